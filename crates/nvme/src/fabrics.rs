@@ -1,0 +1,406 @@
+//! Fabrics commands and the Discovery log page.
+//!
+//! Purpose: the layouts of Connect, Property Get/Set and Disconnect, of Connect's 1024 bytes of
+//! data, and of discovery log entries. Design: each command is its own 64-byte view; a [`Sqe`]
+//! converts into one without a copy being visible. Does NOT judge them: who may connect is the
+//! transport's and the engine's decision, properties are [`crate::controller`]'s.
+
+use crate::{Nqn, NqnError, Sqe, Status, opcode};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Connect command (Base 2.0, 6.3, figure 380).
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct ConnectCommand {
+    /// Opcode, 7Fh.
+    pub opcode: u8,
+    /// PSDT in bits 7:6.
+    pub flags: u8,
+    /// Command Identifier.
+    pub cid: U16,
+    /// Fabrics Command Type, 01h.
+    pub fctype: u8,
+    /// Reserved.
+    pub reserved5: [u8; 19],
+    /// SGL Descriptor 1: where the [`ConnectData`] is.
+    pub sgl1: [u8; 16],
+    /// Record Format, 0.
+    pub recfmt: U16,
+    /// Queue ID: 0 creates the Admin queue and the association.
+    pub qid: U16,
+    /// Submission Queue Size, 0's based.
+    pub sqsize: U16,
+    /// Connect Attributes: see `CATTR_*`.
+    pub cattr: u8,
+    /// Reserved.
+    pub reserved47: u8,
+    /// Keep Alive Timeout in milliseconds; Admin queue only.
+    pub kato: U32,
+    /// Reserved.
+    pub reserved52: [u8; 12],
+}
+const _: () = assert!(size_of::<ConnectCommand>() == 64);
+
+impl ConnectCommand {
+    /// CATTR bit 2: the host asks to disable submission queue flow control.
+    pub const CATTR_DISABLE_SQ_FLOW_CONTROL: u8 = 1 << 2;
+    /// CATTR bit 3: the host supports deletion of individual I/O queues (Disconnect).
+    pub const CATTR_INDIVIDUAL_QUEUE_DELETION: u8 = 1 << 3;
+
+    /// The view of a submission queue entry.
+    pub fn of(sqe: &Sqe) -> &Self {
+        zerocopy::transmute_ref!(sqe)
+    }
+    /// The command as a submission queue entry.
+    pub fn to_sqe(&self) -> Sqe {
+        zerocopy::transmute!(*self)
+    }
+    /// A Connect for queue `qid` of `entries` entries (2 to 65536), its SGL still zero.
+    pub fn new(cid: u16, qid: u16, entries: u32, kato_ms: u32) -> Self {
+        Self {
+            opcode: opcode::FABRICS,
+            cid: U16::new(cid),
+            fctype: opcode::fctype::CONNECT,
+            qid: U16::new(qid),
+            sqsize: U16::new(entries.saturating_sub(1).min(0xFFFF) as u16),
+            kato: U32::new(kato_ms),
+            ..Self::default()
+        }
+    }
+}
+
+/// Connect command data (Base 2.0, 6.3, figure 381).
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct ConnectData {
+    /// Host Identifier, 128 bits.
+    pub hostid: [u8; 16],
+    /// Controller ID: FFFFh asks for any controller (dynamic model) in an Admin queue's Connect.
+    pub cntlid: U16,
+    /// Reserved.
+    pub reserved18: [u8; 238],
+    /// NVM Subsystem NVMe Qualified Name, zero-terminated.
+    pub subnqn: [u8; 256],
+    /// Host NVMe Qualified Name, zero-terminated.
+    pub hostnqn: [u8; 256],
+    /// Reserved.
+    pub reserved768: [u8; 256],
+}
+const _: () = assert!(size_of::<ConnectData>() == 1024);
+
+impl ConnectData {
+    /// CNTLID FFFFh: any controller, dynamic controller model.
+    pub const CNTLID_DYNAMIC: u16 = 0xFFFF;
+    /// CNTLID FFFEh: any controller, static controller model.
+    pub const CNTLID_STATIC_ANY: u16 = 0xFFFE;
+
+    /// Byte offset of CNTLID, for [`invalid_parameter`].
+    pub const OFFSET_CNTLID: u16 = 16;
+    /// Byte offset of SUBNQN.
+    pub const OFFSET_SUBNQN: u16 = 256;
+    /// Byte offset of HOSTNQN.
+    pub const OFFSET_HOSTNQN: u16 = 512;
+
+    /// Connect data of a host.
+    pub fn new(hostid: [u8; 16], cntlid: u16, subnqn: &Nqn, hostnqn: &Nqn) -> Self {
+        Self {
+            hostid,
+            cntlid: U16::new(cntlid),
+            reserved18: [0; 238],
+            subnqn: subnqn.to_field(),
+            hostnqn: hostnqn.to_field(),
+            reserved768: [0; 256],
+        }
+    }
+    /// The subsystem's name, checked.
+    pub fn subnqn(&self) -> Result<Nqn, NqnError> {
+        Nqn::from_field(&self.subnqn)
+    }
+    /// The host's name, checked.
+    pub fn hostnqn(&self) -> Result<Nqn, NqnError> {
+        Nqn::from_field(&self.hostnqn)
+    }
+}
+
+/// The status and the completion's dwords 0 and 1 for a Connect whose field is wrong (Base 2.0,
+/// 6.3, figure 383): IPO in bits 15:0, IATTR in bits 23:16 (0: in the command, 1: in its data).
+pub fn invalid_parameter(in_data: bool, offset_bytes: u16) -> (Status, u64) {
+    let result = u64::from(offset_bytes) | u64::from(in_data) << 16;
+    (Status::CONNECT_INVALID_PARAMETERS.with_dnr(), result)
+}
+
+/// Property Get and Property Set commands (Base 2.0, 6.5 and 6.6, figures 386 and 389). VALUE is
+/// reserved in Property Get.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct PropertyCommand {
+    /// Opcode, 7Fh.
+    pub opcode: u8,
+    /// Reserved; PSDT is not used.
+    pub flags: u8,
+    /// Command Identifier.
+    pub cid: U16,
+    /// Fabrics Command Type: 00h Set, 04h Get.
+    pub fctype: u8,
+    /// Reserved.
+    pub reserved5: [u8; 35],
+    /// Attributes: bits 2:0 the size, 0 for 4 bytes, 1 for 8 bytes.
+    pub attrib: u8,
+    /// Reserved.
+    pub reserved41: [u8; 3],
+    /// Offset of the property in bytes.
+    pub ofst: U32,
+    /// Value (Set).
+    pub value: U64,
+    /// Reserved.
+    pub reserved56: [u8; 8],
+}
+const _: () = assert!(size_of::<PropertyCommand>() == 64);
+
+impl PropertyCommand {
+    /// The view of a submission queue entry.
+    pub fn of(sqe: &Sqe) -> &Self {
+        zerocopy::transmute_ref!(sqe)
+    }
+    /// The command as a submission queue entry.
+    pub fn to_sqe(&self) -> Sqe {
+        zerocopy::transmute!(*self)
+    }
+    /// A Property Get of the property at `offset`, 4 or 8 bytes wide.
+    pub fn get(cid: u16, offset: u32, wide: bool) -> Self {
+        Self {
+            opcode: opcode::FABRICS,
+            cid: U16::new(cid),
+            fctype: opcode::fctype::PROPERTY_GET,
+            attrib: u8::from(wide),
+            ofst: U32::new(offset),
+            ..Self::new_zeroed()
+        }
+    }
+    /// A Property Set of the property at `offset`, 4 or 8 bytes wide.
+    pub fn set(cid: u16, offset: u32, wide: bool, value: u64) -> Self {
+        Self {
+            fctype: opcode::fctype::PROPERTY_SET,
+            value: U64::new(value),
+            ..Self::get(cid, offset, wide)
+        }
+    }
+    /// The width: `Some(true)` 8 bytes, `Some(false)` 4 bytes, `None` reserved.
+    pub fn wide(&self) -> Option<bool> {
+        match self.attrib & 7 {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
+    }
+}
+
+/// Disconnect command (Base 2.0, 6.4, figure 384).
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct DisconnectCommand {
+    /// Opcode, 7Fh.
+    pub opcode: u8,
+    /// Reserved.
+    pub flags: u8,
+    /// Command Identifier.
+    pub cid: U16,
+    /// Fabrics Command Type, 08h.
+    pub fctype: u8,
+    /// Reserved.
+    pub reserved5: [u8; 35],
+    /// Record Format, 0.
+    pub recfmt: U16,
+    /// Reserved.
+    pub reserved42: [u8; 22],
+}
+const _: () = assert!(size_of::<DisconnectCommand>() == 64);
+
+impl DisconnectCommand {
+    /// The view of a submission queue entry.
+    pub fn of(sqe: &Sqe) -> &Self {
+        zerocopy::transmute_ref!(sqe)
+    }
+}
+
+/// The Fabrics Command Type of an entry whose opcode is [`opcode::FABRICS`].
+pub fn fctype(sqe: &Sqe) -> u8 {
+    sqe.nsid() as u8
+}
+
+/// Discovery log page header (Base 2.0, 5.16.1.23, figure 264).
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct DiscoveryLogHeader {
+    /// Generation Counter: changes whenever the page does.
+    pub genctr: U64,
+    /// Number of Records.
+    pub numrec: U64,
+    /// Record Format, 0.
+    pub recfmt: U16,
+    /// Reserved.
+    pub reserved18: [u8; 1006],
+}
+const _: () = assert!(size_of::<DiscoveryLogHeader>() == 1024);
+
+/// Discovery log page entry (Base 2.0, 5.16.1.23, figure 264).
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct DiscoveryLogEntry {
+    /// Transport Type: [`Self::TRTYPE_TCP`].
+    pub trtype: u8,
+    /// Address Family: `ADRFAM_*`.
+    pub adrfam: u8,
+    /// Subsystem Type: `SUBTYPE_*`.
+    pub subtype: u8,
+    /// Transport Requirements: bits 1:0 secure channel, bit 2 SQ flow control may be disabled.
+    pub treq: u8,
+    /// Port ID.
+    pub portid: U16,
+    /// Controller ID: FFFFh for the dynamic controller model.
+    pub cntlid: U16,
+    /// Admin Max SQ Size, at least 32.
+    pub asqsz: U16,
+    /// Entry Flags (Base 2.0): bit 0 duplicate returned information.
+    pub eflags: U16,
+    /// Reserved.
+    pub reserved12: [u8; 20],
+    /// Transport Service Identifier: the TCP port in ASCII, padded with spaces or zeros.
+    pub trsvcid: [u8; 32],
+    /// Reserved.
+    pub reserved64: [u8; 192],
+    /// NVM Subsystem Qualified Name, zero-terminated.
+    pub subnqn: [u8; 256],
+    /// Transport Address in ASCII.
+    pub traddr: [u8; 256],
+    /// Transport Specific Address Subtype: for TCP byte 0 is SECTYPE (TCP 1.0, 3.1, figure 5).
+    pub tsas: [u8; 256],
+}
+const _: () = assert!(size_of::<DiscoveryLogEntry>() == 1024);
+
+impl DiscoveryLogEntry {
+    /// TRTYPE of NVMe/TCP.
+    pub const TRTYPE_TCP: u8 = 3;
+    /// ADRFAM of IPv4.
+    pub const ADRFAM_IPV4: u8 = 1;
+    /// ADRFAM of IPv6.
+    pub const ADRFAM_IPV6: u8 = 2;
+    /// SUBTYPE of a referral to another Discovery Service.
+    pub const SUBTYPE_REFERRAL: u8 = 1;
+    /// SUBTYPE of an NVM subsystem with I/O controllers.
+    pub const SUBTYPE_NVM: u8 = 2;
+    /// SUBTYPE of the Discovery Service being asked.
+    pub const SUBTYPE_CURRENT_DISCOVERY: u8 = 3;
+    /// TREQ bits 1:0 = 10b: a secure channel is not required.
+    pub const TREQ_NO_SECURE_CHANNEL: u8 = 2;
+
+    /// An entry of a subsystem that listens on a TCP address.
+    pub fn tcp(
+        subtype: u8,
+        subnqn: &Nqn,
+        address: std::net::SocketAddr,
+        portid: u16,
+        asqsz: u16,
+    ) -> Self {
+        use std::io::Write;
+        let mut entry = Self {
+            trtype: Self::TRTYPE_TCP,
+            adrfam: if address.is_ipv4() {
+                Self::ADRFAM_IPV4
+            } else {
+                Self::ADRFAM_IPV6
+            },
+            subtype,
+            treq: Self::TREQ_NO_SECURE_CHANNEL,
+            portid: U16::new(portid),
+            cntlid: U16::new(ConnectData::CNTLID_DYNAMIC),
+            asqsz: U16::new(asqsz),
+            eflags: U16::new(0),
+            reserved12: [0; 20],
+            trsvcid: [b' '; 32],
+            reserved64: [0; 192],
+            subnqn: subnqn.to_field(),
+            traddr: [b' '; 256],
+            tsas: [0; 256],
+        };
+        // Both fields are longer than any port or address in text.
+        let _ = write!(&mut entry.trsvcid[..], "{}", address.port());
+        let _ = write!(&mut entry.traddr[..], "{}", address.ip());
+        entry
+    }
+    /// The subsystem's name, checked.
+    pub fn subnqn(&self) -> Result<Nqn, NqnError> {
+        Nqn::from_field(&self.subnqn)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connect_fields_are_where_the_specification_puts_them() {
+        let mut command = ConnectCommand::new(9, 3, 128, 15_000);
+        command.cattr = ConnectCommand::CATTR_DISABLE_SQ_FLOW_CONTROL;
+        let sqe = command.to_sqe();
+        assert_eq!((sqe.opcode(), fctype(&sqe), sqe.cid()), (0x7F, 1, 9));
+        let raw = sqe.as_bytes();
+        assert_eq!(raw[42..48], [3, 0, 127, 0, 4, 0]);
+        assert_eq!(raw[48..52], 15_000u32.to_le_bytes());
+        assert_eq!(ConnectCommand::of(&sqe), &command);
+    }
+
+    #[test]
+    fn property_fields_are_where_the_specification_puts_them() {
+        let sqe = PropertyCommand::set(1, 0x14, false, 0x46_0001).to_sqe();
+        let raw = sqe.as_bytes();
+        assert_eq!((raw[0], raw[4], raw[40]), (0x7F, 0, 0));
+        assert_eq!(raw[44..52], [0x14, 0, 0, 0, 1, 0, 0x46, 0]);
+        assert_eq!(PropertyCommand::of(&sqe).wide(), Some(false));
+    }
+
+    #[test]
+    fn connect_data_names() {
+        let host = Nqn::parse("nqn.2014-08.org.nvmexpress:uuid:x").unwrap();
+        let data = ConnectData::new([7; 16], 0xFFFF, &Nqn::discovery(), &host);
+        let raw = data.as_bytes();
+        assert_eq!(&raw[256..260], b"nqn.");
+        assert_eq!(raw[16..18], [0xFF, 0xFF]);
+        assert_eq!(data.hostnqn(), Ok(host));
+        assert_eq!(invalid_parameter(true, 256).1, 0x1_0100);
+    }
+
+    #[test]
+    fn discovery_entry_text() {
+        let nqn = Nqn::parse("nqn.2026-01.io.forebay:a.b").unwrap();
+        let entry = DiscoveryLogEntry::tcp(2, &nqn, "[::1]:4420".parse().unwrap(), 1, 32);
+        let raw = entry.as_bytes();
+        assert_eq!(raw[..4], [3, 2, 2, 2]);
+        assert_eq!(&raw[32..37], b"4420 ");
+        assert_eq!(&raw[512..516], b"::1 ");
+        assert_eq!(entry.subnqn(), Ok(nqn));
+    }
+}

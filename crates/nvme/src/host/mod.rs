@@ -1,0 +1,1 @@
+//! The host side as a state machine with no I/O (being written).

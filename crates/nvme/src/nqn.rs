@@ -1,0 +1,170 @@
+//! NVMe Qualified Names.
+//!
+//! Purpose: a checked name of a host or subsystem that copies without allocating. Design: the
+//! bytes inline. Does NOT resolve or authorise names, and does not check that a domain exists.
+
+use std::fmt;
+
+/// The longest name, without its terminator (Base 2.0, 4.5).
+pub const NQN_MAX_BYTES: usize = 223;
+
+/// The well-known Discovery Service name (Base 2.0, 3.1.2.3).
+pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+
+/// Why some bytes are not a qualified name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NqnError {
+    /// Nothing before the terminator.
+    Empty,
+    /// Longer than 223 bytes.
+    TooLong,
+    /// A 256-byte field without a terminating zero.
+    NotTerminated,
+    /// Not UTF-8, or a control character in it.
+    BadCharacter,
+    /// Not of the form `nqn.yyyy-mm.domain`.
+    BadForm,
+}
+
+impl fmt::Display for NqnError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Empty => "the NQN is empty",
+            Self::TooLong => "the NQN is longer than 223 bytes",
+            Self::NotTerminated => "the NQN field has no terminating zero",
+            Self::BadCharacter => "the NQN holds a character that is not printable UTF-8",
+            Self::BadForm => "the NQN is not of the form nqn.yyyy-mm.domain",
+        })
+    }
+}
+
+impl std::error::Error for NqnError {}
+
+/// An NVMe Qualified Name (Base 2.0, 4.5): `nqn.yyyy-mm.` and something after it, UTF-8, at most
+/// 223 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Nqn {
+    // The zeros after `len` make the derived equality right.
+    bytes: [u8; NQN_MAX_BYTES],
+    len: u8,
+}
+
+impl Nqn {
+    /// Checks and takes a name.
+    pub fn parse(name: &str) -> Result<Self, NqnError> {
+        let raw = name.as_bytes();
+        if raw.is_empty() {
+            return Err(NqnError::Empty);
+        }
+        if raw.len() > NQN_MAX_BYTES {
+            return Err(NqnError::TooLong);
+        }
+        if name.chars().any(char::is_control) {
+            return Err(NqnError::BadCharacter);
+        }
+        let date = raw.strip_prefix(b"nqn.").ok_or(NqnError::BadForm)?;
+        let formed = matches!(date, [y @ .., _] if y.len() > 8)
+            && date[..4].iter().all(u8::is_ascii_digit)
+            && date[4] == b'-'
+            && date[5..7].iter().all(u8::is_ascii_digit)
+            && date[7] == b'.';
+        if !formed {
+            return Err(NqnError::BadForm);
+        }
+        let mut bytes = [0; NQN_MAX_BYTES];
+        bytes[..raw.len()].copy_from_slice(raw);
+        Ok(Self {
+            bytes,
+            len: raw.len() as u8,
+        })
+    }
+
+    /// Checks and takes a name from a zero-terminated 256-byte field.
+    pub fn from_field(field: &[u8; 256]) -> Result<Self, NqnError> {
+        let end = field
+            .iter()
+            .position(|&b| b == 0)
+            .ok_or(NqnError::NotTerminated)?;
+        Self::parse(std::str::from_utf8(&field[..end]).map_err(|_| NqnError::BadCharacter)?)
+    }
+
+    /// The discovery service's well-known name.
+    pub fn discovery() -> Self {
+        Self::parse(DISCOVERY_NQN).expect("the constant is a valid name")
+    }
+
+    /// Whether this is the discovery service's well-known name.
+    pub fn is_discovery(&self) -> bool {
+        self.as_str() == DISCOVERY_NQN
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        // Always valid: `parse` took it from a str.
+        std::str::from_utf8(&self.bytes[..usize::from(self.len)]).unwrap_or_default()
+    }
+
+    /// The name in a zero-padded 256-byte field.
+    pub fn to_field(&self) -> [u8; 256] {
+        let mut field = [0; 256];
+        field[..NQN_MAX_BYTES].copy_from_slice(&self.bytes);
+        field
+    }
+}
+
+impl fmt::Debug for Nqn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
+    }
+}
+
+impl fmt::Display for Nqn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl std::str::FromStr for Nqn {
+    type Err = NqnError;
+    fn from_str(name: &str) -> Result<Self, NqnError> {
+        Self::parse(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms() {
+        for good in [
+            DISCOVERY_NQN,
+            "nqn.2014-08.org.nvmexpress:uuid:0c4f5a43-5f4a-4f6e-b0d0-2a6fe4a8b7f1",
+            "nqn.2026-01.io.forebay:alice.db",
+            "nqn.2014-08.com.vmware:nvme:h\u{e4}st",
+        ] {
+            let nqn = Nqn::parse(good).unwrap();
+            assert_eq!(nqn.as_str(), good);
+            assert_eq!(Nqn::from_field(&nqn.to_field()), Ok(nqn));
+        }
+        assert!(Nqn::discovery().is_discovery());
+        assert_eq!(Nqn::parse(""), Err(NqnError::Empty));
+        assert_eq!(Nqn::parse("iqn.2014-08.org.x"), Err(NqnError::BadForm));
+        assert_eq!(Nqn::parse("nqn.2014-08."), Err(NqnError::BadForm));
+        assert_eq!(Nqn::parse("nqn."), Err(NqnError::BadForm));
+        assert_eq!(Nqn::parse("nqn.2014x08.org.x"), Err(NqnError::BadForm));
+        assert_eq!(Nqn::parse("nqn.2014-08.org\n"), Err(NqnError::BadCharacter));
+        let longest = format!("nqn.2014-08.{}", "x".repeat(223 - 12));
+        assert!(Nqn::parse(&longest).is_ok());
+        assert_eq!(Nqn::parse(&format!("{longest}x")), Err(NqnError::TooLong));
+    }
+
+    #[test]
+    fn fields_that_lie() {
+        assert_eq!(Nqn::from_field(&[b'n'; 256]), Err(NqnError::NotTerminated));
+        let mut field = Nqn::discovery().to_field();
+        field[20] = 0xFF;
+        assert_eq!(Nqn::from_field(&field), Err(NqnError::BadCharacter));
+        assert_eq!(Nqn::from_field(&[0; 256]), Err(NqnError::Empty));
+    }
+}

@@ -1,0 +1,84 @@
+//! Opcodes and Fabrics command types.
+//!
+//! Purpose: the numbers, named as the specification names the commands. Does NOT say which of
+//! them a controller supports: see the Commands Supported and Effects log page.
+
+/// Admin commands (Base 2.0, 5, figure 138).
+pub mod admin {
+    /// Delete I/O Submission Queue (memory-based transports only).
+    pub const DELETE_IO_SQ: u8 = 0x00;
+    /// Create I/O Submission Queue (memory-based transports only).
+    pub const CREATE_IO_SQ: u8 = 0x01;
+    /// Get Log Page.
+    pub const GET_LOG_PAGE: u8 = 0x02;
+    /// Delete I/O Completion Queue (memory-based transports only).
+    pub const DELETE_IO_CQ: u8 = 0x04;
+    /// Create I/O Completion Queue (memory-based transports only).
+    pub const CREATE_IO_CQ: u8 = 0x05;
+    /// Identify.
+    pub const IDENTIFY: u8 = 0x06;
+    /// Abort.
+    pub const ABORT: u8 = 0x08;
+    /// Set Features.
+    pub const SET_FEATURES: u8 = 0x09;
+    /// Get Features.
+    pub const GET_FEATURES: u8 = 0x0A;
+    /// Asynchronous Event Request.
+    pub const ASYNC_EVENT_REQUEST: u8 = 0x0C;
+    /// Keep Alive.
+    pub const KEEP_ALIVE: u8 = 0x18;
+    /// Doorbell Buffer Config (memory-based transports only).
+    pub const DOORBELL_BUFFER_CONFIG: u8 = 0x7C;
+}
+
+/// NVM command set (NVM Command Set 1.0, 3.2, figure 17).
+pub mod nvm {
+    /// Flush (Base 2.0, 7.1).
+    pub const FLUSH: u8 = 0x00;
+    /// Write.
+    pub const WRITE: u8 = 0x01;
+    /// Read.
+    pub const READ: u8 = 0x02;
+    /// Write Uncorrectable.
+    pub const WRITE_UNCORRECTABLE: u8 = 0x04;
+    /// Compare.
+    pub const COMPARE: u8 = 0x05;
+    /// Write Zeroes.
+    pub const WRITE_ZEROES: u8 = 0x08;
+    /// Dataset Management.
+    pub const DATASET_MANAGEMENT: u8 = 0x09;
+    /// Verify.
+    pub const VERIFY: u8 = 0x0C;
+    /// Copy.
+    pub const COPY: u8 = 0x19;
+}
+
+/// The opcode of every Fabrics command (Base 2.0, 6, figure 379).
+pub const FABRICS: u8 = 0x7F;
+
+/// Fabrics Command Types, byte 4 of a Fabrics command (Base 2.0, 6, figure 379).
+pub mod fctype {
+    /// Property Set.
+    pub const PROPERTY_SET: u8 = 0x00;
+    /// Connect.
+    pub const CONNECT: u8 = 0x01;
+    /// Property Get.
+    pub const PROPERTY_GET: u8 = 0x04;
+    /// Authentication Send.
+    pub const AUTHENTICATION_SEND: u8 = 0x05;
+    /// Authentication Receive.
+    pub const AUTHENTICATION_RECEIVE: u8 = 0x06;
+    /// Disconnect.
+    pub const DISCONNECT: u8 = 0x08;
+}
+
+/// Whether an opcode moves data from the host to the controller (bit 0 of bits 1:0; Base 2.0,
+/// figure 86). A Fabrics command's direction is in its type's bits instead.
+pub const fn host_to_controller(opcode: u8) -> bool {
+    opcode & 0b11 == 0b01
+}
+
+/// Whether an opcode moves data from the controller to the host.
+pub const fn controller_to_host(opcode: u8) -> bool {
+    opcode & 0b11 == 0b10
+}

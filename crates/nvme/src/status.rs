@@ -1,0 +1,250 @@
+//! The Status Field of a completion.
+//!
+//! Purpose: one newtype for the 15 bits, and the specification's names for the values that Forebay
+//! returns or understands. Design: constants carry type and code; Do Not Retry is added where the
+//! caller decides it. Does NOT decide which status a situation deserves.
+
+use std::fmt;
+
+/// Status Field without the phase tag (Base 2.0, 3.3.3.2.1, figure 93): SC in bits 7:0, SCT in
+/// bits 10:8, CRD in bits 12:11, More in bit 13, Do Not Retry in bit 14.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Status(pub u16);
+
+const DNR: u16 = 1 << 14;
+const MORE: u16 = 1 << 13;
+
+macro_rules! statuses {
+    ($( $(#[$doc:meta])* $name:ident = $sct:literal, $sc:literal; )*) => {
+        impl Status {
+            $( $(#[$doc])* pub const $name: Status = Status($sct << 8 | $sc); )*
+            /// The specification's name of this status in the form of the constants' names.
+            pub fn name(self) -> Option<&'static str> {
+                match self.code() {
+                    $( Self::$name => Some(stringify!($name)), )*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+statuses! {
+    // Generic Command Status, SCT 0h (Base 2.0, figure 96).
+    /// Successful Completion.
+    SUCCESS = 0, 0x00;
+    /// Invalid Command Opcode.
+    INVALID_OPCODE = 0, 0x01;
+    /// Invalid Field in Command.
+    INVALID_FIELD = 0, 0x02;
+    /// Command ID Conflict.
+    COMMAND_ID_CONFLICT = 0, 0x03;
+    /// Data Transfer Error.
+    DATA_TRANSFER_ERROR = 0, 0x04;
+    /// Commands Aborted due to Power Loss Notification.
+    ABORTED_POWER_LOSS = 0, 0x05;
+    /// Internal Error.
+    INTERNAL_ERROR = 0, 0x06;
+    /// Command Abort Requested.
+    COMMAND_ABORT_REQUESTED = 0, 0x07;
+    /// Command Aborted due to SQ Deletion.
+    ABORTED_SQ_DELETION = 0, 0x08;
+    /// Command Aborted due to Failed Fused Command.
+    ABORTED_FAILED_FUSED = 0, 0x09;
+    /// Command Aborted due to Missing Fused Command.
+    ABORTED_MISSING_FUSED = 0, 0x0A;
+    /// Invalid Namespace or Format.
+    INVALID_NAMESPACE_OR_FORMAT = 0, 0x0B;
+    /// Command Sequence Error.
+    COMMAND_SEQUENCE_ERROR = 0, 0x0C;
+    /// Invalid SGL Segment Descriptor.
+    INVALID_SGL_SEGMENT_DESCRIPTOR = 0, 0x0D;
+    /// Invalid Number of SGL Descriptors.
+    INVALID_NUMBER_OF_SGL_DESCRIPTORS = 0, 0x0E;
+    /// Data SGL Length Invalid.
+    DATA_SGL_LENGTH_INVALID = 0, 0x0F;
+    /// Metadata SGL Length Invalid.
+    METADATA_SGL_LENGTH_INVALID = 0, 0x10;
+    /// SGL Descriptor Type Invalid.
+    SGL_DESCRIPTOR_TYPE_INVALID = 0, 0x11;
+    /// PRP Offset Invalid.
+    PRP_OFFSET_INVALID = 0, 0x13;
+    /// Atomic Write Unit Exceeded.
+    ATOMIC_WRITE_UNIT_EXCEEDED = 0, 0x14;
+    /// Operation Denied.
+    OPERATION_DENIED = 0, 0x15;
+    /// SGL Offset Invalid.
+    SGL_OFFSET_INVALID = 0, 0x16;
+    /// Host Identifier Inconsistent Format.
+    HOST_IDENTIFIER_INCONSISTENT_FORMAT = 0, 0x18;
+    /// Keep Alive Timer Expired.
+    KEEP_ALIVE_TIMER_EXPIRED = 0, 0x19;
+    /// Keep Alive Timeout Invalid.
+    KEEP_ALIVE_TIMEOUT_INVALID = 0, 0x1A;
+    /// SGL Data Block Granularity Invalid.
+    SGL_DATA_BLOCK_GRANULARITY_INVALID = 0, 0x1E;
+    /// Namespace is Write Protected.
+    NAMESPACE_IS_WRITE_PROTECTED = 0, 0x20;
+    /// Command Interrupted.
+    COMMAND_INTERRUPTED = 0, 0x21;
+    /// Transient Transport Error.
+    TRANSIENT_TRANSPORT_ERROR = 0, 0x22;
+    /// LBA Out of Range.
+    LBA_OUT_OF_RANGE = 0, 0x80;
+    /// Capacity Exceeded.
+    CAPACITY_EXCEEDED = 0, 0x81;
+    /// Namespace Not Ready.
+    NAMESPACE_NOT_READY = 0, 0x82;
+    /// Reservation Conflict.
+    RESERVATION_CONFLICT = 0, 0x83;
+    /// Format In Progress.
+    FORMAT_IN_PROGRESS = 0, 0x84;
+
+    // Command Specific Status, SCT 1h (Base 2.0, figures 97 and 98).
+    /// Completion Queue Invalid.
+    COMPLETION_QUEUE_INVALID = 1, 0x00;
+    /// Invalid Queue Identifier.
+    INVALID_QUEUE_IDENTIFIER = 1, 0x01;
+    /// Invalid Queue Size.
+    INVALID_QUEUE_SIZE = 1, 0x02;
+    /// Abort Command Limit Exceeded.
+    ABORT_COMMAND_LIMIT_EXCEEDED = 1, 0x03;
+    /// Asynchronous Event Request Limit Exceeded.
+    ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED = 1, 0x05;
+    /// Invalid Interrupt Vector.
+    INVALID_INTERRUPT_VECTOR = 1, 0x08;
+    /// Invalid Log Page.
+    INVALID_LOG_PAGE = 1, 0x09;
+    /// Invalid Format.
+    INVALID_FORMAT = 1, 0x0A;
+    /// Invalid Queue Deletion.
+    INVALID_QUEUE_DELETION = 1, 0x0C;
+    /// Feature Identifier Not Saveable.
+    FEATURE_NOT_SAVEABLE = 1, 0x0D;
+    /// Feature Not Changeable.
+    FEATURE_NOT_CHANGEABLE = 1, 0x0E;
+    /// Feature Not Namespace Specific.
+    FEATURE_NOT_NAMESPACE_SPECIFIC = 1, 0x0F;
+    /// Invalid Controller Identifier.
+    INVALID_CONTROLLER_IDENTIFIER = 1, 0x1F;
+    /// I/O Command Set Not Supported.
+    IO_COMMAND_SET_NOT_SUPPORTED = 1, 0x29;
+    // Fabrics commands (Base 2.0, figure 98).
+    /// Connect Incompatible Format.
+    CONNECT_INCOMPATIBLE_FORMAT = 1, 0x80;
+    /// Connect Controller Busy.
+    CONNECT_CONTROLLER_BUSY = 1, 0x81;
+    /// Connect Invalid Parameters.
+    CONNECT_INVALID_PARAMETERS = 1, 0x82;
+    /// Connect Restart Discovery.
+    CONNECT_RESTART_DISCOVERY = 1, 0x83;
+    /// Connect Invalid Host.
+    CONNECT_INVALID_HOST = 1, 0x84;
+    /// Invalid Queue Type (Disconnect).
+    INVALID_QUEUE_TYPE = 1, 0x85;
+    /// Discover Restart.
+    DISCOVER_RESTART = 1, 0x90;
+    /// Authentication Required.
+    AUTHENTICATION_REQUIRED = 1, 0x91;
+
+    // Media and Data Integrity Errors, SCT 2h (Base 2.0, figure 99).
+    /// Write Fault.
+    WRITE_FAULT = 2, 0x80;
+    /// Unrecovered Read Error.
+    UNRECOVERED_READ_ERROR = 2, 0x81;
+    /// Compare Failure.
+    COMPARE_FAILURE = 2, 0x85;
+    /// Access Denied.
+    ACCESS_DENIED = 2, 0x86;
+    /// Deallocated or Unwritten Logical Block.
+    DEALLOCATED_OR_UNWRITTEN_BLOCK = 2, 0x87;
+
+    // Path Related Status, SCT 3h (Base 2.0, figure 100).
+    /// Internal Path Error.
+    INTERNAL_PATH_ERROR = 3, 0x00;
+    /// Host Pathing Error.
+    HOST_PATHING_ERROR = 3, 0x70;
+    /// Command Aborted By Host.
+    COMMAND_ABORTED_BY_HOST = 3, 0x71;
+}
+
+impl Status {
+    // I/O command specific values share their numbers with the Fabrics ones above, so `name`
+    // knows them by the Fabrics name only (NVM Command Set 1.0, figure 16).
+    /// Conflicting Attributes (NVM Command Set).
+    pub const CONFLICTING_ATTRIBUTES: Status = Status(0x180);
+    /// Invalid Protection Information (NVM Command Set).
+    pub const INVALID_PROTECTION_INFORMATION: Status = Status(0x181);
+    /// Command Size Limit Exceeded (NVM Command Set).
+    pub const COMMAND_SIZE_LIMIT_EXCEEDED: Status = Status(0x183);
+
+    /// Status Code, bits 7:0.
+    pub const fn sc(self) -> u8 {
+        self.0 as u8
+    }
+    /// Status Code Type, bits 10:8.
+    pub const fn sct(self) -> u8 {
+        (self.0 >> 8) as u8 & 7
+    }
+    /// Type and code alone, without retry delay, More and Do Not Retry.
+    pub const fn code(self) -> Status {
+        Status(self.0 & 0x7FF)
+    }
+    /// Do Not Retry.
+    pub const fn dnr(self) -> bool {
+        self.0 & DNR != 0
+    }
+    /// More: the Error Information log page has more about it.
+    pub const fn more(self) -> bool {
+        self.0 & MORE != 0
+    }
+    /// The same status with Do Not Retry set.
+    pub const fn with_dnr(self) -> Status {
+        Status(self.0 | DNR)
+    }
+    /// Whether type and code say success.
+    pub const fn is_success(self) -> bool {
+        self.0 & 0x7FF == 0
+    }
+}
+
+impl fmt::Debug for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name)?,
+            None => f.write_str("status")?,
+        }
+        write!(f, "({:x}h/{:02x}h", self.sct(), self.sc())?;
+        if self.dnr() {
+            f.write_str(", do not retry")?;
+        }
+        f.write_str(")")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_the_field() {
+        let status = Status::CONNECT_INVALID_HOST.with_dnr();
+        assert_eq!(status.0, 0x4184);
+        assert_eq!(
+            (status.sct(), status.sc(), status.dnr(), status.more()),
+            (1, 0x84, true, false)
+        );
+        assert_eq!(status.code(), Status::CONNECT_INVALID_HOST);
+        assert!(!status.is_success() && Status::SUCCESS.with_dnr().is_success());
+        assert_eq!(
+            status.to_string(),
+            "CONNECT_INVALID_HOST(1h/84h, do not retry)"
+        );
+    }
+}

@@ -1,0 +1,1 @@
+//! The NVMe/TCP transport: PDUs as types and a header-level decoder (being written).
