@@ -1,0 +1,296 @@
+//! What the API says and accepts, as types.
+//!
+//! Purpose: the one definition of every body on the wire, shared by the routes, the owner that
+//! fills them, the client in the command line, and the OpenAPI document.
+//! Design: plain data; sizes are bytes and say so in their names; request bodies refuse unknown
+//! fields, answers tolerate them (an old client may read a newer daemon).
+//! Not here: validation (`validate`), statistics (`stats`), and any meaning: the owner has that.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// How the engine is doing, as its supervisor sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EngineState {
+    /// A process exists but has not said hello yet.
+    Starting,
+    /// It serves.
+    Running,
+    /// The last one died; the next one is on its way.
+    Restarting,
+    /// None is wanted, or starting one keeps failing.
+    Stopped,
+}
+
+/// A daemon, its engine, and what it has in hand.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Status {
+    /// Process id of the daemon.
+    pub daemon_pid: u32,
+    /// Process id of the engine, if there is one.
+    pub engine_pid: Option<u32>,
+    /// Engine generation: goes up by one with each engine ever started on this pool.
+    pub generation: u64,
+    /// Version of the daemon.
+    pub version: String,
+    /// How the engine is doing.
+    pub engine_state: EngineState,
+    /// Seconds since the daemon started.
+    pub uptime_s: u64,
+    /// Addresses the NVMe/TCP listeners are bound to, e.g. `127.0.0.1:4420`.
+    pub nvme_tcp: Vec<String>,
+    /// Where the daemon keeps its state.
+    pub state_dir: String,
+    /// Name of the pool, if one is open.
+    pub pool: Option<String>,
+    /// The last death of an engine or a daemon that this daemon knows of.
+    pub last_death: Option<DeathReport>,
+    /// Things an operator should know, in sentences.
+    pub warnings: Vec<String>,
+}
+
+/// Which of the two processes died.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Process {
+    /// The daemon.
+    Daemon,
+    /// The engine.
+    Engine,
+}
+
+/// What was known after a process died.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeathReport {
+    /// Which process.
+    pub process: Process,
+    /// Its process id.
+    pub pid: u32,
+    /// Engine generation at that time.
+    pub generation: u64,
+    /// When it was noticed, milliseconds since the Unix epoch.
+    pub at_unix_ms: u64,
+    /// Why, as far as known: `signal 9 (SIGKILL)`, `exit code 1`, `unknown`.
+    pub cause: String,
+    /// Commands that were in flight, as the state region shows them.
+    pub commands_in_flight: u64,
+    /// File with the full report, if one was written.
+    pub report_path: Option<String>,
+}
+
+/// Whether a pool can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PoolState {
+    /// All is well.
+    Online,
+    /// Usable, but something is lost (see the daemon's warnings).
+    Degraded,
+    /// Not usable.
+    Failed,
+}
+
+/// A pool: devices whose extents hold volumes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolInfo {
+    /// Name.
+    pub name: String,
+    /// UUID, stable for the pool's life.
+    pub uuid: String,
+    /// Whether it can be used.
+    pub state: PoolState,
+    /// Size of one extent.
+    pub extent_bytes: u64,
+    /// All extents together.
+    pub capacity_bytes: u64,
+    /// Extents that read as zeros and belong to nobody.
+    pub clean_bytes: u64,
+    /// Extents set aside for a volume, not yet mapped.
+    pub reserved_bytes: u64,
+    /// Extents mapped by a volume.
+    pub owned_bytes: u64,
+    /// Freed extents that still hold someone's bytes, waiting to be laundered.
+    pub dirty_bytes: u64,
+    /// Extents that can't be reused because a device hung.
+    pub quarantined_bytes: u64,
+    /// Sum of the sizes of all volumes (thin: may exceed the capacity).
+    pub provisioned_bytes: u64,
+    /// Number of tenants.
+    pub tenants: u64,
+    /// Number of volumes.
+    pub volumes: u64,
+    /// The devices, in the pool's order.
+    pub devices: Vec<DeviceInfo>,
+}
+
+/// One device of the pool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeviceInfo {
+    /// Its place in the pool.
+    pub index: u8,
+    /// Its specification string, e.g. `file:/var/lib/forebay/pool.img`.
+    pub spec: String,
+    /// `file`, `block`, `ram` or `null`.
+    pub kind: String,
+    /// Size of the whole device.
+    pub capacity_bytes: u64,
+    /// Where its extents begin.
+    pub data_offset_bytes: u64,
+    /// Logical block size.
+    pub block_bytes: u32,
+    /// Whether freed space can be given back to what is below it.
+    pub can_punch: bool,
+    /// `online`, or what is wrong with it.
+    pub state: String,
+}
+
+/// Body of `POST /v1/pool`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoolCreate {
+    /// Name; `pool` if not given.
+    #[serde(default = "default_pool_name")]
+    pub name: String,
+    /// Device specifications: `file:/path`, `/path`, `ram:/path?size=1G`, `null:/path?size=64G`.
+    pub devices: Vec<String>,
+    /// Use devices that hold something else; what they hold is lost.
+    #[serde(default)]
+    pub force: bool,
+    /// Extent size, a power of two between 64 KiB and 4 MiB; 64 KiB if not given.
+    #[serde(default)]
+    pub extent_bytes: Option<u64>,
+    /// A device file that does not exist is created sparse with this size; without it, a missing
+    /// file is an error.
+    #[serde(default)]
+    pub size_bytes: Option<u64>,
+}
+
+fn default_pool_name() -> String {
+    "pool".to_owned()
+}
+
+/// A tenant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Tenant {
+    /// Name.
+    pub name: String,
+    /// Number of its volumes.
+    pub volumes: u64,
+    /// Sum of the sizes of its volumes.
+    pub provisioned_bytes: u64,
+    /// Extents its volumes own or have reserved.
+    pub allocated_bytes: u64,
+}
+
+/// Body of `POST /v1/tenants`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TenantCreate {
+    /// Name: `[a-z0-9-]`, 1 to 63 characters.
+    pub name: String,
+}
+
+/// A volume: a logical disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Volume {
+    /// Tenant it belongs to.
+    pub tenant: String,
+    /// Name, unique within its tenant.
+    pub name: String,
+    /// Number, unique within the pool and never reused.
+    pub id: u64,
+    /// UUID; hosts see it as the namespace's NGUID and UUID.
+    pub uuid: String,
+    /// Serial number that hosts see.
+    pub serial: String,
+    /// Size.
+    pub size_bytes: u64,
+    /// Block size that hosts see: 512 or 4096.
+    pub block_bytes: u32,
+    /// Extents it owns or has reserved.
+    pub allocated_bytes: u64,
+    /// Whether an export of it exists.
+    pub exported: bool,
+}
+
+/// Body of `POST /v1/tenants/{tenant}/volumes`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeCreate {
+    /// Name: `[a-z0-9-]`, 1 to 63 characters.
+    pub name: String,
+    /// Size, a multiple of the block size.
+    pub size_bytes: u64,
+    /// Block size, 512 or 4096; if not given, 4096.
+    #[serde(default)]
+    pub block_bytes: Option<u32>,
+}
+
+/// Body of `PATCH /v1/tenants/{tenant}/volumes/{volume}`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeUpdate {
+    /// New size; a volume can grow, never shrink.
+    pub size_bytes: u64,
+}
+
+/// An export: a volume shown to hosts over NVMe/TCP.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Export {
+    /// Tenant of the volume.
+    pub tenant: String,
+    /// The volume.
+    pub volume: String,
+    /// NQN of its NVMe subsystem.
+    pub nqn: String,
+    /// Namespace id within the subsystem.
+    pub nsid: u32,
+    /// Host NQNs that may connect.
+    pub hosts: Vec<String>,
+    /// Whether every host may connect, listed or not.
+    pub any_host: bool,
+    /// Addresses to connect to, e.g. `127.0.0.1:4420`.
+    pub addresses: Vec<String>,
+    /// Host NQNs that are connected now (those with an admin queue).
+    pub connected_hosts: Vec<String>,
+}
+
+/// Body of `POST /v1/exports`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ExportCreate {
+    /// Tenant of the volume.
+    pub tenant: String,
+    /// The volume.
+    pub volume: String,
+    /// Host NQNs that may connect.
+    #[serde(default)]
+    pub hosts: Vec<String>,
+    /// Let every host connect.
+    #[serde(default)]
+    pub any_host: bool,
+}
+
+/// Body of `PATCH /v1/exports/{tenant}/{volume}`: who may connect. Hosts that are removed are
+/// disconnected.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ExportUpdate {
+    /// Host NQNs to add; adding one that is there already changes nothing.
+    #[serde(default)]
+    pub add_hosts: Vec<String>,
+    /// Host NQNs to remove; removing one that is not there changes nothing.
+    #[serde(default)]
+    pub remove_hosts: Vec<String>,
+    /// If given, whether every host may connect.
+    #[serde(default)]
+    pub any_host: Option<bool>,
+}
+
+/// Answer to requests that have nothing to tell.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Done {
+    /// What was done, in a sentence.
+    pub done: String,
+}

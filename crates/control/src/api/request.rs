@@ -1,0 +1,206 @@
+//! What crosses from the API's handlers to the owner loop.
+//!
+//! Purpose: handlers never touch the pool; they send a [`Request`] and await its reply. The owner
+//! takes requests from the receiving end one by one, in its own loop.
+//! Design: one variant per operation, each with its typed one-shot reply; [`Handle`] is the sending
+//! end with one async method per variant, so nobody else builds replies. The channel is bounded: when
+//! the owner falls behind, callers wait, and their time limit ends the wait. A reply whose receiver
+//! is gone (the caller gave up) is dropped; the operation still happened.
+//! Not here: HTTP, and what the operations mean.
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::error::ApiError;
+use super::model::{
+    DeviceInfo, Export, ExportCreate, ExportUpdate, PoolCreate, PoolInfo, Status, Tenant, Volume,
+    VolumeCreate,
+};
+use super::stats::Stats;
+
+/// What the owner answers.
+pub type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
+
+/// An operation for the owner. Names and host NQNs have been checked for their syntax.
+#[derive(Debug)]
+#[allow(missing_docs)] // each is the route of its name
+pub enum Request {
+    Status(Reply<Status>),
+    PoolCreate {
+        body: PoolCreate,
+        reply: Reply<PoolInfo>,
+    },
+    PoolShow(Reply<PoolInfo>),
+    /// Without `force`, refused while there are volumes.
+    PoolDestroy {
+        force: bool,
+        reply: Reply<()>,
+    },
+    DeviceList(Reply<Vec<DeviceInfo>>),
+    TenantCreate {
+        name: String,
+        reply: Reply<Tenant>,
+    },
+    TenantList(Reply<Vec<Tenant>>),
+    TenantShow {
+        name: String,
+        reply: Reply<Tenant>,
+    },
+    /// Refused while the tenant has volumes.
+    TenantDelete {
+        name: String,
+        reply: Reply<()>,
+    },
+    VolumeCreate {
+        tenant: String,
+        body: VolumeCreate,
+        reply: Reply<Volume>,
+    },
+    /// Of one tenant, or of all.
+    VolumeList {
+        tenant: Option<String>,
+        reply: Reply<Vec<Volume>>,
+    },
+    VolumeShow {
+        tenant: String,
+        volume: String,
+        reply: Reply<Volume>,
+    },
+    /// Only upwards.
+    VolumeGrow {
+        tenant: String,
+        volume: String,
+        size_bytes: u64,
+        reply: Reply<Volume>,
+    },
+    /// Refused while exported.
+    VolumeDelete {
+        tenant: String,
+        volume: String,
+        reply: Reply<()>,
+    },
+    ExportCreate {
+        body: ExportCreate,
+        reply: Reply<Export>,
+    },
+    ExportList(Reply<Vec<Export>>),
+    ExportShow {
+        tenant: String,
+        volume: String,
+        reply: Reply<Export>,
+    },
+    ExportUpdate {
+        tenant: String,
+        volume: String,
+        body: ExportUpdate,
+        reply: Reply<Export>,
+    },
+    ExportDelete {
+        tenant: String,
+        volume: String,
+        reply: Reply<()>,
+    },
+    Stats(Reply<Stats>),
+    /// Stop engine and daemon in good order; the reply comes before the stop.
+    Shutdown(Reply<()>),
+}
+
+/// The sending end: what the API's handlers hold.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    requests: mpsc::Sender<Request>,
+}
+
+/// Requests that may wait for the owner before callers have to.
+const QUEUE_DEPTH: usize = 64;
+
+/// A handle, and the receiving end for the owner.
+#[must_use]
+pub fn channel() -> (Handle, mpsc::Receiver<Request>) {
+    let (sender, receiver) = mpsc::channel(QUEUE_DEPTH);
+    (Handle { requests: sender }, receiver)
+}
+
+impl Handle {
+    async fn ask<T>(&self, build: impl FnOnce(Reply<T>) -> Request) -> Result<T, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        self.requests
+            .send(build(reply))
+            .await
+            .map_err(|_| stopping())?;
+        answer.await.map_err(|_| stopping())?
+    }
+}
+
+fn stopping() -> ApiError {
+    ApiError::unavailable("the daemon is stopping")
+        .hint("start it again with `forebay serve` and repeat the command")
+}
+
+macro_rules! handle_methods {
+    ($($(#[$doc:meta])* $method:ident($($arg:ident: $ty:ty),*) -> $out:ty = $variant:expr;)*) => {
+        impl Handle {
+            $(
+                $(#[$doc])*
+                ///
+                /// # Errors
+                /// What the owner answers, or `unavailable` when it is gone.
+                pub async fn $method(&self, $($arg: $ty),*) -> Result<$out, ApiError> {
+                    self.ask($variant).await
+                }
+            )*
+        }
+    };
+}
+
+handle_methods! {
+    /// The daemon and its engine.
+    status() -> Status = Request::Status;
+    /// Makes a pool of devices.
+    pool_create(body: PoolCreate) -> PoolInfo = |reply| Request::PoolCreate { body, reply };
+    /// The pool.
+    pool_show() -> PoolInfo = Request::PoolShow;
+    /// Ends the pool and wipes its labels.
+    pool_destroy(force: bool) -> () = |reply| Request::PoolDestroy { force, reply };
+    /// The pool's devices.
+    device_list() -> Vec<DeviceInfo> = Request::DeviceList;
+    /// Makes a tenant.
+    tenant_create(name: String) -> Tenant = |reply| Request::TenantCreate { name, reply };
+    /// All tenants.
+    tenant_list() -> Vec<Tenant> = Request::TenantList;
+    /// One tenant.
+    tenant_show(name: String) -> Tenant = |reply| Request::TenantShow { name, reply };
+    /// Ends a tenant that has no volumes.
+    tenant_delete(name: String) -> () = |reply| Request::TenantDelete { name, reply };
+    /// Makes a volume.
+    volume_create(tenant: String, body: VolumeCreate) -> Volume =
+        |reply| Request::VolumeCreate { tenant, body, reply };
+    /// Volumes of one tenant, or of all.
+    volume_list(tenant: Option<String>) -> Vec<Volume> =
+        |reply| Request::VolumeList { tenant, reply };
+    /// One volume.
+    volume_show(tenant: String, volume: String) -> Volume =
+        |reply| Request::VolumeShow { tenant, volume, reply };
+    /// Grows a volume.
+    volume_grow(tenant: String, volume: String, size_bytes: u64) -> Volume =
+        |reply| Request::VolumeGrow { tenant, volume, size_bytes, reply };
+    /// Ends a volume that is not exported.
+    volume_delete(tenant: String, volume: String) -> () =
+        |reply| Request::VolumeDelete { tenant, volume, reply };
+    /// Exports a volume.
+    export_create(body: ExportCreate) -> Export = |reply| Request::ExportCreate { body, reply };
+    /// All exports.
+    export_list() -> Vec<Export> = Request::ExportList;
+    /// One export.
+    export_show(tenant: String, volume: String) -> Export =
+        |reply| Request::ExportShow { tenant, volume, reply };
+    /// Changes who may connect.
+    export_update(tenant: String, volume: String, body: ExportUpdate) -> Export =
+        |reply| Request::ExportUpdate { tenant, volume, body, reply };
+    /// Ends an export; its hosts are disconnected.
+    export_delete(tenant: String, volume: String) -> () =
+        |reply| Request::ExportDelete { tenant, volume, reply };
+    /// Counters.
+    stats() -> Stats = Request::Stats;
+    /// Stops engine and daemon.
+    shutdown() -> () = Request::Shutdown;
+}
