@@ -1,0 +1,356 @@
+//! The messages between daemon and engine, and the configuration that they carry.
+//!
+//! **Design.** Plain enums, encoded by postcard, one a datagram, at most [`MAX_MESSAGE_BYTES`]. Each
+//! side checks [`BOUNDARY_VERSION`] in the first message. The daemon's requests carry a number that
+//! [`FromEngine::Done`] returns; they are idempotent, so that a new daemon may say them all again.
+//! Likewise the engine repeats to a new daemon every fault, release and commit that is unanswered.
+//!
+//! **Not here:** sockets ([`super::socket`]).
+
+use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
+use serde::{Deserialize, Serialize};
+
+/// The language's version; a side that hears another one says so and hangs up.
+pub const BOUNDARY_VERSION: u32 = 1;
+/// The longest message in bytes.
+pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
+
+/// An export's identity within its pool; never reused.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct ExportId(pub u64);
+
+/// A device for the engine to open, fence and serve.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DeviceConfig {
+    /// Its place in the pool.
+    pub device: DeviceIndex,
+    /// Its identity, from its label.
+    pub uuid: [u8; 16],
+    /// Where it is, in the words of the device crate's specification strings.
+    pub spec: String,
+    /// Where extent 0 begins.
+    pub data_offset_bytes: u64,
+    /// Bytes of an extent, a power of two.
+    pub extent_bytes: u32,
+    /// How many extents it has.
+    pub extents: u64,
+}
+
+/// A volume to translate for.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct VolumeConfig {
+    /// Its identity.
+    pub volume: VolumeId,
+    /// NGUID and UUID shown to hosts.
+    pub uuid: [u8; 16],
+    /// Size now; a later configuration may only grow it.
+    pub size_bytes: u64,
+    /// Logical block size: 512 or 4096.
+    pub block_bytes: u32,
+    /// Bytes of an extent, a power of two, at least a block.
+    pub extent_bytes: u32,
+}
+
+/// A volume shown to hosts as one NVMe subsystem with one namespace.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ExportConfig {
+    /// Its identity.
+    pub export: ExportId,
+    /// The volume shown.
+    pub volume: VolumeId,
+    /// The subsystem's NQN.
+    pub nqn: String,
+    /// The serial number shown (at most 20 ASCII characters).
+    pub serial: String,
+    /// Host NQNs that may connect.
+    pub hosts: Vec<String>,
+    /// Whether every host may.
+    pub any_host: bool,
+}
+
+/// Work of the internal lane, the one place where the system itself moves data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Job {
+    /// Make everything written to the device durable.
+    Flush {
+        /// Which.
+        device: DeviceIndex,
+    },
+    /// Make extents read as zeros, giving their space back where the device can.
+    Launder {
+        /// Which device.
+        device: DeviceIndex,
+        /// Its extents.
+        extents: ExtentRange,
+    },
+}
+
+/// From the daemon to the engine.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum ToEngine {
+    /// The first message. Descriptor: the grant table, for keeping.
+    Hello {
+        /// [`BOUNDARY_VERSION`].
+        version: u32,
+        /// The sender.
+        daemon_pid: u32,
+        /// The pool that it serves.
+        pool: [u8; 16],
+    },
+    /// Open, fence and serve a device. `Done` comes when it is open; [`FromEngine::DeviceReady`] when
+    /// every earlier engine's lock there has fallen.
+    SetDevice {
+        /// Returned in `Done`.
+        request: u64,
+        /// Which.
+        device: DeviceConfig,
+    },
+    /// Serve or grow a volume.
+    SetVolume {
+        /// Returned in `Done`.
+        request: u64,
+        /// Which.
+        volume: VolumeConfig,
+    },
+    /// Stop serving a volume; its grants are revoked already.
+    RemoveVolume {
+        /// Returned in `Done`.
+        request: u64,
+        /// Which.
+        volume: VolumeId,
+    },
+    /// Show a volume, or change who may connect (hosts no longer allowed are disconnected).
+    SetExport {
+        /// Returned in `Done`.
+        request: u64,
+        /// Which.
+        export: ExportConfig,
+    },
+    /// Disconnect an export's hosts and forget it.
+    RemoveExport {
+        /// Returned in `Done`.
+        request: u64,
+        /// Which.
+        export: ExportId,
+    },
+    /// Accept NVMe/TCP connections. Descriptor: the listening socket.
+    SetListener {
+        /// Returned in `Done`.
+        request: u64,
+        /// Its address, the key.
+        address: String,
+    },
+    /// These extents lie here. Answers a fault, or comes unasked.
+    Grant {
+        /// Whose.
+        volume: VolumeId,
+        /// Its logical extents.
+        range: ExtentRange,
+        /// [`crate::Word`] of the first.
+        word: u64,
+        /// 0, or the commit that FLUSH and FUA wait for.
+        commit_sequence: u64,
+    },
+    /// A fault can't be answered.
+    FaultFailed {
+        /// Whose.
+        volume: VolumeId,
+        /// Its logical extents.
+        range: ExtentRange,
+        /// Why.
+        reason: FaultFailure,
+    },
+    /// Stop using grants.
+    Revoke {
+        /// Returned in `RevokeDone`.
+        revoke: u64,
+        /// Whose.
+        volume: VolumeId,
+        /// Its logical extents.
+        range: ExtentRange,
+        /// `Some(Rights::Read)`: only writing is taken away.
+        keep: Option<Rights>,
+    },
+    /// Every mapping with a commit sequence up to this one is durable.
+    Committed {
+        /// Whose.
+        volume: VolumeId,
+        /// Up to which.
+        sequence: u64,
+    },
+    /// A commit that was wanted failed; commands that wait for it fail.
+    CommitFailed {
+        /// Whose.
+        volume: VolumeId,
+        /// Up to which.
+        sequence: u64,
+    },
+    /// A tenant's deallocation is carried out (or refused, which a tenant need not know: it is a hint).
+    ReleaseDone {
+        /// From `Release`.
+        release: u64,
+    },
+    /// Work for the internal lane.
+    Job {
+        /// Returned in `JobDone`.
+        job: u64,
+        /// What.
+        work: Job,
+    },
+    /// Finish what is in flight, close every connection, and exit.
+    Stop,
+}
+
+/// Why a fault failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum FaultFailure {
+    /// The pool is full: Capacity Exceeded.
+    NoSpace,
+    /// The owner can't answer (its catalog failed): Internal Error.
+    Internal,
+}
+
+/// What the engine holds, told to a new daemon one by one.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Held {
+    /// A device, and whether its fence is passed.
+    Device(DeviceConfig, bool),
+    /// A volume.
+    Volume(VolumeConfig),
+    /// An export.
+    Export(ExportConfig),
+    /// A listener. Descriptor: its socket.
+    Listener(String),
+    /// A revoke that is not yet acknowledged.
+    Revoke(u64),
+    /// A job that is not yet done.
+    Job(u64, Job),
+}
+
+/// From the engine to the daemon.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum FromEngine {
+    /// The answer to `Hello`. Descriptors: the state region; then the grant table deposited earlier,
+    /// if there is one. Every [`Held`] follows, then `HeldEnd`.
+    Welcome {
+        /// [`BOUNDARY_VERSION`].
+        version: u32,
+        /// The engine.
+        engine_pid: u32,
+        /// Its generation.
+        generation: u64,
+        /// The pool that it was first told; all zeros when none.
+        pool: [u8; 16],
+    },
+    /// One thing that the engine holds.
+    Held(Held),
+    /// That was all.
+    HeldEnd,
+    /// A request is carried out, or why not.
+    Done {
+        /// From the request.
+        request: u64,
+        /// What went wrong, for people.
+        error: Option<String>,
+    },
+    /// The device's fence is passed: it is served.
+    DeviceReady {
+        /// Which.
+        device: DeviceIndex,
+    },
+    /// The device can't be used (its fence timed out or its lock is another's).
+    DeviceFailed {
+        /// Which.
+        device: DeviceIndex,
+        /// Why.
+        error: String,
+    },
+    /// Where does this extent lie? Asked once per extent.
+    Fault {
+        /// Whose.
+        volume: VolumeId,
+        /// Logical extent.
+        extent: u64,
+        /// Whether it is to be written.
+        write: bool,
+    },
+    /// A FLUSH or FUA waits: commit the mappings up to this sequence. The devices are flushed.
+    CommitWanted {
+        /// Whose.
+        volume: VolumeId,
+        /// Up to which.
+        sequence: u64,
+    },
+    /// A tenant deallocates these extents.
+    Release {
+        /// Returned in `ReleaseDone`.
+        release: u64,
+        /// Whose.
+        volume: VolumeId,
+        /// Its logical extents.
+        range: ExtentRange,
+    },
+    /// Nothing uses the revoked grants any more.
+    RevokeDone {
+        /// From `Revoke`.
+        revoke: u64,
+    },
+    /// The internal lane finished.
+    JobDone {
+        /// From `Job`.
+        job: u64,
+        /// The error number, if it failed.
+        errno: Option<i32>,
+    },
+    /// Something that people should know.
+    Notice {
+        /// The text.
+        text: String,
+    },
+}
+
+/// Encodes a message into a datagram.
+///
+/// # Errors
+/// When it would be longer than [`MAX_MESSAGE_BYTES`].
+pub fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, postcard::Error> {
+    let bytes = postcard::to_stdvec(message)?;
+    if bytes.len() > MAX_MESSAGE_BYTES {
+        Err(postcard::Error::SerializeBufferFull)
+    } else {
+        Ok(bytes)
+    }
+}
+
+/// Decodes a datagram; trailing bytes are an error.
+///
+/// # Errors
+/// When the bytes are not one whole message.
+pub fn decode<'a, M: Deserialize<'a>>(bytes: &'a [u8]) -> Result<M, postcard::Error> {
+    match postcard::take_from_bytes(bytes)? {
+        (message, []) => Ok(message),
+        _ => Err(postcard::Error::DeserializeBadEncoding),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn trailing_bytes_are_refused() {
+        let mut bytes = encode(&ToEngine::Stop).unwrap();
+        assert_eq!(decode::<ToEngine>(&bytes).unwrap(), ToEngine::Stop);
+        bytes.push(0);
+        assert!(decode::<ToEngine>(&bytes).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+            let _ = decode::<ToEngine>(&bytes);
+            let _ = decode::<FromEngine>(&bytes);
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! Everything that crosses between the daemon and the engine.
+//!
+//! **Design.** [`message`]: what is said, with the version of the language; [`socket`]: how it is
+//! carried (one datagram a message, descriptors beside it); [`region`]: the shared-memory file in
+//! which the engine records its queues, commands and statistics as it works. What recovery needs is
+//! recorded from the first day, since it can't be added later.
+//!
+//! **Not here:** what either side does about it.
+
+pub mod message;
+pub mod region;
+pub mod socket;

@@ -1,0 +1,251 @@
+//! How messages are carried: a Unix socket that keeps datagrams whole and in order
+//! (SOCK_SEQPACKET), with descriptors beside them (SCM_RIGHTS).
+//!
+//! **Design.** The engine listens, the daemon connects; so either may be replaced. Sending never
+//! blocks: [`Channel`] queues what the socket doesn't take and the caller polls for room.
+//! **Not here:** the meaning of messages.
+
+use super::message::{MAX_MESSAGE_BYTES, decode, encode};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use serde::{Serialize, de::DeserializeOwned};
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// The most descriptors that one message carries.
+pub const MAX_DESCRIPTORS: usize = 4;
+
+/// A listening socket at `path`, replacing a dead one; reachable by its owner only.
+pub fn listen(path: &Path) -> io::Result<OwnedFd> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let fd = new_socket()?;
+    rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
+    rustix::fs::chmod(path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
+    rustix::net::listen(&fd, 4)?;
+    Ok(fd)
+}
+
+/// Takes a waiting connection; `None` when there is none.
+pub fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+    match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+        Ok(fd) => Ok(Some(fd)),
+        Err(
+            rustix::io::Errno::AGAIN | rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR,
+        ) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Connects to an engine.
+pub fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let fd = new_socket()?;
+    rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+    Ok(fd)
+}
+
+fn new_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        flags,
+        None,
+    )?)
+}
+
+/// One side of the conversation.
+#[derive(Debug)]
+pub struct Channel {
+    fd: OwnedFd,
+    queue: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    buffer: Vec<u8>,
+}
+
+impl Channel {
+    /// Speaks over a connected socket, which is made non-blocking.
+    pub fn new(fd: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        Ok(Self {
+            fd,
+            queue: VecDeque::new(),
+            buffer: vec![0; MAX_MESSAGE_BYTES],
+        })
+    }
+
+    /// Queues a message and sends what the socket takes.
+    pub fn send<M: Serialize>(&mut self, message: &M, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+        let bytes = encode(message).map_err(io::Error::other)?;
+        self.queue.push_back((bytes, descriptors));
+        self.flush()
+    }
+
+    /// Sends what is queued, as far as the socket takes it.
+    pub fn flush(&mut self) -> io::Result<()> {
+        while let Some((bytes, descriptors)) = self.queue.front() {
+            let fds: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+                return Err(io::Error::other("too many descriptors for one message"));
+            }
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::sendmsg(&self.fd, &[IoSlice::new(bytes)], &mut control, flags) {
+                Ok(_) => {
+                    self.queue.pop_front();
+                }
+                Err(rustix::io::Errno::AGAIN) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether something waits for room: poll for writing too.
+    pub fn wants_to_write(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// The next message; `Ok(None)` when there is none now.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` when the other side is gone; `InvalidData` for what is no message.
+    pub fn receive<M: DeserializeOwned>(&mut self) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let received = loop {
+            match rustix::net::recvmsg(
+                &self.fd,
+                &mut [IoSliceMut::new(&mut self.buffer)],
+                &mut control,
+                flags,
+            ) {
+                Ok(r) => break r,
+                Err(rustix::io::Errno::AGAIN) => return Ok(None),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        };
+        let mut descriptors = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                descriptors.extend(fds);
+            }
+        }
+        if received.bytes == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the other process closed its socket",
+            ));
+        }
+        let cut = rustix::net::ReturnFlags::TRUNC | rustix::net::ReturnFlags::CTRUNC;
+        if received.flags.intersects(cut) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a message was longer than allowed",
+            ));
+        }
+        let message = decode(&self.buffer[..received.bytes]).map_err(|e| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("not a message of this version: {e}"),
+            )
+        })?;
+        Ok(Some((message, descriptors)))
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::boundary::message::{FromEngine, ToEngine};
+
+    #[test]
+    fn messages_and_descriptors_arrive_in_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = listen(&path).unwrap();
+        let mut daemon = Channel::new(connect(&path).unwrap()).unwrap();
+        let mut engine = Channel::new(accept(listener.as_fd()).unwrap().unwrap()).unwrap();
+        assert!(engine.receive::<ToEngine>().unwrap().is_none());
+        let file = std::fs::File::open("/dev/null").unwrap();
+        daemon
+            .send(
+                &ToEngine::SetListener {
+                    request: 3,
+                    address: "x".into(),
+                },
+                vec![file.into()],
+            )
+            .unwrap();
+        daemon.send(&ToEngine::Stop, vec![]).unwrap();
+        let (m, fds) = engine.receive::<ToEngine>().unwrap().unwrap();
+        assert_eq!(
+            m,
+            ToEngine::SetListener {
+                request: 3,
+                address: "x".into()
+            }
+        );
+        assert_eq!(fds.len(), 1);
+        assert_eq!(
+            engine.receive::<ToEngine>().unwrap().unwrap().0,
+            ToEngine::Stop
+        );
+        drop(daemon);
+        assert_eq!(
+            engine.receive::<ToEngine>().unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
+    }
+
+    #[test]
+    fn a_full_socket_queues() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = listen(&path).unwrap();
+        let mut daemon = Channel::new(connect(&path).unwrap()).unwrap();
+        let mut engine = Channel::new(accept(listener.as_fd()).unwrap().unwrap()).unwrap();
+        let total = 5000u64;
+        for job in 0..total {
+            engine
+                .send(&FromEngine::JobDone { job, errno: None }, vec![])
+                .unwrap();
+        }
+        assert!(
+            engine.wants_to_write(),
+            "the test is to overfill the socket"
+        );
+        for want in 0..total {
+            let got = loop {
+                match daemon.receive::<FromEngine>().unwrap() {
+                    Some((m, _)) => break m,
+                    None => engine.flush().unwrap(),
+                }
+            };
+            assert_eq!(
+                got,
+                FromEngine::JobDone {
+                    job: want,
+                    errno: None
+                }
+            );
+        }
+    }
+}

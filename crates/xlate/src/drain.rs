@@ -1,0 +1,259 @@
+//! The second half of a revoke, in each reactor: wait for the slices that began under the old words.
+//!
+//! **Design.** Slices are numbered as they begin. A revoke remembers the number current when the
+//! reactor saw it and counts the overlapping slices that are in flight then; each that ends takes one
+//! off; at zero the reactor answers. Slices that begin later began under the cleared words and don't
+//! count. A revoke of writing alone (`keep: Read`) counts only writes. At most [`MAX_DRAINS`] at once,
+//! in a fixed array, since this runs on the I/O path.
+//!
+//! **Not here:** the words ([`crate::table`]), and collecting the reactors' answers ([`Acks`] does,
+//! for the control thread).
+
+use crate::types::{ExtentRange, Rights, VolumeId};
+use std::collections::BTreeMap;
+
+/// Revokes that a reactor may be draining at once; the control thread holds back more.
+pub const MAX_DRAINS: usize = 64;
+
+/// A slice in flight, as far as revokes care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SliceSpan {
+    /// The volume it belongs to.
+    pub volume: VolumeId,
+    /// The logical extent that it was translated by.
+    pub extent: u64,
+    /// Whether it changes the device.
+    pub write: bool,
+    /// Its number, from [`Drains::begin`].
+    pub number: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Drain {
+    revoke: u64,
+    volume: VolumeId,
+    range: ExtentRange,
+    writes_only: bool,
+    /// Slices numbered below this began before the revoke.
+    before: u64,
+    remaining: u64,
+}
+
+impl Drain {
+    fn counts(&self, s: &SliceSpan) -> bool {
+        s.number < self.before
+            && s.volume == self.volume
+            && self.range.contains(s.extent)
+            && (s.write || !self.writes_only)
+    }
+}
+
+/// A reactor's revokes that wait for slices.
+#[derive(Debug)]
+pub struct Drains {
+    next_number: u64,
+    active: [Option<Drain>; MAX_DRAINS],
+    active_count: usize,
+}
+
+impl Default for Drains {
+    fn default() -> Self {
+        Self {
+            next_number: 0,
+            active: [None; MAX_DRAINS],
+            active_count: 0,
+        }
+    }
+}
+
+impl Drains {
+    /// Numbers a slice that begins now.
+    #[inline]
+    pub fn begin(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number - 1
+    }
+
+    /// Takes a revoke whose words are already cleared. `in_flight` is every slice of this reactor.
+    /// True: nothing overlaps, answer at once.
+    ///
+    /// # Panics
+    /// When more than [`MAX_DRAINS`] are active, which the sender must not cause.
+    pub fn post(
+        &mut self,
+        revoke: u64,
+        volume: VolumeId,
+        range: ExtentRange,
+        keep: Option<Rights>,
+        in_flight: impl Iterator<Item = SliceSpan>,
+    ) -> bool {
+        let mut drain = Drain {
+            revoke,
+            volume,
+            range,
+            writes_only: keep == Some(Rights::Read),
+            before: self.next_number,
+            remaining: 0,
+        };
+        drain.remaining = in_flight.filter(|s| drain.counts(s)).count() as u64;
+        if drain.remaining == 0 {
+            return true;
+        }
+        let slot = self
+            .active
+            .iter_mut()
+            .find(|d| d.is_none())
+            .expect("sender bounds revokes");
+        *slot = Some(drain);
+        self.active_count += 1;
+        false
+    }
+
+    /// A slice ended; calls `done` for each revoke that was waiting for it alone.
+    #[inline]
+    pub fn ended(&mut self, slice: &SliceSpan, mut done: impl FnMut(u64)) {
+        if self.active_count == 0 {
+            return;
+        }
+        for slot in &mut self.active {
+            let Some(drain) = slot else { continue };
+            if drain.counts(slice) {
+                drain.remaining -= 1;
+                if drain.remaining == 0 {
+                    done(drain.revoke);
+                    *slot = None;
+                    self.active_count -= 1;
+                }
+            }
+        }
+    }
+
+    /// Whether any revoke waits.
+    pub fn is_empty(&self) -> bool {
+        self.active_count == 0
+    }
+}
+
+/// The control thread's count of reactors that have not answered a revoke yet.
+#[derive(Debug, Default)]
+pub struct Acks {
+    waiting: BTreeMap<u64, u32>,
+}
+
+impl Acks {
+    /// A revoke was posted to `reactors` reactors.
+    pub fn posted(&mut self, revoke: u64, reactors: u32) {
+        self.waiting.insert(revoke, reactors);
+    }
+
+    /// A reactor answered; true when it was the last one.
+    pub fn answered(&mut self, revoke: u64) -> bool {
+        match self.waiting.get_mut(&revoke) {
+            Some(left) if *left > 1 => {
+                *left -= 1;
+                false
+            }
+            Some(_) => {
+                self.waiting.remove(&revoke);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Revokes that some reactor has not answered.
+    pub fn unfinished(&self) -> impl Iterator<Item = u64> + '_ {
+        self.waiting.keys().copied()
+    }
+
+    /// How many are unfinished.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether all are answered.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V: VolumeId = VolumeId(7);
+
+    fn slice(d: &mut Drains, extent: u64, write: bool) -> SliceSpan {
+        SliceSpan {
+            volume: V,
+            extent,
+            write,
+            number: d.begin(),
+        }
+    }
+
+    #[test]
+    fn waits_only_for_what_overlaps_and_began_before() {
+        let mut d = Drains::default();
+        let a = slice(&mut d, 4, true);
+        let b = slice(&mut d, 5, false);
+        let c = slice(&mut d, 9, true);
+        let other = SliceSpan {
+            volume: VolumeId(8),
+            ..a
+        };
+        assert!(!d.post(
+            1,
+            V,
+            ExtentRange::new(4, 2),
+            None,
+            [a, b, c, other].into_iter()
+        ));
+        let later = slice(&mut d, 4, true);
+        let mut done = vec![];
+        d.ended(&later, |r| done.push(r));
+        d.ended(&c, |r| done.push(r));
+        d.ended(&other, |r| done.push(r));
+        d.ended(&a, |r| done.push(r));
+        assert!(done.is_empty());
+        d.ended(&b, |r| done.push(r));
+        assert_eq!(done, [1]);
+        assert!(d.is_empty());
+    }
+
+    #[test]
+    fn a_revoke_of_writing_leaves_reads_alone() {
+        let mut d = Drains::default();
+        let read = slice(&mut d, 1, false);
+        assert!(d.post(
+            1,
+            V,
+            ExtentRange::new(0, 10),
+            Some(Rights::Read),
+            [read].into_iter()
+        ));
+        let write = slice(&mut d, 1, true);
+        assert!(!d.post(
+            2,
+            V,
+            ExtentRange::new(0, 10),
+            Some(Rights::Read),
+            [read, write].into_iter()
+        ));
+        let mut done = vec![];
+        d.ended(&read, |r| done.push(r));
+        assert!(done.is_empty());
+        d.ended(&write, |r| done.push(r));
+        assert_eq!(done, [2]);
+    }
+
+    #[test]
+    fn the_last_reactor_acknowledges() {
+        let mut a = Acks::default();
+        a.posted(5, 2);
+        assert!(!a.answered(5));
+        assert_eq!(a.unfinished().collect::<Vec<_>>(), [5]);
+        assert!(a.answered(5));
+        assert!(!a.answered(5), "a stray answer is ignored");
+    }
+}

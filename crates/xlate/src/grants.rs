@@ -1,0 +1,392 @@
+//! The grant table: what the owner has granted, in shared memory, the only truth about it.
+//!
+//! **Design.** Written by the daemon alone; a file stamped with boot id and pool id, so that a new
+//! daemon finds what its predecessor granted, even when both processes died. An entry is filled
+//! first and then made valid by a release-store of its sequence number; it is never half there.
+//! Growing an entry is one store of its count. A range taken out of the middle of an entry first
+//! adds the part behind, then shortens the entry: a crash between the two shows an extent twice with
+//! the same place, which adoption ignores. Contiguous grants merge. Bounded: when it is full, the
+//! owner revokes something ([`GrantTable::victim`]).
+//!
+//! **Not here:** who may be granted what (the pool), and the messages.
+
+use crate::cells;
+use crate::shm::SharedMemory;
+use crate::types::{ExtentRange, Rights, VolumeId};
+use crate::word::Word;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::*};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"FBGRANT1");
+/// Layout version of the table.
+pub const GRANT_TABLE_VERSION: u64 = 1;
+
+cells! {
+    /// The file's first 4 KiB.
+    struct Header {
+        magic: AtomicU64,
+        version: AtomicU64,
+        boot_id: [AtomicU64; 2],
+        pool_id: [AtomicU64; 2],
+        capacity: AtomicU64,
+        reserved: [AtomicU64; 505],
+    }
+}
+
+cells! {
+    /// One entry, one cache line.
+    struct Entry {
+        /// 0 is free; otherwise a number that rises with each fill.
+        sequence: AtomicU64,
+        volume: AtomicU64,
+        first: AtomicU64,
+        count: AtomicU64,
+        /// The first extent's translation ([`Word`]).
+        word: AtomicU64,
+        /// The engine generation that it was given to.
+        epoch: AtomicU64,
+        /// 0 once its mapping is committed when granted; otherwise the commit that it waits for.
+        commit_sequence: AtomicU64,
+        reserved: AtomicU64,
+    }
+}
+
+const HEADER_BYTES: usize = 4096;
+const _: () = assert!(size_of::<Header>() == HEADER_BYTES && size_of::<Entry>() == 64);
+
+/// One grant: `range` of `volume` lies at `word` and on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Whose.
+    pub volume: VolumeId,
+    /// Its logical extents.
+    pub range: ExtentRange,
+    /// The first one's place and rights.
+    pub word: Word,
+    /// The engine generation.
+    pub epoch: u64,
+    /// See the layout: 0 when committed.
+    pub commit_sequence: u64,
+}
+
+impl Grant {
+    fn part(&self, range: ExtentRange) -> Grant {
+        Grant {
+            range,
+            word: self.word.advance(range.first - self.range.first),
+            ..*self
+        }
+    }
+
+    fn followed_by(&self, next: &Grant) -> bool {
+        self.volume == next.volume
+            && self.range.end() == next.range.first
+            && self.word.advance(self.range.count) == next.word
+            && self.epoch == next.epoch
+    }
+}
+
+/// The table is full: revoke something first.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Full;
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct GrantTable {
+    memory: SharedMemory,
+    capacity: usize,
+    /// (volume, first) -> slot and the grant as it stands there; grants never overlap.
+    index: BTreeMap<(VolumeId, u64), (usize, Grant)>,
+    free: Vec<usize>,
+    next_unused: usize,
+    next_sequence: u64,
+    /// Where the search for a victim goes on.
+    hand: (VolumeId, u64),
+}
+
+fn id_words(id: &[u8; 16]) -> [u64; 2] {
+    let (a, b) = id.split_at(8);
+    [a, b].map(|half| u64::from_le_bytes(half.try_into().expect("8 bytes")))
+}
+
+impl GrantTable {
+    /// Bytes of a table of `capacity` entries.
+    pub const fn bytes(capacity: usize) -> usize {
+        HEADER_BYTES + capacity * 64
+    }
+
+    /// A new, empty table at `path`.
+    pub fn create(
+        path: &Path,
+        capacity: usize,
+        boot_id: &[u8; 16],
+        pool_id: &[u8; 16],
+    ) -> io::Result<Self> {
+        // A file of an earlier owner may still be mapped by an engine: never truncate it in place.
+        match std::fs::remove_file(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let memory = SharedMemory::create(path, Self::bytes(capacity))?;
+        let header = &memory.cells::<Header>(0, 1).expect("fits")[0];
+        header.version.store(GRANT_TABLE_VERSION, Relaxed);
+        header.capacity.store(capacity as u64, Relaxed);
+        for i in 0..2 {
+            header.boot_id[i].store(id_words(boot_id)[i], Relaxed);
+            header.pool_id[i].store(id_words(pool_id)[i], Relaxed);
+        }
+        header.magic.store(MAGIC, Release);
+        Ok(Self {
+            memory,
+            capacity,
+            index: BTreeMap::new(),
+            free: Vec::new(),
+            next_unused: 0,
+            next_sequence: 1,
+            hand: (VolumeId(0), 0),
+        })
+    }
+
+    /// Reads a table that an earlier daemon left. `Ok(None)`: it is of another boot, pool or layout,
+    /// so nothing that it says is outstanding. Overlapping entries are kept once.
+    pub fn adopt(
+        memory: SharedMemory,
+        boot_id: &[u8; 16],
+        pool_id: &[u8; 16],
+    ) -> io::Result<Option<Self>> {
+        let Some([header]) = memory.cells::<Header>(0, 1) else {
+            return Ok(None);
+        };
+        let same = |words: &[AtomicU64; 2], id: &[u8; 16]| {
+            [words[0].load(Relaxed), words[1].load(Relaxed)] == id_words(id)
+        };
+        let capacity = header.capacity.load(Relaxed) as usize;
+        if header.magic.load(Acquire) != MAGIC
+            || header.version.load(Relaxed) != GRANT_TABLE_VERSION
+            || !same(&header.boot_id, boot_id)
+            || !same(&header.pool_id, pool_id)
+            || memory.cells::<Entry>(HEADER_BYTES, capacity).is_none()
+        {
+            return Ok(None);
+        }
+        let mut table = Self {
+            memory,
+            capacity,
+            index: BTreeMap::new(),
+            free: Vec::new(),
+            next_unused: capacity,
+            next_sequence: 1,
+            hand: (VolumeId(0), 0),
+        };
+        let mut found = Vec::new();
+        for slot in 0..capacity {
+            match table.read(slot) {
+                (0, _) => table.free.push(slot),
+                (sequence, grant) => found.push((sequence, slot, grant)),
+            }
+        }
+        // Later entries first: where two overlap, the later one says what stands.
+        found.sort_by_key(|(sequence, ..)| std::cmp::Reverse(*sequence));
+        for (sequence, slot, grant) in found {
+            table.next_sequence = table.next_sequence.max(sequence.saturating_add(1));
+            table.entry(slot).sequence.store(0, Release);
+            table.free.push(slot);
+            for gap in table.gaps(grant.volume, grant.range) {
+                let part = grant.part(gap);
+                let _ = table.insert(part);
+            }
+        }
+        Ok(Some(table))
+    }
+
+    fn entry(&self, slot: usize) -> &Entry {
+        &self
+            .memory
+            .cells::<Entry>(HEADER_BYTES, self.capacity)
+            .expect("checked when made")[slot]
+    }
+
+    fn read(&self, slot: usize) -> (u64, Grant) {
+        let e = self.entry(slot);
+        let sequence = e.sequence.load(Acquire);
+        let grant = Grant {
+            volume: VolumeId(e.volume.load(Relaxed)),
+            range: ExtentRange::new(e.first.load(Relaxed), e.count.load(Relaxed)),
+            word: Word::from_bits(e.word.load(Relaxed)),
+            epoch: e.epoch.load(Relaxed),
+            commit_sequence: e.commit_sequence.load(Relaxed),
+        };
+        (sequence, grant)
+    }
+
+    /// The parts of `range` that no grant covers.
+    fn gaps(&self, volume: VolumeId, range: ExtentRange) -> Vec<ExtentRange> {
+        let mut gaps = Vec::new();
+        let mut at = range.first;
+        for (_, grant) in self.overlapping(volume, range) {
+            if at < grant.range.first {
+                gaps.push(ExtentRange::new(at, grant.range.first - at));
+            }
+            at = at.max(grant.range.end());
+        }
+        if at < range.end() {
+            gaps.push(ExtentRange::new(at, range.end() - at));
+        }
+        gaps
+    }
+
+    fn overlapping(&self, volume: VolumeId, range: ExtentRange) -> Vec<(usize, Grant)> {
+        let before = self.index.range(..(volume, range.first)).next_back();
+        let from = self
+            .index
+            .range((volume, range.first)..(volume, range.end()));
+        before
+            .into_iter()
+            .chain(from)
+            .map(|(_, v)| *v)
+            .filter(|(_, g)| g.volume == volume && g.range.overlaps(&range))
+            .collect()
+    }
+
+    /// What is granted of `range`, in order.
+    pub fn granted(&self, volume: VolumeId, range: ExtentRange) -> Vec<Grant> {
+        let clip = |g: Grant| {
+            let first = g.range.first.max(range.first);
+            g.part(ExtentRange::new(
+                first,
+                g.range.end().min(range.end()) - first,
+            ))
+        };
+        self.overlapping(volume, range)
+            .into_iter()
+            .map(|(_, g)| clip(g))
+            .collect()
+    }
+
+    /// Records a grant, in place of whatever was there. Done before the engine is told.
+    ///
+    /// # Errors
+    /// [`Full`]: up to three entries may be needed and aren't there.
+    pub fn insert(&mut self, grant: Grant) -> Result<(), Full> {
+        if grant.range.count == 0 {
+            return Ok(());
+        }
+        if self.free.len() + (self.capacity - self.next_unused) < 3 {
+            return Err(Full);
+        }
+        self.remove(grant.volume, grant.range);
+        let before = self
+            .index
+            .range(..(grant.volume, grant.range.first))
+            .next_back();
+        if let Some((&key, &(slot, prior))) = before
+            && prior.followed_by(&grant)
+        {
+            let joined = Grant {
+                range: ExtentRange::new(prior.range.first, prior.range.count + grant.range.count),
+                commit_sequence: prior.commit_sequence.max(grant.commit_sequence),
+                ..prior
+            };
+            self.entry(slot)
+                .commit_sequence
+                .store(joined.commit_sequence, Relaxed);
+            self.entry(slot).count.store(joined.range.count, Release);
+            self.index.insert(key, (slot, joined));
+            return Ok(());
+        }
+        self.fill(grant);
+        Ok(())
+    }
+
+    fn fill(&mut self, grant: Grant) {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.next_unused += 1;
+            self.next_unused - 1
+        });
+        let e = self.entry(slot);
+        e.volume.store(grant.volume.0, Relaxed);
+        e.first.store(grant.range.first, Relaxed);
+        e.count.store(grant.range.count, Relaxed);
+        e.word.store(grant.word.bits(), Relaxed);
+        e.epoch.store(grant.epoch, Relaxed);
+        e.commit_sequence.store(grant.commit_sequence, Relaxed);
+        e.sequence.store(self.next_sequence, Release);
+        self.next_sequence += 1;
+        self.index
+            .insert((grant.volume, grant.range.first), (slot, grant));
+    }
+
+    /// Takes `range` out: after the engine has acknowledged its revoke.
+    pub fn remove(&mut self, volume: VolumeId, range: ExtentRange) {
+        for (slot, grant) in self.overlapping(volume, range) {
+            if grant.range.end() > range.end() {
+                // The part behind. There is room: `insert` keeps three entries spare.
+                let rest = ExtentRange::new(range.end(), grant.range.end() - range.end());
+                self.fill(grant.part(rest));
+            }
+            if grant.range.first < range.first {
+                let head = grant.part(ExtentRange::new(
+                    grant.range.first,
+                    range.first - grant.range.first,
+                ));
+                self.entry(slot).count.store(head.range.count, Release);
+                self.index.insert((volume, head.range.first), (slot, head));
+            } else {
+                self.entry(slot).sequence.store(0, Release);
+                self.free.push(slot);
+                if self
+                    .index
+                    .get(&(volume, grant.range.first))
+                    .is_some_and(|(s, _)| *s == slot)
+                {
+                    self.index.remove(&(volume, grant.range.first));
+                }
+            }
+        }
+    }
+
+    /// Every grant, in order of volume and extent.
+    pub fn iter(&self) -> impl Iterator<Item = &Grant> + '_ {
+        self.index.values().map(|(_, grant)| grant)
+    }
+
+    /// The highest commit sequence that any entry carries.
+    pub fn max_commit_sequence(&self) -> u64 {
+        self.iter().map(|g| g.commit_sequence).max().unwrap_or(0)
+    }
+
+    /// A grant to revoke when the table is full: each in turn, as a clock's hand goes.
+    pub fn victim(&mut self) -> Option<Grant> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let next = self
+            .index
+            .range((Excluded(self.hand), Unbounded))
+            .next()
+            .or_else(|| self.index.iter().next());
+        let (&key, &(_, grant)) = next?;
+        self.hand = key;
+        Some(grant)
+    }
+
+    /// Entries in use and room for.
+    pub fn usage(&self) -> (usize, usize) {
+        (self.index.len(), self.capacity)
+    }
+
+    /// The mapping, for passing its descriptor on.
+    pub fn memory(&self) -> &SharedMemory {
+        &self.memory
+    }
+
+    /// Whether `rights` are granted on all of `range`.
+    pub fn covers(&self, volume: VolumeId, range: ExtentRange, rights: Rights) -> bool {
+        let granted = self.granted(volume, range);
+        granted.iter().map(|g| g.range.count).sum::<u64>() == range.count
+            && granted.iter().all(|g| g.word.rights() >= Some(rights))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+//! One translation in 64 bits, so that a hit is one atomic load.
+//!
+//! **Design.** Bits 0..40 the device's extent, 40..48 the device, 62..64 the rights; 0 is a miss.
+//! **Not here:** the table of words ([`crate::table`]).
+
+use crate::types::{DeviceIndex, ExtentIndex, Rights};
+
+const EXTENT_BITS: u32 = 40;
+const EXTENT_MASK: u64 = (1 << EXTENT_BITS) - 1;
+const DEVICE_SHIFT: u32 = EXTENT_BITS;
+const RIGHTS_SHIFT: u32 = 62;
+
+/// A packed translation; [`Word::MISS`] is none.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Word(u64);
+
+impl Word {
+    /// No translation: ask the owner.
+    pub const MISS: Word = Word(0);
+    /// Nothing stored: reads are zeros.
+    pub const HOLE: Word = Word(1 << RIGHTS_SHIFT);
+    /// The largest device extent that a word can name.
+    pub const MAX_DEVICE_EXTENT: u64 = EXTENT_MASK;
+
+    /// A translation to `extent` of `device`. `Rights::Hole` gives [`Word::HOLE`]; an extent above
+    /// [`Word::MAX_DEVICE_EXTENT`] gives `None`.
+    pub fn new(device: DeviceIndex, extent: ExtentIndex, rights: Rights) -> Option<Word> {
+        if extent.0 > EXTENT_MASK {
+            return None;
+        }
+        let code = match rights {
+            Rights::Hole => return Some(Word::HOLE),
+            Rights::Read => 2u64,
+            Rights::ReadWrite => 3,
+        };
+        Some(Word(
+            extent.0 | u64::from(device.0) << DEVICE_SHIFT | code << RIGHTS_SHIFT,
+        ))
+    }
+
+    /// The word as stored. Any 64 bits are a valid word: unknown bits are ignored.
+    pub const fn from_bits(bits: u64) -> Word {
+        Word(bits)
+    }
+
+    /// The word for storing.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// What it allows; `None` is a miss.
+    pub const fn rights(self) -> Option<Rights> {
+        match self.0 >> RIGHTS_SHIFT {
+            1 => Some(Rights::Hole),
+            2 => Some(Rights::Read),
+            3 => Some(Rights::ReadWrite),
+            _ => None,
+        }
+    }
+
+    /// The device; meaningless for a hole or a miss.
+    pub const fn device(self) -> DeviceIndex {
+        DeviceIndex((self.0 >> DEVICE_SHIFT) as u8)
+    }
+
+    /// The device's extent; meaningless for a hole or a miss.
+    pub const fn extent(self) -> ExtentIndex {
+        ExtentIndex(self.0 & EXTENT_MASK)
+    }
+
+    /// Whether a write may use it.
+    pub const fn writable(self) -> bool {
+        self.0 >> RIGHTS_SHIFT == 3
+    }
+
+    /// The translation of the `n`th extent after this one in the same run.
+    pub fn advance(self, n: u64) -> Word {
+        match self.rights() {
+            Some(Rights::Read | Rights::ReadWrite) => {
+                Word(self.0 & !EXTENT_MASK | (self.extent().0.saturating_add(n)) & EXTENT_MASK)
+            }
+            _ => self,
+        }
+    }
+
+    /// The same place with the write right taken away.
+    pub const fn read_only(self) -> Word {
+        if self.writable() {
+            Word(self.0 & !(1 << RIGHTS_SHIFT))
+        } else {
+            self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trip() {
+        let w = Word::new(
+            DeviceIndex(200),
+            ExtentIndex(0x12_3456_789a),
+            Rights::ReadWrite,
+        )
+        .unwrap();
+        assert_eq!(w.device(), DeviceIndex(200));
+        assert_eq!(w.extent(), ExtentIndex(0x12_3456_789a));
+        assert!(w.writable());
+        let r = w.read_only();
+        assert_eq!(r.rights(), Some(Rights::Read));
+        assert_eq!(r.extent(), w.extent());
+        assert_eq!(w.advance(3).extent().0, w.extent().0 + 3);
+        assert_eq!(Word::MISS.rights(), None);
+        assert_eq!(Word::HOLE.rights(), Some(Rights::Hole));
+        assert_eq!(Word::HOLE.advance(9), Word::HOLE);
+        assert!(Word::new(DeviceIndex(0), ExtentIndex(1 << 40), Rights::Read).is_none());
+        assert_eq!(Word::HOLE.read_only(), Word::HOLE);
+    }
+}
