@@ -1,0 +1,161 @@
+//! What is wrong with a PDU, in the words of the terminate-connection PDU that must answer it.
+//!
+//! Design: an error is the pair (FES, FEI), small and `Copy`; the offending header's bytes stay with the caller.
+//! What it does *not* do: no statuses of commands (those are [`crate::Status`]) and no errors of sockets.
+
+use core::fmt;
+
+/// Fatal Error Status (TCP 3.6.2.4, 3.6.2.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FatalStatus {
+    /// 01h: a header field is invalid; FEI is its byte offset.
+    InvalidHeaderField,
+    /// 02h: the PDU must not come now.
+    SequenceError,
+    /// 03h: the header digest is wrong; FEI is the digest received.
+    HeaderDigestError,
+    /// 04h: data outside the command's or the R2T's range.
+    DataOutOfRange,
+    /// 05h: from a controller, more data than its limit allows; from a host, more R2Ts than its limit allows.
+    LimitExceeded,
+    /// 06h: a parameter isn't supported; FEI is its byte offset.
+    UnsupportedParameter,
+    /// A reserved code, as received.
+    Other(u16),
+}
+
+impl FatalStatus {
+    /// The code on the wire.
+    #[must_use]
+    pub const fn to_u16(self) -> u16 {
+        match self {
+            Self::InvalidHeaderField => 0x01,
+            Self::SequenceError => 0x02,
+            Self::HeaderDigestError => 0x03,
+            Self::DataOutOfRange => 0x04,
+            Self::LimitExceeded => 0x05,
+            Self::UnsupportedParameter => 0x06,
+            Self::Other(code) => code,
+        }
+    }
+
+    /// The status with this code.
+    #[must_use]
+    pub const fn from_u16(code: u16) -> Self {
+        match code {
+            0x01 => Self::InvalidHeaderField,
+            0x02 => Self::SequenceError,
+            0x03 => Self::HeaderDigestError,
+            0x04 => Self::DataOutOfRange,
+            0x05 => Self::LimitExceeded,
+            0x06 => Self::UnsupportedParameter,
+            other => Self::Other(other),
+        }
+    }
+}
+
+impl fmt::Display for FatalStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InvalidHeaderField => f.write_str("Invalid PDU Header Field"),
+            Self::SequenceError => f.write_str("PDU Sequence Error"),
+            Self::HeaderDigestError => f.write_str("Header Digest Error"),
+            Self::DataOutOfRange => f.write_str("Data Transfer Out of Range"),
+            Self::LimitExceeded => f.write_str("Data Transfer or R2T Limit Exceeded"),
+            Self::UnsupportedParameter => f.write_str("Unsupported Parameter"),
+            Self::Other(code) => write!(f, "reserved fatal error status {code:#06x}"),
+        }
+    }
+}
+
+/// A PDU that ends the connection: the fatal error status and its information.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PduError {
+    /// FES.
+    pub status: FatalStatus,
+    /// FEI: for [`FatalStatus::InvalidHeaderField`] and [`FatalStatus::UnsupportedParameter`] a byte offset in the
+    /// header, for [`FatalStatus::HeaderDigestError`] the digest received, otherwise 0.
+    pub info: u32,
+}
+
+impl PduError {
+    /// The PDU must not come now.
+    pub const SEQUENCE: Self = Self {
+        status: FatalStatus::SequenceError,
+        info: 0,
+    };
+    /// Data outside the command's or the R2T's range.
+    pub const DATA_OUT_OF_RANGE: Self = Self {
+        status: FatalStatus::DataOutOfRange,
+        info: 0,
+    };
+    /// More data, or more R2Ts, than the receiver announced to take.
+    pub const LIMIT_EXCEEDED: Self = Self {
+        status: FatalStatus::LimitExceeded,
+        info: 0,
+    };
+
+    /// The field at this byte offset is invalid (see [`field`]).
+    #[must_use]
+    pub const fn field(offset: u32) -> Self {
+        Self {
+            status: FatalStatus::InvalidHeaderField,
+            info: offset,
+        }
+    }
+
+    /// The field at this byte offset asks for something that isn't supported.
+    #[must_use]
+    pub const fn unsupported(offset: u32) -> Self {
+        Self {
+            status: FatalStatus::UnsupportedParameter,
+            info: offset,
+        }
+    }
+}
+
+impl fmt::Display for PduError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.status {
+            FatalStatus::InvalidHeaderField | FatalStatus::UnsupportedParameter => {
+                write!(f, "{} at byte {} of the PDU", self.status, self.info)
+            }
+            FatalStatus::HeaderDigestError => {
+                write!(f, "{}: received {:#010x}", self.status, self.info)
+            }
+            _ => write!(f, "{}", self.status),
+        }
+    }
+}
+
+impl core::error::Error for PduError {}
+
+/// Byte offsets of header fields, for [`PduError::field`] and [`PduError::unsupported`].
+pub mod field {
+    /// PDU-Type (TCP 3.6.1).
+    pub const PDU_TYPE: u32 = 0;
+    /// FLAGS (TCP 3.6.1).
+    pub const FLAGS: u32 = 1;
+    /// HLEN (TCP 3.6.1).
+    pub const HLEN: u32 = 2;
+    /// PDO (TCP 3.6.1).
+    pub const PDO: u32 = 3;
+    /// PLEN (TCP 3.6.1).
+    pub const PLEN: u32 = 4;
+    /// PFV (TCP 3.6.2.2).
+    pub const PFV: u32 = 8;
+    /// HPDA (TCP 3.6.2.2) or CPDA (TCP 3.6.2.3).
+    pub const PDA: u32 = 10;
+    /// DGST (TCP 3.6.2.2).
+    pub const DGST: u32 = 11;
+    /// MAXR2T (TCP 3.6.2.2) or MAXH2CDATA (TCP 3.6.2.3).
+    pub const MAXIMUM: u32 = 12;
+    /// CCCID (TCP 3.6.2.8).
+    pub const CCCID: u32 = 8;
+    /// TTAG (TCP 3.6.2.8).
+    pub const TTAG: u32 = 10;
+    /// DATAO or R2TO (TCP 3.6.2.8, 3.6.2.10).
+    pub const DATAO: u32 = 12;
+    /// DATAL or R2TL (TCP 3.6.2.8, 3.6.2.10).
+    pub const DATAL: u32 = 16;
+}
