@@ -20,8 +20,8 @@ pub const MAX_DRAINS: usize = 64;
 pub struct SliceSpan {
     /// The volume it belongs to.
     pub volume: VolumeId,
-    /// The logical extent that it was translated by.
-    pub extent: u64,
+    /// The logical extents that it was translated by.
+    pub range: ExtentRange,
     /// Whether it changes the device.
     pub write: bool,
     /// Its number, from [`Drains::begin`].
@@ -43,7 +43,7 @@ impl Drain {
     fn counts(&self, s: &SliceSpan) -> bool {
         s.number < self.before
             && s.volume == self.volume
-            && self.range.contains(s.extent)
+            && self.range.overlaps(&s.range)
             && (s.write || !self.writes_only)
     }
 }
@@ -186,7 +186,7 @@ mod tests {
     fn slice(d: &mut Drains, extent: u64, write: bool) -> SliceSpan {
         SliceSpan {
             volume: V,
-            extent,
+            range: ExtentRange::new(extent, 1),
             write,
             number: d.begin(),
         }
