@@ -2,10 +2,24 @@
 //!
 //! Purpose: everything an operator can do, as HTTP with JSON bodies, for callers whose credentials
 //! the kernel vouches for (root, or the user the daemon runs as).
-//! Design: `model` and `stats` are the bodies, `request` is the bridge to the owner loop.
+//! Design: `model` and `stats` are the bodies, `request` is the bridge to the owner loop, `routes`
+//! goes from one to the other, `server` is the socket, `client` the other end of it for the command
+//! line and for tests.
 //! Not here: the operations themselves.
 
+pub mod client;
 pub mod error;
+mod extract;
 pub mod model;
+pub mod openapi;
 pub mod request;
+mod routes;
+mod server;
 pub mod stats;
+pub mod validate;
+
+#[cfg(test)]
+mod tests;
+
+pub use routes::{BODY_MAX_BYTES, TIME_LIMIT};
+pub use server::{ApiListener, bind, serve};

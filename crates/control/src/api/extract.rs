@@ -1,0 +1,112 @@
+//! Taking requests apart, with our own errors.
+//!
+//! Purpose: whatever is wrong with a path, a query or a body, the answer is an [`ApiError`] as JSON
+//! that names the field.
+//! Design: three small extractors, so that no handler can forget a check. Bodies are read whole,
+//! under the size limit the router sets; a content type is not asked for.
+//! Not here: the handlers.
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::response::Response;
+use serde::de::DeserializeOwned;
+
+use super::error::ApiError;
+use super::validate;
+
+/// A JSON body.
+pub(super) struct Body<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
+        let bytes = Bytes::from_request(request, state)
+            .await
+            .map_err(|rejection| {
+                let status = rejection.status();
+                let error = if status == StatusCode::PAYLOAD_TOO_LARGE {
+                    ApiError::invalid("the request body is too large")
+                } else {
+                    ApiError::invalid(format!(
+                        "can't read the request body: {}",
+                        rejection.body_text()
+                    ))
+                };
+                error.with_status(status)
+            })?;
+        let refuse =
+            |message: String| ApiError::invalid(message).with_status(StatusCode::BAD_REQUEST);
+        let mut json = serde_json::Deserializer::from_slice(&bytes);
+        let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+            let at = error.path().to_string();
+            let what = error.into_inner();
+            if at == "." || at == "?" {
+                refuse(format!("the request body is not valid: {what}"))
+            } else {
+                refuse(format!("the request body is not valid: `{at}`: {what}"))
+            }
+        })?;
+        json.end()
+            .map_err(|error| refuse(format!("the request body is not valid: {error}")))?;
+        Ok(Self(value))
+    }
+}
+
+/// The query's parameters.
+pub(super) struct Parameters<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Parameters<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
+        match Query::<T>::try_from_uri(&parts.uri) {
+            Ok(Query(value)) => Ok(Self(value)),
+            Err(rejection) => Err(ApiError::invalid(format!(
+                "the query is not valid: {}",
+                rejection.body_text()
+            ))),
+        }
+    }
+}
+
+/// `{tenant}` of the path.
+pub(super) struct InTenant(pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for InTenant {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Path(tenant) = path::<String, S>(parts, state).await?;
+        validate::name("tenant", &tenant)?;
+        Ok(Self(tenant))
+    }
+}
+
+/// `{tenant}` and `{volume}` of the path.
+pub(super) struct OfVolume(pub(super) String, pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for OfVolume {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Path((tenant, volume)) = path::<(String, String), S>(parts, state).await?;
+        validate::name("tenant", &tenant)?;
+        validate::name("volume", &volume)?;
+        Ok(Self(tenant, volume))
+    }
+}
+
+async fn path<T, S>(parts: &mut Parts, state: &S) -> Result<Path<T>, ApiError>
+where
+    T: DeserializeOwned + Send,
+    S: Send + Sync,
+{
+    Path::<T>::from_request_parts(parts, state)
+        .await
+        .map_err(|rejection| {
+            ApiError::invalid(format!("the path is not valid: {}", rejection.body_text()))
+        })
+}

@@ -1,0 +1,68 @@
+//! The API's OpenAPI document.
+//!
+//! Purpose: the machine-readable description of every route and body; the same text is committed as
+//! `docs/openapi.json`, so that a change of the API shows in review.
+//! Design: generated from the handlers' and types' own attributes. A test compares it with the
+//! committed file (`UPDATE_OPENAPI=1` rewrites that), another asks the router for each route in it.
+//! Not here: the descriptions themselves; they are the doc comments of what they describe.
+
+use utoipa::OpenApi;
+
+use super::routes;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Forebay",
+        description = "The control API of a Forebay daemon, on its Unix socket. Callers are root or \
+                       the user the daemon runs as; everybody else is answered 403.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0"),
+    ),
+    paths(
+        routes::document,
+        routes::status,
+        routes::stats,
+        routes::shutdown,
+        routes::pool_create,
+        routes::pool_show,
+        routes::pool_destroy,
+        routes::device_list,
+        routes::tenant_list,
+        routes::tenant_create,
+        routes::tenant_show,
+        routes::tenant_delete,
+        routes::volume_list_all,
+        routes::volume_list,
+        routes::volume_create,
+        routes::volume_show,
+        routes::volume_grow,
+        routes::volume_delete,
+        routes::export_list,
+        routes::export_create,
+        routes::export_show,
+        routes::export_update,
+        routes::export_delete,
+    ),
+    tags(
+        (name = "daemon", description = "The daemon itself"),
+        (name = "pool", description = "The pool and its devices"),
+        (name = "tenant", description = "Who is served"),
+        (name = "volume", description = "Logical disks"),
+        (name = "export", description = "Volumes shown to hosts"),
+    ),
+)]
+struct Document;
+
+/// The document.
+#[must_use]
+pub fn document() -> utoipa::openapi::OpenApi {
+    Document::openapi()
+}
+
+/// The document as it is committed: pretty JSON with a final newline.
+///
+/// # Errors
+/// If it can't be written as JSON, which would be a defect of ours.
+pub fn text() -> Result<String, serde_json::Error> {
+    document().to_pretty_json().map(|text| text + "\n")
+}

@@ -1,0 +1,221 @@
+//! The Unix socket the API listens on.
+//!
+//! Purpose: bind it so that there is one daemon per socket, accept, check who calls, serve.
+//! Design: a lock file beside the socket is held for as long as the listener lives; whoever has the
+//! lock may remove a socket that a dead daemon left. The caller's uid comes from the kernel
+//! (SO_PEERCRED): root and the daemon's own user may call, others get one 403 and are closed.
+//! Connections are bounded in number, and in the time they may take to send a request's head.
+//! Not here: routes.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::future::Future;
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Semaphore, watch};
+
+use super::error::ApiError;
+use super::request::Handle;
+use super::routes::{self, TIME_LIMIT};
+
+/// Connections served at the same time; further ones wait in the kernel's queue.
+const CONNECTIONS_MAX: usize = 64;
+/// How long a connection may take to send a request's head; also how long it may sit idle.
+const HEAD_TIME_LIMIT: Duration = Duration::from_secs(10);
+/// How long requests may go on once the daemon is stopping.
+const STOP_TIME_LIMIT: Duration = Duration::from_secs(2);
+
+/// A bound socket, and the lock that makes it ours.
+#[derive(Debug)]
+pub struct ApiListener {
+    listener: UnixListener,
+    path: PathBuf,
+    // Closing it releases the lock. The file stays: removing it would let two daemons lock two files.
+    _lock: File,
+}
+
+impl Drop for ApiListener {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Binds the API's socket at `path`, after making sure that no other daemon has it.
+///
+/// # Errors
+/// `AddrInUse` when another daemon has it (the message names its pid), otherwise what the system
+/// says, with the path.
+pub fn bind(path: &Path) -> io::Result<ApiListener> {
+    // sockaddr_un: sun_path is 108 bytes with its NUL.
+    if path.as_os_str().len() > 107 {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!(
+                "the API socket's path is too long (at most 107 bytes): {}",
+                path.display()
+            ),
+        ));
+    }
+    let lock = lock(path)?;
+    let failed = |what: &str, error: io::Error| {
+        io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
+    };
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(failed("can't remove the old API socket", error));
+        }
+        _ => {}
+    }
+    let listener =
+        UnixListener::bind(path).map_err(|error| failed("can't bind the API socket", error))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+        .map_err(|error| failed("can't set the mode of the API socket", error))?;
+    Ok(ApiListener {
+        listener,
+        path: path.to_owned(),
+        _lock: lock,
+    })
+}
+
+fn lock(socket: &Path) -> io::Result<File> {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".lock");
+    let path = PathBuf::from(path);
+    let failed = |error: io::Error| {
+        io::Error::new(
+            error.kind(),
+            format!("can't lock {}: {error}", path.display()),
+        )
+    };
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut pid = String::new();
+            let _ = file.take(20).read_to_string(&mut pid);
+            return Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                format!(
+                    "another daemon (pid {}) serves {}",
+                    if pid.trim().is_empty() {
+                        "unknown"
+                    } else {
+                        pid.trim()
+                    },
+                    socket.display()
+                ),
+            ));
+        }
+        Err(TryLockError::Error(error)) => return Err(failed(error)),
+    }
+    file.set_len(0).map_err(failed)?;
+    file.rewind().map_err(failed)?;
+    writeln!(file, "{}", std::process::id()).map_err(failed)?;
+    Ok(file)
+}
+
+/// Serves the API until `stop` resolves; open requests then get a moment to end.
+pub async fn serve(listener: ApiListener, owner: Handle, stop: impl Future<Output = ()>) {
+    let own_uid = rustix::process::geteuid().as_raw();
+    serve_those(listener, owner, |uid| may_call(uid, own_uid), stop).await;
+}
+
+/// Whether a caller with this uid may control a daemon that runs as `own_uid`.
+pub(super) fn may_call(uid: u32, own_uid: u32) -> bool {
+    uid == 0 || uid == own_uid
+}
+
+/// [`serve`] with the question of who may call as an argument.
+pub(super) async fn serve_those(
+    listener: ApiListener,
+    owner: Handle,
+    may_call: impl Fn(u32) -> bool,
+    stop: impl Future<Output = ()>,
+) {
+    let router = routes::router(owner, TIME_LIMIT);
+    let refusing = Router::new().fallback(refuse);
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let (stopping, stopped) = watch::channel(());
+    tokio::pin!(stop);
+    loop {
+        let accepted = async {
+            // The semaphore is never closed.
+            let place = places.clone().acquire_owned().await.ok();
+            (place, listener.listener.accept().await)
+        };
+        let (place, accepted) = tokio::select! {
+            () = &mut stop => break,
+            accepted = accepted => accepted,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors or memory: wait for some, rather than spin.
+                tracing::warn!(%error, "can't accept an API connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let router = match stream.peer_cred() {
+            Ok(peer) if may_call(peer.uid()) => router.clone(),
+            Ok(peer) => {
+                tracing::warn!(uid = peer.uid(), pid = peer.pid(), "refused an API caller");
+                refusing.clone()
+            }
+            Err(error) => {
+                tracing::warn!(%error, "refused an API caller without credentials");
+                refusing.clone()
+            }
+        };
+        let stopped = stopped.clone();
+        tokio::spawn(async move {
+            connection(stream, router, stopped).await;
+            drop(place);
+        });
+    }
+    drop(stopped);
+    let _ = stopping.send(());
+    // Each connection holds a receiver; when the last is gone, all are done.
+    let _ = tokio::time::timeout(STOP_TIME_LIMIT, stopping.closed()).await;
+}
+
+async fn connection(stream: UnixStream, router: Router, mut stopped: watch::Receiver<()>) {
+    let service = TowerToHyperService::new(router);
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME_LIMIT)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    tokio::select! {
+        result = connection.as_mut() => {
+            if let Err(error) = result {
+                tracing::debug!(%error, "an API connection ended early");
+            }
+            return;
+        }
+        _ = stopped.changed() => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    if let Err(error) = connection.await {
+        tracing::debug!(%error, "an API connection ended early");
+    }
+}
+
+async fn refuse() -> ApiError {
+    ApiError::forbidden("this user may not control this daemon")
+        .hint("call as root, or as the user the daemon runs as")
+}

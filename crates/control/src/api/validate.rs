@@ -1,0 +1,101 @@
+//! Syntax checks on what comes from outside, before the owner sees it.
+//!
+//! Purpose: a bad name or NQN is refused at the door with a sentence that says what is allowed.
+//! Design: pure functions from text to `Result`.
+//! Not here: whether what is named exists, and anything about sizes: that needs the pool.
+
+use super::error::ApiError;
+
+/// The longest tenant or volume name.
+pub const NAME_MAX: usize = 63;
+/// The longest NQN (NVMe Base 2.1, 4.7: 223 bytes).
+pub const NQN_MAX: usize = 223;
+/// The most hosts one export may list.
+pub const HOSTS_MAX: usize = 1024;
+
+/// Checks a tenant's, volume's or pool's name.
+///
+/// # Errors
+/// `invalid`, saying what is allowed.
+pub fn name(what: &str, name: &str) -> Result<(), ApiError> {
+    let allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
+    if name.is_empty() || name.len() > NAME_MAX || !name.bytes().all(allowed) {
+        // Shown escaped and cut: it may be anything.
+        let shown: String = name
+            .chars()
+            .take(80)
+            .flat_map(char::escape_default)
+            .collect();
+        return Err(
+            ApiError::invalid(format!("`{shown}` can't be a {what}'s name"))
+                .hint("names have 1 to 63 characters of a-z, 0-9 and -"),
+        );
+    }
+    Ok(())
+}
+
+/// Checks a host's NQN: `nqn.` and then printable ASCII, at most 223 bytes.
+///
+/// # Errors
+/// `invalid`, saying what is allowed.
+pub fn host_nqn(nqn: &str) -> Result<(), ApiError> {
+    let printable = nqn.bytes().all(|byte| byte.is_ascii_graphic());
+    if nqn.len() <= 4 || nqn.len() > NQN_MAX || !nqn.starts_with("nqn.") || !printable {
+        let shown: String = nqn
+            .chars()
+            .take(240)
+            .flat_map(char::escape_default)
+            .collect();
+        return Err(ApiError::invalid(format!("`{shown}` is not a host NQN")).hint(
+            "a host NQN starts with `nqn.` and has at most 223 characters; a Linux host's is in \
+             /etc/nvme/hostnqn",
+        ));
+    }
+    Ok(())
+}
+
+/// Checks a list of hosts.
+///
+/// # Errors
+/// `invalid`, for the first that is wrong, or for too many.
+pub fn host_list(hosts: &[String]) -> Result<(), ApiError> {
+    if hosts.len() > HOSTS_MAX {
+        return Err(ApiError::invalid(format!(
+            "{} hosts are more than an export can list ({HOSTS_MAX})",
+            hosts.len()
+        )));
+    }
+    hosts.iter().try_for_each(|nqn| host_nqn(nqn))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for good in ["a", "a-1", "0", &"x".repeat(63)] {
+            name("tenant", good).unwrap();
+        }
+        for bad in ["", "A", "a.b", "a/b", "ä", "a b", "a\n", &"x".repeat(64)] {
+            name("tenant", bad).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn nqns() {
+        host_nqn("nqn.2014-08.org.nvmexpress:uuid:2d5a0d1f-0000-4000-8000-000000000000").unwrap();
+        host_nqn(&format!("nqn.{}", "x".repeat(219))).unwrap();
+        for bad in [
+            "",
+            "nqn.",
+            "iqn.2001-01.x:y",
+            "nqn.a b",
+            "nqn.\u{e4}",
+            "nqn.a\0",
+        ] {
+            host_nqn(bad).unwrap_err();
+        }
+        host_nqn(&format!("nqn.{}", "x".repeat(220))).unwrap_err();
+    }
+}
