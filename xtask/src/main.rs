@@ -1,1 +1,75 @@
-fn main() {}
+//! `cargo xtask`: the project's own tasks.
+//!
+//! Purpose: one entry for whoever works on Forebay, and for CI: test, check, bench.
+//! Design: each task is a module that takes its arguments and says whether all went well; nothing
+//! runs that has no time limit.
+//! Not here: building and running Forebay (`cargo`, `make run`).
+
+mod bench;
+mod check;
+mod docs;
+mod suites;
+mod tally;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+const USAGE: &str = "\
+cargo xtask test [SUITE...]    run every test there is, or the suites named: unit system guest
+cargo xtask check [STEP...]    fmt clippy layers licences docs
+cargo xtask bench NAME [--quick] [--json FILE]
+";
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    let task = args.next();
+    let args: Vec<String> = args.collect();
+    let result = match task.as_deref() {
+        Some("test") => suites::run(&args),
+        Some("check") => check::run(&args),
+        Some("bench") => bench::run(&args),
+        Some("help" | "--help" | "-h") => {
+            print!("{USAGE}");
+            Ok(true)
+        }
+        _ => {
+            eprint!("{USAGE}");
+            Ok(false)
+        }
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The top of the repository.
+fn repository() -> PathBuf {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.parent().unwrap_or(own).to_owned()
+}
+
+/// Where cargo builds.
+fn target_folder() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(folder) => repository().join(folder),
+        None => repository().join("target"),
+    }
+}
+
+/// The cargo that runs us, at the top of the repository.
+fn cargo(args: &[&str]) -> Command {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(program);
+    command.args(args).current_dir(repository());
+    command
+}
+
+/// Whether this is CI, where nothing may be left out.
+fn in_ci() -> bool {
+    std::env::var("CI").is_ok_and(|value| value == "true")
+}

@@ -1,0 +1,434 @@
+//! A running `forebay`, as a person would run it.
+//!
+//! Purpose: [`Daemon::start`] runs `forebay serve` with its own folder and a free loopback port, and
+//! waits until its engine runs. Tests use the command line through [`Daemon::cli`], and kill either
+//! process whenever they like.
+//! Design: the program is the one that `FOREBAY_BIN` names, or the debug build. All its files are in
+//! one folder below the target folder, on a real filesystem (pools need direct I/O and hole punching).
+//! Dropping a [`Daemon`] ends daemon and engines; an engine that outlived its daemon is found by the
+//! folder on its command line, and killed by pid. If the test failed, their logs are shown.
+//! Not here: what the answers mean; they are JSON values.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+use xtask::process;
+
+use crate::wait;
+
+const START_LIMIT: Duration = Duration::from_secs(60);
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+const CLI_LIMIT: Duration = Duration::from_secs(120);
+const STATUS_LIMIT: Duration = Duration::from_secs(10);
+/// How much of a log an error shows.
+const LOG_TAIL_BYTES: usize = 4000;
+
+/// How to start a daemon.
+#[derive(Debug, Clone, Default)]
+pub struct DaemonOptions {
+    /// More lines for its configuration file.
+    pub config: String,
+}
+
+/// Who runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Processes {
+    /// The daemon.
+    pub daemon: u32,
+    /// Its engine.
+    pub engine: u32,
+    /// Which engine it is, counted from the first on this pool.
+    pub generation: u64,
+}
+
+/// A daemon and its engine.
+#[derive(Debug)]
+pub struct Daemon {
+    folder: TempDir,
+    port: u16,
+    child: Child,
+}
+
+impl Daemon {
+    /// Starts one with no pool, and waits until its engine runs.
+    ///
+    /// # Errors
+    /// If the program is missing, ends at once, or is not ready within a minute.
+    pub fn start(options: &DaemonOptions) -> Result<Self> {
+        let parent = target_folder().join("tmp");
+        std::fs::create_dir_all(&parent)?;
+        let folder = tempfile::Builder::new().prefix("fb-").tempdir_in(parent)?;
+        let port = free_port()?;
+        let config = format!(
+            "{}\n[listen]\nnvme_tcp = [\"127.0.0.1:{port}\"]\n",
+            options.config
+        );
+        std::fs::write(folder.path().join("forebay.toml"), config)?;
+        let child = spawn(folder.path())?;
+        let mut daemon = Self {
+            folder,
+            port,
+            child,
+        };
+        daemon.wait_ready()?;
+        Ok(daemon)
+    }
+
+    /// Starts the daemon again after it has ended; its engine may still be there.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_again(&mut self) -> Result<()> {
+        if self.child.try_wait()?.is_none() {
+            bail!("the daemon still runs");
+        }
+        self.child = spawn(self.folder.path())?;
+        self.wait_ready()
+    }
+
+    /// Where it keeps everything; the test's own files may be there too.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Its NVMe/TCP port on 127.0.0.1.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Runs `forebay --json ARGS...` and returns what it answers.
+    ///
+    /// # Errors
+    /// If it fails; the error has what it said.
+    pub fn cli(&self, args: &[&str]) -> Result<Value> {
+        let mut command = self.cli_command(args);
+        let said =
+            process::output(&mut command, CLI_LIMIT).map_err(|error| self.with_logs(error))?;
+        if said.trim_ascii().is_empty() {
+            return Ok(Value::Null);
+        }
+        serde_json::from_slice(&said).with_context(|| {
+            let said = String::from_utf8_lossy(&said);
+            format!("forebay {}: not JSON: {said}", args.join(" "))
+        })
+    }
+
+    /// The command `forebay --json ARGS...`, to be run in another way.
+    #[must_use]
+    pub fn cli_command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(program());
+        command
+            .arg("--json")
+            .arg("--socket")
+            .arg(self.socket())
+            .args(args);
+        command
+    }
+
+    /// What `GET /v1/status` answers.
+    ///
+    /// # Errors
+    /// If the daemon does not answer.
+    pub fn status(&self) -> Result<Value> {
+        get(&self.socket(), "/v1/status")
+    }
+
+    /// Who runs now.
+    ///
+    /// # Errors
+    /// If the daemon does not answer, or has no engine.
+    pub fn processes(&self) -> Result<Processes> {
+        processes(&self.status()?).context("no engine runs")
+    }
+
+    /// Waits until an engine runs whose generation is above `generation`.
+    ///
+    /// # Errors
+    /// If there is none within `limit`.
+    pub fn wait_engine_after(&self, generation: u64, limit: Duration) -> Result<Processes> {
+        wait::until("a new engine", limit, || {
+            let now = processes(&self.status()?);
+            Ok(now.filter(|now| now.generation > generation))
+        })
+        .map_err(|error| self.with_logs(error))
+    }
+
+    /// `kill -9` of the daemon; its engine goes on.
+    ///
+    /// # Errors
+    /// If it has ended already.
+    pub fn kill_daemon(&mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!("the daemon has ended already: {status}");
+        }
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// `kill -9` of the engine; returns who it was.
+    ///
+    /// # Errors
+    /// If none runs.
+    pub fn kill_engine(&self) -> Result<Processes> {
+        let processes = self.processes()?;
+        kill(processes.engine, Signal::KILL)?;
+        Ok(processes)
+    }
+
+    /// Ends daemon and engine in good order.
+    ///
+    /// # Errors
+    /// If the daemon does not end, ends badly, or leaves an engine behind.
+    pub fn stop(&mut self) -> Result<()> {
+        kill(self.child.id(), Signal::TERM)?;
+        let status: ExitStatus = process::wait(&mut self.child, STOP_LIMIT)
+            .context("the daemon does not stop")
+            .map_err(|error| self.with_logs(error))?;
+        if !status.success() {
+            return Err(self.with_logs(anyhow::anyhow!("the daemon ended badly: {status}")));
+        }
+        let left = self.left_behind();
+        if !left.is_empty() {
+            bail!("the daemon stopped, but left {left:?} running");
+        }
+        Ok(())
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("api.sock")
+    }
+
+    fn wait_ready(&mut self) -> Result<()> {
+        let socket = self.socket();
+        let child = &mut self.child;
+        let ready = wait::until("daemon and engine are up", START_LIMIT, || {
+            if let Some(status) = child.try_wait()? {
+                bail!("forebay serve ended at once: {status}");
+            }
+            Ok(get(&socket, "/v1/status")
+                .ok()
+                .filter(|status| status["engine_state"] == "running"))
+        });
+        ready.map(drop).map_err(|error| self.with_logs(error))
+    }
+
+    /// Processes, other than the daemon, that have our folder on their command line.
+    fn left_behind(&self) -> Vec<u32> {
+        let folder = self.folder.path().as_os_str().as_encoded_bytes();
+        let Ok(entries) = std::fs::read_dir("/proc") else {
+            return Vec::new();
+        };
+        entries
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok())
+            .filter(|pid| *pid != self.child.id() && *pid != std::process::id())
+            .filter(|pid| {
+                let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                line.windows(folder.len()).any(|part| part == folder)
+            })
+            .collect()
+    }
+
+    fn with_logs(&self, error: anyhow::Error) -> anyhow::Error {
+        error.context(self.logs())
+    }
+
+    fn logs(&self) -> String {
+        let mut text = String::new();
+        for file in ["daemon.log", "var/state/log/engine.log"] {
+            let path = self.folder.path().join(file);
+            let Ok(log) = std::fs::read(&path) else {
+                continue;
+            };
+            let tail = &log[log.len().saturating_sub(LOG_TAIL_BYTES)..];
+            text += &format!(
+                "--- the end of {file} ---\n{}\n",
+                String::from_utf8_lossy(tail)
+            );
+        }
+        text
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.logs());
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        for pid in self.left_behind() {
+            let _ = kill(pid, Signal::KILL);
+        }
+    }
+}
+
+/// Where cargo builds.
+#[must_use]
+pub fn target_folder() -> PathBuf {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(folder) => repository.join(folder),
+        None => repository.join("target"),
+    }
+}
+
+/// CPU time that a process has used, in user mode and in the kernel together.
+///
+/// # Errors
+/// If there is no such process.
+pub fn cpu_time(pid: u32) -> Result<Duration> {
+    // proc_pid_stat(5): utime is field 14, stime field 15, in clock ticks; field 3 comes after the name
+    let path = format!("/proc/{pid}/stat");
+    let stat = std::fs::read_to_string(&path).context(path)?;
+    let fields: Vec<&str> = stat
+        .rsplit_once(')')
+        .map(|(_, rest)| rest.split_whitespace().collect())
+        .unwrap_or_default();
+    let ticks = |field: usize| -> Result<u64> {
+        let text = fields.get(field - 3).context("a short /proc/PID/stat")?;
+        Ok(text.parse()?)
+    };
+    let ticks = ticks(14)? + ticks(15)?;
+    let per_second = rustix::param::clock_ticks_per_second();
+    Ok(Duration::from_millis(ticks * 1000 / per_second.max(1)))
+}
+
+/// Resident memory of a process.
+///
+/// # Errors
+/// If there is no such process.
+pub fn resident_bytes(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/status");
+    let status = std::fs::read_to_string(&path).context(path)?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .context("no VmRSS: the process has ended")?;
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
+    Ok(kib * 1024)
+}
+
+/// Space that a file takes on its filesystem, holes left out.
+///
+/// # Errors
+/// If there is no such file.
+pub fn allocated_bytes(file: &Path) -> Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let metadata = std::fs::metadata(file).with_context(|| file.display().to_string())?;
+    Ok(metadata.blocks() * 512)
+}
+
+fn program() -> PathBuf {
+    match std::env::var_os("FOREBAY_BIN") {
+        Some(program) => program.into(),
+        None => target_folder().join("debug/forebay"),
+    }
+}
+
+fn spawn(folder: &Path) -> Result<Child> {
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(folder.join("daemon.log"))?;
+    let error: File = log.try_clone()?;
+    let program = program();
+    Command::new(&program)
+        .arg("--socket")
+        .arg(folder.join("api.sock"))
+        .arg("serve")
+        .arg("--config")
+        .arg(folder.join("forebay.toml"))
+        .arg("--dir")
+        .arg(folder.join("var"))
+        .stdin(Stdio::null())
+        .stdout(log)
+        .stderr(error)
+        .spawn()
+        .with_context(|| format!("cannot start {} (cargo build)", program.display()))
+}
+
+fn processes(status: &Value) -> Option<Processes> {
+    let pid = |key: &str| u32::try_from(status[key].as_u64()?).ok();
+    Some(Processes {
+        daemon: pid("daemon_pid")?,
+        engine: pid("engine_pid")?,
+        generation: status["generation"].as_u64()?,
+    })
+    .filter(|_| status["engine_state"] == "running")
+}
+
+/// A port that nobody listens on now.
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+fn kill(pid: u32, signal: Signal) -> Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    kill_process(pid.context("no such process")?, signal).context("cannot kill it")
+}
+
+/// One HTTP request over a Unix socket, its answer as JSON.
+fn get(socket: &Path, path: &str) -> Result<Value> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(STATUS_LIMIT))?;
+    stream.set_write_timeout(Some(STATUS_LIMIT))?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: forebay\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
+    let mut answer = String::new();
+    stream.take(1 << 20).read_to_string(&mut answer)?;
+    body(&answer).with_context(|| format!("GET {path}: {answer}"))
+}
+
+fn body(answer: &str) -> Result<Value> {
+    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
+    if !head.starts_with("HTTP/1.1 200 ") {
+        bail!("not OK");
+    }
+    Ok(serde_json::from_str(body)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_measured() {
+        let own = std::process::id();
+        assert!(resident_bytes(own).unwrap() > 100_000);
+        let mut sum = 0_u64;
+        let before = cpu_time(own).unwrap();
+        while cpu_time(own).unwrap() <= before {
+            sum = std::hint::black_box(sum.wrapping_mul(31).wrapping_add(1));
+        }
+        assert!(cpu_time(u32::MAX >> 2).is_err());
+    }
+
+    #[test]
+    fn holes_take_no_space() {
+        let folder = tempfile::tempdir_in(std::env::temp_dir()).unwrap();
+        let path = folder.path().join("sparse");
+        let file = File::create(&path).unwrap();
+        file.set_len(1 << 30).unwrap();
+        assert!(allocated_bytes(&path).unwrap() < 1 << 20);
+    }
+
+    #[test]
+    fn answers_are_taken_apart() {
+        let value = body("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{\"a\": 1}\n").unwrap();
+        assert_eq!(value["a"], 1);
+        assert!(body("HTTP/1.1 503 Service Unavailable\r\n\r\n{}").is_err());
+        assert!(body("").is_err());
+    }
+}

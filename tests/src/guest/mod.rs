@@ -1,0 +1,244 @@
+//! A Linux guest: a stock kernel with its stock drivers.
+//!
+//! Purpose: tests use Forebay as a Linux host does. [`Guest::boot`] starts a Debian kernel under QEMU;
+//! commands run in it at any time, several at once, while the test does things outside.
+//! Design: QEMU emulates the CPU (`tcg`), so it runs anywhere, without `/dev/kvm` and without root. The
+//! kernel and the programs are Debian packages, unpacked and made into an initramfs once ([`image`]);
+//! nothing is written outside the cache folder. Inside, a small shell agent ([`init.sh`](self)) takes
+//! commands from a virtio-serial port and answers with their exit code and output ([`control`]). The
+//! guest reaches the machine's 127.0.0.1 as [`HOST_ADDRESS`]. It ends when [`Guest`] is dropped.
+//! Not here: what is tested; other ways to boot.
+
+pub mod control;
+pub mod cpio;
+pub mod image;
+pub mod modules;
+
+use std::fs::File;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use tempfile::TempDir;
+use xtask::process;
+
+pub use control::{Job, Output};
+
+use control::Control;
+
+/// Where the guest finds the machine's loopback address.
+pub const HOST_ADDRESS: &str = "10.0.2.2";
+
+const POWER_OFF_LIMIT: Duration = Duration::from_secs(60);
+/// How much of the console an error shows.
+const CONSOLE_TAIL_BYTES: usize = 6000;
+
+/// How to boot a guest.
+#[derive(Debug, Clone)]
+pub struct GuestOptions {
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// Memory; the initramfs stays in it.
+    pub memory_mib: u32,
+    /// Until the guest takes commands.
+    pub boot_limit: Duration,
+}
+
+impl Default for GuestOptions {
+    fn default() -> Self {
+        Self {
+            cpus: 2,
+            memory_mib: 768,
+            boot_limit: Duration::from_secs(180),
+        }
+    }
+}
+
+/// A running guest.
+#[derive(Debug)]
+pub struct Guest {
+    qemu: Child,
+    control: Control,
+    console: PathBuf,
+    kernel_release: String,
+    _folder: TempDir,
+}
+
+impl Guest {
+    /// Boots a guest and waits until it takes commands.
+    ///
+    /// # Errors
+    /// If the image can't be made, QEMU can't be started, or the guest is not up within its limit; the
+    /// error shows the end of the console.
+    pub fn boot(options: &GuestOptions) -> Result<Self> {
+        let image = image::prepare()?;
+        // A socket's path must be short, so this is not below the target folder.
+        let folder = tempfile::Builder::new()
+            .prefix("forebay-guest-")
+            .tempdir()?;
+        let socket = folder.path().join("control");
+        let console = folder.path().join("console");
+        let listener = UnixListener::bind(&socket)?;
+        let messages = File::create(folder.path().join("qemu"))?;
+
+        let mut command = Command::new("qemu-system-x86_64");
+        command
+            .args([
+                "-accel",
+                "tcg,thread=multi",
+                "-machine",
+                "q35",
+                "-cpu",
+                "max",
+            ])
+            .args(["-smp", &options.cpus.to_string()])
+            .args(["-m", &options.memory_mib.to_string()])
+            .args(["-nodefaults", "-display", "none", "-no-reboot"])
+            .arg("-kernel")
+            .arg(&image.kernel)
+            .arg("-initrd")
+            .arg(&image.initramfs)
+            .args(["-append", "console=ttyS0 quiet loglevel=5 panic=-1"])
+            .args(["-serial", &format!("file:{}", console.display())])
+            .args(["-netdev", "user,id=net"])
+            .args(["-device", "virtio-net-pci,netdev=net,romfile="])
+            .arg("-chardev")
+            .arg(format!("socket,id=control,path={}", socket.display()))
+            .args(["-device", "virtio-serial-pci"])
+            .args([
+                "-device",
+                "virtserialport,chardev=control,name=forebay.control",
+            ])
+            .stdin(Stdio::null())
+            .stdout(messages.try_clone()?)
+            .stderr(messages);
+        let qemu = command
+            .spawn()
+            .context("cannot start qemu-system-x86_64 (package qemu-system-x86)")?;
+
+        // From here on, dropping `guest` kills it.
+        let mut guest = Self {
+            qemu,
+            control: Control::unconnected(),
+            console,
+            kernel_release: image.kernel_release,
+            _folder: folder,
+        };
+        let booted = accept(&listener, &mut guest.qemu).and_then(|stream| {
+            guest.control = Control::start(stream)?;
+            guest.control.wait_ready(options.boot_limit)
+        });
+        match booted {
+            Ok(()) => Ok(guest),
+            Err(error) => {
+                let said = std::fs::read_to_string(guest._folder.path().join("qemu"));
+                let said = said.unwrap_or_default();
+                Err(guest.with_console(error.context(format!("the guest did not boot\n{said}"))))
+            }
+        }
+    }
+
+    /// The release of the kernel it runs.
+    #[must_use]
+    pub fn kernel_release(&self) -> &str {
+        &self.kernel_release
+    }
+
+    /// Runs a shell command to its end.
+    ///
+    /// # Errors
+    /// If it has not ended within `limit`, or the guest is gone. A command that fails is no error:
+    /// see [`Output::code`].
+    pub fn run(&self, command: &str, limit: Duration) -> Result<Output> {
+        self.spawn(command)?
+            .wait(limit)
+            .map_err(|error| self.with_console(error))
+    }
+
+    /// Runs a shell command that must succeed; returns what it printed.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), and if the command fails.
+    pub fn check(&self, command: &str, limit: Duration) -> Result<String> {
+        let output = self.run(command, limit)?;
+        if output.code != 0 {
+            let error = anyhow::anyhow!(
+                "in the guest, exit code {}: {command}\n{}",
+                output.code,
+                output.text
+            );
+            return Err(self.with_console(error));
+        }
+        Ok(output.text)
+    }
+
+    /// Starts a shell command; it runs beside others.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub fn spawn(&self, command: &str) -> Result<Job> {
+        self.control
+            .spawn(command)
+            .map_err(|error| self.with_console(error))
+    }
+
+    /// What has been printed on its console so far.
+    #[must_use]
+    pub fn console(&self) -> String {
+        let bytes = std::fs::read(&self.console).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Syncs, powers off, and waits until QEMU has ended.
+    ///
+    /// # Errors
+    /// If it does not end within a minute.
+    pub fn power_off(mut self) -> Result<()> {
+        self.control.power_off()?;
+        match process::wait(&mut self.qemu, POWER_OFF_LIMIT) {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(self.with_console(anyhow::anyhow!("QEMU ended badly: {status}"))),
+            Err(error) => Err(self.with_console(error.context("the guest does not power off"))),
+        }
+    }
+
+    fn with_console(&self, error: anyhow::Error) -> anyhow::Error {
+        let console = self.console();
+        let mut begin = console.len().saturating_sub(CONSOLE_TAIL_BYTES);
+        while !console.is_char_boundary(begin) {
+            begin += 1;
+        }
+        error.context(format!(
+            "--- the end of the guest's console ---\n{}\n---",
+            console[begin..].trim_end()
+        ))
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}
+
+/// Takes QEMU's connection to the control socket, which it makes as it starts.
+fn accept(listener: &UnixListener, qemu: &mut Child) -> Result<std::os::unix::net::UnixStream> {
+    for _ in 0..300 {
+        let mut socket = [PollFd::new(listener, PollFlags::IN)];
+        let tenth = Timespec {
+            tv_sec: 0,
+            tv_nsec: 100_000_000,
+        };
+        if rustix::event::poll(&mut socket, Some(&tenth))? > 0 {
+            return Ok(listener.accept()?.0);
+        }
+        if let Some(status) = qemu.try_wait()? {
+            bail!("QEMU ended at once: {status}");
+        }
+    }
+    bail!("QEMU has not opened its control socket within 30 s");
+}

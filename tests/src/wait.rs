@@ -1,0 +1,32 @@
+//! Waiting with a limit.
+//!
+//! Purpose: tests never assert on time, but they never hang either.
+//! Design: poll until the condition holds; at the limit, say what was waited for and what was seen.
+//! Not here: a clock of our own.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+const POLL: Duration = Duration::from_millis(50);
+
+/// Calls `probe` until it returns a value; `Ok(None)` means not yet.
+///
+/// # Errors
+/// If `probe` fails, or has returned no value within `limit`.
+pub fn until<T>(
+    what: &str,
+    limit: Duration,
+    mut probe: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(value) = probe()? {
+            return Ok(value);
+        }
+        if Instant::now() >= end {
+            bail!("waited {} s for this: {what}", limit.as_secs());
+        }
+        std::thread::sleep(POLL);
+    }
+}

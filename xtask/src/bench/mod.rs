@@ -1,0 +1,70 @@
+//! `cargo xtask bench`: finds the benchmark named and runs it.
+//!
+//! Purpose: one way to call every benchmark and to have its figures as a table or as JSON.
+//! Design: a benchmark is a module of this folder, entered in [`BENCHES`]; it takes [`Options`] and
+//! prints its own tables.
+//! Not here: any benchmark.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+/// What every benchmark takes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Options {
+    /// Short runs: to see that it works, not for figures.
+    pub(crate) quick: bool,
+    /// Where to write the figures as JSON.
+    pub(crate) json: Option<PathBuf>,
+}
+
+type Bench = (&'static str, fn(&Options) -> Result<()>);
+
+const BENCHES: [Bench; 0] = [];
+
+/// Runs the benchmark that `args` name.
+pub(crate) fn run(args: &[String]) -> Result<bool> {
+    let (name, options) = parse(args)?;
+    let bench = BENCHES.iter().find(|(bench, _)| *bench == name);
+    let Some((_, bench)) = bench else {
+        let names: Vec<&str> = BENCHES.iter().map(|(name, _)| *name).collect();
+        bail!("no benchmark '{name}'; there are: {}", names.join(" "));
+    };
+    bench(&options)?;
+    Ok(true)
+}
+
+fn parse(args: &[String]) -> Result<(&str, Options)> {
+    let mut args = args.iter();
+    let name = args.next().context("which benchmark?")?;
+    let mut options = Options::default();
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--quick" => options.quick = true,
+            "--json" => {
+                let file = args.next().context("--json needs a file")?;
+                options.json = Some(PathBuf::from(file));
+            }
+            other => bail!("unknown argument '{other}'; there are: --quick, --json FILE"),
+        }
+    }
+    Ok((name, options))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Options, parse};
+
+    #[test]
+    fn arguments() {
+        let args = |words: &[&str]| -> Vec<String> { words.iter().map(|w| (*w).into()).collect() };
+        let all = args(&["tcp", "--quick", "--json", "x.json"]);
+        let (name, options) = parse(&all).unwrap();
+        assert_eq!(name, "tcp");
+        let json = Some("x.json".into());
+        assert_eq!(options, Options { quick: true, json });
+        assert!(parse(&args(&[])).is_err());
+        assert!(parse(&args(&["tcp", "--json"])).is_err());
+        assert!(parse(&args(&["tcp", "--slow"])).is_err());
+    }
+}

@@ -1,0 +1,350 @@
+//! Debian packages without touching the machine's own package configuration.
+//!
+//! Purpose: the guest's kernel and programs, and tools that crates.io would take minutes to build,
+//! come as Debian packages of a suite that may not be the machine's own.
+//! Design: a [`PrivateApt`] has its sources, lists, state and cache in a folder of its own, and an
+//! empty package database, so `install --download-only` fetches a package with all it needs. The
+//! mirror is the one that the machine's own sources name, asked from apt at run time. Packages are
+//! only unpacked ([`unpack`]); a [`Sysroot`] runs unpacked programs with their own loader and
+//! libraries. Needs no root. Only [`install_on_host`] changes the machine, and it needs root.
+//! Not here: which packages for what.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::process;
+
+/// Names the mirror to use, where the machine's own sources don't (it isn't Debian, for example).
+pub const MIRROR_VARIABLE: &str = "FOREBAY_DEBIAN_MIRROR";
+
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+const APT_LIMIT: Duration = Duration::from_secs(600);
+const UNPACK_LIMIT: Duration = Duration::from_secs(120);
+
+/// Why packages can't be had on this machine, if so.
+#[must_use]
+pub fn unavailable() -> Option<String> {
+    if !cfg!(target_arch = "x86_64") {
+        return Some("Debian packages for x86_64 can only be used on x86_64".to_owned());
+    }
+    for program in ["apt-get", "apt-cache", "dpkg-deb"] {
+        if !process::is_installed(program) {
+            return Some(format!("{program} (this is not a Debian machine)"));
+        }
+    }
+    mirror().err().map(|error| format!("{error:#}"))
+}
+
+/// The mirror of Debian's main archive that this machine uses.
+///
+/// # Errors
+/// If apt names none.
+pub fn mirror() -> Result<String> {
+    if let Ok(mirror) = std::env::var(MIRROR_VARIABLE) {
+        return Ok(mirror);
+    }
+    let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let codename = release
+        .lines()
+        .find_map(|line| line.strip_prefix("VERSION_CODENAME="))
+        .unwrap_or_default()
+        .trim_matches('"');
+    let targets = process::text(
+        Command::new("apt-get").args([
+            "indextargets",
+            "--format",
+            "$(REPO_URI) $(RELEASE) $(COMPONENT)",
+            "Identifier: Packages",
+        ]),
+        APT_LIMIT,
+    )?;
+    choose_mirror(&targets, codename).with_context(|| {
+        format!("apt's sources name no Debian mirror; {MIRROR_VARIABLE} can name one")
+    })
+}
+
+/// From lines `URI SUITE COMPONENT`, the URI that has the machine's own suite.
+fn choose_mirror(targets: &str, codename: &str) -> Option<String> {
+    let mut fallback = None;
+    for line in targets.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [uri, suite, "main"] = words[..] else {
+            continue;
+        };
+        if suite == codename {
+            return Some(uri.to_owned());
+        }
+        if ["stable", "testing", "unstable", "sid"].contains(&suite) {
+            fallback.get_or_insert(uri.to_owned());
+        }
+    }
+    fallback
+}
+
+/// An apt whose whole state is in one folder.
+#[derive(Debug)]
+pub struct PrivateApt {
+    folder: PathBuf,
+}
+
+impl PrivateApt {
+    /// An apt for `suite` (a codename, e.g. `trixie`) in `folder`, its lists fetched.
+    ///
+    /// # Errors
+    /// If no mirror is known or it can't be reached.
+    pub fn open(folder: &Path, suite: &str) -> Result<Self> {
+        let folder = std::path::absolute(folder)?;
+        for sub in [
+            "state/lists/partial",
+            "cache/archives/partial",
+            "none",
+            "log",
+        ] {
+            std::fs::create_dir_all(folder.join(sub))
+                .with_context(|| format!("cannot create {}/{sub}", folder.display()))?;
+        }
+        let signed_by = if Path::new(KEYRING).exists() {
+            format!("[signed-by={KEYRING}] ")
+        } else {
+            String::new()
+        };
+        let source = format!("deb {signed_by}{} {suite} main\n", mirror()?);
+        std::fs::write(folder.join("sources.list"), source)?;
+        std::fs::write(folder.join("status"), "")?;
+        let apt = Self { folder };
+        apt.run("apt-get", &["-qq", "update"])
+            .with_context(|| format!("cannot read Debian {suite}'s package lists"))?;
+        Ok(apt)
+    }
+
+    /// Downloads `packages` with everything they depend on; returns all the package files.
+    ///
+    /// # Errors
+    /// If one can't be had.
+    pub fn download_with_dependencies(&self, packages: &[&str]) -> Result<Vec<PathBuf>> {
+        let archives = self.folder.join("cache/archives");
+        let mut args = vec![
+            "-qq",
+            "-y",
+            "--no-install-recommends",
+            "--download-only",
+            "install",
+        ];
+        args.extend(packages);
+        self.run("apt-get", &args)?;
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(&archives)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|ending| ending == "deb") {
+                files.push(path);
+            }
+        }
+        files.sort();
+        Ok(files)
+    }
+
+    /// Downloads one package alone into `into` and returns its file.
+    ///
+    /// # Errors
+    /// If it can't be had.
+    pub fn download_only(&self, package: &str, into: &Path) -> Result<PathBuf> {
+        std::fs::create_dir_all(into)?;
+        let mut command = self.command("apt-get");
+        command.args(["-qq", "download", package]).current_dir(into);
+        process::output(&mut command, APT_LIMIT)?;
+        let beginning = format!("{package}_");
+        for entry in std::fs::read_dir(into)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with(&beginning) {
+                return Ok(entry.path());
+            }
+        }
+        bail!("apt-get download {package} left no file");
+    }
+
+    /// What `package` depends on directly, by name.
+    ///
+    /// # Errors
+    /// If there is no such package.
+    pub fn dependencies(&self, package: &str) -> Result<Vec<String>> {
+        let said = self.run("apt-cache", &["depends", package])?;
+        Ok(said
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("Depends: "))
+            .map(str::to_owned)
+            .collect())
+    }
+
+    fn run(&self, program: &str, args: &[&str]) -> Result<String> {
+        process::text(self.command(program).args(args), APT_LIMIT)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let at = |sub: &str| self.folder.join(sub).display().to_string();
+        let mut command = Command::new(program);
+        for option in [
+            format!("Dir::Etc::SourceList={}", at("sources.list")),
+            format!("Dir::Etc::SourceParts={}", at("none")),
+            format!("Dir::State={}", at("state")),
+            format!("Dir::State::status={}", at("status")),
+            format!("Dir::Cache={}", at("cache")),
+            format!("Dir::Log={}", at("log")),
+            "APT::Architecture=amd64".to_owned(),
+            "APT::Sandbox::User=".to_owned(),
+            "Acquire::Languages=none".to_owned(),
+            "Acquire::Retries=3".to_owned(),
+            "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
+        ] {
+            command.arg("-o").arg(option);
+        }
+        command.env("LC_ALL", "C");
+        command
+    }
+}
+
+/// Unpacks a package's files below `into`; none of its scripts runs.
+///
+/// # Errors
+/// If it is damaged or the disk is full.
+pub fn unpack(package: &Path, into: &Path) -> Result<()> {
+    std::fs::create_dir_all(into)?;
+    let mut command = Command::new("dpkg-deb");
+    command.arg("-x").arg(package).arg(into);
+    process::output(&mut command, UNPACK_LIMIT).map(drop)
+}
+
+/// Unpacked packages whose programs run with their own loader and libraries.
+#[derive(Debug, Clone)]
+pub struct Sysroot {
+    folder: PathBuf,
+}
+
+impl Sysroot {
+    /// Packages unpacked in `folder`, the C library among them.
+    #[must_use]
+    pub fn new(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
+    /// Where a file of it is; `path` begins without a slash.
+    #[must_use]
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.folder.join(path)
+    }
+
+    /// The program `path`, run as `name` (some programs go by that).
+    #[must_use]
+    pub fn command(&self, path: &str, name: &str) -> Command {
+        let mut command = self.loader();
+        command.args(["--argv0", name]).arg(self.path(path));
+        command
+    }
+
+    /// The libraries that the program `path` loads, found with its own loader.
+    ///
+    /// # Errors
+    /// If one is missing.
+    pub fn libraries(&self, path: &str) -> Result<Vec<PathBuf>> {
+        let mut command = self.loader();
+        command.arg("--list").arg(self.path(path));
+        let said = process::text(&mut command, UNPACK_LIMIT)?;
+        let mut libraries = Vec::new();
+        for line in said.lines() {
+            // "name => file (address)", or "file (address)" for the loader itself
+            let Some((name, file)) = line.split_once(" => ") else {
+                continue;
+            };
+            let file = file.split(" (").next().unwrap_or_default();
+            if !file.starts_with('/') {
+                bail!("{path} needs {}, which no package brought", name.trim());
+            }
+            libraries.push(PathBuf::from(file));
+        }
+        Ok(libraries)
+    }
+
+    fn loader(&self) -> Command {
+        let libraries = [
+            "usr/lib/x86_64-linux-gnu",
+            "usr/lib/x86_64-linux-gnu/ceph",
+            "usr/lib/x86_64-linux-gnu/systemd",
+        ];
+        let libraries: Vec<String> = libraries
+            .iter()
+            .map(|path| self.path(path).display().to_string())
+            .collect();
+        let mut command = Command::new(self.path("usr/lib64/ld-linux-x86-64.so.2"));
+        command.arg("--library-path").arg(libraries.join(":"));
+        command
+    }
+}
+
+/// Makes sure that programs are there: `needed` has pairs of a program and the package that has it.
+/// Installs what is missing where that is possible.
+///
+/// # Errors
+/// Names what is missing and how to get it.
+pub fn install_on_host(needed: &[(&str, &str)]) -> Result<()> {
+    let missing = |needed: &[(&str, &str)]| -> Vec<String> {
+        needed
+            .iter()
+            .filter(|(program, _)| !process::is_installed(program))
+            .map(|(_, package)| (*package).to_owned())
+            .collect()
+    };
+    let packages = missing(needed);
+    if packages.is_empty() {
+        return Ok(());
+    }
+    let list = packages.join(" ");
+    if !process::is_installed("apt-get") {
+        bail!("missing: {list} (no apt-get here to install them with)");
+    }
+    if !rustix::process::geteuid().is_root() {
+        bail!("missing: {list} (as root: apt-get install --no-install-recommends {list})");
+    }
+    eprintln!("installing {list}");
+    let apt = |args: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command.args(args).env("DEBIAN_FRONTEND", "noninteractive");
+        process::output(&mut command, APT_LIMIT)
+    };
+    // A source of the machine's own that can't be reached must not stop the others.
+    if let Err(error) = apt(&["-qq", "update"]) {
+        eprintln!("warning: {error:#}");
+    }
+    let mut install = vec!["-qq", "-y", "--no-install-recommends", "install"];
+    install.extend(packages.iter().map(String::as_str));
+    apt(&install).with_context(|| format!("cannot install {list}"))?;
+    let still = missing(needed);
+    if !still.is_empty() {
+        bail!("still missing after the installation: {}", still.join(" "));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::choose_mirror;
+
+    #[test]
+    fn the_mirror_is_the_one_with_the_machines_own_suite() {
+        let targets = "http://s.example/security/ bookworm-security main\n\
+                       http://m.example/debian/ bookworm contrib\n\
+                       http://m.example/debian/ bookworm main\n\
+                       https://other.example/ nodistro main\n";
+        assert_eq!(
+            choose_mirror(targets, "bookworm").as_deref(),
+            Some("http://m.example/debian/")
+        );
+        assert_eq!(choose_mirror(targets, "trixie"), None);
+        assert_eq!(choose_mirror("", ""), None);
+        assert_eq!(
+            choose_mirror("http://m.example/debian/ stable main\n", "trixie").as_deref(),
+            Some("http://m.example/debian/")
+        );
+    }
+}

@@ -1,0 +1,142 @@
+//! The documentation build.
+//!
+//! Purpose: `cargo doc` with warnings denied, the book in `docs/`, and the links between the
+//! repository's own pages.
+//! Design: mdbook comes from the search path, or else from its Debian package, unpacked below the
+//! target folder and run from there (building it from source would take minutes). mdbook does not look
+//! at links, so every relative link of a page must name a file that exists.
+//! Not here: links to the web, anchors.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use xtask::debian::{self, PrivateApt, Sysroot};
+use xtask::process;
+
+use crate::{cargo, in_ci, repository, target_folder};
+
+/// The suite whose mdbook is used.
+const SUITE: &str = "trixie";
+const LIMIT: Duration = Duration::from_secs(20 * 60);
+
+/// Builds all documentation; an error if anything is wrong with it.
+pub(crate) fn check() -> Result<()> {
+    process::run(
+        cargo(&["doc", "--no-deps", "--workspace"]).env("RUSTDOCFLAGS", "--deny warnings"),
+        LIMIT,
+    )?;
+    let broken = broken_links(&pages()?)?;
+    if !broken.is_empty() {
+        bail!("broken links:\n{}", broken.join("\n"));
+    }
+    match mdbook() {
+        Ok(mut mdbook) => process::run(mdbook.arg("build").arg(repository().join("docs")), LIMIT),
+        Err(error) if in_ci() => Err(error),
+        Err(error) => {
+            println!("skipped: the book, for want of mdbook: {error:#}");
+            Ok(())
+        }
+    }
+}
+
+fn mdbook() -> Result<Command> {
+    if process::is_installed("mdbook") {
+        return Ok(Command::new("mdbook"));
+    }
+    let folder = target_folder().join("mdbook");
+    let sysroot = Sysroot::new(folder.join("root"));
+    let program = "usr/bin/mdbook";
+    if !sysroot.path(program).exists() {
+        if let Some(missing) = debian::unavailable() {
+            bail!("missing: {missing}");
+        }
+        let apt = PrivateApt::open(&folder.join("apt"), SUITE)?;
+        let unfinished = folder.join("unpacked");
+        if unfinished.exists() {
+            std::fs::remove_dir_all(&unfinished)?;
+        }
+        for package in apt.download_with_dependencies(&["mdbook"])? {
+            debian::unpack(&package, &unfinished)?;
+        }
+        std::fs::rename(&unfinished, sysroot.path(""))?;
+        std::fs::remove_dir_all(folder.join("apt"))?;
+    }
+    Ok(sysroot.command(program, "mdbook"))
+}
+
+/// The repository's pages: those at its top and the book's.
+fn pages() -> Result<Vec<PathBuf>> {
+    let mut pages = Vec::new();
+    let mut folders = vec![repository().join("docs")];
+    let is_page = |path: &Path| path.extension().is_some_and(|ending| ending == "md");
+    for entry in std::fs::read_dir(repository())? {
+        let path = entry?.path();
+        if is_page(&path) {
+            pages.push(path);
+        }
+    }
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+            let path = entry?.path();
+            if path.is_dir() && path.file_name().is_none_or(|name| name != "book") {
+                folders.push(path);
+            } else if is_page(&path) {
+                pages.push(path);
+            }
+        }
+    }
+    Ok(pages)
+}
+
+fn broken_links(pages: &[PathBuf]) -> Result<Vec<String>> {
+    let mut broken = Vec::new();
+    for page in pages {
+        let text = std::fs::read_to_string(page)?;
+        let folder = page.parent().unwrap_or(Path::new("."));
+        for link in relative_links(&text) {
+            if !folder.join(link).exists() {
+                broken.push(format!("{}: {link}", page.display()));
+            }
+        }
+    }
+    Ok(broken)
+}
+
+/// Targets of `[text](target)` outside code, without anchors, that are no web addresses.
+fn relative_links(text: &str) -> Vec<&str> {
+    let mut links = Vec::new();
+    let mut in_code = false;
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            in_code = !in_code;
+        }
+        if in_code {
+            continue;
+        }
+        // every second piece between backticks is code
+        for prose in line.split('`').step_by(2) {
+            for rest in prose.split("](").skip(1) {
+                let target = rest.split([')', ' ']).next().unwrap_or_default();
+                let target = target.split('#').next().unwrap_or_default();
+                if !target.is_empty() && !target.contains(':') {
+                    links.push(target);
+                }
+            }
+        }
+    }
+    links
+}
+
+#[cfg(test)]
+mod tests {
+    use super::relative_links;
+
+    #[test]
+    fn finds_links_to_pages_only() {
+        let text = "[a](a.md) and [b](sub/b.md#part), [w](https://example.org/x.md), [here](#x)\n\
+                    `[code](c.md)` [d](d.md)\n```\n[block](e.md)\n```\n![picture](p.svg \"title\")\n";
+        assert_eq!(relative_links(text), ["a.md", "sub/b.md", "d.md", "p.svg"]);
+    }
+}
