@@ -25,9 +25,14 @@
 
 pub mod command;
 pub mod fabrics;
+pub mod feature;
 pub mod host;
+pub mod identify;
+pub mod io;
+pub mod log_page;
 pub mod nqn;
 pub mod opcode;
+pub mod register;
 pub mod status;
 pub mod tcp;
 

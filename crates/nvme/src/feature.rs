@@ -1,0 +1,52 @@
+//! Feature identifiers, the fields of Get and Set Features, and features with a data buffer.
+//!
+//! Purpose: names and layouts. Does NOT hold feature values: see [`crate::controller`].
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Arbitration (Base 2.0, 5.27.1.1).
+pub const ARBITRATION: u8 = 0x01;
+/// Power Management (Base 2.0, 5.27.1.2).
+pub const POWER_MANAGEMENT: u8 = 0x02;
+/// Temperature Threshold (Base 2.0, 5.27.1.3).
+pub const TEMPERATURE_THRESHOLD: u8 = 0x04;
+/// Error Recovery (NVM Command Set 1.0, 4.1.3.2).
+pub const ERROR_RECOVERY: u8 = 0x05;
+/// Volatile Write Cache (Base 2.0, 5.27.1.4).
+pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
+/// Number of Queues (Base 2.0, 5.27.1.5).
+pub const NUMBER_OF_QUEUES: u8 = 0x07;
+/// Write Atomicity Normal (NVM Command Set 1.0, 4.1.3.3).
+pub const WRITE_ATOMICITY: u8 = 0x0A;
+/// Asynchronous Event Configuration (Base 2.0, 5.27.1.8).
+pub const ASYNC_EVENT_CONFIGURATION: u8 = 0x0B;
+/// Keep Alive Timer (Base 2.0, 5.27.1.12).
+pub const KEEP_ALIVE_TIMER: u8 = 0x0F;
+/// Host Behavior Support (Base 2.0, 5.27.1.18).
+pub const HOST_BEHAVIOR_SUPPORT: u8 = 0x16;
+/// Host Identifier (Base 2.0, 5.27.1.25).
+pub const HOST_IDENTIFIER: u8 = 0x81;
+
+/// Asynchronous Event Configuration bit 8: Namespace Attribute Notices (also OAES bit 8).
+pub const AEC_NAMESPACE_ATTRIBUTE: u32 = 1 << 8;
+/// Asynchronous Event Configuration bit 31: Discovery Log Page Change (also OAES bit 31).
+pub const AEC_DISCOVERY_LOG_CHANGE: u32 = 1 << 31;
+/// Asynchronous Event Configuration bits 4:0: SMART / Health Critical Warnings.
+pub const AEC_SMART_WARNINGS: u32 = 0x1F;
+
+/// Data of Host Behavior Support (Base 2.0, 5.27.1.18, figure 348).
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct HostBehavior {
+    /// Advanced Command Retry Enable: the host understands Command Interrupted and retry delays.
+    pub acre: u8,
+    /// Extended Telemetry Data Area 4 Supported.
+    pub etdas: u8,
+    /// LBA Format Extension Enable.
+    pub lbafee: u8,
+    /// Reserved.
+    pub reserved3: [u8; 509],
+}
+const _: () = assert!(size_of::<HostBehavior>() == 512);
