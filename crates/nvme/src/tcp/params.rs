@@ -138,7 +138,9 @@ impl TcpParams {
         if (resp.header_digest && !req.header_digest) || (resp.data_digest && !req.data_digest) {
             return Err(PduError::field(field::DGST));
         }
-        if resp.max_h2c_data_bytes < MIN_MAX_H2C_DATA_BYTES || !resp.max_h2c_data_bytes.is_multiple_of(4) {
+        if resp.max_h2c_data_bytes < MIN_MAX_H2C_DATA_BYTES
+            || !resp.max_h2c_data_bytes.is_multiple_of(4)
+        {
             return Err(PduError::field(field::MAXIMUM));
         }
         let mut params = Self::agreed(Role::Host, req, resp);

@@ -1,0 +1,381 @@
+//! The commands of one NVMe/TCP queue, from begin to completion.
+//!
+//! Design: [`HostQueue::begin`] takes a slot, writes command identifier and SGL, and decides between in-capsule data
+//! and R2T. [`HostQueue::on_pdu`] takes each decoded header and says what to do. Where data is involved the caller
+//! reports back: [`HostQueue::data_received`] when a C2HData's data is in place and its digest judged,
+//! [`HostQueue::r2t_answered`] when the last byte for an R2T is sent, [`HostQueue::release`] when nothing refers to an
+//! ended command's buffer any more (a controller may end a write while its data is still on the way out).
+//!
+//! Flow control: NVMe/TCP delivers commands in order, so every command that is not in flight was also fetched; a queue
+//! of N entries therefore never overflows while at most N - 1 commands are in flight, whatever SQHD says (Base 3.3.1).
+//!
+//! What it does *not* do: hold data, queue what does not fit, or complete commands when a connection dies (the caller
+//! knows them).
+
+use std::fmt;
+
+use super::CommandSlots;
+use crate::tcp::{C2hData, Frame, H2cData, Pdu, PduError, R2t, TcpParams, TermReq, field};
+use crate::{Cqe, SglDescriptor, Sqe, Status};
+
+/// The data that a command moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// None.
+    None,
+    /// So many bytes, controller to host.
+    ToHost(u32),
+    /// So many bytes, host to controller.
+    ToController(u32),
+}
+
+/// A command that was begun, ready for [`crate::tcp::put_capsule_cmd`].
+#[derive(Clone, Copy, Debug)]
+pub struct Begun {
+    /// Its slot.
+    pub slot: u16,
+    /// The entry to send.
+    pub sqe: Sqe,
+    /// How much of its data travels in the capsule: all or nothing.
+    pub in_capsule_bytes: u32,
+}
+
+/// The end of a command. Its slot stays taken until [`HostQueue::release`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Its slot.
+    pub slot: u16,
+    /// How it ended.
+    pub status: Status,
+    /// Dwords 0 and 1 of the completion.
+    pub result: u64,
+}
+
+/// Data to receive into a slot's buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataIn {
+    /// The slot.
+    pub slot: u16,
+    /// Where in its buffer.
+    pub offset_bytes: u32,
+    /// How much.
+    pub length_bytes: u32,
+}
+
+/// Data that the controller asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataOut {
+    /// The slot.
+    pub slot: u16,
+    /// The request; [`DataOut::pdus`] cuts it.
+    pub r2t: R2t,
+}
+
+impl DataOut {
+    /// The H2CData headers that answer the R2T, none longer than `max_bytes` (TCP 3.3.2.2).
+    pub fn pdus(&self, max_bytes: u32) -> impl Iterator<Item = H2cData> + use<> {
+        let R2t { cid, ttag, .. } = self.r2t;
+        let end = self.r2t.offset_bytes + self.r2t.length_bytes;
+        let max_bytes = max_bytes.max(4);
+        let mut at = self.r2t.offset_bytes;
+        std::iter::from_fn(move || {
+            let length_bytes = (end - at).min(max_bytes);
+            let pdu = H2cData {
+                cid,
+                ttag,
+                offset_bytes: at,
+                length_bytes,
+                last: at + length_bytes == end,
+            };
+            at += length_bytes;
+            (length_bytes > 0).then_some(pdu)
+        })
+    }
+}
+
+/// What a received PDU means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Receive the PDU's data, then call [`HostQueue::data_received`].
+    DataIn(DataIn),
+    /// Send data, then call [`HostQueue::r2t_answered`].
+    DataOut(DataOut),
+    /// A command ended.
+    Completed(Completion),
+    /// The controller gives up the connection.
+    Terminated(TermReq),
+}
+
+/// The controller broke the protocol: send `error` in an H2CTermReq and close.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// For the terminate-connection PDU.
+    pub error: PduError,
+    /// What was wrong, for people.
+    pub what: &'static str,
+    /// The command identifier it was about.
+    pub cid: u16,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} (command {:#06x}): {}",
+            self.what, self.cid, self.error
+        )
+    }
+}
+
+impl std::error::Error for Violation {}
+
+#[derive(Clone, Copy, Debug)]
+struct Command {
+    transfer: Transfer,
+    in_capsule: bool,
+    /// Received, or asked for by R2Ts.
+    moved_bytes: u32,
+    open_r2ts: u32,
+    /// All data was announced; nothing more may come but the response.
+    data_ended: bool,
+    /// SUCCESS was set: it ends when the data at hand is in place.
+    ends_with_data: bool,
+    bad_digest: bool,
+}
+
+const IDLE: Command = Command {
+    transfer: Transfer::None,
+    in_capsule: false,
+    moved_bytes: 0,
+    open_r2ts: 0,
+    data_ended: false,
+    ends_with_data: false,
+    bad_digest: false,
+};
+
+/// The commands of one queue.
+#[derive(Debug)]
+pub struct HostQueue {
+    slots: CommandSlots,
+    commands: Vec<Command>,
+    max_in_capsule_bytes: u32,
+    max_r2t: u64,
+}
+
+impl HostQueue {
+    /// A queue on a connection with these parameters that keeps at most `depth` commands in flight, one less than it
+    /// has entries. [`TcpParams::max_in_capsule_bytes`] says up to which size data travels in the capsule.
+    #[must_use]
+    pub fn new(depth: u16, params: &TcpParams) -> Self {
+        let slots = CommandSlots::new(depth);
+        Self {
+            commands: vec![IDLE; usize::from(slots.depth())],
+            slots,
+            max_in_capsule_bytes: params.max_in_capsule_bytes,
+            max_r2t: params.max_r2t,
+        }
+    }
+
+    /// How many commands may be in flight.
+    #[must_use]
+    pub fn depth(&self) -> u16 {
+        self.slots.depth()
+    }
+
+    /// How many commands are in flight or not yet released.
+    #[must_use]
+    pub fn in_flight(&self) -> u16 {
+        self.slots.in_use()
+    }
+
+    /// Sets up to which size data travels in the capsule; for commands begun later.
+    pub fn set_in_capsule_bytes(&mut self, bytes: u32) {
+        self.max_in_capsule_bytes = bytes;
+    }
+
+    /// Begins a command: its identifier and data pointer are filled in. `None`: all slots are in use.
+    pub fn begin(&mut self, sqe: Sqe, transfer: Transfer) -> Option<Begun> {
+        let (slot, cid) = self.slots.take()?;
+        let in_capsule_bytes = match transfer {
+            Transfer::ToController(bytes) if bytes <= self.max_in_capsule_bytes => bytes,
+            _ => 0,
+        };
+        let in_capsule = in_capsule_bytes > 0;
+        let sgl = match transfer {
+            Transfer::ToController(bytes) if in_capsule => SglDescriptor::in_capsule(0, bytes),
+            Transfer::ToController(bytes) | Transfer::ToHost(bytes) => {
+                SglDescriptor::transport(bytes)
+            }
+            Transfer::None => SglDescriptor::transport(0),
+        };
+        let mut sqe = sqe.with_sgl(sgl);
+        sqe.cid.set(cid);
+        self.commands[usize::from(slot)] = Command {
+            transfer,
+            in_capsule,
+            ..IDLE
+        };
+        Some(Begun {
+            slot,
+            sqe,
+            in_capsule_bytes,
+        })
+    }
+
+    /// Takes a received PDU's header.
+    ///
+    /// # Errors
+    /// The controller broke the protocol.
+    pub fn on_pdu(&mut self, frame: &Frame) -> Result<Event, Violation> {
+        match frame.pdu {
+            Pdu::C2hData(data) => self.on_data(&data),
+            Pdu::R2t(r2t) => self.on_r2t(r2t),
+            Pdu::CapsuleResp(cqe) => self.on_response(&cqe),
+            Pdu::C2hTermReq(term) => Ok(Event::Terminated(term)),
+            _ => Err(violation(
+                PduError::SEQUENCE,
+                "a PDU that a controller must not send now",
+                0,
+            )),
+        }
+    }
+
+    fn on_data(&mut self, data: &C2hData) -> Result<Event, Violation> {
+        let cid = data.cid;
+        let slot = self.find(cid, "C2HData for a command that is not in flight")?;
+        let command = &mut self.commands[usize::from(slot)];
+        let Transfer::ToHost(expected_bytes) = command.transfer else {
+            let error = PduError::field(field::CCCID);
+            return Err(violation(
+                error,
+                "C2HData for a command that reads nothing",
+                cid,
+            ));
+        };
+        if command.data_ended {
+            let what = "C2HData after the last one of its command";
+            return Err(violation(PduError::SEQUENCE, what, cid));
+        }
+        if data.offset_bytes != command.moved_bytes {
+            let error = PduError::field(field::DATAO);
+            return Err(violation(error, "C2HData out of order", cid));
+        }
+        if data.length_bytes > expected_bytes - command.moved_bytes {
+            let what = "C2HData past the end of its command's data";
+            return Err(violation(PduError::DATA_OUT_OF_RANGE, what, cid));
+        }
+        command.moved_bytes += data.length_bytes;
+        command.data_ended = data.last;
+        command.ends_with_data = data.success;
+        if data.success && command.moved_bytes != expected_bytes {
+            let error = PduError::field(field::FLAGS);
+            return Err(violation(error, "SUCCESS before all data was sent", cid));
+        }
+        Ok(Event::DataIn(DataIn {
+            slot,
+            offset_bytes: data.offset_bytes,
+            length_bytes: data.length_bytes,
+        }))
+    }
+
+    fn on_r2t(&mut self, r2t: R2t) -> Result<Event, Violation> {
+        let cid = r2t.cid;
+        let slot = self.find(cid, "R2T for a command that is not in flight")?;
+        let command = &mut self.commands[usize::from(slot)];
+        let Transfer::ToController(expected_bytes) = command.transfer else {
+            let error = PduError::field(field::CCCID);
+            return Err(violation(
+                error,
+                "R2T for a command that writes nothing",
+                cid,
+            ));
+        };
+        if command.in_capsule {
+            let error = PduError::field(field::CCCID);
+            return Err(violation(
+                error,
+                "R2T for data that was in the capsule",
+                cid,
+            ));
+        }
+        if u64::from(command.open_r2ts) >= self.max_r2t {
+            let what = "more R2Ts at a time than MAXR2T allows";
+            return Err(violation(PduError::LIMIT_EXCEEDED, what, cid));
+        }
+        if r2t.offset_bytes != command.moved_bytes {
+            let error = PduError::field(field::DATAO);
+            return Err(violation(error, "R2T out of order", cid));
+        }
+        if r2t.length_bytes > expected_bytes - command.moved_bytes {
+            let what = "R2T past the end of its command's data";
+            return Err(violation(PduError::DATA_OUT_OF_RANGE, what, cid));
+        }
+        command.moved_bytes += r2t.length_bytes;
+        command.open_r2ts += 1;
+        Ok(Event::DataOut(DataOut { slot, r2t }))
+    }
+
+    fn on_response(&mut self, cqe: &Cqe) -> Result<Event, Violation> {
+        let cid = cqe.cid();
+        let slot = self.find(cid, "a response for a command that is not in flight")?;
+        let command = &self.commands[usize::from(slot)];
+        let expected_bytes = match command.transfer {
+            Transfer::ToHost(bytes) => bytes,
+            Transfer::ToController(bytes) if !command.in_capsule => bytes,
+            _ => 0,
+        };
+        if cqe.status().is_success() && command.moved_bytes != expected_bytes {
+            let what = "success before all data was moved";
+            return Err(violation(PduError::SEQUENCE, what, cid));
+        }
+        Ok(Event::Completed(self.end(slot, cqe.status(), cqe.result())))
+    }
+
+    /// The data of a [`DataIn`] is in its place, its digest was right or not (where there is none: right). Returns the
+    /// command's end if the controller said that no response follows. A command with a wrong digest ends with
+    /// Transient Transport Error when its response comes (TCP 3.3.1.2).
+    pub fn data_received(&mut self, slot: u16, digest_ok: bool) -> Option<Completion> {
+        let command = self.commands.get_mut(usize::from(slot))?;
+        command.bad_digest |= !digest_ok;
+        command
+            .ends_with_data
+            .then(|| self.end(slot, Status::SUCCESS, 0))
+    }
+
+    /// The last byte that an R2T asked for is sent. Without effect once the command has ended.
+    pub fn r2t_answered(&mut self, slot: u16) {
+        if let Some(command) = self.commands.get_mut(usize::from(slot)) {
+            command.open_r2ts = command.open_r2ts.saturating_sub(1);
+        }
+    }
+
+    /// Frees the slot of a command that has ended.
+    pub fn release(&mut self, slot: u16) {
+        self.slots.give_back(slot);
+    }
+
+    fn end(&mut self, slot: u16, status: Status, result: u64) -> Completion {
+        let command = std::mem::replace(&mut self.commands[usize::from(slot)], IDLE);
+        self.slots.end(slot);
+        let status = if command.bad_digest && status.is_success() {
+            Status::TRANSIENT_TRANSPORT_ERROR
+        } else {
+            status
+        };
+        Completion {
+            slot,
+            status,
+            result,
+        }
+    }
+
+    fn find(&self, cid: u16, what: &'static str) -> Result<u16, Violation> {
+        self.slots
+            .find(cid)
+            .ok_or(violation(PduError::field(field::CCCID), what, cid))
+    }
+}
+
+const fn violation(error: PduError, what: &'static str, cid: u16) -> Violation {
+    Violation { error, what, cid }
+}
