@@ -32,10 +32,19 @@ const STATUS_LIMIT: Duration = Duration::from_secs(10);
 /// How much of a log an error shows.
 const LOG_TAIL_BYTES: usize = 4000;
 
+const CONFIG: &str = "forebay.toml";
+const SOCKET: &str = "api.sock";
+/// What it writes, by its configuration's defaults.
+const LOGS: [&str; 3] = [
+    "daemon.log",
+    "var/state/log/forebay.log",
+    "var/state/log/engine.log",
+];
+
 /// How to start a daemon.
 #[derive(Debug, Clone, Default)]
 pub struct DaemonOptions {
-    /// More lines for its configuration file.
+    /// More tables for its configuration file; `[listen]` is there already.
     pub config: String,
 }
 
@@ -66,13 +75,15 @@ impl Daemon {
     pub fn start(options: &DaemonOptions) -> Result<Self> {
         let parent = target_folder().join("tmp");
         std::fs::create_dir_all(&parent)?;
+        // The folder is searched for on command lines, so its path must be the plain one.
+        let parent = parent.canonicalize()?;
         let folder = tempfile::Builder::new().prefix("fb-").tempdir_in(parent)?;
         let port = free_port()?;
         let config = format!(
-            "{}\n[listen]\nnvme_tcp = [\"127.0.0.1:{port}\"]\n",
+            "[listen]\nnvme_tcp = [\"127.0.0.1:{port}\"]\napi = \"{SOCKET}\"\n{}",
             options.config
         );
-        std::fs::write(folder.path().join("forebay.toml"), config)?;
+        std::fs::write(folder.path().join(CONFIG), config)?;
         let child = spawn(folder.path())?;
         let mut daemon = Self {
             folder,
@@ -207,7 +218,7 @@ impl Daemon {
     }
 
     fn socket(&self) -> PathBuf {
-        self.folder.path().join("api.sock")
+        self.folder.path().join(SOCKET)
     }
 
     fn wait_ready(&mut self) -> Result<()> {
@@ -246,7 +257,7 @@ impl Daemon {
 
     fn logs(&self) -> String {
         let mut text = String::new();
-        for file in ["daemon.log", "var/state/log/engine.log"] {
+        for file in LOGS {
             let path = self.folder.path().join(file);
             let Ok(log) = std::fs::read(&path) else {
                 continue;
@@ -341,17 +352,13 @@ fn spawn(folder: &Path) -> Result<Child> {
     let log = OpenOptions::new()
         .create(true)
         .append(true)
-        .open(folder.join("daemon.log"))?;
+        .open(folder.join(LOGS[0]))?;
     let error: File = log.try_clone()?;
     let program = program();
     Command::new(&program)
-        .arg("--socket")
-        .arg(folder.join("api.sock"))
         .arg("serve")
         .arg("--config")
-        .arg(folder.join("forebay.toml"))
-        .arg("--dir")
-        .arg(folder.join("var"))
+        .arg(folder.join(CONFIG))
         .stdin(Stdio::null())
         .stdout(log)
         .stderr(error)

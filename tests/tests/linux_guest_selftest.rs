@@ -41,7 +41,7 @@ done
 lsblk /dev/nvme0n1
 blkdiscard -f /dev/nvme0n1
 mkfs.ext4 -q /dev/nvme0n1 65536
-mount /dev/nvme0n1 /mnt
+mount -t ext4 /dev/nvme0n1 /mnt
 fio --name=verify --directory=/mnt --size=8m --bs=4k --rw=randwrite --ioengine=libaio --direct=1 \\
     --iodepth=8 --verify=crc32c --do_verify=1 --verify_fatal=1
 rm /mnt/verify*

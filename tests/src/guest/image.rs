@@ -41,7 +41,8 @@ const PACKAGES: [&str; 6] = [
 ];
 /// Beside them only libraries are unpacked; these are not wanted.
 const UNWANTED: &str = "libpython";
-const PROGRAMS: [&str; 11] = [
+const PROGRAMS: [&str; 12] = [
+    "usr/bin/dmesg",
     "usr/bin/fio",
     "usr/bin/flock",
     "usr/bin/kmod",
