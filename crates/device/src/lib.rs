@@ -1,1 +1,40 @@
-//! placeholder
+//! Where bytes live: regular files, block devices, memory (`ram`) and nothing (`null`), behind one interface.
+//!
+//! **Purpose.** The engine reads, writes, flushes, zeroes and punches ranges of a device; the daemon reads and writes a
+//! device's label and catalog area. Both ask here, and both lock here.
+//!
+//! **Design.** [`Device`] is the engine's view: asynchronous, one io_uring per reactor ([`ring::Ring`]), no allocation
+//! and no lock per operation. An operation is a plain value ([`Op`]); [`Device::submit`] puts it into the ring and
+//! [`Device::finish`] judges its result, so whatever a device had to do (a remainder after a short transfer, another
+//! way of zeroing where the quick one is unknown), the caller sees one end. [`sync_io::SyncDevice`] is the daemon's
+//! view: plain synchronous reads and writes. [`fence`] keeps a successor away from a device until the last request
+//! of a dead engine has ended there. [`conformance`] is the suite that every kind of device passes.
+//!
+//! **What it does not do.** It knows no volume, no extent and no catalog; it never retries an I/O error; it has no
+//! cache; it doesn't follow a device that changes its size while open.
+
+pub mod device;
+pub mod error;
+pub mod fence;
+pub mod mem;
+pub mod op;
+mod open;
+mod ram;
+pub mod ring;
+mod signatures;
+pub mod size;
+pub mod spec;
+pub mod sync_io;
+
+#[cfg(feature = "test-device")]
+pub mod conformance;
+#[cfg(feature = "test-device")]
+pub mod gate;
+
+pub use device::{Device, Finish, Submitted};
+pub use error::DeviceError;
+pub use mem::Buf;
+pub use op::{Op, OpKind};
+pub use open::{DeviceInfo, DeviceKind, Identity, OpenOptions};
+pub use rustix::io::Errno;
+pub use spec::DeviceSpec;

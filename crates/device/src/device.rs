@@ -1,0 +1,300 @@
+//! A device as the engine uses it.
+//!
+//! **Purpose.** Submit operations to whatever kind of device this is, and judge their results, the same way for all.
+//!
+//! **Design.** [`Device::submit`] checks bounds and alignment, then either does the operation at once (memory and null
+//! devices) or queues one ring entry. [`Device::finish`] turns a completion's result into the end of the operation, or
+//! into what is left to do: the rest of a short transfer, or the next method where a device doesn't know the quick way
+//! to zero or punch (which is learned once per device). Zeroing goes by `FALLOC_FL_ZERO_RANGE`, then by a hole (files
+//! only), then by writing zeros in pieces; punching begins with the hole. The descriptor stays inside, because the
+//! fence's lock lives on it ([`crate::fence`]).
+//!
+//! **What it does not do.** It keeps no list of what is in flight, orders nothing (a flush covers what *completed*
+//! before it), and retries no error. It registers no files and no buffers with the ring.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use crate::error::DeviceError;
+use crate::fence::{self, FenceError};
+use crate::mem::{ZEROS_BYTES, zeros};
+use crate::op::{Method, Op, OpKind};
+use crate::open::{Access, DeviceInfo, DeviceKind, OpenOptions};
+use crate::ram::Ram;
+use crate::ring::{Io, Ring};
+use crate::spec::DeviceSpec;
+
+/// What became of a submission.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Submitted {
+    /// It ended during the call. No completion will come, and `finish` is not to be called.
+    Done(Result<(), Errno>),
+    /// A completion with the user data will come.
+    Queued,
+    /// There is no room in the ring; nothing was submitted.
+    RingFull,
+}
+
+/// What a completion means.
+#[derive(Debug, Clone, Copy)]
+pub enum Finish {
+    /// All of it is done.
+    Done,
+    /// Submit this, which is what is left of it, with the same user data.
+    Again(Op),
+    /// It failed, perhaps in the middle.
+    Failed(Errno),
+}
+
+/// An open device. Shared by all reactors; one per device and process.
+#[derive(Debug)]
+pub struct Device {
+    fd: OwnedFd,
+    info: DeviceInfo,
+    ram: Option<Ram>,
+    /// From here on nothing is stored; the capacity for all but null devices.
+    nothing_from_bytes: u64,
+    /// Whether `FALLOC_FL_ZERO_RANGE` is known, as far as we know.
+    zero_range: AtomicBool,
+    /// Whether `FALLOC_FL_PUNCH_HOLE` is known, as far as we know.
+    punch_hole: AtomicBool,
+    #[cfg(feature = "test-device")]
+    gate: Option<std::sync::Arc<crate::gate::TestGate>>,
+}
+
+impl Device {
+    /// Opens the device for I/O through rings.
+    pub fn open(spec: &DeviceSpec, options: &OpenOptions) -> Result<Self, DeviceError> {
+        let opened = crate::open::open(spec, options, Access::Direct)?;
+        let (fd, info) = (opened.fd, opened.info);
+        let ram = match info.kind {
+            DeviceKind::Ram => {
+                Some(Ram::map(fd.as_fd(), info.capacity_bytes).map_err(|errno| {
+                    DeviceError::from_errno(info.spec.path(), "mapping it", errno)
+                })?)
+            }
+            _ => None,
+        };
+        let nothing_from_bytes = match info.kind {
+            DeviceKind::Null => options.data_offset_bytes,
+            _ => info.capacity_bytes,
+        };
+        Ok(Self {
+            zero_range: AtomicBool::new(true),
+            punch_hole: AtomicBool::new(info.can_punch),
+            fd,
+            info,
+            ram,
+            nothing_from_bytes,
+            #[cfg(feature = "test-device")]
+            gate: None,
+        })
+    }
+
+    /// What is known about it.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// Starts an operation. Its buffer must obey [`crate::Buf::new`]'s contract; `op` is noted in, so keep it for
+    /// [`Device::finish`]. Refused as `EINVAL`: outside the device, or not aligned as [`DeviceInfo`] says.
+    pub fn submit(&self, ring: &mut Ring, op: &mut Op, user_data: u64) -> Submitted {
+        if let Err(errno) = self.check(op) {
+            return Submitted::Done(Err(errno));
+        }
+        #[cfg(feature = "test-device")]
+        if let Some(gate) = &self.gate
+            && let Some(submitted) = gate.submit(self, ring, op, user_data)
+        {
+            return submitted;
+        }
+        if let Some(result) = self.at_once(op) {
+            return Submitted::Done(result);
+        }
+        match ring.push_io(&self.io(op), user_data) {
+            Ok(()) => Submitted::Queued,
+            Err(crate::ring::RingFull) => Submitted::RingFull,
+        }
+    }
+
+    /// Judges the result of `op`'s completion.
+    pub fn finish(&self, op: Op, result: i32) -> Finish {
+        let Ok(done_bytes) = u64::try_from(result) else {
+            return self.failed(op, Errno::from_raw_os_error(result.saturating_neg()));
+        };
+        let transfers = match op.kind {
+            OpKind::Read | OpKind::Write => true,
+            OpKind::Flush => false,
+            OpKind::WriteZeroes | OpKind::Punch => op.method == Method::WriteZeros,
+        };
+        if !transfers || done_bytes == op.len_bytes {
+            return Finish::Done;
+        }
+        // Nothing at all, more than was asked, or a part of a block: the file was cut short below us.
+        let aligned = done_bytes.is_multiple_of(u64::from(self.info.offset_align_bytes));
+        match op.rest(done_bytes) {
+            Some(rest) if done_bytes > 0 && aligned => Finish::Again(rest),
+            _ => Finish::Failed(Errno::IO),
+        }
+    }
+
+    fn failed(&self, op: Op, errno: Errno) -> Finish {
+        if errno == Errno::INTR {
+            return Finish::Again(op);
+        }
+        let zeroing = matches!(op.kind, OpKind::WriteZeroes | OpKind::Punch);
+        if zeroing && matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV) {
+            let known = match op.method {
+                Method::ZeroRange => &self.zero_range,
+                Method::PunchHole => &self.punch_hole,
+                Method::WriteZeros => return Finish::Failed(errno),
+            };
+            known.store(false, Ordering::Relaxed);
+            return Finish::Again(op);
+        }
+        Finish::Failed(errno)
+    }
+
+    /// Takes generation `generation`'s lock; before the first operation. Held until this device is dropped *and* the
+    /// last request has ended.
+    pub fn take_fence(&self, generation: u64) -> Result<(), FenceError> {
+        fence::take(self.fd.as_fd(), self.info.spec.path(), generation)
+    }
+
+    /// Whether no earlier generation has anything in flight here.
+    pub fn predecessors_gone(&self, generation: u64) -> Result<bool, FenceError> {
+        fence::predecessors_gone(self.fd.as_fd(), self.info.spec.path(), generation)
+    }
+
+    /// Sleeps until no earlier generation has anything in flight here; says how long it took. For a helper thread.
+    pub fn wait_for_predecessors(
+        &self,
+        generation: u64,
+        limit: Duration,
+    ) -> Result<Duration, FenceError> {
+        fence::wait_for_predecessors(self.fd.as_fd(), self.info.spec.path(), generation, limit)
+    }
+
+    /// Puts a gate before all operations. Before the device is shared.
+    #[cfg(feature = "test-device")]
+    pub fn attach_gate(&mut self, gate: std::sync::Arc<crate::gate::TestGate>) {
+        self.gate = Some(gate);
+    }
+
+    /// Pretends that the device knows no quick way of zeroing or punching.
+    #[cfg(feature = "test-device")]
+    pub fn forget_fallocate(&self) {
+        self.zero_range.store(false, Ordering::Relaxed);
+        self.punch_hole.store(false, Ordering::Relaxed);
+    }
+
+    fn check(&self, op: &Op) -> Result<(), Errno> {
+        if op.kind == OpKind::Flush {
+            return Ok(());
+        }
+        let align = u64::from(self.info.offset_align_bytes);
+        let aligned = op.offset_bytes.is_multiple_of(align)
+            && op.len_bytes.is_multiple_of(align)
+            && op
+                .buf
+                .is_none_or(|buf| buf.is_aligned(self.info.memory_align_bytes));
+        let inside = op
+            .offset_bytes
+            .checked_add(op.len_bytes)
+            .is_some_and(|end| end <= self.info.capacity_bytes);
+        // On a null device label and data are different worlds; nothing may be in both.
+        let one_world = op.offset_bytes >= self.nothing_from_bytes
+            || op.offset_bytes.saturating_add(op.len_bytes) <= self.nothing_from_bytes;
+        if op.len_bytes > 0 && aligned && inside && one_world {
+            Ok(())
+        } else {
+            Err(Errno::INVAL)
+        }
+    }
+
+    /// Does what needs no ring.
+    fn at_once(&self, op: &Op) -> Option<Result<(), Errno>> {
+        if let Some(ram) = &self.ram {
+            let fd = self.fd.as_fd();
+            return Some(match (op.kind, op.buf) {
+                (OpKind::Read, Some(buf)) => ram.read(fd, op.offset_bytes, buf),
+                (OpKind::Write, Some(buf)) => ram.write(fd, op.offset_bytes, buf),
+                (OpKind::Flush, _) => Ok(()),
+                _ => ram.punch(fd, op.offset_bytes, op.len_bytes),
+            });
+        }
+        if self.stores_nothing(op) {
+            if let (OpKind::Read, Some(buf)) = (op.kind, op.buf) {
+                buf.fill_zero();
+            }
+            return Some(Ok(()));
+        }
+        None
+    }
+
+    pub(crate) fn stores_nothing(&self, op: &Op) -> bool {
+        match op.kind {
+            OpKind::Flush => self.info.kind == DeviceKind::Null,
+            _ => op.offset_bytes >= self.nothing_from_bytes,
+        }
+    }
+
+    /// The ring's words for an operation; notes the method in it.
+    pub(crate) fn io(&self, op: &mut Op) -> Io<'_> {
+        let fd: BorrowedFd<'_> = self.fd.as_fd();
+        let offset_bytes = op.offset_bytes;
+        match (op.kind, op.buf) {
+            (OpKind::Read, Some(buf)) => Io::Read {
+                fd,
+                offset_bytes,
+                buf,
+            },
+            (OpKind::Write, Some(buf)) => Io::Write {
+                fd,
+                offset_bytes,
+                buf,
+                dsync: op.dsync,
+            },
+            (OpKind::WriteZeroes | OpKind::Punch, _) => {
+                op.method = self.method(op.kind);
+                let mode = match op.method {
+                    Method::ZeroRange => libc::FALLOC_FL_ZERO_RANGE,
+                    Method::PunchHole => libc::FALLOC_FL_PUNCH_HOLE,
+                    Method::WriteZeros => {
+                        let len = op.len_bytes.min(u64::from(ZEROS_BYTES));
+                        return Io::Write {
+                            fd,
+                            offset_bytes,
+                            buf: zeros(len as u32),
+                            dsync: false,
+                        };
+                    }
+                };
+                Io::Fallocate {
+                    fd,
+                    offset_bytes,
+                    len_bytes: op.len_bytes,
+                    mode: mode | libc::FALLOC_FL_KEEP_SIZE,
+                }
+            }
+            // A read or write without a buffer cannot be made.
+            (OpKind::Flush | OpKind::Read | OpKind::Write, _) => Io::Flush { fd },
+        }
+    }
+
+    fn method(&self, kind: OpKind) -> Method {
+        let zero_range = self.zero_range.load(Ordering::Relaxed);
+        let punch_hole = self.punch_hole.load(Ordering::Relaxed);
+        // The kernel zeroes a block device's range by whatever means it has, so a hole is no help there beyond that.
+        let hole_zeroes = punch_hole && self.info.kind != DeviceKind::Block;
+        match kind {
+            OpKind::Punch if punch_hole => Method::PunchHole,
+            _ if zero_range => Method::ZeroRange,
+            _ if hole_zeroes => Method::PunchHole,
+            _ => Method::WriteZeros,
+        }
+    }
+}

@@ -1,0 +1,436 @@
+//! The fence: nobody touches a device before the last request of a dead engine has ended there.
+//!
+//! **Purpose.** Requests in an io_uring outlive their process: writes land, and reads overwrite memory, after its exit
+//! was seen. An open-file-description lock doesn't fall at exit; it falls when the last reference to the open file is
+//! gone, and each request in flight holds one. So the lock's end is the requests' end.
+//!
+//! **Design.** Engine generation *g* takes a write lock on byte 2^62 + g, on the very descriptor that its requests go
+//! through ([`crate::Device`] never gives that descriptor out, and it is close-on-exec). Generations have bytes of
+//! their own so that two engines can live side by side during an upgrade; a successor waits until every byte below
+//! its own is free. A byte *above* its own means that it is itself the predecessor, and it must not start.
+//! The daemon's claim to a device is byte 2^62 - 1. Asking (`F_OFD_GETLK`) takes nothing.
+//!
+//! **What it does not do.** It doesn't stop a process that doesn't ask. It is no fence between two nodes of one block
+//! device (the lock is on the node's inode: all must use one path), and none across machines. A device that never
+//! answers keeps its lock forever: the limit of [`wait_for_predecessors`] is the caller's policy.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+/// Byte 2^62 + g is generation g's.
+const GENERATIONS_AT: u64 = 1 << 62;
+/// The daemon's byte.
+const DAEMON_AT: u64 = GENERATIONS_AT - 1;
+/// Generations must be below this.
+pub const MAX_GENERATION: u64 = 1 << 61;
+
+/// Time between two looks at a predecessor's lock: it falls 10 to 50 ms after the last request.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
+/// Who has a lock on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Holder {
+    /// A daemon.
+    Daemon,
+    /// An engine, alive, or dead with requests in flight.
+    Engine {
+        /// Its generation.
+        generation: u64,
+    },
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Daemon => f.write_str("a forebay daemon"),
+            Self::Engine { generation } => write!(f, "forebay engine generation {generation}"),
+        }
+    }
+}
+
+/// Why the fence isn't ours.
+#[derive(Debug, thiserror::Error)]
+pub enum FenceError {
+    /// Somebody has the byte that was asked for.
+    #[error(
+        "{device}: {holder} holds this device already; stop it, or wait until its last request has ended"
+    )]
+    Held {
+        /// The device's path.
+        device: String,
+        /// Who it is.
+        holder: Holder,
+    },
+    /// An engine with a higher generation is there: the one who asks is the old one.
+    #[error(
+        "{device}: the newer engine generation {newer} is there, so generation {own} must not start"
+    )]
+    NewerEngine {
+        /// The device's path.
+        device: String,
+        /// The generation that asks.
+        own: u64,
+        /// The generation that was found.
+        newer: u64,
+    },
+    /// The time is over and a predecessor's requests are still in flight.
+    #[error(
+        "{device}: engine generation {predecessor} still has requests in flight after {} ms; the device seems to hang",
+        .waited.as_millis()
+    )]
+    TimedOut {
+        /// The device's path.
+        device: String,
+        /// Whose lock is left.
+        predecessor: u64,
+        /// How long it was waited.
+        waited: Duration,
+    },
+    /// The generation is out of range.
+    #[error("engine generation {0} is out of range")]
+    BadGeneration(u64),
+    /// The system knows no such locks here, or another error.
+    #[error("{device}: {doing} failed: {source}")]
+    Io {
+        /// The device's path.
+        device: String,
+        /// What was being done.
+        doing: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// Who holds locks on the file or block device at `path`. Takes nothing and waits for nobody.
+pub fn who_holds(path: &Path) -> Result<Vec<Holder>, FenceError> {
+    use rustix::fs::{Mode, OFlags};
+    let fd = rustix::fs::open(
+        path,
+        OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK,
+        Mode::empty(),
+    )
+    .map_err(|errno| io_error(path, "opening it", errno))?;
+    holders(fd.as_fd(), path)
+}
+
+pub(crate) fn holders(fd: BorrowedFd<'_>, path: &Path) -> Result<Vec<Holder>, FenceError> {
+    let mut found = Vec::new();
+    if first_lock(fd, path, DAEMON_AT, 1)?.is_some() {
+        found.push(Holder::Daemon);
+    }
+    let mut from = GENERATIONS_AT;
+    let end = GENERATIONS_AT + MAX_GENERATION;
+    while from < end
+        && let Some((start, len)) = first_lock(fd, path, from, end - from)?
+    {
+        // One descriptor's neighbouring bytes are one lock; nobody takes two here, but a stranger might.
+        let start = start.max(from);
+        let len = len.clamp(1, 1024);
+        found.extend((start..start.saturating_add(len)).map(|at| Holder::Engine {
+            generation: at - GENERATIONS_AT,
+        }));
+        from = start.saturating_add(len);
+    }
+    Ok(found)
+}
+
+/// Takes the daemon's byte for as long as the open file lives.
+pub(crate) fn claim_for_daemon(fd: BorrowedFd<'_>, path: &Path) -> Result<(), FenceError> {
+    lock(fd, path, DAEMON_AT, Holder::Daemon)
+}
+
+/// Takes generation `generation`'s byte; before the first request on `fd`.
+pub(crate) fn take(fd: BorrowedFd<'_>, path: &Path, generation: u64) -> Result<(), FenceError> {
+    check(generation)?;
+    let at = GENERATIONS_AT + generation;
+    lock(fd, path, at, Holder::Engine { generation })?;
+    // Looked at after taking: of two that start at once, at least the older one sees the newer.
+    refuse_newer(fd, path, generation)
+}
+
+/// Whether no earlier generation has requests in flight.
+pub(crate) fn predecessors_gone(
+    fd: BorrowedFd<'_>,
+    path: &Path,
+    generation: u64,
+) -> Result<bool, FenceError> {
+    Ok(first_predecessor(fd, path, generation)?.is_none())
+}
+
+/// Sleeps until no earlier generation has requests in flight; says how long it took.
+pub(crate) fn wait_for_predecessors(
+    fd: BorrowedFd<'_>,
+    path: &Path,
+    generation: u64,
+    limit: Duration,
+) -> Result<Duration, FenceError> {
+    let begin = Instant::now();
+    loop {
+        refuse_newer(fd, path, generation)?;
+        let predecessor = first_predecessor(fd, path, generation)?;
+        let waited = begin.elapsed();
+        match predecessor {
+            None => return Ok(waited),
+            Some(predecessor) if waited >= limit => {
+                return Err(FenceError::TimedOut {
+                    device: path.display().to_string(),
+                    predecessor,
+                    waited,
+                });
+            }
+            Some(_) => std::thread::sleep(LOOK_AGAIN.min(limit - waited)),
+        }
+    }
+}
+
+fn check(generation: u64) -> Result<(), FenceError> {
+    if generation < MAX_GENERATION {
+        Ok(())
+    } else {
+        Err(FenceError::BadGeneration(generation))
+    }
+}
+
+fn first_predecessor(
+    fd: BorrowedFd<'_>,
+    path: &Path,
+    generation: u64,
+) -> Result<Option<u64>, FenceError> {
+    check(generation)?;
+    if generation == 0 {
+        return Ok(None);
+    }
+    let found = first_lock(fd, path, GENERATIONS_AT, generation)?;
+    Ok(found.map(|(start, _)| start.saturating_sub(GENERATIONS_AT)))
+}
+
+fn refuse_newer(fd: BorrowedFd<'_>, path: &Path, generation: u64) -> Result<(), FenceError> {
+    check(generation)?;
+    let above = GENERATIONS_AT + generation + 1;
+    let end = GENERATIONS_AT + MAX_GENERATION;
+    if above >= end {
+        return Ok(());
+    }
+    match first_lock(fd, path, above, end - above)? {
+        None => Ok(()),
+        Some((start, _)) => Err(FenceError::NewerEngine {
+            device: path.display().to_string(),
+            own: generation,
+            newer: start.max(above) - GENERATIONS_AT,
+        }),
+    }
+}
+
+fn lock(fd: BorrowedFd<'_>, path: &Path, at: u64, holder: Holder) -> Result<(), FenceError> {
+    let mut request = write_lock(at, 1);
+    match fcntl(fd, libc::F_OFD_SETLK, &mut request) {
+        Ok(()) => Ok(()),
+        Err(Errno::AGAIN | Errno::ACCESS) => Err(FenceError::Held {
+            device: path.display().to_string(),
+            holder,
+        }),
+        Err(errno) => Err(io_error(path, "locking it", errno)),
+    }
+}
+
+/// The first lock of somebody else in a range: where it begins and how long it is.
+fn first_lock(
+    fd: BorrowedFd<'_>,
+    path: &Path,
+    at: u64,
+    len: u64,
+) -> Result<Option<(u64, u64)>, FenceError> {
+    let mut request = write_lock(at, len);
+    fcntl(fd, libc::F_OFD_GETLK, &mut request)
+        .map_err(|errno| io_error(path, "asking for its locks", errno))?;
+    if i32::from(request.l_type) == libc::F_UNLCK {
+        return Ok(None);
+    }
+    let start = u64::try_from(request.l_start).unwrap_or(0);
+    let len = match u64::try_from(request.l_len) {
+        // Length zero: to the end of everything.
+        Ok(0) | Err(_) => u64::MAX,
+        Ok(len) => len,
+    };
+    Ok(Some((start, len)))
+}
+
+fn write_lock(at: u64, len: u64) -> libc::flock {
+    // SAFETY: flock is a C structure of integers, for which all zeros is a value (and l_pid must be zero). Wrong if a
+    // platform put a pointer into it.
+    let mut request: libc::flock = unsafe { std::mem::zeroed() };
+    request.l_type = libc::F_WRLCK as libc::c_short;
+    request.l_whence = libc::SEEK_SET as libc::c_short;
+    // Both are below 2^63: GENERATIONS_AT + MAX_GENERATION < 2^63, and every caller stays below that.
+    request.l_start = at as libc::off_t;
+    request.l_len = len as libc::off_t;
+    request
+}
+
+fn fcntl(fd: BorrowedFd<'_>, command: i32, request: &mut libc::flock) -> Result<(), Errno> {
+    loop {
+        // SAFETY: the descriptor is borrowed, so open; both commands used here (F_OFD_SETLK, F_OFD_GETLK) take a pointer
+        // to a flock, which `request` is. Wrong for a command with another argument.
+        let result = unsafe { libc::fcntl(fd.as_raw_fd(), command, request as *mut libc::flock) };
+        if result != -1 {
+            return Ok(());
+        }
+        let error = std::io::Error::last_os_error();
+        match Errno::from_io_error(&error) {
+            Some(Errno::INTR) => {}
+            Some(errno) => return Err(errno),
+            None => return Err(Errno::IO),
+        }
+    }
+}
+
+fn io_error(path: &Path, doing: &'static str, errno: Errno) -> FenceError {
+    FenceError::Io {
+        device: path.display().to_string(),
+        doing,
+        source: errno.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{File, OpenOptions};
+
+    struct Scratch {
+        file: tempfile::NamedTempFile,
+    }
+
+    impl Scratch {
+        fn new() -> Self {
+            Self {
+                file: tempfile::NamedTempFile::new().expect("temporary file"),
+            }
+        }
+        fn open(&self) -> File {
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(self.file.path())
+                .expect("open")
+        }
+        fn path(&self) -> &Path {
+            self.file.path()
+        }
+    }
+
+    const NOW: Duration = Duration::ZERO;
+
+    #[test]
+    fn a_generation_is_held_once() {
+        let scratch = Scratch::new();
+        let (first, second) = (scratch.open(), scratch.open());
+        take(first.as_fd(), scratch.path(), 3).expect("free");
+        let error = take(second.as_fd(), scratch.path(), 3).expect_err("held");
+        assert!(error.to_string().contains("generation 3"), "{error}");
+        // Closing another descriptor of the same file does not drop it, unlike a classic lock.
+        drop(second);
+        let third = scratch.open();
+        assert!(take(third.as_fd(), scratch.path(), 3).is_err());
+        drop(first);
+        take(third.as_fd(), scratch.path(), 3).expect("free again");
+    }
+
+    #[test]
+    fn generations_coexist_and_the_younger_waits() {
+        let scratch = Scratch::new();
+        let (old, older, new) = (scratch.open(), scratch.open(), scratch.open());
+        let path = scratch.path();
+        take(older.as_fd(), path, 0).expect("free");
+        take(old.as_fd(), path, 4).expect("free");
+        take(new.as_fd(), path, 9).expect("its own byte is free");
+        let now = |fd: &File, generation| wait_for_predecessors(fd.as_fd(), path, generation, NOW);
+        assert!(!predecessors_gone(new.as_fd(), path, 9).expect("ask"));
+        let error = now(&new, 9).expect_err("two are there");
+        assert!(matches!(error, FenceError::TimedOut { predecessor: 0, .. }));
+        drop(older);
+        let error = now(&new, 9).expect_err("one is there");
+        assert!(matches!(error, FenceError::TimedOut { predecessor: 4, .. }));
+        let error = now(&old, 4).expect_err("it is the old one");
+        assert!(matches!(error, FenceError::NewerEngine { newer: 9, .. }));
+        assert_eq!(
+            who_holds(path).expect("ask"),
+            [
+                Holder::Engine { generation: 4 },
+                Holder::Engine { generation: 9 }
+            ]
+        );
+        drop(old);
+        now(&new, 9).expect("alone");
+        assert!(predecessors_gone(new.as_fd(), path, 9).expect("ask"));
+    }
+
+    #[test]
+    fn an_old_generation_cannot_start_beside_a_newer_one() {
+        let scratch = Scratch::new();
+        let (new, old) = (scratch.open(), scratch.open());
+        take(new.as_fd(), scratch.path(), 9).expect("free");
+        let error = take(old.as_fd(), scratch.path(), 8).expect_err("too late");
+        assert!(matches!(
+            error,
+            FenceError::NewerEngine {
+                newer: 9,
+                own: 8,
+                ..
+            }
+        ));
+    }
+
+    #[test]
+    fn waiting_ends_when_the_lock_falls() {
+        let scratch = Scratch::new();
+        let (old, new) = (scratch.open(), scratch.open());
+        take(old.as_fd(), scratch.path(), 1).expect("free");
+        take(new.as_fd(), scratch.path(), 2).expect("free");
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                wait_for_predecessors(new.as_fd(), scratch.path(), 2, Duration::from_secs(20))
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!waiter.is_finished());
+            drop(old);
+            waiter.join().expect("no panic").expect("free at last");
+        });
+    }
+
+    #[test]
+    fn one_daemon_beside_engines() {
+        let scratch = Scratch::new();
+        let (daemon, second, engine) = (scratch.open(), scratch.open(), scratch.open());
+        let path = scratch.path();
+        claim_for_daemon(daemon.as_fd(), path).expect("free");
+        let error = claim_for_daemon(second.as_fd(), path).expect_err("held");
+        assert!(
+            error.to_string().contains("a forebay daemon holds"),
+            "{error}"
+        );
+        take(engine.as_fd(), path, 0).expect("the daemon's byte is no engine's");
+        wait_for_predecessors(engine.as_fd(), path, 0, NOW).expect("alone");
+        assert_eq!(
+            who_holds(path).expect("ask"),
+            [Holder::Daemon, Holder::Engine { generation: 0 }]
+        );
+    }
+
+    #[test]
+    fn generations_have_a_limit() {
+        let scratch = Scratch::new();
+        let file = scratch.open();
+        let take = |generation| take(file.as_fd(), scratch.path(), generation);
+        assert!(matches!(take(u64::MAX), Err(FenceError::BadGeneration(_))));
+        assert!(matches!(
+            take(MAX_GENERATION),
+            Err(FenceError::BadGeneration(_))
+        ));
+        take(MAX_GENERATION - 1).expect("the last one");
+    }
+}

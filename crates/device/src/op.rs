@@ -1,0 +1,154 @@
+//! Operations on a device, as plain values.
+//!
+//! **Purpose.** Say what is asked, and remember what was tried, in few bytes and without allocation.
+//!
+//! **Design.** An [`Op`] is copied into whatever table the caller keeps of things in flight.
+//! [`crate::Device::submit`] notes in it which method it chose; [`crate::Device::finish`] turns it into what is left to
+//! do. Offsets are absolute on the device.
+//!
+//! **What it does not do.** No scatter lists: a slice that spans buffers is several operations.
+
+use crate::mem::Buf;
+
+/// The kinds of operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum OpKind {
+    /// Bytes from the device into memory.
+    Read,
+    /// Bytes from memory to the device.
+    Write,
+    /// Everything that completed before is durable.
+    Flush,
+    /// The range reads as zeros; the device may keep or free its space.
+    WriteZeroes,
+    /// The range reads as zeros, and its space goes back to who is below, where that is possible.
+    Punch,
+}
+
+/// How zeros get there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Method {
+    ZeroRange,
+    PunchHole,
+    WriteZeros,
+}
+
+/// One operation. Make it with the functions below.
+#[derive(Debug, Clone, Copy)]
+pub struct Op {
+    pub(crate) kind: OpKind,
+    pub(crate) method: Method,
+    pub(crate) dsync: bool,
+    pub(crate) offset_bytes: u64,
+    pub(crate) len_bytes: u64,
+    pub(crate) buf: Option<Buf>,
+}
+
+impl Op {
+    const fn new(kind: OpKind, offset_bytes: u64, len_bytes: u64, buf: Option<Buf>) -> Self {
+        Self {
+            kind,
+            method: Method::WriteZeros,
+            dsync: false,
+            offset_bytes,
+            len_bytes,
+            buf,
+        }
+    }
+
+    /// Fills the whole of `buf` from `offset_bytes` on.
+    pub const fn read(offset_bytes: u64, buf: Buf) -> Self {
+        Self::new(
+            OpKind::Read,
+            offset_bytes,
+            buf.len_bytes() as u64,
+            Some(buf),
+        )
+    }
+
+    /// Writes the whole of `buf` to `offset_bytes`.
+    pub const fn write(offset_bytes: u64, buf: Buf) -> Self {
+        Self::new(
+            OpKind::Write,
+            offset_bytes,
+            buf.len_bytes() as u64,
+            Some(buf),
+        )
+    }
+
+    /// Makes a write durable before it completes. Without effect on other operations.
+    #[must_use]
+    pub const fn with_dsync(mut self) -> Self {
+        self.dsync = true;
+        self
+    }
+
+    /// Makes all writes durable that completed before this is submitted.
+    pub const fn flush() -> Self {
+        Self::new(OpKind::Flush, 0, 0, None)
+    }
+
+    /// Zeroes a range.
+    pub const fn write_zeroes(offset_bytes: u64, len_bytes: u64) -> Self {
+        Self::new(OpKind::WriteZeroes, offset_bytes, len_bytes, None)
+    }
+
+    /// Zeroes a range and gives its space back where that is possible.
+    pub const fn punch(offset_bytes: u64, len_bytes: u64) -> Self {
+        Self::new(OpKind::Punch, offset_bytes, len_bytes, None)
+    }
+
+    /// Its kind.
+    pub const fn kind(&self) -> OpKind {
+        self.kind
+    }
+
+    /// Where it begins.
+    pub const fn offset_bytes(&self) -> u64 {
+        self.offset_bytes
+    }
+
+    /// How much it covers; 0 for a flush.
+    pub const fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// The same without its first `done_bytes`; `None` if nothing, or less than nothing, would be left.
+    pub(crate) fn rest(&self, done_bytes: u64) -> Option<Self> {
+        let len_bytes = self.len_bytes.checked_sub(done_bytes).filter(|n| *n > 0)?;
+        let buf = match self.buf {
+            Some(buf) => Some(buf.slice(
+                u32::try_from(done_bytes).ok()?,
+                u32::try_from(len_bytes).ok()?,
+            )?),
+            None => None,
+        };
+        Some(Self {
+            offset_bytes: self.offset_bytes.checked_add(done_bytes)?,
+            len_bytes,
+            buf,
+            ..*self
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::StaticRegion;
+
+    #[test]
+    fn the_rest_of_an_operation() {
+        let region = StaticRegion::anonymous(8192).expect("maps");
+        let buf = region.buf(0, 8192).expect("inside");
+        let rest = Op::read(4096, buf).rest(512).expect("something is left");
+        assert_eq!((rest.offset_bytes(), rest.len_bytes()), (4608, 7680));
+        let rest_buf = rest.buf.expect("a read has a buffer");
+        assert_eq!(rest_buf.len_bytes(), 7680);
+        assert_eq!(rest_buf.ptr().addr().get(), buf.ptr().addr().get() + 512);
+        assert!(Op::read(4096, buf).rest(8192).is_none());
+        assert!(Op::punch(0, 10).rest(11).is_none());
+        assert!(Op::flush().rest(0).is_none());
+        assert!(size_of::<Op>() <= 40, "{}", size_of::<Op>());
+    }
+}

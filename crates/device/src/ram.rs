@@ -1,0 +1,349 @@
+//! A device in memory: a file, best on tmpfs, copied with the CPU through a mapping.
+//!
+//! **Purpose.** Reads and writes at the speed of memory, without a system call, with bytes that outlive the process.
+//!
+//! **Design.** Touching a page of a full tmpfs through a mapping kills the process (SIGBUS), so a page is only touched
+//! when this process knows that it is there: a bit per page, set once the page was allocated (`fallocate`, whose
+//! answer is an error and not a signal) or seen. A page without its bit is read by system call. Punching clears bits;
+//! so that no copy is between its look at the bit and its touch, copies count themselves in per region, and a punch
+//! shuts the region and waits for those inside (a few microseconds). A copy that finds a region shut doesn't wait: it
+//! takes the system call, which is always right.
+//!
+//! **What it does not do.** A file that somebody shortens under us still kills us. No huge pages. Nothing is durable
+//! beyond what the file system of the file makes of it.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::mem::Buf;
+
+const PAGE_BYTES: u64 = 4096;
+/// Copies and punches meet per region of this size.
+const REGION_BYTES: u64 = 2 << 20;
+const REGION_COUNTERS: usize = 256;
+/// Set while a region is shut.
+const SHUT: u32 = 1 << 31;
+
+#[repr(align(64))]
+#[derive(Default)]
+struct Region {
+    inside: AtomicU32,
+}
+
+pub(crate) struct Ram {
+    ptr: NonNull<u8>,
+    len_bytes: u64,
+    /// One bit per page: the page is there, and touching it is safe.
+    present: Box<[AtomicU64]>,
+    regions: Box<[Region]>,
+}
+
+// SAFETY: the mapping is shared memory that lives as long as `self`, reached through raw pointers only; bits and
+// counters are atomics. Wrong if a reference into the mapping were made.
+unsafe impl Send for Ram {}
+// SAFETY: as for Send. Two threads that copy to one place at once leave a mixture, as on a disk.
+unsafe impl Sync for Ram {}
+
+impl Ram {
+    /// Maps the first `len_bytes` of the file, which must have them.
+    pub(crate) fn map(fd: BorrowedFd<'_>, len_bytes: u64) -> Result<Self, Errno> {
+        let len = usize::try_from(len_bytes).map_err(|_| Errno::NOMEM)?;
+        // SAFETY: a new mapping at an address of the kernel's choice. Wrong with MAP_FIXED.
+        let ptr = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                fd,
+                0,
+            )
+        }?;
+        // From here on `drop` unmaps.
+        let ram = Self {
+            ptr: NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)?,
+            len_bytes,
+            present: (0..len_bytes.div_ceil(PAGE_BYTES * 64))
+                .map(|_| AtomicU64::new(0))
+                .collect(),
+            regions: (0..REGION_COUNTERS).map(|_| Region::default()).collect(),
+        };
+        // SAFETY: names exactly the new mapping; the advice doesn't change its content.
+        unsafe { rustix::mm::madvise(ptr, len, Advice::LinuxDontDump) }?;
+        Ok(ram)
+    }
+
+    /// Copies from the device into `buf`. The range is inside, its buffer valid for the call.
+    pub(crate) fn read(
+        &self,
+        fd: BorrowedFd<'_>,
+        offset_bytes: u64,
+        buf: Buf,
+    ) -> Result<(), Errno> {
+        self.each_region(offset_bytes, buf, |at, part| {
+            let _inside = match self.enter(at) {
+                Some(inside) if self.all_present(at, part.len_bytes()) => inside,
+                Some(_inside) => {
+                    read_by_call(fd, at, part)?;
+                    self.learn(fd, at, part.len_bytes());
+                    return Ok(());
+                }
+                None => return read_by_call(fd, at, part),
+            };
+            // SAFETY: `device` checked that the range is inside the mapping; its pages are there (bits, and no punch
+            // while we are counted inside), so the access can't fault; `part` is writable by `Buf::new`'s contract and,
+            // being memory of the caller's, no part of this mapping. Wrong if the file were shortened meanwhile.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    self.at(at),
+                    part.ptr().as_ptr(),
+                    part.len_bytes() as usize,
+                );
+            }
+            Ok(())
+        })
+    }
+
+    /// Copies from `buf` to the device. The range is inside, its buffer valid for the call.
+    pub(crate) fn write(
+        &self,
+        fd: BorrowedFd<'_>,
+        offset_bytes: u64,
+        buf: Buf,
+    ) -> Result<(), Errno> {
+        self.each_region(offset_bytes, buf, |at, part| {
+            let Some(_inside) = self.enter(at) else {
+                return write_by_call(fd, at, part);
+            };
+            if !self.all_present(at, part.len_bytes()) {
+                let (from, to) = pages(at, part.len_bytes());
+                let len = ((to - from) * PAGE_BYTES).min(self.len_bytes - from * PAGE_BYTES);
+                rustix::fs::fallocate(fd, FallocateFlags::KEEP_SIZE, from * PAGE_BYTES, len)?;
+                self.mark(from, to, true);
+            }
+            // SAFETY: as in `read`, with the directions exchanged.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    part.ptr().as_ptr(),
+                    self.at(at),
+                    part.len_bytes() as usize,
+                );
+            }
+            Ok(())
+        })
+    }
+
+    /// Zeroes the range and gives its memory back.
+    pub(crate) fn punch(
+        &self,
+        fd: BorrowedFd<'_>,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<(), Errno> {
+        let end = offset_bytes + len_bytes;
+        let mut at = offset_bytes;
+        while at < end {
+            let next = end.min((at / REGION_BYTES + 1) * REGION_BYTES);
+            let _shut = self.shut(at);
+            // Only whole pages go away. Clearing a bit too many costs a system call later, one too few a signal.
+            self.mark(at / PAGE_BYTES, next.div_ceil(PAGE_BYTES), false);
+            rustix::fs::fallocate(
+                fd,
+                FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                at,
+                next - at,
+            )?;
+            at = next;
+        }
+        Ok(())
+    }
+
+    fn each_region(
+        &self,
+        offset_bytes: u64,
+        buf: Buf,
+        mut f: impl FnMut(u64, Buf) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let len = u64::from(buf.len_bytes());
+        debug_assert!(offset_bytes + len <= self.len_bytes);
+        let mut done = 0;
+        while done < len {
+            let at = offset_bytes + done;
+            let n = (len - done).min(REGION_BYTES - at % REGION_BYTES);
+            // Both fit: they are at most the length of the buffer.
+            let part = buf.slice(done as u32, n as u32).ok_or(Errno::INVAL)?;
+            f(at, part)?;
+            done += n;
+        }
+        Ok(())
+    }
+
+    fn region(&self, at: u64) -> &Region {
+        &self.regions[(at / REGION_BYTES) as usize % REGION_COUNTERS]
+    }
+
+    /// Counts a copy in; `None` while a punch has the region shut.
+    fn enter(&self, at: u64) -> Option<Inside<'_>> {
+        let inside = Inside(self.region(at));
+        let before = inside.0.inside.fetch_add(1, Ordering::SeqCst);
+        (before & SHUT == 0).then_some(inside)
+    }
+
+    /// Waits until a region is ours alone.
+    fn shut(&self, at: u64) -> Shut<'_> {
+        let region = self.region(at);
+        while region.inside.fetch_or(SHUT, Ordering::SeqCst) & SHUT != 0 {
+            std::thread::yield_now();
+        }
+        let shut = Shut(region);
+        while region.inside.load(Ordering::SeqCst) != SHUT {
+            std::hint::spin_loop();
+        }
+        shut
+    }
+
+    fn all_present(&self, at: u64, len_bytes: u32) -> bool {
+        let (from, to) = pages(at, len_bytes);
+        words(from, to)
+            .all(|(word, mask)| self.present[word].load(Ordering::Acquire) & mask == mask)
+    }
+
+    fn mark(&self, from_page: u64, to_page: u64, present: bool) {
+        for (word, mask) in words(from_page, to_page) {
+            if present {
+                self.present[word].fetch_or(mask, Ordering::AcqRel);
+            } else {
+                self.present[word].fetch_and(!mask, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// Notes pages that the file has already, from an earlier process for example.
+    fn learn(&self, fd: BorrowedFd<'_>, at: u64, len_bytes: u32) {
+        let (from, to) = pages(at, len_bytes);
+        // The position of the open file is nobody's business, so seeking is free to everybody.
+        if rustix::fs::seek(fd, SeekFrom::Hole(from * PAGE_BYTES))
+            .is_ok_and(|hole| hole >= (to * PAGE_BYTES).min(self.len_bytes))
+        {
+            self.mark(from, to, true);
+        }
+    }
+
+    fn at(&self, offset_bytes: u64) -> *mut u8 {
+        self.ptr.as_ptr().wrapping_add(offset_bytes as usize)
+    }
+}
+
+impl std::fmt::Debug for Ram {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ram")
+            .field("len_bytes", &self.len_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Ram {
+    fn drop(&mut self) {
+        // SAFETY: the range is the one that was mapped, and copies happen only in calls that borrow `self`, so none is
+        // running. Wrong if a pointer into the mapping were given out.
+        let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.len_bytes as usize) };
+    }
+}
+
+struct Inside<'a>(&'a Region);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+struct Shut<'a>(&'a Region);
+
+impl Drop for Shut<'_> {
+    fn drop(&mut self) {
+        self.0.inside.fetch_and(!SHUT, Ordering::SeqCst);
+    }
+}
+
+/// First page, and the page after the last, of a range that isn't empty.
+fn pages(at: u64, len_bytes: u32) -> (u64, u64) {
+    (
+        at / PAGE_BYTES,
+        (at + u64::from(len_bytes)).div_ceil(PAGE_BYTES),
+    )
+}
+
+/// The words of the bitmap that a range of pages touches, each with the bits in question.
+fn words(from_page: u64, to_page: u64) -> impl Iterator<Item = (usize, u64)> {
+    let last = to_page.max(from_page + 1) - 1;
+    (from_page / 64..=last / 64).map(move |word| {
+        let low = from_page.saturating_sub(word * 64).min(63);
+        let high = (last - word * 64).min(63);
+        let mask = (u64::MAX << low) & (u64::MAX >> (63 - high));
+        (word as usize, mask)
+    })
+}
+
+fn read_by_call(fd: BorrowedFd<'_>, at: u64, buf: Buf) -> Result<(), Errno> {
+    by_call(at, buf, |ptr, len, offset| {
+        // SAFETY: `Buf::new`'s contract: mapped and writable for its length, unreferenced. The kernel checks it besides.
+        unsafe { libc::pread(fd.as_raw_fd(), ptr.cast(), len, offset) }
+    })
+}
+
+fn write_by_call(fd: BorrowedFd<'_>, at: u64, buf: Buf) -> Result<(), Errno> {
+    by_call(at, buf, |ptr, len, offset| {
+        // SAFETY: `Buf::new`'s contract: mapped and readable for its length. The kernel checks it besides.
+        unsafe { libc::pwrite(fd.as_raw_fd(), ptr.cast(), len, offset) }
+    })
+}
+
+fn by_call(
+    at: u64,
+    buf: Buf,
+    call: impl Fn(*mut u8, usize, libc::off_t) -> isize,
+) -> Result<(), Errno> {
+    let mut rest = Some(buf);
+    while let Some(part) = rest.filter(|part| part.len_bytes() > 0) {
+        let done = buf.len_bytes() - part.len_bytes();
+        // Offsets are below 2^61, checked at open.
+        let offset = (at + u64::from(done)) as libc::off_t;
+        match call(part.ptr().as_ptr(), part.len_bytes() as usize, offset) {
+            0 => return Err(Errno::IO),
+            n if n > 0 => rest = part.slice(n as u32, part.len_bytes() - n as u32),
+            _ => match Errno::from_io_error(&std::io::Error::last_os_error()) {
+                Some(Errno::INTR) => {}
+                other => return Err(other.unwrap_or(Errno::IO)),
+            },
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn bitmap_words_cover_exactly_the_pages(from in 0u64..300, count in 1u64..300) {
+            let mut bits = [0u64; 16];
+            for (word, mask) in words(from, from + count) {
+                prop_assert_eq!(bits[word] & mask, 0);
+                bits[word] |= mask;
+            }
+            for page in 0..1024 {
+                let is_set = bits[page as usize / 64] >> (page % 64) & 1 == 1;
+                prop_assert_eq!(is_set, (from..from + count).contains(&page), "page {}", page);
+            }
+        }
+    }
+}

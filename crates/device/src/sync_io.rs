@@ -1,0 +1,156 @@
+//! A device as the daemon uses it: small synchronous reads and writes of the label and the catalog area.
+//!
+//! **Purpose.** Arbitrary byte ranges, made durable when asked, and the daemon's exclusive claim.
+//!
+//! **Design.** Through the page cache (`pread`, `pwrite`, `fdatasync`), so nothing need be aligned and the catalog's
+//! own reads are cached. The engine goes past the page cache on the same device; that is sound because the two never
+//! touch the same range, and the data area begins at a multiple of 1 MiB. Reading ahead is switched off, so that the
+//! daemon's cache doesn't hold the tenants' data.
+//!
+//! **What it does not do.** It never reads or writes where tenants' data is, except [`SyncDevice::blank_check`] before
+//! there is a pool. It is no fence: its calls have ended when its process has.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::Advice;
+use rustix::io::Errno;
+
+use crate::error::DeviceError;
+use crate::fence::{self, FenceError, Holder};
+use crate::open::{Access, DeviceInfo, OpenOptions};
+use crate::signatures::{self, LOOK_BYTES};
+use crate::spec::DeviceSpec;
+
+/// What a device holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Content {
+    /// Both ends read as zeros.
+    Blank,
+    /// It begins with the caller's own mark.
+    Ours,
+    /// Something else: what it looks like.
+    Foreign(String),
+}
+
+/// A device opened for the daemon. Any thread may use it.
+#[derive(Debug)]
+pub struct SyncDevice {
+    fd: OwnedFd,
+    info: DeviceInfo,
+}
+
+impl SyncDevice {
+    /// Opens it. `options.exclusive` is for the daemon that serves the pool.
+    pub fn open(spec: &DeviceSpec, options: &OpenOptions) -> Result<Self, DeviceError> {
+        let opened = crate::open::open(spec, options, Access::Buffered)?;
+        // Advice: without it everything is right, only slower.
+        let _ = rustix::fs::fadvise(&opened.fd, 0, None, Advice::Random);
+        Ok(Self {
+            fd: opened.fd,
+            info: opened.info,
+        })
+    }
+
+    /// What is known about it: the same that [`crate::Device`] says. (Alignment is the engine's business; here nothing
+    /// need be aligned.)
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// Reads all of `into`.
+    pub fn read_at(&self, offset_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
+        self.check(offset_bytes, into.len())?;
+        let mut done = 0;
+        while done < into.len() {
+            match rustix::io::pread(&self.fd, &mut into[done..], offset_bytes + done as u64) {
+                Ok(0) => return Err(cut_short()),
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all of `from`. Durable after [`SyncDevice::sync`].
+    pub fn write_at(&self, offset_bytes: u64, from: &[u8]) -> std::io::Result<()> {
+        self.check(offset_bytes, from.len())?;
+        let mut done = 0;
+        while done < from.len() {
+            match rustix::io::pwrite(&self.fd, &from[done..], offset_bytes + done as u64) {
+                Ok(0) => return Err(cut_short()),
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes all writes durable, the device's own cache included.
+    pub fn sync(&self) -> std::io::Result<()> {
+        loop {
+            match rustix::fs::fdatasync(&self.fd) {
+                Err(Errno::INTR) => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    /// Takes the daemon's byte for as long as this device is open.
+    pub fn claim_for_daemon(&self) -> Result<(), FenceError> {
+        fence::claim_for_daemon(self.fd.as_fd(), self.info.spec.path())
+    }
+
+    /// Who else holds locks here.
+    pub fn holders(&self) -> Result<Vec<Holder>, FenceError> {
+        fence::holders(self.fd.as_fd(), self.info.spec.path())
+    }
+
+    /// Looks at both ends (1 MiB each): is there something that should not be written over? `own_magic` is what the
+    /// caller's label begins with.
+    pub fn blank_check(&self, own_magic: &[u8]) -> std::io::Result<Content> {
+        // What is in the page cache may be older than what an engine wrote past it.
+        let _ = rustix::fs::fadvise(&self.fd, 0, None, Advice::DontNeed);
+        let capacity = self.info.capacity_bytes;
+        // At most 1 MiB.
+        let mut head = vec![0; LOOK_BYTES.min(capacity) as usize];
+        let mut tail = head.clone();
+        self.read_at(0, &mut head)?;
+        self.read_at(capacity - tail.len() as u64, &mut tail)?;
+        let _ = rustix::fs::fadvise(&self.fd, 0, None, Advice::DontNeed);
+        if !own_magic.is_empty() && head.starts_with(own_magic) {
+            return Ok(Content::Ours);
+        }
+        Ok(signatures::describe(&head, &tail).map_or(Content::Blank, Content::Foreign))
+    }
+
+    fn check(&self, offset_bytes: u64, len: usize) -> std::io::Result<()> {
+        let inside = offset_bytes
+            .checked_add(len as u64)
+            .is_some_and(|end| end <= self.info.capacity_bytes);
+        if inside {
+            return Ok(());
+        }
+        Err(std::io::Error::new(
+            std::io::ErrorKind::InvalidInput,
+            format!(
+                "{}: {len} bytes at {offset_bytes} are outside its {} bytes",
+                self.info.spec, self.info.capacity_bytes
+            ),
+        ))
+    }
+}
+
+/// Makes a new sparse file of `size_bytes`. Refuses one that exists.
+pub fn create_sparse_file(path: &Path, size_bytes: u64) -> Result<(), DeviceError> {
+    crate::open::create_file(path, size_bytes)
+}
+
+fn cut_short() -> std::io::Error {
+    std::io::Error::new(
+        std::io::ErrorKind::UnexpectedEof,
+        "the device ends before its capacity: the file was cut short while open",
+    )
+}
