@@ -4,7 +4,8 @@
 //! repository's own pages.
 //! Design: mdbook comes from the search path, or else from its Debian package, unpacked below the
 //! target folder and run from there (building it from source would take minutes). mdbook does not look
-//! at links, so every relative link of a page must name a file that exists.
+//! at links, so every relative link of a page must name a file that exists, and every page of the book
+//! must be in its table of contents.
 //! Not here: links to the web, anchors.
 
 use std::path::{Path, PathBuf};
@@ -27,9 +28,14 @@ pub(crate) fn check() -> Result<()> {
         cargo(&["doc", "--no-deps", "--workspace"]).env("RUSTDOCFLAGS", "--deny warnings"),
         LIMIT,
     )?;
-    let broken = broken_links(&pages()?)?;
+    let pages = pages()?;
+    let broken = broken_links(&pages)?;
     if !broken.is_empty() {
         bail!("broken links:\n{}", broken.join("\n"));
+    }
+    let missing = missing_chapters(&pages)?;
+    if !missing.is_empty() {
+        bail!("not in docs/src/SUMMARY.md:\n{}", missing.join("\n"));
     }
     match mdbook() {
         Ok(mut mdbook) => process::run(mdbook.arg("build").arg(repository().join("docs")), LIMIT),
@@ -102,6 +108,23 @@ fn broken_links(pages: &[PathBuf]) -> Result<Vec<String>> {
         }
     }
     Ok(broken)
+}
+
+/// Pages of the book that its table of contents does not have.
+fn missing_chapters(pages: &[PathBuf]) -> Result<Vec<String>> {
+    let source = repository().join("docs/src");
+    let summary = source.join("SUMMARY.md");
+    let text = std::fs::read_to_string(&summary).context("docs/src/SUMMARY.md")?;
+    let chapters: Vec<PathBuf> = relative_links(&text)
+        .into_iter()
+        .map(|link| source.join(link))
+        .collect();
+    Ok(pages
+        .iter()
+        .filter(|page| page.starts_with(&source) && **page != summary)
+        .filter(|page| !chapters.contains(page))
+        .map(|page| page.display().to_string())
+        .collect())
 }
 
 /// Targets of `[text](target)` outside code, without anchors, that are no web addresses.

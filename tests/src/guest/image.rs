@@ -31,8 +31,9 @@ pub const CACHE_VARIABLE: &str = "FOREBAY_GUEST_CACHE";
 const SUITE: &str = "trixie";
 const KERNEL_PACKAGE: &str = "linux-image-amd64";
 const KERNEL_SERIES: &str = "linux-image-6.12.";
-const PACKAGES: [&str; 6] = [
+const PACKAGES: [&str; 7] = [
     "busybox-static",
+    "dash",
     "e2fsprogs",
     "fio",
     "kmod",
@@ -41,7 +42,9 @@ const PACKAGES: [&str; 6] = [
 ];
 /// Beside them only libraries are unpacked; these are not wanted.
 const UNWANTED: &str = "libpython";
-const PROGRAMS: [&str; 12] = [
+const PROGRAMS: [&str; 13] = [
+    // The shell: busybox's would take its own applets before any program of the same name.
+    "usr/bin/dash",
     "usr/bin/dmesg",
     "usr/bin/fio",
     "usr/bin/flock",
@@ -68,7 +71,8 @@ const MODULES: [&str; 11] = [
     "virtio_net",
     "nvme_fabrics",
 ];
-const LINKS: [(&str, &str); 7] = [
+const LINKS: [(&str, &str); 8] = [
+    ("bin/sh", "/usr/bin/dash"),
     ("lib", "usr/lib"),
     ("lib64", "usr/lib64"),
     ("sbin/modprobe", "/usr/bin/kmod"),

@@ -1,4 +1,4 @@
-#!/bin/busybox sh
+#!/bin/sh
 # The guest's first and only own process: sets up what a small Linux needs, then takes commands.
 #
 # Commands come from the virtio-serial port named forebay.control, a line each:
@@ -7,7 +7,8 @@
 # Answers: "ready" once, and for each command "end ID CODE LENGTH" and LENGTH bytes of output.
 # When the port is closed, whoever booted us is gone: power off.
 
-/bin/busybox --install -s /bin
+# Links for all that is not there already.
+/bin/busybox --install -s /bin 2>/dev/null
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 export HOME=/root
 mount -t proc proc /proc
@@ -51,7 +52,7 @@ run() {
 
 exec 3<>"$port"
 echo ready >&3
-while IFS=' ' read -r word id text <&3; do
+while read -r word id text <&3; do
     case $word in
         run)
             echo "$text" | base64 -d >"/run/jobs/$id"
