@@ -1,1 +1,50 @@
-fn main() {}
+//! The `forebay` binary.
+//!
+//! Purpose: one program for everything: the daemon, its engine, and the commands that talk to them.
+//! Design: the command line is parsed in `cli`; each subject has its module. This file only chooses.
+//! Not here: logic; that is in the crates.
+
+mod cli;
+mod command;
+mod config;
+mod failure;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use forebay_control::api::client::Client;
+
+use cli::{Cli, Command};
+use command::Context;
+use failure::Outcome;
+use output::Output;
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.print();
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Outcome {
+    let output = Output { json: cli.json };
+    let context = || -> Outcome<Context> {
+        Ok(Context {
+            client: Client::new(&config::socket(cli.socket.clone())?),
+            output,
+        })
+    };
+    match cli.command {
+        Command::Pool(command) => command::pool::pool(&context()?, command),
+        Command::Device(command) => command::pool::device(&context()?, &command),
+        Command::Tenant(command) => command::tenant::tenant(&context()?, command),
+        Command::Volume(command) => command::volume::volume(&context()?, command),
+        Command::Export(command) => command::export::export(&context()?, command),
+        Command::Stats => command::status::stats(&context()?),
+        Command::Status => command::status::status(&context()?),
+    }
+}

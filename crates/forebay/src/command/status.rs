@@ -1,0 +1,167 @@
+//! `forebay status` and `forebay stats`.
+
+use forebay_control::api::model::{DeathReport, Status};
+use forebay_control::api::stats::{EngineStats, LaneStats, OpStats, PoolStats, Stats};
+use forebay_device::size::format_bytes;
+use serde::Serialize;
+
+use super::Context;
+use crate::failure::Outcome;
+use crate::output::{latency, pairs, table};
+
+pub(crate) fn status(context: &Context) -> Outcome {
+    let status: Status = context.client.get("/v1/status")?;
+    context.output.show(&status, status_text)
+}
+
+/// How the API writes a word of an enumeration.
+pub(crate) fn word<T: Serialize>(value: &T) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(text)) => text,
+        _ => "?".to_owned(),
+    }
+}
+
+fn status_text(status: &Status) -> String {
+    let engine = match status.engine_pid {
+        Some(pid) => format!(
+            "{}, pid {pid}, generation {}",
+            word(&status.engine_state),
+            status.generation
+        ),
+        None => word(&status.engine_state),
+    };
+    let mut text = pairs([
+        (
+            "daemon",
+            format!(
+                "running, pid {}, up {} s",
+                status.daemon_pid, status.uptime_s
+            ),
+        ),
+        ("engine", engine),
+        ("version", status.version.clone()),
+        (
+            "pool",
+            status
+                .pool
+                .clone()
+                .unwrap_or_else(|| "none (see `forebay pool create`)".into()),
+        ),
+        ("nvme/tcp", status.nvme_tcp.join(", ")),
+        ("state", status.state_dir.clone()),
+    ]);
+    if let Some(death) = &status.last_death {
+        text.push_str(&death_text(death));
+    }
+    for warning in &status.warnings {
+        text.push_str(&format!("warning: {warning}\n"));
+    }
+    text
+}
+
+fn death_text(death: &DeathReport) -> String {
+    let mut text = format!(
+        "last death: {} pid {} of generation {}, {}, with {} commands in flight\n",
+        word(&death.process),
+        death.pid,
+        death.generation,
+        death.cause,
+        death.commands_in_flight
+    );
+    if let Some(path) = &death.report_path {
+        text.push_str(&format!("  report: {path}\n"));
+    }
+    text
+}
+
+pub(crate) fn stats(context: &Context) -> Outcome {
+    let stats: Stats = context.client.get("/v1/stats")?;
+    context.output.show(&stats, stats_text)
+}
+
+fn stats_text(stats: &Stats) -> String {
+    let mut text = String::new();
+    if let Some(engine) = &stats.engine {
+        text.push_str(&engine_text(engine));
+    }
+    if let Some(pool) = &stats.pool {
+        text.push_str(&pool_text(pool));
+    }
+    text.push('\n');
+    text.push_str(&lanes_text(&stats.lanes));
+    text
+}
+
+fn engine_text(engine: &EngineStats) -> String {
+    let total = engine.asleep_ns.saturating_add(engine.busy_ns);
+    let asleep = engine.asleep_ns as f64 * 100.0 / total.max(1) as f64;
+    format!(
+        "engine pid {}: {} reactors, {asleep:.1} % asleep, CPU {:.2} s user {:.2} s system, {}\n",
+        engine.pid,
+        engine.reactors,
+        engine.cpu_user_s,
+        engine.cpu_system_s,
+        format_bytes(engine.resident_bytes)
+    )
+}
+
+fn pool_text(pool: &PoolStats) -> String {
+    format!(
+        "pool: {} of {} clean, {} owned, {} reserved, {} dirty; {} grants, {} faults, {} revokes, \
+         {} commits\n",
+        format_bytes(pool.clean_bytes),
+        format_bytes(pool.capacity_bytes),
+        format_bytes(pool.owned_bytes),
+        format_bytes(pool.reserved_bytes),
+        format_bytes(pool.dirty_bytes),
+        pool.grants,
+        pool.faults,
+        pool.revokes,
+        pool.catalog_commits
+    )
+}
+
+fn lanes_text(lanes: &[LaneStats]) -> String {
+    let mut rows = Vec::new();
+    for lane in lanes {
+        let classes = [
+            ("read", &lane.read),
+            ("write", &lane.write),
+            ("flush", &lane.flush),
+            ("deallocate", &lane.deallocate),
+        ];
+        for (index, (class, ops)) in classes.into_iter().enumerate() {
+            rows.push(lane_row(lane, index == 0, class, ops));
+        }
+    }
+    table(
+        [
+            "EXPORT",
+            "OP",
+            ">COUNT",
+            ">BYTES",
+            ">P50",
+            ">P99",
+            ">ERRORS",
+            ">IN FLIGHT",
+            ">QUEUES",
+        ],
+        rows,
+    )
+}
+
+fn lane_row(lane: &LaneStats, first: bool, class: &str, ops: &OpStats) -> [String; 9] {
+    let once = |text: String| if first { text } else { String::new() };
+    [
+        once(format!("{}/{}", lane.tenant, lane.volume)),
+        class.to_owned(),
+        ops.ops.to_string(),
+        format_bytes(ops.bytes),
+        latency(ops.latency_p50_ns),
+        latency(ops.latency_p99_ns),
+        once(lane.errors.to_string()),
+        once(lane.in_flight.to_string()),
+        once(lane.queues.to_string()),
+    ]
+}

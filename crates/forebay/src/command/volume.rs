@@ -1,0 +1,110 @@
+//! `forebay volume`, all but the transfer of images.
+
+use forebay_control::api::model::{Done, Volume, VolumeCreate, VolumeUpdate};
+use forebay_device::size::format_bytes;
+
+use super::{Context, segment};
+use crate::cli::{VolumeCommand, VolumeName};
+use crate::failure::Outcome;
+use crate::output::{pairs, table, yes_no};
+
+pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
+    let client = &context.client;
+    match command {
+        VolumeCommand::Create {
+            volume,
+            size,
+            block_size,
+        } => {
+            let path = format!("/v1/tenants/{}/volumes", segment(&volume.tenant));
+            let body = VolumeCreate {
+                name: volume.volume,
+                size_bytes: size,
+                block_bytes: block_size,
+            };
+            let made: Volume = client.post(&path, &body)?;
+            context.output.show(&made, |made| {
+                format!(
+                    "volume {}/{} created: {}, blocks of {} bytes",
+                    made.tenant,
+                    made.name,
+                    format_bytes(made.size_bytes),
+                    made.block_bytes
+                )
+            })
+        }
+        VolumeCommand::List { tenant } => {
+            let volumes: Vec<Volume> = match tenant {
+                Some(tenant) => client.get(&format!("/v1/tenants/{}/volumes", segment(&tenant)))?,
+                None => client.get("/v1/volumes")?,
+            };
+            context.output.show(&volumes, |volumes| list(volumes))
+        }
+        VolumeCommand::Show { volume } => {
+            let volume: Volume = client.get(&path(&volume))?;
+            context.output.show(&volume, show)
+        }
+        VolumeCommand::Resize { volume, size } => {
+            let body = VolumeUpdate { size_bytes: size };
+            let grown: Volume = client.patch(&path(&volume), &body)?;
+            context.output.show(&grown, |grown| {
+                format!("volume {volume} is now {}", format_bytes(grown.size_bytes))
+            })
+        }
+        VolumeCommand::Delete { volume } => {
+            let done: Done = client.delete(&path(&volume))?;
+            context.output.done(&done)
+        }
+    }
+}
+
+/// The route of a volume.
+pub(crate) fn path(volume: &VolumeName) -> String {
+    format!(
+        "/v1/tenants/{}/volumes/{}",
+        segment(&volume.tenant),
+        segment(&volume.volume)
+    )
+}
+
+fn list(volumes: &[Volume]) -> String {
+    table(
+        [
+            "VOLUME",
+            ">SIZE",
+            ">ALLOCATED",
+            ">BLOCK",
+            "EXPORTED",
+            "UUID",
+        ],
+        volumes.iter().map(|volume| {
+            [
+                format!("{}/{}", volume.tenant, volume.name),
+                format_bytes(volume.size_bytes),
+                format_bytes(volume.allocated_bytes),
+                volume.block_bytes.to_string(),
+                yes_no(volume.exported),
+                volume.uuid.clone(),
+            ]
+        }),
+    )
+}
+
+fn show(volume: &Volume) -> String {
+    pairs([
+        ("volume", format!("{}/{}", volume.tenant, volume.name)),
+        (
+            "size",
+            format!(
+                "{} ({} bytes)",
+                format_bytes(volume.size_bytes),
+                volume.size_bytes
+            ),
+        ),
+        ("allocated", format_bytes(volume.allocated_bytes)),
+        ("block size", volume.block_bytes.to_string()),
+        ("uuid", volume.uuid.clone()),
+        ("serial", volume.serial.clone()),
+        ("exported", yes_no(volume.exported)),
+    ])
+}

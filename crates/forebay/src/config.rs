@@ -1,0 +1,315 @@
+//! `forebay.toml`.
+//!
+//! Purpose: from a file (or none) to a complete configuration: every default filled in, every path
+//! absolute.
+//! Design: the file's shape is a set of structs that refuse unknown keys, so a misspelt one is an
+//! error with its line. Relative paths are relative to the file. Without a file everything lies
+//! beneath one folder (`./var`), with a pool in a sparse file, so that a first run just works.
+//! Not here: what the daemon does with it.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use forebay_device::size::parse_bytes;
+use serde::{Deserialize, Deserializer, de};
+
+use crate::failure::{Failure, Outcome, While};
+
+/// The file that is read when no other is named, if it exists.
+pub(crate) const FILE_NAME: &str = "forebay.toml";
+/// The folder of everything when there is no file.
+pub(crate) const DEFAULT_DIR: &str = "var";
+/// Size of the pool that is made when there is no file.
+const EMBEDDED_BYTES: u64 = 16 << 30;
+const DEFAULT_LISTEN: &str = "127.0.0.1:4420";
+/// The most reactors; more is a typing error.
+const REACTORS_MAX: u16 = 256;
+
+/// The file, as written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileConfig {
+    state_dir: Option<PathBuf>,
+    run_dir: Option<PathBuf>,
+    #[serde(default)]
+    log: LogTable,
+    #[serde(default)]
+    listen: ListenTable,
+    #[serde(default)]
+    engine: EngineTable,
+    #[serde(default)]
+    pool: PoolTable,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LogTable {
+    level: Option<String>,
+    file: Option<PathBuf>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ListenTable {
+    nvme_tcp: Option<Vec<SocketAddr>>,
+    api: Option<PathBuf>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EngineTable {
+    reactors: Option<u16>,
+    #[serde(default)]
+    cpus: Vec<u16>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PoolTable {
+    embedded: Option<EmbeddedTable>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EmbeddedTable {
+    path: PathBuf,
+    #[serde(deserialize_with = "size")]
+    size: u64,
+}
+
+fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    parse_bytes(&text).map_err(de::Error::custom)
+}
+
+/// The configuration, complete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Config {
+    /// The file it comes from, if any.
+    pub(crate) source: Option<PathBuf>,
+    pub(crate) state_dir: PathBuf,
+    pub(crate) run_dir: PathBuf,
+    pub(crate) api_socket: PathBuf,
+    pub(crate) log_level: String,
+    pub(crate) log_file: PathBuf,
+    pub(crate) nvme_tcp: Vec<SocketAddr>,
+    pub(crate) reactors: u16,
+    pub(crate) cpus: Vec<u16>,
+    /// Path and size of the pool to make if there is none.
+    pub(crate) embedded: Option<(PathBuf, u64)>,
+}
+
+/// Finds and reads the configuration: `file` if given, else `./forebay.toml` if it exists and no
+/// folder is named, else the defaults beneath `dir` (or `./var`).
+pub(crate) fn load(file: Option<&Path>, dir: Option<&Path>) -> Outcome<Config> {
+    let named = match (file, dir) {
+        (Some(file), _) => Some(file),
+        (None, None) if Path::new(FILE_NAME).exists() => Some(Path::new(FILE_NAME)),
+        _ => None,
+    };
+    let Some(file) = named else {
+        return defaults(dir.unwrap_or(Path::new(DEFAULT_DIR)));
+    };
+    let text = std::fs::read_to_string(file).while_doing(format!("read {}", file.display()))?;
+    let file = absolute(file)?;
+    parse(&text, &file, dir)
+}
+
+fn absolute(path: &Path) -> Outcome<PathBuf> {
+    std::path::absolute(path).while_doing(format!("make {} absolute", path.display()))
+}
+
+fn default_listen() -> Vec<SocketAddr> {
+    DEFAULT_LISTEN.parse().into_iter().collect()
+}
+
+fn defaults(dir: &Path) -> Outcome<Config> {
+    let dir = absolute(dir)?;
+    Ok(Config {
+        source: None,
+        state_dir: dir.join("state"),
+        run_dir: dir.join("run"),
+        api_socket: dir.join("run/api.sock"),
+        log_level: "info".to_owned(),
+        log_file: dir.join("state/log/forebay.log"),
+        nvme_tcp: default_listen(),
+        reactors: 1,
+        cpus: Vec::new(),
+        embedded: Some((dir.join("pool.img"), EMBEDDED_BYTES)),
+    })
+}
+
+/// `path` is absolute and names the file in errors.
+fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
+    let wrong = |message: String| {
+        Failure::new(format!("{}: {message}", path.display()))
+            .hint("the keys and their meanings are in docs/src/configuration.md")
+    };
+    let file: FileConfig = toml::from_str(text)
+        .map_err(|error| wrong(format!("\n{}", error.to_string().trim_end())))?;
+    let base = path.parent().unwrap_or(Path::new("/"));
+    let dir = match dir {
+        Some(dir) => absolute(dir)?,
+        None => base.join(DEFAULT_DIR),
+    };
+    let state_dir = base.join(file.state_dir.unwrap_or_else(|| dir.join("state")));
+    let run_dir = base.join(file.run_dir.unwrap_or_else(|| dir.join("run")));
+    let nvme_tcp = file.listen.nvme_tcp.unwrap_or_else(default_listen);
+    if let Some(twice) = nvme_tcp
+        .iter()
+        .enumerate()
+        .find(|(i, a)| nvme_tcp[..*i].contains(a))
+        .map(|(_, a)| a)
+    {
+        return Err(wrong(format!("[listen] nvme_tcp names {twice} twice")));
+    }
+    let reactors = match file.engine.reactors {
+        Some(reactors) => reactors,
+        None => u16::try_from(file.engine.cpus.len())
+            .unwrap_or(u16::MAX)
+            .max(1),
+    };
+    if !(1..=REACTORS_MAX).contains(&reactors) {
+        return Err(wrong(format!(
+            "[engine] reactors must be 1 to {REACTORS_MAX}"
+        )));
+    }
+    let cpus = file.engine.cpus;
+    if !cpus.is_empty() && cpus.len() != usize::from(reactors) {
+        return Err(wrong(format!(
+            "[engine] cpus names {} CPUs for {reactors} reactors",
+            cpus.len()
+        )));
+    }
+    let log_level = file.log.level.unwrap_or_else(|| "info".to_owned());
+    if !["error", "warn", "info", "debug", "trace"].contains(&log_level.as_str()) {
+        return Err(wrong(format!(
+            "[log] level `{log_level}` is none of error, warn, info, debug, trace"
+        )));
+    }
+    Ok(Config {
+        source: Some(path.to_owned()),
+        api_socket: base.join(file.listen.api.unwrap_or_else(|| run_dir.join("api.sock"))),
+        log_file: base.join(
+            file.log
+                .file
+                .unwrap_or_else(|| state_dir.join("log/forebay.log")),
+        ),
+        state_dir,
+        run_dir,
+        log_level,
+        nvme_tcp,
+        reactors,
+        cpus,
+        embedded: file
+            .pool
+            .embedded
+            .map(|pool| (base.join(pool.path), pool.size)),
+    })
+}
+
+/// Where the daemon's API is: what was said, else `FOREBAY_SOCKET`, else what the configuration in
+/// the current directory says, else the default.
+pub(crate) fn socket(said: Option<PathBuf>) -> Outcome<PathBuf> {
+    if let Some(path) = said {
+        return Ok(path);
+    }
+    if let Some(path) = std::env::var_os("FOREBAY_SOCKET").filter(|path| !path.is_empty()) {
+        return Ok(path.into());
+    }
+    // The path as a person would write it, short enough for a socket address.
+    if !Path::new(FILE_NAME).exists() {
+        return Ok(Path::new(DEFAULT_DIR).join("run/api.sock"));
+    }
+    Ok(load(None, None)?.api_socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Outcome<Config> {
+        parse(text, Path::new("/etc/forebay/forebay.toml"), None)
+    }
+
+    #[test]
+    fn nothing_said_is_beneath_one_folder() {
+        let config = defaults(Path::new("/x/var")).unwrap();
+        assert_eq!(config.api_socket, Path::new("/x/var/run/api.sock"));
+        assert_eq!(config.embedded, Some(("/x/var/pool.img".into(), 16 << 30)));
+        assert!(
+            config
+                .nvme_tcp
+                .iter()
+                .all(|address| address.ip().is_loopback())
+        );
+        assert_eq!(config.nvme_tcp.len(), 1);
+    }
+
+    #[test]
+    fn everything_said() {
+        let config = parsed(
+            r#"
+            state_dir = "/var/lib/forebay"
+            run_dir = "/run/forebay"
+            [log]
+            level = "debug"
+            file = "f.log"
+            [listen]
+            nvme_tcp = ["0.0.0.0:4420", "[::1]:4420"]
+            [engine]
+            cpus = [2, 3]
+            [pool]
+            embedded = { path = "pool.img", size = "1G" }
+            "#,
+        )
+        .unwrap();
+        assert_eq!(config.api_socket, Path::new("/run/forebay/api.sock"));
+        assert_eq!(config.log_file, Path::new("/etc/forebay/f.log"));
+        assert_eq!(config.reactors, 2);
+        assert_eq!(config.nvme_tcp.len(), 2);
+        assert_eq!(
+            config.embedded,
+            Some(("/etc/forebay/pool.img".into(), 1 << 30))
+        );
+    }
+
+    #[test]
+    fn an_empty_file_has_no_embedded_pool() {
+        let config = parsed("").unwrap();
+        assert_eq!(config.embedded, None);
+        assert_eq!(config.run_dir, Path::new("/etc/forebay/var/run"));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, part) in [
+            ("state_dri = \"x\"", "state_dri"),
+            ("[engine]\nreactor = 1", "line 2"),
+            ("[engine]\nreactor = 1", "expected `reactors` or `cpus`"),
+            ("[engine]\nreactors = 0", "1 to 256"),
+            (
+                "[engine]\nreactors = 2\ncpus = [1]",
+                "1 CPUs for 2 reactors",
+            ),
+            ("[listen]\nnvme_tcp = [\"localhost\"]", "socket address"),
+            (
+                "[listen]\nnvme_tcp = [\"127.0.0.1:1\", \"127.0.0.1:1\"]",
+                "twice",
+            ),
+            ("[log]\nlevel = \"loud\"", "loud"),
+            (
+                "[pool]\nembedded = { path = \"x\", size = \"big\" }",
+                "`big` is not a size",
+            ),
+            ("[pool", "line 1"),
+        ] {
+            let message = parsed(text).unwrap_err().to_string();
+            assert!(message.contains(part), "{text}: {message}");
+            assert!(
+                message.starts_with("/etc/forebay/forebay.toml"),
+                "{message}"
+            );
+        }
+    }
+}

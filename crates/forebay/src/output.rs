@@ -1,0 +1,141 @@
+//! What commands print.
+//!
+//! Purpose: tables for people, JSON for programs, by one switch.
+//! Design: a command hands over its data and a function that makes a table of it; JSON is the API's
+//! own types, unchanged. Tables have no borders, so that they can be cut and searched.
+//! Not here: progress bars, errors.
+
+use std::fmt::Display;
+use std::io::{ErrorKind, Write as _};
+
+use comfy_table::{CellAlignment, Table, presets};
+use forebay_control::api::model::Done;
+use serde::Serialize;
+
+use crate::failure::{Outcome, While};
+
+/// How to print.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Output {
+    /// JSON instead of tables and sentences.
+    pub(crate) json: bool,
+}
+
+impl Output {
+    /// Prints `value` as JSON, or what `human` makes of it.
+    pub(crate) fn show<T: Serialize, H: Display>(
+        self,
+        value: &T,
+        human: impl FnOnce(&T) -> H,
+    ) -> Outcome {
+        if self.json {
+            print(&serde_json::to_string_pretty(value).while_doing("write JSON")?)
+        } else {
+            print(&human(value).to_string())
+        }
+    }
+
+    /// Prints that something is done.
+    pub(crate) fn done(self, done: &Done) -> Outcome {
+        self.show(done, |done| done.done.clone())
+    }
+}
+
+/// Prints a line; a reader that has gone away is no error.
+pub(crate) fn print(text: &str) -> Outcome {
+    let mut stdout = std::io::stdout().lock();
+    match writeln!(stdout, "{}", text.trim_end()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(error).while_doing("write to standard output")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A table with a header. A column whose title starts with `>` is aligned to the right.
+pub(crate) fn table<const N: usize>(
+    header: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(header.map(|title| title.trim_start_matches('>')));
+    for row in rows {
+        table.add_row(row);
+    }
+    for (index, title) in header.iter().enumerate() {
+        if let Some(column) = table.column_mut(index) {
+            if title.starts_with('>') {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+            if index == 0 {
+                column.set_padding((0, 1));
+            }
+        }
+    }
+    table.trim_fmt()
+}
+
+/// Names and values, one pair a line.
+pub(crate) fn pairs(pairs: impl IntoIterator<Item = (&'static str, String)>) -> String {
+    let pairs: Vec<_> = pairs.into_iter().collect();
+    let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for (name, value) in pairs {
+        text.push_str(&format!("{name:width$}  {value}\n"));
+    }
+    text
+}
+
+/// `yes` or `no`.
+pub(crate) fn yes_no(value: bool) -> String {
+    if value { "yes" } else { "no" }.to_owned()
+}
+
+/// A time for people: `512 ns`, `83 us`, `1.2 ms`, `3.4 s`.
+pub(crate) fn duration_ns(ns: u64) -> String {
+    let value = ns as f64;
+    let (value, unit) = match ns {
+        0..1_000 => return format!("{ns} ns"),
+        1_000..1_000_000 => (value / 1e3, "us"),
+        1_000_000..1_000_000_000 => (value / 1e6, "ms"),
+        _ => (value / 1e9, "s"),
+    };
+    if value < 10.0 {
+        format!("{value:.1} {unit}")
+    } else {
+        format!("{value:.0} {unit}")
+    }
+}
+
+/// A time that may not be known.
+pub(crate) fn latency(ns: Option<u64>) -> String {
+    ns.map_or_else(|| "-".to_owned(), duration_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        for (ns, text) in [
+            (0, "0 ns"),
+            (999, "999 ns"),
+            (1_000, "1.0 us"),
+            (83_400, "83 us"),
+            (1_250_000, "1.2 ms"),
+            (3_400_000_000, "3.4 s"),
+        ] {
+            assert_eq!(duration_ns(ns), text);
+        }
+    }
+
+    #[test]
+    fn tables_are_plain() {
+        let text = table(["NAME", ">SIZE"], [["a".to_owned(), "1 GiB".to_owned()]]);
+        let lines: Vec<_> = text.lines().map(str::trim_end).collect();
+        assert_eq!(lines, ["NAME   SIZE", "a     1 GiB"]);
+        assert_eq!(table(["NAME"], []).trim(), "NAME");
+    }
+}
