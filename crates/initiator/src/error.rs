@@ -1,0 +1,150 @@
+//! What can go wrong on the host side, in words that say what, where, and what to do.
+//!
+//! Design: one enum; each variant knows whether the connection is lost ([`Error::is_connection_lost`]), which is what a
+//! caller that reconnects must know.
+//! What it does *not* do: retry.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use forebay_nvme::Status;
+use forebay_nvme::host::Violation;
+use forebay_nvme::tcp::{PduError, TermReq};
+use thiserror::Error;
+
+/// An error of the initiator.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No TCP connection could be made.
+    #[error("cannot connect to {addr}: {source}; is the target running and listening there?")]
+    Connect {
+        /// Where to.
+        addr: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The socket failed.
+    #[error("connection to {addr} failed: {source}; reconnect")]
+    Socket {
+        /// Where to.
+        addr: SocketAddr,
+        /// How.
+        source: io::Error,
+    },
+    /// The target closed the connection.
+    #[error("{addr} closed the connection with {in_flight} commands in flight; reconnect")]
+    Closed {
+        /// Where to.
+        addr: SocketAddr,
+        /// How many commands were in flight.
+        in_flight: usize,
+    },
+    /// Nothing came in time.
+    #[error("waited {waited:?} for {what} from {addr}; the target is stuck or gone, reconnect")]
+    TimedOut {
+        /// Where to.
+        addr: SocketAddr,
+        /// What was waited for.
+        what: String,
+        /// How long.
+        waited: Duration,
+    },
+    /// The target sent a PDU that no host can accept.
+    #[error("{addr} sent a malformed PDU: {error}")]
+    Pdu {
+        /// Where from.
+        addr: SocketAddr,
+        /// What was wrong.
+        error: PduError,
+    },
+    /// The target broke the protocol.
+    #[error("{addr} broke the protocol: {violation}")]
+    Protocol {
+        /// Where from.
+        addr: SocketAddr,
+        /// How.
+        violation: Violation,
+    },
+    /// The target gave up the connection.
+    #[error("{addr} terminated the connection: {}", PduError { status: term.status, info: term.info })]
+    Terminated {
+        /// Where from.
+        addr: SocketAddr,
+        /// Its words.
+        term: TermReq,
+    },
+    /// A command ended with an error status.
+    #[error("{what}: {addr} answered {status:?}{hint}", hint = hint(*status))]
+    Status {
+        /// Where from.
+        addr: SocketAddr,
+        /// Which command.
+        what: String,
+        /// The status.
+        status: Status,
+    },
+    /// The controller can't be used.
+    #[error("{addr}: {what}")]
+    Unusable {
+        /// Where.
+        addr: SocketAddr,
+        /// What is missing.
+        what: String,
+    },
+    /// The caller asked for something impossible.
+    #[error("invalid argument: {0}")]
+    Argument(String),
+    /// A thread of the load generator could not start or be pinned.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// Whether the connection is gone, so that reconnecting may help.
+    #[must_use]
+    pub fn is_connection_lost(&self) -> bool {
+        match self {
+            Self::Connect { .. }
+            | Self::Socket { .. }
+            | Self::Closed { .. }
+            | Self::TimedOut { .. }
+            | Self::Pdu { .. }
+            | Self::Protocol { .. }
+            | Self::Terminated { .. } => true,
+            Self::Status { .. }
+            | Self::Unusable { .. }
+            | Self::Argument(_)
+            | Self::System { .. } => false,
+        }
+    }
+
+    /// The status, if a command's status is what went wrong.
+    #[must_use]
+    pub fn status(&self) -> Option<Status> {
+        match self {
+            Self::Status { status, .. } => Some(*status),
+            _ => None,
+        }
+    }
+}
+
+fn hint(status: Status) -> &'static str {
+    match status.code() {
+        Status::CONNECT_INVALID_HOST => {
+            "; this host's NQN is not on the export's list: allow it there"
+        }
+        Status::CONNECT_INVALID_PARAMETERS => {
+            "; is the subsystem NQN right? `discover` lists those that this host may use"
+        }
+        Status::CAPACITY_EXCEEDED => "; the pool is full",
+        Status::LBA_OUT_OF_RANGE => "; past the end of the namespace",
+        _ => "",
+    }
+}

@@ -1,0 +1,232 @@
+//! An I/O queue of a session.
+//!
+//! Design: commands are submitted with a buffer that the queue owns until the command ends, and a tag that comes back
+//! with it. Nothing leaves before [`IoQueue::poll`], so commands submitted together travel together.
+//! What it does *not* do: split a command by the controller's limits, reconnect, or retry.
+
+use std::time::{Duration, Instant};
+
+use forebay_nvme::host::{Transfer, command};
+
+use crate::connection::Connection;
+use crate::{Done, Error, Wait};
+
+/// An I/O command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoOp {
+    /// Reads `blocks` (1..=65536) from `lba` into the buffer.
+    Read {
+        /// First block.
+        lba: u64,
+        /// How many.
+        blocks: u32,
+    },
+    /// Writes `blocks` (1..=65536) from the buffer to `lba`.
+    Write {
+        /// First block.
+        lba: u64,
+        /// How many.
+        blocks: u32,
+        /// Force unit access: it ends only when it is durable.
+        fua: bool,
+    },
+    /// Makes every write that has ended durable.
+    Flush,
+    /// Writes zeros to `blocks` (1..=65536) from `lba`.
+    WriteZeroes {
+        /// First block.
+        lba: u64,
+        /// How many.
+        blocks: u32,
+        /// The controller may give the space back (DEAC).
+        deallocate: bool,
+    },
+    /// Deallocates the ranges in the buffer, made by [`dsm_ranges`].
+    Deallocate {
+        /// How many ranges, 1..=256.
+        ranges: u32,
+    },
+}
+
+/// A command that was not submitted, and its buffer.
+#[derive(Debug)]
+pub struct NotSubmitted {
+    /// Why.
+    pub reason: Reason,
+    /// The buffer that was handed in.
+    pub buf: Vec<u8>,
+}
+
+/// Why a command was not submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// As many commands as the queue holds are in flight: poll first.
+    Full,
+    /// The buffer is shorter than the command's data, or the command has none or too many blocks or ranges.
+    Size,
+}
+
+/// The data of an [`IoOp::Deallocate`] of ranges (first block, number of blocks).
+#[must_use]
+pub fn dsm_ranges(ranges: &[(u64, u32)]) -> Vec<u8> {
+    let ranges = ranges.iter();
+    ranges
+        .flat_map(|&(lba, blocks)| command::dsm_range(lba, blocks))
+        .collect()
+}
+
+/// An I/O queue: a connection of its own.
+#[derive(Debug)]
+pub struct IoQueue {
+    connection: Connection,
+    qid: u16,
+    nsid: u32,
+    block_bytes: u32,
+}
+
+impl IoQueue {
+    pub(crate) fn new(connection: Connection, qid: u16, nsid: u32, block_bytes: u32) -> Self {
+        Self {
+            connection,
+            qid,
+            nsid,
+            block_bytes,
+        }
+    }
+
+    /// The queue's number.
+    #[must_use]
+    pub fn qid(&self) -> u16 {
+        self.qid
+    }
+
+    /// The namespace's logical block.
+    #[must_use]
+    pub fn block_bytes(&self) -> u32 {
+        self.block_bytes
+    }
+
+    /// How many commands may be in flight.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.connection.depth()
+    }
+
+    /// How many are.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.connection.in_flight()
+    }
+
+    /// Submits a command. It leaves with the next [`IoQueue::poll`].
+    ///
+    /// # Errors
+    /// Gives the buffer back if the queue is full or the buffer does not fit the command.
+    pub fn submit(&mut self, op: &IoOp, tag: u64, buf: Vec<u8>) -> Result<(), NotSubmitted> {
+        let nsid = self.nsid;
+        let bytes = self.data_bytes(op).filter(|&n| buf.len() >= n as usize);
+        let Some(bytes) = bytes else {
+            let reason = Reason::Size;
+            return Err(NotSubmitted { reason, buf });
+        };
+        let (sqe, transfer) = match *op {
+            IoOp::Read { lba, blocks } => {
+                (command::read(nsid, lba, blocks), Transfer::ToHost(bytes))
+            }
+            IoOp::Write { lba, blocks, fua } => (
+                command::write(nsid, lba, blocks, fua),
+                Transfer::ToController(bytes),
+            ),
+            IoOp::Flush => (command::flush(nsid), Transfer::None),
+            IoOp::WriteZeroes {
+                lba,
+                blocks,
+                deallocate,
+            } => (
+                command::write_zeroes(nsid, lba, blocks, deallocate),
+                Transfer::None,
+            ),
+            IoOp::Deallocate { ranges } => (
+                command::deallocate(nsid, ranges as usize),
+                Transfer::ToController(bytes),
+            ),
+        };
+        let submitted = self.connection.submit(sqe, transfer, tag, buf, true);
+        submitted.map_err(|buf| NotSubmitted {
+            reason: Reason::Full,
+            buf,
+        })
+    }
+
+    /// The data that a command moves; `None` if it has no sensible size.
+    fn data_bytes(&self, op: &IoOp) -> Option<u32> {
+        match *op {
+            IoOp::Read { blocks, .. } | IoOp::Write { blocks, .. } => (1..=1 << 16)
+                .contains(&blocks)
+                .then(|| blocks.checked_mul(self.block_bytes))
+                .flatten(),
+            IoOp::WriteZeroes { blocks, .. } => (1..=1 << 16).contains(&blocks).then_some(0),
+            IoOp::Flush => Some(0),
+            IoOp::Deallocate { ranges } => (1..=command::DSM_MAX_RANGES as u32)
+                .contains(&ranges)
+                .then_some(ranges * command::DSM_RANGE_BYTES as u32),
+        }
+    }
+
+    /// Sends what was submitted and waits up to `limit` for commands to end; adds them to `out` and returns how many.
+    ///
+    /// # Errors
+    /// The connection is lost, or a command is overdue: the queue is of no use any more, see [`IoQueue::abandon`].
+    pub fn poll(
+        &mut self,
+        out: &mut Vec<Done>,
+        wait: Wait,
+        limit: Duration,
+    ) -> Result<usize, Error> {
+        self.connection.poll(out, wait, limit)
+    }
+
+    /// Gives up the connection: the tags and buffers of the commands in flight, which may have been executed or not,
+    /// or yet be.
+    pub fn abandon(mut self) -> Vec<(u64, Vec<u8>)> {
+        self.connection.abandon()
+    }
+
+    /// Executes one command on an idle queue and returns its buffer.
+    ///
+    /// # Errors
+    /// The command failed, did not fit, or the connection is lost.
+    pub fn execute(&mut self, op: &IoOp, buf: Vec<u8>, limit: Duration) -> Result<Vec<u8>, Error> {
+        let addr = self.connection.addr();
+        if self.in_flight() > 0 {
+            let what = "execute() on a queue with commands in flight; use submit() and poll()";
+            return Err(Error::Argument(what.into()));
+        }
+        self.submit(op, 0, buf)
+            .map_err(|e| Error::Argument(format!("{op:?} does not fit its buffer: {e:?}")))?;
+        let deadline = Instant::now() + limit;
+        let mut out = Vec::with_capacity(1);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            self.poll(&mut out, Wait::Block, left)?;
+            match out.pop() {
+                Some(done) if done.status.is_success() => return Ok(done.buf),
+                Some(done) => {
+                    return Err(Error::Status {
+                        addr,
+                        what: format!("{op:?}"),
+                        status: done.status,
+                    });
+                }
+                None if left.is_zero() => {
+                    return Err(Error::TimedOut {
+                        addr,
+                        what: format!("{op:?}"),
+                        waited: limit,
+                    });
+                }
+                None => {}
+            }
+        }
+    }
+}
