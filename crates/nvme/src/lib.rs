@@ -24,6 +24,7 @@
 //! those are absent from what the controller advertises, and commands for them are refused.
 
 pub mod command;
+pub mod controller;
 pub mod fabrics;
 pub mod feature;
 pub mod host;

@@ -14,8 +14,6 @@ pub const VS: u32 = 0x08;
 pub const CC: u32 = 0x14;
 /// Offset of Controller Status, 4 bytes (Base 2.0, 3.1.3.6).
 pub const CSTS: u32 = 0x1C;
-/// Offset of NVM Subsystem Reset, 4 bytes (Base 2.0, 3.1.3.7).
-pub const NSSR: u32 = 0x20;
 /// Offset of Controller Ready Timeouts, 4 bytes (Base 2.0, 3.1.3.22).
 pub const CRTO: u32 = 0x68;
 
@@ -72,8 +70,6 @@ pub struct Cap {
 impl Cap {
     /// CSS bit 0: the NVM command set.
     pub const CSS_NVM: u8 = 1 << 0;
-    /// CSS bit 7: no I/O command set, the Admin command set only (discovery controllers).
-    pub const CSS_NO_IO: u8 = 1 << 7;
     /// CRMS bit 0: Controller Ready With Media Support.
     pub const CRMS_WITH_MEDIA: u8 = 1 << 0;
 }

@@ -1,0 +1,156 @@
+//! Asynchronous events (Base 2.0, 5.2) and Abort.
+//!
+//! Purpose: requests park here, and an event takes one of them. Design: an event is reported once
+//! and then masked until the host reads its log page with Retain Asynchronous Event clear, so no
+//! change is lost and none is reported twice. Does NOT report errors, SMART warnings or vendor
+//! events.
+
+use super::{Controller, Reply};
+use crate::log_page;
+use crate::{Sqe, Status, feature};
+
+/// The Changed Namespace List has something new.
+pub(super) const EVENT_NAMESPACE: u8 = 1 << 0;
+/// The Discovery log page has changed.
+pub(super) const EVENT_DISCOVERY: u8 = 1 << 1;
+pub(super) const EVENT_ALL: u8 = EVENT_NAMESPACE | EVENT_DISCOVERY;
+
+const REQUEST_FREE: u8 = 0;
+const REQUEST_WAITING: u8 = 1;
+pub(super) const REQUEST_ABORTED: u8 = 2;
+
+/// The completion of an Asynchronous Event Request that was parked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventCompletion {
+    /// Command identifier.
+    pub cid: u16,
+    /// Status field.
+    pub status: Status,
+    /// Dwords 0 and 1 of the completion (Base 2.0, 5.2.1, figure 142).
+    pub result: u64,
+}
+
+/// Dword 0: a Notice (type 2h), its information, and the log page to read.
+const fn notice(information: u8, log_page: u8) -> u64 {
+    0x2 | (information as u64) << 8 | (log_page as u64) << 16
+}
+/// Namespace Attribute Changed (Base 2.0, figure 145).
+const NAMESPACE_ATTRIBUTE_CHANGED: u64 = notice(0x00, log_page::CHANGED_NAMESPACE_LIST);
+/// Discovery Log Page Change (Base 2.0, figure 145).
+const DISCOVERY_LOG_CHANGE: u64 = notice(0xF0, log_page::DISCOVERY);
+
+impl Controller {
+    /// The next completion of a parked request, if there is one. Call it until there is none,
+    /// after each Admin command and after each report of a change.
+    pub fn next_event(&mut self) -> Option<EventCompletion> {
+        if let Some(cid) = self.take_request(REQUEST_ABORTED) {
+            let status = Status::COMMAND_ABORT_REQUESTED;
+            return Some(EventCompletion {
+                cid,
+                status,
+                result: 0,
+            });
+        }
+        if self.state.events_pending == 0 || !self.ready() {
+            return None;
+        }
+        let cid = self.take_request(REQUEST_WAITING)?;
+        let (event, result) = match self.state.events_pending & EVENT_NAMESPACE {
+            0 => (EVENT_DISCOVERY, DISCOVERY_LOG_CHANGE),
+            _ => (EVENT_NAMESPACE, NAMESPACE_ATTRIBUTE_CHANGED),
+        };
+        self.state.events_pending &= !event;
+        self.state.events_masked |= event;
+        Some(EventCompletion {
+            cid,
+            status: Status::SUCCESS,
+            result,
+        })
+    }
+
+    fn take_request(&mut self, what: u8) -> Option<u16> {
+        let slot = self
+            .state
+            .event_slots
+            .iter()
+            .position(|&slot| slot == what)?;
+        self.state.event_slots[slot] = REQUEST_FREE;
+        Some(self.state.event_cids[slot])
+    }
+
+    /// A namespace has changed (its size, or its presence): adds it to the Changed Namespace List
+    /// and reports it if the host wants that.
+    pub fn namespace_changed(&mut self, nsid: u32) {
+        if (1..=self.config.nn()).contains(&nsid) {
+            let bit = 1 << (nsid - 1);
+            self.state.changed_namespaces |= bit;
+            self.state.changed_reported &= !bit;
+            self.raise(EVENT_NAMESPACE, feature::AEC_NAMESPACE_ATTRIBUTE);
+        }
+    }
+
+    /// The list that the host may see has changed (Discovery controllers).
+    pub fn discovery_changed(&mut self) {
+        self.raise(EVENT_DISCOVERY, feature::AEC_DISCOVERY_LOG_CHANGE);
+    }
+
+    fn raise(&mut self, event: u8, enabled_by: u32) {
+        if self.state.async_event_config & enabled_by != 0 && self.state.events_masked & event == 0
+        {
+            self.state.events_pending |= event;
+        }
+    }
+
+    /// The host has read the Changed Namespace List with Retain Asynchronous Event clear. What
+    /// changed since the first bytes of it were read is reported again.
+    pub(super) fn changed_namespaces_read(&mut self) {
+        self.state.changed_namespaces &= !self.state.changed_reported;
+        self.state.changed_reported = 0;
+        self.clear_event(EVENT_NAMESPACE);
+        if self.state.changed_namespaces != 0 {
+            self.raise(EVENT_NAMESPACE, feature::AEC_NAMESPACE_ATTRIBUTE);
+        }
+    }
+
+    /// The host has read an event's log page with Retain Asynchronous Event clear.
+    pub(super) fn clear_event(&mut self, event: u8) {
+        self.state.events_pending &= !event;
+        self.state.events_masked &= !event;
+    }
+
+    pub(super) fn event_request(&mut self, cid: u16) -> Result<(), Status> {
+        let free = self
+            .state
+            .event_slots
+            .iter()
+            .position(|&slot| slot == REQUEST_FREE);
+        let slot = free.ok_or(Status::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED)?;
+        self.state.event_cids[slot] = cid;
+        self.state.event_slots[slot] = REQUEST_WAITING;
+        Ok(())
+    }
+
+    /// Abort (Base 2.0, 5.1). Event requests are the only commands that wait in here; of others
+    /// the answer is that they were not aborted (bit 0 of dword 0).
+    pub(super) fn abort(&mut self, sqe: &Sqe) -> Reply {
+        let (sqid, cid) = (sqe.cdw(10) as u16, (sqe.cdw(10) >> 16) as u16);
+        if sqid == 0 {
+            for slot in 0..self.state.event_slots.len() {
+                let waiting = self.state.event_slots[slot] == REQUEST_WAITING;
+                if waiting && self.state.event_cids[slot] == cid {
+                    self.state.event_slots[slot] = REQUEST_ABORTED;
+                    return Reply::result(0);
+                }
+            }
+        }
+        Reply::result(1)
+    }
+
+    pub(super) fn reset_events(&mut self) {
+        self.state.event_slots = [REQUEST_FREE; super::MAX_EVENT_REQUESTS];
+        self.state.events_pending = 0;
+        self.state.events_masked = 0;
+        self.state.changed_namespaces = 0;
+        self.state.changed_reported = 0;
+    }
+}

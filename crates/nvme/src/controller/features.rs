@@ -1,0 +1,246 @@
+//! Get Features and Set Features (Base 2.0, 5.15 and 5.27).
+//!
+//! Purpose: the features that 2.0 makes mandatory for each kind of controller, and those that
+//! hosts use. Does NOT save anything: ONCS says so, and a Save bit is refused.
+
+use super::{Controller, ControllerKind, Reply};
+use crate::feature::{self, HostBehavior};
+use crate::{NSID_ALL, Sqe, Status};
+use zerocopy::FromBytes;
+
+/// CDW10 bit 31 of Set Features: Save.
+const SAVE: u32 = 1 << 31;
+/// CDW11 bit 0 of Host Identifier: a 128-bit identifier.
+const EXHID: u32 = 1 << 0;
+/// CDW11 bit 16 of Error Recovery: Deallocated or Unwritten Logical Block Error Enable.
+const DULBE: u32 = 1 << 16;
+
+fn identifier(sqe: &Sqe) -> u8 {
+    sqe.cdw(10) as u8
+}
+
+/// The data that Get or Set Features moves.
+pub(super) fn data_bytes(sqe: &Sqe) -> u32 {
+    match identifier(sqe) {
+        feature::HOST_BEHAVIOR_SUPPORT => size_of::<HostBehavior>() as u32,
+        feature::HOST_IDENTIFIER if sqe.cdw(11) & EXHID != 0 => 16,
+        feature::HOST_IDENTIFIER => 8,
+        _ => 0,
+    }
+}
+
+/// The features of each kind of controller, for dispatch and for log page 12h alike.
+pub(super) fn supported(kind: ControllerKind, fid: u8) -> bool {
+    match fid {
+        feature::ASYNC_EVENT_CONFIGURATION | feature::KEEP_ALIVE_TIMER => true,
+        feature::ARBITRATION
+        | feature::POWER_MANAGEMENT
+        | feature::TEMPERATURE_THRESHOLD
+        | feature::ERROR_RECOVERY
+        | feature::VOLATILE_WRITE_CACHE
+        | feature::NUMBER_OF_QUEUES
+        | feature::WRITE_ATOMICITY
+        | feature::HOST_BEHAVIOR_SUPPORT
+        | feature::HOST_IDENTIFIER => kind == ControllerKind::Io,
+        _ => false,
+    }
+}
+
+/// TMPSEL in bits 19:16 and THSEL in bits 21:20: `Some(true)` for the composite temperature's
+/// over threshold, `Some(false)` for its under threshold. There are no other sensors.
+fn threshold_over(cdw11: u32, all_sensors: bool) -> Option<bool> {
+    let sensor = (cdw11 >> 16) & 0xF;
+    match (cdw11 >> 20) & 3 {
+        _ if sensor != 0 && !(all_sensors && sensor == 0xF) => None,
+        0 => Some(true),
+        1 => Some(false),
+        _ => None,
+    }
+}
+
+impl Controller {
+    pub(super) fn reset_features(&mut self) {
+        self.state.async_event_config = 0;
+        self.state.arbitration = 0;
+        self.state.error_recovery = 0;
+        self.state.write_atomicity = 0;
+        self.state.temperature_over = u16::MAX;
+        self.state.temperature_under = 0;
+        self.state.acre = 0;
+        // A host that never asks gets what there is.
+        self.state.granted_io_queues = self.config.io_queues();
+    }
+
+    /// The bits of Asynchronous Event Configuration that a host may set.
+    fn async_events(&self) -> u32 {
+        feature_events(self.config.kind)
+            | match self.config.kind {
+                ControllerKind::Io => feature::AEC_SMART_WARNINGS,
+                ControllerKind::Discovery => 0,
+            }
+    }
+
+    pub(super) fn get_features(&self, sqe: &Sqe, out: &mut [u8]) -> Result<Reply, Status> {
+        let (fid, cdw11) = (identifier(sqe), sqe.cdw(11));
+        // SEL: only the current value, since Save and Select are not supported (ONCS bit 4).
+        if !supported(self.config.kind, fid) || (sqe.cdw(10) >> 8) & 7 != 0 {
+            return Err(Status::INVALID_FIELD);
+        }
+        let state = &self.state;
+        Ok(Reply::result(match fid {
+            feature::ARBITRATION => state.arbitration,
+            feature::POWER_MANAGEMENT => 0,
+            feature::TEMPERATURE_THRESHOLD => {
+                match threshold_over(cdw11, false).ok_or(Status::INVALID_FIELD)? {
+                    true => u32::from(state.temperature_over),
+                    false => u32::from(state.temperature_under),
+                }
+            }
+            feature::ERROR_RECOVERY => {
+                self.check_feature_nsid(sqe)?;
+                u32::from(state.error_recovery)
+            }
+            feature::VOLATILE_WRITE_CACHE => 1,
+            feature::NUMBER_OF_QUEUES => granted(state.granted_io_queues),
+            feature::WRITE_ATOMICITY => u32::from(state.write_atomicity),
+            feature::ASYNC_EVENT_CONFIGURATION => state.async_event_config,
+            feature::KEEP_ALIVE_TIMER => state.kato_ms,
+            feature::HOST_BEHAVIOR_SUPPORT => {
+                *out.first_mut().ok_or(Status::INTERNAL_ERROR)? = state.acre;
+                return Ok(Reply::data(out.len()));
+            }
+            feature::HOST_IDENTIFIER => {
+                // Fabrics has the 128-bit identifier alone (Base 2.0, 5.27.1.25).
+                if cdw11 & EXHID == 0 {
+                    return Err(Status::INVALID_FIELD);
+                }
+                out.copy_from_slice(&state.hostid);
+                return Ok(Reply::data(out.len()));
+            }
+            _ => return Err(Status::INVALID_FIELD),
+        }))
+    }
+
+    pub(super) fn set_features(
+        &mut self,
+        sqe: &Sqe,
+        data: &[u8],
+        now_ns: u64,
+    ) -> Result<Reply, Status> {
+        let (fid, cdw11) = (identifier(sqe), sqe.cdw(11));
+        if !supported(self.config.kind, fid) {
+            return Err(Status::INVALID_FIELD);
+        }
+        if sqe.cdw(10) & SAVE != 0 {
+            return Err(Status::FEATURE_NOT_SAVEABLE);
+        }
+        if fid == feature::ERROR_RECOVERY {
+            self.check_feature_nsid(sqe)?;
+        } else if sqe.nsid() != 0 && sqe.nsid() != NSID_ALL {
+            return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC);
+        }
+        match fid {
+            feature::ARBITRATION => self.state.arbitration = cdw11,
+            // NPSS is 0: there is power state 0 alone, and no workload hint changes anything.
+            feature::POWER_MANAGEMENT => {
+                if cdw11 & 0x1F != 0 {
+                    return Err(Status::INVALID_FIELD);
+                }
+            }
+            feature::TEMPERATURE_THRESHOLD => {
+                let threshold = cdw11 as u16;
+                match threshold_over(cdw11, true).ok_or(Status::INVALID_FIELD)? {
+                    true => self.state.temperature_over = threshold,
+                    false => self.state.temperature_under = threshold,
+                }
+            }
+            feature::ERROR_RECOVERY => {
+                // NSFEAT says that there is no Deallocated or Unwritten Logical Block error.
+                if cdw11 & DULBE != 0 {
+                    return Err(Status::INVALID_FIELD);
+                }
+                self.state.error_recovery = cdw11 as u16;
+            }
+            // Thin volumes always have one (a mapping is durable with the next flush).
+            feature::VOLATILE_WRITE_CACHE => {
+                if cdw11 & 1 == 0 {
+                    return Err(Status::FEATURE_NOT_CHANGEABLE);
+                }
+            }
+            feature::NUMBER_OF_QUEUES => return self.set_number_of_queues(cdw11),
+            feature::WRITE_ATOMICITY => self.state.write_atomicity = cdw11 as u16 & 1,
+            feature::ASYNC_EVENT_CONFIGURATION => {
+                if cdw11 & !self.async_events() != 0 {
+                    return Err(Status::INVALID_FIELD);
+                }
+                self.state.async_event_config = cdw11;
+            }
+            feature::KEEP_ALIVE_TIMER => {
+                self.set_kato_ms(cdw11);
+                self.keep_alive(now_ns);
+            }
+            feature::HOST_BEHAVIOR_SUPPORT => {
+                let host = HostBehavior::ref_from_bytes(data).map_err(|_| Status::INVALID_FIELD)?;
+                if host.acre > 1 {
+                    return Err(Status::INVALID_FIELD);
+                }
+                // The rest describes the host for things that this controller doesn't have.
+                self.state.acre = host.acre;
+            }
+            // In Fabrics the Connect command sets it (Base 2.0, 5.27.1.25).
+            feature::HOST_IDENTIFIER => return Err(Status::COMMAND_SEQUENCE_ERROR),
+            _ => return Err(Status::INVALID_FIELD),
+        }
+        Ok(Reply::default())
+    }
+
+    /// Number of Queues: NSQR in bits 15:0, NCQR in bits 31:16, both 0's based.
+    fn set_number_of_queues(&mut self, cdw11: u32) -> Result<Reply, Status> {
+        let (submission, completion) = (cdw11 as u16, (cdw11 >> 16) as u16);
+        if submission == u16::MAX || completion == u16::MAX {
+            return Err(Status::INVALID_FIELD);
+        }
+        if self.state.io_queues != [0; 2] {
+            return Err(Status::COMMAND_SEQUENCE_ERROR);
+        }
+        // A Fabrics queue is a pair, so the smaller number counts.
+        let wanted = submission.min(completion) + 1;
+        self.state.granted_io_queues = wanted.min(self.config.io_queues());
+        Ok(Reply::result(granted(self.state.granted_io_queues)))
+    }
+
+    /// A feature of namespaces: one that exists, or all of them.
+    fn check_feature_nsid(&self, sqe: &Sqe) -> Result<(), Status> {
+        match sqe.nsid() {
+            0 | NSID_ALL => Ok(()),
+            nsid if nsid <= self.config.nn() => Ok(()),
+            _ => Err(Status::INVALID_NAMESPACE_OR_FORMAT),
+        }
+    }
+
+    /// What to answer when a command can't be done now and may be sent again later.
+    ///
+    /// Command Interrupted is allowed only where the host said that it understands it (Base 2.0,
+    /// figure 96: Advanced Command Retry Enable); its retry delay is then CRDT1. Other hosts get
+    /// Namespace Not Ready. Neither has Do Not Retry.
+    pub fn interrupted_status(&self) -> Status {
+        if self.state.acre == 0 {
+            return Status::NAMESPACE_NOT_READY;
+        }
+        // CRD, bits 12:11: 1 selects CRDT1.
+        Status(Status::COMMAND_INTERRUPTED.0 | 1 << 11)
+    }
+}
+
+/// The asynchronous events that a kind of controller can report: OAES.
+pub(super) fn feature_events(kind: ControllerKind) -> u32 {
+    match kind {
+        ControllerKind::Io => feature::AEC_NAMESPACE_ATTRIBUTE,
+        ControllerKind::Discovery => feature::AEC_DISCOVERY_LOG_CHANGE,
+    }
+}
+
+/// NSQA in bits 15:0 and NCQA in bits 31:16, both 0's based.
+fn granted(queues: u16) -> u32 {
+    u32::from(queues - 1) * 0x1_0001
+}

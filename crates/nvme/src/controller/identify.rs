@@ -1,0 +1,222 @@
+//! The Identify command (Base 2.0, 5.17).
+//!
+//! Purpose: fills the structures of [`crate::identify`] from the configuration and the
+//! environment. Does NOT know namespace management, controller lists, NVM sets, endurance groups,
+//! domains or UUID lists: those CNS values are invalid fields.
+
+use super::{AdminEnv, Controller, ControllerKind, NamespaceInfo, Reply, features, keep_alive};
+use crate::identify::{
+    CSI_NVM, IdentifyController, IdentifyNamespace, IndependentNamespace, NvmIdentifyController,
+    cns, nidt,
+};
+use crate::{Sqe, Status, register};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+/// CRDT1 in 100 ms: how long a host waits after a Command Interrupted.
+const RETRY_DELAY_100_MS: u16 = 10;
+
+/// NMIC bit 0: another controller of the subsystem may use the namespace.
+const NMIC_SHARED: u8 = 1;
+
+/// The view of a command's output as a structure.
+fn view<T: FromBytes + IntoBytes + KnownLayout + Immutable>(
+    out: &mut [u8],
+) -> Result<&mut T, Status> {
+    T::mut_from_bytes(out).map_err(|_| Status::INTERNAL_ERROR)
+}
+
+impl Controller {
+    pub(super) fn identify(
+        &self,
+        sqe: &Sqe,
+        out: &mut [u8],
+        env: &dyn AdminEnv,
+    ) -> Result<Reply, Status> {
+        let (what, nsid) = (sqe.cdw(10) as u8, sqe.nsid());
+        let csi = (sqe.cdw(11) >> 24) as u8;
+        if self.config.kind == ControllerKind::Discovery && what != cns::CONTROLLER {
+            return Err(Status::INVALID_FIELD);
+        }
+        let by_command_set = matches!(
+            what,
+            cns::CSI_NAMESPACE | cns::CSI_CONTROLLER | cns::CSI_ACTIVE_NAMESPACES
+        );
+        if by_command_set && csi != CSI_NVM {
+            return Err(Status::INVALID_FIELD);
+        }
+        match what {
+            cns::CONTROLLER => self.identify_controller(view(out)?),
+            cns::NAMESPACE => {
+                if let Some(info) = self.namespace(nsid, env)? {
+                    self.identify_namespace(&info, view(out)?);
+                }
+            }
+            cns::ACTIVE_NAMESPACES | cns::CSI_ACTIVE_NAMESPACES => {
+                self.active_namespaces(nsid, out, env)?;
+            }
+            cns::NAMESPACE_DESCRIPTORS => {
+                let info = self.namespace(nsid, env)?;
+                descriptors(&info.ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?, out)?;
+            }
+            // Extended LBA formats: no storage tags, no protection information, all zero.
+            cns::CSI_NAMESPACE => {
+                self.namespace(nsid, env)?;
+            }
+            cns::CSI_CONTROLLER => {
+                // No limits of our own: MDTS doesn't bound Write Zeroes, and Dataset Management
+                // takes 256 ranges of any size.
+                *view(out)? = NvmIdentifyController::new_zeroed();
+            }
+            cns::INDEPENDENT_NAMESPACE => {
+                if self.namespace(nsid, env)?.is_some() {
+                    let id: &mut IndependentNamespace = view(out)?;
+                    id.nsfeat = IdentifyNamespace::NSFEAT_UIDREUSE;
+                    id.nmic = NMIC_SHARED;
+                    id.nstat = 1;
+                }
+            }
+            cns::COMMAND_SETS => {
+                // CNTID in CDW10 bits 31:16: this controller, by its number or as FFFFh.
+                let cntid = (sqe.cdw(10) >> 16) as u16;
+                if cntid != 0xFFFF && cntid != self.config.cntlid {
+                    return Err(Status::INVALID_FIELD);
+                }
+                // Vector 0 selects the command set of bit 0: NVM.
+                *out.first_mut().ok_or(Status::INTERNAL_ERROR)? = 1 << CSI_NVM;
+            }
+            _ => return Err(Status::INVALID_FIELD),
+        }
+        Ok(Reply::data(out.len()))
+    }
+
+    /// A valid namespace identifier: `None` if it isn't active now.
+    fn namespace(&self, nsid: u32, env: &dyn AdminEnv) -> Result<Option<NamespaceInfo>, Status> {
+        if nsid == 0 || nsid > self.config.nn() {
+            return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
+        }
+        Ok(env.namespace(nsid))
+    }
+
+    fn active_namespaces(
+        &self,
+        after: u32,
+        out: &mut [u8],
+        env: &dyn AdminEnv,
+    ) -> Result<(), Status> {
+        if after >= 0xFFFF_FFFE {
+            return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
+        }
+        let active = (after + 1..=self.config.nn()).filter(|&nsid| env.namespace(nsid).is_some());
+        for (to, nsid) in out.chunks_exact_mut(4).zip(active) {
+            to.copy_from_slice(&nsid.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    fn identify_controller(&self, id: &mut IdentifyController) {
+        let config = &self.config;
+        id.sn = config.serial;
+        id.mn = config.model;
+        id.fr = config.firmware;
+        id.mdts = config.mdts_exponent();
+        id.cntlid = U16::new(config.cntlid);
+        id.ver = U32::new(register::VERSION_2_0);
+        id.oaes = U32::new(features::feature_events(config.kind));
+        // Bit 0: 128-bit Host Identifier.
+        id.ctratt = U32::new(1);
+        id.aerl = super::MAX_EVENT_REQUESTS as u8 - 1;
+        // Bit 1: Commands Supported and Effects. Bit 2: NUMD of 32 bits and a page offset. Bit 5:
+        // log pages 00h and 12h, with the scope of commands and features.
+        id.lpa = 1 << 1 | 1 << 2 | 1 << 5;
+        id.kas = U16::new(keep_alive::KAS_100_MS);
+        id.sqes = 0x66;
+        id.cqes = 0x44;
+        id.maxcmd = U16::new(config.max_queue_entries.min(0xFFFF) as u16);
+        // Bits 1:0: SGLs of any alignment and length. Bit 20: an offset into the capsule as the
+        // address. Bit 21: the Transport SGL Data Block.
+        id.sgls = U32::new(1 | 1 << 20 | 1 << 21);
+        id.subnqn = config.subnqn.to_field();
+        // 64 bytes of command and its in-capsule data; 16 bytes of completion.
+        id.ioccsz = U32::new((64 + config.in_capsule_bytes) / 16);
+        id.iorcsz = U32::new(1);
+        id.msdbd = 1;
+        match config.kind {
+            ControllerKind::Discovery => {
+                id.cntrltype = IdentifyController::CNTRLTYPE_DISCOVERY;
+                id.dctype = 1;
+            }
+            ControllerKind::Io => {
+                id.cntrltype = IdentifyController::CNTRLTYPE_IO;
+                // Several hosts may be connected at once, and one host more than once (a second
+                // path through another listener), each with a controller of its own: bit 1 for
+                // controllers, bit 0 for ports.
+                id.cmic = 0b11;
+                id.crdt[0] = U16::new(RETRY_DELAY_100_MS);
+                // As many Aborts at once as a host likes to have: they end immediately.
+                id.acl = 3;
+                // One slot, read only: the program itself.
+                id.frmw = 1 | 1 << 1;
+                id.elpe = super::log_pages::ERROR_ENTRIES as u8 - 1;
+                id.nn = U32::new(config.nn());
+                id.mnan = U32::new(config.nn());
+                // Bit 2 Dataset Management, bit 3 Write Zeroes.
+                id.oncs = U16::new(1 << 2 | 1 << 3);
+                // Bit 0: there is a volatile write cache. Bits 2:1: Flush takes FFFFFFFFh.
+                id.vwc = 1 | 0b11 << 1;
+            }
+        }
+    }
+
+    fn identify_namespace(&self, info: &NamespaceInfo, id: &mut IdentifyNamespace) {
+        let geometry = &info.geometry;
+        let blocks = |bytes: u32| {
+            // 0's based, and at least one block.
+            let blocks = (bytes / geometry.block_bytes.max(1)).max(1);
+            U16::new((blocks - 1).min(0xFFFF) as u16)
+        };
+        id.nsze = U64::new(geometry.block_count);
+        // What can be written is the whole size; what is used may be less.
+        id.ncap = id.nsze;
+        id.nuse = U64::new(info.used_blocks.min(geometry.block_count));
+        id.nsfeat = IdentifyNamespace::NSFEAT_THINP
+            | IdentifyNamespace::NSFEAT_UIDREUSE
+            | IdentifyNamespace::NSFEAT_OPTPERF;
+        id.nmic = NMIC_SHARED;
+        // Deallocated blocks read as zeros; Write Zeroes may deallocate.
+        id.dlfeat = 0b001 | 1 << 3;
+        // Below a page of memory a write costs more than it carries.
+        id.npwg = blocks(4096);
+        id.npwa = id.npwg;
+        // A whole extent goes back to the pool; less goes back to the device at most.
+        id.npdg = blocks(info.extent_bytes);
+        id.npda = id.npdg;
+        id.nows = blocks(info.extent_bytes.min(self.config.mdts_bytes));
+        id.nguid = info.nguid;
+        id.lbaf[0] = U32::new(geometry.block_bytes.max(1).ilog2() << 16);
+    }
+}
+
+/// Namespace Identification Descriptor list (Base 2.0, 5.17.2.3): NIDT, NIDL, two reserved bytes,
+/// then the identifier.
+fn descriptors(info: &NamespaceInfo, out: &mut [u8]) -> Result<(), Status> {
+    let mut at = 0;
+    let lists: [(u8, &[u8]); 3] = [
+        (nidt::NGUID, &info.nguid),
+        (nidt::UUID, &info.uuid),
+        (nidt::CSI, &[CSI_NVM]),
+    ];
+    for (kind, identifier) in lists {
+        // Identifiers that are all zero are absent; the command set's number may be zero.
+        if kind != nidt::CSI && identifier.iter().all(|&b| b == 0) {
+            continue;
+        }
+        let end = at + 4 + identifier.len();
+        let entry = out.get_mut(at..end).ok_or(Status::INTERNAL_ERROR)?;
+        entry[0] = kind;
+        entry[1] = identifier.len() as u8;
+        entry[4..].copy_from_slice(identifier);
+        at = end;
+    }
+    Ok(())
+}

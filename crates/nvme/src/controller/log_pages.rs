@@ -1,0 +1,286 @@
+//! Get Log Page (Base 2.0, 5.16).
+//!
+//! Purpose: the log pages of I/O and Discovery controllers, any part of each. Bytes asked for past
+//! a page's end are zeros; an offset past its end is an Invalid Field. Does NOT keep telemetry,
+//! persistent events, self-tests or ANA.
+
+use super::{AdminEnv, Controller, ControllerKind, Reply, events, features};
+use crate::fabrics::{DiscoveryLogEntry, DiscoveryLogHeader};
+use crate::log_page::{self, ErrorEntry, FirmwareSlots, SmartHealth};
+use crate::opcode::{admin, nvm};
+use crate::{NSID_ALL, Sqe, Status};
+use zerocopy::little_endian::{U16, U32, U64, U128};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Entries of the Error Information log page.
+pub(super) const ERROR_ENTRIES: usize = 4;
+
+/// Bytes of a record of the Discovery log page, its header included.
+const RECORD_BYTES: u64 = 1024;
+
+/// An error for the Error Information log page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ErrorReport {
+    /// Submission queue; FFFFh: not about a command.
+    pub sqid: u16,
+    /// Command identifier; FFFFh: not about a command.
+    pub cid: u16,
+    /// What the command ended with.
+    pub status: Status,
+    /// The first block that had the error.
+    pub lba: u64,
+    /// Namespace; 0 if it is not about one.
+    pub nsid: u32,
+}
+
+impl Default for ErrorReport {
+    /// An error that is not about a command.
+    fn default() -> Self {
+        Self {
+            sqid: 0xFFFF,
+            cid: 0xFFFF,
+            status: Status::SUCCESS,
+            lba: 0,
+            nsid: 0,
+        }
+    }
+}
+
+/// NUMD: NUMDL in CDW10 bits 31:16, NUMDU in CDW11 bits 15:0, a 0's based number of dwords.
+pub(super) fn requested_bytes(sqe: &Sqe) -> u64 {
+    let dwords = u64::from(sqe.cdw(10) >> 16) | u64::from(sqe.cdw(11) & 0xFFFF) << 16;
+    (dwords + 1) * 4
+}
+
+fn supported(kind: ControllerKind, lid: u8) -> bool {
+    match lid {
+        log_page::SUPPORTED_LOG_PAGES
+        | log_page::COMMANDS_SUPPORTED_AND_EFFECTS
+        | log_page::FEATURES_SUPPORTED_AND_EFFECTS => true,
+        log_page::ERROR_INFORMATION
+        | log_page::SMART_HEALTH
+        | log_page::FIRMWARE_SLOT
+        | log_page::CHANGED_NAMESPACE_LIST => kind == ControllerKind::Io,
+        log_page::DISCOVERY => kind == ControllerKind::Discovery,
+        _ => false,
+    }
+}
+
+/// The part of a page that begins at `offset`; what is past its end stays as it is.
+fn part(page: &[u8], offset: u64, out: &mut [u8]) -> Result<(), Status> {
+    let tail = usize::try_from(offset)
+        .ok()
+        .and_then(|offset| page.get(offset..));
+    let tail = tail.ok_or(Status::INVALID_FIELD)?;
+    let bytes = tail.len().min(out.len());
+    out[..bytes].copy_from_slice(&tail[..bytes]);
+    Ok(())
+}
+
+impl Controller {
+    pub(super) fn get_log_page(
+        &mut self,
+        sqe: &Sqe,
+        out: &mut [u8],
+        env: &dyn AdminEnv,
+    ) -> Result<Reply, Status> {
+        let lid = sqe.cdw(10) as u8;
+        let retain = sqe.cdw(10) & 1 << 15 != 0;
+        let offset = sqe.cdw64(12);
+        if !supported(self.config.kind, lid) {
+            return Err(Status::INVALID_LOG_PAGE);
+        }
+        // LPO counts dwords. CDW14 bit 23 (OT) would make it an index, which no page here has;
+        // bits 31:24 select a command set.
+        if offset % 4 != 0 || sqe.cdw(14) & 1 << 23 != 0 || sqe.cdw(14) >> 24 != 0 {
+            return Err(Status::INVALID_FIELD);
+        }
+        match lid {
+            log_page::SUPPORTED_LOG_PAGES => {
+                let mut page = [U32::new(0); 256];
+                for lid in 0..=255 {
+                    let bits = u32::from(supported(self.config.kind, lid)) * log_page::SUPPORTED;
+                    page[usize::from(lid)] = U32::new(bits);
+                }
+                part(page.as_bytes(), offset, out)?;
+            }
+            log_page::ERROR_INFORMATION => part(self.errors.as_bytes(), offset, out)?,
+            log_page::SMART_HEALTH => {
+                // LPA bit 0 is 0: the page is the controller's.
+                if sqe.nsid() != 0 && sqe.nsid() != NSID_ALL {
+                    return Err(Status::INVALID_FIELD);
+                }
+                part(self.smart(env).as_bytes(), offset, out)?;
+            }
+            log_page::FIRMWARE_SLOT => {
+                let mut page = FirmwareSlots::new_zeroed();
+                page.afi = 1;
+                page.frs[0] = self.config.firmware;
+                part(page.as_bytes(), offset, out)?;
+            }
+            log_page::CHANGED_NAMESPACE_LIST => self.changed_namespaces(offset, retain, out)?,
+            log_page::COMMANDS_SUPPORTED_AND_EFFECTS => {
+                part(commands_supported(self.config.kind).as_bytes(), offset, out)?;
+            }
+            log_page::FEATURES_SUPPORTED_AND_EFFECTS => {
+                part(self.features_supported().as_bytes(), offset, out)?;
+            }
+            log_page::DISCOVERY => self.discovery(offset, retain, out, env)?,
+            _ => return Err(Status::INVALID_LOG_PAGE),
+        }
+        Ok(Reply::data(out.len()))
+    }
+
+    /// Adds an entry to the Error Information log page, and counts it.
+    pub fn record_error(&mut self, report: ErrorReport) {
+        self.state.error_count = self.state.error_count.saturating_add(1);
+        self.errors.rotate_right(1);
+        let entry = &mut self.errors[0];
+        *entry = ErrorEntry::new_zeroed();
+        entry.error_count = U64::new(self.state.error_count);
+        entry.sqid = U16::new(report.sqid);
+        entry.cid = U16::new(report.cid);
+        entry.status = U16::new(report.status.0 << 1);
+        entry.parameter_location = U16::new(0xFFFF);
+        entry.lba = U64::new(report.lba);
+        entry.nsid = U32::new(report.nsid);
+    }
+
+    fn smart(&self, env: &dyn AdminEnv) -> SmartHealth {
+        let health = env.health();
+        // Thousands of 512 bytes, rounded up.
+        let units = |bytes: u128| U128::new(bytes.div_ceil(512_000));
+        let mut page = SmartHealth::new_zeroed();
+        page.critical_warning = health.critical_warning;
+        page.composite_temperature = U16::new(health.temperature_kelvin);
+        page.available_spare = health.available_spare_percent;
+        page.available_spare_threshold = health.spare_threshold_percent;
+        page.percentage_used = health.percentage_used;
+        page.data_units_read = units(health.bytes_read);
+        page.data_units_written = units(health.bytes_written);
+        page.host_read_commands = U128::new(health.host_reads);
+        page.host_write_commands = U128::new(health.host_writes);
+        page.controller_busy_minutes = U128::new(health.busy_minutes);
+        page.power_cycles = U128::new(health.power_cycles);
+        page.power_on_hours = U128::new(health.power_on_hours);
+        page.unsafe_shutdowns = U128::new(health.unsafe_shutdowns);
+        page.media_errors = U128::new(health.media_errors);
+        page.error_log_entries = U128::new(u128::from(self.state.error_count));
+        page
+    }
+
+    fn changed_namespaces(
+        &mut self,
+        offset: u64,
+        retain: bool,
+        out: &mut [u8],
+    ) -> Result<(), Status> {
+        let mut page = [U32::new(0); log_page::CHANGED_NAMESPACE_LIST_BYTES / 4];
+        let changed = self.state.changed_namespaces;
+        let list = (1..=self.config.nn()).filter(|nsid| changed & 1 << (nsid - 1) != 0);
+        for (to, nsid) in page.iter_mut().zip(list) {
+            *to = U32::new(nsid);
+        }
+        part(page.as_bytes(), offset, out)?;
+        // A host may read it in pieces, the last of them alone with Retain clear; what changes
+        // after the first piece was read must not be lost.
+        if offset == 0 {
+            self.state.changed_reported = changed;
+        }
+        if !retain {
+            self.changed_namespaces_read();
+        }
+        Ok(())
+    }
+
+    fn features_supported(&self) -> [U32; 256] {
+        let mut page = [U32::new(0); 256];
+        for fid in 0..=255u8 {
+            if features::supported(self.config.kind, fid) {
+                let scope = match fid {
+                    crate::feature::ERROR_RECOVERY => log_page::SCOPE_NAMESPACE,
+                    _ => log_page::SCOPE_CONTROLLER,
+                };
+                page[usize::from(fid)] = U32::new(log_page::SUPPORTED | scope);
+            }
+        }
+        page
+    }
+
+    /// The Discovery log page, read in pieces of any size. A host compares the generation in the
+    /// header before and after; where a piece that it asks for has vanished meanwhile, it is told
+    /// to start again.
+    fn discovery(
+        &mut self,
+        offset: u64,
+        retain: bool,
+        out: &mut [u8],
+        env: &dyn AdminEnv,
+    ) -> Result<(), Status> {
+        let host = self.hostnqn;
+        let generation = env.discovery_generation(&host);
+        let count = env.discovery_count(&host);
+        let total = count.saturating_add(1).saturating_mul(RECORD_BYTES);
+        if offset > total {
+            return Err(match generation == self.state.discovery_generation_seen {
+                true => Status::INVALID_FIELD,
+                false => Status::DISCOVER_RESTART,
+            });
+        }
+        let mut at = offset;
+        let mut rest = &mut out[..];
+        while at < total && !rest.is_empty() {
+            let (index, within) = (at / RECORD_BYTES, (at % RECORD_BYTES) as usize);
+            let mut record = [0; RECORD_BYTES as usize];
+            if index == 0 {
+                let mut header = DiscoveryLogHeader::new_zeroed();
+                header.genctr = U64::new(generation);
+                header.numrec = U64::new(count);
+                record.copy_from_slice(header.as_bytes());
+            } else if let Some(entry) = env.discovery_entry(&host, index - 1) {
+                let entry: &DiscoveryLogEntry = &entry;
+                record.copy_from_slice(entry.as_bytes());
+            }
+            let bytes = (record.len() - within).min(rest.len());
+            let (now, later) = rest.split_at_mut(bytes);
+            now.copy_from_slice(&record[within..within + bytes]);
+            rest = later;
+            at += bytes as u64;
+        }
+        if offset == 0 {
+            self.state.discovery_generation_seen = generation;
+        }
+        // The event stays if the page changed since its first piece was read.
+        if !retain && generation == self.state.discovery_generation_seen {
+            self.clear_event(events::EVENT_DISCOVERY);
+        }
+        Ok(())
+    }
+}
+
+/// Commands Supported and Effects: 256 Admin commands, then 256 I/O commands.
+fn commands_supported(kind: ControllerKind) -> [U32; log_page::COMMANDS_SUPPORTED_BYTES / 4] {
+    let mut page = [U32::new(0); log_page::COMMANDS_SUPPORTED_BYTES / 4];
+    let mut set = |at: usize, bits: u32| page[at] = U32::new(log_page::SUPPORTED | bits);
+    for op in [
+        admin::GET_LOG_PAGE,
+        admin::IDENTIFY,
+        admin::SET_FEATURES,
+        admin::GET_FEATURES,
+        admin::ASYNC_EVENT_REQUEST,
+        admin::KEEP_ALIVE,
+    ] {
+        set(usize::from(op), log_page::SCOPE_CONTROLLER);
+    }
+    if kind == ControllerKind::Io {
+        set(usize::from(admin::ABORT), log_page::SCOPE_CONTROLLER);
+        for op in [nvm::FLUSH, nvm::READ] {
+            set(256 + usize::from(op), log_page::SCOPE_NAMESPACE);
+        }
+        for op in [nvm::WRITE, nvm::WRITE_ZEROES, nvm::DATASET_MANAGEMENT] {
+            let bits = log_page::SCOPE_NAMESPACE | log_page::EFFECT_LBCC;
+            set(256 + usize::from(op), bits);
+        }
+    }
+    page
+}

@@ -1,0 +1,151 @@
+//! Properties: enable, reset and shutdown.
+//!
+//! Purpose: the register file, reached by Property Get and Set today and by memory-mapped
+//! transports later. Does NOT have Admin queue registers, interrupts or doorbells: those come with
+//! the first memory-based transport.
+
+use super::{Controller, ControllerKind, Effect};
+use crate::Status;
+use crate::register::{self, Cap, Cc, Crto, Csts};
+
+/// How long enabling and resetting may take, in 500 ms: 30 s, which is longer than the engine lets
+/// a command wait for an answer to a fault.
+const READY_TIMEOUT_500_MS: u8 = 60;
+
+impl Controller {
+    /// Controller Capabilities.
+    pub fn cap(&self) -> Cap {
+        Cap::new()
+            .with_mqes(self.config.mqes())
+            .with_cqr(true)
+            .with_to(READY_TIMEOUT_500_MS)
+            .with_css(Cap::CSS_NVM)
+            .with_crms(Cap::CRMS_WITH_MEDIA)
+    }
+    /// Controller Configuration.
+    pub fn cc(&self) -> Cc {
+        Cc::from_bits(self.state.cc)
+    }
+    /// Controller Status.
+    pub fn csts(&self) -> Csts {
+        Csts::from_bits(self.state.csts)
+    }
+
+    /// Whether commands other than Fabrics ones may run: enabled, ready, not shutting down and not
+    /// failed. Otherwise they end with Command Sequence Error.
+    pub fn ready(&self) -> bool {
+        let (cc, csts) = (self.cc(), self.csts());
+        cc.en() && csts.rdy() && !csts.cfs() && csts.shst() == Csts::SHST_NORMAL
+    }
+
+    /// Reads a property (Base 2.0, 6.5). `wide` is 8 bytes, otherwise 4.
+    pub fn property_get(&self, offset: u32, wide: bool) -> Result<u64, Status> {
+        match (offset, wide) {
+            (register::CAP, true) => Ok(self.cap().into_bits()),
+            (register::VS, false) => Ok(u64::from(register::VERSION_2_0)),
+            (register::CC, false) => Ok(u64::from(self.state.cc)),
+            (register::CSTS, false) => Ok(u64::from(self.state.csts)),
+            (register::CRTO, false) => {
+                let timeout = u16::from(READY_TIMEOUT_500_MS);
+                Ok(u64::from(Crto::new().with_crwmt(timeout).into_bits()))
+            }
+            _ => Err(Status::INVALID_FIELD),
+        }
+    }
+
+    /// Writes a property (Base 2.0, 6.6). CC is the only one that can be written.
+    pub fn property_set(
+        &mut self,
+        offset: u32,
+        wide: bool,
+        value: u64,
+        now_ns: u64,
+    ) -> Result<Effect, Status> {
+        if (offset, wide) != (register::CC, false) {
+            return Err(Status::INVALID_FIELD);
+        }
+        // CAP.CRMS doesn't have independent ready, so CRIME reads as zero (Base 2.0, figure 46).
+        let effect = self.write_cc(Cc::from_bits(value as u32).with_crime(false), now_ns)?;
+        // Nothing of a Discovery controller is ever in flight.
+        if self.config.kind == ControllerKind::Discovery
+            && matches!(effect, Effect::Reset | Effect::Shutdown)
+        {
+            self.quiesced();
+            return Ok(Effect::None);
+        }
+        Ok(effect)
+    }
+
+    fn write_cc(&mut self, new: Cc, now_ns: u64) -> Result<Effect, Status> {
+        let (old, csts) = (self.cc(), self.csts());
+        match (old.en(), new.en()) {
+            (false, true) => {
+                // A reset that is not finished: the host did not wait for CSTS.RDY to fall.
+                if csts.rdy() {
+                    return Err(Status::COMMAND_SEQUENCE_ERROR);
+                }
+                self.state.cc = new.with_shn(0).into_bits();
+                self.state.keep_alive_from_ns = now_ns;
+                if !self.cc_supported(new) {
+                    self.set_csts(Csts::new().with_cfs(true));
+                    return Ok(Effect::None);
+                }
+                self.set_csts(Csts::new().with_rdy(true));
+                Ok(Effect::Enabled)
+            }
+            (true, false) => {
+                self.state.cc = new.with_shn(old.shn()).into_bits();
+                Ok(Effect::Reset)
+            }
+            (enabled, _) => {
+                // While enabled only EN and SHN may change (Base 2.0, figure 46); a shutdown once
+                // begun ends with a reset.
+                let begins = new.shn() != 0 && old.shn() == 0;
+                let shn = if old.shn() == 0 { new.shn() } else { old.shn() };
+                self.state.cc = if enabled { old } else { new }.with_shn(shn).into_bits();
+                if !begins {
+                    return Ok(Effect::None);
+                }
+                if !enabled && !csts.rdy() {
+                    self.set_csts(csts.with_shst(Csts::SHST_COMPLETE));
+                    return Ok(Effect::None);
+                }
+                self.set_csts(csts.with_shst(Csts::SHST_OCCURRING));
+                Ok(Effect::Shutdown)
+            }
+        }
+    }
+
+    /// Whether the controller can be enabled with these settings (Base 2.0, figure 46). A
+    /// Discovery controller has no I/O queues, so their entry sizes don't matter to it.
+    fn cc_supported(&self, cc: Cc) -> bool {
+        let sizes =
+            self.config.kind == ControllerKind::Discovery || (cc.iosqes() == 6 && cc.iocqes() == 4);
+        sizes && cc.css() == 0 && cc.mps() == 0 && cc.ams() == 0
+    }
+
+    /// The owner's answer to [`Effect::Reset`] and [`Effect::Shutdown`]: no I/O command runs any
+    /// more, the I/O queues are gone, and after a shutdown what was written is durable.
+    pub fn quiesced(&mut self) {
+        self.state.io_queues = [0; 2];
+        if !self.cc().en() {
+            // Controller Level Reset (Base 2.0, 3.7.2): outstanding event requests end without a
+            // completion, and features return to their defaults.
+            self.state.cc = self.cc().with_shn(0).into_bits();
+            self.set_csts(Csts::new());
+            self.reset_events();
+            self.reset_features();
+        } else if self.csts().shst() == Csts::SHST_OCCURRING {
+            self.set_csts(self.csts().with_shst(Csts::SHST_COMPLETE));
+        }
+    }
+
+    /// Sets Controller Fatal Status: the owner must end the association.
+    pub fn fail(&mut self) {
+        self.set_csts(self.csts().with_cfs(true));
+    }
+
+    fn set_csts(&mut self, csts: Csts) {
+        self.state.csts = csts.into_bits();
+    }
+}

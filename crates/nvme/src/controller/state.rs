@@ -1,0 +1,130 @@
+//! The part of a controller that a successor needs.
+//!
+//! Purpose: one plain structure, copied as bytes into the state region. Design: native integers,
+//! no padding, no pointers, all bits meaningful to this version of the layout alone; the region's
+//! header carries the version. Does NOT include the error log's entries.
+
+use super::events::{EVENT_ALL, REQUEST_ABORTED};
+use super::{ControllerConfig, MAX_EVENT_REQUESTS};
+use crate::{Nqn, register::Csts};
+use std::fmt;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Everything that changes in a controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ControllerState {
+    /// The host's name, zero-terminated.
+    pub hostnqn: [u8; 256],
+    /// Host Identifier.
+    pub hostid: [u8; 16],
+    /// When the keep alive timer last started, by the clock that `now_ns` comes from.
+    pub keep_alive_from_ns: u64,
+    /// Namespaces changed and not yet read by the host: bit n is NSID n + 1.
+    pub changed_namespaces: u64,
+    /// Those of them that the host has been shown.
+    pub changed_reported: u64,
+    /// Errors over the life of the controller.
+    pub error_count: u64,
+    /// Generation of the Discovery log page when its header was last read.
+    pub discovery_generation_seen: u64,
+    /// Connected I/O queues: bit n of the whole is queue n + 1.
+    pub io_queues: [u64; 2],
+    /// Controller Configuration.
+    pub cc: u32,
+    /// Controller Status.
+    pub csts: u32,
+    /// Keep Alive Timeout, rounded up to the granularity; 0: none.
+    pub kato_ms: u32,
+    /// Asynchronous Event Configuration.
+    pub async_event_config: u32,
+    /// Arbitration feature.
+    pub arbitration: u32,
+    /// Controller Identifier.
+    pub cntlid: u16,
+    /// I/O queues that the host may connect.
+    pub granted_io_queues: u16,
+    /// Error Recovery feature: Time Limited Error Recovery.
+    pub error_recovery: u16,
+    /// Write Atomicity Normal feature.
+    pub write_atomicity: u16,
+    /// Temperature Threshold feature, over.
+    pub temperature_over: u16,
+    /// Temperature Threshold feature, under.
+    pub temperature_under: u16,
+    /// Command identifiers of Asynchronous Event Requests.
+    pub event_cids: [u16; MAX_EVENT_REQUESTS],
+    /// What is in each slot of `event_cids`: 0 nothing, 1 waiting, 2 aborted.
+    pub event_slots: [u8; MAX_EVENT_REQUESTS],
+    /// Events that wait for a request.
+    pub events_pending: u8,
+    /// Events reported whose log page the host has not read yet.
+    pub events_masked: u8,
+    /// Host Behavior Support: Advanced Command Retry Enable.
+    pub acre: u8,
+    /// Zero.
+    pub reserved: [u8; 9],
+}
+const _: () = assert!(size_of::<ControllerState>() == 384);
+
+/// Why a recorded state can't be continued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateError(
+    /// The field that is wrong.
+    pub &'static str,
+);
+
+impl fmt::Display for StateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the controller's recorded state has a bad {}", self.0)
+    }
+}
+
+impl std::error::Error for StateError {}
+
+impl ControllerState {
+    /// Checks what the rest of the state machine relies on; gives the host's name.
+    pub(super) fn check(&self, config: &ControllerConfig) -> Result<Nqn, StateError> {
+        let ok = |good: bool, field| if good { Ok(()) } else { Err(StateError(field)) };
+        let queues = u128::from(self.io_queues[0]) | u128::from(self.io_queues[1]) << 64;
+        let known = Csts::new()
+            .with_rdy(true)
+            .with_cfs(true)
+            .with_shst(3)
+            .into_bits();
+        ok(self.cntlid == config.cntlid, "cntlid")?;
+        ok(self.csts & !known == 0, "csts")?;
+        ok(
+            (1..=config.io_queues()).contains(&self.granted_io_queues),
+            "granted_io_queues",
+        )?;
+        ok(
+            queues
+                .checked_shr(self.granted_io_queues.into())
+                .unwrap_or(0)
+                == 0,
+            "io_queues",
+        )?;
+        ok(
+            self.event_slots.iter().all(|&slot| slot <= REQUEST_ABORTED),
+            "event_slots",
+        )?;
+        ok(
+            (self.events_pending | self.events_masked) & !EVENT_ALL == 0,
+            "events",
+        )?;
+        ok(
+            self.changed_namespaces
+                .checked_shr(config.nn())
+                .unwrap_or(0)
+                == 0,
+            "changed_namespaces",
+        )?;
+        ok(
+            self.changed_reported & !self.changed_namespaces == 0,
+            "changed_reported",
+        )?;
+        ok(self.acre <= 1, "acre")?;
+        Nqn::from_field(&self.hostnqn).map_err(|_| StateError("hostnqn"))
+    }
+}
