@@ -184,6 +184,10 @@ pub(crate) fn open(
     let reported = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN);
     let (mut block_bytes, mut physical_block_bytes) = (MIN_BLOCK_BYTES, FALLBACK_ALIGN_BYTES);
     if kind == DeviceKind::Block {
+        // Such a device opens for writing all the same, and then refuses each write.
+        if is_read_only(stat.stx_rdev_major, stat.stx_rdev_minor) {
+            return Err(DeviceError::ReadOnly { path });
+        }
         block_bytes = rustix::fs::ioctl_blksszget(&fd)
             .map_err(failed("asking its block size"))
             .map_err(error)?;
@@ -321,6 +325,11 @@ fn can_punch(fd: impl AsFd, kind: DeviceKind, size_bytes: u64, identity: &Identi
         )
         .is_ok(),
     }
+}
+
+fn is_read_only(major: u32, minor: u32) -> bool {
+    std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro"))
+        .is_ok_and(|text| text.trim() == "1")
 }
 
 fn check_type(path: &Path, kind: DeviceKind) -> Result<(), DeviceError> {
