@@ -1,1 +1,56 @@
-//! placeholder
+//! The pool: labels, catalog, and the owner of every extent.
+//!
+//! **Purpose.** A pool is a set of devices cut into extents, and the volumes that those extents
+//! hold. This crate knows which volume owns which extent, survives any crash with that knowledge,
+//! and answers the data path's faults.
+//!
+//! **Design.** [`Pool`] is the truth in memory. Each operation changes it and marks the records it
+//! touched; [`Pool::take_batch`] encodes them as they are now, [`Catalog::commit`] makes them
+//! durable (on any thread), and [`Pool::committed`] promotes what waited for that: reserved extents
+//! become grantable, released ones may be laundered, mappings count as durable. The catalog is a
+//! redb database in an [`area`] of the first device, each block of it under a checksum; each device
+//! carries a [`label`].
+//!
+//! **Not here:** the network, threads, an async runtime, tenant data. The pool never opens a
+//! device: it is given [`BlockStore`]s, and uses them for labels and the catalog only. Zeroing,
+//! flushing and revoking are the caller's; each operation says what must have happened before it.
+
+mod admin;
+mod adopt;
+pub mod area;
+mod batch;
+mod catalog;
+mod codec;
+mod create;
+mod error;
+mod extents;
+pub mod label;
+mod layout;
+mod load;
+mod owner;
+mod pool;
+mod probe;
+mod records;
+mod runs;
+mod store;
+mod uuid;
+mod volume_map;
+
+pub use admin::{MAX_VOLUME_BYTES, NQN_PREFIX, NewVolume};
+pub use adopt::{Adopted, AdoptionReport};
+pub use batch::{Batch, BatchId};
+pub use catalog::{Catalog, CatalogUsage};
+pub use create::{NewDevice, OpenDevice, PoolSpec, create, destroy, open};
+pub use error::{ErrorKind, PoolError, Result};
+pub use extents::{ExtentState, Space};
+pub use label::Label;
+pub use layout::{DEFAULT_EXTENT_BYTES, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES};
+pub use owner::{FaultAnswer, Released};
+pub use pool::{Pool, VolumeSpace};
+pub use probe::{Probe, probe};
+pub use records::{
+    DeviceRecord, ExportId, ExportRecord, PoolInfo, TenantId, TenantRecord, VolumeRecord,
+};
+pub use runs::DeviceRun;
+pub use store::{BLOCK_BYTES, BlockStore, MemStore};
+pub use uuid::Uuid;

@@ -1,0 +1,412 @@
+//! Tenants, volumes, exports, and the pool's few settings.
+//!
+//! **Design.** Each operation validates, then changes memory and names the records it touched; it
+//! is durable with the open batch. Messages say what to do. **Not here:** extents (`owner`), hosts'
+//! connections: an export that goes away must be closed by the caller first.
+
+use crate::{
+    batch::{BatchId, Table},
+    error::{PoolError, Result},
+    owner::Released,
+    pool::{Pool, Volume},
+    records::{ExportId, ExportRecord, TenantId, TenantRecord, VolumeRecord},
+    uuid::Uuid,
+};
+use forebay_xlate::types::{DeviceIndex, VolumeId};
+
+/// The largest volume, in bytes.
+pub const MAX_VOLUME_BYTES: u64 = 64 << 40;
+/// What an export's NQN begins with; `<tenant>.<volume>` follows.
+pub const NQN_PREFIX: &str = "nqn.2026-01.io.forebay:";
+/// NVMe Base 2.0, 4.5: an NQN's longest form, in bytes.
+const MAX_NQN_BYTES: usize = 223;
+const MAX_NAME_BYTES: usize = 63;
+const MAX_HOSTS: usize = 256;
+/// What a record takes in the catalog at most, roughly; hosts come on top.
+const RECORD_BYTES: u64 = 512;
+
+/// What a volume is to be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NewVolume {
+    /// Whose it is, by name.
+    pub tenant: String,
+    /// Its name, unique within the tenant.
+    pub name: String,
+    /// Its size in bytes, a multiple of the block.
+    pub size_bytes: u64,
+    /// Its logical block, 512 or 4096; none: the smallest that the devices allow.
+    pub block_bytes: Option<u32>,
+}
+
+pub(crate) fn check_name(what: &str, name: &str) -> Result<()> {
+    let sound = (1..=MAX_NAME_BYTES).contains(&name.len())
+        && name
+            .bytes()
+            .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
+        && !name.starts_with('-');
+    if sound {
+        return Ok(());
+    }
+    Err(PoolError::invalid(format!(
+        "{name:?} is no name for a {what}: use 1 to {MAX_NAME_BYTES} of a-z, 0-9 and -, not first"
+    )))
+}
+
+fn check_hosts(hosts: &[String]) -> Result<()> {
+    if hosts.len() > MAX_HOSTS {
+        return Err(PoolError::invalid(format!(
+            "an export has at most {MAX_HOSTS} hosts"
+        )));
+    }
+    for (at, host) in hosts.iter().enumerate() {
+        let sound = host.starts_with("nqn.")
+            && host.len() <= MAX_NQN_BYTES
+            && host.bytes().all(|byte| byte.is_ascii_graphic());
+        if !sound {
+            return Err(PoolError::invalid(format!(
+                "{host:?} is no host NQN: a host's is in its /etc/nvme/hostnqn"
+            )));
+        }
+        if hosts[..at].contains(host) {
+            return Err(PoolError::invalid(format!("host {host} is named twice")));
+        }
+    }
+    Ok(())
+}
+
+impl Pool {
+    fn new_id(&mut self) -> u64 {
+        let id = self.info.next_id;
+        self.info.next_id += 1;
+        self.touch(Table::Meta, 0, 0);
+        id
+    }
+
+    // Tenants.
+
+    /// All tenants, oldest first.
+    pub fn tenants(&self) -> impl Iterator<Item = &TenantRecord> {
+        self.tenants.values()
+    }
+
+    /// A tenant by name.
+    pub fn tenant(&self, name: &str) -> Result<&TenantRecord> {
+        self.tenant_names
+            .get(name)
+            .and_then(|id| self.tenants.get(id))
+            .ok_or_else(|| PoolError::not_found(format!("no tenant {name:?}")))
+    }
+
+    /// A tenant by id.
+    pub fn tenant_by_id(&self, tenant: TenantId) -> Result<&TenantRecord> {
+        self.tenants
+            .get(&tenant)
+            .ok_or_else(|| PoolError::not_found(format!("no {tenant}")))
+    }
+
+    /// Adds a tenant.
+    pub fn create_tenant(&mut self, name: &str, now_s: u64) -> Result<TenantId> {
+        check_name("tenant", name)?;
+        if self.tenant_names.contains_key(name) {
+            return Err(PoolError::exists(format!("tenant {name:?} exists")));
+        }
+        self.admit(RECORD_BYTES)?;
+        let id = TenantId(self.new_id());
+        self.tenants.insert(
+            id,
+            TenantRecord {
+                id,
+                name: name.to_owned(),
+                created_s: now_s,
+            },
+        );
+        self.tenant_names.insert(name.to_owned(), id);
+        self.touch(Table::Tenants, id.0, 0);
+        Ok(id)
+    }
+
+    /// Removes a tenant that has no volume.
+    pub fn delete_tenant(&mut self, name: &str) -> Result<()> {
+        let id = self.tenant(name)?.id;
+        let volumes = self.volumes_of(id).count();
+        if volumes > 0 {
+            return Err(PoolError::in_use(format!(
+                "tenant {name:?} has {volumes} volumes: delete them first"
+            )));
+        }
+        self.tenants.remove(&id);
+        self.tenant_names.remove(name);
+        self.touch(Table::Tenants, id.0, 0);
+        Ok(())
+    }
+
+    // Volumes.
+
+    /// All volumes, oldest first.
+    pub fn volumes(&self) -> impl Iterator<Item = &VolumeRecord> {
+        self.volumes.values().map(|volume| &volume.record)
+    }
+
+    /// A tenant's volumes, by name.
+    pub fn volumes_of(&self, tenant: TenantId) -> impl Iterator<Item = &VolumeRecord> {
+        self.volume_names
+            .range((tenant, String::new())..)
+            .take_while(move |((of, _), _)| *of == tenant)
+            .filter_map(|(_, id)| self.volumes.get(id).map(|volume| &volume.record))
+    }
+
+    /// A volume by id.
+    pub fn volume(&self, volume: VolumeId) -> Result<&VolumeRecord> {
+        self.volume_ref(volume).map(|volume| &volume.record)
+    }
+
+    /// A volume by its tenant's and its own name.
+    pub fn volume_by_name(&self, tenant: &str, name: &str) -> Result<&VolumeRecord> {
+        let id = self.tenant(tenant)?.id;
+        self.volume_names
+            .get(&(id, name.to_owned()))
+            .and_then(|id| self.volumes.get(id))
+            .map(|volume| &volume.record)
+            .ok_or_else(|| {
+                PoolError::not_found(format!("tenant {tenant:?} has no volume {name:?}"))
+            })
+    }
+
+    fn check_size(size_bytes: u64, block_bytes: u32) -> Result<()> {
+        if size_bytes == 0 || !size_bytes.is_multiple_of(u64::from(block_bytes)) {
+            return Err(PoolError::invalid(format!(
+                "a volume of {size_bytes} bytes: the size must be a multiple of its block, {block_bytes}"
+            )));
+        }
+        if size_bytes > MAX_VOLUME_BYTES {
+            return Err(PoolError::invalid(format!(
+                "a volume of {size_bytes} bytes: the most is {MAX_VOLUME_BYTES} (64 TiB)"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Adds a thin volume: it takes no space before it is written.
+    pub fn create_volume(&mut self, new: &NewVolume, now_s: u64) -> Result<VolumeId> {
+        check_name("volume", &new.name)?;
+        let tenant = self.tenant(&new.tenant)?.id;
+        let name = (tenant, new.name.clone());
+        if self.volume_names.contains_key(&name) {
+            return Err(PoolError::exists(format!(
+                "tenant {:?} has a volume {:?}",
+                new.tenant, new.name
+            )));
+        }
+        let smallest = self
+            .devices
+            .iter()
+            .map(|device| device.block_bytes)
+            .max()
+            .unwrap_or(512);
+        let block_bytes = new.block_bytes.unwrap_or(smallest);
+        if !matches!(block_bytes, 512 | 4096) {
+            return Err(PoolError::invalid(format!(
+                "a block of {block_bytes} bytes: a volume's is 512 or 4096"
+            )));
+        }
+        if block_bytes < smallest {
+            return Err(PoolError::invalid(format!(
+                "a block of {block_bytes} bytes: the pool's devices have {smallest}, use that"
+            )));
+        }
+        Self::check_size(new.size_bytes, block_bytes)?;
+        self.admit(RECORD_BYTES)?;
+        let uuid = Uuid::random()?;
+        let id = VolumeId(self.new_id());
+        self.volumes.insert(
+            id,
+            Volume::new(VolumeRecord {
+                id,
+                uuid,
+                tenant,
+                name: new.name.clone(),
+                size_bytes: new.size_bytes,
+                block_bytes,
+                created_s: now_s,
+            }),
+        );
+        self.volume_names.insert(name, id);
+        self.touch(Table::Volumes, id.0, 0);
+        Ok(id)
+    }
+
+    /// Makes a volume larger. Hosts are told by the caller, once it is durable.
+    pub fn grow_volume(&mut self, volume: VolumeId, size_bytes: u64) -> Result<()> {
+        let record = &mut self.volume_mut(volume)?.record;
+        if size_bytes < record.size_bytes {
+            return Err(PoolError::invalid(format!(
+                "volume {:?} has {} bytes already and can only grow",
+                record.name, record.size_bytes
+            )));
+        }
+        Self::check_size(size_bytes, record.block_bytes)?;
+        record.size_bytes = size_bytes;
+        self.touch(Table::Volumes, volume.0, 0);
+        Ok(())
+    }
+
+    /// Removes a volume: its record, its map and its reservation go, and its extents become dirty, in
+    /// one transaction.
+    ///
+    /// Every grant of it must be revoked and drained before.
+    pub fn delete_volume(&mut self, volume: VolumeId) -> Result<Released> {
+        self.ready()?;
+        let record = self.volume(volume)?;
+        if self.volume_exports.contains_key(&volume) {
+            return Err(PoolError::in_use(format!(
+                "volume {:?} is exported: delete the export first",
+                record.name
+            )));
+        }
+        let name = (record.tenant, record.name.clone());
+        let released = self.unmap(volume, 0, u64::MAX)?;
+        self.return_reservation(volume)?;
+        self.volumes.remove(&volume);
+        self.volume_names.remove(&name);
+        self.touch(Table::Volumes, volume.0, 0);
+        Ok(released)
+    }
+
+    // Exports.
+
+    /// All exports, oldest first.
+    pub fn exports(&self) -> impl Iterator<Item = &ExportRecord> {
+        self.exports.values()
+    }
+
+    /// An export by id.
+    pub fn export(&self, export: ExportId) -> Result<&ExportRecord> {
+        self.exports
+            .get(&export)
+            .ok_or_else(|| PoolError::not_found(format!("no {export}")))
+    }
+
+    /// An export by its subsystem's NQN.
+    pub fn export_by_nqn(&self, nqn: &str) -> Result<&ExportRecord> {
+        self.exports
+            .values()
+            .find(|export| export.nqn == nqn)
+            .ok_or_else(|| PoolError::not_found(format!("no export {nqn:?}")))
+    }
+
+    /// The export that shows a volume.
+    pub fn export_of(&self, volume: VolumeId) -> Option<&ExportRecord> {
+        self.volume_exports
+            .get(&volume)
+            .and_then(|id| self.exports.get(id))
+    }
+
+    /// Shows a volume to hosts.
+    pub fn create_export(
+        &mut self,
+        volume: VolumeId,
+        hosts: Vec<String>,
+        any_host: bool,
+        now_s: u64,
+    ) -> Result<ExportId> {
+        let record = self.volume(volume)?;
+        let tenant = self.tenant_by_id(record.tenant)?;
+        let nqn = format!("{NQN_PREFIX}{}.{}", tenant.name, record.name);
+        check_hosts(&hosts)?;
+        if hosts.is_empty() && !any_host {
+            return Err(PoolError::invalid(
+                "an export that no host may use: name host NQNs, or allow any host",
+            ));
+        }
+        if self.volume_exports.contains_key(&volume) {
+            return Err(PoolError::exists(format!(
+                "volume {:?} is exported",
+                record.name
+            )));
+        }
+        self.admit(RECORD_BYTES + (hosts.len() * MAX_NQN_BYTES) as u64)?;
+        let id = ExportId(self.new_id());
+        let export = ExportRecord {
+            id,
+            volume,
+            nqn,
+            hosts,
+            any_host,
+            created_s: now_s,
+        };
+        self.exports.insert(id, export);
+        self.volume_exports.insert(volume, id);
+        self.touch(Table::Exports, id.0, 0);
+        Ok(id)
+    }
+
+    /// Changes who may use an export; nobody is allowed too.
+    pub fn set_export_hosts(
+        &mut self,
+        export: ExportId,
+        hosts: Vec<String>,
+        any_host: bool,
+    ) -> Result<()> {
+        check_hosts(&hosts)?;
+        self.export(export)?;
+        self.admit((hosts.len() * MAX_NQN_BYTES) as u64)?;
+        if let Some(record) = self.exports.get_mut(&export) {
+            record.hosts = hosts;
+            record.any_host = any_host;
+        }
+        self.touch(Table::Exports, export.0, 0);
+        Ok(())
+    }
+
+    /// Removes an export. Its hosts must be disconnected by the caller.
+    pub fn delete_export(&mut self, export: ExportId) -> Result<()> {
+        let record = self
+            .exports
+            .remove(&export)
+            .ok_or_else(|| PoolError::not_found(format!("no {export}")))?;
+        self.volume_exports.remove(&record.volume);
+        self.touch(Table::Exports, export.0, 0);
+        Ok(())
+    }
+
+    // Settings.
+
+    /// A generation for a new engine: higher than any before. Use it once the returned batch is
+    /// durable, and not sooner: a fence waits for lower ones only.
+    pub fn next_engine_generation(&mut self) -> (u64, BatchId) {
+        self.info.engine_generation += 1;
+        self.touch(Table::Meta, 0, 0);
+        (self.info.engine_generation, self.open_batch_id())
+    }
+
+    /// The boot in which a daemon last used the pool; none: never.
+    pub fn boot_id(&self) -> Option<&str> {
+        Some(self.info.boot_id.as_str()).filter(|id| !id.is_empty())
+    }
+
+    /// Records the boot that uses the pool now. Set it after [`Pool::finish_adoption`], so that both
+    /// become durable together.
+    pub fn set_boot_id(&mut self, boot_id: &str) -> Result<()> {
+        if boot_id.is_empty() || boot_id.len() > 64 {
+            return Err(PoolError::invalid(format!("{boot_id:?} is no boot id")));
+        }
+        if self.info.boot_id != boot_id {
+            self.info.boot_id = boot_id.to_owned();
+            self.touch(Table::Meta, 0, 0);
+        }
+        Ok(())
+    }
+
+    /// Records where a device is now.
+    pub fn set_device_spec(&mut self, device: DeviceIndex, spec: &str) -> Result<()> {
+        let record = self
+            .devices
+            .get_mut(usize::from(device.0))
+            .ok_or_else(|| PoolError::not_found(format!("no {device}")))?;
+        if record.spec != spec {
+            record.spec = spec.to_owned();
+            self.touch(Table::Devices, u64::from(device.0), 0);
+        }
+        Ok(())
+    }
+}

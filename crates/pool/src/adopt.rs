@@ -1,0 +1,140 @@
+//! A new daemon learns what its predecessor had granted.
+//!
+//! **Design.** After [`open`](crate::open) the pool waits. The caller reads the grant table and tells
+//! each grant; those of reserved extents are mappings in memory again. Then it says whether this is
+//! still the boot in which they were granted. If so, reserved extents that no grant names were never
+//! written and are stock again; if not, nobody knows, and they are dirty.
+//!
+//! That rests on the rule in `owner` about entries of the grant table: an entry of a mapping that is
+//! not durable is there before the grant, and until after the commit.
+//!
+//! **Not here:** reading the grant table, the fence.
+
+use crate::{
+    batch::Table,
+    error::{PoolError, Result},
+    extents::ExtentState,
+    pool::Pool,
+    runs::DeviceRun,
+};
+use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
+
+/// What a told grant turned out to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Adopted {
+    /// It shows what the catalog maps.
+    Durable,
+    /// At least one of its extents was reserved: its mapping is in memory again.
+    Uncommitted,
+    /// At least one of its extents is not, or no longer, what the catalog says: revoke and drain it
+    /// before anything is laundered.
+    Stale,
+}
+
+/// What adoption found.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct AdoptionReport {
+    /// Mappings that are in memory again, to be committed.
+    pub uncommitted: u64,
+    /// Reserved extents that are stock again.
+    pub stock: u64,
+    /// Reserved or quarantined extents that must be laundered.
+    pub dirty: u64,
+}
+
+impl Pool {
+    /// Tells a grant that the grant table shows (no holes). Repeating one is harmless.
+    ///
+    /// `NotFound`: the volume is gone; treat the grant as [`Adopted::Stale`].
+    pub fn adopt_grant(
+        &mut self,
+        volume: VolumeId,
+        logical: ExtentIndex,
+        device: DeviceIndex,
+        extent: ExtentIndex,
+        count: u64,
+        commit_seq: u64,
+    ) -> Result<Adopted> {
+        if !self.adopting {
+            return Err(PoolError::invalid(
+                "grants are adopted once, right after opening",
+            ));
+        }
+        let extent_bytes = self.info.extent_bytes;
+        let target = self.volume_mut(volume)?;
+        let end = target.extents(extent_bytes);
+        let in_volume = logical.0.checked_add(count).is_some_and(|last| last <= end);
+        if !in_volume || extent.0.checked_add(count).is_none() || commit_seq >= u64::MAX - 1 {
+            return Ok(Adopted::Stale);
+        }
+        let (mut fresh, mut stale) = (false, false);
+        let mut doubtful = Vec::new();
+        for at in 0..count {
+            let (logical, extent) = (logical.0 + at, extent.0 + at);
+            match target.map.get(logical) {
+                Some(place) if place == (device, extent) => {
+                    // Durable, or adopted a moment ago.
+                    fresh |= target.pending.contains_key(&logical);
+                }
+                None if target.stock.take(DeviceRun::new(device, extent, 1)) => {
+                    target.map.insert(logical, device, extent);
+                    target.add_pending(logical, commit_seq);
+                    fresh = true;
+                }
+                _ => {
+                    stale = true;
+                    // Granted for a place that is taken: it may have been written.
+                    let run = DeviceRun::new(device, extent, 1);
+                    if target.stock.take(run) {
+                        doubtful.push(run);
+                    }
+                }
+            }
+        }
+        for run in doubtful {
+            self.free_extents(run);
+            self.touch(Table::Reservations, volume.0, 0);
+        }
+        self.next_seq = self.next_seq.max(commit_seq + 1);
+        Ok(match (stale, fresh) {
+            (true, _) => Adopted::Stale,
+            (false, true) => Adopted::Uncommitted,
+            (false, false) => Adopted::Durable,
+        })
+    }
+
+    /// Ends adoption. `same_boot`: the grant table was there and carries this boot's id, the pool's
+    /// id, and was told completely.
+    pub fn finish_adoption(&mut self, same_boot: bool) -> Result<AdoptionReport> {
+        if !self.adopting {
+            return Err(PoolError::invalid(
+                "grants are adopted once, right after opening",
+            ));
+        }
+        self.adopting = false;
+        let mut report = AdoptionReport::default();
+        let mut doubtful = Vec::new();
+        let mut losers = Vec::new();
+        for (id, volume) in &mut self.volumes {
+            report.uncommitted += volume.pending.len() as u64;
+            if same_boot {
+                report.stock += volume.stock.extents();
+            } else if !volume.stock.is_empty() {
+                doubtful.extend(volume.stock.drain());
+                losers.push(*id);
+            }
+        }
+        for volume in losers {
+            self.touch(Table::Reservations, volume.0, 0);
+        }
+        if !same_boot {
+            // Whatever hung then hangs no more.
+            doubtful.extend(self.extents.runs_in(ExtentState::Quarantined));
+        }
+        for run in doubtful {
+            report.dirty += run.count;
+            self.free_extents(run);
+        }
+        Ok(report)
+    }
+}

@@ -1,0 +1,90 @@
+//! What one catalog transaction writes.
+//!
+//! **Design.** A batch is a set of records by key, each with its final value or none, so that
+//! applying it twice is the same as once. Batches are numbered and must be committed in order.
+//! **Not here:** how records are encoded (`codec`, `records`), or written (`catalog`).
+
+/// A batch's number; they are committed in this order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct BatchId(pub u64);
+
+/// The catalog's tables. The numbers order a batch, and are not stored.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Table {
+    /// The pool's own record, at (0, 0).
+    Meta,
+    /// (tenant, 0).
+    Tenants,
+    /// (volume, 0).
+    Volumes,
+    /// (export, 0).
+    Exports,
+    /// (device, 0).
+    Devices,
+    /// (device, chunk of extents).
+    States,
+    /// (volume, 0).
+    Reservations,
+    /// (volume, chunk of logical extents).
+    Maps,
+}
+
+impl Table {
+    pub(crate) const ALL: [Table; 8] = [
+        Table::Meta,
+        Table::Tenants,
+        Table::Volumes,
+        Table::Exports,
+        Table::Devices,
+        Table::States,
+        Table::Reservations,
+        Table::Maps,
+    ];
+
+    /// The table's name in the database.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Table::Meta => "meta",
+            Table::Tenants => "tenants",
+            Table::Volumes => "volumes",
+            Table::Exports => "exports",
+            Table::Devices => "devices",
+            Table::States => "states",
+            Table::Reservations => "reservations",
+            Table::Maps => "maps",
+        }
+    }
+}
+
+/// Where a record is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Key {
+    pub(crate) table: Table,
+    pub(crate) a: u64,
+    pub(crate) b: u64,
+}
+
+impl Key {
+    pub(crate) const fn new(table: Table, a: u64, b: u64) -> Self {
+        Self { table, a, b }
+    }
+}
+
+/// One transaction's worth of records.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    pub(crate) id: BatchId,
+    pub(crate) records: Vec<(Key, Option<Vec<u8>>)>,
+}
+
+impl Batch {
+    /// Its number.
+    pub fn id(&self) -> BatchId {
+        self.id
+    }
+
+    /// How many records it writes or removes.
+    pub fn records(&self) -> usize {
+        self.records.len()
+    }
+}

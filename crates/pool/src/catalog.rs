@@ -1,0 +1,250 @@
+//! The catalog on disk: one redb database in an area of the first device.
+//!
+//! **Design.** Eight tables of (u64, u64) -> bytes. A [`Batch`] is one write transaction, durable
+//! when [`Catalog::commit`] returns: two-phase, because the [`area`](crate::area) relies on no
+//! reachable block being unsynced, and with the allocator's state in it, so that opening after a
+//! crash costs nothing extra. redb refuses all work after an I/O error; the database is then
+//! dropped and opened again by the next call, so a batch that failed can be tried again.
+//!
+//! **Full.** The pool keeps records below a third of the area ([`CatalogUsage`]) and refuses what
+//! would grow them further, so that freeing always finds room. redb asks for more by doubling; when
+//! the area has less than that, it is opened again with all there is.
+//!
+//! **Not here:** what records mean, a second copy, compaction.
+
+use crate::{
+    area::{Area, AreaBackend},
+    batch::{Batch, Table},
+    error::{ErrorKind, PoolError, Result},
+    layout::LIVE_FRACTION,
+};
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use std::{
+    io,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+type Definition = TableDefinition<'static, (u64, u64), &'static [u8]>;
+
+/// redb's cache in bytes. The catalog is read once; only its inner pages are wanted later.
+const CACHE_BYTES: usize = 16 << 20;
+/// What a record costs beside its value: its key and its place in a page.
+const RECORD_BYTES: u64 = 24;
+
+const fn definition(table: Table) -> Definition {
+    TableDefinition::new(table.name())
+}
+
+/// How full the catalog is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CatalogUsage {
+    /// What its records take, in bytes.
+    pub used_bytes: u64,
+    /// What they may take before nothing can be added, in bytes.
+    pub limit_bytes: u64,
+}
+
+/// The usage as catalog and pool share it.
+#[derive(Debug)]
+pub(crate) struct Usage {
+    used: AtomicU64,
+    limit: u64,
+}
+
+impl Usage {
+    pub(crate) fn get(&self) -> CatalogUsage {
+        CatalogUsage {
+            used_bytes: self.used.load(Ordering::Relaxed),
+            limit_bytes: self.limit,
+        }
+    }
+}
+
+/// The catalog; shared freely between threads.
+#[derive(Debug)]
+pub struct Catalog {
+    area: Arc<Area>,
+    /// None after an error, until the next call opens it again.
+    database: Mutex<Option<Database>>,
+    usage: Arc<Usage>,
+}
+
+/// A redb error as ours.
+fn convert(error: impl Into<redb::Error>) -> PoolError {
+    match error.into() {
+        redb::Error::Io(error) => match error.kind() {
+            io::ErrorKind::StorageFull => PoolError::no_space(format!(
+                "the pool's catalog cannot grow ({error}): delete volumes or snapshots, \
+                 or free space below the pool"
+            )),
+            io::ErrorKind::InvalidData => {
+                PoolError::damaged(format!("the pool's catalog is damaged: {error}"))
+            }
+            _ => PoolError::io("the pool's catalog", &error),
+        },
+        redb::Error::Corrupted(what) => {
+            PoolError::damaged(format!("the pool's catalog is damaged: {what}"))
+        }
+        error => PoolError::new(ErrorKind::Io, format!("the pool's catalog: {error}")),
+    }
+}
+
+impl Catalog {
+    /// Makes the tables of a new catalog in a formatted area.
+    pub(crate) fn create(area: Area) -> Result<Self> {
+        let catalog = Self::new(area);
+        catalog.with_database(|database| {
+            let transaction = begin(database)?;
+            for table in Table::ALL {
+                transaction.open_table(definition(table)).map_err(convert)?;
+            }
+            transaction.commit().map_err(convert)
+        })?;
+        Ok(catalog)
+    }
+
+    /// Opens the catalog in an area; [`Catalog::load`] reads it.
+    pub(crate) fn open(area: Area) -> Self {
+        Self::new(area)
+    }
+
+    fn new(area: Area) -> Self {
+        let limit = area.capacity() / LIVE_FRACTION;
+        Self {
+            area: Arc::new(area),
+            database: Mutex::new(None),
+            usage: Arc::new(Usage {
+                used: AtomicU64::new(0),
+                limit,
+            }),
+        }
+    }
+
+    pub(crate) fn usage(&self) -> Arc<Usage> {
+        self.usage.clone()
+    }
+
+    fn with_database<T>(&self, work: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
+        let mut slot = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        let database = match slot.take() {
+            Some(database) => database,
+            None => redb::Builder::new()
+                .set_cache_size(CACHE_BYTES)
+                .create_with_backend(AreaBackend(self.area.clone()))
+                .map_err(convert)?,
+        };
+        let result = work(&database);
+        if result.is_ok() {
+            *slot = Some(database);
+        }
+        result
+    }
+
+    /// Makes a batch durable. Batches are committed in the order of their ids; one that failed can
+    /// be committed again.
+    pub fn commit(&self, batch: &Batch) -> Result<()> {
+        let result = self.with_database(|database| self.write(database, batch));
+        match result {
+            Err(error) if error.kind == ErrorKind::NoSpace => {
+                // redb wanted more than there is: give it what there is, once.
+                if self.area.len() < self.area.capacity() {
+                    self.area
+                        .set_len(self.area.capacity())
+                        .map_err(|error| convert(redb::Error::Io(error)))?;
+                    return self.with_database(|database| self.write(database, batch));
+                }
+                Err(error)
+            }
+            result => result,
+        }
+    }
+
+    fn write(&self, database: &Database, batch: &Batch) -> Result<()> {
+        let transaction = begin(database)?;
+        let (mut added, mut removed) = (0u64, 0u64);
+        for records in batch.records.chunk_by(|a, b| a.0.table == b.0.table) {
+            let Some((first, _)) = records.first() else {
+                continue;
+            };
+            let mut table = transaction
+                .open_table(definition(first.table))
+                .map_err(convert)?;
+            for (key, value) in records {
+                let old = match value {
+                    Some(value) => {
+                        added += RECORD_BYTES + value.len() as u64;
+                        table
+                            .insert((key.a, key.b), value.as_slice())
+                            .map_err(convert)?
+                    }
+                    None => table.remove((key.a, key.b)).map_err(convert)?,
+                };
+                if let Some(old) = old {
+                    removed += RECORD_BYTES + old.value().len() as u64;
+                }
+            }
+        }
+        transaction.commit().map_err(convert)?;
+        self.usage.used.fetch_add(added, Ordering::Relaxed);
+        self.usage.used.fetch_sub(removed, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Calls `visit` with every record, table by table in the order of [`Table::ALL`].
+    pub(crate) fn load(
+        &self,
+        mut visit: impl FnMut(Table, u64, u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        self.with_database(|database| {
+            let transaction = database.begin_read().map_err(convert)?;
+            let mut used = 0;
+            for table in Table::ALL {
+                let records = transaction.open_table(definition(table)).map_err(convert)?;
+                for record in records.iter().map_err(convert)? {
+                    let (key, value) = record.map_err(convert)?;
+                    let (a, b) = key.value();
+                    used += RECORD_BYTES + value.value().len() as u64;
+                    visit(table, a, b, value.value())?;
+                }
+            }
+            self.usage.used.store(used, Ordering::Relaxed);
+            Ok(())
+        })
+    }
+
+    /// Verifies every page of the database against redb's own checksums too.
+    pub fn check(&self) -> Result<()> {
+        let mut slot = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        // An integrity check needs the database alone, so it is opened for it.
+        *slot = None;
+        let mut database = redb::Builder::new()
+            .set_cache_size(CACHE_BYTES)
+            .create_with_backend(AreaBackend(self.area.clone()))
+            .map_err(convert)?;
+        let sound = database.check_integrity().map_err(convert)?;
+        *slot = Some(database);
+        if sound {
+            Ok(())
+        } else {
+            Err(PoolError::damaged("the pool's catalog needed repair"))
+        }
+    }
+}
+
+fn begin(database: &Database) -> Result<redb::WriteTransaction> {
+    let mut transaction = database.begin_write().map_err(convert)?;
+    transaction
+        .set_durability(redb::Durability::Immediate)
+        .map_err(|error| {
+            PoolError::new(
+                ErrorKind::Io,
+                format!("the pool's catalog refuses durability: {error}"),
+            )
+        })?;
+    transaction.set_two_phase_commit(true);
+    transaction.set_quick_repair(true);
+    Ok(transaction)
+}

@@ -1,0 +1,389 @@
+//! The label: how a device says which pool it belongs to, and as what.
+//!
+//! **Design.** 4 KiB at offset 0 and a copy at 4 KiB, written one after the other with a sync
+//! between, so that one is always whole. Fixed layout, little-endian, a CRC32C over all of it. The
+//! version says whether the layout can be read at all, feature bits what else it needs. **Not here:**
+//! what is on the data area, the pool's records (the catalog has them).
+
+use crate::{
+    error::{PoolError, Result},
+    store::{BLOCK_BYTES, BlockStore},
+    uuid::Uuid,
+};
+use forebay_xlate::types::DeviceIndex;
+use zerocopy::{
+    FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout,
+    little_endian::{U32, U64},
+};
+
+const MAGIC: [u8; 16] = *b"Forebay label\r\n\0";
+/// The label format that this code reads and writes.
+pub const FORMAT_VERSION: u32 = 1;
+/// Incompatible features that this code knows: none yet.
+const KNOWN_INCOMPATIBLE: u64 = 0;
+/// Features which unknown allow reading only: none yet.
+const KNOWN_READ_ONLY_COMPATIBLE: u64 = 0;
+const NAME_BYTES: usize = 64;
+const COPIES: u64 = 2;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone)]
+#[repr(C)]
+struct LabelBlock {
+    magic: [u8; 16],
+    version: U32,
+    /// CRC32C of the block with this field zero.
+    crc: U32,
+    compatible: U64,
+    read_only_compatible: U64,
+    incompatible: U64,
+    generation: U64,
+    pool_uuid: [u8; 16],
+    device_uuid: [u8; 16],
+    device_index: U32,
+    device_count: U32,
+    block_bytes: U32,
+    name_bytes: U32,
+    extent_bytes: U64,
+    catalog_offset_bytes: U64,
+    catalog_bytes: U64,
+    data_offset_bytes: U64,
+    data_extents: U64,
+    name: [u8; NAME_BYTES],
+    unused: [u8; BLOCK_BYTES - 208],
+}
+
+const _: () = assert!(size_of::<LabelBlock>() == BLOCK_BYTES);
+
+/// A device's label.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Label {
+    /// Grows with each rewrite; the higher of two copies counts.
+    pub generation: u64,
+    /// The pool.
+    pub pool_uuid: Uuid,
+    /// The pool's name, for people.
+    pub pool_name: String,
+    /// This device.
+    pub device_uuid: Uuid,
+    /// Its place in the pool.
+    pub device_index: DeviceIndex,
+    /// How many devices the pool has.
+    pub device_count: u32,
+    /// Its logical block when the pool was made, in bytes.
+    pub block_bytes: u32,
+    /// The size of an extent in bytes.
+    pub extent_bytes: u64,
+    /// Where the catalog begins; meaningless where `catalog_bytes` is 0.
+    pub catalog_offset_bytes: u64,
+    /// The catalog area's size; 0 where this device has none.
+    pub catalog_bytes: u64,
+    /// Where extent 0 begins.
+    pub data_offset_bytes: u64,
+    /// How many extents the device holds.
+    pub data_extents: u64,
+}
+
+/// What was found where a label should be.
+enum Found {
+    Good(Label),
+    Nothing,
+    Wrong(PoolError),
+}
+
+impl Label {
+    /// Reads and checks a device's label, its capacity included.
+    pub fn read(store: &dyn BlockStore) -> Result<Self> {
+        let capacity = store
+            .capacity()
+            .map_err(|e| PoolError::io("asking a device's size", &e))?;
+        let mut best: Option<Label> = None;
+        let mut wrong = None;
+        for copy in 0..COPIES {
+            let at = copy * BLOCK_BYTES as u64;
+            if capacity < at + BLOCK_BYTES as u64 {
+                continue;
+            }
+            let mut block = LabelBlock::new_zeroed();
+            if let Err(error) = store.read_at(at, block.as_mut_bytes()) {
+                wrong = wrong.or(Some(PoolError::io("reading a device's label", &error)));
+                continue;
+            }
+            match Self::decode(block) {
+                Found::Good(label) => {
+                    if best
+                        .as_ref()
+                        .is_none_or(|best| best.generation < label.generation)
+                    {
+                        best = Some(label);
+                    }
+                }
+                Found::Nothing => {}
+                Found::Wrong(error) => wrong = wrong.or(Some(error)),
+            }
+        }
+        let Some(label) = best else {
+            return Err(wrong.unwrap_or_else(|| {
+                PoolError::not_found(
+                    "no Forebay label: this device belongs to no pool (`forebay pool create` makes one)",
+                )
+            }));
+        };
+        let needs = label
+            .data_extents
+            .checked_mul(label.extent_bytes)
+            .and_then(|bytes| bytes.checked_add(label.data_offset_bytes))
+            .unwrap_or(u64::MAX);
+        if capacity < needs {
+            return Err(PoolError::damaged(format!(
+                "the device holds {capacity} bytes, but its label says {needs}: it was truncated, \
+                 or is not the whole device"
+            )));
+        }
+        Ok(label)
+    }
+
+    fn decode(mut block: LabelBlock) -> Found {
+        if block.magic != MAGIC {
+            return Found::Nothing;
+        }
+        if block.version.get() != FORMAT_VERSION {
+            return Found::Wrong(PoolError::invalid(format!(
+                "the label has format {}, this Forebay reads {FORMAT_VERSION}: use the version that made it",
+                block.version.get()
+            )));
+        }
+        let crc = block.crc.get();
+        block.crc = U32::new(0);
+        if crc_fast::crc32_iscsi(block.as_bytes()) != crc {
+            return Found::Wrong(PoolError::damaged("the label fails its checksum"));
+        }
+        let unknown = block.incompatible.get() & !KNOWN_INCOMPATIBLE
+            | block.read_only_compatible.get() & !KNOWN_READ_ONLY_COMPATIBLE;
+        if unknown != 0 {
+            return Found::Wrong(PoolError::invalid(format!(
+                "the pool uses features this Forebay does not know ({unknown:#x}): use a newer one"
+            )));
+        }
+        let name = block.name.get(..block.name_bytes.get() as usize);
+        let name = name.and_then(|name| std::str::from_utf8(name).ok());
+        let (Some(name), Ok(index)) = (name, u8::try_from(block.device_index.get())) else {
+            return Found::Wrong(PoolError::damaged("the label contradicts itself"));
+        };
+        let label = Label {
+            generation: block.generation.get(),
+            pool_uuid: Uuid(block.pool_uuid),
+            pool_name: name.to_owned(),
+            device_uuid: Uuid(block.device_uuid),
+            device_index: DeviceIndex(index),
+            device_count: block.device_count.get(),
+            block_bytes: block.block_bytes.get(),
+            extent_bytes: block.extent_bytes.get(),
+            catalog_offset_bytes: block.catalog_offset_bytes.get(),
+            catalog_bytes: block.catalog_bytes.get(),
+            data_offset_bytes: block.data_offset_bytes.get(),
+            data_extents: block.data_extents.get(),
+        };
+        match label.check() {
+            Ok(()) => Found::Good(label),
+            Err(error) => Found::Wrong(error),
+        }
+    }
+
+    /// Whether the fields fit each other: a right checksum does not make them true.
+    fn check(&self) -> Result<()> {
+        let catalog_end = self.catalog_offset_bytes.checked_add(self.catalog_bytes);
+        let aligned = |bytes: u64| bytes.is_multiple_of(BLOCK_BYTES as u64);
+        let sound = self.extent_bytes.is_power_of_two()
+            && (crate::layout::MIN_EXTENT_BYTES..=crate::layout::MAX_EXTENT_BYTES)
+                .contains(&self.extent_bytes)
+            && matches!(self.block_bytes, 512 | 4096)
+            && u32::from(self.device_index.0) < self.device_count
+            && self.device_count <= 256
+            && catalog_end.is_some_and(|end| end <= self.data_offset_bytes)
+            && aligned(self.catalog_offset_bytes)
+            && aligned(self.data_offset_bytes)
+            && self.data_offset_bytes >= COPIES * BLOCK_BYTES as u64
+            && (self.device_index.0 != 0
+                || (self.catalog_bytes > 0
+                    && self.catalog_offset_bytes >= COPIES * BLOCK_BYTES as u64));
+        if sound {
+            Ok(())
+        } else {
+            Err(PoolError::damaged("the label contradicts itself"))
+        }
+    }
+
+    /// Writes both copies, one durable before the other is touched.
+    pub fn write(&self, store: &dyn BlockStore) -> Result<()> {
+        let name = self.pool_name.as_bytes();
+        if name.len() > NAME_BYTES {
+            return Err(PoolError::invalid(format!(
+                "a pool's name has at most {NAME_BYTES} bytes"
+            )));
+        }
+        let mut block = LabelBlock::new_zeroed();
+        block.magic = MAGIC;
+        block.version = U32::new(FORMAT_VERSION);
+        block.generation = U64::new(self.generation);
+        block.pool_uuid = self.pool_uuid.0;
+        block.device_uuid = self.device_uuid.0;
+        block.device_index = U32::new(u32::from(self.device_index.0));
+        block.device_count = U32::new(self.device_count);
+        block.block_bytes = U32::new(self.block_bytes);
+        block.name_bytes = U32::new(name.len() as u32);
+        block.extent_bytes = U64::new(self.extent_bytes);
+        block.catalog_offset_bytes = U64::new(self.catalog_offset_bytes);
+        block.catalog_bytes = U64::new(self.catalog_bytes);
+        block.data_offset_bytes = U64::new(self.data_offset_bytes);
+        block.data_extents = U64::new(self.data_extents);
+        block.name[..name.len()].copy_from_slice(name);
+        block.crc = U32::new(crc_fast::crc32_iscsi(block.as_bytes()));
+        Self::write_copies(store, block.as_bytes())
+    }
+
+    /// Overwrites both copies with zeros.
+    pub fn wipe(store: &dyn BlockStore) -> Result<()> {
+        Self::write_copies(store, &[0; BLOCK_BYTES])
+    }
+
+    fn write_copies(store: &dyn BlockStore, block: &[u8]) -> Result<()> {
+        for copy in 0..COPIES {
+            store
+                .write_at(copy * BLOCK_BYTES as u64, block)
+                .and_then(|()| store.sync())
+                .map_err(|error| PoolError::io("writing a device's label", &error))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{error::ErrorKind, store::MemStore};
+
+    fn label() -> Label {
+        Label {
+            generation: 3,
+            pool_uuid: Uuid([1; 16]),
+            pool_name: "main".into(),
+            device_uuid: Uuid([2; 16]),
+            device_index: DeviceIndex(0),
+            device_count: 1,
+            block_bytes: 512,
+            extent_bytes: 65536,
+            catalog_offset_bytes: 1 << 20,
+            catalog_bytes: 4 << 20,
+            data_offset_bytes: 5 << 20,
+            data_extents: 16,
+        }
+    }
+
+    fn labelled() -> MemStore {
+        let store = MemStore::new(6 << 20);
+        label().write(&store).unwrap();
+        store
+    }
+
+    fn break_copy(store: &MemStore, copy: u64, at: usize) {
+        let mut block = [0; BLOCK_BYTES];
+        store.read_at(copy * 4096, &mut block).unwrap();
+        block[at] ^= 1;
+        store.write_at(copy * 4096, &block).unwrap();
+    }
+
+    #[test]
+    fn read_back() {
+        assert_eq!(Label::read(&labelled()).unwrap(), label());
+    }
+
+    #[test]
+    fn one_broken_copy_is_survived() {
+        for copy in 0..2 {
+            let store = labelled();
+            break_copy(&store, copy, 40);
+            assert_eq!(Label::read(&store).unwrap(), label());
+        }
+    }
+
+    #[test]
+    fn the_newer_copy_counts() {
+        let store = labelled();
+        let mut old = [0; BLOCK_BYTES];
+        store.read_at(0, &mut old).unwrap();
+        Label {
+            generation: 4,
+            ..label()
+        }
+        .write(&store)
+        .unwrap();
+        store.write_at(0, &old).unwrap();
+        assert_eq!(Label::read(&store).unwrap().generation, 4);
+    }
+
+    #[test]
+    fn each_failure_has_its_own_error() {
+        let kind = |store: &MemStore| {
+            let error = Label::read(store).unwrap_err();
+            (error.kind, error.message)
+        };
+        let (found, message) = kind(&MemStore::new(1 << 20));
+        assert_eq!(found, ErrorKind::NotFound, "{message}");
+        let (found, _) = kind(&MemStore::new(0));
+        assert_eq!(found, ErrorKind::NotFound);
+
+        let store = labelled();
+        break_copy(&store, 0, 40);
+        break_copy(&store, 1, 4000);
+        let (found, message) = kind(&store);
+        assert_eq!(found, ErrorKind::Damaged);
+        assert!(message.contains("checksum"), "{message}");
+
+        let store = labelled();
+        break_copy(&store, 0, 16);
+        break_copy(&store, 1, 16);
+        let (found, message) = kind(&store);
+        assert_eq!(found, ErrorKind::Invalid);
+        assert!(message.contains("format 0"), "{message}");
+
+        let store = labelled();
+        store.set_capacity((6 << 20) - 4096);
+        let (found, message) = kind(&store);
+        assert_eq!(found, ErrorKind::Damaged);
+        assert!(message.contains("truncated"), "{message}");
+    }
+
+    #[test]
+    fn a_label_that_contradicts_itself_is_damaged() {
+        for wrong in [
+            Label {
+                extent_bytes: 65537,
+                ..label()
+            },
+            Label {
+                device_index: DeviceIndex(1),
+                ..label()
+            },
+            Label {
+                data_offset_bytes: 1 << 20,
+                ..label()
+            },
+            Label {
+                catalog_bytes: u64::MAX,
+                ..label()
+            },
+            Label {
+                catalog_bytes: 0,
+                ..label()
+            },
+        ] {
+            let store = labelled();
+            wrong.write(&store).unwrap();
+            assert_eq!(
+                Label::read(&store).unwrap_err().kind,
+                ErrorKind::Damaged,
+                "{wrong:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The pool in memory, from the catalog's records.
+//!
+//! **Design.** One pass over all records, tables in order, each extent claimed at most once: work
+//! proportional to the metadata. What contradicts itself (two owners, an owner of an extent that is
+//! not owned) is damage, and opening fails with its name; an extent that is used by nobody is a leak,
+//! counted and harmless. **Not here:** repair.
+
+use crate::{
+    batch::Table,
+    catalog::Catalog,
+    codec::{self, STATE_CHUNK},
+    error::{PoolError, Result},
+    extents::{ExtentState, Extents},
+    pool::{Pool, Volume, initial_state},
+    records::{DeviceRecord, ExportRecord, PoolInfo, TenantRecord, VolumeRecord},
+    runs::DeviceRun,
+    volume_map::MAP_CHUNK,
+};
+use forebay_xlate::types::VolumeId;
+use std::collections::BTreeMap;
+
+struct DeviceStates {
+    states: Vec<u8>,
+    claimed: Vec<u64>,
+}
+
+#[derive(Default)]
+struct Loader {
+    info: Option<PoolInfo>,
+    devices: Vec<DeviceRecord>,
+    states: Vec<DeviceStates>,
+    tenants: Vec<TenantRecord>,
+    volumes: BTreeMap<VolumeId, Volume>,
+    exports: Vec<ExportRecord>,
+    claimed: u64,
+}
+
+fn wrong(what: impl std::fmt::Display) -> PoolError {
+    PoolError::damaged(format!("the pool's catalog contradicts itself: {what}"))
+}
+
+impl Loader {
+    fn record(&mut self, table: Table, a: u64, b: u64, value: &[u8]) -> Result<()> {
+        match table {
+            Table::Meta => self.info = Some(codec::decode(value)?),
+            Table::Devices => {
+                let record: DeviceRecord = codec::decode(value)?;
+                if a != self.devices.len() as u64 || u64::from(record.index.0) != a {
+                    return Err(wrong(format!("device {a} is out of order")));
+                }
+                // Labels were checked against capacities; this must agree before it sizes memory.
+                self.devices.push(record);
+            }
+            Table::Tenants => {
+                let record: TenantRecord = codec::decode(value)?;
+                if record.id.0 != a {
+                    return Err(wrong(format!("tenant {a} calls itself {}", record.id.0)));
+                }
+                self.tenants.push(record);
+            }
+            Table::Volumes => {
+                let record: VolumeRecord = codec::decode(value)?;
+                if record.id.0 != a {
+                    return Err(wrong(format!("volume {a} calls itself {}", record.id.0)));
+                }
+                self.volumes.insert(record.id, Volume::new(record));
+            }
+            Table::Exports => {
+                let record: ExportRecord = codec::decode(value)?;
+                if record.id.0 != a {
+                    return Err(wrong(format!("export {a} calls itself {}", record.id.0)));
+                }
+                self.exports.push(record);
+            }
+            Table::States => self.states_chunk(a, b, value)?,
+            Table::Reservations => {
+                for run in codec::decode_runs(value)? {
+                    self.claim(VolumeId(a), run, ExtentState::Reserved)?;
+                    self.volume(a)?.stock.insert(run);
+                }
+            }
+            Table::Maps => self.map_chunk(a, b, value)?,
+        }
+        Ok(())
+    }
+
+    fn volume(&mut self, id: u64) -> Result<&mut Volume> {
+        self.volumes
+            .get_mut(&VolumeId(id))
+            .ok_or_else(|| wrong(format!("extents of volume {id}, which does not exist")))
+    }
+
+    fn states_chunk(&mut self, device: u64, chunk: u64, value: &[u8]) -> Result<()> {
+        let slice = self.states.get_mut(device as usize).and_then(|device| {
+            let from = chunk.checked_mul(STATE_CHUNK)?;
+            let to = (from + STATE_CHUNK).min(device.states.len() as u64);
+            device
+                .states
+                .get_mut(usize::try_from(from).ok()?..usize::try_from(to).ok()?)
+        });
+        let slice = slice.filter(|slice| !slice.is_empty());
+        codec::decode_states(
+            value,
+            slice.ok_or_else(|| wrong(format!("states beyond device {device}")))?,
+        )
+    }
+
+    fn map_chunk(&mut self, volume: u64, chunk: u64, value: &[u8]) -> Result<()> {
+        let runs = codec::decode_map(value)?;
+        let extent_bytes = self.info.as_ref().map_or(1, |info| info.extent_bytes);
+        let end = self.volume(volume)?.extents(extent_bytes);
+        for run in &runs {
+            let last = chunk
+                .checked_mul(MAP_CHUNK)
+                .and_then(|base| base.checked_add(u64::from(run.start) + u64::from(run.count)));
+            if last.is_none_or(|last| last > end) {
+                return Err(wrong(format!(
+                    "volume {volume} maps what is beyond its end"
+                )));
+            }
+            let run = DeviceRun::new(run.device, run.extent, u64::from(run.count));
+            self.claim(VolumeId(volume), run, ExtentState::Owned)?;
+        }
+        if !runs.is_empty() {
+            self.volume(volume)?.map.load_chunk(chunk, runs);
+        }
+        Ok(())
+    }
+
+    /// Notes that a volume has a run, which must be in `state` and nobody else's.
+    fn claim(&mut self, volume: VolumeId, run: DeviceRun, state: ExtentState) -> Result<()> {
+        let device = self
+            .states
+            .get_mut(usize::from(run.device.0))
+            .filter(|device| run.end() <= device.states.len() as u64)
+            .ok_or_else(|| wrong(format!("{volume} has extents that {} lacks", run.device)))?;
+        for extent in run.first.0..run.end() {
+            let (word, bit) = ((extent / 64) as usize, 1 << (extent % 64));
+            if device.claimed[word] & bit != 0 {
+                return Err(wrong(format!(
+                    "extent {extent} of {} has two owners",
+                    run.device
+                )));
+            }
+            if device.states[extent as usize] != state as u8 {
+                return Err(wrong(format!(
+                    "{volume} has extent {extent} of {}, which is not {state:?}",
+                    run.device
+                )));
+            }
+            device.claimed[word] |= bit;
+        }
+        self.claimed += run.count;
+        Ok(())
+    }
+}
+
+/// Reads a pool; it then waits for adoption. `extents` is what each device's label says it holds.
+pub(crate) fn load(catalog: &Catalog, extents: &[u64]) -> Result<Pool> {
+    let mut loader = Loader::default();
+    catalog.load(|table, a, b, value| {
+        if table > Table::Devices && loader.states.is_empty() {
+            // All devices are known: their extents come next.
+            for (record, extents) in loader.devices.iter().zip(extents) {
+                if record.extents != *extents {
+                    return Err(wrong(format!(
+                        "{} and its label differ in size",
+                        record.index
+                    )));
+                }
+                let count = record.extents as usize;
+                loader.states.push(DeviceStates {
+                    states: vec![initial_state(record); count],
+                    claimed: vec![0; count.div_ceil(64)],
+                });
+            }
+        }
+        loader.record(table, a, b, value)
+    })?;
+    let info = loader
+        .info
+        .ok_or_else(|| wrong("it does not say which pool it is"))?;
+    if loader.devices.len() != extents.len() {
+        return Err(wrong(format!(
+            "it has {} devices, the labels say {}",
+            loader.devices.len(),
+            extents.len()
+        )));
+    }
+    let mut all = Extents::new(info.extent_bytes);
+    for (at, record) in loader.devices.iter().enumerate() {
+        all.add_device(match loader.states.get_mut(at) {
+            Some(device) => std::mem::take(&mut device.states),
+            None => vec![initial_state(record); record.extents as usize],
+        });
+    }
+    let used = all.count(ExtentState::Owned) + all.count(ExtentState::Reserved);
+    let mut pool = Pool::empty(info, loader.devices, all, catalog.usage());
+    pool.leaked = used - loader.claimed;
+    pool.adopting = true;
+    for tenant in loader.tenants {
+        pool.tenant_names.insert(tenant.name.clone(), tenant.id);
+        pool.tenants.insert(tenant.id, tenant);
+    }
+    for (id, volume) in &loader.volumes {
+        if !pool.tenants.contains_key(&volume.record.tenant) {
+            return Err(wrong(format!("{id} belongs to no tenant")));
+        }
+        pool.volume_names
+            .insert((volume.record.tenant, volume.record.name.clone()), *id);
+    }
+    pool.volumes = loader.volumes;
+    for export in loader.exports {
+        if !pool.volumes.contains_key(&export.volume) {
+            return Err(wrong(format!("{} shows no volume", export.id)));
+        }
+        pool.volume_exports.insert(export.volume, export.id);
+        pool.exports.insert(export.id, export);
+    }
+    Ok(pool)
+}

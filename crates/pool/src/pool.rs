@@ -1,0 +1,426 @@
+//! The pool in memory: what there is, what changed, what a commit promotes.
+//!
+//! **Design.** Operations (`admin`, `owner`, `adopt`) validate first and then change the structures
+//! here, naming each record they touched. [`Pool::take_batch`] encodes the touched records *as they
+//! are now*; so a batch is everything since the one before, and applying batches in order always
+//! yields a state that the pool was in. What must wait for durability is listed under the number of
+//! the open batch and happens in [`Pool::committed`].
+//!
+//! A batch that can't be committed may be tried again. To give up, drop the pool and open it anew,
+//! as a new daemon would: memory is then what the disk says.
+//!
+//! **Not here:** the operations themselves, I/O.
+
+use crate::{
+    batch::{Batch, BatchId, Key, Table},
+    catalog::{CatalogUsage, Usage},
+    codec::{self, STATE_CHUNK},
+    error::{PoolError, Result},
+    extents::{ExtentState, Extents, Space},
+    records::{
+        DeviceRecord, ExportId, ExportRecord, PoolInfo, TenantId, TenantRecord, VolumeRecord,
+    },
+    runs::{DeviceRun, RunSet},
+    volume_map::{MAP_CHUNK, VolumeMap},
+};
+use forebay_xlate::types::VolumeId;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+/// A mapping whose durability is outstanding.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pending {
+    pub(crate) seq: u64,
+    /// The batch that carries it; none: nobody asked for it yet.
+    pub(crate) committing: Option<BatchId>,
+}
+
+/// A volume with everything that is known about it.
+#[derive(Debug)]
+pub(crate) struct Volume {
+    pub(crate) record: VolumeRecord,
+    pub(crate) map: VolumeMap,
+    /// Reserved durably, never granted.
+    pub(crate) stock: RunSet,
+    /// Reserved by a batch that is not durable yet.
+    pub(crate) incoming: RunSet,
+    /// Logical extents whose mapping is not durable.
+    pub(crate) pending: BTreeMap<u64, Pending>,
+    /// The same by (sequence, logical).
+    pub(crate) by_seq: BTreeSet<(u64, u64)>,
+    /// How much to reserve the next time.
+    pub(crate) goal: u64,
+}
+
+impl Volume {
+    pub(crate) fn new(record: VolumeRecord) -> Self {
+        Self {
+            record,
+            map: VolumeMap::default(),
+            stock: RunSet::default(),
+            incoming: RunSet::default(),
+            pending: BTreeMap::new(),
+            by_seq: BTreeSet::new(),
+            goal: crate::owner::MIN_RESERVE,
+        }
+    }
+
+    /// How many logical extents it has.
+    pub(crate) fn extents(&self, extent_bytes: u64) -> u64 {
+        self.record.size_bytes.div_ceil(extent_bytes)
+    }
+
+    pub(crate) fn forget_pending(&mut self, logical: u64) -> Option<Pending> {
+        let pending = self.pending.remove(&logical)?;
+        self.by_seq.remove(&(pending.seq, logical));
+        Some(pending)
+    }
+}
+
+/// How many of a volume's extents are what.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct VolumeSpace {
+    /// Mapped, durably or not.
+    pub mapped: u64,
+    /// Of those, not durably.
+    pub uncommitted: u64,
+    /// Reserved and not used yet.
+    pub reserved: u64,
+}
+
+/// What happens when a batch is durable.
+#[derive(Debug, Default)]
+pub(crate) struct Promotions {
+    pub(crate) reserved: Vec<(VolumeId, DeviceRun)>,
+    pub(crate) mapped: Vec<(VolumeId, u64)>,
+    pub(crate) freed: Vec<DeviceRun>,
+}
+
+/// The pool; see the crate.
+#[derive(Debug)]
+pub struct Pool {
+    pub(crate) info: PoolInfo,
+    pub(crate) devices: Vec<DeviceRecord>,
+    pub(crate) tenants: BTreeMap<TenantId, TenantRecord>,
+    pub(crate) volumes: BTreeMap<VolumeId, Volume>,
+    pub(crate) exports: BTreeMap<ExportId, ExportRecord>,
+    pub(crate) tenant_names: BTreeMap<String, TenantId>,
+    pub(crate) volume_names: BTreeMap<(TenantId, String), VolumeId>,
+    pub(crate) volume_exports: BTreeMap<VolumeId, ExportId>,
+    pub(crate) extents: Extents,
+    touched: BTreeSet<Key>,
+    open_batch: BatchId,
+    committed: BatchId,
+    promotions: BTreeMap<BatchId, Promotions>,
+    pub(crate) next_seq: u64,
+    /// The batch that makes this opening's sequences unique; nothing is granted before.
+    pub(crate) opening_batch: BatchId,
+    /// Whether what a predecessor granted is still being told.
+    pub(crate) adopting: bool,
+    pub(crate) leaked: u64,
+    usage: Arc<Usage>,
+}
+
+impl Pool {
+    /// A pool of these devices, with nothing in it.
+    pub(crate) fn empty(
+        info: PoolInfo,
+        devices: Vec<DeviceRecord>,
+        extents: Extents,
+        usage: Arc<Usage>,
+    ) -> Self {
+        // An opening has 2^40 sequences, more extents than the largest pool has.
+        let next_seq = (info.opens << 40) + 1;
+        Self {
+            info,
+            devices,
+            tenants: BTreeMap::new(),
+            volumes: BTreeMap::new(),
+            exports: BTreeMap::new(),
+            tenant_names: BTreeMap::new(),
+            volume_names: BTreeMap::new(),
+            volume_exports: BTreeMap::new(),
+            extents,
+            touched: BTreeSet::new(),
+            open_batch: BatchId(1),
+            committed: BatchId(0),
+            promotions: BTreeMap::new(),
+            next_seq,
+            opening_batch: BatchId(0),
+            adopting: false,
+            leaked: 0,
+            usage,
+        }
+    }
+
+    /// The pool's own record.
+    pub fn info(&self) -> &PoolInfo {
+        &self.info
+    }
+
+    /// Its devices, by index.
+    pub fn devices(&self) -> &[DeviceRecord] {
+        &self.devices
+    }
+
+    /// How many extents are in which state.
+    pub fn space(&self) -> Space {
+        self.extents.space()
+    }
+
+    /// One extent's state; none if there is no such extent.
+    pub fn extent_state(&self, run: DeviceRun) -> Option<ExtentState> {
+        self.extents.get(run.device, run.first.0)
+    }
+
+    /// How full the catalog is.
+    pub fn catalog_usage(&self) -> CatalogUsage {
+        self.usage.get()
+    }
+
+    /// Extents that the catalog calls used and that nothing uses, as found at opening.
+    pub fn leaked_extents(&self) -> u64 {
+        self.leaked
+    }
+
+    /// How many of a volume's extents are what.
+    pub fn volume_space(&self, volume: VolumeId) -> Result<VolumeSpace> {
+        let volume = self.volume_ref(volume)?;
+        Ok(VolumeSpace {
+            mapped: volume.map.mapped(),
+            uncommitted: volume.pending.len() as u64,
+            reserved: volume.stock.extents() + volume.incoming.extents(),
+        })
+    }
+
+    /// The number that the next batch will have: what was changed last is durable with it.
+    pub fn open_batch_id(&self) -> BatchId {
+        self.open_batch
+    }
+
+    /// The newest batch reported durable.
+    pub fn committed_id(&self) -> BatchId {
+        self.committed
+    }
+
+    /// Everything that changed since the last call, to be committed; none if nothing did.
+    pub fn take_batch(&mut self) -> Result<Option<Batch>> {
+        if self.touched.is_empty() {
+            return Ok(None);
+        }
+        let mut records = Vec::with_capacity(self.touched.len());
+        for key in &self.touched {
+            records.push((*key, self.encode(*key)?));
+        }
+        self.touched.clear();
+        let id = self.open_batch;
+        self.open_batch = BatchId(id.0 + 1);
+        Ok(Some(Batch { id, records }))
+    }
+
+    /// Says that the batch, and so every one before it, is durable.
+    pub fn committed(&mut self, batch: BatchId) -> Result<()> {
+        if batch <= self.committed || batch >= self.open_batch {
+            return Err(PoolError::invalid(format!(
+                "batch {} is not one that is outstanding",
+                batch.0
+            )));
+        }
+        let later = self.promotions.split_off(&BatchId(batch.0 + 1));
+        let due = std::mem::replace(&mut self.promotions, later);
+        self.committed = batch;
+        for promotions in due.into_values() {
+            for (volume, run) in promotions.reserved {
+                // A volume deleted meanwhile gave its reservation back.
+                if let Some(volume) = self.volumes.get_mut(&volume)
+                    && volume.incoming.take(run)
+                {
+                    volume.stock.insert(run);
+                }
+            }
+            for (volume, logical) in promotions.mapped {
+                if let Some(volume) = self.volumes.get_mut(&volume)
+                    && volume
+                        .pending
+                        .get(&logical)
+                        .is_some_and(|pending| pending.committing.is_some_and(|by| by <= batch))
+                {
+                    volume.forget_pending(logical);
+                }
+            }
+            for run in promotions.freed {
+                for extent in run.first.0..run.end() {
+                    // It may have been quarantined meanwhile.
+                    let one = DeviceRun::new(run.device, extent, 1);
+                    if self.extents.all(one, |state| state == ExtentState::Freed) {
+                        self.extents.set(one, ExtentState::Dirty);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn encode(&self, key: Key) -> Result<Option<Vec<u8>>> {
+        fn record<T: serde::Serialize>(record: Option<&T>) -> Result<Option<Vec<u8>>> {
+            record.map(codec::encode).transpose()
+        }
+        match key.table {
+            Table::Meta => record(Some(&self.info)),
+            Table::Tenants => record(self.tenants.get(&TenantId(key.a))),
+            Table::Volumes => record(
+                self.volumes
+                    .get(&VolumeId(key.a))
+                    .map(|volume| &volume.record),
+            ),
+            Table::Exports => record(self.exports.get(&ExportId(key.a))),
+            Table::Devices => record(self.devices.get(key.a as usize)),
+            Table::States => {
+                let states = self.extents.stored_chunk(key.a, key.b, STATE_CHUNK);
+                let Some(device) = self.devices.get(key.a as usize) else {
+                    return Ok(None);
+                };
+                let initial = initial_state(device);
+                if states.iter().all(|state| *state == initial) {
+                    return Ok(None);
+                }
+                codec::encode_states(&states).map(Some)
+            }
+            Table::Reservations => self.encode_reservation(VolumeId(key.a)),
+            Table::Maps => {
+                let Some(volume) = self.volumes.get(&VolumeId(key.a)) else {
+                    return Ok(None);
+                };
+                let range = key.b * MAP_CHUNK..(key.b + 1) * MAP_CHUNK;
+                let uncommitted: Vec<u64> = volume
+                    .pending
+                    .range(range)
+                    .filter(|(_, pending)| pending.committing.is_none())
+                    .map(|(logical, _)| *logical)
+                    .collect();
+                let runs = volume.map.chunk_without(key.b, &uncommitted);
+                if runs.is_empty() {
+                    Ok(None)
+                } else {
+                    codec::encode_map(&runs).map(Some)
+                }
+            }
+        }
+    }
+
+    fn encode_reservation(&self, volume: VolumeId) -> Result<Option<Vec<u8>>> {
+        let Some(volume) = self.volumes.get(&volume) else {
+            return Ok(None);
+        };
+        let mut all = RunSet::default();
+        volume
+            .stock
+            .iter()
+            .chain(volume.incoming.iter())
+            .for_each(|run| all.insert(run));
+        for (logical, _) in volume
+            .pending
+            .iter()
+            .filter(|(_, p)| p.committing.is_none())
+        {
+            if let Some((device, extent)) = volume.map.get(*logical) {
+                all.insert(DeviceRun::new(device, extent, 1));
+            }
+        }
+        let all: Vec<DeviceRun> = all.iter().collect();
+        if all.is_empty() {
+            Ok(None)
+        } else {
+            codec::encode_runs(&all).map(Some)
+        }
+    }
+
+    /// Counts an opening, so that its sequences are higher than any before.
+    pub(crate) fn begin_opening(&mut self) {
+        self.info.opens += 1;
+        self.next_seq = (self.info.opens << 40) + 1;
+        self.opening_batch = self.open_batch;
+        self.touch(Table::Meta, 0, 0);
+    }
+
+    pub(crate) fn touch(&mut self, table: Table, a: u64, b: u64) {
+        self.touched.insert(Key::new(table, a, b));
+    }
+
+    /// Puts a run into a state, for the open batch to write.
+    pub(crate) fn set_extents(&mut self, run: DeviceRun, state: ExtentState) {
+        if run.count == 0 {
+            return;
+        }
+        self.extents.set(run, state);
+        self.touch_states(run);
+    }
+
+    /// The states of a run changed, for the open batch to write.
+    pub(crate) fn touch_states(&mut self, run: DeviceRun) {
+        for chunk in run.first.0 / STATE_CHUNK..=(run.end() - 1) / STATE_CHUNK {
+            self.touch(Table::States, u64::from(run.device.0), chunk);
+        }
+    }
+
+    /// Frees a run: dirty once the open batch is durable.
+    pub(crate) fn free_extents(&mut self, run: DeviceRun) {
+        self.set_extents(run, ExtentState::Freed);
+        self.on_commit().freed.push(run);
+    }
+
+    /// What the open batch will promote.
+    pub(crate) fn on_commit(&mut self) -> &mut Promotions {
+        self.promotions.entry(self.open_batch).or_default()
+    }
+
+    pub(crate) fn volume_ref(&self, volume: VolumeId) -> Result<&Volume> {
+        self.volumes
+            .get(&volume)
+            .ok_or_else(|| PoolError::not_found(format!("no {volume}")))
+    }
+
+    pub(crate) fn volume_mut(&mut self, volume: VolumeId) -> Result<&mut Volume> {
+        self.volumes
+            .get_mut(&volume)
+            .ok_or_else(|| PoolError::not_found(format!("no {volume}")))
+    }
+
+    /// Whether the catalog has room for `bytes` of records more, over what is promised already.
+    pub(crate) fn admit(&self, bytes: u64) -> Result<()> {
+        let usage = self.usage.get();
+        // A mapping that a reserved extent may become must find room when it does.
+        let promised = self.extents.count(ExtentState::Reserved) * MAPPING_BYTES;
+        if usage.used_bytes + promised + bytes > usage.limit_bytes {
+            return Err(PoolError::no_space(format!(
+                "the pool's catalog is full ({} of {} bytes): delete volumes or exports",
+                usage.used_bytes, usage.limit_bytes
+            )));
+        }
+        Ok(())
+    }
+
+    /// Refuses what needs to know all that a predecessor granted.
+    pub(crate) fn ready(&self) -> Result<()> {
+        if self.adopting {
+            return Err(PoolError::in_use(
+                "the grants of the daemon before this one are not adopted yet",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What a mapping takes in the catalog at worst: a record of its own.
+pub(crate) const MAPPING_BYTES: u64 = 40;
+
+/// The stored state of a device's extents that have no record.
+pub(crate) fn initial_state(device: &DeviceRecord) -> u8 {
+    if device.known_zero {
+        ExtentState::Clean as u8
+    } else {
+        ExtentState::Dirty as u8
+    }
+}

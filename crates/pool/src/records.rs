@@ -1,0 +1,117 @@
+//! The catalog's records, as structs.
+//!
+//! **Design.** Plain data, encoded with postcard behind a version byte (`codec`). Ids come from one
+//! counter per pool and are never reused. **Not here:** packed records (states, maps,
+//! reservations), which `codec` encodes from memory.
+
+use crate::uuid::Uuid;
+use forebay_xlate::types::{DeviceIndex, VolumeId};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A tenant's identity within its pool; never reused.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct TenantId(pub u64);
+
+/// An export's identity within its pool; never reused.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct ExportId(pub u64);
+
+impl fmt::Display for TenantId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tenant {}", self.0)
+    }
+}
+
+impl fmt::Display for ExportId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "export {}", self.0)
+    }
+}
+
+/// The pool's own record.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PoolInfo {
+    /// Its name.
+    pub name: String,
+    /// Its identity, which every label repeats.
+    pub uuid: Uuid,
+    /// The size of an extent in bytes, a power of two.
+    pub extent_bytes: u64,
+    /// When it was created, in seconds since the epoch.
+    pub created_s: u64,
+    /// The boot in which a daemon last used it; empty: never.
+    pub boot_id: String,
+    /// The newest engine generation that was handed out.
+    pub engine_generation: u64,
+    /// The next id for a tenant, volume or export.
+    pub next_id: u64,
+    /// How often the pool was opened: the upper part of every commit sequence.
+    pub opens: u64,
+}
+
+/// A device of the pool.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DeviceRecord {
+    /// Its place in the pool.
+    pub index: DeviceIndex,
+    /// Its identity, as its label says.
+    pub uuid: Uuid,
+    /// Where it was last found (`file:/path` and the like).
+    pub spec: String,
+    /// How many extents it holds.
+    pub extents: u64,
+    /// Where extent 0 begins.
+    pub data_offset_bytes: u64,
+    /// Its logical block, in bytes.
+    pub block_bytes: u32,
+    /// Whether extents never used are clean (known zeros), or dirty.
+    pub known_zero: bool,
+}
+
+/// A tenant.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TenantRecord {
+    /// Its identity.
+    pub id: TenantId,
+    /// Its name, unique in the pool.
+    pub name: String,
+    /// When it was created, in seconds since the epoch.
+    pub created_s: u64,
+}
+
+/// A volume.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct VolumeRecord {
+    /// Its identity.
+    pub id: VolumeId,
+    /// Its stable identity towards hosts: NGUID, UUID and serial come from it.
+    pub uuid: Uuid,
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// Its name, unique within the tenant.
+    pub name: String,
+    /// Its size in bytes, a multiple of `block_bytes`.
+    pub size_bytes: u64,
+    /// Its logical block: 512 or 4096.
+    pub block_bytes: u32,
+    /// When it was created, in seconds since the epoch.
+    pub created_s: u64,
+}
+
+/// A volume shown to hosts.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ExportRecord {
+    /// Its identity.
+    pub id: ExportId,
+    /// What it shows.
+    pub volume: VolumeId,
+    /// The NVMe qualified name of its subsystem.
+    pub nqn: String,
+    /// The NQNs of the hosts that may connect.
+    pub hosts: Vec<String>,
+    /// Whether any host may connect, whatever `hosts` says.
+    pub any_host: bool,
+    /// When it was created, in seconds since the epoch.
+    pub created_s: u64,
+}

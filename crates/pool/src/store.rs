@@ -1,0 +1,105 @@
+//! Where label and catalog bytes live.
+//!
+//! **Design.** The smallest trait that they need: whole 4 KiB blocks, a sync, a capacity. Memory
+//! for tests, the `device` crate's [`SyncDevice`] for the daemon; whoever has something else
+//! implements the trait. **Not here:** opening devices, their locks, tenant data, io_uring.
+
+use forebay_device::sync_io::SyncDevice;
+use std::{
+    io,
+    sync::{Mutex, PoisonError},
+};
+
+/// The unit of label and catalog I/O, in bytes: offsets and lengths are multiples of it.
+pub const BLOCK_BYTES: usize = 4096;
+
+/// Random access to a device's label and catalog area.
+///
+/// Offsets and lengths are multiples of [`BLOCK_BYTES`]. A write may be torn, lost or reordered by
+/// a power cut until [`BlockStore::sync`] has returned.
+pub trait BlockStore: Send + Sync {
+    /// Fills `buf` from `offset`, or fails.
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+    /// Writes all of `data` at `offset`, or fails.
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+    /// Returns once every write that has returned is durable.
+    fn sync(&self) -> io::Result<()>;
+    /// The device's size in bytes.
+    fn capacity(&self) -> io::Result<u64>;
+}
+
+/// A device in memory, for tests. It costs its capacity in (lazily touched) memory.
+#[derive(Debug)]
+pub struct MemStore {
+    bytes: Mutex<Vec<u8>>,
+}
+
+impl MemStore {
+    /// A device of `capacity_bytes` zeros.
+    pub fn new(capacity_bytes: usize) -> Self {
+        Self {
+            bytes: Mutex::new(vec![0; capacity_bytes]),
+        }
+    }
+
+    /// Changes the capacity, as truncating the file below a pool would.
+    pub fn set_capacity(&self, capacity_bytes: usize) {
+        self.bytes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .resize(capacity_bytes, 0);
+    }
+
+    fn range(len: usize, offset: u64, count: usize) -> io::Result<std::ops::Range<usize>> {
+        usize::try_from(offset)
+            .ok()
+            .and_then(|from| Some(from..from.checked_add(count)?))
+            .filter(|range| range.end <= len)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))
+    }
+}
+
+impl BlockStore for MemStore {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        buf.copy_from_slice(&bytes[Self::range(bytes.len(), offset, buf.len())?]);
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let range = Self::range(bytes.len(), offset, data.len())?;
+        bytes[range].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn capacity(&self) -> io::Result<u64> {
+        Ok(self
+            .bytes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .len() as u64)
+    }
+}
+
+impl BlockStore for SyncDevice {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        SyncDevice::read_at(self, offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        SyncDevice::write_at(self, offset, data)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        SyncDevice::sync(self)
+    }
+
+    fn capacity(&self) -> io::Result<u64> {
+        Ok(self.info().capacity_bytes)
+    }
+}
