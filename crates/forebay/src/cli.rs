@@ -168,6 +168,20 @@ pub(crate) enum VolumeCommand {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
         volume: VolumeName,
     },
+    /// Copy a raw image into a volume; it is as large as the image, or larger
+    Import {
+        /// The image: a file or block device
+        file: PathBuf,
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+        volume: VolumeName,
+    },
+    /// Copy a volume into a new raw image, sparse where the volume is zero
+    Export {
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+        volume: VolumeName,
+        /// The image
+        file: PathBuf,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -8,6 +8,8 @@ mod cli;
 mod command;
 mod config;
 mod failure;
+mod image;
+mod interrupt;
 mod output;
 
 use std::process::ExitCode;

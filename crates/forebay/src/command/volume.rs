@@ -1,4 +1,4 @@
-//! `forebay volume`, all but the transfer of images.
+//! `forebay volume`; the transfer of images is in `image`.
 
 use forebay_control::api::model::{Done, Volume, VolumeCreate, VolumeUpdate};
 use forebay_device::size::format_bytes;
@@ -6,6 +6,7 @@ use forebay_device::size::format_bytes;
 use super::{Context, segment};
 use crate::cli::{VolumeCommand, VolumeName};
 use crate::failure::Outcome;
+use crate::image;
 use crate::output::{pairs, table, yes_no};
 
 pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
@@ -55,6 +56,8 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
             let done: Done = client.delete(&path(&volume))?;
             context.output.done(&done)
         }
+        VolumeCommand::Import { file, volume } => image::import(context, &file, &volume),
+        VolumeCommand::Export { volume, file } => image::export(context, &volume, &file),
     }
 }
 

@@ -1,0 +1,285 @@
+//! Transfers against a disk in memory that ends commands out of order.
+
+use super::*;
+use forebay_nvme::Status;
+use proptest::prelude::*;
+
+struct MemoryDisk {
+    bytes: Vec<u8>,
+    block_bytes: usize,
+    depth: usize,
+    flying: Vec<(IoOp, u64, Vec<u8>)>,
+    written_bytes: usize,
+    zeroed_bytes: usize,
+    flushed: bool,
+    /// Writes and zeroings that have ended since the last flush.
+    unflushed: usize,
+    fail_at: Option<u64>,
+    random: u64,
+}
+
+impl MemoryDisk {
+    fn new(bytes: Vec<u8>, block_bytes: usize, depth: usize) -> Self {
+        Self {
+            bytes,
+            block_bytes,
+            depth,
+            flying: Vec::new(),
+            written_bytes: 0,
+            zeroed_bytes: 0,
+            flushed: false,
+            unflushed: 0,
+            fail_at: None,
+            random: 1,
+        }
+    }
+
+    fn shape(&self, max_transfer_bytes: Option<u64>) -> Shape {
+        Shape {
+            size_bytes: self.bytes.len() as u64,
+            block_bytes: self.block_bytes as u32,
+            max_transfer_bytes,
+        }
+    }
+
+    fn execute(&mut self, op: &IoOp, buf: &mut [u8]) {
+        let range = |lba: u64, blocks: u32| {
+            let start = lba as usize * self.block_bytes;
+            start..start + blocks as usize * self.block_bytes
+        };
+        match *op {
+            IoOp::Read { lba, blocks } => {
+                let range = range(lba, blocks);
+                buf[..range.len()].copy_from_slice(&self.bytes[range]);
+            }
+            IoOp::Write { lba, blocks, .. } => {
+                let range = range(lba, blocks);
+                self.written_bytes += range.len();
+                self.unflushed += 1;
+                self.bytes[range.clone()].copy_from_slice(&buf[..range.len()]);
+            }
+            IoOp::WriteZeroes { lba, blocks, .. } => {
+                let range = range(lba, blocks);
+                self.zeroed_bytes += range.len();
+                self.unflushed += 1;
+                self.bytes[range].fill(0);
+            }
+            IoOp::Flush => {
+                self.flushed = true;
+                self.unflushed = 0;
+            }
+            IoOp::Deallocate { .. } => panic!("not used"),
+        }
+    }
+}
+
+impl Commands for MemoryDisk {
+    fn submit(&mut self, op: &IoOp, tag: u64, buf: Vec<u8>) -> Result<(), NotSubmitted> {
+        assert!(
+            self.flying.len() < self.depth,
+            "more in flight than the depth"
+        );
+        self.flying.push((*op, tag, buf));
+        Ok(())
+    }
+
+    fn poll(&mut self, out: &mut Vec<Done>, _limit: Duration) -> Result<usize, Error> {
+        self.random = self
+            .random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let index = (self.random >> 33) as usize % self.flying.len();
+        let (op, tag, mut buf) = self.flying.swap_remove(index);
+        let failed = self
+            .fail_at
+            .is_some_and(|at| op != IoOp::Flush && tag >= at);
+        let status = if failed {
+            Status::CAPACITY_EXCEEDED
+        } else {
+            Status::SUCCESS
+        };
+        if !failed {
+            self.execute(&op, &mut buf);
+        }
+        out.push(Done {
+            tag,
+            status,
+            result: 0,
+            buf,
+        });
+        Ok(1)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.flying.len()
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+}
+
+fn file_of(bytes: &[u8], sparse: bool) -> File {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(bytes.len() as u64).unwrap();
+    if sparse {
+        for run in runs(bytes, 4096).filter(|run| !run.zero) {
+            file.write_all_at(&bytes[run.start..run.start + run.bytes], run.start as u64)
+                .unwrap();
+        }
+    } else {
+        file.write_all_at(bytes, 0).unwrap();
+    }
+    file
+}
+
+fn pattern(parts: &[(usize, u8)]) -> Vec<u8> {
+    parts
+        .iter()
+        .flat_map(|&(bytes, value)| std::iter::repeat_n(value, bytes))
+        .collect()
+}
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn zeros_are_not_written_to_a_fresh_volume() {
+    let image = pattern(&[(MIB, 0), (4096, 7), (3 * MIB - 4096, 0), (MIB, 9)]);
+    for sparse in [false, true] {
+        let mut disk = MemoryDisk::new(vec![0; 8 * MIB], 4096, 4);
+        let shape = disk.shape(None);
+        let file = file_of(&image, sparse);
+        import(
+            &mut disk,
+            shape,
+            &file,
+            image.len() as u64,
+            true,
+            &mut |_| Ok(()),
+        )
+        .unwrap();
+        assert_eq!(disk.bytes[..image.len()], image);
+        assert_eq!(
+            (disk.written_bytes, disk.zeroed_bytes),
+            (64 * 1024 + MIB, 0)
+        );
+        assert!(disk.flushed && disk.unflushed == 0);
+    }
+}
+
+#[test]
+fn zeros_replace_what_was_there() {
+    let image = pattern(&[(2 * MIB, 0), (4096, 7), (MIB - 4096, 0)]);
+    let mut disk = MemoryDisk::new(vec![0xaa; 4 * MIB], 512, 3);
+    let shape = disk.shape(Some(128 * 1024));
+    let file = file_of(&image, true);
+    import(
+        &mut disk,
+        shape,
+        &file,
+        image.len() as u64,
+        false,
+        &mut |_| Ok(()),
+    )
+    .unwrap();
+    assert_eq!(disk.bytes[..image.len()], image);
+    assert!(
+        disk.bytes[image.len()..].iter().all(|byte| *byte == 0xaa),
+        "wrote past the image"
+    );
+    assert_eq!(disk.written_bytes, 64 * 1024);
+}
+
+#[test]
+fn an_export_is_sparse() {
+    use std::os::unix::fs::MetadataExt;
+    let content = pattern(&[(8 * MIB, 0), (4096, 1), (8 * MIB, 0)]);
+    let mut disk = MemoryDisk::new(content.clone(), 4096, 16);
+    let shape = disk.shape(None);
+    let file = tempfile::tempfile().unwrap();
+    export(&mut disk, shape, &file, &mut |_| Ok(())).unwrap();
+    let mut read = vec![1; content.len()];
+    file.read_exact_at(&mut read, 0).unwrap();
+    assert!(read == content);
+    let metadata = file.metadata().unwrap();
+    assert_eq!(metadata.len(), content.len() as u64);
+    assert!(
+        metadata.blocks() * 512 <= 128 * 1024,
+        "{} blocks",
+        metadata.blocks()
+    );
+}
+
+#[test]
+fn failures_end_a_transfer() {
+    let image = pattern(&[(4 * MIB, 5)]);
+    let file = file_of(&image, false);
+    let mut disk = MemoryDisk::new(vec![0; 4 * MIB], 4096, 4);
+    disk.fail_at = Some(2 << 20);
+    let shape = disk.shape(None);
+    let error = import(
+        &mut disk,
+        shape,
+        &file,
+        image.len() as u64,
+        true,
+        &mut |_| Ok(()),
+    );
+    let message = error.unwrap_err().to_string();
+    assert!(
+        message.contains("Capacity") || message.contains("CAPACITY"),
+        "{message}"
+    );
+    // Too large for the volume.
+    let mut disk = MemoryDisk::new(vec![0; 2 * MIB], 4096, 4);
+    let shape = disk.shape(None);
+    let error = import(
+        &mut disk,
+        shape,
+        &file,
+        image.len() as u64,
+        true,
+        &mut |_| Ok(()),
+    );
+    assert!(error.unwrap_err().to_string().contains("only 2097152"));
+    assert_eq!(disk.written_bytes, 0);
+    // Interrupted.
+    let mut stop = |_| Err(Failure::new("interrupted"));
+    let file = tempfile::tempfile().unwrap();
+    assert!(export(&mut disk, shape, &file, &mut stop).is_err());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn what_goes_in_comes_out(
+        parts in prop::collection::vec((1usize..40, 0u8..3), 1..12),
+        odd in 0usize..512,
+        depth in 1usize..20,
+        small_blocks: bool,
+        fresh: bool,
+        transfer in prop::option::of(1u64..64),
+    ) {
+        // In units that are not the granule's.
+        let parts: Vec<_> = parts.into_iter().map(|(units, value)| (units * 20_480, value)).collect();
+        let mut image = pattern(&parts);
+        image.truncate(image.len() - odd);
+        let block_bytes = if small_blocks { 512 } else { 4096 };
+        let size = image.len().next_multiple_of(block_bytes) + block_bytes;
+        let old = if fresh { 0 } else { 0xaa };
+        let mut disk = MemoryDisk::new(vec![old; size], block_bytes, depth);
+        let shape = disk.shape(transfer.map(|units| units * 4096));
+        let file = file_of(&image, true);
+        import(&mut disk, shape, &file, image.len() as u64, fresh, &mut |_| Ok(())).unwrap();
+        prop_assert!(disk.bytes[..image.len()] == image);
+        let end = image.len().next_multiple_of(block_bytes);
+        prop_assert!(disk.bytes[image.len()..end].iter().all(|byte| *byte == 0));
+        prop_assert!(disk.bytes[end..].iter().all(|byte| *byte == old));
+        let out = tempfile::tempfile().unwrap();
+        export(&mut disk, shape, &out, &mut |_| Ok(())).unwrap();
+        let mut read = vec![1; size];
+        out.read_exact_at(&mut read, 0).unwrap();
+        prop_assert!(read == disk.bytes);
+    }
+}
