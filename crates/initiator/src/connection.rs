@@ -280,20 +280,16 @@ impl Connection {
     }
 
     fn sleep(&self, limit: Duration) -> Result<(), Error> {
-        let limit = limit.min(OVERDUE_CHECK);
+        poll_sockets(&mut [self.poll_fd()], limit).map_err(|source| self.socket_error(source))
+    }
+
+    /// What to wait for: something to receive, and room to send if something waits for it.
+    pub(crate) fn poll_fd(&self) -> PollFd<'_> {
         let mut events = PollFlags::IN;
         if !self.tx.is_empty() {
             events |= PollFlags::OUT;
         }
-        let mut fds = [PollFd::new(&self.stream, events)];
-        let timeout = Timespec {
-            tv_sec: limit.as_secs() as i64,
-            tv_nsec: i64::from(limit.subsec_nanos()),
-        };
-        match rustix::event::poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(errno) => Err(self.socket_error(errno.into())),
-        }
+        PollFd::new(&self.stream, events)
     }
 
     fn push_tx(
@@ -626,6 +622,20 @@ impl Connection {
             addr: self.addr,
             source,
         }
+    }
+}
+
+/// Sleeps until a socket is ready or the limit is over, and not for longer than until the next check for overdue
+/// commands.
+pub(crate) fn poll_sockets(fds: &mut [PollFd<'_>], limit: Duration) -> std::io::Result<()> {
+    let limit = limit.min(OVERDUE_CHECK);
+    let timeout = Timespec {
+        tv_sec: limit.as_secs() as i64,
+        tv_nsec: i64::from(limit.subsec_nanos()),
+    };
+    match rustix::event::poll(fds, Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(errno) => Err(errno.into()),
     }
 }
 

@@ -18,6 +18,7 @@ mod admin;
 mod connection;
 mod discovery;
 mod error;
+pub mod load;
 mod queue;
 mod session;
 

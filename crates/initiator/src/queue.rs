@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_nvme::host::{Transfer, command};
 
-use crate::connection::Connection;
+use crate::connection::{Connection, poll_sockets};
 use crate::{Done, Error, Wait};
 
 /// An I/O command.
@@ -184,6 +184,21 @@ impl IoQueue {
         limit: Duration,
     ) -> Result<usize, Error> {
         self.connection.poll(out, wait, limit)
+    }
+
+    /// Sleeps until a queue has something to receive or room to send, or `limit` is over.
+    ///
+    /// # Errors
+    /// poll(2) failed.
+    pub(crate) fn sleep_any<'a>(
+        queues: impl Iterator<Item = &'a IoQueue>,
+        limit: Duration,
+    ) -> Result<(), Error> {
+        let mut fds: Vec<_> = queues.map(|queue| queue.connection.poll_fd()).collect();
+        poll_sockets(&mut fds, limit).map_err(|source| Error::System {
+            what: "wait for the queues' sockets",
+            source,
+        })
     }
 
     /// Gives up the connection: the tags and buffers of the commands in flight, which may have been executed or not,

@@ -1,0 +1,281 @@
+//! The load generator.
+//!
+//! Purpose: keep a namespace under a known load and say honestly what it gave: rates, whole latency distributions, and
+//! what the load itself cost.
+//!
+//! Design: [`run`] makes a session, opens the queues, and starts the worker threads, each the only user of its queues.
+//! Latency is from the moment a command is handed to its queue to the moment its end is seen, so waiting for the socket
+//! is part of it. Every worker measures over the same interval: they begin together at a barrier, and what ends after
+//! the end does not count. The calling thread only reports progress.
+//!
+//! What it does *not* do: verify data (see [`crate::verify`]), reconnect, or replay traces.
+
+mod report;
+mod rng;
+mod worker;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+pub use report::{LoadReport, OpReport};
+pub(crate) use rng::Rng;
+
+use crate::{Error, Options, Session, Wait};
+
+/// Where the commands go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Anywhere in the span, aligned to the I/O size.
+    Random,
+    /// One after the other, each queue in its own part of the span.
+    Sequential,
+}
+
+/// How long the load lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Amount {
+    /// So long.
+    Duration(Duration),
+    /// Until so many bytes are moved.
+    Bytes(u64),
+}
+
+/// A load.
+#[derive(Clone, Debug)]
+pub struct LoadSpec {
+    /// The target.
+    pub addr: SocketAddr,
+    /// The subsystem.
+    pub subnqn: String,
+    /// The host's name.
+    pub hostnqn: String,
+    /// The namespace.
+    pub nsid: u32,
+    /// Share of reads, 0..=100; the rest are writes.
+    pub read_percent: u8,
+    /// Size of each command: a multiple of the namespace's block.
+    pub block_bytes: u32,
+    /// Commands in flight per queue.
+    pub queue_depth: u16,
+    /// I/O queues.
+    pub queues: u16,
+    /// How long.
+    pub amount: Amount,
+    /// How much of the namespace, from its beginning; `None`: all of it.
+    pub span_bytes: Option<u64>,
+    /// Where.
+    pub access: Access,
+    /// Start of all random numbers.
+    pub seed: u64,
+    /// One worker thread on this CPU drives all queues; `None`: a thread per queue, where the kernel likes it.
+    pub cpu: Option<usize>,
+    /// Sleep between completions, or burn the CPU.
+    pub wait: Wait,
+    /// Digests, time limits, keep-alive. `io_queues` and `queue_entries` are set from the load.
+    pub options: Options,
+}
+
+impl LoadSpec {
+    /// A mixed random load of 4 KiB at depth 32 for 10 s.
+    #[must_use]
+    pub fn new(addr: SocketAddr, subnqn: &str, hostnqn: &str) -> Self {
+        Self {
+            addr,
+            subnqn: subnqn.into(),
+            hostnqn: hostnqn.into(),
+            nsid: 1,
+            read_percent: 70,
+            block_bytes: 4096,
+            queue_depth: 32,
+            queues: 1,
+            amount: Amount::Duration(Duration::from_secs(10)),
+            span_bytes: None,
+            access: Access::Random,
+            seed: 1,
+            cpu: None,
+            wait: Wait::Block,
+            options: Options::default(),
+        }
+    }
+}
+
+/// How far a load is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Since the load began.
+    pub elapsed: Duration,
+    /// Commands that ended.
+    pub ops: u64,
+    /// Bytes they moved.
+    pub bytes: u64,
+    /// 0.0..=1.0.
+    pub fraction: f64,
+}
+
+/// What the workers and the reporting thread share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) start: Barrier,
+    pub(crate) stop: AtomicBool,
+    pub(crate) ops: AtomicU64,
+    /// What is left to submit under [`Amount::Bytes`].
+    pub(crate) bytes_left: AtomicU64,
+}
+
+/// Runs a load to its end. `progress` is called about ten times a second.
+///
+/// # Errors
+/// The target can't be used as asked, or a connection was lost. Commands that end with an error status are counted
+/// in the report instead.
+pub fn run(spec: &LoadSpec, progress: &mut dyn FnMut(&Progress)) -> Result<LoadReport, Error> {
+    check(spec)?;
+    let options = Options {
+        io_queues: spec.queues,
+        queue_entries: u32::from(spec.queue_depth) + 1,
+        ..spec.options.clone()
+    };
+    let mut session = Session::connect(spec.addr, &spec.subnqn, &spec.hostnqn, &options)?;
+    let geometry = geometry(spec, &session)?;
+    let mut queues = Vec::new();
+    for _ in 0..spec.queues {
+        queues.push(session.open_queue(spec.nsid)?);
+    }
+    let per_thread = if spec.cpu.is_some() { queues.len() } else { 1 };
+    let threads = queues.len() / per_thread;
+    let shared = Arc::new(Shared {
+        start: Barrier::new(threads + 1),
+        stop: AtomicBool::new(false),
+        ops: AtomicU64::new(0),
+        bytes_left: AtomicU64::new(match spec.amount {
+            Amount::Bytes(bytes) => bytes,
+            Amount::Duration(_) => u64::MAX,
+        }),
+    });
+    let mut handles = Vec::new();
+    for first in 0..threads {
+        let mine: Vec<_> = queues.drain(..per_thread).collect();
+        let worker = worker::Worker::new(spec, geometry, first, mine, Arc::clone(&shared));
+        let thread = std::thread::Builder::new().name(format!("fb-load-{first}"));
+        // A worker that can't start would leave the others at the barrier: so all are made before it.
+        let spawned = thread.spawn(move || worker.run());
+        handles.push(spawned.map_err(|source| Error::System {
+            what: "start a load thread",
+            source,
+        })?);
+    }
+    shared.start.wait();
+    let begun = Instant::now();
+    let limit = match spec.amount {
+        Amount::Duration(duration) => Some(duration),
+        Amount::Bytes(_) => None,
+    };
+    while !handles.iter().all(std::thread::JoinHandle::is_finished) {
+        std::thread::sleep(limit.map_or(Duration::from_millis(100), |limit| {
+            let left = limit.saturating_sub(begun.elapsed());
+            left.clamp(Duration::from_millis(1), Duration::from_millis(100))
+        }));
+        let elapsed = begun.elapsed();
+        let ops = shared.ops.load(Ordering::Relaxed);
+        let bytes = ops * u64::from(spec.block_bytes);
+        let fraction = match spec.amount {
+            Amount::Duration(all) => elapsed.as_secs_f64() / all.as_secs_f64().max(1e-9),
+            Amount::Bytes(all) => bytes as f64 / all.max(1) as f64,
+        };
+        progress(&Progress {
+            elapsed,
+            ops,
+            bytes,
+            fraction: fraction.min(1.0),
+        });
+        if limit.is_some_and(|limit| elapsed >= limit) {
+            shared.stop.store(true, Ordering::Relaxed);
+        }
+    }
+    let mut report = LoadReport::new(spec.block_bytes);
+    for handle in handles {
+        let outcome = handle.join().unwrap_or_else(|_| {
+            Err(Error::Argument(
+                "a load thread panicked: this is a bug".into(),
+            ))
+        })?;
+        report.add(&outcome);
+    }
+    report.finish();
+    session.close()?;
+    Ok(report)
+}
+
+/// What the namespace allows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Geometry {
+    /// Logical blocks of one command.
+    pub(crate) blocks: u32,
+    /// Places of that size in the span.
+    pub(crate) places: u64,
+}
+
+fn check(spec: &LoadSpec) -> Result<(), Error> {
+    let problem = if spec.read_percent > 100 {
+        "read_percent is above 100"
+    } else if spec.queue_depth == 0 || spec.queues == 0 {
+        "queue depth and number of queues must be at least 1"
+    } else if spec.block_bytes == 0 {
+        "the I/O size must not be 0"
+    } else {
+        return Ok(());
+    };
+    Err(Error::Argument(problem.into()))
+}
+
+fn geometry(spec: &LoadSpec, session: &Session) -> Result<Geometry, Error> {
+    let addr = spec.addr;
+    let unusable = |what: String| Error::Unusable { addr, what };
+    let namespaces = session.namespaces();
+    let namespace = namespaces.iter().find(|ns| ns.nsid == spec.nsid);
+    let namespace = namespace.ok_or_else(|| {
+        unusable(format!(
+            "{} has no usable namespace {}",
+            spec.subnqn, spec.nsid
+        ))
+    })?;
+    let granted = session.granted_queues();
+    if granted < spec.queues {
+        return Err(unusable(format!(
+            "the controller grants {granted} I/O queues, not {}",
+            spec.queues
+        )));
+    }
+    if session.queue_depth() < usize::from(spec.queue_depth) {
+        return Err(unusable(format!(
+            "the controller's queues hold {} commands at a time, not {}",
+            session.queue_depth(),
+            spec.queue_depth
+        )));
+    }
+    if !spec.block_bytes.is_multiple_of(namespace.block_bytes) {
+        return Err(unusable(format!(
+            "an I/O of {} bytes is not a multiple of the namespace's block of {} bytes",
+            spec.block_bytes, namespace.block_bytes
+        )));
+    }
+    let limit = session.controller().max_transfer_bytes;
+    if limit.is_some_and(|limit| u64::from(spec.block_bytes) > limit) {
+        return Err(unusable(format!(
+            "an I/O of {} bytes is above the controller's limit (MDTS) of {}",
+            spec.block_bytes,
+            limit.unwrap_or(0)
+        )));
+    }
+    let size_bytes = namespace.size_bytes();
+    let span_bytes = spec.span_bytes.unwrap_or(size_bytes).min(size_bytes);
+    let places = span_bytes / u64::from(spec.block_bytes);
+    if places == 0 {
+        return Err(unusable("the span holds not even one I/O".into()));
+    }
+    Ok(Geometry {
+        blocks: spec.block_bytes / namespace.block_bytes,
+        places,
+    })
+}

@@ -1,0 +1,274 @@
+//! A thread of the load generator.
+//!
+//! Design: each queue is refilled to its depth as commands end, and what was submitted in one turn leaves in one write.
+//! Buffers are made once and travel with their commands. With one queue a turn waits inside the queue's poll; with
+//! several, each is asked in turn without waiting, and the thread sleeps until any of them has something.
+//! What it does *not* do: lock or print while it measures, or let a buffer be allocated in the middle of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::report::Outcome;
+use super::{Access, Geometry, LoadSpec, OpReport, Rng, Shared};
+use crate::{Done, Error, IoOp, IoQueue, Wait};
+
+/// How long a turn sleeps at most before it looks whether the load has ended.
+const TURN: Duration = Duration::from_millis(20);
+/// How long the last commands may take to end, beyond their own time limit.
+const DRAIN: Duration = Duration::from_secs(1);
+
+struct Slot {
+    begun: Instant,
+    is_read: bool,
+}
+
+struct Lane {
+    queue: IoQueue,
+    slots: Vec<Slot>,
+    idle: Vec<(u64, Vec<u8>)>,
+    /// Next place of a sequential load, and the bounds of its part.
+    next: u64,
+    first: u64,
+    end: u64,
+}
+
+pub(crate) struct Worker {
+    lanes: Vec<Lane>,
+    rng: Rng,
+    read_percent: u64,
+    geometry: Geometry,
+    access: Access,
+    block_bytes: u64,
+    bytes_limited: bool,
+    duration: Option<Duration>,
+    command_timeout: Duration,
+    wait: Wait,
+    cpu: Option<usize>,
+    shared: Arc<Shared>,
+    outcome: Outcome,
+}
+
+impl Worker {
+    pub(crate) fn new(
+        spec: &LoadSpec,
+        geometry: Geometry,
+        first_queue: usize,
+        queues: Vec<IoQueue>,
+        shared: Arc<Shared>,
+    ) -> Self {
+        let mut rng = Rng::new(super::rng::mix(spec.seed ^ (first_queue as u64) << 48));
+        let part = (geometry.places / u64::from(spec.queues)).max(1);
+        let now = Instant::now();
+        let lanes = queues.into_iter().enumerate().map(|(i, queue)| {
+            let first = (first_queue + i) as u64 * part % geometry.places;
+            Lane {
+                queue,
+                slots: (0..spec.queue_depth)
+                    .map(|_| Slot {
+                        begun: now,
+                        is_read: false,
+                    })
+                    .collect(),
+                idle: (0..u64::from(spec.queue_depth))
+                    .map(|tag| (tag, random_bytes(&mut rng, spec.block_bytes as usize)))
+                    .collect(),
+                next: first,
+                first,
+                end: (first + part).min(geometry.places),
+            }
+        });
+        let lanes = lanes.collect();
+        Self {
+            lanes,
+            rng,
+            read_percent: u64::from(spec.read_percent),
+            geometry,
+            access: spec.access,
+            block_bytes: u64::from(spec.block_bytes),
+            bytes_limited: matches!(spec.amount, super::Amount::Bytes(_)),
+            duration: match spec.amount {
+                super::Amount::Duration(duration) => Some(duration),
+                super::Amount::Bytes(_) => None,
+            },
+            command_timeout: spec.options.command_timeout,
+            wait: spec.wait,
+            cpu: spec.cpu,
+            shared,
+            outcome: Outcome {
+                elapsed: Duration::ZERO,
+                cpu: Duration::ZERO,
+                reads: OpReport::new(),
+                writes: OpReport::new(),
+                errors: 0,
+                first_error: None,
+            },
+        }
+    }
+
+    pub(crate) fn run(mut self) -> Result<Outcome, Error> {
+        let pinned = self.cpu.map_or(Ok(()), pin);
+        self.shared.start.wait();
+        pinned?;
+        let result = self.measure();
+        if result.is_err() {
+            // The others need not go on.
+            self.shared.stop.store(true, Ordering::Relaxed);
+        }
+        result.map(|()| self.outcome)
+    }
+
+    fn measure(&mut self) -> Result<(), Error> {
+        let cpu_before = thread_cpu();
+        let begun = Instant::now();
+        let end = self.duration.map(|duration| begun + duration);
+        let overdue = end.map(|end| end + self.command_timeout + DRAIN);
+        let mut done = Vec::with_capacity(self.lanes.iter().map(|l| l.slots.len()).sum());
+        let mut now = begun;
+        let mut more = true;
+        loop {
+            more &= !self.shared.stop.load(Ordering::Relaxed) && end.is_none_or(|end| now < end);
+            let mut in_flight = 0;
+            for lane in 0..self.lanes.len() {
+                if more {
+                    more = self.fill(lane);
+                }
+                in_flight += self.lanes[lane].queue.in_flight();
+            }
+            if in_flight == 0 {
+                break;
+            }
+            now = self.turn(&mut done, end)?;
+            // The queues' own time limit ends a hang; this ends what only drips.
+            if overdue.is_some_and(|overdue| now > overdue) {
+                let what = "the last commands did not end in time";
+                return Err(Error::Argument(what.into()));
+            }
+        }
+        // What ended later was not counted.
+        self.outcome.elapsed = end.map_or(now, |end| end.min(now)) - begun;
+        self.outcome.cpu = thread_cpu().saturating_sub(cpu_before);
+        Ok(())
+    }
+
+    /// Submits until the lane is at its depth. False: there is nothing more to submit.
+    fn fill(&mut self, lane: usize) -> bool {
+        let lane = &mut self.lanes[lane];
+        if lane.idle.is_empty() {
+            return true;
+        }
+        let begun = Instant::now();
+        while let Some((tag, buf)) = lane.idle.pop() {
+            if self.bytes_limited && !take(&self.shared.bytes_left, self.block_bytes) {
+                lane.idle.push((tag, buf));
+                return false;
+            }
+            let place = match self.access {
+                Access::Random => self.rng.below(self.geometry.places),
+                Access::Sequential => {
+                    let place = lane.next;
+                    lane.next += 1;
+                    if lane.next >= lane.end {
+                        lane.next = lane.first;
+                    }
+                    place
+                }
+            };
+            let blocks = self.geometry.blocks;
+            let lba = place * u64::from(blocks);
+            let is_read = self.rng.below(100) < self.read_percent;
+            let op = if is_read {
+                IoOp::Read { lba, blocks }
+            } else {
+                let fua = false;
+                IoOp::Write { lba, blocks, fua }
+            };
+            if let Some(slot) = lane.slots.get_mut(tag as usize) {
+                *slot = Slot { begun, is_read };
+            }
+            if let Err(refused) = lane.queue.submit(&op, tag, buf) {
+                // The queue is as deep as the load, so this is not reached; the command waits for the next turn.
+                lane.idle.push((tag, refused.buf));
+                return true;
+            }
+        }
+        true
+    }
+
+    /// Asks every queue once, and takes what ended before `end`.
+    fn turn(&mut self, done: &mut Vec<Done>, end: Option<Instant>) -> Result<Instant, Error> {
+        let alone = self.lanes.len() == 1;
+        let limit = if alone { TURN } else { Duration::ZERO };
+        let mut now = Instant::now();
+        let mut ended = 0;
+        for lane in &mut self.lanes {
+            if lane.queue.in_flight() == 0 {
+                continue;
+            }
+            ended += lane.queue.poll(done, self.wait, limit)?;
+            now = Instant::now();
+            let counts = end.is_none_or(|end| now < end);
+            for command in done.drain(..) {
+                let Some(slot) = lane.slots.get(command.tag as usize) else {
+                    continue;
+                };
+                if !command.status.is_success() {
+                    self.outcome.errors += 1;
+                    let status = command.status;
+                    let first = &mut self.outcome.first_error;
+                    first.get_or_insert_with(|| format!("{status:?}"));
+                } else if counts {
+                    let latency_ns = (now - slot.begun).as_nanos() as u64;
+                    if slot.is_read {
+                        self.outcome.reads.record(latency_ns);
+                    } else {
+                        self.outcome.writes.record(latency_ns);
+                    }
+                }
+                lane.idle.push((command.tag, command.buf));
+            }
+        }
+        self.shared.ops.fetch_add(ended as u64, Ordering::Relaxed);
+        if ended == 0 && !alone && self.wait == Wait::Block {
+            IoQueue::sleep_any(self.lanes.iter().map(|lane| &lane.queue), TURN)?;
+        }
+        Ok(now)
+    }
+}
+
+/// Takes `bytes` of what is left; false: nothing is left.
+fn take(left: &AtomicU64, bytes: u64) -> bool {
+    let taken = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+        (left > 0).then(|| left.saturating_sub(bytes))
+    });
+    taken.is_ok()
+}
+
+fn pin(cpu: usize) -> Result<(), Error> {
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(Error::Argument(format!("there is no CPU {cpu}")));
+    }
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).map_err(|errno| Error::System {
+        what: "pin the load thread to its CPU",
+        source: errno.into(),
+    })
+}
+
+fn thread_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+fn random_bytes(rng: &mut Rng, bytes: usize) -> Vec<u8> {
+    let mut buf = vec![0; bytes];
+    for word in buf.chunks_mut(8) {
+        let random = rng.next().to_le_bytes();
+        word.copy_from_slice(&random[..word.len()]);
+    }
+    buf
+}
