@@ -20,6 +20,7 @@ use crate::fence::{FenceError, Holder, who_holds};
 use crate::gate::TestGate;
 use crate::mem::{Buf, StaticRegion};
 use crate::op::{Op, OpKind};
+use crate::open::DeviceKind;
 use crate::ring::{Completion, Ring, RingOptions};
 
 /// Nothing here takes this long, except if it hangs.
@@ -50,13 +51,17 @@ pub struct Driver {
 impl Driver {
     /// A driver with a ring of a few entries, so that it gets full.
     pub fn new() -> Self {
-        let ring = Ring::new(&RingOptions {
+        Self::with_ring(&RingOptions {
             entries: 16,
             cq_entries: 64,
             ..RingOptions::default()
-        });
+        })
+    }
+
+    /// A driver with another ring.
+    pub fn with_ring(options: &RingOptions) -> Self {
         Self {
-            ring: ring.expect("io_uring works here"),
+            ring: Ring::new(options).expect("io_uring works here"),
             region: StaticRegion::anonymous((SLOTS * SLOT_BYTES) as usize).expect("memory"),
             running: HashMap::new(),
         }
@@ -200,6 +205,7 @@ pub fn run(subject: &Subject<'_>) {
         zeroing_is_exact(&mut driver, &plain, from);
         many_in_flight(&mut driver, &plain, from, 0xfeed);
         the_last_block_is_usable(&mut driver, &device);
+        punching_gives_space_back(&mut driver, &device, from);
     } else {
         writes_vanish(&mut driver, &device, from);
     }
@@ -443,6 +449,41 @@ fn the_last_block_is_usable(driver: &mut Driver, device: &Device) {
         driver.run(device, op).expect("zeroing the last block");
         assert_eq!(driver.read(device, at, block), vec![0; block]);
     }
+}
+
+/// Where the space can be seen from here: for files.
+fn punching_gives_space_back(driver: &mut Driver, device: &Device, from: u64) {
+    let info = device.info();
+    if !info.can_punch || info.kind == DeviceKind::Block {
+        return;
+    }
+    let allocated_bytes = || {
+        let stat = rustix::fs::stat(info.spec.path()).expect("it is there");
+        u64::try_from(stat.st_blocks).expect("not negative") * 512
+    };
+    let mut punch = |at, len| {
+        driver
+            .run(device, Op::punch(from + at, len))
+            .expect("punch");
+    };
+    // The file system's own bookkeeping comes and goes by a few blocks.
+    let slack = 16384;
+    punch(0, 8 << 20);
+    let empty = allocated_bytes();
+    let mut writer = Driver::new();
+    for at in 0..4 {
+        writer.write(device, from + at * 65536, &[3; 65536]);
+    }
+    writer.run(device, Op::flush()).expect("flush");
+    let full = allocated_bytes();
+    assert!(full + slack >= empty + 4 * 65536, "nothing was allocated");
+    // Inside of what was written, as a tenant's deallocation inside an extent.
+    punch(65536 + 8192, 49152);
+    let less = allocated_bytes();
+    assert!(less <= full - 49152 + slack, "{full} became {less}");
+    punch(0, 4 * 65536);
+    let none = allocated_bytes();
+    assert!(none <= empty + slack, "{none} is left of {full}");
 }
 
 fn writes_vanish(driver: &mut Driver, device: &Device, from: u64) {
