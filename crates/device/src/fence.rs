@@ -12,7 +12,7 @@
 //!
 //! **What it does not do.** It doesn't stop a process that doesn't ask. It is no fence between two nodes of one block
 //! device (the lock is on the node's inode: all must use one path), and none across machines. A device that never
-//! answers keeps its lock forever: the limit of [`wait_for_predecessors`] is the caller's policy.
+//! answers keeps its lock forever: the limit of [`crate::Device::wait_for_predecessors`] is the caller's policy.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};

@@ -8,7 +8,8 @@
 //! [`Device::finish`] judges its result, so whatever a device had to do (a remainder after a short transfer, another
 //! way of zeroing where the quick one is unknown), the caller sees one end. [`sync_io::SyncDevice`] is the daemon's
 //! view: plain synchronous reads and writes. [`fence`] keeps a successor away from a device until the last request
-//! of a dead engine has ended there. [`conformance`] is the suite that every kind of device passes.
+//! of a dead engine has ended there. `conformance` (cargo feature `test-device`) is the suite that every kind
+//! of device passes.
 //!
 //! **What it does not do.** It knows no volume, no extent and no catalog; it never retries an I/O error; it has no
 //! cache; it doesn't follow a device that changes its size while open.
@@ -16,6 +17,7 @@
 pub mod device;
 pub mod error;
 pub mod fence;
+mod kernel;
 pub mod mem;
 pub mod op;
 mod open;

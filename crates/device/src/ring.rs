@@ -24,13 +24,12 @@ use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 use rustix::io::Errno;
 
+use crate::kernel::forbidden_reason;
+pub use crate::kernel::{KernelVersion, MINIMUM_KERNEL, check_kernel};
 use crate::mem::Buf;
 
 /// This crate's own mark on entries whose completion nobody waits for. Nobody else may use it.
 pub const RESERVED_USER_DATA: u64 = u64::MAX;
-
-/// The oldest kernel that is supported.
-pub const MINIMUM_KERNEL: KernelVersion = KernelVersion { major: 6, minor: 1 };
 
 /// What a ring is made with.
 #[derive(Debug, Clone)]
@@ -59,21 +58,6 @@ impl Default for RingOptions {
             iowq_unbounded: 4,
             iowq_cpus: Vec::new(),
         }
-    }
-}
-
-/// A version of the Linux kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct KernelVersion {
-    /// The first number.
-    pub major: u32,
-    /// The second number.
-    pub minor: u32,
-}
-
-impl std::fmt::Display for KernelVersion {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
     }
 }
 
@@ -137,32 +121,6 @@ pub enum Wake {
     TimedOut,
     /// A signal, or nothing in particular; there are no completions.
     Interrupted,
-}
-
-/// Reads the running kernel's version and refuses one that is too old.
-pub fn check_kernel() -> Result<KernelVersion, RingError> {
-    let uname = rustix::system::uname();
-    let release = uname.release().to_string_lossy();
-    let found = parse_release(&release).ok_or_else(|| RingError::UnknownKernel {
-        release: release.to_string(),
-    })?;
-    if found < MINIMUM_KERNEL {
-        return Err(RingError::KernelTooOld { found });
-    }
-    Ok(found)
-}
-
-fn parse_release(release: &str) -> Option<KernelVersion> {
-    let mut parts = release.splitn(3, '.');
-    let major = parts.next()?.parse().ok()?;
-    let minor = parts.next()?;
-    let digits = minor
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(minor.len());
-    Some(KernelVersion {
-        major,
-        minor: minor[..digits].parse().ok()?,
-    })
 }
 
 /// One io_uring. See the module.
@@ -484,18 +442,6 @@ fn setup_error(source: io::Error) -> RingError {
     }
 }
 
-fn forbidden_reason(sysctl: Option<&str>) -> String {
-    match sysctl.map(str::trim) {
-        Some("1") => "kernel.io_uring_disabled is 1, so only members of kernel.io_uring_group may use it; join that \
-             group or run `sysctl kernel.io_uring_disabled=0`"
-            .to_owned(),
-        Some("2") => "kernel.io_uring_disabled is 2; run `sysctl kernel.io_uring_disabled=0`".to_owned(),
-        _ => "kernel.io_uring_disabled does not forbid it, so a seccomp filter does (a container's default profile?); \
-             allow io_uring_setup, io_uring_enter and io_uring_register"
-            .to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -512,24 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_kernel_releases() {
-        let version = |major, minor| Some(KernelVersion { major, minor });
-        assert_eq!(parse_release("6.1.0-37-amd64"), version(6, 1));
-        assert_eq!(parse_release("6.18.44-fc-v657"), version(6, 18));
-        assert_eq!(parse_release("5.15-rc1"), version(5, 15));
-        assert_eq!(parse_release("10.0"), version(10, 0));
-        assert_eq!(parse_release("linux"), None);
-        assert_eq!(parse_release("6."), None);
-        assert!(version(6, 0) < Some(MINIMUM_KERNEL));
-        check_kernel().expect("this kernel will do");
-    }
-
-    #[test]
-    fn says_who_forbids() {
-        assert!(forbidden_reason(Some("2\n")).contains("io_uring_disabled=0"));
-        assert!(forbidden_reason(Some("1")).contains("io_uring_group"));
-        assert!(forbidden_reason(Some("0")).contains("seccomp"));
-        assert!(forbidden_reason(None).contains("seccomp"));
+    fn a_forbidden_ring_says_so() {
         let error = setup_error(io::Error::from_raw_os_error(libc::ENOSYS));
         assert!(matches!(error, RingError::Forbidden { .. }));
     }
