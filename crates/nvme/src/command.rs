@@ -9,7 +9,7 @@ use crate::Status;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Submission Queue Entry (Base 2.0, 3.3.3.1, figures 87 and 88).
+/// Submission Queue Entry (Base 2.0, 3.3.3.1, figure 87).
 #[derive(
     Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -17,26 +17,26 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub struct Sqe {
     /// CDW0 bits 7:0, Opcode (Base 2.0, 3.3.3.1, figure 86).
     pub opcode: u8,
-    /// CDW0 bits 15:8: FUSE in bits 1:0, PSDT in bits 7:6 (Base 2.0, figure 86).
+    /// CDW0 bits 15:8: FUSE in bits 1:0, PSDT in bits 7:6 (Base 2.0, 3.3.3.1, figure 86).
     pub flags: u8,
-    /// CDW0 bits 31:16, Command Identifier (Base 2.0, figure 86).
+    /// CDW0 bits 31:16, Command Identifier (Base 2.0, 3.3.3.1, figure 86).
     pub cid: U16,
-    /// Namespace Identifier (Base 2.0, figure 87). Byte 4 is FCTYPE in Fabrics commands.
+    /// Namespace Identifier (Base 2.0, 3.3.3.1, figure 87). Byte 4 is FCTYPE in Fabrics commands.
     pub nsid: U32,
     /// Command Dword 2.
     pub cdw2: U32,
     /// Command Dword 3.
     pub cdw3: U32,
-    /// Metadata Pointer (Base 2.0, figure 87).
+    /// Metadata Pointer (Base 2.0, 3.3.3.1, figure 87).
     pub mptr: U64,
-    /// Data Pointer: PRP entries, or SGL Entry 1 (Base 2.0, figure 87).
+    /// Data Pointer: PRP entries, or SGL Entry 1 (Base 2.0, 3.3.3.1, figure 87).
     pub dptr: [u8; 16],
     /// Command Dwords 10 to 15.
     pub cdw10_15: [U32; 6],
 }
 const _: () = assert!(size_of::<Sqe>() == 64 && align_of::<Sqe>() == 1);
 
-/// PSDT 01b: SGLs are used, MPTR is a contiguous buffer (Base 2.0, figure 86).
+/// PSDT 01b: SGLs are used, MPTR is a contiguous buffer (Base 2.0, 3.3.3.1, figure 86).
 pub const FLAGS_PSDT_SGL: u8 = 0x40;
 /// The PSDT bits of [`Sqe::flags`].
 pub const FLAGS_PSDT_MASK: u8 = 0xC0;
@@ -122,7 +122,7 @@ impl std::fmt::Debug for Sqe {
     }
 }
 
-/// Completion Queue Entry (Base 2.0, 3.3.3.2, figure 90).
+/// Completion Queue Entry (Base 2.0, 3.3.3.2).
 #[derive(
     Clone,
     Copy,
@@ -138,15 +138,15 @@ impl std::fmt::Debug for Sqe {
 )]
 #[repr(C)]
 pub struct Cqe {
-    /// Dwords 0 and 1: command specific (Fabrics uses all 8 bytes: Base 2.0, figure 95).
+    /// Dwords 0 and 1: command specific (Fabrics responses use all 8 bytes).
     pub result: U64,
-    /// SQ Head Pointer (Base 2.0, figure 91).
+    /// SQ Head Pointer (Base 2.0, 3.3.3.2).
     pub sqhd: U16,
-    /// SQ Identifier; reserved in Fabrics (Base 2.0, figures 91 and 95).
+    /// SQ Identifier; reserved in Fabrics (Base 2.0, 3.3.3.2).
     pub sqid: U16,
-    /// Command Identifier (Base 2.0, figure 92).
+    /// Command Identifier (Base 2.0, 3.3.3.2).
     pub cid: U16,
-    /// Bit 0 the Phase Tag (zero in Fabrics), bits 15:1 the Status Field (Base 2.0, figure 93).
+    /// Bit 0 the Phase Tag (zero in Fabrics), bits 15:1 the Status Field (Base 2.0, 3.3.3.2.1).
     pub status: U16,
 }
 const _: () = assert!(size_of::<Cqe>() == 16 && align_of::<Cqe>() == 1);
@@ -193,7 +193,7 @@ impl Cqe {
     }
 }
 
-/// SGL Descriptor (Base 2.0, 4.1.2, figures 96 to 104).
+/// SGL Descriptor (Base 2.0, 4.1.2).
 #[derive(
     Clone,
     Copy,
@@ -215,7 +215,7 @@ pub struct SglDescriptor {
     pub length: U32,
     /// Reserved in the descriptor types that Forebay uses.
     pub reserved: [u8; 3],
-    /// SGL Descriptor Type in bits 7:4, Sub Type in bits 3:0 (Base 2.0, figures 97 and 98).
+    /// SGL Descriptor Type in bits 7:4, Sub Type in bits 3:0 (Base 2.0, 4.1.2).
     pub kind: u8,
 }
 const _: () = assert!(size_of::<SglDescriptor>() == 16 && align_of::<SglDescriptor>() == 1);

@@ -9,7 +9,7 @@ use crate::{Nqn, NqnError, Sqe, Status, opcode};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Connect command (Base 2.0, 6.3, figure 380).
+/// Connect command (Base 2.0, 6.3).
 #[derive(
     Clone,
     Copy,
@@ -82,7 +82,7 @@ impl ConnectCommand {
     }
 }
 
-/// Connect command data (Base 2.0, 6.3, figure 381).
+/// Connect command data (Base 2.0, 6.3).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -138,13 +138,13 @@ impl ConnectData {
 }
 
 /// The status and the completion's dwords 0 and 1 for a Connect whose field is wrong (Base 2.0,
-/// 6.3, figure 383): IPO in bits 15:0, IATTR in bits 23:16 (0: in the command, 1: in its data).
+/// 6.3): IPO in bits 15:0, IATTR in bits 23:16 (0: in the command, 1: in its data).
 pub fn invalid_parameter(in_data: bool, offset_bytes: u16) -> (Status, u64) {
     let result = u64::from(offset_bytes) | u64::from(in_data) << 16;
     (Status::CONNECT_INVALID_PARAMETERS.with_dnr(), result)
 }
 
-/// Property Get and Property Set commands (Base 2.0, 6.5 and 6.6, figures 386 and 389). VALUE is
+/// Property Get and Property Set commands (Base 2.0, 6.5 and 6.6). VALUE is
 /// reserved in Property Get.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
@@ -212,7 +212,7 @@ impl PropertyCommand {
     }
 }
 
-/// Disconnect command (Base 2.0, 6.4, figure 384).
+/// Disconnect command (Base 2.0, 6.4).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -247,7 +247,7 @@ pub fn fctype(sqe: &Sqe) -> u8 {
     sqe.nsid() as u8
 }
 
-/// Discovery log page header (Base 2.0, 5.16.1.23, figure 264).
+/// Discovery log page header (Base 2.0, 5.16.1.23).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -264,7 +264,7 @@ pub struct DiscoveryLogHeader {
 }
 const _: () = assert!(size_of::<DiscoveryLogHeader>() == 1024);
 
-/// Discovery log page entry (Base 2.0, 5.16.1.23, figure 264).
+/// Discovery log page entry (Base 2.0, 5.16.1.23).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -296,7 +296,7 @@ pub struct DiscoveryLogEntry {
     pub subnqn: [u8; 256],
     /// Transport Address in ASCII.
     pub traddr: [u8; 256],
-    /// Transport Specific Address Subtype: for TCP byte 0 is SECTYPE (TCP 1.0, 3.1, figure 5).
+    /// Transport Specific Address Subtype: for TCP byte 0 is SECTYPE (TCP 1.0, 3.1).
     pub tsas: [u8; 256],
 }
 const _: () = assert!(size_of::<DiscoveryLogEntry>() == 1024);

@@ -34,7 +34,7 @@ pub const AEC_DISCOVERY_LOG_CHANGE: u32 = 1 << 31;
 /// Asynchronous Event Configuration bits 4:0: SMART / Health Critical Warnings.
 pub const AEC_SMART_WARNINGS: u32 = 0x1F;
 
-/// Data of Host Behavior Support (Base 2.0, 5.27.1.18, figure 348).
+/// Data of Host Behavior Support (Base 2.0, 5.27.1.18).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

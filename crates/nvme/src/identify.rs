@@ -150,10 +150,8 @@ pub struct IdentifyController {
     pub msdbd: u8,
     /// Optional Fabric Commands Support: bit 0 Disconnect.
     pub ofcs: U16,
-    /// Discovery Controller Type: 1 direct.
-    pub dctype: u8,
     /// Reserved.
-    pub reserved1807: [u8; 241],
+    pub reserved1806: [u8; 242],
     /// Power State Descriptors 0 to 31; all zero says nothing about power.
     pub psd: [[u8; 32]; 32],
     /// Vendor Specific.
@@ -175,7 +173,7 @@ const _: () = {
     assert!(offset_of!(IdentifyController, sgls) == 536);
     assert!(offset_of!(IdentifyController, subnqn) == 768);
     assert!(offset_of!(IdentifyController, ioccsz) == 1792);
-    assert!(offset_of!(IdentifyController, dctype) == 1806);
+    assert!(offset_of!(IdentifyController, ofcs) == 1804);
     assert!(offset_of!(IdentifyController, psd) == 2048);
 };
 
@@ -186,7 +184,7 @@ impl IdentifyController {
     pub const CNTRLTYPE_DISCOVERY: u8 = 2;
 }
 
-/// Identify Namespace, NVM command set (NVM Command Set 1.0, 4.1.5.1, figure 97).
+/// Identify Namespace, NVM command set (NVM Command Set 1.0, 4.1.5.1).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -292,7 +290,7 @@ impl IdentifyNamespace {
 }
 
 /// I/O Command Set specific Identify Controller of the NVM command set (NVM Command Set 1.0,
-/// 4.1.5.4, figure 102).
+/// 4.1.5.4).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

@@ -118,13 +118,13 @@ impl IoCommand {
     }
 }
 
-// Bits of CDW12 (NVM Command Set 1.0, figures 40, 54, 64 and 73).
+// Bits of CDW12 (NVM Command Set 1.0, 3.2.4, 3.2.6 and 3.2.8).
 const CDW12_FUA: u32 = 1 << 30;
 const CDW12_PRINFO: u32 = 0xF << 26;
 const CDW12_DEAC: u32 = 1 << 25;
 const CDW12_STC: u32 = 1 << 24;
 const CDW12_DTYPE: u32 = 0xF << 20;
-/// Dataset Management CDW11 bit 2: Attribute - Deallocate (NVM Command Set 1.0, figure 36).
+/// Dataset Management CDW11 bit 2: Attribute - Deallocate (NVM Command Set 1.0, 3.2.3).
 const DSM_AD: u32 = 1 << 2;
 
 /// Checks an I/O command for the namespace `nsid` of the geometry given.
@@ -154,7 +154,7 @@ fn decode_inner(
     if !known {
         return Err(Status::INVALID_OPCODE);
     }
-    // FUSES is 0 (Base 2.0, figure 86).
+    // FUSES is 0 (Base 2.0, 3.3.3.1, figure 86).
     if sqe.fuse() != 0 {
         return Err(Status::INVALID_FIELD);
     }
@@ -206,7 +206,7 @@ fn decode_inner(
     }
 }
 
-/// Dataset Management range (NVM Command Set 1.0, 3.2.3, figure 37).
+/// Dataset Management range (NVM Command Set 1.0, 3.2.3).
 #[derive(
     Clone,
     Copy,

@@ -18,7 +18,7 @@ pub const FIRMWARE_SLOT: u8 = 0x03;
 pub const CHANGED_NAMESPACE_LIST: u8 = 0x04;
 /// Commands Supported and Effects (Base 2.0, 5.16.1.6).
 pub const COMMANDS_SUPPORTED_AND_EFFECTS: u8 = 0x05;
-/// Feature Identifiers Supported and Effects (Base 2.0, 5.16.1.17).
+/// Feature Identifiers Supported and Effects (Base 2.0, 5.16.1.18).
 pub const FEATURES_SUPPORTED_AND_EFFECTS: u8 = 0x12;
 /// Discovery (Base 2.0, 5.16.1.23).
 pub const DISCOVERY: u8 = 0x70;
@@ -124,7 +124,7 @@ const _: () = assert!(size_of::<SmartHealth>() == 512);
 const _: () = assert!(std::mem::offset_of!(SmartHealth, data_units_read) == 32);
 const _: () = assert!(std::mem::offset_of!(SmartHealth, error_log_entries) == 176);
 
-/// Firmware Slot Information (Base 2.0, 5.16.1.4, figure 208).
+/// Firmware Slot Information (Base 2.0, 5.16.1.4, figure 209).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

@@ -31,7 +31,7 @@ pub mod admin {
     pub const DOORBELL_BUFFER_CONFIG: u8 = 0x7C;
 }
 
-/// NVM command set (NVM Command Set 1.0, 3.2, figure 17).
+/// NVM command set (NVM Command Set 1.0, 3.2).
 pub mod nvm {
     /// Flush (Base 2.0, 7.1).
     pub const FLUSH: u8 = 0x00;
@@ -53,10 +53,10 @@ pub mod nvm {
     pub const COPY: u8 = 0x19;
 }
 
-/// The opcode of every Fabrics command (Base 2.0, 6, figure 379).
+/// The opcode of every Fabrics command (Base 2.0, 6).
 pub const FABRICS: u8 = 0x7F;
 
-/// Fabrics Command Types, byte 4 of a Fabrics command (Base 2.0, 6, figure 379).
+/// Fabrics Command Types, byte 4 of a Fabrics command (Base 2.0, 6).
 pub mod fctype {
     /// Property Set.
     pub const PROPERTY_SET: u8 = 0x00;
@@ -73,7 +73,7 @@ pub mod fctype {
 }
 
 /// Whether an opcode moves data from the host to the controller (bit 0 of bits 1:0; Base 2.0,
-/// figure 86). A Fabrics command's direction is in its type's bits instead.
+/// 3.3.3.1). A Fabrics command's direction is in its type's bits instead.
 pub const fn host_to_controller(opcode: u8) -> bool {
     opcode & 0b11 == 0b01
 }

@@ -14,14 +14,14 @@ pub const VS: u32 = 0x08;
 pub const CC: u32 = 0x14;
 /// Offset of Controller Status, 4 bytes (Base 2.0, 3.1.3.6).
 pub const CSTS: u32 = 0x1C;
-/// Offset of Controller Ready Timeouts, 4 bytes (Base 2.0, 3.1.3.22).
+/// Offset of Controller Ready Timeouts, 4 bytes (Base 2.0, 3.1.3.21).
 pub const CRTO: u32 = 0x68;
 
 /// The version that Forebay's controllers report, in VS and in Identify: 2.0.0 (Base 2.0,
 /// 3.1.3.2: MJR in bits 31:16, MNR in bits 15:8, TER in bits 7:0).
 pub const VERSION_2_0: u32 = 0x0002_0000;
 
-/// Controller Capabilities (Base 2.0, 3.1.3.1, figure 36).
+/// Controller Capabilities (Base 2.0, 3.1.3.1).
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct Cap {
@@ -74,7 +74,7 @@ impl Cap {
     pub const CRMS_WITH_MEDIA: u8 = 1 << 0;
 }
 
-/// Controller Configuration (Base 2.0, 3.1.3.5, figure 46).
+/// Controller Configuration (Base 2.0, 3.1.3.5).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Cc {
@@ -106,7 +106,7 @@ pub struct Cc {
     __: u8,
 }
 
-/// Controller Status (Base 2.0, 3.1.3.6, figure 47).
+/// Controller Status (Base 2.0, 3.1.3.6).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Csts {
@@ -136,7 +136,7 @@ impl Csts {
     pub const SHST_COMPLETE: u8 = 2;
 }
 
-/// Controller Ready Timeouts (Base 2.0, 3.1.3.22, figure 64).
+/// Controller Ready Timeouts (Base 2.0, 3.1.3.21).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Crto {

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-/// Status Field without the phase tag (Base 2.0, 3.3.3.2.1, figure 93): SC in bits 7:0, SCT in
+/// Status Field without the phase tag (Base 2.0, 3.3.3.2.1): SC in bits 7:0, SCT in
 /// bits 10:8, CRD in bits 12:11, More in bit 13, Do Not Retry in bit 14.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Status(pub u16);
@@ -30,7 +30,7 @@ macro_rules! statuses {
 }
 
 statuses! {
-    // Generic Command Status, SCT 0h (Base 2.0, figure 96).
+    // Generic Command Status, SCT 0h (Base 2.0, 3.3.3.2.1).
     /// Successful Completion.
     SUCCESS = 0, 0x00;
     /// Invalid Command Opcode.
@@ -100,7 +100,7 @@ statuses! {
     /// Format In Progress.
     FORMAT_IN_PROGRESS = 0, 0x84;
 
-    // Command Specific Status, SCT 1h (Base 2.0, figures 97 and 98).
+    // Command Specific Status, SCT 1h (Base 2.0, 3.3.3.2.1).
     /// Completion Queue Invalid.
     COMPLETION_QUEUE_INVALID = 1, 0x00;
     /// Invalid Queue Identifier.
@@ -129,7 +129,7 @@ statuses! {
     INVALID_CONTROLLER_IDENTIFIER = 1, 0x1F;
     /// I/O Command Set Not Supported.
     IO_COMMAND_SET_NOT_SUPPORTED = 1, 0x29;
-    // Fabrics commands (Base 2.0, figure 98).
+    // Fabrics commands (Base 2.0, 3.3.3.2.1).
     /// Connect Incompatible Format.
     CONNECT_INCOMPATIBLE_FORMAT = 1, 0x80;
     /// Connect Controller Busy.
@@ -147,7 +147,7 @@ statuses! {
     /// Authentication Required.
     AUTHENTICATION_REQUIRED = 1, 0x91;
 
-    // Media and Data Integrity Errors, SCT 2h (Base 2.0, figure 99).
+    // Media and Data Integrity Errors, SCT 2h (Base 2.0, 3.3.3.2.1).
     /// Write Fault.
     WRITE_FAULT = 2, 0x80;
     /// Unrecovered Read Error.
@@ -159,7 +159,7 @@ statuses! {
     /// Deallocated or Unwritten Logical Block.
     DEALLOCATED_OR_UNWRITTEN_BLOCK = 2, 0x87;
 
-    // Path Related Status, SCT 3h (Base 2.0, figure 100).
+    // Path Related Status, SCT 3h (Base 2.0, 3.3.3.2.1).
     /// Internal Path Error.
     INTERNAL_PATH_ERROR = 3, 0x00;
     /// Host Pathing Error.
@@ -170,7 +170,7 @@ statuses! {
 
 impl Status {
     // I/O command specific values share their numbers with the Fabrics ones above, so `name`
-    // knows them by the Fabrics name only (NVM Command Set 1.0, figure 16).
+    // knows them by the Fabrics name only (NVM Command Set 1.0, 3.1).
     /// Conflicting Attributes (NVM Command Set).
     pub const CONFLICTING_ATTRIBUTES: Status = Status(0x180);
     /// Invalid Protection Information (NVM Command Set).

@@ -35,7 +35,7 @@ pub struct ControllerConfig {
     pub max_queue_entries: u32,
     /// I/O queues: 1 to [`MAX_IO_QUEUES`].
     pub max_io_queues: u16,
-    /// Maximum Data Transfer Size: 4096 times a power of two, for I/O and Admin commands alike.
+    /// Maximum Data Transfer Size: a power of two, 8192 or more, for I/O and Admin commands alike.
     pub mdts_bytes: u32,
     /// In-capsule data of an I/O command: a multiple of 16.
     pub in_capsule_bytes: u32,
@@ -73,17 +73,20 @@ impl ControllerConfig {
         }
     }
 
+    /// The same with every number within what the fields' descriptions allow.
+    pub fn normalized(mut self) -> Self {
+        self.cntlid = self.cntlid.min(0xFFEF);
+        self.max_queue_entries = self.max_queue_entries.clamp(2, 65536);
+        self.max_io_queues = self.max_io_queues.clamp(1, MAX_IO_QUEUES);
+        self.mdts_bytes = 1 << self.mdts_bytes.clamp(8192, 1 << 30).ilog2();
+        self.in_capsule_bytes = self.in_capsule_bytes.min(1 << 30) / 16 * 16;
+        self.namespaces = self.namespaces.clamp(1, MAX_NAMESPACES);
+        self
+    }
+
+    /// MDTS as Identify Controller has it: 0 would be no limit, so 8 KiB is the least.
     pub(super) fn mdts_exponent(&self) -> u8 {
         (self.mdts_bytes / 4096).max(1).ilog2() as u8
-    }
-    pub(super) fn mqes(&self) -> u16 {
-        (self.max_queue_entries.clamp(2, 65536) - 1) as u16
-    }
-    pub(super) fn io_queues(&self) -> u16 {
-        self.max_io_queues.clamp(1, MAX_IO_QUEUES)
-    }
-    pub(super) fn nn(&self) -> u32 {
-        self.namespaces.clamp(1, MAX_NAMESPACES)
     }
 }
 
@@ -148,7 +151,7 @@ pub struct NamespaceInfo {
 /// The figures of the SMART / Health Information log page (Base 2.0, 5.16.1.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// Critical Warning bits (figure 207, byte 0).
+    /// Critical Warning bits (byte 0).
     pub critical_warning: u8,
     /// Composite temperature in kelvins; 0 where there is none to report.
     pub temperature_kelvin: u16,

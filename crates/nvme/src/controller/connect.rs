@@ -8,7 +8,7 @@ use super::{Controller, ControllerKind, MAX_IO_QUEUES};
 use crate::fabrics::{ConnectCommand, ConnectData, invalid_parameter};
 use crate::{Nqn, Status};
 
-// Byte offsets in the Connect command (Base 2.0, figure 380).
+// Byte offsets in the Connect command (Base 2.0, 6.3).
 const QID: u16 = 42;
 const SQSIZE: u16 = 44;
 

@@ -26,7 +26,7 @@ pub struct EventCompletion {
     pub cid: u16,
     /// Status field.
     pub status: Status,
-    /// Dwords 0 and 1 of the completion (Base 2.0, 5.2.1, figure 142).
+    /// Dwords 0 and 1 of the completion (Base 2.0, 5.2.1).
     pub result: u64,
 }
 
@@ -34,9 +34,9 @@ pub struct EventCompletion {
 const fn notice(information: u8, log_page: u8) -> u64 {
     0x2 | (information as u64) << 8 | (log_page as u64) << 16
 }
-/// Namespace Attribute Changed (Base 2.0, figure 145).
+/// Namespace Attribute Changed (Base 2.0, 5.2.1).
 const NAMESPACE_ATTRIBUTE_CHANGED: u64 = notice(0x00, log_page::CHANGED_NAMESPACE_LIST);
-/// Discovery Log Page Change (Base 2.0, figure 145).
+/// Discovery Log Page Change (Base 2.0, 5.2.1).
 const DISCOVERY_LOG_CHANGE: u64 = notice(0xF0, log_page::DISCOVERY);
 
 impl Controller {
@@ -81,7 +81,7 @@ impl Controller {
     /// A namespace has changed (its size, or its presence): adds it to the Changed Namespace List
     /// and reports it if the host wants that.
     pub fn namespace_changed(&mut self, nsid: u32) {
-        if (1..=self.config.nn()).contains(&nsid) {
+        if (1..=self.config.namespaces).contains(&nsid) {
             let bit = 1 << (nsid - 1);
             self.state.changed_namespaces |= bit;
             self.state.changed_reported &= !bit;

@@ -68,7 +68,7 @@ impl Controller {
         self.state.temperature_under = 0;
         self.state.acre = 0;
         // A host that never asks gets what there is.
-        self.state.granted_io_queues = self.config.io_queues();
+        self.state.granted_io_queues = self.config.max_io_queues;
     }
 
     /// The bits of Asynchronous Event Configuration that a host may set.
@@ -205,7 +205,7 @@ impl Controller {
         }
         // A Fabrics queue is a pair, so the smaller number counts.
         let wanted = submission.min(completion) + 1;
-        self.state.granted_io_queues = wanted.min(self.config.io_queues());
+        self.state.granted_io_queues = wanted.min(self.config.max_io_queues);
         Ok(Reply::result(granted(self.state.granted_io_queues)))
     }
 
@@ -213,7 +213,7 @@ impl Controller {
     fn check_feature_nsid(&self, sqe: &Sqe) -> Result<(), Status> {
         match sqe.nsid() {
             0 | NSID_ALL => Ok(()),
-            nsid if nsid <= self.config.nn() => Ok(()),
+            nsid if nsid <= self.config.namespaces => Ok(()),
             _ => Err(Status::INVALID_NAMESPACE_OR_FORMAT),
         }
     }
@@ -221,7 +221,7 @@ impl Controller {
     /// What to answer when a command can't be done now and may be sent again later.
     ///
     /// Command Interrupted is allowed only where the host said that it understands it (Base 2.0,
-    /// figure 96: Advanced Command Retry Enable); its retry delay is then CRDT1. Other hosts get
+    /// 3.3.3.2.1: Advanced Command Retry Enable); its retry delay is then CRDT1. Other hosts get
     /// Namespace Not Ready. Neither has Do Not Retry.
     pub fn interrupted_status(&self) -> Status {
         if self.state.acre == 0 {

@@ -92,7 +92,7 @@ impl Controller {
 
     /// A valid namespace identifier: `None` if it isn't active now.
     fn namespace(&self, nsid: u32, env: &dyn AdminEnv) -> Result<Option<NamespaceInfo>, Status> {
-        if nsid == 0 || nsid > self.config.nn() {
+        if nsid == 0 || nsid > self.config.namespaces {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
         Ok(env.namespace(nsid))
@@ -107,7 +107,8 @@ impl Controller {
         if after >= 0xFFFF_FFFE {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
-        let active = (after + 1..=self.config.nn()).filter(|&nsid| env.namespace(nsid).is_some());
+        let active =
+            (after + 1..=self.config.namespaces).filter(|&nsid| env.namespace(nsid).is_some());
         for (to, nsid) in out.chunks_exact_mut(4).zip(active) {
             to.copy_from_slice(&nsid.to_le_bytes());
         }
@@ -144,7 +145,6 @@ impl Controller {
         match config.kind {
             ControllerKind::Discovery => {
                 id.cntrltype = IdentifyController::CNTRLTYPE_DISCOVERY;
-                id.dctype = 1;
             }
             ControllerKind::Io => {
                 id.cntrltype = IdentifyController::CNTRLTYPE_IO;
@@ -158,8 +158,8 @@ impl Controller {
                 // One slot, read only: the program itself.
                 id.frmw = 1 | 1 << 1;
                 id.elpe = super::log_pages::ERROR_ENTRIES as u8 - 1;
-                id.nn = U32::new(config.nn());
-                id.mnan = U32::new(config.nn());
+                id.nn = U32::new(config.namespaces);
+                id.mnan = U32::new(config.namespaces);
                 // Bit 2 Dataset Management, bit 3 Write Zeroes.
                 id.oncs = U16::new(1 << 2 | 1 << 3);
                 // Bit 0: there is a volatile write cache. Bits 2:1: Flush takes FFFFFFFFh.

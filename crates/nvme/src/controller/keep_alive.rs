@@ -26,7 +26,7 @@ impl Controller {
     }
 
     /// If the deadline has passed, sets Controller Fatal Status and records the error (Base 2.0,
-    /// 3.9.4): then the owner must end the association.
+    /// 3.9.5): then the owner must end the association.
     pub fn expire(&mut self, now_ns: u64) -> bool {
         if self
             .deadline_ns()

@@ -6,6 +6,7 @@
 
 use super::{AdminEnv, Controller, ControllerKind, Reply, events, features};
 use crate::fabrics::{DiscoveryLogEntry, DiscoveryLogHeader};
+use crate::identify::CSI_NVM;
 use crate::log_page::{self, ErrorEntry, FirmwareSlots, SmartHealth};
 use crate::opcode::{admin, nvm};
 use crate::{NSID_ALL, Sqe, Status};
@@ -90,9 +91,8 @@ impl Controller {
         if !supported(self.config.kind, lid) {
             return Err(Status::INVALID_LOG_PAGE);
         }
-        // LPO counts dwords. CDW14 bit 23 (OT) would make it an index, which no page here has;
-        // bits 31:24 select a command set.
-        if offset % 4 != 0 || sqe.cdw(14) & 1 << 23 != 0 || sqe.cdw(14) >> 24 != 0 {
+        // LPO counts dwords. CDW14 bit 23 (OT) would make it an index, which no page here has.
+        if offset % 4 != 0 || sqe.cdw(14) & 1 << 23 != 0 {
             return Err(Status::INVALID_FIELD);
         }
         match lid {
@@ -120,6 +120,10 @@ impl Controller {
             }
             log_page::CHANGED_NAMESPACE_LIST => self.changed_namespaces(offset, retain, out)?,
             log_page::COMMANDS_SUPPORTED_AND_EFFECTS => {
+                // CSI, CDW14 bits 31:24.
+                if (sqe.cdw(14) >> 24) as u8 != CSI_NVM {
+                    return Err(Status::IO_COMMAND_SET_NOT_SUPPORTED);
+                }
                 part(commands_supported(self.config.kind).as_bytes(), offset, out)?;
             }
             log_page::FEATURES_SUPPORTED_AND_EFFECTS => {
@@ -177,7 +181,7 @@ impl Controller {
     ) -> Result<(), Status> {
         let mut page = [U32::new(0); log_page::CHANGED_NAMESPACE_LIST_BYTES / 4];
         let changed = self.state.changed_namespaces;
-        let list = (1..=self.config.nn()).filter(|nsid| changed & 1 << (nsid - 1) != 0);
+        let list = (1..=self.config.namespaces).filter(|nsid| changed & 1 << (nsid - 1) != 0);
         for (to, nsid) in page.iter_mut().zip(list) {
             *to = U32::new(nsid);
         }

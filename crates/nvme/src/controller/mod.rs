@@ -121,12 +121,12 @@ impl Controller {
     /// The controller of a new association, not yet enabled.
     pub fn new(config: ControllerConfig, connect: &AdminConnect, now_ns: u64) -> Self {
         let mut controller = Self {
-            config,
+            config: config.normalized(),
             hostnqn: connect.hostnqn,
             state: ControllerState::new_zeroed(),
             errors: [ErrorEntry::new_zeroed(); log_pages::ERROR_ENTRIES],
         };
-        controller.state.cntlid = config.cntlid;
+        controller.state.cntlid = controller.config.cntlid;
         controller.state.hostnqn = connect.hostnqn.to_field();
         controller.state.hostid = connect.hostid;
         controller.reset_features();
@@ -137,6 +137,7 @@ impl Controller {
 
     /// A controller that continues where another process left off. The state is not trusted.
     pub fn restore(config: ControllerConfig, state: &ControllerState) -> Result<Self, StateError> {
+        let config = config.normalized();
         let hostnqn = state.check(&config)?;
         Ok(Self {
             config,

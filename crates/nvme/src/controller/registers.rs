@@ -16,7 +16,7 @@ impl Controller {
     /// Controller Capabilities.
     pub fn cap(&self) -> Cap {
         Cap::new()
-            .with_mqes(self.config.mqes())
+            .with_mqes((self.config.max_queue_entries - 1) as u16)
             .with_cqr(true)
             .with_to(READY_TIMEOUT_500_MS)
             .with_css(Cap::CSS_NVM)
@@ -64,8 +64,10 @@ impl Controller {
         if (offset, wide) != (register::CC, false) {
             return Err(Status::INVALID_FIELD);
         }
-        // CAP.CRMS doesn't have independent ready, so CRIME reads as zero (Base 2.0, figure 46).
-        let effect = self.write_cc(Cc::from_bits(value as u32).with_crime(false), now_ns)?;
+        // Whatever it does, the host is there: the time limits below begin anew.
+        self.keep_alive(now_ns);
+        // CAP.CRMS doesn't have independent ready, so CRIME reads as zero (Base 2.0, 3.1.3.5).
+        let effect = self.write_cc(Cc::from_bits(value as u32).with_crime(false))?;
         // Nothing of a Discovery controller is ever in flight.
         if self.config.kind == ControllerKind::Discovery
             && matches!(effect, Effect::Reset | Effect::Shutdown)
@@ -76,7 +78,7 @@ impl Controller {
         Ok(effect)
     }
 
-    fn write_cc(&mut self, new: Cc, now_ns: u64) -> Result<Effect, Status> {
+    fn write_cc(&mut self, new: Cc) -> Result<Effect, Status> {
         let (old, csts) = (self.cc(), self.csts());
         match (old.en(), new.en()) {
             (false, true) => {
@@ -85,7 +87,6 @@ impl Controller {
                     return Err(Status::COMMAND_SEQUENCE_ERROR);
                 }
                 self.state.cc = new.with_shn(0).into_bits();
-                self.state.keep_alive_from_ns = now_ns;
                 if !self.cc_supported(new) {
                     self.set_csts(Csts::new().with_cfs(true));
                     return Ok(Effect::None);
@@ -98,7 +99,7 @@ impl Controller {
                 Ok(Effect::Reset)
             }
             (enabled, _) => {
-                // While enabled only EN and SHN may change (Base 2.0, figure 46); a shutdown once
+                // While enabled only EN and SHN may change (Base 2.0, 3.1.3.5); a shutdown once
                 // begun ends with a reset.
                 let begins = new.shn() != 0 && old.shn() == 0;
                 let shn = if old.shn() == 0 { new.shn() } else { old.shn() };
@@ -116,7 +117,7 @@ impl Controller {
         }
     }
 
-    /// Whether the controller can be enabled with these settings (Base 2.0, figure 46). A
+    /// Whether the controller can be enabled with these settings (Base 2.0, 3.1.3.5). A
     /// Discovery controller has no I/O queues, so their entry sizes don't matter to it.
     fn cc_supported(&self, cc: Cc) -> bool {
         let sizes =
@@ -130,8 +131,8 @@ impl Controller {
         self.state.io_queues = [0; 2];
         if !self.cc().en() {
             // Controller Level Reset (Base 2.0, 3.7.2): outstanding event requests end without a
-            // completion, and features return to their defaults.
-            self.state.cc = self.cc().with_shn(0).into_bits();
+            // completion, and properties and features return to their defaults.
+            self.state.cc = 0;
             self.set_csts(Csts::new());
             self.reset_events();
             self.reset_features();

@@ -95,7 +95,7 @@ impl ControllerState {
         ok(self.cntlid == config.cntlid, "cntlid")?;
         ok(self.csts & !known == 0, "csts")?;
         ok(
-            (1..=config.io_queues()).contains(&self.granted_io_queues),
+            (1..=config.max_io_queues).contains(&self.granted_io_queues),
             "granted_io_queues",
         )?;
         ok(
@@ -115,7 +115,7 @@ impl ControllerState {
         )?;
         ok(
             self.changed_namespaces
-                .checked_shr(config.nn())
+                .checked_shr(config.namespaces)
                 .unwrap_or(0)
                 == 0,
             "changed_namespaces",

@@ -1,0 +1,222 @@
+//! Tests of the controller: what a host sees, behaviour by behaviour.
+
+mod connect;
+mod discovery;
+mod events;
+mod features;
+mod hostile;
+mod identify;
+mod keep_alive;
+mod log_pages;
+mod registers;
+
+use super::*;
+use crate::fabrics::{ConnectCommand, ConnectData, DiscoveryLogEntry};
+use crate::io::NamespaceGeometry;
+use crate::register::{self, Csts};
+use std::cell::Cell;
+
+pub(super) const MS: u64 = 1_000_000;
+
+pub(super) fn host() -> Nqn {
+    Nqn::parse("nqn.2014-08.org.nvmexpress:uuid:0c4f5a43-5f4a-4f6e-b0d0-2a6fe4a8b7f1").unwrap()
+}
+
+pub(super) fn subsystem() -> Nqn {
+    Nqn::parse("nqn.2026-01.io.forebay:alice.db").unwrap()
+}
+
+/// A world with one namespace, and a discovery list that a test can change.
+pub(super) struct World {
+    pub(super) block_count: Cell<u64>,
+    pub(super) present: Cell<bool>,
+    pub(super) generation: Cell<u64>,
+    pub(super) entries: Cell<u64>,
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        Self {
+            block_count: Cell::new(1 << 20),
+            present: Cell::new(true),
+            generation: Cell::new(7),
+            entries: Cell::new(3),
+        }
+    }
+}
+
+impl AdminEnv for World {
+    fn namespace(&self, nsid: u32) -> Option<NamespaceInfo> {
+        (nsid == 1 && self.present.get()).then(|| NamespaceInfo {
+            geometry: NamespaceGeometry {
+                block_bytes: 512,
+                block_count: self.block_count.get(),
+            },
+            used_blocks: 384,
+            extent_bytes: 64 << 10,
+            nguid: [0xA1; 16],
+            uuid: [0xB2; 16],
+        })
+    }
+    fn health(&self) -> Health {
+        Health {
+            bytes_read: 512_001,
+            host_writes: 9,
+            ..Health::default()
+        }
+    }
+    fn discovery_generation(&self, _: &Nqn) -> u64 {
+        self.generation.get()
+    }
+    fn discovery_count(&self, _: &Nqn) -> u64 {
+        self.entries.get()
+    }
+    fn discovery_entry(&self, who: &Nqn, index: u64) -> Option<DiscoveryLogEntry> {
+        assert_eq!(*who, host());
+        let nqn = Nqn::parse(&format!("nqn.2026-01.io.forebay:alice.v{index}")).unwrap();
+        let address = "127.0.0.1:4420".parse().unwrap();
+        (index < self.entries.get())
+            .then(|| DiscoveryLogEntry::tcp(DiscoveryLogEntry::SUBTYPE_NVM, &nqn, address, 1, 32))
+    }
+}
+
+/// A controller with the world around it.
+pub(super) struct Bench {
+    pub(super) controller: Controller,
+    pub(super) world: World,
+    pub(super) now_ns: u64,
+    pub(super) out: Vec<u8>,
+}
+
+pub(super) fn connect_with(kato_ms: u32) -> AdminConnect {
+    let command = ConnectCommand::new(1, 0, 32, kato_ms);
+    let data = ConnectData::new([5; 16], 0xFFFF, &subsystem(), &host());
+    check_admin_connect(&command, &data, 4096).unwrap()
+}
+
+pub(super) fn config() -> ControllerConfig {
+    ControllerConfig {
+        mdts_bytes: 512 << 10,
+        ..ControllerConfig::io(3, subsystem(), "abc123")
+    }
+}
+
+impl Bench {
+    /// A controller that is connected and not enabled.
+    pub(super) fn connected(config: ControllerConfig) -> Self {
+        let now_ns = 1_000 * MS;
+        Self {
+            controller: Controller::new(config, &connect_with(5_000), now_ns),
+            world: World::new(),
+            now_ns,
+            out: vec![0xEE; 1 << 20],
+        }
+    }
+    /// An I/O controller that is ready.
+    pub(super) fn ready() -> Self {
+        let mut bench = Self::connected(config());
+        assert_eq!(bench.set_cc(0x46_0001), Ok(Effect::Enabled));
+        bench
+    }
+    /// A Discovery controller that is ready.
+    pub(super) fn discovery() -> Self {
+        let mut bench = Self::connected(ControllerConfig::discovery(4));
+        assert_eq!(bench.set_cc(0x46_0001), Ok(Effect::Enabled));
+        bench
+    }
+    pub(super) fn set_cc(&mut self, value: u32) -> Result<Effect, Status> {
+        let now_ns = self.now_ns;
+        self.controller
+            .property_set(register::CC, false, value.into(), now_ns)
+    }
+    pub(super) fn csts(&self) -> Csts {
+        Csts::from_bits(self.controller.property_get(register::CSTS, false).unwrap() as u32)
+    }
+    pub(super) fn run_with(&mut self, sqe: Sqe, data: &[u8]) -> AdminOutcome {
+        self.controller
+            .admin(&sqe, data, &mut self.out, &self.world, self.now_ns)
+    }
+    pub(super) fn run(&mut self, sqe: Sqe) -> AdminOutcome {
+        self.run_with(sqe, &[])
+    }
+    /// The result of a command that must succeed.
+    pub(super) fn ok(&mut self, sqe: Sqe) -> u64 {
+        match self.run(sqe) {
+            AdminOutcome::Complete { status, result, .. } => {
+                assert_eq!(status, Status::SUCCESS, "{sqe:?}");
+                result
+            }
+            AdminOutcome::Parked => panic!("parked: {sqe:?}"),
+        }
+    }
+    /// The data of a command that must succeed.
+    pub(super) fn data(&mut self, sqe: Sqe) -> Vec<u8> {
+        match self.run(sqe) {
+            AdminOutcome::Complete {
+                status, data_bytes, ..
+            } => {
+                assert_eq!(status, Status::SUCCESS, "{sqe:?}");
+                assert_eq!(
+                    self.controller.transfer(&sqe),
+                    Ok(Transfer::ToHost(data_bytes))
+                );
+                self.out[..data_bytes as usize].to_vec()
+            }
+            AdminOutcome::Parked => panic!("parked: {sqe:?}"),
+        }
+    }
+    /// The status of a command that must fail for good.
+    pub(super) fn fails(&mut self, sqe: Sqe) -> Status {
+        self.fails_with(sqe, &[])
+    }
+    pub(super) fn fails_with(&mut self, sqe: Sqe, data: &[u8]) -> Status {
+        match self.run_with(sqe, data) {
+            AdminOutcome::Complete {
+                status,
+                data_bytes,
+                effect,
+                ..
+            } => {
+                assert!(status.dnr() && !status.is_success(), "{status}: {sqe:?}");
+                assert_eq!((data_bytes, effect), (0, Effect::None));
+                status.code()
+            }
+            AdminOutcome::Parked => panic!("parked: {sqe:?}"),
+        }
+    }
+}
+
+pub(super) fn identify(cns: u8, nsid: u32) -> Sqe {
+    Sqe::new(admin::IDENTIFY, 1)
+        .with_nsid(nsid)
+        .with_cdw(10, cns.into())
+}
+
+pub(super) fn get_log(lid: u8, offset: u64, bytes: u32) -> Sqe {
+    let numd = bytes / 4 - 1;
+    Sqe::new(admin::GET_LOG_PAGE, 1)
+        .with_nsid(crate::NSID_ALL)
+        .with_cdw(10, u32::from(lid) | numd << 16)
+        .with_cdw(11, numd >> 16)
+        .with_cdw64(12, offset)
+}
+
+pub(super) fn retained(sqe: Sqe) -> Sqe {
+    sqe.with_cdw(10, sqe.cdw(10) | 1 << 15)
+}
+
+pub(super) fn get_feature(fid: u8, cdw11: u32) -> Sqe {
+    Sqe::new(admin::GET_FEATURES, 1)
+        .with_cdw(10, fid.into())
+        .with_cdw(11, cdw11)
+}
+
+pub(super) fn set_feature(fid: u8, cdw11: u32) -> Sqe {
+    Sqe::new(admin::SET_FEATURES, 1)
+        .with_cdw(10, fid.into())
+        .with_cdw(11, cdw11)
+}
+
+pub(super) fn event_request(cid: u16) -> Sqe {
+    Sqe::new(admin::ASYNC_EVENT_REQUEST, cid)
+}
