@@ -21,6 +21,7 @@ mod error;
 pub mod load;
 mod queue;
 mod session;
+pub mod verify;
 
 pub use admin::AsyncEvent;
 pub use connection::{Done, Wait};

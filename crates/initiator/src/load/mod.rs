@@ -20,7 +20,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 pub use report::{LoadReport, OpReport};
-pub(crate) use rng::Rng;
+pub(crate) use rng::{Rng, mix};
 
 use crate::{Error, Options, Session, Wait};
 

@@ -64,7 +64,7 @@ impl Default for Config {
                 ..Offer::default()
             },
             io_in_capsule_bytes: 4096,
-            mqes: 127,
+            mqes: 128,
             success: true,
             c2h_bytes: 8192,
             r2t_bytes: 16384,

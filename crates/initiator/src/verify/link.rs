@@ -1,0 +1,57 @@
+//! A session and its one queue, made anew when lost.
+//!
+//! Design: connecting is tried again until a time limit, whatever the reason (a target that restarts refuses, closes,
+//! or does not know its exports yet); only what no repetition can mend ends it at once.
+//! What it does *not* do: remember commands.
+
+use std::time::{Duration, Instant};
+
+use super::VerifySpec;
+use crate::{Error, IoQueue, Options, Session};
+
+/// The first and the longest pause between two attempts.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
+
+#[derive(Debug)]
+pub(super) struct Link {
+    /// Before `session`, so that it closes first.
+    pub(super) queue: IoQueue,
+    pub(super) session: Session,
+}
+
+impl Link {
+    /// One attempt.
+    pub(super) fn connect(spec: &VerifySpec) -> Result<Self, Error> {
+        let options = Options {
+            io_queues: 1,
+            queue_entries: u32::from(spec.queue_depth) + 1,
+            ..spec.options.clone()
+        };
+        let mut session = Session::connect(spec.addr, &spec.subnqn, &spec.hostnqn, &options)?;
+        let queue = session.open_queue(spec.nsid)?;
+        Ok(Self { queue, session })
+    }
+
+    /// Attempts until the spec's time limit.
+    pub(super) fn reconnect(spec: &VerifySpec) -> Result<Self, Error> {
+        let limit = spec.reconnect_limit;
+        let deadline = Instant::now() + limit;
+        let mut pause = PAUSES.0;
+        loop {
+            let error = match Self::connect(spec) {
+                Ok(link) => return Ok(link),
+                Err(error @ (Error::Argument(_) | Error::System { .. })) => return Err(error),
+                Err(error) => error,
+            };
+            if Instant::now() + pause >= deadline {
+                return Err(Error::TimedOut {
+                    addr: spec.addr,
+                    what: format!("a new connection (last attempt: {error})"),
+                    waited: limit,
+                });
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+}

@@ -1,0 +1,516 @@
+//! The verifier: one queue, written to and read back, across lost connections.
+//!
+//! Design: a command's tag is its block number, which is unambiguous because a block has at most one command in flight.
+//! Commands that a lost connection left unanswered go to a backlog with their buffers, whose content is the version
+//! they were issued as, and are driven again before anything new. Commands that end with a status that allows a retry
+//! take the same way.
+//! What it does *not* do: judge data ([`super::check`]) or know what may be there ([`super::model`]).
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use forebay_nvme::Status;
+
+use super::check::check_block;
+use super::link::Link;
+use super::model::Model;
+use super::pattern::{self, SECTOR_BYTES};
+use super::{Initial, VerifyReport, VerifySpec};
+use crate::load::Rng;
+use crate::{ControllerInfo, Done, Error, IoOp};
+
+const TAG_FLUSH: u64 = u64::MAX;
+/// How often progress is told.
+const PROGRESS: Duration = Duration::from_millis(100);
+/// The pause before a command is driven again that the target refused for now.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// How often a block that isn't in flight is looked for before the next turn.
+const PICKS: u32 = 16;
+
+/// When writing ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteGoal {
+    /// After so many bytes.
+    Bytes(u64),
+    /// After so long.
+    Duration(Duration),
+    /// When the progress callback says so.
+    UntilTold,
+}
+
+/// How far the verifier is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Since this phase began.
+    pub elapsed: Duration,
+    /// Bytes acknowledged, or read.
+    pub bytes: u64,
+    /// Connections that were lost and made anew in this phase.
+    pub reconnects: u64,
+    /// Flushes that ended well.
+    pub flushes: u64,
+    /// 0.0..=1.0; 0.0 where the end is not known.
+    pub fraction: f64,
+}
+
+/// The outcome of writing.
+#[derive(Clone, Debug, Default)]
+pub struct WriteReport {
+    /// Writes that were acknowledged.
+    pub writes: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Flushes that ended well.
+    pub flushes: u64,
+    /// Connections that were lost and made anew.
+    pub reconnects: u64,
+    /// Commands that were driven again, after a lost connection or a status that allows it.
+    pub redriven: u64,
+    /// The longest time in which nothing ended although something was in flight, reconnecting included.
+    pub longest_pause: Duration,
+    /// Commands that ended with an error status for good.
+    pub errors: u64,
+    /// The first of them, in words.
+    pub first_error: Option<String>,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Write,
+    Read,
+}
+
+/// Writes, remembers, reads back.
+#[derive(Debug)]
+pub struct Verifier {
+    spec: VerifySpec,
+    controller: ControllerInfo,
+    link: Option<Link>,
+    model: Model,
+    rng: Rng,
+    blocks_per_io: u32,
+    idle: Vec<Vec<u8>>,
+    /// To be driven (again): block, buffer, attempts.
+    backlog: VecDeque<(u32, Vec<u8>, u32)>,
+    /// Attempts of blocks in flight that are not at their first.
+    attempts: Vec<(u32, u32)>,
+    flush_in_flight: bool,
+    since_flush: u64,
+    done: Vec<Done>,
+    phase: Phase,
+    stats: WriteReport,
+    report: VerifyReport,
+    last_end: Instant,
+}
+
+impl Verifier {
+    /// Connects, and takes measure of the namespace.
+    ///
+    /// # Errors
+    /// The target can't be reached within the reconnect limit, or not be used as asked.
+    pub fn connect(spec: VerifySpec) -> Result<Self, Error> {
+        let link = Link::reconnect(&spec)?;
+        let addr = spec.addr;
+        let unusable = |what: String| Error::Unusable { addr, what };
+        let namespaces = link.session.namespaces();
+        let namespace = namespaces.iter().find(|ns| ns.nsid == spec.nsid);
+        let Some(namespace) = namespace else {
+            return Err(unusable(format!("no usable namespace {}", spec.nsid)));
+        };
+        let block_bytes = spec.block_bytes;
+        let lba_bytes = namespace.block_bytes;
+        if block_bytes == 0 || !block_bytes.is_multiple_of(lba_bytes) {
+            return Err(unusable(format!(
+                "an I/O of {block_bytes} bytes is not a multiple of the namespace's block of \
+                 {lba_bytes} bytes"
+            )));
+        }
+        if block_bytes / lba_bytes > 1 << 16 {
+            return Err(Error::Argument("an I/O has at most 65536 blocks".into()));
+        }
+        let size = namespace.size_bytes();
+        let span = spec.span_bytes.unwrap_or(size).min(size);
+        let blocks = u32::try_from(span / u64::from(block_bytes))
+            .ok()
+            .filter(|&blocks| blocks > 0)
+            .ok_or_else(|| unusable(format!("cannot keep track of a span of {span} bytes")))?;
+        let depth = usize::from(spec.queue_depth.max(1)).min(link.queue.depth());
+        Ok(Self {
+            controller: link.session.controller().clone(),
+            model: Model::new(blocks, spec.promise),
+            rng: Rng::new(spec.seed),
+            blocks_per_io: block_bytes / lba_bytes,
+            idle: (0..depth).map(|_| vec![0; block_bytes as usize]).collect(),
+            link: Some(link),
+            backlog: VecDeque::new(),
+            attempts: Vec::new(),
+            flush_in_flight: false,
+            since_flush: 0,
+            done: Vec::with_capacity(depth),
+            phase: Phase::Write,
+            stats: WriteReport::default(),
+            report: VerifyReport::default(),
+            last_end: Instant::now(),
+            spec,
+        })
+    }
+
+    /// The controller, as it said when the verifier connected first.
+    #[must_use]
+    pub fn controller(&self) -> &ControllerInfo {
+        &self.controller
+    }
+
+    /// How many blocks were ever written.
+    #[must_use]
+    pub fn blocks_written(&self) -> u64 {
+        self.model.touched()
+    }
+
+    /// Writes at random places until the goal is reached or `progress` breaks, and waits for all acknowledgements.
+    /// Lost connections are made anew and unacknowledged commands driven again.
+    ///
+    /// # Errors
+    /// Reconnecting did not succeed in time. The verifier can go on: call again when the target is back.
+    pub fn write(
+        &mut self,
+        goal: WriteGoal,
+        progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<WriteReport, Error> {
+        self.begin(Phase::Write)?;
+        let begun = Instant::now();
+        let mut told = begun;
+        let mut left = match goal {
+            WriteGoal::Bytes(bytes) => bytes.div_ceil(u64::from(self.spec.block_bytes)),
+            _ => u64::MAX,
+        };
+        let all = left;
+        loop {
+            let elapsed = begun.elapsed();
+            if matches!(goal, WriteGoal::Duration(limit) if elapsed >= limit) {
+                left = 0;
+            }
+            if told.elapsed() >= PROGRESS {
+                told = Instant::now();
+                let fraction = match goal {
+                    WriteGoal::Bytes(_) => self.stats.writes as f64 / all.max(1) as f64,
+                    WriteGoal::Duration(d) => elapsed.as_secs_f64() / d.as_secs_f64().max(1e-9),
+                    WriteGoal::UntilTold => 0.0,
+                };
+                if progress(&self.progress(elapsed, self.stats.bytes, fraction)).is_break() {
+                    left = 0;
+                }
+            }
+            let flush_every = self.spec.flush_every_writes;
+            if flush_every > 0 && self.since_flush >= flush_every {
+                self.submit_flush();
+            }
+            while left > 0 && self.backlog.is_empty() {
+                let Some(block) = self.pick() else { break };
+                let Some(mut buf) = self.idle.pop() else {
+                    break;
+                };
+                let version = self.model.issue(block);
+                pattern::fill(&mut buf, self.spec.seed, self.first_sector(block), version);
+                self.backlog.push_back((block, buf, 0));
+                self.drive();
+                left -= 1;
+            }
+            if !self.turn()? {
+                break;
+            }
+        }
+        self.stats.elapsed = begun.elapsed();
+        Ok(std::mem::take(&mut self.stats))
+    }
+
+    /// Flushes, so that everything acknowledged so far must survive.
+    ///
+    /// # Errors
+    /// Reconnecting did not succeed in time, or the flush failed for good.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        self.begin(Phase::Write)?;
+        for _ in 0..=self.spec.retries {
+            // A flush that a lost connection took is begun again.
+            self.submit_flush();
+            while self.turn()? {}
+            if self.stats.flushes > 0 {
+                return Ok(());
+            }
+            std::thread::sleep(RETRY_PAUSE);
+        }
+        let error = self.stats.first_error.take();
+        Err(Error::Unusable {
+            addr: self.spec.addr,
+            what: format!("flush failed: {}", error.unwrap_or_default()),
+        })
+    }
+
+    /// Reads back and judges: everything in the span, or with [`Initial::Any`] what was written.
+    ///
+    /// # Errors
+    /// Reconnecting did not succeed in time. Wrong data is no error; see [`VerifyReport::is_clean`].
+    pub fn read_back(
+        &mut self,
+        progress: &mut dyn FnMut(&Progress),
+    ) -> Result<VerifyReport, Error> {
+        self.begin(Phase::Read)?;
+        let begun = Instant::now();
+        let mut told = begun;
+        let blocks = self.model.blocks();
+        let mut next = 0;
+        loop {
+            if told.elapsed() >= PROGRESS {
+                told = Instant::now();
+                let fraction = f64::from(next) / f64::from(blocks);
+                progress(&self.progress(begun.elapsed(), self.report.bytes, fraction));
+            }
+            while next < blocks && self.backlog.is_empty() {
+                if self.spec.initial == Initial::Any && self.model.issued(next) == 0 {
+                    next += 1;
+                    continue;
+                }
+                let Some(buf) = self.idle.pop() else { break };
+                self.backlog.push_back((next, buf, 0));
+                self.drive();
+                next += 1;
+            }
+            if !self.turn()? && next >= blocks {
+                break;
+            }
+        }
+        self.report.reconnects = self.stats.reconnects;
+        self.report.elapsed = begun.elapsed();
+        Ok(std::mem::take(&mut self.report))
+    }
+
+    /// Closes the session properly.
+    ///
+    /// # Errors
+    /// The controller did not confirm.
+    pub fn close(mut self) -> Result<(), Error> {
+        match self.link.take() {
+            None => Ok(()),
+            Some(Link { queue, session }) => {
+                drop(queue);
+                session.close()
+            }
+        }
+    }
+
+    /// Begins a phase. What an earlier one that ended with an error left behind comes first: writes are driven to their
+    /// end, reads are forgotten.
+    fn begin(&mut self, phase: Phase) -> Result<(), Error> {
+        self.last_end = Instant::now();
+        if self.phase == Phase::Read {
+            self.idle
+                .extend(self.backlog.drain(..).map(|(_, buf, _)| buf));
+        }
+        self.ensure_link()?;
+        if phase == Phase::Read {
+            while self.turn()? {}
+        }
+        self.phase = phase;
+        self.stats = WriteReport::default();
+        self.report = VerifyReport::default();
+        Ok(())
+    }
+
+    fn ensure_link(&mut self) -> Result<(), Error> {
+        if self.link.is_none() {
+            self.link = Some(Link::reconnect(&self.spec)?);
+            self.stats.reconnects += 1;
+        }
+        Ok(())
+    }
+
+    fn progress(&self, elapsed: Duration, bytes: u64, fraction: f64) -> Progress {
+        Progress {
+            elapsed,
+            bytes,
+            reconnects: self.stats.reconnects,
+            flushes: self.stats.flushes,
+            fraction: fraction.min(1.0),
+        }
+    }
+
+    fn first_sector(&self, block: u32) -> u64 {
+        u64::from(block) * u64::from(self.spec.block_bytes) / SECTOR_BYTES as u64
+    }
+
+    /// A block that is not in flight; `None` if there is hardly one.
+    fn pick(&mut self) -> Option<u32> {
+        (0..PICKS)
+            .map(|_| self.rng.below(u64::from(self.model.blocks())) as u32)
+            .find(|&block| !self.model.is_in_flight(block))
+    }
+
+    fn submit_flush(&mut self) {
+        if self.flush_in_flight {
+            return;
+        }
+        if let Some(link) = &mut self.link
+            && link
+                .queue
+                .submit(&IoOp::Flush, TAG_FLUSH, Vec::new())
+                .is_ok()
+        {
+            self.model.flush_begins();
+            self.flush_in_flight = true;
+            self.since_flush = 0;
+        }
+    }
+
+    /// Submits the backlog, as far as the queue takes it.
+    fn drive(&mut self) {
+        let Some(link) = &mut self.link else { return };
+        while let Some((block, buf, attempts)) = self.backlog.pop_front() {
+            let lba = u64::from(block) * u64::from(self.blocks_per_io);
+            let blocks = self.blocks_per_io;
+            let op = match self.phase {
+                Phase::Write => IoOp::Write {
+                    lba,
+                    blocks,
+                    fua: false,
+                },
+                Phase::Read => IoOp::Read { lba, blocks },
+            };
+            if let Err(refused) = link.queue.submit(&op, u64::from(block), buf) {
+                self.backlog.push_front((block, refused.buf, attempts));
+                return;
+            }
+            if attempts > 0 {
+                self.attempts.push((block, attempts));
+            }
+        }
+    }
+
+    /// Drives what waits and takes what ends. False: nothing is in flight or waits.
+    fn turn(&mut self) -> Result<bool, Error> {
+        self.drive();
+        let in_flight = self.link.as_ref().map_or(0, |link| link.queue.in_flight());
+        if in_flight == 0 && self.backlog.is_empty() {
+            self.last_end = Instant::now();
+            return Ok(false);
+        }
+        let mut done = std::mem::take(&mut self.done);
+        let polled = match &mut self.link {
+            Some(link) => link.queue.poll(&mut done, self.spec.wait, PROGRESS),
+            None => Ok(0),
+        };
+        if !done.is_empty() {
+            let pause = self.last_end.elapsed();
+            self.stats.longest_pause = self.stats.longest_pause.max(pause);
+            self.last_end = Instant::now();
+        }
+        let mut refused = false;
+        for end in done.drain(..) {
+            refused |= self.end(end);
+        }
+        self.done = done;
+        if refused {
+            std::thread::sleep(RETRY_PAUSE);
+        }
+        match polled {
+            Err(error) if !error.is_connection_lost() => return Err(error),
+            Err(_) => self.lost(),
+            Ok(_) => {}
+        }
+        // A target that takes connections but ends nothing.
+        let silence = self.last_end.elapsed();
+        if silence > 2 * self.spec.options.command_timeout + self.spec.reconnect_limit {
+            self.lost();
+            return Err(Error::TimedOut {
+                addr: self.spec.addr,
+                what: "any command to end".into(),
+                waited: silence,
+            });
+        }
+        self.ensure_link()?;
+        Ok(true)
+    }
+
+    /// Takes the end of a command. True: it is to be driven again.
+    fn end(&mut self, end: Done) -> bool {
+        let well = end.status.is_success();
+        if end.tag == TAG_FLUSH {
+            self.flush_in_flight = false;
+            self.model.flush_ends(well);
+            if well {
+                self.stats.flushes += 1;
+            } else if may_retry(end.status) {
+                self.stats.redriven += 1;
+                self.since_flush = self.spec.flush_every_writes;
+            } else {
+                self.count_error("flush", end.status);
+            }
+            return !well;
+        }
+        let block = end.tag as u32;
+        let at = self.attempts.iter().position(|&(other, _)| other == block);
+        let attempts = at.map_or(0, |at| self.attempts.swap_remove(at).1);
+        if !well && may_retry(end.status) && attempts < self.spec.retries {
+            self.stats.redriven += 1;
+            self.backlog.push_back((block, end.buf, attempts + 1));
+            return true;
+        }
+        match self.phase {
+            Phase::Write => {
+                self.model.end(block, well);
+                if well {
+                    self.since_flush += 1;
+                    self.stats.writes += 1;
+                    self.stats.bytes += end.buf.len() as u64;
+                } else {
+                    self.count_error(&format!("write of block {block}"), end.status);
+                }
+            }
+            Phase::Read if well => {
+                let (seed, initial) = (self.spec.seed, self.spec.initial);
+                let (report, model) = (&mut self.report, &mut self.model);
+                check_block(report, model, seed, initial, block, &end.buf);
+            }
+            Phase::Read => {
+                let text = format!("read of block {block}: {:?}", end.status);
+                self.report.read_errors.push(text);
+            }
+        }
+        self.idle.push(end.buf);
+        false
+    }
+
+    fn count_error(&mut self, what: &str, status: Status) {
+        self.stats.errors += 1;
+        let first = &mut self.stats.first_error;
+        first.get_or_insert_with(|| format!("{what}: {status:?}"));
+    }
+
+    /// The connection is gone: what was in flight is to be driven again.
+    fn lost(&mut self) {
+        let Some(link) = self.link.take() else { return };
+        self.attempts.clear();
+        self.flush_in_flight = false;
+        self.model.connection_lost();
+        for (tag, buf) in link.queue.abandon() {
+            if tag != TAG_FLUSH {
+                self.stats.redriven += 1;
+                self.backlog.push_back((tag as u32, buf, 0));
+            }
+        }
+    }
+}
+
+/// Statuses that are about now, not about the command (Base 3.3.3.2.1).
+fn may_retry(status: Status) -> bool {
+    let passing = [
+        Status::COMMAND_INTERRUPTED,
+        Status::NAMESPACE_NOT_READY,
+        Status::TRANSIENT_TRANSPORT_ERROR,
+        Status::COMMAND_ABORT_REQUESTED,
+        Status::ABORTED_SQ_DELETION,
+    ];
+    !status.dnr() && passing.contains(&status.code())
+}
