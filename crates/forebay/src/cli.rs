@@ -10,6 +10,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use forebay_device::size::parse_bytes;
 
+use crate::bench::BenchCommand;
+
 /// Forebay: a storage hypervisor. Cuts physical storage into disks for tenants.
 #[derive(Debug, Parser)]
 #[command(name = "forebay", version, max_term_width = 100)]
@@ -46,6 +48,9 @@ pub(crate) enum Command {
     Stats,
     /// Show how daemon and engine are doing
     Status,
+    /// Measured loads
+    #[command(subcommand)]
+    Bench(BenchCommand),
 }
 
 #[derive(Debug, Subcommand)]

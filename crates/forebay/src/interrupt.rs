@@ -52,6 +52,17 @@ impl Interrupt {
         Ok(Self(flag))
     }
 
+    /// One that nobody raises but the test.
+    #[cfg(test)]
+    pub(crate) fn never() -> Self {
+        Self(Arc::default())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn raise(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
     /// An error once the process has been interrupted.
     pub(crate) fn check(&self) -> Outcome {
         if self.0.load(Ordering::Relaxed) {

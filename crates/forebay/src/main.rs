@@ -4,6 +4,7 @@
 //! Design: the command line is parsed in `cli`; each subject has its module. This file only chooses.
 //! Not here: logic; that is in the crates.
 
+mod bench;
 mod cli;
 mod command;
 mod config;
@@ -11,6 +12,7 @@ mod failure;
 mod image;
 mod interrupt;
 mod output;
+mod progress;
 
 use std::process::ExitCode;
 
@@ -48,5 +50,6 @@ fn run(cli: Cli) -> Outcome {
         Command::Export(command) => command::export::export(&context()?, command),
         Command::Stats => command::status::stats(&context()?),
         Command::Status => command::status::status(&context()?),
+        Command::Bench(command) => bench::bench(output, &command),
     }
 }

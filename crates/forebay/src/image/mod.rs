@@ -15,12 +15,12 @@ use std::path::Path;
 use forebay_control::api::model::{Done, Volume};
 use forebay_device::size::format_bytes;
 use forebay_initiator::{IoQueue, Options, Session};
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::VolumeName;
 use crate::command::{Context, volume};
 use crate::failure::{Failure, Outcome, While};
 use crate::interrupt::Interrupt;
+use crate::progress;
 use access::Access;
 use transfer::Shape;
 
@@ -56,7 +56,7 @@ pub(crate) fn import(context: &Context, file: &Path, name: &VolumeName) -> Outco
         );
     }
     let access = Access::open(&context.client, name, existing.is_some())?;
-    let bar = progress_bar(bytes, "importing");
+    let bar = progress::bytes(bytes, "importing");
     let fresh = before.allocated_bytes == 0;
     let moved = with_volume(&access, |queue, shape| {
         transfer::import(queue, shape, &image, bytes, fresh, &mut |at| {
@@ -84,7 +84,7 @@ pub(crate) fn export(context: &Context, name: &VolumeName, file: &Path) -> Outco
     }
     let image = NewFile::create(file)?;
     let access = Access::open(&context.client, name, existing.is_some())?;
-    let bar = progress_bar(before.size_bytes, "exporting");
+    let bar = progress::bytes(before.size_bytes, "exporting");
     let moved = with_volume(&access, |queue, shape| {
         bar.set_length(shape.size_bytes);
         transfer::export(queue, shape, &image.file, &mut |at| {
@@ -131,16 +131,6 @@ fn with_volume<T>(
     let worked = worked?;
     closed.while_doing("end the connection in good order")?;
     Ok(worked)
-}
-
-/// Hidden by itself when stderr is no terminal.
-fn progress_bar(bytes: u64, doing: &'static str) -> ProgressBar {
-    let bar = ProgressBar::new(bytes).with_message(doing);
-    let style = "{msg} [{bar:40}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
-    if let Ok(style) = ProgressStyle::with_template(style) {
-        bar.set_style(style.progress_chars("=> "));
-    }
-    bar
 }
 
 /// A new file that is removed again unless it is kept.

@@ -1,0 +1,239 @@
+//! A daemon of the demo's own.
+//!
+//! Purpose: start `forebay serve` as a child, wait until it serves, and make sure that neither it nor
+//! its engine outlives the demo, however that ends.
+//! Design: a guard. Stopping is asked for over the API, then by SIGTERM, then forced, each with a time
+//! limit. Should the demo itself be killed, the kernel sends the child SIGTERM (`--with-parent`). The
+//! engine is held by a pidfd, so that no other process that got its number can be hit.
+//! Not here: what the demo does with it.
+
+use std::fs::File;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use forebay_control::api::client::Client;
+use forebay_control::api::model::{Done, EngineState, Status};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+
+use crate::failure::{Failure, Outcome, While};
+use crate::interrupt::Interrupt;
+
+/// The standard port of NVMe/TCP.
+const PORT: u16 = 4420;
+const START_TIME_LIMIT: Duration = Duration::from_secs(60);
+const STOP_TIME_LIMIT: Duration = Duration::from_secs(20);
+const POLL: Duration = Duration::from_millis(50);
+
+/// A running daemon.
+pub(super) struct OwnDaemon {
+    child: Child,
+    client: Client,
+    engine: Option<(u32, OwnedFd)>,
+    /// The command that starts the same daemon again.
+    pub(super) command: String,
+}
+
+impl OwnDaemon {
+    /// Starts a daemon on `dir` and waits until its engine serves.
+    pub(super) fn start(dir: &Path, interrupt: &Interrupt) -> Outcome<Self> {
+        let run_dir = dir.join("run");
+        std::fs::create_dir_all(&run_dir)
+            .while_doing(format!("make the folder {}", run_dir.display()))?;
+        let client =
+            Client::new(&run_dir.join("api.sock")).with_time_limit(Duration::from_secs(30));
+        if let Ok(status) = client.get::<Status>("/v1/status") {
+            return Err(Failure::new(format!(
+                "a daemon (pid {}) already runs on {}",
+                status.daemon_pid,
+                dir.display()
+            ))
+            .hint("stop it, or give the demo a folder of its own with --dir"));
+        }
+        let config = other_port(dir)?;
+        let program = std::env::current_exe().while_doing("find this program's own file")?;
+        let errors_path = run_dir.join("demo-daemon.err");
+        let errors =
+            File::create(&errors_path).while_doing(format!("create {}", errors_path.display()))?;
+        let mut command = Command::new(program);
+        let called = std::env::args()
+            .next()
+            .unwrap_or_else(|| "forebay".to_owned());
+        let mut shown = format!("{called} serve");
+        command
+            .arg("serve")
+            .arg("--with-parent")
+            .arg("--dir")
+            .arg(dir);
+        if dir != Path::new(crate::config::DEFAULT_DIR) {
+            shown.push_str(&format!(" --dir {}", dir.display()));
+        }
+        if let Some(config) = &config {
+            command.arg("--config").arg(config);
+            shown.push_str(&format!(" --config {}", config.display()));
+        }
+        command.env_remove("FOREBAY_SOCKET");
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(errors);
+        // Ctrl-C is for us: we stop it in good order.
+        command.process_group(0);
+        let child = command.spawn().while_doing("start a daemon")?;
+        let mut daemon = Self {
+            child,
+            client,
+            engine: None,
+            command: shown,
+        };
+        daemon.wait_until_serving(&errors_path, interrupt)?;
+        Ok(daemon)
+    }
+
+    /// The API's client.
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Process id of the engine.
+    pub(super) fn engine_pid(&self) -> Option<u32> {
+        self.engine.as_ref().map(|(pid, _)| *pid)
+    }
+
+    fn wait_until_serving(&mut self, errors_path: &Path, interrupt: &Interrupt) -> Outcome {
+        let started = Instant::now();
+        loop {
+            interrupt.check()?;
+            if let Some(status) = self.child.try_wait().while_doing("watch the daemon")? {
+                let said = std::fs::read_to_string(errors_path).unwrap_or_default();
+                let said: Vec<_> = said
+                    .lines()
+                    .map(|line| line.trim_start_matches("error: "))
+                    .collect();
+                return Err(Failure::new(format!(
+                    "the daemon ended at once ({status}): {}",
+                    said.join("\n")
+                )));
+            }
+            if let Ok(status) = self.client.get::<Status>("/v1/status") {
+                self.hold_engine(status.engine_pid);
+                if status.engine_state == EngineState::Running {
+                    return Ok(());
+                }
+            }
+            if started.elapsed() > START_TIME_LIMIT {
+                return Err(Failure::new(format!(
+                    "the daemon's engine did not serve within {} s",
+                    START_TIME_LIMIT.as_secs()
+                ))
+                .hint("its log is in the folder state/log"));
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    fn hold_engine(&mut self, pid: Option<u32>) {
+        let Some(number) = pid else { return };
+        if self.engine_pid() == pid {
+            return;
+        }
+        let handle = i32::try_from(number)
+            .ok()
+            .and_then(Pid::from_raw)
+            .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        self.engine = handle.map(|handle| (number, handle));
+    }
+
+    /// Stops the daemon, and says if that did not go in good order.
+    pub(super) fn stop(mut self) -> Outcome {
+        if let Ok(status) = self.client.get::<Status>("/v1/status") {
+            self.hold_engine(status.engine_pid);
+        }
+        let asked = self.client.post::<_, Done>("/v1/shutdown", &());
+        let ended = self.wait(STOP_TIME_LIMIT);
+        let engine_left = self.engine_runs();
+        asked?;
+        match ended {
+            Some(status) if !status.success() => {
+                Err(Failure::new(format!("the daemon ended with {status}")))
+            }
+            Some(_) if engine_left => Err(Failure::new("the daemon left its engine running")),
+            Some(_) => Ok(()),
+            None => Err(Failure::new(format!(
+                "the daemon did not stop within {} s",
+                STOP_TIME_LIMIT.as_secs()
+            ))),
+        }
+        // And the guard makes sure.
+    }
+
+    fn wait(&mut self, limit: Duration) -> Option<std::process::ExitStatus> {
+        let started = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return Some(status),
+                Err(_) => return None,
+                Ok(None) if started.elapsed() > limit => return None,
+                Ok(None) => std::thread::sleep(POLL),
+            }
+        }
+    }
+
+    fn engine_runs(&self) -> bool {
+        self.engine.as_ref().is_some_and(|(_, handle)| {
+            let mut fds = [rustix::event::PollFd::new(
+                handle,
+                rustix::event::PollFlags::IN,
+            )];
+            // Readable: it has ended.
+            !matches!(
+                rustix::event::poll(&mut fds, Some(&rustix::time::Timespec::default())),
+                Ok(1)
+            )
+        })
+    }
+}
+
+impl Drop for OwnDaemon {
+    fn drop(&mut self) {
+        if self.wait(Duration::ZERO).is_none() {
+            if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+                let _ = kill_process(pid, Signal::TERM);
+            }
+            if self.wait(STOP_TIME_LIMIT).is_none() {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+            }
+        }
+        if self.engine_runs()
+            && let Some((_, handle)) = &self.engine
+        {
+            let _ = pidfd_send_signal(handle, Signal::TERM);
+            std::thread::sleep(Duration::from_millis(500));
+            let _ = pidfd_send_signal(handle, Signal::KILL);
+        }
+    }
+}
+
+/// If the standard port is taken, a configuration file with a free one.
+fn other_port(dir: &Path) -> Outcome<Option<PathBuf>> {
+    if TcpListener::bind((Ipv4Addr::LOCALHOST, PORT)).is_ok() {
+        return Ok(None);
+    }
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .and_then(|listener| listener.local_addr())
+        .while_doing("find a free port on 127.0.0.1")?
+        .port();
+    let path = dir.join("demo.toml");
+    let text = format!(
+        "# Written by `forebay bench demo`, because port {PORT} was taken.\n\
+         state_dir = \"state\"\nrun_dir = \"run\"\n\n\
+         [listen]\nnvme_tcp = [\"127.0.0.1:{port}\"]\n\n\
+         [pool]\nembedded = {{ path = \"pool.img\", size = \"16G\" }}\n"
+    );
+    std::fs::write(&path, text).while_doing(format!("write {}", path.display()))?;
+    Ok(Some(path))
+}

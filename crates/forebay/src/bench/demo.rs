@@ -1,0 +1,264 @@
+//! `forebay bench demo`: the whole system at work, from nothing.
+//!
+//! Purpose: what `make run` shows: a daemon on an embedded pool, two tenants with a volume each,
+//! exported over NVMe/TCP; random data written and read back verified; a mixed load from both; what
+//! it gave; and how to attach the volumes from a Linux host.
+//! Design: everything goes through the doors that users have: the API and NVMe/TCP. What a run before
+//! made is used again. The daemon is stopped however the run ends.
+//! Not here: the daemon's life (`daemon`), load and verification (the initiator).
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use forebay_control::api::client::{Client, ClientError};
+use forebay_control::api::error::ErrorKind;
+use forebay_control::api::model::{
+    Export, ExportCreate, ExportUpdate, Tenant, TenantCreate, Volume, VolumeCreate,
+};
+use forebay_device::size::{format_bytes, parse_bytes};
+use forebay_initiator::load::{self, Amount, LoadReport, LoadSpec};
+use serde::Serialize;
+
+use super::daemon::OwnDaemon;
+use super::report::Report;
+use super::together::{Job, together};
+use super::verify::{self, Verified};
+use crate::cli::VolumeName;
+use crate::command::export::attach_command;
+use crate::command::{export, volume};
+use crate::failure::{Failure, Outcome, While};
+use crate::interrupt::Interrupt;
+use crate::output::Output;
+use crate::progress;
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Where the daemon keeps everything
+    #[arg(long, value_name = "DIR", default_value = crate::config::DEFAULT_DIR)]
+    dir: PathBuf,
+    /// How long the mixed load lasts
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+    /// How much is written and verified, over both tenants
+    #[arg(long, default_value = "256M", value_parser = parse_bytes)]
+    verify: u64,
+}
+
+/// A tenant of the demo. Each has a host of its own; Linux wants a host id for each host name.
+struct Guest {
+    tenant: &'static str,
+    host_id: &'static str,
+}
+
+const GUESTS: [Guest; 2] = [
+    Guest {
+        tenant: "blue",
+        host_id: "6f0c1c50-8a0b-4c58-9a61-1d0f0b1f5a01",
+    },
+    Guest {
+        tenant: "green",
+        host_id: "6f0c1c50-8a0b-4c58-9a61-1d0f0b1f5a02",
+    },
+];
+
+const VOLUME: &str = "disk";
+const VOLUME_BYTES: u64 = 1 << 30;
+/// The mixed load: 4 KiB, 70 % reads.
+const LOAD_DEPTH: u16 = 16;
+
+impl Guest {
+    fn host_nqn(&self) -> String {
+        format!("nqn.2014-08.org.nvmexpress:uuid:{}", self.host_id)
+    }
+
+    fn volume(&self) -> VolumeName {
+        VolumeName {
+            tenant: self.tenant.to_owned(),
+            volume: VOLUME.to_owned(),
+        }
+    }
+}
+
+/// What the demo says at its end.
+#[derive(Debug, Serialize)]
+struct Summary {
+    /// Written at random places, in all volumes.
+    written_bytes: u64,
+    /// Read back and compared: each place once.
+    read_bytes: u64,
+    load: Report,
+    /// The command that starts the same daemon again.
+    serve: String,
+    /// The commands that attach the volumes.
+    attach: Vec<String>,
+}
+
+pub(crate) fn demo(output: Output, args: &DemoArgs) -> Outcome {
+    let interrupt = Interrupt::watch()?;
+    let daemon = OwnDaemon::start(&args.dir, &interrupt)?;
+    let summary = run(&daemon, args, &interrupt)?;
+    daemon.stop()?;
+    output.show(&summary, text)
+}
+
+fn run(daemon: &OwnDaemon, args: &DemoArgs, interrupt: &Interrupt) -> Outcome<Summary> {
+    let client = daemon.client();
+    let exports = GUESTS
+        .iter()
+        .map(|guest| prepare(client, guest))
+        .collect::<Outcome<Vec<_>>>()?;
+    let targets = GUESTS
+        .iter()
+        .zip(&exports)
+        .map(|(guest, export)| Ok((guest, address(export)?, export.nqn.clone())))
+        .collect::<Outcome<Vec<_>>>()?;
+
+    let share_bytes = args.verify / GUESTS.len() as u64;
+    let jobs = targets.iter().map(|(guest, addr, nqn)| {
+        let target = verify::Target {
+            addr: *addr,
+            nqn: nqn.clone(),
+            host_nqn: guest.host_nqn(),
+        };
+        let job: Job<Verified> = Box::new(move |share| verify::verify(&target, share_bytes, share));
+        job
+    });
+    let bar = progress::steps("writing, verifying");
+    let verified = together(jobs.collect(), &bar, interrupt);
+    bar.finish_and_clear();
+    let verified = verified?;
+    let written_bytes = verified.iter().map(|part| part.written_bytes).sum();
+    let read_bytes = verified.iter().map(|part| part.read_bytes).sum();
+
+    let jobs = targets.iter().map(|(guest, addr, nqn)| {
+        let spec = LoadSpec {
+            queue_depth: LOAD_DEPTH,
+            amount: Amount::Duration(Duration::from_secs(args.seconds)),
+            ..LoadSpec::new(*addr, nqn, &guest.host_nqn())
+        };
+        let job: Job<LoadReport> = Box::new(move |share| {
+            load::run(&spec, &mut |at| share.set(at.fraction))
+                .map_err(|error| Failure::new(error.to_string()))
+        });
+        job
+    });
+    let bar = progress::steps("mixed load");
+    let cpu_before = engine_cpu_s(daemon);
+    let reports = together(jobs.collect(), &bar, interrupt);
+    let cpu_after = engine_cpu_s(daemon);
+    bar.finish_and_clear();
+    let names = GUESTS.iter().map(|guest| guest.volume().to_string());
+    let reports: Vec<_> = names.zip(reports?).collect();
+    let cpu_s = cpu_before
+        .zip(cpu_after)
+        .map(|(before, after)| after - before);
+    let load = Report::new(&reports, cpu_s);
+    if load.errors > 0 {
+        return Err(Failure::new(format!(
+            "{} commands of the mixed load failed, the first: {}",
+            load.errors,
+            load.first_error.as_deref().unwrap_or("unknown")
+        )));
+    }
+    let attach = GUESTS.iter().zip(&exports).filter_map(|(guest, export)| {
+        let command = attach_command(export, Some(&guest.host_nqn()))?;
+        Some(format!("{command} --hostid {}", guest.host_id))
+    });
+    Ok(Summary {
+        written_bytes,
+        read_bytes,
+        load,
+        serve: daemon.command.clone(),
+        attach: attach.collect(),
+    })
+}
+
+/// Makes a tenant, its volume and its export, as far as they are not there.
+fn prepare(client: &Client, guest: &Guest) -> Outcome<Export> {
+    let name = guest.volume();
+    let tenant_path = format!("/v1/tenants/{}", guest.tenant);
+    if found(client.get::<Tenant>(&tenant_path))?.is_none() {
+        let body = TenantCreate {
+            name: guest.tenant.to_owned(),
+        };
+        client.post::<_, Tenant>("/v1/tenants", &body)?;
+    }
+    if found(client.get::<Volume>(&volume::path(&name)))?.is_none() {
+        let body = VolumeCreate {
+            name: VOLUME.to_owned(),
+            size_bytes: VOLUME_BYTES,
+            block_bytes: None,
+        };
+        client.post::<_, Volume>(&format!("{tenant_path}/volumes"), &body)?;
+    }
+    let host = guest.host_nqn();
+    match found(client.get::<Export>(&export::path(&name)))? {
+        Some(export) if export.hosts.contains(&host) => Ok(export),
+        Some(_) => {
+            let body = ExportUpdate {
+                add_hosts: vec![host],
+                ..ExportUpdate::default()
+            };
+            Ok(client.patch(&export::path(&name), &body)?)
+        }
+        None => {
+            let body = ExportCreate {
+                tenant: name.tenant,
+                volume: name.volume,
+                hosts: vec![host],
+                any_host: false,
+            };
+            Ok(client.post("/v1/exports", &body)?)
+        }
+    }
+}
+
+fn found<T>(answer: Result<T, ClientError>) -> Outcome<Option<T>> {
+    match answer {
+        Ok(value) => Ok(Some(value)),
+        Err(ClientError::Refused(error)) if error.kind == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn address(export: &Export) -> Outcome<SocketAddr> {
+    let address = export
+        .addresses
+        .first()
+        .ok_or_else(|| Failure::new("the daemon listens nowhere for NVMe/TCP"))?;
+    address
+        .parse()
+        .while_doing(format!("use the address {address}"))
+}
+
+/// CPU time that the engine has used (proc_pid_stat(5): utime is field 14, stime 15, in ticks).
+fn engine_cpu_s(daemon: &OwnDaemon) -> Option<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.engine_pid()?)).ok()?;
+    // The name, field 2, may hold anything but ends with the last parenthesis.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(14 - 3);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some((user + system) as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+fn text(summary: &Summary) -> String {
+    let mut text = format!(
+        "{} of random data written at random places of {} volumes; the {} where it is were read back: \
+         all as written\n\n",
+        format_bytes(summary.written_bytes),
+        GUESTS.len(),
+        format_bytes(summary.read_bytes)
+    );
+    text.push_str(&summary.load.text());
+    text.push_str(&format!(
+        "\nTo use the volumes from a Linux host, keep a daemon running:\n  {}\nand on the host, as \
+         root, with nvme-cli:\n  modprobe nvme-tcp\n",
+        summary.serve
+    ));
+    for command in &summary.attach {
+        text.push_str(&format!("  {command}\n"));
+    }
+    text
+}

@@ -1,0 +1,175 @@
+//! `forebay bench load`: a load on any NVMe/TCP target.
+//!
+//! Purpose: the initiator's load generator from the command line.
+//! Design: options to a [`LoadSpec`], a progress bar, a table or JSON.
+//! Not here: the load generator.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use forebay_device::size::parse_bytes;
+use forebay_initiator::Wait;
+use forebay_initiator::load::{self, Access, Amount, LoadSpec};
+
+use super::report::Report;
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::progress;
+
+#[derive(Debug, Args)]
+pub(crate) struct LoadArgs {
+    /// The target, e.g. 127.0.0.1:4420
+    #[arg(long)]
+    addr: SocketAddr,
+    /// The subsystem's NQN
+    #[arg(long)]
+    nqn: String,
+    /// The NQN to connect with
+    #[arg(long, default_value = "nqn.2026-01.io.forebay:bench")]
+    hostnqn: String,
+    /// The namespace
+    #[arg(long, default_value_t = 1)]
+    nsid: u32,
+    /// What to do
+    #[arg(long, value_enum, default_value_t = Pattern::Randread)]
+    rw: Pattern,
+    /// Share of reads with randrw, in percent
+    #[arg(long, default_value_t = 70, value_parser = clap::value_parser!(u8).range(0..=100))]
+    read_percent: u8,
+    /// Bytes per command
+    #[arg(long, default_value = "4K", value_parser = parse_bytes)]
+    bs: u64,
+    /// Commands in flight on each queue
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
+    qd: u16,
+    /// Number of I/O queues
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    queues: u16,
+    /// How long
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    seconds: u64,
+    /// Use only this much of the namespace, from its beginning
+    #[arg(long, value_parser = parse_bytes)]
+    span: Option<u64>,
+    /// Drive all queues by one thread on this CPU
+    #[arg(long)]
+    cpu: Option<usize>,
+    /// Burn the CPU instead of sleeping between completions
+    #[arg(long)]
+    spin: bool,
+    /// Start of all random numbers
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Pattern {
+    Read,
+    Write,
+    Randread,
+    Randwrite,
+    Randrw,
+}
+
+impl LoadArgs {
+    fn spec(&self) -> Outcome<LoadSpec> {
+        let block_bytes = u32::try_from(self.bs)
+            .map_err(|_| Failure::new(format!("--bs {} is too large", self.bs)))?;
+        Ok(LoadSpec {
+            nsid: self.nsid,
+            read_percent: match self.rw {
+                Pattern::Read | Pattern::Randread => 100,
+                Pattern::Write | Pattern::Randwrite => 0,
+                Pattern::Randrw => self.read_percent,
+            },
+            access: match self.rw {
+                Pattern::Read | Pattern::Write => Access::Sequential,
+                _ => Access::Random,
+            },
+            block_bytes,
+            queue_depth: self.qd,
+            queues: self.queues,
+            amount: Amount::Duration(Duration::from_secs(self.seconds)),
+            span_bytes: self.span,
+            seed: self.seed,
+            cpu: self.cpu,
+            wait: if self.spin { Wait::Spin } else { Wait::Block },
+            ..LoadSpec::new(self.addr, &self.nqn, &self.hostnqn)
+        })
+    }
+}
+
+pub(crate) fn load(output: Output, args: &LoadArgs) -> Outcome {
+    let spec = args.spec()?;
+    let bar = progress::steps("loading");
+    let report = load::run(&spec, &mut |at| progress::set(&bar, at.fraction));
+    bar.finish_and_clear();
+    let report = report.map_err(|error| Failure::new(error.to_string()))?;
+    let failed = report.errors;
+    let report = Report::new(&[(args.nqn.clone(), report)], None);
+    output.show(&report, Report::text)?;
+    if failed > 0 {
+        return Err(Failure::new(format!(
+            "{failed} commands ended with an error"
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: LoadArgs,
+    }
+
+    fn spec(more: &str) -> LoadSpec {
+        let line = format!("bench --addr 127.0.0.1:4420 --nqn nqn.x {more}");
+        Line::try_parse_from(line.split_whitespace())
+            .unwrap()
+            .args
+            .spec()
+            .unwrap()
+    }
+
+    #[test]
+    fn options_become_a_load() {
+        let plain = spec("");
+        assert_eq!(
+            (plain.read_percent, plain.block_bytes, plain.queue_depth),
+            (100, 4096, 32)
+        );
+        assert_eq!(plain.access, Access::Random);
+        let written = spec("--rw write --bs 128K --qd 4 --seconds 3 --spin --cpu 1 --span 1G");
+        assert_eq!((written.read_percent, written.block_bytes), (0, 131_072));
+        assert_eq!(
+            (written.access, written.wait),
+            (Access::Sequential, Wait::Spin)
+        );
+        assert_eq!((written.cpu, written.span_bytes), (Some(1), Some(1 << 30)));
+        assert_eq!(written.amount, Amount::Duration(Duration::from_secs(3)));
+        assert_eq!(spec("--rw randrw --read-percent 30").read_percent, 30);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for more in [
+            "--qd 0",
+            "--queues 0",
+            "--seconds 0",
+            "--rw x",
+            "--read-percent 101",
+        ] {
+            let line = format!("bench --addr 127.0.0.1:4420 --nqn nqn.x {more}");
+            assert!(
+                Line::try_parse_from(line.split_whitespace()).is_err(),
+                "{more}"
+            );
+        }
+    }
+}

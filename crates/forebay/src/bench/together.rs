@@ -1,0 +1,123 @@
+//! Several jobs at the same time, one progress bar.
+//!
+//! Purpose: the demo's tenants work at once, and Ctrl-C is noticed meanwhile.
+//! Design: a thread per job; the caller's thread shows the mean of their shares and watches for
+//! interrupts. On an interrupt or a job's failure it returns at once: the other threads are left to
+//! end with the process, or with the daemon they talk to.
+//! Not here: the jobs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use indicatif::ProgressBar;
+
+use crate::failure::{Failure, Outcome, While};
+use crate::interrupt::Interrupt;
+use crate::progress;
+
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How far a job is, in parts of a million.
+#[derive(Clone)]
+pub(super) struct Share(Arc<AtomicU32>);
+
+impl Share {
+    /// Sets it, 0.0..=1.0.
+    pub(super) fn set(&self, fraction: f64) {
+        self.0
+            .store((fraction.clamp(0.0, 1.0) * 1e6) as u32, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> f64 {
+        f64::from(self.0.load(Ordering::Relaxed)) / 1e6
+    }
+}
+
+/// One job.
+pub(super) type Job<T> = Box<dyn FnOnce(&Share) -> Outcome<T> + Send>;
+
+/// Runs all jobs; their results are in the jobs' order.
+pub(super) fn together<T: Send + 'static>(
+    jobs: Vec<Job<T>>,
+    bar: &ProgressBar,
+    interrupt: &Interrupt,
+) -> Outcome<Vec<T>> {
+    let (sender, results) = channel();
+    let mut shares = Vec::new();
+    let mut done: Vec<Option<T>> = Vec::new();
+    for (index, job) in jobs.into_iter().enumerate() {
+        let share = Share(Arc::default());
+        shares.push(share.clone());
+        done.push(None);
+        let sender = sender.clone();
+        std::thread::Builder::new()
+            .name(format!("job-{index}"))
+            // The receiver may have given up.
+            .spawn(move || drop(sender.send((index, job(&share)))))
+            .while_doing("start a thread")?;
+    }
+    drop(sender);
+    while done.iter().any(Option::is_none) {
+        interrupt.check()?;
+        match results.recv_timeout(LOOK) {
+            Ok((index, result)) => {
+                let result = result?;
+                if let Some(place) = done.get_mut(index) {
+                    *place = Some(result);
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Failure::new(
+                    "a thread ended without a result: this is a bug",
+                ));
+            }
+        }
+        let sum: f64 = shares.iter().map(Share::get).sum();
+        progress::set(bar, sum / shares.len().max(1) as f64);
+    }
+    Ok(done.into_iter().flatten().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(jobs: Vec<Job<u32>>) -> Outcome<Vec<u32>> {
+        together(jobs, &ProgressBar::hidden(), &Interrupt::never())
+    }
+
+    fn endless() -> Job<u32> {
+        Box::new(|_| {
+            std::thread::park_timeout(Duration::from_secs(3600));
+            Ok(0)
+        })
+    }
+
+    #[test]
+    fn results_are_in_the_jobs_order() {
+        let slow: Job<u32> = Box::new(|share| {
+            share.set(0.5);
+            std::thread::sleep(Duration::from_millis(50));
+            Ok(1)
+        });
+        assert_eq!(run(vec![slow, Box::new(|_| Ok(2))]).unwrap(), [1, 2]);
+        assert!(run(Vec::new()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_failure_does_not_wait_for_the_others() {
+        let error = run(vec![endless(), Box::new(|_| Err(Failure::new("broken")))]);
+        assert_eq!(error.unwrap_err().to_string(), "broken");
+    }
+
+    #[test]
+    fn an_interrupt_ends_the_wait() {
+        let interrupt = Interrupt::never();
+        interrupt.raise();
+        let error = together(vec![endless()], &ProgressBar::hidden(), &interrupt);
+        assert_eq!(error.unwrap_err().to_string(), "interrupted");
+    }
+}

@@ -1,0 +1,74 @@
+//! The demo's proof that data comes back.
+//!
+//! Purpose: write so much random data at random places of a volume, and read it all back.
+//! Design: the initiator's verifier, with a new seed each time, so that what an earlier run wrote
+//! can't pass for this one's. Places may be written twice: the newest has to be there.
+//! Not here: judging sectors.
+
+use std::net::SocketAddr;
+use std::ops::ControlFlow;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use forebay_initiator::verify::{Initial, Verifier, VerifySpec, WriteGoal};
+
+use super::together::Share;
+use crate::failure::{Failure, Outcome};
+
+/// Size of each write: less than an extent, more than a block.
+const WRITE_BYTES: u32 = 16 * 1024;
+
+/// Where to.
+pub(super) struct Target {
+    pub(super) addr: SocketAddr,
+    pub(super) nqn: String,
+    pub(super) host_nqn: String,
+}
+
+/// What was done.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Verified {
+    pub(super) written_bytes: u64,
+    pub(super) read_bytes: u64,
+}
+
+pub(super) fn verify(target: &Target, bytes: u64, share: &Share) -> Outcome<Verified> {
+    let failed = |error: forebay_initiator::Error| Failure::new(error.to_string());
+    let spec = VerifySpec {
+        block_bytes: WRITE_BYTES,
+        initial: Initial::Any,
+        seed: seed(),
+        ..VerifySpec::new(target.addr, &target.nqn, &target.host_nqn)
+    };
+    let mut verifier = Verifier::connect(spec).map_err(failed)?;
+    let written = verifier
+        .write(WriteGoal::Bytes(bytes), &mut |at| {
+            share.set(at.fraction / 2.0);
+            ControlFlow::Continue(())
+        })
+        .map_err(failed)?;
+    if let Some(error) = written.first_error {
+        return Err(Failure::new(format!(
+            "{} writes failed, the first: {error}",
+            written.errors
+        )));
+    }
+    verifier.flush().map_err(failed)?;
+    let read = verifier
+        .read_back(&mut |at| share.set(0.5 + at.fraction / 2.0))
+        .map_err(failed)?;
+    if !read.is_clean() {
+        return Err(Failure::new(format!("{} is damaged: {read}", target.nqn)));
+    }
+    verifier.close().map_err(failed)?;
+    Ok(Verified {
+        written_bytes: written.bytes,
+        read_bytes: read.bytes,
+    })
+}
+
+fn seed() -> u64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    since.as_nanos() as u64
+}

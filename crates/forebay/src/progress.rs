@@ -1,0 +1,37 @@
+//! Progress bars.
+//!
+//! Purpose: two looks, the same everywhere: bytes that are moved, and a share of something.
+//! Design: `indicatif` on stderr, which shows nothing when that is no terminal.
+//! Not here: who moves.
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Resolution of a bar that shows a share.
+const STEPS: u64 = 1000;
+
+fn bar(length: u64, doing: &'static str, template: &str) -> ProgressBar {
+    let bar = ProgressBar::new(length).with_message(doing);
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar
+}
+
+/// Bytes of a whole.
+pub(crate) fn bytes(bytes: u64, doing: &'static str) -> ProgressBar {
+    bar(
+        bytes,
+        doing,
+        "{msg:20} [{bar:40}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+    )
+}
+
+/// A share; set it by [`set`].
+pub(crate) fn steps(doing: &'static str) -> ProgressBar {
+    bar(STEPS, doing, "{msg:20} [{bar:40}] {percent:>3} % {elapsed}")
+}
+
+/// Sets a share, 0.0..=1.0.
+pub(crate) fn set(bar: &ProgressBar, fraction: f64) {
+    bar.set_position((fraction.clamp(0.0, 1.0) * STEPS as f64) as u64);
+}

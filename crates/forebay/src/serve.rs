@@ -1,0 +1,104 @@
+//! `forebay serve`: the daemon.
+//!
+//! Purpose: from a configuration to a running daemon: folders, log, and one call into `control`.
+//! Design: one thread. What must be right before anything starts (kernel, folders, addresses) is
+//! checked here, so that the error comes at once and on stderr.
+//! Not here: the daemon.
+
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use forebay_control::config::{DaemonConfig, EmbeddedPool, EngineConfig};
+use forebay_control::daemon;
+use forebay_device::ring::{Ring, RingOptions};
+
+use crate::config::{self, Config};
+use crate::failure::{Failure, Outcome, While};
+use crate::logging;
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Configuration [default: ./forebay.toml if it exists, else built-in defaults]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Where everything is kept that the configuration does not place [default: ./var]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Stop when the process that started this one ends
+    #[arg(long, hide = true)]
+    with_parent: bool,
+}
+
+pub(crate) fn serve(args: &ServeArgs, socket: Option<PathBuf>) -> Outcome {
+    if args.with_parent {
+        stop_with_parent()?;
+    }
+    // What an engine could not do is better said here than found in its log.
+    drop(Ring::new(&RingOptions::default()).map_err(|error| {
+        Failure::new(error.to_string())
+            .hint("Forebay needs Linux 6.1 or newer with io_uring allowed")
+    })?);
+    let mut config = config::load(args.config.as_deref(), args.dir.as_deref())?;
+    if let Some(socket) = socket {
+        config.api_socket =
+            std::path::absolute(&socket).while_doing(format!("find {}", socket.display()))?;
+    }
+    for folder in [&config.state_dir, &config.run_dir] {
+        make_folder(folder)?;
+    }
+    logging::start(&config.log_level, &config.log_file)?;
+    match &config.source {
+        Some(path) => tracing::info!("configuration: {}", path.display()),
+        None => tracing::info!("no configuration file: built-in defaults"),
+    }
+    let config = daemon_config(config)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .while_doing("start the runtime")?;
+    runtime.block_on(daemon::run(config)).map_err(|error| {
+        let hint = error.hint().map(str::to_owned);
+        tracing::error!("{error}");
+        let failure = Failure::new(error.to_string());
+        match hint {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
+    })
+}
+
+fn make_folder(path: &Path) -> Outcome {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o750)
+        .create(path)
+        .while_doing(format!("make the folder {}", path.display()))
+}
+
+fn daemon_config(config: Config) -> Outcome<DaemonConfig> {
+    Ok(DaemonConfig {
+        state_dir: config.state_dir,
+        run_dir: config.run_dir,
+        api_socket: config.api_socket,
+        nvme_tcp: config.nvme_tcp,
+        engine: EngineConfig {
+            program: std::env::current_exe().while_doing("find this program's own file")?,
+            reactors: config.reactors,
+            cpus: config.cpus,
+        },
+        embedded_pool: config.embedded.map(|(path, size_bytes)| EmbeddedPool { path, size_bytes }),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    })
+}
+
+/// Has the kernel send SIGTERM when the parent ends, and ends at once if it already has.
+fn stop_with_parent() -> Outcome {
+    let parent = rustix::process::getppid();
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
+        .while_doing("ask for a signal at the parent's end")?;
+    if rustix::process::getppid() != parent || parent.is_none() {
+        return Err(Failure::new("the process that started this daemon is gone"));
+    }
+    Ok(())
+}
