@@ -29,9 +29,9 @@ const RUN_LIMIT: u64 = 4096;
 pub(crate) const MIN_RESERVE: u64 = 16;
 /// The largest reservation, in extents.
 const MAX_RESERVE: u64 = 1024;
-/// In a stock run of this many extents or more, a new stream starts in the middle, so that both it
-/// and whoever writes before it can go on contiguously.
-const SPLIT_EXTENTS: u64 = 32;
+/// In a stock run of this many extents or more, every stream but the volume's first starts in the
+/// middle, so that both it and whoever writes before it can go on contiguously.
+const SPLIT_EXTENTS: u64 = 4;
 
 /// What a fault may be answered with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,11 +97,8 @@ impl Volume {
             }
         }
         let longest = self.stock.longest()?;
-        let shift = if longest.count >= SPLIT_EXTENTS {
-            longest.count / 2
-        } else {
-            0
-        };
+        let split = longest.count >= SPLIT_EXTENTS && self.map.mapped() > 0;
+        let shift = if split { longest.count / 2 } else { 0 };
         let run = DeviceRun::new(longest.device, longest.first.0 + shift, 1);
         self.stock.take(run).then_some(run)
     }
@@ -296,10 +293,16 @@ impl Pool {
             .map(|(seq, _)| *seq)
     }
 
-    /// Every mapping of the volume with this sequence or a lower one is durable.
-    pub fn durable_seq(&self, volume: VolumeId) -> Result<u64> {
-        let volume = self.volume_ref(volume)?;
-        Ok(volume.by_seq.first().map_or(self.next_seq, |(seq, _)| *seq) - 1)
+    /// Every mapping of the volume with this sequence or a lower one is durable; of a volume that is
+    /// gone there is nothing to wait for.
+    pub fn durable_seq(&self, volume: VolumeId) -> u64 {
+        let outstanding = self
+            .volumes
+            .get(&volume)
+            .and_then(|volume| volume.by_seq.first());
+        outstanding
+            .map_or(self.next_seq, |(seq, _)| *seq)
+            .saturating_sub(1)
     }
 
     /// Puts a volume's mappings up to a sequence into the open batch; returns how many.
@@ -384,11 +387,11 @@ impl Pool {
     }
 
     /// Hands out dirty extents to be zeroed, at most `max_extents`. Nothing else happens to them
-    /// until [`Pool::laundered`], [`Pool::launder_failed`] or [`Pool::quarantine`].
-    pub fn take_dirty(&mut self, max_extents: u64) -> Result<Vec<DeviceRun>> {
-        self.ready()?;
+    /// until [`Pool::laundered`], [`Pool::launder_failed`] or [`Pool::quarantine`]. None before
+    /// adoption is finished.
+    pub fn take_dirty(&mut self, max_extents: u64) -> Vec<DeviceRun> {
         let mut runs = Vec::new();
-        let mut left = max_extents;
+        let mut left = if self.adopting { 0 } else { max_extents };
         while left > 0 {
             let Some(run) = self.extents.take_dirty(left) else {
                 break;
@@ -396,7 +399,7 @@ impl Pool {
             left -= run.count;
             runs.push(run);
         }
-        Ok(runs)
+        runs
     }
 
     fn check_run(

@@ -1,0 +1,271 @@
+//! Tenants, volumes, exports and settings: what is refused, and that the rest survives.
+//!
+//! **Not here:** extents (`owner`).
+
+mod common;
+
+use common::{commit, new_pool, reopen, spec, stores, try_open};
+use forebay_pool::{
+    ErrorKind, MAX_VOLUME_BYTES, NewVolume, Pool, PoolError, Probe, Uuid, create, destroy, probe,
+};
+use forebay_xlate::types::DeviceIndex;
+use std::sync::Arc;
+
+fn new(tenant: &str, name: &str, size_bytes: u64, block_bytes: Option<u32>) -> NewVolume {
+    NewVolume {
+        tenant: tenant.into(),
+        name: name.into(),
+        size_bytes,
+        block_bytes,
+    }
+}
+
+fn kind<T>(result: Result<T, PoolError>) -> ErrorKind {
+    result.map(|_| ()).unwrap_err().kind
+}
+
+fn with_tenant() -> (Vec<Arc<common::CrashStore>>, Pool, forebay_pool::Catalog) {
+    let stores = stores(&[64]);
+    let (mut pool, catalog) = new_pool(&stores);
+    pool.create_tenant("acme", 5).unwrap();
+    (stores, pool, catalog)
+}
+
+#[test]
+fn names_are_checked() {
+    let (_, mut pool, _) = with_tenant();
+    for name in ["", "Big", "a.b", "a b", "-a", "ä", &"x".repeat(64)] {
+        assert_eq!(
+            kind(pool.create_tenant(name, 0)),
+            ErrorKind::Invalid,
+            "{name:?}"
+        );
+        assert_eq!(
+            kind(pool.create_volume(&new("acme", name, 512, None), 0)),
+            ErrorKind::Invalid
+        );
+    }
+    pool.create_tenant(&"x".repeat(63), 0).unwrap();
+    assert_eq!(kind(pool.create_tenant("acme", 0)), ErrorKind::Exists);
+}
+
+#[test]
+fn sizes_and_blocks_are_checked() {
+    let (_, mut pool, _) = with_tenant();
+    for (size, block) in [
+        (0, None),
+        (513, None),
+        (512, Some(4096)),
+        (4096, Some(1024)),
+        (MAX_VOLUME_BYTES + 512, None),
+        (u64::MAX, None),
+    ] {
+        let result = pool.create_volume(&new("acme", "v", size, block), 0);
+        assert_eq!(kind(result), ErrorKind::Invalid, "{size} {block:?}");
+    }
+    assert_eq!(
+        kind(pool.create_volume(&new("nobody", "v", 512, None), 0)),
+        ErrorKind::NotFound
+    );
+    let v = pool
+        .create_volume(&new("acme", "v", MAX_VOLUME_BYTES, None), 0)
+        .unwrap();
+    assert_eq!(pool.volume(v).unwrap().block_bytes, 512);
+    assert_eq!(
+        kind(pool.create_volume(&new("acme", "v", 512, None), 0)),
+        ErrorKind::Exists
+    );
+    assert_eq!(kind(pool.grow_volume(v, 512)), ErrorKind::Invalid);
+    assert_eq!(
+        kind(pool.grow_volume(v, MAX_VOLUME_BYTES + 512)),
+        ErrorKind::Invalid
+    );
+
+    // Devices of 4 KiB blocks allow no volume of 512.
+    let stores = stores(&[64]);
+    let mut spec = spec(&stores, true);
+    spec.devices[0].block_bytes = 4096;
+    let (mut pool, _) = create(&spec).unwrap();
+    pool.create_tenant("acme", 0).unwrap();
+    assert_eq!(
+        kind(pool.create_volume(&new("acme", "v", 8192, Some(512)), 0)),
+        ErrorKind::Invalid
+    );
+    let v = pool
+        .create_volume(&new("acme", "v", 8192, None), 0)
+        .unwrap();
+    assert_eq!(pool.volume(v).unwrap().block_bytes, 4096);
+}
+
+#[test]
+fn what_is_used_is_not_deleted() {
+    let (_, mut pool, _) = with_tenant();
+    let v = pool
+        .create_volume(&new("acme", "v", 65536, None), 0)
+        .unwrap();
+    assert_eq!(kind(pool.delete_tenant("acme")), ErrorKind::InUse);
+    assert_eq!(kind(pool.delete_tenant("nobody")), ErrorKind::NotFound);
+    assert_eq!(
+        kind(pool.create_export(v, vec![], false, 0)),
+        ErrorKind::Invalid
+    );
+    assert_eq!(
+        kind(pool.create_export(v, vec!["me".into()], false, 0)),
+        ErrorKind::Invalid
+    );
+    let host = "nqn.2014-08.org.nvmexpress:uuid:1".to_owned();
+    let twice = vec![host.clone(), host.clone()];
+    assert_eq!(
+        kind(pool.create_export(v, twice, false, 0)),
+        ErrorKind::Invalid
+    );
+    let e = pool.create_export(v, vec![host.clone()], false, 0).unwrap();
+    assert_eq!(pool.export(e).unwrap().nqn, "nqn.2026-01.io.forebay:acme.v");
+    assert_eq!(
+        pool.export_by_nqn("nqn.2026-01.io.forebay:acme.v")
+            .unwrap()
+            .id,
+        e
+    );
+    assert_eq!(pool.export_of(v).unwrap().hosts, [host]);
+    assert_eq!(
+        kind(pool.create_export(v, vec![], true, 0)),
+        ErrorKind::Exists
+    );
+    assert_eq!(kind(pool.delete_volume(v)), ErrorKind::InUse);
+    pool.delete_export(e).unwrap();
+    assert_eq!(kind(pool.delete_export(e)), ErrorKind::NotFound);
+    pool.delete_volume(v).unwrap();
+    assert_eq!(kind(pool.delete_volume(v)), ErrorKind::NotFound);
+    pool.delete_tenant("acme").unwrap();
+}
+
+#[test]
+fn everything_survives_and_ids_are_not_reused() {
+    let (stores, mut pool, catalog) = with_tenant();
+    let v = pool
+        .create_volume(&new("acme", "v", 65536, None), 7)
+        .unwrap();
+    let gone = pool
+        .create_volume(&new("acme", "gone", 65536, None), 7)
+        .unwrap();
+    pool.grow_volume(v, 1 << 20).unwrap();
+    let e = pool.create_export(v, vec![], true, 8).unwrap();
+    pool.set_export_hosts(e, vec!["nqn.2014-08.a:b".into()], false)
+        .unwrap();
+    commit(&mut pool, &catalog);
+    pool.delete_volume(gone).unwrap();
+    pool.set_boot_id("boot-1").unwrap();
+    assert_eq!(pool.next_engine_generation().0, 1);
+    assert_eq!(pool.next_engine_generation().0, 2);
+    commit(&mut pool, &catalog);
+    let (info, volume) = (pool.info().clone(), pool.volume(v).unwrap().clone());
+    let export = pool.export(e).unwrap().clone();
+    let devices = pool.devices().to_vec();
+    assert_ne!(volume.uuid, Uuid::default());
+    drop((pool, catalog));
+
+    let (mut pool, _) = reopen(&stores, true);
+    assert_eq!(pool.volume(v).unwrap(), &volume);
+    assert_eq!(pool.volume_by_name("acme", "v").unwrap(), &volume);
+    assert_eq!(pool.export(e).unwrap(), &export);
+    assert_eq!(pool.volumes().count(), 1);
+    assert_eq!(pool.tenant("acme").unwrap().created_s, 5);
+    assert_eq!(
+        (pool.info().uuid, &pool.info().name),
+        (info.uuid, &info.name)
+    );
+    assert_eq!(pool.boot_id(), Some("boot-1"));
+    assert_eq!(pool.devices(), devices);
+    assert_eq!(pool.next_engine_generation().0, 3);
+    let next = pool
+        .create_volume(&new("acme", "next", 65536, None), 7)
+        .unwrap();
+    assert!(next > gone);
+    assert_eq!(pool.volumes_of(volume.tenant).count(), 2);
+}
+
+#[test]
+fn creation_spares_what_is_there() {
+    let stores = stores(&[64]);
+    let (pool, catalog) = new_pool(&stores);
+    let name = pool.info().name.clone();
+    drop((pool, catalog));
+    assert!(matches!(
+        probe(stores[0].as_ref()).unwrap(),
+        Probe::Forebay(_)
+    ));
+    let error = create(&spec(&stores, true)).map(|_| ()).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::InUse);
+    assert!(
+        error.message.contains(&name) && error.message.contains("--force"),
+        "{error}"
+    );
+    let mut forced = spec(&stores, false);
+    forced.force = true;
+    create(&forced).unwrap();
+
+    destroy(&[stores[0].clone()]).unwrap();
+    assert_eq!(probe(stores[0].as_ref()).unwrap(), Probe::Blank);
+    let error = try_open(&stores).map(|_| ()).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::NotFound);
+    assert!(error.message.contains("no Forebay label"), "{error}");
+
+    stores[0].rot(70_000);
+    assert!(matches!(
+        probe(stores[0].as_ref()).unwrap(),
+        Probe::Other(_)
+    ));
+    assert_eq!(kind(create(&spec(&stores, true))), ErrorKind::InUse);
+}
+
+#[test]
+fn a_creation_that_is_cut_short_leaves_no_pool() {
+    let whole = stores(&[64, 64]);
+    let _kept = new_pool(&whole);
+    let operations = whole[0].operations();
+    for cut in 0..operations {
+        let stores = stores(&[64, 64]);
+        stores[0].fail_after(cut);
+        let created = create(&spec(&stores, true)).is_ok();
+        let after: Vec<_> = stores
+            .iter()
+            .map(|store| Arc::new(store.after_kill()))
+            .collect();
+        match try_open(&after) {
+            // Only the copy of the last label may be missing.
+            Ok((pool, _)) => assert!(created || cut + 4 >= operations, "{cut}: {:?}", pool.info()),
+            Err(error) => assert_eq!(error.kind, ErrorKind::NotFound, "{cut}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn devices_are_known_by_their_labels() {
+    let mut devices = stores(&[64, 32, 48]);
+    let (pool, catalog) = new_pool(&devices);
+    drop((pool, catalog));
+    devices.rotate_left(1);
+    let (pool, catalog) = reopen(&devices, true);
+    let specs: Vec<&str> = pool
+        .devices()
+        .iter()
+        .map(|device| device.spec.as_str())
+        .collect();
+    assert_eq!(specs, ["mem:2", "mem:0", "mem:1"]);
+    assert_eq!(pool.devices()[1].extents, 32);
+    assert_eq!(pool.devices()[1].index, DeviceIndex(1));
+    drop((pool, catalog));
+
+    let error = try_open(&devices[..2]).map(|_| ()).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::NotFound);
+    assert!(error.message.contains("missing: number 0"), "{error}");
+    let twice = [devices.clone(), vec![devices[0].clone()]].concat();
+    assert_eq!(kind(try_open(&twice)), ErrorKind::Invalid);
+    let others = stores(&[64, 32, 48]);
+    new_pool(&others);
+    let mixed = [others[0].clone(), devices[0].clone(), devices[1].clone()];
+    let error = try_open(&mixed).map(|_| ()).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Invalid);
+    assert!(error.message.contains("one pool at a time"), "{error}");
+}

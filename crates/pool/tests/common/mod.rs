@@ -1,0 +1,233 @@
+//! What the pool's tests share: a device that can lose what was not synced, and small pools on it.
+//!
+//! **Not here:** the tests.
+#![allow(dead_code, unreachable_pub)]
+
+use forebay_pool::{
+    BlockStore, Catalog, NewDevice, OpenDevice, Pool, PoolSpec, Result, create, open,
+};
+use std::{
+    io,
+    sync::{Arc, Mutex},
+};
+
+const SECTOR: usize = 512;
+
+/// How much of a device is kept: label and catalog.
+pub const KEPT_BYTES: usize = 7 << 20;
+
+struct Inner {
+    now: Vec<u8>,
+    durable: Vec<u8>,
+    /// Sectors written since the last sync, in order.
+    unsynced: Vec<(usize, [u8; SECTOR])>,
+    capacity: u64,
+    /// Writes and syncs that still work; none: all.
+    left: Option<u64>,
+    operations: u64,
+}
+
+/// A device in memory whose power can be cut.
+pub struct CrashStore(Mutex<Inner>);
+
+/// A cheap source of choices from a seed (an LCG; its high bits are used).
+pub struct Choices(pub u64);
+
+impl Choices {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        self.0 >> 33
+    }
+}
+
+impl CrashStore {
+    pub fn new(capacity: u64) -> Self {
+        Self::with_content(vec![0; KEPT_BYTES], capacity)
+    }
+
+    fn with_content(content: Vec<u8>, capacity: u64) -> Self {
+        Self(Mutex::new(Inner {
+            now: content.clone(),
+            durable: content,
+            unsynced: Vec::new(),
+            capacity,
+            left: None,
+            operations: 0,
+        }))
+    }
+
+    /// After `count` more writes and syncs, nothing works.
+    pub fn fail_after(&self, count: u64) {
+        self.0.lock().unwrap().left = Some(count);
+    }
+
+    /// How many writes and syncs there were.
+    pub fn operations(&self) -> u64 {
+        self.0.lock().unwrap().operations
+    }
+
+    /// The device after a power cut: of what was not synced, any sectors are there.
+    pub fn after_power_cut(&self, choices: &mut Choices) -> Self {
+        let inner = self.0.lock().unwrap();
+        let mut content = inner.durable.clone();
+        // Sometimes everything, sometimes nothing, mostly a mixture.
+        let keep = choices.next() % 5;
+        for (at, sector) in &inner.unsynced {
+            let kept = match keep {
+                0 => false,
+                1 => true,
+                _ => choices.next().is_multiple_of(keep),
+            };
+            if kept {
+                content[*at..*at + SECTOR].copy_from_slice(sector);
+            }
+        }
+        Self::with_content(content, inner.capacity)
+    }
+
+    /// The device after its process died: every write is there.
+    pub fn after_kill(&self) -> Self {
+        let inner = self.0.lock().unwrap();
+        Self::with_content(inner.now.clone(), inner.capacity)
+    }
+
+    /// Changes one byte, as rot would.
+    pub fn rot(&self, at: usize) {
+        let mut inner = self.0.lock().unwrap();
+        inner.now[at] ^= 0x20;
+        inner.durable[at] ^= 0x20;
+    }
+}
+
+impl Inner {
+    fn works(&mut self) -> io::Result<()> {
+        self.operations += 1;
+        match &mut self.left {
+            Some(0) => return Err(io::Error::other("the device is gone")),
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+impl BlockStore for CrashStore {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let inner = self.0.lock().unwrap();
+        let from = offset as usize;
+        let source = inner
+            .now
+            .get(from..from + buf.len())
+            .ok_or(io::ErrorKind::UnexpectedEof)?;
+        buf.copy_from_slice(source);
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        assert!(offset.is_multiple_of(4096) && data.len().is_multiple_of(4096));
+        let mut inner = self.0.lock().unwrap();
+        inner.works()?;
+        let from = offset as usize;
+        let target = inner.now.get_mut(from..from + data.len());
+        target
+            .ok_or(io::ErrorKind::UnexpectedEof)?
+            .copy_from_slice(data);
+        for (at, sector) in data.chunks_exact(SECTOR).enumerate() {
+            inner
+                .unsynced
+                .push((from + at * SECTOR, sector.try_into().unwrap()));
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut inner = self.0.lock().unwrap();
+        inner.works()?;
+        let inner = &mut *inner;
+        for (at, sector) in inner.unsynced.drain(..) {
+            inner.durable[at..at + SECTOR].copy_from_slice(&sector);
+        }
+        Ok(())
+    }
+
+    fn capacity(&self) -> io::Result<u64> {
+        Ok(self.0.lock().unwrap().capacity)
+    }
+}
+
+/// The data offset of a first device of a small pool, of another.
+pub const FIRST_DATA_BYTES: u64 = 6 << 20;
+pub const OTHER_DATA_BYTES: u64 = 1 << 20;
+pub const EXTENT: u64 = 64 << 10;
+
+/// Stores for devices of so many extents.
+pub fn stores(extents: &[u64]) -> Vec<Arc<CrashStore>> {
+    let capacity = |(at, count): (usize, &u64)| {
+        (if at == 0 {
+            FIRST_DATA_BYTES
+        } else {
+            OTHER_DATA_BYTES
+        }) + count * EXTENT
+    };
+    extents
+        .iter()
+        .enumerate()
+        .map(capacity)
+        .map(|bytes| Arc::new(CrashStore::new(bytes)))
+        .collect()
+}
+
+pub fn spec(stores: &[Arc<CrashStore>], known_zero: bool) -> PoolSpec {
+    PoolSpec {
+        name: "test".into(),
+        extent_bytes: EXTENT,
+        devices: stores
+            .iter()
+            .enumerate()
+            .map(|(at, store)| NewDevice {
+                spec: format!("mem:{at}"),
+                store: store.clone(),
+                block_bytes: 512,
+                known_zero,
+            })
+            .collect(),
+        force: false,
+        now_s: 1,
+    }
+}
+
+/// A new pool, known to be zero.
+pub fn new_pool(stores: &[Arc<CrashStore>]) -> (Pool, Catalog) {
+    create(&spec(stores, true)).unwrap()
+}
+
+pub fn try_open(stores: &[Arc<CrashStore>]) -> Result<(Pool, Catalog)> {
+    let devices: Vec<OpenDevice> = stores
+        .iter()
+        .enumerate()
+        .map(|(at, store)| OpenDevice {
+            spec: format!("mem:{at}"),
+            store: store.clone(),
+        })
+        .collect();
+    open(&devices)
+}
+
+/// Opens, and ends adoption as in a new boot or the same.
+pub fn reopen(stores: &[Arc<CrashStore>], same_boot: bool) -> (Pool, Catalog) {
+    let (mut pool, catalog) = try_open(stores).unwrap();
+    pool.finish_adoption(same_boot).unwrap();
+    commit(&mut pool, &catalog);
+    (pool, catalog)
+}
+
+/// Makes everything so far durable.
+pub fn commit(pool: &mut Pool, catalog: &Catalog) {
+    if let Some(batch) = pool.take_batch().unwrap() {
+        catalog.commit(&batch).unwrap();
+        pool.committed(batch.id()).unwrap();
+    }
+}

@@ -1,0 +1,468 @@
+//! The owner's operations, one rule at a time: faults, reservations, releases, laundering, adoption.
+//!
+//! **Not here:** random sequences (`pool_ops_model`), the catalog's own troubles (`catalog`).
+
+mod common;
+
+use common::{EXTENT, commit, new_pool, reopen, stores, try_open};
+use forebay_pool::{Adopted, Catalog, DeviceRun, ErrorKind, FaultAnswer, NewVolume, Pool};
+use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
+
+const D0: DeviceIndex = DeviceIndex(0);
+
+fn volume(pool: &mut Pool, name: &str, extents: u64) -> VolumeId {
+    if pool.tenant("t").is_err() {
+        pool.create_tenant("t", 0).unwrap();
+    }
+    let new = NewVolume {
+        tenant: "t".into(),
+        name: name.into(),
+        size_bytes: extents * EXTENT,
+        block_bytes: None,
+    };
+    pool.create_volume(&new, 0).unwrap()
+}
+
+/// Faults for writing as the caller would, until there is an answer that ends it.
+fn write(pool: &mut Pool, catalog: &Catalog, volume: VolumeId, logical: u64) -> FaultAnswer {
+    for _ in 0..8 {
+        match pool.fault(volume, ExtentIndex(logical), true).unwrap() {
+            FaultAnswer::NeedReserve { count } => {
+                pool.reserve(volume, count).unwrap();
+                commit(pool, catalog);
+            }
+            FaultAnswer::AwaitCommit { .. } => commit(pool, catalog),
+            answer => return answer,
+        }
+    }
+    panic!("a fault that goes in circles");
+}
+
+fn place(answer: FaultAnswer) -> (DeviceIndex, u64) {
+    match answer {
+        FaultAnswer::Allocated { device, extent, .. }
+        | FaultAnswer::Mapped { device, extent, .. } => (device, extent.0),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn launder(pool: &mut Pool, catalog: &Catalog) {
+    for run in pool.take_dirty(u64::MAX) {
+        pool.laundered(run).unwrap();
+    }
+    commit(pool, catalog);
+}
+
+#[test]
+fn a_reservation_is_grantable_only_when_durable() {
+    let stores = stores(&[64]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let v = volume(&mut pool, "v", 64);
+    assert!(matches!(
+        pool.fault(v, ExtentIndex(0), true).unwrap(),
+        FaultAnswer::NeedReserve { count: 16 }
+    ));
+    assert_eq!(pool.reserve(v, 16).unwrap(), 16);
+    let wait = FaultAnswer::AwaitCommit {
+        batch: pool.open_batch_id(),
+    };
+    assert_eq!(pool.fault(v, ExtentIndex(0), true).unwrap(), wait);
+    let batch = pool.take_batch().unwrap().unwrap();
+    catalog.commit(&batch).unwrap();
+    assert!(matches!(
+        pool.fault(v, ExtentIndex(0), true).unwrap(),
+        FaultAnswer::AwaitCommit { .. }
+    ));
+    pool.committed(batch.id()).unwrap();
+    assert!(pool.committed(batch.id()).is_err(), "twice");
+    assert!(matches!(
+        pool.fault(v, ExtentIndex(0), true).unwrap(),
+        FaultAnswer::Allocated { .. }
+    ));
+    // Faulted again it is the same place, not another.
+    assert!(matches!(
+        pool.fault(v, ExtentIndex(0), true).unwrap(),
+        FaultAnswer::Mapped {
+            count: 1,
+            commit_seq: Some(_),
+            ..
+        }
+    ));
+}
+
+#[test]
+fn neighbours_get_neighbouring_extents() {
+    let stores = stores(&[4000]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let v = volume(&mut pool, "v", 3000);
+    // Two streams at once, one of them backwards.
+    for step in 0..100 {
+        write(&mut pool, &catalog, v, 500 + step);
+        write(&mut pool, &catalog, v, 1999 - step);
+        if let Some(count) = pool.wants_reserve(v) {
+            pool.reserve(v, count).unwrap();
+        }
+    }
+    let runs = |pool: &mut Pool, from: u64, to: u64| {
+        let (mut at, mut runs) = (from, 0);
+        while at < to {
+            let FaultAnswer::Mapped { count, .. } = pool.fault(v, ExtentIndex(at), false).unwrap()
+            else {
+                panic!("unmapped")
+            };
+            at += count;
+            runs += 1;
+        }
+        runs
+    };
+    // A stream breaks where a reservation ends, not more often.
+    assert!(
+        runs(&mut pool, 500, 600) <= 12,
+        "{}",
+        runs(&mut pool, 500, 600)
+    );
+    assert!(
+        runs(&mut pool, 1900, 2000) <= 12,
+        "{}",
+        runs(&mut pool, 1900, 2000)
+    );
+}
+
+#[test]
+fn random_first_writes_of_a_region_end_up_contiguous() {
+    let stores = stores(&[4000]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let v = volume(&mut pool, "v", 1000);
+    for _ in 0..6 {
+        pool.reserve(v, 256).unwrap();
+    }
+    commit(&mut pool, &catalog);
+    for step in 0..256 {
+        write(&mut pool, &catalog, v, 300 + step * 37 % 256);
+    }
+    match pool.fault(v, ExtentIndex(300), false).unwrap() {
+        FaultAnswer::Mapped { count, .. } => assert_eq!(count, 256),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn holes_have_their_length() {
+    let stores = stores(&[64]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let v = volume(&mut pool, "v", 5000);
+    write(&mut pool, &catalog, v, 700);
+    let hole = |pool: &mut Pool, at| pool.fault(v, ExtentIndex(at), false).unwrap();
+    assert_eq!(hole(&mut pool, 0), FaultAnswer::Hole { count: 700 });
+    assert_eq!(hole(&mut pool, 4990), FaultAnswer::Hole { count: 10 });
+    assert_eq!(hole(&mut pool, 701), FaultAnswer::Hole { count: 4096 });
+    assert_eq!(
+        pool.fault(v, ExtentIndex(5000), false).unwrap_err().kind,
+        ErrorKind::Invalid
+    );
+    assert_eq!(
+        pool.fault(VolumeId(99), ExtentIndex(0), false)
+            .unwrap_err()
+            .kind,
+        ErrorKind::NotFound
+    );
+}
+
+#[test]
+fn flush_commits_what_was_written() {
+    let stores = stores(&[64]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let v = volume(&mut pool, "v", 64);
+    assert_eq!(pool.uncommitted(v), None);
+    let first = place(write(&mut pool, &catalog, v, 3));
+    let seq = pool.uncommitted(v).unwrap();
+    let second = place(write(&mut pool, &catalog, v, 9));
+    assert!(pool.durable_seq(v) < seq);
+    assert_eq!(pool.commit_mappings(v, seq).unwrap(), 1);
+    assert_eq!(
+        pool.commit_mappings(v, seq).unwrap(),
+        0,
+        "already on its way"
+    );
+    assert!(
+        pool.durable_seq(v) < seq,
+        "not before the commit is reported"
+    );
+    commit(&mut pool, &catalog);
+    assert_eq!(pool.durable_seq(v), seq);
+    assert_eq!(pool.uncommitted(v), Some(seq + 1));
+    drop((pool, catalog));
+    // After a power cut: the first is there, the second is a hole and its extent dirty.
+    let (mut pool, _) = reopen(&stores, false);
+    let answer = pool.fault(v, ExtentIndex(3), true).unwrap();
+    assert_eq!(place(answer), first);
+    assert!(matches!(
+        answer,
+        FaultAnswer::Mapped {
+            commit_seq: None,
+            ..
+        }
+    ));
+    assert!(matches!(
+        pool.fault(v, ExtentIndex(9), false).unwrap(),
+        FaultAnswer::Hole { .. }
+    ));
+    let dirty = pool.take_dirty(1000);
+    assert!(
+        dirty
+            .iter()
+            .any(|run| { run.device == second.0 && (run.first.0..run.end()).contains(&second.1) })
+    );
+    assert_eq!(dirty.iter().map(|run| run.count).sum::<u64>(), 15);
+}
+
+#[test]
+fn freed_extents_are_laundered_before_anyone_gets_them() {
+    let stores = stores(&[32]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let v = volume(&mut pool, "v", 32);
+    for logical in 0..32 {
+        write(&mut pool, &catalog, v, logical);
+    }
+    let w = volume(&mut pool, "w", 32);
+    assert_eq!(
+        pool.fault(w, ExtentIndex(0), true).unwrap(),
+        FaultAnswer::NoSpace
+    );
+    let released = pool.release(v, ExtentIndex(4), 8).unwrap();
+    assert_eq!(released.extents, 8);
+    // Freed in memory, not on disk: not even laundered.
+    assert!(pool.take_dirty(100).is_empty());
+    assert_eq!(
+        pool.fault(w, ExtentIndex(0), true).unwrap(),
+        FaultAnswer::AwaitLaunder
+    );
+    commit(&mut pool, &catalog);
+    let runs = pool.take_dirty(100);
+    assert_eq!(runs.iter().map(|run| run.count).sum::<u64>(), 8);
+    assert_eq!(
+        pool.fault(w, ExtentIndex(0), true).unwrap(),
+        FaultAnswer::AwaitLaunder
+    );
+    pool.launder_failed(runs[0]).unwrap();
+    assert!(pool.laundered(runs[0]).is_err(), "it was given back");
+    launder(&mut pool, &catalog);
+    let (device, extent) = place(write(&mut pool, &catalog, w, 0));
+    assert!(
+        released
+            .runs
+            .iter()
+            .any(|run| { run.device == device && (run.first.0..run.end()).contains(&extent) })
+    );
+}
+
+#[test]
+fn quarantined_extents_stay_away_until_the_next_boot() {
+    let stores = stores(&[32]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let v = volume(&mut pool, "v", 32);
+    for logical in 0..8 {
+        write(&mut pool, &catalog, v, logical);
+    }
+    commit(&mut pool, &catalog);
+    let run = pool.release(v, ExtentIndex(0), 8).unwrap().runs[0];
+    pool.quarantine(run).unwrap();
+    commit(&mut pool, &catalog);
+    assert!(pool.take_dirty(100).is_empty());
+    assert_eq!(pool.space().quarantined, run.count);
+    drop((pool, catalog));
+    let (mut pool, catalog) = reopen(&stores, true);
+    assert_eq!(pool.space().quarantined, run.count);
+    assert!(
+        pool.quarantine(DeviceRun::new(D0, 30, 9)).is_err(),
+        "beyond the device"
+    );
+    pool.end_quarantine(DeviceRun::new(run.device, run.first.0, 1))
+        .unwrap();
+    commit(&mut pool, &catalog);
+    assert_eq!(pool.take_dirty(100).len(), 1);
+    drop((pool, catalog));
+    let (pool, _) = reopen(&stores, false);
+    assert_eq!(pool.space().quarantined, 0);
+}
+
+#[test]
+fn unused_reservations_of_others_are_reclaimed_before_no_space() {
+    let stores = stores(&[40]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let hoarder = volume(&mut pool, "hoarder", 64);
+    let v = volume(&mut pool, "v", 64);
+    for _ in 0..3 {
+        pool.reserve(hoarder, 16).unwrap();
+    }
+    commit(&mut pool, &catalog);
+    assert_eq!(pool.space().clean, 0);
+    let mine = place(write(&mut pool, &catalog, hoarder, 0));
+    for logical in 0..39 {
+        assert_ne!(place(write(&mut pool, &catalog, v, logical)), mine);
+    }
+    assert_eq!(
+        pool.fault(v, ExtentIndex(39), true).unwrap(),
+        FaultAnswer::NoSpace
+    );
+    assert_eq!(pool.reserve(v, 1).unwrap_err().kind, ErrorKind::NoSpace);
+    assert_eq!(pool.volume_space(hoarder).unwrap().reserved, 0);
+    // Reading goes on, and so does writing what is there.
+    assert!(matches!(
+        pool.fault(v, ExtentIndex(3), true).unwrap(),
+        FaultAnswer::Mapped { .. }
+    ));
+    // The same after a crash.
+    pool.commit_mappings(v, u64::MAX).unwrap();
+    commit(&mut pool, &catalog);
+    drop((pool, catalog));
+    let (pool, _) = reopen(&stores, false);
+    assert_eq!(pool.volume_space(v).unwrap().mapped, 39);
+}
+
+#[test]
+fn adoption_brings_uncommitted_mappings_back() {
+    let stores = stores(&[64]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let v = volume(&mut pool, "v", 64);
+    let committed = place(write(&mut pool, &catalog, v, 0));
+    pool.commit_mappings(v, u64::MAX).unwrap();
+    commit(&mut pool, &catalog);
+    let granted = place(write(&mut pool, &catalog, v, 1));
+    let seq = pool.uncommitted(v).unwrap();
+    drop((pool, catalog));
+
+    let (mut pool, catalog) = try_open(&stores).unwrap();
+    // Nothing new before all is told; what is durably mapped goes on.
+    assert!(matches!(
+        pool.fault(v, ExtentIndex(0), true).unwrap(),
+        FaultAnswer::Mapped { .. }
+    ));
+    assert_eq!(
+        pool.fault(v, ExtentIndex(1), true).unwrap_err().kind,
+        ErrorKind::InUse
+    );
+    assert_eq!(pool.reserve(v, 1).unwrap_err().kind, ErrorKind::InUse);
+    assert_eq!(pool.delete_volume(v).unwrap_err().kind, ErrorKind::InUse);
+    let mut adopt = |volume, logical, (device, extent): (DeviceIndex, u64), seq| {
+        pool.adopt_grant(
+            volume,
+            ExtentIndex(logical),
+            device,
+            ExtentIndex(extent),
+            1,
+            seq,
+        )
+    };
+    assert_eq!(adopt(v, 0, committed, 1).unwrap(), Adopted::Durable);
+    assert_eq!(adopt(v, 1, granted, seq).unwrap(), Adopted::Uncommitted);
+    assert_eq!(
+        adopt(v, 1, granted, seq).unwrap(),
+        Adopted::Uncommitted,
+        "told twice"
+    );
+    assert_eq!(adopt(v, 2, granted, seq).unwrap(), Adopted::Stale);
+    assert_eq!(
+        adopt(v, 2, (D0, 60), seq).unwrap(),
+        Adopted::Stale,
+        "clean, not reserved"
+    );
+    assert_eq!(
+        adopt(v, 64, (D0, 60), seq).unwrap(),
+        Adopted::Stale,
+        "beyond the volume"
+    );
+    assert_eq!(
+        adopt(VolumeId(77), 0, granted, seq).unwrap_err().kind,
+        ErrorKind::NotFound
+    );
+    let report = pool.finish_adoption(true).unwrap();
+    assert_eq!((report.uncommitted, report.stock, report.dirty), (1, 14, 0));
+    // The stock can be granted, but only once this opening's sequences can't come again.
+    assert!(matches!(
+        pool.fault(v, ExtentIndex(2), true).unwrap(),
+        FaultAnswer::AwaitCommit { .. }
+    ));
+    commit(&mut pool, &catalog);
+    let FaultAnswer::Allocated { commit_seq, .. } = pool.fault(v, ExtentIndex(2), true).unwrap()
+    else {
+        panic!("not allocated from stock")
+    };
+    assert!(commit_seq > seq);
+    assert_eq!(pool.commit_mappings(v, u64::MAX).unwrap(), 2);
+    commit(&mut pool, &catalog);
+    assert_eq!(pool.volume_space(v).unwrap().uncommitted, 0);
+}
+
+#[test]
+fn a_grant_that_the_catalog_contradicts_is_stale_and_its_extent_dirty() {
+    let stores = stores(&[64]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let v = volume(&mut pool, "v", 64);
+    let committed = place(write(&mut pool, &catalog, v, 0));
+    pool.commit_mappings(v, u64::MAX).unwrap();
+    commit(&mut pool, &catalog);
+    drop((pool, catalog));
+    let (mut pool, catalog) = try_open(&stores).unwrap();
+    // An extent of the stock, told for a place that is mapped elsewhere.
+    let other = (0..16).find(|extent| *extent != committed.1).unwrap();
+    let told = pool
+        .adopt_grant(v, ExtentIndex(0), D0, ExtentIndex(other), 1, 1)
+        .unwrap();
+    assert_eq!(told, Adopted::Stale);
+    pool.finish_adoption(true).unwrap();
+    commit(&mut pool, &catalog);
+    assert_eq!(pool.take_dirty(10), [DeviceRun::new(D0, other, 1)]);
+    assert_eq!(
+        place(pool.fault(v, ExtentIndex(0), true).unwrap()),
+        committed
+    );
+}
+
+#[test]
+fn a_device_with_a_past_is_laundered_first() {
+    let stores = stores(&[32]);
+    let (mut pool, catalog) = forebay_pool::create(&common::spec(&stores, false)).unwrap();
+    let v = volume(&mut pool, "v", 32);
+    commit(&mut pool, &catalog);
+    assert_eq!(
+        pool.fault(v, ExtentIndex(0), true).unwrap(),
+        FaultAnswer::AwaitLaunder
+    );
+    let runs = pool.take_dirty(8);
+    assert_eq!(runs, [DeviceRun::new(D0, 0, 8)]);
+    pool.laundered(runs[0]).unwrap();
+    commit(&mut pool, &catalog);
+    assert_eq!(place(write(&mut pool, &catalog, v, 0)).1, 0);
+    drop((pool, catalog));
+    let (pool, _) = reopen(&stores, true);
+    let space = pool.space();
+    assert_eq!((space.dirty, space.clean, space.reserved), (24, 0, 8));
+}
+
+#[test]
+fn deleting_a_volume_frees_all_of_it_at_once() {
+    let stores = stores(&[64, 64]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let v = volume(&mut pool, "v", 4000);
+    for step in 0..30 {
+        write(&mut pool, &catalog, v, step * 131);
+    }
+    pool.commit_mappings(v, u64::MAX / 2).unwrap();
+    for step in 0..5 {
+        write(&mut pool, &catalog, v, 7 + step);
+    }
+    let released = pool.delete_volume(v).unwrap();
+    assert_eq!(released.extents, 35);
+    let space = pool.space();
+    assert_eq!(
+        (space.dirty, space.reserved, space.owned, space.clean),
+        (35, 0, 0, 93)
+    );
+    commit(&mut pool, &catalog);
+    drop((pool, catalog));
+    let (pool, _) = reopen(&stores, true);
+    assert_eq!(pool.space(), space);
+    assert_eq!(pool.volumes().count(), 0);
+    assert_eq!(pool.leaked_extents(), 0);
+}
