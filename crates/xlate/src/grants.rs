@@ -4,8 +4,8 @@
 //! daemon finds what its predecessor granted, even when both processes died. An entry is filled
 //! first and then made valid by a release-store of its sequence number; it is never half there.
 //! Growing an entry is one store of its count. A range taken out of the middle of an entry first
-//! adds the part behind, then shortens the entry: a crash between the two shows an extent twice with
-//! the same place, which adoption ignores. Contiguous grants merge. Bounded: when it is full, the
+//! adds the part behind, then shortens the entry; what replaces an entry is written before that goes.
+//! After a crash between the two an extent is there twice, and adoption takes the later entry. Contiguous grants merge. Bounded: when it is full, the
 //! owner revokes something ([`GrantTable::victim`]).
 //!
 //! **Not here:** who may be granted what (the pool), and the messages.
@@ -187,16 +187,28 @@ impl GrantTable {
                 (sequence, grant) => found.push((sequence, slot, grant)),
             }
         }
-        // Later entries first: where two overlap, the later one says what stands.
+        // Later entries first: where two overlap, the later one says what stands. An entry that
+        // overlaps nothing stays where it is; of another, the parts that stand are written first.
         found.sort_by_key(|(sequence, ..)| std::cmp::Reverse(*sequence));
         for (sequence, slot, grant) in found {
             table.next_sequence = table.next_sequence.max(sequence.saturating_add(1));
+            let gaps = table.gaps(grant.volume, grant.range);
+            if gaps == [grant.range] {
+                table
+                    .index
+                    .insert((grant.volume, grant.range.first), (slot, grant));
+                continue;
+            }
+            for gap in gaps {
+                if table.room() == 0 {
+                    return Err(io::Error::other(
+                        "the grant table is too full to be put in order",
+                    ));
+                }
+                table.fill(grant.part(gap));
+            }
             table.entry(slot).sequence.store(0, Release);
             table.free.push(slot);
-            for gap in table.gaps(grant.volume, grant.range) {
-                let part = grant.part(gap);
-                let _ = table.insert(part);
-            }
         }
         Ok(Some(table))
     }
@@ -265,7 +277,13 @@ impl GrantTable {
             .collect()
     }
 
-    /// Records a grant, in place of whatever was there. Done before the engine is told.
+    /// Entries that can still be filled.
+    fn room(&self) -> usize {
+        self.free.len() + (self.capacity - self.next_unused)
+    }
+
+    /// Records a grant, in place of whatever was there. Done before the engine is told. The new
+    /// entry is there before what it replaces goes.
     ///
     /// # Errors
     /// [`Full`]: up to three entries may be needed and aren't there.
@@ -273,10 +291,19 @@ impl GrantTable {
         if grant.range.count == 0 {
             return Ok(());
         }
-        if self.free.len() + (self.capacity - self.next_unused) < 3 {
+        if self.room() < 3 {
             return Err(Full);
         }
-        self.remove(grant.volume, grant.range);
+        let replaced = self.overlapping(grant.volume, grant.range);
+        if !replaced.is_empty() {
+            let slot = self.write(grant);
+            for (old, prior) in replaced {
+                self.cut(old, prior, grant.range);
+            }
+            self.index
+                .insert((grant.volume, grant.range.first), (slot, grant));
+            return Ok(());
+        }
         let before = self
             .index
             .range(..(grant.volume, grant.range.first))
@@ -300,7 +327,8 @@ impl GrantTable {
         Ok(())
     }
 
-    fn fill(&mut self, grant: Grant) {
+    /// Writes an entry without entering it in the index; there must be room.
+    fn write(&mut self, grant: Grant) -> usize {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.next_unused += 1;
             self.next_unused - 1
@@ -314,37 +342,52 @@ impl GrantTable {
         e.commit_sequence.store(grant.commit_sequence, Relaxed);
         e.sequence.store(self.next_sequence, Release);
         self.next_sequence += 1;
+        slot
+    }
+
+    fn fill(&mut self, grant: Grant) {
+        let slot = self.write(grant);
         self.index
             .insert((grant.volume, grant.range.first), (slot, grant));
     }
 
-    /// Takes `range` out: after the engine has acknowledged its revoke.
-    pub fn remove(&mut self, volume: VolumeId, range: ExtentRange) {
-        for (slot, grant) in self.overlapping(volume, range) {
-            if grant.range.end() > range.end() {
-                // The part behind. There is room: `insert` keeps three entries spare.
-                let rest = ExtentRange::new(range.end(), grant.range.end() - range.end());
-                self.fill(grant.part(rest));
-            }
-            if grant.range.first < range.first {
-                let head = grant.part(ExtentRange::new(
-                    grant.range.first,
-                    range.first - grant.range.first,
-                ));
-                self.entry(slot).count.store(head.range.count, Release);
-                self.index.insert((volume, head.range.first), (slot, head));
-            } else {
-                self.entry(slot).sequence.store(0, Release);
-                self.free.push(slot);
-                if self
-                    .index
-                    .get(&(volume, grant.range.first))
-                    .is_some_and(|(s, _)| *s == slot)
-                {
-                    self.index.remove(&(volume, grant.range.first));
-                }
-            }
+    /// Takes `range` out of one entry: what is behind it is written first, then it is shortened or
+    /// freed. At most one entry is needed.
+    fn cut(&mut self, slot: usize, grant: Grant, range: ExtentRange) {
+        if grant.range.end() > range.end() {
+            let rest = ExtentRange::new(range.end(), grant.range.end() - range.end());
+            self.fill(grant.part(rest));
         }
+        let key = (grant.volume, grant.range.first);
+        if grant.range.first < range.first {
+            let head = grant.part(ExtentRange::new(
+                grant.range.first,
+                range.first - grant.range.first,
+            ));
+            self.entry(slot).count.store(head.range.count, Release);
+            self.index.insert(key, (slot, head));
+        } else {
+            self.entry(slot).sequence.store(0, Release);
+            self.free.push(slot);
+            self.index.remove(&key);
+        }
+    }
+
+    /// Takes `range` out: after the engine has acknowledged its revoke.
+    ///
+    /// # Errors
+    /// [`Full`]: the range is the middle of an entry, and there is no room for the part behind.
+    pub fn remove(&mut self, volume: VolumeId, range: ExtentRange) -> Result<(), Full> {
+        let taken = self.overlapping(volume, range);
+        let splits =
+            |(_, g): &(usize, Grant)| g.range.first < range.first && g.range.end() > range.end();
+        if self.room() == 0 && taken.iter().any(splits) {
+            return Err(Full);
+        }
+        for (slot, grant) in taken {
+            self.cut(slot, grant, range);
+        }
+        Ok(())
     }
 
     /// Every grant, in order of volume and extent.

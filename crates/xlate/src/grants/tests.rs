@@ -41,7 +41,7 @@ fn contiguous_grants_merge_and_split() {
     t.insert(grant(1, 0, 4, 100)).unwrap();
     t.insert(grant(1, 4, 4, 104)).unwrap();
     assert_eq!(t.usage().0, 1);
-    t.remove(VolumeId(1), ExtentRange::new(2, 2));
+    t.remove(VolumeId(1), ExtentRange::new(2, 2)).unwrap();
     assert_eq!(t.usage().0, 2);
     assert_eq!(t.granted(VolumeId(1), ExtentRange::new(0, 10)).len(), 2);
     assert!(t.covers(VolumeId(1), ExtentRange::new(4, 4), Rights::Read));
@@ -58,7 +58,7 @@ fn full_is_said_and_victims_go_round() {
     let seen: Vec<u64> = (0..4).map(|_| t.victim().unwrap().range.first).collect();
     assert_eq!(seen, [0, 10, 20, 0]);
     let victim = t.victim().unwrap();
-    t.remove(victim.volume, victim.range);
+    t.remove(victim.volume, victim.range).unwrap();
     t.insert(grant(1, 90, 1, 900)).unwrap();
 }
 
@@ -81,6 +81,34 @@ fn another_boot_or_pool_is_not_adopted() {
     assert_eq!(flat(&adopted), flat(&t));
 }
 
+#[test]
+fn a_full_table_splits_nothing() {
+    let (_dir, mut t) = table(5);
+    t.insert(grant(1, 0, 100, 0)).unwrap();
+    for middle in [10, 30, 50, 70] {
+        t.remove(VolumeId(1), ExtentRange::new(middle, 1)).unwrap();
+    }
+    let all = flat(&t);
+    assert_eq!(t.remove(VolumeId(1), ExtentRange::new(90, 1)), Err(Full));
+    assert_eq!(flat(&t), all, "a refusal changes nothing");
+    t.remove(VolumeId(1), ExtentRange::new(71, 29)).unwrap();
+    t.remove(VolumeId(1), ExtentRange::new(5, 1)).unwrap();
+}
+
+/// A daemon killed after the new entry was written and before the old one went.
+#[test]
+fn adoption_takes_the_later_of_two() {
+    let (dir, mut t) = table(16);
+    t.insert(grant(1, 0, 10, 100)).unwrap();
+    t.write(grant(1, 4, 2, 500));
+    let memory = SharedMemory::open(&dir.path().join("grants")).unwrap();
+    let adopted = GrantTable::adopt(memory, &BOOT, &POOL).unwrap().unwrap();
+    let places: Vec<u64> = (0..10)
+        .map(|e| flat(&adopted)[&(1, e)].extent().0)
+        .collect();
+    assert_eq!(places, [100, 101, 102, 103, 500, 501, 106, 107, 108, 109]);
+}
+
 proptest! {
     #[test]
     fn grant_table_is_a_map(ops in proptest::collection::vec((0u8..3, 1u64..3, 0u64..40, 1u64..9, 0u64..60), 1..120)) {
@@ -95,7 +123,7 @@ proptest! {
                     }
                 }
                 _ => {
-                    t.remove(VolumeId(volume), ExtentRange::new(first, count));
+                    t.remove(VolumeId(volume), ExtentRange::new(first, count)).unwrap();
                     for i in 0..count {
                         model.remove(&(volume, first + i));
                     }
