@@ -1,1 +1,29 @@
-//! placeholder
+//! # The engine: the data plane
+//!
+//! **Purpose.** Serves exports to tenants: takes their commands, translates them, moves their bytes.
+//!
+//! **Design.** One control thread ([`control`]) talks with the daemon, opens devices, accepts
+//! connections and is the only writer of translation tables. Each reactor ([`reactor`]) is a thread
+//! with one io_uring that owns what it touches: its lanes, its connections ([`tcp`]), its commands in
+//! flight ([`core`]). They speak through bounded rings ([`mailbox`]). Busy, a reactor polls; idle, it
+//! sleeps in one `io_uring_enter`. The I/O path doesn't allocate, lock, log or block.
+//!
+//! **What it does not do.** It never opens the catalog and decides nothing about space: it asks the
+//! owner (a fault) and obeys it (grant, revoke). It does not take over a dead engine's queues yet:
+//! hosts reconnect; what that will need is recorded in the state region from the start.
+
+#![deny(unsafe_code)]
+
+mod associations;
+pub mod config;
+mod control;
+pub mod core;
+mod door;
+mod exports;
+mod lane;
+mod mailbox;
+mod reactor;
+mod tcp;
+mod volume;
+
+pub use config::{Engine, EngineConfig, EngineError};

@@ -1,0 +1,179 @@
+//! Starting an engine: as a process (`forebay engine`) or inside a test.
+//!
+//! **Design.** [`Engine::start`] checks the kernel, makes the state region, the reactors and the
+//! control thread, and returns; [`Engine::join`] waits for the end. **Not here:** the command line.
+
+use crate::control::Control;
+use crate::core::Core;
+use crate::exports::Exports;
+use crate::mailbox::{eventfd, mailbox};
+use crate::reactor::{Reactor, WAKE_KEY};
+use crate::tcp::Frontend;
+use forebay_device::ring::{Ring, RingOptions};
+use forebay_xlate::boundary::region::{MAX_REACTORS, Region};
+use rustix::event::epoll;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+/// What an engine is told at its start; the rest comes from the daemon.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Where it listens for the daemon.
+    pub socket: PathBuf,
+    /// Its generation: larger than any before on these devices.
+    pub generation: u64,
+    /// The state region's file; none: a nameless one (tests).
+    pub region: Option<PathBuf>,
+    /// How many reactors.
+    pub reactors: usize,
+    /// The processors to pin them to, in turn; empty: not pinned.
+    pub cpus: Vec<usize>,
+    /// End when no daemon has configured anything for this long after the start, in seconds.
+    pub orphan_limit_s: u64,
+}
+
+/// Why an engine could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The kernel is too old or forbids io_uring.
+    #[error(transparent)]
+    Ring(#[from] forebay_device::ring::RingError),
+    /// The system refused something.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A setting makes no sense.
+    #[error("{0}")]
+    Config(String),
+}
+
+fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> EngineError {
+    let what = what.into();
+    move |source| EngineError::System { what, source }
+}
+
+/// A running engine.
+#[derive(Debug)]
+pub struct Engine {
+    control: JoinHandle<()>,
+    reactors: Vec<JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Starts one. When this returns, it listens for its daemon.
+    ///
+    /// # Errors
+    /// See [`EngineError`].
+    pub fn start(config: EngineConfig) -> Result<Engine, EngineError> {
+        forebay_device::ring::check_kernel()?;
+        if config.reactors == 0 || config.reactors > MAX_REACTORS {
+            return Err(EngineError::Config(format!(
+                "{} reactors asked for: give a number from 1 to {MAX_REACTORS}",
+                config.reactors
+            )));
+        }
+        let region = match &config.region {
+            Some(path) => Region::create(path, config.generation).map_err(system(format!(
+                "creating the state region {}",
+                path.display()
+            )))?,
+            None => {
+                Region::anonymous(config.generation).map_err(system("creating the state region"))?
+            }
+        };
+        let region = Arc::new(region);
+        region
+            .header()
+            .reactors
+            .store(config.reactors as u64, std::sync::atomic::Ordering::Relaxed);
+        let exports = Exports::default();
+        let bell = Arc::new(eventfd().map_err(system("making an eventfd"))?);
+        let mut mailboxes = Vec::new();
+        let mut reactors = Vec::new();
+        for number in 0..config.reactors {
+            let (to_reactor, to_control) =
+                mailbox(bell.clone()).map_err(system("making a mailbox"))?;
+            mailboxes.push(to_reactor);
+            let cpu = (!config.cpus.is_empty()).then(|| config.cpus[number % config.cpus.len()]);
+            let region = region.clone();
+            let (started, starting) = mpsc::channel();
+            let thread = std::thread::Builder::new()
+                .name(format!("reactor-{number}"))
+                .spawn(move || {
+                    let made = (|| {
+                        if let Some(cpu) = cpu {
+                            pin(cpu)?;
+                        }
+                        // The ring belongs to the thread that uses it.
+                        let options = RingOptions {
+                            iowq_cpus: cpu.into_iter().collect(),
+                            ..RingOptions::default()
+                        };
+                        let ring = Ring::new(&options)?;
+                        let core = Core::new(number, region.clone(), ring)
+                            .map_err(system("reserving staging memory"))?;
+                        let set = epoll::create(epoll::CreateFlags::CLOEXEC)
+                            .map_err(|e| system("making an epoll set")(e.into()))?;
+                        let data = epoll::EventData::new_u64(WAKE_KEY);
+                        epoll::add(&set, to_control.wake_fd(), data, epoll::EventFlags::IN)
+                            .map_err(|e| system("watching the mailbox")(e.into()))?;
+                        let set = Arc::new(set);
+                        let frontend = Frontend::new(number, region, set.clone());
+                        Ok::<_, EngineError>(Reactor {
+                            core,
+                            frontend,
+                            mailbox: to_control,
+                            epoll: set,
+                        })
+                    })();
+                    match made {
+                        Ok(reactor) => {
+                            let _ = started.send(Ok(()));
+                            reactor.run();
+                        }
+                        Err(e) => {
+                            let _ = started.send(Err(e));
+                        }
+                    }
+                })
+                .map_err(system("starting a reactor"))?;
+            starting.recv().map_err(|_| {
+                EngineError::Config(format!("reactor {number} ended at its start"))
+            })??;
+            reactors.push(thread);
+        }
+        let control = Control::new(&config, region, mailboxes, bell, exports)
+            .map_err(system(format!("listening on {}", config.socket.display())))?;
+        let control = std::thread::Builder::new()
+            .name("control".into())
+            .spawn(move || control.run())
+            .map_err(system("starting the control thread"))?;
+        Ok(Engine { control, reactors })
+    }
+
+    /// Waits until the daemon has told it to stop and all threads have ended.
+    pub fn join(self) {
+        let _ = self.control.join();
+        for reactor in self.reactors {
+            let _ = reactor.join();
+        }
+    }
+}
+
+fn pin(cpu: usize) -> Result<(), EngineError> {
+    let mut set = rustix::thread::CpuSet::new();
+    if cpu >= rustix::thread::CpuSet::MAX_CPU {
+        return Err(EngineError::Config(format!(
+            "processor {cpu} is out of range"
+        )));
+    }
+    set.set(cpu);
+    rustix::thread::sched_setaffinity(None, &set)
+        .map_err(|e| system(format!("pinning a reactor to processor {cpu}"))(e.into()))
+}

@@ -1,0 +1,163 @@
+//! Opening and fencing devices.
+//!
+//! **Design.** The engine takes its own generation's lock on the very descriptor that it does I/O
+//! through, before its first request; then a helper thread waits until every earlier generation's
+//! lock has fallen, and only then is the device served (`shared/design.md`, "The fence"). Until then
+//! commands that need the device wait. **Not here:** the locks themselves (the device crate).
+
+use super::{Control, KnownDevice};
+use crate::core::ServedDevice;
+use crate::mailbox::{Post, ring_bell};
+use forebay_device::{Device, DeviceSpec, OpenOptions};
+use forebay_xlate::DeviceIndex;
+use forebay_xlate::boundary::message::{DeviceConfig, FromEngine};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long the helper waits before it says that it still does.
+const FENCE_NOTICE: Duration = Duration::from_secs(20);
+/// How long it waits at all before the device counts as failed.
+const FENCE_LIMIT: Duration = Duration::from_secs(3600);
+
+/// From a helper thread.
+pub(super) enum News {
+    /// Every earlier engine is gone from the device.
+    Ready(DeviceIndex, Arc<Device>),
+    /// It isn't yet.
+    Waiting(DeviceIndex, String),
+    /// It can't be used.
+    Failed(DeviceIndex, String),
+}
+
+impl Control {
+    pub(super) fn set_device(&mut self, request: u64, config: DeviceConfig) {
+        let index = config.device;
+        if let Some(known) = self.devices.get(&index) {
+            let same = known.config.uuid == config.uuid && known.config.extents == config.extents;
+            let served = known.served.is_some();
+            self.done(
+                request,
+                if same {
+                    Ok(())
+                } else {
+                    Err(format!("{index} is another device here"))
+                },
+            );
+            if same && served {
+                self.say(&FromEngine::DeviceReady { device: index });
+            }
+            return;
+        }
+        match self.open_device(&config) {
+            Ok(device) => {
+                let device = Arc::new(device);
+                self.devices.insert(
+                    index,
+                    KnownDevice {
+                        config: Arc::new(config),
+                        served: None,
+                    },
+                );
+                self.post_all(|| Post::ExpectDevice(index));
+                self.done(request, Ok(()));
+                self.wait_for_fence(index, device);
+            }
+            Err(error) => self.done(request, Err(error)),
+        }
+    }
+
+    fn open_device(&self, config: &DeviceConfig) -> Result<Device, String> {
+        let spec: DeviceSpec = config
+            .spec
+            .parse()
+            .map_err(|e| format!("{}: {e}", config.spec))?;
+        let data_bytes = config.extents.checked_mul(u64::from(config.extent_bytes));
+        let needs = data_bytes.and_then(|b| b.checked_add(config.data_offset_bytes));
+        let Some(min_capacity_bytes) = needs else {
+            return Err(format!("{}: impossible geometry", config.spec));
+        };
+        let options = OpenOptions {
+            data_offset_bytes: config.data_offset_bytes,
+            min_capacity_bytes,
+            ..OpenOptions::default()
+        };
+        let device = Device::open(&spec, &options).map_err(|e| e.to_string())?;
+        device
+            .take_fence(self.generation)
+            .map_err(|e| e.to_string())?;
+        Ok(device)
+    }
+
+    fn wait_for_fence(&self, index: DeviceIndex, device: Arc<Device>) {
+        let (news, bell, generation) = (
+            self.device_sender.clone(),
+            self.bell.clone(),
+            self.generation,
+        );
+        let wait = move || {
+            let tell = |what| {
+                let _ = news.send(what);
+                ring_bell(&*bell);
+            };
+            let mut waited = Duration::ZERO;
+            loop {
+                match device.predecessors_gone(generation) {
+                    Ok(true) => return tell(News::Ready(index, device)),
+                    Ok(false) if waited >= FENCE_LIMIT => {
+                        let why = "an earlier engine still holds its lock: its I/O has not ended"
+                            .to_string();
+                        return tell(News::Failed(index, why));
+                    }
+                    Ok(false) => {
+                        if let Err(e) = device.wait_for_predecessors(generation, FENCE_NOTICE) {
+                            waited += FENCE_NOTICE;
+                            tell(News::Waiting(index, e.to_string()));
+                        }
+                    }
+                    Err(e) => return tell(News::Failed(index, e.to_string())),
+                }
+            }
+        };
+        let spawned = std::thread::Builder::new()
+            .name(format!("fence-{}", index.0))
+            .spawn(wait);
+        if let Err(e) = spawned {
+            let _ = self
+                .device_sender
+                .send(News::Failed(index, format!("no thread for the fence: {e}")));
+            ring_bell(&*self.bell);
+        }
+    }
+
+    pub(super) fn take_device_news(&mut self) {
+        while let Ok(news) = self.device_news.try_recv() {
+            match news {
+                News::Ready(index, device) => {
+                    let Some(known) = self.devices.get_mut(&index) else {
+                        continue;
+                    };
+                    let served = ServedDevice {
+                        config: known.config.clone(),
+                        device,
+                    };
+                    known.served = Some(served.clone());
+                    self.post_all(|| Post::Device(served.clone()));
+                    self.say(&FromEngine::DeviceReady { device: index });
+                }
+                News::Waiting(index, text) => {
+                    self.say(&FromEngine::Notice {
+                        text: format!("{index}: {text}"),
+                    });
+                }
+                News::Failed(index, error) => {
+                    // Forgotten, so that the daemon may ask again.
+                    self.devices.remove(&index);
+                    self.say(&FromEngine::DeviceFailed {
+                        device: index,
+                        error,
+                    });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! What the daemon says, and what the engine does about it. Every request may be repeated.
+
+use super::{Control, KnownExport, PendingRevoke};
+use crate::exports::Served;
+use crate::lane::{Lane, LaneIndex};
+use crate::mailbox::Post;
+use crate::volume::Volume;
+use forebay_xlate::boundary::message::{
+    BOUNDARY_VERSION, ExportConfig, ExportId, FromEngine, ToEngine, VolumeConfig,
+};
+use forebay_xlate::{Rights, Word};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Control {
+    pub(super) fn hear(&mut self, message: ToEngine, mut descriptors: Vec<OwnedFd>) {
+        match message {
+            ToEngine::Hello { version, pool, .. } => {
+                if version != BOUNDARY_VERSION || self.pool != [0; 16] && self.pool != pool {
+                    // Say who we are, so that the daemon can tell people; then hang up.
+                    self.greeted = true;
+                    let welcome = FromEngine::Welcome {
+                        version: BOUNDARY_VERSION,
+                        engine_pid: std::process::id(),
+                        generation: self.generation,
+                        pool: self.pool,
+                    };
+                    self.say(&welcome);
+                    self.drop_channel();
+                    return;
+                }
+                self.greeted = true;
+                self.welcome();
+                self.pool = pool;
+                if let Some(fd) = descriptors.pop() {
+                    self.grant_table = Some(fd);
+                }
+            }
+            // Nothing else counts before the greeting.
+            _ if !self.greeted => {}
+            ToEngine::SetDevice { request, device } => self.set_device(request, device),
+            ToEngine::SetVolume { request, volume } => {
+                let result = self.set_volume(volume);
+                self.done(request, result);
+            }
+            ToEngine::RemoveVolume { request, volume } => {
+                let result = if self
+                    .known_exports
+                    .values()
+                    .any(|e| e.config.volume == volume)
+                {
+                    Err(format!("{volume} is still exported"))
+                } else {
+                    self.volumes.remove(&volume);
+                    self.faults.forget(volume);
+                    self.commits.remove(&volume);
+                    Ok(())
+                };
+                self.done(request, result);
+            }
+            ToEngine::SetExport { request, export } => {
+                let result = self.set_export(export);
+                self.done(request, result);
+            }
+            ToEngine::RemoveExport { request, export } => self.remove_export(request, export),
+            ToEngine::SetListener { request, address } => {
+                let result = match descriptors.pop() {
+                    _ if self.door.listeners().any(|(a, _)| a == address) => Ok(()),
+                    Some(fd) => self
+                        .door
+                        .add_listener(address, fd)
+                        .map_err(|e| format!("listening: {e}")),
+                    None => Err("the message came without its socket".to_string()),
+                };
+                self.exports
+                    .set_addresses(self.door.listeners().map(|(a, _)| a.to_string()).collect());
+                self.done(request, result);
+            }
+            ToEngine::Grant {
+                volume,
+                range,
+                word,
+                commit_sequence,
+            } => {
+                let Some(known) = self.volumes.get(&volume) else {
+                    return;
+                };
+                let word = Word::from_bits(word);
+                // First the commit that FLUSH must see, then the translation that makes it needed.
+                known.granted(commit_sequence);
+                known.table.install(range, word);
+                self.faults
+                    .answered(volume, range, word.rights() == Some(Rights::ReadWrite));
+                self.post_all(|| Post::Granted(volume, range));
+            }
+            ToEngine::FaultFailed {
+                volume,
+                range,
+                reason,
+            } => {
+                self.faults.answered(volume, range, true);
+                self.post_all(|| Post::FaultFailed(volume, range, reason));
+            }
+            ToEngine::Revoke {
+                revoke,
+                volume,
+                range,
+                keep,
+            } => {
+                self.revoke(PendingRevoke {
+                    revoke,
+                    volume,
+                    range,
+                    keep,
+                });
+            }
+            ToEngine::Committed { volume, sequence } => {
+                if let Some(known) = self.volumes.get(&volume) {
+                    known.committed(sequence);
+                }
+                if self
+                    .commits
+                    .get(&volume)
+                    .is_some_and(|wanted| *wanted <= sequence)
+                {
+                    self.commits.remove(&volume);
+                }
+                self.post_all(|| Post::Committed(volume));
+            }
+            ToEngine::CommitFailed { volume, sequence } => {
+                if self
+                    .commits
+                    .get(&volume)
+                    .is_some_and(|wanted| *wanted <= sequence)
+                {
+                    self.commits.remove(&volume);
+                }
+                self.post_all(|| Post::CommitFailed(volume, sequence));
+            }
+            ToEngine::ReleaseDone { release } => {
+                if let Some(open) = self.releases.remove(&release) {
+                    self.mailboxes[open.reactor].post(Post::ReleaseDone(open.io, open.generation));
+                }
+            }
+            ToEngine::Job { job, work } => {
+                self.jobs.insert(job, work);
+                // The internal lane lives on reactor 0.
+                self.mailboxes[0].post(Post::Job(job, work));
+            }
+            ToEngine::Stop => self.stop(),
+        }
+    }
+
+    fn set_volume(&mut self, config: VolumeConfig) -> Result<(), String> {
+        let id = config.volume;
+        let known = self.volumes.get(&id);
+        if known.is_some_and(|v| v.config == config) {
+            return Ok(());
+        }
+        let impossible = format!("{id}: impossible geometry: {config:?}");
+        let volume = match known {
+            Some(known) => known.grown(config),
+            None => Volume::new(config),
+        };
+        let volume = Arc::new(volume.ok_or(impossible)?);
+        self.volumes.insert(id, volume.clone());
+        self.post_all(|| Post::Volume(volume.clone()));
+        Ok(())
+    }
+
+    fn set_export(&mut self, config: ExportConfig) -> Result<(), String> {
+        let Some(volume) = self.volumes.get(&config.volume).cloned() else {
+            return Err(format!("export {}: its volume is not served", config.nqn));
+        };
+        let config = Arc::new(config);
+        let (reactor, lane) = match self.known_exports.get(&config.export) {
+            Some(known) if known.config.volume != config.volume => {
+                return Err(format!(
+                    "export {}: an export's volume can't change",
+                    config.nqn
+                ));
+            }
+            Some(known) => (known.reactor, known.lane),
+            None => {
+                let Some(slot) = self.lanes_used.iter().position(|used| !used) else {
+                    return Err(format!(
+                        "this engine serves at most {} exports",
+                        self.lanes_used.len()
+                    ));
+                };
+                self.lanes_used[slot] = true;
+                let load = |r: usize| {
+                    self.known_exports
+                        .values()
+                        .filter(|e| e.reactor == r)
+                        .count()
+                };
+                let reactor = (0..self.mailboxes.len())
+                    .min_by_key(|r| load(*r))
+                    .unwrap_or(0);
+                let lane = LaneIndex(slot as u32);
+                self.clear_lane_record(slot);
+                let record = &self.region.lanes()[slot];
+                record.volume.store(config.volume.0, Relaxed);
+                record.reactor.store(reactor as u64, Relaxed);
+                record
+                    .export
+                    .store(config.export.0 + 1, std::sync::atomic::Ordering::Release);
+                (reactor, lane)
+            }
+        };
+        let known = KnownExport {
+            config: config.clone(),
+            reactor,
+            lane,
+        };
+        self.known_exports.insert(config.export, known);
+        let new = Lane::new(lane, volume, config.clone(), self.region.clone());
+        self.mailboxes[reactor].post(Post::Lane(Box::new(new)));
+        // After the lane: whoever finds the export can be served.
+        self.exports.set(Served {
+            config,
+            reactor,
+            lane,
+        });
+        self.post_all(|| Post::DiscoveryChanged);
+        Ok(())
+    }
+
+    fn clear_lane_record(&self, slot: usize) {
+        let record = &self.region.lanes()[slot];
+        for gauge in [
+            &record.in_flight,
+            &record.parked,
+            &record.faults,
+            &record.connections,
+        ] {
+            gauge.store(0, Relaxed);
+        }
+        for op in &record.ops {
+            for counter in [&op.ops, &op.bytes, &op.errors, &op.total_ns]
+                .into_iter()
+                .chain(&op.latency)
+            {
+                counter.store(0, Relaxed);
+            }
+        }
+    }
+
+    fn remove_export(&mut self, request: u64, export: ExportId) {
+        let Some(known) = self.known_exports.remove(&export) else {
+            self.done(request, Ok(()));
+            return;
+        };
+        self.exports.remove(export);
+        self.lanes_leaving.insert(known.lane.0, Some(request));
+        self.mailboxes[known.reactor].post(Post::RemoveLane(known.lane, export));
+        self.post_all(|| Post::DiscoveryChanged);
+    }
+}

@@ -1,0 +1,275 @@
+//! Translate, slice, submit; and what happens when a slice ends.
+//!
+//! **Design.** A command is translated extent by extent; neighbours that lie together on the device
+//! become one slice. What is in flight is never translated again; what is not yet submitted when a
+//! command parks is translated anew. **Not here:** zeroing and deallocation ([`super::zero`]).
+
+use super::io::{IoOp, Stage, Token};
+use super::{Core, Slice, kind};
+use forebay_device::{Errno, Finish, Op, Submitted};
+use forebay_nvme::Status;
+use forebay_xlate::boundary::region::progress;
+use forebay_xlate::drain::SliceSpan;
+use forebay_xlate::{ExtentRange, Rights, Word};
+
+/// How an attempt to submit a slice went.
+pub(super) enum Put {
+    /// It is at the device, or done.
+    Ok,
+    /// No room in the ring or among the slices.
+    NoRoom,
+    /// The device isn't served yet.
+    NoDevice,
+    /// Refused.
+    Failed(Errno),
+}
+
+/// The status that a device's error becomes.
+pub(super) fn status_of(errno: Errno, write: bool) -> Status {
+    match errno {
+        Errno::NOSPC | Errno::DQUOT => Status::CAPACITY_EXCEEDED,
+        _ if write => Status::WRITE_FAULT,
+        _ => Status::UNRECOVERED_READ_ERROR,
+    }
+}
+
+impl Core {
+    /// Carries a command on from wherever it is.
+    pub(super) fn dispatch(&mut self, token: Token) {
+        match self.ios[token.index()].op {
+            IoOp::Read {
+                offset_bytes,
+                len_bytes,
+            } => self.transfer(token, offset_bytes, len_bytes, false, false),
+            IoOp::Write {
+                offset_bytes,
+                len_bytes,
+                fua,
+            } => {
+                self.transfer(token, offset_bytes, len_bytes, true, fua);
+            }
+            IoOp::Flush => self.begin_flush(token),
+            IoOp::WriteZeroes { .. } | IoOp::Deallocate { .. } => self.zero(token),
+        }
+    }
+
+    fn transfer(&mut self, token: Token, offset: u64, len: u32, write: bool, fua: bool) {
+        let i = token.index();
+        let mut submitted = false;
+        while self.ios[i].cursor < u64::from(len) && self.ios[i].status == Status::SUCCESS {
+            let io = &mut self.ios[i];
+            let Some(lane) = self.lanes[io.lane.0 as usize].as_ref() else {
+                io.status = Status::INVALID_NAMESPACE_OR_FORMAT;
+                break;
+            };
+            let volume = &lane.volume;
+            let extent_bytes = 1u64 << volume.extent_shift;
+            let at = offset + io.cursor;
+            let extent = at >> volume.extent_shift;
+            let within = at & (extent_bytes - 1);
+            let left = u64::from(len) - io.cursor;
+            let mut n = left.min(extent_bytes - within);
+            let word = volume.table.lookup(extent);
+            match word.rights() {
+                Some(Rights::Hole) if !write => {
+                    if let Some(buffer) = io.buffer.as_mut() {
+                        let from = io.cursor as usize;
+                        buffer.as_mut_slice()[from..from + n as usize].fill(0);
+                    }
+                    io.cursor += n;
+                    continue;
+                }
+                Some(Rights::ReadWrite) => {}
+                Some(Rights::Read) if !write => {}
+                _ => {
+                    self.set_aside(token, Stage::Parked { extent, write });
+                    return;
+                }
+            }
+            let mut run = 1u64;
+            while n < left && volume.table.lookup(extent + run) == word.advance(run) {
+                n = left.min(n + extent_bytes);
+                run += 1;
+            }
+            let (id, from) = (volume.id(), io.cursor as u32);
+            let Some(part) = io.buffer.as_ref().and_then(|b| b.part(from, n as u32)) else {
+                io.status = Status::INTERNAL_ERROR;
+                break;
+            };
+            let Some(device_at) = self.device_offset(word, within) else {
+                self.set_aside(token, Stage::DeviceWait);
+                return;
+            };
+            let op = match (write, fua) {
+                (false, _) => Op::read(device_at, part),
+                (true, false) => Op::write(device_at, part),
+                (true, true) => Op::write(device_at, part).with_dsync(),
+            };
+            let span = SliceSpan {
+                volume: id,
+                range: ExtentRange::new(extent, run),
+                write,
+                number: 0,
+            };
+            match self.put(i, word, op, span) {
+                Put::Ok => {
+                    submitted = true;
+                    self.ios[i].cursor += n;
+                }
+                Put::NoRoom => {
+                    self.set_aside(token, Stage::RingWait);
+                    return;
+                }
+                Put::NoDevice => {
+                    self.set_aside(token, Stage::DeviceWait);
+                    return;
+                }
+                Put::Failed(errno) => self.ios[i].status = status_of(errno, write),
+            }
+        }
+        if submitted {
+            self.note(i, progress::SUBMITTED);
+        }
+        self.moved(token);
+    }
+
+    /// Where byte `within` of the word's extent lies on its device; `None` while it isn't served.
+    pub(super) fn device_offset(&self, word: Word, within: u64) -> Option<u64> {
+        let config = &self.devices[usize::from(word.device().0)].as_ref()?.config;
+        Some(config.data_offset_bytes + word.extent().0 * u64::from(config.extent_bytes) + within)
+    }
+
+    /// Puts a slice to its device. Counts it in its command when it is in flight.
+    pub(super) fn put(&mut self, io: usize, word: Word, mut op: Op, span: SliceSpan) -> Put {
+        let device = word.device().0;
+        let Some(served) = &self.devices[usize::from(device)] else {
+            return Put::NoDevice;
+        };
+        // The run's last extent must exist there too, whatever the word says.
+        if word.extent().0 + span.range.count > served.config.extents {
+            return Put::Failed(Errno::INVAL);
+        }
+        let Some(index) = self.free_slices.pop() else {
+            return Put::NoRoom;
+        };
+        match served.device.submit(
+            &mut self.ring,
+            &mut op,
+            kind::SLICE << kind::SHIFT | u64::from(index),
+        ) {
+            Submitted::Queued => {
+                let span = SliceSpan {
+                    number: self.drains.begin(),
+                    ..span
+                };
+                self.slices[index as usize] = Some(Slice {
+                    io: io as u32,
+                    device,
+                    op,
+                    span,
+                });
+                self.ios[io].slices += 1;
+                Put::Ok
+            }
+            Submitted::Done(result) => {
+                self.free_slices.push(index);
+                result.map_or_else(Put::Failed, |()| Put::Ok)
+            }
+            Submitted::RingFull => {
+                self.free_slices.push(index);
+                Put::NoRoom
+            }
+        }
+    }
+
+    /// The ring says that a slice's operation ended.
+    pub(super) fn slice_completed(&mut self, index: usize, result: i32) {
+        let Some(slice) = self.slices.get(index).and_then(Option::as_ref) else {
+            return;
+        };
+        let Some(served) = &self.devices[usize::from(slice.device)] else {
+            return;
+        };
+        match served.device.finish(slice.op, result) {
+            Finish::Done => self.slice_ended(index, None),
+            Finish::Failed(errno) => self.slice_ended(index, Some(errno)),
+            Finish::Again(op) => {
+                if let Some(slice) = self.slices[index].as_mut() {
+                    slice.op = op;
+                }
+                self.submit_again(index);
+            }
+        }
+    }
+
+    /// Submits the rest of a slice's operation; it stays the same slice.
+    fn submit_again(&mut self, index: usize) {
+        let Some(slice) = self.slices[index].as_mut() else {
+            return;
+        };
+        let Some(served) = &self.devices[usize::from(slice.device)] else {
+            return;
+        };
+        let data = kind::SLICE << kind::SHIFT | index as u64;
+        match served.device.submit(&mut self.ring, &mut slice.op, data) {
+            Submitted::Queued => {}
+            Submitted::Done(result) => self.slice_ended(index, result.err()),
+            Submitted::RingFull => self.slice_again.push(index as u32),
+        }
+    }
+
+    pub(super) fn retry_slices(&mut self) {
+        for _ in 0..self.slice_again.len() {
+            let index = self.slice_again.swap_remove(0);
+            self.submit_again(index as usize);
+        }
+    }
+
+    fn slice_ended(&mut self, index: usize, error: Option<Errno>) {
+        let Some(slice) = self.slices[index].take() else {
+            return;
+        };
+        self.free_slices.push(index as u32);
+        let upcalls = &mut self.upcalls;
+        self.drains.ended(&slice.span, |revoke| {
+            upcalls.push_back(crate::mailbox::Upcall::Drained { revoke });
+        });
+        let io = &mut self.ios[slice.io as usize];
+        io.slices -= 1;
+        if let Some(errno) = error
+            && io.status == Status::SUCCESS
+        {
+            io.status = status_of(errno, slice.span.write);
+        }
+        // Elsewhere (parked, waiting for room), whoever takes it up again sees the count.
+        if io.slices == 0 && io.stage == Stage::Moving {
+            self.moved(Token::take(slice.io));
+        }
+    }
+
+    /// All slices are submitted: goes on when they have ended.
+    pub(super) fn moved(&mut self, token: Token) {
+        let io = &mut self.ios[token.index()];
+        if io.slices > 0 {
+            io.stage = Stage::Moving;
+            token.entrust();
+            return;
+        }
+        let fua = match io.op {
+            IoOp::Write { fua, .. } | IoOp::WriteZeroes { fua, .. } => fua,
+            _ => false,
+        };
+        let zeroed = matches!(io.op, IoOp::WriteZeroes { .. });
+        let lane = io.lane;
+        if io.status == Status::SUCCESS
+            && fua
+            && self
+                .lane(lane)
+                .is_some_and(|l| zeroed || l.volume.uncommitted() != 0)
+        {
+            self.begin_flush(token);
+        } else {
+            self.finish(token);
+        }
+    }
+}

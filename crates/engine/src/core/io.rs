@@ -1,0 +1,205 @@
+//! A command in the core: what a frontend hands over, and what comes back, exactly once.
+//!
+//! **Design.** Commands live in a fixed slab. Code that works on one holds its [`Token`], which can't
+//! be dropped: it must go into a list, into flight, or to its end; forgetting one aborts the test
+//! that does it. **Not here:** what is done with them ([`super::dispatch`] and its neighbours).
+
+use super::staging::StagingBuffer;
+use crate::lane::LaneIndex;
+use forebay_nvme::Status;
+
+/// Who gets the result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Owner {
+    /// The frontend's connection.
+    pub conn: u32,
+    /// Which use of that connection slot.
+    pub conn_generation: u32,
+    /// The command's slot on that queue.
+    pub slot: u16,
+}
+
+/// Where the command is recorded in the state region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CommandRef {
+    /// Queue slot.
+    pub queue: u32,
+    /// Command slot.
+    pub slot: u16,
+}
+
+/// What is to be done, in bytes of the volume; ranges were checked against its size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IoOp {
+    /// Into the buffer.
+    Read {
+        /// From where.
+        offset_bytes: u64,
+        /// How much.
+        len_bytes: u32,
+    },
+    /// Out of the buffer.
+    Write {
+        /// To where.
+        offset_bytes: u64,
+        /// How much.
+        len_bytes: u32,
+        /// Durable before it ends.
+        fua: bool,
+    },
+    /// Everything written and completed before is made durable.
+    Flush,
+    /// Zeros.
+    WriteZeroes {
+        /// From where.
+        offset_bytes: u64,
+        /// How much.
+        len_bytes: u64,
+        /// Whether the space may be given back.
+        deallocate: bool,
+        /// Durable before it ends.
+        fua: bool,
+    },
+    /// Gives space back; the buffer holds this many NVMe Dataset Management ranges of 16 bytes.
+    Deallocate {
+        /// How many.
+        ranges: u16,
+    },
+}
+
+/// A command for the core.
+#[derive(Debug)]
+pub struct NewIo {
+    /// Who gets the result.
+    pub owner: Owner,
+    /// Whose path.
+    pub lane: LaneIndex,
+    /// What.
+    pub op: IoOp,
+    /// Its bytes, at least as long as the operation says.
+    pub buffer: Option<StagingBuffer>,
+    /// Its record.
+    pub record: CommandRef,
+}
+
+/// A command that ended.
+#[derive(Debug)]
+pub struct DoneIo {
+    /// Who gets the result.
+    pub owner: Owner,
+    /// Whose path.
+    pub lane: LaneIndex,
+    /// What it was.
+    pub op: IoOp,
+    /// How it ended.
+    pub status: Status,
+    /// Its bytes, to be given back.
+    pub buffer: Option<StagingBuffer>,
+    /// When it was started, CLOCK_MONOTONIC ns.
+    pub started_ns: u64,
+}
+
+/// What a command in the slab waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stage {
+    /// The slot is free.
+    Free,
+    /// It has slices at a device, or is being worked on.
+    Moving,
+    /// The owner was asked about an extent.
+    Parked { extent: u64, write: bool },
+    /// A device is not served yet.
+    DeviceWait,
+    /// The ring had no room.
+    RingWait,
+    /// Devices are being flushed.
+    Flushing,
+    /// The owner was asked to commit.
+    Committing,
+    /// The owner was asked to take back extents.
+    Releasing,
+}
+
+/// A command in the slab.
+#[derive(Debug)]
+pub(super) struct Io {
+    pub owner: Owner,
+    pub lane: LaneIndex,
+    pub op: IoOp,
+    pub buffer: Option<StagingBuffer>,
+    pub record: CommandRef,
+    pub started_ns: u64,
+    pub deadline_ns: u64,
+    pub stage: Stage,
+    pub status: Status,
+    /// Bytes of the present range that are submitted or need nothing.
+    pub cursor: u64,
+    /// The present range of a Deallocate.
+    pub range_index: u16,
+    /// Slices at devices.
+    pub slices: u32,
+    /// Device flushes it waits for.
+    pub flushes: u32,
+    /// The commit that it waits for.
+    pub commit: u64,
+    /// Bytes that the owner was asked to take back.
+    pub releasing: u64,
+    /// Which use of the slot: stale answers are ignored.
+    pub generation: u32,
+}
+
+impl Io {
+    pub(super) fn empty() -> Self {
+        Self {
+            owner: Owner {
+                conn: 0,
+                conn_generation: 0,
+                slot: 0,
+            },
+            lane: LaneIndex(0),
+            op: IoOp::Flush,
+            buffer: None,
+            record: CommandRef { queue: 0, slot: 0 },
+            started_ns: 0,
+            deadline_ns: 0,
+            stage: Stage::Free,
+            status: Status::SUCCESS,
+            cursor: 0,
+            range_index: 0,
+            slices: 0,
+            flushes: 0,
+            commit: 0,
+            releasing: 0,
+            generation: 0,
+        }
+    }
+}
+
+/// The right and the duty to carry a command on.
+#[derive(Debug)]
+pub(super) struct Token(u32);
+
+impl Token {
+    pub(super) fn take(index: u32) -> Self {
+        Token(index)
+    }
+
+    pub(super) fn index(&self) -> usize {
+        self.0 as usize
+    }
+
+    /// Gives the duty to a list or to what is in flight, which will take it up again by index.
+    pub(super) fn entrust(self) -> u32 {
+        let index = self.0;
+        std::mem::forget(self);
+        index
+    }
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            panic!("command {} was dropped unfinished", self.0);
+        }
+    }
+}

@@ -1,0 +1,614 @@
+//! The core of a reactor: commands from any frontend, through translation, to devices and back.
+//!
+//! **Design.** All state is the reactor's own and of fixed size. A command goes
+//! start -> [`dispatch`] (translate, slice, submit) -> slices end -> flush and commit where asked
+//! ([`flush`]) -> [`Core::next_done`]. A miss parks it until the owner's answer comes through the
+//! mailbox. The internal lane's jobs ([`jobs`]) use the same ring.
+//!
+//! **Not here:** sockets and protocols ([`crate::tcp`]), the loop itself ([`crate::reactor`]).
+
+mod dispatch;
+mod flush;
+mod io;
+mod jobs;
+pub mod staging;
+mod zero;
+
+pub use io::{CommandRef, DoneIo, IoOp, NewIo, Owner};
+use io::{Io, Stage, Token};
+
+use crate::lane::{Lane, LaneIndex};
+use crate::mailbox::Upcall;
+use crate::volume::Volume;
+use flush::Flusher;
+use forebay_device::ring::{Completion, Ring};
+use forebay_device::{Device, Op};
+use forebay_nvme::Status;
+use forebay_xlate::boundary::message::{DeviceConfig, FaultFailure};
+use forebay_xlate::boundary::region::{ReactorRecord, Region, bump, progress};
+use forebay_xlate::drain::{Drains, SliceSpan};
+use forebay_xlate::{ExtentRange, Rights, VolumeId};
+use jobs::Jobs;
+use staging::Staging;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Commands that a reactor has in hand at once.
+pub const MAX_IOS: usize = 4096;
+/// Slices at devices at once.
+const MAX_SLICES: usize = 8192;
+/// A command that waits for the daemon longer than this ends with Command Interrupted.
+pub const OWNER_WAIT_LIMIT_NS: u64 = 20_000_000_000;
+
+/// What a completion on the ring is about: the top byte of its user data.
+mod kind {
+    pub(super) const SLICE: u64 = 1;
+    pub(super) const FLUSH: u64 = 2;
+    pub(super) const JOB: u64 = 3;
+    pub(super) const WAKE: u64 = 4;
+    pub(super) const SHIFT: u32 = 56;
+}
+
+/// A device that is served (its fence is passed).
+#[derive(Clone, Debug)]
+pub struct ServedDevice {
+    /// Where its extents are.
+    pub config: Arc<DeviceConfig>,
+    /// The open device.
+    pub device: Arc<Device>,
+}
+
+/// The part of a command that is contiguous on one device.
+struct Slice {
+    io: u32,
+    device: u8,
+    op: Op,
+    span: SliceSpan,
+}
+
+/// See the module's text.
+pub struct Core {
+    /// Memory between network and device.
+    pub staging: Staging,
+    /// The state region.
+    pub region: Arc<Region>,
+    /// This reactor's number.
+    pub reactor: usize,
+    ring: Ring,
+    now_ns: u64,
+    lanes: Vec<Option<Lane>>,
+    devices: Vec<Option<ServedDevice>>,
+    /// Devices that the daemon configured, served yet or not.
+    devices_expected: Vec<bool>,
+    ios: Vec<Io>,
+    free_ios: Vec<u32>,
+    slices: Vec<Option<Slice>>,
+    free_slices: Vec<u32>,
+    drains: Drains,
+    /// Commands waiting for the daemon or a device: parked, committing, releasing.
+    waiting: Vec<u32>,
+    /// Spare list for walking `waiting` without allocating.
+    scratch: Vec<u32>,
+    ring_wait: Vec<u32>,
+    slice_again: Vec<u32>,
+    flusher: Flusher,
+    jobs: Jobs,
+    done: VecDeque<DoneIo>,
+    upcalls: VecDeque<Upcall>,
+    wake_armed: bool,
+}
+
+impl Core {
+    /// A core without lanes or devices, on the thread that will use it.
+    pub fn new(reactor: usize, region: Arc<Region>, ring: Ring) -> std::io::Result<Self> {
+        Ok(Self {
+            staging: Staging::new()?,
+            region,
+            reactor,
+            ring,
+            now_ns: monotonic_ns(),
+            lanes: (0..forebay_xlate::boundary::region::MAX_LANES)
+                .map(|_| None)
+                .collect(),
+            devices: (0..256).map(|_| None).collect(),
+            devices_expected: vec![false; 256],
+            ios: (0..MAX_IOS).map(|_| Io::empty()).collect(),
+            free_ios: (0..MAX_IOS as u32).rev().collect(),
+            slices: (0..MAX_SLICES).map(|_| None).collect(),
+            free_slices: (0..MAX_SLICES as u32).rev().collect(),
+            drains: Drains::default(),
+            waiting: Vec::with_capacity(MAX_IOS),
+            scratch: Vec::with_capacity(MAX_IOS),
+            ring_wait: Vec::with_capacity(MAX_IOS),
+            slice_again: Vec::with_capacity(MAX_SLICES),
+            flusher: Flusher::new(),
+            jobs: Jobs::new(),
+            done: VecDeque::with_capacity(MAX_IOS),
+            upcalls: VecDeque::with_capacity(4 * MAX_IOS),
+            wake_armed: false,
+        })
+    }
+
+    /// CLOCK_MONOTONIC as of this turn.
+    pub fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// A lane that is served here.
+    pub fn lane(&self, index: LaneIndex) -> Option<&Lane> {
+        self.lanes.get(index.0 as usize)?.as_ref()
+    }
+
+    /// The lane of an export.
+    pub fn lane_of_export(
+        &self,
+        export: forebay_xlate::boundary::message::ExportId,
+    ) -> Option<LaneIndex> {
+        self.lanes
+            .iter()
+            .flatten()
+            .find(|l| l.export.export == export && !l.removed)
+            .map(|l| l.index)
+    }
+
+    /// Whether [`Core::start`] has room.
+    pub fn room(&self) -> bool {
+        !self.free_ios.is_empty()
+    }
+
+    /// This reactor's record.
+    pub fn record(&self) -> &ReactorRecord {
+        &self.region.reactors()[self.reactor]
+    }
+
+    /// Begins a command. It comes back through [`Core::next_done`], once.
+    ///
+    /// # Errors
+    /// The command itself, when there is no room for it now.
+    pub fn start(&mut self, new: NewIo) -> Result<(), NewIo> {
+        let Some(index) = self.free_ios.pop() else {
+            return Err(new);
+        };
+        let token = Token::take(index);
+        let now = self.now_ns;
+        let io = &mut self.ios[token.index()];
+        *io = Io {
+            owner: new.owner,
+            lane: new.lane,
+            op: new.op,
+            buffer: new.buffer,
+            record: new.record,
+            started_ns: now,
+            deadline_ns: now + OWNER_WAIT_LIMIT_NS,
+            stage: Stage::Moving,
+            generation: io.generation.wrapping_add(1),
+            ..Io::empty()
+        };
+        match self
+            .lanes
+            .get_mut(new.lane.0 as usize)
+            .and_then(Option::as_mut)
+        {
+            Some(lane) if !lane.removed => {
+                lane.in_flight += 1;
+                lane.record()
+                    .in_flight
+                    .store(u64::from(lane.in_flight), Relaxed);
+                self.dispatch(token);
+            }
+            _ => {
+                // The export went while the command was on its way: nothing was counted.
+                let io = &mut self.ios[token.index()];
+                let done = DoneIo {
+                    owner: io.owner,
+                    lane: io.lane,
+                    op: io.op,
+                    status: Status::INVALID_NAMESPACE_OR_FORMAT,
+                    buffer: io.buffer.take(),
+                    started_ns: now,
+                };
+                io.stage = Stage::Free;
+                self.free_ios.push(token.entrust());
+                self.done.push_back(done);
+            }
+        }
+        Ok(())
+    }
+
+    /// The next command that ended.
+    #[inline]
+    pub fn next_done(&mut self) -> Option<DoneIo> {
+        self.done.pop_front()
+    }
+
+    /// Ends a command.
+    fn finish(&mut self, token: Token) {
+        let io = &mut self.ios[token.index()];
+        debug_assert_eq!(io.slices, 0, "a command ends when its slices have");
+        io.stage = Stage::Free;
+        self.done.push_back(DoneIo {
+            owner: io.owner,
+            lane: io.lane,
+            op: io.op,
+            status: io.status,
+            buffer: io.buffer.take(),
+            started_ns: io.started_ns,
+        });
+        let lane = io.lane;
+        self.free_ios.push(token.entrust());
+        if let Some(lane) = self.lanes[lane.0 as usize].as_mut() {
+            lane.in_flight -= 1;
+            lane.record()
+                .in_flight
+                .store(u64::from(lane.in_flight), Relaxed);
+            if lane.removed && lane.in_flight == 0 {
+                let index = lane.index;
+                self.lane_gone(index);
+            }
+        }
+    }
+
+    /// Notes in the state region how far a command is.
+    fn note(&self, io: usize, stage: u64) {
+        let at = self.ios[io].record;
+        if let Some(record) = self
+            .region
+            .commands(at.queue as usize)
+            .get(at.slot as usize)
+        {
+            record.progress.store(stage, Relaxed);
+        }
+    }
+
+    /// Sets a command aside until the owner or a device answers.
+    fn set_aside(&mut self, token: Token, stage: Stage) {
+        let io = &mut self.ios[token.index()];
+        io.stage = stage;
+        let lane = io.lane;
+        match stage {
+            Stage::Parked { extent, write } => {
+                if let Some(lane) = self.lanes[lane.0 as usize].as_ref() {
+                    let volume = lane.volume.id();
+                    bump(&lane.record().faults, 1);
+                    lane.record()
+                        .parked
+                        .store(lane.record().parked.load(Relaxed) + 1, Relaxed);
+                    self.upcalls.push_back(Upcall::Fault {
+                        volume,
+                        extent,
+                        write,
+                    });
+                }
+                self.note(token.index(), progress::PARKED);
+            }
+            Stage::RingWait => {
+                self.ring_wait.push(token.entrust());
+                return;
+            }
+            _ => {}
+        }
+        self.waiting.push(token.entrust());
+    }
+
+    /// Takes up every waiting command that `which` chooses, and carries each on with `then`.
+    fn take_up(
+        &mut self,
+        which: impl Fn(&Self, &Io) -> bool,
+        mut then: impl FnMut(&mut Self, Token),
+    ) {
+        let mut chosen = std::mem::take(&mut self.scratch);
+        debug_assert!(chosen.is_empty());
+        let mut waiting = std::mem::take(&mut self.waiting);
+        waiting.retain(|&i| {
+            let take = which(self, &self.ios[i as usize]);
+            if take {
+                chosen.push(i);
+            }
+            !take
+        });
+        self.waiting = waiting;
+        for i in chosen.drain(..) {
+            let io = &mut self.ios[i as usize];
+            if matches!(io.stage, Stage::Parked { .. })
+                && let Some(lane) = self.lanes[io.lane.0 as usize].as_ref()
+            {
+                let parked = &lane.record().parked;
+                parked.store(parked.load(Relaxed).saturating_sub(1), Relaxed);
+            }
+            io.stage = Stage::Moving;
+            then(self, Token::take(i));
+        }
+        self.scratch = chosen;
+    }
+
+    fn volume_of(&self, io: &Io) -> Option<VolumeId> {
+        Some(self.lane(io.lane)?.volume.id())
+    }
+
+    /// The owner answered faults in `range`.
+    pub fn granted(&mut self, volume: VolumeId, range: ExtentRange) {
+        self.take_up(
+            |core, io| {
+                matches!(io.stage, Stage::Parked { extent, .. } if range.contains(extent))
+                    && core.volume_of(io) == Some(volume)
+            },
+            Self::dispatch,
+        );
+    }
+
+    /// The owner can't answer faults in `range`.
+    pub fn fault_failed(&mut self, volume: VolumeId, range: ExtentRange, reason: FaultFailure) {
+        let status = match reason {
+            FaultFailure::NoSpace => Status::CAPACITY_EXCEEDED,
+            FaultFailure::Internal => Status::INTERNAL_ERROR,
+        };
+        self.take_up(
+            |core, io| {
+                matches!(io.stage, Stage::Parked { extent, .. } if range.contains(extent))
+                    && core.volume_of(io) == Some(volume)
+            },
+            |core, token| core.fail(token, status),
+        );
+    }
+
+    /// The owner committed: whoever waits for what is durable now goes on.
+    pub fn committed(&mut self, volume: VolumeId) {
+        self.take_up(
+            |core, io| {
+                io.stage == Stage::Committing
+                    && core.lane(io.lane).is_some_and(|l| {
+                        l.volume.id() == volume && l.volume.is_committed(io.commit)
+                    })
+            },
+            Self::finish,
+        );
+    }
+
+    /// A commit failed: whoever waits for it fails.
+    pub fn commit_failed(&mut self, volume: VolumeId, sequence: u64) {
+        if let Some(lane) = self
+            .lanes
+            .iter_mut()
+            .flatten()
+            .find(|l| l.volume.id() == volume)
+        {
+            lane.commit_asked = 0;
+        }
+        self.take_up(
+            |core, io| {
+                io.stage == Stage::Committing
+                    && io.commit <= sequence
+                    && core.volume_of(io) == Some(volume)
+            },
+            |core, token| core.fail(token, Status::INTERNAL_ERROR),
+        );
+    }
+
+    /// The owner carried out a release.
+    pub fn release_done(&mut self, io: u32, generation: u32) {
+        self.take_up(
+            |core, candidate| {
+                candidate.stage == Stage::Releasing
+                    && std::ptr::eq(candidate, &core.ios[io as usize % MAX_IOS])
+                    && candidate.generation == generation
+            },
+            |core, token| {
+                let io = &mut core.ios[token.index()];
+                io.cursor += io.releasing;
+                io.releasing = 0;
+                core.dispatch(token);
+            },
+        );
+    }
+
+    /// A device is served from now on.
+    pub fn set_device(&mut self, served: ServedDevice) {
+        let at = usize::from(served.config.device.0);
+        self.devices_expected[at] = true;
+        self.devices[at] = Some(served);
+        self.take_up(|_, io| io.stage == Stage::DeviceWait, Self::dispatch);
+    }
+
+    /// A device is configured but not served yet: what needs it waits.
+    pub fn expect_device(&mut self, device: forebay_xlate::DeviceIndex) {
+        self.devices_expected[usize::from(device.0)] = true;
+    }
+
+    /// Ends a command with an error, once its slices have ended.
+    fn fail(&mut self, token: Token, status: Status) {
+        let io = &mut self.ios[token.index()];
+        if io.status == Status::SUCCESS {
+            io.status = status;
+        }
+        if io.slices == 0 {
+            self.finish(token);
+        } else {
+            io.stage = Stage::Moving;
+            token.entrust();
+        }
+    }
+
+    /// Adds a lane, or changes what an existing one shows.
+    pub fn set_lane(&mut self, lane: Lane) {
+        let at = lane.index.0 as usize;
+        match self.lanes[at].as_mut() {
+            Some(old) if old.export.export == lane.export.export => {
+                old.export = lane.export;
+                old.volume = lane.volume;
+            }
+            _ => self.lanes[at] = Some(lane),
+        }
+    }
+
+    /// The exports of a volume that are served here.
+    pub fn exports_of(&self, volume: VolumeId) -> Vec<forebay_xlate::boundary::message::ExportId> {
+        let lanes = self.lanes.iter().flatten();
+        lanes
+            .filter(|l| l.volume.id() == volume)
+            .map(|l| l.export.export)
+            .collect()
+    }
+
+    /// A volume grew.
+    pub fn set_volume(&mut self, volume: &Arc<Volume>) {
+        for lane in self
+            .lanes
+            .iter_mut()
+            .flatten()
+            .filter(|l| l.volume.id() == volume.id())
+        {
+            lane.volume = volume.clone();
+        }
+    }
+
+    /// Removes a lane as soon as its commands have ended, and tells the control thread.
+    pub fn remove_lane(&mut self, index: LaneIndex) {
+        if let Some(lane) = self.lanes[index.0 as usize].as_mut() {
+            lane.removed = true;
+            if lane.in_flight == 0 {
+                self.lane_gone(index);
+            }
+        }
+    }
+
+    fn lane_gone(&mut self, index: LaneIndex) {
+        self.lanes[index.0 as usize] = None;
+        self.upcalls.push_back(Upcall::LaneGone { lane: index });
+    }
+
+    /// Takes a revoke whose words are cleared; answers now or when the overlapping slices ended.
+    pub fn revoke(
+        &mut self,
+        revoke: u64,
+        volume: VolumeId,
+        range: ExtentRange,
+        keep: Option<Rights>,
+    ) {
+        let in_flight = self.slices.iter().flatten().map(|s| s.span);
+        if self.drains.post(revoke, volume, range, keep, in_flight) {
+            self.upcalls.push_back(Upcall::Drained { revoke });
+        }
+    }
+
+    /// Takes what the ring completed; true if there was anything.
+    pub fn reap(&mut self) -> bool {
+        let mut batch = [Completion::default(); 64];
+        let mut any = false;
+        loop {
+            let n = self.ring.drain(&mut batch);
+            for completion in &batch[..n] {
+                any = true;
+                let at = (completion.user_data & ((1 << kind::SHIFT) - 1)) as usize;
+                match completion.user_data >> kind::SHIFT {
+                    kind::SLICE => self.slice_completed(at, completion.result),
+                    kind::FLUSH => self.flush_completed(at, completion.result),
+                    kind::JOB => self.job_completed(at, completion.result),
+                    kind::WAKE => self.wake_armed = false,
+                    _ => {}
+                }
+            }
+            if n < batch.len() {
+                return any;
+            }
+        }
+    }
+
+    /// The end of a turn: what found no room in the ring is tried again, and the ring is submitted.
+    pub fn submit(&mut self) -> bool {
+        let again = !self.ring_wait.is_empty() || !self.slice_again.is_empty();
+        if again {
+            self.retry_slices();
+            let mut waiting = std::mem::take(&mut self.scratch);
+            waiting.append(&mut self.ring_wait);
+            for i in waiting.drain(..) {
+                self.ios[i as usize].stage = Stage::Moving;
+                self.dispatch(Token::take(i));
+            }
+            self.scratch = waiting;
+        }
+        self.retry_flushes();
+        self.advance_jobs();
+        // A failed submission leaves its entries queued: the next turn tries again.
+        let _ = self.ring.submit();
+        again
+    }
+
+    /// Every ~100 ms: ends commands that waited for the daemon too long.
+    pub fn tick(&mut self) {
+        let now = self.now_ns;
+        self.take_up(
+            |_, io| io.deadline_ns <= now,
+            |core, token| {
+                core.ios[token.index()].generation =
+                    core.ios[token.index()].generation.wrapping_add(1);
+                core.fail(token, Status::COMMAND_INTERRUPTED);
+            },
+        );
+    }
+
+    /// Reads the clock for the turn that begins.
+    pub fn begin_turn(&mut self) -> u64 {
+        self.now_ns = monotonic_ns();
+        self.now_ns
+    }
+
+    /// The next message for the control thread.
+    pub fn next_upcall(&mut self) -> Option<Upcall> {
+        self.upcalls.pop_front()
+    }
+
+    /// A message for the control thread, from the reactor or a frontend.
+    pub fn upcall(&mut self, upcall: Upcall) {
+        self.upcalls.push_back(upcall);
+    }
+
+    /// Puts back what found no room.
+    pub fn unsend(&mut self, upcall: Upcall) {
+        self.upcalls.push_front(upcall);
+    }
+
+    /// Whether messages for the control thread wait.
+    pub fn has_upcalls(&self) -> bool {
+        !self.upcalls.is_empty()
+    }
+
+    /// Whether anything must be tried again without an event to wait for.
+    pub fn must_turn(&self) -> bool {
+        !self.done.is_empty()
+            || !self.ring_wait.is_empty()
+            || !self.slice_again.is_empty()
+            || self.has_upcalls()
+    }
+
+    /// Whether any command is in hand.
+    pub fn busy_ios(&self) -> usize {
+        MAX_IOS - self.free_ios.len()
+    }
+
+    /// Whether commands wait for the daemon: a sleeping reactor must wake to time them out.
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Sleeps until a completion, readiness of `epoll`, or the time limit.
+    pub fn sleep(&mut self, epoll: impl std::os::fd::AsFd, limit: std::time::Duration) {
+        if !self.wake_armed {
+            let events = rustix::event::PollFlags::IN.bits();
+            self.wake_armed = self
+                .ring
+                .poll_add(epoll, u32::from(events), kind::WAKE << kind::SHIFT)
+                .is_ok();
+        }
+        let _ = self.ring.wait(1, Some(limit));
+    }
+}
+
+#[cfg(test)]
+mod tests;
+
+/// CLOCK_MONOTONIC in ns.
+pub fn monotonic_ns() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}

@@ -1,0 +1,165 @@
+//! Write Zeroes and Deallocate.
+//!
+//! **Design.** Whole extents that may be given back are released: the owner revokes and unmaps them,
+//! and they read as zeros. Within an extent the device punches (deallocate) or zeroes (write zeroes),
+//! which for a sparse file gives the space back too. A hole needs nothing, and nothing is allocated
+//! to be zeroed. **Not here:** laundering of released extents (the owner's, through [`super::jobs`]).
+
+use super::Core;
+use super::dispatch::{Put, status_of};
+use super::io::{IoOp, Stage, Token};
+use crate::mailbox::Upcall;
+use forebay_device::Op;
+use forebay_nvme::Status;
+use forebay_xlate::boundary::region::progress;
+use forebay_xlate::drain::SliceSpan;
+use forebay_xlate::{ExtentRange, Rights};
+
+/// The most extents that one release names: bounds the owner's transaction.
+const MAX_RELEASE_EXTENTS: u64 = 65_536;
+/// The longest piece that a device is asked to zero at once.
+const MAX_ZERO_BYTES: u64 = 32 << 20;
+
+impl Core {
+    /// The present range (offset, bytes) of a command; `None` when all are done.
+    fn zero_range(&self, i: usize, block_bytes: u64) -> Option<(u64, u64, bool)> {
+        let io = &self.ios[i];
+        match io.op {
+            IoOp::WriteZeroes {
+                offset_bytes,
+                len_bytes,
+                deallocate,
+                ..
+            } => (io.range_index == 0).then_some((offset_bytes, len_bytes, deallocate)),
+            IoOp::Deallocate { ranges } if io.range_index < ranges => {
+                // NVM Command Set 3.2.3.1: context attributes (4), length in blocks (4), starting LBA (8).
+                let at = usize::from(io.range_index) * 16;
+                let bytes = io.buffer.as_ref()?.as_slice().get(at..at + 16)?;
+                let blocks = u32::from_le_bytes(bytes[4..8].try_into().ok()?);
+                let lba = u64::from_le_bytes(bytes[8..16].try_into().ok()?);
+                Some((
+                    lba.checked_mul(block_bytes)?,
+                    u64::from(blocks) * block_bytes,
+                    true,
+                ))
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn zero(&mut self, token: Token) {
+        let i = token.index();
+        while self.ios[i].status == Status::SUCCESS {
+            let io = &self.ios[i];
+            let Some(lane) = self.lanes[io.lane.0 as usize].as_ref() else {
+                self.ios[i].status = Status::INVALID_NAMESPACE_OR_FORMAT;
+                break;
+            };
+            let volume = lane.volume.clone();
+            let Some((offset, len, release)) =
+                self.zero_range(i, u64::from(volume.config.block_bytes))
+            else {
+                break;
+            };
+            let cursor = io.cursor;
+            if cursor >= len {
+                self.ios[i].range_index += 1;
+                self.ios[i].cursor = 0;
+                continue;
+            }
+            if offset
+                .checked_add(len)
+                .is_none_or(|end| end > volume.config.size_bytes)
+            {
+                self.ios[i].status = Status::LBA_OUT_OF_RANGE;
+                break;
+            }
+            let extent_bytes = 1u64 << volume.extent_shift;
+            let at = offset + cursor;
+            let left = len - cursor;
+            let (extent, within) = (at >> volume.extent_shift, at & (extent_bytes - 1));
+            let to_volume_end = at + left == volume.config.size_bytes;
+            let whole = if within != 0 {
+                0
+            } else if to_volume_end {
+                left.div_ceil(extent_bytes)
+            } else {
+                left >> volume.extent_shift
+            };
+            let word = volume.table.lookup(extent);
+            if word.rights() == Some(Rights::Hole) {
+                self.ios[i].cursor += left.min(extent_bytes - within);
+                continue;
+            }
+            if release && whole > 0 {
+                let stored = |e: &u64| volume.table.lookup(*e).rights() != Some(Rights::Hole);
+                let bound = extent + whole.min(MAX_RELEASE_EXTENTS);
+                let count = (extent..bound).take_while(stored).count() as u64;
+                self.ios[i].releasing = left.min(count << volume.extent_shift);
+                let generation = self.ios[i].generation;
+                self.upcalls.push_back(Upcall::Release {
+                    io: i as u32,
+                    generation,
+                    volume: volume.id(),
+                    range: ExtentRange::new(extent, count),
+                });
+                self.set_aside(token, Stage::Releasing);
+                return;
+            }
+            match word.rights() {
+                Some(Rights::ReadWrite) => {}
+                rights => {
+                    // Unknown: ask where it is. Read-only: ask for the right to change it.
+                    self.set_aside(
+                        token,
+                        Stage::Parked {
+                            extent,
+                            write: rights.is_some(),
+                        },
+                    );
+                    return;
+                }
+            }
+            let mut n = left.min(extent_bytes - within);
+            let mut run = 1;
+            while !release
+                && n < left.min(MAX_ZERO_BYTES)
+                && volume.table.lookup(extent + run) == word.advance(run)
+            {
+                n = left.min(n + extent_bytes);
+                run += 1;
+            }
+            let Some(device_at) = self.device_offset(word, within) else {
+                self.set_aside(token, Stage::DeviceWait);
+                return;
+            };
+            let op = if release {
+                Op::punch(device_at, n)
+            } else {
+                Op::write_zeroes(device_at, n)
+            };
+            let span = SliceSpan {
+                volume: volume.id(),
+                range: ExtentRange::new(extent, run),
+                write: true,
+                number: 0,
+            };
+            match self.put(i, word, op, span) {
+                Put::Ok => {
+                    self.note(i, progress::SUBMITTED);
+                    self.ios[i].cursor += n;
+                }
+                Put::NoRoom => {
+                    self.set_aside(token, Stage::RingWait);
+                    return;
+                }
+                Put::NoDevice => {
+                    self.set_aside(token, Stage::DeviceWait);
+                    return;
+                }
+                Put::Failed(errno) => self.ios[i].status = status_of(errno, true),
+            }
+        }
+        self.moved(token);
+    }
+}

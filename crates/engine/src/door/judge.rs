@@ -1,0 +1,105 @@
+//! Who may connect to what: a Connect against exports and associations (Base 2.0, 6.3).
+//!
+//! **Design.** A pure function of the command, its data and the tables, so that each refusal can be
+//! tested without a socket. An admin queue's Connect gets a controller id here, because the id decides
+//! nothing but must be unique; the controller itself is made by the reactor.
+//!
+//! **Not here:** what only the controller knows of an I/O queue's Connect: whether it is enabled, which
+//! queue ids are granted and taken.
+
+use super::{NewKind, Target};
+use crate::associations::Associations;
+use crate::exports::Exports;
+use crate::tcp::MAX_ADMIN_ENTRIES;
+use forebay_nvme::controller::{Refusal, check_admin_connect};
+use forebay_nvme::fabrics::{self, ConnectCommand, ConnectData};
+use forebay_nvme::tcp::{DataPlace, decode_sgl};
+use forebay_nvme::{Sqe, Status, opcode};
+use zerocopy::FromBytes;
+
+/// Discovery controllers live here: they serve no volume, so no lane says where.
+const DISCOVERY_REACTOR: usize = 0;
+/// Byte offset of QID in a Connect command (Base 2.0, figure 380).
+const OFFSET_QID: u16 = 42;
+
+/// A Connect that may go on.
+pub(super) struct Welcome {
+    pub reactor: usize,
+    pub connect: Sqe,
+    pub data: Box<ConnectData>,
+    pub kind: NewKind,
+}
+
+/// Judges the first command of a connection.
+pub(super) fn judge(
+    sqe: &Sqe,
+    in_capsule: &[u8],
+    associations: &Associations,
+    exports: &Exports,
+) -> Result<Welcome, Refusal> {
+    if sqe.opcode() != opcode::FABRICS || fabrics::fctype(sqe) != opcode::fctype::CONNECT {
+        return Err(status(Status::COMMAND_SEQUENCE_ERROR));
+    }
+    let command = ConnectCommand::of(sqe);
+    if command.recfmt.get() != 0 {
+        return Err(status(Status::CONNECT_INCOMPATIBLE_FORMAT));
+    }
+    let data = Box::new(connect_data(sqe, in_capsule)?);
+    let subsystem = data.subnqn().map_err(|_| in_data(ConnectData::OFFSET_SUBNQN))?;
+    let host = data.hostnqn().map_err(|_| in_data(ConnectData::OFFSET_HOSTNQN))?;
+    let served = exports.by_nqn(subsystem.as_str());
+    let reactor = match &served {
+        _ if subsystem.is_discovery() => DISCOVERY_REACTOR,
+        Some(served) if served.allows(host.as_str()) => served.reactor,
+        Some(_) => return Err(Refusal::host_not_allowed()),
+        None => return Err(Refusal::unknown_subsystem()),
+    };
+    if command.qid.get() != 0 {
+        if subsystem.is_discovery() {
+            // A discovery controller has no I/O queues (Base 2.0, 3.1.2.3).
+            return Err(invalid(false, OFFSET_QID));
+        }
+        let cntlid = data.cntlid.get();
+        let reactor = associations
+            .find(cntlid, &subsystem, &host, &data.hostid)
+            .ok_or(in_data(ConnectData::OFFSET_CNTLID))?;
+        return Ok(Welcome { reactor, connect: *sqe, data, kind: NewKind::Io { cntlid } });
+    }
+    let connect = check_admin_connect(command, &data, MAX_ADMIN_ENTRIES)?;
+    let target = match served {
+        Some(served) if !subsystem.is_discovery() => Target::Export(served.config.export),
+        _ => Target::Discovery(exports.clone()),
+    };
+    let association =
+        associations.begin(reactor, subsystem, host, data.hostid).ok_or_else(Refusal::busy)?;
+    Ok(Welcome { reactor, connect: *sqe, data, kind: NewKind::Admin { association, connect, target } })
+}
+
+/// Connect's data comes in the capsule: every capsule of its kind has room for it (TCP 3.5).
+fn connect_data(sqe: &Sqe, in_capsule: &[u8]) -> Result<ConnectData, Refusal> {
+    let place = decode_sgl(sqe, in_capsule.len() as u32).map_err(status)?;
+    let DataPlace::InCapsule { offset_bytes, length_bytes } = place else {
+        return Err(status(Status::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr()));
+    };
+    if length_bytes as usize != size_of::<ConnectData>() {
+        return Err(status(Status::DATA_SGL_LENGTH_INVALID.with_dnr()));
+    }
+    let bytes = in_capsule.get(offset_bytes as usize..).unwrap_or(&[]);
+    match ConnectData::read_from_prefix(bytes) {
+        Ok((data, _)) => Ok(data),
+        Err(_) => Err(status(Status::DATA_SGL_LENGTH_INVALID.with_dnr())),
+    }
+}
+
+fn status(status: Status) -> Refusal {
+    Refusal { status, result: 0 }
+}
+
+fn in_data(offset_bytes: u16) -> Refusal {
+    invalid(true, offset_bytes)
+}
+
+fn invalid(in_data: bool, offset_bytes: u16) -> Refusal {
+    let (status, result) = fabrics::invalid_parameter(in_data, offset_bytes);
+    Refusal { status, result }
+}

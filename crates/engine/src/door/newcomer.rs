@@ -1,0 +1,175 @@
+//! One connection at the door: ICReq, ICResp, Connect (TCP 3.4).
+//!
+//! **Design.** [`Newcomer::advance`] goes as far as the bytes at hand allow. It asks the socket for
+//! exactly what the PDU at hand lacks, so no byte beyond it is ever read. What it says fits into any
+//! fresh socket's buffer; a socket that doesn't take it is dropped.
+//!
+//! **Not here:** who may connect ([`super::judge`]).
+
+use super::LEAVE_LIMIT_NS;
+use super::judge::{self, Welcome};
+use crate::associations::Associations;
+use crate::exports::Exports;
+use forebay_nvme::controller::Refusal;
+use forebay_nvme::tcp::{
+    self, DIGEST_BYTES, Frame, MAX_HEADER_BYTES, MAX_TERM_REQ_BYTES, Offer, Parsed, Pdu, PduError, Role, TcpParams,
+};
+use forebay_nvme::{Cqe, Sqe, Status};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+/// How far [`Newcomer::advance`] came.
+pub(super) enum Step {
+    /// More bytes are needed.
+    Wait,
+    /// It is to be dropped.
+    Gone,
+    /// It has said who it is.
+    Welcome(Box<Welcome>),
+}
+
+/// See the module's text.
+pub(super) struct Newcomer {
+    pub fd: OwnedFd,
+    pub params: TcpParams,
+    pub peer: SocketAddr,
+    pub local: SocketAddr,
+    pub generation: u32,
+    pub deadline_ns: u64,
+    /// The PDU at hand, as far as it came. The codec's limits bound it.
+    bytes: Vec<u8>,
+    /// It was told to go: what it still says is dropped.
+    leaving: bool,
+}
+
+impl Newcomer {
+    pub(super) fn new(fd: OwnedFd, peer: SocketAddr, local: SocketAddr, generation: u32, deadline_ns: u64) -> Self {
+        let params = TcpParams::before(Role::Controller);
+        Self { fd, params, peer, local, generation, deadline_ns, bytes: Vec::new(), leaving: false }
+    }
+
+    pub(super) fn advance(&mut self, associations: &Associations, exports: &Exports, now_ns: u64) -> Step {
+        if self.leaving {
+            return self.drain();
+        }
+        loop {
+            let frame = match tcp::parse(&self.bytes, &self.params) {
+                Err(error) => return self.terminate(&error, now_ns),
+                Ok(Parsed::NeedMore(bytes)) => match self.fill(bytes) {
+                    Ok(()) => continue,
+                    Err(step) => return step,
+                },
+                Ok(Parsed::Pdu(frame)) => frame,
+            };
+            if self.bytes.len() < frame.total_bytes()
+                && let Err(step) = self.fill(frame.total_bytes())
+            {
+                return step;
+            }
+            match frame.pdu {
+                Pdu::IcReq(request) => match TcpParams::accept(&request, &Offer::default()) {
+                    Err(error) => return self.terminate(&error, now_ns),
+                    Ok((params, response)) => {
+                        let mut out = [0; MAX_HEADER_BYTES];
+                        let n = tcp::put_ic_resp(&mut out, &response);
+                        self.params = params;
+                        self.bytes.clear();
+                        if !self.say(&out[..n]) {
+                            return Step::Gone;
+                        }
+                    }
+                },
+                Pdu::CapsuleCmd(sqe) => {
+                    return match self.judge(&sqe, &frame, associations, exports) {
+                        Ok(welcome) => Step::Welcome(Box::new(welcome)),
+                        Err(refusal) => self.refuse(&sqe, &refusal, now_ns),
+                    };
+                }
+                // H2CTermReq, or a PDU that has nothing to belong to yet.
+                Pdu::H2cTermReq(_) => return Step::Gone,
+                _ => return self.terminate(&PduError::SEQUENCE, now_ns),
+            }
+        }
+    }
+
+    fn judge(
+        &self,
+        sqe: &Sqe,
+        frame: &Frame,
+        associations: &Associations,
+        exports: &Exports,
+    ) -> Result<Welcome, Refusal> {
+        let data = self.bytes.get(frame.header_bytes..frame.header_bytes + frame.data_bytes).unwrap_or(&[]);
+        if frame.data_digest {
+            let digest = self.bytes.get(frame.header_bytes + frame.data_bytes..).unwrap_or(&[]);
+            if digest.get(..DIGEST_BYTES) != Some(&tcp::crc32c(data).to_le_bytes()[..]) {
+                return Err(Refusal { status: Status::TRANSIENT_TRANSPORT_ERROR, result: 0 });
+            }
+        }
+        judge::judge(sqe, data, associations, exports)
+    }
+
+    /// Receives until `bytes` hold this many.
+    fn fill(&mut self, want: usize) -> Result<(), Step> {
+        while self.bytes.len() < want {
+            let have = self.bytes.len();
+            self.bytes.resize(want, 0);
+            let received = rustix::net::recv(&self.fd, &mut self.bytes[have..], RecvFlags::DONTWAIT);
+            let n = *received.as_ref().map_or(&0, |(_, n)| n);
+            self.bytes.truncate(have + n);
+            match received {
+                Ok((_, 0)) => return Err(Step::Gone),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Err(Step::Wait),
+                Err(_) => return Err(Step::Gone),
+            }
+        }
+        Ok(())
+    }
+
+    fn say(&self, bytes: &[u8]) -> bool {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        rustix::net::send(&self.fd, bytes, flags).is_ok_and(|n| n == bytes.len())
+    }
+
+    /// Says why in a C2HTermReq (TCP 3.6.2.5), and waits a little for the host to hang up.
+    fn terminate(&mut self, error: &PduError, now_ns: u64) -> Step {
+        let mut out = [0; MAX_TERM_REQ_BYTES];
+        let n = tcp::put_term_req(&mut out, Role::Controller, error, &self.bytes);
+        self.leave(&out[..n], now_ns)
+    }
+
+    /// Ends the Connect with an error (Base 2.0, 6.3), and waits a little for the host to hang up.
+    fn refuse(&mut self, sqe: &Sqe, refusal: &Refusal, now_ns: u64) -> Step {
+        let mut out = [0; MAX_HEADER_BYTES];
+        let cqe = Cqe::new(refusal.result, 0, 0, sqe.cid(), refusal.status);
+        let n = tcp::put_capsule_resp(&mut out, &self.params, &cqe);
+        self.leave(&out[..n], now_ns)
+    }
+
+    fn leave(&mut self, words: &[u8], now_ns: u64) -> Step {
+        if !self.say(words) || rustix::net::shutdown(&self.fd, Shutdown::Write).is_err() {
+            return Step::Gone;
+        }
+        self.leaving = true;
+        self.bytes = Vec::new();
+        self.deadline_ns = self.deadline_ns.min(now_ns.saturating_add(LEAVE_LIMIT_NS));
+        self.drain()
+    }
+
+    /// Unread bytes would turn the close into a reset that may overtake our last words.
+    fn drain(&mut self) -> Step {
+        let mut scrap = [0; 4096];
+        for _ in 0..4 {
+            match rustix::net::recv(&self.fd, &mut scrap[..], RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Step::Gone,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Step::Wait,
+                Err(_) => return Step::Gone,
+            }
+        }
+        Step::Wait
+    }
+}

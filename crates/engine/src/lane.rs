@@ -1,0 +1,56 @@
+//! A lane: one export's private path through a reactor.
+//!
+//! **Design.** All connections of an export live on one reactor, so a lane has one writer and needs
+//! no lock. Its statistics are in the state region. **Not here:** budgets (they come with admission).
+
+use crate::volume::Volume;
+use forebay_xlate::boundary::message::ExportConfig;
+use forebay_xlate::boundary::region::{LaneRecord, Region};
+use std::sync::Arc;
+
+/// A lane's slot: the same number in the state region and in its reactor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct LaneIndex(pub u32);
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Lane {
+    /// Its slot.
+    pub index: LaneIndex,
+    /// What is shown.
+    pub volume: Arc<Volume>,
+    /// To whom and as what.
+    pub export: Arc<ExportConfig>,
+    /// Commands in flight; the lane goes only when there are none.
+    pub in_flight: u32,
+    /// The export is removed; the lane waits for its commands.
+    pub removed: bool,
+    /// The highest commit that the owner was asked for.
+    pub commit_asked: u64,
+    region: Arc<Region>,
+}
+
+impl Lane {
+    /// A lane at `index`, whose record is made ready.
+    pub fn new(
+        index: LaneIndex,
+        volume: Arc<Volume>,
+        export: Arc<ExportConfig>,
+        region: Arc<Region>,
+    ) -> Self {
+        Self {
+            index,
+            volume,
+            export,
+            in_flight: 0,
+            removed: false,
+            commit_asked: 0,
+            region,
+        }
+    }
+
+    /// Its record in the state region.
+    pub fn record(&self) -> &LaneRecord {
+        &self.region.lanes()[self.index.0 as usize]
+    }
+}

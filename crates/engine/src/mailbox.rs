@@ -1,0 +1,257 @@
+//! The rings between the control thread and a reactor.
+//!
+//! **Design.** Two bounded single-producer rings and an eventfd each way. The sender wakes a reactor
+//! only when it says that it is asleep; the sleeper says so first and looks once more afterwards, with
+//! a full fence on both sides, so no message is slept through. A full ring is the sender's business:
+//! it keeps the message and tries again. **Not here:** what the messages do.
+
+use crate::core::ServedDevice;
+use crate::door::NewConnection;
+use crate::lane::{Lane, LaneIndex};
+use crate::volume::Volume;
+use forebay_device::Errno;
+use forebay_xlate::boundary::message::{ExportId, FaultFailure, Job};
+use forebay_xlate::{DeviceIndex, ExtentRange, Rights, VolumeId};
+use rtrb::{Consumer, Producer, PushError, RingBuffer};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::*, fence};
+
+const RING_ENTRIES: usize = 4096;
+
+/// From the control thread to a reactor.
+pub enum Post {
+    /// A device will come.
+    ExpectDevice(DeviceIndex),
+    /// A device is served.
+    Device(ServedDevice),
+    /// A lane is served here, or shows something else now.
+    Lane(Box<Lane>),
+    /// A lane's export is removed.
+    RemoveLane(LaneIndex, ExportId),
+    /// A volume grew.
+    Volume(Arc<Volume>),
+    /// Faults in the range are answered.
+    Granted(VolumeId, ExtentRange),
+    /// Faults in the range can't be answered.
+    FaultFailed(VolumeId, ExtentRange, FaultFailure),
+    /// Words are cleared: drain.
+    Revoke {
+        /// Its number.
+        revoke: u64,
+        /// Whose.
+        volume: VolumeId,
+        /// What.
+        range: ExtentRange,
+        /// What stays.
+        keep: Option<Rights>,
+    },
+    /// More is durable.
+    Committed(VolumeId),
+    /// A commit failed.
+    CommitFailed(VolumeId, u64),
+    /// A release is carried out: command and its slot's generation.
+    ReleaseDone(u32, u32),
+    /// Work for the internal lane.
+    Job(u64, Job),
+    /// A connection that the door has let in.
+    Connection(Box<NewConnection>),
+    /// The set of exports changed.
+    DiscoveryChanged,
+    /// Close everything and end.
+    Stop,
+}
+
+/// From a reactor to the control thread.
+#[derive(Debug)]
+pub enum Upcall {
+    /// A miss.
+    Fault {
+        /// Whose.
+        volume: VolumeId,
+        /// Which extent.
+        extent: u64,
+        /// For writing.
+        write: bool,
+    },
+    /// A command waits for a commit.
+    CommitWanted {
+        /// Whose.
+        volume: VolumeId,
+        /// Up to which.
+        sequence: u64,
+    },
+    /// A tenant deallocates.
+    Release {
+        /// The command.
+        io: u32,
+        /// Its slot's generation.
+        generation: u32,
+        /// Whose.
+        volume: VolumeId,
+        /// What.
+        range: ExtentRange,
+    },
+    /// This reactor has drained a revoke.
+    Drained {
+        /// Which.
+        revoke: u64,
+    },
+    /// The internal lane ended a job.
+    JobDone {
+        /// Which.
+        job: u64,
+        /// How.
+        error: Option<Errno>,
+    },
+    /// A lane is gone from its reactor.
+    LaneGone {
+        /// Which.
+        lane: LaneIndex,
+    },
+    /// The reactor has ended.
+    Stopped,
+}
+
+/// The control thread's end.
+pub struct ToReactor {
+    posts: Producer<Post>,
+    upcalls: Consumer<Upcall>,
+    overflow: VecDeque<Post>,
+    asleep: Arc<AtomicBool>,
+    wake: Arc<OwnedFd>,
+}
+
+/// The reactor's end.
+pub struct ToControl {
+    posts: Consumer<Post>,
+    upcalls: Producer<Upcall>,
+    asleep: Arc<AtomicBool>,
+    wake: Arc<OwnedFd>,
+    control_wake: Arc<OwnedFd>,
+}
+
+/// A non-blocking eventfd.
+pub fn eventfd() -> io::Result<OwnedFd> {
+    use rustix::event::EventfdFlags;
+    Ok(rustix::event::eventfd(
+        0,
+        EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
+    )?)
+}
+
+/// Makes an eventfd readable.
+pub fn ring_bell(fd: impl AsFd) {
+    // A full counter is readable already.
+    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+}
+
+/// Makes an eventfd unreadable until it is rung again.
+pub fn quiet_bell(fd: impl AsFd) {
+    let _ = rustix::io::read(fd, &mut [0u8; 8]);
+}
+
+/// A pair of ends. `control_wake` is the control thread's eventfd.
+pub fn mailbox(control_wake: Arc<OwnedFd>) -> io::Result<(ToReactor, ToControl)> {
+    let (post_in, post_out) = RingBuffer::new(RING_ENTRIES);
+    let (up_in, up_out) = RingBuffer::new(RING_ENTRIES);
+    let asleep = Arc::new(AtomicBool::new(false));
+    let wake = Arc::new(eventfd()?);
+    let reactor = ToControl {
+        posts: post_out,
+        upcalls: up_in,
+        asleep: asleep.clone(),
+        wake: wake.clone(),
+        control_wake,
+    };
+    Ok((
+        ToReactor {
+            posts: post_in,
+            upcalls: up_out,
+            overflow: VecDeque::new(),
+            asleep,
+            wake,
+        },
+        reactor,
+    ))
+}
+
+impl ToReactor {
+    /// Sends, in order.
+    pub fn post(&mut self, post: Post) {
+        self.overflow.push_back(post);
+        self.flush();
+    }
+
+    /// Sends what found no room before; call it each turn.
+    pub fn flush(&mut self) {
+        let mut sent = false;
+        while let Some(post) = self.overflow.pop_front() {
+            match self.posts.push(post) {
+                Ok(()) => sent = true,
+                Err(PushError::Full(post)) => {
+                    self.overflow.push_front(post);
+                    break;
+                }
+            }
+        }
+        if sent {
+            fence(SeqCst);
+            if self.asleep.load(SeqCst) {
+                ring_bell(&*self.wake);
+            }
+        }
+    }
+
+    /// Whether something waits for room.
+    pub fn is_behind(&self) -> bool {
+        !self.overflow.is_empty()
+    }
+
+    /// The next message from the reactor.
+    pub fn next(&mut self) -> Option<Upcall> {
+        self.upcalls.pop().ok()
+    }
+}
+
+impl ToControl {
+    /// The next message from the control thread.
+    #[inline]
+    pub fn next(&mut self) -> Option<Post> {
+        self.posts.pop().ok()
+    }
+
+    /// Sends one message; gives it back when there is no room.
+    pub fn send(&mut self, upcall: Upcall) -> Result<(), Upcall> {
+        self.upcalls.push(upcall).map_err(|PushError::Full(u)| u)
+    }
+
+    /// Wakes the control thread.
+    pub fn wake_control(&self) {
+        ring_bell(&*self.control_wake);
+    }
+
+    /// Says that the reactor is about to sleep; false when a message came meanwhile.
+    pub fn fall_asleep(&self) -> bool {
+        self.asleep.store(true, SeqCst);
+        fence(SeqCst);
+        if self.posts.is_empty() {
+            return true;
+        }
+        self.asleep.store(false, SeqCst);
+        false
+    }
+
+    /// Says that the reactor is awake.
+    pub fn awake(&self) {
+        self.asleep.store(false, SeqCst);
+        quiet_bell(&*self.wake);
+    }
+
+    /// The descriptor that wakes the reactor.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}

@@ -1,0 +1,201 @@
+//! A reactor: a thread with one io_uring that polls when busy and sleeps when idle.
+//!
+//! **Design.** A turn takes posts, completions and network input, and submits. After
+//! [`SPIN_NS`] without anything to do, and with nothing that must be tried again, it arms everything
+//! (sockets and mailbox are in one epoll set, which the ring polls) and sleeps in one
+//! `io_uring_enter`. **Not here:** what commands mean ([`crate::core`], [`crate::tcp`]).
+
+use crate::core::Core;
+use crate::mailbox::{Post, ToControl, Upcall};
+use crate::tcp::Frontend;
+use forebay_xlate::boundary::region::bump;
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// How long a reactor polls without finding anything before it sleeps.
+const SPIN_NS: u64 = 30_000;
+/// How often time limits are looked at.
+const TICK_NS: u64 = 100_000_000;
+/// The longest sleep.
+const MAX_SLEEP_NS: u64 = 10_000_000_000;
+/// How long commands may take to end at a stop.
+const STOP_LIMIT_NS: u64 = 5_000_000_000;
+/// Idle this long, staging memory is given back.
+const TRIM_NS: u64 = 500_000_000;
+/// The epoll key of the mailbox.
+pub const WAKE_KEY: u64 = u64::MAX;
+
+/// See the module's text.
+pub struct Reactor {
+    /// Commands.
+    pub core: Core,
+    /// Connections.
+    pub frontend: Frontend,
+    /// The way to and from the control thread.
+    pub mailbox: ToControl,
+    /// Sockets and the mailbox's bell.
+    pub epoll: Arc<OwnedFd>,
+}
+
+impl Reactor {
+    /// Runs until it is told to stop.
+    pub fn run(mut self) {
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(256);
+        let mut keys: Vec<u64> = Vec::with_capacity(256);
+        let mut now = self.core.begin_turn();
+        let (mut busy_at, mut tick_at, mut turn) = (now, now + TICK_NS, 0u64);
+        let mut trim_at = None;
+        let mut stop_by = None;
+        loop {
+            now = self.core.begin_turn();
+            turn += 1;
+            let mut busy = false;
+            while let Some(post) = self.mailbox.next() {
+                busy = true;
+                if matches!(post, Post::Stop) && stop_by.is_none() {
+                    stop_by = Some(now + STOP_LIMIT_NS);
+                }
+                self.take(post);
+            }
+            busy |= self.core.reap();
+            busy |= self.frontend.poll(&mut self.core);
+            busy |= self.core.submit();
+            self.send_upcalls();
+            if now >= tick_at {
+                tick_at = now + TICK_NS;
+                self.core.tick();
+                self.frontend.tick(&mut self.core);
+                self.core.record().last_turn_ns.store(now, Relaxed);
+            }
+            if let Some(limit) = stop_by
+                && (now >= limit || self.core.busy_ios() == 0 && self.frontend.connections() == 0)
+            {
+                break;
+            }
+            if busy {
+                busy_at = now;
+                bump(&self.core.record().busy_turns, 1);
+                if turn.is_multiple_of(64) {
+                    self.look_at_sockets(&mut events, &mut keys);
+                }
+                continue;
+            }
+            if now - busy_at < SPIN_NS || self.core.must_turn() || !self.frontend.is_idle() {
+                if turn.is_multiple_of(8) {
+                    self.look_at_sockets(&mut events, &mut keys);
+                }
+                continue;
+            }
+            let trim = *trim_at.get_or_insert(now + TRIM_NS);
+            if now >= trim {
+                self.core.staging.trim();
+                trim_at = None;
+            }
+            self.sleep(now, stop_by.is_some(), trim_at);
+            self.look_at_sockets(&mut events, &mut keys);
+            busy_at = self.core.begin_turn();
+        }
+        self.core.upcall(Upcall::Stopped);
+        self.send_upcalls();
+    }
+
+    fn sleep(&mut self, now: u64, stopping: bool, trim_at: Option<u64>) {
+        let mut until = now + MAX_SLEEP_NS;
+        if stopping || self.core.has_waiting() {
+            until = now + TICK_NS;
+        }
+        if let Some(deadline) = self.frontend.next_deadline_ns() {
+            until = until.min(deadline.max(now + 1_000_000));
+        }
+        if let Some(trim) = trim_at {
+            until = until.min(trim);
+        }
+        if !self.mailbox.fall_asleep() {
+            return;
+        }
+        let record = self.core.record();
+        bump(&record.sleeps, 1);
+        record.asleep.store(1, Relaxed);
+        self.core.sleep(
+            &*self.epoll,
+            Duration::from_nanos(until.saturating_sub(now)),
+        );
+        self.core.record().asleep.store(0, Relaxed);
+        self.mailbox.awake();
+    }
+
+    fn look_at_sockets(&mut self, events: &mut Vec<epoll::Event>, keys: &mut Vec<u64>) {
+        events.clear();
+        keys.clear();
+        let none = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let _ = epoll::wait(&*self.epoll, spare_capacity(events), Some(&none));
+        keys.extend(
+            events
+                .iter()
+                .map(|e| e.data.u64())
+                .filter(|k| *k != WAKE_KEY),
+        );
+        if !keys.is_empty() {
+            self.frontend.sockets_ready(keys);
+        }
+    }
+
+    fn send_upcalls(&mut self) {
+        let mut sent = false;
+        while let Some(upcall) = self.core.next_upcall() {
+            if let Err(upcall) = self.mailbox.send(upcall) {
+                self.core.unsend(upcall);
+                break;
+            }
+            sent = true;
+        }
+        if sent {
+            self.mailbox.wake_control();
+        }
+    }
+
+    fn take(&mut self, post: Post) {
+        let core = &mut self.core;
+        match post {
+            Post::ExpectDevice(device) => core.expect_device(device),
+            Post::Device(served) => core.set_device(served),
+            Post::Lane(lane) => {
+                let export = lane.export.export;
+                core.set_lane(*lane);
+                self.frontend.export_changed(core, export);
+            }
+            Post::RemoveLane(lane, export) => {
+                self.frontend.export_removed(core, export);
+                core.remove_lane(lane);
+            }
+            Post::Volume(volume) => {
+                core.set_volume(&volume);
+                for export in core.exports_of(volume.id()) {
+                    self.frontend.export_changed(core, export);
+                }
+            }
+            Post::Granted(volume, range) => core.granted(volume, range),
+            Post::FaultFailed(volume, range, reason) => core.fault_failed(volume, range, reason),
+            Post::Revoke {
+                revoke,
+                volume,
+                range,
+                keep,
+            } => core.revoke(revoke, volume, range, keep),
+            Post::Committed(volume) => core.committed(volume),
+            Post::CommitFailed(volume, sequence) => core.commit_failed(volume, sequence),
+            Post::ReleaseDone(io, generation) => core.release_done(io, generation),
+            Post::Job(job, work) => core.start_job(job, work),
+            Post::Connection(new) => self.frontend.adopt(core, new),
+            Post::DiscoveryChanged => self.frontend.discovery_changed(core),
+            Post::Stop => self.frontend.close_all(core),
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! I/O commands: from a capsule to the core, and from the core to a response.
+//!
+//! **Design.** A command is judged (the controller's rules in `nvme::io`, then where its data is), gets
+//! a slot, and goes to the core as soon as it has what it needs: staging memory, room in the core, and
+//! for larger writes the data that an R2T asks for. What it lacks it waits for in its connection's list,
+//! in order, while the stream is read on; only data that came inside a capsule and finds no memory makes
+//! the stream itself wait. R2Ts are limited ([`MAX_R2TS`]), so that memory which hosts are asked to fill
+//! never is all the memory there is.
+//!
+//! **Not here:** admin commands ([`super::admin`]), the stream ([`super::rx`]).
+
+use super::Turn;
+use super::conn::Conn;
+use super::rx::Stop;
+use super::slots::{NoSlot, Stage, Work};
+use crate::core::{CommandRef, Core, DoneIo, IoOp, NewIo, Owner};
+use crate::lane::LaneIndex;
+use crate::tcp::MDTS_BYTES;
+use forebay_nvme::io::{self, IoCommand, NamespaceGeometry, Transfer};
+use forebay_nvme::tcp::{self, DataPlace, R2t, decode_sgl};
+use forebay_nvme::{Sqe, Status};
+
+/// The namespace of every export.
+pub(super) const NSID: u32 = 1;
+/// R2Ts of one connection at once.
+const MAX_R2TS_OF_ONE: u32 = 64;
+/// R2Ts of a reactor at once: fewer than there are staging buffers larger than a capsule's data.
+const MAX_R2TS: u32 = 768;
+
+/// A command capsule.
+pub(super) struct Capsule<'a> {
+    pub sqe: &'a Sqe,
+    /// The data in it.
+    pub data: &'a [u8],
+    /// The data's digest was right, or there is none.
+    pub intact: bool,
+}
+
+/// What a command is to be, once judged.
+struct Judged {
+    work: Work,
+    /// Its data, where it has any.
+    len_bytes: u32,
+    source: Source,
+}
+
+/// Where a command's data comes from.
+enum Source {
+    /// Nowhere: it has none, or it goes to the host.
+    None,
+    /// The capsule, at this offset.
+    Capsule(u32),
+    /// The host is to be asked for it.
+    Host,
+}
+
+/// Takes a command capsule of an I/O queue. `Err` says why the stream can't go on; then nothing was taken.
+#[inline]
+pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, capsule: &Capsule<'_>) -> Result<(), Stop> {
+    let Some(slot) = slot_for(conn, turn.core, capsule.sqe)? else { return Ok(()) };
+    let judged = match judge(conn, turn.core, capsule) {
+        Ok(judged) => judged,
+        Err(status) => {
+            conn.answer(turn.core, slot, status, 0, None, 0);
+            return Ok(());
+        }
+    };
+    let mut buffer = None;
+    if let Source::Capsule(offset) = judged.source {
+        let from = offset as usize;
+        let data = capsule.data.get(from..from + judged.len_bytes as usize).unwrap_or(&[]);
+        // What is in the stream must get out of it: the connection's share doesn't bound this.
+        match turn.core.staging.take(judged.len_bytes) {
+            Some(mut taken) => {
+                taken.as_mut_slice()[..data.len()].copy_from_slice(data);
+                conn.held_bytes += taken.len() as u64;
+                buffer = Some(taken);
+            }
+            None => {
+                forebay_xlate::boundary::region::bump(&turn.core.record().staging_waits, 1);
+                conn.untake(turn.core, slot);
+                return Err(Stop::Stalled);
+            }
+        }
+    }
+    let Some(s) = conn.slots.get_mut(slot) else { return Err(Stop::Close) };
+    s.work = judged.work;
+    s.len_bytes = judged.len_bytes;
+    s.by_r2t = matches!(judged.source, Source::Host);
+    s.buffer = buffer;
+    if matches!(judged.source, Source::Capsule(_)) {
+        data_is_there(conn, turn, slot);
+    } else {
+        begin(conn, turn.core, slot);
+    }
+    Ok(())
+}
+
+/// A slot for a command; `None` when it was answered without one.
+pub(super) fn slot_for(conn: &mut Conn, core: &mut Core, sqe: &Sqe) -> Result<Option<u16>, Stop> {
+    match conn.take_slot(sqe, core.now_ns()) {
+        Ok(slot) => Ok(Some(slot)),
+        // Which of the two the host will take the answer for is its own riddle (Base 2.0, 3.3.3.1).
+        Err(NoSlot::Conflict) if conn.tx.has_room(conn.slots.used()) => {
+            conn.count_taken();
+            conn.answer_unslotted(sqe.cid(), Status::COMMAND_ID_CONFLICT.with_dnr(), 0);
+            Ok(None)
+        }
+        Err(NoSlot::Conflict) => Err(Stop::Stalled),
+        Err(NoSlot::Full) => Err(Stop::Close),
+    }
+}
+
+#[inline]
+fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Status> {
+    let lane = conn.lane.and_then(|l| core.lane(l));
+    let Some(lane) = lane else { return Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr()) };
+    let geometry = NamespaceGeometry {
+        block_bytes: lane.volume.config.block_bytes,
+        block_count: lane.volume.blocks(),
+    };
+    let command = io::decode(capsule.sqe, NSID, &geometry, MDTS_BYTES)?;
+    let bytes = |blocks: u64| blocks * u64::from(geometry.block_bytes);
+    let work = match command {
+        IoCommand::Read { lba, blocks, fua } => {
+            let op = IoOp::Read {
+                offset_bytes: bytes(lba),
+                len_bytes: bytes(u64::from(blocks)) as u32,
+            };
+            if fua { Work::DurableRead(op) } else { Work::Io(op) }
+        }
+        IoCommand::Write { lba, blocks, fua } => Work::Io(IoOp::Write {
+            offset_bytes: bytes(lba),
+            len_bytes: bytes(u64::from(blocks)) as u32,
+            fua,
+        }),
+        IoCommand::Flush => Work::Io(IoOp::Flush),
+        IoCommand::WriteZeroes { lba, blocks, fua, deallocate } => Work::Io(IoOp::WriteZeroes {
+            offset_bytes: bytes(lba),
+            len_bytes: bytes(u64::from(blocks)),
+            deallocate,
+            fua,
+        }),
+        IoCommand::Deallocate { ranges } => Work::Io(IoOp::Deallocate { ranges }),
+        IoCommand::Hint { .. } => Work::Hint,
+    };
+    let transfer = command.transfer(&geometry);
+    let source = source(capsule, transfer, true)?;
+    Ok(Judged { work, len_bytes: transfer.bytes(), source })
+}
+
+/// Where the data of a command is, by its SGL, which must describe exactly that much (`exact`), or at
+/// least.
+fn source(capsule: &Capsule<'_>, transfer: Transfer, exact: bool) -> Result<Source, Status> {
+    let fits = |length: u32| {
+        let wanted = transfer.bytes();
+        if length == wanted || (length > wanted && !exact) {
+            Ok(())
+        } else {
+            Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr())
+        }
+    };
+    match transfer {
+        Transfer::None => Ok(Source::None),
+        Transfer::ToHost(_) => match decode_sgl(capsule.sqe, capsule.data.len() as u32)? {
+            DataPlace::Transport { length_bytes } => fits(length_bytes).map(|()| Source::None),
+            // A capsule is no place for what goes to the host.
+            DataPlace::InCapsule { .. } => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr()),
+        },
+        Transfer::FromHost(_) => match decode_sgl(capsule.sqe, capsule.data.len() as u32)? {
+            DataPlace::InCapsule { .. } if !capsule.intact => Err(Status::TRANSIENT_TRANSPORT_ERROR),
+            DataPlace::InCapsule { offset_bytes, length_bytes } => {
+                fits(length_bytes).map(|()| Source::Capsule(offset_bytes))
+            }
+            DataPlace::Transport { length_bytes } => fits(length_bytes).map(|()| Source::Host),
+        },
+    }
+}
+
+/// As [`source`], for a command of the admin queue: `Some` is the data that is in the capsule.
+pub(super) fn admin_source<'a>(
+    capsule: &Capsule<'a>,
+    transfer: Transfer,
+) -> Result<Option<&'a [u8]>, Status> {
+    Ok(match source(capsule, transfer, false)? {
+        Source::Capsule(offset) => {
+            let from = offset as usize;
+            capsule.data.get(from..from + transfer.bytes() as usize)
+        }
+        Source::None => Some(&[]),
+        Source::Host => None,
+    })
+}
+
+/// Begins a command, or has it wait its turn.
+pub(super) fn begin(conn: &mut Conn, core: &mut Core, slot: u16) {
+    if conn.slots.first_waiting().is_some() || !advance(conn, core, slot) {
+        conn.slots.wait(slot);
+    }
+}
+
+/// Tries those that wait, in order; true if any went on.
+pub(super) fn retry(conn: &mut Conn, core: &mut Core) -> bool {
+    let mut any = false;
+    while let Some(slot) = conn.slots.first_waiting() {
+        conn.slots.take_waiting();
+        if !advance(conn, core, slot) {
+            conn.slots.wait_first(slot);
+            break;
+        }
+        any = true;
+    }
+    any
+}
+
+/// Carries a command on; false when it lacks something.
+#[inline]
+fn advance(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
+    let Some(s) = conn.slots.get(slot) else { return true };
+    let (by_r2t, len_bytes, lacks) = (s.by_r2t, s.len_bytes, s.len_bytes > 0 && s.buffer.is_none());
+    if lacks {
+        if by_r2t && (conn.receiving >= MAX_R2TS_OF_ONE || conn.shared.r2ts.get() >= MAX_R2TS) {
+            return false;
+        }
+        let Some(buffer) = conn.take_buffer(core, len_bytes) else { return false };
+        if let Some(s) = conn.slots.get_mut(slot) {
+            s.buffer = Some(buffer);
+        }
+        if by_r2t {
+            ask(conn, core, slot);
+            return true;
+        }
+    }
+    start(conn, core, slot)
+}
+
+/// Asks the host for a command's data, all of it at once (TCP 3.3.2.2).
+fn ask(conn: &mut Conn, core: &Core, slot: u16) {
+    conn.count_asked();
+    let params = conn.params;
+    let Some(s) = conn.slots.get_mut(slot) else { return };
+    s.stage = Stage::Receiving;
+    s.asked_ns = core.now_ns();
+    s.tag = s.tag.wrapping_add(1);
+    let ttag = u16::from(s.tag) << 8 | slot;
+    let r2t = R2t { cid: s.cid, ttag, offset_bytes: 0, length_bytes: s.len_bytes };
+    conn.tx.push(super::slots::NONE, |out| tcp::put_r2t(out, &params, &r2t));
+}
+
+/// Gives a command to the core; false when that has no room.
+#[inline]
+fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
+    let (owner, queue, lane) = (conn.owner(slot), conn.queue, conn.lane);
+    let Some(s) = conn.slots.get_mut(slot) else { return true };
+    let Some(lane) = lane else { return true };
+    let (op, buffer) = match &s.work {
+        Work::Io(op) => (*op, s.buffer.take()),
+        // The buffer waits here for the second part.
+        Work::DurableRead(_) => (IoOp::Flush, None),
+        Work::Hint | Work::Admin(_) => return true,
+    };
+    let new = NewIo { owner, lane, op, buffer, record: CommandRef { queue, slot } };
+    match core.start(new) {
+        Ok(()) => {
+            s.stage = Stage::InFlight;
+            conn.in_flight += 1;
+            true
+        }
+        Err(new) => {
+            if new.buffer.is_some() {
+                s.buffer = new.buffer;
+            }
+            false
+        }
+    }
+}
+
+/// Starts a flush that belongs to no command of the host. False when the core has no room now.
+pub(super) fn start_internal_flush(conn: &mut Conn, core: &mut Core, lane: LaneIndex) -> bool {
+    let owner = Owner { slot: super::slots::NONE, ..conn.owner(0) };
+    let record = CommandRef { queue: conn.queue, slot: super::INTERNAL_SLOT };
+    let started = core.start(NewIo { owner, lane, op: IoOp::Flush, buffer: None, record }).is_ok();
+    conn.in_flight += u32::from(started);
+    started
+}
+
+/// All data that an R2T asked for is there.
+pub(super) fn data_complete(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
+    let damaged = conn.slots.get(slot).is_some_and(|s| s.damaged);
+    if damaged {
+        conn.answer(turn.core, slot, Status::TRANSIENT_TRANSPORT_ERROR, 0, None, 0);
+    } else {
+        data_is_there(conn, turn, slot);
+    }
+}
+
+/// A command that brings data has it.
+#[inline]
+fn data_is_there(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
+    let Some(s) = conn.slots.get(slot) else { return };
+    match s.work {
+        Work::Io(IoOp::Deallocate { ranges }) => {
+            let data = s.buffer.as_ref().map_or(&[][..], |b| b.as_slice());
+            let lane = conn.lane.and_then(|l| turn.core.lane(l));
+            let Some(lane) = lane else {
+                conn.answer(turn.core, slot, Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(), 0, None, 0);
+                return;
+            };
+            let geometry = NamespaceGeometry {
+                block_bytes: lane.volume.config.block_bytes,
+                block_count: lane.volume.blocks(),
+            };
+            if let Err(status) = io::dsm_ranges(data, ranges, &geometry).map(drop) {
+                conn.answer(turn.core, slot, status, 0, None, 0);
+                return;
+            }
+        }
+        Work::Hint => {
+            conn.answer(turn.core, slot, Status::SUCCESS, 0, None, 0);
+            return;
+        }
+        _ => {}
+    }
+    begin(conn, turn.core, slot);
+}
+
+/// The core ended a command of this connection, which is open.
+#[inline]
+pub(super) fn ended(conn: &mut Conn, core: &mut Core, done: DoneIo, interrupted: Status) {
+    let slot = done.owner.slot;
+    let Some(s) = conn.slots.get_mut(slot) else { return };
+    s.stage = Stage::Taken;
+    if let Work::DurableRead(op) = s.work
+        && done.op == IoOp::Flush
+        && done.status.is_success()
+    {
+        s.work = Work::Io(op);
+        begin(conn, core, slot);
+        return;
+    }
+    let status = match done.status {
+        Status::COMMAND_INTERRUPTED => interrupted,
+        status => status,
+    };
+    let data_bytes = match done.op {
+        IoOp::Read { len_bytes, .. } if status.is_success() => len_bytes,
+        _ => 0,
+    };
+    conn.answer(core, slot, status, 0, done.buffer, data_bytes);
+}

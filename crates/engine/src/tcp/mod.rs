@@ -1,0 +1,413 @@
+//! The NVMe/TCP frontend of a reactor.
+//!
+//! **Purpose.** Carries commands of hosts over TCP to the core, and the core's answers back.
+//!
+//! **Design.** A turn ([`Frontend::poll`]) takes what the core has ended, then visits the connections
+//! that are *active*: each receives once, as much as there is, and takes its PDUs in place; every few
+//! commands, completions are taken again, and responses are sent when [`SEND_BYTES`] of them have come
+//! together, the rest at the end of the turn. A connection that was quiet for a while leaves the list of
+//! active ones and is woken by epoll. One that the core or the memory has no room for is tried again
+//! each turn; one that doesn't take its answers is not listened to.
+//!
+//! [`rx`] takes PDUs, [`command`] and [`admin`] are what they ask for, [`slots`] the commands of a queue,
+//! [`tx`] what there is to send, [`conn`] one connection, [`controllers`] the associations, and
+//! [`lifecycle`] is how connections and associations begin and end.
+//!
+//! **What it does not do.** TLS, in-band authentication, Disconnect of a single queue. More than one R2T
+//! at a time for a command. Take-over of live sockets (what it needs is recorded).
+
+mod admin;
+mod cids;
+mod command;
+mod conn;
+mod controllers;
+mod lifecycle;
+mod rx;
+mod slots;
+mod tx;
+
+pub(crate) use crate::door::NewConnection;
+use crate::core::{Core, DoneIo};
+use conn::{Conn, Life, Shared};
+use controllers::{Controllers, Quiesce};
+use forebay_nvme::Status;
+use forebay_xlate::boundary::region::{MAX_QUEUE_ENTRIES, Region};
+use rx::{Received, Stop};
+use std::cell::Cell;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Maximum Data Transfer Size: the longest staging buffer.
+pub(crate) const MDTS_BYTES: u32 = crate::core::staging::MAX_TRANSFER_BYTES;
+/// In-capsule data of an I/O command (IOCCSZ without its 64 bytes).
+pub(crate) const IN_CAPSULE_BYTES: u32 = 8192;
+/// The largest I/O queue.
+pub(crate) const MAX_IO_ENTRIES: u32 = MAX_QUEUE_ENTRIES as u32;
+/// The largest admin queue. Smaller than a queue's record, which leaves a slot for our own flush.
+pub(crate) const MAX_ADMIN_ENTRIES: u32 = 128;
+/// That slot.
+const INTERNAL_SLOT: u16 = MAX_QUEUE_ENTRIES as u16 - 1;
+/// Responses are sent when so many bytes of them have come together.
+const SEND_BYTES: usize = 32 * 1024;
+/// Turns without data after which a connection is left to epoll, divided by how many are active.
+const QUIET_TURNS: u32 = 4000;
+/// Data that an R2T asked for must come within this time.
+const DATA_LIMIT_NS: u64 = 30_000_000_000;
+/// A socket that takes nothing for so long is given up.
+const BLOCKED_LIMIT_NS: u64 = 30_000_000_000;
+
+/// What the handling of one connection needs of the rest.
+struct Turn<'a> {
+    core: &'a mut Core,
+    controllers: &'a mut Controllers,
+    events: &'a mut Vec<Event>,
+}
+
+/// What concerns more than the connection at hand, and is settled when that is put away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Event {
+    /// A connection's socket is closed.
+    Closed(u32),
+    /// The core has given back the last command of a closed connection.
+    Drained(u32),
+    /// A controller is to be reset or shut down, or has come further with it.
+    Quiesce(u32),
+    /// The flush of a shutdown has ended.
+    Flushed(u32),
+}
+
+/// See the module's text.
+pub(crate) struct Frontend {
+    shared: Rc<Shared>,
+    reactor: usize,
+    epoll: Arc<OwnedFd>,
+    conns: Vec<Option<Box<Conn>>>,
+    generation: u32,
+    controllers: Controllers,
+    buffer: Box<[u8]>,
+    active: Vec<u32>,
+    first: usize,
+    dirty: Vec<u32>,
+    events: Vec<Event>,
+    /// Hosts that come back while commands of their last association are still with the core.
+    held: Vec<Box<NewConnection>>,
+    stopping: bool,
+}
+
+impl Frontend {
+    /// A frontend without connections, for reactor number `reactor`. Its sockets are watched in
+    /// `epoll`, with keys whose top byte is 0.
+    pub(crate) fn new(reactor: usize, region: Arc<Region>, epoll: Arc<OwnedFd>) -> Self {
+        Self {
+            shared: Rc::new(Shared { region, r2ts: Cell::new(0) }),
+            reactor,
+            epoll,
+            conns: Vec::new(),
+            generation: 0,
+            controllers: Controllers::default(),
+            // Bytes that are kept come first, so there is room for as many again.
+            buffer: vec![0; rx::RECEIVE_BYTES + rx::RECEIVE_BYTES].into(),
+            active: Vec::new(),
+            first: 0,
+            dirty: Vec::new(),
+            events: Vec::with_capacity(64),
+            held: Vec::new(),
+            stopping: false,
+        }
+    }
+
+    /// One turn; true if anything was done.
+    pub(crate) fn poll(&mut self, core: &mut Core) -> bool {
+        let mut any = self.complete(core);
+        let active = self.active.len();
+        if active > 0 {
+            // Whoever was first is last.
+            self.first = (self.first + 1) % active;
+            for i in 0..active {
+                let index = self.active[(self.first + i) % active];
+                any |= self.visit(core, index);
+            }
+            any |= self.complete(core);
+            let conns = &self.conns;
+            self.active.retain(|i| conns.get(*i as usize).is_some_and(|c| c.as_ref().is_some_and(|c| c.active)));
+        }
+        any |= self.send_all(core);
+        if !self.events.is_empty() {
+            self.settle(core);
+            self.send_all(core);
+            any = true;
+        }
+        any
+    }
+
+    /// Sockets of these keys have something to say, or room.
+    pub(crate) fn sockets_ready(&mut self, keys: &[u64]) {
+        for key in keys {
+            let index = *key as u32;
+            if let Some(Some(conn)) = self.conns.get_mut(index as usize)
+                && conn.key() == *key
+            {
+                conn.quiet_turns = 0;
+                if !conn.active && conn.life != Life::Draining {
+                    conn.active = true;
+                    self.active.push(index);
+                }
+            }
+        }
+    }
+
+    /// Whether the reactor may sleep: everything that can be done waits for a socket, the core or time.
+    pub(crate) fn is_idle(&self) -> bool {
+        let must_retry = |i: &u32| {
+            self.conns.get(*i as usize).is_some_and(|c| c.as_ref().is_some_and(|c| c.must_retry()))
+        };
+        self.dirty.is_empty() && self.events.is_empty() && !self.active.iter().any(must_retry)
+    }
+
+    /// Connections, those that wait for their last commands too.
+    pub(crate) fn connections(&self) -> usize {
+        self.conns.iter().flatten().count()
+    }
+
+    /// When [`Frontend::tick`] has something to do at the latest.
+    pub(crate) fn next_deadline_ns(&self) -> Option<u64> {
+        let of_conn = |c: &Conn| {
+            let leaving = match c.life {
+                Life::Leaving { until_ns } => Some(until_ns),
+                _ => None,
+            };
+            let data = (c.receiving > 0).then(|| oldest_asked_ns(c)).flatten().map(|t| t.saturating_add(DATA_LIMIT_NS));
+            let blocked = (c.blocked_since_ns > 0).then(|| c.blocked_since_ns.saturating_add(BLOCKED_LIMIT_NS));
+            [leaving, data, blocked].into_iter().flatten().min()
+        };
+        let conns = self.conns.iter().flatten().filter_map(|c| of_conn(c)).min();
+        let of_controller = |(_, a): (u32, &controllers::Attached)| match a.quiesce {
+            // The core had no room for its flush: soon.
+            Quiesce::Draining { .. } => Some(0),
+            _ => a.admin.and(a.controller.deadline_ns()),
+        };
+        let controllers = self.controllers.iter().filter_map(of_controller).min();
+        conns.into_iter().chain(controllers).min()
+    }
+
+    /// Lets a connection receive and do what it can.
+    fn visit(&mut self, core: &mut Core, index: u32) -> bool {
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return false };
+        let mut any = false;
+        match conn.life {
+            Life::Draining => {
+                conn.active = false;
+                return false;
+            }
+            Life::Leaving { .. } => return self.visit_leaving(core, index),
+            Life::Open => {}
+        }
+        if conn.tx.blocked() {
+            conn.tx.unblock();
+            self.send(core, index);
+            let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return true };
+            if conn.tx.blocked() || !conn.is_open() {
+                return true;
+            }
+            any = true;
+        }
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return any };
+        if conn.slots.first_waiting().is_some() && command::retry(conn, core) {
+            any = true;
+            self.mark_dirty(index);
+        }
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return any };
+        if conn.rx.stalled() {
+            let kept = rx::lend(conn);
+            let (taken, _) = self.take(core, index, Some(&kept), 0);
+            any |= taken > 0;
+            let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return true };
+            rx::put_back(conn, kept, taken);
+            if conn.rx.stalled() || !conn.is_open() {
+                return any;
+            }
+        }
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return any };
+        let received = rx::receive(conn, &mut self.buffer);
+        let bytes = match received {
+            Received::Nothing => {
+                conn.quiet_turns += 1;
+                if conn.quiet_turns > QUIET_TURNS / self.active.len().max(1) as u32 && !conn.must_retry() {
+                    conn.active = false;
+                }
+                return any;
+            }
+            Received::Ended => {
+                self.close(core, index);
+                return true;
+            }
+            Received::Data => 0,
+            Received::Bytes(bytes) => bytes,
+        };
+        conn.quiet_turns = 0;
+        let (taken, _) = self.take(core, index, None, bytes);
+        if let Some(Some(conn)) = self.conns.get_mut(index as usize)
+            && conn.is_open()
+        {
+            rx::keep(conn, &self.buffer[taken..bytes]);
+        }
+        true
+    }
+
+    /// Takes PDUs of `kept`, or of the first `bytes` of the receive buffer, as far as it goes; returns
+    /// how many bytes were taken.
+    fn take(&mut self, core: &mut Core, index: u32, kept: Option<&[u8]>, bytes: usize) -> (usize, Stop) {
+        let mut at = 0;
+        loop {
+            let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return (at, Stop::Close) };
+            if !conn.is_open() {
+                return (at, Stop::Close);
+            }
+            let rest = match kept {
+                Some(kept) => &kept[at..],
+                None => &self.buffer[at..bytes],
+            };
+            let mut turn = Turn {
+                core,
+                controllers: &mut self.controllers,
+                events: &mut self.events,
+            };
+            let (taken, stop) = rx::take(conn, &mut turn, rest);
+            at += taken;
+            if let Stop::Terminate(error) = stop {
+                let header = &rest[taken..];
+                let header_bytes = header.get(2).map_or(0, |hlen| usize::from(*hlen)).min(header.len());
+                conn.terminate(core, &error, &header[..header_bytes]);
+            }
+            if !conn.tx.is_empty() {
+                self.mark_dirty(index);
+            }
+            match stop {
+                Stop::Batch => {
+                    self.complete(core);
+                }
+                Stop::Close => {
+                    self.close(core, index);
+                    return (at, stop);
+                }
+                Stop::Dry | Stop::Stalled | Stop::Terminate(_) => return (at, stop),
+            }
+        }
+    }
+
+    /// One that was told to go: its answers go out, what it still says is dropped.
+    fn visit_leaving(&mut self, core: &mut Core, index: u32) -> bool {
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return false };
+        if conn.tx.blocked() {
+            conn.tx.unblock();
+            self.mark_dirty(index);
+        }
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return false };
+        let Some(fd) = &conn.fd else { return false };
+        match rustix::net::recv(fd, &mut self.buffer[..], rustix::net::RecvFlags::DONTWAIT) {
+            Ok((_, n)) if n > 0 => true,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
+                conn.active = false;
+                false
+            }
+            _ => {
+                self.close(core, index);
+                true
+            }
+        }
+    }
+
+    /// Takes what the core has ended.
+    fn complete(&mut self, core: &mut Core) -> bool {
+        let mut any = false;
+        while let Some(done) = core.next_done() {
+            any = true;
+            self.take_done(core, done);
+        }
+        any
+    }
+
+    #[inline]
+    fn take_done(&mut self, core: &mut Core, done: DoneIo) {
+        let index = done.owner.conn;
+        let conn = self.conns.get_mut(index as usize).and_then(Option::as_deref_mut);
+        let Some(conn) = conn.filter(|c| c.generation == done.owner.conn_generation) else {
+            if let Some(buffer) = done.buffer {
+                core.staging.give(buffer);
+            }
+            return;
+        };
+        conn.in_flight -= 1;
+        if done.owner.slot == slots::NONE {
+            self.events.push(Event::Flushed(conn.controller));
+        } else if conn.is_open() {
+            let interrupted = match done.status {
+                Status::COMMAND_INTERRUPTED => {
+                    self.controllers.get(conn.controller).map_or(done.status, |a| a.controller.interrupted_status())
+                }
+                _ => Status::COMMAND_INTERRUPTED,
+            };
+            command::ended(conn, core, done, interrupted);
+            if conn.tx.queued_bytes() >= SEND_BYTES && !conn.tx.blocked() {
+                self.send(core, index);
+            } else {
+                self.mark_dirty(index);
+            }
+            return;
+        } else {
+            if let Some(buffer) = done.buffer {
+                conn.give_buffer(core, buffer);
+            }
+            conn.release(core, done.owner.slot);
+        }
+        if conn.life == Life::Draining && conn.in_flight == 0 {
+            self.events.push(Event::Drained(index));
+        }
+    }
+
+    fn mark_dirty(&mut self, index: u32) {
+        if let Some(Some(conn)) = self.conns.get_mut(index as usize)
+            && !conn.dirty
+        {
+            conn.dirty = true;
+            self.dirty.push(index);
+        }
+    }
+
+    fn send_all(&mut self, core: &mut Core) -> bool {
+        let mut any = false;
+        while let Some(index) = self.dirty.pop() {
+            any = true;
+            if let Some(Some(conn)) = self.conns.get_mut(index as usize) {
+                conn.dirty = false;
+                self.send(core, index);
+            }
+        }
+        any
+    }
+
+    /// Sends what a connection's socket takes.
+    fn send(&mut self, core: &mut Core, index: u32) {
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return };
+        if conn.life == Life::Draining {
+            return;
+        }
+        let sent = conn.flush(core).and_then(|()| conn.watch(&self.epoll));
+        if conn.tx.blocked() {
+            conn.active = false;
+        }
+        if sent.is_err() {
+            self.close(core, index);
+        }
+    }
+}
+
+/// When the oldest R2T of a connection was sent.
+fn oldest_asked_ns(conn: &Conn) -> Option<u64> {
+    let receiving = conn.slots.all().filter(|(_, s)| s.stage == slots::Stage::Receiving);
+    receiving.map(|(_, s)| s.asked_ns).min()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,252 @@
+//! The commands of one queue, from capsule to sent response.
+//!
+//! **Design.** A slot for each entry of the queue, made as they are first needed and used again last
+//! in first out, so that a quiet connection touches few pages. Commands that lack memory or room in
+//! the core wait in order in a list that runs through the slots. Nothing grows beyond the queue's
+//! entries, which were reserved when it was connected.
+//!
+//! **Not here:** the state region's record of the same command ([`super::conn`] writes it).
+
+use super::cids::Cids;
+use crate::core::IoOp;
+use crate::core::staging::StagingBuffer;
+use forebay_nvme::Sqe;
+
+/// No slot.
+pub(super) const NONE: u16 = u16::MAX;
+
+/// What a command in a slot is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stage {
+    /// The slot is free.
+    Free,
+    /// Just taken, or in the hands of the code that looks at it.
+    Taken,
+    /// In the list, for memory or for room in the core.
+    Waiting,
+    /// An R2T asked the host for its data.
+    Receiving,
+    /// The core has it.
+    InFlight,
+    /// The controller keeps it: an Asynchronous Event Request.
+    Kept,
+    /// Its response is queued.
+    Answering,
+}
+
+/// What a command wants.
+#[derive(Debug)]
+pub(super) enum Work {
+    /// Of the core.
+    Io(IoOp),
+    /// Read what is durable: a flush, and then the read (FUA).
+    DurableRead(IoOp),
+    /// Nothing, once its data is there.
+    Hint,
+    /// Of the controller. The admin path may allocate.
+    Admin(Box<Sqe>),
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub cid: u16,
+    pub stage: Stage,
+    /// Next in the list of free or of waiting slots.
+    next: u16,
+    /// Changes with each R2T, so that data for an old one is noticed.
+    pub tag: u8,
+    /// Its data comes by R2T.
+    pub by_r2t: bool,
+    /// A data digest was wrong.
+    pub damaged: bool,
+    /// Bytes of its data.
+    pub len_bytes: u32,
+    /// Of these, received.
+    pub received_bytes: u32,
+    pub work: Work,
+    pub buffer: Option<StagingBuffer>,
+    /// When it was taken; for data that is waited for, when it was asked for. CLOCK_MONOTONIC ns.
+    pub taken_ns: u64,
+    pub asked_ns: u64,
+}
+
+/// Why a command got no slot.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum NoSlot {
+    /// Its identifier is in use.
+    Conflict,
+    /// More commands than the queue has entries.
+    Full,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Slots {
+    slots: Vec<Slot>,
+    entries: usize,
+    free: u16,
+    cids: Cids,
+    first: u16,
+    last: u16,
+    used: usize,
+}
+
+impl Slots {
+    pub(super) fn new(entries: usize) -> Self {
+        Self {
+            slots: Vec::with_capacity(entries),
+            entries,
+            free: NONE,
+            cids: Cids::new(entries),
+            first: NONE,
+            last: NONE,
+            used: 0,
+        }
+    }
+
+    /// Slots in use.
+    pub(super) fn used(&self) -> usize {
+        self.used
+    }
+
+    pub(super) fn get(&self, slot: u16) -> Option<&Slot> {
+        self.slots.get(usize::from(slot))
+    }
+
+    pub(super) fn get_mut(&mut self, slot: u16) -> Option<&mut Slot> {
+        self.slots.get_mut(usize::from(slot))
+    }
+
+    /// The slots made so far, free ones too.
+    pub(super) fn all(&self) -> impl Iterator<Item = (u16, &Slot)> {
+        (0..).zip(&self.slots)
+    }
+
+    /// The slot of a command in use.
+    pub(super) fn by_cid(&self, cid: u16) -> Option<u16> {
+        self.cids.get(cid)
+    }
+
+    /// Gives a command a slot.
+    #[inline]
+    pub(super) fn take(&mut self, cid: u16, now_ns: u64) -> Result<u16, NoSlot> {
+        let slot = match self.free {
+            NONE if self.slots.len() < self.entries => self.slots.len() as u16,
+            NONE => return Err(NoSlot::Full),
+            free => free,
+        };
+        if !self.cids.insert(cid, slot) {
+            return Err(NoSlot::Conflict);
+        }
+        self.used += 1;
+        let tag = self.get(slot).map_or(0, |s| s.tag);
+        let fresh = Slot {
+            cid,
+            stage: Stage::Taken,
+            next: NONE,
+            tag,
+            by_r2t: false,
+            damaged: false,
+            len_bytes: 0,
+            received_bytes: 0,
+            work: Work::Hint,
+            buffer: None,
+            taken_ns: now_ns,
+            asked_ns: 0,
+        };
+        match self.slots.get_mut(usize::from(slot)) {
+            Some(old) => {
+                self.free = old.next;
+                *old = fresh;
+            }
+            None => self.slots.push(fresh),
+        }
+        Ok(slot)
+    }
+
+    /// Frees a slot that is in no list; its buffer goes to the caller.
+    #[inline]
+    pub(super) fn release(&mut self, slot: u16) -> Option<StagingBuffer> {
+        let s = self.slots.get_mut(usize::from(slot))?;
+        debug_assert!(s.stage != Stage::Free && s.stage != Stage::Waiting, "{:?}", s.stage);
+        s.stage = Stage::Free;
+        s.work = Work::Hint;
+        s.next = self.free;
+        self.free = slot;
+        self.used -= 1;
+        self.cids.remove(s.cid);
+        s.buffer.take()
+    }
+
+    /// The command that has waited longest.
+    pub(super) fn first_waiting(&self) -> Option<u16> {
+        (self.first != NONE).then_some(self.first)
+    }
+
+    /// Puts a command at the end of those that wait.
+    pub(super) fn wait(&mut self, slot: u16) {
+        let Some(s) = self.slots.get_mut(usize::from(slot)) else { return };
+        s.stage = Stage::Waiting;
+        s.next = NONE;
+        match self.last {
+            NONE => self.first = slot,
+            last => self.slots[usize::from(last)].next = slot,
+        }
+        self.last = slot;
+    }
+
+    /// Puts a command before those that wait.
+    pub(super) fn wait_first(&mut self, slot: u16) {
+        let first = self.first;
+        let Some(s) = self.slots.get_mut(usize::from(slot)) else { return };
+        s.stage = Stage::Waiting;
+        s.next = first;
+        self.first = slot;
+        if first == NONE {
+            self.last = slot;
+        }
+    }
+
+    /// Takes the first waiting command out of the list.
+    pub(super) fn take_waiting(&mut self) {
+        if let Some(s) = self.slots.get_mut(usize::from(self.first)) {
+            s.stage = Stage::Taken;
+            self.first = s.next;
+            if self.first == NONE {
+                self.last = NONE;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_bounded_and_wait_in_order() {
+        let mut s = Slots::new(3);
+        let a = s.take(7, 0).unwrap();
+        assert_eq!(s.take(7, 0), Err(NoSlot::Conflict));
+        let b = s.take(8, 0).unwrap();
+        let c = s.take(9, 0).unwrap();
+        assert_eq!(s.take(10, 0), Err(NoSlot::Full));
+        for slot in [b, a, c] {
+            s.wait(slot);
+        }
+        for slot in [b, a, c] {
+            assert_eq!(s.first_waiting(), Some(slot));
+            s.take_waiting();
+            s.wait_first(slot);
+            assert_eq!(s.first_waiting(), Some(slot));
+            s.take_waiting();
+            assert!(s.release(slot).is_none());
+        }
+        assert_eq!((s.first_waiting(), s.used()), (None, 0));
+        assert_eq!(s.take(7, 0), Ok(c), "the last freed is used first");
+        assert_eq!((s.by_cid(7), s.by_cid(8)), (Some(c), None));
+        s.wait(c);
+        assert_eq!(s.first_waiting(), Some(c));
+    }
+}

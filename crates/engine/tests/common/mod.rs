@@ -1,0 +1,286 @@
+//! An engine inside the test, with the test as its daemon: an owner with a simple allocator, no catalog.
+//!
+//! Not here: durability; that is the pool's and the system tests' business.
+#![allow(dead_code, missing_docs, unreachable_pub)]
+
+use forebay_engine::{Engine, EngineConfig};
+use forebay_xlate::boundary::message::{
+    BOUNDARY_VERSION, DeviceConfig, ExportConfig, ExportId, FromEngine, ToEngine, VolumeConfig,
+};
+use forebay_xlate::boundary::socket::{self, Channel};
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub const EXTENT_BYTES: u64 = 64 << 10;
+pub const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555";
+
+/// What the owner did, for assertions.
+#[derive(Default, Debug)]
+pub struct Log {
+    pub faults: u64,
+    pub commits: u64,
+    pub releases: Vec<ExtentRange>,
+}
+
+pub struct TestEngine {
+    pub address: SocketAddr,
+    pub log: Arc<Mutex<Log>>,
+    /// While true, faults are not answered.
+    pub deaf: Arc<AtomicBool>,
+    orders: Sender<(ToEngine, Vec<std::os::fd::OwnedFd>)>,
+    done: Receiver<(u64, Option<String>)>,
+    next_request: u64,
+    owner: Option<JoinHandle<()>>,
+    engine: Option<Engine>,
+    _dir: tempfile::TempDir,
+}
+
+pub fn nqn(volume: u64) -> String {
+    format!("nqn.2026-01.io.forebay:t.v{volume}")
+}
+
+struct Owner {
+    channel: Channel,
+    maps: BTreeMap<(VolumeId, u64), u64>,
+    next_extent: u64,
+    releases: BTreeMap<u64, (u64, VolumeId, ExtentRange)>,
+    deferred: Vec<FromEngine>,
+    log: Arc<Mutex<Log>>,
+    deaf: Arc<AtomicBool>,
+    done: Sender<(u64, Option<String>)>,
+}
+
+impl Owner {
+    fn say(&mut self, message: ToEngine) {
+        let _ = self.channel.send(&message, vec![]);
+    }
+
+    fn hear(&mut self, message: FromEngine) {
+        match message {
+            FromEngine::Fault { .. } if self.deaf.load(Ordering::SeqCst) => self.deferred.push(message),
+            FromEngine::Fault { volume, extent, write } => {
+                self.log.lock().unwrap().faults += 1;
+                let at = match (self.maps.get(&(volume, extent)), write) {
+                    (Some(at), _) => Some(*at),
+                    (None, true) => {
+                        self.next_extent += 1;
+                        self.maps.insert((volume, extent), self.next_extent);
+                        Some(self.next_extent)
+                    }
+                    (None, false) => None,
+                };
+                let word = at.map_or(Some(Word::HOLE), |at| {
+                    Word::new(DeviceIndex(0), ExtentIndex(at), Rights::ReadWrite)
+                });
+                self.say(ToEngine::Grant {
+                    volume,
+                    range: ExtentRange::new(extent, 1),
+                    word: word.unwrap().bits(),
+                    commit_sequence: at.unwrap_or(0),
+                });
+            }
+            FromEngine::CommitWanted { volume, sequence } => {
+                self.log.lock().unwrap().commits += 1;
+                self.say(ToEngine::Committed { volume, sequence });
+            }
+            FromEngine::Release { release, volume, range } => {
+                self.log.lock().unwrap().releases.push(range);
+                self.releases.insert(release, (release, volume, range));
+                self.say(ToEngine::Revoke { revoke: release, volume, range, keep: None });
+            }
+            FromEngine::RevokeDone { revoke } => {
+                if let Some((release, volume, range)) = self.releases.remove(&revoke) {
+                    for extent in range.first..range.end() {
+                        self.maps.remove(&(volume, extent));
+                    }
+                    self.say(ToEngine::ReleaseDone { release });
+                }
+            }
+            FromEngine::Done { request, error } => {
+                let _ = self.done.send((request, error));
+            }
+            _ => {}
+        }
+    }
+
+    fn run(mut self, orders: Receiver<(ToEngine, Vec<std::os::fd::OwnedFd>)>) {
+        loop {
+            match orders.try_recv() {
+                Ok((order, fds)) => {
+                    let stop = order == ToEngine::Stop;
+                    let _ = self.channel.send(&order, fds);
+                    if stop {
+                        return;
+                    }
+                }
+                Err(std::sync::mpsc::TryRecvError::Disconnected) => return,
+                Err(std::sync::mpsc::TryRecvError::Empty) => {}
+            }
+            if !self.deaf.load(Ordering::SeqCst) {
+                for message in std::mem::take(&mut self.deferred) {
+                    self.hear(message);
+                }
+            }
+            match self.channel.receive::<FromEngine>() {
+                Ok(Some((message, _))) => self.hear(message),
+                Ok(None) => {
+                    let _ = self.channel.flush();
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+impl TestEngine {
+    /// An engine with one device of `device_bytes` (`kind`: "ram" or "file").
+    pub fn start(kind: &str, device_bytes: u64, reactors: usize) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("device");
+        std::fs::File::create(&path).unwrap().set_len(device_bytes).unwrap();
+        let spec = match kind {
+            "ram" => format!("ram:{}?size={device_bytes}", path.display()),
+            _ => format!("file:{}", path.display()),
+        };
+        let socket = dir.path().join("engine.sock");
+        let config = EngineConfig {
+            socket: socket.clone(),
+            generation: 1,
+            region: None,
+            reactors,
+            cpus: vec![],
+            orphan_limit_s: 60,
+        };
+        let engine = Engine::start(config).unwrap();
+        let mut channel = Channel::new(socket::connect(&socket).unwrap()).unwrap();
+        channel
+            .send(&ToEngine::Hello { version: BOUNDARY_VERSION, daemon_pid: 1, pool: [7; 16] }, vec![])
+            .unwrap();
+        let (orders, order_queue) = channel_pair();
+        let (done_in, done) = std::sync::mpsc::channel();
+        let log = Arc::new(Mutex::new(Log::default()));
+        let deaf = Arc::new(AtomicBool::new(false));
+        let owner = Owner {
+            channel,
+            maps: BTreeMap::new(),
+            next_extent: 0,
+            releases: BTreeMap::new(),
+            deferred: vec![],
+            log: log.clone(),
+            deaf: deaf.clone(),
+            done: done_in,
+        };
+        let owner = std::thread::spawn(move || owner.run(order_queue));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut this = Self {
+            address,
+            log,
+            deaf,
+            orders,
+            done,
+            next_request: 0,
+            owner: Some(owner),
+            engine: Some(engine),
+            _dir: dir,
+        };
+        let device = DeviceConfig {
+            device: DeviceIndex(0),
+            uuid: [1; 16],
+            spec,
+            data_offset_bytes: 1 << 20,
+            extent_bytes: EXTENT_BYTES as u32,
+            extents: (device_bytes - (1 << 20)) / EXTENT_BYTES,
+        };
+        this.order(|request| ToEngine::SetDevice { request, device });
+        listener.set_nonblocking(true).unwrap();
+        let request = this.number();
+        let message = ToEngine::SetListener { request, address: address.to_string() };
+        this.orders.send((message, vec![listener.into()])).unwrap();
+        this.wait(request);
+        this
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next_request += 1;
+        self.next_request
+    }
+
+    fn wait(&mut self, request: u64) {
+        let limit = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < limit {
+            let (done, error) = self.done.recv_timeout(Duration::from_secs(20)).unwrap();
+            if done == request {
+                assert_eq!(error, None);
+                return;
+            }
+        }
+        panic!("request {request} was not answered");
+    }
+
+    /// Gives the engine an order and waits until it is done.
+    pub fn order(&mut self, order: impl FnOnce(u64) -> ToEngine) {
+        let request = self.number();
+        self.orders.send((order(request), vec![])).unwrap();
+        self.wait(request);
+    }
+
+    /// Says something that is not answered by `Done`.
+    pub fn say(&self, message: ToEngine) {
+        self.orders.send((message, vec![])).unwrap();
+    }
+
+    /// Serves (or grows) volume `volume` of `size_bytes`.
+    pub fn volume(&mut self, volume: u64, size_bytes: u64, block_bytes: u32) {
+        let config = VolumeConfig {
+            volume: VolumeId(volume),
+            uuid: [volume as u8; 16],
+            size_bytes,
+            block_bytes,
+            extent_bytes: EXTENT_BYTES as u32,
+        };
+        self.order(|request| ToEngine::SetVolume { request, volume: config });
+    }
+
+    /// Exports a volume to every host, or to those named.
+    pub fn export(&mut self, volume: u64, hosts: &[&str]) -> String {
+        let export = ExportConfig {
+            export: ExportId(volume),
+            volume: VolumeId(volume),
+            nqn: nqn(volume),
+            serial: format!("serial{volume}"),
+            hosts: hosts.iter().map(|h| (*h).to_string()).collect(),
+            any_host: hosts.is_empty(),
+        };
+        self.order(|request| ToEngine::SetExport { request, export });
+        nqn(volume)
+    }
+
+    /// Takes an export away.
+    pub fn unexport(&mut self, volume: u64) {
+        self.order(|request| ToEngine::RemoveExport { request, export: ExportId(volume) });
+    }
+}
+
+fn channel_pair() -> (Sender<(ToEngine, Vec<std::os::fd::OwnedFd>)>, Receiver<(ToEngine, Vec<std::os::fd::OwnedFd>)>) {
+    channel()
+}
+
+impl Drop for TestEngine {
+    fn drop(&mut self) {
+        let _ = self.orders.send((ToEngine::Stop, vec![]));
+        if let Some(owner) = self.owner.take() {
+            let _ = owner.join();
+        }
+        if let Some(engine) = self.engine.take() {
+            engine.join();
+        }
+    }
+}
