@@ -10,12 +10,15 @@
 use std::collections::HashMap;
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
 const POLL: Duration = Duration::from_millis(20);
+/// How long what a program left behind may keep its output open.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// Runs `command` to its end, with the caller's standard streams.
 ///
@@ -38,22 +41,41 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<()> {
 /// # Errors
 /// As [`run`]; the error has what the program said on standard error.
 pub fn output(command: &mut Command, limit: Duration) -> Result<Vec<u8>> {
-    let name = describe(command);
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot start {name}"))?;
-    let stdout = collect(child.stdout.take());
-    let stderr = collect(child.stderr.take());
-    let status = wait(&mut child, limit).with_context(|| name.clone())?;
-    let stdout = stdout.join().unwrap_or_default();
-    let stderr = stderr.join().unwrap_or_default();
+    command.stderr(Stdio::piped());
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let status = pump(command, limit, |stream, bytes| match stream {
+        Stream::Output => stdout.extend(bytes),
+        Stream::Error => stderr.extend(bytes),
+    })?;
     if !status.success() {
+        let name = describe(command);
         bail!("{name}: {status}\n{}", String::from_utf8_lossy(&stderr));
     }
     Ok(stdout)
+}
+
+/// Runs `command` to its end and hands each line of its standard output to `on_line` as it comes;
+/// returns how it ended. Its standard error is the caller's.
+///
+/// # Errors
+/// If it can't be started, or is still running after `limit` (it is killed then).
+pub fn lines(
+    command: &mut Command,
+    limit: Duration,
+    mut on_line: impl FnMut(&str),
+) -> Result<ExitStatus> {
+    let mut rest = Vec::new();
+    let status = pump(command, limit, |_, bytes| {
+        rest.extend(bytes);
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = rest.drain(..=end).collect();
+            on_line(&String::from_utf8_lossy(&line[..end]));
+        }
+    })?;
+    if !rest.is_empty() {
+        on_line(&String::from_utf8_lossy(&rest));
+    }
+    Ok(status)
 }
 
 /// As [`output`], as text.
@@ -127,14 +149,77 @@ fn processes() -> Vec<(u32, u32)> {
         .collect()
 }
 
-fn collect<R: Read + Send + 'static>(stream: Option<R>) -> std::thread::JoinHandle<Vec<u8>> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        if let Some(mut stream) = stream {
-            let _ = stream.read_to_end(&mut bytes);
+#[derive(Debug, Clone, Copy)]
+enum Stream {
+    Output,
+    Error,
+}
+
+type Piece = (Stream, Vec<u8>);
+
+/// Starts `command` and hands out what it prints until it has ended.
+fn pump(
+    command: &mut Command,
+    limit: Duration,
+    mut take: impl FnMut(Stream, Vec<u8>),
+) -> Result<ExitStatus> {
+    let name = describe(command);
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start {name}"))?;
+    let (sender, pieces) = mpsc::channel();
+    if let Some(stdout) = child.stdout.take() {
+        read(Stream::Output, stdout, sender.clone());
+    }
+    if let Some(stderr) = child.stderr.take() {
+        read(Stream::Error, stderr, sender.clone());
+    }
+    drop(sender);
+
+    let mut end = Instant::now() + limit;
+    let mut status = None;
+    loop {
+        match pieces.recv_timeout(POLL) {
+            Ok((stream, bytes)) => take(stream, bytes),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                // Both streams are closed; it may go on all the same.
+                let left = end.saturating_duration_since(Instant::now());
+                return match status {
+                    Some(status) => Ok(status),
+                    None => wait(&mut child, left).with_context(|| name.clone()),
+                };
+            }
         }
-        bytes
-    })
+        if status.is_none() {
+            status = child.try_wait()?;
+            if status.is_some() {
+                // What it left behind may hold the streams open for ever.
+                end = end.min(Instant::now() + GRACE);
+            }
+        }
+        if Instant::now() >= end {
+            if let Some(status) = status {
+                return Ok(status);
+            }
+            kill_tree(child.id());
+            let _ = child.wait();
+            bail!("{name}: still running after {} s, killed", limit.as_secs());
+        }
+    }
+}
+
+fn read(stream: Stream, mut from: impl Read + Send + 'static, to: mpsc::Sender<Piece>) {
+    std::thread::spawn(move || {
+        let mut buffer = [0; 8192];
+        while let Ok(length @ 1..) = from.read(&mut buffer) {
+            if to.send((stream, buffer[..length].to_vec())).is_err() {
+                break;
+            }
+        }
+    });
 }
 
 fn describe(command: &Command) -> String {
@@ -166,11 +251,31 @@ mod tests {
     }
 
     #[test]
+    fn lines_come_one_by_one_and_who_is_left_behind_is_not_waited_for() {
+        let mut lines_seen = Vec::new();
+        let script = "echo one; printf 'two\\nthree'; sleep 1000 & echo $! >&2";
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("exec 2>&1; {script}")]);
+        let status = lines(&mut command, Duration::from_secs(60), |line| {
+            lines_seen.push(line.to_owned());
+        });
+        assert!(status.unwrap().success());
+        let (pid, text) = lines_seen.split_last().unwrap();
+        assert_eq!(text, ["one", "two"]);
+        let pid = pid.trim_start_matches("three").parse().unwrap();
+        assert!(is_alive(pid));
+        kill_tree(pid);
+    }
+
+    #[test]
     fn at_the_limit_the_whole_tree_is_killed() {
         let folder = std::env::temp_dir().join(format!("xtask-tree-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let pid_file = folder.join("pid");
-        let script = format!("sleep 1000 & echo $! > {}; wait", pid_file.display());
+        let script = format!(
+            "sleep 1000 >/dev/null 2>&1 & echo $! > {}; wait",
+            pid_file.display()
+        );
         let error = run(
             Command::new("sh").args(["-c", &script]),
             Duration::from_secs(2),

@@ -8,9 +8,7 @@
 //! something tries to install it; failing that it is skipped visibly, which in CI is a failure.
 //! Not here: the tests.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -178,34 +176,14 @@ fn test_files() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Runs a cargo test command: shows and counts what it prints, kills it at the limit.
+/// Runs a cargo test command: shows and counts what it prints.
 fn tests(command: &mut Command, limit: Duration, tally: &mut Tally) -> Result<()> {
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot start cargo")?;
-    let pid = child.id();
-    let (ended, watch) = mpsc::channel::<()>();
-    let watchdog = std::thread::spawn(move || {
-        let hung = watch.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout);
-        if hung {
-            process::kill_tree(pid);
-        }
-        hung
-    });
-    if let Some(stdout) = child.stdout.take() {
-        for line in BufReader::new(stdout).lines() {
-            let line = line.context("cannot read what cargo test prints")?;
-            println!("{line}");
-            tally.read(&line);
-        }
-    }
-    let status = child.wait().context("cannot wait for cargo test")?;
-    drop(ended);
-    if watchdog.join().unwrap_or(false) {
-        bail!("killed: still running after {} s", limit.as_secs());
-    }
+    // An error that a test returns should be its message, not a trace of where it was made.
+    command.env("RUST_LIB_BACKTRACE", "0");
+    let status = process::lines(command, limit, |line| {
+        println!("{line}");
+        tally.read(line);
+    })?;
     if !status.success() {
         bail!("cargo test: {status}");
     }
