@@ -11,6 +11,7 @@ use clap::{Args, Parser, Subcommand};
 use forebay_device::size::parse_bytes;
 
 use crate::bench::BenchCommand;
+use crate::engine::EngineArgs;
 
 /// Forebay: a storage hypervisor. Cuts physical storage into disks for tenants.
 #[derive(Debug, Parser)]
@@ -51,6 +52,9 @@ pub(crate) enum Command {
     /// Measured loads
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// The data plane; the daemon starts it
+    #[command(hide = true)]
+    Engine(EngineArgs),
 }
 
 #[derive(Debug, Subcommand)]

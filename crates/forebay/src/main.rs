@@ -8,6 +8,7 @@ mod bench;
 mod cli;
 mod command;
 mod config;
+mod engine;
 mod failure;
 mod image;
 mod interrupt;
@@ -50,6 +51,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Export(command) => command::export::export(&context()?, command),
         Command::Stats => command::status::stats(&context()?),
         Command::Status => command::status::status(&context()?),
+        Command::Engine(args) => engine::engine(args),
         Command::Bench(command) => bench::bench(output, &command),
     }
 }

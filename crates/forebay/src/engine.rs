@@ -1,0 +1,47 @@
+//! `forebay engine`: the data plane as a process.
+//!
+//! Purpose: what the daemon starts; not for people.
+//! Design: options to an engine configuration, and wait for its end. What it says goes to stderr,
+//! which the daemon has made a file.
+//! Not here: the engine.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use forebay_engine::{Engine, EngineConfig};
+
+use crate::failure::{Failure, Outcome};
+
+/// How long an engine waits for its daemon's first word.
+const ORPHAN_LIMIT_S: u64 = 30;
+
+#[derive(Debug, Args)]
+pub(crate) struct EngineArgs {
+    /// Where to listen for the daemon
+    #[arg(long)]
+    socket: PathBuf,
+    /// This engine's generation
+    #[arg(long)]
+    generation: u64,
+    /// How many reactors
+    #[arg(long)]
+    reactors: usize,
+    /// CPUs to pin them to, in turn
+    #[arg(long, value_delimiter = ',')]
+    cpus: Vec<usize>,
+}
+
+pub(crate) fn engine(args: EngineArgs) -> Outcome {
+    let config = EngineConfig {
+        socket: args.socket,
+        generation: args.generation,
+        // Without a name: the daemon keeps its descriptor.
+        region: None,
+        reactors: args.reactors,
+        cpus: args.cpus,
+        orphan_limit_s: ORPHAN_LIMIT_S,
+    };
+    let engine = Engine::start(config).map_err(|error| Failure::new(error.to_string()))?;
+    engine.join();
+    Ok(())
+}

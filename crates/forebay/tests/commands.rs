@@ -1,0 +1,377 @@
+//! The commands as a person or a program runs them: the real binary, the real API on a real socket,
+//! and an owner that answers from a list of its own.
+//!
+//! Here: what is printed where, exit codes, and that what is typed arrives at the owner.
+//! Not here: the owner, and commands that move data.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::mpsc;
+
+use forebay_control::api::error::ApiError;
+use forebay_control::api::model::{DeviceInfo, Export, PoolInfo, PoolState, Tenant, Volume};
+use forebay_control::api::request::{Request, channel};
+use forebay_control::api::{bind, serve};
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+struct Daemon {
+    folder: tempfile::TempDir,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    /// What the owner was asked, in words.
+    asked: mpsc::Receiver<String>,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("api.sock");
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (ready, is_ready) = mpsc::channel();
+        let (tell, asked) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async move {
+                let listener = bind(&socket).unwrap();
+                ready.send(()).unwrap();
+                let (handle, mut requests) = channel();
+                let owner = async {
+                    while let Some(request) = requests.recv().await {
+                        answer(request, &tell);
+                    }
+                };
+                let stop = async { drop(stopped.await) };
+                tokio::join!(serve(listener, handle, stop), owner);
+            });
+        });
+        is_ready.recv().unwrap();
+        Self {
+            folder,
+            stop: Some(stop),
+            thread: Some(thread),
+            asked,
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("api.sock")
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        forebay(&self.socket(), args)
+    }
+
+    fn text(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        assert!(output.stderr.is_empty(), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        let mut all = vec!["--json"];
+        all.extend(args);
+        serde_json::from_str(&self.text(&all)).unwrap()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn forebay(socket: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_forebay"))
+        .args(args)
+        .env("FOREBAY_SOCKET", socket)
+        .output()
+        .unwrap()
+}
+
+fn export() -> Export {
+    Export {
+        tenant: "acme".to_owned(),
+        volume: "disk".to_owned(),
+        nqn: "nqn.2026-01.io.forebay:acme.disk".to_owned(),
+        nsid: 1,
+        hosts: vec!["nqn.host".to_owned()],
+        any_host: false,
+        addresses: vec!["[::1]:4420".to_owned()],
+        connected_hosts: Vec::new(),
+    }
+}
+
+fn volume(size_bytes: u64) -> Volume {
+    Volume {
+        tenant: "acme".to_owned(),
+        name: "disk".to_owned(),
+        id: 1,
+        uuid: "6f0c1c50-8a0b-4c58-9a61-1d0f0b1f5a01".to_owned(),
+        serial: "6F0C1C508A0B4C589A61".to_owned(),
+        size_bytes,
+        block_bytes: 4096,
+        allocated_bytes: 65536,
+        exported: true,
+    }
+}
+
+fn pool() -> PoolInfo {
+    PoolInfo {
+        name: "pool".to_owned(),
+        uuid: "0".to_owned(),
+        state: PoolState::Degraded,
+        extent_bytes: 65536,
+        capacity_bytes: 1 << 30,
+        clean_bytes: 3 << 28,
+        reserved_bytes: 0,
+        owned_bytes: 1 << 28,
+        dirty_bytes: 0,
+        quarantined_bytes: 0,
+        provisioned_bytes: 1 << 40,
+        tenants: 1,
+        volumes: 1,
+        devices: vec![DeviceInfo {
+            index: 0,
+            spec: "file:/pool.img".to_owned(),
+            kind: "file".to_owned(),
+            capacity_bytes: 1 << 30,
+            data_offset_bytes: 1 << 20,
+            block_bytes: 512,
+            can_punch: true,
+            state: "online".to_owned(),
+        }],
+    }
+}
+
+fn answer(request: Request, tell: &mpsc::Sender<String>) {
+    let _ = tell.send(format!("{request:?}"));
+    match request {
+        Request::TenantCreate { name, reply } => {
+            let _ = reply.send(if name == "taken" {
+                Err(ApiError::exists("tenant taken exists").hint("choose another name"))
+            } else {
+                Ok(Tenant {
+                    name,
+                    volumes: 0,
+                    provisioned_bytes: 0,
+                    allocated_bytes: 0,
+                })
+            });
+        }
+        Request::TenantList(reply) => drop(reply.send(Ok(Vec::new()))),
+        Request::VolumeCreate { body, reply, .. } => {
+            let _ = reply.send(Ok(volume(body.size_bytes)));
+        }
+        Request::VolumeGrow {
+            size_bytes, reply, ..
+        } => {
+            let _ = reply.send(Ok(volume(size_bytes)));
+        }
+        Request::VolumeList { reply, .. } => {
+            let _ = reply.send(Ok(vec![volume(1 << 30)]));
+        }
+        Request::VolumeShow { reply, .. } => drop(reply.send(Ok(volume(1 << 20)))),
+        Request::VolumeDelete { reply, .. } => drop(reply.send(Ok(()))),
+        Request::ExportCreate { reply, .. } | Request::ExportShow { reply, .. } => {
+            let _ = reply.send(Ok(export()));
+        }
+        Request::PoolCreate { reply, .. } => drop(reply.send(Ok(pool()))),
+        Request::PoolDestroy { reply, .. } => drop(reply.send(Ok(()))),
+        // Dropping the reply is a refusal.
+        _ => {}
+    }
+}
+
+#[test]
+fn tables_for_people_and_json_for_programs() {
+    let daemon = Daemon::start();
+    let text = daemon.text(&["volume", "list"]);
+    let mut lines = text.lines();
+    assert!(lines.next().unwrap().starts_with("VOLUME"), "{text}");
+    let line = lines.next().unwrap();
+    assert!(line.contains("acme/disk") && line.contains("1 GiB") && line.contains("64 KiB"));
+    let json = daemon.json(&["volume", "list"]);
+    assert_eq!(json[0]["size_bytes"], 1 << 30);
+    assert_eq!(daemon.json(&["tenant", "list"]), Value::Array(Vec::new()));
+    let text = daemon.text(&["export", "show", "acme/disk"]);
+    let attach = "nvme connect -t tcp -a ::1 -s 4420 -n nqn.2026-01.io.forebay:acme.disk";
+    assert!(text.contains(attach), "{text}");
+}
+
+#[test]
+fn what_is_typed_arrives() {
+    let daemon = Daemon::start();
+    for (args, expected) in [
+        (
+            &[
+                "volume",
+                "create",
+                "acme/disk",
+                "--size",
+                "10G",
+                "--block-size",
+                "512",
+            ][..],
+            "VolumeCreate { tenant: \"acme\", body: VolumeCreate { name: \"disk\", \
+             size_bytes: 10737418240, block_bytes: Some(512) }",
+        ),
+        (
+            &["volume", "resize", "acme/disk", "--size", "2T"],
+            "VolumeGrow { tenant: \"acme\", volume: \"disk\", size_bytes: 2199023255552",
+        ),
+        (
+            &["volume", "list", "acme"],
+            "VolumeList { tenant: Some(\"acme\")",
+        ),
+        (
+            &["volume", "delete", "acme/disk"],
+            "VolumeDelete { tenant: \"acme\", volume: \"disk\"",
+        ),
+        (
+            &[
+                "export",
+                "create",
+                "acme/disk",
+                "--host",
+                "nqn.a",
+                "--host",
+                "nqn.b",
+            ],
+            "hosts: [\"nqn.a\", \"nqn.b\"], any_host: false",
+        ),
+        (
+            &["export", "create", "acme/disk", "--any-host"],
+            "hosts: [], any_host: true",
+        ),
+        (
+            &[
+                "pool",
+                "create",
+                "--device",
+                "/a",
+                "--device",
+                "ram:/b?size=1G",
+                "--size",
+                "16G",
+            ],
+            "devices: [\"/a\", \"ram:/b?size=1G\"], force: false, extent_bytes: None, \
+             size_bytes: Some(17179869184)",
+        ),
+        (&["pool", "destroy", "--force"], "PoolDestroy { force: true"),
+    ] {
+        daemon.text(args);
+        let asked = daemon.asked.try_recv().unwrap();
+        assert!(asked.contains(expected), "{args:?}: {asked}");
+    }
+    // Paths are the caller's, not the daemon's.
+    let output = Command::new(env!("CARGO_BIN_EXE_forebay"))
+        .args(["--socket", daemon.socket().to_str().unwrap()])
+        .args(["pool", "create", "--device", "file:here.img"])
+        .current_dir(daemon.folder.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let asked = daemon.asked.try_recv().unwrap();
+    let here = daemon
+        .folder
+        .path()
+        .canonicalize()
+        .unwrap()
+        .join("here.img");
+    assert!(
+        asked.contains(&format!("file:{}", here.display())),
+        "{asked}"
+    );
+}
+
+#[test]
+fn refusals_go_to_stderr_with_a_hint() {
+    let daemon = Daemon::start();
+    let cases: [(&[&str], i32, &[&str]); 7] = [
+        (
+            &["tenant", "create", "taken"],
+            1,
+            &[
+                "error: tenant taken exists\n",
+                "hint: choose another name\n",
+            ],
+        ),
+        (
+            &["tenant", "create", "Acme"],
+            1,
+            &["error: `Acme` can't be", "hint: names have"],
+        ),
+        (
+            &["tenant", "delete", "../x"],
+            1,
+            &["error: `../x` can't be"],
+        ),
+        (
+            &["export", "create", "acme/disk"],
+            1,
+            &["error: nobody could", "hint: ", "--any-host"],
+        ),
+        (&["status"], 1, &["error: the daemon is stopping\n"]),
+        (&["tenant"], 2, &["Usage"]),
+        (&["volume", "create", "acme"], 2, &["TENANT/VOLUME"]),
+    ];
+    for (args, code, parts) in cases {
+        let output = daemon.run(args);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+        assert!(output.stdout.is_empty(), "{args:?}");
+        for part in parts {
+            assert!(said.contains(part), "{args:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn no_daemon_says_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = forebay(&folder.path().join("none.sock"), &["status"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("error: no daemon answers at"), "{said}");
+    assert!(
+        said.contains("hint: start one with `forebay serve`"),
+        "{said}"
+    );
+}
+
+#[test]
+fn images_are_checked_before_anything_is_touched() {
+    let daemon = Daemon::start();
+    let image = daemon.folder.path().join("image");
+    let path = image.to_str().unwrap();
+    let refused = |args: &[&str], part: &str| {
+        let output = daemon.run(args);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(part), "{said}");
+    };
+    refused(&["volume", "import", path, "acme/disk"], "can't open");
+    std::fs::write(&image, []).unwrap();
+    refused(&["volume", "import", path, "acme/disk"], "is empty");
+    std::fs::write(&image, vec![1; (1 << 20) + 1]).unwrap();
+    refused(
+        &["volume", "import", path, "acme/disk"],
+        "has 1048577 bytes, the volume acme/disk only",
+    );
+    refused(&["volume", "export", "acme/disk", path], "can't create");
+    assert_eq!(std::fs::metadata(&image).unwrap().len(), (1 << 20) + 1);
+    assert!(
+        daemon
+            .asked
+            .try_iter()
+            .all(|asked| !asked.contains("ExportUpdate"))
+    );
+}
