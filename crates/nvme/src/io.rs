@@ -370,7 +370,14 @@ mod tests {
             Ok(IoCommand::Flush)
         );
         assert_eq!(run(Sqe::new(nvm::FLUSH, 1)), invalid);
-        assert_eq!(run(rw(nvm::READ, 0, 1).with_nsid(NSID_ALL)), invalid);
+        for op in [
+            nvm::READ,
+            nvm::WRITE,
+            nvm::WRITE_ZEROES,
+            nvm::DATASET_MANAGEMENT,
+        ] {
+            assert_eq!(run(rw(op, 0, 1).with_nsid(NSID_ALL)), invalid);
+        }
         assert_eq!(run(rw(nvm::READ, 0, 1).with_nsid(2)), invalid);
         for op in [nvm::COMPARE, nvm::COPY, nvm::VERIFY, 0x7F, 0xFF] {
             assert_eq!(run(rw(op, 0, 1)), Err(Status::INVALID_OPCODE.with_dnr()));

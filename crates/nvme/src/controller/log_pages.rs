@@ -92,7 +92,7 @@ impl Controller {
             return Err(Status::INVALID_LOG_PAGE);
         }
         // LPO counts dwords. CDW14 bit 23 (OT) would make it an index, which no page here has.
-        if offset % 4 != 0 || sqe.cdw(14) & 1 << 23 != 0 {
+        if !offset.is_multiple_of(4) || sqe.cdw(14) & 1 << 23 != 0 {
             return Err(Status::INVALID_FIELD);
         }
         match lid {

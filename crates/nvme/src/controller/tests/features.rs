@@ -121,6 +121,10 @@ fn number_of_queues() {
     );
     assert_eq!(bench.controller.granted_io_queues(), 4);
     assert_eq!(
+        bench.ok(set_feature(NUMBER_OF_QUEUES, 0x0001_0009)),
+        0x1_0001
+    );
+    assert_eq!(
         bench.ok(set_feature(NUMBER_OF_QUEUES, 0xFFFE_FFFE)),
         0x3F_003F
     );

@@ -133,6 +133,8 @@ fn a_shutdown_is_over_when_the_owner_says_so() {
         // Only a reset makes it usable again.
         assert_eq!(bench.set_cc(0x46_0001), Ok(Effect::None));
         assert!(!bench.controller.ready());
+        assert_eq!(bench.set_cc(0x46_4001), Ok(Effect::None));
+        assert_eq!(bench.csts().shst(), Csts::SHST_COMPLETE);
         assert_eq!(bench.set_cc(0x46_0000), Ok(Effect::Reset));
         bench.controller.quiesced();
         assert_eq!(bench.set_cc(0x46_0001), Ok(Effect::Enabled));
