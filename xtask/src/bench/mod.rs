@@ -5,6 +5,11 @@
 //! prints its own tables.
 //! Not here: any benchmark.
 
+mod forebay;
+mod measure;
+mod spdk;
+mod tcp;
+
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -20,7 +25,7 @@ pub(crate) struct Options {
 
 type Bench = (&'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 0] = [];
+const BENCHES: [Bench; 1] = [("tcp", tcp::run)];
 
 /// Runs the benchmark that `args` name.
 pub(crate) fn run(args: &[String]) -> Result<bool> {

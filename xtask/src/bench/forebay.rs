@@ -1,0 +1,139 @@
+//! A Forebay under test: a daemon with its engine on one processor, in a folder of its own.
+//!
+//! Purpose: benchmarks start, provision and stop it through the command line, as a person would.
+//! Design: the release build; a pool on one device of the kind asked for; one exported volume that is
+//! fully written before it is measured, so that no run measures first writes. Dropping it stops it.
+//! Not here: measuring.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use xtask::process;
+
+const LIMIT: Duration = Duration::from_secs(120);
+/// The volume measured.
+pub(crate) const VOLUME_BYTES: u64 = 1 << 30;
+
+/// The release build's program, built now.
+pub(crate) fn build() -> Result<PathBuf> {
+    let mut cargo = crate::cargo(&["build", "--release", "--package", "forebay"]);
+    process::run(&mut cargo, Duration::from_secs(1800))?;
+    Ok(crate::target_folder().join("release/forebay"))
+}
+
+/// See the module's text.
+pub(crate) struct Forebay {
+    program: PathBuf,
+    folder: PathBuf,
+    daemon: Child,
+    pub(crate) engine: u32,
+    pub(crate) port: u16,
+    pub(crate) nqn: String,
+}
+
+impl Forebay {
+    /// Starts one whose pool is on a `null` or `ram` device (or any specification with `{}` for a
+    /// path), its reactor on processor `cpu`.
+    pub(crate) fn start(program: &Path, device: &str, cpu: usize) -> Result<Self> {
+        let folder = crate::target_folder().join(format!("bench-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder)?;
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let config = format!(
+            "[listen]\nnvme_tcp = [\"127.0.0.1:{port}\"]\napi = \"api.sock\"\n[engine]\nreactors = 1\ncpus = [{cpu}]\n"
+        );
+        std::fs::write(folder.join("forebay.toml"), config)?;
+        let log = std::fs::File::create(folder.join("daemon.log"))?;
+        let daemon = Command::new(program)
+            .args(["serve", "--config", "forebay.toml"])
+            .current_dir(&folder)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        let mut this = Self {
+            program: program.to_owned(),
+            folder,
+            daemon,
+            engine: 0,
+            port,
+            nqn: String::new(),
+        };
+        this.wait_ready()?;
+        let memory =
+            PathBuf::from("/dev/shm").join(format!("forebay-bench-{}", std::process::id()));
+        let path = match device {
+            "ram" => format!("ram:{}?size=2G", memory.display()),
+            "null" => "null:null.img?size=8G".to_owned(),
+            spec => spec.replace("{}", &this.folder.join("device").display().to_string()),
+        };
+        this.cli(&["pool", "create", "--device", &path, "--force"])?;
+        this.cli(&["tenant", "create", "bench"])?;
+        let size = VOLUME_BYTES.to_string();
+        this.cli(&["volume", "create", "bench/v", "--size", &size])?;
+        this.cli(&["export", "create", "bench/v", "--any-host"])?;
+        let status = this.wait_ready()?;
+        this.engine = status["engine_pid"]
+            .as_u64()
+            .and_then(|pid| u32::try_from(pid).ok())
+            .context("no engine_pid in the status")?;
+        let export = this.cli(&["export", "show", "bench/v"])?;
+        this.nqn = export["nqn"]
+            .as_str()
+            .context("no nqn in the export")?
+            .to_owned();
+        Ok(this)
+    }
+
+    fn wait_ready(&mut self) -> Result<Value> {
+        let until = Instant::now() + LIMIT;
+        loop {
+            if let Ok(status) = self.cli(&["status"])
+                && status["engine_state"] == "running"
+            {
+                return Ok(status);
+            }
+            if let Some(status) = self.daemon.try_wait()? {
+                let log = std::fs::read_to_string(self.folder.join("daemon.log"))?;
+                bail!("the daemon ended: {status}\n{log}");
+            }
+            if Instant::now() > until {
+                bail!("the daemon was not ready within {} s", LIMIT.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// `forebay --json ARGS...` against this daemon.
+    pub(crate) fn cli(&self, args: &[&str]) -> Result<Value> {
+        let mut command = Command::new(&self.program);
+        command
+            .args(["--json", "--socket", "api.sock"])
+            .args(args)
+            .current_dir(&self.folder);
+        let text = process::text(&mut command, LIMIT)?;
+        Ok(if text.trim().is_empty() {
+            Value::Null
+        } else {
+            serde_json::from_str(&text)?
+        })
+    }
+}
+
+impl Drop for Forebay {
+    fn drop(&mut self) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.daemon.id() as i32) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        if process::wait(&mut self.daemon, LIMIT).is_err() {
+            let _ = self.daemon.kill();
+        }
+        let memory = format!("/dev/shm/forebay-bench-{}", std::process::id());
+        let _ = std::fs::remove_file(memory);
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
