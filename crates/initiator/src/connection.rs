@@ -8,21 +8,21 @@
 //!
 //! What it does *not* do: reconnect; allocate per command, other than growth of its queues up to their working size.
 
-use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use forebay_nvme::host::{Completion, DataIn, DataOut, Event, HostQueue, Transfer, Violation};
 use forebay_nvme::tcp::{
-    DIGEST_BYTES, DataDigest, H2cData, IcReq, MAX_HEADER_BYTES, MAX_TERM_REQ_BYTES, Parsed, Pdu,
-    PduError, Role, TcpParams, crc32c, parse, put_capsule_cmd, put_h2c_data, put_ic_req,
-    put_term_req,
+    DIGEST_BYTES, DataDigest, H2cData, IcReq, MAX_HEADER_BYTES, MAX_TERM_REQ_BYTES, Parsed,
+    PduError, Role, TcpParams, crc32c, parse, put_capsule_cmd, put_h2c_data, put_term_req,
 };
 use forebay_nvme::{Sqe, Status};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::Error;
+use crate::handshake::initialize;
+use crate::tx::{TxItem, TxQueue};
 
 /// Receive buffer: many small completions, or a good part of a large one.
 const RX_BYTES: usize = 256 * 1024;
@@ -75,25 +75,6 @@ struct Command {
     active: bool,
 }
 
-struct TxItem {
-    header: [u8; MAX_HEADER_BYTES],
-    header_bytes: u8,
-    slot: u16,
-    /// Range of the slot's buffer.
-    offset_bytes: u32,
-    length_bytes: u32,
-    digest: [u8; DIGEST_BYTES],
-    digest_bytes: u8,
-    /// The last PDU for its R2T.
-    answers_r2t: bool,
-}
-
-impl TxItem {
-    fn total_bytes(&self) -> usize {
-        usize::from(self.header_bytes) + self.length_bytes as usize + usize::from(self.digest_bytes)
-    }
-}
-
 /// A payload that is being received.
 struct Incoming {
     slot: u16,
@@ -112,9 +93,7 @@ pub(crate) struct Connection {
     rx_start: usize,
     rx_end: usize,
     incoming: Option<Incoming>,
-    tx: VecDeque<TxItem>,
-    /// Of the first entry of `tx`.
-    tx_sent_bytes: usize,
+    tx: TxQueue,
     command_timeout: Duration,
     now: Instant,
     next_overdue_check: Instant,
@@ -175,8 +154,7 @@ impl Connection {
             rx_start: 0,
             rx_end: 0,
             incoming: None,
-            tx: VecDeque::with_capacity(64),
-            tx_sent_bytes: 0,
+            tx: TxQueue::new(),
             command_timeout: options.command_timeout,
             now,
             next_overdue_check: now + OVERDUE_CHECK,
@@ -311,7 +289,7 @@ impl Connection {
             digest = crc32c(data).to_le_bytes();
             digest_bytes = DIGEST_BYTES as u8;
         }
-        self.tx.push_back(TxItem {
+        self.tx.push(TxItem {
             header,
             header_bytes: header_bytes as u8,
             slot,
@@ -326,29 +304,9 @@ impl Connection {
     fn send(&mut self, out: &mut Vec<Done>) -> Result<(), Error> {
         while !self.tx.is_empty() {
             let mut slices = [IoSlice::new(&[]); TX_SLICES];
-            let mut count = 0;
-            let mut offered = 0;
-            let mut skip = self.tx_sent_bytes;
-            for item in &self.tx {
-                if count + 3 > TX_SLICES {
-                    break;
-                }
-                let buf = &self.commands[usize::from(item.slot)].buf;
-                let from = item.offset_bytes as usize;
-                for part in [
-                    &item.header[..usize::from(item.header_bytes)],
-                    &buf[from..from + item.length_bytes as usize],
-                    &item.digest[..usize::from(item.digest_bytes)],
-                ] {
-                    let left = &part[skip.min(part.len())..];
-                    skip -= part.len() - left.len();
-                    if !left.is_empty() {
-                        slices[count] = IoSlice::new(left);
-                        count += 1;
-                        offered += left.len();
-                    }
-                }
-            }
+            let commands = &self.commands;
+            let buffer = |slot: u16| commands[usize::from(slot)].buf.as_slice();
+            let (count, offered) = self.tx.gather(&mut slices, buffer);
             match (&self.stream).write_vectored(&slices[..count]) {
                 Ok(0) => return Err(self.closed()),
                 Ok(sent) => {
@@ -371,15 +329,8 @@ impl Connection {
 
     /// So many more bytes are out.
     fn sent(&mut self, bytes: usize, out: &mut Vec<Done>) {
-        self.tx_sent_bytes += bytes;
-        while let Some(item) = self.tx.front() {
-            let total = item.total_bytes();
-            if self.tx_sent_bytes < total {
-                return;
-            }
-            self.tx_sent_bytes -= total;
-            let (slot, answers_r2t) = (item.slot, item.answers_r2t);
-            self.tx.pop_front();
+        self.tx.sent(bytes);
+        while let Some((slot, answers_r2t)) = self.tx.pop_sent() {
             if answers_r2t {
                 self.machine.r2t_answered(slot);
             }
@@ -601,7 +552,7 @@ impl Connection {
 
     fn send_term_req(&mut self, error: &PduError) {
         // In the middle of another PDU it would be taken for that one's data.
-        if self.tx_sent_bytes == 0 {
+        if self.tx.is_between_pdus() {
             let header = &self.rx[self.rx_start..self.rx_end];
             let mut pdu = [0; MAX_TERM_REQ_BYTES];
             let bytes = put_term_req(&mut pdu, Role::Host, error, header);
@@ -636,59 +587,5 @@ pub(crate) fn poll_sockets(fds: &mut [PollFd<'_>], limit: Duration) -> std::io::
     match rustix::event::poll(fds, Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(errno) => Err(errno.into()),
-    }
-}
-
-/// ICReq and ICResp on a blocking socket, within the deadline.
-fn initialize(
-    stream: &mut TcpStream,
-    addr: SocketAddr,
-    req: &IcReq,
-    deadline: Instant,
-    limit: Duration,
-) -> Result<TcpParams, Error> {
-    let before = TcpParams::before(Role::Host);
-    let mut pdu = [0; MAX_TERM_REQ_BYTES];
-    let bytes = put_ic_req(&mut pdu, req);
-    let socket_error = |source: std::io::Error| match source.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::TimedOut {
-            addr,
-            what: "the answer to ICReq (is it an NVMe/TCP target?)".into(),
-            waited: limit,
-        },
-        ErrorKind::UnexpectedEof => Error::Closed { addr, in_flight: 0 },
-        _ => Error::Socket { addr, source },
-    };
-    let left = || {
-        Some(
-            deadline
-                .saturating_duration_since(Instant::now())
-                .max(Duration::from_millis(1)),
-        )
-    };
-    stream.set_write_timeout(left()).map_err(socket_error)?;
-    stream.write_all(&pdu[..bytes]).map_err(socket_error)?;
-    let mut have = 0;
-    loop {
-        match parse(&pdu[..have], &before).map_err(|error| Error::Pdu { addr, error })? {
-            Parsed::NeedMore(need) => {
-                stream.set_read_timeout(left()).map_err(socket_error)?;
-                let space = pdu.get_mut(have..need).unwrap_or_default();
-                stream.read_exact(space).map_err(socket_error)?;
-                have = need;
-            }
-            Parsed::Pdu(frame) => {
-                return match frame.pdu {
-                    Pdu::IcResp(resp) => {
-                        TcpParams::connected(req, &resp).map_err(|error| Error::Pdu { addr, error })
-                    }
-                    Pdu::C2hTermReq(term) => Err(Error::Terminated { addr, term }),
-                    _ => Err(Error::Pdu {
-                        addr,
-                        error: PduError::SEQUENCE,
-                    }),
-                };
-            }
-        }
     }
 }

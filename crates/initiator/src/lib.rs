@@ -18,9 +18,11 @@ mod admin;
 mod connection;
 mod discovery;
 mod error;
+mod handshake;
 pub mod load;
 mod queue;
 mod session;
+mod tx;
 pub mod verify;
 
 pub use admin::AsyncEvent;

@@ -53,6 +53,8 @@ pub(crate) struct Config {
     pub(crate) corrupt_read: u64,
     /// The I/O command with this number is never answered.
     pub(crate) ignore_command: u64,
+    /// Flushes end well but make nothing durable.
+    pub(crate) ignore_flushes: bool,
 }
 
 impl Default for Config {
@@ -73,6 +75,7 @@ impl Default for Config {
             fail_write: 0,
             corrupt_read: 0,
             ignore_command: 0,
+            ignore_flushes: false,
         }
     }
 }
@@ -449,8 +452,10 @@ impl<'a> Serve<'a> {
             }
             nvm::FLUSH => {
                 self.state.counters.flushes.fetch_add(1, SeqCst);
-                let disk = self.state.disk.lock().unwrap().clone();
-                *self.state.flushed.lock().unwrap() = disk;
+                if !self.state.config.ignore_flushes {
+                    let disk = self.state.disk.lock().unwrap().clone();
+                    *self.state.flushed.lock().unwrap() = disk;
+                }
                 self.respond(cid, Status::SUCCESS, 0)
             }
             _ => self.respond(cid, Status::INVALID_OPCODE.with_dnr(), 0),
