@@ -6,8 +6,8 @@
 //! layouts and one controller behaviour.
 //!
 //! # Design
-//! * [`command`], [`status`], [`opcode`], [`nqn`], [`fabrics`],
-//!   are layouts and numbers. Layouts are `repr(C)` structures of
+//! * [`command`], [`status`], [`opcode`], [`nqn`], [`fabrics`], [`identify`], [`log_page`],
+//!   [`feature`] and [`register`] are layouts and numbers. Layouts are `repr(C)` structures of
 //!   little-endian byte-aligned integers, so a view of received bytes is a checked cast, and their
 //!   sizes are asserted at compile time.
 //! * [`controller`] is a controller as a state machine: commands and the time go in, completions,
