@@ -7,3 +7,11 @@
 
 pub mod api;
 pub mod config;
+pub mod daemon;
+mod devices;
+mod files;
+mod owner;
+mod readiness;
+mod signal;
+mod store;
+mod supervisor;

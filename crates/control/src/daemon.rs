@@ -1,0 +1,629 @@
+//! The daemon, from its start to its end.
+//!
+//! Purpose: puts API, owner and supervisor together, in the order that makes two daemons on one pool
+//! impossible and a restart harmless.
+//! Design: the API's socket is claimed first. Then the recorded pool is opened (each device claimed),
+//! a live engine of an earlier daemon is greeted, its grant table adopted, the missing listeners
+//! bound, and the supervisor goes on with that engine or starts one. Requests become tasks of their
+//! own, so a slow one holds nobody up. A stop commits everything, ends the engine, and leaves nothing
+//! behind that a restart would have to take over; a kill leaves the engine running.
+//! Not here: what the operations do (`owner`), processes (`supervisor`).
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_xlate::boundary::message::Held;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio::task::LocalSet;
+use tokio::time::{Instant, timeout};
+
+use crate::api;
+use crate::api::error::ApiError;
+use crate::api::model::{DeathReport, EngineState, PoolCreate, PoolInfo, Process, Status};
+use crate::api::stats::Stats;
+use crate::config::DaemonConfig;
+use crate::devices::{self, OpenPool};
+use crate::files;
+use crate::owner::session::{GreetError, Greeting, Session};
+use crate::owner::{Grants, Limits, Owner, grants_capacity, now_unix_ms};
+use crate::supervisor::process::{self, EngineProcess, EngineRecord};
+use crate::supervisor::{GREET_LIMIT, Supervisor, connect_socket};
+
+mod requests;
+
+/// How long a stop waits for uncommitted mappings while the engine lives.
+const SYNC_LIMIT: Duration = Duration::from_secs(10);
+/// How long a stop waits for the engine.
+const STOP_LIMIT: Duration = Duration::from_secs(15);
+/// How long a start waits for the catalog.
+const START_COMMIT_LIMIT: Duration = Duration::from_secs(30);
+
+/// Why the daemon did not start, or did not end well.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct DaemonError {
+    message: String,
+    hint: Option<String>,
+}
+
+impl DaemonError {
+    fn new(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            hint: None,
+        }
+    }
+
+    fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn hint(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+}
+
+impl From<ApiError> for DaemonError {
+    fn from(error: ApiError) -> Self {
+        Self {
+            message: error.message,
+            hint: error.hint,
+        }
+    }
+}
+
+impl From<io::Error> for DaemonError {
+    fn from(error: io::Error) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
+/// A pool with its owner and its engines.
+struct Serving {
+    owner: Rc<Owner>,
+    supervisor: Rc<Supervisor>,
+}
+
+struct Daemon {
+    config: DaemonConfig,
+    started: Instant,
+    serving: RefCell<Option<Rc<Serving>>>,
+    /// Listeners while there is no pool to serve.
+    spare_listeners: RefCell<BTreeMap<String, OwnedFd>>,
+    /// A pool is being made or destroyed.
+    changing_pool: Cell<bool>,
+    last_death: RefCell<Option<DeathReport>>,
+}
+
+/// Runs the daemon until SIGTERM, SIGINT, or a request to stop.
+///
+/// # Errors
+/// When it can't start, or when it could not commit everything at its end.
+pub async fn run(config: DaemonConfig) -> Result<(), DaemonError> {
+    LocalSet::new().run_until(run_here(config)).await
+}
+
+async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
+    let listener = api::bind(&config.api_socket).map_err(|error| {
+        let in_use = error.kind() == io::ErrorKind::AddrInUse;
+        let error = DaemonError::from(error);
+        if in_use {
+            error.with_hint("use that daemon, or stop it first with `forebay shutdown`")
+        } else {
+            error
+        }
+    })?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let daemon = Rc::new(Daemon {
+        config,
+        started: Instant::now(),
+        serving: RefCell::new(None),
+        spare_listeners: RefCell::default(),
+        changing_pool: Cell::new(false),
+        last_death: RefCell::new(None),
+    });
+    daemon.start().await?;
+    let (handle, mut requests) = api::request::channel();
+    let (stop_api, stopped) = oneshot::channel::<()>();
+    let stopped = async {
+        let _ = stopped.await;
+    };
+    let server = tokio::task::spawn_local(api::serve(listener, handle, stopped));
+    tracing::info!(socket = %daemon.config.api_socket.display(), "the daemon serves");
+    loop {
+        tokio::select! {
+            request = requests.recv() => match request {
+                Some(api::request::Request::Shutdown(reply)) => {
+                    let _ = reply.send(Ok(()));
+                    break;
+                }
+                Some(request) => daemon.dispatch(request),
+                None => break,
+            },
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+        }
+    }
+    tracing::info!("the daemon stops");
+    let _ = stop_api.send(());
+    // What is asked from here on gets no answer, which callers read as "stopping".
+    drop(requests);
+    let result = daemon.stop().await;
+    // It bounds itself.
+    let _ = server.await;
+    result
+}
+
+impl Daemon {
+    fn grants_path(&self) -> PathBuf {
+        self.config.run_dir.join("grants")
+    }
+
+    async fn start(self: &Rc<Self>) -> Result<(), DaemonError> {
+        let state_dir = self.config.state_dir.clone();
+        let open = match devices::recorded(&state_dir)? {
+            Some(specs) => {
+                let opened = blocking(move || devices::open(&specs)).await;
+                Some(opened.map_err(|error| {
+                    let hint = error.hint.clone();
+                    let told = DaemonError::new(format!("the pool can't be opened: {error}"));
+                    told.with_hint(hint.unwrap_or_else(|| {
+                        format!(
+                            "{} says which devices form the pool",
+                            devices::record_path(&state_dir).display()
+                        )
+                    }))
+                })?)
+            }
+            None => self.embedded().await?,
+        };
+        let record = process::recorded(&self.config.run_dir)?;
+        match open {
+            Some(open) => {
+                devices::record(&self.config.state_dir, &open.devices)?;
+                self.take_over(open, record).await
+            }
+            None => {
+                self.refuse_lonely_engine(record)?;
+                self.bind_listeners(&[])?;
+                Ok(())
+            }
+        }
+    }
+
+    /// The configured pool in a file, made if it isn't there.
+    async fn embedded(&self) -> Result<Option<OpenPool>, DaemonError> {
+        let Some(embedded) = &self.config.embedded_pool else {
+            return Ok(None);
+        };
+        let spec = format!("file:{}", embedded.path.display());
+        let body = PoolCreate {
+            name: "pool".to_owned(),
+            devices: vec![spec.clone()],
+            force: false,
+            extent_bytes: None,
+            size_bytes: Some(embedded.size_bytes),
+        };
+        let there = embedded.path.exists();
+        let open = blocking(move || {
+            if there && devices::has_pool(&spec)? {
+                return devices::open(&[spec]);
+            }
+            devices::create(&body)
+        });
+        let open = open.await.map_err(|error| {
+            let told = DaemonError::new(format!("the embedded pool: {error}"));
+            match error.hint {
+                Some(_) => told.with_hint(format!(
+                    "remove {} if nothing in it is needed",
+                    embedded.path.display()
+                )),
+                None => told,
+            }
+        })?;
+        tracing::info!(path = %embedded.path.display(), made = !there, "the embedded pool");
+        Ok(Some(open))
+    }
+
+    fn refuse_lonely_engine(&self, record: Option<EngineRecord>) -> Result<(), DaemonError> {
+        let Some(record) = record.filter(|record| record.pid != 0) else {
+            return Ok(());
+        };
+        match EngineProcess::find(&record)? {
+            Some(engine) => Err(DaemonError::new(format!(
+                "an engine (pid {}) runs in {}, but no pool is recorded",
+                engine.pid,
+                self.config.run_dir.display()
+            ))
+            .with_hint(format!(
+                "restore {}, or stop that process",
+                devices::record_path(&self.config.state_dir).display()
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Goes on with an opened pool, and with the engine of the daemon before this one if it lives.
+    async fn take_over(
+        self: &Rc<Self>,
+        open: OpenPool,
+        record: Option<EngineRecord>,
+    ) -> Result<(), DaemonError> {
+        let OpenPool {
+            mut pool,
+            catalog,
+            devices,
+        } = open;
+        let pool_id = pool.info().uuid.0;
+        let mut live = self.find_engine(record, pool_id).await?;
+        let deposited = live
+            .as_mut()
+            .and_then(|(_, greeting)| greeting.table.take());
+        let undeposited = live.is_some() && deposited.is_none();
+        let boot_id = forebay_xlate::shm::boot_id()?;
+        let path = self.grants_path();
+        let grants = Grants::adopt(&path, &mut pool, deposited, &boot_id, grants_capacity())
+            .map_err(|error| {
+                DaemonError::new(format!("the grant table {}: {error}", path.display()))
+            })?;
+        if let Some((engine, _)) = &live
+            && (!grants.same_boot() || undeposited)
+        {
+            tracing::warn!(
+                pid = engine.pid,
+                "a running engine's grants are not known: it is replaced"
+            );
+            engine.kill();
+            engine.ended().await;
+            live = None;
+        }
+        let held = live
+            .as_ref()
+            .map(|(_, greeting)| held_addresses(greeting))
+            .unwrap_or_default();
+        self.bind_listeners(&held)?;
+        let owner = Owner::new(pool, Arc::new(catalog), devices, grants, Limits::default());
+        owner.set_boot(&boot_id);
+        if live.is_none() {
+            let finished = timeout(START_COMMIT_LIMIT, owner.finish_adoption(None)).await;
+            if finished.is_err() {
+                let trouble = owner.catalog_trouble().unwrap_or_default();
+                owner.close();
+                return Err(DaemonError::new(format!(
+                    "the pool's catalog can't be written: {trouble}"
+                ))
+                .with_hint("make room or repair the device below the pool, and start again"));
+            }
+        }
+        self.begin(owner, live);
+        Ok(())
+    }
+
+    /// Starts to serve a pool.
+    fn begin(&self, owner: Rc<Owner>, live: Option<(EngineProcess, Greeting)>) {
+        owner
+            .listeners
+            .borrow_mut()
+            .append(&mut self.spare_listeners.borrow_mut());
+        let supervisor = Supervisor::new(
+            self.config.engine.clone(),
+            &self.config.run_dir,
+            &self.config.state_dir,
+            self.last_death.borrow().clone(),
+        );
+        tokio::task::spawn_local(supervisor.clone().run(owner.clone(), live));
+        *self.serving.borrow_mut() = Some(Rc::new(Serving { owner, supervisor }));
+    }
+
+    /// The recorded engine, greeted, if it lives and is this pool's.
+    async fn find_engine(
+        &self,
+        record: Option<EngineRecord>,
+        pool_id: [u8; 16],
+    ) -> Result<Option<(EngineProcess, Greeting)>, DaemonError> {
+        let Some(record) = record else {
+            return Ok(None);
+        };
+        let found = if record.pid == 0 {
+            // The daemon before died while it started this engine: it says who it is, if it is.
+            None
+        } else {
+            match EngineProcess::find(&record)? {
+                Some(engine) => Some(engine),
+                None => {
+                    self.note_death(&record, Process::Engine);
+                    return Ok(None);
+                }
+            }
+        };
+        let limit = Duration::from_secs(if found.is_some() { 5 } else { 1 });
+        let greeted = match connect_socket(&record.socket, limit).await {
+            Ok(fd) => Session::greet(fd, pool_id, None, GREET_LIMIT).await,
+            Err(error) => Err(error),
+        };
+        match (greeted, found) {
+            (Ok(greeting), Some(engine)) => {
+                tracing::info!(pid = engine.pid, generation = engine.generation, "took over a running engine");
+                self.note_death(&record, Process::Daemon);
+                Ok(Some((engine, greeting)))
+            }
+            (Ok(greeting), None) => {
+                let engine = EngineProcess::told(&record, greeting.session.pid)?;
+                self.note_death(&record, Process::Daemon);
+                Ok(Some((engine, greeting)))
+            }
+            (Err(error @ (GreetError::OtherPool { .. } | GreetError::Version { .. })), _) => {
+                Err(DaemonError::new(error.to_string()).with_hint(format!(
+                    "it was started in {}; stop that process, or give this daemon another run folder",
+                    self.config.run_dir.display()
+                )))
+            }
+            (Err(error), Some(engine)) => {
+                tracing::error!(pid = engine.pid, %error, "a running engine can't be talked to: it is killed");
+                engine.kill();
+                engine.ended().await;
+                self.note_death(&record, Process::Engine);
+                Ok(None)
+            }
+            (Err(_), None) => Ok(None),
+        }
+    }
+
+    fn note_death(&self, record: &EngineRecord, process: Process) {
+        let (pid, cause) = match process {
+            Process::Daemon => (record.daemon_pid, "unknown: noticed by the daemon after it"),
+            Process::Engine => (record.pid, "unknown: it was gone when this daemon started"),
+        };
+        *self.last_death.borrow_mut() = Some(DeathReport {
+            process,
+            pid,
+            generation: record.generation,
+            at_unix_ms: now_unix_ms(),
+            cause: cause.to_owned(),
+            commands_in_flight: 0,
+            report_path: None,
+        });
+    }
+
+    /// Binds the configured addresses that no engine holds.
+    fn bind_listeners(&self, held: &[String]) -> Result<(), DaemonError> {
+        for address in &self.config.nvme_tcp {
+            // A configured port 0 is any port: one that is held for the address will do.
+            let is_held = held.iter().any(|held| {
+                held.parse::<SocketAddr>().is_ok_and(|held| {
+                    held == *address || address.port() == 0 && held.ip() == address.ip()
+                })
+            });
+            if is_held {
+                continue;
+            }
+            let (bound, fd) = bind(*address).map_err(|error| {
+                let told = DaemonError::new(format!("can't listen on {address}: {error}"));
+                told.with_hint(match error.kind() {
+                    io::ErrorKind::AddrInUse => {
+                        "another program listens there: change `nvme_tcp` under [listen] in forebay.toml, or stop it"
+                    }
+                    _ => "see `nvme_tcp` under [listen] in forebay.toml",
+                })
+            })?;
+            self.spare_listeners
+                .borrow_mut()
+                .insert(bound.to_string(), fd);
+        }
+        Ok(())
+    }
+
+    fn serving(&self) -> Option<Rc<Serving>> {
+        self.serving.borrow().clone()
+    }
+
+    fn status(&self) -> Status {
+        let serving = self.serving();
+        let view = serving.as_ref().map(|serving| serving.supervisor.view());
+        let mut warnings = Vec::new();
+        let mut nvme_tcp: Vec<String> = self.spare_listeners.borrow().keys().cloned().collect();
+        let mut pool = None;
+        if let Some(serving) = &serving {
+            warnings = serving.owner.warnings();
+            nvme_tcp.extend(serving.owner.addresses());
+            pool = Some(serving.owner.pool_name());
+        }
+        if let Some(trouble) = view.as_ref().and_then(|view| view.trouble.as_ref()) {
+            warnings.push(format!("the last start of an engine failed: {trouble}"));
+        }
+        Status {
+            daemon_pid: std::process::id(),
+            engine_pid: view.as_ref().and_then(|view| view.pid),
+            generation: view.as_ref().map_or(0, |view| view.generation),
+            version: self.config.version.clone(),
+            engine_state: view
+                .as_ref()
+                .map_or(EngineState::Stopped, |view| view.state),
+            uptime_s: self.started.elapsed().as_secs(),
+            nvme_tcp,
+            state_dir: self.config.state_dir.display().to_string(),
+            pool,
+            last_death: view
+                .and_then(|view| view.last_death)
+                .or_else(|| self.last_death.borrow().clone()),
+            warnings,
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        self.serving().map_or_else(
+            || Stats {
+                at_unix_ms: now_unix_ms(),
+                generation: 0,
+                engine: None,
+                pool: None,
+                lanes: Vec::new(),
+            },
+            |serving| serving.owner.stats(),
+        )
+    }
+
+    /// Makes a pool and begins to serve it.
+    async fn pool_create(self: Rc<Self>, body: PoolCreate) -> Result<PoolInfo, ApiError> {
+        let _only_one = self.change_pool()?;
+        if let Some(serving) = self.serving() {
+            return Err(ApiError::exists(format!(
+                "this daemon serves pool {} already",
+                serving.owner.pool_name()
+            ))
+            .hint("one daemon serves one pool: destroy it first, or start another daemon"));
+        }
+        let open = blocking(move || devices::create(&body)).await?;
+        devices::record(&self.config.state_dir, &open.devices)
+            .map_err(|error| ApiError::unavailable(error.to_string()))?;
+        let OpenPool {
+            pool,
+            catalog,
+            devices,
+        } = open;
+        let unavailable = |error: io::Error| ApiError::unavailable(error.to_string());
+        let boot_id = forebay_xlate::shm::boot_id().map_err(unavailable)?;
+        let grants =
+            Grants::fresh(&self.grants_path(), &pool, grants_capacity()).map_err(unavailable)?;
+        let owner = Owner::new(pool, Arc::new(catalog), devices, grants, Limits::default());
+        owner.set_boot(&boot_id);
+        owner.finish_adoption(None).await;
+        let info = owner.pool_show();
+        self.begin(owner, None);
+        Ok(info)
+    }
+
+    /// Ends the pool and wipes its labels.
+    async fn pool_destroy(self: Rc<Self>, force: bool) -> Result<(), ApiError> {
+        let _only_one = self.change_pool()?;
+        let Some(serving) = self.serving() else {
+            return Err(no_pool());
+        };
+        let owner = &serving.owner;
+        let volumes = owner.pool_show().volumes;
+        if volumes > 0 && !force {
+            return Err(ApiError::in_use(format!(
+                "pool {} has {volumes} volume(s)",
+                owner.pool_name()
+            ))
+            .hint("delete them first, or use --force; their data is lost"));
+        }
+        serving.supervisor.stop(owner, STOP_LIMIT).await;
+        if let Err(error) = owner.wait_unfenced(Duration::from_secs(10)).await {
+            // Everything goes on as before.
+            self.serving.borrow_mut().take();
+            self.begin(owner.clone(), None);
+            return Err(error);
+        }
+        self.serving.borrow_mut().take();
+        owner.close();
+        self.spare_listeners
+            .borrow_mut()
+            .append(&mut owner.listeners.borrow_mut());
+        let gone = |error: io::Error| ApiError::unavailable(error.to_string());
+        // First the record: a pool without it is found by its labels, a record without a pool isn't.
+        files::remove(&devices::record_path(&self.config.state_dir)).map_err(gone)?;
+        devices::destroy(&owner.devices)?;
+        files::remove(&process::record_path(&self.config.run_dir)).map_err(gone)?;
+        files::remove(&self.grants_path()).map_err(gone)?;
+        Ok(())
+    }
+
+    fn change_pool(self: &Rc<Self>) -> Result<ChangingPool, ApiError> {
+        if self.changing_pool.replace(true) {
+            return Err(ApiError::in_use(
+                "the pool is being made or destroyed already",
+            ));
+        }
+        Ok(ChangingPool(self.clone()))
+    }
+
+    /// Ends everything in good order.
+    async fn stop(&self) -> Result<(), DaemonError> {
+        let Some(serving) = self.serving.borrow_mut().take() else {
+            return Ok(());
+        };
+        let owner = &serving.owner;
+        // While the engine lives, so that little is left for later; what fails is tried again below.
+        match timeout(SYNC_LIMIT, owner.sync_all()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "committing before the engine's end"),
+            Err(_) => tracing::warn!("committing before the engine's end takes too long"),
+        }
+        serving.supervisor.stop(owner, STOP_LIMIT).await;
+        let committed = timeout(SYNC_LIMIT, owner.sync_all_without_engine()).await;
+        owner.close();
+        let failed = match committed {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some("it took too long".to_owned()),
+        };
+        files::remove(&process::record_path(&self.config.run_dir))?;
+        if let Some(error) = failed {
+            // The grant table stays: the next daemon of this boot commits what it names.
+            return Err(DaemonError::new(format!(
+                "the last changes could not be committed to the pool: {error}"
+            ))
+            .with_hint(
+                "nothing is lost as long as this machine is not restarted: start the daemon again",
+            ));
+        }
+        files::remove(&self.grants_path())?;
+        tracing::info!("stopped in good order");
+        Ok(())
+    }
+}
+
+struct ChangingPool(Rc<Daemon>);
+
+impl Drop for ChangingPool {
+    fn drop(&mut self) {
+        self.0.changing_pool.set(false);
+    }
+}
+
+fn no_pool() -> ApiError {
+    ApiError::not_found("there is no pool").hint("make one with `forebay pool create`")
+}
+
+fn held_addresses(greeting: &Greeting) -> Vec<String> {
+    greeting
+        .held
+        .iter()
+        .filter_map(|(held, _)| match held {
+            Held::Listener(address) => Some(address.clone()),
+            _ => None,
+        })
+        .collect()
+}
+
+fn bind(address: SocketAddr) -> io::Result<(SocketAddr, OwnedFd)> {
+    // Sets SO_REUSEADDR, so that a restart doesn't wait for old connections' last state.
+    let listener = TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    // Room for many hosts that reconnect at once, after an engine's death.
+    rustix::net::listen(&listener, 1024)?;
+    Ok((listener.local_addr()?, listener.into()))
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
+        Err(ApiError::internal(
+            "a thread of the daemon failed; see its log",
+        ))
+    })
+}

@@ -1,0 +1,149 @@
+//! Which request is whose.
+//!
+//! Purpose: takes a request from the API and has it carried out.
+//! Design: what only reads is answered at once; everything else becomes a task. Tasks of a pool end
+//! with it.
+//! Not here: the operations.
+
+use std::future::Future;
+use std::rc::Rc;
+
+use super::{Daemon, no_pool};
+use crate::api::error::ApiError;
+use crate::api::request::{Reply, Request};
+use crate::owner::Owner;
+
+impl Daemon {
+    pub(super) fn dispatch(self: &Rc<Self>, request: Request) {
+        match request {
+            Request::Status(reply) => _ = reply.send(Ok(self.status())),
+            Request::Stats(reply) => _ = reply.send(Ok(self.stats())),
+            Request::PoolCreate { body, reply } => {
+                let daemon = self.clone();
+                tokio::task::spawn_local(async move {
+                    let _ = reply.send(daemon.pool_create(body).await);
+                });
+            }
+            Request::PoolDestroy { force, reply } => {
+                let daemon = self.clone();
+                tokio::task::spawn_local(async move {
+                    let _ = reply.send(daemon.pool_destroy(force).await);
+                });
+            }
+            Request::PoolShow(reply) => self.read(reply, |owner| Ok(owner.pool_show())),
+            Request::DeviceList(reply) => self.read(reply, |owner| Ok(owner.device_list())),
+            Request::TenantCreate { name, reply } => {
+                self.change(reply, move |owner| async move {
+                    owner.tenant_create(name).await
+                });
+            }
+            Request::TenantList(reply) => self.read(reply, |owner| Ok(owner.tenant_list())),
+            Request::TenantShow { name, reply } => {
+                self.read(reply, |owner| owner.tenant_show(&name));
+            }
+            Request::TenantDelete { name, reply } => {
+                self.change(reply, move |owner| async move {
+                    owner.tenant_delete(name).await
+                });
+            }
+            Request::VolumeCreate {
+                tenant,
+                body,
+                reply,
+            } => {
+                self.change(reply, move |owner| async move {
+                    owner.volume_create(tenant, body).await
+                });
+            }
+            Request::VolumeList { tenant, reply } => {
+                self.read(reply, |owner| owner.volume_list(tenant.as_deref()));
+            }
+            Request::VolumeShow {
+                tenant,
+                volume,
+                reply,
+            } => {
+                self.read(reply, |owner| owner.volume_show(&tenant, &volume));
+            }
+            Request::VolumeGrow {
+                tenant,
+                volume,
+                size_bytes,
+                reply,
+            } => {
+                self.change(reply, move |owner| async move {
+                    owner.volume_grow(tenant, volume, size_bytes).await
+                });
+            }
+            Request::VolumeDelete {
+                tenant,
+                volume,
+                reply,
+            } => {
+                self.change(reply, move |owner| async move {
+                    owner.volume_delete(tenant, volume).await
+                });
+            }
+            Request::ExportCreate { body, reply } => {
+                self.change(reply, move |owner| async move {
+                    owner.export_create(body).await
+                });
+            }
+            Request::ExportList(reply) => self.read(reply, |owner| Ok(owner.export_list())),
+            Request::ExportShow {
+                tenant,
+                volume,
+                reply,
+            } => {
+                self.read(reply, |owner| owner.export_show(&tenant, &volume));
+            }
+            Request::ExportUpdate {
+                tenant,
+                volume,
+                body,
+                reply,
+            } => {
+                self.change(reply, move |owner| async move {
+                    owner.export_update(tenant, volume, body).await
+                });
+            }
+            Request::ExportDelete {
+                tenant,
+                volume,
+                reply,
+            } => {
+                self.change(reply, move |owner| async move {
+                    owner.export_delete(tenant, volume).await
+                });
+            }
+            // The daemon's loop takes it out.
+            Request::Shutdown(reply) => _ = reply.send(Ok(())),
+        }
+    }
+
+    fn read<T>(&self, reply: Reply<T>, ask: impl FnOnce(&Owner) -> Result<T, ApiError>) {
+        let answer = self
+            .serving()
+            .map_or_else(|| Err(no_pool()), |serving| ask(&serving.owner));
+        let _ = reply.send(answer);
+    }
+
+    fn change<T: 'static, F: Future<Output = Result<T, ApiError>> + 'static>(
+        &self,
+        reply: Reply<T>,
+        act: impl FnOnce(Rc<Owner>) -> F + 'static,
+    ) {
+        let Some(serving) = self.serving() else {
+            let _ = reply.send(Err(no_pool()));
+            return;
+        };
+        if self.changing_pool.get() {
+            let _ = reply.send(Err(ApiError::in_use("the pool is being destroyed")));
+            return;
+        }
+        let owner = serving.owner.clone();
+        serving.owner.spawn(async move {
+            let _ = reply.send(act(owner).await);
+        });
+    }
+}

@@ -1,0 +1,87 @@
+//! Small files that are whole or not there.
+//!
+//! Purpose: what the daemon records beside the catalog: which devices form the pool, which engine
+//! runs, reports.
+//! Design: written under another name, synced where it must survive a power cut, then renamed.
+//! Not here: what is in them.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use serde::{Serialize, de::DeserializeOwned};
+
+fn with_path(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+/// Writes `value` as JSON in place of what was at `path`; `durable`: it survives a power cut.
+pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T, durable: bool) -> io::Result<()> {
+    let bytes = serde_json::to_vec_pretty(value).map_err(io::Error::other)?;
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    let temporary = Path::new(&temporary);
+    let write = || -> io::Result<()> {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(temporary)?;
+        file.write_all(&bytes)?;
+        file.write_all(b"\n")?;
+        if durable {
+            file.sync_all()?;
+        }
+        std::fs::rename(temporary, path)?;
+        if durable && let Some(folder) = path.parent() {
+            File::open(folder)?.sync_all()?;
+        }
+        Ok(())
+    };
+    write().map_err(|error| with_path(path, &error))
+}
+
+/// Reads JSON; `None` when there is no such file.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(with_path(path, &error)),
+    };
+    serde_json::from_slice(&bytes).map(Some).map_err(|error| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("{}: {error}", path.display()),
+        )
+    })
+}
+
+/// Removes a file that may be there.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(with_path(path, &error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_whole_and_damage_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.json");
+        assert_eq!(read_json::<Vec<u8>>(&path).unwrap(), None);
+        write_json(&path, &vec![1u8, 2], true).unwrap();
+        write_json(&path, &vec![3u8], false).unwrap();
+        assert_eq!(read_json::<Vec<u8>>(&path).unwrap(), Some(vec![3]));
+        std::fs::write(&path, "[3").unwrap();
+        let error = read_json::<Vec<u8>>(&path).unwrap_err();
+        assert!(error.to_string().contains("x.json"), "{error}");
+        remove(&path).unwrap();
+        remove(&path).unwrap();
+    }
+}

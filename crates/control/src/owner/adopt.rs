@@ -1,0 +1,277 @@
+//! Taking over what an earlier daemon granted.
+//!
+//! Purpose: a daemon that starts finds the grant table of the one before it, in the engine's keeping
+//! or in the run folder, and goes on from there.
+//! Design: in this order. (1) [`Grants::adopt`]: the table counts only if it carries this boot's and
+//! this pool's ids and the pool was last used in this boot; each of its entries is told to the pool.
+//! (2) [`Owner::finish_adoption`]: what the earlier daemon asked of the engine and what has not ended
+//! gets a moment; the pool sorts out what was reserved; the boot id is committed. (3) The engine is
+//! told everything (`push`). (4) [`Owner::open_after_adoption`]: the devices are flushed and the
+//! adopted mappings committed, then entries that the pool does not know are revoked, then faults are
+//! answered. If (4) takes too long, faults are answered all the same (they get what is granted
+//! already); only laundering waits until all of it is done.
+//! Not here: the table's layout (`forebay_xlate::grants`), which extents become dirty (the pool).
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_pool::{Adopted, ErrorKind, Pool};
+use forebay_xlate::grants::{Grant, GrantTable};
+use forebay_xlate::shm::SharedMemory;
+use forebay_xlate::{ExtentRange, Rights, VolumeId};
+use tokio::time::{sleep, timeout};
+
+use super::Owner;
+use super::session::Session;
+use crate::signal::Signal;
+
+/// Entries of a new grant table: 16 MiB, of which only what is used costs memory.
+pub(crate) const fn grants_capacity() -> usize {
+    256 * 1024
+}
+
+/// A grant table, and what adopting it found.
+#[derive(Debug)]
+pub(crate) struct Grants {
+    table: GrantTable,
+    /// Whether the pool waits for the end of adoption.
+    adopting: bool,
+    same_boot: bool,
+    stale: Vec<(VolumeId, ExtentRange)>,
+}
+
+/// What is left to do about it.
+#[derive(Debug)]
+pub(crate) struct Adoption {
+    finished: Cell<bool>,
+    same_boot: bool,
+    boot_id: RefCell<Option<String>>,
+    /// Adopted mappings may not be durable.
+    uncommitted: Cell<bool>,
+    stale: RefCell<Vec<(VolumeId, ExtentRange)>>,
+    progress: Signal,
+}
+
+impl Grants {
+    /// For a pool that was just made: a table with nothing in it.
+    pub(crate) fn fresh(path: &Path, pool: &Pool, capacity: usize) -> io::Result<Self> {
+        let boot_id = forebay_xlate::shm::boot_id()?;
+        let table = GrantTable::create(path, capacity, &boot_id, &pool.info().uuid.0)?;
+        Ok(Self {
+            table,
+            adopting: false,
+            same_boot: true,
+            stale: Vec::new(),
+        })
+    }
+
+    /// For a pool that was just opened. `deposited` is the table that a live engine kept; without
+    /// one, the file at `path` is looked at; without that, a new table is made there.
+    pub(crate) fn adopt(
+        path: &Path,
+        pool: &mut Pool,
+        deposited: Option<OwnedFd>,
+        boot_id: &[u8; 16],
+        capacity: usize,
+    ) -> io::Result<Self> {
+        let pool_id = pool.info().uuid.0;
+        let memory = match deposited {
+            Some(descriptor) => Some(SharedMemory::from_fd(descriptor)?),
+            None => match SharedMemory::open(path) {
+                Ok(memory) => Some(memory),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(error) => return Err(error),
+            },
+        };
+        let same_boot = pool.boot_id() == Some(boot_text(boot_id).as_str());
+        let found = match memory {
+            Some(memory) if same_boot => GrantTable::adopt(memory, boot_id, &pool_id)?,
+            _ => None,
+        };
+        let Some(table) = found else {
+            let table = GrantTable::create(path, capacity, boot_id, &pool_id)?;
+            return Ok(Self {
+                table,
+                adopting: true,
+                same_boot: false,
+                stale: Vec::new(),
+            });
+        };
+        let mut stale = Vec::new();
+        let listed: Vec<Grant> = table.iter().copied().collect();
+        for grant in listed {
+            if !matches!(grant.word.rights(), Some(Rights::Read | Rights::ReadWrite)) {
+                continue;
+            }
+            let told = pool.adopt_grant(
+                grant.volume,
+                forebay_xlate::ExtentIndex(grant.range.first),
+                grant.word.device(),
+                grant.word.extent(),
+                grant.range.count,
+                grant.commit_sequence,
+            );
+            match told {
+                Ok(Adopted::Durable | Adopted::Uncommitted) => {}
+                Ok(Adopted::Stale) => stale.push((grant.volume, grant.range)),
+                Err(error) if error.kind == ErrorKind::NotFound => {
+                    stale.push((grant.volume, grant.range));
+                }
+                Err(error) => return Err(io::Error::other(error)),
+            }
+        }
+        Ok(Self {
+            table,
+            adopting: true,
+            same_boot: true,
+            stale,
+        })
+    }
+
+    /// Whether the table is of this boot: what a live engine was granted holds.
+    pub(crate) fn same_boot(&self) -> bool {
+        self.same_boot
+    }
+
+    pub(super) fn into_parts(self) -> (GrantTable, Adoption) {
+        let adoption = Adoption {
+            finished: Cell::new(!self.adopting),
+            same_boot: self.same_boot,
+            boot_id: RefCell::new(None),
+            uncommitted: Cell::new(self.adopting),
+            stale: RefCell::new(self.stale),
+            progress: Signal::new(),
+        };
+        (self.table, adoption)
+    }
+}
+
+/// A boot id as the catalog has it.
+pub(crate) fn boot_text(boot_id: &[u8; 16]) -> String {
+    boot_id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Adoption {
+    /// Whether adopted mappings may not be durable yet.
+    pub(super) fn is_uncommitted(&self) -> bool {
+        self.uncommitted.get()
+    }
+
+    /// Everything that was adopted is durable.
+    pub(super) fn set_committed(&self) {
+        self.uncommitted.set(false);
+        self.progress.raise();
+    }
+
+    fn is_settled(&self) -> bool {
+        self.finished.get() && !self.uncommitted.get() && self.stale.borrow().is_empty()
+    }
+}
+
+impl Owner {
+    /// Which boot this is, for the catalog. To be said before adoption is finished.
+    pub(crate) fn set_boot(&self, boot_id: &[u8; 16]) {
+        *self.adoption.boot_id.borrow_mut() = Some(boot_text(boot_id));
+    }
+
+    /// Ends adoption in the pool. With a live engine, what an earlier daemon left unfinished there
+    /// gets a moment first. Harmless when said again.
+    pub(crate) async fn finish_adoption(&self, session: Option<&Rc<Session>>) {
+        let adoption = &self.adoption;
+        if let Some(session) = session.filter(|_| !adoption.finished.get()) {
+            let wait = session.inherited_finished();
+            if timeout(self.limits.inherited, wait).await.is_err() {
+                tracing::warn!(
+                    unfinished = session.inherited(),
+                    "the engine has not finished what an earlier daemon asked for; freed space stays unused until it has"
+                );
+            }
+        }
+        let changed = {
+            let mut core = self.core.borrow_mut();
+            let finished = adoption.finished.replace(true);
+            if !finished {
+                match core.pool.finish_adoption(adoption.same_boot) {
+                    Ok(report) => tracing::info!(
+                        same_boot = adoption.same_boot,
+                        uncommitted = report.uncommitted,
+                        stock = report.stock,
+                        dirty = report.dirty,
+                        stale = adoption.stale.borrow().len(),
+                        "took over what was granted"
+                    ),
+                    Err(error) => tracing::error!(%error, "taking over what was granted"),
+                }
+            }
+            let boot_id = adoption.boot_id.borrow_mut().take();
+            if let Some(boot_id) = &boot_id
+                && let Err(error) = core.pool.set_boot_id(boot_id)
+            {
+                tracing::error!(%error, "recording the boot id");
+            }
+            !finished || boot_id.is_some()
+        };
+        // Until this is durable nothing may be granted.
+        while changed && self.commit().await.is_err() {
+            sleep(Duration::from_secs(1)).await;
+        }
+        adoption.progress.raise();
+    }
+
+    /// Opens the gate for faults, once what was adopted is durable, or after a while.
+    pub(super) async fn open_after_adoption(self: &Rc<Self>) {
+        if self.is_open() {
+            return;
+        }
+        if timeout(self.limits.adoption, self.settle()).await.is_err() {
+            tracing::warn!(
+                "the mappings that were taken over are not durable yet; flushes wait for that"
+            );
+            let owner = self.clone();
+            self.spawn(async move { owner.settle().await });
+        }
+        self.open.set(true);
+        self.opened.raise();
+    }
+
+    /// Commits what was adopted, then revokes what the pool does not know.
+    async fn settle(&self) {
+        let adoption = &self.adoption;
+        while adoption.is_uncommitted() {
+            if let Err(error) = self.sync_all().await {
+                tracing::warn!(%error, "committing the mappings that were taken over");
+                sleep(Duration::from_millis(500)).await;
+            }
+        }
+        loop {
+            // Kept in the list until it is done: this may be cut off at any wait.
+            let Some((volume, range)) = adoption.stale.borrow().last().copied() else {
+                break;
+            };
+            let _held = self.locks.hold(volume, range).await;
+            match self.revoke(volume, range).await {
+                Ok(()) => {
+                    self.forget_grants(volume, range).await;
+                    adoption.stale.borrow_mut().pop();
+                }
+                Err(error) => {
+                    tracing::warn!(%volume, ?range, %error, "revoking a grant that the pool does not know");
+                    sleep(Duration::from_millis(500)).await;
+                }
+            }
+        }
+        adoption.progress.raise();
+    }
+
+    /// Waits until nothing that was adopted is in doubt any more.
+    pub(super) async fn wait_settled(&self) {
+        self.adoption
+            .progress
+            .until(|| self.adoption.is_settled().then_some(()))
+            .await;
+    }
+}

@@ -1,0 +1,131 @@
+//! Exports, as the API changes them.
+//!
+//! Purpose: show a volume to hosts, change who may connect, stop showing it.
+//! Design: the catalog first, then the engine; an export that the engine refuses is taken out of the
+//! catalog again. Hosts that may no longer connect are disconnected by the engine.
+//! Not here: host NQNs' syntax (checked before), connecting (the engine).
+
+use forebay_pool::ExportId;
+use forebay_xlate::boundary::message::{ExportId as EngineExportId, ToEngine};
+
+use super::Owner;
+use super::push::export_config;
+use super::session::AskError;
+use super::volume::engine_error;
+use crate::api::error::ApiError;
+use crate::api::model::{Export, ExportCreate, ExportUpdate};
+use crate::devices::{api_error, now_s};
+
+impl Owner {
+    /// Exports a volume.
+    pub(crate) async fn export_create(&self, body: ExportCreate) -> Result<Export, ApiError> {
+        let ExportCreate {
+            tenant,
+            volume,
+            hosts,
+            any_host,
+        } = body;
+        let id = self.volume_id(&tenant, &volume)?;
+        let mut hosts = hosts;
+        hosts.sort_unstable();
+        hosts.dedup();
+        let export = {
+            let mut core = self.core.borrow_mut();
+            core.pool
+                .create_export(id, hosts, any_host, now_s())
+                .map_err(api_error)?
+        };
+        self.commit_for_api().await?;
+        if let Err(error) = self.push_export(export).await {
+            if matches!(error, AskError::Refused(_)) {
+                let undone = self.core.borrow_mut().pool.delete_export(export);
+                undone.map_err(api_error)?;
+                self.commit_for_api().await?;
+            }
+            return Err(engine_error(&error));
+        }
+        self.export_show(&tenant, &volume)
+    }
+
+    async fn push_export(&self, id: ExportId) -> Result<(), AskError> {
+        let export = {
+            let core = self.core.borrow();
+            let Ok(record) = core.pool.export(id) else {
+                return Ok(());
+            };
+            let Ok(volume) = core.pool.volume(record.volume) else {
+                return Ok(());
+            };
+            export_config(record, volume)
+        };
+        self.push("an export", |request| ToEngine::SetExport {
+            request,
+            export,
+        })
+        .await
+    }
+
+    pub(super) fn export_id(&self, tenant: &str, volume: &str) -> Result<ExportId, ApiError> {
+        let id = self.volume_id(tenant, volume)?;
+        let core = self.core.borrow();
+        core.pool
+            .export_of(id)
+            .map(|record| record.id)
+            .ok_or_else(|| {
+                ApiError::not_found(format!("volume {tenant}/{volume} is not exported"))
+                    .hint("`forebay export list` shows what is")
+            })
+    }
+
+    /// Changes who may connect.
+    pub(crate) async fn export_update(
+        &self,
+        tenant: String,
+        volume: String,
+        body: ExportUpdate,
+    ) -> Result<Export, ApiError> {
+        let id = self.export_id(&tenant, &volume)?;
+        {
+            let mut core = self.core.borrow_mut();
+            let record = core.pool.export(id).map_err(api_error)?;
+            let any_host = body.any_host.unwrap_or(record.any_host);
+            let mut hosts = record.hosts.clone();
+            hosts.retain(|host| !body.remove_hosts.contains(host));
+            for host in body.add_hosts {
+                if !hosts.contains(&host) {
+                    hosts.push(host);
+                }
+            }
+            core.pool
+                .set_export_hosts(id, hosts, any_host)
+                .map_err(api_error)?;
+        }
+        self.commit_for_api().await?;
+        self.push_export(id)
+            .await
+            .map_err(|error| engine_error(&error))?;
+        self.export_show(&tenant, &volume)
+    }
+
+    /// Ends an export; its hosts are disconnected.
+    pub(crate) async fn export_delete(
+        &self,
+        tenant: String,
+        volume: String,
+    ) -> Result<(), ApiError> {
+        let id = self.export_id(&tenant, &volume)?;
+        self.core
+            .borrow_mut()
+            .pool
+            .delete_export(id)
+            .map_err(api_error)?;
+        self.commit_for_api().await?;
+        let export = EngineExportId(id.0);
+        self.push("removing an export", |request| ToEngine::RemoveExport {
+            request,
+            export,
+        })
+        .await
+        .map_err(|error| engine_error(&error))
+    }
+}

@@ -1,0 +1,369 @@
+//! The owner of a pool: the one place that decides where bytes lie and who may use them.
+//!
+//! Purpose: answers the engine's faults, releases and commits, carries out what the API asks, and
+//! keeps pool, grant table and engine in agreement whichever of the processes dies.
+//!
+//! Design: one thread. The pool and the grant table sit in one [`Core`] behind a `RefCell`; an
+//! operation is a local task that changes the core in steps without a wait in them, and awaits what
+//! lies between: a catalog commit ([`commit`]), an answer of the engine ([`session`]), a range that
+//! somebody else is changing ([`locks`]). What must never happen out of order is said where it is
+//! done:
+//! - [`fault`]: the grant table's entry, then the grant;
+//! - [`release`]: revoke and drain, then the pool's change, its commit, then the entry's removal;
+//! - [`flush`]: the devices' flush, then the mappings' commit, then `Committed`;
+//! - [`launder`]: zeroing, flush, then *clean*;
+//! - [`adopt`]: what an earlier daemon granted is taken over and committed before anything is granted.
+//!
+//! Not here: processes ([`crate::supervisor`]), the pool's rules (`forebay_pool`), HTTP.
+
+mod adopt;
+mod commit;
+mod export;
+mod fault;
+mod flush;
+mod launder;
+mod locks;
+mod push;
+mod release;
+pub(crate) mod session;
+mod show;
+mod stats;
+mod volume;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashSet};
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_device::fence::Holder;
+use forebay_pool::{Catalog, Pool};
+use forebay_xlate::boundary::message::{FromEngine, ToEngine};
+use forebay_xlate::grants::GrantTable;
+use forebay_xlate::{DeviceIndex, VolumeId};
+use tokio::sync::Notify;
+
+use self::commit::Committer;
+use self::locks::Locks;
+use self::session::{Greeting, Session};
+use crate::api::error::ApiError;
+use crate::devices::PoolDevice;
+use crate::signal::Signal;
+
+pub(crate) use self::adopt::{Grants, grants_capacity};
+pub(crate) use self::commit::CommitError;
+pub(crate) use self::stats::now_unix_ms;
+
+/// How long the owner waits for what.
+#[derive(Debug, Clone)]
+pub(crate) struct Limits {
+    /// An engine's answer to a request.
+    pub(crate) request: Duration,
+    /// A revoke, from asking until nothing uses the range, over engines' deaths.
+    pub(crate) revoke: Duration,
+    /// A job of the internal lane.
+    pub(crate) job: Duration,
+    /// A fault that waits for laundering, before it is answered "no space".
+    pub(crate) launder: Duration,
+    /// What an earlier daemon left unfinished in the engine, before the rest goes on.
+    pub(crate) inherited: Duration,
+    /// The first commit after adoption, before faults are answered all the same.
+    pub(crate) adoption: Duration,
+    /// Between two looks at uncommitted mappings.
+    pub(crate) sync_every: Duration,
+    /// Before a device that failed is tried again.
+    pub(crate) device_retry: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            request: Duration::from_secs(10),
+            revoke: Duration::from_secs(30),
+            job: Duration::from_secs(60),
+            launder: Duration::from_secs(15),
+            inherited: Duration::from_secs(10),
+            adoption: Duration::from_secs(10),
+            sync_every: Duration::from_secs(2),
+            device_retry: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What the owner decides by. Never borrowed over a wait.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) pool: Pool,
+    pub(crate) grants: GrantTable,
+}
+
+/// Events since the daemon started.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) faults: Cell<u64>,
+    pub(crate) revokes: Cell<u64>,
+}
+
+/// Adds one.
+pub(crate) fn count(counter: &Cell<u64>) {
+    counter.set(counter.get().wrapping_add(1));
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Owner {
+    pub(crate) core: RefCell<Core>,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) devices: Vec<PoolDevice>,
+    pub(crate) limits: Limits,
+    pub(crate) counters: Counters,
+    /// NVMe/TCP listeners by address: the daemon's own descriptors of them.
+    pub(crate) listeners: RefCell<BTreeMap<String, OwnedFd>>,
+    committer: Committer,
+    locks: Locks,
+    /// The engine's conversation, from when it was told everything until it ends.
+    session: RefCell<Option<Rc<Session>>>,
+    session_changed: Signal,
+    /// Faults that a task is busy with.
+    faulting: RefCell<HashSet<(VolumeId, u64, bool)>>,
+    /// Deallocations that are under way: the engine's generation and its number.
+    releasing: RefCell<HashSet<(u64, u64)>>,
+    /// The newest engine that was told everything.
+    newest_generation: Cell<u64>,
+    adoption: adopt::Adoption,
+    /// Whether faults, releases and changes of extents go on: adoption is through.
+    open: Cell<bool>,
+    opened: Signal,
+    evicting: tokio::sync::Mutex<()>,
+    syncing: tokio::sync::Mutex<()>,
+    launder_wanted: Notify,
+    /// Raised after each round of laundering.
+    laundered: Signal,
+    closed: Cell<bool>,
+    closing: Signal,
+}
+
+impl Owner {
+    /// Takes a pool with the grant table that belongs to it; what is listed there must have been
+    /// adopted ([`adopt`]).
+    pub(crate) fn new(
+        pool: Pool,
+        catalog: Arc<Catalog>,
+        devices: Vec<PoolDevice>,
+        grants: adopt::Grants,
+        limits: Limits,
+    ) -> Rc<Self> {
+        let (grants, adoption) = grants.into_parts();
+        let owner = Rc::new(Self {
+            core: RefCell::new(Core { pool, grants }),
+            catalog,
+            devices,
+            limits,
+            counters: Counters::default(),
+            listeners: RefCell::default(),
+            committer: Committer::new(),
+            locks: Locks::new(),
+            session: RefCell::new(None),
+            session_changed: Signal::new(),
+            faulting: RefCell::default(),
+            releasing: RefCell::default(),
+            newest_generation: Cell::new(0),
+            adoption,
+            open: Cell::new(false),
+            opened: Signal::new(),
+            evicting: tokio::sync::Mutex::new(()),
+            syncing: tokio::sync::Mutex::new(()),
+            launder_wanted: Notify::new(),
+            laundered: Signal::new(),
+            closed: Cell::new(false),
+            closing: Signal::new(),
+        });
+        owner.spawn(owner.clone().run_committer());
+        owner.spawn(owner.clone().run_launderer());
+        owner.spawn(owner.clone().run_syncer());
+        owner
+    }
+
+    /// Runs a task for as long as the owner is not closed.
+    pub(crate) fn spawn(self: &Rc<Self>, task: impl Future<Output = ()> + 'static) {
+        let owner = self.clone();
+        tokio::task::spawn_local(async move {
+            tokio::select! {
+                biased;
+                () = owner.closing.until(|| owner.closed.get().then_some(())) => {}
+                () = task => {}
+            }
+        });
+    }
+
+    /// Ends every task. Nothing is committed or said any more.
+    pub(crate) fn close(&self) {
+        self.closed.set(true);
+        self.closing.raise();
+        if let Some(session) = self.session.take() {
+            session.end();
+        }
+    }
+
+    /// The engine's conversation, if there is one now.
+    pub(crate) fn session(&self) -> Option<Rc<Session>> {
+        self.session.borrow().clone()
+    }
+
+    /// The engine's conversation, once there is one.
+    pub(crate) async fn wait_session(&self) -> Rc<Session> {
+        self.session_changed.until(|| self.session()).await
+    }
+
+    /// Says something to the engine, if there is one.
+    pub(crate) fn say(&self, message: &ToEngine) {
+        if let Some(session) = self.session() {
+            session.say(message);
+        }
+    }
+
+    /// Waits until adoption is through.
+    pub(crate) async fn wait_open(&self) {
+        self.opened.until(|| self.open.get().then_some(())).await;
+    }
+
+    /// Whether adoption is through.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.get()
+    }
+
+    /// Goes on with an engine until the conversation ends. `running` is called once the engine knows
+    /// everything.
+    pub(crate) async fn serve(self: &Rc<Self>, greeting: Greeting, running: impl FnOnce()) {
+        let Greeting {
+            session,
+            held,
+            early,
+            table: _,
+        } = greeting;
+        // Messages are taken in from here on: an inherited job's end is one of them.
+        let reader = self.clone().converse(session.clone(), early);
+        let told = async {
+            self.finish_adoption(Some(&session)).await;
+            self.tell_everything(&session, held).await;
+            running();
+            self.open_after_adoption().await;
+            // The reader ends the conversation, not this.
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = reader => {}
+            () = told => {}
+        }
+        self.hang_up(&session);
+    }
+
+    /// The conversation is over. Whoever drops [`Owner::serve`] half-way says it himself.
+    pub(crate) fn hang_up(&self, session: &Rc<Session>) {
+        session.end();
+        let mut current = self.session.borrow_mut();
+        if current.as_ref().is_some_and(|now| Rc::ptr_eq(now, session)) {
+            *current = None;
+        }
+        drop(current);
+        self.session_changed.raise();
+    }
+
+    fn attach(&self, session: &Rc<Session>) {
+        *self.session.borrow_mut() = Some(session.clone());
+        self.newest_generation.set(session.generation);
+        self.session_changed.raise();
+    }
+
+    async fn converse(self: Rc<Self>, session: Rc<Session>, early: Vec<FromEngine>) {
+        for message in early {
+            if let Some(message) = session.absorb(message) {
+                self.act(&session, message);
+            }
+        }
+        let receive = async {
+            let mut in_a_row = 0u32;
+            loop {
+                match session.next().await {
+                    Ok(message) => self.act(&session, message),
+                    Err(error) => return error,
+                }
+                // A busy engine must not keep the other tasks from running.
+                in_a_row += 1;
+                if in_a_row.is_multiple_of(64) {
+                    tokio::task::yield_now().await;
+                }
+            }
+        };
+        let error = tokio::select! {
+            error = receive => error,
+            Err(error) = session.write() => error,
+        };
+        tracing::info!(generation = session.generation, %error, "the engine's conversation ended");
+    }
+
+    fn act(self: &Rc<Self>, session: &Rc<Session>, message: FromEngine) {
+        match message {
+            FromEngine::Fault {
+                volume,
+                extent,
+                write,
+            } => self.on_fault(volume, extent, write),
+            FromEngine::CommitWanted { volume, sequence } => {
+                self.spawn(self.clone().commit_wanted(volume, sequence));
+            }
+            FromEngine::Release {
+                release,
+                volume,
+                range,
+            } => {
+                self.on_release(session.generation, release, volume, range);
+            }
+            FromEngine::DeviceFailed { device, error } => {
+                tracing::error!(device = device.0, error, "the engine can't use a device");
+                self.spawn(self.clone().retry_device(session.clone(), device));
+            }
+            FromEngine::Notice { text } => tracing::warn!(text, "the engine says"),
+            other => tracing::warn!(?other, "the engine said something out of place"),
+        }
+    }
+
+    /// Waits until no engine's lock is left on any device.
+    pub(crate) async fn wait_unfenced(&self, limit: Duration) -> Result<(), ApiError> {
+        let begin = tokio::time::Instant::now();
+        loop {
+            let mut holder = None;
+            for device in &self.devices {
+                let holders = device.store.0.holders();
+                let holders = holders.map_err(|error| ApiError::unavailable(error.to_string()))?;
+                let engine = holders
+                    .into_iter()
+                    .find(|h| matches!(h, Holder::Engine { .. }));
+                holder = holder.or(engine.map(|engine| (device.spec.clone(), engine)));
+            }
+            match holder {
+                None => return Ok(()),
+                Some((spec, engine)) if begin.elapsed() >= limit => {
+                    return Err(ApiError::in_use(format!(
+                        "{spec}: {engine} still has requests in flight there"
+                    ))
+                    .hint("wait until the device answers, and try again"));
+                }
+                Some(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    }
+
+    /// All devices of the pool.
+    pub(crate) fn device_indexes(&self) -> Vec<DeviceIndex> {
+        self.core
+            .borrow()
+            .pool
+            .devices()
+            .iter()
+            .map(|device| device.index)
+            .collect()
+    }
+}

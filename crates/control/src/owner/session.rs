@@ -1,0 +1,499 @@
+//! One conversation with one engine, from its greeting to its end.
+//!
+//! Purpose: carry messages both ways, match answers with what was asked, and know which devices the
+//! engine has its fence on.
+//! Design: the boundary's channel behind the runtime's readiness. Each thing that is asked (a
+//! request, a revoke, a job) has a number and a one-shot answer; when the session ends every answer
+//! that is still open ends with [`AskError::Gone`]. Numbers start at the monotonic clock's
+//! nanoseconds, so that no later session of this boot, in whatever daemon, uses one again.
+//! Not here: what is said (the owner's business), and processes (the supervisor's).
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_xlate::boundary::message::{BOUNDARY_VERSION, FromEngine, Held, Job, ToEngine};
+use forebay_xlate::boundary::region::Region;
+use forebay_xlate::boundary::socket::Channel;
+use forebay_xlate::shm::SharedMemory;
+use forebay_xlate::{DeviceIndex, ExtentRange, VolumeId};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::timeout;
+
+use crate::signal::Signal;
+
+/// Why something asked of the engine has no good answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AskError {
+    /// The engine, or the conversation with it, ended.
+    #[error("the engine went away")]
+    Gone,
+    /// No answer came in time.
+    #[error("the engine did not answer within {0:?}: {1}")]
+    TimedOut(Duration, &'static str),
+    /// It said no.
+    #[error("the engine refused: {0}")]
+    Refused(String),
+    /// A job of the internal lane failed.
+    #[error("{}", io::Error::from_raw_os_error(*.0))]
+    Errno(i32),
+}
+
+/// Why a conversation did not begin.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GreetError {
+    /// The socket failed, or what came was no message.
+    #[error("the engine's socket: {0}")]
+    Io(#[from] io::Error),
+    /// Nothing came in time.
+    #[error("the engine did not answer a greeting within {0:?}")]
+    TimedOut(Duration),
+    /// Another release.
+    #[error(
+        "the running engine (pid {pid}) speaks version {theirs} of the control protocol, this daemon {BOUNDARY_VERSION}"
+    )]
+    Version {
+        /// The engine.
+        pid: u32,
+        /// Its version.
+        theirs: u32,
+    },
+    /// Another pool's engine.
+    #[error("the running engine (pid {pid}) serves another pool")]
+    OtherPool {
+        /// The engine.
+        pid: u32,
+    },
+}
+
+/// How far the engine is with a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum DeviceState {
+    /// It was told of it.
+    Opening,
+    /// Every earlier engine's lock has fallen: it is served.
+    Ready,
+    /// It can't be used.
+    Failed(String),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    Request,
+    Revoke,
+    Job,
+}
+
+type Answer = Result<(), AskError>;
+
+/// An answer that is on its way.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    answer: oneshot::Receiver<Answer>,
+    what: &'static str,
+}
+
+impl Pending {
+    /// Waits for it, for at most `limit`; it may still come later.
+    pub(crate) async fn within(&mut self, limit: Duration) -> Answer {
+        match timeout(limit, &mut self.answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(AskError::Gone),
+            Err(_) => Err(AskError::TimedOut(limit, self.what)),
+        }
+    }
+
+    /// Waits until it is there or never comes.
+    pub(crate) async fn ended(self) {
+        let _ = self.answer.await;
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// The engine's process.
+    pub(crate) pid: u32,
+    /// The engine's generation.
+    pub(crate) generation: u64,
+    /// What the engine records.
+    pub(crate) region: Region,
+    wire: Wire,
+    next_number: Cell<u64>,
+    open: RefCell<HashMap<(Kind, u64), oneshot::Sender<Answer>>>,
+    devices: RefCell<BTreeMap<DeviceIndex, DeviceState>>,
+    /// Revokes and jobs of an earlier conversation that the engine has not finished.
+    inherited_revokes: RefCell<Vec<u64>>,
+    inherited_jobs: RefCell<Vec<u64>>,
+    ended: Cell<bool>,
+    changed: Signal,
+}
+
+/// What the greeting brought.
+#[derive(Debug)]
+pub(crate) struct Greeting {
+    pub(crate) session: Rc<Session>,
+    /// What the engine holds.
+    pub(crate) held: Vec<(Held, Vec<OwnedFd>)>,
+    /// The grant table that an earlier daemon deposited.
+    pub(crate) table: Option<OwnedFd>,
+    /// What else came meanwhile.
+    pub(crate) early: Vec<FromEngine>,
+}
+
+#[derive(Debug)]
+struct Wire {
+    channel: RefCell<Channel>,
+    readiness: AsyncFd<OwnedFd>,
+    wants_room: Notify,
+}
+
+impl Wire {
+    fn new(fd: OwnedFd) -> io::Result<Self> {
+        let channel = Channel::new(fd)?;
+        // The same socket under a second descriptor, because the channel keeps the first.
+        let readiness = crate::readiness::watch(
+            channel.as_fd().try_clone_to_owned()?,
+            Interest::READABLE | Interest::WRITABLE,
+        )?;
+        Ok(Self {
+            channel: RefCell::new(channel),
+            readiness,
+            wants_room: Notify::new(),
+        })
+    }
+
+    fn send(&self, message: &ToEngine, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+        let mut channel = self.channel.borrow_mut();
+        channel.send(message, descriptors)?;
+        if channel.wants_to_write() {
+            self.wants_room.notify_one();
+        }
+        Ok(())
+    }
+
+    async fn next(&self) -> io::Result<(FromEngine, Vec<OwnedFd>)> {
+        loop {
+            let mut ready = self.readiness.readable().await?;
+            match self.channel.borrow_mut().receive()? {
+                Some(message) => return Ok(message),
+                None => ready.clear_ready(),
+            }
+        }
+    }
+
+    /// Sends what is queued as room comes; ends only by an error.
+    async fn write(&self) -> io::Result<()> {
+        loop {
+            self.wants_room.notified().await;
+            while self.channel.borrow().wants_to_write() {
+                let mut ready = self.readiness.writable().await?;
+                let mut channel = self.channel.borrow_mut();
+                channel.flush()?;
+                if channel.wants_to_write() {
+                    ready.clear_ready();
+                }
+            }
+        }
+    }
+}
+
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let (seconds, rest) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
+    seconds.saturating_mul(1_000_000_000).saturating_add(rest)
+}
+
+impl Session {
+    /// Says hello on a connected socket and hears what the engine holds. `table` is deposited with
+    /// the engine; without one, what was deposited before comes back.
+    pub(crate) async fn greet(
+        fd: OwnedFd,
+        pool: [u8; 16],
+        table: Option<OwnedFd>,
+        limit: Duration,
+    ) -> Result<Greeting, GreetError> {
+        let wire = Wire::new(fd)?;
+        timeout(limit, Self::greet_on(wire, pool, table))
+            .await
+            .map_err(|_| GreetError::TimedOut(limit))?
+    }
+
+    async fn greet_on(
+        wire: Wire,
+        pool: [u8; 16],
+        table: Option<OwnedFd>,
+    ) -> Result<Greeting, GreetError> {
+        let hello = ToEngine::Hello {
+            version: BOUNDARY_VERSION,
+            daemon_pid: std::process::id(),
+            pool,
+        };
+        wire.send(&hello, table.into_iter().collect())?;
+        let unexpected = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+        let (welcome, descriptors) = wire.next().await?;
+        let FromEngine::Welcome {
+            version,
+            engine_pid,
+            generation,
+            pool: theirs,
+        } = welcome
+        else {
+            return Err(unexpected("its first message is not a welcome").into());
+        };
+        if version != BOUNDARY_VERSION {
+            return Err(GreetError::Version {
+                pid: engine_pid,
+                theirs: version,
+            });
+        }
+        if theirs != pool && theirs != [0; 16] {
+            return Err(GreetError::OtherPool { pid: engine_pid });
+        }
+        let mut descriptors = descriptors.into_iter();
+        let region = descriptors
+            .next()
+            .ok_or_else(|| unexpected("no state region came"))?;
+        let session = Session {
+            pid: engine_pid,
+            generation,
+            region: Region::adopt(SharedMemory::from_fd(region)?)?,
+            wire,
+            next_number: Cell::new(monotonic_ns()),
+            open: RefCell::default(),
+            devices: RefCell::default(),
+            inherited_revokes: RefCell::default(),
+            inherited_jobs: RefCell::default(),
+            ended: Cell::new(false),
+            changed: Signal::new(),
+        };
+        let (mut held, mut early) = (Vec::new(), Vec::new());
+        loop {
+            match session.wire.next().await? {
+                (FromEngine::HeldEnd, _) => break,
+                (FromEngine::Held(one), fds) => {
+                    session.note_held(&one);
+                    held.push((one, fds));
+                }
+                (other, _) => early.push(other),
+            }
+        }
+        Ok(Greeting {
+            session: Rc::new(session),
+            held,
+            table: descriptors.next(),
+            early,
+        })
+    }
+
+    fn note_held(&self, held: &Held) {
+        match held {
+            Held::Device(config, ready) => {
+                let state = if *ready {
+                    DeviceState::Ready
+                } else {
+                    DeviceState::Opening
+                };
+                self.devices.borrow_mut().insert(config.device, state);
+            }
+            Held::Revoke(number) => self.inherited_revokes.borrow_mut().push(*number),
+            Held::Job(number, _) => self.inherited_jobs.borrow_mut().push(*number),
+            Held::Volume(_) | Held::Export(_) | Held::Listener(_) => {}
+        }
+    }
+
+    /// The next message that the owner must act on; answers find their askers by themselves.
+    pub(crate) async fn next(&self) -> io::Result<FromEngine> {
+        loop {
+            let (message, _descriptors) = self.wire.next().await?;
+            if let Some(message) = self.absorb(message) {
+                return Ok(message);
+            }
+        }
+    }
+
+    /// Takes what concerns the conversation itself; gives back what the owner must act on.
+    pub(crate) fn absorb(&self, message: FromEngine) -> Option<FromEngine> {
+        match message {
+            FromEngine::Done { request, error } => {
+                self.answer(
+                    Kind::Request,
+                    request,
+                    error.map_or(Ok(()), |e| Err(AskError::Refused(e))),
+                );
+            }
+            FromEngine::RevokeDone { revoke } => {
+                self.inherited_revokes
+                    .borrow_mut()
+                    .retain(|number| *number != revoke);
+                self.answer(Kind::Revoke, revoke, Ok(()));
+            }
+            FromEngine::JobDone { job, errno } => {
+                self.inherited_jobs
+                    .borrow_mut()
+                    .retain(|number| *number != job);
+                self.answer(
+                    Kind::Job,
+                    job,
+                    errno.map_or(Ok(()), |e| Err(AskError::Errno(e))),
+                );
+            }
+            FromEngine::DeviceReady { device } => self.set_device(device, DeviceState::Ready),
+            FromEngine::DeviceFailed { device, error } => {
+                self.set_device(device, DeviceState::Failed(error.clone()));
+                return Some(FromEngine::DeviceFailed { device, error });
+            }
+            other => return Some(other),
+        }
+        None
+    }
+
+    fn answer(&self, kind: Kind, number: u64, answer: Answer) {
+        if let Some(asker) = self.open.borrow_mut().remove(&(kind, number)) {
+            let _ = asker.send(answer);
+        }
+        self.changed.raise();
+    }
+
+    /// Sends what is queued when the socket was full; ends only by an error.
+    pub(crate) async fn write(&self) -> io::Result<()> {
+        self.wire.write().await
+    }
+
+    /// Says something that has no answer of its own. A failure shows as the session's end.
+    pub(crate) fn say(&self, message: &ToEngine) {
+        self.say_with(message, Vec::new());
+    }
+
+    fn say_with(&self, message: &ToEngine, descriptors: Vec<OwnedFd>) {
+        if self.ended.get() {
+            return;
+        }
+        if let Err(error) = self.wire.send(message, descriptors) {
+            tracing::warn!(%error, "sending to the engine failed");
+        }
+    }
+
+    fn ask(
+        &self,
+        kind: Kind,
+        what: &'static str,
+        descriptors: Vec<OwnedFd>,
+        message: impl FnOnce(u64) -> ToEngine,
+    ) -> Pending {
+        let number = self.next_number.get();
+        self.next_number.set(number + 1);
+        let (sender, answer) = oneshot::channel();
+        if !self.ended.get() {
+            self.open.borrow_mut().insert((kind, number), sender);
+            self.say_with(&message(number), descriptors);
+        }
+        Pending { answer, what }
+    }
+
+    /// Asks for something that is answered by `Done`.
+    pub(crate) fn request(
+        &self,
+        what: &'static str,
+        message: impl FnOnce(u64) -> ToEngine,
+    ) -> Pending {
+        self.ask(Kind::Request, what, Vec::new(), message)
+    }
+
+    /// The same with a descriptor.
+    pub(crate) fn request_with(
+        &self,
+        what: &'static str,
+        descriptor: OwnedFd,
+        message: impl FnOnce(u64) -> ToEngine,
+    ) -> Pending {
+        self.ask(Kind::Request, what, vec![descriptor], message)
+    }
+
+    /// Takes all rights on a range back.
+    pub(crate) fn revoke(&self, volume: VolumeId, range: ExtentRange) -> Pending {
+        self.ask(Kind::Revoke, "a revoke", Vec::new(), |revoke| {
+            ToEngine::Revoke {
+                revoke,
+                volume,
+                range,
+                keep: None,
+            }
+        })
+    }
+
+    /// Has the internal lane do something.
+    pub(crate) fn job(&self, work: Job) -> Pending {
+        let what = match work {
+            Job::Flush { .. } => "a flush",
+            Job::Launder { .. } => "laundering",
+        };
+        self.ask(Kind::Job, what, Vec::new(), |job| ToEngine::Job {
+            job,
+            work,
+        })
+    }
+
+    pub(crate) fn set_device(&self, device: DeviceIndex, state: DeviceState) {
+        self.devices.borrow_mut().insert(device, state);
+        self.changed.raise();
+    }
+
+    /// How far the engine is with a device.
+    pub(crate) fn device(&self, device: DeviceIndex) -> Option<DeviceState> {
+        self.devices.borrow().get(&device).cloned()
+    }
+
+    fn device_ready(&self, device: DeviceIndex) -> bool {
+        self.devices.borrow().get(&device) == Some(&DeviceState::Ready)
+    }
+
+    /// Waits until the engine has its fence on all of these devices.
+    pub(crate) async fn devices_ready(&self, devices: &[DeviceIndex]) -> Result<(), AskError> {
+        self.changed
+            .until(|| {
+                if self.ended.get() {
+                    Some(Err(AskError::Gone))
+                } else {
+                    devices
+                        .iter()
+                        .all(|d| self.device_ready(*d))
+                        .then_some(Ok(()))
+                }
+            })
+            .await
+    }
+
+    /// Waits until nothing that an earlier conversation asked for is unfinished, or this one is over.
+    pub(crate) async fn inherited_finished(&self) {
+        self.changed
+            .until(|| {
+                let none = self.inherited_revokes.borrow().is_empty()
+                    && self.inherited_jobs.borrow().is_empty();
+                (none || self.ended.get()).then_some(())
+            })
+            .await;
+    }
+
+    /// How many of an earlier conversation's revokes and jobs are unfinished.
+    pub(crate) fn inherited(&self) -> usize {
+        self.inherited_revokes.borrow().len() + self.inherited_jobs.borrow().len()
+    }
+
+    /// The conversation is over: everything asked ends with [`AskError::Gone`].
+    pub(crate) fn end(&self) {
+        self.ended.set(true);
+        self.open.borrow_mut().clear();
+        self.changed.raise();
+    }
+
+    /// Whether it is over.
+    pub(crate) fn is_over(&self) -> bool {
+        self.ended.get()
+    }
+}

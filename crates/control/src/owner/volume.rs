@@ -1,0 +1,195 @@
+//! Tenants and volumes, as the API changes them.
+//!
+//! Purpose: create, grow, delete.
+//! Design: the pool is changed and the change committed; then the engine is told. Growing is told
+//! after the commit, so that no host sees a size that a crash takes back. Deleting first takes every
+//! extent back from the data path.
+//! Not here: names' syntax (checked before), answers' shape (`show`).
+
+use forebay_pool::NewVolume;
+use forebay_xlate::boundary::message::ToEngine;
+use forebay_xlate::{ExtentRange, VolumeId};
+use tokio::time::timeout;
+
+use super::Owner;
+use super::push::{ALL_EXTENTS, volume_config};
+use super::release::ReleaseError;
+use super::session::AskError;
+use crate::api::error::ApiError;
+use crate::api::model::{Tenant, Volume, VolumeCreate};
+use crate::devices::{api_error, now_s};
+
+pub(super) fn engine_error(error: &AskError) -> ApiError {
+    match error {
+        AskError::Refused(_) => ApiError::internal(error.to_string()),
+        _ => ApiError::unavailable(error.to_string())
+            .hint("see `forebay status`; what was asked for is recorded and is told to the engine again when it restarts"),
+    }
+}
+
+impl Owner {
+    /// Makes everything changed so far durable, for the API.
+    pub(super) async fn commit_for_api(&self) -> Result<(), ApiError> {
+        self.commit().await.map_err(|error| {
+            ApiError::unavailable(error.to_string())
+                .hint("the change is kept in memory and tried again; see the daemon's log")
+        })
+    }
+
+    /// Makes a tenant.
+    pub(crate) async fn tenant_create(&self, name: String) -> Result<Tenant, ApiError> {
+        self.core
+            .borrow_mut()
+            .pool
+            .create_tenant(&name, now_s())
+            .map_err(api_error)?;
+        self.commit_for_api().await?;
+        self.tenant_show(&name)
+    }
+
+    /// Ends a tenant without volumes.
+    pub(crate) async fn tenant_delete(&self, name: String) -> Result<(), ApiError> {
+        self.core
+            .borrow_mut()
+            .pool
+            .delete_tenant(&name)
+            .map_err(api_error)?;
+        self.commit_for_api().await
+    }
+
+    /// Makes a volume.
+    pub(crate) async fn volume_create(
+        &self,
+        tenant: String,
+        body: VolumeCreate,
+    ) -> Result<Volume, ApiError> {
+        let new = NewVolume {
+            tenant: tenant.clone(),
+            name: body.name.clone(),
+            size_bytes: body.size_bytes,
+            block_bytes: Some(body.block_bytes.unwrap_or(4096)),
+        };
+        let id = self
+            .core
+            .borrow_mut()
+            .pool
+            .create_volume(&new, now_s())
+            .map_err(api_error)?;
+        self.commit_for_api().await?;
+        self.push_volume(id).await?;
+        self.volume_show(&tenant, &body.name)
+    }
+
+    async fn push_volume(&self, id: VolumeId) -> Result<(), ApiError> {
+        let volume = {
+            let core = self.core.borrow();
+            let record = core.pool.volume(id).map_err(api_error)?;
+            volume_config(record, core.pool.info().extent_bytes)
+        };
+        self.push("a volume", |request| ToEngine::SetVolume {
+            request,
+            volume,
+        })
+        .await
+        .map_err(|error| engine_error(&error))
+    }
+
+    /// Grows a volume.
+    pub(crate) async fn volume_grow(
+        &self,
+        tenant: String,
+        name: String,
+        size_bytes: u64,
+    ) -> Result<Volume, ApiError> {
+        let id = self.volume_id(&tenant, &name)?;
+        self.core
+            .borrow_mut()
+            .pool
+            .grow_volume(id, size_bytes)
+            .map_err(api_error)?;
+        self.commit_for_api().await?;
+        self.push_volume(id).await?;
+        self.volume_show(&tenant, &name)
+    }
+
+    pub(super) fn volume_id(&self, tenant: &str, name: &str) -> Result<VolumeId, ApiError> {
+        let core = self.core.borrow();
+        core.pool
+            .volume_by_name(tenant, name)
+            .map(|record| record.id)
+            .map_err(api_error)
+    }
+
+    fn refuse_exported(&self, id: VolumeId, tenant: &str, name: &str) -> Result<(), ApiError> {
+        if self.core.borrow().pool.export_of(id).is_some() {
+            return Err(
+                ApiError::in_use(format!("volume {tenant}/{name} is exported")).hint(format!(
+                    "remove the export first: `forebay export delete {tenant}/{name}`"
+                )),
+            );
+        }
+        Ok(())
+    }
+
+    /// Ends a volume that is not exported.
+    pub(crate) async fn volume_delete(&self, tenant: String, name: String) -> Result<(), ApiError> {
+        let id = self.volume_id(&tenant, &name)?;
+        self.refuse_exported(id, &tenant, &name)?;
+        if timeout(self.limits.request, self.wait_open())
+            .await
+            .is_err()
+        {
+            return Err(ApiError::unavailable(
+                "the daemon is still taking over what an earlier one granted",
+            )
+            .hint("try again in a moment; see `forebay status`"));
+        }
+        match self.delete_volume(id, &tenant, &name).await? {
+            Ok(()) => {}
+            Err(error @ ReleaseError::Revoke(_)) => {
+                return Err(ApiError::unavailable(format!(
+                    "volume {tenant}/{name} is still in use: {error}"
+                ))
+                .hint("nothing was changed; see `forebay status` for the engine and its devices, and try again"));
+            }
+            Err(ReleaseError::Pool(error)) => return Err(api_error(error)),
+            Err(ReleaseError::Commit(error)) => {
+                return Err(ApiError::unavailable(error.to_string()));
+            }
+        }
+        self.push("removing a volume", |request| ToEngine::RemoveVolume {
+            request,
+            volume: id,
+        })
+        .await
+        .map_err(|error| engine_error(&error))
+    }
+
+    async fn delete_volume(
+        &self,
+        id: VolumeId,
+        tenant: &str,
+        name: &str,
+    ) -> Result<Result<(), ReleaseError>, ApiError> {
+        let _held = self.locks.hold(id, ALL_EXTENTS).await;
+        // Somebody may have deleted or exported it while this waited.
+        self.volume_id(tenant, name)?;
+        self.refuse_exported(id, tenant, name)?;
+        let deleted = async {
+            let all = {
+                let core = self.core.borrow();
+                let size_bytes = core.pool.volume(id)?.size_bytes;
+                ExtentRange::new(0, size_bytes.div_ceil(core.pool.info().extent_bytes))
+            };
+            self.revoke(id, all).await?;
+            let released = self.core.borrow_mut().pool.delete_volume(id)?;
+            self.commit().await?;
+            self.forget_grants(id, ALL_EXTENTS).await;
+            if released.extents > 0 {
+                self.launder_wanted.notify_one();
+            }
+            Ok(())
+        };
+        Ok(deleted.await)
+    }
+}

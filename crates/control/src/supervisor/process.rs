@@ -1,0 +1,307 @@
+//! One engine process: started, found again, watched, ended.
+//!
+//! Purpose: what the daemon can do to an engine as a process.
+//! Design: watched by a pidfd, which works for an engine that an earlier daemon started too. The
+//! engine gets a process group of its own, no standard input, and a log file; it is not tied to this
+//! daemon's life in any way. `engine.json` in the run folder says which one runs: written before the
+//! start (so that an engine is found even if the daemon dies right after starting it) and again with
+//! its process id. The start time in it tells a process from another one with the same number.
+//! Not here: when to start one (`supervisor`), what is said to it (`owner`).
+
+use std::cell::RefCell;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use rustix::process::{Pid, PidfdFlags, Signal};
+use serde::{Deserialize, Serialize};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::config::EngineConfig;
+use crate::files;
+
+/// What `engine.json` says.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct EngineRecord {
+    /// 0: it was about to be started.
+    pub(crate) pid: u32,
+    pub(crate) generation: u64,
+    pub(crate) socket: PathBuf,
+    /// Clock ticks from boot to its start, as /proc has it.
+    pub(crate) start_ticks: u64,
+    /// The daemon that wrote this.
+    pub(crate) daemon_pid: u32,
+}
+
+/// An engine process.
+#[derive(Debug)]
+pub(crate) struct EngineProcess {
+    pub(crate) pid: u32,
+    pub(crate) generation: u64,
+    pub(crate) socket: PathBuf,
+    pidfd: AsyncFd<OwnedFd>,
+    /// If this daemon started it.
+    child: RefCell<Option<Child>>,
+}
+
+/// Where the record is.
+pub(crate) fn record_path(run_dir: &Path) -> PathBuf {
+    run_dir.join("engine.json")
+}
+
+/// What is recorded about an engine.
+pub(crate) fn recorded(run_dir: &Path) -> io::Result<Option<EngineRecord>> {
+    files::read_json(&record_path(run_dir))
+}
+
+/// The 22nd field of /proc/PID/stat, for a process that is not a zombie.
+fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    if matches!(fields.first(), Some(&("Z" | "X"))) {
+        return None;
+    }
+    fields.get(22 - 3)?.parse().ok()
+}
+
+fn watch(pid: u32) -> io::Result<AsyncFd<OwnedFd>> {
+    let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let number = number.ok_or_else(|| io::Error::other(format!("{pid} is no process id")))?;
+    let pidfd = rustix::process::pidfd_open(number, PidfdFlags::empty())?;
+    crate::readiness::watch(pidfd, Interest::READABLE)
+}
+
+fn cause(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("signal {signal}{}", signal_name(signal)),
+        (None, None) => "unknown".to_owned(),
+    }
+}
+
+fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        4 => " (SIGILL)",
+        6 => " (SIGABRT)",
+        7 => " (SIGBUS)",
+        8 => " (SIGFPE)",
+        9 => " (SIGKILL)",
+        11 => " (SIGSEGV)",
+        15 => " (SIGTERM)",
+        31 => " (SIGSYS)",
+        _ => "",
+    }
+}
+
+impl EngineProcess {
+    /// Starts the engine of `generation`, which must be durable in the catalog.
+    pub(crate) fn start(
+        config: &EngineConfig,
+        run_dir: &Path,
+        log: &Path,
+        generation: u64,
+    ) -> io::Result<Self> {
+        let socket = run_dir.join(format!("engine-{generation}.sock"));
+        let mut record = EngineRecord {
+            pid: 0,
+            generation,
+            socket: socket.clone(),
+            start_ticks: 0,
+            daemon_pid: std::process::id(),
+        };
+        let record_at = record_path(run_dir);
+        files::write_json(&record_at, &record, false)?;
+        if let Some(folder) = log.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        let log = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o640)
+            .open(log)?;
+        let mut command = Command::new(&config.program);
+        command
+            .arg("engine")
+            .arg("--socket")
+            .arg(&socket)
+            .arg("--generation")
+            .arg(generation.to_string())
+            .arg("--reactors")
+            .arg(config.reactors.to_string())
+            .arg("--run-dir")
+            .arg(run_dir);
+        if !config.cpus.is_empty() {
+            let list: Vec<String> = config.cpus.iter().map(u16::to_string).collect();
+            command.arg("--cpus").arg(list.join(","));
+        }
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            // So that what is sent to this daemon's terminal doesn't reach it.
+            .process_group(0);
+        let child = command.spawn().map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!("can't start {}: {error}", config.program.display()),
+            )
+        })?;
+        let pid = child.id();
+        let process = Self {
+            pid,
+            generation,
+            socket,
+            pidfd: watch(pid)?,
+            child: RefCell::new(Some(child)),
+        };
+        record.pid = pid;
+        record.start_ticks = start_ticks(pid).unwrap_or(0);
+        files::write_json(&record_at, &record, false)?;
+        Ok(process)
+    }
+
+    /// The recorded engine, if it lives.
+    pub(crate) fn find(record: &EngineRecord) -> io::Result<Option<Self>> {
+        let gone = Some(rustix::io::Errno::SRCH.raw_os_error());
+        let pidfd = match watch(record.pid) {
+            Ok(pidfd) => pidfd,
+            Err(error) if error.raw_os_error() == gone => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        // After the pidfd: now the number can't change hands unnoticed.
+        if start_ticks(record.pid) != Some(record.start_ticks) {
+            return Ok(None);
+        }
+        Ok(Some(Self::recorded_as(record, pidfd)))
+    }
+
+    /// An engine that was recorded before its process id was known, and has told it since.
+    pub(crate) fn told(record: &EngineRecord, pid: u32) -> io::Result<Self> {
+        let record = EngineRecord {
+            pid,
+            ..record.clone()
+        };
+        let pidfd = watch(pid)?;
+        Ok(Self::recorded_as(&record, pidfd))
+    }
+
+    fn recorded_as(record: &EngineRecord, pidfd: AsyncFd<OwnedFd>) -> Self {
+        Self {
+            pid: record.pid,
+            generation: record.generation,
+            socket: record.socket.clone(),
+            pidfd,
+            child: RefCell::new(None),
+        }
+    }
+
+    /// Waits until the process has ended; says how, as far as it can be known.
+    pub(crate) async fn ended(&self) -> String {
+        if let Err(error) = self.pidfd.readable().await {
+            // Of the descriptor itself; it can't be watched any longer.
+            tracing::error!(%error, "watching the engine");
+            std::future::pending::<()>().await;
+        }
+        // It has ended, so this doesn't wait.
+        let status = self.child.borrow_mut().as_mut().map(Child::wait);
+        match status {
+            Some(Ok(status)) => cause(status),
+            Some(Err(_)) | None => "unknown (an earlier daemon started it)".to_owned(),
+        }
+    }
+
+    /// Kills it.
+    pub(crate) fn kill(&self) {
+        match rustix::process::pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+            Err(error) => tracing::error!(pid = self.pid, %error, "killing the engine"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(folder: &Path, script: &str) -> EngineConfig {
+        use std::os::unix::fs::PermissionsExt;
+        let program = folder.join("engine.sh");
+        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
+        EngineConfig {
+            program,
+            reactors: 1,
+            cpus: vec![0, 1],
+        }
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+    }
+
+    #[test]
+    fn a_process_is_started_found_again_and_its_end_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        runtime().block_on(async {
+            let config = program(folder.path(), "echo \"$@\"; exec sleep 1000");
+            let log = folder.path().join("log/engine.log");
+            let process = EngineProcess::start(&config, folder.path(), &log, 7).unwrap();
+            let record = recorded(folder.path()).unwrap().unwrap();
+            assert_eq!((record.pid, record.generation), (process.pid, 7));
+            let again = EngineProcess::find(&record).unwrap().unwrap();
+            assert_eq!(again.pid, process.pid);
+            let other = EngineRecord {
+                start_ticks: record.start_ticks + 1,
+                ..record.clone()
+            };
+            assert!(
+                EngineProcess::find(&other).unwrap().is_none(),
+                "a number used again"
+            );
+            again.kill();
+            assert_eq!(process.ended().await, "signal 9 (SIGKILL)");
+            again.ended().await;
+            assert!(EngineProcess::find(&record).unwrap().is_none());
+        });
+    }
+
+    #[test]
+    fn arguments_and_exit_code() {
+        let folder = tempfile::tempdir().unwrap();
+        runtime().block_on(async {
+            let config = program(folder.path(), "echo \"$@\"; exit 3");
+            let log = folder.path().join("engine.log");
+            let process = EngineProcess::start(&config, folder.path(), &log, 2).unwrap();
+            assert_eq!(process.ended().await, "exit code 3");
+            let told = std::fs::read_to_string(&log).unwrap();
+            let at = folder.path().display();
+            assert_eq!(
+                told.trim(),
+                format!(
+                    "engine --socket {at}/engine-2.sock --generation 2 --reactors 1 --run-dir {at} --cpus 0,1"
+                )
+            );
+        });
+    }
+
+    #[test]
+    fn a_missing_program_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = EngineConfig {
+            program: folder.path().join("none"),
+            reactors: 1,
+            cpus: vec![],
+        };
+        let log = folder.path().join("engine.log");
+        let error = EngineProcess::start(&config, folder.path(), &log, 1).unwrap_err();
+        assert!(error.to_string().contains("none"), "{error}");
+    }
+}

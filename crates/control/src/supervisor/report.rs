@@ -1,0 +1,268 @@
+//! What was known about an engine when it died.
+//!
+//! Purpose: a file for people: how it ended, what its reactors did last, what was in flight.
+//! Design: read from the dead engine's state region, which is taken for hostile: every number is
+//! bounded, and only so much is written.
+//! Not here: why it died, beyond what the kernel says.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use forebay_xlate::boundary::region::{MAX_CONTROLLERS, MAX_LANES, MAX_REACTORS, Region, progress};
+use serde::Serialize;
+
+use crate::files;
+use crate::owner::now_unix_ms;
+
+/// Commands that a report lists.
+const COMMANDS_MAX: usize = 1000;
+
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    generation: u64,
+    pid: u32,
+    at_unix_ms: u64,
+    cause: &'a str,
+    commands_in_flight: u64,
+    reactors: Vec<Reactor>,
+    lanes: Vec<Lane>,
+    queues: Vec<Queue>,
+    commands: Vec<Command>,
+    commands_left_out: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Reactor {
+    number: usize,
+    last_turn_age_ns: u64,
+    asleep: bool,
+    sleeps: u64,
+    busy_turns: u64,
+    staging_waits: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Lane {
+    export: u64,
+    volume: u64,
+    reactor: u64,
+    in_flight: u64,
+    parked: u64,
+    faults: u64,
+    connections: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Queue {
+    slot: usize,
+    export: Option<u64>,
+    qid: u64,
+    entries: u64,
+    sq_head: u64,
+    received_bytes: u64,
+    reactor: u64,
+    in_flight: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Command {
+    queue: usize,
+    number: u64,
+    progress: &'static str,
+    attempts: u64,
+    age_ns: u64,
+    opcode: u8,
+    nsid: u32,
+    lba: u64,
+    blocks: u32,
+}
+
+/// A report on disk, and what the API says of it.
+#[derive(Debug)]
+pub(crate) struct Written {
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) commands_in_flight: u64,
+}
+
+fn progress_name(value: u64) -> &'static str {
+    match value {
+        progress::TAKEN => "taken",
+        progress::PARKED => "parked",
+        progress::SUBMITTED => "submitted",
+        progress::ENDED => "ended",
+        _ => "damaged",
+    }
+}
+
+fn gather<'a>(region: Option<&Region>, generation: u64, pid: u32, cause: &'a str) -> Report<'a> {
+    let mut report = Report {
+        generation,
+        pid,
+        at_unix_ms: now_unix_ms(),
+        cause,
+        commands_in_flight: 0,
+        reactors: Vec::new(),
+        lanes: Vec::new(),
+        queues: Vec::new(),
+        commands: Vec::new(),
+        commands_left_out: 0,
+    };
+    let Some(region) = region else { return report };
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let now_ns =
+        now.tv_sec.unsigned_abs().saturating_mul(1_000_000_000) + now.tv_nsec.unsigned_abs();
+    let reactors = region
+        .header()
+        .reactors
+        .load(Relaxed)
+        .min(MAX_REACTORS as u64) as usize;
+    report.reactors = region.reactors()[..reactors]
+        .iter()
+        .enumerate()
+        .map(|(number, reactor)| Reactor {
+            number,
+            last_turn_age_ns: now_ns.saturating_sub(reactor.last_turn_ns.load(Relaxed)),
+            asleep: reactor.asleep.load(Relaxed) == 1,
+            sleeps: reactor.sleeps.load(Relaxed),
+            busy_turns: reactor.busy_turns.load(Relaxed),
+            staging_waits: reactor.staging_waits.load(Relaxed),
+        })
+        .collect();
+    for lane in region.lanes() {
+        let Some(export) = lane.export.load(Relaxed).checked_sub(1) else {
+            continue;
+        };
+        report.lanes.push(Lane {
+            export,
+            volume: lane.volume.load(Relaxed),
+            reactor: lane.reactor.load(Relaxed),
+            in_flight: lane.in_flight.load(Relaxed),
+            parked: lane.parked.load(Relaxed),
+            faults: lane.faults.load(Relaxed),
+            connections: lane.connections.load(Relaxed),
+        });
+    }
+    for (slot, queue) in region.queues().iter().enumerate() {
+        if queue.used.load(Acquire) != 1 {
+            continue;
+        }
+        let before = report.commands_in_flight;
+        for command in region.commands(slot) {
+            let state = command.progress.load(Acquire);
+            if state == progress::FREE {
+                continue;
+            }
+            report.commands_in_flight += 1;
+            if report.commands.len() >= COMMANDS_MAX {
+                report.commands_left_out += 1;
+                continue;
+            }
+            let sqe = |word: usize| command.sqe[word].load(Relaxed);
+            report.commands.push(Command {
+                queue: slot,
+                number: command.number.load(Relaxed),
+                progress: progress_name(state),
+                attempts: command.attempts.load(Relaxed),
+                age_ns: now_ns.saturating_sub(command.taken_ns.load(Relaxed)),
+                // NVMe Base, common command format: CDW0 bits 7:0 OPC, CDW1 NSID; NVM Command Set:
+                // CDW10 and CDW11 SLBA, CDW12 bits 15:0 NLB (from 0).
+                opcode: sqe(0) as u8,
+                nsid: (sqe(0) >> 32) as u32,
+                lba: sqe(5),
+                blocks: (sqe(6) as u16).into(),
+            });
+            if let Some(last) = report.commands.last_mut() {
+                last.blocks += 1;
+            }
+        }
+        let controller = queue.controller.load(Relaxed);
+        let lane = (controller < MAX_CONTROLLERS as u64)
+            .then(|| region.controllers()[controller as usize].lane.load(Relaxed))
+            .filter(|lane| *lane < MAX_LANES as u64);
+        report.queues.push(Queue {
+            slot,
+            export: lane.and_then(|lane| {
+                region.lanes()[lane as usize]
+                    .export
+                    .load(Relaxed)
+                    .checked_sub(1)
+            }),
+            qid: queue.qid.load(Relaxed),
+            entries: queue.entries.load(Relaxed),
+            sq_head: queue.sq_head.load(Relaxed),
+            received_bytes: queue.received_bytes.load(Relaxed),
+            reactor: queue.reactor.load(Relaxed),
+            in_flight: report.commands_in_flight - before,
+        });
+    }
+    report
+}
+
+/// Writes the report of a death; a failure to write it is logged and otherwise ignored.
+pub(crate) fn write(
+    state_dir: &Path,
+    region: Option<&Region>,
+    generation: u64,
+    pid: u32,
+    cause: &str,
+) -> Written {
+    let report = gather(region, generation, pid, cause);
+    let folder = state_dir.join("reports");
+    let path = folder.join(format!(
+        "engine-{generation}-{}.json",
+        report.at_unix_ms / 1000
+    ));
+    let written: io::Result<()> =
+        std::fs::create_dir_all(&folder).and_then(|()| files::write_json(&path, &report, false));
+    let commands_in_flight = report.commands_in_flight;
+    match written {
+        Ok(()) => Written {
+            path: Some(path),
+            commands_in_flight,
+        },
+        Err(error) => {
+            tracing::error!(%error, "writing the report of the engine's death");
+            Written {
+                path: None,
+                commands_in_flight,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_region_is_reported_within_bounds() {
+        let folder = tempfile::tempdir().unwrap();
+        let region = Region::anonymous(4).unwrap();
+        region.header().reactors.store(u64::MAX, Relaxed);
+        region.lanes()[3].export.store(8, Relaxed);
+        region.queues()[5].used.store(1, Relaxed);
+        region.queues()[5].controller.store(u64::MAX, Relaxed);
+        let command = &region.commands(5)[9];
+        command.sqe[0].store(0x0000_0001_0007_0002, Relaxed);
+        command.sqe[5].store(1234, Relaxed);
+        command.sqe[6].store(7, Relaxed);
+        command.progress.store(77, Relaxed);
+        let written = write(folder.path(), Some(&region), 4, 99, "signal 9 (SIGKILL)");
+        assert_eq!(written.commands_in_flight, 1);
+        let text = std::fs::read_to_string(written.path.unwrap()).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["reactors"].as_array().unwrap().len(), MAX_REACTORS);
+        assert_eq!(value["lanes"][0]["export"], 7);
+        let command = &value["commands"][0];
+        assert_eq!(command["progress"], "damaged");
+        assert_eq!(
+            (command["opcode"].as_u64(), command["nsid"].as_u64()),
+            (Some(2), Some(1))
+        );
+        assert_eq!(
+            (command["lba"].as_u64(), command["blocks"].as_u64()),
+            (Some(1234), Some(8))
+        );
+    }
+}
