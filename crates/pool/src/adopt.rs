@@ -103,8 +103,10 @@ impl Pool {
         })
     }
 
-    /// Ends adoption. `same_boot`: the grant table was there and carries this boot's id, the pool's
-    /// id, and was told completely.
+    /// Ends adoption. `same_boot` may be said only if the pool's [`Pool::boot_id`], as opened, is this
+    /// boot's, and the grant table was there, carries this boot's and this pool's ids, and was told
+    /// completely. Otherwise say false, set the boot id, commit, and only then make a new grant table:
+    /// an empty one made before would vouch, after another crash, for extents that were written.
     pub fn finish_adoption(&mut self, same_boot: bool) -> Result<AdoptionReport> {
         if !self.adopting {
             return Err(PoolError::invalid(

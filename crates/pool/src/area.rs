@@ -305,10 +305,15 @@ impl Area {
             let (slot, block) = versions
                 .iter()
                 .find(|(_, block)| block.seq.get() <= header.seq.get())?;
+            // A newer version is of a sync that did not finish. The next sync overwrites it, before
+            // its number can be taken for one that did.
+            let orphan = versions
+                .iter()
+                .any(|(_, block)| block.seq.get() > header.seq.get());
             picked.push(Table {
                 block: block.clone(),
                 slot: *slot,
-                dirty: false,
+                dirty: orphan,
             });
         }
         (Self::root(&picked) == header.root.get()).then_some(picked)

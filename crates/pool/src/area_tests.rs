@@ -233,85 +233,128 @@ impl BlockStore for Crashing {
     }
 }
 
+impl Crashing {
+    /// Cuts the power: of each sector that is not synced, `keep` says whether it is there.
+    fn cut(&self, mut keep: impl FnMut() -> bool) {
+        let mut journal = self.0.lock().unwrap();
+        for (offset, data) in std::mem::take(&mut journal.writes) {
+            for (sector, piece) in data.chunks(512).enumerate() {
+                if keep() {
+                    let to = offset as usize + sector * 512;
+                    journal.synced[to..to + 512].copy_from_slice(piece);
+                }
+            }
+        }
+    }
+
+    /// Undoes the sync that just ended, so that it can be cut.
+    fn unsync(&self, before: Vec<u8>) {
+        let mut journal = self.0.lock().unwrap();
+        let after = std::mem::replace(&mut journal.synced, before);
+        for (sector, piece) in after.chunks(512).enumerate() {
+            if journal.synced[sector * 512..][..512] != *piece {
+                journal.writes.push((sector as u64 * 512, piece.to_vec()));
+            }
+        }
+    }
+
+    fn synced(&self) -> Vec<u8> {
+        self.0.lock().unwrap().synced.clone()
+    }
+}
+
+/// What block 0 says: a version, and the blocks that carry it.
+fn head(area: &Area) -> (u8, u64, u64) {
+    let mut bytes = [0; 17];
+    area.read(0, &mut bytes).unwrap();
+    let number = |from: usize| u64::from_le_bytes(bytes[from..from + 8].try_into().unwrap());
+    (bytes[0], number(1), number(9))
+}
+
+/// Where a life ends: which sync of its last round is cut, if any.
+#[derive(Clone, Copy, Debug)]
+enum Cut {
+    BeforeData,
+    InData,
+    InHead,
+}
+
+fn life() -> impl Strategy<Value = (Vec<u64>, Cut, u64)> {
+    let cut = prop_oneof![Just(Cut::BeforeData), Just(Cut::InData), Just(Cut::InHead)];
+    (prop::collection::vec(1u64..20, 1..4), cut, any::<u64>())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Blocks are written to fresh places, then block 0 names them (as redb does); the crash loses
-    /// any sectors of what is not synced. What block 0 then names can be read, and block 0 is one of
-    /// the last two synced or the one being synced.
+    /// Blocks are written to fresh places, then block 0 names them (as redb does); a crash loses
+    /// any sectors of what is not synced. What block 0 then names can be read, and block 0 is the
+    /// last one synced or the one being synced. And so on for several lives, each of which begins with
+    /// a sync of the header alone.
     #[test]
-    fn crash_leaves_a_synced_state(
-        rounds in prop::collection::vec((1u64..20, any::<bool>()), 1..12),
-        kept in prop::collection::vec(any::<bool>(), 64),
-        cut in any::<prop::sample::Index>(),
-    ) {
+    fn crashes_leave_a_synced_state(lives in prop::collection::vec(life(), 1..6)) {
         let bytes = 200 * 4096;
-        let store = Arc::new(Crashing(Mutex::new(Journal { synced: vec![0; bytes], writes: vec![] })));
+        let store =
+            Arc::new(Crashing(Mutex::new(Journal { synced: vec![0; bytes], writes: vec![] })));
         let area = Area::format(store.clone(), 0, bytes as u64, OWNER).unwrap();
         area.set_len(area.capacity()).unwrap();
         area.sync().unwrap();
-        let cut = cut.index(rounds.len());
-        let mut next = 1u64;
-        let mut last = 0u8;
-        for (round, (count, _)) in rounds.iter().enumerate() {
-            let version = round as u8 + 1;
-            let first = next;
-            for _ in 0..*count {
-                // Two halves of the area in turn: never what block 0 names.
-                area.write(next * 4096, &[version; 4096]).unwrap();
-                next = next % 180 + 1;
-            }
-            let head: Vec<u8> =
-                [&[version], &first.to_le_bytes()[..], &count.to_le_bytes()[..]].concat();
-            if round == cut && rounds[round].1 {
-                break; // Cut before its data is synced: block 0 still names the old ones.
-            }
+        drop(area);
+        let mut version = 0;
+        for (rounds, cut, seed) in lives {
+            let area = Area::open(store.clone(), 0, bytes as u64, OWNER).unwrap();
+            let (found, first, count) = head(&area);
+            prop_assert!(found <= version);
+            // As redb does: a life begins with the header, which is not what was cut.
+            let mut same = [0; 17];
+            area.read(0, &mut same).unwrap();
+            area.write(0, &same).unwrap();
             area.sync().unwrap();
-            area.write(0, &head).unwrap();
-            if round == cut {
-                // Cut within the sync: the writes are there, the sync is not.
-                let journal_len = store.0.lock().unwrap().writes.len();
-                let synced = store.0.lock().unwrap().synced.clone();
+            let mut last = found;
+            let mut next = (first + count).max(1);
+            for (round, count) in rounds.iter().enumerate() {
+                version += 1;
+                let first = next;
+                for at in 0..*count {
+                    // Around the area: what block 0 names is far behind.
+                    area.write((first + at - 1) % 180 * 4096 + 4096, &[version; 4096]).unwrap();
+                }
+                next += count;
+                let ends = round + 1 == rounds.len();
+                if ends && matches!(cut, Cut::BeforeData) {
+                    break;
+                }
+                let before = store.synced();
                 area.sync().unwrap();
-                let full = store.0.lock().unwrap().synced.clone();
-                let mut journal = store.0.lock().unwrap();
-                journal.synced = synced.clone();
-                prop_assert!(journal_len == 0);
-                for sector in 0..bytes / 512 {
-                    let range = sector * 512..sector * 512 + 512;
-                    if synced[range.clone()] != full[range.clone()] {
-                        journal.writes.push(((sector * 512) as u64, full[range].to_vec()));
-                    }
+                if ends && matches!(cut, Cut::InData) {
+                    store.unsync(before);
+                    break;
                 }
-                break;
-            }
-            area.sync().unwrap();
-            last = version;
-        }
-        {
-            let mut journal = store.0.lock().unwrap();
-            let mut at = 0;
-            for (offset, data) in std::mem::take(&mut journal.writes) {
-                for (sector, piece) in data.chunks(512).enumerate() {
-                    if kept[at % kept.len()] {
-                        let to = offset as usize + sector * 512;
-                        journal.synced[to..to + 512].copy_from_slice(piece);
-                    }
-                    at += 1;
+                let named: Vec<u8> =
+                    [&[version], &first.to_le_bytes()[..], &count.to_le_bytes()[..]].concat();
+                area.write(0, &named).unwrap();
+                let before = store.synced();
+                area.sync().unwrap();
+                if ends {
+                    store.unsync(before);
+                    break;
                 }
+                last = version;
             }
-        }
-        let area = Area::open(store, 0, bytes as u64, OWNER).unwrap();
-        let mut head = [0; 17];
-        area.read(0, &mut head).unwrap();
-        prop_assert!(head[0] == last || head[0] == last + 1, "{} after {}", head[0], last);
-        if head[0] > 0 {
-            let mut block = u64::from_le_bytes(head[1..9].try_into().unwrap());
-            for _ in 0..u64::from_le_bytes(head[9..17].try_into().unwrap()) {
+            drop(area);
+            let mut choices = seed;
+            store.cut(|| {
+                choices = choices.wrapping_mul(6364136223846793005).wrapping_add(1);
+                choices >> 62 != 0
+            });
+            let area = Area::open(store.clone(), 0, bytes as u64, OWNER).unwrap();
+            let (found, first, count) = head(&area);
+            let in_head = matches!(cut, Cut::InHead) && found == version;
+            prop_assert!(found == last || in_head, "{} after {}", found, last);
+            for at in 0..count {
                 let mut content = [0; 4096];
-                area.read(block * 4096, &mut content).unwrap();
-                prop_assert_eq!(content[0], head[0]);
-                block = block % 180 + 1;
+                area.read((first + at - 1) % 180 * 4096 + 4096, &mut content).unwrap();
+                prop_assert_eq!(content[0], found);
             }
         }
     }

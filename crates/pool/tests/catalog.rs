@@ -1,0 +1,274 @@
+//! The catalog's own troubles: damage, a full area, cut commits, size and time.
+//!
+//! **Not here:** what records mean (`owner`, `admin`, `pool_ops_model`).
+
+mod common;
+
+use common::{Choices, EXTENT, commit, new_pool, reopen, spec, stores, try_open};
+use forebay_device::{
+    DeviceSpec, OpenOptions,
+    sync_io::{SyncDevice, create_sparse_file},
+};
+use forebay_pool::{
+    Catalog, ErrorKind, FaultAnswer, NewDevice, NewVolume, OpenDevice, Pool, PoolSpec, create, open,
+};
+use forebay_xlate::types::{ExtentIndex, VolumeId};
+use std::sync::Arc;
+
+fn volume(pool: &mut Pool, name: &str, extents: u64) -> VolumeId {
+    let new = NewVolume {
+        tenant: "t".into(),
+        name: name.into(),
+        size_bytes: extents * EXTENT,
+        block_bytes: None,
+    };
+    pool.create_volume(&new, 0).unwrap()
+}
+
+fn write(pool: &mut Pool, catalog: &Catalog, volume: VolumeId, logical: u64) {
+    loop {
+        match pool.fault(volume, ExtentIndex(logical), true).unwrap() {
+            FaultAnswer::NeedReserve { count } => {
+                pool.reserve(volume, count).unwrap();
+                commit(pool, catalog);
+            }
+            FaultAnswer::AwaitCommit { .. } => commit(pool, catalog),
+            FaultAnswer::Allocated { .. } | FaultAnswer::Mapped { .. } => return,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A batch is there as a whole or not at all, wherever its commit is cut; and the next commits work.
+#[test]
+fn a_cut_commit_is_whole_or_absent() {
+    let mut choices = Choices(7);
+    let mut cut = 0;
+    loop {
+        let stores = stores(&[64]);
+        let (mut pool, catalog) = new_pool(&stores);
+        pool.create_tenant("t", 0).unwrap();
+        for n in 0..3 {
+            volume(&mut pool, &format!("before{n}"), 8);
+            commit(&mut pool, &catalog);
+        }
+        for n in 0..40 {
+            volume(&mut pool, &format!("new{n}"), 8);
+        }
+        stores[0].fail_after(cut);
+        let batch = pool.take_batch().unwrap().unwrap();
+        let done = catalog.commit(&batch).is_ok();
+        for power in [true, true, true, false] {
+            let after = if power {
+                stores[0].after_power_cut(&mut choices)
+            } else {
+                stores[0].after_kill()
+            };
+            let (pool, catalog) = &mut reopen(&[Arc::new(after)], false);
+            let count = pool.volumes().count();
+            assert!(
+                count == 43 || (count == 3 && !done),
+                "{count} volumes, cut at {cut}"
+            );
+            volume(pool, "after", 8);
+            commit(pool, catalog);
+            catalog.check().unwrap();
+        }
+        if done {
+            break;
+        }
+        cut += 1;
+    }
+    assert!(cut > 3, "the commit was never cut");
+}
+
+/// A commit that failed for a while can be committed again.
+#[test]
+fn a_failed_commit_can_be_repeated() {
+    let stores = stores(&[64]);
+    let (mut pool, catalog) = new_pool(&stores);
+    pool.create_tenant("t", 0).unwrap();
+    for cut in 0..12 {
+        volume(&mut pool, &format!("v{cut}"), 8);
+        let batch = pool.take_batch().unwrap().unwrap();
+        stores[0].fail_after(cut);
+        let first = catalog.commit(&batch);
+        stores[0].fail_after(u64::MAX);
+        if let Err(error) = first {
+            assert_eq!(error.kind, ErrorKind::Io, "{error}");
+            catalog.commit(&batch).unwrap();
+        }
+        pool.committed(batch.id()).unwrap();
+    }
+    drop((pool, catalog));
+    let (pool, _) = reopen(&stores, true);
+    assert_eq!(pool.volumes().count(), 12);
+}
+
+/// Rot in the catalog is an error of its own kind, never a panic, never other content.
+#[test]
+fn rot_is_noticed_or_harmless() {
+    let pristine = stores(&[64]);
+    let (mut pool, catalog) = new_pool(&pristine);
+    pool.create_tenant("t", 0).unwrap();
+    for n in 0..200 {
+        volume(&mut pool, &format!("v{n}"), 8);
+        if n % 20 == 0 {
+            commit(&mut pool, &catalog);
+        }
+    }
+    commit(&mut pool, &catalog);
+    let expected: Vec<_> = pool.volumes().cloned().collect();
+    drop((pool, catalog));
+    let (mut noticed, mut harmless) = (0, 0);
+    // The labels, the catalog's headers and tables, and what of its data can be in use.
+    for at in (0..8192)
+        .step_by(700)
+        .chain((1 << 20..(1 << 20) + (1 << 19)).step_by(4096 * 2 + 300))
+    {
+        let store = Arc::new(pristine[0].after_kill());
+        store.rot(at);
+        match try_open(&[store]) {
+            Ok((pool, _)) => {
+                harmless += 1;
+                assert_eq!(
+                    pool.volumes().cloned().collect::<Vec<_>>(),
+                    expected,
+                    "rot at {at}"
+                );
+            }
+            Err(error) => {
+                noticed += 1;
+                assert_eq!(error.kind, ErrorKind::Damaged, "rot at {at}: {error}");
+            }
+        }
+    }
+    assert!(noticed > 0 && harmless > 0, "{noticed} {harmless}");
+}
+
+/// Additions are refused while there is still room to free things, and freeing brings it back.
+#[test]
+fn a_full_catalog_refuses_additions_and_allows_deletions() {
+    let stores = stores(&[64]);
+    let (mut pool, catalog) = new_pool(&stores);
+    pool.create_tenant("t", 0).unwrap();
+    let mut ids = Vec::new();
+    let error = loop {
+        let new = NewVolume {
+            tenant: "t".into(),
+            name: format!("v{}", ids.len()),
+            size_bytes: EXTENT,
+            block_bytes: None,
+        };
+        match pool.create_volume(&new, 0) {
+            Ok(id) => ids.push(id),
+            Err(error) => break error,
+        }
+        if ids.len() % 100 == 0 {
+            commit(&mut pool, &catalog);
+        }
+        assert!(ids.len() < 100_000, "never full");
+    };
+    commit(&mut pool, &catalog);
+    assert_eq!(error.kind, ErrorKind::NoSpace);
+    assert!(error.message.contains("delete"), "{error}");
+    assert!(ids.len() > 10_000, "full at {}", ids.len());
+    // Many small transactions, in a catalog that is as full as it gets.
+    for id in ids.drain(..500) {
+        pool.delete_volume(id).unwrap();
+        if id.0 % 10 == 0 {
+            commit(&mut pool, &catalog);
+        }
+    }
+    let v = volume(&mut pool, "another", 4);
+    write(&mut pool, &catalog, v, 0);
+    pool.commit_mappings(v, u64::MAX).unwrap();
+    commit(&mut pool, &catalog);
+    catalog.check().unwrap();
+    drop((pool, catalog));
+    let (pool, _) = reopen(&stores, false);
+    assert_eq!(pool.volumes().count(), ids.len() + 1);
+}
+
+/// A pool on a sparse file through the device crate, with tens of thousands of scattered mappings.
+#[test]
+fn tens_of_thousands_of_mappings_on_a_file() {
+    const EXTENTS: u64 = 60_000;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pool");
+    create_sparse_file(&path, EXTENTS * EXTENT + (16 << 20)).unwrap();
+    let device: DeviceSpec = path.to_str().unwrap().parse().unwrap();
+    let store = || Arc::new(SyncDevice::open(&device, &OpenOptions::default()).unwrap());
+    let spec = PoolSpec {
+        name: "big".into(),
+        extent_bytes: EXTENT,
+        devices: vec![NewDevice {
+            spec: device.to_string(),
+            store: store(),
+            block_bytes: 512,
+            known_zero: true,
+        }],
+        force: false,
+        now_s: 0,
+    };
+    let (mut pool, catalog) = create(&spec).unwrap();
+    pool.create_tenant("t", 0).unwrap();
+    let v = volume(&mut pool, "v", 1 << 30);
+    let place = |n: u64| n * 7919 % (1 << 29);
+    for n in 0..50_000 {
+        write(&mut pool, &catalog, v, place(n));
+        if n % 1000 == 0 {
+            pool.commit_mappings(v, u64::MAX).unwrap();
+        }
+    }
+    pool.commit_mappings(v, u64::MAX).unwrap();
+    commit(&mut pool, &catalog);
+    let (space, usage) = (pool.space(), pool.catalog_usage());
+    drop((pool, catalog));
+    let open_device = OpenDevice {
+        spec: device.to_string(),
+        store: store(),
+    };
+    let (mut pool, catalog) = open(&[open_device]).unwrap();
+    pool.finish_adoption(true).unwrap();
+    assert_eq!(pool.space(), space);
+    assert_eq!(pool.catalog_usage(), usage);
+    assert_eq!(pool.volume_space(v).unwrap().mapped, 50_000);
+    for n in (0..50_000).step_by(997) {
+        let answer = pool.fault(v, ExtentIndex(place(n)), false).unwrap();
+        assert!(matches!(
+            answer,
+            FaultAnswer::Mapped {
+                commit_seq: None,
+                ..
+            }
+        ));
+    }
+    // And all of it goes in one transaction.
+    pool.delete_volume(v).unwrap();
+    commit(&mut pool, &catalog);
+    catalog.check().unwrap();
+    assert_eq!(pool.space().dirty, 50_000);
+    assert!(usage.used_bytes < usage.limit_bytes, "{usage:?}");
+}
+
+/// What a mapping takes in the catalog at worst is what the pool keeps free for it.
+#[test]
+fn a_full_pool_of_scattered_mappings_fits_its_catalog() {
+    let stores = stores(&[200]);
+    let (mut pool, catalog) = create(&spec(&stores, true)).unwrap();
+    pool.create_tenant("t", 0).unwrap();
+    let before = pool.catalog_usage().used_bytes;
+    let v = volume(&mut pool, "v", 1 << 30);
+    for n in 0..200 {
+        write(&mut pool, &catalog, v, n * 5_000_000);
+    }
+    pool.commit_mappings(v, u64::MAX).unwrap();
+    commit(&mut pool, &catalog);
+    let used = pool.catalog_usage().used_bytes - before;
+    assert!(used < 200 * 40 + 500, "{used} bytes for 200 mappings");
+    assert!(matches!(
+        pool.fault(v, ExtentIndex(1), true).unwrap(),
+        FaultAnswer::NoSpace
+    ));
+}
