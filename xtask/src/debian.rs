@@ -52,36 +52,30 @@ pub fn mirror() -> Result<String> {
         .find_map(|line| line.strip_prefix("VERSION_CODENAME="))
         .unwrap_or_default()
         .trim_matches('"');
-    let targets = process::text(
-        Command::new("apt-get").args([
-            "indextargets",
-            "--format",
-            "$(REPO_URI) $(RELEASE) $(COMPONENT)",
-            "Identifier: Packages",
-        ]),
+    // Unlike `indextargets`, this answers before any list was ever fetched. It fetches nothing.
+    let indexes = process::text(
+        Command::new("apt-get").args(["--print-uris", "update"]),
         APT_LIMIT,
     )?;
-    choose_mirror(&targets, codename).with_context(|| {
+    choose_mirror(&indexes, codename).with_context(|| {
         format!("apt's sources name no Debian mirror; {MIRROR_VARIABLE} can name one")
     })
 }
 
-/// From lines `URI SUITE COMPONENT`, the URI that has the machine's own suite.
-fn choose_mirror(targets: &str, codename: &str) -> Option<String> {
-    let mut fallback = None;
-    for line in targets.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let [uri, suite, "main"] = words[..] else {
-            continue;
-        };
-        if suite == codename {
-            return Some(uri.to_owned());
-        }
-        if ["stable", "testing", "unstable", "sid"].contains(&suite) {
-            fallback.get_or_insert(uri.to_owned());
-        }
-    }
-    fallback
+/// From the addresses of package lists, the beginning of the one for the machine's own suite.
+fn choose_mirror(indexes: &str, codename: &str) -> Option<String> {
+    // 'MIRROR/dists/SUITE/main/binary-ARCHITECTURE/Packages.xz' FILE SIZE
+    let with_suite = |suite: &str| {
+        let middle = format!("/dists/{suite}/main/binary-");
+        indexes.lines().find_map(|line| {
+            let (mirror, _) = line.strip_prefix('\'')?.split_once(&middle)?;
+            Some(mirror.to_owned())
+        })
+    };
+    [codename, "stable", "testing", "unstable", "sid"]
+        .into_iter()
+        .filter(|suite| !suite.is_empty())
+        .find_map(with_suite)
 }
 
 /// An apt whose whole state is in one folder.
@@ -332,19 +326,16 @@ mod tests {
 
     #[test]
     fn the_mirror_is_the_one_with_the_machines_own_suite() {
-        let targets = "http://s.example/security/ bookworm-security main\n\
-                       http://m.example/debian/ bookworm contrib\n\
-                       http://m.example/debian/ bookworm main\n\
-                       https://other.example/ nodistro main\n";
-        assert_eq!(
-            choose_mirror(targets, "bookworm").as_deref(),
-            Some("http://m.example/debian/")
-        );
-        assert_eq!(choose_mirror(targets, "trixie"), None);
-        assert_eq!(choose_mirror("", ""), None);
-        assert_eq!(
-            choose_mirror("http://m.example/debian/ stable main\n", "trixie").as_deref(),
-            Some("http://m.example/debian/")
-        );
+        let indexes = "\
+            'http://s.example/security/dists/bookworm-security/main/binary-amd64/Packages.xz' a 0\n\
+            'http://o.example/linux/dists/bookworm/stable/binary-amd64/Packages.gz' b 0\n\
+            'http://m.example/debian/dists/bookworm/InRelease' c 0\n\
+            'http://m.example/debian/dists/bookworm/main/binary-amd64/Packages.xz' d 0\n";
+        let mirror = Some("http://m.example/debian".to_owned());
+        assert_eq!(choose_mirror(indexes, "bookworm"), mirror);
+        assert_eq!(choose_mirror(indexes, "trixie"), None);
+        assert_eq!(choose_mirror(indexes, ""), None);
+        let stable = indexes.replace("/bookworm/main", "/stable/main");
+        assert_eq!(choose_mirror(&stable, "trixie"), mirror);
     }
 }
