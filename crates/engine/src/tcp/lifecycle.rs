@@ -22,9 +22,9 @@ use crate::core::Core;
 use crate::door::{NewConnection, NewKind, Target};
 use crate::lane::LaneIndex;
 use forebay_nvme::controller::{AdminConnect, Controller, ControllerConfig, Refusal};
-use forebay_nvme::fabrics::ConnectCommand;
+use forebay_nvme::fabrics::{self, ConnectCommand, ConnectData};
 use forebay_nvme::tcp;
-use forebay_nvme::{Cqe, Nqn, Status};
+use forebay_nvme::{Cqe, Nqn};
 use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::{QueueRecord, bump, progress};
 use rustix::event::epoll;
@@ -63,24 +63,7 @@ impl Frontend {
             NewKind::Admin { association, connect, target } => {
                 self.adopt_admin(core, association, &connect, &target, local)
             }
-            NewKind::Io { cntlid } => {
-                let found = self.controllers.iter().find(|(_, a)| a.controller.cntlid() == cntlid && a.admin.is_some());
-                found.map(|(i, _)| i).ok_or(Refusal { status: Status::CONNECT_CONTROLLER_BUSY, result: 0 }).and_then(
-                    |controller| {
-                        let Some(attached) = self.controllers.get_mut(controller) else {
-                            return Err(Refusal::busy());
-                        };
-                        let queue = attached.controller.connect_io_queue(ConnectCommand::of(&connect), &data)?;
-                        Ok(Place {
-                            controller,
-                            qid: queue.qid,
-                            entries: queue.entries,
-                            lane: attached.lane,
-                            no_flow_control: queue.disable_sq_flow_control,
-                        })
-                    },
-                )
-            }
+            NewKind::Io { cntlid } => self.adopt_io(core, cntlid, ConnectCommand::of(&connect), &data),
         };
         let refusal = match adopted {
             Ok(place) => match self.place(core, fd, params, connect.cid(), &place) {
@@ -157,6 +140,39 @@ impl Frontend {
         let no_flow_control = connect.disable_sq_flow_control;
         let controller = self.controllers.add(attached);
         Ok(Place { controller, qid: 0, entries, lane, no_flow_control })
+    }
+
+    fn adopt_io(
+        &mut self,
+        core: &mut Core,
+        cntlid: u16,
+        command: &ConnectCommand,
+        data: &ConnectData,
+    ) -> Result<Place, Refusal> {
+        let unknown = || {
+            let (status, result) = fabrics::invalid_parameter(true, ConnectData::OFFSET_CNTLID);
+            Refusal { status, result }
+        };
+        let living = |(_, a): &(u32, &Attached)| a.controller.cntlid() == cntlid && a.admin.is_some();
+        let (controller, attached) = self.controllers.iter().find(living).ok_or_else(unknown)?;
+        // An earlier connection of this queue may have ended, and we not have seen it yet.
+        let qid = command.qid.get();
+        let same = attached.conns.iter().copied().find(|c| {
+            self.conns.get(*c as usize).is_some_and(|c| c.as_ref().is_some_and(|c| c.qid == qid))
+        });
+        if let Some(same) = same {
+            self.visit(core, same);
+            self.settle(core);
+        }
+        let attached = self.controllers.get_mut(controller).ok_or_else(unknown)?;
+        let queue = attached.controller.connect_io_queue(command, data)?;
+        Ok(Place {
+            controller,
+            qid: queue.qid,
+            entries: queue.entries,
+            lane: attached.lane,
+            no_flow_control: queue.disable_sq_flow_control,
+        })
     }
 
     /// Gives a queue its place among the connections and in the state region.

@@ -3,6 +3,8 @@
 //! Not here: durability; that is the pool's and the system tests' business.
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
+pub mod host;
+
 use forebay_engine::{Engine, EngineConfig};
 use forebay_xlate::boundary::message::{
     BOUNDARY_VERSION, DeviceConfig, ExportConfig, ExportId, FromEngine, ToEngine, VolumeConfig,
@@ -63,8 +65,14 @@ impl Owner {
 
     fn hear(&mut self, message: FromEngine) {
         match message {
-            FromEngine::Fault { .. } if self.deaf.load(Ordering::SeqCst) => self.deferred.push(message),
-            FromEngine::Fault { volume, extent, write } => {
+            FromEngine::Fault { .. } if self.deaf.load(Ordering::SeqCst) => {
+                self.deferred.push(message)
+            }
+            FromEngine::Fault {
+                volume,
+                extent,
+                write,
+            } => {
                 self.log.lock().unwrap().faults += 1;
                 let at = match (self.maps.get(&(volume, extent)), write) {
                     (Some(at), _) => Some(*at),
@@ -89,10 +97,19 @@ impl Owner {
                 self.log.lock().unwrap().commits += 1;
                 self.say(ToEngine::Committed { volume, sequence });
             }
-            FromEngine::Release { release, volume, range } => {
+            FromEngine::Release {
+                release,
+                volume,
+                range,
+            } => {
                 self.log.lock().unwrap().releases.push(range);
                 self.releases.insert(release, (release, volume, range));
-                self.say(ToEngine::Revoke { revoke: release, volume, range, keep: None });
+                self.say(ToEngine::Revoke {
+                    revoke: release,
+                    volume,
+                    range,
+                    keep: None,
+                });
             }
             FromEngine::RevokeDone { revoke } => {
                 if let Some((release, volume, range)) = self.releases.remove(&revoke) {
@@ -144,7 +161,10 @@ impl TestEngine {
     pub fn start(kind: &str, device_bytes: u64, reactors: usize) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("device");
-        std::fs::File::create(&path).unwrap().set_len(device_bytes).unwrap();
+        std::fs::File::create(&path)
+            .unwrap()
+            .set_len(device_bytes)
+            .unwrap();
         let spec = match kind {
             "ram" => format!("ram:{}?size={device_bytes}", path.display()),
             _ => format!("file:{}", path.display()),
@@ -161,7 +181,14 @@ impl TestEngine {
         let engine = Engine::start(config).unwrap();
         let mut channel = Channel::new(socket::connect(&socket).unwrap()).unwrap();
         channel
-            .send(&ToEngine::Hello { version: BOUNDARY_VERSION, daemon_pid: 1, pool: [7; 16] }, vec![])
+            .send(
+                &ToEngine::Hello {
+                    version: BOUNDARY_VERSION,
+                    daemon_pid: 1,
+                    pool: [7; 16],
+                },
+                vec![],
+            )
             .unwrap();
         let (orders, order_queue) = channel_pair();
         let (done_in, done) = std::sync::mpsc::channel();
@@ -202,7 +229,10 @@ impl TestEngine {
         this.order(|request| ToEngine::SetDevice { request, device });
         listener.set_nonblocking(true).unwrap();
         let request = this.number();
-        let message = ToEngine::SetListener { request, address: address.to_string() };
+        let message = ToEngine::SetListener {
+            request,
+            address: address.to_string(),
+        };
         this.orders.send((message, vec![listener.into()])).unwrap();
         this.wait(request);
         this
@@ -246,7 +276,10 @@ impl TestEngine {
             block_bytes,
             extent_bytes: EXTENT_BYTES as u32,
         };
-        self.order(|request| ToEngine::SetVolume { request, volume: config });
+        self.order(|request| ToEngine::SetVolume {
+            request,
+            volume: config,
+        });
     }
 
     /// Exports a volume to every host, or to those named.
@@ -265,11 +298,17 @@ impl TestEngine {
 
     /// Takes an export away.
     pub fn unexport(&mut self, volume: u64) {
-        self.order(|request| ToEngine::RemoveExport { request, export: ExportId(volume) });
+        self.order(|request| ToEngine::RemoveExport {
+            request,
+            export: ExportId(volume),
+        });
     }
 }
 
-fn channel_pair() -> (Sender<(ToEngine, Vec<std::os::fd::OwnedFd>)>, Receiver<(ToEngine, Vec<std::os::fd::OwnedFd>)>) {
+fn channel_pair() -> (
+    Sender<(ToEngine, Vec<std::os::fd::OwnedFd>)>,
+    Receiver<(ToEngine, Vec<std::os::fd::OwnedFd>)>,
+) {
     channel()
 }
 
