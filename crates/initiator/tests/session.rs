@@ -98,6 +98,8 @@ fn data_travels_every_way() {
 fn data_travels_every_way_with_digests_alignment_and_responses() {
     let mut config = Config {
         success: false,
+        // Long enough to be received straight into the buffer.
+        c2h_bytes: 1 << 20,
         ..Config::default()
     };
     config.offer.alignment_bytes = 72;
@@ -183,6 +185,30 @@ fn a_corrupted_read_is_noticed_by_its_digest() {
     let error = queue.execute(&read, vec![0; 32768], LIMIT).unwrap_err();
     assert_eq!(error.status(), Some(Status::TRANSIENT_TRANSPORT_ERROR));
     queue.execute(&read, vec![0; 32768], LIMIT).unwrap();
+}
+
+#[test]
+fn a_write_that_fails_while_its_data_is_on_the_way_keeps_its_buffer_until_then() {
+    let target = Target::start(Config {
+        fail_with_r2t: 1,
+        ..Config::default()
+    });
+    let mut session = Session::connect(target.addr(), SUBNQN, HOSTNQN, &options()).unwrap();
+    let mut queue = session.open_queue(1).unwrap();
+    let write = IoOp::Write {
+        lba: 0,
+        blocks: 1000,
+        fua: false,
+    };
+    let data = pattern(512_000, 3);
+    queue.submit(&write, 7, data.clone()).unwrap();
+    let mut out = Vec::new();
+    while out.is_empty() {
+        queue.poll(&mut out, Wait::Block, LIMIT).unwrap();
+    }
+    assert_eq!(out[0].status, Status::CAPACITY_EXCEEDED);
+    assert!(out[0].tag == 7 && out[0].buf == data);
+    queue.execute(&write, data, LIMIT).unwrap();
 }
 
 #[test]

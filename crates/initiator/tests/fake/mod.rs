@@ -53,6 +53,8 @@ pub(crate) struct Config {
     pub(crate) corrupt_read: u64,
     /// The I/O command with this number is never answered.
     pub(crate) ignore_command: u64,
+    /// The write with this number is asked for all its data and ends with an error status in the same breath.
+    pub(crate) fail_with_r2t: u64,
     /// Flushes end well but make nothing durable.
     pub(crate) ignore_flushes: bool,
 }
@@ -76,6 +78,7 @@ impl Default for Config {
             corrupt_read: 0,
             ignore_command: 0,
             ignore_flushes: false,
+            fail_with_r2t: 0,
         }
     }
 }
@@ -246,9 +249,24 @@ impl<'a> Serve<'a> {
                     self.stream.write_all(&out)?;
                 }
                 Pdu::CapsuleCmd(sqe) => self.command(&sqe, data)?,
+                Pdu::H2cData(_) if self.state.config.fail_with_r2t != 0 => {}
                 other => panic!("unexpected {other:?}"),
             }
         }
+    }
+
+    fn ask_and_fail(&mut self, cid: u16, length_bytes: u32) -> io::Result<()> {
+        let r2t = R2t {
+            cid,
+            ttag: 1,
+            offset_bytes: 0,
+            length_bytes,
+        };
+        let mut out = [0; 56];
+        let n = put_r2t(&mut out, &self.params, &r2t);
+        let cqe = Cqe::new(0, self.sqhd, 0, cid, Status::CAPACITY_EXCEEDED);
+        let n = n + put_capsule_resp(&mut out[n..], &self.params, &cqe);
+        self.stream.write_all(&out[..n])
     }
 
     /// Reads a PDU with its data, whose digest must be right.
@@ -415,10 +433,13 @@ impl<'a> Serve<'a> {
                 self.send_data(cid, &data, number == self.state.config.corrupt_read)
             }
             nvm::WRITE => {
-                let data = self.take_data(sqe, data)?;
-                assert_eq!(data.len(), to - from);
                 let config = &self.state.config;
                 let number = self.state.counters.writes.fetch_add(1, SeqCst) + 1;
+                if number == config.fail_with_r2t {
+                    return self.ask_and_fail(cid, bytes as u32);
+                }
+                let data = self.take_data(sqe, data)?;
+                assert_eq!(data.len(), to - from);
                 if number == config.fail_write {
                     return self.respond(cid, Status::CAPACITY_EXCEEDED, 0);
                 }
