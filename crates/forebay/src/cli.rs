@@ -12,6 +12,7 @@ use forebay_device::size::parse_bytes;
 
 use crate::bench::BenchCommand;
 use crate::engine::EngineArgs;
+use crate::serve::ServeArgs;
 
 /// Forebay: a storage hypervisor. Cuts physical storage into disks for tenants.
 #[derive(Debug, Parser)]
@@ -30,6 +31,8 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Run the daemon
+    Serve(ServeArgs),
     /// The pool: devices whose extents hold volumes
     #[command(subcommand)]
     Pool(PoolCommand),

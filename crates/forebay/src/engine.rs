@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::Args;
 use forebay_engine::{Engine, EngineConfig};
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, While};
 
 /// How long an engine waits for its daemon's first word.
 const ORPHAN_LIMIT_S: u64 = 30;
@@ -26,12 +26,20 @@ pub(crate) struct EngineArgs {
     /// How many reactors
     #[arg(long)]
     reactors: usize,
+    /// Where to live: it outlives whoever started it, keeps no other folder busy, and a core dump
+    /// lands there
+    #[arg(long)]
+    run_dir: Option<PathBuf>,
     /// CPUs to pin them to, in turn
     #[arg(long, value_delimiter = ',')]
     cpus: Vec<usize>,
 }
 
 pub(crate) fn engine(args: EngineArgs) -> Outcome {
+    if let Some(run_dir) = &args.run_dir {
+        std::env::set_current_dir(run_dir)
+            .while_doing(format!("go to the folder {}", run_dir.display()))?;
+    }
     let config = EngineConfig {
         socket: args.socket,
         generation: args.generation,

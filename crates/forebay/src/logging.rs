@@ -23,7 +23,9 @@ const FILE_MAX_BYTES: u64 = 8 << 20;
 /// Sets up logging for this process: on stderr if that is a terminal, else in `file`.
 pub(crate) fn start(level: &str, file: &Path) -> Outcome {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false);
     if io::stderr().is_terminal() {
         log.with_writer(io::stderr).init();
     } else {
@@ -51,7 +53,12 @@ impl BoundedLog {
         }
         let file = append_to(path)?;
         let len_bytes = file.metadata()?.len();
-        Ok(Self(Mutex::new(Inner { path: path.to_owned(), file, len_bytes, max_bytes })))
+        Ok(Self(Mutex::new(Inner {
+            path: path.to_owned(),
+            file,
+            len_bytes,
+            max_bytes,
+        })))
     }
 }
 
@@ -113,8 +120,18 @@ mod tests {
         }
         let now = std::fs::read_to_string(&path).unwrap();
         let before = std::fs::read_to_string(folder.path().join("log/a.log.1")).unwrap();
-        assert!(now.len() <= 110 && before.len() <= 110, "{} {}", now.len(), before.len());
+        assert!(
+            now.len() <= 110 && before.len() <= 110,
+            "{} {}",
+            now.len(),
+            before.len()
+        );
         assert!(now.ends_with("line 49\n"), "{now}");
-        assert_eq!(std::fs::read_dir(folder.path().join("log")).unwrap().count(), 2);
+        assert_eq!(
+            std::fs::read_dir(folder.path().join("log"))
+                .unwrap()
+                .count(),
+            2
+        );
     }
 }

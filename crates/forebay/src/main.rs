@@ -12,8 +12,10 @@ mod engine;
 mod failure;
 mod image;
 mod interrupt;
+mod logging;
 mod output;
 mod progress;
+mod serve;
 
 use std::process::ExitCode;
 
@@ -51,6 +53,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Export(command) => command::export::export(&context()?, command),
         Command::Stats => command::status::stats(&context()?),
         Command::Status => command::status::status(&context()?),
+        Command::Serve(args) => serve::serve(&args, cli.socket),
         Command::Engine(args) => engine::engine(args),
         Command::Bench(command) => bench::bench(output, &command),
     }

@@ -87,7 +87,9 @@ fn daemon_config(config: Config) -> Outcome<DaemonConfig> {
             reactors: config.reactors,
             cpus: config.cpus,
         },
-        embedded_pool: config.embedded.map(|(path, size_bytes)| EmbeddedPool { path, size_bytes }),
+        embedded_pool: config
+            .embedded
+            .map(|(path, size_bytes)| EmbeddedPool { path, size_bytes }),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     })
 }

@@ -26,6 +26,8 @@ use crate::interrupt::Interrupt;
 const PORT: u16 = 4420;
 const START_TIME_LIMIT: Duration = Duration::from_secs(60);
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(20);
+/// How often another program may snatch a port from under us.
+const PORT_RACES: usize = 5;
 const POLL: Duration = Duration::from_millis(50);
 
 /// A running daemon.
@@ -33,6 +35,8 @@ pub(super) struct OwnDaemon {
     child: Child,
     client: Client,
     engine: Option<(u32, OwnedFd)>,
+    /// What it said on stderr.
+    errors_path: PathBuf,
     /// The command that starts the same daemon again.
     pub(super) command: String,
 }
@@ -53,11 +57,26 @@ impl OwnDaemon {
             ))
             .hint("stop it, or give the demo a folder of its own with --dir"));
         }
-        let config = other_port(dir)?;
-        let program = std::env::current_exe().while_doing("find this program's own file")?;
-        let errors_path = run_dir.join("demo-daemon.err");
+        let mut port = if is_free(PORT) { PORT } else { free_port()? };
+        for _race in 0..PORT_RACES {
+            let mut daemon = Self::spawn(dir, port, client.clone())?;
+            match daemon.wait_until_serving(interrupt) {
+                // Somebody took the port since we looked.
+                Err(_) if daemon.has_ended() && !is_free(port) => port = free_port()?,
+                Err(failure) => return Err(failure),
+                Ok(()) => return Ok(daemon),
+            }
+        }
+        Err(Failure::new(
+            "every port on 127.0.0.1 is taken as soon as it is found free",
+        ))
+    }
+
+    fn spawn(dir: &Path, port: u16, client: Client) -> Outcome<Self> {
+        let errors_path = dir.join("run/demo-daemon.err");
         let errors =
             File::create(&errors_path).while_doing(format!("create {}", errors_path.display()))?;
+        let program = std::env::current_exe().while_doing("find this program's own file")?;
         let mut command = Command::new(program);
         let called = std::env::args()
             .next()
@@ -68,11 +87,13 @@ impl OwnDaemon {
             .arg("--with-parent")
             .arg("--dir")
             .arg(dir);
-        if dir != Path::new(crate::config::DEFAULT_DIR) {
-            shown.push_str(&format!(" --dir {}", dir.display()));
-        }
-        if let Some(config) = &config {
-            command.arg("--config").arg(config);
+        if port == PORT {
+            if dir != Path::new(crate::config::DEFAULT_DIR) {
+                shown.push_str(&format!(" --dir {}", dir.display()));
+            }
+        } else {
+            let config = write_config(dir, port)?;
+            command.arg("--config").arg(&config);
             shown.push_str(&format!(" --config {}", config.display()));
         }
         command.env_remove("FOREBAY_SOCKET");
@@ -83,14 +104,13 @@ impl OwnDaemon {
         // Ctrl-C is for us: we stop it in good order.
         command.process_group(0);
         let child = command.spawn().while_doing("start a daemon")?;
-        let mut daemon = Self {
+        Ok(Self {
             child,
             client,
             engine: None,
+            errors_path,
             command: shown,
-        };
-        daemon.wait_until_serving(&errors_path, interrupt)?;
-        Ok(daemon)
+        })
     }
 
     /// The API's client.
@@ -103,12 +123,12 @@ impl OwnDaemon {
         self.engine.as_ref().map(|(pid, _)| *pid)
     }
 
-    fn wait_until_serving(&mut self, errors_path: &Path, interrupt: &Interrupt) -> Outcome {
+    fn wait_until_serving(&mut self, interrupt: &Interrupt) -> Outcome {
         let started = Instant::now();
         loop {
             interrupt.check()?;
             if let Some(status) = self.child.try_wait().while_doing("watch the daemon")? {
-                let said = std::fs::read_to_string(errors_path).unwrap_or_default();
+                let said = std::fs::read_to_string(&self.errors_path).unwrap_or_default();
                 let said: Vec<_> = said
                     .lines()
                     .map(|line| line.trim_start_matches("error: "))
@@ -182,6 +202,10 @@ impl OwnDaemon {
         }
     }
 
+    fn has_ended(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(Some(_)))
+    }
+
     fn engine_runs(&self) -> bool {
         self.engine.as_ref().is_some_and(|(_, handle)| {
             let mut fds = [rustix::event::PollFd::new(
@@ -199,7 +223,7 @@ impl OwnDaemon {
 
 impl Drop for OwnDaemon {
     fn drop(&mut self) {
-        if self.wait(Duration::ZERO).is_none() {
+        if !self.has_ended() {
             if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
                 let _ = kill_process(pid, Signal::TERM);
             }
@@ -218,15 +242,19 @@ impl Drop for OwnDaemon {
     }
 }
 
-/// If the standard port is taken, a configuration file with a free one.
-fn other_port(dir: &Path) -> Outcome<Option<PathBuf>> {
-    if TcpListener::bind((Ipv4Addr::LOCALHOST, PORT)).is_ok() {
-        return Ok(None);
-    }
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+fn is_free(port: u16) -> bool {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
+}
+
+fn free_port() -> Outcome<u16> {
+    let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .and_then(|listener| listener.local_addr())
-        .while_doing("find a free port on 127.0.0.1")?
-        .port();
+        .while_doing("find a free port on 127.0.0.1")?;
+    Ok(address.port())
+}
+
+/// A configuration with another port than the standard one.
+fn write_config(dir: &Path, port: u16) -> Outcome<PathBuf> {
     let path = dir.join("demo.toml");
     let text = format!(
         "# Written by `forebay bench demo`, because port {PORT} was taken.\n\
@@ -235,5 +263,5 @@ fn other_port(dir: &Path) -> Outcome<Option<PathBuf>> {
          [pool]\nembedded = {{ path = \"pool.img\", size = \"16G\" }}\n"
     );
     std::fs::write(&path, text).while_doing(format!("write {}", path.display()))?;
-    Ok(Some(path))
+    Ok(path)
 }

@@ -123,7 +123,7 @@ impl Report {
             rows,
         );
         text.push_str(&format!(
-            "\n{} bytes per command, {:.1} s; the initiator itself used {:.2} us CPU per command\n",
+            "\n\n{} bytes per command, {:.1} s; the initiator itself used {:.2} us CPU per command\n",
             self.block_bytes, self.seconds, self.initiator_cpu_us_per_op
         ));
         if self.errors > 0 {

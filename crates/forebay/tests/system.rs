@@ -1,0 +1,371 @@
+//! The whole system in one process tree: the real daemon, the real engine, our initiator.
+//!
+//! Here: the demo ends well, twice, and leaves nothing running, however it ends; images survive the
+//! way in and out; what a first run and a taken address look like.
+//! Not here: kernels as clients, deaths under load.
+
+use std::fs::File;
+use std::io::Write;
+use std::net::TcpListener;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// A hang ends here; nothing is measured.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A folder on the build's own filesystem: pools want direct I/O, which a tmpfs may refuse.
+fn folder() -> tempfile::TempDir {
+    tempfile::Builder::new()
+        .prefix("fb-")
+        .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+        .unwrap()
+}
+
+fn forebay(folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command
+        .args(args)
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .env_remove("FOREBAY_SOCKET");
+    command
+}
+
+/// Processes with the folder on their command line.
+fn running(folder: &Path) -> Vec<String> {
+    let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .filter(|entry| {
+            entry
+                .file_name()
+                .to_str()
+                .is_some_and(|pid| pid.parse::<u32>().is_ok())
+        })
+        .filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok())
+        .map(|line| String::from_utf8_lossy(&line).replace('\0', " "))
+        .filter(|line| line.contains(&name))
+        .collect()
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < LIMIT, "waited for {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn wait(child: &mut Child) -> i32 {
+    let mut code = None;
+    wait_until("a process to end", || {
+        code = child.try_wait().unwrap();
+        code.is_some()
+    });
+    code.unwrap().code().unwrap_or(-1)
+}
+
+fn send(child: &Child, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+const SHORT: [&str; 7] = [
+    "--json",
+    "bench",
+    "demo",
+    "--seconds",
+    "1",
+    "--verify",
+    "8M",
+];
+
+#[test]
+fn demo_works_twice_and_leaves_nothing_running() {
+    let folder = folder();
+    // Somebody may have the standard port, or not: the demo has to cope.
+    for _run in 0..2 {
+        let output = forebay(folder.path(), &SHORT).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(summary["written_bytes"].as_u64().unwrap() >= 8 << 20);
+        assert!(summary["read_bytes"].as_u64().unwrap() > 4 << 20);
+        assert_eq!(summary["load"]["errors"], 0);
+        assert_eq!(summary["load"]["lines"].as_array().unwrap().len(), 5);
+        assert!(summary["load"]["lines"][4]["iops"].as_f64().unwrap() > 0.0);
+        assert_eq!(summary["attach"].as_array().unwrap().len(), 2);
+        assert_eq!(running(folder.path()), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn demo_that_is_ended_leaves_nothing_running() {
+    for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+        let folder = folder();
+        // The path is on the command line, so that `running` sees all three processes.
+        let dir = folder.path().join("var");
+        let dir = dir.to_str().unwrap();
+        let mut demo = forebay(
+            folder.path(),
+            &[
+                "bench",
+                "demo",
+                "--dir",
+                dir,
+                "--seconds",
+                "600",
+                "--verify",
+                "1M",
+            ],
+        )
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+        wait_until("daemon and engine", || running(folder.path()).len() == 3);
+        send(&demo, signal);
+        let code = wait(&mut demo);
+        if signal == Signal::KILL {
+            // The kernel tells the daemon.
+            wait_until("all to end", || running(folder.path()).is_empty());
+        } else {
+            assert_eq!(code, 1);
+            assert_eq!(running(folder.path()), Vec::<String>::new());
+        }
+    }
+}
+
+/// A daemon on a folder of its own, ended in good order.
+struct Daemon {
+    folder: tempfile::TempDir,
+    child: Child,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        let folder = folder();
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        let config = format!(
+            "[listen]\nnvme_tcp = [\"127.0.0.1:{port}\"]\n\
+             [pool]\nembedded = {{ path = \"pool.img\", size = \"1G\" }}\n"
+        );
+        std::fs::write(folder.path().join("forebay.toml"), config).unwrap();
+        let log = File::create(folder.path().join("err")).unwrap();
+        let child = forebay(folder.path(), &["serve"])
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let daemon = Self { folder, child };
+        wait_until("the engine", || {
+            let output = daemon.run(&["--json", "status"]);
+            serde_json::from_slice::<Value>(&output.stdout)
+                .is_ok_and(|status| status["engine_state"] == "running")
+        });
+        daemon
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        forebay(self.folder.path(), args).output().unwrap()
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        let mut all = vec!["--json"];
+        all.extend(args);
+        let output = self.run(&all);
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    fn refused(&self, args: &[&str], part: &str) {
+        let output = self.run(args);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+        assert!(
+            said.starts_with("error: ") && said.contains(part),
+            "{args:?}: {said}"
+        );
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        send(&self.child, Signal::TERM);
+        let code = wait(&mut self.child);
+        if !std::thread::panicking() {
+            assert_eq!(code, 0);
+            assert_eq!(running(self.folder.path()), Vec::<String>::new());
+        }
+    }
+}
+
+const MIB: u64 = 1 << 20;
+
+/// 20 MiB, of which 3 are data, in pieces that are no extents.
+fn write_image(path: &Path) -> Vec<u8> {
+    let mut image = vec![0_u8; 20 * MIB as usize - 512];
+    let mut word = 1_u64;
+    for (start, bytes) in [(5000, MIB), (7 * MIB + 100, 2 * MIB), (19 * MIB, 4096)] {
+        for byte in &mut image[start as usize..(start + bytes) as usize] {
+            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            *byte = (word >> 56) as u8;
+        }
+    }
+    File::create(path).unwrap().write_all(&image).unwrap();
+    image
+}
+
+#[test]
+fn images_go_in_and_come_out() {
+    let daemon = Daemon::start();
+    let image = write_image(&daemon.path("in.img"));
+    daemon.json(&["tenant", "create", "acme"]);
+    for block_size in ["512", "4096"] {
+        let volume = format!("acme/v{block_size}");
+        let args = [
+            "volume",
+            "create",
+            &volume,
+            "--size",
+            "32M",
+            "--block-size",
+            block_size,
+        ];
+        daemon.json(&args);
+        // Twice: into a fresh volume, and over what is there.
+        for _pass in 0..2 {
+            daemon.json(&["volume", "import", "in.img", &volume]);
+            let shown = daemon.json(&["volume", "show", &volume]);
+            assert_eq!(
+                shown["exported"], false,
+                "the temporary export is still there"
+            );
+            daemon.json(&["volume", "export", &volume, "out.img"]);
+            let out = daemon.path("out.img");
+            let read = std::fs::read(&out).unwrap();
+            assert_eq!(read.len() as u64, 32 * MIB);
+            assert!(read[..image.len()] == image, "the image changed on its way");
+            assert!(read[image.len()..].iter().all(|byte| *byte == 0));
+            assert!(
+                std::fs::metadata(&out).unwrap().blocks() * 512 < 5 * MIB,
+                "not sparse"
+            );
+            std::fs::remove_file(out).unwrap();
+        }
+    }
+    assert_eq!(daemon.json(&["export", "list"]), Value::Array(Vec::new()));
+}
+
+#[test]
+fn import_replaces_and_keeps_an_export_as_it_was() {
+    let daemon = Daemon::start();
+    daemon.json(&["tenant", "create", "acme"]);
+    daemon.json(&["volume", "create", "acme/disk", "--size", "24M"]);
+    daemon.json(&["export", "create", "acme/disk", "--host", "nqn.a"]);
+    let full = vec![0xee_u8; 24 * MIB as usize];
+    std::fs::write(daemon.path("full.img"), &full).unwrap();
+    daemon.json(&["volume", "import", "full.img", "acme/disk"]);
+    let image = write_image(&daemon.path("in.img"));
+    daemon.json(&["volume", "import", "in.img", "acme/disk"]);
+    daemon.json(&["volume", "export", "acme/disk", "out.img"]);
+    let out = File::open(daemon.path("out.img")).unwrap();
+    let mut read = vec![1; image.len()];
+    out.read_exact_at(&mut read, 0).unwrap();
+    assert!(read == image, "old bytes shine through the zeros");
+    let export = daemon.json(&["export", "show", "acme/disk"]);
+    assert_eq!(export["hosts"], serde_json::json!(["nqn.a"]));
+
+    daemon.refused(&["volume", "export", "acme/disk", "out.img"], "exists");
+    std::fs::write(daemon.path("large.img"), vec![1; 25 * MIB as usize]).unwrap();
+    daemon.refused(
+        &["volume", "import", "large.img", "acme/disk"],
+        "has 26214400 bytes",
+    );
+    daemon.refused(&["volume", "import", "in.img", "acme/none"], "none");
+    daemon.refused(&["volume", "delete", "acme/disk"], "exported");
+}
+
+#[test]
+fn loads_are_measured_and_strangers_refused() {
+    let daemon = Daemon::start();
+    daemon.json(&["tenant", "create", "acme"]);
+    daemon.json(&["volume", "create", "acme/disk", "--size", "16M"]);
+    let export = daemon.json(&[
+        "export",
+        "create",
+        "acme/disk",
+        "--host",
+        "nqn.2026-01.test:a",
+    ]);
+    let address = export["addresses"][0].as_str().unwrap();
+    let nqn = export["nqn"].as_str().unwrap();
+    let load = [
+        "bench",
+        "load",
+        "--addr",
+        address,
+        "--nqn",
+        nqn,
+        "--seconds",
+        "1",
+        "--qd",
+        "4",
+    ];
+    let with = |more: &[&'static str]| [&load[..], more].concat();
+    let report = daemon.json(&with(&[
+        "--hostnqn",
+        "nqn.2026-01.test:a",
+        "--rw",
+        "randrw",
+    ]));
+    assert_eq!(report["errors"], 0);
+    assert_eq!(report["lines"].as_array().unwrap().len(), 3);
+    daemon.refused(&with(&["--hostnqn", "nqn.2026-01.test:b"]), "host");
+    let stats = daemon.json(&["stats"]);
+    assert!(
+        stats["lanes"][0]["read"]["ops"].as_u64().unwrap() > 0,
+        "{stats}"
+    );
+    assert!(
+        stats["lanes"][0]["write"]["bytes"].as_u64().unwrap() > 0,
+        "{stats}"
+    );
+}
+
+#[test]
+fn a_taken_address_and_a_taken_folder_are_clear_errors() {
+    let daemon = Daemon::start();
+    let second = daemon.run(&["serve"]);
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains(&format!("pid {}", daemon.child.id())),
+        "{said}"
+    );
+
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let other = folder();
+    let config = format!("[listen]\nnvme_tcp = [\"{address}\"]\n");
+    std::fs::write(other.path().join("forebay.toml"), config).unwrap();
+    let output = forebay(other.path(), &["serve"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains(&address.to_string()) && said.contains("hint: "),
+        "{said}"
+    );
+    assert_eq!(running(other.path()), Vec::<String>::new());
+}
