@@ -495,8 +495,8 @@ impl Daemon {
         } = open;
         let unavailable = |error: io::Error| ApiError::unavailable(error.to_string());
         let boot_id = forebay_xlate::shm::boot_id().map_err(unavailable)?;
-        let grants =
-            Grants::fresh(&self.grants_path(), &pool, grants_capacity()).map_err(unavailable)?;
+        let grants = Grants::fresh(&self.grants_path(), &pool, &boot_id, grants_capacity())
+            .map_err(unavailable)?;
         let owner = Owner::new(pool, Arc::new(catalog), devices, grants, Limits::default());
         owner.set_boot(&boot_id);
         owner.finish_adoption(None).await;

@@ -58,9 +58,13 @@ pub(crate) struct Adoption {
 
 impl Grants {
     /// For a pool that was just made: a table with nothing in it.
-    pub(crate) fn fresh(path: &Path, pool: &Pool, capacity: usize) -> io::Result<Self> {
-        let boot_id = forebay_xlate::shm::boot_id()?;
-        let table = GrantTable::create(path, capacity, &boot_id, &pool.info().uuid.0)?;
+    pub(crate) fn fresh(
+        path: &Path,
+        pool: &Pool,
+        boot_id: &[u8; 16],
+        capacity: usize,
+    ) -> io::Result<Self> {
+        let table = GrantTable::create(path, capacity, boot_id, &pool.info().uuid.0)?;
         Ok(Self {
             table,
             adopting: false,

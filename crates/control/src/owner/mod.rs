@@ -28,6 +28,8 @@ mod release;
 pub(crate) mod session;
 mod show;
 mod stats;
+#[cfg(test)]
+mod tests;
 mod volume;
 
 use std::cell::{Cell, RefCell};

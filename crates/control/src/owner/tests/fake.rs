@@ -1,0 +1,383 @@
+//! The engine's end of the conversation, for tests: it says what a test tells it to say, and checks
+//! that what it hears keeps the protocol.
+//!
+//! Checked always: an extent of a device is granted for one place of one volume only, until it has
+//! been laundered; nothing is granted within a range whose revoke is unanswered; laundered extents
+//! are not granted while they are being laundered.
+//!
+//! Not here: a data path.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use forebay_xlate::boundary::message::{
+    BOUNDARY_VERSION, FaultFailure, FromEngine, Held, Job, ToEngine,
+};
+use forebay_xlate::boundary::region::Region;
+use forebay_xlate::boundary::socket::Channel;
+use forebay_xlate::{ExtentRange, Rights, VolumeId, Word};
+use std::os::fd::AsFd;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::time::timeout;
+
+/// Stops a test that hangs.
+const HANG: Duration = Duration::from_secs(20);
+
+pub(super) struct Fake {
+    channel: Channel,
+    readiness: AsyncFd<OwnedFd>,
+    pub(super) region: Region,
+    pub(super) generation: u64,
+    /// What is said after `Welcome`.
+    pub(super) held: Vec<(Held, Vec<OwnedFd>)>,
+    /// Whether devices are ready as soon as they are opened.
+    pub(super) devices_ready: bool,
+    /// Whether revokes and jobs are answered by themselves.
+    pub(super) answer_revokes: bool,
+    pub(super) answer_jobs: bool,
+    /// The next so many launder jobs fail with EIO.
+    pub(super) fail_launders: u32,
+    pub(super) grants: HashMap<(VolumeId, u64), Word>,
+    /// Device extents, and the place that each was granted for.
+    places: BTreeMap<(u8, u64), (VolumeId, u64)>,
+    pub(super) open_revokes: Vec<(u64, VolumeId, ExtentRange)>,
+    pub(super) open_jobs: VecDeque<(u64, Job)>,
+    pub(super) jobs: Vec<Job>,
+    pub(super) log: Vec<ToEngine>,
+    next_release: u64,
+}
+
+impl Fake {
+    /// An engine, and the daemon's end of its socket.
+    pub(super) fn new(generation: u64) -> (Self, OwnedFd) {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType};
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+                .unwrap();
+        let channel = Channel::new(ours).unwrap();
+        let watched = channel.as_fd().try_clone_to_owned().unwrap();
+        let fake = Self {
+            channel,
+            readiness: crate::readiness::watch(watched, Interest::READABLE).unwrap(),
+            region: Region::anonymous(generation).unwrap(),
+            generation,
+            held: Vec::new(),
+            devices_ready: true,
+            answer_revokes: true,
+            answer_jobs: true,
+            fail_launders: 0,
+            grants: HashMap::new(),
+            places: BTreeMap::new(),
+            open_revokes: Vec::new(),
+            open_jobs: VecDeque::new(),
+            jobs: Vec::new(),
+            log: Vec::new(),
+            next_release: 1,
+        };
+        (fake, theirs)
+    }
+
+    /// What the engine before this one was granted is not forgotten by the devices.
+    pub(super) fn after(mut self, before: &Fake) -> Self {
+        self.places = before.places.clone();
+        self
+    }
+
+    pub(super) fn say(&mut self, message: &FromEngine) {
+        self.channel.send(message, Vec::new()).unwrap();
+    }
+
+    async fn receive(&mut self) -> (ToEngine, Vec<OwnedFd>) {
+        loop {
+            let mut ready = self.readiness.readable().await.unwrap();
+            match self
+                .channel
+                .receive::<ToEngine>()
+                .expect("the daemon hung up")
+            {
+                Some(message) => return message,
+                None => ready.clear_ready(),
+            }
+        }
+    }
+
+    /// Answers the greeting; gives back the grant table if it came.
+    pub(super) async fn welcome(
+        &mut self,
+        pool: [u8; 16],
+        table: Option<OwnedFd>,
+    ) -> Option<OwnedFd> {
+        let (hello, mut descriptors) = timeout(HANG, self.receive()).await.unwrap();
+        assert!(
+            matches!(
+                hello,
+                ToEngine::Hello {
+                    version: BOUNDARY_VERSION,
+                    ..
+                }
+            ),
+            "{hello:?}"
+        );
+        let mut given = vec![self.region.memory().fd().try_clone_to_owned().unwrap()];
+        given.extend(table);
+        let welcome = FromEngine::Welcome {
+            version: BOUNDARY_VERSION,
+            engine_pid: std::process::id(),
+            generation: self.generation,
+            pool,
+        };
+        self.channel.send(&welcome, given).unwrap();
+        for (held, descriptors) in std::mem::take(&mut self.held) {
+            self.channel
+                .send(&FromEngine::Held(held), descriptors)
+                .unwrap();
+        }
+        self.say(&FromEngine::HeldEnd);
+        descriptors.pop()
+    }
+
+    /// Takes messages in until one fits.
+    pub(super) async fn until<T>(&mut self, mut fits: impl FnMut(&ToEngine) -> Option<T>) -> T {
+        let taken = async {
+            loop {
+                let (message, _) = self.receive().await;
+                let found = fits(&message);
+                self.take(&message);
+                self.log.push(message);
+                if let Some(found) = found {
+                    return found;
+                }
+            }
+        };
+        match timeout(HANG, taken).await {
+            Ok(found) => found,
+            Err(_) => panic!(
+                "nothing fits; the last: {:#?}",
+                self.log.iter().rev().take(8).collect::<Vec<_>>()
+            ),
+        }
+    }
+
+    /// Takes in what there is, until nothing comes for a moment.
+    pub(super) async fn settle(&mut self) {
+        while let Ok((message, _)) = timeout(Duration::from_millis(150), self.receive()).await {
+            self.take(&message);
+            self.log.push(message);
+        }
+    }
+
+    fn done(&mut self, request: u64) {
+        self.say(&FromEngine::Done {
+            request,
+            error: None,
+        });
+    }
+
+    fn take(&mut self, message: &ToEngine) {
+        match message {
+            ToEngine::SetDevice { request, device } => {
+                self.done(*request);
+                if self.devices_ready {
+                    self.say(&FromEngine::DeviceReady {
+                        device: device.device,
+                    });
+                }
+            }
+            ToEngine::SetVolume { request, .. }
+            | ToEngine::RemoveVolume { request, .. }
+            | ToEngine::SetExport { request, .. }
+            | ToEngine::RemoveExport { request, .. }
+            | ToEngine::SetListener { request, .. } => self.done(*request),
+            ToEngine::Grant {
+                volume,
+                range,
+                word,
+                ..
+            } => {
+                self.take_grant(*volume, *range, Word::from_bits(*word));
+            }
+            ToEngine::Revoke {
+                revoke,
+                volume,
+                range,
+                keep,
+            } => {
+                assert_eq!(*keep, None);
+                self.grants
+                    .retain(|(v, extent), _| v != volume || !range.contains(*extent));
+                self.open_revokes.push((*revoke, *volume, *range));
+                if self.answer_revokes {
+                    self.answer_revoke();
+                }
+            }
+            ToEngine::Job { job, work } => {
+                self.jobs.push(*work);
+                self.open_jobs.push_back((*job, *work));
+                if self.answer_jobs {
+                    self.answer_job();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn take_grant(&mut self, volume: VolumeId, range: ExtentRange, word: Word) {
+        for (_, v, revoked) in &self.open_revokes {
+            assert!(
+                *v != volume || !revoked.overlaps(&range),
+                "a grant in a range that is being revoked: {range:?}"
+            );
+        }
+        for extent in range.first..range.end() {
+            let word = word.advance(extent - range.first);
+            if word.rights() != Some(Rights::Hole) {
+                let at = (word.device().0, word.extent().0);
+                let being_laundered = self.open_jobs.iter().any(|(_, job)| {
+                    matches!(job, Job::Launder { device, extents } if device.0 == at.0 && extents.contains(at.1))
+                });
+                assert!(!being_laundered, "{at:?} is granted while it is laundered");
+                let owner = *self.places.entry(at).or_insert((volume, extent));
+                assert_eq!(owner, (volume, extent), "{at:?} is granted twice");
+            }
+            self.grants.insert((volume, extent), word);
+        }
+    }
+
+    /// The next message, to be answered by the test.
+    pub(super) async fn next_unanswered(&mut self) -> ToEngine {
+        let (message, _) = timeout(HANG, self.receive()).await.expect("nothing comes");
+        self.log.push(message.clone());
+        message
+    }
+
+    /// Something that is no message.
+    pub(super) fn send_garbage(&mut self) {
+        let flags = rustix::net::SendFlags::NOSIGNAL;
+        rustix::net::send(&self.channel, &[0xff; 40], flags).unwrap();
+    }
+
+    /// Answers the oldest open revoke.
+    pub(super) fn answer_revoke(&mut self) {
+        let (revoke, ..) = self.open_revokes.remove(0);
+        self.say(&FromEngine::RevokeDone { revoke });
+    }
+
+    /// Answers the oldest open job.
+    pub(super) fn answer_job(&mut self) {
+        let (job, work) = self.open_jobs.pop_front().unwrap();
+        let mut errno = None;
+        if let Job::Launder { device, extents } = work {
+            if self.fail_launders > 0 {
+                self.fail_launders -= 1;
+                errno = Some(5);
+            } else {
+                self.places
+                    .retain(|at, _| at.0 != device.0 || !extents.contains(at.1));
+            }
+        }
+        self.say(&FromEngine::JobDone { job, errno });
+    }
+
+    /// Faults, and waits for the answer; it must fit what was asked.
+    pub(super) async fn fault(
+        &mut self,
+        volume: VolumeId,
+        extent: u64,
+        write: bool,
+    ) -> Result<Word, FaultFailure> {
+        self.say(&FromEngine::Fault {
+            volume,
+            extent,
+            write,
+        });
+        self.answer_to(volume, extent, write).await
+    }
+
+    /// Waits for a fault's answer.
+    pub(super) async fn answer_to(
+        &mut self,
+        volume: VolumeId,
+        extent: u64,
+        write: bool,
+    ) -> Result<Word, FaultFailure> {
+        self.until(|message| match message {
+            ToEngine::Grant {
+                volume: v,
+                range,
+                word,
+                ..
+            } if *v == volume && range.contains(extent) => {
+                let word = Word::from_bits(*word).advance(extent - range.first);
+                (!write || word.writable()).then_some(Ok(word))
+            }
+            ToEngine::FaultFailed {
+                volume: v,
+                range,
+                reason,
+            } if *v == volume && range.contains(extent) => Some(Err(*reason)),
+            _ => None,
+        })
+        .await
+    }
+
+    /// Writes: faults unless it is granted.
+    pub(super) async fn write(&mut self, volume: VolumeId, extent: u64) -> Word {
+        match self.grants.get(&(volume, extent)) {
+            Some(word) if word.writable() => *word,
+            _ => self.fault(volume, extent, true).await.unwrap(),
+        }
+    }
+
+    /// Asks for a deallocation, without waiting.
+    pub(super) fn release(&mut self, volume: VolumeId, range: ExtentRange) -> u64 {
+        let release = self.next_release;
+        self.next_release += 1;
+        self.say(&FromEngine::Release {
+            release,
+            volume,
+            range,
+        });
+        release
+    }
+
+    pub(super) async fn released(&mut self, release: u64) {
+        self.until(|m| (*m == ToEngine::ReleaseDone { release }).then_some(()))
+            .await;
+    }
+
+    /// A FLUSH: asks for the commit of everything up to `sequence`.
+    pub(super) async fn flush(&mut self, volume: VolumeId, sequence: u64) -> bool {
+        self.say(&FromEngine::CommitWanted { volume, sequence });
+        self.until(|message| match message {
+            ToEngine::Committed {
+                volume: v,
+                sequence: s,
+            } if *v == volume && *s >= sequence => Some(true),
+            ToEngine::CommitFailed {
+                volume: v,
+                sequence: s,
+            } if *v == volume && *s >= sequence => Some(false),
+            _ => None,
+        })
+        .await
+    }
+
+    /// The highest commit sequence that was heard for a volume.
+    pub(super) fn highest_sequence(&self, volume: VolumeId) -> u64 {
+        self.log
+            .iter()
+            .filter_map(|message| match message {
+                ToEngine::Grant {
+                    volume: v,
+                    commit_sequence,
+                    ..
+                } if *v == volume => Some(*commit_sequence),
+                _ => None,
+            })
+            .max()
+            .unwrap_or(0)
+    }
+}

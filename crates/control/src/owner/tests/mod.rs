@@ -1,0 +1,304 @@
+//! The owner against an engine that checks it, on a real pool in a sparse file.
+//!
+//! A [`Life`] is a daemon's, from taking the pool to its sudden end; lives follow each other on the
+//! same file and the same grant table, as after a kill.
+
+mod fake;
+mod lives;
+mod protocol;
+mod space;
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_xlate::boundary::message::ToEngine;
+use forebay_xlate::{Rights, VolumeId};
+use tokio::task::LocalSet;
+
+use self::fake::Fake;
+use super::session::Session;
+use super::{Grants, Limits, Owner};
+use crate::api::model::{ExportCreate, PoolCreate, VolumeCreate};
+use crate::devices::{self, OpenPool};
+
+const BOOT: [u8; 16] = [7; 16];
+const EXTENT: u64 = 64 << 10;
+
+/// A folder with a pool's file and its grant table.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn spec(&self) -> String {
+        format!("file:{}", self.folder.path().join("pool.img").display())
+    }
+
+    fn grants(&self) -> PathBuf {
+        self.folder.path().join("grants")
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("pool.img")
+    }
+}
+
+/// A daemon's life.
+struct Life {
+    owner: Rc<Owner>,
+    fake: Fake,
+}
+
+/// How a life begins.
+struct Begin {
+    size_bytes: u64,
+    capacity: usize,
+    boot: [u8; 16],
+    limits: Limits,
+    /// Whether the grant table's boot id is believed to be the pool's.
+    generation: u64,
+}
+
+impl Default for Begin {
+    fn default() -> Self {
+        Self {
+            size_bytes: 64 << 20,
+            capacity: 4096,
+            boot: BOOT,
+            limits: Limits {
+                request: Duration::from_secs(5),
+                revoke: Duration::from_secs(5),
+                job: Duration::from_secs(5),
+                launder: Duration::from_secs(2),
+                inherited: Duration::from_millis(100),
+                adoption: Duration::from_secs(5),
+                // Only what a test asks for.
+                sync_every: Duration::from_secs(3600),
+                device_retry: Duration::from_millis(50),
+            },
+            generation: 1,
+        }
+    }
+}
+
+fn run<F: Future<Output = ()>>(test: F) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let all = LocalSet::new();
+    runtime.block_on(all.run_until(async {
+        tokio::time::timeout(Duration::from_secs(60), test)
+            .await
+            .expect("the test hangs");
+    }));
+}
+
+fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
+    let (mut open, grants);
+    if new {
+        open = devices::create(&PoolCreate {
+            name: "pool".to_owned(),
+            devices: vec![place.spec()],
+            force: false,
+            extent_bytes: None,
+            size_bytes: Some(begin.size_bytes),
+        })
+        .unwrap();
+        grants = Grants::fresh(&place.grants(), &open.pool, &begin.boot, begin.capacity);
+    } else {
+        open = devices::open(&[place.spec()]).unwrap();
+        grants = Grants::adopt(
+            &place.grants(),
+            &mut open.pool,
+            None,
+            &begin.boot,
+            begin.capacity,
+        );
+    }
+    let OpenPool {
+        pool,
+        catalog,
+        devices,
+    } = open;
+    let owner = Owner::new(
+        pool,
+        Arc::new(catalog),
+        devices,
+        grants.unwrap(),
+        begin.limits.clone(),
+    );
+    owner.set_boot(&begin.boot);
+    owner
+}
+
+impl Life {
+    /// The first life of a new pool, with a fresh engine.
+    async fn first(place: &Place, begin: Begin) -> Self {
+        let owner = owner_of(place, &begin, true);
+        Self::with_fresh_engine(owner, begin.generation, None).await
+    }
+
+    /// The next life, with a fresh engine (both were killed).
+    async fn next(place: &Place, begin: Begin, before: &Fake) -> Self {
+        let owner = owner_of(place, &begin, false);
+        Self::with_fresh_engine(owner, begin.generation, Some(before)).await
+    }
+
+    async fn with_fresh_engine(owner: Rc<Owner>, generation: u64, before: Option<&Fake>) -> Self {
+        owner.finish_adoption(None).await;
+        let (fake, fd) = Fake::new(generation);
+        let fake = match before {
+            Some(before) => fake.after(before),
+            None => fake,
+        };
+        let mut life = Self { owner, fake };
+        life.converse(fd).await;
+        life.opened().await;
+        life
+    }
+
+    /// Greets the fake engine and leaves the conversation to a task.
+    async fn converse(&mut self, fd: std::os::fd::OwnedFd) {
+        let pool = self.owner.core.borrow().pool.info().uuid.0;
+        let table = self
+            .owner
+            .core
+            .borrow()
+            .grants
+            .memory()
+            .fd()
+            .try_clone_to_owned()
+            .unwrap();
+        let greet = Session::greet(fd, pool, Some(table), Duration::from_secs(5));
+        let (greeting, table) = tokio::join!(greet, self.fake.welcome(pool, None));
+        assert!(table.is_some(), "a fresh engine gets the grant table");
+        let owner = self.owner.clone();
+        self.owner
+            .spawn(async move { owner.serve(greeting.unwrap(), || {}).await });
+    }
+
+    /// Lets the engine answer until the owner answers faults.
+    async fn opened(&mut self) {
+        let owner = self.owner.clone();
+        tokio::select! {
+            () = owner.wait_open() => {}
+            () = self.fake.until(|_| None::<()>) => {}
+        }
+        self.fake.settle().await;
+    }
+
+    /// Another engine takes the place of the one that is gone.
+    async fn replace_engine(&mut self, prepare: impl FnOnce(&mut Fake)) {
+        let (fake, fd) = Fake::new(self.fake.generation + 1);
+        let mut fake = fake.after(&self.fake);
+        prepare(&mut fake);
+        self.fake = fake;
+        self.owner
+            .session_changed
+            .until(|| self.owner.session().is_none().then_some(()))
+            .await;
+        self.converse(fd).await;
+    }
+
+    /// Runs something of the owner while the engine answers.
+    async fn with_engine<T>(&mut self, work: impl Future<Output = T>) -> T {
+        tokio::select! {
+            done = work => done,
+            () = self.fake.until(|_| None::<()>) => unreachable!(),
+        }
+    }
+
+    async fn volume(&mut self, name: &str, size_bytes: u64) -> VolumeId {
+        let owner = self.owner.clone();
+        let body = VolumeCreate {
+            name: name.to_owned(),
+            size_bytes,
+            block_bytes: None,
+        };
+        let created = self.with_engine(async {
+            if owner.tenant_show("t").is_err() {
+                owner.tenant_create("t".to_owned()).await.unwrap();
+            }
+            owner.volume_create("t".to_owned(), body).await.unwrap()
+        });
+        VolumeId(created.await.id)
+    }
+
+    async fn export(&mut self, name: &str) {
+        let owner = self.owner.clone();
+        let body = ExportCreate {
+            tenant: "t".to_owned(),
+            volume: name.to_owned(),
+            hosts: Vec::new(),
+            any_host: true,
+        };
+        self.with_engine(async { owner.export_create(body).await.unwrap() })
+            .await;
+    }
+
+    fn mapped(&self, volume: VolumeId) -> u64 {
+        self.owner
+            .core
+            .borrow()
+            .pool
+            .volume_space(volume)
+            .unwrap()
+            .mapped
+    }
+
+    fn space(&self) -> forebay_pool::Space {
+        self.owner.core.borrow().pool.space()
+    }
+
+    /// The sudden end: nothing more is committed or said.
+    async fn kill(self) -> Fake {
+        self.owner.close();
+        let Life { owner, fake } = self;
+        // Its tasks see it at their next turn; then the devices' claims fall.
+        while Rc::strong_count(&owner) > 1 {
+            tokio::task::yield_now().await;
+        }
+        drop(owner);
+        fake
+    }
+}
+
+/// What a pool's file says durably, read from a copy: is this extent mapped?
+fn durably_mapped(file: &Path, volume: VolumeId, extent: u64) -> bool {
+    let copy = tempfile::tempdir().unwrap();
+    let path = copy.path().join("copy.img");
+    let status = std::process::Command::new("cp")
+        .args(["--sparse=always", "--reflink=auto"])
+        .arg(file)
+        .arg(&path)
+        .status();
+    assert!(status.unwrap().success());
+    let mut open = devices::open(&[format!("file:{}", path.display())]).unwrap();
+    open.pool.finish_adoption(false).unwrap();
+    match open
+        .pool
+        .fault(volume, forebay_xlate::ExtentIndex(extent), false)
+        .unwrap()
+    {
+        forebay_pool::FaultAnswer::Mapped { .. } => true,
+        forebay_pool::FaultAnswer::Hole { .. } => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn is_hole(word: forebay_xlate::Word) -> bool {
+    word.rights() == Some(Rights::Hole)
+}
+
+fn is_release_done(message: &ToEngine) -> bool {
+    matches!(message, ToEngine::ReleaseDone { .. })
+}

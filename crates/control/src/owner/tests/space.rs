@@ -1,0 +1,264 @@
+//! Giving space back: releases, deletion, laundering, a full pool, a full grant table.
+
+use forebay_xlate::ExtentRange;
+use forebay_xlate::boundary::message::{FaultFailure, FromEngine, Job, ToEngine};
+
+use super::*;
+
+fn is_revoke(message: &ToEngine) -> Option<()> {
+    matches!(message, ToEngine::Revoke { .. }).then_some(())
+}
+
+#[test]
+fn a_release_waits_for_the_revoke() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        let a = life.volume("a", 16 << 20).await;
+        for extent in 0..10 {
+            life.fake.write(a, extent).await;
+        }
+        life.fake.answer_revokes = false;
+        let before = life.space();
+        let release = life.fake.release(a, ExtentRange::new(2, 4));
+        life.fake.until(is_revoke).await;
+        // A fault within the range is not answered before it is through; one outside is.
+        life.fake.say(&FromEngine::Fault {
+            volume: a,
+            extent: 3,
+            write: true,
+        });
+        life.fake.fault(a, 20, true).await.unwrap();
+        assert_eq!(
+            life.mapped(a),
+            11,
+            "nothing changes before the engine lets go"
+        );
+        assert_eq!(life.space().dirty, before.dirty);
+        assert!(!life.fake.log.iter().any(is_release_done));
+        life.fake.answer_revoke();
+        // The fake refuses a grant in the range before this, and an extent that is not laundered.
+        life.fake.released(release).await;
+        let word = life.fake.answer_to(a, 3, true).await.unwrap();
+        assert!(word.writable());
+        assert_eq!(life.mapped(a), 8);
+        assert!(is_hole(life.fake.fault(a, 2, false).await.unwrap()));
+    });
+}
+
+#[test]
+fn freed_extents_are_zeroed_flushed_and_only_then_clean() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        let a = life.volume("a", 16 << 20).await;
+        for extent in 0..4 {
+            life.fake.write(a, extent).await;
+        }
+        life.fake.answer_jobs = false;
+        let clean = life.space().clean;
+        let release = life.fake.release(a, ExtentRange::new(0, 4));
+        life.fake.released(release).await;
+        while life.fake.open_jobs.is_empty() {
+            life.fake
+                .until(|m| matches!(m, ToEngine::Job { .. }).then_some(()))
+                .await;
+        }
+        let launders = |jobs: &[Job]| {
+            jobs.iter()
+                .map(|job| match job {
+                    Job::Launder { extents, .. } => extents.count,
+                    Job::Flush { .. } => 0,
+                })
+                .sum::<u64>()
+        };
+        assert_eq!(launders(&life.fake.jobs), 4);
+        while matches!(life.fake.open_jobs.front(), Some((_, Job::Launder { .. }))) {
+            life.fake.answer_job();
+        }
+        life.fake
+            .until(|m| matches!(m, ToEngine::Job { .. }).then_some(()))
+            .await;
+        assert!(matches!(life.fake.jobs.last(), Some(Job::Flush { .. })));
+        assert_eq!(
+            life.space().clean,
+            clean,
+            "zeros that are not flushed are not clean"
+        );
+        life.fake.answer_job();
+        let owner = life.owner.clone();
+        life.with_engine(
+            owner
+                .laundered
+                .until(|| (owner.core.borrow().pool.space().dirty == 0).then_some(())),
+        )
+        .await;
+        assert!(life.space().clean >= clean + 4);
+    });
+}
+
+#[test]
+fn laundering_that_fails_is_tried_again() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        let a = life.volume("a", 16 << 20).await;
+        life.fake.write(a, 0).await;
+        life.fake.fail_launders = 2;
+        let release = life.fake.release(a, ExtentRange::new(0, 1));
+        life.fake.released(release).await;
+        let owner = life.owner.clone();
+        life.with_engine(
+            owner
+                .laundered
+                .until(|| (owner.core.borrow().pool.space().dirty == 0).then_some(())),
+        )
+        .await;
+        let tries = life
+            .fake
+            .jobs
+            .iter()
+            .filter(|j| matches!(j, Job::Launder { .. }))
+            .count();
+        assert_eq!(tries, 3);
+    });
+}
+
+#[test]
+fn a_deleted_volume_is_revoked_first_and_its_space_comes_back() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        let a = life.volume("a", 16 << 20).await;
+        for extent in 0..50 {
+            life.fake.write(a, extent).await;
+        }
+        life.fake.answer_revokes = false;
+        let owner = life.owner.clone();
+        let delete = tokio::task::spawn_local(async move {
+            owner.volume_delete("t".to_owned(), "a".to_owned()).await
+        });
+        life.fake.until(is_revoke).await;
+        assert_eq!(
+            life.owner.volume_list(None).unwrap().len(),
+            1,
+            "still there"
+        );
+        life.fake.answer_revoke();
+        life.fake
+            .until(|m| matches!(m, ToEngine::RemoveVolume { .. }).then_some(()))
+            .await;
+        life.with_engine(delete).await.unwrap().unwrap();
+        assert!(life.owner.volume_list(None).unwrap().is_empty());
+        assert_eq!(life.owner.core.borrow().grants.usage().0, 0);
+        let b = life.volume("b", 16 << 20).await;
+        // The fake refuses an extent of the dead volume that was not laundered.
+        for extent in 0..50 {
+            life.fake.write(b, extent).await;
+        }
+    });
+}
+
+#[test]
+fn a_revoke_that_does_not_end_changes_nothing() {
+    run(async {
+        let place = Place::new();
+        let mut begin = Begin::default();
+        begin.limits.revoke = Duration::from_millis(100);
+        let mut life = Life::first(&place, begin).await;
+        let a = life.volume("a", 16 << 20).await;
+        life.fake.write(a, 0).await;
+        life.fake.answer_revokes = false;
+        let owner = life.owner.clone();
+        let delete = owner.volume_delete("t".to_owned(), "a".to_owned());
+        let error = life.with_engine(delete).await.unwrap_err();
+        assert_eq!(error.kind, crate::api::error::ErrorKind::Unavailable);
+        assert_eq!(life.mapped(a), 1);
+        let release = life.fake.release(a, ExtentRange::new(0, 1));
+        life.fake.released(release).await;
+        assert_eq!(life.mapped(a), 1, "a hint that could not be followed");
+        assert_eq!(life.space().dirty, 0);
+    });
+}
+
+#[test]
+fn a_full_pool_says_so_and_goes_on_when_space_is_freed() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(
+            &place,
+            Begin {
+                size_bytes: 16 << 20,
+                ..Begin::default()
+            },
+        )
+        .await;
+        let a = life.volume("a", 64 << 20).await;
+        let mut written = 0;
+        let failure = loop {
+            match life.fake.fault(a, written, true).await {
+                Ok(_) => written += 1,
+                Err(failure) => break failure,
+            }
+        };
+        assert_eq!(failure, FaultFailure::NoSpace);
+        let total = life.space().total;
+        assert_eq!(written, total, "every extent can be written");
+        assert!(
+            !is_hole(life.fake.fault(a, 0, false).await.unwrap()),
+            "reads go on"
+        );
+        assert!(is_hole(life.fake.fault(a, written, false).await.unwrap()));
+        // With dirty extents about to be clean a write waits instead of failing.
+        let release = life.fake.release(a, ExtentRange::new(0, 8));
+        life.fake.released(release).await;
+        for extent in written..written + 8 {
+            life.fake.fault(a, extent, true).await.unwrap();
+        }
+        assert_eq!(
+            life.fake.fault(a, written + 8, true).await,
+            Err(FaultFailure::NoSpace)
+        );
+    });
+}
+
+#[test]
+fn a_full_grant_table_takes_back_what_is_durable() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(
+            &place,
+            Begin {
+                capacity: 128,
+                ..Begin::default()
+            },
+        )
+        .await;
+        let a = life.volume("a", 64 << 20).await;
+        // Every second extent, so that nothing merges.
+        for extent in 0..300 {
+            life.fake.write(a, extent * 2).await;
+            let (used, capacity) = life.owner.core.borrow().grants.usage();
+            assert!(used < capacity);
+        }
+        let mut revoked = 0;
+        for message in life.fake.log.clone() {
+            if let ToEngine::Revoke { volume, range, .. } = message {
+                revoked += range.count;
+                assert!(
+                    durably_mapped(&place.file(), volume, range.first),
+                    "what leaves the table is durable"
+                );
+                if revoked > 20 {
+                    break;
+                }
+            }
+        }
+        assert!(revoked > 0, "300 grants don't fit into 128 entries");
+        // What was taken back is found again at the same place: the fake checks that.
+        for extent in 0..300 {
+            life.fake.write(a, extent * 2).await;
+        }
+        assert_eq!(life.mapped(a), 300);
+    });
+}
