@@ -5,8 +5,8 @@
 //!
 //! Design: [`run`] makes a session, opens the queues, and starts the worker threads, each the only user of its queues.
 //! Latency is from the moment a command is handed to its queue to the moment its end is seen, so waiting for the socket
-//! is part of it. Every worker measures over the same interval: they begin together at a barrier, and what ends after
-//! the end does not count. The calling thread only reports progress.
+//! is part of it. Every worker measures over an interval of the same length, begun on one signal, and what ends after
+//! its end does not count. The calling thread only reports progress.
 //!
 //! What it does *not* do: verify data (see [`crate::verify`]), reconnect, or replay traces.
 
@@ -16,7 +16,7 @@ mod worker;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 pub use report::{LoadReport, OpReport};
@@ -117,7 +117,8 @@ pub struct Progress {
 /// What the workers and the reporting thread share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) start: Barrier,
+    /// Set once: whether to begin, or to give up because not all workers could be started.
+    pub(crate) start: OnceLock<bool>,
     pub(crate) stop: AtomicBool,
     pub(crate) ops: AtomicU64,
     /// What is left to submit under [`Amount::Bytes`].
@@ -145,7 +146,7 @@ pub fn run(spec: &LoadSpec, progress: &mut dyn FnMut(&Progress)) -> Result<LoadR
     let per_thread = if spec.cpu.is_some() { queues.len() } else { 1 };
     let threads = queues.len() / per_thread;
     let shared = Arc::new(Shared {
-        start: Barrier::new(threads + 1),
+        start: OnceLock::new(),
         stop: AtomicBool::new(false),
         ops: AtomicU64::new(0),
         bytes_left: AtomicU64::new(match spec.amount {
@@ -158,14 +159,18 @@ pub fn run(spec: &LoadSpec, progress: &mut dyn FnMut(&Progress)) -> Result<LoadR
         let mine: Vec<_> = queues.drain(..per_thread).collect();
         let worker = worker::Worker::new(spec, geometry, first, mine, Arc::clone(&shared));
         let thread = std::thread::Builder::new().name(format!("fb-load-{first}"));
-        // A worker that can't start would leave the others at the barrier: so all are made before it.
-        let spawned = thread.spawn(move || worker.run());
-        handles.push(spawned.map_err(|source| Error::System {
-            what: "start a load thread",
-            source,
-        })?);
+        match thread.spawn(move || worker.run()) {
+            Ok(handle) => handles.push(handle),
+            Err(source) => {
+                let _ = shared.start.set(false);
+                return Err(Error::System {
+                    what: "start a load thread",
+                    source,
+                });
+            }
+        }
     }
-    shared.start.wait();
+    let _ = shared.start.set(true);
     let begun = Instant::now();
     let limit = match spec.amount {
         Amount::Duration(duration) => Some(duration),

@@ -111,7 +111,12 @@ impl Worker {
 
     pub(crate) fn run(mut self) -> Result<Outcome, Error> {
         let pinned = self.cpu.map_or(Ok(()), pin);
-        self.shared.start.wait();
+        if !self.shared.start.wait() {
+            return Ok(self.outcome);
+        }
+        if pinned.is_err() {
+            self.shared.stop.store(true, Ordering::Relaxed);
+        }
         pinned?;
         let result = self.measure();
         if result.is_err() {

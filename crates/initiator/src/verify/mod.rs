@@ -3,7 +3,7 @@
 //! Purpose: write data at random places such that any lost, stale, torn, misplaced or foreign sector is recognised when
 //! it is read back, through any number of lost connections, and say precisely what is wrong where.
 //!
-//! Design: [`pattern`] makes each sector prove its origin; [`model`](self) remembers, in 12 bytes per block, which writes
+//! Design: [`pattern`] makes each sector prove its origin; its model remembers, in 12 bytes per block, which writes
 //! were issued, acknowledged and flushed; the [`Verifier`] drives a queue, and on a lost connection makes a new session
 //! within a time limit and drives again what was not acknowledged. A block has at most one write in flight, so that
 //! the order of its versions is known; what was in flight at a death may be old or new until it is driven again.

@@ -3,7 +3,7 @@
 //! Design: each 512 bytes hold a mark, the seed, the byte address divided by 512, the version, and a check word over
 //! those, followed by words made from all of them. So a sector proves on its own which write it comes from, wherever it
 //! turns up, and any changed bit shows.
-//! What it does *not* do: know which version is right; [`super::model`] does.
+//! What it does *not* do: know which version is right; the model does.
 
 use std::fmt;
 
