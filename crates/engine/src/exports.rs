@@ -3,7 +3,6 @@
 //! **Design.** A snapshot behind a mutex, replaced by the control thread and cloned (one reference
 //! count) by readers on admin paths only. **Not here:** lanes, which hold the same configuration.
 
-use crate::lane::LaneIndex;
 use forebay_xlate::boundary::message::{ExportConfig, ExportId};
 use std::sync::{Arc, Mutex};
 
@@ -14,8 +13,6 @@ pub struct Served {
     pub config: Arc<ExportConfig>,
     /// The reactor that serves it.
     pub reactor: usize,
-    /// Its lane there.
-    pub lane: LaneIndex,
 }
 
 impl Served {
@@ -64,11 +61,6 @@ impl Exports {
     /// The export of this subsystem.
     pub fn by_nqn(&self, nqn: &str) -> Option<Served> {
         self.all().iter().find(|e| e.config.nqn == nqn).cloned()
-    }
-
-    /// The export of this id.
-    pub fn by_id(&self, id: ExportId) -> Option<Served> {
-        self.all().iter().find(|e| e.config.export == id).cloned()
     }
 
     /// Adds or replaces one.

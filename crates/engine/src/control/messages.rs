@@ -222,7 +222,6 @@ impl Control {
         self.exports.set(Served {
             config,
             reactor,
-            lane,
         });
         self.post_all(|| Post::DiscoveryChanged);
         Ok(())

@@ -135,6 +135,12 @@ impl Core {
         self.now_ns
     }
 
+    /// Lets time pass in a test that makes no turns.
+    #[cfg(test)]
+    pub(crate) fn set_now_ns(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+    }
+
     /// A lane that is served here.
     pub fn lane(&self, index: LaneIndex) -> Option<&Lane> {
         self.lanes.get(index.0 as usize)?.as_ref()

@@ -65,7 +65,7 @@ pub(super) fn judge(
             .ok_or(in_data(ConnectData::OFFSET_CNTLID))?;
         return Ok(Welcome { reactor, connect: *sqe, data, kind: NewKind::Io { cntlid } });
     }
-    let connect = check_admin_connect(command, &data, MAX_ADMIN_ENTRIES)?;
+    let connect = Box::new(check_admin_connect(command, &data, MAX_ADMIN_ENTRIES)?);
     let target = match served {
         Some(served) if !subsystem.is_discovery() => Target::Export(served.config.export),
         _ => Target::Discovery(exports.clone()),

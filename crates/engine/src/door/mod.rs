@@ -51,7 +51,7 @@ pub(crate) enum NewKind {
         /// Its controller id.
         association: Association,
         /// The Connect, checked.
-        connect: AdminConnect,
+        connect: Box<AdminConnect>,
         /// What it is to control.
         target: Target,
     },

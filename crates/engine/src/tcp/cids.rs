@@ -94,7 +94,7 @@ mod tests {
             let mut model = HashMap::new();
             for (i, (insert, low, high)) in steps.into_iter().enumerate() {
                 // Many share a home.
-                let cid = low % 8 | high << 9 | (low / 8) << 5;
+                let cid = (low % 8) | (high << 9) | ((low / 8) << 5);
                 if insert && (model.len() < 16 || model.contains_key(&cid)) {
                     let fresh = !model.contains_key(&cid);
                     prop_assert_eq!(cids.insert(cid, i as u16), fresh);

@@ -54,7 +54,7 @@ impl Frontend {
         {
             // Beyond the limit, the socket is closed, and the host tries again later.
             if self.held.len() < MAX_HELD {
-                self.held.push(new);
+                self.held.push(*new);
             }
             return;
         }
@@ -331,7 +331,7 @@ impl Frontend {
         if attached.conns.is_empty() {
             self.controllers.remove(conn.controller, &self.shared.region);
             for held in std::mem::take(&mut self.held) {
-                self.adopt(core, held);
+                self.adopt(core, Box::new(held));
             }
         } else if attached.quiesce != Quiesce::No {
             self.events.push(Event::Quiesce(conn.controller));

@@ -91,7 +91,7 @@ pub(crate) struct Frontend {
     dirty: Vec<u32>,
     events: Vec<Event>,
     /// Hosts that come back while commands of their last association are still with the core.
-    held: Vec<Box<NewConnection>>,
+    held: Vec<NewConnection>,
     stopping: bool,
 }
 

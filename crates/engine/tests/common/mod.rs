@@ -30,12 +30,15 @@ pub struct Log {
     pub releases: Vec<ExtentRange>,
 }
 
+/// A message and its descriptors.
+type Order = (ToEngine, Vec<std::os::fd::OwnedFd>);
+
 pub struct TestEngine {
     pub address: SocketAddr,
     pub log: Arc<Mutex<Log>>,
     /// While true, faults are not answered.
     pub deaf: Arc<AtomicBool>,
-    orders: Sender<(ToEngine, Vec<std::os::fd::OwnedFd>)>,
+    orders: Sender<Order>,
     done: Receiver<(u64, Option<String>)>,
     next_request: u64,
     owner: Option<JoinHandle<()>>,
@@ -126,7 +129,7 @@ impl Owner {
         }
     }
 
-    fn run(mut self, orders: Receiver<(ToEngine, Vec<std::os::fd::OwnedFd>)>) {
+    fn run(mut self, orders: Receiver<Order>) {
         loop {
             match orders.try_recv() {
                 Ok((order, fds)) => {
@@ -190,7 +193,7 @@ impl TestEngine {
                 vec![],
             )
             .unwrap();
-        let (orders, order_queue) = channel_pair();
+        let (orders, order_queue) = channel();
         let (done_in, done) = std::sync::mpsc::channel();
         let log = Arc::new(Mutex::new(Log::default()));
         let deaf = Arc::new(AtomicBool::new(false));
@@ -303,13 +306,6 @@ impl TestEngine {
             export: ExportId(volume),
         });
     }
-}
-
-fn channel_pair() -> (
-    Sender<(ToEngine, Vec<std::os::fd::OwnedFd>)>,
-    Receiver<(ToEngine, Vec<std::os::fd::OwnedFd>)>,
-) {
-    channel()
 }
 
 impl Drop for TestEngine {

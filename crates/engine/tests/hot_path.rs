@@ -1,0 +1,129 @@
+//! `hot_path_does_not_allocate`: once warm, a reactor serves reads, writes and flushes without
+//! asking the allocator for anything (design rule 1).
+//!
+//! The allocator counts what the reactor's thread asks for, found by its name.
+#![allow(unsafe_code)]
+
+mod common;
+
+use common::{HOST, TestEngine};
+use forebay_initiator::load::{Amount, LoadSpec, run};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::SeqCst};
+
+/// The thread whose allocations are counted.
+static WATCHED: AtomicI32 = AtomicI32::new(0);
+static COUNT: AtomicU64 = AtomicU64::new(0);
+/// Show where the first allocation comes from (`FOREBAY_SHOW_ALLOCATION=1`).
+static SHOW: AtomicBool = AtomicBool::new(false);
+/// One test at a time: there is one counter.
+static ALONE: Mutex<()> = Mutex::new(());
+
+struct Counting;
+
+fn note() {
+    let watched = WATCHED.load(SeqCst);
+    if watched != 0 && rustix::thread::gettid().as_raw_nonzero().get() == watched {
+        COUNT.fetch_add(1, SeqCst);
+        if SHOW.load(SeqCst) && WATCHED.swap(0, SeqCst) != 0 {
+            eprintln!("{}", std::backtrace::Backtrace::force_capture());
+        }
+    }
+}
+
+// SAFETY: every call goes to the system's allocator unchanged; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        note();
+        // SAFETY: the caller keeps alloc's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        note();
+        // SAFETY: the caller keeps dealloc's contract.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn reactor_thread() -> i32 {
+    for entry in std::fs::read_dir("/proc/self/task").unwrap() {
+        let path = entry.unwrap().path();
+        let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+        if name.trim() == "reactor-0" {
+            return path.file_name().unwrap().to_str().unwrap().parse().unwrap();
+        }
+    }
+    panic!("no reactor thread");
+}
+
+fn load(
+    engine: &TestEngine,
+    nqn: &str,
+    read_percent: u8,
+    block_bytes: u32,
+    depth: u16,
+) -> LoadSpec {
+    LoadSpec {
+        read_percent,
+        block_bytes,
+        queue_depth: depth,
+        queues: 2,
+        amount: Amount::Bytes(48 << 20),
+        ..LoadSpec::new(engine.address, nqn, HOST)
+    }
+}
+
+fn counted(kind: &str) {
+    let _alone = ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut engine = TestEngine::start(kind, 128 << 20, 1);
+    engine.volume(1, 32 << 20, 4096);
+    let nqn = engine.export(1, &[]);
+    // Once through everything: grants, and lists at their largest.
+    for (read_percent, block_bytes) in [(0, 65536), (50, 4096), (50, 65536)] {
+        run(
+            &load(&engine, &nqn, read_percent, block_bytes, 32),
+            &mut |_| {},
+        )
+        .unwrap();
+    }
+    // Connecting and disconnecting (of the run before, too) allocate: what is counted lies within a run.
+    for (read_percent, block_bytes) in [(50u8, 4096u32), (50, 65536)] {
+        let (mut begun, mut counted) = (false, None);
+        let spec = LoadSpec {
+            amount: Amount::Duration(std::time::Duration::from_secs(2)),
+            ..load(&engine, &nqn, read_percent, block_bytes, 32)
+        };
+        let report = run(&spec, &mut |at| {
+            if at.fraction > 0.3 && !begun {
+                begun = true;
+                COUNT.store(0, SeqCst);
+                WATCHED.store(reactor_thread(), SeqCst);
+            } else if at.fraction > 0.8 && counted.is_none() {
+                WATCHED.store(0, SeqCst);
+                counted = Some(COUNT.load(SeqCst));
+            }
+        })
+        .unwrap();
+        WATCHED.store(0, SeqCst);
+        assert_eq!(report.errors, 0);
+        let what = format!("{kind}, {block_bytes} bytes: allocations of the reactor");
+        assert_eq!(counted, Some(0), "{what}");
+    }
+}
+
+#[test]
+fn hot_path_does_not_allocate() {
+    SHOW.store(
+        std::env::var_os("FOREBAY_SHOW_ALLOCATION").is_some(),
+        SeqCst,
+    );
+    counted("ram");
+    counted("file");
+}

@@ -1,0 +1,54 @@
+//! What connections cost that do nothing: memory, and the processor's time.
+//!
+//! Alone in its process, because it measures the process. Not here: the whole daemon at rest
+//! (`idle_engine_sleeps`, a system test).
+#![allow(missing_docs)]
+
+mod common;
+
+use common::TestEngine;
+use common::host::{PLAIN, RawHost, admin, io_queue};
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+const CONNECTIONS: u64 = 300;
+
+fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
+    pages * rustix::param::page_size() as u64
+}
+
+fn processor_ns() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+#[test]
+fn three_hundred_idle_connections_cost_little() {
+    let mut engine = TestEngine::start("ram", 64 * MIB, 1);
+    engine.volume(1, 16 * MIB, 4096);
+    let nqn = engine.export(1, &[]);
+    let attach = |queues: u16| -> Vec<RawHost> {
+        let (mut host, cntlid) = admin(engine.address, &nqn, PLAIN);
+        host.number_of_queues(64);
+        let mut all: Vec<RawHost> =
+            (1..=queues).map(|qid| io_queue(engine.address, &nqn, cntlid, qid, 128, PLAIN, true)).collect();
+        all.push(host);
+        all
+    };
+    // What the first of everything costs doesn't count.
+    let first = attach(4);
+    std::thread::sleep(Duration::from_millis(300));
+    let before = resident_bytes();
+    let all: Vec<Vec<RawHost>> = (0..6).map(|_| attach(49)).collect();
+    std::thread::sleep(Duration::from_millis(300));
+    let each = resident_bytes().saturating_sub(before) / CONNECTIONS;
+    println!("{each} bytes a connection, both ends together");
+    assert!(each < 8192, "{each} bytes a connection");
+    let (cpu, time) = (processor_ns(), std::time::Instant::now());
+    std::thread::sleep(Duration::from_secs(2));
+    let share = (processor_ns() - cpu) as f64 / time.elapsed().as_nanos() as f64;
+    println!("{:.2} % of a processor, the test's own owner included", share * 100.0);
+    drop((first, all));
+}
