@@ -27,7 +27,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::api;
 use crate::api::error::ApiError;
-use crate::api::model::{DeathReport, EngineState, PoolCreate, PoolInfo, Process, Status};
+use crate::api::model::{DeathReport, EngineState, Process, Status};
 use crate::api::stats::Stats;
 use crate::config::DaemonConfig;
 use crate::devices::{self, OpenPool};
@@ -37,6 +37,7 @@ use crate::owner::{Grants, Limits, Owner, grants_capacity, now_unix_ms};
 use crate::supervisor::process::{self, EngineProcess, EngineRecord};
 use crate::supervisor::{GREET_LIMIT, Supervisor, connect_socket};
 
+mod pool;
 mod requests;
 
 /// How long a stop waits for uncommitted mappings while the engine lives.
@@ -119,7 +120,7 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
         let in_use = error.kind() == io::ErrorKind::AddrInUse;
         let error = DaemonError::from(error);
         if in_use {
-            error.with_hint("use that daemon, or stop it first with `forebay shutdown`")
+            error.with_hint("use that daemon, or end it first (SIGTERM)")
         } else {
             error
         }
@@ -203,40 +204,6 @@ impl Daemon {
         }
     }
 
-    /// The configured pool in a file, made if it isn't there.
-    async fn embedded(&self) -> Result<Option<OpenPool>, DaemonError> {
-        let Some(embedded) = &self.config.embedded_pool else {
-            return Ok(None);
-        };
-        let spec = format!("file:{}", embedded.path.display());
-        let body = PoolCreate {
-            name: "pool".to_owned(),
-            devices: vec![spec.clone()],
-            force: false,
-            extent_bytes: None,
-            size_bytes: Some(embedded.size_bytes),
-        };
-        let there = embedded.path.exists();
-        let open = blocking(move || {
-            if there && devices::has_pool(&spec)? {
-                return devices::open(&[spec]);
-            }
-            devices::create(&body)
-        });
-        let open = open.await.map_err(|error| {
-            let told = DaemonError::new(format!("the embedded pool: {error}"));
-            match error.hint {
-                Some(_) => told.with_hint(format!(
-                    "remove {} if nothing in it is needed",
-                    embedded.path.display()
-                )),
-                None => told,
-            }
-        })?;
-        tracing::info!(path = %embedded.path.display(), made = !there, "the embedded pool");
-        Ok(Some(open))
-    }
-
     fn refuse_lonely_engine(&self, record: Option<EngineRecord>) -> Result<(), DaemonError> {
         let Some(record) = record.filter(|record| record.pid != 0) else {
             return Ok(());
@@ -265,6 +232,7 @@ impl Daemon {
             mut pool,
             catalog,
             devices,
+            is_new,
         } = open;
         let pool_id = pool.info().uuid.0;
         let mut live = self.find_engine(record, pool_id).await?;
@@ -274,10 +242,14 @@ impl Daemon {
         let undeposited = live.is_some() && deposited.is_none();
         let boot_id = forebay_xlate::shm::boot_id()?;
         let path = self.grants_path();
-        let grants = Grants::adopt(&path, &mut pool, deposited, &boot_id, grants_capacity())
-            .map_err(|error| {
-                DaemonError::new(format!("the grant table {}: {error}", path.display()))
-            })?;
+        let grants = if is_new {
+            Grants::fresh(&path, &pool, &boot_id, grants_capacity())
+        } else {
+            Grants::adopt(&path, &mut pool, deposited, &boot_id, grants_capacity())
+        };
+        let grants = grants.map_err(|error| {
+            DaemonError::new(format!("the grant table {}: {error}", path.display()))
+        })?;
         if let Some((engine, _)) = &live
             && (!grants.same_boot() || undeposited)
         {
@@ -475,81 +447,6 @@ impl Daemon {
         )
     }
 
-    /// Makes a pool and begins to serve it.
-    async fn pool_create(self: Rc<Self>, body: PoolCreate) -> Result<PoolInfo, ApiError> {
-        let _only_one = self.change_pool()?;
-        if let Some(serving) = self.serving() {
-            return Err(ApiError::exists(format!(
-                "this daemon serves pool {} already",
-                serving.owner.pool_name()
-            ))
-            .hint("one daemon serves one pool: destroy it first, or start another daemon"));
-        }
-        let open = blocking(move || devices::create(&body)).await?;
-        devices::record(&self.config.state_dir, &open.devices)
-            .map_err(|error| ApiError::unavailable(error.to_string()))?;
-        let OpenPool {
-            pool,
-            catalog,
-            devices,
-        } = open;
-        let unavailable = |error: io::Error| ApiError::unavailable(error.to_string());
-        let boot_id = forebay_xlate::shm::boot_id().map_err(unavailable)?;
-        let grants = Grants::fresh(&self.grants_path(), &pool, &boot_id, grants_capacity())
-            .map_err(unavailable)?;
-        let owner = Owner::new(pool, Arc::new(catalog), devices, grants, Limits::default());
-        owner.set_boot(&boot_id);
-        owner.finish_adoption(None).await;
-        let info = owner.pool_show();
-        self.begin(owner, None);
-        Ok(info)
-    }
-
-    /// Ends the pool and wipes its labels.
-    async fn pool_destroy(self: Rc<Self>, force: bool) -> Result<(), ApiError> {
-        let _only_one = self.change_pool()?;
-        let Some(serving) = self.serving() else {
-            return Err(no_pool());
-        };
-        let owner = &serving.owner;
-        let volumes = owner.pool_show().volumes;
-        if volumes > 0 && !force {
-            return Err(ApiError::in_use(format!(
-                "pool {} has {volumes} volume(s)",
-                owner.pool_name()
-            ))
-            .hint("delete them first, or use --force; their data is lost"));
-        }
-        serving.supervisor.stop(owner, STOP_LIMIT).await;
-        if let Err(error) = owner.wait_unfenced(Duration::from_secs(10)).await {
-            // Everything goes on as before.
-            self.serving.borrow_mut().take();
-            self.begin(owner.clone(), None);
-            return Err(error);
-        }
-        self.serving.borrow_mut().take();
-        owner.close();
-        self.spare_listeners
-            .borrow_mut()
-            .append(&mut owner.listeners.borrow_mut());
-        let gone = |error: io::Error| ApiError::unavailable(error.to_string());
-        // First the record: a pool without it is found by its labels, a record without a pool isn't.
-        files::remove(&devices::record_path(&self.config.state_dir)).map_err(gone)?;
-        devices::destroy(&owner.devices)?;
-        files::remove(&process::record_path(&self.config.run_dir)).map_err(gone)?;
-        files::remove(&self.grants_path()).map_err(gone)?;
-        Ok(())
-    }
-
-    fn change_pool(self: &Rc<Self>) -> Result<ChangingPool, ApiError> {
-        if self.changing_pool.replace(true) {
-            return Err(ApiError::in_use(
-                "the pool is being made or destroyed already",
-            ));
-        }
-        Ok(ChangingPool(self.clone()))
-    }
-
     /// Ends everything in good order.
     async fn stop(&self) -> Result<(), DaemonError> {
         let Some(serving) = self.serving.borrow_mut().take() else {
@@ -583,14 +480,6 @@ impl Daemon {
         files::remove(&self.grants_path())?;
         tracing::info!("stopped in good order");
         Ok(())
-    }
-}
-
-struct ChangingPool(Rc<Daemon>);
-
-impl Drop for ChangingPool {
-    fn drop(&mut self) {
-        self.0.changing_pool.set(false);
     }
 }
 

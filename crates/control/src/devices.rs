@@ -48,6 +48,8 @@ pub(crate) struct OpenPool {
     pub(crate) pool: Pool,
     pub(crate) catalog: Catalog,
     pub(crate) devices: Vec<PoolDevice>,
+    /// It was just made, so no daemon has granted anything.
+    pub(crate) is_new: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -210,6 +212,7 @@ pub(crate) fn open(specs: &[String]) -> Result<OpenPool, ApiError> {
         pool,
         catalog,
         devices,
+        is_new: false,
     })
 }
 
@@ -308,6 +311,7 @@ fn create_with(body: &PoolCreate, made: &mut Vec<PathBuf>) -> Result<OpenPool, A
         pool,
         catalog,
         devices,
+        is_new: true,
     })
 }
 

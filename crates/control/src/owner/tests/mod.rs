@@ -128,6 +128,7 @@ fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
         pool,
         catalog,
         devices,
+        is_new: _,
     } = open;
     let owner = Owner::new(
         pool,

@@ -1,0 +1,142 @@
+//! Pools that come and go while the daemon runs.
+//!
+//! Purpose: make one, make or find the configured one in a file, end one.
+//! Design: only one such change at a time. A pool's end begins with its engine's, and waits until
+//! the devices' locks have fallen, because the next pool counts its engines from 1 again.
+//! Not here: labels and wiping (`devices`).
+
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Daemon, DaemonError, STOP_LIMIT, blocking, no_pool};
+use crate::api::error::ApiError;
+use crate::api::model::{PoolCreate, PoolInfo};
+use crate::devices::{self, OpenPool};
+use crate::files;
+use crate::owner::{Grants, Limits, Owner, grants_capacity};
+use crate::supervisor::process;
+
+impl Daemon {
+    /// The configured pool in a file, made if it isn't there.
+    pub(super) async fn embedded(&self) -> Result<Option<OpenPool>, DaemonError> {
+        let Some(embedded) = &self.config.embedded_pool else {
+            return Ok(None);
+        };
+        let spec = format!("file:{}", embedded.path.display());
+        let body = PoolCreate {
+            name: "pool".to_owned(),
+            devices: vec![spec.clone()],
+            force: false,
+            extent_bytes: None,
+            size_bytes: Some(embedded.size_bytes),
+        };
+        let there = embedded.path.exists();
+        let open = blocking(move || {
+            if there && devices::has_pool(&spec)? {
+                return devices::open(&[spec]);
+            }
+            devices::create(&body)
+        });
+        let open = open.await.map_err(|error| {
+            let told = DaemonError::new(format!("the embedded pool: {error}"));
+            match error.hint {
+                Some(_) => told.with_hint(format!(
+                    "remove {} if nothing in it is needed",
+                    embedded.path.display()
+                )),
+                None => told,
+            }
+        })?;
+        tracing::info!(path = %embedded.path.display(), made = !there, "the embedded pool");
+        Ok(Some(open))
+    }
+
+    /// Makes a pool and begins to serve it.
+    pub(super) async fn pool_create(
+        self: Rc<Self>,
+        body: PoolCreate,
+    ) -> Result<PoolInfo, ApiError> {
+        let _only_one = self.change_pool()?;
+        if let Some(serving) = self.serving() {
+            return Err(ApiError::exists(format!(
+                "this daemon serves pool {} already",
+                serving.owner.pool_name()
+            ))
+            .hint("one daemon serves one pool: destroy it first, or start another daemon"));
+        }
+        let open = blocking(move || devices::create(&body)).await?;
+        devices::record(&self.config.state_dir, &open.devices)
+            .map_err(|error| ApiError::unavailable(error.to_string()))?;
+        let OpenPool {
+            pool,
+            catalog,
+            devices,
+            is_new: _,
+        } = open;
+        let unavailable = |error: io::Error| ApiError::unavailable(error.to_string());
+        let boot_id = forebay_xlate::shm::boot_id().map_err(unavailable)?;
+        let grants = Grants::fresh(&self.grants_path(), &pool, &boot_id, grants_capacity())
+            .map_err(unavailable)?;
+        let owner = Owner::new(pool, Arc::new(catalog), devices, grants, Limits::default());
+        owner.set_boot(&boot_id);
+        owner.finish_adoption(None).await;
+        let info = owner.pool_show();
+        self.begin(owner, None);
+        Ok(info)
+    }
+
+    /// Ends the pool and wipes its labels.
+    pub(super) async fn pool_destroy(self: Rc<Self>, force: bool) -> Result<(), ApiError> {
+        let _only_one = self.change_pool()?;
+        let Some(serving) = self.serving() else {
+            return Err(no_pool());
+        };
+        let owner = &serving.owner;
+        let volumes = owner.pool_show().volumes;
+        if volumes > 0 && !force {
+            return Err(ApiError::in_use(format!(
+                "pool {} has {volumes} volume(s)",
+                owner.pool_name()
+            ))
+            .hint("delete them first, or use --force; their data is lost"));
+        }
+        serving.supervisor.stop(owner, STOP_LIMIT).await;
+        if let Err(error) = owner.wait_unfenced(Duration::from_secs(10)).await {
+            // Everything goes on as before.
+            self.serving.borrow_mut().take();
+            self.begin(owner.clone(), None);
+            return Err(error);
+        }
+        self.serving.borrow_mut().take();
+        owner.close();
+        self.spare_listeners
+            .borrow_mut()
+            .append(&mut owner.listeners.borrow_mut());
+        let gone = |error: io::Error| ApiError::unavailable(error.to_string());
+        // First the record: a pool without it is found by its labels, a record without a pool isn't.
+        files::remove(&devices::record_path(&self.config.state_dir)).map_err(gone)?;
+        devices::destroy(&owner.devices)?;
+        files::remove(&process::record_path(&self.config.run_dir)).map_err(gone)?;
+        files::remove(&self.grants_path()).map_err(gone)?;
+        Ok(())
+    }
+
+    fn change_pool(self: &Rc<Self>) -> Result<ChangingPool, ApiError> {
+        if self.changing_pool.replace(true) {
+            return Err(ApiError::in_use(
+                "the pool is being made or destroyed already",
+            ));
+        }
+        Ok(ChangingPool(self.clone()))
+    }
+}
+
+struct ChangingPool(Rc<Daemon>);
+
+impl Drop for ChangingPool {
+    fn drop(&mut self) {
+        self.0.changing_pool.set(false);
+    }
+}
