@@ -63,7 +63,13 @@ impl Associations {
     }
 
     /// A new id for a host's association; `None` when there are as many as a state region holds.
-    pub(crate) fn begin(&self, reactor: usize, subsystem: Nqn, host: Nqn, host_id: [u8; 16]) -> Option<Association> {
+    pub(crate) fn begin(
+        &self,
+        reactor: usize,
+        subsystem: Nqn,
+        host: Nqn,
+        host_id: [u8; 16],
+    ) -> Option<Association> {
         let cntlid = self.with(|t| {
             if t.of.len() >= MAX_CONTROLLERS {
                 return None;
@@ -71,19 +77,37 @@ impl Associations {
             loop {
                 t.last = if t.last >= MAX_CNTLID { 1 } else { t.last + 1 };
                 if !t.of.contains_key(&t.last) {
-                    t.of.insert(t.last, Entry { reactor, subsystem, host, host_id });
+                    t.of.insert(
+                        t.last,
+                        Entry {
+                            reactor,
+                            subsystem,
+                            host,
+                            host_id,
+                        },
+                    );
                     return Some(t.last);
                 }
             }
         })?;
-        Some(Association { cntlid, table: self.clone() })
+        Some(Association {
+            cntlid,
+            table: self.clone(),
+        })
     }
 
     /// The reactor of a controller, if it is this host's with this subsystem.
-    pub(crate) fn find(&self, cntlid: u16, subsystem: &Nqn, host: &Nqn, host_id: &[u8; 16]) -> Option<usize> {
+    pub(crate) fn find(
+        &self,
+        cntlid: u16,
+        subsystem: &Nqn,
+        host: &Nqn,
+        host_id: &[u8; 16],
+    ) -> Option<usize> {
         self.with(|t| {
             let e = t.of.get(&cntlid)?;
-            (e.subsystem == *subsystem && e.host == *host && e.host_id == *host_id).then_some(e.reactor)
+            (e.subsystem == *subsystem && e.host == *host && e.host_id == *host_id)
+                .then_some(e.reactor)
         })
     }
 }
@@ -102,9 +126,15 @@ mod tests {
         let second = table.begin(4, disk, alice, [1; 16]).unwrap();
         assert_ne!(first.cntlid(), second.cntlid());
         assert_eq!(table.find(first.cntlid(), &disk, &alice, &[1; 16]), Some(3));
-        assert_eq!(table.find(second.cntlid(), &disk, &alice, &[1; 16]), Some(4));
+        assert_eq!(
+            table.find(second.cntlid(), &disk, &alice, &[1; 16]),
+            Some(4)
+        );
         assert_eq!(table.find(first.cntlid(), &disk, &mallory, &[1; 16]), None);
-        assert_eq!(table.find(first.cntlid(), &Nqn::discovery(), &alice, &[1; 16]), None);
+        assert_eq!(
+            table.find(first.cntlid(), &Nqn::discovery(), &alice, &[1; 16]),
+            None
+        );
         assert_eq!(table.find(first.cntlid(), &disk, &alice, &[2; 16]), None);
         let id = first.cntlid();
         drop(first);

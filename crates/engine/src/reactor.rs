@@ -193,7 +193,7 @@ impl Reactor {
             Post::CommitFailed(volume, sequence) => core.commit_failed(volume, sequence),
             Post::ReleaseDone(io, generation) => core.release_done(io, generation),
             Post::Job(job, work) => core.start_job(job, work),
-            Post::Connection(new) => self.frontend.adopt(core, new),
+            Post::Connection(new) => self.frontend.adopt(core, *new),
             Post::DiscoveryChanged => self.frontend.discovery_changed(core),
             Post::Stop => self.frontend.close_all(core),
         }

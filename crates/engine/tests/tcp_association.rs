@@ -35,49 +35,145 @@ fn refusals_of_connect() {
     let queue = |qid, entries| ConnectCommand::new(1, qid, entries, 0);
     let data = |cntlid| connect_data(cntlid, &nqn, HOST);
     let names = |subsystem: &str, host: &str| connect_data(0xffff, subsystem, host);
-    let broken = ConnectData { hostnqn: [b'x'; 256], ..data(0xffff) };
-    let odd_format = ConnectCommand { recfmt: 1.into(), ..admin_connect };
+    let broken = ConnectData {
+        hostnqn: [b'x'; 256],
+        ..data(0xffff)
+    };
+    let odd_format = ConnectCommand {
+        recfmt: 1.into(),
+        ..admin_connect
+    };
     let cases: Vec<(&str, ConnectCommand, ConnectData, (Status, u64))> = vec![
-        ("unknown subsystem", admin_connect, names("nqn.2026-01.io.forebay:no.one", HOST), in_data(256)),
-        ("host not on the list", admin_connect, names(&nqn, STRANGER), (Status::CONNECT_INVALID_HOST.with_dnr(), 0)),
+        (
+            "unknown subsystem",
+            admin_connect,
+            names("nqn.2026-01.io.forebay:no.one", HOST),
+            in_data(256),
+        ),
+        (
+            "host not on the list",
+            admin_connect,
+            names(&nqn, STRANGER),
+            (Status::CONNECT_INVALID_HOST.with_dnr(), 0),
+        ),
         ("host is no name", admin_connect, broken, in_data(512)),
-        ("controller chosen by the host", admin_connect, data(3), in_data(16)),
-        ("queue of one entry", queue(0, 1), data(0xffff), in_command(44)),
-        ("admin queue too large", queue(0, 129), data(0xffff), in_command(44)),
-        ("record format", odd_format, data(0xffff), (Status::CONNECT_INCOMPATIBLE_FORMAT, 0)),
-        ("controller that is not there", queue(1, 32), data(cntlid + 1), in_data(16)),
-        ("another host's controller", queue(1, 32), connect_data(cntlid, &nqn, STRANGER), (Status::CONNECT_INVALID_HOST.with_dnr(), 0)),
-        ("another host id", queue(1, 32), ConnectData { hostid: [1; 16], ..data(cntlid) }, in_data(16)),
-        ("queue id beyond what was granted", queue(9, 32), data(cntlid), in_command(42)),
-        ("queue too large", queue(1, 257), data(cntlid), in_command(44)),
-        ("I/O queue of discovery", queue(1, 32), connect_data(cntlid, DISCOVERY, HOST), in_command(42)),
+        (
+            "controller chosen by the host",
+            admin_connect,
+            data(3),
+            in_data(16),
+        ),
+        (
+            "queue of one entry",
+            queue(0, 1),
+            data(0xffff),
+            in_command(44),
+        ),
+        (
+            "admin queue too large",
+            queue(0, 129),
+            data(0xffff),
+            in_command(44),
+        ),
+        (
+            "record format",
+            odd_format,
+            data(0xffff),
+            (Status::CONNECT_INCOMPATIBLE_FORMAT, 0),
+        ),
+        (
+            "controller that is not there",
+            queue(1, 32),
+            data(cntlid + 1),
+            in_data(16),
+        ),
+        (
+            "another host's controller",
+            queue(1, 32),
+            connect_data(cntlid, &nqn, STRANGER),
+            (Status::CONNECT_INVALID_HOST.with_dnr(), 0),
+        ),
+        (
+            "another host id",
+            queue(1, 32),
+            ConnectData {
+                hostid: [1; 16],
+                ..data(cntlid)
+            },
+            in_data(16),
+        ),
+        (
+            "queue id beyond what was granted",
+            queue(9, 32),
+            data(cntlid),
+            in_command(42),
+        ),
+        (
+            "queue too large",
+            queue(1, 257),
+            data(cntlid),
+            in_command(44),
+        ),
+        (
+            "I/O queue of discovery",
+            queue(1, 32),
+            connect_data(cntlid, DISCOVERY, HOST),
+            in_command(42),
+        ),
     ];
     for (what, command, data, (status, result)) in cases {
         let mut host = RawHost::open(engine.address, PLAIN);
         let cqe = host.connect(command, &data);
-        assert_eq!((cqe.cid(), cqe.status().code(), cqe.result()), (1, status.code(), result), "{what}");
+        assert_eq!(
+            (cqe.cid(), cqe.status().code(), cqe.result()),
+            (1, status.code(), result),
+            "{what}"
+        );
         assert!(host.end().is_none(), "{what}");
     }
     // A Connect that is cut short, and one whose data is elsewhere.
     for (sgl, bytes, status) in [
-        (SglDescriptor::in_capsule(0, 1024), 1000, Status::DATA_SGL_LENGTH_INVALID),
-        (SglDescriptor::in_capsule(0, 512), 1024, Status::DATA_SGL_LENGTH_INVALID),
-        (SglDescriptor::transport(1024), 0, Status::SGL_DESCRIPTOR_TYPE_INVALID),
+        (
+            SglDescriptor::in_capsule(0, 1024),
+            1000,
+            Status::DATA_SGL_LENGTH_INVALID,
+        ),
+        (
+            SglDescriptor::in_capsule(0, 512),
+            1024,
+            Status::DATA_SGL_LENGTH_INVALID,
+        ),
+        (
+            SglDescriptor::transport(1024),
+            0,
+            Status::SGL_DESCRIPTOR_TYPE_INVALID,
+        ),
     ] {
         let mut host = RawHost::open(engine.address, PLAIN);
         host.capsule(&admin_connect.to_sqe().with_sgl(sgl), &vec![0; bytes]);
         assert_eq!(host.response().status().code(), status);
     }
     // A wrong digest of the data.
-    let mut host = RawHost::open(engine.address, Ask { data_digest: true, ..PLAIN });
-    let sqe = admin_connect.to_sqe().with_sgl(SglDescriptor::in_capsule(0, 1024));
+    let mut host = RawHost::open(
+        engine.address,
+        Ask {
+            data_digest: true,
+            ..PLAIN
+        },
+    );
+    let sqe = admin_connect
+        .to_sqe()
+        .with_sgl(SglDescriptor::in_capsule(0, 1024));
     let mut bytes = host.capsule_bytes(&sqe, zerocopy::IntoBytes::as_bytes(&data(0xffff)));
     *bytes.last_mut().unwrap() ^= 1;
     host.say(&bytes);
     assert_eq!(host.response().status(), Status::TRANSIENT_TRANSPORT_ERROR);
     // After all this, the queue that nobody may have is still free.
     let mut io = io_queue(engine.address, &nqn, cntlid, 1, 256, PLAIN, true);
-    assert_eq!(io.command(Sqe::new(FLUSH, 0).with_nsid(1)).status(), Status::SUCCESS);
+    assert_eq!(
+        io.command(Sqe::new(FLUSH, 0).with_nsid(1)).status(),
+        Status::SUCCESS
+    );
     // But only once.
     let mut twice = RawHost::open(engine.address, PLAIN);
     let cqe = twice.connect(queue(1, 32), &data(cntlid));
@@ -88,36 +184,67 @@ fn refusals_of_connect() {
 fn queues_come_after_enable() {
     let (engine, nqn) = engine();
     let mut host = RawHost::open(engine.address, PLAIN);
-    let cqe = host.connect(ConnectCommand::new(0, 0, 32, 0), &connect_data(0xffff, &nqn, HOST));
+    let cqe = host.connect(
+        ConnectCommand::new(0, 0, 32, 0),
+        &connect_data(0xffff, &nqn, HOST),
+    );
     let cntlid = cqe.result() as u16;
     assert_eq!((cqe.status(), cqe.sqhd()), (Status::SUCCESS, 1));
     assert_eq!(host.property_get(0, true) & 0xffff, 255, "CAP.MQES");
     assert_eq!(host.property_get(CSTS, false), 0);
     let mut early = RawHost::open(engine.address, PLAIN);
-    let cqe = early.connect(ConnectCommand::new(0, 1, 32, 0), &connect_data(cntlid, &nqn, HOST));
+    let cqe = early.connect(
+        ConnectCommand::new(0, 1, 32, 0),
+        &connect_data(cntlid, &nqn, HOST),
+    );
     assert_eq!(cqe.status().code(), Status::COMMAND_SEQUENCE_ERROR);
     // Admin commands, too.
-    assert_eq!(host.command(Sqe::new(0x18, 0)).status().code(), Status::COMMAND_SEQUENCE_ERROR);
+    assert_eq!(
+        host.command(Sqe::new(0x18, 0)).status().code(),
+        Status::COMMAND_SEQUENCE_ERROR
+    );
     host.enable();
     let mut io = io_queue(engine.address, &nqn, cntlid, 1, 32, PLAIN, false);
-    assert_eq!(io.command(Sqe::new(FLUSH, 0).with_nsid(1)).status(), Status::SUCCESS);
+    assert_eq!(
+        io.command(Sqe::new(FLUSH, 0).with_nsid(1)).status(),
+        Status::SUCCESS
+    );
     let (identity, cqe) = host.fetch(Sqe::new(6, 0).with_cdw(10, 1), 4096);
-    assert_eq!((identity.len(), cqe.unwrap().status()), (4096, Status::SUCCESS));
-    assert_eq!(u32::from_le_bytes(identity[1792..1796].try_into().unwrap()), (64 + 8192) / 16, "IOCCSZ");
+    assert_eq!(
+        (identity.len(), cqe.unwrap().status()),
+        (4096, Status::SUCCESS)
+    );
+    assert_eq!(
+        u32::from_le_bytes(identity[1792..1796].try_into().unwrap()),
+        (64 + 8192) / 16,
+        "IOCCSZ"
+    );
     assert_eq!(identity[77], 7, "MDTS: 512 KiB");
     // An SGL that is too short for it.
     let (data, cqe) = host.fetch(Sqe::new(6, 0).with_cdw(10, 1), 512);
-    assert_eq!((data.len(), cqe.unwrap().status().code()), (0, Status::DATA_SGL_LENGTH_INVALID));
+    assert_eq!(
+        (data.len(), cqe.unwrap().status().code()),
+        (0, Status::DATA_SGL_LENGTH_INVALID)
+    );
     // A second Connect on a queue that has had one.
-    let sqe = ConnectCommand::new(40, 0, 32, 0).to_sqe().with_sgl(SglDescriptor::in_capsule(0, 1024));
+    let sqe = ConnectCommand::new(40, 0, 32, 0)
+        .to_sqe()
+        .with_sgl(SglDescriptor::in_capsule(0, 1024));
     host.capsule(&sqe, &[0; 1024]);
-    assert_eq!(host.response().status().code(), Status::COMMAND_SEQUENCE_ERROR);
+    assert_eq!(
+        host.response().status().code(),
+        Status::COMMAND_SEQUENCE_ERROR
+    );
 }
 
 #[test]
 fn set_features_with_data_both_ways() {
     let (engine, nqn) = engine();
-    let ask = Ask { header_digest: true, data_digest: true, hpda: 0 };
+    let ask = Ask {
+        header_digest: true,
+        data_digest: true,
+        hpda: 0,
+    };
     let (mut host, _) = admin(engine.address, &nqn, ask);
     // Host Behavior Support, 512 bytes: in the capsule, and by R2T.
     for (value, by_r2t) in [(1u8, false), (0, true)] {
@@ -147,7 +274,10 @@ fn the_end_of_the_admin_queue_is_the_end_of_all() {
     drop(admin_queue);
     assert!(first.end().is_none() && second.end().is_none());
     let mut late = RawHost::open(engine.address, PLAIN);
-    let cqe = late.connect(ConnectCommand::new(0, 3, 32, 0), &connect_data(cntlid, &nqn, HOST));
+    let cqe = late.connect(
+        ConnectCommand::new(0, 3, 32, 0),
+        &connect_data(cntlid, &nqn, HOST),
+    );
     assert_eq!(cqe.status().code(), Status::CONNECT_INVALID_PARAMETERS);
 }
 
@@ -157,24 +287,51 @@ fn a_host_that_comes_back_waits_for_its_old_commands() {
     let (old_admin, mut old) = attach(engine.address, &nqn, PLAIN, true);
     // A write that parks: the owner doesn't answer its fault.
     engine.deaf.store(true, Ordering::SeqCst);
-    old.capsule(&rw(WRITE, 1, 0, 1).with_sgl(SglDescriptor::in_capsule(0, 4096)), &[0xaa; 4096]);
+    old.capsule(
+        &rw(WRITE, 1, 0, 1).with_sgl(SglDescriptor::in_capsule(0, 4096)),
+        &[0xaa; 4096],
+    );
     std::thread::sleep(Duration::from_millis(200));
     drop((old_admin, old));
     std::thread::sleep(Duration::from_millis(100));
     let mut back = RawHost::open(engine.address, PLAIN);
-    let sqe = ConnectCommand::new(0, 0, 32, 0).to_sqe().with_sgl(SglDescriptor::in_capsule(0, 1024));
-    back.capsule(&sqe, zerocopy::IntoBytes::as_bytes(&connect_data(0xffff, &nqn, HOST)));
-    back.socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let sqe = ConnectCommand::new(0, 0, 32, 0)
+        .to_sqe()
+        .with_sgl(SglDescriptor::in_capsule(0, 1024));
+    back.capsule(
+        &sqe,
+        zerocopy::IntoBytes::as_bytes(&connect_data(0xffff, &nqn, HOST)),
+    );
+    back.socket
+        .set_read_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
     let mut byte = [0];
     let waiting = std::io::Read::read(&mut back.socket, &mut byte);
-    assert!(waiting.is_err(), "answered while its old write may still land: {waiting:?}");
-    back.socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    assert!(
+        waiting.is_err(),
+        "answered while its old write may still land: {waiting:?}"
+    );
+    back.socket
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
     engine.deaf.store(false, Ordering::SeqCst);
     let cqe = back.response();
     assert_eq!(cqe.status(), Status::SUCCESS);
     back.enable();
-    let mut io = io_queue(engine.address, &nqn, cqe.result() as u16, 1, 32, PLAIN, true);
-    assert_eq!(io.read(0, 1, 4096), [0xaa; 4096], "the old write came first");
+    let mut io = io_queue(
+        engine.address,
+        &nqn,
+        cqe.result() as u16,
+        1,
+        32,
+        PLAIN,
+        true,
+    );
+    assert_eq!(
+        io.read(0, 1, 4096),
+        [0xaa; 4096],
+        "the old write came first"
+    );
 }
 
 #[test]
@@ -202,16 +359,30 @@ fn reset_closes_the_queues_and_shutdown_flushes() {
     assert_eq!(host.property_set(CC, 0x0046_4001).status(), Status::SUCCESS);
     assert!(io.end().is_none());
     wait(&mut host, 0xc, 0x8);
-    assert!(engine.log.lock().unwrap().commits > commits, "a shutdown flushes");
+    assert!(
+        engine.log.lock().unwrap().commits > commits,
+        "a shutdown flushes"
+    );
 }
 
 #[test]
 fn keep_alive_that_stops_ends_the_association() {
     let (engine, nqn) = engine();
     let mut host = RawHost::open(engine.address, PLAIN);
-    let cqe = host.connect(ConnectCommand::new(0, 0, 32, 500), &connect_data(0xffff, &nqn, HOST));
+    let cqe = host.connect(
+        ConnectCommand::new(0, 0, 32, 500),
+        &connect_data(0xffff, &nqn, HOST),
+    );
     host.enable();
-    let io = io_queue(engine.address, &nqn, cqe.result() as u16, 1, 32, PLAIN, true);
+    let io = io_queue(
+        engine.address,
+        &nqn,
+        cqe.result() as u16,
+        1,
+        32,
+        PLAIN,
+        true,
+    );
     for _ in 0..4 {
         std::thread::sleep(Duration::from_millis(250));
         assert_eq!(host.command(Sqe::new(0x18, 0)).status(), Status::SUCCESS);
@@ -226,7 +397,11 @@ fn growth_is_told_at_once() {
     let (mut host, mut io) = attach(engine.address, &nqn, PLAIN, true);
     let cid = host.next_cid();
     // Asynchronous Event Configuration: Namespace Attribute Notices.
-    assert_eq!(host.command(Sqe::new(9, 0).with_cdw(10, 0xb).with_cdw(11, 1 << 8)).status(), Status::SUCCESS);
+    assert_eq!(
+        host.command(Sqe::new(9, 0).with_cdw(10, 0xb).with_cdw(11, 1 << 8))
+            .status(),
+        Status::SUCCESS
+    );
     host.capsule(&Sqe::new(0x0c, cid + 1000), &[]);
     let (_, past) = io.fetch(rw(2, 0, 4096, 1), 4096);
     assert_eq!(past.unwrap().status().code(), Status::LBA_OUT_OF_RANGE);
@@ -252,7 +427,10 @@ fn hosts_that_may_no_longer_are_disconnected() {
     engine.unexport(1);
     assert!(io.end().is_none() && host.end().is_none());
     let mut host = RawHost::open(engine.address, PLAIN);
-    let cqe = host.connect(ConnectCommand::new(0, 0, 32, 0), &connect_data(0xffff, &nqn, HOST));
+    let cqe = host.connect(
+        ConnectCommand::new(0, 0, 32, 0),
+        &connect_data(0xffff, &nqn, HOST),
+    );
     assert_eq!(cqe.status().code(), Status::CONNECT_INVALID_PARAMETERS);
 }
 
@@ -266,7 +444,8 @@ fn discovery_shows_what_a_host_may_use() {
     let (mut host, _) = admin(engine.address, DISCOVERY, PLAIN);
     let log = |host: &mut RawHost, bytes: u32| {
         let dwords = bytes / 4 - 1;
-        host.fetch(Sqe::new(2, 0).with_cdw(10, dwords << 16 | 0x70), bytes).0
+        host.fetch(Sqe::new(2, 0).with_cdw(10, dwords << 16 | 0x70), bytes)
+            .0
     };
     let page = log(&mut host, 4096);
     let count = u64::from_le_bytes(page[8..16].try_into().unwrap());
@@ -279,7 +458,9 @@ fn discovery_shows_what_a_host_may_use() {
         })
         .collect();
     assert_eq!(names, [nqn.as_str(), open.as_str()]);
-    let port = String::from_utf8_lossy(&page[1024 + 32..1024 + 64]).trim().to_string();
+    let port = String::from_utf8_lossy(&page[1024 + 32..1024 + 64])
+        .trim()
+        .to_string();
     assert_eq!(port, engine.address.port().to_string());
     // A long page in one command.
     assert_eq!(log(&mut host, 65_536).len(), 65_536);
@@ -293,14 +474,18 @@ fn sixteen_queues_and_many_hosts() {
     for _ in 0..20 {
         let (mut host, cntlid) = admin(engine.address, &nqn, PLAIN);
         host.number_of_queues(16);
-        let queues: Vec<RawHost> =
-            (1..=4).map(|qid| io_queue(engine.address, &nqn, cntlid, qid, 64, PLAIN, true)).collect();
+        let queues: Vec<RawHost> = (1..=4)
+            .map(|qid| io_queue(engine.address, &nqn, cntlid, qid, 64, PLAIN, true))
+            .collect();
         all.push((host, queues));
     }
     for (i, (_, queues)) in all.iter_mut().enumerate() {
         for (j, io) in queues.iter_mut().enumerate() {
             let data = vec![(i * 4 + j) as u8; 4096];
-            assert_eq!(io.write((i * 4 + j) as u64, &data, 4096).status(), Status::SUCCESS);
+            assert_eq!(
+                io.write((i * 4 + j) as u64, &data, 4096).status(),
+                Status::SUCCESS
+            );
             assert_eq!(io.read((i * 4 + j) as u64, 1, 4096), data);
         }
     }

@@ -23,7 +23,9 @@ fn engine() -> (TestEngine, String) {
 }
 
 fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
-    (0..bytes).map(|i| (i as u8).wrapping_mul(31) ^ seed ^ (i >> 8) as u8).collect()
+    (0..bytes)
+        .map(|i| (i as u8).wrapping_mul(31) ^ seed ^ (i >> 8) as u8)
+        .collect()
 }
 
 /// Two commands at the end of a connection's life show that it lives.
@@ -36,14 +38,25 @@ fn alive(io: &mut RawHost) {
 #[test]
 fn in_capsule_r2t_and_every_digest() {
     let (engine, nqn) = engine();
-    for (i, (header_digest, data_digest, hpda, free)) in
-        [(false, false, 0, false), (true, false, 0, true), (false, true, 7, false), (true, true, 31, true)]
+    for (i, (header_digest, data_digest, hpda, free)) in [
+        (false, false, 0, false),
+        (true, false, 0, true),
+        (false, true, 7, false),
+        (true, true, 31, true),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let ask = Ask {
+            header_digest,
+            data_digest,
+            hpda,
+        };
+        let (_admin, mut io) = attach(engine.address, &nqn, ask, free);
+        for (j, bytes) in [4096usize, 8192, 12_288, 128 << 10, 512 << 10]
             .into_iter()
             .enumerate()
-    {
-        let ask = Ask { header_digest, data_digest, hpda };
-        let (_admin, mut io) = attach(engine.address, &nqn, ask, free);
-        for (j, bytes) in [4096usize, 8192, 12_288, 128 << 10, 512 << 10].into_iter().enumerate() {
+        {
             let data = pattern((i * 8 + j) as u8, bytes);
             let lba = (i * 512 + j * 3) as u64;
             if bytes <= 8192 {
@@ -51,10 +64,14 @@ fn in_capsule_r2t_and_every_digest() {
             }
             for part in [4096, 20_000, usize::MAX] {
                 let cid = io.next_cid();
-                let sqe = rw(WRITE, cid, lba, (bytes / 4096) as u32).with_sgl(SglDescriptor::transport(bytes as u32));
+                let sqe = rw(WRITE, cid, lba, (bytes / 4096) as u32)
+                    .with_sgl(SglDescriptor::transport(bytes as u32));
                 io.capsule(&sqe, &[]);
                 let r2t = io.r2t();
-                assert_eq!((r2t.cid, r2t.offset_bytes, r2t.length_bytes), (cid, 0, bytes as u32));
+                assert_eq!(
+                    (r2t.cid, r2t.offset_bytes, r2t.length_bytes),
+                    (cid, 0, bytes as u32)
+                );
                 let data: Vec<u8> = data.iter().map(|b| b ^ part as u8).collect();
                 io.answer_r2t(&r2t, &data, part);
                 let cqe = io.response();
@@ -70,13 +87,20 @@ fn success_replaces_the_response_only_without_flow_control() {
     let (engine, nqn) = engine();
     let (_a, mut kept) = attach(engine.address, &nqn, PLAIN, false);
     let (data, cqe) = kept.fetch(rw(READ, 0, 0, 1), 4096);
-    assert_eq!((data.len(), cqe.unwrap().sqhd()), (4096, 2), "the Connect was the first");
+    assert_eq!(
+        (data.len(), cqe.unwrap().sqhd()),
+        (4096, 2),
+        "the Connect was the first"
+    );
     let (_b, mut free) = attach(engine.address, &nqn, PLAIN, true);
     let (data, cqe) = free.fetch(rw(READ, 0, 0, 1), 4096);
     assert_eq!((data.len(), cqe), (4096, None));
     // An error is never left out.
     let (data, cqe) = free.fetch(rw(READ, 0, 1 << 40, 1), 4096);
-    assert_eq!((data.len(), cqe.unwrap().status()), (0, Status::LBA_OUT_OF_RANGE.with_dnr()));
+    assert_eq!(
+        (data.len(), cqe.unwrap().status()),
+        (0, Status::LBA_OUT_OF_RANGE.with_dnr())
+    );
 }
 
 #[test]
@@ -84,21 +108,30 @@ fn sq_head_goes_round() {
     let (engine, nqn) = engine();
     let (_admin, cntlid) = admin(engine.address, &nqn, PLAIN);
     let mut io = io_queue(engine.address, &nqn, cntlid, 1, 5, PLAIN, false);
-    let heads: Vec<u16> = (0..9).map(|_| io.command(Sqe::new(FLUSH, 0).with_nsid(1)).sqhd()).collect();
+    let heads: Vec<u16> = (0..9)
+        .map(|_| io.command(Sqe::new(FLUSH, 0).with_nsid(1)).sqhd())
+        .collect();
     assert_eq!(heads, [2, 3, 4, 0, 1, 2, 3, 4, 0]);
 }
 
 #[test]
 fn byte_by_byte_is_as_good_as_at_once() {
     let (engine, nqn) = engine();
-    let ask = Ask { header_digest: true, data_digest: true, hpda: 0 };
+    let ask = Ask {
+        header_digest: true,
+        data_digest: true,
+        hpda: 0,
+    };
     let (_admin, mut io) = attach(engine.address, &nqn, ask, true);
     let data = pattern(3, 12_288);
     let mut stream = io.capsule_bytes(
         &rw(WRITE, 1, 0, 1).with_sgl(SglDescriptor::in_capsule(0, 4096)),
         &data[..4096],
     );
-    stream.extend(io.capsule_bytes(&rw(WRITE, 2, 1, 2).with_sgl(SglDescriptor::transport(8192)), &[]));
+    stream.extend(io.capsule_bytes(
+        &rw(WRITE, 2, 1, 2).with_sgl(SglDescriptor::transport(8192)),
+        &[],
+    ));
     for byte in stream {
         io.say(&[byte]);
     }
@@ -112,7 +145,13 @@ fn byte_by_byte_is_as_good_as_at_once() {
         other => panic!("{other:?}"),
     };
     for (at, last) in [(0, false), (4096, true)] {
-        let header = H2cData { cid: 2, ttag: r2t.ttag, offset_bytes: at, length_bytes: 4096, last };
+        let header = H2cData {
+            cid: 2,
+            ttag: r2t.ttag,
+            offset_bytes: at,
+            length_bytes: 4096,
+            last,
+        };
         let from = 4096 + at as usize;
         for byte in io.h2c_bytes(&header, &data[from..from + 4096]) {
             io.say(&[byte]);
@@ -142,18 +181,30 @@ fn a_full_queue_at_once_and_more_than_that() {
     }
     // All reads at once, answered only when they are wanted: their data waits for us.
     let reads: Vec<u8> = (0..256u16)
-        .flat_map(|cid| io.capsule_bytes(&rw(READ, cid, u64::from(cid), 1).with_sgl(SglDescriptor::transport(4096)), &[]))
+        .flat_map(|cid| {
+            io.capsule_bytes(
+                &rw(READ, cid, u64::from(cid), 1).with_sgl(SglDescriptor::transport(4096)),
+                &[],
+            )
+        })
         .collect();
     io.say(&reads);
     for _ in 0..256 {
         match io.hear() {
-            (Pdu::C2hData(c), data) => assert!(data.iter().all(|b| *b == c.cid as u8), "command {}", c.cid),
+            (Pdu::C2hData(c), data) => {
+                assert!(data.iter().all(|b| *b == c.cid as u8), "command {}", c.cid)
+            }
             other => panic!("{other:?}"),
         }
     }
     // R2Ts that are not answered keep their commands; the queue has so many entries and no more.
     let writes: Vec<u8> = (0..257u16)
-        .flat_map(|cid| io.capsule_bytes(&rw(WRITE, cid, 0, 4).with_sgl(SglDescriptor::transport(16_384)), &[]))
+        .flat_map(|cid| {
+            io.capsule_bytes(
+                &rw(WRITE, cid, 0, 4).with_sgl(SglDescriptor::transport(16_384)),
+                &[],
+            )
+        })
         .collect();
     io.say(&writes);
     while let Some((pdu, _)) = io.try_hear() {
@@ -172,7 +223,10 @@ fn sgl_and_command_errors_end_the_command_only() {
     let kind = Status::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr();
     let t = SglDescriptor::transport;
     let c = SglDescriptor::in_capsule;
-    let odd = SglDescriptor { kind: SglDescriptor::SEGMENT, ..t(4096) };
+    let odd = SglDescriptor {
+        kind: SglDescriptor::SEGMENT,
+        ..t(4096)
+    };
     let write = rw(WRITE, 0, 0, 1);
     let read = rw(READ, 0, 0, 1);
     let cases: [(Sqe, &[u8], Status); 16] = [
@@ -181,21 +235,51 @@ fn sgl_and_command_errors_end_the_command_only() {
         (write.with_sgl(c(0, 4096)), &data[..512], length),
         (write.with_sgl(c(0, 512)), &data, length),
         (write.with_sgl(c(8, 4096)), &data, length),
-        (write.with_sgl(c(u64::MAX, 4096)), &data, Status::SGL_OFFSET_INVALID.with_dnr()),
+        (
+            write.with_sgl(c(u64::MAX, 4096)),
+            &data,
+            Status::SGL_OFFSET_INVALID.with_dnr(),
+        ),
         (write.with_sgl(odd), &[], kind),
         (write, &data, Status::INVALID_FIELD.with_dnr()),
         (read.with_sgl(t(512)), &[], length),
         (read.with_sgl(c(0, 4096)), &data, kind),
-        (rw(READ, 0, 4096, 1).with_sgl(t(4096)), &[], Status::LBA_OUT_OF_RANGE.with_dnr()),
-        (rw(READ, 0, 0, 129).with_sgl(t(129 * 4096)), &[], Status::INVALID_FIELD.with_dnr()),
-        (rw(WRITE, 0, u64::MAX, 1).with_sgl(t(4096)), &[], Status::LBA_OUT_OF_RANGE.with_dnr()),
+        (
+            rw(READ, 0, 4096, 1).with_sgl(t(4096)),
+            &[],
+            Status::LBA_OUT_OF_RANGE.with_dnr(),
+        ),
+        (
+            rw(READ, 0, 0, 129).with_sgl(t(129 * 4096)),
+            &[],
+            Status::INVALID_FIELD.with_dnr(),
+        ),
+        (
+            rw(WRITE, 0, u64::MAX, 1).with_sgl(t(4096)),
+            &[],
+            Status::LBA_OUT_OF_RANGE.with_dnr(),
+        ),
         (Sqe::new(0x7f, 0), &[], Status::INVALID_OPCODE.with_dnr()),
-        (rw(0x05, 0, 0, 1).with_sgl(t(4096)), &[], Status::INVALID_OPCODE.with_dnr()),
-        (read.with_nsid(2).with_sgl(t(4096)), &[], Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr()),
+        (
+            rw(0x05, 0, 0, 1).with_sgl(t(4096)),
+            &[],
+            Status::INVALID_OPCODE.with_dnr(),
+        ),
+        (
+            read.with_nsid(2).with_sgl(t(4096)),
+            &[],
+            Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(),
+        ),
     ];
     for (i, (sqe, data, status)) in cases.into_iter().enumerate() {
         let cid = io.next_cid();
-        io.capsule(&Sqe { cid: cid.into(), ..sqe }, data);
+        io.capsule(
+            &Sqe {
+                cid: cid.into(),
+                ..sqe
+            },
+            data,
+        );
         let cqe = io.response();
         assert_eq!((cqe.cid(), cqe.status()), (cid, status), "case {i}");
     }
@@ -210,19 +294,32 @@ fn a_command_id_in_use_is_a_conflict_and_the_first_goes_on() {
     let write = rw(WRITE, 77, 4, 4).with_sgl(SglDescriptor::transport(16_384));
     io.capsule(&write, &[]);
     let r2t = io.r2t();
-    io.capsule(&rw(READ, 77, 0, 1).with_sgl(SglDescriptor::transport(4096)), &[]);
+    io.capsule(
+        &rw(READ, 77, 0, 1).with_sgl(SglDescriptor::transport(4096)),
+        &[],
+    );
     let cqe = io.response();
-    assert_eq!((cqe.cid(), cqe.status()), (77, Status::COMMAND_ID_CONFLICT.with_dnr()));
+    assert_eq!(
+        (cqe.cid(), cqe.status()),
+        (77, Status::COMMAND_ID_CONFLICT.with_dnr())
+    );
     io.answer_r2t(&r2t, &data, usize::MAX);
     assert_eq!(io.response().status(), Status::SUCCESS);
-    io.capsule(&rw(READ, 77, 4, 4).with_sgl(SglDescriptor::transport(16_384)), &[]);
+    io.capsule(
+        &rw(READ, 77, 4, 4).with_sgl(SglDescriptor::transport(16_384)),
+        &[],
+    );
     assert_eq!(io.fetched(77).0, data);
 }
 
 #[test]
 fn wrong_data_digests_fail_the_command() {
     let (engine, nqn) = engine();
-    let ask = Ask { header_digest: false, data_digest: true, hpda: 0 };
+    let ask = Ask {
+        header_digest: false,
+        data_digest: true,
+        hpda: 0,
+    };
     let (_admin, mut io) = attach(engine.address, &nqn, ask, true);
     let data = pattern(9, 16_384);
     assert_eq!(io.write(0, &data[..4096], 4096).status(), Status::SUCCESS);
@@ -231,10 +328,19 @@ fn wrong_data_digests_fail_the_command() {
     *bytes.last_mut().unwrap() ^= 1;
     io.say(&bytes);
     assert_eq!(io.response().status(), Status::TRANSIENT_TRANSPORT_ERROR);
-    io.capsule(&rw(WRITE, 101, 0, 4).with_sgl(SglDescriptor::transport(16_384)), &[]);
+    io.capsule(
+        &rw(WRITE, 101, 0, 4).with_sgl(SglDescriptor::transport(16_384)),
+        &[],
+    );
     let r2t = io.r2t();
     for (at, broken) in [(0u32, true), (8192, false)] {
-        let header = H2cData { cid: 101, ttag: r2t.ttag, offset_bytes: at, length_bytes: 8192, last: at > 0 };
+        let header = H2cData {
+            cid: 101,
+            ttag: r2t.ttag,
+            offset_bytes: at,
+            length_bytes: 8192,
+            last: at > 0,
+        };
         let mut bytes = io.h2c_bytes(&header, &[0; 8192]);
         if broken {
             bytes[30] ^= 1;
@@ -242,7 +348,11 @@ fn wrong_data_digests_fail_the_command() {
         io.say(&bytes);
     }
     assert_eq!(io.response().status(), Status::TRANSIENT_TRANSPORT_ERROR);
-    assert_eq!(io.read(0, 1, 4096), data[..4096], "nothing of it was written");
+    assert_eq!(
+        io.read(0, 1, 4096),
+        data[..4096],
+        "nothing of it was written"
+    );
     alive(&mut io);
 }
 
@@ -276,25 +386,67 @@ fn broken_rules_end_the_connection_with_the_right_words() {
     assert_eq!(said(h), field(2));
 
     let mut h = host();
-    let big = h.capsule_bytes(&rw(WRITE, 1, 0, 3).with_sgl(SglDescriptor::in_capsule(0, 12_288)), &[0; 12_288]);
+    let big = h.capsule_bytes(
+        &rw(WRITE, 1, 0, 3).with_sgl(SglDescriptor::in_capsule(0, 12_288)),
+        &[0; 12_288],
+    );
     h.say(&big);
     assert_eq!(said(h), (FatalStatus::LimitExceeded, 0));
 
     // Data that nobody asked for, and every way to answer an R2T wrongly.
-    let good = |ttag| H2cData { cid: 5, ttag, offset_bytes: 0, length_bytes: 8192, last: false };
+    let good = |ttag| H2cData {
+        cid: 5,
+        ttag,
+        offset_bytes: 0,
+        length_bytes: 8192,
+        last: false,
+    };
     type Break = fn(H2cData) -> H2cData;
     let cases: [(Break, (FatalStatus, u32)); 7] = [
-        (|d| H2cData { ttag: d.ttag ^ 1, ..d }, field(10)),
-        (|d| H2cData { ttag: d.ttag ^ 0x100, ..d }, field(10)),
+        (
+            |d| H2cData {
+                ttag: d.ttag ^ 1,
+                ..d
+            },
+            field(10),
+        ),
+        (
+            |d| H2cData {
+                ttag: d.ttag ^ 0x100,
+                ..d
+            },
+            field(10),
+        ),
         (|d| H2cData { cid: 6, ..d }, field(8)),
-        (|d| H2cData { offset_bytes: 4096, ..d }, (FatalStatus::DataOutOfRange, 0)),
-        (|d| H2cData { length_bytes: 16_388, ..d }, (FatalStatus::DataOutOfRange, 0)),
+        (
+            |d| H2cData {
+                offset_bytes: 4096,
+                ..d
+            },
+            (FatalStatus::DataOutOfRange, 0),
+        ),
+        (
+            |d| H2cData {
+                length_bytes: 16_388,
+                ..d
+            },
+            (FatalStatus::DataOutOfRange, 0),
+        ),
         (|d| H2cData { last: true, ..d }, field(1)),
-        (|d| H2cData { length_bytes: 16_384, ..d }, field(1)),
+        (
+            |d| H2cData {
+                length_bytes: 16_384,
+                ..d
+            },
+            field(1),
+        ),
     ];
     for (i, (break_it, words)) in cases.into_iter().enumerate() {
         let mut h = host();
-        h.capsule(&rw(WRITE, 5, 0, 4).with_sgl(SglDescriptor::transport(16_384)), &[]);
+        h.capsule(
+            &rw(WRITE, 5, 0, 4).with_sgl(SglDescriptor::transport(16_384)),
+            &[],
+        );
         let data = break_it(good(h.r2t().ttag));
         let bytes = h.h2c_bytes(&data, &vec![0; data.length_bytes as usize]);
         h.say(&bytes);
@@ -303,10 +455,19 @@ fn broken_rules_end_the_connection_with_the_right_words() {
 
     // More in one PDU than MAXH2CDATA.
     let mut h = host();
-    h.capsule(&rw(WRITE, 5, 0, 128).with_sgl(SglDescriptor::transport(512 << 10)), &[]);
+    h.capsule(
+        &rw(WRITE, 5, 0, 128).with_sgl(SglDescriptor::transport(512 << 10)),
+        &[],
+    );
     let r2t = h.r2t();
     let length_bytes = h.params.max_h2c_data_bytes + 4;
-    let header = H2cData { cid: 5, ttag: r2t.ttag, offset_bytes: 0, length_bytes, last: false };
+    let header = H2cData {
+        cid: 5,
+        ttag: r2t.ttag,
+        offset_bytes: 0,
+        length_bytes,
+        last: false,
+    };
     let bytes = h.h2c_bytes(&header, &[]);
     h.say(&bytes);
     assert_eq!(said(h), (FatalStatus::LimitExceeded, 0));
@@ -314,7 +475,12 @@ fn broken_rules_end_the_connection_with_the_right_words() {
     // A host that gives up is not argued with.
     let mut h = host();
     let mut term = [0; tcp::MAX_TERM_REQ_BYTES];
-    let n = tcp::put_term_req(&mut term, tcp::Role::Host, &tcp::PduError::field(4), &[1; 24]);
+    let n = tcp::put_term_req(
+        &mut term,
+        tcp::Role::Host,
+        &tcp::PduError::field(4),
+        &[1; 24],
+    );
     h.say(&term[..n]);
     assert!(h.end().is_none());
 
@@ -324,13 +490,20 @@ fn broken_rules_end_the_connection_with_the_right_words() {
 #[test]
 fn header_digest_errors_name_the_digest() {
     let (engine, nqn) = engine();
-    let ask = Ask { header_digest: true, data_digest: false, hpda: 0 };
+    let ask = Ask {
+        header_digest: true,
+        data_digest: false,
+        hpda: 0,
+    };
     let (_admin, mut io) = attach(engine.address, &nqn, ask, true);
     let mut bytes = io.capsule_bytes(&Sqe::new(FLUSH, 1).with_nsid(1), &[]);
     bytes[72..76].copy_from_slice(&0x1234_5678u32.to_le_bytes());
     io.say(&bytes);
     let term = io.end().expect("a C2HTermReq");
-    assert_eq!((term.status, term.info), (FatalStatus::HeaderDigestError, 0x1234_5678));
+    assert_eq!(
+        (term.status, term.info),
+        (FatalStatus::HeaderDigestError, 0x1234_5678)
+    );
 }
 
 #[test]
@@ -338,17 +511,31 @@ fn at_the_door() {
     let (engine, nqn) = engine();
     // A command before ICReq.
     let mut host = RawHost::dial(engine.address);
-    host.params = TcpParams { phase: Phase::Ready, ..host.params };
+    host.params = TcpParams {
+        phase: Phase::Ready,
+        ..host.params
+    };
     let flush = host.capsule_bytes(&Sqe::new(FLUSH, 1), &[]);
     host.say(&flush);
     assert_eq!(host.end().unwrap().status, FatalStatus::SequenceError);
     // A format of the future, and an alignment that there is not.
-    for (i, (pfv, hpda, status)) in
-        [(1, 0, FatalStatus::UnsupportedParameter), (0, 32, FatalStatus::InvalidHeaderField)].into_iter().enumerate()
+    for (i, (pfv, hpda, status)) in [
+        (1, 0, FatalStatus::UnsupportedParameter),
+        (0, 32, FatalStatus::InvalidHeaderField),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let mut host = RawHost::dial(engine.address);
         let mut out = [0; 144];
-        let n = tcp::put_ic_req(&mut out, &forebay_nvme::tcp::IcReq { pfv, hpda, ..ic_req(PLAIN) });
+        let n = tcp::put_ic_req(
+            &mut out,
+            &forebay_nvme::tcp::IcReq {
+                pfv,
+                hpda,
+                ..ic_req(PLAIN)
+            },
+        );
         host.say(&out[..n]);
         assert_eq!(host.end().unwrap().status, status, "case {i}");
     }
@@ -380,10 +567,19 @@ fn flush_zeroes_and_deallocate() {
     let (_admin, mut io) = attach(engine.address, &nqn, PLAIN, false);
     let data = pattern(2, 8192);
     assert_eq!(io.write(0, &data, 4096).status(), Status::SUCCESS);
-    assert_eq!(io.command(Sqe::new(FLUSH, 0).with_nsid(1)).status(), Status::SUCCESS);
+    assert_eq!(
+        io.command(Sqe::new(FLUSH, 0).with_nsid(1)).status(),
+        Status::SUCCESS
+    );
     assert!(engine.log.lock().unwrap().commits > 0, "a flush commits");
-    assert_eq!(io.command(rw(WRITE_ZEROES, 0, 1, 1)).status(), Status::SUCCESS);
-    assert_eq!(io.read(0, 2, 4096), [&data[..4096], &[0; 4096][..]].concat());
+    assert_eq!(
+        io.command(rw(WRITE_ZEROES, 0, 1, 1)).status(),
+        Status::SUCCESS
+    );
+    assert_eq!(
+        io.read(0, 2, 4096),
+        [&data[..4096], &[0; 4096][..]].concat()
+    );
     let range = |lba: u64, blocks: u32| {
         let mut bytes = [0; 16];
         bytes[4..8].copy_from_slice(&blocks.to_le_bytes());
@@ -392,7 +588,11 @@ fn flush_zeroes_and_deallocate() {
     };
     let dsm = |io: &mut RawHost, ranges: &[[u8; 16]], sgl: SglDescriptor| {
         let cid = io.next_cid();
-        let sqe = Sqe::new(DSM, cid).with_nsid(1).with_cdw(10, ranges.len() as u32 - 1).with_cdw(11, 4).with_sgl(sgl);
+        let sqe = Sqe::new(DSM, cid)
+            .with_nsid(1)
+            .with_cdw(10, ranges.len() as u32 - 1)
+            .with_cdw(11, 4)
+            .with_sgl(sgl);
         match sgl.kind {
             SglDescriptor::DATA_BLOCK_OFFSET => io.capsule(&sqe, &ranges.concat()),
             _ => {
@@ -403,18 +603,30 @@ fn flush_zeroes_and_deallocate() {
         }
         io.response().status()
     };
-    assert_eq!(dsm(&mut io, &[range(0, 16)], SglDescriptor::in_capsule(0, 16)), Status::SUCCESS);
+    assert_eq!(
+        dsm(&mut io, &[range(0, 16)], SglDescriptor::in_capsule(0, 16)),
+        Status::SUCCESS
+    );
     assert_eq!(io.read(0, 1, 4096), [0; 4096]);
-    assert_eq!(engine.log.lock().unwrap().releases.len(), 1, "a whole extent went back");
+    assert_eq!(
+        engine.log.lock().unwrap().releases.len(),
+        1,
+        "a whole extent went back"
+    );
     let many: Vec<[u8; 16]> = (0..256).map(|i| range(i * 16, 1)).collect();
-    assert_eq!(dsm(&mut io, &many, SglDescriptor::transport(4096)), Status::SUCCESS);
+    assert_eq!(
+        dsm(&mut io, &many, SglDescriptor::transport(4096)),
+        Status::SUCCESS
+    );
     let past = [range(0, 1), range(4095, 2)];
     let refused = dsm(&mut io, &past, SglDescriptor::in_capsule(0, 32));
     assert_eq!(refused, Status::LBA_OUT_OF_RANGE.with_dnr());
     // A read of what is durable, and a write that is.
     let (data, _) = io.fetch(rw(READ, 0, 0, 1).with_cdw(12, 1 << 30), 4096);
     assert_eq!(data.len(), 4096);
-    let fua = rw(WRITE, 900, 3, 1).with_cdw(12, 1 << 30).with_sgl(SglDescriptor::in_capsule(0, 4096));
+    let fua = rw(WRITE, 900, 3, 1)
+        .with_cdw(12, 1 << 30)
+        .with_sgl(SglDescriptor::in_capsule(0, 4096));
     io.capsule(&fua, &pattern(8, 4096));
     assert_eq!(io.response().status(), Status::SUCCESS);
     assert_eq!(io.read(3, 1, 4096), pattern(8, 4096));

@@ -45,8 +45,12 @@ pub(super) fn judge(
         return Err(status(Status::CONNECT_INCOMPATIBLE_FORMAT));
     }
     let data = Box::new(connect_data(sqe, in_capsule)?);
-    let subsystem = data.subnqn().map_err(|_| in_data(ConnectData::OFFSET_SUBNQN))?;
-    let host = data.hostnqn().map_err(|_| in_data(ConnectData::OFFSET_HOSTNQN))?;
+    let subsystem = data
+        .subnqn()
+        .map_err(|_| in_data(ConnectData::OFFSET_SUBNQN))?;
+    let host = data
+        .hostnqn()
+        .map_err(|_| in_data(ConnectData::OFFSET_HOSTNQN))?;
     let served = exports.by_nqn(subsystem.as_str());
     let reactor = match &served {
         _ if subsystem.is_discovery() => DISCOVERY_REACTOR,
@@ -63,22 +67,41 @@ pub(super) fn judge(
         let reactor = associations
             .find(cntlid, &subsystem, &host, &data.hostid)
             .ok_or(in_data(ConnectData::OFFSET_CNTLID))?;
-        return Ok(Welcome { reactor, connect: *sqe, data, kind: NewKind::Io { cntlid } });
+        return Ok(Welcome {
+            reactor,
+            connect: *sqe,
+            data,
+            kind: NewKind::Io { cntlid },
+        });
     }
     let connect = Box::new(check_admin_connect(command, &data, MAX_ADMIN_ENTRIES)?);
     let target = match served {
         Some(served) if !subsystem.is_discovery() => Target::Export(served.config.export),
         _ => Target::Discovery(exports.clone()),
     };
-    let association =
-        associations.begin(reactor, subsystem, host, data.hostid).ok_or_else(Refusal::busy)?;
-    Ok(Welcome { reactor, connect: *sqe, data, kind: NewKind::Admin { association, connect, target } })
+    let association = associations
+        .begin(reactor, subsystem, host, data.hostid)
+        .ok_or_else(Refusal::busy)?;
+    Ok(Welcome {
+        reactor,
+        connect: *sqe,
+        data,
+        kind: NewKind::Admin {
+            association,
+            connect,
+            target,
+        },
+    })
 }
 
 /// Connect's data comes in the capsule: every capsule of its kind has room for it (TCP 3.5).
 fn connect_data(sqe: &Sqe, in_capsule: &[u8]) -> Result<ConnectData, Refusal> {
     let place = decode_sgl(sqe, in_capsule.len() as u32).map_err(status)?;
-    let DataPlace::InCapsule { offset_bytes, length_bytes } = place else {
+    let DataPlace::InCapsule {
+        offset_bytes,
+        length_bytes,
+    } = place
+    else {
         return Err(status(Status::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr()));
     };
     if length_bytes as usize != size_of::<ConnectData>() {

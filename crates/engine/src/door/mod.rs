@@ -109,7 +109,14 @@ impl Door {
     /// A door without listeners; its sockets are watched in `epoll`.
     pub(crate) fn new(associations: Associations, epoll: Arc<OwnedFd>) -> Self {
         let newcomers = (0..MAX_NEWCOMERS).map(|_| None).collect();
-        Self { associations, epoll, listeners: Vec::new(), newcomers, generation: 0, now_ns: monotonic_ns() }
+        Self {
+            associations,
+            epoll,
+            listeners: Vec::new(),
+            newcomers,
+            generation: 0,
+            now_ns: monotonic_ns(),
+        }
     }
 
     /// Listens on a socket that already does, under the name of its address; it replaces an earlier
@@ -120,9 +127,17 @@ impl Door {
     pub(crate) fn add_listener(&mut self, address: String, fd: OwnedFd) -> io::Result<()> {
         rustix::io::ioctl_fionbio(&fd, true)?;
         self.remove_listener(&address);
-        let at = self.listeners.iter().position(Option::is_none).unwrap_or(self.listeners.len());
+        let at = self
+            .listeners
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(self.listeners.len());
         epoll::add(&self.epoll, &fd, listener_key(at), epoll::EventFlags::IN)?;
-        let listener = Some(Listener { address, fd, muted: false });
+        let listener = Some(Listener {
+            address,
+            fd,
+            muted: false,
+        });
         match self.listeners.get_mut(at) {
             Some(free) => *free = listener,
             None => self.listeners.push(listener),
@@ -132,7 +147,10 @@ impl Door {
 
     /// Stops listening on an address; true if it was listened on.
     pub(crate) fn remove_listener(&mut self, address: &str) -> bool {
-        let found = self.listeners.iter_mut().find(|l| l.as_ref().is_some_and(|l| l.address == address));
+        let found = self
+            .listeners
+            .iter_mut()
+            .find(|l| l.as_ref().is_some_and(|l| l.address == address));
         match found.and_then(Option::take) {
             Some(listener) => {
                 let _ = epoll::delete(&self.epoll, &listener.fd);
@@ -144,7 +162,10 @@ impl Door {
 
     /// The addresses listened on, and their sockets.
     pub(crate) fn listeners(&self) -> impl Iterator<Item = (&str, BorrowedFd<'_>)> {
-        self.listeners.iter().flatten().map(|l| (l.address.as_str(), l.fd.as_fd()))
+        self.listeners
+            .iter()
+            .flatten()
+            .map(|l| (l.address.as_str(), l.fd.as_fd()))
     }
 
     /// Newcomers now.
@@ -155,7 +176,8 @@ impl Door {
 
     /// Whether newcomers are waiting, whose time limits must be looked at.
     pub(crate) fn is_busy(&self) -> bool {
-        self.newcomers.iter().any(Option::is_some) || self.listeners.iter().flatten().any(|l| l.muted)
+        self.newcomers.iter().any(Option::is_some)
+            || self.listeners.iter().flatten().any(|l| l.muted)
     }
 
     /// Takes no more connections, and drops those that have not said who they are.
@@ -166,7 +188,12 @@ impl Door {
 
     /// Something happened on the socket of `key`. Connections that have said who they are go to
     /// `route`, with the number of their reactor.
-    pub(crate) fn ready(&mut self, key: u64, exports: &Exports, route: &mut dyn FnMut(usize, Box<NewConnection>)) {
+    pub(crate) fn ready(
+        &mut self,
+        key: u64,
+        exports: &Exports,
+        route: &mut dyn FnMut(usize, Box<NewConnection>),
+    ) {
         self.now_ns = monotonic_ns();
         if key & LISTENER_BIT != 0 {
             self.accept((key & 0xffff) as usize, exports, route);
@@ -189,15 +216,27 @@ impl Door {
         }
         for (at, listener) in self.listeners.iter_mut().enumerate() {
             if let Some(listener) = listener.as_mut().filter(|l| l.muted) {
-                let again = epoll::modify(&self.epoll, &listener.fd, listener_key(at), epoll::EventFlags::IN);
+                let again = epoll::modify(
+                    &self.epoll,
+                    &listener.fd,
+                    listener_key(at),
+                    epoll::EventFlags::IN,
+                );
                 listener.muted = again.is_err();
             }
         }
     }
 
-    fn accept(&mut self, listener: usize, exports: &Exports, route: &mut dyn FnMut(usize, Box<NewConnection>)) {
+    fn accept(
+        &mut self,
+        listener: usize,
+        exports: &Exports,
+        route: &mut dyn FnMut(usize, Box<NewConnection>),
+    ) {
         for _ in 0..ACCEPT_BATCH {
-            let Some(Some(l)) = self.listeners.get_mut(listener) else { return };
+            let Some(Some(l)) = self.listeners.get_mut(listener) else {
+                return;
+            };
             match rustix::net::accept_with(&l.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(fd) => {
                     if let Some(at) = self.admit(fd) {
@@ -208,7 +247,8 @@ impl Door {
                 Err(Errno::AGAIN) => return,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
                     let none = epoll::EventFlags::empty();
-                    l.muted = epoll::modify(&self.epoll, &l.fd, listener_key(listener), none).is_ok();
+                    l.muted =
+                        epoll::modify(&self.epoll, &l.fd, listener_key(listener), none).is_ok();
                     return;
                 }
                 // The connection died before it was taken, or a signal came.
@@ -227,36 +267,87 @@ impl Door {
             None => self.make_room()?,
         };
         self.generation = self.generation.wrapping_add(1);
-        epoll::add(&self.epoll, &fd, newcomer_key(at, self.generation), epoll::EventFlags::IN).ok()?;
+        epoll::add(
+            &self.epoll,
+            &fd,
+            newcomer_key(at, self.generation),
+            epoll::EventFlags::IN,
+        )
+        .ok()?;
         let deadline_ns = self.now_ns.saturating_add(WELCOME_LIMIT_NS);
-        self.newcomers[at] = Some(Box::new(Newcomer::new(fd, peer, local, self.generation, deadline_ns)));
+        self.newcomers[at] = Some(Box::new(Newcomer::new(
+            fd,
+            peer,
+            local,
+            self.generation,
+            deadline_ns,
+        )));
         Some(at)
     }
 
     /// Drops the oldest newcomer of the peer that has most of them.
     fn make_room(&mut self) -> Option<usize> {
-        let of = |ip: IpAddr| self.newcomers.iter().flatten().filter(|n| n.peer.ip() == ip).count();
-        let crowd = self.newcomers.iter().flatten().map(|n| n.peer.ip()).max_by_key(|ip| of(*ip))?;
+        let of = |ip: IpAddr| {
+            self.newcomers
+                .iter()
+                .flatten()
+                .filter(|n| n.peer.ip() == ip)
+                .count()
+        };
+        let crowd = self
+            .newcomers
+            .iter()
+            .flatten()
+            .map(|n| n.peer.ip())
+            .max_by_key(|ip| of(*ip))?;
         let oldest = self
             .newcomers
             .iter()
             .enumerate()
-            .filter_map(|(at, n)| n.as_ref().filter(|n| n.peer.ip() == crowd).map(|n| (n.deadline_ns, at)))
+            .filter_map(|(at, n)| {
+                n.as_ref()
+                    .filter(|n| n.peer.ip() == crowd)
+                    .map(|n| (n.deadline_ns, at))
+            })
             .min()?;
         self.newcomers[oldest.1] = None;
         Some(oldest.1)
     }
 
-    fn advance(&mut self, at: usize, exports: &Exports, route: &mut dyn FnMut(usize, Box<NewConnection>)) {
-        let Some(mut newcomer) = self.newcomers[at].take() else { return };
+    fn advance(
+        &mut self,
+        at: usize,
+        exports: &Exports,
+        route: &mut dyn FnMut(usize, Box<NewConnection>),
+    ) {
+        let Some(mut newcomer) = self.newcomers[at].take() else {
+            return;
+        };
         match newcomer.advance(&self.associations, exports, self.now_ns) {
             Step::Wait => self.newcomers[at] = Some(newcomer),
             Step::Gone => {}
             Step::Welcome(welcome) => {
-                let Newcomer { fd, params, local, .. } = *newcomer;
+                let Newcomer {
+                    fd, params, local, ..
+                } = *newcomer;
                 if epoll::delete(&self.epoll, &fd).is_ok() {
-                    let judge::Welcome { reactor, connect, data, kind } = *welcome;
-                    route(reactor, Box::new(NewConnection { fd, params, connect, data, kind, local }));
+                    let judge::Welcome {
+                        reactor,
+                        connect,
+                        data,
+                        kind,
+                    } = *welcome;
+                    route(
+                        reactor,
+                        Box::new(NewConnection {
+                            fd,
+                            params,
+                            connect,
+                            data,
+                            kind,
+                            local,
+                        }),
+                    );
                 }
             }
         }

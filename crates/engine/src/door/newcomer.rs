@@ -12,7 +12,8 @@ use crate::associations::Associations;
 use crate::exports::Exports;
 use forebay_nvme::controller::Refusal;
 use forebay_nvme::tcp::{
-    self, DIGEST_BYTES, Frame, MAX_HEADER_BYTES, MAX_TERM_REQ_BYTES, Offer, Parsed, Pdu, PduError, Role, TcpParams,
+    self, DIGEST_BYTES, Frame, MAX_HEADER_BYTES, MAX_TERM_REQ_BYTES, Offer, Parsed, Pdu, PduError,
+    Role, TcpParams,
 };
 use forebay_nvme::{Cqe, Sqe, Status};
 use rustix::io::Errno;
@@ -45,12 +46,32 @@ pub(super) struct Newcomer {
 }
 
 impl Newcomer {
-    pub(super) fn new(fd: OwnedFd, peer: SocketAddr, local: SocketAddr, generation: u32, deadline_ns: u64) -> Self {
+    pub(super) fn new(
+        fd: OwnedFd,
+        peer: SocketAddr,
+        local: SocketAddr,
+        generation: u32,
+        deadline_ns: u64,
+    ) -> Self {
         let params = TcpParams::before(Role::Controller);
-        Self { fd, params, peer, local, generation, deadline_ns, bytes: Vec::new(), leaving: false }
+        Self {
+            fd,
+            params,
+            peer,
+            local,
+            generation,
+            deadline_ns,
+            bytes: Vec::new(),
+            leaving: false,
+        }
     }
 
-    pub(super) fn advance(&mut self, associations: &Associations, exports: &Exports, now_ns: u64) -> Step {
+    pub(super) fn advance(
+        &mut self,
+        associations: &Associations,
+        exports: &Exports,
+        now_ns: u64,
+    ) -> Step {
         if self.leaving {
             return self.drain();
         }
@@ -101,11 +122,20 @@ impl Newcomer {
         associations: &Associations,
         exports: &Exports,
     ) -> Result<Welcome, Refusal> {
-        let data = self.bytes.get(frame.header_bytes..frame.header_bytes + frame.data_bytes).unwrap_or(&[]);
+        let data = self
+            .bytes
+            .get(frame.header_bytes..frame.header_bytes + frame.data_bytes)
+            .unwrap_or(&[]);
         if frame.data_digest {
-            let digest = self.bytes.get(frame.header_bytes + frame.data_bytes..).unwrap_or(&[]);
+            let digest = self
+                .bytes
+                .get(frame.header_bytes + frame.data_bytes..)
+                .unwrap_or(&[]);
             if digest.get(..DIGEST_BYTES) != Some(&tcp::crc32c(data).to_le_bytes()[..]) {
-                return Err(Refusal { status: Status::TRANSIENT_TRANSPORT_ERROR, result: 0 });
+                return Err(Refusal {
+                    status: Status::TRANSIENT_TRANSPORT_ERROR,
+                    result: 0,
+                });
             }
         }
         judge::judge(sqe, data, associations, exports)
@@ -116,7 +146,8 @@ impl Newcomer {
         while self.bytes.len() < want {
             let have = self.bytes.len();
             self.bytes.resize(want, 0);
-            let received = rustix::net::recv(&self.fd, &mut self.bytes[have..], RecvFlags::DONTWAIT);
+            let received =
+                rustix::net::recv(&self.fd, &mut self.bytes[have..], RecvFlags::DONTWAIT);
             let n = *received.as_ref().map_or(&0, |(_, n)| n);
             self.bytes.truncate(have + n);
             match received {

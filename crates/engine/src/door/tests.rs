@@ -9,16 +9,27 @@ fn door() -> (Door, SocketAddr) {
     let mut door = Door::new(Associations::default(), epoll);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    door.add_listener(address.to_string(), listener.into()).unwrap();
+    door.add_listener(address.to_string(), listener.into())
+        .unwrap();
     (door, address)
 }
 
 fn turn(door: &mut Door) {
     let mut events = Vec::with_capacity(512);
-    let limit = rustix::event::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-    epoll::wait(&*door.epoll.clone(), rustix::buffer::spare_capacity(&mut events), Some(&limit)).unwrap();
+    let limit = rustix::event::Timespec {
+        tv_sec: 0,
+        tv_nsec: 20_000_000,
+    };
+    epoll::wait(
+        &*door.epoll.clone(),
+        rustix::buffer::spare_capacity(&mut events),
+        Some(&limit),
+    )
+    .unwrap();
     for event in events {
-        door.ready(event.data.u64(), &Exports::default(), &mut |_, _| panic!("nobody was let in"));
+        door.ready(event.data.u64(), &Exports::default(), &mut |_, _| {
+            panic!("nobody was let in")
+        });
     }
 }
 
@@ -66,8 +77,17 @@ fn a_crowd_loses_its_own_places() {
         turn(&mut door);
     }
     assert_eq!(door.newcomers(), MAX_NEWCOMERS);
-    assert!(!is_closed(&mut guest), "it was the oldest, but not of the crowd");
-    assert_eq!(crowd.iter_mut().filter_map(|s| is_closed(s).then_some(())).count(), 41);
+    assert!(
+        !is_closed(&mut guest),
+        "it was the oldest, but not of the crowd"
+    );
+    assert_eq!(
+        crowd
+            .iter_mut()
+            .filter_map(|s| is_closed(s).then_some(()))
+            .count(),
+        41
+    );
     assert!(is_closed(&mut crowd[0]));
     door.close();
     assert!(is_closed(&mut guest));

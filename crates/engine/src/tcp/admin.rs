@@ -19,9 +19,17 @@ use forebay_nvme::{Sqe, Status};
 
 /// Takes a command capsule of the admin queue. `Err` says why the stream can't go on; then nothing was
 /// taken.
-pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, capsule: &Capsule<'_>) -> Result<(), Stop> {
-    let Some(slot) = command::slot_for(conn, turn.core, capsule.sqe)? else { return Ok(()) };
-    let Some(attached) = turn.controllers.get(conn.controller) else { return Err(Stop::Close) };
+pub(super) fn take(
+    conn: &mut Conn,
+    turn: &mut Turn<'_>,
+    capsule: &Capsule<'_>,
+) -> Result<(), Stop> {
+    let Some(slot) = command::slot_for(conn, turn.core, capsule.sqe)? else {
+        return Ok(());
+    };
+    let Some(attached) = turn.controllers.get(conn.controller) else {
+        return Err(Stop::Close);
+    };
     let judged = attached
         .controller
         .transfer(capsule.sqe)
@@ -43,11 +51,20 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, capsule: &Capsule<'_>) 
 
 /// All data that an R2T asked for is there.
 pub(super) fn data_complete(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
-    let Some(s) = conn.slots.get_mut(slot) else { return };
+    let Some(s) = conn.slots.get_mut(slot) else {
+        return;
+    };
     let (buffer, damaged) = (s.buffer.take(), s.damaged);
     let work = std::mem::replace(&mut s.work, Work::Hint);
     if damaged {
-        conn.answer(turn.core, slot, Status::TRANSIENT_TRANSPORT_ERROR, 0, buffer, 0);
+        conn.answer(
+            turn.core,
+            slot,
+            Status::TRANSIENT_TRANSPORT_ERROR,
+            0,
+            buffer,
+            0,
+        );
         return;
     }
     if let (Work::Admin(sqe), Some(buffer)) = (work, buffer) {
@@ -75,12 +92,21 @@ fn run(
             }
         }
     }
-    let Some(attached) = turn.controllers.get_mut(conn.controller) else { return Err(Stop::Close) };
+    let Some(attached) = turn.controllers.get_mut(conn.controller) else {
+        return Err(Stop::Close);
+    };
     let env = attached.env(turn.core);
     let room = out.as_mut().map_or(&mut [][..], |b| b.as_mut_slice());
-    let outcome = attached.controller.admin(sqe, data, room, &env, turn.core.now_ns());
+    let outcome = attached
+        .controller
+        .admin(sqe, data, room, &env, turn.core.now_ns());
     match outcome {
-        AdminOutcome::Complete { status, result, data_bytes, effect } => {
+        AdminOutcome::Complete {
+            status,
+            result,
+            data_bytes,
+            effect,
+        } => {
             conn.answer(turn.core, slot, status, result, out, data_bytes);
             let flush = match effect {
                 Effect::None | Effect::Enabled => None,
@@ -89,7 +115,9 @@ fn run(
             };
             if let Some(flush) = flush {
                 let before = matches!(attached.quiesce, Quiesce::Draining { flush: true });
-                attached.quiesce = Quiesce::Draining { flush: flush || before };
+                attached.quiesce = Quiesce::Draining {
+                    flush: flush || before,
+                };
                 turn.events.push(Event::Quiesce(conn.controller));
             }
         }

@@ -18,7 +18,9 @@ pub(super) struct Cids {
 impl Cids {
     /// A table for a queue of so many entries.
     pub(super) fn new(entries: usize) -> Self {
-        Self { places: vec![EMPTY; (entries.max(2) * 2).next_power_of_two()].into() }
+        Self {
+            places: vec![EMPTY; (entries.max(2) * 2).next_power_of_two()].into(),
+        }
     }
 
     fn home(&self, cid: u16) -> usize {

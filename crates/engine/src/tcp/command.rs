@@ -56,8 +56,14 @@ enum Source {
 
 /// Takes a command capsule of an I/O queue. `Err` says why the stream can't go on; then nothing was taken.
 #[inline]
-pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, capsule: &Capsule<'_>) -> Result<(), Stop> {
-    let Some(slot) = slot_for(conn, turn.core, capsule.sqe)? else { return Ok(()) };
+pub(super) fn take(
+    conn: &mut Conn,
+    turn: &mut Turn<'_>,
+    capsule: &Capsule<'_>,
+) -> Result<(), Stop> {
+    let Some(slot) = slot_for(conn, turn.core, capsule.sqe)? else {
+        return Ok(());
+    };
     let judged = match judge(conn, turn.core, capsule) {
         Ok(judged) => judged,
         Err(status) => {
@@ -68,7 +74,10 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, capsule: &Capsule<'_>) 
     let mut buffer = None;
     if let Source::Capsule(offset) = judged.source {
         let from = offset as usize;
-        let data = capsule.data.get(from..from + judged.len_bytes as usize).unwrap_or(&[]);
+        let data = capsule
+            .data
+            .get(from..from + judged.len_bytes as usize)
+            .unwrap_or(&[]);
         // What is in the stream must get out of it: the connection's share doesn't bound this.
         match turn.core.staging.take(judged.len_bytes) {
             Some(mut taken) => {
@@ -83,7 +92,9 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, capsule: &Capsule<'_>) 
             }
         }
     }
-    let Some(s) = conn.slots.get_mut(slot) else { return Err(Stop::Close) };
+    let Some(s) = conn.slots.get_mut(slot) else {
+        return Err(Stop::Close);
+    };
     s.work = judged.work;
     s.len_bytes = judged.len_bytes;
     s.by_r2t = matches!(judged.source, Source::Host);
@@ -114,7 +125,9 @@ pub(super) fn slot_for(conn: &mut Conn, core: &mut Core, sqe: &Sqe) -> Result<Op
 #[inline]
 fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Status> {
     let lane = conn.lane.and_then(|l| core.lane(l));
-    let Some(lane) = lane else { return Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr()) };
+    let Some(lane) = lane else {
+        return Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr());
+    };
     let geometry = NamespaceGeometry {
         block_bytes: lane.volume.config.block_bytes,
         block_count: lane.volume.blocks(),
@@ -127,7 +140,11 @@ fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Stat
                 offset_bytes: bytes(lba),
                 len_bytes: bytes(u64::from(blocks)) as u32,
             };
-            if fua { Work::DurableRead(op) } else { Work::Io(op) }
+            if fua {
+                Work::DurableRead(op)
+            } else {
+                Work::Io(op)
+            }
         }
         IoCommand::Write { lba, blocks, fua } => Work::Io(IoOp::Write {
             offset_bytes: bytes(lba),
@@ -135,7 +152,12 @@ fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Stat
             fua,
         }),
         IoCommand::Flush => Work::Io(IoOp::Flush),
-        IoCommand::WriteZeroes { lba, blocks, fua, deallocate } => Work::Io(IoOp::WriteZeroes {
+        IoCommand::WriteZeroes {
+            lba,
+            blocks,
+            fua,
+            deallocate,
+        } => Work::Io(IoOp::WriteZeroes {
             offset_bytes: bytes(lba),
             len_bytes: bytes(u64::from(blocks)),
             deallocate,
@@ -146,7 +168,11 @@ fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Stat
     };
     let transfer = command.transfer(&geometry);
     let source = source(capsule, transfer, true)?;
-    Ok(Judged { work, len_bytes: transfer.bytes(), source })
+    Ok(Judged {
+        work,
+        len_bytes: transfer.bytes(),
+        source,
+    })
 }
 
 /// Where the data of a command is, by its SGL, which must describe exactly that much (`exact`), or at
@@ -168,10 +194,13 @@ fn source(capsule: &Capsule<'_>, transfer: Transfer, exact: bool) -> Result<Sour
             DataPlace::InCapsule { .. } => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr()),
         },
         Transfer::FromHost(_) => match decode_sgl(capsule.sqe, capsule.data.len() as u32)? {
-            DataPlace::InCapsule { .. } if !capsule.intact => Err(Status::TRANSIENT_TRANSPORT_ERROR),
-            DataPlace::InCapsule { offset_bytes, length_bytes } => {
-                fits(length_bytes).map(|()| Source::Capsule(offset_bytes))
+            DataPlace::InCapsule { .. } if !capsule.intact => {
+                Err(Status::TRANSIENT_TRANSPORT_ERROR)
             }
+            DataPlace::InCapsule {
+                offset_bytes,
+                length_bytes,
+            } => fits(length_bytes).map(|()| Source::Capsule(offset_bytes)),
             DataPlace::Transport { length_bytes } => fits(length_bytes).map(|()| Source::Host),
         },
     }
@@ -216,13 +245,17 @@ pub(super) fn retry(conn: &mut Conn, core: &mut Core) -> bool {
 /// Carries a command on; false when it lacks something.
 #[inline]
 fn advance(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
-    let Some(s) = conn.slots.get(slot) else { return true };
+    let Some(s) = conn.slots.get(slot) else {
+        return true;
+    };
     let (by_r2t, len_bytes, lacks) = (s.by_r2t, s.len_bytes, s.len_bytes > 0 && s.buffer.is_none());
     if lacks {
         if by_r2t && (conn.receiving >= MAX_R2TS_OF_ONE || conn.shared.r2ts.get() >= MAX_R2TS) {
             return false;
         }
-        let Some(buffer) = conn.take_buffer(core, len_bytes) else { return false };
+        let Some(buffer) = conn.take_buffer(core, len_bytes) else {
+            return false;
+        };
         if let Some(s) = conn.slots.get_mut(slot) {
             s.buffer = Some(buffer);
         }
@@ -238,20 +271,31 @@ fn advance(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
 fn ask(conn: &mut Conn, core: &Core, slot: u16) {
     conn.count_asked();
     let params = conn.params;
-    let Some(s) = conn.slots.get_mut(slot) else { return };
+    let Some(s) = conn.slots.get_mut(slot) else {
+        return;
+    };
     s.stage = Stage::Receiving;
     s.asked_ns = core.now_ns();
     s.tag = s.tag.wrapping_add(1);
     let ttag = u16::from(s.tag) << 8 | slot;
-    let r2t = R2t { cid: s.cid, ttag, offset_bytes: 0, length_bytes: s.len_bytes };
-    conn.tx.push(super::slots::NONE, |out| tcp::put_r2t(out, &params, &r2t));
+    let r2t = R2t {
+        cid: s.cid,
+        ttag,
+        offset_bytes: 0,
+        length_bytes: s.len_bytes,
+    };
+    conn.tx.push(&conn.shared.pool, super::slots::NONE, |out| {
+        tcp::put_r2t(out, &params, &r2t)
+    });
 }
 
 /// Gives a command to the core; false when that has no room.
 #[inline]
 fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
     let (owner, queue, lane) = (conn.owner(slot), conn.queue, conn.lane);
-    let Some(s) = conn.slots.get_mut(slot) else { return true };
+    let Some(s) = conn.slots.get_mut(slot) else {
+        return true;
+    };
     let Some(lane) = lane else { return true };
     let (op, buffer) = match &s.work {
         Work::Io(op) => (*op, s.buffer.take()),
@@ -259,7 +303,13 @@ fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
         Work::DurableRead(_) => (IoOp::Flush, None),
         Work::Hint | Work::Admin(_) => return true,
     };
-    let new = NewIo { owner, lane, op, buffer, record: CommandRef { queue, slot } };
+    let new = NewIo {
+        owner,
+        lane,
+        op,
+        buffer,
+        record: CommandRef { queue, slot },
+    };
     match core.start(new) {
         Ok(()) => {
             s.stage = Stage::InFlight;
@@ -277,9 +327,23 @@ fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
 
 /// Starts a flush that belongs to no command of the host. False when the core has no room now.
 pub(super) fn start_internal_flush(conn: &mut Conn, core: &mut Core, lane: LaneIndex) -> bool {
-    let owner = Owner { slot: super::slots::NONE, ..conn.owner(0) };
-    let record = CommandRef { queue: conn.queue, slot: super::INTERNAL_SLOT };
-    let started = core.start(NewIo { owner, lane, op: IoOp::Flush, buffer: None, record }).is_ok();
+    let owner = Owner {
+        slot: super::slots::NONE,
+        ..conn.owner(0)
+    };
+    let record = CommandRef {
+        queue: conn.queue,
+        slot: super::INTERNAL_SLOT,
+    };
+    let started = core
+        .start(NewIo {
+            owner,
+            lane,
+            op: IoOp::Flush,
+            buffer: None,
+            record,
+        })
+        .is_ok();
     conn.in_flight += u32::from(started);
     started
 }
@@ -288,7 +352,14 @@ pub(super) fn start_internal_flush(conn: &mut Conn, core: &mut Core, lane: LaneI
 pub(super) fn data_complete(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
     let damaged = conn.slots.get(slot).is_some_and(|s| s.damaged);
     if damaged {
-        conn.answer(turn.core, slot, Status::TRANSIENT_TRANSPORT_ERROR, 0, None, 0);
+        conn.answer(
+            turn.core,
+            slot,
+            Status::TRANSIENT_TRANSPORT_ERROR,
+            0,
+            None,
+            0,
+        );
     } else {
         data_is_there(conn, turn, slot);
     }
@@ -297,13 +368,22 @@ pub(super) fn data_complete(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
 /// A command that brings data has it.
 #[inline]
 fn data_is_there(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
-    let Some(s) = conn.slots.get(slot) else { return };
+    let Some(s) = conn.slots.get(slot) else {
+        return;
+    };
     match s.work {
         Work::Io(IoOp::Deallocate { ranges }) => {
             let data = s.buffer.as_ref().map_or(&[][..], |b| b.as_slice());
             let lane = conn.lane.and_then(|l| turn.core.lane(l));
             let Some(lane) = lane else {
-                conn.answer(turn.core, slot, Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(), 0, None, 0);
+                conn.answer(
+                    turn.core,
+                    slot,
+                    Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(),
+                    0,
+                    None,
+                    0,
+                );
                 return;
             };
             let geometry = NamespaceGeometry {
@@ -328,7 +408,9 @@ fn data_is_there(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
 #[inline]
 pub(super) fn ended(conn: &mut Conn, core: &mut Core, done: DoneIo, interrupted: Status) {
     let slot = done.owner.slot;
-    let Some(s) = conn.slots.get_mut(slot) else { return };
+    let Some(s) = conn.slots.get_mut(slot) else {
+        return;
+    };
     s.stage = Stage::Taken;
     if let Work::DurableRead(op) = s.work
         && done.op == IoOp::Flush

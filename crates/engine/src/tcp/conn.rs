@@ -7,19 +7,22 @@
 //!
 //! **Not here:** what PDUs and commands mean ([`super::rx`], [`super::command`], [`super::admin`]).
 
+use super::pool::Pool;
 use super::rx::Rx;
 use super::slots::{NONE, NoSlot, Slots, Stage, Work};
 use super::tx::Tx;
 use crate::core::staging::StagingBuffer;
 use crate::core::{Core, IoOp, Owner};
 use crate::lane::LaneIndex;
-use forebay_nvme::tcp::{self, C2hData, DIGEST_BYTES, MAX_TERM_REQ_BYTES, PduError, Role, TcpParams};
+use forebay_nvme::tcp::{
+    self, C2hData, DIGEST_BYTES, MAX_TERM_REQ_BYTES, PduError, Role, TcpParams,
+};
 use forebay_nvme::{Cqe, Sqe, Status};
 use forebay_xlate::boundary::region::{CommandRecord, OpKind, QueueRecord, Region, bump, progress};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::Shutdown;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -35,6 +38,7 @@ pub(super) struct Shared {
     pub region: Arc<Region>,
     /// R2Ts that hosts have yet to answer; each holds staging memory.
     pub r2ts: Cell<u32>,
+    pub pool: RefCell<Pool>,
 }
 
 /// How far a connection's life is.
@@ -117,7 +121,7 @@ impl Conn {
             life: Life::Open,
             slots: Slots::new(usize::from(entries)),
             rx: Rx::new(),
-            tx: Tx::new(usize::from(entries)),
+            tx: Tx::new(),
             in_flight: 0,
             receiving: 0,
             held_bytes: 0,
@@ -142,7 +146,9 @@ impl Conn {
 
     /// Something here waits for memory or room that others hold, so it must be tried again.
     pub(super) fn must_retry(&self) -> bool {
-        self.is_open() && !self.tx.blocked() && (self.slots.first_waiting().is_some() || self.rx.stalled())
+        self.is_open()
+            && !self.tx.blocked()
+            && (self.slots.first_waiting().is_some() || self.rx.stalled())
     }
 
     fn record(&self) -> &QueueRecord {
@@ -150,7 +156,10 @@ impl Conn {
     }
 
     fn command_record(&self, slot: u16) -> Option<&CommandRecord> {
-        self.shared.region.commands(self.queue as usize).get(usize::from(slot))
+        self.shared
+            .region
+            .commands(self.queue as usize)
+            .get(usize::from(slot))
     }
 
     fn note(&self, slot: u16, stage: u64) {
@@ -161,9 +170,15 @@ impl Conn {
 
     /// Counts a command as taken from the submission queue.
     pub(super) fn count_taken(&mut self) {
-        self.sq_head = if self.sq_head + 1 >= self.entries { 0 } else { self.sq_head + 1 };
+        self.sq_head = if self.sq_head + 1 >= self.entries {
+            0
+        } else {
+            self.sq_head + 1
+        };
         self.number += 1;
-        self.record().sq_head.store(u64::from(self.sq_head), Relaxed);
+        self.record()
+            .sq_head
+            .store(u64::from(self.sq_head), Relaxed);
     }
 
     /// Gives a command a slot, and records it.
@@ -187,15 +202,24 @@ impl Conn {
     /// As if a command had not been taken: it is still in the stream.
     pub(super) fn untake(&mut self, core: &mut Core, slot: u16) {
         self.release(core, slot);
-        self.sq_head = self.sq_head.checked_sub(1).unwrap_or(self.entries.saturating_sub(1));
+        self.sq_head = self
+            .sq_head
+            .checked_sub(1)
+            .unwrap_or(self.entries.saturating_sub(1));
         self.number -= 1;
-        self.record().sq_head.store(u64::from(self.sq_head), Relaxed);
+        self.record()
+            .sq_head
+            .store(u64::from(self.sq_head), Relaxed);
     }
 
     /// The name under which the core gives a command back.
     #[inline]
     pub(super) fn owner(&self, slot: u16) -> Owner {
-        Owner { conn: self.index, conn_generation: self.generation, slot }
+        Owner {
+            conn: self.index,
+            conn_generation: self.generation,
+            slot,
+        }
     }
 
     /// Takes a staging buffer for a command, unless the connection holds enough already.
@@ -219,23 +243,38 @@ impl Conn {
     }
 
     fn cqe(&self, cid: u16, status: Status, result: u64) -> Cqe {
-        let sqhd = if self.no_flow_control { 0 } else { self.sq_head };
+        let sqhd = if self.no_flow_control {
+            0
+        } else {
+            self.sq_head
+        };
         Cqe::new(result, sqhd, 0, cid, status)
     }
 
     /// Queues a response that belongs to no slot.
     pub(super) fn answer_unslotted(&mut self, cid: u16, status: Status, result: u64) {
         let (params, cqe) = (self.params, self.cqe(cid, status, result));
-        self.tx.push(NONE, |out| tcp::put_capsule_resp(out, &params, &cqe));
+        self.tx.push(&self.shared.pool, NONE, |out| {
+            tcp::put_capsule_resp(out, &params, &cqe)
+        });
     }
 
     /// Queues the answer to the Connect that made this queue: SQHD is FFFFh where the host is told that
     /// it is not kept (Base 2.0, 6.3).
     pub(super) fn answer_connect(&mut self, cid: u16, cntlid: u16) {
         self.count_taken();
-        let sqhd = if self.no_flow_control { 0xffff } else { self.sq_head };
-        let (params, cqe) = (self.params, Cqe::new(u64::from(cntlid), sqhd, 0, cid, Status::SUCCESS));
-        self.tx.push(NONE, |out| tcp::put_capsule_resp(out, &params, &cqe));
+        let sqhd = if self.no_flow_control {
+            0xffff
+        } else {
+            self.sq_head
+        };
+        let (params, cqe) = (
+            self.params,
+            Cqe::new(u64::from(cntlid), sqhd, 0, cid, Status::SUCCESS),
+        );
+        self.tx.push(&self.shared.pool, NONE, |out| {
+            tcp::put_capsule_resp(out, &params, &cqe)
+        });
     }
 
     /// Ends a command: queues its response, and the first `data_bytes` of `buffer` before it. The slot
@@ -249,7 +288,9 @@ impl Conn {
         buffer: Option<StagingBuffer>,
         data_bytes: u32,
     ) {
-        let Some(s) = self.slots.get_mut(slot) else { return };
+        let Some(s) = self.slots.get_mut(slot) else {
+            return;
+        };
         s.stage = Stage::Answering;
         let cid = s.cid;
         let kept = s.buffer.take();
@@ -263,20 +304,39 @@ impl Conn {
             Some(buffer) if data_bytes > 0 => {
                 // SUCCESS stands for the response where the host needs nothing else of it (TCP 3.6.2.9).
                 let alone = self.no_flow_control && status == Status::SUCCESS && result == 0;
-                let header = C2hData { cid, offset_bytes: 0, length_bytes: data_bytes, last: true, success: alone };
-                let digest = params.data_digest.then(|| tcp::crc32c(&buffer.as_slice()[..data_bytes as usize]));
-                let ends = if alone && digest.is_none() { slot } else { NONE };
-                self.tx.push_data(ends, buffer, data_bytes, |out| tcp::put_c2h_data(out, &params, &header));
+                let header = C2hData {
+                    cid,
+                    offset_bytes: 0,
+                    length_bytes: data_bytes,
+                    last: true,
+                    success: alone,
+                };
+                let digest = params
+                    .data_digest
+                    .then(|| tcp::crc32c(&buffer.as_slice()[..data_bytes as usize]));
+                let ends = if alone && digest.is_none() {
+                    slot
+                } else {
+                    NONE
+                };
+                self.tx
+                    .push_data(&self.shared.pool, ends, buffer, data_bytes, |out| {
+                        tcp::put_c2h_data(out, &params, &header)
+                    });
                 if ends == slot {
                     return;
                 }
                 let cqe = self.cqe(cid, status, result);
-                self.tx.push(slot, |out| {
+                self.tx.push(&self.shared.pool, slot, |out| {
                     let at = digest.map_or(0, |digest| {
                         out[..DIGEST_BYTES].copy_from_slice(&digest.to_le_bytes());
                         DIGEST_BYTES
                     });
-                    at + if alone { 0 } else { tcp::put_capsule_resp(&mut out[at..], &params, &cqe) }
+                    at + if alone {
+                        0
+                    } else {
+                        tcp::put_capsule_resp(&mut out[at..], &params, &cqe)
+                    }
                 });
             }
             other => {
@@ -284,15 +344,22 @@ impl Conn {
                     self.give_buffer(core, buffer);
                 }
                 let cqe = self.cqe(cid, status, result);
-                self.tx.push(slot, |out| tcp::put_capsule_resp(out, &params, &cqe));
+                self.tx.push(&self.shared.pool, slot, |out| {
+                    tcp::put_capsule_resp(out, &params, &cqe)
+                });
             }
         }
     }
 
     /// The lane's statistics.
     fn count_ended(&self, core: &Core, slot: u16, status: Status) {
-        let (Some(s), Some(lane)) = (self.slots.get(slot), self.lane.and_then(|l| core.lane(l))) else { return };
-        let (Work::Io(op) | Work::DurableRead(op)) = &s.work else { return };
+        let (Some(s), Some(lane)) = (self.slots.get(slot), self.lane.and_then(|l| core.lane(l)))
+        else {
+            return;
+        };
+        let (Work::Io(op) | Work::DurableRead(op)) = &s.work else {
+            return;
+        };
         let (kind, bytes) = match *op {
             IoOp::Read { len_bytes, .. } => (OpKind::Read, u64::from(len_bytes)),
             IoOp::Write { len_bytes, .. } => (OpKind::Write, u64::from(len_bytes)),
@@ -315,7 +382,9 @@ impl Conn {
         let before = self.tx.queued_bytes();
         let (slots, region, queue) = (&mut self.slots, &self.shared.region, self.queue as usize);
         let held = &mut self.held_bytes;
-        self.tx.flush(fd, |slot, buffer| sent(core, slots, region, queue, held, slot, buffer))?;
+        self.tx.flush(&self.shared.pool, fd, |slot, buffer| {
+            sent(core, slots, region, queue, held, slot, buffer)
+        })?;
         if self.tx.blocked() {
             if !was_blocked || self.tx.queued_bytes() < before {
                 self.blocked_since_ns = core.now_ns().max(1);
@@ -334,7 +403,11 @@ impl Conn {
     /// Has the socket watched for what the connection waits for now.
     pub(super) fn watch(&mut self, epoll: &OwnedFd) -> Result<(), Errno> {
         // While the host doesn't take what it asked for, it gets to ask for nothing more.
-        let wanted = if self.tx.blocked() { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+        let wanted = if self.tx.blocked() {
+            epoll::EventFlags::OUT
+        } else {
+            epoll::EventFlags::IN
+        };
         if wanted != self.watched
             && let Some(fd) = &self.fd
         {
@@ -349,10 +422,12 @@ impl Conn {
         if !self.is_open() {
             return;
         }
-        self.life = Life::Leaving { until_ns: core.now_ns().saturating_add(CLOSE_LIMIT_NS) };
-        self.rx.forget();
+        self.life = Life::Leaving {
+            until_ns: core.now_ns().saturating_add(CLOSE_LIMIT_NS),
+        };
+        self.rx.forget(&self.shared.pool);
         self.drop_pending(core);
-        self.tx.push(NONE, |out| {
+        self.tx.push(&self.shared.pool, NONE, |out| {
             let room = &mut out[..MAX_TERM_REQ_BYTES];
             tcp::put_term_req(room, Role::Controller, error, header)
         });
@@ -365,7 +440,10 @@ impl Conn {
             self.release(core, slot);
         }
         for slot in 0..self.entries {
-            if matches!(self.slots.get(slot).map(|s| s.stage), Some(Stage::Receiving | Stage::Kept | Stage::Taken)) {
+            if matches!(
+                self.slots.get(slot).map(|s| s.stage),
+                Some(Stage::Receiving | Stage::Kept | Stage::Taken)
+            ) {
                 self.release(core, slot);
             }
         }
@@ -382,7 +460,11 @@ impl Conn {
 
     /// Frees a slot without an answer.
     pub(super) fn release(&mut self, core: &mut Core, slot: u16) {
-        if self.slots.get(slot).is_some_and(|s| s.stage == Stage::Receiving) {
+        if self
+            .slots
+            .get(slot)
+            .is_some_and(|s| s.stage == Stage::Receiving)
+        {
             self.count_received_all();
         }
         let buffer = self.slots.release(slot);
@@ -399,11 +481,13 @@ impl Conn {
         }
         self.life = Life::Draining;
         self.fd = None;
-        self.rx.forget();
+        self.rx.forget(&self.shared.pool);
         self.drop_pending(core);
         let (slots, region, queue) = (&mut self.slots, &self.shared.region, self.queue as usize);
         let held = &mut self.held_bytes;
-        self.tx.abandon(|slot, buffer| sent(core, slots, region, queue, held, slot, buffer));
+        self.tx.abandon(&self.shared.pool, |slot, buffer| {
+            sent(core, slots, region, queue, held, slot, buffer)
+        });
     }
 
     /// An R2T was sent.

@@ -58,10 +58,16 @@ pub(super) struct Attached {
 impl Attached {
     /// Copies the controller's state to where a successor will look for it.
     pub(super) fn publish(&self, region: &Region) {
-        let Some(record) = region.controllers().get(self.slot as usize) else { return };
+        let Some(record) = region.controllers().get(self.slot as usize) else {
+            return;
+        };
         let (name, rest) = self.controller.state().as_bytes().split_at(HOST_NQN_BYTES);
         let words = |bytes: &[u8]| -> Vec<u64> {
-            bytes.chunks_exact(8).filter_map(|c| c.try_into().ok()).map(u64::from_le_bytes).collect()
+            bytes
+                .chunks_exact(8)
+                .filter_map(|c| c.try_into().ok())
+                .map(u64::from_le_bytes)
+                .collect()
         };
         for (to, from) in record.host_nqn.iter().zip(words(name)) {
             to.store(from, Relaxed);
@@ -74,8 +80,12 @@ impl Attached {
     /// Makes its record.
     pub(super) fn record(&self, region: &Region) {
         if let Some(record) = region.controllers().get(self.slot as usize) {
-            record.cntlid.store(u64::from(self.controller.cntlid()), Relaxed);
-            record.lane.store(self.lane.map_or(u64::MAX, |l| u64::from(l.0)), Relaxed);
+            record
+                .cntlid
+                .store(u64::from(self.controller.cntlid()), Relaxed);
+            record
+                .lane
+                .store(self.lane.map_or(u64::MAX, |l| u64::from(l.0)), Relaxed);
             self.publish(region);
             record.used.store(1, Release);
         }
@@ -113,13 +123,23 @@ impl Attached {
             None => (Arc::default(), Vec::new(), 0),
             Some(exports) => (exports.all(), self.addresses(exports), exports.generation()),
         };
-        Env { namespace, health, served, addresses, generation }
+        Env {
+            namespace,
+            health,
+            served,
+            addresses,
+            generation,
+        }
     }
 
     /// Where exports can be reached: a wildcard address is, for this host, the one that it reached.
     fn addresses(&self, exports: &Exports) -> Vec<SocketAddr> {
         let mut all: Vec<SocketAddr> = Vec::new();
-        for address in exports.addresses().iter().filter_map(|a| a.parse::<SocketAddr>().ok()) {
+        for address in exports
+            .addresses()
+            .iter()
+            .filter_map(|a| a.parse::<SocketAddr>().ok())
+        {
             let address = match address.ip().is_unspecified() {
                 true => SocketAddr::new(self.local.ip().to_canonical(), address.port()),
                 false => address,
@@ -180,7 +200,13 @@ impl AdminEnv for Env {
         let nqn = Nqn::parse(&served.config.nqn).ok()?;
         let entries = super::MAX_ADMIN_ENTRIES as u16;
         let address = *self.addresses.get(port)?;
-        Some(DiscoveryLogEntry::tcp(DiscoveryLogEntry::SUBTYPE_NVM, &nqn, address, port as u16 + 1, entries))
+        Some(DiscoveryLogEntry::tcp(
+            DiscoveryLogEntry::SUBTYPE_NVM,
+            &nqn,
+            address,
+            port as u16 + 1,
+            entries,
+        ))
     }
 }
 
@@ -201,15 +227,23 @@ impl Controllers {
 
     /// All, with their places.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Attached)> {
-        (0..).zip(&self.all).filter_map(|(i, a)| Some((i, a.as_deref()?)))
+        (0..)
+            .zip(&self.all)
+            .filter_map(|(i, a)| Some((i, a.as_deref()?)))
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut Attached)> {
-        (0..).zip(&mut self.all).filter_map(|(i, a)| Some((i, a.as_deref_mut()?)))
+        (0..)
+            .zip(&mut self.all)
+            .filter_map(|(i, a)| Some((i, a.as_deref_mut()?)))
     }
 
     pub(super) fn add(&mut self, attached: Attached) -> u32 {
-        let at = self.all.iter().position(Option::is_none).unwrap_or(self.all.len());
+        let at = self
+            .all
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(self.all.len());
         let attached = Some(Box::new(attached));
         match self.all.get_mut(at) {
             Some(free) => *free = attached,
@@ -235,5 +269,9 @@ pub(super) fn take_controller_slot(region: &Region) -> Option<u32> {
 
 /// Takes a slot among the region's queues; other reactors do the same.
 pub(super) fn take_queue_slot(region: &Region) -> Option<u32> {
-    region.queues().iter().position(|r| r.used.compare_exchange(0, 1, AcqRel, Acquire).is_ok()).map(|i| i as u32)
+    region
+        .queues()
+        .iter()
+        .position(|r| r.used.compare_exchange(0, 1, AcqRel, Acquire).is_ok())
+        .map(|i| i as u32)
 }

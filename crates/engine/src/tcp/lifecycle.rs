@@ -45,7 +45,7 @@ struct Place {
 
 impl Frontend {
     /// Takes a connection from the door, and answers its Connect.
-    pub(crate) fn adopt(&mut self, core: &mut Core, new: Box<NewConnection>) {
+    pub(crate) fn adopt(&mut self, core: &mut Core, new: NewConnection) {
         if self.stopping {
             return;
         }
@@ -54,16 +54,28 @@ impl Frontend {
         {
             // Beyond the limit, the socket is closed, and the host tries again later.
             if self.held.len() < MAX_HELD {
-                self.held.push(*new);
+                self.held.push(new);
             }
             return;
         }
-        let NewConnection { fd, params, connect, data, kind, local, .. } = *new;
+        let NewConnection {
+            fd,
+            params,
+            connect,
+            data,
+            kind,
+            local,
+            ..
+        } = new;
         let adopted = match kind {
-            NewKind::Admin { association, connect, target } => {
-                self.adopt_admin(core, association, &connect, &target, local)
+            NewKind::Admin {
+                association,
+                connect,
+                target,
+            } => self.adopt_admin(core, association, &connect, &target, local),
+            NewKind::Io { cntlid } => {
+                self.adopt_io(core, cntlid, ConnectCommand::of(&connect), &data)
             }
-            NewKind::Io { cntlid } => self.adopt_io(core, cntlid, ConnectCommand::of(&connect), &data),
         };
         let refusal = match adopted {
             Ok(place) => match self.place(core, fd, params, connect.cid(), &place) {
@@ -105,7 +117,9 @@ impl Frontend {
         let (config, lane, export) = match target {
             Target::Discovery(_) => (ControllerConfig::discovery(cntlid), None, None),
             Target::Export(export) => {
-                let index = core.lane_of_export(*export).ok_or_else(Refusal::unknown_subsystem)?;
+                let index = core
+                    .lane_of_export(*export)
+                    .ok_or_else(Refusal::unknown_subsystem)?;
                 let lane = core.lane(index).ok_or_else(Refusal::unknown_subsystem)?;
                 let nqn = Nqn::parse(&lane.export.nqn).map_err(|_| Refusal::unknown_subsystem())?;
                 let config = ControllerConfig {
@@ -132,14 +146,22 @@ impl Frontend {
             admin: None,
             conns: Vec::new(),
             quiesce: Quiesce::No,
-            blocks: lane.and_then(|l| core.lane(l)).map_or(0, |l| l.volume.blocks()),
+            blocks: lane
+                .and_then(|l| core.lane(l))
+                .map_or(0, |l| l.volume.blocks()),
             local,
         };
         attached.record(&self.shared.region);
         let entries = connect.entries;
         let no_flow_control = connect.disable_sq_flow_control;
         let controller = self.controllers.add(attached);
-        Ok(Place { controller, qid: 0, entries, lane, no_flow_control })
+        Ok(Place {
+            controller,
+            qid: 0,
+            entries,
+            lane,
+            no_flow_control,
+        })
     }
 
     fn adopt_io(
@@ -153,12 +175,15 @@ impl Frontend {
             let (status, result) = fabrics::invalid_parameter(true, ConnectData::OFFSET_CNTLID);
             Refusal { status, result }
         };
-        let living = |(_, a): &(u32, &Attached)| a.controller.cntlid() == cntlid && a.admin.is_some();
+        let living =
+            |(_, a): &(u32, &Attached)| a.controller.cntlid() == cntlid && a.admin.is_some();
         let (controller, attached) = self.controllers.iter().find(living).ok_or_else(unknown)?;
         // An earlier connection of this queue may have ended, and we not have seen it yet.
         let qid = command.qid.get();
         let same = attached.conns.iter().copied().find(|c| {
-            self.conns.get(*c as usize).is_some_and(|c| c.as_ref().is_some_and(|c| c.qid == qid))
+            self.conns
+                .get(*c as usize)
+                .is_some_and(|c| c.as_ref().is_some_and(|c| c.qid == qid))
         });
         if let Some(same) = same {
             self.visit(core, same);
@@ -184,15 +209,26 @@ impl Frontend {
         cid: u16,
         place: &Place,
     ) -> Result<(), (std::os::fd::OwnedFd, Refusal)> {
-        let Some(queue) = take_queue_slot(&self.shared.region) else { return Err((fd, Refusal::busy())) };
+        let Some(queue) = take_queue_slot(&self.shared.region) else {
+            return Err((fd, Refusal::busy()));
+        };
         let record = &self.shared.region.queues()[queue as usize];
-        record.controller.store(self.controllers.get(place.controller).map_or(0, |a| u64::from(a.slot)), Relaxed);
+        record.controller.store(
+            self.controllers
+                .get(place.controller)
+                .map_or(0, |a| u64::from(a.slot)),
+            Relaxed,
+        );
         record.qid.store(u64::from(place.qid), Relaxed);
         record.entries.store(u64::from(place.entries), Relaxed);
         record.sq_head.store(0, Relaxed);
         record.received_bytes.store(0, Relaxed);
         record.reactor.store(self.reactor as u64, Relaxed);
-        let at = self.conns.iter().position(Option::is_none).unwrap_or(self.conns.len());
+        let at = self
+            .conns
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(self.conns.len());
         self.generation = (self.generation + 1) & 0x00ff_ffff;
         let params = tcp::TcpParams {
             // Both kinds of queue announce the same.
@@ -212,10 +248,14 @@ impl Frontend {
             place.lane,
             place.no_flow_control,
         ));
-        let watched = conn
-            .fd
-            .as_ref()
-            .map(|fd| epoll::add(&self.epoll, fd, epoll::EventData::new_u64(conn.key()), epoll::EventFlags::IN));
+        let watched = conn.fd.as_ref().map(|fd| {
+            epoll::add(
+                &self.epoll,
+                fd,
+                epoll::EventData::new_u64(conn.key()),
+                epoll::EventFlags::IN,
+            )
+        });
         if !matches!(watched, Some(Ok(())))
             && let Some(fd) = conn.fd.take()
         {
@@ -244,7 +284,9 @@ impl Frontend {
             let room = self.conns.len() + 1;
             self.active.reserve(room.saturating_sub(self.active.len()));
             self.dirty.reserve(room.saturating_sub(self.dirty.len()));
-            self.events.reserve((4 * room).saturating_sub(self.events.len()));
+            self.shared.pool.borrow_mut().reserve(room);
+            self.events
+                .reserve((4 * room).saturating_sub(self.events.len()));
         }
         self.conns[at] = Some(conn);
         self.active.push(at as u32);
@@ -256,7 +298,8 @@ impl Frontend {
     /// A queue that found no place.
     fn undo(&mut self, place: &Place) {
         if place.qid == 0 {
-            self.controllers.remove(place.controller, &self.shared.region);
+            self.controllers
+                .remove(place.controller, &self.shared.region);
         } else if let Some(attached) = self.controllers.get_mut(place.controller) {
             attached.controller.io_queue_gone(place.qid);
         }
@@ -264,7 +307,9 @@ impl Frontend {
 
     /// Closes a connection's socket; the rest of it follows in [`Frontend::settle`].
     pub(super) fn close(&mut self, core: &mut Core, index: u32) {
-        let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return };
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+            return;
+        };
         if conn.life == Life::Draining {
             return;
         }
@@ -294,7 +339,9 @@ impl Frontend {
     }
 
     fn closed(&mut self, core: &mut Core, index: u32) {
-        let Some(Some(conn)) = self.conns.get(index as usize) else { return };
+        let Some(Some(conn)) = self.conns.get(index as usize) else {
+            return;
+        };
         let (controller, admin, quiet) = (conn.controller, conn.qid == 0, conn.in_flight == 0);
         if admin && let Some(attached) = self.controllers.get_mut(controller) {
             attached.admin = None;
@@ -308,12 +355,20 @@ impl Frontend {
     }
 
     fn drained(&mut self, core: &mut Core, index: u32) {
-        let Some(place) = self.conns.get_mut(index as usize) else { return };
-        if !place.as_ref().is_some_and(|c| c.life == Life::Draining && c.in_flight == 0) {
+        let Some(place) = self.conns.get_mut(index as usize) else {
+            return;
+        };
+        if !place
+            .as_ref()
+            .is_some_and(|c| c.life == Life::Draining && c.in_flight == 0)
+        {
             return;
         }
         let Some(conn) = place.take() else { return };
-        debug_assert_eq!((conn.slots.used(), conn.held_bytes, conn.receiving), (0, 0, 0));
+        debug_assert_eq!(
+            (conn.slots.used(), conn.held_bytes, conn.receiving),
+            (0, 0, 0)
+        );
         for record in self.shared.region.commands(conn.queue as usize) {
             if record.progress.load(Relaxed) != progress::FREE {
                 record.progress.store(progress::FREE, Relaxed);
@@ -322,16 +377,19 @@ impl Frontend {
         free_queue(&self.shared.region.queues()[conn.queue as usize]);
         self.active.retain(|i| *i != index);
         self.dirty.retain(|i| *i != index);
-        let Some(attached) = self.controllers.get_mut(conn.controller) else { return };
+        let Some(attached) = self.controllers.get_mut(conn.controller) else {
+            return;
+        };
         attached.conns.retain(|i| *i != index);
         if conn.qid != 0 {
             attached.controller.io_queue_gone(conn.qid);
             attached.publish(&self.shared.region);
         }
         if attached.conns.is_empty() {
-            self.controllers.remove(conn.controller, &self.shared.region);
+            self.controllers
+                .remove(conn.controller, &self.shared.region);
             for held in std::mem::take(&mut self.held) {
-                self.adopt(core, Box::new(held));
+                self.adopt(core, held);
             }
         } else if attached.quiesce != Quiesce::No {
             self.events.push(Event::Quiesce(conn.controller));
@@ -340,9 +398,18 @@ impl Frontend {
 
     /// Carries a reset or shutdown on.
     fn quiesce(&mut self, core: &mut Core, controller: u32) {
-        let Some(attached) = self.controllers.get_mut(controller) else { return };
-        let (Quiesce::Draining { flush }, Some(admin)) = (attached.quiesce, attached.admin) else { return };
-        let others: Vec<u32> = attached.conns.iter().copied().filter(|c| *c != admin).collect();
+        let Some(attached) = self.controllers.get_mut(controller) else {
+            return;
+        };
+        let (Quiesce::Draining { flush }, Some(admin)) = (attached.quiesce, attached.admin) else {
+            return;
+        };
+        let others: Vec<u32> = attached
+            .conns
+            .iter()
+            .copied()
+            .filter(|c| *c != admin)
+            .collect();
         if !others.is_empty() {
             for other in others {
                 self.close(core, other);
@@ -350,7 +417,10 @@ impl Frontend {
             return;
         }
         let lane = attached.lane.filter(|_| flush);
-        match (lane, self.conns.get_mut(admin as usize).and_then(Option::as_mut)) {
+        match (
+            lane,
+            self.conns.get_mut(admin as usize).and_then(Option::as_mut),
+        ) {
             // Without room in the core, the next tick tries again.
             (Some(lane), Some(conn)) => {
                 if command::start_internal_flush(conn, core, lane) {
@@ -363,10 +433,14 @@ impl Frontend {
 
     /// Nothing of a controller's I/O is left: it may say so to its host.
     fn quiesced(&mut self, core: &mut Core, controller: u32) {
-        let Some(attached) = self.controllers.get_mut(controller) else { return };
+        let Some(attached) = self.controllers.get_mut(controller) else {
+            return;
+        };
         attached.quiesce = Quiesce::No;
         attached.controller.quiesced();
-        let Some(Some(conn)) = attached.admin.and_then(|a| self.conns.get_mut(a as usize)) else { return };
+        let Some(Some(conn)) = attached.admin.and_then(|a| self.conns.get_mut(a as usize)) else {
+            return;
+        };
         if !attached.controller.cc().en() {
             // After a reset, event requests end without an answer (Base 2.0, 3.7.2).
             conn.drop_kept(core);
@@ -380,21 +454,23 @@ impl Frontend {
     pub(crate) fn tick(&mut self, core: &mut Core) {
         let now = core.now_ns();
         for index in 0..self.conns.len() {
-            let Some(conn) = self.conns[index].as_mut() else { continue };
+            let Some(conn) = self.conns[index].as_mut() else {
+                continue;
+            };
             let late = match conn.life {
                 Life::Draining => false,
                 Life::Leaving { until_ns } => now >= until_ns,
                 Life::Open => {
-                    let past = |since_ns: u64, limit_ns: u64| now >= since_ns.saturating_add(limit_ns);
+                    let past =
+                        |since_ns: u64, limit_ns: u64| now >= since_ns.saturating_add(limit_ns);
                     (conn.blocked_since_ns > 0 && past(conn.blocked_since_ns, BLOCKED_LIMIT_NS))
                         || (conn.receiving > 0
-                            && oldest_asked_ns(conn).is_some_and(|asked| past(asked, DATA_LIMIT_NS)))
+                            && oldest_asked_ns(conn)
+                                .is_some_and(|asked| past(asked, DATA_LIMIT_NS)))
                 }
             };
             if late {
                 self.close(core, index as u32);
-            } else if !conn.active {
-                conn.rx.trim();
             }
         }
         let mut expired = Vec::new();
@@ -420,9 +496,17 @@ impl Frontend {
     pub(crate) fn export_changed(&mut self, core: &mut Core, export: ExportId) {
         let mut unwelcome = Vec::new();
         let mut told = Vec::new();
-        for (_, attached) in self.controllers.iter_mut().filter(|(_, a)| a.export == Some(export)) {
-            let Some(lane) = attached.lane.and_then(|l| core.lane(l)) else { continue };
-            let Some(admin) = attached.admin else { continue };
+        for (_, attached) in self
+            .controllers
+            .iter_mut()
+            .filter(|(_, a)| a.export == Some(export))
+        {
+            let Some(lane) = attached.lane.and_then(|l| core.lane(l)) else {
+                continue;
+            };
+            let Some(admin) = attached.admin else {
+                continue;
+            };
             let host = attached.controller.hostnqn();
             if !lane.export.any_host && !lane.export.hosts.iter().any(|h| h == host.as_str()) {
                 unwelcome.push(admin);
@@ -443,7 +527,10 @@ impl Frontend {
 
     /// An export is removed: its hosts are disconnected.
     pub(crate) fn export_removed(&mut self, core: &mut Core, export: ExportId) {
-        let of = self.controllers.iter().filter(|(_, a)| a.export == Some(export));
+        let of = self
+            .controllers
+            .iter()
+            .filter(|(_, a)| a.export == Some(export));
         let unwelcome: Vec<u32> = of.filter_map(|(_, a)| a.admin).collect();
         self.finish(core, &unwelcome, &[]);
     }
@@ -451,7 +538,11 @@ impl Frontend {
     /// The list of exports changed: hosts that asked discovery to tell them hear of it.
     pub(crate) fn discovery_changed(&mut self, core: &mut Core) {
         let mut told = Vec::new();
-        for (_, attached) in self.controllers.iter_mut().filter(|(_, a)| a.export.is_none()) {
+        for (_, attached) in self
+            .controllers
+            .iter_mut()
+            .filter(|(_, a)| a.export.is_none())
+        {
             attached.controller.discovery_changed();
             if let Some(admin) = attached.admin
                 && let Some(Some(conn)) = self.conns.get_mut(admin as usize)

@@ -10,8 +10,8 @@
 //! each turn; one that doesn't take its answers is not listened to.
 //!
 //! [`rx`] takes PDUs, [`command`] and [`admin`] are what they ask for, [`slots`] the commands of a queue,
-//! [`tx`] what there is to send, [`conn`] one connection, [`controllers`] the associations, and
-//! [`lifecycle`] is how connections and associations begin and end.
+//! [`tx`] what there is to send, [`conn`] one connection, [`controllers`] the associations, [`pool`]
+//! what connections share, and [`lifecycle`] is how connections and associations begin and end.
 //!
 //! **What it does not do.** TLS, in-band authentication, Disconnect of a single queue. More than one R2T
 //! at a time for a command. Take-over of live sockets (what it needs is recorded).
@@ -22,18 +22,20 @@ mod command;
 mod conn;
 mod controllers;
 mod lifecycle;
+mod pool;
 mod rx;
 mod slots;
 mod tx;
 
-pub(crate) use crate::door::NewConnection;
 use crate::core::{Core, DoneIo};
+pub(crate) use crate::door::NewConnection;
 use conn::{Conn, Life, Shared};
 use controllers::{Controllers, Quiesce};
 use forebay_nvme::Status;
 use forebay_xlate::boundary::region::{MAX_QUEUE_ENTRIES, Region};
+use pool::Pool;
 use rx::{Received, Stop};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -100,7 +102,11 @@ impl Frontend {
     /// `epoll`, with keys whose top byte is 0.
     pub(crate) fn new(reactor: usize, region: Arc<Region>, epoll: Arc<OwnedFd>) -> Self {
         Self {
-            shared: Rc::new(Shared { region, r2ts: Cell::new(0) }),
+            shared: Rc::new(Shared {
+                region,
+                r2ts: Cell::new(0),
+                pool: RefCell::new(Pool::new()),
+            }),
             reactor,
             epoll,
             conns: Vec::new(),
@@ -130,7 +136,11 @@ impl Frontend {
             }
             any |= self.complete(core);
             let conns = &self.conns;
-            self.active.retain(|i| conns.get(*i as usize).is_some_and(|c| c.as_ref().is_some_and(|c| c.active)));
+            self.active.retain(|i| {
+                conns
+                    .get(*i as usize)
+                    .is_some_and(|c| c.as_ref().is_some_and(|c| c.active))
+            });
         }
         any |= self.send_all(core);
         if !self.events.is_empty() {
@@ -160,7 +170,9 @@ impl Frontend {
     /// Whether the reactor may sleep: everything that can be done waits for a socket, the core or time.
     pub(crate) fn is_idle(&self) -> bool {
         let must_retry = |i: &u32| {
-            self.conns.get(*i as usize).is_some_and(|c| c.as_ref().is_some_and(|c| c.must_retry()))
+            self.conns
+                .get(*i as usize)
+                .is_some_and(|c| c.as_ref().is_some_and(|c| c.must_retry()))
         };
         self.dirty.is_empty() && self.events.is_empty() && !self.active.iter().any(must_retry)
     }
@@ -177,8 +189,12 @@ impl Frontend {
                 Life::Leaving { until_ns } => Some(until_ns),
                 _ => None,
             };
-            let data = (c.receiving > 0).then(|| oldest_asked_ns(c)).flatten().map(|t| t.saturating_add(DATA_LIMIT_NS));
-            let blocked = (c.blocked_since_ns > 0).then(|| c.blocked_since_ns.saturating_add(BLOCKED_LIMIT_NS));
+            let data = (c.receiving > 0)
+                .then(|| oldest_asked_ns(c))
+                .flatten()
+                .map(|t| t.saturating_add(DATA_LIMIT_NS));
+            let blocked = (c.blocked_since_ns > 0)
+                .then(|| c.blocked_since_ns.saturating_add(BLOCKED_LIMIT_NS));
             [leaving, data, blocked].into_iter().flatten().min()
         };
         let conns = self.conns.iter().flatten().filter_map(|c| of_conn(c)).min();
@@ -193,7 +209,9 @@ impl Frontend {
 
     /// Lets a connection receive and do what it can.
     fn visit(&mut self, core: &mut Core, index: u32) -> bool {
-        let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return false };
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+            return false;
+        };
         let mut any = false;
         match conn.life {
             Life::Draining => {
@@ -206,34 +224,46 @@ impl Frontend {
         if conn.tx.blocked() {
             conn.tx.unblock();
             self.send(core, index);
-            let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return true };
+            let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+                return true;
+            };
             if conn.tx.blocked() || !conn.is_open() {
                 return true;
             }
             any = true;
         }
-        let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return any };
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+            return any;
+        };
         if conn.slots.first_waiting().is_some() && command::retry(conn, core) {
             any = true;
             self.mark_dirty(index);
         }
-        let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return any };
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+            return any;
+        };
         if conn.rx.stalled() {
             let kept = rx::lend(conn);
             let (taken, _) = self.take(core, index, Some(&kept), 0);
             any |= taken > 0;
-            let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return true };
+            let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+                return true;
+            };
             rx::put_back(conn, kept, taken);
             if conn.rx.stalled() || !conn.is_open() {
                 return any;
             }
         }
-        let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return any };
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+            return any;
+        };
         let received = rx::receive(conn, &mut self.buffer);
         let bytes = match received {
             Received::Nothing => {
                 conn.quiet_turns += 1;
-                if conn.quiet_turns > QUIET_TURNS / self.active.len().max(1) as u32 && !conn.must_retry() {
+                if conn.quiet_turns > QUIET_TURNS / self.active.len().max(1) as u32
+                    && !conn.must_retry()
+                {
                     conn.active = false;
                 }
                 return any;
@@ -257,10 +287,18 @@ impl Frontend {
 
     /// Takes PDUs of `kept`, or of the first `bytes` of the receive buffer, as far as it goes; returns
     /// how many bytes were taken.
-    fn take(&mut self, core: &mut Core, index: u32, kept: Option<&[u8]>, bytes: usize) -> (usize, Stop) {
+    fn take(
+        &mut self,
+        core: &mut Core,
+        index: u32,
+        kept: Option<&[u8]>,
+        bytes: usize,
+    ) -> (usize, Stop) {
         let mut at = 0;
         loop {
-            let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return (at, Stop::Close) };
+            let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+                return (at, Stop::Close);
+            };
             if !conn.is_open() {
                 return (at, Stop::Close);
             }
@@ -277,7 +315,10 @@ impl Frontend {
             at += taken;
             if let Stop::Terminate(error) = stop {
                 let header = &rest[taken..];
-                let header_bytes = header.get(2).map_or(0, |hlen| usize::from(*hlen)).min(header.len());
+                let header_bytes = header
+                    .get(2)
+                    .map_or(0, |hlen| usize::from(*hlen))
+                    .min(header.len());
                 conn.terminate(core, &error, &header[..header_bytes]);
             }
             if !conn.tx.is_empty() {
@@ -298,12 +339,16 @@ impl Frontend {
 
     /// One that was told to go: its answers go out, what it still says is dropped.
     fn visit_leaving(&mut self, core: &mut Core, index: u32) -> bool {
-        let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return false };
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+            return false;
+        };
         if conn.tx.blocked() {
             conn.tx.unblock();
             self.mark_dirty(index);
         }
-        let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return false };
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+            return false;
+        };
         let Some(fd) = &conn.fd else { return false };
         match rustix::net::recv(fd, &mut self.buffer[..], rustix::net::RecvFlags::DONTWAIT) {
             Ok((_, n)) if n > 0 => true,
@@ -331,7 +376,10 @@ impl Frontend {
     #[inline]
     fn take_done(&mut self, core: &mut Core, done: DoneIo) {
         let index = done.owner.conn;
-        let conn = self.conns.get_mut(index as usize).and_then(Option::as_deref_mut);
+        let conn = self
+            .conns
+            .get_mut(index as usize)
+            .and_then(Option::as_deref_mut);
         let Some(conn) = conn.filter(|c| c.generation == done.owner.conn_generation) else {
             if let Some(buffer) = done.buffer {
                 core.staging.give(buffer);
@@ -343,9 +391,10 @@ impl Frontend {
             self.events.push(Event::Flushed(conn.controller));
         } else if conn.is_open() {
             let interrupted = match done.status {
-                Status::COMMAND_INTERRUPTED => {
-                    self.controllers.get(conn.controller).map_or(done.status, |a| a.controller.interrupted_status())
-                }
+                Status::COMMAND_INTERRUPTED => self
+                    .controllers
+                    .get(conn.controller)
+                    .map_or(done.status, |a| a.controller.interrupted_status()),
                 _ => Status::COMMAND_INTERRUPTED,
             };
             command::ended(conn, core, done, interrupted);
@@ -389,7 +438,9 @@ impl Frontend {
 
     /// Sends what a connection's socket takes.
     fn send(&mut self, core: &mut Core, index: u32) {
-        let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return };
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+            return;
+        };
         if conn.life == Life::Draining {
             return;
         }
@@ -405,7 +456,10 @@ impl Frontend {
 
 /// When the oldest R2T of a connection was sent.
 fn oldest_asked_ns(conn: &Conn) -> Option<u64> {
-    let receiving = conn.slots.all().filter(|(_, s)| s.stage == slots::Stage::Receiving);
+    let receiving = conn
+        .slots
+        .all()
+        .filter(|(_, s)| s.stage == slots::Stage::Receiving);
     receiving.map(|(_, s)| s.asked_ns).min()
 }
 

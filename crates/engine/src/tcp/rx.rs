@@ -3,8 +3,8 @@
 //! **Design.** Bytes are received into one large buffer of the reactor, and whole PDUs are taken there.
 //! Data of an R2T's PDU goes to its staging buffer as it comes, whole or not (and when much of it is
 //! still to come, the socket is read right into the staging buffer). What is left, the beginning of a
-//! PDU or, when memory has run out, PDUs that must wait, is kept in the connection's own buffer, whose
-//! pages are touched only then and given back when it is quiet.
+//! PDU or, when memory has run out, PDUs that must wait, is kept in a buffer of the reactor's pool that
+//! the connection has for so long.
 //!
 //! Which data may come, and where in a transfer, is checked here (TCP 3.3.2, 3.6.2.8); the fields of a
 //! PDU were checked by the codec.
@@ -12,6 +12,7 @@
 //! **Not here:** commands ([`super::command`], [`super::admin`]).
 
 use super::conn::Conn;
+use super::pool::Pool;
 use super::slots::Stage;
 use super::{Turn, admin, command};
 use forebay_nvme::tcp::{
@@ -19,6 +20,7 @@ use forebay_nvme::tcp::{
 };
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
+use std::cell::RefCell;
 use std::io::IoSliceMut;
 
 /// Bytes of the reactor's receive buffer; a connection keeps at most as many.
@@ -27,8 +29,6 @@ pub(super) const RECEIVE_BYTES: usize = 256 * 1024;
 const BATCH: u32 = 8;
 /// From so many missing bytes on, the socket is read into the staging buffer itself.
 const DIRECT_BYTES: u32 = 16 * 1024;
-/// Kept bytes whose memory is given back when the connection is quiet.
-const TRIM_BYTES: usize = 4096;
 
 /// What comes next in the stream.
 #[derive(Debug)]
@@ -38,7 +38,11 @@ enum Expect {
     /// Data of a PDU.
     Data { slot: u16, left: u32, digest: bool },
     /// Its digest.
-    Digest { slot: u16, have: u8, bytes: [u8; DIGEST_BYTES] },
+    Digest {
+        slot: u16,
+        have: u8,
+        bytes: [u8; DIGEST_BYTES],
+    },
 }
 
 /// See the module's text.
@@ -49,8 +53,6 @@ pub(super) struct Rx {
     kept: Vec<u8>,
     /// `kept` begins with a whole PDU that must wait for memory.
     stalled: bool,
-    /// The high-water mark of `kept` since it was last given back.
-    touched: usize,
     /// Commands taken of what one receive brought.
     taken: u32,
 }
@@ -87,9 +89,8 @@ impl Rx {
         Self {
             expect: Expect::Header,
             digest: DataDigest::new(),
-            kept: Vec::with_capacity(RECEIVE_BYTES),
+            kept: Vec::new(),
             stalled: false,
-            touched: 0,
             taken: 0,
         }
     }
@@ -99,39 +100,33 @@ impl Rx {
     }
 
     /// Drops what was received; nothing more will be taken.
-    pub(super) fn forget(&mut self) {
-        self.kept.clear();
+    pub(super) fn forget(&mut self, pool: &RefCell<Pool>) {
+        pool.borrow_mut()
+            .give_buffer(std::mem::take(&mut self.kept));
         self.stalled = false;
         self.expect = Expect::Header;
-    }
-
-    /// Gives back memory that a backlog has touched. Off the I/O path.
-    pub(super) fn trim(&mut self) {
-        if self.kept.is_empty() && self.touched > TRIM_BYTES {
-            self.kept = Vec::with_capacity(RECEIVE_BYTES);
-            self.touched = 0;
-        }
-    }
-
-    fn keep(&mut self, rest: &[u8]) {
-        debug_assert!(self.kept.is_empty() && rest.len() <= self.kept.capacity());
-        self.kept.extend_from_slice(rest);
-        self.touched = self.touched.max(rest.len());
     }
 }
 
 /// Receives once. `buffer` is longer than what a connection may keep.
 pub(super) fn receive(conn: &mut Conn, buffer: &mut [u8]) -> Received {
-    let Some(fd) = &conn.fd else { return Received::Ended };
+    let Some(fd) = &conn.fd else {
+        return Received::Ended;
+    };
     let have = conn.rx.kept.len();
     let result = match direct(&conn.rx.expect) {
         // Then nothing is kept: everything that came was data.
         Some((slot, left)) => {
             let place = conn.slots.get_mut(slot).and_then(|s| {
                 let from = s.received_bytes as usize;
-                s.buffer.as_mut()?.as_mut_slice().get_mut(from..from + left as usize)
+                s.buffer
+                    .as_mut()?
+                    .as_mut_slice()
+                    .get_mut(from..from + left as usize)
             });
-            let Some(place) = place else { return Received::Ended };
+            let Some(place) = place else {
+                return Received::Ended;
+            };
             match rustix::io::readv(fd, &mut [IoSliceMut::new(place), IoSliceMut::new(buffer)]) {
                 Ok(n) if n > 0 => {
                     let placed = n.min(left as usize);
@@ -161,8 +156,11 @@ pub(super) fn receive(conn: &mut Conn, buffer: &mut [u8]) -> Received {
         Ok(0) => Received::Ended,
         Ok(n) => {
             conn.count_received(n);
-            buffer[..have].copy_from_slice(&conn.rx.kept);
-            conn.rx.kept.clear();
+            if have > 0 {
+                let kept = std::mem::take(&mut conn.rx.kept);
+                buffer[..have].copy_from_slice(&kept);
+                conn.shared.pool.borrow_mut().give_buffer(kept);
+            }
             conn.rx.taken = 0;
             Received::Bytes(have + n)
         }
@@ -188,9 +186,15 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
         match conn.rx.expect {
             Expect::Data { slot, left, .. } => {
                 let n = rest.len().min(left as usize);
-                let Some(s) = conn.slots.get_mut(slot) else { return (at, Stop::Close) };
+                let Some(s) = conn.slots.get_mut(slot) else {
+                    return (at, Stop::Close);
+                };
                 let from = s.received_bytes as usize;
-                match s.buffer.as_mut().and_then(|b| b.as_mut_slice().get_mut(from..from + n)) {
+                match s
+                    .buffer
+                    .as_mut()
+                    .and_then(|b| b.as_mut_slice().get_mut(from..from + n))
+                {
                     Some(place) => place.copy_from_slice(&rest[..n]),
                     None => return (at, Stop::Close),
                 }
@@ -207,13 +211,21 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                     _ => {}
                 }
             }
-            Expect::Digest { slot, have, bytes: mut digest } => {
+            Expect::Digest {
+                slot,
+                have,
+                bytes: mut digest,
+            } => {
                 let n = rest.len().min(DIGEST_BYTES - usize::from(have));
                 digest[usize::from(have)..usize::from(have) + n].copy_from_slice(&rest[..n]);
                 at += n;
                 let have = have + n as u8;
                 if usize::from(have) < DIGEST_BYTES {
-                    conn.rx.expect = Expect::Digest { slot, have, bytes: digest };
+                    conn.rx.expect = Expect::Digest {
+                        slot,
+                        have,
+                        bytes: digest,
+                    };
                     return (at, Stop::Dry);
                 }
                 if u32::from_le_bytes(digest) != conn.rx.digest.finish()
@@ -237,10 +249,17 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                 };
                 match frame.pdu {
                     Pdu::CapsuleCmd(sqe) => {
-                        let Some(pdu) = rest.get(..frame.total_bytes()) else { return (at, Stop::Dry) };
+                        let Some(pdu) = rest.get(..frame.total_bytes()) else {
+                            return (at, Stop::Dry);
+                        };
                         let data = &pdu[frame.header_bytes..frame.header_bytes + frame.data_bytes];
-                        let intact = !frame.data_digest || digest_of(pdu, &frame) == tcp::crc32c(data);
-                        let capsule = command::Capsule { sqe: &sqe, data, intact };
+                        let intact =
+                            !frame.data_digest || digest_of(pdu, &frame) == tcp::crc32c(data);
+                        let capsule = command::Capsule {
+                            sqe: &sqe,
+                            data,
+                            intact,
+                        };
                         let stop = if conn.qid == 0 {
                             admin::take(conn, turn, &capsule)
                         } else {
@@ -272,7 +291,12 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
 
 /// After [`take`]: what was not taken of the bytes is kept for the next time.
 pub(super) fn keep(conn: &mut Conn, rest: &[u8]) {
-    conn.rx.keep(rest);
+    if !rest.is_empty() {
+        debug_assert!(conn.rx.kept.is_empty() && rest.len() <= RECEIVE_BYTES);
+        let mut kept = conn.shared.pool.borrow_mut().take_buffer();
+        kept.extend_from_slice(rest);
+        conn.rx.kept = kept;
+    }
 }
 
 /// The kept bytes, to be taken; [`put_back`] gets them again.
@@ -283,15 +307,18 @@ pub(super) fn lend(conn: &mut Conn) -> Vec<u8> {
 /// Takes back the kept bytes but for the first `taken`.
 pub(super) fn put_back(conn: &mut Conn, mut kept: Vec<u8>, taken: usize) {
     kept.drain(..taken);
-    if !conn.is_open() {
-        kept.clear();
+    if kept.is_empty() || !conn.is_open() {
+        conn.shared.pool.borrow_mut().give_buffer(kept);
+    } else {
+        conn.rx.kept = kept;
     }
-    conn.rx.kept = kept;
 }
 
 fn digest_of(pdu: &[u8], frame: &Frame) -> u32 {
     let at = frame.header_bytes + frame.data_bytes;
-    pdu.get(at..at + DIGEST_BYTES).and_then(|d| d.try_into().ok()).map_or(0, u32::from_le_bytes)
+    pdu.get(at..at + DIGEST_BYTES)
+        .and_then(|d| d.try_into().ok())
+        .map_or(0, u32::from_le_bytes)
 }
 
 /// Checks an H2CData against the R2T that it says it answers (TCP 3.3.2.2).
@@ -316,28 +343,44 @@ fn begin_data(conn: &mut Conn, data: &H2cData, frame: &Frame) -> Result<(), PduE
     if frame.data_digest {
         conn.rx.digest = DataDigest::new();
     }
-    conn.rx.expect = Expect::Data { slot, left: data.length_bytes, digest: frame.data_digest };
+    conn.rx.expect = Expect::Data {
+        slot,
+        left: data.length_bytes,
+        digest: frame.data_digest,
+    };
     Ok(())
 }
 
 /// `n` more bytes of data are in their place.
 fn placed_data(conn: &mut Conn, n: u32) {
-    let Expect::Data { slot, left, digest } = conn.rx.expect else { return };
-    let Some(s) = conn.slots.get_mut(slot) else { return };
+    let Expect::Data { slot, left, digest } = conn.rx.expect else {
+        return;
+    };
+    let Some(s) = conn.slots.get_mut(slot) else {
+        return;
+    };
     let from = s.received_bytes as usize;
     s.received_bytes += n;
     if digest && let Some(b) = &s.buffer {
-        conn.rx.digest.update(&b.as_slice()[from..from + n as usize]);
+        conn.rx
+            .digest
+            .update(&b.as_slice()[from..from + n as usize]);
     }
     conn.rx.expect = match left - n {
-        0 if digest => Expect::Digest { slot, have: 0, bytes: [0; DIGEST_BYTES] },
+        0 if digest => Expect::Digest {
+            slot,
+            have: 0,
+            bytes: [0; DIGEST_BYTES],
+        },
         left => Expect::Data { slot, left, digest },
     };
 }
 
 /// A data PDU is complete; perhaps its command's data is.
 fn data_pdu_ended(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) -> Result<(), Stop> {
-    let Some(s) = conn.slots.get_mut(slot) else { return Err(Stop::Close) };
+    let Some(s) = conn.slots.get_mut(slot) else {
+        return Err(Stop::Close);
+    };
     if s.received_bytes < s.len_bytes {
         return Ok(());
     }

@@ -169,7 +169,11 @@ impl Slots {
     #[inline]
     pub(super) fn release(&mut self, slot: u16) -> Option<StagingBuffer> {
         let s = self.slots.get_mut(usize::from(slot))?;
-        debug_assert!(s.stage != Stage::Free && s.stage != Stage::Waiting, "{:?}", s.stage);
+        debug_assert!(
+            s.stage != Stage::Free && s.stage != Stage::Waiting,
+            "{:?}",
+            s.stage
+        );
         s.stage = Stage::Free;
         s.work = Work::Hint;
         s.next = self.free;
@@ -186,7 +190,9 @@ impl Slots {
 
     /// Puts a command at the end of those that wait.
     pub(super) fn wait(&mut self, slot: u16) {
-        let Some(s) = self.slots.get_mut(usize::from(slot)) else { return };
+        let Some(s) = self.slots.get_mut(usize::from(slot)) else {
+            return;
+        };
         s.stage = Stage::Waiting;
         s.next = NONE;
         match self.last {
@@ -199,7 +205,9 @@ impl Slots {
     /// Puts a command before those that wait.
     pub(super) fn wait_first(&mut self, slot: u16) {
         let first = self.first;
-        let Some(s) = self.slots.get_mut(usize::from(slot)) else { return };
+        let Some(s) = self.slots.get_mut(usize::from(slot)) else {
+            return;
+        };
         s.stage = Stage::Waiting;
         s.next = first;
         self.first = slot;

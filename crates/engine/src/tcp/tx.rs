@@ -6,17 +6,21 @@
 //! until the socket has room. An item's buffer, and the command it ends, are given to the caller when
 //! its last byte has been handed to the kernel.
 //!
-//! Both lists are reserved once. Every command has at most [`ITEMS_PER_COMMAND`] items of
-//! [`BYTES_PER_COMMAND`] bytes here, and keeps its slot until the last is sent; the few things that
-//! belong to no command are counted by [`Tx::has_room`].
+//! Both lists come from the reactor's pool and are there only while there is something to send. Their
+//! size is fixed: every command has at most [`ITEMS_PER_COMMAND`] items of [`BYTES_PER_COMMAND`] bytes
+//! here, and keeps its slot until the last is sent; the few things that belong to no command are counted
+//! by [`Tx::has_room`].
 //!
 //! **Not here:** when to send ([`super`]).
 
+use super::pool::{Lists, Pool};
 use super::slots::NONE;
 use crate::core::staging::StagingBuffer;
 use forebay_nvme::tcp::{MAX_HEADER_BYTES, MAX_TERM_REQ_BYTES};
+use forebay_xlate::boundary::region::MAX_QUEUE_ENTRIES;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
+use std::cell::RefCell;
 use std::io::IoSlice;
 use std::os::fd::AsFd;
 
@@ -26,11 +30,16 @@ const ITEMS_PER_COMMAND: usize = 3;
 const BYTES_PER_COMMAND: usize = 192;
 /// Room for what belongs to no command: conflicts' responses, the Connect's, a TermReq.
 const SPARE_ITEMS: usize = 32;
+/// Items of the largest queue.
+pub(super) const MAX_ITEMS: usize = MAX_QUEUE_ENTRIES * ITEMS_PER_COMMAND + SPARE_ITEMS;
+/// Their bytes.
+pub(super) const MAX_BYTES: usize =
+    MAX_QUEUE_ENTRIES * BYTES_PER_COMMAND + SPARE_ITEMS * MAX_HEADER_BYTES + MAX_TERM_REQ_BYTES;
 /// Parts of one `sendmsg`.
 const MAX_PARTS: usize = 64;
 
 #[derive(Debug)]
-struct Item {
+pub(super) struct Item {
     /// Its header's place in `bytes`.
     start: u32,
     len: u32,
@@ -50,32 +59,24 @@ impl Item {
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Tx {
-    bytes: Vec<u8>,
-    items: Vec<Item>,
+    lists: Lists,
     /// The first item that isn't all sent.
     first: usize,
     /// Bytes of it that are.
     sent: usize,
     queued_bytes: usize,
     blocked: bool,
-    max_items: usize,
-    max_bytes: usize,
 }
 
 impl Tx {
-    /// For a queue of so many entries.
-    pub(super) fn new(entries: usize) -> Self {
-        let max_items = entries * ITEMS_PER_COMMAND + SPARE_ITEMS;
-        let max_bytes = entries * BYTES_PER_COMMAND + SPARE_ITEMS * MAX_HEADER_BYTES + MAX_TERM_REQ_BYTES;
+    /// Nothing to send.
+    pub(super) fn new() -> Self {
         Self {
-            bytes: Vec::with_capacity(max_bytes),
-            items: Vec::with_capacity(max_items),
+            lists: Lists::none(),
             first: 0,
             sent: 0,
             queued_bytes: 0,
             blocked: false,
-            max_items,
-            max_bytes,
         }
     }
 
@@ -86,7 +87,7 @@ impl Tx {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.first == self.items.len()
+        self.first == self.lists.items.len()
     }
 
     /// The socket took less than it was given: wait until it has room.
@@ -101,57 +102,78 @@ impl Tx {
 
     /// Whether something that belongs to no command has room, whatever `used` commands may need.
     pub(super) fn has_room(&self, used: usize) -> bool {
-        self.items.len() - self.first + used * ITEMS_PER_COMMAND < self.max_items
+        self.lists.items.len() - self.first + used * ITEMS_PER_COMMAND < MAX_ITEMS
     }
 
     /// Appends bytes that `put` writes into the buffer it is given; it returns how many they are.
     #[inline]
-    pub(super) fn push(&mut self, ends: u16, put: impl FnOnce(&mut [u8]) -> usize) {
-        self.push_with(ends, None, 0, put);
+    pub(super) fn push(
+        &mut self,
+        pool: &RefCell<Pool>,
+        ends: u16,
+        put: impl FnOnce(&mut [u8]) -> usize,
+    ) {
+        self.push_with(pool, ends, None, 0, put);
     }
 
     /// Appends a header and the first `data_len` bytes of a buffer.
     #[inline]
     pub(super) fn push_data(
         &mut self,
+        pool: &RefCell<Pool>,
         ends: u16,
         data: StagingBuffer,
         data_len: u32,
         put: impl FnOnce(&mut [u8]) -> usize,
     ) {
-        self.push_with(ends, Some(data), data_len, put);
+        self.push_with(pool, ends, Some(data), data_len, put);
     }
 
     fn push_with(
         &mut self,
+        pool: &RefCell<Pool>,
         ends: u16,
         data: Option<StagingBuffer>,
         data_len: u32,
         put: impl FnOnce(&mut [u8]) -> usize,
     ) {
+        if self.lists.items.capacity() == 0 {
+            self.lists = pool.borrow_mut().take_lists();
+        }
         self.compact();
-        let start = self.bytes.len();
-        self.bytes.resize(start + MAX_TERM_REQ_BYTES, 0);
-        let len = put(&mut self.bytes[start..]);
-        self.bytes.truncate(start + len);
+        let start = self.lists.bytes.len();
+        self.lists.bytes.resize(start + MAX_TERM_REQ_BYTES, 0);
+        let len = put(&mut self.lists.bytes[start..]);
+        self.lists.bytes.truncate(start + len);
         debug_assert!(data.as_ref().is_none_or(|d| data_len as usize <= d.len()));
-        let item = Item { start: start as u32, len: len as u32, data, data_len, ends };
+        let item = Item {
+            start: start as u32,
+            len: len as u32,
+            data,
+            data_len,
+            ends,
+        };
         self.queued_bytes += item.total();
-        self.items.push(item);
+        self.lists.items.push(item);
     }
 
     /// Makes room at the end, where a backlog has kept the lists from being emptied.
     fn compact(&mut self) {
         if self.first == 0
-            || (self.items.len() < self.max_items && self.bytes.len() + MAX_TERM_REQ_BYTES <= self.max_bytes)
+            || (self.lists.items.len() < MAX_ITEMS
+                && self.lists.bytes.len() + MAX_TERM_REQ_BYTES <= MAX_BYTES)
         {
             return;
         }
-        self.items.drain(..self.first);
+        self.lists.items.drain(..self.first);
         self.first = 0;
-        let gone = self.items.first().map_or(self.bytes.len(), |i| i.start as usize);
-        self.bytes.drain(..gone);
-        for item in &mut self.items {
+        let gone = self
+            .lists
+            .items
+            .first()
+            .map_or(self.lists.bytes.len(), |i| i.start as usize);
+        self.lists.bytes.drain(..gone);
+        for item in &mut self.lists.items {
             item.start -= gone as u32;
         }
     }
@@ -162,6 +184,7 @@ impl Tx {
     /// The connection's.
     pub(super) fn flush(
         &mut self,
+        pool: &RefCell<Pool>,
         fd: impl AsFd,
         mut ended: impl FnMut(u16, Option<StagingBuffer>),
     ) -> Result<(), Errno> {
@@ -169,7 +192,12 @@ impl Tx {
         while !self.is_empty() && !self.blocked {
             let mut parts = [IoSlice::new(&[]); MAX_PARTS];
             let (count, want) = self.gather(&mut parts);
-            match rustix::net::sendmsg(&fd, &parts[..count], &mut SendAncillaryBuffer::default(), flags) {
+            match rustix::net::sendmsg(
+                &fd,
+                &parts[..count],
+                &mut SendAncillaryBuffer::default(),
+                flags,
+            ) {
                 Ok(n) => {
                     self.advance(n, &mut ended);
                     self.blocked = n < want;
@@ -179,7 +207,16 @@ impl Tx {
                 Err(e) => return Err(e),
             }
         }
+        if self.is_empty() {
+            self.give_back(pool);
+        }
         Ok(())
+    }
+
+    /// The lists are empty: others may have them.
+    fn give_back(&mut self, pool: &RefCell<Pool>) {
+        pool.borrow_mut()
+            .give_lists(std::mem::replace(&mut self.lists, Lists::none()));
     }
 
     /// Collects the parts to send next; returns how many they are, and their bytes.
@@ -188,7 +225,7 @@ impl Tx {
         // A run of neighbours in `bytes`.
         let (mut from, mut to) = (0, 0);
         let mut skip = self.sent;
-        for item in &self.items[self.first..] {
+        for item in &self.lists.items[self.first..] {
             let header = item.len as usize;
             let start = item.start as usize + skip.min(header);
             let end = item.start as usize + header;
@@ -196,7 +233,7 @@ impl Tx {
                 to = end;
             } else {
                 if to > from {
-                    parts[count] = IoSlice::new(&self.bytes[from..to]);
+                    parts[count] = IoSlice::new(&self.lists.bytes[from..to]);
                     bytes += to - from;
                     count += 1;
                 }
@@ -207,7 +244,7 @@ impl Tx {
             }
             if let Some(data) = &item.data {
                 if to > from {
-                    parts[count] = IoSlice::new(&self.bytes[from..to]);
+                    parts[count] = IoSlice::new(&self.lists.bytes[from..to]);
                     bytes += to - from;
                     count += 1;
                 }
@@ -220,7 +257,7 @@ impl Tx {
             skip = 0;
         }
         if to > from {
-            parts[count] = IoSlice::new(&self.bytes[from..to]);
+            parts[count] = IoSlice::new(&self.lists.bytes[from..to]);
             bytes += to - from;
             count += 1;
         }
@@ -229,7 +266,7 @@ impl Tx {
 
     fn advance(&mut self, mut n: usize, ended: &mut impl FnMut(u16, Option<StagingBuffer>)) {
         self.queued_bytes -= n;
-        while let Some(item) = self.items.get_mut(self.first) {
+        while let Some(item) = self.lists.items.get_mut(self.first) {
             let left = item.total() - self.sent;
             if n < left {
                 self.sent += n;
@@ -242,21 +279,24 @@ impl Tx {
                 ended(item.ends, item.data.take());
             }
         }
-        self.items.clear();
-        self.bytes.clear();
+        self.lists.items.clear();
+        self.lists.bytes.clear();
         self.first = 0;
     }
 
     /// Drops everything unsent; `ended` as in [`Tx::flush`].
-    pub(super) fn abandon(&mut self, mut ended: impl FnMut(u16, Option<StagingBuffer>)) {
-        for item in self.items.drain(self.first..) {
+    pub(super) fn abandon(
+        &mut self,
+        pool: &RefCell<Pool>,
+        mut ended: impl FnMut(u16, Option<StagingBuffer>),
+    ) {
+        for item in self.lists.items.drain(self.first..) {
             if item.ends != NONE || item.data.is_some() {
                 ended(item.ends, item.data);
             }
         }
-        self.items.clear();
-        self.bytes.clear();
         (self.first, self.sent, self.queued_bytes) = (0, 0, 0);
+        self.give_back(pool);
     }
 }
 
@@ -268,8 +308,13 @@ mod tests {
     use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
 
     fn pair() -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
-        let (a, b) =
-            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
+        let (a, b) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::NONBLOCK,
+            None,
+        )
+        .unwrap();
         rustix::net::sockopt::set_socket_send_buffer_size(&a, 4096).unwrap();
         (a, b)
     }
@@ -279,7 +324,8 @@ mod tests {
         #[test]
         fn bytes_come_out_as_they_went_in(items in proptest::collection::vec((1usize..150, 0u32..9000, 0usize..3), 1..150)) {
             let mut staging = Staging::new().unwrap();
-            let mut tx = Tx::new(64);
+            let pool = RefCell::new(Pool::new());
+            let mut tx = Tx::new();
             let (a, b) = pair();
             let (mut want, mut got) = (Vec::new(), Vec::new());
             let (mut ended, mut out) = (0u16, 0);
@@ -288,19 +334,19 @@ mod tests {
                 let header = |out: &mut [u8]| { out[..*len].fill(i as u8); *len };
                 want.resize(want.len() + len, i as u8);
                 if *data == 0 {
-                    tx.push(i as u16, header);
+                    tx.push(&pool, i as u16, header);
                 } else {
                     let mut buffer = staging.take(data + 1).unwrap();
                     buffer.as_mut_slice().fill(!(i as u8));
                     want.resize(want.len() + *data as usize, !(i as u8));
-                    tx.push_data(i as u16, buffer, *data, header);
+                    tx.push_data(&pool, i as u16, buffer, *data, header);
                     out += 1;
                 }
                 let mut rounds = *flush;
                 // As its users do: never beyond what was reserved.
                 while rounds > 0 || !tx.has_room(0) {
                     rounds = rounds.saturating_sub(1);
-                    tx.flush(&a, |slot, buffer| {
+                    tx.flush(&pool, &a, |slot, buffer| {
                         assert_eq!(slot, ended);
                         ended += 1;
                         out -= usize::from(buffer.is_some());
@@ -310,12 +356,13 @@ mod tests {
                         got.extend_from_slice(&scrap[..n]);
                         tx.unblock();
                     }
-                    prop_assert!(tx.items.capacity() == tx.max_items && tx.bytes.capacity() == tx.max_bytes);
+                    let (items, bytes) = (tx.lists.items.capacity(), tx.lists.bytes.capacity());
+                    prop_assert!(items == 0 || (items == MAX_ITEMS && bytes == MAX_BYTES));
                 }
             }
             while got.len() < want.len() {
                 tx.unblock();
-                tx.flush(&a, |_, buffer| if let Some(b) = buffer { out -= 1; staging.give(b) }).unwrap();
+                tx.flush(&pool, &a, |_, buffer| if let Some(b) = buffer { out -= 1; staging.give(b) }).unwrap();
                 while let Ok((_, n)) = recv(&b, &mut scrap[..], RecvFlags::DONTWAIT) {
                     got.extend_from_slice(&scrap[..n]);
                 }

@@ -14,7 +14,7 @@ use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Wor
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -193,7 +193,7 @@ impl TestEngine {
                 vec![],
             )
             .unwrap();
-        let (orders, order_queue) = channel();
+        let (orders, order_queue) = std::sync::mpsc::channel();
         let (done_in, done) = std::sync::mpsc::channel();
         let log = Arc::new(Mutex::new(Log::default()));
         let deaf = Arc::new(AtomicBool::new(false));
