@@ -267,7 +267,6 @@ impl Daemon {
             .unwrap_or_default();
         self.bind_listeners(&held)?;
         let owner = Owner::new(pool, Arc::new(catalog), devices, grants, Limits::default());
-        owner.set_boot(&boot_id);
         if live.is_none() {
             let finished = timeout(START_COMMIT_LIMIT, owner.finish_adoption(None)).await;
             if finished.is_err() {

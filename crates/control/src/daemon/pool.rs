@@ -80,7 +80,6 @@ impl Daemon {
         let grants = Grants::fresh(&self.grants_path(), &pool, &boot_id, grants_capacity())
             .map_err(unavailable)?;
         let owner = Owner::new(pool, Arc::new(catalog), devices, grants, Limits::default());
-        owner.set_boot(&boot_id);
         owner.finish_adoption(None).await;
         let info = owner.pool_show();
         self.begin(owner, None);

@@ -3,7 +3,7 @@
 //! Purpose: a daemon that starts finds the grant table of the one before it, in the engine's keeping
 //! or in the run folder, and goes on from there.
 //! Design: in this order. (1) [`Grants::adopt`]: the table counts only if it carries this boot's and
-//! this pool's ids and the pool was last used in this boot; each of its entries is told to the pool.
+//! this pool's ids and the catalog names it as the table last used; each of its entries is told to the pool.
 //! (2) [`Owner::finish_adoption`]: what the earlier daemon asked of the engine and what has not ended
 //! gets a moment; the pool sorts out what was reserved; the boot id is committed. (3) The engine is
 //! told everything (`push`). (4) [`Owner::open_after_adoption`]: the devices are flushed and the
@@ -41,6 +41,7 @@ pub(crate) struct Grants {
     /// Whether the pool waits for the end of adoption.
     adopting: bool,
     same_boot: bool,
+    stamp: String,
     stale: Vec<(VolumeId, ExtentRange)>,
 }
 
@@ -49,7 +50,8 @@ pub(crate) struct Grants {
 pub(crate) struct Adoption {
     finished: Cell<bool>,
     same_boot: bool,
-    boot_id: RefCell<Option<String>>,
+    /// What the catalog is to know the grant table by, until it does.
+    stamp: RefCell<Option<String>>,
     /// Adopted mappings may not be durable.
     uncommitted: Cell<bool>,
     stale: RefCell<Vec<(VolumeId, ExtentRange)>>,
@@ -65,10 +67,12 @@ impl Grants {
         capacity: usize,
     ) -> io::Result<Self> {
         let table = GrantTable::create(path, capacity, boot_id, &pool.info().uuid.0)?;
+        let stamp = stamp(boot_id, table.memory())?;
         Ok(Self {
             table,
             adopting: false,
             same_boot: true,
+            stamp,
             stale: Vec::new(),
         })
     }
@@ -91,20 +95,24 @@ impl Grants {
                 Err(error) => return Err(error),
             },
         };
-        let same_boot = pool.boot_id() == Some(boot_text(boot_id).as_str());
         let found = match memory {
-            Some(memory) if same_boot => GrantTable::adopt(memory, boot_id, &pool_id)?,
+            Some(memory) if pool.boot_id() == Some(stamp(boot_id, &memory)?.as_str()) => {
+                GrantTable::adopt(memory, boot_id, &pool_id)?
+            }
             _ => None,
         };
         let Some(table) = found else {
             let table = GrantTable::create(path, capacity, boot_id, &pool_id)?;
+            let stamp = stamp(boot_id, table.memory())?;
             return Ok(Self {
                 table,
                 adopting: true,
                 same_boot: false,
+                stamp,
                 stale: Vec::new(),
             });
         };
+        let stamp = stamp(boot_id, table.memory())?;
         let mut stale = Vec::new();
         let listed: Vec<Grant> = table.iter().copied().collect();
         for grant in listed {
@@ -132,6 +140,7 @@ impl Grants {
             table,
             adopting: true,
             same_boot: true,
+            stamp,
             stale,
         })
     }
@@ -145,7 +154,7 @@ impl Grants {
         let adoption = Adoption {
             finished: Cell::new(!self.adopting),
             same_boot: self.same_boot,
-            boot_id: RefCell::new(None),
+            stamp: RefCell::new(Some(self.stamp)),
             uncommitted: Cell::new(self.adopting),
             stale: RefCell::new(self.stale),
             progress: Signal::new(),
@@ -154,9 +163,12 @@ impl Grants {
     }
 }
 
-/// A boot id as the catalog has it.
-pub(crate) fn boot_text(boot_id: &[u8; 16]) -> String {
-    boot_id.iter().map(|byte| format!("{byte:02x}")).collect()
+/// What the catalog knows a grant table by: the boot and the file. So a table that lies about from a
+/// time before another daemon, with another run folder, had the pool is not believed.
+fn stamp(boot_id: &[u8; 16], memory: &SharedMemory) -> io::Result<String> {
+    let file = rustix::fs::fstat(memory.fd())?;
+    let boot: String = boot_id.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(format!("{boot}{:016x}{:016x}", file.st_dev, file.st_ino))
 }
 
 impl Adoption {
@@ -177,11 +189,6 @@ impl Adoption {
 }
 
 impl Owner {
-    /// Which boot this is, for the catalog. To be said before adoption is finished.
-    pub(crate) fn set_boot(&self, boot_id: &[u8; 16]) {
-        *self.adoption.boot_id.borrow_mut() = Some(boot_text(boot_id));
-    }
-
     /// Ends adoption in the pool. With a live engine, what an earlier daemon left unfinished there
     /// gets a moment first. Harmless when said again.
     pub(crate) async fn finish_adoption(&self, session: Option<&Rc<Session>>) {
@@ -211,13 +218,13 @@ impl Owner {
                     Err(error) => tracing::error!(%error, "taking over what was granted"),
                 }
             }
-            let boot_id = adoption.boot_id.borrow_mut().take();
-            if let Some(boot_id) = &boot_id
-                && let Err(error) = core.pool.set_boot_id(boot_id)
+            let stamp = adoption.stamp.borrow_mut().take();
+            if let Some(stamp) = &stamp
+                && let Err(error) = core.pool.set_boot_id(stamp)
             {
-                tracing::error!(%error, "recording the boot id");
+                tracing::error!(%error, "recording the grant table");
             }
-            !finished || boot_id.is_some()
+            !finished || stamp.is_some()
         };
         // Until this is durable nothing may be granted.
         while changed && self.commit().await.is_err() {

@@ -16,7 +16,7 @@ use forebay_xlate::grants::{Full, Grant};
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
 use tokio::time::{Duration, Instant, sleep, timeout};
 
-use super::session::AskError;
+use super::release::ReleaseError;
 use super::{Core, Owner, count};
 
 /// The longest run that one grant covers.
@@ -41,16 +41,10 @@ enum Step {
     Launder,
     /// The grant table is full.
     TableFull,
-    /// The extent is listed at another place, which must be revoked first.
-    Moved,
+    /// The extent is listed at another place, as this range is, which must be revoked first.
+    Moved(ExtentRange),
     /// It can't be answered.
     Failed(FaultFailure),
-}
-
-enum Recorded {
-    Yes,
-    Full,
-    Moved,
 }
 
 impl Core {
@@ -60,8 +54,18 @@ impl Core {
         capacity.saturating_sub(used)
     }
 
-    /// Lists a grant where it is not listed yet.
-    fn record(&mut self, grant: Grant) -> Recorded {
+    /// The first part of a grant's range that is listed at another place.
+    fn listed_elsewhere(&self, grant: &Grant) -> Option<ExtentRange> {
+        let listed = self.grants.granted(grant.volume, grant.range);
+        let elsewhere = listed.iter().find(|listed| {
+            listed.word.rights() != Some(Rights::Hole)
+                && listed.word != grant.word.advance(listed.range.first - grant.range.first)
+        });
+        elsewhere.map(|listed| listed.range)
+    }
+
+    /// Lists a grant where it is not listed yet, in place of holes.
+    fn record(&mut self, grant: Grant) -> Result<(), Full> {
         let mut missing = Vec::new();
         let mut at = grant.range.first;
         for listed in self.grants.granted(grant.volume, grant.range) {
@@ -70,8 +74,6 @@ impl Core {
                     missing.push(ExtentRange::new(at, listed.range.first - at));
                 }
                 at = listed.range.end();
-            } else if listed.word.rights() != Some(Rights::Hole) {
-                return Recorded::Moved;
             }
         }
         if at < grant.range.end() {
@@ -79,16 +81,13 @@ impl Core {
         }
         for range in missing {
             let word = grant.word.advance(range.first - grant.range.first);
-            if self.grants.insert(Grant {
+            self.grants.insert(Grant {
                 range,
                 word,
                 ..grant
-            }) == Err(Full)
-            {
-                return Recorded::Full;
-            }
+            })?;
         }
-        Recorded::Yes
+        Ok(())
     }
 }
 
@@ -143,7 +142,7 @@ impl Owner {
                     self.evict().await;
                     continue;
                 }
-                Step::Moved => match self.take_back(volume, ExtentRange::new(extent, 1)).await {
+                Step::Moved(range) => match self.take_back(volume, range).await {
                     Ok(()) => continue,
                     Err(error) => {
                         tracing::error!(%volume, extent, %error, "a fault fails: its old place is still in use");
@@ -211,19 +210,22 @@ impl Owner {
         };
         // At least the extent itself is free, as looked at above.
         let count = self.locks.free_run(volume, extent, count.max(1)).max(1);
-        let range = ExtentRange::new(extent, count);
-        let grant = Grant {
+        let mut grant = Grant {
             volume,
-            range,
+            range: ExtentRange::new(extent, count),
             word,
             epoch: session.generation,
             commit_sequence,
         };
-        match core.record(grant) {
-            Recorded::Yes => {}
-            Recorded::Full => return Step::TableFull,
-            Recorded::Moved => return Step::Moved,
+        match core.listed_elsewhere(&grant) {
+            Some(elsewhere) if elsewhere.first <= extent => return Step::Moved(elsewhere),
+            Some(elsewhere) => grant.range.count = elsewhere.first - extent,
+            None => {}
         }
+        if core.record(grant) == Err(Full) {
+            return Step::TableFull;
+        }
+        let range = grant.range;
         session.say(&ToEngine::Grant {
             volume,
             range,
@@ -247,10 +249,12 @@ impl Owner {
         }
     }
 
-    /// Revokes a listed range and takes it off the list. Its mappings must be durable.
-    async fn take_back(&self, volume: VolumeId, range: ExtentRange) -> Result<(), AskError> {
+    /// Revokes a listed range that the pool does not know there any more, and takes it off the list.
+    async fn take_back(&self, volume: VolumeId, range: ExtentRange) -> Result<(), ReleaseError> {
         let _held = self.locks.hold(volume, range).await;
         self.revoke(volume, range).await?;
+        // Whatever took it away must be durable before the list forgets it.
+        self.commit().await?;
         self.forget_grants(volume, range).await;
         Ok(())
     }

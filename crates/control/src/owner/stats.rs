@@ -115,7 +115,12 @@ impl Owner {
         let pool = &core.pool;
         let mut lanes = Vec::new();
         if let Some(session) = &session {
+            let exports = pool.exports().count();
             for lane in session.region.lanes() {
+                // Looking at the rest of the table would only make memory of it.
+                if lanes.len() == exports {
+                    break;
+                }
                 let slot = lane.export.load(Relaxed);
                 let export = slot.checked_sub(1).map(forebay_pool::ExportId);
                 let Some(export) = export.and_then(|id| pool.export(id).ok()) else {

@@ -137,7 +137,6 @@ fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
         grants.unwrap(),
         begin.limits.clone(),
     );
-    owner.set_boot(&begin.boot);
     owner
 }
 
