@@ -219,3 +219,161 @@ pub(crate) fn load(catalog: &Catalog, extents: &[u64]) -> Result<Pool> {
     }
     Ok(pool)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        NewDevice, NewVolume, PoolSpec,
+        batch::{Batch, Key},
+        create::create,
+        error::ErrorKind,
+        store::MemStore,
+        volume_map::MapRun,
+    };
+    use forebay_xlate::types::DeviceIndex;
+    use std::sync::Arc;
+
+    /// A pool of 64 extents whose catalog gets these records on top: what loading says.
+    fn load_with(records: Records) -> Result<Pool> {
+        let device = NewDevice {
+            spec: "mem".into(),
+            store: Arc::new(MemStore::new((6 << 20) + (64 << 16))),
+            block_bytes: 512,
+            known_zero: true,
+        };
+        let spec = PoolSpec {
+            name: "p".into(),
+            extent_bytes: 1 << 16,
+            devices: vec![device],
+            force: false,
+            now_s: 0,
+        };
+        let (mut pool, catalog) = create(&spec).unwrap();
+        pool.create_tenant("t", 0).unwrap();
+        for name in ["a", "b"] {
+            let new = NewVolume {
+                tenant: "t".into(),
+                name: name.into(),
+                size_bytes: 100 << 16,
+                block_bytes: None,
+            };
+            pool.create_volume(&new, 0).unwrap();
+        }
+        catalog
+            .commit(&pool.take_batch().unwrap().unwrap())
+            .unwrap();
+        let records = records
+            .into_iter()
+            .map(|(key, value)| (key, Some(value)))
+            .collect();
+        catalog
+            .commit(&Batch {
+                id: pool.open_batch_id(),
+                records,
+            })
+            .unwrap();
+        load(&catalog, &[64])
+    }
+
+    type Records = Vec<(Key, Vec<u8>)>;
+
+    /// The volumes' ids: the tenant has 1.
+    const A: u64 = 2;
+    const B: u64 = 3;
+
+    fn states(reserved: usize, owned: usize) -> (Key, Vec<u8>) {
+        let mut all = vec![0; 64];
+        all[..reserved].fill(ExtentState::Reserved as u8);
+        all[reserved..reserved + owned].fill(ExtentState::Owned as u8);
+        (
+            Key::new(Table::States, 0, 0),
+            codec::encode_states(&all).unwrap(),
+        )
+    }
+
+    fn map(volume: u64, start: u16, count: u16, extent: u64) -> (Key, Vec<u8>) {
+        let run = MapRun {
+            start,
+            count,
+            device: DeviceIndex(0),
+            extent,
+        };
+        (
+            Key::new(Table::Maps, volume, 0),
+            codec::encode_map(&[run]).unwrap(),
+        )
+    }
+
+    fn reservation(volume: u64, first: u64, count: u64) -> (Key, Vec<u8>) {
+        let run = DeviceRun::new(DeviceIndex(0), first, count);
+        (
+            Key::new(Table::Reservations, volume, 0),
+            codec::encode_runs(&[run]).unwrap(),
+        )
+    }
+
+    #[test]
+    fn what_fits_is_loaded_and_leaks_are_counted() {
+        let sound = vec![
+            states(4, 10),
+            reservation(A, 0, 4),
+            map(A, 0, 6, 4),
+            map(B, 90, 3, 10),
+        ];
+        let pool = load_with(sound).unwrap();
+        assert_eq!(pool.leaked_extents(), 1);
+        assert_eq!(pool.space().owned, 10);
+    }
+
+    #[test]
+    fn contradictions_are_damage() {
+        let wrong: Vec<(&str, Records)> = vec![
+            (
+                "two owners",
+                vec![states(0, 10), map(A, 0, 6, 4), map(B, 0, 1, 9)],
+            ),
+            (
+                "two owners",
+                vec![states(5, 0), reservation(A, 0, 4), reservation(B, 3, 2)],
+            ),
+            ("is not Owned", vec![states(4, 0), map(A, 0, 1, 0)]),
+            ("is not Owned", vec![map(A, 0, 1, 60)]),
+            ("is not Reserved", vec![states(0, 4), reservation(A, 0, 1)]),
+            ("lacks", vec![states(0, 64), map(A, 0, 2, 63)]),
+            ("lacks", vec![reservation(A, u64::MAX - 1, 1)]),
+            ("does not exist", vec![states(0, 4), map(9, 0, 1, 0)]),
+            ("does not exist", vec![states(4, 0), reservation(9, 0, 1)]),
+            ("beyond its end", vec![states(0, 4), map(A, 99, 2, 0)]),
+            (
+                "states beyond",
+                vec![(Key::new(Table::States, 0, 1), states(0, 0).1)],
+            ),
+            (
+                "states beyond",
+                vec![(Key::new(Table::States, 1, 0), states(0, 0).1)],
+            ),
+            (
+                "states beyond",
+                vec![(Key::new(Table::States, 0, u64::MAX), states(0, 0).1)],
+            ),
+            (
+                "cannot be read",
+                vec![(Key::new(Table::Volumes, 2, 0), vec![1, 2, 3])],
+            ),
+            (
+                "cannot be read",
+                vec![(Key::new(Table::Tenants, 1, 0), vec![9])],
+            ),
+            (
+                "cannot be read",
+                vec![(Key::new(Table::Maps, A, 0), vec![])],
+            ),
+        ];
+        for (what, records) in wrong {
+            let error = load_with(records).map(|_| ()).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Damaged, "{error}");
+            assert!(error.message.contains(what), "{what}: {error}");
+        }
+    }
+}

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Choices, EXTENT, commit, new_pool, reopen, spec, stores, try_open};
+use common::{Choices, CrashStore, EXTENT, commit, new_pool, reopen, spec, stores, try_open};
 use forebay_device::{
     DeviceSpec, OpenOptions,
     sync_io::{SyncDevice, create_sparse_file},
@@ -146,11 +146,8 @@ fn rot_is_noticed_or_harmless() {
     assert!(noticed > 0 && harmless > 0, "{noticed} {harmless}");
 }
 
-/// Additions are refused while there is still room to free things, and freeing brings it back.
-#[test]
-fn a_full_catalog_refuses_additions_and_allows_deletions() {
-    let stores = stores(&[64]);
-    let (mut pool, catalog) = new_pool(&stores);
+fn fill_and_free(stores: &[Arc<CrashStore>]) {
+    let (mut pool, catalog) = new_pool(stores);
     pool.create_tenant("t", 0).unwrap();
     let mut ids = Vec::new();
     let error = loop {
@@ -164,7 +161,7 @@ fn a_full_catalog_refuses_additions_and_allows_deletions() {
             Ok(id) => ids.push(id),
             Err(error) => break error,
         }
-        if ids.len() % 100 == 0 {
+        if ids.len().is_multiple_of(100) {
             commit(&mut pool, &catalog);
         }
         assert!(ids.len() < 100_000, "never full");
@@ -176,7 +173,7 @@ fn a_full_catalog_refuses_additions_and_allows_deletions() {
     // Many small transactions, in a catalog that is as full as it gets.
     for id in ids.drain(..500) {
         pool.delete_volume(id).unwrap();
-        if id.0 % 10 == 0 {
+        if id.0.is_multiple_of(10) {
             commit(&mut pool, &catalog);
         }
     }
@@ -186,8 +183,24 @@ fn a_full_catalog_refuses_additions_and_allows_deletions() {
     commit(&mut pool, &catalog);
     catalog.check().unwrap();
     drop((pool, catalog));
-    let (pool, _) = reopen(&stores, false);
+    let (pool, _) = reopen(stores, false);
     assert_eq!(pool.volumes().count(), ids.len() + 1);
+}
+
+/// Additions are refused while there is still room to free things, and freeing brings it back.
+#[test]
+fn a_full_catalog_refuses_additions_and_allows_deletions() {
+    fill_and_free(&stores(&[64]));
+}
+
+/// The same where the database cannot double any more before the limit: it gets what there is.
+#[test]
+fn a_catalog_that_cannot_double_uses_what_there_is() {
+    // 4 MiB and 48 bytes for each of 60,000 extents: 7 MiB.
+    fill_and_free(&[Arc::new(CrashStore::keeping(
+        9 << 20,
+        (8 << 20) + 60_000 * EXTENT,
+    ))]);
 }
 
 /// A pool on a sparse file through the device crate, with tens of thousands of scattered mappings.

@@ -45,7 +45,12 @@ impl Choices {
 
 impl CrashStore {
     pub fn new(capacity: u64) -> Self {
-        Self::with_content(vec![0; KEPT_BYTES], capacity)
+        Self::keeping(KEPT_BYTES, capacity)
+    }
+
+    /// One that keeps more than a small pool's label and catalog.
+    pub fn keeping(kept_bytes: usize, capacity: u64) -> Self {
+        Self::with_content(vec![0; kept_bytes], capacity)
     }
 
     fn with_content(content: Vec<u8>, capacity: u64) -> Self {
@@ -69,17 +74,22 @@ impl CrashStore {
         self.0.lock().unwrap().operations
     }
 
-    /// The device after a power cut: of what was not synced, any sectors are there.
+    /// The device after a power cut: of each block that was not synced, all, nothing, or any sectors
+    /// are there.
     pub fn after_power_cut(&self, choices: &mut Choices) -> Self {
         let inner = self.0.lock().unwrap();
         let mut content = inner.durable.clone();
         // Sometimes everything, sometimes nothing, mostly a mixture.
-        let keep = choices.next() % 5;
+        let all = choices.next() % 6;
+        let mut block = 0;
         for (at, sector) in &inner.unsynced {
-            let kept = match keep {
-                0 => false,
-                1 => true,
-                _ => choices.next().is_multiple_of(keep),
+            if at.is_multiple_of(4096) {
+                block = choices.next() % 5;
+            }
+            let kept = match (all, block) {
+                (0, _) | (_, 0 | 1) => false,
+                (1, _) | (_, 2 | 3) => true,
+                _ => choices.next().is_multiple_of(2),
             };
             if kept {
                 content[*at..*at + SECTOR].copy_from_slice(sector);
