@@ -1,0 +1,273 @@
+//! Daemon and engine killed with SIGKILL while hosts write.
+//!
+//! Purpose: what was acknowledged is there afterwards; what hits the translation cache goes on without
+//! a daemon; faults and flushes resume when it is back; hosts reconnect when the engine died.
+//! Design: the real binary, our initiator's verifying writer as the host. Nothing asserts on time:
+//! progress is counted in commands.
+//! Not here: power cuts (processes die, the page cache and the devices' caches live on).
+
+use std::net::SocketAddr;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_initiator::load::{self, Access, Amount, LoadSpec};
+use forebay_initiator::verify::{Initial, Promise, Verifier, VerifySpec, WriteGoal, WriteReport};
+use forebay_tests::daemon::{Daemon, DaemonOptions};
+use forebay_tests::wait;
+
+const HOST: &str = "nqn.2026-01.test:host";
+const MINUTE: Duration = Duration::from_secs(60);
+const MIB: u64 = 1 << 20;
+
+struct Lab {
+    daemon: Daemon,
+    address: SocketAddr,
+}
+
+fn lab(volumes: &[(&str, u64)]) -> Result<Lab> {
+    let options = DaemonOptions {
+        config: "[engine]\nreactors = 2\n".into(),
+    };
+    let daemon = Daemon::start(&options)?;
+    let device = format!("file:{}", daemon.folder().join("pool.img").display());
+    daemon.create_pool(&["--device", &device, "--size", "2G"])?;
+    daemon.cli(&["tenant", "create", "t"])?;
+    for (name, size_bytes) in volumes {
+        let volume = format!("t/{name}");
+        daemon.cli(&[
+            "volume",
+            "create",
+            &volume,
+            "--size",
+            &size_bytes.to_string(),
+        ])?;
+        daemon.cli(&["export", "create", &volume, "--any-host"])?;
+    }
+    let address = format!("127.0.0.1:{}", daemon.port()).parse()?;
+    Ok(Lab { daemon, address })
+}
+
+impl Lab {
+    fn writer(&self, volume: &str) -> Result<Verifier> {
+        let nqn = format!("nqn.2026-01.io.forebay:t.{volume}");
+        let spec = VerifySpec {
+            promise: Promise::Acknowledged,
+            flush_every_writes: 200,
+            reconnect_limit: MINUTE,
+            ..VerifySpec::new(self.address, &nqn, HOST)
+        };
+        Ok(Verifier::connect(spec)?)
+    }
+
+    /// Writes every block once, so that nothing faults afterwards.
+    fn fill(&self, volume: &str, size_bytes: u64) -> Result<()> {
+        let nqn = format!("nqn.2026-01.io.forebay:t.{volume}");
+        let spec = LoadSpec {
+            read_percent: 0,
+            block_bytes: 65536,
+            queue_depth: 8,
+            access: Access::Sequential,
+            amount: Amount::Bytes(size_bytes),
+            ..LoadSpec::new(self.address, &nqn, HOST)
+        };
+        let report = load::run(&spec, &mut |_| {})?;
+        ensure!(report.errors == 0, "filling: {:?}", report.first_error);
+        Ok(())
+    }
+}
+
+fn read_back_clean(verifier: &mut Verifier) -> Result<()> {
+    let report = verifier.read_back(&mut |_| ())?;
+    ensure!(report.is_clean(), "{report}");
+    Ok(())
+}
+
+/// A writer on its own thread that counts what it has written, until told to stop.
+struct Running<'a> {
+    over: &'a AtomicBool,
+    bytes: &'a AtomicU64,
+}
+
+impl Running<'_> {
+    fn write(&self, verifier: &mut Verifier) -> Result<WriteReport> {
+        Ok(verifier.write(WriteGoal::UntilTold, &mut |at| {
+            self.bytes.store(at.bytes, SeqCst);
+            if self.over.load(SeqCst) {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        })?)
+    }
+
+    /// Waits until it has written `more` bytes than now.
+    fn writes_more(&self, what: &str, more: u64) -> Result<()> {
+        let goal = self.bytes.load(SeqCst) + more;
+        wait::until(what, MINUTE, || {
+            Ok((self.bytes.load(SeqCst) >= goal).then_some(()))
+        })
+    }
+}
+
+#[test]
+fn kill9_daemon_under_load() -> Result<()> {
+    let full_bytes = 64 * MIB;
+    let mut lab = lab(&[("full", full_bytes), ("thin", 512 * MIB)])?;
+    lab.fill("full", full_bytes)?;
+    let mut full = lab.writer("full")?;
+    // Commits what the filling mapped.
+    full.flush()?;
+    drop(full);
+    let nqn = "nqn.2026-01.io.forebay:t.full";
+    let mut full = Verifier::connect(VerifySpec {
+        initial: Initial::Any,
+        flush_every_writes: 200,
+        ..VerifySpec::new(lab.address, nqn, HOST)
+    })?;
+    let mut thin = lab.writer("thin")?;
+    let (over, bytes) = (AtomicBool::new(false), AtomicU64::new(0));
+    let running = Running {
+        over: &over,
+        bytes: &bytes,
+    };
+    let engine = lab.daemon.processes()?.engine;
+    std::thread::scope(|scope| -> Result<()> {
+        let writer = scope.spawn(|| running.write(&mut thin));
+        let result = (|| -> Result<()> {
+            for _ in 0..2 {
+                running.writes_more("first writes to the thin volume", 2 * MIB)?;
+                lab.daemon.kill_daemon()?;
+                // What is granted and committed needs no daemon: writes, reads and flushes.
+                let report =
+                    full.write(
+                        WriteGoal::Bytes(8 * MIB),
+                        &mut |_| ControlFlow::Continue(()),
+                    )?;
+                ensure!(
+                    report.errors == 0,
+                    "without a daemon: {:?}",
+                    report.first_error
+                );
+                ensure!(report.flushes > 0 && report.reconnects == 0, "{report:?}");
+                lab.daemon.start_again()?;
+                running.writes_more("first writes after the daemon's return", 2 * MIB)?;
+            }
+            Ok(())
+        })();
+        over.store(true, SeqCst);
+        let report = writer.join().expect("the writer does not panic")?;
+        result?;
+        ensure!(
+            report.errors == 0,
+            "the thin volume: {:?}",
+            report.first_error
+        );
+        ensure!(
+            report.reconnects == 0,
+            "the engine lived, but connections were lost: {report:?}"
+        );
+        Ok(())
+    })?;
+    ensure!(
+        lab.daemon.processes()?.engine == engine,
+        "the engine outlives its daemon"
+    );
+    read_back_clean(&mut full)?;
+    read_back_clean(&mut thin)?;
+    lab.daemon.stop()
+}
+
+#[test]
+fn kill9_engine_under_load() -> Result<()> {
+    let mut lab = lab(&[("a", 256 * MIB), ("b", 256 * MIB)])?;
+    let mut a = lab.writer("a")?;
+    let mut b = lab.writer("b")?;
+    let (over, bytes) = (AtomicBool::new(false), AtomicU64::new(0));
+    let running = Running {
+        over: &over,
+        bytes: &bytes,
+    };
+    let other = AtomicU64::new(0);
+    let running_b = Running {
+        over: &over,
+        bytes: &other,
+    };
+    let reports = std::thread::scope(|scope| -> Result<[WriteReport; 2]> {
+        let write_a = scope.spawn(|| running.write(&mut a));
+        let write_b = scope.spawn(|| running_b.write(&mut b));
+        let result = (|| -> Result<()> {
+            for _ in 0..3 {
+                running.writes_more("writes before a death", 2 * MIB)?;
+                let dead = lab.daemon.kill_engine()?;
+                lab.daemon.wait_engine_after(dead.generation, MINUTE)?;
+                running.writes_more("writes after a death", 2 * MIB)?;
+                running_b.writes_more("the other tenant's writes after a death", 2 * MIB)?;
+            }
+            Ok(())
+        })();
+        over.store(true, SeqCst);
+        let reports = [
+            write_a.join().expect("a writer does not panic")?,
+            write_b.join().expect("a writer does not panic")?,
+        ];
+        result?;
+        Ok(reports)
+    })?;
+    for report in reports {
+        ensure!(report.errors == 0, "{:?}", report.first_error);
+        ensure!(
+            report.reconnects >= 3,
+            "a death was not noticed: {report:?}"
+        );
+    }
+    read_back_clean(&mut a)?;
+    read_back_clean(&mut b)?;
+    let folder = lab.daemon.folder().join("var/state/reports");
+    let reports = std::fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
+    ensure!(
+        reports.count() == 3,
+        "each death leaves a report of what was known"
+    );
+    lab.daemon.stop()
+}
+
+#[test]
+fn kill9_both_under_load() -> Result<()> {
+    let mut lab = lab(&[("a", 256 * MIB)])?;
+    let mut a = lab.writer("a")?;
+    let (over, bytes) = (AtomicBool::new(false), AtomicU64::new(0));
+    let running = Running {
+        over: &over,
+        bytes: &bytes,
+    };
+    std::thread::scope(|scope| -> Result<()> {
+        let writer = scope.spawn(|| running.write(&mut a));
+        let result = (|| -> Result<()> {
+            for engine_first in [true, false] {
+                running.writes_more("writes before the deaths", 2 * MIB)?;
+                let both = lab.daemon.processes()?;
+                if engine_first {
+                    lab.daemon.kill_engine()?;
+                    lab.daemon.kill_daemon()?;
+                } else {
+                    lab.daemon.kill_daemon()?;
+                    let pid = rustix::process::Pid::from_raw(both.engine.cast_signed())
+                        .context("a pid")?;
+                    rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
+                }
+                lab.daemon.start_again()?;
+                running.writes_more("writes after the deaths", 2 * MIB)?;
+            }
+            Ok(())
+        })();
+        over.store(true, SeqCst);
+        let report = writer.join().expect("the writer does not panic")?;
+        result?;
+        ensure!(report.errors == 0, "{:?}", report.first_error);
+        Ok(())
+    })?;
+    read_back_clean(&mut a)?;
+    lab.daemon.stop()
+}
