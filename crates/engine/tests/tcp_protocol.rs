@@ -10,7 +10,7 @@ use common::TestEngine;
 use common::host::{
     Ask, DSM, FLUSH, PLAIN, READ, RawHost, WRITE, WRITE_ZEROES, admin, attach, ic_req, io_queue, rw,
 };
-use forebay_nvme::tcp::{self, FatalStatus, H2cData, Pdu, Phase, TcpParams};
+use forebay_nvme::tcp::{self, FatalStatus, H2cData, Pdu};
 use forebay_nvme::{SglDescriptor, Sqe, Status};
 
 const MIB: u64 = 1 << 20;
@@ -504,61 +504,6 @@ fn header_digest_errors_name_the_digest() {
         (term.status, term.info),
         (FatalStatus::HeaderDigestError, 0x1234_5678)
     );
-}
-
-#[test]
-fn at_the_door() {
-    let (engine, nqn) = engine();
-    // A command before ICReq.
-    let mut host = RawHost::dial(engine.address);
-    host.params = TcpParams {
-        phase: Phase::Ready,
-        ..host.params
-    };
-    let flush = host.capsule_bytes(&Sqe::new(FLUSH, 1), &[]);
-    host.say(&flush);
-    assert_eq!(host.end().unwrap().status, FatalStatus::SequenceError);
-    // A format of the future, and an alignment that there is not.
-    for (i, (pfv, hpda, status)) in [
-        (1, 0, FatalStatus::UnsupportedParameter),
-        (0, 32, FatalStatus::InvalidHeaderField),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let mut host = RawHost::dial(engine.address);
-        let mut out = [0; 144];
-        let n = tcp::put_ic_req(
-            &mut out,
-            &forebay_nvme::tcp::IcReq {
-                pfv,
-                hpda,
-                ..ic_req(PLAIN)
-            },
-        );
-        host.say(&out[..n]);
-        assert_eq!(host.end().unwrap().status, status, "case {i}");
-    }
-    // ICReq twice.
-    let mut host = RawHost::open(engine.address, PLAIN);
-    let mut out = [0; 144];
-    let n = tcp::put_ic_req(&mut out, &ic_req(PLAIN));
-    host.say(&out[..n]);
-    assert_eq!(host.end().unwrap().status, FatalStatus::SequenceError);
-    // A command that is no Connect.
-    let mut host = RawHost::open(engine.address, PLAIN);
-    host.capsule(&Sqe::new(FLUSH, 3), &[]);
-    assert_eq!(host.response().status(), Status::COMMAND_SEQUENCE_ERROR);
-    assert!(host.end().is_none());
-    // Noise.
-    let mut host = RawHost::dial(engine.address);
-    host.say(b"GET / HTTP/1.1\r\n\r\n");
-    assert!(host.end().is_some());
-    // Many that say nothing at all don't keep others out.
-    let crowd: Vec<RawHost> = (0..400).map(|_| RawHost::dial(engine.address)).collect();
-    let (_admin, mut io) = attach(engine.address, &nqn, PLAIN, true);
-    alive(&mut io);
-    drop(crowd);
 }
 
 #[test]

@@ -85,8 +85,10 @@ pub(super) struct Conn {
     watched: epoll::EventFlags,
     /// Turns without data.
     pub quiet_turns: u32,
-    /// In the list of those to look at each turn.
+    /// To be looked at each turn.
     pub active: bool,
+    /// In the list of those that are.
+    pub listed: bool,
     /// In the list of those with something to send.
     pub dirty: bool,
 }
@@ -131,6 +133,7 @@ impl Conn {
             watched: epoll::EventFlags::IN,
             quiet_turns: 0,
             active: false,
+            listed: false,
             dirty: false,
         }
     }

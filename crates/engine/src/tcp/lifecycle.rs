@@ -278,6 +278,7 @@ impl Frontend {
         }
         conn.answer_connect(cid, cntlid);
         conn.active = true;
+        conn.listed = true;
         if at == self.conns.len() {
             self.conns.push(None);
             // The lists of connections never have to grow on the way.

@@ -135,11 +135,13 @@ impl Frontend {
                 any |= self.visit(core, index);
             }
             any |= self.complete(core);
-            let conns = &self.conns;
-            self.active.retain(|i| {
-                conns
-                    .get(*i as usize)
-                    .is_some_and(|c| c.as_ref().is_some_and(|c| c.active))
+            let conns = &mut self.conns;
+            self.active.retain(|i| match conns.get_mut(*i as usize) {
+                Some(Some(conn)) => {
+                    conn.listed = conn.active;
+                    conn.active
+                }
+                _ => false,
             });
         }
         any |= self.send_all(core);
@@ -159,8 +161,9 @@ impl Frontend {
                 && conn.key() == *key
             {
                 conn.quiet_turns = 0;
-                if !conn.active && conn.life != Life::Draining {
-                    conn.active = true;
+                conn.active = conn.life != Life::Draining;
+                if conn.active && !conn.listed {
+                    conn.listed = true;
                     self.active.push(index);
                 }
             }

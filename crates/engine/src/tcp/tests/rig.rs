@@ -1,0 +1,280 @@
+//! A frontend and a core, with the test as their reactor, their owner and their hosts.
+//!
+//! Sockets are socket pairs, turns are made by the test, and time passes when the test says so.
+
+use super::super::*;
+use crate::associations::Associations;
+use crate::core::ServedDevice;
+use crate::door::{NewKind, Target};
+use crate::lane::{Lane, LaneIndex};
+use crate::volume::Volume;
+use forebay_device::ring::{Ring, RingOptions};
+use forebay_device::{Device, OpenOptions};
+use forebay_nvme::controller::check_admin_connect;
+use forebay_nvme::fabrics::{ConnectCommand, ConnectData, PropertyCommand};
+use forebay_nvme::tcp::{self, Offer, Parsed, Pdu, TcpParams};
+use forebay_nvme::{Cqe, Nqn, SglDescriptor, Sqe};
+use forebay_xlate::boundary::message::{DeviceConfig, ExportConfig, ExportId, VolumeConfig};
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
+use rustix::event::epoll;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+pub(super) const EXTENT: u64 = 64 << 10;
+pub(super) const EXTENTS: u64 = 256;
+pub(super) const V: VolumeId = VolumeId(9);
+pub(super) const SECOND_NS: u64 = 1_000_000_000;
+
+pub(super) struct Rig {
+    pub core: Core,
+    pub frontend: Frontend,
+    pub volume: Arc<Volume>,
+    pub epoll: Arc<OwnedFd>,
+    associations: Associations,
+    _dir: tempfile::TempDir,
+}
+
+/// The host's end of one connection.
+pub(super) struct Host {
+    pub fd: OwnedFd,
+    pub params: TcpParams,
+    input: Vec<u8>,
+}
+
+pub(super) fn rig() -> Rig {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = format!("ram:{}?size=32M", dir.path().join("device").display())
+        .parse()
+        .unwrap();
+    let options = OpenOptions {
+        create_missing: true,
+        ..OpenOptions::default()
+    };
+    let device = Arc::new(Device::open(&spec, &options).unwrap());
+    let region = Arc::new(Region::anonymous(1).unwrap());
+    let mut core = Core::new(
+        0,
+        region.clone(),
+        Ring::new(&RingOptions::default()).unwrap(),
+    )
+    .unwrap();
+    let config = Arc::new(DeviceConfig {
+        device: DeviceIndex(0),
+        uuid: [1; 16],
+        spec: spec.to_string(),
+        data_offset_bytes: 1 << 20,
+        extent_bytes: EXTENT as u32,
+        extents: EXTENTS,
+    });
+    core.set_device(ServedDevice { config, device });
+    let volume = Volume::new(VolumeConfig {
+        volume: V,
+        uuid: [2; 16],
+        size_bytes: EXTENTS * EXTENT,
+        block_bytes: 4096,
+        extent_bytes: EXTENT as u32,
+    });
+    let volume = Arc::new(volume.unwrap());
+    let export = ExportConfig {
+        export: ExportId(1),
+        volume: V,
+        nqn: "nqn.2026-01.io.forebay:t.v".into(),
+        serial: "s".into(),
+        hosts: vec![],
+        any_host: true,
+    };
+    core.set_lane(Lane::new(
+        LaneIndex(3),
+        volume.clone(),
+        Arc::new(export),
+        region.clone(),
+    ));
+    let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+    let frontend = Frontend::new(0, region, epoll.clone());
+    Rig {
+        core,
+        frontend,
+        volume,
+        epoll,
+        associations: Associations::default(),
+        _dir: dir,
+    }
+}
+
+impl Rig {
+    pub(in crate::tcp) fn map_all(&self) {
+        let word = Word::new(DeviceIndex(0), ExtentIndex(0), Rights::ReadWrite).unwrap();
+        self.volume
+            .table
+            .install(ExtentRange::new(0, EXTENTS), word);
+    }
+
+    pub(in crate::tcp) fn connect(&mut self, command: ConnectCommand, cntlid: u16) -> Host {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let request = tcp::IcReq {
+            pfv: 0,
+            hpda: 0,
+            header_digest: false,
+            data_digest: false,
+            max_r2t: 0,
+        };
+        let (params, response) = TcpParams::accept(&request, &Offer::default()).unwrap();
+        let subsystem = Nqn::parse("nqn.2026-01.io.forebay:t.v").unwrap();
+        let name = Nqn::parse("nqn.2014-08.org.example:host").unwrap();
+        let data = ConnectData::new([7; 16], cntlid, &subsystem, &name);
+        let kind = match command.qid.get() {
+            0 => NewKind::Admin {
+                association: self
+                    .associations
+                    .begin(0, subsystem, name, [7; 16])
+                    .unwrap(),
+                connect: Box::new(check_admin_connect(&command, &data, MAX_ADMIN_ENTRIES).unwrap()),
+                target: Target::Export(ExportId(1)),
+            },
+            _ => NewKind::Io { cntlid },
+        };
+        let local = "127.0.0.1:4420".parse().unwrap();
+        let new = NewConnection {
+            fd: ours,
+            params,
+            connect: command.to_sqe(),
+            data: Box::new(data),
+            kind,
+            local,
+        };
+        self.frontend.adopt(&mut self.core, new);
+        let params = TcpParams::connected(&request, &response).unwrap();
+        Host {
+            fd: theirs,
+            params,
+            input: Vec::new(),
+        }
+    }
+
+    /// An enabled admin queue, and the controller's id.
+    pub(in crate::tcp) fn admin(&mut self) -> (Host, u16) {
+        let mut host = self.connect(ConnectCommand::new(0, 0, 32, 0), 0xffff);
+        let cqe = host.response().unwrap();
+        assert_eq!(cqe.status(), Status::SUCCESS);
+        host.say(
+            &PropertyCommand::set(1, 0x14, false, 0x46_0001).to_sqe(),
+            &[],
+        );
+        host.say(
+            &Sqe::new(9, 2).with_cdw(10, 7).with_cdw(11, 63 << 16 | 63),
+            &[],
+        );
+        self.turns(2);
+        for _ in 0..2 {
+            assert_eq!(host.response().unwrap().status(), Status::SUCCESS);
+        }
+        (host, cqe.result() as u16)
+    }
+
+    pub(in crate::tcp) fn io(&mut self, cntlid: u16, qid: u16, entries: u32) -> Host {
+        let mut command = ConnectCommand::new(0, qid, entries, 0);
+        command.cattr = ConnectCommand::CATTR_DISABLE_SQ_FLOW_CONTROL;
+        let mut host = self.connect(command, cntlid);
+        assert_eq!(host.response().unwrap().status(), Status::SUCCESS);
+        host
+    }
+
+    /// As a reactor does it.
+    pub(in crate::tcp) fn turns(&mut self, turns: usize) {
+        for _ in 0..turns {
+            let mut events = Vec::with_capacity(64);
+            let none = rustix::event::Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            epoll::wait(
+                &*self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                Some(&none),
+            )
+            .unwrap();
+            let keys: Vec<u64> = events.iter().map(|e| e.data.u64()).collect();
+            self.frontend.sockets_ready(&keys);
+            self.core.reap();
+            self.frontend.poll(&mut self.core);
+            self.core.submit();
+            let mut listed = self.frontend.active.clone();
+            listed.sort_unstable();
+            listed.dedup();
+            assert_eq!(
+                listed.len(),
+                self.frontend.active.len(),
+                "nobody is visited twice a turn"
+            );
+        }
+    }
+
+    pub(in crate::tcp) fn pass(&mut self, ns: u64) {
+        self.core.set_now_ns(self.core.now_ns() + ns);
+        self.frontend.tick(&mut self.core);
+    }
+
+    pub(in crate::tcp) fn held_bytes(&self) -> u64 {
+        self.frontend
+            .conns
+            .iter()
+            .flatten()
+            .map(|c| c.held_bytes)
+            .sum()
+    }
+}
+
+impl Host {
+    pub(in crate::tcp) fn say(&mut self, sqe: &Sqe, data: &[u8]) {
+        let mut out = vec![0; tcp::MAX_HEADER_BYTES];
+        let n = tcp::put_capsule_cmd(&mut out, &self.params, sqe, data.len() as u32);
+        out.truncate(n);
+        out.extend_from_slice(data);
+        let sent = rustix::net::send(&self.fd, &out, SendFlags::NOSIGNAL).unwrap();
+        assert_eq!(sent, out.len());
+    }
+
+    /// What is there now.
+    pub(in crate::tcp) fn hear(&mut self) -> Option<(Pdu, Vec<u8>)> {
+        loop {
+            if let Parsed::Pdu(frame) = tcp::parse(&self.input, &self.params).unwrap()
+                && self.input.len() >= frame.total_bytes()
+            {
+                let pdu: Vec<u8> = self.input.drain(..frame.total_bytes()).collect();
+                return Some((frame.pdu, pdu[frame.header_bytes..].to_vec()));
+            }
+            let mut more = vec![0; 256 << 10];
+            match rustix::net::recv(&self.fd, &mut more[..], RecvFlags::DONTWAIT) {
+                Ok((_, n)) if n > 0 => self.input.extend_from_slice(&more[..n]),
+                _ => return None,
+            }
+        }
+    }
+
+    pub(in crate::tcp) fn response(&mut self) -> Option<Cqe> {
+        match self.hear()?.0 {
+            Pdu::CapsuleResp(cqe) => Some(cqe),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(in crate::tcp) fn ended(&mut self) -> bool {
+        matches!(
+            rustix::net::recv(&self.fd, &mut [0; 16][..], RecvFlags::DONTWAIT),
+            Ok((_, 0))
+        )
+    }
+}
+
+pub(super) fn rw(opcode: u8, cid: u16, lba: u64, blocks: u32) -> Sqe {
+    let sqe = Sqe::new(opcode, cid)
+        .with_nsid(1)
+        .with_cdw64(10, lba)
+        .with_cdw(12, blocks - 1);
+    sqe.with_sgl(SglDescriptor::transport(blocks * 4096))
+}
+
+pub(super) fn write_in_capsule(cid: u16, lba: u64, blocks: u32) -> Sqe {
+    rw(1, cid, lba, blocks).with_sgl(SglDescriptor::in_capsule(0, blocks * 4096))
+}
