@@ -248,3 +248,81 @@ fn begin(database: &Database) -> Result<redb::WriteTransaction> {
     transaction.set_quick_repair(true);
     Ok(transaction)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        batch::{BatchId, Key},
+        store::MemStore,
+    };
+
+    const BYTES: u64 = 3 << 20;
+
+    fn batch(keys: std::ops::Range<u64>, value: Option<usize>) -> Batch {
+        let records = keys
+            .map(|a| {
+                (
+                    Key::new(Table::Volumes, a, 0),
+                    value.map(|bytes| vec![a as u8; bytes]),
+                )
+            })
+            .collect();
+        Batch {
+            id: BatchId(1),
+            records,
+        }
+    }
+
+    fn contents(catalog: &Catalog) -> Vec<(u64, usize)> {
+        let mut all = Vec::new();
+        catalog
+            .load(|_, a, _, value| {
+                assert!(value.iter().all(|byte| *byte == a as u8));
+                all.push((a, value.len()));
+                Ok(())
+            })
+            .unwrap();
+        all
+    }
+
+    /// The database can't double within 3 MiB: it uses what there is. Really full, it refuses what it
+    /// can't hold, keeps what it has, and takes smaller things.
+    #[test]
+    fn a_database_uses_its_whole_area_and_survives_its_end() {
+        let store = Arc::new(MemStore::new(BYTES as usize));
+        let area = Area::format(store.clone(), 0, BYTES, [1; 16]).unwrap();
+        let catalog = Catalog::create(area).unwrap();
+        let mut count = 0;
+        let error = loop {
+            match catalog.commit(&batch(count..count + 50, Some(1000))) {
+                Ok(()) => count += 50,
+                Err(error) => break error,
+            }
+            assert_eq!(catalog.usage().get().used_bytes, count * 1024);
+        };
+        assert_eq!(error.kind, ErrorKind::NoSpace, "{error}");
+        assert_eq!(catalog.area.len(), catalog.area.capacity());
+        assert!(count * 1000 > BYTES * 9 / 10, "only {count} records");
+        let expected: Vec<_> = (0..count).map(|a| (a, 1000)).collect();
+        assert_eq!(contents(&catalog), expected);
+        // Again refused, and then: a few, removal, and the same again.
+        assert!(
+            catalog
+                .commit(&batch(count..count + 50, Some(1000)))
+                .is_err()
+        );
+        for from in (0..200).step_by(10) {
+            catalog.commit(&batch(from..from + 10, None)).unwrap();
+        }
+        catalog
+            .commit(&batch(count..count + 50, Some(1000)))
+            .unwrap();
+        drop(catalog);
+        let catalog = Catalog::open(Area::open(store, 0, BYTES, [1; 16]).unwrap());
+        let expected: Vec<_> = (200..count + 50).map(|a| (a, 1000)).collect();
+        assert_eq!(contents(&catalog), expected);
+        assert_eq!(catalog.usage().get().used_bytes, (count - 150) * 1024);
+        catalog.check().unwrap();
+    }
+}

@@ -25,6 +25,9 @@ struct Inner {
     /// Writes and syncs that still work; none: all.
     left: Option<u64>,
     operations: u64,
+    /// The first that did not work was a sync.
+    cut_in_sync: bool,
+    cut: bool,
 }
 
 /// A device in memory whose power can be cut.
@@ -61,12 +64,19 @@ impl CrashStore {
             capacity,
             left: None,
             operations: 0,
+            cut_in_sync: false,
+            cut: false,
         }))
     }
 
     /// After `count` more writes and syncs, nothing works.
     pub fn fail_after(&self, count: u64) {
         self.0.lock().unwrap().left = Some(count);
+    }
+
+    /// Whether what stopped working first was a sync: everything is written and nothing certain.
+    pub fn cut_in_sync(&self) -> bool {
+        self.0.lock().unwrap().cut_in_sync
     }
 
     /// How many writes and syncs there were.
@@ -113,10 +123,14 @@ impl CrashStore {
 }
 
 impl Inner {
-    fn works(&mut self) -> io::Result<()> {
+    fn works(&mut self, sync: bool) -> io::Result<()> {
         self.operations += 1;
         match &mut self.left {
-            Some(0) => return Err(io::Error::other("the device is gone")),
+            Some(0) => {
+                self.cut_in_sync = self.cut_in_sync || (sync && !self.cut);
+                self.cut = true;
+                return Err(io::Error::other("the device is gone"));
+            }
             Some(left) => *left -= 1,
             None => {}
         }
@@ -139,7 +153,7 @@ impl BlockStore for CrashStore {
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         assert!(offset.is_multiple_of(4096) && data.len().is_multiple_of(4096));
         let mut inner = self.0.lock().unwrap();
-        inner.works()?;
+        inner.works(false)?;
         let from = offset as usize;
         let target = inner.now.get_mut(from..from + data.len());
         target
@@ -155,7 +169,7 @@ impl BlockStore for CrashStore {
 
     fn sync(&self) -> io::Result<()> {
         let mut inner = self.0.lock().unwrap();
-        inner.works()?;
+        inner.works(true)?;
         let inner = &mut *inner;
         for (at, sector) in inner.unsynced.drain(..) {
             inner.durable[at..at + SECTOR].copy_from_slice(&sector);

@@ -89,7 +89,7 @@ fn op() -> impl Strategy<Value = Op> {
         5 => (1u64..20, 0u64..8).prop_map(|(max, fate)| Op::Launder { max, fate }),
         1 => (0usize..8).prop_map(|pick| Op::Quarantine { pick }),
         1 => (0usize..8).prop_map(|pick| Op::EndQuarantine { pick }),
-        2 => (any::<bool>(), any::<bool>(), prop::option::of(0u64..40), any::<u64>())
+        2 => (any::<bool>(), any::<bool>(), prop::option::of(0u64..24), any::<u64>())
             .prop_map(|(same_boot, power, during_commit, seed)| Op::Crash { same_boot, power, during_commit, seed }),
     ]
 }
