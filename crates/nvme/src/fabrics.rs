@@ -133,7 +133,7 @@ impl ConnectData {
     }
     /// The host's name, checked.
     pub fn hostnqn(&self) -> Result<Nqn, NqnError> {
-        Nqn::from_field(&self.hostnqn)
+        Nqn::host_from_field(&self.hostnqn)
     }
 }
 

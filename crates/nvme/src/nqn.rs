@@ -88,6 +88,29 @@ impl Nqn {
         Self::parse(std::str::from_utf8(&field[..end]).map_err(|_| NqnError::BadCharacter)?)
     }
 
+    /// Takes the name by which a host calls itself from a zero-terminated 256-byte field. Hosts in
+    /// the field send names of no NQN's form, and even none (SPDK's tools do); such a host is let in
+    /// where any host is, and nowhere else. Only what could not be shown or compared is refused.
+    pub fn host_from_field(field: &[u8; 256]) -> Result<Self, NqnError> {
+        let end = field
+            .iter()
+            .position(|&b| b == 0)
+            .ok_or(NqnError::NotTerminated)?;
+        let name = std::str::from_utf8(&field[..end]).map_err(|_| NqnError::BadCharacter)?;
+        if name.len() > NQN_MAX_BYTES {
+            return Err(NqnError::TooLong);
+        }
+        if name.chars().any(char::is_control) {
+            return Err(NqnError::BadCharacter);
+        }
+        let mut bytes = [0; NQN_MAX_BYTES];
+        bytes[..end].copy_from_slice(name.as_bytes());
+        Ok(Self {
+            bytes,
+            len: end as u8,
+        })
+    }
+
     /// The discovery service's well-known name.
     pub fn discovery() -> Self {
         Self::parse(DISCOVERY_NQN).expect("the constant is a valid name")
@@ -134,6 +157,35 @@ impl std::str::FromStr for Nqn {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hosts_call_themselves_what_they_like() {
+        let field = |name: &[u8]| {
+            let mut field = [0u8; 256];
+            field[..name.len()].copy_from_slice(name);
+            field
+        };
+        for name in ["", "rack7", "nqn.2014-08.org.x:y"] {
+            let host = Nqn::host_from_field(&field(name.as_bytes())).unwrap();
+            assert_eq!(host.as_str(), name);
+        }
+        assert_eq!(
+            Nqn::host_from_field(&[b'a'; 256]),
+            Err(NqnError::NotTerminated)
+        );
+        assert_eq!(
+            Nqn::host_from_field(&field(&[b'a'; 224])),
+            Err(NqnError::TooLong)
+        );
+        assert_eq!(
+            Nqn::host_from_field(&field(b"a\nb")),
+            Err(NqnError::BadCharacter)
+        );
+        assert_eq!(
+            Nqn::host_from_field(&field(&[0xff])),
+            Err(NqnError::BadCharacter)
+        );
+    }
 
     #[test]
     fn forms() {

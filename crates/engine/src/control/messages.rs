@@ -219,10 +219,7 @@ impl Control {
         let new = Lane::new(lane, volume, config.clone(), self.region.clone());
         self.mailboxes[reactor].post(Post::Lane(Box::new(new)));
         // After the lane: whoever finds the export can be served.
-        self.exports.set(Served {
-            config,
-            reactor,
-        });
+        self.exports.set(Served { config, reactor });
         self.post_all(|| Post::DiscoveryChanged);
         Ok(())
     }

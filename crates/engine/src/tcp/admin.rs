@@ -24,6 +24,18 @@ pub(super) fn take(
     turn: &mut Turn<'_>,
     capsule: &Capsule<'_>,
 ) -> Result<(), Stop> {
+    let cid = capsule.sqe.cid();
+    let kept = conn.slots.by_cid(cid).filter(|s| {
+        let slot = conn.slots.get(*s);
+        slot.is_some_and(|slot| slot.stage == Stage::Kept)
+    });
+    if let Some(kept) = kept {
+        // The host has forgotten this event request; see `forget_event_request`.
+        if let Some(attached) = turn.controllers.get_mut(conn.controller) {
+            attached.controller.forget_event_request(cid);
+        }
+        conn.release(turn.core, kept);
+    }
     let Some(slot) = command::slot_for(conn, turn.core, capsule.sqe)? else {
         return Ok(());
     };

@@ -130,6 +130,30 @@ fn without_memory_the_stream_waits_and_loses_nothing() {
 }
 
 #[test]
+fn who_waits_longest_goes_on_first() {
+    let mut rig = rig();
+    rig.map_all();
+    let (_admin, cntlid) = rig.admin();
+    let mut host = rig.io(cntlid, 1, 64);
+    let mut all: Vec<StagingBuffer> = std::iter::from_fn(|| rig.core.staging.take(4096)).collect();
+    for cid in 0..6 {
+        host.say(&rw(2, cid, 0, 1), &[]);
+        rig.turns(1);
+    }
+    rig.core.staging.give(all.swap_remove(0));
+    rig.turns(20);
+    let order: Vec<u16> = std::iter::from_fn(|| match host.hear()?.0 {
+        Pdu::C2hData(c) => Some(c.cid),
+        other => panic!("{other:?}"),
+    })
+    .collect();
+    assert_eq!(order, [0, 1, 2, 3, 4, 5]);
+    for buffer in all {
+        rig.core.staging.give(buffer);
+    }
+}
+
+#[test]
 fn without_room_in_the_core_commands_wait_their_turn() {
     let mut rig = rig();
     let (_admin, cntlid) = rig.admin();

@@ -130,6 +130,17 @@ impl Controller {
         Ok(())
     }
 
+    /// Drops a parked request without completing it. A host may give the identifier of a parked
+    /// request to another command when it is about to shut the controller down (SPDK's does): it has
+    /// forgotten the request, so answering either with an error would only confuse it.
+    pub fn forget_event_request(&mut self, cid: u16) {
+        for slot in 0..self.state.event_slots.len() {
+            if self.state.event_slots[slot] != REQUEST_FREE && self.state.event_cids[slot] == cid {
+                self.state.event_slots[slot] = REQUEST_FREE;
+            }
+        }
+    }
+
     /// Abort (Base 2.0, 5.1). Event requests are the only commands that wait in here; of others
     /// the answer is that they were not aborted (bit 0 of dword 0).
     pub(super) fn abort(&mut self, sqe: &Sqe) -> Reply {

@@ -125,6 +125,6 @@ impl ControllerState {
             "changed_reported",
         )?;
         ok(self.acre <= 1, "acre")?;
-        Nqn::from_field(&self.hostnqn).map_err(|_| StateError("hostnqn"))
+        Nqn::host_from_field(&self.hostnqn).map_err(|_| StateError("hostnqn"))
     }
 }

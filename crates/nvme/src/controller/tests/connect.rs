@@ -66,7 +66,7 @@ fn an_admin_queue() {
     data.subnqn = [b'x'; 256];
     assert_eq!(check(&good, &data), parameter(true, 256));
     let mut data = admin_data();
-    data.hostnqn[0] = 0;
+    data.hostnqn[0] = 0xff;
     assert_eq!(check(&good, &data), parameter(true, 512));
 }
 
@@ -180,4 +180,15 @@ fn io_queues_belong_to_the_association() {
         discovery.controller.connect_io_queue(&command, &data),
         Err(parameter(false, 42))
     );
+}
+
+#[test]
+fn a_forgotten_event_request_is_not_completed() {
+    let mut bench = super::Bench::ready();
+    bench.controller.event_request(7).unwrap();
+    bench.controller.event_request(8).unwrap();
+    bench.controller.forget_event_request(7);
+    bench.controller.forget_event_request(9);
+    let waiting = bench.controller.state().event_slots;
+    assert_eq!(waiting.iter().filter(|s| **s != 0).count(), 1);
 }

@@ -157,5 +157,5 @@ fn states_that_lie_are_refused() {
     assert_eq!(lie(&|s| s.changed_namespaces = 2), "changed_namespaces");
     assert_eq!(lie(&|s| s.changed_reported = 1), "changed_reported");
     assert_eq!(lie(&|s| s.acre = 2), "acre");
-    assert_eq!(lie(&|s| s.hostnqn = [0; 256]), "hostnqn");
+    assert_eq!(lie(&|s| s.hostnqn = [b'x'; 256]), "hostnqn");
 }
