@@ -1,8 +1,8 @@
 //! A running `forebay`, as a person would run it.
 //!
-//! Purpose: [`Daemon::start`] runs `forebay serve` with its own folder and a free loopback port, and
-//! waits until its engine runs. Tests use the command line through [`Daemon::cli`], and kill either
-//! process whenever they like.
+//! Purpose: [`Daemon::start`] runs `forebay serve` with its own folder and a free loopback port;
+//! [`Daemon::create_pool`] gives it a pool, and with it an engine. Tests use the command line through
+//! [`Daemon::cli`], and kill either process whenever they like.
 //! Design: the program is the one that `FOREBAY_BIN` names, or the debug build. All its files are in
 //! one folder below the target folder, on a real filesystem (pools need direct I/O and hole punching).
 //! Dropping a [`Daemon`] ends daemon and engines; an engine that outlived its daemon is found by the
@@ -68,7 +68,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one with no pool, and waits until its engine runs.
+    /// Starts one that has no pool yet, unless its configuration makes one, and waits until it is ready.
     ///
     /// # Errors
     /// If the program is missing, ends at once, or is not ready within a minute.
@@ -104,6 +104,17 @@ impl Daemon {
         }
         self.child = spawn(self.folder.path())?;
         self.wait_ready()
+    }
+
+    /// Makes a pool and waits until an engine runs.
+    ///
+    /// # Errors
+    /// If either fails.
+    pub fn create_pool(&self, args: &[&str]) -> Result<Processes> {
+        let mut command = vec!["pool", "create"];
+        command.extend(args);
+        self.cli(&command)?;
+        self.wait_engine_after(0, START_LIMIT)
     }
 
     /// Where it keeps everything; the test's own files may be there too.
@@ -228,11 +239,14 @@ impl Daemon {
             if let Some(status) = child.try_wait()? {
                 bail!("forebay serve ended at once: {status}");
             }
-            Ok(get(&socket, "/v1/status")
-                .ok()
-                .filter(|status| status["engine_state"] == "running"))
+            let Ok(status) = get(&socket, "/v1/status") else {
+                return Ok(None);
+            };
+            // Without a pool there is nothing for an engine to do.
+            let is_ready = status["pool"].is_null() || status["engine_state"] == "running";
+            Ok(is_ready.then_some(()))
         });
-        ready.map(drop).map_err(|error| self.with_logs(error))
+        ready.map_err(|error| self.with_logs(error))
     }
 
     /// Processes, other than the daemon, that have our folder on their command line.

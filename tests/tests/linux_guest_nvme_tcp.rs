@@ -7,7 +7,7 @@
 //! Not here: deaths of daemon or engine, speed.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use forebay_tests::daemon::{Daemon, DaemonOptions, allocated_bytes};
@@ -47,32 +47,40 @@ struct Lab {
 #[test]
 #[ignore = "boots a Linux guest: cargo xtask test guest"]
 fn linux_guest_nvme_tcp() -> Result<()> {
-    let lab = set_up()?;
-    discovery_shows_what_the_host_may_use(&lab)?;
-    a_stranger_is_refused(&lab)?;
+    let lab = step("set up", set_up)?;
+    step("discovery", || discovery_shows_what_the_host_may_use(&lab))?;
+    step("a stranger", || a_stranger_is_refused(&lab))?;
     lab.guest.check("dmesg --clear", MINUTE)?;
 
-    let disk = connect(&lab)?;
-    a_new_volume_reads_as_zeros(&lab, &disk)?;
-    verified_io_on_ext4(&lab, &disk)?;
-    fstrim_gives_space_back(&lab)?;
-    growth_is_seen(&lab, &disk)?;
-    data_survives_reconnection(&lab, &disk)?;
+    let disk = step("connect", || connect(&lab))?;
+    step("zeros", || a_new_volume_reads_as_zeros(&lab, &disk))?;
+    step("verified I/O", || verified_io_on_ext4(&lab, &disk))?;
+    step("fstrim", || fstrim_gives_space_back(&lab))?;
+    step("growth", || growth_is_seen(&lab, &disk))?;
+    step("reconnection", || data_survives_reconnection(&lab, &disk))?;
+    step("disconnect", || disconnect(&lab))?;
 
-    disconnect(&lab)?;
     the_kernel_has_no_complaints(&lab)?;
     let Lab {
         mut daemon, guest, ..
     } = lab;
-    guest.power_off()?;
-    daemon.stop()
+    step("power off", || guest.power_off())?;
+    step("stop", || daemon.stop())
+}
+
+/// One step, with its seconds (`--nocapture` shows them as they come).
+fn step<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
+    let start = Instant::now();
+    let result = run();
+    println!("{name}: {:.1} s", start.elapsed().as_secs_f64());
+    result.with_context(|| name.to_owned())
 }
 
 fn set_up() -> Result<Lab> {
     let daemon = Daemon::start(&DaemonOptions::default())?;
     let pool_file = daemon.folder().join("pool.img");
     let device = format!("file:{}", pool_file.display());
-    daemon.cli(&["pool", "create", "--device", &device, "--size", "2G"])?;
+    daemon.create_pool(&["--device", &device, "--size", "2G"])?;
     for (tenant, host) in [("acme", HOST.nqn), ("other", "nqn.2026-01.test:other")] {
         let volume = format!("{tenant}/disk");
         daemon.cli(&["tenant", "create", tenant])?;
@@ -202,11 +210,14 @@ fn fstrim_gives_space_back(lab: &Lab) -> Result<()> {
 
     lab.guest
         .check("rm /mnt/big && sync && fstrim -v /mnt", 2 * MINUTE)?;
+    let mut back = (0, 0);
     wait::until("the pool and its file have the space back", MINUTE, || {
         let pool = full_pool.saturating_sub(used_bytes(lab)?);
         let file = full_file.saturating_sub(allocated_bytes(&lab.pool_file)?);
+        back = (pool, file);
         Ok((pool >= BACK_BYTES && file >= BACK_BYTES).then_some(()))
     })
+    .with_context(|| format!("of {FILE_BYTES} bytes the pool and its file have back {back:?}"))
 }
 
 /// Extents of the pool that nobody else can have now.
