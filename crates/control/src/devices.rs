@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_device::fence::FenceError;
 use forebay_device::sync_io::{self, Content, SyncDevice};
-use forebay_device::{Device, DeviceKind, DeviceSpec, OpenOptions};
+use forebay_device::{Device, DeviceError, DeviceKind, DeviceSpec, OpenOptions};
 use forebay_pool::{
     BlockStore, Catalog, DEFAULT_EXTENT_BYTES, ErrorKind, NewDevice, OpenDevice, Pool, PoolError,
     PoolSpec, Probe,
@@ -120,18 +120,21 @@ fn invalid(error: impl ToString) -> ApiError {
     ApiError::invalid(error.to_string())
 }
 
-/// Opens a device for this daemon alone.
-fn claim(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevice, ApiError> {
-    let device = SyncDevice::open(spec, options).map_err(|error| match error {
-        forebay_device::DeviceError::Missing { .. } => ApiError::not_found(error.to_string()),
-        forebay_device::DeviceError::Busy { .. } => ApiError::in_use(error.to_string()),
-        forebay_device::DeviceError::TooSmall { .. } => ApiError::damaged(error.to_string()),
+fn open_device(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevice, ApiError> {
+    SyncDevice::open(spec, options).map_err(|error| match error {
+        DeviceError::Missing { .. } => ApiError::not_found(error.to_string()),
+        DeviceError::Busy { .. } => ApiError::in_use(error.to_string()),
+        DeviceError::TooSmall { .. } => ApiError::damaged(error.to_string()),
         error => invalid(error),
-    })?;
+    })
+}
+
+/// Takes a device for this daemon alone, for as long as it is open.
+fn claim(device: &SyncDevice) -> Result<(), ApiError> {
     let begin = std::time::Instant::now();
     loop {
         match device.claim_for_daemon() {
-            Ok(()) => return Ok(device),
+            Ok(()) => return Ok(()),
             Err(FenceError::Held { .. }) if begin.elapsed() < CLAIM_LIMIT => {
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -142,6 +145,12 @@ fn claim(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevice, ApiErro
             Err(error) => return Err(ApiError::unavailable(error.to_string())),
         }
     }
+}
+
+/// Claims devices, which must all be different ones.
+fn claim_all(devices: &[SyncDevice]) -> Result<(), ApiError> {
+    refuse_twins(devices)?;
+    devices.iter().try_for_each(claim)
 }
 
 fn refuse_twins(devices: &[SyncDevice]) -> Result<(), ApiError> {
@@ -172,9 +181,9 @@ pub(crate) fn open(specs: &[String]) -> Result<OpenPool, ApiError> {
     let mut opened = Vec::new();
     for text in specs {
         let spec: DeviceSpec = text.parse().map_err(invalid)?;
-        opened.push(claim(&spec, &exclusive())?);
+        opened.push(open_device(&spec, &exclusive())?);
     }
-    refuse_twins(&opened)?;
+    claim_all(&opened)?;
     let stores: Vec<Arc<SyncStore>> = opened
         .into_iter()
         .map(|device| Arc::new(SyncStore(device)))
@@ -272,7 +281,7 @@ fn create_with(body: &PoolCreate, made: &mut Vec<PathBuf>) -> Result<OpenPool, A
             create_missing: true,
             ..exclusive()
         };
-        let device = claim(&spec, &options)?;
+        let device = open_device(&spec, &options)?;
         let kind = device.info().kind;
         if missing && matches!(kind, DeviceKind::Ram | DeviceKind::Null) {
             made.push(spec.path().to_owned());
@@ -280,7 +289,7 @@ fn create_with(body: &PoolCreate, made: &mut Vec<PathBuf>) -> Result<OpenPool, A
         zero.push(missing || kind == DeviceKind::Null);
         opened.push(device);
     }
-    refuse_twins(&opened)?;
+    claim_all(&opened)?;
     let mut stores = Vec::new();
     let mut new = Vec::new();
     for (device, known_zero) in opened.into_iter().zip(zero) {
@@ -344,7 +353,8 @@ fn engine_block_bytes(spec: &DeviceSpec) -> Result<u32, ApiError> {
 /// Whether a device carries a pool's label.
 pub(crate) fn has_pool(spec: &str) -> Result<bool, ApiError> {
     let spec: DeviceSpec = spec.parse().map_err(invalid)?;
-    let device = claim(&spec, &exclusive())?;
+    let device = open_device(&spec, &exclusive())?;
+    claim(&device)?;
     let found = forebay_pool::probe(&SyncStore(device)).map_err(api_error)?;
     Ok(matches!(found, Probe::Forebay(_)))
 }
@@ -356,4 +366,99 @@ pub(crate) fn destroy(devices: &[PoolDevice]) -> Result<(), ApiError> {
         .map(|device| -> Arc<dyn BlockStore> { device.store.clone() })
         .collect();
     forebay_pool::destroy(&stores).map_err(api_error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(devices: &[String], size_bytes: Option<u64>, force: bool) -> PoolCreate {
+        PoolCreate {
+            name: "p".to_owned(),
+            devices: devices.to_vec(),
+            force,
+            extent_bytes: None,
+            size_bytes,
+        }
+    }
+
+    fn refused(result: Result<OpenPool, ApiError>) -> ApiError {
+        result.err().expect("it is refused")
+    }
+
+    #[test]
+    fn what_a_device_holds_is_not_lost_by_accident() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("d");
+        let spec = [path.display().to_string()];
+        let error = refused(create(&body(&spec, None, false)));
+        assert_eq!(error.kind, error::ErrorKind::NotFound);
+        assert!(error.hint.is_some_and(|hint| hint.contains("size")));
+        let pool = create(&body(&spec, Some(64 << 20), false)).unwrap();
+        let uuid = pool.pool.info().uuid;
+        drop(pool);
+        let error = refused(create(&body(&spec, Some(64 << 20), false)));
+        assert_eq!(error.kind, error::ErrorKind::InUse, "{error}");
+        assert!(path.exists(), "a refusal removes nothing that was there");
+        assert_eq!(open(&spec).unwrap().pool.info().uuid, uuid);
+        let other = create(&body(&spec, None, true)).unwrap();
+        assert_ne!(other.pool.info().uuid, uuid);
+        destroy(&other.devices).unwrap();
+        drop(other);
+        assert!(open(&spec).is_err());
+    }
+
+    #[test]
+    fn two_names_of_one_device_and_a_device_that_shrank_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (a, b) = (folder.path().join("a"), folder.path().join("b"));
+        std::fs::File::create(&a)
+            .unwrap()
+            .set_len(64 << 20)
+            .unwrap();
+        std::fs::hard_link(&a, &b).unwrap();
+        let specs = [a.display().to_string(), b.display().to_string()];
+        let error = refused(create(&body(&specs, None, false)));
+        assert!(error.message.contains("same device"), "{error}");
+        drop(create(&body(&specs[..1], None, false)).unwrap());
+        std::fs::File::options()
+            .write(true)
+            .open(&a)
+            .unwrap()
+            .set_len(40 << 20)
+            .unwrap();
+        let error = refused(open(&specs[..1]));
+        assert_eq!(error.kind, error::ErrorKind::Damaged, "{error}");
+    }
+
+    #[test]
+    fn a_file_made_in_vain_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("small");
+        // Too small for a pool.
+        let error = refused(create(&body(
+            &[path.display().to_string()],
+            Some(1 << 20),
+            false,
+        )));
+        assert_eq!(error.kind, error::ErrorKind::Invalid, "{error}");
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_record_of_devices_is_found_again() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(recorded(folder.path()).unwrap(), None);
+        let spec = format!("file:{}", folder.path().join("d").display());
+        let pool = create(&body(std::slice::from_ref(&spec), Some(64 << 20), false)).unwrap();
+        record(folder.path(), &pool.devices).unwrap();
+        assert_eq!(recorded(folder.path()).unwrap(), Some(vec![spec]));
+        std::fs::write(record_path(folder.path()), r#"{"version":9,"devices":[]}"#).unwrap();
+        assert!(
+            recorded(folder.path())
+                .unwrap_err()
+                .to_string()
+                .contains("format 9")
+        );
+    }
 }

@@ -285,6 +285,8 @@ fn a_release_that_is_asked_again_is_done_once() {
         life.fake.write(a, 0).await;
         life.fake.settle().await;
         assert_eq!(life.mapped(a), 1, "the write after it stays");
+        let done = life.fake.log.iter().filter(|m| is_release_done(m));
+        assert_eq!(done.count(), 1);
     });
 }
 
