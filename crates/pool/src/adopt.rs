@@ -11,7 +11,6 @@
 //! **Not here:** reading the grant table, the fence.
 
 use crate::{
-    batch::Table,
     error::{PoolError, Result},
     extents::ExtentState,
     pool::Pool,
@@ -93,7 +92,6 @@ impl Pool {
         }
         for run in doubtful {
             self.free_extents(run);
-            self.touch(Table::Reservations, volume.0, 0);
         }
         self.next_seq = self.next_seq.max(commit_seq + 1);
         Ok(match (stale, fresh) {
@@ -116,18 +114,13 @@ impl Pool {
         self.adopting = false;
         let mut report = AdoptionReport::default();
         let mut doubtful = Vec::new();
-        let mut losers = Vec::new();
-        for (id, volume) in &mut self.volumes {
+        for volume in self.volumes.values_mut() {
             report.uncommitted += volume.pending.len() as u64;
             if same_boot {
                 report.stock += volume.stock.extents();
-            } else if !volume.stock.is_empty() {
+            } else {
                 doubtful.extend(volume.stock.drain());
-                losers.push(*id);
             }
-        }
-        for volume in losers {
-            self.touch(Table::Reservations, volume.0, 0);
         }
         if !same_boot {
             // Whatever hung then hangs no more.

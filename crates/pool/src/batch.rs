@@ -23,7 +23,7 @@ pub(crate) enum Table {
     Devices,
     /// (device, chunk of extents).
     States,
-    /// (volume, 0).
+    /// (device, chunk of extents).
     Reservations,
     /// (volume, chunk of logical extents).
     Maps,

@@ -11,7 +11,7 @@ use crate::{
     runs::DeviceRun,
     volume_map::{MAP_CHUNK, MapRun},
 };
-use forebay_xlate::types::DeviceIndex;
+use forebay_xlate::types::{DeviceIndex, VolumeId};
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Extents per record of states.
@@ -141,21 +141,37 @@ pub(crate) fn decode_map(bytes: &[u8]) -> Result<Vec<MapRun>> {
     Ok(runs)
 }
 
-/// A volume's reservation.
-pub(crate) fn encode_runs(runs: &[DeviceRun]) -> Result<Vec<u8>> {
-    encode(&runs)
+/// A chunk of reservations: (offset, count, volume) per run.
+pub(crate) fn encode_reservations(base: u64, runs: &[(DeviceRun, VolumeId)]) -> Result<Vec<u8>> {
+    let packed: Vec<(u64, u64, u64)> = runs
+        .iter()
+        .map(|(run, volume)| (run.first.0 - base, run.count, volume.0))
+        .collect();
+    encode(&packed)
 }
 
-/// The reverse of [`encode_runs`].
-pub(crate) fn decode_runs(bytes: &[u8]) -> Result<Vec<DeviceRun>> {
-    let runs: Vec<DeviceRun> = decode(bytes)?;
-    if runs
-        .iter()
-        .any(|run| run.count == 0 || run.first.0.checked_add(run.count).is_none())
-    {
-        return Err(wrong("a run that is no run"));
-    }
-    Ok(runs)
+/// The reverse of [`encode_reservations`]; the runs are within the chunk.
+pub(crate) fn decode_reservations(
+    device: DeviceIndex,
+    chunk: u64,
+    bytes: &[u8],
+) -> Result<Vec<(DeviceRun, VolumeId)>> {
+    let base = chunk
+        .checked_mul(STATE_CHUNK)
+        .filter(|base| base.checked_add(STATE_CHUNK).is_some());
+    let base = base.ok_or_else(|| wrong("a chunk out of range"))?;
+    let packed: Vec<(u64, u64, u64)> = decode(bytes)?;
+    let run = |(offset, count, volume): (u64, u64, u64)| {
+        let end = offset
+            .checked_add(count)
+            .filter(|end| count > 0 && *end <= STATE_CHUNK);
+        end.ok_or_else(|| wrong("a run beyond its chunk"))?;
+        Ok((
+            DeviceRun::new(device, base + offset, count),
+            VolumeId(volume),
+        ))
+    };
+    packed.into_iter().map(run).collect()
 }
 
 #[cfg(test)]
@@ -206,7 +222,7 @@ mod tests {
             if let Some(second) = bytes.get_mut(1) { *second = form; }
             let mut states = [0; 100];
             let _ = decode_states(&bytes, &mut states);
-            let _ = decode_runs(&bytes);
+            let _ = decode_reservations(DeviceIndex(0), 1, &bytes);
             if let Ok(runs) = decode_map(&bytes) {
                 let mut at = 0;
                 for run in runs {

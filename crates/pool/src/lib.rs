@@ -31,6 +31,7 @@ mod owner;
 mod pool;
 mod probe;
 mod records;
+mod reservations;
 mod runs;
 mod store;
 mod uuid;

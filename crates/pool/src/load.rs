@@ -13,10 +13,11 @@ use crate::{
     extents::{ExtentState, Extents},
     pool::{Pool, Volume, initial_state},
     records::{DeviceRecord, ExportRecord, PoolInfo, TenantRecord, VolumeRecord},
+    reservations::Reservations,
     runs::DeviceRun,
     volume_map::MAP_CHUNK,
 };
-use forebay_xlate::types::VolumeId;
+use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::collections::BTreeMap;
 
 struct DeviceStates {
@@ -32,6 +33,7 @@ struct Loader {
     tenants: Vec<TenantRecord>,
     volumes: BTreeMap<VolumeId, Volume>,
     exports: Vec<ExportRecord>,
+    reservations: Reservations,
     claimed: u64,
 }
 
@@ -74,9 +76,11 @@ impl Loader {
             }
             Table::States => self.states_chunk(a, b, value)?,
             Table::Reservations => {
-                for run in codec::decode_runs(value)? {
-                    self.claim(VolumeId(a), run, ExtentState::Reserved)?;
-                    self.volume(a)?.stock.insert(run);
+                let device = u8::try_from(a).map_err(|_| wrong("a reservation on no device"))?;
+                for (run, id) in codec::decode_reservations(DeviceIndex(device), b, value)? {
+                    self.claim(id, run, ExtentState::Reserved)?;
+                    self.volume(id.0)?.stock.insert(run);
+                    self.reservations.insert(run, id);
                 }
             }
             Table::Maps => self.map_chunk(a, b, value)?,
@@ -210,6 +214,7 @@ pub(crate) fn load(catalog: &Catalog, extents: &[u64]) -> Result<Pool> {
             .insert((volume.record.tenant, volume.record.name.clone()), *id);
     }
     pool.volumes = loader.volumes;
+    pool.reservations = loader.reservations;
     for export in loader.exports {
         if !pool.volumes.contains_key(&export.volume) {
             return Err(wrong(format!("{} shows no volume", export.id)));
@@ -231,7 +236,6 @@ mod tests {
         store::MemStore,
         volume_map::MapRun,
     };
-    use forebay_xlate::types::DeviceIndex;
     use std::sync::Arc;
 
     /// A pool of 64 extents whose catalog gets these records on top: what loading says.
@@ -305,12 +309,23 @@ mod tests {
         )
     }
 
+    fn reserved(device: u64, chunk: u64, runs: &[(u64, u64, u64)]) -> (Key, Vec<u8>) {
+        let runs: Vec<_> = runs
+            .iter()
+            .map(|(volume, first, count)| {
+                (
+                    DeviceRun::new(DeviceIndex(0), *first, *count),
+                    VolumeId(*volume),
+                )
+            })
+            .collect();
+        let base = chunk.wrapping_mul(STATE_CHUNK);
+        let bytes = codec::encode_reservations(base, &runs).unwrap();
+        (Key::new(Table::Reservations, device, chunk), bytes)
+    }
+
     fn reservation(volume: u64, first: u64, count: u64) -> (Key, Vec<u8>) {
-        let run = DeviceRun::new(DeviceIndex(0), first, count);
-        (
-            Key::new(Table::Reservations, volume, 0),
-            codec::encode_runs(&[run]).unwrap(),
-        )
+        reserved(0, 0, &[(volume, first, count)])
     }
 
     #[test]
@@ -335,13 +350,16 @@ mod tests {
             ),
             (
                 "two owners",
-                vec![states(5, 0), reservation(A, 0, 4), reservation(B, 3, 2)],
+                vec![states(5, 0), reserved(0, 0, &[(A, 0, 4), (B, 3, 2)])],
             ),
             ("is not Owned", vec![states(4, 0), map(A, 0, 1, 0)]),
             ("is not Owned", vec![map(A, 0, 1, 60)]),
             ("is not Reserved", vec![states(0, 4), reservation(A, 0, 1)]),
             ("lacks", vec![states(0, 64), map(A, 0, 2, 63)]),
-            ("lacks", vec![reservation(A, u64::MAX - 1, 1)]),
+            ("lacks", vec![reserved(0, 1, &[(A, 1024, 1)])]),
+            ("lacks", vec![reserved(1, 0, &[(A, 0, 1)])]),
+            ("no device", vec![reserved(256, 0, &[(A, 0, 1)])]),
+            ("out of range", vec![reserved(0, u64::MAX, &[])]),
             ("does not exist", vec![states(0, 4), map(9, 0, 1, 0)]),
             ("does not exist", vec![states(4, 0), reservation(9, 0, 1)]),
             ("beyond its end", vec![states(0, 4), map(A, 99, 2, 0)]),

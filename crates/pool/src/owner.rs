@@ -229,7 +229,6 @@ impl Pool {
             let Some(run) = self.extents.take_clean(want - got) else {
                 break;
             };
-            self.touch_states(run);
             self.add_incoming(volume, run)?;
             got += run.count;
         }
@@ -243,12 +242,12 @@ impl Pool {
         }
         let target = self.volume_mut(volume)?;
         target.goal = (target.goal * 2).min(MAX_RESERVE);
-        self.touch(Table::Reservations, volume.0, 0);
         Ok(got)
     }
 
     fn add_incoming(&mut self, volume: VolumeId, run: DeviceRun) -> Result<()> {
         self.volume_mut(volume)?.incoming.insert(run);
+        self.reserve_run(run, volume);
         self.on_commit().reserved.push((volume, run));
         Ok(())
     }
@@ -264,7 +263,6 @@ impl Pool {
             // Half of it, so that two writers of a full pool don't take turns robbing all.
             let share = stock.extents().div_ceil(2).min(want.min(MIN_RESERVE) - got);
             let Some(run) = stock.pop(share) else { break };
-            self.touch(Table::Reservations, other.0, 0);
             self.add_incoming(volume, run)?;
             got += run.count;
         }
@@ -280,7 +278,6 @@ impl Pool {
             // Never granted, so it still reads as zeros.
             self.set_extents(run, ExtentState::Clean);
         }
-        self.touch(Table::Reservations, volume.0, 0);
         Ok(())
     }
 
@@ -331,9 +328,6 @@ impl Pool {
             self.touch(Table::Maps, volume.0, logical / MAP_CHUNK);
             self.on_commit().mapped.push((volume, *logical));
         }
-        if !mapped.is_empty() {
-            self.touch(Table::Reservations, volume.0, 0);
-        }
         Ok(mapped.len() as u64)
     }
 
@@ -360,15 +354,13 @@ impl Pool {
     pub(crate) fn unmap(&mut self, volume: VolumeId, first: u64, count: u64) -> Result<Released> {
         let target = self.volume_mut(volume)?;
         let removed = target.map.remove(first, count);
-        let mut was_reserved = false;
         let waiting: Vec<u64> = target
             .pending
             .range(first..first.saturating_add(count))
             .map(|(logical, _)| *logical)
             .collect();
         for logical in waiting {
-            let pending = target.forget_pending(logical);
-            was_reserved |= pending.is_some_and(|pending| pending.committing.is_none());
+            target.forget_pending(logical);
         }
         let mut released = Released::default();
         for mapping in removed {
@@ -379,9 +371,6 @@ impl Pool {
             }
             released.extents += mapping.run.count;
             released.runs.push(mapping.run);
-        }
-        if was_reserved {
-            self.touch(Table::Reservations, volume.0, 0);
         }
         Ok(released)
     }

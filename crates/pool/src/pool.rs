@@ -20,6 +20,7 @@ use crate::{
     records::{
         DeviceRecord, ExportId, ExportRecord, PoolInfo, TenantId, TenantRecord, VolumeRecord,
     },
+    reservations::Reservations,
     runs::{DeviceRun, RunSet},
     volume_map::{MAP_CHUNK, VolumeMap},
 };
@@ -110,6 +111,7 @@ pub struct Pool {
     pub(crate) volume_names: BTreeMap<(TenantId, String), VolumeId>,
     pub(crate) volume_exports: BTreeMap<VolumeId, ExportId>,
     pub(crate) extents: Extents,
+    pub(crate) reservations: Reservations,
     touched: BTreeSet<Key>,
     open_batch: BatchId,
     committed: BatchId,
@@ -143,6 +145,7 @@ impl Pool {
             volume_names: BTreeMap::new(),
             volume_exports: BTreeMap::new(),
             extents,
+            reservations: Reservations::default(),
             touched: BTreeSet::new(),
             open_batch: BatchId(1),
             committed: BatchId(0),
@@ -183,6 +186,14 @@ impl Pool {
     /// Extents that the catalog calls used and that nothing uses, as found at opening.
     pub fn leaked_extents(&self) -> u64 {
         self.leaked
+    }
+
+    /// How many mappings of all volumes are not durable. Each costs memory until it is committed.
+    pub fn uncommitted_extents(&self) -> u64 {
+        self.volumes
+            .values()
+            .map(|volume| volume.pending.len() as u64)
+            .sum()
     }
 
     /// How many of a volume's extents are what.
@@ -288,7 +299,20 @@ impl Pool {
                 }
                 codec::encode_states(&states).map(Some)
             }
-            Table::Reservations => self.encode_reservation(VolumeId(key.a)),
+            Table::Reservations => {
+                let Some(device) = self.devices.get(key.a as usize) else {
+                    return Ok(None);
+                };
+                let base = key.b * STATE_CHUNK;
+                let runs =
+                    self.reservations
+                        .within(DeviceRun::new(device.index, base, STATE_CHUNK));
+                if runs.is_empty() {
+                    Ok(None)
+                } else {
+                    codec::encode_reservations(base, &runs).map(Some)
+                }
+            }
             Table::Maps => {
                 let Some(volume) = self.volumes.get(&VolumeId(key.a)) else {
                     return Ok(None);
@@ -310,33 +334,6 @@ impl Pool {
         }
     }
 
-    fn encode_reservation(&self, volume: VolumeId) -> Result<Option<Vec<u8>>> {
-        let Some(volume) = self.volumes.get(&volume) else {
-            return Ok(None);
-        };
-        let mut all = RunSet::default();
-        volume
-            .stock
-            .iter()
-            .chain(volume.incoming.iter())
-            .for_each(|run| all.insert(run));
-        for (logical, _) in volume
-            .pending
-            .iter()
-            .filter(|(_, p)| p.committing.is_none())
-        {
-            if let Some((device, extent)) = volume.map.get(*logical) {
-                all.insert(DeviceRun::new(device, extent, 1));
-            }
-        }
-        let all: Vec<DeviceRun> = all.iter().collect();
-        if all.is_empty() {
-            Ok(None)
-        } else {
-            codec::encode_runs(&all).map(Some)
-        }
-    }
-
     /// Counts an opening, so that its sequences are higher than any before.
     pub(crate) fn begin_opening(&mut self) {
         self.info.opens += 1;
@@ -349,19 +346,30 @@ impl Pool {
         self.touched.insert(Key::new(table, a, b));
     }
 
-    /// Puts a run into a state, for the open batch to write.
+    /// Puts a run into a state other than reserved, for the open batch to write.
     pub(crate) fn set_extents(&mut self, run: DeviceRun, state: ExtentState) {
+        self.extents.set(run, state);
+        self.touch_chunks(Table::States, run);
+        if self.reservations.remove(run) {
+            self.touch_chunks(Table::Reservations, run);
+        }
+    }
+
+    /// Reserves a run for a volume, for the open batch to write: a clean one, or another volume's.
+    pub(crate) fn reserve_run(&mut self, run: DeviceRun, volume: VolumeId) {
+        self.extents.set(run, ExtentState::Reserved);
+        self.touch_chunks(Table::States, run);
+        self.reservations.remove(run);
+        self.reservations.insert(run, volume);
+        self.touch_chunks(Table::Reservations, run);
+    }
+
+    fn touch_chunks(&mut self, table: Table, run: DeviceRun) {
         if run.count == 0 {
             return;
         }
-        self.extents.set(run, state);
-        self.touch_states(run);
-    }
-
-    /// The states of a run changed, for the open batch to write.
-    pub(crate) fn touch_states(&mut self, run: DeviceRun) {
         for chunk in run.first.0 / STATE_CHUNK..=(run.end() - 1) / STATE_CHUNK {
-            self.touch(Table::States, u64::from(run.device.0), chunk);
+            self.touch(table, u64::from(run.device.0), chunk);
         }
     }
 
