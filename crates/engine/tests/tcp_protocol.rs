@@ -576,3 +576,21 @@ fn flush_zeroes_and_deallocate() {
     assert_eq!(io.response().status(), Status::SUCCESS);
     assert_eq!(io.read(3, 1, 4096), pattern(8, 4096));
 }
+
+/// Commands whose data has come must not wait behind those that wait for the memory they hold.
+#[test]
+fn more_large_writes_at_once_than_a_connection_may_hold() {
+    use forebay_initiator::load::{Amount, LoadSpec, run};
+    let (engine, nqn) = engine();
+    for read_percent in [0, 50] {
+        let spec = LoadSpec {
+            read_percent,
+            block_bytes: 512 << 10,
+            queue_depth: 64,
+            amount: Amount::Bytes(128 * MIB),
+            ..LoadSpec::new(engine.address, &nqn, common::HOST)
+        };
+        let report = run(&spec, &mut |_| {}).expect("no command is overdue");
+        assert_eq!(report.errors, 0);
+    }
+}

@@ -221,10 +221,16 @@ pub(super) fn admin_source<'a>(
     })
 }
 
-/// Begins a command, or has it wait its turn.
+/// Begins a command, or has it wait its turn. One that has its memory goes before those that wait for
+/// some: they wait for what it will give back.
 pub(super) fn begin(conn: &mut Conn, core: &mut Core, slot: u16) {
-    if conn.slots.first_waiting().is_some() || !advance(conn, core, slot) {
-        conn.slots.wait(slot);
+    let lacks = |s: &super::slots::Slot| s.len_bytes > 0 && s.buffer.is_none();
+    if conn.slots.get(slot).is_some_and(lacks) {
+        if conn.slots.first_waiting().is_some() || !advance(conn, core, slot) {
+            conn.slots.wait(slot);
+        }
+    } else if !advance(conn, core, slot) {
+        conn.slots.wait_first(slot);
     }
 }
 
