@@ -24,7 +24,7 @@ pub(super) const MAX_RUN: u64 = 256;
 /// The longest run of holes that one grant covers.
 pub(super) const MAX_HOLE_RUN: u64 = 4096;
 /// Entries of the grant table that are kept free, so that ranges can be cut out of entries.
-const SPARE_ENTRIES: usize = 32;
+pub(super) const SPARE_ENTRIES: usize = 32;
 /// How many grants are taken back at once when the table is full.
 const EVICT_AT_ONCE: usize = 32;
 

@@ -39,6 +39,8 @@ pub(super) struct Fake {
     pub(super) answer_jobs: bool,
     /// The next so many launder jobs fail with EIO.
     pub(super) fail_launders: u32,
+    /// Flush jobs fail with EIO.
+    pub(super) fail_flushes: bool,
     pub(super) grants: HashMap<(VolumeId, u64), Word>,
     /// Device extents, and the place that each was granted for.
     places: BTreeMap<(u8, u64), (VolumeId, u64)>,
@@ -69,6 +71,7 @@ impl Fake {
             answer_revokes: true,
             answer_jobs: true,
             fail_launders: 0,
+            fail_flushes: false,
             grants: HashMap::new(),
             places: BTreeMap::new(),
             open_revokes: Vec::new(),
@@ -268,7 +271,7 @@ impl Fake {
     /// Answers the oldest open job.
     pub(super) fn answer_job(&mut self) {
         let (job, work) = self.open_jobs.pop_front().unwrap();
-        let mut errno = None;
+        let mut errno = (self.fail_flushes && matches!(work, Job::Flush { .. })).then_some(5);
         if let Job::Launder { device, extents } = work {
             if self.fail_launders > 0 {
                 self.fail_launders -= 1;

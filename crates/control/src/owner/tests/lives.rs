@@ -306,7 +306,10 @@ fn laundering_waits_for_an_earlier_daemons_jobs() {
         let (job, work) = life.fake.open_jobs[0];
         life.replace_engine(|fake| fake.held.push((Held::Job(job, work), vec![])))
             .await;
-        life.fake.settle().await;
+        // Longer than a failed round is put off.
+        for _ in 0..5 {
+            life.fake.settle().await;
+        }
         assert!(
             life.fake.jobs.is_empty(),
             "its extents may still be written to"

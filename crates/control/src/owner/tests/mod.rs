@@ -63,7 +63,6 @@ struct Begin {
     capacity: usize,
     boot: [u8; 16],
     limits: Limits,
-    /// Whether the grant table's boot id is believed to be the pool's.
     generation: u64,
 }
 
@@ -130,14 +129,13 @@ fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
         devices,
         is_new: _,
     } = open;
-    let owner = Owner::new(
+    Owner::new(
         pool,
         Arc::new(catalog),
         devices,
         grants.unwrap(),
         begin.limits.clone(),
-    );
-    owner
+    )
 }
 
 impl Life {

@@ -262,3 +262,34 @@ fn a_full_grant_table_takes_back_what_is_durable() {
         assert_eq!(life.mapped(a), 300);
     });
 }
+
+#[test]
+fn an_uncommitted_grant_stays_in_a_full_table() {
+    run(async {
+        let place = Place::new();
+        let begin = Begin {
+            capacity: 128,
+            ..Begin::default()
+        };
+        let mut life = Life::first(&place, begin).await;
+        let a = life.volume("a", 64 << 20).await;
+        life.fake.fail_flushes = true;
+        let mut written = 0;
+        while life.owner.core.borrow().spare_entries() >= super::super::fault::SPARE_ENTRIES {
+            life.fake.write(a, written * 2).await;
+            written += 1;
+        }
+        life.fake.say(&FromEngine::Fault {
+            volume: a,
+            extent: written * 2,
+            write: true,
+        });
+        for _ in 0..5 {
+            life.fake.settle().await;
+        }
+        assert!(!life.fake.log.iter().any(|m| is_revoke(m).is_some()));
+        assert!(!life.fake.grants.contains_key(&(a, written * 2)));
+        life.fake.fail_flushes = false;
+        life.fake.answer_to(a, written * 2, true).await.unwrap();
+    });
+}
