@@ -314,6 +314,7 @@ impl Daemon {
             match EngineProcess::find(&record)? {
                 Some(engine) => Some(engine),
                 None => {
+                    files::remove(&record.socket)?;
                     self.note_death(&record, Process::Engine);
                     return Ok(None);
                 }
