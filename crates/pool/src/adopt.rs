@@ -60,30 +60,33 @@ impl Pool {
             ));
         }
         let extent_bytes = self.info.extent_bytes;
+        // An earlier opening's sequences are below this one's.
+        let ours = commit_seq < self.next_seq;
+        let on_device = self
+            .devices
+            .get(usize::from(device.0))
+            .map_or(0, |device| device.extents);
         let target = self.volume_mut(volume)?;
         let end = target.extents(extent_bytes);
-        let in_volume = logical.0.checked_add(count).is_some_and(|last| last <= end);
-        if !in_volume || extent.0.checked_add(count).is_none() || commit_seq >= u64::MAX - 1 {
-            return Ok(Adopted::Stale);
-        }
-        let (mut fresh, mut stale) = (false, false);
+        let known = count.min(on_device.saturating_sub(extent.0));
+        let (mut fresh, mut stale) = (false, known < count);
         let mut doubtful = Vec::new();
-        for at in 0..count {
-            let (logical, extent) = (logical.0 + at, extent.0 + at);
+        for at in 0..known {
+            let (logical, extent) = (logical.0.saturating_add(at), extent.0 + at);
+            let run = DeviceRun::new(device, extent, 1);
             match target.map.get(logical) {
                 Some(place) if place == (device, extent) => {
                     // Durable, or adopted a moment ago.
                     fresh |= target.pending.contains_key(&logical);
                 }
-                None if target.stock.take(DeviceRun::new(device, extent, 1)) => {
+                None if ours && logical < end && target.stock.take(run) => {
                     target.map.insert(logical, device, extent);
                     target.add_pending(logical, commit_seq);
                     fresh = true;
                 }
                 _ => {
                     stale = true;
-                    // Granted for a place that is taken: it may have been written.
-                    let run = DeviceRun::new(device, extent, 1);
+                    // Granted for a place that is taken, or is not there (yet): it may hold bytes.
                     if target.stock.take(run) {
                         doubtful.push(run);
                     }
@@ -93,7 +96,6 @@ impl Pool {
         for run in doubtful {
             self.free_extents(run);
         }
-        self.next_seq = self.next_seq.max(commit_seq + 1);
         Ok(match (stale, fresh) {
             (true, _) => Adopted::Stale,
             (false, true) => Adopted::Uncommitted,

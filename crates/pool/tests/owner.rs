@@ -395,6 +395,58 @@ fn adoption_brings_uncommitted_mappings_back() {
 }
 
 #[test]
+fn a_reclaimed_extent_is_its_new_owners_after_a_crash() {
+    let stores = stores(&[16]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let hoarder = volume(&mut pool, "hoarder", 64);
+    let v = volume(&mut pool, "v", 64);
+    pool.reserve(hoarder, 16).unwrap();
+    commit(&mut pool, &catalog);
+    let mine = place(write(&mut pool, &catalog, v, 5));
+    let seq = pool.uncommitted(v).unwrap();
+    drop((pool, catalog));
+    let (mut pool, _) = try_open(&stores).unwrap();
+    let told = pool.adopt_grant(v, ExtentIndex(5), mine.0, ExtentIndex(mine.1), 1, seq);
+    assert_eq!(told.unwrap(), Adopted::Uncommitted);
+    assert_eq!(pool.finish_adoption(true).unwrap().stock, 15);
+}
+
+#[test]
+fn what_was_written_beyond_the_durable_end_is_not_handed_out() {
+    let stores = stores(&[32]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let v = volume(&mut pool, "v", 8);
+    write(&mut pool, &catalog, v, 0);
+    pool.grow_volume(v, 16 * EXTENT).unwrap();
+    let beyond = place(write(&mut pool, &catalog, v, 9));
+    let seq = pool.uncommitted(v).unwrap();
+    // Neither the growth nor a reservation was committed since.
+    drop((pool, catalog));
+    let (mut pool, catalog) = try_open(&stores).unwrap();
+    let told = |pool: &mut Pool, count, seq| {
+        pool.adopt_grant(
+            v,
+            ExtentIndex(9),
+            beyond.0,
+            ExtentIndex(beyond.1),
+            count,
+            seq,
+        )
+        .unwrap()
+    };
+    assert_eq!(told(&mut pool, 1, seq), Adopted::Stale);
+    assert_eq!(told(&mut pool, u64::MAX, u64::MAX), Adopted::Stale, "noise");
+    pool.finish_adoption(true).unwrap();
+    commit(&mut pool, &catalog);
+    let dirty = pool.take_dirty(100);
+    assert!(
+        dirty
+            .iter()
+            .any(|run| (run.first.0..run.end()).contains(&beyond.1))
+    );
+}
+
+#[test]
 fn a_grant_that_the_catalog_contradicts_is_stale_and_its_extent_dirty() {
     let stores = stores(&[64]);
     let (mut pool, catalog) = new_pool(&stores);

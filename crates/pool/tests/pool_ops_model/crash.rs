@@ -75,6 +75,7 @@ impl World {
                         extents,
                         map,
                         uncommitted: BTreeMap::new(),
+                        committing: BTreeMap::new(),
                     },
                 )
             })

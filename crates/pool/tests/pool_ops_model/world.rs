@@ -16,6 +16,8 @@ pub(crate) struct ModelVolume {
     pub(crate) map: BTreeMap<u64, Place>,
     /// logical -> sequence, of what no batch carries yet.
     pub(crate) uncommitted: BTreeMap<u64, u64>,
+    /// logical -> sequence and batch, of what a batch carries that is not committed.
+    pub(crate) committing: BTreeMap<u64, (u64, BatchId)>,
 }
 
 impl ModelVolume {
@@ -68,7 +70,7 @@ pub(crate) fn one((device, extent): Place) -> DeviceRun {
 
 impl World {
     pub(crate) fn new() -> Self {
-        let stores = stores(&[48, 40]);
+        let stores = stores(&[28, 20]);
         let (mut pool, catalog) = new_pool(&stores);
         pool.create_tenant("t", 0).unwrap();
         pool.set_boot_id("boot-0").unwrap();
@@ -88,7 +90,7 @@ impl World {
             snapshots: BTreeMap::new(),
             committed: BTreeMap::new(),
             names: 0,
-            total: 88,
+            total: 48,
             highest_seq: 0,
             boot: 0,
             table_since: BatchId(0),
@@ -120,6 +122,9 @@ impl World {
         self.catalog.commit(&batch).unwrap();
         self.pool.committed(batch.id()).unwrap();
         self.committed = self.snapshots.remove(&batch.id()).unwrap();
+        for volume in self.volumes.values_mut() {
+            volume.committing.retain(|_, (_, by)| *by > batch.id());
+        }
         let (gone, stays): (Vec<_>, Vec<_>) = self
             .leaving
             .drain(..)
@@ -310,6 +315,10 @@ impl World {
             (_, Some(highest)) => highest,
         };
         let before = known.uncommitted.len();
+        let batch = self.pool.open_batch_id();
+        for (logical, seq) in known.uncommitted.iter().filter(|(_, seq)| **seq <= up_to) {
+            known.committing.insert(*logical, (*seq, batch));
+        }
         known.uncommitted.retain(|_, seq| *seq > up_to);
         let expected = (before - known.uncommitted.len()) as u64;
         assert_eq!(self.pool.commit_mappings(id, up_to).unwrap(), expected);
@@ -345,6 +354,7 @@ impl World {
         for (logical, _) in &gone {
             known.map.remove(logical);
             known.uncommitted.remove(logical);
+            known.committing.remove(logical);
         }
         for (logical, place) in gone {
             self.free(volume, logical, place);
@@ -393,7 +403,21 @@ impl World {
             uncommitted += volume.uncommitted.len() as u64;
             let said = self.pool.volume_space(VolumeId(*id)).unwrap();
             assert_eq!(said.mapped, volume.map.len() as u64);
-            assert!(said.uncommitted >= volume.uncommitted.len() as u64);
+            let committing = volume.committing.values().map(|(seq, _)| *seq);
+            let outstanding: BTreeSet<u64> = volume
+                .uncommitted
+                .values()
+                .copied()
+                .chain(committing)
+                .collect();
+            let waiting = (volume.uncommitted.len() + volume.committing.len()) as u64;
+            assert_eq!(said.uncommitted, waiting);
+            assert_eq!(
+                self.pool.uncommitted(VolumeId(*id)),
+                outstanding.last().copied()
+            );
+            let durable = self.pool.durable_seq(VolumeId(*id));
+            assert!(outstanding.first().is_none_or(|seq| durable < *seq));
             stock += said.reserved;
         }
         assert_eq!(space.total, self.total);
