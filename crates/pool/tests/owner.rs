@@ -217,6 +217,30 @@ fn flush_commits_what_was_written() {
 }
 
 #[test]
+fn a_commit_does_not_vouch_for_a_later_mapping_of_the_same_place() {
+    let stores = stores(&[64]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let v = volume(&mut pool, "v", 64);
+    let first = place(write(&mut pool, &catalog, v, 3));
+    pool.commit_mappings(v, u64::MAX).unwrap();
+    let earlier = pool.take_batch().unwrap().unwrap();
+    pool.release(v, ExtentIndex(3), 1).unwrap();
+    let second = place(write(&mut pool, &catalog, v, 3));
+    assert_ne!(first, second);
+    let seq = pool.uncommitted(v).unwrap();
+    pool.commit_mappings(v, u64::MAX).unwrap();
+    let later = pool.take_batch().unwrap().unwrap();
+    catalog.commit(&earlier).unwrap();
+    pool.committed(earlier.id()).unwrap();
+    assert_eq!(pool.uncommitted(v), Some(seq));
+    assert!(pool.durable_seq(v) < seq);
+    catalog.commit(&later).unwrap();
+    pool.committed(later.id()).unwrap();
+    assert_eq!(pool.uncommitted(v), None);
+    assert_eq!(place(pool.fault(v, ExtentIndex(3), false).unwrap()), second);
+}
+
+#[test]
 fn freed_extents_are_laundered_before_anyone_gets_them() {
     let stores = stores(&[32]);
     let (mut pool, catalog) = new_pool(&stores);
