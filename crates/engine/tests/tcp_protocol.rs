@@ -563,6 +563,15 @@ fn flush_zeroes_and_deallocate() {
         dsm(&mut io, &many, SglDescriptor::transport(4096)),
         Status::SUCCESS
     );
+    // As Linux does: 4 KiB of ranges, of which one counts.
+    let padded = [&range(16, 16)[..], &[0xff; 4080]].concat();
+    let sqe = Sqe::new(DSM, io.next_cid())
+        .with_nsid(1)
+        .with_cdw(10, 0)
+        .with_cdw(11, 4)
+        .with_sgl(SglDescriptor::in_capsule(0, 4096));
+    io.capsule(&sqe, &padded);
+    assert_eq!(io.response().status(), Status::SUCCESS);
     let past = [range(0, 1), range(4095, 2)];
     let refused = dsm(&mut io, &past, SglDescriptor::in_capsule(0, 32));
     assert_eq!(refused, Status::LBA_OUT_OF_RANGE.with_dnr());

@@ -167,7 +167,12 @@ fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Stat
         IoCommand::Hint { .. } => Work::Hint,
     };
     let transfer = command.transfer(&geometry);
-    let source = source(capsule, transfer, true)?;
+    // Linux sends 4 KiB of ranges, however many it means.
+    let ranges = matches!(
+        command,
+        IoCommand::Deallocate { .. } | IoCommand::Hint { .. }
+    );
+    let source = source(capsule, transfer, !ranges)?;
     Ok(Judged {
         work,
         len_bytes: transfer.bytes(),
