@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use forebay_initiator::load::{self, Access, Amount, LoadSpec};
 use forebay_initiator::verify::{Initial, Promise, Verifier, VerifySpec, WriteGoal, WriteReport};
+use forebay_initiator::{IoOp, Options, Session, dsm_ranges};
 use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::wait;
 
@@ -269,5 +270,51 @@ fn kill9_both_under_load() -> Result<()> {
         Ok(())
     })?;
     read_back_clean(&mut a)?;
+    lab.daemon.stop()
+}
+
+/// A deallocation that nobody carried out in time has ended: it must not be carried out later, over
+/// what was written and flushed since.
+#[test]
+fn an_abandoned_deallocation_stays_abandoned() -> Result<()> {
+    const BLOCKS: u32 = 128;
+    const BYTES: usize = 512 << 10;
+    let mut lab = lab(&[("a", 64 * MIB)])?;
+    let nqn = "nqn.2026-01.io.forebay:t.a";
+    let mut session = Session::connect(lab.address, nqn, HOST, &Options::default())?;
+    let mut queue = session.open_queue(1)?;
+    let write = IoOp::Write {
+        lba: 0,
+        blocks: BLOCKS,
+        fua: false,
+    };
+    queue.execute(&write, vec![1; BYTES], MINUTE)?;
+    queue.execute(&IoOp::Flush, vec![], MINUTE)?;
+    lab.daemon.kill_daemon()?;
+    let ranges = dsm_ranges(&[(0, BLOCKS)]);
+    let ended = queue.execute(&IoOp::Deallocate { ranges: 1 }, ranges, MINUTE);
+    ensure!(ended.is_err(), "nobody can have carried it out");
+    // Hits: what was granted needs no daemon.
+    queue.execute(&write, vec![2; BYTES], MINUTE)?;
+    queue.execute(&IoOp::Flush, vec![], MINUTE)?;
+    lab.daemon.start_again()?;
+    // The new daemon answers a fault, so it has heard all that the engine had to tell.
+    let elsewhere = IoOp::Write {
+        lba: 8192,
+        blocks: BLOCKS,
+        fua: true,
+    };
+    queue.execute(&elsewhere, vec![3; BYTES], MINUTE)?;
+    let read = IoOp::Read {
+        lba: 0,
+        blocks: BLOCKS,
+    };
+    let got = queue.execute(&read, vec![0; BYTES], MINUTE)?;
+    ensure!(
+        got.iter().all(|byte| *byte == 2),
+        "flushed data was deallocated afterwards"
+    );
+    drop(queue);
+    session.close()?;
     lab.daemon.stop()
 }

@@ -54,6 +54,8 @@ pub enum Post {
     CommitFailed(VolumeId, u64),
     /// A release is carried out: command and its slot's generation.
     ReleaseDone(u32, u32),
+    /// A release is given up before anything was done for it: command and its slot's generation.
+    ReleaseAbandoned(u32, u32),
     /// Work for the internal lane.
     Job(u64, Job),
     /// A connection that the door has let in.
@@ -93,6 +95,13 @@ pub enum Upcall {
         volume: VolumeId,
         /// What.
         range: ExtentRange,
+    },
+    /// A release has waited too long: give it up, unless it is being carried out.
+    AbandonRelease {
+        /// The command.
+        io: u32,
+        /// Its slot's generation.
+        generation: u32,
     },
     /// This reactor has drained a revoke.
     Drained {

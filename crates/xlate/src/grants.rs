@@ -130,6 +130,7 @@ impl GrantTable {
             _ => {}
         }
         let memory = SharedMemory::create(path, Self::bytes(capacity))?;
+        memory.allocate()?;
         let header = &memory.cells::<Header>(0, 1).expect("fits")[0];
         header.version.store(GRANT_TABLE_VERSION, Relaxed);
         header.capacity.store(capacity as u64, Relaxed);
@@ -159,6 +160,7 @@ impl GrantTable {
         let Some([header]) = memory.cells::<Header>(0, 1) else {
             return Ok(None);
         };
+        memory.allocate()?;
         let same = |words: &[AtomicU64; 2], id: &[u8; 16]| {
             [words[0].load(Relaxed), words[1].load(Relaxed)] == id_words(id)
         };
@@ -376,12 +378,12 @@ impl GrantTable {
     /// Takes `range` out: after the engine has acknowledged its revoke.
     ///
     /// # Errors
-    /// [`Full`]: the range is the middle of an entry, and there is no room for the part behind.
+    /// [`Full`]: an entry reaches past the range, and there is no room for the part behind.
     pub fn remove(&mut self, volume: VolumeId, range: ExtentRange) -> Result<(), Full> {
         let taken = self.overlapping(volume, range);
-        let splits =
-            |(_, g): &(usize, Grant)| g.range.first < range.first && g.range.end() > range.end();
-        if self.room() == 0 && taken.iter().any(splits) {
+        // Whatever reaches past the range's end leaves a part behind, which takes an entry.
+        let leaves_a_rest = |(_, g): &(usize, Grant)| g.range.end() > range.end();
+        if self.room() == 0 && taken.iter().any(leaves_a_rest) {
             return Err(Full);
         }
         for (slot, grant) in taken {

@@ -91,6 +91,16 @@ impl SharedMemory {
         })
     }
 
+    /// Takes the file's whole length from its file system now. Without it, storing into a page that
+    /// was never touched kills the process (SIGBUS) when the file system is full.
+    pub fn allocate(&self) -> io::Result<()> {
+        let flags = rustix::fs::FallocateFlags::empty();
+        match rustix::fs::fallocate(&self.file, flags, 0, self.len as u64) {
+            Err(rustix::io::Errno::OPNOTSUPP) | Ok(()) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+
     /// Bytes mapped.
     pub fn len(&self) -> usize {
         self.len

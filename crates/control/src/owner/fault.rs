@@ -31,8 +31,11 @@ const EVICT_AT_ONCE: usize = 32;
 /// What became of a step.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
-    /// Answered, or nobody is there to answer to.
+    /// Answered.
     Done,
+    /// Nobody is there to answer to. It may be the same engine in a new conversation, which won't ask
+    /// again, so the answer is kept for whoever comes.
+    NoEngine,
     /// Somebody changes the range.
     Locked,
     /// A commit must come first.
@@ -117,6 +120,10 @@ impl Owner {
         loop {
             let failure = match self.fault_step(volume, extent, write) {
                 Step::Done => return,
+                Step::NoEngine => {
+                    self.wait_session().await;
+                    continue;
+                }
                 Step::Locked => {
                     self.locks.wait_free(volume, extent).await;
                     continue;
@@ -164,8 +171,7 @@ impl Owner {
     /// One attempt, without a wait in it.
     fn fault_step(&self, volume: VolumeId, extent: u64, write: bool) -> Step {
         let Some(session) = self.session() else {
-            // The next engine asks again.
-            return Step::Done;
+            return Step::NoEngine;
         };
         if self.locks.free_run(volume, extent, 1) == 0 {
             return Step::Locked;

@@ -25,6 +25,12 @@ const EXTENTS_A_ROUND: u64 = 4096;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 const RETRY_AT_MOST: Duration = Duration::from_secs(30);
 
+/// Why a round has left something dirty.
+enum Trouble {
+    NotReady(DeviceIndex),
+    Failed(String),
+}
+
 impl Owner {
     /// The one task that launders.
     pub(super) async fn run_launderer(self: Rc<Self>) {
@@ -38,8 +44,16 @@ impl Owner {
                     failures = 0;
                     let _ = timeout(LOOK_EVERY, self.launder_wanted.notified()).await;
                 }
-                Err(error) => {
-                    tracing::warn!(failures, error, "laundering freed extents");
+                Err(trouble) => {
+                    match trouble {
+                        // As after each start of an engine; a device that has failed is reported as such.
+                        Trouble::NotReady(device) => {
+                            tracing::debug!(failures, %device, "laundering waits for a device");
+                        }
+                        Trouble::Failed(error) => {
+                            tracing::warn!(failures, error, "laundering freed extents");
+                        }
+                    }
                     sleep(Duration::from_millis(200 << failures.min(8)).min(RETRY_AT_MOST)).await;
                     failures += 1;
                 }
@@ -48,7 +62,7 @@ impl Owner {
     }
 
     /// True when something became clean.
-    async fn launder_round(self: &Rc<Self>) -> Result<bool, String> {
+    async fn launder_round(self: &Rc<Self>) -> Result<bool, Trouble> {
         let session = self.wait_session().await;
         // An earlier conversation's zeroing may be of these very extents.
         session.inherited_finished().await;
@@ -67,18 +81,18 @@ impl Owner {
             .collect();
         for (run, job) in jobs {
             let Some(mut job) = job else {
-                trouble = Some(format!("{} is not ready", run.device));
+                trouble.get_or_insert(Trouble::NotReady(run.device));
                 failed.push(run);
                 continue;
             };
             match job.within(self.limits.job).await {
                 Ok(()) => clean.push(run),
                 Err(error @ AskError::TimedOut(..)) => {
-                    trouble = Some(format!("{}: {error}", run.device));
+                    trouble = Some(Trouble::Failed(format!("{}: {error}", run.device)));
                     self.set_aside(run, job);
                 }
                 Err(error) => {
-                    trouble = Some(format!("{}: {error}", run.device));
+                    trouble = Some(Trouble::Failed(format!("{}: {error}", run.device)));
                     failed.push(run);
                 }
             }
@@ -90,7 +104,7 @@ impl Owner {
                 .within(self.limits.job)
                 .await
             {
-                trouble = Some(format!("flushing {device}: {error}"));
+                trouble = Some(Trouble::Failed(format!("flushing {device}: {error}")));
                 let (stay, back): (Vec<_>, Vec<_>) =
                     clean.into_iter().partition(|run| run.device != device);
                 clean = stay;
@@ -108,7 +122,9 @@ impl Owner {
             }
         }
         if any {
-            self.commit().await.map_err(|error| error.to_string())?;
+            self.commit()
+                .await
+                .map_err(|error| Trouble::Failed(error.to_string()))?;
             self.laundered.raise();
         }
         trouble.map_or(Ok(any), Err)

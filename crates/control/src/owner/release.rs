@@ -41,8 +41,19 @@ impl Owner {
         volume: VolumeId,
         range: ExtentRange,
     ) -> Result<(), AskError> {
+        self.revoke_for(volume, range, None).await
+    }
+
+    /// The same for a tenant's deallocation (its number): the engine refuses when that has ended,
+    /// because the tenant may have written there since. So it is asked even where nothing is listed.
+    async fn revoke_for(
+        &self,
+        volume: VolumeId,
+        range: ExtentRange,
+        release: Option<u64>,
+    ) -> Result<(), AskError> {
         let granted = self.core.borrow().grants.granted(volume, range);
-        if granted.is_empty() {
+        if granted.is_empty() && release.is_none() {
             // What is not listed is not granted.
             return Ok(());
         }
@@ -60,7 +71,7 @@ impl Owner {
                     continue;
                 }
                 match session
-                    .revoke(volume, range)
+                    .revoke(volume, range, release)
                     .within(self.limits.revoke)
                     .await
                 {
@@ -90,7 +101,7 @@ impl Owner {
         let owner = self.clone();
         self.spawn(async move {
             owner.wait_open().await;
-            if let Err(error) = owner.release(generation, volume, range).await {
+            if let Err(error) = owner.release(generation, release, volume, range).await {
                 // A deallocation is a hint: the tenant need not know.
                 tracing::warn!(%volume, ?range, %error, "a deallocation was not carried out");
             }
@@ -105,6 +116,7 @@ impl Owner {
     async fn release(
         &self,
         generation: u64,
+        release: u64,
         volume: VolumeId,
         range: ExtentRange,
     ) -> Result<(), ReleaseError> {
@@ -116,7 +128,7 @@ impl Owner {
             // A later engine serves already: tenants may have written there since.
             return Ok(());
         }
-        self.revoke(volume, range).await?;
+        self.revoke_for(volume, range, Some(release)).await?;
         let released =
             self.core
                 .borrow_mut()

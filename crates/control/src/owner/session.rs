@@ -333,6 +333,10 @@ impl Session {
                     .retain(|number| *number != revoke);
                 self.answer(Kind::Revoke, revoke, Ok(()));
             }
+            FromEngine::RevokeRefused { revoke } => {
+                let why = "the deallocation has ended meanwhile".to_owned();
+                self.answer(Kind::Revoke, revoke, Err(AskError::Refused(why)));
+            }
             FromEngine::JobDone { job, errno } => {
                 self.inherited_jobs
                     .borrow_mut()
@@ -415,14 +419,20 @@ impl Session {
         self.ask(Kind::Request, what, vec![descriptor], message)
     }
 
-    /// Takes all rights on a range back.
-    pub(crate) fn revoke(&self, volume: VolumeId, range: ExtentRange) -> Pending {
+    /// Takes all rights on a range back; for a tenant's deallocation only while that is open.
+    pub(crate) fn revoke(
+        &self,
+        volume: VolumeId,
+        range: ExtentRange,
+        release: Option<u64>,
+    ) -> Pending {
         self.ask(Kind::Revoke, "a revoke", Vec::new(), |revoke| {
             ToEngine::Revoke {
                 revoke,
                 volume,
                 range,
                 keep: None,
+                release,
             }
         })
     }

@@ -48,6 +48,9 @@ impl Control {
             }
             return;
         }
+        // Before it is tried: what was written there by an earlier engine may not be durable, so a
+        // FLUSH must wait for this device even if it can't be opened now.
+        self.post_all(|| Post::ExpectDevice(index));
         match self.open_device(&config) {
             Ok(device) => {
                 let device = Arc::new(device);
@@ -58,7 +61,6 @@ impl Control {
                         served: None,
                     },
                 );
-                self.post_all(|| Post::ExpectDevice(index));
                 self.done(request, Ok(()));
                 self.wait_for_fence(index, device);
             }

@@ -107,7 +107,17 @@ impl Control {
                 volume,
                 range,
                 keep,
+                release,
             } => {
+                if let Some(number) = release {
+                    match self.releases.get_mut(&number) {
+                        Some(open) => open.begun = true,
+                        None => {
+                            self.say(&FromEngine::RevokeRefused { revoke });
+                            return;
+                        }
+                    }
+                }
                 self.revoke(PendingRevoke {
                     revoke,
                     volume,

@@ -59,6 +59,8 @@ struct OpenRelease {
     generation: u32,
     volume: VolumeId,
     range: ExtentRange,
+    /// The daemon has begun to carry it out: its revoke has come in the present conversation.
+    begun: bool,
 }
 
 struct PendingRevoke {
@@ -233,6 +235,11 @@ impl Control {
         }
         self.greeted = false;
         self.channel_wants_write = false;
+        // Whatever that daemon went on to do, the words are cleared: a tenant's later write faults,
+        // and is answered by an owner that knows how far this came. So it may be given up again.
+        for release in self.releases.values_mut() {
+            release.begun = false;
+        }
     }
 
     /// Sends to the daemon if one has greeted; what it must know is repeated to the next one.
@@ -434,6 +441,7 @@ impl Control {
                         generation,
                         volume,
                         range,
+                        begun: false,
                     },
                 );
                 self.say(&FromEngine::Release {
@@ -441,6 +449,18 @@ impl Control {
                     volume,
                     range,
                 });
+            }
+            Upcall::AbandonRelease { io, generation } => {
+                let ours = |r: &OpenRelease| {
+                    r.reactor == reactor && r.io == io && r.generation == generation
+                };
+                let open = self.releases.iter().find(|(_, r)| ours(r));
+                if let Some((&number, release)) = open
+                    && !release.begun
+                {
+                    self.releases.remove(&number);
+                    self.mailboxes[reactor].post(Post::ReleaseAbandoned(io, generation));
+                }
             }
             Upcall::Drained { revoke } => {
                 if self.acks.answered(revoke) {

@@ -12,6 +12,7 @@ mod flush;
 mod io;
 mod jobs;
 pub mod staging;
+mod waiting;
 mod zero;
 
 pub use io::{CommandRef, DoneIo, IoOp, NewIo, Owner};
@@ -24,8 +25,8 @@ use flush::Flusher;
 use forebay_device::ring::{Completion, Ring};
 use forebay_device::{Device, Op};
 use forebay_nvme::Status;
-use forebay_xlate::boundary::message::{DeviceConfig, FaultFailure};
-use forebay_xlate::boundary::region::{ReactorRecord, Region, bump, progress};
+use forebay_xlate::boundary::message::DeviceConfig;
+use forebay_xlate::boundary::region::{ReactorRecord, Region};
 use forebay_xlate::drain::{Drains, SliceSpan};
 use forebay_xlate::{ExtentRange, Rights, VolumeId};
 use jobs::Jobs;
@@ -267,147 +268,6 @@ impl Core {
         }
     }
 
-    /// Sets a command aside until the owner or a device answers.
-    fn set_aside(&mut self, token: Token, stage: Stage) {
-        let io = &mut self.ios[token.index()];
-        io.stage = stage;
-        let lane = io.lane;
-        match stage {
-            Stage::Parked { extent, write } => {
-                if let Some(lane) = self.lanes[lane.0 as usize].as_ref() {
-                    let volume = lane.volume.id();
-                    bump(&lane.record().faults, 1);
-                    lane.record()
-                        .parked
-                        .store(lane.record().parked.load(Relaxed) + 1, Relaxed);
-                    self.upcalls.push_back(Upcall::Fault {
-                        volume,
-                        extent,
-                        write,
-                    });
-                }
-                self.note(token.index(), progress::PARKED);
-            }
-            Stage::RingWait => {
-                self.ring_wait.push(token.entrust());
-                return;
-            }
-            _ => {}
-        }
-        self.waiting.push(token.entrust());
-    }
-
-    /// Takes up every waiting command that `which` chooses, and carries each on with `then`.
-    fn take_up(
-        &mut self,
-        which: impl Fn(&Self, &Io) -> bool,
-        mut then: impl FnMut(&mut Self, Token),
-    ) {
-        let mut chosen = std::mem::take(&mut self.scratch);
-        debug_assert!(chosen.is_empty());
-        let mut waiting = std::mem::take(&mut self.waiting);
-        waiting.retain(|&i| {
-            let take = which(self, &self.ios[i as usize]);
-            if take {
-                chosen.push(i);
-            }
-            !take
-        });
-        self.waiting = waiting;
-        for i in chosen.drain(..) {
-            let io = &mut self.ios[i as usize];
-            if matches!(io.stage, Stage::Parked { .. })
-                && let Some(lane) = self.lanes[io.lane.0 as usize].as_ref()
-            {
-                let parked = &lane.record().parked;
-                parked.store(parked.load(Relaxed).saturating_sub(1), Relaxed);
-            }
-            io.stage = Stage::Moving;
-            then(self, Token::take(i));
-        }
-        self.scratch = chosen;
-    }
-
-    fn volume_of(&self, io: &Io) -> Option<VolumeId> {
-        Some(self.lane(io.lane)?.volume.id())
-    }
-
-    /// The owner answered faults in `range`.
-    pub fn granted(&mut self, volume: VolumeId, range: ExtentRange) {
-        self.take_up(
-            |core, io| {
-                matches!(io.stage, Stage::Parked { extent, .. } if range.contains(extent))
-                    && core.volume_of(io) == Some(volume)
-            },
-            Self::dispatch,
-        );
-    }
-
-    /// The owner can't answer faults in `range`.
-    pub fn fault_failed(&mut self, volume: VolumeId, range: ExtentRange, reason: FaultFailure) {
-        let status = match reason {
-            FaultFailure::NoSpace => Status::CAPACITY_EXCEEDED,
-            FaultFailure::Internal => Status::INTERNAL_ERROR,
-        };
-        self.take_up(
-            |core, io| {
-                matches!(io.stage, Stage::Parked { extent, .. } if range.contains(extent))
-                    && core.volume_of(io) == Some(volume)
-            },
-            |core, token| core.fail(token, status),
-        );
-    }
-
-    /// The owner committed: whoever waits for what is durable now goes on.
-    pub fn committed(&mut self, volume: VolumeId) {
-        self.take_up(
-            |core, io| {
-                io.stage == Stage::Committing
-                    && core.lane(io.lane).is_some_and(|l| {
-                        l.volume.id() == volume && l.volume.is_committed(io.commit)
-                    })
-            },
-            Self::finish,
-        );
-    }
-
-    /// A commit failed: whoever waits for it fails.
-    pub fn commit_failed(&mut self, volume: VolumeId, sequence: u64) {
-        if let Some(lane) = self
-            .lanes
-            .iter_mut()
-            .flatten()
-            .find(|l| l.volume.id() == volume)
-        {
-            lane.commit_asked = 0;
-        }
-        self.take_up(
-            |core, io| {
-                io.stage == Stage::Committing
-                    && io.commit <= sequence
-                    && core.volume_of(io) == Some(volume)
-            },
-            |core, token| core.fail(token, Status::INTERNAL_ERROR),
-        );
-    }
-
-    /// The owner carried out a release.
-    pub fn release_done(&mut self, io: u32, generation: u32) {
-        self.take_up(
-            |core, candidate| {
-                candidate.stage == Stage::Releasing
-                    && std::ptr::eq(candidate, &core.ios[io as usize % MAX_IOS])
-                    && candidate.generation == generation
-            },
-            |core, token| {
-                let io = &mut core.ios[token.index()];
-                io.cursor += io.releasing;
-                io.releasing = 0;
-                core.dispatch(token);
-            },
-        );
-    }
-
     /// A device is served from now on.
     pub fn set_device(&mut self, served: ServedDevice) {
         let at = usize::from(served.config.device.0);
@@ -419,20 +279,6 @@ impl Core {
     /// A device is configured but not served yet: what needs it waits.
     pub fn expect_device(&mut self, device: forebay_xlate::DeviceIndex) {
         self.devices_expected[usize::from(device.0)] = true;
-    }
-
-    /// Ends a command with an error, once its slices have ended.
-    fn fail(&mut self, token: Token, status: Status) {
-        let io = &mut self.ios[token.index()];
-        if io.status == Status::SUCCESS {
-            io.status = status;
-        }
-        if io.slices == 0 {
-            self.finish(token);
-        } else {
-            io.stage = Stage::Moving;
-            token.entrust();
-        }
     }
 
     /// Adds a lane, or changes what an existing one shows.
@@ -538,19 +384,6 @@ impl Core {
         // A failed submission leaves its entries queued: the next turn tries again.
         let _ = self.ring.submit();
         again
-    }
-
-    /// Every ~100 ms: ends commands that waited for the daemon too long.
-    pub fn tick(&mut self) {
-        let now = self.now_ns;
-        self.take_up(
-            |_, io| io.deadline_ns <= now,
-            |core, token| {
-                core.ios[token.index()].generation =
-                    core.ios[token.index()].generation.wrapping_add(1);
-                core.fail(token, Status::COMMAND_INTERRUPTED);
-            },
-        );
     }
 
     /// Reads the clock for the turn that begins.

@@ -4,11 +4,13 @@ use super::*;
 use forebay_device::gate::TestGate;
 use forebay_device::ring::RingOptions;
 use forebay_device::{DeviceSpec, Errno, OpKind, OpenOptions};
-use forebay_xlate::boundary::message::{ExportConfig, ExportId, Job, VolumeConfig};
+use forebay_xlate::boundary::message::{ExportConfig, ExportId, FaultFailure, Job, VolumeConfig};
 use forebay_xlate::{DeviceIndex, ExtentIndex, Word};
 
 const EXTENT: u64 = 64 << 10;
 const V: VolumeId = VolumeId(9);
+
+mod zeroing;
 
 struct Bench {
     core: Core,
@@ -451,80 +453,6 @@ fn an_unanswered_fault_ends_with_command_interrupted() {
     let done = b.core.next_done().unwrap();
     assert_eq!(done.status, Status::COMMAND_INTERRUPTED);
     b.core.staging.give(done.buffer.unwrap());
-}
-
-fn dsm(ranges: &[(u64, u32)]) -> Vec<u8> {
-    let each = |(lba, blocks): &(u64, u32)| {
-        let mut r = [0u8; 16];
-        r[4..8].copy_from_slice(&blocks.to_le_bytes());
-        r[8..].copy_from_slice(&lba.to_le_bytes());
-        r
-    };
-    ranges.iter().flat_map(each).collect()
-}
-
-#[test]
-fn deallocate_releases_whole_extents_and_punches_the_rest() {
-    let mut b = bench();
-    b.grant(0, 1, Rights::ReadWrite, 4);
-    b.grant(4, 0, Rights::Hole, 90);
-    let data = vec![9; 4 * EXTENT as usize];
-    assert_eq!(b.write(0, &data).0, Status::SUCCESS);
-    // From the middle of extent 0 to the middle of extent 3; then holes, which need nothing.
-    let half = (EXTENT / 2 / 4096) as u32;
-    let per = (EXTENT / 4096) as u32;
-    let ranges = dsm(&[
-        (u64::from(half), half + 2 * per + half),
-        (u64::from(5 * per), 10 * per),
-    ]);
-    let slot = b.start(IoOp::Deallocate { ranges: 2 }, Some(&ranges));
-    let upcall = b.core.next_upcall();
-    let Some(Upcall::Release {
-        io,
-        generation,
-        range,
-        ..
-    }) = upcall
-    else {
-        panic!("{upcall:?}")
-    };
-    assert_eq!(range, ExtentRange::new(1, 2));
-    b.nothing_ends();
-    b.core.release_done(io, generation.wrapping_sub(1));
-    b.nothing_ends();
-    b.volume.table.clear(range, None);
-    b.core.release_done(io, generation);
-    let (ended, status, _) = b.end();
-    assert_eq!((ended, status), (slot, Status::SUCCESS));
-    assert_eq!(b.upcall(), "None");
-    b.grant(1, 0, Rights::Hole, 2);
-    let mut want = vec![9; EXTENT as usize / 2];
-    want.extend(vec![0; 3 * EXTENT as usize]);
-    want.extend(vec![9; EXTENT as usize / 2]);
-    assert_eq!(b.read(0, 4 * EXTENT as u32), want);
-}
-
-#[test]
-fn write_zeroes_allocates_nothing_for_holes() {
-    let mut b = bench();
-    b.grant(0, 0, Rights::Hole, 2);
-    b.grant(2, 5, Rights::ReadWrite, 2);
-    assert_eq!(
-        b.write(2 * EXTENT, &vec![4; 2 * EXTENT as usize]).0,
-        Status::SUCCESS
-    );
-    let op = IoOp::WriteZeroes {
-        offset_bytes: EXTENT,
-        len_bytes: 2 * EXTENT + 4096,
-        deallocate: false,
-        fua: true,
-    };
-    b.start(op, None);
-    assert_eq!(b.end().1, Status::SUCCESS);
-    assert_eq!(b.upcall(), "None", "no fault, no release");
-    let got = b.read(2 * EXTENT, 2 * EXTENT as u32);
-    assert!(got[..EXTENT as usize + 4096].iter().all(|x| *x == 0));
-    assert!(got[EXTENT as usize + 4096..].iter().all(|x| *x == 4));
 }
 
 #[test]

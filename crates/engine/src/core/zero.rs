@@ -15,8 +15,13 @@ use forebay_xlate::boundary::region::progress;
 use forebay_xlate::drain::SliceSpan;
 use forebay_xlate::{ExtentRange, Rights};
 
-/// The most extents that one release names: bounds the owner's transaction.
-const MAX_RELEASE_EXTENTS: u64 = 65_536;
+/// The most extents that one release names: bounds the owner's transaction, and the look at them.
+const MAX_RELEASE_EXTENTS: u64 = 4096;
+/// Extents looked at in one go: a command may name the whole volume 256 times, and others have a right
+/// to a turn.
+const BUDGET: u64 = 4096;
+/// What a step costs besides the extents that it looks at.
+const STEP_COST: u64 = 16;
 /// The longest piece that a device is asked to zero at once.
 const MAX_ZERO_BYTES: u64 = 32 << 20;
 
@@ -49,7 +54,14 @@ impl Core {
 
     pub(super) fn zero(&mut self, token: Token) {
         let i = token.index();
+        let mut budget = BUDGET;
         while self.ios[i].status == Status::SUCCESS {
+            if budget == 0 {
+                // Taken up again at the end of this turn.
+                self.set_aside(token, Stage::RingWait);
+                return;
+            }
+            budget = budget.saturating_sub(STEP_COST);
             let io = &self.ios[i];
             let Some(lane) = self.lanes[io.lane.0 as usize].as_ref() else {
                 self.ios[i].status = Status::INVALID_NAMESPACE_OR_FORMAT;
@@ -88,7 +100,12 @@ impl Core {
             };
             let word = volume.table.lookup(extent);
             if word.rights() == Some(Rights::Hole) {
-                self.ios[i].cursor += left.min(extent_bytes - within);
+                // As many as there are together, up to a bound.
+                let bound = extent + budget.max(1).min((within + left).div_ceil(extent_bytes));
+                let hole = |e: &u64| volume.table.lookup(*e).rights() == Some(Rights::Hole);
+                let holes = (extent..bound).take_while(hole).count() as u64;
+                budget = budget.saturating_sub(holes);
+                self.ios[i].cursor += left.min((holes.max(1) << volume.extent_shift) - within);
                 continue;
             }
             if release && whole > 0 {

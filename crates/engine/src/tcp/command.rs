@@ -82,7 +82,7 @@ pub(super) fn take(
         match turn.core.staging.take(judged.len_bytes) {
             Some(mut taken) => {
                 taken.as_mut_slice()[..data.len()].copy_from_slice(data);
-                conn.held_bytes += taken.len() as u64;
+                conn.held.take(taken.len());
                 buffer = Some(taken);
             }
             None => {
@@ -261,7 +261,10 @@ fn advance(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
     };
     let (by_r2t, len_bytes, lacks) = (s.by_r2t, s.len_bytes, s.len_bytes > 0 && s.buffer.is_none());
     if lacks {
-        if by_r2t && (conn.receiving >= MAX_R2TS_OF_ONE || conn.shared.r2ts.get() >= MAX_R2TS) {
+        let may_ask = conn.receiving < MAX_R2TS_OF_ONE
+            && conn.shared.r2ts.get() < MAX_R2TS
+            && conn.held.may_ask();
+        if by_r2t && !may_ask {
             return false;
         }
         let Some(buffer) = conn.take_buffer(core, len_bytes) else {

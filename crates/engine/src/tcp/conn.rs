@@ -9,6 +9,7 @@
 
 use super::pool::Pool;
 use super::rx::Rx;
+use super::share::{Held, LaneUse};
 use super::slots::{NONE, NoSlot, Slots, Stage, Work};
 use super::tx::Tx;
 use crate::core::staging::StagingBuffer;
@@ -23,6 +24,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::Shutdown;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -38,7 +40,23 @@ pub(super) struct Shared {
     pub region: Arc<Region>,
     /// R2Ts that hosts have yet to answer; each holds staging memory.
     pub r2ts: Cell<u32>,
+    /// What each lane holds, and how many hold anything ([`super::share`]).
+    pub lanes: RefCell<BTreeMap<u32, Rc<LaneUse>>>,
+    pub lanes_holding: Cell<u32>,
     pub pool: RefCell<Pool>,
+}
+
+impl Shared {
+    /// For a reactor without connections.
+    pub(super) fn new(region: Arc<Region>) -> Self {
+        Self {
+            region,
+            r2ts: Cell::new(0),
+            lanes: RefCell::default(),
+            lanes_holding: Cell::new(0),
+            pool: RefCell::new(Pool::new()),
+        }
+    }
 }
 
 /// How far a connection's life is.
@@ -76,8 +94,8 @@ pub(super) struct Conn {
     pub in_flight: u32,
     /// Commands that wait for their data.
     pub receiving: u32,
-    /// Staging memory held, bytes.
-    pub held_bytes: u64,
+    /// Staging memory held.
+    pub held: Held,
     sq_head: u16,
     number: u64,
     /// Since when the socket takes nothing.
@@ -109,6 +127,7 @@ impl Conn {
         no_flow_control: bool,
     ) -> Self {
         Self {
+            held: Held::new(&shared, lane),
             index,
             generation,
             fd: Some(fd),
@@ -126,7 +145,6 @@ impl Conn {
             tx: Tx::new(),
             in_flight: 0,
             receiving: 0,
-            held_bytes: 0,
             sq_head: 0,
             number: 0,
             blocked_since_ns: 0,
@@ -228,20 +246,22 @@ impl Conn {
     /// Takes a staging buffer for a command, unless the connection holds enough already.
     #[inline]
     pub(super) fn take_buffer(&mut self, core: &mut Core, len_bytes: u32) -> Option<StagingBuffer> {
-        if self.held_bytes > 0 && self.held_bytes + u64::from(len_bytes) > MAX_HELD_BYTES {
+        let len = u64::from(len_bytes);
+        let own_share = self.held.bytes == 0 || self.held.bytes + len <= MAX_HELD_BYTES;
+        if !own_share || !self.held.may_take(len) {
             return None;
         }
         let Some(buffer) = core.staging.take(len_bytes) else {
             bump(&core.record().staging_waits, 1);
             return None;
         };
-        self.held_bytes += u64::from(len_bytes);
+        self.held.take(len_bytes as usize);
         Some(buffer)
     }
 
     #[inline]
     pub(super) fn give_buffer(&mut self, core: &mut Core, buffer: StagingBuffer) {
-        self.held_bytes -= buffer.len() as u64;
+        self.held.give(buffer.len());
         core.staging.give(buffer);
     }
 
@@ -371,7 +391,12 @@ impl Conn {
             IoOp::Deallocate { .. } => (OpKind::Deallocate, 0),
         };
         let error = !status.is_success();
-        let ns = core.now_ns().saturating_sub(s.taken_ns);
+        // What ended in the turn in which it was taken was not timed by the turn's clock.
+        let now_ns = match core.now_ns() {
+            now if now == s.taken_ns => crate::core::monotonic_ns(),
+            now => now,
+        };
+        let ns = now_ns.saturating_sub(s.taken_ns);
         lane.record().ops[kind as usize].record(if error { 0 } else { bytes }, ns, error);
     }
 
@@ -384,7 +409,7 @@ impl Conn {
         let was_blocked = self.blocked_since_ns != 0;
         let before = self.tx.queued_bytes();
         let (slots, region, queue) = (&mut self.slots, &self.shared.region, self.queue as usize);
-        let held = &mut self.held_bytes;
+        let held = &mut self.held;
         self.tx.flush(&self.shared.pool, fd, |slot, buffer| {
             sent(core, slots, region, queue, held, slot, buffer)
         })?;
@@ -487,7 +512,7 @@ impl Conn {
         self.rx.forget(&self.shared.pool);
         self.drop_pending(core);
         let (slots, region, queue) = (&mut self.slots, &self.shared.region, self.queue as usize);
-        let held = &mut self.held_bytes;
+        let held = &mut self.held;
         self.tx.abandon(&self.shared.pool, |slot, buffer| {
             sent(core, slots, region, queue, held, slot, buffer)
         });
@@ -496,13 +521,13 @@ impl Conn {
     /// An R2T was sent.
     pub(super) fn count_asked(&mut self) {
         self.receiving += 1;
-        self.shared.r2ts.set(self.shared.r2ts.get() + 1);
+        self.held.asked();
     }
 
     /// An R2T is answered, or given up.
     pub(super) fn count_received_all(&mut self) {
         self.receiving -= 1;
-        self.shared.r2ts.set(self.shared.r2ts.get() - 1);
+        self.held.answered();
     }
 
     /// Notes how far the stream was taken.
@@ -518,12 +543,12 @@ fn sent(
     slots: &mut Slots,
     region: &Region,
     queue: usize,
-    held_bytes: &mut u64,
+    held: &mut Held,
     slot: u16,
     buffer: Option<StagingBuffer>,
 ) {
     if let Some(buffer) = buffer {
-        *held_bytes -= buffer.len() as u64;
+        held.give(buffer.len());
         core.staging.give(buffer);
     }
     if slot != NONE {

@@ -367,7 +367,7 @@ impl Frontend {
         }
         let Some(conn) = place.take() else { return };
         debug_assert_eq!(
-            (conn.slots.used(), conn.held_bytes, conn.receiving),
+            (conn.slots.used(), conn.held.bytes, conn.receiving),
             (0, 0, 0)
         );
         for record in self.shared.region.commands(conn.queue as usize) {

@@ -24,6 +24,7 @@ mod controllers;
 mod lifecycle;
 mod pool;
 mod rx;
+mod share;
 mod slots;
 mod tx;
 
@@ -33,9 +34,7 @@ use conn::{Conn, Life, Shared};
 use controllers::{Controllers, Quiesce};
 use forebay_nvme::Status;
 use forebay_xlate::boundary::region::{MAX_QUEUE_ENTRIES, Region};
-use pool::Pool;
 use rx::{Received, Stop};
-use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -102,11 +101,7 @@ impl Frontend {
     /// `epoll`, with keys whose top byte is 0.
     pub(crate) fn new(reactor: usize, region: Arc<Region>, epoll: Arc<OwnedFd>) -> Self {
         Self {
-            shared: Rc::new(Shared {
-                region,
-                r2ts: Cell::new(0),
-                pool: RefCell::new(Pool::new()),
-            }),
+            shared: Rc::new(Shared::new(region)),
             reactor,
             epoll,
             conns: Vec::new(),

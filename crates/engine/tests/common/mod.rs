@@ -112,6 +112,7 @@ impl Owner {
                     volume,
                     range,
                     keep: None,
+                    release: Some(release),
                 });
             }
             FromEngine::RevokeDone { revoke } => {

@@ -170,6 +170,9 @@ pub enum ToEngine {
         range: ExtentRange,
         /// `Some(Rights::Read)`: only writing is taken away.
         keep: Option<Rights>,
+        /// The tenant's deallocation that it carries out. If that has ended meanwhile (its time was
+        /// over), the engine refuses, and nothing may change: the tenant may have written since.
+        release: Option<u64>,
     },
     /// Every mapping with a commit sequence up to this one is durable.
     Committed {
@@ -292,6 +295,11 @@ pub enum FromEngine {
     },
     /// Nothing uses the revoked grants any more.
     RevokeDone {
+        /// From `Revoke`.
+        revoke: u64,
+    },
+    /// The deallocation that the revoke was for has ended; nothing was revoked.
+    RevokeRefused {
         /// From `Revoke`.
         revoke: u64,
     },

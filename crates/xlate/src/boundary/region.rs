@@ -263,6 +263,9 @@ impl Region {
         header
             .engine_pid
             .store(u64::from(std::process::id()), Relaxed);
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        header.started_ns.store(now_ns, Relaxed);
         header.magic.store(MAGIC, Release);
         region
     }

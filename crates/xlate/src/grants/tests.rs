@@ -91,6 +91,7 @@ fn a_full_table_splits_nothing() {
     let all = flat(&t);
     assert_eq!(t.remove(VolumeId(1), ExtentRange::new(90, 1)), Err(Full));
     assert_eq!(flat(&t), all, "a refusal changes nothing");
+    assert_eq!(t.remove(VolumeId(1), ExtentRange::new(71, 5)), Err(Full));
     t.remove(VolumeId(1), ExtentRange::new(71, 29)).unwrap();
     t.remove(VolumeId(1), ExtentRange::new(5, 1)).unwrap();
 }

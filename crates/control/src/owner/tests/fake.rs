@@ -207,6 +207,7 @@ impl Fake {
                 volume,
                 range,
                 keep,
+                ..
             } => {
                 assert_eq!(*keep, None);
                 self.grants

@@ -220,7 +220,7 @@ impl Rig {
             .conns
             .iter()
             .flatten()
-            .map(|c| c.held_bytes)
+            .map(|c| c.held.bytes)
             .sum()
     }
 }

@@ -1,0 +1,209 @@
+//! Commands that wait: for the owner's answer, for a device, for the daemon's commit.
+//!
+//! **Design.** One list; whoever answers takes up those that the answer is for. What waits for the
+//! daemon does so for [`OWNER_WAIT_LIMIT_NS`] at most, then ends with Command Interrupted, which the
+//! host may retry. A release alone is not ended without the control thread's word.
+//!
+//! **Not here:** what is asked ([`super::dispatch`], [`super::flush`], [`super::zero`]).
+
+use super::io::{Io, Stage, Token};
+use super::{Core, MAX_IOS, OWNER_WAIT_LIMIT_NS};
+use crate::mailbox::Upcall;
+use forebay_nvme::Status;
+use forebay_xlate::boundary::message::FaultFailure;
+use forebay_xlate::boundary::region::{bump, progress};
+use forebay_xlate::{ExtentRange, VolumeId};
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Core {
+    /// Sets a command aside until the owner or a device answers.
+    pub(super) fn set_aside(&mut self, token: Token, stage: Stage) {
+        let io = &mut self.ios[token.index()];
+        io.stage = stage;
+        let lane = io.lane;
+        match stage {
+            Stage::Parked { extent, write } => {
+                if let Some(lane) = self.lanes[lane.0 as usize].as_ref() {
+                    let volume = lane.volume.id();
+                    bump(&lane.record().faults, 1);
+                    lane.record()
+                        .parked
+                        .store(lane.record().parked.load(Relaxed) + 1, Relaxed);
+                    self.upcalls.push_back(Upcall::Fault {
+                        volume,
+                        extent,
+                        write,
+                    });
+                }
+                self.note(token.index(), progress::PARKED);
+            }
+            Stage::RingWait => {
+                self.ring_wait.push(token.entrust());
+                return;
+            }
+            _ => {}
+        }
+        self.waiting.push(token.entrust());
+    }
+
+    /// Takes up every waiting command that `which` chooses, and carries each on with `then`.
+    pub(super) fn take_up(
+        &mut self,
+        which: impl Fn(&Self, &Io) -> bool,
+        mut then: impl FnMut(&mut Self, Token),
+    ) {
+        let mut chosen = std::mem::take(&mut self.scratch);
+        debug_assert!(chosen.is_empty());
+        let mut waiting = std::mem::take(&mut self.waiting);
+        waiting.retain(|&i| {
+            let take = which(self, &self.ios[i as usize]);
+            if take {
+                chosen.push(i);
+            }
+            !take
+        });
+        self.waiting = waiting;
+        for i in chosen.drain(..) {
+            let io = &mut self.ios[i as usize];
+            if matches!(io.stage, Stage::Parked { .. })
+                && let Some(lane) = self.lanes[io.lane.0 as usize].as_ref()
+            {
+                let parked = &lane.record().parked;
+                parked.store(parked.load(Relaxed).saturating_sub(1), Relaxed);
+            }
+            io.stage = Stage::Moving;
+            then(self, Token::take(i));
+        }
+        self.scratch = chosen;
+    }
+
+    pub(super) fn volume_of(&self, io: &Io) -> Option<VolumeId> {
+        Some(self.lane(io.lane)?.volume.id())
+    }
+
+    /// The owner answered faults in `range`.
+    pub fn granted(&mut self, volume: VolumeId, range: ExtentRange) {
+        self.take_up(
+            |core, io| {
+                matches!(io.stage, Stage::Parked { extent, .. } if range.contains(extent))
+                    && core.volume_of(io) == Some(volume)
+            },
+            Self::dispatch,
+        );
+    }
+
+    /// The owner can't answer faults in `range`.
+    pub fn fault_failed(&mut self, volume: VolumeId, range: ExtentRange, reason: FaultFailure) {
+        let status = match reason {
+            FaultFailure::NoSpace => Status::CAPACITY_EXCEEDED,
+            FaultFailure::Internal => Status::INTERNAL_ERROR,
+        };
+        self.take_up(
+            |core, io| {
+                matches!(io.stage, Stage::Parked { extent, .. } if range.contains(extent))
+                    && core.volume_of(io) == Some(volume)
+            },
+            |core, token| core.fail(token, status),
+        );
+    }
+
+    /// The owner committed: whoever waits for what is durable now goes on.
+    pub fn committed(&mut self, volume: VolumeId) {
+        self.take_up(
+            |core, io| {
+                io.stage == Stage::Committing
+                    && core.lane(io.lane).is_some_and(|l| {
+                        l.volume.id() == volume && l.volume.is_committed(io.commit)
+                    })
+            },
+            Self::finish,
+        );
+    }
+
+    /// A commit failed: whoever waits for it fails.
+    pub fn commit_failed(&mut self, volume: VolumeId, sequence: u64) {
+        for lane in self.lanes.iter_mut().flatten() {
+            if lane.volume.id() == volume {
+                lane.commit_asked = 0;
+            }
+        }
+        self.take_up(
+            |core, io| {
+                io.stage == Stage::Committing
+                    && io.commit <= sequence
+                    && core.volume_of(io) == Some(volume)
+            },
+            |core, token| core.fail(token, Status::INTERNAL_ERROR),
+        );
+    }
+
+    /// The owner carried out a release.
+    pub fn release_done(&mut self, io: u32, generation: u32) {
+        self.take_up_release(io, generation, |core, token| {
+            let io = &mut core.ios[token.index()];
+            io.cursor += io.releasing;
+            io.releasing = 0;
+            core.dispatch(token);
+        });
+    }
+
+    /// The control thread has given a release up.
+    pub fn release_abandoned(&mut self, io: u32, generation: u32) {
+        self.take_up_release(io, generation, |core, token| {
+            core.fail(token, Status::COMMAND_INTERRUPTED);
+        });
+    }
+
+    pub(super) fn take_up_release(
+        &mut self,
+        io: u32,
+        generation: u32,
+        then: impl FnMut(&mut Self, Token),
+    ) {
+        self.take_up(
+            |core, candidate| {
+                candidate.stage == Stage::Releasing
+                    && std::ptr::eq(candidate, &core.ios[io as usize % MAX_IOS])
+                    && candidate.generation == generation
+            },
+            then,
+        );
+    }
+
+    /// Ends a command with an error, once its slices have ended.
+    pub(super) fn fail(&mut self, token: Token, status: Status) {
+        let io = &mut self.ios[token.index()];
+        if io.status == Status::SUCCESS {
+            io.status = status;
+        }
+        if io.slices == 0 {
+            self.finish(token);
+        } else {
+            io.stage = Stage::Moving;
+            token.entrust();
+        }
+    }
+
+    /// Every ~100 ms: ends commands that waited for the daemon too long. A release is not ended
+    /// here: the owner might carry it out afterwards, over what the tenant has written since. The
+    /// control thread, which hears the owner's revoke, says whether it is too late to give it up.
+    pub fn tick(&mut self) {
+        let now = self.now_ns;
+        for at in 0..self.waiting.len() {
+            let index = self.waiting[at];
+            let io = &mut self.ios[index as usize];
+            if io.stage == Stage::Releasing && io.deadline_ns <= now {
+                // Asked again, should the answer be that it is being carried out.
+                io.deadline_ns = now + OWNER_WAIT_LIMIT_NS / 20;
+                self.upcalls.push_back(Upcall::AbandonRelease {
+                    io: index,
+                    generation: io.generation,
+                });
+            }
+        }
+        self.take_up(
+            |_, io| io.deadline_ns <= now && io.stage != Stage::Releasing,
+            |core, token| core.fail(token, Status::COMMAND_INTERRUPTED),
+        );
+    }
+}
