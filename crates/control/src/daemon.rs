@@ -193,7 +193,10 @@ impl Daemon {
         let record = process::recorded(&self.config.run_dir)?;
         match open {
             Some(open) => {
-                devices::record(&self.config.state_dir, &open.devices)?;
+                if let Err(error) = devices::record(&self.config.state_dir, &open.devices) {
+                    // The pool was found without it; on a full disk, serving is what makes room.
+                    tracing::warn!(%error, "recording the pool's devices");
+                }
                 self.take_over(open, record).await
             }
             None => {
@@ -314,7 +317,9 @@ impl Daemon {
             match EngineProcess::find(&record)? {
                 Some(engine) => Some(engine),
                 None => {
-                    files::remove(&record.socket)?;
+                    if let Err(error) = files::remove(&record.socket) {
+                        tracing::warn!(%error, "removing the dead engine's socket");
+                    }
                     self.note_death(&record, Process::Engine);
                     return Ok(None);
                 }

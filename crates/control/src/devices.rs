@@ -31,6 +31,8 @@ use crate::store::SyncStore;
 /// How long a dead daemon's claim may take to fall.
 const CLAIM_LIMIT: Duration = Duration::from_secs(3);
 const RECORD_VERSION: u32 = 1;
+/// The hint about a device with contents that are not Forebay's.
+pub(crate) const OVERWRITE_HINT: &str = "use --force to overwrite it; what it holds is lost";
 
 /// A device of the pool, open.
 #[derive(Debug)]
@@ -103,9 +105,13 @@ pub(crate) fn recorded(state_dir: &Path) -> io::Result<Option<Vec<String>>> {
     Ok(Some(record.devices))
 }
 
-/// Records the pool's devices, durably.
+/// Records the pool's devices, durably, unless that is what is recorded.
 pub(crate) fn record(state_dir: &Path, devices: &[PoolDevice]) -> io::Result<()> {
-    let devices = devices.iter().map(|device| device.spec.clone()).collect();
+    let devices: Vec<String> = devices.iter().map(|device| device.spec.clone()).collect();
+    // No write that isn't needed: the disk may be full.
+    if recorded(state_dir).is_ok_and(|there| there.as_ref() == Some(&devices)) {
+        return Ok(());
+    }
     files::write_json(
         &record_path(state_dir),
         &Record {
@@ -293,12 +299,12 @@ fn create_with(body: &PoolCreate, made: &mut Vec<PathBuf>) -> Result<OpenPool, A
     let mut stores = Vec::new();
     let mut new = Vec::new();
     for (device, known_zero) in opened.into_iter().zip(zero) {
-        if !body.force {
-            refuse_used(&device)?;
-        }
-        let spec = device.info().spec.clone();
-        let block_bytes = engine_block_bytes(&spec)?;
         let store = Arc::new(SyncStore(device));
+        if !body.force {
+            refuse_used(&store)?;
+        }
+        let spec = store.0.info().spec.clone();
+        let block_bytes = engine_block_bytes(&spec)?;
         new.push(NewDevice {
             spec: spec.to_string(),
             store: store.clone(),
@@ -324,20 +330,32 @@ fn create_with(body: &PoolCreate, made: &mut Vec<PathBuf>) -> Result<OpenPool, A
     })
 }
 
-fn refuse_used(device: &SyncDevice) -> Result<(), ApiError> {
-    let spec = &device.info().spec;
+fn refuse_used(device: &SyncStore) -> Result<(), ApiError> {
+    let spec = &device.0.info().spec;
     // The pool knows its own labels; the device crate knows everybody else's.
-    let found = device
-        .blank_check(b"")
-        .map_err(|error| ApiError::unavailable(format!("{spec}: {error}")))?;
-    match found {
-        Content::Blank => Ok(()),
-        Content::Ours => Err(ApiError::in_use(format!(
-            "{spec} belongs to a Forebay pool"
-        ))),
-        Content::Foreign(what) => Err(ApiError::in_use(format!("{spec} holds {what}"))),
+    match forebay_pool::probe(device).map_err(api_error)? {
+        Probe::Forebay(label) => Err(ApiError::in_use(format!(
+            "{spec} belongs to the Forebay pool {} ({})",
+            label.pool_name, label.pool_uuid
+        ))
+        .hint(
+            "start the daemon whose state folder records that pool to use it; --force makes a new \
+             pool here, and what the old one holds is lost",
+        )),
+        Probe::Blank | Probe::Other(_) => {
+            let found = device
+                .0
+                .blank_check(b"")
+                .map_err(|error| ApiError::unavailable(format!("{spec}: {error}")))?;
+            match found {
+                Content::Foreign(what) => {
+                    Err(ApiError::in_use(format!("{spec} holds {what}")).hint(OVERWRITE_HINT))
+                }
+                // What else it holds, the pool refuses itself.
+                Content::Blank | Content::Ours => Ok(()),
+            }
+        }
     }
-    .map_err(|error| error.hint("use --force to overwrite it; what it holds is lost"))
 }
 
 /// The logical block as the engine will see it, past the page cache.
@@ -399,6 +417,9 @@ mod tests {
         drop(pool);
         let error = refused(create(&body(&spec, Some(64 << 20), false)));
         assert_eq!(error.kind, error::ErrorKind::InUse, "{error}");
+        let named = format!("belongs to the Forebay pool p ({uuid})");
+        assert!(error.message.contains(&named), "{error}");
+        assert!(error.hint.is_some_and(|hint| hint.contains("--force")));
         assert!(path.exists(), "a refusal removes nothing that was there");
         assert_eq!(open(&spec).unwrap().pool.info().uuid, uuid);
         let other = create(&body(&spec, None, true)).unwrap();

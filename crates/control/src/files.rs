@@ -2,12 +2,13 @@
 //!
 //! Purpose: what the daemon records beside the catalog: which devices form the pool, which engine
 //! runs, reports.
-//! Design: written under another name, synced where it must survive a power cut, then renamed.
+//! Design: written under another name, synced where it must survive a power cut, then renamed. On a full
+//! disk, what need not survive a power cut is written over its predecessor instead.
 //! Not here: what is in them.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use serde::{Serialize, de::DeserializeOwned};
@@ -40,7 +41,31 @@ pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T, durable: bool) ->
         }
         Ok(())
     };
-    write().map_err(|error| with_path(path, &error))
+    let written = write().map_err(|error| {
+        // A part of it would only take room that there may not be.
+        let _ = std::fs::remove_file(temporary);
+        error
+    });
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::StorageFull && !durable => {
+            overwrite(path, &bytes).map_err(|_| with_path(path, &error))
+        }
+        written => written.map_err(|error| with_path(path, &error)),
+    }
+}
+
+/// Replaces a file's text in its place, which takes no new room on a full disk: with one write, so that
+/// a process that dies leaves the old text or the new.
+fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    let old_bytes = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
+    let mut text = text.to_vec();
+    // Space at the end means nothing in JSON. No file of ours is near this large.
+    text.resize(old_bytes.clamp(text.len(), text.len() + 4096), b' ');
+    match file.write_at(&text, 0)? {
+        written if written == text.len() => Ok(()),
+        _ => Err(io::ErrorKind::StorageFull.into()),
+    }
 }
 
 /// Reads JSON; `None` when there is no such file.
@@ -81,7 +106,13 @@ mod tests {
         std::fs::write(&path, "[3").unwrap();
         let error = read_json::<Vec<u8>>(&path).unwrap_err();
         assert!(error.to_string().contains("x.json"), "{error}");
+        write_json(&path, &vec![1u8, 2, 3], false).unwrap();
+        overwrite(&path, b"[7]").unwrap();
+        assert_eq!(read_json::<Vec<u8>>(&path).unwrap(), Some(vec![7]));
+        overwrite(&path, b"[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]").unwrap();
+        assert_eq!(read_json::<Vec<u8>>(&path).unwrap().unwrap().len(), 11);
         remove(&path).unwrap();
         remove(&path).unwrap();
+        assert!(overwrite(&path, b"[1]").is_err(), "it makes no file");
     }
 }

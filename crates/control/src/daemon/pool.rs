@@ -42,10 +42,12 @@ impl Daemon {
         let open = open.await.map_err(|error| {
             let told = DaemonError::new(format!("the embedded pool: {error}"));
             match error.hint {
-                Some(_) => told.with_hint(format!(
+                // There is no --force here.
+                Some(hint) if hint == devices::OVERWRITE_HINT => told.with_hint(format!(
                     "remove {} if nothing in it is needed",
                     embedded.path.display()
                 )),
+                Some(hint) => told.with_hint(hint),
                 None => told,
             }
         })?;

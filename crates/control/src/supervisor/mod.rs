@@ -11,8 +11,10 @@ pub(crate) mod process;
 mod report;
 
 use std::cell::{Cell, RefCell};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -37,6 +39,8 @@ const YOUNG: Duration = Duration::from_secs(10);
 /// So many may die young before the next one has to wait.
 const YOUNG_DEATHS: u32 = 3;
 const DELAY_AT_MOST: Duration = Duration::from_secs(10);
+/// The most of a dead engine's log that is looked at for its last line.
+const LAST_WORDS_BYTES: u64 = 1024;
 /// Conversations that may break within one engine's life.
 const BREAKS_MAX: u32 = 3;
 
@@ -179,11 +183,12 @@ impl Supervisor {
         // A fence waits for lower generations only: no number may ever be used twice.
         owner.commit().await?;
         let log = self.state_dir.join("log/engine.log");
+        let log_bytes = log.metadata().map_or(0, |there| there.len());
         let process = EngineProcess::start(&self.config, &self.run_dir, &log, generation)?;
         let process = self.note(process);
         tracing::info!(generation, pid = process.pid, "engine started");
         tokio::select! {
-            cause = process.ended() => Err(StartError::Ended(cause)),
+            cause = process.ended() => Err(StartError::Ended(with_last_words(cause, &log, log_bytes))),
             greeting = connect(owner, &process.socket, CONNECT_LIMIT) => Ok((process.clone(), greeting?)),
         }
     }
@@ -313,6 +318,25 @@ impl Supervisor {
     }
 }
 
+/// Adds where an engine's log is, and the last line that it has written since it had `from` bytes.
+fn with_last_words(cause: String, log: &Path, from: u64) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let file = File::open(log)?;
+        let end = file.metadata()?.len();
+        let from = from.max(end.saturating_sub(LAST_WORDS_BYTES)).min(end);
+        let mut said = vec![0; (end - from) as usize];
+        file.read_exact_at(&mut said, from)?;
+        Ok(said)
+    };
+    let said = read().unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
+    let last = said.lines().map(str::trim).rfind(|line| !line.is_empty());
+    match last {
+        Some(line) => format!("{cause}; its last words in {}: {line}", log.display()),
+        None => format!("{cause}; {} has no word of it", log.display()),
+    }
+}
+
 /// Connects to an engine, waiting for its socket to appear, and greets it.
 async fn connect(owner: &Owner, path: &Path, limit: Duration) -> Result<Greeting, GreetError> {
     let (pool, table) = {
@@ -407,30 +431,35 @@ mod tests {
 
     #[test]
     fn an_engine_that_dies_at_once_is_started_again_and_reported() {
-        with_engine("exit 3", |supervisor, owner, folder| async move {
-            let third = || {
-                let view = supervisor.view();
-                (view.generation >= 3 && view.last_death.is_some()).then_some(view)
-            };
-            let view = loop {
-                match third() {
-                    Some(view) => break view,
-                    None => sleep(Duration::from_millis(5)).await,
-                }
-            };
-            assert_ne!(view.state, EngineState::Running);
-            let death = view.last_death.unwrap();
-            assert_eq!(death.cause, "exit code 3");
-            let report = std::fs::read_to_string(death.report_path.unwrap()).unwrap();
-            assert!(report.contains("exit code 3"), "{report}");
-            assert!(view.trouble.unwrap().contains("exit code 3"));
-            let durable = owner.core.borrow().pool.info().engine_generation;
-            assert!(durable >= 3);
-            // It waits now before the next start; a stop doesn't wait for that.
-            supervisor.stop(&owner, Duration::from_secs(30)).await;
-            assert_eq!(supervisor.view().state, EngineState::Stopped);
-            assert!(process::recorded(&folder).unwrap().is_some());
-        });
+        with_engine(
+            "echo no such thing; exit 3",
+            |supervisor, owner, folder| async move {
+                let third = || {
+                    let view = supervisor.view();
+                    (view.generation >= 3 && view.last_death.is_some()).then_some(view)
+                };
+                let view = loop {
+                    match third() {
+                        Some(view) => break view,
+                        None => sleep(Duration::from_millis(5)).await,
+                    }
+                };
+                assert_ne!(view.state, EngineState::Running);
+                let death = view.last_death.unwrap();
+                assert_eq!(death.cause, "exit code 3");
+                let report = std::fs::read_to_string(death.report_path.unwrap()).unwrap();
+                assert!(report.contains("exit code 3"), "{report}");
+                let trouble = view.trouble.unwrap();
+                assert!(trouble.contains("exit code 3"), "{trouble}");
+                assert!(trouble.contains("engine.log: no such thing"), "{trouble}");
+                let durable = owner.core.borrow().pool.info().engine_generation;
+                assert!(durable >= 3);
+                // It waits now before the next start; a stop doesn't wait for that.
+                supervisor.stop(&owner, Duration::from_secs(30)).await;
+                assert_eq!(supervisor.view().state, EngineState::Stopped);
+                assert!(process::recorded(&folder).unwrap().is_some());
+            },
+        );
     }
 
     #[test]

@@ -98,6 +98,14 @@ fn signal_name(signal: i32) -> &'static str {
     }
 }
 
+/// Writes the record if there is room. An engine that is not recorded serves all the same; it is only
+/// not found by a daemon that starts after this one's death.
+fn note(path: &Path, record: &EngineRecord) {
+    if let Err(error) = files::write_json(path, record, false) {
+        tracing::warn!(%error, pid = record.pid, "recording the engine");
+    }
+}
+
 impl EngineProcess {
     /// Starts the engine of `generation`, which must be durable in the catalog.
     pub(crate) fn start(
@@ -115,7 +123,7 @@ impl EngineProcess {
             daemon_pid: std::process::id(),
         };
         let record_at = record_path(run_dir);
-        files::write_json(&record_at, &record, false)?;
+        note(&record_at, &record);
         if let Some(folder) = log.parent() {
             std::fs::create_dir_all(folder)?;
         }
@@ -161,7 +169,7 @@ impl EngineProcess {
         };
         record.pid = pid;
         record.start_ticks = start_ticks(pid).unwrap_or(0);
-        files::write_json(&record_at, &record, false)?;
+        note(&record_at, &record);
         Ok(process)
     }
 
