@@ -41,10 +41,9 @@ pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T, durable: bool) ->
         }
         Ok(())
     };
-    let written = write().map_err(|error| {
+    let written = write().inspect_err(|_| {
         // A part of it would only take room that there may not be.
         let _ = std::fs::remove_file(temporary);
-        error
     });
     match written {
         Err(error) if error.kind() == io::ErrorKind::StorageFull && !durable => {
