@@ -36,6 +36,12 @@ impl Failure {
         self
     }
 
+    /// Adds what to do about it, if nobody knew better.
+    pub(crate) fn or_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint.get_or_insert_with(|| hint.into());
+        self
+    }
+
     /// Prints it to stderr.
     pub(crate) fn print(&self) {
         let mut stderr = std::io::stderr().lock();

@@ -29,6 +29,8 @@ const STOP_TIME_LIMIT: Duration = Duration::from_secs(20);
 /// How often another program may snatch a port from under us.
 const PORT_RACES: usize = 5;
 const POLL: Duration = Duration::from_millis(50);
+/// The last lines of what a dead daemon said that are shown.
+const SAID_LINES: usize = 10;
 
 /// A running daemon.
 pub(super) struct OwnDaemon {
@@ -127,17 +129,7 @@ impl OwnDaemon {
         let started = Instant::now();
         loop {
             interrupt.check()?;
-            if let Some(status) = self.child.try_wait().while_doing("watch the daemon")? {
-                let said = std::fs::read_to_string(&self.errors_path).unwrap_or_default();
-                let said: Vec<_> = said
-                    .lines()
-                    .map(|line| line.trim_start_matches("error: "))
-                    .collect();
-                return Err(Failure::new(format!(
-                    "the daemon ended at once ({status}): {}",
-                    said.join("\n")
-                )));
-            }
+            self.check("at once")?;
             if let Ok(status) = self.client.get::<Status>("/v1/status") {
                 self.hold_engine(status.engine_pid);
                 if status.engine_state == EngineState::Running {
@@ -153,6 +145,23 @@ impl OwnDaemon {
             }
             std::thread::sleep(POLL);
         }
+    }
+
+    /// An error once the daemon has ended, with what it said last.
+    pub(super) fn check(&mut self, when: &str) -> Outcome {
+        let Some(status) = self.child.try_wait().while_doing("watch the daemon")? else {
+            return Ok(());
+        };
+        let said = std::fs::read_to_string(&self.errors_path).unwrap_or_default();
+        let said: Vec<_> = said
+            .lines()
+            .map(|line| line.trim_start_matches("error: "))
+            .collect();
+        let said = &said[said.len().saturating_sub(SAID_LINES)..];
+        Err(Failure::new(format!(
+            "the daemon ended {when} ({status}): {}",
+            said.join("\n")
+        )))
     }
 
     fn hold_engine(&mut self, pid: Option<u32>) {

@@ -97,17 +97,22 @@ struct Summary {
 
 pub(crate) fn demo(output: Output, args: &DemoArgs) -> Outcome {
     let interrupt = Interrupt::watch()?;
-    let daemon = OwnDaemon::start(&args.dir, &interrupt)?;
-    let summary = run(&daemon, args, &interrupt)?;
+    let mut daemon = OwnDaemon::start(&args.dir, &interrupt)?;
+    let summary = run(&mut daemon, args, &interrupt).map_err(|failure| {
+        failure.or_hint(format!(
+            "the daemon's log is in {}; is the disk below it full?",
+            args.dir.join("state/log").display()
+        ))
+    })?;
     daemon.stop()?;
     output.show(&summary, text)
 }
 
-fn run(daemon: &OwnDaemon, args: &DemoArgs, interrupt: &Interrupt) -> Outcome<Summary> {
-    let client = daemon.client();
+fn run(daemon: &mut OwnDaemon, args: &DemoArgs, interrupt: &Interrupt) -> Outcome<Summary> {
+    let client = daemon.client().clone();
     let exports = GUESTS
         .iter()
-        .map(|guest| prepare(client, guest))
+        .map(|guest| prepare(&client, guest))
         .collect::<Outcome<Vec<_>>>()?;
     let targets = GUESTS
         .iter()
@@ -126,7 +131,10 @@ fn run(daemon: &OwnDaemon, args: &DemoArgs, interrupt: &Interrupt) -> Outcome<Su
         job
     });
     let bar = progress::steps("writing, verifying");
-    let verified = together(jobs.collect(), &bar, interrupt);
+    let verified = together(jobs.collect(), &bar, &mut || {
+        interrupt.check()?;
+        daemon.check("while it was written to")
+    });
     bar.finish_and_clear();
     let verified = verified?;
     let written_bytes = verified.iter().map(|part| part.written_bytes).sum();
@@ -146,7 +154,10 @@ fn run(daemon: &OwnDaemon, args: &DemoArgs, interrupt: &Interrupt) -> Outcome<Su
     });
     let bar = progress::steps("mixed load");
     let cpu_before = engine_cpu_s(daemon);
-    let reports = together(jobs.collect(), &bar, interrupt);
+    let reports = together(jobs.collect(), &bar, &mut || {
+        interrupt.check()?;
+        daemon.check("under the mixed load")
+    });
     let cpu_after = engine_cpu_s(daemon);
     bar.finish_and_clear();
     let names = GUESTS.iter().map(|guest| guest.volume().to_string());

@@ -2,22 +2,23 @@
 //!
 //! Purpose: the demo's tenants work at once, and Ctrl-C is noticed meanwhile.
 //! Design: a thread per job; the caller's thread shows the mean of their shares and watches for
-//! interrupts. On an interrupt or a job's failure it returns at once: the other threads are left to
-//! end with the process, or with the daemon they talk to.
+//! whatever ends the run: an interrupt, the daemon's death, no progress for too long. On that or on a
+//! job's failure it returns at once: the other threads are left to end with the process, or with the daemon they talk to.
 //! Not here: the jobs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 
 use crate::failure::{Failure, Outcome, While};
-use crate::interrupt::Interrupt;
 use crate::progress;
 
 const LOOK: Duration = Duration::from_millis(100);
+/// How long the jobs may go without any progress: commands may be tried again for so long.
+const STALL_LIMIT: Duration = Duration::from_secs(60);
 
 /// How far a job is, in parts of a million.
 #[derive(Clone)]
@@ -38,11 +39,11 @@ impl Share {
 /// One job.
 pub(super) type Job<T> = Box<dyn FnOnce(&Share) -> Outcome<T> + Send>;
 
-/// Runs all jobs; their results are in the jobs' order.
+/// Runs all jobs; their results are in the jobs' order. `watch` is asked again and again whether to go on.
 pub(super) fn together<T: Send + 'static>(
     jobs: Vec<Job<T>>,
     bar: &ProgressBar,
-    interrupt: &Interrupt,
+    watch: &mut dyn FnMut() -> Outcome,
 ) -> Outcome<Vec<T>> {
     let (sender, results) = channel();
     let mut shares = Vec::new();
@@ -59,8 +60,9 @@ pub(super) fn together<T: Send + 'static>(
             .while_doing("start a thread")?;
     }
     drop(sender);
+    let mut moved = (0.0, Instant::now());
     while done.iter().any(Option::is_none) {
-        interrupt.check()?;
+        watch()?;
         match results.recv_timeout(LOOK) {
             Ok((index, result)) => {
                 let result = result?;
@@ -76,6 +78,15 @@ pub(super) fn together<T: Send + 'static>(
             }
         }
         let sum: f64 = shares.iter().map(Share::get).sum();
+        if sum > moved.0 {
+            moved = (sum, Instant::now());
+        }
+        if moved.1.elapsed() > STALL_LIMIT {
+            return Err(Failure::new(format!(
+                "nothing has moved for {} s",
+                STALL_LIMIT.as_secs()
+            )));
+        }
         progress::set(bar, sum / shares.len().max(1) as f64);
     }
     Ok(done.into_iter().flatten().collect())
@@ -84,9 +95,10 @@ pub(super) fn together<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::interrupt::Interrupt;
 
     fn run(jobs: Vec<Job<u32>>) -> Outcome<Vec<u32>> {
-        together(jobs, &ProgressBar::hidden(), &Interrupt::never())
+        together(jobs, &ProgressBar::hidden(), &mut || Ok(()))
     }
 
     fn endless() -> Job<u32> {
@@ -117,7 +129,9 @@ mod tests {
     fn an_interrupt_ends_the_wait() {
         let interrupt = Interrupt::never();
         interrupt.raise();
-        let error = together(vec![endless()], &ProgressBar::hidden(), &interrupt);
+        let error = together(vec![endless()], &ProgressBar::hidden(), &mut || {
+            interrupt.check()
+        });
         assert_eq!(error.unwrap_err().to_string(), "interrupted");
     }
 }

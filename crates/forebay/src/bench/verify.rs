@@ -16,6 +16,8 @@ use crate::failure::{Failure, Outcome};
 
 /// Size of each write: less than an extent, more than a block.
 const WRITE_BYTES: u32 = 16 * 1024;
+/// Written before errors are looked for.
+const STEP_BYTES: u64 = 1 << 20;
 
 /// Where to.
 pub(super) struct Target {
@@ -40,17 +42,18 @@ pub(super) fn verify(target: &Target, bytes: u64, share: &Share) -> Outcome<Veri
         ..VerifySpec::new(target.addr, &target.nqn, &target.host_nqn)
     };
     let mut verifier = Verifier::connect(spec).map_err(failed)?;
-    let written = verifier
-        .write(WriteGoal::Bytes(bytes), &mut |at| {
-            share.set(at.fraction / 2.0);
-            ControlFlow::Continue(())
-        })
-        .map_err(failed)?;
-    if let Some(error) = written.first_error {
-        return Err(Failure::new(format!(
-            "{} writes failed, the first: {error}",
-            written.errors
-        )));
+    let mut written_bytes = 0;
+    // Step by step: a failed write ends it soon, not after all the others have failed too.
+    while written_bytes < bytes {
+        let step = STEP_BYTES.min(bytes - written_bytes);
+        let written = verifier
+            .write(WriteGoal::Bytes(step), &mut |_| ControlFlow::Continue(()))
+            .map_err(failed)?;
+        if let Some(error) = written.first_error {
+            return Err(Failure::new(format!("a write failed: {error}")));
+        }
+        written_bytes += written.bytes;
+        share.set(written_bytes as f64 / bytes as f64 / 2.0);
     }
     verifier.flush().map_err(failed)?;
     let read = verifier
@@ -61,7 +64,7 @@ pub(super) fn verify(target: &Target, bytes: u64, share: &Share) -> Outcome<Veri
     }
     verifier.close().map_err(failed)?;
     Ok(Verified {
-        written_bytes: written.bytes,
+        written_bytes,
         read_bytes: read.bytes,
     })
 }

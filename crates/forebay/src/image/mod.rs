@@ -10,6 +10,7 @@ mod transfer;
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use forebay_control::api::model::{Done, Volume};
@@ -26,6 +27,17 @@ use transfer::Shape;
 
 pub(crate) fn import(context: &Context, file: &Path, name: &VolumeName) -> Outcome {
     let shown = file.display();
+    // Before it is opened: that would wait for a pipe's writer.
+    let kind = std::fs::metadata(file)
+        .while_doing(format!("open {shown}"))?
+        .file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        let kind = if kind.is_dir() { "a folder, " } else { "" };
+        return Err(Failure::new(format!(
+            "{shown} is {kind}neither a file nor a block device"
+        ))
+        .hint("give a raw image, or a block device"));
+    }
     let mut image = File::open(file).while_doing(format!("open {shown}"))?;
     // Works for block devices too.
     let bytes = image

@@ -13,6 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use forebay_initiator::{Done, Error, IoOp, IoQueue, NotSubmitted, Wait};
+use forebay_nvme::Status;
 
 use crate::failure::{Failure, Outcome, While};
 
@@ -203,6 +204,20 @@ fn nothing(_tag: u64, _buf: &[u8]) -> Outcome {
     Ok(())
 }
 
+/// A command at byte `at` of the volume has failed.
+fn failed(at: u64, status: Status) -> Failure {
+    if status.code() == Status::CAPACITY_EXCEEDED {
+        return Failure::new(format!(
+            "no space at byte {at} of the volume: the pool, or the file system below it, is full"
+        ))
+        .hint(
+            "`forebay pool show` tells how full the pool is, `df` the file system; delete volumes \
+             that nobody needs, or make room there",
+        );
+    }
+    Failure::new(format!("the volume failed at byte {at}: {status}"))
+}
+
 /// Commands in flight, and the buffers that are not.
 struct Window<'a, Q> {
     queue: &'a mut Q,
@@ -248,10 +263,7 @@ impl<'a, Q: Commands> Window<'a, Q> {
             .map_err(|error| Failure::new(error.to_string()))?;
         for end in done.drain(..) {
             if !end.status.is_success() {
-                return Err(Failure::new(format!(
-                    "the volume failed at byte {}: {}",
-                    end.tag, end.status
-                )));
+                return Err(failed(end.tag, end.status));
             }
             // A Flush or Write Zeroes has no buffer.
             if !end.buf.is_empty() {
