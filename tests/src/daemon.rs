@@ -4,7 +4,8 @@
 //! [`Daemon::create_pool`] gives it a pool, and with it an engine. Tests use the command line through
 //! [`Daemon::cli`], and kill either process whenever they like.
 //! Design: the program is the one that `FOREBAY_BIN` names, or the debug build. All its files are in
-//! one folder below the target folder, on a real filesystem (pools need direct I/O and hole punching).
+//! one folder below the target folder, or where the test wants it, on a real filesystem (pools need
+//! direct I/O and hole punching).
 //! Dropping a [`Daemon`] ends daemon and engines; an engine that outlived its daemon is found by the
 //! folder on its command line, and killed by pid. If the test failed, their logs are shown.
 //! Not here: what the answers mean; they are JSON values.
@@ -46,6 +47,8 @@ const LOGS: [&str; 3] = [
 pub struct DaemonOptions {
     /// More tables for its configuration file; `[listen]` is there already.
     pub config: String,
+    /// Where its folder is made; `None`: below the target folder.
+    pub folder_parent: Option<PathBuf>,
 }
 
 /// Who runs.
@@ -73,7 +76,10 @@ impl Daemon {
     /// # Errors
     /// If the program is missing, ends at once, or is not ready within a minute.
     pub fn start(options: &DaemonOptions) -> Result<Self> {
-        let parent = target_folder().join("tmp");
+        let parent = match &options.folder_parent {
+            Some(parent) => parent.clone(),
+            None => target_folder().join("tmp"),
+        };
         std::fs::create_dir_all(&parent)?;
         // The folder is searched for on command lines, so its path must be the plain one.
         let parent = parent.canonicalize()?;

@@ -30,6 +30,7 @@ struct Lab {
 fn lab(volumes: &[(&str, u64)]) -> Result<Lab> {
     let options = DaemonOptions {
         config: "[engine]\nreactors = 2\n".into(),
+        ..DaemonOptions::default()
     };
     let daemon = Daemon::start(&options)?;
     let device = format!("file:{}", daemon.folder().join("pool.img").display());
