@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use forebay_initiator::verify::{Initial, Verifier, VerifySpec, WriteGoal};
 use forebay_initiator::{Error, IoOp, Options, Session};
 use forebay_tests::daemon::{Daemon, DaemonOptions, target_folder};
@@ -28,6 +28,8 @@ const MIB: u64 = 1 << 20;
 /// Of the filesystem: the journal, the grant table and the catalog take their part.
 const DISK_BYTES: u64 = 120 * MIB;
 const FILL_CHUNK_BYTES: usize = 256 << 10;
+/// 128 MiB: a grant table's page, and a catalog's, hold far less.
+const INSIST_CHUNKS: u32 = 512;
 /// How often one write of the filler may be told to come again.
 const RETRIES: u32 = 50;
 
@@ -102,15 +104,19 @@ fn nqn(tenant: &str) -> String {
     format!("nqn.2026-01.io.forebay:{tenant}.v")
 }
 
-/// Writes from the volume's beginning until the target says that there is no space; returns how many
-/// bytes it took.
+/// Writes from the volume's beginning until the target says that there is no space, and then goes on for
+/// [`INSIST_CHUNKS`] more: each is granted extents, for which the daemon may find no room either. Returns
+/// how many bytes the target took before it refused.
 fn fill(address: SocketAddr, volume_bytes: u64) -> Result<u64> {
     let mut session = Session::connect(address, &nqn("filler"), HOST, &Options::default())?;
     let mut queue = session.open_queue(1)?;
     let blocks = FILL_CHUNK_BYTES as u32 / queue.block_bytes();
     let mut at = 0;
     let mut retries = 0;
-    while at < volume_bytes {
+    let mut took = None;
+    let mut insist = INSIST_CHUNKS;
+    while at < volume_bytes && insist > 0 {
+        insist -= u32::from(took.is_some());
         let op = IoOp::Write {
             lba: at / u64::from(queue.block_bytes()),
             blocks,
@@ -125,7 +131,9 @@ fn fill(address: SocketAddr, volume_bytes: u64) -> Result<u64> {
                 // NVMe Base 2.1, figure "Generic Command Status Values": Capacity Exceeded.
                 if (status.sct(), status.sc()) == (0, 0x81) =>
             {
-                return Ok(at);
+                took.get_or_insert(at);
+                at += FILL_CHUNK_BYTES as u64;
+                retries = 0;
             }
             Err(Error::Status { status, .. }) if !status.dnr() && retries < RETRIES => {
                 retries += 1;
@@ -134,7 +142,7 @@ fn fill(address: SocketAddr, volume_bytes: u64) -> Result<u64> {
             Err(error) => return Err(error).context(format!("filling, at byte {at}")),
         }
     }
-    bail!("the volume took all of {volume_bytes} bytes: the disk did not fill up")
+    took.context("the volume took all: the disk did not fill up")
 }
 
 /// The filler's first bytes are there.
