@@ -63,7 +63,7 @@ impl Forebay {
             port,
             nqn: String::new(),
         };
-        this.wait_ready()?;
+        this.wait_ready(false)?;
         let memory =
             PathBuf::from("/dev/shm").join(format!("forebay-bench-{}", std::process::id()));
         let path = match device {
@@ -76,7 +76,7 @@ impl Forebay {
         let size = VOLUME_BYTES.to_string();
         this.cli(&["volume", "create", "bench/v", "--size", &size])?;
         this.cli(&["export", "create", "bench/v", "--any-host"])?;
-        let status = this.wait_ready()?;
+        let status = this.wait_ready(true)?;
         this.engine = status["engine_pid"]
             .as_u64()
             .and_then(|pid| u32::try_from(pid).ok())
@@ -89,11 +89,12 @@ impl Forebay {
         Ok(this)
     }
 
-    fn wait_ready(&mut self) -> Result<Value> {
+    /// Waits until the daemon answers, and, once it has a pool, until its engine runs.
+    fn wait_ready(&mut self, engine: bool) -> Result<Value> {
         let until = Instant::now() + LIMIT;
         loop {
             if let Ok(status) = self.cli(&["status"])
-                && status["engine_state"] == "running"
+                && (!engine || status["engine_state"] == "running")
             {
                 return Ok(status);
             }

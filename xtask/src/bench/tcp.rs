@@ -52,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let (seconds, rounds) = if options.quick { (1, 1) } else { (4, 3) };
     let mut summary = Summary::default();
     println!(
-        "{:<6}{:<6}{:>4}  {:<15}{:>10}{:>10}{:>10}{:>8}{:>8}",
+        "{:<7}{:<6}{:>4}  {:<15}{:>10}{:>10}{:>10}{:>8}{:>8}",
         "device", "op", "QD", "client", "IOPS", "mean us", "p99 us", "target", "others"
     );
     for device in ["null", "ram"] {
@@ -186,7 +186,7 @@ fn report(
         let of = |figure: fn(&Sample) -> f64| median(kept.iter().map(figure).collect());
         let (iops, mean_us, p99_us) = (of(|s| s.iops), of(|s| s.mean_us), of(|s| s.p99_us));
         println!(
-            "{device:<6}{op:<6}{depth:>4}  {:<15}{iops:>10.0}{mean_us:>10.1}{p99_us:>10.1}{:>8.2}{:>8.2}{}",
+            "{device:<7}{op:<6}{depth:>4}  {:<15}{iops:>10.0}{mean_us:>10.1}{p99_us:>10.1}{:>8.2}{:>8.2}{}",
             side.name(),
             of(|s| s.target_cores),
             of(|s| s.others_cores),
