@@ -90,6 +90,18 @@ impl Owner {
             .await
     }
 
+    /// The same, however long the catalog can't be written: for what must not go on before, because
+    /// what was taken away would otherwise be listed for ever, or given out twice.
+    pub(super) async fn commit_through(&self) {
+        let committer = &self.committer;
+        committer.kick();
+        let ticket = committer.drawn.get();
+        committer
+            .progress
+            .until(|| (committer.served.get() >= ticket).then_some(()))
+            .await;
+    }
+
     /// The one task that commits.
     pub(super) async fn run_committer(self: Rc<Self>) {
         let committer = &self.committer;

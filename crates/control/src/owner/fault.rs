@@ -260,7 +260,7 @@ impl Owner {
         let _held = self.locks.hold(volume, range).await;
         self.revoke(volume, range).await?;
         // Whatever took it away must be durable before the list forgets it.
-        self.commit().await?;
+        self.commit_through().await;
         self.forget_grants(volume, range).await;
         Ok(())
     }

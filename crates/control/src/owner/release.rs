@@ -135,7 +135,7 @@ impl Owner {
                 .pool
                 .release(volume, ExtentIndex(range.first), range.count)?;
         if released.extents > 0 {
-            self.commit().await?;
+            self.commit_through().await;
         }
         self.forget_grants(volume, range).await;
         if released.extents > 0 {
