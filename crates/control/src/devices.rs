@@ -223,6 +223,10 @@ pub(crate) fn open(specs: &[String]) -> Result<OpenPool, ApiError> {
             .hint("restore the device before the pool is opened; nothing was changed"));
         }
     }
+    // A pool made before this was done, or copied as a sparse file.
+    if let Err(error) = reserve_catalog(&devices) {
+        tracing::warn!(%error, "the pool's catalog may not be able to grow");
+    }
     Ok(OpenPool {
         pool,
         catalog,
@@ -322,6 +326,7 @@ fn create_with(body: &PoolCreate, made: &mut Vec<PathBuf>) -> Result<OpenPool, A
     })
     .map_err(api_error)?;
     let devices = in_order(&pool, stores)?;
+    reserve_catalog(&devices)?;
     Ok(OpenPool {
         pool,
         catalog,
@@ -366,6 +371,35 @@ fn engine_block_bytes(spec: &DeviceSpec) -> Result<u32, ApiError> {
     };
     let device = Device::open(spec, &options).map_err(invalid)?;
     Ok(device.info().block_bytes)
+}
+
+/// Takes the room of label and catalog from the file system below a pool in a sparse file, so that its
+/// being full keeps nobody from committing what makes room. Again and again does no harm.
+fn reserve_catalog(devices: &[PoolDevice]) -> Result<(), ApiError> {
+    for device in devices {
+        let info = device.store.0.info();
+        let label = forebay_pool::Label::read(device.store.as_ref()).map_err(api_error)?;
+        if info.kind != DeviceKind::File || label.catalog_bytes == 0 {
+            continue;
+        }
+        let end = label.catalog_offset_bytes + label.catalog_bytes;
+        let reserve = || -> io::Result<()> {
+            let file = std::fs::File::options()
+                .write(true)
+                .open(info.spec.path())?;
+            let keep_size = rustix::fs::FallocateFlags::KEEP_SIZE;
+            match rustix::fs::fallocate(&file, keep_size, 0, end) {
+                Err(rustix::io::Errno::OPNOTSUPP) | Ok(()) => Ok(()),
+                Err(error) => Err(error.into()),
+            }
+        };
+        reserve().map_err(|error| {
+            let message = format!("{}: no room for the pool's catalog: {error}", device.spec);
+            ApiError::new(error::ErrorKind::NoSpace, message)
+                .hint(format!("it needs {end} bytes of the file system below it"))
+        })?;
+    }
+    Ok(())
 }
 
 /// Whether a device carries a pool's label.

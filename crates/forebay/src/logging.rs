@@ -25,7 +25,9 @@ pub(crate) fn start(level: &str, file: &Path) -> Outcome {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_target(false);
+        .with_target(false)
+        // It would be told on stderr with `eprintln!`, which panics when that is on the same full disk.
+        .log_internal_errors(false);
     if io::stderr().is_terminal() {
         log.with_writer(io::stderr).init();
     } else {
