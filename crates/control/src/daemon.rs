@@ -35,6 +35,7 @@ use crate::files;
 use crate::owner::session::{GreetError, Greeting, Session};
 use crate::owner::{Grants, Limits, Owner, grants_capacity, now_unix_ms};
 use crate::supervisor::process::{self, EngineProcess, EngineRecord};
+use crate::supervisor::report;
 use crate::supervisor::{GREET_LIMIT, Supervisor, connect_socket};
 
 mod pool;
@@ -363,14 +364,28 @@ impl Daemon {
             Process::Daemon => (record.daemon_pid, "unknown: noticed by the daemon after it"),
             Process::Engine => (record.pid, "unknown: it was gone when this daemon started"),
         };
+        let at_unix_ms = now_unix_ms();
+        let (name, log) = match process {
+            Process::Daemon => ("daemon", "forebay.log"),
+            Process::Engine => ("engine", "engine.log"),
+        };
+        let found = report::Found {
+            process: name,
+            pid,
+            generation: record.generation,
+            noticed_at_unix_ms: at_unix_ms,
+            cause,
+            log: report::log_tail(&self.config.state_dir, log),
+        };
+        let path = report::write_found(&self.config.state_dir, &found);
         *self.last_death.borrow_mut() = Some(DeathReport {
             process,
             pid,
             generation: record.generation,
-            at_unix_ms: now_unix_ms(),
+            at_unix_ms,
             cause: cause.to_owned(),
             commands_in_flight: 0,
-            report_path: None,
+            report_path: path.map(|path| path.display().to_string()),
         });
     }
 

@@ -58,6 +58,9 @@ pub(crate) struct Adoption {
     progress: Signal,
 }
 
+/// The smallest grant table that is of use.
+const LEAST_ENTRIES: usize = 1024;
+
 impl Grants {
     /// For a pool that was just made: a table with nothing in it.
     pub(crate) fn fresh(
@@ -66,7 +69,7 @@ impl Grants {
         boot_id: &[u8; 16],
         capacity: usize,
     ) -> io::Result<Self> {
-        let table = GrantTable::create(path, capacity, boot_id, &pool.info().uuid.0)?;
+        let table = new_table(path, capacity, boot_id, &pool.info().uuid.0)?;
         let stamp = stamp(boot_id, table.memory())?;
         Ok(Self {
             table,
@@ -102,7 +105,7 @@ impl Grants {
             _ => None,
         };
         let Some(table) = found else {
-            let table = GrantTable::create(path, capacity, boot_id, &pool_id)?;
+            let table = new_table(path, capacity, boot_id, &pool_id)?;
             let stamp = stamp(boot_id, table.memory())?;
             return Ok(Self {
                 table,
@@ -160,6 +163,29 @@ impl Grants {
             progress: Signal::new(),
         };
         (self.table, adoption)
+    }
+}
+
+/// A new table; a smaller one where the run folder's file system is nearly full, because without a
+/// daemon nobody could make room there. It only has to be made room in more often.
+fn new_table(
+    path: &Path,
+    capacity: usize,
+    boot_id: &[u8; 16],
+    pool_id: &[u8; 16],
+) -> io::Result<GrantTable> {
+    let mut entries = capacity;
+    loop {
+        match GrantTable::create(path, entries, boot_id, pool_id) {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull && entries > LEAST_ENTRIES => {
+                entries = (entries / 8).max(LEAST_ENTRIES);
+                tracing::warn!(
+                    entries,
+                    "little room for the grant table: it is made smaller"
+                );
+            }
+            result => return result,
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 //! Not here: what is said to an engine (`owner`).
 
 pub(crate) mod process;
-mod report;
+pub(crate) mod report;
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;

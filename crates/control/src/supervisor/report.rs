@@ -15,6 +15,10 @@ use serde::Serialize;
 use crate::files;
 use crate::owner::now_unix_ms;
 
+/// Reports that are kept.
+const REPORTS_KEPT: usize = 50;
+const LOG_TAIL_BYTES: usize = 16 << 10;
+const LOG_TAIL_LINES: usize = 40;
 /// Commands that a report lists.
 const COMMANDS_MAX: usize = 1000;
 
@@ -208,27 +212,63 @@ pub(crate) fn write(
     cause: &str,
 ) -> Written {
     let report = gather(region, generation, pid, cause);
-    let folder = state_dir.join("reports");
-    let path = folder.join(format!(
-        "engine-{generation}-{}.json",
-        report.at_unix_ms / 1000
-    ));
-    let written: io::Result<()> =
-        std::fs::create_dir_all(&folder).and_then(|()| files::write_json(&path, &report, false));
-    let commands_in_flight = report.commands_in_flight;
-    match written {
-        Ok(()) => Written {
-            path: Some(path),
-            commands_in_flight,
-        },
-        Err(error) => {
-            tracing::error!(%error, "writing the report of the engine's death");
-            Written {
-                path: None,
-                commands_in_flight,
-            }
-        }
+    let name = format!("engine-{generation}-{}.json", report.at_unix_ms / 1000);
+    Written {
+        commands_in_flight: report.commands_in_flight,
+        path: put(state_dir, &name, &report),
     }
+}
+
+/// What a new daemon knows of a death before its time: of its predecessor's, or of an engine's whose
+/// state region is gone with it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Found<'a> {
+    pub(crate) process: &'a str,
+    pub(crate) pid: u32,
+    pub(crate) generation: u64,
+    pub(crate) noticed_at_unix_ms: u64,
+    pub(crate) cause: &'a str,
+    /// The last lines of its log.
+    pub(crate) log: Vec<String>,
+}
+
+/// The last lines of a log below the state folder; none if there is none.
+pub(crate) fn log_tail(state_dir: &Path, name: &str) -> Vec<String> {
+    let text = std::fs::read(state_dir.join("log").join(name)).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text[text.len().saturating_sub(LOG_TAIL_BYTES)..]);
+    let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].to_vec()
+}
+
+/// Writes the report of a death that was found.
+pub(crate) fn write_found(state_dir: &Path, found: &Found<'_>) -> Option<PathBuf> {
+    let seconds = found.noticed_at_unix_ms / 1000;
+    let name = format!("{}-{}-{seconds}.json", found.process, found.pid);
+    put(state_dir, &name, found)
+}
+
+/// Writes a report and keeps the newest of them. A failure is logged: nothing depends on a report.
+fn put<T: Serialize>(state_dir: &Path, name: &str, report: &T) -> Option<PathBuf> {
+    let folder = state_dir.join("reports");
+    let path = folder.join(name);
+    let written: io::Result<()> =
+        std::fs::create_dir_all(&folder).and_then(|()| files::write_json(&path, report, false));
+    if let Err(error) = written {
+        tracing::error!(%error, "writing the report of a death");
+        return None;
+    }
+    let mut all: Vec<_> = std::fs::read_dir(&folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+        .collect();
+    all.sort();
+    for (_, old) in all.iter().rev().skip(REPORTS_KEPT) {
+        // It is only a report too many.
+        let _ = std::fs::remove_file(old);
+    }
+    Some(path)
 }
 
 #[cfg(test)]
