@@ -1,0 +1,102 @@
+//! A pool whose file is missing, cut short, in use by another daemon, or full of something else.
+//!
+//! Purpose: each is its own clear error, and when the trouble is over nothing is lost: the volume has
+//! its identity and its data.
+//! Design: the real binary through its command line and logs.
+//! Not here: a full disk (`full_disk`), deaths (`deaths_under_load`).
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_initiator::{IoOp, IoQueue, Options, Session};
+use forebay_tests::daemon::{Daemon, DaemonOptions};
+
+const HOST: &str = "nqn.2026-01.test:host";
+const LIMIT: Duration = Duration::from_secs(60);
+const POOL_BYTES: u64 = 1 << 30;
+
+fn open(daemon: &Daemon) -> Result<(Session, IoQueue)> {
+    let address: SocketAddr = format!("127.0.0.1:{}", daemon.port()).parse()?;
+    let nqn = "nqn.2026-01.io.forebay:t.v";
+    let mut session = Session::connect(address, nqn, HOST, &Options::default())?;
+    let queue = session.open_queue(1)?;
+    Ok((session, queue))
+}
+
+/// The command must fail and say this.
+fn refused(result: Result<impl Sized>, says: &str) -> Result<()> {
+    let error = result.err().context("it was not refused")?;
+    let text = format!("{error:#}");
+    ensure!(text.contains(says), "'{says}' is not in: {text}");
+    Ok(())
+}
+
+#[test]
+fn troubles_of_the_pool_file_are_named_and_lose_nothing() -> Result<()> {
+    let mut daemon = Daemon::start(&DaemonOptions::default())?;
+    let path = daemon.folder().join("pool.img");
+    let spec = format!("file:{}", path.display());
+    daemon.create_pool(&["--device", &spec, "--size", &POOL_BYTES.to_string()])?;
+    daemon.cli(&["tenant", "create", "t"])?;
+    daemon.cli(&["volume", "create", "t/v", "--size", "64M"])?;
+    daemon.cli(&["export", "create", "t/v", "--any-host"])?;
+    let before = daemon.cli(&["volume", "show", "t/v"])?;
+    let write = IoOp::Write {
+        lba: 0,
+        blocks: 16,
+        fua: true,
+    };
+    let (session, mut queue) = open(&daemon)?;
+    queue.execute(&write, vec![7; 65536], LIMIT)?;
+    drop(queue);
+    session.close()?;
+
+    // Another daemon, which even insists.
+    let mut other = Daemon::start(&DaemonOptions::default())?;
+    let taken = other.cli(&["pool", "create", "--device", &spec, "--force"]);
+    refused(taken, "holds this device")?;
+    other.stop()?;
+    daemon.stop()?;
+
+    let away = path.with_extension("away");
+    std::fs::rename(&path, &away)?;
+    refused(daemon.start_again(), "pool.img")?;
+    std::fs::rename(&away, &path)?;
+
+    // Nothing was written past its half.
+    let file = OpenOptions::new().write(true).open(&path)?;
+    file.set_len(POOL_BYTES / 2)?;
+    refused(daemon.start_again(), "pool.img")?;
+    file.set_len(POOL_BYTES)?;
+
+    daemon.start_again()?;
+    let after = daemon.cli(&["volume", "show", "t/v"])?;
+    ensure!(before["uuid"] == after["uuid"], "{before} became {after}");
+    let (session, mut queue) = open(&daemon)?;
+    let read = IoOp::Read { lba: 0, blocks: 16 };
+    let got = queue.execute(&read, vec![0; 65536], LIMIT)?;
+    ensure!(got.iter().all(|byte| *byte == 7), "data was lost");
+    drop(queue);
+    session.close()?;
+    daemon.stop()
+}
+
+#[test]
+fn a_pool_is_made_only_over_nothing_and_destroyed_to_nothing() -> Result<()> {
+    let mut daemon = Daemon::start(&DaemonOptions::default())?;
+    let path = daemon.folder().join("pool.img");
+    let spec = format!("file:{}", path.display());
+    let mut file = std::fs::File::create(&path)?;
+    file.write_all(b"somebody's data")?;
+    file.set_len(POOL_BYTES)?;
+    refused(daemon.cli(&["pool", "create", "--device", &spec]), "force")?;
+    ensure!(std::fs::read(&path)?.starts_with(b"somebody's data"));
+    daemon.create_pool(&["--device", &spec, "--force"])?;
+    daemon.cli(&["pool", "destroy"])?;
+    // Were its labels still there, this would be refused.
+    daemon.create_pool(&["--device", &spec])?;
+    daemon.stop()
+}
