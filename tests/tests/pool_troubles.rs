@@ -63,13 +63,13 @@ fn troubles_of_the_pool_file_are_named_and_lose_nothing() -> Result<()> {
 
     let away = path.with_extension("away");
     std::fs::rename(&path, &away)?;
-    refused(daemon.start_again(), "pool.img")?;
+    refused(daemon.start_again(), "there is no such file")?;
     std::fs::rename(&away, &path)?;
 
     // Nothing was written past its half.
     let file = OpenOptions::new().write(true).open(&path)?;
     file.set_len(POOL_BYTES / 2)?;
-    refused(daemon.start_again(), "pool.img")?;
+    refused(daemon.start_again(), "it was truncated")?;
     file.set_len(POOL_BYTES)?;
 
     daemon.start_again()?;
