@@ -23,8 +23,6 @@ const RING_ENTRIES: usize = 4096;
 
 /// From the control thread to a reactor.
 pub enum Post {
-    /// A device will come.
-    ExpectDevice(DeviceIndex),
     /// A device is served.
     Device(ServedDevice),
     /// A lane is served here, or shows something else now.
@@ -48,6 +46,10 @@ pub enum Post {
         /// What stays.
         keep: Option<Rights>,
     },
+    /// A revoke is given up: it needs no answer any more.
+    Abandon(u64),
+    /// Answer this job once everything in flight here at the device has ended.
+    Settle(u64, DeviceIndex),
     /// More is durable.
     Committed(VolumeId),
     /// A commit failed.
@@ -107,6 +109,11 @@ pub enum Upcall {
     Drained {
         /// Which.
         revoke: u64,
+    },
+    /// Everything that was in flight here when [`Post::Settle`] came has ended.
+    Settled {
+        /// Which job.
+        job: u64,
     },
     /// The internal lane ended a job.
     JobDone {

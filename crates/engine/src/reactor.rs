@@ -164,7 +164,6 @@ impl Reactor {
     fn take(&mut self, post: Post) {
         let core = &mut self.core;
         match post {
-            Post::ExpectDevice(device) => core.expect_device(device),
             Post::Device(served) => core.set_device(served),
             Post::Lane(lane) => {
                 let export = lane.export.export;
@@ -189,6 +188,9 @@ impl Reactor {
                 range,
                 keep,
             } => core.revoke(revoke, volume, range, keep),
+            Post::Abandon(revoke) => core.abandon(revoke),
+            // Not counted here yet: the owner sees its time limit pass.
+            Post::Settle(..) => {}
             Post::Committed(volume) => core.committed(volume),
             Post::CommitFailed(volume, sequence) => core.commit_failed(volume, sequence),
             Post::ReleaseDone(io, generation) => core.release_done(io, generation),

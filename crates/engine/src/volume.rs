@@ -1,11 +1,14 @@
-//! A volume as the data path sees it: geometry, translation table, and how far it is committed.
+//! A volume as the data path sees it: geometry, translation table, how far it is committed, and
+//! which devices it may have written to.
 //!
 //! **Design.** Shared by the control thread (the only writer) and the reactors. Growth makes a new
-//! value that shares the counters and the table's leaves. **Not here:** extents' states (the pool).
+//! value that shares the counters and the table's leaves. A device counts as written from the first
+//! grant that allows it, and for good: every grant outstanding is told again to a new engine, so the
+//! set covers what a dead one wrote. **Not here:** extents' states (the pool).
 
 use forebay_xlate::boundary::message::VolumeConfig;
 use forebay_xlate::table::Table;
-use forebay_xlate::{ExtentRange, VolumeId};
+use forebay_xlate::{DeviceIndex, ExtentRange, VolumeId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -16,6 +19,8 @@ struct Commits {
     granted: AtomicU64,
     /// Everything up to here is durable.
     committed: AtomicU64,
+    /// A bit for each device that a grant has let it write to.
+    devices: [AtomicU64; 4],
 }
 
 /// See the module's text.
@@ -87,6 +92,23 @@ impl Volume {
     /// A grant with this commit sequence is about to be installed (0: already durable).
     pub fn granted(&self, sequence: u64) {
         self.commits.granted.fetch_max(sequence, SeqCst);
+    }
+
+    /// A grant that allows writing to this device is about to be installed.
+    pub fn may_write_to(&self, device: DeviceIndex) {
+        let bit = 1u64 << (device.0 % 64);
+        let set = &self.commits.devices[usize::from(device.0 / 64)];
+        if set.load(Acquire) & bit == 0 {
+            set.fetch_or(bit, SeqCst);
+        }
+    }
+
+    /// The devices that a FLUSH which begins now must cover.
+    pub fn written_devices(&self) -> impl Iterator<Item = DeviceIndex> + Clone + use<> {
+        let sets: [u64; 4] = std::array::from_fn(|i| self.commits.devices[i].load(Acquire));
+        (0..=u8::MAX)
+            .filter(move |d| sets[usize::from(d / 64)] & 1 << (d % 64) != 0)
+            .map(DeviceIndex)
     }
 
     /// The owner committed up to here.

@@ -128,6 +128,16 @@ impl Drains {
         }
     }
 
+    /// Gives a revoke up: it is never answered, and its place is free.
+    pub fn abandon(&mut self, revoke: u64) {
+        for slot in &mut self.active {
+            if slot.is_some_and(|drain| drain.revoke == revoke) {
+                *slot = None;
+                self.active_count -= 1;
+            }
+        }
+    }
+
     /// Whether any revoke waits.
     pub fn is_empty(&self) -> bool {
         self.active_count == 0
@@ -159,6 +169,11 @@ impl Acks {
             }
             None => false,
         }
+    }
+
+    /// Nobody waits for this one any more; whether anybody did.
+    pub fn forget(&mut self, revoke: u64) -> bool {
+        self.waiting.remove(&revoke).is_some()
     }
 
     /// Revokes that some reactor has not answered.

@@ -11,7 +11,7 @@
 use std::rc::Rc;
 
 use forebay_pool::FaultAnswer;
-use forebay_xlate::boundary::message::{FaultFailure, ToEngine};
+use forebay_xlate::boundary::message::{FaultFailure, GrantOf, ToEngine};
 use forebay_xlate::grants::{Full, Grant};
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
 use tokio::time::{Duration, Instant, sleep, timeout};
@@ -232,11 +232,13 @@ impl Owner {
             return Step::TableFull;
         }
         let range = grant.range;
-        session.say(&ToEngine::Grant {
-            volume,
-            range,
-            word: word.bits(),
-            commit_sequence,
+        session.say(&ToEngine::Grants {
+            grants: vec![GrantOf {
+                volume,
+                range,
+                word: word.bits(),
+                commit_sequence,
+            }],
         });
         if write {
             self.reserve_ahead(core, volume);

@@ -308,11 +308,11 @@ impl Owner {
 
     fn act(self: &Rc<Self>, session: &Rc<Session>, message: FromEngine) {
         match message {
-            FromEngine::Fault {
-                volume,
-                extent,
-                write,
-            } => self.on_fault(volume, extent, write),
+            FromEngine::Faults { faults } => {
+                for fault in faults {
+                    self.on_fault(fault.volume, fault.extent, fault.write);
+                }
+            }
             FromEngine::CommitWanted { volume, sequence } => {
                 self.spawn(self.clone().commit_wanted(volume, sequence));
             }

@@ -14,7 +14,7 @@ use std::rc::Rc;
 
 use forebay_pool::{DeviceRecord, ExportRecord, VolumeRecord};
 use forebay_xlate::boundary::message::{
-    DeviceConfig, ExportConfig, ExportId, Held, ToEngine, VolumeConfig,
+    DeviceConfig, ExportConfig, ExportId, GrantOf, Held, ToEngine, VolumeConfig,
 };
 use forebay_xlate::{DeviceIndex, ExtentRange, Rights};
 use tokio::time::sleep;
@@ -139,11 +139,13 @@ impl Owner {
             }
             // Not what somebody is giving up at this moment.
             for range in self.locks.free_parts(grant.volume, grant.range) {
-                session.say(&ToEngine::Grant {
-                    volume: grant.volume,
-                    range,
-                    word: grant.word.advance(range.first - grant.range.first).bits(),
-                    commit_sequence: grant.commit_sequence,
+                session.say(&ToEngine::Grants {
+                    grants: vec![GrantOf {
+                        volume: grant.volume,
+                        range,
+                        word: grant.word.advance(range.first - grant.range.first).bits(),
+                        commit_sequence: grant.commit_sequence,
+                    }],
                 });
             }
         }

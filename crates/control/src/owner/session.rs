@@ -442,6 +442,7 @@ impl Session {
         let what = match work {
             Job::Flush { .. } => "a flush",
             Job::Launder { .. } => "laundering",
+            Job::Settle { .. } => "the end of a device's requests",
         };
         self.ask(Kind::Job, what, Vec::new(), |job| ToEngine::Job {
             job,

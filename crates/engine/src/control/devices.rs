@@ -48,9 +48,6 @@ impl Control {
             }
             return;
         }
-        // Before it is tried: what was written there by an earlier engine may not be durable, so a
-        // FLUSH must wait for this device even if it can't be opened now.
-        self.post_all(|| Post::ExpectDevice(index));
         match self.open_device(&config) {
             Ok(device) => {
                 let device = Arc::new(device);

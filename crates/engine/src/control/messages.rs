@@ -6,7 +6,7 @@ use crate::lane::{Lane, LaneIndex};
 use crate::mailbox::Post;
 use crate::volume::Volume;
 use forebay_xlate::boundary::message::{
-    BOUNDARY_VERSION, ExportConfig, ExportId, FromEngine, ToEngine, VolumeConfig,
+    BOUNDARY_VERSION, ExportConfig, ExportId, FromEngine, GrantOf, Job, ToEngine, VolumeConfig,
 };
 use forebay_xlate::{Rights, Word};
 use std::os::fd::OwnedFd;
@@ -77,22 +77,10 @@ impl Control {
                     .set_addresses(self.door.listeners().map(|(a, _)| a.to_string()).collect());
                 self.done(request, result);
             }
-            ToEngine::Grant {
-                volume,
-                range,
-                word,
-                commit_sequence,
-            } => {
-                let Some(known) = self.volumes.get(&volume) else {
-                    return;
-                };
-                let word = Word::from_bits(word);
-                // First the commit that FLUSH must see, then the translation that makes it needed.
-                known.granted(commit_sequence);
-                known.table.install(range, word);
-                self.faults
-                    .answered(volume, range, word.rights() == Some(Rights::ReadWrite));
-                self.post_all(|| Post::Granted(volume, range));
+            ToEngine::Grants { grants } => {
+                for grant in grants {
+                    self.granted(&grant);
+                }
             }
             ToEngine::FaultFailed {
                 volume,
@@ -125,6 +113,7 @@ impl Control {
                     keep,
                 });
             }
+            ToEngine::Abandon { revoke } => self.abandon(revoke),
             ToEngine::Committed { volume, sequence } => {
                 if let Some(known) = self.volumes.get(&volume) {
                     known.committed(sequence);
@@ -155,11 +144,35 @@ impl Control {
             }
             ToEngine::Job { job, work } => {
                 self.jobs.insert(job, work);
-                // The internal lane lives on reactor 0.
-                self.mailboxes[0].post(Post::Job(job, work));
+                if let Job::Settle { device } = work {
+                    self.settles.posted(job, self.mailboxes.len() as u32);
+                    self.post_all(|| Post::Settle(job, device));
+                } else {
+                    // The internal lane lives on reactor 0.
+                    self.mailboxes[0].post(Post::Job(job, work));
+                }
             }
             ToEngine::Stop => self.stop(),
         }
+    }
+
+    fn granted(&mut self, grant: &GrantOf) {
+        let GrantOf {
+            volume,
+            range,
+            word,
+            commit_sequence,
+        } = *grant;
+        let Some(known) = self.volumes.get(&volume) else {
+            return;
+        };
+        let word = Word::from_bits(word);
+        // First the commit that FLUSH must see, then the translation that makes it needed.
+        known.granted(commit_sequence);
+        known.table.install(range, word);
+        self.faults
+            .answered(volume, range, word.rights() == Some(Rights::ReadWrite));
+        self.post_all(|| Post::Granted(volume, range));
     }
 
     fn set_volume(&mut self, config: VolumeConfig) -> Result<(), String> {

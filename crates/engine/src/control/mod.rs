@@ -18,7 +18,7 @@ use crate::lane::LaneIndex;
 use crate::mailbox::{Post, ToReactor, Upcall, quiet_bell};
 use crate::volume::Volume;
 use forebay_xlate::boundary::message::{
-    DeviceConfig, ExportConfig, ExportId, FromEngine, Held, Job, ToEngine,
+    DeviceConfig, ExportConfig, ExportId, FaultAsk, FromEngine, Held, Job, MAX_BATCH, ToEngine,
 };
 use forebay_xlate::boundary::region::{MAX_LANES, Region};
 use forebay_xlate::boundary::socket::{self, Channel};
@@ -99,7 +99,11 @@ pub struct Control {
     commits: BTreeMap<VolumeId, u64>,
     releases: BTreeMap<u64, OpenRelease>,
     next_release: u64,
+    /// Faults to ask at the turn's end.
+    asks: Vec<FaultAsk>,
     acks: Acks,
+    /// Reactors that have not answered a [`Job::Settle`].
+    settles: Acks,
     /// Revokes that wait until fewer are being drained.
     revokes_held: VecDeque<PendingRevoke>,
     jobs: BTreeMap<u64, Job>,
@@ -155,7 +159,9 @@ impl Control {
             commits: BTreeMap::new(),
             releases: BTreeMap::new(),
             next_release: 1,
+            asks: Vec::new(),
             acks: Acks::default(),
+            settles: Acks::default(),
             revokes_held: VecDeque::new(),
             jobs: BTreeMap::new(),
             stopping: false,
@@ -350,13 +356,15 @@ impl Control {
             self.say_with(&FromEngine::Held(Held::Listener(address)), vec![fd]);
         }
         self.say(&FromEngine::HeldEnd);
-        let faults: Vec<_> = self.faults.outstanding().collect();
-        for (volume, extent, write) in faults {
-            self.say(&FromEngine::Fault {
-                volume,
-                extent,
-                write,
-            });
+        let ask = |(volume, extent, write)| FaultAsk {
+            volume,
+            extent,
+            write,
+        };
+        let faults: Vec<_> = self.faults.outstanding().map(ask).collect();
+        for faults in faults.chunks(MAX_BATCH) {
+            let faults = faults.to_vec();
+            self.say(&FromEngine::Faults { faults });
         }
         let commits: Vec<_> = self.commits.iter().map(|(v, s)| (*v, *s)).collect();
         for (volume, sequence) in commits {
@@ -382,6 +390,11 @@ impl Control {
                 self.take_upcall(reactor, upcall);
             }
         }
+        let asks = std::mem::take(&mut self.asks);
+        for faults in asks.chunks(MAX_BATCH) {
+            let faults = faults.to_vec();
+            self.say(&FromEngine::Faults { faults });
+        }
     }
 
     fn take_upcall(&mut self, reactor: usize, upcall: Upcall) {
@@ -405,7 +418,7 @@ impl Control {
                     self.mailboxes[reactor]
                         .post(Post::Granted(volume, ExtentRange::new(extent, 1)));
                 } else if self.faults.want(volume, extent, write) {
-                    self.say(&FromEngine::Fault {
+                    self.asks.push(FaultAsk {
                         volume,
                         extent,
                         write,
@@ -470,6 +483,12 @@ impl Control {
                     }
                 }
             }
+            Upcall::Settled { job } => {
+                if self.settles.answered(job) {
+                    self.jobs.remove(&job);
+                    self.say(&FromEngine::JobDone { job, errno: None });
+                }
+            }
             Upcall::JobDone { job, error } => {
                 self.jobs.remove(&job);
                 self.say(&FromEngine::JobDone {
@@ -502,6 +521,17 @@ impl Control {
             self.revokes_held.push_back(pending);
         } else {
             self.post_revoke(pending);
+        }
+    }
+
+    /// The owner gives a revoke up: what it waited with is free again.
+    fn abandon(&mut self, revoke: u64) {
+        self.revokes_held.retain(|held| held.revoke != revoke);
+        if self.acks.forget(revoke) {
+            self.post_all(|| Post::Abandon(revoke));
+            if let Some(held) = self.revokes_held.pop_front() {
+                self.post_revoke(held);
+            }
         }
     }
 

@@ -2,8 +2,10 @@
 //!
 //! **Design.** A device has at most one flush running in a reactor; whoever asks while it runs waits
 //! for the next one, which all of them share, so flushes of many tenants are merged. A flush covers
-//! every device of the pool, because a volume may have written to any. A volume with nothing
-//! uncommitted ends here, without the daemon (`shared/design.md`, "Order of durability").
+//! the devices that the volume was ever let write to, and no others: one that is missing, failed or
+//! not yet fenced holds up only those who have data there. They wait for it as any command does that
+//! needs it. A volume with nothing uncommitted ends here, without the daemon (`shared/design.md`,
+//! "Order of durability").
 //!
 //! **Not here:** the internal lane's flushes are jobs, but share the running flush.
 
@@ -13,6 +15,7 @@ use super::{Core, MAX_IOS, kind};
 use crate::mailbox::Upcall;
 use forebay_device::{Errno, Finish, Op, Submitted};
 use forebay_nvme::Status;
+use forebay_xlate::DeviceIndex;
 
 /// Who waits for a device's flush.
 #[derive(Clone, Copy, Debug)]
@@ -73,20 +76,23 @@ impl Core {
             self.finish(token);
             return;
         };
-        if (0..256).any(|d| self.devices_expected[d] && self.devices[d].is_none()) {
+        // Before the devices are chosen and flushed: what is granted later is not this command's
+        // business.
+        let commit = lane.volume.uncommitted();
+        let written = lane.volume.written_devices();
+        let served = |d: DeviceIndex| self.devices[usize::from(d.0)].is_some();
+        if !written.clone().all(served) {
             self.set_aside(token, Stage::DeviceWait);
             return;
         }
-        // Before the devices are flushed: what is granted later is not this command's business.
-        io.commit = lane.volume.uncommitted();
+        let io = &mut self.ios[i];
+        io.commit = commit;
         io.stage = Stage::Flushing;
         io.flushes = 1;
         let index = token.entrust();
-        for device in 0..256 {
-            if self.devices[device].is_some() {
-                self.ios[i].flushes += 1;
-                self.ask_flush(device, Waiter::Io(index));
-            }
+        for device in written {
+            self.ios[i].flushes += 1;
+            self.ask_flush(usize::from(device.0), Waiter::Io(index));
         }
         self.flushed(index, None);
     }

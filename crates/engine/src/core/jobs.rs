@@ -67,12 +67,15 @@ impl Core {
             let Some((job, work)) = self.jobs.queue.pop_front() else {
                 break;
             };
-            let (Job::Flush { device } | Job::Launder { device, .. }) = work;
+            let (Job::Flush { device } | Job::Launder { device, .. } | Job::Settle { device }) =
+                work;
             let Some(served) = &self.devices[usize::from(device.0)] else {
                 self.job_done(job, Some(Errno::NODEV));
                 continue;
             };
             match work {
+                // Every reactor is asked for that by itself.
+                Job::Settle { .. } => self.job_done(job, Some(Errno::INVAL)),
                 Job::Flush { device } => self.ask_flush(usize::from(device.0), Waiter::Job(job)),
                 Job::Launder { device, extents } => {
                     let config = &served.config;

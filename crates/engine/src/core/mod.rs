@@ -80,8 +80,6 @@ pub struct Core {
     now_ns: u64,
     lanes: Vec<Option<Lane>>,
     devices: Vec<Option<ServedDevice>>,
-    /// Devices that the daemon configured, served yet or not.
-    devices_expected: Vec<bool>,
     ios: Vec<Io>,
     free_ios: Vec<u32>,
     slices: Vec<Option<Slice>>,
@@ -113,7 +111,6 @@ impl Core {
                 .map(|_| None)
                 .collect(),
             devices: (0..256).map(|_| None).collect(),
-            devices_expected: vec![false; 256],
             ios: (0..MAX_IOS).map(|_| Io::empty()).collect(),
             free_ios: (0..MAX_IOS as u32).rev().collect(),
             slices: (0..MAX_SLICES).map(|_| None).collect(),
@@ -271,14 +268,8 @@ impl Core {
     /// A device is served from now on.
     pub fn set_device(&mut self, served: ServedDevice) {
         let at = usize::from(served.config.device.0);
-        self.devices_expected[at] = true;
         self.devices[at] = Some(served);
         self.take_up(|_, io| io.stage == Stage::DeviceWait, Self::dispatch);
-    }
-
-    /// A device is configured but not served yet: what needs it waits.
-    pub fn expect_device(&mut self, device: forebay_xlate::DeviceIndex) {
-        self.devices_expected[usize::from(device.0)] = true;
     }
 
     /// Adds a lane, or changes what an existing one shows.
@@ -341,6 +332,11 @@ impl Core {
         if self.drains.post(revoke, volume, range, keep, in_flight) {
             self.upcalls.push_back(Upcall::Drained { revoke });
         }
+    }
+
+    /// The owner has given a revoke up.
+    pub fn abandon(&mut self, revoke: u64) {
+        self.drains.abandon(revoke);
     }
 
     /// Takes what the ring completed; true if there was anything.

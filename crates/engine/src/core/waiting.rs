@@ -94,16 +94,21 @@ impl Core {
 
     /// The owner can't answer faults in `range`.
     pub fn fault_failed(&mut self, volume: VolumeId, range: ExtentRange, reason: FaultFailure) {
-        let status = match reason {
+        let status = |write| match reason {
             FaultFailure::NoSpace => Status::CAPACITY_EXCEEDED,
             FaultFailure::Internal => Status::INTERNAL_ERROR,
+            FaultFailure::Device if write => Status::WRITE_FAULT,
+            FaultFailure::Device => Status::UNRECOVERED_READ_ERROR,
         };
         self.take_up(
             |core, io| {
                 matches!(io.stage, Stage::Parked { extent, .. } if range.contains(extent))
                     && core.volume_of(io) == Some(volume)
             },
-            |core, token| core.fail(token, status),
+            |core, token| {
+                let write = !matches!(core.ios[token.index()].op, super::IoOp::Read { .. });
+                core.fail(token, status(write));
+            },
         );
     }
 

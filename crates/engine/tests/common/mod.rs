@@ -7,7 +7,8 @@ pub mod host;
 
 use forebay_engine::{Engine, EngineConfig};
 use forebay_xlate::boundary::message::{
-    BOUNDARY_VERSION, DeviceConfig, ExportConfig, ExportId, FromEngine, ToEngine, VolumeConfig,
+    BOUNDARY_VERSION, DeviceConfig, ExportConfig, ExportId, FaultAsk, FromEngine, GrantOf,
+    ToEngine, VolumeConfig,
 };
 use forebay_xlate::boundary::socket::{self, Channel};
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
@@ -66,35 +67,41 @@ impl Owner {
         let _ = self.channel.send(&message, vec![]);
     }
 
+    fn answer(&mut self, fault: FaultAsk) -> GrantOf {
+        let FaultAsk {
+            volume,
+            extent,
+            write,
+        } = fault;
+        self.log.lock().unwrap().faults += 1;
+        let at = match (self.maps.get(&(volume, extent)), write) {
+            (Some(at), _) => Some(*at),
+            (None, true) => {
+                self.next_extent += 1;
+                self.maps.insert((volume, extent), self.next_extent);
+                Some(self.next_extent)
+            }
+            (None, false) => None,
+        };
+        let word = at.map_or(Some(Word::HOLE), |at| {
+            Word::new(DeviceIndex(0), ExtentIndex(at), Rights::ReadWrite)
+        });
+        GrantOf {
+            volume,
+            range: ExtentRange::new(extent, 1),
+            word: word.unwrap().bits(),
+            commit_sequence: at.unwrap_or(0),
+        }
+    }
+
     fn hear(&mut self, message: FromEngine) {
         match message {
-            FromEngine::Fault { .. } if self.deaf.load(Ordering::SeqCst) => {
+            FromEngine::Faults { .. } if self.deaf.load(Ordering::SeqCst) => {
                 self.deferred.push(message)
             }
-            FromEngine::Fault {
-                volume,
-                extent,
-                write,
-            } => {
-                self.log.lock().unwrap().faults += 1;
-                let at = match (self.maps.get(&(volume, extent)), write) {
-                    (Some(at), _) => Some(*at),
-                    (None, true) => {
-                        self.next_extent += 1;
-                        self.maps.insert((volume, extent), self.next_extent);
-                        Some(self.next_extent)
-                    }
-                    (None, false) => None,
-                };
-                let word = at.map_or(Some(Word::HOLE), |at| {
-                    Word::new(DeviceIndex(0), ExtentIndex(at), Rights::ReadWrite)
-                });
-                self.say(ToEngine::Grant {
-                    volume,
-                    range: ExtentRange::new(extent, 1),
-                    word: word.unwrap().bits(),
-                    commit_sequence: at.unwrap_or(0),
-                });
+            FromEngine::Faults { faults } => {
+                let grants = faults.into_iter().map(|fault| self.answer(fault)).collect();
+                self.say(ToEngine::Grants { grants });
             }
             FromEngine::CommitWanted { volume, sequence } => {
                 self.log.lock().unwrap().commits += 1;

@@ -11,9 +11,11 @@ use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
 use serde::{Deserialize, Serialize};
 
 /// The language's version; a side that hears another one says so and hangs up.
-pub const BOUNDARY_VERSION: u32 = 1;
+pub const BOUNDARY_VERSION: u32 = 2;
 /// The longest message in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
+/// The most faults or grants in one message.
+pub const MAX_BATCH: usize = 512;
 
 /// An export's identity within its pool; never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -83,6 +85,36 @@ pub enum Job {
         /// Its extents.
         extents: ExtentRange,
     },
+    /// Nothing but waiting: until every request that was in flight at the device when this came, of
+    /// whatever lane and reactor, has ended.
+    Settle {
+        /// Which device.
+        device: DeviceIndex,
+    },
+}
+
+/// Where an extent lies is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FaultAsk {
+    /// Whose.
+    pub volume: VolumeId,
+    /// Logical extent.
+    pub extent: u64,
+    /// Whether it is to be written.
+    pub write: bool,
+}
+
+/// Where extents lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct GrantOf {
+    /// Whose.
+    pub volume: VolumeId,
+    /// Its logical extents.
+    pub range: ExtentRange,
+    /// [`crate::Word`] of the first.
+    pub word: u64,
+    /// 0, or the commit that FLUSH and FUA wait for.
+    pub commit_sequence: u64,
 }
 
 /// From the daemon to the engine.
@@ -140,16 +172,10 @@ pub enum ToEngine {
         /// Its address, the key.
         address: String,
     },
-    /// These extents lie here. Answers a fault, or comes unasked.
-    Grant {
-        /// Whose.
-        volume: VolumeId,
-        /// Its logical extents.
-        range: ExtentRange,
-        /// [`crate::Word`] of the first.
-        word: u64,
-        /// 0, or the commit that FLUSH and FUA wait for.
-        commit_sequence: u64,
+    /// Extents lie here. Answers faults, or comes unasked.
+    Grants {
+        /// At most [`MAX_BATCH`], in this order.
+        grants: Vec<GrantOf>,
     },
     /// A fault can't be answered.
     FaultFailed {
@@ -173,6 +199,12 @@ pub enum ToEngine {
         /// The tenant's deallocation that it carries out. If that has ended meanwhile (its time was
         /// over), the engine refuses, and nothing may change: the tenant may have written since.
         release: Option<u64>,
+    },
+    /// The owner has given a revoke up and quarantined the extents: it is never answered, what it
+    /// waited with is free for others. The words stay cleared.
+    Abandon {
+        /// From `Revoke`.
+        revoke: u64,
     },
     /// Every mapping with a commit sequence up to this one is durable.
     Committed {
@@ -211,6 +243,8 @@ pub enum FaultFailure {
     NoSpace,
     /// The owner can't answer (its catalog failed): Internal Error.
     Internal,
+    /// It lies on a device that is missing or failed: Unrecovered Read Error or Write Fault.
+    Device,
 }
 
 /// What the engine holds, told to a new daemon one by one.
@@ -268,14 +302,10 @@ pub enum FromEngine {
         /// Why.
         error: String,
     },
-    /// Where does this extent lie? Asked once per extent.
-    Fault {
-        /// Whose.
-        volume: VolumeId,
-        /// Logical extent.
-        extent: u64,
-        /// Whether it is to be written.
-        write: bool,
+    /// Where do these extents lie? Each is asked once.
+    Faults {
+        /// At most [`MAX_BATCH`].
+        faults: Vec<FaultAsk>,
     },
     /// A FLUSH or FUA waits: commit the mappings up to this sequence. The devices are flushed.
     CommitWanted {

@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use forebay_xlate::boundary::message::{
-    BOUNDARY_VERSION, FaultFailure, FromEngine, Held, Job, ToEngine,
+    BOUNDARY_VERSION, FaultAsk, FaultFailure, FromEngine, GrantOf, Held, Job, ToEngine,
 };
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::boundary::socket::Channel;
@@ -194,13 +194,10 @@ impl Fake {
             | ToEngine::SetExport { request, .. }
             | ToEngine::RemoveExport { request, .. }
             | ToEngine::SetListener { request, .. } => self.done(*request),
-            ToEngine::Grant {
-                volume,
-                range,
-                word,
-                ..
-            } => {
-                self.take_grant(*volume, *range, Word::from_bits(*word));
+            ToEngine::Grants { grants } => {
+                for grant in grants {
+                    self.take_grant(grant.volume, grant.range, Word::from_bits(grant.word));
+                }
             }
             ToEngine::Revoke {
                 revoke,
@@ -292,12 +289,26 @@ impl Fake {
         extent: u64,
         write: bool,
     ) -> Result<Word, FaultFailure> {
-        self.say(&FromEngine::Fault {
+        self.ask_fault(volume, extent, write);
+        self.answer_to(volume, extent, write).await
+    }
+
+    /// Faults, without waiting.
+    pub(super) fn ask_fault(&mut self, volume: VolumeId, extent: u64, write: bool) {
+        let faults = vec![FaultAsk {
             volume,
             extent,
             write,
-        });
-        self.answer_to(volume, extent, write).await
+        }];
+        self.say(&FromEngine::Faults { faults });
+    }
+
+    /// The newest grant, which the newest message must be.
+    pub(super) fn last_grant(&self) -> GrantOf {
+        match self.log.last() {
+            Some(ToEngine::Grants { grants }) => *grants.last().unwrap(),
+            other => panic!("{other:?}"),
+        }
     }
 
     /// Waits for a fault's answer.
@@ -308,15 +319,13 @@ impl Fake {
         write: bool,
     ) -> Result<Word, FaultFailure> {
         self.until(|message| match message {
-            ToEngine::Grant {
-                volume: v,
-                range,
-                word,
-                ..
-            } if *v == volume && range.contains(extent) => {
-                let word = Word::from_bits(*word).advance(extent - range.first);
+            ToEngine::Grants { grants } => grants.iter().rev().find_map(|grant| {
+                if grant.volume != volume || !grant.range.contains(extent) {
+                    return None;
+                }
+                let word = Word::from_bits(grant.word).advance(extent - grant.range.first);
                 (!write || word.writable()).then_some(Ok(word))
-            }
+            }),
             ToEngine::FaultFailed {
                 volume: v,
                 range,
@@ -373,14 +382,12 @@ impl Fake {
     pub(super) fn highest_sequence(&self, volume: VolumeId) -> u64 {
         self.log
             .iter()
-            .filter_map(|message| match message {
-                ToEngine::Grant {
-                    volume: v,
-                    commit_sequence,
-                    ..
-                } if *v == volume => Some(*commit_sequence),
-                _ => None,
+            .flat_map(|message| match message {
+                ToEngine::Grants { grants } => &grants[..],
+                _ => &[],
             })
+            .filter(|grant| grant.volume == volume)
+            .map(|grant| grant.commit_sequence)
             .max()
             .unwrap_or(0)
     }

@@ -130,11 +130,7 @@ fn a_new_daemon_goes_on_with_a_live_engine() {
             volume: a,
             sequence,
         });
-        fake.say(&FromEngine::Fault {
-            volume: a,
-            extent: 0,
-            write: true,
-        });
+        fake.ask_fault(a, 0, true);
         fake.answer_revokes = false;
         let mut life = Life {
             owner: owner.clone(),
@@ -458,10 +454,8 @@ fn a_listed_place_that_is_wrong_is_revoked_before_the_right_one_is_granted() {
         }
         // A run of what is right stops before it.
         assert!(is_hole(life.fake.fault(a, 0, false).await.unwrap()));
-        let Some(ToEngine::Grant { range, .. }) = life.fake.log.last() else {
-            panic!()
-        };
-        assert_eq!(*range, ExtentRange::new(0, 4));
+        let range = life.fake.last_grant().range;
+        assert_eq!(range, ExtentRange::new(0, 4));
         let revoked = |life: &Life| {
             let revokes = life.fake.log.iter().filter_map(|m| match m {
                 ToEngine::Revoke { range, .. } => Some(*range),

@@ -1,7 +1,7 @@
 //! Giving space back: releases, deletion, laundering, a full pool, a full grant table.
 
 use forebay_xlate::ExtentRange;
-use forebay_xlate::boundary::message::{FaultFailure, FromEngine, Job, ToEngine};
+use forebay_xlate::boundary::message::{FaultFailure, Job, ToEngine};
 
 use super::*;
 
@@ -23,11 +23,7 @@ fn a_release_waits_for_the_revoke() {
         let release = life.fake.release(a, ExtentRange::new(2, 4));
         life.fake.until(is_revoke).await;
         // A fault within the range is not answered before it is through; one outside is.
-        life.fake.say(&FromEngine::Fault {
-            volume: a,
-            extent: 3,
-            write: true,
-        });
+        life.fake.ask_fault(a, 3, true);
         life.fake.fault(a, 20, true).await.unwrap();
         assert_eq!(
             life.mapped(a),
@@ -68,7 +64,7 @@ fn freed_extents_are_zeroed_flushed_and_only_then_clean() {
             jobs.iter()
                 .map(|job| match job {
                     Job::Launder { extents, .. } => extents.count,
-                    Job::Flush { .. } => 0,
+                    Job::Flush { .. } | Job::Settle { .. } => 0,
                 })
                 .sum::<u64>()
         };
@@ -279,11 +275,7 @@ fn an_uncommitted_grant_stays_in_a_full_table() {
             life.fake.write(a, written * 2).await;
             written += 1;
         }
-        life.fake.say(&FromEngine::Fault {
-            volume: a,
-            extent: written * 2,
-            write: true,
-        });
+        life.fake.ask_fault(a, written * 2, true);
         for _ in 0..5 {
             life.fake.settle().await;
         }
