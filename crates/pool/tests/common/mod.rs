@@ -3,6 +3,8 @@
 //! **Not here:** the tests.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod powercut;
+
 use forebay_pool::{
     BlockStore, Catalog, NewDevice, OpenDevice, Pool, PoolSpec, Result, create, open,
 };
