@@ -8,6 +8,7 @@
 mod bench;
 mod check;
 mod docs;
+mod fuzz;
 mod suites;
 mod tally;
 
@@ -15,8 +16,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 const USAGE: &str = "\
-cargo xtask test [SUITE...]    run every test there is, or the suites named: unit system guest
+cargo xtask test [SUITE...]    run every test there is, or the suites named: unit system fuzz guest
 cargo xtask check [STEP...]    fmt clippy layers licences docs
+cargo xtask fuzz [--seconds N] [TARGET...]
 cargo xtask bench NAME [--quick] [--json FILE]
 ";
 
@@ -27,6 +29,7 @@ fn main() -> ExitCode {
     let result = match task.as_deref() {
         Some("test") => suites::run(&args),
         Some("check") => check::run(&args),
+        Some("fuzz") => fuzz::run(&args),
         Some("bench") => bench::run(&args),
         Some("help" | "--help" | "-h") => {
             print!("{USAGE}");

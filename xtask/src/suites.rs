@@ -3,9 +3,10 @@
 //! Purpose: runs the suites one after the other, each with its seconds and a time limit, and ends with
 //! a table and the line `N passed, N failed`.
 //! Design: the suites are `unit` (every crate's own tests), `system` (the crate in `tests/`, against
-//! the built `forebay`) and `guest` (the files `tests/tests/linux_guest_*.rs`, which boot a Linux
-//! guest and are marked ignored so that a plain `cargo test` leaves them out). A suite that lacks
-//! something tries to install it; failing that it is skipped visibly, which in CI is a failure.
+//! the built `forebay`), `fuzz` (the targets in `fuzz/`, shortly) and `guest` (the files
+//! `tests/tests/linux_guest_*.rs`, which boot a Linux guest and are marked ignored so that a plain
+//! `cargo test` leaves them out). A suite that lacks something tries to install it; failing that it is
+//! skipped visibly, which in CI is a failure.
 //! Not here: the tests.
 
 use std::process::Command;
@@ -15,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use xtask::{debian, process};
 
 use crate::tally::Tally;
-use crate::{cargo, in_ci, repository, target_folder};
+use crate::{cargo, fuzz, in_ci, repository, target_folder};
 
 /// Files in `tests/tests/` that belong to the guest suite begin so.
 const GUEST_FILES: &str = "linux_guest_";
@@ -27,7 +28,7 @@ struct Suite {
     run: fn(&mut Tally) -> Result<()>,
 }
 
-const SUITES: [Suite; 3] = [
+const SUITES: [Suite; 4] = [
     Suite {
         name: "unit",
         run: unit,
@@ -35,6 +36,10 @@ const SUITES: [Suite; 3] = [
     Suite {
         name: "system",
         run: system,
+    },
+    Suite {
+        name: "fuzz",
+        run: fuzz::suite,
     },
     Suite {
         name: "guest",
@@ -46,7 +51,7 @@ const SUITES: [Suite; 3] = [
 pub(crate) fn run(args: &[String]) -> Result<bool> {
     for name in args {
         if !SUITES.iter().any(|suite| suite.name == name) {
-            bail!("no suite '{name}'; there are: unit system guest");
+            bail!("no suite '{name}'; there are: unit system fuzz guest");
         }
     }
     let mut results = Vec::new();
