@@ -112,6 +112,8 @@ impl Engine {
                         }
                         // The ring belongs to the thread that uses it.
                         let options = RingOptions {
+                            // More than one device that hangs can occupy.
+                            iowq_bounded: 16,
                             iowq_cpus: cpu.into_iter().collect(),
                             ..RingOptions::default()
                         };

@@ -23,6 +23,8 @@ pub struct Lane {
     pub export: Arc<ExportConfig>,
     /// Commands in flight; the lane goes only when there are none.
     pub in_flight: u32,
+    /// Slices of them at devices.
+    pub slices: u32,
     /// The export is removed; the lane waits for its commands.
     pub removed: bool,
     /// The highest commit that the owner was asked for.
@@ -43,6 +45,7 @@ impl Lane {
             volume,
             export,
             in_flight: 0,
+            slices: 0,
             removed: false,
             commit_asked: 0,
             region,

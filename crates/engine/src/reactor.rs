@@ -20,6 +20,8 @@ use std::time::Duration;
 const SPIN_NS: u64 = 30_000;
 /// How often time limits are looked at.
 const TICK_NS: u64 = 100_000_000;
+/// The longest sleep while a connection waits for memory or room.
+const RETRY_NS: u64 = 10_000_000;
 /// The longest sleep.
 const MAX_SLEEP_NS: u64 = 10_000_000_000;
 /// How long commands may take to end at a stop.
@@ -108,6 +110,10 @@ impl Reactor {
         if stopping || self.core.has_waiting() {
             until = now + TICK_NS;
         }
+        if self.frontend.must_retry() {
+            // Whatever gives memory or room back wakes us; that is not to be the only hope.
+            until = now + RETRY_NS;
+        }
         if let Some(deadline) = self.frontend.next_deadline_ns() {
             until = until.min(deadline.max(now + 1_000_000));
         }
@@ -189,8 +195,7 @@ impl Reactor {
                 keep,
             } => core.revoke(revoke, volume, range, keep),
             Post::Abandon(revoke) => core.abandon(revoke),
-            // Not counted here yet: the owner sees its time limit pass.
-            Post::Settle(..) => {}
+            Post::Settle(job, device) => core.settle(job, device),
             Post::Committed(volume) => core.committed(volume),
             Post::CommitFailed(volume, sequence) => core.commit_failed(volume, sequence),
             Post::ReleaseDone(io, generation) => core.release_done(io, generation),

@@ -167,8 +167,11 @@ impl Control {
             return;
         };
         let word = Word::from_bits(word);
-        // First the commit that FLUSH must see, then the translation that makes it needed.
+        // First what FLUSH must see, then the translation that makes it needed.
         known.granted(commit_sequence);
+        if word.rights() == Some(Rights::ReadWrite) {
+            known.may_write_to(word.device());
+        }
         known.table.install(range, word);
         self.faults
             .answered(volume, range, word.rights() == Some(Rights::ReadWrite));

@@ -5,6 +5,7 @@
 //! command parks is translated anew. **Not here:** zeroing and deallocation ([`super::zero`]).
 
 use super::io::{IoOp, Stage, Token};
+use super::settle::Ended;
 use super::{Core, Slice, kind};
 use forebay_device::{Errno, Finish, Op, Submitted};
 use forebay_nvme::Status;
@@ -16,8 +17,10 @@ use forebay_xlate::{ExtentRange, Rights, Word};
 pub(super) enum Put {
     /// It is at the device, or done.
     Ok,
-    /// No room in the ring or among the slices.
+    /// No room in the ring.
     NoRoom,
+    /// The lane has as many slices as it may.
+    NoSlice,
     /// The device isn't served yet.
     NoDevice,
     /// Refused.
@@ -120,6 +123,10 @@ impl Core {
                     self.set_aside(token, Stage::RingWait);
                     return;
                 }
+                Put::NoSlice => {
+                    self.set_aside(token, Stage::SliceWait);
+                    return;
+                }
                 Put::NoDevice => {
                     self.set_aside(token, Stage::DeviceWait);
                     return;
@@ -149,8 +156,14 @@ impl Core {
         if word.extent().0 + span.range.count > served.config.extents {
             return Put::Failed(Errno::INVAL);
         }
+        let lane = self.ios[io].lane.0 as usize;
+        // As with commands ([`Core::may_start`]): never more than what is left to all others.
+        let in_use = self.lanes[lane].as_ref().map_or(0, |l| l.slices);
+        if in_use as usize > self.free_slices.len() {
+            return Put::NoSlice;
+        }
         let Some(index) = self.free_slices.pop() else {
-            return Put::NoRoom;
+            return Put::NoSlice;
         };
         match served.device.submit(
             &mut self.ring,
@@ -169,6 +182,9 @@ impl Core {
                     span,
                 });
                 self.ios[io].slices += 1;
+                if let Some(lane) = self.lanes[lane].as_mut() {
+                    lane.slices += 1;
+                }
                 Put::Ok
             }
             Submitted::Done(result) => {
@@ -234,8 +250,13 @@ impl Core {
         self.drains.ended(&slice.span, |revoke| {
             upcalls.push_back(crate::mailbox::Upcall::Drained { revoke });
         });
+        self.settled(slice.device, Ended::Slice(slice.span.number));
         let io = &mut self.ios[slice.io as usize];
         io.slices -= 1;
+        self.slices_freed = true;
+        if let Some(lane) = self.lanes[io.lane.0 as usize].as_mut() {
+            lane.slices -= 1;
+        }
         if let Some(errno) = error
             && io.status == Status::SUCCESS
         {

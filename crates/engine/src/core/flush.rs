@@ -11,6 +11,7 @@
 
 use super::dispatch::status_of;
 use super::io::{Stage, Token};
+use super::settle::Ended;
 use super::{Core, MAX_IOS, kind};
 use crate::mailbox::Upcall;
 use forebay_device::{Errno, Finish, Op, Submitted};
@@ -27,10 +28,11 @@ pub(super) enum Waiter {
 }
 
 #[derive(Debug)]
-enum Running {
+pub(super) enum Running {
     No,
     /// To be submitted when the ring has room.
     Wanted,
+    /// At the device.
     Yes(Op),
 }
 
@@ -59,6 +61,11 @@ impl Flusher {
             devices: (0..256).map(each).collect(),
             retry: false,
         }
+    }
+
+    /// How far a device's flush is.
+    pub(super) fn running(&self, device: DeviceIndex) -> &Running {
+        &self.devices[usize::from(device.0)].running
     }
 }
 
@@ -162,6 +169,7 @@ impl Core {
     }
 
     fn flush_ended(&mut self, device: usize, error: Option<Errno>) {
+        self.settled(device as u8, Ended::Flush);
         let flush = &mut self.flusher.devices[device];
         flush.running = Running::No;
         let mut ended = std::mem::take(&mut flush.now);

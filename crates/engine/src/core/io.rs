@@ -112,6 +112,8 @@ pub(super) enum Stage {
     DeviceWait,
     /// The ring had no room.
     RingWait,
+    /// The lane has as many slices at devices as it may.
+    SliceWait,
     /// Devices are being flushed.
     Flushing,
     /// The owner was asked to commit.

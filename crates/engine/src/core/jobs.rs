@@ -1,19 +1,24 @@
 //! The internal lane: the one place where the system itself moves data.
 //!
-//! **Design.** Jobs come from the owner and are queued; at most [`MAX_ACTIVE`] operations of them are
-//! at a device at once, in pieces of [`PIECE_BYTES`], so that tenants' commands keep going between.
+//! **Design.** Jobs come from the owner and are queued; at most [`MAX_OF_DEVICE`] operations of them
+//! are at a device at once, in pieces of [`PIECE_BYTES`], so that tenants' commands keep going between.
+//! A device never takes the last place, so one that hangs keeps the others' jobs from nothing.
 //! Laundering punches: afterwards the extents read as zeros, and a sparse file is smaller.
 //!
 //! **Not here:** when an extent counts as clean (the owner flushes, then commits).
 
 use super::flush::Waiter;
+use super::settle::Ended;
 use super::{Core, kind};
 use crate::mailbox::Upcall;
 use forebay_device::{Errno, Finish, Op, Submitted};
+use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::Job;
 use std::collections::VecDeque;
 
-const MAX_ACTIVE: usize = 4;
+/// Operations at all devices.
+pub(super) const MAX_ACTIVE: usize = 32;
+const MAX_OF_DEVICE: usize = 2;
 const PIECE_BYTES: u64 = 16 << 20;
 
 #[derive(Debug)]
@@ -32,6 +37,8 @@ struct Active {
 #[derive(Debug)]
 pub(super) struct Jobs {
     queue: VecDeque<(u64, Job)>,
+    /// Something has changed since the queue was looked through.
+    look: bool,
     active: [Option<Active>; MAX_ACTIVE],
 }
 
@@ -39,8 +46,30 @@ impl Jobs {
     pub(super) fn new() -> Self {
         Self {
             queue: VecDeque::new(),
+            look: false,
             active: Default::default(),
         }
+    }
+
+    /// The places whose operation is at this device.
+    pub(super) fn at_device(&self, device: DeviceIndex) -> [bool; MAX_ACTIVE] {
+        let here = |a: &Active| a.at_device && a.device == device.0;
+        std::array::from_fn(|i| self.active[i].as_ref().is_some_and(here))
+    }
+
+    /// Whether a queued job may be able to begin.
+    pub(super) fn must_turn(&self) -> bool {
+        self.look && !self.queue.is_empty()
+    }
+
+    /// A place for another operation at this device.
+    fn place(&self, device: DeviceIndex) -> Option<usize> {
+        let of_device = self.active.iter().flatten();
+        let of_device = of_device.filter(|a| a.device == device.0).count();
+        let free = self.active.iter().filter(|a| a.is_none()).count();
+        (of_device < MAX_OF_DEVICE && of_device < free)
+            .then(|| self.active.iter().position(Option::is_none))
+            .flatten()
     }
 }
 
@@ -48,6 +77,7 @@ impl Core {
     /// Takes a job.
     pub fn start_job(&mut self, job: u64, work: Job) {
         self.jobs.queue.push_back((job, work));
+        self.jobs.look = true;
     }
 
     /// Whether the internal lane has work.
@@ -60,45 +90,68 @@ impl Core {
     }
 
     pub(super) fn advance_jobs(&mut self) {
-        while !self.jobs.queue.is_empty() {
-            let Some(free) = self.jobs.active.iter().position(Option::is_none) else {
-                break;
-            };
-            let Some((job, work)) = self.jobs.queue.pop_front() else {
-                break;
-            };
-            let (Job::Flush { device } | Job::Launder { device, .. } | Job::Settle { device }) =
-                work;
-            let Some(served) = &self.devices[usize::from(device.0)] else {
-                self.job_done(job, Some(Errno::NODEV));
-                continue;
-            };
-            match work {
-                // Every reactor is asked for that by itself.
-                Job::Settle { .. } => self.job_done(job, Some(Errno::INVAL)),
-                Job::Flush { device } => self.ask_flush(usize::from(device.0), Waiter::Job(job)),
-                Job::Launder { device, extents } => {
-                    let config = &served.config;
-                    if extents.end() > config.extents || extents.count == 0 {
-                        self.job_done(job, Some(Errno::INVAL));
-                        continue;
-                    }
-                    let at = |extent: u64| {
-                        config.data_offset_bytes + extent * u64::from(config.extent_bytes)
-                    };
-                    self.jobs.active[free] = Some(Active {
-                        job,
-                        device: device.0,
-                        next: at(extents.first),
-                        end: at(extents.end()),
-                        op: None,
-                        at_device: false,
-                    });
+        if std::mem::take(&mut self.jobs.look) {
+            // Those of a device that has enough to do stay, in their order, and hold up no other's.
+            for _ in 0..self.jobs.queue.len() {
+                let Some((job, work)) = self.jobs.queue.pop_front() else {
+                    break;
+                };
+                if !self.begin_job(job, work) {
+                    self.jobs.queue.push_back((job, work));
                 }
             }
         }
         for slot in 0..MAX_ACTIVE {
             self.advance_job(slot);
+        }
+    }
+
+    /// Begins a job; false when its device has enough to do.
+    fn begin_job(&mut self, job: u64, work: Job) -> bool {
+        let (device, extents) = match work {
+            Job::Launder { device, extents } => (device, extents),
+            Job::Flush { device } => {
+                if self.devices[usize::from(device.0)].is_some() {
+                    self.ask_flush(usize::from(device.0), Waiter::Job(job));
+                } else {
+                    self.job_done(job, Some(Errno::NODEV));
+                }
+                return true;
+            }
+            Job::Settle { device } => {
+                self.settle(job, device);
+                return true;
+            }
+        };
+        let Some(served) = &self.devices[usize::from(device.0)] else {
+            self.job_done(job, Some(Errno::NODEV));
+            return true;
+        };
+        let config = &served.config;
+        if extents.end() > config.extents || extents.count == 0 {
+            self.job_done(job, Some(Errno::INVAL));
+            return true;
+        }
+        let Some(place) = self.jobs.place(device) else {
+            return false;
+        };
+        let at = |extent: u64| config.data_offset_bytes + extent * u64::from(config.extent_bytes);
+        self.jobs.active[place] = Some(Active {
+            job,
+            device: device.0,
+            next: at(extents.first),
+            end: at(extents.end()),
+            op: None,
+            at_device: false,
+        });
+        true
+    }
+
+    /// A job of the internal lane has ended.
+    fn end_job(&mut self, place: usize, error: Option<Errno>) {
+        if let Some(active) = self.jobs.active[place].take() {
+            self.jobs.look = true;
+            self.job_done(active.job, error);
         }
     }
 
@@ -109,9 +162,7 @@ impl Core {
             }
             if active.op.is_none() {
                 if active.next >= active.end {
-                    let job = active.job;
-                    self.jobs.active[slot] = None;
-                    self.job_done(job, None);
+                    self.end_job(slot, None);
                     return;
                 }
                 let piece = PIECE_BYTES.min(active.end - active.next);
@@ -131,11 +182,7 @@ impl Core {
                 Submitted::Queued => active.at_device = true,
                 Submitted::RingFull => return,
                 Submitted::Done(Ok(())) => active.op = None,
-                Submitted::Done(Err(errno)) => {
-                    let job = active.job;
-                    self.jobs.active[slot] = None;
-                    self.job_done(job, Some(errno));
-                }
+                Submitted::Done(Err(errno)) => self.end_job(slot, Some(errno)),
             }
         }
     }
@@ -150,13 +197,13 @@ impl Core {
             return;
         };
         active.at_device = false;
+        let device = active.device;
         match served.device.finish(op, result) {
-            Finish::Done => {}
+            Finish::Done => self.settled(device, Ended::Job(slot)),
             Finish::Again(op) => active.op = Some(op),
             Finish::Failed(errno) => {
-                let job = active.job;
-                self.jobs.active[slot] = None;
-                self.job_done(job, Some(errno));
+                self.settled(device, Ended::Job(slot));
+                self.end_job(slot, Some(errno));
             }
         }
         self.advance_job(slot);

@@ -11,6 +11,7 @@ mod dispatch;
 mod flush;
 mod io;
 mod jobs;
+mod settle;
 pub mod staging;
 mod waiting;
 mod zero;
@@ -30,6 +31,7 @@ use forebay_xlate::boundary::region::{ReactorRecord, Region};
 use forebay_xlate::drain::{Drains, SliceSpan};
 use forebay_xlate::{ExtentRange, Rights, VolumeId};
 use jobs::Jobs;
+use settle::Settles;
 use staging::Staging;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -85,11 +87,15 @@ pub struct Core {
     slices: Vec<Option<Slice>>,
     free_slices: Vec<u32>,
     drains: Drains,
+    settles: Settles,
     /// Commands waiting for the daemon or a device: parked, committing, releasing.
     waiting: Vec<u32>,
     /// Spare list for walking `waiting` without allocating.
     scratch: Vec<u32>,
     ring_wait: Vec<u32>,
+    /// How many of those waiting wait for room among the slices, and whether there is more now.
+    slice_waits: usize,
+    slices_freed: bool,
     slice_again: Vec<u32>,
     flusher: Flusher,
     jobs: Jobs,
@@ -116,9 +122,12 @@ impl Core {
             slices: (0..MAX_SLICES).map(|_| None).collect(),
             free_slices: (0..MAX_SLICES as u32).rev().collect(),
             drains: Drains::default(),
+            settles: Settles::default(),
             waiting: Vec::with_capacity(MAX_IOS),
             scratch: Vec::with_capacity(MAX_IOS),
             ring_wait: Vec::with_capacity(MAX_IOS),
+            slice_waits: 0,
+            slices_freed: false,
             slice_again: Vec::with_capacity(MAX_SLICES),
             flusher: Flusher::new(),
             jobs: Jobs::new(),
@@ -156,9 +165,18 @@ impl Core {
             .map(|l| l.index)
     }
 
-    /// Whether [`Core::start`] has room.
-    pub fn room(&self) -> bool {
-        !self.free_ios.is_empty()
+    /// Whether [`Core::start`] has room for another command of this lane. A lane never gets more than
+    /// what it leaves to all others, neither of commands nor of staging buffers: so whatever hangs, and
+    /// however many lanes it takes along, a lane that has little in flight gets on.
+    #[inline]
+    pub fn may_start(&self, lane: LaneIndex) -> bool {
+        let left = self.free_ios.len().min(self.staging.left());
+        match self.lanes.get(lane.0 as usize) {
+            Some(Some(lane)) => {
+                (lane.in_flight as usize) < left.max(1) && !self.free_ios.is_empty()
+            }
+            _ => !self.free_ios.is_empty(),
+        }
     }
 
     /// This reactor's record.
@@ -171,6 +189,9 @@ impl Core {
     /// # Errors
     /// The command itself, when there is no room for it now.
     pub fn start(&mut self, new: NewIo) -> Result<(), NewIo> {
+        if !self.may_start(new.lane) {
+            return Err(new);
+        }
         let Some(index) = self.free_ios.pop() else {
             return Err(new);
         };
@@ -375,6 +396,10 @@ impl Core {
             }
             self.scratch = waiting;
         }
+        if std::mem::take(&mut self.slices_freed) && self.slice_waits > 0 {
+            self.slice_waits = 0;
+            self.take_up(|_, io| io.stage == Stage::SliceWait, Self::dispatch);
+        }
         self.retry_flushes();
         self.advance_jobs();
         // A failed submission leaves its entries queued: the next turn tries again.
@@ -413,7 +438,9 @@ impl Core {
         !self.done.is_empty()
             || !self.ring_wait.is_empty()
             || !self.slice_again.is_empty()
+            || self.slices_freed && self.slice_waits > 0
             || self.has_upcalls()
+            || self.jobs.must_turn()
     }
 
     /// Whether any command is in hand.

@@ -26,6 +26,16 @@ const CLASSES: [(u32, u32); 5] = [
     (MAX_TRANSFER_BYTES, 64),
 ];
 
+const ALL: usize = {
+    let mut sum = 0;
+    let mut class = 0;
+    while class < CLASSES.len() {
+        sum += CLASSES[class].1 as usize;
+        class += 1;
+    }
+    sum
+};
+
 /// A buffer, aligned to 4 KiB. Whoever holds it alone may touch its bytes; it must be given back.
 #[must_use = "give it back to the staging memory"]
 #[derive(Debug)]
@@ -150,6 +160,12 @@ impl Staging {
     /// Buffers that are out.
     pub fn out(&self) -> usize {
         self.out
+    }
+
+    /// Buffers that are there, of whatever size.
+    #[inline]
+    pub fn left(&self) -> usize {
+        ALL - self.out
     }
 
     /// Gives the memory back to the system if no buffer is out and any was used.

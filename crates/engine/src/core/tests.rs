@@ -10,6 +10,7 @@ use forebay_xlate::{DeviceIndex, ExtentIndex, Word};
 const EXTENT: u64 = 64 << 10;
 const V: VolumeId = VolumeId(9);
 
+mod hung;
 mod zeroing;
 
 struct Bench {
@@ -19,6 +20,57 @@ struct Bench {
     path: std::path::PathBuf,
     _dir: tempfile::TempDir,
     next_slot: u16,
+}
+
+/// A device of 200 extents, and the gate before it.
+fn device(index: u8, spec: &DeviceSpec) -> (ServedDevice, Arc<TestGate>) {
+    let options = OpenOptions {
+        create_missing: true,
+        ..OpenOptions::default()
+    };
+    let mut device = Device::open(spec, &options).unwrap();
+    let gate = TestGate::new();
+    device.attach_gate(gate.clone());
+    let config = DeviceConfig {
+        device: DeviceIndex(index),
+        uuid: [1; 16],
+        spec: spec.to_string(),
+        data_offset_bytes: 1 << 20,
+        extent_bytes: EXTENT as u32,
+        extents: 200,
+    };
+    let served = ServedDevice {
+        config: Arc::new(config),
+        device: Arc::new(device),
+    };
+    (served, gate)
+}
+
+/// A volume of 100 extents and its lane.
+fn lane(lane: u32, volume: VolumeId, region: &Arc<Region>) -> (Lane, Arc<Volume>) {
+    let config = VolumeConfig {
+        volume,
+        uuid: [2; 16],
+        size_bytes: 100 * EXTENT,
+        block_bytes: 4096,
+        extent_bytes: EXTENT as u32,
+    };
+    let served = Arc::new(Volume::new(config).unwrap());
+    let export = ExportConfig {
+        export: ExportId(volume.0),
+        volume,
+        nqn: format!("nqn.2026-01.io.forebay:t.v{}", volume.0),
+        serial: "s".into(),
+        hosts: vec![],
+        any_host: true,
+    };
+    let lane = Lane::new(
+        LaneIndex(lane),
+        served.clone(),
+        Arc::new(export),
+        region.clone(),
+    );
+    (lane, served)
 }
 
 fn bench_with(kind: &str) -> Bench {
@@ -34,50 +86,13 @@ fn bench_with(kind: &str) -> Bench {
             format!("file:{}", path.display()).parse().unwrap()
         }
     };
-    let options = OpenOptions {
-        create_missing: true,
-        ..OpenOptions::default()
-    };
-    let mut device = Device::open(&spec, &options).unwrap();
-    let gate = TestGate::new();
-    device.attach_gate(gate.clone());
+    let (served, gate) = device(0, &spec);
     let region = Arc::new(Region::anonymous(1).unwrap());
     let ring = Ring::new(&RingOptions::default()).unwrap();
     let mut core = Core::new(0, region.clone(), ring).unwrap();
-    let config = DeviceConfig {
-        device: DeviceIndex(0),
-        uuid: [1; 16],
-        spec: spec.to_string(),
-        data_offset_bytes: 1 << 20,
-        extent_bytes: EXTENT as u32,
-        extents: 200,
-    };
-    core.set_device(ServedDevice {
-        config: Arc::new(config),
-        device: Arc::new(device),
-    });
-    let volume = Volume::new(VolumeConfig {
-        volume: V,
-        uuid: [2; 16],
-        size_bytes: 100 * EXTENT,
-        block_bytes: 4096,
-        extent_bytes: EXTENT as u32,
-    });
-    let volume = Arc::new(volume.unwrap());
-    let export = ExportConfig {
-        export: ExportId(1),
-        volume: V,
-        nqn: "nqn.2026-01.io.forebay:t.v".into(),
-        serial: "s".into(),
-        hosts: vec![],
-        any_host: true,
-    };
-    core.set_lane(Lane::new(
-        LaneIndex(3),
-        volume.clone(),
-        Arc::new(export),
-        region,
-    ));
+    core.set_device(served);
+    let (lane, volume) = lane(3, V, &region);
+    core.set_lane(lane);
     Bench {
         core,
         gate,
@@ -94,6 +109,11 @@ fn bench() -> Bench {
 
 impl Bench {
     fn start(&mut self, op: IoOp, data: Option<&[u8]>) -> u16 {
+        self.start_on(3, op, data).unwrap()
+    }
+
+    /// The slot, or `None` when the core has no room for that lane.
+    fn start_on(&mut self, lane: u32, op: IoOp, data: Option<&[u8]>) -> Option<u16> {
         let slot = self.next_slot;
         self.next_slot += 1;
         let len = match op {
@@ -115,14 +135,21 @@ impl Bench {
                 conn_generation: 0,
                 slot,
             },
-            lane: LaneIndex(3),
+            lane: LaneIndex(lane),
             op,
             buffer,
             record: CommandRef { queue: 0, slot },
         };
         self.core.begin_turn();
-        self.core.start(new).unwrap();
-        slot
+        match self.core.start(new) {
+            Ok(()) => Some(slot),
+            Err(new) => {
+                if let Some(buffer) = new.buffer {
+                    self.core.staging.give(buffer);
+                }
+                None
+            }
+        }
     }
 
     fn turn(&mut self) {
@@ -162,6 +189,9 @@ impl Bench {
     fn grant(&mut self, extent: u64, at: u64, rights: Rights, count: u64) {
         let word = Word::new(DeviceIndex(0), ExtentIndex(at), rights).unwrap();
         let range = ExtentRange::new(extent, count);
+        if rights == Rights::ReadWrite {
+            self.volume.may_write_to(DeviceIndex(0));
+        }
         self.volume.table.install(range, word);
         self.core.granted(V, range);
     }
@@ -534,7 +564,6 @@ fn a_device_that_is_not_served_yet_is_waited_for() {
     let mut b = bench();
     b.grant(0, 1, Rights::ReadWrite, 1);
     let served = b.core.devices[0].take().unwrap();
-    b.core.expect_device(DeviceIndex(0));
     let write = b.start(
         IoOp::Write {
             offset_bytes: 0,

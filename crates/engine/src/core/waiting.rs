@@ -41,6 +41,11 @@ impl Core {
                 self.ring_wait.push(token.entrust());
                 return;
             }
+            Stage::SliceWait => {
+                // From now on: a long command that gets on is not late.
+                io.deadline_ns = self.now_ns + OWNER_WAIT_LIMIT_NS;
+                self.slice_waits += 1;
+            }
             _ => {}
         }
         self.waiting.push(token.entrust());

@@ -170,6 +170,10 @@ impl Core {
                     self.set_aside(token, Stage::RingWait);
                     return;
                 }
+                Put::NoSlice => {
+                    self.set_aside(token, Stage::SliceWait);
+                    return;
+                }
                 Put::NoDevice => {
                     self.set_aside(token, Stage::DeviceWait);
                     return;

@@ -78,7 +78,12 @@ pub(super) fn take(
             .data
             .get(from..from + judged.len_bytes as usize)
             .unwrap_or(&[]);
-        // What is in the stream must get out of it: the connection's share doesn't bound this.
+        // What is in the stream must get out of it: what the connection holds doesn't bound this, but
+        // what the lane has in flight does, since that ends without anything from the stream.
+        if !conn.lane.is_none_or(|lane| turn.core.may_start(lane)) {
+            conn.untake(turn.core, slot);
+            return Err(Stop::Stalled);
+        }
         match turn.core.staging.take(judged.len_bytes) {
             Some(mut taken) => {
                 taken.as_mut_slice()[..data.len()].copy_from_slice(data);
@@ -264,7 +269,7 @@ fn advance(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
         let may_ask = conn.receiving < MAX_R2TS_OF_ONE
             && conn.shared.r2ts.get() < MAX_R2TS
             && conn.held.may_ask();
-        if by_r2t && !may_ask {
+        if by_r2t && !may_ask || !conn.lane.is_none_or(|lane| core.may_start(lane)) {
             return false;
         }
         let Some(buffer) = conn.take_buffer(core, len_bytes) else {

@@ -167,12 +167,17 @@ impl Frontend {
 
     /// Whether the reactor may sleep: everything that can be done waits for a socket, the core or time.
     pub(crate) fn is_idle(&self) -> bool {
+        self.dirty.is_empty() && self.events.is_empty()
+    }
+
+    /// Whether a connection waits for memory or room that others hold.
+    pub(crate) fn must_retry(&self) -> bool {
         let must_retry = |i: &u32| {
             self.conns
                 .get(*i as usize)
                 .is_some_and(|c| c.as_ref().is_some_and(|c| c.must_retry()))
         };
-        self.dirty.is_empty() && self.events.is_empty() && !self.active.iter().any(must_retry)
+        self.active.iter().any(must_retry)
     }
 
     /// Connections, those that wait for their last commands too.

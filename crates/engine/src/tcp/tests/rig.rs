@@ -180,6 +180,11 @@ impl Rig {
         host
     }
 
+    /// Nothing is to be done and nothing waits for memory or room.
+    pub(in crate::tcp) fn is_idle(&self) -> bool {
+        self.frontend.is_idle() && !self.frontend.must_retry()
+    }
+
     /// As a reactor does it.
     pub(in crate::tcp) fn turns(&mut self, turns: usize) {
         for _ in 0..turns {

@@ -1,0 +1,281 @@
+//! A device that hangs, or isn't served, and what it must not do to others.
+
+use super::*;
+
+const W: VolumeId = VolumeId(10);
+
+/// A second device and a volume on it, whose lane is 4.
+fn second(b: &mut Bench) -> (Arc<Volume>, Arc<TestGate>) {
+    let path = b.path.with_file_name("second");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(16 << 20).unwrap();
+    let spec = format!("file:{}", path.display()).parse().unwrap();
+    let (served, gate) = device(1, &spec);
+    b.core.set_device(served);
+    let region = b.core.region.clone();
+    let (lane, volume) = lane(4, W, &region);
+    b.core.set_lane(lane);
+    allow(b, &volume, 1);
+    (volume, gate)
+}
+
+/// Lets a volume write to all of its extents, on a device.
+fn allow(b: &mut Bench, volume: &Volume, device: u8) {
+    let word = Word::new(DeviceIndex(device), ExtentIndex(0), Rights::ReadWrite).unwrap();
+    volume.may_write_to(DeviceIndex(device));
+    volume.table.install(volume.whole(), word);
+    b.core.granted(volume.id(), volume.whole());
+}
+
+fn write(extent: u64, len_bytes: u32) -> IoOp {
+    IoOp::Write {
+        offset_bytes: extent * EXTENT,
+        len_bytes,
+        fua: false,
+    }
+}
+
+#[test]
+fn a_lane_whose_device_hangs_leaves_room_to_others() {
+    let mut b = bench();
+    let (_, _) = second(&mut b);
+    let volume = b.volume.clone();
+    allow(&mut b, &volume, 0);
+    b.gate.hold();
+    let mut taken = 0;
+    while b.start_on(3, write(0, 4096), None).is_some() {
+        taken += 1;
+        b.turn();
+        assert!(taken < 2 * MAX_IOS, "it takes without end");
+    }
+    assert!(taken > 512, "a lane alone has much: {taken}");
+    // Commands of many slices each: the other volume's extents lie apart.
+    for extent in 0..100 {
+        let at = Word::new(
+            DeviceIndex(1),
+            ExtentIndex(2 * extent % 199),
+            Rights::ReadWrite,
+        );
+        let other = b.core.lane(LaneIndex(4)).unwrap().volume.clone();
+        other
+            .table
+            .install(ExtentRange::new(extent, 1), at.unwrap());
+    }
+    for extent in 0..64 {
+        assert!(
+            b.start_on(4, write(extent, 8 * EXTENT as u32), None)
+                .is_some()
+        );
+        assert_eq!(b.end().1, Status::SUCCESS);
+    }
+    assert!(b.start_on(4, IoOp::Flush, None).is_some());
+    assert_eq!(b.end().1, Status::SUCCESS);
+    assert_eq!(b.core.busy_ios(), taken);
+    b.gate.release();
+    for _ in 0..taken {
+        assert_eq!(b.end().1, Status::SUCCESS);
+    }
+    assert_eq!((b.core.busy_ios(), b.core.staging.out()), (0, 0));
+}
+
+#[test]
+fn slices_of_one_lane_are_never_all_there_are() {
+    let mut b = bench();
+    second(&mut b);
+    for extent in 0..100 {
+        b.grant(extent, 2 * extent % 199, Rights::ReadWrite, 1);
+    }
+    b.gate.hold();
+    let all = b.core.free_slices.len();
+    // Only buffers would run out earlier, so the same one serves them all: none is ever read here.
+    let zeroes = IoOp::WriteZeroes {
+        offset_bytes: 0,
+        len_bytes: 100 * EXTENT,
+        deallocate: false,
+        fua: false,
+    };
+    let mut started = 0;
+    for _ in 0..100 {
+        started += usize::from(b.start_on(3, zeroes, None).is_some());
+        b.turn();
+    }
+    assert_eq!(started, 100);
+    assert!(b.core.free_slices.len() >= all / 2 - 1);
+    assert!(b.core.slice_waits > 0, "some wait");
+    assert!(!b.core.must_turn(), "and keep nobody awake");
+    assert!(b.start_on(4, write(0, 4096), None).is_some());
+    assert_eq!(b.end().1, Status::SUCCESS);
+    b.gate.release();
+    for _ in 0..started {
+        assert_eq!(b.end().1, Status::SUCCESS);
+    }
+    assert_eq!(b.core.free_slices.len(), all);
+    assert_eq!(b.core.lane(LaneIndex(3)).unwrap().slices, 0);
+}
+
+#[test]
+fn a_command_that_waits_for_slices_is_interrupted_at_its_limit() {
+    let mut b = bench();
+    for extent in 0..100 {
+        b.grant(extent, 2 * extent % 199, Rights::ReadWrite, 1);
+    }
+    let free = std::mem::take(&mut b.core.free_slices);
+    let slot = b.start(write(0, 4096), Some(&[1; 4096]));
+    b.nothing_ends();
+    b.core
+        .set_now_ns(b.core.now_ns() + OWNER_WAIT_LIMIT_NS + 1_000_000_000);
+    b.core.tick();
+    let done = b.core.next_done().unwrap();
+    assert_eq!(
+        (done.owner.slot, done.status),
+        (slot, Status::COMMAND_INTERRUPTED)
+    );
+    b.core.staging.give(done.buffer.unwrap());
+    b.core.free_slices = free;
+}
+
+#[test]
+fn a_flush_covers_the_devices_of_its_volume_and_no_others() {
+    let mut b = bench();
+    let (_, gate) = second(&mut b);
+    b.grant(0, 0, Rights::ReadWrite, 1);
+    // The other device hangs: no business of this volume.
+    gate.hold();
+    b.start(IoOp::Flush, None);
+    assert_eq!(b.end().1, Status::SUCCESS);
+    assert_eq!(gate.held(), 0);
+    // Nor is one that is gone.
+    let gone = b.core.devices[1].take();
+    b.start(IoOp::Flush, None);
+    assert_eq!(b.end().1, Status::SUCCESS);
+    // From the moment that it may write there, it is.
+    b.core.devices[1] = gone;
+    b.volume.may_write_to(DeviceIndex(1));
+    let flush = b.start(IoOp::Flush, None);
+    b.nothing_ends();
+    assert_eq!(gate.held(), 1);
+    gate.release();
+    assert_eq!(b.end().0, flush);
+    // Without that device it waits, and not for ever.
+    b.core.devices[1] = None;
+    let flush = b.start(IoOp::Flush, None);
+    b.nothing_ends();
+    b.core
+        .set_now_ns(b.core.now_ns() + OWNER_WAIT_LIMIT_NS + 1_000_000_000);
+    b.core.tick();
+    let done = b.core.next_done().unwrap();
+    assert_eq!(
+        (done.owner.slot, done.status),
+        (flush, Status::COMMAND_INTERRUPTED)
+    );
+}
+
+#[test]
+fn a_volume_that_may_write_nowhere_flushes_at_once() {
+    let mut b = bench();
+    b.grant(0, 0, Rights::Hole, 100);
+    b.gate.hold();
+    b.start(IoOp::Flush, None);
+    assert_eq!(b.end().1, Status::SUCCESS);
+    assert_eq!(b.gate.held(), 0);
+}
+
+#[test]
+fn settled_when_all_that_was_in_flight_has_ended() {
+    let mut b = bench();
+    second(&mut b);
+    b.grant(0, 0, Rights::ReadWrite, 100);
+    let (one, two) = (DeviceIndex(0), DeviceIndex(1));
+    b.core.settle(1, one);
+    assert!(
+        b.upcall().contains("Settled { job: 1 }"),
+        "nothing is there"
+    );
+    // A slice, a flush and a job of the internal lane.
+    b.gate.hold();
+    b.start(write(0, 4096), Some(&[1; 4096]));
+    b.start(IoOp::Flush, None);
+    let launder = Job::Launder {
+        device: one,
+        extents: ExtentRange::new(50, 1),
+    };
+    b.core.start_job(7, launder);
+    b.turn();
+    assert_eq!(b.gate.held(), 3);
+    b.core.settle(2, one);
+    b.core.settle(3, two);
+    assert!(
+        b.upcall().contains("Settled { job: 3 }"),
+        "nothing is at the other device"
+    );
+    b.nothing_ends();
+    assert_eq!(b.upcall(), "None");
+    b.gate.release();
+    // What begins later doesn't count, whether it ends or not.
+    b.gate
+        .hold_some((1 << 20) + 10 * EXTENT..(1 << 20) + 11 * EXTENT, &[]);
+    b.start(write(10, 4096), Some(&[2; 4096]));
+    assert_eq!((b.end().1, b.end().1), (Status::SUCCESS, Status::SUCCESS));
+    let mut heard = Vec::new();
+    for _ in 0..2000 {
+        b.turn();
+        while let Some(upcall) = b.core.next_upcall() {
+            heard.push(format!("{upcall:?}"));
+        }
+        if heard.len() == 2 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    heard.sort();
+    assert!(
+        heard[0].contains("JobDone { job: 7, error: None }"),
+        "{heard:?}"
+    );
+    assert!(heard[1].contains("Settled { job: 2 }"), "{heard:?}");
+    b.gate.release();
+    assert_eq!(b.end().1, Status::SUCCESS);
+}
+
+#[test]
+fn jobs_of_a_hung_device_hold_up_no_others() {
+    let mut b = bench();
+    second(&mut b);
+    b.gate.hold();
+    for job in 0..40 {
+        let extents = ExtentRange::new(job, 1);
+        let device = DeviceIndex(0);
+        b.core.start_job(job, Job::Launder { device, extents });
+    }
+    b.turn();
+    assert!(b.gate.held() > 0);
+    for job in 100..110 {
+        let extents = ExtentRange::new(job, 1);
+        let device = DeviceIndex(1);
+        b.core.start_job(job, Job::Launder { device, extents });
+    }
+    let mut done = 0;
+    for _ in 0..2000 {
+        b.turn();
+        while let Some(upcall) = b.core.next_upcall() {
+            let Upcall::JobDone { job, error: None } = upcall else {
+                panic!("{upcall:?}");
+            };
+            assert!((100..110).contains(&job));
+            done += 1;
+        }
+        if done == 10 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert_eq!(done, 10);
+    b.gate.release();
+    while b.core.has_jobs() {
+        b.turn();
+        while b.core.next_upcall().is_some() {
+            done += 1;
+        }
+    }
+    assert_eq!(done, 50);
+}
