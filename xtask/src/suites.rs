@@ -153,9 +153,11 @@ fn guest(tally: &mut Tally) -> Result<()> {
     tests(&mut command, SUITE_LIMIT, tally)
 }
 
-/// The system tests run the program, so cargo does not know that they need it.
+/// The system tests run the program, so cargo does not know that they need it. They need it with the devices that only
+/// tests use.
 fn build_forebay() -> Result<()> {
-    process::run(&mut cargo(&["build", "--package", "forebay"]), BUILD_LIMIT)
+    let mut command = cargo(&["build", "--package", "forebay", "--features", "test-device"]);
+    process::run(&mut command, BUILD_LIMIT)
 }
 
 fn forebay_is_built(command: &mut Command) {

@@ -62,6 +62,8 @@ pub struct Device {
     /// Whether `FALLOC_FL_PUNCH_HOLE` is known, as far as we know.
     punch_hole: AtomicBool,
     #[cfg(feature = "test-device")]
+    volatile: Option<crate::volatile::Volatile>,
+    #[cfg(feature = "test-device")]
     gate: Option<std::sync::Arc<crate::gate::TestGate>>,
 }
 
@@ -78,6 +80,14 @@ impl Device {
             }
             _ => None,
         };
+        #[cfg(feature = "test-device")]
+        let volatile = match info.kind {
+            DeviceKind::Volatile => Some(crate::volatile::Volatile::open(
+                info.spec.path(),
+                fd.as_fd(),
+            )?),
+            _ => None,
+        };
         let nothing_from_bytes = match info.kind {
             DeviceKind::Null => options.data_offset_bytes,
             _ => info.capacity_bytes,
@@ -89,6 +99,8 @@ impl Device {
             info,
             ram,
             nothing_from_bytes,
+            #[cfg(feature = "test-device")]
+            volatile,
             #[cfg(feature = "test-device")]
             gate: None,
         })
@@ -111,6 +123,10 @@ impl Device {
         {
             return submitted;
         }
+        #[cfg(feature = "test-device")]
+        if let Some(volatile) = &self.volatile {
+            return volatile.submit(self.fd.as_fd(), ring, op, user_data);
+        }
         if let Some(result) = self.at_once(op) {
             return Submitted::Done(result);
         }
@@ -122,6 +138,12 @@ impl Device {
 
     /// Judges the result of `op`'s completion.
     pub fn finish(&self, op: Op, result: i32) -> Finish {
+        #[cfg(feature = "test-device")]
+        if let Some(volatile) = &self.volatile
+            && (op.held || op.kind != OpKind::Read)
+        {
+            return volatile.finish(self.fd.as_fd(), &op, result);
+        }
         let Ok(done_bytes) = u64::try_from(result) else {
             return self.failed(op, Errno::from_raw_os_error(result.saturating_neg()));
         };
@@ -240,6 +262,13 @@ impl Device {
             OpKind::Flush => self.info.kind == DeviceKind::Null,
             _ => op.offset_bytes >= self.nothing_from_bytes,
         }
+    }
+
+    /// Marks an operation to begin only when its completion comes, if this device can do that.
+    #[cfg(feature = "test-device")]
+    pub(crate) fn hold(&self, op: &mut Op) -> bool {
+        op.held = self.volatile.is_some();
+        op.held
     }
 
     /// The ring's words for an operation; notes the method in it.

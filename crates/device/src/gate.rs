@@ -143,6 +143,10 @@ impl TestGate {
                 result: nothing_done(op),
                 user_data,
             },
+            None if device.hold(op) => Io::Answer {
+                result: 0,
+                user_data,
+            },
             None => device.io(op),
         };
         let pushed = if held {

@@ -39,6 +39,9 @@ pub struct Op {
     pub(crate) kind: OpKind,
     pub(crate) method: Method,
     pub(crate) dsync: bool,
+    /// It has not begun, and begins when its completion comes.
+    #[cfg(feature = "test-device")]
+    pub(crate) held: bool,
     pub(crate) offset_bytes: u64,
     pub(crate) len_bytes: u64,
     pub(crate) buf: Option<Buf>,
@@ -50,6 +53,8 @@ impl Op {
             kind,
             method: Method::WriteZeros,
             dsync: false,
+            #[cfg(feature = "test-device")]
+            held: false,
             offset_bytes,
             len_bytes,
             buf,

@@ -50,6 +50,9 @@ pub enum DeviceKind {
     Ram,
     /// Nothing but a label.
     Null,
+    /// For tests: a file with a volatile write cache.
+    #[cfg(feature = "test-device")]
+    Volatile,
 }
 
 impl std::fmt::Display for DeviceKind {
@@ -59,6 +62,8 @@ impl std::fmt::Display for DeviceKind {
             Self::Block => "block",
             Self::Ram => "ram",
             Self::Null => "null",
+            #[cfg(feature = "test-device")]
+            Self::Volatile => "volatile",
         })
     }
 }
@@ -131,18 +136,22 @@ pub(crate) fn open(
         DeviceSpec::Block { .. } => DeviceKind::Block,
         DeviceSpec::Ram { .. } => DeviceKind::Ram,
         DeviceSpec::Null { .. } => DeviceKind::Null,
+        #[cfg(feature = "test-device")]
+        DeviceSpec::Volatile { .. } => DeviceKind::Volatile,
         DeviceSpec::File { .. } | DeviceSpec::Path { .. } => DeviceKind::File,
     };
     let path = spec.path().to_owned();
     let failed = |doing| move |errno| (doing, errno);
     let error = |(doing, errno)| DeviceError::from_errno(&path, doing, errno);
 
-    if let (true, DeviceSpec::Ram { size_bytes, .. } | DeviceSpec::Null { size_bytes, .. }) =
-        (options.create_missing, &spec)
-    {
-        match create_file(&path, *size_bytes) {
+    if let (true, Some(size_bytes)) = (options.create_missing, own_size(&spec)) {
+        match create_file(&path, size_bytes) {
             Ok(()) | Err(DeviceError::Exists { .. }) => {}
             Err(other) => return Err(other),
+        }
+        #[cfg(feature = "test-device")]
+        if kind == DeviceKind::Volatile {
+            crate::volatile::create(&path, size_bytes)?;
         }
     }
 
@@ -247,12 +256,12 @@ pub(crate) fn open(
             .map_err(error)?,
         _ => stat.stx_size,
     };
-    let (found_bytes, expected_bytes) = match spec {
-        DeviceSpec::Ram { size_bytes, .. } | DeviceSpec::Null { size_bytes, .. } => (
+    let (found_bytes, expected_bytes) = match own_size(&spec) {
+        Some(size_bytes) => (
             found_bytes.min(size_bytes),
             size_bytes.max(options.min_capacity_bytes),
         ),
-        _ => (found_bytes, options.min_capacity_bytes),
+        None => (found_bytes, options.min_capacity_bytes),
     };
     let capacity_bytes = found_bytes - found_bytes % u64::from(block_bytes);
     if capacity_bytes < expected_bytes {
@@ -300,6 +309,18 @@ pub(crate) fn open(
             notes,
         },
     })
+}
+
+/// The size that the spec itself gives.
+fn own_size(spec: &DeviceSpec) -> Option<u64> {
+    match spec {
+        DeviceSpec::Ram { size_bytes, .. } | DeviceSpec::Null { size_bytes, .. } => {
+            Some(*size_bytes)
+        }
+        #[cfg(feature = "test-device")]
+        DeviceSpec::Volatile { size_bytes, .. } => Some(*size_bytes),
+        _ => None,
+    }
 }
 
 fn can_punch(fd: impl AsFd, kind: DeviceKind, size_bytes: u64, identity: &Identity) -> bool {

@@ -291,7 +291,7 @@ fn words(from_page: u64, to_page: u64) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-fn read_by_call(fd: BorrowedFd<'_>, at: u64, buf: Buf) -> Result<(), Errno> {
+pub(crate) fn read_by_call(fd: BorrowedFd<'_>, at: u64, buf: Buf) -> Result<(), Errno> {
     by_call(at, buf, |ptr, len, offset| {
         // SAFETY: `Buf::new`'s contract: mapped and writable for its length, unreferenced. The kernel checks it besides.
         unsafe { libc::pread(fd.as_raw_fd(), ptr.cast(), len, offset) }

@@ -47,6 +47,15 @@ pub enum DeviceSpec {
         /// Capacity.
         size_bytes: u64,
     },
+    /// For tests: a file with a volatile write cache, see [`crate::volatile`]. On the command line
+    /// `volatile:/path?size=1G`.
+    #[cfg(feature = "test-device")]
+    Volatile {
+        /// Absolute path of what reads see.
+        path: PathBuf,
+        /// Capacity.
+        size_bytes: u64,
+    },
     /// A device without data.
     Null {
         /// Absolute path of the file with label and catalog.
@@ -125,6 +134,8 @@ impl DeviceSpec {
             | Self::Block { path }
             | Self::Ram { path, .. }
             | Self::Null { path, .. } => path,
+            #[cfg(feature = "test-device")]
+            Self::Volatile { path, .. } => path,
         }
     }
 
@@ -180,7 +191,7 @@ impl DeviceSpec {
             "block" => Ok(Self::Block {
                 path: absolute(rest)?,
             }),
-            "ram" | "null" => {
+            _ if kind == "ram" || kind == "null" || is_volatile(kind) => {
                 let (path, option) = rest
                     .rsplit_once('?')
                     .ok_or(SpecError::NoSize { spec: owned() })?;
@@ -203,6 +214,8 @@ impl DeviceSpec {
                 let path = absolute(path)?;
                 Ok(match kind {
                     "ram" => Self::Ram { path, size_bytes },
+                    #[cfg(feature = "test-device")]
+                    "volatile" => Self::Volatile { path, size_bytes },
                     _ => Self::Null { path, size_bytes },
                 })
             }
@@ -212,6 +225,11 @@ impl DeviceSpec {
             }),
         }
     }
+}
+
+/// Only where tests run.
+fn is_volatile(kind: &str) -> bool {
+    cfg!(feature = "test-device") && kind == "volatile"
 }
 
 pub(crate) fn file_type(path: &Path) -> Result<rustix::fs::FileType, DeviceError> {
@@ -251,6 +269,15 @@ impl fmt::Display for DeviceSpec {
                 write!(
                     f,
                     "ram:{}?size={}",
+                    path.display(),
+                    format_exact(*size_bytes)
+                )
+            }
+            #[cfg(feature = "test-device")]
+            Self::Volatile { path, size_bytes } => {
+                write!(
+                    f,
+                    "volatile:{}?size={}",
                     path.display(),
                     format_exact(*size_bytes)
                 )
@@ -377,7 +404,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_reads_back(path in "/[a-z?:=/.-]{0,20}", size in 1u64..1 << 40, kind in 0..5) {
+        fn text_reads_back(path in "/[a-z?:=/.-]{0,20}", size in 1u64..1 << 40, kind in 0..6) {
             let path = PathBuf::from(path);
             let size_bytes = size * 4096;
             let spec = match kind {
@@ -385,6 +412,7 @@ mod tests {
                 1 => DeviceSpec::File { path },
                 2 => DeviceSpec::Block { path },
                 3 => DeviceSpec::Ram { path, size_bytes },
+                4 => DeviceSpec::Volatile { path, size_bytes },
                 _ => DeviceSpec::Null { path, size_bytes },
             };
             prop_assert_eq!(spec.to_string().parse(), Ok(spec.clone()));

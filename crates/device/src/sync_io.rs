@@ -38,6 +38,8 @@ pub enum Content {
 pub struct SyncDevice {
     fd: OwnedFd,
     info: DeviceInfo,
+    #[cfg(feature = "test-device")]
+    volatile: Option<crate::volatile::Volatile>,
 }
 
 impl SyncDevice {
@@ -46,7 +48,17 @@ impl SyncDevice {
         let opened = crate::open::open(spec, options, Access::Buffered)?;
         // Advice: without it everything is right, only slower.
         let _ = rustix::fs::fadvise(&opened.fd, 0, None, Advice::Random);
+        #[cfg(feature = "test-device")]
+        let volatile = match opened.info.kind {
+            crate::open::DeviceKind::Volatile => Some(crate::volatile::Volatile::open(
+                opened.info.spec.path(),
+                opened.fd.as_fd(),
+            )?),
+            _ => None,
+        };
         Ok(Self {
+            #[cfg(feature = "test-device")]
+            volatile,
             fd: opened.fd,
             info: opened.info,
         })
@@ -61,6 +73,10 @@ impl SyncDevice {
     /// Reads all of `into`.
     pub fn read_at(&self, offset_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
         self.check(offset_bytes, into.len())?;
+        #[cfg(feature = "test-device")]
+        if let Some(volatile) = &self.volatile {
+            volatile.wait_while_hanging()?;
+        }
         let mut done = 0;
         while done < into.len() {
             match rustix::io::pread(&self.fd, &mut into[done..], offset_bytes + done as u64) {
@@ -76,6 +92,10 @@ impl SyncDevice {
     /// Writes all of `from`. Durable after [`SyncDevice::sync`].
     pub fn write_at(&self, offset_bytes: u64, from: &[u8]) -> std::io::Result<()> {
         self.check(offset_bytes, from.len())?;
+        #[cfg(feature = "test-device")]
+        if let Some(volatile) = &self.volatile {
+            return Ok(volatile.write_at(self.fd.as_fd(), offset_bytes, from)?);
+        }
         let mut done = 0;
         while done < from.len() {
             match rustix::io::pwrite(&self.fd, &from[done..], offset_bytes + done as u64) {
@@ -90,6 +110,10 @@ impl SyncDevice {
 
     /// Makes all writes durable, the device's own cache included.
     pub fn sync(&self) -> std::io::Result<()> {
+        #[cfg(feature = "test-device")]
+        if let Some(volatile) = &self.volatile {
+            return Ok(volatile.sync(self.fd.as_fd())?);
+        }
         loop {
             match rustix::fs::fdatasync(&self.fd) {
                 Err(Errno::INTR) => {}

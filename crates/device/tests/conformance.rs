@@ -54,6 +54,20 @@ fn ram_conforms() {
 }
 
 #[test]
+fn volatile_conforms() {
+    let dir = support::memory_dir();
+    let spec = DeviceSpec::Volatile {
+        path: dir.path().join("volatile"),
+        size_bytes: LEN_BYTES,
+    };
+    let options = OpenOptions {
+        create_missing: true,
+        ..OpenOptions::default()
+    };
+    judge(&spec, &options, DeviceKind::Volatile);
+}
+
+#[test]
 fn null_conforms() {
     let dir = support::memory_dir();
     let spec = DeviceSpec::Null {

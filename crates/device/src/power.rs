@@ -1,0 +1,244 @@
+//! Cutting the power of a [`crate::volatile`] device.
+//!
+//! **Purpose.** Leave on the device what a power cut might have left, chosen by a seed.
+//!
+//! **Design.** The journal is read twice. First for what is durable: what a flush that ended covered, and durable
+//! writes that ended. Then, in the order of the journal, everything durable is applied to the stable file, and of the rest each
+//! write or zeroing is applied whole, not at all, or in some of its 512-byte sectors. A later write that was left out
+//! under an earlier one that was applied is a reordering. A sector that was durably written is therefore never older
+//! than that. At the end the visible file is made equal to the stable one, and the journal is empty.
+//! How much is kept depends on the seed too: everything, nothing, or something between.
+//!
+//! **What it does not do.** It ends no process: whoever uses the device must be dead, which is checked. The device's
+//! switches (hang, fail) stay as they are.
+
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::fence::who_holds;
+use crate::volatile::journal::{HEADER_BYTES, Journal, Record};
+use crate::volatile::{journal_path, stable_path, write_all, zero};
+
+/// What tears.
+pub const SECTOR_BYTES: u64 = 512;
+/// How long the dead may take to let go.
+const LET_GO: Duration = Duration::from_secs(5);
+const COPY_BYTES: u64 = 1 << 20;
+
+/// What a cut did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cut {
+    /// Writes and zeroings that were durable.
+    pub durable: u64,
+    /// Others that were kept whole.
+    pub kept: u64,
+    /// Others that were lost whole.
+    pub dropped: u64,
+    /// Others of which some sectors were kept.
+    pub torn: u64,
+    /// Flushes that had ended.
+    pub flushes: u64,
+}
+
+/// What becomes of one change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Kept,
+    Dropped,
+    Torn,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Change {
+    at: u64,
+    offset_bytes: u64,
+    len_bytes: u64,
+    durable: bool,
+}
+
+/// A small generator of numbers that look random: the same for the same seed.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        // SplitMix64: any seed will do.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % limit
+    }
+}
+
+/// Cuts the power of the device at `device` (its path).
+///
+/// # Errors
+/// If somebody still uses it, or a file can't be read or written.
+pub fn cut(device: &Path, seed: u64) -> io::Result<Cut> {
+    wait_until_nobody_uses(device)?;
+    let open = |path: &Path| rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    let visible = open(device)?;
+    let stable = open(&stable_path(device))?;
+    let mut journal = Journal::new(open(&journal_path(device))?);
+    let (changes, flushes) = changes(&journal)?;
+    let mut result = Cut {
+        flushes,
+        ..Cut::default()
+    };
+    let mut dice = Dice(seed);
+    let keep_percent = [0, 100, 10, 50, 90, 50][dice.below(6) as usize];
+    let torn_percent = [0, 10, 40][dice.below(3) as usize];
+    for change in &changes {
+        let fate = match change.durable {
+            true => Fate::Kept,
+            false if (1..100).contains(&keep_percent) && dice.below(100) < torn_percent => {
+                Fate::Torn
+            }
+            false if dice.below(100) < keep_percent => Fate::Kept,
+            false => Fate::Dropped,
+        };
+        *match (change.durable, fate) {
+            (true, _) => &mut result.durable,
+            (_, Fate::Kept) => &mut result.kept,
+            (_, Fate::Dropped) => &mut result.dropped,
+            (_, Fate::Torn) => &mut result.torn,
+        } += 1;
+        apply(&journal, &stable, change, fate, &mut dice)?;
+    }
+    for change in &changes {
+        copy(&stable, &visible, change.offset_bytes, change.len_bytes)?;
+    }
+    journal.clear()?;
+    Ok(result)
+}
+
+fn wait_until_nobody_uses(device: &Path) -> io::Result<()> {
+    let begin = Instant::now();
+    loop {
+        let holders = who_holds(device).map_err(io::Error::other)?;
+        match holders.first() {
+            None => return Ok(()),
+            Some(holder) if begin.elapsed() > LET_GO => {
+                return Err(io::Error::other(format!(
+                    "{}: {holder} still uses it",
+                    device.display()
+                )));
+            }
+            Some(_) => std::thread::sleep(Duration::from_millis(2)),
+        }
+    }
+}
+
+/// All writes and zeroings, with what was durable, and how many flushes had ended.
+fn changes(journal: &Journal) -> io::Result<(Vec<Change>, u64)> {
+    let mut changes: Vec<Change> = Vec::new();
+    let (mut at, mut flushes, mut words) = (HEADER_BYTES, 0, Vec::new());
+    // Before this place in `changes` everything is durable.
+    let mut durable_to = 0;
+    while let Some(read) = journal.read(at)? {
+        let change = |offset_bytes, len_bytes| Change {
+            at: read.at,
+            offset_bytes,
+            len_bytes,
+            durable: false,
+        };
+        match read.record(&mut words) {
+            Some(Record::Write {
+                offset_bytes,
+                bytes,
+            }) => changes.push(change(offset_bytes, bytes.len() as u64)),
+            Some(Record::Zero {
+                offset_bytes,
+                len_bytes,
+            }) => changes.push(change(offset_bytes, len_bytes)),
+            Some(Record::Flush { before, but }) => {
+                flushes += 1;
+                for change in &mut changes[durable_to..] {
+                    change.durable |= change.at < before && !but.contains(&change.at);
+                }
+            }
+            Some(Record::Durable { at }) => {
+                if let Ok(index) = changes.binary_search_by_key(&at, |change| change.at) {
+                    changes[index].durable = true;
+                }
+            }
+            None => {
+                return Err(io::Error::other(
+                    "the journal has a record of no known kind",
+                ));
+            }
+        }
+        while changes.get(durable_to).is_some_and(|change| change.durable) {
+            durable_to += 1;
+        }
+        at = read.end();
+    }
+    Ok((changes, flushes))
+}
+
+fn apply(
+    journal: &Journal,
+    stable: &rustix::fd::OwnedFd,
+    change: &Change,
+    fate: Fate,
+    dice: &mut Dice,
+) -> Result<(), Errno> {
+    if fate == Fate::Dropped {
+        return Ok(());
+    }
+    let read = journal.read(change.at)?.ok_or(Errno::IO)?;
+    let mut words = Vec::new();
+    let bytes = match read.record(&mut words) {
+        Some(Record::Write { bytes, .. }) => Some(bytes),
+        _ => None,
+    };
+    let end = change.len_bytes;
+    let mut from = 0;
+    while from < end {
+        // Whole, or in runs of sectors of which every second is left out.
+        let to = match fate {
+            Fate::Torn => end.min(from + SECTOR_BYTES * (1 + dice.below(16))),
+            _ => end,
+        };
+        if fate != Fate::Torn || dice.below(2) == 0 {
+            let at = change.offset_bytes + from;
+            match bytes {
+                // Inside: the length is that of the bytes.
+                Some(bytes) => write_all(stable, at, &bytes[from as usize..to as usize])?,
+                None => zero(stable, at, to - from)?,
+            }
+        }
+        from = to;
+    }
+    Ok(())
+}
+
+/// Makes a range of `to` equal to that of `from`.
+fn copy(
+    from: &rustix::fd::OwnedFd,
+    to: &rustix::fd::OwnedFd,
+    offset_bytes: u64,
+    len_bytes: u64,
+) -> Result<(), Errno> {
+    let end = offset_bytes + len_bytes;
+    let mut at = offset_bytes;
+    while at < end {
+        let mut bytes = vec![0; COPY_BYTES.min(end - at) as usize];
+        let n = match rustix::io::pread(from, &mut bytes, at) {
+            Ok(0) => return Err(Errno::IO),
+            Err(Errno::INTR) => continue,
+            other => other?,
+        };
+        let bytes = &bytes[..n];
+        match bytes.iter().all(|byte| *byte == 0) {
+            true => zero(to, at, n as u64)?,
+            false => write_all(to, at, bytes)?,
+        }
+        at += n as u64;
+    }
+    Ok(())
+}
