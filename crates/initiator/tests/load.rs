@@ -73,6 +73,32 @@ fn a_load_ends_by_time_and_walks_in_order() {
 }
 
 #[test]
+fn a_load_that_takes_each_place_once_ends_by_itself() {
+    let target = Target::start(Config::default());
+    for (queues, cpu) in [(1, None), (2, None), (2, Some(0))] {
+        let before = target.counters().writes.load(SeqCst);
+        let spec = LoadSpec {
+            read_percent: 0,
+            queues,
+            cpu,
+            access: Access::Once {
+                stride_bytes: 16384,
+            },
+            amount: Amount::Duration(Duration::from_secs(60)),
+            span_bytes: Some(33 * 16384),
+            ..LoadSpec::new(target.addr(), SUBNQN, HOSTNQN)
+        };
+        let report = run(&spec, &mut |_| ()).unwrap();
+        assert_eq!((report.total.ops, report.errors), (33, 0));
+        assert_eq!(target.counters().writes.load(SeqCst) - before, 33);
+    }
+    // Each of them, and nothing between.
+    for (i, chunk) in target.disk()[..33 * 16384].chunks(4096).enumerate() {
+        assert_eq!(chunk.iter().any(|&b| b != 0), i % 4 == 0, "{i}");
+    }
+}
+
+#[test]
 fn a_load_that_cannot_be_is_refused_with_its_reason() {
     let target = Target::start(Config {
         mqes: 31,

@@ -52,6 +52,9 @@ pub(crate) struct LoadArgs {
     /// Use only this much of the namespace, from its beginning
     #[arg(long, value_parser = parse_bytes)]
     span: Option<u64>,
+    /// Write or read the first block of every so many bytes, each once, in random order; ends by itself
+    #[arg(long, value_parser = parse_bytes)]
+    once_per: Option<u64>,
     /// Drive all queues by one thread on this CPU
     #[arg(long)]
     cpu: Option<usize>,
@@ -84,6 +87,9 @@ impl LoadArgs {
                 Pattern::Randrw => self.read_percent,
             },
             access: match self.rw {
+                _ if self.once_per.is_some() => Access::Once {
+                    stride_bytes: self.once_per.unwrap_or_default(),
+                },
                 Pattern::Read | Pattern::Write => Access::Sequential,
                 _ => Access::Random,
             },

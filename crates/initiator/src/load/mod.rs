@@ -31,6 +31,12 @@ pub enum Access {
     Random,
     /// One after the other, each queue in its own part of the span.
     Sequential,
+    /// The first place of every so many bytes, each once, in an order that the seed decides; each queue in
+    /// its own part of the span. The load ends when all are done.
+    Once {
+        /// From one place to the next.
+        stride_bytes: u64,
+    },
 }
 
 /// How long the load lasts.
@@ -217,7 +223,9 @@ pub fn run(spec: &LoadSpec, progress: &mut dyn FnMut(&Progress)) -> Result<LoadR
 pub(crate) struct Geometry {
     /// Logical blocks of one command.
     pub(crate) blocks: u32,
-    /// Places of that size in the span.
+    /// From one place to the next.
+    pub(crate) step_blocks: u64,
+    /// Places in the span.
     pub(crate) places: u64,
 }
 
@@ -265,6 +273,15 @@ fn geometry(spec: &LoadSpec, session: &Session) -> Result<Geometry, Error> {
             spec.block_bytes, namespace.block_bytes
         )));
     }
+    if let Access::Once { stride_bytes } = spec.access
+        && (stride_bytes < u64::from(spec.block_bytes)
+            || !stride_bytes.is_multiple_of(u64::from(namespace.block_bytes)))
+    {
+        return Err(unusable(format!(
+            "a stride of {stride_bytes} bytes is no multiple of the namespace's block of {} bytes, or below the I/O size",
+            namespace.block_bytes
+        )));
+    }
     let limit = session.controller().max_transfer_bytes;
     if limit.is_some_and(|limit| u64::from(spec.block_bytes) > limit) {
         return Err(unusable(format!(
@@ -275,12 +292,17 @@ fn geometry(spec: &LoadSpec, session: &Session) -> Result<Geometry, Error> {
     }
     let size_bytes = namespace.size_bytes();
     let span_bytes = spec.span_bytes.unwrap_or(size_bytes).min(size_bytes);
-    let places = span_bytes / u64::from(spec.block_bytes);
+    let step_bytes = match spec.access {
+        Access::Once { stride_bytes } => stride_bytes,
+        Access::Random | Access::Sequential => u64::from(spec.block_bytes),
+    };
+    let places = span_bytes / step_bytes;
     if places == 0 {
         return Err(unusable("the span holds not even one I/O".into()));
     }
     Ok(Geometry {
         blocks: spec.block_bytes / namespace.block_bytes,
+        step_blocks: step_bytes / u64::from(namespace.block_bytes),
         places,
     })
 }

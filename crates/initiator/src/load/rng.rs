@@ -21,6 +21,13 @@ impl Rng {
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
+
+    /// Any order, each as likely as the others.
+    pub(crate) fn shuffle(&mut self, all: &mut [u64]) {
+        for i in (1..all.len()).rev() {
+            all.swap(i, self.below(i as u64 + 1) as usize);
+        }
+    }
 }
 
 /// The finalizer of SplitMix64: a bijection that spreads every bit.

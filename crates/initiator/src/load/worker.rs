@@ -34,6 +34,8 @@ struct Lane {
     next: u64,
     first: u64,
     end: u64,
+    /// What is left of a load that takes each place once, the next one last.
+    once: Vec<u64>,
 }
 
 pub(crate) struct Worker {
@@ -64,8 +66,19 @@ impl Worker {
         let part = (geometry.places / u64::from(spec.queues)).max(1);
         let now = Instant::now();
         let lanes = queues.into_iter().enumerate().map(|(i, queue)| {
-            let first = (first_queue + i) as u64 * part % geometry.places;
+            let number = first_queue + i;
+            let first = number as u64 * part % geometry.places;
+            let mut end = (first + part).min(geometry.places);
+            let mut once = Vec::new();
+            if matches!(spec.access, Access::Once { .. }) {
+                if number + 1 == usize::from(spec.queues) {
+                    end = geometry.places;
+                }
+                once = (first..end).collect();
+                rng.shuffle(&mut once);
+            }
             Lane {
+                once,
                 queue,
                 slots: (0..spec.queue_depth)
                     .map(|_| Slot {
@@ -78,7 +91,7 @@ impl Worker {
                     .collect(),
                 next: first,
                 first,
-                end: (first + part).min(geometry.places),
+                end,
             }
         });
         let lanes = lanes.collect();
@@ -167,6 +180,11 @@ impl Worker {
         }
         let begun = Instant::now();
         while let Some((tag, buf)) = lane.idle.pop() {
+            if matches!(self.access, Access::Once { .. }) && lane.once.is_empty() {
+                // Other lanes may have more; the load ends when nothing is in flight.
+                lane.idle.push((tag, buf));
+                return true;
+            }
             if self.bytes_limited && !take(&self.shared.bytes_left, self.block_bytes) {
                 lane.idle.push((tag, buf));
                 return false;
@@ -181,9 +199,10 @@ impl Worker {
                     }
                     place
                 }
+                Access::Once { .. } => lane.once.pop().unwrap_or(lane.first),
             };
             let blocks = self.geometry.blocks;
-            let lba = place * u64::from(blocks);
+            let lba = place * self.geometry.step_blocks;
             let is_read = self.rng.below(100) < self.read_percent;
             let op = if is_read {
                 IoOp::Read { lba, blocks }
