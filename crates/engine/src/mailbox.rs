@@ -33,8 +33,8 @@ pub enum Post {
     Volume(Arc<Volume>),
     /// Faults in the range are answered.
     Granted(VolumeId, ExtentRange),
-    /// Faults in the range can't be answered.
-    FaultFailed(VolumeId, ExtentRange, FaultFailure),
+    /// Faults in the range, for writing or for reading, can't be answered.
+    FaultFailed(VolumeId, ExtentRange, bool, FaultFailure),
     /// Words are cleared: drain.
     Revoke {
         /// Its number.

@@ -187,7 +187,9 @@ impl Reactor {
                 }
             }
             Post::Granted(volume, range) => core.granted(volume, range),
-            Post::FaultFailed(volume, range, reason) => core.fault_failed(volume, range, reason),
+            Post::FaultFailed(volume, range, write, reason) => {
+                core.fault_failed(volume, range, write, reason);
+            }
             Post::Revoke {
                 revoke,
                 volume,

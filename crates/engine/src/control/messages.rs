@@ -85,10 +85,11 @@ impl Control {
             ToEngine::FaultFailed {
                 volume,
                 range,
+                write,
                 reason,
             } => {
-                self.faults.answered(volume, range, true);
-                self.post_all(|| Post::FaultFailed(volume, range, reason));
+                self.faults.answered(volume, range, write);
+                self.post_all(|| Post::FaultFailed(volume, range, write, reason));
             }
             ToEngine::Revoke {
                 revoke,

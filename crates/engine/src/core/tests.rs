@@ -457,7 +457,7 @@ fn errors_become_statuses_and_end_the_command_once() {
         Some(&[1; 4096]),
     );
     b.core
-        .fault_failed(V, ExtentRange::new(50, 1), FaultFailure::NoSpace);
+        .fault_failed(V, ExtentRange::new(50, 1), true, FaultFailure::NoSpace);
     assert_eq!(b.end().1, Status::CAPACITY_EXCEEDED);
     // A grant past the device's extents is refused, not followed.
     b.grant(60, 200, Rights::ReadWrite, 1);

@@ -97,8 +97,14 @@ impl Core {
         );
     }
 
-    /// The owner can't answer faults in `range`.
-    pub fn fault_failed(&mut self, volume: VolumeId, range: ExtentRange, reason: FaultFailure) {
+    /// The owner can't answer the faults in `range` that were for writing, or those that weren't.
+    pub fn fault_failed(
+        &mut self,
+        volume: VolumeId,
+        range: ExtentRange,
+        for_write: bool,
+        reason: FaultFailure,
+    ) {
         let status = |write| match reason {
             FaultFailure::NoSpace => Status::CAPACITY_EXCEEDED,
             FaultFailure::Internal => Status::INTERNAL_ERROR,
@@ -107,7 +113,8 @@ impl Core {
         };
         self.take_up(
             |core, io| {
-                matches!(io.stage, Stage::Parked { extent, .. } if range.contains(extent))
+                matches!(io.stage, Stage::Parked { extent, write }
+                    if range.contains(extent) && write == for_write)
                     && core.volume_of(io) == Some(volume)
             },
             |core, token| {

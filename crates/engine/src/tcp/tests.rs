@@ -187,7 +187,7 @@ fn without_room_in_the_core_commands_wait_their_turn() {
     assert!(rig.frontend.must_retry());
     for _ in 0..10 {
         rig.core
-            .fault_failed(V, ExtentRange::new(0, 1), FaultFailure::NoSpace);
+            .fault_failed(V, ExtentRange::new(0, 1), false, FaultFailure::NoSpace);
         rig.turns(3);
     }
     for host in &mut hosts {
@@ -265,7 +265,7 @@ fn who_is_told_to_go_has_two_seconds() {
         "the core has its command still"
     );
     rig.core
-        .fault_failed(V, ExtentRange::new(0, 1), FaultFailure::Internal);
+        .fault_failed(V, ExtentRange::new(0, 1), false, FaultFailure::Internal);
     rig.turns(1);
     assert_eq!((rig.frontend.connections(), rig.core.staging.out()), (1, 0));
 }
@@ -330,7 +330,7 @@ fn the_state_region_says_what_is_in_flight() {
         (progress::PARKED, 1, 1)
     );
     rig.core
-        .fault_failed(V, ExtentRange::new(4, 1), FaultFailure::Internal);
+        .fault_failed(V, ExtentRange::new(4, 1), false, FaultFailure::Internal);
     rig.turns(1);
     assert_eq!(
         (

@@ -177,12 +177,14 @@ pub enum ToEngine {
         /// At most [`MAX_BATCH`], in this order.
         grants: Vec<GrantOf>,
     },
-    /// A fault can't be answered.
+    /// Faults can't be answered.
     FaultFailed {
         /// Whose.
         volume: VolumeId,
         /// Its logical extents.
         range: ExtentRange,
+        /// Which question: a write that finds no room says nothing about a read.
+        write: bool,
         /// Why.
         reason: FaultFailure,
     },
