@@ -1,8 +1,7 @@
 //! A Forebay under test: a daemon with its engine on one processor, in a folder of its own.
 //!
 //! Purpose: benchmarks start, provision and stop it through the command line, as a person would.
-//! Design: the release build; a pool on one device of the kind asked for; one exported volume that is
-//! fully written before it is measured, so that no run measures first writes. Dropping it stops it.
+//! Design: the release build; a pool on one device; one exported volume. Dropping it stops it.
 //! Not here: measuring.
 
 use std::net::TcpListener;
@@ -36,9 +35,22 @@ pub(crate) struct Forebay {
 }
 
 impl Forebay {
-    /// Starts one whose pool is on a `null` or `ram` device (or any specification with `{}` for a
-    /// path), its reactor on processor `cpu`.
+    /// Starts one whose pool is on a `null` or `ram` device, its reactor on processor `cpu`.
     pub(crate) fn start(program: &Path, device: &str, cpu: usize) -> Result<Self> {
+        let size = VOLUME_BYTES.to_string();
+        let memory =
+            PathBuf::from("/dev/shm").join(format!("forebay-bench-{}", std::process::id()));
+        match device {
+            "ram" => {
+                let spec = format!("ram:{}?size=2G", memory.display());
+                Self::start_with(program, &spec, cpu, &size)
+            }
+            _ => Self::start_with(program, "null:null.img?size=8G", cpu, &size),
+        }
+    }
+
+    /// The same on any device, with a volume of any size.
+    pub(crate) fn start_with(program: &Path, device: &str, cpu: usize, size: &str) -> Result<Self> {
         let folder = crate::target_folder().join(format!("bench-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder)?;
@@ -64,17 +76,9 @@ impl Forebay {
             nqn: String::new(),
         };
         this.wait_ready(false)?;
-        let memory =
-            PathBuf::from("/dev/shm").join(format!("forebay-bench-{}", std::process::id()));
-        let path = match device {
-            "ram" => format!("ram:{}?size=2G", memory.display()),
-            "null" => "null:null.img?size=8G".to_owned(),
-            spec => spec.replace("{}", &this.folder.join("device").display().to_string()),
-        };
-        this.cli(&["pool", "create", "--device", &path, "--force"])?;
+        this.cli(&["pool", "create", "--device", device, "--force"])?;
         this.cli(&["tenant", "create", "bench"])?;
-        let size = VOLUME_BYTES.to_string();
-        this.cli(&["volume", "create", "bench/v", "--size", &size])?;
+        this.cli(&["volume", "create", "bench/v", "--size", size])?;
         this.cli(&["export", "create", "bench/v", "--any-host"])?;
         let status = this.wait_ready(true)?;
         this.engine = status["engine_pid"]

@@ -9,6 +9,7 @@ mod forebay;
 mod measure;
 mod spdk;
 mod tcp;
+mod thin;
 
 use std::path::PathBuf;
 
@@ -25,7 +26,7 @@ pub(crate) struct Options {
 
 type Bench = (&'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 1] = [("tcp", tcp::run)];
+const BENCHES: [Bench; 2] = [("tcp", tcp::run), ("thin", thin::run)];
 
 /// Runs the benchmark that `args` name.
 pub(crate) fn run(args: &[String]) -> Result<bool> {
