@@ -19,6 +19,7 @@ pub mod boundary;
 pub mod drain;
 pub mod fault;
 pub mod grants;
+pub mod owner_side;
 pub mod shm;
 pub mod table;
 pub mod types;

@@ -1,0 +1,172 @@
+//! The two rules, each with the steps that break it.
+
+use super::*;
+use crate::types::ExtentIndex;
+use crate::word::Word;
+
+const V: VolumeId = VolumeId(3);
+
+fn word(device: u8, extent: u64) -> Word {
+    Word::new(DeviceIndex(device), ExtentIndex(extent), Rights::ReadWrite).unwrap()
+}
+
+fn grant(first: u64, count: u64, word: Word) -> Grant {
+    Grant {
+        volume: V,
+        range: ExtentRange::new(first, count),
+        word,
+        epoch: 1,
+        commit_sequence: 4,
+    }
+}
+
+fn table() -> (tempfile::TempDir, GrantTable) {
+    let dir = tempfile::tempdir().unwrap();
+    let table = GrantTable::create(&dir.path().join("g"), 32, &[1; 16], &[2; 16]).unwrap();
+    (dir, table)
+}
+
+fn all(_: DeviceIndex) -> bool {
+    true
+}
+
+#[test]
+fn what_is_granted_is_listed_first_and_only_what_is_free() {
+    let (_dir, mut table) = table();
+    let mut side = OwnerSide::default();
+    let taken = side.take(V, ExtentRange::new(6, 2)).unwrap();
+    assert_eq!(side.take(V, ExtentRange::new(7, 4)), None);
+    let said = side.grant(&mut table, grant(4, 8, word(0, 40))).unwrap();
+    assert_eq!(said.range, ExtentRange::new(4, 2), "up to what is taken");
+    assert!(table.covers(V, said.range, Rights::ReadWrite));
+    assert_eq!(
+        side.grant(&mut table, grant(7, 1, word(0, 43))),
+        Err(Refused::Taken)
+    );
+    assert_eq!(table.granted(V, ExtentRange::new(6, 20)), []);
+    side.let_go(taken);
+    // A hole may be replaced, another place may not.
+    side.grant(&mut table, grant(6, 10, Word::HOLE)).unwrap();
+    let said = side.grant(&mut table, grant(0, 9, word(0, 80))).unwrap();
+    assert_eq!(
+        said.range,
+        ExtentRange::new(0, 4),
+        "up to what is elsewhere"
+    );
+    assert_eq!(
+        side.grant(&mut table, grant(5, 2, word(0, 90))),
+        Err(Refused::Elsewhere(ExtentRange::new(5, 1)))
+    );
+    side.grant(&mut table, grant(6, 2, word(0, 42))).unwrap();
+    let listed = table.granted(V, ExtentRange::new(4, 6));
+    assert_eq!(
+        listed.iter().map(|g| (g.range, g.word)).collect::<Vec<_>>(),
+        [
+            (ExtentRange::new(4, 2), word(0, 40)),
+            (ExtentRange::new(6, 2), word(0, 42)),
+            (ExtentRange::new(8, 2), Word::HOLE)
+        ]
+    );
+}
+
+#[test]
+fn a_new_conversation_is_told_what_is_free_and_which_devices_count() {
+    let (_dir, mut table) = table();
+    let mut side = OwnerSide::default();
+    side.grant(&mut table, grant(0, 6, word(1, 10))).unwrap();
+    side.grant(&mut table, grant(6, 4, Word::HOLE)).unwrap();
+    side.take(V, ExtentRange::new(2, 2)).unwrap();
+    let told: Vec<_> = side
+        .tell_again(&table)
+        .into_iter()
+        .map(|g| (g.range.first, g.range.count, Word::from_bits(g.word)))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            (0, 2, word(1, 10)),
+            (4, 2, word(1, 14)),
+            (0, 0, word(1, 10))
+        ]
+    );
+}
+
+#[test]
+fn a_range_is_taken_back_in_this_order_and_no_other() {
+    let (_dir, mut table) = table();
+    let mut side = OwnerSide::default();
+    side.grant(&mut table, grant(0, 4, word(1, 10))).unwrap();
+    let id = side.take(V, ExtentRange::new(1, 2)).unwrap();
+    assert!(side.unlisted(id, &table).is_err());
+    assert!(side.changed(id).is_err() && side.durable(id).is_err());
+    assert!(side.forget(id, &mut table).is_err());
+    side.asked(id, &table, 5).unwrap();
+    assert!(side.asked(id, &table, 5).is_err());
+    side.acknowledged(id, 4);
+    assert!(!side.is_drained(id, all), "another engine's word");
+    side.gone(id);
+    side.acknowledged(id, 5);
+    assert!(!side.is_drained(id, all), "it must be asked again");
+    side.asked(id, &table, 6).unwrap();
+    side.acknowledged(id, 6);
+    assert!(!side.is_drained(id, |d| d != DeviceIndex(1)), "not fenced");
+    assert!(side.forget(id, &mut table).is_err());
+    assert!(side.is_drained(id, all));
+    assert!(side.may_change(id).unwrap().is_empty());
+    side.changed(id).unwrap();
+    assert!(side.forget(id, &mut table).is_err(), "not durable");
+    side.durable(id).unwrap();
+    side.forget(id, &mut table).unwrap();
+    assert!(!table.covers(V, ExtentRange::new(1, 1), Rights::Read));
+    assert!(table.covers(V, ExtentRange::new(3, 1), Rights::Read));
+    side.let_go(id);
+    assert_eq!(side.free_run(V, 0, 9), 9);
+}
+
+#[test]
+fn what_does_not_drain_is_known_by_its_devices() {
+    let (_dir, mut table) = table();
+    let mut side = OwnerSide::default();
+    for device in 0..3 {
+        let at = u64::from(device);
+        side.grant(&mut table, grant(at, 1, word(device, 9)))
+            .unwrap();
+    }
+    let id = side.take(V, ExtentRange::new(0, 9)).unwrap();
+    side.asked(id, &table, 1).unwrap();
+    assert!(side.give_up(id), "the engine must be told");
+    side.acknowledged(id, 1);
+    assert!(!side.is_drained(id, all), "too late");
+    side.settled(id, DeviceIndex(0), 2);
+    side.settled(id, DeviceIndex(1), 1);
+    side.settled(id, DeviceIndex(2), 1);
+    side.settle(id, |d| d != DeviceIndex(2));
+    let hang: BTreeSet<_> = [DeviceIndex(0), DeviceIndex(2)].into();
+    assert_eq!(side.may_change(id).unwrap(), &hang);
+    assert!(
+        side.forget(id, &mut table).is_err(),
+        "only once the quarantine is durable"
+    );
+    side.changed(id).unwrap();
+    side.durable(id).unwrap();
+    side.forget(id, &mut table).unwrap();
+    // Acknowledged, and only the fence does not come.
+    let (_dir, mut table) = self::table();
+    let mut side = OwnerSide::default();
+    side.grant(&mut table, grant(0, 1, word(4, 9))).unwrap();
+    let id = side.take(V, ExtentRange::new(0, 1)).unwrap();
+    side.asked(id, &table, 1).unwrap();
+    side.acknowledged(id, 1);
+    assert!(!side.give_up(id), "nothing to say");
+    side.settle(id, |_| false);
+    assert_eq!(side.may_change(id).unwrap(), &[DeviceIndex(4)].into());
+}
+
+#[test]
+fn nothing_listed_needs_no_revoke() {
+    let (_dir, table) = table();
+    let mut side = OwnerSide::default();
+    let id = side.take(V, ExtentRange::new(0, u64::MAX)).unwrap();
+    side.unlisted(id, &table).unwrap();
+    assert!(side.may_change(id).unwrap().is_empty());
+}
