@@ -28,6 +28,7 @@ use failure::Outcome;
 use output::Output;
 
 fn main() -> ExitCode {
+    abort_on_panic();
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -35,6 +36,19 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// A process that has lost its bearings must not go on: what it leaves behind is made for its death.
+/// Only around the catalog's database a panic is an error like another: what it reads from a disk may be
+/// anybody's.
+fn abort_on_panic() {
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !forebay_pool::panic_is_caught() {
+            tell(panic);
+            std::process::abort();
+        }
+    }));
 }
 
 fn run(cli: Cli) -> Outcome {
