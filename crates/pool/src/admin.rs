@@ -1,11 +1,11 @@
-//! Tenants, volumes, exports, and the pool's few settings.
+//! Tenants, volumes, exports.
 //!
 //! **Design.** Each operation validates, then changes memory and names the records it touched; it
-//! is durable with the open batch. Messages say what to do. **Not here:** extents (`owner`), hosts'
-//! connections: an export that goes away must be closed by the caller first.
+//! is durable with the open batch. Messages say what to do. **Not here:** extents (`owner`), devices
+//! and settings (`devices`), hosts' connections: an export that goes away must be closed by the caller first.
 
 use crate::{
-    batch::{BatchId, Table},
+    batch::Table,
     error::{PoolError, Result},
     owner::Released,
     pool::{Pool, Volume},
@@ -13,6 +13,7 @@ use crate::{
     uuid::Uuid,
 };
 use forebay_xlate::types::{DeviceIndex, VolumeId};
+use std::collections::BTreeSet;
 
 /// The largest volume, in bytes.
 pub const MAX_VOLUME_BYTES: u64 = 64 << 40;
@@ -36,6 +37,8 @@ pub struct NewVolume {
     pub size_bytes: u64,
     /// Its logical block, 512 or 4096; none: the smallest that the devices allow.
     pub block_bytes: Option<u32>,
+    /// How much of it shall find space whatever others do, in bytes.
+    pub reserved_bytes: u64,
 }
 
 pub(crate) fn check_name(what: &str, name: &str) -> Result<()> {
@@ -216,6 +219,7 @@ impl Pool {
         }
         Self::check_size(new.size_bytes, block_bytes)?;
         self.admit(RECORD_BYTES)?;
+        self.make_room_for_reservation(None, new.reserved_bytes, new.size_bytes)?;
         let uuid = Uuid::random()?;
         let id = VolumeId(self.new_id());
         self.volumes.insert(
@@ -227,10 +231,12 @@ impl Pool {
                 name: new.name.clone(),
                 size_bytes: new.size_bytes,
                 block_bytes,
+                reserved_bytes: new.reserved_bytes,
                 created_s: now_s,
             }),
         );
         self.volume_names.insert(name, id);
+        self.settle_account(id);
         self.touch(Table::Volumes, id.0, 0);
         Ok(id)
     }
@@ -246,6 +252,7 @@ impl Pool {
         }
         Self::check_size(size_bytes, record.block_bytes)?;
         record.size_bytes = size_bytes;
+        self.settle_account(volume);
         self.touch(Table::Volumes, volume.0, 0);
         Ok(())
     }
@@ -253,8 +260,13 @@ impl Pool {
     /// Removes a volume: its record, its map and its reservation go, and its extents become dirty, in
     /// one transaction.
     ///
-    /// Every grant of it must be revoked and drained before.
-    pub fn delete_volume(&mut self, volume: VolumeId) -> Result<Released> {
+    /// Every grant of it must be revoked and drained before. What is on devices that are `hanging`,
+    /// where a write to it may still be under way, is quarantined instead.
+    pub fn delete_volume(
+        &mut self,
+        volume: VolumeId,
+        hanging: &BTreeSet<DeviceIndex>,
+    ) -> Result<Released> {
         self.ready()?;
         let record = self.volume(volume)?;
         if self.volume_exports.contains_key(&volume) {
@@ -264,9 +276,12 @@ impl Pool {
             )));
         }
         let name = (record.tenant, record.name.clone());
-        let released = self.unmap(volume, 0, u64::MAX)?;
+        let released = self.unmap(volume, 0, u64::MAX, hanging)?;
         self.return_reservation(volume)?;
-        self.volumes.remove(&volume);
+        if let Some(volume) = self.volumes.remove(&volume) {
+            self.promised -= volume.owed;
+            self.catalog_promised -= volume.catalog_bytes;
+        }
         self.volume_names.remove(&name);
         self.touch(Table::Volumes, volume.0, 0);
         Ok(released)
@@ -366,47 +381,6 @@ impl Pool {
             .ok_or_else(|| PoolError::not_found(format!("no {export}")))?;
         self.volume_exports.remove(&record.volume);
         self.touch(Table::Exports, export.0, 0);
-        Ok(())
-    }
-
-    // Settings.
-
-    /// A generation for a new engine: higher than any before. Use it once the returned batch is
-    /// durable, and not sooner: a fence waits for lower ones only.
-    pub fn next_engine_generation(&mut self) -> (u64, BatchId) {
-        self.info.engine_generation += 1;
-        self.touch(Table::Meta, 0, 0);
-        (self.info.engine_generation, self.open_batch_id())
-    }
-
-    /// The boot in which a daemon last used the pool; none: never.
-    pub fn boot_id(&self) -> Option<&str> {
-        Some(self.info.boot_id.as_str()).filter(|id| !id.is_empty())
-    }
-
-    /// Records the boot that uses the pool now. Set it after [`Pool::finish_adoption`], so that both
-    /// become durable together.
-    pub fn set_boot_id(&mut self, boot_id: &str) -> Result<()> {
-        if boot_id.is_empty() || boot_id.len() > 64 {
-            return Err(PoolError::invalid(format!("{boot_id:?} is no boot id")));
-        }
-        if self.info.boot_id != boot_id {
-            self.info.boot_id = boot_id.to_owned();
-            self.touch(Table::Meta, 0, 0);
-        }
-        Ok(())
-    }
-
-    /// Records where a device is now.
-    pub fn set_device_spec(&mut self, device: DeviceIndex, spec: &str) -> Result<()> {
-        let record = self
-            .devices
-            .get_mut(usize::from(device.0))
-            .ok_or_else(|| PoolError::not_found(format!("no {device}")))?;
-        if record.spec != spec {
-            record.spec = spec.to_owned();
-            self.touch(Table::Devices, u64::from(device.0), 0);
-        }
         Ok(())
     }
 }

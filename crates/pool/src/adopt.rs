@@ -12,7 +12,6 @@
 
 use crate::{
     error::{PoolError, Result},
-    extents::ExtentState,
     pool::Pool,
     runs::DeviceRun,
 };
@@ -77,11 +76,11 @@ impl Pool {
             match target.map.get(logical) {
                 Some(place) if place == (device, extent) => {
                     // Durable, or adopted a moment ago.
-                    fresh |= target.pending.contains_key(&logical);
+                    fresh |= target.pending.get(logical).is_some();
                 }
                 None if ours && logical < end && target.stock.take(run) => {
                     target.map.insert(logical, device, extent);
-                    target.add_pending(logical, commit_seq);
+                    target.pending.add(logical, device, commit_seq);
                     fresh = true;
                 }
                 _ => {
@@ -117,21 +116,26 @@ impl Pool {
         let mut report = AdoptionReport::default();
         let mut doubtful = Vec::new();
         for volume in self.volumes.values_mut() {
-            report.uncommitted += volume.pending.len() as u64;
+            report.uncommitted += volume.pending.len();
             if same_boot {
                 report.stock += volume.stock.extents();
             } else {
                 doubtful.extend(volume.stock.drain());
             }
         }
-        if !same_boot {
-            // Whatever hung then hangs no more.
-            doubtful.extend(self.extents.runs_in(ExtentState::Quarantined));
-        }
         for run in doubtful {
             report.dirty += run.count;
             self.free_extents(run);
         }
+        if !same_boot {
+            // Whatever hung then hangs no more.
+            report.dirty += self.end_all_quarantine();
+        }
+        let volumes: Vec<VolumeId> = self.volumes.keys().copied().collect();
+        for volume in volumes {
+            self.settle_account(volume);
+        }
+        self.pattern.update(&self.extents);
         Ok(report)
     }
 }

@@ -18,6 +18,7 @@ use crate::{
     pool::{Pool, initial_state},
     probe::{Probe, probe},
     records::{DeviceRecord, PoolInfo},
+    space::PoolSettings,
     store::{BLOCK_BYTES, BlockStore},
     uuid::Uuid,
 };
@@ -112,6 +113,7 @@ pub fn create(spec: &PoolSpec) -> Result<(Pool, Catalog)> {
         engine_generation: 0,
         next_id: 1,
         opens: 0,
+        settings: PoolSettings::default(),
     };
     let mut labels = Vec::with_capacity(layouts.len());
     let mut records = Vec::with_capacity(layouts.len());

@@ -1,12 +1,24 @@
-//! Every extent's state, and the allocator.
+//! Every extent's state, and the search for free ones.
 //!
 //! **Design.** One byte per extent says its state; one bit per extent says whether it is clean and
 //! another whether it may be laundered, so that both are found a word at a time, from a cursor on:
-//! consecutive requests get consecutive extents. Counts per state are kept, not computed. **Not
-//! here:** which volume has an extent, what is durable (`pool`, `owner`), where on the device it is.
+//! consecutive requests get consecutive extents. Counts per device and state are kept, not computed.
+//! Nothing is taken from a device that is not online. **Not here:** which volume has an extent, which
+//! device is asked (`placement`), what is durable (`pool`, `owner`), where on the device it is.
 
-use crate::runs::DeviceRun;
+use crate::{runs::DeviceRun, space::Space};
 use forebay_xlate::types::DeviceIndex;
+
+/// Whether a device can be used, as the caller says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Health {
+    /// It is here and works.
+    Online,
+    /// It is not here (yet).
+    Missing,
+    /// It is here, and fails.
+    Failed,
+}
 
 /// What an extent is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,42 +73,6 @@ impl ExtentState {
     }
 }
 
-/// How many extents are in which state. Their sum is `total`.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Space {
-    /// The size of an extent in bytes.
-    pub extent_bytes: u64,
-    /// All extents.
-    pub total: u64,
-    /// Free to use.
-    pub clean: u64,
-    /// Set aside for volumes, or granted and not yet durably mapped.
-    pub reserved: u64,
-    /// Mapped by volumes.
-    pub owned: u64,
-    /// Freed and not yet zeroed.
-    pub dirty: u64,
-    /// Not usable until something that hangs has ended.
-    pub quarantined: u64,
-}
-
-impl Space {
-    /// The pool's size in bytes.
-    pub fn total_bytes(&self) -> u64 {
-        self.total * self.extent_bytes
-    }
-
-    /// What volumes use, in bytes, reservations included.
-    pub fn used_bytes(&self) -> u64 {
-        (self.reserved + self.owned) * self.extent_bytes
-    }
-
-    /// What is free or will be once laundered, in bytes.
-    pub fn free_bytes(&self) -> u64 {
-        (self.clean + self.dirty) * self.extent_bytes
-    }
-}
-
 /// One bit per extent, with a cursor and a count.
 #[derive(Debug)]
 struct Bits {
@@ -121,6 +97,12 @@ impl Bits {
             *word ^= mask;
             if on { self.set += 1 } else { self.set -= 1 }
         }
+    }
+
+    /// Fills a word that was empty.
+    fn set_word(&mut self, index: usize, word: u64) {
+        self.words[index] = word;
+        self.set += u64::from(word.count_ones());
     }
 
     /// The first bit at or after `from` that is `on`.
@@ -165,13 +147,64 @@ struct Device {
     states: Vec<u8>,
     clean: Bits,
     dirty: Bits,
+    counts: [u64; STATES],
+    health: Health,
+    /// What was given to somebody, or taken from him, since a check began.
+    moved: Option<Vec<u64>>,
+}
+
+impl Device {
+    fn new(states: Vec<u8>) -> Self {
+        let count = states.len() as u64;
+        let mut device = Self {
+            clean: Bits::new(count),
+            dirty: Bits::new(count),
+            counts: [0; STATES],
+            health: Health::Online,
+            moved: None,
+            states,
+        };
+        for (word, states) in device.states.chunks(64).enumerate() {
+            let (mut clean, mut dirty) = (0u64, 0u64);
+            for (bit, byte) in states.iter().enumerate() {
+                let state = ExtentState::from_memory(*byte);
+                device.counts[state as usize] += 1;
+                clean |= u64::from(state == ExtentState::Clean) << bit;
+                dirty |= u64::from(state == ExtentState::Dirty) << bit;
+            }
+            device.clean.set_word(word, clean);
+            device.dirty.set_word(word, dirty);
+        }
+        device
+    }
+
+    fn is_online(&self) -> bool {
+        self.health == Health::Online
+    }
+
+    fn count(&self, state: ExtentState) -> u64 {
+        self.counts[state as usize]
+    }
+
+    fn all_dirty(&self) -> u64 {
+        self.count(ExtentState::Dirty)
+            + self.count(ExtentState::Laundering)
+            + self.count(ExtentState::Freed)
+    }
+
+    fn mark_moved(&mut self, run: DeviceRun) {
+        if let Some(moved) = &mut self.moved {
+            for at in run.first.0..run.end() {
+                moved[(at / 64) as usize] |= 1 << (at % 64);
+            }
+        }
+    }
 }
 
 /// All extents of the pool.
 #[derive(Debug)]
 pub(crate) struct Extents {
     devices: Vec<Device>,
-    counts: [u64; STATES],
     extent_bytes: u64,
 }
 
@@ -179,34 +212,41 @@ impl Extents {
     pub(crate) fn new(extent_bytes: u64) -> Self {
         Self {
             devices: Vec::new(),
-            counts: [0; STATES],
             extent_bytes,
         }
     }
 
     /// Adds the next device with the stored states of its extents.
     pub(crate) fn add_device(&mut self, states: Vec<u8>) {
-        let count = states.len() as u64;
-        let mut device = Device {
-            clean: Bits::new(count),
-            dirty: Bits::new(count),
-            states,
-        };
-        for (at, byte) in device.states.iter().enumerate() {
-            let state = ExtentState::from_memory(*byte);
-            self.counts[state as usize] += 1;
-            match state {
-                ExtentState::Clean => device.clean.change(at as u64, true),
-                ExtentState::Dirty => device.dirty.change(at as u64, true),
-                _ => {}
-            }
-        }
-        self.devices.push(device);
+        self.devices.push(Device::new(states));
+    }
+
+    fn device(&self, device: DeviceIndex) -> Option<&Device> {
+        self.devices.get(usize::from(device.0))
+    }
+
+    /// How many devices there are.
+    pub(crate) fn devices(&self) -> usize {
+        self.devices.len()
+    }
+
+    pub(crate) fn set_health(&mut self, device: DeviceIndex, health: Health) -> bool {
+        let found = self.devices.get_mut(usize::from(device.0));
+        found.map(|device| device.health = health).is_some()
+    }
+
+    pub(crate) fn health(&self, device: DeviceIndex) -> Health {
+        self.device(device)
+            .map_or(Health::Missing, |device| device.health)
+    }
+
+    pub(crate) fn is_online(&self, device: DeviceIndex) -> bool {
+        self.health(device) == Health::Online
     }
 
     /// An extent's state; none beyond the device.
     pub(crate) fn get(&self, device: DeviceIndex, extent: u64) -> Option<ExtentState> {
-        let states = &self.devices.get(usize::from(device.0))?.states;
+        let states = &self.device(device)?.states;
         states
             .get(usize::try_from(extent).ok()?)
             .map(|byte| ExtentState::from_memory(*byte))
@@ -214,7 +254,7 @@ impl Extents {
 
     /// Whether all of a run exists and is in a state that `wanted` accepts.
     pub(crate) fn all(&self, run: DeviceRun, wanted: impl Fn(ExtentState) -> bool) -> bool {
-        let Some(device) = self.devices.get(usize::from(run.device.0)) else {
+        let Some(device) = self.device(run.device) else {
             return false;
         };
         run.count > 0
@@ -227,61 +267,110 @@ impl Extents {
     /// Puts a run, which exists, into a state.
     pub(crate) fn set(&mut self, run: DeviceRun, state: ExtentState) {
         let device = &mut self.devices[usize::from(run.device.0)];
+        device.mark_moved(run);
         for at in run.first.0..run.end() {
             let byte = &mut device.states[at as usize];
-            self.counts[ExtentState::from_memory(*byte) as usize] -= 1;
-            self.counts[state as usize] += 1;
+            let before = ExtentState::from_memory(*byte);
             *byte = state as u8;
-            device.clean.change(at, state == ExtentState::Clean);
-            device.dirty.change(at, state == ExtentState::Dirty);
+            device.counts[before as usize] -= 1;
+            device.counts[state as usize] += 1;
+            if before == ExtentState::Clean || state == ExtentState::Clean {
+                device.clean.change(at, state == ExtentState::Clean);
+            }
+            if before == ExtentState::Dirty || state == ExtentState::Dirty {
+                device.dirty.change(at, state == ExtentState::Dirty);
+            }
+        }
+    }
+
+    /// A run changed hands without changing its state.
+    pub(crate) fn mark_moved(&mut self, run: DeviceRun) {
+        if let Some(device) = self.devices.get_mut(usize::from(run.device.0)) {
+            device.mark_moved(run);
         }
     }
 
     pub(crate) fn count(&self, state: ExtentState) -> u64 {
-        self.counts[state as usize]
+        self.devices.iter().map(|device| device.count(state)).sum()
+    }
+
+    /// Clean extents of a device that can be taken.
+    pub(crate) fn clean_on(&self, device: DeviceIndex) -> u64 {
+        self.device(device)
+            .filter(|device| device.is_online())
+            .map_or(0, |device| device.clean.set)
+    }
+
+    /// Clean extents of all devices that can be taken.
+    pub(crate) fn clean_online(&self) -> u64 {
+        let online = self.devices.iter().filter(|device| device.is_online());
+        online.map(|device| device.clean.set).sum()
+    }
+
+    /// Extents that can be taken once they are laundered.
+    pub(crate) fn dirty_online(&self) -> u64 {
+        let online = self.devices.iter().filter(|device| device.is_online());
+        online.map(Device::all_dirty).sum()
     }
 
     pub(crate) fn space(&self) -> Space {
+        let mut all = Space::default();
+        for device in &self.devices {
+            let one = self.space_of(device);
+            all.extent_bytes = one.extent_bytes;
+            all.total += one.total;
+            all.clean += one.clean;
+            all.reserved += one.reserved;
+            all.owned += one.owned;
+            all.dirty += one.dirty;
+            all.quarantined += one.quarantined;
+            all.unavailable += one.unavailable;
+        }
+        all
+    }
+
+    fn space_of(&self, device: &Device) -> Space {
+        let (clean, dirty) = (device.count(ExtentState::Clean), device.all_dirty());
         Space {
             extent_bytes: self.extent_bytes,
-            total: self.counts.iter().sum(),
-            clean: self.count(ExtentState::Clean),
-            reserved: self.count(ExtentState::Reserved),
-            owned: self.count(ExtentState::Owned),
-            dirty: self.count(ExtentState::Dirty)
-                + self.count(ExtentState::Laundering)
-                + self.count(ExtentState::Freed),
-            quarantined: self.count(ExtentState::Quarantined),
+            total: device.states.len() as u64,
+            clean,
+            reserved: device.count(ExtentState::Reserved),
+            owned: device.count(ExtentState::Owned),
+            dirty,
+            quarantined: device.count(ExtentState::Quarantined),
+            unavailable: if device.is_online() { 0 } else { clean + dirty },
+            stock: 0,
+            promised: 0,
         }
     }
 
-    /// Takes the next run of clean extents, from the device with the most of them: it is reserved.
-    pub(crate) fn take_clean(&mut self, max: u64) -> Option<DeviceRun> {
-        self.take(max, ExtentState::Reserved, false)
+    pub(crate) fn device_space(&self, device: DeviceIndex) -> Option<Space> {
+        self.device(device).map(|device| self.space_of(device))
     }
 
-    /// Takes the next run of extents that may be laundered, and marks them so.
-    pub(crate) fn take_dirty(&mut self, max: u64) -> Option<DeviceRun> {
-        self.take(max, ExtentState::Laundering, true)
+    /// Takes the next run of a device's clean extents: it is reserved.
+    pub(crate) fn take_clean(&mut self, device: DeviceIndex, max: u64) -> Option<DeviceRun> {
+        self.take(device, max, ExtentState::Reserved)
     }
 
-    fn take(&mut self, max: u64, state: ExtentState, dirty: bool) -> Option<DeviceRun> {
-        let (index, device) = self
+    /// Takes the next run of a device's extents that may be laundered, and marks them so.
+    pub(crate) fn take_dirty(&mut self, device: DeviceIndex, max: u64) -> Option<DeviceRun> {
+        self.take(device, max, ExtentState::Laundering)
+    }
+
+    fn take(&mut self, index: DeviceIndex, max: u64, state: ExtentState) -> Option<DeviceRun> {
+        let device = self
             .devices
-            .iter_mut()
-            .enumerate()
-            .max_by_key(|(at, device)| {
-                let bits = if dirty { &device.dirty } else { &device.clean };
-                (bits.set, std::cmp::Reverse(*at))
-            })?;
-        let bits = if dirty {
+            .get_mut(usize::from(index.0))
+            .filter(|device| device.is_online())?;
+        let bits = if state == ExtentState::Laundering {
             &mut device.dirty
         } else {
             &mut device.clean
         };
         let (first, count) = bits.next_run(max)?;
-        // A pool has at most 256 devices.
-        let run = DeviceRun::new(DeviceIndex(index as u8), first, count);
+        let run = DeviceRun::new(index, first, count);
         self.set(run, state);
         Some(run)
     }
@@ -338,13 +427,16 @@ mod tests {
     #[test]
     fn requests_in_a_row_are_contiguous() {
         let mut extents = extents(200);
-        assert_eq!(extents.take_clean(70), Some(DeviceRun::new(D0, 0, 70)));
-        assert_eq!(extents.take_clean(10), Some(DeviceRun::new(D0, 70, 10)));
+        assert_eq!(extents.take_clean(D0, 70), Some(DeviceRun::new(D0, 0, 70)));
+        assert_eq!(extents.take_clean(D0, 10), Some(DeviceRun::new(D0, 70, 10)));
         // Not reused while there is more ahead.
         extents.set(DeviceRun::new(D0, 0, 70), ExtentState::Clean);
-        assert_eq!(extents.take_clean(500), Some(DeviceRun::new(D0, 80, 120)));
-        assert_eq!(extents.take_clean(500), Some(DeviceRun::new(D0, 0, 70)));
-        assert_eq!(extents.take_clean(1), None);
+        assert_eq!(
+            extents.take_clean(D0, 500),
+            Some(DeviceRun::new(D0, 80, 120))
+        );
+        assert_eq!(extents.take_clean(D0, 500), Some(DeviceRun::new(D0, 0, 70)));
+        assert_eq!(extents.take_clean(D0, 1), None);
         assert_eq!(extents.space().reserved, 200);
     }
 
@@ -353,26 +445,34 @@ mod tests {
         let mut extents = extents(130);
         extents.set(DeviceRun::new(D0, 5, 3), ExtentState::Freed);
         assert_eq!(
-            extents.take_dirty(10),
+            extents.take_dirty(D0, 10),
             None,
             "freed, its batch not yet durable"
         );
         extents.set(DeviceRun::new(D0, 5, 3), ExtentState::Dirty);
         extents.set(DeviceRun::new(D0, 128, 2), ExtentState::Dirty);
-        assert_eq!(extents.take_dirty(2), Some(DeviceRun::new(D0, 5, 2)));
-        assert_eq!(extents.take_dirty(9), Some(DeviceRun::new(D0, 7, 1)));
-        assert_eq!(extents.take_dirty(9), Some(DeviceRun::new(D0, 128, 2)));
-        assert_eq!(extents.take_dirty(9), None);
+        assert_eq!(extents.take_dirty(D0, 2), Some(DeviceRun::new(D0, 5, 2)));
+        assert_eq!(extents.take_dirty(D0, 9), Some(DeviceRun::new(D0, 7, 1)));
+        assert_eq!(extents.take_dirty(D0, 9), Some(DeviceRun::new(D0, 128, 2)));
+        assert_eq!(extents.take_dirty(D0, 9), None);
         let space = extents.space();
         assert_eq!((space.dirty, space.clean, space.total), (5, 125, 130));
         assert_eq!(extents.stored_chunk(0, 0, 8), [0, 0, 0, 0, 0, 3, 3, 3]);
     }
 
     #[test]
-    fn the_emptiest_device_first() {
+    fn nothing_is_taken_from_a_device_that_is_away() {
         let mut extents = extents(10);
         extents.add_device(vec![0; 20]);
-        assert_eq!(extents.take_clean(15).unwrap().device, DeviceIndex(1));
-        assert_eq!(extents.take_clean(15).unwrap().device, D0);
+        extents.set(DeviceRun::new(D0, 3, 2), ExtentState::Dirty);
+        assert!(extents.set_health(D0, Health::Failed));
+        assert_eq!((extents.clean_online(), extents.dirty_online()), (20, 0));
+        assert_eq!(extents.take_clean(D0, 1), None);
+        assert_eq!(extents.take_dirty(D0, 1), None);
+        assert_eq!(extents.space().unavailable, 10);
+        extents.set_health(D0, Health::Online);
+        assert_eq!(extents.take_dirty(D0, 5), Some(DeviceRun::new(D0, 3, 2)));
+        assert_eq!(extents.take_clean(D0, 5), Some(DeviceRun::new(D0, 0, 3)));
+        assert!(!extents.set_health(DeviceIndex(2), Health::Online));
     }
 }

@@ -261,6 +261,7 @@ mod tests {
                 name: name.into(),
                 size_bytes: 100 << 16,
                 block_bytes: None,
+                reserved_bytes: 0,
             };
             pool.create_volume(&new, 0).unwrap();
         }

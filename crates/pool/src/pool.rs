@@ -16,27 +16,24 @@ use crate::{
     catalog::{CatalogUsage, Usage},
     codec::{self, STATE_CHUNK},
     error::{PoolError, Result},
-    extents::{ExtentState, Extents, Space},
+    extents::{ExtentState, Extents},
+    pending::PendingSet,
+    placement::Pattern,
+    quarantine::Quarantine,
     records::{
         DeviceRecord, ExportId, ExportRecord, PoolInfo, TenantId, TenantRecord, VolumeRecord,
     },
     reservations::Reservations,
     runs::{DeviceRun, RunSet},
+    space::{Space, SpaceLevel},
+    stock::MIN_RESERVE,
     volume_map::{MAP_CHUNK, VolumeMap},
 };
-use forebay_xlate::types::VolumeId;
+use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
 };
-
-/// A mapping whose durability is outstanding.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pending {
-    pub(crate) seq: u64,
-    /// The batch that carries it; none: nobody asked for it yet.
-    pub(crate) committing: Option<BatchId>,
-}
 
 /// A volume with everything that is known about it.
 #[derive(Debug)]
@@ -45,14 +42,21 @@ pub(crate) struct Volume {
     pub(crate) map: VolumeMap,
     /// Reserved durably, never granted.
     pub(crate) stock: RunSet,
-    /// Reserved by a batch that is not durable yet.
-    pub(crate) incoming: RunSet,
-    /// Logical extents whose mapping is not durable.
-    pub(crate) pending: BTreeMap<u64, Pending>,
-    /// The same by (sequence, logical).
-    pub(crate) by_seq: BTreeSet<(u64, u64)>,
-    /// How much to reserve the next time.
+    /// Reserved by a batch that is not durable yet; the oldest first.
+    pub(crate) incoming: VecDeque<(BatchId, DeviceRun)>,
+    pub(crate) incoming_extents: u64,
+    /// Mappings that are not durable.
+    pub(crate) pending: PendingSet,
+    /// How much to have ahead.
     pub(crate) goal: u64,
+    /// How many extents it took or missed, ever; and how many when it was looked at before.
+    pub(crate) used: u64,
+    pub(crate) used_before: u64,
+    /// `used` when a batch with a reservation was begun.
+    pub(crate) reserved_at: VecDeque<(BatchId, u64)>,
+    /// What the pool owes it, and its part of `Pool::catalog_promised`.
+    pub(crate) owed: u64,
+    pub(crate) catalog_bytes: u64,
 }
 
 impl Volume {
@@ -61,22 +65,21 @@ impl Volume {
             record,
             map: VolumeMap::default(),
             stock: RunSet::default(),
-            incoming: RunSet::default(),
-            pending: BTreeMap::new(),
-            by_seq: BTreeSet::new(),
-            goal: crate::owner::MIN_RESERVE,
+            incoming: VecDeque::new(),
+            incoming_extents: 0,
+            pending: PendingSet::default(),
+            goal: MIN_RESERVE,
+            used: 0,
+            used_before: 0,
+            reserved_at: VecDeque::new(),
+            owed: 0,
+            catalog_bytes: 0,
         }
     }
 
     /// How many logical extents it has.
     pub(crate) fn extents(&self, extent_bytes: u64) -> u64 {
         self.record.size_bytes.div_ceil(extent_bytes)
-    }
-
-    pub(crate) fn forget_pending(&mut self, logical: u64) -> Option<Pending> {
-        let pending = self.pending.remove(&logical)?;
-        self.by_seq.remove(&(pending.seq, logical));
-        Some(pending)
     }
 }
 
@@ -89,12 +92,14 @@ pub struct VolumeSpace {
     pub uncommitted: u64,
     /// Reserved and not used yet.
     pub reserved: u64,
+    /// What its reservation still promises it.
+    pub owed: u64,
 }
 
 /// What happens when a batch is durable.
 #[derive(Debug, Default)]
 pub(crate) struct Promotions {
-    pub(crate) reserved: Vec<(VolumeId, DeviceRun)>,
+    pub(crate) reserved: BTreeSet<VolumeId>,
     pub(crate) mapped: Vec<(VolumeId, u64)>,
     pub(crate) freed: Vec<DeviceRun>,
 }
@@ -122,6 +127,14 @@ pub struct Pool {
     /// Whether what a predecessor granted is still being told.
     pub(crate) adopting: bool,
     pub(crate) leaked: u64,
+    pub(crate) pattern: Pattern,
+    pub(crate) quarantine: Quarantine,
+    /// The sum of what volumes are owed.
+    pub(crate) promised: u64,
+    /// What mappings to come may take in the catalog, in bytes.
+    pub(crate) catalog_promised: u64,
+    /// The check that is under way, if one is.
+    pub(crate) checking: u64,
     usage: Arc<Usage>,
 }
 
@@ -133,6 +146,7 @@ impl Pool {
         extents: Extents,
         usage: Arc<Usage>,
     ) -> Self {
+        let quarantine = Quarantine::found(extents.runs_in(ExtentState::Quarantined));
         // An opening has 2^40 sequences, more extents than the largest pool has.
         let next_seq = (info.opens << 40) + 1;
         Self {
@@ -154,6 +168,11 @@ impl Pool {
             opening_batch: BatchId(0),
             adopting: false,
             leaked: 0,
+            pattern: Pattern::default(),
+            quarantine,
+            promised: 0,
+            catalog_promised: 0,
+            checking: 0,
             usage,
         }
     }
@@ -170,7 +189,21 @@ impl Pool {
 
     /// How many extents are in which state.
     pub fn space(&self) -> Space {
-        self.extents.space()
+        Space {
+            stock: self.volumes.values().map(Volume::unused).sum(),
+            promised: self.promised,
+            ..self.extents.space()
+        }
+    }
+
+    /// The same of one device; stock and promises are not told apart there.
+    pub fn device_space(&self, device: DeviceIndex) -> Option<Space> {
+        self.extents.device_space(device)
+    }
+
+    /// How full the pool is by its own settings.
+    pub fn space_level(&self) -> SpaceLevel {
+        self.info.settings.level(&self.space())
     }
 
     /// One extent's state; none if there is no such extent.
@@ -192,7 +225,7 @@ impl Pool {
     pub fn uncommitted_extents(&self) -> u64 {
         self.volumes
             .values()
-            .map(|volume| volume.pending.len() as u64)
+            .map(|volume| volume.pending.len())
             .sum()
     }
 
@@ -201,8 +234,9 @@ impl Pool {
         let volume = self.volume_ref(volume)?;
         Ok(VolumeSpace {
             mapped: volume.map.mapped(),
-            uncommitted: volume.pending.len() as u64,
-            reserved: volume.stock.extents() + volume.incoming.extents(),
+            uncommitted: volume.pending.len(),
+            reserved: volume.unused(),
+            owed: volume.owed,
         })
     }
 
@@ -243,32 +277,26 @@ impl Pool {
         let due = std::mem::replace(&mut self.promotions, later);
         self.committed = batch;
         for promotions in due.into_values() {
-            for (volume, run) in promotions.reserved {
-                // A volume deleted meanwhile gave its reservation back.
-                if let Some(volume) = self.volumes.get_mut(&volume)
-                    && volume.incoming.take(run)
-                {
-                    volume.stock.insert(run);
-                }
+            for volume in &promotions.reserved {
+                self.promote_incoming(*volume, batch);
             }
-            for (volume, logical) in promotions.mapped {
-                if let Some(volume) = self.volumes.get_mut(&volume)
+            let mut gained = BTreeSet::new();
+            for (id, logical) in promotions.mapped {
+                if let Some(volume) = self.volumes.get_mut(&id)
                     && volume
                         .pending
-                        .get(&logical)
+                        .get(logical)
                         .is_some_and(|pending| pending.committing.is_some_and(|by| by <= batch))
                 {
-                    volume.forget_pending(logical);
+                    volume.pending.remove(logical);
+                    gained.insert(id);
                 }
             }
+            for id in gained {
+                self.settle_account(id);
+            }
             for run in promotions.freed {
-                for extent in run.first.0..run.end() {
-                    // It may have been quarantined meanwhile.
-                    let one = DeviceRun::new(run.device, extent, 1);
-                    if self.extents.all(one, |state| state == ExtentState::Freed) {
-                        self.extents.set(one, ExtentState::Dirty);
-                    }
-                }
+                self.extents.set(run, ExtentState::Dirty);
             }
         }
         Ok(())
@@ -320,9 +348,9 @@ impl Pool {
                 let range = key.b * MAP_CHUNK..(key.b + 1) * MAP_CHUNK;
                 let uncommitted: Vec<u64> = volume
                     .pending
-                    .range(range)
+                    .within(range.start, range.end)
                     .filter(|(_, pending)| pending.committing.is_none())
-                    .map(|(logical, _)| *logical)
+                    .map(|(logical, _)| logical)
                     .collect();
                 let runs = volume.map.chunk_without(key.b, &uncommitted);
                 if runs.is_empty() {
@@ -396,12 +424,19 @@ impl Pool {
             .ok_or_else(|| PoolError::not_found(format!("no {volume}")))
     }
 
-    /// Whether the catalog has room for `bytes` of records more, over what is promised already.
-    pub(crate) fn admit(&self, bytes: u64) -> Result<()> {
+    /// What the catalog has room for, in bytes, over what is promised already: a mapping that a
+    /// reserved extent may become must find room when it does.
+    pub(crate) fn catalog_room(&self) -> u64 {
         let usage = self.usage.get();
-        // A mapping that a reserved extent may become must find room when it does.
-        let promised = self.extents.count(ExtentState::Reserved) * MAPPING_BYTES;
-        if usage.used_bytes + promised + bytes > usage.limit_bytes {
+        usage
+            .limit_bytes
+            .saturating_sub(usage.used_bytes + self.catalog_promised)
+    }
+
+    /// Whether the catalog has room for `bytes` of records more.
+    pub(crate) fn admit(&self, bytes: u64) -> Result<()> {
+        if bytes > self.catalog_room() {
+            let usage = self.usage.get();
             return Err(PoolError::no_space(format!(
                 "the pool's catalog is full ({} of {} bytes): delete volumes or exports",
                 usage.used_bytes, usage.limit_bytes
@@ -420,9 +455,6 @@ impl Pool {
         Ok(())
     }
 }
-
-/// What a mapping takes in the catalog at worst: a record of its own.
-pub(crate) const MAPPING_BYTES: u64 = 40;
 
 /// The stored state of a device's extents that have no record.
 pub(crate) fn initial_state(device: &DeviceRecord) -> u8 {

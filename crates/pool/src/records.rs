@@ -4,7 +4,7 @@
 //! counter per pool and are never reused. **Not here:** packed records (states, maps,
 //! reservations), which `codec` encodes from memory.
 
-use crate::uuid::Uuid;
+use crate::{space::PoolSettings, uuid::Uuid};
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -48,6 +48,8 @@ pub struct PoolInfo {
     pub next_id: u64,
     /// How often the pool was opened: the upper part of every commit sequence.
     pub opens: u64,
+    /// What can be set for it.
+    pub settings: PoolSettings,
 }
 
 /// A device of the pool.
@@ -95,6 +97,8 @@ pub struct VolumeRecord {
     pub size_bytes: u64,
     /// Its logical block: 512 or 4096.
     pub block_bytes: u32,
+    /// How much of it will find space whatever others do, in bytes; 0: nothing is promised.
+    pub reserved_bytes: u64,
     /// When it was created, in seconds since the epoch.
     pub created_s: u64,
 }

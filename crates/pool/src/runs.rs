@@ -6,7 +6,7 @@
 
 use forebay_xlate::types::{DeviceIndex, ExtentIndex};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Consecutive extents of one device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -40,6 +40,10 @@ impl DeviceRun {
 pub(crate) struct RunSet {
     /// (device, first) -> count.
     runs: BTreeMap<(u8, u64), u64>,
+    /// The same as (device, count, first).
+    by_length: BTreeSet<(u8, u64, u64)>,
+    /// Extents by device; none where it would be 0.
+    devices: BTreeMap<u8, u64>,
     extents: u64,
 }
 
@@ -48,8 +52,14 @@ impl RunSet {
         self.extents
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.extents == 0
+    /// The devices that it has extents of, and how many.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = (DeviceIndex, u64)> + '_ {
+        let devices = self.devices.iter();
+        devices.map(|(device, extents)| (DeviceIndex(*device), *extents))
+    }
+
+    pub(crate) fn extents_on(&self, device: DeviceIndex) -> u64 {
+        self.devices.get(&device.0).copied().unwrap_or(0)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = DeviceRun> + '_ {
@@ -58,27 +68,40 @@ impl RunSet {
             .map(|((device, first), count)| DeviceRun::new(DeviceIndex(*device), *first, *count))
     }
 
+    fn put(&mut self, device: u8, first: u64, count: u64) {
+        self.runs.insert((device, first), count);
+        self.by_length.insert((device, count, first));
+    }
+
+    fn cut(&mut self, device: u8, first: u64) -> Option<u64> {
+        let count = self.runs.remove(&(device, first))?;
+        self.by_length.remove(&(device, count, first));
+        Some(count)
+    }
+
     /// Adds a run that overlaps none that is there.
     pub(crate) fn insert(&mut self, run: DeviceRun) {
         if run.count == 0 {
             return;
         }
-        self.extents += run.count;
         let device = run.device.0;
+        self.extents += run.count;
+        *self.devices.entry(device).or_default() += run.count;
         let (mut first, mut count) = (run.first.0, run.count);
         if let Some((&(_, before), &length)) =
             self.runs.range((device, 0)..(device, first)).next_back()
         {
             debug_assert!(before + length <= first, "runs overlap");
             if before + length == first {
+                self.cut(device, before);
                 first = before;
                 count += length;
             }
         }
-        if let Some(length) = self.runs.remove(&(device, run.end())) {
+        if let Some(length) = self.cut(device, run.end()) {
             count += length;
         }
-        self.runs.insert((device, first), count);
+        self.put(device, first, count);
     }
 
     /// The run that holds the extent.
@@ -99,29 +122,36 @@ impl RunSet {
             return false;
         }
         let device = run.device.0;
-        self.runs.remove(&(device, holder.first.0));
+        self.cut(device, holder.first.0);
         if holder.first < run.first {
-            self.runs
-                .insert((device, holder.first.0), run.first.0 - holder.first.0);
+            self.put(device, holder.first.0, run.first.0 - holder.first.0);
         }
         if run.end() < holder.end() {
-            self.runs
-                .insert((device, run.end()), holder.end() - run.end());
+            self.put(device, run.end(), holder.end() - run.end());
         }
         self.extents -= run.count;
+        if let Some(left) = self.devices.get_mut(&device) {
+            *left -= run.count;
+            if *left == 0 {
+                self.devices.remove(&device);
+            }
+        }
         true
     }
 
-    /// The longest run.
-    pub(crate) fn longest(&self) -> Option<DeviceRun> {
-        self.iter().max_by_key(|run| run.count)
+    /// A device's longest run.
+    pub(crate) fn longest_on(&self, device: DeviceIndex) -> Option<DeviceRun> {
+        let all = (device.0, 0, 0)..=(device.0, u64::MAX, u64::MAX);
+        let (_, count, first) = self.by_length.range(all).next_back()?;
+        Some(DeviceRun::new(device, *first, *count))
     }
 
-    /// Takes out up to `max` extents from the last run.
-    pub(crate) fn pop(&mut self, max: u64) -> Option<DeviceRun> {
-        let (&(device, first), &count) = self.runs.last_key_value()?;
+    /// Takes out up to `max` extents from a device's last run.
+    pub(crate) fn pop_on(&mut self, device: DeviceIndex, max: u64) -> Option<DeviceRun> {
+        let all = (device.0, 0)..=(device.0, u64::MAX);
+        let (&(_, first), &count) = self.runs.range(all).next_back()?;
         let taken = count.min(max);
-        let run = DeviceRun::new(DeviceIndex(device), first + count - taken, taken);
+        let run = DeviceRun::new(device, first + count - taken, taken);
         self.take(run).then_some(run)
     }
 
@@ -137,7 +167,6 @@ impl RunSet {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::BTreeSet;
 
     proptest! {
         /// The set holds what a set of single extents holds, and its runs are merged.
@@ -162,6 +191,12 @@ mod tests {
                     .collect();
                 prop_assert_eq!(&flat, &model.iter().copied().collect::<Vec<_>>());
                 prop_assert_eq!(set.extents(), flat.len() as u64);
+                for device in [DeviceIndex(0), DeviceIndex(1)] {
+                    let there = flat.iter().filter(|(on, _)| *on == device.0).count() as u64;
+                    prop_assert_eq!(set.extents_on(device), there);
+                    let longest = set.iter().filter(|run| run.device == device).map(|run| run.count).max();
+                    prop_assert_eq!(set.longest_on(device).map(|run| run.count), longest);
+                }
                 let runs: Vec<_> = set.iter().collect();
                 for pair in runs.windows(2) {
                     prop_assert!(pair[0].device != pair[1].device || pair[0].end() < pair[1].first.0);

@@ -56,6 +56,15 @@ pub(crate) struct Mapping {
     pub(crate) run: DeviceRun,
 }
 
+/// Where an extent would join a neighbour.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Wish {
+    pub(crate) device: DeviceIndex,
+    pub(crate) extent: u64,
+    /// How many logical extents lie between, plus one.
+    pub(crate) distance: u64,
+}
+
 /// The map.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct VolumeMap {
@@ -77,14 +86,6 @@ impl VolumeMap {
     /// How many extents are mapped.
     pub(crate) fn mapped(&self) -> u64 {
         self.mapped
-    }
-
-    /// The chunks that hold something.
-    #[cfg(test)]
-    pub(crate) fn chunks(&self) -> impl Iterator<Item = (u64, &[MapRun])> {
-        self.chunks
-            .iter()
-            .map(|(chunk, runs)| (*chunk, runs.as_slice()))
     }
 
     /// One chunk's runs.
@@ -143,37 +144,50 @@ impl VolumeMap {
         limit
     }
 
-    /// Where an unmapped extent would be if the run before it, or after it, went on through it:
-    /// looked for in its own chunk, and right beside it in the next ones.
-    pub(crate) fn wishes(&self, logical: u64) -> [Option<(DeviceIndex, u64)>; 2] {
+    /// Where an unmapped extent would be if the run before it, or after it, went on through it, and
+    /// how far away that run is: looked for in its own chunk, and right beside it in the next ones.
+    pub(crate) fn wishes(&self, logical: u64) -> [Option<Wish>; 2] {
         let (chunk, at) = split(logical);
         let runs = self.chunk(chunk);
         let place = place(runs, at);
+        let wish = |run: &MapRun, extent, distance| Wish {
+            device: run.device,
+            extent,
+            distance,
+        };
         let before = match place.checked_sub(1).and_then(|before| runs.get(before)) {
-            Some(run) => Some((run.device, run.extent + u64::from(at - run.start))),
-            None => {
-                let last = chunk
-                    .checked_sub(1)
-                    .and_then(|before| self.chunk(before).last());
-                last.map(|run| {
-                    let distance = MAP_CHUNK - u64::from(run.start) + u64::from(at);
-                    (run.device, run.extent + distance)
-                })
+            Some(run) => {
+                let extent = run.extent + u64::from(at - run.start);
+                Some(wish(run, extent, u64::from(at - run.end()) + 1))
             }
+            None => chunk
+                .checked_sub(1)
+                .and_then(|before| self.chunk(before).last())
+                .map(|run| {
+                    let from = MAP_CHUNK + u64::from(at);
+                    let extent = run.extent + from - u64::from(run.start);
+                    wish(run, extent, from - u64::from(run.end()) + 1)
+                }),
         };
         let after = match runs.get(place) {
-            Some(run) => run
-                .extent
-                .checked_sub(u64::from(run.start - at))
-                .map(|extent| (run.device, extent)),
-            None => self.chunk(chunk + 1).first().and_then(|run| {
-                let distance = MAP_CHUNK - u64::from(at) + u64::from(run.start);
-                run.extent
-                    .checked_sub(distance)
-                    .map(|extent| (run.device, extent))
-            }),
+            Some(run) => Some((run, u64::from(run.start - at))),
+            None => self
+                .chunk(chunk + 1)
+                .first()
+                .map(|run| (run, MAP_CHUNK - u64::from(at) + u64::from(run.start))),
         };
+        let after = after.and_then(|(run, distance)| {
+            let extent = run.extent.checked_sub(distance)?;
+            Some(wish(run, extent, distance))
+        });
         [before, after]
+    }
+
+    /// The chunks from one on that hold something.
+    pub(crate) fn chunks_from(&self, chunk: u64) -> impl Iterator<Item = (u64, &[MapRun])> {
+        self.chunks
+            .range(chunk..)
+            .map(|(chunk, runs)| (*chunk, runs.as_slice()))
     }
 
     /// Maps one unmapped extent.
@@ -349,7 +363,7 @@ mod tests {
                 for logical in &skip { without.remove(*logical, 1); }
                 prop_assert_eq!(map.chunk_without(at / MAP_CHUNK, &skip), without.chunk(at / MAP_CHUNK));
             }
-            for (_, runs) in map.chunks() {
+            for (_, runs) in map.chunks_from(0) {
                 prop_assert!(runs.windows(2).all(|pair| pair[0].end() <= pair[1].start));
                 prop_assert!(runs.len() == 1 || !runs.is_empty());
             }

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{commit, new_pool, reopen, spec, stores, try_open};
+use common::{DRAINED, commit, new_pool, reopen, spec, stores, try_open};
 use forebay_pool::{
     ErrorKind, MAX_VOLUME_BYTES, NewVolume, Pool, PoolError, Probe, Uuid, create, destroy, probe,
 };
@@ -17,6 +17,7 @@ fn new(tenant: &str, name: &str, size_bytes: u64, block_bytes: Option<u32>) -> N
         name: name.into(),
         size_bytes,
         block_bytes,
+        reserved_bytes: 0,
     }
 }
 
@@ -132,11 +133,11 @@ fn what_is_used_is_not_deleted() {
         kind(pool.create_export(v, vec![], true, 0)),
         ErrorKind::Exists
     );
-    assert_eq!(kind(pool.delete_volume(v)), ErrorKind::InUse);
+    assert_eq!(kind(pool.delete_volume(v, &DRAINED)), ErrorKind::InUse);
     pool.delete_export(e).unwrap();
     assert_eq!(kind(pool.delete_export(e)), ErrorKind::NotFound);
-    pool.delete_volume(v).unwrap();
-    assert_eq!(kind(pool.delete_volume(v)), ErrorKind::NotFound);
+    pool.delete_volume(v, &DRAINED).unwrap();
+    assert_eq!(kind(pool.delete_volume(v, &DRAINED)), ErrorKind::NotFound);
     pool.delete_tenant("acme").unwrap();
 }
 
@@ -154,7 +155,7 @@ fn everything_survives_and_ids_are_not_reused() {
     pool.set_export_hosts(e, vec!["nqn.2014-08.a:b".into()], false)
         .unwrap();
     commit(&mut pool, &catalog);
-    pool.delete_volume(gone).unwrap();
+    pool.delete_volume(gone, &DRAINED).unwrap();
     pool.set_boot_id("boot-1").unwrap();
     assert_eq!(pool.next_engine_generation().0, 1);
     assert_eq!(pool.next_engine_generation().0, 2);

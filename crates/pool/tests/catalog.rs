@@ -4,7 +4,9 @@
 
 mod common;
 
-use common::{Choices, CrashStore, EXTENT, commit, new_pool, reopen, spec, stores, try_open};
+use common::{
+    Choices, CrashStore, DRAINED, EXTENT, commit, new_pool, reopen, spec, stores, try_open,
+};
 use forebay_device::{
     DeviceSpec, OpenOptions,
     sync_io::{SyncDevice, create_sparse_file},
@@ -21,6 +23,7 @@ fn volume(pool: &mut Pool, name: &str, extents: u64) -> VolumeId {
         name: name.into(),
         size_bytes: extents * EXTENT,
         block_bytes: None,
+        reserved_bytes: 0,
     };
     pool.create_volume(&new, 0).unwrap()
 }
@@ -160,6 +163,7 @@ fn fill_and_free(stores: &[Arc<CrashStore>]) {
             name: format!("v{}", ids.len()),
             size_bytes: EXTENT,
             block_bytes: None,
+            reserved_bytes: 0,
         };
         match pool.create_volume(&new, 0) {
             Ok(id) => ids.push(id),
@@ -176,14 +180,14 @@ fn fill_and_free(stores: &[Arc<CrashStore>]) {
     assert!(ids.len() > 10_000, "full at {}", ids.len());
     // Many small transactions, in a catalog that is as full as it gets.
     for id in ids.drain(..500) {
-        pool.delete_volume(id).unwrap();
+        pool.delete_volume(id, &DRAINED).unwrap();
         if id.0.is_multiple_of(10) {
             commit(&mut pool, &catalog);
         }
     }
     let v = volume(&mut pool, "another", 4);
     write(&mut pool, &catalog, v, 0);
-    pool.commit_mappings(v, u64::MAX).unwrap();
+    pool.commit_mappings(v, u64::MAX, |_| true).unwrap();
     commit(&mut pool, &catalog);
     catalog.check().unwrap();
     drop((pool, catalog));
@@ -235,10 +239,10 @@ fn tens_of_thousands_of_mappings_on_a_file() {
     for n in 0..50_000 {
         write(&mut pool, &catalog, v, place(n));
         if n % 1000 == 0 {
-            pool.commit_mappings(v, u64::MAX).unwrap();
+            pool.commit_mappings(v, u64::MAX, |_| true).unwrap();
         }
     }
-    pool.commit_mappings(v, u64::MAX).unwrap();
+    pool.commit_mappings(v, u64::MAX, |_| true).unwrap();
     commit(&mut pool, &catalog);
     let (space, usage) = (pool.space(), pool.catalog_usage());
     drop((pool, catalog));
@@ -262,7 +266,7 @@ fn tens_of_thousands_of_mappings_on_a_file() {
         ));
     }
     // And all of it goes in one transaction.
-    pool.delete_volume(v).unwrap();
+    pool.delete_volume(v, &DRAINED).unwrap();
     commit(&mut pool, &catalog);
     catalog.check().unwrap();
     assert_eq!(pool.space().dirty, 50_000);
@@ -280,7 +284,7 @@ fn a_full_pool_of_scattered_mappings_fits_its_catalog() {
     for n in 0..200 {
         write(&mut pool, &catalog, v, n * 5_000_000);
     }
-    pool.commit_mappings(v, u64::MAX).unwrap();
+    pool.commit_mappings(v, u64::MAX, |_| true).unwrap();
     commit(&mut pool, &catalog);
     let used = pool.catalog_usage().used_bytes - before;
     assert!(used < 200 * 40 + 500, "{used} bytes for 200 mappings");

@@ -4,11 +4,21 @@
 
 mod common;
 
-use common::{EXTENT, commit, new_pool, reopen, stores, try_open};
-use forebay_pool::{Adopted, Catalog, DeviceRun, ErrorKind, FaultAnswer, NewVolume, Pool};
+use common::{DRAINED, EXTENT, commit, new_pool, reopen, stores, try_open};
+use forebay_pool::{
+    Adopted, Catalog, DeviceRun, ErrorKind, FaultAnswer, NewVolume, Pool, QuarantineMark, Released,
+};
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
+use std::collections::BTreeSet;
 
 const D0: DeviceIndex = DeviceIndex(0);
+const D1: DeviceIndex = DeviceIndex(1);
+
+fn take_dirty(pool: &mut Pool, max: u64) -> Vec<DeviceRun> {
+    let devices: Vec<DeviceIndex> = pool.devices().iter().map(|device| device.index).collect();
+    let take = |device| pool.take_dirty(device, max);
+    devices.into_iter().flat_map(take).collect()
+}
 
 fn volume(pool: &mut Pool, name: &str, extents: u64) -> VolumeId {
     if pool.tenant("t").is_err() {
@@ -19,6 +29,7 @@ fn volume(pool: &mut Pool, name: &str, extents: u64) -> VolumeId {
         name: name.into(),
         size_bytes: extents * EXTENT,
         block_bytes: None,
+        reserved_bytes: 0,
     };
     pool.create_volume(&new, 0).unwrap()
 }
@@ -47,7 +58,7 @@ fn place(answer: FaultAnswer) -> (DeviceIndex, u64) {
 }
 
 fn launder(pool: &mut Pool, catalog: &Catalog) {
-    for run in pool.take_dirty(u64::MAX) {
+    for run in take_dirty(pool, u64::MAX) {
         pool.laundered(run).unwrap();
     }
     commit(pool, catalog);
@@ -178,9 +189,9 @@ fn flush_commits_what_was_written() {
     let seq = pool.uncommitted(v).unwrap();
     let second = place(write(&mut pool, &catalog, v, 9));
     assert!(pool.durable_seq(v) < seq);
-    assert_eq!(pool.commit_mappings(v, seq).unwrap(), 1);
+    assert_eq!(pool.commit_mappings(v, seq, |_| true).unwrap(), 1);
     assert_eq!(
-        pool.commit_mappings(v, seq).unwrap(),
+        pool.commit_mappings(v, seq, |_| true).unwrap(),
         0,
         "already on its way"
     );
@@ -207,7 +218,7 @@ fn flush_commits_what_was_written() {
         pool.fault(v, ExtentIndex(9), false).unwrap(),
         FaultAnswer::Hole { .. }
     ));
-    let dirty = pool.take_dirty(1000);
+    let dirty = take_dirty(&mut pool, 1000);
     assert!(
         dirty
             .iter()
@@ -222,13 +233,13 @@ fn a_commit_does_not_vouch_for_a_later_mapping_of_the_same_place() {
     let (mut pool, catalog) = new_pool(&stores);
     let v = volume(&mut pool, "v", 64);
     let first = place(write(&mut pool, &catalog, v, 3));
-    pool.commit_mappings(v, u64::MAX).unwrap();
+    pool.commit_mappings(v, u64::MAX, |_| true).unwrap();
     let earlier = pool.take_batch().unwrap().unwrap();
-    pool.release(v, ExtentIndex(3), 1).unwrap();
+    pool.release(v, ExtentIndex(3), 1, &DRAINED).unwrap();
     let second = place(write(&mut pool, &catalog, v, 3));
     assert_ne!(first, second);
     let seq = pool.uncommitted(v).unwrap();
-    pool.commit_mappings(v, u64::MAX).unwrap();
+    pool.commit_mappings(v, u64::MAX, |_| true).unwrap();
     let later = pool.take_batch().unwrap().unwrap();
     catalog.commit(&earlier).unwrap();
     pool.committed(earlier.id()).unwrap();
@@ -253,16 +264,16 @@ fn freed_extents_are_laundered_before_anyone_gets_them() {
         pool.fault(w, ExtentIndex(0), true).unwrap(),
         FaultAnswer::NoSpace
     );
-    let released = pool.release(v, ExtentIndex(4), 8).unwrap();
+    let released = pool.release(v, ExtentIndex(4), 8, &DRAINED).unwrap();
     assert_eq!(released.extents, 8);
     // Freed in memory, not on disk: not even laundered.
-    assert!(pool.take_dirty(100).is_empty());
+    assert!(take_dirty(&mut pool, 100).is_empty());
     assert_eq!(
         pool.fault(w, ExtentIndex(0), true).unwrap(),
         FaultAnswer::AwaitLaunder
     );
     commit(&mut pool, &catalog);
-    let runs = pool.take_dirty(100);
+    let runs = take_dirty(&mut pool, 100);
     assert_eq!(runs.iter().map(|run| run.count).sum::<u64>(), 8);
     assert_eq!(
         pool.fault(w, ExtentIndex(0), true).unwrap(),
@@ -281,33 +292,103 @@ fn freed_extents_are_laundered_before_anyone_gets_them() {
 }
 
 #[test]
-fn quarantined_extents_stay_away_until_the_next_boot() {
-    let stores = stores(&[32]);
+fn what_may_still_be_written_is_quarantined_with_its_release() {
+    let stores = stores(&[32, 32]);
     let (mut pool, catalog) = new_pool(&stores);
-    let v = volume(&mut pool, "v", 32);
+    let v = volume(&mut pool, "v", 64);
+    for logical in 0..40 {
+        write(&mut pool, &catalog, v, logical);
+    }
+    pool.commit_mappings(v, u64::MAX, |_| true).unwrap();
+    commit(&mut pool, &catalog);
+    let on = |pool: &Pool| [D0, D1].map(|device| pool.quarantined_on(device));
+    let hanging = BTreeSet::from([D1]);
+    let released = pool.release(v, ExtentIndex(0), 32, &hanging).unwrap();
+    assert_eq!(released.extents, 32);
+    assert_eq!(on(&pool), [0, released.quarantined]);
+    assert!(released.quarantined > 0 && released.quarantined < 32);
+    let before_settle = pool.quarantine_mark();
+    let later = pool.delete_volume(v, &BTreeSet::from([D0, D1])).unwrap();
+    assert_eq!(later.quarantined, 8);
+    // Unmapped and quarantined are one transaction.
+    commit(&mut pool, &catalog);
+    let quarantined = pool.space().quarantined;
+    assert_eq!(quarantined, released.quarantined + 8);
+    let dirty = take_dirty(&mut pool, u64::MAX);
+    assert!(dirty.iter().all(|run| run.device == D0));
+    drop((pool, catalog));
+    // The same boot: whatever hung may hang still.
+    let (mut pool, catalog) = reopen(&stores, true);
+    assert_eq!(pool.space().quarantined, quarantined);
+    assert_eq!(pool.volumes().count(), 0);
+    let w = volume(&mut pool, "w", 64);
+    let free = 64 - quarantined;
+    for logical in 0..free {
+        if write(&mut pool, &catalog, w, logical) == FaultAnswer::AwaitLaunder {
+            launder(&mut pool, &catalog);
+            place(write(&mut pool, &catalog, w, logical));
+        }
+    }
+    let answer = write(&mut pool, &catalog, w, free);
+    assert_eq!(answer, FaultAnswer::NoSpace, "nobody gets them");
+    assert_eq!(before_settle, QuarantineMark(1), "marks are of one opening");
+    let mark = pool.quarantine_mark();
+    assert_eq!(
+        pool.end_quarantine_on(D0, mark),
+        later_on(&released, &later, D0)
+    );
+    assert!(
+        take_dirty(&mut pool, 9).is_empty(),
+        "not before it is durable"
+    );
+    commit(&mut pool, &catalog);
+    assert_eq!(pool.quarantined_on(D0), 0);
+    assert!(pool.quarantined_on(D1) > 0);
+    launder(&mut pool, &catalog);
+    place(write(&mut pool, &catalog, w, free));
+    drop((pool, catalog));
+    // Another boot: nothing hangs any more.
+    let (mut pool, _) = reopen(&stores, false);
+    assert_eq!(pool.space().quarantined, 0);
+    assert!(
+        take_dirty(&mut pool, u64::MAX)
+            .iter()
+            .any(|run| run.device == D1)
+    );
+}
+
+/// What two releases have quarantined on a device that hung only at the second.
+fn later_on(first: &Released, second: &Released, device: DeviceIndex) -> u64 {
+    assert!(first.runs.iter().any(|run| run.device == device));
+    let runs = second.runs.iter().filter(|run| run.device == device);
+    runs.map(|run| run.count).sum()
+}
+
+#[test]
+fn a_quarantine_ends_up_to_its_mark() {
+    let stores = stores(&[64]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let v = volume(&mut pool, "v", 64);
     for logical in 0..8 {
         write(&mut pool, &catalog, v, logical);
     }
+    let hanging = BTreeSet::from([D0]);
+    pool.release(v, ExtentIndex(0), 3, &hanging).unwrap();
+    let mark = pool.quarantine_mark();
+    pool.release(v, ExtentIndex(3), 2, &hanging).unwrap();
+    assert_eq!(pool.end_quarantine_on(D0, mark), 3);
+    assert_eq!(pool.end_quarantine_on(D0, mark), 0, "once");
+    assert_eq!(pool.quarantined_on(D0), 2);
     commit(&mut pool, &catalog);
-    let run = pool.release(v, ExtentIndex(0), 8).unwrap().runs[0];
+    // Zeroing that hangs.
+    let run = take_dirty(&mut pool, 100)[0];
+    assert_eq!(run.count, 3);
     pool.quarantine(run).unwrap();
+    assert!(pool.quarantine(run).is_err(), "not being laundered now");
+    assert!(pool.laundered(run).is_err());
     commit(&mut pool, &catalog);
-    assert!(pool.take_dirty(100).is_empty());
-    assert_eq!(pool.space().quarantined, run.count);
-    drop((pool, catalog));
-    let (mut pool, catalog) = reopen(&stores, true);
-    assert_eq!(pool.space().quarantined, run.count);
-    assert!(
-        pool.quarantine(DeviceRun::new(D0, 30, 9)).is_err(),
-        "beyond the device"
-    );
-    pool.end_quarantine(DeviceRun::new(run.device, run.first.0, 1))
-        .unwrap();
-    commit(&mut pool, &catalog);
-    assert_eq!(pool.take_dirty(100).len(), 1);
-    drop((pool, catalog));
-    let (pool, _) = reopen(&stores, false);
-    assert_eq!(pool.space().quarantined, 0);
+    assert_eq!(pool.quarantined_on(D0), 5);
+    assert!(take_dirty(&mut pool, 100).is_empty());
 }
 
 #[test]
@@ -337,7 +418,7 @@ fn unused_reservations_of_others_are_reclaimed_before_no_space() {
         FaultAnswer::Mapped { .. }
     ));
     // The same after a crash.
-    pool.commit_mappings(v, u64::MAX).unwrap();
+    pool.commit_mappings(v, u64::MAX, |_| true).unwrap();
     commit(&mut pool, &catalog);
     drop((pool, catalog));
     let (pool, _) = reopen(&stores, false);
@@ -350,7 +431,7 @@ fn adoption_brings_uncommitted_mappings_back() {
     let (mut pool, catalog) = new_pool(&stores);
     let v = volume(&mut pool, "v", 64);
     let committed = place(write(&mut pool, &catalog, v, 0));
-    pool.commit_mappings(v, u64::MAX).unwrap();
+    pool.commit_mappings(v, u64::MAX, |_| true).unwrap();
     commit(&mut pool, &catalog);
     let granted = place(write(&mut pool, &catalog, v, 1));
     let seq = pool.uncommitted(v).unwrap();
@@ -367,7 +448,10 @@ fn adoption_brings_uncommitted_mappings_back() {
         ErrorKind::InUse
     );
     assert_eq!(pool.reserve(v, 1).unwrap_err().kind, ErrorKind::InUse);
-    assert_eq!(pool.delete_volume(v).unwrap_err().kind, ErrorKind::InUse);
+    assert_eq!(
+        pool.delete_volume(v, &DRAINED).unwrap_err().kind,
+        ErrorKind::InUse
+    );
     let mut adopt = |volume, logical, (device, extent): (DeviceIndex, u64), seq| {
         pool.adopt_grant(
             volume,
@@ -413,7 +497,7 @@ fn adoption_brings_uncommitted_mappings_back() {
         panic!("not allocated from stock")
     };
     assert!(commit_seq > seq);
-    assert_eq!(pool.commit_mappings(v, u64::MAX).unwrap(), 2);
+    assert_eq!(pool.commit_mappings(v, u64::MAX, |_| true).unwrap(), 2);
     commit(&mut pool, &catalog);
     assert_eq!(pool.volume_space(v).unwrap().uncommitted, 0);
 }
@@ -462,7 +546,7 @@ fn what_was_written_beyond_the_durable_end_is_not_handed_out() {
     assert_eq!(told(&mut pool, u64::MAX, u64::MAX), Adopted::Stale, "noise");
     pool.finish_adoption(true).unwrap();
     commit(&mut pool, &catalog);
-    let dirty = pool.take_dirty(100);
+    let dirty = take_dirty(&mut pool, 100);
     assert!(
         dirty
             .iter()
@@ -476,7 +560,7 @@ fn a_grant_that_the_catalog_contradicts_is_stale_and_its_extent_dirty() {
     let (mut pool, catalog) = new_pool(&stores);
     let v = volume(&mut pool, "v", 64);
     let committed = place(write(&mut pool, &catalog, v, 0));
-    pool.commit_mappings(v, u64::MAX).unwrap();
+    pool.commit_mappings(v, u64::MAX, |_| true).unwrap();
     commit(&mut pool, &catalog);
     drop((pool, catalog));
     let (mut pool, catalog) = try_open(&stores).unwrap();
@@ -488,7 +572,7 @@ fn a_grant_that_the_catalog_contradicts_is_stale_and_its_extent_dirty() {
     assert_eq!(told, Adopted::Stale);
     pool.finish_adoption(true).unwrap();
     commit(&mut pool, &catalog);
-    assert_eq!(pool.take_dirty(10), [DeviceRun::new(D0, other, 1)]);
+    assert_eq!(take_dirty(&mut pool, 10), [DeviceRun::new(D0, other, 1)]);
     assert_eq!(
         place(pool.fault(v, ExtentIndex(0), true).unwrap()),
         committed
@@ -505,7 +589,7 @@ fn a_device_with_a_past_is_laundered_first() {
         pool.fault(v, ExtentIndex(0), true).unwrap(),
         FaultAnswer::AwaitLaunder
     );
-    let runs = pool.take_dirty(8);
+    let runs = take_dirty(&mut pool, 8);
     assert_eq!(runs, [DeviceRun::new(D0, 0, 8)]);
     pool.laundered(runs[0]).unwrap();
     commit(&mut pool, &catalog);
@@ -524,11 +608,11 @@ fn deleting_a_volume_frees_all_of_it_at_once() {
     for step in 0..30 {
         write(&mut pool, &catalog, v, step * 131);
     }
-    pool.commit_mappings(v, u64::MAX / 2).unwrap();
+    pool.commit_mappings(v, u64::MAX / 2, |_| true).unwrap();
     for step in 0..5 {
         write(&mut pool, &catalog, v, 7 + step);
     }
-    let released = pool.delete_volume(v).unwrap();
+    let released = pool.delete_volume(v, &DRAINED).unwrap();
     assert_eq!(released.extents, 35);
     let space = pool.space();
     assert_eq!(

@@ -8,10 +8,15 @@ pub mod powercut;
 use forebay_pool::{
     BlockStore, Catalog, NewDevice, OpenDevice, Pool, PoolSpec, Result, create, open,
 };
+use forebay_xlate::types::DeviceIndex;
 use std::{
+    collections::BTreeSet,
     io,
     sync::{Arc, Mutex},
 };
+
+/// No device hangs.
+pub const DRAINED: BTreeSet<DeviceIndex> = BTreeSet::new();
 
 const SECTOR: usize = 512;
 

@@ -13,11 +13,11 @@ mod common;
 mod crash;
 mod world;
 
-use common::EXTENT;
+use common::{DRAINED, EXTENT};
 use forebay_pool::NewVolume;
 use forebay_xlate::types::VolumeId;
 use proptest::prelude::*;
-use world::{ModelVolume, World, one};
+use world::{ModelVolume, World};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -57,12 +57,6 @@ enum Op {
         max: u64,
         fate: u64,
     },
-    Quarantine {
-        pick: usize,
-    },
-    EndQuarantine {
-        pick: usize,
-    },
     Crash {
         same_boot: bool,
         power: bool,
@@ -87,8 +81,6 @@ fn op() -> impl Strategy<Value = Op> {
         6 => Just(Op::Take),
         8 => Just(Op::Commit),
         5 => (1u64..20, 0u64..8).prop_map(|(max, fate)| Op::Launder { max, fate }),
-        1 => (0usize..8).prop_map(|pick| Op::Quarantine { pick }),
-        1 => (0usize..8).prop_map(|pick| Op::EndQuarantine { pick }),
         2 => (any::<bool>(), any::<bool>(), prop::option::of(0u64..24), any::<u64>())
             .prop_map(|(same_boot, power, during_commit, seed)| Op::Crash { same_boot, power, during_commit, seed }),
     ]
@@ -107,6 +99,7 @@ impl World {
                     name: format!("v{}", self.names),
                     size_bytes: extents * EXTENT,
                     block_bytes: None,
+                    reserved_bytes: 0,
                 };
                 let id = self.pool.create_volume(&new, 0).unwrap();
                 let known = ModelVolume {
@@ -121,7 +114,7 @@ impl World {
                 let Some(volume) = self.nth(volume) else {
                     return;
                 };
-                let released = self.pool.delete_volume(VolumeId(volume)).unwrap();
+                let released = self.pool.delete_volume(VolumeId(volume), &DRAINED).unwrap();
                 let known = self.volumes.remove(&volume).unwrap();
                 assert_eq!(released.extents, known.map.len() as u64);
                 for (logical, place) in known.map {
@@ -182,23 +175,6 @@ impl World {
                 self.commit_one();
             }
             Op::Launder { max, fate } => self.launder(max, fate),
-            Op::Quarantine { pick } => {
-                let Some(place) = self.dirty.iter().nth(pick).copied() else {
-                    return;
-                };
-                self.pool.quarantine(one(place)).unwrap();
-                self.dirty.remove(&place);
-                self.freed_in.remove(&place);
-                self.quarantined.insert(place);
-            }
-            Op::EndQuarantine { pick } => {
-                let Some(place) = self.quarantined.iter().nth(pick).copied() else {
-                    return;
-                };
-                self.pool.end_quarantine(one(place)).unwrap();
-                self.quarantined.remove(&place);
-                self.dirty.insert(place);
-            }
             Op::Crash {
                 same_boot,
                 power,
@@ -230,7 +206,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn pool_ops_model(ops in prop::collection::vec(op(), 1..160)) {
+    fn pool_model(ops in prop::collection::vec(op(), 1..160)) {
         let mut world = World::new();
         for op in ops {
             world.step(op);

@@ -1,6 +1,6 @@
 //! The model, and the operations on it and on the pool side by side.
 
-use crate::common::{self, CrashStore, new_pool, stores};
+use crate::common::{self, CrashStore, DRAINED, new_pool, stores};
 use forebay_pool::{Batch, BatchId, Catalog, DeviceRun, ErrorKind, FaultAnswer, Pool};
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 use std::{
@@ -223,6 +223,7 @@ impl World {
                     self.commit_all();
                     self.launder(u64::MAX, 0);
                 }
+                FaultAnswer::DeviceGone { device } => panic!("{device} is not gone"),
                 FaultAnswer::NoSpace => {
                     let used: u64 = self.volumes.values().map(|v| v.map.len() as u64).sum();
                     let waiting = self.quarantined.len() as u64;
@@ -321,7 +322,10 @@ impl World {
         }
         known.uncommitted.retain(|_, seq| *seq > up_to);
         let expected = (before - known.uncommitted.len()) as u64;
-        assert_eq!(self.pool.commit_mappings(id, up_to).unwrap(), expected);
+        assert_eq!(
+            self.pool.commit_mappings(id, up_to, |_| true).unwrap(),
+            expected
+        );
         if expected > 0 {
             assert!(
                 self.pool.durable_seq(id) < lowest,
@@ -339,7 +343,7 @@ impl World {
         let known = self.volumes.get_mut(&volume).unwrap();
         let result = self
             .pool
-            .release(VolumeId(volume), ExtentIndex(first), count);
+            .release(VolumeId(volume), ExtentIndex(first), count, &DRAINED);
         if first + count > known.extents {
             assert_eq!(result.unwrap_err().kind, ErrorKind::Invalid);
             return;
@@ -362,8 +366,10 @@ impl World {
     }
 
     pub(crate) fn launder(&mut self, max: u64, fate: u64) {
-        let runs = self.pool.take_dirty(max);
-        assert!(runs.iter().map(|run| run.count).sum::<u64>() <= max);
+        let runs: Vec<_> = [0, 1]
+            .into_iter()
+            .flat_map(|device| self.pool.take_dirty(DeviceIndex(device), max))
+            .collect();
         for run in runs {
             for place in flat(run) {
                 assert!(

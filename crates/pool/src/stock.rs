@@ -1,0 +1,399 @@
+//! Reserving: what each volume has ahead of need, and what the pool has promised it.
+//!
+//! **Design.** A volume's *stock* is reserved durably before it is granted. How much is reserved at a
+//! time grows with each reservation and follows from how much was used while the last one was
+//! committed, so that faults don't wait for commits; a volume that is idle gives its stock back. A volume may have a *reservation*:
+//! so many extents it will get whatever others do. What it has not got of them yet is *owed*; the sum
+//! of what is owed is kept back from everyone else, and clean and dirty extents cover it. Stock that
+//! a volume's reservation does not cover is taken for others before they hear of a full pool.
+//!
+//! **Not here:** from which device (`placement`), the fault that uses stock (`owner`).
+
+use crate::{
+    batch::{BatchId, Table},
+    error::{PoolError, Result},
+    extents::ExtentState,
+    owner::FaultAnswer,
+    pool::{Pool, Volume},
+    runs::DeviceRun,
+    volume_map::MAP_CHUNK,
+};
+use forebay_xlate::types::{DeviceIndex, VolumeId};
+
+/// The first reservation of a volume, in extents.
+pub(crate) const MIN_RESERVE: u64 = 16;
+/// The largest reservation, in extents.
+const MAX_RESERVE: u64 = 32_768;
+/// Up to here each reservation of a volume that writes is twice the one before, in extents.
+const GROWS_TO: u64 = 1024;
+/// A volume keeps this many times what it used during a commit.
+const COMMITS_AHEAD: u64 = 4;
+/// What an extent that gets mapped takes in the catalog at most, in bytes: 12 in its map's record and
+/// 1 of state, and some.
+const MAPPING_BYTES: u64 = 14;
+/// What a map's record takes beside its mappings, in bytes.
+const CHUNK_BYTES: u64 = 32;
+
+impl Volume {
+    /// What it has, durably or not, and used or not.
+    pub(crate) fn has(&self) -> u64 {
+        self.map.mapped() + self.unused()
+    }
+
+    /// What it has and was never granted.
+    pub(crate) fn unused(&self) -> u64 {
+        self.stock.extents() + self.incoming_extents
+    }
+
+    /// How many extents are reserved for it whatever others do.
+    pub(crate) fn reservation(&self, extent_bytes: u64) -> u64 {
+        self.record
+            .reserved_bytes
+            .div_ceil(extent_bytes)
+            .min(self.extents(extent_bytes))
+    }
+
+    /// What the pool owes it, and what its mappings to come may take in the catalog, in bytes.
+    pub(crate) fn account(&self, extent_bytes: u64) -> (u64, u64) {
+        let owed = self.reservation(extent_bytes).saturating_sub(self.has());
+        let coming = self.pending.len() + self.unused();
+        let chunks = self.extents(extent_bytes).div_ceil(MAP_CHUNK);
+        let bytes = coming * MAPPING_BYTES + coming.min(chunks) * CHUNK_BYTES;
+        (owed, bytes)
+    }
+
+    /// Never granted, and not part of what it was promised.
+    fn spare(&self, extent_bytes: u64) -> u64 {
+        let over = self.has().saturating_sub(self.reservation(extent_bytes));
+        self.stock.extents().min(over)
+    }
+}
+
+impl Pool {
+    /// Brings what is owed and what the catalog must keep room for up to date, after a volume got or
+    /// lost extents.
+    pub(crate) fn settle_account(&mut self, volume: VolumeId) {
+        let Some(volume) = self.volumes.get_mut(&volume) else {
+            return;
+        };
+        let (owed, catalog_bytes) = volume.account(self.info.extent_bytes);
+        self.promised = self.promised - volume.owed + owed;
+        self.catalog_promised = self.catalog_promised - volume.catalog_bytes + catalog_bytes;
+        (volume.owed, volume.catalog_bytes) = (owed, catalog_bytes);
+    }
+
+    /// What is owed to others is not for this volume.
+    fn promised_to_others(&self, volume: Option<VolumeId>) -> u64 {
+        let own = volume.and_then(|volume| self.volumes.get(&volume));
+        self.promised - own.map_or(0, |volume| volume.owed)
+    }
+
+    /// Clean and dirty extents that are not owed to others, and how many of them are clean.
+    fn free_for(&self, volume: VolumeId) -> (u64, u64) {
+        let clean = self.extents.clean_online();
+        let all = clean + self.extents.dirty_online();
+        let free = all.saturating_sub(self.promised_to_others(Some(volume)));
+        (free, free.min(clean))
+    }
+
+    /// Extents that volumes with a reservation are still to get.
+    pub fn promised_extents(&self) -> u64 {
+        self.promised
+    }
+
+    /// The most that [`Pool::set_volume_reservation`], or a new volume, may ask for now, in bytes.
+    pub fn reservable_bytes(&self, volume: Option<VolumeId>) -> u64 {
+        let spare: u64 = self
+            .volumes
+            .iter()
+            .filter(|(id, _)| Some(**id) != volume)
+            .map(|(_, other)| self.spare_online(other))
+            .sum();
+        let free = self.extents.clean_online() + self.extents.dirty_online() + spare;
+        let has = volume
+            .and_then(|volume| self.volumes.get(&volume))
+            .map_or(0, Volume::has);
+        (free.saturating_sub(self.promised_to_others(volume)) + has)
+            .saturating_mul(self.info.extent_bytes)
+    }
+
+    /// Makes sure that a volume, there or to be, can be promised so much. What is promised is clean or
+    /// dirty from now on: others' spare stock is given back for it.
+    pub(crate) fn make_room_for_reservation(
+        &mut self,
+        volume: Option<VolumeId>,
+        reserved_bytes: u64,
+        size_bytes: u64,
+    ) -> Result<()> {
+        if reserved_bytes == 0 {
+            return Ok(());
+        }
+        self.ready()?;
+        if reserved_bytes > size_bytes {
+            return Err(PoolError::invalid(format!(
+                "{reserved_bytes} bytes reserved for a volume of {size_bytes}"
+            )));
+        }
+        let extent_bytes = self.info.extent_bytes;
+        let wanted = reserved_bytes.div_ceil(extent_bytes);
+        let most = self.reservable_bytes(volume);
+        if wanted > most / extent_bytes {
+            return Err(PoolError::no_space(format!(
+                "{reserved_bytes} bytes can't be reserved: the pool can promise {most} to this volume"
+            )));
+        }
+        let has = volume
+            .and_then(|volume| self.volumes.get(&volume))
+            .map_or(0, Volume::has);
+        let needed = wanted.saturating_sub(has) + self.promised_to_others(volume);
+        let others: Vec<VolumeId> = self.volumes.keys().copied().collect();
+        for other in others.into_iter().filter(|id| Some(*id) != volume) {
+            let free = self.extents.clean_online() + self.extents.dirty_online();
+            let lacks = needed.saturating_sub(free);
+            self.return_spare(other, lacks)?;
+        }
+        Ok(())
+    }
+
+    /// Gives up to `max` extents of a volume's spare stock back.
+    fn return_spare(&mut self, volume: VolumeId, max: u64) -> Result<()> {
+        let mut left = max.min(self.spare_online(self.volume_ref(volume)?));
+        while left > 0 {
+            let device = self.richest_device(volume);
+            let stock = &mut self.volume_mut(volume)?.stock;
+            let Some(run) = device.and_then(|device| stock.pop_on(device, left)) else {
+                break;
+            };
+            left -= run.count;
+            // Never granted, so it still reads as zeros.
+            self.set_extents(run, ExtentState::Clean);
+        }
+        self.settle_account(volume);
+        Ok(())
+    }
+
+    /// Changes how much of a volume will find space whatever others do. Refused if there is not as
+    /// much now.
+    pub fn set_volume_reservation(&mut self, volume: VolumeId, reserved_bytes: u64) -> Result<()> {
+        let record = self.volume(volume)?;
+        // Less is always possible.
+        if reserved_bytes > record.reserved_bytes {
+            let size_bytes = record.size_bytes;
+            self.make_room_for_reservation(Some(volume), reserved_bytes, size_bytes)?;
+        }
+        self.volume_mut(volume)?.record.reserved_bytes = reserved_bytes;
+        self.settle_account(volume);
+        self.touch(Table::Volumes, volume.0, 0);
+        Ok(())
+    }
+
+    /// What others may take of a volume's stock, now.
+    fn spare_online(&self, volume: &Volume) -> u64 {
+        volume
+            .spare(self.info.extent_bytes)
+            .min(self.stock_online(volume))
+    }
+
+    fn stock_online(&self, volume: &Volume) -> u64 {
+        let stock = volume.stock.devices();
+        stock
+            .filter(|(device, _)| self.extents.is_online(*device))
+            .map(|(_, extents)| extents)
+            .sum()
+    }
+
+    /// The other volume with the most unused stock that can be taken.
+    fn richest_other(&self, volume: VolumeId) -> Option<(VolumeId, u64)> {
+        self.volumes
+            .iter()
+            .filter(|(id, _)| **id != volume)
+            .map(|(id, other)| (*id, self.spare_online(other)))
+            .filter(|(_, spare)| *spare > 0)
+            .max_by_key(|(_, spare)| *spare)
+    }
+
+    /// Why a write can't have an extent now.
+    pub(crate) fn why_no_stock(&mut self, volume: VolumeId) -> Result<FaultAnswer> {
+        let target = self.volume_mut(volume)?;
+        target.used += 1;
+        let goal = target.goal;
+        let incoming = target
+            .incoming
+            .iter()
+            .map(|(batch, run)| (*batch, run.device))
+            .collect::<Vec<_>>();
+        let usable = incoming
+            .iter()
+            .find(|(_, device)| self.extents.is_online(*device));
+        if let Some((batch, _)) = usable {
+            return Ok(FaultAnswer::AwaitCommit { batch: *batch });
+        }
+        let (free, clean) = self.free_for(volume);
+        if clean > 0 || self.richest_other(volume).is_some() {
+            return Ok(FaultAnswer::NeedReserve { count: goal });
+        }
+        if free > 0 {
+            return Ok(FaultAnswer::AwaitLaunder);
+        }
+        // What another is about to get may be more than it needs.
+        let waits = |other: &Volume| {
+            let over = other.has() > other.reservation(self.info.extent_bytes);
+            let last = other.incoming.back();
+            last.filter(|(_, run)| over && self.extents.is_online(run.device))
+                .map(|(batch, _)| *batch)
+        };
+        Ok(match self.volumes.values().find_map(waits) {
+            Some(batch) => FaultAnswer::AwaitCommit { batch },
+            None => FaultAnswer::NoSpace,
+        })
+    }
+
+    /// Whether a volume's stock runs low, and how much to reserve ahead.
+    pub fn wants_reserve(&self, volume: VolumeId) -> Option<u64> {
+        let target = self.volumes.get(&volume)?;
+        // Only ahead of a volume that writes, and only from what is free.
+        let there = self.stock_online(target) + target.incoming_extents;
+        (target.used > 0 && there < target.goal / 2 && self.free_for(volume).1 > 0)
+            .then_some(target.goal)
+    }
+
+    /// Reserves up to `want` extents for a volume: grantable once the open batch is durable. Returns
+    /// how many, at least one. When nothing is clean, other volumes' unused stock is taken.
+    pub fn reserve(&mut self, volume: VolumeId, want: u64) -> Result<u64> {
+        self.ready()?;
+        self.volume_ref(volume)?;
+        let clean = self.free_for(volume).1;
+        // With several devices, something of each; near the end, small steps: what one volume hoards
+        // another misses.
+        let each = MIN_RESERVE * (self.extents.devices() as u64).min(MIN_RESERVE);
+        let small = (clean / 8).max(MIN_RESERVE);
+        let room = self.catalog_room() / (MAPPING_BYTES + CHUNK_BYTES);
+        if room == 0 {
+            self.admit(MAPPING_BYTES + CHUNK_BYTES)?;
+        }
+        let want = want.clamp(1, MAX_RESERVE).max(each).min(small).min(room);
+        self.pattern.update(&self.extents);
+        let mut got = 0;
+        for run in self.take_clean(volume, want.min(clean)) {
+            self.add_incoming(volume, run)?;
+            got += run.count;
+        }
+        if got == 0 {
+            got = self.reclaim(volume, want)?;
+        }
+        if got == 0 {
+            return Err(PoolError::no_space(
+                "the pool is full: delete volumes, or discard within them (fstrim)",
+            ));
+        }
+        self.settle_account(volume);
+        Ok(got)
+    }
+
+    fn add_incoming(&mut self, volume: VolumeId, run: DeviceRun) -> Result<()> {
+        let batch = self.open_batch_id();
+        let target = self.volume_mut(volume)?;
+        if target.incoming.back().is_none_or(|(last, _)| *last < batch) {
+            // Used from here on is used during this commit.
+            target.reserved_at.push_back((batch, target.used));
+        }
+        target.incoming.push_back((batch, run));
+        target.incoming_extents += run.count;
+        self.reserve_run(run, volume);
+        self.on_commit().reserved.insert(volume);
+        Ok(())
+    }
+
+    /// What came with a durable batch is stock.
+    pub(crate) fn promote_incoming(&mut self, volume: VolumeId, batch: BatchId) {
+        // A volume deleted meanwhile gave its reservation back.
+        let Some(target) = self.volumes.get_mut(&volume) else {
+            return;
+        };
+        while let Some((_, run)) = target.incoming.pop_front_if(|(by, _)| *by <= batch) {
+            target.incoming_extents -= run.count;
+            target.stock.insert(run);
+        }
+        while let Some((_, used)) = target.reserved_at.pop_front_if(|(by, _)| *by <= batch) {
+            let during = target.used.saturating_sub(used);
+            // Twice as much each time; above a limit as much as is used, and less by halves.
+            target.goal = (during * COMMITS_AHEAD)
+                .max((target.goal * 2).min(GROWS_TO))
+                .max(target.goal / 2)
+                .min(MAX_RESERVE);
+        }
+    }
+
+    /// Moves stock from the volume that has most to spare.
+    fn reclaim(&mut self, volume: VolumeId, want: u64) -> Result<u64> {
+        let (mut got, want) = (0, want.min(MIN_RESERVE));
+        while got < want {
+            let Some((other, spare)) = self.richest_other(volume) else {
+                break;
+            };
+            // Half of it, so that two writers of a full pool don't take turns robbing all.
+            let share = spare.div_ceil(2).min(want - got);
+            let device = self.richest_device(other);
+            let stock = &mut self.volume_mut(other)?.stock;
+            let Some(run) = device.and_then(|device| stock.pop_on(device, share)) else {
+                break;
+            };
+            self.settle_account(other);
+            self.add_incoming(volume, run)?;
+            got += run.count;
+        }
+        Ok(got)
+    }
+
+    fn richest_device(&self, volume: VolumeId) -> Option<DeviceIndex> {
+        let stock = self.volumes.get(&volume)?.stock.devices();
+        stock
+            .filter(|(device, _)| self.extents.is_online(*device))
+            .max_by_key(|(_, extents)| *extents)
+            .map(|(device, _)| device)
+    }
+
+    /// Gives back what a volume has reserved and not used: its stock, and what is incoming.
+    pub(crate) fn return_reservation(&mut self, volume: VolumeId) -> Result<()> {
+        let target = self.volume_mut(volume)?;
+        let mut runs = target.stock.drain();
+        runs.extend(target.incoming.drain(..).map(|(_, run)| run));
+        target.incoming_extents = 0;
+        for run in runs {
+            // Never granted, so it still reads as zeros.
+            self.set_extents(run, ExtentState::Clean);
+        }
+        self.settle_account(volume);
+        Ok(())
+    }
+
+    /// Volumes that have asked for nothing since the last call give their stock back; returns how
+    /// many extents that were. To be called now and then, about once a second.
+    pub fn return_idle_stock(&mut self) -> u64 {
+        if self.adopting {
+            return 0;
+        }
+        let mut idle = Vec::new();
+        for (id, volume) in &mut self.volumes {
+            if volume.used == volume.used_before && volume.incoming.is_empty() {
+                if volume.stock.extents() > 0 {
+                    idle.push(*id);
+                }
+                volume.goal = MIN_RESERVE;
+            }
+            volume.used_before = volume.used;
+        }
+        let mut returned = 0;
+        for id in idle {
+            let Some(volume) = self.volumes.get_mut(&id) else {
+                continue;
+            };
+            for run in volume.stock.drain() {
+                returned += run.count;
+                self.set_extents(run, ExtentState::Clean);
+            }
+            self.settle_account(id);
+        }
+        returned
+    }
+}
