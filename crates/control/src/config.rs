@@ -22,6 +22,8 @@ pub struct DaemonConfig {
     pub engine: EngineConfig,
     /// A pool to make in a sparse file if the daemon has no pool yet.
     pub embedded_pool: Option<EmbeddedPool>,
+    /// Where devices of the pool may be, besides where they were last found.
+    pub pool_devices: Vec<String>,
     /// Version to report.
     pub version: String,
 }

@@ -2,8 +2,8 @@
 //!
 //! Purpose: puts API, owner and supervisor together, in the order that makes two daemons on one pool
 //! impossible and a restart harmless.
-//! Design: the API's socket is claimed first. Then the recorded pool is opened (each device claimed),
-//! a live engine of an earlier daemon is greeted, its grant table adopted, the missing listeners
+//! Design: the API's socket is claimed first. Then the recorded pool is opened (each device claimed); a
+//! pool that can't be opened is told of and can be repaired through the API. After that a live engine of an earlier daemon is greeted, its grant table adopted, the missing listeners
 //! bound, and the supervisor goes on with that engine or starts one. Requests become tasks of their
 //! own, so a slow one holds nobody up. A stop commits everything, ends the engine, and leaves nothing
 //! behind that a restart would have to take over; a kill leaves the engine running.
@@ -22,7 +22,7 @@ use std::time::Duration;
 use forebay_xlate::boundary::message::Held;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
-use tokio::task::LocalSet;
+use tokio::task::{JoinHandle, LocalSet};
 use tokio::time::{Instant, timeout};
 
 use crate::api;
@@ -30,7 +30,7 @@ use crate::api::error::ApiError;
 use crate::api::model::{DeathReport, EngineState, Process, Status};
 use crate::api::stats::Stats;
 use crate::config::DaemonConfig;
-use crate::devices::{self, OpenPool};
+use crate::devices::{self, MissingDevice, OpenPool};
 use crate::files;
 use crate::owner::session::{GreetError, Greeting, Session};
 use crate::owner::{Grants, Limits, Owner, grants_capacity, now_unix_ms};
@@ -39,6 +39,7 @@ use crate::supervisor::report;
 use crate::supervisor::{GREET_LIMIT, Supervisor, connect_socket};
 
 mod pool;
+mod reopen;
 mod requests;
 
 /// How long a stop waits for uncommitted mappings while the engine lives.
@@ -94,7 +95,10 @@ impl From<io::Error> for DaemonError {
 /// A pool with its owner and its engines.
 struct Serving {
     owner: Rc<Owner>,
+    missing: Vec<MissingDevice>,
     supervisor: Rc<Supervisor>,
+    /// The supervisor's task.
+    supervising: RefCell<Option<JoinHandle<()>>>,
 }
 
 struct Daemon {
@@ -103,8 +107,12 @@ struct Daemon {
     serving: RefCell<Option<Rc<Serving>>>,
     /// Listeners while there is no pool to serve.
     spare_listeners: RefCell<BTreeMap<String, OwnedFd>>,
-    /// A pool is being made or destroyed.
+    /// A pool is being made, opened or destroyed.
     changing_pool: Cell<bool>,
+    /// Why the recorded pool is not open.
+    trouble: RefCell<Option<ApiError>>,
+    /// This daemon's own engine, while the pool is opened anew beside it.
+    left_engine: RefCell<Option<EngineProcess>>,
     last_death: RefCell<Option<DeathReport>>,
 }
 
@@ -134,6 +142,8 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
         serving: RefCell::new(None),
         spare_listeners: RefCell::default(),
         changing_pool: Cell::new(false),
+        trouble: RefCell::new(None),
+        left_engine: RefCell::new(None),
         last_death: RefCell::new(None),
     });
     daemon.start().await?;
@@ -174,36 +184,29 @@ impl Daemon {
     }
 
     async fn start(self: &Rc<Self>) -> Result<(), DaemonError> {
-        let state_dir = self.config.state_dir.clone();
-        let open = match devices::recorded(&state_dir)? {
-            Some(specs) => {
-                let opened = blocking(move || devices::open(&specs)).await;
-                Some(opened.map_err(|error| {
-                    let hint = error.hint.clone();
-                    let told = DaemonError::new(format!("the pool can't be opened: {error}"));
-                    told.with_hint(hint.unwrap_or_else(|| {
-                        format!(
-                            "{} says which devices form the pool",
-                            devices::record_path(&state_dir).display()
-                        )
-                    }))
-                })?)
-            }
-            None => self.embedded().await?,
-        };
         let record = process::recorded(&self.config.run_dir)?;
-        match open {
-            Some(open) => {
-                if let Err(error) = devices::record(&self.config.state_dir, &open.devices) {
-                    // The pool was found without it; on a full disk, serving is what makes room.
-                    tracing::warn!(%error, "recording the pool's devices");
+        let open = match self.open_pool(Vec::new()).await {
+            Ok(Some(open)) => Some(open),
+            Ok(None) => self.embedded().await?,
+            Err(trouble) => {
+                // Whoever can repair it needs the API; an engine that lives serves on.
+                tracing::error!(error = %trouble, hint = trouble.hint, "the pool is not open");
+                *self.trouble.borrow_mut() = Some(trouble);
+                let lives = record.filter(|record| record.pid != 0);
+                if lives
+                    .map_or(Ok(None), |record| EngineProcess::find(&record))?
+                    .is_none()
+                {
+                    self.bind_listeners(&[])?;
                 }
-                self.take_over(open, record).await
+                return Ok(());
             }
+        };
+        match open {
+            Some(open) => self.take_over(open, record).await,
             None => {
                 self.refuse_lonely_engine(record)?;
-                self.bind_listeners(&[])?;
-                Ok(())
+                self.bind_listeners(&[])
             }
         }
     }
@@ -236,8 +239,10 @@ impl Daemon {
             mut pool,
             catalog,
             devices,
+            missing,
             is_new,
         } = open;
+        self.record_devices(&pool);
         let pool_id = pool.info().uuid.0;
         let mut live = self.find_engine(record, pool_id).await?;
         let deposited = live
@@ -282,12 +287,17 @@ impl Daemon {
                 .with_hint("make room or repair the device below the pool, and start again"));
             }
         }
-        self.begin(owner, live);
+        self.begin(owner, missing, live);
         Ok(())
     }
 
     /// Starts to serve a pool.
-    fn begin(&self, owner: Rc<Owner>, live: Option<(EngineProcess, Greeting)>) {
+    fn begin(
+        &self,
+        owner: Rc<Owner>,
+        missing: Vec<MissingDevice>,
+        live: Option<(EngineProcess, Greeting)>,
+    ) {
         owner
             .listeners
             .borrow_mut()
@@ -298,8 +308,13 @@ impl Daemon {
             &self.config.state_dir,
             self.last_death.borrow().clone(),
         );
-        tokio::task::spawn_local(supervisor.clone().run(owner.clone(), live));
-        *self.serving.borrow_mut() = Some(Rc::new(Serving { owner, supervisor }));
+        let supervising = tokio::task::spawn_local(supervisor.clone().run(owner.clone(), live));
+        *self.serving.borrow_mut() = Some(Rc::new(Serving {
+            owner,
+            missing,
+            supervisor,
+            supervising: RefCell::new(Some(supervising)),
+        }));
     }
 
     /// The recorded engine, greeted, if it lives and is this pool's.
@@ -315,7 +330,11 @@ impl Daemon {
             // The daemon before died while it started this engine: it says who it is, if it is.
             None
         } else {
-            match EngineProcess::find(&record)? {
+            let own = self
+                .left_engine
+                .take()
+                .filter(|engine| engine.pid == record.pid);
+            match own.map_or_else(|| EngineProcess::find(&record), |own| Ok(Some(own)))? {
                 Some(engine) => Some(engine),
                 None => {
                     if let Err(error) = files::remove(&record.socket) {
@@ -334,7 +353,9 @@ impl Daemon {
         match (greeted, found) {
             (Ok(greeting), Some(engine)) => {
                 tracing::info!(pid = engine.pid, generation = engine.generation, "took over a running engine");
-                self.note_death(&record, Process::Daemon);
+                if record.daemon_pid != std::process::id() {
+                    self.note_death(&record, Process::Daemon);
+                }
                 Ok(Some((engine, greeting)))
             }
             (Ok(greeting), None) => {
@@ -391,9 +412,10 @@ impl Daemon {
 
     /// Binds the configured addresses that no engine holds.
     fn bind_listeners(&self, held: &[String]) -> Result<(), DaemonError> {
+        let spare: Vec<String> = self.spare_listeners.borrow().keys().cloned().collect();
         for address in &self.config.nvme_tcp {
             // A configured port 0 is any port: one that is held for the address will do.
-            let is_held = held.iter().any(|held| {
+            let is_held = held.iter().chain(&spare).any(|held| {
                 held.parse::<SocketAddr>().is_ok_and(|held| {
                     held == *address || address.port() == 0 && held.ip() == address.ip()
                 })
@@ -419,6 +441,13 @@ impl Daemon {
 
     fn serving(&self) -> Option<Rc<Serving>> {
         self.serving.borrow().clone()
+    }
+
+    /// What is said to whoever needs a pool when there is none.
+    fn no_pool(&self) -> ApiError {
+        self.trouble.borrow().clone().unwrap_or_else(|| {
+            ApiError::not_found("there is no pool").hint("make one with `forebay pool create`")
+        })
     }
 
     fn status(&self) -> Status {
@@ -447,6 +476,7 @@ impl Daemon {
             nvme_tcp,
             state_dir: self.config.state_dir.display().to_string(),
             pool,
+            pool_trouble: self.trouble.borrow().clone(),
             last_death: view
                 .and_then(|view| view.last_death)
                 .or_else(|| self.last_death.borrow().clone()),
@@ -501,10 +531,6 @@ impl Daemon {
         tracing::info!("stopped in good order");
         Ok(())
     }
-}
-
-fn no_pool() -> ApiError {
-    ApiError::not_found("there is no pool").hint("make one with `forebay pool create`")
 }
 
 fn held_addresses(greeting: &Greeting) -> Vec<String> {

@@ -64,6 +64,12 @@ pub(crate) enum Command {
 pub(crate) enum PoolCommand {
     /// Make the pool of devices
     Create(PoolCreateArgs),
+    /// Open the pool, or take missing devices back, after what was wrong is repaired
+    Open {
+        /// Where a device that moved is now; others are looked for where they were
+        #[arg(long = "device", value_name = "SPEC")]
+        devices: Vec<String>,
+    },
     /// Show the pool
     Show,
     /// End the pool and wipe its labels

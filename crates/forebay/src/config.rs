@@ -10,6 +10,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use forebay_device::DeviceSpec;
 use forebay_device::size::parse_bytes;
 use serde::{Deserialize, Deserializer, de};
 
@@ -67,6 +68,8 @@ struct EngineTable {
 #[serde(deny_unknown_fields)]
 struct PoolTable {
     embedded: Option<EmbeddedTable>,
+    #[serde(default)]
+    devices: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -97,6 +100,8 @@ pub(crate) struct Config {
     pub(crate) cpus: Vec<u16>,
     /// Path and size of the pool to make if there is none.
     pub(crate) embedded: Option<(PathBuf, u64)>,
+    /// Where devices of the pool may be.
+    pub(crate) devices: Vec<String>,
 }
 
 /// Finds and reads the configuration: `file` if given, else `./forebay.toml` if it exists and no
@@ -136,6 +141,7 @@ fn defaults(dir: &Path) -> Outcome<Config> {
         reactors: 1,
         cpus: Vec::new(),
         embedded: Some((dir.join("pool.img"), EMBEDDED_BYTES)),
+        devices: Vec::new(),
     })
 }
 
@@ -187,6 +193,12 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
             "[log] level `{log_level}` is none of error, warn, info, debug, trace"
         )));
     }
+    let mut devices = Vec::new();
+    for spec in &file.pool.devices {
+        let spec = DeviceSpec::parse_in(base, spec)
+            .map_err(|error| wrong(format!("[pool] devices: {error}")))?;
+        devices.push(spec.to_string());
+    }
     Ok(Config {
         source: Some(path.to_owned()),
         api_socket: base.join(file.listen.api.unwrap_or_else(|| run_dir.join("api.sock"))),
@@ -205,6 +217,7 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
             .pool
             .embedded
             .map(|pool| (base.join(pool.path), pool.size)),
+        devices,
     })
 }
 
@@ -261,6 +274,7 @@ mod tests {
             cpus = [2, 3]
             [pool]
             embedded = { path = "pool.img", size = "1G" }
+            devices = ["/dev/disk/by-id/a", "ram:b?size=1G"]
             "#,
         )
         .unwrap();
@@ -271,6 +285,10 @@ mod tests {
         assert_eq!(
             config.embedded,
             Some(("/etc/forebay/pool.img".into(), 1 << 30))
+        );
+        assert_eq!(
+            config.devices,
+            ["/dev/disk/by-id/a", "ram:/etc/forebay/b?size=1G"]
         );
     }
 
@@ -301,6 +319,10 @@ mod tests {
             (
                 "[pool]\nembedded = { path = \"x\", size = \"big\" }",
                 "`big` is not a size",
+            ),
+            (
+                "[pool]\ndevices = [\"tape:/x\"]",
+                "unknown device kind `tape`",
             ),
             ("[pool", "line 1"),
         ] {

@@ -90,6 +90,7 @@ fn daemon_config(config: Config) -> Outcome<DaemonConfig> {
         embedded_pool: config
             .embedded
             .map(|(path, size_bytes)| EmbeddedPool { path, size_bytes }),
+        pool_devices: config.devices,
         version: env!("CARGO_PKG_VERSION").to_owned(),
     })
 }

@@ -184,7 +184,8 @@ fn answer(request: Request, tell: &mpsc::Sender<String>) {
             let _ = reply.send(Ok(export()));
         }
         Request::PoolCreate { reply, .. } => drop(reply.send(Ok(pool()))),
-        Request::PoolDestroy { reply, .. } => drop(reply.send(Ok(()))),
+        Request::PoolOpen { reply, .. } => drop(reply.send(Ok(pool()))),
+        Request::PoolDestroy { reply, .. } => drop(reply.send(Ok("pool destroyed".to_owned()))),
         // Dropping the reply is a refusal.
         _ => {}
     }
@@ -265,6 +266,11 @@ fn what_is_typed_arrives() {
             "devices: [\"/a\", \"ram:/b?size=1G\"], force: false, extent_bytes: None, \
              size_bytes: Some(17179869184)",
         ),
+        (
+            &["pool", "open", "--device", "/a"],
+            "PoolOpen { body: PoolOpen { devices: [\"/a\"] }",
+        ),
+        (&["pool", "open"], "PoolOpen { devices: [] }"),
         (&["pool", "destroy", "--force"], "PoolDestroy { force: true"),
     ] {
         daemon.text(args);

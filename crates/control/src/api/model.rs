@@ -9,6 +9,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::error::ApiError;
+
 /// How the engine is doing, as its supervisor sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -44,6 +46,8 @@ pub struct Status {
     pub state_dir: String,
     /// Name of the pool, if one is open.
     pub pool: Option<String>,
+    /// Why the pool that is recorded here is not open, and what to do about it.
+    pub pool_trouble: Option<ApiError>,
     /// The last death of an engine or a daemon that this daemon knows of.
     pub last_death: Option<DeathReport>,
     /// Things an operator should know, in sentences.
@@ -168,6 +172,16 @@ pub struct PoolCreate {
 
 fn default_pool_name() -> String {
     "pool".to_owned()
+}
+
+/// Body of `POST /v1/pool/open`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoolOpen {
+    /// Where devices are now. Those that are not named are looked for where they were last found,
+    /// and beside it.
+    #[serde(default)]
+    pub devices: Vec<String>,
 }
 
 /// A tenant.

@@ -24,6 +24,7 @@ use super::routes;
         routes::stats,
         routes::shutdown,
         routes::pool_create,
+        routes::pool_open,
         routes::pool_show,
         routes::pool_destroy,
         routes::device_list,

@@ -12,8 +12,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::error::ApiError;
 use super::model::{
-    DeviceInfo, Export, ExportCreate, ExportUpdate, PoolCreate, PoolInfo, Status, Tenant, Volume,
-    VolumeCreate,
+    DeviceInfo, Export, ExportCreate, ExportUpdate, PoolCreate, PoolInfo, PoolOpen, Status, Tenant,
+    Volume, VolumeCreate,
 };
 use super::stats::Stats;
 
@@ -29,11 +29,16 @@ pub enum Request {
         body: PoolCreate,
         reply: Reply<PoolInfo>,
     },
+    /// Opens the pool, or takes devices back that it misses.
+    PoolOpen {
+        body: PoolOpen,
+        reply: Reply<PoolInfo>,
+    },
     PoolShow(Reply<PoolInfo>),
-    /// Without `force`, refused while there are volumes.
+    /// Without `force`, refused while there are volumes. The answer says what was done.
     PoolDestroy {
         force: bool,
-        reply: Reply<()>,
+        reply: Reply<String>,
     },
     DeviceList(Reply<Vec<DeviceInfo>>),
     TenantCreate {
@@ -157,10 +162,12 @@ handle_methods! {
     status() -> Status = Request::Status;
     /// Makes a pool of devices.
     pool_create(body: PoolCreate) -> PoolInfo = |reply| Request::PoolCreate { body, reply };
+    /// Opens the pool, or takes devices back that it misses.
+    pool_open(body: PoolOpen) -> PoolInfo = |reply| Request::PoolOpen { body, reply };
     /// The pool.
     pool_show() -> PoolInfo = Request::PoolShow;
     /// Ends the pool and wipes its labels.
-    pool_destroy(force: bool) -> () = |reply| Request::PoolDestroy { force, reply };
+    pool_destroy(force: bool) -> String = |reply| Request::PoolDestroy { force, reply };
     /// The pool's devices.
     device_list() -> Vec<DeviceInfo> = Request::DeviceList;
     /// Makes a tenant.

@@ -20,8 +20,8 @@ use utoipa::IntoParams;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{Body, InTenant, OfVolume, Parameters};
 use super::model::{
-    DeviceInfo, Done, Export, ExportCreate, ExportUpdate, PoolCreate, PoolInfo, Status, Tenant,
-    TenantCreate, Volume, VolumeCreate, VolumeUpdate,
+    DeviceInfo, Done, Export, ExportCreate, ExportUpdate, PoolCreate, PoolInfo, PoolOpen, Status,
+    Tenant, TenantCreate, Volume, VolumeCreate, VolumeUpdate,
 };
 use super::request::Handle;
 use super::stats::Stats;
@@ -44,6 +44,7 @@ pub(super) fn router(owner: Handle, time_limit: Duration) -> Router {
             "/v1/pool",
             get(pool_show).post(pool_create).delete(pool_destroy),
         )
+        .route("/v1/pool/open", post(pool_open))
         .route("/v1/devices", get(device_list))
         .route("/v1/tenants", get(tenant_list).post(tenant_create))
         .route(
@@ -190,6 +191,25 @@ pub(super) async fn pool_create(
     Ok((StatusCode::CREATED, Json(owner.pool_create(body).await?)))
 }
 
+/// Opens the pool that is recorded, or that the given devices carry; takes devices back that an open
+/// pool misses. Hosts stay connected.
+#[utoipa::path(
+    post,
+    path = "/v1/pool/open",
+    tag = "pool",
+    request_body = PoolOpen,
+    responses(
+        (status = 200, description = "Open", body = PoolInfo),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn pool_open(
+    State(owner): State<Handle>,
+    Body(body): Body<PoolOpen>,
+) -> Result<Json<PoolInfo>, ApiError> {
+    Ok(Json(owner.pool_open(body).await?))
+}
+
 /// The pool.
 #[utoipa::path(
     get,
@@ -204,8 +224,8 @@ pub(super) async fn pool_show(State(owner): State<Handle>) -> Result<Json<PoolIn
     Ok(Json(owner.pool_show().await?))
 }
 
-/// Ends the pool and wipes its labels. Refused while it has exports, and without `force` while it
-/// has volumes.
+/// Ends the pool and wipes its labels; refused without `force` while it has volumes. A pool that can't
+/// be opened is only forgotten, with `force`: its devices stay as they are.
 #[utoipa::path(
     delete,
     path = "/v1/pool",
@@ -222,8 +242,7 @@ pub(super) async fn pool_destroy(
     State(owner): State<Handle>,
     Parameters(query): Parameters<DestroyQuery>,
 ) -> Result<Json<Done>, ApiError> {
-    owner.pool_destroy(query.force).await?;
-    Ok(done("pool destroyed".to_owned()))
+    Ok(done(owner.pool_destroy(query.force).await?))
 }
 
 /// The pool's devices.

@@ -94,7 +94,7 @@ async fn tenants_only(mut requests: mpsc::Receiver<Request>) {
             }
             Request::PoolDestroy { force, reply } => {
                 let _ = reply.send(if force {
-                    Ok(())
+                    Ok("pool destroyed".to_owned())
                 } else {
                     Err(ApiError::in_use("the pool has volumes"))
                 });
@@ -177,6 +177,7 @@ fn unknown_field_is_named_with_the_accepted_ones() {
     // Every body refuses unknown fields.
     for (method, path) in [
         ("POST", "/v1/pool"),
+        ("POST", "/v1/pool/open"),
         ("POST", "/v1/tenants"),
         ("PATCH", "/v1/tenants/a/volumes/b"),
         ("POST", "/v1/exports"),

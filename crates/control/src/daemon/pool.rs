@@ -3,14 +3,15 @@
 //! Purpose: make one, make or find the configured one in a file, end one.
 //! Design: only one such change at a time. A pool's end begins with its engine's, and waits until
 //! the devices' locks have fallen, because the next pool counts its engines from 1 again.
-//! Not here: labels and wiping (`devices`).
+//! Not here: labels and wiping (`devices`), opening (`reopen`).
 
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Daemon, DaemonError, STOP_LIMIT, blocking, no_pool};
+use super::requests::changing;
+use super::{Daemon, DaemonError, STOP_LIMIT, blocking};
 use crate::api::error::ApiError;
 use crate::api::model::{PoolCreate, PoolInfo};
 use crate::devices::{self, OpenPool};
@@ -68,14 +69,24 @@ impl Daemon {
             ))
             .hint("one daemon serves one pool: destroy it first, or start another daemon"));
         }
+        if let Some(trouble) = &*self.trouble.borrow() {
+            return Err(ApiError::in_use(format!(
+                "a pool is recorded here that is not open: {}",
+                trouble.message
+            ))
+            .hint(
+                "repair it and open it (`forebay pool open`), or give it up first: `forebay pool \
+                 destroy --force` forgets it",
+            ));
+        }
         let open = blocking(move || devices::create(&body)).await?;
-        devices::record(&self.config.state_dir, &open.devices)
+        devices::record(&self.config.state_dir, &open.pool)
             .map_err(|error| ApiError::unavailable(error.to_string()))?;
         let OpenPool {
             pool,
             catalog,
             devices,
-            is_new: _,
+            ..
         } = open;
         let unavailable = |error: io::Error| ApiError::unavailable(error.to_string());
         let boot_id = forebay_xlate::shm::boot_id().map_err(unavailable)?;
@@ -84,15 +95,15 @@ impl Daemon {
         let owner = Owner::new(pool, Arc::new(catalog), devices, grants, Limits::default());
         owner.finish_adoption(None).await;
         let info = owner.pool_show();
-        self.begin(owner, None);
+        self.begin(owner, Vec::new(), None);
         Ok(info)
     }
 
     /// Ends the pool and wipes its labels.
-    pub(super) async fn pool_destroy(self: Rc<Self>, force: bool) -> Result<(), ApiError> {
+    pub(super) async fn pool_destroy(self: Rc<Self>, force: bool) -> Result<String, ApiError> {
         let _only_one = self.change_pool()?;
         let Some(serving) = self.serving() else {
-            return Err(no_pool());
+            return self.forget(force).await;
         };
         let owner = &serving.owner;
         let volumes = owner.pool_show().volumes;
@@ -107,7 +118,7 @@ impl Daemon {
         if let Err(error) = owner.wait_unfenced(Duration::from_secs(10)).await {
             // Everything goes on as before.
             self.serving.borrow_mut().take();
-            self.begin(owner.clone(), None);
+            self.begin(owner.clone(), serving.missing.clone(), None);
             return Err(error);
         }
         self.serving.borrow_mut().take();
@@ -121,20 +132,18 @@ impl Daemon {
         devices::destroy(&owner.devices)?;
         files::remove(&process::record_path(&self.config.run_dir)).map_err(gone)?;
         files::remove(&self.grants_path()).map_err(gone)?;
-        Ok(())
+        Ok("pool destroyed".to_owned())
     }
 
-    fn change_pool(self: &Rc<Self>) -> Result<ChangingPool, ApiError> {
+    pub(super) fn change_pool(self: &Rc<Self>) -> Result<ChangingPool, ApiError> {
         if self.changing_pool.replace(true) {
-            return Err(ApiError::in_use(
-                "the pool is being made or destroyed already",
-            ));
+            return Err(changing());
         }
         Ok(ChangingPool(self.clone()))
     }
 }
 
-struct ChangingPool(Rc<Daemon>);
+pub(super) struct ChangingPool(Rc<Daemon>);
 
 impl Drop for ChangingPool {
     fn drop(&mut self) {

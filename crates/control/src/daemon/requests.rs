@@ -8,7 +8,7 @@
 use std::future::Future;
 use std::rc::Rc;
 
-use super::{Daemon, no_pool};
+use super::Daemon;
 use crate::api::error::ApiError;
 use crate::api::request::{Reply, Request};
 use crate::owner::Owner;
@@ -28,6 +28,12 @@ impl Daemon {
                 let daemon = self.clone();
                 tokio::task::spawn_local(async move {
                     let _ = reply.send(daemon.pool_destroy(force).await);
+                });
+            }
+            Request::PoolOpen { body, reply } => {
+                let daemon = self.clone();
+                tokio::task::spawn_local(async move {
+                    let _ = reply.send(daemon.pool_open(body).await);
                 });
             }
             Request::PoolShow(reply) => self.read(reply, |owner| Ok(owner.pool_show())),
@@ -124,7 +130,7 @@ impl Daemon {
     fn read<T>(&self, reply: Reply<T>, ask: impl FnOnce(&Owner) -> Result<T, ApiError>) {
         let answer = self
             .serving()
-            .map_or_else(|| Err(no_pool()), |serving| ask(&serving.owner));
+            .map_or_else(|| Err(self.no_pool()), |serving| ask(&serving.owner));
         let _ = reply.send(answer);
     }
 
@@ -134,11 +140,11 @@ impl Daemon {
         act: impl FnOnce(Rc<Owner>) -> F + 'static,
     ) {
         let Some(serving) = self.serving() else {
-            let _ = reply.send(Err(no_pool()));
+            let _ = reply.send(Err(self.no_pool()));
             return;
         };
         if self.changing_pool.get() {
-            let _ = reply.send(Err(ApiError::in_use("the pool is being destroyed")));
+            let _ = reply.send(Err(changing()));
             return;
         }
         let owner = serving.owner.clone();
@@ -146,4 +152,10 @@ impl Daemon {
             let _ = reply.send(act(owner).await);
         });
     }
+}
+
+/// Something else is under way with the pool as a whole.
+pub(super) fn changing() -> ApiError {
+    ApiError::unavailable("the pool is being made, opened or destroyed")
+        .hint("try again in a moment")
 }

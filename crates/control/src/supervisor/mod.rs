@@ -311,6 +311,11 @@ impl Supervisor {
         }
     }
 
+    /// The engine's process, once this supervisor's task has ended: it is somebody else's to watch.
+    pub(crate) fn take_process(&self) -> Option<EngineProcess> {
+        Rc::try_unwrap(self.process.borrow_mut().take()?).ok()
+    }
+
     fn kill(&self) {
         if let Some(process) = &*self.process.borrow() {
             process.kill();

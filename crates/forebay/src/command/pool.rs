@@ -1,6 +1,6 @@
 //! `forebay pool` and `forebay device`.
 
-use forebay_control::api::model::{DeviceInfo, Done, PoolCreate, PoolInfo};
+use forebay_control::api::model::{DeviceInfo, Done, PoolCreate, PoolInfo, PoolOpen};
 use forebay_device::size::format_bytes;
 use forebay_device::spec::DeviceSpec;
 
@@ -12,6 +12,12 @@ use crate::output::{pairs, table, yes_no};
 pub(crate) fn pool(context: &Context, command: PoolCommand) -> Outcome {
     let info: PoolInfo = match command {
         PoolCommand::Create(args) => create(context, args)?,
+        PoolCommand::Open { devices } => {
+            let body = PoolOpen {
+                devices: absolute(&devices)?,
+            };
+            context.client.post("/v1/pool/open", &body)?
+        }
         PoolCommand::Show => context.client.get("/v1/pool")?,
         PoolCommand::Destroy { force } => {
             let query = if force { "?force=true" } else { "" };
@@ -22,20 +28,23 @@ pub(crate) fn pool(context: &Context, command: PoolCommand) -> Outcome {
     context.output.show(&info, pool_text)
 }
 
-fn create(context: &Context, args: PoolCreateArgs) -> Outcome<PoolInfo> {
+/// Device specifications with absolute paths: the daemon runs elsewhere.
+fn absolute(specs: &[String]) -> Outcome<Vec<String>> {
     let here = std::env::current_dir().while_doing("find the current directory")?;
-    let mut devices = Vec::new();
-    for text in args.devices {
-        // The daemon runs elsewhere: paths are made absolute here.
-        let spec = DeviceSpec::parse_in(&here, &text).map_err(|error| {
-            Failure::new(error.to_string())
-                .hint("a device is file:/path, /path, ram:/path?size=1G or null:/path?size=64G")
-        })?;
-        devices.push(spec.to_string());
-    }
+    specs
+        .iter()
+        .map(|text| match DeviceSpec::parse_in(&here, text) {
+            Ok(spec) => Ok(spec.to_string()),
+            Err(error) => Err(Failure::new(error.to_string())
+                .hint("a device is file:/path, /path, ram:/path?size=1G or null:/path?size=64G")),
+        })
+        .collect()
+}
+
+fn create(context: &Context, args: PoolCreateArgs) -> Outcome<PoolInfo> {
     let body = PoolCreate {
         name: args.name,
-        devices,
+        devices: absolute(&args.devices)?,
         force: args.force,
         extent_bytes: args.extent_size,
         size_bytes: args.size,

@@ -31,6 +31,11 @@ fn status_text(status: &Status) -> String {
         ),
         None => word(&status.engine_state),
     };
+    let pool = match (&status.pool, &status.pool_trouble) {
+        (Some(pool), _) => pool.clone(),
+        (None, Some(trouble)) => format!("not open: {}", trouble.message),
+        (None, None) => "none (see `forebay pool create`)".into(),
+    };
     let mut text = pairs([
         (
             "daemon",
@@ -41,16 +46,13 @@ fn status_text(status: &Status) -> String {
         ),
         ("engine", engine),
         ("version", status.version.clone()),
-        (
-            "pool",
-            status
-                .pool
-                .clone()
-                .unwrap_or_else(|| "none (see `forebay pool create`)".into()),
-        ),
+        ("pool", pool),
         ("nvme/tcp", status.nvme_tcp.join(", ")),
         ("state", status.state_dir.clone()),
     ]);
+    if let Some(hint) = status.pool_trouble.as_ref().and_then(|t| t.hint.as_ref()) {
+        text.push_str(&format!("hint: {hint}\n"));
+    }
     if let Some(death) = &status.last_death {
         text.push_str(&death_text(death));
     }

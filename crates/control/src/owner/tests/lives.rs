@@ -123,7 +123,7 @@ fn a_new_daemon_goes_on_with_a_live_engine() {
             pool,
             catalog,
             devices,
-            is_new: _,
+            ..
         } = open;
         let owner = Owner::new(pool, Arc::new(catalog), devices, grants, begin.limits);
         fake.say(&FromEngine::CommitWanted {

@@ -127,7 +127,7 @@ fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
         pool,
         catalog,
         devices,
-        is_new: _,
+        ..
     } = open;
     Owner::new(
         pool,

@@ -1,0 +1,194 @@
+//! Opening the pool: at the start, when somebody has repaired what was wrong, and again when a device
+//! that it missed is back.
+//!
+//! Purpose: from what is recorded, configured or told to a pool that is served.
+//! Design: a pool with a device missing is opened anew to take the device back, because opening is
+//! where labels and catalog copies are compared and brought up to date. The engine lives through it:
+//! it is what a daemon's death and restart would be, within one process. If that fails, the pool is
+//! opened as it was.
+//! Not here: looking for devices (`devices`), adoption (`owner`).
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_pool::Pool;
+use tokio::time::timeout;
+
+use super::{Daemon, DaemonError, Serving, blocking};
+use crate::api::error::ApiError;
+use crate::api::model::{PoolInfo, PoolOpen};
+use crate::devices::{self, OPEN_HINT, OpenPool, Places};
+use crate::files;
+use crate::supervisor::process::{self, EngineProcess};
+
+/// How long opening anew waits for a commit that is under way.
+const COMMIT_LIMIT: Duration = Duration::from_secs(10);
+
+impl From<DaemonError> for ApiError {
+    fn from(error: DaemonError) -> Self {
+        let told = ApiError::unavailable(error.message);
+        match error.hint {
+            Some(hint) => told.hint(hint),
+            None => told,
+        }
+    }
+}
+
+impl Daemon {
+    /// The pool that is recorded, configured, or told of; `None` when there is none.
+    pub(super) async fn open_pool(&self, told: Vec<String>) -> Result<Option<OpenPool>, ApiError> {
+        let recorded = match devices::recorded(&self.config.state_dir) {
+            Err(error) if told.is_empty() => {
+                return Err(ApiError::damaged(error.to_string()).hint(
+                    "it says which devices form the pool; say it again with `forebay pool open \
+                     --device SPEC`",
+                ));
+            }
+            // Labels know better than a record that can't be read.
+            recorded => recorded.unwrap_or_default(),
+        };
+        let places = Places {
+            recorded,
+            told,
+            configured: self.config.pool_devices.clone(),
+        };
+        if places.is_empty() {
+            return Ok(None);
+        }
+        let only_configured = places.recorded.is_none() && places.told.is_empty();
+        match blocking(move || devices::open_at(&places)).await {
+            Err(error)
+                if only_configured && error.kind == crate::api::error::ErrorKind::NotFound =>
+            {
+                tracing::warn!(%error, "the configured devices");
+                Ok(None)
+            }
+            opened => opened.map(Some),
+        }
+    }
+
+    /// Records where a pool's devices are.
+    pub(super) fn record_devices(&self, pool: &Pool) {
+        if let Err(error) = devices::record(&self.config.state_dir, pool) {
+            // The pool was found without it; on a full disk, serving is what makes room.
+            tracing::warn!(%error, "recording the pool's devices");
+        }
+    }
+
+    /// Opens the pool, or takes missing devices back.
+    pub(super) async fn pool_open(self: Rc<Self>, body: PoolOpen) -> Result<PoolInfo, ApiError> {
+        let _only_one = self.change_pool()?;
+        match self.serving() {
+            Some(serving) => self.take_back(serving, body.devices).await?,
+            None => self.open_and_serve(body.devices).await?,
+        }
+        let serving = self.serving().ok_or_else(|| self.no_pool())?;
+        Ok(serving.owner.pool_show())
+    }
+
+    async fn open_and_serve(self: &Rc<Self>, told: Vec<String>) -> Result<(), ApiError> {
+        let Some(open) = self.open_pool(told).await? else {
+            return Err(self.no_pool().hint(
+                "say where its devices are: `forebay pool open --device SPEC`; or make one with \
+                 `forebay pool create`",
+            ));
+        };
+        let engine = process::recorded(&self.config.run_dir).map_err(DaemonError::from)?;
+        self.take_over(open, engine).await?;
+        self.trouble.borrow_mut().take();
+        Ok(())
+    }
+
+    /// Takes devices back that the served pool misses.
+    async fn take_back(
+        self: &Rc<Self>,
+        serving: Rc<Serving>,
+        told: Vec<String>,
+    ) -> Result<(), ApiError> {
+        let missing = serving.missing.clone();
+        if missing.is_empty() {
+            return match told.first() {
+                None => Ok(()),
+                Some(_) => Err(ApiError::exists(format!(
+                    "pool {} is open, and no device of it is missing",
+                    serving.owner.pool_name()
+                ))
+                .hint("`forebay device add SPEC` makes a new device part of it")),
+            };
+        }
+        let pool = serving.owner.core.borrow().pool.info().uuid;
+        let reasons: Vec<String> = missing.iter().map(|m| m.why.clone()).collect();
+        let found = blocking(move || devices::find_missing(&pool, &missing, &told)).await?;
+        if found.is_empty() {
+            return Err(ApiError::not_found(format!(
+                "what is missing was not found: {}",
+                reasons.join("; ")
+            ))
+            .hint(OPEN_HINT));
+        }
+        self.leave(serving).await;
+        match self.open_and_serve(found).await {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                tracing::error!(%error, "taking devices back: the pool is opened as it was");
+                if let Err(trouble) = self.open_and_serve(Vec::new()).await {
+                    tracing::error!(error = %trouble, "the pool is not open");
+                    *self.trouble.borrow_mut() = Some(trouble);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Stops to serve the pool; its engine goes on.
+    async fn leave(&self, serving: Rc<Serving>) {
+        self.serving.borrow_mut().take();
+        let owner = &serving.owner;
+        match timeout(COMMIT_LIMIT, owner.commit()).await {
+            Ok(Ok(())) => {}
+            // The grant table has what the catalog lacks.
+            Ok(Err(error)) => tracing::warn!(%error, "before the pool is opened anew"),
+            Err(_) => tracing::warn!("the pool is opened anew before its last commit has ended"),
+        }
+        let supervising = serving.supervising.borrow_mut().take();
+        if let Some(task) = supervising {
+            task.abort();
+            let _ = task.await;
+        }
+        *self.left_engine.borrow_mut() = serving.supervisor.take_process();
+        if let Some(death) = serving.supervisor.view().last_death {
+            *self.last_death.borrow_mut() = Some(death);
+        }
+        owner.close();
+        self.spare_listeners
+            .borrow_mut()
+            .append(&mut owner.listeners.borrow_mut());
+    }
+
+    /// Gives a pool up that can't be opened: nothing of it is left here, its devices stay as they are.
+    pub(super) async fn forget(&self, force: bool) -> Result<String, ApiError> {
+        let Some(trouble) = self.trouble.borrow().clone() else {
+            return Err(self.no_pool());
+        };
+        if !force {
+            return Err(trouble.hint(
+                "repair it and open it (`forebay pool open`), or use --force: then it is forgotten, \
+                 and its devices stay as they are",
+            ));
+        }
+        let gone = |error: std::io::Error| ApiError::unavailable(error.to_string());
+        if let Some(record) = process::recorded(&self.config.run_dir).map_err(gone)?
+            && record.pid != 0
+            && let Some(engine) = EngineProcess::find(&record).map_err(gone)?
+        {
+            engine.kill();
+            engine.ended().await;
+        }
+        files::remove(&devices::record_path(&self.config.state_dir)).map_err(gone)?;
+        files::remove(&process::record_path(&self.config.run_dir)).map_err(gone)?;
+        files::remove(&self.grants_path()).map_err(gone)?;
+        self.trouble.borrow_mut().take();
+        self.bind_listeners(&[])?;
+        Ok("the pool is forgotten; its devices are as they were".to_owned())
+    }
+}

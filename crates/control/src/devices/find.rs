@@ -1,0 +1,115 @@
+//! A device that moved or was renamed, recognised by its label.
+//!
+//! Purpose: from a device's identity to where it is now.
+//! Design: it is looked for beside where it was last found, in the folder of each of the pool's
+//! devices, so that a renamed file and a disk with another name in `/dev` are found. Whatever begins
+//! with a label that names the device is a candidate; the caller reads the label properly, and
+//! decides. Nothing is written, nothing but regular files and block devices is opened.
+//! Not here: claims, labels' meaning.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use forebay_device::DeviceSpec;
+use forebay_pool::{BLOCK_BYTES, Uuid};
+
+/// A folder with more entries than this is nobody's place for pools.
+const ENTRIES_MAX: usize = 4096;
+/// A label and its copy.
+const LABEL_BYTES: usize = 2 * BLOCK_BYTES;
+
+/// The folders that devices with these specification strings lie in.
+pub(super) fn folders<'a>(specs: impl Iterator<Item = &'a str>) -> BTreeSet<PathBuf> {
+    specs
+        .filter_map(|spec| spec.parse::<DeviceSpec>().ok())
+        .filter_map(|spec| spec.path().parent().map(Path::to_owned))
+        .collect()
+}
+
+/// Where a device may be now: specification strings, to be looked at in turn.
+pub(super) fn candidates(device: &Uuid, spec: &str, folders: &BTreeSet<PathBuf>) -> Vec<String> {
+    let Ok(was) = spec.parse::<DeviceSpec>() else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    for folder in folders {
+        let Ok(entries) = std::fs::read_dir(folder) else {
+            continue;
+        };
+        for entry in entries.flatten().take(ENTRIES_MAX) {
+            let path = entry.path();
+            if path != was.path() && names(&path, device) {
+                found.extend(moved(&was, &path));
+            }
+        }
+    }
+    found.sort_unstable();
+    found
+}
+
+/// Whether a file or block device begins with something that names the device.
+fn names(path: &Path, device: &Uuid) -> bool {
+    let fits = |kind: std::fs::FileType| kind.is_file() || kind.is_block_device();
+    if !path.metadata().is_ok_and(|there| fits(there.file_type())) {
+        return false;
+    }
+    let mut head = Vec::with_capacity(LABEL_BYTES);
+    let read = File::open(path).and_then(|file| {
+        file.take(LABEL_BYTES as u64)
+            .read_to_end(&mut head)
+            .map(drop)
+    });
+    read.is_ok() && head.windows(16).any(|bytes| bytes == device.0)
+}
+
+/// The specification of the same device at another path.
+fn moved(was: &DeviceSpec, path: &Path) -> Option<String> {
+    let path = path.to_str()?;
+    match was {
+        // What is there now says itself which of them it is.
+        DeviceSpec::Path { .. } | DeviceSpec::File { .. } | DeviceSpec::Block { .. } => {
+            Some(path.to_owned())
+        }
+        other => {
+            let old = other.path().to_str()?;
+            Some(other.to_string().replacen(old, path, 1))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_names_the_device_is_a_candidate_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let device = Uuid([7; 16]);
+        let mut label = vec![0; 100];
+        label.extend(device.0);
+        std::fs::write(at("renamed"), &label).unwrap();
+        std::fs::write(at("other"), vec![8; 8192]).unwrap();
+        std::fs::write(at("short"), b"").unwrap();
+        let mut deep = vec![0; LABEL_BYTES];
+        deep.extend(device.0);
+        std::fs::write(at("not-in-its-label"), &deep).unwrap();
+        std::fs::create_dir(at("folder")).unwrap();
+        let folders = folders([format!("file:{}", at("was").display()).as_str()].into_iter());
+        let here = at("renamed").display().to_string();
+        let found = |spec: String| candidates(&device, &spec, &folders);
+        assert_eq!(
+            found(format!("file:{}", at("was").display())),
+            [here.clone()]
+        );
+        assert_eq!(
+            found(format!("ram:{}?size=1G", at("was").display())),
+            [format!("ram:{here}?size=1G")]
+        );
+        assert_eq!(found(here), Vec::<String>::new(), "it is where it was");
+        assert_eq!(found("nonsense".to_owned()), Vec::<String>::new());
+    }
+}

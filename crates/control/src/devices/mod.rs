@@ -1,0 +1,168 @@
+//! The pool's devices as the daemon has them open, and the record of which they are.
+//!
+//! Purpose: open, claim, create, find again, wipe.
+//! Design: each device is opened once and claimed for this daemon for as long as it is open (the
+//! claim falls with the process). `devices.json` in the state folder ([`record`]) names them, so that
+//! a restart finds the pool; the labels say which is which, wherever a device is now ([`open`],
+//! [`find`]). Two names of one device are noticed by what they resolve to.
+//! Not here: label and catalog (the pool), I/O on extents (the engine).
+
+mod create;
+mod find;
+mod open;
+mod record;
+#[cfg(test)]
+mod tests;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use forebay_device::fence::FenceError;
+use forebay_device::sync_io::SyncDevice;
+use forebay_device::{DeviceError, DeviceSpec, OpenOptions};
+use forebay_pool::{BlockStore, Catalog, ErrorKind, Pool, PoolError, Probe, Uuid};
+use forebay_xlate::DeviceIndex;
+
+pub(crate) use self::create::create;
+pub(crate) use self::open::{OPEN_HINT, Places, find_missing, open, open_at};
+pub(crate) use self::record::{record, record_path, recorded};
+use crate::api::error::{self, ApiError};
+use crate::store::SyncStore;
+
+/// How long a dead daemon's claim may take to fall.
+const CLAIM_LIMIT: Duration = Duration::from_secs(3);
+/// The hint about a device with contents that are not Forebay's.
+pub(crate) const OVERWRITE_HINT: &str = "use --force to overwrite it; what it holds is lost";
+
+/// A device of the pool, open.
+#[derive(Debug, Clone)]
+pub(crate) struct PoolDevice {
+    /// Its place in the pool.
+    pub(crate) index: DeviceIndex,
+    /// Its specification string, resolved.
+    pub(crate) spec: String,
+    /// Its label and catalog area.
+    pub(crate) store: Arc<SyncStore>,
+}
+
+/// A device of the pool that is not here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MissingDevice {
+    /// Its place in the pool.
+    pub(crate) index: DeviceIndex,
+    /// Its identity.
+    pub(crate) uuid: Uuid,
+    /// Where it was last found.
+    pub(crate) spec: String,
+    /// Why it is not taken.
+    pub(crate) why: String,
+}
+
+/// A pool with its devices.
+pub(crate) struct OpenPool {
+    pub(crate) pool: Pool,
+    pub(crate) catalog: Catalog,
+    pub(crate) devices: Vec<PoolDevice>,
+    pub(crate) missing: Vec<MissingDevice>,
+    /// It was just made, so no daemon has granted anything.
+    pub(crate) is_new: bool,
+}
+
+/// Seconds since the Unix epoch.
+pub(crate) fn now_s() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
+/// The pool's errors in the API's words.
+pub(crate) fn api_error(error: PoolError) -> ApiError {
+    let kind = match error.kind {
+        ErrorKind::NotFound => error::ErrorKind::NotFound,
+        ErrorKind::Exists => error::ErrorKind::Exists,
+        ErrorKind::InUse => error::ErrorKind::InUse,
+        ErrorKind::Invalid => error::ErrorKind::Invalid,
+        ErrorKind::NoSpace => error::ErrorKind::NoSpace,
+        ErrorKind::Damaged => error::ErrorKind::Damaged,
+        ErrorKind::Io => error::ErrorKind::Unavailable,
+    };
+    ApiError::new(kind, error.message)
+}
+
+fn invalid(error: impl ToString) -> ApiError {
+    ApiError::invalid(error.to_string())
+}
+
+fn open_device(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevice, ApiError> {
+    SyncDevice::open(spec, options).map_err(|error| match error {
+        DeviceError::Missing { .. } => ApiError::not_found(error.to_string()),
+        DeviceError::Busy { .. } => ApiError::in_use(error.to_string()),
+        DeviceError::TooSmall { .. } => ApiError::damaged(error.to_string()),
+        error => invalid(error),
+    })
+}
+
+/// Takes a device for this daemon alone, for as long as it is open.
+fn claim(device: &SyncDevice) -> Result<(), ApiError> {
+    let begin = std::time::Instant::now();
+    loop {
+        match device.claim_for_daemon() {
+            Ok(()) => return Ok(()),
+            Err(FenceError::Held { .. }) if begin.elapsed() < CLAIM_LIMIT => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(error @ FenceError::Held { .. }) => {
+                return Err(ApiError::in_use(error.to_string())
+                    .hint("another daemon serves this device's pool: stop it, or use that one"));
+            }
+            Err(error) => return Err(ApiError::unavailable(error.to_string())),
+        }
+    }
+}
+
+/// Claims devices, which must all be different ones.
+fn claim_all(devices: &[SyncDevice]) -> Result<(), ApiError> {
+    refuse_twins(devices)?;
+    devices.iter().try_for_each(claim)
+}
+
+fn refuse_twins(devices: &[SyncDevice]) -> Result<(), ApiError> {
+    let mut seen = HashMap::new();
+    for device in devices {
+        let info = device.info();
+        if let Some(other) = seen.insert(info.identity, info.spec.to_string()) {
+            return Err(ApiError::invalid(format!(
+                "{} and {other} are the same device",
+                info.spec
+            ))
+            .hint("give each device once"));
+        }
+    }
+    Ok(())
+}
+
+fn exclusive() -> OpenOptions {
+    OpenOptions {
+        exclusive: true,
+        data_offset_bytes: u64::MAX,
+        ..OpenOptions::default()
+    }
+}
+
+/// Whether a device carries a pool's label.
+pub(crate) fn has_pool(spec: &str) -> Result<bool, ApiError> {
+    let spec: DeviceSpec = spec.parse().map_err(invalid)?;
+    let device = open_device(&spec, &exclusive())?;
+    claim(&device)?;
+    let found = forebay_pool::probe(&SyncStore(device)).map_err(api_error)?;
+    Ok(matches!(found, Probe::Forebay(_)))
+}
+
+/// Ends a pool: wipes its labels.
+pub(crate) fn destroy(devices: &[PoolDevice]) -> Result<(), ApiError> {
+    let stores: Vec<Arc<dyn BlockStore>> = devices
+        .iter()
+        .map(|device| -> Arc<dyn BlockStore> { device.store.clone() })
+        .collect();
+    forebay_pool::destroy(&stores).map_err(api_error)
+}

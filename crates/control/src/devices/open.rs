@@ -1,0 +1,414 @@
+//! Opening a pool on whatever of its devices is there.
+//!
+//! Purpose: from what is recorded, configured or told to an open pool, degraded if need be.
+//! Design: labels decide, not names. Each place is looked at without touching it; what carries the
+//! pool's label is then opened for this daemon alone. A device that is not where it was last found is
+//! looked for by its label ([`find`]). What is told by a person must be right; what is only
+//! remembered may be wrong, and then the reason is kept for whoever asks why a device is missing. A
+//! device that another daemon serves ends it all: that pool is in use, however much of it is left.
+//! Not here: whether what was found is enough (the pool decides), making pools (`create`).
+
+use std::sync::Arc;
+
+use forebay_device::DeviceSpec;
+use forebay_device::sync_io::SyncDevice;
+use forebay_pool::{ErrorKind, Label, OpenDevice, Pool, Uuid};
+
+use super::create::reserve_catalog;
+use super::record::Recorded;
+use super::{
+    MissingDevice, OpenPool, PoolDevice, api_error, claim, exclusive, find, invalid, open_device,
+};
+use crate::api::error::ApiError;
+use crate::store::SyncStore;
+
+/// What to do when devices are missing.
+pub(crate) const OPEN_HINT: &str =
+    "bring them back, or say where they are now: `forebay pool open --device SPEC`";
+
+/// Where a pool may be.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Places {
+    /// The pool as it was last seen. Without it, the labels of what is told say which pool is meant.
+    pub(crate) recorded: Option<Recorded>,
+    /// Told by a person, now.
+    pub(crate) told: Vec<String>,
+    /// Written in the configuration: they may be there.
+    pub(crate) configured: Vec<String>,
+}
+
+impl Places {
+    /// Whether there is any.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.recorded.is_none() && self.told.is_empty() && self.configured.is_empty()
+    }
+}
+
+/// A device of the pool, found and taken.
+struct Found {
+    label: Label,
+    store: Arc<SyncStore>,
+}
+
+/// A place where a device was not.
+struct Passed {
+    spec: String,
+    why: String,
+}
+
+#[derive(Default)]
+struct Search {
+    /// The pool's identity and name, once they are known.
+    pool: Option<(Uuid, String)>,
+    found: Vec<Found>,
+    passed: Vec<Passed>,
+}
+
+/// Whether a place that is only remembered may be passed over for this.
+fn is_final(error: &ApiError) -> bool {
+    error.kind == crate::api::error::ErrorKind::InUse
+}
+
+/// Reads a device's label without taking the device.
+fn look(spec: &DeviceSpec) -> Result<(SyncDevice, Label), ApiError> {
+    let options = forebay_device::OpenOptions {
+        exclusive: false,
+        ..exclusive()
+    };
+    let store = SyncStore(open_device(spec, &options)?);
+    let label = Label::read(&store).map_err(|error| {
+        let mut told = api_error(error);
+        told.message = format!("{spec}: {}", told.message);
+        told
+    })?;
+    Ok((store.0, label))
+}
+
+impl Search {
+    /// Takes the device at a place, if it is the pool's.
+    fn take(&mut self, text: &str) -> Result<(), ApiError> {
+        let spec: DeviceSpec = text.parse().map_err(invalid)?;
+        let (looked, label) = look(&spec)?;
+        let identity = looked.info().identity;
+        if self
+            .found
+            .iter()
+            .any(|found| found.store.0.info().identity == identity)
+        {
+            return Ok(());
+        }
+        match &self.pool {
+            Some((pool, name)) if *pool != label.pool_uuid => {
+                return Err(ApiError::invalid(format!(
+                    "{spec} belongs to pool {} ({}), not to pool {name} ({pool})",
+                    label.pool_name, label.pool_uuid
+                ))
+                .hint("one daemon serves one pool: give the devices of one pool only"));
+            }
+            Some(_) => {}
+            None => self.pool = Some((label.pool_uuid, label.pool_name.clone())),
+        }
+        if let Some(twin) = self
+            .found
+            .iter()
+            .find(|found| found.label.device_uuid == label.device_uuid)
+        {
+            return Err(ApiError::invalid(format!(
+                "{spec} and {} carry the label of the same device: one is a copy",
+                twin.store.0.info().spec
+            ))
+            .hint("which one is right, Forebay can't know: remove the copy, and try again"));
+        }
+        drop(looked);
+        let device = open_device(&spec, &exclusive())?;
+        claim(&device)?;
+        self.found.push(Found {
+            label,
+            store: Arc::new(SyncStore(device)),
+        });
+        Ok(())
+    }
+
+    /// The same for a place that is only remembered.
+    fn try_take(&mut self, text: &str) -> Result<(), ApiError> {
+        match self.take(text) {
+            Err(error) if is_final(&error) => Err(error),
+            Err(error) => {
+                self.passed.push(Passed {
+                    spec: text.to_owned(),
+                    why: error.message,
+                });
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn has(&self, device: &Uuid) -> bool {
+        self.found
+            .iter()
+            .any(|found| found.label.device_uuid == *device)
+    }
+
+    /// Looks where a device was last found, and then beside all of them.
+    fn remember(&mut self, devices: &[(Uuid, String)]) -> Result<(), ApiError> {
+        for (device, spec) in devices {
+            if !self.has(device) {
+                self.try_take(spec)?;
+            }
+        }
+        let folders = find::folders(devices.iter().map(|(_, spec)| spec.as_str()));
+        for (device, spec) in devices {
+            if self.has(device) {
+                continue;
+            }
+            for candidate in find::candidates(device, spec, &folders) {
+                if !self.has(device) {
+                    self.try_take(&candidate)?;
+                }
+                if self.has(device) {
+                    tracing::info!(
+                        was = spec,
+                        now = candidate,
+                        "a device of the pool has moved"
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn why(&self, spec: &str) -> String {
+        self.passed
+            .iter()
+            .find(|passed| passed.spec == spec)
+            .map_or_else(
+                || format!("{spec}: not looked for"),
+                |passed| passed.why.clone(),
+            )
+    }
+
+    fn nothing_found(&self) -> ApiError {
+        let name = self
+            .pool
+            .as_ref()
+            .map_or_else(|| "the pool".to_owned(), |(_, name)| format!("pool {name}"));
+        let mut reasons: Vec<&str> = self.passed.iter().map(|p| p.why.as_str()).collect();
+        reasons.dedup();
+        ApiError::not_found(format!(
+            "{name} can't be opened: {}",
+            if reasons.is_empty() {
+                "no device is known".to_owned()
+            } else {
+                reasons.join("; ")
+            }
+        ))
+        .hint(OPEN_HINT)
+    }
+}
+
+/// Opens the pool on these devices.
+pub(crate) fn open(specs: &[String]) -> Result<OpenPool, ApiError> {
+    open_at(&Places {
+        told: specs.to_vec(),
+        ..Places::default()
+    })
+}
+
+/// Opens the pool that is to be found at these places.
+pub(crate) fn open_at(places: &Places) -> Result<OpenPool, ApiError> {
+    let mut search = Search {
+        pool: places
+            .recorded
+            .as_ref()
+            .map(|recorded| (recorded.pool, recorded.name.clone())),
+        ..Search::default()
+    };
+    for spec in &places.told {
+        search.take(spec)?;
+    }
+    for spec in &places.configured {
+        search.try_take(spec)?;
+    }
+    let recorded = places
+        .recorded
+        .iter()
+        .flat_map(|recorded| &recorded.devices);
+    let recorded: Vec<(Uuid, String)> = recorded
+        .map(|device| (device.uuid, device.spec.clone()))
+        .collect();
+    search.remember(&recorded)?;
+    if search.found.is_empty() {
+        return Err(search.nothing_found());
+    }
+    open_found(search)
+}
+
+/// Opens what was found; devices that only the catalog knows of are looked for too.
+fn open_found(mut search: Search) -> Result<OpenPool, ApiError> {
+    let mut asked_catalog = false;
+    let opened = loop {
+        let devices: Vec<OpenDevice> = search
+            .found
+            .iter()
+            .map(|found| OpenDevice {
+                spec: found.store.0.info().spec.to_string(),
+                store: found.store.clone(),
+            })
+            .collect();
+        let opened = pool_open(&devices).map_err(|error| {
+            let is_partial = error.kind == ErrorKind::NotFound;
+            let mut told = api_error(error);
+            for passed in &search.passed {
+                told.message = format!("{}; {}", told.message, passed.why);
+            }
+            if is_partial || !search.passed.is_empty() {
+                told = told.hint(OPEN_HINT);
+            }
+            told
+        })?;
+        let unknown: Vec<(Uuid, String)> = opened
+            .missing
+            .iter()
+            .filter(|missing| !search.passed.iter().any(|p| p.spec == missing.spec))
+            .map(|missing| (missing.uuid, missing.spec.clone()))
+            .collect();
+        if asked_catalog || unknown.is_empty() {
+            break opened;
+        }
+        asked_catalog = true;
+        drop(opened);
+        search.remember(&unknown)?;
+    };
+    let mut devices: Vec<PoolDevice> = search
+        .found
+        .iter()
+        .zip(&opened.indexes)
+        .map(|(found, index)| PoolDevice {
+            index: *index,
+            spec: found.store.0.info().spec.to_string(),
+            store: found.store.clone(),
+        })
+        .collect();
+    devices.sort_by_key(|device| device.index);
+    for device in &devices {
+        refuse_shrunk(&opened.pool, device)?;
+    }
+    let missing: Vec<MissingDevice> = opened
+        .missing
+        .into_iter()
+        .map(|missing| MissingDevice {
+            why: search.why(&missing.spec),
+            index: missing.index,
+            uuid: missing.uuid,
+            spec: missing.spec,
+        })
+        .collect();
+    for device in &missing {
+        tracing::error!(
+            device = device.spec,
+            why = device.why,
+            "a device of the pool is missing"
+        );
+    }
+    for note in &opened.notes {
+        tracing::warn!(note, "opening the pool");
+    }
+    // A pool made before this was done, or copied as a sparse file.
+    if let Err(error) = reserve_catalog(&devices) {
+        tracing::warn!(%error, "the pool's catalog may not be able to grow");
+    }
+    Ok(OpenPool {
+        pool: opened.pool,
+        catalog: opened.catalog,
+        devices,
+        missing,
+        is_new: false,
+    })
+}
+
+/// Labels say it too; this is what the catalog says.
+fn refuse_shrunk(pool: &Pool, device: &PoolDevice) -> Result<(), ApiError> {
+    let record = pool.devices().iter().find(|r| r.index == device.index);
+    let needed = record.map_or(Some(0), |record| {
+        record
+            .extents
+            .checked_mul(pool.info().extent_bytes)?
+            .checked_add(record.data_offset_bytes)
+    });
+    let capacity = device.store.0.info().capacity_bytes;
+    if needed.is_none_or(|needed| needed > capacity) {
+        return Err(ApiError::damaged(format!(
+            "{}: has {capacity} bytes, fewer than the pool knows it to have: it was truncated or replaced",
+            device.spec
+        ))
+        .hint("restore the device before the pool is opened; nothing was changed"));
+    }
+    Ok(())
+}
+
+/// Which of a pool's missing devices can be found now, at `told` or where they may be; nothing is
+/// taken. Specification strings.
+pub(crate) fn find_missing(
+    pool: &Uuid,
+    missing: &[MissingDevice],
+    told: &[String],
+) -> Result<Vec<String>, ApiError> {
+    let mut found = Vec::new();
+    for text in told {
+        let (_, label) = look(&text.parse().map_err(invalid)?)?;
+        if label.pool_uuid != *pool || !missing.iter().any(|m| m.uuid == label.device_uuid) {
+            return Err(ApiError::invalid(format!(
+                "{text} is no missing device of the pool: its label says pool {} ({}), device {}",
+                label.pool_name, label.pool_uuid, label.device_uuid
+            ))
+            .hint("`forebay device list` shows what is missing"));
+        }
+        found.push(text.clone());
+    }
+    let folders = find::folders(missing.iter().map(|m| m.spec.as_str()));
+    for device in missing {
+        let places = std::iter::once(device.spec.clone()).chain(find::candidates(
+            &device.uuid,
+            &device.spec,
+            &folders,
+        ));
+        for place in places {
+            let Ok(spec) = place.parse() else { continue };
+            if let Ok((_, label)) = look(&spec)
+                && label.pool_uuid == *pool
+                && label.device_uuid == device.uuid
+            {
+                found.push(place);
+            }
+        }
+    }
+    Ok(found)
+}
+
+struct Opened {
+    pool: Pool,
+    catalog: forebay_pool::Catalog,
+    indexes: Vec<forebay_xlate::DeviceIndex>,
+    missing: Vec<Missing>,
+    notes: Vec<String>,
+}
+struct Missing {
+    index: forebay_xlate::DeviceIndex,
+    uuid: Uuid,
+    spec: String,
+}
+fn pool_open(devices: &[OpenDevice]) -> forebay_pool::Result<Opened> {
+    let (pool, catalog) = forebay_pool::open(devices)?;
+    let mut indexes = Vec::new();
+    for device in devices {
+        indexes.push(Label::read(device.store.as_ref())?.device_index);
+    }
+    Ok(Opened {
+        pool,
+        catalog,
+        indexes,
+        missing: Vec::new(),
+        notes: Vec::new(),
+    })
+}
