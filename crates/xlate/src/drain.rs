@@ -6,17 +6,18 @@
 //! count. A revoke of writing alone (`keep: Read`) counts only writes. At most [`MAX_DRAINS`] at once,
 //! in a fixed array, since this runs on the I/O path.
 //!
-//! **Not here:** the words ([`crate::table`]), and collecting the reactors' answers ([`Acks`] does,
-//! for the control thread).
+//! A drain may be given up, and posted anew later: it then counts what is still in flight.
+//!
+//! **Not here:** the words ([`crate::table`]), and collecting the reactors' answers
+//! ([`crate::engine_side`]).
 
 use crate::types::{ExtentRange, Rights, VolumeId};
-use std::collections::BTreeMap;
 
 /// Revokes that a reactor may be draining at once; the control thread holds back more.
 pub const MAX_DRAINS: usize = 64;
 
 /// A slice in flight, as far as revokes care.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SliceSpan {
     /// The volume it belongs to.
     pub volume: VolumeId,
@@ -28,7 +29,7 @@ pub struct SliceSpan {
     pub number: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Drain {
     revoke: u64,
     volume: VolumeId,
@@ -48,25 +49,25 @@ impl Drain {
     }
 }
 
-/// A reactor's revokes that wait for slices.
-#[derive(Debug)]
-pub struct Drains {
+/// A reactor's revokes that wait for slices, `N` at most.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Drains<const N: usize = MAX_DRAINS> {
     next_number: u64,
-    active: [Option<Drain>; MAX_DRAINS],
+    active: [Option<Drain>; N],
     active_count: usize,
 }
 
-impl Default for Drains {
+impl<const N: usize> Default for Drains<N> {
     fn default() -> Self {
         Self {
             next_number: 0,
-            active: [None; MAX_DRAINS],
+            active: [None; N],
             active_count: 0,
         }
     }
 }
 
-impl Drains {
+impl<const N: usize> Drains<N> {
     /// Numbers a slice that begins now.
     #[inline]
     pub fn begin(&mut self) -> u64 {
@@ -78,7 +79,7 @@ impl Drains {
     /// True: nothing overlaps, answer at once.
     ///
     /// # Panics
-    /// When more than [`MAX_DRAINS`] are active, which the sender must not cause.
+    /// When more than `N` are active, which the sender must not cause.
     pub fn post(
         &mut self,
         revoke: u64,
@@ -144,61 +145,13 @@ impl Drains {
     }
 }
 
-/// The control thread's count of reactors that have not answered a revoke yet.
-#[derive(Debug, Default)]
-pub struct Acks {
-    waiting: BTreeMap<u64, u32>,
-}
-
-impl Acks {
-    /// A revoke was posted to `reactors` reactors.
-    pub fn posted(&mut self, revoke: u64, reactors: u32) {
-        self.waiting.insert(revoke, reactors);
-    }
-
-    /// A reactor answered; true when it was the last one.
-    pub fn answered(&mut self, revoke: u64) -> bool {
-        match self.waiting.get_mut(&revoke) {
-            Some(left) if *left > 1 => {
-                *left -= 1;
-                false
-            }
-            Some(_) => {
-                self.waiting.remove(&revoke);
-                true
-            }
-            None => false,
-        }
-    }
-
-    /// Nobody waits for this one any more; whether anybody did.
-    pub fn forget(&mut self, revoke: u64) -> bool {
-        self.waiting.remove(&revoke).is_some()
-    }
-
-    /// Revokes that some reactor has not answered.
-    pub fn unfinished(&self) -> impl Iterator<Item = u64> + '_ {
-        self.waiting.keys().copied()
-    }
-
-    /// How many are unfinished.
-    pub fn len(&self) -> usize {
-        self.waiting.len()
-    }
-
-    /// Whether all are answered.
-    pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const V: VolumeId = VolumeId(7);
 
-    fn slice(d: &mut Drains, extent: u64, write: bool) -> SliceSpan {
+    fn slice<const N: usize>(d: &mut Drains<N>, extent: u64, write: bool) -> SliceSpan {
         SliceSpan {
             volume: V,
             range: ExtentRange::new(extent, 1),
@@ -209,7 +162,7 @@ mod tests {
 
     #[test]
     fn waits_only_for_what_overlaps_and_began_before() {
-        let mut d = Drains::default();
+        let mut d = <Drains>::default();
         let a = slice(&mut d, 4, true);
         let b = slice(&mut d, 5, false);
         let c = slice(&mut d, 9, true);
@@ -238,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_revoke_of_writing_leaves_reads_alone() {
-        let mut d = Drains::default();
+        let mut d = <Drains>::default();
         let read = slice(&mut d, 1, false);
         assert!(d.post(
             1,
@@ -263,12 +216,18 @@ mod tests {
     }
 
     #[test]
-    fn the_last_reactor_acknowledges() {
-        let mut a = Acks::default();
-        a.posted(5, 2);
-        assert!(!a.answered(5));
-        assert_eq!(a.unfinished().collect::<Vec<_>>(), [5]);
-        assert!(a.answered(5));
-        assert!(!a.answered(5), "a stray answer is ignored");
+    fn a_drain_that_is_given_up_makes_room_and_never_answers() {
+        let mut d = Drains::<1>::default();
+        let hung = slice(&mut d, 1, true);
+        let range = ExtentRange::new(1, 1);
+        assert!(!d.post(1, V, range, None, [hung].into_iter()));
+        d.abandon(1);
+        d.abandon(1);
+        assert!(d.is_empty());
+        // Posted again, it counts what is in flight then.
+        assert!(!d.post(1, V, range, None, [hung].into_iter()));
+        let mut done = vec![];
+        d.ended(&hung, |r| done.push(r));
+        assert_eq!(done, [1]);
     }
 }

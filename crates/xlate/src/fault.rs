@@ -1,57 +1,62 @@
-//! Misses that the owner has been asked about: each extent once, however many commands wait.
+//! Misses that the owner has been asked about: each question once, however many commands wait.
 //!
-//! **Design.** Held by the engine's control thread. A write fault is stronger than a read fault, so
-//! it is asked even while a read fault for the same extent is out. A new daemon is told all of them
-//! again. **Not here:** the parked commands (the lane's) and the messages.
+//! **Design.** Held by the engine's side of the protocol. A question is an extent and whether it is to
+//! be written: a write that finds no room must not fail a read. Each knows the reactors that have
+//! commands parked for it, so that an answer wakes nobody else. A new daemon is told all of them again.
+//!
+//! **Not here:** the parked commands (the lane's) and the messages.
 
+use crate::reactors::ReactorSet;
 use crate::types::{ExtentRange, VolumeId};
 use std::collections::BTreeMap;
 
 /// See the module's text.
-#[derive(Default, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Default, Debug)]
 pub struct FaultTable {
-    /// Asked extents, and whether for writing.
-    asked: BTreeMap<(VolumeId, u64), bool>,
+    /// Volume, extent, for writing; and who waits.
+    asked: BTreeMap<(VolumeId, u64, bool), ReactorSet>,
 }
 
 impl FaultTable {
-    /// Notes a miss; true when the owner must be asked now.
-    pub fn want(&mut self, volume: VolumeId, extent: u64, write: bool) -> bool {
-        match self.asked.get_mut(&(volume, extent)) {
-            Some(asked_write) if *asked_write || !write => false,
-            Some(asked_write) => {
-                *asked_write = true;
-                true
-            }
-            None => {
-                self.asked.insert((volume, extent), write);
-                true
-            }
-        }
+    /// Notes a reactor's miss; true when the owner must be asked now.
+    pub fn want(&mut self, volume: VolumeId, extent: u64, write: bool, reactor: usize) -> bool {
+        let waiting = self.asked.entry((volume, extent, write)).or_default();
+        let new = waiting.is_empty();
+        waiting.insert(reactor);
+        new
     }
 
-    /// The owner answered for `range` (a grant that allows writing, one that does not, or an error).
-    /// A read grant leaves a write fault outstanding.
-    pub fn answered(&mut self, volume: VolumeId, range: ExtentRange, writable: bool) {
-        let keys: Vec<_> = self
-            .asked
-            .range((volume, range.first)..(volume, range.end()))
-            .filter(|(_, write)| writable || !**write)
-            .map(|(key, _)| *key)
-            .collect();
-        for key in keys {
-            self.asked.remove(&key);
-        }
+    fn take(
+        &mut self,
+        volume: VolumeId,
+        range: ExtentRange,
+        which: impl Fn(bool) -> bool,
+    ) -> ReactorSet {
+        let keys = (volume, range.first, false)..(volume, range.end(), false);
+        self.asked
+            .extract_if(keys, |(.., write), _| which(*write))
+            .fold(ReactorSet::default(), |all, (_, waiting)| all.with(waiting))
+    }
+
+    /// The owner granted something in `range`; who must be told. Without the right to write, writes
+    /// stay asked.
+    pub fn granted(&mut self, volume: VolumeId, range: ExtentRange, writable: bool) -> ReactorSet {
+        self.take(volume, range, |write| writable || !write)
+    }
+
+    /// The owner can't answer the questions for writing, or for reading, in `range`; who must be told.
+    pub fn failed(&mut self, volume: VolumeId, range: ExtentRange, write: bool) -> ReactorSet {
+        self.take(volume, range, |asked| asked == write)
     }
 
     /// Forgets a volume.
     pub fn forget(&mut self, volume: VolumeId) {
-        self.asked.retain(|(v, _), _| *v != volume);
+        self.asked.retain(|(v, ..), _| *v != volume);
     }
 
     /// All that is asked and not answered: (volume, extent, for writing).
     pub fn outstanding(&self) -> impl Iterator<Item = (VolumeId, u64, bool)> + '_ {
-        self.asked.iter().map(|((v, e), w)| (*v, *e, *w))
+        self.asked.keys().copied()
     }
 
     /// How many are outstanding.
@@ -70,19 +75,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn asked_once() {
+    fn each_question_is_asked_once() {
         let v = VolumeId(1);
+        let all = ExtentRange::new(0, 10);
         let mut t = FaultTable::default();
-        assert!(t.want(v, 5, false));
-        assert!(!t.want(v, 5, false));
-        assert!(t.want(v, 5, true), "a write asks again above a read");
-        assert!(!t.want(v, 5, true));
-        assert!(!t.want(v, 5, false));
-        t.answered(v, ExtentRange::new(0, 10), false);
-        assert_eq!(t.len(), 1, "the write is still unanswered");
-        t.answered(v, ExtentRange::new(0, 10), true);
+        assert!(t.want(v, 5, false, 0));
+        assert!(!t.want(v, 5, false, 2));
+        assert!(t.want(v, 5, true, 1), "a write is another question");
+        assert!(!t.want(v, 5, true, 1));
+        assert!(t.want(v, 6, true, 3));
+        let told = t.granted(v, all, false);
+        assert_eq!(told.iter().collect::<Vec<_>>(), [0, 2]);
+        assert_eq!(t.len(), 2, "the writes are still unanswered");
+        assert!(t.want(v, 5, false, 0));
+        let told = t.failed(v, ExtentRange::new(5, 1), true);
+        assert_eq!(
+            told.iter().collect::<Vec<_>>(),
+            [1],
+            "the read goes on waiting"
+        );
+        let told = t.granted(v, all, true);
+        assert_eq!(told.iter().collect::<Vec<_>>(), [0, 3]);
         assert!(t.is_empty());
-        assert!(t.want(v, 5, true));
+        assert!(t.granted(v, all, true).is_empty());
+        assert!(t.want(v, 5, true, 0));
         t.forget(v);
         assert!(t.is_empty());
     }

@@ -17,9 +17,12 @@
 
 pub mod boundary;
 pub mod drain;
+pub mod engine_side;
 pub mod fault;
 pub mod grants;
 pub mod owner_side;
+pub mod reactor_side;
+pub mod reactors;
 pub mod shm;
 pub mod table;
 pub mod types;

@@ -22,7 +22,7 @@ pub const MAX_BATCH: usize = 512;
 pub struct ExportId(pub u64);
 
 /// A device for the engine to open, fence and serve.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct DeviceConfig {
     /// Its place in the pool.
     pub device: DeviceIndex,
@@ -39,7 +39,7 @@ pub struct DeviceConfig {
 }
 
 /// A volume to translate for.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct VolumeConfig {
     /// Its identity.
     pub volume: VolumeId,
@@ -54,7 +54,7 @@ pub struct VolumeConfig {
 }
 
 /// A volume shown to hosts as one NVMe subsystem with one namespace.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct ExportConfig {
     /// Its identity.
     pub export: ExportId,
@@ -71,7 +71,7 @@ pub struct ExportConfig {
 }
 
 /// Work of the internal lane, the one place where the system itself moves data.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Job {
     /// Make everything written to the device durable.
     Flush {
@@ -94,7 +94,7 @@ pub enum Job {
 }
 
 /// Where an extent lies is asked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct FaultAsk {
     /// Whose.
     pub volume: VolumeId,
@@ -105,7 +105,7 @@ pub struct FaultAsk {
 }
 
 /// Where extents lie.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct GrantOf {
     /// Whose.
     pub volume: VolumeId,
@@ -118,7 +118,7 @@ pub struct GrantOf {
 }
 
 /// From the daemon to the engine.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum ToEngine {
     /// The first message. Descriptor: the grant table, for keeping.
     Hello {
@@ -239,7 +239,7 @@ pub enum ToEngine {
 }
 
 /// Why a fault failed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum FaultFailure {
     /// The pool is full: Capacity Exceeded.
     NoSpace,
@@ -250,7 +250,7 @@ pub enum FaultFailure {
 }
 
 /// What the engine holds, told to a new daemon one by one.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Held {
     /// A device, and whether its fence is passed.
     Device(DeviceConfig, bool),
@@ -267,7 +267,7 @@ pub enum Held {
 }
 
 /// From the engine to the daemon.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum FromEngine {
     /// The answer to `Hello`. Descriptors: the state region; then the grant table deposited earlier,
     /// if there is one. Every [`Held`] follows, then `HeldEnd`.

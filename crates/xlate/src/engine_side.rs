@@ -1,0 +1,522 @@
+//! The engine's side of the protocol: what its control thread keeps and decides.
+//!
+//! **Design.** Pure: messages of the owner, upcalls of reactors and the conversation's start and end
+//! come in; messages and posts come out as [`Effect`]s, appended to the caller's list, to be carried
+//! out in their order. Whatever the owner has not answered (faults, commits, releases) and whatever it
+//! waits for (revokes, jobs) is kept here, so that a new daemon can be told all of it again. The words
+//! are the caller's ([`Words`]), because reactors read them.
+//!
+//! **Revokes.** The words are cleared when a revoke is heard, always. Then every reactor drains it; a
+//! reactor's answer stays good, because nothing new begins under cleared words. Reactors drain a
+//! bounded number at once, so others are held back; and as a device that hangs would hold them back
+//! for ever, they take turns ([`EngineSide::take_turns`]): what has been with the reactors for a while
+//! goes to the end of the queue and is later posted again to those that have not answered.
+//!
+//! **Not here:** devices, exports and listeners (the engine); what a reactor does with a post
+//! ([`crate::drain`], [`crate::reactor_side`]).
+
+use crate::boundary::message::{
+    FaultAsk, FaultFailure, FromEngine, GrantOf, Held, Job, MAX_BATCH, ToEngine,
+};
+use crate::fault::FaultTable;
+use crate::reactor_side::{Access, access};
+use crate::reactors::ReactorSet;
+use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
+use crate::word::Word;
+use std::collections::{BTreeMap, VecDeque};
+
+/// What reactors see of volumes: written by this side, read by them.
+pub trait Words {
+    /// The translation of an extent; `None` when there is no such volume.
+    fn lookup(&self, volume: VolumeId, extent: u64) -> Option<Word>;
+    /// Notes what a FLUSH must see of a grant (its commit, its device), and only then stores its words.
+    /// False: there is no such volume.
+    fn install(&mut self, grant: &GrantOf) -> bool;
+    /// Takes rights away ([`crate::table::Table::clear`]).
+    fn clear(&mut self, volume: VolumeId, range: ExtentRange, keep: Option<Rights>);
+    /// Everything up to `sequence` is durable.
+    fn committed(&mut self, volume: VolumeId, sequence: u64);
+    /// Whether it is.
+    fn is_committed(&self, volume: VolumeId, sequence: u64) -> bool;
+}
+
+/// To a reactor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Post {
+    /// Faults in the range are answered: translate again.
+    Granted(VolumeId, ExtentRange),
+    /// Faults in the range, for writing or for reading, can't be answered.
+    FaultFailed(VolumeId, ExtentRange, bool, FaultFailure),
+    /// Words are cleared: drain.
+    Revoke {
+        /// Its number.
+        revoke: u64,
+        /// Whose.
+        volume: VolumeId,
+        /// What.
+        range: ExtentRange,
+        /// What stays.
+        keep: Option<Rights>,
+    },
+    /// A drain is no longer waited for.
+    Abandon(u64),
+    /// Answer this job once everything in flight at the device has ended.
+    Settle(u64, DeviceIndex),
+    /// More is durable.
+    Committed(VolumeId),
+    /// A commit failed.
+    CommitFailed(VolumeId, u64),
+    /// A release is carried out: command and its slot's generation.
+    ReleaseDone(u32, u32),
+    /// A release is given up before anything was done for it.
+    ReleaseAbandoned(u32, u32),
+    /// Work for the internal lane.
+    Job(u64, Job),
+}
+
+/// From a reactor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Upcall {
+    /// A miss.
+    Fault(FaultAsk),
+    /// A command waits for a commit.
+    CommitWanted {
+        /// Whose.
+        volume: VolumeId,
+        /// Up to which.
+        sequence: u64,
+    },
+    /// A tenant deallocates.
+    Release {
+        /// The command.
+        io: u32,
+        /// Its slot's generation.
+        generation: u32,
+        /// Whose.
+        volume: VolumeId,
+        /// What.
+        range: ExtentRange,
+    },
+    /// A release has waited too long: give it up, unless it is being carried out.
+    AbandonRelease {
+        /// The command.
+        io: u32,
+        /// Its slot's generation.
+        generation: u32,
+    },
+    /// This reactor has drained a revoke.
+    Drained {
+        /// Which.
+        revoke: u64,
+    },
+    /// Everything that was in flight here when [`Post::Settle`] came has ended.
+    Settled {
+        /// Which job.
+        job: u64,
+    },
+    /// The internal lane ended a job.
+    JobDone {
+        /// Which.
+        job: u64,
+        /// The error number, if it failed.
+        errno: Option<i32>,
+    },
+}
+
+/// What is to be done.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Effect {
+    /// Say this to the owner, if one has greeted.
+    Say(FromEngine),
+    /// Post this to these reactors.
+    Post(ReactorSet, Post),
+}
+
+/// A tenant's deallocation that the owner has not carried out.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct OpenRelease {
+    reactor: usize,
+    io: u32,
+    generation: u32,
+    volume: VolumeId,
+    range: ExtentRange,
+    /// The owner has begun to carry it out: its revoke has come in the present conversation.
+    begun: bool,
+}
+
+/// A revoke whose words are cleared.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct OpenRevoke {
+    revoke: u64,
+    volume: VolumeId,
+    range: ExtentRange,
+    keep: Option<Rights>,
+    /// Reactors that have not drained it.
+    waiting: ReactorSet,
+    /// It has been with the reactors for a turn.
+    aged: bool,
+}
+
+/// See the module's text.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct EngineSide {
+    reactors: usize,
+    max_drains: usize,
+    faults: FaultTable,
+    /// Faults to ask at the turn's end.
+    asks: Vec<FaultAsk>,
+    commits: BTreeMap<VolumeId, u64>,
+    releases: BTreeMap<u64, OpenRelease>,
+    next_release: u64,
+    /// Revokes that the reactors drain.
+    draining: Vec<OpenRevoke>,
+    /// Revokes that wait until fewer are being drained.
+    held: VecDeque<OpenRevoke>,
+    /// Jobs, and the reactors that have not answered.
+    jobs: BTreeMap<u64, (Job, ReactorSet)>,
+}
+
+impl EngineSide {
+    /// For this many reactors, each of which drains at most `max_drains` revokes at once
+    /// ([`crate::drain::MAX_DRAINS`]).
+    pub fn new(reactors: usize, max_drains: usize) -> Self {
+        Self {
+            reactors,
+            max_drains,
+            faults: FaultTable::default(),
+            asks: Vec::new(),
+            commits: BTreeMap::new(),
+            releases: BTreeMap::new(),
+            next_release: 1,
+            draining: Vec::new(),
+            held: VecDeque::new(),
+            jobs: BTreeMap::new(),
+        }
+    }
+
+    /// A message of the owner. Gives back what isn't about grants, faults, commits, releases or jobs.
+    pub fn hear(
+        &mut self,
+        message: ToEngine,
+        words: &mut impl Words,
+        out: &mut Vec<Effect>,
+    ) -> Option<ToEngine> {
+        let all = ReactorSet::first(self.reactors);
+        match message {
+            ToEngine::Grants { grants } => {
+                for grant in grants {
+                    if !words.install(&grant) {
+                        continue;
+                    }
+                    let (volume, range) = (grant.volume, grant.range);
+                    let writable = Word::from_bits(grant.word).writable();
+                    let asked = self.faults.granted(volume, range, writable);
+                    self.post(asked, Post::Granted(volume, range), out);
+                }
+            }
+            ToEngine::FaultFailed {
+                volume,
+                range,
+                write,
+                reason,
+            } => {
+                let asked = self.faults.failed(volume, range, write);
+                self.post(asked, Post::FaultFailed(volume, range, write, reason), out);
+            }
+            ToEngine::Revoke {
+                revoke,
+                volume,
+                range,
+                keep,
+                release,
+            } => {
+                if self.open_revokes().any(|open| open == revoke) {
+                    return None;
+                }
+                if let Some(number) = release {
+                    match self.releases.get_mut(&number) {
+                        Some(open) => open.begun = true,
+                        None => {
+                            out.push(Effect::Say(FromEngine::RevokeRefused { revoke }));
+                            return None;
+                        }
+                    }
+                }
+                words.clear(volume, range, keep);
+                self.held.push_back(OpenRevoke {
+                    revoke,
+                    volume,
+                    range,
+                    keep,
+                    waiting: all,
+                    aged: false,
+                });
+                self.post_revokes(out);
+            }
+            ToEngine::Abandon { revoke } => {
+                self.held.retain(|held| held.revoke != revoke);
+                if let Some(at) = self.draining.iter().position(|open| open.revoke == revoke) {
+                    let open = self.draining.remove(at);
+                    self.post(open.waiting, Post::Abandon(revoke), out);
+                    self.post_revokes(out);
+                }
+            }
+            ToEngine::Committed { volume, sequence } => {
+                words.committed(volume, sequence);
+                self.commit_answered(volume, sequence);
+                self.post(all, Post::Committed(volume), out);
+            }
+            ToEngine::CommitFailed { volume, sequence } => {
+                self.commit_answered(volume, sequence);
+                self.post(all, Post::CommitFailed(volume, sequence), out);
+            }
+            ToEngine::ReleaseDone { release } => {
+                if let Some(open) = self.releases.remove(&release) {
+                    let post = Post::ReleaseDone(open.io, open.generation);
+                    self.post(ReactorSet::one(open.reactor), post, out);
+                }
+            }
+            ToEngine::Job { job, work } => {
+                if self.jobs.contains_key(&job) {
+                    return None;
+                }
+                let (who, post) = match work {
+                    Job::Settle { device } => (all, Post::Settle(job, device)),
+                    // The internal lane lives on reactor 0.
+                    _ => (ReactorSet::one(0), Post::Job(job, work)),
+                };
+                self.jobs.insert(job, (work, who));
+                self.post(who, post, out);
+            }
+            other => return Some(other),
+        }
+        None
+    }
+
+    fn post(&self, who: ReactorSet, post: Post, out: &mut Vec<Effect>) {
+        if !who.is_empty() {
+            out.push(Effect::Post(who, post));
+        }
+    }
+
+    fn commit_answered(&mut self, volume: VolumeId, sequence: u64) {
+        let wanted = self.commits.get(&volume);
+        if wanted.is_some_and(|wanted| *wanted <= sequence) {
+            self.commits.remove(&volume);
+        }
+    }
+
+    /// Posts revokes to reactors as long as these have room.
+    fn post_revokes(&mut self, out: &mut Vec<Effect>) {
+        while self.draining.len() < self.max_drains
+            && let Some(open) = self.held.pop_front()
+        {
+            let post = Post::Revoke {
+                revoke: open.revoke,
+                volume: open.volume,
+                range: open.range,
+                keep: open.keep,
+            };
+            self.post(open.waiting, post, out);
+            self.draining.push(open);
+        }
+    }
+
+    /// Call it now and then, a fifth of a second apart or so: revokes that were with the reactors the
+    /// last time already make room for those that are held back.
+    pub fn take_turns(&mut self, out: &mut Vec<Effect>) {
+        if self.held.is_empty() {
+            return;
+        }
+        let aged: Vec<_> = self.draining.extract_if(.., |open| open.aged).collect();
+        for open in &mut self.draining {
+            open.aged = true;
+        }
+        for mut open in aged {
+            self.post(open.waiting, Post::Abandon(open.revoke), out);
+            open.aged = false;
+            self.held.push_back(open);
+        }
+        self.post_revokes(out);
+    }
+
+    /// Whether [`EngineSide::take_turns`] has anything to do.
+    pub fn holds_back(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    fn open_revokes(&self) -> impl Iterator<Item = u64> + '_ {
+        self.draining.iter().chain(&self.held).map(|r| r.revoke)
+    }
+
+    /// A reactor's message. What it makes the engine ask is said by [`EngineSide::end_turn`].
+    pub fn upcall(
+        &mut self,
+        reactor: usize,
+        upcall: Upcall,
+        words: &impl Words,
+        out: &mut Vec<Effect>,
+    ) {
+        let back = ReactorSet::one(reactor);
+        match upcall {
+            Upcall::Fault(ask) => {
+                let FaultAsk {
+                    volume,
+                    extent,
+                    write,
+                } = ask;
+                let Some(word) = words.lookup(volume, extent) else {
+                    return;
+                };
+                if access(word, write) != Access::Park {
+                    // The grant came while the question was on its way.
+                    let range = ExtentRange::new(extent, 1);
+                    self.post(back, Post::Granted(volume, range), out);
+                } else if self.faults.want(volume, extent, write, reactor) {
+                    self.asks.push(ask);
+                }
+            }
+            Upcall::CommitWanted { volume, sequence } => {
+                if words.is_committed(volume, sequence) {
+                    self.post(back, Post::Committed(volume), out);
+                    return;
+                }
+                let wanted = self.commits.entry(volume).or_default();
+                *wanted = sequence.max(*wanted);
+                out.push(Effect::Say(FromEngine::CommitWanted { volume, sequence }));
+            }
+            Upcall::Release {
+                io,
+                generation,
+                volume,
+                range,
+            } => {
+                let release = self.next_release;
+                self.next_release += 1;
+                let open = OpenRelease {
+                    reactor,
+                    io,
+                    generation,
+                    volume,
+                    range,
+                    begun: false,
+                };
+                self.releases.insert(release, open);
+                out.push(Effect::Say(FromEngine::Release {
+                    release,
+                    volume,
+                    range,
+                }));
+            }
+            Upcall::AbandonRelease { io, generation } => {
+                let ours = |r: &OpenRelease| {
+                    r.reactor == reactor && r.io == io && r.generation == generation
+                };
+                let open = self.releases.iter().find(|(_, r)| ours(r));
+                if let Some((&number, release)) = open
+                    && !release.begun
+                {
+                    self.releases.remove(&number);
+                    self.post(back, Post::ReleaseAbandoned(io, generation), out);
+                }
+            }
+            Upcall::Drained { revoke } => self.drained(reactor, revoke, out),
+            Upcall::Settled { job } => {
+                if let Some((Job::Settle { .. }, waiting)) = self.jobs.get_mut(&job) {
+                    waiting.remove(reactor);
+                    if waiting.is_empty() {
+                        self.jobs.remove(&job);
+                        out.push(Effect::Say(FromEngine::JobDone { job, errno: None }));
+                    }
+                }
+            }
+            Upcall::JobDone { job, errno } => {
+                self.jobs.remove(&job);
+                out.push(Effect::Say(FromEngine::JobDone { job, errno }));
+            }
+        }
+    }
+
+    /// A reactor's answer counts wherever the revoke is by now.
+    fn drained(&mut self, reactor: usize, revoke: u64, out: &mut Vec<Effect>) {
+        let mut open = self.draining.iter_mut().chain(&mut self.held);
+        let Some(open) = open.find(|open| open.revoke == revoke) else {
+            return;
+        };
+        open.waiting.remove(reactor);
+        if open.waiting.is_empty() {
+            self.draining.retain(|open| open.revoke != revoke);
+            self.held.retain(|open| open.revoke != revoke);
+            out.push(Effect::Say(FromEngine::RevokeDone { revoke }));
+            self.post_revokes(out);
+        }
+    }
+
+    /// The end of a turn: asks everything that was missed in it.
+    pub fn end_turn(&mut self, out: &mut Vec<Effect>) {
+        Self::ask(&self.asks, out);
+        self.asks.clear();
+    }
+
+    fn ask(asks: &[FaultAsk], out: &mut Vec<Effect>) {
+        out.extend(asks.chunks(MAX_BATCH).map(|faults| {
+            let faults = faults.to_vec();
+            Effect::Say(FromEngine::Faults { faults })
+        }));
+    }
+
+    /// What an earlier conversation asked for and is not done.
+    pub fn held(&self) -> impl Iterator<Item = Held> + '_ {
+        let jobs = self
+            .jobs
+            .iter()
+            .map(|(job, (work, _))| Held::Job(*job, *work));
+        self.open_revokes().map(Held::Revoke).chain(jobs)
+    }
+
+    /// A new owner has been told what is held: everything that no owner has answered is asked again.
+    pub fn ask_again(&mut self, out: &mut Vec<Effect>) {
+        self.asks.clear();
+        let ask = |(volume, extent, write)| FaultAsk {
+            volume,
+            extent,
+            write,
+        };
+        let asks: Vec<_> = self.faults.outstanding().map(ask).collect();
+        Self::ask(&asks, out);
+        for (&volume, &sequence) in &self.commits {
+            out.push(Effect::Say(FromEngine::CommitWanted { volume, sequence }));
+        }
+        for (&release, open) in &self.releases {
+            out.push(Effect::Say(FromEngine::Release {
+                release,
+                volume: open.volume,
+                range: open.range,
+            }));
+        }
+    }
+
+    /// The conversation is over. Whatever that owner went on to do, the words are cleared: a tenant's
+    /// later write faults, and is answered by an owner that knows how far this came. So releases may be
+    /// given up again.
+    pub fn hung_up(&mut self) {
+        for release in self.releases.values_mut() {
+            release.begun = false;
+        }
+    }
+
+    /// A volume is gone.
+    pub fn forget(&mut self, volume: VolumeId) {
+        self.faults.forget(volume);
+        self.asks.retain(|ask| ask.volume != volume);
+        self.commits.remove(&volume);
+    }
+
+    /// Faults that the owner has not answered.
+    pub fn faults_outstanding(&self) -> usize {
+        self.faults.len()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,288 @@
+//! Each input with the effects that it must have.
+
+use super::*;
+use crate::types::ExtentIndex;
+
+const V: VolumeId = VolumeId(7);
+
+/// One volume of eight extents.
+#[derive(Default)]
+struct One {
+    words: [u64; 8],
+    committed: u64,
+}
+
+impl Words for One {
+    fn lookup(&self, volume: VolumeId, extent: u64) -> Option<Word> {
+        (volume == V).then(|| Word::from_bits(self.words[extent as usize]))
+    }
+    fn install(&mut self, grant: &GrantOf) -> bool {
+        let word = Word::from_bits(grant.word);
+        for extent in grant.range.first..grant.range.end() {
+            self.words[extent as usize] = word.advance(extent - grant.range.first).bits();
+        }
+        grant.volume == V
+    }
+    fn clear(&mut self, _: VolumeId, range: ExtentRange, _: Option<Rights>) {
+        self.words[range.first as usize..range.end() as usize].fill(0);
+    }
+    fn committed(&mut self, _: VolumeId, sequence: u64) {
+        self.committed = sequence;
+    }
+    fn is_committed(&self, _: VolumeId, sequence: u64) -> bool {
+        self.committed >= sequence
+    }
+}
+
+struct Rig {
+    side: EngineSide,
+    words: One,
+}
+
+impl Rig {
+    fn new(reactors: usize, max_drains: usize) -> Self {
+        Self {
+            side: EngineSide::new(reactors, max_drains),
+            words: One::default(),
+        }
+    }
+
+    fn hear(&mut self, message: ToEngine) -> Vec<Effect> {
+        let mut out = Vec::new();
+        assert_eq!(self.side.hear(message, &mut self.words, &mut out), None);
+        out
+    }
+
+    fn upcall(&mut self, reactor: usize, upcall: Upcall) -> Vec<Effect> {
+        let mut out = Vec::new();
+        self.side.upcall(reactor, upcall, &self.words, &mut out);
+        self.side.end_turn(&mut out);
+        out
+    }
+
+    fn miss(&mut self, reactor: usize, extent: u64, write: bool) -> Vec<Effect> {
+        self.upcall(reactor, Upcall::Fault(ask(extent, write)))
+    }
+
+    fn revoke(&mut self, revoke: u64, extent: u64, release: Option<u64>) -> Vec<Effect> {
+        self.hear(ToEngine::Revoke {
+            revoke,
+            volume: V,
+            range: ExtentRange::new(extent, 1),
+            keep: None,
+            release,
+        })
+    }
+}
+
+fn ask(extent: u64, write: bool) -> FaultAsk {
+    FaultAsk {
+        volume: V,
+        extent,
+        write,
+    }
+}
+
+fn asked(extent: u64, write: bool) -> Vec<Effect> {
+    let faults = vec![ask(extent, write)];
+    vec![Effect::Say(FromEngine::Faults { faults })]
+}
+
+fn grants(extent: u64, word: Word) -> ToEngine {
+    ToEngine::Grants {
+        grants: vec![GrantOf {
+            volume: V,
+            range: ExtentRange::new(extent, 1),
+            word: word.bits(),
+            commit_sequence: 0,
+        }],
+    }
+}
+
+fn stored() -> Word {
+    Word::new(DeviceIndex(0), ExtentIndex(5), Rights::ReadWrite).unwrap()
+}
+
+fn posted(who: usize, post: Post) -> Effect {
+    Effect::Post(ReactorSet::one(who), post)
+}
+
+fn revoke_post(revoke: u64, extent: u64) -> Post {
+    Post::Revoke {
+        revoke,
+        volume: V,
+        range: ExtentRange::new(extent, 1),
+        keep: None,
+    }
+}
+
+#[test]
+fn who_asked_is_told_and_nobody_else() {
+    let mut rig = Rig::new(3, 4);
+    assert_eq!(rig.miss(1, 2, true), asked(2, true));
+    assert_eq!(rig.miss(1, 2, true), []);
+    assert_eq!(rig.miss(2, 2, false), asked(2, false));
+    let granted = Post::Granted(V, ExtentRange::new(2, 1));
+    assert_eq!(rig.hear(grants(2, Word::HOLE)), [posted(2, granted)]);
+    // The read was answered; the write still is not, and its failure concerns it alone.
+    assert_eq!(rig.miss(2, 2, false), [posted(2, granted)]);
+    let failed = ToEngine::FaultFailed {
+        volume: V,
+        range: ExtentRange::new(2, 1),
+        write: true,
+        reason: FaultFailure::NoSpace,
+    };
+    let told = Post::FaultFailed(V, ExtentRange::new(2, 1), true, FaultFailure::NoSpace);
+    assert_eq!(rig.hear(failed), [posted(1, told)]);
+    assert_eq!(rig.hear(grants(2, stored())), []);
+    assert_eq!(
+        rig.miss(0, 2, true),
+        [posted(0, granted)],
+        "it came meanwhile"
+    );
+}
+
+#[test]
+fn faults_of_a_turn_are_one_message() {
+    let mut rig = Rig::new(1, 4);
+    let mut out = Vec::new();
+    for extent in 0..8 {
+        let miss = Upcall::Fault(ask(extent, true));
+        rig.side.upcall(0, miss, &rig.words, &mut out);
+    }
+    assert_eq!(out, []);
+    rig.side.end_turn(&mut out);
+    let [Effect::Say(FromEngine::Faults { faults })] = &out[..] else {
+        panic!("{out:?}")
+    };
+    assert_eq!(faults.len(), 8);
+    // A new owner is asked all of it again, once.
+    let mut out = Vec::new();
+    rig.side.ask_again(&mut out);
+    rig.side.end_turn(&mut out);
+    assert_eq!(out.len(), 1);
+}
+
+#[test]
+fn a_revoke_is_acknowledged_when_every_reactor_has_drained() {
+    let mut rig = Rig::new(2, 4);
+    rig.hear(grants(3, stored()));
+    let post = Effect::Post(ReactorSet::first(2), revoke_post(9, 3));
+    assert_eq!(rig.revoke(9, 3, None), [post]);
+    assert_eq!(rig.words.words[3], 0);
+    assert_eq!(rig.revoke(9, 3, None), [], "said twice");
+    assert_eq!(rig.upcall(0, Upcall::Drained { revoke: 9 }), []);
+    assert_eq!(rig.upcall(0, Upcall::Drained { revoke: 9 }), []);
+    assert_eq!(rig.side.held().collect::<Vec<_>>(), [Held::Revoke(9)]);
+    let done = Effect::Say(FromEngine::RevokeDone { revoke: 9 });
+    assert_eq!(rig.upcall(1, Upcall::Drained { revoke: 9 }), [done]);
+    assert_eq!(rig.upcall(1, Upcall::Drained { revoke: 9 }), []);
+}
+
+#[test]
+fn what_hangs_takes_turns_and_what_was_answered_stays_answered() {
+    let mut rig = Rig::new(2, 1);
+    rig.hear(grants(4, stored()));
+    rig.revoke(1, 3, None);
+    assert_eq!(rig.revoke(2, 4, None), [], "held back");
+    assert_eq!(rig.words.words[4], 0, "but its words are cleared at once");
+    rig.upcall(0, Upcall::Drained { revoke: 1 });
+    let mut out = Vec::new();
+    rig.side.take_turns(&mut out);
+    assert_eq!(out, [], "it has a whole turn");
+    rig.side.take_turns(&mut out);
+    assert_eq!(
+        out,
+        [
+            posted(1, Post::Abandon(1)),
+            Effect::Post(ReactorSet::first(2), revoke_post(2, 4))
+        ]
+    );
+    // An answer that crossed with that counts; so the rest is not asked again.
+    rig.upcall(0, Upcall::Drained { revoke: 2 });
+    let done = |revoke| Effect::Say(FromEngine::RevokeDone { revoke });
+    assert_eq!(
+        rig.upcall(1, Upcall::Drained { revoke: 2 }),
+        [done(2), posted(1, revoke_post(1, 3))],
+        "the first comes back, to who has not answered"
+    );
+    assert_eq!(rig.upcall(1, Upcall::Drained { revoke: 1 }), [done(1)]);
+    out.clear();
+    rig.side.take_turns(&mut out);
+    assert_eq!(out, []);
+}
+
+#[test]
+fn an_abandoned_revoke_makes_room_and_is_not_answered() {
+    let mut rig = Rig::new(1, 1);
+    rig.revoke(1, 3, None);
+    rig.revoke(2, 4, None);
+    rig.revoke(3, 5, None);
+    assert_eq!(rig.hear(ToEngine::Abandon { revoke: 2 }), []);
+    assert_eq!(
+        rig.hear(ToEngine::Abandon { revoke: 1 }),
+        [posted(0, Post::Abandon(1)), posted(0, revoke_post(3, 5))]
+    );
+    assert_eq!(rig.upcall(0, Upcall::Drained { revoke: 1 }), []);
+    assert_eq!(rig.side.held().collect::<Vec<_>>(), [Held::Revoke(3)]);
+}
+
+#[test]
+fn a_release_can_be_given_up_until_its_revoke_comes() {
+    let mut rig = Rig::new(1, 4);
+    let release = Upcall::Release {
+        io: 4,
+        generation: 2,
+        volume: V,
+        range: ExtentRange::new(1, 1),
+    };
+    let abandon = Upcall::AbandonRelease {
+        io: 4,
+        generation: 2,
+    };
+    rig.upcall(0, release);
+    assert_eq!(
+        rig.upcall(0, abandon),
+        [posted(0, Post::ReleaseAbandoned(4, 2))]
+    );
+    let refused = Effect::Say(FromEngine::RevokeRefused { revoke: 8 });
+    rig.hear(grants(1, stored()));
+    assert_eq!(rig.revoke(8, 1, Some(1)), [refused]);
+    assert_ne!(rig.words.words[1], 0, "nothing was revoked");
+    rig.upcall(0, release);
+    rig.revoke(9, 1, Some(2));
+    assert_eq!(rig.upcall(0, abandon), [], "it has begun");
+    rig.side.hung_up();
+    let mut out = Vec::new();
+    rig.side.ask_again(&mut out);
+    assert!(matches!(
+        out[..],
+        [Effect::Say(FromEngine::Release { release: 2, .. })]
+    ));
+    assert_eq!(
+        rig.upcall(0, abandon),
+        [posted(0, Post::ReleaseAbandoned(4, 2))]
+    );
+}
+
+#[test]
+fn a_device_is_settled_when_every_reactor_says_so() {
+    let mut rig = Rig::new(2, 4);
+    let work = Job::Settle {
+        device: DeviceIndex(3),
+    };
+    let post = Post::Settle(6, DeviceIndex(3));
+    let message = ToEngine::Job { job: 6, work };
+    let all = ReactorSet::first(2);
+    assert_eq!(rig.hear(message.clone()), [Effect::Post(all, post)]);
+    assert_eq!(rig.hear(message), [], "said twice");
+    assert_eq!(rig.upcall(1, Upcall::Settled { job: 6 }), []);
+    assert_eq!(rig.upcall(1, Upcall::Settled { job: 6 }), []);
+    assert_eq!(rig.side.held().collect::<Vec<_>>(), [Held::Job(6, work)]);
+    let done = Effect::Say(FromEngine::JobDone {
+        job: 6,
+        errno: None,
+    });
+    assert_eq!(rig.upcall(0, Upcall::Settled { job: 6 }), [done]);
+    assert_eq!(rig.side.held().count(), 0);
+}

@@ -1,0 +1,154 @@
+//! A reactor's side of translation: what an access may do now, and what it does after it parked.
+//!
+//! **Design.** A command is translated extent by extent, at the moment at which it is submitted, and
+//! what is translated is submitted before the reactor takes its next message. So each slice is either
+//! counted by a revoke's drain ([`crate::drain`]) or was translated under the cleared words. What a
+//! command learned before it parked is never used: the answer says only *that* there is one, and the
+//! translation is looked up again ([`Parked::hear`]).
+//!
+//! **Not here:** the commands and their slices (the engine), the words ([`crate::table`]).
+
+use crate::boundary::message::FaultFailure;
+use crate::table::Table;
+use crate::types::{ExtentRange, Rights, VolumeId};
+use crate::word::Word;
+
+/// What an access may do with an extent now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Go to the device.
+    Device(Word),
+    /// It reads as zeros.
+    Zeros,
+    /// Nothing: ask the owner and park.
+    Park,
+}
+
+/// What a translation allows.
+#[inline]
+pub fn access(word: Word, write: bool) -> Access {
+    match word.rights() {
+        Some(Rights::ReadWrite) => Access::Device(word),
+        Some(Rights::Read) if !write => Access::Device(word),
+        Some(Rights::Hole) if !write => Access::Zeros,
+        _ => Access::Park,
+    }
+}
+
+/// How many extents from `extent` on, whose translation is `word`, lie in one run: at most `limit`.
+#[inline]
+pub fn run(table: &Table, extent: u64, word: Word, limit: u64) -> u64 {
+    let mut count = 1;
+    while count < limit && table.lookup(extent + count) == word.advance(count) {
+        count += 1;
+    }
+    count
+}
+
+/// The owner's answer to a fault, as a reactor hears it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// Something was granted.
+    Granted,
+    /// Faults for writing (or for reading) can't be answered.
+    Failed {
+        /// Which.
+        write: bool,
+        /// Why.
+        reason: FaultFailure,
+    },
+}
+
+/// What a parked command does about an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Heard {
+    /// It stays parked: that was not about it.
+    Stay,
+    /// It is translated again, from where it parked.
+    Translate,
+    /// It fails.
+    Fail(FaultFailure),
+}
+
+/// What a command waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Parked {
+    /// Whose extent.
+    pub volume: VolumeId,
+    /// Which.
+    pub extent: u64,
+    /// Whether it is to be written.
+    pub write: bool,
+}
+
+impl Parked {
+    /// What an answer about `range` of `volume` means to it.
+    #[inline]
+    pub fn hear(&self, volume: VolumeId, range: ExtentRange, answer: Answer) -> Heard {
+        if self.volume != volume || !range.contains(self.extent) {
+            return Heard::Stay;
+        }
+        match answer {
+            Answer::Granted => Heard::Translate,
+            Answer::Failed { write, reason } if write == self.write => Heard::Fail(reason),
+            Answer::Failed { .. } => Heard::Stay,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{DeviceIndex, ExtentIndex};
+
+    #[test]
+    fn rights_decide() {
+        let stored = Word::new(DeviceIndex(1), ExtentIndex(7), Rights::ReadWrite).unwrap();
+        let shared = stored.read_only();
+        assert_eq!(access(stored, true), Access::Device(stored));
+        assert_eq!(access(shared, false), Access::Device(shared));
+        assert_eq!(access(shared, true), Access::Park);
+        assert_eq!(access(Word::HOLE, false), Access::Zeros);
+        assert_eq!(access(Word::HOLE, true), Access::Park);
+        assert_eq!(access(Word::MISS, false), Access::Park);
+    }
+
+    #[test]
+    fn a_run_ends_where_the_place_does() {
+        let table = Table::new(8);
+        let word = Word::new(DeviceIndex(0), ExtentIndex(20), Rights::ReadWrite).unwrap();
+        table.install(ExtentRange::new(1, 3), word);
+        table.install(ExtentRange::new(4, 1), word);
+        assert_eq!(run(&table, 1, word, 8), 3);
+        assert_eq!(run(&table, 1, word, 2), 2);
+        assert_eq!(run(&table, 4, word, 8), 1);
+    }
+
+    #[test]
+    fn an_answer_concerns_what_asked() {
+        let v = VolumeId(1);
+        let write = Parked {
+            volume: v,
+            extent: 4,
+            write: true,
+        };
+        let read = Parked {
+            write: false,
+            ..write
+        };
+        let (range, reason) = (ExtentRange::new(3, 2), FaultFailure::NoSpace);
+        let failed = Answer::Failed {
+            write: true,
+            reason,
+        };
+        assert_eq!(write.hear(v, range, Answer::Granted), Heard::Translate);
+        assert_eq!(write.hear(v, range, failed), Heard::Fail(reason));
+        assert_eq!(
+            read.hear(v, range, failed),
+            Heard::Stay,
+            "no room for a write says nothing about a read"
+        );
+        assert_eq!(write.hear(VolumeId(2), range, Answer::Granted), Heard::Stay);
+        assert_eq!(write.hear(v, ExtentRange::new(5, 9), failed), Heard::Stay);
+    }
+}
