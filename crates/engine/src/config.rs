@@ -6,7 +6,7 @@
 use crate::control::Control;
 use crate::core::Core;
 use crate::exports::Exports;
-use crate::mailbox::{eventfd, mailbox};
+use crate::mailbox::{ControlBell, mailbox};
 use crate::reactor::{Reactor, WAKE_KEY};
 use crate::tcp::Frontend;
 use forebay_device::ring::{Ring, RingOptions};
@@ -93,7 +93,7 @@ impl Engine {
             .reactors
             .store(config.reactors as u64, std::sync::atomic::Ordering::Relaxed);
         let exports = Exports::default();
-        let bell = Arc::new(eventfd().map_err(system("making an eventfd"))?);
+        let bell = ControlBell::new().map_err(system("making an eventfd"))?;
         let mut mailboxes = Vec::new();
         let mut reactors = Vec::new();
         for number in 0..config.reactors {

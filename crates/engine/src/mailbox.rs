@@ -1,9 +1,10 @@
 //! The rings between the control thread and a reactor.
 //!
-//! **Design.** Two bounded single-producer rings and an eventfd each way. The sender wakes a reactor
-//! only when it says that it is asleep; the sleeper says so first and looks once more afterwards, with
-//! a full fence on both sides, so no message is slept through. A full ring is the sender's business:
-//! it keeps the message and tries again. **Not here:** what the messages do.
+//! **Design.** Two bounded single-producer rings and an eventfd each way. The sender wakes the other
+//! side only when that says that it is asleep; the sleeper says so first and looks once more
+//! afterwards, with a full fence on both sides ([`Sleeper`]), so no message is slept through. A full
+//! ring is the sender's business: it keeps the message and tries again. **Not here:** what the
+//! messages do.
 
 use crate::core::ServedDevice;
 use crate::door::NewConnection;
@@ -131,12 +132,41 @@ pub enum Upcall {
     Stopped,
 }
 
+/// Whether a thread sleeps until its eventfd is rung.
+#[derive(Debug, Default)]
+pub struct Sleeper(AtomicBool);
+
+impl Sleeper {
+    /// The thread is about to sleep; false when there is something for it, so that it must not.
+    pub fn fall_asleep(&self, nothing: impl FnOnce() -> bool) -> bool {
+        self.0.store(true, SeqCst);
+        fence(SeqCst);
+        if nothing() {
+            return true;
+        }
+        self.0.store(false, SeqCst);
+        false
+    }
+
+    /// The thread is awake.
+    pub fn awake(&self) {
+        self.0.store(false, SeqCst);
+    }
+
+    /// Whether it must be woken to see what was just put there for it.
+    #[inline]
+    fn must_be_woken(&self) -> bool {
+        fence(SeqCst);
+        self.0.load(SeqCst)
+    }
+}
+
 /// The control thread's end.
 pub struct ToReactor {
     posts: Producer<Post>,
     upcalls: Consumer<Upcall>,
     overflow: VecDeque<Post>,
-    asleep: Arc<AtomicBool>,
+    asleep: Arc<Sleeper>,
     wake: Arc<OwnedFd>,
 }
 
@@ -144,9 +174,9 @@ pub struct ToReactor {
 pub struct ToControl {
     posts: Consumer<Post>,
     upcalls: Producer<Upcall>,
-    asleep: Arc<AtomicBool>,
+    asleep: Arc<Sleeper>,
     wake: Arc<OwnedFd>,
-    control_wake: Arc<OwnedFd>,
+    control: ControlBell,
 }
 
 /// A non-blocking eventfd.
@@ -169,18 +199,37 @@ pub fn quiet_bell(fd: impl AsFd) {
     let _ = rustix::io::read(fd, &mut [0u8; 8]);
 }
 
-/// A pair of ends. `control_wake` is the control thread's eventfd.
-pub fn mailbox(control_wake: Arc<OwnedFd>) -> io::Result<(ToReactor, ToControl)> {
+/// What wakes the control thread.
+#[derive(Clone, Debug)]
+pub struct ControlBell {
+    /// Its eventfd.
+    pub wake: Arc<OwnedFd>,
+    /// Whether it sleeps.
+    pub asleep: Arc<Sleeper>,
+}
+
+impl ControlBell {
+    /// A bell for a thread that is awake.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            wake: Arc::new(eventfd()?),
+            asleep: Arc::default(),
+        })
+    }
+}
+
+/// A pair of ends.
+pub fn mailbox(control: ControlBell) -> io::Result<(ToReactor, ToControl)> {
     let (post_in, post_out) = RingBuffer::new(RING_ENTRIES);
     let (up_in, up_out) = RingBuffer::new(RING_ENTRIES);
-    let asleep = Arc::new(AtomicBool::new(false));
+    let asleep = Arc::new(Sleeper::default());
     let wake = Arc::new(eventfd()?);
     let reactor = ToControl {
         posts: post_out,
         upcalls: up_in,
         asleep: asleep.clone(),
         wake: wake.clone(),
-        control_wake,
+        control,
     };
     Ok((
         ToReactor {
@@ -197,8 +246,13 @@ pub fn mailbox(control_wake: Arc<OwnedFd>) -> io::Result<(ToReactor, ToControl)>
 impl ToReactor {
     /// Sends, in order.
     pub fn post(&mut self, post: Post) {
-        self.overflow.push_back(post);
+        self.queue(post);
         self.flush();
+    }
+
+    /// Sends with the next [`ToReactor::flush`]: many with one look at whether the reactor sleeps.
+    pub fn queue(&mut self, post: Post) {
+        self.overflow.push_back(post);
     }
 
     /// Sends what found no room before; call it each turn.
@@ -213,17 +267,19 @@ impl ToReactor {
                 }
             }
         }
-        if sent {
-            fence(SeqCst);
-            if self.asleep.load(SeqCst) {
-                ring_bell(&*self.wake);
-            }
+        if sent && self.asleep.must_be_woken() {
+            ring_bell(&*self.wake);
         }
     }
 
     /// Whether something waits for room.
     pub fn is_behind(&self) -> bool {
         !self.overflow.is_empty()
+    }
+
+    /// Whether the reactor has said something.
+    pub fn has_upcalls(&self) -> bool {
+        !self.upcalls.is_empty()
     }
 
     /// The next message from the reactor.
@@ -244,25 +300,21 @@ impl ToControl {
         self.upcalls.push(upcall).map_err(|PushError::Full(u)| u)
     }
 
-    /// Wakes the control thread.
+    /// Sees to it that the control thread looks at what was sent.
     pub fn wake_control(&self) {
-        ring_bell(&*self.control_wake);
+        if self.control.asleep.must_be_woken() {
+            ring_bell(&*self.control.wake);
+        }
     }
 
     /// Says that the reactor is about to sleep; false when a message came meanwhile.
     pub fn fall_asleep(&self) -> bool {
-        self.asleep.store(true, SeqCst);
-        fence(SeqCst);
-        if self.posts.is_empty() {
-            return true;
-        }
-        self.asleep.store(false, SeqCst);
-        false
+        self.asleep.fall_asleep(|| self.posts.is_empty())
     }
 
     /// Says that the reactor is awake.
     pub fn awake(&self) {
-        self.asleep.store(false, SeqCst);
+        self.asleep.awake();
         quiet_bell(&*self.wake);
     }
 

@@ -90,7 +90,7 @@ impl Control {
     fn wait_for_fence(&self, index: DeviceIndex, device: Arc<Device>) {
         let (news, bell, generation) = (
             self.device_sender.clone(),
-            self.bell.clone(),
+            self.bell.wake.clone(),
             self.generation,
         );
         let wait = move || {
@@ -124,7 +124,7 @@ impl Control {
             let _ = self
                 .device_sender
                 .send(News::Failed(index, format!("no thread for the fence: {e}")));
-            ring_bell(&*self.bell);
+            ring_bell(&*self.bell.wake);
         }
     }
 

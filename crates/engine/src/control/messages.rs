@@ -1,14 +1,13 @@
 //! What the daemon says, and what the engine does about it. Every request may be repeated.
 
-use super::{Control, KnownExport, PendingRevoke};
+use super::{Control, KnownExport};
 use crate::exports::Served;
 use crate::lane::{Lane, LaneIndex};
 use crate::mailbox::Post;
 use crate::volume::Volume;
 use forebay_xlate::boundary::message::{
-    BOUNDARY_VERSION, ExportConfig, ExportId, FromEngine, GrantOf, Job, ToEngine, VolumeConfig,
+    BOUNDARY_VERSION, ExportConfig, ExportId, FromEngine, ToEngine, VolumeConfig,
 };
-use forebay_xlate::{Rights, Word};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -52,9 +51,8 @@ impl Control {
                 {
                     Err(format!("{volume} is still exported"))
                 } else {
-                    self.volumes.remove(&volume);
-                    self.faults.forget(volume);
-                    self.commits.remove(&volume);
+                    self.volumes.0.remove(&volume);
+                    self.side.forget(volume);
                     Ok(())
                 };
                 self.done(request, result);
@@ -77,111 +75,17 @@ impl Control {
                     .set_addresses(self.door.listeners().map(|(a, _)| a.to_string()).collect());
                 self.done(request, result);
             }
-            ToEngine::Grants { grants } => {
-                for grant in grants {
-                    self.granted(&grant);
-                }
-            }
-            ToEngine::FaultFailed {
-                volume,
-                range,
-                write,
-                reason,
-            } => {
-                self.faults.answered(volume, range, write);
-                self.post_all(|| Post::FaultFailed(volume, range, write, reason));
-            }
-            ToEngine::Revoke {
-                revoke,
-                volume,
-                range,
-                keep,
-                release,
-            } => {
-                if let Some(number) = release {
-                    match self.releases.get_mut(&number) {
-                        Some(open) => open.begun = true,
-                        None => {
-                            self.say(&FromEngine::RevokeRefused { revoke });
-                            return;
-                        }
-                    }
-                }
-                self.revoke(PendingRevoke {
-                    revoke,
-                    volume,
-                    range,
-                    keep,
-                });
-            }
-            ToEngine::Abandon { revoke } => self.abandon(revoke),
-            ToEngine::Committed { volume, sequence } => {
-                if let Some(known) = self.volumes.get(&volume) {
-                    known.committed(sequence);
-                }
-                if self
-                    .commits
-                    .get(&volume)
-                    .is_some_and(|wanted| *wanted <= sequence)
-                {
-                    self.commits.remove(&volume);
-                }
-                self.post_all(|| Post::Committed(volume));
-            }
-            ToEngine::CommitFailed { volume, sequence } => {
-                if self
-                    .commits
-                    .get(&volume)
-                    .is_some_and(|wanted| *wanted <= sequence)
-                {
-                    self.commits.remove(&volume);
-                }
-                self.post_all(|| Post::CommitFailed(volume, sequence));
-            }
-            ToEngine::ReleaseDone { release } => {
-                if let Some(open) = self.releases.remove(&release) {
-                    self.mailboxes[open.reactor].post(Post::ReleaseDone(open.io, open.generation));
-                }
-            }
-            ToEngine::Job { job, work } => {
-                self.jobs.insert(job, work);
-                if let Job::Settle { device } = work {
-                    self.settles.posted(job, self.mailboxes.len() as u32);
-                    self.post_all(|| Post::Settle(job, device));
-                } else {
-                    // The internal lane lives on reactor 0.
-                    self.mailboxes[0].post(Post::Job(job, work));
-                }
-            }
             ToEngine::Stop => self.stop(),
+            other => {
+                self.side.hear(other, &mut self.volumes, &mut self.effects);
+                self.carry_out();
+            }
         }
-    }
-
-    fn granted(&mut self, grant: &GrantOf) {
-        let GrantOf {
-            volume,
-            range,
-            word,
-            commit_sequence,
-        } = *grant;
-        let Some(known) = self.volumes.get(&volume) else {
-            return;
-        };
-        let word = Word::from_bits(word);
-        // First what FLUSH must see, then the translation that makes it needed.
-        known.granted(commit_sequence);
-        if word.rights() == Some(Rights::ReadWrite) {
-            known.may_write_to(word.device());
-        }
-        known.table.install(range, word);
-        self.faults
-            .answered(volume, range, word.rights() == Some(Rights::ReadWrite));
-        self.post_all(|| Post::Granted(volume, range));
     }
 
     fn set_volume(&mut self, config: VolumeConfig) -> Result<(), String> {
         let id = config.volume;
-        let known = self.volumes.get(&id);
+        let known = self.volumes.0.get(&id);
         if known.is_some_and(|v| v.config == config) {
             return Ok(());
         }
@@ -191,13 +95,13 @@ impl Control {
             None => Volume::new(config),
         };
         let volume = Arc::new(volume.ok_or(impossible)?);
-        self.volumes.insert(id, volume.clone());
+        self.volumes.0.insert(id, volume.clone());
         self.post_all(|| Post::Volume(volume.clone()));
         Ok(())
     }
 
     fn set_export(&mut self, config: ExportConfig) -> Result<(), String> {
-        let Some(volume) = self.volumes.get(&config.volume).cloned() else {
+        let Some(volume) = self.volumes.0.get(&config.volume).cloned() else {
             return Err(format!("export {}: its volume is not served", config.nqn));
         };
         let config = Arc::new(config);

@@ -1,13 +1,14 @@
 //! The control thread: the engine's side of the boundary.
 //!
 //! **Design.** One thread that sleeps in epoll: the daemon's socket, the door's sockets, the
-//! reactors' bell. It alone writes translation tables and keeps what is unanswered (faults, commits,
-//! releases, revokes, jobs), so that a new daemon can be told all of it again. Without a daemon
-//! everything granted goes on. **Not here:** commands of tenants ([`crate::core`]); the daemon's
-//! messages one by one ([`messages`]); opening and fencing devices ([`devices`]).
+//! reactors' bell. It alone writes translation tables. What is said about grants, faults, commits,
+//! releases, revokes and jobs is decided by [`EngineSide`], and carried out here. Without a daemon
+//! everything granted goes on. **Not here:** commands of tenants ([`crate::core`]); what else the
+//! daemon says ([`messages`]); opening and fencing devices ([`devices`]).
 
 mod devices;
 mod messages;
+mod translate;
 
 use crate::associations::Associations;
 use crate::config::EngineConfig;
@@ -15,22 +16,22 @@ use crate::core::{ServedDevice, monotonic_ns};
 use crate::door::Door;
 use crate::exports::Exports;
 use crate::lane::LaneIndex;
-use crate::mailbox::{Post, ToReactor, Upcall, quiet_bell};
-use crate::volume::Volume;
+use crate::mailbox::{ControlBell, Post, ToReactor, Upcall, quiet_bell};
+use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::{
-    DeviceConfig, ExportConfig, ExportId, FaultAsk, FromEngine, Held, Job, MAX_BATCH, ToEngine,
+    DeviceConfig, ExportConfig, ExportId, FromEngine, Held, ToEngine,
 };
 use forebay_xlate::boundary::region::{MAX_LANES, Region};
 use forebay_xlate::boundary::socket::{self, Channel};
-use forebay_xlate::drain::{Acks, MAX_DRAINS};
-use forebay_xlate::fault::FaultTable;
-use forebay_xlate::{DeviceIndex, ExtentRange, Rights, VolumeId};
+use forebay_xlate::drain::MAX_DRAINS;
+use forebay_xlate::engine_side::{Effect, EngineSide};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, mpsc};
+use translate::{Volumes, from_reactor, to_reactor};
 
 const KEY_LISTENER: u64 = 0xC0 << 56;
 const KEY_CHANNEL: u64 = 0xC1 << 56;
@@ -52,24 +53,6 @@ struct KnownExport {
     lane: LaneIndex,
 }
 
-/// A tenant's deallocation that the daemon has not carried out.
-struct OpenRelease {
-    reactor: usize,
-    io: u32,
-    generation: u32,
-    volume: VolumeId,
-    range: ExtentRange,
-    /// The daemon has begun to carry it out: its revoke has come in the present conversation.
-    begun: bool,
-}
-
-struct PendingRevoke {
-    revoke: u64,
-    volume: VolumeId,
-    range: ExtentRange,
-    keep: Option<Rights>,
-}
-
 /// See the module's text.
 pub struct Control {
     generation: u64,
@@ -84,29 +67,21 @@ pub struct Control {
     /// The grant table's descriptor, kept for the next daemon.
     grant_table: Option<OwnedFd>,
     mailboxes: Vec<ToReactor>,
-    bell: Arc<OwnedFd>,
+    bell: ControlBell,
     door: Door,
     exports: Exports,
     devices: BTreeMap<DeviceIndex, KnownDevice>,
     device_news: mpsc::Receiver<devices::News>,
     device_sender: mpsc::Sender<devices::News>,
-    volumes: BTreeMap<VolumeId, Arc<Volume>>,
+    volumes: Volumes,
     known_exports: BTreeMap<ExportId, KnownExport>,
     lanes_used: Vec<bool>,
     /// Lanes on their way out, and the request that waits for that.
     lanes_leaving: BTreeMap<u32, Option<u64>>,
-    faults: FaultTable,
-    commits: BTreeMap<VolumeId, u64>,
-    releases: BTreeMap<u64, OpenRelease>,
-    next_release: u64,
-    /// Faults to ask at the turn's end.
-    asks: Vec<FaultAsk>,
-    acks: Acks,
-    /// Reactors that have not answered a [`Job::Settle`].
-    settles: Acks,
-    /// Revokes that wait until fewer are being drained.
-    revokes_held: VecDeque<PendingRevoke>,
-    jobs: BTreeMap<u64, Job>,
+    side: EngineSide,
+    /// What [`EngineSide`] wants done; empty between turns' steps.
+    effects: Vec<Effect>,
+    turns_ns: u64,
     stopping: bool,
     stopped: usize,
     orphan_at_ns: u64,
@@ -118,7 +93,7 @@ impl Control {
         config: &EngineConfig,
         region: Arc<Region>,
         mailboxes: Vec<ToReactor>,
-        bell: Arc<OwnedFd>,
+        bell: ControlBell,
         exports: Exports,
     ) -> io::Result<Self> {
         let set = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
@@ -132,7 +107,7 @@ impl Control {
             )
         };
         watch(listener.as_fd(), KEY_LISTENER)?;
-        watch(bell.as_fd(), KEY_BELL)?;
+        watch(bell.wake.as_fd(), KEY_BELL)?;
         let (device_sender, device_news) = mpsc::channel();
         Ok(Self {
             generation: config.generation,
@@ -143,6 +118,9 @@ impl Control {
             greeted: false,
             pool: [0; 16],
             grant_table: None,
+            side: EngineSide::new(mailboxes.len(), MAX_DRAINS),
+            effects: Vec::new(),
+            turns_ns: 0,
             mailboxes,
             bell,
             door: Door::new(Associations::default(), set.clone()),
@@ -151,19 +129,10 @@ impl Control {
             devices: BTreeMap::new(),
             device_news,
             device_sender,
-            volumes: BTreeMap::new(),
+            volumes: Volumes::default(),
             known_exports: BTreeMap::new(),
             lanes_used: vec![false; MAX_LANES],
             lanes_leaving: BTreeMap::new(),
-            faults: FaultTable::default(),
-            commits: BTreeMap::new(),
-            releases: BTreeMap::new(),
-            next_release: 1,
-            asks: Vec::new(),
-            acks: Acks::default(),
-            settles: Acks::default(),
-            revokes_held: VecDeque::new(),
-            jobs: BTreeMap::new(),
             stopping: false,
             stopped: 0,
             orphan_at_ns: monotonic_ns() + config.orphan_limit_s.saturating_mul(1_000_000_000),
@@ -175,18 +144,27 @@ impl Control {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
         while self.stopped < self.mailboxes.len() {
             events.clear();
-            let soon = self.door.is_busy() || self.mailboxes.iter().any(ToReactor::is_behind);
+            let soon = self.door.is_busy()
+                || self.side.holds_back()
+                || self.mailboxes.iter().any(ToReactor::is_behind);
             let wait_ms = if soon { TICK_MS } else { IDLE_TICK_MS };
             let limit = rustix::event::Timespec {
                 tv_sec: wait_ms / 1000,
                 tv_nsec: wait_ms % 1000 * 1_000_000,
             };
+            let none = || !self.mailboxes.iter().any(ToReactor::has_upcalls);
+            let limit = if self.bell.asleep.fall_asleep(none) {
+                limit
+            } else {
+                rustix::event::Timespec::default()
+            };
             let _ = epoll::wait(&*self.epoll, spare_capacity(&mut events), Some(&limit));
+            self.bell.asleep.awake();
             for event in &events {
                 match event.data.u64() {
                     KEY_LISTENER => self.accept_daemon(),
                     KEY_CHANNEL => self.hear_daemon(),
-                    KEY_BELL => quiet_bell(&*self.bell),
+                    KEY_BELL => quiet_bell(&*self.bell.wake),
                     key => {
                         let mailboxes = &mut self.mailboxes;
                         self.door
@@ -204,6 +182,11 @@ impl Control {
                 mailbox.flush();
             }
             let now = monotonic_ns();
+            if now >= self.turns_ns {
+                self.turns_ns = now + TICK_MS as u64 * 1_000_000;
+                self.side.take_turns(&mut self.effects);
+                self.carry_out();
+            }
             self.door.tick(now);
             self.settle_channel();
             if now > self.orphan_at_ns && self.pool == [0; 16] && !self.stopping {
@@ -241,11 +224,7 @@ impl Control {
         }
         self.greeted = false;
         self.channel_wants_write = false;
-        // Whatever that daemon went on to do, the words are cleared: a tenant's later write faults,
-        // and is answered by an owner that knows how far this came. So it may be given up again.
-        for release in self.releases.values_mut() {
-            release.begun = false;
-        }
+        self.side.hung_up();
     }
 
     /// Sends to the daemon if one has greeted; what it must know is repeated to the next one.
@@ -330,6 +309,7 @@ impl Control {
         }
         held.extend(
             self.volumes
+                .0
                 .values()
                 .map(|v| Held::Volume(v.config.clone())),
         );
@@ -338,12 +318,7 @@ impl Control {
                 .values()
                 .map(|e| Held::Export((*e.config).clone())),
         );
-        let revokes = self
-            .acks
-            .unfinished()
-            .chain(self.revokes_held.iter().map(|r| r.revoke));
-        held.extend(revokes.map(Held::Revoke));
-        held.extend(self.jobs.iter().map(|(job, work)| Held::Job(*job, *work)));
+        held.extend(self.side.held());
         for held in held {
             self.say(&FromEngine::Held(held));
         }
@@ -356,146 +331,47 @@ impl Control {
             self.say_with(&FromEngine::Held(Held::Listener(address)), vec![fd]);
         }
         self.say(&FromEngine::HeldEnd);
-        let ask = |(volume, extent, write)| FaultAsk {
-            volume,
-            extent,
-            write,
-        };
-        let faults: Vec<_> = self.faults.outstanding().map(ask).collect();
-        for faults in faults.chunks(MAX_BATCH) {
-            let faults = faults.to_vec();
-            self.say(&FromEngine::Faults { faults });
-        }
-        let commits: Vec<_> = self.commits.iter().map(|(v, s)| (*v, *s)).collect();
-        for (volume, sequence) in commits {
-            self.say(&FromEngine::CommitWanted { volume, sequence });
-        }
-        let releases: Vec<_> = self
-            .releases
-            .iter()
-            .map(|(n, r)| (*n, r.volume, r.range))
-            .collect();
-        for (release, volume, range) in releases {
-            self.say(&FromEngine::Release {
-                release,
-                volume,
-                range,
-            });
-        }
+        self.side.ask_again(&mut self.effects);
+        self.carry_out();
     }
 
     fn take_upcalls(&mut self) {
         for reactor in 0..self.mailboxes.len() {
             while let Some(upcall) = self.mailboxes[reactor].next() {
-                self.take_upcall(reactor, upcall);
+                match from_reactor(upcall) {
+                    Ok(upcall) => {
+                        self.side
+                            .upcall(reactor, upcall, &self.volumes, &mut self.effects);
+                    }
+                    Err(other) => self.take_upcall(other),
+                }
             }
         }
-        let asks = std::mem::take(&mut self.asks);
-        for faults in asks.chunks(MAX_BATCH) {
-            let faults = faults.to_vec();
-            self.say(&FromEngine::Faults { faults });
-        }
+        self.side.end_turn(&mut self.effects);
+        self.carry_out();
     }
 
-    fn take_upcall(&mut self, reactor: usize, upcall: Upcall) {
-        match upcall {
-            Upcall::Fault {
-                volume,
-                extent,
-                write,
-            } => {
-                let Some(known) = self.volumes.get(&volume) else {
-                    return;
-                };
-                let rights = known.table.lookup(extent).rights();
-                let answered = if write {
-                    rights == Some(Rights::ReadWrite)
-                } else {
-                    rights.is_some()
-                };
-                if answered {
-                    // The grant came while the question was on its way.
-                    self.mailboxes[reactor]
-                        .post(Post::Granted(volume, ExtentRange::new(extent, 1)));
-                } else if self.faults.want(volume, extent, write) {
-                    self.asks.push(FaultAsk {
-                        volume,
-                        extent,
-                        write,
-                    });
-                }
-            }
-            Upcall::CommitWanted { volume, sequence } => {
-                if self
-                    .volumes
-                    .get(&volume)
-                    .is_some_and(|v| v.is_committed(sequence))
-                {
-                    self.mailboxes[reactor].post(Post::Committed(volume));
-                    return;
-                }
-                let wanted = self.commits.entry(volume).or_default();
-                *wanted = sequence.max(*wanted);
-                self.say(&FromEngine::CommitWanted { volume, sequence });
-            }
-            Upcall::Release {
-                io,
-                generation,
-                volume,
-                range,
-            } => {
-                let release = self.next_release;
-                self.next_release += 1;
-                self.releases.insert(
-                    release,
-                    OpenRelease {
-                        reactor,
-                        io,
-                        generation,
-                        volume,
-                        range,
-                        begun: false,
-                    },
-                );
-                self.say(&FromEngine::Release {
-                    release,
-                    volume,
-                    range,
-                });
-            }
-            Upcall::AbandonRelease { io, generation } => {
-                let ours = |r: &OpenRelease| {
-                    r.reactor == reactor && r.io == io && r.generation == generation
-                };
-                let open = self.releases.iter().find(|(_, r)| ours(r));
-                if let Some((&number, release)) = open
-                    && !release.begun
-                {
-                    self.releases.remove(&number);
-                    self.mailboxes[reactor].post(Post::ReleaseAbandoned(io, generation));
-                }
-            }
-            Upcall::Drained { revoke } => {
-                if self.acks.answered(revoke) {
-                    self.say(&FromEngine::RevokeDone { revoke });
-                    if let Some(held) = self.revokes_held.pop_front() {
-                        self.post_revoke(held);
+    /// Does what the protocol's side wants done, in its order; posts go out at the turn's end.
+    fn carry_out(&mut self) {
+        let mut effects = std::mem::take(&mut self.effects);
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Say(message) => self.say(&message),
+                Effect::Post(who, post) => {
+                    for reactor in who.iter() {
+                        if let Some(mailbox) = self.mailboxes.get_mut(reactor) {
+                            mailbox.queue(to_reactor(post));
+                        }
                     }
                 }
             }
-            Upcall::Settled { job } => {
-                if self.settles.answered(job) {
-                    self.jobs.remove(&job);
-                    self.say(&FromEngine::JobDone { job, errno: None });
-                }
-            }
-            Upcall::JobDone { job, error } => {
-                self.jobs.remove(&job);
-                self.say(&FromEngine::JobDone {
-                    job,
-                    errno: error.map(|e| e.raw_os_error()),
-                });
-            }
+        }
+        // Carrying out makes nothing new to do: the list is empty, its memory is kept.
+        self.effects = effects;
+    }
+
+    fn take_upcall(&mut self, upcall: Upcall) {
+        match upcall {
             Upcall::LaneGone { lane } => {
                 let slot = lane.0 as usize;
                 self.region.lanes()[slot]
@@ -507,6 +383,7 @@ impl Control {
                 }
             }
             Upcall::Stopped => self.stopped += 1,
+            _ => {}
         }
     }
 
@@ -514,43 +391,5 @@ impl Control {
         for mailbox in &mut self.mailboxes {
             mailbox.post(post());
         }
-    }
-
-    fn revoke(&mut self, pending: PendingRevoke) {
-        if self.acks.len() >= MAX_DRAINS {
-            self.revokes_held.push_back(pending);
-        } else {
-            self.post_revoke(pending);
-        }
-    }
-
-    /// The owner gives a revoke up: what it waited with is free again.
-    fn abandon(&mut self, revoke: u64) {
-        self.revokes_held.retain(|held| held.revoke != revoke);
-        if self.acks.forget(revoke) {
-            self.post_all(|| Post::Abandon(revoke));
-            if let Some(held) = self.revokes_held.pop_front() {
-                self.post_revoke(held);
-            }
-        }
-    }
-
-    fn post_revoke(&mut self, pending: PendingRevoke) {
-        let PendingRevoke {
-            revoke,
-            volume,
-            range,
-            keep,
-        } = pending;
-        if let Some(known) = self.volumes.get(&volume) {
-            known.table.clear(range, keep);
-        }
-        self.acks.posted(revoke, self.mailboxes.len() as u32);
-        self.post_all(|| Post::Revoke {
-            revoke,
-            volume,
-            range,
-            keep,
-        });
     }
 }

@@ -11,7 +11,8 @@ use forebay_device::{Errno, Finish, Op, Submitted};
 use forebay_nvme::Status;
 use forebay_xlate::boundary::region::progress;
 use forebay_xlate::drain::SliceSpan;
-use forebay_xlate::{ExtentRange, Rights, Word};
+use forebay_xlate::reactor_side::{Access, Parked, access, run};
+use forebay_xlate::{ExtentRange, Word};
 
 /// How an attempt to submit a slice went.
 pub(super) enum Put {
@@ -72,9 +73,9 @@ impl Core {
             let within = at & (extent_bytes - 1);
             let left = u64::from(len) - io.cursor;
             let mut n = left.min(extent_bytes - within);
-            let word = volume.table.lookup(extent);
-            match word.rights() {
-                Some(Rights::Hole) if !write => {
+            let word = match access(volume.table.lookup(extent), write) {
+                Access::Device(word) => word,
+                Access::Zeros => {
                     if let Some(buffer) = io.buffer.as_mut() {
                         let from = io.cursor as usize;
                         buffer.as_mut_slice()[from..from + n as usize].fill(0);
@@ -82,18 +83,19 @@ impl Core {
                     io.cursor += n;
                     continue;
                 }
-                Some(Rights::ReadWrite) => {}
-                Some(Rights::Read) if !write => {}
-                _ => {
-                    self.set_aside(token, Stage::Parked { extent, write });
+                Access::Park => {
+                    let parked = Parked {
+                        volume: volume.id(),
+                        extent,
+                        write,
+                    };
+                    self.park(token, parked);
                     return;
                 }
-            }
-            let mut run = 1u64;
-            while n < left && volume.table.lookup(extent + run) == word.advance(run) {
-                n = left.min(n + extent_bytes);
-                run += 1;
-            }
+            };
+            let limit = (within + left).div_ceil(extent_bytes);
+            let run = run(&volume.table, extent, word, limit);
+            n = left.min(run * extent_bytes - within);
             let (id, from) = (volume.id(), io.cursor as u32);
             let Some(part) = io.buffer.as_ref().and_then(|b| b.part(from, n as u32)) else {
                 io.status = Status::INTERNAL_ERROR;

@@ -4,9 +4,11 @@
 //! be dropped: it must go into a list, into flight, or to its end; forgetting one aborts the test
 //! that does it. **Not here:** what is done with them ([`super::dispatch`] and its neighbours).
 
+use super::parked::NONE;
 use super::staging::StagingBuffer;
 use crate::lane::LaneIndex;
 use forebay_nvme::Status;
+use forebay_xlate::reactor_side::Parked;
 
 /// Who gets the result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -107,7 +109,7 @@ pub(super) enum Stage {
     /// It has slices at a device, or is being worked on.
     Moving,
     /// The owner was asked about an extent.
-    Parked { extent: u64, write: bool },
+    Parked(Parked),
     /// A device is not served yet.
     DeviceWait,
     /// The ring had no room.
@@ -146,6 +148,8 @@ pub(super) struct Io {
     pub commit: u64,
     /// Bytes that the owner was asked to take back.
     pub releasing: u64,
+    /// The command that parked before it in its chain.
+    pub parked_before: u32,
     /// Which use of the slot: stale answers are ignored.
     pub generation: u32,
 }
@@ -172,6 +176,7 @@ impl Io {
             flushes: 0,
             commit: 0,
             releasing: 0,
+            parked_before: NONE,
             generation: 0,
         }
     }

@@ -11,6 +11,7 @@ mod dispatch;
 mod flush;
 mod io;
 mod jobs;
+mod parked;
 mod settle;
 pub mod staging;
 mod waiting;
@@ -31,6 +32,7 @@ use forebay_xlate::boundary::region::{ReactorRecord, Region};
 use forebay_xlate::drain::{Drains, SliceSpan};
 use forebay_xlate::{ExtentRange, Rights, VolumeId};
 use jobs::Jobs;
+use parked::ParkedTable;
 use settle::Settles;
 use staging::Staging;
 use std::collections::VecDeque;
@@ -88,7 +90,8 @@ pub struct Core {
     free_slices: Vec<u32>,
     drains: Drains,
     settles: Settles,
-    /// Commands waiting for the daemon or a device: parked, committing, releasing.
+    parked: ParkedTable,
+    /// Commands waiting for the daemon or a device in other ways: committing, releasing.
     waiting: Vec<u32>,
     /// Spare list for walking `waiting` without allocating.
     scratch: Vec<u32>,
@@ -123,6 +126,7 @@ impl Core {
             free_slices: (0..MAX_SLICES as u32).rev().collect(),
             drains: Drains::default(),
             settles: Settles::default(),
+            parked: ParkedTable::new(),
             waiting: Vec::with_capacity(MAX_IOS),
             scratch: Vec::with_capacity(MAX_IOS),
             ring_wait: Vec::with_capacity(MAX_IOS),
@@ -450,7 +454,7 @@ impl Core {
 
     /// Whether commands wait for the daemon: a sleeping reactor must wake to time them out.
     pub fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.waiting.is_empty() || !self.parked.is_empty()
     }
 
     /// Sleeps until a completion, readiness of `epoll`, or the time limit.

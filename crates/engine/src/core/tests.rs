@@ -11,6 +11,7 @@ const EXTENT: u64 = 64 << 10;
 const V: VolumeId = VolumeId(9);
 
 mod hung;
+mod parked;
 mod zeroing;
 
 struct Bench {

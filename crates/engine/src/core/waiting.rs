@@ -1,42 +1,24 @@
-//! Commands that wait: for the owner's answer, for a device, for the daemon's commit.
+//! Commands that wait: for a device, for the daemon's commit, for a release.
 //!
 //! **Design.** One list; whoever answers takes up those that the answer is for. What waits for the
 //! daemon does so for [`OWNER_WAIT_LIMIT_NS`] at most, then ends with Command Interrupted, which the
 //! host may retry. A release alone is not ended without the control thread's word.
 //!
-//! **Not here:** what is asked ([`super::dispatch`], [`super::flush`], [`super::zero`]).
+//! **Not here:** what is asked ([`super::dispatch`], [`super::flush`], [`super::zero`]), and those that
+//! wait for an extent ([`super::parked`]).
 
 use super::io::{Io, Stage, Token};
 use super::{Core, MAX_IOS, OWNER_WAIT_LIMIT_NS};
 use crate::mailbox::Upcall;
 use forebay_nvme::Status;
-use forebay_xlate::boundary::message::FaultFailure;
-use forebay_xlate::boundary::region::{bump, progress};
-use forebay_xlate::{ExtentRange, VolumeId};
-use std::sync::atomic::Ordering::Relaxed;
+use forebay_xlate::VolumeId;
 
 impl Core {
     /// Sets a command aside until the owner or a device answers.
     pub(super) fn set_aside(&mut self, token: Token, stage: Stage) {
         let io = &mut self.ios[token.index()];
         io.stage = stage;
-        let lane = io.lane;
         match stage {
-            Stage::Parked { extent, write } => {
-                if let Some(lane) = self.lanes[lane.0 as usize].as_ref() {
-                    let volume = lane.volume.id();
-                    bump(&lane.record().faults, 1);
-                    lane.record()
-                        .parked
-                        .store(lane.record().parked.load(Relaxed) + 1, Relaxed);
-                    self.upcalls.push_back(Upcall::Fault {
-                        volume,
-                        extent,
-                        write,
-                    });
-                }
-                self.note(token.index(), progress::PARKED);
-            }
             Stage::RingWait => {
                 self.ring_wait.push(token.entrust());
                 return;
@@ -70,12 +52,6 @@ impl Core {
         self.waiting = waiting;
         for i in chosen.drain(..) {
             let io = &mut self.ios[i as usize];
-            if matches!(io.stage, Stage::Parked { .. })
-                && let Some(lane) = self.lanes[io.lane.0 as usize].as_ref()
-            {
-                let parked = &lane.record().parked;
-                parked.store(parked.load(Relaxed).saturating_sub(1), Relaxed);
-            }
             io.stage = Stage::Moving;
             then(self, Token::take(i));
         }
@@ -84,44 +60,6 @@ impl Core {
 
     pub(super) fn volume_of(&self, io: &Io) -> Option<VolumeId> {
         Some(self.lane(io.lane)?.volume.id())
-    }
-
-    /// The owner answered faults in `range`.
-    pub fn granted(&mut self, volume: VolumeId, range: ExtentRange) {
-        self.take_up(
-            |core, io| {
-                matches!(io.stage, Stage::Parked { extent, .. } if range.contains(extent))
-                    && core.volume_of(io) == Some(volume)
-            },
-            Self::dispatch,
-        );
-    }
-
-    /// The owner can't answer the faults in `range` that were for writing, or those that weren't.
-    pub fn fault_failed(
-        &mut self,
-        volume: VolumeId,
-        range: ExtentRange,
-        for_write: bool,
-        reason: FaultFailure,
-    ) {
-        let status = |write| match reason {
-            FaultFailure::NoSpace => Status::CAPACITY_EXCEEDED,
-            FaultFailure::Internal => Status::INTERNAL_ERROR,
-            FaultFailure::Device if write => Status::WRITE_FAULT,
-            FaultFailure::Device => Status::UNRECOVERED_READ_ERROR,
-        };
-        self.take_up(
-            |core, io| {
-                matches!(io.stage, Stage::Parked { extent, write }
-                    if range.contains(extent) && write == for_write)
-                    && core.volume_of(io) == Some(volume)
-            },
-            |core, token| {
-                let write = !matches!(core.ios[token.index()].op, super::IoOp::Read { .. });
-                core.fail(token, status(write));
-            },
-        );
     }
 
     /// The owner committed: whoever waits for what is durable now goes on.
@@ -206,6 +144,7 @@ impl Core {
     /// control thread, which hears the owner's revoke, says whether it is too late to give it up.
     pub fn tick(&mut self) {
         let now = self.now_ns;
+        self.tick_parked();
         for at in 0..self.waiting.len() {
             let index = self.waiting[at];
             let io = &mut self.ios[index as usize];

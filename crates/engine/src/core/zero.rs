@@ -13,6 +13,7 @@ use forebay_device::Op;
 use forebay_nvme::Status;
 use forebay_xlate::boundary::region::progress;
 use forebay_xlate::drain::SliceSpan;
+use forebay_xlate::reactor_side::Parked;
 use forebay_xlate::{ExtentRange, Rights};
 
 /// The most extents that one release names: bounds the owner's transaction, and the look at them.
@@ -127,13 +128,12 @@ impl Core {
                 Some(Rights::ReadWrite) => {}
                 rights => {
                     // Unknown: ask where it is. Read-only: ask for the right to change it.
-                    self.set_aside(
-                        token,
-                        Stage::Parked {
-                            extent,
-                            write: rights.is_some(),
-                        },
-                    );
+                    let parked = Parked {
+                        volume: volume.id(),
+                        extent,
+                        write: rights.is_some(),
+                    };
+                    self.park(token, parked);
                     return;
                 }
             }

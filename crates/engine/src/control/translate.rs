@@ -1,0 +1,116 @@
+//! The protocol's words for posts, upcalls and volumes, put into the engine's own.
+//!
+//! **Design.** [`forebay_xlate::engine_side`] decides; here is only what carries its decisions: the
+//! volumes whose words the reactors read, and the mailboxes' messages. **Not here:** any decision.
+
+use crate::mailbox;
+use crate::volume::Volume;
+use forebay_xlate::boundary::message::{FaultAsk, GrantOf};
+use forebay_xlate::engine_side::{Post, Upcall, Words};
+use forebay_xlate::{ExtentRange, Rights, VolumeId, Word};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The volumes that are served.
+#[derive(Default)]
+pub(super) struct Volumes(pub(super) BTreeMap<VolumeId, Arc<Volume>>);
+
+impl Words for Volumes {
+    fn lookup(&self, volume: VolumeId, extent: u64) -> Option<Word> {
+        Some(self.0.get(&volume)?.table.lookup(extent))
+    }
+
+    fn install(&mut self, grant: &GrantOf) -> bool {
+        let Some(volume) = self.0.get(&grant.volume) else {
+            return false;
+        };
+        let word = Word::from_bits(grant.word);
+        // First what FLUSH must see, then the translation that makes it needed.
+        volume.granted(grant.commit_sequence);
+        if word.writable() {
+            volume.may_write_to(word.device());
+        }
+        volume.table.install(grant.range, word);
+        true
+    }
+
+    fn clear(&mut self, volume: VolumeId, range: ExtentRange, keep: Option<Rights>) {
+        if let Some(volume) = self.0.get(&volume) {
+            volume.table.clear(range, keep);
+        }
+    }
+
+    fn committed(&mut self, volume: VolumeId, sequence: u64) {
+        if let Some(volume) = self.0.get(&volume) {
+            volume.committed(sequence);
+        }
+    }
+
+    fn is_committed(&self, volume: VolumeId, sequence: u64) -> bool {
+        let volume = self.0.get(&volume);
+        volume.is_some_and(|volume| volume.is_committed(sequence))
+    }
+}
+
+/// A post as the mailboxes carry it.
+pub(super) fn to_reactor(post: Post) -> mailbox::Post {
+    use mailbox::Post as To;
+    match post {
+        Post::Granted(volume, range) => To::Granted(volume, range),
+        Post::FaultFailed(volume, range, write, why) => To::FaultFailed(volume, range, write, why),
+        Post::Revoke {
+            revoke,
+            volume,
+            range,
+            keep,
+        } => To::Revoke {
+            revoke,
+            volume,
+            range,
+            keep,
+        },
+        Post::Abandon(revoke) => To::Abandon(revoke),
+        Post::Settle(job, device) => To::Settle(job, device),
+        Post::Committed(volume) => To::Committed(volume),
+        Post::CommitFailed(volume, sequence) => To::CommitFailed(volume, sequence),
+        Post::ReleaseDone(io, generation) => To::ReleaseDone(io, generation),
+        Post::ReleaseAbandoned(io, generation) => To::ReleaseAbandoned(io, generation),
+        Post::Job(job, work) => To::Job(job, work),
+    }
+}
+
+/// A reactor's message about the protocol; gives back what is about something else.
+pub(super) fn from_reactor(upcall: mailbox::Upcall) -> Result<Upcall, mailbox::Upcall> {
+    use mailbox::Upcall as From;
+    Ok(match upcall {
+        From::Fault {
+            volume,
+            extent,
+            write,
+        } => Upcall::Fault(FaultAsk {
+            volume,
+            extent,
+            write,
+        }),
+        From::CommitWanted { volume, sequence } => Upcall::CommitWanted { volume, sequence },
+        From::Release {
+            io,
+            generation,
+            volume,
+            range,
+        } => Upcall::Release {
+            io,
+            generation,
+            volume,
+            range,
+        },
+        From::AbandonRelease { io, generation } => Upcall::AbandonRelease { io, generation },
+        From::Drained { revoke } => Upcall::Drained { revoke },
+        From::Settled { job } => Upcall::Settled { job },
+        From::JobDone { job, error } => Upcall::JobDone {
+            job,
+            errno: error.map(|e| e.raw_os_error()),
+        },
+        other @ (From::LaneGone { .. } | From::Stopped) => return Err(other),
+    })
+}

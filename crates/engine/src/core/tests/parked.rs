@@ -1,0 +1,140 @@
+//! Many commands that wait for many extents.
+
+use super::*;
+
+fn read(extent: u64) -> IoOp {
+    IoOp::Read {
+        offset_bytes: extent * EXTENT,
+        len_bytes: 4096,
+    }
+}
+
+fn asked(b: &mut Bench) -> Vec<(u64, bool)> {
+    let mut all = Vec::new();
+    while let Some(upcall) = b.core.next_upcall() {
+        let Upcall::Fault { extent, write, .. } = upcall else {
+            panic!("{upcall:?}");
+        };
+        all.push((extent, write));
+    }
+    all
+}
+
+fn ended(b: &mut Bench) -> Vec<(u16, Status)> {
+    let mut all = Vec::new();
+    while let Some(done) = b.core.next_done() {
+        all.push((done.owner.slot, done.status));
+        if let Some(buffer) = done.buffer {
+            b.core.staging.give(buffer);
+        }
+    }
+    all
+}
+
+#[test]
+fn each_extent_is_asked_once_and_answers_find_all_who_wait() {
+    let mut b = bench();
+    let mut slots = vec![Vec::new(); 100];
+    // Three for each extent, mixed.
+    for round in 0..3 {
+        for i in 0..100u64 {
+            let extent = (i * 37 + round) % 100;
+            slots[extent as usize].push(b.start(read(extent), None));
+        }
+    }
+    let mut all = asked(&mut b);
+    all.sort_unstable();
+    assert_eq!(all, (0..100).map(|e| (e, false)).collect::<Vec<_>>());
+    assert_eq!(ended(&mut b), []);
+    // One extent: in the order in which they came.
+    b.grant(7, 0, Rights::Hole, 1);
+    let mine = |e: usize| slots[e].iter().map(|s| (*s, Status::SUCCESS));
+    assert_eq!(ended(&mut b), mine(7).collect::<Vec<_>>());
+    // A range, and one that is longer than any table.
+    b.grant(20, 0, Rights::Hole, 30);
+    let mut got = ended(&mut b);
+    let mut want: Vec<_> = slots[20..50]
+        .iter()
+        .flatten()
+        .map(|s| (*s, Status::SUCCESS))
+        .collect();
+    got.sort_unstable_by_key(|g| g.0);
+    want.sort_unstable_by_key(|w: &(u16, Status)| w.0);
+    assert_eq!(got, want);
+    b.volume.table.install(b.volume.whole(), Word::HOLE);
+    b.core.granted(VolumeId(1), ExtentRange::new(0, u64::MAX));
+    assert_eq!(ended(&mut b), [], "another volume's answer");
+    b.core.granted(V, ExtentRange::new(0, u64::MAX));
+    assert_eq!(ended(&mut b).len(), 300 - 3 - 90);
+    assert!(!b.core.has_waiting());
+    let parked = &b.core.lane(LaneIndex(3)).unwrap().record().parked;
+    assert_eq!(parked.load(Relaxed), 0);
+}
+
+#[test]
+fn an_answer_that_is_taken_back_at_once_is_asked_for_again() {
+    let mut b = bench();
+    let slot = b.start(read(3), None);
+    assert_eq!(asked(&mut b), [(3, false)]);
+    // Granted and revoked before the reactor looks.
+    b.core.granted(V, ExtentRange::new(3, 1));
+    assert_eq!(asked(&mut b), [(3, false)]);
+    b.grant(3, 0, Rights::Hole, 1);
+    assert_eq!(ended(&mut b), [(slot, Status::SUCCESS)]);
+}
+
+#[test]
+fn a_read_and_a_write_of_one_extent_have_answers_of_their_own() {
+    let mut b = bench();
+    let first = b.start(read(5), None);
+    let write = IoOp::Write {
+        offset_bytes: 5 * EXTENT,
+        len_bytes: 4096,
+        fua: false,
+    };
+    let second = b.start(write, Some(&[1; 4096]));
+    let third = b.start(read(5), None);
+    assert_eq!(asked(&mut b), [(5, false), (5, true)]);
+    let range = ExtentRange::new(0, 10);
+    b.core.fault_failed(V, range, true, FaultFailure::NoSpace);
+    assert_eq!(ended(&mut b), [(second, Status::CAPACITY_EXCEEDED)]);
+    b.core.fault_failed(V, range, false, FaultFailure::Device);
+    let gone = Status::UNRECOVERED_READ_ERROR;
+    assert_eq!(ended(&mut b), [(first, gone), (third, gone)]);
+}
+
+#[test]
+fn those_whose_time_is_over_end_and_the_others_stay() {
+    let mut b = bench();
+    let start_ns = b.core.now_ns();
+    for extent in 0..50 {
+        b.start(read(extent % 10), None);
+    }
+    // Every other one is younger.
+    let limit = start_ns + OWNER_WAIT_LIMIT_NS + 1_000_000_000;
+    let mut old = Vec::new();
+    for io in b
+        .core
+        .ios
+        .iter_mut()
+        .filter(|io| io.stage != io::Stage::Free)
+    {
+        if io.owner.slot % 2 == 0 {
+            io.deadline_ns = limit + 1;
+        } else {
+            old.push(io.owner.slot);
+        }
+    }
+    b.core.set_now_ns(limit);
+    b.core.tick();
+    let mut got = ended(&mut b);
+    got.sort_unstable_by_key(|g| g.0);
+    old.sort_unstable();
+    let interrupted = Status::COMMAND_INTERRUPTED;
+    assert_eq!(
+        got,
+        old.iter().map(|s| (*s, interrupted)).collect::<Vec<_>>()
+    );
+    b.grant(0, 0, Rights::Hole, 50);
+    assert_eq!(ended(&mut b).len(), 25);
+}
