@@ -290,6 +290,53 @@ impl Extents {
         }
     }
 
+    /// From now on it is noted what changes hands.
+    pub(crate) fn note_moves(&mut self) {
+        for device in &mut self.devices {
+            device.moved = Some(vec![0; device.states.len().div_ceil(64)]);
+        }
+    }
+
+    /// Whether an extent has changed hands since that began.
+    pub(crate) fn has_moved(&self, device: DeviceIndex, extent: u64) -> bool {
+        let moved = self.device(device).and_then(|device| device.moved.as_ref());
+        moved
+            .and_then(|moved| moved.get((extent / 64) as usize))
+            .is_none_or(|word| word & (1 << (extent % 64)) != 0)
+    }
+
+    /// Which of 64 extents are owned or reserved.
+    pub(crate) fn used_word(&self, device: DeviceIndex, word: u64) -> u64 {
+        let states = self.device(device).map_or(&[][..], |device| &device.states);
+        let from = (word as usize * 64).min(states.len());
+        let to = (from + 64).min(states.len());
+        let used = [ExtentState::Owned as u8, ExtentState::Reserved as u8];
+        let bits = states[from..to].iter().enumerate();
+        bits.fold(0, |all, (bit, byte)| {
+            all | (u64::from(used.contains(byte)) << bit)
+        })
+    }
+
+    /// What of a device's counters and bits does not fit its states, if anything.
+    pub(crate) fn contradiction(&self, device: DeviceIndex) -> Option<String> {
+        let device = self.device(device)?;
+        let fresh = Device::new(device.states.clone());
+        if fresh.counts != device.counts {
+            return Some(format!(
+                "its extents are counted as {:?} and are {:?}",
+                device.counts, fresh.counts
+            ));
+        }
+        let same = |a: &Bits, b: &Bits| a.words == b.words && a.set == b.set;
+        let sound = same(&fresh.clean, &device.clean) && same(&fresh.dirty, &device.dirty);
+        (!sound).then(|| "its free extents are not those listed".to_owned())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn miscount(&mut self) {
+        self.devices[0].counts.swap(0, 1);
+    }
+
     pub(crate) fn count(&self, state: ExtentState) -> u64 {
         self.devices.iter().map(|device| device.count(state)).sum()
     }

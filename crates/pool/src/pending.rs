@@ -32,10 +32,6 @@ impl PendingSet {
         self.by_logical.len() as u64
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.by_logical.is_empty()
-    }
-
     pub(crate) fn get(&self, logical: u64) -> Option<&Pending> {
         self.by_logical.get(&logical)
     }

@@ -407,6 +407,12 @@ impl Pool {
         self.on_commit().freed.push(run);
     }
 
+    /// How many extents batches that are not durable will free.
+    pub(crate) fn extents_to_free(&self) -> u64 {
+        let freed = self.promotions.values().flat_map(|due| &due.freed);
+        freed.map(|run| run.count).sum()
+    }
+
     /// What the open batch will promote.
     pub(crate) fn on_commit(&mut self) -> &mut Promotions {
         self.promotions.entry(self.open_batch).or_default()

@@ -58,6 +58,17 @@ impl Reservations {
             .collect()
     }
 
+    /// All runs, and how many extents they have.
+    pub(crate) fn contents(&self) -> (impl Iterator<Item = (DeviceRun, VolumeId)>, u64) {
+        let runs = self
+            .runs
+            .iter()
+            .map(|(&(device, first), &(count, volume))| {
+                (DeviceRun::new(DeviceIndex(device), first, count), volume)
+            });
+        (runs, self.runs.values().map(|(count, _)| count).sum())
+    }
+
     /// Takes out what of `run` is reserved; says whether anything was.
     pub(crate) fn remove(&mut self, run: DeviceRun) -> bool {
         let parts = self.within(run);

@@ -88,6 +88,17 @@ impl VolumeMap {
         self.mapped
     }
 
+    /// How many extents are mapped, counted.
+    pub(crate) fn count(&self) -> u64 {
+        let runs = self.chunks.values().flatten();
+        runs.map(|run| u64::from(run.count)).sum()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn miscount(&mut self) {
+        self.mapped += 1;
+    }
+
     /// One chunk's runs.
     pub(crate) fn chunk(&self, chunk: u64) -> &[MapRun] {
         self.chunks.get(&chunk).map_or(&[], Vec::as_slice)
