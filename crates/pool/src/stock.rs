@@ -69,6 +69,11 @@ impl Volume {
     }
 }
 
+/// Near the end, small steps: what one volume hoards another misses.
+fn small_step(clean: u64) -> u64 {
+    (clean / 8).max(MIN_RESERVE)
+}
+
 impl Pool {
     /// Brings what is owed and what the catalog must keep room for up to date, after a volume got or
     /// lost extents.
@@ -251,10 +256,11 @@ impl Pool {
     /// Whether a volume's stock runs low, and how much to reserve ahead.
     pub fn wants_reserve(&self, volume: VolumeId) -> Option<u64> {
         let target = self.volumes.get(&volume)?;
+        let clean = self.free_for(volume).1;
+        let goal = target.goal.min(small_step(clean));
         // Only ahead of a volume that writes, and only from what is free.
         let there = self.stock_online(target) + target.incoming_extents;
-        (target.used > 0 && there < target.goal / 2 && self.free_for(volume).1 > 0)
-            .then_some(target.goal)
+        (target.used > 0 && there < goal / 2 && clean > 0).then_some(goal)
     }
 
     /// Reserves up to `want` extents for a volume: grantable once the open batch is durable. Returns
@@ -263,15 +269,17 @@ impl Pool {
         self.ready()?;
         self.volume_ref(volume)?;
         let clean = self.free_for(volume).1;
-        // With several devices, something of each; near the end, small steps: what one volume hoards
-        // another misses.
+        // With several devices, something of each.
         let each = MIN_RESERVE * (self.extents.devices() as u64).min(MIN_RESERVE);
-        let small = (clean / 8).max(MIN_RESERVE);
         let room = self.catalog_room() / (MAPPING_BYTES + CHUNK_BYTES);
         if room == 0 {
             self.admit(MAPPING_BYTES + CHUNK_BYTES)?;
         }
-        let want = want.clamp(1, MAX_RESERVE).max(each).min(small).min(room);
+        let want = want
+            .clamp(1, MAX_RESERVE)
+            .max(each)
+            .min(small_step(clean))
+            .min(room);
         self.pattern.update(&self.extents);
         let mut got = 0;
         for run in self.take_clean(volume, want.min(clean)) {
