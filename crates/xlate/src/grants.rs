@@ -130,7 +130,20 @@ impl GrantTable {
             _ => {}
         }
         let memory = SharedMemory::create(path, Self::bytes(capacity))?;
+        Self::format(memory, capacity, boot_id, pool_id)
+    }
+
+    /// The same in memory that is all zeros and large enough ([`GrantTable::bytes`]).
+    pub fn format(
+        memory: SharedMemory,
+        capacity: usize,
+        boot_id: &[u8; 16],
+        pool_id: &[u8; 16],
+    ) -> io::Result<Self> {
         memory.allocate()?;
+        if memory.cells::<Entry>(HEADER_BYTES, capacity).is_none() {
+            return Err(io::Error::other("the grant table does not fit its memory"));
+        }
         let header = &memory.cells::<Header>(0, 1).expect("fits")[0];
         header.version.store(GRANT_TABLE_VERSION, Relaxed);
         header.capacity.store(capacity as u64, Relaxed);
