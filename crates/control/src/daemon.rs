@@ -30,7 +30,7 @@ use crate::api::error::ApiError;
 use crate::api::model::{DeathReport, EngineState, Process, Status};
 use crate::api::stats::Stats;
 use crate::config::DaemonConfig;
-use crate::devices::{self, MissingDevice, OpenPool};
+use crate::devices::{self, OpenPool};
 use crate::files;
 use crate::owner::session::{GreetError, Greeting, Session};
 use crate::owner::{Grants, Limits, Owner, grants_capacity, now_unix_ms};
@@ -95,7 +95,6 @@ impl From<io::Error> for DaemonError {
 /// A pool with its owner and its engines.
 struct Serving {
     owner: Rc<Owner>,
-    missing: Vec<MissingDevice>,
     supervisor: Rc<Supervisor>,
     /// The supervisor's task.
     supervising: RefCell<Option<JoinHandle<()>>>,
@@ -287,7 +286,8 @@ impl Daemon {
                 .with_hint("make room or repair the device below the pool, and start again"));
             }
         }
-        self.begin(owner, missing, live);
+        *owner.missing.borrow_mut() = missing;
+        self.begin(owner, live);
         Ok(())
     }
 
@@ -295,7 +295,6 @@ impl Daemon {
     fn begin(
         &self,
         owner: Rc<Owner>,
-        missing: Vec<MissingDevice>,
         live: Option<(EngineProcess, Greeting)>,
     ) {
         owner
@@ -311,7 +310,6 @@ impl Daemon {
         let supervising = tokio::task::spawn_local(supervisor.clone().run(owner.clone(), live));
         *self.serving.borrow_mut() = Some(Rc::new(Serving {
             owner,
-            missing,
             supervisor,
             supervising: RefCell::new(Some(supervising)),
         }));

@@ -2,7 +2,7 @@
 //!
 //! Purpose: whatever is wrong with a path, a query or a body, the answer is an [`ApiError`] as JSON
 //! that names the field.
-//! Design: three small extractors, so that no handler can forget a check. Bodies are read whole,
+//! Design: small extractors, so that no handler can forget a check. Bodies are read whole,
 //! under the size limit the router sets; a content type is not asked for.
 //! Not here: the handlers.
 
@@ -96,6 +96,18 @@ impl<S: Send + Sync> FromRequestParts<S> for OfVolume {
         validate::name("tenant", &tenant)?;
         validate::name("volume", &volume)?;
         Ok(Self(tenant, volume))
+    }
+}
+
+/// `{index}` of the path.
+pub(super) struct DeviceAt(pub(super) u8);
+
+impl<S: Send + Sync> FromRequestParts<S> for DeviceAt {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Path(index) = path::<u8, S>(parts, state).await?;
+        Ok(Self(index))
     }
 }
 

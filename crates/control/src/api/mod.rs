@@ -12,6 +12,7 @@ pub mod error;
 mod extract;
 pub mod model;
 pub mod openapi;
+mod pool_routes;
 pub mod request;
 mod routes;
 mod server;

@@ -95,6 +95,29 @@ pub enum PoolState {
     Failed,
 }
 
+/// Where a volume's extents come from when the pool has several devices.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// From all devices in turn.
+    #[default]
+    Stripe,
+    /// From the first device that has space.
+    Fill,
+}
+
+/// How full a pool is, by its own percentages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SpaceLevel {
+    /// Below both.
+    Normal,
+    /// `warn_percent` is reached.
+    Warn,
+    /// `critical_percent` is reached.
+    Critical,
+}
+
 /// A pool: devices whose extents hold volumes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PoolInfo {
@@ -108,6 +131,16 @@ pub struct PoolInfo {
     pub extent_bytes: u64,
     /// All extents together.
     pub capacity_bytes: u64,
+    /// What volumes use, and what is quarantined.
+    pub used_bytes: u64,
+    /// What volumes have been promised beyond what they use (their reservations).
+    pub promised_bytes: u64,
+    /// What any volume may still have, now or as soon as it is laundered.
+    pub free_bytes: u64,
+    /// Used and promised, in percent of the capacity.
+    pub used_percent: u8,
+    /// How full that is.
+    pub level: SpaceLevel,
     /// Extents that read as zeros and belong to nobody.
     pub clean_bytes: u64,
     /// Extents set aside for a volume, not yet mapped.
@@ -124,8 +157,41 @@ pub struct PoolInfo {
     pub tenants: u64,
     /// Number of volumes.
     pub volumes: u64,
+    /// Where extents come from.
+    pub placement: Placement,
+    /// From this much used on there is a warning, in percent.
+    pub warn_percent: u8,
+    /// From this much used on there is a louder one, in percent.
+    pub critical_percent: u8,
+    /// The pool's own records.
+    pub catalog: CatalogInfo,
     /// The devices, in the pool's order.
     pub devices: Vec<DeviceInfo>,
+    /// What an operator should know about it, in sentences.
+    pub warnings: Vec<String>,
+}
+
+/// The pool's catalog: who owns which extent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CatalogInfo {
+    /// What its records take.
+    pub used_bytes: u64,
+    /// What they may take.
+    pub limit_bytes: u64,
+}
+
+/// Whether a device can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceState {
+    /// It is used.
+    Online,
+    /// The engine waits until what an earlier one asked of it has ended.
+    Opening,
+    /// It is here and can't be used.
+    Failed,
+    /// It is not here.
+    Missing,
 }
 
 /// One device of the pool.
@@ -133,24 +199,61 @@ pub struct PoolInfo {
 pub struct DeviceInfo {
     /// Its place in the pool.
     pub index: u8,
-    /// Its specification string, e.g. `file:/var/lib/forebay/pool.img`.
+    /// Its identity, as its label says.
+    pub uuid: String,
+    /// Its specification string, e.g. `file:/var/lib/forebay/pool.img`; where it was last found, if
+    /// it is missing.
     pub spec: String,
-    /// `file`, `block`, `ram` or `null`.
+    /// `file`, `block`, `ram` or `null`; empty if it is missing.
     pub kind: String,
-    /// Size of the whole device.
+    /// Size of the whole device; 0 if it is missing.
     pub capacity_bytes: u64,
+    /// All of its extents together.
+    pub data_bytes: u64,
+    /// Of those, what volumes use, and what is quarantined.
+    pub used_bytes: u64,
+    /// Of those, what belongs to nobody, now or once laundered.
+    pub free_bytes: u64,
+    /// Of those, what can't be reused because the device hung.
+    pub quarantined_bytes: u64,
     /// Where its extents begin.
     pub data_offset_bytes: u64,
     /// Logical block size.
     pub block_bytes: u32,
     /// Whether freed space can be given back to what is below it.
     pub can_punch: bool,
-    /// `online`, or what is wrong with it.
-    pub state: String,
+    /// Whether it can be used.
+    pub state: DeviceState,
+    /// Why not, if it can't.
+    pub why: Option<String>,
+}
+
+/// One device, and who has something there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeviceDetails {
+    /// The device.
+    #[serde(flatten)]
+    pub device: DeviceInfo,
+    /// The volumes with something there, as `tenant/volume`.
+    pub volumes: Vec<String>,
+}
+
+/// Body of `POST /v1/devices`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceAdd {
+    /// Device specification: `file:/path`, `/path`, `ram:/path?size=1G`, `null:/path?size=64G`.
+    pub spec: String,
+    /// Use it even if it holds something else; what it holds is lost.
+    #[serde(default)]
+    pub force: bool,
+    /// A file that does not exist is created sparse with this size; without it, that is an error.
+    #[serde(default)]
+    pub size_bytes: Option<u64>,
 }
 
 /// Body of `POST /v1/pool`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PoolCreate {
     /// Name; `pool` if not given.
@@ -168,6 +271,69 @@ pub struct PoolCreate {
     /// file is an error.
     #[serde(default)]
     pub size_bytes: Option<u64>,
+    /// Where extents come from; `stripe` if not given.
+    #[serde(default)]
+    pub placement: Option<Placement>,
+    /// From this much used on there is a warning, in percent; 80 if not given.
+    #[serde(default)]
+    pub warn_percent: Option<u8>,
+    /// From this much used on there is a louder one, in percent; 95 if not given.
+    #[serde(default)]
+    pub critical_percent: Option<u8>,
+}
+
+/// Body of `PATCH /v1/pool`: what is given is changed, for what is allocated from now on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoolUpdate {
+    /// Where extents come from.
+    #[serde(default)]
+    pub placement: Option<Placement>,
+    /// From this much used on there is a warning, in percent.
+    #[serde(default)]
+    pub warn_percent: Option<u8>,
+    /// From this much used on there is a louder one, in percent.
+    #[serde(default)]
+    pub critical_percent: Option<u8>,
+}
+
+/// Body of `POST /v1/pool/check`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoolCheck {
+    /// Give back what has leaked.
+    #[serde(default)]
+    pub repair: bool,
+}
+
+/// Something that is wrong with a pool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CheckProblem {
+    /// What it is.
+    pub what: String,
+    /// Whether a repair mends it.
+    pub repairable: bool,
+}
+
+/// What a check of the pool has found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CheckResult {
+    /// Whether all is well now: nothing was wrong, or all of it was repaired.
+    pub clean: bool,
+    /// Extents looked at.
+    pub extents_checked: u64,
+    /// Mappings looked at.
+    pub mappings_checked: u64,
+    /// Volumes looked at.
+    pub volumes_checked: u64,
+    /// Extents that nobody has and nobody could get.
+    pub leaked_extents: u64,
+    /// Of those, given back by this check.
+    pub repaired_extents: u64,
+    /// What is wrong.
+    pub problems: Vec<CheckProblem>,
+    /// How many more problems there are than are listed.
+    pub problems_left_out: u64,
 }
 
 fn default_pool_name() -> String {
@@ -222,8 +388,12 @@ pub struct Volume {
     pub size_bytes: u64,
     /// Block size that hosts see: 512 or 4096.
     pub block_bytes: u32,
-    /// Extents it owns or has reserved.
+    /// Extents it owns or has set aside for its next writes.
     pub allocated_bytes: u64,
+    /// Of those, what it has written.
+    pub mapped_bytes: u64,
+    /// How much of it finds space whatever other volumes do; 0: nothing is promised.
+    pub reserved_bytes: u64,
     /// Whether an export of it exists.
     pub exported: bool,
 }
@@ -239,14 +409,21 @@ pub struct VolumeCreate {
     /// Block size, 512 or 4096; if not given, 4096.
     #[serde(default)]
     pub block_bytes: Option<u32>,
+    /// How much of it shall find space whatever other volumes do, at most its size; 0 if not given.
+    #[serde(default)]
+    pub reserved_bytes: u64,
 }
 
-/// Body of `PATCH /v1/tenants/{tenant}/volumes/{volume}`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// Body of `PATCH /v1/tenants/{tenant}/volumes/{volume}`: one of the two.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeUpdate {
     /// New size; a volume can grow, never shrink.
-    pub size_bytes: u64,
+    #[serde(default)]
+    pub size_bytes: Option<u64>,
+    /// How much of it shall find space whatever other volumes do, at most its size.
+    #[serde(default)]
+    pub reserved_bytes: Option<u64>,
 }
 
 /// An export: a volume shown to hosts over NVMe/TCP.

@@ -8,7 +8,7 @@
 
 use utoipa::OpenApi;
 
-use super::routes;
+use super::{pool_routes, routes};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -23,11 +23,15 @@ use super::routes;
         routes::status,
         routes::stats,
         routes::shutdown,
-        routes::pool_create,
-        routes::pool_open,
-        routes::pool_show,
-        routes::pool_destroy,
-        routes::device_list,
+        pool_routes::pool_create,
+        pool_routes::pool_open,
+        pool_routes::pool_show,
+        pool_routes::pool_update,
+        pool_routes::pool_check,
+        pool_routes::pool_destroy,
+        pool_routes::device_list,
+        pool_routes::device_show,
+        pool_routes::device_add,
         routes::tenant_list,
         routes::tenant_create,
         routes::tenant_show,
@@ -36,7 +40,7 @@ use super::routes;
         routes::volume_list,
         routes::volume_create,
         routes::volume_show,
-        routes::volume_grow,
+        routes::volume_update,
         routes::volume_delete,
         routes::export_list,
         routes::export_create,

@@ -12,8 +12,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::error::ApiError;
 use super::model::{
-    DeviceInfo, Export, ExportCreate, ExportUpdate, PoolCreate, PoolInfo, PoolOpen, Status, Tenant,
-    Volume, VolumeCreate,
+    CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Export, ExportCreate, ExportUpdate,
+    PoolCheck, PoolCreate, PoolInfo, PoolOpen, PoolUpdate, Status, Tenant, Volume, VolumeCreate,
+    VolumeUpdate,
 };
 use super::stats::Stats;
 
@@ -40,7 +41,23 @@ pub enum Request {
         force: bool,
         reply: Reply<String>,
     },
+    PoolUpdate {
+        body: PoolUpdate,
+        reply: Reply<PoolInfo>,
+    },
+    PoolCheck {
+        body: PoolCheck,
+        reply: Reply<CheckResult>,
+    },
     DeviceList(Reply<Vec<DeviceInfo>>),
+    DeviceShow {
+        index: u8,
+        reply: Reply<DeviceDetails>,
+    },
+    DeviceAdd {
+        body: DeviceAdd,
+        reply: Reply<DeviceInfo>,
+    },
     TenantCreate {
         name: String,
         reply: Reply<Tenant>,
@@ -70,11 +87,11 @@ pub enum Request {
         volume: String,
         reply: Reply<Volume>,
     },
-    /// Only upwards.
-    VolumeGrow {
+    /// Its size, only upwards; or its reservation.
+    VolumeUpdate {
         tenant: String,
         volume: String,
-        size_bytes: u64,
+        body: VolumeUpdate,
         reply: Reply<Volume>,
     },
     /// Refused while exported.
@@ -168,6 +185,14 @@ handle_methods! {
     pool_show() -> PoolInfo = Request::PoolShow;
     /// Ends the pool and wipes its labels.
     pool_destroy(force: bool) -> String = |reply| Request::PoolDestroy { force, reply };
+    /// Changes what is set for the pool.
+    pool_update(body: PoolUpdate) -> PoolInfo = |reply| Request::PoolUpdate { body, reply };
+    /// Checks the pool while it is used.
+    pool_check(body: PoolCheck) -> CheckResult = |reply| Request::PoolCheck { body, reply };
+    /// One device, and who has something there.
+    device_show(index: u8) -> DeviceDetails = |reply| Request::DeviceShow { index, reply };
+    /// Makes a device part of the pool.
+    device_add(body: DeviceAdd) -> DeviceInfo = |reply| Request::DeviceAdd { body, reply };
     /// The pool's devices.
     device_list() -> Vec<DeviceInfo> = Request::DeviceList;
     /// Makes a tenant.
@@ -187,9 +212,9 @@ handle_methods! {
     /// One volume.
     volume_show(tenant: String, volume: String) -> Volume =
         |reply| Request::VolumeShow { tenant, volume, reply };
-    /// Grows a volume.
-    volume_grow(tenant: String, volume: String, size_bytes: u64) -> Volume =
-        |reply| Request::VolumeGrow { tenant, volume, size_bytes, reply };
+    /// Grows a volume, or changes its reservation.
+    volume_update(tenant: String, volume: String, body: VolumeUpdate) -> Volume =
+        |reply| Request::VolumeUpdate { tenant, volume, body, reply };
     /// Ends a volume that is not exported.
     volume_delete(tenant: String, volume: String) -> () =
         |reply| Request::VolumeDelete { tenant, volume, reply };

@@ -4,7 +4,7 @@
 //! Design: a handler checks syntax, asks the owner, wraps the answer; it holds no state. Limits are
 //! on the router: body size, and a time limit after which the caller is told that the operation may
 //! still complete. Unknown routes and methods answer as JSON like everything else.
-//! Not here: who may call (`server`), what operations mean (the owner).
+//! Not here: pool and devices (`pool_routes`), who may call (`server`), what operations mean (the owner).
 
 use std::time::Duration;
 
@@ -14,14 +14,16 @@ use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use serde::Deserialize;
-use utoipa::IntoParams;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{Body, InTenant, OfVolume, Parameters};
+use super::extract::{Body, InTenant, OfVolume};
 use super::model::{
-    DeviceInfo, Done, Export, ExportCreate, ExportUpdate, PoolCreate, PoolInfo, PoolOpen, Status,
-    Tenant, TenantCreate, Volume, VolumeCreate, VolumeUpdate,
+    Done, Export, ExportCreate, ExportUpdate, Status, Tenant, TenantCreate, Volume, VolumeCreate,
+    VolumeUpdate,
+};
+use super::pool_routes::{
+    device_add, device_list, device_show, pool_check, pool_create, pool_destroy, pool_open,
+    pool_show, pool_update,
 };
 use super::request::Handle;
 use super::stats::Stats;
@@ -42,10 +44,15 @@ pub(super) fn router(owner: Handle, time_limit: Duration) -> Router {
         .route("/v1/shutdown", post(shutdown))
         .route(
             "/v1/pool",
-            get(pool_show).post(pool_create).delete(pool_destroy),
+            get(pool_show)
+                .post(pool_create)
+                .patch(pool_update)
+                .delete(pool_destroy),
         )
         .route("/v1/pool/open", post(pool_open))
-        .route("/v1/devices", get(device_list))
+        .route("/v1/pool/check", post(pool_check))
+        .route("/v1/devices", get(device_list).post(device_add))
+        .route("/v1/devices/{index}", get(device_show))
         .route("/v1/tenants", get(tenant_list).post(tenant_create))
         .route(
             "/v1/tenants/{tenant}",
@@ -58,7 +65,7 @@ pub(super) fn router(owner: Handle, time_limit: Duration) -> Router {
         )
         .route(
             "/v1/tenants/{tenant}/volumes/{volume}",
-            get(volume_show).patch(volume_grow).delete(volume_delete),
+            get(volume_show).patch(volume_update).delete(volume_delete),
         )
         .route("/v1/exports", get(export_list).post(export_create))
         .route(
@@ -99,18 +106,8 @@ async fn unknown_method(request: Request) -> Response {
     .with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
-fn done(what: String) -> Json<Done> {
+pub(super) fn done(what: String) -> Json<Done> {
     Json(Done { done: what })
-}
-
-/// What `DELETE /v1/pool` may be told.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct DestroyQuery {
-    /// Destroy the volumes too.
-    #[serde(default)]
-    force: bool,
 }
 
 /// This document.
@@ -165,100 +162,6 @@ pub(super) async fn stats(State(owner): State<Handle>) -> Result<Json<Stats>, Ap
 pub(super) async fn shutdown(State(owner): State<Handle>) -> Result<Json<Done>, ApiError> {
     owner.shutdown().await?;
     Ok(done("stopping".to_owned()))
-}
-
-/// Makes the pool of devices.
-#[utoipa::path(
-    post,
-    path = "/v1/pool",
-    tag = "pool",
-    request_body = PoolCreate,
-    responses(
-        (status = 201, description = "Made", body = PoolInfo),
-        (status = "default", description = "Refused", body = ErrorBody),
-    )
-)]
-pub(super) async fn pool_create(
-    State(owner): State<Handle>,
-    Body(body): Body<PoolCreate>,
-) -> Result<(StatusCode, Json<PoolInfo>), ApiError> {
-    validate::name("pool", &body.name)?;
-    if body.devices.is_empty() {
-        return Err(ApiError::invalid("a pool needs at least one device").hint(
-            "list device specifications in `devices`, e.g. \"file:/var/lib/forebay/pool.img\"",
-        ));
-    }
-    Ok((StatusCode::CREATED, Json(owner.pool_create(body).await?)))
-}
-
-/// Opens the pool that is recorded, or that the given devices carry; takes devices back that an open
-/// pool misses. Hosts stay connected.
-#[utoipa::path(
-    post,
-    path = "/v1/pool/open",
-    tag = "pool",
-    request_body = PoolOpen,
-    responses(
-        (status = 200, description = "Open", body = PoolInfo),
-        (status = "default", description = "Refused", body = ErrorBody),
-    )
-)]
-pub(super) async fn pool_open(
-    State(owner): State<Handle>,
-    Body(body): Body<PoolOpen>,
-) -> Result<Json<PoolInfo>, ApiError> {
-    Ok(Json(owner.pool_open(body).await?))
-}
-
-/// The pool.
-#[utoipa::path(
-    get,
-    path = "/v1/pool",
-    tag = "pool",
-    responses(
-        (status = 200, description = "As it is", body = PoolInfo),
-        (status = "default", description = "Refused", body = ErrorBody),
-    )
-)]
-pub(super) async fn pool_show(State(owner): State<Handle>) -> Result<Json<PoolInfo>, ApiError> {
-    Ok(Json(owner.pool_show().await?))
-}
-
-/// Ends the pool and wipes its labels; refused without `force` while it has volumes. A pool that can't
-/// be opened is only forgotten, with `force`: its devices stay as they are.
-#[utoipa::path(
-    delete,
-    path = "/v1/pool",
-    tag = "pool",
-    params(
-        DestroyQuery,
-    ),
-    responses(
-        (status = 200, description = "Done", body = Done),
-        (status = "default", description = "Refused", body = ErrorBody),
-    )
-)]
-pub(super) async fn pool_destroy(
-    State(owner): State<Handle>,
-    Parameters(query): Parameters<DestroyQuery>,
-) -> Result<Json<Done>, ApiError> {
-    Ok(done(owner.pool_destroy(query.force).await?))
-}
-
-/// The pool's devices.
-#[utoipa::path(
-    get,
-    path = "/v1/devices",
-    tag = "pool",
-    responses(
-        (status = 200, description = "As it is", body = Vec<DeviceInfo>),
-        (status = "default", description = "Refused", body = ErrorBody),
-    )
-)]
-pub(super) async fn device_list(
-    State(owner): State<Handle>,
-) -> Result<Json<Vec<DeviceInfo>>, ApiError> {
-    Ok(Json(owner.device_list().await?))
 }
 
 /// All tenants.
@@ -423,7 +326,7 @@ pub(super) async fn volume_show(
     Ok(Json(owner.volume_show(tenant, volume).await?))
 }
 
-/// Grows a volume, exported or not; connected hosts are told.
+/// Grows a volume, exported or not (connected hosts are told), or changes its reservation.
 #[utoipa::path(
     patch,
     path = "/v1/tenants/{tenant}/volumes/{volume}",
@@ -438,14 +341,17 @@ pub(super) async fn volume_show(
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
-pub(super) async fn volume_grow(
+pub(super) async fn volume_update(
     State(owner): State<Handle>,
     OfVolume(tenant, volume): OfVolume,
     Body(body): Body<VolumeUpdate>,
 ) -> Result<Json<Volume>, ApiError> {
-    Ok(Json(
-        owner.volume_grow(tenant, volume, body.size_bytes).await?,
-    ))
+    if body.size_bytes.is_some() == body.reserved_bytes.is_some() {
+        return Err(ApiError::invalid(
+            "give either `size_bytes` or `reserved_bytes`, one at a time",
+        ));
+    }
+    Ok(Json(owner.volume_update(tenant, volume, body).await?))
 }
 
 /// Ends a volume and gives its space back. Refused while it is exported.

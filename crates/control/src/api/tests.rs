@@ -177,7 +177,10 @@ fn unknown_field_is_named_with_the_accepted_ones() {
     // Every body refuses unknown fields.
     for (method, path) in [
         ("POST", "/v1/pool"),
+        ("PATCH", "/v1/pool"),
         ("POST", "/v1/pool/open"),
+        ("POST", "/v1/pool/check"),
+        ("POST", "/v1/devices"),
         ("POST", "/v1/tenants"),
         ("PATCH", "/v1/tenants/a/volumes/b"),
         ("POST", "/v1/exports"),
@@ -377,7 +380,10 @@ fn every_documented_route_exists_and_every_error_is_json() {
     let document = serde_json::to_value(openapi::document()).unwrap();
     let mut routes = 0;
     for (path, methods) in document["paths"].as_object().unwrap() {
-        let path = path.replace("{tenant}", "a").replace("{volume}", "b");
+        let path = path
+            .replace("{tenant}", "a")
+            .replace("{volume}", "b")
+            .replace("{index}", "0");
         for method in methods.as_object().unwrap().keys() {
             let (status, body) = exchange(&daemon, &method.to_uppercase(), &path, Some("{}"));
             assert_ne!(status, 405, "{method} {path}");

@@ -13,8 +13,8 @@ use std::time::Duration;
 use super::requests::changing;
 use super::{Daemon, DaemonError, STOP_LIMIT, blocking};
 use crate::api::error::ApiError;
-use crate::api::model::{PoolCreate, PoolInfo};
-use crate::devices::{self, OpenPool};
+use crate::api::model::{DeviceAdd, DeviceInfo, PoolCreate, PoolInfo};
+use crate::devices::{self, OpenPool, PoolDevice};
 use crate::files;
 use crate::owner::{Grants, Limits, Owner, grants_capacity};
 use crate::supervisor::process;
@@ -29,9 +29,8 @@ impl Daemon {
         let body = PoolCreate {
             name: "pool".to_owned(),
             devices: vec![spec.clone()],
-            force: false,
-            extent_bytes: None,
             size_bytes: Some(embedded.size_bytes),
+            ..PoolCreate::default()
         };
         let there = embedded.path.exists();
         let open = blocking(move || {
@@ -95,8 +94,30 @@ impl Daemon {
         let owner = Owner::new(pool, Arc::new(catalog), devices, grants, Limits::default());
         owner.finish_adoption(None).await;
         let info = owner.pool_show();
-        self.begin(owner, Vec::new(), None);
+        self.begin(owner, None);
         Ok(info)
+    }
+
+    /// Makes a device part of the pool.
+    pub(super) async fn device_add(
+        &self,
+        owner: Rc<Owner>,
+        body: DeviceAdd,
+    ) -> Result<DeviceInfo, ApiError> {
+        let device = blocking(move || devices::open_new(&body)).await?;
+        let (store, made) = (device.store.clone(), device.made());
+        let added = owner.clone().device_add(device).await;
+        let index = added.inspect_err(|_| devices::remove_made(&made))?;
+        self.record_devices(&owner.core.borrow().pool);
+        let joined = PoolDevice {
+            index,
+            spec: store.0.info().spec.to_string(),
+            store,
+        };
+        if let Err(error) = devices::reserve_catalog(&[joined]) {
+            tracing::warn!(%error, "the room for a copy of the catalog");
+        }
+        Ok(owner.device_show(index.0)?.device)
     }
 
     /// Ends the pool and wipes its labels.
@@ -118,7 +139,7 @@ impl Daemon {
         if let Err(error) = owner.wait_unfenced(Duration::from_secs(10)).await {
             // Everything goes on as before.
             self.serving.borrow_mut().take();
-            self.begin(owner.clone(), serving.missing.clone(), None);
+            self.begin(owner.clone(), None);
             return Err(error);
         }
         self.serving.borrow_mut().take();
@@ -129,7 +150,7 @@ impl Daemon {
         let gone = |error: io::Error| ApiError::unavailable(error.to_string());
         // First the record: a pool without it is found by its labels, a record without a pool isn't.
         files::remove(&devices::record_path(&self.config.state_dir)).map_err(gone)?;
-        devices::destroy(&owner.devices)?;
+        devices::destroy(&owner.devices.borrow())?;
         files::remove(&process::record_path(&self.config.run_dir)).map_err(gone)?;
         files::remove(&self.grants_path()).map_err(gone)?;
         Ok("pool destroyed".to_owned())

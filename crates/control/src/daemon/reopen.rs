@@ -105,7 +105,7 @@ impl Daemon {
         serving: Rc<Serving>,
         told: Vec<String>,
     ) -> Result<(), ApiError> {
-        let missing = serving.missing.clone();
+        let missing = serving.owner.missing.borrow().clone();
         if missing.is_empty() {
             return match told.first() {
                 None => Ok(()),

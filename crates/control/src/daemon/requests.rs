@@ -37,6 +37,21 @@ impl Daemon {
                 });
             }
             Request::PoolShow(reply) => self.read(reply, |owner| Ok(owner.pool_show())),
+            Request::PoolUpdate { body, reply } => {
+                self.change(reply, move |owner| async move { owner.pool_update(body).await });
+            }
+            Request::PoolCheck { body, reply } => {
+                self.change(reply, move |owner| async move { owner.check(body).await });
+            }
+            Request::DeviceShow { index, reply } => {
+                self.read(reply, |owner| owner.device_show(index));
+            }
+            Request::DeviceAdd { body, reply } => {
+                let daemon = self.clone();
+                self.change(reply, move |owner| async move {
+                    daemon.device_add(owner, body).await
+                });
+            }
             Request::DeviceList(reply) => self.read(reply, |owner| Ok(owner.device_list())),
             Request::TenantCreate { name, reply } => {
                 self.change(reply, move |owner| async move {
@@ -71,14 +86,14 @@ impl Daemon {
             } => {
                 self.read(reply, |owner| owner.volume_show(&tenant, &volume));
             }
-            Request::VolumeGrow {
+            Request::VolumeUpdate {
                 tenant,
                 volume,
-                size_bytes,
+                body,
                 reply,
             } => {
                 self.change(reply, move |owner| async move {
-                    owner.volume_grow(tenant, volume, size_bytes).await
+                    owner.volume_update(tenant, volume, body).await
                 });
             }
             Request::VolumeDelete {

@@ -9,16 +9,16 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use forebay_device::sync_io::{self, Content};
+use forebay_device::sync_io::{self, Content, SyncDevice};
 use forebay_device::{Device, DeviceKind, DeviceSpec, OpenOptions};
-use forebay_pool::{DEFAULT_EXTENT_BYTES, NewDevice, Pool, PoolSpec, Probe};
+use forebay_pool::{DEFAULT_EXTENT_BYTES, NewDevice, Pool, PoolSettings, PoolSpec, Probe};
 
 use super::{
-    OVERWRITE_HINT, OpenPool, PoolDevice, api_error, claim_all, exclusive, invalid, now_s,
+    OVERWRITE_HINT, OpenPool, PoolDevice, api_error, claim, claim_all, exclusive, invalid, now_s,
     open_device,
 };
 use crate::api::error::{self, ApiError};
-use crate::api::model::PoolCreate;
+use crate::api::model::{DeviceAdd, Placement, PoolCreate};
 use crate::store::SyncStore;
 
 /// Makes a pool.
@@ -29,9 +29,7 @@ pub(crate) fn create(body: &PoolCreate) -> Result<OpenPool, ApiError> {
     let mut made = Vec::new();
     let result = create_with(body, &mut made);
     if result.is_err() {
-        for path in made {
-            let _ = std::fs::remove_file(path);
-        }
+        remove_made(&made);
     }
     result
 }
@@ -40,50 +38,26 @@ fn create_with(body: &PoolCreate, made: &mut Vec<PathBuf>) -> Result<OpenPool, A
     let mut opened = Vec::new();
     let mut zero = Vec::new();
     for text in &body.devices {
-        let spec: DeviceSpec = text.parse().map_err(invalid)?;
-        let missing = !spec.path().exists();
-        if missing && let DeviceSpec::Path { path } | DeviceSpec::File { path } = &spec {
-            let Some(size_bytes) = body.size_bytes else {
-                return Err(ApiError::not_found(format!(
-                    "{}: there is no such file or device",
-                    path.display()
-                ))
-                .hint("give a size to have a sparse file made there"));
-            };
-            sync_io::create_sparse_file(path, size_bytes).map_err(invalid)?;
-            made.push(path.clone());
-        }
-        let options = OpenOptions {
-            create_missing: true,
-            ..exclusive()
-        };
-        let device = open_device(&spec, &options)?;
-        let kind = device.info().kind;
-        if missing && matches!(kind, DeviceKind::Ram | DeviceKind::Null) {
-            made.push(spec.path().to_owned());
-        }
-        zero.push(missing || kind == DeviceKind::Null);
+        let (device, known_zero) = open_or_make(text, body.size_bytes, made)?;
+        zero.push(known_zero);
         opened.push(device);
     }
     claim_all(&opened)?;
     let mut stores = Vec::new();
     let mut new = Vec::new();
     for (device, known_zero) in opened.into_iter().zip(zero) {
-        let store = Arc::new(SyncStore(device));
-        if !body.force {
-            refuse_used(&store)?;
-        }
-        let spec = store.0.info().spec.clone();
-        let block_bytes = engine_block_bytes(&spec)?;
-        new.push(NewDevice {
-            spec: spec.to_string(),
-            store: store.clone(),
-            block_bytes,
-            known_zero,
-        });
-        stores.push(store);
+        let device = take_new(device, known_zero, body.force)?;
+        new.push(device.new);
+        stores.push(device.store);
     }
-    let (pool, catalog) = forebay_pool::create(&PoolSpec {
+    let settings = settings_of(
+        PoolSettings::default(),
+        body.placement,
+        body.warn_percent,
+        body.critical_percent,
+    );
+    settings.check().map_err(api_error)?;
+    let (mut pool, catalog) = forebay_pool::create(&PoolSpec {
         name: body.name.clone(),
         extent_bytes: body.extent_bytes.unwrap_or(DEFAULT_EXTENT_BYTES),
         devices: new,
@@ -91,6 +65,8 @@ fn create_with(body: &PoolCreate, made: &mut Vec<PathBuf>) -> Result<OpenPool, A
         now_s: now_s(),
     })
     .map_err(api_error)?;
+    // Durable with the owner's first commit.
+    pool.set_settings(settings).map_err(api_error)?;
     let devices = in_order(&pool, stores);
     reserve_catalog(&devices)?;
     Ok(OpenPool {
@@ -99,6 +75,117 @@ fn create_with(body: &PoolCreate, made: &mut Vec<PathBuf>) -> Result<OpenPool, A
         devices,
         missing: Vec::new(),
         is_new: true,
+    })
+}
+
+/// A pool's settings with what is given changed.
+pub(crate) fn settings_of(
+    settings: PoolSettings,
+    placement: Option<Placement>,
+    warn_percent: Option<u8>,
+    critical_percent: Option<u8>,
+) -> PoolSettings {
+    PoolSettings {
+        placement: match placement {
+            Some(Placement::Stripe) => forebay_pool::Placement::Stripe,
+            Some(Placement::Fill) => forebay_pool::Placement::Fill,
+            None => settings.placement,
+        },
+        warn_percent: warn_percent.unwrap_or(settings.warn_percent),
+        critical_percent: critical_percent.unwrap_or(settings.critical_percent),
+    }
+}
+
+/// A device that is about to join a pool: open, claimed, and free to be used.
+pub(crate) struct NewPoolDevice {
+    /// As the pool wants it.
+    pub(crate) new: NewDevice,
+    /// Its label and catalog area.
+    pub(crate) store: Arc<SyncStore>,
+    /// The file that was made for it, if one was.
+    made: Vec<PathBuf>,
+}
+
+impl NewPoolDevice {
+    /// Which files were made for it: to be removed if it does not join.
+    pub(crate) fn made(&self) -> Vec<PathBuf> {
+        self.made.clone()
+    }
+}
+
+/// Opens a device that shall join a pool.
+pub(crate) fn open_new(body: &DeviceAdd) -> Result<NewPoolDevice, ApiError> {
+    let mut made = Vec::new();
+    let opened = open_or_make(&body.spec, body.size_bytes, &mut made).and_then(
+        |(device, known_zero)| {
+            claim(&device)?;
+            take_new(device, known_zero, body.force)
+        },
+    );
+    match opened {
+        Ok(device) => Ok(NewPoolDevice { made, ..device }),
+        Err(error) => {
+            remove_made(&made);
+            Err(error)
+        }
+    }
+}
+
+/// Removes files that were made in vain.
+pub(crate) fn remove_made(made: &[PathBuf]) {
+    for path in made {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// Opens a device, made if it is a missing file and a size is given; says whether it reads as zeros.
+fn open_or_make(
+    text: &str,
+    size_bytes: Option<u64>,
+    made: &mut Vec<PathBuf>,
+) -> Result<(SyncDevice, bool), ApiError> {
+    let spec: DeviceSpec = text.parse().map_err(invalid)?;
+    let missing = !spec.path().exists();
+    if missing && let DeviceSpec::Path { path } | DeviceSpec::File { path } = &spec {
+        let Some(size_bytes) = size_bytes else {
+            return Err(ApiError::not_found(format!(
+                "{}: there is no such file or device",
+                path.display()
+            ))
+            .hint("give a size to have a sparse file made there"));
+        };
+        sync_io::create_sparse_file(path, size_bytes).map_err(invalid)?;
+        made.push(path.clone());
+    }
+    let options = OpenOptions {
+        create_missing: true,
+        ..exclusive()
+    };
+    let device = open_device(&spec, &options)?;
+    let kind = device.info().kind;
+    if missing && matches!(kind, DeviceKind::Ram | DeviceKind::Null) {
+        made.push(spec.path().to_owned());
+    }
+    Ok((device, missing || kind == DeviceKind::Null))
+}
+
+/// A claimed device for a pool, unless it holds something.
+fn take_new(device: SyncDevice, known_zero: bool, force: bool) -> Result<NewPoolDevice, ApiError> {
+    let store = Arc::new(SyncStore(device));
+    if !force {
+        refuse_used(&store)?;
+    }
+    let spec = store.0.info().spec.clone();
+    let block_bytes = engine_block_bytes(&spec)?;
+    Ok(NewPoolDevice {
+        new: NewDevice {
+            spec: spec.to_string(),
+            store: store.clone(),
+            block_bytes,
+            known_zero,
+        },
+        store,
+        made: Vec::new(),
     })
 }
 
@@ -111,8 +198,9 @@ fn refuse_used(device: &SyncStore) -> Result<(), ApiError> {
             label.pool_name, label.pool_uuid
         ))
         .hint(
-            "start the daemon whose state folder records that pool to use it; --force makes a new \
-             pool here, and what the old one holds is lost",
+            "start the daemon whose state folder records that pool to use it (`forebay pool open \
+             --device` takes a device back that its pool misses); --force uses it anew, and what it \
+             holds is lost",
         )),
         Probe::Blank | Probe::Other(_) => {
             let found = device
@@ -142,7 +230,7 @@ fn engine_block_bytes(spec: &DeviceSpec) -> Result<u32, ApiError> {
 
 /// Takes the room of label and catalog from the file system below a pool in a sparse file, so that its
 /// being full keeps nobody from committing what makes room. Again and again does no harm.
-pub(super) fn reserve_catalog(devices: &[PoolDevice]) -> Result<(), ApiError> {
+pub(crate) fn reserve_catalog(devices: &[PoolDevice]) -> Result<(), ApiError> {
     for device in devices {
         let info = device.store.0.info();
         let label = forebay_pool::Label::read(device.store.as_ref()).map_err(api_error)?;

@@ -23,7 +23,9 @@ use forebay_device::{DeviceError, DeviceSpec, OpenOptions};
 use forebay_pool::{BlockStore, Catalog, ErrorKind, Pool, PoolError, Probe, Uuid};
 use forebay_xlate::DeviceIndex;
 
-pub(crate) use self::create::create;
+pub(crate) use self::create::{
+    NewPoolDevice, create, open_new, remove_made, reserve_catalog, settings_of,
+};
 pub(crate) use self::open::{OPEN_HINT, Places, find_missing, open, open_at};
 pub(crate) use self::record::{record, record_path, recorded};
 use crate::api::error::{self, ApiError};

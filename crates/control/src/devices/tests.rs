@@ -12,6 +12,7 @@ fn body(devices: &[String], size_bytes: Option<u64>, force: bool) -> PoolCreate 
         force,
         extent_bytes: None,
         size_bytes,
+        ..PoolCreate::default()
     }
 }
 

@@ -7,12 +7,13 @@
 //! (2) [`Owner::finish_adoption`]: what the earlier daemon asked of the engine and what has not ended
 //! gets a moment; the pool sorts out what was reserved; the boot id is committed. (3) The engine is
 //! told everything (`push`). (4) [`Owner::open_after_adoption`]: the devices are flushed and the
-//! adopted mappings committed, then entries that the pool does not know are revoked, then faults are
-//! answered. If (4) takes too long, faults are answered all the same (they get what is granted
-//! already); only laundering waits until all of it is done.
+//! adopted mappings committed, device by device, then entries that the pool does not know are revoked,
+//! then faults are answered. If (4) takes too long, faults are answered all the same (they get what is
+//! granted already); only laundering waits until nothing unknown is listed on the device.
 //! Not here: the table's layout (`forebay_xlate::grants`), which extents become dirty (the pool).
 
 use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -22,11 +23,13 @@ use std::time::Duration;
 use forebay_pool::{Adopted, ErrorKind, Pool};
 use forebay_xlate::grants::{Grant, GrantTable};
 use forebay_xlate::shm::SharedMemory;
-use forebay_xlate::{ExtentRange, Rights, VolumeId};
+use forebay_xlate::{DeviceIndex, ExtentRange, Rights, VolumeId};
 use tokio::time::{sleep, timeout};
 
 use super::Owner;
-use super::session::Session;
+use super::flush::SyncError;
+use super::session::{AskError, Session};
+use super::together::join_all;
 use crate::signal::Signal;
 
 /// Entries of a new grant table: 16 MiB, of which only what is used costs memory.
@@ -42,7 +45,15 @@ pub(crate) struct Grants {
     adopting: bool,
     same_boot: bool,
     stamp: String,
-    stale: Vec<(VolumeId, ExtentRange)>,
+    stale: Vec<Stale>,
+}
+
+/// A listed range that the pool does not know there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stale {
+    volume: VolumeId,
+    range: ExtentRange,
+    device: DeviceIndex,
 }
 
 /// What is left to do about it.
@@ -52,9 +63,9 @@ pub(crate) struct Adoption {
     same_boot: bool,
     /// What the catalog is to know the grant table by, until it does.
     stamp: RefCell<Option<String>>,
-    /// Adopted mappings may not be durable.
-    uncommitted: Cell<bool>,
-    stale: RefCell<Vec<(VolumeId, ExtentRange)>>,
+    /// Volumes with adopted mappings that may not be durable, and their highest sequences.
+    uncommitted: RefCell<BTreeMap<VolumeId, u64>>,
+    stale: RefCell<Vec<Stale>>,
     progress: Signal,
 }
 
@@ -122,6 +133,11 @@ impl Grants {
             if !matches!(grant.word.rights(), Some(Rights::Read | Rights::ReadWrite)) {
                 continue;
             }
+            let doubtful = Stale {
+                volume: grant.volume,
+                range: grant.range,
+                device: grant.word.device(),
+            };
             let told = pool.adopt_grant(
                 grant.volume,
                 forebay_xlate::ExtentIndex(grant.range.first),
@@ -132,9 +148,9 @@ impl Grants {
             );
             match told {
                 Ok(Adopted::Durable | Adopted::Uncommitted) => {}
-                Ok(Adopted::Stale) => stale.push((grant.volume, grant.range)),
+                Ok(Adopted::Stale) => stale.push(doubtful),
                 Err(error) if error.kind == ErrorKind::NotFound => {
-                    stale.push((grant.volume, grant.range));
+                    stale.push(doubtful);
                 }
                 Err(error) => return Err(io::Error::other(error)),
             }
@@ -158,7 +174,7 @@ impl Grants {
             finished: Cell::new(!self.adopting),
             same_boot: self.same_boot,
             stamp: RefCell::new(Some(self.stamp)),
-            uncommitted: Cell::new(self.adopting),
+            uncommitted: RefCell::default(),
             stale: RefCell::new(self.stale),
             progress: Signal::new(),
         };
@@ -198,19 +214,26 @@ fn stamp(boot_id: &[u8; 16], memory: &SharedMemory) -> io::Result<String> {
 }
 
 impl Adoption {
-    /// Whether adopted mappings may not be durable yet.
-    pub(super) fn is_uncommitted(&self) -> bool {
-        self.uncommitted.get()
+    /// The highest sequence of a volume's adopted mappings, as long as some may not be durable.
+    pub(super) fn uncommitted(&self, volume: VolumeId) -> Option<u64> {
+        self.uncommitted.borrow().get(&volume).copied()
     }
 
-    /// Everything that was adopted is durable.
-    pub(super) fn set_committed(&self) {
-        self.uncommitted.set(false);
-        self.progress.raise();
+    /// Something was committed: forgets what is durable by now.
+    pub(super) fn note_committed(&self, pool: &Pool) {
+        let mut uncommitted = self.uncommitted.borrow_mut();
+        if !uncommitted.is_empty() {
+            uncommitted.retain(|volume, highest| pool.durable_seq(*volume) < *highest);
+        }
     }
 
-    fn is_settled(&self) -> bool {
-        self.finished.get() && !self.uncommitted.get() && self.stale.borrow().is_empty()
+    /// Whether something that was taken over is not durable, or still in use where it should not be.
+    pub(super) fn is_unfinished(&self) -> bool {
+        !self.uncommitted.borrow().is_empty() || !self.stale.borrow().is_empty()
+    }
+
+    fn is_settled_on(&self, device: DeviceIndex) -> bool {
+        self.finished.get() && !self.stale.borrow().iter().any(|s| s.device == device)
     }
 }
 
@@ -224,8 +247,10 @@ impl Owner {
             if timeout(self.limits.inherited, wait).await.is_err() {
                 tracing::warn!(
                     unfinished = session.inherited(),
-                    "the engine has not finished what an earlier daemon asked for; freed space stays unused until it has"
+                    "the engine has not finished what an earlier daemon asked for; where that is zeroing, freed space stays unused until it has"
                 );
+                // Nothing was given up for these, or what was is listed, and revoked again below.
+                session.abandon_inherited();
             }
         }
         let changed = {
@@ -243,6 +268,10 @@ impl Owner {
                     ),
                     Err(error) => tracing::error!(%error, "taking over what was granted"),
                 }
+                let volumes = core.pool.volumes();
+                *adoption.uncommitted.borrow_mut() = volumes
+                    .filter_map(|volume| Some((volume.id, core.pool.uncommitted(volume.id)?)))
+                    .collect();
             }
             let stamp = adoption.stamp.borrow_mut().take();
             if let Some(stamp) = &stamp
@@ -266,7 +295,7 @@ impl Owner {
         }
         if timeout(self.limits.adoption, self.settle()).await.is_err() {
             tracing::warn!(
-                "the mappings that were taken over are not durable yet; flushes wait for that"
+                "what was taken over is not all durable, or in use where it should not be; flushes and freed space wait for that"
             );
             let owner = self.clone();
             self.spawn(async move { owner.settle().await });
@@ -277,38 +306,69 @@ impl Owner {
 
     /// Commits what was adopted, then revokes what the pool does not know.
     async fn settle(&self) {
-        let adoption = &self.adoption;
-        while adoption.is_uncommitted() {
-            if let Err(error) = self.sync_all().await {
-                tracing::warn!(%error, "committing the mappings that were taken over");
-                sleep(Duration::from_millis(500)).await;
-            }
-        }
         loop {
-            // Kept in the list until it is done: this may be cut off at any wait.
-            let Some((volume, range)) = adoption.stale.borrow().last().copied() else {
-                break;
-            };
-            let _held = self.locks.hold(volume, range).await;
-            match self.revoke(volume, range).await {
-                Ok(()) => {
-                    self.forget_grants(volume, range).await;
-                    adoption.stale.borrow_mut().pop();
+            match self.sync_all().await {
+                Ok(()) => break,
+                // It is tried again with everything else that is uncommitted there, when it is back.
+                Err(
+                    error @ (SyncError::Gone(_) | SyncError::Flush(_, AskError::TimedOut(..))),
+                ) => {
+                    tracing::warn!(%error, "mappings that were taken over are not durable");
+                    break;
                 }
                 Err(error) => {
-                    tracing::warn!(%volume, ?range, %error, "revoking a grant that the pool does not know");
+                    tracing::warn!(%error, "committing the mappings that were taken over");
                     sleep(Duration::from_millis(500)).await;
                 }
             }
         }
-        adoption.progress.raise();
+        let devices: BTreeSet<DeviceIndex> = {
+            let stale = self.adoption.stale.borrow();
+            stale.iter().map(|stale| stale.device).collect()
+        };
+        join_all(devices.into_iter().map(|device| self.revoke_stale(device))).await;
     }
 
-    /// Waits until nothing that was adopted is in doubt any more.
-    pub(super) async fn wait_settled(&self) {
-        self.adoption
+    async fn revoke_stale(&self, device: DeviceIndex) {
+        let stale = &self.adoption.stale;
+        loop {
+            // Kept in the list until it is done: this may be cut off at any wait.
+            let next = stale.borrow().iter().rev().find(|s| s.device == device).copied();
+            let Some(one @ Stale { volume, range, .. }) = next else {
+                break;
+            };
+            let held = self.locks.hold(volume, range).await;
+            let revoked = async {
+                self.revoke(&held, self.limits.revoke).await?;
+                self.forget_grants(&held).await
+            };
+            match revoked.await {
+                Ok(()) => stale.borrow_mut().retain(|s| *s != one),
+                Err(error) => {
+                    tracing::warn!(%volume, ?range, %error, "revoking a grant that the pool does not know");
+                    drop(held);
+                    sleep(Duration::from_millis(500)).await;
+                }
+            }
+        }
+        self.adoption.progress.raise();
+    }
+
+    /// Waits until adoption is finished in the pool.
+    pub(super) async fn wait_adopted(&self) {
+        let adoption = &self.adoption;
+        adoption
             .progress
-            .until(|| self.adoption.is_settled().then_some(()))
+            .until(|| adoption.finished.get().then_some(()))
+            .await;
+    }
+
+    /// Waits until nothing that was adopted is in doubt on a device any more.
+    pub(super) async fn wait_settled_on(&self, device: DeviceIndex) {
+        let adoption = &self.adoption;
+        adoption
+            .progress
+            .until(|| adoption.is_settled_on(device).then_some(()))
             .await;
     }
 }

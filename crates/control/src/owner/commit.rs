@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_pool::Catalog;
+use forebay_pool::{BatchId, Catalog};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
@@ -90,8 +90,28 @@ impl Owner {
             .await
     }
 
-    /// The same, however long the catalog can't be written: for what must not go on before, because
-    /// what was taken away would otherwise be listed for ever, or given out twice.
+    /// Returns once this batch is durable: the one under way, or what has changed so far.
+    pub(super) async fn commit_of(&self, batch: BatchId) -> Result<(), CommitError> {
+        let is_durable = || self.core.borrow().pool.committed_id() >= batch;
+        if batch >= self.core.borrow().pool.open_batch_id() {
+            return self.commit().await;
+        }
+        let committer = &self.committer;
+        committer
+            .progress
+            .until(|| {
+                if is_durable() {
+                    return Some(Ok(()));
+                }
+                let trouble = committer.trouble.borrow().clone();
+                trouble.map(|trouble| Err(CommitError(trouble)))
+            })
+            .await
+    }
+
+    /// Returns once everything changed so far is durable, however long the catalog can't be written:
+    /// for what must not go on before, because what was taken away would otherwise be listed for
+    /// ever, or given out twice.
     pub(super) async fn commit_through(&self) {
         let committer = &self.committer;
         committer.kick();
@@ -141,6 +161,10 @@ impl Owner {
             self.pause(&mut attempt).await;
         }
         self.committer.commits.set(self.committer.commits.get() + 1);
+        if self.core.borrow().pool.space().dirty > 0 {
+            // What was freed may be laundered from now on.
+            self.launder_wanted.raise();
+        }
         if self.committer.trouble.borrow_mut().take().is_some() {
             tracing::info!("the pool's catalog can be written again");
         }

@@ -3,21 +3,28 @@
 //! Purpose: answers every miss of the data path, from the map or by allocating.
 //! Design: one step without a wait in it looks at the locks, asks the pool, writes the grant table's
 //! entry, and sends the grant, in this order; so a revoke that begins later finds the entry, and goes
-//! out behind the grant. When the step needs something first (a commit, laundering, room in the
-//! table), the fault waits for that and takes the step again. A fault is idempotent: an engine that
-//! asks again gets the same place. What is listed already at the same place is not written again.
-//! Not here: which extents are handed out (the pool).
+//! out behind the grant. All faults that were heard at once are answered in one pass: one borrow of
+//! the core, one message of grants, one reservation ahead for each volume. What needs something first
+//! waits for that and takes the step again: those that wait for a commit together, since they are
+//! many while a volume is filled; those for a range that somebody holds, for laundering, or for room
+//! in the table each in a task. A fault is idempotent: an engine that asks again gets the same place.
+//! What is listed already at the same place is not written again. No refusal is remembered.
+//! Not here: which extents are handed out (the pool), making room in the table (`evict`).
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use forebay_pool::FaultAnswer;
-use forebay_xlate::boundary::message::{FaultFailure, GrantOf, ToEngine};
-use forebay_xlate::grants::{Full, Grant};
+use forebay_pool::{BatchId, FaultAnswer};
+use forebay_xlate::boundary::message::{FaultAsk, FaultFailure, ToEngine};
+use forebay_xlate::grants::Grant;
+use forebay_xlate::owner_side::Refused;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
-use tokio::time::{Duration, Instant, sleep, timeout};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
 
 use super::release::ReleaseError;
-use super::{Core, Owner, count};
+use super::session::Session;
+use super::{Core, Owner};
 
 /// The longest run that one grant covers.
 pub(super) const MAX_RUN: u64 = 256;
@@ -25,8 +32,6 @@ pub(super) const MAX_RUN: u64 = 256;
 pub(super) const MAX_HOLE_RUN: u64 = 4096;
 /// Entries of the grant table that are kept free, so that ranges can be cut out of entries.
 pub(super) const SPARE_ENTRIES: usize = 32;
-/// How many grants are taken back at once when the table is full.
-const EVICT_AT_ONCE: usize = 32;
 
 /// What became of a step.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,8 +43,8 @@ enum Step {
     NoEngine,
     /// Somebody changes the range.
     Locked,
-    /// A commit must come first.
-    Commit,
+    /// This batch must be durable first.
+    Commit(BatchId),
     /// Dirty extents must be laundered first.
     Launder,
     /// The grant table is full.
@@ -50,76 +55,133 @@ enum Step {
     Failed(FaultFailure),
 }
 
+/// Faults that wait for a commit, by its batch.
+#[derive(Debug, Default)]
+pub(super) struct AwaitingCommit {
+    by_batch: std::cell::RefCell<BTreeMap<BatchId, Vec<FaultAsk>>>,
+    wake: Notify,
+}
+
 impl Core {
     /// Free entries of the grant table.
     pub(super) fn spare_entries(&self) -> usize {
         let (used, capacity) = self.grants.usage();
         capacity.saturating_sub(used)
     }
-
-    /// The first part of a grant's range that is listed at another place.
-    fn listed_elsewhere(&self, grant: &Grant) -> Option<ExtentRange> {
-        let listed = self.grants.granted(grant.volume, grant.range);
-        let elsewhere = listed.iter().find(|listed| {
-            listed.word.rights() != Some(Rights::Hole)
-                && listed.word != grant.word.advance(listed.range.first - grant.range.first)
-        });
-        elsewhere.map(|listed| listed.range)
-    }
-
-    /// Lists a grant where it is not listed yet, in place of holes.
-    fn record(&mut self, grant: Grant) -> Result<(), Full> {
-        let mut missing = Vec::new();
-        let mut at = grant.range.first;
-        for listed in self.grants.granted(grant.volume, grant.range) {
-            if listed.word == grant.word.advance(listed.range.first - grant.range.first) {
-                if at < listed.range.first {
-                    missing.push(ExtentRange::new(at, listed.range.first - at));
-                }
-                at = listed.range.end();
-            }
-        }
-        if at < grant.range.end() {
-            missing.push(ExtentRange::new(at, grant.range.end() - at));
-        }
-        for range in missing {
-            let word = grant.word.advance(range.first - grant.range.first);
-            self.grants.insert(Grant {
-                range,
-                word,
-                ..grant
-            })?;
-        }
-        Ok(())
-    }
 }
 
 impl Owner {
-    /// A fault came: answers it at once if it can, or leaves it to a task.
-    pub(super) fn on_fault(self: &Rc<Self>, volume: VolumeId, extent: u64, write: bool) {
-        count(&self.counters.faults);
-        if self.is_open() {
-            let step = self.fault_step(volume, extent, write);
-            if step == Step::Done {
-                return;
+    /// Answers what can be answered at once, and leaves the rest to others.
+    pub(super) fn answer_faults(self: &Rc<Self>, faults: &[FaultAsk]) {
+        if faults.is_empty() {
+            return;
+        }
+        let session = self.session().filter(|_| self.is_open());
+        let mut later = Vec::new();
+        if let Some(session) = &session {
+            let mut core = self.core.borrow_mut();
+            let mut writers: Vec<VolumeId> = Vec::new();
+            for fault in faults {
+                match self.fault_step(&mut core, session, fault) {
+                    Step::Done => {
+                        if fault.write && !writers.contains(&fault.volume) {
+                            writers.push(fault.volume);
+                        }
+                    }
+                    step => later.push((*fault, step)),
+                }
+            }
+            for volume in writers {
+                self.reserve_ahead(&mut core, volume);
+            }
+        } else {
+            later.extend(faults.iter().map(|fault| (*fault, Step::NoEngine)));
+        }
+        if let Some(session) = &session {
+            session.send_grants();
+        }
+        for (fault, step) in later {
+            match step {
+                Step::Commit(batch) => self.await_commit(fault, batch),
+                Step::Failed(reason) => self.fail_fault(&fault, reason),
+                _ => self.leave_to_a_task(fault),
             }
         }
+    }
+
+    fn fail_fault(&self, fault: &FaultAsk, reason: FaultFailure) {
+        self.say(&ToEngine::FaultFailed {
+            volume: fault.volume,
+            range: ExtentRange::new(fault.extent, 1),
+            write: fault.write,
+            reason,
+        });
+    }
+
+    fn await_commit(&self, fault: FaultAsk, batch: BatchId) {
+        let waiting = &self.awaiting_commit;
+        let mut by_batch = waiting.by_batch.borrow_mut();
+        by_batch.entry(batch).or_default().push(fault);
+        waiting.wake.notify_one();
+    }
+
+    /// The one task that answers faults after commits.
+    pub(super) async fn run_awaiting_commit(self: Rc<Self>) {
+        let waiting = &self.awaiting_commit;
+        loop {
+            let oldest = waiting.by_batch.borrow().keys().next().copied();
+            let Some(batch) = oldest else {
+                waiting.wake.notified().await;
+                continue;
+            };
+            let committed = self.commit_of(batch).await;
+            let durable = self.core.borrow().pool.committed_id().max(batch);
+            let faults: Vec<FaultAsk> = {
+                let mut by_batch = waiting.by_batch.borrow_mut();
+                let later = by_batch.split_off(&BatchId(durable.0 + 1));
+                let due = std::mem::replace(&mut *by_batch, later);
+                due.into_values().flatten().collect()
+            };
+            match committed {
+                Ok(()) => self.answer_faults(&faults),
+                Err(error) => {
+                    tracing::error!(faults = faults.len(), %error, "faults fail");
+                    for fault in &faults {
+                        self.fail_fault(fault, FaultFailure::Internal);
+                    }
+                }
+            }
+        }
+    }
+
+    fn leave_to_a_task(self: &Rc<Self>, fault: FaultAsk) {
         // One task is enough for one question; it answers to whichever engine is there then.
-        if self.faulting.borrow_mut().insert((volume, extent, write)) {
+        let key = (fault.volume, fault.extent, fault.write);
+        if self.faulting.borrow_mut().insert(key) {
             let owner = self.clone();
             self.spawn(async move {
-                owner.fault(volume, extent, write).await;
-                owner.faulting.borrow_mut().remove(&(volume, extent, write));
+                owner.fault(fault).await;
+                owner.faulting.borrow_mut().remove(&key);
             });
         }
     }
 
-    async fn fault(&self, volume: VolumeId, extent: u64, write: bool) {
+    async fn fault(&self, fault: FaultAsk) {
+        let FaultAsk { volume, extent, .. } = fault;
         self.wait_open().await;
         let mut launder_until = None;
         loop {
-            let failure = match self.fault_step(volume, extent, write) {
-                Step::Done => return,
+            let step = match self.session() {
+                Some(session) => self.fault_step(&mut self.core.borrow_mut(), &session, &fault),
+                None => Step::NoEngine,
+            };
+            let failure = match step {
+                Step::Done => {
+                    if fault.write {
+                        self.reserve_ahead(&mut self.core.borrow_mut(), volume);
+                    }
+                    return;
+                }
                 Step::NoEngine => {
                     self.wait_session().await;
                     continue;
@@ -128,7 +190,7 @@ impl Owner {
                     self.locks.wait_free(volume, extent).await;
                     continue;
                 }
-                Step::Commit => match self.commit().await {
+                Step::Commit(batch) => match self.commit_of(batch).await {
                     Ok(()) => continue,
                     Err(error) => {
                         tracing::error!(%volume, extent, %error, "a fault fails");
@@ -138,12 +200,10 @@ impl Owner {
                 Step::Launder => {
                     let until =
                         *launder_until.get_or_insert_with(|| Instant::now() + self.limits.launder);
-                    self.launder_wanted.notify_one();
-                    let left = until.saturating_duration_since(Instant::now());
-                    match timeout(left, self.laundered.next()).await {
-                        Ok(()) => continue,
-                        Err(_) => FaultFailure::NoSpace,
+                    if self.wait_laundered(until).await {
+                        continue;
                     }
+                    FaultFailure::NoSpace
                 }
                 Step::TableFull => {
                     self.evict().await;
@@ -158,26 +218,31 @@ impl Owner {
                 },
                 Step::Failed(failure) => failure,
             };
-            let range = ExtentRange::new(extent, 1);
-            self.say(&ToEngine::FaultFailed {
-                volume,
-                range,
-                reason: failure,
-            });
+            self.fail_fault(&fault, failure);
             return;
         }
     }
 
+    /// Waits until something more is clean; false when it takes too long.
+    async fn wait_laundered(&self, until: Instant) -> bool {
+        let left = until.saturating_duration_since(Instant::now());
+        self.launder_hurry.set(self.launder_hurry.get() + 1);
+        self.launder_wanted.raise();
+        let more = timeout(left, self.laundered.next()).await.is_ok();
+        self.launder_hurry.set(self.launder_hurry.get() - 1);
+        more
+    }
+
     /// One attempt, without a wait in it.
-    fn fault_step(&self, volume: VolumeId, extent: u64, write: bool) -> Step {
-        let Some(session) = self.session() else {
-            return Step::NoEngine;
-        };
-        if self.locks.free_run(volume, extent, 1) == 0 {
+    fn fault_step(&self, core: &mut Core, session: &Session, fault: &FaultAsk) -> Step {
+        let FaultAsk {
+            volume,
+            extent,
+            write,
+        } = *fault;
+        if !self.locks.is_free(volume, extent) {
             return Step::Locked;
         }
-        let mut core = self.core.borrow_mut();
-        let core = &mut *core;
         if core.spare_entries() < SPARE_ENTRIES {
             return Step::TableFull;
         }
@@ -201,12 +266,13 @@ impl Owner {
                 Ok(FaultAnswer::Hole { count }) => (Some(Word::HOLE), count.min(MAX_HOLE_RUN), 0),
                 Ok(FaultAnswer::NeedReserve { count }) => {
                     return match core.pool.reserve(volume, count) {
-                        Ok(_) => Step::Commit,
+                        Ok(_) => Step::Commit(core.pool.open_batch_id()),
                         Err(error) => failed(volume, extent, &error),
                     };
                 }
-                Ok(FaultAnswer::AwaitCommit { .. }) => return Step::Commit,
+                Ok(FaultAnswer::AwaitCommit { batch }) => return Step::Commit(batch),
                 Ok(FaultAnswer::AwaitLaunder) => return Step::Launder,
+                Ok(FaultAnswer::DeviceGone { .. }) => return Step::Failed(FaultFailure::Device),
                 Ok(FaultAnswer::NoSpace) => return Step::Failed(FaultFailure::NoSpace),
                 Err(error) => return failed(volume, extent, &error),
             };
@@ -214,34 +280,18 @@ impl Owner {
             tracing::error!(%volume, extent, "its place is past what a translation can name");
             return Step::Failed(FaultFailure::Internal);
         };
-        // At least the extent itself is free, as looked at above.
-        let count = self.locks.free_run(volume, extent, count.max(1)).max(1);
-        let mut grant = Grant {
+        let grant = Grant {
             volume,
-            range: ExtentRange::new(extent, count),
+            range: ExtentRange::new(extent, count.max(1)),
             word,
             epoch: session.generation,
             commit_sequence,
         };
-        match core.listed_elsewhere(&grant) {
-            Some(elsewhere) if elsewhere.first <= extent => return Step::Moved(elsewhere),
-            Some(elsewhere) => grant.range.count = elsewhere.first - extent,
-            None => {}
-        }
-        if core.record(grant) == Err(Full) {
-            return Step::TableFull;
-        }
-        let range = grant.range;
-        session.say(&ToEngine::Grants {
-            grants: vec![GrantOf {
-                volume,
-                range,
-                word: word.bits(),
-                commit_sequence,
-            }],
-        });
-        if write {
-            self.reserve_ahead(core, volume);
+        match self.locks.grant(&mut core.grants, grant) {
+            Ok(grant) => session.grant(grant),
+            Err(Refused::Taken) => return Step::Locked,
+            Err(Refused::Elsewhere(range)) => return Step::Moved(range),
+            Err(Refused::Full) => return Step::TableFull,
         }
         Step::Done
     }
@@ -259,58 +309,11 @@ impl Owner {
 
     /// Revokes a listed range that the pool does not know there any more, and takes it off the list.
     async fn take_back(&self, volume: VolumeId, range: ExtentRange) -> Result<(), ReleaseError> {
-        let _held = self.locks.hold(volume, range).await;
-        self.revoke(volume, range).await?;
+        let held = self.locks.hold(volume, range).await;
+        self.revoke(&held, self.limits.revoke).await?;
         // Whatever took it away must be durable before the list forgets it.
         self.commit_through().await;
-        self.forget_grants(volume, range).await;
-        Ok(())
-    }
-
-    /// Makes room in the grant table: takes back some grants whose mappings are durable.
-    pub(super) async fn evict(&self) {
-        let _one_at_a_time = self.evicting.lock().await;
-        if self.core.borrow().spare_entries() >= SPARE_ENTRIES + EVICT_AT_ONCE {
-            return;
-        }
-        if self.sync_all().await.is_err() {
-            sleep(Duration::from_millis(200)).await;
-        }
-        let mut evicted = 0;
-        for _ in 0..EVICT_AT_ONCE {
-            let Some(victim) = self.core.borrow_mut().grants.victim() else {
-                break;
-            };
-            let Some(_held) = self.locks.try_hold(victim.volume, victim.range) else {
-                continue;
-            };
-            if !self.is_durable(&victim) {
-                continue;
-            }
-            match self.revoke(victim.volume, victim.range).await {
-                Ok(()) => {
-                    let removed = self
-                        .core
-                        .borrow_mut()
-                        .grants
-                        .remove(victim.volume, victim.range);
-                    // If it has been joined with others meanwhile, it may stay: it is only a list.
-                    evicted += usize::from(removed.is_ok());
-                }
-                Err(error) => {
-                    tracing::warn!(volume = %victim.volume, %error, "making room in the grant table")
-                }
-            }
-        }
-        if evicted == 0 {
-            // Everything is held or uncommitted: others must get on first.
-            sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    fn is_durable(&self, grant: &Grant) -> bool {
-        grant.word.rights() == Some(Rights::Hole)
-            || grant.commit_sequence <= self.core.borrow().pool.durable_seq(grant.volume)
+        Ok(self.forget_grants(&held).await?)
     }
 }
 

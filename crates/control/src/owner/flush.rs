@@ -2,31 +2,43 @@
 //!
 //! Purpose: makes granted but uncommitted mappings durable, when a FLUSH waits for it and now and
 //! then on its own.
-//! Design: a mapping is committed only after the devices were flushed, by the engine before it asks
-//! ([`Owner::commit_wanted`]) or by jobs of its internal lane ([`Owner::sync_all`]). Sequences are
-//! noted before the flush, so what is granted meanwhile waits for the next round.
+//! Design: a mapping is committed only after its device was flushed: by the engine before it asks
+//! ([`Owner::commit_wanted`]; it flushes each device that the volume was granted writing on), or by a
+//! job of its internal lane. There is one task for each device that does the latter
+//! ([`Owner::run_syncer`]): callers draw a ticket, so those who come while a flush runs share the
+//! next one, and a device that fails or hangs delays only what lives on it. Sequences are noted
+//! before the flush, so what is granted meanwhile waits for the next round.
 //! Not here: the flush itself.
 
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 
-use forebay_pool::PoolError;
-use forebay_xlate::VolumeId;
+use forebay_pool::{ErrorKind, PoolError};
 use forebay_xlate::boundary::message::{Job, ToEngine};
-use tokio::time::sleep;
+use forebay_xlate::{DeviceIndex, VolumeId};
+use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use super::Owner;
 use super::commit::CommitError;
 use super::session::AskError;
+use super::together::join_all;
+use crate::store::SyncStore;
 
 /// Why mappings are not durable.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum SyncError {
     /// A device could not be flushed.
-    #[error("flushing the devices: {0}")]
-    Flush(AskError),
+    #[error("flushing {0}: {1}")]
+    Flush(DeviceIndex, AskError),
     /// A device could not be flushed.
-    #[error("flushing the devices: {0}")]
-    Device(std::io::Error),
+    #[error("flushing {0}: {1}")]
+    Device(DeviceIndex, String),
+    /// Mappings on a device that is missing or failed.
+    #[error("{0} can't be flushed: it is missing or has failed")]
+    Gone(DeviceIndex),
     /// The pool refused.
     #[error("{0}")]
     Pool(#[from] PoolError),
@@ -35,8 +47,18 @@ pub(crate) enum SyncError {
     Commit(#[from] CommitError),
 }
 
+/// The queue before a device's flush.
+#[derive(Debug, Default)]
+pub(super) struct Syncer {
+    drawn: Cell<u64>,
+    served: Cell<u64>,
+    /// How the newest round ended.
+    error: RefCell<Option<SyncError>>,
+    wake: Notify,
+}
+
 impl Owner {
-    /// A FLUSH or FUA waits; the engine has flushed the devices.
+    /// A FLUSH or FUA waits; the engine has flushed the volume's devices.
     pub(super) async fn commit_wanted(self: Rc<Self>, volume: VolumeId, sequence: u64) {
         self.wait_open().await;
         let answer = match self.commit_up_to(volume, sequence).await {
@@ -50,110 +72,182 @@ impl Owner {
     }
 
     async fn commit_up_to(&self, volume: VolumeId, sequence: u64) -> Result<(), SyncError> {
-        if self.adoption.is_uncommitted() {
+        let mut sequence = sequence;
+        if let Some(adopted) = self.adoption.uncommitted(volume) {
             // Adopted mappings may carry later sequences than the engine knows them by: all of them.
-            self.sync_all().await?;
+            let devices = self.core.borrow().pool.pending_on(volume, u64::MAX);
+            self.sync_devices(&devices).await?;
+            sequence = sequence.max(adopted);
         }
         {
             let mut core = self.core.borrow_mut();
             if core.pool.durable_seq(volume) >= sequence {
                 return Ok(());
             }
-            core.pool.commit_mappings(volume, sequence)?;
+            let session = self.session();
+            core.pool.commit_mappings(volume, sequence, |device| {
+                session.as_ref().is_some_and(|s| s.device_ready(device))
+            })?;
         }
-        Ok(self.commit().await?)
+        self.commit().await?;
+        let core = self.core.borrow();
+        if core.pool.durable_seq(volume) >= sequence {
+            return Ok(());
+        }
+        // What batches carried is durable by now; of a volume that is gone nothing is left.
+        let left = core.pool.pending_on(volume, sequence);
+        left.first()
+            .map_or(Ok(()), |device| Err(SyncError::Gone(*device)))
     }
 
-    /// What is uncommitted: each volume with its highest sequence.
-    fn uncommitted(&self) -> Vec<(VolumeId, u64)> {
-        let core = self.core.borrow();
-        let volumes = core.pool.volumes();
+    /// What no batch carries yet on a device: each volume with its highest sequence.
+    fn uncommitted_on(&self, device: DeviceIndex) -> Vec<(VolumeId, u64)> {
+        let pool = &self.core.borrow().pool;
+        let volumes = pool.volumes().map(|volume| volume.id);
         volumes
-            .into_iter()
-            .filter_map(|volume| Some((volume.id, core.pool.uncommitted(volume.id)?)))
+            .filter(|volume| pool.pending_on(*volume, u64::MAX).contains(&device))
+            .filter_map(|volume| Some((volume, pool.uncommitted(volume)?)))
             .collect()
     }
 
-    /// Has the engine flush the devices, and commits every mapping that was granted before.
+    /// Has the engine flush the devices that need it, and commits every mapping that was granted
+    /// before. What can be done is done, whatever fails elsewhere.
     pub(crate) async fn sync_all(&self) -> Result<(), SyncError> {
-        let _one_at_a_time = self.syncing.lock().await;
-        let wanted = self.uncommitted();
-        if !wanted.is_empty() {
-            self.flush_devices().await.map_err(SyncError::Flush)?;
-        }
-        self.commit_flushed(&wanted).await
+        let devices = self.core.borrow().pool.pending_devices();
+        self.sync_devices(&devices).await
     }
 
-    /// The same when there is no engine (any more): the daemon's own descriptors reach the same
-    /// files and devices.
-    pub(crate) async fn sync_all_without_engine(&self) -> Result<(), SyncError> {
-        let _one_at_a_time = self.syncing.lock().await;
-        let wanted = self.uncommitted();
-        if !wanted.is_empty() {
-            for device in &self.devices {
-                let store = device.store.clone();
-                tokio::task::spawn_blocking(move || store.0.sync())
-                    .await
-                    .map_err(std::io::Error::other)
-                    .and_then(|result| result)
-                    .map_err(SyncError::Device)?;
+    async fn sync_devices(&self, devices: &BTreeSet<DeviceIndex>) -> Result<(), SyncError> {
+        let tickets: Vec<_> = devices
+            .iter()
+            .filter_map(|device| {
+                let syncer = self.syncers.borrow().get(device)?.clone();
+                syncer.drawn.set(syncer.drawn.get() + 1);
+                syncer.wake.notify_one();
+                Some((syncer.clone(), syncer.drawn.get()))
+            })
+            .collect();
+        self.synced
+            .until(|| {
+                let all = tickets.iter().all(|(s, ticket)| s.served.get() >= *ticket);
+                all.then_some(())
+            })
+            .await;
+        let error = tickets.iter().find_map(|(s, _)| s.error.borrow().clone());
+        error.map_or(Ok(()), Err)
+    }
+
+    /// The queue before a device's flush; its task comes next.
+    pub(super) fn add_syncer(&self, device: DeviceIndex) -> Rc<Syncer> {
+        let syncer = Rc::new(Syncer::default());
+        self.syncers.borrow_mut().insert(device, syncer.clone());
+        syncer
+    }
+
+    /// The one task that flushes a device and commits what lives there, so that little is ever
+    /// uncommitted.
+    pub(super) async fn run_syncer(self: Rc<Self>, device: DeviceIndex, syncer: Rc<Syncer>) {
+        loop {
+            let asked = async {
+                while syncer.served.get() == syncer.drawn.get() {
+                    syncer.wake.notified().await;
+                }
+            };
+            let by_itself = timeout(self.limits.sync_every, asked).await.is_err();
+            if by_itself && (!self.is_open() || self.session().is_none()) {
+                continue;
             }
+            let upto = syncer.drawn.get();
+            let result = self.sync_device(device).await;
+            match &result {
+                Ok(()) | Err(SyncError::Flush(_, AskError::Gone)) => {}
+                Err(error) => tracing::warn!(%error, "committing mappings"),
+            }
+            *syncer.error.borrow_mut() = result.err();
+            syncer.served.set(upto);
+            self.synced.raise();
         }
-        self.commit_flushed(&wanted).await
     }
 
-    async fn commit_flushed(&self, wanted: &[(VolumeId, u64)]) -> Result<(), SyncError> {
+    async fn sync_device(&self, device: DeviceIndex) -> Result<(), SyncError> {
+        let wanted = self.uncommitted_on(device);
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        self.flush_device(device)
+            .await
+            .map_err(|error| SyncError::Flush(device, error))?;
+        self.commit_flushed(device, &wanted).await
+    }
+
+    /// Has the engine flush a device.
+    pub(super) async fn flush_device(&self, device: DeviceIndex) -> Result<(), AskError> {
+        let session = self.session().ok_or(AskError::Gone)?;
+        if self.is_hanging(device) {
+            return Err(AskError::TimedOut(self.limits.job, "earlier requests"));
+        }
+        if !self.is_online(device) {
+            return Err(AskError::Errno(rustix::io::Errno::NODEV.raw_os_error()));
+        }
+        timeout(self.limits.job, session.devices_ready(&[device]))
+            .await
+            .unwrap_or(Err(AskError::TimedOut(self.limits.job, "a device's fence")))?;
+        let flush = session.job(Job::Flush { device });
+        self.job_within(&session, device, flush).await
+    }
+
+    async fn commit_flushed(
+        &self,
+        device: DeviceIndex,
+        wanted: &[(VolumeId, u64)],
+    ) -> Result<(), SyncError> {
         {
             let mut core = self.core.borrow_mut();
             for (volume, sequence) in wanted {
-                match core.pool.commit_mappings(*volume, *sequence) {
+                match core.pool.commit_mappings(*volume, *sequence, |d| d == device) {
                     Ok(_) => {}
                     // Deleted meanwhile.
-                    Err(error) if error.kind == forebay_pool::ErrorKind::NotFound => {}
+                    Err(error) if error.kind == ErrorKind::NotFound => {}
                     Err(error) => return Err(error.into()),
                 }
             }
         }
         self.commit().await?;
-        self.adoption.set_committed();
+        self.adoption.note_committed(&self.core.borrow().pool);
         for &(volume, sequence) in wanted {
+            // Others of the volume, elsewhere, may be older and not durable.
+            let sequence = sequence.min(self.core.borrow().pool.durable_seq(volume));
             self.say(&ToEngine::Committed { volume, sequence });
         }
         Ok(())
     }
 
-    /// Has the engine flush every device; waits for it.
-    pub(super) async fn flush_devices(&self) -> Result<(), AskError> {
-        let devices = self.device_indexes();
-        let session = self.session().ok_or(AskError::Gone)?;
-        tokio::time::timeout(self.limits.job, session.devices_ready(&devices))
-            .await
-            .unwrap_or(Err(AskError::TimedOut(
-                self.limits.job,
-                "the devices' fence",
-            )))?;
-        let jobs: Vec<_> = devices
-            .iter()
-            .map(|&device| session.job(Job::Flush { device }))
-            .collect();
-        for mut job in jobs {
-            job.within(self.limits.job).await?;
-        }
-        Ok(())
+    fn store_of(&self, device: DeviceIndex) -> Option<Arc<SyncStore>> {
+        let devices = self.devices.borrow();
+        let open = devices.iter().find(|open| open.index == device)?;
+        Some(open.store.clone())
     }
 
-    /// Commits in the background, so that little is ever uncommitted.
-    pub(super) async fn run_syncer(self: Rc<Self>) {
-        self.wait_open().await;
-        loop {
-            sleep(self.limits.sync_every).await;
-            if self.session().is_none() || self.uncommitted().is_empty() {
-                continue;
-            }
-            match self.sync_all().await {
-                Ok(()) | Err(SyncError::Flush(AskError::Gone)) => {}
-                Err(error) => tracing::warn!(%error, "committing mappings in the background"),
-            }
-        }
+    /// The same when there is no engine (any more): the daemon's own descriptors reach the same
+    /// files and devices.
+    pub(crate) async fn sync_all_without_engine(&self) -> Result<(), SyncError> {
+        let devices = self.core.borrow().pool.pending_devices();
+        let each = devices.into_iter().map(|device| async move {
+            let store = self.store_of(device).ok_or(SyncError::Gone(device))?;
+            let wanted = self.uncommitted_on(device);
+            tokio::task::spawn_blocking(move || store.0.sync())
+                .await
+                .map_err(std::io::Error::other)
+                .and_then(|result| result)
+                .map_err(|error| SyncError::Device(device, error.to_string()))?;
+            self.commit_flushed(device, &wanted).await
+        });
+        let results = join_all(each).await;
+        // What batches carry already, and everything else that has changed.
+        self.commit().await?;
+        results.into_iter().collect()
     }
 }
+
+/// By device.
+pub(super) type Syncers = BTreeMap<DeviceIndex, Rc<Syncer>>;

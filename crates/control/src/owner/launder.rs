@@ -1,60 +1,70 @@
 //! Laundering: freed extents read as zeros again before anybody gets them.
 //!
 //! Purpose: turns dirty extents into clean ones, through the engine's internal lane.
-//! Design: one task. A round takes some dirty runs, has them zeroed, flushes their devices, tells the
-//! pool, and commits; only that commit makes them clean. What fails goes back and is tried again,
-//! later each time. A round runs only with an engine that has its fence on the device: an earlier
-//! engine's zeroing must not land on an extent that has got a new owner.
+//! Design: one task for each device, so that one which hangs keeps nobody else's space dirty. A round
+//! takes some dirty runs, has them zeroed, flushes the device, tells the pool, and commits; only that
+//! commit makes them clean. While a fault waits for space, rounds are small, so that it gets some
+//! soon. What fails goes back and is tried again, later each time. A round runs only with an engine
+//! that has its fence on the device, and when nothing is left there of what an earlier daemon granted
+//! or asked for: an earlier engine's zeroing must not land on an extent that has got a new owner.
 //! Not here: how zeroing is done (the engine, by the device's quickest way).
 
-use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_pool::DeviceRun;
 use forebay_xlate::boundary::message::Job;
 use forebay_xlate::{DeviceIndex, ExtentRange};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Owner;
-use super::session::{AskError, DeviceState, Pending, Session};
+use super::session::{AskError, Pending};
 
 /// Extents taken in one round.
 const EXTENTS_A_ROUND: u64 = 4096;
+/// The same while somebody waits for space.
+const EXTENTS_IN_A_HURRY: u64 = 64;
 /// Dirty extents are looked for this often even when nobody said that there are some.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 const RETRY_AT_MOST: Duration = Duration::from_secs(30);
 
 /// Why a round has left something dirty.
 enum Trouble {
-    NotReady(DeviceIndex),
+    /// As after each start of an engine; a device that has failed or hangs is reported as such.
+    NotReady,
     Failed(String),
 }
 
 impl Owner {
-    /// The one task that launders.
-    pub(super) async fn run_launderer(self: Rc<Self>) {
-        self.wait_settled().await;
+    /// The one task that launders a device.
+    pub(super) async fn run_launderer(self: Rc<Self>, device: DeviceIndex) {
         let mut failures = 0u32;
         loop {
-            match self.launder_round().await {
+            self.wait_settled_on(device).await;
+            match self.launder_round(device).await {
                 // More may be there: at once.
                 Ok(true) => failures = 0,
                 Ok(false) => {
                     failures = 0;
-                    let _ = timeout(LOOK_EVERY, self.launder_wanted.notified()).await;
+                    let _ = timeout(LOOK_EVERY, self.launder_wanted.next()).await;
                 }
                 Err(trouble) => {
                     match trouble {
-                        // As after each start of an engine; a device that has failed is reported as such.
-                        Trouble::NotReady(device) => {
+                        Trouble::NotReady => {
                             tracing::debug!(failures, %device, "laundering waits for a device");
                         }
                         Trouble::Failed(error) => {
-                            tracing::warn!(failures, error, "laundering freed extents");
+                            tracing::warn!(failures, %device, error, "laundering freed extents");
                         }
                     }
-                    sleep(Duration::from_millis(200 << failures.min(8)).min(RETRY_AT_MOST)).await;
+                    let pause = sleep(
+                        Duration::from_millis(200 << failures.min(8)).min(RETRY_AT_MOST),
+                    );
+                    tokio::select! {
+                        () = pause => {}
+                        // It may be ready by now.
+                        () = self.devices_changed.next() => {}
+                    }
                     failures += 1;
                 }
             }
@@ -62,72 +72,74 @@ impl Owner {
     }
 
     /// True when something became clean.
-    async fn launder_round(self: &Rc<Self>) -> Result<bool, Trouble> {
+    async fn launder_round(self: &Rc<Self>, device: DeviceIndex) -> Result<bool, Trouble> {
         let session = self.wait_session().await;
         // An earlier conversation's zeroing may be of these very extents.
-        session.inherited_finished().await;
+        session.inherited_jobs_finished(device).await;
         if session.is_over() {
             return Ok(false);
         }
-        let runs = self.core.borrow_mut().pool.take_dirty(EXTENTS_A_ROUND);
+        if !session.device_ready(device) || self.is_hanging(device) {
+            return Err(Trouble::NotReady);
+        }
+        let at_most = if self.launder_hurry.get() > 0 {
+            EXTENTS_IN_A_HURRY
+        } else {
+            EXTENTS_A_ROUND
+        };
+        let runs = self.core.borrow_mut().pool.take_dirty(device, at_most);
         if runs.is_empty() {
             return Ok(false);
         }
-        let (mut clean, mut failed) = (Vec::new(), Vec::new());
-        let mut trouble = None;
         let jobs: Vec<_> = runs
             .into_iter()
-            .map(|run| (run, self.start_zeroing(&session, run)))
+            .map(|run| {
+                let extents = ExtentRange::new(run.first.0, run.count);
+                (run, session.job(Job::Launder { device, extents }))
+            })
             .collect();
-        for (run, job) in jobs {
-            let Some(mut job) = job else {
-                trouble.get_or_insert(Trouble::NotReady(run.device));
-                failed.push(run);
-                continue;
-            };
-            match job.within(self.limits.job).await {
-                Ok(()) => clean.push(run),
-                Err(error @ AskError::TimedOut(..)) => {
-                    trouble = Some(Trouble::Failed(format!("{}: {error}", run.device)));
+        let deadline = Instant::now() + self.limits.job;
+        let (mut zeroed, mut trouble) = (Vec::new(), None);
+        for (run, mut job) in jobs {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match job.within(left).await {
+                Ok(()) => zeroed.push(run),
+                Err(AskError::TimedOut(..)) => {
+                    self.suspect(device, session.generation, "laundering");
+                    trouble = Some(Trouble::NotReady);
                     self.set_aside(run, job);
                 }
                 Err(error) => {
-                    trouble = Some(Trouble::Failed(format!("{}: {error}", run.device)));
-                    failed.push(run);
+                    trouble = Some(Trouble::Failed(error.to_string()));
+                    self.give_back(run);
                 }
             }
         }
-        let devices: BTreeSet<DeviceIndex> = clean.iter().map(|run| run.device).collect();
-        for device in devices {
-            if let Err(error) = session
-                .job(Job::Flush { device })
-                .within(self.limits.job)
+        if zeroed.is_empty() {
+            return trouble.map_or(Ok(false), Err);
+        }
+        let flushed = if self.is_hanging(device) {
+            Err(Trouble::NotReady)
+        } else {
+            let flush = session.job(Job::Flush { device });
+            self.job_within(&session, device, flush)
                 .await
-            {
-                trouble = Some(Trouble::Failed(format!("flushing {device}: {error}")));
-                let (stay, back): (Vec<_>, Vec<_>) =
-                    clean.into_iter().partition(|run| run.device != device);
-                clean = stay;
-                failed.extend(back);
+                .map_err(|error| Trouble::Failed(format!("flushing: {error}")))
+        };
+        if let Err(trouble) = flushed {
+            zeroed.into_iter().for_each(|run| self.give_back(run));
+            return Err(trouble);
+        }
+        for run in zeroed {
+            if let Err(error) = self.core.borrow_mut().pool.laundered(run) {
+                tracing::error!(%error, "a laundered run");
             }
         }
-        let any = !clean.is_empty();
-        failed.into_iter().for_each(|run| self.give_back(run));
-        {
-            let mut core = self.core.borrow_mut();
-            for run in clean {
-                if let Err(error) = core.pool.laundered(run) {
-                    tracing::error!(%error, "a laundered run");
-                }
-            }
-        }
-        if any {
-            self.commit()
-                .await
-                .map_err(|error| Trouble::Failed(error.to_string()))?;
-            self.laundered.raise();
-        }
-        trouble.map_or(Ok(any), Err)
+        self.commit()
+            .await
+            .map_err(|error| Trouble::Failed(error.to_string()))?;
+        self.laundered.raise();
+        trouble.map_or(Ok(true), Err)
     }
 
     fn give_back(&self, run: DeviceRun) {
@@ -138,21 +150,13 @@ impl Owner {
 
     /// A device hangs: nobody gets the run, and nobody zeroes it a second time, before the zeroing
     /// that is under way has ended (or its engine has, and then its successor has the fence).
-    fn set_aside(self: &Rc<Self>, run: DeviceRun, job: Pending) {
+    fn set_aside(self: &Rc<Self>, run: DeviceRun, mut job: Pending) {
         let owner = self.clone();
         self.spawn(async move {
-            job.ended().await;
+            // However it ended.
+            let _ = job.ended().await;
             owner.give_back(run);
+            owner.launder_wanted.raise();
         });
-    }
-
-    fn start_zeroing(&self, session: &Session, run: DeviceRun) -> Option<Pending> {
-        let ready = session.device(run.device) == Some(DeviceState::Ready);
-        ready.then(|| {
-            session.job(Job::Launder {
-                device: run.device,
-                extents: ExtentRange::new(run.first.0, run.count),
-            })
-        })
     }
 }

@@ -9,31 +9,44 @@
 //! somebody else is changing ([`locks`]). What must never happen out of order is said where it is
 //! done:
 //! - [`fault`]: the grant table's entry, then the grant;
-//! - [`release`]: revoke and drain, then the pool's change, its commit, then the entry's removal;
-//! - [`flush`]: the devices' flush, then the mappings' commit, then `Committed`;
+//! - [`revoke`], [`release`]: revoke and drain, then the pool's change, its commit, then the entry's
+//!   removal; what does not drain is quarantined ([`hang`]);
+//! - [`flush`]: a device's flush, then the commit of the mappings on it, then `Committed`;
 //! - [`launder`]: zeroing, flush, then *clean*;
 //! - [`adopt`]: what an earlier daemon granted is taken over and committed before anything is granted.
+//!
+//! Each device has its own tasks for flushing, laundering and settling, so that one which fails or
+//! hangs delays only what lives on it.
 //!
 //! Not here: processes ([`crate::supervisor`]), the pool's rules (`forebay_pool`), HTTP.
 
 mod adopt;
+mod check;
 mod commit;
+mod device;
+mod evict;
 mod export;
 mod fault;
 mod flush;
+mod hang;
+mod health;
 mod launder;
 mod locks;
 mod push;
 mod release;
+mod revoke;
 pub(crate) mod session;
 mod show;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod together;
 mod volume;
+mod warn;
+mod watch;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -42,16 +55,15 @@ use std::time::Duration;
 
 use forebay_device::fence::Holder;
 use forebay_pool::{Catalog, Pool};
-use forebay_xlate::boundary::message::{FromEngine, ToEngine};
+use forebay_xlate::boundary::message::{FaultAsk, FromEngine, ToEngine};
 use forebay_xlate::grants::GrantTable;
 use forebay_xlate::{DeviceIndex, VolumeId};
-use tokio::sync::Notify;
 
 use self::commit::Committer;
 use self::locks::Locks;
 use self::session::{Greeting, Session};
 use crate::api::error::ApiError;
-use crate::devices::PoolDevice;
+use crate::devices::{MissingDevice, PoolDevice};
 use crate::signal::Signal;
 
 pub(crate) use self::adopt::{Grants, grants_capacity};
@@ -65,6 +77,8 @@ pub(crate) struct Limits {
     pub(crate) request: Duration,
     /// A revoke, from asking until nothing uses the range, over engines' deaths.
     pub(crate) revoke: Duration,
+    /// Whether a device that a revoke did not drain on hangs: until what is in flight there has ended.
+    pub(crate) settle: Duration,
     /// A job of the internal lane.
     pub(crate) job: Duration,
     /// A fault that waits for laundering, before it is answered "no space".
@@ -84,6 +98,7 @@ impl Default for Limits {
         Self {
             request: Duration::from_secs(10),
             revoke: Duration::from_secs(30),
+            settle: Duration::from_secs(2),
             job: Duration::from_secs(60),
             launder: Duration::from_secs(15),
             inherited: Duration::from_secs(10),
@@ -110,7 +125,11 @@ pub(crate) struct Counters {
 
 /// Adds one.
 pub(crate) fn count(counter: &Cell<u64>) {
-    counter.set(counter.get().wrapping_add(1));
+    count_by(counter, 1);
+}
+
+fn count_by(counter: &Cell<u64>, by: u64) {
+    counter.set(counter.get().wrapping_add(by));
 }
 
 /// See the module's text.
@@ -118,7 +137,10 @@ pub(crate) fn count(counter: &Cell<u64>) {
 pub(crate) struct Owner {
     pub(crate) core: RefCell<Core>,
     pub(crate) catalog: Arc<Catalog>,
-    pub(crate) devices: Vec<PoolDevice>,
+    /// The devices that the daemon has open.
+    pub(crate) devices: RefCell<Vec<PoolDevice>>,
+    /// Those that it has not.
+    pub(crate) missing: RefCell<Vec<MissingDevice>>,
     pub(crate) limits: Limits,
     pub(crate) counters: Counters,
     /// NVMe/TCP listeners by address: the daemon's own descriptors of them.
@@ -130,6 +152,7 @@ pub(crate) struct Owner {
     session_changed: Signal,
     /// Faults that a task is busy with.
     faulting: RefCell<HashSet<(VolumeId, u64, bool)>>,
+    awaiting_commit: fault::AwaitingCommit,
     /// Deallocations that are under way: the engine's generation and its number.
     releasing: RefCell<HashSet<(u64, u64)>>,
     /// The newest engine that was told everything.
@@ -139,10 +162,22 @@ pub(crate) struct Owner {
     open: Cell<bool>,
     opened: Signal,
     evicting: tokio::sync::Mutex<()>,
-    syncing: tokio::sync::Mutex<()>,
-    launder_wanted: Notify,
+    syncers: RefCell<flush::Syncers>,
+    /// Raised after each round of a syncer.
+    synced: Signal,
+    /// Raised when something may have become dirty.
+    launder_wanted: Signal,
     /// Raised after each round of laundering.
     laundered: Signal,
+    /// How many faults wait for that.
+    launder_hurry: Cell<u64>,
+    hanging: hang::Hanging,
+    /// Failed devices that the engine is told of again.
+    retrying: RefCell<BTreeSet<DeviceIndex>>,
+    /// Raised when a device's health, suspicion or quarantine changes.
+    devices_changed: Signal,
+    watched: watch::Watched,
+    adding: tokio::sync::Mutex<()>,
     closed: Cell<bool>,
     closing: Signal,
 }
@@ -161,7 +196,8 @@ impl Owner {
         let owner = Rc::new(Self {
             core: RefCell::new(Core { pool, grants }),
             catalog,
-            devices,
+            devices: RefCell::new(devices),
+            missing: RefCell::default(),
             limits,
             counters: Counters::default(),
             listeners: RefCell::default(),
@@ -170,22 +206,41 @@ impl Owner {
             session: RefCell::new(None),
             session_changed: Signal::new(),
             faulting: RefCell::default(),
+            awaiting_commit: fault::AwaitingCommit::default(),
             releasing: RefCell::default(),
             newest_generation: Cell::new(0),
             adoption,
             open: Cell::new(false),
             opened: Signal::new(),
             evicting: tokio::sync::Mutex::new(()),
-            syncing: tokio::sync::Mutex::new(()),
-            launder_wanted: Notify::new(),
+            syncers: RefCell::default(),
+            synced: Signal::new(),
+            launder_wanted: Signal::new(),
             laundered: Signal::new(),
+            launder_hurry: Cell::new(0),
+            hanging: hang::Hanging::default(),
+            retrying: RefCell::default(),
+            devices_changed: Signal::new(),
+            watched: watch::Watched::default(),
+            adding: tokio::sync::Mutex::new(()),
             closed: Cell::new(false),
             closing: Signal::new(),
         });
         owner.spawn(owner.clone().run_committer());
-        owner.spawn(owner.clone().run_launderer());
-        owner.spawn(owner.clone().run_syncer());
+        owner.spawn(owner.clone().run_awaiting_commit());
+        owner.spawn(owner.clone().run_watch());
+        for device in owner.device_indexes() {
+            owner.serve_device(device);
+        }
         owner
+    }
+
+    /// Starts a device's own tasks.
+    fn serve_device(self: &Rc<Self>, device: DeviceIndex) {
+        let syncer = self.add_syncer(device);
+        self.spawn(self.clone().run_syncer(device, syncer));
+        self.spawn(self.clone().run_launderer(device));
+        self.spawn(self.clone().run_settler(device));
     }
 
     /// Runs a task for as long as the owner is not closed.
@@ -274,29 +329,28 @@ impl Owner {
     }
 
     fn attach(&self, session: &Rc<Session>) {
+        let before = self.newest_generation.get();
+        if before != 0 && session.generation > before {
+            let mark = self.core.borrow().pool.quarantine_mark();
+            session.quarantined_before.set(Some(mark));
+        }
         *self.session.borrow_mut() = Some(session.clone());
         self.newest_generation.set(session.generation);
         self.session_changed.raise();
     }
 
     async fn converse(self: Rc<Self>, session: Rc<Session>, early: Vec<FromEngine>) {
-        for message in early {
-            if let Some(message) = session.absorb(message) {
-                self.act(&session, message);
-            }
-        }
+        let early = early.into_iter().filter_map(|m| session.absorb(m));
+        self.act_on(&session, &mut early.collect());
         let receive = async {
-            let mut in_a_row = 0u32;
+            let mut messages = Vec::new();
             loop {
-                match session.next().await {
-                    Ok(message) => self.act(&session, message),
-                    Err(error) => return error,
+                if let Err(error) = session.next_some(&mut messages).await {
+                    return error;
                 }
+                self.act_on(&session, &mut messages);
                 // A busy engine must not keep the other tasks from running.
-                in_a_row += 1;
-                if in_a_row.is_multiple_of(64) {
-                    tokio::task::yield_now().await;
-                }
+                tokio::task::yield_now().await;
             }
         };
         let error = tokio::select! {
@@ -306,13 +360,27 @@ impl Owner {
         tracing::info!(generation = session.generation, %error, "the engine's conversation ended");
     }
 
+    /// Acts on messages in their order; faults that came in a row are answered together.
+    fn act_on(self: &Rc<Self>, session: &Rc<Session>, messages: &mut Vec<FromEngine>) {
+        let mut together: Vec<FaultAsk> = Vec::new();
+        for message in messages.drain(..) {
+            if let FromEngine::Faults { mut faults } = message {
+                count_by(&self.counters.faults, faults.len() as u64);
+                if together.is_empty() {
+                    together = faults;
+                } else {
+                    together.append(&mut faults);
+                }
+            } else {
+                self.answer_faults(&std::mem::take(&mut together));
+                self.act(session, message);
+            }
+        }
+        self.answer_faults(&together);
+    }
+
     fn act(self: &Rc<Self>, session: &Rc<Session>, message: FromEngine) {
         match message {
-            FromEngine::Faults { faults } => {
-                for fault in faults {
-                    self.on_fault(fault.volume, fault.extent, fault.write);
-                }
-            }
             FromEngine::CommitWanted { volume, sequence } => {
                 self.spawn(self.clone().commit_wanted(volume, sequence));
             }
@@ -323,9 +391,9 @@ impl Owner {
             } => {
                 self.on_release(session.generation, release, volume, range);
             }
+            FromEngine::DeviceReady { device } => self.device_ready(device),
             FromEngine::DeviceFailed { device, error } => {
-                tracing::error!(device = device.0, error, "the engine can't use a device");
-                self.spawn(self.clone().retry_device(session.clone(), device));
+                self.device_failed(session, device, error);
             }
             FromEngine::Notice { text } => tracing::warn!(text, "the engine says"),
             other => tracing::warn!(?other, "the engine said something out of place"),
@@ -337,7 +405,7 @@ impl Owner {
         let begin = tokio::time::Instant::now();
         loop {
             let mut holder = None;
-            for device in &self.devices {
+            for device in &*self.devices.borrow() {
                 let holders = device.store.0.holders();
                 let holders = holders.map_err(|error| ApiError::unavailable(error.to_string()))?;
                 let engine = holders

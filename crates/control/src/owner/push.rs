@@ -3,8 +3,9 @@
 //! Purpose: a conversation begins with everything (devices, volumes, exports, listeners), and each
 //! later change is told as it happens.
 //! Design: everything is said in one step without a wait in it, and from the same step on changes
-//! are told; so nothing falls between. All of it is idempotent. Mappings that are not durable are
-//! granted again unasked, because a fresh engine must know that a FLUSH has to wait for them. What
+//! are told; so nothing falls between. All of it is idempotent. What is listed is granted again
+//! unasked, where the pool maps it, because a fresh engine must know which mappings a FLUSH has to
+//! wait for and which devices it has to flush. Missing devices are not told. What
 //! the engine holds and the catalog doesn't know is taken away.
 //! Not here: what there is (the pool).
 
@@ -12,12 +13,11 @@ use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-use forebay_pool::{DeviceRecord, ExportRecord, VolumeRecord};
+use forebay_pool::{DeviceRecord, ExportRecord, FaultAnswer, VolumeRecord};
 use forebay_xlate::boundary::message::{
     DeviceConfig, ExportConfig, ExportId, GrantOf, Held, ToEngine, VolumeConfig,
 };
-use forebay_xlate::{DeviceIndex, ExtentRange, Rights};
-use tokio::time::sleep;
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Word};
 
 use super::Owner;
 use super::session::{AskError, DeviceState, Pending, Session};
@@ -32,20 +32,24 @@ struct Asked {
 
 impl Owner {
     fn device_config(&self, record: &DeviceRecord, extent_bytes: u64) -> DeviceConfig {
-        // Where it is now, whatever the catalog last heard.
-        let open = self
-            .devices
-            .iter()
-            .find(|device| device.index == record.index);
         DeviceConfig {
             device: record.index,
             uuid: record.uuid.0,
-            spec: open.map_or_else(|| record.spec.clone(), |device| device.spec.clone()),
+            spec: self.device_spec(record),
             data_offset_bytes: record.data_offset_bytes,
             // The pool allows at most 4 MiB.
             extent_bytes: extent_bytes as u32,
             extents: record.extents,
         }
+    }
+
+    /// A device as the engine is told of it, if it is here.
+    pub(super) fn config_of(&self, device: DeviceIndex) -> Option<DeviceConfig> {
+        let core = self.core.borrow();
+        let devices = core.pool.devices();
+        let record = devices.iter().find(|record| record.index == device)?;
+        self.is_open_here(device)
+            .then(|| self.device_config(record, core.pool.info().extent_bytes))
     }
 
     /// Tells a new conversation everything, waits until it is carried out, and takes the
@@ -68,8 +72,7 @@ impl Owner {
                 Err(error) => {
                     tracing::error!(what, %error, "telling the engine");
                     if let (Some(device), AskError::Refused(error)) = (device, error) {
-                        session.set_device(device, DeviceState::Failed(error));
-                        self.spawn(self.clone().retry_device(session.clone(), device));
+                        self.device_failed(session, device, error);
                     }
                 }
             }
@@ -107,6 +110,9 @@ impl Owner {
         let pool = &core.pool;
         let extent_bytes = pool.info().extent_bytes;
         for record in pool.devices() {
+            if !self.is_open_here(record.index) {
+                continue;
+            }
             if session.device(record.index) != Some(DeviceState::Ready) {
                 session.set_device(record.index, DeviceState::Opening);
             }
@@ -132,23 +138,13 @@ impl Owner {
                 }),
             );
         }
-        for grant in core.grants.iter() {
-            let durable = pool.durable_seq(grant.volume);
-            if grant.word.rights() == Some(Rights::Hole) || grant.commit_sequence <= durable {
-                continue;
-            }
-            // Not what somebody is giving up at this moment.
-            for range in self.locks.free_parts(grant.volume, grant.range) {
-                session.say(&ToEngine::Grants {
-                    grants: vec![GrantOf {
-                        volume: grant.volume,
-                        range,
-                        word: grant.word.advance(range.first - grant.range.first).bits(),
-                        commit_sequence: grant.commit_sequence,
-                    }],
-                });
-            }
+        let listed = self.locks.side.borrow().tell_again(&core.grants);
+        drop(core);
+        for grant in listed {
+            self.tell_grant(session, grant);
         }
+        let core = self.core.borrow();
+        let pool = &core.pool;
         for record in pool.exports() {
             exports.remove(&ExportId(record.id.0));
             let Ok(volume) = pool.volume(record.volume) else {
@@ -206,36 +202,42 @@ impl Owner {
         asked
     }
 
-    /// A device failed in the engine: it is told of it again after a while.
-    pub(super) async fn retry_device(self: Rc<Self>, session: Rc<Session>, device: DeviceIndex) {
-        loop {
-            sleep(self.limits.device_retry).await;
-            let config = {
-                let core = self.core.borrow();
-                let extent_bytes = core.pool.info().extent_bytes;
-                let record = core
-                    .pool
-                    .devices()
-                    .iter()
-                    .find(|record| record.index == device);
-                record.map(|record| self.device_config(record, extent_bytes))
-            };
-            let Some(config) = config.filter(|_| !session.is_over()) else {
-                return;
-            };
-            session.set_device(device, DeviceState::Opening);
-            let mut pending = session.request("opening a device", |request| ToEngine::SetDevice {
-                request,
-                device: config,
-            });
-            match pending.within(self.limits.request).await {
-                Err(AskError::Refused(error)) => {
-                    tracing::warn!(device = device.0, error, "trying a failed device again");
-                    session.set_device(device, DeviceState::Failed(error));
-                }
-                // It is open: what follows is told by DeviceReady or DeviceFailed.
-                _ => return,
+    /// Grants again, of what is listed, what the pool maps there and not elsewhere.
+    fn tell_grant(&self, session: &Session, mut listed: GrantOf) {
+        if listed.commit_sequence <= self.core.borrow().pool.durable_seq(listed.volume) {
+            listed.commit_sequence = 0;
+        }
+        let part = |at: u64, count: u64| {
+            let word = Word::from_bits(listed.word).advance(at - listed.range.first);
+            GrantOf {
+                range: ExtentRange::new(at, count),
+                word: word.bits(),
+                ..listed
             }
+        };
+        if listed.range.count == 0 {
+            session.grant(listed);
+        }
+        let mut at = listed.range.first;
+        while at < listed.range.end() {
+            let word = Word::from_bits(part(at, 1).word);
+            let pool = &mut self.core.borrow_mut().pool;
+            let (is_there, count) = match pool.fault(listed.volume, ExtentIndex(at), false) {
+                Ok(FaultAnswer::Mapped {
+                    device,
+                    extent,
+                    count,
+                    ..
+                }) => ((device, extent) == (word.device(), word.extent()), count),
+                // Nothing can be done there, but a FLUSH must know of it.
+                Ok(FaultAnswer::DeviceGone { device }) => (device == word.device(), 1),
+                Ok(FaultAnswer::Hole { count }) => (false, count),
+                _ => (false, 1),
+            };
+            let count = count.max(1).min(listed.range.end() - at);
+            // Its device counts for FLUSH all the same.
+            session.grant(part(at, if is_there { count } else { 0 }));
+            at += count;
         }
     }
 

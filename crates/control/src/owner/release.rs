@@ -1,24 +1,22 @@
-//! Giving ranges up: a tenant's deallocation, and what a volume's deletion needs.
+//! Giving ranges up: a tenant's deallocation, and a volume's deletion.
 //!
 //! Purpose: takes extents back from the data path and then from the volume.
-//! Design: the range is held, so no fault is answered from it; it is revoked; only when nothing uses
-//! it any more the pool gives it up; the commit follows; only then the grant table forgets it. A
-//! revoke that the engine can't finish in time changes nothing. A revoke counts when an engine that
-//! has its fence on the devices concerned says that nothing uses the range: if the engine dies, its
-//! last requests may still be on their way until its locks have fallen, which its successor's fence
-//! tells; so the successor is asked again.
-//! Not here: what becomes of the extents (`launder`).
+//! Design: the range is held, so no fault is answered from it; it is revoked; only then the pool
+//! gives it up; the commit follows; only then the grant table forgets it. Extents on a device that
+//! does not drain are given up as *quarantined*: the volume is rid of them, and nobody gets them
+//! before what is in flight there has ended (`hang`). A revoke that the engine does not hear changes
+//! nothing.
+//! Not here: how rights are taken back (`revoke`), what becomes of the extents (`launder`).
 
 use std::rc::Rc;
 
-use forebay_pool::PoolError;
+use forebay_pool::{PoolError, Released};
 use forebay_xlate::boundary::message::ToEngine;
-use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId};
-use tokio::time::timeout;
+use forebay_xlate::{ExtentIndex, ExtentRange, VolumeId};
 
-use super::commit::CommitError;
+use super::Owner;
+use super::locks::Held;
 use super::session::AskError;
-use super::{Owner, count};
 
 /// Why a range was not given up.
 #[derive(Debug, thiserror::Error)]
@@ -29,64 +27,9 @@ pub(crate) enum ReleaseError {
     /// The pool refused.
     #[error("{0}")]
     Pool(#[from] PoolError),
-    /// It is given up, but not durably.
-    #[error("{0}")]
-    Commit(#[from] CommitError),
 }
 
 impl Owner {
-    /// Returns once nothing uses the range. It must be held.
-    pub(super) async fn revoke(
-        &self,
-        volume: VolumeId,
-        range: ExtentRange,
-    ) -> Result<(), AskError> {
-        self.revoke_for(volume, range, None).await
-    }
-
-    /// The same for a tenant's deallocation (its number): the engine refuses when that has ended,
-    /// because the tenant may have written there since. So it is asked even where nothing is listed.
-    async fn revoke_for(
-        &self,
-        volume: VolumeId,
-        range: ExtentRange,
-        release: Option<u64>,
-    ) -> Result<(), AskError> {
-        let granted = self.core.borrow().grants.granted(volume, range);
-        if granted.is_empty() && release.is_none() {
-            // What is not listed is not granted.
-            return Ok(());
-        }
-        let mut devices: Vec<DeviceIndex> = granted
-            .iter()
-            .filter(|grant| grant.word.rights() != Some(Rights::Hole))
-            .map(|grant| grant.word.device())
-            .collect();
-        devices.sort_unstable();
-        devices.dedup();
-        let until_done = async {
-            loop {
-                let session = self.wait_session().await;
-                if session.devices_ready(&devices).await == Err(AskError::Gone) {
-                    continue;
-                }
-                match session
-                    .revoke(volume, range, release)
-                    .within(self.limits.revoke)
-                    .await
-                {
-                    Err(AskError::Gone) => {}
-                    answer => return answer,
-                }
-            }
-        };
-        timeout(self.limits.revoke, until_done)
-            .await
-            .unwrap_or(Err(AskError::TimedOut(self.limits.revoke, "a revoke")))?;
-        count(&self.counters.revokes);
-        Ok(())
-    }
-
     /// A tenant deallocates. What an engine asks again in a new conversation is done once.
     pub(super) fn on_release(
         self: &Rc<Self>,
@@ -123,36 +66,52 @@ impl Owner {
         if range.count == 0 {
             return Ok(());
         }
-        let _held = self.locks.hold(volume, range).await;
+        let held = self.locks.hold(volume, range).await;
         if self.newest_generation.get() != generation {
             // A later engine serves already: tenants may have written there since.
             return Ok(());
         }
-        self.revoke_for(volume, range, Some(release)).await?;
-        let released =
-            self.core
-                .borrow_mut()
-                .pool
-                .release(volume, ExtentIndex(range.first), range.count)?;
-        if released.extents > 0 {
-            self.commit_through().await;
-        }
-        self.forget_grants(volume, range).await;
-        if released.extents > 0 {
-            self.launder_wanted.notify_one();
-        }
-        Ok(())
+        let undrained = self
+            .revoke_for(&held, Some(release), self.limits.revoke)
+            .await?;
+        let released = self.core.borrow_mut().pool.release(
+            volume,
+            ExtentIndex(range.first),
+            range.count,
+            &undrained,
+        )?;
+        self.given_up(&held, &released).await
     }
 
-    /// Takes a revoked range, whose extents' fate is durable, off the grant table. It must be held.
-    pub(super) async fn forget_grants(&self, volume: VolumeId, range: ExtentRange) {
-        loop {
-            // Cutting a piece out of an entry takes one more.
-            let room = self.core.borrow().spare_entries() >= 4;
-            if room && self.core.borrow_mut().grants.remove(volume, range).is_ok() {
-                return;
-            }
-            self.evict().await;
+    /// Ends a volume that is held as a whole.
+    pub(super) async fn give_up_volume(&self, held: &Held<'_>) -> Result<(), ReleaseError> {
+        let undrained = self.revoke_for(held, None, self.limits.revoke).await?;
+        let released = self
+            .core
+            .borrow_mut()
+            .pool
+            .delete_volume(held.volume, &undrained)?;
+        self.given_up(held, &released).await
+    }
+
+    /// The pool has given a range up: makes that durable, and only then forgets its grants.
+    async fn given_up(&self, held: &Held<'_>, released: &Released) -> Result<(), ReleaseError> {
+        let side = &self.locks.side;
+        if released.quarantined > 0 {
+            tracing::error!(
+                volume = %held.volume,
+                extents = released.quarantined,
+                "freed extents are quarantined: requests that a device does not end may still write there"
+            );
         }
+        side.borrow_mut().changed(held.id).map_err(AskError::from)?;
+        if released.extents > 0 || self.core.borrow().pool.volume(held.volume).is_err() {
+            self.commit_through().await;
+        }
+        side.borrow_mut().durable(held.id).map_err(AskError::from)?;
+        self.forget_grants(held).await?;
+        self.devices_changed.raise();
+        self.launder_wanted.raise();
+        Ok(())
     }
 }

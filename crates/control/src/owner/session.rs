@@ -5,7 +5,9 @@
 //! Design: the boundary's channel behind the runtime's readiness. Each thing that is asked (a
 //! request, a revoke, a job) has a number and a one-shot answer; when the session ends every answer
 //! that is still open ends with [`AskError::Gone`]. Numbers start at the monotonic clock's
-//! nanoseconds, so that no later session of this boot, in whatever daemon, uses one again.
+//! nanoseconds, so that no later session of this boot, in whatever daemon, uses one again. Grants are
+//! gathered and go out as one message, at the latest with whatever is said next, or when the tasks
+//! that can run have run; so their order among everything else stays.
 //! Not here: what is said (the owner's business), and processes (the supervisor's).
 
 use std::cell::{Cell, RefCell};
@@ -15,7 +17,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_xlate::boundary::message::{BOUNDARY_VERSION, FromEngine, Held, Job, ToEngine};
+use forebay_pool::QuarantineMark;
+use forebay_xlate::boundary::message::{
+    BOUNDARY_VERSION, FromEngine, GrantOf, Held, Job, MAX_BATCH, ToEngine,
+};
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::boundary::socket::Channel;
 use forebay_xlate::shm::SharedMemory;
@@ -26,6 +31,10 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
 use crate::signal::Signal;
+
+/// Messages that are taken in before others of the owner's tasks get a turn. With faults of
+/// [`MAX_BATCH`] in each that is a few milliseconds' work.
+const MESSAGES_AT_ONCE: usize = 8;
 
 /// Why something asked of the engine has no good answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -94,6 +103,8 @@ type Answer = Result<(), AskError>;
 /// An answer that is on its way.
 #[derive(Debug)]
 pub(crate) struct Pending {
+    /// The number that it was asked under.
+    pub(crate) number: u64,
     answer: oneshot::Receiver<Answer>,
     what: &'static str,
 }
@@ -108,9 +119,18 @@ impl Pending {
         }
     }
 
-    /// Waits until it is there or never comes.
-    pub(crate) async fn ended(self) {
-        let _ = self.answer.await;
+    /// The answer if it is there.
+    pub(crate) fn now(&mut self) -> Option<Answer> {
+        match self.answer.try_recv() {
+            Ok(answer) => Some(answer),
+            Err(oneshot::error::TryRecvError::Empty) => None,
+            Err(oneshot::error::TryRecvError::Closed) => Some(Err(AskError::Gone)),
+        }
+    }
+
+    /// Waits for it as long as the conversation goes on.
+    pub(crate) async fn ended(&mut self) -> Answer {
+        (&mut self.answer).await.unwrap_or(Err(AskError::Gone))
     }
 }
 
@@ -124,12 +144,17 @@ pub(crate) struct Session {
     /// What the engine records.
     pub(crate) region: Region,
     wire: Wire,
+    /// Grants that are not sent yet.
+    grants: RefCell<Vec<GrantOf>>,
     next_number: Cell<u64>,
     open: RefCell<HashMap<(Kind, u64), oneshot::Sender<Answer>>>,
     devices: RefCell<BTreeMap<DeviceIndex, DeviceState>>,
     /// Revokes and jobs of an earlier conversation that the engine has not finished.
     inherited_revokes: RefCell<Vec<u64>>,
-    inherited_jobs: RefCell<Vec<u64>>,
+    inherited_jobs: RefCell<Vec<(u64, DeviceIndex)>>,
+    /// Everything quarantined before this engine was granted anything, if it is known to be a later
+    /// one than that was granted to.
+    pub(crate) quarantined_before: Cell<Option<QuarantineMark>>,
     ended: Cell<bool>,
     changed: Signal,
 }
@@ -187,19 +212,23 @@ impl Wire {
         }
     }
 
-    /// Sends what is queued as room comes; ends only by an error.
-    async fn write(&self) -> io::Result<()> {
-        loop {
-            self.wants_room.notified().await;
-            while self.channel.borrow().wants_to_write() {
-                let mut ready = self.readiness.writable().await?;
-                let mut channel = self.channel.borrow_mut();
-                channel.flush()?;
-                if channel.wants_to_write() {
-                    ready.clear_ready();
-                }
+    /// What has come already.
+    fn next_now(&self) -> io::Result<Option<FromEngine>> {
+        let received = self.channel.borrow_mut().receive()?;
+        Ok(received.map(|(message, _descriptors)| message))
+    }
+
+    /// Sends what is queued as room comes.
+    async fn write_queued(&self) -> io::Result<()> {
+        while self.channel.borrow().wants_to_write() {
+            let mut ready = self.readiness.writable().await?;
+            let mut channel = self.channel.borrow_mut();
+            channel.flush()?;
+            if channel.wants_to_write() {
+                ready.clear_ready();
             }
         }
+        Ok(())
     }
 }
 
@@ -264,11 +293,13 @@ impl Session {
             generation,
             region: Region::adopt(SharedMemory::from_fd(region)?)?,
             wire,
+            grants: RefCell::default(),
             next_number: Cell::new(monotonic_ns()),
             open: RefCell::default(),
             devices: RefCell::default(),
             inherited_revokes: RefCell::default(),
             inherited_jobs: RefCell::default(),
+            quarantined_before: Cell::new(None),
             ended: Cell::new(false),
             changed: Signal::new(),
         };
@@ -302,19 +333,31 @@ impl Session {
                 self.devices.borrow_mut().insert(config.device, state);
             }
             Held::Revoke(number) => self.inherited_revokes.borrow_mut().push(*number),
-            Held::Job(number, _) => self.inherited_jobs.borrow_mut().push(*number),
+            Held::Job(number, work) => {
+                let (Job::Flush { device } | Job::Launder { device, .. } | Job::Settle { device }) =
+                    *work;
+                self.inherited_jobs.borrow_mut().push((*number, device));
+            }
             Held::Volume(_) | Held::Export(_) | Held::Listener(_) => {}
         }
     }
 
-    /// The next message that the owner must act on; answers find their askers by themselves.
-    pub(crate) async fn next(&self) -> io::Result<FromEngine> {
-        loop {
-            let (message, _descriptors) = self.wire.next().await?;
-            if let Some(message) = self.absorb(message) {
-                return Ok(message);
-            }
+    /// The next messages that the owner must act on, all that have come up to a bound (perhaps
+    /// none); answers find their askers by themselves.
+    pub(crate) async fn next_some(&self, into: &mut Vec<FromEngine>) -> io::Result<()> {
+        let (first, _descriptors) = self.wire.next().await?;
+        let mut next = Some(first);
+        let mut heard = 0;
+        while let Some(message) = next {
+            into.extend(self.absorb(message));
+            heard += 1;
+            next = if heard < MESSAGES_AT_ONCE {
+                self.wire.next_now()?
+            } else {
+                None
+            };
         }
+        Ok(())
     }
 
     /// Takes what concerns the conversation itself; gives back what the owner must act on.
@@ -340,14 +383,17 @@ impl Session {
             FromEngine::JobDone { job, errno } => {
                 self.inherited_jobs
                     .borrow_mut()
-                    .retain(|number| *number != job);
+                    .retain(|(number, _)| *number != job);
                 self.answer(
                     Kind::Job,
                     job,
                     errno.map_or(Ok(()), |e| Err(AskError::Errno(e))),
                 );
             }
-            FromEngine::DeviceReady { device } => self.set_device(device, DeviceState::Ready),
+            FromEngine::DeviceReady { device } => {
+                self.set_device(device, DeviceState::Ready);
+                return Some(FromEngine::DeviceReady { device });
+            }
             FromEngine::DeviceFailed { device, error } => {
                 self.set_device(device, DeviceState::Failed(error.clone()));
                 return Some(FromEngine::DeviceFailed { device, error });
@@ -364,9 +410,39 @@ impl Session {
         self.changed.raise();
     }
 
-    /// Sends what is queued when the socket was full; ends only by an error.
+    /// Sends grants that were gathered, and what is queued when the socket was full; ends only by an
+    /// error.
     pub(crate) async fn write(&self) -> io::Result<()> {
-        self.wire.write().await
+        loop {
+            self.wire.wants_room.notified().await;
+            self.send_grants();
+            self.wire.write_queued().await?;
+        }
+    }
+
+    /// Grants something; it is sent soon.
+    pub(crate) fn grant(&self, grant: GrantOf) {
+        let mut grants = self.grants.borrow_mut();
+        grants.push(grant);
+        match grants.len() {
+            1 => self.wire.wants_room.notify_one(),
+            MAX_BATCH => {
+                drop(grants);
+                self.send_grants();
+            }
+            _ => {}
+        }
+    }
+
+    /// Sends the grants that were gathered.
+    pub(crate) fn send_grants(&self) {
+        let mut gathered = self.grants.borrow_mut();
+        if gathered.is_empty() {
+            return;
+        }
+        let grants = std::mem::take(&mut *gathered);
+        drop(gathered);
+        self.send(&ToEngine::Grants { grants }, Vec::new());
     }
 
     /// Says something that has no answer of its own. A failure shows as the session's end.
@@ -375,6 +451,11 @@ impl Session {
     }
 
     fn say_with(&self, message: &ToEngine, descriptors: Vec<OwnedFd>) {
+        self.send_grants();
+        self.send(message, descriptors);
+    }
+
+    fn send(&self, message: &ToEngine, descriptors: Vec<OwnedFd>) {
         if self.ended.get() {
             return;
         }
@@ -397,7 +478,11 @@ impl Session {
             self.open.borrow_mut().insert((kind, number), sender);
             self.say_with(&message(number), descriptors);
         }
-        Pending { answer, what }
+        Pending {
+            number,
+            answer,
+            what,
+        }
     }
 
     /// Asks for something that is answered by `Done`.
@@ -460,7 +545,8 @@ impl Session {
         self.devices.borrow().get(&device).cloned()
     }
 
-    fn device_ready(&self, device: DeviceIndex) -> bool {
+    /// Whether the engine has its fence on a device.
+    pub(crate) fn device_ready(&self, device: DeviceIndex) -> bool {
         self.devices.borrow().get(&device) == Some(&DeviceState::Ready)
     }
 
@@ -489,6 +575,26 @@ impl Session {
                 (none || self.ended.get()).then_some(())
             })
             .await;
+    }
+
+    /// Waits until no job that an earlier conversation asked for is unfinished on a device, or this
+    /// one is over.
+    pub(crate) async fn inherited_jobs_finished(&self, device: DeviceIndex) {
+        self.changed
+            .until(|| {
+                let jobs = self.inherited_jobs.borrow();
+                let none = !jobs.iter().any(|(_, d)| *d == device);
+                (none || self.ended.get()).then_some(())
+            })
+            .await;
+    }
+
+    /// Gives up the revokes of an earlier conversation, so that they take up no room any more.
+    pub(crate) fn abandon_inherited(&self) {
+        let revokes = std::mem::take(&mut *self.inherited_revokes.borrow_mut());
+        for revoke in revokes {
+            self.say(&ToEngine::Abandon { revoke });
+        }
     }
 
     /// How many of an earlier conversation's revokes and jobs are unfinished.

@@ -6,22 +6,25 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use forebay_pool::{ExportRecord, Space, TenantRecord, VolumeRecord};
+use forebay_pool::{DeviceRecord, ExportRecord, Space, TenantRecord, VolumeRecord};
+use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::region::{MAX_LANES, Region};
 
 use super::push::serial;
-use super::session::DeviceState;
+use super::session::DeviceState as EngineDevice;
 use super::{Core, Owner};
 use crate::api::error::ApiError;
-use crate::api::model::{DeviceInfo, Export, PoolInfo, PoolState, Tenant, Volume};
-use crate::devices::api_error;
+use crate::api::model::{
+    CatalogInfo, CheckProblem, CheckResult, DeviceDetails, DeviceInfo, DeviceState, Export,
+    Placement, PoolCheck, PoolInfo, PoolState, PoolUpdate, SpaceLevel, Tenant, Volume,
+};
+use crate::devices::{api_error, settings_of};
 
-fn allocated_bytes(core: &Core, volume: &VolumeRecord) -> u64 {
-    let extents = core
-        .pool
-        .volume_space(volume.id)
-        .map_or(0, |space| space.mapped + space.reserved);
-    extents.saturating_mul(core.pool.info().extent_bytes)
+/// Bytes that a volume has mapped, and bytes that it has mapped or in stock.
+fn volume_bytes(core: &Core, volume: &VolumeRecord) -> (u64, u64) {
+    let space = core.pool.volume_space(volume.id).unwrap_or_default();
+    let bytes = |extents: u64| extents.saturating_mul(core.pool.info().extent_bytes);
+    (bytes(space.mapped), bytes(space.mapped + space.reserved))
 }
 
 fn show_tenant(core: &Core, tenant: &TenantRecord) -> Tenant {
@@ -36,7 +39,7 @@ fn show_tenant(core: &Core, tenant: &TenantRecord) -> Tenant {
         shown.provisioned_bytes = shown.provisioned_bytes.saturating_add(volume.size_bytes);
         shown.allocated_bytes = shown
             .allocated_bytes
-            .saturating_add(allocated_bytes(core, volume));
+            .saturating_add(volume_bytes(core, volume).1);
     }
     shown
 }
@@ -49,6 +52,7 @@ pub(super) fn tenant_name(core: &Core, volume: &VolumeRecord) -> String {
 }
 
 fn show_volume(core: &Core, volume: &VolumeRecord) -> Volume {
+    let (mapped_bytes, allocated_bytes) = volume_bytes(core, volume);
     Volume {
         tenant: tenant_name(core, volume),
         name: volume.name.clone(),
@@ -57,7 +61,9 @@ fn show_volume(core: &Core, volume: &VolumeRecord) -> Volume {
         serial: serial(volume),
         size_bytes: volume.size_bytes,
         block_bytes: volume.block_bytes,
-        allocated_bytes: allocated_bytes(core, volume),
+        allocated_bytes,
+        mapped_bytes,
+        reserved_bytes: volume.reserved_bytes,
         exported: core.pool.export_of(volume.id).is_some(),
     }
 }
@@ -177,59 +183,108 @@ impl Owner {
             .ok_or_else(|| ApiError::internal(format!("{id} has no volume")))
     }
 
+    fn show_device(&self, core: &Core, record: &DeviceRecord) -> DeviceInfo {
+        let devices = self.devices.borrow();
+        let open = devices.iter().find(|device| device.index == record.index);
+        let engine = self.session().and_then(|s| s.device(record.index));
+        let (state, why) = match (open, engine) {
+            (None, _) => {
+                let missing = self.missing.borrow();
+                let missing = missing.iter().find(|device| device.index == record.index);
+                let why = missing.map(|device| device.why.clone());
+                (DeviceState::Missing, why)
+            }
+            (_, Some(EngineDevice::Failed(error))) => (DeviceState::Failed, Some(error)),
+            (_, Some(EngineDevice::Opening)) => (DeviceState::Opening, None),
+            (_, Some(EngineDevice::Ready) | None) => (DeviceState::Online, None),
+        };
+        let info = open.map(|device| device.store.0.info());
+        let space = core.pool.device_space(record.index).unwrap_or_default();
+        let extent_bytes = core.pool.info().extent_bytes;
+        DeviceInfo {
+            index: record.index.0,
+            uuid: record.uuid.to_string(),
+            spec: open.map_or_else(|| record.spec.clone(), |device| device.spec.clone()),
+            kind: info.map_or_else(String::new, |info| info.kind.to_string()),
+            capacity_bytes: info.map_or(0, |info| info.capacity_bytes),
+            data_bytes: record.extents.saturating_mul(extent_bytes),
+            used_bytes: space.used_bytes(),
+            free_bytes: (space.clean + space.dirty).saturating_mul(extent_bytes),
+            quarantined_bytes: space.quarantined.saturating_mul(extent_bytes),
+            data_offset_bytes: record.data_offset_bytes,
+            block_bytes: record.block_bytes,
+            can_punch: info.is_some_and(|info| info.can_punch),
+            state,
+            why,
+        }
+    }
+
     /// The pool's devices.
     pub(crate) fn device_list(&self) -> Vec<DeviceInfo> {
         let core = self.core.borrow();
-        let session = self.session();
-        core.pool
-            .devices()
+        let records = core.pool.devices().iter();
+        records.map(|record| self.show_device(&core, record)).collect()
+    }
+
+    /// One device, and who has something there.
+    pub(crate) fn device_show(&self, index: u8) -> Result<DeviceDetails, ApiError> {
+        let core = self.core.borrow();
+        let record = core.pool.devices().get(usize::from(index)).ok_or_else(|| {
+            ApiError::not_found(format!("the pool has no device {index}"))
+                .hint("`forebay device list` shows which it has")
+        })?;
+        Ok(DeviceDetails {
+            device: self.show_device(&core, record),
+            volumes: self.volumes_on(&core, record.index),
+        })
+    }
+
+    /// The volumes with something on a device, as `tenant/volume`.
+    pub(super) fn volumes_on(&self, core: &Core, device: DeviceIndex) -> Vec<String> {
+        let volumes = core.pool.volumes_on(device);
+        let mut names: Vec<String> = volumes
             .iter()
-            .map(|record| {
-                let open = self
-                    .devices
-                    .iter()
-                    .find(|device| device.index == record.index);
-                let state = match session.as_ref().and_then(|s| s.device(record.index)) {
-                    Some(DeviceState::Failed(error)) => format!("failed: {error}"),
-                    Some(DeviceState::Opening) => "opening".to_owned(),
-                    Some(DeviceState::Ready) | None => "online".to_owned(),
-                };
-                let info = open.map(|device| device.store.0.info());
-                DeviceInfo {
-                    index: record.index.0,
-                    spec: open.map_or_else(|| record.spec.clone(), |device| device.spec.clone()),
-                    kind: info.map_or_else(String::new, |info| info.kind.to_string()),
-                    capacity_bytes: info.map_or(0, |info| info.capacity_bytes),
-                    data_offset_bytes: record.data_offset_bytes,
-                    block_bytes: record.block_bytes,
-                    can_punch: info.is_some_and(|info| info.can_punch),
-                    state,
-                }
-            })
-            .collect()
+            .filter_map(|id| core.pool.volume(*id).ok())
+            .map(|volume| format!("{}/{}", tenant_name(core, volume), volume.name))
+            .collect();
+        names.sort_unstable();
+        names
     }
 
     /// The pool.
     pub(crate) fn pool_show(&self) -> PoolInfo {
         let devices = self.device_list();
-        let failed = devices
-            .iter()
-            .any(|device| device.state.starts_with("failed"));
+        let warnings = self.warnings();
+        let is_lost = |device: &DeviceInfo| {
+            matches!(device.state, DeviceState::Failed | DeviceState::Missing)
+        };
+        let degraded = devices.iter().any(is_lost) || self.committer.trouble().is_some();
         let core = self.core.borrow();
         let pool = &core.pool;
         let info = pool.info();
         let space = pool.space();
+        let settings = pool.settings();
+        let usage = pool.catalog_usage();
         let bytes = |extents: u64| extents.saturating_mul(info.extent_bytes);
         PoolInfo {
             name: info.name.clone(),
             uuid: info.uuid.to_string(),
-            state: if failed || self.committer.trouble().is_some() {
+            state: if degraded {
                 PoolState::Degraded
             } else {
                 PoolState::Online
             },
             extent_bytes: info.extent_bytes,
-            capacity_bytes: bytes(total_extents(&space)),
+            capacity_bytes: space.total_bytes(),
+            used_bytes: space.used_bytes(),
+            promised_bytes: space.promised_bytes(),
+            free_bytes: space.free_bytes(),
+            used_percent: space.used_percent(),
+            level: match pool.space_level() {
+                forebay_pool::SpaceLevel::Normal => SpaceLevel::Normal,
+                forebay_pool::SpaceLevel::Warn => SpaceLevel::Warn,
+                forebay_pool::SpaceLevel::Critical => SpaceLevel::Critical,
+            },
             clean_bytes: bytes(space.clean),
             reserved_bytes: bytes(space.reserved),
             owned_bytes: bytes(space.owned),
@@ -240,8 +295,58 @@ impl Owner {
                 .fold(0, |sum: u64, volume| sum.saturating_add(volume.size_bytes)),
             tenants: pool.tenants().count() as u64,
             volumes: pool.volumes().count() as u64,
+            placement: match settings.placement {
+                forebay_pool::Placement::Stripe => Placement::Stripe,
+                forebay_pool::Placement::Fill => Placement::Fill,
+            },
+            warn_percent: settings.warn_percent,
+            critical_percent: settings.critical_percent,
+            catalog: CatalogInfo {
+                used_bytes: usage.used_bytes,
+                limit_bytes: usage.limit_bytes,
+            },
             devices,
+            warnings,
         }
+    }
+
+    /// Changes what is set for the pool.
+    pub(crate) async fn pool_update(&self, body: PoolUpdate) -> Result<PoolInfo, ApiError> {
+        let settings = self.core.borrow().pool.settings();
+        let settings = settings_of(
+            settings,
+            body.placement,
+            body.warn_percent,
+            body.critical_percent,
+        );
+        let set = self.core.borrow_mut().pool.set_settings(settings);
+        set.map_err(api_error)?;
+        self.commit_for_api().await?;
+        Ok(self.pool_show())
+    }
+
+    /// Checks the pool.
+    pub(crate) async fn check(&self, body: PoolCheck) -> Result<CheckResult, ApiError> {
+        let (report, repaired) = self.pool_check(body.repair).await?;
+        let wrong = report.problems.iter().any(|problem| !problem.repairable)
+            || report.problems_left_out > 0;
+        Ok(CheckResult {
+            clean: report.is_clean() || (!wrong && repaired >= report.leaked_extents),
+            extents_checked: report.extents_checked,
+            mappings_checked: report.mappings_checked,
+            volumes_checked: report.volumes_checked,
+            leaked_extents: report.leaked_extents,
+            repaired_extents: repaired,
+            problems: report
+                .problems
+                .into_iter()
+                .map(|problem| CheckProblem {
+                    what: problem.what,
+                    repairable: problem.repairable,
+                })
+                .collect(),
+            problems_left_out: report.problems_left_out,
+        })
     }
 
     /// The pool's name.
@@ -252,37 +357,6 @@ impl Owner {
     /// Why the catalog can't be written at present.
     pub(crate) fn catalog_trouble(&self) -> Option<String> {
         self.committer.trouble()
-    }
-
-    /// Things an operator should know.
-    pub(crate) fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
-        if let Some(trouble) = self.committer.trouble() {
-            warnings.push(format!("the pool's catalog can't be written: {trouble}"));
-        }
-        if !self.is_open() {
-            warnings.push("taking over what an earlier daemon granted is not finished".to_owned());
-        }
-        for device in self.device_list() {
-            if device.state.starts_with("failed") {
-                warnings.push(format!("device {}: {}", device.spec, device.state));
-            }
-        }
-        for device in &self.devices {
-            for note in &device.store.0.info().notes {
-                warnings.push(format!("device {}: {note}", device.spec));
-            }
-        }
-        let core = self.core.borrow();
-        let space = core.pool.space();
-        let total = total_extents(&space);
-        let free = space.clean + space.dirty + space.reserved;
-        if total > 0 && free.saturating_mul(20) < total {
-            warnings.push(format!(
-                "the pool is nearly full: {free} of {total} extents are left"
-            ));
-        }
-        warnings
     }
 }
 

@@ -1,14 +1,15 @@
 //! Tenants and volumes, as the API changes them.
 //!
-//! Purpose: create, grow, delete.
+//! Purpose: create, grow, reserve, delete.
 //! Design: the pool is changed and the change committed; then the engine is told. Growing is told
 //! after the commit, so that no host sees a size that a crash takes back. Deleting first takes every
 //! extent back from the data path.
 //! Not here: names' syntax (checked before), answers' shape (`show`).
 
-use forebay_pool::NewVolume;
+use forebay_device::size::format_bytes;
+use forebay_pool::{ErrorKind, NewVolume, PoolError};
 use forebay_xlate::boundary::message::ToEngine;
-use forebay_xlate::{ExtentRange, VolumeId};
+use forebay_xlate::VolumeId;
 use tokio::time::timeout;
 
 use super::Owner;
@@ -16,7 +17,7 @@ use super::push::{ALL_EXTENTS, volume_config};
 use super::release::ReleaseError;
 use super::session::AskError;
 use crate::api::error::ApiError;
-use crate::api::model::{Tenant, Volume, VolumeCreate};
+use crate::api::model::{Tenant, Volume, VolumeCreate, VolumeUpdate};
 use crate::devices::{api_error, now_s};
 
 pub(super) fn engine_error(error: &AskError) -> ApiError {
@@ -25,6 +26,21 @@ pub(super) fn engine_error(error: &AskError) -> ApiError {
         _ => ApiError::unavailable(error.to_string())
             .hint("see `forebay status`; what was asked for is recorded and is told to the engine again when it restarts"),
     }
+}
+
+/// An error of something that may have promised space.
+fn reservation_error(owner: &Owner, error: PoolError) -> ApiError {
+    let is_space = error.kind == ErrorKind::NoSpace;
+    let told = api_error(error);
+    if !is_space {
+        return told;
+    }
+    let left = owner.core.borrow().pool.reservable_bytes(None);
+    told.hint(format!(
+        "reserve less ({} can be promised now), add a device (`forebay device add`), or take other \
+         volumes' reservations back (`forebay volume set --reserve`)",
+        format_bytes(left)
+    ))
 }
 
 impl Owner {
@@ -68,13 +84,14 @@ impl Owner {
             name: body.name.clone(),
             size_bytes: body.size_bytes,
             block_bytes: Some(body.block_bytes.unwrap_or(4096)),
+            reserved_bytes: body.reserved_bytes,
         };
         let id = self
             .core
             .borrow_mut()
             .pool
-            .create_volume(&new, now_s())
-            .map_err(api_error)?;
+            .create_volume(&new, now_s());
+        let id = id.map_err(|error| reservation_error(self, error))?;
         self.commit_for_api().await?;
         self.push_volume(id).await?;
         self.volume_show(&tenant, &body.name)
@@ -94,21 +111,29 @@ impl Owner {
         .map_err(|error| engine_error(&error))
     }
 
-    /// Grows a volume.
-    pub(crate) async fn volume_grow(
+    /// Grows a volume, or changes how much of it is reserved.
+    pub(crate) async fn volume_update(
         &self,
         tenant: String,
         name: String,
-        size_bytes: u64,
+        body: VolumeUpdate,
     ) -> Result<Volume, ApiError> {
         let id = self.volume_id(&tenant, &name)?;
-        self.core
-            .borrow_mut()
-            .pool
-            .grow_volume(id, size_bytes)
-            .map_err(api_error)?;
-        self.commit_for_api().await?;
-        self.push_volume(id).await?;
+        if let Some(reserved_bytes) = body.reserved_bytes {
+            let set = self
+                .core
+                .borrow_mut()
+                .pool
+                .set_volume_reservation(id, reserved_bytes);
+            set.map_err(|error| reservation_error(self, error))?;
+            self.commit_for_api().await?;
+        }
+        if let Some(size_bytes) = body.size_bytes {
+            let grown = self.core.borrow_mut().pool.grow_volume(id, size_bytes);
+            grown.map_err(api_error)?;
+            self.commit_for_api().await?;
+            self.push_volume(id).await?;
+        }
         self.volume_show(&tenant, &name)
     }
 
@@ -153,9 +178,6 @@ impl Owner {
                 .hint("nothing was changed; see `forebay status` for the engine and its devices, and try again"));
             }
             Err(ReleaseError::Pool(error)) => return Err(api_error(error)),
-            Err(ReleaseError::Commit(error)) => {
-                return Err(ApiError::unavailable(error.to_string()));
-            }
         }
         self.push("removing a volume", |request| ToEngine::RemoveVolume {
             request,
@@ -171,25 +193,10 @@ impl Owner {
         tenant: &str,
         name: &str,
     ) -> Result<Result<(), ReleaseError>, ApiError> {
-        let _held = self.locks.hold(id, ALL_EXTENTS).await;
+        let held = self.locks.hold(id, ALL_EXTENTS).await;
         // Somebody may have deleted or exported it while this waited.
         self.volume_id(tenant, name)?;
         self.refuse_exported(id, tenant, name)?;
-        let deleted = async {
-            let all = {
-                let core = self.core.borrow();
-                let size_bytes = core.pool.volume(id)?.size_bytes;
-                ExtentRange::new(0, size_bytes.div_ceil(core.pool.info().extent_bytes))
-            };
-            self.revoke(id, all).await?;
-            let released = self.core.borrow_mut().pool.delete_volume(id)?;
-            self.commit().await?;
-            self.forget_grants(id, ALL_EXTENTS).await;
-            if released.extents > 0 {
-                self.launder_wanted.notify_one();
-            }
-            Ok(())
-        };
-        Ok(deleted.await)
+        Ok(self.give_up_volume(&held).await)
     }
 }

@@ -412,9 +412,8 @@ mod tests {
             let open = devices::create(&crate::api::model::PoolCreate {
                 name: "pool".to_owned(),
                 devices: vec![format!("file:{}", at.join("pool.img").display())],
-                force: false,
-                extent_bytes: None,
                 size_bytes: Some(64 << 20),
+                ..crate::api::model::PoolCreate::default()
             })
             .unwrap();
             let grants = Grants::fresh(&at.join("grants"), &open.pool, &[1; 16], 256).unwrap();

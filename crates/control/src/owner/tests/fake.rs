@@ -329,8 +329,9 @@ impl Fake {
             ToEngine::FaultFailed {
                 volume: v,
                 range,
+                write: w,
                 reason,
-            } if *v == volume && range.contains(extent) => Some(Err(*reason)),
+            } if *v == volume && *w == write && range.contains(extent) => Some(Err(*reason)),
             _ => None,
         })
         .await

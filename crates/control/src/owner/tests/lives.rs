@@ -1,5 +1,7 @@
 //! Deaths: of the daemon, of the engine, of both, and of the machine.
 
+use std::collections::BTreeSet;
+
 use forebay_xlate::boundary::message::{FromEngine, Held, Job, ToEngine};
 use forebay_xlate::{DeviceIndex, ExtentRange};
 
@@ -337,7 +339,7 @@ fn a_grant_that_the_pool_does_not_know_is_revoked() {
         {
             let mut core = life.owner.core.borrow_mut();
             core.pool
-                .release(a, forebay_xlate::ExtentIndex(0), 1)
+                .release(a, forebay_xlate::ExtentIndex(0), 1, &BTreeSet::new())
                 .unwrap();
         }
         life.owner.commit().await.unwrap();
@@ -449,7 +451,7 @@ fn a_listed_place_that_is_wrong_is_revoked_before_the_right_one_is_granted() {
         {
             let mut core = life.owner.core.borrow_mut();
             core.pool
-                .release(a, forebay_xlate::ExtentIndex(4), 2)
+                .release(a, forebay_xlate::ExtentIndex(4), 2, &BTreeSet::new())
                 .unwrap();
         }
         // A run of what is right stops before it.

@@ -75,6 +75,7 @@ impl Default for Begin {
             limits: Limits {
                 request: Duration::from_secs(5),
                 revoke: Duration::from_secs(5),
+                settle: Duration::from_millis(300),
                 job: Duration::from_secs(5),
                 launder: Duration::from_secs(2),
                 inherited: Duration::from_millis(100),
@@ -107,9 +108,8 @@ fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
         open = devices::create(&PoolCreate {
             name: "pool".to_owned(),
             devices: vec![place.spec()],
-            force: false,
-            extent_bytes: None,
             size_bytes: Some(begin.size_bytes),
+            ..PoolCreate::default()
         })
         .unwrap();
         grants = Grants::fresh(&place.grants(), &open.pool, &begin.boot, begin.capacity);
@@ -221,6 +221,7 @@ impl Life {
             name: name.to_owned(),
             size_bytes,
             block_bytes: None,
+            reserved_bytes: 0,
         };
         let created = self.with_engine(async {
             if owner.tenant_show("t").is_err() {

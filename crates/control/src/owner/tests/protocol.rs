@@ -128,7 +128,14 @@ fn the_engine_is_told_of_everything_and_of_changes() {
         let a = life.volume("a", 16 << 20).await;
         life.export("a").await;
         let owner = life.owner.clone();
-        let grow = owner.volume_grow("t".to_owned(), "a".to_owned(), 32 << 20);
+        let grow = owner.volume_update(
+            "t".to_owned(),
+            "a".to_owned(),
+            crate::api::model::VolumeUpdate {
+                size_bytes: Some(32 << 20),
+                reserved_bytes: None,
+            },
+        );
         assert_eq!(life.with_engine(grow).await.unwrap().size_bytes, 32 << 20);
         let sizes: Vec<u64> = life
             .fake
@@ -215,6 +222,7 @@ fn catalog_operations_go_on_without_an_engine() {
             name: "a".to_owned(),
             size_bytes: 1 << 20,
             block_bytes: None,
+            reserved_bytes: 0,
         };
         owner.volume_create("t".to_owned(), body).await.unwrap();
         let body = ExportCreate {

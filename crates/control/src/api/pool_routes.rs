@@ -1,0 +1,200 @@
+//! The handlers for the pool and its devices.
+//!
+//! Purpose: from an HTTP request to a call on the owner's [`Handle`] and back.
+//! Design: as in `routes`, which has the table of routes.
+//! Not here: tenants, volumes and exports (`routes`), what operations mean (the owner).
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::error::{ApiError, ErrorBody};
+use super::extract::{Body, DeviceAt, Parameters};
+use super::model::{
+    CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Done, PoolCheck, PoolCreate, PoolInfo,
+    PoolOpen, PoolUpdate,
+};
+use super::request::Handle;
+use super::routes::done;
+use super::validate;
+
+/// What `DELETE /v1/pool` may be told.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct DestroyQuery {
+    /// Destroy the volumes too.
+    #[serde(default)]
+    force: bool,
+}
+
+/// Makes the pool of devices.
+#[utoipa::path(
+    post,
+    path = "/v1/pool",
+    tag = "pool",
+    request_body = PoolCreate,
+    responses(
+        (status = 201, description = "Made", body = PoolInfo),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn pool_create(
+    State(owner): State<Handle>,
+    Body(body): Body<PoolCreate>,
+) -> Result<(StatusCode, Json<PoolInfo>), ApiError> {
+    validate::name("pool", &body.name)?;
+    if body.devices.is_empty() {
+        return Err(ApiError::invalid("a pool needs at least one device").hint(
+            "list device specifications in `devices`, e.g. \"file:/var/lib/forebay/pool.img\"",
+        ));
+    }
+    Ok((StatusCode::CREATED, Json(owner.pool_create(body).await?)))
+}
+
+/// Opens the pool that is recorded, or that the given devices carry; takes devices back that an open
+/// pool misses. Hosts stay connected.
+#[utoipa::path(
+    post,
+    path = "/v1/pool/open",
+    tag = "pool",
+    request_body = PoolOpen,
+    responses(
+        (status = 200, description = "Open", body = PoolInfo),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn pool_open(
+    State(owner): State<Handle>,
+    Body(body): Body<PoolOpen>,
+) -> Result<Json<PoolInfo>, ApiError> {
+    Ok(Json(owner.pool_open(body).await?))
+}
+
+/// The pool.
+#[utoipa::path(
+    get,
+    path = "/v1/pool",
+    tag = "pool",
+    responses(
+        (status = 200, description = "As it is", body = PoolInfo),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn pool_show(State(owner): State<Handle>) -> Result<Json<PoolInfo>, ApiError> {
+    Ok(Json(owner.pool_show().await?))
+}
+
+/// Changes what is set for the pool.
+#[utoipa::path(
+    patch,
+    path = "/v1/pool",
+    tag = "pool",
+    request_body = PoolUpdate,
+    responses(
+        (status = 200, description = "As it is", body = PoolInfo),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn pool_update(
+    State(owner): State<Handle>,
+    Body(body): Body<PoolUpdate>,
+) -> Result<Json<PoolInfo>, ApiError> {
+    Ok(Json(owner.pool_update(body).await?))
+}
+
+/// Checks the maps against the extents while the pool is used, and gives back what leaked if that is
+/// asked for.
+#[utoipa::path(
+    post,
+    path = "/v1/pool/check",
+    tag = "pool",
+    request_body = PoolCheck,
+    responses(
+        (status = 200, description = "What was found", body = CheckResult),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn pool_check(
+    State(owner): State<Handle>,
+    Body(body): Body<PoolCheck>,
+) -> Result<Json<CheckResult>, ApiError> {
+    Ok(Json(owner.pool_check(body).await?))
+}
+
+/// Ends the pool and wipes its labels; refused without `force` while it has volumes. A pool that can't
+/// be opened is only forgotten, with `force`: its devices stay as they are.
+#[utoipa::path(
+    delete,
+    path = "/v1/pool",
+    tag = "pool",
+    params(
+        DestroyQuery,
+    ),
+    responses(
+        (status = 200, description = "Done", body = Done),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn pool_destroy(
+    State(owner): State<Handle>,
+    Parameters(query): Parameters<DestroyQuery>,
+) -> Result<Json<Done>, ApiError> {
+    Ok(done(owner.pool_destroy(query.force).await?))
+}
+
+/// The pool's devices.
+#[utoipa::path(
+    get,
+    path = "/v1/devices",
+    tag = "pool",
+    responses(
+        (status = 200, description = "As it is", body = Vec<DeviceInfo>),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn device_list(
+    State(owner): State<Handle>,
+) -> Result<Json<Vec<DeviceInfo>>, ApiError> {
+    Ok(Json(owner.device_list().await?))
+}
+
+/// One device, and who has something there.
+#[utoipa::path(
+    get,
+    path = "/v1/devices/{index}",
+    tag = "pool",
+    params(
+        ("index" = u8, Path, description = "Its place in the pool"),
+    ),
+    responses(
+        (status = 200, description = "As it is", body = DeviceDetails),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn device_show(
+    State(owner): State<Handle>,
+    DeviceAt(index): DeviceAt,
+) -> Result<Json<DeviceDetails>, ApiError> {
+    Ok(Json(owner.device_show(index).await?))
+}
+
+/// Makes a device part of the pool, while it is used.
+#[utoipa::path(
+    post,
+    path = "/v1/devices",
+    tag = "pool",
+    request_body = DeviceAdd,
+    responses(
+        (status = 201, description = "Added", body = DeviceInfo),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn device_add(
+    State(owner): State<Handle>,
+    Body(body): Body<DeviceAdd>,
+) -> Result<(StatusCode, Json<DeviceInfo>), ApiError> {
+    Ok((StatusCode::CREATED, Json(owner.device_add(body).await?)))
+}

@@ -1,0 +1,143 @@
+//! Making room in the grant table.
+//!
+//! Purpose: the table is bounded; when it is nearly full, some grants are taken back.
+//! Design: only grants whose mappings are durable may leave the table, because an entry is what a
+//! daemon's successor learns an uncommitted mapping from. So mappings are committed first, then some
+//! entries, in the table's own order of turns, are revoked, all at once and not for long: what lies on
+//! a device that hangs stays listed, and others are taken instead. Their devices are flushed before
+//! they are forgotten. One such round at a time.
+//! Not here: what a fault does meanwhile (it waits, `fault`).
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use forebay_pool::FaultAnswer;
+use forebay_xlate::grants::Grant;
+use forebay_xlate::owner_side::NotForgotten;
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId};
+use tokio::time::{sleep, timeout};
+
+use super::Owner;
+use super::fault::SPARE_ENTRIES;
+use super::locks::Held;
+use super::session::AskError;
+use super::together::join_all;
+
+/// How many grants are taken back at once.
+const EVICT_AT_ONCE: usize = 32;
+/// How many entries are looked at to find them.
+const LOOK_AT: usize = 1024;
+/// How long commits and revokes may take before others are tried.
+const ROUND_LIMIT: Duration = Duration::from_secs(2);
+
+impl Owner {
+    /// Makes room in the grant table.
+    pub(super) async fn evict(&self) {
+        let _one_at_a_time = self.evicting.lock().await;
+        if self.core.borrow().spare_entries() >= SPARE_ENTRIES + EVICT_AT_ONCE {
+            return;
+        }
+        let limit = ROUND_LIMIT.min(self.limits.revoke);
+        if !matches!(timeout(limit, self.sync_all()).await, Ok(Ok(()))) {
+            sleep(Duration::from_millis(200)).await;
+        }
+        let mut victims = Vec::new();
+        for _ in 0..LOOK_AT {
+            if victims.len() == EVICT_AT_ONCE {
+                break;
+            }
+            let Some(victim) = self.core.borrow_mut().grants.victim() else {
+                break;
+            };
+            let Some(held) = self.locks.try_hold(victim.volume, victim.range) else {
+                continue;
+            };
+            if self.may_leave(&victim) {
+                victims.push(held);
+            }
+        }
+        let revokes = victims.iter().map(|held| self.revoke(held, limit));
+        let results = join_all(revokes).await;
+        let drained: Vec<Held<'_>> = victims
+            .into_iter()
+            .zip(results)
+            .filter_map(|(held, result)| {
+                if let Err(error) = result {
+                    tracing::warn!(volume = %held.volume, %error, "making room in the grant table");
+                    return None;
+                }
+                Some(held)
+            })
+            .collect();
+        let evicted = self.forget_flushed(drained).await;
+        if evicted == 0 {
+            // Everything is held or uncommitted: others must get on first.
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn may_leave(&self, grant: &Grant) -> bool {
+        if grant.word.rights() == Some(Rights::Hole) {
+            return true;
+        }
+        if self.is_hanging(grant.word.device()) {
+            return false;
+        }
+        let durable = self.core.borrow().pool.durable_seq(grant.volume);
+        grant.commit_sequence <= durable || self.maps_durably(grant.volume, grant.range)
+    }
+
+    /// An older mapping elsewhere may hold the volume's sequence back: looks at these themselves.
+    fn maps_durably(&self, volume: VolumeId, range: ExtentRange) -> bool {
+        let pool = &mut self.core.borrow_mut().pool;
+        let mut at = range.first;
+        while at < range.end() {
+            match pool.fault(volume, ExtentIndex(at), false) {
+                Ok(FaultAnswer::Mapped {
+                    count,
+                    commit_seq: None,
+                    ..
+                }) => at = at.saturating_add(count.max(1)),
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// Flushes the devices that drained ranges were written on, and forgets the ranges; returns how
+    /// many. A later engine is not told of them, so its FLUSH would leave these devices out.
+    async fn forget_flushed(&self, drained: Vec<Held<'_>>) -> usize {
+        let devices_of = |held: &Held<'_>| self.locks.side.borrow().devices(held.id);
+        let devices: BTreeSet<DeviceIndex> = drained.iter().flat_map(devices_of).collect();
+        let flushes = devices
+            .iter()
+            .map(|device| async move { (*device, self.flush_device(*device).await.is_ok()) });
+        let flushed = join_all(flushes).await;
+        let mut forgotten = 0;
+        for held in &drained {
+            let named = devices_of(held);
+            let durable = flushed.iter().all(|(d, ok)| *ok || !named.contains(d));
+            let grants = &mut self.core.borrow_mut().grants;
+            if durable && self.locks.side.borrow().forget(held.id, grants).is_ok() {
+                forgotten += 1;
+            }
+        }
+        forgotten
+    }
+
+    /// Takes a held range, whose extents' fate is durable, off the grant table.
+    pub(super) async fn forget_grants(&self, held: &Held<'_>) -> Result<(), AskError> {
+        loop {
+            // Cutting a piece out of an entry takes one more.
+            if self.core.borrow().spare_entries() >= 4 {
+                let grants = &mut self.core.borrow_mut().grants;
+                match self.locks.side.borrow().forget(held.id, grants) {
+                    Ok(()) => return Ok(()),
+                    Err(NotForgotten::OutOfOrder(error)) => return Err(error.into()),
+                    Err(NotForgotten::Full) => {}
+                }
+            }
+            self.evict().await;
+        }
+    }
+}

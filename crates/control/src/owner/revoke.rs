@@ -1,0 +1,165 @@
+//! Taking rights back from the data path.
+//!
+//! Purpose: returns once nothing uses a range any more, or says which devices hang.
+//! Design: a revoke counts when an engine that has its fence on the devices concerned says that
+//! nothing uses the range: if the engine dies, its last requests may still be on their way until its
+//! locks have fallen, which its successor's fence tells; so the successor is asked again. What is not
+//! acknowledged in time is given up ([`ToEngine::Abandon`]), so that it takes up no room among the
+//! engine's drains. Messages are heard in order, so an answer to anything said later shows that the
+//! revoke was heard: the words are cleared, and all that is left is what was in flight. Where that
+//! has ended, a settled device tells (`hang`); the others hang.
+//! An engine that answers nothing has perhaps heard nothing: then nothing has happened.
+//! Not here: what is done with a range that nobody uses (`release`) or whose device hangs (`hang`).
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_xlate::boundary::message::ToEngine;
+use forebay_xlate::owner_side::OutOfOrder;
+use forebay_xlate::{DeviceIndex, VolumeId};
+use tokio::time::{Instant, timeout_at};
+
+use super::locks::Held;
+use super::push::volume_config;
+use super::session::{AskError, Pending, Session};
+use super::together::join_all;
+use super::{Owner, count};
+
+/// Devices on which requests under revoked grants may still be in flight.
+pub(super) type Undrained = BTreeSet<DeviceIndex>;
+
+impl From<OutOfOrder> for AskError {
+    fn from(error: OutOfOrder) -> Self {
+        Self::Refused(error.to_string())
+    }
+}
+
+impl Owner {
+    /// Returns once nothing uses the held range; for what changes nothing when it fails.
+    pub(super) async fn revoke(&self, held: &Held<'_>, limit: Duration) -> Result<(), AskError> {
+        let undrained = self.revoke_for(held, None, limit).await?;
+        if undrained.is_empty() {
+            Ok(())
+        } else {
+            Err(AskError::TimedOut(limit, "a revoke"))
+        }
+    }
+
+    /// Takes every right on the held range; returns the devices that hang, where the extents must not
+    /// be used again for now. For a tenant's deallocation (its number) the engine refuses when that
+    /// has ended, because the tenant may have written there since; so it is asked even where nothing
+    /// is listed.
+    pub(super) async fn revoke_for(
+        &self,
+        held: &Held<'_>,
+        release: Option<u64>,
+        limit: Duration,
+    ) -> Result<Undrained, AskError> {
+        let side = &self.locks.side;
+        if release.is_none()
+            && side
+                .borrow_mut()
+                .unlisted(held.id, &self.core.borrow().grants)
+                .is_ok()
+        {
+            // What is not listed is not granted.
+            return Ok(Undrained::new());
+        }
+        count(&self.counters.revokes);
+        let too_late = || AskError::TimedOut(limit, "a revoke");
+        let deadline = Instant::now() + limit;
+        loop {
+            let session = timeout_at(deadline, self.wait_session())
+                .await
+                .map_err(|_| too_late())?;
+            let generation = session.generation;
+            side.borrow_mut()
+                .asked(held.id, &self.core.borrow().grants, generation)?;
+            let devices: Vec<_> = side.borrow().devices(held.id).into_iter().collect();
+            let mut revoke = session.revoke(held.volume, held.range, release);
+            let answered = async {
+                revoke.ended().await?;
+                side.borrow_mut().acknowledged(held.id, generation);
+                // The words are cleared; what an engine before this one began may be in flight.
+                session.devices_ready(&devices).await
+            };
+            match timeout_at(deadline, answered).await {
+                Ok(Ok(())) => {
+                    let fenced = |device| session.device_ready(device);
+                    if side.borrow_mut().is_drained(held.id, fenced) {
+                        break;
+                    }
+                }
+                Ok(Err(AskError::Gone)) => {}
+                Ok(Err(refused)) => return Err(refused),
+                Err(_) => match self.give_up(&session, revoke, held).await {
+                    Ok(()) => break,
+                    Err(refused @ AskError::Refused(_)) => return Err(refused),
+                    Err(_) => return Err(too_late()),
+                },
+            }
+            side.borrow_mut().gone(held.id);
+        }
+        Ok(side.borrow().may_change(held.id)?.clone())
+    }
+
+    /// Time is over: gives the revoke up, and finds out which devices hang.
+    async fn give_up(
+        &self,
+        session: &Rc<Session>,
+        mut revoke: Pending,
+        held: &Held<'_>,
+    ) -> Result<(), AskError> {
+        let side = &self.locks.side;
+        let fenced = |device: DeviceIndex| session.device_ready(device);
+        if side.borrow_mut().give_up(held.id) {
+            session.say(&ToEngine::Abandon {
+                revoke: revoke.number,
+            });
+            self.wait_heard(session, held.volume).await?;
+            if let Some(Err(error)) = revoke.now() {
+                return Err(error);
+            }
+            // The words are cleared. Where what is in flight now ends, nothing uses the range.
+            let devices = side.borrow().devices(held.id);
+            let settled = devices.into_iter().filter(|d| fenced(*d)).map(|device| async move {
+                let suspicion = self.suspect(device, session.generation, "a revoke");
+                (device, self.settled(device, suspicion).await)
+            });
+            for (device, ended) in join_all(settled).await {
+                if ended {
+                    side.borrow_mut()
+                        .settled(held.id, device, session.generation);
+                }
+            }
+            if session.is_over() {
+                return Err(AskError::Gone);
+            }
+        }
+        side.borrow_mut().settle(held.id, fenced);
+        for device in side.borrow().may_change(held.id)? {
+            tracing::error!(%device, volume = %held.volume, "a device hangs: a revoke did not end there; others go on without it");
+        }
+        Ok(())
+    }
+
+    /// Returns once the engine has heard everything that was said before.
+    async fn wait_heard(&self, session: &Session, volume: VolumeId) -> Result<(), AskError> {
+        // What it knows already: nothing happens but the answer.
+        let volume = {
+            let core = self.core.borrow();
+            let record = core.pool.volume(volume);
+            // Of a volume that is gone nothing is granted anew: the revoke may be asked again.
+            let record = record.map_err(|error| AskError::Refused(error.message))?;
+            volume_config(record, core.pool.info().extent_bytes)
+        };
+        session
+            .request("a volume", |request| ToEngine::SetVolume {
+                request,
+                volume,
+            })
+            .within(self.limits.request)
+            .await
+    }
+}

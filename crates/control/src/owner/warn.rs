@@ -1,0 +1,173 @@
+//! What an operator should know.
+//!
+//! Purpose: sentences for `status` and `pool show`: what is wrong, whom it concerns, what to do.
+//! Design: looked up when asked for, from what is known anyway; only the file systems below device
+//! files are asked.
+//! Not here: space in the pool and devices that hang (`watch`, `hang`), the log.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use forebay_device::DeviceKind;
+use forebay_device::size::format_bytes;
+
+use super::{Core, Owner};
+use crate::api::model::{DeviceInfo, DeviceState};
+
+/// So many of the affected volumes are named.
+const NAMED: usize = 5;
+/// A file system is nearly full when less than this fraction of it is left.
+const NEARLY_FULL: u64 = 20;
+
+/// A file system that has little room left for a sparse device file on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// As far as can be known.
+    Enough,
+    /// So many bytes are left.
+    Little(u64),
+    /// Nothing is left.
+    Nothing,
+}
+
+/// Whether what a sparse file has not got yet still finds room below it.
+fn judge(missing_bytes: u64, left_bytes: u64, total_bytes: u64) -> Room {
+    if missing_bytes == 0 || left_bytes >= missing_bytes {
+        return Room::Enough;
+    }
+    match left_bytes {
+        // A block or two are not to be had, either.
+        0..65_536 => Room::Nothing,
+        left if left < total_bytes / NEARLY_FULL => Room::Little(left),
+        _ => Room::Enough,
+    }
+}
+
+/// Looks at the file system below a device file.
+fn room(path: &Path) -> Room {
+    let (Ok(file), Ok(below)) = (path.metadata(), rustix::fs::statvfs(path)) else {
+        // It is gone or unreachable: others notice that.
+        return Room::Enough;
+    };
+    let missing = file.len().saturating_sub(file.blocks().saturating_mul(512));
+    let bytes = |blocks: u64| blocks.saturating_mul(below.f_frsize);
+    judge(missing, bytes(below.f_bavail), bytes(below.f_blocks))
+}
+
+fn listed(names: &[String]) -> String {
+    match names.len() {
+        0 => "no volume has anything there".to_owned(),
+        n if n <= NAMED => format!("what lies there of {} can't be reached", names.join(", ")),
+        n => format!(
+            "what lies there of {} and {} other volumes can't be reached",
+            names[..NAMED].join(", "),
+            n - NAMED
+        ),
+    }
+}
+
+impl Owner {
+    /// Things an operator should know.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if let Some(trouble) = self.committer.trouble() {
+            warnings.push(format!("the pool's catalog can't be written: {trouble}"));
+        }
+        if self.adoption.is_unfinished() {
+            warnings.push("taking over what an earlier daemon granted is not finished".to_owned());
+        }
+        let core = self.core.borrow();
+        for device in self.device_list() {
+            warnings.extend(self.device_warning(&core, &device));
+        }
+        drop(core);
+        for device in &*self.devices.borrow() {
+            for note in &device.store.0.info().notes {
+                warnings.push(format!("device {}: {note}", device.spec));
+            }
+        }
+        warnings.extend(self.room_warnings());
+        warnings.extend(self.troubles());
+        warnings
+    }
+
+    fn device_warning(&self, core: &Core, device: &DeviceInfo) -> Option<String> {
+        let (what, to_do) = match device.state {
+            DeviceState::Online | DeviceState::Opening => return None,
+            DeviceState::Failed => ("has failed", "it is tried again and again"),
+            DeviceState::Missing => (
+                "is missing",
+                "bring it back and run `forebay pool open`, with --device SPEC if it is elsewhere now",
+            ),
+        };
+        let why = device
+            .why
+            .as_ref()
+            .map_or_else(String::new, |why| format!(" ({why})"));
+        let names = self.volumes_on(core, forebay_xlate::DeviceIndex(device.index));
+        Some(format!(
+            "device {} {what}{why}: {}; {to_do}",
+            device.spec,
+            listed(&names)
+        ))
+    }
+
+    /// File systems below device files that have little room left.
+    pub(crate) fn room_warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for device in &*self.devices.borrow() {
+            let info = device.store.0.info();
+            if info.kind == DeviceKind::Block {
+                continue;
+            }
+            match room(info.spec.path()) {
+                Room::Enough => {}
+                Room::Little(left) => warnings.push(format!(
+                    "the file system below device {} is nearly full ({} left): make room there before writes to new places fail",
+                    device.spec,
+                    format_bytes(left)
+                )),
+                Room::Nothing => warnings.push(format!(
+                    "the file system below device {} is full: writes to new places fail until there is room",
+                    device.spec
+                )),
+            }
+        }
+        warnings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_has_all_its_blocks_never_lacks_room() {
+        assert_eq!(judge(0, 0, 1 << 40), Room::Enough);
+        assert_eq!(judge(1 << 30, 1 << 30, 1 << 40), Room::Enough);
+    }
+
+    #[test]
+    fn a_sparse_file_on_a_full_file_system_does() {
+        assert_eq!(judge(1 << 30, 0, 1 << 40), Room::Nothing);
+        assert_eq!(judge(1 << 30, 4096, 1 << 40), Room::Nothing);
+        assert_eq!(judge(1 << 30, 1 << 20, 1 << 40), Room::Little(1 << 20));
+        // More is promised than there is, but most of it is still there.
+        assert_eq!(judge(1 << 40, 1 << 30, 10 << 30), Room::Enough);
+    }
+
+    #[test]
+    fn a_file_is_looked_at() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        assert_eq!(room(file.path()), Room::Enough);
+        assert_eq!(room(Path::new("/nowhere/at/all")), Room::Enough);
+    }
+
+    #[test]
+    fn not_every_volume_is_named() {
+        let names = |n: usize| -> Vec<String> { (0..n).map(|i| format!("t/{i}")).collect() };
+        assert!(listed(&names(2)).contains("t/0, t/1 can't"));
+        assert!(listed(&names(9)).contains("t/4 and 4 other volumes"));
+    }
+}

@@ -1,0 +1,98 @@
+//! What the owner looks after now and then.
+//!
+//! Purpose: unused reservations come back, damaged copies of the catalog are brought up to date, and
+//! people hear of a pool that fills up.
+//! Design: one task with a slow beat. What it warns of is said once when it comes and once when it
+//! goes; [`Owner::troubles`] is what is so now.
+//! Not here: what is shown of it (`show`).
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_pool::SpaceLevel;
+use tokio::time::sleep;
+
+use super::Owner;
+
+/// Between two looks.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// What was warned of.
+#[derive(Debug, Default)]
+pub(super) struct Watched {
+    warned: RefCell<BTreeSet<String>>,
+}
+
+impl Owner {
+    /// The one task that looks.
+    pub(super) async fn run_watch(self: Rc<Self>) {
+        self.wait_adopted().await;
+        loop {
+            sleep(BEAT).await;
+            if self.core.borrow_mut().pool.return_idle_stock() > 0 {
+                self.committer.kick();
+            }
+            self.log_changes();
+        }
+    }
+
+    /// What is wrong with the pool's space and with devices that hang, in sentences.
+    pub(crate) fn troubles(&self) -> Vec<String> {
+        let mut troubles = self.space_troubles().into_iter().map(|(_, text)| text).collect::<Vec<_>>();
+        troubles.extend(self.hang_troubles());
+        troubles
+    }
+
+    /// What is wrong with the room in pool and catalog: a name for each that does not change with
+    /// every byte, and the sentence.
+    fn space_troubles(&self) -> Vec<(&'static str, String)> {
+        let core = self.core.borrow();
+        let pool = &core.pool;
+        let space = pool.space();
+        let mut troubles = Vec::new();
+        let (percent, free) = (space.used_percent(), space.free_bytes());
+        match pool.space_level() {
+            SpaceLevel::Normal => {}
+            SpaceLevel::Warn => troubles.push((
+                "the pool fills up",
+                format!("the pool fills up: {percent} % is used, {free} bytes are free"),
+            )),
+            SpaceLevel::Critical => troubles.push((
+                "the pool is nearly full",
+                format!(
+                    "the pool is nearly full: {percent} % is used, {free} bytes are free; writes to new places fail when none is left"
+                ),
+            )),
+        }
+        let usage = pool.catalog_usage();
+        let warn = u64::from(pool.settings().warn_percent);
+        let used_percent = usage.used_bytes.saturating_mul(100) / usage.limit_bytes.max(1);
+        if used_percent >= warn {
+            troubles.push((
+                "the pool's catalog fills up",
+                format!(
+                    "the pool's catalog fills up: {} of {} bytes are used",
+                    usage.used_bytes, usage.limit_bytes
+                ),
+            ));
+        }
+        troubles
+    }
+
+    fn log_changes(&self) {
+        let now = self.space_troubles();
+        let mut warned = self.watched.warned.borrow_mut();
+        for (name, text) in &now {
+            if !warned.contains(*name) {
+                tracing::warn!("{text}");
+            }
+        }
+        let names: BTreeSet<String> = now.iter().map(|(name, _)| (*name).to_owned()).collect();
+        for gone in warned.difference(&names) {
+            tracing::info!("no longer: {gone}");
+        }
+        *warned = names;
+    }
+}
