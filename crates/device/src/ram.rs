@@ -3,8 +3,8 @@
 //! **Purpose.** Reads and writes at the speed of memory, without a system call, with bytes that outlive the process.
 //!
 //! **Design.** Touching a page of a full tmpfs through a mapping kills the process (SIGBUS), so a page is only touched
-//! when this process knows that it is there: a bit per page, set once the page was allocated (`fallocate`, whose
-//! answer is an error and not a signal) or seen. A page without its bit is read by system call. Punching clears bits;
+//! when this process knows that it is there: a bit per page, set once the page was written by system call (whose answer
+//! is an error and not a signal) or seen. A page without its bit is read by system call. Punching clears bits;
 //! so that no copy is between its look at the bit and its touch, copies count themselves in per region, and a punch
 //! shuts the region and waits for those inside (a few microseconds). A copy that finds a region shut doesn't wait: it
 //! takes the system call, which is always right.
@@ -122,10 +122,11 @@ impl Ram {
                 return write_by_call(fd, at, part);
             };
             if !self.all_present(at, part.len_bytes()) {
+                // The call makes the pages and fills them at once, or says why it can't.
+                write_by_call(fd, at, part)?;
                 let (from, to) = pages(at, part.len_bytes());
-                let len = ((to - from) * PAGE_BYTES).min(self.len_bytes - from * PAGE_BYTES);
-                rustix::fs::fallocate(fd, FallocateFlags::KEEP_SIZE, from * PAGE_BYTES, len)?;
                 self.mark(from, to, true);
+                return Ok(());
             }
             // SAFETY: as in `read`, with the directions exchanged.
             unsafe {
