@@ -19,6 +19,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use forebay_device::power::{self, Cut};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -215,6 +216,43 @@ impl Daemon {
         Ok(processes)
     }
 
+    /// `kill -9` of the daemon and of every engine of its, whoever is still there.
+    ///
+    /// # Errors
+    /// If one of them can't be killed.
+    pub fn kill_all(&mut self) -> Result<()> {
+        // The engine first or last, as a power cut would: the order is no order.
+        let _ = self.child.kill();
+        self.child.wait()?;
+        wait::until("everybody is gone", STOP_LIMIT, || {
+            let left = self.left_behind();
+            for pid in &left {
+                // It may have ended by itself meanwhile.
+                let _ = kill(*pid, Signal::KILL);
+            }
+            Ok(left.is_empty().then_some(()))
+        })
+    }
+
+    /// What a power cut does: kills everybody, has the devices (`volatile:` ones, by path) lose what they lose with this
+    /// seed, and removes what is in memory only.
+    ///
+    /// # Errors
+    /// If that can't be done.
+    pub fn power_cut(&mut self, devices: &[PathBuf], seed: u64) -> Result<Vec<Cut>> {
+        self.kill_all()?;
+        let run = self.folder.path().join("var/run");
+        if run.exists() {
+            std::fs::remove_dir_all(run)?;
+        }
+        let seeds = seed..;
+        let cuts = devices.iter().zip(seeds);
+        cuts.map(|(device, seed)| {
+            power::cut(device, seed).with_context(|| format!("cutting {}", device.display()))
+        })
+        .collect()
+    }
+
     /// Ends daemon and engine in good order.
     ///
     /// # Errors
@@ -399,6 +437,14 @@ fn processes(status: &Value) -> Option<Processes> {
 /// A port that nobody listens on now.
 fn free_port() -> Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+/// `kill -9`, whoever it is.
+///
+/// # Errors
+/// If there is no such process.
+pub fn kill_by_pid(pid: u32) -> Result<()> {
+    kill(pid, Signal::KILL)
 }
 
 fn kill(pid: u32, signal: Signal) -> Result<()> {

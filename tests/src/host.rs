@@ -1,0 +1,439 @@
+//! A host that does everything a host may do to a volume, at random, and remembers it.
+//!
+//! Purpose: load that makes every path of the owner protocol run: first writes, overwrites, FUA, flushes, zeroing,
+//! deallocation small and large, reads that are judged at once.
+//! Design: one queue, commands from a seeded sequence, a [`Shadow`] that says what may be there. A lost connection
+//! ends the load; the host goes on after the target is back, when [`Host::verify`] has read everything.
+//! Not here: retries of what a lost connection took; it may have happened or not.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use forebay_initiator::{Done, Error, IoOp, IoQueue, Options, Session, Wait, dsm_ranges};
+
+use crate::shadow::{Change, Cover, Promise, Shadow};
+use crate::wait;
+
+/// The name that our hosts have.
+pub const HOST_NQN: &str = "nqn.2026-01.test:host";
+/// Nothing takes this long unless it hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+const DEPTH: usize = 16;
+/// The longest write or read, and the longest deallocation, in bytes.
+const LONGEST_BYTES: u64 = 128 << 10;
+const LONGEST_HOLE_BYTES: u64 = 1 << 20;
+const POLL: Duration = Duration::from_millis(20);
+
+/// Random numbers, the same for the same seed.
+#[derive(Debug, Clone)]
+pub struct Dice(pub u64);
+
+impl Dice {
+    /// The next number below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % limit.max(1)
+    }
+}
+
+/// How often it does what.
+#[derive(Debug, Clone, Copy)]
+pub struct Habits {
+    /// Of a hundred commands so many are reads...
+    pub reads: u64,
+    /// ... so many deallocations or zeroings ...
+    pub holes: u64,
+    /// ... and so many flushes; the others are writes.
+    pub flushes: u64,
+    /// Of a hundred writes so many are FUA.
+    pub fua: u64,
+}
+
+impl Default for Habits {
+    fn default() -> Self {
+        Self {
+            reads: 12,
+            holes: 12,
+            flushes: 4,
+            fua: 8,
+        }
+    }
+}
+
+/// How a load ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Commands that ended well.
+    pub commands: u64,
+    /// Of them, flushes.
+    pub flushes: u64,
+    /// Commands that ended with a status that says: later.
+    pub interrupted: u64,
+    /// Writes that were refused for want of space.
+    pub no_space: u64,
+    /// Whether the connection was lost.
+    pub lost: bool,
+}
+
+enum Running {
+    Read(u64, u32),
+    Change(Change, bool),
+    Flush(Cover),
+    Holes(Vec<Change>),
+}
+
+/// A host with its volume.
+#[derive(Debug)]
+pub struct Host {
+    /// Where the target listens.
+    pub address: SocketAddr,
+    nqn: String,
+    block_bytes: u32,
+    /// What it does.
+    pub habits: Habits,
+    /// What it remembers.
+    pub shadow: Shadow,
+    dice: Dice,
+}
+
+impl Host {
+    /// The host of a new volume `tenant/name`. `number` is the volume's own for ever.
+    #[must_use]
+    pub fn new(
+        address: SocketAddr,
+        volume: &str,
+        size_bytes: u64,
+        block: u32,
+        number: u64,
+    ) -> Self {
+        let volume = volume.replace('/', ".");
+        Self {
+            address,
+            nqn: format!("nqn.2026-01.io.forebay:{volume}"),
+            block_bytes: block,
+            habits: Habits::default(),
+            shadow: Shadow::new(number, size_bytes, block),
+            dice: Dice(number),
+        }
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// If that is not possible.
+    pub fn connect(&self) -> Result<(Session, IoQueue)> {
+        let options = Options {
+            io_queues: 1,
+            queue_entries: DEPTH as u32 * 2,
+            command_timeout: LIMIT,
+            ..Options::default()
+        };
+        let mut session = Session::connect(self.address, &self.nqn, HOST_NQN, &options)?;
+        let queue = session.open_queue(1)?;
+        ensure!(
+            queue.block_bytes() == self.block_bytes,
+            "{}: its block is {}",
+            self.nqn,
+            queue.block_bytes()
+        );
+        Ok((session, queue))
+    }
+
+    /// Connects as soon as that is possible.
+    ///
+    /// # Errors
+    /// If it takes more than a minute.
+    pub fn connect_soon(&self) -> Result<(Session, IoQueue)> {
+        let mut last = None;
+        let connected = wait::until("a connection", LIMIT, || {
+            Ok(self.connect().map_err(|error| last = Some(error)).ok())
+        });
+        connected.with_context(|| format!("{}: {last:?}", self.nqn))
+    }
+
+    /// Loads the volume until `go_on` (asked with the commands that ended) says no, and everything has ended, or the
+    /// connection is lost.
+    ///
+    /// # Errors
+    /// If it can't connect, reads what must not be there, or a command fails that must not.
+    pub fn load(&mut self, mut go_on: impl FnMut(u64) -> bool) -> Result<Load> {
+        let (session, mut queue) = match self.connect() {
+            Ok(both) => both,
+            // Killed before it was there.
+            Err(error)
+                if error
+                    .downcast_ref::<Error>()
+                    .is_some_and(Error::is_connection_lost) =>
+            {
+                return Ok(Load {
+                    lost: true,
+                    ..Load::default()
+                });
+            }
+            Err(error) => return Err(error),
+        };
+        let mut load = Load::default();
+        let mut running: HashMap<u64, Running> = HashMap::new();
+        let mut done = Vec::new();
+        let mut tag = 0;
+        let mut goes = true;
+        loop {
+            goes = goes && go_on(load.commands);
+            while goes && queue.in_flight() < DEPTH {
+                tag += 1;
+                let Some((op, buf, what)) = self.next() else {
+                    break;
+                };
+                if queue.submit(&op, tag, buf).is_err() {
+                    bail!("a command was not taken");
+                }
+                running.insert(tag, what);
+            }
+            if running.is_empty() {
+                break;
+            }
+            let polled = queue.poll(&mut done, Wait::Block, POLL);
+            for end in done.drain(..) {
+                let what = running.remove(&end.tag).context("a command ended twice")?;
+                self.end(what, &end, &mut load)?;
+            }
+            match polled {
+                Ok(_) => {}
+                Err(error) if error.is_connection_lost() => {
+                    load.lost = true;
+                    break;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        for what in running.into_values() {
+            if let Running::Flush(cover) = what {
+                self.shadow.flush_ends(cover, false);
+            }
+        }
+        self.shadow.connection_lost();
+        drop(queue);
+        // Its end is of no interest.
+        drop(session);
+        Ok(load)
+    }
+
+    /// Reads the whole volume and judges it; what is found is what is there from now on.
+    ///
+    /// # Errors
+    /// If it can't be read, or holds what it must not.
+    pub fn verify(&mut self, promise: Promise) -> Result<()> {
+        let nqn = self.nqn.clone();
+        self.read_all(Some(promise))
+            .with_context(|| format!("reading back {nqn}"))
+    }
+
+    /// Reads the whole volume and judges it, while power and processes last.
+    ///
+    /// # Errors
+    /// As [`Host::verify`].
+    pub fn check(&mut self) -> Result<()> {
+        let nqn = self.nqn.clone();
+        self.read_all(None)
+            .with_context(|| format!("reading {nqn}"))
+    }
+
+    /// Flushes once.
+    ///
+    /// # Errors
+    /// If it fails.
+    pub fn flush(&mut self) -> Result<()> {
+        let (_session, mut queue) = self.connect_soon()?;
+        let cover = self.shadow.flush_begins();
+        let flushed = queue.execute(&IoOp::Flush, Vec::new(), LIMIT);
+        self.shadow.flush_ends(cover, flushed.is_ok());
+        flushed?;
+        Ok(())
+    }
+
+    /// Writes a range once.
+    ///
+    /// # Errors
+    /// If it fails.
+    pub fn write(&mut self, lba: u64, blocks: u32, fua: bool) -> Result<()> {
+        let (_session, mut queue) = self.connect_soon()?;
+        let mut data = self.buffer(blocks);
+        let change = self.shadow.begin(lba, blocks, Some(&mut data));
+        let written = queue.execute(&IoOp::Write { lba, blocks, fua }, data, LIMIT);
+        self.shadow.end(&change, written.is_ok(), fua);
+        written?;
+        Ok(())
+    }
+
+    fn read_all(&mut self, promise: Option<Promise>) -> Result<()> {
+        if promise == Some(Promise::Flushed) {
+            self.shadow.power_lost();
+        }
+        let (_session, mut queue) = self.connect_soon()?;
+        let blocks = (LONGEST_BYTES / u64::from(self.block_bytes)) as u32;
+        let mut next = 0;
+        let mut done: Vec<Done> = Vec::new();
+        let begin = Instant::now();
+        let mut again = Vec::new();
+        loop {
+            while queue.in_flight() < DEPTH && (next < self.shadow.blocks() || !again.is_empty()) {
+                let lba = again.pop().unwrap_or(next);
+                if lba == next {
+                    next += u64::from(blocks);
+                }
+                let blocks = blocks.min((self.shadow.blocks() - lba) as u32);
+                let op = IoOp::Read { lba, blocks };
+                if queue.submit(&op, lba, self.buffer(blocks)).is_err() {
+                    bail!("a read was not taken");
+                }
+            }
+            if queue.in_flight() == 0 {
+                return Ok(());
+            }
+            queue.poll(&mut done, Wait::Block, POLL)?;
+            for end in done.drain(..) {
+                if !end.status.is_success() {
+                    let late = begin.elapsed() > LIMIT;
+                    ensure!(
+                        !end.status.dnr() && !late,
+                        "read of block {}: {:?}",
+                        end.tag,
+                        end.status
+                    );
+                    again.push(end.tag);
+                    continue;
+                }
+                let left = (self.shadow.blocks() - end.tag).min(u64::from(blocks)) as usize;
+                let data = &end.buf[..left * self.block_bytes as usize];
+                match promise {
+                    Some(promise) => self.shadow.settle(end.tag, data, promise)?,
+                    None => self.shadow.judge(end.tag, data)?,
+                }
+            }
+        }
+    }
+
+    fn buffer(&self, blocks: u32) -> Vec<u8> {
+        vec![0; blocks as usize * self.block_bytes as usize]
+    }
+
+    /// A quiet range; `None` if there is hardly one.
+    fn pick(&mut self, longest_bytes: u64) -> Option<(u64, u32)> {
+        let all = self.shadow.blocks();
+        for _ in 0..8 {
+            let most = (longest_bytes / u64::from(self.block_bytes)).min(all);
+            // Mostly short.
+            let blocks = match self.dice.below(4) {
+                0 => 1 + self.dice.below(most),
+                1 => 1 + self.dice.below(most.min(32)),
+                _ => 1 + self.dice.below(most.min(8)),
+            };
+            let mut lba = self.dice.below(all - blocks + 1);
+            if self.dice.below(3) == 0 {
+                lba -= lba % most.min(64);
+            }
+            if self.shadow.is_quiet(lba, blocks as u32) {
+                return Some((lba, blocks as u32));
+            }
+        }
+        None
+    }
+
+    fn next(&mut self) -> Option<(IoOp, Vec<u8>, Running)> {
+        let die = self.dice.below(100);
+        let Habits {
+            reads,
+            holes,
+            flushes,
+            fua,
+        } = self.habits;
+        if die < flushes {
+            let cover = self.shadow.flush_begins();
+            return Some((IoOp::Flush, Vec::new(), Running::Flush(cover)));
+        }
+        let die = die - flushes;
+        if die < reads {
+            let (lba, blocks) = self.pick(LONGEST_BYTES)?;
+            let op = IoOp::Read { lba, blocks };
+            self.shadow.hold(lba, blocks, true);
+            return Some((op, self.buffer(blocks), Running::Read(lba, blocks)));
+        }
+        if die < reads + holes {
+            return self.next_hole();
+        }
+        let (lba, blocks) = self.pick(LONGEST_BYTES)?;
+        let fua = self.dice.below(100) < fua;
+        let mut data = self.buffer(blocks);
+        let change = self.shadow.begin(lba, blocks, Some(&mut data));
+        Some((
+            IoOp::Write { lba, blocks, fua },
+            data,
+            Running::Change(change, fua),
+        ))
+    }
+
+    fn next_hole(&mut self) -> Option<(IoOp, Vec<u8>, Running)> {
+        if self.dice.below(3) == 0 {
+            let (lba, blocks) = self.pick(LONGEST_BYTES)?;
+            let change = self.shadow.begin(lba, blocks, None);
+            let deallocate = self.dice.below(2) == 0;
+            let op = IoOp::WriteZeroes {
+                lba,
+                blocks,
+                deallocate,
+            };
+            return Some((op, Vec::new(), Running::Change(change, false)));
+        }
+        let mut changes = Vec::new();
+        let mut ranges = Vec::new();
+        for _ in 0..=self.dice.below(3) {
+            if let Some((lba, blocks)) = self.pick(LONGEST_HOLE_BYTES) {
+                changes.push(self.shadow.begin(lba, blocks, None));
+                ranges.push((lba, blocks));
+            }
+        }
+        if ranges.is_empty() {
+            return None;
+        }
+        let op = IoOp::Deallocate {
+            ranges: ranges.len() as u32,
+        };
+        Some((op, dsm_ranges(&ranges), Running::Holes(changes)))
+    }
+
+    fn end(&mut self, what: Running, end: &Done, load: &mut Load) -> Result<()> {
+        let well = end.status.is_success();
+        let no_space = (end.status.sct(), end.status.sc()) == (0, 0x81);
+        match well {
+            true => load.commands += 1,
+            false if no_space => load.no_space += 1,
+            false if !end.status.dnr() => load.interrupted += 1,
+            false => bail!("{}: a command ended with {:?}", self.nqn, end.status),
+        }
+        match what {
+            Running::Read(lba, blocks) => {
+                self.shadow.hold(lba, blocks, false);
+                if well {
+                    let data = &end.buf[..blocks as usize * self.block_bytes as usize];
+                    self.shadow.judge(lba, data)?;
+                }
+            }
+            Running::Change(change, fua) => self.shadow.end(&change, well, fua),
+            Running::Holes(changes) => {
+                for change in changes {
+                    self.shadow.end(&change, well, false);
+                }
+            }
+            Running::Flush(cover) => {
+                load.flushes += u64::from(well);
+                self.shadow.flush_ends(cover, well);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,385 @@
+//! What a volume may hold: a host's memory of what it wrote, flushed and deallocated.
+//!
+//! Purpose: judge every sector that is read, while processes die and power is cut: it must be a write of this very
+//! volume that is not older than what had to survive, and not one that was never made.
+//! Design: per 512-byte sector a short list of writes, oldest first; a deallocation or zeroing is a write of zeros. A
+//! flush or FUA that ended drops what came before what it covers; so the list is what may be there after a power cut,
+//! and what comes from the last ended write on is what may be there while power lasts. A block has at most one command
+//! in flight, so the order of its writes is known. Sectors carry the volume's own number, their place and the
+//! write's number ([`forebay_initiator::verify::pattern`]), so another volume's bytes are recognised as such.
+//! Not here: commands ([`crate::host`]).
+
+use anyhow::{Result, bail};
+use forebay_initiator::verify::pattern::{self, Content, SECTOR_BYTES};
+
+/// What ended before the last death is still there, or only what was flushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Promise {
+    /// Processes died: the devices kept what they were told.
+    Acknowledged,
+    /// The power was cut.
+    Flushed,
+}
+
+/// A write's number and whether it wrote zeros.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Version {
+    number: u32,
+    zeros: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Sector {
+    /// Oldest first; the first is what surely survives.
+    versions: Vec<Version>,
+    /// Which of them was the last that ended well.
+    ended: u32,
+}
+
+/// The memory of one volume.
+#[derive(Debug, Clone)]
+pub struct Shadow {
+    volume: u64,
+    block_sectors: usize,
+    sectors: Vec<Sector>,
+    /// Blocks with a command in flight.
+    busy: Vec<bool>,
+    /// Sectors with a write that ended and was not flushed.
+    unflushed: Vec<usize>,
+    next: u32,
+}
+
+/// What a flush in flight covers.
+#[derive(Debug)]
+pub struct Cover(Vec<(usize, u32)>);
+
+/// A change in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// First block.
+    pub lba: u64,
+    /// How many.
+    pub blocks: u32,
+    number: u32,
+}
+
+impl Shadow {
+    /// Of a new volume, which reads as zeros. `volume` is a number that no other volume ever has.
+    #[must_use]
+    pub fn new(volume: u64, size_bytes: u64, block_bytes: u32) -> Self {
+        let zeros = Version {
+            number: 0,
+            zeros: true,
+        };
+        let sector = Sector {
+            versions: vec![zeros],
+            ended: 0,
+        };
+        Self {
+            volume,
+            block_sectors: block_bytes as usize / SECTOR_BYTES,
+            sectors: vec![sector; size_bytes as usize / SECTOR_BYTES],
+            busy: vec![false; (size_bytes / u64::from(block_bytes)) as usize],
+            unflushed: Vec::new(),
+            next: 0,
+        }
+    }
+
+    /// How many blocks the volume has.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.busy.len() as u64
+    }
+
+    /// Whether nothing in the range is changing.
+    #[must_use]
+    pub fn is_quiet(&self, lba: u64, blocks: u32) -> bool {
+        let from = lba as usize;
+        !self.busy[from..from + blocks as usize].contains(&true)
+    }
+
+    /// A quiet range is read, so that nothing may change it meanwhile; or no more.
+    pub fn hold(&mut self, lba: u64, blocks: u32, held: bool) {
+        let from = lba as usize;
+        self.busy[from..from + blocks as usize].fill(held);
+    }
+
+    /// A change of a quiet range begins; for a write, `data` is filled with what to write.
+    pub fn begin(&mut self, lba: u64, blocks: u32, data: Option<&mut [u8]>) -> Change {
+        self.next += 1;
+        let change = Change {
+            lba,
+            blocks,
+            number: self.next,
+        };
+        let version = Version {
+            number: self.next,
+            zeros: data.is_none(),
+        };
+        let from = lba as usize;
+        self.busy[from..from + blocks as usize].fill(true);
+        for sector in self.range(lba, blocks) {
+            self.sectors[sector].versions.push(version);
+        }
+        if let Some(data) = data {
+            let first = lba * self.block_sectors as u64;
+            pattern::fill(data, self.volume, first, self.next);
+        }
+        change
+    }
+
+    /// A change ended. Not well: it may have happened or not.
+    pub fn end(&mut self, change: &Change, well: bool, durable: bool) {
+        let from = change.lba as usize;
+        self.busy[from..from + change.blocks as usize].fill(false);
+        if !well {
+            return;
+        }
+        for sector in self.range(change.lba, change.blocks) {
+            self.sectors[sector].ended = change.number;
+            if durable {
+                self.sectors[sector].survives(change.number);
+            } else {
+                self.unflushed.push(sector);
+            }
+        }
+    }
+
+    /// A flush is submitted.
+    pub fn flush_begins(&mut self) -> Cover {
+        let sectors = self.unflushed.drain(..);
+        let cover = sectors.map(|sector| (sector, self.sectors[sector].ended));
+        Cover(cover.collect())
+    }
+
+    /// A flush ended.
+    pub fn flush_ends(&mut self, cover: Cover, well: bool) {
+        for (sector, number) in cover.0 {
+            match well {
+                true => self.sectors[sector].survives(number),
+                false => self.unflushed.push(sector),
+            }
+        }
+    }
+
+    /// All that was in flight is gone, with the connection.
+    pub fn connection_lost(&mut self) {
+        self.busy.fill(false);
+    }
+
+    /// The power was cut: what was not flushed may be gone.
+    pub fn power_lost(&mut self) {
+        self.connection_lost();
+        self.unflushed.clear();
+        for sector in &mut self.sectors {
+            sector.ended = sector.versions.first().map_or(0, |version| version.number);
+        }
+    }
+
+    /// Judges what was read from a quiet range.
+    ///
+    /// # Errors
+    /// The first sector that holds what it must not, and all that is known about it.
+    pub fn judge(&self, lba: u64, data: &[u8]) -> Result<()> {
+        let first = lba as usize * self.block_sectors;
+        for (sector, bytes) in (first..).zip(data.chunks_exact(SECTOR_BYTES)) {
+            let all = &self.sectors[sector];
+            let allowed = all.since_ended();
+            let last = allowed.last().copied();
+            // The quick way.
+            if last.is_some_and(|last| !last.zeros && self.holds(bytes, sector, last.number)) {
+                continue;
+            }
+            self.find(sector, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Judges what was read from a quiet range, and from now on allows nothing else: for after a death, when nothing
+    /// is in flight.
+    ///
+    /// # Errors
+    /// As [`Shadow::judge`].
+    pub fn settle(&mut self, lba: u64, data: &[u8], promise: Promise) -> Result<()> {
+        let first = lba as usize * self.block_sectors;
+        for (sector, bytes) in (first..).zip(data.chunks_exact(SECTOR_BYTES)) {
+            let found = self.find(sector, bytes)?;
+            let settled = &mut self.sectors[sector];
+            settled.ended = found.number;
+            match promise {
+                // What a cut left is on the device, and nothing is uncommitted: the next cut leaves it, too.
+                Promise::Flushed => settled.survives(found.number),
+                Promise::Acknowledged => {
+                    let last = settled
+                        .versions
+                        .iter()
+                        .position(|version| *version == found);
+                    settled.versions.truncate(last.map_or(0, |last| last + 1));
+                    if settled.versions.len() > 1 {
+                        self.unflushed.push(sector);
+                    }
+                }
+            }
+            self.sectors[sector]
+                .versions
+                .retain(|version| version.number <= found.number);
+        }
+        Ok(())
+    }
+
+    fn find(&self, sector: usize, bytes: &[u8]) -> Result<Version> {
+        let allowed = self.sectors[sector].since_ended();
+        let found = pattern::read(bytes);
+        let matches = |version: &&Version| match found {
+            Content::Zeros => version.zeros,
+            Content::Written {
+                seed,
+                sector: place,
+                version: number,
+            } => {
+                seed == self.volume
+                    && place == sector as u64
+                    && number == version.number
+                    && !version.zeros
+            }
+            _ => false,
+        };
+        if let Some(version) = allowed.iter().rev().find(matches) {
+            return Ok(*version);
+        }
+        let whose = match found {
+            Content::Written { seed, .. } if seed != self.volume => "ANOTHER VOLUME'S BYTES: ",
+            _ => "",
+        };
+        bail!(
+            "volume {:#x}, sector {sector}: {whose}{found}; allowed: {allowed:?} of {:?}",
+            self.volume,
+            self.sectors[sector].versions
+        )
+    }
+
+    fn holds(&self, bytes: &[u8], sector: usize, number: u32) -> bool {
+        pattern::holds(bytes, self.volume, sector as u64, number)
+    }
+
+    fn range(&self, lba: u64, blocks: u32) -> std::ops::Range<usize> {
+        let first = lba as usize * self.block_sectors;
+        first..first + blocks as usize * self.block_sectors
+    }
+}
+
+impl Sector {
+    /// From now on it isn't older.
+    fn survives(&mut self, number: u32) {
+        if let Some(at) = self.versions.iter().position(|v| v.number == number) {
+            self.versions.drain(..at);
+        }
+    }
+
+    /// What may be there while power lasts.
+    fn since_ended(&self) -> &[Version] {
+        let at = self.versions.iter().position(|v| v.number == self.ended);
+        &self.versions[at.unwrap_or(0)..]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: usize = 1024;
+
+    fn shadow() -> Shadow {
+        Shadow::new(7, 64 << 10, BLOCK as u32)
+    }
+
+    fn write(shadow: &mut Shadow, lba: u64) -> (Change, Vec<u8>) {
+        let mut data = vec![0; BLOCK];
+        let change = shadow.begin(lba, 1, Some(&mut data));
+        (change, data)
+    }
+
+    #[test]
+    fn after_a_cut_a_block_is_flushed_or_newer() {
+        let mut shadow = shadow();
+        let (first, old) = write(&mut shadow, 3);
+        shadow.end(&first, true, false);
+        let cover = shadow.flush_begins();
+        let (second, new) = write(&mut shadow, 3);
+        shadow.flush_ends(cover, true);
+        shadow.end(&second, true, false);
+        // While power lasts, only the newest.
+        assert!(shadow.judge(3, &new).is_ok());
+        assert!(shadow.judge(3, &old).is_err());
+        let (_, newest) = write(&mut shadow, 3);
+        assert!(shadow.judge(3, &newest).is_ok());
+        shadow.power_lost();
+        for allowed in [&old, &new, &newest] {
+            assert!(shadow.judge(3, allowed).is_ok());
+        }
+        assert!(shadow.judge(3, &[0; BLOCK]).is_err());
+        // Torn between sectors.
+        let torn = [&old[..512], &newest[512..]].concat();
+        assert!(shadow.settle(3, &torn, Promise::Flushed).is_ok());
+        assert!(shadow.judge(3, &torn).is_ok());
+        assert!(shadow.judge(3, &old).is_err());
+        let mut damaged = torn;
+        damaged[1000] ^= 1;
+        assert!(shadow.judge(3, &damaged).is_err());
+    }
+
+    #[test]
+    fn zeros_are_writes_and_durable_ones_stay() {
+        let mut shadow = shadow();
+        let (first, data) = write(&mut shadow, 0);
+        shadow.end(&first, true, true);
+        let zeroed = shadow.begin(0, 2, None);
+        shadow.power_lost();
+        assert!(shadow.judge(0, &data).is_ok());
+        assert!(shadow.judge(0, &[0; BLOCK]).is_ok());
+        let zeroed_again = shadow.begin(0, 2, None);
+        shadow.end(&zeroed_again, true, false);
+        assert!(shadow.judge(0, &data).is_err());
+        let cover = shadow.flush_begins();
+        shadow.flush_ends(cover, true);
+        shadow.power_lost();
+        assert!(shadow.judge(0, &data).is_err());
+        assert!(zeroed != zeroed_again);
+    }
+
+    #[test]
+    fn another_volumes_bytes_are_named() {
+        let mut other = Shadow::new(8, 64 << 10, BLOCK as u32);
+        let (_, data) = write(&mut other, 3);
+        let error = shadow().judge(3, &data).unwrap_err().to_string();
+        assert!(error.contains("ANOTHER VOLUME"), "{error}");
+        // Its own bytes in another place are no better.
+        let mut own = shadow();
+        let (_, data) = write(&mut own, 3);
+        assert!(own.judge(4, &data).is_err());
+        assert!(own.judge(3, &data).is_ok());
+    }
+
+    #[test]
+    fn a_death_of_processes_loses_nothing_that_ended() {
+        let mut shadow = shadow();
+        let (first, old) = write(&mut shadow, 5);
+        shadow.end(&first, true, false);
+        let (_, new) = write(&mut shadow, 5);
+        shadow.connection_lost();
+        assert!(
+            shadow
+                .clone()
+                .settle(5, &[0; BLOCK], Promise::Acknowledged)
+                .is_err()
+        );
+        shadow.settle(5, &old, Promise::Acknowledged).unwrap();
+        assert!(
+            shadow.judge(5, &new).is_err(),
+            "it landed after it was seen not to be there"
+        );
+        // Not flushed: a cut may still take it.
+        shadow.power_lost();
+        assert!(shadow.judge(5, &[0; BLOCK]).is_ok());
+    }
+}

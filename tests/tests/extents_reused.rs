@@ -1,0 +1,296 @@
+//! `delete_crash_no_double_owner` and `freed_extent_never_shows_old_bytes`.
+//!
+//! Purpose: space changes hands while processes die or the power is cut, and nobody ever sees, or
+//! overwrites, what is another's.
+//! Design: a pool so small that what one volume gives up is what the next one gets. A victim is written
+//! all over and then deleted or deallocated; at a random moment somebody dies; an heir writes one small block into
+//! each extent, so that the rest of each must read as zeros; a keeper that lives through it all must
+//! keep what it has. Sectors say whose they are.
+//! Not here: load during the deaths (`kill9_during_allocation`, `powercut_volatile_cache`).
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use forebay_initiator::{IoOp, dsm_ranges};
+use forebay_tests::daemon::{Daemon, DaemonOptions, Processes, kill_by_pid};
+use forebay_tests::host::{Dice, Host};
+use forebay_tests::shadow::Promise;
+use forebay_tests::wait;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const MIB: u64 = 1 << 20;
+const EXTENT: u64 = 64 << 10;
+const BLOCK: u32 = 4096;
+/// Most of the pool: three of them never fit.
+const VOLUME: u64 = 20 * MIB;
+const KEEPER: u64 = 4 * MIB;
+const ROUNDS: u64 = 8;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Death {
+    Daemon,
+    Engine,
+    Both,
+    Power,
+}
+
+const DEATHS: [Death; 4] = [Death::Power, Death::Daemon, Death::Both, Death::Engine];
+
+struct Lab {
+    daemon: Daemon,
+    device: PathBuf,
+    numbers: u64,
+}
+
+impl Lab {
+    fn new() -> Result<Self> {
+        let daemon = Daemon::start(&DaemonOptions::default())?;
+        let device = daemon.folder().join("device");
+        let spec = format!("volatile:{}?size=128M", device.display());
+        daemon.create_pool(&["--device", &spec])?;
+        daemon.cli(&["tenant", "create", "t"])?;
+        let lab = Self {
+            daemon,
+            device,
+            numbers: 0,
+        };
+        // What is left over for the volumes of these tests is a little more than two.
+        let pool = lab.daemon.cli(&["pool", "show"])?;
+        let clean = pool["clean_bytes"].as_u64().context("clean_bytes")?;
+        let ballast = clean.saturating_sub(2 * VOLUME + KEEPER + 6 * MIB);
+        let mut ballast_host = lab.create_sized("t/ballast", ballast, u64::MAX)?;
+        fill(&mut ballast_host)?;
+        Ok(lab)
+    }
+
+    fn create(&mut self, kind: &str, size_bytes: u64) -> Result<(String, Host)> {
+        self.numbers += 1;
+        let name = format!("t/{kind}{}", self.numbers);
+        let host = self.create_sized(&name, size_bytes, self.numbers)?;
+        Ok((name, host))
+    }
+
+    fn create_sized(&self, name: &str, size_bytes: u64, number: u64) -> Result<Host> {
+        let size_bytes = size_bytes / EXTENT * EXTENT;
+        let size = size_bytes.to_string();
+        self.daemon
+            .cli(&["volume", "create", name, "--size", &size])?;
+        self.daemon.cli(&["export", "create", name, "--any-host"])?;
+        let address = format!("127.0.0.1:{}", self.daemon.port()).parse()?;
+        Ok(Host::new(address, name, size_bytes, BLOCK, number))
+    }
+
+    /// Somebody dies, and all is up again.
+    fn die(&mut self, death: Death, before: &Processes, seed: u64) -> Result<Promise> {
+        match death {
+            Death::Engine => {
+                kill_by_pid(before.engine)?;
+                self.daemon.wait_engine_after(before.generation, MINUTE)?;
+            }
+            Death::Daemon => {
+                self.daemon.kill_daemon()?;
+                self.daemon.start_again()?;
+            }
+            Death::Both => {
+                self.daemon.kill_all()?;
+                self.daemon.start_again()?;
+            }
+            Death::Power => {
+                let cuts = self
+                    .daemon
+                    .power_cut(std::slice::from_ref(&self.device), seed)?;
+                println!("{cuts:?}");
+                self.daemon.start_again()?;
+                return Ok(Promise::Flushed);
+            }
+        }
+        Ok(Promise::Acknowledged)
+    }
+
+    fn has_volume(&self, name: &str) -> Result<bool> {
+        let list = self.daemon.cli(&["volume", "list"])?;
+        let items = list.as_array().context("a list")?;
+        let name = name.trim_start_matches("t/");
+        Ok(items.iter().any(|item| item["name"] == name))
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        self.daemon.cli(&["export", "delete", name])?;
+        self.daemon.cli(&["volume", "delete", name])?;
+        Ok(())
+    }
+}
+
+/// Writes every block, and flushes.
+fn fill(host: &mut Host) -> Result<()> {
+    let (_session, mut queue) = host.connect_soon()?;
+    let blocks = (EXTENT * 2) as u32 / BLOCK;
+    let mut lba = 0;
+    while lba < host.shadow.blocks() {
+        let blocks = u64::from(blocks).min(host.shadow.blocks() - lba) as u32;
+        write(host, &mut queue, lba, blocks)?;
+        lba += u64::from(blocks);
+    }
+    drop(queue);
+    host.flush()
+}
+
+/// Writes one block into each extent, which one depends on the extent; as long as there is space.
+fn dot(host: &mut Host) -> Result<u64> {
+    let (_session, mut queue) = host.connect_soon()?;
+    let per_extent = EXTENT / u64::from(BLOCK);
+    let extents = host.shadow.blocks() / per_extent;
+    for extent in 0..extents {
+        let lba = extent * per_extent + extent % per_extent;
+        // What was just freed is laundered first.
+        let written = wait::until("space that was freed", MINUTE, || {
+            match write(host, &mut queue, lba, 1) {
+                Ok(()) => Ok(Some(())),
+                Err(error) if format!("{error:#}").contains("Capacity Exceeded") => Ok(None),
+                Err(error) => Err(error),
+            }
+        });
+        written.with_context(|| format!("extent {extent}"))?;
+    }
+    Ok(extents)
+}
+
+fn write(
+    host: &mut Host,
+    queue: &mut forebay_initiator::IoQueue,
+    lba: u64,
+    blocks: u32,
+) -> Result<()> {
+    let mut data = vec![0; (blocks * BLOCK) as usize];
+    let change = host.shadow.begin(lba, blocks, Some(&mut data));
+    let op = IoOp::Write {
+        lba,
+        blocks,
+        fua: false,
+    };
+    let written = queue.execute(&op, data, MINUTE);
+    host.shadow.end(&change, written.is_ok(), false);
+    match written {
+        Ok(_) => Ok(()),
+        Err(forebay_initiator::Error::Status { status, .. })
+            if (status.sct(), status.sc()) == (0, 0x81) =>
+        {
+            bail!("Capacity Exceeded")
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Deallocates everything, in pieces.
+fn deallocate(host: &mut Host) -> Result<()> {
+    let (_session, mut queue) = host.connect_soon()?;
+    let piece = (2 * MIB / u64::from(BLOCK)) as u32;
+    for lba in (0..host.shadow.blocks()).step_by(piece as usize) {
+        let blocks = u64::from(piece).min(host.shadow.blocks() - lba) as u32;
+        let change = host.shadow.begin(lba, blocks, None);
+        let op = IoOp::Deallocate { ranges: 1 };
+        let done = queue.execute(&op, dsm_ranges(&[(lba, blocks)]), MINUTE);
+        host.shadow.end(&change, done.is_ok(), false);
+        done?;
+    }
+    Ok(())
+}
+
+#[test]
+fn delete_crash_no_double_owner() -> Result<()> {
+    let mut lab = Lab::new()?;
+    let (_, mut keeper) = lab.create("keeper", KEEPER)?;
+    fill(&mut keeper)?;
+    let mut dice = Dice(11);
+    let mut left: Option<(String, Host)> = None;
+    for round in 0..ROUNDS {
+        let (name, mut victim) = match left.take() {
+            Some(there) => there,
+            None => lab.create("victim", VOLUME)?,
+        };
+        fill(&mut victim)?;
+        // Asked now: later it would wait for the deletion.
+        let before = lab.daemon.processes()?;
+        // The deletion runs while somebody dies.
+        let mut export = lab.daemon.cli_command(&["export", "delete", &name]);
+        let export = export.stdout(Stdio::null()).status()?;
+        ensure!(export.success(), "{name}: its export");
+        let mut deletion = lab.daemon.cli_command(&["volume", "delete", &name]);
+        let mut deletion = deletion.stdout(Stdio::null()).spawn()?;
+        std::thread::sleep(Duration::from_micros(dice.below(20_000)));
+        let death = DEATHS[round as usize % DEATHS.len()];
+        let promise = lab.die(death, &before, round)?;
+        let deleted = deletion.wait()?.success();
+        let there = wait::until("it is deleted or stays", MINUTE, || {
+            let there = lab.has_volume(&name)?;
+            ensure!(!(deleted && there), "{name} was deleted and is there again");
+            Ok(Some(there))
+        })?;
+        println!("round {round}: {death:?}: told of its end: {deleted}; there: {there}");
+        let (heir_name, mut heir) = lab.create("heir", VOLUME - 2 * MIB)?;
+        dot(&mut heir).with_context(|| format!("round {round}, {death:?}"))?;
+        heir.check()?;
+        if there {
+            // Not deleted, so it is as it was.
+            lab.daemon.cli(&["export", "create", &name, "--any-host"])?;
+            victim
+                .verify(promise)
+                .with_context(|| format!("round {round}, {death:?}"))?;
+            left = Some((name, victim));
+        }
+        keeper
+            .verify(promise)
+            .with_context(|| format!("round {round}, {death:?}"))?;
+        heir.check()?;
+        lab.delete(&heir_name)?;
+    }
+    lab.daemon.stop()
+}
+
+#[test]
+fn freed_extent_never_shows_old_bytes() -> Result<()> {
+    let mut lab = Lab::new()?;
+    let mut dice = Dice(13);
+    for round in 0..ROUNDS {
+        let (name, mut victim) = lab.create("victim", VOLUME)?;
+        fill(&mut victim)?;
+        let death = DEATHS[round as usize % DEATHS.len()];
+        let deallocates = round % 2 == (round / 4) % 2;
+        match deallocates {
+            true => deallocate(&mut victim)?,
+            false => lab.delete(&name)?,
+        }
+        std::thread::sleep(Duration::from_millis(dice.below(40)));
+        let (heir_name, mut heir) = lab.create("heir", VOLUME)?;
+        // Some of what was freed has a new owner when the death comes, some hasn't.
+        let before = lab.daemon.processes()?;
+        let blocks = dice.below(VOLUME / EXTENT);
+        let (session, mut queue) = heir.connect_soon()?;
+        for extent in 0..blocks {
+            write(
+                &mut heir,
+                &mut queue,
+                extent * (EXTENT / u64::from(BLOCK)),
+                1,
+            )?;
+        }
+        drop((queue, session));
+        let what = format!("round {round}, {death:?}, deallocates: {deallocates}");
+        let promise = lab
+            .die(death, &before, 100 + round)
+            .with_context(|| what.clone())?;
+        println!("{what}, {blocks} extents before");
+        heir.verify(promise).with_context(|| what.clone())?;
+        dot(&mut heir).with_context(|| what.clone())?;
+        heir.check().with_context(|| what.clone())?;
+        if deallocates {
+            victim.verify(promise).with_context(|| what.clone())?;
+            lab.delete(&name)?;
+        }
+        ensure!(!lab.has_volume(&name)?, "{name} is there again");
+        lab.delete(&heir_name)?;
+    }
+    lab.daemon.stop()
+}
