@@ -1,16 +1,17 @@
 //! What a crash must leave, and what adoption makes of it.
 
-use super::world::{ModelVolume, Place, Snapshot, World, one};
-use crate::common::{Choices, EXTENT, try_open};
-use forebay_pool::{Adopted, BatchId, ErrorKind, FaultAnswer};
-use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+use crate::{
+    common::{Choices, EXTENT},
+    disk::Place,
+    world::{Durable, ModelVolume, Snapshot, World, one, open},
 };
+use forebay_pool::{Adopted, BatchId, ErrorKind, ExtentState, FaultAnswer};
+use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
+use std::collections::{BTreeMap, BTreeSet};
 
 impl World {
-    /// The daemon or the machine dies, perhaps in the middle of a commit.
+    /// The daemon or the machine dies, perhaps in the middle of a commit. `same_boot`: the grant table
+    /// is found again, unless it was not there.
     pub(crate) fn crash(
         &mut self,
         same_boot: bool,
@@ -24,103 +25,48 @@ impl World {
             self.boot += 1;
         }
         let has_table = self.pool.committed_id() >= self.table_since;
-        let mut possible = vec![self.committed.clone()];
-        if let Some(operations) = during_commit {
-            self.take();
-            if let Some(batch) = self.taken.front() {
-                self.stores[0].fail_after(operations);
-                let snapshot = self.snapshots[&batch.id()].clone();
-                if self.catalog.commit(batch).is_ok() {
-                    possible.clear();
-                }
-                possible.push(snapshot);
+        let possible = self.die(during_commit);
+        // What hangs at a device ends with its process, one way or the other.
+        for (_, place, content) in std::mem::take(&mut self.hanging) {
+            if choices.next().is_multiple_of(2) {
+                self.disk.write(place, content);
             }
         }
-        self.stores = self
-            .stores
-            .iter()
-            .map(|store| {
-                Arc::new(if power {
-                    store.after_power_cut(&mut choices)
-                } else {
-                    store.after_kill()
-                })
-            })
-            .collect();
-        let (pool, catalog) = try_open(&self.stores).unwrap();
-        (self.pool, self.catalog) = (pool, catalog);
+        if power {
+            self.disk.cut(&mut choices);
+        }
+        self.power = if power {
+            self.power.after_cut(seed)
+        } else {
+            self.power.after_kill()
+        };
+        (self.pool, self.catalog) = open(&self.power, self.committed.0);
         assert_eq!(self.pool.leaked_extents(), 0);
-        let found: Snapshot = self
-            .pool
-            .volumes()
-            .map(|record| (record.id.0, record.size_bytes / EXTENT))
-            .collect::<Vec<_>>()
-            .into_iter()
-            .map(|(id, extents)| (id, (extents, self.durable_map(id, extents))))
-            .collect();
+        let found = self.found();
         assert!(
             possible.contains(&found),
             "neither before nor after: {found:?} of {possible:?}"
         );
         let boot = format!("boot-{}", self.boot);
         let same_boot = has_table && self.pool.boot_id() == Some(boot.as_str());
-        let before = std::mem::take(&mut self.volumes);
-        self.volumes = found
-            .iter()
-            .map(|(id, (extents, map))| {
-                let (extents, map) = (*extents, map.clone());
-                (
-                    *id,
-                    ModelVolume {
-                        extents,
-                        map,
-                        uncommitted: BTreeMap::new(),
-                        committing: BTreeMap::new(),
-                    },
-                )
-            })
-            .collect();
+        let volume = |durable: &Durable| ModelVolume {
+            extents: durable.extents,
+            reserved: durable.reserved,
+            map: durable.map.clone(),
+            ..ModelVolume::default()
+        };
+        let now = found.1.iter().map(|(id, durable)| (*id, volume(durable)));
+        let before = std::mem::replace(&mut self.volumes, now.collect());
         self.committed = found;
         self.taken.clear();
         self.snapshots.clear();
-        let table = std::mem::take(&mut self.table);
         self.leaving.clear();
+        self.away.clear();
+        (self.check, self.settling) = (None, None);
+        let table = std::mem::take(&mut self.table);
         if same_boot {
             for ((volume, logical), (place, seq)) in table {
-                let told = self.pool.adopt_grant(
-                    VolumeId(volume),
-                    ExtentIndex(logical),
-                    DeviceIndex(place.0),
-                    ExtentIndex(place.1),
-                    1,
-                    seq,
-                );
-                match told.map_err(|error| error.kind) {
-                    Ok(Adopted::Durable) => {
-                        assert_eq!(self.volumes[&volume].map[&logical], place);
-                        self.table.insert((volume, logical), (place, seq));
-                    }
-                    Ok(Adopted::Uncommitted) => {
-                        let known = self.volumes.get_mut(&volume).unwrap();
-                        assert!(known.map.insert(logical, place).is_none());
-                        known.uncommitted.insert(logical, seq);
-                        self.table.insert((volume, logical), (place, seq));
-                    }
-                    // Revoked and drained: the entry goes.
-                    Ok(Adopted::Stale) => {
-                        let known = &self.volumes[&volume];
-                        assert_ne!(known.map.get(&logical), Some(&place));
-                        // Only what was released, or lies where the volume had not yet durably
-                        // grown: nothing else that was written may be lost in the same boot.
-                        let released = before[&volume].map.get(&logical) != Some(&place);
-                        assert!(
-                            released || logical >= known.extents,
-                            "{volume}: {logical} is lost"
-                        );
-                    }
-                    Err(ErrorKind::NotFound) => assert!(!self.volumes.contains_key(&volume)),
-                    Err(other) => panic!("{other:?}"),
-                }
+                self.adopt(&before, volume, logical, place, seq);
             }
         }
         let report = self.pool.finish_adoption(same_boot).unwrap();
@@ -132,22 +78,110 @@ impl World {
         };
         let uncommitted: usize = self.volumes.values().map(|v| v.uncommitted.len()).sum();
         assert_eq!(report.uncommitted, uncommitted as u64);
-        // The rest is as the pool says; what holds bytes and is nobody's must be among the dirty.
+        self.take_over_states();
+        self.read_all(&before, power, same_boot);
+        assert_eq!(self.pool.check().unwrap().problems, []);
+    }
+
+    /// What the catalog may hold after a death now, or so many operations into a commit.
+    fn die(&mut self, during_commit: Option<u64>) -> Vec<Snapshot> {
+        let mut possible = vec![self.committed.clone()];
+        let Some(operations) = during_commit else {
+            return possible;
+        };
+        self.take();
+        if let Some(batch) = self.taken.front() {
+            self.power.fail_after(operations);
+            let snapshot = self.snapshots[&batch.id()].clone();
+            if self.catalog.commit(batch).is_ok() {
+                possible.clear();
+            }
+            possible.push(snapshot);
+        }
+        possible
+    }
+
+    /// What the pool has right after opening.
+    fn found(&mut self) -> Snapshot {
+        let records: Vec<(u64, u64, u64)> = self
+            .pool
+            .volumes()
+            .map(|record| (record.id.0, record.size_bytes, record.reserved_bytes))
+            .collect();
+        let durable = |(id, size_bytes, reserved_bytes)| {
+            let extents = size_bytes / EXTENT;
+            let durable = Durable {
+                extents,
+                reserved: reserved_bytes / EXTENT,
+                map: self.durable_map(id, extents),
+            };
+            (id, durable)
+        };
+        let volumes = records.into_iter().map(durable).collect();
+        (self.pool.devices().len(), volumes)
+    }
+
+    /// Tells the pool an entry of the grant table.
+    fn adopt(
+        &mut self,
+        before: &BTreeMap<u64, ModelVolume>,
+        volume: u64,
+        logical: u64,
+        place: Place,
+        seq: u64,
+    ) {
+        let told = self.pool.adopt_grant(
+            VolumeId(volume),
+            ExtentIndex(logical),
+            DeviceIndex(place.0),
+            ExtentIndex(place.1),
+            1,
+            seq,
+        );
+        match told.map_err(|error| error.kind) {
+            Ok(Adopted::Durable) => {
+                assert_eq!(self.volumes[&volume].map[&logical], place);
+                self.table.insert((volume, logical), (place, seq));
+            }
+            Ok(Adopted::Uncommitted) => {
+                let known = self.volumes.get_mut(&volume).unwrap();
+                assert!(known.map.insert(logical, place).is_none());
+                known.uncommitted.insert(logical, seq);
+                self.table.insert((volume, logical), (place, seq));
+            }
+            // Revoked and drained: the entry goes.
+            Ok(Adopted::Stale) => {
+                let known = &self.volumes[&volume];
+                assert_ne!(known.map.get(&logical), Some(&place));
+                // Only what was released, or lies where the volume had not yet durably grown: nothing
+                // else that was written may be lost in the same boot.
+                let had = before.get(&volume).and_then(|old| old.map.get(&logical));
+                assert!(
+                    had != Some(&place) || logical >= known.extents,
+                    "{volume}: {logical} is lost"
+                );
+            }
+            Err(ErrorKind::NotFound) => assert!(!self.volumes.contains_key(&volume)),
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    /// What is free is as the pool says; what holds bytes and is nobody's must be among the dirty.
+    fn take_over_states(&mut self) {
         self.dirty.clear();
         self.freed_in.clear();
         self.quarantined.clear();
         for device in self.pool.devices() {
             for extent in 0..device.extents {
                 let place = (device.index.0, extent);
-                use forebay_pool::ExtentState::{Dirty, Freed, Quarantined};
                 match self.pool.extent_state(one(place)) {
-                    Some(Quarantined) => {
+                    Some(ExtentState::Quarantined) => {
                         self.quarantined.insert(place);
                     }
-                    Some(Dirty) => {
+                    Some(ExtentState::Dirty) => {
                         self.dirty.insert(place);
                     }
-                    Some(Freed) => {
+                    Some(ExtentState::Freed) => {
                         self.dirty.insert(place);
                         self.freed_in.insert(place, self.pool.open_batch_id());
                     }
@@ -155,30 +189,50 @@ impl World {
                 }
             }
         }
-        let mapped: BTreeSet<Place> = self
-            .volumes
-            .values()
-            .flat_map(|volume| volume.map.values().copied())
-            .collect();
-        for (place, held) in &self.content {
-            assert!(
-                mapped.contains(place)
-                    || self.dirty.contains(place)
-                    || self.quarantined.contains(place),
-                "{place:?} holds {held:?} and may be handed out"
-            );
+        let volumes = self.volumes.values();
+        let mapped: BTreeSet<Place> = volumes.flat_map(|v| v.map.values().copied()).collect();
+        for place in self.disk.used() {
+            let known = mapped.contains(&place)
+                || self.dirty.contains(&place)
+                || self.quarantined.contains(&place);
+            assert!(known, "{place:?} holds bytes and may be handed out");
+        }
+    }
+
+    /// Every block of every volume reads as it may.
+    fn read_all(&mut self, before: &BTreeMap<u64, ModelVolume>, power: bool, same_boot: bool) {
+        for (id, volume) in &self.volumes {
+            self.tenants.cut_off(*id, volume.extents);
+            let old = before.get(id);
+            let logicals: BTreeSet<u64> = self
+                .tenants
+                .of(*id)
+                .chain(volume.map.keys().copied())
+                .collect();
+            for logical in logicals {
+                let place = volume.map.get(&logical);
+                let read = place
+                    .map(|place| self.disk.read(*place))
+                    .unwrap_or_default();
+                // A death of processes changes nothing but what was being released.
+                let had = old.and_then(|old| old.map.get(&logical));
+                if same_boot && !power && old.is_some() && had == place {
+                    self.tenants.reads(*id, logical, read);
+                }
+                self.tenants.found(*id, logical, read, power);
+            }
         }
     }
 
     /// What the pool has of a volume right after opening, before adoption: its durable map.
-    pub(crate) fn durable_map(&mut self, volume: u64, extents: u64) -> BTreeMap<u64, Place> {
+    fn durable_map(&mut self, volume: u64, extents: u64) -> BTreeMap<u64, Place> {
         let mut map = BTreeMap::new();
         let mut logical = 0;
         while logical < extents {
-            match self
+            let answer = self
                 .pool
-                .fault(VolumeId(volume), ExtentIndex(logical), false)
-            {
+                .fault(VolumeId(volume), ExtentIndex(logical), false);
+            match answer {
                 Ok(FaultAnswer::Mapped {
                     device,
                     extent,

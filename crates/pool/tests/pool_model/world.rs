@@ -1,18 +1,27 @@
-//! The model, and the operations on it and on the pool side by side.
+//! The model, and what it compares with the pool after every step.
 
-use crate::common::{self, CrashStore, DRAINED, new_pool, stores};
-use forebay_pool::{Batch, BatchId, Catalog, DeviceRun, ErrorKind, FaultAnswer, Pool};
-use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
+use crate::{
+    common::{self, EXTENT, powercut::Power},
+    disk::{Disk, Place, Sectors},
+    tenant::Tenants,
+};
+use forebay_pool::{
+    Batch, BatchId, Catalog, Check, DeviceRun, Health, NewDevice, OpenDevice, Pool, PoolSpec,
+    QuarantineMark,
+};
+use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::Arc,
+    sync::OnceLock,
 };
 
-pub(crate) type Place = (u8, u64);
+/// The devices' extents.
+pub(crate) const EXTENTS: [u64; 3] = [20, 16, 12];
 
 #[derive(Clone, Default, Debug, PartialEq)]
 pub(crate) struct ModelVolume {
     pub(crate) extents: u64,
+    pub(crate) reserved: u64,
     pub(crate) map: BTreeMap<u64, Place>,
     /// logical -> sequence, of what no batch carries yet.
     pub(crate) uncommitted: BTreeMap<u64, u64>,
@@ -20,39 +29,57 @@ pub(crate) struct ModelVolume {
     pub(crate) committing: BTreeMap<u64, (u64, BatchId)>,
 }
 
+/// What the catalog has of a volume.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Durable {
+    pub(crate) extents: u64,
+    pub(crate) reserved: u64,
+    pub(crate) map: BTreeMap<u64, Place>,
+}
+
 impl ModelVolume {
     /// What a batch taken now holds of it.
-    pub(crate) fn durable(&self) -> (u64, BTreeMap<u64, Place>) {
+    fn durable(&self) -> Durable {
         let mut map = self.map.clone();
         map.retain(|logical, _| !self.uncommitted.contains_key(logical));
-        (self.extents, map)
+        Durable {
+            extents: self.extents,
+            reserved: self.reserved,
+            map,
+        }
     }
 }
 
-/// The catalog's expected content.
-pub(crate) type Snapshot = BTreeMap<u64, (u64, BTreeMap<u64, Place>)>;
+/// The catalog's expected content: how many devices, and the volumes.
+pub(crate) type Snapshot = (usize, BTreeMap<u64, Durable>);
 
 pub(crate) struct World {
-    pub(crate) stores: Vec<Arc<CrashStore>>,
+    pub(crate) power: Power,
     pub(crate) pool: Pool,
     pub(crate) catalog: Catalog,
     pub(crate) volumes: BTreeMap<u64, ModelVolume>,
-    /// What lies on an extent: (volume, logical); absent: zeros.
-    pub(crate) content: BTreeMap<Place, (u64, u64)>,
+    pub(crate) disk: Disk,
+    pub(crate) tenants: Tenants,
+    pub(crate) version: u64,
     /// The grant table: (volume, logical) -> place, sequence.
     pub(crate) table: BTreeMap<(u64, u64), (Place, u64)>,
     /// Entries that leave the table when a batch is committed.
     pub(crate) leaving: Vec<(BatchId, (u64, u64), Place)>,
     /// Freed and not laundered since.
     pub(crate) dirty: BTreeSet<Place>,
-    /// Dirty, and durably so: may be laundered.
+    /// In which batch a dirty extent is freed: before that is durable it may not be laundered.
     pub(crate) freed_in: BTreeMap<Place, BatchId>,
     pub(crate) quarantined: BTreeSet<Place>,
+    /// Writes that hang at a device, and since which mark.
+    pub(crate) hanging: Vec<(QuarantineMark, Place, Sectors)>,
+    /// What was asked of a device.
+    pub(crate) settling: Option<(u8, QuarantineMark)>,
+    pub(crate) away: BTreeSet<u8>,
+    pub(crate) check: Option<Check>,
     pub(crate) taken: VecDeque<Batch>,
     pub(crate) snapshots: BTreeMap<BatchId, Snapshot>,
     pub(crate) committed: Snapshot,
     pub(crate) names: u64,
-    pub(crate) total: u64,
     /// The highest sequence that was ever handed out.
     pub(crate) highest_seq: u64,
     pub(crate) boot: u64,
@@ -68,29 +95,77 @@ pub(crate) fn one((device, extent): Place) -> DeviceRun {
     DeviceRun::new(DeviceIndex(device), extent, 1)
 }
 
-impl World {
-    pub(crate) fn new() -> Self {
-        let stores = stores(&[28, 20]);
-        let (mut pool, catalog) = new_pool(&stores);
+/// The devices that a set of bits names.
+pub(crate) fn devices(bits: u8) -> BTreeSet<DeviceIndex> {
+    let set = (0..8).filter(|device| bits & (1 << device) != 0);
+    set.map(DeviceIndex).collect()
+}
+
+fn new_device(power: &Power, at: usize) -> NewDevice {
+    NewDevice {
+        spec: format!("mem:{at}"),
+        store: power.stores()[at].clone(),
+        block_bytes: 512,
+        known_zero: true,
+    }
+}
+
+/// A new pool, made once.
+fn formatted() -> Power {
+    static MADE: OnceLock<Power> = OnceLock::new();
+    let made = MADE.get_or_init(|| {
+        let bytes = |at: usize, extents: &u64| if at == 0 { common::FIRST_DATA_BYTES } else { common::OTHER_DATA_BYTES } + extents * EXTENT;
+        let capacities: Vec<u64> = EXTENTS.iter().enumerate().map(|(at, e)| bytes(at, e)).collect();
+        let power = Power::new(&capacities);
+        let spec = PoolSpec {
+            devices: (0..EXTENTS.len()).map(|at| new_device(&power, at)).collect(),
+            ..common::spec(&[], true)
+        };
+        let (mut pool, catalog) = forebay_pool::create(&spec).unwrap();
         pool.create_tenant("t", 0).unwrap();
         pool.set_boot_id("boot-0").unwrap();
         common::commit(&mut pool, &catalog);
+        power
+    });
+    made.after_kill()
+}
+
+pub(crate) fn open(power: &Power, devices: usize) -> (Pool, Catalog) {
+    let device = |at: usize| OpenDevice {
+        spec: format!("mem:{at}"),
+        store: power.stores()[at].clone(),
+    };
+    let devices: Vec<OpenDevice> = (0..devices).map(device).collect();
+    forebay_pool::open(&devices).unwrap()
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        let power = formatted();
+        let (mut pool, catalog) = open(&power, EXTENTS.len());
+        pool.finish_adoption(true).unwrap();
+        common::commit(&mut pool, &catalog);
         Self {
-            stores,
+            power,
             pool,
             catalog,
             volumes: BTreeMap::new(),
-            content: BTreeMap::new(),
+            disk: Disk::default(),
+            tenants: Tenants::default(),
+            version: 0,
             table: BTreeMap::new(),
             leaving: Vec::new(),
             dirty: BTreeSet::new(),
             freed_in: BTreeMap::new(),
             quarantined: BTreeSet::new(),
+            hanging: Vec::new(),
+            settling: None,
+            away: BTreeSet::new(),
+            check: None,
             taken: VecDeque::new(),
             snapshots: BTreeMap::new(),
-            committed: BTreeMap::new(),
+            committed: (EXTENTS.len(), BTreeMap::new()),
             names: 0,
-            total: 48,
             highest_seq: 0,
             boot: 0,
             table_since: BatchId(0),
@@ -101,11 +176,27 @@ impl World {
         self.volumes.keys().nth(volume).copied()
     }
 
-    pub(crate) fn snapshot(&self) -> Snapshot {
-        self.volumes
+    pub(crate) fn is_away(&self, place: Place) -> bool {
+        self.away.contains(&place.0)
+    }
+
+    pub(crate) fn set_health(&mut self, device: u8, health: Health) {
+        self.pool
+            .set_device_health(DeviceIndex(device), health)
+            .unwrap();
+        if health == Health::Online {
+            self.away.remove(&device);
+        } else {
+            self.away.insert(device);
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let volumes = self
+            .volumes
             .iter()
-            .map(|(id, volume)| (*id, volume.durable()))
-            .collect()
+            .map(|(id, volume)| (*id, volume.durable()));
+        (self.pool.devices().len(), volumes.collect())
     }
 
     pub(crate) fn take(&mut self) {
@@ -144,262 +235,25 @@ impl World {
         }
     }
 
-    pub(crate) fn free(&mut self, volume: u64, logical: u64, place: Place) {
-        assert!(self.dirty.insert(place), "{place:?} freed twice");
-        self.freed_in.insert(place, self.pool.open_batch_id());
-        self.leaving
-            .push((self.pool.open_batch_id(), (volume, logical), place));
-    }
-
-    /// A write as the owner loop does it. False: the pool is full.
-    pub(crate) fn write(&mut self, volume: u64, logical: u64) -> bool {
-        let known = self.volumes[&volume].clone();
-        if logical >= known.extents {
-            let error = self
-                .pool
-                .fault(VolumeId(volume), ExtentIndex(logical), true)
-                .unwrap_err();
-            assert_eq!(error.kind, ErrorKind::Invalid);
-            return true;
-        }
-        for _ in 0..12 {
-            let answer = self
-                .pool
-                .fault(VolumeId(volume), ExtentIndex(logical), true)
-                .unwrap();
-            match answer {
-                FaultAnswer::Mapped {
-                    device,
-                    extent,
-                    count,
-                    commit_seq,
-                } => {
-                    self.check_mapped(volume, logical, (device.0, extent.0), count, commit_seq);
-                    self.store(volume, logical, (device.0, extent.0), commit_seq);
-                    return true;
-                }
-                FaultAnswer::Allocated {
-                    device,
-                    extent,
-                    commit_seq,
-                } => {
-                    let place = (device.0, extent.0);
-                    assert!(!known.map.contains_key(&logical));
-                    assert!(commit_seq > self.highest_seq, "a sequence came again");
-                    self.highest_seq = commit_seq;
-                    for (id, other) in &self.volumes {
-                        assert!(
-                            !other.map.values().any(|at| *at == place),
-                            "{id} has {place:?}"
-                        );
-                    }
-                    assert!(
-                        !self.content.contains_key(&place),
-                        "{place:?} holds old bytes"
-                    );
-                    assert!(!self.dirty.contains(&place), "{place:?} is dirty");
-                    // Nor may a crash now bring back someone who had it.
-                    for snapshot in self.snapshots.values().chain([&self.committed]) {
-                        for (_, map) in snapshot.values() {
-                            assert!(
-                                !map.values().any(|at| *at == place),
-                                "{place:?} in the catalog"
-                            );
-                        }
-                    }
-                    let known = self.volumes.get_mut(&volume).unwrap();
-                    known.map.insert(logical, place);
-                    known.uncommitted.insert(logical, commit_seq);
-                    self.store(volume, logical, place, Some(commit_seq));
-                    return true;
-                }
-                FaultAnswer::NeedReserve { count } => {
-                    assert!(self.pool.reserve(VolumeId(volume), count).unwrap() > 0);
-                    self.commit_all();
-                }
-                FaultAnswer::AwaitCommit { .. } => self.commit_all(),
-                FaultAnswer::AwaitLaunder => {
-                    assert!(!self.dirty.is_empty());
-                    self.commit_all();
-                    self.launder(u64::MAX, 0);
-                }
-                FaultAnswer::DeviceGone { device } => panic!("{device} is not gone"),
-                FaultAnswer::NoSpace => {
-                    let used: u64 = self.volumes.values().map(|v| v.map.len() as u64).sum();
-                    let waiting = self.quarantined.len() as u64;
-                    let others: u64 = self
-                        .volumes
-                        .keys()
-                        .map(|id| self.pool.volume_space(VolumeId(*id)).unwrap().reserved)
-                        .sum();
-                    assert_eq!((used + waiting, others), (self.total, 0), "full too early");
-                    return false;
-                }
-                FaultAnswer::Hole { .. } => panic!("a write got a hole"),
+    /// The case is over: everything is still as it should be, and the catalog too.
+    pub(crate) fn end(&mut self) {
+        self.commit_all();
+        assert_eq!(self.pool.check().unwrap().problems, []);
+        for volume in self.volumes.keys().copied().collect::<Vec<_>>() {
+            for logical in self.tenants.of(volume).collect::<Vec<_>>() {
+                self.read(volume, logical);
             }
         }
-        panic!("a write that goes in circles");
+        let devices = self.pool.devices().to_vec();
+        let on_disk = forebay_pool::check_catalog(&self.catalog, &devices);
+        assert_eq!(on_disk.problems, []);
     }
 
-    /// The tenant's bytes arrive; the grant is listed.
-    pub(crate) fn store(&mut self, volume: u64, logical: u64, place: Place, seq: Option<u64>) {
-        self.content.insert(place, (volume, logical));
-        self.table
-            .insert((volume, logical), (place, seq.unwrap_or(0)));
-    }
-
-    pub(crate) fn check_mapped(
-        &self,
-        volume: u64,
-        logical: u64,
-        place: Place,
-        count: u64,
-        seq: Option<u64>,
-    ) {
-        let known = &self.volumes[&volume];
-        assert!(count > 0);
-        for at in 0..count {
-            let expected = known.map.get(&(logical + at));
-            assert_eq!(
-                expected,
-                Some(&(place.0, place.1 + at)),
-                "{volume}: {logical} + {at}"
-            );
-            if let Some(held) = self.content.get(&(place.0, place.1 + at)) {
-                assert_eq!(*held, (volume, logical + at), "another's bytes");
-            }
-            if let Some(uncommitted) = known.uncommitted.get(&(logical + at)) {
-                assert!(seq.is_some_and(|seq| seq >= *uncommitted));
-            }
-        }
-    }
-
-    pub(crate) fn read(&mut self, volume: u64, logical: u64) {
-        let known = self.volumes[&volume].clone();
-        if logical >= known.extents {
-            return;
-        }
-        match self
-            .pool
-            .fault(VolumeId(volume), ExtentIndex(logical), false)
-            .unwrap()
-        {
-            FaultAnswer::Mapped {
-                device,
-                extent,
-                count,
-                commit_seq,
-            } => {
-                self.check_mapped(volume, logical, (device.0, extent.0), count, commit_seq);
-            }
-            FaultAnswer::Hole { count } => {
-                assert!(count > 0 && logical + count <= known.extents);
-                assert!(known.map.range(logical..logical + count).next().is_none());
-                let next = logical + count;
-                assert!(
-                    next == known.extents || known.map.contains_key(&next) || count == 4096,
-                    "a hole that ends early"
-                );
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-
-    pub(crate) fn flush(&mut self, volume: u64, part: u64) {
-        let id = VolumeId(volume);
-        let known = self.volumes.get_mut(&volume).unwrap();
-        let highest = self.pool.uncommitted(id);
-        let lowest = known.uncommitted.values().min().copied().unwrap_or(0);
-        let up_to = match (part, highest) {
-            (_, None) => u64::MAX,
-            (0, Some(highest)) => lowest + (highest - lowest) / 2,
-            (_, Some(highest)) => highest,
-        };
-        let before = known.uncommitted.len();
-        let batch = self.pool.open_batch_id();
-        for (logical, seq) in known.uncommitted.iter().filter(|(_, seq)| **seq <= up_to) {
-            known.committing.insert(*logical, (*seq, batch));
-        }
-        known.uncommitted.retain(|_, seq| *seq > up_to);
-        let expected = (before - known.uncommitted.len()) as u64;
-        assert_eq!(
-            self.pool.commit_mappings(id, up_to, |_| true).unwrap(),
-            expected
-        );
-        if expected > 0 {
-            assert!(
-                self.pool.durable_seq(id) < lowest,
-                "durable before its commit"
-            );
-        }
-        if part > 1 {
-            self.commit_all();
-            let durable = self.pool.durable_seq(id);
-            assert!(highest.is_none_or(|highest| durable >= highest));
-        }
-    }
-
-    pub(crate) fn release(&mut self, volume: u64, first: u64, count: u64) {
-        let known = self.volumes.get_mut(&volume).unwrap();
-        let result = self
-            .pool
-            .release(VolumeId(volume), ExtentIndex(first), count, &DRAINED);
-        if first + count > known.extents {
-            assert_eq!(result.unwrap_err().kind, ErrorKind::Invalid);
-            return;
-        }
-        let released: BTreeSet<Place> = result.unwrap().runs.into_iter().flat_map(flat).collect();
-        let gone: Vec<(u64, Place)> = known
-            .map
-            .range(first..first + count)
-            .map(|(l, p)| (*l, *p))
-            .collect();
-        assert_eq!(released, gone.iter().map(|(_, place)| *place).collect());
-        for (logical, _) in &gone {
-            known.map.remove(logical);
-            known.uncommitted.remove(logical);
-            known.committing.remove(logical);
-        }
-        for (logical, place) in gone {
-            self.free(volume, logical, place);
-        }
-    }
-
-    pub(crate) fn launder(&mut self, max: u64, fate: u64) {
-        let runs: Vec<_> = [0, 1]
-            .into_iter()
-            .flat_map(|device| self.pool.take_dirty(DeviceIndex(device), max))
-            .collect();
-        for run in runs {
-            for place in flat(run) {
-                assert!(
-                    self.dirty.contains(&place),
-                    "{place:?} laundered while not dirty"
-                );
-                assert!(
-                    self.freed_in
-                        .get(&place)
-                        .is_none_or(|batch| *batch <= self.pool.committed_id()),
-                    "{place:?} laundered before it was durably free"
-                );
-            }
-            if fate == 1 {
-                self.pool.launder_failed(run).unwrap();
-                continue;
-            }
-            for place in flat(run) {
-                self.dirty.remove(&place);
-                self.freed_in.remove(&place);
-                self.content.remove(&place);
-            }
-            self.pool.laundered(run).unwrap();
-        }
-    }
-
-    pub(crate) fn check(&self) {
+    /// What the model knows and the pool says.
+    pub(crate) fn compare(&mut self) {
         let space = self.pool.space();
         let mut places = BTreeSet::new();
-        let (mut mapped, mut uncommitted, mut stock) = (0, 0, 0);
+        let (mut mapped, mut uncommitted, mut stock, mut owed) = (0, 0, 0, 0);
         for (id, volume) in &self.volumes {
             for place in volume.map.values() {
                 assert!(places.insert(*place), "{place:?} has two owners");
@@ -410,28 +264,34 @@ impl World {
             let said = self.pool.volume_space(VolumeId(*id)).unwrap();
             assert_eq!(said.mapped, volume.map.len() as u64);
             let committing = volume.committing.values().map(|(seq, _)| *seq);
-            let outstanding: BTreeSet<u64> = volume
-                .uncommitted
-                .values()
-                .copied()
-                .chain(committing)
-                .collect();
-            let waiting = (volume.uncommitted.len() + volume.committing.len()) as u64;
-            assert_eq!(said.uncommitted, waiting);
-            assert_eq!(
-                self.pool.uncommitted(VolumeId(*id)),
-                outstanding.last().copied()
-            );
+            let waiting = volume.uncommitted.values().copied();
+            let outstanding: BTreeSet<u64> = waiting.chain(committing).collect();
+            let count = volume.uncommitted.len() + volume.committing.len();
+            assert_eq!(said.uncommitted, count as u64);
+            let newest = self.pool.uncommitted(VolumeId(*id));
+            assert_eq!(newest, outstanding.last().copied());
             let durable = self.pool.durable_seq(VolumeId(*id));
             assert!(outstanding.first().is_none_or(|seq| durable < *seq));
             stock += said.reserved;
+            let promised = volume.reserved.min(volume.extents);
+            let still = promised.saturating_sub(said.mapped + said.reserved);
+            assert_eq!(said.owed, still, "{id} is owed");
+            owed += said.owed;
         }
-        assert_eq!(space.total, self.total);
+        let total: u64 = EXTENTS[..self.pool.devices().len()].iter().sum();
+        assert_eq!(space.total, total);
         assert_eq!(space.owned, mapped - uncommitted);
         assert_eq!(space.reserved, stock + uncommitted);
+        assert_eq!((space.stock, space.promised), (stock, owed));
         assert_eq!(space.dirty, self.dirty.len() as u64);
         assert_eq!(space.quarantined, self.quarantined.len() as u64);
         let sum = space.clean + space.reserved + space.owned + space.dirty + space.quarantined;
         assert_eq!(sum, space.total);
+        for (_, place, _) in &self.hanging {
+            assert!(
+                self.quarantined.contains(place),
+                "a late write would hit {place:?}"
+            );
+        }
     }
 }

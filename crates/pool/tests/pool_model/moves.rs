@@ -1,0 +1,538 @@
+//! The operations, on the model and on the pool side by side.
+
+use crate::{
+    Op,
+    common::EXTENT,
+    disk::{Bytes, Place},
+    world::{EXTENTS, ModelVolume, World, devices, flat},
+};
+use forebay_pool::{ErrorKind, FaultAnswer, Health, NewVolume, Placement, PoolSettings, Released};
+use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
+use std::collections::BTreeSet;
+
+impl World {
+    pub(crate) fn step(&mut self, op: Op) {
+        let volume = match op {
+            Op::Delete { volume, .. }
+            | Op::Grow { volume, .. }
+            | Op::Reserve { volume, .. }
+            | Op::Write { volume, .. }
+            | Op::Read { volume, .. }
+            | Op::ReserveAhead { volume }
+            | Op::Flush { volume, .. }
+            | Op::Release { volume, .. } => match self.nth(volume) {
+                Some(volume) => volume,
+                None => return,
+            },
+            _ => 0,
+        };
+        let here = |world: &Self, device: u8| usize::from(device) < world.pool.devices().len();
+        match op {
+            Op::Create { extents, reserved } => self.create(extents, reserved),
+            Op::Delete { hanging, .. } => self.delete(volume, hanging),
+            Op::Grow { by, .. } => self.grow(volume, by),
+            Op::Reserve { extents, .. } => self.set_reservation(volume, extents),
+            Op::Write {
+                logical, sectors, ..
+            } => drop(self.write(volume, logical, sectors)),
+            Op::Read { logical, .. } => self.read(volume, logical),
+            Op::ReserveAhead { .. } => {
+                if let Some(count) = self.pool.wants_reserve(VolumeId(volume)) {
+                    assert!(self.pool.reserve(VolumeId(volume), count).unwrap() > 0);
+                }
+            }
+            Op::ReturnIdle => drop(self.pool.return_idle_stock()),
+            Op::Flush { part, .. } => self.flush(volume, part),
+            Op::Release {
+                first,
+                count,
+                hanging,
+                ..
+            } => {
+                self.release(volume, first, count, hanging);
+            }
+            Op::Take => self.take(),
+            Op::Commit => {
+                if self.taken.is_empty() {
+                    self.take();
+                }
+                self.commit_one();
+            }
+            Op::Launder { device, max, fate } => self.launder(device, max, fate),
+            Op::LateWrite { pick } => {
+                if pick < self.hanging.len() {
+                    let (_, place, content) = self.hanging.remove(pick);
+                    self.disk.write(place, content);
+                }
+            }
+            Op::Settle { device } => {
+                if self.settling.is_none() {
+                    self.settling = Some((device, self.pool.quarantine_mark()));
+                }
+            }
+            Op::EndQuarantine => self.end_quarantine(),
+            Op::Away { device } if here(self, device) => self.set_health(device, Health::Failed),
+            Op::Back { device } if here(self, device) => self.set_health(device, Health::Online),
+            Op::Away { .. } | Op::Back { .. } => {}
+            Op::Placement { fill } => {
+                let placement = if fill {
+                    Placement::Fill
+                } else {
+                    Placement::Stripe
+                };
+                let settings = PoolSettings {
+                    placement,
+                    ..self.pool.settings()
+                };
+                self.pool.set_settings(settings).unwrap();
+            }
+            Op::CheckPiece { extents } => self.check_piece(extents),
+            Op::Crash {
+                same_boot,
+                power,
+                during_commit,
+                seed,
+            } => {
+                self.crash(same_boot, power, during_commit, seed);
+            }
+        }
+        self.compare();
+    }
+
+    fn create(&mut self, extents: u64, reserved: u64) {
+        if self.volumes.len() >= 4 {
+            return;
+        }
+        self.names += 1;
+        let reserved = reserved.min(extents);
+        let new = NewVolume {
+            tenant: "t".into(),
+            name: format!("v{}", self.names),
+            size_bytes: extents * EXTENT,
+            block_bytes: None,
+            reserved_bytes: reserved * EXTENT,
+        };
+        let most = self.pool.reservable_bytes(None);
+        match self.pool.create_volume(&new, 0) {
+            Ok(id) => {
+                assert!(new.reserved_bytes <= most);
+                let known = ModelVolume {
+                    extents,
+                    reserved,
+                    ..ModelVolume::default()
+                };
+                // An id that a crash took back may come again; its grants must not.
+                self.table.retain(|(volume, _), _| *volume != id.0);
+                self.tenants.forget(id.0);
+                assert!(self.volumes.insert(id.0, known).is_none());
+            }
+            Err(error) => {
+                assert_eq!(error.kind, ErrorKind::NoSpace);
+                assert!(new.reserved_bytes > most);
+            }
+        }
+    }
+
+    fn delete(&mut self, volume: u64, hanging: u8) {
+        let released = self
+            .pool
+            .delete_volume(VolumeId(volume), &devices(hanging))
+            .unwrap();
+        let known = self.volumes.remove(&volume).unwrap();
+        self.give_up(volume, known.map.into_iter().collect(), hanging, &released);
+    }
+
+    fn grow(&mut self, volume: u64, by: u64) {
+        let known = self.volumes.get_mut(&volume).unwrap();
+        known.extents += by;
+        let bytes = known.extents * EXTENT;
+        self.pool.grow_volume(VolumeId(volume), bytes).unwrap();
+    }
+
+    fn set_reservation(&mut self, volume: u64, extents: u64) {
+        let known = self.volumes.get_mut(&volume).unwrap();
+        let extents = extents.min(known.extents);
+        let id = VolumeId(volume);
+        let fits = extents * EXTENT <= self.pool.reservable_bytes(Some(id));
+        match self.pool.set_volume_reservation(id, extents * EXTENT) {
+            Ok(()) => {
+                assert!(fits || extents <= known.reserved);
+                known.reserved = extents;
+            }
+            Err(error) => assert_eq!((error.kind, fits), (ErrorKind::NoSpace, false)),
+        }
+    }
+
+    /// A write as the owner and the engine do it. False: the pool is full, or a device is away.
+    fn write(&mut self, volume: u64, logical: u64, sectors: u8) -> bool {
+        let known = self.volumes[&volume].clone();
+        let id = VolumeId(volume);
+        if logical >= known.extents {
+            let error = self.pool.fault(id, ExtentIndex(logical), true).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Invalid);
+            return true;
+        }
+        for _ in 0..12 {
+            match self.pool.fault(id, ExtentIndex(logical), true).unwrap() {
+                FaultAnswer::Mapped {
+                    device,
+                    extent,
+                    count,
+                    commit_seq,
+                } => {
+                    let place = (device.0, extent.0);
+                    self.check_mapped(volume, logical, place, count, commit_seq);
+                    self.store(volume, logical, place, commit_seq, sectors);
+                    return true;
+                }
+                FaultAnswer::Allocated {
+                    device,
+                    extent,
+                    commit_seq,
+                } => {
+                    let place = (device.0, extent.0);
+                    assert!(!known.map.contains_key(&logical));
+                    assert!(commit_seq > self.highest_seq, "a sequence came again");
+                    self.highest_seq = commit_seq;
+                    self.check_free(place);
+                    let known = self.volumes.get_mut(&volume).unwrap();
+                    known.map.insert(logical, place);
+                    known.uncommitted.insert(logical, commit_seq);
+                    self.store(volume, logical, place, Some(commit_seq), sectors);
+                    return true;
+                }
+                FaultAnswer::NeedReserve { count } => {
+                    assert!(self.pool.reserve(id, count).unwrap() > 0);
+                    self.commit_all();
+                }
+                FaultAnswer::AwaitCommit { batch } => {
+                    assert!(batch > self.pool.committed_id(), "nothing to wait for");
+                    self.commit_all();
+                }
+                FaultAnswer::AwaitLaunder => {
+                    self.commit_all();
+                    for device in 0..EXTENTS.len() as u8 {
+                        self.launder(device, u64::MAX, 0);
+                    }
+                    self.commit_all();
+                }
+                FaultAnswer::NoSpace => {
+                    self.check_full(volume);
+                    return false;
+                }
+                FaultAnswer::DeviceGone { device } => {
+                    assert!(self.away.contains(&device.0));
+                    assert_eq!(known.map[&logical].0, device.0);
+                    return false;
+                }
+                FaultAnswer::Hole { .. } => panic!("a write got a hole"),
+            }
+        }
+        panic!("a write that goes in circles");
+    }
+
+    /// An extent that is handed out: nobody has it, nobody will after a crash, and it reads as zeros,
+    /// also after one.
+    fn check_free(&self, place: Place) {
+        assert!(!self.is_away(place));
+        for (id, other) in &self.volumes {
+            assert!(
+                !other.map.values().any(|at| *at == place),
+                "{id} has {place:?}"
+            );
+        }
+        assert!(self.disk.is_zero(place), "{place:?} may hold old bytes");
+        assert!(!self.dirty.contains(&place) && !self.quarantined.contains(&place));
+        for (_, volumes) in self.snapshots.values().chain([&self.committed]) {
+            for volume in volumes.values() {
+                let there = volume.map.values().any(|at| *at == place);
+                assert!(!there, "{place:?} is in the catalog");
+            }
+        }
+    }
+
+    /// The pool says that it is full: nothing is left but what others were promised.
+    fn check_full(&self, volume: u64) {
+        let free: u64 = (0..self.pool.devices().len() as u8)
+            .filter(|device| !self.away.contains(device))
+            .filter_map(|device| self.pool.device_space(DeviceIndex(device)))
+            .map(|space| space.clean + space.dirty)
+            .sum();
+        let mut promised = 0;
+        for (id, other) in self.volumes.iter().filter(|(id, _)| **id != volume) {
+            let said = self.pool.volume_space(VolumeId(*id)).unwrap();
+            promised += said.owed;
+            let over = (said.mapped + said.reserved).saturating_sub(other.reserved);
+            if self.away.is_empty() {
+                assert_eq!(said.reserved.min(over), 0, "{id} has stock to spare");
+            }
+        }
+        assert!(
+            free <= promised,
+            "full with {free} free and {promised} promised"
+        );
+    }
+
+    /// The tenant's bytes arrive; the grant is listed.
+    fn store(&mut self, volume: u64, logical: u64, place: Place, seq: Option<u64>, sectors: u8) {
+        self.version += 1;
+        let version = self.version;
+        let mut content = self.disk.read(place);
+        for (at, sector) in content.iter_mut().enumerate() {
+            if sectors & (1 << at) != 0 {
+                *sector = Some(Bytes {
+                    volume,
+                    logical,
+                    version,
+                });
+            }
+        }
+        self.disk.write(place, content);
+        self.tenants.wrote(volume, logical, sectors, version);
+        let seq = seq.unwrap_or(0);
+        self.table.insert((volume, logical), (place, seq));
+    }
+
+    fn check_mapped(&self, volume: u64, logical: u64, place: Place, count: u64, seq: Option<u64>) {
+        let known = &self.volumes[&volume];
+        assert!(count > 0 && !self.is_away(place));
+        for at in 0..count {
+            let place = (place.0, place.1 + at);
+            let logical = logical + at;
+            assert_eq!(known.map.get(&logical), Some(&place), "{volume}: {logical}");
+            self.tenants.reads(volume, logical, self.disk.read(place));
+            if let Some(uncommitted) = known.uncommitted.get(&logical) {
+                assert!(seq.is_some_and(|seq| seq >= *uncommitted));
+            }
+        }
+    }
+
+    pub(crate) fn read(&mut self, volume: u64, logical: u64) {
+        let known = self.volumes[&volume].clone();
+        if logical >= known.extents {
+            return;
+        }
+        let answer = self
+            .pool
+            .fault(VolumeId(volume), ExtentIndex(logical), false);
+        match answer.unwrap() {
+            FaultAnswer::Mapped {
+                device,
+                extent,
+                count,
+                commit_seq,
+            } => {
+                self.check_mapped(volume, logical, (device.0, extent.0), count, commit_seq);
+            }
+            FaultAnswer::Hole { count } => {
+                assert!(count > 0 && logical + count <= known.extents);
+                assert!(known.map.range(logical..logical + count).next().is_none());
+                self.tenants.reads(volume, logical, [None; 2]);
+                let next = logical + count;
+                assert!(
+                    next == known.extents || known.map.contains_key(&next) || count == 4096,
+                    "a hole that ends early"
+                );
+            }
+            FaultAnswer::DeviceGone { device } => {
+                assert!(self.away.contains(&device.0));
+                assert_eq!(known.map[&logical].0, device.0);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Flushes the devices that are here and commits what lies on them; from `part` 2 on all of it,
+    /// and acknowledges if no device was away.
+    fn flush(&mut self, volume: u64, part: u64) {
+        let id = VolumeId(volume);
+        let known = self.volumes.get_mut(&volume).unwrap();
+        let highest = self.pool.uncommitted(id);
+        let lowest = known.uncommitted.values().min().copied().unwrap_or(0);
+        let up_to = match (part, highest) {
+            (_, None) => u64::MAX,
+            (0, Some(highest)) => lowest + (highest - lowest) / 2,
+            (_, Some(highest)) => highest,
+        };
+        let flushed: BTreeSet<u8> = (0..EXTENTS.len() as u8)
+            .filter(|device| !self.away.contains(device))
+            .collect();
+        flushed.iter().for_each(|device| self.disk.flush(*device));
+        let batch = self.pool.open_batch_id();
+        let due: Vec<(u64, u64)> = known
+            .uncommitted
+            .iter()
+            .filter(|(logical, seq)| **seq <= up_to && flushed.contains(&known.map[logical].0))
+            .map(|(logical, seq)| (*logical, *seq))
+            .collect();
+        let waits = self.pool.pending_on(id, up_to);
+        for (logical, seq) in &due {
+            assert!(waits.contains(&DeviceIndex(known.map[logical].0)));
+            known.uncommitted.remove(logical);
+            known.committing.insert(*logical, (*seq, batch));
+        }
+        let committed = self
+            .pool
+            .commit_mappings(id, up_to, |device| flushed.contains(&device.0));
+        assert_eq!(committed.unwrap(), due.len() as u64);
+        if let Some(oldest) = due.iter().map(|(_, seq)| *seq).min() {
+            assert!(
+                self.pool.durable_seq(id) < oldest,
+                "durable before its commit"
+            );
+        }
+        if part > 1 {
+            self.commit_all();
+            let known = &self.volumes[&volume];
+            if known.map.values().all(|place| flushed.contains(&place.0)) {
+                let durable = self.pool.durable_seq(id);
+                assert!(highest.is_none_or(|highest| durable >= highest));
+                self.tenants.flushed(volume);
+            }
+        }
+    }
+
+    fn release(&mut self, volume: u64, first: u64, count: u64, hanging: u8) {
+        let id = VolumeId(volume);
+        let known = self.volumes.get_mut(&volume).unwrap();
+        let result = self
+            .pool
+            .release(id, ExtentIndex(first), count, &devices(hanging));
+        if first + count > known.extents {
+            assert_eq!(result.unwrap_err().kind, ErrorKind::Invalid);
+            return;
+        }
+        let gone: Vec<(u64, Place)> = known
+            .map
+            .range(first..first + count)
+            .map(|(logical, place)| (*logical, *place))
+            .collect();
+        for (logical, _) in &gone {
+            known.map.remove(logical);
+            known.uncommitted.remove(logical);
+            known.committing.remove(logical);
+        }
+        self.give_up(volume, gone, hanging, &result.unwrap());
+    }
+
+    /// What was unmapped is dirty, or quarantined with a write under way.
+    fn give_up(&mut self, volume: u64, gone: Vec<(u64, Place)>, hanging: u8, said: &Released) {
+        let released: BTreeSet<Place> = said.runs.iter().copied().flat_map(flat).collect();
+        assert_eq!(released, gone.iter().map(|(_, place)| *place).collect());
+        assert_eq!(said.extents, gone.len() as u64);
+        let batch = self.pool.open_batch_id();
+        let mut quarantined = 0;
+        for (logical, place) in gone {
+            if hanging & (1 << place.0) != 0 {
+                quarantined += 1;
+                assert!(self.quarantined.insert(place), "{place:?} given up twice");
+                self.version += 1;
+                let bytes = Bytes {
+                    volume,
+                    logical,
+                    version: self.version,
+                };
+                self.tenants.wrote(volume, logical, 3, self.version);
+                let since = self.pool.quarantine_mark();
+                self.hanging.push((since, place, [Some(bytes); 2]));
+            } else {
+                assert!(self.dirty.insert(place), "{place:?} freed twice");
+                self.freed_in.insert(place, batch);
+            }
+            self.tenants.released(volume, logical);
+            self.leaving.push((batch, (volume, logical), place));
+        }
+        assert_eq!(said.quarantined, quarantined);
+    }
+
+    /// The device has ended what it was asked about; later writes may still hang.
+    fn end_quarantine(&mut self) {
+        let Some((device, mark)) = self.settling.take() else {
+            return;
+        };
+        self.hanging
+            .retain(|(since, place, _)| place.0 != device || *since > mark);
+        let ended = self.pool.end_quarantine_on(DeviceIndex(device), mark);
+        let batch = self.pool.open_batch_id();
+        let still: BTreeSet<Place> = self
+            .quarantined
+            .iter()
+            .copied()
+            .filter(|(on, extent)| {
+                let run = forebay_pool::DeviceRun::new(DeviceIndex(*on), *extent, 1);
+                self.pool.extent_state(run) == Some(forebay_pool::ExtentState::Quarantined)
+            })
+            .collect();
+        let gone: Vec<Place> = self.quarantined.difference(&still).copied().collect();
+        assert_eq!(gone.len() as u64, ended);
+        for place in gone {
+            assert_eq!(place.0, device);
+            self.dirty.insert(place);
+            self.freed_in.insert(place, batch);
+        }
+        self.quarantined = still;
+        assert_eq!(
+            self.pool.quarantined_on(DeviceIndex(device)),
+            self.quarantined
+                .iter()
+                .filter(|(on, _)| *on == device)
+                .count() as u64
+        );
+    }
+
+    fn launder(&mut self, device: u8, max: u64, fate: u64) {
+        let runs = self.pool.take_dirty(DeviceIndex(device), max);
+        assert!(runs.iter().map(|run| run.count).sum::<u64>() <= max);
+        for run in &runs {
+            for place in flat(*run) {
+                assert!(!self.is_away(place));
+                assert!(
+                    self.dirty.contains(&place),
+                    "{place:?} laundered while not dirty"
+                );
+                let freed = self.freed_in.get(&place);
+                assert!(
+                    freed.is_none_or(|batch| *batch <= self.pool.committed_id()),
+                    "{place:?} laundered before it was durably free"
+                );
+                self.disk.write(place, [None; 2]);
+            }
+        }
+        // Zeroed and not flushed: perhaps nothing of it is there after a cut.
+        if fate == 1 {
+            for run in runs {
+                self.pool.launder_failed(run).unwrap();
+            }
+            return;
+        }
+        // The zeroing of the first hangs.
+        let hung = runs.first().copied().filter(|_| fate == 2);
+        self.disk.flush(device);
+        for run in runs {
+            for place in flat(run) {
+                self.dirty.remove(&place);
+                self.freed_in.remove(&place);
+                if Some(run) == hung {
+                    self.quarantined.insert(place);
+                }
+            }
+            if Some(run) == hung {
+                self.pool.quarantine(run).unwrap();
+            } else {
+                self.pool.laundered(run).unwrap();
+            }
+        }
+    }
+
+    fn check_piece(&mut self, extents: u64) {
+        let mut check = match self.check.take() {
+            Some(check) => check,
+            None => self.pool.begin_check().unwrap(),
+        };
+        if self.pool.check_step(&mut check, extents).unwrap() {
+            assert_eq!(self.pool.end_check(check).problems, []);
+        } else {
+            self.check = Some(check);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What each block of each volume may read as.
+//!
+//! **Design.** A block's history begins with what was last acknowledged as flushed, and has every
+//! value since, the newest last. While nothing crashes a block reads as the newest; after a crash as
+//! any of its history. **Not here:** where it lies.
+
+use crate::disk::{Bytes, Sectors};
+use std::collections::BTreeMap;
+
+/// The values of one sector; none: zeros.
+type History = Vec<Option<u64>>;
+
+/// All volumes' blocks.
+#[derive(Default, Debug)]
+pub(crate) struct Tenants {
+    /// (volume, logical) -> sectors. What is not there was never written.
+    blocks: BTreeMap<(u64, u64), [History; 2]>,
+}
+
+impl Tenants {
+    fn block(&mut self, volume: u64, logical: u64) -> &mut [History; 2] {
+        let new = || [vec![None], vec![None]];
+        self.blocks.entry((volume, logical)).or_insert_with(new)
+    }
+
+    /// A new volume: what one of this id had is nobody's.
+    pub(crate) fn forget(&mut self, volume: u64) {
+        self.blocks.retain(|(other, _), _| *other != volume);
+    }
+
+    pub(crate) fn wrote(&mut self, volume: u64, logical: u64, sectors: u8, version: u64) {
+        for (at, history) in self.block(volume, logical).iter_mut().enumerate() {
+            if sectors & (1 << at) != 0 {
+                history.push(Some(version));
+            }
+        }
+    }
+
+    pub(crate) fn released(&mut self, volume: u64, logical: u64) {
+        if let Some(block) = self.blocks.get_mut(&(volume, logical)) {
+            block.iter_mut().for_each(|history| history.push(None));
+        }
+    }
+
+    /// A flush of the volume was acknowledged.
+    pub(crate) fn flushed(&mut self, volume: u64) {
+        for (_, block) in self.blocks.range_mut((volume, 0)..=(volume, u64::MAX)) {
+            for history in block {
+                let newest = history[history.len() - 1];
+                *history = vec![newest];
+            }
+        }
+    }
+
+    pub(crate) fn of(&self, volume: u64) -> impl Iterator<Item = u64> + '_ {
+        let blocks = self.blocks.range((volume, 0)..=(volume, u64::MAX));
+        blocks.map(|((_, logical), _)| *logical)
+    }
+
+    fn check(&self, volume: u64, logical: u64, read: Sectors, any: bool) {
+        let never = [vec![None], vec![None]];
+        let block = self.blocks.get(&(volume, logical)).unwrap_or(&never);
+        for (history, bytes) in block.iter().zip(read) {
+            let version = bytes.map(|bytes| {
+                let Bytes {
+                    volume: of,
+                    logical: at,
+                    version,
+                } = bytes;
+                assert_eq!((of, at), (volume, logical), "somebody else's bytes");
+                version
+            });
+            let allowed = if any {
+                history
+            } else {
+                &history[history.len() - 1..]
+            };
+            assert!(
+                allowed.contains(&version),
+                "{volume}: {logical} reads as {version:?}, not as one of {allowed:?}"
+            );
+        }
+    }
+
+    /// A read, with nothing having crashed.
+    pub(crate) fn reads(&self, volume: u64, logical: u64, read: Sectors) {
+        self.check(volume, logical, read, false);
+    }
+
+    /// What is found after a crash, which is what the block reads as from now on. Was it a power cut
+    /// (`durably`), then it will not change again.
+    pub(crate) fn found(&mut self, volume: u64, logical: u64, read: Sectors, durably: bool) {
+        self.check(volume, logical, read, true);
+        for (history, bytes) in self.block(volume, logical).iter_mut().zip(read) {
+            let version = bytes.map(|bytes| bytes.version);
+            if durably {
+                history.clear();
+            }
+            history.push(version);
+        }
+    }
+
+    /// Blocks that are past the volume's end.
+    pub(crate) fn cut_off(&mut self, volume: u64, extents: u64) {
+        self.blocks
+            .retain(|(of, logical), _| *of != volume || *logical < extents);
+    }
+}
