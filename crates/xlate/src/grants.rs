@@ -97,8 +97,10 @@ pub struct Full;
 pub struct GrantTable {
     memory: SharedMemory,
     capacity: usize,
-    /// (volume, first) -> slot and the grant as it stands there; grants never overlap.
-    index: BTreeMap<(VolumeId, u64), (usize, Grant)>,
+    /// (volume, first) -> slot; grants never overlap.
+    index: BTreeMap<(VolumeId, u64), u32>,
+    /// What stands in each slot that was ever used. The memory is only written, never read back.
+    grants: Vec<Grant>,
     free: Vec<usize>,
     next_unused: usize,
     next_sequence: u64,
@@ -156,6 +158,7 @@ impl GrantTable {
             memory,
             capacity,
             index: BTreeMap::new(),
+            grants: Vec::new(),
             free: Vec::new(),
             next_unused: 0,
             next_sequence: 1,
@@ -190,6 +193,7 @@ impl GrantTable {
             memory,
             capacity,
             index: BTreeMap::new(),
+            grants: Vec::new(),
             free: Vec::new(),
             next_unused: capacity,
             next_sequence: 1,
@@ -209,9 +213,7 @@ impl GrantTable {
             table.next_sequence = table.next_sequence.max(sequence.saturating_add(1));
             let gaps = table.gaps(grant.volume, grant.range);
             if gaps == [grant.range] {
-                table
-                    .index
-                    .insert((grant.volume, grant.range.first), (slot, grant));
+                table.enter(slot, grant);
                 continue;
             }
             for gap in gaps {
@@ -264,17 +266,46 @@ impl GrantTable {
         gaps
     }
 
+    /// The last grant of the volume that begins before `end`. It overlaps a range that ends there, or
+    /// none does, because grants don't overlap each other.
+    fn last_before(&self, volume: VolumeId, end: u64) -> Option<(usize, &Grant)> {
+        let (key, slot) = self.index.range(..(volume, end)).next_back()?;
+        let slot = *slot as usize;
+        (key.0 == volume).then(|| (slot, &self.grants[slot]))
+    }
+
+    /// Whether anything of `range` is granted.
+    pub fn has_any(&self, volume: VolumeId, range: ExtentRange) -> bool {
+        let last = self.last_before(volume, range.end());
+        last.is_some_and(|(_, grant)| grant.range.overlaps(&range))
+    }
+
     fn overlapping(&self, volume: VolumeId, range: ExtentRange) -> Vec<(usize, Grant)> {
-        let before = self.index.range(..(volume, range.first)).next_back();
+        if !self.has_any(volume, range) {
+            return Vec::new();
+        }
+        let before = self.last_before(volume, range.first);
         let from = self
             .index
             .range((volume, range.first)..(volume, range.end()));
+        let from = from.map(|(_, slot)| (*slot as usize, &self.grants[*slot as usize]));
         before
             .into_iter()
             .chain(from)
-            .map(|(_, v)| *v)
-            .filter(|(_, g)| g.volume == volume && g.range.overlaps(&range))
+            .filter(|(_, grant)| grant.range.overlaps(&range))
+            .map(|(slot, grant)| (slot, *grant))
             .collect()
+    }
+
+    /// Notes what stands in a slot.
+    fn enter(&mut self, slot: usize, grant: Grant) {
+        if self.grants.len() <= slot {
+            // What fills slots between is never looked at.
+            self.grants.resize(slot + 1, grant);
+        }
+        self.grants[slot] = grant;
+        self.index
+            .insert((grant.volume, grant.range.first), slot as u32);
     }
 
     /// What is granted of `range`, in order.
@@ -309,21 +340,17 @@ impl GrantTable {
         if self.room() < 3 {
             return Err(Full);
         }
-        let replaced = self.overlapping(grant.volume, grant.range);
-        if !replaced.is_empty() {
+        let before = self.last_before(grant.volume, grant.range.end());
+        if before.is_some_and(|(_, prior)| prior.range.overlaps(&grant.range)) {
+            let replaced = self.overlapping(grant.volume, grant.range);
             let slot = self.write(grant);
             for (old, prior) in replaced {
                 self.cut(old, prior, grant.range);
             }
-            self.index
-                .insert((grant.volume, grant.range.first), (slot, grant));
+            self.enter(slot, grant);
             return Ok(());
         }
-        let before = self
-            .index
-            .range(..(grant.volume, grant.range.first))
-            .next_back();
-        if let Some((&key, &(slot, prior))) = before
+        if let Some((slot, &prior)) = before
             && prior.followed_by(&grant)
         {
             let joined = Grant {
@@ -335,7 +362,8 @@ impl GrantTable {
                 .commit_sequence
                 .store(joined.commit_sequence, Relaxed);
             self.entry(slot).count.store(joined.range.count, Release);
-            self.index.insert(key, (slot, joined));
+            // It begins where it did.
+            self.grants[slot] = joined;
             return Ok(());
         }
         self.fill(grant);
@@ -362,8 +390,7 @@ impl GrantTable {
 
     fn fill(&mut self, grant: Grant) {
         let slot = self.write(grant);
-        self.index
-            .insert((grant.volume, grant.range.first), (slot, grant));
+        self.enter(slot, grant);
     }
 
     /// Takes `range` out of one entry: what is behind it is written first, then it is shortened or
@@ -380,7 +407,7 @@ impl GrantTable {
                 range.first - grant.range.first,
             ));
             self.entry(slot).count.store(head.range.count, Release);
-            self.index.insert(key, (slot, head));
+            self.grants[slot] = head;
         } else {
             self.entry(slot).sequence.store(0, Release);
             self.free.push(slot);
@@ -407,7 +434,7 @@ impl GrantTable {
 
     /// Every grant, in order of volume and extent.
     pub fn iter(&self) -> impl Iterator<Item = &Grant> + '_ {
-        self.index.values().map(|(_, grant)| grant)
+        self.index.values().map(|slot| &self.grants[*slot as usize])
     }
 
     /// The highest commit sequence that any entry carries.
@@ -423,9 +450,9 @@ impl GrantTable {
             .range((Excluded(self.hand), Unbounded))
             .next()
             .or_else(|| self.index.iter().next());
-        let (&key, &(_, grant)) = next?;
+        let (&key, &slot) = next?;
         self.hand = key;
-        Some(grant)
+        Some(self.grants[slot as usize])
     }
 
     /// Entries in use and room for.
