@@ -79,18 +79,22 @@ impl Forebay {
         this.cli(&["pool", "create", "--device", device, "--force"])?;
         this.cli(&["tenant", "create", "bench"])?;
         this.cli(&["volume", "create", "bench/v", "--size", size])?;
-        this.cli(&["export", "create", "bench/v", "--any-host"])?;
+        let nqn = this.export("bench/v")?;
         let status = this.wait_ready(true)?;
         this.engine = status["engine_pid"]
             .as_u64()
             .and_then(|pid| u32::try_from(pid).ok())
             .context("no engine_pid in the status")?;
-        let export = this.cli(&["export", "show", "bench/v"])?;
-        this.nqn = export["nqn"]
-            .as_str()
-            .context("no nqn in the export")?
-            .to_owned();
+        this.nqn = nqn;
         Ok(this)
+    }
+
+    /// Shows a volume to any host; its NQN.
+    pub(crate) fn export(&self, volume: &str) -> Result<String> {
+        self.cli(&["export", "create", volume, "--any-host"])?;
+        let export = self.cli(&["export", "show", volume])?;
+        let nqn = export["nqn"].as_str();
+        Ok(nqn.context("no nqn in the export")?.to_owned())
     }
 
     /// Waits until the daemon answers, and, once it has a pool, until its engine runs.

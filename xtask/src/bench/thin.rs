@@ -1,8 +1,10 @@
 //! `cargo xtask bench thin`: first writes to thin space against overwrites.
 //!
 //! Purpose: every first write to an extent asks the daemon where it may go; this says what that costs.
-//! Random 4 KiB writes at depth 32, one into each extent of a fresh volume in random order, then the
-//! same again in the same order; on a ram device, on a block device (a loop device over a sparse file
+//! Random 4 KiB writes at depth 32, one into each extent of a fresh volume in random order (`first`:
+//! every one asks), then the same again in the same order (`overwrite`); and one into each block of a
+//! smaller fresh volume (`fill`: what filling a disk at random is like, where one in sixteen asks),
+//! then the same again (`refill`). On a ram device, on a block device (a loop device over a sparse file
 //! in memory, where one can be made) and on a sparse file, beside fio's own first writes, one for each
 //! 64 KiB in random order, to such a file.
 //! Design: a fresh pool for each round, so that nothing is laundered meanwhile; all kinds in turn. The
@@ -29,6 +31,9 @@ const CLIENT_CPU: usize = 1;
 const DEPTH: u32 = 32;
 /// The pool's extent, and so from one write to the next.
 const EXTENT_BYTES: u64 = 64 << 10;
+const IO_BYTES: u64 = 4 << 10;
+/// The volume of which every block is written.
+const FILL_BYTES: u64 = 512 << 20;
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// A kind of device.
@@ -41,7 +46,7 @@ struct Kind {
 const KINDS: [Kind; 3] = [
     Kind {
         name: "ram",
-        volume_bytes: 16 << 30,
+        volume_bytes: 8 << 30,
     },
     Kind {
         name: "block",
@@ -80,8 +85,19 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             };
             let size = bytes.to_string();
             let forebay = Forebay::start_with(&program, &place.spec, TARGET_CPU, &size)?;
-            note("first", load(&program, &forebay)?);
-            note("overwrite", load(&program, &forebay)?);
+            note(
+                "first",
+                load(&program, &forebay, &forebay.nqn, EXTENT_BYTES)?,
+            );
+            note(
+                "overwrite",
+                load(&program, &forebay, &forebay.nqn, EXTENT_BYTES)?,
+            );
+            let size = (FILL_BYTES / divisor).to_string();
+            forebay.cli(&["volume", "create", "bench/fill", "--size", &size])?;
+            let nqn = forebay.export("bench/fill")?;
+            note("fill", load(&program, &forebay, &nqn, IO_BYTES)?);
+            note("refill", load(&program, &forebay, &nqn, IO_BYTES)?);
             drop(forebay);
             if kind.name == "file" && fio {
                 note("fio_first", fio_first_writes(bytes)?);
@@ -92,19 +108,20 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for (name, iops) in &figures {
         summary.put(name.clone(), median(iops.clone()));
     }
-    for (kind, over) in [
-        ("ram", "overwrite"),
-        ("block", "overwrite"),
-        ("file", "overwrite"),
-        ("file", "fio_first"),
-    ] {
-        // Of each round by itself: both were measured in the same minute.
-        let (first, second) = (format!("{kind}_first_iops"), format!("{kind}_{over}_iops"));
-        if let (Some(first), Some(second)) = (figures.get(&first), figures.get(&second)) {
-            let ratios = first.iter().zip(second).map(|(a, b)| a / b.max(1.0));
-            let over = over.trim_end_matches("_first");
-            let name = format!("{kind}_first_over_{over}_iops_ratio");
-            summary.put(name, median(ratios.collect()));
+    for kind in &KINDS {
+        for (what, over) in [
+            ("first", "overwrite"),
+            ("fill", "refill"),
+            ("first", "fio_first"),
+        ] {
+            let of = |what: &str| figures.get(&format!("{}_{what}_iops", kind.name));
+            if let (Some(what_iops), Some(over_iops)) = (of(what), of(over)) {
+                // Of each round by itself: both were measured in the same minute.
+                let ratios = what_iops.iter().zip(over_iops).map(|(a, b)| a / b.max(1.0));
+                let over = over.trim_end_matches("_first");
+                let name = format!("{}_{what}_over_{over}_iops_ratio", kind.name);
+                summary.put(name, median(ratios.collect()));
+            }
         }
     }
     summary.print("thin", options.json.as_deref())
@@ -166,14 +183,15 @@ impl Drop for Place {
     }
 }
 
-/// Writes 4 KiB into each extent, once; IOPS.
-fn load(program: &Path, forebay: &Forebay) -> Result<f64> {
+/// Writes 4 KiB of every so many bytes, once; IOPS.
+fn load(program: &Path, forebay: &Forebay, nqn: &str, once_per: u64) -> Result<f64> {
     let mut command = Command::new(program);
     command
         .args(["--json", "bench", "load", "--addr"])
         .arg(format!("127.0.0.1:{}", forebay.port))
-        .args(["--nqn", &forebay.nqn, "--rw", "randwrite", "--bs", "4K"])
-        .args(["--once-per", &EXTENT_BYTES.to_string()])
+        .args(["--nqn", nqn, "--rw", "randwrite"])
+        .args(["--bs", &IO_BYTES.to_string()])
+        .args(["--once-per", &once_per.to_string()])
         .args(["--qd", &DEPTH.to_string(), "--seconds", "300"])
         .args(["--cpu", &CLIENT_CPU.to_string()]);
     let report: serde_json::Value = serde_json::from_str(&process::text(&mut command, LIMIT)?)?;
