@@ -29,4 +29,12 @@ impl BlockStore for SyncStore {
     fn capacity(&self) -> io::Result<u64> {
         Ok(self.0.info().capacity_bytes)
     }
+
+    fn waits_in_sync(&self) -> bool {
+        true
+    }
+
+    fn will_read(&self, offset: u64, bytes: u64) {
+        self.0.will_read(offset, bytes);
+    }
 }

@@ -1,22 +1,25 @@
-//! The catalog on disk: one redb database in an area of the first device.
+//! The catalog on disk: one redb database over a mirrored file.
 //!
 //! **Design.** Eight tables of (u64, u64) -> bytes. A [`Batch`] is one write transaction, durable
-//! when [`Catalog::commit`] returns: two-phase, because the [`area`](crate::area) relies on no
-//! reachable block being unsynced, and with the allocator's state in it, so that opening after a
-//! crash costs nothing extra. redb refuses all work after an I/O error; the database is then
-//! dropped and opened again by the next call, so a batch that failed can be tried again.
+//! when [`Catalog::commit`] returns, on both copies where there are two: two-phase, because the
+//! [`Mirror`] relies on no reachable block being unsynced, and with the allocator's state in it, so that
+//! opening after a crash costs nothing extra. redb refuses all work after an I/O error; the database is
+//! then dropped and opened again by the next call, so a batch that failed can be tried again. A panic in
+//! redb is damage (`guard`).
 //!
 //! **Full.** The pool keeps records below a third of the area ([`CatalogUsage`]) and refuses what
 //! would grow them further, so that freeing always finds room. redb asks for more by doubling; when
 //! the area has less than that, it is opened again with all there is.
 //!
-//! **Not here:** what records mean, a second copy, compaction.
+//! **Not here:** what records mean, where the copies are (`create`, `open`), compaction.
 
 use crate::{
-    area::{Area, AreaBackend},
+    area::Area,
     batch::{Batch, Table},
     error::{ErrorKind, PoolError, Result},
+    guard::guarded,
     layout::LIVE_FRACTION,
+    mirror::{Backend, CatalogCopy, CopyState, Found, Mirror},
 };
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use std::{
@@ -47,6 +50,29 @@ pub struct CatalogUsage {
     pub limit_bytes: u64,
 }
 
+/// How the catalog and its copies are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CatalogHealth {
+    /// The copies that there are or should be; two, if all is well.
+    pub copies: Vec<CatalogCopy>,
+    /// Blocks that were bad on one copy and are good again, since opening.
+    pub repaired_blocks: u64,
+    /// What happened to the copies, in sentences; the first of them only.
+    pub notes: Vec<String>,
+    /// How long the database's file is, in bytes; each copy is that large.
+    pub metadata_bytes: u64,
+    /// How long it can get, in bytes.
+    pub area_bytes: u64,
+}
+
+impl CatalogHealth {
+    /// Whether there are two good copies.
+    pub fn is_whole(&self) -> bool {
+        let good = |copy: &&CatalogCopy| copy.state == CopyState::Good;
+        self.copies.iter().filter(good).count() > 1
+    }
+}
+
 /// The usage as catalog and pool share it.
 #[derive(Debug)]
 pub(crate) struct Usage {
@@ -66,7 +92,7 @@ impl Usage {
 /// The catalog; shared freely between threads.
 #[derive(Debug)]
 pub struct Catalog {
-    area: Arc<Area>,
+    file: Arc<Mirror>,
     /// None after an error, until the next call opens it again.
     database: Mutex<Option<Database>>,
     usage: Arc<Usage>,
@@ -88,14 +114,34 @@ fn convert(error: impl Into<redb::Error>) -> PoolError {
         redb::Error::Corrupted(what) => {
             PoolError::damaged(format!("the pool's catalog is damaged: {what}"))
         }
+        error @ (redb::Error::TableDoesNotExist(_)
+        | redb::Error::TableTypeMismatch { .. }
+        | redb::Error::TableIsMultimap(_)
+        | redb::Error::TableIsNotMultimap(_)
+        | redb::Error::TypeDefinitionChanged { .. }) => PoolError::damaged(format!(
+            "what is in the catalog's place is no catalog of Forebay's: {error}"
+        )),
+        error @ redb::Error::UpgradeRequired(_) => {
+            PoolError::invalid(format!("the pool's catalog: {error}"))
+        }
         error => PoolError::new(ErrorKind::Io, format!("the pool's catalog: {error}")),
     }
 }
 
+fn area_error(error: &io::Error) -> PoolError {
+    match error.kind() {
+        io::ErrorKind::InvalidData => PoolError::damaged(error.to_string()),
+        io::ErrorKind::Unsupported => PoolError::invalid(error.to_string()),
+        io::ErrorKind::NotFound => PoolError::not_found(error.to_string()),
+        io::ErrorKind::StorageFull => PoolError::no_space(format!("the pool's catalog: {error}")),
+        _ => PoolError::io("the pool's catalog", error),
+    }
+}
+
 impl Catalog {
-    /// Makes the tables of a new catalog in a formatted area.
-    pub(crate) fn create(area: Area) -> Result<Self> {
-        let catalog = Self::new(area);
+    /// Makes a new catalog in these one or two areas, whatever was there.
+    pub(crate) fn create(areas: Vec<Area>) -> Result<Self> {
+        let catalog = Self::new(Mirror::format(areas).map_err(|error| area_error(&error))?);
         catalog.with_database(|database| {
             let transaction = begin(database)?;
             for table in Table::ALL {
@@ -106,15 +152,17 @@ impl Catalog {
         Ok(catalog)
     }
 
-    /// Opens the catalog in an area; [`Catalog::load`] reads it.
-    pub(crate) fn open(area: Area) -> Self {
-        Self::new(area)
+    /// Opens the catalog that these areas hold; [`Catalog::load`] reads it.
+    pub(crate) fn open(found: Vec<Found>) -> Result<Self> {
+        Ok(Self::new(
+            Mirror::open(found).map_err(|error| area_error(&error))?,
+        ))
     }
 
-    fn new(area: Area) -> Self {
-        let limit = area.capacity() / LIVE_FRACTION;
+    fn new(file: Mirror) -> Self {
+        let limit = file.capacity() / LIVE_FRACTION;
         Self {
-            area: Arc::new(area),
+            file: Arc::new(file),
             database: Mutex::new(None),
             usage: Arc::new(Usage {
                 used: AtomicU64::new(0),
@@ -127,18 +175,67 @@ impl Catalog {
         self.usage.clone()
     }
 
+    /// How the catalog and its copies are.
+    pub fn health(&self) -> CatalogHealth {
+        let (copies, repaired_blocks, notes) = self.file.health();
+        CatalogHealth {
+            copies,
+            repaired_blocks,
+            notes,
+            metadata_bytes: self.file.len(),
+            area_bytes: self.file.capacity(),
+        }
+    }
+
+    /// Runs `work` while no transaction does: what is written is synced or will be by `work`.
+    fn between_commits<T>(&self, work: impl FnOnce(&Mirror) -> io::Result<T>) -> Result<T> {
+        let _nobody = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        work(&self.file).map_err(|error| area_error(&error))
+    }
+
+    /// Puts the second copy where it belongs, given the areas of the pool's devices that are here.
+    pub(crate) fn settle(&self, areas: &[Area]) -> Result<()> {
+        self.between_commits(|file| file.settle(areas))
+    }
+
+    /// Tries to bring copies back that failed while running. Blocks; commits wait meanwhile.
+    pub fn heal(&self) -> Result<()> {
+        self.between_commits(Mirror::heal)
+    }
+
+    /// Reads every block of every copy and repairs what one of them has; [`Catalog::health`] counts.
+    /// Blocks; commits go on. An error: a block that no copy has.
+    pub fn scrub(&self) -> Result<()> {
+        self.file.scrub().map_err(|error| area_error(&error))
+    }
+
+    /// The size of the area that each copy is in, in bytes.
+    pub(crate) fn area_bytes(&self) -> u64 {
+        self.file.area_bytes()
+    }
+
+    fn open_database(&self) -> Result<Database> {
+        redb::Builder::new()
+            .set_cache_size(CACHE_BYTES)
+            .create_with_backend(Backend(self.file.clone()))
+            .map_err(convert)
+    }
+
     fn with_database<T>(&self, work: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
         let mut slot = self.database.lock().unwrap_or_else(PoisonError::into_inner);
         let database = match slot.take() {
             Some(database) => database,
-            None => redb::Builder::new()
-                .set_cache_size(CACHE_BYTES)
-                .create_with_backend(AreaBackend(self.area.clone()))
-                .map_err(convert)?,
+            None => guarded(|| self.open_database())?,
         };
-        let result = work(&database);
+        let result = guarded(|| work(&database));
         if result.is_ok() {
             *slot = Some(database);
+        } else {
+            // Its end may meet what its work met.
+            let _ = guarded(|| {
+                drop(database);
+                Ok(())
+            });
         }
         result
     }
@@ -150,9 +247,9 @@ impl Catalog {
         match result {
             Err(error) if error.kind == ErrorKind::NoSpace => {
                 // redb wanted more than there is: give it what there is, once.
-                if self.area.len() < self.area.capacity() {
-                    self.area
-                        .set_len(self.area.capacity())
+                if self.file.len() < self.file.capacity() {
+                    self.file
+                        .set_len(self.file.capacity())
                         .map_err(|error| convert(redb::Error::Io(error)))?;
                     return self.with_database(|database| self.write(database, batch));
                 }
@@ -198,6 +295,7 @@ impl Catalog {
         &self,
         mut visit: impl FnMut(Table, u64, u64, &[u8]) -> Result<()>,
     ) -> Result<()> {
+        self.file.read_ahead();
         self.with_database(|database| {
             let transaction = database.begin_read().map_err(convert)?;
             let mut used = 0;
@@ -220,11 +318,11 @@ impl Catalog {
         let mut slot = self.database.lock().unwrap_or_else(PoisonError::into_inner);
         // An integrity check needs the database alone, so it is opened for it.
         *slot = None;
-        let mut database = redb::Builder::new()
-            .set_cache_size(CACHE_BYTES)
-            .create_with_backend(AreaBackend(self.area.clone()))
-            .map_err(convert)?;
-        let sound = database.check_integrity().map_err(convert)?;
+        let (sound, database) = guarded(|| {
+            let mut database = self.open_database()?;
+            let sound = database.check_integrity().map_err(convert)?;
+            Ok((sound, database))
+        })?;
         *slot = Some(database);
         if sound {
             Ok(())
@@ -291,8 +389,11 @@ mod tests {
     #[test]
     fn a_database_uses_its_whole_area_and_survives_its_end() {
         let store = Arc::new(MemStore::new(BYTES as usize));
-        let area = Area::format(store.clone(), 0, BYTES, [1; 16]).unwrap();
-        let catalog = Catalog::create(area).unwrap();
+        let area = || {
+            let device = forebay_xlate::types::DeviceIndex(0);
+            Area::new(store.clone(), device, 0, BYTES, [1; 16]).unwrap()
+        };
+        let catalog = Catalog::create(vec![area()]).unwrap();
         let mut count = 0;
         let error = loop {
             match catalog.commit(&batch(count..count + 50, Some(1000))) {
@@ -302,7 +403,7 @@ mod tests {
             assert_eq!(catalog.usage().get().used_bytes, count * 1024);
         };
         assert_eq!(error.kind, ErrorKind::NoSpace, "{error}");
-        assert_eq!(catalog.area.len(), catalog.area.capacity());
+        assert_eq!(catalog.file.len(), catalog.file.capacity());
         assert!(count * 1000 > BYTES * 9 / 10, "only {count} records");
         let expected: Vec<_> = (0..count).map(|a| (a, 1000)).collect();
         assert_eq!(contents(&catalog), expected);
@@ -319,7 +420,7 @@ mod tests {
             .commit(&batch(count..count + 50, Some(1000)))
             .unwrap();
         drop(catalog);
-        let catalog = Catalog::open(Area::open(store, 0, BYTES, [1; 16]).unwrap());
+        let catalog = Catalog::open(vec![Found::new(area())]).unwrap();
         let expected: Vec<_> = (200..count + 50).map(|a| (a, 1000)).collect();
         assert_eq!(contents(&catalog), expected);
         assert_eq!(catalog.usage().get().used_bytes, (count - 150) * 1024);

@@ -523,7 +523,17 @@ impl Pool {
 pub fn check_catalog(catalog: &Catalog, devices: &[DeviceRecord]) -> CheckReport {
     let extents: Vec<u64> = devices.iter().map(|device| device.extents).collect();
     let mut report = CheckReport::default();
-    match load(catalog, &extents) {
+    let known = |record: &DeviceRecord| {
+        let same = |device: &DeviceRecord| device.extents == record.extents;
+        if devices.get(usize::from(record.index.0)).is_some_and(same) {
+            return Ok(());
+        }
+        Err(PoolError::damaged(format!(
+            "{} has another size in the catalog",
+            record.index
+        )))
+    };
+    match load(catalog, known) {
         Err(error) => report.problem(error.to_string()),
         Ok(pool) => {
             report.extents_checked = extents.iter().sum();

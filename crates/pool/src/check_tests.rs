@@ -25,6 +25,7 @@ impl World {
             name: "p".into(),
             extent_bytes: 1 << 16,
             devices: vec![device("a"), device("b")],
+            settings: crate::PoolSettings::default(),
             force: false,
             now_s: 0,
         };

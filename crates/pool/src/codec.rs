@@ -1,8 +1,8 @@
 //! Records as bytes.
 //!
-//! **Design.** A version byte, then postcard. States and maps are packed: a chunk of extents is one
-//! record of runs, so contiguous space costs a few bytes, whatever its size, and the worst case a few
-//! bytes per extent. Decoding trusts nothing: counts are checked against the chunk. **Not here:**
+//! **Design.** A version byte, then postcard, or columns of fixed width for maps, of which there are most. A
+//! chunk of extents is one record of runs, so contiguous space costs a few bytes, whatever its size, and
+//! the worst case a few bytes per extent. Decoding trusts nothing: counts are checked against the chunk. **Not here:**
 //! which record is where (`batch::Key`).
 
 use crate::{
@@ -17,7 +17,7 @@ use serde::{Serialize, de::DeserializeOwned};
 /// Extents per record of states.
 pub(crate) const STATE_CHUNK: u64 = 1024;
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 fn wrong(what: &str) -> PoolError {
     PoolError::damaged(format!("a catalog record cannot be read: {what}"))
@@ -97,46 +97,167 @@ pub(crate) fn decode_states(bytes: &[u8], states: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// A chunk of a volume's map: (gap, length, device, step) per run, each relative to the run before.
-pub(crate) fn encode_map(runs: &[MapRun]) -> Result<Vec<u8>> {
-    let mut packed: Vec<(u16, u16, u8, i64)> = Vec::with_capacity(runs.len());
-    let (mut logical, mut extent) = (0u16, 0u64);
-    for run in runs {
-        packed.push((
-            run.start - logical,
-            run.count,
-            run.device.0,
-            run.extent.wrapping_sub(extent).cast_signed(),
-        ));
-        logical = run.start + run.count;
-        extent = run.extent + u64::from(run.count);
+/// Which columns a chunk of a map has.
+const GAPS: u8 = 1;
+const COUNTS: u8 = 2;
+const DEVICES: u8 = 4;
+
+/// How many bytes a number needs.
+fn width_of(number: u64) -> usize {
+    (64 - number.leading_zeros() as usize).div_ceil(8)
+}
+
+fn push_column(bytes: &mut Vec<u8>, width: usize, numbers: impl Iterator<Item = u64>) {
+    for number in numbers {
+        bytes.extend_from_slice(&number.to_le_bytes()[..width]);
     }
-    encode(&packed)
+}
+
+/// A chunk of a volume's map, in columns of a fixed width each, so that it is read quickly:
+///
+/// ```text
+/// version, number of runs (2 bytes), columns, device, width of extents, width of the lowest extent,
+/// the lowest extent, gaps (2 each), counts (2 each), devices (1 each), extents above the lowest
+/// ```
+///
+/// A gap is what is unmapped before a run. A column is left out where all gaps are 0, all counts 1, all
+/// devices the same.
+pub(crate) fn encode_map(runs: &[MapRun]) -> Result<Vec<u8>> {
+    let mut gaps = Vec::with_capacity(runs.len());
+    let mut logical = 0;
+    for run in runs {
+        gaps.push(run.start - logical);
+        logical = run.start + run.count;
+    }
+    let lowest = runs.iter().map(|run| run.extent).min().unwrap_or(0);
+    let highest = runs.iter().map(|run| run.extent).max().unwrap_or(0);
+    let (width, lowest_width) = (width_of(highest - lowest), width_of(lowest));
+    let device = runs.first().map_or(0, |run| run.device.0);
+    let mut columns = 0;
+    if gaps.iter().any(|gap| *gap != 0) {
+        columns |= GAPS;
+    }
+    if runs.iter().any(|run| run.count != 1) {
+        columns |= COUNTS;
+    }
+    if runs.iter().any(|run| run.device.0 != device) {
+        columns |= DEVICES;
+    }
+    let mut bytes = Vec::with_capacity(16 + runs.len() * (width + 5));
+    bytes.push(VERSION);
+    // A chunk has at most 512 runs.
+    bytes.extend_from_slice(&(runs.len() as u16).to_le_bytes());
+    bytes.extend_from_slice(&[columns, device, width as u8, lowest_width as u8]);
+    push_column(&mut bytes, lowest_width, [lowest].into_iter());
+    if columns & GAPS != 0 {
+        push_column(&mut bytes, 2, gaps.iter().map(|gap| u64::from(*gap)));
+    }
+    if columns & COUNTS != 0 {
+        push_column(&mut bytes, 2, runs.iter().map(|run| u64::from(run.count)));
+    }
+    if columns & DEVICES != 0 {
+        push_column(
+            &mut bytes,
+            1,
+            runs.iter().map(|run| u64::from(run.device.0)),
+        );
+    }
+    push_column(
+        &mut bytes,
+        width,
+        runs.iter().map(|run| run.extent - lowest),
+    );
+    Ok(bytes)
+}
+
+/// Takes a column of `rows` numbers off the front.
+fn take_column<'a>(bytes: &mut &'a [u8], width: usize, rows: usize) -> Result<Column<'a>> {
+    let (column, rest) = bytes
+        .split_at_checked(width * rows)
+        .ok_or_else(|| wrong("a map that ends early"))?;
+    *bytes = rest;
+    Ok(Column {
+        bytes: column,
+        width,
+    })
+}
+
+#[derive(Clone, Copy)]
+struct Column<'a> {
+    bytes: &'a [u8],
+    width: usize,
+}
+
+impl Column<'_> {
+    fn get(&self, row: usize) -> u64 {
+        let from = row * self.width;
+        let mut number = [0; 8];
+        if let Some(eight) = self.bytes.get(from..from + 8) {
+            // Quicker than as many bytes as there are: some belong to the next rows.
+            number.copy_from_slice(eight);
+            let unused = 64 - 8 * self.width as u32;
+            return (u64::from_le_bytes(number) << (unused & 63)) >> (unused & 63);
+        }
+        number[..self.width].copy_from_slice(&self.bytes[from..from + self.width]);
+        u64::from_le_bytes(number)
+    }
 }
 
 /// The reverse of [`encode_map`]; the runs are in order, disjoint and within a chunk.
 pub(crate) fn decode_map(bytes: &[u8]) -> Result<Vec<MapRun>> {
-    let packed: Vec<(u16, u16, u8, i64)> = decode(bytes)?;
-    let mut runs = Vec::with_capacity(packed.len().min(MAP_CHUNK as usize));
-    let (mut logical, mut extent) = (0u64, 0u64);
-    for (gap, count, device, step) in packed {
-        let start = logical + u64::from(gap);
-        let first = extent
-            .checked_add_signed(step)
-            .filter(|first| first.checked_add(u64::from(count)).is_some())
+    let (head, mut rest) = bytes
+        .split_first_chunk::<7>()
+        .ok_or_else(|| wrong("a map without a head"))?;
+    let [version, low, high, columns, device, width, lowest_width] = *head;
+    if version != VERSION {
+        return Err(wrong(&format!(
+            "version {version}, this Forebay reads {VERSION}"
+        )));
+    }
+    let rows = usize::from(u16::from_le_bytes([low, high]));
+    let (width, lowest_width) = (usize::from(width), usize::from(lowest_width));
+    if rows as u64 > MAP_CHUNK
+        || width > 8
+        || lowest_width > 8
+        || columns & !(GAPS | COUNTS | DEVICES) != 0
+    {
+        return Err(wrong("a map of an unknown form"));
+    }
+    let lowest = take_column(&mut rest, lowest_width, 1)?;
+    let lowest = if lowest_width == 0 { 0 } else { lowest.get(0) };
+    let mut optional = |column, width| {
+        let there = columns & column != 0;
+        take_column(&mut rest, if there { width } else { 0 }, rows)
+            .map(|column| there.then_some(column))
+    };
+    let gaps = optional(GAPS, 2)?;
+    let counts = optional(COUNTS, 2)?;
+    let devices = optional(DEVICES, 1)?;
+    let extents = take_column(&mut rest, width, rows)?;
+    if !rest.is_empty() {
+        return Err(wrong("bytes follow its end"));
+    }
+    let mut runs = Vec::with_capacity(rows);
+    let mut logical = 0u64;
+    for row in 0..rows {
+        let start = logical + gaps.map_or(0, |column| column.get(row));
+        let count = counts.map_or(1, |column| column.get(row));
+        let above = if width == 0 { 0 } else { extents.get(row) };
+        let extent = lowest
+            .checked_add(above)
+            .filter(|extent| extent.checked_add(count).is_some())
             .ok_or_else(|| wrong("an extent out of range"))?;
-        if count == 0 || start + u64::from(count) > MAP_CHUNK {
+        logical = start + count;
+        if count == 0 || logical > MAP_CHUNK {
             return Err(wrong("a run beyond its chunk"));
         }
-        // Both fit: they end within a chunk of 512.
+        // All of it fits: it ends within a chunk of 512.
         runs.push(MapRun {
             start: start as u16,
-            count,
-            device: DeviceIndex(device),
-            extent: first,
+            count: count as u16,
+            device: DeviceIndex(devices.map_or(device, |column| column.get(row) as u8)),
+            extent,
         });
-        logical = start + u64::from(count);
-        extent = first + u64::from(count);
     }
     Ok(runs)
 }

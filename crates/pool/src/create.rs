@@ -1,9 +1,8 @@
-//! Making, opening and destroying a pool.
+//! Making and destroying a pool.
 //!
 //! **Design.** Creation wipes the labels first and writes them last, the first device's at the very
-//! end; so a creation that was cut short leaves no pool. Opening goes by labels, not by where a
-//! device was found. **Not here:** opening and locking devices: the caller hands in stores that it
-//! alone uses.
+//! end; so a creation that was cut short leaves no pool that looks whole. **Not here:** opening and
+//! locking devices: the caller hands in stores that it alone uses.
 
 use crate::{
     admin::check_name,
@@ -13,17 +12,16 @@ use crate::{
     error::{PoolError, Result},
     extents::Extents,
     label::Label,
-    layout::{self, CATALOG_OFFSET_BYTES},
-    load::load,
+    layout::{self, CATALOG_OFFSET_BYTES, Layout},
     pool::{Pool, initial_state},
     probe::{Probe, probe},
     records::{DeviceRecord, PoolInfo},
     space::PoolSettings,
-    store::{BLOCK_BYTES, BlockStore},
+    store::BlockStore,
     uuid::Uuid,
 };
 use forebay_xlate::types::DeviceIndex;
-use std::{io, sync::Arc};
+use std::sync::Arc;
 
 /// A device for a new pool.
 #[derive(Clone)]
@@ -46,62 +44,106 @@ pub struct PoolSpec {
     pub name: String,
     /// The size of an extent in bytes: a power of two from 64 KiB to 4 MiB.
     pub extent_bytes: u64,
-    /// Its devices; the first has the catalog.
+    /// Its devices; the first always has a copy of the catalog.
     pub devices: Vec<NewDevice>,
+    /// How it places extents, and when it warns.
+    pub settings: PoolSettings,
     /// Take devices that hold something.
     pub force: bool,
     /// The time, in seconds since the epoch.
     pub now_s: u64,
 }
 
-/// A device that may belong to a pool.
-#[derive(Clone)]
-pub struct OpenDevice {
-    /// Where it is (`file:/path` and the like).
-    pub spec: String,
-    /// Its bytes.
-    pub store: Arc<dyn BlockStore>,
+/// Refuses a device that holds something.
+pub(crate) fn refuse_used(device: &NewDevice, may_take: impl Fn(&Label) -> bool) -> Result<()> {
+    let found = match probe(device.store.as_ref())? {
+        Probe::Blank => return Ok(()),
+        Probe::Forebay(label) if may_take(&label) => return Ok(()),
+        Probe::Forebay(label) => {
+            format!(
+                "belongs to pool {:?} ({})",
+                label.pool_name, label.pool_uuid
+            )
+        }
+        Probe::Other(what) => format!("holds {what}"),
+    };
+    Err(PoolError::in_use(format!(
+        "{} {found}: use --force to overwrite it",
+        device.spec
+    )))
 }
 
-fn area_error(error: &io::Error) -> PoolError {
-    match error.kind() {
-        io::ErrorKind::InvalidData => PoolError::damaged(error.to_string()),
-        io::ErrorKind::Unsupported => PoolError::invalid(error.to_string()),
-        io::ErrorKind::StorageFull => PoolError::no_space(format!("the pool's catalog: {error}")),
-        _ => PoolError::io("the pool's catalog", error),
+/// Checks a device's blocks, and says how large it is.
+pub(crate) fn capacity_of(device: &NewDevice) -> Result<u64> {
+    if !matches!(device.block_bytes, 512 | 4096) {
+        return Err(PoolError::invalid(format!(
+            "{} has blocks of {} bytes; 512 and 4096 are supported",
+            device.spec, device.block_bytes
+        )));
     }
+    let capacity = device.store.capacity();
+    capacity.map_err(|e| PoolError::io(&device.spec, &e))
+}
+
+/// The record and the label of a device that is laid out like this.
+pub(crate) fn describe(
+    info: &PoolInfo,
+    index: DeviceIndex,
+    device: &NewDevice,
+    layout: &Layout,
+) -> Result<(DeviceRecord, Label)> {
+    let record = DeviceRecord {
+        index,
+        uuid: Uuid::random()?,
+        spec: device.spec.clone(),
+        extents: layout.extents,
+        data_offset_bytes: layout.data_offset_bytes,
+        block_bytes: device.block_bytes,
+        known_zero: device.known_zero,
+    };
+    let label = Label {
+        generation: 1,
+        pool_uuid: info.uuid,
+        pool_name: info.name.clone(),
+        device_uuid: record.uuid,
+        device_index: index,
+        block_bytes: device.block_bytes,
+        extent_bytes: info.extent_bytes,
+        catalog_offset_bytes: CATALOG_OFFSET_BYTES,
+        catalog_bytes: layout.catalog_bytes,
+        catalog_areas: layout.catalog_areas,
+        data_offset_bytes: layout.data_offset_bytes,
+        data_extents: layout.extents,
+    };
+    Ok((record, label))
+}
+
+/// The catalog areas of a device, as its label says.
+pub(crate) fn areas_of(label: &Label, store: &Arc<dyn BlockStore>) -> Result<Vec<Area>> {
+    (0..u64::from(label.catalog_areas))
+        .map(|nth| {
+            Area::new(
+                store.clone(),
+                label.device_index,
+                label.catalog_offset_bytes + nth * label.catalog_bytes,
+                label.catalog_bytes,
+                label.pool_uuid.0,
+            )
+            .map_err(|error| PoolError::damaged(format!("{}: {error}", label.device_index)))
+        })
+        .collect()
 }
 
 /// Makes a pool.
 pub fn create(spec: &PoolSpec) -> Result<(Pool, Catalog)> {
     check_name("pool", &spec.name)?;
+    spec.settings.check()?;
     let mut capacities = Vec::with_capacity(spec.devices.len());
     for device in &spec.devices {
-        if !matches!(device.block_bytes, 512 | 4096) {
-            return Err(PoolError::invalid(format!(
-                "{} has blocks of {} bytes; 512 and 4096 are supported",
-                device.spec, device.block_bytes
-            )));
+        capacities.push(capacity_of(device)?);
+        if !spec.force {
+            refuse_used(device, |_| false)?;
         }
-        let capacity = device.store.capacity();
-        capacities.push(capacity.map_err(|e| PoolError::io(&device.spec, &e))?);
-        if spec.force {
-            continue;
-        }
-        let found = match probe(device.store.as_ref())? {
-            Probe::Blank => continue,
-            Probe::Forebay(label) => {
-                format!(
-                    "belongs to pool {:?} ({})",
-                    label.pool_name, label.pool_uuid
-                )
-            }
-            Probe::Other(what) => format!("holds {what}"),
-        };
-        return Err(PoolError::in_use(format!(
-            "{} {found}: use --force to overwrite it",
-            device.spec
-        )));
     }
     let layouts = layout::plan(&capacities, spec.extent_bytes)?;
     let info = PoolInfo {
@@ -113,52 +155,27 @@ pub fn create(spec: &PoolSpec) -> Result<(Pool, Catalog)> {
         engine_generation: 0,
         next_id: 1,
         opens: 0,
-        settings: PoolSettings::default(),
+        settings: spec.settings,
     };
     let mut labels = Vec::with_capacity(layouts.len());
     let mut records = Vec::with_capacity(layouts.len());
+    let mut areas = Vec::new();
     let mut extents = Extents::new(spec.extent_bytes);
     for (index, (device, layout)) in spec.devices.iter().zip(&layouts).enumerate() {
         // `plan` allows at most 256 devices.
         let index = DeviceIndex(index as u8);
-        let record = DeviceRecord {
-            index,
-            uuid: Uuid::random()?,
-            spec: device.spec.clone(),
-            extents: layout.extents,
-            data_offset_bytes: layout.data_offset_bytes,
-            block_bytes: device.block_bytes,
-            known_zero: device.known_zero,
-        };
-        labels.push(Label {
-            generation: 1,
-            pool_uuid: info.uuid,
-            pool_name: info.name.clone(),
-            device_uuid: record.uuid,
-            device_index: index,
-            device_count: layouts.len() as u32,
-            block_bytes: device.block_bytes,
-            extent_bytes: spec.extent_bytes,
-            catalog_offset_bytes: CATALOG_OFFSET_BYTES,
-            catalog_bytes: layout.catalog_bytes,
-            data_offset_bytes: layout.data_offset_bytes,
-            data_extents: layout.extents,
-        });
+        let (record, label) = describe(&info, index, device, layout)?;
+        areas.extend(areas_of(&label, &device.store)?);
+        labels.push(label);
         extents.add_device(vec![initial_state(&record); layout.extents as usize]);
         records.push(record);
     }
     for device in &spec.devices {
         Label::wipe(device.store.as_ref())?;
     }
-    let first = &spec.devices[0];
-    let area = Area::format(
-        first.store.clone(),
-        CATALOG_OFFSET_BYTES,
-        layouts[0].catalog_bytes,
-        info.uuid.0,
-    )
-    .map_err(|error| area_error(&error))?;
-    let catalog = Catalog::create(area)?;
+    // On the first two devices that have an area, or twice on the only one.
+    areas.truncate(2);
+    let catalog = Catalog::create(areas)?;
     let mut pool = Pool::empty(info, records, extents, catalog.usage());
     pool.touch(Table::Meta, 0, 0);
     for index in 0..labels.len() {
@@ -174,101 +191,14 @@ pub fn create(spec: &PoolSpec) -> Result<(Pool, Catalog)> {
     Ok((pool, catalog))
 }
 
-/// Opens a pool, given all of its devices in any order. Its grants are to be adopted next
-/// ([`Pool::adopt_grant`], [`Pool::finish_adoption`]).
-pub fn open(devices: &[OpenDevice]) -> Result<(Pool, Catalog)> {
-    let mut found: Vec<(Label, &OpenDevice)> = Vec::with_capacity(devices.len());
-    for device in devices {
-        let label = Label::read(device.store.as_ref()).map_err(|error| {
-            PoolError::new(error.kind, format!("{}: {}", device.spec, error.message))
-        })?;
-        found.push((label, device));
-    }
-    found.sort_by_key(|(label, _)| label.device_index);
-    let Some((first, first_device)) = found.first() else {
-        return Err(PoolError::invalid("a pool has at least one device"));
-    };
-    for (label, device) in &found {
-        if label.pool_uuid != first.pool_uuid {
-            return Err(PoolError::invalid(format!(
-                "{} belongs to pool {:?} ({}), {} to pool {:?} ({}): open one pool at a time",
-                first_device.spec,
-                first.pool_name,
-                first.pool_uuid,
-                device.spec,
-                label.pool_name,
-                label.pool_uuid
-            )));
-        }
-    }
-    for pair in found.windows(2) {
-        if pair[0].0.device_index == pair[1].0.device_index {
-            return Err(PoolError::invalid(format!(
-                "{} and {} are the same device of the pool: give each once",
-                pair[0].1.spec, pair[1].1.spec
-            )));
-        }
-    }
-    if found.len() as u64 != u64::from(first.device_count) {
-        let missing: Vec<String> = (0..first.device_count)
-            .filter(|index| {
-                !found
-                    .iter()
-                    .any(|(label, _)| u32::from(label.device_index.0) == *index)
-            })
-            .map(|index| index.to_string())
-            .collect();
-        return Err(PoolError::not_found(format!(
-            "pool {:?} has {} devices, {} are here; missing: number {}",
-            first.pool_name,
-            first.device_count,
-            found.len(),
-            missing.join(", ")
-        )));
-    }
-    let area = Area::open(
-        first_device.store.clone(),
-        first.catalog_offset_bytes,
-        first.catalog_bytes,
-        first.pool_uuid.0,
-    )
-    .map_err(|error| area_error(&error))?;
-    let catalog = Catalog::open(area);
-    let extents: Vec<u64> = found.iter().map(|(label, _)| label.data_extents).collect();
-    let mut pool = load(&catalog, &extents)?;
-    for ((label, device), record) in found.iter().zip(pool.devices.clone()) {
-        let agree = label.device_uuid == record.uuid
-            && label.extent_bytes == pool.info.extent_bytes
-            && label.data_offset_bytes == record.data_offset_bytes;
-        if !agree {
-            return Err(PoolError::damaged(format!(
-                "{} and the pool's catalog disagree about the device",
-                device.spec
-            )));
-        }
-        pool.set_device_spec(record.index, &device.spec)?;
-    }
-    pool.begin_opening();
-    Ok((pool, catalog))
-}
-
 /// Ends a pool: wipes the labels, and the catalog's headers. Tenants' bytes stay where they are.
 pub fn destroy(devices: &[Arc<dyn BlockStore>]) -> Result<()> {
     for store in devices {
         let label = Label::read(store.as_ref());
         Label::wipe(store.as_ref())?;
         let Ok(label) = label else { continue };
-        if label.catalog_bytes > 0 {
-            for block in 0..2 {
-                store
-                    .write_at(
-                        label.catalog_offset_bytes + block * BLOCK_BYTES as u64,
-                        &[0; BLOCK_BYTES],
-                    )
-                    .map_err(|error| PoolError::io("wiping the catalog", &error))?;
-            }
-            store
-                .sync()
+        for area in areas_of(&label, store)? {
+            area.retire()
                 .map_err(|error| PoolError::io("wiping the catalog", &error))?;
         }
     }

@@ -31,7 +31,6 @@ fn text(panic: &(dyn Any + Send)) -> &str {
 }
 
 /// Runs `work`; its panic is damage.
-#[allow(dead_code)]
 pub(crate) fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let before = CATCHING.replace(true);
     let result = catch_unwind(AssertUnwindSafe(work));

@@ -2,8 +2,9 @@
 //!
 //! **Design.** 4 KiB at offset 0 and a copy at 4 KiB, written one after the other with a sync
 //! between, so that one is always whole. Fixed layout, little-endian, a CRC32C over all of it. The
-//! version says whether the layout can be read at all, feature bits what else it needs. **Not here:**
-//! what is on the data area, the pool's records (the catalog has them).
+//! version says whether the layout can be read at all, feature bits what else it needs. It says which
+//! pool a device belongs to and where its catalog areas are; which devices a pool has, the catalog says.
+//! **Not here:** what is on the data area, the pool's records.
 
 use crate::{
     error::{PoolError, Result},
@@ -18,7 +19,7 @@ use zerocopy::{
 
 const MAGIC: [u8; 16] = *b"Forebay label\r\n\0";
 /// The label format that this code reads and writes.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 /// Incompatible features that this code knows: none yet.
 const KNOWN_INCOMPATIBLE: u64 = 0;
 /// Features which unknown allow reading only: none yet.
@@ -40,7 +41,7 @@ struct LabelBlock {
     pool_uuid: [u8; 16],
     device_uuid: [u8; 16],
     device_index: U32,
-    device_count: U32,
+    catalog_areas: U32,
     block_bytes: U32,
     name_bytes: U32,
     extent_bytes: U64,
@@ -67,16 +68,16 @@ pub struct Label {
     pub device_uuid: Uuid,
     /// Its place in the pool.
     pub device_index: DeviceIndex,
-    /// How many devices the pool has.
-    pub device_count: u32,
     /// Its logical block when the pool was made, in bytes.
     pub block_bytes: u32,
     /// The size of an extent in bytes.
     pub extent_bytes: u64,
-    /// Where the catalog begins; meaningless where `catalog_bytes` is 0.
+    /// Where the first catalog area begins; meaningless where there is none.
     pub catalog_offset_bytes: u64,
-    /// The catalog area's size; 0 where this device has none.
+    /// The size of a catalog area; 0 where this device has none.
     pub catalog_bytes: u64,
+    /// How many catalog areas there are, one after the other: 0 to 2.
+    pub catalog_areas: u32,
     /// Where extent 0 begins.
     pub data_offset_bytes: u64,
     /// How many extents the device holds.
@@ -93,10 +94,15 @@ enum Found {
 impl Label {
     /// Reads and checks a device's label, its capacity included.
     pub fn read(store: &dyn BlockStore) -> Result<Self> {
+        Ok(Self::read_copies(store)?.0)
+    }
+
+    /// The label, and the copies of it that are not as they should be.
+    fn read_copies(store: &dyn BlockStore) -> Result<(Self, Vec<u64>)> {
         let capacity = store
             .capacity()
             .map_err(|e| PoolError::io("asking a device's size", &e))?;
-        let mut best: Option<Label> = None;
+        let mut found: Vec<(u64, Label)> = Vec::new();
         let mut wrong = None;
         for copy in 0..COPIES {
             let at = copy * BLOCK_BYTES as u64;
@@ -109,19 +115,13 @@ impl Label {
                 continue;
             }
             match Self::decode(block) {
-                Found::Good(label) => {
-                    if best
-                        .as_ref()
-                        .is_none_or(|best| best.generation < label.generation)
-                    {
-                        best = Some(label);
-                    }
-                }
+                Found::Good(label) => found.push((copy, label)),
                 Found::Nothing => {}
                 Found::Wrong(error) => wrong = wrong.or(Some(error)),
             }
         }
-        let Some(label) = best else {
+        let best = found.iter().max_by_key(|(_, label)| label.generation);
+        let Some((_, label)) = best.cloned() else {
             return Err(wrong.unwrap_or_else(|| {
                 PoolError::not_found(
                     "no Forebay label: this device belongs to no pool (`forebay pool create` makes one)",
@@ -139,7 +139,28 @@ impl Label {
                  or is not the whole device"
             )));
         }
-        Ok(label)
+        let bad = (0..COPIES)
+            .filter(|copy| !found.contains(&(*copy, label.clone())))
+            .collect();
+        Ok((label, bad))
+    }
+
+    /// Reads a label and writes its other copy anew if that is bad; whether it was.
+    pub(crate) fn read_and_repair(store: &dyn BlockStore) -> Result<(Self, bool)> {
+        let (label, bad) = Self::read_copies(store)?;
+        if !bad.is_empty() {
+            Self::write_block(store, label.block()?.as_bytes(), &bad)?;
+        }
+        Ok((label, !bad.is_empty()))
+    }
+
+    /// Where its catalog areas end; 0 where it has none.
+    pub fn catalog_end_bytes(&self) -> u64 {
+        if self.catalog_areas == 0 {
+            return 0;
+        }
+        // Checked when it was read; what is not read was planned.
+        self.catalog_offset_bytes + self.catalog_bytes * u64::from(self.catalog_areas)
     }
 
     fn decode(mut block: LabelBlock) -> Found {
@@ -175,11 +196,11 @@ impl Label {
             pool_name: name.to_owned(),
             device_uuid: Uuid(block.device_uuid),
             device_index: DeviceIndex(index),
-            device_count: block.device_count.get(),
             block_bytes: block.block_bytes.get(),
             extent_bytes: block.extent_bytes.get(),
             catalog_offset_bytes: block.catalog_offset_bytes.get(),
             catalog_bytes: block.catalog_bytes.get(),
+            catalog_areas: block.catalog_areas.get(),
             data_offset_bytes: block.data_offset_bytes.get(),
             data_extents: block.data_extents.get(),
         };
@@ -191,21 +212,24 @@ impl Label {
 
     /// Whether the fields fit each other: a right checksum does not make them true.
     fn check(&self) -> Result<()> {
-        let catalog_end = self.catalog_offset_bytes.checked_add(self.catalog_bytes);
+        let catalog_end = self
+            .catalog_bytes
+            .checked_mul(u64::from(self.catalog_areas))
+            .and_then(|bytes| bytes.checked_add(self.catalog_offset_bytes));
         let aligned = |bytes: u64| bytes.is_multiple_of(BLOCK_BYTES as u64);
         let sound = self.extent_bytes.is_power_of_two()
             && (crate::layout::MIN_EXTENT_BYTES..=crate::layout::MAX_EXTENT_BYTES)
                 .contains(&self.extent_bytes)
             && matches!(self.block_bytes, 512 | 4096)
-            && u32::from(self.device_index.0) < self.device_count
-            && self.device_count <= 256
+            && self.catalog_areas <= 2
+            && (self.catalog_areas == 0) == (self.catalog_bytes == 0)
             && catalog_end.is_some_and(|end| end <= self.data_offset_bytes)
             && aligned(self.catalog_offset_bytes)
+            && aligned(self.catalog_bytes)
             && aligned(self.data_offset_bytes)
             && self.data_offset_bytes >= COPIES * BLOCK_BYTES as u64
-            && (self.device_index.0 != 0
-                || (self.catalog_bytes > 0
-                    && self.catalog_offset_bytes >= COPIES * BLOCK_BYTES as u64));
+            && (self.catalog_areas == 0
+                || self.catalog_offset_bytes >= COPIES * BLOCK_BYTES as u64);
         if sound {
             Ok(())
         } else {
@@ -215,6 +239,10 @@ impl Label {
 
     /// Writes both copies, one durable before the other is touched.
     pub fn write(&self, store: &dyn BlockStore) -> Result<()> {
+        Self::write_block(store, self.block()?.as_bytes(), &[0, 1])
+    }
+
+    fn block(&self) -> Result<LabelBlock> {
         let name = self.pool_name.as_bytes();
         if name.len() > NAME_BYTES {
             return Err(PoolError::invalid(format!(
@@ -228,7 +256,7 @@ impl Label {
         block.pool_uuid = self.pool_uuid.0;
         block.device_uuid = self.device_uuid.0;
         block.device_index = U32::new(u32::from(self.device_index.0));
-        block.device_count = U32::new(self.device_count);
+        block.catalog_areas = U32::new(self.catalog_areas);
         block.block_bytes = U32::new(self.block_bytes);
         block.name_bytes = U32::new(name.len() as u32);
         block.extent_bytes = U64::new(self.extent_bytes);
@@ -238,16 +266,16 @@ impl Label {
         block.data_extents = U64::new(self.data_extents);
         block.name[..name.len()].copy_from_slice(name);
         block.crc = U32::new(crc_fast::crc32_iscsi(block.as_bytes()));
-        Self::write_copies(store, block.as_bytes())
+        Ok(block)
     }
 
     /// Overwrites both copies with zeros.
     pub fn wipe(store: &dyn BlockStore) -> Result<()> {
-        Self::write_copies(store, &[0; BLOCK_BYTES])
+        Self::write_block(store, &[0; BLOCK_BYTES], &[0, 1])
     }
 
-    fn write_copies(store: &dyn BlockStore, block: &[u8]) -> Result<()> {
-        for copy in 0..COPIES {
+    fn write_block(store: &dyn BlockStore, block: &[u8], copies: &[u64]) -> Result<()> {
+        for copy in copies {
             store
                 .write_at(copy * BLOCK_BYTES as u64, block)
                 .and_then(|()| store.sync())
@@ -269,11 +297,11 @@ mod tests {
             pool_name: "main".into(),
             device_uuid: Uuid([2; 16]),
             device_index: DeviceIndex(0),
-            device_count: 1,
             block_bytes: 512,
             extent_bytes: 65536,
             catalog_offset_bytes: 1 << 20,
-            catalog_bytes: 4 << 20,
+            catalog_bytes: 2 << 20,
+            catalog_areas: 2,
             data_offset_bytes: 5 << 20,
             data_extents: 16,
         }
@@ -303,6 +331,18 @@ mod tests {
             let store = labelled();
             break_copy(&store, copy, 40);
             assert_eq!(Label::read(&store).unwrap(), label());
+        }
+    }
+
+    #[test]
+    fn a_broken_copy_is_written_anew() {
+        for copy in 0..2 {
+            let store = labelled();
+            break_copy(&store, copy, 4000);
+            assert_eq!(Label::read_and_repair(&store).unwrap(), (label(), true));
+            break_copy(&store, 1 - copy, 4000);
+            assert_eq!(Label::read_and_repair(&store).unwrap(), (label(), true));
+            assert_eq!(Label::read_and_repair(&store).unwrap(), (label(), false));
         }
     }
 
@@ -344,7 +384,7 @@ mod tests {
         break_copy(&store, 1, 16);
         let (found, message) = kind(&store);
         assert_eq!(found, ErrorKind::Invalid);
-        assert!(message.contains("format 0"), "{message}");
+        assert!(message.contains("format 3"), "{message}");
 
         let store = labelled();
         store.set_capacity((6 << 20) - 4096);
@@ -361,7 +401,7 @@ mod tests {
                 ..label()
             },
             Label {
-                device_index: DeviceIndex(1),
+                catalog_areas: 3,
                 ..label()
             },
             Label {

@@ -1,8 +1,11 @@
 //! Where things are on a device.
 //!
-//! **Design.** `[0, 8 KiB)` two labels; from 1 MiB on, on the first device, the catalog; then, at a
-//! multiple of 1 MiB, the extents. The catalog is sized for every extent mapped badly, so that it
-//! does not fill before the pool does. **Not here:** reading or writing any of it.
+//! **Design.** `[0, 8 KiB)` two labels; from 1 MiB on one catalog area, or two in a row; then, at a
+//! multiple of 1 MiB, the extents. A catalog area is sized for every extent of the pool mapped badly, so
+//! that it does not fill before the pool does, and is of the same size on every device. Each device has
+//! one, so that a copy of the catalog can be put on it, except where it would take too much of a small
+//! device. Where only one device can have one, that one has two. **Not here:** reading or writing any of
+//! it.
 
 use crate::error::{PoolError, Result};
 
@@ -12,28 +15,61 @@ pub const MIN_EXTENT_BYTES: u64 = 64 << 10;
 pub const MAX_EXTENT_BYTES: u64 = 4 << 20;
 /// The extent size that a pool has unless told otherwise, in bytes.
 pub const DEFAULT_EXTENT_BYTES: u64 = MIN_EXTENT_BYTES;
+/// The most devices that a pool has.
+pub(crate) const MAX_DEVICES: usize = 256;
 
 const MIB: u64 = 1 << 20;
 pub(crate) const CATALOG_OFFSET_BYTES: u64 = MIB;
 /// The catalog of an empty pool: redb's own, and tenants, volumes and exports.
 const CATALOG_BASE_BYTES: u64 = 4 * MIB;
-/// What the catalog has per extent. A scattered extent takes some 13 bytes of records (12 of map
-/// and 1 of state); [`LIVE_FRACTION`] of the area may be records.
-const CATALOG_BYTES_PER_EXTENT: u64 = 48;
+/// What a catalog area has per extent. A scattered extent takes some 4 bytes of records (3 of map and at
+/// most 1 of state), a lonely one 40; [`LIVE_FRACTION`] of the area may be records.
+const CATALOG_BYTES_PER_EXTENT: u64 = 30;
 /// Records may take one third of the area: a tree's pages are half full, and a transaction writes
 /// new pages before old ones are free.
 pub(crate) const LIVE_FRACTION: u64 = 3;
+/// A device has a catalog area if that takes at most this part of it.
+const AREA_FRACTION: u64 = 4;
 
 /// A device's parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Layout {
-    /// 0 where the device has no catalog.
+    /// How many catalog areas it has: 0 to 2.
+    pub(crate) catalog_areas: u32,
+    /// The size of one.
     pub(crate) catalog_bytes: u64,
     pub(crate) data_offset_bytes: u64,
     pub(crate) extents: u64,
 }
 
-/// Lays out all of a pool's devices, given their capacities.
+fn lay_out(
+    what: &str,
+    capacity: u64,
+    catalog_areas: u32,
+    catalog_bytes: u64,
+    extent_bytes: u64,
+) -> Result<Layout> {
+    let data_offset_bytes = CATALOG_OFFSET_BYTES + u64::from(catalog_areas) * catalog_bytes;
+    let extents = capacity.saturating_sub(data_offset_bytes) / extent_bytes;
+    if extents == 0 {
+        return Err(PoolError::invalid(format!(
+            "{what} has {capacity} bytes; it needs at least {}",
+            data_offset_bytes + extent_bytes
+        )));
+    }
+    Ok(Layout {
+        catalog_areas,
+        catalog_bytes: if catalog_areas == 0 { 0 } else { catalog_bytes },
+        data_offset_bytes,
+        extents,
+    })
+}
+
+fn has_room(capacity: u64, catalog_bytes: u64) -> bool {
+    catalog_bytes <= capacity / AREA_FRACTION
+}
+
+/// Lays out all of a new pool's devices, given their capacities.
 pub(crate) fn plan(capacities: &[u64], extent_bytes: u64) -> Result<Vec<Layout>> {
     if !extent_bytes.is_power_of_two()
         || !(MIN_EXTENT_BYTES..=MAX_EXTENT_BYTES).contains(&extent_bytes)
@@ -42,34 +78,45 @@ pub(crate) fn plan(capacities: &[u64], extent_bytes: u64) -> Result<Vec<Layout>>
             "an extent of {extent_bytes} bytes: it must be a power of two from 64 KiB to 4 MiB"
         )));
     }
-    if capacities.is_empty() || capacities.len() > 256 {
+    if capacities.is_empty() || capacities.len() > MAX_DEVICES {
         return Err(PoolError::invalid(format!(
-            "{} devices: a pool has 1 to 256",
+            "{} devices: a pool has 1 to {MAX_DEVICES}",
             capacities.len()
         )));
     }
     let all: u64 = capacities.iter().map(|bytes| bytes / extent_bytes).sum();
-    let catalog = (CATALOG_BASE_BYTES + all * CATALOG_BYTES_PER_EXTENT).next_multiple_of(MIB);
+    let catalog_bytes = (CATALOG_BASE_BYTES + all * CATALOG_BYTES_PER_EXTENT).next_multiple_of(MIB);
+    let others = capacities.iter().skip(1);
+    let alone = !others
+        .clone()
+        .any(|capacity| has_room(*capacity, catalog_bytes));
+    let first = if alone { 2 } else { 1 };
+    let areas = others.map(|capacity| u32::from(has_room(*capacity, catalog_bytes)));
     capacities
         .iter()
+        .zip(std::iter::once(first).chain(areas))
         .enumerate()
-        .map(|(index, capacity)| {
-            let catalog_bytes = if index == 0 { catalog } else { 0 };
-            let data_offset_bytes = CATALOG_OFFSET_BYTES + catalog_bytes;
-            let extents = capacity.saturating_sub(data_offset_bytes) / extent_bytes;
-            if extents == 0 {
-                return Err(PoolError::invalid(format!(
-                    "device {index} has {capacity} bytes; it needs at least {}",
-                    data_offset_bytes + extent_bytes
-                )));
-            }
-            Ok(Layout {
+        .map(|(index, (capacity, areas))| {
+            lay_out(
+                &format!("device {index}"),
+                *capacity,
+                areas,
                 catalog_bytes,
-                data_offset_bytes,
-                extents,
-            })
+                extent_bytes,
+            )
         })
         .collect()
+}
+
+/// Lays out a device that joins a pool whose catalog areas are this large.
+pub(crate) fn plan_addition(
+    what: &str,
+    capacity: u64,
+    catalog_bytes: u64,
+    extent_bytes: u64,
+) -> Result<Layout> {
+    let areas = u32::from(has_room(capacity, catalog_bytes));
+    lay_out(what, capacity, areas, catalog_bytes, extent_bytes)
 }
 
 #[cfg(test)]
@@ -78,23 +125,38 @@ mod tests {
 
     #[test]
     fn plans() {
-        let plan_two = plan(&[64 << 20, 32 << 20], 65536).unwrap();
-        assert_eq!(plan_two[0].data_offset_bytes, 6 << 20);
-        assert_eq!(plan_two[0].extents, 58 * 16);
-        assert_eq!(
-            plan_two[1],
-            Layout {
-                catalog_bytes: 0,
-                data_offset_bytes: 1 << 20,
-                extents: 31 * 16
-            }
-        );
-        // Below a thousandth of a large pool.
+        let two = plan(&[64 << 20, 32 << 20], 65536).unwrap();
+        for (layout, extents) in two.iter().zip([58 * 16, 26 * 16]) {
+            assert_eq!((layout.catalog_areas, layout.catalog_bytes), (1, 5 << 20));
+            assert_eq!(layout.data_offset_bytes, 6 << 20);
+            assert_eq!(layout.extents, extents);
+        }
+        // Below a thousandth of a large pool, both copies.
         let large = plan(&[1 << 40], 65536).unwrap();
-        assert!(large[0].catalog_bytes < (1 << 40) / 1000);
+        assert_eq!(large[0].catalog_areas, 2);
+        assert!(large[0].data_offset_bytes < (1 << 40) / 1000);
         assert!(plan(&[5 << 20], 65536).is_err());
         assert!(plan(&[64 << 20], 1 << 15).is_err());
         assert!(plan(&[64 << 20], 3 << 16).is_err());
         assert!(plan(&[], 65536).is_err());
+    }
+
+    #[test]
+    fn a_device_too_small_for_an_area_has_none_and_another_has_two() {
+        let small = plan(&[64 << 20, 8 << 20], 65536).unwrap();
+        assert_eq!(small[0].catalog_areas, 2);
+        assert_eq!(small[0].data_offset_bytes, 11 << 20);
+        assert_eq!(
+            small[1],
+            Layout {
+                catalog_areas: 0,
+                catalog_bytes: 0,
+                data_offset_bytes: 1 << 20,
+                extents: 7 * 16
+            }
+        );
+        let added = plan_addition("it", 40 << 20, 5 << 20, 65536).unwrap();
+        assert_eq!((added.catalog_areas, added.extents), (1, 34 * 16));
+        assert!(plan_addition("it", 1 << 20, 5 << 20, 65536).is_err());
     }
 }

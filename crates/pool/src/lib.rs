@@ -8,16 +8,17 @@
 //! touched; [`Pool::take_batch`] encodes them as they are now, [`Catalog::commit`] makes them
 //! durable (on any thread), and [`Pool::committed`] promotes what waited for that: reserved extents
 //! become grantable, released ones may be laundered, mappings count as durable. The catalog is a
-//! redb database in an [`area`] of the first device, each block of it under a checksum; each device
-//! carries a [`label`].
+//! redb database in a file that is kept twice, on two devices where there are two, each block of it
+//! under a checksum; each device carries a [`label`].
 //!
 //! **Not here:** the network, threads, an async runtime, tenant data. The pool never opens a
 //! device: it is given [`BlockStore`]s, and uses them for labels and the catalog only. Zeroing,
 //! flushing and revoking are the caller's; each operation says what must have happened before it.
 
+mod add;
 mod admin;
 mod adopt;
-pub mod area;
+mod area;
 mod batch;
 mod catalog;
 mod check;
@@ -29,7 +30,10 @@ mod extents;
 mod guard;
 pub mod label;
 mod layout;
+mod lineage;
 mod load;
+mod mirror;
+mod open;
 mod owner;
 mod pending;
 mod placement;
@@ -45,17 +49,20 @@ mod store;
 mod uuid;
 mod volume_map;
 
+pub use add::add_device;
 pub use admin::{MAX_VOLUME_BYTES, NQN_PREFIX, NewVolume};
 pub use adopt::{Adopted, AdoptionReport};
 pub use batch::{Batch, BatchId};
-pub use catalog::{Catalog, CatalogUsage};
+pub use catalog::{Catalog, CatalogHealth, CatalogUsage};
 pub use check::{Check, CheckProblem, CheckReport, check_catalog};
-pub use create::{NewDevice, OpenDevice, PoolSpec, create, destroy, open};
+pub use create::{NewDevice, PoolSpec, create, destroy};
 pub use error::{ErrorKind, PoolError, Result};
 pub use extents::{ExtentState, Health};
 pub use guard::panic_is_caught;
 pub use label::Label;
 pub use layout::{DEFAULT_EXTENT_BYTES, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES};
+pub use mirror::{CatalogCopy, CopyState};
+pub use open::{MissingDevice, OpenDevice, Opened, open};
 pub use owner::{FaultAnswer, Released};
 pub use pool::{Pool, VolumeSpace};
 pub use probe::{Probe, probe};

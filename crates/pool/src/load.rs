@@ -1,7 +1,8 @@
 //! The pool in memory, from the catalog's records.
 //!
 //! **Design.** One pass over all records, tables in order, each extent claimed at most once: work
-//! proportional to the metadata. What contradicts itself (two owners, an owner of an extent that is
+//! proportional to the metadata. A claim is a bit in the extent's own state byte, so that scattered
+//! extents cost one cache line each. What contradicts itself (two owners, an owner of an extent that is
 //! not owned) is damage, and opening fails with its name; an extent that is used by nobody is a leak,
 //! counted and harmless. **Not here:** repair.
 
@@ -11,6 +12,7 @@ use crate::{
     codec::{self, STATE_CHUNK},
     error::{PoolError, Result},
     extents::{ExtentState, Extents},
+    layout::{MAX_EXTENT_BYTES, MIN_EXTENT_BYTES},
     pool::{Pool, Volume, initial_state},
     records::{DeviceRecord, ExportRecord, PoolInfo, TenantRecord, VolumeRecord},
     reservations::Reservations,
@@ -20,16 +22,17 @@ use crate::{
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::collections::BTreeMap;
 
-struct DeviceStates {
-    states: Vec<u8>,
-    claimed: Vec<u64>,
-}
+/// In the byte of an extent's state, while loading: somebody has it.
+const CLAIMED: u8 = 0x80;
+/// The most extents that a device may have: each costs a byte of memory. 64 TiB of the smallest.
+pub(crate) const MAX_DEVICE_EXTENTS: u64 = 1 << 30;
 
 #[derive(Default)]
 struct Loader {
     info: Option<PoolInfo>,
     devices: Vec<DeviceRecord>,
-    states: Vec<DeviceStates>,
+    /// Of each device, a byte per extent.
+    states: Vec<Vec<u8>>,
     tenants: Vec<TenantRecord>,
     volumes: BTreeMap<VolumeId, Volume>,
     exports: Vec<ExportRecord>,
@@ -50,7 +53,9 @@ impl Loader {
                 if a != self.devices.len() as u64 || u64::from(record.index.0) != a {
                     return Err(wrong(format!("device {a} is out of order")));
                 }
-                // Labels were checked against capacities; this must agree before it sizes memory.
+                if record.extents > MAX_DEVICE_EXTENTS {
+                    return Err(wrong(format!("device {a} has too many extents")));
+                }
                 self.devices.push(record);
             }
             Table::Tenants => {
@@ -88,6 +93,14 @@ impl Loader {
         Ok(())
     }
 
+    fn initial_states(&self, check: &impl Fn(&DeviceRecord) -> Result<()>) -> Result<Vec<Vec<u8>>> {
+        let of = |record: &DeviceRecord| {
+            check(record)?;
+            Ok(vec![initial_state(record); record.extents as usize])
+        };
+        self.devices.iter().map(of).collect()
+    }
+
     fn volume(&mut self, id: u64) -> Result<&mut Volume> {
         self.volumes
             .get_mut(&VolumeId(id))
@@ -95,12 +108,10 @@ impl Loader {
     }
 
     fn states_chunk(&mut self, device: u64, chunk: u64, value: &[u8]) -> Result<()> {
-        let slice = self.states.get_mut(device as usize).and_then(|device| {
+        let slice = self.states.get_mut(device as usize).and_then(|states| {
             let from = chunk.checked_mul(STATE_CHUNK)?;
-            let to = (from + STATE_CHUNK).min(device.states.len() as u64);
-            device
-                .states
-                .get_mut(usize::try_from(from).ok()?..usize::try_from(to).ok()?)
+            let to = from.checked_add(STATE_CHUNK)?.min(states.len() as u64);
+            states.get_mut(usize::try_from(from).ok()?..usize::try_from(to).ok()?)
         });
         let slice = slice.filter(|slice| !slice.is_empty());
         codec::decode_states(
@@ -133,70 +144,58 @@ impl Loader {
 
     /// Notes that a volume has a run, which must be in `state` and nobody else's.
     fn claim(&mut self, volume: VolumeId, run: DeviceRun, state: ExtentState) -> Result<()> {
-        let device = self
+        let states = self
             .states
             .get_mut(usize::from(run.device.0))
-            .filter(|device| run.end() <= device.states.len() as u64)
+            .and_then(|states| states.get_mut(run.first.0 as usize..run.end() as usize))
             .ok_or_else(|| wrong(format!("{volume} has extents that {} lacks", run.device)))?;
-        for extent in run.first.0..run.end() {
-            let (word, bit) = ((extent / 64) as usize, 1 << (extent % 64));
-            if device.claimed[word] & bit != 0 {
-                return Err(wrong(format!(
-                    "extent {extent} of {} has two owners",
-                    run.device
-                )));
+        for (at, byte) in states.iter_mut().enumerate() {
+            if *byte != state as u8 {
+                let extent = run.first.0 + at as u64;
+                return Err(wrong(if *byte & CLAIMED != 0 {
+                    format!("extent {extent} of {} has two owners", run.device)
+                } else {
+                    format!(
+                        "{volume} has extent {extent} of {}, which is not {state:?}",
+                        run.device
+                    )
+                }));
             }
-            if device.states[extent as usize] != state as u8 {
-                return Err(wrong(format!(
-                    "{volume} has extent {extent} of {}, which is not {state:?}",
-                    run.device
-                )));
-            }
-            device.claimed[word] |= bit;
+            *byte |= CLAIMED;
         }
         self.claimed += run.count;
         Ok(())
     }
 }
 
-/// Reads a pool; it then waits for adoption. `extents` is what each device's label says it holds.
-pub(crate) fn load(catalog: &Catalog, extents: &[u64]) -> Result<Pool> {
+/// Reads a pool; it then waits for adoption. `check` says whether a device's record can be true.
+pub(crate) fn load(catalog: &Catalog, check: impl Fn(&DeviceRecord) -> Result<()>) -> Result<Pool> {
     let mut loader = Loader::default();
     catalog.load(|table, a, b, value| {
         if table > Table::Devices && loader.states.is_empty() {
             // All devices are known: their extents come next.
-            for (record, extents) in loader.devices.iter().zip(extents) {
-                if record.extents != *extents {
-                    return Err(wrong(format!(
-                        "{} and its label differ in size",
-                        record.index
-                    )));
-                }
-                let count = record.extents as usize;
-                loader.states.push(DeviceStates {
-                    states: vec![initial_state(record); count],
-                    claimed: vec![0; count.div_ceil(64)],
-                });
-            }
+            loader.states = loader.initial_states(&check)?;
         }
         loader.record(table, a, b, value)
     })?;
+    if loader.states.is_empty() {
+        loader.states = loader.initial_states(&check)?;
+    }
     let info = loader
         .info
         .ok_or_else(|| wrong("it does not say which pool it is"))?;
-    if loader.devices.len() != extents.len() {
-        return Err(wrong(format!(
-            "it has {} devices, the labels say {}",
-            loader.devices.len(),
-            extents.len()
-        )));
+    if !info.extent_bytes.is_power_of_two()
+        || !(MIN_EXTENT_BYTES..=MAX_EXTENT_BYTES).contains(&info.extent_bytes)
+        || loader.devices.is_empty()
+    {
+        return Err(wrong("its extents, or its devices, cannot be"));
     }
     let mut all = Extents::new(info.extent_bytes);
-    for (at, record) in loader.devices.iter().enumerate() {
-        all.add_device(match loader.states.get_mut(at) {
-            Some(device) => std::mem::take(&mut device.states),
-            None => vec![initial_state(record); record.extents as usize],
-        });
+    for mut states in loader.states {
+        for byte in &mut states {
+            *byte &= !CLAIMED;
+        }
+        all.add_device(states);
     }
     let used = all.count(ExtentState::Owned) + all.count(ExtentState::Reserved);
     let mut pool = Pool::empty(info, loader.devices, all, catalog.usage());
@@ -233,6 +232,7 @@ mod tests {
         batch::{Batch, Key},
         create::create,
         error::ErrorKind,
+        space::PoolSettings,
         store::MemStore,
         volume_map::MapRun,
     };
@@ -242,7 +242,7 @@ mod tests {
     fn load_with(records: Records) -> Result<Pool> {
         let device = NewDevice {
             spec: "mem".into(),
-            store: Arc::new(MemStore::new((6 << 20) + (64 << 16))),
+            store: Arc::new(MemStore::new((11 << 20) + (64 << 16))),
             block_bytes: 512,
             known_zero: true,
         };
@@ -250,6 +250,7 @@ mod tests {
             name: "p".into(),
             extent_bytes: 1 << 16,
             devices: vec![device],
+            settings: PoolSettings::default(),
             force: false,
             now_s: 0,
         };
@@ -278,7 +279,7 @@ mod tests {
                 records,
             })
             .unwrap();
-        load(&catalog, &[64])
+        load(&catalog, |_| Ok(()))
     }
 
     type Records = Vec<(Key, Vec<u8>)>;

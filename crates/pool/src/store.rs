@@ -26,6 +26,14 @@ pub trait BlockStore: Send + Sync {
     fn sync(&self) -> io::Result<()>;
     /// The device's size in bytes.
     fn capacity(&self) -> io::Result<u64>;
+    /// Whether a sync waits for hardware, so that those of two devices are better asked for at once.
+    fn waits_in_sync(&self) -> bool {
+        false
+    }
+    /// A hint: this range is read soon, piece by piece.
+    fn will_read(&self, offset: u64, bytes: u64) {
+        let _ = (offset, bytes);
+    }
 }
 
 /// A device in memory, for tests. It costs its capacity in (lazily touched) memory.
@@ -101,5 +109,13 @@ impl BlockStore for SyncDevice {
 
     fn capacity(&self) -> io::Result<u64> {
         Ok(self.info().capacity_bytes)
+    }
+
+    fn waits_in_sync(&self) -> bool {
+        true
+    }
+
+    fn will_read(&self, offset: u64, bytes: u64) {
+        SyncDevice::will_read(self, offset, bytes);
     }
 }

@@ -4,15 +4,14 @@
 
 mod common;
 
-use common::{
-    Choices, CrashStore, DRAINED, EXTENT, commit, new_pool, reopen, spec, stores, try_open,
-};
+use common::{Choices, CrashStore, DRAINED, EXTENT, commit, new_pool, reopen, spec, stores};
 use forebay_device::{
     DeviceSpec, OpenOptions,
     sync_io::{SyncDevice, create_sparse_file},
 };
 use forebay_pool::{
-    Catalog, ErrorKind, FaultAnswer, NewDevice, NewVolume, OpenDevice, Pool, PoolSpec, create, open,
+    Catalog, ErrorKind, FaultAnswer, NewDevice, NewVolume, OpenDevice, Pool, PoolSettings,
+    PoolSpec, create, open,
 };
 use forebay_xlate::types::{ExtentIndex, VolumeId};
 use std::sync::Arc;
@@ -112,47 +111,6 @@ fn a_failed_commit_can_be_repeated() {
     assert_eq!(pool.volumes().count(), 12);
 }
 
-/// Rot in the catalog is an error of its own kind, never a panic, never other content.
-#[test]
-fn rot_is_noticed_or_harmless() {
-    let pristine = stores(&[64]);
-    let (mut pool, catalog) = new_pool(&pristine);
-    pool.create_tenant("t", 0).unwrap();
-    for n in 0..200 {
-        volume(&mut pool, &format!("v{n}"), 8);
-        if n % 20 == 0 {
-            commit(&mut pool, &catalog);
-        }
-    }
-    commit(&mut pool, &catalog);
-    let expected: Vec<_> = pool.volumes().cloned().collect();
-    drop((pool, catalog));
-    let (mut noticed, mut harmless) = (0, 0);
-    // The labels, the catalog's headers and tables, and what of its data can be in use.
-    for at in (0..8192)
-        .step_by(700)
-        .chain((1 << 20..(1 << 20) + (1 << 19)).step_by(4096 * 2 + 300))
-    {
-        let store = Arc::new(pristine[0].after_kill());
-        store.rot(at);
-        match try_open(&[store]) {
-            Ok((pool, _)) => {
-                harmless += 1;
-                assert_eq!(
-                    pool.volumes().cloned().collect::<Vec<_>>(),
-                    expected,
-                    "rot at {at}"
-                );
-            }
-            Err(error) => {
-                noticed += 1;
-                assert_eq!(error.kind, ErrorKind::Damaged, "rot at {at}: {error}");
-            }
-        }
-    }
-    assert!(noticed > 0 && harmless > 0, "{noticed} {harmless}");
-}
-
 fn fill_and_free(stores: &[Arc<CrashStore>]) {
     let (mut pool, catalog) = new_pool(stores);
     pool.create_tenant("t", 0).unwrap();
@@ -204,10 +162,10 @@ fn a_full_catalog_refuses_additions_and_allows_deletions() {
 /// The same where the database cannot double any more before the limit: it gets what there is.
 #[test]
 fn a_catalog_that_cannot_double_uses_what_there_is() {
-    // 4 MiB and 48 bytes for each of 60,000 extents: 7 MiB.
+    // Twice 4 MiB and 30 bytes for each of 60,000 extents: 6 MiB.
     fill_and_free(&[Arc::new(CrashStore::keeping(
-        9 << 20,
-        (8 << 20) + 60_000 * EXTENT,
+        14 << 20,
+        (13 << 20) + 60_000 * EXTENT,
     ))]);
 }
 
@@ -229,6 +187,7 @@ fn tens_of_thousands_of_mappings_on_a_file() {
             block_bytes: 512,
             known_zero: true,
         }],
+        settings: PoolSettings::default(),
         force: false,
         now_s: 0,
     };
@@ -250,7 +209,8 @@ fn tens_of_thousands_of_mappings_on_a_file() {
         spec: device.to_string(),
         store: store(),
     };
-    let (mut pool, catalog) = open(&[open_device]).unwrap();
+    let opened = open(&[open_device]).unwrap();
+    let (mut pool, catalog) = (opened.pool, opened.catalog);
     pool.finish_adoption(true).unwrap();
     assert_eq!(pool.space(), space);
     assert_eq!(pool.catalog_usage(), usage);

@@ -56,17 +56,15 @@ fn create_with(body: &PoolCreate, made: &mut Vec<PathBuf>) -> Result<OpenPool, A
         body.warn_percent,
         body.critical_percent,
     );
-    settings.check().map_err(api_error)?;
-    let (mut pool, catalog) = forebay_pool::create(&PoolSpec {
+    let (pool, catalog) = forebay_pool::create(&PoolSpec {
         name: body.name.clone(),
         extent_bytes: body.extent_bytes.unwrap_or(DEFAULT_EXTENT_BYTES),
         devices: new,
+        settings,
         force: body.force,
         now_s: now_s(),
     })
     .map_err(api_error)?;
-    // Durable with the owner's first commit.
-    pool.set_settings(settings).map_err(api_error)?;
     let devices = in_order(&pool, stores);
     reserve_catalog(&devices)?;
     Ok(OpenPool {
@@ -116,12 +114,11 @@ impl NewPoolDevice {
 /// Opens a device that shall join a pool.
 pub(crate) fn open_new(body: &DeviceAdd) -> Result<NewPoolDevice, ApiError> {
     let mut made = Vec::new();
-    let opened = open_or_make(&body.spec, body.size_bytes, &mut made).and_then(
-        |(device, known_zero)| {
+    let opened =
+        open_or_make(&body.spec, body.size_bytes, &mut made).and_then(|(device, known_zero)| {
             claim(&device)?;
             take_new(device, known_zero, body.force)
-        },
-    );
+        });
     match opened {
         Ok(device) => Ok(NewPoolDevice { made, ..device }),
         Err(error) => {
@@ -237,7 +234,7 @@ pub(crate) fn reserve_catalog(devices: &[PoolDevice]) -> Result<(), ApiError> {
         if info.kind != DeviceKind::File || label.catalog_bytes == 0 {
             continue;
         }
-        let end = label.catalog_offset_bytes + label.catalog_bytes;
+        let end = label.catalog_end_bytes();
         let reserve = || -> io::Result<()> {
             let file = std::fs::File::options()
                 .write(true)

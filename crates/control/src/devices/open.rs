@@ -256,7 +256,7 @@ fn open_found(mut search: Search) -> Result<OpenPool, ApiError> {
                 store: found.store.clone(),
             })
             .collect();
-        let opened = pool_open(&devices).map_err(|error| {
+        let opened = forebay_pool::open(&devices).map_err(|error| {
             let is_partial = error.kind == ErrorKind::NotFound;
             let mut told = api_error(error);
             for passed in &search.passed {
@@ -284,10 +284,12 @@ fn open_found(mut search: Search) -> Result<OpenPool, ApiError> {
         .found
         .iter()
         .zip(&opened.indexes)
-        .map(|(found, index)| PoolDevice {
-            index: *index,
-            spec: found.store.0.info().spec.to_string(),
-            store: found.store.clone(),
+        .filter_map(|(found, index)| {
+            Some(PoolDevice {
+                index: (*index)?,
+                spec: found.store.0.info().spec.to_string(),
+                store: found.store.clone(),
+            })
         })
         .collect();
     devices.sort_by_key(|device| device.index);
@@ -384,31 +386,4 @@ pub(crate) fn find_missing(
         }
     }
     Ok(found)
-}
-
-struct Opened {
-    pool: Pool,
-    catalog: forebay_pool::Catalog,
-    indexes: Vec<forebay_xlate::DeviceIndex>,
-    missing: Vec<Missing>,
-    notes: Vec<String>,
-}
-struct Missing {
-    index: forebay_xlate::DeviceIndex,
-    uuid: Uuid,
-    spec: String,
-}
-fn pool_open(devices: &[OpenDevice]) -> forebay_pool::Result<Opened> {
-    let (pool, catalog) = forebay_pool::open(devices)?;
-    let mut indexes = Vec::new();
-    for device in devices {
-        indexes.push(Label::read(device.store.as_ref())?.device_index);
-    }
-    Ok(Opened {
-        pool,
-        catalog,
-        indexes,
-        missing: Vec::new(),
-        notes: Vec::new(),
-    })
 }

@@ -6,7 +6,7 @@
 pub mod powercut;
 
 use forebay_pool::{
-    BlockStore, Catalog, NewDevice, OpenDevice, Pool, PoolSpec, Result, create, open,
+    BlockStore, Catalog, NewDevice, OpenDevice, Pool, PoolSettings, PoolSpec, Result, create, open,
 };
 use forebay_xlate::types::DeviceIndex;
 use std::{
@@ -21,7 +21,7 @@ pub const DRAINED: BTreeSet<DeviceIndex> = BTreeSet::new();
 const SECTOR: usize = 512;
 
 /// How much of a device is kept: label and catalog.
-pub const KEPT_BYTES: usize = 7 << 20;
+pub const KEPT_BYTES: usize = 12 << 20;
 
 struct Inner {
     now: Vec<u8>,
@@ -189,8 +189,9 @@ impl BlockStore for CrashStore {
     }
 }
 
-/// The data offset of a first device of a small pool, of another.
-pub const FIRST_DATA_BYTES: u64 = 6 << 20;
+/// The data offset of a first device of a small pool, which has both copies of the catalog, and of
+/// another, which is too small for one.
+pub const FIRST_DATA_BYTES: u64 = 11 << 20;
 pub const OTHER_DATA_BYTES: u64 = 1 << 20;
 pub const EXTENT: u64 = 64 << 10;
 
@@ -225,6 +226,7 @@ pub fn spec(stores: &[Arc<CrashStore>], known_zero: bool) -> PoolSpec {
                 known_zero,
             })
             .collect(),
+        settings: PoolSettings::default(),
         force: false,
         now_s: 1,
     }
@@ -244,7 +246,7 @@ pub fn try_open(stores: &[Arc<CrashStore>]) -> Result<(Pool, Catalog)> {
             store: store.clone(),
         })
         .collect();
-    open(&devices)
+    open(&devices).map(|opened| (opened.pool, opened.catalog))
 }
 
 /// Opens, and ends adoption as in a new boot or the same.

@@ -136,7 +136,8 @@ pub(crate) fn open(power: &Power, devices: usize) -> (Pool, Catalog) {
         store: power.stores()[at].clone(),
     };
     let devices: Vec<OpenDevice> = (0..devices).map(device).collect();
-    forebay_pool::open(&devices).unwrap()
+    let opened = forebay_pool::open(&devices).unwrap();
+    (opened.pool, opened.catalog)
 }
 
 impl World {

@@ -1,0 +1,114 @@
+//! Which copy of the catalog has everything that another one has.
+//!
+//! **Design.** A copy's history is a list of epochs. An epoch is begun, with a random name, whenever
+//! the catalog goes on without a copy that it had; what it was before is noted with the number of its
+//! last sync. So a copy that was left behind is found in the survivor's history, and two copies that
+//! each went on without the other are in neither's: that is told, not decided. A copy left behind may
+//! be one sync ahead of where its epoch ended, one which was never acknowledged.
+//!
+//! **Not here:** where copies are, bringing one up to date (`mirror`).
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian::U64};
+
+/// How many epochs before the current one are remembered.
+const PAST: usize = 31;
+
+/// An epoch that ended.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub(crate) struct Past {
+    name: U64,
+    /// The number of its last sync.
+    last: U64,
+}
+
+/// The epochs of one copy, as its header stores them.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub(crate) struct Lineage {
+    /// How many epochs there were before this one.
+    number: U64,
+    name: U64,
+    /// The one before this first; as many as there were.
+    past: [Past; PAST],
+}
+
+impl Lineage {
+    /// The first epoch of a new catalog.
+    pub(crate) fn first(name: u64) -> Self {
+        let none = Past {
+            name: U64::new(0),
+            last: U64::new(0),
+        };
+        Self {
+            number: U64::new(0),
+            name: U64::new(name),
+            past: [none; PAST],
+        }
+    }
+
+    /// Begins another epoch; `last` is the number of the last sync in this one.
+    pub(crate) fn begin(&mut self, name: u64, last: u64) {
+        self.past.copy_within(0..PAST - 1, 1);
+        self.past[0] = Past {
+            name: self.name,
+            last: U64::new(last),
+        };
+        self.name = U64::new(name);
+        self.number = U64::new(self.number.get().saturating_add(1));
+    }
+
+    /// Whether a copy of this lineage at sync `seq` has all that was acknowledged of the other one.
+    pub(crate) fn contains(&self, seq: u64, other: &Lineage, other_seq: u64) -> bool {
+        if self.name == other.name {
+            return seq >= other_seq;
+        }
+        let number = self.number.get();
+        let Some(back) = number.checked_sub(other.number.get()) else {
+            return false;
+        };
+        match usize::try_from(back)
+            .ok()
+            .and_then(|back| self.past.get(back.checked_sub(1)?))
+        {
+            Some(past) => past.name == other.name && other_seq <= past.last.get().saturating_add(1),
+            // Too long ago to be known.
+            None => back > PAST as u64,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_went_on_has_what_the_other_had() {
+        let start = Lineage::first(1);
+        assert!(start.contains(5, &start, 5) && !start.contains(5, &start, 6));
+        let mut alone = start.clone();
+        alone.begin(2, 5);
+        // Left behind at 4, at 5, and with a sync that nobody heard of.
+        for seq in 4..=6 {
+            assert!(alone.contains(6, &start, seq));
+            assert!(!start.contains(seq, &alone, 6));
+        }
+        assert!(!alone.contains(100, &start, 7));
+        let mut apart = start.clone();
+        apart.begin(3, 5);
+        assert!(!alone.contains(100, &apart, 6) && !apart.contains(100, &alone, 6));
+    }
+
+    #[test]
+    fn what_is_too_old_is_taken_for_an_ancestor() {
+        let start = Lineage::first(1);
+        let mut now = start.clone();
+        for epoch in 0..PAST as u64 {
+            now.begin(epoch + 10, epoch * 10);
+        }
+        assert!(now.contains(1000, &start, 1) && !now.contains(1000, &start, 2));
+        now.begin(99, 900);
+        assert!(now.contains(1000, &start, 2));
+        assert!(!start.contains(5000, &now, 1000));
+    }
+}

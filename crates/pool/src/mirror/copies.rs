@@ -1,0 +1,544 @@
+//! Which areas are copies, and bringing one up to date.
+//!
+//! **Design.** Opening looks at every area of every device that is here. The copy that has all that the
+//! others have ([`Lineage`]) is the truth; two that each went on without the other are an error, not a
+//! choice. The other copy is brought up to it: blocks whose checksums differ are written, then tables and
+//! header, in place, because the truth is whole. A copy that failed at run time is written anew block by
+//! block, whatever its device still shows. **Not here:** which devices the pool has (`create`).
+
+use super::{CatalogCopy, CopyState, Lost, Mirror, Replica, State, Table, sync::epoch_name};
+use crate::{
+    area::{
+        Area, BLOCK, Content, ENTRIES, HEAD_BYTES, Header, NO_DEVICE, TableBlock, Unusable,
+        block_crc, damaged, root,
+    },
+    lineage::Lineage,
+    store::BLOCK_BYTES,
+};
+use forebay_xlate::types::DeviceIndex;
+use std::{collections::BTreeSet, io, sync::Mutex};
+
+/// An area that was looked at.
+pub(crate) struct Found {
+    pub(crate) area: Area,
+    content: Result<Content, Unusable>,
+}
+
+impl Found {
+    pub(crate) fn new(area: Area) -> Self {
+        let content = area.read();
+        Self { area, content }
+    }
+
+    /// Whether it is, or was, a copy.
+    fn is_blank(&self) -> bool {
+        matches!(self.content, Err(Unusable::Blank | Unusable::Other))
+    }
+}
+
+impl Mirror {
+    /// Makes an empty file in these one or two areas, whatever was there.
+    pub(crate) fn format(areas: Vec<Area>) -> io::Result<Self> {
+        let first = areas.first().ok_or_else(|| damaged("no area"))?;
+        let (blocks, tables, area_bytes) = (first.blocks, first.tables, first.bytes);
+        for area in &areas {
+            area.clear()?;
+        }
+        let mut state = State {
+            seq: 0,
+            len: 0,
+            lineage: Lineage::first(epoch_name()?),
+            devices: [NO_DEVICE; 2],
+            head: Box::new([0; HEAD_BYTES]),
+            head_dirty: true,
+            tables: (0..tables)
+                .map(|index| Table {
+                    block: TableBlock::empty(index),
+                    dirty: true,
+                })
+                .collect(),
+            tables_dirty: true,
+            replicas: areas
+                .into_iter()
+                .map(|area| Replica {
+                    area,
+                    header_slot: 1,
+                    slots: vec![1; tables as usize],
+                })
+                .collect(),
+            lost: Vec::new(),
+            new_epoch: false,
+            unsynced: BTreeSet::new(),
+            sync_failed: false,
+            repaired_blocks: 0,
+            notes: Vec::new(),
+        };
+        state.note_devices();
+        let mirror = Self {
+            blocks,
+            area_bytes,
+            state: Mutex::new(state),
+        };
+        mirror.sync()?;
+        Ok(mirror)
+    }
+
+    /// Opens the file from what was found in all areas of the devices that are here. Only areas that hold
+    /// something become copies now; see [`Mirror::settle`].
+    pub(crate) fn open(mut found: Vec<Found>) -> io::Result<Self> {
+        let best = Self::best(&found)?;
+        let winner = found.swap_remove(best);
+        let Ok(content) = winner.content else {
+            return Err(damaged("the catalog's best copy is none"));
+        };
+        let slots = content.tables.iter().map(|table| table.slot).collect();
+        let orphans = content.tables.iter().any(|table| table.orphan);
+        let (blocks, area_bytes) = (winner.area.blocks, winner.area.bytes);
+        let device = winner.area.device;
+        let mut state = State {
+            seq: content.header.seq,
+            len: content.header.len,
+            lineage: content.header.lineage,
+            devices: content.header.devices,
+            head: content.header.head,
+            head_dirty: false,
+            tables_dirty: orphans,
+            tables: content
+                .tables
+                .into_iter()
+                .map(|table| Table {
+                    block: table.block,
+                    dirty: table.orphan,
+                })
+                .collect(),
+            replicas: vec![Replica {
+                area: winner.area,
+                header_slot: content.header_slot,
+                slots,
+            }],
+            lost: Vec::new(),
+            // Until another copy is up to date.
+            new_epoch: true,
+            unsynced: BTreeSet::new(),
+            sync_failed: false,
+            repaired_blocks: 0,
+            notes: Vec::new(),
+        };
+        // Another device's before this one's, a sound one before a damaged one, the newer.
+        let mut others: Vec<Found> = found
+            .into_iter()
+            .filter(|other| !other.is_blank() && other.area.blocks == blocks)
+            .collect();
+        others.sort_by_key(|other| {
+            let seq = other.content.as_ref().map_or(0, |found| found.header.seq);
+            (other.area.device == device, std::cmp::Reverse(seq))
+        });
+        for other in others {
+            if state.replicas.len() == 1 {
+                state.adopt(other, false);
+            } else {
+                // Stale: it must not be taken for a copy once those in use are not here.
+                state.retire(&other.area);
+            }
+        }
+        Ok(Self {
+            blocks,
+            area_bytes,
+            state: Mutex::new(state),
+        })
+    }
+
+    /// The copy that has everything.
+    fn best(found: &[Found]) -> io::Result<usize> {
+        for found in found {
+            if let Err(Unusable::Version(version)) = &found.content {
+                return Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    format!(
+                        "the catalog on {} has format {version}, which this Forebay does not \
+                         read: use the version that made it",
+                        found.area.device
+                    ),
+                ));
+            }
+        }
+        let sound: Vec<(usize, &Header)> = found
+            .iter()
+            .enumerate()
+            .filter_map(|(at, found)| Some((at, &found.content.as_ref().ok()?.header)))
+            .collect();
+        let contains =
+            |one: &Header, other: &Header| one.lineage.contains(one.seq, &other.lineage, other.seq);
+        let best = sound
+            .iter()
+            .find(|(_, one)| sound.iter().all(|(_, other)| contains(one, other)));
+        if let Some((at, _)) = best {
+            return Ok(*at);
+        }
+        if !sound.is_empty() {
+            let on: Vec<String> = sound
+                .iter()
+                .map(|(at, header)| format!("{} (sync {})", found[*at].area.device, header.seq))
+                .collect();
+            return Err(damaged(format!(
+                "the catalog's copies on {} went on without each other: open the pool with one of \
+                 these devices only, the one that was used last",
+                on.join(" and ")
+            )));
+        }
+        let mut what = Vec::new();
+        for found in found {
+            match &found.content {
+                Err(Unusable::Damaged(error)) => {
+                    what.push(format!("on {}: {error}", found.area.device));
+                }
+                Err(Unusable::Other) => what.push(format!(
+                    "on {}: it belongs to another pool",
+                    found.area.device
+                )),
+                Err(Unusable::Blank | Unusable::Version(_)) | Ok(_) => {}
+            }
+        }
+        if what.is_empty() {
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                "no copy of the catalog is on the devices that are here",
+            ));
+        }
+        Err(damaged(format!(
+            "no good copy of the catalog ({})",
+            what.join("; ")
+        )))
+    }
+
+    /// Puts the second copy where it belongs, given the areas of all devices of the pool that are here:
+    /// on another device than the first where there is one.
+    pub(crate) fn settle(&self, areas: &[Area]) -> io::Result<()> {
+        let mut state = self.lock();
+        state.sync()?;
+        let Some(first) = state.replicas.first().map(|replica| replica.area.clone()) else {
+            return Ok(());
+        };
+        let apart = state
+            .replicas
+            .iter()
+            .any(|replica| replica.area.device != first.device);
+        if apart {
+            return Ok(());
+        }
+        let fits = |area: &&Area| area.blocks == first.blocks && !area.is(&first);
+        let elsewhere = areas
+            .iter()
+            .filter(fits)
+            .find(|area| area.device != first.device);
+        match (elsewhere, state.replicas.len()) {
+            (Some(area), 1) => state.adopt(Found::new(area.clone()), true),
+            (Some(area), _) => state.relocate(area),
+            (None, 1) => {
+                if let Some(area) = areas.iter().find(fits) {
+                    state.adopt(Found::new(area.clone()), true);
+                }
+            }
+            (None, _) => {}
+        }
+        Ok(())
+    }
+
+    /// Tries to bring back the copies that failed while running.
+    pub(crate) fn heal(&self) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.lost.is_empty() {
+            return Ok(());
+        }
+        state.sync()?;
+        for lost in std::mem::take(&mut state.lost) {
+            if state.replicas.len() > 1 {
+                // Another one took its place.
+                state.retire(&lost.area);
+                continue;
+            }
+            match state.bring_up(&lost.area, None) {
+                Ok(replica) => {
+                    state.note(format!(
+                        "the copy of the catalog on {} works again and is up to date",
+                        lost.area.device
+                    ));
+                    state.replicas.push(replica);
+                    state.note_devices();
+                }
+                Err(error) => state.lost.push(Lost {
+                    why: error.to_string(),
+                    ..lost
+                }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads every block of every copy, and repairs what it can. Blocks that no copy has are an error.
+    pub(crate) fn scrub(&self) -> io::Result<()> {
+        let blocks = self.lock().len.div_ceil(BLOCK);
+        let mut content = [0; BLOCK_BYTES];
+        let mut first_error = None;
+        for block in 1..blocks {
+            // Others may go on between two blocks.
+            let mut state = self.lock();
+            if block * BLOCK >= state.len {
+                break;
+            }
+            let expected = state.entry(block);
+            if expected == 0 {
+                continue;
+            }
+            let mut bad = Vec::new();
+            let mut good = None;
+            for (at, replica) in state.replicas.iter().enumerate() {
+                match replica.area.read_data(block, &mut content) {
+                    Ok(()) if block_crc(&content) == expected => good = Some(content),
+                    Ok(()) => bad.push((
+                        at,
+                        format!("block {block} of the catalog fails its checksum"),
+                    )),
+                    Err(error) => bad.push((at, error.to_string())),
+                }
+            }
+            match good {
+                Some(good) => state.mend(block, &good, bad),
+                None => {
+                    let error = || damaged(format!("block {block} of the catalog is lost"));
+                    first_error = first_error.or_else(|| Some(error()));
+                }
+            }
+        }
+        // What was repaired is durable too.
+        self.sync()?;
+        first_error.map_or(Ok(()), Err)
+    }
+
+    /// The copies, how many blocks were repaired, and what happened.
+    pub(crate) fn health(&self) -> (Vec<CatalogCopy>, u64, Vec<String>) {
+        let state = self.lock();
+        let good = state.replicas.iter().map(|replica| CatalogCopy {
+            device: replica.area.device,
+            state: CopyState::Good,
+        });
+        let lost = state.lost.iter().map(|lost| CatalogCopy {
+            device: lost.area.device,
+            state: CopyState::Failed(lost.why.clone()),
+        });
+        let mut copies: Vec<CatalogCopy> = good.chain(lost).collect();
+        if copies.len() < 2 {
+            let here: Vec<u8> = copies.iter().map(|copy| copy.device.0).collect();
+            let missing = state
+                .devices
+                .iter()
+                .filter(|device| **device != NO_DEVICE && !here.contains(device));
+            copies.extend(missing.map(|device| CatalogCopy {
+                device: DeviceIndex(*device),
+                state: CopyState::Missing,
+            }));
+        }
+        (copies, state.repaired_blocks, state.notes.clone())
+    }
+
+    /// The number of the last finished sync.
+    #[cfg(test)]
+    pub(crate) fn sequence(&self) -> u64 {
+        self.lock().seq
+    }
+}
+
+impl State {
+    fn header(&self) -> Header {
+        Header {
+            seq: self.seq,
+            len: self.len,
+            root: root(self.tables.iter().map(|table| table.block.as_ref())),
+            // Its tables were synced before.
+            wrote_tables: false,
+            lineage: self.lineage.clone(),
+            devices: self.devices,
+            head: self.head.clone(),
+        }
+    }
+
+    /// Notes where the copies are, for a time when one of them is not here.
+    fn note_devices(&mut self) {
+        let mut devices = [NO_DEVICE; 2];
+        for (device, replica) in devices.iter_mut().zip(&self.replicas) {
+            *device = replica.area.device.0;
+        }
+        devices.sort_unstable();
+        if devices != self.devices {
+            self.devices = devices;
+            self.head_dirty = true;
+        }
+    }
+
+    /// Makes an area the second copy, if that works; a new place gets it for the first time.
+    fn adopt(&mut self, found: Found, is_new: bool) {
+        let device = found.area.device;
+        let (was, known) = match found.content {
+            Ok(content) if content.header.seq == self.seq => (None, Some(content)),
+            Ok(content) => (
+                Some(format!(
+                    "was at sync {} of {}",
+                    content.header.seq, self.seq
+                )),
+                Some(content),
+            ),
+            Err(Unusable::Damaged(error)) => (Some(format!("was damaged: {error}")), None),
+            Err(Unusable::Blank | Unusable::Other | Unusable::Version(_)) => (None, None),
+        };
+        match self.bring_up(&found.area, known) {
+            Ok(replica) => {
+                if let Some(was) = was {
+                    self.note(format!(
+                        "the copy of the catalog on {device} {was}; it was brought up to date"
+                    ));
+                } else if is_new {
+                    self.note(format!("{device} has a copy of the catalog now"));
+                }
+                self.replicas.push(replica);
+                self.note_devices();
+                if !is_new {
+                    self.new_epoch = false;
+                }
+            }
+            Err(error) => {
+                self.note(format!(
+                    "the copy of the catalog on {device} can't be brought up to date: {error}"
+                ));
+                self.lost.push(Lost {
+                    area: found.area,
+                    why: error.to_string(),
+                });
+            }
+        }
+    }
+
+    /// Moves the second copy to an area of another device.
+    fn relocate(&mut self, area: &Area) {
+        let device = area.device;
+        match self.bring_up(area, None) {
+            Ok(replica) => {
+                self.note(format!("the catalog's second copy is on {device} now"));
+                let before = self.replicas.split_off(1);
+                self.replicas.push(replica);
+                self.note_devices();
+                for replica in before {
+                    self.retire(&replica.area);
+                }
+            }
+            Err(error) => self.note(format!(
+                "the catalog's second copy can't be put on {device}: {error}"
+            )),
+        }
+    }
+
+    fn retire(&mut self, area: &Area) {
+        let device = area.device;
+        self.note(match area.retire() {
+            Ok(()) => format!("an old copy of the catalog on {device} was removed"),
+            Err(error) => {
+                format!("an old copy of the catalog on {device} can't be removed: {error}")
+            }
+        });
+    }
+
+    /// Writes what differs to an area, durably: it then is at the last finished sync. `known` is what it
+    /// has; none: it can't be trusted at all. Nothing must be unsynced. Where the area is only behind, its
+    /// own last state stays whole until it has the new one, as in any sync.
+    fn bring_up(&mut self, area: &Area, known: Option<Content>) -> io::Result<Replica> {
+        if known.is_none() {
+            area.clear()?;
+        }
+        let known = known.as_ref();
+        let mut wrote = self.bring_up_blocks(area, known)?;
+        let mut slots = Vec::with_capacity(self.tables.len());
+        for (index, table) in self.tables.iter().enumerate() {
+            let found = known.map(|known| &known.tables[index]);
+            let (seq, crc) = (table.block.seq, table.block.crc);
+            slots.push(match found {
+                Some(found)
+                    if !found.orphan && found.block.seq == seq && found.block.crc == crc =>
+                {
+                    found.slot
+                }
+                Some(found) if found.block.seq.get() < seq.get() => {
+                    wrote = true;
+                    area.write_table(index as u64, 1 - found.slot, &table.block)?;
+                    1 - found.slot
+                }
+                // What is there could be taken for newer than what belongs there.
+                _ => {
+                    wrote = true;
+                    area.write_table(index as u64, 0, &table.block)?;
+                    area.write_table(index as u64, 1, &table.block)?;
+                    0
+                }
+            });
+        }
+        let header = self.header();
+        // No header before what it stands for.
+        if wrote {
+            area.store.sync()?;
+        }
+        let is_same = |found: &Header| {
+            let wrote_tables = found.wrote_tables;
+            *found
+                == Header {
+                    wrote_tables,
+                    ..header.clone()
+                }
+        };
+        let header_slot = match known.map(|known| (known.header_slot, &known.header)) {
+            Some((slot, found)) if !wrote && is_same(found) => slot,
+            Some((slot, found)) if found.seq < header.seq => {
+                area.write_header(1 - slot, &header)?;
+                area.store.sync()?;
+                1 - slot
+            }
+            _ => {
+                area.write_header(0, &header)?;
+                area.write_header(1, &header)?;
+                area.store.sync()?;
+                0
+            }
+        };
+        Ok(Replica {
+            area: area.clone(),
+            header_slot,
+            slots,
+        })
+    }
+
+    /// Writes the data blocks that differ; whether there was one.
+    fn bring_up_blocks(&mut self, area: &Area, known: Option<&Content>) -> io::Result<bool> {
+        let mut wrote = false;
+        let mut content = [0; BLOCK_BYTES];
+        for block in 1..self.len.div_ceil(BLOCK).min(area.blocks) {
+            let expected = self.entry(block);
+            let at = block as usize;
+            let same = known.is_some_and(|known| {
+                known.tables[at / ENTRIES].block.entries[at % ENTRIES].get() == expected
+            });
+            if expected == 0 || same {
+                continue;
+            }
+            if self.load_from_copies(block, expected, &mut content).is_ok() {
+                area.write_data(block, &content)?;
+                wrote = true;
+            } else if area.read_data(block, &mut content).is_ok() && block_crc(&content) == expected
+            {
+                // The good copy's own block is bad, and this one has it.
+                area.write_data(block, &content)?;
+                wrote = true;
+                let what = format!("block {block} of the catalog fails its checksum");
+                self.mend(block, &content, vec![(0, what)]);
+            }
+            // A block that nobody has is not this copy's fault: whoever reads it hears of it.
+        }
+        Ok(wrote)
+    }
+}

@@ -1,0 +1,190 @@
+//! Making what was written durable on every copy.
+//!
+//! **Design.** Tables and header change in memory and are written here, each into the older slot of each
+//! copy, before the devices' syncs; in memory the slots swap after them. A sync counts when every copy in
+//! use has it. One that fails is left behind, and the sync is then followed by another that says so: only
+//! a survivor that knows that it is alone may acknowledge anything. Devices are synced at the same time.
+//!
+//! A sync that fails on every copy is tried again by the caller, into the same slots. The device may have
+//! dropped what was not synced then, so the blocks since the last good sync are read back, verified, and
+//! written once more. **Not here:** bringing a copy back (`copies`).
+
+use super::State;
+use crate::{
+    area::{Area, BLOCK, Header, root},
+    store::BLOCK_BYTES,
+    uuid::Uuid,
+};
+use std::io;
+
+/// A random name for an epoch.
+pub(super) fn epoch_name() -> io::Result<u64> {
+    let uuid = Uuid::random().map_err(io::Error::other)?;
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&uuid.0[8..]);
+    // The version and variant bits are elsewhere or the same in all: 62 bits are random.
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// Syncs the devices of these areas, each once, at the same time.
+pub(super) fn sync_areas(areas: &[&Area]) -> Vec<io::Result<()>> {
+    match areas {
+        [one, other] if !one.same_store(other) && one.store.waits_in_sync() => {
+            std::thread::scope(|scope| {
+                let second = std::thread::Builder::new()
+                    .spawn_scoped(scope, || other.store.sync())
+                    .ok();
+                let first = one.store.sync();
+                let second = match second {
+                    Some(thread) => thread
+                        .join()
+                        .unwrap_or_else(|_| Err(io::Error::other("the sync panicked"))),
+                    None => other.store.sync(),
+                };
+                vec![first, second]
+            })
+        }
+        [one, other] if one.same_store(other) => {
+            let result = one.store.sync();
+            let again = |error: &io::Error| io::Error::new(error.kind(), error.to_string());
+            vec![result.as_ref().map(|()| ()).map_err(again), result]
+        }
+        areas => areas.iter().map(|area| area.store.sync()).collect(),
+    }
+}
+
+impl State {
+    pub(super) fn sync(&mut self) -> io::Result<()> {
+        if self.sync_failed {
+            self.write_again()?;
+        }
+        // Each further round has a copy less.
+        loop {
+            if self.new_epoch {
+                self.lineage.begin(epoch_name()?, self.seq);
+                self.head_dirty = true;
+                self.new_epoch = false;
+            }
+            if !self.tables_dirty && !self.head_dirty {
+                return self.sync_only();
+            }
+            let failed = self.sync_round()?;
+            if failed.is_empty() {
+                self.sync_failed = false;
+                self.unsynced.clear();
+                return Ok(());
+            }
+            self.lose(failed);
+        }
+    }
+
+    /// Nothing that we know of changed: the devices are synced all the same.
+    fn sync_only(&mut self) -> io::Result<()> {
+        let areas: Vec<&Area> = self.replicas.iter().map(|replica| &replica.area).collect();
+        let mut failed: Vec<(usize, io::Error)> = Vec::new();
+        for (at, result) in sync_areas(&areas).into_iter().enumerate() {
+            if let Err(error) = result {
+                failed.push((at, error));
+            }
+        }
+        if failed.len() == self.replicas.len()
+            && let Some((_, error)) = failed.pop()
+        {
+            self.sync_failed = true;
+            return Err(error);
+        }
+        if failed.is_empty() {
+            self.unsynced.clear();
+            return Ok(());
+        }
+        self.lose(failed);
+        self.sync()
+    }
+
+    /// One sync of tables and header on all copies; who failed, if somebody did not.
+    fn sync_round(&mut self) -> io::Result<Vec<(usize, io::Error)>> {
+        let seq = self.seq + 1;
+        let wrote_tables = self.tables_dirty;
+        for table in self.tables.iter_mut().filter(|table| table.dirty) {
+            table.block.seal(seq);
+        }
+        let header = Header {
+            seq,
+            len: self.len,
+            root: root(self.tables.iter().map(|table| table.block.as_ref())),
+            wrote_tables,
+            lineage: self.lineage.clone(),
+            devices: self.devices,
+            head: self.head.clone(),
+        };
+        let mut failed: Vec<(usize, io::Error)> = Vec::new();
+        let mut written = Vec::new();
+        for (at, replica) in self.replicas.iter().enumerate() {
+            let tables = self.tables.iter().enumerate();
+            let result = tables
+                .filter(|(_, table)| table.dirty)
+                .try_for_each(|(index, table)| {
+                    let slot = 1 - replica.slots[index];
+                    replica.area.write_table(index as u64, slot, &table.block)
+                })
+                .and_then(|()| replica.area.write_header(1 - replica.header_slot, &header));
+            match result {
+                Ok(()) => written.push(at),
+                Err(error) => failed.push((at, error)),
+            }
+        }
+        let areas: Vec<&Area> = written.iter().map(|at| &self.replicas[*at].area).collect();
+        for (at, result) in written.iter().zip(sync_areas(&areas)) {
+            if let Err(error) = result {
+                failed.push((*at, error));
+            }
+        }
+        if failed.len() == self.replicas.len() {
+            // Nobody has it for certain: it is tried again into the same slots.
+            self.sync_failed = true;
+            let error = failed.swap_remove(0).1;
+            return Err(error);
+        }
+        self.seq = seq;
+        self.head_dirty = false;
+        for (at, replica) in self.replicas.iter_mut().enumerate() {
+            if failed.iter().any(|(other, _)| *other == at) {
+                continue;
+            }
+            replica.header_slot = 1 - replica.header_slot;
+            if !wrote_tables {
+                // Nothing but the header changed, so the slot before it has no more use: it becomes a
+                // copy, durable with the next sync. Best effort.
+                let _ = replica.area.write_header(1 - replica.header_slot, &header);
+            }
+            for (index, table) in self.tables.iter().enumerate() {
+                if table.dirty {
+                    replica.slots[index] = 1 - replica.slots[index];
+                }
+            }
+        }
+        for table in &mut self.tables {
+            table.dirty = false;
+        }
+        self.tables_dirty = false;
+        Ok(failed)
+    }
+
+    /// Writes what may have been dropped once more.
+    fn write_again(&mut self) -> io::Result<()> {
+        let blocks: Vec<u64> = self.unsynced.iter().copied().collect();
+        let mut content = [0; BLOCK_BYTES];
+        for block in blocks {
+            // Cut off since, or made zeros.
+            if block * BLOCK >= self.len || self.entry(block) == 0 {
+                continue;
+            }
+            let expected = self.entry(block);
+            // What is gone now was not reachable: its commit had not got that far.
+            if self.load_from_copies(block, expected, &mut content).is_ok() {
+                self.save(block, &content)?;
+            }
+        }
+        Ok(())
+    }
+}
