@@ -253,6 +253,18 @@ impl Daemon {
         .collect()
     }
 
+    /// The pool's own check must find nothing.
+    ///
+    /// # Errors
+    /// If it finds something.
+    pub fn pool_check(&self) -> Result<()> {
+        let found = self.cli(&["pool", "check"])?;
+        if found["clean"] != true {
+            bail!("the pool's check: {found}");
+        }
+        Ok(())
+    }
+
     /// Ends daemon and engine in good order.
     ///
     /// # Errors

@@ -24,6 +24,7 @@ const DEPTH: usize = 16;
 /// The longest write or read, and the longest deallocation, in bytes.
 const LONGEST_BYTES: u64 = 128 << 10;
 const LONGEST_HOLE_BYTES: u64 = 1 << 20;
+const NO_SPACE: (u8, u8) = (0, 0x81);
 const POLL: Duration = Duration::from_millis(20);
 
 /// Random numbers, the same for the same seed.
@@ -78,6 +79,16 @@ pub struct Load {
     pub no_space: u64,
     /// Whether the connection was lost.
     pub lost: bool,
+}
+
+/// Whether a write ended with Capacity Exceeded (NVMe Base 2.1, figure "Generic Command Status Values").
+#[must_use]
+pub fn is_no_space(written: &Result<()>) -> bool {
+    let error = written
+        .as_ref()
+        .err()
+        .and_then(|error| error.downcast_ref());
+    matches!(error, Some(Error::Status { status, .. }) if (status.sct(), status.sc()) == NO_SPACE)
 }
 
 enum Running {
@@ -256,16 +267,37 @@ impl Host {
         Ok(())
     }
 
-    /// Writes a range once.
+    /// Writes every block, and flushes.
     ///
     /// # Errors
-    /// If it fails.
-    pub fn write(&mut self, lba: u64, blocks: u32, fua: bool) -> Result<()> {
-        let (_session, mut queue) = self.connect_soon()?;
+    /// If a write fails.
+    pub fn fill(&mut self) -> Result<()> {
+        let (session, mut queue) = self.connect_soon()?;
+        let blocks = LONGEST_BYTES / u64::from(self.block_bytes);
+        let mut lba = 0;
+        while lba < self.shadow.blocks() {
+            let blocks = blocks.min(self.shadow.blocks() - lba);
+            self.write_with(&mut queue, lba, blocks as u32)?;
+            lba += blocks;
+        }
+        drop((queue, session));
+        self.flush()
+    }
+
+    /// Writes a range once, on a queue that is there.
+    ///
+    /// # Errors
+    /// If it fails; see [`is_no_space`].
+    pub fn write_with(&mut self, queue: &mut IoQueue, lba: u64, blocks: u32) -> Result<()> {
         let mut data = self.buffer(blocks);
         let change = self.shadow.begin(lba, blocks, Some(&mut data));
-        let written = queue.execute(&IoOp::Write { lba, blocks, fua }, data, LIMIT);
-        self.shadow.end(&change, written.is_ok(), fua);
+        let op = IoOp::Write {
+            lba,
+            blocks,
+            fua: false,
+        };
+        let written = queue.execute(&op, data, LIMIT);
+        self.shadow.end(&change, written.is_ok(), false);
         written?;
         Ok(())
     }
@@ -408,7 +440,7 @@ impl Host {
 
     fn end(&mut self, what: Running, end: &Done, load: &mut Load) -> Result<()> {
         let well = end.status.is_success();
-        let no_space = (end.status.sct(), end.status.sc()) == (0, 0x81);
+        let no_space = (end.status.sct(), end.status.sc()) == NO_SPACE;
         match well {
             true => load.commands += 1,
             false if no_space => load.no_space += 1,

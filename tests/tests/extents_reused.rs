@@ -12,10 +12,10 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use forebay_initiator::{IoOp, dsm_ranges};
 use forebay_tests::daemon::{Daemon, DaemonOptions, Processes, kill_by_pid};
-use forebay_tests::host::{Dice, Host};
+use forebay_tests::host::{Dice, Host, is_no_space};
 use forebay_tests::shadow::Promise;
 use forebay_tests::wait;
 
@@ -61,7 +61,7 @@ impl Lab {
         let clean = pool["clean_bytes"].as_u64().context("clean_bytes")?;
         let ballast = clean.saturating_sub(2 * VOLUME + KEEPER + 6 * MIB);
         let mut ballast_host = lab.create_sized("t/ballast", ballast, u64::MAX)?;
-        fill(&mut ballast_host)?;
+        ballast_host.fill()?;
         Ok(lab)
     }
 
@@ -123,20 +123,6 @@ impl Lab {
     }
 }
 
-/// Writes every block, and flushes.
-fn fill(host: &mut Host) -> Result<()> {
-    let (_session, mut queue) = host.connect_soon()?;
-    let blocks = (EXTENT * 2) as u32 / BLOCK;
-    let mut lba = 0;
-    while lba < host.shadow.blocks() {
-        let blocks = u64::from(blocks).min(host.shadow.blocks() - lba) as u32;
-        write(host, &mut queue, lba, blocks)?;
-        lba += u64::from(blocks);
-    }
-    drop(queue);
-    host.flush()
-}
-
 /// Writes one block into each extent, which one depends on the extent; as long as there is space.
 fn dot(host: &mut Host) -> Result<u64> {
     let (_session, mut queue) = host.connect_soon()?;
@@ -146,41 +132,14 @@ fn dot(host: &mut Host) -> Result<u64> {
         let lba = extent * per_extent + extent % per_extent;
         // What was just freed is laundered first.
         let written = wait::until("space that was freed", MINUTE, || {
-            match write(host, &mut queue, lba, 1) {
-                Ok(()) => Ok(Some(())),
-                Err(error) if format!("{error:#}").contains("Capacity Exceeded") => Ok(None),
-                Err(error) => Err(error),
+            match host.write_with(&mut queue, lba, 1) {
+                written if is_no_space(&written) => Ok(None),
+                written => written.map(Some),
             }
         });
         written.with_context(|| format!("extent {extent}"))?;
     }
     Ok(extents)
-}
-
-fn write(
-    host: &mut Host,
-    queue: &mut forebay_initiator::IoQueue,
-    lba: u64,
-    blocks: u32,
-) -> Result<()> {
-    let mut data = vec![0; (blocks * BLOCK) as usize];
-    let change = host.shadow.begin(lba, blocks, Some(&mut data));
-    let op = IoOp::Write {
-        lba,
-        blocks,
-        fua: false,
-    };
-    let written = queue.execute(&op, data, MINUTE);
-    host.shadow.end(&change, written.is_ok(), false);
-    match written {
-        Ok(_) => Ok(()),
-        Err(forebay_initiator::Error::Status { status, .. })
-            if (status.sct(), status.sc()) == (0, 0x81) =>
-        {
-            bail!("Capacity Exceeded")
-        }
-        Err(error) => Err(error.into()),
-    }
 }
 
 /// Deallocates everything, in pieces.
@@ -202,7 +161,7 @@ fn deallocate(host: &mut Host) -> Result<()> {
 fn delete_crash_no_double_owner() -> Result<()> {
     let mut lab = Lab::new()?;
     let (_, mut keeper) = lab.create("keeper", KEEPER)?;
-    fill(&mut keeper)?;
+    keeper.fill()?;
     let mut dice = Dice(11);
     let mut left: Option<(String, Host)> = None;
     for round in 0..ROUNDS {
@@ -210,7 +169,7 @@ fn delete_crash_no_double_owner() -> Result<()> {
             Some(there) => there,
             None => lab.create("victim", VOLUME)?,
         };
-        fill(&mut victim)?;
+        victim.fill()?;
         // Asked now: later it would wait for the deletion.
         let before = lab.daemon.processes()?;
         // The deletion runs while somebody dies.
@@ -255,7 +214,7 @@ fn freed_extent_never_shows_old_bytes() -> Result<()> {
     let mut dice = Dice(13);
     for round in 0..ROUNDS {
         let (name, mut victim) = lab.create("victim", VOLUME)?;
-        fill(&mut victim)?;
+        victim.fill()?;
         let death = DEATHS[round as usize % DEATHS.len()];
         let deallocates = round % 2 == (round / 4) % 2;
         match deallocates {
@@ -269,12 +228,7 @@ fn freed_extent_never_shows_old_bytes() -> Result<()> {
         let blocks = dice.below(VOLUME / EXTENT);
         let (session, mut queue) = heir.connect_soon()?;
         for extent in 0..blocks {
-            write(
-                &mut heir,
-                &mut queue,
-                extent * (EXTENT / u64::from(BLOCK)),
-                1,
-            )?;
+            heir.write_with(&mut queue, extent * (EXTENT / u64::from(BLOCK)), 1)?;
         }
         drop((queue, session));
         let what = format!("round {round}, {death:?}, deallocates: {deallocates}");

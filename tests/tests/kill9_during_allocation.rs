@@ -131,6 +131,9 @@ fn kill9_during_allocation() -> Result<()> {
             1 => ensure!(loads.iter().all(|load| load.lost), "{loads:?}"),
             _ => daemon.start_again()?,
         }
+        daemon
+            .pool_check()
+            .with_context(|| format!("round {round}"))?;
         for host in &mut hosts {
             host.verify(Promise::Acknowledged)
                 .with_context(|| format!("round {round}, {loads:?}"))?;

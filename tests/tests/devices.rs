@@ -1,0 +1,268 @@
+//! Pools of several devices, one of which hangs, fails, is missing, or comes later.
+//!
+//! Purpose: only what lives on it suffers: other volumes read, write, flush and deallocate; a volume with
+//! something on a hanging device can be deleted; nobody's bytes show up elsewhere when the hang ends.
+//! Design: devices with switches for hanging and failing. One volume is full before the third device
+//! comes, so it surely has nothing there; another is filled afterwards, so it has. The first two
+//! devices have the catalog. Nothing asserts on time.
+//! Not here: devices that moved (`pool_troubles`), a catalog's device that fails (the pool's tests).
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_device::volatile::{fail_path, hang_path};
+use forebay_initiator::IoOp;
+use forebay_tests::daemon::{Daemon, DaemonOptions};
+use forebay_tests::host::{Habits, Host};
+use forebay_tests::shadow::Promise;
+use forebay_tests::wait;
+use serde_json::Value;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 16 * MIB;
+const LARGE: u64 = 48 * MIB;
+/// No first writes, so no extents of other devices.
+const IN_PLACE: Habits = Habits {
+    reads: 20,
+    holes: 0,
+    flushes: 5,
+    fua: 10,
+};
+
+struct Lab {
+    daemon: Daemon,
+    devices: Vec<PathBuf>,
+    /// On the first two devices.
+    here: Host,
+    /// On all three.
+    there: Host,
+}
+
+impl Lab {
+    fn new() -> Result<Self> {
+        let daemon = Daemon::start(&DaemonOptions {
+            config: "[engine]\nreactors = 2\n".into(),
+            ..DaemonOptions::default()
+        })?;
+        let devices: Vec<PathBuf> = (0..3)
+            .map(|i| daemon.folder().join(format!("device{i}")))
+            .collect();
+        let specs: Vec<String> = devices
+            .iter()
+            .map(|device| format!("volatile:{}?size=256M", device.display()))
+            .collect();
+        daemon.create_pool(&["--device", &specs[0], "--device", &specs[1]])?;
+        daemon.cli(&["tenant", "create", "t"])?;
+        let mut here = create(&daemon, "t/here", SIZE, 1)?;
+        here.fill()?;
+        here.habits = IN_PLACE;
+        // The third one comes while there is work.
+        let over = AtomicBool::new(false);
+        let commands = AtomicU64::new(0);
+        std::thread::scope(|scope| -> Result<()> {
+            let load = scope.spawn(|| {
+                here.load(|so_far| {
+                    commands.store(so_far, SeqCst);
+                    !over.load(SeqCst)
+                })
+            });
+            let result = (|| {
+                more(&commands, 50)?;
+                daemon.cli(&["device", "add", &specs[2]])?;
+                more(&commands, 50)
+            })();
+            over.store(true, SeqCst);
+            let load = load.join().expect("the load does not panic")?;
+            result?;
+            ensure!(!load.lost && load.interrupted == 0, "{load:?}");
+            Ok(())
+        })?;
+        let mut there = create(&daemon, "t/there", LARGE, 2)?;
+        there.fill()?;
+        there.habits = IN_PLACE;
+        let on_it = volumes_on(&daemon, 2)?;
+        ensure!(
+            on_it.contains("t/there") && !on_it.contains("t/here"),
+            "the third device has {on_it}"
+        );
+        Ok(Self {
+            daemon,
+            devices,
+            here,
+            there,
+        })
+    }
+
+    /// The volume elsewhere does everything.
+    fn others_go_on(&mut self) -> Result<()> {
+        let load = self.here.load(|commands| commands < 400)?;
+        ensure!(
+            !load.lost && load.interrupted == 0 && load.no_space == 0 && load.flushes > 0,
+            "{load:?}"
+        );
+        self.here.check()
+    }
+
+    fn quarantined_bytes(&self) -> Result<u64> {
+        let pool = self.daemon.cli(&["pool", "show"])?;
+        pool["quarantined_bytes"]
+            .as_u64()
+            .context("quarantined_bytes")
+    }
+}
+
+fn create(daemon: &Daemon, name: &str, size_bytes: u64, number: u64) -> Result<Host> {
+    let size = size_bytes.to_string();
+    daemon.cli(&["volume", "create", name, "--size", &size])?;
+    daemon.cli(&["export", "create", name, "--any-host"])?;
+    let address = format!("127.0.0.1:{}", daemon.port()).parse()?;
+    Ok(Host::new(address, name, size_bytes, 4096, number))
+}
+
+fn more(commands: &AtomicU64, count: u64) -> Result<()> {
+    let goal = commands.load(SeqCst) + count;
+    wait::until("more commands", MINUTE, || {
+        Ok((commands.load(SeqCst) >= goal).then_some(()))
+    })
+}
+
+fn volumes_on(daemon: &Daemon, device: u8) -> Result<String> {
+    let shown = daemon.cli(&["device", "show", &device.to_string()])?;
+    Ok(shown["volumes"].to_string())
+}
+
+fn state(daemon: &Daemon, device: usize) -> Result<Value> {
+    let list = daemon.cli(&["device", "list"])?;
+    Ok(list[device]["state"].clone())
+}
+
+#[test]
+fn hung_device_leaves_others_alone() -> Result<()> {
+    let mut lab = Lab::new()?;
+    let mut gone = create(&lab.daemon, "t/gone", SIZE, 3)?;
+    gone.fill()?;
+    ensure!(volumes_on(&lab.daemon, 2)?.contains("t/gone"));
+    let hang = hang_path(&lab.devices[2]);
+    std::fs::write(&hang, "")?;
+
+    // Writes that hang: their extents can't be drained.
+    let (session, mut queue) = gone.connect()?;
+    for lba in (0..gone.shadow.blocks()).step_by(16 * 8) {
+        let op = IoOp::Write {
+            lba,
+            blocks: 1,
+            fua: false,
+        };
+        if queue.submit(&op, lba, vec![0xee; 4096]).is_err() {
+            break;
+        }
+    }
+    let mut done = Vec::new();
+    let submitted = queue.in_flight();
+    queue.poll(
+        &mut done,
+        forebay_initiator::Wait::Block,
+        Duration::from_millis(300),
+    )?;
+    let stuck = AtomicBool::new(true);
+    let address = lab.there.address;
+    let spare = Host::new(address, "t/none", 4096, 4096, 0);
+    let mut there = std::mem::replace(&mut lab.there, spare);
+    let result = std::thread::scope(|scope| -> Result<()> {
+        let load = scope.spawn(|| {
+            let load = there.load(|commands| commands < 200);
+            stuck.store(false, SeqCst);
+            load
+        });
+        let result = (|| -> Result<()> {
+            lab.others_go_on().context("while it hangs")?;
+            lab.daemon.cli(&["export", "delete", "t/gone"])?;
+            lab.daemon
+                .cli(&["volume", "delete", "t/gone"])
+                .context("deleting while it hangs")?;
+            lab.others_go_on()
+                .context("after a deletion while it hangs")?;
+            ensure!(
+                lab.quarantined_bytes()? > 0,
+                "nothing is quarantined, with {submitted} writes in flight"
+            );
+            ensure!(stuck.load(SeqCst), "the device did not hang");
+            Ok(())
+        })();
+        std::fs::remove_file(&hang)?;
+        let load = load.join().expect("the load does not panic")?;
+        result?;
+        ensure!(!load.lost && load.no_space == 0, "{load:?}");
+        Ok(())
+    });
+    lab.there = there;
+    result?;
+    drop((queue, session));
+    wait::until("nothing is quarantined any more", MINUTE, || {
+        Ok((lab.quarantined_bytes()? == 0).then_some(()))
+    })?;
+    // What hung has landed; nobody gets to see it.
+    let mut heir = create(&lab.daemon, "t/heir", LARGE, 4)?;
+    heir.check()?;
+    heir.fill()?;
+    heir.check()?;
+    lab.there.check()?;
+    lab.daemon.pool_check()?;
+    lab.daemon.kill_all()?;
+    lab.daemon.start_again()?;
+    for host in [&mut lab.here, &mut lab.there, &mut heir] {
+        host.verify(Promise::Acknowledged)?;
+    }
+    lab.daemon.stop()
+}
+
+#[test]
+fn a_failing_or_missing_device_takes_down_only_what_lives_on_it() -> Result<()> {
+    let mut lab = Lab::new()?;
+    let fail = fail_path(&lab.devices[2]);
+    std::fs::write(&fail, "")?;
+    let (session, mut queue) = lab.there.connect()?;
+    let mut failed = 0;
+    for lba in (0..lab.there.shadow.blocks()).step_by(16) {
+        let op = IoOp::Read { lba, blocks: 1 };
+        match queue.execute(&op, vec![0; 4096], MINUTE) {
+            Ok(got) => lab.there.shadow.judge(lba, &got)?,
+            Err(forebay_initiator::Error::Status { .. }) => failed += 1,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    ensure!(failed > 0, "nothing failed");
+    drop((queue, session));
+    lab.others_go_on().context("while it fails")?;
+    std::fs::remove_file(&fail)?;
+    lab.daemon.stop()?;
+
+    // It is not there at the start.
+    let device = lab.devices[2].clone();
+    let away = device.with_extension("away");
+    std::fs::rename(&device, &away)?;
+    lab.daemon.start_again()?;
+    ensure!(
+        state(&lab.daemon, 2)? == "missing",
+        "{}",
+        state(&lab.daemon, 2)?
+    );
+    lab.others_go_on().context("while it is missing")?;
+    lab.here.verify(Promise::Acknowledged)?;
+    ensure!(lab.there.check().is_err(), "it can't all be there");
+    let warnings = lab.daemon.status()?["warnings"].to_string();
+    ensure!(warnings.contains("missing"), "{warnings}");
+
+    std::fs::rename(&away, &device)?;
+    lab.daemon.cli(&["pool", "open"])?;
+    wait::until("the device is back", MINUTE, || {
+        Ok((state(&lab.daemon, 2)? == "online").then_some(()))
+    })?;
+    lab.there.verify(Promise::Acknowledged)?;
+    lab.others_go_on().context("when it is back")?;
+    lab.daemon.pool_check()?;
+    lab.daemon.stop()
+}
