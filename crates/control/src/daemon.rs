@@ -292,11 +292,7 @@ impl Daemon {
     }
 
     /// Starts to serve a pool.
-    fn begin(
-        &self,
-        owner: Rc<Owner>,
-        live: Option<(EngineProcess, Greeting)>,
-    ) {
+    fn begin(&self, owner: Rc<Owner>, live: Option<(EngineProcess, Greeting)>) {
         owner
             .listeners
             .borrow_mut()

@@ -7,7 +7,8 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use forebay_control::api::model::Placement;
 use forebay_device::size::parse_bytes;
 
 use crate::bench::BenchCommand;
@@ -72,12 +73,58 @@ pub(crate) enum PoolCommand {
     },
     /// Show the pool
     Show,
+    /// Change what is set for the pool
+    #[command(group(
+        ArgGroup::new("changes")
+            .args(["placement", "warn_percent", "critical_percent"])
+            .required(true)
+            .multiple(true)
+    ))]
+    Set(SettingsArgs),
+    /// Check the maps against the extents, while the pool is used; exit code 1 if something is wrong
+    Check {
+        /// Give back extents that have leaked
+        #[arg(long)]
+        repair: bool,
+    },
     /// End the pool and wipe its labels
     Destroy {
-        /// Destroy its volumes too
+        /// Destroy its volumes too; a pool that can't be opened is forgotten
         #[arg(long)]
         force: bool,
     },
+}
+
+/// Where a volume's extents come from when there are several devices.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum PlacementArg {
+    /// From all devices in turn
+    Stripe,
+    /// From the first device that has space
+    Fill,
+}
+
+impl From<PlacementArg> for Placement {
+    fn from(placement: PlacementArg) -> Self {
+        match placement {
+            PlacementArg::Stripe => Self::Stripe,
+            PlacementArg::Fill => Self::Fill,
+        }
+    }
+}
+
+/// What can be set for a pool.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct SettingsArgs {
+    /// Where a volume's extents come from when there are several devices
+    #[arg(long, value_enum)]
+    pub(crate) placement: Option<PlacementArg>,
+    /// Warn from this much used on, in percent
+    #[arg(long, value_name = "N")]
+    pub(crate) warn_percent: Option<u8>,
+    /// Warn louder from this much used on, in percent
+    #[arg(long, value_name = "N")]
+    pub(crate) critical_percent: Option<u8>,
 }
 
 #[derive(Debug, Args)]
@@ -97,12 +144,30 @@ pub(crate) struct PoolCreateArgs {
     /// Create device files that are missing, sparse, with this size
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) size: Option<u64>,
+    #[command(flatten)]
+    pub(crate) settings: SettingsArgs,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DeviceCommand {
     /// List the devices
     List,
+    /// Show a device, and which volumes have something there
+    Show {
+        /// Its place in the pool, as `device list` shows it
+        index: u8,
+    },
+    /// Make a device part of the pool, while it is used
+    Add {
+        /// The device: file:/path, /path, ram:/path?size=1G or null:/path?size=64G
+        spec: String,
+        /// Use it even if it holds something else; what it holds is lost
+        #[arg(long)]
+        force: bool,
+        /// Create a missing file, sparse, with this size
+        #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+        size: Option<u64>,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -150,6 +215,32 @@ impl std::fmt::Display for VolumeName {
     }
 }
 
+/// How much of a volume is reserved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reserve {
+    Bytes(u64),
+    Full,
+}
+
+impl Reserve {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "full" => Ok(Self::Full),
+            size => parse_bytes(size)
+                .map(Self::Bytes)
+                .map_err(|error| format!("{error}; or say `full`")),
+        }
+    }
+
+    /// In bytes, for a volume of this size.
+    pub(crate) fn of(self, size_bytes: u64) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Full => size_bytes,
+        }
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum VolumeCommand {
     /// Make a volume; it takes no space until it is written
@@ -162,6 +253,9 @@ pub(crate) enum VolumeCommand {
         /// The block size hosts see, 512 or 4096 [default: 4096]
         #[arg(long, value_name = "BYTES")]
         block_size: Option<u32>,
+        /// Promise it this much space, whatever other volumes do: a size, or `full`
+        #[arg(long, value_name = "SIZE|full", value_parser = Reserve::parse)]
+        reserve: Option<Reserve>,
     },
     /// List volumes
     List {
@@ -180,6 +274,14 @@ pub(crate) enum VolumeCommand {
         /// Its new size, e.g. 20G
         #[arg(long, value_parser = parse_bytes)]
         size: u64,
+    },
+    /// Change how much space a volume is promised, whatever other volumes do
+    Set {
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+        volume: VolumeName,
+        /// A size (0: nothing is promised), or `full`
+        #[arg(long, value_name = "SIZE|full", value_parser = Reserve::parse)]
+        reserve: Reserve,
     },
     /// End a volume that is not exported
     Delete {
@@ -256,19 +358,26 @@ mod tests {
             volume,
             size,
             block_size,
+            reserve,
         }) = cli.command
         else {
             panic!("another command");
         };
         assert_eq!(volume.to_string(), "acme/disk");
-        assert_eq!((size, block_size), (1 << 30, None));
+        assert_eq!((size, block_size, reserve), (1 << 30, None, None));
+        assert_eq!(Reserve::parse("full").unwrap().of(7), 7);
+        assert_eq!(Reserve::parse("1K").unwrap().of(7), 1024);
         for wrong in [
             &["forebay", "volume", "create", "disk", "--size", "1G"][..],
             &["forebay", "volume", "create", "a/b/c", "--size", "1G"],
             &["forebay", "volume", "create", "a/", "--size", "1G"],
             &["forebay", "volume", "create", "a/b", "--size", "1X"],
             &["forebay", "volume", "create", "a/b"],
+            &["forebay", "volume", "set", "a/b", "--reserve", "most"],
+            &["forebay", "volume", "set", "a/b"],
             &["forebay", "pool", "create"],
+            &["forebay", "pool", "set"],
+            &["forebay", "pool", "set", "--placement", "mirror"],
         ] {
             assert_eq!(
                 Cli::try_parse_from(wrong).unwrap_err().exit_code(),

@@ -61,7 +61,7 @@ fn run(cli: Cli) -> Outcome {
     };
     match cli.command {
         Command::Pool(command) => command::pool::pool(&context()?, command),
-        Command::Device(command) => command::pool::device(&context()?, &command),
+        Command::Device(command) => command::pool::device(&context()?, command),
         Command::Tenant(command) => command::tenant::tenant(&context()?, command),
         Command::Volume(command) => command::volume::volume(&context()?, command),
         Command::Export(command) => command::export::export(&context()?, command),

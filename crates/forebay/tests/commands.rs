@@ -9,7 +9,10 @@ use std::process::{Command, Output};
 use std::sync::mpsc;
 
 use forebay_control::api::error::ApiError;
-use forebay_control::api::model::{DeviceInfo, Export, PoolInfo, PoolState, Tenant, Volume};
+use forebay_control::api::model::{
+    CatalogInfo, CheckProblem, CheckResult, DeviceDetails, DeviceInfo, DeviceState, Export,
+    Placement, PoolInfo, PoolState, SpaceLevel, Tenant, Volume,
+};
 use forebay_control::api::request::{Request, channel};
 use forebay_control::api::{bind, serve};
 use serde_json::Value;
@@ -119,7 +122,45 @@ fn volume(size_bytes: u64) -> Volume {
         size_bytes,
         block_bytes: 4096,
         allocated_bytes: 65536,
+        mapped_bytes: 65536,
+        reserved_bytes: 1 << 20,
         exported: true,
+    }
+}
+
+fn device(state: DeviceState) -> DeviceInfo {
+    let missing = state == DeviceState::Missing;
+    DeviceInfo {
+        index: missing.into(),
+        uuid: "0".to_owned(),
+        spec: "file:/pool.img".to_owned(),
+        kind: "file".to_owned(),
+        capacity_bytes: 1 << 30,
+        data_bytes: 1 << 30,
+        used_bytes: 1 << 28,
+        free_bytes: 3 << 28,
+        quarantined_bytes: 0,
+        data_offset_bytes: 1 << 20,
+        block_bytes: 512,
+        can_punch: true,
+        state,
+        why: missing.then(|| "no such file".to_owned()),
+    }
+}
+
+fn check_result(repair: bool) -> CheckResult {
+    CheckResult {
+        clean: repair,
+        extents_checked: 16384,
+        mappings_checked: 4096,
+        volumes_checked: 1,
+        leaked_extents: 3,
+        repaired_extents: if repair { 3 } else { 0 },
+        problems: vec![CheckProblem {
+            what: "3 extents of device 0 leak".to_owned(),
+            repairable: true,
+        }],
+        problems_left_out: 0,
     }
 }
 
@@ -130,6 +171,11 @@ fn pool() -> PoolInfo {
         state: PoolState::Degraded,
         extent_bytes: 65536,
         capacity_bytes: 1 << 30,
+        used_bytes: 1 << 28,
+        promised_bytes: 1 << 20,
+        free_bytes: 3 << 28,
+        used_percent: 25,
+        level: SpaceLevel::Normal,
         clean_bytes: 3 << 28,
         reserved_bytes: 0,
         owned_bytes: 1 << 28,
@@ -138,16 +184,15 @@ fn pool() -> PoolInfo {
         provisioned_bytes: 1 << 40,
         tenants: 1,
         volumes: 1,
-        devices: vec![DeviceInfo {
-            index: 0,
-            spec: "file:/pool.img".to_owned(),
-            kind: "file".to_owned(),
-            capacity_bytes: 1 << 30,
-            data_offset_bytes: 1 << 20,
-            block_bytes: 512,
-            can_punch: true,
-            state: "online".to_owned(),
-        }],
+        placement: Placement::Stripe,
+        warn_percent: 80,
+        critical_percent: 95,
+        catalog: CatalogInfo {
+            used_bytes: 1 << 20,
+            limit_bytes: 1 << 25,
+        },
+        devices: vec![device(DeviceState::Online), device(DeviceState::Missing)],
+        warnings: vec!["the moon is full".to_owned()],
     }
 }
 
@@ -170,10 +215,8 @@ fn answer(request: Request, tell: &mpsc::Sender<String>) {
         Request::VolumeCreate { body, reply, .. } => {
             let _ = reply.send(Ok(volume(body.size_bytes)));
         }
-        Request::VolumeGrow {
-            size_bytes, reply, ..
-        } => {
-            let _ = reply.send(Ok(volume(size_bytes)));
+        Request::VolumeUpdate { body, reply, .. } => {
+            let _ = reply.send(Ok(volume(body.size_bytes.unwrap_or(1 << 30))));
         }
         Request::VolumeList { reply, .. } => {
             let _ = reply.send(Ok(vec![volume(1 << 30)]));
@@ -184,6 +227,20 @@ fn answer(request: Request, tell: &mpsc::Sender<String>) {
             let _ = reply.send(Ok(export()));
         }
         Request::PoolCreate { reply, .. } => drop(reply.send(Ok(pool()))),
+        Request::PoolShow(reply) => drop(reply.send(Ok(pool()))),
+        Request::PoolUpdate { reply, .. } => drop(reply.send(Ok(pool()))),
+        Request::PoolCheck { body, reply } => {
+            let _ = reply.send(Ok(check_result(body.repair)));
+        }
+        Request::DeviceShow { reply, .. } => {
+            let _ = reply.send(Ok(DeviceDetails {
+                device: device(DeviceState::Online),
+                volumes: vec!["acme/disk".to_owned()],
+            }));
+        }
+        Request::DeviceAdd { reply, .. } => {
+            let _ = reply.send(Ok(device(DeviceState::Online)));
+        }
         Request::PoolOpen { reply, .. } => drop(reply.send(Ok(pool()))),
         Request::PoolDestroy { reply, .. } => drop(reply.send(Ok("pool destroyed".to_owned()))),
         // Dropping the reply is a refusal.
@@ -222,11 +279,38 @@ fn what_is_typed_arrives() {
                 "512",
             ][..],
             "VolumeCreate { tenant: \"acme\", body: VolumeCreate { name: \"disk\", \
-             size_bytes: 10737418240, block_bytes: Some(512) }",
+             size_bytes: 10737418240, block_bytes: Some(512), reserved_bytes: 0 }",
         ),
         (
             &["volume", "resize", "acme/disk", "--size", "2T"],
-            "VolumeGrow { tenant: \"acme\", volume: \"disk\", size_bytes: 2199023255552",
+            "VolumeUpdate { tenant: \"acme\", volume: \"disk\", \
+             body: VolumeUpdate { size_bytes: Some(2199023255552), reserved_bytes: None }",
+        ),
+        (
+            &[
+                "volume",
+                "create",
+                "acme/disk",
+                "--size",
+                "1M",
+                "--reserve",
+                "full",
+            ],
+            "reserved_bytes: 1048576",
+        ),
+        (
+            &["volume", "set", "acme/disk", "--reserve", "64K"],
+            "VolumeUpdate { size_bytes: None, reserved_bytes: Some(65536) }",
+        ),
+        (
+            &["pool", "set", "--placement", "fill", "--warn-percent", "70"],
+            "PoolUpdate { placement: Some(Fill), warn_percent: Some(70), critical_percent: None }",
+        ),
+        (&["pool", "check", "--repair"], "PoolCheck { repair: true }"),
+        (&["device", "show", "1"], "DeviceShow { index: 1"),
+        (
+            &["device", "add", "/b", "--size", "1G", "--force"],
+            "DeviceAdd { spec: \"/b\", force: true, size_bytes: Some(1073741824) }",
         ),
         (
             &["volume", "list", "acme"],
@@ -264,7 +348,8 @@ fn what_is_typed_arrives() {
                 "16G",
             ],
             "devices: [\"/a\", \"ram:/b?size=1G\"], force: false, extent_bytes: None, \
-             size_bytes: Some(17179869184)",
+             size_bytes: Some(17179869184), placement: None, warn_percent: None, \
+             critical_percent: None",
         ),
         (
             &["pool", "open", "--device", "/a"],
@@ -296,6 +381,57 @@ fn what_is_typed_arrives() {
         asked.contains(&format!("file:{}", here.display())),
         "{asked}"
     );
+}
+
+#[test]
+fn full_is_all_of_the_volume() {
+    let daemon = Daemon::start();
+    daemon.text(&["volume", "set", "acme/disk", "--reserve", "full"]);
+    assert!(daemon.asked.try_recv().unwrap().contains("VolumeShow"));
+    let asked = daemon.asked.try_recv().unwrap();
+    assert!(asked.contains("reserved_bytes: Some(1048576)"), "{asked}");
+}
+
+#[test]
+fn a_pool_is_shown_with_what_is_wrong() {
+    let daemon = Daemon::start();
+    let text = daemon.text(&["pool", "show"]);
+    for part in [
+        "degraded",
+        "256 MiB (25 % with what is promised)",
+        "80 % and 95 %",
+        "1 MiB of at most 32 MiB",
+        "missing: no such file",
+        "warning: the moon is full",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let text = daemon.text(&["device", "show", "0"]);
+    assert!(
+        text.contains("acme/disk") && text.contains("online"),
+        "{text}"
+    );
+    assert_eq!(daemon.json(&["device", "show", "0"])["state"], "online");
+}
+
+#[test]
+fn a_check_that_finds_something_fails_unless_it_repaired_it() {
+    let daemon = Daemon::start();
+    let output = daemon.run(&["pool", "check"]);
+    assert_eq!(output.status.code(), Some(1));
+    let (shown, said) = (
+        String::from_utf8(output.stdout).unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    );
+    assert!(shown.contains("3 extents of device 0 leak"), "{shown}");
+    assert!(said.contains("error: something is wrong"), "{said}");
+    assert!(said.contains("--repair"), "{said}");
+    let json = daemon.run(&["--json", "pool", "check"]);
+    assert_eq!(json.status.code(), Some(1));
+    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json["leaked_extents"], 3);
+    let text = daemon.text(&["pool", "check", "--repair"]);
+    assert!(text.contains("all is well again"), "{text}");
 }
 
 #[test]

@@ -4,76 +4,18 @@
 //! way in and out; what a first run and a taken address look like.
 //! Not here: kernels as clients, deaths under load.
 
+mod common;
+
 use std::fs::File;
 use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::Stdio;
 
-use rustix::process::{Pid, Signal, kill_process};
+use common::{Daemon, folder, forebay, running, send, wait, wait_until};
+use rustix::process::Signal;
 use serde_json::Value;
-
-/// A hang ends here; nothing is measured.
-const LIMIT: Duration = Duration::from_secs(120);
-
-/// A folder on the build's own filesystem: pools want direct I/O, which a tmpfs may refuse.
-fn folder() -> tempfile::TempDir {
-    tempfile::Builder::new()
-        .prefix("fb-")
-        .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
-        .unwrap()
-}
-
-fn forebay(folder: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    command
-        .args(args)
-        .current_dir(folder)
-        .stdin(Stdio::null())
-        .env_remove("FOREBAY_SOCKET");
-    command
-}
-
-/// Processes with the folder on their command line.
-fn running(folder: &Path) -> Vec<String> {
-    let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
-    let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    processes
-        .filter(|entry| {
-            entry
-                .file_name()
-                .to_str()
-                .is_some_and(|pid| pid.parse::<u32>().is_ok())
-        })
-        .filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok())
-        .map(|line| String::from_utf8_lossy(&line).replace('\0', " "))
-        .filter(|line| line.contains(&name))
-        .collect()
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < LIMIT, "waited for {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
-fn wait(child: &mut Child) -> i32 {
-    let mut code = None;
-    wait_until("a process to end", || {
-        code = child.try_wait().unwrap();
-        code.is_some()
-    });
-    code.unwrap().code().unwrap_or(-1)
-}
-
-fn send(child: &Child, signal: Signal) {
-    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-    kill_process(pid, signal).unwrap();
-}
 
 const SHORT: [&str; 7] = [
     "--json",
@@ -136,77 +78,6 @@ fn demo_that_is_ended_leaves_nothing_running() {
         } else {
             assert_eq!(code, 1);
             assert_eq!(running(folder.path()), Vec::<String>::new());
-        }
-    }
-}
-
-/// A daemon on a folder of its own, ended in good order.
-struct Daemon {
-    folder: tempfile::TempDir,
-    child: Child,
-}
-
-impl Daemon {
-    fn start() -> Self {
-        let folder = folder();
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
-        let config = format!(
-            "[listen]\nnvme_tcp = [\"127.0.0.1:{port}\"]\n\
-             [pool]\nembedded = {{ path = \"pool.img\", size = \"1G\" }}\n"
-        );
-        std::fs::write(folder.path().join("forebay.toml"), config).unwrap();
-        let log = File::create(folder.path().join("err")).unwrap();
-        let child = forebay(folder.path(), &["serve"])
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let daemon = Self { folder, child };
-        wait_until("the engine", || {
-            let output = daemon.run(&["--json", "status"]);
-            serde_json::from_slice::<Value>(&output.stdout)
-                .is_ok_and(|status| status["engine_state"] == "running")
-        });
-        daemon
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn run(&self, args: &[&str]) -> Output {
-        forebay(self.folder.path(), args).output().unwrap()
-    }
-
-    fn json(&self, args: &[&str]) -> Value {
-        let mut all = vec!["--json"];
-        all.extend(args);
-        let output = self.run(&all);
-        assert!(output.status.success(), "{args:?}: {output:?}");
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
-
-    fn refused(&self, args: &[&str], part: &str) {
-        let output = self.run(args);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
-        assert!(
-            said.starts_with("error: ") && said.contains(part),
-            "{args:?}: {said}"
-        );
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        send(&self.child, Signal::TERM);
-        let code = wait(&mut self.child);
-        if !std::thread::panicking() {
-            assert_eq!(code, 0);
-            assert_eq!(running(self.folder.path()), Vec::<String>::new());
         }
     }
 }
@@ -350,10 +221,7 @@ fn a_taken_address_and_a_taken_folder_are_clear_errors() {
     let second = daemon.run(&["serve"]);
     let said = String::from_utf8_lossy(&second.stderr);
     assert_eq!(second.status.code(), Some(1), "{said}");
-    assert!(
-        said.contains(&format!("pid {}", daemon.child.id())),
-        "{said}"
-    );
+    assert!(said.contains(&format!("pid {}", daemon.pid())), "{said}");
 
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();

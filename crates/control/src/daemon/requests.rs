@@ -38,7 +38,10 @@ impl Daemon {
             }
             Request::PoolShow(reply) => self.read(reply, |owner| Ok(owner.pool_show())),
             Request::PoolUpdate { body, reply } => {
-                self.change(reply, move |owner| async move { owner.pool_update(body).await });
+                self.change(
+                    reply,
+                    move |owner| async move { owner.pool_update(body).await },
+                );
             }
             Request::PoolCheck { body, reply } => {
                 self.change(reply, move |owner| async move { owner.check(body).await });

@@ -223,7 +223,9 @@ impl Owner {
     pub(crate) fn device_list(&self) -> Vec<DeviceInfo> {
         let core = self.core.borrow();
         let records = core.pool.devices().iter();
-        records.map(|record| self.show_device(&core, record)).collect()
+        records
+            .map(|record| self.show_device(&core, record))
+            .collect()
     }
 
     /// One device, and who has something there.

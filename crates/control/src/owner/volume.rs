@@ -8,8 +8,8 @@
 
 use forebay_device::size::format_bytes;
 use forebay_pool::{ErrorKind, NewVolume, PoolError};
-use forebay_xlate::boundary::message::ToEngine;
 use forebay_xlate::VolumeId;
+use forebay_xlate::boundary::message::ToEngine;
 use tokio::time::timeout;
 
 use super::Owner;
@@ -86,11 +86,7 @@ impl Owner {
             block_bytes: Some(body.block_bytes.unwrap_or(4096)),
             reserved_bytes: body.reserved_bytes,
         };
-        let id = self
-            .core
-            .borrow_mut()
-            .pool
-            .create_volume(&new, now_s());
+        let id = self.core.borrow_mut().pool.create_volume(&new, now_s());
         let id = id.map_err(|error| reservation_error(self, error))?;
         self.commit_for_api().await?;
         self.push_volume(id).await?;

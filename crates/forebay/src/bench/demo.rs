@@ -201,6 +201,7 @@ fn prepare(client: &Client, guest: &Guest) -> Outcome<Export> {
             name: VOLUME.to_owned(),
             size_bytes: VOLUME_BYTES,
             block_bytes: None,
+            reserved_bytes: 0,
         };
         client.post::<_, Volume>(&format!("{tenant_path}/volumes"), &body)?;
     }

@@ -1,10 +1,14 @@
 //! `forebay pool` and `forebay device`.
 
-use forebay_control::api::model::{DeviceInfo, Done, PoolCreate, PoolInfo, PoolOpen};
+use forebay_control::api::model::{
+    CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Done, PoolCheck, PoolCreate, PoolInfo,
+    PoolOpen, PoolUpdate,
+};
 use forebay_device::size::format_bytes;
 use forebay_device::spec::DeviceSpec;
 
 use super::Context;
+use super::status::word;
 use crate::cli::{DeviceCommand, PoolCommand, PoolCreateArgs};
 use crate::failure::{Failure, Outcome, While};
 use crate::output::{pairs, table, yes_no};
@@ -19,6 +23,15 @@ pub(crate) fn pool(context: &Context, command: PoolCommand) -> Outcome {
             context.client.post("/v1/pool/open", &body)?
         }
         PoolCommand::Show => context.client.get("/v1/pool")?,
+        PoolCommand::Set(settings) => {
+            let body = PoolUpdate {
+                placement: settings.placement.map(Into::into),
+                warn_percent: settings.warn_percent,
+                critical_percent: settings.critical_percent,
+            };
+            context.client.patch("/v1/pool", &body)?
+        }
+        PoolCommand::Check { repair } => return check(context, repair),
         PoolCommand::Destroy { force } => {
             let query = if force { "?force=true" } else { "" };
             let done: Done = context.client.delete(&format!("/v1/pool{query}"))?;
@@ -26,6 +39,64 @@ pub(crate) fn pool(context: &Context, command: PoolCommand) -> Outcome {
         }
     };
     context.output.show(&info, pool_text)
+}
+
+fn check(context: &Context, repair: bool) -> Outcome {
+    let found: CheckResult = context
+        .client
+        .post("/v1/pool/check", &PoolCheck { repair })?;
+    context.output.show(&found, check_text)?;
+    if found.clean {
+        return Ok(());
+    }
+    let failure = Failure::new("something is wrong with the pool");
+    let mendable = found.problems.iter().any(|problem| problem.repairable);
+    Err(if mendable && !repair {
+        failure.hint("`forebay pool check --repair` gives back what has leaked")
+    } else {
+        failure.hint(
+            "copy what is needed from its volumes, and keep this report for whoever looks into it",
+        )
+    })
+}
+
+fn check_text(found: &CheckResult) -> String {
+    let mut text = pairs([
+        ("extents", found.extents_checked.to_string()),
+        ("mappings", found.mappings_checked.to_string()),
+        ("volumes", found.volumes_checked.to_string()),
+        (
+            "leaked",
+            format!(
+                "{} extents, {} given back",
+                found.leaked_extents, found.repaired_extents
+            ),
+        ),
+        (
+            "problems",
+            (found.problems.len() as u64 + found.problems_left_out).to_string(),
+        ),
+    ]);
+    if !found.problems.is_empty() {
+        text.push('\n');
+        text.push_str(&table(
+            ["PROBLEM", "REPAIRABLE"],
+            found
+                .problems
+                .iter()
+                .map(|problem| [problem.what.clone(), yes_no(problem.repairable)]),
+        ));
+        text.push('\n');
+    }
+    if found.problems_left_out > 0 {
+        text.push_str(&format!("and {} more\n", found.problems_left_out));
+    }
+    text.push_str(match (found.clean, found.repaired_extents) {
+        (true, 0) => "all is well\n",
+        (true, _) => "all is well again\n",
+        (false, _) => "",
+    });
+    text
 }
 
 /// Device specifications with absolute paths: the daemon runs elsewhere.
@@ -48,34 +119,62 @@ fn create(context: &Context, args: PoolCreateArgs) -> Outcome<PoolInfo> {
         force: args.force,
         extent_bytes: args.extent_size,
         size_bytes: args.size,
+        placement: args.settings.placement.map(Into::into),
+        warn_percent: args.settings.warn_percent,
+        critical_percent: args.settings.critical_percent,
     };
     Ok(context.client.post("/v1/pool", &body)?)
 }
 
 fn pool_text(pool: &PoolInfo) -> String {
-    let used = pool.capacity_bytes.saturating_sub(pool.clean_bytes);
-    let percent = used as f64 * 100.0 / pool.capacity_bytes.max(1) as f64;
+    let catalog = &pool.catalog;
     let mut text = pairs([
         ("name", pool.name.clone()),
         ("uuid", pool.uuid.clone()),
-        ("state", crate::command::status::word(&pool.state)),
+        ("state", word(&pool.state)),
         ("capacity", format_bytes(pool.capacity_bytes)),
-        ("used", format!("{} ({percent:.1} %)", format_bytes(used))),
-        ("  owned", format_bytes(pool.owned_bytes)),
-        ("  reserved", format_bytes(pool.reserved_bytes)),
+        (
+            "used",
+            format!(
+                "{} ({} % with what is promised)",
+                format_bytes(pool.used_bytes),
+                pool.used_percent
+            ),
+        ),
+        ("promised", format_bytes(pool.promised_bytes)),
+        ("free", format_bytes(pool.free_bytes)),
+        ("  clean", format_bytes(pool.clean_bytes)),
         ("  dirty", format_bytes(pool.dirty_bytes)),
-        ("  quarantined", format_bytes(pool.quarantined_bytes)),
+        ("owned", format_bytes(pool.owned_bytes)),
+        ("set aside", format_bytes(pool.reserved_bytes)),
+        ("quarantined", format_bytes(pool.quarantined_bytes)),
         ("provisioned", format_bytes(pool.provisioned_bytes)),
         ("extent size", format_bytes(pool.extent_bytes)),
         ("tenants", pool.tenants.to_string()),
         ("volumes", pool.volumes.to_string()),
+        ("placement", word(&pool.placement)),
+        (
+            "warns at",
+            format!("{} % and {} %", pool.warn_percent, pool.critical_percent),
+        ),
+        (
+            "catalog",
+            format!(
+                "{} of at most {}",
+                format_bytes(catalog.used_bytes),
+                format_bytes(catalog.limit_bytes)
+            ),
+        ),
     ]);
     text.push('\n');
     text.push_str(&devices_text(&pool.devices));
+    for warning in &pool.warnings {
+        text.push_str(&format!("\nwarning: {warning}"));
+    }
     text
 }
 
-pub(crate) fn device(context: &Context, command: &DeviceCommand) -> Outcome {
+pub(crate) fn device(context: &Context, command: DeviceCommand) -> Outcome {
     match command {
         DeviceCommand::List => {
             let devices: Vec<DeviceInfo> = context.client.get("/v1/devices")?;
@@ -83,7 +182,55 @@ pub(crate) fn device(context: &Context, command: &DeviceCommand) -> Outcome {
                 .output
                 .show(&devices, |devices| devices_text(devices))
         }
+        DeviceCommand::Show { index } => {
+            let shown: DeviceDetails = context.client.get(&format!("/v1/devices/{index}"))?;
+            context.output.show(&shown, device_text)
+        }
+        DeviceCommand::Add { spec, force, size } => {
+            let spec = absolute(&[spec])?.remove(0);
+            let body = DeviceAdd {
+                spec,
+                force,
+                size_bytes: size,
+            };
+            let added: DeviceInfo = context.client.post("/v1/devices", &body)?;
+            context.output.show(&added, |added| {
+                format!(
+                    "device {} added: {} with room for {}",
+                    added.index,
+                    added.spec,
+                    format_bytes(added.data_bytes)
+                )
+            })
+        }
     }
+}
+
+/// What a device is like, and why, if there is a reason.
+fn state(device: &DeviceInfo) -> String {
+    match &device.why {
+        Some(why) => format!("{}: {why}", word(&device.state)),
+        None => word(&device.state),
+    }
+}
+
+fn device_text(shown: &DeviceDetails) -> String {
+    let device = &shown.device;
+    pairs([
+        ("device", device.index.to_string()),
+        ("spec", device.spec.clone()),
+        ("uuid", device.uuid.clone()),
+        ("state", state(device)),
+        ("kind", device.kind.clone()),
+        ("capacity", format_bytes(device.capacity_bytes)),
+        ("for data", format_bytes(device.data_bytes)),
+        ("  used", format_bytes(device.used_bytes)),
+        ("  free", format_bytes(device.free_bytes)),
+        ("  quarantined", format_bytes(device.quarantined_bytes)),
+        ("block size", device.block_bytes.to_string()),
+        ("punches", yes_no(device.can_punch)),
+        ("volumes", shown.volumes.join(", ")),
+    ])
 }
 
 fn devices_text(devices: &[DeviceInfo]) -> String {
@@ -92,7 +239,9 @@ fn devices_text(devices: &[DeviceInfo]) -> String {
             ">INDEX",
             "DEVICE",
             "KIND",
-            ">CAPACITY",
+            ">FOR DATA",
+            ">USED",
+            ">FREE",
             ">BLOCK",
             "PUNCH",
             "STATE",
@@ -102,10 +251,12 @@ fn devices_text(devices: &[DeviceInfo]) -> String {
                 device.index.to_string(),
                 device.spec.clone(),
                 device.kind.clone(),
-                format_bytes(device.capacity_bytes),
+                format_bytes(device.data_bytes),
+                format_bytes(device.used_bytes),
+                format_bytes(device.free_bytes),
                 device.block_bytes.to_string(),
                 yes_no(device.can_punch),
-                device.state.clone(),
+                state(device),
             ]
         }),
     )

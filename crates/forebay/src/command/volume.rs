@@ -4,7 +4,7 @@ use forebay_control::api::model::{Done, Volume, VolumeCreate, VolumeUpdate};
 use forebay_device::size::format_bytes;
 
 use super::{Context, segment};
-use crate::cli::{VolumeCommand, VolumeName};
+use crate::cli::{Reserve, VolumeCommand, VolumeName};
 use crate::failure::Outcome;
 use crate::image;
 use crate::output::{pairs, table, yes_no};
@@ -16,12 +16,14 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
             volume,
             size,
             block_size,
+            reserve,
         } => {
             let path = format!("/v1/tenants/{}/volumes", segment(&volume.tenant));
             let body = VolumeCreate {
                 name: volume.volume,
                 size_bytes: size,
                 block_bytes: block_size,
+                reserved_bytes: reserve.map_or(0, |reserve| reserve.of(size)),
             };
             let made: Volume = client.post(&path, &body)?;
             context.output.show(&made, |made| {
@@ -46,10 +48,30 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
             context.output.show(&volume, show)
         }
         VolumeCommand::Resize { volume, size } => {
-            let body = VolumeUpdate { size_bytes: size };
+            let body = VolumeUpdate {
+                size_bytes: Some(size),
+                reserved_bytes: None,
+            };
             let grown: Volume = client.patch(&path(&volume), &body)?;
             context.output.show(&grown, |grown| {
                 format!("volume {volume} is now {}", format_bytes(grown.size_bytes))
+            })
+        }
+        VolumeCommand::Set { volume, reserve } => {
+            let size_bytes = match reserve {
+                Reserve::Full => client.get::<Volume>(&path(&volume))?.size_bytes,
+                Reserve::Bytes(_) => 0,
+            };
+            let body = VolumeUpdate {
+                size_bytes: None,
+                reserved_bytes: Some(reserve.of(size_bytes)),
+            };
+            let set: Volume = client.patch(&path(&volume), &body)?;
+            context.output.show(&set, |set| {
+                format!(
+                    "volume {volume} has {} reserved",
+                    format_bytes(set.reserved_bytes)
+                )
             })
         }
         VolumeCommand::Delete { volume } => {
@@ -75,7 +97,8 @@ fn list(volumes: &[Volume]) -> String {
         [
             "VOLUME",
             ">SIZE",
-            ">ALLOCATED",
+            ">MAPPED",
+            ">RESERVED",
             ">BLOCK",
             "EXPORTED",
             "UUID",
@@ -84,7 +107,8 @@ fn list(volumes: &[Volume]) -> String {
             [
                 format!("{}/{}", volume.tenant, volume.name),
                 format_bytes(volume.size_bytes),
-                format_bytes(volume.allocated_bytes),
+                format_bytes(volume.mapped_bytes),
+                format_bytes(volume.reserved_bytes),
                 volume.block_bytes.to_string(),
                 yes_no(volume.exported),
                 volume.uuid.clone(),
@@ -104,7 +128,9 @@ fn show(volume: &Volume) -> String {
                 volume.size_bytes
             ),
         ),
+        ("mapped", format_bytes(volume.mapped_bytes)),
         ("allocated", format_bytes(volume.allocated_bytes)),
+        ("reserved", format_bytes(volume.reserved_bytes)),
         ("block size", volume.block_bytes.to_string()),
         ("uuid", volume.uuid.clone()),
         ("serial", volume.serial.clone()),

@@ -1,0 +1,398 @@
+//! Pools with troubles, as a person meets them: the real daemon, the real engine, files that moved,
+//! were cut short, overwritten or lost.
+//!
+//! Here: the daemon starts whatever its devices hold, says exactly what is wrong in `status` and in
+//! its log, and goes on once that is repaired; settings, reservations, checks and added devices
+//! through the command line.
+//! Not here: power cuts, deaths under load.
+
+mod common;
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use common::{Daemon, wait_until};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+
+/// A daemon with a pool on these files, a tenant and a volume.
+fn with_pool(files: &[&str]) -> Daemon {
+    let daemon = Daemon::with("");
+    let mut args = vec!["pool", "create", "--size", "128M"];
+    for file in files {
+        args.extend(["--device", file]);
+    }
+    daemon.json(&args);
+    daemon.wait_engine();
+    daemon.json(&["tenant", "create", "acme"]);
+    daemon.json(&["volume", "create", "acme/disk", "--size", "16M"]);
+    daemon
+}
+
+/// Fills the volume with bytes that are its own.
+fn fill(daemon: &Daemon) -> Vec<u8> {
+    let image: Vec<u8> = (0..16 * MIB)
+        .map(|at| (at / 4096 % 251) as u8 + 1)
+        .collect();
+    std::fs::write(daemon.path("in.img"), &image).unwrap();
+    daemon.json(&["volume", "import", "in.img", "acme/disk"]);
+    image
+}
+
+fn holds(daemon: &Daemon, image: &[u8]) {
+    daemon.json(&["volume", "export", "acme/disk", "out.img"]);
+    let out = std::fs::read(daemon.path("out.img")).unwrap();
+    assert!(out == image, "the volume has changed");
+    std::fs::remove_file(daemon.path("out.img")).unwrap();
+}
+
+fn write_at(path: &Path, at: u64, bytes: &[u8]) {
+    let file = OpenOptions::new().write(true).open(path).unwrap();
+    file.write_all_at(bytes, at).unwrap();
+}
+
+/// What `status` says is wrong with the pool.
+fn trouble(daemon: &Daemon) -> String {
+    let status = daemon.json(&["status"]);
+    assert_eq!(status["pool"], Value::Null, "{status}");
+    let message = status["pool_trouble"]["message"].as_str();
+    message.expect("a trouble").to_owned()
+}
+
+#[test]
+fn a_pool_file_that_moved_is_found_or_asked_for() {
+    let mut daemon = with_pool(&["pool.img"]);
+    let image = fill(&daemon);
+    daemon.stop();
+    // Another name beside the old one: recognised by its label.
+    std::fs::rename(daemon.path("pool.img"), daemon.path("renamed.img")).unwrap();
+    daemon.again();
+    daemon.wait_engine();
+    holds(&daemon, &image);
+    let spec = daemon.json(&["device", "list"])[0]["spec"].to_string();
+    assert!(spec.contains("renamed.img"), "{spec}");
+    daemon.stop();
+    // Another folder: nobody looks there unasked.
+    std::fs::create_dir(daemon.path("away")).unwrap();
+    std::fs::rename(daemon.path("renamed.img"), daemon.path("away/p.img")).unwrap();
+    daemon.again();
+    let said = trouble(&daemon);
+    assert!(
+        said.contains("renamed.img: there is no such file"),
+        "{said}"
+    );
+    assert!(daemon.said().contains("the pool is not open"));
+    let text = String::from_utf8(daemon.run(&["status"]).stdout).unwrap();
+    assert!(
+        text.contains("not open") && text.contains("forebay pool open --device"),
+        "{text}"
+    );
+    // Everything else says the same, and a new pool does not take the old one's place.
+    daemon.refused(&["volume", "list"], "renamed.img");
+    daemon.refused(
+        &["pool", "create", "--device", "new.img", "--size", "128M"],
+        "recorded here",
+    );
+    daemon.refused(&["pool", "open", "--device", "in.img"], "no Forebay label");
+    daemon.json(&["pool", "open", "--device", "away/p.img"]);
+    daemon.wait_engine();
+    assert_eq!(daemon.json(&["status"])["pool_trouble"], Value::Null);
+    holds(&daemon, &image);
+    daemon.stop();
+    daemon.again();
+    daemon.wait_engine();
+    holds(&daemon, &image);
+}
+
+#[test]
+fn whatever_a_pool_file_holds_the_daemon_starts_and_names_it() {
+    let mut daemon = with_pool(&["pool.img"]);
+    let image = fill(&daemon);
+    daemon.stop();
+    let path = daemon.path("pool.img");
+    let good = daemon.path("good");
+    std::fs::rename(&path, &good).unwrap();
+    let cases: [(&str, &dyn Fn(&Path), &str); 5] = [
+        (
+            "both labels flipped",
+            &|path| {
+                [40, 4136]
+                    .iter()
+                    .for_each(|at| write_at(path, *at, &[0xff]))
+            },
+            "checksum",
+        ),
+        (
+            "another version",
+            &|path| [16, 4112].iter().for_each(|at| write_at(path, *at, &[9])),
+            "format 9",
+        ),
+        (
+            "cut short",
+            &|path| {
+                let file = OpenOptions::new().write(true).open(path).unwrap();
+                file.set_len(64 * MIB).unwrap();
+            },
+            "truncated",
+        ),
+        (
+            "somebody else's",
+            &|path| write_at(path, 0, &vec![b'x'; MIB as usize]),
+            "no Forebay label",
+        ),
+        (
+            "empty",
+            &|path| std::fs::write(path, []).unwrap(),
+            "pool.img",
+        ),
+    ];
+    for (name, spoil, part) in cases {
+        std::fs::copy(&good, &path).unwrap();
+        // Only the spoiled one may be found.
+        let hidden = daemon.path("hidden");
+        std::fs::create_dir_all(&hidden).unwrap();
+        std::fs::rename(&good, hidden.join("good")).unwrap();
+        spoil(&path);
+        daemon.again();
+        let said = trouble(&daemon);
+        assert!(said.contains(part), "{name}: {said}");
+        assert!(daemon.said().contains(part), "{name}");
+        assert!(!daemon.said().contains("panicked"), "{name}");
+        std::fs::rename(hidden.join("good"), &good).unwrap();
+        // It is repaired, and opened without a restart.
+        std::fs::copy(&good, &path).unwrap();
+        daemon.json(&["pool", "open"]);
+        daemon.wait_engine();
+        holds(&daemon, &image);
+        daemon.stop();
+    }
+}
+
+#[test]
+fn a_pool_is_given_up_only_by_force() {
+    let mut daemon = with_pool(&["pool.img"]);
+    daemon.stop();
+    let path = daemon.path("pool.img");
+    std::fs::write(&path, vec![0; 8192]).unwrap();
+    daemon.again();
+    daemon.refused(&["pool", "destroy"], "can't be opened");
+    let done = daemon.json(&["pool", "destroy", "--force"]);
+    assert!(
+        done["done"].as_str().unwrap().contains("forgotten"),
+        "{done}"
+    );
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 8192);
+    daemon.json(&["pool", "create", "--device", "other.img", "--size", "128M"]);
+    daemon.wait_engine();
+}
+
+#[test]
+fn a_damaged_record_is_replaced_by_what_labels_say() {
+    let mut daemon = with_pool(&["pool.img"]);
+    daemon.stop();
+    let record = daemon.path("var/state/devices.json");
+    std::fs::write(&record, "{").unwrap();
+    daemon.again();
+    assert!(trouble(&daemon).contains("devices.json"));
+    daemon.json(&["pool", "open", "--device", "pool.img"]);
+    daemon.wait_engine();
+    daemon.stop();
+    daemon.again();
+    daemon.wait_engine();
+    daemon.json(&["volume", "show", "acme/disk"]);
+}
+
+#[test]
+fn a_fresh_pool_has_no_warnings() {
+    let daemon = with_pool(&["pool.img"]);
+    let status = daemon.json(&["status"]);
+    assert_eq!(status["warnings"], serde_json::json!([]), "{status}");
+}
+
+#[test]
+fn settings_warnings_and_reservations() {
+    let daemon = with_pool(&["pool.img"]);
+    let pool = daemon.json(&["pool", "show"]);
+    assert_eq!(
+        (
+            &pool["placement"],
+            &pool["warn_percent"],
+            &pool["critical_percent"]
+        ),
+        (&"stripe".into(), &80.into(), &95.into())
+    );
+    daemon.refused(&["pool", "set", "--warn-percent", "96"], "not above");
+    daemon.json(&["pool", "set", "--warn-percent", "5", "--placement", "fill"]);
+    fill(&daemon);
+    let pool = daemon.json(&["pool", "show"]);
+    assert_eq!(
+        (&pool["placement"], &pool["level"]),
+        (&"fill".into(), &"warn".into())
+    );
+    let status = daemon.json(&["status"]);
+    assert!(
+        status["warnings"].to_string().contains("fills up"),
+        "{status}"
+    );
+    daemon.json(&[
+        "pool",
+        "set",
+        "--warn-percent",
+        "4",
+        "--critical-percent",
+        "5",
+    ]);
+    assert_eq!(daemon.json(&["pool", "show"])["level"], "critical");
+    daemon.json(&[
+        "pool",
+        "set",
+        "--warn-percent",
+        "80",
+        "--critical-percent",
+        "95",
+    ]);
+
+    let volume = daemon.json(&["volume", "show", "acme/disk"]);
+    assert_eq!(
+        (&volume["mapped_bytes"], &volume["reserved_bytes"]),
+        (&(16 * MIB).into(), &0.into())
+    );
+    let volume = daemon.json(&["volume", "set", "acme/disk", "--reserve", "full"]);
+    assert_eq!(volume["reserved_bytes"], 16 * MIB);
+    daemon.json(&[
+        "volume",
+        "create",
+        "acme/safe",
+        "--size",
+        "32M",
+        "--reserve",
+        "full",
+    ]);
+    let pool = daemon.json(&["pool", "show"]);
+    assert_eq!(
+        pool["promised_bytes"],
+        32 * MIB,
+        "what is written is promised no more"
+    );
+    daemon.refused(&["volume", "set", "acme/safe", "--reserve", "33M"], "size");
+    let output = daemon.run(&[
+        "volume",
+        "create",
+        "acme/large",
+        "--size",
+        "1G",
+        "--reserve",
+        "full",
+    ]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("reserve less") && said.contains("device add"),
+        "{said}"
+    );
+    daemon.json(&["volume", "set", "acme/safe", "--reserve", "0"]);
+    assert_eq!(daemon.json(&["pool", "show"])["promised_bytes"], 0);
+}
+
+#[test]
+fn a_sound_pool_is_checked_while_it_is_used() {
+    let daemon = with_pool(&["a.img", "b.img"]);
+    fill(&daemon);
+    let found = daemon.json(&["pool", "check"]);
+    assert_eq!(found["clean"], true, "{found}");
+    assert_eq!(found["mappings_checked"], 256);
+    assert_eq!(found["problems"], serde_json::json!([]));
+}
+
+#[test]
+fn a_missing_device_takes_down_only_what_lies_on_it_and_comes_back() {
+    let mut daemon = with_pool(&["a.img", "b.img"]);
+    daemon.json(&["pool", "set", "--placement", "fill"]);
+    let image = fill(&daemon);
+    daemon.stop();
+    // Beside the others it would be found at once.
+    std::fs::create_dir(daemon.path("away")).unwrap();
+    std::fs::rename(daemon.path("b.img"), daemon.path("away/b.img")).unwrap();
+    daemon.again();
+    daemon.wait_engine();
+    holds(&daemon, &image);
+    let status = daemon.json(&["status"]);
+    let warnings = status["warnings"].to_string();
+    for part in ["b.img is missing", "no such file", "forebay pool open"] {
+        assert!(warnings.contains(part), "{part}: {warnings}");
+    }
+    assert_eq!(daemon.json(&["pool", "show"])["state"], "degraded");
+    let device = daemon.json(&["device", "show", "1"]);
+    assert_eq!(
+        (&device["state"], &device["volumes"]),
+        (&"missing".into(), &serde_json::json!([]))
+    );
+    assert_eq!(
+        daemon.json(&["device", "show", "0"])["volumes"],
+        serde_json::json!(["acme/disk"])
+    );
+
+    daemon.refused(&["pool", "open"], "was not found");
+    daemon.refused(&["pool", "open", "--device", "a.img"], "no missing device");
+    let engine = status["engine_pid"].clone();
+    daemon.json(&["pool", "open", "--device", "away/b.img"]);
+    wait_until("the device", || {
+        daemon.json(&["device", "list"])[1]["state"] == "online"
+    });
+    let status = daemon.json(&["status"]);
+    assert_eq!(status["engine_pid"], engine, "the engine lives through it");
+    assert_eq!(status["last_death"], Value::Null, "{status}");
+    assert_eq!(daemon.json(&["pool", "show"])["state"], "online");
+    holds(&daemon, &image);
+    daemon.refused(
+        &["pool", "open", "--device", "away/b.img"],
+        "no device of it is missing",
+    );
+    daemon.stop();
+    daemon.again();
+    daemon.wait_engine();
+    holds(&daemon, &image);
+}
+
+#[test]
+fn a_device_is_added_while_the_pool_is_used() {
+    let mut daemon = with_pool(&["a.img"]);
+    let image = fill(&daemon);
+    daemon.refused(&["device", "add", "b.img"], "no such file");
+    daemon.refused(&["device", "add", "a.img"], "a.img");
+    std::fs::write(daemon.path("theirs"), vec![7; 64 * MIB as usize]).unwrap();
+    daemon.refused(&["device", "add", "theirs"], "theirs");
+    daemon.refused(&["device", "add", "small.img", "--size", "1M"], "small.img");
+    assert!(!daemon.path("small.img").exists(), "made in vain");
+    let before = daemon.json(&["pool", "show"])["capacity_bytes"]
+        .as_u64()
+        .unwrap();
+    let added = daemon.json(&["device", "add", "b.img", "--size", "128M"]);
+    assert_eq!(added["index"], 1);
+    let pool = daemon.json(&["pool", "show"]);
+    let after = pool["capacity_bytes"].as_u64().unwrap();
+    assert!(after > before, "{pool}");
+    wait_until("the device", || {
+        daemon.json(&["device", "list"])[1]["state"] == "online"
+    });
+    // More than the first device has left.
+    daemon.json(&["volume", "create", "acme/more", "--size", "112M"]);
+    std::fs::write(daemon.path("more"), vec![9; 112 * MIB as usize]).unwrap();
+    daemon.json(&["volume", "import", "more", "acme/more"]);
+    assert!(
+        daemon.json(&["device", "list"])[1]["used_bytes"]
+            .as_u64()
+            .unwrap()
+            > 0
+    );
+    assert_eq!(daemon.json(&["pool", "check"])["clean"], true);
+    daemon.stop();
+    daemon.again();
+    daemon.wait_engine();
+    holds(&daemon, &image);
+    assert_eq!(
+        daemon.json(&["device", "list"]).as_array().unwrap().len(),
+        2
+    );
+}
