@@ -3,6 +3,7 @@
 //! **Not here:** the tests.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod pools;
 pub mod powercut;
 
 use forebay_pool::{

@@ -1,0 +1,114 @@
+//! One flipped bit anywhere in label and catalog: with two copies nothing is lost, and what was mended is
+//! reported; with one, an error of its own or the right content. Never a panic.
+//!
+//! **Not here:** pages that are old and flawless (`copies`).
+
+mod common;
+
+use common::{
+    pools::{AREA, DEVICE_BYTES, add_volume, create_on, open_on, volumes},
+    powercut::Power,
+};
+use forebay_pool::ErrorKind;
+use proptest::prelude::*;
+use std::sync::OnceLock;
+
+struct Made {
+    power: Power,
+    expected: Vec<String>,
+    /// The blocks of label and catalog that hold something.
+    used: Vec<u64>,
+}
+
+fn made() -> &'static Made {
+    static MADE: OnceLock<Made> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let power = Power::new(&[DEVICE_BYTES; 2]);
+        let (mut pool, catalog) = create_on(&power, &[0, 1], false).unwrap();
+        for n in 0..60 {
+            assert!(add_volume(&mut pool, &catalog, &format!("volume-{n}")));
+        }
+        let expected = volumes(&pool);
+        std::mem::forget(catalog);
+        let used = power.stores()[0].used_blocks();
+        Made {
+            expected,
+            used: used.into_iter().filter(|at| *at < AREA.end).collect(),
+            power,
+        }
+    })
+}
+
+/// With the other device there, and alone.
+fn check(which: usize, offset: u64, bit: u8) {
+    let made = made();
+    let power = made.power.after_kill();
+    power.stores()[which].flip(offset, bit);
+    let opened = open_on(&power, &[0, 1]).unwrap();
+    assert_eq!(volumes(&opened.pool), made.expected, "{offset} on {which}");
+    assert!(opened.missing.is_empty());
+    opened.catalog.scrub().unwrap();
+    assert!(opened.catalog.health().is_whole(), "{offset} on {which}");
+    drop(opened);
+    // Mended: no trace of it.
+    let again = open_on(&power, &[which]).unwrap();
+    assert_eq!(volumes(&again.pool), made.expected, "{offset} on {which}");
+    drop(again);
+    let power = made.power.after_kill();
+    power.stores()[which].flip(offset, bit);
+    match open_on(&power, &[which]) {
+        Ok(opened) => assert_eq!(volumes(&opened.pool), made.expected, "{offset} on {which}"),
+        Err(error) => assert!(
+            matches!(error.kind, ErrorKind::Damaged | ErrorKind::Invalid),
+            "{offset} on {which}: {error}"
+        ),
+    }
+}
+
+#[test]
+fn a_flipped_bit_in_any_block_costs_nothing() {
+    let made = made();
+    assert!(made.used.len() > 20, "{}", made.used.len());
+    for (nth, block) in made.used.iter().enumerate() {
+        check(nth % 2, block + (nth as u64 * 797) % 4096, nth as u8);
+    }
+}
+
+#[test]
+fn a_broken_label_is_mended_and_reported() {
+    for copy in [0, 4096] {
+        let power = made().power.after_kill();
+        power.stores()[1].flip(copy + 50, 3);
+        let opened = open_on(&power, &[0, 1]).unwrap();
+        assert!(
+            opened
+                .notes
+                .iter()
+                .any(|note| note.contains("label") && note.contains("repaired"))
+        );
+        drop(opened);
+        assert_eq!(power.stores()[1].peek(0), power.stores()[1].peek(4096));
+    }
+    // Both copies of one label: that device is not known any more, the pool goes on without it.
+    let power = made().power.after_kill();
+    power.stores()[1].flip(50, 3);
+    power.stores()[1].flip(4096 + 50, 3);
+    let opened = open_on(&power, &[0, 1]).unwrap();
+    assert_eq!(opened.missing.len(), 1);
+    assert!(
+        opened
+            .notes
+            .iter()
+            .any(|note| note.contains("label fails its checksum"))
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn a_flipped_bit_at_any_offset_costs_nothing(block in any::<prop::sample::Index>(), at in 0u64..4096, bit in 0u8..8, which in 0usize..2) {
+        let used = &made().used;
+        check(which, used[block.index(used.len())] + at, bit);
+    }
+}
