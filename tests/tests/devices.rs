@@ -242,7 +242,9 @@ fn a_failing_or_missing_device_takes_down_only_what_lives_on_it() -> Result<()> 
 
     // It is not there at the start.
     let device = lab.devices[2].clone();
-    let away = device.with_extension("away");
+    // In a folder where it isn't looked for.
+    std::fs::create_dir(lab.daemon.folder().join("away"))?;
+    let away = lab.daemon.folder().join("away/device2");
     std::fs::rename(&device, &away)?;
     lab.daemon.start_again()?;
     ensure!(

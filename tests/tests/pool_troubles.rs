@@ -34,6 +34,14 @@ fn refused(result: Result<impl Sized>, says: &str) -> Result<()> {
     Ok(())
 }
 
+/// The daemon comes up without the pool and says this.
+fn troubled(daemon: &mut Daemon, says: &str) -> Result<()> {
+    daemon.start_again()?;
+    let trouble = daemon.status()?["pool_trouble"].to_string();
+    ensure!(trouble.contains(says), "'{says}' is not in: {trouble}");
+    Ok(())
+}
+
 #[test]
 fn troubles_of_the_pool_file_are_named_and_lose_nothing() -> Result<()> {
     let mut daemon = Daemon::start(&DaemonOptions::default())?;
@@ -61,15 +69,30 @@ fn troubles_of_the_pool_file_are_named_and_lose_nothing() -> Result<()> {
     other.stop()?;
     daemon.stop()?;
 
-    let away = path.with_extension("away");
+    // In a folder where it isn't looked for.
+    let away = daemon.folder().join("away/pool.img");
+    std::fs::create_dir(daemon.folder().join("away"))?;
     std::fs::rename(&path, &away)?;
-    refused(daemon.start_again(), "there is no such file")?;
+    troubled(&mut daemon, "there is no such file")?;
+    // It has moved for good; the daemon that runs is told.
+    let moved = format!("file:{}", away.display());
+    daemon.cli(&["pool", "open", "--device", &moved])?;
+    daemon.wait_engine_after(0, LIMIT)?;
+    let (session, mut queue) = open(&daemon)?;
+    queue.execute(&write, vec![7; 65536], LIMIT)?;
+    drop(queue);
+    session.close()?;
+    daemon.stop()?;
     std::fs::rename(&away, &path)?;
+    troubled(&mut daemon, "there is no such file")?;
+    daemon.cli(&["pool", "open", "--device", &spec])?;
+    daemon.stop()?;
 
     // Nothing was written past its half.
     let file = OpenOptions::new().write(true).open(&path)?;
     file.set_len(POOL_BYTES / 2)?;
-    refused(daemon.start_again(), "it was truncated")?;
+    troubled(&mut daemon, "it was truncated")?;
+    daemon.stop()?;
     file.set_len(POOL_BYTES)?;
 
     daemon.start_again()?;

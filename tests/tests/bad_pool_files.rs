@@ -1,0 +1,263 @@
+//! Pool files that are not what they should be.
+//!
+//! Purpose: whatever is wrong with a pool's file, the daemon repairs it and says so, or names it; it never
+//! panics, never loses data silently, and does nothing to a pool that it can't open.
+//! Design: a small pool is made once and its file kept; each case damages a copy of it and starts a
+//! daemon. Either the pool is there with all its data, or the status says what is wrong. Damage is to
+//! what is Forebay's own: label and catalog; by a flipped bit, a lost or stale or foreign stretch, at
+//! places that a seed chooses.
+//! Not here: truncation and files in use (`pool_troubles`), each single byte (the pool's own tests).
+
+use std::fs::OpenOptions;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_initiator::{IoOp, Options, Session};
+use forebay_tests::daemon::{Daemon, DaemonOptions};
+use forebay_tests::host::Dice;
+
+const HOST: &str = "nqn.2026-01.test:host";
+const LIMIT: Duration = Duration::from_secs(60);
+const POOL: &str = "128M";
+
+/// A daemon with its pool in one file, stopped.
+struct Lab {
+    daemon: Daemon,
+    path: PathBuf,
+    /// What label and catalog are below.
+    data_offset_bytes: u64,
+}
+
+impl Lab {
+    fn new() -> Result<Self> {
+        let mut daemon = Daemon::start(&DaemonOptions::default())?;
+        let path = daemon.folder().join("pool.img");
+        let device = format!("file:{}", path.display());
+        daemon.create_pool(&["--device", &device, "--size", POOL])?;
+        daemon.cli(&["tenant", "create", "t"])?;
+        daemon.cli(&["volume", "create", "t/v", "--size", "16M"])?;
+        daemon.cli(&["export", "create", "t/v", "--any-host"])?;
+        write(&daemon, 7)?;
+        let devices = daemon.cli(&["device", "list"])?;
+        let offset = devices[0]["data_offset_bytes"].as_u64();
+        let data_offset_bytes = offset.context("data_offset_bytes")?;
+        daemon.stop()?;
+        Ok(Self {
+            daemon,
+            path,
+            data_offset_bytes,
+        })
+    }
+
+    /// Starts the daemon on the damaged file; true if the pool is there, with all it had.
+    fn opens(&mut self, what: &str) -> Result<bool> {
+        self.daemon.start_again().context("it must come up")?;
+        let status = self.daemon.status()?;
+        let is_there = status["pool_trouble"].is_null();
+        if is_there {
+            let all = self.daemon.cli(&["volume", "list"])?;
+            ensure!(
+                all.as_array().is_some_and(|all| all.len() == 1),
+                "{what}: {all}"
+            );
+            read(&self.daemon, 7).context(what.to_owned())?;
+            self.daemon.pool_check()?;
+            write(&self.daemon, 7)?;
+        } else {
+            let text = status["pool_trouble"]["message"]
+                .as_str()
+                .unwrap_or_default();
+            ensure!(text.len() > 10, "{what}: {status}");
+            println!("{what}: {text}");
+        }
+        self.daemon.stop()?;
+        for log in [
+            "daemon.log",
+            "var/state/log/forebay.log",
+            "var/state/log/engine.log",
+        ] {
+            let said = std::fs::read_to_string(self.daemon.folder().join(log)).unwrap_or_default();
+            ensure!(!said.contains("panicked"), "{what}: {said}");
+        }
+        Ok(is_there)
+    }
+}
+
+fn io(daemon: &Daemon, op: &IoOp, data: Vec<u8>) -> Result<Vec<u8>> {
+    let address: SocketAddr = format!("127.0.0.1:{}", daemon.port()).parse()?;
+    let nqn = "nqn.2026-01.io.forebay:t.v";
+    let mut session = Session::connect(address, nqn, HOST, &Options::default())?;
+    let mut queue = session.open_queue(1)?;
+    Ok(queue.execute(op, data, LIMIT)?)
+}
+
+fn write(daemon: &Daemon, byte: u8) -> Result<()> {
+    let op = IoOp::Write {
+        lba: 100,
+        blocks: 128,
+        fua: true,
+    };
+    io(daemon, &op, vec![byte; 128 * 4096]).map(|_| ())
+}
+
+fn read(daemon: &Daemon, byte: u8) -> Result<()> {
+    let op = IoOp::Read {
+        lba: 100,
+        blocks: 128,
+    };
+    let got = io(daemon, &op, vec![0; 128 * 4096])?;
+    ensure!(got.iter().all(|b| *b == byte), "the data is not there");
+    Ok(())
+}
+
+/// Damages the file, which is `image` as far as that goes; says how.
+fn damage(path: &Path, image: &[u8], dice: &mut Dice) -> Result<String> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    file.write_all_at(image, 0)?;
+    // Where something is: most of the catalog's area is empty.
+    let used: Vec<u64> = (0..image.len() as u64 / 4096)
+        .filter(|block| {
+            let at = (block * 4096) as usize;
+            image[at..at + 4096].iter().any(|byte| *byte != 0)
+        })
+        .collect();
+    let block = used[dice.below(used.len() as u64) as usize];
+    // The first block is the label: always among the victims.
+    let block = if dice.below(8) == 0 { 0 } else { block };
+    let at = block * 4096;
+    let mut bytes = image[at as usize..at as usize + 4096].to_vec();
+    let what = match dice.below(4) {
+        0 | 1 => {
+            let bit = dice.below(4096 * 8);
+            bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
+            format!("bit {bit} of block {block} flipped")
+        }
+        2 => {
+            bytes.fill(0);
+            format!("block {block} lost")
+        }
+        _ => {
+            let other = used[dice.below(used.len() as u64) as usize] as usize * 4096;
+            bytes.copy_from_slice(&image[other..other + 4096]);
+            format!("block {block} has what block {} has", other / 4096)
+        }
+    };
+    file.write_all_at(&bytes, at)?;
+    Ok(what)
+}
+
+#[test]
+fn a_damaged_pool_file_is_repaired_or_named() -> Result<()> {
+    let mut lab = Lab::new()?;
+    let mut image = vec![0; lab.data_offset_bytes as usize];
+    std::fs::File::open(&lab.path)?.read_exact_at(&mut image, 0)?;
+    let mut dice = Dice(17);
+    let mut there = 0;
+    for case in 0..24 {
+        let what = damage(&lab.path, &image, &mut dice)?;
+        let is_there = lab
+            .opens(&what)
+            .with_context(|| format!("case {case}: {what}"))?;
+        println!(
+            "case {case}: {what}: {}",
+            if is_there { "there" } else { "refused" }
+        );
+        there += u32::from(is_there);
+    }
+    // The catalog is there twice, so one block of it is never the end.
+    ensure!(there >= 18, "only {there} of 24 opened");
+    let file = OpenOptions::new().write(true).open(&lab.path)?;
+    file.write_all_at(&image, 0)?;
+    ensure!(lab.opens("undamaged")?);
+    Ok(())
+}
+
+#[test]
+fn a_foreign_file_in_the_pools_place_is_named() -> Result<()> {
+    let mut lab = Lab::new()?;
+    // In a folder where it isn't looked for.
+    std::fs::create_dir(lab.daemon.folder().join("away"))?;
+    let kept = lab.daemon.folder().join("away/kept.img");
+    std::fs::rename(&lab.path, &kept)?;
+    let size = std::fs::metadata(&kept)?.len();
+    // The mark that a database of the catalog's kind begins with.
+    let database = b"redb\x1a\x0a\xa9\x0d\x0a".as_slice();
+    for (begin, at) in [
+        (database, 0),
+        (database, 1 << 20),
+        (b"\x55\xaa".as_slice(), 510),
+    ] {
+        let file = std::fs::File::create(&lab.path)?;
+        file.set_len(size)?;
+        file.write_all_at(begin, at)?;
+        ensure!(!lab.opens("a foreign file")?, "it was taken for a pool");
+        let now = std::fs::read(&lab.path)?;
+        let at = at as usize;
+        ensure!(&now[at..at + begin.len()] == begin, "it was written to");
+    }
+    // The catalog of another file under our label.
+    std::fs::copy(&kept, &lab.path)?;
+    let file = OpenOptions::new().write(true).open(&lab.path)?;
+    let area = vec![0x5a; (lab.data_offset_bytes - (1 << 20)) as usize];
+    file.write_all_at(&area, 1 << 20)?;
+    file.write_all_at(database, 1 << 20)?;
+    ensure!(
+        !lab.opens("a foreign catalog")?,
+        "it was taken for a catalog"
+    );
+    std::fs::copy(&kept, &lab.path)?;
+    ensure!(lab.opens("undamaged")?);
+    Ok(())
+}
+
+#[test]
+fn a_device_of_another_pool_is_named() -> Result<()> {
+    let mut daemon = Daemon::start(&DaemonOptions::default())?;
+    let path = |name: &str| daemon.folder().join(name);
+    let (a0, a1, b) = (path("a0"), path("a1"), path("b"));
+    let spec = |path: &Path| format!("file:{}", path.display());
+    let (a0_spec, a1_spec) = (spec(&a0), spec(&a1));
+    let mut other = Daemon::start(&DaemonOptions::default())?;
+    other.create_pool(&["--device", &spec(&b), "--size", POOL, "--name", "other"])?;
+    other.stop()?;
+    daemon.create_pool(&["--device", &a0_spec, "--device", &a1_spec, "--size", POOL])?;
+    daemon.cli(&["tenant", "create", "t"])?;
+    daemon.cli(&["volume", "create", "t/v", "--size", "16M"])?;
+    daemon.cli(&["export", "create", "t/v", "--any-host"])?;
+    write(&daemon, 7)?;
+    daemon.stop()?;
+
+    std::fs::create_dir(daemon.folder().join("away"))?;
+    let away = daemon.folder().join("away/a1");
+    std::fs::rename(&a1, &away)?;
+    std::fs::copy(&b, &a1)?;
+    daemon.start_again()?;
+    let status = daemon.status()?;
+    let said = format!(
+        "{status} {}",
+        daemon.cli(&["device", "list"]).unwrap_or_default()
+    );
+    ensure!(
+        said.contains("other") || said.contains("another pool"),
+        "{said}"
+    );
+    daemon.stop()?;
+    // It was not taken in, nor written to.
+    ensure!(
+        std::fs::read(&a1)? == std::fs::read(&b)?,
+        "another pool's device was written to"
+    );
+
+    // And the two of one pool, exchanged, are recognised.
+    std::fs::rename(&a0, &a1)?;
+    std::fs::rename(&away, &a0)?;
+    daemon.start_again()?;
+    let status = daemon.status()?;
+    ensure!(status["pool_trouble"].is_null(), "{status}");
+    read(&daemon, 7).context("with the devices exchanged")?;
+    daemon.pool_check()?;
+    daemon.stop()
+}
