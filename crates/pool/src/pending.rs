@@ -1,12 +1,14 @@
 //! A volume's mappings that are not durable.
 //!
-//! **Design.** Each has a sequence and a device. Kept by logical extent, by sequence, and, as long as
-//! no batch carries it, by device and sequence: so the oldest, and what a flush of some devices makes
-//! due, are found without looking at the rest. **Not here:** where the mapping points (`volume_map`).
+//! **Design.** Each has a sequence and a device. Kept by logical extent; and listed in the order of
+//! their sequences, which is nearly always the order in which they come: all of them, and by device
+//! those that no batch carries. So the oldest, and what a flush of some devices makes due, are found
+//! without looking at the rest, and adding one costs a search and two appends. What is gone stays in
+//! a list until it comes to one of its ends. **Not here:** where the mapping points (`volume_map`).
 
 use crate::batch::BatchId;
 use forebay_xlate::types::DeviceIndex;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, VecDeque};
 
 /// A mapping whose durability is outstanding.
 #[derive(Clone, Copy, Debug)]
@@ -17,14 +19,49 @@ pub(crate) struct Pending {
     pub(crate) committing: Option<BatchId>,
 }
 
+/// (sequence, logical), in the order of sequences.
+type Queue = VecDeque<(u64, u64)>;
+
 /// All of a volume's.
 #[derive(Default, Debug)]
 pub(crate) struct PendingSet {
     by_logical: BTreeMap<u64, Pending>,
-    /// (sequence, logical).
-    by_seq: BTreeSet<(u64, u64)>,
-    /// device -> (sequence, logical), of what no batch carries.
-    waiting: BTreeMap<u8, BTreeSet<(u64, u64)>>,
+    /// Both ends are there; between may be some that are gone.
+    by_seq: Queue,
+    /// By device, of what no batch carries; the same holds.
+    waiting: BTreeMap<u8, Queue>,
+}
+
+/// Puts an entry where its sequence belongs, nearly always at the end.
+fn enqueue(queue: &mut Queue, entry: (u64, u64)) {
+    if queue.back().is_none_or(|last| *last < entry) {
+        queue.push_back(entry);
+    } else {
+        let at = queue.partition_point(|other| *other < entry);
+        // One that was gone may be there again.
+        if queue.get(at) != Some(&entry) {
+            queue.insert(at, entry);
+        }
+    }
+}
+
+/// Drops what is gone from both ends.
+fn trim(queue: &mut Queue, is_there: impl Fn(&(u64, u64)) -> bool) {
+    while queue.front().is_some_and(|entry| !is_there(entry)) {
+        queue.pop_front();
+    }
+    while queue.back().is_some_and(|entry| !is_there(entry)) {
+        queue.pop_back();
+    }
+}
+
+fn is_pending(by_logical: &BTreeMap<u64, Pending>, (seq, logical): &(u64, u64)) -> bool {
+    by_logical.get(logical).is_some_and(|p| p.seq == *seq)
+}
+
+fn waits(by_logical: &BTreeMap<u64, Pending>, (seq, logical): &(u64, u64)) -> bool {
+    let pending = by_logical.get(logical);
+    pending.is_some_and(|p| p.seq == *seq && p.committing.is_none())
 }
 
 impl PendingSet {
@@ -46,19 +83,19 @@ impl PendingSet {
 
     /// The oldest sequence.
     pub(crate) fn oldest(&self) -> Option<u64> {
-        self.by_seq.first().map(|(seq, _)| *seq)
+        self.by_seq.front().map(|(seq, _)| *seq)
     }
 
     /// The newest sequence.
     pub(crate) fn newest(&self) -> Option<u64> {
-        self.by_seq.last().map(|(seq, _)| *seq)
+        self.by_seq.back().map(|(seq, _)| *seq)
     }
 
     /// The devices with something up to `up_to_seq` that no batch carries.
     pub(crate) fn waiting_devices(&self, up_to_seq: u64) -> impl Iterator<Item = DeviceIndex> {
         self.waiting
             .iter()
-            .filter(move |(_, waiting)| waiting.first().is_some_and(|(seq, _)| *seq <= up_to_seq))
+            .filter(move |(_, waiting)| waiting.front().is_some_and(|(seq, _)| *seq <= up_to_seq))
             .map(|(device, _)| DeviceIndex(*device))
     }
 
@@ -70,20 +107,8 @@ impl PendingSet {
             committing: None,
         };
         self.by_logical.insert(logical, pending);
-        self.by_seq.insert((seq, logical));
-        self.waiting
-            .entry(device.0)
-            .or_default()
-            .insert((seq, logical));
-    }
-
-    fn no_longer_waits(&mut self, device: DeviceIndex, seq: u64, logical: u64) {
-        if let Some(waiting) = self.waiting.get_mut(&device.0) {
-            waiting.remove(&(seq, logical));
-            if waiting.is_empty() {
-                self.waiting.remove(&device.0);
-            }
-        }
+        enqueue(&mut self.by_seq, (seq, logical));
+        enqueue(self.waiting.entry(device.0).or_default(), (seq, logical));
     }
 
     /// Forgets one: it is durable, or gone.
@@ -91,9 +116,15 @@ impl PendingSet {
         let Some(pending) = self.by_logical.remove(&logical) else {
             return false;
         };
-        self.by_seq.remove(&(pending.seq, logical));
-        if pending.committing.is_none() {
-            self.no_longer_waits(pending.device, pending.seq, logical);
+        let there = &self.by_logical;
+        trim(&mut self.by_seq, |entry| is_pending(there, entry));
+        if pending.committing.is_none()
+            && let Some(waiting) = self.waiting.get_mut(&pending.device.0)
+        {
+            trim(waiting, |entry| waits(there, entry));
+            if waiting.is_empty() {
+                self.waiting.remove(&pending.device.0);
+            }
         }
         true
     }
@@ -108,45 +139,54 @@ impl PendingSet {
         let Some(waiting) = self.waiting.get_mut(&device.0) else {
             return Vec::new();
         };
-        let due = match up_to_seq.checked_add(1) {
-            Some(after) => {
-                let later = waiting.split_off(&(after, 0));
-                std::mem::replace(waiting, later)
+        let due = waiting.partition_point(|(seq, _)| *seq <= up_to_seq);
+        let mut given = Vec::with_capacity(due);
+        for (seq, logical) in waiting.drain(..due) {
+            if let Some(pending) = self.by_logical.get_mut(&logical)
+                && pending.seq == seq
+                && pending.committing.is_none()
+            {
+                pending.committing = Some(batch);
+                given.push(logical);
             }
-            None => std::mem::take(waiting),
-        };
+        }
+        let there = &self.by_logical;
+        trim(waiting, |entry| waits(there, entry));
         if waiting.is_empty() {
             self.waiting.remove(&device.0);
         }
-        let due: Vec<u64> = due.into_iter().map(|(_, logical)| logical).collect();
-        for logical in &due {
-            if let Some(pending) = self.by_logical.get_mut(logical) {
-                pending.committing = Some(batch);
-            }
-        }
-        due
+        given
     }
 
     /// What is wrong with it, if anything is.
     pub(crate) fn contradiction(&self) -> Option<String> {
-        let waiting: usize = self.waiting.values().map(BTreeSet::len).sum();
-        let (mut uncarried, mut lost) = (0, 0);
-        for (logical, pending) in &self.by_logical {
-            let entry = (pending.seq, *logical);
-            lost += usize::from(!self.by_seq.contains(&entry));
-            if pending.committing.is_none() {
-                uncarried += 1;
-                let waits = self.waiting.get(&pending.device.0);
-                lost += usize::from(!waits.is_some_and(|waiting| waiting.contains(&entry)));
-            }
+        let there = &self.by_logical;
+        let in_order = |queue: &Queue| queue.iter().zip(queue.iter().skip(1)).all(|(a, b)| a < b);
+        let listed = self.by_seq.iter();
+        let listed = listed.filter(|entry| is_pending(there, entry)).count();
+        let (mut waiting, mut lost) = (0, usize::from(!in_order(&self.by_seq)));
+        for (device, queue) in &self.waiting {
+            let mine = |entry: &&(u64, u64)| waits(there, entry);
+            let of_device = |(_, logical): &&(u64, u64)| {
+                there.get(logical).map(|p| p.device.0) == Some(*device)
+            };
+            waiting += queue.iter().filter(mine).filter(of_device).count();
+            lost += usize::from(!in_order(queue));
         }
-        let sound = lost == 0 && waiting == uncarried && self.by_seq.len() == self.by_logical.len();
+        let uncarried = there.values().filter(|p| p.committing.is_none()).count();
+        let ends = [self.by_seq.front(), self.by_seq.back()];
+        lost += ends
+            .iter()
+            .flatten()
+            .filter(|e| !is_pending(there, e))
+            .count();
+        let sound = lost == 0 && waiting == uncarried && listed == there.len();
         (!sound).then(|| {
             format!(
                 "{} mappings that are not durable are listed as {} by sequence and {waiting} by \
-                 device, {lost} of them wrongly",
+                 device (of {uncarried}), {lost} of these lists wrongly",
                 self.by_logical.len(),
-                self.by_seq.len()
+                listed
             )
         })
     }
@@ -155,6 +195,7 @@ impl PendingSet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     const D0: DeviceIndex = DeviceIndex(0);
     const D1: DeviceIndex = DeviceIndex(1);
@@ -179,7 +220,69 @@ mod tests {
         assert_eq!(set.commit(D0, u64::MAX, BatchId(5)), [7]);
         assert_eq!(set.waiting_devices(u64::MAX).collect::<Vec<_>>(), [D1]);
         assert_eq!(set.contradiction(), None);
-        set.by_seq.remove(&(2, 3));
+        set.by_seq.retain(|entry| *entry != (2, 3));
         assert!(set.contradiction().is_some());
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Add(u64, u8),
+        Remove(u64),
+        Commit(u8, u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => (0u64..30, 0u8..2).prop_map(|(logical, device)| Step::Add(logical, device)),
+            2 => (0u64..30).prop_map(Step::Remove),
+            1 => (0u8..2, 0u64..60).prop_map(|(device, seq)| Step::Commit(device, seq)),
+        ]
+    }
+
+    proptest! {
+        /// It says what a list that is searched through each time says.
+        #[test]
+        fn it_is_a_list(steps in prop::collection::vec(step(), 1..200)) {
+            let mut set = PendingSet::default();
+            let mut model: Vec<(u64, u64, u8, bool)> = Vec::new();
+            for (number, step) in (1u64..).zip(steps) {
+                match step {
+                    Step::Add(logical, device) => {
+                        if model.iter().any(|m| m.1 == logical) { continue; }
+                        // As adoption does: sequences out of order now and then.
+                        let seq = if number % 7 == 0 { number / 2 * 1000 + 1 } else { number * 1000 };
+                        set.add(logical, DeviceIndex(device), seq);
+                        model.push((seq, logical, device, false));
+                    }
+                    Step::Remove(logical) => {
+                        let there = model.iter().any(|m| m.1 == logical);
+                        model.retain(|m| m.1 != logical);
+                        prop_assert_eq!(set.remove(logical), there);
+                    }
+                    Step::Commit(device, seq) => {
+                        let mut want = Vec::new();
+                        for m in &mut model {
+                            if m.2 == device && m.0 <= seq * 1000 && !m.3 {
+                                m.3 = true;
+                                want.push((m.0, m.1));
+                            }
+                        }
+                        want.sort_unstable();
+                        let want: Vec<u64> = want.into_iter().map(|w| w.1).collect();
+                        prop_assert_eq!(set.commit(DeviceIndex(device), seq * 1000, BatchId(number)), want);
+                    }
+                }
+                prop_assert_eq!(set.contradiction(), None);
+                prop_assert_eq!(set.oldest(), model.iter().map(|m| m.0).min());
+                prop_assert_eq!(set.newest(), model.iter().map(|m| m.0).max());
+                for limit in [0, number * 500, u64::MAX] {
+                    let mut want: Vec<u8> = model.iter().filter(|m| !m.3 && m.0 <= limit).map(|m| m.2).collect();
+                    want.sort_unstable();
+                    want.dedup();
+                    let got: Vec<u8> = set.waiting_devices(limit).map(|d| d.0).collect();
+                    prop_assert_eq!(got, want);
+                }
+            }
+        }
     }
 }

@@ -122,9 +122,18 @@ impl RunSet {
             return false;
         }
         let device = run.device.0;
-        self.cut(device, holder.first.0);
-        if holder.first < run.first {
-            self.put(device, holder.first.0, run.first.0 - holder.first.0);
+        let head = run.first.0 - holder.first.0;
+        match self.runs.get_mut(&(device, holder.first.0)) {
+            // It begins where it did, so its place in the tree stays.
+            Some(count) if head > 0 => {
+                *count = head;
+                self.by_length
+                    .remove(&(device, holder.count, holder.first.0));
+                self.by_length.insert((device, head, holder.first.0));
+            }
+            _ => {
+                self.cut(device, holder.first.0);
+            }
         }
         if run.end() < holder.end() {
             self.put(device, run.end(), holder.end() - run.end());

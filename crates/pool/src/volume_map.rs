@@ -113,7 +113,8 @@ impl VolumeMap {
     /// Where one extent is.
     pub(crate) fn get(&self, logical: u64) -> Option<(DeviceIndex, u64)> {
         let (chunk, at) = split(logical);
-        let run = self.chunk(chunk).get(place(self.chunk(chunk), at))?;
+        let runs = self.chunk(chunk);
+        let run = runs.get(place(runs, at))?;
         (run.start <= at).then(|| (run.device, run.extent + u64::from(at - run.start)))
     }
 
