@@ -37,10 +37,12 @@ pub enum Stage {
         /// It has said that nothing uses the range.
         acknowledged: bool,
     },
-    /// The revoke is given up: the words are cleared, what is in flight has not ended.
+    /// The revoke is given up: what is in flight has not ended.
     GivenUp {
         /// Which engine has it in flight.
         generation: u64,
+        /// It has answered something said later: so it has heard the revoke, and cleared the words.
+        heard: bool,
         /// Devices where everything has ended that was in flight there after the words were cleared.
         settled: BTreeSet<DeviceIndex>,
     },
@@ -154,6 +156,16 @@ impl OwnerSide {
             return Err(Refused::Taken);
         }
         grant.range.count = free;
+        if !table.has_any(volume, grant.range) {
+            // Nearly always, while a volume is filled.
+            table.insert(grant).map_err(|Full| Refused::Full)?;
+            return Ok(GrantOf {
+                volume,
+                range: grant.range,
+                word: grant.word.bits(),
+                commit_sequence: grant.commit_sequence,
+            });
+        }
         let place_of = |listed: &Grant| grant.word.advance(listed.range.first - range.first);
         let listed = table.granted(volume, grant.range);
         let elsewhere = listed.iter().find(|listed| {
@@ -369,9 +381,25 @@ impl OwnerSide {
         };
         taking.stage = Stage::GivenUp {
             generation,
+            heard: acknowledged,
             settled,
         };
         !acknowledged
+    }
+
+    /// The engine of `generation` has answered something that was said after `Abandon`. Until it has,
+    /// the revoke may be among what it never hears, if the daemon dies.
+    pub fn heard(&mut self, id: TakingId, generation: u64) {
+        if let Some(taking) = self.takings.get_mut(&id)
+            && let Stage::GivenUp {
+                generation: given_up,
+                heard,
+                ..
+            } = &mut taking.stage
+            && *given_up == generation
+        {
+            *heard = true;
+        }
     }
 
     /// The engine of `generation` has ended, at this device, everything that was in flight when it was
@@ -381,19 +409,26 @@ impl OwnerSide {
             && let Stage::GivenUp {
                 generation: given_up,
                 settled,
+                ..
             } = &mut taking.stage
             && *given_up == generation
         {
             settled.insert(device);
         }
+        self.heard(id, generation);
     }
 
-    /// A revoke that was given up waits no longer: the devices that are neither settled nor `fenced`
-    /// hang, and what lies there can only be quarantined.
+    /// A revoke that was given up waits no longer: the devices that are not both settled and `fenced`
+    /// hang, and what lies there can only be quarantined. An engine that has answered nothing has
+    /// perhaps heard nothing: then it is as if nothing had been asked.
     pub fn settle(&mut self, id: TakingId, fenced: impl Fn(DeviceIndex) -> bool) {
         if let Some(taking) = self.takings.get_mut(&id)
-            && let Stage::GivenUp { settled, .. } = &taking.stage
+            && let Stage::GivenUp { heard, settled, .. } = &taking.stage
         {
+            if !heard {
+                taking.stage = Stage::Taken;
+                return;
+            }
             let hangs = |d: &&DeviceIndex| !settled.contains(d) || !fenced(**d);
             let undrained = taking.devices.iter().filter(hangs).copied().collect();
             taking.stage = Stage::Drained { undrained };

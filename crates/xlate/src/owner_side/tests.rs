@@ -138,6 +138,12 @@ fn what_does_not_drain_is_known_by_its_devices() {
     side.acknowledged(id, 1);
     assert!(!side.is_drained(id, all), "too late");
     side.settled(id, DeviceIndex(0), 2);
+    let unheard = {
+        let mut side = side.clone();
+        side.settle(id, all);
+        side.stage(id).cloned()
+    };
+    assert_eq!(unheard, Some(Stage::Taken), "perhaps it never heard of it");
     side.settled(id, DeviceIndex(1), 1);
     side.settled(id, DeviceIndex(2), 1);
     side.settle(id, |d| d != DeviceIndex(2));

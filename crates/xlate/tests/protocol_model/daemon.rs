@@ -1,0 +1,658 @@
+//! The daemon's process: the owner, its pool, and the grant table, which outlives it.
+//!
+//! **Design.** What is granted and how it is taken back is a real [`OwnerSide`] over a real
+//! [`GrantTable`]. Around it the least that an owner is: a pool of one extent a device, with a durable
+//! and a present state, and operations that go on as far as they can ([`Daemon::progress`]). Whatever
+//! a step does outside of the process goes through [`Outside`], which can die after any of it.
+
+use crate::engine::{EXTENT, device_of, laundering};
+use forebay_xlate::boundary::message::{
+    FaultAsk, FaultFailure, FromEngine, GrantOf, Held, Job, ToEngine,
+};
+use forebay_xlate::grants::{Grant, GrantTable};
+use forebay_xlate::owner_side::{OwnerSide, Refused, Stage, TakingId};
+use forebay_xlate::shm::SharedMemory;
+use forebay_xlate::{DeviceIndex, ExtentIndex, Rights, VolumeId, Word};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::AsFd;
+
+/// The state of a device's one extent.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Extent {
+    Clean,
+    /// Reserved for a volume, mapped or not.
+    Of(VolumeId),
+    Dirty,
+    Quarantined,
+}
+
+/// Where volumes lie (each has one extent), and what the devices' extents are.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Pool {
+    pub extents: Vec<Extent>,
+    pub map: BTreeMap<VolumeId, u8>,
+}
+
+/// What is listed: the grant table as the file keeps it.
+pub type Listed = Vec<(VolumeId, u64)>;
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Wish {
+    /// The owner gives the volume's extent up.
+    Free,
+    /// The owner only takes the grant back.
+    Evict,
+    /// A tenant deallocates: the engine's generation and its number.
+    Release(u64, u64),
+    /// What is listed and the pool does not know.
+    Stale,
+}
+
+/// An operation under way.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Op {
+    pub volume: VolumeId,
+    pub wish: Wish,
+    pub taking: Option<TakingId>,
+    revoke: u64,
+    /// A request and settles that were asked when its revoke was given up.
+    heard: u64,
+    settles: Vec<(u64, u8)>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Daemon {
+    pub side: OwnerSide,
+    pub pool: Pool,
+    /// The engine in the conversation, and whether it was told everything.
+    pub talk: Option<u64>,
+    told: bool,
+    fenced: BTreeSet<u8>,
+    inherited: BTreeSet<u64>,
+    pub faults: BTreeSet<(VolumeId, bool)>,
+    pub ops: Vec<Op>,
+    pub laundering: Option<(u64, u8)>,
+    /// Settles asked because of quarantined extents; and whether no more was quarantined since.
+    settling: BTreeMap<u8, (u64, bool)>,
+    /// The engine that may still have requests at a quarantined extent.
+    quarantined: BTreeMap<u8, u64>,
+}
+
+/// What a step does outside of the daemon's memory, each in its order; it may be cut off.
+pub struct Outside<'a> {
+    pub table: &'a mut GrantTable,
+    pub durable: &'a mut Pool,
+    pub to_engine: &'a mut VecDeque<ToEngine>,
+    pub next_number: &'a mut u64,
+    /// Effects until death.
+    pub left: Option<u8>,
+    pub dead: bool,
+}
+
+impl Outside<'_> {
+    /// Whether the next effect still happens.
+    fn goes(&mut self) -> bool {
+        match &mut self.left {
+            Some(0) => self.dead = true,
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        !self.dead
+    }
+
+    fn say(&mut self, message: ToEngine) {
+        if self.goes() {
+            self.to_engine.push_back(message);
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        *self.next_number += 1;
+        *self.next_number
+    }
+}
+
+thread_local! {
+    static TABLE: RefCell<GrantTable> = RefCell::new({
+        let memory = SharedMemory::anonymous("model", GrantTable::bytes(8)).unwrap();
+        GrantTable::format(memory, 8, &[1; 16], &[2; 16]).unwrap()
+    });
+}
+
+/// Runs a step on a real grant table that lists what it is to list, and notes what it then lists.
+pub fn with_table<T>(listed: &mut Listed, step: impl FnOnce(&mut GrantTable) -> T) -> T {
+    TABLE.with_borrow_mut(|table| {
+        for grant in table.iter().copied().collect::<Vec<_>>() {
+            table.remove(grant.volume, grant.range).unwrap();
+        }
+        for &(volume, word) in &*listed {
+            table.insert(entry(volume, Word::from_bits(word))).unwrap();
+        }
+        let result = step(table);
+        *listed = table.iter().map(|g| (g.volume, g.word.bits())).collect();
+        result
+    })
+}
+
+fn entry(volume: VolumeId, word: Word) -> Grant {
+    Grant {
+        volume,
+        range: EXTENT,
+        word,
+        epoch: 0,
+        commit_sequence: 0,
+    }
+}
+
+fn place(device: u8) -> Word {
+    Word::new(DeviceIndex(device), ExtentIndex(0), Rights::ReadWrite).unwrap()
+}
+
+impl Daemon {
+    /// A daemon starts: it has the catalog and the grant table, nothing else.
+    pub fn start(durable: &Pool, table: &GrantTable) -> Self {
+        // As a successor maps it: what an unfinished write left there must not matter.
+        let fd = table.memory().fd().try_clone_to_owned().unwrap();
+        let memory = SharedMemory::from_fd(fd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let adopted = GrantTable::adopt(memory, &[1; 16], &[2; 16]).unwrap();
+        let mut pool = durable.clone();
+        let mut stale = Vec::new();
+        for grant in adopted.expect("ours").iter() {
+            let Some(device) = device_of(grant.word.bits()) else {
+                continue;
+            };
+            let here = usize::from(device);
+            match pool.map.get(&grant.volume) {
+                Some(at) if *at == device => {}
+                None if pool.extents[here] == Extent::Of(grant.volume) => {
+                    pool.map.insert(grant.volume, device);
+                }
+                _ => stale.push(grant.volume),
+            }
+        }
+        let mut daemon = Self {
+            side: OwnerSide::default(),
+            pool,
+            talk: None,
+            told: false,
+            fenced: BTreeSet::new(),
+            inherited: BTreeSet::new(),
+            faults: BTreeSet::new(),
+            ops: Vec::new(),
+            laundering: None,
+            settling: BTreeMap::new(),
+            quarantined: BTreeMap::new(),
+        };
+        for volume in stale {
+            daemon.begin(volume, Wish::Stale);
+            // Taken at once: no conversation may be told of it again.
+            let taking = daemon.side.take(volume, EXTENT);
+            daemon.ops.iter_mut().for_each(|op| {
+                if op.volume == volume {
+                    op.taking = taking;
+                }
+            });
+        }
+        daemon
+    }
+
+    pub fn begin(&mut self, volume: VolumeId, wish: Wish) {
+        self.ops.push(Op {
+            volume,
+            wish,
+            taking: None,
+            revoke: 0,
+            heard: 0,
+            settles: Vec::new(),
+        });
+    }
+
+    /// A conversation begins: what the engine holds and on which devices it has its fence.
+    pub fn greet(
+        &mut self,
+        generation: u64,
+        held: impl Iterator<Item = Held>,
+        fenced: &BTreeSet<u8>,
+    ) {
+        self.talk = Some(generation);
+        self.told = false;
+        self.fenced = fenced.clone();
+        self.inherited = held
+            .filter_map(|held| match held {
+                Held::Revoke(number) | Held::Job(number, _) => Some(number),
+                _ => None,
+            })
+            .collect();
+    }
+
+    /// The conversation is over.
+    pub fn hang_up(&mut self) {
+        self.talk = None;
+        self.told = false;
+        self.fenced.clear();
+        self.inherited.clear();
+        self.laundering = None;
+        self.settling.clear();
+        for op in &mut self.ops {
+            op.settles.clear();
+            if let Some(id) = op.taking {
+                self.side.gone(id);
+            }
+        }
+    }
+
+    /// What was left unfinished in the engine is waited for no longer.
+    pub fn give_inherited_up(&mut self, out: &mut Outside<'_>) {
+        for revoke in std::mem::take(&mut self.inherited) {
+            out.say(ToEngine::Abandon { revoke });
+        }
+    }
+
+    pub fn waits_for_inherited(&self) -> bool {
+        !self.inherited.is_empty()
+    }
+
+    pub fn hear(&mut self, message: FromEngine, out: &mut Outside<'_>) {
+        match message {
+            FromEngine::Faults { faults } => {
+                for FaultAsk { volume, write, .. } in faults {
+                    self.faults.insert((volume, write));
+                }
+            }
+            FromEngine::Release {
+                release, volume, ..
+            } => {
+                let wish = Wish::Release(self.talk.unwrap_or(0), release);
+                if !self.ops.iter().any(|op| op.wish == wish) {
+                    self.begin(volume, wish);
+                }
+            }
+            FromEngine::RevokeDone { revoke } => {
+                self.inherited.remove(&revoke);
+                let generation = self.talk.unwrap_or(0);
+                for op in self.ops.iter().filter(|op| op.revoke == revoke) {
+                    if let Some(id) = op.taking {
+                        self.side.acknowledged(id, generation);
+                    }
+                }
+            }
+            FromEngine::RevokeRefused { revoke } => {
+                if let Some(at) = self.ops.iter().position(|op| op.revoke == revoke) {
+                    self.end_op(at);
+                }
+            }
+            FromEngine::Done { request, .. } => {
+                let generation = self.talk.unwrap_or(0);
+                for op in self.ops.iter().filter(|op| op.heard == request) {
+                    if let Some(id) = op.taking {
+                        self.side.heard(id, generation);
+                    }
+                }
+            }
+            FromEngine::JobDone { job, .. } => self.job_done(job, out),
+            FromEngine::DeviceReady { device } => {
+                self.fenced.insert(device.0);
+                // What an engine before this one had there has ended.
+                let generation = self.talk.unwrap_or(0);
+                if self
+                    .quarantined
+                    .get(&device.0)
+                    .is_some_and(|g| *g < generation)
+                {
+                    self.end_quarantine(device.0, out);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn job_done(&mut self, job: u64, out: &mut Outside<'_>) {
+        self.inherited.remove(&job);
+        if let Some((_, device)) = self.laundering.filter(|(number, _)| *number == job) {
+            self.laundering = None;
+            self.settle_extent(device, Extent::Dirty, Extent::Clean, out);
+        }
+        let generation = self.talk.unwrap_or(0);
+        for op in &mut self.ops {
+            let device = op.settles.iter().find(|(number, _)| *number == job);
+            if let (Some((_, device)), Some(id)) = (device, op.taking) {
+                self.side.settled(id, DeviceIndex(*device), generation);
+                op.settles.retain(|(number, _)| *number != job);
+            }
+        }
+        let settled = self.settling.iter().find(|(_, (number, _))| *number == job);
+        if let Some((&device, &(_, whole))) = settled {
+            self.settling.remove(&device);
+            if whole {
+                self.end_quarantine(device, out);
+            }
+        }
+    }
+
+    fn end_quarantine(&mut self, device: u8, out: &mut Outside<'_>) {
+        self.settle_extent(device, Extent::Quarantined, Extent::Dirty, out);
+        self.quarantined.remove(&device);
+    }
+
+    /// Changes an extent's state, durably.
+    fn settle_extent(&mut self, device: u8, from: Extent, to: Extent, out: &mut Outside<'_>) {
+        let at = usize::from(device);
+        if out.durable.extents[at] == from && out.goes() {
+            self.pool.extents[at] = to;
+            out.durable.extents[at] = to;
+        }
+    }
+
+    fn end_op(&mut self, at: usize) {
+        let op = self.ops.remove(at);
+        if let Some(id) = op.taking {
+            self.side.let_go(id);
+        }
+    }
+
+    /// Whether a commit has anything to do.
+    pub fn uncommitted(&self, durable: &Pool) -> bool {
+        self.pool != *durable
+            || self
+                .ops
+                .iter()
+                .any(|op| self.stage(op) == Some(&Stage::Changed))
+    }
+
+    fn stage(&self, op: &Op) -> Option<&Stage> {
+        self.side.stage(op.taking?)
+    }
+
+    /// Everything that the pool changed becomes durable.
+    pub fn commit(&mut self, out: &mut Outside<'_>) {
+        if !out.goes() {
+            return;
+        }
+        *out.durable = self.pool.clone();
+        for op in &self.ops {
+            if let Some(id) = op.taking {
+                let _ = self.side.durable(id);
+            }
+        }
+    }
+
+    /// Operations whose revoke has been with the engine for long.
+    pub fn may_time_out(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.ops.len()).filter(|at| {
+            let stage = self.stage(&self.ops[*at]);
+            matches!(stage, Some(Stage::Asked { .. } | Stage::GivenUp { .. }))
+        })
+    }
+
+    /// Such an operation waits no longer.
+    pub fn time_out(&mut self, at: usize, out: &mut Outside<'_>) {
+        let Some(id) = self.ops[at].taking else {
+            return;
+        };
+        let fenced = self.fenced.clone();
+        if matches!(self.side.stage(id), Some(Stage::GivenUp { .. })) {
+            self.side.settle(id, |d| fenced.contains(&d.0));
+            return;
+        }
+        if !self.side.give_up(id) {
+            self.side.settle(id, |d| fenced.contains(&d.0));
+            return;
+        }
+        out.say(ToEngine::Abandon {
+            revoke: self.ops[at].revoke,
+        });
+        // Something that an engine answers when it has heard the rest.
+        let request = out.number();
+        self.ops[at].heard = request;
+        let volume = self.ops[at].volume;
+        out.say(ToEngine::RemoveVolume { request, volume });
+        for device in self.side.devices(id) {
+            if fenced.contains(&device.0) {
+                let job = out.number();
+                let work = Job::Settle { device };
+                self.ops[at].settles.push((job, device.0));
+                out.say(ToEngine::Job { job, work });
+            }
+        }
+    }
+
+    /// Everything that needs no waiting for is done, until nothing more can be.
+    pub fn progress(&mut self, out: &mut Outside<'_>) {
+        loop {
+            let before = (self.clone(), out.to_engine.len());
+            self.tell_again(out);
+            let mut at = 0;
+            while at < self.ops.len() && !out.dead {
+                if self.advance(at, out) {
+                    self.end_op(at);
+                } else {
+                    at += 1;
+                }
+            }
+            for (volume, write) in self.faults.clone() {
+                self.answer(volume, write, out);
+            }
+            self.launder(out);
+            self.settle_quarantined(out);
+            if out.dead || before == (self.clone(), out.to_engine.len()) {
+                return;
+            }
+        }
+    }
+
+    /// A conversation begins with everything that is listed, once the engine has ended what an earlier
+    /// daemon began.
+    fn tell_again(&mut self, out: &mut Outside<'_>) {
+        if self.talk.is_none() || self.told || !self.inherited.is_empty() {
+            return;
+        }
+        let grants = self.side.tell_again(out.table);
+        if !grants.is_empty() {
+            out.say(ToEngine::Grants { grants });
+        }
+        self.told = true;
+    }
+
+    /// One operation as far as it goes; true when it is over.
+    fn advance(&mut self, at: usize, out: &mut Outside<'_>) -> bool {
+        let Op {
+            volume,
+            wish,
+            taking,
+            ..
+        } = self.ops[at];
+        let Some(id) = taking else {
+            self.ops[at].taking = self.side.take(volume, EXTENT);
+            return false;
+        };
+        let (generation, release) = match wish {
+            Wish::Release(generation, release) => (Some(generation), Some(release)),
+            _ => (None, None),
+        };
+        let fenced = &self.fenced;
+        match self.side.stage(id).cloned() {
+            Some(Stage::Taken) => {
+                if release.is_none() && self.side.unlisted(id, out.table).is_ok() {
+                    return false;
+                }
+                let Some(talk) = self.talk.filter(|_| self.told) else {
+                    return false;
+                };
+                if generation.is_some_and(|generation| generation != talk) {
+                    // A later engine serves already: tenants may have written there since.
+                    return true;
+                }
+                let revoke = out.number();
+                self.ops[at].revoke = revoke;
+                if self.side.asked(id, out.table, talk).is_ok() {
+                    out.say(ToEngine::Revoke {
+                        revoke,
+                        volume,
+                        range: EXTENT,
+                        keep: None,
+                        release,
+                    });
+                }
+                false
+            }
+            Some(Stage::Asked { .. }) => {
+                self.side.is_drained(id, |d| fenced.contains(&d.0));
+                false
+            }
+            Some(Stage::GivenUp { heard, settled, .. }) => {
+                if heard && self.side.devices(id).iter().all(|d| settled.contains(d)) {
+                    self.side.settle(id, |d| fenced.contains(&d.0));
+                }
+                false
+            }
+            Some(Stage::Drained { undrained }) => {
+                let mapped = self.pool.map.get(&volume);
+                if wish == Wish::Evict && out.durable.map.get(&volume) != mapped {
+                    // Until its mapping is durable, the table alone knows of it.
+                    return false;
+                }
+                if wish == Wish::Evict || wish == Wish::Stale && undrained.is_empty() {
+                    // Evicting what hangs changes nothing.
+                    return !out.goes()
+                        || !undrained.is_empty()
+                        || self.side.forget(id, out.table).is_ok();
+                }
+                self.give_up(volume, &undrained);
+                let _ = self.side.changed(id);
+                false
+            }
+            Some(Stage::Durable) => {
+                if !out.goes() {
+                    return false;
+                }
+                let forgotten = self.side.forget(id, out.table).is_ok();
+                if let Some(release) = release.filter(|_| self.talk == generation) {
+                    out.say(ToEngine::ReleaseDone { release });
+                }
+                forgotten
+            }
+            Some(Stage::Changed) | None => false,
+        }
+    }
+
+    /// The pool gives a volume's extent up; a stale one is no longer mapped, and may only have to be
+    /// quarantined.
+    fn give_up(&mut self, volume: VolumeId, undrained: &BTreeSet<DeviceIndex>) {
+        let mapped = self.pool.map.remove(&volume);
+        for device in mapped.into_iter().chain(undrained.iter().map(|d| d.0)) {
+            let hangs = undrained.contains(&DeviceIndex(device));
+            self.pool.extents[usize::from(device)] = if hangs {
+                self.quarantined.insert(device, self.talk.unwrap_or(0));
+                if let Some((_, whole)) = self.settling.get_mut(&device) {
+                    *whole = false;
+                }
+                Extent::Quarantined
+            } else {
+                Extent::Dirty
+            };
+        }
+    }
+
+    fn answer(&mut self, volume: VolumeId, write: bool, out: &mut Outside<'_>) {
+        if !self.told || out.dead || self.side.free_run(volume, 0, 1) == 0 {
+            return;
+        }
+        let word = match self.pool.map.get(&volume) {
+            Some(device) => place(*device),
+            None if !write => Word::HOLE,
+            None => {
+                let free = |e: &Extent| *e == Extent::Clean;
+                let Some(at) = self.pool.extents.iter().position(free) else {
+                    let soon = |e: &Extent| matches!(e, Extent::Dirty);
+                    let freeing = self.ops.iter().any(|op| op.wish != Wish::Evict);
+                    if !self.pool.extents.iter().any(soon) && !freeing {
+                        self.fail(volume, write, out);
+                    }
+                    return;
+                };
+                // Reserved first, durably.
+                if !out.goes() {
+                    return;
+                }
+                self.pool.extents[at] = Extent::Of(volume);
+                out.durable.extents[at] = Extent::Of(volume);
+                self.pool.map.insert(volume, at as u8);
+                place(at as u8)
+            }
+        };
+        if !out.goes() {
+            return;
+        }
+        match self.side.grant(out.table, entry(volume, word)) {
+            Ok(grant) => {
+                self.faults.remove(&(volume, write));
+                out.say(ToEngine::Grants {
+                    grants: vec![grant],
+                });
+            }
+            Err(Refused::Elsewhere(_)) => {
+                if !self.ops.iter().any(|op| op.volume == volume) {
+                    self.begin(volume, Wish::Stale);
+                }
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// A question fails.
+    pub fn fail(&mut self, volume: VolumeId, write: bool, out: &mut Outside<'_>) {
+        self.faults.remove(&(volume, write));
+        out.say(ToEngine::FaultFailed {
+            volume,
+            range: EXTENT,
+            write,
+            reason: FaultFailure::NoSpace,
+        });
+    }
+
+    fn launder(&mut self, out: &mut Outside<'_>) {
+        let stale = self.ops.iter().any(|op| op.wish == Wish::Stale);
+        if !self.told || self.laundering.is_some() || stale || out.dead {
+            return;
+        }
+        let dirty = |d: &u8| out.durable.extents[usize::from(*d)] == Extent::Dirty;
+        let Some(device) = self.fenced.iter().copied().find(dirty) else {
+            return;
+        };
+        if self.pool.extents[usize::from(device)] != Extent::Dirty {
+            return;
+        }
+        let job = out.number();
+        self.laundering = Some((job, device));
+        let work = laundering(device);
+        out.say(ToEngine::Job { job, work });
+    }
+
+    /// Quarantined extents are free again when everything at their device has ended.
+    fn settle_quarantined(&mut self, out: &mut Outside<'_>) {
+        if !self.told || out.dead {
+            return;
+        }
+        for device in self.fenced.clone() {
+            let quarantined = out.durable.extents[usize::from(device)] == Extent::Quarantined;
+            if quarantined && !self.settling.contains_key(&device) {
+                let job = out.number();
+                self.settling.insert(device, (job, true));
+                let work = Job::Settle {
+                    device: DeviceIndex(device),
+                };
+                out.say(ToEngine::Job { job, work });
+            }
+        }
+    }
+}
+
+/// The grants of a message, as far as they store something.
+pub fn grants_of(message: &ToEngine) -> impl Iterator<Item = &GrantOf> {
+    let grants = match message {
+        ToEngine::Grants { grants } => &grants[..],
+        _ => &[],
+    };
+    grants.iter().filter(|grant| grant.range.count > 0)
+}

@@ -1,0 +1,388 @@
+//! The engine's process: control thread, reactors, and what is at the devices.
+//!
+//! **Design.** The control thread is an [`EngineSide`]; a reactor has a mailbox, a real [`Drains`],
+//! and slices in flight. Looking a translation up and submitting the slice are two steps, so that the
+//! other threads come between; a reactor takes no post between them, as in the engine.
+
+use crate::world::{Command, Kind, Stage, World};
+use forebay_xlate::boundary::message::{FaultAsk, GrantOf, Job};
+use forebay_xlate::drain::{Drains, SliceSpan};
+use forebay_xlate::engine_side::{Effect, EngineSide, Post, Upcall, Words};
+use forebay_xlate::reactor_side::{Access, Answer, Heard, Parked, access};
+use forebay_xlate::table::Table;
+use forebay_xlate::{DeviceIndex, ExtentRange, Rights, VolumeId, Word};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// The only extent of every volume.
+pub const EXTENT: ExtentRange = ExtentRange::new(0, 1);
+
+/// The volumes' words, between steps; during one they are in a real [`Table`].
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Cache(pub BTreeMap<VolumeId, u64>);
+
+impl Cache {
+    fn table(&self, volume: VolumeId) -> Option<Table> {
+        let table = Table::new(1);
+        table.install(EXTENT, Word::from_bits(*self.0.get(&volume)?));
+        Some(table)
+    }
+
+    fn keep(&mut self, volume: VolumeId, table: &Table) {
+        self.0.insert(volume, table.lookup(0).bits());
+    }
+}
+
+impl Words for Cache {
+    fn lookup(&self, volume: VolumeId, extent: u64) -> Option<Word> {
+        Some(self.table(volume)?.lookup(extent))
+    }
+
+    fn install(&mut self, grant: &GrantOf) -> bool {
+        let Some(table) = self.table(grant.volume) else {
+            return false;
+        };
+        table.install(grant.range, Word::from_bits(grant.word));
+        self.keep(grant.volume, &table);
+        true
+    }
+
+    fn clear(&mut self, volume: VolumeId, range: ExtentRange, keep: Option<Rights>) {
+        if let Some(table) = self.table(volume) {
+            table.clear(range, keep);
+            self.keep(volume, &table);
+        }
+    }
+
+    fn committed(&mut self, _: VolumeId, _: u64) {}
+
+    fn is_committed(&self, _: VolumeId, _: u64) -> bool {
+        true
+    }
+}
+
+/// A slice at a device.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Slice {
+    pub command: usize,
+    pub device: u8,
+    pub span: SliceSpan,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Reactor {
+    pub mailbox: VecDeque<Post>,
+    pub upcalls: VecDeque<Upcall>,
+    pub asleep: bool,
+    /// Its bell was rung while it slept.
+    pub rung: bool,
+    pub drains: Drains<4>,
+    pub slices: Vec<Slice>,
+    /// A command that was translated and is about to be submitted.
+    pub hand: Option<(usize, u64)>,
+    /// Commands to be translated before the next post.
+    pub next: VecDeque<usize>,
+    settles: Vec<(u64, u8, u64)>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Engine {
+    pub side: EngineSide,
+    pub words: Cache,
+    pub reactors: Vec<Reactor>,
+    /// Devices on which it has its fence.
+    pub fenced: BTreeSet<u8>,
+    /// The internal lane: laundering at the devices.
+    pub lane: Vec<(u64, u8)>,
+}
+
+impl Engine {
+    pub fn new(reactors: usize, max_drains: usize, volumes: &[VolumeId]) -> Self {
+        Self {
+            side: EngineSide::new(reactors, max_drains),
+            words: Cache(volumes.iter().map(|v| (*v, 0)).collect()),
+            reactors: vec![Reactor::default(); reactors],
+            fenced: BTreeSet::new(),
+            lane: Vec::new(),
+        }
+    }
+}
+
+/// The step's view of the world outside the engine.
+pub struct Around<'a> {
+    pub commands: &'a [Command],
+    pub stages: &'a mut Vec<Stage>,
+    pub wrong: &'a mut Option<&'static str>,
+}
+
+impl Engine {
+    /// Carries out what the control thread's side wants.
+    pub fn carry_out(
+        &mut self,
+        effects: Vec<Effect>,
+        mut say: impl FnMut(forebay_xlate::boundary::message::FromEngine),
+    ) {
+        for effect in effects {
+            match effect {
+                Effect::Say(message) => say(message),
+                Effect::Post(who, post) => {
+                    for r in who.iter() {
+                        let reactor = &mut self.reactors[r];
+                        reactor.mailbox.push_back(post);
+                        reactor.rung |= reactor.asleep;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A command begins or goes on: it is translated, as it is now.
+    pub fn dispatch(&mut self, r: usize, c: usize, around: &mut Around<'_>) {
+        let command = around.commands[c];
+        let reactor = &mut self.reactors[r];
+        reactor.asleep = false;
+        if reactor.hand.is_some() {
+            reactor.next.push_back(c);
+            return;
+        }
+        if command.kind == Kind::Deallocate {
+            reactor.upcalls.push_back(Upcall::Release {
+                io: c as u32,
+                generation: 0,
+                volume: command.volume,
+                range: EXTENT,
+            });
+            around.stages[c] = Stage::Releasing;
+            return;
+        }
+        let write = command.kind == Kind::Write;
+        let word = self.words.lookup(command.volume, 0).expect("served");
+        around.stages[c] = match access(word, write) {
+            Access::Device(word) if !self.fenced.contains(&word.device().0) => Stage::DeviceWait,
+            Access::Device(word) => {
+                reactor.hand = Some((c, word.bits()));
+                Stage::Moving
+            }
+            Access::Zeros => Stage::Done,
+            Access::Park => {
+                reactor.upcalls.push_back(Upcall::Fault(FaultAsk {
+                    volume: command.volume,
+                    extent: 0,
+                    write,
+                }));
+                Stage::Parked(Parked {
+                    volume: command.volume,
+                    extent: 0,
+                    write,
+                })
+            }
+        };
+    }
+
+    fn dispatch_next(&mut self, r: usize, around: &mut Around<'_>) {
+        while self.reactors[r].hand.is_none()
+            && let Some(c) = self.reactors[r].next.pop_front()
+        {
+            self.dispatch(r, c, around);
+        }
+    }
+
+    /// The translated command goes to its device.
+    pub fn submit(&mut self, r: usize, around: &mut Around<'_>) -> Option<Slice> {
+        let reactor = &mut self.reactors[r];
+        let (c, word) = reactor.hand.take()?;
+        let command = around.commands[c];
+        let slice = Slice {
+            command: c,
+            device: Word::from_bits(word).device().0,
+            span: SliceSpan {
+                volume: command.volume,
+                range: EXTENT,
+                write: command.kind == Kind::Write,
+                number: reactor.drains.begin(),
+            },
+        };
+        reactor.slices.push(slice.clone());
+        self.dispatch_next(r, around);
+        Some(slice)
+    }
+
+    /// A slice has ended.
+    pub fn end(&mut self, r: usize, i: usize, around: &mut Around<'_>) -> Slice {
+        let reactor = &mut self.reactors[r];
+        reactor.asleep = false;
+        let slice = reactor.slices.remove(i);
+        let upcalls = &mut reactor.upcalls;
+        reactor.drains.ended(&slice.span, |revoke| {
+            upcalls.push_back(Upcall::Drained { revoke });
+        });
+        around.stages[slice.command] = Stage::Done;
+        self.check_settles(r);
+        slice
+    }
+
+    fn check_settles(&mut self, r: usize) {
+        let lane: Vec<u8> = self.lane.iter().map(|(_, d)| *d).collect();
+        let Reactor {
+            settles,
+            slices,
+            upcalls,
+            ..
+        } = &mut self.reactors[r];
+        settles.retain(|(job, device, before)| {
+            let busy = slices
+                .iter()
+                .any(|s| s.device == *device && s.span.number < *before)
+                || r == 0 && lane.contains(device);
+            if !busy {
+                upcalls.push_back(Upcall::Settled { job: *job });
+            }
+            busy
+        });
+    }
+
+    /// The internal lane has laundered.
+    pub fn launder_ends(&mut self, i: usize) -> u8 {
+        let (job, device) = self.lane.remove(i);
+        self.reactors[0].asleep = false;
+        let done = Upcall::JobDone { job, errno: None };
+        self.reactors[0].upcalls.push_back(done);
+        self.check_settles(0);
+        device
+    }
+
+    /// A reactor takes its next post.
+    pub fn take_post(&mut self, r: usize, around: &mut Around<'_>) {
+        let Some(post) = self.reactors[r].mailbox.pop_front() else {
+            return;
+        };
+        let reactor = &mut self.reactors[r];
+        match post {
+            Post::Granted(volume, range) => {
+                self.answer(r, volume, range, Answer::Granted, around);
+            }
+            Post::FaultFailed(volume, range, write, reason) => {
+                self.answer(r, volume, range, Answer::Failed { write, reason }, around);
+            }
+            Post::Revoke {
+                revoke,
+                volume,
+                range,
+                keep,
+            } => {
+                let in_flight: Vec<_> = reactor.slices.iter().map(|s| s.span).collect();
+                if reactor
+                    .drains
+                    .post(revoke, volume, range, keep, in_flight.into_iter())
+                {
+                    reactor.upcalls.push_back(Upcall::Drained { revoke });
+                }
+            }
+            Post::Abandon(revoke) => reactor.drains.abandon(revoke),
+            Post::Settle(job, device) => {
+                let before = reactor.drains.begin();
+                reactor.settles.push((job, device.0, before));
+                self.check_settles(r);
+            }
+            Post::Job(job, Job::Launder { device, .. }) => self.lane.push((job, device.0)),
+            Post::ReleaseDone(io, _) => around.stages[io as usize] = Stage::Done,
+            Post::ReleaseAbandoned(io, _) => around.stages[io as usize] = Stage::Failed,
+            Post::Job(..) | Post::Committed(_) | Post::CommitFailed(..) => {
+                *around.wrong = Some("a post that this model never asks for");
+            }
+        }
+    }
+
+    fn answer(
+        &mut self,
+        r: usize,
+        volume: VolumeId,
+        range: ExtentRange,
+        answer: Answer,
+        around: &mut Around<'_>,
+    ) {
+        for c in 0..around.commands.len() {
+            if around.commands[c].reactor != r {
+                continue;
+            }
+            let Stage::Parked(parked) = around.stages[c] else {
+                continue;
+            };
+            match parked.hear(volume, range, answer) {
+                Heard::Stay => {}
+                Heard::Translate => self.reactors[r].next.push_back(c),
+                Heard::Fail(_) => around.stages[c] = Stage::Failed,
+            }
+        }
+        self.dispatch_next(r, around);
+    }
+
+    /// The fence of a device is passed: who waited for it goes on.
+    pub fn pass_fence(&mut self, device: u8, around: &mut Around<'_>) {
+        self.fenced.insert(device);
+        for c in 0..around.commands.len() {
+            if around.stages[c] == Stage::DeviceWait {
+                let r = around.commands[c].reactor;
+                self.reactors[r].next.push_back(c);
+                self.dispatch_next(r, around);
+            }
+        }
+    }
+
+    /// Everything that its threads have at the devices.
+    pub fn at_devices(&self) -> impl Iterator<Item = &Slice> {
+        self.reactors.iter().flat_map(|r| &r.slices)
+    }
+}
+
+/// What a dead engine left at a device.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Ghost {
+    Slice(Slice),
+    Launder(u8),
+}
+
+impl Ghost {
+    pub fn device(&self) -> u8 {
+        match self {
+            Ghost::Slice(slice) => slice.device,
+            Ghost::Launder(device) => *device,
+        }
+    }
+}
+
+impl World {
+    /// The engine's process is killed: what it had at the devices goes on without it.
+    pub fn kill_engine(&mut self) {
+        let Some(engine) = self.engine.take() else {
+            return;
+        };
+        self.ghosts
+            .extend(engine.at_devices().map(|slice| Ghost::Slice(slice.clone())));
+        let laundering = engine.lane.iter().map(|(_, d)| Ghost::Launder(*d));
+        self.ghosts.extend(laundering);
+        self.to_engine.clear();
+        // Its successor takes them up again.
+        for stage in &mut self.stages {
+            if !matches!(stage, Stage::Done | Stage::Failed) {
+                *stage = Stage::Idle;
+            }
+        }
+    }
+}
+
+/// The device that a word names, as the model counts them.
+pub fn device_of(word: u64) -> Option<u8> {
+    let word = Word::from_bits(word);
+    match word.rights() {
+        Some(Rights::Read | Rights::ReadWrite) => Some(word.device().0),
+        _ => None,
+    }
+}
+
+/// The job that launders the device's one extent.
+pub fn laundering(device: u8) -> Job {
+    Job::Launder {
+        device: DeviceIndex(device),
+        extents: EXTENT,
+    }
+}

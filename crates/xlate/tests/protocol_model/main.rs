@@ -1,0 +1,215 @@
+//! The owner protocol, every interleaving within bounds.
+//!
+//! **Design.** A `stateright` model whose parts are the code's own: [`OwnerSide`] and `GrantTable` in
+//! the daemon, [`EngineSide`] with its `FaultTable`, `Drains`, `Table`, `Word` and the decisions of
+//! `reactor_side` in the engine. Around them, in [`daemon`] and [`engine`], is what carries their
+//! effects, and in [`world`] what may happen: reactors fall asleep and are woken by their bell alone,
+//! commands park, a device hangs, either process dies after any of its effects, ghosts of a dead
+//! engine's requests stay at the devices until its fence falls. Histories are bounded by a
+//! [`Scenario`]; within it the check is exhaustive.
+//!
+//! **Bounded time.** `stateright`'s `eventually` overlooks cycles, so liveness is a safety property
+//! here: whenever nothing is left to happen by itself, every command has been answered and every
+//! operation of the owner is over ([`World::all_is_answered`]). Nothing in a scenario can repeat
+//! for ever, so each history comes to such a rest.
+//!
+//! **Not here:** power cuts (the pool's tests), commits and FLUSH, time.
+//!
+//! [`OwnerSide`]: forebay_xlate::owner_side::OwnerSide
+//! [`EngineSide`]: forebay_xlate::engine_side::EngineSide
+
+mod daemon;
+mod engine;
+mod world;
+
+use daemon::Wish;
+use forebay_xlate::VolumeId;
+use stateright::{Checker, HasDiscoveries, Model, Property};
+use world::{Action, Budget, Command, Kind, Scenario, World};
+
+struct Protocol(Scenario);
+
+impl Model for Protocol {
+    type State = World;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<World> {
+        vec![World::new(&self.0)]
+    }
+
+    fn actions(&self, world: &World, actions: &mut Vec<Action>) {
+        world.actions(&self.0, actions);
+    }
+
+    fn next_state(&self, world: &World, action: Action) -> Option<World> {
+        let mut next = world.clone();
+        next.step(&self.0, action).then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("no place is used by two", |_, w: &World| w.nothing_reused()),
+            Property::always("no step is wrong", |_, w: &World| w.wrong.is_none()),
+            Property::always("grants are listed", |_, w: &World| w.grants_are_listed()),
+            Property::always("all is answered", |m: &Self, w: &World| {
+                w.all_is_answered(&m.0)
+            }),
+            Property::always("it ends", |_, w: &World| w.numbers() < 60),
+            Property::always("what was written stays", |_, w: &World| {
+                w.what_was_written_stays()
+            }),
+        ]
+    }
+}
+
+const A: VolumeId = VolumeId(1);
+const B: VolumeId = VolumeId(2);
+
+fn command(reactor: usize, volume: VolumeId, kind: Kind) -> Command {
+    Command {
+        reactor,
+        volume,
+        kind,
+        after: None,
+    }
+}
+
+/// The longest that a check may take: what is not exhausted by then is too large.
+const LIMIT: std::time::Duration = std::time::Duration::from_secs(100);
+
+fn check(name: &str, scenario: Scenario) {
+    let begin = std::time::Instant::now();
+    let checker = Protocol(scenario).checker().threads(2);
+    let checker = checker
+        .finish_when(HasDiscoveries::Any)
+        .timeout(LIMIT)
+        .spawn_dfs()
+        .join();
+    println!(
+        "{name}: {} states ({} steps), longest history {}, {:.1} s",
+        checker.unique_state_count(),
+        checker.state_count(),
+        checker.max_depth(),
+        begin.elapsed().as_secs_f64()
+    );
+    if let Some((property, path)) = checker.discoveries().into_iter().next() {
+        let actions = path.into_actions();
+        panic!("{name}: not so: {property}, after {actions:?}");
+    }
+    assert!(
+        begin.elapsed() < LIMIT,
+        "{name}: not every history was seen"
+    );
+}
+
+/// One device with one extent.
+fn one_extent(reactors: usize, commands: Vec<Command>, wishes: Vec<(VolumeId, Wish)>) -> Scenario {
+    Scenario {
+        reactors,
+        devices: 1,
+        max_drains: 2,
+        commands,
+        wishes,
+        budget: Budget::default(),
+    }
+}
+
+/// A volume has the extent and gives it up; another wants it.
+fn changing_hands(reactors: usize) -> Scenario {
+    let mut commands = vec![
+        command(0, A, Kind::Write),
+        command(reactors - 1, A, Kind::Write),
+        command(0, B, Kind::Write),
+    ];
+    commands[2].after = Some(0);
+    one_extent(reactors, commands, vec![(A, Wish::Free)])
+}
+
+#[test]
+fn an_extent_changes_hands() {
+    let mut scenario = changing_hands(2);
+    scenario.budget.sleeps = 1;
+    check("an extent changes hands", scenario);
+}
+
+#[test]
+fn a_read_and_a_write_of_two_volumes() {
+    let commands = vec![
+        command(0, A, Kind::Read),
+        command(1, A, Kind::Write),
+        command(1, B, Kind::Write),
+    ];
+    check("questions", one_extent(2, commands, vec![]));
+}
+
+#[test]
+fn a_process_dies() {
+    let mut scenario = changing_hands(1);
+    scenario.budget.daemon_deaths = 1;
+    check("the daemon dies", scenario.clone());
+    scenario.budget.daemon_deaths = 0;
+    scenario.budget.engine_deaths = 1;
+    check("the engine dies", scenario);
+}
+
+#[test]
+fn both_processes_die() {
+    let commands = vec![command(0, A, Kind::Write)];
+    let mut scenario = one_extent(1, commands, vec![(A, Wish::Free)]);
+    scenario.budget.daemon_deaths = 1;
+    scenario.budget.engine_deaths = 1;
+    check("both die", scenario);
+}
+
+#[test]
+fn a_device_hangs() {
+    let commands = vec![command(0, A, Kind::Write), command(0, B, Kind::Write)];
+    let mut scenario = one_extent(1, commands, vec![(A, Wish::Free)]);
+    scenario.budget.hangs = 1;
+    scenario.budget.recoveries = 1;
+    check("a device hangs and comes back", scenario.clone());
+    scenario.budget.recoveries = 0;
+    scenario.budget.daemon_deaths = 1;
+    check("a device hangs, the daemon dies", scenario);
+}
+
+#[test]
+fn a_hung_device_holds_up_nobody_else() {
+    let commands = vec![command(0, A, Kind::Write), command(0, B, Kind::Write)];
+    let mut scenario = one_extent(1, commands, vec![(A, Wish::Free), (B, Wish::Free)]);
+    scenario.devices = 2;
+    scenario.max_drains = 1;
+    scenario.budget.hangs = 1;
+    check("one of two devices hangs", scenario);
+}
+
+#[test]
+fn a_deallocation_is_given_up_or_done() {
+    let mut commands = vec![
+        command(0, A, Kind::Write),
+        command(0, A, Kind::Deallocate),
+        command(0, A, Kind::Write),
+    ];
+    commands[1].after = Some(0);
+    commands[2].after = Some(1);
+    let mut scenario = one_extent(1, commands, vec![]);
+    scenario.budget.interrupts = 1;
+    check("a deallocation is given up", scenario.clone());
+    scenario.budget.daemon_deaths = 1;
+    check("a deallocation, the daemon dies", scenario.clone());
+    scenario.budget.daemon_deaths = 0;
+    scenario.budget.engine_deaths = 1;
+    check("a deallocation, the engine dies", scenario);
+}
+
+#[test]
+fn a_grant_is_evicted() {
+    let mut commands = vec![command(0, A, Kind::Write), command(1, A, Kind::Write)];
+    commands[1].after = Some(0);
+    let mut scenario = one_extent(2, commands, vec![(A, Wish::Evict)]);
+    scenario.budget.daemon_deaths = 1;
+    check("a grant is evicted, the daemon dies", scenario.clone());
+    scenario.budget.daemon_deaths = 0;
+    scenario.budget.engine_deaths = 1;
+    check("a grant is evicted, the engine dies", scenario);
+}
