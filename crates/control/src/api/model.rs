@@ -178,6 +178,25 @@ pub struct CatalogInfo {
     pub used_bytes: u64,
     /// What they may take.
     pub limit_bytes: u64,
+    /// The size of the database, of which each copy has all.
+    pub metadata_bytes: u64,
+    /// The copies; two, if all is well.
+    pub copies: Vec<CatalogCopyInfo>,
+    /// Blocks that were bad on one copy and were repaired from the other, since the pool was opened.
+    pub repaired_blocks: u64,
+    /// What happened to the copies since then, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// A copy of the catalog.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CatalogCopyInfo {
+    /// The index of the device that it is on.
+    pub device: u8,
+    /// Whether it has everything.
+    pub is_good: bool,
+    /// Why not, if not.
+    pub why: Option<String>,
 }
 
 /// Whether a device can be used.
@@ -330,6 +349,9 @@ pub struct CheckResult {
     pub leaked_extents: u64,
     /// Of those, given back by this check.
     pub repaired_extents: u64,
+    /// Blocks of the catalog that were bad on one copy and were repaired from the other, since the
+    /// pool was opened.
+    pub repaired_catalog_blocks: u64,
     /// What is wrong.
     pub problems: Vec<CheckProblem>,
     /// How many more problems there are than are listed.

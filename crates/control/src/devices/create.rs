@@ -100,6 +100,8 @@ pub(crate) struct NewPoolDevice {
     pub(crate) new: NewDevice,
     /// Its label and catalog area.
     pub(crate) store: Arc<SyncStore>,
+    /// Whether it is taken whatever it holds.
+    pub(crate) force: bool,
     /// The file that was made for it, if one was.
     made: Vec<PathBuf>,
 }
@@ -182,6 +184,7 @@ fn take_new(device: SyncDevice, known_zero: bool, force: bool) -> Result<NewPool
             known_zero,
         },
         store,
+        force,
         made: Vec::new(),
     })
 }

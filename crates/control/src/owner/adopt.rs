@@ -310,9 +310,7 @@ impl Owner {
             match self.sync_all().await {
                 Ok(()) => break,
                 // It is tried again with everything else that is uncommitted there, when it is back.
-                Err(
-                    error @ (SyncError::Gone(_) | SyncError::Flush(_, AskError::TimedOut(..))),
-                ) => {
+                Err(error @ (SyncError::Gone(_) | SyncError::Flush(_, AskError::TimedOut(..)))) => {
                     tracing::warn!(%error, "mappings that were taken over are not durable");
                     break;
                 }
@@ -333,7 +331,12 @@ impl Owner {
         let stale = &self.adoption.stale;
         loop {
             // Kept in the list until it is done: this may be cut off at any wait.
-            let next = stale.borrow().iter().rev().find(|s| s.device == device).copied();
+            let next = stale
+                .borrow()
+                .iter()
+                .rev()
+                .find(|s| s.device == device)
+                .copied();
             let Some(one @ Stale { volume, range, .. }) = next else {
                 break;
             };

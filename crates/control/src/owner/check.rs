@@ -1,11 +1,11 @@
 //! Checking the pool while it is used.
 //!
-//! Purpose: the maps against the extents, as `forebay pool check` asks for.
+//! Purpose: the catalog's copies, then the maps against the extents, as `forebay pool check` asks for.
 //! Design: the pool checks itself in pieces of about a millisecond; between two of them everybody
 //! else gets a turn. What leaked is given back if that is asked for, and that is committed.
 //! Not here: what is checked (the pool), the report's shape in the API.
 
-use forebay_pool::CheckReport;
+use forebay_pool::{CheckProblem, CheckReport};
 
 use super::Owner;
 use crate::api::error::ApiError;
@@ -35,14 +35,43 @@ impl Owner {
             }
             tokio::task::yield_now().await;
         }
-        let report = self.core.borrow_mut().pool.end_check(check);
+        let mut report = self.core.borrow_mut().pool.end_check(check);
+        report.problems.extend(self.check_on_disk().await);
+        self.look_at_copies().await;
         let mut repaired = 0;
         if repair && report.leaked_extents > 0 {
-            repaired = self.core.borrow_mut().pool.repair(&report).map_err(api_error)?;
+            repaired = self
+                .core
+                .borrow_mut()
+                .pool
+                .repair(&report)
+                .map_err(api_error)?;
             tracing::warn!(extents = repaired, "leaked extents are given back");
             self.commit_for_api().await?;
             self.launder_wanted.raise();
         }
         Ok((report, repaired))
+    }
+
+    /// What is wrong with the catalog on its devices. What leaked in it, memory knows too.
+    async fn check_on_disk(&self) -> Vec<CheckProblem> {
+        let catalog = self.catalog.clone();
+        let devices = self.core.borrow().pool.devices().to_vec();
+        let checked = tokio::task::spawn_blocking(move || {
+            let scrubbed = catalog.scrub();
+            (scrubbed, forebay_pool::check_catalog(&catalog, &devices))
+        });
+        let problem = |what: String| CheckProblem {
+            what,
+            repairable: false,
+        };
+        match checked.await {
+            Err(error) => vec![problem(format!("reading the catalog: {error}"))],
+            Ok((scrubbed, report)) => {
+                let lost = scrubbed.err().map(|error| problem(error.to_string()));
+                let found = report.problems.into_iter().filter(|p| !p.repairable);
+                lost.into_iter().chain(found).collect()
+            }
+        }
     }
 }

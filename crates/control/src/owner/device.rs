@@ -10,14 +10,13 @@
 
 use std::rc::Rc;
 
-use forebay_pool::NewDevice;
 use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::ToEngine;
 
 use super::Owner;
 use super::session::{AskError, DeviceState};
 use crate::api::error::ApiError;
-use crate::devices::{NewPoolDevice, PoolDevice};
+use crate::devices::{NewPoolDevice, PoolDevice, api_error};
 
 impl Owner {
     /// Makes a device part of the pool.
@@ -26,26 +25,30 @@ impl Owner {
         device: NewPoolDevice,
     ) -> Result<DeviceIndex, ApiError> {
         let _one_at_a_time = self.adding.lock().await;
-        let NewPoolDevice { new, store, .. } = device;
-        let index = self.join_pool(&new)?;
+        let NewPoolDevice {
+            new, store, force, ..
+        } = device;
+        let index = {
+            let pool = &mut self.core.borrow_mut().pool;
+            forebay_pool::add_device(pool, &self.catalog, &new, force).map_err(api_error)?
+        };
+        // From here on it is in the pool, in memory at least: it can't be taken back.
+        self.commit_through().await;
+        tracing::info!(device = %index, spec = new.spec, "a device joined the pool");
         self.devices.borrow_mut().push(PoolDevice {
             index,
             spec: new.spec.clone(),
             store,
         });
-        // From here on it is in the pool, in memory at least: it can't be taken back.
-        self.commit_for_api().await?;
-        tracing::info!(device = %index, spec = new.spec, "a device joined the pool");
+        let (catalog, store) = (self.catalog.clone(), new.store.clone());
+        match tokio::task::spawn_blocking(move || catalog.spread(index, &store)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "a copy of the catalog on the new device"),
+            Err(error) => tracing::error!(%error, "a copy of the catalog on the new device"),
+        }
         self.serve_device(index);
         self.tell_device(index).await;
         Ok(index)
-    }
-
-    fn join_pool(&self, new: &NewDevice) -> Result<DeviceIndex, ApiError> {
-        Err(ApiError::unavailable(format!(
-            "{}: devices are added to a pool when it is made",
-            new.spec
-        )))
     }
 
     /// Tells the engine of a new device; without one, the next engine is told of everything.

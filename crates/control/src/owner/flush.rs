@@ -204,7 +204,10 @@ impl Owner {
         {
             let mut core = self.core.borrow_mut();
             for (volume, sequence) in wanted {
-                match core.pool.commit_mappings(*volume, *sequence, |d| d == device) {
+                match core
+                    .pool
+                    .commit_mappings(*volume, *sequence, |d| d == device)
+                {
                     Ok(_) => {}
                     // Deleted meanwhile.
                     Err(error) if error.kind == ErrorKind::NotFound => {}

@@ -57,10 +57,7 @@ impl Owner {
             generation,
             what,
         };
-        self.hanging
-            .suspects
-            .borrow_mut()
-            .insert(device, suspicion);
+        self.hanging.suspects.borrow_mut().insert(device, suspicion);
         self.devices_changed.raise();
         number
     }

@@ -48,7 +48,9 @@ impl Owner {
         if before != health {
             match health {
                 Health::Online => tracing::info!(%device, "the device is online"),
-                _ => tracing::error!(%device, ?health, "the device is not online: what lives there can't be reached, everything else goes on"),
+                _ => {
+                    tracing::error!(%device, ?health, "the device is not online: what lives there can't be reached, everything else goes on")
+                }
             }
             self.devices_changed.raise();
             self.launder_wanted.raise();

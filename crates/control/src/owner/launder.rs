@@ -57,9 +57,8 @@ impl Owner {
                             tracing::warn!(failures, %device, error, "laundering freed extents");
                         }
                     }
-                    let pause = sleep(
-                        Duration::from_millis(200 << failures.min(8)).min(RETRY_AT_MOST),
-                    );
+                    let pause =
+                        sleep(Duration::from_millis(200 << failures.min(8)).min(RETRY_AT_MOST));
                     tokio::select! {
                         () = pause => {}
                         // It may be ready by now.

@@ -23,6 +23,7 @@
 mod adopt;
 mod check;
 mod commit;
+mod copies;
 mod device;
 mod evict;
 mod export;
@@ -141,6 +142,7 @@ pub(crate) struct Owner {
     pub(crate) devices: RefCell<Vec<PoolDevice>>,
     /// Those that it has not.
     pub(crate) missing: RefCell<Vec<MissingDevice>>,
+    copies: copies::Copies,
     pub(crate) limits: Limits,
     pub(crate) counters: Counters,
     /// NVMe/TCP listeners by address: the daemon's own descriptors of them.
@@ -193,11 +195,13 @@ impl Owner {
         limits: Limits,
     ) -> Rc<Self> {
         let (grants, adoption) = grants.into_parts();
+        let copies = copies::Copies::new(&catalog);
         let owner = Rc::new(Self {
             core: RefCell::new(Core { pool, grants }),
             catalog,
             devices: RefCell::new(devices),
             missing: RefCell::default(),
+            copies,
             limits,
             counters: Counters::default(),
             listeners: RefCell::default(),
@@ -229,6 +233,7 @@ impl Owner {
         owner.spawn(owner.clone().run_committer());
         owner.spawn(owner.clone().run_awaiting_commit());
         owner.spawn(owner.clone().run_watch());
+        owner.spawn(owner.clone().run_copies());
         for device in owner.device_indexes() {
             owner.serve_device(device);
         }

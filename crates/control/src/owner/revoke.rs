@@ -123,10 +123,13 @@ impl Owner {
             }
             // The words are cleared. Where what is in flight now ends, nothing uses the range.
             let devices = side.borrow().devices(held.id);
-            let settled = devices.into_iter().filter(|d| fenced(*d)).map(|device| async move {
-                let suspicion = self.suspect(device, session.generation, "a revoke");
-                (device, self.settled(device, suspicion).await)
-            });
+            let settled = devices
+                .into_iter()
+                .filter(|d| fenced(*d))
+                .map(|device| async move {
+                    let suspicion = self.suspect(device, session.generation, "a revoke");
+                    (device, self.settled(device, suspicion).await)
+                });
             for (device, ended) in join_all(settled).await {
                 if ended {
                     side.borrow_mut()

@@ -149,7 +149,7 @@ pub(crate) struct Session {
     next_number: Cell<u64>,
     open: RefCell<HashMap<(Kind, u64), oneshot::Sender<Answer>>>,
     devices: RefCell<BTreeMap<DeviceIndex, DeviceState>>,
-    /// Revokes and jobs of an earlier conversation that the engine has not finished.
+    /// Revokes and zeroing of an earlier conversation that the engine has not finished.
     inherited_revokes: RefCell<Vec<u64>>,
     inherited_jobs: RefCell<Vec<(u64, DeviceIndex)>>,
     /// Everything quarantined before this engine was granted anything, if it is known to be a later
@@ -334,9 +334,10 @@ impl Session {
             }
             Held::Revoke(number) => self.inherited_revokes.borrow_mut().push(*number),
             Held::Job(number, work) => {
-                let (Job::Flush { device } | Job::Launder { device, .. } | Job::Settle { device }) =
-                    *work;
-                self.inherited_jobs.borrow_mut().push((*number, device));
+                // Nothing else of them changes extents.
+                if let Job::Launder { device, .. } = work {
+                    self.inherited_jobs.borrow_mut().push((*number, *device));
+                }
             }
             Held::Volume(_) | Held::Export(_) | Held::Listener(_) => {}
         }

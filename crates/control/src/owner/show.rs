@@ -15,8 +15,8 @@ use super::session::DeviceState as EngineDevice;
 use super::{Core, Owner};
 use crate::api::error::ApiError;
 use crate::api::model::{
-    CatalogInfo, CheckProblem, CheckResult, DeviceDetails, DeviceInfo, DeviceState, Export,
-    Placement, PoolCheck, PoolInfo, PoolState, PoolUpdate, SpaceLevel, Tenant, Volume,
+    CheckProblem, CheckResult, DeviceDetails, DeviceInfo, DeviceState, Export, Placement,
+    PoolCheck, PoolInfo, PoolState, PoolUpdate, SpaceLevel, Tenant, Volume,
 };
 use crate::devices::{api_error, settings_of};
 
@@ -260,13 +260,15 @@ impl Owner {
         let is_lost = |device: &DeviceInfo| {
             matches!(device.state, DeviceState::Failed | DeviceState::Missing)
         };
-        let degraded = devices.iter().any(is_lost) || self.committer.trouble().is_some();
+        let degraded = devices.iter().any(is_lost)
+            || self.committer.trouble().is_some()
+            || self.lacks_a_copy();
+        let catalog = self.catalog_info();
         let core = self.core.borrow();
         let pool = &core.pool;
         let info = pool.info();
         let space = pool.space();
         let settings = pool.settings();
-        let usage = pool.catalog_usage();
         let bytes = |extents: u64| extents.saturating_mul(info.extent_bytes);
         PoolInfo {
             name: info.name.clone(),
@@ -303,10 +305,7 @@ impl Owner {
             },
             warn_percent: settings.warn_percent,
             critical_percent: settings.critical_percent,
-            catalog: CatalogInfo {
-                used_bytes: usage.used_bytes,
-                limit_bytes: usage.limit_bytes,
-            },
+            catalog,
             devices,
             warnings,
         }
@@ -338,6 +337,7 @@ impl Owner {
             mappings_checked: report.mappings_checked,
             volumes_checked: report.volumes_checked,
             leaked_extents: report.leaked_extents,
+            repaired_catalog_blocks: self.catalog_info().repaired_blocks,
             repaired_extents: repaired,
             problems: report
                 .problems

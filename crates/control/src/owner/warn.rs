@@ -86,6 +86,7 @@ impl Owner {
                 warnings.push(format!("device {}: {note}", device.spec));
             }
         }
+        warnings.extend(self.copies_warnings());
         warnings.extend(self.room_warnings());
         warnings.extend(self.troubles());
         warnings

@@ -1,10 +1,9 @@
 //! What the owner looks after now and then.
 //!
-//! Purpose: unused reservations come back, damaged copies of the catalog are brought up to date, and
-//! people hear of a pool that fills up.
+//! Purpose: unused reservations come back, and people hear of a pool that fills up.
 //! Design: one task with a slow beat. What it warns of is said once when it comes and once when it
 //! goes; [`Owner::troubles`] is what is so now.
-//! Not here: what is shown of it (`show`).
+//! Not here: what is shown of it (`show`), the catalog's copies (`copies`).
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -40,7 +39,11 @@ impl Owner {
 
     /// What is wrong with the pool's space and with devices that hang, in sentences.
     pub(crate) fn troubles(&self) -> Vec<String> {
-        let mut troubles = self.space_troubles().into_iter().map(|(_, text)| text).collect::<Vec<_>>();
+        let mut troubles = self
+            .space_troubles()
+            .into_iter()
+            .map(|(_, text)| text)
+            .collect::<Vec<_>>();
         troubles.extend(self.hang_troubles());
         troubles
     }

@@ -3,20 +3,25 @@
 //!
 //! Checked always: an extent of a device is granted for one place of one volume only, until it has
 //! been laundered; nothing is granted within a range whose revoke is unanswered; laundered extents
-//! are not granted while they are being laundered.
+//! are not granted while they are being laundered. A device may hang: then whatever was granted there
+//! counts as written to until it hangs no more, so that neither may it be laundered nor get another
+//! owner; and one settle at a time is asked for there.
 //!
 //! Not here: a data path.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use forebay_xlate::boundary::message::{
-    BOUNDARY_VERSION, FaultAsk, FaultFailure, FromEngine, GrantOf, Held, Job, ToEngine,
+    BOUNDARY_VERSION, DeviceConfig, FaultAsk, FaultFailure, FromEngine, GrantOf, Held, Job,
+    ToEngine,
 };
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::boundary::socket::Channel;
 use forebay_xlate::{ExtentRange, Rights, VolumeId, Word};
+
+use super::is_hole;
 use std::os::fd::AsFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -37,11 +42,19 @@ pub(super) struct Fake {
     /// Whether revokes and jobs are answered by themselves.
     pub(super) answer_revokes: bool,
     pub(super) answer_jobs: bool,
+    pub(super) answer_requests: bool,
+    /// Devices that end nothing.
+    hung: BTreeSet<u8>,
+    /// What was granted on them, taken back, and is perhaps still written to.
+    undrained: BTreeMap<(u8, u64), (VolumeId, u64)>,
+    /// Revokes that were given up.
+    pub(super) abandoned: u64,
     /// The next so many launder jobs fail with EIO.
     pub(super) fail_launders: u32,
     /// Flush jobs fail with EIO.
     pub(super) fail_flushes: bool,
     pub(super) grants: HashMap<(VolumeId, u64), Word>,
+    known: Vec<DeviceConfig>,
     /// Device extents, and the place that each was granted for.
     places: BTreeMap<(u8, u64), (VolumeId, u64)>,
     pub(super) open_revokes: Vec<(u64, VolumeId, ExtentRange)>,
@@ -51,28 +64,38 @@ pub(super) struct Fake {
     next_release: u64,
 }
 
+fn sockets() -> (Channel, AsyncFd<OwnedFd>, OwnedFd) {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (ours, theirs) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    let channel = Channel::new(ours).unwrap();
+    let watched = channel.as_fd().try_clone_to_owned().unwrap();
+    let readiness = crate::readiness::watch(watched, Interest::READABLE).unwrap();
+    (channel, readiness, theirs)
+}
+
 impl Fake {
     /// An engine, and the daemon's end of its socket.
     pub(super) fn new(generation: u64) -> (Self, OwnedFd) {
-        use rustix::net::{AddressFamily, SocketFlags, SocketType};
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (ours, theirs) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-                .unwrap();
-        let channel = Channel::new(ours).unwrap();
-        let watched = channel.as_fd().try_clone_to_owned().unwrap();
+        let (channel, readiness, theirs) = sockets();
         let fake = Self {
             channel,
-            readiness: crate::readiness::watch(watched, Interest::READABLE).unwrap(),
+            readiness,
             region: Region::anonymous(generation).unwrap(),
             generation,
             held: Vec::new(),
             devices_ready: true,
             answer_revokes: true,
             answer_jobs: true,
+            answer_requests: true,
+            hung: BTreeSet::new(),
+            undrained: BTreeMap::new(),
+            abandoned: 0,
             fail_launders: 0,
             fail_flushes: false,
             grants: HashMap::new(),
+            known: Vec::new(),
             places: BTreeMap::new(),
             open_revokes: Vec::new(),
             open_jobs: VecDeque::new(),
@@ -87,6 +110,64 @@ impl Fake {
     pub(super) fn after(mut self, before: &Fake) -> Self {
         self.places = before.places.clone();
         self
+    }
+
+    /// A new conversation with the next daemon; what is unfinished is told.
+    pub(super) fn reconnect(&mut self) -> OwnedFd {
+        let (channel, readiness, theirs) = sockets();
+        (self.channel, self.readiness) = (channel, readiness);
+        let revokes = self.open_revokes.iter().map(|(n, ..)| Held::Revoke(*n));
+        let jobs = self.open_jobs.iter().map(|(n, work)| Held::Job(*n, *work));
+        self.held = revokes.chain(jobs).map(|held| (held, vec![])).collect();
+        // Nobody waits for these any more.
+        self.open_jobs
+            .retain(|(_, work)| !matches!(work, Job::Settle { .. }));
+        self.held.extend(self.known.iter().map(|device| {
+            let ready = self.devices_ready;
+            (Held::Device(device.clone(), ready), vec![])
+        }));
+        theirs
+    }
+
+    /// Takes in what the daemon had said before its end.
+    pub(super) fn take_the_rest(&mut self) {
+        while let Ok(Some((message, _))) = self.channel.receive::<ToEngine>() {
+            self.take(&message);
+            self.log.push(message);
+        }
+    }
+
+    /// A device ends nothing from here on.
+    pub(super) fn hang(&mut self, device: u8) {
+        self.hung.insert(device);
+    }
+
+    /// It ends everything.
+    pub(super) fn hang_no_more(&mut self, device: u8) {
+        self.hung.remove(&device);
+        self.undrained.retain(|at, _| at.0 != device);
+        self.answer_all_revokes();
+        self.answer_all_jobs();
+    }
+
+    /// Unanswered settles of a device.
+    pub(super) fn settles(&self, device: u8) -> usize {
+        let settles =
+            |(_, job): &&(u64, Job)| matches!(job, Job::Settle { device: d } if d.0 == device);
+        self.open_jobs.iter().filter(settles).count()
+    }
+
+    /// Ends a revoke if nothing that hangs is under it.
+    fn end_revoke(&mut self, revoke: u64) {
+        let Some(at) = self.open_revokes.iter().position(|(n, ..)| *n == revoke) else {
+            return;
+        };
+        let (_, volume, range) = self.open_revokes[at];
+        let hangs = |(v, extent): &(VolumeId, u64)| *v == volume && range.contains(*extent);
+        if !self.undrained.values().any(hangs) {
+            self.open_revokes.remove(at);
+            self.say(&FromEngine::RevokeDone { revoke });
+        }
     }
 
     pub(super) fn say(&mut self, message: &FromEngine) {
@@ -183,6 +264,8 @@ impl Fake {
         match message {
             ToEngine::SetDevice { request, device } => {
                 self.done(*request);
+                self.known.retain(|known| known.device != device.device);
+                self.known.push(device.clone());
                 if self.devices_ready {
                     self.say(&FromEngine::DeviceReady {
                         device: device.device,
@@ -193,7 +276,11 @@ impl Fake {
             | ToEngine::RemoveVolume { request, .. }
             | ToEngine::SetExport { request, .. }
             | ToEngine::RemoveExport { request, .. }
-            | ToEngine::SetListener { request, .. } => self.done(*request),
+            | ToEngine::SetListener { request, .. } => {
+                if self.answer_requests {
+                    self.done(*request);
+                }
+            }
             ToEngine::Grants { grants } => {
                 for grant in grants {
                     self.take_grant(grant.volume, grant.range, Word::from_bits(grant.word));
@@ -207,18 +294,36 @@ impl Fake {
                 ..
             } => {
                 assert_eq!(*keep, None);
-                self.grants
-                    .retain(|(v, extent), _| v != volume || !range.contains(*extent));
+                let (hung, undrained) = (&self.hung, &mut self.undrained);
+                self.grants.retain(|(v, extent), word| {
+                    let revoked = v == volume && range.contains(*extent);
+                    if revoked && !is_hole(*word) && hung.contains(&word.device().0) {
+                        undrained.insert((word.device().0, word.extent().0), (*v, *extent));
+                    }
+                    !revoked
+                });
                 self.open_revokes.push((*revoke, *volume, *range));
                 if self.answer_revokes {
-                    self.answer_revoke();
+                    self.end_revoke(*revoke);
                 }
+            }
+            ToEngine::Abandon { revoke } => {
+                self.open_revokes.retain(|(number, ..)| number != revoke);
+                self.abandoned += 1;
             }
             ToEngine::Job { job, work } => {
                 self.jobs.push(*work);
                 self.open_jobs.push_back((*job, *work));
+                if let Job::Launder { device, extents } = work {
+                    let range = (device.0, extents.first)..(device.0, extents.end());
+                    let undrained = self.undrained.range(range).next();
+                    assert_eq!(undrained, None, "laundered while it may be written to");
+                }
+                if let Job::Settle { device } = work {
+                    assert_eq!(self.settles(device.0), 1, "one settle at a time");
+                }
                 if self.answer_jobs {
-                    self.answer_job();
+                    self.end_job(*job);
                 }
             }
             _ => {}
@@ -242,6 +347,11 @@ impl Fake {
                 assert!(!being_laundered, "{at:?} is granted while it is laundered");
                 let owner = *self.places.entry(at).or_insert((volume, extent));
                 assert_eq!(owner, (volume, extent), "{at:?} is granted twice");
+                let writer = self.undrained.get(&at);
+                assert!(
+                    writer.is_none_or(|writer| *writer == (volume, extent)),
+                    "{at:?} is granted while it may be written to for another"
+                );
             }
             self.grants.insert((volume, extent), word);
         }
@@ -266,9 +376,52 @@ impl Fake {
         self.say(&FromEngine::RevokeDone { revoke });
     }
 
+    pub(super) fn answer_all_revokes(&mut self) {
+        for revoke in self.revoke_numbers() {
+            self.end_revoke(revoke);
+        }
+    }
+
+    fn revoke_numbers(&self) -> Vec<u64> {
+        self.open_revokes.iter().map(|(n, ..)| *n).collect()
+    }
+
+    /// What was under them ended while there was no daemon.
+    pub(super) fn answer_all_revokes_silently(&mut self) {
+        self.open_revokes.clear();
+    }
+
+    pub(super) fn answer_all_jobs(&mut self) {
+        let jobs: Vec<u64> = self.open_jobs.iter().map(|(n, _)| *n).collect();
+        for job in jobs {
+            self.end_job(job);
+        }
+    }
+
+    /// Takes in what comes within a time.
+    pub(super) async fn listen(&mut self, time: Duration) {
+        let until = tokio::time::Instant::now() + time;
+        while let Ok((message, _)) = tokio::time::timeout_at(until, self.receive()).await {
+            self.take(&message);
+            self.log.push(message);
+        }
+    }
+
     /// Answers the oldest open job.
     pub(super) fn answer_job(&mut self) {
-        let (job, work) = self.open_jobs.pop_front().unwrap();
+        let (job, _) = self.open_jobs[0];
+        self.end_job(job);
+    }
+
+    /// Ends a job if its device ends anything.
+    pub(super) fn end_job(&mut self, job: u64) {
+        let at = self.open_jobs.iter().position(|(n, _)| *n == job).unwrap();
+        let (_, work) = self.open_jobs[at];
+        let (Job::Flush { device } | Job::Launder { device, .. } | Job::Settle { device }) = work;
+        if self.hung.contains(&device.0) {
+            return;
+        }
+        self.open_jobs.remove(at);
         let mut errno = (self.fail_flushes && matches!(work, Job::Flush { .. })).then_some(5);
         if let Job::Launder { device, extents } = work {
             if self.fail_launders > 0 {

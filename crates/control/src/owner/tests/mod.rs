@@ -4,6 +4,8 @@
 //! same file and the same grant table, as after a kill.
 
 mod fake;
+mod hang;
+mod kills;
 mod lives;
 mod protocol;
 mod space;
@@ -26,20 +28,30 @@ use crate::devices::{self, OpenPool};
 const BOOT: [u8; 16] = [7; 16];
 const EXTENT: u64 = 64 << 10;
 
-/// A folder with a pool's file and its grant table.
+/// A folder with a pool's files and its grant table.
 struct Place {
     folder: tempfile::TempDir,
+    devices: usize,
 }
 
 impl Place {
     fn new() -> Self {
+        Self::with_devices(1)
+    }
+
+    fn with_devices(devices: usize) -> Self {
         Self {
             folder: tempfile::tempdir().unwrap(),
+            devices,
         }
     }
 
-    fn spec(&self) -> String {
-        format!("file:{}", self.folder.path().join("pool.img").display())
+    fn specs(&self) -> Vec<String> {
+        let names = (1..self.devices).map(|n| format!("pool{n}.img"));
+        std::iter::once("pool.img".to_owned())
+            .chain(names)
+            .map(|name| format!("file:{}", self.folder.path().join(name).display()))
+            .collect()
     }
 
     fn grants(&self) -> PathBuf {
@@ -107,14 +119,14 @@ fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
     if new {
         open = devices::create(&PoolCreate {
             name: "pool".to_owned(),
-            devices: vec![place.spec()],
+            devices: place.specs(),
             size_bytes: Some(begin.size_bytes),
             ..PoolCreate::default()
         })
         .unwrap();
         grants = Grants::fresh(&place.grants(), &open.pool, &begin.boot, begin.capacity);
     } else {
-        open = devices::open(&[place.spec()]).unwrap();
+        open = devices::open(&place.specs()).unwrap();
         grants = Grants::adopt(
             &place.grants(),
             &mut open.pool,
@@ -160,6 +172,47 @@ impl Life {
         };
         let mut life = Self { owner, fake };
         life.converse(fd).await;
+        life.opened().await;
+        life
+    }
+
+    /// The next life, with the engine of the one before, which lives on.
+    async fn take_over(place: &Place, begin: Begin, mut fake: Fake) -> Self {
+        let mut open = devices::open(&place.specs()).unwrap();
+        let pool = open.pool.info().uuid.0;
+        let fd = fake.reconnect();
+        let table = Some(std::fs::File::open(place.grants()).unwrap().into());
+        let greet = Session::greet(fd, pool, None, Duration::from_secs(5));
+        let (greeting, _) = tokio::join!(greet, fake.welcome(pool, table));
+        let mut greeting = greeting.unwrap();
+        let table = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(place.grants())
+            .unwrap();
+        greeting.table = None;
+        let grants = Grants::adopt(
+            &place.grants(),
+            &mut open.pool,
+            Some(table.into()),
+            &begin.boot,
+            begin.capacity,
+        )
+        .unwrap();
+        assert!(grants.same_boot());
+        let OpenPool {
+            pool,
+            catalog,
+            devices,
+            ..
+        } = open;
+        let owner = Owner::new(pool, Arc::new(catalog), devices, grants, begin.limits);
+        let mut life = Self {
+            owner: owner.clone(),
+            fake,
+        };
+        life.owner
+            .spawn(async move { owner.serve(greeting, || {}).await });
         life.opened().await;
         life
     }

@@ -1,0 +1,134 @@
+//! The two copies of the catalog.
+//!
+//! Purpose: how they are, for people; a copy that was left behind is brought up to date again.
+//! Design: one task asks once a second, on a blocking thread: the catalog's lock is held over its
+//! I/O, and a device that hangs must not hold the owner up. What is shown is the last answer.
+//! Not here: the copies themselves (the pool).
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_pool::{Catalog, CatalogHealth, CopyState};
+use tokio::time::{Instant, sleep};
+
+use super::Owner;
+use crate::api::model::{CatalogCopyInfo, CatalogInfo};
+
+/// Between two looks.
+const BEAT: Duration = Duration::from_secs(1);
+/// Between two attempts to bring copies back.
+const HEAL_EVERY: Duration = Duration::from_secs(10);
+
+/// What is known of the copies.
+#[derive(Debug)]
+pub(super) struct Copies(RefCell<CatalogHealth>);
+
+impl Copies {
+    /// As they are when nobody uses the catalog yet.
+    pub(super) fn new(catalog: &Catalog) -> Self {
+        Self(RefCell::new(catalog.health()))
+    }
+}
+
+/// A copy's state in words; `None`: good.
+fn trouble(state: &CopyState) -> Option<String> {
+    match state {
+        CopyState::Good => None,
+        CopyState::Missing => Some("its device is missing".to_owned()),
+        CopyState::Failed(why) => Some(why.clone()),
+    }
+}
+
+impl Owner {
+    /// The one task that looks after the copies.
+    pub(super) async fn run_copies(self: Rc<Self>) {
+        let mut healed_at = Instant::now();
+        loop {
+            sleep(BEAT).await;
+            self.look_at_copies().await;
+            let is_whole = self.copies.0.borrow().is_whole();
+            if is_whole || healed_at.elapsed() < HEAL_EVERY {
+                continue;
+            }
+            healed_at = Instant::now();
+            let catalog = self.catalog.clone();
+            let healed = tokio::task::spawn_blocking(move || catalog.heal()).await;
+            if let Ok(Err(error)) = healed {
+                tracing::debug!(%error, "bringing a copy of the catalog back");
+            }
+        }
+    }
+
+    /// Asks how the copies are, now.
+    pub(super) async fn look_at_copies(&self) {
+        let catalog = self.catalog.clone();
+        let Ok(now) = tokio::task::spawn_blocking(move || catalog.health()).await else {
+            return;
+        };
+        let before = self.copies.0.replace(now.clone());
+        for note in now.notes.iter().skip(before.notes.len()) {
+            tracing::warn!(note, "the pool's catalog");
+        }
+        match (before.is_whole(), now.is_whole()) {
+            (true, false) => tracing::error!("the pool's catalog has no second copy any more"),
+            (false, true) => tracing::info!("the pool's catalog has two good copies again"),
+            _ => {}
+        }
+    }
+
+    /// The catalog, for people.
+    pub(super) fn catalog_info(&self) -> CatalogInfo {
+        let usage = self.core.borrow().pool.catalog_usage();
+        let health = self.copies.0.borrow();
+        CatalogInfo {
+            used_bytes: usage.used_bytes,
+            limit_bytes: usage.limit_bytes,
+            metadata_bytes: health.metadata_bytes,
+            copies: health
+                .copies
+                .iter()
+                .map(|copy| CatalogCopyInfo {
+                    device: copy.device.0,
+                    is_good: copy.state == CopyState::Good,
+                    why: trouble(&copy.state),
+                })
+                .collect(),
+            repaired_blocks: health.repaired_blocks,
+            notes: health.notes.clone(),
+        }
+    }
+
+    /// Whether the catalog lacks a good copy.
+    pub(super) fn lacks_a_copy(&self) -> bool {
+        !self.copies.0.borrow().is_whole()
+    }
+
+    /// What is to be said of the copies.
+    pub(super) fn copies_warnings(&self) -> Vec<String> {
+        let health = self.copies.0.borrow();
+        let mut warnings = Vec::new();
+        if !health.is_whole() {
+            let lost: Vec<String> = health
+                .copies
+                .iter()
+                .filter_map(|copy| Some(format!("{}: {}", copy.device, trouble(&copy.state)?)))
+                .collect();
+            let lost = if lost.is_empty() {
+                "there is no other".to_owned()
+            } else {
+                lost.join("; ")
+            };
+            warnings.push(format!(
+                "the pool's catalog has one good copy only ({lost}): if that is lost, so is the pool; repair the device, or add another (`forebay device add`)"
+            ));
+        }
+        if health.repaired_blocks > 0 {
+            warnings.push(format!(
+                "{} blocks of the pool's catalog were bad on one copy and have been repaired from the other; `forebay pool show` says where: that device should be watched",
+                health.repaired_blocks
+            ));
+        }
+        warnings
+    }
+}
