@@ -8,7 +8,7 @@
 
 use crate::{
     batch::Table,
-    catalog::Catalog,
+    catalog::{Catalog, Usage},
     codec::{self, STATE_CHUNK},
     error::{PoolError, Result},
     extents::{ExtentState, Extents},
@@ -20,7 +20,7 @@ use crate::{
     volume_map::MAP_CHUNK,
 };
 use forebay_xlate::types::{DeviceIndex, VolumeId};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// In the byte of an extent's state, while loading: somebody has it.
 const CLAIMED: u8 = 0x80;
@@ -168,10 +168,22 @@ impl Loader {
     }
 }
 
+/// Takes one record: its table, its key's two halves, its value.
+pub(crate) type Visit<'a> = &'a mut dyn FnMut(Table, u64, u64, &[u8]) -> Result<()>;
+
 /// Reads a pool; it then waits for adoption. `check` says whether a device's record can be true.
 pub(crate) fn load(catalog: &Catalog, check: impl Fn(&DeviceRecord) -> Result<()>) -> Result<Pool> {
+    load_records(|visit| catalog.load(visit), catalog.usage(), check)
+}
+
+/// The same from any source that gives the records in their order.
+pub(crate) fn load_records(
+    source: impl FnOnce(Visit<'_>) -> Result<()>,
+    usage: Arc<Usage>,
+    check: impl Fn(&DeviceRecord) -> Result<()>,
+) -> Result<Pool> {
     let mut loader = Loader::default();
-    catalog.load(|table, a, b, value| {
+    source(&mut |table, a, b, value| {
         if table > Table::Devices && loader.states.is_empty() {
             // All devices are known: their extents come next.
             loader.states = loader.initial_states(&check)?;
@@ -198,7 +210,7 @@ pub(crate) fn load(catalog: &Catalog, check: impl Fn(&DeviceRecord) -> Result<()
         all.add_device(states);
     }
     let used = all.count(ExtentState::Owned) + all.count(ExtentState::Reserved);
-    let mut pool = Pool::empty(info, loader.devices, all, catalog.usage());
+    let mut pool = Pool::empty(info, loader.devices, all, usage);
     pool.leaked = used - loader.claimed;
     pool.adopting = true;
     for tenant in loader.tenants {
@@ -236,7 +248,6 @@ mod tests {
         store::MemStore,
         volume_map::MapRun,
     };
-    use std::sync::Arc;
 
     /// A pool of 64 extents whose catalog gets these records on top: what loading says.
     fn load_with(records: Records) -> Result<Pool> {

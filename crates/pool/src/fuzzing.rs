@@ -1,0 +1,270 @@
+//! Ways in for the fuzz targets: bytes that only a broken or hostile disk would hold.
+//!
+//! **Design.** Compiled for fuzzing only. A small pool is made once. [`records`] changes its records as
+//! the input says, as if each had the right checksum, and loads the result. [`image`] changes bytes of
+//! its device anywhere, and opens it: what comes out is the pool as it was last committed, or an error.
+//! **Not here:** the targets (`fuzz/` beside the crates).
+
+use crate::{
+    BLOCK_BYTES, BlockStore, Catalog, DeviceRun, ExportRecord, MemStore, NewDevice, NewVolume,
+    OpenDevice, Pool, PoolSettings, PoolSpec, batch::Table, catalog::Usage, create, error::Result,
+    load::load_records, open,
+};
+use forebay_xlate::types::{ExtentIndex, VolumeId};
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+const DEVICE_BYTES: usize = (11 << 20) + (256 << 16);
+/// More than this, and it is memory that is tested.
+const MOST_EXTENTS: u64 = 1 << 20;
+
+type Records = BTreeMap<(Table, u64, u64), Vec<u8>>;
+
+struct Template {
+    image: Arc<Vec<u8>>,
+    records: Records,
+    usage: Arc<Usage>,
+    volumes: Vec<String>,
+}
+
+fn commit(pool: &mut Pool, catalog: &Catalog) -> Result<()> {
+    if let Some(batch) = pool.take_batch()? {
+        catalog.commit(&batch)?;
+        pool.committed(batch.id())?;
+    }
+    Ok(())
+}
+
+fn make() -> Result<Template> {
+    let store = Arc::new(MemStore::new(DEVICE_BYTES));
+    let spec = PoolSpec {
+        name: "p".into(),
+        extent_bytes: 1 << 16,
+        devices: vec![NewDevice {
+            spec: "mem".into(),
+            store: store.clone(),
+            block_bytes: 512,
+            known_zero: true,
+        }],
+        settings: PoolSettings::default(),
+        force: false,
+        now_s: 0,
+    };
+    let (mut pool, catalog) = create(&spec)?;
+    pool.create_tenant("t", 0)?;
+    for name in ["a", "b", "c"] {
+        let new = NewVolume {
+            tenant: "t".into(),
+            name: name.into(),
+            size_bytes: 600 << 16,
+            block_bytes: None,
+            reserved_bytes: 0,
+        };
+        let volume = pool.create_volume(&new, 0)?;
+        pool.reserve(volume, 16)?;
+        commit(&mut pool, &catalog)?;
+        for logical in [0, 1, 2, 7, 40, 520] {
+            pool.fault(volume, ExtentIndex(logical), true)?;
+        }
+        pool.commit_mappings(volume, u64::MAX, |_| true)?;
+        commit(&mut pool, &catalog)?;
+    }
+    let mut records = Records::new();
+    catalog.load(|table, a, b, value| {
+        records.insert((table, a, b), value.to_vec());
+        Ok(())
+    })?;
+    let mut image = vec![0; DEVICE_BYTES];
+    store
+        .read_at(0, &mut image)
+        .map_err(|error| crate::PoolError::io("a copy", &error))?;
+    Ok(Template {
+        image: Arc::new(image),
+        records,
+        usage: catalog.usage(),
+        volumes: names(&pool),
+    })
+}
+
+fn template() -> &'static Template {
+    static TEMPLATE: OnceLock<Template> = OnceLock::new();
+    TEMPLATE.get_or_init(|| make().expect("a pool in memory"))
+}
+
+fn names(pool: &Pool) -> Vec<String> {
+    let mut names: Vec<String> = pool
+        .volumes()
+        .map(|volume| {
+            let space = pool.volume_space(volume.id).map_or(0, |space| space.mapped);
+            format!("{} {} {space}", volume.name, volume.size_bytes)
+        })
+        .collect();
+    names.sort();
+    names
+}
+
+/// Uses a pool that was loaded, whatever it is.
+fn exercise(pool: &mut Pool) {
+    let _ = pool.finish_adoption(false);
+    let report = pool.check().expect("adoption is finished");
+    let _ = pool.repair(&report);
+    let volumes: Vec<VolumeId> = pool.volumes().map(|volume| volume.id).collect();
+    for volume in volumes.into_iter().take(4) {
+        for logical in [0, 1, 41, 521] {
+            let _ = pool.fault(volume, ExtentIndex(logical), false);
+            let _ = pool.fault(volume, ExtentIndex(logical), true);
+        }
+        let _ = pool.reserve(volume, 8);
+        let _ = pool.release(
+            volume,
+            ExtentIndex(0),
+            2,
+            &std::collections::BTreeSet::new(),
+        );
+    }
+    let _: Vec<&ExportRecord> = pool.exports().collect();
+    for device in pool.devices().to_vec() {
+        let _ = pool.extent_state(DeviceRun::new(device.index, 0, 1));
+        let _ = pool.take_dirty(device.index, 64);
+    }
+    let _ = pool.take_batch();
+}
+
+/// Changes records, loads them, and uses the pool that comes out. The input is a list of changes: table,
+/// key (two bytes), what to do (replace, overwrite from an offset, remove), offset, length, bytes.
+pub fn records(mut input: &[u8]) {
+    let template = template();
+    let mut records = template.records.clone();
+    while let Some((head, rest)) = input.split_at_checked(6) {
+        let table = Table::ALL[usize::from(head[0]) % Table::ALL.len()];
+        let key = (table, u64::from(head[1]), u64::from(head[2]));
+        let (offset, length) = (usize::from(head[4]), usize::from(head[5]).min(rest.len()));
+        let (bytes, rest) = rest.split_at(length);
+        input = rest;
+        match head[3] % 3 {
+            0 => {
+                records.insert(key, bytes.to_vec());
+            }
+            1 => {
+                let value = records.entry(key).or_default();
+                value.resize(value.len().max(offset + length), 0);
+                value[offset..offset + length].copy_from_slice(bytes);
+            }
+            _ => {
+                records.remove(&key);
+            }
+        }
+    }
+    let source = |visit: crate::load::Visit<'_>| {
+        records
+            .iter()
+            .try_for_each(|((table, a, b), value)| visit(*table, *a, *b, value))
+    };
+    let small = |device: &crate::DeviceRecord| match device.extents {
+        0..=MOST_EXTENTS => Ok(()),
+        _ => Err(crate::PoolError::invalid("a large device")),
+    };
+    if let Ok(mut pool) = load_records(source, template.usage.clone(), small) {
+        exercise(&mut pool);
+    }
+}
+
+/// An image that is shared, and what is written over it.
+struct Overlay {
+    base: Arc<Vec<u8>>,
+    changed: Mutex<HashMap<u64, Box<[u8; BLOCK_BYTES]>>>,
+    capacity: u64,
+}
+
+impl Overlay {
+    fn change(&self, block: u64, with: impl FnOnce(&mut [u8; BLOCK_BYTES])) {
+        let mut changed = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = block as usize * BLOCK_BYTES;
+        with(changed.entry(block).or_insert_with(|| {
+            let mut content = Box::new([0; BLOCK_BYTES]);
+            content.copy_from_slice(&self.base[at..at + BLOCK_BYTES]);
+            content
+        }));
+    }
+
+    fn check(&self, offset: u64, bytes: usize) -> io::Result<()> {
+        if offset + bytes as u64 > self.capacity {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(())
+    }
+}
+
+impl BlockStore for Overlay {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.check(offset, buf.len())?;
+        let changed = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
+        for (at, part) in buf.chunks_mut(BLOCK_BYTES).enumerate() {
+            let from = offset as usize + at * BLOCK_BYTES;
+            match changed.get(&((from / BLOCK_BYTES) as u64)) {
+                Some(content) => part.copy_from_slice(&content[..]),
+                None => part.copy_from_slice(&self.base[from..from + BLOCK_BYTES]),
+            }
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.check(offset, data.len())?;
+        for (at, part) in data.chunks(BLOCK_BYTES).enumerate() {
+            self.change(offset / BLOCK_BYTES as u64 + at as u64, |content| {
+                content.copy_from_slice(part);
+            });
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn capacity(&self) -> io::Result<u64> {
+        Ok(self.capacity)
+    }
+}
+
+/// Changes bytes of the device and opens it. The input is a list of changes: a place (three bytes, from
+/// the front, spread over labels and catalog), a length, bytes; a first byte may cut the device short.
+pub fn image(input: &[u8]) {
+    let template = template();
+    let Some((cut, mut input)) = input.split_first() else {
+        return;
+    };
+    let store = Arc::new(Overlay {
+        base: template.image.clone(),
+        changed: Mutex::default(),
+        capacity: match cut {
+            0 => DEVICE_BYTES as u64 / 255 * u64::from(input.first().copied().unwrap_or(0)),
+            _ => DEVICE_BYTES as u64,
+        } & !(BLOCK_BYTES as u64 - 1),
+    });
+    while let Some((head, rest)) = input.split_at_checked(4) {
+        let place = usize::from(head[0]) | usize::from(head[1]) << 8 | usize::from(head[2]) << 16;
+        let place = place % (DEVICE_BYTES - 512);
+        let length = usize::from(head[3]).min(rest.len());
+        let (bytes, rest) = rest.split_at(length);
+        input = rest;
+        for (at, byte) in bytes.iter().enumerate() {
+            let at = place + at;
+            store.change((at / BLOCK_BYTES) as u64, |content| {
+                content[at % BLOCK_BYTES] = *byte;
+            });
+        }
+    }
+    let device = OpenDevice {
+        spec: "mem".into(),
+        store,
+    };
+    if let Ok(mut opened) = open(&[device]) {
+        assert_eq!(names(&opened.pool), template.volumes, "a silent loss");
+        exercise(&mut opened.pool);
+    }
+}

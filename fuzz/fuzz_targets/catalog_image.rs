@@ -1,0 +1,9 @@
+//! A pool's device with changed bytes
+//!
+//! Design: in `forebay_pool::fuzzing`, which sees the crate's inside. Checked:  labels, headers, tables, blocks of the database.:no panic; what opens is what was committed.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| forebay_pool::fuzzing::image(bytes));
