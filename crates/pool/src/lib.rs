@@ -27,6 +27,8 @@ mod create;
 mod devices;
 mod error;
 mod extents;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod guard;
 pub mod label;
 mod layout;
