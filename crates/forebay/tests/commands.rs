@@ -10,8 +10,8 @@ use std::sync::mpsc;
 
 use forebay_control::api::error::ApiError;
 use forebay_control::api::model::{
-    CatalogInfo, CheckProblem, CheckResult, DeviceDetails, DeviceInfo, DeviceState, Export,
-    Placement, PoolInfo, PoolState, SpaceLevel, Tenant, Volume,
+    CatalogCopyInfo, CatalogInfo, CheckProblem, CheckResult, DeviceDetails, DeviceInfo,
+    DeviceState, Export, Placement, PoolInfo, PoolState, SpaceLevel, Tenant, Volume,
 };
 use forebay_control::api::request::{Request, channel};
 use forebay_control::api::{bind, serve};
@@ -155,6 +155,7 @@ fn check_result(repair: bool) -> CheckResult {
         mappings_checked: 4096,
         volumes_checked: 1,
         leaked_extents: 3,
+        repaired_catalog_blocks: 0,
         repaired_extents: if repair { 3 } else { 0 },
         problems: vec![CheckProblem {
             what: "3 extents of device 0 leak".to_owned(),
@@ -190,6 +191,21 @@ fn pool() -> PoolInfo {
         catalog: CatalogInfo {
             used_bytes: 1 << 20,
             limit_bytes: 1 << 25,
+            metadata_bytes: 1 << 21,
+            copies: vec![
+                CatalogCopyInfo {
+                    device: 0,
+                    is_good: true,
+                    why: None,
+                },
+                CatalogCopyInfo {
+                    device: 1,
+                    is_good: false,
+                    why: Some("it was left behind".to_owned()),
+                },
+            ],
+            repaired_blocks: 2,
+            notes: vec!["block 7 of device 1 was repaired".to_owned()],
         },
         devices: vec![device(DeviceState::Online), device(DeviceState::Missing)],
         warnings: vec!["the moon is full".to_owned()],
@@ -400,7 +416,9 @@ fn a_pool_is_shown_with_what_is_wrong() {
         "degraded",
         "256 MiB (25 % with what is promised)",
         "80 % and 95 %",
-        "1 MiB of at most 32 MiB",
+        "1 MiB of at most 32 MiB, in 2 MiB",
+        "good on device 0; device 1: it was left behind; 2 blocks repaired",
+        "block 7 of device 1 was repaired",
         "missing: no such file",
         "warning: the moon is full",
     ] {

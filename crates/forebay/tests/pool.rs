@@ -276,7 +276,10 @@ fn settings_warnings_and_reservations() {
         32 * MIB,
         "what is written is promised no more"
     );
-    daemon.refused(&["volume", "set", "acme/safe", "--reserve", "33M"], "size");
+    daemon.refused(
+        &["volume", "set", "acme/safe", "--reserve", "33M"],
+        "reserved for a volume",
+    );
     let output = daemon.run(&[
         "volume",
         "create",
@@ -353,6 +356,46 @@ fn a_missing_device_takes_down_only_what_lies_on_it_and_comes_back() {
     daemon.again();
     daemon.wait_engine();
     holds(&daemon, &image);
+}
+
+#[test]
+fn a_spoiled_catalog_costs_nothing_and_is_told_of() {
+    // Both copies on one device, and one on each of two.
+    for files in [&["a.img"][..], &["a.img", "b.img"]] {
+        let mut daemon = with_pool(files);
+        let image = fill(&daemon);
+        let copies = daemon.json(&["pool", "show"])["catalog"]["copies"].clone();
+        assert_eq!(copies.as_array().unwrap().len(), 2, "{copies}");
+        daemon.stop();
+        // Past the labels and the header of the first copy: what the database wrote there.
+        let path = daemon.path(files[files.len() - 1]);
+        write_at(&path, MIB + 64 * 1024, &[0x5a; 128 * 1024]);
+        daemon.again();
+        daemon.wait_engine();
+        holds(&daemon, &image);
+        let found = daemon.json(&["pool", "check"]);
+        assert_eq!(found["clean"], true, "{found}");
+        let pool = daemon.json(&["pool", "show"]);
+        let catalog = &pool["catalog"];
+        assert!(
+            catalog["repaired_blocks"].as_u64().unwrap() > 0,
+            "{catalog}"
+        );
+        let copies = catalog["copies"].as_array().unwrap();
+        assert!(
+            copies.iter().all(|copy| copy["is_good"] == true),
+            "{catalog}"
+        );
+        assert_eq!(pool["state"], "online");
+        let warnings = pool["warnings"].to_string();
+        assert!(warnings.contains("have been repaired"), "{warnings}");
+        daemon.stop();
+        daemon.again();
+        daemon.wait_engine();
+        holds(&daemon, &image);
+        let warnings = daemon.json(&["status"])["warnings"].to_string();
+        assert!(!warnings.contains("repaired"), "it is over: {warnings}");
+    }
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! `forebay pool` and `forebay device`.
 
 use forebay_control::api::model::{
-    CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Done, PoolCheck, PoolCreate, PoolInfo,
-    PoolOpen, PoolUpdate,
+    CatalogInfo, CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Done, PoolCheck, PoolCreate,
+    PoolInfo, PoolOpen, PoolUpdate,
 };
 use forebay_device::size::format_bytes;
 use forebay_device::spec::DeviceSpec;
@@ -71,6 +71,10 @@ fn check_text(found: &CheckResult) -> String {
                 "{} extents, {} given back",
                 found.leaked_extents, found.repaired_extents
             ),
+        ),
+        (
+            "catalog",
+            format!("{} blocks repaired", found.repaired_catalog_blocks),
         ),
         (
             "problems",
@@ -160,18 +164,38 @@ fn pool_text(pool: &PoolInfo) -> String {
         (
             "catalog",
             format!(
-                "{} of at most {}",
+                "{} of at most {}, in {}",
                 format_bytes(catalog.used_bytes),
-                format_bytes(catalog.limit_bytes)
+                format_bytes(catalog.limit_bytes),
+                format_bytes(catalog.metadata_bytes)
             ),
         ),
+        ("  copies", copies_text(catalog)),
     ]);
+    for note in &catalog.notes {
+        text.push_str(&format!("  note: {note}\n"));
+    }
     text.push('\n');
     text.push_str(&devices_text(&pool.devices));
     for warning in &pool.warnings {
         text.push_str(&format!("\nwarning: {warning}"));
     }
     text
+}
+
+fn copies_text(catalog: &CatalogInfo) -> String {
+    let mut parts: Vec<String> = catalog
+        .copies
+        .iter()
+        .map(|copy| match &copy.why {
+            None => format!("good on device {}", copy.device),
+            Some(why) => format!("device {}: {why}", copy.device),
+        })
+        .collect();
+    if catalog.repaired_blocks > 0 {
+        parts.push(format!("{} blocks repaired", catalog.repaired_blocks));
+    }
+    parts.join("; ")
 }
 
 pub(crate) fn device(context: &Context, command: DeviceCommand) -> Outcome {
