@@ -40,7 +40,7 @@ impl World {
         } else {
             self.power.after_kill()
         };
-        (self.pool, self.catalog) = open(&self.power, self.committed.0);
+        (self.pool, self.catalog) = open(&self.power, self.labelled);
         assert_eq!(self.pool.leaked_extents(), 0);
         let found = self.found();
         assert!(

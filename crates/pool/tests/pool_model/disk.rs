@@ -20,7 +20,7 @@ pub(crate) struct Bytes {
 /// An extent's sectors; none: zeros.
 pub(crate) type Sectors = [Option<Bytes>; 2];
 
-#[derive(Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub(crate) struct Disk {
     now: BTreeMap<Place, Sectors>,
     durable: BTreeMap<Place, Sectors>,

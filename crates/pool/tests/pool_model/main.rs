@@ -98,6 +98,7 @@ pub(crate) enum Op {
     CheckPiece {
         extents: u64,
     },
+    AddDevice,
     Crash {
         same_boot: bool,
         power: bool,
@@ -112,9 +113,9 @@ fn op() -> impl Strategy<Value = Op> {
     // Near each other, near a chunk's end, and far away.
     let logical = || prop_oneof![0u64..24, 505u64..520, 0u64..1500];
     // Mostly nothing hangs; else one device, or all.
-    let hanging = || prop_oneof![6 => Just(0u8), 1 => 1u8..4, 1 => Just(7u8)];
+    let hanging = || prop_oneof![3 => Just(0u8), 1 => 1u8..4, 1 => Just(7u8)];
     prop_oneof![
-        3 => (prop_oneof![1u64..40, 500u64..1500], prop_oneof![2 => Just(0u64), 1 => 0u64..30])
+        3 => (prop_oneof![1u64..40, 500u64..1500], prop_oneof![1 => Just(0u64), 1 => 0u64..30])
             .prop_map(|(extents, reserved)| Op::Create { extents, reserved }),
         1 => (volume(), hanging()).prop_map(|(volume, hanging)| Op::Delete { volume, hanging }),
         1 => (volume(), 0u64..600).prop_map(|(volume, by)| Op::Grow { volume, by }),
@@ -132,12 +133,13 @@ fn op() -> impl Strategy<Value = Op> {
         5 => (device(), 1u64..20, 0u64..8)
             .prop_map(|(device, max, fate)| Op::Launder { device, max, fate }),
         2 => (0usize..8).prop_map(|pick| Op::LateWrite { pick }),
-        1 => device().prop_map(|device| Op::Settle { device }),
-        2 => Just(Op::EndQuarantine),
+        3 => device().prop_map(|device| Op::Settle { device }),
+        3 => Just(Op::EndQuarantine),
         1 => device().prop_map(|device| Op::Away { device }),
         2 => device().prop_map(|device| Op::Back { device }),
         1 => any::<bool>().prop_map(|fill| Op::Placement { fill }),
         3 => (1u64..600).prop_map(|extents| Op::CheckPiece { extents }),
+        1 => Just(Op::AddDevice),
         2 => (any::<bool>(), any::<bool>(), prop::option::of(0u64..40), any::<u64>())
             .prop_map(|(same_boot, power, during_commit, seed)| Op::Crash {
                 same_boot, power, during_commit, seed,

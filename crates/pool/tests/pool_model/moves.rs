@@ -26,7 +26,8 @@ impl World {
             },
             _ => 0,
         };
-        let here = |world: &Self, device: u8| usize::from(device) < world.pool.devices().len();
+        // A device that is added may be used once its record is durable.
+        let here = |world: &Self, device: u8| usize::from(device) < world.committed.0;
         match op {
             Op::Create { extents, reserved } => self.create(extents, reserved),
             Op::Delete { hanging, .. } => self.delete(volume, hanging),
@@ -87,6 +88,7 @@ impl World {
                 self.pool.set_settings(settings).unwrap();
             }
             Op::CheckPiece { extents } => self.check_piece(extents),
+            Op::AddDevice => self.add_device(),
             Op::Crash {
                 same_boot,
                 power,

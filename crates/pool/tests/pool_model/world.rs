@@ -15,7 +15,7 @@ use std::{
     sync::OnceLock,
 };
 
-/// The devices' extents.
+/// The devices' extents; the third device is added later.
 pub(crate) const EXTENTS: [u64; 3] = [20, 16, 12];
 
 #[derive(Clone, Default, Debug, PartialEq)]
@@ -79,6 +79,8 @@ pub(crate) struct World {
     pub(crate) taken: VecDeque<Batch>,
     pub(crate) snapshots: BTreeMap<BatchId, Snapshot>,
     pub(crate) committed: Snapshot,
+    /// How many devices have a label.
+    pub(crate) labelled: usize,
     pub(crate) names: u64,
     /// The highest sequence that was ever handed out.
     pub(crate) highest_seq: u64,
@@ -118,7 +120,7 @@ fn formatted() -> Power {
         let capacities: Vec<u64> = EXTENTS.iter().enumerate().map(|(at, e)| bytes(at, e)).collect();
         let power = Power::new(&capacities);
         let spec = PoolSpec {
-            devices: (0..EXTENTS.len()).map(|at| new_device(&power, at)).collect(),
+            devices: (0..2).map(|at| new_device(&power, at)).collect(),
             ..common::spec(&[], true)
         };
         let (mut pool, catalog) = forebay_pool::create(&spec).unwrap();
@@ -143,7 +145,7 @@ pub(crate) fn open(power: &Power, devices: usize) -> (Pool, Catalog) {
 impl World {
     pub(crate) fn new() -> Self {
         let power = formatted();
-        let (mut pool, catalog) = open(&power, EXTENTS.len());
+        let (mut pool, catalog) = open(&power, 2);
         pool.finish_adoption(true).unwrap();
         common::commit(&mut pool, &catalog);
         Self {
@@ -165,11 +167,23 @@ impl World {
             check: None,
             taken: VecDeque::new(),
             snapshots: BTreeMap::new(),
-            committed: (EXTENTS.len(), BTreeMap::new()),
+            committed: (2, BTreeMap::new()),
+            labelled: 2,
             names: 0,
             highest_seq: 0,
             boot: 0,
             table_since: BatchId(0),
+        }
+    }
+
+    /// A device gets its label, and its record with the next commit.
+    pub(crate) fn add_device(&mut self) {
+        let index = self.pool.devices().len();
+        if index < EXTENTS.len() {
+            let device = new_device(&self.power, index);
+            forebay_pool::add_device(&mut self.pool, &self.catalog, &device, false).unwrap();
+            self.labelled = index + 1;
+            self.away.insert(index as u8);
         }
     }
 
@@ -288,6 +302,13 @@ impl World {
         assert_eq!(space.quarantined, self.quarantined.len() as u64);
         let sum = space.clean + space.reserved + space.owned + space.dirty + space.quarantined;
         assert_eq!(sum, space.total);
+        // What is promised is there, unless it is out of reach.
+        if self.away.is_empty() && self.quarantined.is_empty() {
+            assert!(
+                owed <= space.clean + space.dirty,
+                "{owed} extents are promised"
+            );
+        }
         for (_, place, _) in &self.hanging {
             assert!(
                 self.quarantined.contains(place),
