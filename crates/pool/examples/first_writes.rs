@@ -100,6 +100,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         name: "p".into(),
         extent_bytes: EXTENT_BYTES,
         devices: vec![device("a"), device("b")],
+        settings: forebay_pool::PoolSettings::default(),
         force: false,
         now_s: 0,
     })?;

@@ -7,6 +7,7 @@
 
 mod forebay;
 mod measure;
+mod pool_open;
 mod spdk;
 mod tcp;
 mod thin;
@@ -26,7 +27,11 @@ pub(crate) struct Options {
 
 type Bench = (&'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 2] = [("tcp", tcp::run), ("thin", thin::run)];
+const BENCHES: [Bench; 3] = [
+    ("pool-open", pool_open::run),
+    ("tcp", tcp::run),
+    ("thin", thin::run),
+];
 
 /// Runs the benchmark that `args` name.
 pub(crate) fn run(args: &[String]) -> Result<bool> {
