@@ -47,7 +47,18 @@ fn wrong(what: impl std::fmt::Display) -> PoolError {
 impl Loader {
     fn record(&mut self, table: Table, a: u64, b: u64, value: &[u8]) -> Result<()> {
         match table {
-            Table::Meta => self.info = Some(codec::decode(value)?),
+            Table::Meta => {
+                let info: PoolInfo = codec::decode(value)?;
+                if !info.extent_bytes.is_power_of_two()
+                    || !(MIN_EXTENT_BYTES..=MAX_EXTENT_BYTES).contains(&info.extent_bytes)
+                {
+                    return Err(wrong(format!(
+                        "extents of {} bytes cannot be",
+                        info.extent_bytes
+                    )));
+                }
+                self.info = Some(info);
+            }
             Table::Devices => {
                 let record: DeviceRecord = codec::decode(value)?;
                 if a != self.devices.len() as u64 || u64::from(record.index.0) != a {
@@ -196,11 +207,8 @@ pub(crate) fn load_records(
     let info = loader
         .info
         .ok_or_else(|| wrong("it does not say which pool it is"))?;
-    if !info.extent_bytes.is_power_of_two()
-        || !(MIN_EXTENT_BYTES..=MAX_EXTENT_BYTES).contains(&info.extent_bytes)
-        || loader.devices.is_empty()
-    {
-        return Err(wrong("its extents, or its devices, cannot be"));
+    if loader.devices.is_empty() {
+        return Err(wrong("it has no devices"));
     }
     let mut all = Extents::new(info.extent_bytes);
     for mut states in loader.states {
