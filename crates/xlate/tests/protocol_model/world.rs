@@ -212,8 +212,9 @@ impl World {
             if !self.to_engine.is_empty() {
                 all.push(ControlHears);
             }
-            // Reactors read their mailboxes faster than turns pass.
-            let read = engine.reactors.iter().all(|r| r.mailbox.is_empty());
+            // Messages are read faster than turns pass.
+            let mut mailboxes = engine.reactors.iter();
+            let read = mailboxes.all(|r| r.mailbox.is_empty() && r.upcalls.is_empty());
             if engine.side.holds_back() && read {
                 all.push(TakeTurns);
             }

@@ -1,0 +1,290 @@
+//! Grants, revokes and faults against a whole engine, with the test as a daemon that says and hears
+//! every message itself.
+//!
+//! Not here: what an owner grants (its own tests); every interleaving (the model of `xlate`).
+#![allow(missing_docs)]
+
+mod common;
+
+use common::host::{PLAIN, RawHost, WRITE, attach, rw};
+use common::{EXTENT_BYTES, nqn};
+use forebay_engine::{Engine, EngineConfig};
+use forebay_nvme::{SglDescriptor, Status};
+use forebay_xlate::boundary::message::*;
+use forebay_xlate::boundary::region::Region;
+use forebay_xlate::boundary::socket::{self, Channel};
+use forebay_xlate::shm::SharedMemory;
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+const V: VolumeId = VolumeId(1);
+/// Longer than anything takes; shorter than a reactor sleeps if nobody wakes it (10 s).
+const HANG: Duration = Duration::from_secs(5);
+
+struct Daemon {
+    engine: Option<Engine>,
+    channel: Channel,
+    region: Region,
+    address: SocketAddr,
+    reactors: usize,
+    request: u64,
+    _dir: tempfile::TempDir,
+}
+
+impl Daemon {
+    fn start(reactors: usize) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("engine.sock");
+        let engine = Engine::start(EngineConfig {
+            socket: socket.clone(),
+            generation: 1,
+            region: None,
+            reactors,
+            cpus: vec![],
+            orphan_limit_s: 60,
+        });
+        let mut channel = Channel::new(socket::connect(&socket).unwrap()).unwrap();
+        let hello = ToEngine::Hello {
+            version: BOUNDARY_VERSION,
+            daemon_pid: 1,
+            pool: [7; 16],
+        };
+        channel.send(&hello, vec![]).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (_, mut given) = hear(&mut channel);
+        let memory = SharedMemory::from_fd(given.remove(0)).unwrap();
+        let mut daemon = Self {
+            engine: Some(engine.unwrap()),
+            channel,
+            region: Region::adopt(memory).unwrap(),
+            address,
+            reactors,
+            request: 0,
+            _dir: dir,
+        };
+        let device_bytes = 16u64 << 20;
+        let path = daemon._dir.path().join("device");
+        let device = DeviceConfig {
+            device: DeviceIndex(0),
+            uuid: [1; 16],
+            spec: format!("ram:{}?size={device_bytes}", path.display()),
+            data_offset_bytes: 0,
+            extent_bytes: EXTENT_BYTES as u32,
+            extents: device_bytes / EXTENT_BYTES,
+        };
+        std::fs::File::create(&path)
+            .unwrap()
+            .set_len(device_bytes)
+            .unwrap();
+        daemon.order(|request| ToEngine::SetDevice { request, device }, vec![]);
+        let volume = VolumeConfig {
+            volume: V,
+            uuid: [2; 16],
+            size_bytes: 8 << 20,
+            block_bytes: 4096,
+            extent_bytes: EXTENT_BYTES as u32,
+        };
+        daemon.order(|request| ToEngine::SetVolume { request, volume }, vec![]);
+        let export = ExportConfig {
+            export: ExportId(1),
+            volume: V,
+            nqn: nqn(1),
+            serial: "1".into(),
+            hosts: vec![],
+            any_host: true,
+        };
+        daemon.order(|request| ToEngine::SetExport { request, export }, vec![]);
+        let listen = |request| ToEngine::SetListener {
+            request,
+            address: address.to_string(),
+        };
+        daemon.order(listen, vec![listener.into()]);
+        daemon
+    }
+
+    fn say(&mut self, message: ToEngine) {
+        self.channel.send(&message, vec![]).unwrap();
+    }
+
+    fn order(&mut self, order: impl FnOnce(u64) -> ToEngine, with: Vec<OwnedFd>) {
+        self.request += 1;
+        let request = self.request;
+        self.channel.send(&order(request), with).unwrap();
+        self.until(|message| match message {
+            FromEngine::Done { request: r, error } if r == request => {
+                assert_eq!(error, None);
+                Some(())
+            }
+            _ => None,
+        });
+    }
+
+    /// Hears messages until one fits.
+    fn until<T>(&mut self, mut fits: impl FnMut(FromEngine) -> Option<T>) -> T {
+        loop {
+            if let Some(found) = fits(hear(&mut self.channel).0) {
+                return found;
+            }
+        }
+    }
+
+    /// Everything that is heard until the engine has answered something said now.
+    fn meanwhile(&mut self) -> Vec<FromEngine> {
+        self.request += 1;
+        let request = self.request;
+        // Not exported, so there is nothing to do but to answer.
+        self.say(ToEngine::RemoveExport {
+            request,
+            export: ExportId(99),
+        });
+        let mut heard = Vec::new();
+        self.until(|message| match message {
+            FromEngine::Done { request: r, .. } if r == request => Some(()),
+            other => {
+                heard.push(other);
+                None
+            }
+        });
+        heard
+    }
+
+    /// Waits for one fault.
+    fn fault(&mut self) -> FaultAsk {
+        self.until(|message| match message {
+            FromEngine::Faults { faults } => {
+                assert_eq!(faults.len(), 1);
+                Some(faults[0])
+            }
+            _ => None,
+        })
+    }
+
+    fn grant(&mut self, extent: u64, at: u64) {
+        let word = Word::new(DeviceIndex(0), ExtentIndex(at), Rights::ReadWrite).unwrap();
+        self.say(ToEngine::Grants {
+            grants: vec![GrantOf {
+                volume: V,
+                range: ExtentRange::new(extent, 1),
+                word: word.bits(),
+                commit_sequence: 0,
+            }],
+        });
+    }
+
+    fn revoke(&mut self, revoke: u64, extent: u64) {
+        self.say(ToEngine::Revoke {
+            revoke,
+            volume: V,
+            range: ExtentRange::new(extent, 1),
+            keep: None,
+            release: None,
+        });
+        self.until(|message| (message == FromEngine::RevokeDone { revoke }).then_some(()));
+    }
+
+    /// Waits until every reactor sleeps with nothing to do.
+    fn wait_asleep(&self) {
+        let begin = Instant::now();
+        let reactors = &self.region.reactors()[..self.reactors];
+        while !reactors.iter().all(|r| r.asleep.load(Relaxed) == 1) {
+            assert!(begin.elapsed() < HANG, "the reactors don't fall asleep");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn hear(channel: &mut Channel) -> (FromEngine, Vec<OwnedFd>) {
+    let begin = Instant::now();
+    loop {
+        if let Some(message) = channel.receive().unwrap() {
+            return message;
+        }
+        channel.flush().unwrap();
+        assert!(begin.elapsed() < HANG, "the engine does not answer");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.channel.send(&ToEngine::Stop, vec![]);
+        if let Some(engine) = self.engine.take() {
+            engine.join();
+        }
+    }
+}
+
+/// Sends a write of one block without waiting for its answer.
+fn send_write(io: &mut RawHost, lba: u64, data: &[u8; 4096]) {
+    let cid = io.next_cid();
+    let sqe = rw(WRITE, cid, lba, 1).with_sgl(SglDescriptor::in_capsule(0, 4096));
+    io.capsule(&sqe, data);
+}
+
+#[test]
+fn revoke_from_sleeping_reactor() {
+    let mut daemon = Daemon::start(3);
+    let (_admin, mut io) = attach(daemon.address, &nqn(1), PLAIN, false);
+    send_write(&mut io, 0, &[1; 4096]);
+    assert!(daemon.fault().write);
+    daemon.grant(0, 5);
+    assert_eq!(io.response().status(), Status::SUCCESS);
+    for revoke in 1..=3 {
+        daemon.wait_asleep();
+        let slept: Vec<u64> = daemon.region.reactors()[..3]
+            .iter()
+            .map(|r| r.sleeps.load(Relaxed))
+            .collect();
+        // Nothing else would wake them before this test gives up.
+        daemon.revoke(revoke, 0);
+        daemon.wait_asleep();
+        for (r, before) in slept.iter().enumerate() {
+            let now = daemon.region.reactors()[r].sleeps.load(Relaxed);
+            assert!(now > *before, "reactor {r} answered for itself");
+        }
+        // It is really gone: a write asks again, and goes where it is told now.
+        send_write(&mut io, 0, &[revoke as u8; 4096]);
+        assert_eq!(daemon.fault().extent, 0);
+        daemon.grant(0, 5 + revoke);
+        assert_eq!(io.response().status(), Status::SUCCESS);
+        assert_eq!(io.read(0, 1, 4096), [revoke as u8; 4096]);
+    }
+}
+
+#[test]
+fn parked_command_translates_again() {
+    let mut daemon = Daemon::start(2);
+    let (_admin, mut io) = attach(daemon.address, &nqn(1), PLAIN, false);
+    // A write over two extents; the first is granted before the second is asked for.
+    let blocks = EXTENT_BYTES / 4096;
+    let cid = io.next_cid();
+    let sqe = rw(WRITE, cid, blocks - 1, 2).with_sgl(SglDescriptor::in_capsule(0, 8192));
+    let data: Vec<u8> = [[1u8; 4096], [2; 4096]].concat();
+    io.capsule(&sqe, &data);
+    assert_eq!(daemon.fault().extent, 0);
+    daemon.grant(0, 10);
+    assert_eq!(daemon.fault().extent, 1);
+    // While it is parked its first extent is revoked and granted elsewhere, with other bytes there.
+    daemon.revoke(1, 0);
+    // The second is granted and taken away at once: whether the command came in between or not, it
+    // may not be submitted there afterwards.
+    daemon.grant(1, 11);
+    daemon.revoke(2, 1);
+    let asks = daemon.meanwhile();
+    let asked_again = asks
+        .iter()
+        .any(|m| matches!(m, FromEngine::Faults { faults } if faults[0].extent == 1));
+    if asked_again {
+        daemon.grant(1, 20);
+    }
+    assert_eq!(io.response().status(), Status::SUCCESS);
+    // Now both are granted where they are to be read.
+    daemon.grant(0, 10);
+    daemon.grant(1, if asked_again { 20 } else { 11 });
+    assert_eq!(io.read(blocks - 1, 2, 4096), data);
+}
