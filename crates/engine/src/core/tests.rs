@@ -201,6 +201,18 @@ impl Bench {
         format!("{:?}", self.core.next_upcall())
     }
 
+    /// Turns until there is something to say.
+    fn turn_until_upcall(&mut self) {
+        for _ in 0..20_000 {
+            self.turn();
+            if self.core.has_upcalls() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_micros(500));
+        }
+        panic!("nothing was said");
+    }
+
     fn write(&mut self, at: u64, data: &[u8]) -> (Status, u16) {
         let len_bytes = data.len() as u32;
         let slot = self.start(
@@ -415,8 +427,9 @@ fn fua_waits_for_an_uncommitted_mapping() {
         },
         Some(&[1; 4096]),
     );
-    b.nothing_ends();
+    b.turn_until_upcall();
     assert!(b.upcall().contains("CommitWanted"));
+    b.nothing_ends();
     b.core.commit_failed(V, 2);
     assert_eq!(b.end().1, Status::INTERNAL_ERROR);
     b.volume.committed(2);
