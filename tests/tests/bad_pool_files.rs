@@ -167,6 +167,10 @@ fn a_damaged_pool_file_is_repaired_or_named() -> Result<()> {
         );
         there += u32::from(is_there);
     }
+    let log = lab.daemon.folder().join("var/state/log/forebay.log");
+    let log = std::fs::read_to_string(log)?;
+    let told = log.lines().filter(|line| line.contains("repaired")).count();
+    ensure!(told >= 6, "repairs were told {told} times: {log}");
     // The catalog is there twice, so one block of it is never the end.
     ensure!(there >= 18, "only {there} of 24 opened");
     let file = OpenOptions::new().write(true).open(&lab.path)?;

@@ -122,6 +122,28 @@ fn create(daemon: &Daemon, name: &str, size_bytes: u64, number: u64) -> Result<H
     Ok(Host::new(address, name, size_bytes, 4096, number))
 }
 
+/// Reads a block of each extent: some fail, the others are right.
+fn partly_fails(host: &mut Host) -> Result<()> {
+    let (_session, mut queue) = host.connect()?;
+    let (mut failed, mut read) = (0, 0);
+    for lba in (0..host.shadow.blocks()).step_by(16) {
+        let op = IoOp::Read { lba, blocks: 1 };
+        match queue.execute(&op, vec![0; 4096], MINUTE) {
+            Ok(got) => {
+                host.shadow.judge(lba, &got)?;
+                read += 1;
+            }
+            Err(forebay_initiator::Error::Status { .. }) => failed += 1,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    ensure!(
+        failed > 0 && read > 0,
+        "{failed} reads failed, {read} went well"
+    );
+    Ok(())
+}
+
 fn more(commands: &AtomicU64, count: u64) -> Result<()> {
     let goal = commands.load(SeqCst) + count;
     wait::until("more commands", MINUTE, || {
@@ -179,7 +201,10 @@ fn hung_device_leaves_others_alone() -> Result<()> {
         });
         let result = (|| -> Result<()> {
             lab.others_go_on().context("while it hangs")?;
-            lab.daemon.cli(&["export", "delete", "t/gone"])?;
+            // The engine may need longer than the answer to let the export go.
+            if let Err(error) = lab.daemon.cli(&["export", "delete", "t/gone"]) {
+                ensure!(format!("{error:#}").contains("did not answer"), "{error:#}");
+            }
             lab.daemon
                 .cli(&["volume", "delete", "t/gone"])
                 .context("deleting while it hangs")?;
@@ -224,18 +249,7 @@ fn a_failing_or_missing_device_takes_down_only_what_lives_on_it() -> Result<()> 
     let mut lab = Lab::new()?;
     let fail = fail_path(&lab.devices[2]);
     std::fs::write(&fail, "")?;
-    let (session, mut queue) = lab.there.connect()?;
-    let mut failed = 0;
-    for lba in (0..lab.there.shadow.blocks()).step_by(16) {
-        let op = IoOp::Read { lba, blocks: 1 };
-        match queue.execute(&op, vec![0; 4096], MINUTE) {
-            Ok(got) => lab.there.shadow.judge(lba, &got)?,
-            Err(forebay_initiator::Error::Status { .. }) => failed += 1,
-            Err(error) => return Err(error.into()),
-        }
-    }
-    ensure!(failed > 0, "nothing failed");
-    drop((queue, session));
+    partly_fails(&mut lab.there)?;
     lab.others_go_on().context("while it fails")?;
     std::fs::remove_file(&fail)?;
     lab.daemon.stop()?;
@@ -254,7 +268,7 @@ fn a_failing_or_missing_device_takes_down_only_what_lives_on_it() -> Result<()> 
     );
     lab.others_go_on().context("while it is missing")?;
     lab.here.verify(Promise::Acknowledged)?;
-    ensure!(lab.there.check().is_err(), "it can't all be there");
+    partly_fails(&mut lab.there)?;
     let warnings = lab.daemon.status()?["warnings"].to_string();
     ensure!(warnings.contains("missing"), "{warnings}");
 

@@ -109,10 +109,15 @@ fn kill9_during_allocation() -> Result<()> {
                     daemon.start_again()?;
                     more("commands after the daemon's return", 100)
                 }
-                1 => kill_by_pid(before.engine),
+                1 => {
+                    kill_by_pid(before.engine)?;
+                    daemon
+                        .wait_engine_after(before.generation, MINUTE)
+                        .map(|_| ())
+                }
                 _ => {
                     kill_by_pid(before.engine)?;
-                    daemon.kill_daemon()
+                    daemon.kill_all()
                 }
             }
         })
