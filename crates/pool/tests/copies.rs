@@ -66,9 +66,9 @@ fn stale_page_with_valid_crc_rejected() {
             continue;
         }
         stale += 1;
-        for which in 0..2 {
+        for (which, before) in before.iter().enumerate() {
             let power = power.after_kill();
-            power.stores()[which].poke(*offset, &before[which][offset]);
+            power.stores()[which].poke(*offset, &before[offset]);
             let opened = open_on(&power, &[0, 1]).unwrap();
             assert_eq!(volumes(&opened.pool), expected, "{offset} on {which}");
             opened.catalog.scrub().unwrap();
@@ -85,8 +85,8 @@ fn stale_page_with_valid_crc_rejected() {
             assert_eq!(volumes(&opened.pool), expected, "{offset} on {which}");
         }
         let power = power.after_kill();
-        for which in 0..2 {
-            power.stores()[which].poke(*offset, &before[which][offset]);
+        for (which, before) in before.iter().enumerate() {
+            power.stores()[which].poke(*offset, &before[offset]);
         }
         match open_on(&power, &[0, 1]) {
             Ok(opened) => assert_eq!(volumes(&opened.pool), expected, "{offset} on both"),

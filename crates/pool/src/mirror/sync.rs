@@ -47,7 +47,7 @@ pub(super) fn sync_areas(areas: &[&Area]) -> Vec<io::Result<()>> {
         [one, other] if one.same_store(other) => {
             let result = one.store.sync();
             let again = |error: &io::Error| io::Error::new(error.kind(), error.to_string());
-            vec![result.as_ref().map(|()| ()).map_err(again), result]
+            vec![result.as_ref().copied().map_err(again), result]
         }
         areas => areas.iter().map(|area| area.store.sync()).collect(),
     }
