@@ -175,7 +175,8 @@ fn a_device_hangs() {
 
 #[test]
 fn a_hung_device_holds_up_nobody_else() {
-    let commands = vec![command(0, A, Kind::Write), command(0, B, Kind::Write)];
+    let mut commands = vec![command(0, A, Kind::Write), command(0, B, Kind::Write)];
+    commands[1].after = Some(0);
     let mut scenario = one_extent(1, commands, vec![(A, Wish::Free), (B, Wish::Free)]);
     scenario.devices = 2;
     scenario.max_drains = 1;
