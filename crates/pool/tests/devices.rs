@@ -1,4 +1,4 @@
-//! Several devices: placement, devices that go away and come back, and new ones.
+//! Several devices: placement, devices that go away and come back, that hang, and new ones.
 //!
 //! **Not here:** labels and the catalog's copies (`catalog`).
 
@@ -6,10 +6,11 @@ mod common;
 
 use common::{DRAINED, EXTENT, commit, new_pool, reopen, stores};
 use forebay_pool::{
-    Catalog, DeviceRecord, ErrorKind, FaultAnswer, Health, NewVolume, Placement, Pool,
-    PoolSettings, Uuid,
+    Catalog, DeviceRecord, DeviceRun, ErrorKind, FaultAnswer, Health, NewVolume, Placement, Pool,
+    PoolSettings, QuarantineMark, Released, Uuid,
 };
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
+use std::collections::BTreeSet;
 
 const D0: DeviceIndex = DeviceIndex(0);
 const D1: DeviceIndex = DeviceIndex(1);
@@ -52,6 +53,27 @@ fn device_of(answer: FaultAnswer) -> DeviceIndex {
         FaultAnswer::Allocated { device, .. } | FaultAnswer::Mapped { device, .. } => device,
         other => panic!("{other:?}"),
     }
+}
+
+fn place(answer: FaultAnswer) -> (DeviceIndex, u64) {
+    match answer {
+        FaultAnswer::Allocated { device, extent, .. }
+        | FaultAnswer::Mapped { device, extent, .. } => (device, extent.0),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn take_dirty(pool: &mut Pool, max: u64) -> Vec<DeviceRun> {
+    let devices: Vec<DeviceIndex> = pool.devices().iter().map(|device| device.index).collect();
+    let take = |device| pool.take_dirty(device, max);
+    devices.into_iter().flat_map(take).collect()
+}
+
+fn launder(pool: &mut Pool, catalog: &Catalog) {
+    for run in take_dirty(pool, u64::MAX) {
+        pool.laundered(run).unwrap();
+    }
+    commit(pool, catalog);
 }
 
 /// (device, length) of the runs of a volume's map.
@@ -172,7 +194,7 @@ fn a_device_that_is_away_takes_down_only_what_lives_on_it() {
     commit(&mut pool, &catalog);
     assert_eq!(pool.volumes_on(D1), [v]);
     pool.set_device_health(D1, Health::Failed).unwrap();
-    let stock = pool.volume_space(v).unwrap().reserved;
+    let away = pool.device_space(D1).unwrap();
     for (logical, device) in places.iter().enumerate() {
         for want_write in [false, true] {
             let answer = pool
@@ -193,6 +215,11 @@ fn a_device_that_is_away_takes_down_only_what_lives_on_it() {
     let left = pool.device_space(D0).unwrap();
     assert_eq!((left.clean, left.owned + left.reserved), (0, left.total));
     assert!(pool.space().unavailable > 0);
+    assert_eq!(
+        pool.device_space(D1).unwrap(),
+        away,
+        "stock stays where it is"
+    );
     // Commits go by device.
     let sequence = pool.uncommitted(v).unwrap();
     assert_eq!(
@@ -213,10 +240,8 @@ fn a_device_that_is_away_takes_down_only_what_lives_on_it() {
     pool.release(v, ExtentIndex(on_d1), 1, &DRAINED).unwrap();
     commit(&mut pool, &catalog);
     assert!(pool.take_dirty(D1, 9).is_empty());
-    // And back: all as before, the stock too.
+    // And back: all as before.
     pool.set_device_health(D1, Health::Online).unwrap();
-    let now = pool.volume_space(v).unwrap();
-    assert!(now.reserved > 0 && now.reserved <= stock);
     assert_eq!(device_of(write(&mut pool, &catalog, v, logical)), D1);
     assert_eq!(pool.take_dirty(D1, 9).len(), 1);
     assert!(pool.check().unwrap().is_clean());
@@ -261,4 +286,104 @@ fn a_new_device_is_used_when_it_is_ready() {
     assert!(pool.end_check(check).is_clean());
     assert_eq!(pool.space().total, total + 100);
     assert_eq!(pool.devices()[1], right);
+}
+
+#[test]
+fn what_may_still_be_written_is_quarantined_with_its_release() {
+    let stores = stores(&[32, 32]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let v = volume(&mut pool, "v", 64);
+    for logical in 0..40 {
+        write(&mut pool, &catalog, v, logical);
+    }
+    pool.commit_mappings(v, u64::MAX, |_| true).unwrap();
+    commit(&mut pool, &catalog);
+    let on = |pool: &Pool| [D0, D1].map(|device| pool.quarantined_on(device));
+    let hanging = BTreeSet::from([D1]);
+    let released = pool.release(v, ExtentIndex(0), 32, &hanging).unwrap();
+    assert_eq!(released.extents, 32);
+    assert_eq!(on(&pool), [0, released.quarantined]);
+    assert!(released.quarantined > 0 && released.quarantined < 32);
+    let before_settle = pool.quarantine_mark();
+    let later = pool.delete_volume(v, &BTreeSet::from([D0, D1])).unwrap();
+    assert_eq!(later.quarantined, 8);
+    // Unmapped and quarantined are one transaction.
+    commit(&mut pool, &catalog);
+    let quarantined = pool.space().quarantined;
+    assert_eq!(quarantined, released.quarantined + 8);
+    let dirty = take_dirty(&mut pool, u64::MAX);
+    assert!(dirty.iter().all(|run| run.device == D0));
+    drop((pool, catalog));
+    // The same boot: whatever hung may hang still.
+    let (mut pool, catalog) = reopen(&stores, true);
+    assert_eq!(pool.space().quarantined, quarantined);
+    assert_eq!(pool.volumes().count(), 0);
+    let w = volume(&mut pool, "w", 64);
+    let free = 64 - quarantined;
+    for logical in 0..free {
+        if write(&mut pool, &catalog, w, logical) == FaultAnswer::AwaitLaunder {
+            launder(&mut pool, &catalog);
+            place(write(&mut pool, &catalog, w, logical));
+        }
+    }
+    let answer = write(&mut pool, &catalog, w, free);
+    assert_eq!(answer, FaultAnswer::NoSpace, "nobody gets them");
+    assert_eq!(before_settle, QuarantineMark(1), "marks are of one opening");
+    let mark = pool.quarantine_mark();
+    assert_eq!(
+        pool.end_quarantine_on(D0, mark),
+        later_on(&released, &later, D0)
+    );
+    assert!(
+        take_dirty(&mut pool, 9).is_empty(),
+        "not before it is durable"
+    );
+    commit(&mut pool, &catalog);
+    assert_eq!(pool.quarantined_on(D0), 0);
+    assert!(pool.quarantined_on(D1) > 0);
+    launder(&mut pool, &catalog);
+    place(write(&mut pool, &catalog, w, free));
+    drop((pool, catalog));
+    // Another boot: nothing hangs any more.
+    let (mut pool, _) = reopen(&stores, false);
+    assert_eq!(pool.space().quarantined, 0);
+    assert!(
+        take_dirty(&mut pool, u64::MAX)
+            .iter()
+            .any(|run| run.device == D1)
+    );
+}
+
+/// What two releases have quarantined on a device that hung only at the second.
+fn later_on(first: &Released, second: &Released, device: DeviceIndex) -> u64 {
+    assert!(first.runs.iter().any(|run| run.device == device));
+    let runs = second.runs.iter().filter(|run| run.device == device);
+    runs.map(|run| run.count).sum()
+}
+
+#[test]
+fn a_quarantine_ends_up_to_its_mark() {
+    let stores = stores(&[64]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let v = volume(&mut pool, "v", 64);
+    for logical in 0..8 {
+        write(&mut pool, &catalog, v, logical);
+    }
+    let hanging = BTreeSet::from([D0]);
+    pool.release(v, ExtentIndex(0), 3, &hanging).unwrap();
+    let mark = pool.quarantine_mark();
+    pool.release(v, ExtentIndex(3), 2, &hanging).unwrap();
+    assert_eq!(pool.end_quarantine_on(D0, mark), 3);
+    assert_eq!(pool.end_quarantine_on(D0, mark), 0, "once");
+    assert_eq!(pool.quarantined_on(D0), 2);
+    commit(&mut pool, &catalog);
+    // Zeroing that hangs.
+    let run = take_dirty(&mut pool, 100)[0];
+    assert_eq!(run.count, 3);
+    pool.quarantine(run).unwrap();
+    assert!(pool.quarantine(run).is_err(), "not being laundered now");
+    assert!(pool.laundered(run).is_err());
+    commit(&mut pool, &catalog);
+    assert_eq!(pool.quarantined_on(D0), 5);
+    assert!(take_dirty(&mut pool, 100).is_empty());
 }
