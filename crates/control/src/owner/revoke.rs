@@ -121,6 +121,7 @@ impl Owner {
             if let Some(Err(error)) = revoke.now() {
                 return Err(error);
             }
+            side.borrow_mut().heard(held.id, session.generation);
             // The words are cleared. Where what is in flight now ends, nothing uses the range.
             let devices = side.borrow().devices(held.id);
             let settled = devices
