@@ -106,6 +106,9 @@ fn a_pool_file_that_moved_is_found_or_asked_for() {
     holds(&daemon, &image);
 }
 
+/// How a file is spoiled, by what, and what is said of it.
+type Case<'a> = (&'a str, &'a dyn Fn(&Path), &'a str);
+
 #[test]
 fn whatever_a_pool_file_holds_the_daemon_starts_and_names_it() {
     let mut daemon = with_pool(&["pool.img"]);
@@ -114,7 +117,7 @@ fn whatever_a_pool_file_holds_the_daemon_starts_and_names_it() {
     let path = daemon.path("pool.img");
     let good = daemon.path("good");
     std::fs::rename(&path, &good).unwrap();
-    let cases: [(&str, &dyn Fn(&Path), &str); 5] = [
+    let cases: [Case; 5] = [
         (
             "both labels flipped",
             &|path| {

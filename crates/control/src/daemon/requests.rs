@@ -145,10 +145,18 @@ impl Daemon {
         }
     }
 
+    /// What is said while no pool is served.
+    fn absent(&self) -> ApiError {
+        if self.changing_pool.get() {
+            return changing();
+        }
+        self.no_pool()
+    }
+
     fn read<T>(&self, reply: Reply<T>, ask: impl FnOnce(&Owner) -> Result<T, ApiError>) {
         let answer = self
             .serving()
-            .map_or_else(|| Err(self.no_pool()), |serving| ask(&serving.owner));
+            .map_or_else(|| Err(self.absent()), |serving| ask(&serving.owner));
         let _ = reply.send(answer);
     }
 
@@ -158,7 +166,7 @@ impl Daemon {
         act: impl FnOnce(Rc<Owner>) -> F + 'static,
     ) {
         let Some(serving) = self.serving() else {
-            let _ = reply.send(Err(self.no_pool()));
+            let _ = reply.send(Err(self.absent()));
             return;
         };
         if self.changing_pool.get() {

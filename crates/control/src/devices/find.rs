@@ -103,7 +103,7 @@ mod tests {
         let found = |spec: String| candidates(&device, &spec, &folders);
         assert_eq!(
             found(format!("file:{}", at("was").display())),
-            [here.clone()]
+            std::slice::from_ref(&here)
         );
         assert_eq!(
             found(format!("ram:{}?size=1G", at("was").display())),

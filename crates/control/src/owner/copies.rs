@@ -6,6 +6,7 @@
 //! Not here: the copies themselves (the pool).
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -44,8 +45,10 @@ impl Owner {
     /// The one task that looks after the copies.
     pub(super) async fn run_copies(self: Rc<Self>) {
         let mut healed_at = Instant::now();
+        let mut warned = BTreeSet::new();
         loop {
             sleep(BEAT).await;
+            self.log_rooms(&mut warned);
             self.look_at_copies().await;
             let is_whole = self.copies.0.borrow().is_whole();
             if is_whole || healed_at.elapsed() < HEAL_EVERY {

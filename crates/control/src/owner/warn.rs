@@ -2,9 +2,11 @@
 //!
 //! Purpose: sentences for `status` and `pool show`: what is wrong, whom it concerns, what to do.
 //! Design: looked up when asked for, from what is known anyway; only the file systems below device
-//! files are asked.
-//! Not here: space in the pool and devices that hang (`watch`, `hang`), the log.
+//! files are asked. What is not logged where it happens (they fill up by others' doing) is logged
+//! when it comes and when it goes.
+//! Not here: space in the pool, devices that hang, the catalog's copies (`watch`, `hang`, `copies`).
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -87,7 +89,7 @@ impl Owner {
             }
         }
         warnings.extend(self.copies_warnings());
-        warnings.extend(self.room_warnings());
+        warnings.extend(self.room_warnings().into_iter().map(|(_, text)| text));
         warnings.extend(self.troubles());
         warnings
     }
@@ -113,26 +115,42 @@ impl Owner {
         ))
     }
 
-    /// File systems below device files that have little room left.
-    pub(crate) fn room_warnings(&self) -> Vec<String> {
+    /// Says in the log, once each, that a file system fills up and that it has room again.
+    pub(super) fn log_rooms(&self, warned: &mut BTreeSet<String>) {
+        let now = self.room_warnings();
+        for (spec, text) in &now {
+            if !warned.contains(spec) {
+                tracing::warn!("{text}");
+            }
+        }
+        let names: BTreeSet<String> = now.into_iter().map(|(spec, _)| spec).collect();
+        for spec in warned.difference(&names) {
+            tracing::info!("the file system below device {spec} has room again");
+        }
+        *warned = names;
+    }
+
+    /// File systems below device files that have little room left: the device, and the sentence.
+    fn room_warnings(&self) -> Vec<(String, String)> {
         let mut warnings = Vec::new();
         for device in &*self.devices.borrow() {
             let info = device.store.0.info();
             if info.kind == DeviceKind::Block {
                 continue;
             }
-            match room(info.spec.path()) {
-                Room::Enough => {}
-                Room::Little(left) => warnings.push(format!(
+            let text = match room(info.spec.path()) {
+                Room::Enough => continue,
+                Room::Little(left) => format!(
                     "the file system below device {} is nearly full ({} left): make room there before writes to new places fail",
                     device.spec,
                     format_bytes(left)
-                )),
-                Room::Nothing => warnings.push(format!(
+                ),
+                Room::Nothing => format!(
                     "the file system below device {} is full: writes to new places fail until there is room",
                     device.spec
-                )),
-            }
+                ),
+            };
+            warnings.push((device.spec.clone(), text));
         }
         warnings
     }
