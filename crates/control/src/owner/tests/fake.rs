@@ -157,6 +157,19 @@ impl Fake {
         self.open_jobs.iter().filter(settles).count()
     }
 
+    /// What was in flight at a device when its settle was asked for has ended; not what came later, of
+    /// a volume that was given up since.
+    pub(super) fn end_settle(&mut self, device: u8, later: VolumeId) {
+        let settle =
+            |(_, job): &(u64, Job)| matches!(job, Job::Settle { device: d } if d.0 == device);
+        let at = self.open_jobs.iter().position(settle).unwrap();
+        self.undrained
+            .retain(|place, (volume, _)| place.0 != device || *volume == later);
+        if let Some((job, _)) = self.open_jobs.remove(at) {
+            self.say(&FromEngine::JobDone { job, errno: None });
+        }
+    }
+
     /// Ends a revoke if nothing that hangs is under it.
     fn end_revoke(&mut self, revoke: u64) {
         let Some(at) = self.open_revokes.iter().position(|(n, ..)| *n == revoke) else {

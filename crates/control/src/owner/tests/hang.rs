@@ -114,6 +114,14 @@ fn hung_device_quarantines() {
         // What comes while it is asked whether all has ended needs another question.
         life.delete("b").await;
         assert_eq!(life.fake.settles(HUNG), 1);
+        let later = life.quarantined(HUNG) - hung.len() as u64 - 1;
+        assert!(later > 0);
+        life.fake.end_settle(HUNG, b);
+        life.wait(|owner| {
+            let core = owner.core.borrow();
+            core.pool.quarantined_on(DeviceIndex(HUNG)) == later
+        })
+        .await;
         life.fake.hang_no_more(HUNG);
         life.wait(|owner| owner.core.borrow().pool.space().quarantined == 0)
             .await;
