@@ -48,7 +48,7 @@ enum Mood {
     Busy,
     /// Hardly a flush.
     Calm,
-    /// Hardly anything but writes.
+    /// Hardly anything but writes to what has its place: the pool commits nothing, so a host's flush is the only one.
     Overwriting,
 }
 
@@ -139,10 +139,15 @@ impl Lab {
                 Mood::Overwriting => Habits {
                     reads: 5,
                     holes: 0,
-                    flushes: 0,
-                    fua: 0,
+                    flushes: dice.below(3),
+                    fua: dice.below(6),
                 },
             };
+        }
+        if mood == Mood::Overwriting {
+            for volume in &mut kept {
+                volume.host.fill()?;
+            }
         }
         let result = std::thread::scope(|scope| -> Result<()> {
             let loads: Vec<_> = kept
