@@ -4,7 +4,8 @@
 //! for the next one, which all of them share, so flushes of many tenants are merged. A flush covers
 //! the devices that the volume was ever let write to, and no others: one that is missing, failed or
 //! not yet fenced holds up only those who have data there. They wait for it as any command does that
-//! needs it. A volume with nothing uncommitted ends here, without the daemon (`shared/design.md`,
+//! needs it, and for the flush itself, [`super::OWNER_WAIT_LIMIT_NS`] in all, and then end with Command
+//! Interrupted, which the host may retry. A volume with nothing uncommitted ends here, without the daemon (`shared/design.md`,
 //! "Order of durability").
 //!
 //! **Not here:** the internal lane's flushes are jobs, but share the running flush.
@@ -61,6 +62,12 @@ impl Flusher {
             devices: (0..256).map(each).collect(),
             retry: false,
         }
+    }
+
+    /// Whether any flush is running or wanted.
+    pub(super) fn is_busy(&self) -> bool {
+        let idle = |flush: &DeviceFlush| matches!(flush.running, Running::No);
+        !self.devices.iter().all(idle)
     }
 
     /// How far a device's flush is.
@@ -188,6 +195,27 @@ impl Core {
             flush.next = ended;
         } else if flush.now.capacity() == 0 {
             flush.now = ended;
+        }
+    }
+
+    /// Ends commands whose devices have not flushed in time: a FLUSH has nothing that a device could
+    /// still touch, and may be tried again.
+    pub(super) fn tick_flushes(&mut self) {
+        if !self.flusher.is_busy() {
+            return;
+        }
+        for index in 0..self.ios.len() as u32 {
+            let io = &mut self.ios[index as usize];
+            if io.stage != Stage::Flushing || io.deadline_ns > self.now_ns {
+                continue;
+            }
+            io.flushes = 0;
+            for flush in &mut self.flusher.devices {
+                for list in [&mut flush.now, &mut flush.next] {
+                    list.retain(|waiter| !matches!(waiter, Waiter::Io(other) if *other == index));
+                }
+            }
+            self.fail(Token::take(index), Status::COMMAND_INTERRUPTED);
         }
     }
 

@@ -454,7 +454,7 @@ impl Core {
 
     /// Whether commands wait for the daemon: a sleeping reactor must wake to time them out.
     pub fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty() || !self.parked.is_empty()
+        !self.waiting.is_empty() || !self.parked.is_empty() || self.flusher.is_busy()
     }
 
     /// Sleeps until a completion, readiness of `epoll`, or the time limit.

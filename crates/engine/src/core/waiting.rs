@@ -145,6 +145,7 @@ impl Core {
     pub fn tick(&mut self) {
         let now = self.now_ns;
         self.tick_parked();
+        self.tick_flushes();
         for at in 0..self.waiting.len() {
             let index = self.waiting[at];
             let io = &mut self.ios[index as usize];

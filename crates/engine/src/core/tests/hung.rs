@@ -171,6 +171,32 @@ fn a_flush_covers_the_devices_of_its_volume_and_no_others() {
 }
 
 #[test]
+fn a_flush_that_hangs_is_interrupted_at_its_limit() {
+    let mut b = bench();
+    b.grant(0, 0, Rights::ReadWrite, 1);
+    b.gate.hold();
+    let slots = [b.start(IoOp::Flush, None), b.start(IoOp::Flush, None)];
+    b.nothing_ends();
+    assert!(b.core.has_waiting(), "a sleeping reactor must look");
+    b.core.tick();
+    assert!(b.core.next_done().is_none());
+    b.core
+        .set_now_ns(b.core.now_ns() + OWNER_WAIT_LIMIT_NS + 1_000_000_000);
+    b.core.tick();
+    let mut ended: Vec<_> = std::iter::from_fn(|| b.core.next_done()).collect();
+    ended.sort_by_key(|done| done.owner.slot);
+    assert!(ended.iter().map(|done| done.owner.slot).eq(slots));
+    let interrupted = |done: &DoneIo| done.status == Status::COMMAND_INTERRUPTED;
+    assert!(ended.iter().all(interrupted));
+    // The device comes back: nobody waits any more, and the next one is served.
+    b.gate.release();
+    b.nothing_ends();
+    assert!(!b.core.has_waiting());
+    b.start(IoOp::Flush, None);
+    assert_eq!(b.end().1, Status::SUCCESS);
+}
+
+#[test]
 fn a_volume_that_may_write_nowhere_flushes_at_once() {
     let mut b = bench();
     b.grant(0, 0, Rights::Hole, 100);
