@@ -76,8 +76,6 @@ pub struct Control {
     volumes: Volumes,
     known_exports: BTreeMap<ExportId, KnownExport>,
     lanes_used: Vec<bool>,
-    /// Lanes on their way out, and the request that waits for that.
-    lanes_leaving: BTreeMap<u32, Option<u64>>,
     side: EngineSide,
     /// What [`EngineSide`] wants done; empty between turns' steps.
     effects: Vec<Effect>,
@@ -132,7 +130,6 @@ impl Control {
             volumes: Volumes::default(),
             known_exports: BTreeMap::new(),
             lanes_used: vec![false; MAX_LANES],
-            lanes_leaving: BTreeMap::new(),
             stopping: false,
             stopped: 0,
             orphan_at_ns: monotonic_ns() + config.orphan_limit_s.saturating_mul(1_000_000_000),
@@ -378,9 +375,6 @@ impl Control {
                     .export
                     .store(0, std::sync::atomic::Ordering::Relaxed);
                 self.lanes_used[slot] = false;
-                if let Some(Some(request)) = self.lanes_leaving.remove(&lane.0) {
-                    self.done(request, Ok(()));
-                }
             }
             Upcall::Stopped => self.stopped += 1,
             _ => {}
