@@ -45,6 +45,7 @@ mod together;
 mod volume;
 mod warn;
 mod watch;
+mod wire;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashSet};

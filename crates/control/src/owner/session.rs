@@ -13,7 +13,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -22,14 +22,12 @@ use forebay_xlate::boundary::message::{
     BOUNDARY_VERSION, FromEngine, GrantOf, Held, Job, MAX_BATCH, ToEngine,
 };
 use forebay_xlate::boundary::region::Region;
-use forebay_xlate::boundary::socket::Channel;
 use forebay_xlate::shm::SharedMemory;
 use forebay_xlate::{DeviceIndex, ExtentRange, VolumeId};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use super::wire::Wire;
 use crate::signal::Signal;
 
 /// Messages that are taken in before others of the owner's tasks get a turn. With faults of
@@ -169,67 +167,6 @@ pub(crate) struct Greeting {
     pub(crate) table: Option<OwnedFd>,
     /// What else came meanwhile.
     pub(crate) early: Vec<FromEngine>,
-}
-
-#[derive(Debug)]
-struct Wire {
-    channel: RefCell<Channel>,
-    readiness: AsyncFd<OwnedFd>,
-    wants_room: Notify,
-}
-
-impl Wire {
-    fn new(fd: OwnedFd) -> io::Result<Self> {
-        let channel = Channel::new(fd)?;
-        // The same socket under a second descriptor, because the channel keeps the first.
-        let readiness = crate::readiness::watch(
-            channel.as_fd().try_clone_to_owned()?,
-            Interest::READABLE | Interest::WRITABLE,
-        )?;
-        Ok(Self {
-            channel: RefCell::new(channel),
-            readiness,
-            wants_room: Notify::new(),
-        })
-    }
-
-    fn send(&self, message: &ToEngine, descriptors: Vec<OwnedFd>) -> io::Result<()> {
-        let mut channel = self.channel.borrow_mut();
-        channel.send(message, descriptors)?;
-        if channel.wants_to_write() {
-            self.wants_room.notify_one();
-        }
-        Ok(())
-    }
-
-    async fn next(&self) -> io::Result<(FromEngine, Vec<OwnedFd>)> {
-        loop {
-            let mut ready = self.readiness.readable().await?;
-            match self.channel.borrow_mut().receive()? {
-                Some(message) => return Ok(message),
-                None => ready.clear_ready(),
-            }
-        }
-    }
-
-    /// What has come already.
-    fn next_now(&self) -> io::Result<Option<FromEngine>> {
-        let received = self.channel.borrow_mut().receive()?;
-        Ok(received.map(|(message, _descriptors)| message))
-    }
-
-    /// Sends what is queued as room comes.
-    async fn write_queued(&self) -> io::Result<()> {
-        while self.channel.borrow().wants_to_write() {
-            let mut ready = self.readiness.writable().await?;
-            let mut channel = self.channel.borrow_mut();
-            channel.flush()?;
-            if channel.wants_to_write() {
-                ready.clear_ready();
-            }
-        }
-        Ok(())
-    }
 }
 
 fn monotonic_ns() -> u64 {

@@ -8,9 +8,11 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::Poll;
 
+type Running<F> = (Pin<Box<F>>, Option<<F as Future>::Output>);
+
 /// Waits until all have ended; their results in order.
 pub(super) async fn join_all<F: Future>(each: impl IntoIterator<Item = F>) -> Vec<F::Output> {
-    let mut running: Vec<(Pin<Box<F>>, Option<F::Output>)> = each
+    let mut running: Vec<Running<F>> = each
         .into_iter()
         .map(|future| (Box::pin(future), None))
         .collect();

@@ -289,10 +289,10 @@ impl Fake {
             | ToEngine::RemoveVolume { request, .. }
             | ToEngine::SetExport { request, .. }
             | ToEngine::RemoveExport { request, .. }
-            | ToEngine::SetListener { request, .. } => {
-                if self.answer_requests {
-                    self.done(*request);
-                }
+            | ToEngine::SetListener { request, .. }
+                if self.answer_requests =>
+            {
+                self.done(*request);
             }
             ToEngine::Grants { grants } => {
                 for grant in grants {

@@ -1,0 +1,78 @@
+//! The boundary's channel behind the runtime's readiness.
+//!
+//! Purpose: a conversation's messages, awaited.
+//! Design: the channel never blocks; what it can't send it queues, and whoever drives the
+//! conversation sends that when there is room.
+//! Not here: what is said (`session`).
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use forebay_xlate::boundary::message::{FromEngine, ToEngine};
+use forebay_xlate::boundary::socket::Channel;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
+
+/// One end of the socket.
+#[derive(Debug)]
+pub(super) struct Wire {
+    channel: RefCell<Channel>,
+    readiness: AsyncFd<OwnedFd>,
+    pub(super) wants_room: Notify,
+}
+
+impl Wire {
+    pub(super) fn new(fd: OwnedFd) -> io::Result<Self> {
+        let channel = Channel::new(fd)?;
+        // The same socket under a second descriptor, because the channel keeps the first.
+        let readiness = crate::readiness::watch(
+            channel.as_fd().try_clone_to_owned()?,
+            Interest::READABLE | Interest::WRITABLE,
+        )?;
+        Ok(Self {
+            channel: RefCell::new(channel),
+            readiness,
+            wants_room: Notify::new(),
+        })
+    }
+
+    pub(super) fn send(&self, message: &ToEngine, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+        let mut channel = self.channel.borrow_mut();
+        channel.send(message, descriptors)?;
+        if channel.wants_to_write() {
+            self.wants_room.notify_one();
+        }
+        Ok(())
+    }
+
+    pub(super) async fn next(&self) -> io::Result<(FromEngine, Vec<OwnedFd>)> {
+        loop {
+            let mut ready = self.readiness.readable().await?;
+            match self.channel.borrow_mut().receive()? {
+                Some(message) => return Ok(message),
+                None => ready.clear_ready(),
+            }
+        }
+    }
+
+    /// What has come already.
+    pub(super) fn next_now(&self) -> io::Result<Option<FromEngine>> {
+        let received = self.channel.borrow_mut().receive()?;
+        Ok(received.map(|(message, _descriptors)| message))
+    }
+
+    /// Sends what is queued as room comes.
+    pub(super) async fn write_queued(&self) -> io::Result<()> {
+        while self.channel.borrow().wants_to_write() {
+            let mut ready = self.readiness.writable().await?;
+            let mut channel = self.channel.borrow_mut();
+            channel.flush()?;
+            if channel.wants_to_write() {
+                ready.clear_ready();
+            }
+        }
+        Ok(())
+    }
+}
