@@ -13,6 +13,15 @@
 //! operation of the owner is over ([`World::all_is_answered`]). Nothing in a scenario can repeat
 //! for ever, so each history comes to such a rest.
 //!
+//! **What it was seen to catch**, each by breaking the code so: a grant without its entry; *drained*
+//! without the acknowledgement, or without the fence; a taken (stale) range told again to a new
+//! conversation; an acknowledgement before the sleeping reactor answered; words not cleared; slices in
+//! flight not counted; a parked command not translated again; only the first reactor that asked told
+//! of the answer; extents of a hung device not quarantined; a revoke for a deallocation that was given
+//! up; faults not asked again of a new daemon; a range granted while it is taken; a given-up revoke
+//! that counts though the engine never heard it. Steps out of order that the daemon around it never
+//! tries are the unit tests' business (`owner_side`).
+//!
 //! **Not here:** power cuts (the pool's tests), commits and FLUSH, time.
 //!
 //! [`OwnerSide`]: forebay_xlate::owner_side::OwnerSide
@@ -171,6 +180,15 @@ fn a_device_hangs() {
     scenario.budget.recoveries = 0;
     scenario.budget.daemon_deaths = 1;
     check("a device hangs, the daemon dies", scenario);
+}
+
+#[test]
+fn a_revoke_is_given_up_unheard() {
+    let commands = vec![command(0, A, Kind::Write)];
+    let mut scenario = one_extent(1, commands, vec![(A, Wish::Free)]);
+    scenario.budget.timeouts = 2;
+    scenario.budget.daemon_deaths = 1;
+    check("a revoke is given up, the daemon dies", scenario);
 }
 
 #[test]
