@@ -6,36 +6,14 @@
 //! a step does outside of the process goes through [`Outside`], which can die after any of it.
 
 use crate::engine::{EXTENT, device_of, laundering};
-use forebay_xlate::boundary::message::{
-    FaultAsk, FaultFailure, FromEngine, GrantOf, Held, Job, ToEngine,
-};
-use forebay_xlate::grants::{Grant, GrantTable};
+use crate::outside::{Extent, Outside, Pool, entry};
+use forebay_xlate::boundary::message::{FaultAsk, FaultFailure, FromEngine, Held, Job, ToEngine};
+use forebay_xlate::grants::GrantTable;
 use forebay_xlate::owner_side::{OwnerSide, Refused, Stage, TakingId};
 use forebay_xlate::shm::SharedMemory;
 use forebay_xlate::{DeviceIndex, ExtentIndex, Rights, VolumeId, Word};
-use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
-
-/// The state of a device's one extent.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Extent {
-    Clean,
-    /// Reserved for a volume, mapped or not.
-    Of(VolumeId),
-    Dirty,
-    Quarantined,
-}
-
-/// Where volumes lie (each has one extent), and what the devices' extents are.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Pool {
-    pub extents: Vec<Extent>,
-    pub map: BTreeMap<VolumeId, u8>,
-}
-
-/// What is listed: the grant table as the file keeps it.
-pub type Listed = Vec<(VolumeId, u64)>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Wish {
@@ -77,72 +55,6 @@ pub struct Daemon {
     settling: BTreeMap<u8, (u64, bool)>,
     /// The engine that may still have requests at a quarantined extent.
     quarantined: BTreeMap<u8, u64>,
-}
-
-/// What a step does outside of the daemon's memory, each in its order; it may be cut off.
-pub struct Outside<'a> {
-    pub table: &'a mut GrantTable,
-    pub durable: &'a mut Pool,
-    pub to_engine: &'a mut VecDeque<ToEngine>,
-    pub next_number: &'a mut u64,
-    /// Effects until death.
-    pub left: Option<u8>,
-    pub dead: bool,
-}
-
-impl Outside<'_> {
-    /// Whether the next effect still happens.
-    fn goes(&mut self) -> bool {
-        match &mut self.left {
-            Some(0) => self.dead = true,
-            Some(left) => *left -= 1,
-            None => {}
-        }
-        !self.dead
-    }
-
-    fn say(&mut self, message: ToEngine) {
-        if self.goes() {
-            self.to_engine.push_back(message);
-        }
-    }
-
-    fn number(&mut self) -> u64 {
-        *self.next_number += 1;
-        *self.next_number
-    }
-}
-
-thread_local! {
-    static TABLE: RefCell<GrantTable> = RefCell::new({
-        let memory = SharedMemory::anonymous("model", GrantTable::bytes(8)).unwrap();
-        GrantTable::format(memory, 8, &[1; 16], &[2; 16]).unwrap()
-    });
-}
-
-/// Runs a step on a real grant table that lists what it is to list, and notes what it then lists.
-pub fn with_table<T>(listed: &mut Listed, step: impl FnOnce(&mut GrantTable) -> T) -> T {
-    TABLE.with_borrow_mut(|table| {
-        for grant in table.iter().copied().collect::<Vec<_>>() {
-            table.remove(grant.volume, grant.range).unwrap();
-        }
-        for &(volume, word) in &*listed {
-            table.insert(entry(volume, Word::from_bits(word))).unwrap();
-        }
-        let result = step(table);
-        *listed = table.iter().map(|g| (g.volume, g.word.bits())).collect();
-        result
-    })
-}
-
-fn entry(volume: VolumeId, word: Word) -> Grant {
-    Grant {
-        volume,
-        range: EXTENT,
-        word,
-        epoch: 0,
-        commit_sequence: 0,
-    }
 }
 
 fn place(device: u8) -> Word {
@@ -646,13 +558,4 @@ impl Daemon {
             }
         }
     }
-}
-
-/// The grants of a message, as far as they store something.
-pub fn grants_of(message: &ToEngine) -> impl Iterator<Item = &GrantOf> {
-    let grants = match message {
-        ToEngine::Grants { grants } => &grants[..],
-        _ => &[],
-    };
-    grants.iter().filter(|grant| grant.range.count > 0)
 }

@@ -4,7 +4,8 @@
 //! and slices in flight. Looking a translation up and submitting the slice are two steps, so that the
 //! other threads come between; a reactor takes no post between them, as in the engine.
 
-use crate::world::{Command, Kind, Stage, World};
+use crate::scenario::{Command, Kind, Stage};
+use crate::world::World;
 use forebay_xlate::boundary::message::{FaultAsk, GrantOf, Job};
 use forebay_xlate::drain::{Drains, SliceSpan};
 use forebay_xlate::engine_side::{Effect, EngineSide, Post, Upcall, Words};

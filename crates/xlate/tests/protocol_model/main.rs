@@ -29,12 +29,15 @@
 
 mod daemon;
 mod engine;
+mod outside;
+mod scenario;
 mod world;
 
 use daemon::Wish;
 use forebay_xlate::VolumeId;
+use scenario::{Budget, Command, Kind, Scenario};
 use stateright::{Checker, HasDiscoveries, Model, Property};
-use world::{Action, Budget, Command, Kind, Scenario, World};
+use world::{Action, World};
 
 struct Protocol(Scenario);
 
