@@ -107,6 +107,7 @@ fn map(pool: &mut Pool, catalog: &Catalog, volume: VolumeId, logical: u64) {
     }
     if let Some(count) = pool.wants_reserve(volume) {
         pool.reserve(volume, count).expect("space");
+        commit(pool, catalog);
     }
 }
 
@@ -116,7 +117,7 @@ fn fill(path: &Path, extents: u64, place: impl Fn(u64) -> u64) {
     commit(&mut pool, &catalog);
     for number in 0..extents {
         map(&mut pool, &catalog, volume, place(number));
-        if number % (1 << 20) == 0 {
+        if number % (extents / 16) == 0 {
             pool.commit_mappings(volume, u64::MAX, |_| true)
                 .expect("mappings");
         }

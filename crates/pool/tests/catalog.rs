@@ -162,10 +162,10 @@ fn a_full_catalog_refuses_additions_and_allows_deletions() {
 /// The same where the database cannot double any more before the limit: it gets what there is.
 #[test]
 fn a_catalog_that_cannot_double_uses_what_there_is() {
-    // Twice 4 MiB and 30 bytes for each of 60,000 extents: 6 MiB.
+    // Twice 4 MiB and 48 bytes for each of 60,000 extents: 7 MiB.
     fill_and_free(&[Arc::new(CrashStore::keeping(
-        14 << 20,
-        (13 << 20) + 60_000 * EXTENT,
+        16 << 20,
+        (15 << 20) + 60_000 * EXTENT,
     ))]);
 }
 
