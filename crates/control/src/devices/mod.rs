@@ -2,8 +2,8 @@
 //!
 //! Purpose: open, claim, create, find again, wipe.
 //! Design: each device is opened once and claimed for this daemon for as long as it is open (the
-//! claim falls with the process). `devices.json` in the state folder ([`record`]) names them, so that
-//! a restart finds the pool; the labels say which is which, wherever a device is now ([`open`],
+//! claim falls with the process). `devices.json` in the state folder ([`mod@record`]) names them, so that
+//! a restart finds the pool; the labels say which is which, wherever a device is now ([`mod@open`],
 //! [`find`]). Two names of one device are noticed by what they resolve to.
 //! Not here: label and catalog (the pool), I/O on extents (the engine).
 
