@@ -1,6 +1,6 @@
 //! A new daemon learns what its predecessor had granted.
 //!
-//! **Design.** After [`open`](crate::open) the pool waits. The caller reads the grant table and tells
+//! **Design.** After [`open`](fn@crate::open) the pool waits. The caller reads the grant table and tells
 //! each grant; those of reserved extents are mappings in memory again. Then it says whether this is
 //! still the boot in which they were granted. If so, reserved extents that no grant names were never
 //! written and are stock again; if not, nobody knows, and they are dirty.
