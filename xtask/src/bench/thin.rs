@@ -2,7 +2,8 @@
 //!
 //! Purpose: every first write to an extent asks the daemon where it may go; this says what that costs.
 //! Random 4 KiB writes at depth 32, one into each extent of a fresh volume in random order (`first`:
-//! every one asks), then the same again in the same order (`overwrite`); and one into each block of a
+//! every one asks), then the same again in the same order (`overwrite`: the third pass, in which
+//! nothing is new any more); and one into each block of a
 //! smaller fresh volume (`fill`: what filling a disk at random is like, where one in sixteen asks),
 //! then the same again (`refill`). On a ram device, on a block device (a loop device over a sparse file
 //! in memory, where one can be made) and on a sparse file, beside fio's own first writes, one for each
@@ -97,6 +98,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             forebay.cli(&["volume", "create", "bench/fill", "--size", &size])?;
             let nqn = forebay.export("bench/fill")?;
             note("fill", load(&program, &forebay, &nqn, IO_BYTES)?);
+            load(&program, &forebay, &nqn, IO_BYTES)?;
             note("refill", load(&program, &forebay, &nqn, IO_BYTES)?);
             drop(forebay);
             if kind.name == "file" && fio {
