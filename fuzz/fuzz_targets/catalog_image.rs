@@ -1,6 +1,6 @@
-//! A pool's device with changed bytes
+//! A pool's device with changed bytes: labels, headers, tables, blocks of the database.
 //!
-//! Design: in `forebay_pool::fuzzing`, which sees the crate's inside. Checked:  labels, headers, tables, blocks of the database.:no panic; what opens is what was committed.
+//! Design: in `forebay_pool::fuzzing`, which sees the crate's inside. Checked: no panic; what opens is what was committed, whole.
 
 #![no_main]
 

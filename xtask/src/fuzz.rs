@@ -78,11 +78,15 @@ fn one(target: &str, seconds: u64) -> Result<()> {
     let found = build_folder.join("found").join(target);
     std::fs::create_dir_all(&found).with_context(|| found.display().to_string())?;
     let kept = repository().join("fuzz/corpus").join(target);
-    let mut command = cargo(&["fuzz", "run", "--sanitizer", "none", "--target-dir"]);
-    command.arg(&build_folder).arg(target).arg(&found);
-    if kept.is_dir() {
-        command.arg(&kept);
+    if !std::fs::read_dir(&kept).is_ok_and(|mut files| files.next().is_some()) {
+        bail!("it has no corpus: {} is empty", kept.display());
     }
+    let mut command = cargo(&["fuzz", "run", "--sanitizer", "none", "--target-dir"]);
+    command
+        .arg(&build_folder)
+        .arg(target)
+        .arg(&found)
+        .arg(&kept);
     command.args([
         "--".to_owned(),
         format!("-max_total_time={seconds}"),

@@ -15,6 +15,8 @@ pub const MIN_EXTENT_BYTES: u64 = 64 << 10;
 pub const MAX_EXTENT_BYTES: u64 = 4 << 20;
 /// The extent size that a pool has unless told otherwise, in bytes.
 pub const DEFAULT_EXTENT_BYTES: u64 = MIN_EXTENT_BYTES;
+/// The most extents that a device may have: each costs a byte of memory. 64 TiB of the smallest.
+pub(crate) const MAX_DEVICE_EXTENTS: u64 = 1 << 30;
 /// The most devices that a pool has.
 pub(crate) const MAX_DEVICES: usize = 256;
 
@@ -56,6 +58,12 @@ fn lay_out(
         return Err(PoolError::invalid(format!(
             "{what} has {capacity} bytes; it needs at least {}",
             data_offset_bytes + extent_bytes
+        )));
+    }
+    if extents > MAX_DEVICE_EXTENTS {
+        return Err(PoolError::invalid(format!(
+            "{what} has room for {extents} extents of {extent_bytes} bytes; {MAX_DEVICE_EXTENTS} are the most: \
+             use larger extents, or a part of the device"
         )));
     }
     Ok(Layout {
@@ -159,5 +167,8 @@ mod tests {
         let added = plan_addition("it", 40 << 20, 5 << 20, 65536).unwrap();
         assert_eq!((added.catalog_areas, added.extents), (1, 34 * 16));
         assert!(plan_addition("it", 1 << 20, 5 << 20, 65536).is_err());
+        // 128 TiB: too many of the smallest extents, but not of larger ones.
+        assert!(plan_addition("it", 128 << 40, 5 << 20, 65536).is_err());
+        assert!(plan_addition("it", 128 << 40, 5 << 20, 1 << 20).is_ok());
     }
 }

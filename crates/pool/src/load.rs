@@ -12,7 +12,7 @@ use crate::{
     codec::{self, STATE_CHUNK},
     error::{PoolError, Result},
     extents::{ExtentState, Extents},
-    layout::{MAX_EXTENT_BYTES, MIN_EXTENT_BYTES},
+    layout::{MAX_DEVICE_EXTENTS, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES},
     pool::{Pool, Volume, initial_state},
     records::{DeviceRecord, ExportRecord, PoolInfo, TenantRecord, VolumeRecord},
     reservations::Reservations,
@@ -21,9 +21,6 @@ use crate::{
 };
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::{collections::BTreeMap, sync::Arc};
-
-/// The most extents that a device may have: each costs a byte of memory. 64 TiB of the smallest.
-pub(crate) const MAX_DEVICE_EXTENTS: u64 = 1 << 30;
 
 /// A device's extents that somebody must have and nobody was found to have yet: a bit each.
 struct Unclaimed {
