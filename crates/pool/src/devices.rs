@@ -20,8 +20,9 @@ impl Pool {
         self.extents.health(device)
     }
 
-    /// Says whether a device can be used. Nothing is allocated, reserved or laundered on one that
-    /// can't, and faults of what is mapped there say so.
+    /// Says whether a device can be used. Nothing is allocated, reserved or laundered on one that is
+    /// not online; what is mapped on a failing one is served all the same, and faults of what is
+    /// mapped on one that is missing or failed say so.
     pub fn set_device_health(&mut self, device: DeviceIndex, health: Health) -> Result<()> {
         if !self.extents.set_health(device, health) {
             return Err(PoolError::not_found(format!("no {device}")));

@@ -16,7 +16,9 @@ pub enum Health {
     Online,
     /// It is not here (yet).
     Missing,
-    /// It is here, and fails.
+    /// It is here, and gives errors: what is mapped there is served, nothing new goes there.
+    Failing,
+    /// It is here, and can't be used.
     Failed,
 }
 
@@ -240,6 +242,12 @@ impl Extents {
             .map_or(Health::Missing, |device| device.health)
     }
 
+    /// Whether what is mapped on the device can be reached.
+    pub(crate) fn is_served(&self, device: DeviceIndex) -> bool {
+        matches!(self.health(device), Health::Online | Health::Failing)
+    }
+
+    /// Whether the device can be used for anything.
     pub(crate) fn is_online(&self, device: DeviceIndex) -> bool {
         self.health(device) == Health::Online
     }

@@ -114,7 +114,7 @@ impl Pool {
             )));
         }
         if let Some(run) = target.map.run_at(logical, RUN_LIMIT) {
-            if !self.extents.is_online(run.device) {
+            if !self.extents.is_served(run.device) {
                 return Ok(FaultAnswer::DeviceGone { device: run.device });
             }
             let pending = target.pending.within(logical, logical + run.count);

@@ -250,6 +250,30 @@ fn a_device_that_is_away_takes_down_only_what_lives_on_it() {
 }
 
 #[test]
+fn a_failing_device_serves_what_it_has_and_gets_nothing_new() {
+    let stores = stores(&[400, 400]);
+    let (mut pool, catalog) = new_pool(&stores);
+    let v = volume(&mut pool, "v", 600);
+    let places: Vec<_> = (0..64)
+        .map(|logical| device_of(write(&mut pool, &catalog, v, logical)))
+        .collect();
+    commit(&mut pool, &catalog);
+    pool.set_device_health(D1, Health::Failing).unwrap();
+    for (logical, device) in places.iter().enumerate() {
+        let answer = pool.fault(v, ExtentIndex(logical as u64), true).unwrap();
+        assert_eq!(device_of(answer), *device);
+    }
+    for logical in 64..128 {
+        assert_eq!(device_of(write(&mut pool, &catalog, v, logical)), D0);
+    }
+    let on_d1 = places.iter().position(|device| *device == D1).unwrap() as u64;
+    pool.release(v, ExtentIndex(on_d1), 1, &DRAINED).unwrap();
+    commit(&mut pool, &catalog);
+    assert!(pool.take_dirty(D1, 9).is_empty());
+    assert!(pool.space().unavailable > 0);
+}
+
+#[test]
 fn a_new_device_is_used_when_it_is_ready() {
     let stores = stores(&[40]);
     let (mut pool, catalog) = new_pool(&stores);

@@ -191,7 +191,13 @@ impl Core {
             }
             Submitted::Done(result) => {
                 self.free_slices.push(index);
-                result.map_or_else(Put::Failed, |()| Put::Ok)
+                match result {
+                    Ok(()) => Put::Ok,
+                    Err(errno) => {
+                        self.count_error(device, &op, errno);
+                        Put::Failed(errno)
+                    }
+                }
             }
             Submitted::RingFull => {
                 self.free_slices.push(index);
@@ -248,6 +254,9 @@ impl Core {
             return;
         };
         self.free_slices.push(index as u32);
+        if let Some(errno) = error {
+            self.count_error(slice.device, &slice.op, errno);
+        }
         let upcalls = &mut self.upcalls;
         self.drains.ended(&slice.span, |revoke| {
             upcalls.push_back(crate::mailbox::Upcall::Drained { revoke });

@@ -176,6 +176,9 @@ impl Core {
     }
 
     fn flush_ended(&mut self, device: usize, error: Option<Errno>) {
+        if let Some(errno) = error {
+            self.count_error(device as u8, &Op::flush(), errno);
+        }
         self.settled(device as u8, Ended::Flush);
         let flush = &mut self.flusher.devices[device];
         flush.running = Running::No;

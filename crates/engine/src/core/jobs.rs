@@ -182,7 +182,11 @@ impl Core {
                 Submitted::Queued => active.at_device = true,
                 Submitted::RingFull => return,
                 Submitted::Done(Ok(())) => active.op = None,
-                Submitted::Done(Err(errno)) => self.end_job(slot, Some(errno)),
+                Submitted::Done(Err(errno)) => {
+                    let (device, op) = (active.device, *op);
+                    self.count_error(device, &op, errno);
+                    self.end_job(slot, Some(errno));
+                }
             }
         }
     }
@@ -202,6 +206,7 @@ impl Core {
             Finish::Done => self.settled(device, Ended::Job(slot)),
             Finish::Again(op) => active.op = Some(op),
             Finish::Failed(errno) => {
+                self.count_error(device, &op, errno);
                 self.settled(device, Ended::Job(slot));
                 self.end_job(slot, Some(errno));
             }

@@ -25,10 +25,10 @@ use crate::mailbox::Upcall;
 use crate::volume::Volume;
 use flush::Flusher;
 use forebay_device::ring::{Completion, Ring};
-use forebay_device::{Device, Op};
+use forebay_device::{Device, Errno, Op, OpKind};
 use forebay_nvme::Status;
 use forebay_xlate::boundary::message::DeviceConfig;
-use forebay_xlate::boundary::region::{ReactorRecord, Region};
+use forebay_xlate::boundary::region::{DeviceOp, ReactorRecord, Region};
 use forebay_xlate::drain::{Drains, SliceSpan};
 use forebay_xlate::{ExtentRange, Rights, VolumeId};
 use jobs::Jobs;
@@ -186,6 +186,25 @@ impl Core {
     /// This reactor's record.
     pub fn record(&self) -> &ReactorRecord {
         &self.region.reactors()[self.reactor]
+    }
+
+    /// Counts in the state region that an operation on a device failed.
+    #[cold]
+    fn count_error(&self, device: u8, op: &Op, errno: Errno) {
+        let what = match op.kind() {
+            OpKind::Read => DeviceOp::Read,
+            OpKind::Flush => DeviceOp::Flush,
+            OpKind::Write | OpKind::WriteZeroes | OpKind::Punch => DeviceOp::Write,
+        };
+        let is_no_room = matches!(errno, Errno::NOSPC | Errno::DQUOT);
+        let errno = errno.raw_os_error();
+        self.region.devices()[usize::from(device)].record(
+            what,
+            errno,
+            is_no_room,
+            op.offset_bytes(),
+            self.now_ns,
+        );
     }
 
     /// Begins a command. It comes back through [`Core::next_done`], once.

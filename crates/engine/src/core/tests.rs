@@ -10,6 +10,7 @@ use forebay_xlate::{DeviceIndex, ExtentIndex, Word};
 const EXTENT: u64 = 64 << 10;
 const V: VolumeId = VolumeId(9);
 
+mod errors;
 mod hung;
 mod parked;
 mod zeroing;
@@ -443,40 +444,6 @@ fn fua_waits_for_an_uncommitted_mapping() {
     );
     assert_eq!(b.end().1, Status::SUCCESS);
     assert_eq!(b.upcall(), "None");
-}
-
-#[test]
-fn errors_become_statuses_and_end_the_command_once() {
-    let mut b = bench();
-    b.grant(0, 1, Rights::ReadWrite, 4);
-    b.gate.fail(0..u64::MAX, &[OpKind::Write], Errno::IO, 1);
-    assert_eq!(b.write(0, &[1; 4096]).0, Status::WRITE_FAULT);
-    b.gate.fail(0..u64::MAX, &[OpKind::Read], Errno::IO, 1);
-    b.start(
-        IoOp::Read {
-            offset_bytes: 0,
-            len_bytes: 4096,
-        },
-        None,
-    );
-    assert_eq!(b.end().1, Status::UNRECOVERED_READ_ERROR);
-    b.gate.fail(0..u64::MAX, &[OpKind::Write], Errno::NOSPC, 1);
-    assert_eq!(b.write(0, &[1; 4096]).0, Status::CAPACITY_EXCEEDED);
-    b.start(
-        IoOp::Write {
-            offset_bytes: 50 * EXTENT,
-            len_bytes: 4096,
-            fua: false,
-        },
-        Some(&[1; 4096]),
-    );
-    b.core
-        .fault_failed(V, ExtentRange::new(50, 1), true, FaultFailure::NoSpace);
-    assert_eq!(b.end().1, Status::CAPACITY_EXCEEDED);
-    // A grant past the device's extents is refused, not followed.
-    b.grant(60, 200, Rights::ReadWrite, 1);
-    assert_eq!(b.write(60 * EXTENT, &[1; 4096]).0, Status::WRITE_FAULT);
-    assert_eq!(b.core.busy_ios(), 0);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The state region: what an engine records as it works, in shared memory that outlives it.
 //!
 //! **Design.** One file for each engine generation, made by the engine, mapped by the daemon, with a
-//! versioned layout of fixed tables: lanes (an export each, with its statistics), controllers,
-//! queues, and for each queue the commands in flight: the 64 bytes as they came, their identity,
+//! versioned layout of fixed tables: devices (their errors), lanes (an export each, with its statistics),
+//! controllers, queues, and for each queue the commands in flight: the 64 bytes as they came, their identity,
 //! their attempts. The file is sparse, so room costs nothing until it is used. Only atomics lie in
 //! it; whoever reads the region of a dead engine takes every value for hostile and bounds it.
 //!
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBREGION");
 /// Layout version.
-pub const REGION_VERSION: u64 = 1;
+pub const REGION_VERSION: u64 = 2;
 /// Lanes (exports) that a region has room for.
 pub const MAX_LANES: usize = 1024;
 /// Controllers (hosts attached).
@@ -28,6 +28,8 @@ pub const MAX_QUEUES: usize = 4096;
 pub const MAX_QUEUE_ENTRIES: usize = 256;
 /// Reactors.
 pub const MAX_REACTORS: usize = 64;
+/// Devices: as many as a pool may have.
+pub const MAX_DEVICES: usize = 256;
 /// Latency buckets: four to each doubling, from 1 ns on.
 pub const LATENCY_BUCKETS: usize = 160;
 
@@ -62,6 +64,63 @@ cells! {
         /// Commands that waited for staging memory.
         pub staging_waits: AtomicU64,
         reserved: [AtomicU64; 3],
+    }
+}
+
+cells! {
+    /// A device's errors: every reactor adds to it, the internal lane too.
+    pub struct DeviceRecord {
+        /// Reads that failed.
+        pub read_errors: AtomicU64,
+        /// Writes, zeroings and punches that failed, but for want of room below the device.
+        pub write_errors: AtomicU64,
+        /// Flushes that failed.
+        pub flush_errors: AtomicU64,
+        /// Writes for which there was no room below the device.
+        pub no_room_errors: AtomicU64,
+        /// The last one's errno.
+        pub last_errno: AtomicU64,
+        /// Where on the device it began, in bytes; 0 for a flush.
+        pub last_offset_bytes: AtomicU64,
+        /// CLOCK_MONOTONIC when it ended, ns; stored last.
+        pub last_ns: AtomicU64,
+        reserved: AtomicU64,
+    }
+}
+
+/// What failed on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceOp {
+    /// A read.
+    Read,
+    /// A write, a zeroing, a punch.
+    Write,
+    /// A flush.
+    Flush,
+}
+
+impl DeviceRecord {
+    /// Counts an operation that failed. `is_no_room`: there was no room for it below the device.
+    #[cold]
+    pub fn record(
+        &self,
+        op: DeviceOp,
+        errno: i32,
+        is_no_room: bool,
+        offset_bytes: u64,
+        now_ns: u64,
+    ) {
+        let counter = match op {
+            DeviceOp::Read => &self.read_errors,
+            DeviceOp::Write if is_no_room => &self.no_room_errors,
+            DeviceOp::Write => &self.write_errors,
+            DeviceOp::Flush => &self.flush_errors,
+        };
+        self.last_errno
+            .store(u64::from(errno.unsigned_abs()), Relaxed);
+        self.last_offset_bytes.store(offset_bytes, Relaxed);
+        counter.fetch_add(1, Relaxed);
+        self.last_ns.store(now_ns, Release);
     }
 }
 
@@ -221,10 +280,11 @@ cells! {
 
 const _: () = assert!(size_of::<RegionHeader>() == 4096 && size_of::<CommandRecord>() == 128);
 const _: () = assert!(size_of::<QueueRecord>() == 64 && size_of::<ReactorRecord>() == 64);
-const _: () = assert!(size_of::<ControllerRecord>() == 512);
+const _: () = assert!(size_of::<ControllerRecord>() == 512 && size_of::<DeviceRecord>() == 64);
 
 const REACTORS_AT: usize = 4096;
-const LANES_AT: usize = REACTORS_AT + 4096;
+const DEVICES_AT: usize = REACTORS_AT + 4096;
+const LANES_AT: usize = DEVICES_AT + MAX_DEVICES * size_of::<DeviceRecord>();
 const CONTROLLERS_AT: usize = LANES_AT + MAX_LANES * size_of::<LaneRecord>();
 const QUEUES_AT: usize = CONTROLLERS_AT + MAX_CONTROLLERS * size_of::<ControllerRecord>();
 const COMMANDS_AT: usize = QUEUES_AT + MAX_QUEUES * size_of::<QueueRecord>();
@@ -306,6 +366,11 @@ impl Region {
         self.table(REACTORS_AT, MAX_REACTORS)
     }
 
+    /// By the device's index in its pool.
+    pub fn devices(&self) -> &[DeviceRecord] {
+        self.table(DEVICES_AT, MAX_DEVICES)
+    }
+
     /// By lane slot.
     pub fn lanes(&self) -> &[LaneRecord] {
         self.table(LANES_AT, MAX_LANES)
@@ -366,6 +431,28 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_device_error_is_counted_by_its_kind() {
+        let region = Region::anonymous(1).unwrap();
+        let record = &region.devices()[MAX_DEVICES - 1];
+        record.record(DeviceOp::Read, 5, false, 4096, 10);
+        record.record(DeviceOp::Write, 28, true, 8192, 11);
+        record.record(DeviceOp::Write, 5, false, 12_288, 12);
+        record.record(DeviceOp::Flush, 5, false, 0, 13);
+        let all = [
+            &record.read_errors,
+            &record.write_errors,
+            &record.flush_errors,
+            &record.no_room_errors,
+        ];
+        assert_eq!(all.map(|counter| counter.load(Relaxed)), [1; 4]);
+        assert_eq!(record.last_errno.load(Relaxed), 5);
+        assert_eq!(record.last_ns.load(Acquire), 13);
+        // Nobody else's.
+        assert_eq!(region.lanes()[0].export.load(Relaxed), 0);
+        assert_eq!(region.devices()[0].read_errors.load(Relaxed), 0);
     }
 
     #[test]

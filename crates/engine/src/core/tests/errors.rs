@@ -1,0 +1,79 @@
+//! What becomes of a device's errors: statuses of commands, and counts in the state region.
+
+use super::*;
+
+/// Reads, writes, flushes that failed, and writes without room.
+fn counts(b: &Bench) -> [u64; 4] {
+    let record = &b.core.region.devices()[0];
+    [
+        &record.read_errors,
+        &record.write_errors,
+        &record.flush_errors,
+        &record.no_room_errors,
+    ]
+    .map(|counter| counter.load(Relaxed))
+}
+
+#[test]
+fn errors_become_statuses_and_end_the_command_once() {
+    let mut b = bench();
+    b.grant(0, 1, Rights::ReadWrite, 4);
+    b.gate.fail(0..u64::MAX, &[OpKind::Write], Errno::IO, 1);
+    assert_eq!(b.write(0, &[1; 4096]).0, Status::WRITE_FAULT);
+    b.gate.fail(0..u64::MAX, &[OpKind::Read], Errno::IO, 1);
+    b.start(
+        IoOp::Read {
+            offset_bytes: 0,
+            len_bytes: 4096,
+        },
+        None,
+    );
+    assert_eq!(b.end().1, Status::UNRECOVERED_READ_ERROR);
+    b.gate.fail(0..u64::MAX, &[OpKind::Write], Errno::NOSPC, 1);
+    assert_eq!(b.write(0, &[1; 4096]).0, Status::CAPACITY_EXCEEDED);
+    b.start(
+        IoOp::Write {
+            offset_bytes: 50 * EXTENT,
+            len_bytes: 4096,
+            fua: false,
+        },
+        Some(&[1; 4096]),
+    );
+    b.core
+        .fault_failed(V, ExtentRange::new(50, 1), true, FaultFailure::NoSpace);
+    assert_eq!(b.end().1, Status::CAPACITY_EXCEEDED);
+    // A grant past the device's extents is refused, not followed.
+    b.grant(60, 200, Rights::ReadWrite, 1);
+    assert_eq!(b.write(60 * EXTENT, &[1; 4096]).0, Status::WRITE_FAULT);
+    assert_eq!(b.core.busy_ios(), 0);
+    // What was never submitted is no error of the device's.
+    assert_eq!(counts(&b), [1, 1, 0, 1]);
+}
+
+#[test]
+fn errors_are_counted_where_they_happened() {
+    let mut b = bench();
+    b.grant(0, 1, Rights::ReadWrite, 4);
+    assert_eq!(b.write(4096, &[1; 4096]).0, Status::SUCCESS);
+    assert_eq!(counts(&b), [0; 4]);
+    b.gate.fail(0..u64::MAX, &[OpKind::Write], Errno::IO, 1);
+    assert_eq!(b.write(4096, &[1; 4096]).0, Status::WRITE_FAULT);
+    let region = b.core.region.clone();
+    let record = &region.devices()[0];
+    assert_eq!(record.last_errno.load(Relaxed), 5);
+    let at = EXTENT + 4096;
+    assert_eq!(record.last_offset_bytes.load(Relaxed), (1 << 20) + at);
+    assert!(record.last_ns.load(Relaxed) > 0);
+    // The internal lane's too.
+    let device = DeviceIndex(0);
+    b.gate.fail(0..u64::MAX, &[OpKind::Flush], Errno::IO, 1);
+    b.core.start_job(1, Job::Flush { device });
+    b.gate.fail(0..u64::MAX, &[OpKind::Punch], Errno::IO, 1);
+    let extents = ExtentRange::new(9, 1);
+    b.core.start_job(2, Job::Launder { device, extents });
+    while counts(&b) != [0, 2, 1, 0] {
+        b.core.begin_turn();
+        b.core.submit();
+        b.core.reap();
+    }
+}
