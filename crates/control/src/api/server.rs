@@ -13,7 +13,7 @@ use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -31,6 +31,9 @@ const CONNECTIONS_MAX: usize = 64;
 const HEAD_TIME_LIMIT: Duration = Duration::from_secs(10);
 /// How long requests may go on once the daemon is stopping.
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(2);
+/// How long an earlier daemon may take to be gone.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_POLL: Duration = Duration::from_millis(20);
 
 /// A bound socket, and the lock that makes it ours.
 #[derive(Debug)]
@@ -102,7 +105,17 @@ fn lock(socket: &Path) -> io::Result<File> {
         .mode(0o600)
         .open(&path)
         .map_err(failed)?;
-    match file.try_lock() {
+    let begin = Instant::now();
+    let locked = loop {
+        match file.try_lock() {
+            // A process that was just killed holds it until the kernel is through with it.
+            Err(TryLockError::WouldBlock) if begin.elapsed() < LOCK_PATIENCE => {
+                std::thread::sleep(LOCK_POLL);
+            }
+            locked => break locked,
+        }
+    };
+    match locked {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut pid = String::new();
