@@ -40,6 +40,14 @@ pub(super) fn status_of(errno: Errno, write: bool) -> Status {
 impl Core {
     /// Carries a command on from wherever it is.
     pub(super) fn dispatch(&mut self, token: Token) {
+        if self
+            .lane(self.ios[token.index()].lane)
+            .is_some_and(|l| l.removed)
+        {
+            // Somebody else may have the volume by now.
+            self.fail(token, Status::INVALID_NAMESPACE_OR_FORMAT);
+            return;
+        }
         match self.ios[token.index()].op {
             IoOp::Read {
                 offset_bytes,

@@ -349,12 +349,15 @@ impl Core {
         }
     }
 
-    /// Removes a lane as soon as its commands have ended, and tells the control thread.
+    /// Removes a lane as soon as its commands have ended, and tells the control thread. What isn't at
+    /// a device yet ends now and never gets there.
     pub fn remove_lane(&mut self, index: LaneIndex) {
         if let Some(lane) = self.lanes[index.0 as usize].as_mut() {
             lane.removed = true;
             if lane.in_flight == 0 {
                 self.lane_gone(index);
+            } else {
+                self.end_waiting_of(index);
             }
         }
     }

@@ -9,6 +9,7 @@
 
 use super::io::{Io, Stage, Token};
 use super::{Core, MAX_IOS, OWNER_WAIT_LIMIT_NS};
+use crate::lane::LaneIndex;
 use crate::mailbox::Upcall;
 use forebay_nvme::Status;
 use forebay_xlate::VolumeId;
@@ -137,6 +138,16 @@ impl Core {
             io.stage = Stage::Moving;
             token.entrust();
         }
+    }
+
+    /// Ends what waits in a lane, as if its time were over.
+    pub(super) fn end_waiting_of(&mut self, lane: LaneIndex) {
+        for io in &mut self.ios {
+            if io.stage != Stage::Free && io.lane == lane {
+                io.deadline_ns = self.now_ns;
+            }
+        }
+        self.tick();
     }
 
     /// Every ~100 ms: ends commands that waited for the daemon too long. A release is not ended

@@ -2,8 +2,9 @@
 //!
 //! **Design.** Whole extents that may be given back are released: the owner revokes and unmaps them,
 //! and they read as zeros. Within an extent the device punches (deallocate) or zeroes (write zeroes),
-//! which for a sparse file gives the space back too. A hole needs nothing, and nothing is allocated
-//! to be zeroed. **Not here:** laundering of released extents (the owner's, through [`super::jobs`]).
+//! which for a sparse file gives the space back too. So at a volume's end within an extent: the volume
+//! may have grown, and been written behind that end, by the time the owner would unmap the extent. A
+//! hole needs nothing, and nothing is allocated to be zeroed. **Not here:** laundering of released extents (the owner's, through [`super::jobs`]).
 
 use super::Core;
 use super::dispatch::{Put, status_of};
@@ -91,11 +92,8 @@ impl Core {
             let at = offset + cursor;
             let left = len - cursor;
             let (extent, within) = (at >> volume.extent_shift, at & (extent_bytes - 1));
-            let to_volume_end = at + left == volume.config.size_bytes;
             let whole = if within != 0 {
                 0
-            } else if to_volume_end {
-                left.div_ceil(extent_bytes)
             } else {
                 left >> volume.extent_shift
             };

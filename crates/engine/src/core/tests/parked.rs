@@ -138,3 +138,43 @@ fn those_whose_time_is_over_end_and_the_others_stay() {
     b.grant(0, 0, Rights::Hole, 50);
     assert_eq!(ended(&mut b).len(), 25);
 }
+
+/// Somebody else may write to the volume by the time the answer comes.
+#[test]
+fn what_waits_when_the_export_is_removed_is_never_carried_out() {
+    let mut b = bench();
+    b.grant(0, 1, Rights::ReadWrite, 1);
+    let write = |extent: u64, len_bytes: u32| IoOp::Write {
+        offset_bytes: extent * EXTENT,
+        len_bytes,
+        fua: false,
+    };
+    // One that is parked; one whose first part is at the device; one whose device isn't there.
+    let parked = b.start(write(5, 4096), Some(&[1; 4096]));
+    b.gate.hold();
+    let both = 2 * EXTENT as u32;
+    let begun = b.start(write(0, both), Some(&vec![2; both as usize]));
+    let absent = Word::new(DeviceIndex(7), ExtentIndex(0), Rights::ReadWrite).unwrap();
+    b.volume.table.install(ExtentRange::new(9, 1), absent);
+    let device = b.start(write(9, 4096), Some(&[3; 4096]));
+    b.turn();
+    assert_eq!(b.gate.held(), 1);
+    assert_eq!(asked(&mut b), [(5, true), (1, true)]);
+    b.core.remove_lane(LaneIndex(3));
+    let mut got = ended(&mut b);
+    got.sort_unstable_by_key(|g| g.0);
+    let interrupted = Status::COMMAND_INTERRUPTED;
+    assert_eq!(got, [(parked, interrupted), (device, interrupted)]);
+    b.grant(1, 2, Rights::ReadWrite, 9);
+    b.turn();
+    assert_eq!(b.gate.held(), 1, "nothing more went to the device");
+    assert_eq!(b.upcall(), "None");
+    b.gate.release();
+    let (slot, status, _) = b.end();
+    assert_eq!((slot, status), (begun, interrupted));
+    assert!(b.upcall().contains("LaneGone"));
+    // Nothing came to where the others would have gone.
+    let raw = std::fs::read(&b.path).unwrap();
+    let rest = (1 << 20) + 2 * EXTENT as usize;
+    assert!(raw[rest..].iter().all(|x| *x == 0));
+}

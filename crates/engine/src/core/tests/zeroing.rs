@@ -130,3 +130,71 @@ fn write_zeroes_allocates_nothing_for_holes() {
     assert!(got[..EXTENT as usize + 4096].iter().all(|x| *x == 0));
     assert!(got[EXTENT as usize + 4096..].iter().all(|x| *x == 4));
 }
+
+/// Before the owner unmaps an extent the volume may have grown, and been written behind its old end.
+#[test]
+fn the_extent_that_the_volume_ends_in_is_not_released() {
+    let mut b = bench();
+    let size_bytes = 2 * EXTENT + 8192;
+    let volume = Volume::new(VolumeConfig {
+        size_bytes,
+        ..b.volume.config.clone()
+    });
+    b.volume = Arc::new(volume.unwrap());
+    b.core.set_volume(&b.volume.clone());
+    b.grant(0, 1, Rights::ReadWrite, 3);
+    let data = vec![9; size_bytes as usize];
+    assert_eq!(b.write(0, &data).0, Status::SUCCESS);
+    let ranges = dsm(&[(0, (size_bytes / 4096) as u32)]);
+    let slot = b.start(IoOp::Deallocate { ranges: 1 }, Some(&ranges));
+    let upcall = b.core.next_upcall();
+    let Some(Upcall::Release {
+        io,
+        generation,
+        range,
+        ..
+    }) = upcall
+    else {
+        panic!("{upcall:?}")
+    };
+    assert_eq!(range, ExtentRange::new(0, 2));
+    // While the owner takes its time.
+    let grown = b.volume.grown(VolumeConfig {
+        size_bytes: 3 * EXTENT,
+        ..b.volume.config.clone()
+    });
+    b.volume = Arc::new(grown.unwrap());
+    b.core.set_volume(&b.volume.clone());
+    assert_eq!(b.write(size_bytes, &[7; 4096]).0, Status::SUCCESS);
+    b.volume.table.clear(range, None);
+    b.core.release_done(io, generation);
+    let (ended, status, _) = b.end();
+    assert_eq!((ended, status), (slot, Status::SUCCESS));
+    let mut want = vec![0; 8192];
+    want.extend([7; 4096]);
+    assert_eq!(b.read(2 * EXTENT, 12288), want);
+}
+
+/// A release that has not begun is given up with the export.
+#[test]
+fn a_release_of_a_removed_export_is_given_up_at_once() {
+    let mut b = bench();
+    b.grant(0, 1, Rights::ReadWrite, 4);
+    let per = (EXTENT / 4096) as u32;
+    b.start(
+        IoOp::Deallocate { ranges: 1 },
+        Some(&dsm(&[(0, per * 2 + 1)])),
+    );
+    let Some(Upcall::Release { io, generation, .. }) = b.core.next_upcall() else {
+        panic!()
+    };
+    b.core.remove_lane(LaneIndex(3));
+    assert!(b.upcall().contains("AbandonRelease"));
+    assert!(b.core.next_done().is_none(), "the owner may have begun");
+    b.gate.hold();
+    b.core.release_done(io, generation);
+    b.turn();
+    assert_eq!(b.gate.held(), 0, "the rest is not carried out");
+    assert_eq!(b.end().1, Status::INVALID_NAMESPACE_OR_FORMAT);
+    assert!(b.upcall().contains("LaneGone"));
+}
