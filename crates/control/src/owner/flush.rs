@@ -23,7 +23,7 @@ use tokio::time::timeout;
 
 use super::Owner;
 use super::commit::CommitError;
-use super::session::AskError;
+use super::session::{AskError, Session};
 use super::together::join_all;
 use crate::store::SyncStore;
 
@@ -58,8 +58,14 @@ pub(super) struct Syncer {
 }
 
 impl Owner {
-    /// A FLUSH or FUA waits; the engine has flushed the volume's devices.
-    pub(super) async fn commit_wanted(self: Rc<Self>, volume: VolumeId, sequence: u64) {
+    /// A FLUSH or FUA waits; the engine has flushed the volume's devices. Only the conversation that
+    /// asked is answered: in a later one it is asked again, or another engine knows nothing of it.
+    pub(super) async fn commit_wanted(
+        self: Rc<Self>,
+        asked_in: Rc<Session>,
+        volume: VolumeId,
+        sequence: u64,
+    ) {
         self.wait_open().await;
         let answer = match self.commit_up_to(volume, sequence).await {
             Ok(()) => ToEngine::Committed { volume, sequence },
@@ -68,7 +74,7 @@ impl Owner {
                 ToEngine::CommitFailed { volume, sequence }
             }
         };
-        self.say(&answer);
+        asked_in.say(&answer);
     }
 
     async fn commit_up_to(&self, volume: VolumeId, sequence: u64) -> Result<(), SyncError> {

@@ -56,7 +56,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_device::fence::Holder;
-use forebay_pool::{Catalog, Pool};
+use forebay_pool::{BatchId, Catalog, Pool};
 use forebay_xlate::boundary::message::{FaultAsk, FromEngine, ToEngine};
 use forebay_xlate::grants::GrantTable;
 use forebay_xlate::{DeviceIndex, VolumeId};
@@ -175,6 +175,8 @@ pub(crate) struct Owner {
     /// How many faults wait for that.
     launder_hurry: Cell<u64>,
     hanging: hang::Hanging,
+    /// Volumes that grow: how large each durably is until this batch is durable.
+    growing: RefCell<BTreeMap<VolumeId, (u64, BatchId)>>,
     /// Failed devices that the engine is told of again.
     retrying: RefCell<BTreeSet<DeviceIndex>>,
     /// Raised when a device's health, suspicion or quarantine changes.
@@ -224,6 +226,7 @@ impl Owner {
             laundered: Signal::new(),
             launder_hurry: Cell::new(0),
             hanging: hang::Hanging::default(),
+            growing: RefCell::default(),
             retrying: RefCell::default(),
             devices_changed: Signal::new(),
             watched: watch::Watched::default(),
@@ -388,7 +391,8 @@ impl Owner {
     fn act(self: &Rc<Self>, session: &Rc<Session>, message: FromEngine) {
         match message {
             FromEngine::CommitWanted { volume, sequence } => {
-                self.spawn(self.clone().commit_wanted(volume, sequence));
+                let session = session.clone();
+                self.spawn(self.clone().commit_wanted(session, volume, sequence));
             }
             FromEngine::Release {
                 release,

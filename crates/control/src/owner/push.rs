@@ -13,7 +13,7 @@ use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-use forebay_pool::{DeviceRecord, ExportRecord, FaultAnswer, VolumeRecord};
+use forebay_pool::{DeviceRecord, ExportRecord, FaultAnswer, Pool, VolumeRecord};
 use forebay_xlate::boundary::message::{
     DeviceConfig, ExportConfig, ExportId, GrantOf, Held, ToEngine, VolumeConfig,
 };
@@ -40,6 +40,18 @@ impl Owner {
             // The pool allows at most 4 MiB.
             extent_bytes: extent_bytes as u32,
             extents: record.extents,
+        }
+    }
+
+    /// A volume as the engine is told of it: as large as it durably is.
+    pub(super) fn volume_config(&self, pool: &Pool, record: &VolumeRecord) -> VolumeConfig {
+        VolumeConfig {
+            volume: record.id,
+            uuid: record.uuid.0,
+            size_bytes: self.durable_size(pool, record),
+            block_bytes: record.block_bytes,
+            // The pool allows at most 4 MiB.
+            extent_bytes: pool.info().extent_bytes as u32,
         }
     }
 
@@ -128,7 +140,7 @@ impl Owner {
         }
         for record in pool.volumes() {
             volumes.remove(&record.id);
-            let volume = volume_config(record, extent_bytes);
+            let volume = self.volume_config(pool, record);
             ask(
                 record.id.to_string(),
                 None,
@@ -259,18 +271,6 @@ impl Owner {
             Err(AskError::Gone) => Ok(()),
             answer => answer,
         }
-    }
-}
-
-/// A volume as the engine is told of it.
-pub(super) fn volume_config(record: &VolumeRecord, extent_bytes: u64) -> VolumeConfig {
-    VolumeConfig {
-        volume: record.id,
-        uuid: record.uuid.0,
-        size_bytes: record.size_bytes,
-        block_bytes: record.block_bytes,
-        // The pool allows at most 4 MiB.
-        extent_bytes: extent_bytes as u32,
     }
 }
 

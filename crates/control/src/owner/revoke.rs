@@ -21,7 +21,6 @@ use forebay_xlate::{DeviceIndex, VolumeId};
 use tokio::time::{Instant, timeout_at};
 
 use super::locks::Held;
-use super::push::volume_config;
 use super::session::{AskError, Pending, Session};
 use super::together::join_all;
 use super::{Owner, count};
@@ -156,7 +155,7 @@ impl Owner {
             let record = core.pool.volume(volume);
             // Of a volume that is gone nothing is granted anew: the revoke may be asked again.
             let record = record.map_err(|error| AskError::Refused(error.message))?;
-            volume_config(record, core.pool.info().extent_bytes)
+            self.volume_config(&core.pool, record)
         };
         session
             .request("a volume", |request| ToEngine::SetVolume {

@@ -7,13 +7,13 @@
 //! Not here: names' syntax (checked before), answers' shape (`show`).
 
 use forebay_device::size::format_bytes;
-use forebay_pool::{ErrorKind, NewVolume, PoolError};
+use forebay_pool::{ErrorKind, NewVolume, Pool, PoolError, VolumeRecord};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::ToEngine;
 use tokio::time::timeout;
 
 use super::Owner;
-use super::push::{ALL_EXTENTS, volume_config};
+use super::push::ALL_EXTENTS;
 use super::release::ReleaseError;
 use super::session::AskError;
 use crate::api::error::ApiError;
@@ -97,7 +97,7 @@ impl Owner {
         let volume = {
             let core = self.core.borrow();
             let record = core.pool.volume(id).map_err(api_error)?;
-            volume_config(record, core.pool.info().extent_bytes)
+            self.volume_config(&core.pool, record)
         };
         self.push("a volume", |request| ToEngine::SetVolume {
             request,
@@ -125,12 +125,30 @@ impl Owner {
             self.commit_for_api().await?;
         }
         if let Some(size_bytes) = body.size_bytes {
-            let grown = self.core.borrow_mut().pool.grow_volume(id, size_bytes);
-            grown.map_err(api_error)?;
+            self.grow(id, size_bytes).map_err(api_error)?;
             self.commit_for_api().await?;
             self.push_volume(id).await?;
         }
         self.volume_show(&tenant, &name)
+    }
+
+    /// Grows a volume in memory: nobody is shown that before it is durable.
+    pub(super) fn grow(&self, id: VolumeId, size_bytes: u64) -> Result<(), PoolError> {
+        let pool = &mut self.core.borrow_mut().pool;
+        let durable_bytes = self.durable_size(pool, pool.volume(id)?);
+        pool.grow_volume(id, size_bytes)?;
+        let mut growing = self.growing.borrow_mut();
+        growing.retain(|_, (_, batch)| *batch > pool.committed_id());
+        growing.insert(id, (durable_bytes, pool.open_batch_id()));
+        Ok(())
+    }
+
+    /// How large a volume is for as long as no crash takes it back.
+    pub(super) fn durable_size(&self, pool: &Pool, record: &VolumeRecord) -> u64 {
+        match self.growing.borrow().get(&record.id) {
+            Some((size_bytes, batch)) if *batch > pool.committed_id() => *size_bytes,
+            _ => record.size_bytes,
+        }
     }
 
     pub(super) fn volume_id(&self, tenant: &str, name: &str) -> Result<VolumeId, ApiError> {

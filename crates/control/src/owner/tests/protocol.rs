@@ -242,3 +242,47 @@ fn catalog_operations_go_on_without_an_engine() {
         assert!(told);
     });
 }
+
+/// Its numbers mean nothing, or something else, in a later one.
+#[test]
+fn an_answer_to_a_commit_is_said_only_in_the_conversation_that_asked() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        let unknown = VolumeId(999);
+        assert!(!life.fake.flush(unknown, 1).await, "it fails");
+        let before = life.owner.session().unwrap();
+        life.replace_engine(|_| {}).await;
+        life.opened().await;
+        let owner = life.owner.clone();
+        owner.commit_wanted(before, unknown, 1).await;
+        life.fake.settle().await;
+        let failed = |m: &ToEngine| matches!(m, ToEngine::CommitFailed { .. });
+        assert!(!life.fake.log.iter().any(failed));
+    });
+}
+
+#[test]
+fn a_growth_is_shown_only_once_it_is_durable() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        let id = life.volume("a", 16 << 20).await;
+        let owner = life.owner.clone();
+        let shown = || {
+            let core = owner.core.borrow();
+            let record = core.pool.volume(id).unwrap();
+            owner.volume_config(&core.pool, record).size_bytes
+        };
+        owner.grow(id, 32 << 20).unwrap();
+        assert_eq!(shown(), 16 << 20);
+        owner.grow(id, 48 << 20).unwrap();
+        assert_eq!(shown(), 16 << 20);
+        owner.commit().await.unwrap();
+        assert_eq!(shown(), 48 << 20);
+        owner.grow(id, 64 << 20).unwrap();
+        assert_eq!(shown(), 48 << 20);
+        owner.commit().await.unwrap();
+        assert_eq!(shown(), 64 << 20);
+    });
+}
