@@ -293,6 +293,9 @@ pub(crate) fn open(
     if !can_punch && kind != DeviceKind::Null {
         notes.push("space cannot be given back to who is below this device".to_owned());
     }
+    if kind == DeviceKind::Null {
+        notes.push("it keeps no data: what volumes place there is lost, on purpose".to_owned());
+    }
     Ok(Opened {
         fd,
         info: DeviceInfo {

@@ -141,7 +141,7 @@ pub(crate) struct PoolCreateArgs {
     /// What the pool allocates in: 64K to 4M
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) extent_size: Option<u64>,
-    /// Create device files that are missing, sparse, with this size
+    /// The size of ram and null devices that name none, and of missing files, which are made, sparse
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) size: Option<u64>,
     #[command(flatten)]
@@ -164,7 +164,7 @@ pub(crate) enum DeviceCommand {
         /// Use it even if it holds something else; what it holds is lost
         #[arg(long)]
         force: bool,
-        /// Create a missing file, sparse, with this size
+        /// The size of a ram or null device that names none, or of a missing file, which is made, sparse
         #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
         size: Option<u64>,
     },

@@ -10,6 +10,7 @@ use std::io::{ErrorKind, Write as _};
 
 use comfy_table::{CellAlignment, Table, presets};
 use forebay_control::api::model::Done;
+use forebay_device::size::format_bytes;
 use serde::Serialize;
 
 use crate::failure::{Outcome, While};
@@ -90,6 +91,11 @@ pub(crate) fn pairs(pairs: impl IntoIterator<Item = (&'static str, String)>) -> 
 /// `yes` or `no`.
 pub(crate) fn yes_no(value: bool) -> String {
     if value { "yes" } else { "no" }.to_owned()
+}
+
+/// A size where rounding would hide something: `1.5 GiB (1610612737 bytes)`.
+pub(crate) fn exactly(bytes: u64) -> String {
+    format!("{} ({bytes} bytes)", format_bytes(bytes))
 }
 
 /// A time for people: `512 ns`, `83 us`, `1.2 ms`, `3.4 s`.

@@ -416,7 +416,8 @@ fn a_pool_is_shown_with_what_is_wrong() {
         "degraded",
         "256 MiB (25 % with what is promised)",
         "80 % and 95 %",
-        "1 MiB of at most 32 MiB, in 2 MiB",
+        "1 MiB of 32 MiB used",
+        "2 MiB for each copy",
         "good on device 0; device 1: it was left behind; 2 blocks repaired",
         "block 7 of device 1 was repaired",
         "missing: no such file",
@@ -524,7 +525,7 @@ fn images_are_checked_before_anything_is_touched() {
     std::fs::write(&image, vec![1; (1 << 20) + 1]).unwrap();
     refused(
         &["volume", "import", path, "acme/disk"],
-        "has 1048577 bytes, the volume acme/disk only",
+        "has 1 MiB (1048577 bytes), the volume acme/disk only 1 MiB (1048576 bytes)",
     );
     refused(&["volume", "export", "acme/disk", path], "can't create");
     assert_eq!(std::fs::metadata(&image).unwrap().len(), (1 << 20) + 1);

@@ -279,9 +279,13 @@ fn settings_warnings_and_reservations() {
         32 * MIB,
         "what is written is promised no more"
     );
-    daemon.refused(
-        &["volume", "set", "acme/safe", "--reserve", "33M"],
-        "reserved for a volume",
+    let output = daemon.run(&["volume", "set", "acme/safe", "--reserve", "33M"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(
+        said,
+        "error: 33 MiB can't be reserved for a volume of 32 MiB: no more than its size can be\n\
+         hint: reserve less, or `full` for all of the volume; `forebay volume resize` makes it \
+         larger\n"
     );
     let output = daemon.run(&[
         "volume",
@@ -340,9 +344,24 @@ fn a_missing_device_takes_down_only_what_lies_on_it_and_comes_back() {
     );
 
     daemon.refused(&["pool", "open"], "was not found");
-    daemon.refused(&["pool", "open", "--device", "a.img"], "no missing device");
+    daemon.refused(&["pool", "open", "--device", "a.img"], "was not found");
+    std::fs::copy(daemon.path("a.img"), daemon.path("copy.img")).unwrap();
+    daemon.refused(
+        &["pool", "open", "--device", "copy.img"],
+        "no missing device",
+    );
+    std::fs::remove_file(daemon.path("copy.img")).unwrap();
     let engine = status["engine_pid"].clone();
-    daemon.json(&["pool", "open", "--device", "away/b.img"]);
+    // What is open already is passed over; detours are not recorded.
+    let back = [
+        "pool",
+        "open",
+        "--device",
+        "a.img",
+        "--device",
+        "away/../away/b.img",
+    ];
+    daemon.json(&back);
     wait_until("the device", || {
         daemon.json(&["device", "list"])[1]["state"] == "online"
     });
@@ -351,10 +370,19 @@ fn a_missing_device_takes_down_only_what_lies_on_it_and_comes_back() {
     assert_eq!(status["last_death"], Value::Null, "{status}");
     assert_eq!(daemon.json(&["pool", "show"])["state"], "online");
     holds(&daemon, &image);
+    daemon.json(&back);
+    std::fs::write(daemon.path("other.img"), vec![0; 8192]).unwrap();
     daemon.refused(
-        &["pool", "open", "--device", "away/b.img"],
-        "no device of it is missing",
+        &["pool", "open", "--device", "other.img"],
+        "no Forebay label",
     );
+    let spec = daemon.json(&["device", "list"])[1]["spec"].to_string();
+    assert!(
+        spec.contains("/away/b.img") && !spec.contains(".."),
+        "{spec}"
+    );
+    let record = std::fs::read_to_string(daemon.path("var/state/devices.json")).unwrap();
+    assert!(!record.contains(".."), "{record}");
     daemon.stop();
     daemon.again();
     daemon.wait_engine();
@@ -441,4 +469,90 @@ fn a_device_is_added_while_the_pool_is_used() {
         daemon.json(&["device", "list"]).as_array().unwrap().len(),
         2
     );
+}
+
+#[test]
+fn memory_and_nothing_are_devices_too() {
+    let daemon = with_pool(&["a.img"]);
+    // The size may be an option as well.
+    let added = daemon.json(&["device", "add", "ram:r", "--size", "64M"]);
+    assert_eq!(added["capacity_bytes"], 64 * MIB, "{added}");
+    daemon.refused(&["device", "add", "ram:s"], "?size=1G");
+    // What keeps nothing joins only if somebody insists.
+    let null = ["device", "add", "null:n?size=64M"];
+    daemon.refused(&null, "keeps no data");
+    assert!(!daemon.path("n").exists(), "made in vain");
+    assert_eq!(
+        daemon.json(&["device", "list"]).as_array().unwrap().len(),
+        2
+    );
+    daemon.json(&[&null[..], &["--force"]].concat());
+    let warnings = daemon.json(&["status"])["warnings"].to_string();
+    assert!(warnings.contains("keeps no data"), "{warnings}");
+}
+
+#[test]
+fn a_pool_of_nothing_says_so_when_it_is_made() {
+    let daemon = Daemon::with("");
+    let output = daemon.run(&["pool", "create", "--device", "null:n", "--size", "64M"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("warning: device null:"), "{text}");
+    assert!(text.contains("keeps no data"), "{text}");
+}
+
+/// The rows of `stats` that are for one volume: what, and how many errors.
+fn errors_of(daemon: &Daemon) -> Vec<(String, u64)> {
+    let lane = daemon.json(&["stats"])["lanes"][0].clone();
+    ["read", "write", "flush", "deallocate"]
+        .map(|op| (op.to_owned(), lane[op]["errors"].as_u64().unwrap()))
+        .to_vec()
+}
+
+#[test]
+fn a_full_pool_is_called_full_and_errors_are_counted_where_they_belong() {
+    let daemon = with_pool(&["a.img"]);
+    daemon.json(&["volume", "create", "acme/large", "--size", "1G"]);
+    let export = daemon.json(&["export", "create", "acme/large", "--any-host"]);
+    let load = |more: &[&str]| {
+        let (addr, nqn) = (&export["addresses"][0], &export["nqn"]);
+        let to = [
+            "bench",
+            "load",
+            "--addr",
+            addr.as_str().unwrap(),
+            "--nqn",
+            nqn.as_str().unwrap(),
+        ];
+        daemon.run(&[&to[..], more].concat())
+    };
+    let output = load(&[
+        "--rw",
+        "randwrite",
+        "--once-per",
+        "64K",
+        "--seconds",
+        "60",
+        "--qd",
+        "4",
+    ]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("ended with an error"), "{said}");
+    let failed = errors_of(&daemon);
+    assert!(failed[1].1 > 0, "{failed:?}");
+    assert!(
+        failed.iter().all(|(op, n)| op == "write" || *n == 0),
+        "{failed:?}"
+    );
+    let text = String::from_utf8(daemon.run(&["stats"]).stdout).unwrap();
+    let row = |op: &str| text.lines().find(|line| line.contains(op)).unwrap();
+    let count = failed[1].1.to_string();
+    let has = |op: &str| row(op).split_whitespace().any(|word| word == count);
+    assert!(has("write") && !has("read"), "{text}");
+
+    let warnings = daemon.json(&["status"])["warnings"].to_string();
+    for part in ["the pool is full", "delete", "forebay device add"] {
+        assert!(warnings.contains(part), "{part}: {warnings}");
+    }
+    assert!(!warnings.contains("nearly"), "{warnings}");
 }

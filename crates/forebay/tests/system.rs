@@ -162,7 +162,7 @@ fn import_replaces_and_keeps_an_export_as_it_was() {
     std::fs::write(daemon.path("large.img"), vec![1; 25 * MIB as usize]).unwrap();
     daemon.refused(
         &["volume", "import", "large.img", "acme/disk"],
-        "has 26214400 bytes",
+        "has 25 MiB (26214400 bytes)",
     );
     daemon.refused(&["volume", "import", "in.img", "acme/none"], "none");
     daemon.refused(&["volume", "delete", "acme/disk"], "exported");

@@ -12,6 +12,7 @@ use crate::{
     records::{ExportId, ExportRecord, TenantId, TenantRecord, VolumeRecord},
     uuid::Uuid,
 };
+use forebay_device::size::format_bytes;
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::collections::BTreeSet;
 
@@ -183,7 +184,9 @@ impl Pool {
         }
         if size_bytes > MAX_VOLUME_BYTES {
             return Err(PoolError::invalid(format!(
-                "a volume of {size_bytes} bytes: the most is {MAX_VOLUME_BYTES} (64 TiB)"
+                "a volume of {}: the most is {}",
+                format_bytes(size_bytes),
+                format_bytes(MAX_VOLUME_BYTES)
             )));
         }
         Ok(())
@@ -246,8 +249,9 @@ impl Pool {
         let record = &mut self.volume_mut(volume)?.record;
         if size_bytes < record.size_bytes {
             return Err(PoolError::invalid(format!(
-                "volume {:?} has {} bytes already and can only grow",
-                record.name, record.size_bytes
+                "volume {:?} has {} already and can only grow",
+                record.name,
+                format_bytes(record.size_bytes)
             )));
         }
         Self::check_size(size_bytes, record.block_bytes)?;

@@ -11,6 +11,7 @@ use crate::{
     store::{BLOCK_BYTES, BlockStore},
     uuid::Uuid,
 };
+use forebay_device::size::format_bytes;
 use forebay_xlate::types::DeviceIndex;
 use zerocopy::{
     FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout,
@@ -135,8 +136,10 @@ impl Label {
             .unwrap_or(u64::MAX);
         if capacity < needs {
             return Err(PoolError::damaged(format!(
-                "the device holds {capacity} bytes, but its label says {needs}: it was truncated, \
-                 or is not the whole device"
+                "the device holds {} ({capacity} bytes), but its label says {} ({needs} bytes): it was \
+                 truncated, or is not the whole device",
+                format_bytes(capacity),
+                format_bytes(needs)
             )));
         }
         let bad = (0..COPIES)

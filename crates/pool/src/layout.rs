@@ -8,6 +8,7 @@
 //! it.
 
 use crate::error::{PoolError, Result};
+use forebay_device::size::format_bytes;
 
 /// The smallest extent, in bytes.
 pub const MIN_EXTENT_BYTES: u64 = 64 << 10;
@@ -56,14 +57,16 @@ fn lay_out(
     let extents = capacity.saturating_sub(data_offset_bytes) / extent_bytes;
     if extents == 0 {
         return Err(PoolError::invalid(format!(
-            "{what} has {capacity} bytes; it needs at least {}",
-            data_offset_bytes + extent_bytes
+            "{what} has {}; it needs at least {}",
+            format_bytes(capacity),
+            format_bytes(data_offset_bytes + extent_bytes)
         )));
     }
     if extents > MAX_DEVICE_EXTENTS {
         return Err(PoolError::invalid(format!(
-            "{what} has room for {extents} extents of {extent_bytes} bytes; {MAX_DEVICE_EXTENTS} are the most: \
-             use larger extents, or a part of the device"
+            "{what} has room for {extents} extents of {}; {MAX_DEVICE_EXTENTS} are the most: \
+             use larger extents, or a part of the device",
+            format_bytes(extent_bytes)
         )));
     }
     Ok(Layout {
@@ -84,7 +87,8 @@ pub(crate) fn plan(capacities: &[u64], extent_bytes: u64) -> Result<Vec<Layout>>
         || !(MIN_EXTENT_BYTES..=MAX_EXTENT_BYTES).contains(&extent_bytes)
     {
         return Err(PoolError::invalid(format!(
-            "an extent of {extent_bytes} bytes: it must be a power of two from 64 KiB to 4 MiB"
+            "an extent of {}: it must be a power of two from 64 KiB to 4 MiB",
+            format_bytes(extent_bytes)
         )));
     }
     if capacities.is_empty() || capacities.len() > MAX_DEVICES {

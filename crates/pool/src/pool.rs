@@ -29,6 +29,7 @@ use crate::{
     stock::MIN_RESERVE,
     volume_map::{MAP_CHUNK, VolumeMap},
 };
+use forebay_device::size::format_bytes;
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -444,8 +445,9 @@ impl Pool {
         if bytes > self.catalog_room() {
             let usage = self.usage.get();
             return Err(PoolError::no_space(format!(
-                "the pool's catalog is full ({} of {} bytes): delete volumes or exports",
-                usage.used_bytes, usage.limit_bytes
+                "the pool's catalog is full ({} of {}): delete volumes or exports",
+                format_bytes(usage.used_bytes),
+                format_bytes(usage.limit_bytes)
             )));
         }
         Ok(())

@@ -18,6 +18,7 @@ use crate::{
     runs::DeviceRun,
     volume_map::MAP_CHUNK,
 };
+use forebay_device::size::format_bytes;
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 
 /// The first reservation of a volume, in extents.
@@ -136,7 +137,9 @@ impl Pool {
         self.ready()?;
         if reserved_bytes > size_bytes {
             return Err(PoolError::invalid(format!(
-                "{reserved_bytes} bytes reserved for a volume of {size_bytes}"
+                "{} can't be reserved for a volume of {}: no more than its size can be",
+                format_bytes(reserved_bytes),
+                format_bytes(size_bytes)
             )));
         }
         let extent_bytes = self.info.extent_bytes;
@@ -144,7 +147,9 @@ impl Pool {
         let most = self.reservable_bytes(volume);
         if wanted > most / extent_bytes {
             return Err(PoolError::no_space(format!(
-                "{reserved_bytes} bytes can't be reserved: the pool can promise {most} to this volume"
+                "{} can't be reserved: the pool can promise {} to this volume",
+                format_bytes(reserved_bytes),
+                format_bytes(most)
             )));
         }
         let has = volume

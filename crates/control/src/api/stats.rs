@@ -76,6 +76,8 @@ pub struct OpStats {
     pub ops: u64,
     /// Bytes they moved, or covered (deallocate).
     pub bytes: u64,
+    /// Those that ended with an error status.
+    pub errors: u64,
     /// Half of the commands took at most this.
     pub latency_p50_ns: Option<u64>,
     /// 99 of 100 commands took at most this.
@@ -97,8 +99,6 @@ pub struct LaneStats {
     pub flush: OpStats,
     /// Deallocations.
     pub deallocate: OpStats,
-    /// Commands that ended with an error status.
-    pub errors: u64,
     /// Commands in flight now.
     pub in_flight: u64,
     /// Of those, commands that wait for the owner's answer to a fault.

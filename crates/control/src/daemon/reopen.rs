@@ -106,19 +106,14 @@ impl Daemon {
         told: Vec<String>,
     ) -> Result<(), ApiError> {
         let missing = serving.owner.missing.borrow().clone();
-        if missing.is_empty() {
-            return match told.first() {
-                None => Ok(()),
-                Some(_) => Err(ApiError::exists(format!(
-                    "pool {} is open, and no device of it is missing",
-                    serving.owner.pool_name()
-                ))
-                .hint("`forebay device add SPEC` makes a new device part of it")),
-            };
-        }
         let pool = serving.owner.core.borrow().pool.info().uuid;
         let reasons: Vec<String> = missing.iter().map(|m| m.why.clone()).collect();
-        let found = blocking(move || devices::find_missing(&pool, &missing, &told)).await?;
+        let open = serving.owner.devices.borrow().clone();
+        let all_here = missing.is_empty();
+        let found = blocking(move || devices::find_missing(&pool, &open, &missing, &told)).await?;
+        if all_here {
+            return Ok(());
+        }
         if found.is_empty() {
             return Err(ApiError::not_found(format!(
                 "what is missing was not found: {}",

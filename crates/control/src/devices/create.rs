@@ -9,6 +9,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use forebay_device::size::format_bytes;
 use forebay_device::sync_io::{self, Content, SyncDevice};
 use forebay_device::{Device, DeviceKind, DeviceSpec, OpenOptions};
 use forebay_pool::{DEFAULT_EXTENT_BYTES, NewDevice, Pool, PoolSettings, PoolSpec, Probe};
@@ -118,6 +119,13 @@ pub(crate) fn open_new(body: &DeviceAdd) -> Result<NewPoolDevice, ApiError> {
     let mut made = Vec::new();
     let opened =
         open_or_make(&body.spec, body.size_bytes, &mut made).and_then(|(device, known_zero)| {
+            if device.info().kind == DeviceKind::Null && !body.force {
+                return Err(ApiError::invalid(format!(
+                    "{} keeps no data: what volumes place there is lost",
+                    device.info().spec
+                ))
+                .hint("--force adds it all the same, to measure speed without a disk"));
+            }
             claim(&device)?;
             take_new(device, known_zero, body.force)
         });
@@ -250,8 +258,10 @@ pub(crate) fn reserve_catalog(devices: &[PoolDevice]) -> Result<(), ApiError> {
         };
         reserve().map_err(|error| {
             let message = format!("{}: no room for the pool's catalog: {error}", device.spec);
-            ApiError::new(error::ErrorKind::NoSpace, message)
-                .hint(format!("it needs {end} bytes of the file system below it"))
+            ApiError::new(error::ErrorKind::NoSpace, message).hint(format!(
+                "it needs {} of the file system below it",
+                format_bytes(end)
+            ))
         })?;
     }
     Ok(())

@@ -95,8 +95,18 @@ fn invalid(error: impl ToString) -> ApiError {
     ApiError::invalid(error.to_string())
 }
 
+/// The same device without detours on the way to its folder. Its own name stays: a link in
+/// `/dev/disk/by-id` names a disk better than what it points to.
+fn canonical(spec: &DeviceSpec) -> Option<DeviceSpec> {
+    let path = spec.path();
+    let at = path.parent()?.canonicalize().ok()?.join(path.file_name()?);
+    let text = spec.to_string().replacen(path.to_str()?, at.to_str()?, 1);
+    text.parse().ok()
+}
+
 fn open_device(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevice, ApiError> {
-    SyncDevice::open(spec, options).map_err(|error| match error {
+    let spec = canonical(spec).unwrap_or_else(|| spec.clone());
+    SyncDevice::open(&spec, options).map_err(|error| match error {
         DeviceError::Missing { .. } => ApiError::not_found(error.to_string()),
         DeviceError::Busy { .. } => ApiError::in_use(error.to_string()),
         DeviceError::TooSmall { .. } => ApiError::damaged(error.to_string()),

@@ -3,7 +3,8 @@
 //! Purpose: from what is recorded, configured or told to an open pool, degraded if need be.
 //! Design: labels decide, not names. Each place is looked at without touching it; what carries the
 //! pool's label is then opened for this daemon alone. A device that is not where it was last found is
-//! looked for by its label ([`find`]). What is told by a person must be right; what is only
+//! looked for by its label ([`find`]). Two devices with one label, each at a place that is told, configured or
+//! recorded, are refused: one is a copy, and may be an old one. What is told by a person must be right; what is only
 //! remembered may be wrong, and then the reason is kept for whoever asks why a device is missing. A
 //! device that another daemon serves ends it all: that pool is in use, however much of it is left.
 //! Not here: whether what was found is enough (the pool decides), making pools (`create`).
@@ -11,6 +12,7 @@
 use std::sync::Arc;
 
 use forebay_device::DeviceSpec;
+use forebay_device::size::format_bytes;
 use forebay_device::sync_io::SyncDevice;
 use forebay_pool::{ErrorKind, Label, OpenDevice, Pool, Uuid};
 
@@ -66,7 +68,9 @@ struct Search {
 
 /// Whether a place that is only remembered may be passed over for this.
 fn is_final(error: &ApiError) -> bool {
-    error.kind == crate::api::error::ErrorKind::InUse
+    use crate::api::error::ErrorKind::{Exists, InUse};
+    // In use by another daemon; a copy of what was found elsewhere.
+    matches!(error.kind, InUse | Exists)
 }
 
 /// Reads a device's label without taking the device.
@@ -113,7 +117,7 @@ impl Search {
             .iter()
             .find(|found| found.label.device_uuid == label.device_uuid)
         {
-            return Err(ApiError::invalid(format!(
+            return Err(ApiError::exists(format!(
                 "{spec} and {} carry the label of the same device: one is a copy",
                 twin.store.0.info().spec
             ))
@@ -152,10 +156,9 @@ impl Search {
 
     /// Looks where a device was last found, and then beside all of them.
     fn remember(&mut self, devices: &[(Uuid, String)]) -> Result<(), ApiError> {
-        for (device, spec) in devices {
-            if !self.has(device) {
-                self.try_take(spec)?;
-            }
+        // Those that are found already too: what lies where they were last found may be a copy.
+        for (_, spec) in devices {
+            self.try_take(spec)?;
         }
         let folders = find::folders(devices.iter().map(|(_, spec)| spec.as_str()));
         for (device, spec) in devices {
@@ -341,8 +344,9 @@ fn refuse_shrunk(pool: &Pool, device: &PoolDevice) -> Result<(), ApiError> {
     let capacity = device.store.0.info().capacity_bytes;
     if needed.is_none_or(|needed| needed > capacity) {
         return Err(ApiError::damaged(format!(
-            "{}: has {capacity} bytes, fewer than the pool knows it to have: it was truncated or replaced",
-            device.spec
+            "{}: has {} ({capacity} bytes), less than the pool knows it to have: it was truncated or replaced",
+            device.spec,
+            format_bytes(capacity)
         ))
         .hint("restore the device before the pool is opened; nothing was changed"));
     }
@@ -350,21 +354,32 @@ fn refuse_shrunk(pool: &Pool, device: &PoolDevice) -> Result<(), ApiError> {
 }
 
 /// Which of a pool's missing devices can be found now, at `told` or where they may be; nothing is
-/// taken. Specification strings.
+/// taken. Specification strings. What is told of and `open` already is passed over.
 pub(crate) fn find_missing(
     pool: &Uuid,
+    open: &[PoolDevice],
     missing: &[MissingDevice],
     told: &[String],
 ) -> Result<Vec<String>, ApiError> {
+    let is_open = |device: &SyncDevice| {
+        let identity = device.info().identity;
+        open.iter().any(|o| o.store.0.info().identity == identity)
+    };
     let mut found = Vec::new();
     for text in told {
-        let (_, label) = look(&text.parse().map_err(invalid)?)?;
+        let (device, label) = look(&text.parse().map_err(invalid)?)?;
+        if is_open(&device) {
+            continue;
+        }
         if label.pool_uuid != *pool || !missing.iter().any(|m| m.uuid == label.device_uuid) {
             return Err(ApiError::invalid(format!(
                 "{text} is no missing device of the pool: its label says pool {} ({}), device {}",
                 label.pool_name, label.pool_uuid, label.device_uuid
             ))
-            .hint("`forebay device list` shows what is missing"));
+            .hint(
+                "`forebay device list` shows what is missing; `forebay device add SPEC` makes a new \
+                 device part of the pool",
+            ));
         }
         found.push(text.clone());
     }

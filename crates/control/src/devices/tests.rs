@@ -190,14 +190,25 @@ fn devices_of_another_pool_and_copies_are_refused_by_name() {
     assert!(error.message.contains("belongs to pool pool-b"), "{error}");
     let error = refused(open(&[at("a"), at("copy")]));
     assert!(error.message.contains("one is a copy"), "{error}");
+    // So is a copy of what is recorded, wherever it is named.
+    let mut places = remembered(folder.path());
+    std::fs::copy(at("b"), at("copy")).unwrap();
+    places.configured = vec![at("copy")];
+    let error = refused(open_at(&places));
+    assert!(error.message.contains("one is a copy"), "{error}");
+    // Nobody looks for copies beside a device that is where it was.
+    drop(open_at(&remembered(folder.path())).unwrap());
     // What is recorded is pool b: the wrong file in its place is named, too.
     std::fs::rename(at("b"), folder.path().join("../fb-away-b")).unwrap();
     std::fs::rename(at("a"), at("b")).unwrap();
     let error = refused(open_at(&remembered(folder.path())));
     std::fs::remove_file(folder.path().join("../fb-away-b")).unwrap();
     assert!(error.message.contains("belongs to pool pool-a"), "{error}");
-    // The same file twice is no copy.
-    drop(open(&[at("b"), at("b")]).unwrap());
+    // The same file twice is no copy, whatever the way to it.
+    let detour = at("../").clone() + folder.path().file_name().unwrap().to_str().unwrap() + "/b";
+    let open = open(&[detour, at("b")]).unwrap();
+    let real = folder.path().canonicalize().unwrap().join("b");
+    assert_eq!(open.devices[0].spec, format!("file:{}", real.display()));
 }
 
 #[test]

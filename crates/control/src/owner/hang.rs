@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_device::size::format_bytes;
 use forebay_pool::QuarantineMark;
 use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::Job;
@@ -88,10 +89,12 @@ impl Owner {
             let spec = self.device_spec(record);
             match self.hanging.suspects.borrow().get(&record.index) {
                 Some(Suspicion { what, .. }) => troubles.push(format!(
-                    "device {spec} hangs: {what} did not end there; {bytes} freed bytes are quarantined until its requests end"
+                    "device {spec} hangs: {what} did not end there; {} of freed space are quarantined until its requests end",
+                    format_bytes(bytes)
                 )),
                 None if bytes > 0 => troubles.push(format!(
-                    "device {spec}: {bytes} freed bytes are quarantined until earlier requests there have ended"
+                    "device {spec}: {} of freed space are quarantined until earlier requests there have ended",
+                    format_bytes(bytes)
                 )),
                 None => {}
             }

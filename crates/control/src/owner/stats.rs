@@ -50,16 +50,13 @@ fn op_stats(ops: &RegionOpStats) -> OpStats {
     OpStats {
         ops: ops.ops.load(Relaxed),
         bytes: ops.bytes.load(Relaxed),
+        errors: ops.errors.load(Relaxed),
         latency_p50_ns: quantile_ns(&ops.latency, 50),
         latency_p99_ns: quantile_ns(&ops.latency, 99),
     }
 }
 
 fn lane_stats(lane: &LaneRecord, tenant: String, volume: String) -> LaneStats {
-    let errors = lane
-        .ops
-        .iter()
-        .fold(0u64, |sum, op| sum.saturating_add(op.errors.load(Relaxed)));
     LaneStats {
         tenant,
         volume,
@@ -67,7 +64,6 @@ fn lane_stats(lane: &LaneRecord, tenant: String, volume: String) -> LaneStats {
         write: op_stats(&lane.ops[OpKind::Write as usize]),
         flush: op_stats(&lane.ops[OpKind::Flush as usize]),
         deallocate: op_stats(&lane.ops[OpKind::Deallocate as usize]),
-        errors,
         in_flight: lane.in_flight.load(Relaxed),
         parked: lane.parked.load(Relaxed),
         queues: lane.connections.load(Relaxed),

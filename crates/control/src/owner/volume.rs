@@ -28,10 +28,20 @@ pub(super) fn engine_error(error: &AskError) -> ApiError {
     }
 }
 
-/// An error of something that may have promised space.
-fn reservation_error(owner: &Owner, error: PoolError) -> ApiError {
+/// An error of something that may have promised space to a volume of a size.
+fn reservation_error(
+    owner: &Owner,
+    error: PoolError,
+    reserved_bytes: u64,
+    size_bytes: u64,
+) -> ApiError {
     let is_space = error.kind == ErrorKind::NoSpace;
     let told = api_error(error);
+    if reserved_bytes > size_bytes {
+        return told.hint(
+            "reserve less, or `full` for all of the volume; `forebay volume resize` makes it larger",
+        );
+    }
     if !is_space {
         return told;
     }
@@ -87,7 +97,9 @@ impl Owner {
             reserved_bytes: body.reserved_bytes,
         };
         let id = self.core.borrow_mut().pool.create_volume(&new, now_s());
-        let id = id.map_err(|error| reservation_error(self, error))?;
+        let id = id.map_err(|error| {
+            reservation_error(self, error, body.reserved_bytes, body.size_bytes)
+        })?;
         self.commit_for_api().await?;
         self.push_volume(id).await?;
         self.volume_show(&tenant, &body.name)
@@ -121,7 +133,12 @@ impl Owner {
                 .borrow_mut()
                 .pool
                 .set_volume_reservation(id, reserved_bytes);
-            set.map_err(|error| reservation_error(self, error))?;
+            set.map_err(|error| {
+                let core = self.core.borrow();
+                let size_bytes = core.pool.volume(id).map_or(0, |volume| volume.size_bytes);
+                drop(core);
+                reservation_error(self, error, reserved_bytes, size_bytes)
+            })?;
             self.commit_for_api().await?;
         }
         if let Some(size_bytes) = body.size_bytes {

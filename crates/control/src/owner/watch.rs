@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_device::size::format_bytes;
 use forebay_pool::SpaceLevel;
 use tokio::time::sleep;
 
@@ -55,17 +56,21 @@ impl Owner {
         let pool = &core.pool;
         let space = pool.space();
         let mut troubles = Vec::new();
-        let (percent, free) = (space.used_percent(), space.free_bytes());
+        let (percent, free) = (space.used_percent(), format_bytes(space.free_bytes()));
         match pool.space_level() {
+            _ if space.free_bytes() == 0 => troubles.push((
+                "the pool is full",
+                "the pool is full: writes to new places fail; delete what is not needed, or add a device (`forebay device add SPEC`)".to_owned(),
+            )),
             SpaceLevel::Normal => {}
             SpaceLevel::Warn => troubles.push((
                 "the pool fills up",
-                format!("the pool fills up: {percent} % is used, {free} bytes are free"),
+                format!("the pool fills up: {percent} % is used, {free} are free"),
             )),
             SpaceLevel::Critical => troubles.push((
                 "the pool is nearly full",
                 format!(
-                    "the pool is nearly full: {percent} % is used, {free} bytes are free; writes to new places fail when none is left"
+                    "the pool is nearly full: {percent} % is used, {free} are free; writes to new places fail when nothing is left: delete what is not needed, or add a device (`forebay device add SPEC`)"
                 ),
             )),
         }
@@ -76,8 +81,9 @@ impl Owner {
             troubles.push((
                 "the pool's catalog fills up",
                 format!(
-                    "the pool's catalog fills up: {} of {} bytes are used",
-                    usage.used_bytes, usage.limit_bytes
+                    "the pool's catalog fills up: {} of {} are used",
+                    format_bytes(usage.used_bytes),
+                    format_bytes(usage.limit_bytes)
                 ),
             ));
         }

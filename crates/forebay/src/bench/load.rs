@@ -112,13 +112,25 @@ pub(crate) fn load(output: Output, args: &LoadArgs) -> Outcome {
     let report = load::run(&spec, &mut |at| progress::set(&bar, at.fraction));
     bar.finish_and_clear();
     let report = report.map_err(|error| Failure::new(error.to_string()))?;
-    let failed = report.errors;
     let report = Report::new(&[(args.nqn.clone(), report)], None);
     output.show(&report, Report::text)?;
-    if failed > 0 {
+    judge(&report)
+}
+
+/// Whether it was a load at all.
+fn judge(report: &Report) -> Outcome {
+    if report.errors > 0 {
         return Err(Failure::new(format!(
-            "{failed} commands ended with an error"
+            "{} commands ended with an error",
+            report.errors
         )));
+    }
+    if report.ops == 0 {
+        return Err(
+            Failure::new(format!("not one command was done in {:.1} s", report.seconds)).hint(
+                "the target took the connection and answered nothing; if it is Forebay, `forebay status` says why",
+            ),
+        );
     }
     Ok(())
 }
@@ -160,6 +172,25 @@ mod tests {
         assert_eq!((written.cpu, written.span_bytes), (Some(1), Some(1 << 30)));
         assert_eq!(written.amount, Amount::Duration(Duration::from_secs(3)));
         assert_eq!(spec("--rw randrw --read-percent 30").read_percent, 30);
+    }
+
+    #[test]
+    fn a_load_that_did_nothing_is_a_failure() {
+        let report = |ops, errors| Report {
+            ops,
+            errors,
+            ..Report::new(&[], None)
+        };
+        assert!(judge(&report(1, 0)).is_ok());
+        let said = judge(&report(0, 0)).unwrap_err().to_string();
+        assert!(said.contains("not one command was done"), "{said}");
+        let said = judge(&report(0, 7)).unwrap_err().to_string();
+        assert!(said.contains("7 commands ended with an error"), "{said}");
+        let text = report(0, 0).text();
+        assert!(
+            text.contains("not one command was done") && !text.contains("us CPU"),
+            "{text}"
+        );
     }
 
     #[test]

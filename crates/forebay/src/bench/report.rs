@@ -5,6 +5,7 @@
 //! the commands it completed, known only where the engine is ours.
 //! Not here: measuring.
 
+use forebay_device::size::format_bytes;
 use forebay_initiator::load::{LoadReport, OpReport};
 use serde::Serialize;
 
@@ -39,8 +40,10 @@ pub(super) struct Report {
     pub(super) errors: u64,
     /// The first of them, in words.
     pub(super) first_error: Option<String>,
-    /// CPU time of our own worker threads for one command.
-    pub(super) initiator_cpu_us_per_op: f64,
+    /// Commands that ended well.
+    pub(super) ops: u64,
+    /// CPU time of our own worker threads for one command, if there was one.
+    pub(super) initiator_cpu_us_per_op: Option<f64>,
 }
 
 fn line(name: &str, op: &'static str, report: &LoadReport, ops: &OpReport) -> Line {
@@ -69,7 +72,8 @@ impl Report {
             lines: Vec::new(),
             errors: 0,
             first_error: None,
-            initiator_cpu_us_per_op: 0.0,
+            ops: 0,
+            initiator_cpu_us_per_op: None,
         };
         let mut initiator_cpu_s = 0.0;
         for (name, load) in loads {
@@ -84,9 +88,10 @@ impl Report {
             initiator_cpu_s += load.initiator_cpu.as_secs_f64();
         }
         if let Some(mut total) = total(loads) {
-            let ops = total.ops.max(1) as f64;
-            total.engine_cpu_us_per_op = engine_cpu_s.map(|seconds| seconds * 1e6 / ops);
-            report.initiator_cpu_us_per_op = initiator_cpu_s * 1e6 / ops;
+            let per_op = |seconds: f64| (total.ops > 0).then(|| seconds * 1e6 / total.ops as f64);
+            report.ops = total.ops;
+            report.initiator_cpu_us_per_op = per_op(initiator_cpu_s);
+            total.engine_cpu_us_per_op = engine_cpu_s.and_then(per_op);
             report.lines.push(total);
         }
         report
@@ -123,8 +128,13 @@ impl Report {
             rows,
         );
         text.push_str(&format!(
-            "\n\n{} bytes per command, {:.1} s; the initiator itself used {:.2} us CPU per command\n",
-            self.block_bytes, self.seconds, self.initiator_cpu_us_per_op
+            "\n\n{} per command, {:.1} s; {}\n",
+            format_bytes(self.block_bytes.into()),
+            self.seconds,
+            self.initiator_cpu_us_per_op.map_or_else(
+                || "not one command was done".to_owned(),
+                |us| format!("the initiator itself used {us:.2} us CPU per command")
+            )
         ));
         if self.errors > 0 {
             text.push_str(&format!(

@@ -4,8 +4,8 @@ use forebay_control::api::model::{
     CatalogInfo, CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Done, PoolCheck, PoolCreate,
     PoolInfo, PoolOpen, PoolUpdate,
 };
-use forebay_device::size::format_bytes;
-use forebay_device::spec::DeviceSpec;
+use forebay_device::size::{format_bytes, format_exact};
+use forebay_device::spec::{DeviceSpec, SpecError};
 
 use super::Context;
 use super::status::word;
@@ -18,7 +18,7 @@ pub(crate) fn pool(context: &Context, command: PoolCommand) -> Outcome {
         PoolCommand::Create(args) => create(context, args)?,
         PoolCommand::Open { devices } => {
             let body = PoolOpen {
-                devices: absolute(&devices)?,
+                devices: absolute(&devices, None)?,
             };
             context.client.post("/v1/pool/open", &body)?
         }
@@ -103,12 +103,19 @@ fn check_text(found: &CheckResult) -> String {
     text
 }
 
-/// Device specifications with absolute paths: the daemon runs elsewhere.
-fn absolute(specs: &[String]) -> Outcome<Vec<String>> {
+/// Device specifications with absolute paths: the daemon runs elsewhere. `size_bytes` is for those
+/// that lack one.
+fn absolute(specs: &[String], size_bytes: Option<u64>) -> Outcome<Vec<String>> {
     let here = std::env::current_dir().while_doing("find the current directory")?;
+    let parse = |text: &String| match (DeviceSpec::parse_in(&here, text), size_bytes) {
+        (Err(SpecError::NoSize { .. }), Some(bytes)) => {
+            DeviceSpec::parse_in(&here, &format!("{text}?size={}", format_exact(bytes)))
+        }
+        (parsed, _) => parsed,
+    };
     specs
         .iter()
-        .map(|text| match DeviceSpec::parse_in(&here, text) {
+        .map(|text| match parse(text) {
             Ok(spec) => Ok(spec.to_string()),
             Err(error) => Err(Failure::new(error.to_string())
                 .hint("a device is file:/path, /path, ram:/path?size=1G or null:/path?size=64G")),
@@ -119,7 +126,7 @@ fn absolute(specs: &[String]) -> Outcome<Vec<String>> {
 fn create(context: &Context, args: PoolCreateArgs) -> Outcome<PoolInfo> {
     let body = PoolCreate {
         name: args.name,
-        devices: absolute(&args.devices)?,
+        devices: absolute(&args.devices, args.size)?,
         force: args.force,
         extent_bytes: args.extent_size,
         size_bytes: args.size,
@@ -164,11 +171,14 @@ fn pool_text(pool: &PoolInfo) -> String {
         (
             "catalog",
             format!(
-                "{} of at most {}, in {}",
+                "{} of {} used",
                 format_bytes(catalog.used_bytes),
-                format_bytes(catalog.limit_bytes),
-                format_bytes(catalog.metadata_bytes)
+                format_bytes(catalog.limit_bytes)
             ),
+        ),
+        (
+            "  on disk",
+            format!("{} for each copy", format_bytes(catalog.metadata_bytes)),
         ),
         ("  copies", copies_text(catalog)),
     ]);
@@ -211,7 +221,7 @@ pub(crate) fn device(context: &Context, command: DeviceCommand) -> Outcome {
             context.output.show(&shown, device_text)
         }
         DeviceCommand::Add { spec, force, size } => {
-            let spec = absolute(&[spec])?.remove(0);
+            let spec = absolute(&[spec], size)?.remove(0);
             let body = DeviceAdd {
                 spec,
                 force,

@@ -162,7 +162,7 @@ fn lane_row(lane: &LaneStats, first: bool, class: &str, ops: &OpStats) -> [Strin
         format_bytes(ops.bytes),
         latency(ops.latency_p50_ns),
         latency(ops.latency_p99_ns),
-        once(lane.errors.to_string()),
+        ops.errors.to_string(),
         once(lane.in_flight.to_string()),
         once(lane.queues.to_string()),
     ]

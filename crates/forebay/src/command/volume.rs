@@ -7,7 +7,7 @@ use super::{Context, segment};
 use crate::cli::{Reserve, VolumeCommand, VolumeName};
 use crate::failure::Outcome;
 use crate::image;
-use crate::output::{pairs, table, yes_no};
+use crate::output::{exactly, pairs, table, yes_no};
 
 pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
     let client = &context.client;
@@ -120,14 +120,7 @@ fn list(volumes: &[Volume]) -> String {
 fn show(volume: &Volume) -> String {
     pairs([
         ("volume", format!("{}/{}", volume.tenant, volume.name)),
-        (
-            "size",
-            format!(
-                "{} ({} bytes)",
-                format_bytes(volume.size_bytes),
-                volume.size_bytes
-            ),
-        ),
+        ("size", exactly(volume.size_bytes)),
         ("mapped", format_bytes(volume.mapped_bytes)),
         ("allocated", format_bytes(volume.allocated_bytes)),
         ("reserved", format_bytes(volume.reserved_bytes)),

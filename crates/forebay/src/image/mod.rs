@@ -21,6 +21,7 @@ use crate::cli::VolumeName;
 use crate::command::{Context, volume};
 use crate::failure::{Failure, Outcome, While};
 use crate::interrupt::Interrupt;
+use crate::output::exactly;
 use crate::progress;
 use access::Access;
 use transfer::Shape;
@@ -49,8 +50,9 @@ pub(crate) fn import(context: &Context, file: &Path, name: &VolumeName) -> Outco
     let before: Volume = context.client.get(&volume::path(name))?;
     if bytes > before.size_bytes {
         return Err(Failure::new(format!(
-            "{shown} has {bytes} bytes, the volume {name} only {}",
-            before.size_bytes
+            "{shown} has {}, the volume {name} only {}",
+            exactly(bytes),
+            exactly(before.size_bytes)
         ))
         .hint(format!(
             "grow the volume first: `forebay volume resize {name} --size {bytes}`"

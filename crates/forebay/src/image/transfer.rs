@@ -16,6 +16,7 @@ use forebay_initiator::{Done, Error, IoOp, IoQueue, NotSubmitted, Wait};
 use forebay_nvme::Status;
 
 use crate::failure::{Failure, Outcome, While};
+use crate::output::exactly;
 
 /// What zeros are looked for in: the smallest extent, and a divisor of every other.
 const IMPORT_GRANULE_BYTES: usize = 64 * 1024;
@@ -98,8 +99,9 @@ pub(super) fn import(
 ) -> Outcome {
     if file_bytes > shape.size_bytes {
         return Err(Failure::new(format!(
-            "the image has {file_bytes} bytes, the volume only {}",
-            shape.size_bytes
+            "the image has {}, the volume only {}",
+            exactly(file_bytes),
+            exactly(shape.size_bytes)
         ))
         .hint("grow the volume first: `forebay volume resize`"));
     }

@@ -237,7 +237,12 @@ fn failures_end_a_transfer() {
         true,
         &mut |_| Ok(()),
     );
-    assert!(error.unwrap_err().to_string().contains("only 2097152"));
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .contains("only 2 MiB (2097152 bytes)")
+    );
     assert_eq!(disk.written_bytes, 0);
     // Interrupted.
     let mut stop = |_| Err(Failure::new("interrupted"));
