@@ -59,7 +59,7 @@ pub fn add_device(
     )?;
     // Below 256.
     let index = DeviceIndex(count as u8);
-    let (record, label) = describe(pool.info(), index, device, &layout)?;
+    let (record, label) = describe(pool.info(), index, device, &layout, catalog.epoch())?;
     // What is left of another catalog there must not be taken for a copy of this one.
     for area in areas_of(&label, &device.store)? {
         area.retire()
@@ -81,6 +81,7 @@ impl Catalog {
                 label.device_index
             )));
         }
+        self.add_label(label.device_uuid, store);
         self.settle(&areas_of(&label, store)?)
     }
 }

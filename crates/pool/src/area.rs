@@ -45,7 +45,7 @@ pub(crate) const NO_DEVICE: u8 = u8::MAX;
 const HEADER_SLOTS: u64 = 2;
 const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"FBcatHdr");
 const TABLE_MAGIC: u32 = u32::from_le_bytes(*b"FBct");
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// How many blocks one read of tables takes at once.
 const READ_BLOCKS: u64 = 128;
 
@@ -70,7 +70,9 @@ struct HeaderBlock {
     lineage: Lineage,
     /// The devices with a copy.
     devices: [u8; 2],
-    unused: [u8; 6],
+    /// 1: no other copy has this epoch.
+    alone: u8,
+    unused: [u8; 5],
     head: [u8; HEAD_BYTES],
 }
 
@@ -148,6 +150,8 @@ pub(crate) struct Header {
     pub(crate) lineage: Lineage,
     /// The devices with a copy.
     pub(crate) devices: [u8; 2],
+    /// No other copy has this epoch.
+    pub(crate) alone: bool,
     pub(crate) head: Box<[u8; HEAD_BYTES]>,
 }
 
@@ -271,7 +275,8 @@ impl Area {
             blocks: U64::new(self.blocks),
             lineage: header.lineage.clone(),
             devices: header.devices,
-            unused: [0; 6],
+            alone: u8::from(header.alone),
+            unused: [0; 5],
             head: *header.head,
         });
         block.crc = U32::new(crc32c(block.as_bytes()));
@@ -346,6 +351,7 @@ impl Area {
                         wrote_tables: block.wrote_tables.get() != 0,
                         lineage: block.lineage.clone(),
                         devices: block.devices,
+                        alone: block.alone != 0,
                         head: Box::new(block.head),
                     },
                 ));
@@ -362,6 +368,12 @@ impl Area {
             _ if blank == HEADER_SLOTS => Unusable::Blank,
             _ => Unusable::Damaged(damaged("both headers are unreadable")),
         })
+    }
+
+    /// The newest header that can be read, whatever is below it.
+    pub(crate) fn newest_header(&self) -> Option<Header> {
+        let headers = self.read_headers().ok()?;
+        headers.into_iter().next().map(|(_, header)| header)
     }
 
     /// What the last finished sync (or the one that a crash interrupted) left here.

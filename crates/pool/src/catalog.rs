@@ -19,14 +19,17 @@ use crate::{
     error::{ErrorKind, PoolError, Result},
     guard::guarded,
     layout::LIVE_FRACTION,
+    lineage::Epoch,
     mirror::{Backend, CatalogCopy, CopyState, Found, Mirror},
+    store::BlockStore,
+    uuid::Uuid,
 };
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use std::{
     io,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -96,6 +99,8 @@ pub struct Catalog {
     /// None after an error, until the next call opens it again.
     database: Mutex<Option<Database>>,
     usage: Arc<Usage>,
+    /// A commit failed, and may be there all the same: what is there is counted before the next.
+    recount: AtomicBool,
 }
 
 /// A redb error as ours.
@@ -153,9 +158,10 @@ impl Catalog {
     }
 
     /// Opens the catalog that these areas hold; [`Catalog::load`] reads it.
-    pub(crate) fn open(found: Vec<Found>) -> Result<Self> {
+    /// `told` is what labels say of it, with whose they are.
+    pub(crate) fn open(found: Vec<Found>, told: &[(String, Epoch)]) -> Result<Self> {
         Ok(Self::new(
-            Mirror::open(found).map_err(|error| area_error(&error))?,
+            Mirror::open(found, told).map_err(|error| area_error(&error))?,
         ))
     }
 
@@ -168,6 +174,7 @@ impl Catalog {
                 used: AtomicU64::new(0),
                 limit,
             }),
+            recount: AtomicBool::new(false),
         }
     }
 
@@ -187,6 +194,11 @@ impl Catalog {
         }
     }
 
+    /// Other areas of the pool's devices, for a copy that has to move.
+    pub(crate) fn add_places(&self, areas: &[Area]) {
+        self.file.add_places(areas);
+    }
+
     /// Runs `work` while no transaction does: what is written is synced or will be by `work`.
     fn between_commits<T>(&self, work: impl FnOnce(&Mirror) -> io::Result<T>) -> Result<T> {
         let _nobody = self.database.lock().unwrap_or_else(PoisonError::into_inner);
@@ -198,7 +210,17 @@ impl Catalog {
         self.between_commits(|file| file.settle(areas))
     }
 
-    /// Tries to bring copies back that failed while running. Blocks; commits wait meanwhile.
+    /// The label of a device of the pool is kept up to date about the catalog's epoch.
+    pub(crate) fn add_label(&self, device: Uuid, store: &Arc<dyn BlockStore>) {
+        self.file.add_label(device, store);
+    }
+
+    /// The catalog's epoch, as labels note it.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.file.epoch()
+    }
+
+    /// Tries to bring copies back that failed while running, or to put them elsewhere. Blocks; commits wait meanwhile.
     pub fn heal(&self) -> Result<()> {
         self.between_commits(Mirror::heal)
     }
@@ -244,6 +266,9 @@ impl Catalog {
     /// be committed again.
     pub fn commit(&self, batch: &Batch) -> Result<()> {
         let result = self.with_database(|database| self.write(database, batch));
+        if result.is_err() {
+            self.recount.store(true, Ordering::Relaxed);
+        }
         match result {
             Err(error) if error.kind == ErrorKind::NoSpace => {
                 // redb wanted more than there is: give it what there is, once.
@@ -260,6 +285,10 @@ impl Catalog {
     }
 
     fn write(&self, database: &Database, batch: &Batch) -> Result<()> {
+        if self.recount.load(Ordering::Relaxed) {
+            Self::visit(database, &self.usage, |_, _, _, _| Ok(()))?;
+            self.recount.store(false, Ordering::Relaxed);
+        }
         let transaction = begin(database)?;
         let (mut added, mut removed) = (0u64, 0u64);
         for records in batch.records.chunk_by(|a, b| a.0.table == b.0.table) {
@@ -285,32 +314,40 @@ impl Catalog {
             }
         }
         transaction.commit().map_err(convert)?;
-        self.usage.used.fetch_add(added, Ordering::Relaxed);
-        self.usage.used.fetch_sub(removed, Ordering::Relaxed);
+        let used = self.usage.used.load(Ordering::Relaxed);
+        let used = used.saturating_add(added).saturating_sub(removed);
+        self.usage.used.store(used, Ordering::Relaxed);
         Ok(())
     }
 
     /// Calls `visit` with every record, table by table in the order of [`Table::ALL`].
     pub(crate) fn load(
         &self,
-        mut visit: impl FnMut(Table, u64, u64, &[u8]) -> Result<()>,
+        visit: impl FnMut(Table, u64, u64, &[u8]) -> Result<()>,
     ) -> Result<()> {
         self.file.read_ahead();
-        self.with_database(|database| {
-            let transaction = database.begin_read().map_err(convert)?;
-            let mut used = 0;
-            for table in Table::ALL {
-                let records = transaction.open_table(definition(table)).map_err(convert)?;
-                for record in records.iter().map_err(convert)? {
-                    let (key, value) = record.map_err(convert)?;
-                    let (a, b) = key.value();
-                    used += RECORD_BYTES + value.value().len() as u64;
-                    visit(table, a, b, value.value())?;
-                }
+        self.with_database(|database| Self::visit(database, &self.usage, visit))
+    }
+
+    /// Visits every record and counts what they take.
+    fn visit(
+        database: &Database,
+        usage: &Usage,
+        mut visit: impl FnMut(Table, u64, u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let transaction = database.begin_read().map_err(convert)?;
+        let mut used = 0;
+        for table in Table::ALL {
+            let records = transaction.open_table(definition(table)).map_err(convert)?;
+            for record in records.iter().map_err(convert)? {
+                let (key, value) = record.map_err(convert)?;
+                let (a, b) = key.value();
+                used += RECORD_BYTES + value.value().len() as u64;
+                visit(table, a, b, value.value())?;
             }
-            self.usage.used.store(used, Ordering::Relaxed);
-            Ok(())
-        })
+        }
+        usage.used.store(used, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Verifies every page of the database against redb's own checksums too.
@@ -358,6 +395,9 @@ fn begin(database: &Database) -> Result<redb::WriteTransaction> {
     transaction.set_quick_repair(true);
     Ok(transaction)
 }
+
+#[cfg(test)]
+mod failed_tests;
 
 #[cfg(test)]
 mod tests {
@@ -432,7 +472,7 @@ mod tests {
             .commit(&batch(count..count + 50, Some(1000)))
             .unwrap();
         drop(catalog);
-        let catalog = Catalog::open(vec![Found::new(area())]).unwrap();
+        let catalog = Catalog::open(vec![Found::new(area())], &[]).unwrap();
         let expected: Vec<_> = (200..count + 50).map(|a| (a, 1000)).collect();
         assert_eq!(contents(&catalog), expected);
         assert_eq!(catalog.usage().get().used_bytes, (count - 150) * 1024);
@@ -477,7 +517,7 @@ mod tests {
         for _ in 0..400 {
             let store = Arc::new(MemStore::new(BYTES as usize));
             store.write_at(0, &image).unwrap();
-            let file = Mirror::open(vec![Found::new(area_on(&store))]).unwrap();
+            let file = Mirror::open(vec![Found::new(area_on(&store))], &[]).unwrap();
             for _ in 0..=choose(3) {
                 // Block 0 is as long as the header keeps.
                 let block = if choose(4) == 0 { 0 } else { choose(blocks) };
@@ -528,7 +568,7 @@ mod tests {
         transaction.open_table(other).unwrap().insert(1, 2).unwrap();
         transaction.commit().unwrap();
         drop((database, file));
-        let catalog = Catalog::open(vec![Found::new(area_on(&store))]).unwrap();
+        let catalog = Catalog::open(vec![Found::new(area_on(&store))], &[]).unwrap();
         let error = catalog.load(|_, _, _, _| Ok(())).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Damaged, "{error}");
         assert!(error.message.contains("no catalog of Forebay's"), "{error}");

@@ -6,13 +6,14 @@
 
 use crate::{
     admin::check_name,
-    area::Area,
+    area::{Area, NO_DEVICE},
     batch::Table,
     catalog::Catalog,
     error::{PoolError, Result},
     extents::Extents,
     label::Label,
     layout::{self, CATALOG_OFFSET_BYTES, Layout},
+    lineage::Epoch,
     pool::{Pool, initial_state},
     probe::{Probe, probe},
     records::{DeviceRecord, PoolInfo},
@@ -91,6 +92,7 @@ pub(crate) fn describe(
     index: DeviceIndex,
     device: &NewDevice,
     layout: &Layout,
+    epoch: Epoch,
 ) -> Result<(DeviceRecord, Label)> {
     let record = DeviceRecord {
         index,
@@ -114,6 +116,7 @@ pub(crate) fn describe(
         catalog_areas: layout.catalog_areas,
         data_offset_bytes: layout.data_offset_bytes,
         data_extents: layout.extents,
+        epoch,
     };
     Ok((record, label))
 }
@@ -160,11 +163,17 @@ pub fn create(spec: &PoolSpec) -> Result<(Pool, Catalog)> {
     let mut labels = Vec::with_capacity(layouts.len());
     let mut records = Vec::with_capacity(layouts.len());
     let mut areas = Vec::new();
+    // Known once there is a catalog.
+    let none = Epoch {
+        number: 0,
+        name: 0,
+        copies: [NO_DEVICE; 2],
+    };
     let mut extents = Extents::new(spec.extent_bytes);
     for (index, (device, layout)) in spec.devices.iter().zip(&layouts).enumerate() {
         // `plan` allows at most 256 devices.
         let index = DeviceIndex(index as u8);
-        let (record, label) = describe(&info, index, device, layout)?;
+        let (record, label) = describe(&info, index, device, layout, none)?;
         areas.extend(areas_of(&label, &device.store)?);
         labels.push(label);
         extents.add_device(vec![initial_state(&record); layout.extents as usize]);
@@ -174,6 +183,7 @@ pub fn create(spec: &PoolSpec) -> Result<(Pool, Catalog)> {
         Label::wipe(device.store.as_ref())?;
     }
     // On the first two devices that have an area, or twice on the only one.
+    let places = areas.clone();
     areas.truncate(2);
     let catalog = Catalog::create(areas)?;
     let mut pool = Pool::empty(info, records, extents, catalog.usage());
@@ -185,9 +195,12 @@ pub fn create(spec: &PoolSpec) -> Result<(Pool, Catalog)> {
         catalog.commit(&batch)?;
         pool.committed(batch.id())?;
     }
-    for (label, device) in labels.iter().zip(&spec.devices).rev() {
+    for (label, device) in labels.iter_mut().zip(&spec.devices).rev() {
+        label.epoch = catalog.epoch();
         label.write(device.store.as_ref())?;
+        catalog.add_label(label.device_uuid, &device.store);
     }
+    catalog.add_places(&places);
     Ok((pool, catalog))
 }
 

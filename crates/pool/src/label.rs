@@ -8,6 +8,7 @@
 
 use crate::{
     error::{PoolError, Result},
+    lineage::Epoch,
     store::{BLOCK_BYTES, BlockStore},
     uuid::Uuid,
 };
@@ -20,7 +21,7 @@ use zerocopy::{
 
 const MAGIC: [u8; 16] = *b"Forebay label\r\n\0";
 /// The label format that this code reads and writes.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 /// Incompatible features that this code knows: none yet.
 const KNOWN_INCOMPATIBLE: u64 = 0;
 /// Features which unknown allow reading only: none yet.
@@ -51,7 +52,10 @@ struct LabelBlock {
     data_offset_bytes: U64,
     data_extents: U64,
     name: [u8; NAME_BYTES],
-    unused: [u8; BLOCK_BYTES - 208],
+    epoch_number: U64,
+    epoch_name: U64,
+    epoch_copies: [u8; 2],
+    unused: [u8; BLOCK_BYTES - 226],
 }
 
 const _: () = assert!(size_of::<LabelBlock>() == BLOCK_BYTES);
@@ -83,6 +87,8 @@ pub struct Label {
     pub data_offset_bytes: u64,
     /// How many extents the device holds.
     pub data_extents: u64,
+    /// The latest epoch of the catalog that this device knows of.
+    pub epoch: Epoch,
 }
 
 /// What was found where a label should be.
@@ -157,6 +163,22 @@ impl Label {
         Ok((label, !bad.is_empty()))
     }
 
+    /// Makes the label of `device` note the catalog's epoch, if it does not; one good copy of it is there
+    /// at any time.
+    pub(crate) fn note_epoch(store: &dyn BlockStore, device: Uuid, epoch: Epoch) -> Result<()> {
+        // A bad copy first: the good one must not be the one that a cut tears.
+        let (mut label, _) = Self::read_and_repair(store)?;
+        if label.device_uuid != device {
+            return Err(PoolError::invalid("this is another device's label"));
+        }
+        if label.epoch == epoch {
+            return Ok(());
+        }
+        label.epoch = epoch;
+        label.generation = label.generation.saturating_add(1);
+        label.write(store)
+    }
+
     /// Where its catalog areas end; 0 where it has none.
     pub fn catalog_end_bytes(&self) -> u64 {
         if self.catalog_areas == 0 {
@@ -206,6 +228,11 @@ impl Label {
             catalog_areas: block.catalog_areas.get(),
             data_offset_bytes: block.data_offset_bytes.get(),
             data_extents: block.data_extents.get(),
+            epoch: Epoch {
+                number: block.epoch_number.get(),
+                name: block.epoch_name.get(),
+                copies: block.epoch_copies,
+            },
         };
         match label.check() {
             Ok(()) => Found::Good(label),
@@ -267,6 +294,9 @@ impl Label {
         block.catalog_bytes = U64::new(self.catalog_bytes);
         block.data_offset_bytes = U64::new(self.data_offset_bytes);
         block.data_extents = U64::new(self.data_extents);
+        block.epoch_number = U64::new(self.epoch.number);
+        block.epoch_name = U64::new(self.epoch.name);
+        block.epoch_copies = self.epoch.copies;
         block.name[..name.len()].copy_from_slice(name);
         block.crc = U32::new(crc_fast::crc32_iscsi(block.as_bytes()));
         Ok(block)
@@ -307,6 +337,11 @@ mod tests {
             catalog_areas: 2,
             data_offset_bytes: 5 << 20,
             data_extents: 16,
+            epoch: Epoch {
+                number: 7,
+                name: 8,
+                copies: [0, 255],
+            },
         }
     }
 
@@ -387,7 +422,7 @@ mod tests {
         break_copy(&store, 1, 16);
         let (found, message) = kind(&store);
         assert_eq!(found, ErrorKind::Invalid);
-        assert!(message.contains("format 3"), "{message}");
+        assert!(message.contains("format 2"), "{message}");
 
         let store = labelled();
         store.set_capacity((6 << 20) - 4096);

@@ -63,6 +63,7 @@ pub use extents::{ExtentState, Health};
 pub use guard::panic_is_caught;
 pub use label::Label;
 pub use layout::{DEFAULT_EXTENT_BYTES, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES};
+pub use lineage::Epoch;
 pub use mirror::{CatalogCopy, CopyState};
 pub use open::{MissingDevice, OpenDevice, Opened, open};
 pub use owner::{FaultAnswer, Released};

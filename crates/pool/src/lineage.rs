@@ -4,7 +4,11 @@
 //! the catalog goes on without a copy that it had; what it was before is noted with the number of its
 //! last sync. So a copy that was left behind is found in the survivor's history, and two copies that
 //! each went on without the other are in neither's: that is told, not decided. A copy left behind may
-//! be one sync ahead of where its epoch ended, one which was never acknowledged.
+//! be one sync ahead of where its epoch ended, one which was never acknowledged. One that is older than
+//! what is remembered is nobody's ancestor: whether it went on alone can't be known any more.
+//!
+//! The labels of all devices note the [`Epoch`], so that a copy that was left behind is not taken for the
+//! catalog when the one that went on is not here, or is not readable.
 //!
 //! **Not here:** where copies are, bringing one up to date (`mirror`).
 
@@ -20,6 +24,17 @@ pub(crate) struct Past {
     name: U64,
     /// The number of its last sync.
     last: U64,
+}
+
+/// The catalog's epoch as a device's label notes it. It says that this epoch began, not what is in it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Epoch {
+    /// How many there were before it.
+    pub number: u64,
+    /// Its random name.
+    pub name: u64,
+    /// The devices with a copy when the label was written; 255: none.
+    pub copies: [u8; 2],
 }
 
 /// The epochs of one copy, as its header stores them.
@@ -58,6 +73,26 @@ impl Lineage {
         self.number = U64::new(self.number.get().saturating_add(1));
     }
 
+    pub(crate) fn number(&self) -> u64 {
+        self.number.get()
+    }
+
+    pub(crate) fn name(&self) -> u64 {
+        self.name.get()
+    }
+
+    /// Whether this is, or comes from, the epoch that a label notes.
+    pub(crate) fn knows(&self, epoch: &Epoch) -> bool {
+        match self.number.get().checked_sub(epoch.number) {
+            Some(0) => self.name.get() == epoch.name,
+            Some(back) => usize::try_from(back - 1)
+                .ok()
+                .and_then(|at| self.past.get(at))
+                .is_some_and(|past| past.name.get() == epoch.name),
+            None => false,
+        }
+    }
+
     /// Whether a copy of this lineage at sync `seq` has all that was acknowledged of the other one.
     pub(crate) fn contains(&self, seq: u64, other: &Lineage, other_seq: u64) -> bool {
         if self.name == other.name {
@@ -73,7 +108,7 @@ impl Lineage {
         {
             Some(past) => past.name == other.name && other_seq <= past.last.get().saturating_add(1),
             // Too long ago to be known.
-            None => back > PAST as u64,
+            None => false,
         }
     }
 }
@@ -100,15 +135,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_old_is_taken_for_an_ancestor() {
+    fn what_is_too_old_is_no_ancestor() {
         let start = Lineage::first(1);
         let mut now = start.clone();
         for epoch in 0..PAST as u64 {
             now.begin(epoch + 10, epoch * 10);
         }
         assert!(now.contains(1000, &start, 1) && !now.contains(1000, &start, 2));
+        let epoch = |number, name| Epoch {
+            number,
+            name,
+            copies: [0, 1],
+        };
+        assert!(now.knows(&epoch(0, 1)) && !now.knows(&epoch(0, 2)));
+        assert!(now.knows(&epoch(31, 40)) && !now.knows(&epoch(31, 39)));
+        assert!(!now.knows(&epoch(32, 40)) && !start.knows(&epoch(1, 10)));
         now.begin(99, 900);
-        assert!(now.contains(1000, &start, 2));
+        assert!(!now.contains(1000, &start, 1) && !now.contains(1000, &start, 2));
+        assert!(!now.knows(&epoch(0, 1)));
         assert!(!start.contains(5000, &now, 1000));
     }
 }

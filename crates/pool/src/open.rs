@@ -12,6 +12,7 @@ use crate::{
     error::{PoolError, Result},
     extents::Health,
     label::Label,
+    lineage::Epoch,
     load::load,
     mirror::Found,
     pool::Pool,
@@ -79,7 +80,11 @@ pub fn open(devices: &[OpenDevice]) -> Result<Opened> {
         );
     }
     let name = &labelled[0].label.pool_name;
-    let catalog = Catalog::open(found).map_err(|error| {
+    let told: Vec<(String, Epoch)> = labelled
+        .iter()
+        .map(|one| (one.device.spec.clone(), one.label.epoch))
+        .collect();
+    let catalog = Catalog::open(found, &told).map_err(|error| {
         PoolError::new(
             error.kind,
             format!(
@@ -108,6 +113,7 @@ pub fn open(devices: &[OpenDevice]) -> Result<Opened> {
                 one.device.spec
             )),
         }
+        catalog.add_label(one.label.device_uuid, &one.device.store);
     }
     if let Err(error) = catalog.settle(&areas) {
         notes.push(format!("the catalog has no second copy: {error}"));

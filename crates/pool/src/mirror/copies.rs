@@ -4,15 +4,18 @@
 //! others have ([`Lineage`]) is the truth; two that each went on without the other are an error, not a
 //! choice. The other copy is brought up to it: blocks whose checksums differ are written, then tables and
 //! header, in place, because the truth is whole. A copy that failed at run time is written anew block by
-//! block, whatever its device still shows. **Not here:** which devices the pool has (`create`).
+//! block, whatever its device still shows. **Not here:** which copy is
+//! the truth (`choose`), which devices the pool has (`create`).
 
-use super::{CatalogCopy, CopyState, Lost, Mirror, Replica, State, Table, sync::epoch_name};
+use super::{
+    CatalogCopy, CopyState, Labels, Lost, Mirror, Replica, State, Table, sync::epoch_name,
+};
 use crate::{
     area::{
         Area, BLOCK, Content, ENTRIES, HEAD_BYTES, Header, NO_DEVICE, TableBlock, Unusable,
         block_crc, damaged, root,
     },
-    lineage::Lineage,
+    lineage::{Epoch, Lineage},
     store::BLOCK_BYTES,
 };
 use forebay_xlate::types::DeviceIndex;
@@ -21,7 +24,7 @@ use std::{collections::BTreeSet, io, sync::Mutex};
 /// An area that was looked at.
 pub(crate) struct Found {
     pub(crate) area: Area,
-    content: Result<Content, Unusable>,
+    pub(super) content: Result<Content, Unusable>,
 }
 
 impl Found {
@@ -49,6 +52,9 @@ impl Mirror {
             len: 0,
             lineage: Lineage::first(epoch_name()?),
             devices: [NO_DEVICE; 2],
+            alone: false,
+            places: Vec::new(),
+            labels: Labels::default(),
             head: Box::new([0; HEAD_BYTES]),
             head_dirty: true,
             tables: (0..tables)
@@ -85,8 +91,11 @@ impl Mirror {
 
     /// Opens the file from what was found in all areas of the devices that are here. Only areas that hold
     /// something become copies now; see [`Mirror::settle`].
-    pub(crate) fn open(mut found: Vec<Found>) -> io::Result<Self> {
+    /// `told` is what the labels say of the catalog. Nothing is written unless the best copy that can be
+    /// read has all that any copy is known to have had.
+    pub(crate) fn open(mut found: Vec<Found>, told: &[(String, Epoch)]) -> io::Result<Self> {
         let best = Self::best(&found)?;
+        Self::refuse_older(&found, best, told)?;
         let winner = found.swap_remove(best);
         let Ok(content) = winner.content else {
             return Err(damaged("the catalog's best copy is none"));
@@ -100,6 +109,9 @@ impl Mirror {
             len: content.header.len,
             lineage: content.header.lineage,
             devices: content.header.devices,
+            alone: content.header.alone,
+            places: Vec::new(),
+            labels: Labels::default(),
             head: content.header.head,
             head_dirty: false,
             tables_dirty: orphans,
@@ -117,8 +129,8 @@ impl Mirror {
                 slots,
             }],
             lost: Vec::new(),
-            // Until another copy is up to date.
-            new_epoch: true,
+            // Until another copy is up to date, unless nobody else has this one anyway.
+            new_epoch: !content.header.alone,
             unsynced: BTreeSet::new(),
             sync_failed: false,
             repaired_blocks: 0,
@@ -148,72 +160,20 @@ impl Mirror {
         })
     }
 
-    /// The copy that has everything.
-    fn best(found: &[Found]) -> io::Result<usize> {
-        for found in found {
-            if let Err(Unusable::Version(version)) = &found.content {
-                return Err(io::Error::new(
-                    io::ErrorKind::Unsupported,
-                    format!(
-                        "the catalog on {} has format {version}, which this Forebay does not \
-                         read: use the version that made it",
-                        found.area.device
-                    ),
-                ));
+    /// Notes areas of the pool's devices, for a copy that has to move.
+    pub(crate) fn add_places(&self, areas: &[Area]) {
+        let mut state = self.lock();
+        for area in areas {
+            if !state.places.iter().any(|place| place.is(area)) {
+                state.places.push(area.clone());
             }
         }
-        let sound: Vec<(usize, &Header)> = found
-            .iter()
-            .enumerate()
-            .filter_map(|(at, found)| Some((at, &found.content.as_ref().ok()?.header)))
-            .collect();
-        let contains =
-            |one: &Header, other: &Header| one.lineage.contains(one.seq, &other.lineage, other.seq);
-        let best = sound
-            .iter()
-            .find(|(_, one)| sound.iter().all(|(_, other)| contains(one, other)));
-        if let Some((at, _)) = best {
-            return Ok(*at);
-        }
-        if !sound.is_empty() {
-            let on: Vec<String> = sound
-                .iter()
-                .map(|(at, header)| format!("{} (sync {})", found[*at].area.device, header.seq))
-                .collect();
-            return Err(damaged(format!(
-                "the catalog's copies on {} went on without each other: open the pool with one of \
-                 these devices only, the one that was used last",
-                on.join(" and ")
-            )));
-        }
-        let mut what = Vec::new();
-        for found in found {
-            match &found.content {
-                Err(Unusable::Damaged(error)) => {
-                    what.push(format!("on {}: {error}", found.area.device));
-                }
-                Err(Unusable::Other) => what.push(format!(
-                    "on {}: it belongs to another pool",
-                    found.area.device
-                )),
-                Err(Unusable::Blank | Unusable::Version(_)) | Ok(_) => {}
-            }
-        }
-        if what.is_empty() {
-            return Err(io::Error::new(
-                io::ErrorKind::NotFound,
-                "no copy of the catalog is on the devices that are here",
-            ));
-        }
-        Err(damaged(format!(
-            "no good copy of the catalog ({})",
-            what.join("; ")
-        )))
     }
 
     /// Puts the second copy where it belongs, given the areas of all devices of the pool that are here:
     /// on another device than the first where there is one.
     pub(crate) fn settle(&self, areas: &[Area]) -> io::Result<()> {
+        self.add_places(areas);
         let mut state = self.lock();
         state.sync()?;
         let Some(first) = state.replicas.first().map(|replica| replica.area.clone()) else {
@@ -241,13 +201,16 @@ impl Mirror {
             }
             (None, _) => {}
         }
-        Ok(())
+        state.sync()
     }
 
-    /// Tries to bring back the copies that failed while running.
+    /// Tries to bring back the copies that failed while running; where that does not work, another device
+    /// gets one.
     pub(crate) fn heal(&self) -> io::Result<()> {
         let mut state = self.lock();
+        state.labels.try_again();
         if state.lost.is_empty() {
+            state.tell_labels();
             return Ok(());
         }
         state.sync()?;
@@ -266,13 +229,16 @@ impl Mirror {
                     state.replicas.push(replica);
                     state.note_devices();
                 }
-                Err(error) => state.lost.push(Lost {
+                Err(error) if !state.replace(&lost.area) => state.lost.push(Lost {
                     why: error.to_string(),
                     ..lost
                 }),
+                Err(_) => {
+                    state.retire(&lost.area);
+                }
             }
         }
-        Ok(())
+        state.sync()
     }
 
     /// Reads every block of every copy, and repairs what it can. Blocks that no copy has are an error.
@@ -358,6 +324,7 @@ impl State {
             wrote_tables: false,
             lineage: self.lineage.clone(),
             devices: self.devices,
+            alone: self.alone,
             head: self.head.clone(),
         }
     }
@@ -427,7 +394,10 @@ impl State {
                 self.replicas.push(replica);
                 self.note_devices();
                 for replica in before {
-                    self.retire(&replica.area);
+                    if !self.retire(&replica.area) {
+                        // It must not be taken for one that is still up to date.
+                        self.new_epoch = true;
+                    }
                 }
             }
             Err(error) => self.note(format!(
@@ -436,20 +406,50 @@ impl State {
         }
     }
 
-    fn retire(&mut self, area: &Area) {
+    /// Gives another device the copy that one has lost; whether there is one that takes it.
+    fn replace(&mut self, lost: &Area) -> bool {
+        let Some(first) = self.replicas.first().map(|replica| replica.area.clone()) else {
+            return false;
+        };
+        let places = self.places.clone();
+        let fits = |area: &&Area| {
+            area.device != lost.device && area.device != first.device && area.blocks == first.blocks
+        };
+        for area in places.iter().filter(fits) {
+            if let Ok(replica) = self.bring_up(area, None) {
+                self.note(format!(
+                    "{} has a copy of the catalog now, in place of {}",
+                    area.device, lost.device
+                ));
+                self.replicas.push(replica);
+                self.note_devices();
+                return true;
+            }
+        }
+        false
+    }
+
+    fn retire(&mut self, area: &Area) -> bool {
         let device = area.device;
-        self.note(match area.retire() {
+        let result = area.retire();
+        let done = result.is_ok();
+        self.note(match result {
             Ok(()) => format!("an old copy of the catalog on {device} was removed"),
             Err(error) => {
                 format!("an old copy of the catalog on {device} can't be removed: {error}")
             }
         });
+        done
     }
 
     /// Writes what differs to an area, durably: it then is at the last finished sync. `known` is what it
     /// has; none: it can't be trusted at all. Nothing must be unsynced. Where the area is only behind, its
     /// own last state stays whole until it has the new one, as in any sync.
     fn bring_up(&mut self, area: &Area, known: Option<Content>) -> io::Result<Replica> {
+        if self.alone && self.tables_dirty {
+            // Tables must not change below.
+            self.sync()?;
+        }
         if known.is_none() {
             area.clear()?;
         }
@@ -479,11 +479,24 @@ impl State {
                 }
             });
         }
-        let header = self.header();
+        if self.alone && !wrote {
+            // Does it take writes at all? That costs no epoch.
+            wrote = true;
+            area.write_table(0, slots[0], &self.tables[0].block)?;
+        }
         // No header before what it stands for.
         if wrote {
             area.store.sync()?;
         }
+        if self.alone {
+            // Those in use say so before another one has their epoch.
+            self.alone = false;
+            self.head_dirty = true;
+            self.sync()?;
+        }
+        // From here on it may have the epoch, whatever becomes of it.
+        let before = std::mem::replace(&mut self.new_epoch, true);
+        let header = self.header();
         let is_same = |found: &Header| {
             let wrote_tables = found.wrote_tables;
             *found
@@ -506,6 +519,7 @@ impl State {
                 0
             }
         };
+        self.new_epoch = before;
         Ok(Replica {
             area: area.clone(),
             header_slot,

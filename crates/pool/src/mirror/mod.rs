@@ -13,10 +13,13 @@
 //!
 //! **Not here:** the format on the device (`area`), records, compaction.
 
+mod choose;
 mod copies;
+mod labels;
 mod sync;
 
 pub(crate) use copies::Found;
+use labels::Labels;
 
 use crate::{
     area::{Area, BLOCK, ENTRIES, HEAD_BYTES, TableBlock, block_crc, damaged},
@@ -89,6 +92,11 @@ struct State {
     /// One or two.
     replicas: Vec<Replica>,
     lost: Vec<Lost>,
+    /// Areas of devices of the pool, in use or not: where a copy can be put.
+    places: Vec<Area>,
+    labels: Labels,
+    /// No other copy has this epoch, durably: going on alone needs no other.
+    alone: bool,
     /// A copy was lost: the next sync says so, durably, before anything else counts.
     new_epoch: bool,
     /// Blocks written since the last sync that succeeded.

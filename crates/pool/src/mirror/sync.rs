@@ -3,7 +3,8 @@
 //! **Design.** Tables and header change in memory and are written here, each into the older slot of each
 //! copy, before the devices' syncs; in memory the slots swap after them. A sync counts when every copy in
 //! use has it. One that fails is left behind, and the sync is then followed by another that says so: only
-//! a survivor that knows that it is alone may acknowledge anything. Devices are synced at the same time.
+//! a survivor that knows that it is alone may acknowledge anything, and only after the labels of the
+//! other devices say so too (`labels`). Devices are synced at the same time.
 //!
 //! A sync that fails on every copy is tried again by the caller, into the same slots. The device may have
 //! dropped what was not synced then, so the blocks since the last good sync are read back, verified, and
@@ -62,6 +63,7 @@ impl State {
         loop {
             if self.new_epoch {
                 self.lineage.begin(epoch_name()?, self.seq);
+                self.alone = self.replicas.len() == 1;
                 self.head_dirty = true;
                 self.new_epoch = false;
             }
@@ -72,6 +74,7 @@ impl State {
             if failed.is_empty() {
                 self.sync_failed = false;
                 self.unsynced.clear();
+                self.tell_labels();
                 return Ok(());
             }
             self.lose(failed);
@@ -95,6 +98,7 @@ impl State {
         }
         if failed.is_empty() {
             self.unsynced.clear();
+            self.tell_labels();
             return Ok(());
         }
         self.lose(failed);
@@ -115,6 +119,7 @@ impl State {
             wrote_tables,
             lineage: self.lineage.clone(),
             devices: self.devices,
+            alone: self.alone,
             head: self.head.clone(),
         };
         let mut failed: Vec<(usize, io::Error)> = Vec::new();

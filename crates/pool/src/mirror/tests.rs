@@ -35,7 +35,7 @@ fn found(stores: &[Arc<MemStore>]) -> Vec<Found> {
 }
 
 fn open(stores: &[Arc<MemStore>]) -> io::Result<Mirror> {
-    Mirror::open(found(stores))
+    Mirror::open(found(stores), &[])
 }
 
 /// Two copies of 1100 blocks, each with its number.
@@ -240,10 +240,10 @@ fn another_pools_area_is_refused() {
     drop(mirror);
     let store: Arc<dyn BlockStore> = stores[0].clone();
     let other = Area::new(store.clone(), DeviceIndex(0), OFFSET, BYTES, [8; 16]).unwrap();
-    let error = Mirror::open(vec![Found::new(other)]).unwrap_err();
+    let error = Mirror::open(vec![Found::new(other)], &[]).unwrap_err();
     assert!(error.to_string().contains("another pool"), "{error}");
     let other = Area::new(store, DeviceIndex(0), OFFSET + 4096, BYTES - 4096, OWNER).unwrap();
-    let error = Mirror::open(vec![Found::new(other)]).unwrap_err();
+    let error = Mirror::open(vec![Found::new(other)], &[]).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::InvalidData);
 }
 
@@ -374,7 +374,7 @@ fn failing(stores: &[Arc<MemStore>]) -> (Vec<Arc<Failing>>, Mirror) {
             Found::new(area(&store, at as u8, BYTES))
         })
         .collect();
-    (failing, Mirror::open(found).unwrap())
+    (failing, Mirror::open(found, &[]).unwrap())
 }
 
 /// One copy's writes or syncs fail: the other goes on, knows that it is alone before anything counts, and
@@ -504,7 +504,7 @@ fn the_second_copy_moves_to_another_device() {
     mirror.sync().unwrap();
     drop(mirror);
     // The first device is gone: the third gets a copy.
-    let mirror = Mirror::open(vec![Found::new(at(1, 0)), Found::new(at(2, 0))]).unwrap();
+    let mirror = Mirror::open(vec![Found::new(at(1, 0)), Found::new(at(2, 0))], &[]).unwrap();
     mirror.settle(&[at(1, 0), at(2, 0)]).unwrap();
     assert_eq!(devices(&mirror), [1, 2]);
     expect_head(&mirror, 0xBB);
@@ -518,10 +518,10 @@ fn the_second_copy_moves_to_another_device() {
         Found::new(at(1, 0)),
         Found::new(at(2, 0)),
     ];
-    let mirror = Mirror::open(all).unwrap();
+    let mirror = Mirror::open(all, &[]).unwrap();
     expect_head(&mirror, 0xCC);
     drop(mirror);
-    let alone = Mirror::open(vec![Found::new(at(0, 0)), Found::new(at(0, 1))]);
+    let alone = Mirror::open(vec![Found::new(at(0, 0)), Found::new(at(0, 1))], &[]);
     match alone {
         Ok(mirror) => expect_head(&mirror, 0xCC),
         Err(error) => assert!(error.kind() == io::ErrorKind::NotFound, "{error}"),

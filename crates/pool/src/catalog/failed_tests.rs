@@ -1,0 +1,71 @@
+//! What the catalog counts after a commit that failed. **Not here:** what it keeps (`mirror`, `tests/`).
+
+use super::*;
+use crate::{
+    batch::{BatchId, Key},
+    store::MemStore,
+};
+
+const BYTES: u64 = 3 << 20;
+
+fn batch(keys: std::ops::Range<u64>, value: Option<usize>) -> Batch {
+    let key = |a| Key::new(Table::Volumes, a, 0);
+    Batch {
+        id: BatchId(1),
+        records: keys
+            .map(|a| (key(a), value.map(|bytes| vec![a as u8; bytes])))
+            .collect(),
+    }
+}
+
+/// A device whose sync fails when it is told to, after everything was written.
+struct FailingSync {
+    store: MemStore,
+    left: AtomicU64,
+}
+
+impl BlockStore for FailingSync {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.store.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.store.write_at(offset, data)
+    }
+    fn sync(&self) -> io::Result<()> {
+        match self.left.fetch_sub(1, Ordering::Relaxed) {
+            1 => Err(io::Error::other("a sync that failed")),
+            _ => Ok(()),
+        }
+    }
+    fn capacity(&self) -> io::Result<u64> {
+        self.store.capacity()
+    }
+}
+
+#[test]
+fn usage_is_right_after_a_commit_that_failed_and_is_there() {
+    let mut failures = 0;
+    for failing in 1..12 {
+        let store = Arc::new(FailingSync {
+            store: MemStore::new(BYTES as usize),
+            left: AtomicU64::new(u64::MAX),
+        });
+        let device = forebay_xlate::types::DeviceIndex(0);
+        let area = Area::new(store.clone(), device, 0, BYTES, [1; 16]).unwrap();
+        let catalog = Catalog::create(vec![area]).unwrap();
+        let expected = |records: u64| records * (RECORD_BYTES + 10);
+        catalog.commit(&batch(0..20, Some(10))).unwrap();
+        store.left.store(failing, Ordering::Relaxed);
+        let added = batch(20..50, Some(10));
+        if catalog.commit(&added).is_err() {
+            failures += 1;
+            store.left.store(u64::MAX, Ordering::Relaxed);
+            catalog.commit(&added).unwrap();
+        }
+        assert_eq!(catalog.usage().get().used_bytes, expected(50), "{failing}");
+        store.left.store(u64::MAX, Ordering::Relaxed);
+        catalog.commit(&batch(0..50, None)).unwrap();
+        assert_eq!(catalog.usage().get().used_bytes, 0, "{failing}");
+    }
+    assert!(failures > 1, "{failures}");
+}

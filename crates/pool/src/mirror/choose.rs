@@ -1,0 +1,130 @@
+//! Which of the copies that are here is the catalog, if any is.
+//!
+//! **Design.** The one that has all that the others have ([`Lineage`](crate::lineage::Lineage)). One that
+//! is damaged still counts by its header, and one that is not here by what labels say of its epoch: where
+//! such a copy has more than the best that can be read, opening is refused before anything is written.
+//! **Not here:** bringing copies up to date (`copies`).
+
+use super::{Found, Mirror};
+use crate::{
+    area::{Header, NO_DEVICE, Unusable, damaged},
+    lineage::Epoch,
+};
+use forebay_xlate::types::DeviceIndex;
+use std::io;
+
+impl Mirror {
+    /// The copy that has everything.
+    pub(super) fn best(found: &[Found]) -> io::Result<usize> {
+        for found in found {
+            if let Err(Unusable::Version(version)) = &found.content {
+                return Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    format!(
+                        "the catalog on {} has format {version}, which this Forebay does not \
+                         read: use the version that made it",
+                        found.area.device
+                    ),
+                ));
+            }
+        }
+        let sound: Vec<(usize, &Header)> = found
+            .iter()
+            .enumerate()
+            .filter_map(|(at, found)| Some((at, &found.content.as_ref().ok()?.header)))
+            .collect();
+        let contains =
+            |one: &Header, other: &Header| one.lineage.contains(one.seq, &other.lineage, other.seq);
+        let best = sound
+            .iter()
+            .find(|(_, one)| sound.iter().all(|(_, other)| contains(one, other)));
+        if let Some((at, _)) = best {
+            return Ok(*at);
+        }
+        if !sound.is_empty() {
+            let on: Vec<String> = sound
+                .iter()
+                .map(|(at, header)| format!("{} (sync {})", found[*at].area.device, header.seq))
+                .collect();
+            return Err(damaged(format!(
+                "the catalog's copies on {} went on without each other, or one is too old to tell: \
+                 open the pool with one of these devices only, the one that was used last",
+                on.join(" and ")
+            )));
+        }
+        let mut what = Vec::new();
+        for found in found {
+            match &found.content {
+                Err(Unusable::Damaged(error)) => {
+                    what.push(format!("on {}: {error}", found.area.device));
+                }
+                Err(Unusable::Other) => what.push(format!(
+                    "on {}: it belongs to another pool",
+                    found.area.device
+                )),
+                Err(Unusable::Blank | Unusable::Version(_)) | Ok(_) => {}
+            }
+        }
+        if what.is_empty() {
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                "no copy of the catalog is on the devices that are here",
+            ));
+        }
+        Err(damaged(format!(
+            "no good copy of the catalog ({})",
+            what.join("; ")
+        )))
+    }
+
+    /// Refuses to go on with a copy when another one, which can't be read, or is not here, is newer.
+    pub(super) fn refuse_older(
+        found: &[Found],
+        best: usize,
+        told: &[(String, Epoch)],
+    ) -> io::Result<()> {
+        let at = found[best].area.device;
+        let Ok(content) = &found[best].content else {
+            return Err(damaged("the catalog's best copy is none"));
+        };
+        let best = &content.header;
+        for other in found {
+            let Err(Unusable::Damaged(error)) = &other.content else {
+                continue;
+            };
+            let Some(header) = other.area.newest_header() else {
+                continue;
+            };
+            // While several had the epoch, a sync counted only once all had it.
+            let had = match header.alone {
+                true => header.seq,
+                false => header.seq.saturating_sub(1),
+            };
+            if !best.lineage.contains(best.seq, &header.lineage, had) {
+                return Err(damaged(format!(
+                    "the newest copy of the catalog, on {} (sync {}), is damaged ({error}), and the \
+                     one on {at} (sync {}) is older: nothing was changed. Make {} readable again, or \
+                     restore it from a backup; what was acknowledged since is nowhere else",
+                    other.area.device, header.seq, best.seq, other.area.device
+                )));
+            }
+        }
+        for (spec, epoch) in told {
+            if best.lineage.knows(epoch) {
+                continue;
+            }
+            let copies = epoch.copies.iter().filter(|device| **device != NO_DEVICE);
+            let copies: Vec<String> = copies.map(|at| DeviceIndex(*at).to_string()).collect();
+            return Err(damaged(format!(
+                "the best copy of the catalog that can be read, on {at}, was left behind: the label \
+                 of {spec} says that the catalog went on (epoch {}, this copy has {}) on {}. Nothing \
+                 was changed. Open the pool with a good copy of that, and without devices that went \
+                 on apart",
+                epoch.number,
+                best.lineage.number(),
+                copies.join(" and ")
+            )));
+        }
+        Ok(())
+    }
+}
