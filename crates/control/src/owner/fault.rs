@@ -8,7 +8,9 @@
 //! waits for that and takes the step again: those that wait for a commit together, since they are
 //! many while a volume is filled; those for a range that somebody holds, for laundering, or for room
 //! in the table each in a task. A fault is idempotent: an engine that asks again gets the same place.
-//! What is listed already at the same place is not written again. No refusal is remembered.
+//! What is listed already at the same place is not written again. No refusal is remembered. "No space"
+//! is said when there is none and none is coming; while some is, the engine's own limit ends the
+//! command, which may then be retried.
 //! Not here: which extents are handed out (the pool), making room in the table (`evict`).
 
 use std::collections::BTreeMap;
@@ -20,7 +22,6 @@ use forebay_xlate::grants::Grant;
 use forebay_xlate::owner_side::Refused;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout};
 
 use super::release::ReleaseError;
 use super::session::Session;
@@ -169,7 +170,7 @@ impl Owner {
     async fn fault(&self, fault: FaultAsk) {
         let FaultAsk { volume, extent, .. } = fault;
         self.wait_open().await;
-        let mut launder_until = None;
+        let mut hopeless = false;
         loop {
             let step = match self.session() {
                 Some(session) => self.fault_step(&mut self.core.borrow_mut(), &session, &fault),
@@ -197,13 +198,11 @@ impl Owner {
                         FaultFailure::Internal
                     }
                 },
+                // Other space may have come by then: one more step decides.
+                Step::Launder if hopeless => FaultFailure::NoSpace,
                 Step::Launder => {
-                    let until =
-                        *launder_until.get_or_insert_with(|| Instant::now() + self.limits.launder);
-                    if self.wait_laundered(until).await {
-                        continue;
-                    }
-                    FaultFailure::NoSpace
+                    hopeless = !self.wait_laundered().await;
+                    continue;
                 }
                 Step::TableFull => {
                     self.evict().await;
@@ -221,16 +220,6 @@ impl Owner {
             self.fail_fault(&fault, failure);
             return;
         }
-    }
-
-    /// Waits until something more is clean; false when it takes too long.
-    async fn wait_laundered(&self, until: Instant) -> bool {
-        let left = until.saturating_duration_since(Instant::now());
-        self.launder_hurry.set(self.launder_hurry.get() + 1);
-        self.launder_wanted.raise();
-        let more = timeout(left, self.laundered.next()).await.is_ok();
-        self.launder_hurry.set(self.launder_hurry.get() - 1);
-        more
     }
 
     /// One attempt, without a wait in it.

@@ -2,13 +2,17 @@
 //!
 //! Purpose: turns dirty extents into clean ones, through the engine's internal lane.
 //! Design: one task for each device, so that one which hangs keeps nobody else's space dirty. A round
-//! takes some dirty runs, has them zeroed, flushes the device, tells the pool, and commits; only that
-//! commit makes them clean. While a fault waits for space, rounds are small, so that it gets some
-//! soon. What fails goes back and is tried again, later each time. A round runs only with an engine
-//! that has its fence on the device, and when nothing is left there of what an earlier daemon granted
-//! or asked for: an earlier engine's zeroing must not land on an extent that has got a new owner.
+//! takes dirty runs piece by piece, has them zeroed, flushes the device, tells the pool, and commits.
+//! Rounds and pieces are bounded by bytes, whatever an extent's size; a round ends at the next piece
+//! when a fault waits for space, so that it gets some soon. What fails goes back and is tried again,
+//! later each time; until that has succeeded nothing is expected of the device. A round runs only
+//! with an engine that has its fence on the device, and when nothing is left there of what an earlier
+//! daemon granted or asked for: an earlier engine's zeroing must not land on an extent that has got a
+//! new owner.
 //! Not here: how zeroing is done (the engine, by the device's quickest way).
 
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -18,12 +22,12 @@ use forebay_xlate::{DeviceIndex, ExtentRange};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Owner;
-use super::session::{AskError, Pending};
+use super::session::{AskError, Pending, Session};
 
-/// Extents taken in one round.
-const EXTENTS_A_ROUND: u64 = 4096;
-/// The same while somebody waits for space.
-const EXTENTS_IN_A_HURRY: u64 = 64;
+/// Made clean in one round: this, or one extent.
+const ROUND_BYTES: u64 = 64 << 20;
+/// Zeroed at a time, and made clean in a round while somebody waits for space: this, or one extent.
+const PIECE_BYTES: u64 = 4 << 20;
 /// Dirty extents are looked for this often even when nobody said that there are some.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 const RETRY_AT_MOST: Duration = Duration::from_secs(30);
@@ -35,13 +39,67 @@ enum Trouble {
     Failed(String),
 }
 
+/// How laundering is going.
+#[derive(Debug, Default)]
+pub(super) struct Laundering {
+    /// How many faults wait for it.
+    waiting: Cell<u64>,
+    /// Devices where it does not go on: the last round failed, or an earlier one does not end.
+    stuck: RefCell<BTreeSet<DeviceIndex>>,
+}
+
 impl Owner {
+    /// Waits until something more is clean, for as long as that may be expected; false if for a whole
+    /// limit nothing became clean, and nothing is dirty where it could.
+    pub(super) async fn wait_laundered(&self) -> bool {
+        let waiting = &self.laundering.waiting;
+        waiting.set(waiting.get() + 1);
+        self.launder_wanted.raise();
+        let more = timeout(self.limits.launder, self.laundered.next()).await;
+        waiting.set(waiting.get() - 1);
+        more.is_ok() || self.is_space_coming()
+    }
+
+    /// Whether something is dirty on a device that launders.
+    fn is_space_coming(&self) -> bool {
+        let stuck = self.laundering.stuck.borrow();
+        self.device_indexes().into_iter().any(|device| {
+            let space = self.core.borrow().pool.device_space(device);
+            space.is_some_and(|space| space.dirty > 0)
+                && self.is_online(device)
+                && !self.is_hanging(device)
+                && !stuck.contains(&device)
+        })
+    }
+
+    fn set_stuck(&self, device: DeviceIndex, is_stuck: bool) {
+        let mut stuck = self.laundering.stuck.borrow_mut();
+        if is_stuck {
+            stuck.insert(device);
+        } else {
+            stuck.remove(&device);
+        }
+    }
+
+    /// Waits for what an earlier daemon or engine began; while that takes long, the device is stuck.
+    async fn stuck_without(&self, device: DeviceIndex, ended: impl Future<Output = ()>) {
+        tokio::pin!(ended);
+        if timeout(self.limits.inherited, &mut ended).await.is_err() {
+            self.set_stuck(device, true);
+            ended.await;
+            self.set_stuck(device, false);
+        }
+    }
+
     /// The one task that launders a device.
     pub(super) async fn run_launderer(self: Rc<Self>, device: DeviceIndex) {
         let mut failures = 0u32;
         loop {
-            self.wait_settled_on(device).await;
-            match self.launder_round(device).await {
+            let settled = self.wait_settled_on(device);
+            self.stuck_without(device, settled).await;
+            let round = self.launder_round(device).await;
+            self.set_stuck(device, round.is_err());
+            match round {
                 // More may be there: at once.
                 Ok(true) => failures = 0,
                 Ok(false) => {
@@ -74,46 +132,15 @@ impl Owner {
     async fn launder_round(self: &Rc<Self>, device: DeviceIndex) -> Result<bool, Trouble> {
         let session = self.wait_session().await;
         // An earlier conversation's zeroing may be of these very extents.
-        session.inherited_jobs_finished(device).await;
+        let finished = session.inherited_jobs_finished(device);
+        self.stuck_without(device, finished).await;
         if session.is_over() {
             return Ok(false);
         }
         if !session.device_ready(device) || self.is_hanging(device) {
             return Err(Trouble::NotReady);
         }
-        let at_most = if self.launder_hurry.get() > 0 {
-            EXTENTS_IN_A_HURRY
-        } else {
-            EXTENTS_A_ROUND
-        };
-        let runs = self.core.borrow_mut().pool.take_dirty(device, at_most);
-        if runs.is_empty() {
-            return Ok(false);
-        }
-        let jobs: Vec<_> = runs
-            .into_iter()
-            .map(|run| {
-                let extents = ExtentRange::new(run.first.0, run.count);
-                (run, session.job(Job::Launder { device, extents }))
-            })
-            .collect();
-        let deadline = Instant::now() + self.limits.job;
-        let (mut zeroed, mut trouble) = (Vec::new(), None);
-        for (run, mut job) in jobs {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match job.within(left).await {
-                Ok(()) => zeroed.push(run),
-                Err(AskError::TimedOut(..)) => {
-                    self.suspect(device, session.generation, "laundering");
-                    trouble = Some(Trouble::NotReady);
-                    self.set_aside(run, job);
-                }
-                Err(error) => {
-                    trouble = Some(Trouble::Failed(error.to_string()));
-                    self.give_back(run);
-                }
-            }
-        }
+        let (zeroed, trouble) = self.zero_some(device, &session).await;
         if zeroed.is_empty() {
             return trouble.map_or(Ok(false), Err);
         }
@@ -134,11 +161,58 @@ impl Owner {
                 tracing::error!(%error, "a laundered run");
             }
         }
+        // Reserved from here on; granted once that is durable, and this with it.
+        self.laundered.raise();
         self.commit()
             .await
             .map_err(|error| Trouble::Failed(error.to_string()))?;
-        self.laundered.raise();
         trouble.map_or(Ok(true), Err)
+    }
+
+    /// A round's zeroing: what it zeroed, and why it left something dirty.
+    async fn zero_some(
+        self: &Rc<Self>,
+        device: DeviceIndex,
+        session: &Session,
+    ) -> (Vec<DeviceRun>, Option<Trouble>) {
+        let deadline = Instant::now() + self.limits.job;
+        let extent_bytes = self.core.borrow().pool.info().extent_bytes.max(1);
+        let mut left = (ROUND_BYTES / extent_bytes).max(1);
+        let (mut zeroed, mut trouble) = (Vec::new(), None);
+        while left > 0 && trouble.is_none() {
+            let piece = (PIECE_BYTES / extent_bytes).clamp(1, left);
+            let runs = self.core.borrow_mut().pool.take_dirty(device, piece);
+            if runs.is_empty() {
+                break;
+            }
+            let jobs: Vec<_> = runs
+                .into_iter()
+                .map(|run| {
+                    let extents = ExtentRange::new(run.first.0, run.count);
+                    (run, session.job(Job::Launder { device, extents }))
+                })
+                .collect();
+            for (run, mut job) in jobs {
+                let time = deadline.saturating_duration_since(Instant::now());
+                match job.within(time).await {
+                    Ok(()) => zeroed.push(run),
+                    Err(AskError::TimedOut(..)) => {
+                        self.suspect(device, session.generation, "laundering");
+                        trouble = Some(Trouble::NotReady);
+                        self.set_aside(run, job);
+                    }
+                    Err(error) => {
+                        trouble = Some(Trouble::Failed(error.to_string()));
+                        self.give_back(run);
+                    }
+                }
+            }
+            left = left.saturating_sub(piece);
+            if self.laundering.waiting.get() > 0 {
+                break;
+            }
+        }
+        (zeroed, trouble)
     }
 
     fn give_back(&self, run: DeviceRun) {

@@ -83,7 +83,8 @@ pub(crate) struct Limits {
     pub(crate) settle: Duration,
     /// A job of the internal lane.
     pub(crate) job: Duration,
-    /// A fault that waits for laundering, before it is answered "no space".
+    /// A fault that waits for laundering without anything becoming clean, before it is answered "no
+    /// space" if none is coming.
     pub(crate) launder: Duration,
     /// What an earlier daemon left unfinished in the engine, before the rest goes on.
     pub(crate) inherited: Duration,
@@ -172,8 +173,7 @@ pub(crate) struct Owner {
     launder_wanted: Signal,
     /// Raised after each round of laundering.
     laundered: Signal,
-    /// How many faults wait for that.
-    launder_hurry: Cell<u64>,
+    laundering: launder::Laundering,
     hanging: hang::Hanging,
     /// Volumes that grow: how large each durably is until this batch is durable.
     growing: RefCell<BTreeMap<VolumeId, (u64, BatchId)>>,
@@ -224,7 +224,7 @@ impl Owner {
             synced: Signal::new(),
             launder_wanted: Signal::new(),
             laundered: Signal::new(),
-            launder_hurry: Cell::new(0),
+            laundering: launder::Laundering::default(),
             hanging: hang::Hanging::default(),
             growing: RefCell::default(),
             retrying: RefCell::default(),

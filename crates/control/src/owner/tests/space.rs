@@ -288,3 +288,156 @@ fn an_uncommitted_grant_stays_in_a_full_table() {
         life.fake.answer_to(a, written * 2, true).await.unwrap();
     });
 }
+
+/// A pool that a volume has filled, and how many extents that took.
+async fn full_pool(place: &Place, begin: Begin) -> (Life, VolumeId, u64) {
+    let mut life = Life::first(place, begin).await;
+    let a = life.volume("a", 1 << 30).await;
+    let mut written = 0;
+    while life.fake.fault(a, written, true).await.is_ok() {
+        written += 1;
+    }
+    assert_eq!(written, life.space().total);
+    (life, a, written)
+}
+
+/// The next job that is not answered.
+async fn next_job(life: &mut Life) -> Job {
+    if life.fake.open_jobs.is_empty() {
+        life.fake
+            .until(|m| matches!(m, ToEngine::Job { .. }).then_some(()))
+            .await;
+    }
+    life.fake.open_jobs[0].1
+}
+
+fn failures(life: &Life) -> usize {
+    let failed = |m: &&ToEngine| matches!(m, ToEngine::FaultFailed { .. });
+    life.fake.log.iter().filter(failed).count()
+}
+
+#[test]
+fn a_round_of_laundering_is_bounded_by_bytes() {
+    run(async {
+        let place = Place::new();
+        let begin = Begin {
+            size_bytes: 128 << 20,
+            extent_bytes: 4 << 20,
+            ..Begin::default()
+        };
+        let (mut life, a, written) = full_pool(&place, begin).await;
+        assert!(written > 20, "{written}");
+        life.fake.answer_jobs = false;
+        let release = life.fake.release(a, ExtentRange::new(0, 20));
+        life.fake.released(release).await;
+        let mut zeroed = 0;
+        while let Job::Launder { extents, .. } = next_job(&mut life).await {
+            assert_eq!(life.fake.open_jobs.len(), 1, "one piece at a time");
+            zeroed += extents.count;
+            life.fake.answer_job();
+        }
+        assert_eq!(zeroed, 16, "64 MiB, then a flush");
+        life.fake.answer_job();
+        // A write needs space in the middle of the next round: what is zeroed by then is flushed.
+        next_job(&mut life).await;
+        assert_eq!(life.space().clean, 16);
+        for extent in 0..16 {
+            life.fake.write(a, extent).await;
+        }
+        life.fake.ask_fault(a, 16, true);
+        life.fake.settle().await;
+        assert!(matches!(next_job(&mut life).await, Job::Launder { .. }));
+        life.fake.answer_job();
+        assert!(matches!(next_job(&mut life).await, Job::Flush { .. }));
+        life.fake.answer_job();
+        life.fake.answer_to(a, 16, true).await.unwrap();
+        // And what is taken for a write that waits already is no more than one piece.
+        life.fake.ask_fault(a, 17, true);
+        life.fake.settle().await;
+        assert!(
+            matches!(next_job(&mut life).await, Job::Launder { extents, .. } if extents.count == 1)
+        );
+        life.fake.answer_job();
+        assert!(matches!(next_job(&mut life).await, Job::Flush { .. }));
+        assert_eq!(life.space().dirty, 3);
+    });
+}
+
+#[test]
+fn a_write_waits_while_space_is_being_laundered() {
+    run(async {
+        let place = Place::new();
+        let mut begin = Begin {
+            size_bytes: 64 << 20,
+            extent_bytes: 4 << 20,
+            ..Begin::default()
+        };
+        let limit = Duration::from_millis(100);
+        begin.limits.launder = limit;
+        let (mut life, a, written) = full_pool(&place, begin).await;
+        let before = failures(&life);
+        life.fake.answer_jobs = false;
+        let release = life.fake.release(a, ExtentRange::new(0, 3));
+        life.fake.released(release).await;
+        for extent in written..written + 4 {
+            life.fake.ask_fault(a, extent, true);
+        }
+        // Slowly: each piece takes far longer than the limit. What is clean goes to one of them at
+        // once, and the others wait on.
+        for more in 1..=3 {
+            for _ in ["zeroing", "flush"] {
+                next_job(&mut life).await;
+                life.fake.listen(limit * 5).await;
+                assert_eq!(failures(&life), before, "space is coming");
+                life.fake.answer_job();
+            }
+            let granted = written + more - 3;
+            let owner = life.owner.clone();
+            let mapped = || {
+                let core = owner.core.borrow();
+                core.pool.volume_space(a).unwrap().mapped == granted
+            };
+            while !mapped() {
+                life.fake.listen(Duration::from_millis(10)).await;
+            }
+        }
+        // Nothing is dirty any more: the fourth hears so.
+        while failures(&life) == before {
+            life.fake.listen(Duration::from_millis(10)).await;
+        }
+        assert_eq!(failures(&life), before + 1);
+    });
+}
+
+#[test]
+fn a_write_fails_when_what_is_dirty_does_not_become_clean() {
+    run(async {
+        let place = Place::new();
+        let mut begin = Begin {
+            size_bytes: 16 << 20,
+            ..Begin::default()
+        };
+        begin.limits.launder = Duration::from_millis(100);
+        begin.limits.job = Duration::from_millis(300);
+        let (mut life, a, written) = full_pool(&place, begin).await;
+        // The device refuses to zero.
+        life.fake.fail_launders = u32::MAX;
+        let release = life.fake.release(a, ExtentRange::new(0, 8));
+        life.fake.released(release).await;
+        let failed = life.fake.fault(a, written, true).await;
+        assert_eq!(failed, Err(FaultFailure::NoSpace));
+        assert_eq!(life.space().dirty, 8);
+        // It hangs: expected until that is known.
+        life.fake.fail_launders = 0;
+        life.fake.hang(0);
+        let failed = life.fake.fault(a, written, true).await;
+        assert_eq!(failed, Err(FaultFailure::NoSpace));
+        assert_eq!(life.space().dirty, 8);
+        // It goes on.
+        life.fake.hang_no_more(0);
+        while life.space().dirty > 0 {
+            life.fake.listen(Duration::from_millis(10)).await;
+        }
+        life.fake.fault(a, written, true).await.unwrap();
+    });
+}
