@@ -513,15 +513,22 @@ impl Daemon {
         };
         files::remove(&process::record_path(&self.config.run_dir))?;
         if let Some(error) = failed {
-            // The grant table stays: the next daemon of this boot commits what it names.
+            // The grant table stays: the next daemon of this boot commits what it names, and its
+            // engine's FLUSH covers the devices.
             return Err(DaemonError::new(format!(
-                "the last changes could not be committed to the pool: {error}"
+                "the last changes could not be flushed and committed to the pool: {error}"
             ))
             .with_hint(
                 "nothing is lost as long as this machine is not restarted: start the daemon again",
             ));
         }
-        files::remove(&self.grants_path())?;
+        if owner.lists_missing() {
+            tracing::info!(
+                "the grant table is kept: what was written to a missing device may not be durable there"
+            );
+        } else {
+            files::remove(&self.grants_path())?;
+        }
         tracing::info!("stopped in good order");
         Ok(())
     }

@@ -102,6 +102,29 @@ impl Pool {
         })
     }
 
+    /// Whether a volume maps `logical` at this place, durably or not, and for how many extents from
+    /// there on, up to `count`, the answer holds. Whatever the device's health; a volume that is gone
+    /// maps nothing.
+    pub fn maps_at(
+        &self,
+        volume: VolumeId,
+        logical: ExtentIndex,
+        device: DeviceIndex,
+        extent: ExtentIndex,
+        count: u64,
+    ) -> (bool, u64) {
+        let Some(volume) = self.volumes.get(&volume) else {
+            return (false, count);
+        };
+        match volume.map.run_at(logical.0, count) {
+            Some(run) => (
+                (run.device, run.first) == (device, extent),
+                run.count.min(count),
+            ),
+            None => (false, volume.map.hole_at(logical.0, count).min(count)),
+        }
+    }
+
     /// Ends adoption. `same_boot` may be said only if the pool's [`Pool::boot_id`], as opened, is this
     /// boot's, and the grant table was there, carries this boot's and this pool's ids, and was told
     /// completely. Otherwise say false, set the boot id, commit, and only then make a new grant table:

@@ -7,9 +7,13 @@
 //! (2) [`Owner::finish_adoption`]: what the earlier daemon asked of the engine and what has not ended
 //! gets a moment; the pool sorts out what was reserved; the boot id is committed. (3) The engine is
 //! told everything (`push`). (4) [`Owner::open_after_adoption`]: the devices are flushed and the
-//! adopted mappings committed, device by device, then entries that the pool does not know are revoked,
-//! then faults are answered. If (4) takes too long, faults are answered all the same (they get what is
-//! granted already); only laundering waits until nothing unknown is listed on the device.
+//! adopted mappings committed, device by device; of entries the parts that the pool maps nowhere or
+//! elsewhere are revoked and forgotten, and no others; then faults are answered. If (4) takes too
+//! long, faults are answered all the same (they get what is granted already); only laundering waits
+//! until nothing unknown is listed on the device.
+//! Without a table nobody knows on which devices an earlier engine wrote what was never flushed. So
+//! every device is flushed before anything is granted. What fails then is tried again later, and until
+//! then every volume with something there has the device in its FLUSH; the catalog remembers it.
 //! Not here: the table's layout (`forebay_xlate::grants`), which extents become dirty (the pool).
 
 use std::cell::{Cell, RefCell};
@@ -23,11 +27,10 @@ use std::time::Duration;
 use forebay_pool::{Adopted, ErrorKind, Pool};
 use forebay_xlate::grants::{Grant, GrantTable};
 use forebay_xlate::shm::SharedMemory;
-use forebay_xlate::{DeviceIndex, ExtentRange, Rights, VolumeId};
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId};
 use tokio::time::{sleep, timeout};
 
 use super::Owner;
-use super::flush::SyncError;
 use super::session::{AskError, Session};
 use super::together::join_all;
 use crate::signal::Signal;
@@ -45,10 +48,12 @@ pub(crate) struct Grants {
     adopting: bool,
     same_boot: bool,
     stamp: String,
+    /// Devices that may hold what was never flushed, and that no entry names.
+    unflushed: BTreeSet<DeviceIndex>,
     stale: Vec<Stale>,
 }
 
-/// A listed range that the pool does not know there.
+/// A listed range, parts of which the pool does not know there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stale {
     volume: VolumeId,
@@ -60,14 +65,20 @@ struct Stale {
 #[derive(Debug)]
 pub(crate) struct Adoption {
     finished: Cell<bool>,
+    /// Whether what adoption changed in the pool is durable.
+    recorded: Cell<bool>,
     same_boot: bool,
-    /// What the catalog is to know the grant table by, until it does.
-    stamp: RefCell<Option<String>>,
+    /// What the catalog is to know the grant table by.
+    stamp: String,
+    unflushed: RefCell<BTreeSet<DeviceIndex>>,
     /// Volumes with adopted mappings that may not be durable, and their highest sequences.
     uncommitted: RefCell<BTreeMap<VolumeId, u64>>,
     stale: RefCell<Vec<Stale>>,
     progress: Signal,
 }
+
+/// Ends the catalog's name for a grant table while some device is to be flushed whatever it lists.
+const UNFLUSHED: &str = "+";
 
 /// The smallest grant table that is of use.
 const LEAST_ENTRIES: usize = 1024;
@@ -87,6 +98,7 @@ impl Grants {
             adopting: false,
             same_boot: true,
             stamp,
+            unflushed: BTreeSet::new(),
             stale: Vec::new(),
         })
     }
@@ -109,8 +121,13 @@ impl Grants {
                 Err(error) => return Err(error),
             },
         };
+        let devices = pool.devices().iter().map(|device| device.index);
+        let all: BTreeSet<DeviceIndex> = devices.collect();
+        let recorded = pool.boot_id().unwrap_or_default();
+        let known = recorded.strip_suffix(UNFLUSHED).unwrap_or(recorded);
+        let all_flushed = known == recorded;
         let found = match memory {
-            Some(memory) if pool.boot_id() == Some(stamp(boot_id, &memory)?.as_str()) => {
+            Some(memory) if known == stamp(boot_id, &memory)? => {
                 GrantTable::adopt(memory, boot_id, &pool_id)?
             }
             _ => None,
@@ -123,6 +140,7 @@ impl Grants {
                 adopting: true,
                 same_boot: false,
                 stamp,
+                unflushed: all,
                 stale: Vec::new(),
             });
         };
@@ -140,7 +158,7 @@ impl Grants {
             };
             let told = pool.adopt_grant(
                 grant.volume,
-                forebay_xlate::ExtentIndex(grant.range.first),
+                ExtentIndex(grant.range.first),
                 grant.word.device(),
                 grant.word.extent(),
                 grant.range.count,
@@ -160,6 +178,7 @@ impl Grants {
             adopting: true,
             same_boot: true,
             stamp,
+            unflushed: if all_flushed { BTreeSet::new() } else { all },
             stale,
         })
     }
@@ -173,7 +192,9 @@ impl Grants {
         let adoption = Adoption {
             finished: Cell::new(!self.adopting),
             same_boot: self.same_boot,
-            stamp: RefCell::new(Some(self.stamp)),
+            recorded: Cell::new(false),
+            stamp: self.stamp,
+            unflushed: RefCell::new(self.unflushed),
             uncommitted: RefCell::default(),
             stale: RefCell::new(self.stale),
             progress: Signal::new(),
@@ -210,7 +231,7 @@ fn new_table(
 fn stamp(boot_id: &[u8; 16], memory: &SharedMemory) -> io::Result<String> {
     let file = rustix::fs::fstat(memory.fd())?;
     let boot: String = boot_id.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(format!("{boot}{:016x}{:016x}", file.st_dev, file.st_ino))
+    Ok(format!("{boot}{:08x}{:016x}", file.st_dev, file.st_ino))
 }
 
 impl Adoption {
@@ -225,6 +246,18 @@ impl Adoption {
         if !uncommitted.is_empty() {
             uncommitted.retain(|volume, highest| pool.durable_seq(*volume) < *highest);
         }
+    }
+
+    /// Whether a device may hold what was never flushed, and that no entry names.
+    pub(super) fn is_unflushed(&self, device: DeviceIndex) -> bool {
+        self.unflushed.borrow().contains(&device)
+    }
+
+    /// What the catalog is to know the grant table by.
+    fn name(&self) -> String {
+        let all_flushed = self.unflushed.borrow().is_empty();
+        let ending = if all_flushed { "" } else { UNFLUSHED };
+        format!("{}{ending}", self.stamp)
     }
 
     /// Whether something that was taken over is not durable, or still in use where it should not be.
@@ -253,7 +286,10 @@ impl Owner {
                 session.abandon_inherited();
             }
         }
-        let changed = {
+        if !adoption.finished.get() {
+            self.flush_unflushed().await;
+        }
+        {
             let mut core = self.core.borrow_mut();
             let finished = adoption.finished.replace(true);
             if !finished {
@@ -273,19 +309,66 @@ impl Owner {
                     .filter_map(|volume| Some((volume.id, core.pool.uncommitted(volume.id)?)))
                     .collect();
             }
-            let stamp = adoption.stamp.borrow_mut().take();
-            if let Some(stamp) = &stamp
-                && let Err(error) = core.pool.set_boot_id(stamp)
-            {
+            if let Err(error) = core.pool.set_boot_id(&adoption.name()) {
                 tracing::error!(%error, "recording the grant table");
             }
-            !finished || stamp.is_some()
-        };
+        }
         // Until this is durable nothing may be granted.
-        while changed && self.commit().await.is_err() {
-            sleep(Duration::from_secs(1)).await;
+        while !adoption.recorded.get() {
+            match self.commit().await {
+                Ok(()) => adoption.recorded.set(true),
+                Err(_) => sleep(Duration::from_secs(1)).await,
+            }
         }
         adoption.progress.raise();
+    }
+
+    /// Flushes the devices that may hold what was never flushed, as far as that works now.
+    async fn flush_unflushed(&self) {
+        let devices = self.adoption.unflushed.borrow().clone();
+        let open = devices.into_iter().filter(|d| self.is_open_here(*d));
+        let flushes = open.map(|device| async move {
+            (
+                device,
+                timeout(self.limits.adoption, self.flush_here(device)).await,
+            )
+        });
+        for (device, flushed) in join_all(flushes).await {
+            match flushed {
+                Ok(Ok(())) => _ = self.adoption.unflushed.borrow_mut().remove(&device),
+                Ok(Err(error)) => tracing::warn!(%error, "what an earlier engine wrote"),
+                Err(_) => {
+                    tracing::warn!(%device, "flushing what an earlier engine wrote takes too long");
+                }
+            }
+        }
+    }
+
+    /// A device was flushed: no FLUSH need cover it for what an earlier engine wrote.
+    pub(super) fn note_flushed(&self, device: DeviceIndex) {
+        let adoption = &self.adoption;
+        if !adoption.unflushed.borrow_mut().remove(&device) || !adoption.finished.get() {
+            return;
+        }
+        let named = self.core.borrow_mut().pool.set_boot_id(&adoption.name());
+        match named {
+            Ok(()) => self.committer.kick(),
+            Err(error) => tracing::error!(%error, "recording the grant table"),
+        }
+    }
+
+    /// What a volume's FLUSH must cover whatever is listed. A device that is missing is flushed when
+    /// it is back, before anything is granted there.
+    pub(super) fn may_hold_unflushed(&self) -> Vec<(DeviceIndex, VolumeId)> {
+        let pool = &self.core.borrow().pool;
+        let devices = self.adoption.unflushed.borrow();
+        let open = devices.iter().filter(|d| self.is_open_here(**d));
+        let volumes_on = |device: &DeviceIndex| {
+            let device = *device;
+            let volumes = pool.volumes_on(device).into_iter();
+            volumes.map(move |volume| (device, volume))
+        };
+        open.flat_map(volumes_on).collect()
     }
 
     /// Opens the gate for faults, once what was adopted is durable, or after a while.
@@ -304,27 +387,19 @@ impl Owner {
         self.opened.raise();
     }
 
-    /// Commits what was adopted, then revokes what the pool does not know.
+    /// Commits what was adopted, and revokes what the pool does not know. Neither waits for the other,
+    /// and no device for another.
     async fn settle(&self) {
-        loop {
-            match self.sync_all().await {
-                Ok(()) => break,
-                // It is tried again with everything else that is uncommitted there, when it is back.
-                Err(error @ (SyncError::Gone(_) | SyncError::Flush(_, AskError::TimedOut(..)))) => {
-                    tracing::warn!(%error, "mappings that were taken over are not durable");
-                    break;
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "committing the mappings that were taken over");
-                    sleep(Duration::from_millis(500)).await;
-                }
-            }
-        }
         let devices: BTreeSet<DeviceIndex> = {
             let stale = self.adoption.stale.borrow();
             stale.iter().map(|stale| stale.device).collect()
         };
-        join_all(devices.into_iter().map(|device| self.revoke_stale(device))).await;
+        let revokes = devices.into_iter().map(|device| self.revoke_stale(device));
+        let (synced, _) = tokio::join!(self.sync_all(), join_all(revokes));
+        if let Err(error) = synced {
+            // It is tried again there with everything else that is uncommitted, or by a FLUSH.
+            tracing::warn!(%error, "mappings that were taken over are not durable");
+        }
     }
 
     async fn revoke_stale(&self, device: DeviceIndex) {
@@ -337,24 +412,57 @@ impl Owner {
                 .rev()
                 .find(|s| s.device == device)
                 .copied();
-            let Some(one @ Stale { volume, range, .. }) = next else {
+            let Some(one) = next else {
                 break;
             };
-            let held = self.locks.hold(volume, range).await;
-            let revoked = async {
-                self.revoke(&held, self.limits.revoke).await?;
-                self.forget_grants(&held).await
+            let Some(part) = self.unknown_part(one.volume, one.range) else {
+                stale.borrow_mut().retain(|s| *s != one);
+                continue;
             };
-            match revoked.await {
-                Ok(()) => stale.borrow_mut().retain(|s| *s != one),
-                Err(error) => {
-                    tracing::warn!(%volume, ?range, %error, "revoking a grant that the pool does not know");
-                    drop(held);
-                    sleep(Duration::from_millis(500)).await;
-                }
+            if let Err(error) = self.revoke_unknown(one.volume, part).await {
+                tracing::warn!(volume = %one.volume, ?part, %error, "revoking a grant that the pool does not know");
+                sleep(Duration::from_millis(500)).await;
             }
         }
         self.adoption.progress.raise();
+    }
+
+    /// The first part of a range that is listed where the pool does not map it now.
+    fn unknown_part(&self, volume: VolumeId, range: ExtentRange) -> Option<ExtentRange> {
+        let core = self.core.borrow();
+        for grant in core.grants.granted(volume, range) {
+            if grant.word.rights() == Some(Rights::Hole) {
+                continue;
+            }
+            let mut at = grant.range.first;
+            while at < grant.range.end() {
+                let word = grant.word.advance(at - grant.range.first);
+                let (is_there, count) = core.pool.maps_at(
+                    volume,
+                    ExtentIndex(at),
+                    word.device(),
+                    word.extent(),
+                    grant.range.end() - at,
+                );
+                if !is_there {
+                    return Some(ExtentRange::new(at, count));
+                }
+                at += count;
+            }
+        }
+        None
+    }
+
+    async fn revoke_unknown(&self, volume: VolumeId, part: ExtentRange) -> Result<(), AskError> {
+        let held = self.locks.hold(volume, part).await;
+        if self.unknown_part(volume, part) != Some(part) {
+            // Somebody took it back meanwhile, and perhaps it lies elsewhere now.
+            return Ok(());
+        }
+        self.revoke(&held, self.limits.revoke).await?;
+        // That its extents are dirty must be durable before the list forgets them.
+        self.commit_through().await;
+        self.forget_grants(&held).await
     }
 
     /// Waits until adoption is finished in the pool.

@@ -13,19 +13,18 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use std::sync::Arc;
 
 use forebay_pool::{ErrorKind, PoolError};
 use forebay_xlate::boundary::message::{Job, ToEngine};
-use forebay_xlate::{DeviceIndex, VolumeId};
-use tokio::sync::Notify;
+use forebay_xlate::grants::Grant;
+use forebay_xlate::{DeviceIndex, Rights, VolumeId};
+use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
 use super::Owner;
 use super::commit::CommitError;
 use super::session::{AskError, Session};
 use super::together::join_all;
-use crate::store::SyncStore;
 
 /// Why mappings are not durable.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -33,7 +32,7 @@ pub(crate) enum SyncError {
     /// A device could not be flushed.
     #[error("flushing {0}: {1}")]
     Flush(DeviceIndex, AskError),
-    /// A device could not be flushed.
+    /// The daemon itself could not flush a device.
     #[error("flushing {0}: {1}")]
     Device(DeviceIndex, String),
     /// Mappings on a device that is missing or failed.
@@ -175,14 +174,15 @@ impl Owner {
         }
     }
 
-    async fn sync_device(&self, device: DeviceIndex) -> Result<(), SyncError> {
+    pub(super) async fn sync_device(&self, device: DeviceIndex) -> Result<(), SyncError> {
         let wanted = self.uncommitted_on(device);
-        if wanted.is_empty() {
+        if wanted.is_empty() && !self.adoption.is_unflushed(device) {
             return Ok(());
         }
         self.flush_device(device)
             .await
             .map_err(|error| SyncError::Flush(device, error))?;
+        self.note_flushed(device);
         self.commit_flushed(device, &wanted).await
     }
 
@@ -231,30 +231,47 @@ impl Owner {
         Ok(())
     }
 
-    fn store_of(&self, device: DeviceIndex) -> Option<Arc<SyncStore>> {
-        let devices = self.devices.borrow();
-        let open = devices.iter().find(|open| open.index == device)?;
-        Some(open.store.clone())
+    /// Flushes a device without an engine: the daemon's own descriptor reaches the same file or
+    /// device. On a thread that nobody waits for when the daemon ends: the device may hang.
+    pub(super) async fn flush_here(&self, device: DeviceIndex) -> Result<(), SyncError> {
+        let store = {
+            let devices = self.devices.borrow();
+            let open = devices.iter().find(|open| open.index == device);
+            open.ok_or(SyncError::Gone(device))?.store.clone()
+        };
+        let failed = |error: std::io::Error| SyncError::Device(device, error.to_string());
+        let (sender, ended) = oneshot::channel();
+        std::thread::Builder::new()
+            .name("device-flush".to_owned())
+            .spawn(move || _ = sender.send(store.0.sync()))
+            .map_err(failed)?;
+        let ended = ended.await.map_err(std::io::Error::other);
+        ended.and_then(|result| result).map_err(failed)
     }
 
-    /// The same when there is no engine (any more): the daemon's own descriptors reach the same
-    /// files and devices.
+    /// The same as [`Owner::sync_all`] when there is no engine (any more), but every device that is
+    /// open here is flushed, because nobody may know afterwards which was written to.
     pub(crate) async fn sync_all_without_engine(&self) -> Result<(), SyncError> {
-        let devices = self.core.borrow().pool.pending_devices();
+        let mut devices = self.core.borrow().pool.pending_devices();
+        devices.extend(self.devices.borrow().iter().map(|open| open.index));
         let each = devices.into_iter().map(|device| async move {
-            let store = self.store_of(device).ok_or(SyncError::Gone(device))?;
             let wanted = self.uncommitted_on(device);
-            tokio::task::spawn_blocking(move || store.0.sync())
-                .await
-                .map_err(std::io::Error::other)
-                .and_then(|result| result)
-                .map_err(|error| SyncError::Device(device, error.to_string()))?;
+            self.flush_here(device).await?;
             self.commit_flushed(device, &wanted).await
         });
         let results = join_all(each).await;
         // What batches carry already, and everything else that has changed.
         self.commit().await?;
         results.into_iter().collect()
+    }
+
+    /// Whether the grant table names a device that can't be flushed from here, as it is missing: then
+    /// the next daemon needs the table.
+    pub(crate) fn lists_missing(&self) -> bool {
+        let core = self.core.borrow();
+        let stored = |grant: &&Grant| grant.word.rights() != Some(Rights::Hole);
+        let mut listed = core.grants.iter().filter(stored);
+        listed.any(|grant| !self.is_open_here(grant.word.device()))
     }
 }
 

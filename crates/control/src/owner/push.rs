@@ -13,11 +13,11 @@ use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-use forebay_pool::{DeviceRecord, ExportRecord, FaultAnswer, Pool, VolumeRecord};
+use forebay_pool::{DeviceRecord, ExportRecord, Pool, VolumeRecord};
 use forebay_xlate::boundary::message::{
     DeviceConfig, ExportConfig, ExportId, GrantOf, Held, ToEngine, VolumeConfig,
 };
-use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Word};
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
 
 use super::Owner;
 use super::session::{AskError, DeviceState, Pending, Session};
@@ -155,6 +155,9 @@ impl Owner {
         for grant in listed {
             self.tell_grant(session, grant);
         }
+        for (device, volume) in self.may_hold_unflushed() {
+            tell_device(session, volume, device);
+        }
         let core = self.core.borrow();
         let pool = &core.pool;
         for record in pool.exports() {
@@ -233,20 +236,15 @@ impl Owner {
         let mut at = listed.range.first;
         while at < listed.range.end() {
             let word = Word::from_bits(part(at, 1).word);
-            let pool = &mut self.core.borrow_mut().pool;
-            let (is_there, count) = match pool.fault(listed.volume, ExtentIndex(at), false) {
-                Ok(FaultAnswer::Mapped {
-                    device,
-                    extent,
-                    count,
-                    ..
-                }) => ((device, extent) == (word.device(), word.extent()), count),
-                // Nothing can be done there, but a FLUSH must know of it.
-                Ok(FaultAnswer::DeviceGone { device }) => (device == word.device(), 1),
-                Ok(FaultAnswer::Hole { count }) => (false, count),
-                _ => (false, 1),
-            };
-            let count = count.max(1).min(listed.range.end() - at);
+            let left = listed.range.end() - at;
+            // On a device that is away nothing can be done, but a FLUSH must know of it.
+            let (is_there, count) = self.core.borrow().pool.maps_at(
+                listed.volume,
+                ExtentIndex(at),
+                word.device(),
+                word.extent(),
+                left,
+            );
             // Its device counts for FLUSH all the same.
             session.grant(part(at, if is_there { count } else { 0 }));
             at += count;
@@ -271,6 +269,18 @@ impl Owner {
             Err(AskError::Gone) => Ok(()),
             answer => answer,
         }
+    }
+}
+
+/// Has a volume's FLUSH cover a device.
+fn tell_device(session: &Session, volume: VolumeId, device: DeviceIndex) {
+    if let Some(word) = Word::new(device, ExtentIndex(0), Rights::ReadWrite) {
+        session.grant(GrantOf {
+            volume,
+            range: ExtentRange::new(0, 0),
+            word: word.bits(),
+            commit_sequence: 0,
+        });
     }
 }
 

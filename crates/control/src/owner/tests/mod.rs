@@ -9,6 +9,7 @@ mod kills;
 mod lives;
 mod protocol;
 mod space;
+mod taking_over;
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -32,6 +33,8 @@ const EXTENT: u64 = 64 << 10;
 struct Place {
     folder: tempfile::TempDir,
     devices: usize,
+    /// With write caches, whose power can be cut.
+    volatile: bool,
 }
 
 impl Place {
@@ -43,15 +46,31 @@ impl Place {
         Self {
             folder: tempfile::tempdir().unwrap(),
             devices,
+            volatile: false,
         }
     }
 
+    fn with_volatile_devices(devices: usize) -> Self {
+        Self {
+            volatile: true,
+            ..Self::with_devices(devices)
+        }
+    }
+
+    fn path(&self, device: usize) -> PathBuf {
+        let name = match device {
+            0 => "pool.img".to_owned(),
+            n => format!("pool{n}.img"),
+        };
+        self.folder.path().join(name)
+    }
+
     fn specs(&self) -> Vec<String> {
-        let names = (1..self.devices).map(|n| format!("pool{n}.img"));
-        std::iter::once("pool.img".to_owned())
-            .chain(names)
-            .map(|name| format!("file:{}", self.folder.path().join(name).display()))
-            .collect()
+        let spec = |device| match self.volatile {
+            false => format!("file:{}", self.path(device).display()),
+            true => format!("volatile:{}?size=64M", self.path(device).display()),
+        };
+        (0..self.devices).map(spec).collect()
     }
 
     fn grants(&self) -> PathBuf {
@@ -59,7 +78,7 @@ impl Place {
     }
 
     fn file(&self) -> PathBuf {
-        self.folder.path().join("pool.img")
+        self.path(0)
     }
 }
 
@@ -72,7 +91,6 @@ struct Life {
 /// How a life begins.
 struct Begin {
     size_bytes: u64,
-    extent_bytes: u64,
     capacity: usize,
     boot: [u8; 16],
     limits: Limits,
@@ -83,7 +101,6 @@ impl Default for Begin {
     fn default() -> Self {
         Self {
             size_bytes: 64 << 20,
-            extent_bytes: EXTENT,
             capacity: 4096,
             boot: BOOT,
             limits: Limits {
@@ -123,7 +140,6 @@ fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
             name: "pool".to_owned(),
             devices: place.specs(),
             size_bytes: Some(begin.size_bytes),
-            extent_bytes: Some(begin.extent_bytes),
             ..PoolCreate::default()
         })
         .unwrap();
