@@ -91,6 +91,7 @@ struct Life {
 /// How a life begins.
 struct Begin {
     size_bytes: u64,
+    extent_bytes: u64,
     capacity: usize,
     boot: [u8; 16],
     limits: Limits,
@@ -101,6 +102,7 @@ impl Default for Begin {
     fn default() -> Self {
         Self {
             size_bytes: 64 << 20,
+            extent_bytes: EXTENT,
             capacity: 4096,
             boot: BOOT,
             limits: Limits {
@@ -140,6 +142,7 @@ fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
             name: "pool".to_owned(),
             devices: place.specs(),
             size_bytes: Some(begin.size_bytes),
+            extent_bytes: Some(begin.extent_bytes),
             ..PoolCreate::default()
         })
         .unwrap();
