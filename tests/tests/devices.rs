@@ -122,8 +122,8 @@ fn create(daemon: &Daemon, name: &str, size_bytes: u64, number: u64) -> Result<H
     Ok(Host::new(address, name, size_bytes, 4096, number))
 }
 
-/// Reads a block of each extent: some fail, the others are right.
-fn partly_fails(host: &mut Host) -> Result<()> {
+/// Reads a block of each extent: some fail, the others are right. Returns how many fail.
+fn partly_fails(host: &mut Host) -> Result<u64> {
     let (_session, mut queue) = host.connect()?;
     let (mut failed, mut read) = (0, 0);
     for lba in (0..host.shadow.blocks()).step_by(16) {
@@ -141,7 +141,7 @@ fn partly_fails(host: &mut Host) -> Result<()> {
         failed > 0 && read > 0,
         "{failed} reads failed, {read} went well"
     );
-    Ok(())
+    Ok(failed)
 }
 
 fn more(commands: &AtomicU64, count: u64) -> Result<()> {
@@ -154,6 +154,38 @@ fn more(commands: &AtomicU64, count: u64) -> Result<()> {
 fn volumes_on(daemon: &Daemon, device: u8) -> Result<String> {
     let shown = daemon.cli(&["device", "show", &device.to_string()])?;
     Ok(shown["volumes"].to_string())
+}
+
+fn warnings(daemon: &Daemon) -> Result<String> {
+    Ok(daemon.status()?["warnings"].to_string())
+}
+
+/// A block of each extent.
+fn some_blocks(host: &mut Host) -> Result<Vec<(u64, Vec<u8>)>> {
+    let (_session, mut queue) = host.connect()?;
+    let lbas = (0..host.shadow.blocks()).step_by(16);
+    let blocks = lbas.map(|lba| {
+        let read = IoOp::Read { lba, blocks: 1 };
+        Ok((lba, queue.execute(&read, vec![0; 4096], MINUTE)?))
+    });
+    blocks.collect()
+}
+
+/// Writes what is there already, so that it does not matter which writes go well.
+fn rewrite(host: &mut Host, blocks: &[(u64, Vec<u8>)]) -> Result<()> {
+    let (_session, mut queue) = host.connect()?;
+    for (lba, data) in blocks {
+        let write = IoOp::Write {
+            lba: *lba,
+            blocks: 1,
+            fua: false,
+        };
+        match queue.execute(&write, data.clone(), MINUTE) {
+            Ok(_) | Err(forebay_initiator::Error::Status { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 fn state(daemon: &Daemon, device: usize) -> Result<Value> {
@@ -246,11 +278,35 @@ fn hung_device_leaves_others_alone() -> Result<()> {
 #[test]
 fn a_failing_or_missing_device_takes_down_only_what_lives_on_it() -> Result<()> {
     let mut lab = Lab::new()?;
+    let blocks = some_blocks(&mut lab.there)?;
     let fail = fail_path(&lab.devices[2]);
     std::fs::write(&fail, "")?;
     partly_fails(&mut lab.there)?;
     lab.others_go_on().context("while it fails")?;
+    // It is named, and gets nothing new.
+    let name = lab.devices[2].display().to_string();
+    rewrite(&mut lab.there, &blocks)?;
+    wait::until("the failing device is named", MINUTE, || {
+        let named = warnings(&lab.daemon)?.contains(&name);
+        Ok((named && state(&lab.daemon, 2)? == "failing").then_some(()))
+    })?;
+    let list = lab.daemon.cli(&["device", "list"])?;
+    ensure!(
+        list[2]["errors"]["reads"].as_u64() > Some(0)
+            && list[2]["errors"]["writes"].as_u64() > Some(0)
+            && list[0]["errors"]["reads"] == 0,
+        "{list}"
+    );
+    ensure!(warnings(&lab.daemon)?.contains("t/there"));
+    let mut new = create(&lab.daemon, "t/new", SIZE, 5)?;
+    new.fill().context("a new volume while a device fails")?;
+    ensure!(!volumes_on(&lab.daemon, 2)?.contains("t/new"));
     std::fs::remove_file(&fail)?;
+    wait::until("the device is well again", 3 * MINUTE, || {
+        let named = warnings(&lab.daemon)?.contains(&name);
+        Ok((!named && state(&lab.daemon, 2)? == "online").then_some(()))
+    })?;
+    new.check()?;
     lab.daemon.stop()?;
 
     // It is not there at the start.
@@ -280,4 +336,68 @@ fn a_failing_or_missing_device_takes_down_only_what_lives_on_it() -> Result<()> 
     lab.others_go_on().context("when it is back")?;
     lab.daemon.pool_check()?;
     lab.daemon.stop()
+}
+
+#[test]
+fn a_device_file_cut_short_in_use_is_named_and_stays_named() -> Result<()> {
+    let mut daemon = Daemon::start(&DaemonOptions::default())?;
+    let paths = ["d0.img", "d1.img"].map(|name| daemon.folder().join(name));
+    for path in &paths {
+        std::fs::File::create(path)?.set_len(256 * MIB)?;
+    }
+    let specs = paths
+        .each_ref()
+        .map(|path| format!("file:{}", path.display()));
+    daemon.create_pool(&["--device", &specs[0], "--device", &specs[1]])?;
+    daemon.cli(&["tenant", "create", "t"])?;
+    let mut host = create(&daemon, "t/v", SIZE, 1)?;
+    host.fill()?;
+    let list = daemon.cli(&["device", "list"])?;
+    let data_at = list[1]["data_offset_bytes"].as_u64().context("offset")?;
+
+    let file = std::fs::File::options().write(true).open(&paths[1])?;
+    file.set_len(data_at + 6 * MIB)?;
+    wait::until("the cut is noticed", MINUTE, || {
+        let said = warnings(&daemon)?;
+        let named = said.contains("cut short") && said.contains("d1.img") && said.contains("t/v");
+        Ok((named && state(&daemon, 1)? == "failed").then_some(()))
+    })?;
+    // What is left of it can't be reached either, so that nothing makes it longer.
+    wait::until("rights on it are taken back", MINUTE, || {
+        Ok((partly_fails(&mut host)? > SIZE / (64 << 10) * 2 / 5).then_some(()))
+    })?;
+    file.set_len(256 * MIB)?;
+    partly_fails(&mut host)?;
+    ensure!(warnings(&daemon)?.contains("cut short"));
+    ensure!(state(&daemon, 1)? == "failed");
+
+    // A restart knows it too.
+    daemon.stop()?;
+    daemon.start_again()?;
+    partly_fails(&mut host)?;
+    ensure!(state(&daemon, 1)? == "missing");
+    ensure!(warnings(&daemon)?.contains("cut short"));
+    ensure!(daemon.cli(&["pool", "open"]).is_err());
+    ensure!(
+        daemon
+            .cli(&["pool", "open", "--device", &specs[1]])
+            .is_err()
+    );
+    ensure!(state(&daemon, 1)? == "missing");
+    daemon.cli(&["pool", "open", "--device", &specs[1], "--force"])?;
+    wait::until("the device is taken as it is", MINUTE, || {
+        Ok((state(&daemon, 1)? == "online").then_some(()))
+    })?;
+    ensure!(!warnings(&daemon)?.contains("cut short"));
+    daemon.stop()?;
+    daemon.start_again()?;
+    ensure!(!warnings(&daemon)?.contains("cut short"));
+
+    // A file that is removed.
+    std::fs::remove_file(&paths[1])?;
+    wait::until("the removal is noticed", MINUTE, || {
+        let said = warnings(&daemon)?;
+        Ok((said.contains("d1.img") && said.contains("removed")).then_some(()))
+    })?;
+    daemon.stop()
 }

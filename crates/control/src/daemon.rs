@@ -27,7 +27,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::api;
 use crate::api::error::ApiError;
-use crate::api::model::{DeathReport, EngineState, Process, Status};
+use crate::api::model::{DeathReport, EngineState, PoolOpen, Process, Status};
 use crate::api::stats::Stats;
 use crate::config::DaemonConfig;
 use crate::devices::{self, OpenPool};
@@ -184,7 +184,7 @@ impl Daemon {
 
     async fn start(self: &Rc<Self>) -> Result<(), DaemonError> {
         let record = process::recorded(&self.config.run_dir)?;
-        let open = match self.open_pool(Vec::new()).await {
+        let open = match self.open_pool(PoolOpen::default()).await {
             Ok(Some(open)) => Some(open),
             Ok(None) => self.embedded().await?,
             Err(trouble) => {
@@ -297,6 +297,7 @@ impl Daemon {
             .listeners
             .borrow_mut()
             .append(&mut self.spare_listeners.borrow_mut());
+        owner.set_state_dir(&self.config.state_dir);
         let supervisor = Supervisor::new(
             self.config.engine.clone(),
             &self.config.run_dir,

@@ -33,6 +33,15 @@ pub enum Content {
     Foreign(String),
 }
 
+/// How a device is now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceNow {
+    /// Bytes that it holds.
+    pub size_bytes: u64,
+    /// Whether it can be opened again: a removed file can't.
+    pub has_name: bool,
+}
+
 /// A device opened for the daemon. Any thread may use it.
 #[derive(Debug)]
 pub struct SyncDevice {
@@ -75,6 +84,22 @@ impl SyncDevice {
     /// need be aligned.)
     pub fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// Looks at how it is now: [`SyncDevice::info`] says how it was when it was opened.
+    pub fn look_now(&self) -> std::io::Result<DeviceNow> {
+        if self.info.kind == crate::open::DeviceKind::Block {
+            let end = rustix::fs::SeekFrom::End(0);
+            return Ok(DeviceNow {
+                size_bytes: rustix::fs::seek(&self.fd, end)?,
+                has_name: true,
+            });
+        }
+        let stat = rustix::fs::fstat(&self.fd)?;
+        Ok(DeviceNow {
+            size_bytes: u64::try_from(stat.st_size).unwrap_or(0),
+            has_name: stat.st_nlink > 0,
+        })
     }
 
     /// Reads all of `into`.

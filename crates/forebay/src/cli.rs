@@ -70,6 +70,9 @@ pub(crate) enum PoolCommand {
         /// Where a device that moved is now; others are looked for where they were
         #[arg(long = "device", value_name = "SPEC")]
         devices: Vec<String>,
+        /// Take these devices even if they were cut short while in use: what was cut off reads as zeros
+        #[arg(long, requires = "devices")]
+        force: bool,
     },
     /// Show the pool
     Show,

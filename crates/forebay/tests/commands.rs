@@ -10,8 +10,8 @@ use std::sync::mpsc;
 
 use forebay_control::api::error::ApiError;
 use forebay_control::api::model::{
-    CatalogCopyInfo, CatalogInfo, CheckProblem, CheckResult, DeviceDetails, DeviceInfo,
-    DeviceState, Export, Placement, PoolInfo, PoolState, SpaceLevel, Tenant, Volume,
+    CatalogCopyInfo, CatalogInfo, CheckProblem, CheckResult, DeviceDetails, DeviceErrors,
+    DeviceInfo, DeviceState, Export, Placement, PoolInfo, PoolState, SpaceLevel, Tenant, Volume,
 };
 use forebay_control::api::request::{Request, channel};
 use forebay_control::api::{bind, serve};
@@ -143,6 +143,12 @@ fn device(state: DeviceState) -> DeviceInfo {
         data_offset_bytes: 1 << 20,
         block_bytes: 512,
         can_punch: true,
+        errors: DeviceErrors {
+            reads: 2,
+            last: Some("Input/output error (os error 5)".to_owned()),
+            last_offset_bytes: Some(4096),
+            ..DeviceErrors::default()
+        },
         state,
         why: missing.then(|| "no such file".to_owned()),
     }

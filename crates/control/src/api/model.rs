@@ -207,10 +207,27 @@ pub enum DeviceState {
     Online,
     /// The engine waits until what an earlier one asked of it has ended.
     Opening,
+    /// It gives errors: what lies there is served, nothing new is placed there.
+    Failing,
     /// It is here and can't be used.
     Failed,
     /// It is not here.
     Missing,
+}
+
+/// What failed on a device, since its engine or the daemon started.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeviceErrors {
+    /// Reads that failed.
+    pub reads: u64,
+    /// Writes and zeroings that failed.
+    pub writes: u64,
+    /// Flushes that failed.
+    pub flushes: u64,
+    /// The last error in words.
+    pub last: Option<String>,
+    /// Where on the device it was.
+    pub last_offset_bytes: Option<u64>,
 }
 
 /// One device of the pool.
@@ -241,6 +258,8 @@ pub struct DeviceInfo {
     pub block_bytes: u32,
     /// Whether freed space can be given back to what is below it.
     pub can_punch: bool,
+    /// What failed there.
+    pub errors: DeviceErrors,
     /// Whether it can be used.
     pub state: DeviceState,
     /// Why not, if it can't.
@@ -370,6 +389,10 @@ pub struct PoolOpen {
     /// and beside it.
     #[serde(default)]
     pub devices: Vec<String>,
+    /// Take those that are named even if they were cut short while in use: what was cut off reads as
+    /// zeros.
+    #[serde(default)]
+    pub force: bool,
 }
 
 /// A tenant.

@@ -36,7 +36,8 @@ impl From<DaemonError> for ApiError {
 
 impl Daemon {
     /// The pool that is recorded, configured, or told of; `None` when there is none.
-    pub(super) async fn open_pool(&self, told: Vec<String>) -> Result<Option<OpenPool>, ApiError> {
+    pub(super) async fn open_pool(&self, body: PoolOpen) -> Result<Option<OpenPool>, ApiError> {
+        let (told, forced) = (body.devices, body.force);
         let recorded = match devices::recorded(&self.config.state_dir) {
             Err(error) if told.is_empty() => {
                 return Err(ApiError::damaged(error.to_string()).hint(
@@ -50,6 +51,7 @@ impl Daemon {
         let places = Places {
             recorded,
             told,
+            forced,
             configured: self.config.pool_devices.clone(),
         };
         if places.is_empty() {
@@ -63,7 +65,23 @@ impl Daemon {
                 tracing::warn!(%error, "the configured devices");
                 Ok(None)
             }
-            opened => opened.map(Some),
+            opened => {
+                let open = opened?;
+                if forced {
+                    self.forgive_cut_short(&open);
+                }
+                Ok(Some(open))
+            }
+        }
+    }
+
+    /// Devices that were cut short and are taken all the same are as good as any from here on.
+    fn forgive_cut_short(&self, open: &OpenPool) {
+        let is_here = |index| open.devices.iter().any(|device| device.index == index);
+        let records = open.pool.devices().iter().filter(|r| is_here(r.index));
+        let uuids: Vec<_> = records.map(|record| record.uuid).collect();
+        if let Err(error) = devices::forgive_cut_short(&self.config.state_dir, &uuids) {
+            tracing::warn!(%error, "recording that devices are taken as they are");
         }
     }
 
@@ -79,15 +97,15 @@ impl Daemon {
     pub(super) async fn pool_open(self: Rc<Self>, body: PoolOpen) -> Result<PoolInfo, ApiError> {
         let _only_one = self.change_pool()?;
         match self.serving() {
-            Some(serving) => self.take_back(serving, body.devices).await?,
-            None => self.open_and_serve(body.devices).await?,
+            Some(serving) => self.take_back(serving, body).await?,
+            None => self.open_and_serve(body).await?,
         }
         let serving = self.serving().ok_or_else(|| self.no_pool())?;
         Ok(serving.owner.pool_show())
     }
 
-    async fn open_and_serve(self: &Rc<Self>, told: Vec<String>) -> Result<(), ApiError> {
-        let Some(open) = self.open_pool(told).await? else {
+    async fn open_and_serve(self: &Rc<Self>, body: PoolOpen) -> Result<(), ApiError> {
+        let Some(open) = self.open_pool(body).await? else {
             return Err(self.no_pool().hint(
                 "say where its devices are: `forebay pool open --device SPEC`; or make one with \
                  `forebay pool create`",
@@ -103,18 +121,34 @@ impl Daemon {
     async fn take_back(
         self: &Rc<Self>,
         serving: Rc<Serving>,
-        told: Vec<String>,
+        body: PoolOpen,
     ) -> Result<(), ApiError> {
+        let PoolOpen {
+            devices: told,
+            force,
+        } = body;
         let missing = serving.owner.missing.borrow().clone();
         let pool = serving.owner.core.borrow().pool.info().uuid;
         let reasons: Vec<String> = missing.iter().map(|m| m.why.clone()).collect();
         let open = serving.owner.devices.borrow().clone();
         let all_here = missing.is_empty();
-        let found = blocking(move || devices::find_missing(&pool, &open, &missing, &told)).await?;
-        if all_here {
+        // Devices that are told of may be open, and have failed because they were cut short.
+        let takes_failed = force && serving.owner.is_any_cut_short();
+        let mut devices = if takes_failed {
+            told.clone()
+        } else {
+            Vec::new()
+        };
+        let recorded = devices::recorded(&self.config.state_dir).unwrap_or_default();
+        let found = blocking(move || {
+            devices::find_missing(&pool, recorded.as_ref(), &open, &missing, &told, force)
+        });
+        let found = found.await?;
+        if all_here && !takes_failed {
             return Ok(());
         }
-        if found.is_empty() {
+        devices.extend(found);
+        if devices.is_empty() {
             return Err(ApiError::not_found(format!(
                 "what is missing was not found: {}",
                 reasons.join("; ")
@@ -122,11 +156,11 @@ impl Daemon {
             .hint(OPEN_HINT));
         }
         self.leave(serving).await;
-        match self.open_and_serve(found).await {
+        match self.open_and_serve(PoolOpen { devices, force }).await {
             Ok(()) => Ok(()),
             Err(error) => {
                 tracing::error!(%error, "taking devices back: the pool is opened as it was");
-                if let Err(trouble) = self.open_and_serve(Vec::new()).await {
+                if let Err(trouble) = self.open_and_serve(PoolOpen::default()).await {
                     tracing::error!(error = %trouble, "the pool is not open");
                     *self.trouble.borrow_mut() = Some(trouble);
                 }

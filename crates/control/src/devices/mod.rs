@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_device::fence::FenceError;
+use forebay_device::size::format_bytes;
 use forebay_device::sync_io::SyncDevice;
 use forebay_device::{DeviceError, DeviceSpec, OpenOptions};
 use forebay_pool::{BlockStore, Catalog, ErrorKind, Pool, PoolError, Probe, Uuid};
@@ -27,7 +28,7 @@ pub(crate) use self::create::{
     NewPoolDevice, create, open_new, remove_made, reserve_catalog, settings_of,
 };
 pub(crate) use self::open::{OPEN_HINT, Places, find_missing, open, open_at};
-pub(crate) use self::record::{record, record_path, recorded};
+pub(crate) use self::record::{forgive_cut_short, mark_cut_short, record, record_path, recorded};
 use crate::api::error::{self, ApiError};
 use crate::store::SyncStore;
 
@@ -68,6 +69,14 @@ pub(crate) struct OpenPool {
     pub(crate) missing: Vec<MissingDevice>,
     /// It was just made, so no daemon has granted anything.
     pub(crate) is_new: bool,
+}
+
+/// Why a device that was cut short is not used.
+pub(crate) fn cut_short_text(bytes: u64) -> String {
+    format!(
+        "the file was cut short to {} ({bytes} bytes) while in use: what lay behind that is lost, and reads as zeros if the file is longer again",
+        format_bytes(bytes)
+    )
 }
 
 /// Seconds since the Unix epoch.

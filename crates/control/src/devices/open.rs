@@ -9,6 +9,7 @@
 //! device that another daemon serves ends it all: that pool is in use, however much of it is left.
 //! Not here: whether what was found is enough (the pool decides), making pools (`create`).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_device::DeviceSpec;
@@ -19,7 +20,8 @@ use forebay_pool::{ErrorKind, Label, OpenDevice, Pool, Uuid};
 use super::create::reserve_catalog;
 use super::record::Recorded;
 use super::{
-    MissingDevice, OpenPool, PoolDevice, api_error, claim, exclusive, find, invalid, open_device,
+    MissingDevice, OpenPool, PoolDevice, api_error, claim, cut_short_text, exclusive, find,
+    invalid, open_device,
 };
 use crate::api::error::ApiError;
 use crate::store::SyncStore;
@@ -35,6 +37,8 @@ pub(crate) struct Places {
     pub(crate) recorded: Option<Recorded>,
     /// Told by a person, now.
     pub(crate) told: Vec<String>,
+    /// What is told of is taken even if it was cut short while in use.
+    pub(crate) forced: bool,
     /// Written in the configuration: they may be there.
     pub(crate) configured: Vec<String>,
 }
@@ -64,6 +68,10 @@ struct Search {
     pool: Option<(Uuid, String)>,
     found: Vec<Found>,
     passed: Vec<Passed>,
+    /// Devices that were cut short while in use, to how many bytes.
+    cut_short: BTreeMap<Uuid, u64>,
+    /// They are taken all the same.
+    forced: bool,
 }
 
 /// Whether a place that is only remembered may be passed over for this.
@@ -122,6 +130,11 @@ impl Search {
                 twin.store.0.info().spec
             ))
             .hint("which one is right, Forebay can't know: remove the copy, and try again"));
+        }
+        if let Some(bytes) = self.cut_short.get(&label.device_uuid)
+            && !self.forced
+        {
+            return Err(refuse_cut_short(&spec, *bytes));
         }
         drop(looked);
         let device = open_device(&spec, &exclusive())?;
@@ -225,11 +238,14 @@ pub(crate) fn open_at(places: &Places) -> Result<OpenPool, ApiError> {
             .recorded
             .as_ref()
             .map(|recorded| (recorded.pool, recorded.name.clone())),
+        cut_short: places.recorded.iter().flat_map(cut_short).collect(),
+        forced: places.forced,
         ..Search::default()
     };
     for spec in &places.told {
         search.take(spec)?;
     }
+    search.forced = false;
     for spec in &places.configured {
         search.try_take(spec)?;
     }
@@ -332,6 +348,18 @@ fn open_found(mut search: Search) -> Result<OpenPool, ApiError> {
     })
 }
 
+/// The devices that were cut short while in use.
+fn cut_short(recorded: &Recorded) -> impl Iterator<Item = (Uuid, u64)> + '_ {
+    let devices = recorded.devices.iter();
+    devices.filter_map(|device| Some((device.uuid, device.cut_short_bytes?)))
+}
+
+fn refuse_cut_short(spec: &DeviceSpec, bytes: u64) -> ApiError {
+    const HINT: &str = "`forebay pool open --device SPEC --force` takes it as it is";
+    ApiError::damaged(format!("{spec}: {}; {HINT}", cut_short_text(bytes)))
+        .hint("put a copy from before in its place, or say --force")
+}
+
 /// Labels say it too; this is what the catalog says.
 fn refuse_shrunk(pool: &Pool, device: &PoolDevice) -> Result<(), ApiError> {
     let record = pool.devices().iter().find(|r| r.index == device.index);
@@ -355,12 +383,17 @@ fn refuse_shrunk(pool: &Pool, device: &PoolDevice) -> Result<(), ApiError> {
 
 /// Which of a pool's missing devices can be found now, at `told` or where they may be; nothing is
 /// taken. Specification strings. What is told of and `open` already is passed over.
+///
+/// One that was cut short while in use is not looked for, and refused unless `forced`.
 pub(crate) fn find_missing(
     pool: &Uuid,
+    recorded: Option<&Recorded>,
     open: &[PoolDevice],
     missing: &[MissingDevice],
     told: &[String],
+    forced: bool,
 ) -> Result<Vec<String>, ApiError> {
+    let cut_short: BTreeMap<Uuid, u64> = recorded.into_iter().flat_map(cut_short).collect();
     let is_open = |device: &SyncDevice| {
         let identity = device.info().identity;
         open.iter().any(|o| o.store.0.info().identity == identity)
@@ -381,10 +414,15 @@ pub(crate) fn find_missing(
                  device part of the pool",
             ));
         }
+        if let Some(bytes) = cut_short.get(&label.device_uuid)
+            && !forced
+        {
+            return Err(refuse_cut_short(&device.info().spec, *bytes));
+        }
         found.push(text.clone());
     }
     let folders = find::folders(missing.iter().map(|m| m.spec.as_str()));
-    for device in missing {
+    for device in missing.iter().filter(|m| !cut_short.contains_key(&m.uuid)) {
         let places = std::iter::once(device.spec.clone()).chain(find::candidates(
             &device.uuid,
             &device.spec,

@@ -30,6 +30,9 @@ pub(crate) struct Recorded {
 pub(crate) struct RecordedDevice {
     pub(crate) uuid: Uuid,
     pub(crate) spec: String,
+    /// It was cut short to so many bytes while in use, and nobody has taken that as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cut_short_bytes: Option<u64>,
 }
 
 impl Recorded {
@@ -44,6 +47,7 @@ impl Recorded {
                 .map(|device| RecordedDevice {
                     uuid: device.uuid,
                     spec: device.spec.clone(),
+                    cut_short_bytes: None,
                 })
                 .collect(),
         }
@@ -83,11 +87,47 @@ pub(crate) fn recorded(state_dir: &Path) -> io::Result<Option<Recorded>> {
         .map_err(|error| wrong(error.to_string()))
 }
 
-/// Records a pool's devices, durably, unless that is what is recorded.
+/// Keeps in mind that a device was cut short to so many bytes.
+pub(crate) fn mark_cut_short(state_dir: &Path, device: &Uuid, bytes: u64) -> io::Result<()> {
+    set_cut_short(state_dir, |uuid| uuid == device, Some(bytes))
+}
+
+/// A person has taken these devices as they are.
+pub(crate) fn forgive_cut_short(state_dir: &Path, devices: &[Uuid]) -> io::Result<()> {
+    set_cut_short(state_dir, |uuid| devices.contains(uuid), None)
+}
+
+fn set_cut_short(
+    state_dir: &Path,
+    which: impl Fn(&Uuid) -> bool,
+    bytes: Option<u64>,
+) -> io::Result<()> {
+    let Some(before) = recorded(state_dir)? else {
+        return Ok(());
+    };
+    let mut now = before.clone();
+    for device in now.devices.iter_mut().filter(|device| which(&device.uuid)) {
+        device.cut_short_bytes = bytes;
+    }
+    if now == before {
+        return Ok(());
+    }
+    files::write_json(&record_path(state_dir), &now, true)
+}
+
+/// Records a pool's devices, durably, unless that is what is recorded. What is kept in mind of them
+/// stays.
 pub(crate) fn record(state_dir: &Path, pool: &Pool) -> io::Result<()> {
-    let now = Recorded::of(pool);
+    let mut now = Recorded::of(pool);
+    let there = recorded(state_dir);
+    if let Ok(Some(before)) = &there {
+        for device in &mut now.devices {
+            let before = before.devices.iter().find(|d| d.uuid == device.uuid);
+            device.cut_short_bytes = before.and_then(|before| before.cut_short_bytes);
+        }
+    }
     // No write that isn't needed: the disk may be full.
-    if recorded(state_dir).is_ok_and(|there| there.as_ref() == Some(&now)) {
+    if there.is_ok_and(|there| there.as_ref() == Some(&now)) {
         return Ok(());
     }
     files::write_json(&record_path(state_dir), &now, true)

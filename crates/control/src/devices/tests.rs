@@ -199,6 +199,7 @@ fn devices_of_another_pool_and_copies_are_refused_by_name() {
     // Nobody looks for copies beside a device that is where it was.
     drop(open_at(&remembered(folder.path())).unwrap());
     // What is recorded is pool b: the wrong file in its place is named, too.
+    std::fs::remove_file(at("copy")).unwrap();
     std::fs::rename(at("b"), folder.path().join("../fb-away-b")).unwrap();
     std::fs::rename(at("a"), at("b")).unwrap();
     let error = refused(open_at(&remembered(folder.path())));
@@ -221,4 +222,39 @@ fn a_device_that_another_daemon_serves_is_not_passed_over() {
     assert_eq!(error.kind, error::ErrorKind::InUse, "{error}");
     drop(made);
     drop(open_at(&remembered(folder.path())).unwrap());
+}
+
+#[test]
+fn what_was_cut_short_in_use_is_taken_only_by_force() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let specs = [at("a"), at("b")];
+    let made = create(&body(&specs, Some(64 << 20), false)).unwrap();
+    record(folder.path(), &made.pool).unwrap();
+    let uuid = made.pool.devices()[1].uuid;
+    mark_cut_short(folder.path(), &uuid, 4096).unwrap();
+    // A later record does not forget it.
+    record(folder.path(), &made.pool).unwrap();
+    drop(made);
+    let open = open_at(&remembered(folder.path())).unwrap();
+    assert_eq!(open.missing[0].uuid, uuid);
+    assert!(
+        open.missing[0].why.contains("cut short"),
+        "{:?}",
+        open.missing
+    );
+    drop(open);
+    let mut places = remembered(folder.path());
+    places.told = vec![at("b")];
+    let error = refused(open_at(&places));
+    assert!(error.message.contains("--force"), "{error}");
+    // Force is for what is named.
+    places.forced = true;
+    places.told = vec![at("a")];
+    assert_eq!(open_at(&places).unwrap().missing.len(), 1);
+    places.told = vec![at("b")];
+    assert!(open_at(&places).unwrap().missing.is_empty());
+    forgive_cut_short(folder.path(), &[uuid]).unwrap();
+    let open = open_at(&remembered(folder.path())).unwrap();
+    assert!(open.missing.is_empty());
 }

@@ -192,7 +192,7 @@ impl Owner {
         if self.is_hanging(device) {
             return Err(AskError::TimedOut(self.limits.job, "earlier requests"));
         }
-        if !self.is_online(device) {
+        if !self.is_served(device) {
             return Err(AskError::Errno(rustix::io::Errno::NODEV.raw_os_error()));
         }
         timeout(self.limits.job, session.devices_ready(&[device]))

@@ -1,10 +1,11 @@
 //! The health of devices: what the pool is told of it.
 //!
 //! Purpose: a device that is missing or fails takes down only what lives on it.
-//! Design: the pool knows each device as *online*, *missing* or *failed*; only online ones are
-//! allocated from, and what is mapped elsewhere can't be granted. What the engine says of a device
-//! decides between online and failed; one that the daemon has not open is missing and stays so until
-//! the pool is opened anew. The engine is told of a failed device again and again.
+//! Design: the pool knows each device as *online*, *failing*, *missing* or *failed*; only online ones
+//! are allocated from, and what is mapped on missing and failed ones can't be granted. What the engine
+//! says of a device decides between online and failed; one that gives errors is failing (`watch`), one
+//! that was cut short has failed for good; one that the daemon has not open is missing and stays so
+//! until the pool is opened anew. The engine is told of a failed device again and again.
 //! Not here: devices that hang without an error (`hang`), finding missing ones (`devices`).
 
 use std::rc::Rc;
@@ -31,7 +32,20 @@ impl Owner {
         devices.iter().any(|open| open.index == device)
     }
 
-    /// Whether the device may be used.
+    /// A device's specification string.
+    pub(super) fn spec_of(&self, device: DeviceIndex) -> String {
+        let core = self.core.borrow();
+        let record = core.pool.devices().iter().find(|r| r.index == device);
+        record.map_or_else(|| device.to_string(), |record| self.device_spec(record))
+    }
+
+    /// Whether what is mapped on the device may be used.
+    pub(super) fn is_served(&self, device: DeviceIndex) -> bool {
+        let health = self.core.borrow().pool.device_health(device);
+        matches!(health, Health::Online | Health::Failing)
+    }
+
+    /// Whether the device may be used for anything.
     pub(super) fn is_online(&self, device: DeviceIndex) -> bool {
         self.core.borrow().pool.device_health(device) == Health::Online
     }
@@ -48,7 +62,10 @@ impl Owner {
         if before != health {
             match health {
                 Health::Online => tracing::info!(%device, "the device is online"),
-                _ => {
+                Health::Failing => {
+                    tracing::warn!(%device, "the device gives errors: nothing new is placed there until it is well again");
+                }
+                Health::Missing | Health::Failed => {
                     tracing::error!(%device, ?health, "the device is not online: what lives there can't be reached, everything else goes on")
                 }
             }
@@ -57,10 +74,34 @@ impl Owner {
         }
     }
 
+    /// How a device is that the engine can use.
+    fn health_when_ready(&self, device: DeviceIndex) -> Health {
+        if self.cut_short(device).is_some() {
+            return Health::Failed;
+        }
+        // Something must be placed somewhere: an error then and there is better than no room.
+        let pool = &self.core.borrow().pool;
+        let others = || pool.devices().iter().filter(|other| other.index != device);
+        let is_shut = self.is_shut(device)
+            && others().any(|other| pool.device_health(other.index) == Health::Online);
+        if is_shut {
+            Health::Failing
+        } else {
+            Health::Online
+        }
+    }
+
+    /// What was seen of a device may have changed how it is.
+    pub(super) fn judge_health(&self, device: DeviceIndex) {
+        if self.is_served(device) {
+            self.set_health(device, self.health_when_ready(device));
+        }
+    }
+
     /// The engine has its fence on a device.
     pub(super) fn device_ready(&self, device: DeviceIndex) {
         if self.is_open_here(device) {
-            self.set_health(device, Health::Online);
+            self.set_health(device, self.health_when_ready(device));
         }
         self.devices_changed.raise();
     }

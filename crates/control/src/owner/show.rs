@@ -12,6 +12,7 @@ use forebay_xlate::boundary::region::{MAX_LANES, Region};
 
 use super::push::serial;
 use super::session::DeviceState as EngineDevice;
+use super::watch::size::state_text as cut_text;
 use super::{Core, Owner};
 use crate::api::error::ApiError;
 use crate::api::model::{
@@ -194,9 +195,16 @@ impl Owner {
                 let why = missing.map(|device| device.why.clone());
                 (DeviceState::Missing, why)
             }
+            _ if self.cut_short(record.index).is_some() => (
+                DeviceState::Failed,
+                self.cut_short(record.index).map(cut_text),
+            ),
             (_, Some(EngineDevice::Failed(error))) => (DeviceState::Failed, Some(error)),
             (_, Some(EngineDevice::Opening)) => (DeviceState::Opening, None),
-            (_, Some(EngineDevice::Ready) | None) => (DeviceState::Online, None),
+            (_, Some(EngineDevice::Ready) | None) => match core.pool.device_health(record.index) {
+                forebay_pool::Health::Failing => (DeviceState::Failing, None),
+                _ => (DeviceState::Online, None),
+            },
         };
         let info = open.map(|device| device.store.0.info());
         let space = core.pool.device_space(record.index).unwrap_or_default();
@@ -214,6 +222,7 @@ impl Owner {
             data_offset_bytes: record.data_offset_bytes,
             block_bytes: record.block_bytes,
             can_punch: info.is_some_and(|info| info.can_punch),
+            errors: self.errors_of(record.index),
             state,
             why,
         }
@@ -258,7 +267,10 @@ impl Owner {
         let devices = self.device_list();
         let warnings = self.warnings();
         let is_lost = |device: &DeviceInfo| {
-            matches!(device.state, DeviceState::Failed | DeviceState::Missing)
+            matches!(
+                device.state,
+                DeviceState::Failing | DeviceState::Failed | DeviceState::Missing
+            )
         };
         let degraded = devices.iter().any(is_lost)
             || self.committer.trouble().is_some()

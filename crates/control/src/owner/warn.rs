@@ -12,6 +12,7 @@ use std::path::Path;
 
 use forebay_device::DeviceKind;
 use forebay_device::size::format_bytes;
+use forebay_xlate::DeviceIndex;
 
 use super::{Core, Owner};
 use crate::api::model::{DeviceInfo, DeviceState};
@@ -56,16 +57,31 @@ fn room(path: &Path) -> Room {
     judge(missing, bytes(below.f_bavail), bytes(below.f_blocks))
 }
 
-fn listed(names: &[String]) -> String {
+/// Whom it concerns, if anybody.
+fn some(names: &[String]) -> Option<String> {
     match names.len() {
-        0 => "no volume has anything there".to_owned(),
-        n if n <= NAMED => format!("what lies there of {} can't be reached", names.join(", ")),
-        n => format!(
-            "what lies there of {} and {} other volumes can't be reached",
+        0 => None,
+        n if n <= NAMED => Some(names.join(", ")),
+        n => Some(format!(
+            "{} and {} other volumes",
             names[..NAMED].join(", "),
             n - NAMED
-        ),
+        )),
     }
+}
+
+fn listed(names: &[String]) -> String {
+    some(names).map_or_else(
+        || "no volume has anything there".to_owned(),
+        |names| format!("what lies there of {names} can't be reached"),
+    )
+}
+
+fn concerned(names: &[String]) -> String {
+    some(names).map_or_else(
+        || "no volume has anything there".to_owned(),
+        |names| format!("there lies something of {names}"),
+    )
 }
 
 impl Owner {
@@ -81,6 +97,7 @@ impl Owner {
         let core = self.core.borrow();
         for device in self.device_list() {
             warnings.extend(self.device_warning(&core, &device));
+            warnings.extend(self.error_warning(&core, &device));
         }
         drop(core);
         for device in &*self.devices.borrow() {
@@ -88,6 +105,7 @@ impl Owner {
                 warnings.push(format!("device {}: {note}", device.spec));
             }
         }
+        warnings.extend(self.nameless_warnings());
         warnings.extend(self.copies_warnings());
         warnings.extend(self.room_warnings().into_iter().map(|(_, text)| text));
         warnings.extend(self.troubles());
@@ -96,7 +114,11 @@ impl Owner {
 
     fn device_warning(&self, core: &Core, device: &DeviceInfo) -> Option<String> {
         let (what, to_do) = match device.state {
-            DeviceState::Online | DeviceState::Opening => return None,
+            DeviceState::Online | DeviceState::Opening | DeviceState::Failing => return None,
+            DeviceState::Failed if self.cut_short(DeviceIndex(device.index)).is_some() => (
+                "has failed",
+                "what lay behind that is lost; make the file as long as it was, and take it back with `forebay pool open --device SPEC --force`, or replace what was there from a copy",
+            ),
             DeviceState::Failed => ("has failed", "it is tried again and again"),
             DeviceState::Missing => (
                 "is missing",
@@ -107,11 +129,27 @@ impl Owner {
             .why
             .as_ref()
             .map_or_else(String::new, |why| format!(" ({why})"));
-        let names = self.volumes_on(core, forebay_xlate::DeviceIndex(device.index));
+        let names = self.volumes_on(core, DeviceIndex(device.index));
         Some(format!(
             "device {} {what}{why}: {}; {to_do}",
             device.spec,
             listed(&names)
+        ))
+    }
+
+    /// About a device that gives errors.
+    fn error_warning(&self, core: &Core, device: &DeviceInfo) -> Option<String> {
+        let index = DeviceIndex(device.index);
+        let what = self.error_trouble(index)?;
+        let names = self.volumes_on(core, index);
+        let placing = match device.state {
+            DeviceState::Failing => "; nothing new is placed there until it is well again",
+            _ => "",
+        };
+        Some(format!(
+            "device {} {what}; {}{placing}; look at the kernel's log, the cable and the disk, and replace the disk if it goes on",
+            device.spec,
+            concerned(&names)
         ))
     }
 

@@ -2,16 +2,22 @@
 //!
 //! Purpose: unused reservations come back, and people hear of a pool that fills up.
 //! Design: one task with a slow beat. What it warns of is said once when it comes and once when it
-//! goes; [`Owner::troubles`] is what is so now.
+//! goes; [`Owner::troubles`] is what is so now. Devices' errors ([`errors`]) and sizes ([`size`]) are
+//! looked at in the same beat.
 //! Not here: what is shown of it (`show`), the catalog's copies (`copies`).
 
-use std::cell::RefCell;
-use std::collections::BTreeSet;
+pub(super) mod errors;
+pub(super) mod size;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_device::size::format_bytes;
 use forebay_pool::SpaceLevel;
+use forebay_xlate::DeviceIndex;
 use tokio::time::sleep;
 
 use super::Owner;
@@ -19,13 +25,41 @@ use super::Owner;
 /// Between two looks.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// What was warned of.
-#[derive(Debug, Default)]
+/// What was seen.
+#[derive(Debug)]
 pub(super) struct Watched {
+    /// What was warned of.
     warned: RefCell<BTreeSet<String>>,
+    errors: RefCell<BTreeMap<DeviceIndex, errors::Seen>>,
+    /// How long a device must give no error to be well again.
+    pub(super) quiet: Cell<Duration>,
+    /// Devices that were cut short, to how many bytes.
+    cut: RefCell<BTreeMap<DeviceIndex, u64>>,
+    /// Devices whose file has no name any more.
+    nameless: RefCell<BTreeSet<DeviceIndex>>,
+    /// The folder of `devices.json`.
+    state_dir: RefCell<Option<PathBuf>>,
+}
+
+impl Default for Watched {
+    fn default() -> Self {
+        Self {
+            warned: RefCell::default(),
+            errors: RefCell::default(),
+            quiet: Cell::new(errors::QUIET),
+            cut: RefCell::default(),
+            nameless: RefCell::default(),
+            state_dir: RefCell::default(),
+        }
+    }
 }
 
 impl Owner {
+    /// Says where `devices.json` is.
+    pub(crate) fn set_state_dir(&self, folder: &std::path::Path) {
+        *self.watched.state_dir.borrow_mut() = Some(folder.to_owned());
+    }
+
     /// The one task that looks.
     pub(super) async fn run_watch(self: Rc<Self>) {
         self.wait_adopted().await;
@@ -35,6 +69,8 @@ impl Owner {
                 self.committer.kick();
             }
             self.log_changes();
+            self.look_at_errors();
+            self.look_at_sizes();
         }
     }
 

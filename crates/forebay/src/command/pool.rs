@@ -16,9 +16,10 @@ use crate::output::{pairs, table, yes_no};
 pub(crate) fn pool(context: &Context, command: PoolCommand) -> Outcome {
     let info: PoolInfo = match command {
         PoolCommand::Create(args) => create(context, args)?,
-        PoolCommand::Open { devices } => {
+        PoolCommand::Open { devices, force } => {
             let body = PoolOpen {
                 devices: absolute(&devices, None)?,
+                force,
             };
             context.client.post("/v1/pool/open", &body)?
         }
@@ -248,6 +249,19 @@ fn state(device: &DeviceInfo) -> String {
     }
 }
 
+/// What failed on a device.
+fn errors_text(device: &DeviceInfo) -> String {
+    let errors = &device.errors;
+    let counts = format!(
+        "{} reads, {} writes, {} flushes failed",
+        errors.reads, errors.writes, errors.flushes
+    );
+    match (&errors.last, errors.last_offset_bytes) {
+        (Some(last), Some(at)) => format!("{counts}, the last at byte {at}: {last}"),
+        _ => "none".to_owned(),
+    }
+}
+
 fn device_text(shown: &DeviceDetails) -> String {
     let device = &shown.device;
     pairs([
@@ -263,6 +277,7 @@ fn device_text(shown: &DeviceDetails) -> String {
         ("  quarantined", format_bytes(device.quarantined_bytes)),
         ("block size", device.block_bytes.to_string()),
         ("punches", yes_no(device.can_punch)),
+        ("errors", errors_text(device)),
         ("volumes", shown.volumes.join(", ")),
     ])
 }
@@ -278,6 +293,7 @@ fn devices_text(devices: &[DeviceInfo]) -> String {
             ">FREE",
             ">BLOCK",
             "PUNCH",
+            ">ERRORS",
             "STATE",
         ],
         devices.iter().map(|device| {
@@ -290,6 +306,7 @@ fn devices_text(devices: &[DeviceInfo]) -> String {
                 format_bytes(device.free_bytes),
                 device.block_bytes.to_string(),
                 yes_no(device.can_punch),
+                (device.errors.reads + device.errors.writes + device.errors.flushes).to_string(),
                 state(device),
             ]
         }),

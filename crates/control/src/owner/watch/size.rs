@@ -1,0 +1,127 @@
+//! Devices that lose a part, or their name, while they are used.
+//!
+//! Purpose: never a silent loss: a file that is cut short under the daemon reads as zeros there once
+//! something makes it longer again, so that must be noticed before.
+//! Design: the daemon's own descriptors are asked once a second. A device with fewer bytes than its
+//! extents need has failed, and stays so, however long it is afterwards: rights on it are taken back,
+//! and `devices.json` keeps it in mind over restarts, until a person opens it with `--force`. That a
+//! file has no name any more is only said: everything works until it is closed.
+//! Not here: what a restart does about it (`devices`).
+
+use std::rc::Rc;
+
+use forebay_device::size::format_bytes;
+use forebay_xlate::{DeviceIndex, ExtentRange};
+
+use super::super::Owner;
+use crate::devices::{self, PoolDevice};
+
+impl Owner {
+    /// Compares every device with what its extents need.
+    pub(in crate::owner) fn look_at_sizes(self: &Rc<Self>) {
+        let devices = self.devices.borrow().clone();
+        for device in devices {
+            let now = match device.store.0.look_now() {
+                Ok(now) => now,
+                Err(error) => {
+                    tracing::debug!(device = device.spec, %error, "asking a device's size");
+                    continue;
+                }
+            };
+            let needs = self.needed_bytes(device.index);
+            if now.size_bytes < needs && self.cut_short(device.index).is_none() {
+                self.note_cut(&device, now.size_bytes);
+            }
+            let mut nameless = self.watched.nameless.borrow_mut();
+            if now.has_name {
+                nameless.remove(&device.index);
+            } else if nameless.insert(device.index) {
+                tracing::warn!("{}", nameless_text(&device.spec));
+            }
+        }
+    }
+
+    /// Up to where a device's extents reach.
+    fn needed_bytes(&self, device: DeviceIndex) -> u64 {
+        let core = self.core.borrow();
+        let extent_bytes = core.pool.info().extent_bytes;
+        let record = core.pool.devices().iter().find(|r| r.index == device);
+        record.map_or(0, |record| {
+            let data_bytes = record.extents.saturating_mul(extent_bytes);
+            record.data_offset_bytes.saturating_add(data_bytes)
+        })
+    }
+
+    fn note_cut(self: &Rc<Self>, device: &PoolDevice, bytes: u64) {
+        tracing::error!(
+            device = %device.index,
+            "device {}: {}",
+            device.spec,
+            devices::cut_short_text(bytes)
+        );
+        self.watched.cut.borrow_mut().insert(device.index, bytes);
+        self.judge_health(device.index);
+        let uuid = {
+            let core = self.core.borrow();
+            let record = core.pool.devices().iter().find(|r| r.index == device.index);
+            record.map(|record| record.uuid)
+        };
+        if let (Some(uuid), Some(folder)) = (uuid, &*self.watched.state_dir.borrow())
+            && let Err(error) = devices::mark_cut_short(folder, &uuid, bytes)
+        {
+            tracing::error!(%error, "recording that a device was cut short");
+        }
+        self.spawn(self.clone().cut_off(device.index));
+    }
+
+    /// Takes back every right on what lies on a device; what lies elsewhere is granted again when it
+    /// is asked for.
+    async fn cut_off(self: Rc<Self>, device: DeviceIndex) {
+        let volumes: Vec<_> = {
+            let core = self.core.borrow();
+            let extent_bytes = core.pool.info().extent_bytes;
+            let volumes = core.pool.volumes_on(device).into_iter();
+            let sized = volumes.filter_map(|id| Some((id, core.pool.volume(id).ok()?.size_bytes)));
+            sized
+                .map(|(id, bytes)| (id, bytes.div_ceil(extent_bytes)))
+                .collect()
+        };
+        for (volume, extents) in volumes {
+            let held = self.locks.hold(volume, ExtentRange::new(0, extents)).await;
+            if let Err(error) = self.revoke(&held, self.limits.revoke).await {
+                tracing::warn!(%device, %volume, %error, "taking back what lies on a device that was cut short");
+            }
+        }
+    }
+
+    /// To how many bytes a device was cut short while in use.
+    pub(in crate::owner) fn cut_short(&self, device: DeviceIndex) -> Option<u64> {
+        self.watched.cut.borrow().get(&device).copied()
+    }
+
+    /// Whether any was.
+    pub(crate) fn is_any_cut_short(&self) -> bool {
+        !self.watched.cut.borrow().is_empty()
+    }
+
+    /// Warnings about files that have no name any more.
+    pub(in crate::owner) fn nameless_warnings(&self) -> Vec<String> {
+        let nameless = self.watched.nameless.borrow();
+        let texts = nameless.iter().map(|d| nameless_text(&self.spec_of(*d)));
+        texts.collect()
+    }
+}
+
+fn nameless_text(spec: &str) -> String {
+    format!(
+        "the file of device {spec} was removed while in use: what is in it is lost when the daemon and its engine end; copy the volumes with something there elsewhere first"
+    )
+}
+
+/// What `status` says of a device that was cut short.
+pub(in crate::owner) fn state_text(bytes: u64) -> String {
+    format!(
+        "its file was cut short to {} ({bytes} bytes) while in use",
+        format_bytes(bytes)
+    )
+}
