@@ -375,9 +375,13 @@ fn what_is_typed_arrives() {
         ),
         (
             &["pool", "open", "--device", "/a"],
-            "PoolOpen { body: PoolOpen { devices: [\"/a\"] }",
+            "PoolOpen { body: PoolOpen { devices: [\"/a\"], force: false }",
         ),
-        (&["pool", "open"], "PoolOpen { devices: [] }"),
+        (
+            &["pool", "open", "--device", "/a", "--force"],
+            "force: true",
+        ),
+        (&["pool", "open"], "PoolOpen { devices: [], force: false }"),
         (&["pool", "destroy", "--force"], "PoolDestroy { force: true"),
     ] {
         daemon.text(args);
