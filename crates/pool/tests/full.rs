@@ -213,10 +213,7 @@ fn no_more_is_promised_than_there_is() {
     let too_much = pool.create_volume(&new("a", total, total - 49), 0);
     let error = too_much.unwrap_err();
     assert_eq!(error.kind, ErrorKind::NoSpace);
-    assert!(
-        error.message.contains("9.3 MiB"),
-        "{error}"
-    );
+    assert!(error.message.contains("9.3 MiB"), "{error}");
     let a = volume(&mut pool, "a", total, total - 60);
     assert_eq!(pool.reservable_bytes(None), 10 * EXTENT);
     assert_eq!(pool.reservable_bytes(Some(a)), (total - 50) * EXTENT);
