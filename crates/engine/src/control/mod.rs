@@ -237,8 +237,20 @@ impl Control {
             return;
         };
         if channel.send(message, descriptors).is_err() {
-            self.drop_channel();
+            self.lose_channel();
         }
+    }
+
+    /// The daemon can't be told anything any more. What it said before it went still counts, as it does
+    /// when its end is heard first: it may have been `Stop`.
+    fn lose_channel(&mut self) {
+        if let Some(mut old) = self.channel.take() {
+            let _ = epoll::delete(&*self.epoll, &old);
+            while let Ok(Some((message, descriptors))) = old.receive() {
+                self.hear(message, descriptors);
+            }
+        }
+        self.drop_channel();
     }
 
     fn done(&mut self, request: u64, result: Result<(), String>) {
@@ -253,7 +265,7 @@ impl Control {
             return;
         };
         if channel.flush().is_err() {
-            self.drop_channel();
+            self.lose_channel();
             return;
         }
         let wants = channel.wants_to_write();

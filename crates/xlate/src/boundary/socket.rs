@@ -103,7 +103,7 @@ impl Channel {
                     self.queue.pop_front();
                 }
                 Err(rustix::io::Errno::AGAIN) => return Ok(()),
-                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
                 Err(e) => return Err(e.into()),
             }
         }
@@ -132,7 +132,9 @@ impl Channel {
             ) {
                 Ok(r) => break r,
                 Err(rustix::io::Errno::AGAIN) => return Ok(None),
-                Err(rustix::io::Errno::INTR) => {}
+                // Said once, when the other side went with messages of ours unread; what it sent before
+                // is still to be had, and then its end.
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
                 Err(e) => return Err(e.into()),
             }
         };
@@ -247,5 +249,24 @@ mod tests {
                 }
             );
         }
+    }
+
+    #[test]
+    fn what_was_said_before_the_end_is_heard() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = listen(&path).unwrap();
+        let mut client = Channel::new(connect(&path).unwrap()).unwrap();
+        let mut server = loop {
+            if let Some(fd) = accept(listener.as_fd()).unwrap() {
+                break Channel::new(fd).unwrap();
+            }
+        };
+        // It goes with a message unread, which is an error of its own here.
+        server.send(&1u64, vec![]).unwrap();
+        client.send(&7u64, vec![]).unwrap();
+        drop(client);
+        assert_eq!(server.receive::<u64>().unwrap().unwrap().0, 7);
+        assert!(server.receive::<u64>().is_err());
     }
 }
