@@ -103,7 +103,7 @@ impl Channel {
                     self.queue.pop_front();
                 }
                 Err(rustix::io::Errno::AGAIN) => return Ok(()),
-                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
+                Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
             }
         }
