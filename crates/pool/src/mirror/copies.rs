@@ -53,6 +53,7 @@ impl Mirror {
             lineage: Lineage::first(epoch_name()?),
             devices: [NO_DEVICE; 2],
             alone: false,
+            base_unsynced: false,
             places: Vec::new(),
             labels: Labels::default(),
             head: Box::new([0; HEAD_BYTES]),
@@ -110,6 +111,7 @@ impl Mirror {
             lineage: content.header.lineage,
             devices: content.header.devices,
             alone: content.header.alone,
+            base_unsynced: true,
             places: Vec::new(),
             labels: Labels::default(),
             head: content.header.head,
@@ -450,8 +452,10 @@ impl State {
             // Tables must not change below.
             self.sync()?;
         }
-        if known.is_none() {
-            area.clear()?;
+        match known {
+            None => area.clear()?,
+            // Its own last state, as it was read, is what it falls back to.
+            Some(_) => area.store.sync()?,
         }
         let known = known.as_ref();
         let mut wrote = self.bring_up_blocks(area, known)?;

@@ -99,6 +99,9 @@ struct State {
     alone: bool,
     /// A copy was lost: the next sync says so, durably, before anything else counts.
     new_epoch: bool,
+    /// What was read at opening may not be durable: a header that was written as a copy, say. Nothing may be
+    /// written in place of what it stands in for before it is.
+    base_unsynced: bool,
     /// Blocks written since the last sync that succeeded.
     unsynced: BTreeSet<u64>,
     /// A sync failed on every copy: the device may have dropped what was written.

@@ -56,6 +56,7 @@ pub(super) fn sync_areas(areas: &[&Area]) -> Vec<io::Result<()>> {
 
 impl State {
     pub(super) fn sync(&mut self) -> io::Result<()> {
+        self.sync_base()?;
         if self.sync_failed {
             self.write_again()?;
         }
@@ -79,6 +80,30 @@ impl State {
             }
             self.lose(failed);
         }
+    }
+
+    /// The first sync after opening: what was read is made durable before a header goes into the other slot.
+    fn sync_base(&mut self) -> io::Result<()> {
+        if !self.base_unsynced {
+            return Ok(());
+        }
+        let areas: Vec<&Area> = self.replicas.iter().map(|replica| &replica.area).collect();
+        let mut failed: Vec<(usize, io::Error)> = Vec::new();
+        for (at, result) in sync_areas(&areas).into_iter().enumerate() {
+            if let Err(error) = result {
+                failed.push((at, error));
+            }
+        }
+        if failed.len() == self.replicas.len()
+            && let Some((_, error)) = failed.pop()
+        {
+            return Err(error);
+        }
+        self.base_unsynced = false;
+        if !failed.is_empty() {
+            self.lose(failed);
+        }
+        Ok(())
     }
 
     /// Nothing that we know of changed: the devices are synced all the same.
