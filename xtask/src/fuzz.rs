@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use xtask::process;
 
+use crate::suites::rust_files;
 use crate::tally::Tally;
 use crate::{cargo, repository, target_folder};
 
@@ -106,19 +107,7 @@ fn one(target: &str, seconds: u64) -> Result<()> {
 
 /// The targets, by the names of their files.
 fn targets() -> Result<Vec<String>> {
-    let folder = repository().join("fuzz/fuzz_targets");
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|ending| ending == "rs") {
-            names.extend(
-                path.file_stem()
-                    .map(|stem| stem.to_string_lossy().into_owned()),
-            );
-        }
-    }
-    names.sort();
-    Ok(names)
+    rust_files("fuzz/fuzz_targets")
 }
 
 fn install() -> Result<()> {

@@ -168,7 +168,12 @@ fn forebay_is_built(command: &mut Command) {
 
 /// The integration tests of `tests/`, by name.
 fn test_files() -> Result<Vec<String>> {
-    let folder = repository().join("tests/tests");
+    rust_files("tests/tests")
+}
+
+/// The names, sorted and without their ending, of the Rust files right in a folder of the repository.
+pub(crate) fn rust_files(folder: &str) -> Result<Vec<String>> {
+    let folder = repository().join(folder);
     let mut names = Vec::new();
     for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
         let path = entry?.path();
