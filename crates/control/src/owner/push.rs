@@ -115,7 +115,7 @@ impl Owner {
                     }
                     addresses.insert(address);
                 }
-                Held::Device(..) | Held::Revoke(_) | Held::Job(..) => {}
+                _ => {}
             }
         }
         let core = self.core.borrow();

@@ -281,7 +281,11 @@ impl Session {
                     self.inherited_jobs.borrow_mut().push((*number, *device));
                 }
             }
-            Held::Volume(_) | Held::Export(_) | Held::Listener(_) => {}
+            Held::Volume(_)
+            | Held::Export(_)
+            | Held::Listener(_)
+            | Held::Socket(_)
+            | Held::Memory => {}
         }
     }
 

@@ -5,13 +5,18 @@
 //! [`FromEngine::Done`] returns; they are idempotent, so that a new daemon may say them all again.
 //! Likewise the engine repeats to a new daemon every fault, release and commit that is unanswered.
 //!
+//! **A take-over** of a dead engine's connections: after devices, volumes and exports come
+//! [`ToEngine::TakeOver`], [`ToEngine::Sockets`] and [`ToEngine::SocketsEnd`]. The successor converts
+//! without any effect outside itself and answers [`FromEngine::Converted`] (or `Refused`: what the
+//! dead engine left is of no use). [`ToEngine::Resume`] makes it act; listeners follow.
+//!
 //! **Not here:** sockets ([`super::socket`]).
 
 use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
 use serde::{Deserialize, Serialize};
 
 /// The language's version; a side that hears another one says so and hangs up.
-pub const BOUNDARY_VERSION: u32 = 2;
+pub const BOUNDARY_VERSION: u32 = 3;
 /// The longest message in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// The most faults or grants in one message.
@@ -234,8 +239,47 @@ pub enum ToEngine {
         /// What.
         work: Job,
     },
+    /// Go on where a dead engine stopped; `Sockets` and `SocketsEnd` follow. Converting has no effect
+    /// outside this process. Descriptors: the dead engine's state region and its memory.
+    TakeOver {
+        /// Returned in `Converted` or `Refused`.
+        request: u64,
+        /// The dead engine's generation.
+        generation: u64,
+        /// What it was doing when it crashed or was found stuck; nothing when it was killed.
+        blamed: Option<Blamed>,
+    },
+    /// Connections of the dead engine. Descriptors: as many, in this order.
+    Sockets {
+        /// At most [`MAX_DESCRIPTORS`](super::socket::MAX_DESCRIPTORS).
+        sockets: Vec<u64>,
+    },
+    /// Those were all: convert.
+    SocketsEnd,
+    /// From here on the successor's state region is the truth: act.
+    Resume {
+        /// Returned in `Done`.
+        request: u64,
+    },
     /// Finish what is in flight, close every connection, and exit.
     Stop,
+}
+
+/// What a dead engine was working on when it crashed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Blamed {
+    /// A queue's command, or its bytes when there is no command yet.
+    Queue {
+        /// Its index in the state region.
+        queue: u32,
+        /// The command's slot.
+        slot: Option<u16>,
+    },
+    /// A connection that had said nothing of NVMe yet.
+    Newcomer {
+        /// Its number.
+        socket: u64,
+    },
 }
 
 /// Why a fault failed.
@@ -264,6 +308,10 @@ pub enum Held {
     Revoke(u64),
     /// A job that is not yet done.
     Job(u64, Job),
+    /// A connection. Descriptor: its socket.
+    Socket(u64),
+    /// The memory that the state region's records refer to. Descriptor: its file.
+    Memory,
 }
 
 /// From the engine to the daemon.
@@ -285,6 +333,34 @@ pub enum FromEngine {
     Held(Held),
     /// That was all.
     HeldEnd,
+    /// A connection was accepted, and is the daemon's to keep too. Descriptor: its socket.
+    Socket {
+        /// Its number: the generation that accepted it << 32 | a counter.
+        socket: u64,
+    },
+    /// A connection has ended.
+    SocketGone {
+        /// Its number.
+        socket: u64,
+    },
+    /// What the dead engine left is converted; nothing of it is acted on yet.
+    Converted {
+        /// From `TakeOver`.
+        request: u64,
+        /// Queues that go on.
+        queues: u32,
+        /// Their commands.
+        commands: u32,
+        /// Connections that can't go on: why, and how many for that reason.
+        closed: Vec<(String, u32)>,
+    },
+    /// What the dead engine left can't be read; its hosts must connect again.
+    Refused {
+        /// From `TakeOver`.
+        request: u64,
+        /// Why, for people.
+        error: String,
+    },
     /// A request is carried out, or why not.
     Done {
         /// From the request.
@@ -384,6 +460,16 @@ mod tests {
         assert_eq!(decode::<ToEngine>(&bytes).unwrap(), ToEngine::Stop);
         bytes.push(0);
         assert!(decode::<ToEngine>(&bytes).is_err());
+    }
+
+    #[test]
+    fn the_longest_list_of_sockets_fits() {
+        let sockets = vec![u64::MAX; super::super::socket::MAX_DESCRIPTORS];
+        let message = ToEngine::Sockets { sockets };
+        assert_eq!(
+            decode::<ToEngine>(&encode(&message).unwrap()).unwrap(),
+            message
+        );
     }
 
     proptest! {

@@ -1,7 +1,8 @@
 //! How messages are carried: a Unix socket that keeps datagrams whole and in order
 //! (SOCK_SEQPACKET), with descriptors beside them (SCM_RIGHTS).
 //!
-//! **Design.** The engine listens, the daemon connects; so either may be replaced. Sending never
+//! **Design.** The engine listens, the daemon connects; so either may be replaced. An engine that is
+//! started inherits its first connection ([`pair`]). Sending never
 //! blocks: [`Channel`] queues what the socket doesn't take and the caller polls for room.
 //! **Not here:** the meaning of messages.
 
@@ -17,8 +18,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-/// The most descriptors that one message carries.
-pub const MAX_DESCRIPTORS: usize = 4;
+/// The most descriptors that one message carries; the kernel's limit is 253.
+pub const MAX_DESCRIPTORS: usize = 128;
 
 /// A listening socket at `path`, replacing a dead one; reachable by its owner only.
 pub fn listen(path: &Path) -> io::Result<OwnedFd> {
@@ -49,6 +50,16 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     let fd = new_socket()?;
     rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
     Ok(fd)
+}
+
+/// Two connected sockets: one for this process, one for a child to inherit.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?)
 }
 
 fn new_socket() -> io::Result<OwnedFd> {
@@ -82,6 +93,9 @@ impl Channel {
 
     /// Queues a message and sends what the socket takes.
     pub fn send<M: Serialize>(&mut self, message: &M, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+        if descriptors.len() > MAX_DESCRIPTORS {
+            return Err(io::Error::other("too many descriptors for one message"));
+        }
         let bytes = encode(message).map_err(io::Error::other)?;
         self.queue.push_back((bytes, descriptors));
         self.flush()
@@ -150,8 +164,8 @@ impl Channel {
                 "the other process closed its socket",
             ));
         }
-        let cut = rustix::net::ReturnFlags::TRUNC | rustix::net::ReturnFlags::CTRUNC;
-        if received.flags.intersects(cut) {
+        // Descriptors for which this process has no room are missing; whoever needs them says so.
+        if received.flags.contains(rustix::net::ReturnFlags::TRUNC) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 "a message was longer than allowed",
@@ -215,6 +229,19 @@ mod tests {
             engine.receive::<ToEngine>().unwrap_err().kind(),
             io::ErrorKind::UnexpectedEof
         );
+    }
+
+    #[test]
+    fn many_descriptors_come_with_one_message() {
+        let (one, other) = pair().unwrap();
+        let (mut daemon, mut engine) = (Channel::new(one).unwrap(), Channel::new(other).unwrap());
+        let open = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let descriptors = (0..MAX_DESCRIPTORS).map(|_| open()).collect();
+        daemon.send(&ToEngine::SocketsEnd, descriptors).unwrap();
+        let (_, came) = engine.receive::<ToEngine>().unwrap().unwrap();
+        assert_eq!(came.len(), MAX_DESCRIPTORS);
+        let descriptors = (0..=MAX_DESCRIPTORS).map(|_| open()).collect();
+        assert!(daemon.send(&ToEngine::SocketsEnd, descriptors).is_err());
     }
 
     #[test]
