@@ -23,6 +23,7 @@ mod exports;
 mod lane;
 mod mailbox;
 mod reactor;
+mod takeover;
 mod tcp;
 mod volume;
 

@@ -20,6 +20,7 @@ pub mod drain;
 pub mod engine_side;
 pub mod fault;
 pub mod grants;
+pub mod kill;
 pub mod owner_side;
 pub mod reactor_side;
 pub mod reactors;

@@ -1,0 +1,172 @@
+//! How far a TCP stream was consumed and accepted, by the kernel's own counters.
+//!
+//! **Design.** A process that is killed has no last word, but its kernel has counted: what came in order,
+//! less what nobody has read, is what the dead process consumed; what the peer acknowledged, and what is
+//! queued for it, is what the kernel took for sending. The peer goes on meanwhile, so the counters are
+//! read until they stand still between two looks. (What was sent, less what was sent again, and what is
+//! not sent yet, would be one call; but it is wrong where the local queueing discipline drops.)
+//!
+//! **Not here:** what the positions mean ([`super::queue`]).
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::{MaybeUninit, offset_of};
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Where a stream stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SocketFacts {
+    /// Bytes of the stream that our side has read: the position of the next one.
+    pub consumed: u64,
+    /// Bytes that our side has written: the peer gets all of them, and the next one follows.
+    pub accepted: u64,
+}
+
+/// Why a stream can't go on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NoFacts {
+    /// One of the two sides has ended it.
+    Ended,
+    /// The counters did not stand still for as long as we looked.
+    Moving,
+    /// The kernel says nothing about it.
+    Unknown,
+}
+
+/// Looks at the counters before giving up.
+const MAX_ROUNDS: usize = 100;
+/// `TCP_ESTABLISHED` of the kernel's tcp_states.h.
+const ESTABLISHED: u8 = 1;
+
+/// The beginning of the kernel's `struct tcp_info`, which only ever grows at its end.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct TcpInfo {
+    state: u8,
+    flags: [u8; 7],
+    words: [u32; 24],
+    pacing_rate: u64,
+    max_pacing_rate: u64,
+    bytes_acked: u64,
+    bytes_received: u64,
+}
+const _: () = assert!(offset_of!(TcpInfo, bytes_acked) == 120);
+
+/// Reads where the stream of a socket stands, which nobody else reads from or writes to.
+///
+/// # Errors
+/// See [`NoFacts`].
+pub(crate) fn read(socket: impl AsFd) -> Result<SocketFacts, NoFacts> {
+    let mut before = tcp_info(&socket).map_err(|_| NoFacts::Unknown)?;
+    for _ in 0..MAX_ROUNDS {
+        let unread = rustix::io::ioctl_fionread(&socket).map_err(|_| NoFacts::Unknown)?;
+        let queued = unacknowledged(&socket).map_err(|_| NoFacts::Unknown)?;
+        let after = tcp_info(&socket).map_err(|_| NoFacts::Unknown)?;
+        if after.state != ESTABLISHED {
+            return Err(NoFacts::Ended);
+        }
+        let of = |info: &TcpInfo| (info.state, info.bytes_received, info.bytes_acked);
+        if of(&before) == of(&after) {
+            return Ok(SocketFacts {
+                consumed: after.bytes_received.saturating_sub(unread),
+                // We never open a connection, so no SYN of ours is among what was acknowledged.
+                accepted: after.bytes_acked.saturating_add(queued),
+            });
+        }
+        before = after;
+    }
+    Err(NoFacts::Moving)
+}
+
+fn tcp_info(socket: impl AsFd) -> io::Result<TcpInfo> {
+    let mut info = MaybeUninit::<TcpInfo>::zeroed();
+    let mut len = size_of::<TcpInfo>() as libc::socklen_t;
+    // SAFETY: `info` has room for `len` bytes, and the kernel writes no more than that.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &mut len,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if (len as usize) < size_of::<TcpInfo>() {
+        return Err(io::Error::other("the kernel's tcp_info is too short"));
+    }
+    // SAFETY: it was zeroed, and any bytes are a valid `TcpInfo`.
+    Ok(unsafe { info.assume_init() })
+}
+
+/// Bytes written that the peer has not acknowledged (SIOCOUTQ).
+fn unacknowledged(socket: impl AsFd) -> io::Result<u64> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the request writes one int.
+    let result = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    u64::try_from(bytes).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let host = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (ours, _) = listener.accept().unwrap();
+        (ours, host)
+    }
+
+    #[test]
+    fn counters_say_what_was_read_and_written() {
+        let (mut ours, mut host) = pair();
+        assert_eq!(
+            read(&ours),
+            Ok(SocketFacts {
+                consumed: 0,
+                accepted: 0
+            })
+        );
+        rustix::net::sockopt::set_socket_send_buffer_size(&ours, 8192).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let (mut consumed, mut accepted) = (0, 0);
+        for round in 0..200usize {
+            host.write_all(&vec![1; 1 + round * 37 % 5000]).unwrap();
+            // The host takes its answers only at times, so that the socket is full at others.
+            if round % 3 == 0 {
+                host.set_nonblocking(true).unwrap();
+                while matches!(host.read(&mut [0; 70_000]), Ok(n) if n > 0) {}
+                host.set_nonblocking(false).unwrap();
+            }
+            if let Ok(n) = ours.read(&mut vec![0; 1 + round * 101 % 4000]) {
+                consumed += n as u64;
+            }
+            if let Ok(n) = ours.write(&vec![2; 1 + round * 911 % 60_000]) {
+                accepted += n as u64;
+            }
+            assert_eq!(read(&ours), Ok(SocketFacts { consumed, accepted }));
+        }
+        assert!(accepted > 60_000 && consumed > 60_000);
+    }
+
+    #[test]
+    fn a_stream_that_one_side_ended_is_ended() {
+        let (ours, host) = pair();
+        drop(host);
+        // The end arrives by itself, soon.
+        while read(&ours) != Err(NoFacts::Ended) {
+            std::thread::yield_now();
+        }
+        let (a, _b) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(read(&a), Err(NoFacts::Unknown));
+    }
+}

@@ -1,0 +1,293 @@
+//! Places where a process under test dies, by name.
+//!
+//! **Purpose.** What a successor finds depends on where its predecessor was stopped. The order of
+//! stores that a take-over relies on is shown by stopping it between any two of them:
+//! [`kill_point!`](crate::kill_point) marks these places, and a test names one.
+//!
+//! **Design.** Without the feature `test-device` a point is nothing. With it, a point is one load
+//! while nobody has armed it. [`arm_from_environment`] reads `FOREBAY_KILL`, a list of
+//! `ROLE:POINT:COUNT` or `ROLE:POINT:crash:COUNT`, such as `engine2:rx.received:3,daemon:daemon.flip:1`:
+//! the process whose role it is gets SIGKILL (or SIGABRT, which is a crash that the process is blamed
+//! for) when it comes to the point for the COUNTth time. A test that has its victim in the same process
+//! arms a point for its own thread ([`arm_here`]): that unwinds with [`Killed`]. Every name is in
+//! [`POINTS`]; one that isn't does not compile.
+//!
+//! **What it does not do.** Delays, failures other than death, a choice among threads.
+
+/// Every kill point, in the order of the written specification.
+pub const POINTS: &[&str] = &[
+    // The door.
+    "accept.accepted",
+    "accept.deposited",
+    "door.answered",
+    "door.routed",
+    // A queue gets its place.
+    "place.taken",
+    "place.live",
+    "place.consumed",
+    "place.answered",
+    // A receive, and PDUs taken.
+    "rx.base",
+    "rx.intent",
+    "rx.received",
+    "rx.record",
+    "rx.state",
+    "rx.taken",
+    "rx.kept",
+    "rx.cleared",
+    // Data that an R2T asked for.
+    "data.header",
+    "data.placed",
+    "data.state",
+    "r2t.recorded",
+    "r2t.published",
+    // At the devices.
+    "core.put",
+    "core.entered",
+    "core.completed",
+    // Answers.
+    "tx.item",
+    "tx.published",
+    "tx.sent",
+    "tx.freed",
+    "tx.first",
+    "tx.reset",
+    // The admin queue.
+    "admin.state",
+    "admin.sequence",
+    "admin.answered",
+    "aer.kept",
+    "aer.delivered",
+    "quiesce.draining",
+    "quiesce.flushing",
+    // A connection ends.
+    "close.shutdown",
+    "close.freed",
+    "close.withdrawn",
+    // The successor.
+    "over.adopted",
+    "over.counted",
+    "over.half",
+    "over.converted",
+    "over.resumed",
+    "over.inherited",
+    "over.listening",
+    "over.waiting",
+    "over.fenced",
+    "over.reexecuted",
+    // The daemon.
+    "daemon.death",
+    "daemon.spawned",
+    "daemon.told",
+    "daemon.sockets",
+    "daemon.converted",
+    "daemon.flip",
+    "daemon.report",
+];
+
+/// The environment variable that arms points.
+pub const KILL_VARIABLE: &str = "FOREBAY_KILL";
+/// The environment variable that says which of them are for this process: `engine1` for the first
+/// engine that a daemon starts, and so on; a process without it is `daemon`.
+pub const ROLE_VARIABLE: &str = "FOREBAY_KILL_ROLE";
+
+/// The place of a name in [`POINTS`]; used at compile time, where a wrong name is an error.
+pub const fn index(name: &str) -> usize {
+    let mut at = 0;
+    while at < POINTS.len() {
+        if same(POINTS[at].as_bytes(), name.as_bytes()) {
+            return at;
+        }
+        at += 1;
+    }
+    panic!("this kill point is not in the list");
+}
+
+const fn same(a: &[u8], b: &[u8]) -> bool {
+    let mut at = 0;
+    while at < a.len() && at < b.len() && a[at] == b[at] {
+        at += 1;
+    }
+    at == a.len() && at == b.len()
+}
+
+/// A place where the process may be told to die.
+#[macro_export]
+macro_rules! kill_point {
+    ($name:literal) => {{
+        const AT: usize = $crate::kill::index($name);
+        $crate::kill::at(AT);
+    }};
+}
+
+#[cfg(not(feature = "test-device"))]
+#[doc(hidden)]
+#[inline(always)]
+pub fn at(_point: usize) {}
+
+#[cfg(feature = "test-device")]
+pub use armed::*;
+
+#[cfg(feature = "test-device")]
+mod armed {
+    use super::{KILL_VARIABLE, POINTS, ROLE_VARIABLE};
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+    /// Set in a counter: the process crashes instead of being killed.
+    const CRASH: u32 = 1 << 31;
+    /// Set in a counter: a thread has armed the point for itself, now or earlier.
+    const HERE_TOO: u32 = 1 << 30;
+    const COUNT: u32 = HERE_TOO - 1;
+
+    /// How many more times each point is passed; no count: for ever.
+    static LEFT: [AtomicU32; POINTS.len()] = [const { AtomicU32::new(0) }; POINTS.len()];
+
+    thread_local! {
+        static HERE: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
+    }
+
+    /// What [`arm_here`] makes a thread unwind with.
+    #[derive(Debug)]
+    pub struct Killed;
+
+    #[doc(hidden)]
+    #[inline]
+    pub fn at(point: usize) {
+        let left = LEFT[point].load(Relaxed);
+        if left != 0 {
+            count(point, left);
+        }
+    }
+
+    #[cold]
+    fn count(point: usize, left: u32) {
+        let (armed, here) = HERE.get();
+        if here != 0 && armed == point {
+            HERE.set((armed, here - 1));
+            if here == 1 {
+                std::panic::resume_unwind(Box::new(Killed));
+            }
+        }
+        if left & COUNT != 0 && LEFT[point].fetch_sub(1, Relaxed) & COUNT == 1 {
+            if left & CRASH != 0 {
+                std::process::abort();
+            }
+            let _ = rustix::process::kill_process(
+                rustix::process::getpid(),
+                rustix::process::Signal::KILL,
+            );
+        }
+    }
+
+    /// Has this thread unwind with [`Killed`] when it comes to a point for the `count`th time from now;
+    /// 0: never. Whoever catches it must use nothing of what the thread was at, as after a real death.
+    ///
+    /// # Panics
+    /// When there is no such point.
+    pub fn arm_here(point: &str, count: u32) {
+        let point = super::index(point);
+        LEFT[point].fetch_or(HERE_TOO, Relaxed);
+        HERE.set((point, count));
+    }
+
+    /// Arms what the environment says for this process.
+    ///
+    /// # Errors
+    /// What is wrong with it: a test that kills nobody proves nothing.
+    pub fn arm_from_environment() -> Result<(), String> {
+        let Ok(list) = std::env::var(KILL_VARIABLE) else {
+            return Ok(());
+        };
+        let role = std::env::var(ROLE_VARIABLE).unwrap_or_else(|_| "daemon".into());
+        for (point, count) in parse(&list, &role)? {
+            LEFT[point].store(count, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// The points of a role, with their counters.
+    fn parse(list: &str, role: &str) -> Result<Vec<(usize, u32)>, String> {
+        let wrong = |entry: &str| {
+            format!("{KILL_VARIABLE}: {entry:?} is not ROLE:POINT:COUNT or ROLE:POINT:crash:COUNT")
+        };
+        let mut all = Vec::new();
+        for entry in list.split(',').filter(|entry| !entry.is_empty()) {
+            let parts: Vec<&str> = entry.split(':').collect();
+            let (who, name, crash, count) = match parts[..] {
+                [who, name, count] => (who, name, 0, count),
+                [who, name, "crash", count] => (who, name, CRASH, count),
+                _ => return Err(wrong(entry)),
+            };
+            let point = POINTS.iter().position(|point| *point == name);
+            let point = point.ok_or_else(|| format!("{KILL_VARIABLE}: no point {name:?}"))?;
+            let count: u32 = count.parse().map_err(|_| wrong(entry))?;
+            if count == 0 || count > COUNT {
+                return Err(wrong(entry));
+            }
+            if who == role {
+                all.push((point, count | crash));
+            }
+        }
+        Ok(all)
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn a_list_names_role_point_and_count() {
+            let list = "engine2:rx.received:3,daemon:daemon.flip:1,engine2:tx.sent:crash:2";
+            let (rx, tx) = (
+                crate::kill::index("rx.received"),
+                crate::kill::index("tx.sent"),
+            );
+            assert_eq!(parse(list, "engine2"), Ok(vec![(rx, 3), (tx, 2 | CRASH)]));
+            assert_eq!(parse(list, "engine1"), Ok(vec![]));
+            for wrong in [
+                "engine1:rx.received",
+                "engine1:nowhere:1",
+                "a:rx.base:0",
+                "a:rx.base:x",
+            ] {
+                assert!(parse(wrong, "engine1").is_err(), "{wrong}");
+            }
+        }
+
+        #[test]
+        fn a_thread_dies_at_its_point_for_the_nth_time() {
+            let mut passed = 0;
+            arm_here("rx.base", 3);
+            let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                loop {
+                    crate::kill_point!("rx.intent");
+                    crate::kill_point!("rx.base");
+                    passed += 1;
+                }
+            }));
+            assert!(died.is_err_and(|e| e.is::<Killed>()));
+            assert_eq!(passed, 2);
+            // Once is enough.
+            crate::kill_point!("rx.base");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_distinct_and_of_one_form() {
+        for (at, name) in POINTS.iter().enumerate() {
+            assert_eq!(index(name), at, "{name} is there twice");
+            let letters = |part: &str| {
+                part.bytes()
+                    .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+            };
+            let parts: Vec<&str> = name.split('.').collect();
+            assert!(parts.len() == 2 && parts.into_iter().all(letters), "{name}");
+        }
+    }
+}
