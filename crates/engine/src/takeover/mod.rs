@@ -5,7 +5,7 @@
 //!
 //! **Design.** The daemon holds what outlives an engine: its sockets, its state region, its memory. It
 //! gives them to the successor, which *converts* them ([`Pending::convert`]): the dead engine's records
-//! are read once into private memory ([`snapshot`]), the kernel says how far each stream was consumed
+//! are read once into private memory, the kernel says how far each stream was consumed
 //! and accepted ([`counters`]), and from both follows what each queue has still to do. All of that is
 //! written into the successor's own region and memory, and nothing else is touched: until the daemon says
 //! `Resume`, the dead engine's records stay the truth, and a successor that dies is replaced by another.
@@ -17,9 +17,76 @@
 //! **What it does not do.** It waits for no fence ([`crate::core`] does), and decides nothing about whom
 //! to blame (the daemon does).
 
-pub(crate) mod counters;
+#![allow(
+    dead_code,
+    reason = "the control thread calls it when it knows its messages"
+)]
 
+mod closing;
+pub(crate) mod counters;
+mod types;
+
+pub(crate) use closing::Closing;
+pub(crate) use types::{
+    Devices, Inheritance, InheritedCommand, InheritedController, InheritedQueue, Next, Part,
+};
+
+use crate::exports::Served;
 use crate::lane::LaneIndex;
-use counters::SocketFacts;
-use forebay_nvme::Sqe;
-use forebay_xlate::DeviceIndex;
+use forebay_xlate::boundary::message::{Blamed, ExportId};
+use forebay_xlate::boundary::region::Region;
+use forebay_xlate::shm::SharedMemory;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// What a dead engine left, while it is being gathered.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    generation: u64,
+    region: Region,
+    memory: Option<OwnedFd>,
+    blamed: Option<Blamed>,
+    sockets: Vec<(u64, Arc<OwnedFd>)>,
+}
+
+/// An export of the successor: where its lane is.
+#[derive(Clone, Debug)]
+pub(crate) struct ServedLane {
+    /// Its configuration and its reactor.
+    pub served: Served,
+    /// Its lane.
+    pub lane: LaneIndex,
+}
+
+/// The successor's exports.
+pub(crate) type ServedLanes = BTreeMap<ExportId, ServedLane>;
+
+impl Pending {
+    /// Takes what generation `generation` left.
+    ///
+    /// # Errors
+    /// What is told as `Refused`: it is of no use, and its hosts must connect again.
+    pub(crate) fn new(
+        generation: u64,
+        region: OwnedFd,
+        memory: Option<OwnedFd>,
+        blamed: Option<Blamed>,
+    ) -> Result<Self, String> {
+        let region = SharedMemory::from_fd(region)
+            .and_then(Region::adopt)
+            .map_err(|e| e.to_string())?;
+        Ok(Self {
+            generation,
+            region,
+            memory,
+            blamed,
+            sockets: Vec::new(),
+        })
+    }
+
+    /// Adds one of its sockets.
+    pub(crate) fn add(&mut self, socket: u64, fd: OwnedFd) {
+        self.sockets.push((socket, Arc::new(fd)));
+    }
+}
