@@ -69,6 +69,16 @@ pub enum IoOp {
     },
 }
 
+impl IoOp {
+    /// Whether it changes what is stored.
+    pub(super) fn writes(&self) -> bool {
+        match self {
+            Self::Write { .. } | Self::WriteZeroes { .. } | Self::Deallocate { .. } => true,
+            Self::Read { .. } | Self::Flush => false,
+        }
+    }
+}
+
 /// A command for the core.
 #[derive(Debug)]
 pub struct NewIo {
@@ -112,6 +122,8 @@ pub(super) enum Stage {
     Parked(Parked),
     /// A device is not served yet.
     DeviceWait,
+    /// Something older that it overlaps, or its own predecessor, may still be at a device.
+    CarriedWait,
     /// The ring had no room.
     RingWait,
     /// The lane has as many slices at devices as it may.

@@ -57,6 +57,11 @@ impl Jobs {
         std::array::from_fn(|i| self.active[i].as_ref().is_some_and(here))
     }
 
+    /// A queued job may be able to begin.
+    pub(super) fn look_again(&mut self) {
+        self.look = true;
+    }
+
     /// Whether a queued job may be able to begin.
     pub(super) fn must_turn(&self) -> bool {
         self.look && !self.queue.is_empty()
@@ -106,12 +111,16 @@ impl Core {
         }
     }
 
-    /// Begins a job; false when its device has enough to do.
+    /// Begins a job; false when its device has enough to do, or an earlier engine may have something
+    /// there: its own job of the same kind, landing late, would destroy what was written since.
     fn begin_job(&mut self, job: u64, work: Job) -> bool {
         let (device, extents) = match work {
             Job::Launder { device, extents } => (device, extents),
             Job::Flush { device } => {
                 if self.devices[usize::from(device.0)].is_some() {
+                    if !self.carried.is_fenced(device) {
+                        return false;
+                    }
                     self.ask_flush(usize::from(device.0), Waiter::Job(job));
                 } else {
                     self.job_done(job, Some(Errno::NODEV));
@@ -127,6 +136,9 @@ impl Core {
             self.job_done(job, Some(Errno::NODEV));
             return true;
         };
+        if !self.carried.is_fenced(device) {
+            return false;
+        }
         let config = &served.config;
         if extents.end() > config.extents || extents.count == 0 {
             self.job_done(job, Some(Errno::INVAL));

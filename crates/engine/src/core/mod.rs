@@ -7,6 +7,7 @@
 //!
 //! **Not here:** sockets and protocols ([`crate::tcp`]), the loop itself ([`crate::reactor`]).
 
+mod carried;
 mod dispatch;
 mod flush;
 mod io;
@@ -17,12 +18,14 @@ pub mod staging;
 mod waiting;
 mod zero;
 
+pub use carried::{CarriedSpan, Devices};
 pub use io::{CommandRef, DoneIo, IoOp, NewIo, Owner};
 use io::{Io, Stage, Token};
 
 use crate::lane::{Lane, LaneIndex};
 use crate::mailbox::Upcall;
 use crate::volume::Volume;
+use carried::Carried;
 use flush::Flusher;
 use forebay_device::ring::{Completion, Ring};
 use forebay_device::{Device, Errno, Op, OpKind};
@@ -55,7 +58,7 @@ mod kind {
     pub(super) const SHIFT: u32 = 56;
 }
 
-/// A device that is served (its fence is passed).
+/// A device that is served. Its fence may still have to pass ([`Core::fenced`]).
 #[derive(Clone, Debug)]
 pub struct ServedDevice {
     /// Where its extents are.
@@ -90,6 +93,7 @@ pub struct Core {
     free_slices: Vec<u32>,
     drains: Drains,
     settles: Settles,
+    carried: Carried,
     parked: ParkedTable,
     /// Commands waiting for the daemon or a device in other ways: committing, releasing.
     waiting: Vec<u32>,
@@ -126,6 +130,7 @@ impl Core {
             free_slices: (0..MAX_SLICES as u32).rev().collect(),
             drains: Drains::default(),
             settles: Settles::default(),
+            carried: Carried::new(),
             parked: ParkedTable::new(),
             waiting: Vec::with_capacity(MAX_IOS),
             scratch: Vec::with_capacity(MAX_IOS),
@@ -215,6 +220,9 @@ impl Core {
         if !self.may_start(new.lane) {
             return Err(new);
         }
+        if self.carried.any() {
+            self.settle_orphans();
+        }
         let Some(index) = self.free_ios.pop() else {
             return Err(new);
         };
@@ -243,7 +251,11 @@ impl Core {
                 lane.record()
                     .in_flight
                     .store(u64::from(lane.in_flight), Relaxed);
-                self.dispatch(token);
+                if self.carried.any() {
+                    self.begin_beside_carried(token);
+                } else {
+                    self.dispatch(token);
+                }
             }
             _ => {
                 // The export went while the command was on its way: nothing was counted.
@@ -259,6 +271,7 @@ impl Core {
                 io.stage = Stage::Free;
                 self.free_ios.push(token.entrust());
                 self.done.push_back(done);
+                self.carried_refused(new.record);
             }
         }
         Ok(())
@@ -272,6 +285,9 @@ impl Core {
 
     /// Ends a command.
     fn finish(&mut self, token: Token) {
+        if self.carried.any() {
+            self.carried_ended(token.index() as u32);
+        }
         let io = &mut self.ios[token.index()];
         debug_assert_eq!(io.slices, 0, "a command ends when its slices have");
         io.stage = Stage::Free;
@@ -309,7 +325,7 @@ impl Core {
         }
     }
 
-    /// A device is served from now on.
+    /// A device is served from now on; but see [`Core::fenced`].
     pub fn set_device(&mut self, served: ServedDevice) {
         let at = usize::from(served.config.device.0);
         self.devices[at] = Some(served);
@@ -411,6 +427,9 @@ impl Core {
 
     /// The end of a turn: what found no room in the ring is tried again, and the ring is submitted.
     pub fn submit(&mut self) -> bool {
+        if self.carried.any() {
+            self.advance_carried();
+        }
         let again = !self.ring_wait.is_empty() || !self.slice_again.is_empty();
         if again {
             self.retry_slices();
@@ -467,6 +486,7 @@ impl Core {
             || self.slices_freed && self.slice_waits > 0
             || self.has_upcalls()
             || self.jobs.must_turn()
+            || self.carried.must_turn()
     }
 
     /// Whether any command is in hand.

@@ -39,19 +39,24 @@ impl Core {
                 ..
             } => (io.range_index == 0).then_some((offset_bytes, len_bytes, deallocate)),
             IoOp::Deallocate { ranges } if io.range_index < ranges => {
-                // NVM Command Set 3.2.3.1: context attributes (4), length in blocks (4), starting LBA (8).
-                let at = usize::from(io.range_index) * 16;
-                let bytes = io.buffer.as_ref()?.as_slice().get(at..at + 16)?;
-                let blocks = u32::from_le_bytes(bytes[4..8].try_into().ok()?);
-                let lba = u64::from_le_bytes(bytes[8..16].try_into().ok()?);
-                Some((
-                    lba.checked_mul(block_bytes)?,
-                    u64::from(blocks) * block_bytes,
-                    true,
-                ))
+                let (offset, len) = self.deallocated(i, io.range_index, block_bytes)?;
+                Some((offset, len, true))
             }
             _ => None,
         }
+    }
+
+    /// A range (offset, bytes) of a Deallocate.
+    pub(super) fn deallocated(&self, i: usize, range: u16, block_bytes: u64) -> Option<(u64, u64)> {
+        // NVM Command Set 3.2.3.1: context attributes (4), length in blocks (4), starting LBA (8).
+        let at = usize::from(range) * 16;
+        let bytes = self.ios[i].buffer.as_ref()?.as_slice().get(at..at + 16)?;
+        let blocks = u32::from_le_bytes(bytes[4..8].try_into().ok()?);
+        let lba = u64::from_le_bytes(bytes[8..16].try_into().ok()?);
+        Some((
+            lba.checked_mul(block_bytes)?,
+            u64::from(blocks) * block_bytes,
+        ))
     }
 
     pub(super) fn zero(&mut self, token: Token) {

@@ -1,0 +1,400 @@
+//! Ranges that a former association, or a dead engine, may still have at a device: what is younger
+//! and overlaps them waits until they have ended there.
+//!
+//! **Design.** One list per volume, in order of age; a volume is served by one reactor, so it needs no
+//! lock. There are two sources. A successor is told what was in flight when its predecessor died
+//! ([`Core::carry`]): such a command begins only when the fence of the devices that it may have reached
+//! has passed and what is older and overlaps it has ended; so the order of writes is kept, and it itself
+//! never times out. And when a connection closes in life ([`Core::orphan`]), its commands that aren't at
+//! a device end at once and never get there; its writes that are become spans until their slices have
+//! ended, so that a host that reconnects, or another one, is not overtaken by them.
+//!
+//! A younger command that must wait does so for [`OWNER_WAIT_LIMIT_NS`] at most, then ends with Command
+//! Interrupted, which the host may retry. Two reads never conflict. A flush waits for nobody: it covers
+//! what was acknowledged, and nothing of this was. Whoever may go on is looked for at the end of a turn.
+//! While the list is empty, all of this is one load and a branch.
+//!
+//! **Not here:** which commands are carried (the take-over decides), and the fence itself (the control
+//! thread waits for it, and says so by [`Core::fenced`]).
+
+use super::io::{CommandRef, IoOp, Stage, Token};
+use super::{Core, OWNER_WAIT_LIMIT_NS};
+use forebay_nvme::Status;
+use forebay_xlate::boundary::region::MAX_QUEUES;
+use forebay_xlate::{DeviceIndex, VolumeId};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// The devices whose fence must have passed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Devices {
+    /// None: it never got to a device.
+    None,
+    /// One.
+    One(DeviceIndex),
+    /// Every device that is served.
+    All,
+}
+
+/// What a dead engine may still have at devices, or had yet to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CarriedSpan {
+    /// Whose bytes.
+    pub volume: VolumeId,
+    /// Which; the whole volume if it isn't known.
+    pub bytes: Range<u64>,
+    /// Whether they may change.
+    pub write: bool,
+    /// Where.
+    pub devices: Devices,
+    /// The command that will be started for it ([`super::NewIo::record`]). It has one span or, with
+    /// several ranges, several in a row. `None`: nobody does it again; it ends with the fence.
+    pub command: Option<CommandRef>,
+}
+
+/// Whose a span is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Of {
+    /// A command's that is yet to be started.
+    Command(CommandRef),
+    /// That of a command in the slab.
+    Io(u32),
+    /// Nobody's any more: it ends with the fence.
+    Nobody,
+}
+
+#[derive(Debug)]
+struct Span {
+    bytes: Range<u64>,
+    write: bool,
+    devices: Devices,
+    of: Of,
+}
+
+#[derive(Debug, Default)]
+struct OfVolume {
+    /// The oldest first.
+    spans: Vec<Span>,
+    /// Something ended since those that wait were looked at.
+    freed: bool,
+    /// Those that wait are being looked at.
+    looking: bool,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Carried {
+    /// Whether there is anything else here.
+    busy: bool,
+    volumes: BTreeMap<VolumeId, OfVolume>,
+    /// Something ended since those that wait were looked at.
+    look: bool,
+    /// The queues whose connection closed in this turn, and whether there are any.
+    closed: Box<[bool]>,
+    any_closed: bool,
+    fenced: [bool; 256],
+}
+
+impl Carried {
+    pub(super) fn new() -> Self {
+        Self {
+            busy: false,
+            volumes: BTreeMap::new(),
+            look: false,
+            closed: vec![false; MAX_QUEUES].into(),
+            any_closed: false,
+            fenced: [false; 256],
+        }
+    }
+
+    /// Whether there is anything that a command could have to wait for.
+    #[inline]
+    pub(super) fn any(&self) -> bool {
+        self.busy
+    }
+
+    /// Whether those that wait must be looked at.
+    pub(super) fn must_turn(&self) -> bool {
+        self.look || self.any_closed
+    }
+
+    /// Whether nothing of an earlier engine is at this device.
+    pub(super) fn is_fenced(&self, device: DeviceIndex) -> bool {
+        self.fenced[usize::from(device.0)]
+    }
+
+    fn push(&mut self, volume: VolumeId, span: Span) {
+        self.busy = true;
+        self.volumes.entry(volume).or_default().spans.push(span);
+    }
+
+    /// Takes from a volume's spans those whose command has ended, or never will begin.
+    fn ended(&mut self, volume: VolumeId, which: impl Fn(Of) -> bool) {
+        let Some(of_volume) = self.volumes.get_mut(&volume) else {
+            return;
+        };
+        let mut any = false;
+        of_volume.spans.retain_mut(|span| {
+            if !which(span.of) {
+                return true;
+            }
+            any = true;
+            span.of = Of::Nobody;
+            span.devices != Devices::None
+        });
+        of_volume.freed |= any;
+        self.look |= any;
+    }
+}
+
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+impl Core {
+    /// Takes over what a dead engine had in flight, the oldest first: before any of its commands, or
+    /// any new one, is started, and after every device that is served before its fence.
+    pub fn carry(&mut self, carried: &[CarriedSpan]) {
+        for new in carried {
+            let span = Span {
+                bytes: new.bytes.clone(),
+                write: new.write,
+                devices: self.still_to_pass(new.devices),
+                of: new.command.map_or(Of::Nobody, Of::Command),
+            };
+            if span.of != Of::Nobody || span.devices != Devices::None {
+                self.carried.push(new.volume, span);
+            }
+        }
+    }
+
+    /// Nothing of an earlier engine is at this device any more.
+    pub fn fenced(&mut self, device: DeviceIndex) {
+        self.carried.fenced[usize::from(device.0)] = true;
+        self.jobs.look_again();
+        let mut volumes = std::mem::take(&mut self.carried.volumes);
+        for of_volume in volumes.values_mut() {
+            of_volume.spans.retain_mut(|span| {
+                span.devices = self.still_to_pass(span.devices);
+                span.devices != Devices::None || span.of != Of::Nobody
+            });
+            of_volume.freed = true;
+        }
+        self.carried.look |= !volumes.is_empty();
+        self.carried.volumes = volumes;
+    }
+
+    /// What is left of these when the fences that passed are taken away.
+    fn still_to_pass(&self, devices: Devices) -> Devices {
+        let fenced = &self.carried.fenced;
+        let passed = match devices {
+            Devices::None => true,
+            Devices::One(device) => fenced[usize::from(device.0)],
+            Devices::All => {
+                let mut served = self.devices.iter().zip(fenced);
+                served.all(|(device, fenced)| device.is_none() || *fenced)
+            }
+        };
+        if passed { Devices::None } else { devices }
+    }
+
+    /// The connection of a queue is closed. Before the next command begins, and in this turn, what it
+    /// has in the core ends, or is waited for by what overlaps it.
+    pub fn orphan(&mut self, queue: u32) {
+        if let Some(closed) = self.carried.closed.get_mut(queue as usize) {
+            *closed = true;
+            self.carried.any_closed = true;
+            self.carried.busy = true;
+        }
+    }
+
+    #[cold]
+    pub(super) fn settle_orphans(&mut self) {
+        if !std::mem::take(&mut self.carried.any_closed) {
+            return;
+        }
+        let mut queues = std::mem::take(&mut self.carried.closed);
+        let closed = |queue: u32| queues.get(queue as usize).is_some_and(|closed| *closed);
+        let now = self.now_ns;
+        for io in &mut self.ios {
+            if io.stage != Stage::Free && closed(io.record.queue) {
+                // Nothing more of it goes to a device; what waits, waits no longer.
+                io.deadline_ns = now;
+                if io.status == Status::SUCCESS {
+                    io.status = Status::COMMAND_INTERRUPTED;
+                }
+            }
+        }
+        self.tick();
+        let known: Vec<VolumeId> = self.carried.volumes.keys().copied().collect();
+        for volume in known {
+            let gone = |of| matches!(of, Of::Command(command) if closed(command.queue));
+            self.carried.ended(volume, gone);
+        }
+        for index in 0..self.ios.len() as u32 {
+            let io = &self.ios[index as usize];
+            let left = io.slices > 0 || io.stage == Stage::Releasing;
+            if !left || !closed(io.record.queue) || !io.op.writes() {
+                continue;
+            }
+            let Some(volume) = self.volume_of(io) else {
+                continue;
+            };
+            let mut ranges = Vec::new();
+            self.each_range(index as usize, |range| ranges.push(range));
+            // One that was carried has its spans already; a second one does no harm.
+            for bytes in ranges {
+                let span = Span {
+                    bytes,
+                    write: true,
+                    devices: Devices::None,
+                    of: Of::Io(index),
+                };
+                self.carried.push(volume, span);
+            }
+        }
+        queues.fill(false);
+        self.carried.closed = queues;
+    }
+
+    /// The bytes of its volume that a command concerns.
+    fn each_range(&self, index: usize, mut each: impl FnMut(Range<u64>)) {
+        match self.ios[index].op {
+            IoOp::Read {
+                offset_bytes,
+                len_bytes,
+            }
+            | IoOp::Write {
+                offset_bytes,
+                len_bytes,
+                ..
+            } => each(offset_bytes..offset_bytes.saturating_add(u64::from(len_bytes))),
+            IoOp::WriteZeroes {
+                offset_bytes,
+                len_bytes,
+                ..
+            } => each(offset_bytes..offset_bytes.saturating_add(len_bytes)),
+            IoOp::Deallocate { ranges } => {
+                let lane = self.lane(self.ios[index].lane);
+                let block_bytes = lane.map_or(0, |l| u64::from(l.volume.config.block_bytes));
+                for at in 0..ranges {
+                    if let Some((offset_bytes, len_bytes)) =
+                        self.deallocated(index, at, block_bytes)
+                    {
+                        each(offset_bytes..offset_bytes.saturating_add(len_bytes));
+                    }
+                }
+            }
+            IoOp::Flush => {}
+        }
+    }
+
+    /// Begins a command while something is carried.
+    #[cold]
+    pub(super) fn begin_beside_carried(&mut self, token: Token) {
+        let io = &self.ios[token.index()];
+        // A flush may be the first half of a command that is carried: its span stays.
+        if io.op != IoOp::Flush
+            && let Some(volume) = self.volume_of(io)
+            && let Some(of_volume) = self.carried.volumes.get_mut(&volume)
+        {
+            let record = Of::Command(io.record);
+            let own = of_volume.spans.iter_mut().filter(|s| s.of == record);
+            let mut any = false;
+            for span in own {
+                span.of = Of::Io(token.index() as u32);
+                any = true;
+            }
+            if any {
+                self.ios[token.index()].deadline_ns = u64::MAX;
+            }
+        }
+        self.go_on(token);
+    }
+
+    /// Begins a command, or has it wait for what is older.
+    fn go_on(&mut self, token: Token) {
+        let io = &self.ios[token.index()];
+        if io.status == Status::SUCCESS && self.must_wait(token.index()) {
+            self.set_aside(token, Stage::CarriedWait);
+            return;
+        }
+        let io = &mut self.ios[token.index()];
+        if io.deadline_ns == u64::MAX {
+            // Its time begins.
+            io.deadline_ns = self.now_ns + OWNER_WAIT_LIMIT_NS;
+        }
+        self.dispatch(token);
+    }
+
+    fn must_wait(&self, index: usize) -> bool {
+        let io = &self.ios[index];
+        let of_volume = self
+            .volume_of(io)
+            .and_then(|volume| self.carried.volumes.get(&volume));
+        let Some(of_volume) = of_volume else {
+            return false;
+        };
+        let own = |span: &Span| span.of == Of::Io(index as u32);
+        let mut owned = of_volume.spans.iter().filter(|span| own(span));
+        if owned.any(|span| span.devices != Devices::None) {
+            return true;
+        }
+        // What comes after its own is younger.
+        let older = of_volume.spans.iter().take_while(|span| !own(span));
+        let writes = io.op.writes();
+        older.filter(|span| span.write || writes).any(|span| {
+            let mut any = false;
+            self.each_range(index, |range| any |= overlap(&range, &span.bytes));
+            any
+        })
+    }
+
+    /// A command ends.
+    #[cold]
+    pub(super) fn carried_ended(&mut self, index: u32) {
+        let io = &self.ios[index as usize];
+        let Some(volume) = self.volume_of(io) else {
+            return;
+        };
+        // A flush that failed may have been the first half of a command: there is no second one.
+        let (record, failed) = (io.record, io.status != Status::SUCCESS);
+        self.carried.ended(volume, |of| {
+            of == Of::Io(index) || failed && of == Of::Command(record)
+        });
+    }
+
+    /// A command was refused before it began.
+    #[cold]
+    pub(super) fn carried_refused(&mut self, record: CommandRef) {
+        let known: Vec<VolumeId> = self.carried.volumes.keys().copied().collect();
+        for volume in known {
+            self.carried.ended(volume, |of| of == Of::Command(record));
+        }
+    }
+
+    /// The end of a turn: whoever has nothing older before it any more goes on.
+    #[cold]
+    pub(super) fn advance_carried(&mut self) {
+        self.settle_orphans();
+        if !std::mem::take(&mut self.carried.look) {
+            return;
+        }
+        for of_volume in self.carried.volumes.values_mut() {
+            of_volume.looking = std::mem::take(&mut of_volume.freed);
+        }
+        self.take_up(
+            |core, io| {
+                let of_volume = core
+                    .volume_of(io)
+                    .and_then(|volume| core.carried.volumes.get(&volume));
+                io.stage == Stage::CarriedWait && of_volume.is_none_or(|v| v.looking)
+            },
+            Self::go_on,
+        );
+        self.carried
+            .volumes
+            .retain(|_, of_volume| of_volume.freed || !of_volume.spans.is_empty());
+        self.carried.busy = !self.carried.volumes.is_empty() || self.carried.any_closed;
+    }
+}
