@@ -26,6 +26,8 @@ const RING_ENTRIES: usize = 4096;
 pub enum Post {
     /// A device is served.
     Device(ServedDevice),
+    /// Nothing of an earlier engine is at a device that is served.
+    Fenced(DeviceIndex),
     /// A lane is served here, or shows something else now.
     Lane(Box<Lane>),
     /// A lane's export is removed.

@@ -171,6 +171,7 @@ impl Reactor {
         let core = &mut self.core;
         match post {
             Post::Device(served) => core.set_device(served),
+            Post::Fenced(device) => core.fenced(device),
             Post::Lane(lane) => {
                 let export = lane.export.export;
                 core.set_lane(*lane);

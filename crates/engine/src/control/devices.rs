@@ -2,8 +2,13 @@
 //!
 //! **Design.** The engine takes its own generation's lock on the very descriptor that it does I/O
 //! through, before its first request; then a helper thread waits until every earlier generation's
-//! lock has fallen, and only then is the device served (`shared/design.md`, "The fence"). Until then
-//! commands that need the device wait. **Not here:** the locks themselves (the device crate).
+//! lock has fallen: the fence (`shared/design.md`). Who doesn't know what a dead engine has in flight
+//! serves the device only then. Who has taken that over serves at once ([`Control::serve_devices`]):
+//! only what was carried, and what overlaps it, waits for [`Post::Fenced`]. A device that comes to
+//! nothing after that keeps its place, since reactors use it; the daemon may ask for its fence again.
+//!
+//! Two of them that are one (by another path, link or device node) are refused: no lock would stand
+//! between them. **Not here:** the locks themselves (the device crate).
 
 use super::{Control, KnownDevice};
 use crate::core::ServedDevice;
@@ -22,7 +27,7 @@ const FENCE_LIMIT: Duration = Duration::from_secs(3600);
 /// From a helper thread.
 pub(super) enum News {
     /// Every earlier engine is gone from the device.
-    Ready(DeviceIndex, Arc<Device>),
+    Ready(DeviceIndex),
     /// It isn't yet.
     Waiting(DeviceIndex, String),
     /// It can't be used.
@@ -32,9 +37,12 @@ pub(super) enum News {
 impl Control {
     pub(super) fn set_device(&mut self, request: u64, config: DeviceConfig) {
         let index = config.device;
-        if let Some(known) = self.devices.get(&index) {
-            let same = known.config.uuid == config.uuid && known.config.extents == config.extents;
-            let served = known.served.is_some();
+        if let Some(known) = self.devices.get_mut(&index) {
+            let here = &known.served.config;
+            let same = here.uuid == config.uuid && here.extents == config.extents;
+            let fenced = known.fenced;
+            let wait = same && !fenced && !std::mem::replace(&mut known.waiting, true);
+            let device = known.served.device.clone();
             self.done(
                 request,
                 if same {
@@ -43,19 +51,28 @@ impl Control {
                     Err(format!("{index} is another device here"))
                 },
             );
-            if same && served {
+            if same && fenced {
                 self.say(&FromEngine::DeviceReady { device: index });
+            }
+            if wait {
+                self.wait_for_fence(index, device);
             }
             return;
         }
         match self.open_device(&config) {
             Ok(device) => {
                 let device = Arc::new(device);
+                let served = ServedDevice {
+                    config: Arc::new(config),
+                    device: device.clone(),
+                };
                 self.devices.insert(
                     index,
                     KnownDevice {
-                        config: Arc::new(config),
-                        served: None,
+                        served,
+                        posted: false,
+                        waiting: true,
+                        fenced: false,
                     },
                 );
                 self.done(request, Ok(()));
@@ -81,6 +98,14 @@ impl Control {
             ..OpenOptions::default()
         };
         let device = Device::open(&spec, &options).map_err(|e| e.to_string())?;
+        let is_it =
+            |known: &&KnownDevice| known.served.device.info().identity == device.info().identity;
+        if let Some(twin) = self.devices.values().find(is_it) {
+            return Err(format!(
+                "{} is the same device as {}",
+                config.spec, twin.served.config.spec
+            ));
+        }
         device
             .take_fence(self.generation)
             .map_err(|e| e.to_string())?;
@@ -101,7 +126,7 @@ impl Control {
             let mut waited = Duration::ZERO;
             loop {
                 match device.predecessors_gone(generation) {
-                    Ok(true) => return tell(News::Ready(index, device)),
+                    Ok(true) => return tell(News::Ready(index)),
                     Ok(false) if waited >= FENCE_LIMIT => {
                         let why = "an earlier engine still holds its lock: its I/O has not ended"
                             .to_string();
@@ -128,19 +153,35 @@ impl Control {
         }
     }
 
+    /// What the dead engine has in flight is taken over: every device that is open is served from now
+    /// on, before its fence. Before any reactor hears of what is carried.
+    #[expect(dead_code, reason = "called at the resume, which comes next")]
+    pub(super) fn serve_devices(&mut self) {
+        let all: Vec<DeviceIndex> = self.devices.keys().copied().collect();
+        for index in all {
+            self.serve_device(index);
+        }
+    }
+
+    fn serve_device(&mut self, index: DeviceIndex) {
+        if let Some(known) = self.devices.get_mut(&index)
+            && !std::mem::replace(&mut known.posted, true)
+        {
+            let served = known.served.clone();
+            self.post_all(|| Post::Device(served.clone()));
+        }
+    }
+
     pub(super) fn take_device_news(&mut self) {
         while let Ok(news) = self.device_news.try_recv() {
             match news {
-                News::Ready(index, device) => {
+                News::Ready(index) => {
                     let Some(known) = self.devices.get_mut(&index) else {
                         continue;
                     };
-                    let served = ServedDevice {
-                        config: known.config.clone(),
-                        device,
-                    };
-                    known.served = Some(served.clone());
-                    self.post_all(|| Post::Device(served.clone()));
+                    known.fenced = true;
+                    self.serve_device(index);
+                    self.post_all(|| Post::Fenced(index));
                     self.say(&FromEngine::DeviceReady { device: index });
                 }
                 News::Waiting(index, text) => {
@@ -150,7 +191,12 @@ impl Control {
                 }
                 News::Failed(index, error) => {
                     // Forgotten, so that the daemon may ask again.
-                    self.devices.remove(&index);
+                    if let Some(known) = self.devices.get_mut(&index) {
+                        known.waiting = false;
+                        if !known.posted {
+                            self.devices.remove(&index);
+                        }
+                    }
                     self.say(&FromEngine::DeviceFailed {
                         device: index,
                         error,

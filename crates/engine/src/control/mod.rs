@@ -18,9 +18,7 @@ use crate::exports::Exports;
 use crate::lane::LaneIndex;
 use crate::mailbox::{ControlBell, Post, ToReactor, Upcall, quiet_bell};
 use forebay_xlate::DeviceIndex;
-use forebay_xlate::boundary::message::{
-    DeviceConfig, ExportConfig, ExportId, FromEngine, Held, ToEngine,
-};
+use forebay_xlate::boundary::message::{ExportConfig, ExportId, FromEngine, Held, ToEngine};
 use forebay_xlate::boundary::region::{MAX_LANES, Region};
 use forebay_xlate::boundary::socket::{self, Channel};
 use forebay_xlate::drain::MAX_DRAINS;
@@ -42,8 +40,13 @@ const IDLE_TICK_MS: i64 = 5_000;
 
 /// A device that the daemon configured.
 struct KnownDevice {
-    config: Arc<DeviceConfig>,
-    served: Option<ServedDevice>,
+    served: ServedDevice,
+    /// The reactors have it.
+    posted: bool,
+    /// A helper waits for its fence.
+    waiting: bool,
+    /// Its fence has passed.
+    fenced: bool,
 }
 
 /// An export and its lane.
@@ -311,10 +314,7 @@ impl Control {
         self.say_with(&welcome, descriptors);
         let mut held = Vec::new();
         for known in self.devices.values() {
-            held.push(Held::Device(
-                (*known.config).clone(),
-                known.served.is_some(),
-            ));
+            held.push(Held::Device((*known.served.config).clone(), known.fenced));
         }
         held.extend(
             self.volumes

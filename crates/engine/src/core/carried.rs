@@ -198,6 +198,11 @@ impl Core {
         if passed { Devices::None } else { devices }
     }
 
+    /// Whether anything is carried, or left by connections that closed.
+    pub fn carries(&self) -> bool {
+        self.carried.any()
+    }
+
     /// The connection of a queue is closed. Before the next command begins, and in this turn, what it
     /// has in the core ends, or is waited for by what overlaps it.
     pub fn orphan(&mut self, queue: u32) {

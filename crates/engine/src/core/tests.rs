@@ -93,6 +93,7 @@ fn bench_with(kind: &str) -> Bench {
     let ring = Ring::new(&RingOptions::default()).unwrap();
     let mut core = Core::new(0, region.clone(), ring).unwrap();
     core.set_device(served);
+    core.fenced(DeviceIndex(0));
     let (lane, volume) = lane(3, V, &region);
     core.set_lane(lane);
     Bench {

@@ -511,6 +511,9 @@ impl Conn {
         self.fd = None;
         self.rx.forget(&self.shared.pool);
         self.drop_pending(core);
+        if self.in_flight > 0 || core.carries() {
+            core.orphan(self.queue);
+        }
         let (slots, region, queue) = (&mut self.slots, &self.shared.region, self.queue as usize);
         let held = &mut self.held;
         self.tx.abandon(&self.shared.pool, |slot, buffer| {

@@ -37,7 +37,6 @@ pub(super) struct Attached {
     pub controller: Controller,
     /// Held for its id; freed with this.
     pub _association: Association,
-    pub host_id: [u8; 16],
     pub lane: Option<LaneIndex>,
     pub export: Option<ExportId>,
     /// What a discovery controller tells of.

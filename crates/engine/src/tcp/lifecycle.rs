@@ -2,8 +2,8 @@
 //!
 //! **Design.** An admin queue's connection makes the controller; when it ends, all I/O queues of the
 //! controller end with it. A closed connection is *drained* when the core has given back its last
-//! command; a controller is gone with its last drained connection. Until then its host, if it comes back,
-//! is held: a write of the old association must not land after one of the new. A reset or shutdown
+//! command; a controller is gone with its last drained connection. Its host may be back before that: what
+//! it has left at a device is waited for by what overlaps it ([`Core::orphan`]). A reset or shutdown
 //! closes the I/O queues, waits for them to drain, flushes if it is a shutdown, and only then tells the
 //! controller that it is quiet.
 //!
@@ -31,8 +31,9 @@ use rustix::event::epoll;
 use rustix::net::SendFlags;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-/// Hosts that may be held at once.
-const MAX_HELD: usize = 64;
+/// Connections of a lane that may wait for their last commands when a host connects: on a device that
+/// hangs, one that comes back again and again would take all places.
+const MAX_DRAINING: usize = 64;
 
 /// The place of a new queue.
 struct Place {
@@ -47,15 +48,6 @@ impl Frontend {
     /// Takes a connection from the door, and answers its Connect.
     pub(crate) fn adopt(&mut self, core: &mut Core, new: NewConnection) {
         if self.stopping {
-            return;
-        }
-        if let NewKind::Admin { connect, .. } = &new.kind
-            && self.must_hold(connect)
-        {
-            // Beyond the limit, the socket is closed, and the host tries again later.
-            if self.held.len() < MAX_HELD {
-                self.held.push(new);
-            }
             return;
         }
         let NewConnection {
@@ -95,16 +87,6 @@ impl Frontend {
         let _ = rustix::net::send(&fd, &out[..n], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
     }
 
-    /// Whether this host has left commands with the core that its new ones must not overtake.
-    fn must_hold(&self, connect: &AdminConnect) -> bool {
-        self.controllers.iter().any(|(_, a)| {
-            a.admin.is_none()
-                && a.host_id == connect.hostid
-                && a.controller.hostnqn() == connect.hostnqn
-                && a.controller.subnqn() == connect.subnqn
-        })
-    }
-
     fn adopt_admin(
         &mut self,
         core: &Core,
@@ -121,6 +103,13 @@ impl Frontend {
                     .lane_of_export(*export)
                     .ok_or_else(Refusal::unknown_subsystem)?;
                 let lane = core.lane(index).ok_or_else(Refusal::unknown_subsystem)?;
+                let conns = self.conns.iter().flatten();
+                let draining = conns
+                    .filter(|c| c.life == Life::Draining && c.lane == Some(index))
+                    .count();
+                if draining > MAX_DRAINING {
+                    return Err(Refusal::busy());
+                }
                 let nqn = Nqn::parse(&lane.export.nqn).map_err(|_| Refusal::unknown_subsystem())?;
                 let config = ControllerConfig {
                     max_queue_entries: MAX_IO_ENTRIES,
@@ -135,7 +124,6 @@ impl Frontend {
         let attached = Attached {
             controller: Controller::new(config, connect, core.now_ns()),
             _association: association,
-            host_id: connect.hostid,
             lane,
             export,
             exports: match target {
@@ -326,7 +314,7 @@ impl Frontend {
         while let Some(event) = self.events.pop() {
             match event {
                 Event::Closed(index) => self.closed(core, index),
-                Event::Drained(index) => self.drained(core, index),
+                Event::Drained(index) => self.drained(index),
                 Event::Quiesce(controller) => self.quiesce(core, controller),
                 Event::Flushed(controller) => {
                     if let Some(attached) = self.controllers.get_mut(controller)
@@ -355,7 +343,7 @@ impl Frontend {
         }
     }
 
-    fn drained(&mut self, core: &mut Core, index: u32) {
+    fn drained(&mut self, index: u32) {
         let Some(place) = self.conns.get_mut(index as usize) else {
             return;
         };
@@ -389,9 +377,6 @@ impl Frontend {
         if attached.conns.is_empty() {
             self.controllers
                 .remove(conn.controller, &self.shared.region);
-            for held in std::mem::take(&mut self.held) {
-                self.adopt(core, held);
-            }
         } else if attached.quiesce != Quiesce::No {
             self.events.push(Event::Quiesce(conn.controller));
         }
@@ -558,7 +543,6 @@ impl Frontend {
     /// Closes every connection, and takes no more.
     pub(crate) fn close_all(&mut self, core: &mut Core) {
         self.stopping = true;
-        self.held.clear();
         for index in 0..self.conns.len() {
             self.close(core, index as u32);
         }

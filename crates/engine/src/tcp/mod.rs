@@ -29,7 +29,6 @@ mod slots;
 mod tx;
 
 use crate::core::{Core, DoneIo};
-pub(crate) use crate::door::NewConnection;
 use conn::{Conn, Life, Shared};
 use controllers::{Controllers, Quiesce};
 use forebay_nvme::Status;
@@ -91,8 +90,6 @@ pub(crate) struct Frontend {
     first: usize,
     dirty: Vec<u32>,
     events: Vec<Event>,
-    /// Hosts that come back while commands of their last association are still with the core.
-    held: Vec<NewConnection>,
     stopping: bool,
 }
 
@@ -113,7 +110,6 @@ impl Frontend {
             first: 0,
             dirty: Vec::new(),
             events: Vec::with_capacity(64),
-            held: Vec::new(),
             stopping: false,
         }
     }

@@ -12,6 +12,7 @@ fn second(b: &mut Bench) -> (Arc<Volume>, Arc<TestGate>) {
     let spec = format!("file:{}", path.display()).parse().unwrap();
     let (served, gate) = device(1, &spec);
     b.core.set_device(served);
+    b.core.fenced(DeviceIndex(1));
     let region = b.core.region.clone();
     let (lane, volume) = lane(4, W, &region);
     b.core.set_lane(lane);

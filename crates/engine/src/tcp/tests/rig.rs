@@ -5,7 +5,7 @@
 use super::super::*;
 use crate::associations::Associations;
 use crate::core::ServedDevice;
-use crate::door::{NewKind, Target};
+use crate::door::{NewConnection, NewKind, Target};
 use crate::lane::{Lane, LaneIndex};
 use crate::volume::Volume;
 use forebay_device::ring::{Ring, RingOptions};
