@@ -10,6 +10,7 @@ use forebay_xlate::{DeviceIndex, ExtentIndex, Word};
 const EXTENT: u64 = 64 << 10;
 const V: VolumeId = VolumeId(9);
 
+mod carried;
 mod errors;
 mod hung;
 mod parked;
@@ -22,6 +23,8 @@ struct Bench {
     path: std::path::PathBuf,
     _dir: tempfile::TempDir,
     next_slot: u16,
+    /// Whose commands [`Bench::start`] starts.
+    queue: u32,
 }
 
 /// A device of 200 extents, and the gate before it.
@@ -75,7 +78,8 @@ fn lane(lane: u32, volume: VolumeId, region: &Arc<Region>) -> (Lane, Arc<Volume>
     (lane, served)
 }
 
-fn bench_with(kind: &str) -> Bench {
+/// With a device whose fence has not passed.
+fn unfenced(kind: &str) -> Bench {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("device");
     let spec: DeviceSpec = match kind {
@@ -93,7 +97,6 @@ fn bench_with(kind: &str) -> Bench {
     let ring = Ring::new(&RingOptions::default()).unwrap();
     let mut core = Core::new(0, region.clone(), ring).unwrap();
     core.set_device(served);
-    core.fenced(DeviceIndex(0));
     let (lane, volume) = lane(3, V, &region);
     core.set_lane(lane);
     Bench {
@@ -103,7 +106,14 @@ fn bench_with(kind: &str) -> Bench {
         path,
         _dir: dir,
         next_slot: 0,
+        queue: 0,
     }
+}
+
+fn bench_with(kind: &str) -> Bench {
+    let mut b = unfenced(kind);
+    b.core.fenced(DeviceIndex(0));
+    b
 }
 
 fn bench() -> Bench {
@@ -141,7 +151,10 @@ impl Bench {
             lane: LaneIndex(lane),
             op,
             buffer,
-            record: CommandRef { queue: 0, slot },
+            record: CommandRef {
+                queue: self.queue,
+                slot,
+            },
         };
         self.core.begin_turn();
         match self.core.start(new) {
