@@ -96,6 +96,40 @@ impl Associations {
         })
     }
 
+    /// An id that a dead engine gave out, for the same host's association; `None` when it is taken, or
+    /// was never one that is given out.
+    pub(crate) fn resume(
+        &self,
+        cntlid: u16,
+        reactor: usize,
+        subsystem: Nqn,
+        host: Nqn,
+        host_id: [u8; 16],
+    ) -> Option<Association> {
+        let fresh = (1..=MAX_CNTLID).contains(&cntlid)
+            && self.with(|t| {
+                let fresh = t.of.len() < MAX_CONTROLLERS && !t.of.contains_key(&cntlid);
+                if fresh {
+                    // Ids that its hosts have forgotten are the last to be given out again.
+                    t.last = t.last.max(cntlid);
+                    t.of.insert(
+                        cntlid,
+                        Entry {
+                            reactor,
+                            subsystem,
+                            host,
+                            host_id,
+                        },
+                    );
+                }
+                fresh
+            });
+        fresh.then(|| Association {
+            cntlid,
+            table: self.clone(),
+        })
+    }
+
     /// The reactor of a controller, if it is this host's with this subsystem.
     pub(crate) fn find(
         &self,
@@ -141,6 +175,21 @@ mod tests {
         assert_eq!(table.find(id, &disk, &alice, &[1; 16]), None);
         let third = table.begin(0, disk, alice, [1; 16]).unwrap();
         assert!(third.cntlid() != id, "a freed id is not given out at once");
+    }
+
+    #[test]
+    fn an_id_is_taken_up_again_once() {
+        let table = Associations::default();
+        let disk = Nqn::parse("nqn.2026-01.io.forebay:a.b").unwrap();
+        let alice = Nqn::parse("nqn.2014-08.org.example:alice").unwrap();
+        let id = table.resume(70, 2, disk, alice, [1; 16]).unwrap();
+        assert_eq!(table.find(70, &disk, &alice, &[1; 16]), Some(2));
+        for other in [0, 70, 0xfff0, 0xffff] {
+            assert!(table.resume(other, 2, disk, alice, [1; 16]).is_none());
+        }
+        assert_eq!(table.begin(0, disk, alice, [1; 16]).unwrap().cntlid(), 71);
+        drop(id);
+        assert!(table.resume(70, 2, disk, alice, [1; 16]).is_some());
     }
 
     #[test]

@@ -24,6 +24,8 @@
 
 mod closing;
 pub(crate) mod counters;
+mod items;
+mod stream;
 mod types;
 
 pub(crate) use closing::Closing;
@@ -39,6 +41,10 @@ use forebay_xlate::shm::SharedMemory;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+
+/// What is wrong with a record of a dead engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Damage(pub &'static str);
 
 /// What a dead engine left, while it is being gathered.
 #[derive(Debug)]
