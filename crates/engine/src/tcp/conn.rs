@@ -19,7 +19,7 @@ use forebay_nvme::tcp::{
     self, C2hData, DIGEST_BYTES, MAX_TERM_REQ_BYTES, PduError, Role, TcpParams,
 };
 use forebay_nvme::{Cqe, Sqe, Status};
-use forebay_xlate::boundary::region::{CommandRecord, OpKind, QueueRecord, Region, bump, progress};
+use forebay_xlate::boundary::region::{CommandRecord, CommandState, OpKind, QueueRecord, Region, bump};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::Shutdown;
@@ -183,12 +183,6 @@ impl Conn {
             .get(usize::from(slot))
     }
 
-    fn note(&self, slot: u16, stage: u64) {
-        if let Some(record) = self.command_record(slot) {
-            record.progress.store(stage, Relaxed);
-        }
-    }
-
     /// Counts a command as taken from the submission queue.
     pub(super) fn count_taken(&mut self) {
         self.sq_head = if self.sq_head + 1 >= self.entries {
@@ -197,9 +191,7 @@ impl Conn {
             self.sq_head + 1
         };
         self.number += 1;
-        self.record()
-            .sq_head
-            .store(u64::from(self.sq_head), Relaxed);
+        self.record().number.store(self.number, Relaxed);
     }
 
     /// Gives a command a slot, and records it.
@@ -210,12 +202,11 @@ impl Conn {
         if let Some(record) = self.command_record(slot) {
             let words: [u64; 8] = zerocopy::transmute!(*sqe);
             record.number.store(self.number, Relaxed);
-            record.attempts.store(1, Relaxed);
             record.taken_ns.store(now_ns, Relaxed);
             for (to, from) in record.sqe.iter().zip(words) {
                 to.store(from, Relaxed);
             }
-            record.progress.store(progress::TAKEN, Release);
+            record.state.store(CommandState::TAKEN.0, Release);
         }
         Ok(slot)
     }
@@ -228,9 +219,7 @@ impl Conn {
             .checked_sub(1)
             .unwrap_or(self.entries.saturating_sub(1));
         self.number -= 1;
-        self.record()
-            .sq_head
-            .store(u64::from(self.sq_head), Relaxed);
+        self.record().number.store(self.number, Relaxed);
     }
 
     /// The name under which the core gives a command back.
@@ -318,7 +307,6 @@ impl Conn {
         let cid = s.cid;
         let kept = s.buffer.take();
         self.count_ended(core, slot, status);
-        self.note(slot, progress::ENDED);
         if let Some(kept) = kept {
             self.give_buffer(core, kept);
         }
@@ -496,7 +484,9 @@ impl Conn {
             self.count_received_all();
         }
         let buffer = self.slots.release(slot);
-        self.note(slot, progress::FREE);
+        if let Some(record) = self.command_record(slot) {
+            record.state.store(0, Relaxed);
+        }
         if let Some(buffer) = buffer {
             self.give_buffer(core, buffer);
         }
@@ -532,11 +522,6 @@ impl Conn {
         self.receiving -= 1;
         self.held.answered();
     }
-
-    /// Notes how far the stream was taken.
-    pub(super) fn count_received(&self, bytes: usize) {
-        bump(&self.record().received_bytes, bytes as u64);
-    }
 }
 
 /// A command's last byte is sent, or never will be; or a buffer is free.
@@ -558,7 +543,7 @@ fn sent(
         let rest = slots.release(slot);
         debug_assert!(rest.is_none(), "an answered command holds no buffer");
         if let Some(record) = region.commands(queue).get(usize::from(slot)) {
-            record.progress.store(progress::FREE, Relaxed);
+            record.state.store(0, Relaxed);
         }
     }
 }

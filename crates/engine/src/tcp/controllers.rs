@@ -11,15 +11,16 @@ use crate::core::Core;
 use crate::exports::{Exports, Served};
 use crate::lane::LaneIndex;
 use forebay_nvme::Nqn;
-use forebay_nvme::controller::{AdminEnv, Controller, ControllerState, Health, NamespaceInfo};
+use forebay_nvme::controller::{AdminEnv, Controller, Health, NamespaceInfo};
 use forebay_nvme::fabrics::DiscoveryLogEntry;
 use forebay_nvme::io::NamespaceGeometry;
 use forebay_xlate::boundary::message::ExportId;
-use forebay_xlate::boundary::region::{ControllerRecord, OpKind, Region};
+use forebay_xlate::boundary::region::{
+    ControllerConstants, ControllerContent, ControllerRecord, OpKind, Region,
+};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use zerocopy::IntoBytes;
 
 /// How far a reset or shutdown is that the host asked for (CC.EN, CC.SHN).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,34 +61,29 @@ impl Attached {
         let Some(record) = region.controllers().get(self.slot as usize) else {
             return;
         };
-        let (name, rest) = self.controller.state().as_bytes().split_at(HOST_NQN_BYTES);
-        let words = |bytes: &[u8]| -> Vec<u64> {
-            bytes
-                .chunks_exact(8)
-                .filter_map(|c| c.try_into().ok())
-                .map(u64::from_le_bytes)
-                .collect()
+        let content = ControllerContent {
+            sequence: record.sequence() + 1,
+            valid_from: 0,
+            blocks: self.blocks,
+            state: zerocopy::transmute!(*self.controller.state()),
         };
-        for (to, from) in record.host_nqn.iter().zip(words(name)) {
-            to.store(from, Relaxed);
-        }
-        for (to, from) in record.state.iter().zip(words(rest)) {
-            to.store(from, Relaxed);
-        }
+        record.put_state(region.header().key.load(Relaxed), self.slot, &content);
     }
 
     /// Makes its record.
     pub(super) fn record(&self, region: &Region) {
-        if let Some(record) = region.controllers().get(self.slot as usize) {
-            record
-                .cntlid
-                .store(u64::from(self.controller.cntlid()), Relaxed);
-            record
-                .lane
-                .store(self.lane.map_or(u64::MAX, |l| u64::from(l.0)), Relaxed);
-            self.publish(region);
-            record.used.store(1, Release);
-        }
+        let Some(record) = region.controllers().get(self.slot as usize) else {
+            return;
+        };
+        let constants = ControllerConstants {
+            lane: self.lane.map(|l| l.0),
+            cntlid: self.controller.cntlid(),
+            export: self.export.map(|e| e.0),
+            local: self.local,
+        };
+        record.put_constants(region.header().key.load(Relaxed), self.slot, &constants);
+        self.publish(region);
+        record.used.store(1, Release);
     }
 
     /// What it may ask about the world.
@@ -150,14 +146,6 @@ impl Attached {
         all
     }
 }
-
-/// The head of [`ControllerState`], which has a place of its own in the record.
-const HOST_NQN_BYTES: usize = 256;
-const _: () = {
-    assert!(std::mem::offset_of!(ControllerState, hostid) == HOST_NQN_BYTES);
-    assert!(std::mem::offset_of!(ControllerRecord, state) == 24);
-    assert!(size_of::<ControllerState>() - HOST_NQN_BYTES <= 29 * 8);
-};
 
 /// The world as it was when a command came.
 pub(super) struct Env {

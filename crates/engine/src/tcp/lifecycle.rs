@@ -26,7 +26,7 @@ use forebay_nvme::fabrics::{self, ConnectCommand, ConnectData};
 use forebay_nvme::tcp;
 use forebay_nvme::{Cqe, Nqn};
 use forebay_xlate::boundary::message::ExportId;
-use forebay_xlate::boundary::region::{QueueRecord, bump, progress};
+use forebay_xlate::boundary::region::{QueueRecord, bump};
 use rustix::event::epoll;
 use rustix::net::SendFlags;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -207,10 +207,7 @@ impl Frontend {
                 .map_or(0, |a| u64::from(a.slot)),
             Relaxed,
         );
-        record.qid.store(u64::from(place.qid), Relaxed);
-        record.entries.store(u64::from(place.entries), Relaxed);
-        record.sq_head.store(0, Relaxed);
-        record.received_bytes.store(0, Relaxed);
+        record.number.store(0, Relaxed);
         record.reactor.store(self.reactor as u64, Relaxed);
         let at = self
             .conns
@@ -359,8 +356,8 @@ impl Frontend {
             (0, 0, 0)
         );
         for record in self.shared.region.commands(conn.queue as usize) {
-            if record.progress.load(Relaxed) != progress::FREE {
-                record.progress.store(progress::FREE, Relaxed);
+            if record.state.load(Relaxed) != 0 {
+                record.state.store(0, Relaxed);
             }
         }
         free_queue(&self.shared.region.queues()[conn.queue as usize]);

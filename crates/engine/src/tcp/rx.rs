@@ -131,7 +131,6 @@ pub(super) fn receive(conn: &mut Conn, buffer: &mut [u8]) -> Received {
                 Ok(n) if n > 0 => {
                     let placed = n.min(left as usize);
                     placed_data(conn, placed as u32);
-                    conn.count_received(n);
                     return match n - placed {
                         0 => Received::Data,
                         more => {
@@ -155,7 +154,6 @@ pub(super) fn receive(conn: &mut Conn, buffer: &mut [u8]) -> Received {
     match result {
         Ok(0) => Received::Ended,
         Ok(n) => {
-            conn.count_received(n);
             if have > 0 {
                 let kept = std::mem::take(&mut conn.rx.kept);
                 buffer[..have].copy_from_slice(&kept);

@@ -1,0 +1,239 @@
+//! A command's record.
+//!
+//! **Design.** Its `state` is one word, stored last when the command is taken, and says how far it is:
+//! [`CommandState`]. Whether any device may ever have got a part of it stays said until the command has
+//! ended, because that is what a successor must wait for. The words of the submission queue entry that
+//! a successor begins it from, its number and its end in the stream are under a check.
+//!
+//! **Not here:** when each word is stored (the engine's `tcp::record`).
+
+use super::check::{BufferRef, Seed, check};
+use crate::cells;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+/// How far a command is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum CommandStage {
+    /// The slot is free.
+    Free = 0,
+    /// It is taken from the stream, with all the data that came in its capsule.
+    Taken = 1,
+    /// An R2T asks the host for its data; the buffer for it is there.
+    Asked = 2,
+    /// The controller keeps it: an Asynchronous Event Request.
+    Kept = 3,
+}
+
+/// The word `state` of a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CommandState(pub u64);
+
+const SUBMITTED_EVER: u64 = 1 << 8;
+const MANY_DEVICES: u64 = 1 << 9;
+const DAMAGED: u64 = 1 << 10;
+const DEVICE_SHIFT: u32 = 16;
+const ATTEMPTS_SHIFT: u32 = 32;
+
+impl CommandState {
+    /// A command that was just taken.
+    pub const TAKEN: Self = Self(CommandStage::Taken as u64);
+
+    /// Its stage; `None` for what there is not.
+    pub const fn stage(self) -> Option<CommandStage> {
+        match self.0 as u8 {
+            0 => Some(CommandStage::Free),
+            1 => Some(CommandStage::Taken),
+            2 => Some(CommandStage::Asked),
+            3 => Some(CommandStage::Kept),
+            _ => None,
+        }
+    }
+
+    /// The same at another stage.
+    #[must_use]
+    pub const fn with_stage(self, stage: CommandStage) -> Self {
+        Self(self.0 & !0xff | stage as u64)
+    }
+
+    /// A data digest was wrong: it ends with an error when its data is complete.
+    pub const fn damaged(self) -> bool {
+        self.0 & DAMAGED != 0
+    }
+
+    /// The same, damaged.
+    #[must_use]
+    pub const fn with_damaged(self) -> Self {
+        Self(self.0 | DAMAGED)
+    }
+
+    /// A part of it was given to some device, by whichever engine.
+    pub const fn submitted_ever(self) -> bool {
+        self.0 & SUBMITTED_EVER != 0
+    }
+
+    /// The only device that got any of it; `None` for several, or none.
+    pub const fn device(self) -> Option<u8> {
+        match self.0 & (SUBMITTED_EVER | MANY_DEVICES) {
+            SUBMITTED_EVER => Some((self.0 >> DEVICE_SHIFT) as u8),
+            _ => None,
+        }
+    }
+
+    /// The same after a part was given to `device`.
+    #[must_use]
+    #[inline]
+    pub const fn with_device(self, device: u8) -> Self {
+        let one = SUBMITTED_EVER | (device as u64) << DEVICE_SHIFT;
+        match self.0 & (SUBMITTED_EVER | 0xff << DEVICE_SHIFT) {
+            same if same == one => self,
+            none if none & SUBMITTED_EVER == 0 => Self(self.0 & !(0xff << DEVICE_SHIFT) | one),
+            _ => Self(self.0 | MANY_DEVICES),
+        }
+    }
+
+    /// How many engines died of it.
+    pub const fn attempts(self) -> u8 {
+        (self.0 >> ATTEMPTS_SHIFT) as u8
+    }
+
+    /// The same with so many deaths.
+    #[must_use]
+    pub const fn with_attempts(self, attempts: u8) -> Self {
+        Self(self.0 & !(0xff << ATTEMPTS_SHIFT) | (attempts as u64) << ATTEMPTS_SHIFT)
+    }
+}
+
+cells! {
+    /// A command in flight: 128 bytes.
+    pub struct CommandRecord {
+        /// [`CommandState`]; stored last when a command is taken.
+        pub state: AtomicU64,
+        /// Its number on this queue, rising; the Connect is 1.
+        pub number: AtomicU64,
+        /// The position in the received stream after its capsule.
+        pub end: AtomicU64,
+        /// CLOCK_MONOTONIC when it was taken, ns.
+        pub taken_ns: AtomicU64,
+        /// The submission queue entry. Of I/O commands the words 1 to 3 are not stored.
+        pub sqe: [AtomicU64; 8],
+        /// See [`CommandRecord::is_sound`].
+        pub check: AtomicU64,
+        /// The [`BufferRef`] of data from the host, with its own check; 0: none.
+        pub buffer: AtomicU64,
+        /// Data that an R2T asked for: see [`Asked`].
+        pub asked: AtomicU64,
+        /// The position in the transmitted stream after that R2T.
+        pub asked_at: AtomicU64,
+    }
+}
+const _: () = assert!(size_of::<CommandRecord>() == 128);
+
+/// The words of a submission queue entry under the check: identity, SGL length and type, and
+/// command dwords 10 to 15.
+pub const CHECKED_SQE_WORDS: [usize; 5] = [0, 4, 5, 6, 7];
+
+/// How far the data has come that an R2T asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Asked {
+    /// Bytes received, in whole data PDUs.
+    pub received_bytes: u32,
+    /// The R2T's transfer tag.
+    pub ttag: u16,
+}
+
+impl Asked {
+    /// As a word.
+    #[inline]
+    pub const fn word(self) -> u64 {
+        self.received_bytes as u64 | (self.ttag as u64) << 32
+    }
+
+    /// What a word says.
+    pub const fn of_word(word: u64) -> Self {
+        Self {
+            received_bytes: word as u32,
+            ttag: (word >> 32) as u16,
+        }
+    }
+}
+
+impl CommandRecord {
+    /// How far it is. Read first: what it says is there was stored before.
+    pub fn state(&self) -> CommandState {
+        CommandState(self.state.load(Acquire))
+    }
+
+    /// The check of these words.
+    #[inline]
+    pub fn check_of(seed: Seed, slot: u16, sqe: &[u64; 8], number: u64, end: u64) -> u64 {
+        check(
+            seed,
+            slot,
+            [sqe[0], sqe[4], sqe[5], sqe[6], sqe[7], number, end],
+        )
+    }
+
+    /// The submission queue entry as it is recorded.
+    pub fn sqe_words(&self) -> [u64; 8] {
+        std::array::from_fn(|i| self.sqe[i].load(Relaxed))
+    }
+
+    /// Whether entry, number and end are what was recorded for this slot.
+    pub fn is_sound(&self, seed: Seed, slot: u16) -> bool {
+        let (number, end) = (self.number.load(Relaxed), self.end.load(Relaxed));
+        Self::check_of(seed, slot, &self.sqe_words(), number, end) == self.check.load(Relaxed)
+    }
+
+    /// Its buffer: `Ok(None)` when it has none.
+    ///
+    /// # Errors
+    /// The word is not this command's.
+    pub fn buffer_ref(&self, seed: Seed, slot: u16) -> Result<Option<BufferRef>, Damaged> {
+        match self.buffer.load(Relaxed) {
+            0 => Ok(None),
+            word => BufferRef::of_word(word, seed, slot, self.number.load(Relaxed))
+                .map(Some)
+                .ok_or(Damaged),
+        }
+    }
+
+    /// A part of it is about to be given to `device`. Call it before the ring is entered.
+    #[inline]
+    pub fn submit_to(&self, device: u8) {
+        let was = CommandState(self.state.load(Relaxed));
+        let is = was.with_device(device);
+        if is != was {
+            self.state.store(is.0, Relaxed);
+        }
+    }
+}
+
+/// A record that is not what was recorded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Damaged;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_keeps_what_it_was_told() {
+        let s = CommandState::TAKEN;
+        assert!(!s.submitted_ever() && s.device().is_none());
+        let one = s.with_device(0).with_device(0);
+        assert_eq!((one.device(), one.submitted_ever()), (Some(0), true));
+        let many = one.with_device(7);
+        assert_eq!((many.device(), many.submitted_ever()), (None, true));
+        assert_eq!(s.with_device(255).device(), Some(255));
+        let all = many
+            .with_stage(CommandStage::Asked)
+            .with_damaged()
+            .with_attempts(2);
+        assert!(all.submitted_ever() && all.damaged() && all.device().is_none());
+        assert_eq!(all.stage(), Some(CommandStage::Asked));
+        assert_eq!(all.attempts(), 2);
+        assert_eq!(CommandState(4).stage(), None);
+    }
+}

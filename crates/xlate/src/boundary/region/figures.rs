@@ -1,0 +1,211 @@
+//! Figures that an engine leaves in its region: of devices and of lanes.
+//!
+//! **Design.** Counters; the daemon reads them while they change, and a number that is a moment old does
+//! no harm. **Not here:** anything that a successor relies on.
+
+use crate::cells;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::*;
+
+/// Latency buckets: four to each doubling, from 1 ns on.
+pub const LATENCY_BUCKETS: usize = 160;
+
+cells! {
+    /// A device's errors: every reactor adds to it, the internal lane too.
+    pub struct DeviceRecord {
+        /// Reads that failed.
+        pub read_errors: AtomicU64,
+        /// Writes, zeroings and punches that failed, but for want of room below the device.
+        pub write_errors: AtomicU64,
+        /// Flushes that failed.
+        pub flush_errors: AtomicU64,
+        /// Writes for which there was no room below the device.
+        pub no_room_errors: AtomicU64,
+        /// The last one's errno.
+        pub last_errno: AtomicU64,
+        /// Where on the device it began, in bytes; 0 for a flush.
+        pub last_offset_bytes: AtomicU64,
+        /// CLOCK_MONOTONIC when it ended, ns; stored last.
+        pub last_ns: AtomicU64,
+        reserved: AtomicU64,
+    }
+}
+
+/// What failed on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceOp {
+    /// A read.
+    Read,
+    /// A write, a zeroing, a punch.
+    Write,
+    /// A flush.
+    Flush,
+}
+
+impl DeviceRecord {
+    /// Counts an operation that failed. `is_no_room`: there was no room for it below the device.
+    #[cold]
+    pub fn record(
+        &self,
+        op: DeviceOp,
+        errno: i32,
+        is_no_room: bool,
+        offset_bytes: u64,
+        now_ns: u64,
+    ) {
+        let counter = match op {
+            DeviceOp::Read => &self.read_errors,
+            DeviceOp::Write if is_no_room => &self.no_room_errors,
+            DeviceOp::Write => &self.write_errors,
+            DeviceOp::Flush => &self.flush_errors,
+        };
+        self.last_errno
+            .store(u64::from(errno.unsigned_abs()), Relaxed);
+        self.last_offset_bytes.store(offset_bytes, Relaxed);
+        counter.fetch_add(1, Relaxed);
+        self.last_ns.store(now_ns, Release);
+    }
+}
+
+cells! {
+    /// Figures of one kind of command.
+    pub struct OpStats {
+        /// Commands ended.
+        pub ops: AtomicU64,
+        /// Bytes moved.
+        pub bytes: AtomicU64,
+        /// Commands ended with an error status.
+        pub errors: AtomicU64,
+        /// Sum of their times, ns.
+        pub total_ns: AtomicU64,
+        /// See [`latency_bucket`].
+        pub latency: [AtomicU64; LATENCY_BUCKETS],
+    }
+}
+
+impl OpStats {
+    /// Counts a command that took `ns` (one writer: the lane's reactor).
+    #[inline]
+    pub fn record(&self, bytes: u64, ns: u64, error: bool) {
+        bump(&self.ops, 1);
+        bump(&self.bytes, bytes);
+        bump(&self.errors, u64::from(error));
+        bump(&self.total_ns, ns);
+        bump(&self.latency[latency_bucket(ns)], 1);
+    }
+}
+
+/// Adds to a counter that only this thread writes: no locked instruction.
+#[inline]
+pub fn bump(counter: &AtomicU64, by: u64) {
+    counter.store(counter.load(Relaxed).wrapping_add(by), Relaxed);
+}
+
+/// The bucket of a time: four to each doubling.
+#[inline]
+pub fn latency_bucket(ns: u64) -> usize {
+    let ns = ns.max(4);
+    let log = 63 - ns.leading_zeros() as usize;
+    let sub = (ns >> (log - 2)) as usize & 3;
+    (log * 4 + sub).min(LATENCY_BUCKETS - 1)
+}
+
+/// The upper end of a bucket, in ns.
+pub fn latency_bucket_end_ns(bucket: usize) -> u64 {
+    let (log, sub) = (bucket / 4, (bucket % 4) as u64);
+    if log < 2 { 4 } else { (5 + sub) << (log - 2) }
+}
+
+/// Kinds of command that a lane counts apart: indexes into [`LaneRecord::ops`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub enum OpKind {
+    /// Read.
+    Read = 0,
+    /// Write.
+    Write = 1,
+    /// Flush.
+    Flush = 2,
+    /// Write Zeroes and Dataset Management.
+    Deallocate = 3,
+}
+
+cells! {
+    /// A lane: one export's path.
+    pub struct LaneRecord {
+        /// Export id + 1; 0 is a free slot.
+        pub export: AtomicU64,
+        /// The volume.
+        pub volume: AtomicU64,
+        /// The reactor that serves it.
+        pub reactor: AtomicU64,
+        /// Commands in flight now.
+        pub in_flight: AtomicU64,
+        /// Commands parked on a fault now.
+        pub parked: AtomicU64,
+        /// Faults since the start.
+        pub faults: AtomicU64,
+        /// Connections open now.
+        pub connections: AtomicU64,
+        reserved: [AtomicU64; 25],
+        /// By [`OpKind`].
+        pub ops: [OpStats; 4],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{MAX_DEVICES, Region};
+    use super::*;
+
+    #[test]
+    fn buckets_hold_what_they_say() {
+        for ns in [
+            0u64,
+            1,
+            4,
+            5,
+            7,
+            8,
+            100,
+            999,
+            12_345,
+            1_000_000,
+            10_000_000_000,
+        ] {
+            let b = latency_bucket(ns);
+            assert!(
+                latency_bucket_end_ns(b) > ns.min(latency_bucket_end_ns(b) - 1),
+                "{ns}"
+            );
+            if ns >= 8 {
+                assert!(
+                    ns < latency_bucket_end_ns(b) && ns >= latency_bucket_end_ns(b - 1),
+                    "{ns} in {b}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_device_error_is_counted_by_its_kind() {
+        let region = Region::anonymous(1).unwrap();
+        let record = &region.devices()[MAX_DEVICES - 1];
+        record.record(DeviceOp::Read, 5, false, 4096, 10);
+        record.record(DeviceOp::Write, 28, true, 8192, 11);
+        record.record(DeviceOp::Write, 5, false, 12_288, 12);
+        record.record(DeviceOp::Flush, 5, false, 0, 13);
+        let all = [
+            &record.read_errors,
+            &record.write_errors,
+            &record.flush_errors,
+            &record.no_room_errors,
+        ];
+        assert_eq!(all.map(|counter| counter.load(Relaxed)), [1; 4]);
+        assert_eq!(record.last_errno.load(Relaxed), 5);
+        assert_eq!(record.last_ns.load(Acquire), 13);
+        // Nobody else's.
+        assert_eq!(region.lanes()[0].export.load(Relaxed), 0);
+        assert_eq!(region.devices()[0].read_errors.load(Relaxed), 0);
+    }
+}

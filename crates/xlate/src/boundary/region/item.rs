@@ -1,0 +1,260 @@
+//! What there is to send on a connection: its transmit items.
+//!
+//! **Design.** Items lie in lists of [`MAX_ITEMS`], used as rings, which connections have only while
+//! they have something to send. They are *the* list, not a copy of it. Each says where in the
+//! transmitted stream it begins, so what a dead engine's kernel had accepted decides which were sent, and
+//! how much of the next. Header bytes are in the engine's memory file, in the header ring of the same
+//! list. What counts is published by the queue's `tx_span` ([`Span`]).
+//!
+//! **Not here:** when items are written and published (the engine's `tcp::record`).
+
+use super::check::{BufferRef, Seed, check};
+use super::command::Damaged;
+use crate::cells;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Items of a list: a power of two, more than a queue can have at once.
+pub const MAX_ITEMS: usize = 1024;
+/// Header bytes of a list.
+pub const HEADER_BYTES: usize = 64 * 1024;
+/// Bytes at the begin of an item's header that are under its check.
+pub const CHECKED_HEADER_BYTES: usize = 24;
+/// The slot of an item with which no command ends.
+pub const NO_SLOT: u16 = u16::MAX;
+
+cells! {
+    /// An item: 32 bytes.
+    pub struct ItemRecord {
+        /// Where it begins in the transmitted stream.
+        pub start: AtomicU64,
+        /// Header place and length, the command that ends with it: see [`Item`].
+        pub header: AtomicU64,
+        /// Its data: place of the buffer, length of that, length sent.
+        pub data: AtomicU64,
+        /// Over the words above and the begin of the header.
+        pub check: AtomicU64,
+    }
+}
+const _: () = assert!(size_of::<ItemRecord>() == 32);
+
+/// What an item says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Item {
+    /// Where it begins in the transmitted stream.
+    pub start: u64,
+    /// Where its header begins among its list's header bytes.
+    pub header_at: u16,
+    /// Header bytes.
+    pub header_bytes: u16,
+    /// The command that has ended when this is sent, or [`NO_SLOT`].
+    pub ends: u16,
+    /// A buffer that is held until this is sent.
+    pub buffer: Option<BufferRef>,
+    /// How much of the buffer is sent after the header; at most its length.
+    pub data_bytes: u32,
+}
+
+impl Item {
+    /// The stream position after it.
+    pub const fn end(&self) -> u64 {
+        self.start
+            .wrapping_add(self.header_bytes as u64)
+            .wrapping_add(self.data_bytes as u64)
+    }
+
+    /// Its words.
+    #[inline]
+    pub const fn words(&self) -> [u64; 3] {
+        let header = self.header_at as u64
+            | (self.header_bytes as u64) << 16
+            | (self.ends as u64) << 32
+            | (self.buffer.is_some() as u64) << 48;
+        let data = match self.buffer {
+            Some(buffer) => buffer.place() | (self.data_bytes as u64) << 44,
+            None => 0,
+        };
+        [self.start, header, data]
+    }
+}
+
+/// The part of a header that is under the check: nothing for a shorter one.
+#[inline]
+pub fn head_words(header: &[u8]) -> [u64; 3] {
+    match header.first_chunk::<CHECKED_HEADER_BYTES>() {
+        Some(head) => {
+            let (words, _) = head.as_chunks::<8>();
+            [0, 1, 2].map(|i: usize| words.get(i).map_or(0, |w| u64::from_le_bytes(*w)))
+        }
+        None => [0; 3],
+    }
+}
+
+impl ItemRecord {
+    /// Stores an item that nobody sees yet. `place` is its place in the list.
+    #[inline]
+    pub fn put(&self, seed: Seed, place: u16, item: &Item, header: &[u8]) {
+        let [start, at, data] = item.words();
+        let [a, b, c] = head_words(header);
+        self.start.store(start, Relaxed);
+        self.header.store(at, Relaxed);
+        self.data.store(data, Relaxed);
+        let all = check(seed, place, [start, at, data, a, b, c]);
+        self.check.store(all, Relaxed);
+    }
+
+    /// What is recorded, bounded but not yet checked.
+    pub fn get(&self) -> Item {
+        let (header, data) = (self.header.load(Relaxed), self.data.load(Relaxed));
+        Item {
+            start: self.start.load(Relaxed),
+            header_at: header as u16,
+            header_bytes: (header >> 16) as u16,
+            ends: (header >> 32) as u16,
+            buffer: (header >> 48 & 1 == 1).then(|| BufferRef::of_place(data)),
+            data_bytes: (data >> 44) as u32,
+        }
+    }
+
+    /// What is recorded, if it is what was recorded at this place; `header` gives the header's bytes.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn sound<'a>(
+        &self,
+        seed: Seed,
+        place: u16,
+        header: impl FnOnce(&Item) -> Option<&'a [u8]>,
+    ) -> Result<Item, Damaged> {
+        let item = self.get();
+        let header = header(&item).ok_or(Damaged)?;
+        let [a, b, c] = head_words(header);
+        let words = [
+            self.start.load(Relaxed),
+            self.header.load(Relaxed),
+            self.data.load(Relaxed),
+        ];
+        let [start, at, data] = words;
+        let good = check(seed, place, [start, at, data, a, b, c]) == self.check.load(Relaxed)
+            && item.words() == words
+            && item.data_bytes <= item.buffer.map_or(0, |b| b.len_bytes);
+        if good { Ok(item) } else { Err(Damaged) }
+    }
+}
+
+/// The word `tx_span` of a queue: which items of which list are published and not all sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// The list.
+    pub list: u16,
+    /// The first item that isn't all sent: a counter, modulo [`MAX_ITEMS`] the place in the list.
+    pub first: u16,
+    /// The end of those published, another such counter. Never equal to `first`.
+    pub tail: u16,
+}
+
+impl Span {
+    /// As a word; 0 is none.
+    #[inline]
+    pub const fn word(self) -> u64 {
+        (self.list as u64 + 1) << 32 | (self.first as u64) << 16 | self.tail as u64
+    }
+
+    /// What a word says: `Ok(None)` for nothing published.
+    ///
+    /// # Errors
+    /// It says what can't be.
+    pub fn of_word(word: u64, lists: usize) -> Result<Option<Self>, Damaged> {
+        if word == 0 {
+            return Ok(None);
+        }
+        let list = (word >> 32).checked_sub(1).filter(|l| *l < lists as u64);
+        let span = Self {
+            list: list.ok_or(Damaged)? as u16,
+            first: (word >> 16) as u16,
+            tail: word as u16,
+        };
+        match span.count() {
+            1..=MAX_ITEMS => Ok(Some(span)),
+            _ => Err(Damaged),
+        }
+    }
+
+    /// How many items.
+    pub const fn count(self) -> usize {
+        self.tail.wrapping_sub(self.first) as usize
+    }
+
+    /// Their places in the list, in order.
+    pub fn places(self) -> impl Iterator<Item = u16> {
+        (0..self.count()).map(move |i| self.first.wrapping_add(i as u16) % MAX_ITEMS as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_come_back_or_are_noticed() {
+        let cell = || AtomicU64::new(0);
+        let record = ItemRecord {
+            start: cell(),
+            header: cell(),
+            data: cell(),
+            check: cell(),
+        };
+        let seed = Seed::items(5, 77);
+        let header = [9u8; 28];
+        let item = Item {
+            start: u64::MAX - 3,
+            header_at: 65000,
+            header_bytes: 28,
+            ends: 255,
+            buffer: Some(BufferRef {
+                offset_bytes: 123 << 12,
+                len_bytes: 512 << 10,
+            }),
+            data_bytes: 512 << 10,
+        };
+        record.put(seed, 1023, &item, &header);
+        let read = |seed, place| record.sound(seed, place, |_| Some(&header[..]));
+        assert_eq!(read(seed, 1023), Ok(item));
+        assert!(read(seed, 1022).is_err() && read(Seed::items(5, 78), 1023).is_err());
+        for cell in [&record.start, &record.header, &record.data, &record.check] {
+            for bit in 0..64 {
+                cell.fetch_xor(1 << bit, Relaxed);
+                assert!(read(seed, 1023).is_err());
+                cell.fetch_xor(1 << bit, Relaxed);
+            }
+        }
+        let mut other = header;
+        other[23] ^= 1;
+        let changed = record.sound(seed, 1023, |_| Some(&other[..]));
+        assert!(changed.is_err());
+    }
+
+    #[test]
+    fn a_span_is_bounded() {
+        let span = Span {
+            list: 4095,
+            first: 65_535,
+            tail: 2,
+        };
+        assert_eq!(Span::of_word(span.word(), 4096), Ok(Some(span)));
+        assert_eq!(span.places().collect::<Vec<_>>(), [1023, 0, 1]);
+        assert!(Span::of_word(span.word(), 4095).is_err());
+        assert_eq!(Span::of_word(0, 4096), Ok(None));
+        let empty = Span {
+            tail: 65_535,
+            ..span
+        };
+        assert!(Span::of_word(empty.word(), 4096).is_err());
+        let long = Span {
+            first: 0,
+            tail: 1025,
+            ..span
+        };
+        assert!(Span::of_word(long.word(), 4096).is_err());
+    }
+}
