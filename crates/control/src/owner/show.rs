@@ -73,23 +73,26 @@ fn show_volume(core: &Core, volume: &VolumeRecord) -> Volume {
 /// bounded before use.
 fn connected_hosts(region: &Region, export: u64) -> Vec<String> {
     let lanes = region.lanes();
+    let key = region.header().key.load(Relaxed);
     let mut hosts: Vec<String> = region
         .controllers()
         .iter()
-        .filter(|controller| controller.used.load(Acquire) == 1)
-        .filter(|controller| {
+        .zip(0u32..)
+        .filter(|(controller, _)| controller.used.load(Acquire) == 1)
+        .filter(|(controller, _)| {
             let lane = controller.lane.load(Relaxed);
             lane < MAX_LANES as u64
                 && lanes[lane as usize].export.load(Relaxed) == export.wrapping_add(1)
         })
-        .map(|controller| {
-            let bytes: Vec<u8> = controller
-                .host_nqn
+        .filter_map(|(controller, index)| {
+            let state = controller.state(key, index, u64::MAX)?.state;
+            // The host's name comes first.
+            let bytes: Vec<u8> = state[..32]
                 .iter()
-                .flat_map(|word| word.load(Relaxed).to_le_bytes())
+                .flat_map(|word| word.to_le_bytes())
                 .take_while(|byte| *byte != 0)
                 .collect();
-            String::from_utf8_lossy(&bytes).into_owned()
+            Some(String::from_utf8_lossy(&bytes).into_owned())
         })
         .collect();
     hosts.sort_unstable();

@@ -9,7 +9,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use forebay_xlate::boundary::region::{MAX_CONTROLLERS, MAX_LANES, MAX_REACTORS, Region, progress};
+use forebay_xlate::boundary::region::{
+    CommandStage, CommandState, MAX_CONTROLLERS, MAX_LANES, MAX_REACTORS, QueueIdentity, Region,
+    queue_use,
+};
 use serde::Serialize;
 
 use crate::files;
@@ -61,10 +64,10 @@ struct Lane {
 struct Queue {
     slot: usize,
     export: Option<u64>,
-    qid: u64,
-    entries: u64,
-    sq_head: u64,
-    received_bytes: u64,
+    qid: u16,
+    entries: u16,
+    commands_taken: u64,
+    taken_bytes: u64,
     reactor: u64,
     in_flight: u64,
 }
@@ -74,7 +77,7 @@ struct Command {
     queue: usize,
     number: u64,
     progress: &'static str,
-    attempts: u64,
+    attempts: u8,
     age_ns: u64,
     opcode: u8,
     nsid: u32,
@@ -89,13 +92,13 @@ pub(crate) struct Written {
     pub(crate) commands_in_flight: u64,
 }
 
-fn progress_name(value: u64) -> &'static str {
-    match value {
-        progress::TAKEN => "taken",
-        progress::PARKED => "parked",
-        progress::SUBMITTED => "submitted",
-        progress::ENDED => "ended",
-        _ => "damaged",
+fn progress_name(state: CommandState) -> &'static str {
+    match state.stage() {
+        Some(CommandStage::Taken) if state.submitted_ever() => "submitted",
+        Some(CommandStage::Taken) => "taken",
+        Some(CommandStage::Asked) => "waiting for data",
+        Some(CommandStage::Kept) => "kept",
+        Some(CommandStage::Free) | None => "damaged",
     }
 }
 
@@ -148,13 +151,13 @@ fn gather<'a>(region: Option<&Region>, generation: u64, pid: u32, cause: &'a str
         });
     }
     for (slot, queue) in region.queues().iter().enumerate() {
-        if queue.used.load(Acquire) != 1 {
+        if queue.used.load(Acquire) == queue_use::FREE {
             continue;
         }
         let before = report.commands_in_flight;
         for command in region.commands(slot) {
-            let state = command.progress.load(Acquire);
-            if state == progress::FREE {
+            let state = command.state();
+            if state.stage() == Some(CommandStage::Free) {
                 continue;
             }
             report.commands_in_flight += 1;
@@ -167,7 +170,7 @@ fn gather<'a>(region: Option<&Region>, generation: u64, pid: u32, cause: &'a str
                 queue: slot,
                 number: command.number.load(Relaxed),
                 progress: progress_name(state),
-                attempts: command.attempts.load(Relaxed),
+                attempts: state.attempts(),
                 age_ns: now_ns.saturating_sub(command.taken_ns.load(Relaxed)),
                 // NVMe Base, common command format: CDW0 bits 7:0 OPC, CDW1 NSID; NVM Command Set:
                 // CDW10 and CDW11 SLBA, CDW12 bits 15:0 NLB (from 0).
@@ -180,6 +183,7 @@ fn gather<'a>(region: Option<&Region>, generation: u64, pid: u32, cause: &'a str
                 last.blocks += 1;
             }
         }
+        let identity = QueueIdentity::of_word(queue.identity.load(Relaxed));
         let controller = queue.controller.load(Relaxed);
         let lane = (controller < MAX_CONTROLLERS as u64)
             .then(|| region.controllers()[controller as usize].lane.load(Relaxed))
@@ -192,10 +196,10 @@ fn gather<'a>(region: Option<&Region>, generation: u64, pid: u32, cause: &'a str
                     .load(Relaxed)
                     .checked_sub(1)
             }),
-            qid: queue.qid.load(Relaxed),
-            entries: queue.entries.load(Relaxed),
-            sq_head: queue.sq_head.load(Relaxed),
-            received_bytes: queue.received_bytes.load(Relaxed),
+            qid: identity.qid,
+            entries: identity.entries,
+            commands_taken: queue.number.load(Relaxed),
+            taken_bytes: queue.taken.load(Relaxed),
             reactor: queue.reactor.load(Relaxed),
             in_flight: report.commands_in_flight - before,
         });
@@ -287,7 +291,7 @@ mod tests {
         command.sqe[0].store(0x0000_0001_0007_0002, Relaxed);
         command.sqe[5].store(1234, Relaxed);
         command.sqe[6].store(7, Relaxed);
-        command.progress.store(77, Relaxed);
+        command.state.store(77, Relaxed);
         let written = write(folder.path(), Some(&region), 4, 99, "signal 9 (SIGKILL)");
         assert_eq!(written.commands_in_flight, 1);
         let text = std::fs::read_to_string(written.path.unwrap()).unwrap();

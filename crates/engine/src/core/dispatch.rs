@@ -9,7 +9,6 @@ use super::settle::Ended;
 use super::{Core, Slice, kind};
 use forebay_device::{Errno, Finish, Op, Submitted};
 use forebay_nvme::Status;
-use forebay_xlate::boundary::region::progress;
 use forebay_xlate::drain::SliceSpan;
 use forebay_xlate::reactor_side::{Access, Parked, access, run};
 use forebay_xlate::{ExtentRange, Word};
@@ -67,7 +66,6 @@ impl Core {
 
     fn transfer(&mut self, token: Token, offset: u64, len: u32, write: bool, fua: bool) {
         let i = token.index();
-        let mut submitted = false;
         while self.ios[i].cursor < u64::from(len) && self.ios[i].status == Status::SUCCESS {
             let io = &mut self.ios[i];
             let Some(lane) = self.lanes[io.lane.0 as usize].as_ref() else {
@@ -126,7 +124,6 @@ impl Core {
             };
             match self.put(i, word, op, span) {
                 Put::Ok => {
-                    submitted = true;
                     self.ios[i].cursor += n;
                 }
                 Put::NoRoom => {
@@ -143,9 +140,6 @@ impl Core {
                 }
                 Put::Failed(errno) => self.ios[i].status = status_of(errno, write),
             }
-        }
-        if submitted {
-            self.note(i, progress::SUBMITTED);
         }
         self.moved(token);
     }
@@ -175,6 +169,15 @@ impl Core {
         let Some(index) = self.free_slices.pop() else {
             return Put::NoSlice;
         };
+        // Whatever becomes of it, a successor must reckon with it.
+        let at = self.ios[io].record;
+        if let Some(record) = self
+            .region
+            .commands(at.queue as usize)
+            .get(at.slot as usize)
+        {
+            record.submit_to(device);
+        }
         match served.device.submit(
             &mut self.ring,
             &mut op,

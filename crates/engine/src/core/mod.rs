@@ -313,18 +313,6 @@ impl Core {
         }
     }
 
-    /// Notes in the state region how far a command is.
-    fn note(&self, io: usize, stage: u64) {
-        let at = self.ios[io].record;
-        if let Some(record) = self
-            .region
-            .commands(at.queue as usize)
-            .get(at.slot as usize)
-        {
-            record.progress.store(stage, Relaxed);
-        }
-    }
-
     /// A device is served from now on; but see [`Core::fenced`].
     pub fn set_device(&mut self, served: ServedDevice) {
         let at = usize::from(served.config.device.0);

@@ -14,7 +14,7 @@ use super::{Core, IoOp};
 use crate::mailbox::Upcall;
 use forebay_nvme::Status;
 use forebay_xlate::boundary::message::FaultFailure;
-use forebay_xlate::boundary::region::{bump, progress};
+use forebay_xlate::boundary::region::bump;
 use forebay_xlate::reactor_side::{Answer, Heard, Parked};
 use forebay_xlate::{ExtentRange, VolumeId};
 use std::sync::atomic::Ordering::Relaxed;
@@ -71,7 +71,6 @@ impl Core {
                 .parked
                 .store(record.parked.load(Relaxed) + 1, Relaxed);
         }
-        self.note(i, progress::PARKED);
         self.parked.homes[at] = token.entrust();
         self.parked.count += 1;
         if !asked {

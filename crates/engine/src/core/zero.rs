@@ -12,7 +12,6 @@ use super::io::{IoOp, Stage, Token};
 use crate::mailbox::Upcall;
 use forebay_device::Op;
 use forebay_nvme::Status;
-use forebay_xlate::boundary::region::progress;
 use forebay_xlate::drain::SliceSpan;
 use forebay_xlate::reactor_side::Parked;
 use forebay_xlate::{ExtentRange, Rights};
@@ -166,7 +165,6 @@ impl Core {
             };
             match self.put(i, word, op, span) {
                 Put::Ok => {
-                    self.note(i, progress::SUBMITTED);
                     self.ios[i].cursor += n;
                 }
                 Put::NoRoom => {

@@ -19,7 +19,9 @@ use forebay_nvme::tcp::{
     self, C2hData, DIGEST_BYTES, MAX_TERM_REQ_BYTES, PduError, Role, TcpParams,
 };
 use forebay_nvme::{Cqe, Sqe, Status};
-use forebay_xlate::boundary::region::{CommandRecord, CommandState, OpKind, QueueRecord, Region, bump};
+use forebay_xlate::boundary::region::{
+    CommandRecord, CommandState, OpKind, QueueRecord, Region, bump,
+};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::Shutdown;
@@ -206,7 +208,9 @@ impl Conn {
             for (to, from) in record.sqe.iter().zip(words) {
                 to.store(from, Relaxed);
             }
-            record.state.store(CommandState::TAKEN.0, Release);
+            record
+                .state
+                .store(CommandState::taken(self.number).0, Release);
         }
         Ok(slot)
     }

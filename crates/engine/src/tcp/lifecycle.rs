@@ -26,7 +26,9 @@ use forebay_nvme::fabrics::{self, ConnectCommand, ConnectData};
 use forebay_nvme::tcp;
 use forebay_nvme::{Cqe, Nqn};
 use forebay_xlate::boundary::message::ExportId;
-use forebay_xlate::boundary::region::{QueueRecord, bump};
+use forebay_xlate::boundary::region::{
+    QueueConstants, QueueIdentity, QueueRecord, bump, queue_use,
+};
 use rustix::event::epoll;
 use rustix::net::SendFlags;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -201,14 +203,22 @@ impl Frontend {
             return Err((fd, Refusal::busy()));
         };
         let record = &self.shared.region.queues()[queue as usize];
-        record.controller.store(
-            self.controllers
-                .get(place.controller)
-                .map_or(0, |a| u64::from(a.slot)),
-            Relaxed,
-        );
+        let constants = QueueConstants {
+            controller: self.controllers.get(place.controller).map_or(0, |a| a.slot),
+            identity: QueueIdentity {
+                qid: place.qid,
+                entries: place.entries.min(MAX_IO_ENTRIES) as u16,
+                no_flow_control: place.no_flow_control,
+            },
+            params: 0,
+            socket: 0,
+            reactor: self.reactor as u32,
+            keep: queue,
+        };
+        let key = self.shared.region.header().key.load(Relaxed);
+        record.put_constants(key, queue, &constants);
         record.number.store(0, Relaxed);
-        record.reactor.store(self.reactor as u64, Relaxed);
+        record.used.store(queue_use::LIVE, Release);
         let at = self
             .conns
             .iter()

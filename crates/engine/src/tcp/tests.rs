@@ -13,7 +13,7 @@ use forebay_nvme::fabrics::PropertyCommand;
 use forebay_nvme::tcp::{self, Pdu};
 use forebay_xlate::ExtentRange;
 use forebay_xlate::boundary::message::FaultFailure;
-use forebay_xlate::boundary::region::progress;
+use forebay_xlate::boundary::region::{CommandState, QueueIdentity, queue_use};
 use rig::{Host, SECOND_NS, V, rig, rw, write_in_capsule};
 use rustix::net::SendFlags;
 use std::sync::atomic::Ordering::Relaxed;
@@ -285,16 +285,17 @@ fn the_state_region_says_what_is_in_flight() {
         ),
         (1, 3, u64::from(cntlid))
     );
-    assert_eq!(c.host_nqn[0].load(Relaxed).to_le_bytes(), *b"nqn.2014");
-    assert_eq!(
-        (
-            q.used.load(Relaxed),
-            q.qid.load(Relaxed),
-            q.entries.load(Relaxed)
-        ),
-        (1, 5, 32)
-    );
-    assert_eq!(q.sq_head.load(Relaxed), 1);
+    let key = region.header().key.load(Relaxed);
+    let state = c.state(key, 0, u64::MAX).unwrap();
+    assert_eq!(state.state[0].to_le_bytes(), *b"nqn.2014");
+    let identity = QueueIdentity {
+        qid: 5,
+        entries: 32,
+        no_flow_control: true,
+    };
+    assert_eq!(q.used.load(Relaxed), queue_use::LIVE);
+    assert_eq!(q.constants(key, 1).map(|c| c.identity), Some(identity));
+    assert_eq!(q.number.load(Relaxed), 1);
     let sqe = rw(2, 0x1234, 77, 1);
     host.say(&sqe, &[]);
     rig.turns(1);
@@ -302,15 +303,12 @@ fn the_state_region_says_what_is_in_flight() {
     let words: [u64; 8] = std::array::from_fn(|i| record.sqe[i].load(Relaxed));
     let came: [u64; 8] = zerocopy::transmute!(sqe);
     assert_eq!(words, came);
-    assert_eq!(record.progress.load(Relaxed), progress::PARKED);
+    assert_eq!(record.number.load(Relaxed), 2);
     assert_eq!(
-        (record.number.load(Relaxed), record.attempts.load(Relaxed)),
-        (2, 1)
+        CommandState::open(record.state.load(Relaxed), 2),
+        Ok(CommandState::taken(2))
     );
-    assert_eq!(
-        (q.sq_head.load(Relaxed), q.received_bytes.load(Relaxed)),
-        (2, 72)
-    );
+    assert_eq!(q.number.load(Relaxed), 2);
     let lane = rig.core.lane(LaneIndex(3)).unwrap().record();
     assert_eq!(
         (lane.connections.load(Relaxed), lane.in_flight.load(Relaxed)),
@@ -322,12 +320,8 @@ fn the_state_region_says_what_is_in_flight() {
     let lane = rig.core.lane(LaneIndex(3)).unwrap().record();
     assert_eq!(lane.connections.load(Relaxed), 0);
     assert_eq!(
-        (
-            record.progress.load(Relaxed),
-            q.used.load(Relaxed),
-            c.used.load(Relaxed)
-        ),
-        (progress::FREE, 0, 0)
+        (record.state(), q.used.load(Relaxed), c.used.load(Relaxed)),
+        (CommandState::FREE, 0, 0)
     );
     assert_eq!(rig.frontend.connections(), 0);
 }

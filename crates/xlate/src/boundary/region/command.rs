@@ -19,34 +19,66 @@ pub enum CommandStage {
     /// The slot is free.
     Free = 0,
     /// It is taken from the stream, with all the data that came in its capsule.
-    Taken = 1,
+    Taken = 0b0011,
     /// An R2T asks the host for its data; the buffer for it is there.
-    Asked = 2,
+    Asked = 0b0101,
     /// The controller keeps it: an Asynchronous Event Request.
-    Kept = 3,
+    Kept = 0b0110,
 }
 
-/// The word `state` of a command.
+/// The word `state` of a command; 0 for a free slot.
+///
+/// The lower half of the command's number is in it, so that a slot does not come alive by accident, and
+/// everything else is there twice (stages differ in two bits), so that one bit that flips is noticed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CommandState(pub u64);
 
-const SUBMITTED_EVER: u64 = 1 << 8;
-const MANY_DEVICES: u64 = 1 << 9;
-const DAMAGED: u64 = 1 << 10;
+const STAGE: u64 = 0xf;
+const SUBMITTED_EVER: u64 = 0b11 << 4;
+const MANY_DEVICES: u64 = 0b11 << 6;
+const DAMAGED: u64 = 0b11 << 8;
+const ATTEMPTS_SHIFT: u32 = 10;
+const ATTEMPTS: u64 = 0o77 << ATTEMPTS_SHIFT;
 const DEVICE_SHIFT: u32 = 16;
-const ATTEMPTS_SHIFT: u32 = 32;
+const DEVICE: u64 = 0xffff << DEVICE_SHIFT;
+/// The most deaths that a state can count.
+pub const MAX_ATTEMPTS: u8 = 7;
 
 impl CommandState {
-    /// A command that was just taken.
-    pub const TAKEN: Self = Self(CommandStage::Taken as u64);
+    /// A free slot.
+    pub const FREE: Self = Self(0);
+
+    /// The command of this number, just taken.
+    #[inline]
+    pub const fn taken(number: u64) -> Self {
+        Self(CommandStage::Taken as u64 | number << 32)
+    }
+
+    /// What a word says of the command of this number.
+    ///
+    /// # Errors
+    /// It was never stored so.
+    pub fn open(word: u64, number: u64) -> Result<Self, Damaged> {
+        let twin = |bits: u64| word & bits == 0 || word & bits == bits;
+        let state = Self(word);
+        let good = word == 0
+            || (!matches!(state.stage(), None | Some(CommandStage::Free))
+                && twin(SUBMITTED_EVER)
+                && twin(MANY_DEVICES)
+                && twin(DAMAGED)
+                && word >> ATTEMPTS_SHIFT & 7 == word >> (ATTEMPTS_SHIFT + 3) & 7
+                && word >> DEVICE_SHIFT & 0xff == word >> (DEVICE_SHIFT + 8) & 0xff
+                && word >> 32 == number & 0xffff_ffff);
+        if good { Ok(state) } else { Err(Damaged) }
+    }
 
     /// Its stage; `None` for what there is not.
     pub const fn stage(self) -> Option<CommandStage> {
-        match self.0 as u8 {
+        match self.0 & STAGE {
             0 => Some(CommandStage::Free),
-            1 => Some(CommandStage::Taken),
-            2 => Some(CommandStage::Asked),
-            3 => Some(CommandStage::Kept),
+            0b0011 => Some(CommandStage::Taken),
+            0b0101 => Some(CommandStage::Asked),
+            0b0110 => Some(CommandStage::Kept),
             _ => None,
         }
     }
@@ -54,7 +86,7 @@ impl CommandState {
     /// The same at another stage.
     #[must_use]
     pub const fn with_stage(self, stage: CommandStage) -> Self {
-        Self(self.0 & !0xff | stage as u64)
+        Self(self.0 & !STAGE | stage as u64)
     }
 
     /// A data digest was wrong: it ends with an error when its data is complete.
@@ -75,8 +107,8 @@ impl CommandState {
 
     /// The only device that got any of it; `None` for several, or none.
     pub const fn device(self) -> Option<u8> {
-        match self.0 & (SUBMITTED_EVER | MANY_DEVICES) {
-            SUBMITTED_EVER => Some((self.0 >> DEVICE_SHIFT) as u8),
+        match (self.submitted_ever(), self.0 & MANY_DEVICES) {
+            (true, 0) => Some((self.0 >> DEVICE_SHIFT) as u8),
             _ => None,
         }
     }
@@ -85,23 +117,34 @@ impl CommandState {
     #[must_use]
     #[inline]
     pub const fn with_device(self, device: u8) -> Self {
-        let one = SUBMITTED_EVER | (device as u64) << DEVICE_SHIFT;
-        match self.0 & (SUBMITTED_EVER | 0xff << DEVICE_SHIFT) {
+        let one = SUBMITTED_EVER | (device as u64 * 0x101) << DEVICE_SHIFT;
+        match self.0 & (SUBMITTED_EVER | DEVICE) {
             same if same == one => self,
-            none if none & SUBMITTED_EVER == 0 => Self(self.0 & !(0xff << DEVICE_SHIFT) | one),
+            none if none & SUBMITTED_EVER == 0 => Self(self.0 | one),
             _ => Self(self.0 | MANY_DEVICES),
         }
     }
 
-    /// How many engines died of it.
-    pub const fn attempts(self) -> u8 {
-        (self.0 >> ATTEMPTS_SHIFT) as u8
+    /// The same after parts were given to several devices, or to nobody knows which.
+    #[must_use]
+    pub const fn with_many_devices(self) -> Self {
+        Self(self.0 | SUBMITTED_EVER | MANY_DEVICES)
     }
 
-    /// The same with so many deaths.
+    /// How many engines died of it.
+    pub const fn attempts(self) -> u8 {
+        (self.0 >> ATTEMPTS_SHIFT & 7) as u8
+    }
+
+    /// The same with so many deaths, at most [`MAX_ATTEMPTS`].
     #[must_use]
     pub const fn with_attempts(self, attempts: u8) -> Self {
-        Self(self.0 & !(0xff << ATTEMPTS_SHIFT) | (attempts as u64) << ATTEMPTS_SHIFT)
+        let attempts = if attempts > MAX_ATTEMPTS {
+            MAX_ATTEMPTS
+        } else {
+            attempts
+        };
+        Self(self.0 & !ATTEMPTS | (attempts as u64 * 0o11) << ATTEMPTS_SHIFT)
     }
 }
 
@@ -204,7 +247,8 @@ impl CommandRecord {
     pub fn submit_to(&self, device: u8) {
         let was = CommandState(self.state.load(Relaxed));
         let is = was.with_device(device);
-        if is != was {
+        // What has no record (a flush of our own) gets none.
+        if is != was && was != CommandState::FREE {
             self.state.store(is.0, Relaxed);
         }
     }
@@ -219,8 +263,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_keeps_what_it_was_told() {
-        let s = CommandState::TAKEN;
+    fn a_state_keeps_what_it_was_told_and_notices_a_bit() {
+        let s = CommandState::taken(u64::MAX - 5);
         assert!(!s.submitted_ever() && s.device().is_none());
         let one = s.with_device(0).with_device(0);
         assert_eq!((one.device(), one.submitted_ever()), (Some(0), true));
@@ -234,6 +278,33 @@ mod tests {
         assert!(all.submitted_ever() && all.damaged() && all.device().is_none());
         assert_eq!(all.stage(), Some(CommandStage::Asked));
         assert_eq!(all.attempts(), 2);
-        assert_eq!(CommandState(4).stage(), None);
+        assert_eq!(s.with_attempts(200).attempts(), MAX_ATTEMPTS);
+        let kept = s.with_stage(CommandStage::Kept);
+        for state in [
+            s,
+            one,
+            many,
+            all,
+            kept,
+            s.with_device(255),
+            CommandState::FREE,
+        ] {
+            assert_eq!(CommandState::open(state.0, u64::MAX - 5), Ok(state));
+            for bit in 0..64 {
+                let flipped = CommandState::open(state.0 ^ 1 << bit, u64::MAX - 5);
+                assert!(flipped.is_err(), "{state:?} bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_no_record_gets_none() {
+        let region = super::super::Region::anonymous(1).unwrap();
+        let record = &region.commands(0)[0];
+        record.submit_to(3);
+        assert_eq!(record.state(), CommandState::FREE);
+        record.state.store(CommandState::taken(1).0, Relaxed);
+        record.submit_to(3);
+        assert_eq!(record.state().device(), Some(3));
     }
 }

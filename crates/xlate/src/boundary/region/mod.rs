@@ -297,7 +297,7 @@ mod tests {
         let region = Region::anonymous(3).unwrap();
         region.commands(MAX_QUEUES - 1)[255]
             .state
-            .store(CommandState::TAKEN.0, Release);
+            .store(CommandState::taken(1).0, Release);
         assert!(region.commands(MAX_QUEUES).is_empty() && region.items(MAX_LISTS).is_empty());
         assert_eq!(region.items(MAX_LISTS - 1).len(), item::MAX_ITEMS);
         let fd = region.memory().fd().try_clone_to_owned().unwrap();
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(seen.header().generation.load(Relaxed), 3);
         assert_eq!(
             seen.commands(MAX_QUEUES - 1)[255].state(),
-            CommandState::TAKEN
+            CommandState::taken(1)
         );
         let blocks = rustix::fs::fstat(region.memory().fd()).unwrap().st_blocks;
         assert!(blocks * 512 < 64 * 1024, "sparse: {blocks} blocks");
