@@ -18,7 +18,7 @@
 use crate::boundary::message::{
     FaultAsk, FaultFailure, FromEngine, GrantOf, Held, Job, MAX_BATCH, ToEngine,
 };
-use crate::fault::FaultTable;
+use crate::fault::{FaultTable, MAX_FAULTS, Wanted};
 use crate::reactor_side::{Access, access};
 use crate::reactors::ReactorSet;
 use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
@@ -163,6 +163,8 @@ pub struct EngineSide {
     reactors: usize,
     max_drains: usize,
     faults: FaultTable,
+    /// Faults that found no room among those unanswered.
+    refused: u64,
     /// Faults to ask at the turn's end.
     asks: Vec<FaultAsk>,
     commits: BTreeMap<VolumeId, u64>,
@@ -184,6 +186,7 @@ impl EngineSide {
             reactors,
             max_drains,
             faults: FaultTable::default(),
+            refused: 0,
             asks: Vec::new(),
             commits: BTreeMap::new(),
             releases: BTreeMap::new(),
@@ -368,12 +371,20 @@ impl EngineSide {
                 let Some(word) = words.lookup(volume, extent) else {
                     return;
                 };
+                let range = ExtentRange::new(extent, 1);
                 if access(word, write) != Access::Park {
                     // The grant came while the question was on its way.
-                    let range = ExtentRange::new(extent, 1);
                     self.post(back, Post::Granted(volume, range), out);
-                } else if self.faults.want(volume, extent, write, reactor) {
-                    self.asks.push(ask);
+                    return;
+                }
+                match self.faults.want(volume, extent, write, reactor) {
+                    Wanted::Ask => self.asks.push(ask),
+                    Wanted::Asked => {}
+                    Wanted::Refused => {
+                        self.refused += 1;
+                        let post = Post::FaultFailed(volume, range, write, FaultFailure::Busy);
+                        self.post(back, post, out);
+                    }
                 }
             }
             Upcall::CommitWanted { volume, sequence } => {
@@ -482,6 +493,14 @@ impl EngineSide {
             extent,
             write,
         };
+        let refused = std::mem::take(&mut self.refused);
+        if refused > 0 {
+            let text = format!(
+                "{refused} faults were refused, and their commands interrupted: more than \
+                 {MAX_FAULTS} had no answer while no daemon was there"
+            );
+            out.push(Effect::Say(FromEngine::Notice { text }));
+        }
         let asks: Vec<_> = self.faults.outstanding().map(ask).collect();
         Self::ask(&asks, out);
         for (&volume, &sequence) in &self.commits {

@@ -3,12 +3,28 @@
 //! **Design.** Held by the engine's side of the protocol. A question is an extent and whether it is to
 //! be written: a write that finds no room must not fail a read. Each knows the reactors that have
 //! commands parked for it, so that an answer wakes nobody else. A new daemon is told all of them again.
+//! While there is none, hosts go on missing: beyond [`MAX_FAULTS`] nothing more is taken.
 //!
 //! **Not here:** the parked commands (the lane's) and the messages.
 
 use crate::reactors::ReactorSet;
 use crate::types::{ExtentRange, VolumeId};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+/// Unanswered questions at once.
+pub const MAX_FAULTS: usize = 65_536;
+
+/// What becomes of a miss.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    /// The owner must be asked now.
+    Ask,
+    /// It has been.
+    Asked,
+    /// There is no room for the question.
+    Refused,
+}
 
 /// See the module's text.
 #[derive(Clone, PartialEq, Eq, Hash, Default, Debug)]
@@ -18,12 +34,20 @@ pub struct FaultTable {
 }
 
 impl FaultTable {
-    /// Notes a reactor's miss; true when the owner must be asked now.
-    pub fn want(&mut self, volume: VolumeId, extent: u64, write: bool, reactor: usize) -> bool {
-        let waiting = self.asked.entry((volume, extent, write)).or_default();
-        let new = waiting.is_empty();
-        waiting.insert(reactor);
-        new
+    /// Notes a reactor's miss.
+    pub fn want(&mut self, volume: VolumeId, extent: u64, write: bool, reactor: usize) -> Wanted {
+        let full = self.asked.len() >= MAX_FAULTS;
+        match self.asked.entry((volume, extent, write)) {
+            Entry::Occupied(mut waiting) => {
+                waiting.get_mut().insert(reactor);
+                Wanted::Asked
+            }
+            Entry::Vacant(_) if full => Wanted::Refused,
+            Entry::Vacant(new) => {
+                new.insert(ReactorSet::one(reactor));
+                Wanted::Ask
+            }
+        }
     }
 
     fn take(
@@ -79,15 +103,16 @@ mod tests {
         let v = VolumeId(1);
         let all = ExtentRange::new(0, 10);
         let mut t = FaultTable::default();
-        assert!(t.want(v, 5, false, 0));
-        assert!(!t.want(v, 5, false, 2));
-        assert!(t.want(v, 5, true, 1), "a write is another question");
-        assert!(!t.want(v, 5, true, 1));
-        assert!(t.want(v, 6, true, 3));
+        assert_eq!(t.want(v, 5, false, 0), Wanted::Ask);
+        assert_eq!(t.want(v, 5, false, 2), Wanted::Asked);
+        let write = t.want(v, 5, true, 1);
+        assert_eq!(write, Wanted::Ask, "a write is another question");
+        assert_eq!(t.want(v, 5, true, 1), Wanted::Asked);
+        assert_eq!(t.want(v, 6, true, 3), Wanted::Ask);
         let told = t.granted(v, all, false);
         assert_eq!(told.iter().collect::<Vec<_>>(), [0, 2]);
         assert_eq!(t.len(), 2, "the writes are still unanswered");
-        assert!(t.want(v, 5, false, 0));
+        assert_eq!(t.want(v, 5, false, 0), Wanted::Ask);
         let told = t.failed(v, ExtentRange::new(5, 1), true);
         assert_eq!(
             told.iter().collect::<Vec<_>>(),
@@ -98,7 +123,7 @@ mod tests {
         assert_eq!(told.iter().collect::<Vec<_>>(), [0, 3]);
         assert!(t.is_empty());
         assert!(t.granted(v, all, true).is_empty());
-        assert!(t.want(v, 5, true, 0));
+        assert_eq!(t.want(v, 5, true, 0), Wanted::Ask);
         t.forget(v);
         assert!(t.is_empty());
     }

@@ -14,7 +14,7 @@ use super::{Control, KnownDevice};
 use crate::core::ServedDevice;
 use crate::mailbox::{Post, ring_bell};
 use forebay_device::{Device, DeviceSpec, OpenOptions};
-use forebay_xlate::DeviceIndex;
+use forebay_xlate::{DeviceIndex, kill_point};
 use forebay_xlate::boundary::message::{DeviceConfig, FromEngine};
 use std::sync::Arc;
 use std::time::Duration;
@@ -182,6 +182,7 @@ impl Control {
                     known.fenced = true;
                     self.serve_device(index);
                     self.post_all(|| Post::Fenced(index));
+                    kill_point!("over.fenced");
                     self.say(&FromEngine::DeviceReady { device: index });
                 }
                 News::Waiting(index, text) => {

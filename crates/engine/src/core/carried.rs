@@ -21,7 +21,7 @@ use super::io::{CommandRef, IoOp, Stage, Token};
 use super::{Core, OWNER_WAIT_LIMIT_NS};
 use forebay_nvme::Status;
 use forebay_xlate::boundary::region::MAX_QUEUES;
-use forebay_xlate::{DeviceIndex, VolumeId};
+use forebay_xlate::{DeviceIndex, VolumeId, kill_point};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -128,10 +128,10 @@ impl Carried {
         self.volumes.entry(volume).or_default().spans.push(span);
     }
 
-    /// Takes from a volume's spans those whose command has ended, or never will begin.
-    fn ended(&mut self, volume: VolumeId, which: impl Fn(Of) -> bool) {
+    /// Takes from a volume's spans those whose command has ended, or never will begin; true for any.
+    fn ended(&mut self, volume: VolumeId, which: impl Fn(Of) -> bool) -> bool {
         let Some(of_volume) = self.volumes.get_mut(&volume) else {
-            return;
+            return false;
         };
         let mut any = false;
         of_volume.spans.retain_mut(|span| {
@@ -144,6 +144,7 @@ impl Carried {
         });
         of_volume.freed |= any;
         self.look |= any;
+        any
     }
 }
 
@@ -312,6 +313,7 @@ impl Core {
             }
             if any {
                 self.ios[token.index()].deadline_ns = u64::MAX;
+                kill_point!("over.waiting");
             }
         }
         self.go_on(token);
@@ -364,9 +366,12 @@ impl Core {
         };
         // A flush that failed may have been the first half of a command: there is no second one.
         let (record, failed) = (io.record, io.status != Status::SUCCESS);
-        self.carried.ended(volume, |of| {
+        let any = self.carried.ended(volume, |of| {
             of == Of::Io(index) || failed && of == Of::Command(record)
         });
+        if any {
+            kill_point!("over.reexecuted");
+        }
     }
 
     /// A command was refused before it began.

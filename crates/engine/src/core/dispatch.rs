@@ -11,7 +11,7 @@ use forebay_device::{Errno, Finish, Op, Submitted};
 use forebay_nvme::Status;
 use forebay_xlate::drain::SliceSpan;
 use forebay_xlate::reactor_side::{Access, Parked, access, run};
-use forebay_xlate::{ExtentRange, Word};
+use forebay_xlate::{ExtentRange, Word, kill_point};
 
 /// How an attempt to submit a slice went.
 pub(super) enum Put {
@@ -198,6 +198,7 @@ impl Core {
                 if let Some(lane) = self.lanes[lane].as_mut() {
                     lane.slices += 1;
                 }
+                kill_point!("core.put");
                 Put::Ok
             }
             Submitted::Done(result) => {
@@ -225,6 +226,7 @@ impl Core {
         let Some(served) = &self.devices[usize::from(slice.device)] else {
             return;
         };
+        kill_point!("core.completed");
         match served.device.finish(slice.op, result) {
             Finish::Done => self.slice_ended(index, None),
             Finish::Failed(errno) => self.slice_ended(index, Some(errno)),

@@ -33,7 +33,7 @@ use forebay_nvme::Status;
 use forebay_xlate::boundary::message::DeviceConfig;
 use forebay_xlate::boundary::region::{DeviceOp, ReactorRecord, Region};
 use forebay_xlate::drain::{Drains, SliceSpan};
-use forebay_xlate::{ExtentRange, Rights, VolumeId};
+use forebay_xlate::{ExtentRange, Rights, VolumeId, kill_point};
 use jobs::Jobs;
 use parked::ParkedTable;
 use settle::Settles;
@@ -436,7 +436,9 @@ impl Core {
         self.retry_flushes();
         self.advance_jobs();
         // A failed submission leaves its entries queued: the next turn tries again.
-        let _ = self.ring.submit();
+        if self.ring.submit().is_ok_and(|entered| entered > 0) {
+            kill_point!("core.entered");
+        }
         again
     }
 

@@ -208,6 +208,7 @@ fn status_of_fault(reason: FaultFailure, write: bool) -> Status {
     match reason {
         FaultFailure::NoSpace => Status::CAPACITY_EXCEEDED,
         FaultFailure::Internal => Status::INTERNAL_ERROR,
+        FaultFailure::Busy => Status::COMMAND_INTERRUPTED,
         FaultFailure::Device if write => Status::WRITE_FAULT,
         FaultFailure::Device => Status::UNRECOVERED_READ_ERROR,
     }

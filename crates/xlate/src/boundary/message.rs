@@ -291,6 +291,8 @@ pub enum FaultFailure {
     Internal,
     /// It lies on a device that is missing or failed: Unrecovered Read Error or Write Fault.
     Device,
+    /// Too much is asked at once: Command Interrupted, which the host may retry.
+    Busy,
 }
 
 /// What the engine holds, told to a new daemon one by one.

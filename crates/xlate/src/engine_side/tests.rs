@@ -14,7 +14,8 @@ struct One {
 
 impl Words for One {
     fn lookup(&self, volume: VolumeId, extent: u64) -> Option<Word> {
-        (volume == V).then(|| Word::from_bits(self.words[extent as usize]))
+        let word = self.words.get(extent as usize).copied().unwrap_or(0);
+        (volume == V).then_some(Word::from_bits(word))
     }
     fn install(&mut self, grant: &GrantOf) -> bool {
         let word = Word::from_bits(grant.word);
@@ -285,4 +286,72 @@ fn a_device_is_settled_when_every_reactor_says_so() {
     });
     assert_eq!(rig.upcall(0, Upcall::Settled { job: 6 }), [done]);
     assert_eq!(rig.side.held().count(), 0);
+}
+
+#[test]
+fn without_an_owner_what_is_kept_is_bounded() {
+    let mut r = Rig::new(2, 4);
+    r.side.hung_up();
+    for extent in 0..MAX_FAULTS as u64 {
+        assert_eq!(r.miss(0, extent, true), asked(extent, true));
+    }
+    assert_eq!(r.side.faults_outstanding(), MAX_FAULTS);
+    // Beyond the bound: an answer at once, to the reactor that missed.
+    let range = ExtentRange::new(MAX_FAULTS as u64, 1);
+    let busy = Post::FaultFailed(V, range, true, FaultFailure::Busy);
+    for _ in 0..3 {
+        assert_eq!(r.miss(1, range.first, true), [posted(1, busy)]);
+    }
+    // What is asked already is still waited for together.
+    assert_eq!(r.miss(1, 5, true), []);
+    assert_eq!(r.side.faults_outstanding(), MAX_FAULTS);
+
+    // A commit is one for each volume; a release is its command's, which gives it up in time.
+    for hour in 1..100 {
+        for io in 0..8 {
+            let range = ExtentRange::new(u64::from(io), 1);
+            r.upcall(
+                0,
+                Upcall::Release {
+                    io,
+                    generation: hour,
+                    volume: V,
+                    range,
+                },
+            );
+            let sequence = u64::from(hour * 8 + io);
+            r.upcall(
+                1,
+                Upcall::CommitWanted {
+                    volume: V,
+                    sequence,
+                },
+            );
+        }
+        assert_eq!((r.side.releases.len(), r.side.commits.len()), (8, 1));
+        for io in 0..8 {
+            let generation = hour;
+            r.upcall(0, Upcall::AbandonRelease { io, generation });
+        }
+        assert_eq!(r.side.releases.len(), 0);
+    }
+
+    // The next owner hears of it, once, and of all that is asked.
+    let mut out = Vec::new();
+    r.side.ask_again(&mut out);
+    let Some(Effect::Say(FromEngine::Notice { text })) = out.first() else {
+        panic!("{:?}", out.first());
+    };
+    assert!(text.starts_with("3 faults were refused"), "{text}");
+    let faults = out.iter().map(|effect| match effect {
+        Effect::Say(FromEngine::Faults { faults }) => faults.len(),
+        _ => 0,
+    });
+    assert_eq!(faults.sum::<usize>(), MAX_FAULTS);
+    out.clear();
+    r.side.ask_again(&mut out);
+    assert!(!matches!(out[0], Effect::Say(FromEngine::Notice { .. })));
+    // Answers make room.
+    r.hear(grants(0, stored()));
+    assert_eq!(r.miss(1, range.first, true), asked(range.first, true));
 }
