@@ -14,8 +14,8 @@ use super::{Control, KnownDevice};
 use crate::core::ServedDevice;
 use crate::mailbox::{Post, ring_bell};
 use forebay_device::{Device, DeviceSpec, OpenOptions};
-use forebay_xlate::{DeviceIndex, kill_point};
 use forebay_xlate::boundary::message::{DeviceConfig, FromEngine};
+use forebay_xlate::{DeviceIndex, kill_point};
 use std::sync::Arc;
 use std::time::Duration;
 

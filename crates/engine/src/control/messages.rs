@@ -127,9 +127,18 @@ impl Control {
                         .filter(|e| e.reactor == r)
                         .count()
                 };
-                let reactor = (0..self.mailboxes.len())
-                    .min_by_key(|r| load(*r))
-                    .unwrap_or(0);
+                // What an earlier export of the volume has left at devices is known to its reactor.
+                let lanes = self.region.lanes().iter().zip(&self.lanes_used);
+                let left = lanes
+                    .filter(|(record, used)| {
+                        **used
+                            && record.export.load(Relaxed) != 0
+                            && record.volume.load(Relaxed) == config.volume.0
+                    })
+                    .map(|(record, _)| record.reactor.load(Relaxed) as usize)
+                    .next();
+                let idlest = || (0..self.mailboxes.len()).min_by_key(|r| load(*r));
+                let reactor = left.or_else(idlest).unwrap_or(0);
                 let lane = LaneIndex(slot as u32);
                 self.clear_lane_record(slot);
                 let record = &self.region.lanes()[slot];

@@ -44,7 +44,7 @@ pub struct TestEngine {
     next_request: u64,
     owner: Option<JoinHandle<()>>,
     engine: Option<Engine>,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 pub fn nqn(volume: u64) -> String {
@@ -227,7 +227,7 @@ impl TestEngine {
             next_request: 0,
             owner: Some(owner),
             engine: Some(engine),
-            _dir: dir,
+            dir,
         };
         let device = DeviceConfig {
             device: DeviceIndex(0),
@@ -255,12 +255,16 @@ impl TestEngine {
     }
 
     fn wait(&mut self, request: u64) {
+        assert_eq!(self.answer(request), None);
+    }
+
+    /// Why a request was refused; `None` when it was carried out.
+    fn answer(&mut self, request: u64) -> Option<String> {
         let limit = Instant::now() + Duration::from_secs(20);
         while Instant::now() < limit {
             let (done, error) = self.done.recv_timeout(Duration::from_secs(20)).unwrap();
             if done == request {
-                assert_eq!(error, None);
-                return;
+                return error;
             }
         }
         panic!("request {request} was not answered");
@@ -271,6 +275,27 @@ impl TestEngine {
         let request = self.number();
         self.orders.send((order(request), vec![])).unwrap();
         self.wait(request);
+    }
+
+    /// Tells the engine of another device; why it refused that, if it did.
+    pub fn device(&mut self, index: u8, spec: String) -> Option<String> {
+        let request = self.number();
+        let device = DeviceConfig {
+            device: DeviceIndex(index),
+            uuid: [index; 16],
+            spec,
+            data_offset_bytes: 1 << 20,
+            extent_bytes: EXTENT_BYTES as u32,
+            extents: 4,
+        };
+        let message = ToEngine::SetDevice { request, device };
+        self.orders.send((message, vec![])).unwrap();
+        self.answer(request)
+    }
+
+    /// Where its first device is.
+    pub fn device_path(&self) -> std::path::PathBuf {
+        self.dir.path().join("device")
     }
 
     /// Says something that is not answered by `Done`.

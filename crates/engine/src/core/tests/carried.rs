@@ -379,3 +379,25 @@ fn buffer_reuse_after_cancel() {
     }
     assert_eq!(b.core.staging.out(), 0);
 }
+
+#[test]
+fn another_export_of_the_volume_waits_too() {
+    let mut b = bench();
+    b.grant(0, 0, Rights::ReadWrite, 1);
+    b.gate.hold_some(0..u64::MAX, &[OpKind::Write]);
+    let old = b.start_write(0, 1);
+    b.turn();
+    b.core.orphan(0);
+    b.core.remove_lane(LaneIndex(3));
+    let mut second = lane(4, V, &b.core.region.clone()).0;
+    second.volume = b.volume.clone();
+    b.core.set_lane(second);
+    b.queue = 1;
+    let new = b.start_on(4, write(0), Some(&[2; BLOCK as usize])).unwrap();
+    b.nothing_ends();
+    assert_eq!(b.gate.held(), 1);
+    b.gate.release();
+    assert_eq!((b.end().0, b.end().0), (old, new));
+    let read = b.start_on(4, read(0), None).unwrap();
+    assert_eq!(b.ends(read), [2; BLOCK as usize]);
+}
