@@ -5,8 +5,10 @@
 
 use crate::control::Control;
 use crate::core::Core;
+use crate::core::staging::Staging;
 use crate::exports::Exports;
 use crate::mailbox::{ControlBell, mailbox};
+use crate::memory::{Memory, ReactorMemory};
 use crate::reactor::{Reactor, WAKE_KEY};
 use crate::tcp::Frontend;
 use forebay_device::ring::{Ring, RingOptions};
@@ -92,6 +94,7 @@ impl Engine {
             .header()
             .reactors
             .store(config.reactors as u64, std::sync::atomic::Ordering::Relaxed);
+        let memory = Memory::create().map_err(system("making the engine's memory"))?;
         let exports = Exports::default();
         let bell = ControlBell::new().map_err(system("making an eventfd"))?;
         let mut mailboxes = Vec::new();
@@ -118,15 +121,19 @@ impl Engine {
                             ..RingOptions::default()
                         };
                         let ring = Ring::new(&options)?;
-                        let core = Core::new(number, region.clone(), ring)
-                            .map_err(system("reserving staging memory"))?;
+                        let ReactorMemory { receive, staging } =
+                            memory.reactor(number).ok_or_else(|| {
+                                EngineError::Config(format!("reactor {number} is there twice"))
+                            })?;
+                        let staging = Staging::over(staging);
+                        let core = Core::new(number, region.clone(), staging, ring);
                         let set = epoll::create(epoll::CreateFlags::CLOEXEC)
                             .map_err(|e| system("making an epoll set")(e.into()))?;
                         let data = epoll::EventData::new_u64(WAKE_KEY);
                         epoll::add(&set, to_control.wake_fd(), data, epoll::EventFlags::IN)
                             .map_err(|e| system("watching the mailbox")(e.into()))?;
                         let set = Arc::new(set);
-                        let frontend = Frontend::new(number, region, set.clone());
+                        let frontend = Frontend::new(number, region, set.clone(), memory, receive);
                         Ok::<_, EngineError>(Reactor {
                             core,
                             frontend,

@@ -22,6 +22,7 @@ mod door;
 mod exports;
 mod lane;
 mod mailbox;
+pub mod memory;
 mod reactor;
 mod takeover;
 mod tcp;

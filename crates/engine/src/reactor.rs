@@ -28,6 +28,8 @@ const MAX_SLEEP_NS: u64 = 10_000_000_000;
 const STOP_LIMIT_NS: u64 = 5_000_000_000;
 /// Idle this long, staging memory is given back.
 const TRIM_NS: u64 = 500_000_000;
+/// And then so much apart.
+const TRIM_STEP_NS: u64 = 1_000_000;
 /// The epoll key of the mailbox.
 pub const WAKE_KEY: u64 = u64::MAX;
 
@@ -94,8 +96,8 @@ impl Reactor {
             }
             let trim = *trim_at.get_or_insert(now + TRIM_NS);
             if now >= trim {
-                self.core.staging.trim();
-                trim_at = None;
+                // A little at a time: nobody is to wait for it.
+                trim_at = self.core.staging.trim().then_some(now + TRIM_STEP_NS);
             }
             self.sleep(now, stop_by.is_some(), trim_at);
             self.look_at_sockets(&mut events, &mut keys);

@@ -113,9 +113,9 @@ pub struct Core {
 
 impl Core {
     /// A core without lanes or devices, on the thread that will use it.
-    pub fn new(reactor: usize, region: Arc<Region>, ring: Ring) -> std::io::Result<Self> {
-        Ok(Self {
-            staging: Staging::new()?,
+    pub fn new(reactor: usize, region: Arc<Region>, staging: Staging, ring: Ring) -> Self {
+        Self {
+            staging,
             region,
             reactor,
             ring,
@@ -143,7 +143,7 @@ impl Core {
             done: VecDeque::with_capacity(MAX_IOS),
             upcalls: VecDeque::with_capacity(4 * MAX_IOS),
             wake_armed: false,
-        })
+        }
     }
 
     /// CLOCK_MONOTONIC as of this turn.

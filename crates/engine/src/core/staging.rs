@@ -1,17 +1,19 @@
 //! Staging memory: where a command's bytes stay between the network and the device.
 //!
-//! **Design.** One sparse mapping a reactor, cut into size classes with a free list each, last in
-//! first out, so that a quiet engine touches little. The mapping is never unmapped: the kernel may
-//! still move data of commands in flight when the reactor is gone. [`Staging::trim`] gives pages
-//! back to the system when the reactor has been idle.
+//! **Design.** A reactor's part of the engine's memory ([`crate::memory`]), cut into size classes with a
+//! free list each, last in first out, so that a quiet engine touches little. A buffer can be named by
+//! a [`BufferRef`], from which a successor finds its bytes. [`Staging::trim`] gives pages back to the
+//! system when the reactor has been idle, a little at a time, so that it is never away for long.
+//! Buffers that a successor inherits ([`StagingBuffer::inherited`]) are of no class: their pages go
+//! back to the system with them.
 //!
 //! **Not here:** registration with the ring, huge pages.
 
 #![allow(unsafe_code)]
 
+use crate::memory::{self, Memory, StagingMemory};
 use forebay_device::Buf;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
-use std::io;
+use forebay_xlate::boundary::region::check::BufferRef;
 use std::ptr::NonNull;
 
 /// The longest transfer of one command (MDTS).
@@ -25,16 +27,25 @@ const CLASSES: [(u32, u32); 5] = [
     (128 << 10, 256),
     (MAX_TRANSFER_BYTES, 64),
 ];
+/// The class of what is inherited.
+const INHERITED: u8 = CLASSES.len() as u8;
+/// What [`Staging::trim`] gives back at once.
+const TRIM_BYTES: u32 = 1 << 20;
 
-const ALL: usize = {
+const fn sum(of_bytes: bool) -> usize {
     let mut sum = 0;
     let mut class = 0;
     while class < CLASSES.len() {
-        sum += CLASSES[class].1 as usize;
+        let (bytes, count) = CLASSES[class];
+        sum += count as usize * if of_bytes { bytes as usize } else { 1 };
         class += 1;
     }
     sum
-};
+}
+
+const ALL: usize = sum(false);
+/// Bytes of a reactor's staging memory.
+pub const STAGING_BYTES: usize = sum(true);
 
 /// A buffer, aligned to 4 KiB. Whoever holds it alone may touch its bytes; it must be given back.
 #[must_use = "give it back to the staging memory"]
@@ -42,13 +53,28 @@ const ALL: usize = {
 pub struct StagingBuffer {
     ptr: NonNull<u8>,
     len: u32,
-    class: u8,
+    /// Where it is in the memory's file, in pages, and its class in the lowest byte.
+    place: u32,
 }
 
 // SAFETY: the memory is reached through this value alone, and is never unmapped.
 unsafe impl Send for StagingBuffer {}
 
 impl StagingBuffer {
+    fn new(ptr: NonNull<u8>, len: u32, offset_bytes: u64, class: u8) -> Self {
+        Self {
+            ptr,
+            len,
+            place: (offset_bytes >> 12 << 8) as u32 | u32::from(class),
+        }
+    }
+
+    /// A buffer for what a successor inherits; `None` when the memory has no more room for that.
+    pub(crate) fn inherited(memory: &'static Memory, len_bytes: u32) -> Option<Self> {
+        let room = memory.inherit(len_bytes)?;
+        Some(Self::new(room.ptr, len_bytes, room.offset_bytes, INHERITED))
+    }
+
     /// Bytes asked for.
     pub fn len(&self) -> usize {
         self.len as usize
@@ -57,6 +83,15 @@ impl StagingBuffer {
     /// Whether none were asked for.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Where it is in the memory's file.
+    #[inline]
+    pub fn reference(&self) -> BufferRef {
+        BufferRef {
+            offset_bytes: u64::from(self.place >> 8) << 12,
+            len_bytes: self.len,
+        }
     }
 
     /// The bytes.
@@ -80,71 +115,73 @@ impl StagingBuffer {
     }
 }
 
+/// A size class.
+#[derive(Debug)]
+struct Class {
+    size_bytes: u32,
+    base: NonNull<u8>,
+    /// Where it is in the memory's file.
+    offset_bytes: u64,
+    free: Vec<u32>,
+    /// Buffers below this one were used since they were trimmed.
+    touched: u32,
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct Staging {
-    base: NonNull<u8>,
-    bytes: usize,
-    free: [Vec<NonNull<u8>>; CLASSES.len()],
+    classes: [Class; CLASSES.len()],
     out: usize,
-    touched: bool,
 }
 
 // SAFETY: the pointers are into memory that this value alone hands out.
 unsafe impl Send for Staging {}
 
 impl Staging {
-    /// Reserves the address space.
-    pub fn new() -> io::Result<Self> {
-        let bytes: usize = CLASSES
-            .iter()
-            .map(|(size, count)| *size as usize * *count as usize)
-            .sum();
-        // SAFETY: a new private mapping, wherever the kernel likes.
-        let base = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        }?;
-        let base =
-            NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mmap gave null"))?;
+    /// Divides a reactor's part.
+    pub fn over(memory: StagingMemory) -> Self {
         let mut at = 0usize;
-        let free = CLASSES.map(|(size, count)| {
-            let mut list = Vec::with_capacity(count as usize);
-            for i in (0..count as usize).rev() {
-                // SAFETY: within the mapping, whose size is the sum over the classes.
-                list.push(unsafe { base.add(at + i * size as usize) });
-            }
-            at += size as usize * count as usize;
-            list
+        let classes = CLASSES.map(|(size_bytes, count)| {
+            let class = Class {
+                size_bytes,
+                // SAFETY: within the part, whose size is the sum over the classes.
+                base: unsafe { memory.base.add(at) },
+                offset_bytes: memory.offset_bytes + at as u64,
+                free: (0..count).rev().collect(),
+                touched: 0,
+            };
+            at += size_bytes as usize * count as usize;
+            class
         });
-        Ok(Self {
-            base,
-            bytes,
-            free,
-            out: 0,
-            touched: false,
-        })
+        Self { classes, out: 0 }
+    }
+
+    /// Staging memory with nothing around it.
+    ///
+    /// # Errors
+    /// The system's.
+    #[cfg(test)]
+    pub fn new() -> std::io::Result<Self> {
+        let reactor = Memory::create()?.reactor(0);
+        let reactor = reactor.ok_or_else(|| std::io::Error::other("taken"))?;
+        Ok(Self::over(reactor.staging))
     }
 
     /// A buffer of `len_bytes`; `None` when there is none now, or for more than
     /// [`MAX_TRANSFER_BYTES`]. Its bytes are whatever they were.
     #[inline]
     pub fn take(&mut self, len_bytes: u32) -> Option<StagingBuffer> {
-        for (class, (size, _)) in CLASSES.iter().enumerate() {
-            if *size >= len_bytes
-                && let Some(ptr) = self.free[class].pop()
+        for (number, class) in (0u8..).zip(&mut self.classes) {
+            if class.size_bytes >= len_bytes
+                && let Some(index) = class.free.pop()
             {
                 self.out += 1;
-                self.touched = true;
-                return Some(StagingBuffer {
-                    ptr,
-                    len: len_bytes,
-                    class: class as u8,
-                });
+                class.touched = class.touched.max(index + 1);
+                let at = index as usize * class.size_bytes as usize;
+                // SAFETY: `index` is below the class's count.
+                let ptr = unsafe { class.base.add(at) };
+                let offset_bytes = class.offset_bytes + at as u64;
+                return Some(StagingBuffer::new(ptr, len_bytes, offset_bytes, number));
             }
         }
         None
@@ -153,11 +190,23 @@ impl Staging {
     /// Takes a buffer back.
     #[inline]
     pub fn give(&mut self, buffer: StagingBuffer) {
-        self.out -= 1;
-        self.free[buffer.class as usize].push(buffer.ptr);
+        match self.classes.get_mut(usize::from(buffer.place as u8)) {
+            Some(class) => {
+                self.out -= 1;
+                let at = buffer.reference().offset_bytes - class.offset_bytes;
+                class
+                    .free
+                    .push((at >> class.size_bytes.trailing_zeros()) as u32);
+            }
+            None => {
+                let bytes = buffer.len().next_multiple_of(4096);
+                // SAFETY: its own pages, which end with it.
+                unsafe { memory::remove(buffer.ptr, bytes) };
+            }
+        }
     }
 
-    /// Buffers that are out.
+    /// Buffers that are out, but for inherited ones.
     pub fn out(&self) -> usize {
         self.out
     }
@@ -168,21 +217,27 @@ impl Staging {
         ALL - self.out
     }
 
-    /// Gives the memory back to the system if no buffer is out and any was used.
-    pub fn trim(&mut self) {
-        if self.out == 0 && self.touched {
-            self.touched = false;
-            // SAFETY: our own mapping; no buffer is out, so no byte of it matters.
-            let _ = unsafe {
-                rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxDontNeed)
-            };
+    /// Gives some of the memory back to the system if no buffer is out; true if there is more to give.
+    pub fn trim(&mut self) -> bool {
+        let Some(class) = self.classes.iter_mut().find(|c| c.touched > 0) else {
+            return false;
+        };
+        if self.out > 0 {
+            return false;
         }
+        let step = (TRIM_BYTES / class.size_bytes).max(1).min(class.touched);
+        class.touched -= step;
+        let at = class.touched as usize * class.size_bytes as usize;
+        // SAFETY: within the class; no buffer is out, so no byte of it matters.
+        unsafe { memory::remove(class.base.add(at), (step * class.size_bytes) as usize) };
+        self.classes.iter().any(|c| c.touched > 0)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::OldMemory;
 
     #[test]
     fn buffers_are_distinct_and_come_back() {
@@ -203,14 +258,48 @@ mod tests {
         assert!(all[0].part(MAX_TRANSFER_BYTES - 4096, 4097).is_none());
         let small = s.take(1).unwrap();
         assert_eq!(small.ptr.as_ptr() as usize % 4096, 0);
+        assert!(!s.trim(), "a buffer is out");
         s.give(small);
         for b in all {
             s.give(b);
         }
         assert_eq!(s.out(), 0);
-        s.trim();
+        let mut steps = 1;
+        while s.trim() {
+            steps += 1;
+        }
+        assert_eq!(steps, 33, "one of 4 KiB, 32 MiB by 1 MiB");
         let b = s.take(MAX_TRANSFER_BYTES).unwrap();
         assert_eq!(b.as_slice()[0], 0, "trimmed memory comes back empty");
         s.give(b);
+    }
+
+    #[test]
+    fn a_reference_finds_the_bytes_in_the_file() {
+        let memory = Memory::create().unwrap();
+        let old = OldMemory::adopt(memory.fd().try_clone_to_owned().unwrap()).unwrap();
+        let mut s = Staging::over(memory.reactor(5).unwrap().staging);
+        let mut inherited = StagingBuffer::inherited(memory, 5000).unwrap();
+        let mut all: Vec<StagingBuffer> = [1, 4096, 5000, 100_000, MAX_TRANSFER_BYTES]
+            .iter()
+            .flat_map(|len| [s.take(*len).unwrap(), s.take(*len).unwrap()])
+            .collect();
+        for (i, buffer) in (1..).zip(all.iter_mut().chain([&mut inherited])) {
+            buffer.as_mut_slice().fill(i);
+        }
+        for (i, buffer) in (1u8..).zip(all.iter().chain([&inherited])) {
+            let reference = buffer.reference();
+            let mut bytes = vec![0; reference.len_bytes as usize];
+            old.read(reference.offset_bytes, &mut bytes).unwrap();
+            assert!(!bytes.is_empty() && bytes.iter().all(|b| *b == i));
+        }
+        let at = inherited.reference().offset_bytes;
+        for buffer in all {
+            s.give(buffer);
+        }
+        s.give(inherited);
+        let mut first = [1];
+        old.read(at, &mut first).unwrap();
+        assert_eq!((first, s.out(), s.left()), ([0], 0, ALL));
     }
 }

@@ -95,7 +95,7 @@ fn unfenced(kind: &str) -> Bench {
     let (served, gate) = device(0, &spec);
     let region = Arc::new(Region::anonymous(1).unwrap());
     let ring = Ring::new(&RingOptions::default()).unwrap();
-    let mut core = Core::new(0, region.clone(), ring).unwrap();
+    let mut core = Core::new(0, region.clone(), Staging::new().unwrap(), ring);
     core.set_device(served);
     let (lane, volume) = lane(3, V, &region);
     core.set_lane(lane);

@@ -29,6 +29,7 @@ mod slots;
 mod tx;
 
 use crate::core::{Core, DoneIo};
+use crate::memory::{Memory, ReceiveBuffer};
 use conn::{Conn, Life, Shared};
 use controllers::{Controllers, Quiesce};
 use forebay_nvme::Status;
@@ -85,7 +86,8 @@ pub(crate) struct Frontend {
     conns: Vec<Option<Box<Conn>>>,
     generation: u32,
     controllers: Controllers,
-    buffer: Box<[u8]>,
+    memory: &'static Memory,
+    buffer: ReceiveBuffer,
     active: Vec<u32>,
     first: usize,
     dirty: Vec<u32>,
@@ -96,7 +98,13 @@ pub(crate) struct Frontend {
 impl Frontend {
     /// A frontend without connections, for reactor number `reactor`. Its sockets are watched in
     /// `epoll`, with keys whose top byte is 0.
-    pub(crate) fn new(reactor: usize, region: Arc<Region>, epoll: Arc<OwnedFd>) -> Self {
+    pub(crate) fn new(
+        reactor: usize,
+        region: Arc<Region>,
+        epoll: Arc<OwnedFd>,
+        memory: &'static Memory,
+        receive: ReceiveBuffer,
+    ) -> Self {
         Self {
             shared: Rc::new(Shared::new(region)),
             reactor,
@@ -104,8 +112,8 @@ impl Frontend {
             conns: Vec::new(),
             generation: 0,
             controllers: Controllers::default(),
-            // Bytes that are kept come first, so there is room for as many again.
-            buffer: vec![0; rx::RECEIVE_BYTES + rx::RECEIVE_BYTES].into(),
+            memory,
+            buffer: receive,
             active: Vec::new(),
             first: 0,
             dirty: Vec::new(),

@@ -5,8 +5,10 @@
 use super::super::*;
 use crate::associations::Associations;
 use crate::core::ServedDevice;
+use crate::core::staging::Staging;
 use crate::door::{NewConnection, NewKind, Target};
 use crate::lane::{Lane, LaneIndex};
+use crate::memory::Memory;
 use crate::volume::Volume;
 use forebay_device::ring::{Ring, RingOptions};
 use forebay_device::{Device, OpenOptions};
@@ -51,12 +53,14 @@ pub(super) fn rig() -> Rig {
     };
     let device = Arc::new(Device::open(&spec, &options).unwrap());
     let region = Arc::new(Region::anonymous(1).unwrap());
+    let memory = Memory::create().unwrap();
+    let of_reactor = memory.reactor(0).unwrap();
     let mut core = Core::new(
         0,
         region.clone(),
+        Staging::over(of_reactor.staging),
         Ring::new(&RingOptions::default()).unwrap(),
-    )
-    .unwrap();
+    );
     let config = Arc::new(DeviceConfig {
         device: DeviceIndex(0),
         uuid: [1; 16],
@@ -89,7 +93,7 @@ pub(super) fn rig() -> Rig {
         region.clone(),
     ));
     let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
-    let frontend = Frontend::new(0, region, epoll.clone());
+    let frontend = Frontend::new(0, region, epoll.clone(), memory, of_reactor.receive);
     Rig {
         core,
         frontend,

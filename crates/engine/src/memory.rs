@@ -1,0 +1,428 @@
+//! The engine's memory: bytes that its successor may need, in a file that outlives it.
+//!
+//! **Purpose.** What a record in the state region refers to has to outlive the engine as the region does:
+//! data of commands, headers that are not sent yet, bytes that were received and are no whole PDU.
+//!
+//! **Design.** One sparse memfd of a fixed layout, mapped once and never unmapped (the kernel may still
+//! move data of commands in flight when a reactor is gone), so the value is `'static`. Its parts are
+//! given out as values that own them: a [`ReactorMemory`] once for each reactor, a [`HeaderList`] and a
+//! [`Keep`] for as long as somebody has one, and an [`Inherited`] for each buffer that a successor fills
+//! before its reactors begin, from a part of the file that nothing else uses. A successor has a
+//! memory of its own and copies what it needs out of the old file ([`OldMemory`]), which it reads
+//! and doesn't map: so the kernel's late writes and reads for a dead engine touch pages that nobody
+//! looks at any more.
+//!
+//! **Not here:** how a reactor's staging memory is divided ([`crate::core::staging`]), what the bytes
+//! mean.
+
+#![allow(unsafe_code)]
+
+use crate::core::staging::STAGING_BYTES;
+use forebay_xlate::boundary::region::item::HEADER_BYTES;
+use forebay_xlate::boundary::region::{
+    MAX_LISTS, MAX_QUEUES, MAX_REACTORS, RECEIVE_AT, RECEIVE_BYTES,
+};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Mutex, PoisonError};
+
+const PAGE_BYTES: usize = 4096;
+/// Bytes of each of the two buffers of a [`Keep`].
+pub const KEEP_BYTES: usize = RECEIVE_BYTES;
+const RECEIVE_BUFFER_BYTES: usize = RECEIVE_AT + RECEIVE_BYTES;
+const REACTOR_BYTES: usize = RECEIVE_BUFFER_BYTES + STAGING_BYTES;
+
+const LISTS_AT: usize = 0;
+const KEEPS_AT: usize = LISTS_AT + MAX_LISTS * HEADER_BYTES;
+const REACTORS_AT: usize = KEEPS_AT + MAX_QUEUES * 2 * KEEP_BYTES;
+const INHERITED_AT: usize = REACTORS_AT + MAX_REACTORS * REACTOR_BYTES;
+/// Room for what a successor inherits: as much as all reactors can have in use.
+const INHERITED_BYTES: usize = MAX_REACTORS * STAGING_BYTES;
+const MEMORY_BYTES: usize = INHERITED_AT + INHERITED_BYTES;
+// What a reference to a buffer can name.
+const _: () = assert!(MEMORY_BYTES as u64 <= 1 << 36 && REACTOR_BYTES.is_multiple_of(PAGE_BYTES));
+
+/// Where the headers of a list are in the file.
+pub(crate) fn headers_at(list: u16) -> u64 {
+    (LISTS_AT + usize::from(list) * HEADER_BYTES) as u64
+}
+
+/// Where a buffer of a [`Keep`] is in the file; `None` for a keep that there is not.
+pub(crate) fn keep_at(keep: u32, which: u8) -> Option<u64> {
+    let buffer = (keep as usize) * 2 + usize::from(which & 1);
+    ((keep as usize) < MAX_QUEUES).then_some((KEEPS_AT + buffer * KEEP_BYTES) as u64)
+}
+
+/// Where a reactor's receive buffer is in the file; `None` for a reactor that there can't be.
+pub(crate) fn receive_buffer_at(reactor: usize) -> Option<u64> {
+    (reactor < MAX_REACTORS).then_some((REACTORS_AT + reactor * REACTOR_BYTES) as u64)
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Memory {
+    base: NonNull<u8>,
+    file: OwnedFd,
+    /// Bit by reactor: its part is given out.
+    reactors: AtomicU64,
+    lists: Mutex<Vec<u16>>,
+    keeps: Mutex<Vec<u32>>,
+    inherited: AtomicUsize,
+}
+const _: () = assert!(MAX_REACTORS <= 64);
+
+// SAFETY: the mapping is never unmapped, and each part of it is given out to one owner at a time.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// New memory. It is there until the process ends.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn create() -> io::Result<&'static Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("forebay-memory", flags)?;
+        rustix::fs::ftruncate(&file, MEMORY_BYTES as u64)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals)?;
+        // SAFETY: a new mapping, wherever the kernel likes.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                MEMORY_BYTES,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                &file,
+                0,
+            )
+        }?;
+        let base =
+            NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mmap gave null"))?;
+        Ok(Box::leak(Box::new(Self {
+            base,
+            file,
+            reactors: AtomicU64::new(0),
+            // The first is given out first, and then whichever came back last.
+            lists: Mutex::new((0..MAX_LISTS as u16).rev().collect()),
+            keeps: Mutex::new((0..MAX_QUEUES as u32).rev().collect()),
+            inherited: AtomicUsize::new(0),
+        })))
+    }
+
+    /// The file, for passing on.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// A part that begins at `at`.
+    fn part(&self, at: usize) -> NonNull<u8> {
+        debug_assert!(at < MEMORY_BYTES);
+        // SAFETY: callers compute `at` from the layout, with bounded indexes.
+        unsafe { self.base.add(at) }
+    }
+
+    /// The part of a reactor; `None` when it was given out before, or there can be no such reactor.
+    pub fn reactor(&'static self, reactor: usize) -> Option<ReactorMemory> {
+        let bit = (reactor < MAX_REACTORS).then(|| 1u64 << reactor)?;
+        if self.reactors.fetch_or(bit, AcqRel) & bit != 0 {
+            return None;
+        }
+        let at = REACTORS_AT + reactor * REACTOR_BYTES;
+        Some(ReactorMemory {
+            receive: ReceiveBuffer(self.part(at)),
+            staging: StagingMemory {
+                base: self.part(at + RECEIVE_BUFFER_BYTES),
+                offset_bytes: (at + RECEIVE_BUFFER_BYTES) as u64,
+            },
+        })
+    }
+
+    /// A list's room for headers. There are as many as queues.
+    pub(crate) fn take_list(&'static self) -> Option<HeaderList> {
+        let index = lock(&self.lists).pop()?;
+        let bytes = self.part(headers_at(index) as usize);
+        Some(HeaderList {
+            index,
+            bytes,
+            memory: self,
+        })
+    }
+
+    /// A pair of buffers for kept bytes. There are as many as queues.
+    pub(crate) fn take_keep(&'static self) -> Option<Keep> {
+        let index = lock(&self.keeps).pop()?;
+        let bytes = self.part(keep_at(index, 0)? as usize);
+        Some(Keep {
+            index,
+            bytes,
+            most: 0,
+            memory: self,
+        })
+    }
+
+    /// Room for `len_bytes` that a successor inherits; `None` when there is no more.
+    pub(crate) fn inherit(&'static self, len_bytes: u32) -> Option<Inherited> {
+        let room = (len_bytes as usize).next_multiple_of(PAGE_BYTES);
+        let taken = self
+            .inherited
+            .fetch_update(AcqRel, Acquire, |at| {
+                Some(at + room).filter(|end| *end <= INHERITED_BYTES)
+            })
+            .ok()?;
+        Some(Inherited {
+            ptr: self.part(INHERITED_AT + taken),
+            offset_bytes: (INHERITED_AT + taken) as u64,
+        })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Gives whole pages back to the system; they read as zeros afterwards.
+///
+/// # Safety
+/// `bytes` bytes from `base` on are of the memory's mapping, and nobody needs what is in them.
+pub(crate) unsafe fn remove(base: NonNull<u8>, bytes: usize) {
+    // SAFETY: the caller's promise. A failure costs memory and nothing else.
+    let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxRemove) };
+}
+
+/// What a reactor has for as long as the process lives.
+#[derive(Debug)]
+pub struct ReactorMemory {
+    /// Where it receives.
+    pub(crate) receive: ReceiveBuffer,
+    /// Where commands have their data.
+    pub staging: StagingMemory,
+}
+
+/// Bytes that [`crate::core::staging`] divides.
+#[derive(Debug)]
+pub struct StagingMemory {
+    pub(crate) base: NonNull<u8>,
+    /// Where they are in the file.
+    pub(crate) offset_bytes: u64,
+}
+
+// SAFETY: it owns its bytes.
+unsafe impl Send for StagingMemory {}
+
+/// Room for a buffer in a part of the file that is never given out again.
+#[derive(Debug)]
+pub(crate) struct Inherited {
+    pub ptr: NonNull<u8>,
+    /// Where it is in the file.
+    pub offset_bytes: u64,
+}
+
+/// A reactor's receive buffer: bytes are received at `RECEIVE_AT`; before it is room for kept ones.
+#[derive(Debug)]
+pub(crate) struct ReceiveBuffer(NonNull<u8>);
+
+// SAFETY: it owns its bytes.
+unsafe impl Send for ReceiveBuffer {}
+
+impl std::ops::Deref for ReceiveBuffer {
+    type Target = [u8];
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: mapped for ever, and `self` is the only owner.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr(), RECEIVE_BUFFER_BYTES) }
+    }
+}
+
+impl std::ops::DerefMut for ReceiveBuffer {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` excludes other borrows.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), RECEIVE_BUFFER_BYTES) }
+    }
+}
+
+/// The header bytes of a list of transmit items. It goes back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct HeaderList {
+    index: u16,
+    bytes: NonNull<u8>,
+    memory: &'static Memory,
+}
+
+// SAFETY: it owns its bytes.
+unsafe impl Send for HeaderList {}
+
+impl HeaderList {
+    /// Which list it is.
+    #[inline]
+    pub(crate) fn index(&self) -> u16 {
+        self.index
+    }
+
+    /// Its bytes.
+    #[inline]
+    pub(crate) fn bytes(&self) -> &[u8; HEADER_BYTES] {
+        // SAFETY: mapped for ever, and `self` is the only owner.
+        unsafe { self.bytes.cast().as_ref() }
+    }
+
+    /// Its bytes, for writing.
+    #[inline]
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8; HEADER_BYTES] {
+        // SAFETY: as above, and `&mut self` excludes other borrows.
+        unsafe { self.bytes.cast().as_mut() }
+    }
+}
+
+impl Drop for HeaderList {
+    fn drop(&mut self) {
+        lock(&self.memory.lists).push(self.index);
+    }
+}
+
+/// Two buffers for bytes that were received and not taken, used in turn. It goes back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Keep {
+    index: u32,
+    bytes: NonNull<u8>,
+    /// The most bytes that one of them held.
+    most: usize,
+    memory: &'static Memory,
+}
+
+// SAFETY: it owns its bytes.
+unsafe impl Send for Keep {}
+
+/// A keep that held more than this at once gives its pages back.
+const KEEP_LITTLE_BYTES: usize = 16 * 1024;
+
+impl Keep {
+    /// Which it is.
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// One of its buffers.
+    pub(crate) fn bytes(&self, which: u8) -> &[u8; KEEP_BYTES] {
+        let at = usize::from(which & 1) * KEEP_BYTES;
+        // SAFETY: both buffers lie together, mapped for ever, and `self` is their only owner.
+        unsafe { self.bytes.add(at).cast().as_ref() }
+    }
+
+    /// Fills the begin of one of its buffers.
+    pub(crate) fn put(&mut self, which: u8, bytes: &[u8]) {
+        let at = usize::from(which & 1) * KEEP_BYTES;
+        self.most = self.most.max(bytes.len());
+        // SAFETY: as above, and `&mut self` excludes other borrows.
+        let buffer: &mut [u8; KEEP_BYTES] = unsafe { self.bytes.add(at).cast().as_mut() };
+        if let Some(room) = buffer.get_mut(..bytes.len()) {
+            room.copy_from_slice(bytes);
+        }
+    }
+}
+
+impl Drop for Keep {
+    fn drop(&mut self) {
+        if self.most > KEEP_LITTLE_BYTES {
+            // SAFETY: these are its own bytes, which end with it.
+            unsafe { remove(self.bytes, 2 * KEEP_BYTES) };
+        }
+        lock(&self.memory.keeps).push(self.index);
+    }
+}
+
+/// A dead engine's memory file.
+#[derive(Debug)]
+pub(crate) struct OldMemory(OwnedFd);
+
+impl OldMemory {
+    /// Takes its descriptor.
+    ///
+    /// # Errors
+    /// It is not such a file.
+    pub(crate) fn adopt(file: OwnedFd) -> io::Result<Self> {
+        let len = rustix::fs::fstat(&file)?.st_size;
+        if len != MEMORY_BYTES as i64 {
+            return Err(io::Error::other(
+                "the memory file has another length than this version's layout",
+            ));
+        }
+        Ok(Self(file))
+    }
+
+    /// Fills `out` from the bytes at `offset_bytes`.
+    ///
+    /// # Errors
+    /// The file's, or that it has no such bytes.
+    pub(crate) fn read(&self, offset_bytes: u64, out: &mut [u8]) -> io::Result<()> {
+        let mut have = 0;
+        while let Some(room) = out.get_mut(have..).filter(|room| !room.is_empty()) {
+            match rustix::io::pread(&self.0, room, offset_bytes.saturating_add(have as u64)) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => have += n,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_have_one_owner_and_are_found_in_the_file() {
+        let memory = Memory::create().unwrap();
+        let mut reactor = memory.reactor(63).unwrap();
+        assert!(memory.reactor(63).is_none() && memory.reactor(64).is_none());
+        reactor.receive[RECEIVE_AT] = 1;
+        let (mut list, mut keep) = (memory.take_list().unwrap(), memory.take_keep().unwrap());
+        let other = memory.take_list().unwrap();
+        assert_ne!(other.index(), list.index());
+        list.bytes_mut()[HEADER_BYTES - 1] = 2;
+        keep.put(0, &[3; 5]);
+        keep.put(1, &[4; KEEP_BYTES]);
+        let old = OldMemory::adopt(memory.fd().try_clone_to_owned().unwrap()).unwrap();
+        let read = |at: u64| {
+            let mut out = [0u8; 1];
+            old.read(at, &mut out).unwrap();
+            out[0]
+        };
+        assert_eq!(read(receive_buffer_at(63).unwrap() + RECEIVE_AT as u64), 1);
+        assert_eq!(read(headers_at(list.index()) + HEADER_BYTES as u64 - 1), 2);
+        assert_eq!(read(keep_at(keep.index(), 0).unwrap() + 4), 3);
+        let last = keep_at(keep.index(), 1).unwrap() + KEEP_BYTES as u64 - 1;
+        assert_eq!(read(last), 4);
+        assert!(old.read(MEMORY_BYTES as u64 - 1, &mut [0; 2]).is_err());
+        assert!(keep_at(MAX_QUEUES as u32, 0).is_none());
+        let index = keep.index();
+        drop(keep);
+        assert_eq!(read(last), 0, "what held much gives its pages back");
+        assert_eq!(memory.take_keep().unwrap().index(), index);
+        // Somebody else's file.
+        let file = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
+        assert!(OldMemory::adopt(file).is_err());
+    }
+
+    #[test]
+    fn what_is_inherited_is_nobody_elses() {
+        let memory = Memory::create().unwrap();
+        let (a, b) = (memory.inherit(1).unwrap(), memory.inherit(4097).unwrap());
+        assert_eq!(b.offset_bytes - a.offset_bytes, 4096);
+        let mut rest = INHERITED_BYTES - 3 * 4096;
+        while rest > 0 {
+            let n = rest.min(1 << 30);
+            memory.inherit(n as u32).unwrap();
+            rest -= n;
+        }
+        assert!(memory.inherit(1).is_none());
+    }
+}
