@@ -437,6 +437,13 @@ impl GrantTable {
         self.index.values().map(|slot| &self.grants[*slot as usize])
     }
 
+    /// Those that come after a place in that order, which need not be listed.
+    pub fn iter_after(&self, place: (VolumeId, u64)) -> impl Iterator<Item = &Grant> + '_ {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let later = self.index.range((Excluded(place), Unbounded));
+        later.map(|(_, slot)| &self.grants[*slot as usize])
+    }
+
     /// The highest commit sequence that any entry carries.
     pub fn max_commit_sequence(&self) -> u64 {
         self.iter().map(|g| g.commit_sequence).max().unwrap_or(0)

@@ -215,22 +215,27 @@ impl OwnerSide {
     pub fn tell_again(&self, table: &GrantTable) -> Vec<GrantOf> {
         let mut all = Vec::new();
         for grant in table.iter() {
-            if grant.word.rights() == Some(Rights::Hole) {
-                continue;
-            }
-            let parts = self.free_parts(grant.volume, grant.range);
-            let taken = parts.iter().map(|part| part.count).sum::<u64>() < grant.range.count;
-            let nothing = taken.then_some(ExtentRange::new(grant.range.first, 0));
-            for range in parts.into_iter().chain(nothing) {
-                all.push(GrantOf {
-                    volume: grant.volume,
-                    range,
-                    word: grant.word.advance(range.first - grant.range.first).bits(),
-                    commit_sequence: grant.commit_sequence,
-                });
-            }
+            self.tell_one_again(grant, &mut all);
         }
         all
+    }
+
+    /// The same of one entry.
+    pub fn tell_one_again(&self, grant: &Grant, all: &mut Vec<GrantOf>) {
+        if grant.word.rights() == Some(Rights::Hole) {
+            return;
+        }
+        let parts = self.free_parts(grant.volume, grant.range);
+        let taken = parts.iter().map(|part| part.count).sum::<u64>() < grant.range.count;
+        let nothing = taken.then_some(ExtentRange::new(grant.range.first, 0));
+        for range in parts.into_iter().chain(nothing) {
+            all.push(GrantOf {
+                volume: grant.volume,
+                range,
+                word: grant.word.advance(range.first - grant.range.first).bits(),
+                commit_sequence: grant.commit_sequence,
+            });
+        }
     }
 
     /// Takes a range, if nobody has a part of it. It must be let go in the end.

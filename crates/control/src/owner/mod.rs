@@ -34,6 +34,7 @@ mod health;
 mod launder;
 mod locks;
 mod push;
+mod quarantine;
 mod release;
 mod revoke;
 pub(crate) mod session;
@@ -63,7 +64,7 @@ use forebay_xlate::{DeviceIndex, VolumeId};
 
 use self::commit::Committer;
 use self::locks::Locks;
-use self::session::{Greeting, Session};
+use self::session::{AskError, Conversion, Estate, Greeting, Session};
 use crate::api::error::ApiError;
 use crate::devices::{MissingDevice, PoolDevice};
 use crate::signal::Signal;
@@ -88,6 +89,8 @@ pub(crate) struct Limits {
     pub(crate) launder: Duration,
     /// What an earlier daemon left unfinished in the engine, before the rest goes on.
     pub(crate) inherited: Duration,
+    /// An engine that converts what a dead one left, and then that it acts.
+    pub(crate) convert: Duration,
     /// The first commit after adoption, before faults are answered all the same.
     pub(crate) adoption: Duration,
     /// Between two looks at uncommitted mappings.
@@ -105,6 +108,7 @@ impl Default for Limits {
             job: Duration::from_secs(60),
             launder: Duration::from_secs(15),
             inherited: Duration::from_secs(10),
+            convert: Duration::from_secs(5),
             adoption: Duration::from_secs(10),
             sync_every: Duration::from_secs(2),
             device_retry: Duration::from_secs(5),
@@ -124,6 +128,21 @@ pub(crate) struct Core {
 pub(crate) struct Counters {
     pub(crate) faults: Cell<u64>,
     pub(crate) revokes: Cell<u64>,
+}
+
+/// How a new engine's conversation goes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// What a dead engine left is this one's; it was told to act.
+    Converted(Conversion),
+    /// It acts.
+    Resumed,
+    /// It can't read what the dead engine left: that is dropped, and hosts connect again.
+    Refused(String),
+    /// It does not answer: it is of no use.
+    Failed(String),
+    /// It knows everything that it needs to serve.
+    Running,
 }
 
 /// Adds one.
@@ -182,6 +201,7 @@ pub(crate) struct Owner {
     /// Raised when a device's health, suspicion or quarantine changes.
     devices_changed: Signal,
     watched: watch::Watched,
+    pub(crate) quarantine: quarantine::Quarantine,
     adding: tokio::sync::Mutex<()>,
     closed: Cell<bool>,
     closing: Signal,
@@ -230,6 +250,7 @@ impl Owner {
             retrying: RefCell::default(),
             devices_changed: Signal::new(),
             watched: watch::Watched::default(),
+            quarantine: quarantine::Quarantine::default(),
             adding: tokio::sync::Mutex::new(()),
             closed: Cell::new(false),
             closing: Signal::new(),
@@ -300,9 +321,14 @@ impl Owner {
         self.open.get()
     }
 
-    /// Goes on with an engine until the conversation ends. `running` is called once the engine knows
-    /// everything.
-    pub(crate) async fn serve(self: &Rc<Self>, greeting: Greeting, running: impl FnOnce()) {
+    /// Goes on with an engine until the conversation ends, and first with what a dead one left, if there
+    /// is something: it is taken from `estate` when the engine has it.
+    pub(crate) async fn serve(
+        self: &Rc<Self>,
+        greeting: Greeting,
+        estate: &RefCell<Option<Estate>>,
+        progress: impl Fn(Progress),
+    ) {
         let Greeting {
             session,
             held,
@@ -313,9 +339,12 @@ impl Owner {
         let reader = self.clone().converse(session.clone(), early);
         let told = async {
             self.finish_adoption(Some(&session)).await;
-            self.tell_everything(&session, held).await;
-            running();
-            self.open_after_adoption().await;
+            let (mut asked, addresses) = self.say_what_is(&session, held);
+            self.hand_over(&session, estate, &progress).await;
+            asked.extend(self.say_listeners(&session, &addresses));
+            self.carried_out(&session, asked).await;
+            progress(Progress::Running);
+            tokio::join!(self.tell_all_grants(&session), self.open_after_adoption());
             // The reader ends the conversation, not this.
             std::future::pending::<()>().await;
         };
@@ -324,6 +353,34 @@ impl Owner {
             () = told => {}
         }
         self.hang_up(&session);
+    }
+
+    async fn hand_over(
+        &self,
+        session: &Rc<Session>,
+        estate: &RefCell<Option<Estate>>,
+        progress: &impl Fn(Progress),
+    ) {
+        if estate.borrow().is_none() {
+            return;
+        }
+        match session.convert(estate, self.limits.convert).await {
+            Ok(conversion) => {
+                let mut resumed = session.resume(estate);
+                progress(Progress::Converted(conversion));
+                match resumed.within(self.limits.convert).await {
+                    Ok(()) => progress(Progress::Resumed),
+                    Err(AskError::Gone) => {}
+                    Err(error) => progress(Progress::Failed(error.to_string())),
+                }
+            }
+            Err(AskError::Refused(error)) => {
+                estate.take();
+                progress(Progress::Refused(error));
+            }
+            Err(AskError::Gone) => {}
+            Err(error) => progress(Progress::Failed(error.to_string())),
+        }
     }
 
     /// The conversation is over. Whoever drops [`Owner::serve`] half-way says it himself.
@@ -348,8 +405,8 @@ impl Owner {
         self.session_changed.raise();
     }
 
-    async fn converse(self: Rc<Self>, session: Rc<Session>, early: Vec<FromEngine>) {
-        let early = early.into_iter().filter_map(|m| session.absorb(m));
+    async fn converse(self: Rc<Self>, session: Rc<Session>, early: Vec<(FromEngine, Vec<OwnedFd>)>) {
+        let early = early.into_iter().filter_map(|(message, fds)| session.absorb(message, fds));
         self.act_on(&session, &mut early.collect());
         let receive = async {
             let mut messages = Vec::new();

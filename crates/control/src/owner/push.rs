@@ -2,28 +2,31 @@
 //!
 //! Purpose: a conversation begins with everything (devices, volumes, exports, listeners), and each
 //! later change is told as it happens.
-//! Design: everything is said in one step without a wait in it, and from the same step on changes
-//! are told; so nothing falls between. All of it is idempotent. What is listed is granted again
-//! unasked, where the pool maps it, because a fresh engine must know which mappings a FLUSH has to
-//! wait for and which devices it has to flush. Missing devices are not told. What
-//! the engine holds and the catalog doesn't know is taken away.
+//! Design: what is needed to serve is said in one step without a wait in it, and from the same step
+//! on changes are told; so nothing falls between. All of it is idempotent. With it goes what a FLUSH
+//! has to cover and to wait for. If there is something to take over, that is next. Listeners come
+//! last, so that nobody new is served before what a dead engine left; then everything listed is granted
+//! again unasked, where the pool maps it, in parts: a fault would be answered the same. Missing
+//! devices and quarantined exports are not told. What the engine holds and the catalog doesn't know is
+//! taken away.
 //! Not here: what there is (the pool).
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
 use forebay_pool::{DeviceRecord, ExportRecord, Pool, VolumeRecord};
 use forebay_xlate::boundary::message::{
-    DeviceConfig, ExportConfig, ExportId, GrantOf, Held, ToEngine, VolumeConfig,
+    DeviceConfig, ExportConfig, ExportId, GrantOf, Held, MAX_BATCH, ToEngine, VolumeConfig,
 };
+use forebay_xlate::grants::Grant;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
 
 use super::Owner;
 use super::session::{AskError, DeviceState, Pending, Session};
 
 /// Something that the engine was told of in the beginning.
-struct Asked {
+pub(super) struct Asked {
     what: String,
     /// If it is a device.
     device: Option<DeviceIndex>,
@@ -64,34 +67,14 @@ impl Owner {
             .then(|| self.device_config(record, core.pool.info().extent_bytes))
     }
 
-    /// Tells a new conversation everything, waits until it is carried out, and takes the
-    /// conversation into use.
-    pub(super) async fn tell_everything(
-        self: &Rc<Self>,
+    /// Tells a new conversation what there is: with it, an engine can convert what a dead one left. The
+    /// conversation is in use from here on. Gives back what was asked, and the listeners' addresses
+    /// that the engine has.
+    pub(super) fn say_what_is(
+        &self,
         session: &Rc<Session>,
         held: Vec<(Held, Vec<OwnedFd>)>,
-    ) {
-        let asked = self.say_everything(session, held);
-        for Asked {
-            what,
-            device,
-            mut pending,
-        } in asked
-        {
-            match pending.within(self.limits.request).await {
-                Ok(()) => {}
-                Err(AskError::Gone) => return,
-                Err(error) => {
-                    tracing::error!(what, %error, "telling the engine");
-                    if let (Some(device), AskError::Refused(error)) = (device, error) {
-                        self.device_failed(session, device, error);
-                    }
-                }
-            }
-        }
-    }
-
-    fn say_everything(&self, session: &Rc<Session>, held: Vec<(Held, Vec<OwnedFd>)>) -> Vec<Asked> {
+    ) -> (Vec<Asked>, HashSet<String>) {
         let mut asked = Vec::new();
         let mut ask = |what: String, device, pending| {
             asked.push(Asked {
@@ -115,7 +98,12 @@ impl Owner {
                     }
                     addresses.insert(address);
                 }
-                _ => {}
+                // The session has noted them.
+                Held::Device(..)
+                | Held::Revoke(_)
+                | Held::Job(..)
+                | Held::Socket(_)
+                | Held::Memory => {}
             }
         }
         let core = self.core.borrow();
@@ -150,21 +138,18 @@ impl Owner {
                 }),
             );
         }
-        let listed = self.locks.side.borrow().tell_again(&core.grants);
         drop(core);
-        for grant in listed {
-            self.tell_grant(session, grant);
-        }
-        for (device, volume) in self.may_hold_unflushed() {
-            tell_device(session, volume, device);
-        }
+        self.say_what_a_flush_must_know(session);
         let core = self.core.borrow();
         let pool = &core.pool;
         for record in pool.exports() {
-            exports.remove(&ExportId(record.id.0));
             let Ok(volume) = pool.volume(record.volume) else {
                 continue;
             };
+            if self.quarantine.has(record.id) {
+                continue;
+            }
+            exports.remove(&ExportId(record.id.0));
             let export = export_config(record, volume);
             ask(
                 record.nqn.clone(),
@@ -174,24 +159,6 @@ impl Owner {
                     export,
                 }),
             );
-        }
-        for (address, descriptor) in &*self.listeners.borrow() {
-            if addresses.contains(address) {
-                continue;
-            }
-            match descriptor.as_fd().try_clone_to_owned() {
-                Ok(descriptor) => {
-                    let address = address.clone();
-                    ask(
-                        format!("listener {address}"),
-                        None,
-                        session.request_with("a listener", descriptor, |request| {
-                            ToEngine::SetListener { request, address }
-                        }),
-                    );
-                }
-                Err(error) => tracing::error!(address, %error, "a descriptor for the listener"),
-            }
         }
         for export in exports {
             ask(
@@ -213,8 +180,112 @@ impl Owner {
                 }),
             );
         }
+        drop(core);
         self.attach(session);
+        (asked, addresses)
+    }
+
+    /// Has a new engine know, before it serves, which devices each volume's FLUSH must cover and which
+    /// mappings it must wait for.
+    fn say_what_a_flush_must_know(&self, session: &Session) {
+        let (mut covered, mut uncommitted) = (BTreeSet::new(), Vec::new());
+        let core = self.core.borrow();
+        let side = self.locks.side.borrow();
+        for grant in core.grants.iter() {
+            if grant.word.rights() == Some(Rights::Hole) {
+                continue;
+            }
+            covered.insert((grant.volume, grant.word.device()));
+            if grant.commit_sequence > core.pool.durable_seq(grant.volume) {
+                side.tell_one_again(grant, &mut uncommitted);
+            }
+        }
+        drop((core, side));
+        covered.extend(self.may_hold_unflushed().into_iter().map(|(d, v)| (v, d)));
+        for (volume, device) in covered {
+            tell_device(session, volume, device);
+        }
+        for grant in uncommitted {
+            self.tell_grant(session, grant);
+        }
+    }
+
+    /// Tells it where to listen, which it does at once.
+    pub(super) fn say_listeners(
+        &self,
+        session: &Session,
+        addresses: &HashSet<String>,
+    ) -> Vec<Asked> {
+        let mut asked = Vec::new();
+        for (address, descriptor) in &*self.listeners.borrow() {
+            if addresses.contains(address) {
+                continue;
+            }
+            match descriptor.as_fd().try_clone_to_owned() {
+                Ok(descriptor) => asked.push(Asked {
+                    what: format!("listener {address}"),
+                    device: None,
+                    pending: session.request_with("a listener", descriptor, |request| {
+                        ToEngine::SetListener {
+                            request,
+                            address: address.clone(),
+                        }
+                    }),
+                }),
+                Err(error) => tracing::error!(address, %error, "a descriptor for the listener"),
+            }
+        }
         asked
+    }
+
+    /// Waits until everything that was asked is carried out.
+    pub(super) async fn carried_out(self: &Rc<Self>, session: &Rc<Session>, asked: Vec<Asked>) {
+        for Asked {
+            what,
+            device,
+            mut pending,
+        } in asked
+        {
+            match pending.within(self.limits.request).await {
+                Ok(()) => {}
+                Err(AskError::Gone) => return,
+                Err(error) => {
+                    tracing::error!(what, %error, "telling the engine");
+                    if let (Some(device), AskError::Refused(error)) = (device, error) {
+                        self.device_failed(session, device, error);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Grants everything listed again, in parts, so that faults are answered in between. Each part is
+    /// as the table is at that moment: what is taken back meanwhile is not told.
+    pub(super) async fn tell_all_grants(&self, session: &Session) {
+        let mut place = None;
+        loop {
+            let mut listed = Vec::new();
+            {
+                let core = self.core.borrow();
+                let side = self.locks.side.borrow();
+                let mut next: Box<dyn Iterator<Item = &Grant>> = match place {
+                    Some(place) => Box::new(core.grants.iter_after(place)),
+                    None => Box::new(core.grants.iter()),
+                };
+                place = None;
+                for grant in next.by_ref().take(MAX_BATCH) {
+                    side.tell_one_again(grant, &mut listed);
+                    place = Some((grant.volume, grant.range.first));
+                }
+            }
+            for grant in listed {
+                self.tell_grant(session, grant);
+            }
+            if place.is_none() || session.is_over() {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
     }
 
     /// Grants again, of what is listed, what the pool maps there and not elsewhere.

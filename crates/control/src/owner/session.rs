@@ -8,7 +8,11 @@
 //! nanoseconds, so that no later session of this boot, in whatever daemon, uses one again. Grants are
 //! gathered and go out as one message, at the latest with whatever is said next, or when the tasks
 //! that can run have run; so their order among everything else stays.
+//! What a successor would need of the engine is kept with its session ([`deposit`]).
 //! Not here: what is said (the owner's business), and processes (the supervisor's).
+
+mod deposit;
+mod greet;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -18,17 +22,18 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_pool::QuarantineMark;
-use forebay_xlate::boundary::message::{
-    BOUNDARY_VERSION, FromEngine, GrantOf, Held, Job, MAX_BATCH, ToEngine,
-};
+use forebay_xlate::boundary::message::{FromEngine, GrantOf, Job, MAX_BATCH, ToEngine};
 use forebay_xlate::boundary::region::Region;
-use forebay_xlate::shm::SharedMemory;
 use forebay_xlate::{DeviceIndex, ExtentRange, VolumeId};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use self::deposit::Deposit;
 use super::wire::Wire;
 use crate::signal::Signal;
+
+pub(crate) use self::deposit::{Conversion, Estate};
+pub(crate) use self::greet::{GreetError, Greeting};
 
 /// Messages that are taken in before others of the owner's tasks get a turn. With faults of
 /// [`MAX_BATCH`] in each that is a few milliseconds' work.
@@ -56,33 +61,6 @@ pub(crate) enum AskError {
     Errno(i32),
 }
 
-/// Why a conversation did not begin.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum GreetError {
-    /// The socket failed, or what came was no message.
-    #[error("the engine's socket: {0}")]
-    Io(#[from] io::Error),
-    /// Nothing came in time.
-    #[error("the engine did not answer a greeting within {0:?}")]
-    TimedOut(Duration),
-    /// Another release.
-    #[error(
-        "the running engine (pid {pid}) speaks version {theirs} of the control protocol, this daemon {BOUNDARY_VERSION}"
-    )]
-    Version {
-        /// The engine.
-        pid: u32,
-        /// Its version.
-        theirs: u32,
-    },
-    /// Another pool's engine.
-    #[error("the running engine (pid {pid}) serves another pool")]
-    OtherPool {
-        /// The engine.
-        pid: u32,
-    },
-}
-
 /// How far the engine is with a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DeviceState {
@@ -97,6 +75,7 @@ pub(crate) enum DeviceState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
     Request,
+    TakeOver,
     Revoke,
     Job,
 }
@@ -145,7 +124,10 @@ pub(crate) struct Session {
     /// The engine's generation.
     pub(crate) generation: u64,
     /// What the engine records.
-    pub(crate) region: Region,
+    pub(crate) region: Rc<Region>,
+    deposit: RefCell<Deposit>,
+    /// What the engine said it made of a dead one's connections.
+    conversion: RefCell<Option<Conversion>>,
     wire: Wire,
     /// Grants that are not sent yet.
     grants: RefCell<Vec<GrantOf>>,
@@ -162,18 +144,6 @@ pub(crate) struct Session {
     changed: Signal,
 }
 
-/// What the greeting brought.
-#[derive(Debug)]
-pub(crate) struct Greeting {
-    pub(crate) session: Rc<Session>,
-    /// What the engine holds.
-    pub(crate) held: Vec<(Held, Vec<OwnedFd>)>,
-    /// The grant table that an earlier daemon deposited.
-    pub(crate) table: Option<OwnedFd>,
-    /// What else came meanwhile.
-    pub(crate) early: Vec<FromEngine>,
-}
-
 fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let (seconds, rest) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
@@ -181,122 +151,13 @@ fn monotonic_ns() -> u64 {
 }
 
 impl Session {
-    /// Says hello on a connected socket and hears what the engine holds. `table` is deposited with
-    /// the engine; without one, what was deposited before comes back.
-    pub(crate) async fn greet(
-        fd: OwnedFd,
-        pool: [u8; 16],
-        table: Option<OwnedFd>,
-        limit: Duration,
-    ) -> Result<Greeting, GreetError> {
-        let wire = Wire::new(fd)?;
-        timeout(limit, Self::greet_on(wire, pool, table))
-            .await
-            .map_err(|_| GreetError::TimedOut(limit))?
-    }
-
-    async fn greet_on(
-        wire: Wire,
-        pool: [u8; 16],
-        table: Option<OwnedFd>,
-    ) -> Result<Greeting, GreetError> {
-        let hello = ToEngine::Hello {
-            version: BOUNDARY_VERSION,
-            daemon_pid: std::process::id(),
-            pool,
-        };
-        wire.send(&hello, table.into_iter().collect())?;
-        let unexpected = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
-        let (welcome, descriptors) = wire.next().await?;
-        let FromEngine::Welcome {
-            version,
-            engine_pid,
-            generation,
-            pool: theirs,
-        } = welcome
-        else {
-            return Err(unexpected("its first message is not a welcome").into());
-        };
-        if version != BOUNDARY_VERSION {
-            return Err(GreetError::Version {
-                pid: engine_pid,
-                theirs: version,
-            });
-        }
-        if theirs != pool && theirs != [0; 16] {
-            return Err(GreetError::OtherPool { pid: engine_pid });
-        }
-        let mut descriptors = descriptors.into_iter();
-        let region = descriptors
-            .next()
-            .ok_or_else(|| unexpected("no state region came"))?;
-        let session = Session {
-            pid: engine_pid,
-            generation,
-            region: Region::adopt(SharedMemory::from_fd(region)?)?,
-            wire,
-            grants: RefCell::default(),
-            next_number: Cell::new(monotonic_ns()),
-            open: RefCell::default(),
-            devices: RefCell::default(),
-            inherited_revokes: RefCell::default(),
-            inherited_jobs: RefCell::default(),
-            quarantined_before: Cell::new(None),
-            ended: Cell::new(false),
-            changed: Signal::new(),
-        };
-        let (mut held, mut early) = (Vec::new(), Vec::new());
-        loop {
-            match session.wire.next().await? {
-                (FromEngine::HeldEnd, _) => break,
-                (FromEngine::Held(one), fds) => {
-                    session.note_held(&one);
-                    held.push((one, fds));
-                }
-                (other, _) => early.push(other),
-            }
-        }
-        Ok(Greeting {
-            session: Rc::new(session),
-            held,
-            table: descriptors.next(),
-            early,
-        })
-    }
-
-    fn note_held(&self, held: &Held) {
-        match held {
-            Held::Device(config, ready) => {
-                let state = if *ready {
-                    DeviceState::Ready
-                } else {
-                    DeviceState::Opening
-                };
-                self.devices.borrow_mut().insert(config.device, state);
-            }
-            Held::Revoke(number) => self.inherited_revokes.borrow_mut().push(*number),
-            Held::Job(number, work) => {
-                // Nothing else of them changes extents.
-                if let Job::Launder { device, .. } = work {
-                    self.inherited_jobs.borrow_mut().push((*number, *device));
-                }
-            }
-            Held::Volume(_)
-            | Held::Export(_)
-            | Held::Listener(_)
-            | Held::Socket(_)
-            | Held::Memory => {}
-        }
-    }
-
     /// The next messages that the owner must act on, all that have come up to a bound (perhaps
     /// none); answers find their askers by themselves.
     pub(crate) async fn next_some(&self, into: &mut Vec<FromEngine>) -> io::Result<()> {
-        let (first, _descriptors) = self.wire.next().await?;
-        let mut next = Some(first);
+        let mut next = Some(self.wire.next().await?);
         let mut heard = 0;
-        while let Some(message) = next {
-            into.extend(self.absorb(message));
+        while let Some((message, descriptors)) = next {
+            into.extend(self.absorb(message, descriptors));
             heard += 1;
             next = if heard < MESSAGES_AT_ONCE {
                 self.wire.next_now()?
@@ -308,8 +169,30 @@ impl Session {
     }
 
     /// Takes what concerns the conversation itself; gives back what the owner must act on.
-    pub(crate) fn absorb(&self, message: FromEngine) -> Option<FromEngine> {
+    pub(crate) fn absorb(
+        &self,
+        message: FromEngine,
+        descriptors: Vec<OwnedFd>,
+    ) -> Option<FromEngine> {
         match message {
+            FromEngine::Socket { socket } => self.keep_socket(socket, descriptors),
+            FromEngine::SocketGone { socket } => self.drop_socket(socket),
+            FromEngine::Converted {
+                request,
+                queues,
+                commands,
+                closed,
+            } => {
+                *self.conversion.borrow_mut() = Some(Conversion {
+                    queues,
+                    commands,
+                    closed,
+                });
+                self.answer(Kind::TakeOver, request, Ok(()));
+            }
+            FromEngine::Refused { request, error } => {
+                self.answer(Kind::TakeOver, request, Err(AskError::Refused(error)));
+            }
             FromEngine::Done { request, error } => {
                 self.answer(
                     Kind::Request,

@@ -58,9 +58,8 @@ impl Wire {
     }
 
     /// What has come already.
-    pub(super) fn next_now(&self) -> io::Result<Option<FromEngine>> {
-        let received = self.channel.borrow_mut().receive()?;
-        Ok(received.map(|(message, _descriptors)| message))
+    pub(super) fn next_now(&self) -> io::Result<Option<(FromEngine, Vec<OwnedFd>)>> {
+        self.channel.borrow_mut().receive()
     }
 
     /// Sends what is queued as room comes.

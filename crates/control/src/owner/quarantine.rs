@@ -1,0 +1,89 @@
+//! Exports that are not served because they kill the engine.
+//!
+//! Purpose: one tenant's commands, or a device below them, must not take everybody's engine down again
+//! and again.
+//! Design: each death for which a command or connection of an export is to blame counts; too many in
+//! a short time, and the next engine is not told of the export. An operator's word lifts that, and so
+//! does a new daemon.
+//! Not here: who is to blame (`supervisor::blame`).
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use forebay_pool::ExportId;
+use tokio::time::Instant;
+
+/// So many deaths ...
+const DEATHS: usize = 5;
+/// ... within this time are too many.
+const WITHIN: Duration = Duration::from_secs(600);
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(crate) struct Quarantine {
+    deaths: RefCell<BTreeMap<ExportId, Vec<Instant>>>,
+    reasons: RefCell<BTreeMap<ExportId, String>>,
+}
+
+impl Quarantine {
+    /// Whether an export is quarantined.
+    pub(crate) fn has(&self, export: ExportId) -> bool {
+        self.reasons.borrow().contains_key(&export)
+    }
+
+    /// Why, if it is.
+    pub(crate) fn reason(&self, export: ExportId) -> Option<String> {
+        self.reasons.borrow().get(&export).cloned()
+    }
+
+    /// An engine died of an export. True if that was once too often.
+    pub(crate) fn blame(&self, export: ExportId, why: &str) -> bool {
+        let now = Instant::now();
+        let mut deaths = self.deaths.borrow_mut();
+        let deaths = deaths.entry(export).or_default();
+        deaths.retain(|at| now.duration_since(*at) < WITHIN);
+        deaths.push(now);
+        if deaths.len() < DEATHS {
+            return false;
+        }
+        let reason = format!(
+            "the engine died {} times within {} minutes of what its hosts sent, the last time of {why}",
+            deaths.len(),
+            WITHIN.as_secs() / 60
+        );
+        self.reasons.borrow_mut().insert(export, reason).is_none()
+    }
+
+    /// Lifts it; true if there was one.
+    pub(crate) fn lift(&self, export: ExportId) -> bool {
+        self.deaths.borrow_mut().remove(&export);
+        self.reasons.borrow_mut().remove(&export).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn deaths_count_for_ten_minutes() {
+        let quarantine = Quarantine::default();
+        let (one, other) = (ExportId(1), ExportId(2));
+        for _ in 0..4 {
+            assert!(!quarantine.blame(one, "a"));
+        }
+        assert!(!quarantine.blame(other, "a"));
+        tokio::time::advance(WITHIN).await;
+        assert!(!quarantine.blame(one, "a"), "the others are long ago");
+        for _ in 0..3 {
+            assert!(!quarantine.blame(one, "a"));
+        }
+        assert!(!quarantine.has(one));
+        assert!(quarantine.blame(one, "command 7"));
+        assert!(quarantine.reason(one).unwrap().contains("command 7"));
+        assert!(!quarantine.has(other));
+        assert!(quarantine.lift(one) && !quarantine.has(one));
+        assert!(!quarantine.blame(one, "a"), "and starts anew");
+    }
+}

@@ -1,0 +1,155 @@
+//! What an engine leaves with the daemon, and how a successor gets it.
+//!
+//! Purpose: connections survive an engine because the daemon holds them too.
+//! Design: the engine deposits its memory's file at the greeting and each socket when it is accepted.
+//! After its death this, with its state region, is an [`Estate`]. It is given to a successor in four
+//! messages; once the successor has converted it, the successor's own session holds everything, and
+//! only then may it act.
+//! Not here: whether there is an engine to give it to (the supervisor).
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_xlate::boundary::message::{Blamed, ToEngine};
+use forebay_xlate::boundary::region::Region;
+use forebay_xlate::boundary::socket::MAX_DESCRIPTORS;
+
+use super::{AskError, Kind, Pending, Session};
+
+/// What an engine deposited.
+#[derive(Debug, Default)]
+pub(super) struct Deposit {
+    memory: Option<OwnedFd>,
+    sockets: BTreeMap<u64, OwnedFd>,
+}
+
+/// What a dead engine leaves.
+#[derive(Debug)]
+pub(crate) struct Estate {
+    /// Whose it was.
+    pub(crate) generation: u64,
+    /// What it recorded.
+    pub(crate) region: Rc<Region>,
+    /// What it was doing when it crashed.
+    pub(crate) blamed: Option<Blamed>,
+    /// How many successors were given it.
+    pub(crate) tries: u32,
+    deposit: Deposit,
+}
+
+impl Estate {
+    /// Connections in it.
+    pub(crate) fn sockets(&self) -> usize {
+        self.deposit.sockets.len()
+    }
+}
+
+/// What a successor made of an estate.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Conversion {
+    /// Queues that go on.
+    pub(crate) queues: u32,
+    /// Commands of theirs.
+    pub(crate) commands: u32,
+    /// Connections that don't: why, and how many.
+    pub(crate) closed: Vec<(String, u32)>,
+}
+
+impl Session {
+    pub(super) fn keep_memory(&self, descriptors: Vec<OwnedFd>) {
+        self.deposit.borrow_mut().memory = descriptors.into_iter().next();
+    }
+
+    pub(super) fn keep_socket(&self, socket: u64, descriptors: Vec<OwnedFd>) {
+        match descriptors.into_iter().next() {
+            Some(descriptor) => {
+                self.deposit.borrow_mut().sockets.insert(socket, descriptor);
+            }
+            None => tracing::warn!(
+                socket,
+                "a connection came without its descriptor: it ends with the engine"
+            ),
+        }
+    }
+
+    pub(super) fn drop_socket(&self, socket: u64) {
+        self.deposit.borrow_mut().sockets.remove(&socket);
+    }
+
+    /// Connections that the engine has deposited.
+    pub(crate) fn sockets(&self) -> usize {
+        self.deposit.borrow().sockets.len()
+    }
+
+    /// What the engine leaves, after its end: what it said last counts too. Nothing if it had no
+    /// memory of its own, or was told nothing.
+    pub(crate) fn into_estate(&self, blamed: Option<Blamed>) -> Option<Estate> {
+        while let Ok(Some((message, descriptors))) = self.wire.next_now() {
+            self.absorb(message, descriptors);
+        }
+        let deposit = std::mem::take(&mut *self.deposit.borrow_mut());
+        deposit.memory.is_some().then(|| Estate {
+            generation: self.generation,
+            region: self.region.clone(),
+            blamed,
+            tries: 0,
+            deposit,
+        })
+    }
+
+    /// Has the engine convert what a dead one left, without any effect. `Err(Refused)`: it can't.
+    pub(crate) async fn convert(
+        &self,
+        estate: &RefCell<Option<Estate>>,
+        limit: Duration,
+    ) -> Result<Conversion, AskError> {
+        let asked = match &mut *estate.borrow_mut() {
+            Some(estate) => self.send_estate(estate),
+            None => return Err(AskError::Gone),
+        };
+        let mut asked = asked.map_err(|error| AskError::Refused(error.to_string()))?;
+        asked.within(limit).await?;
+        Ok(self.conversion.take().unwrap_or_default())
+    }
+
+    fn send_estate(&self, estate: &mut Estate) -> io::Result<Pending> {
+        let copy = |fd: &OwnedFd| fd.as_fd().try_clone_to_owned();
+        let region = estate.region.memory().fd().try_clone_to_owned()?;
+        let memory = estate.deposit.memory.as_ref().map(copy).transpose()?;
+        let descriptors = std::iter::once(region).chain(memory).collect();
+        let (generation, blamed) = (estate.generation, estate.blamed);
+        estate.tries += 1;
+        let pending = self.ask(Kind::TakeOver, "taking over", descriptors, |request| {
+            ToEngine::TakeOver {
+                request,
+                generation,
+                blamed,
+            }
+        });
+        let all: Vec<(&u64, &OwnedFd)> = estate.deposit.sockets.iter().collect();
+        for some in all.chunks(MAX_DESCRIPTORS) {
+            // One for which there is no room now ends here.
+            let copied = some
+                .iter()
+                .filter_map(|(socket, fd)| Some((**socket, copy(fd).ok()?)));
+            let (sockets, descriptors) = copied.unzip();
+            self.say_with(&ToEngine::Sockets { sockets }, descriptors);
+        }
+        self.say(&ToEngine::SocketsEnd);
+        Ok(pending)
+    }
+
+    /// From here on this engine's own records count: takes over what the dead one had deposited, and
+    /// has the engine act.
+    pub(crate) fn resume(&self, estate: &RefCell<Option<Estate>>) -> Pending {
+        if let Some(estate) = estate.take() {
+            let mut deposit = self.deposit.borrow_mut();
+            deposit.sockets.extend(estate.deposit.sockets);
+        }
+        self.request("going on", |request| ToEngine::Resume { request })
+    }
+}
