@@ -6,6 +6,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Everything the daemon needs to know from outside.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +38,8 @@ pub struct EngineConfig {
     pub reactors: u16,
     /// CPUs to pin reactors to, in order; empty: not pinned.
     pub cpus: Vec<u16>,
+    /// An engine with a reactor that takes no turn for so long is replaced; zero: never.
+    pub stuck_after: Duration,
 }
 
 /// A pool in a sparse file.

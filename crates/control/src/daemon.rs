@@ -31,6 +31,7 @@ use crate::api::model::{DeathReport, EngineState, PoolOpen, Process, Status};
 use crate::api::stats::Stats;
 use crate::config::DaemonConfig;
 use crate::devices::{self, OpenPool};
+use crate::events::Events;
 use crate::files;
 use crate::owner::session::{GreetError, Greeting, Session};
 use crate::owner::{Grants, Limits, Owner, grants_capacity, now_unix_ms};
@@ -113,6 +114,7 @@ struct Daemon {
     /// This daemon's own engine, while the pool is opened anew beside it.
     left_engine: RefCell<Option<EngineProcess>>,
     last_death: RefCell<Option<DeathReport>>,
+    events: Rc<Events>,
 }
 
 /// Runs the daemon until SIGTERM, SIGINT, or a request to stop.
@@ -144,6 +146,7 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
         trouble: RefCell::new(None),
         left_engine: RefCell::new(None),
         last_death: RefCell::new(None),
+        events: Rc::default(),
     });
     daemon.start().await?;
     let (handle, mut requests) = api::request::channel();
@@ -303,6 +306,7 @@ impl Daemon {
             &self.config.run_dir,
             &self.config.state_dir,
             self.last_death.borrow().clone(),
+            self.events.clone(),
         );
         let supervising = tokio::task::spawn_local(supervisor.clone().run(owner.clone(), live));
         *self.serving.borrow_mut() = Some(Rc::new(Serving {
@@ -453,6 +457,7 @@ impl Daemon {
         let mut pool = None;
         if let Some(serving) = &serving {
             warnings = serving.owner.warnings();
+            warnings.extend(serving.owner.quarantine_warnings());
             nvme_tcp.extend(serving.owner.addresses());
             pool = Some(serving.owner.pool_name());
         }
@@ -486,9 +491,10 @@ impl Daemon {
                 generation: 0,
                 engine: None,
                 pool: None,
+                takeover: self.events.stats(),
                 lanes: Vec::new(),
             },
-            |serving| serving.owner.stats(),
+            |serving| serving.owner.stats(self.events.stats()),
         )
     }
 

@@ -9,6 +9,7 @@ pub mod api;
 pub mod config;
 pub mod daemon;
 mod devices;
+mod events;
 mod files;
 mod owner;
 mod readiness;

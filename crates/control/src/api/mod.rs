@@ -9,6 +9,7 @@
 
 pub mod client;
 pub mod error;
+pub mod events;
 mod extract;
 pub mod model;
 pub mod openapi;

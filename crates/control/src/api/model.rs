@@ -32,7 +32,7 @@ pub struct Status {
     pub daemon_pid: u32,
     /// Process id of the engine, if there is one.
     pub engine_pid: Option<u32>,
-    /// Engine generation: goes up by one with each engine ever started on this pool.
+    /// Engine generation: goes up with each engine ever started on this pool.
     pub generation: u64,
     /// Version of the daemon.
     pub version: String,
@@ -490,6 +490,8 @@ pub struct Export {
     pub addresses: Vec<String>,
     /// Host NQNs that are connected now (those with an admin queue).
     pub connected_hosts: Vec<String>,
+    /// Why it is not served, if it is quarantined.
+    pub quarantined: Option<String>,
 }
 
 /// Body of `POST /v1/exports`.

@@ -22,6 +22,7 @@ use super::{pool_routes, routes};
         routes::document,
         routes::status,
         routes::stats,
+        routes::events,
         routes::shutdown,
         pool_routes::pool_create,
         pool_routes::pool_open,
@@ -47,6 +48,7 @@ use super::{pool_routes, routes};
         routes::export_show,
         routes::export_update,
         routes::export_delete,
+        routes::export_resume,
     ),
     tags(
         (name = "daemon", description = "The daemon itself"),

@@ -11,6 +11,7 @@
 use tokio::sync::{mpsc, oneshot};
 
 use super::error::ApiError;
+use super::events::Event;
 use super::model::{
     CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Export, ExportCreate, ExportUpdate,
     PoolCheck, PoolCreate, PoolInfo, PoolOpen, PoolUpdate, Status, Tenant, Volume, VolumeCreate,
@@ -121,7 +122,14 @@ pub enum Request {
         volume: String,
         reply: Reply<()>,
     },
+    /// Serves a quarantined export again.
+    ExportResume {
+        tenant: String,
+        volume: String,
+        reply: Reply<Export>,
+    },
     Stats(Reply<Stats>),
+    Events(Reply<Vec<Event>>),
     /// Stop engine and daemon in good order; the reply comes before the stop.
     Shutdown(Reply<()>),
 }
@@ -231,6 +239,11 @@ handle_methods! {
     /// Ends an export; its hosts are disconnected.
     export_delete(tenant: String, volume: String) -> () =
         |reply| Request::ExportDelete { tenant, volume, reply };
+    /// Serves a quarantined export again.
+    export_resume(tenant: String, volume: String) -> Export =
+        |reply| Request::ExportResume { tenant, volume, reply };
+    /// What happened to engines.
+    events() -> Vec<Event> = Request::Events;
     /// Counters.
     stats() -> Stats = Request::Stats;
     /// Stops engine and daemon.

@@ -16,6 +16,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 
 use super::error::{ApiError, ErrorBody};
+use super::events::Event;
 use super::extract::{Body, InTenant, OfVolume};
 use super::model::{
     Done, Export, ExportCreate, ExportUpdate, Status, Tenant, TenantCreate, Volume, VolumeCreate,
@@ -41,6 +42,7 @@ pub(super) fn router(owner: Handle, time_limit: Duration) -> Router {
         .route("/v1/openapi.json", get(document))
         .route("/v1/status", get(status))
         .route("/v1/stats", get(stats))
+        .route("/v1/events", get(events))
         .route("/v1/shutdown", post(shutdown))
         .route(
             "/v1/pool",
@@ -72,6 +74,7 @@ pub(super) fn router(owner: Handle, time_limit: Duration) -> Router {
             "/v1/exports/{tenant}/{volume}",
             get(export_show).patch(export_update).delete(export_delete),
         )
+        .route("/v1/exports/{tenant}/{volume}/resume", post(export_resume))
         .fallback(unknown_route)
         .method_not_allowed_fallback(unknown_method)
         .layer(DefaultBodyLimit::max(BODY_MAX_BYTES))
@@ -133,6 +136,20 @@ pub(super) async fn document() -> Json<utoipa::openapi::OpenApi> {
 )]
 pub(super) async fn status(State(owner): State<Handle>) -> Result<Json<Status>, ApiError> {
     Ok(Json(owner.status().await?))
+}
+
+/// What happened to engines, oldest first: deaths, take-overs, quarantines.
+#[utoipa::path(
+    get,
+    path = "/v1/events",
+    tag = "daemon",
+    responses(
+        (status = 200, description = "As it is", body = Vec<Event>),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn events(State(owner): State<Handle>) -> Result<Json<Vec<Event>>, ApiError> {
+    Ok(Json(owner.events().await?))
 }
 
 /// Counters of engine, pool and lanes.
@@ -478,4 +495,25 @@ pub(super) async fn export_delete(
 ) -> Result<Json<Done>, ApiError> {
     owner.export_delete(tenant.clone(), volume.clone()).await?;
     Ok(done(format!("export of {tenant}/{volume} deleted")))
+}
+
+/// Serves an export again that was quarantined because engines died of it.
+#[utoipa::path(
+    post,
+    path = "/v1/exports/{tenant}/{volume}/resume",
+    tag = "export",
+    params(
+        ("tenant" = String, Path, description = "Tenant"),
+        ("volume" = String, Path, description = "Volume"),
+    ),
+    responses(
+        (status = 200, description = "Served", body = Export),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn export_resume(
+    State(owner): State<Handle>,
+    OfVolume(tenant, volume): OfVolume,
+) -> Result<Json<Export>, ApiError> {
+    Ok(Json(owner.export_resume(tenant, volume).await?))
 }

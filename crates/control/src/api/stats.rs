@@ -10,6 +10,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::events::TakeoverStats;
+
 /// Everything `GET /v1/stats` says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Stats {
@@ -21,6 +23,8 @@ pub struct Stats {
     pub engine: Option<EngineStats>,
     /// The pool, if one is open.
     pub pool: Option<PoolStats>,
+    /// What engines' deaths cost.
+    pub takeover: TakeoverStats,
     /// One entry per lane, that is per export.
     pub lanes: Vec<LaneStats>,
 }

@@ -18,6 +18,7 @@ impl Daemon {
         match request {
             Request::Status(reply) => _ = reply.send(Ok(self.status())),
             Request::Stats(reply) => _ = reply.send(Ok(self.stats())),
+            Request::Events(reply) => _ = reply.send(Ok(self.events.list())),
             Request::PoolCreate { body, reply } => {
                 let daemon = self.clone();
                 tokio::task::spawn_local(async move {
@@ -138,6 +139,16 @@ impl Daemon {
             } => {
                 self.change(reply, move |owner| async move {
                     owner.export_delete(tenant, volume).await
+                });
+            }
+            Request::ExportResume {
+                tenant,
+                volume,
+                reply,
+            } => {
+                let events = self.events.clone();
+                self.change(reply, move |owner| async move {
+                    owner.export_resume(tenant, volume, &events).await
                 });
             }
             // The daemon's loop takes it out.

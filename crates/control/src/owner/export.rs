@@ -47,7 +47,10 @@ impl Owner {
         self.export_show(&tenant, &volume)
     }
 
-    async fn push_export(&self, id: ExportId) -> Result<(), AskError> {
+    pub(super) async fn push_export(&self, id: ExportId) -> Result<(), AskError> {
+        if self.quarantine.has(id) {
+            return Ok(());
+        }
         let export = {
             let core = self.core.borrow();
             let Ok(record) = core.pool.export(id) else {
@@ -120,6 +123,7 @@ impl Owner {
             .delete_export(id)
             .map_err(api_error)?;
         self.commit_for_api().await?;
+        self.quarantine.lift(id);
         let export = EngineExportId(id.0);
         self.push("removing an export", |request| ToEngine::RemoveExport {
             request,

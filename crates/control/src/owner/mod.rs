@@ -60,7 +60,7 @@ use forebay_device::fence::Holder;
 use forebay_pool::{BatchId, Catalog, Pool};
 use forebay_xlate::boundary::message::{FaultAsk, FromEngine, ToEngine};
 use forebay_xlate::grants::GrantTable;
-use forebay_xlate::{DeviceIndex, VolumeId};
+use forebay_xlate::{DeviceIndex, VolumeId, kill_point};
 
 use self::commit::Committer;
 use self::locks::Locks;
@@ -340,7 +340,11 @@ impl Owner {
         let told = async {
             self.finish_adoption(Some(&session)).await;
             let (mut asked, addresses) = self.say_what_is(&session, held);
-            self.hand_over(&session, estate, &progress).await;
+            kill_point!("daemon.told");
+            if !self.hand_over(&session, estate, &progress).await {
+                // Whoever listens to the progress ends it.
+                return std::future::pending().await;
+            }
             asked.extend(self.say_listeners(&session, &addresses));
             self.carried_out(&session, asked).await;
             progress(Progress::Running);
@@ -355,32 +359,42 @@ impl Owner {
         self.hang_up(&session);
     }
 
+    /// Hands over what a dead engine left, if there is something. False if the engine is of no use.
     async fn hand_over(
         &self,
         session: &Rc<Session>,
         estate: &RefCell<Option<Estate>>,
         progress: &impl Fn(Progress),
-    ) {
+    ) -> bool {
         if estate.borrow().is_none() {
-            return;
+            return true;
         }
-        match session.convert(estate, self.limits.convert).await {
+        let limit = self.limits.convert;
+        let failed = match session.convert(estate, limit).await {
             Ok(conversion) => {
+                kill_point!("daemon.converted");
                 let mut resumed = session.resume(estate);
+                kill_point!("daemon.flip");
                 progress(Progress::Converted(conversion));
-                match resumed.within(self.limits.convert).await {
-                    Ok(()) => progress(Progress::Resumed),
-                    Err(AskError::Gone) => {}
-                    Err(error) => progress(Progress::Failed(error.to_string())),
+                match resumed.within(limit).await {
+                    Ok(()) => {
+                        progress(Progress::Resumed);
+                        return true;
+                    }
+                    Err(error) => error,
                 }
             }
             Err(AskError::Refused(error)) => {
                 estate.take();
                 progress(Progress::Refused(error));
+                return true;
             }
-            Err(AskError::Gone) => {}
-            Err(error) => progress(Progress::Failed(error.to_string())),
+            Err(error) => error,
+        };
+        if failed != AskError::Gone {
+            progress(Progress::Failed(failed.to_string()));
         }
+        false
     }
 
     /// The conversation is over. Whoever drops [`Owner::serve`] half-way says it himself.

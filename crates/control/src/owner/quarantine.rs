@@ -14,6 +14,14 @@ use std::time::Duration;
 use forebay_pool::ExportId;
 use tokio::time::Instant;
 
+use super::Owner;
+use super::show::tenant_name;
+use super::volume::engine_error;
+use crate::api::error::ApiError;
+use crate::api::events::EventKind;
+use crate::api::model::Export;
+use crate::events::{Events, News};
+
 /// So many deaths ...
 const DEATHS: usize = 5;
 /// ... within this time are too many.
@@ -59,6 +67,71 @@ impl Quarantine {
     pub(crate) fn lift(&self, export: ExportId) -> bool {
         self.deaths.borrow_mut().remove(&export);
         self.reasons.borrow_mut().remove(&export).is_some()
+    }
+}
+
+impl Owner {
+    /// The engine died of what an export's hosts sent.
+    pub(crate) fn blame_export(
+        &self,
+        export: ExportId,
+        why: &str,
+        generation: u64,
+        events: &Events,
+    ) {
+        if !self.quarantine.blame(export, why) {
+            return;
+        }
+        let name = self.export_name(export);
+        let reason = self.quarantine.reason(export).unwrap_or_default();
+        let text = format!("export {name} is not served any more: {reason}; `forebay export resume {name}` serves it again");
+        let news = News {
+            export: Some(name),
+            ..News::default()
+        };
+        events.tell(EventKind::ExportQuarantined, generation, text, news);
+    }
+
+    /// Serves a quarantined export again.
+    pub(crate) async fn export_resume(
+        &self,
+        tenant: String,
+        volume: String,
+        events: &Events,
+    ) -> Result<Export, ApiError> {
+        let id = self.export_id(&tenant, &volume)?;
+        if self.quarantine.lift(id) {
+            let name = self.export_name(id);
+            let text = format!("export {name} is served again: an operator said so");
+            let news = News {
+                export: Some(name),
+                ..News::default()
+            };
+            events.tell(EventKind::ExportResumed, self.newest_generation.get(), text, news);
+            self.push_export(id)
+                .await
+                .map_err(|error| engine_error(&error))?;
+        }
+        self.export_show(&tenant, &volume)
+    }
+
+    /// A sentence for each quarantined export.
+    pub(crate) fn quarantine_warnings(&self) -> Vec<String> {
+        let reasons = self.quarantine.reasons.borrow();
+        let warning = |(export, reason): (&ExportId, &String)| {
+            let name = self.export_name(*export);
+            format!("export {name} is quarantined: {reason}; `forebay export resume {name}` serves it again")
+        };
+        reasons.iter().map(warning).collect()
+    }
+
+    fn export_name(&self, export: ExportId) -> String {
+        let core = self.core.borrow();
+        let name = || {
+            let volume = core.pool.volume(core.pool.export(export).ok()?.volume).ok()?;
+            Some(format!("{}/{}", tenant_name(&core, volume), volume.name))
+        };
+        name().unwrap_or_else(|| export.to_string())
     }
 }
 

@@ -15,7 +15,7 @@ mod deposit;
 mod greet;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -394,6 +394,19 @@ impl Session {
                 }
             })
             .await
+    }
+
+    /// Waits for a device that the engine has its fence on and that is not among these; adds it there.
+    pub(crate) async fn next_ready(&self, known: &mut BTreeSet<DeviceIndex>) -> DeviceIndex {
+        let next = || {
+            let devices = self.devices.borrow();
+            let ready = |(_, state): &(&DeviceIndex, &DeviceState)| **state == DeviceState::Ready;
+            let mut ready = devices.iter().filter(ready);
+            ready.find(|(device, _)| !known.contains(device)).map(|(device, _)| *device)
+        };
+        let device = self.changed.until(next).await;
+        known.insert(device);
+        device
     }
 
     /// Waits until nothing that an earlier conversation asked for is unfinished, or this one is over.

@@ -16,6 +16,7 @@ use forebay_xlate::boundary::region::{
 use super::Owner;
 use super::session::Session;
 use super::show::{tenant_name, total_extents};
+use crate::api::events::TakeoverStats;
 use crate::api::stats::{EngineStats, LaneStats, OpStats, PoolStats, Stats};
 
 /// Milliseconds since the Unix epoch.
@@ -105,7 +106,7 @@ fn engine_stats(session: &Session) -> Option<EngineStats> {
 
 impl Owner {
     /// Everything that is counted.
-    pub(crate) fn stats(&self) -> Stats {
+    pub(crate) fn stats(&self, takeover: TakeoverStats) -> Stats {
         let session = self.session();
         let core = self.core.borrow();
         let pool = &core.pool;
@@ -153,6 +154,7 @@ impl Owner {
                 revokes: self.counters.revokes.get(),
                 catalog_commits: self.committer.commits(),
             }),
+            takeover,
             lanes,
         }
     }

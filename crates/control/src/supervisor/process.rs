@@ -2,8 +2,8 @@
 //!
 //! Purpose: what the daemon can do to an engine as a process.
 //! Design: watched by a pidfd, which works for an engine that an earlier daemon started too. The
-//! engine gets a process group of its own, no standard input, and a log file; it is not tied to this
-//! daemon's life in any way. `engine.json` in the run folder says which one runs: written before the
+//! engine gets a process group of its own, its first conversation as its standard input, and a log
+//! file; it is not tied to this daemon's life in any way. `engine.json` in the run folder says which one runs: written before the
 //! start (so that an engine is found even if the daemon dies right after starting it) and again with
 //! its process id. The start time in it tells a process from another one with the same number.
 //! Not here: when to start one (`supervisor`), what is said to it (`owner`).
@@ -98,6 +98,14 @@ fn signal_name(signal: i32) -> &'static str {
     }
 }
 
+/// For kill points: the first engine that this daemon starts is `engine1`.
+#[cfg(feature = "test-device")]
+fn next_role() -> String {
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    static STARTED: AtomicU32 = AtomicU32::new(0);
+    format!("engine{}", STARTED.fetch_add(1, Relaxed) + 1)
+}
+
 /// Writes the record if there is room. An engine that is not recorded serves all the same; it is only
 /// not found by a daemon that starts after this one's death.
 fn note(path: &Path, record: &EngineRecord) {
@@ -107,13 +115,14 @@ fn note(path: &Path, record: &EngineRecord) {
 }
 
 impl EngineProcess {
-    /// Starts the engine of `generation`, which must be durable in the catalog.
+    /// Starts the engine of `generation`, which must be durable in the catalog. Gives back this side's
+    /// end of its first conversation.
     pub(crate) fn start(
         config: &EngineConfig,
         run_dir: &Path,
         log: &Path,
         generation: u64,
-    ) -> io::Result<Self> {
+    ) -> io::Result<(Self, OwnedFd)> {
         let socket = run_dir.join(format!("engine-{generation}.sock"));
         let mut record = EngineRecord {
             pid: 0,
@@ -147,8 +156,12 @@ impl EngineProcess {
             let list: Vec<String> = config.cpus.iter().map(u16::to_string).collect();
             command.arg("--cpus").arg(list.join(","));
         }
+        let (channel, theirs) = forebay_xlate::boundary::socket::pair()?;
+        #[cfg(feature = "test-device")]
+        command.env(forebay_xlate::kill::ROLE_VARIABLE, next_role());
         command
-            .stdin(Stdio::null())
+            .arg("--daemon-on-stdin")
+            .stdin(Stdio::from(theirs))
             .stdout(log.try_clone()?)
             .stderr(log)
             // So that what is sent to this daemon's terminal doesn't reach it.
@@ -170,7 +183,7 @@ impl EngineProcess {
         record.pid = pid;
         record.start_ticks = start_ticks(pid).unwrap_or(0);
         note(&record_at, &record);
-        Ok(process)
+        Ok((process, channel))
     }
 
     /// The recorded engine, if it lives.
@@ -261,7 +274,8 @@ mod tests {
         runtime().block_on(async {
             let config = program(folder.path(), "echo \"$@\"; exec sleep 1000");
             let log = folder.path().join("log/engine.log");
-            let process = EngineProcess::start(&config, folder.path(), &log, 7).unwrap();
+            let (process, _channel) =
+                EngineProcess::start(&config, folder.path(), &log, 7).unwrap();
             let record = recorded(folder.path()).unwrap().unwrap();
             assert_eq!((record.pid, record.generation), (process.pid, 7));
             let again = EngineProcess::find(&record).unwrap().unwrap();
@@ -287,14 +301,15 @@ mod tests {
         runtime().block_on(async {
             let config = program(folder.path(), "echo \"$@\"; exit 3");
             let log = folder.path().join("engine.log");
-            let process = EngineProcess::start(&config, folder.path(), &log, 2).unwrap();
+            let (process, _channel) =
+                EngineProcess::start(&config, folder.path(), &log, 2).unwrap();
             assert_eq!(process.ended().await, "exit code 3");
             let told = std::fs::read_to_string(&log).unwrap();
             let at = folder.path().display();
             assert_eq!(
                 told.trim(),
                 format!(
-                    "engine --socket {at}/engine-2.sock --generation 2 --reactors 1 --run-dir {at} --cpus 0,1"
+                    "engine --socket {at}/engine-2.sock --generation 2 --reactors 1 --run-dir {at} --cpus 0,1 --daemon-on-stdin"
                 )
             );
         });

@@ -17,6 +17,7 @@ use std::time::Duration;
 use forebay_xlate::boundary::message::{Blamed, ToEngine};
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::boundary::socket::MAX_DESCRIPTORS;
+use forebay_xlate::kill_point;
 
 use super::{AskError, Kind, Pending, Session};
 
@@ -87,7 +88,7 @@ impl Session {
 
     /// What the engine leaves, after its end: what it said last counts too. Nothing if it had no
     /// memory of its own, or was told nothing.
-    pub(crate) fn into_estate(&self, blamed: Option<Blamed>) -> Option<Estate> {
+    pub(crate) fn leave(&self, blamed: Option<Blamed>) -> Option<Estate> {
         while let Ok(Some((message, descriptors))) = self.wire.next_now() {
             self.absorb(message, descriptors);
         }
@@ -140,6 +141,7 @@ impl Session {
             self.say_with(&ToEngine::Sockets { sockets }, descriptors);
         }
         self.say(&ToEngine::SocketsEnd);
+        kill_point!("daemon.sockets");
         Ok(pending)
     }
 

@@ -1,0 +1,60 @@
+//! Reaching an engine.
+//!
+//! Purpose: a conversation with an engine that was just started, or that lives already.
+//! Design: one that was started inherited its end; any other listens on a socket of its own.
+//! Not here: what is said.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use forebay_xlate::boundary::socket;
+use tokio::time::{Instant, sleep};
+
+use super::GREET_LIMIT;
+use crate::owner::Owner;
+use crate::owner::session::{GreetError, Greeting, Session};
+
+/// Greets an engine on a connected socket.
+pub(super) async fn greet(owner: &Owner, fd: OwnedFd) -> Result<Greeting, GreetError> {
+    let (pool, table) = {
+        let core = owner.core.borrow();
+        let table = core.grants.memory().fd().try_clone_to_owned()?;
+        (core.pool.info().uuid.0, table)
+    };
+    Session::greet(fd, pool, Some(table), GREET_LIMIT).await
+}
+
+/// Connects to an engine and greets it.
+pub(super) async fn connect(owner: &Owner, path: &Path) -> Result<Greeting, GreetError> {
+    greet(owner, connect_socket(path, GREET_LIMIT).await?).await
+}
+
+/// Connects to an engine's socket, for which it waits.
+pub(crate) async fn connect_socket(
+    path: &Path,
+    limit: Duration,
+) -> Result<OwnedFd, GreetError> {
+    let begin = Instant::now();
+    loop {
+        match socket::connect(path) {
+            Ok(fd) => return Ok(fd),
+            Err(error) => {
+                let later = matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound
+                        | io::ErrorKind::ConnectionRefused
+                        | io::ErrorKind::WouldBlock
+                );
+                if !later {
+                    return Err(error.into());
+                }
+                if begin.elapsed() >= limit {
+                    return Err(GreetError::TimedOut(limit));
+                }
+            }
+        }
+        sleep(Duration::from_millis(5)).await;
+    }
+}

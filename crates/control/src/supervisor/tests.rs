@@ -1,0 +1,99 @@
+//! Supervisors with shell scripts in an engine's place.
+
+use super::*;
+use crate::devices;
+use crate::owner::{Grants, Limits};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+
+/// Runs `test` with a supervisor whose engine is a shell script.
+fn with_engine<F: Future<Output = ()>>(
+    script: &str,
+    test: impl FnOnce(Rc<Supervisor>, Rc<Owner>, PathBuf) -> F,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let program = at.join("engine.sh");
+    std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let config = EngineConfig {
+        program,
+        reactors: 1,
+        cpus: Vec::new(),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(tokio::task::LocalSet::new().run_until(async {
+        let open = devices::create(&crate::api::model::PoolCreate {
+            name: "pool".to_owned(),
+            devices: vec![format!("file:{}", at.join("pool.img").display())],
+            size_bytes: Some(64 << 20),
+            ..crate::api::model::PoolCreate::default()
+        })
+        .unwrap();
+        let grants = Grants::fresh(&at.join("grants"), &open.pool, &[1; 16], 256).unwrap();
+        let owner = Owner::new(
+            open.pool,
+            Arc::new(open.catalog),
+            open.devices,
+            grants,
+            Limits::default(),
+        );
+        let supervisor = Supervisor::new(config, at, at, None);
+        tokio::task::spawn_local(supervisor.clone().run(owner.clone(), None));
+        let test = test(supervisor, owner, at.to_owned());
+        timeout(Duration::from_secs(60), test)
+            .await
+            .expect("the test hangs");
+    }));
+}
+
+#[test]
+fn an_engine_that_dies_at_once_is_started_again_and_reported() {
+    with_engine(
+        "echo no such thing; exit 3",
+        |supervisor, owner, folder| async move {
+            let third = || {
+                let view = supervisor.view();
+                (view.generation >= 3 && view.last_death.is_some()).then_some(view)
+            };
+            let view = loop {
+                match third() {
+                    Some(view) => break view,
+                    None => sleep(Duration::from_millis(5)).await,
+                }
+            };
+            assert_ne!(view.state, EngineState::Running);
+            let death = view.last_death.unwrap();
+            assert_eq!(death.cause, "exit code 3");
+            let report = std::fs::read_to_string(death.report_path.unwrap()).unwrap();
+            assert!(report.contains("exit code 3"), "{report}");
+            let trouble = view.trouble.unwrap();
+            assert!(trouble.contains("exit code 3"), "{trouble}");
+            assert!(trouble.contains("engine.log: no such thing"), "{trouble}");
+            let durable = owner.core.borrow().pool.info().engine_generation;
+            assert!(durable >= 3);
+            // It waits now before the next start; a stop doesn't wait for that.
+            supervisor.stop(&owner, Duration::from_secs(30)).await;
+            assert_eq!(supervisor.view().state, EngineState::Stopped);
+            assert!(process::recorded(&folder).unwrap().is_some());
+        },
+    );
+}
+
+#[test]
+fn an_engine_that_does_not_answer_is_killed_by_a_stop() {
+    with_engine("exec sleep 1000", |supervisor, owner, _| async move {
+        let pid = loop {
+            match supervisor.view().pid {
+                Some(pid) => break pid,
+                None => sleep(Duration::from_millis(5)).await,
+            }
+        };
+        supervisor.stop(&owner, Duration::from_secs(30)).await;
+        assert_eq!(supervisor.view().pid, None);
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    });
+}

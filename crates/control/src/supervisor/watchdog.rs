@@ -1,0 +1,129 @@
+//! Reactors that take no turns any more.
+//!
+//! Purpose: an engine with a stuck reactor is replaced like a dead one.
+//! Design: a reactor that is awake stores the time of its turns; the daemon looks every
+//! [`LOOK_EVERY`]. Old news must be seen several times running, so that a machine that stood still as
+//! a whole (or this daemon) is not taken for a stuck engine. A process that was stopped looks stuck
+//! too, and is no better than one.
+//! Not here: killing it (the supervisor), who is to blame (`blame`).
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use forebay_xlate::boundary::region::{MAX_REACTORS, Region};
+
+/// How often the daemon looks.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How often a reactor must be seen stuck.
+const LOOKS: u32 = 3;
+
+/// A reactor that is stuck.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Stuck {
+    pub(super) reactor: usize,
+    /// Since its last turn.
+    pub(super) since: Duration,
+}
+
+fn monotonic() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
+}
+
+/// Waits until a reactor has been awake without a turn for `after`; for ever if that is zero.
+pub(super) async fn stuck(region: &Region, after: Duration) -> Stuck {
+    if after.is_zero() {
+        return std::future::pending().await;
+    }
+    let mut seen = (usize::MAX, 0, 0);
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let now = monotonic();
+        let late = look(region, now, after);
+        seen = match late {
+            Some((reactor, turn)) if (reactor, turn) == (seen.0, seen.1) => {
+                (reactor, turn, seen.2 + 1)
+            }
+            Some((reactor, turn)) => (reactor, turn, 1),
+            None => (usize::MAX, 0, 0),
+        };
+        if seen.2 >= LOOKS {
+            return Stuck {
+                reactor: seen.0,
+                since: now.saturating_sub(Duration::from_nanos(seen.1)),
+            };
+        }
+    }
+}
+
+/// The first reactor that is awake and whose last turn was too long ago, and when that was.
+fn look(region: &Region, now: Duration, after: Duration) -> Option<(usize, u64)> {
+    let reactors = region.header().reactors.load(Relaxed);
+    let reactors = reactors.min(MAX_REACTORS as u64) as usize;
+    let mut reactors = region.reactors()[..reactors].iter().enumerate();
+    reactors.find_map(|(number, reactor)| {
+        let turn = reactor.last_turn_ns.load(Relaxed);
+        let age = now.saturating_sub(Duration::from_nanos(turn));
+        // It may have gone to sleep between the two loads: then its time is of before, and that is seen.
+        let awake = reactor.asleep.load(Relaxed) == 0;
+        // One that has not begun yet has no turn.
+        (awake && turn != 0 && age > after).then_some((number, turn))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_is_awake_can_be_stuck() {
+        let region = Region::anonymous(1).unwrap();
+        let after = Duration::from_secs(5);
+        let now = Duration::from_secs(100);
+        region.header().reactors.store(3, Relaxed);
+        let at = |number: usize, seconds: u64, asleep: u64| {
+            let reactor = &region.reactors()[number];
+            reactor.last_turn_ns.store(seconds * 1_000_000_000, Relaxed);
+            reactor.asleep.store(asleep, Relaxed);
+        };
+        at(0, 99, 0);
+        at(1, 50, 1);
+        assert_eq!(look(&region, now, after), None);
+        at(2, 94, 0);
+        assert_eq!(look(&region, now, after), Some((2, 94_000_000_000)));
+        at(2, 200, 0);
+        assert_eq!(look(&region, now, after), None, "a time to come");
+        region.header().reactors.store(u64::MAX, Relaxed);
+        assert_eq!(look(&region, now, after), None, "bounded");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reactor_that_goes_on_is_not_stuck() {
+        let region = Region::anonymous(1).unwrap();
+        region.header().reactors.store(1, Relaxed);
+        let reactor = &region.reactors()[0];
+        let long_ago = |ago: u64| {
+            let turn = monotonic() - Duration::from_secs(ago);
+            reactor.last_turn_ns.store(turn.as_nanos() as u64, Relaxed);
+        };
+        let limit = Duration::from_secs(5);
+        long_ago(60);
+        // Each turn was long ago, but another one each time: the machine stood still.
+        let goes_on = async {
+            for ago in (20..40).rev() {
+                tokio::time::sleep(LOOK_EVERY).await;
+                long_ago(ago);
+            }
+        };
+        tokio::select! {
+            biased;
+            () = goes_on => {}
+            stuck = stuck(&region, limit) => panic!("{stuck:?}"),
+        }
+        assert_eq!(stuck(&region, limit).await.reactor, 0);
+        tokio::select! {
+            _ = stuck(&region, Duration::ZERO) => panic!("it is switched off"),
+            () = tokio::time::sleep(Duration::from_secs(3600)) => {}
+        }
+    }
+}
