@@ -61,7 +61,9 @@ impl Events {
             fence_ns: ns(after),
         });
         if let Some(fence) = fence {
-            self.fences.borrow_mut().insert(fence.device, fence.fence_ns);
+            self.fences
+                .borrow_mut()
+                .insert(fence.device, fence.fence_ns);
         }
         let mut counts = self.closed.borrow_mut();
         for (why, count) in &news.closed {
@@ -69,10 +71,13 @@ impl Events {
                 *counts.entry(why.clone()).or_default() += u64::from(*count);
             }
         }
-        let connections_closed = news.closed.into_iter().map(|(reason, count)| ClosedConnections {
-            reason,
-            count: count.into(),
-        });
+        let connections_closed = news
+            .closed
+            .into_iter()
+            .map(|(reason, count)| ClosedConnections {
+                reason,
+                count: count.into(),
+            });
         let event = Event {
             at_unix_ms: now_unix_ms(),
             kind,
@@ -129,7 +134,12 @@ mod tests {
                 closed: vec![("its record was damaged".to_owned(), 2)],
                 ..News::default()
             };
-            events.tell(EventKind::TookOver, n.into(), format!("take-over {n}"), news);
+            events.tell(
+                EventKind::TookOver,
+                n.into(),
+                format!("take-over {n}"),
+                news,
+            );
         }
         let news = News {
             closed: (0..100).map(|n| (format!("reason {n}"), 1)).collect(),
@@ -148,6 +158,12 @@ mod tests {
         };
         assert!(stats.connections_closed.contains(&damaged));
         assert!(stats.connections_closed.len() <= REASONS_MAX);
-        assert_eq!(stats.last_fences, [DeviceFence { device: 3, fence_ns: 7 }]);
+        assert_eq!(
+            stats.last_fences,
+            [DeviceFence {
+                device: 3,
+                fence_ns: 7
+            }]
+        );
     }
 }

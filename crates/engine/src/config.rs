@@ -15,6 +15,7 @@ use forebay_device::ring::{Ring, RingOptions};
 use forebay_xlate::boundary::region::{MAX_REACTORS, Region};
 use rustix::event::epoll;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -73,6 +74,17 @@ impl Engine {
     /// # Errors
     /// See [`EngineError`].
     pub fn start(config: EngineConfig) -> Result<Engine, EngineError> {
+        Self::start_with(config, None)
+    }
+
+    /// The same with its first conversation begun already.
+    ///
+    /// # Errors
+    /// See [`EngineError`].
+    pub fn start_with(
+        config: EngineConfig,
+        channel: Option<OwnedFd>,
+    ) -> Result<Engine, EngineError> {
         forebay_device::ring::check_kernel()?;
         if config.reactors == 0 || config.reactors > MAX_REACTORS {
             return Err(EngineError::Config(format!(
@@ -157,8 +169,11 @@ impl Engine {
             })??;
             reactors.push(thread);
         }
-        let control = Control::new(&config, region, mailboxes, bell, exports)
+        let mut control = Control::new(&config, region, mailboxes, bell, exports)
             .map_err(system(format!("listening on {}", config.socket.display())))?;
+        if let Some(channel) = channel {
+            control.converse(channel);
+        }
         let control = std::thread::Builder::new()
             .name("control".into())
             .spawn(move || control.run())

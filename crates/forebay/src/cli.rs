@@ -51,6 +51,8 @@ pub(crate) enum Command {
     Export(ExportCommand),
     /// Show counters of engine, pool and exports
     Stats,
+    /// Show what happened to engines: deaths, take-overs, quarantines
+    Events,
     /// Show how daemon and engine are doing
     Status,
     /// Measured loads
@@ -324,6 +326,11 @@ pub(crate) enum ExportCommand {
     List,
     /// Show an export and how to attach it
     Show {
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+        volume: VolumeName,
+    },
+    /// Serve an export again that is quarantined because engines died of it
+    Resume {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
         volume: VolumeName,
     },

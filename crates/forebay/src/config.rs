@@ -23,6 +23,8 @@ pub(crate) const DEFAULT_DIR: &str = "var";
 /// Size of the pool that is made when there is no file.
 const EMBEDDED_BYTES: u64 = 16 << 30;
 const DEFAULT_LISTEN: &str = "127.0.0.1:4420";
+/// A reactor takes turns of microseconds; no device can keep it from the next.
+const DEFAULT_STUCK_S: u32 = 5;
 /// The most reactors; more is a typing error.
 const REACTORS_MAX: u16 = 256;
 
@@ -62,6 +64,7 @@ struct EngineTable {
     reactors: Option<u16>,
     #[serde(default)]
     cpus: Vec<u16>,
+    stuck_s: Option<u32>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -98,6 +101,8 @@ pub(crate) struct Config {
     pub(crate) nvme_tcp: Vec<SocketAddr>,
     pub(crate) reactors: u16,
     pub(crate) cpus: Vec<u16>,
+    /// An engine with a reactor that takes no turn for so long is replaced; 0: never.
+    pub(crate) stuck_s: u32,
     /// Path and size of the pool to make if there is none.
     pub(crate) embedded: Option<(PathBuf, u64)>,
     /// Where devices of the pool may be.
@@ -140,6 +145,7 @@ fn defaults(dir: &Path) -> Outcome<Config> {
         nvme_tcp: default_listen(),
         reactors: 1,
         cpus: Vec::new(),
+        stuck_s: DEFAULT_STUCK_S,
         embedded: Some((dir.join("pool.img"), EMBEDDED_BYTES)),
         devices: Vec::new(),
     })
@@ -213,6 +219,7 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
         nvme_tcp,
         reactors,
         cpus,
+        stuck_s: file.engine.stuck_s.unwrap_or(DEFAULT_STUCK_S),
         embedded: file
             .pool
             .embedded
@@ -272,6 +279,7 @@ mod tests {
             nvme_tcp = ["0.0.0.0:4420", "[::1]:4420"]
             [engine]
             cpus = [2, 3]
+            stuck_s = 0
             [pool]
             embedded = { path = "pool.img", size = "1G" }
             devices = ["/dev/disk/by-id/a", "ram:b?size=1G"]
@@ -280,7 +288,7 @@ mod tests {
         .unwrap();
         assert_eq!(config.api_socket, Path::new("/run/forebay/api.sock"));
         assert_eq!(config.log_file, Path::new("/etc/forebay/f.log"));
-        assert_eq!(config.reactors, 2);
+        assert_eq!((config.reactors, config.stuck_s), (2, 0));
         assert_eq!(config.nvme_tcp.len(), 2);
         assert_eq!(
             config.embedded,
@@ -304,7 +312,10 @@ mod tests {
         for (text, part) in [
             ("state_dri = \"x\"", "state_dri"),
             ("[engine]\nreactor = 1", "line 2"),
-            ("[engine]\nreactor = 1", "expected `reactors` or `cpus`"),
+            (
+                "[engine]\nreactor = 1",
+                "expected one of `reactors`, `cpus`, `stuck_s`",
+            ),
             ("[engine]\nreactors = 0", "1 to 256"),
             (
                 "[engine]\nreactors = 2\ncpus = [1]",

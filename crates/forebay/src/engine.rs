@@ -5,12 +5,15 @@
 //! which the daemon has made a file.
 //! Not here: the engine.
 
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use clap::Args;
 use forebay_engine::{Engine, EngineConfig};
 
 use crate::failure::{Failure, Outcome, While};
+use crate::limits;
 
 /// How long an engine waits for its daemon's first word.
 const ORPHAN_LIMIT_S: u64 = 30;
@@ -30,16 +33,32 @@ pub(crate) struct EngineArgs {
     /// lands there
     #[arg(long)]
     run_dir: Option<PathBuf>,
+    /// The first conversation with the daemon is what is standard input now
+    #[arg(long)]
+    daemon_on_stdin: bool,
     /// CPUs to pin them to, in turn
     #[arg(long, value_delimiter = ',')]
     cpus: Vec<usize>,
 }
 
+/// What standard input is, which is nothing from then on.
+fn take_stdin() -> Outcome<OwnedFd> {
+    let take = || -> std::io::Result<OwnedFd> {
+        let taken = std::io::stdin().as_fd().try_clone_to_owned()?;
+        rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
+        Ok(taken)
+    };
+    take().while_doing("take the conversation with the daemon from standard input")
+}
+
 pub(crate) fn engine(args: EngineArgs) -> Outcome {
+    #[cfg(feature = "test-device")]
+    forebay_xlate::kill::arm_from_environment().map_err(Failure::new)?;
     if let Some(run_dir) = &args.run_dir {
         std::env::set_current_dir(run_dir)
             .while_doing(format!("go to the folder {}", run_dir.display()))?;
     }
+    limits::raise_descriptors();
     let config = EngineConfig {
         socket: args.socket,
         generation: args.generation,
@@ -49,7 +68,9 @@ pub(crate) fn engine(args: EngineArgs) -> Outcome {
         cpus: args.cpus,
         orphan_limit_s: ORPHAN_LIMIT_S,
     };
-    let engine = Engine::start(config).map_err(|error| Failure::new(error.to_string()))?;
+    let channel = args.daemon_on_stdin.then(take_stdin).transpose()?;
+    let engine =
+        Engine::start_with(config, channel).map_err(|error| Failure::new(error.to_string()))?;
     engine.join();
     Ok(())
 }

@@ -12,6 +12,7 @@ mod engine;
 mod failure;
 mod image;
 mod interrupt;
+mod limits;
 mod logging;
 mod output;
 mod progress;
@@ -65,6 +66,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Tenant(command) => command::tenant::tenant(&context()?, command),
         Command::Volume(command) => command::volume::volume(&context()?, command),
         Command::Export(command) => command::export::export(&context()?, command),
+        Command::Events => command::events::events(&context()?),
         Command::Stats => command::status::stats(&context()?),
         Command::Status => command::status::status(&context()?),
         Command::Serve(args) => serve::serve(&args, cli.socket),

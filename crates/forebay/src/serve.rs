@@ -7,6 +7,7 @@
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use forebay_control::config::{DaemonConfig, EmbeddedPool, EngineConfig};
@@ -15,7 +16,7 @@ use forebay_device::ring::{Ring, RingOptions};
 
 use crate::config::{self, Config};
 use crate::failure::{Failure, Outcome, While};
-use crate::logging;
+use crate::{limits, logging};
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -31,6 +32,8 @@ pub(crate) struct ServeArgs {
 }
 
 pub(crate) fn serve(args: &ServeArgs, socket: Option<PathBuf>) -> Outcome {
+    #[cfg(feature = "test-device")]
+    forebay_xlate::kill::arm_from_environment().map_err(Failure::new)?;
     if args.with_parent {
         stop_with_parent()?;
     }
@@ -52,6 +55,10 @@ pub(crate) fn serve(args: &ServeArgs, socket: Option<PathBuf>) -> Outcome {
         Some(path) => tracing::info!("configuration: {}", path.display()),
         None => tracing::info!("no configuration file: built-in defaults"),
     }
+    tracing::info!(
+        descriptors = limits::raise_descriptors(),
+        "open files that this daemon may have: one for each connection of a host"
+    );
     let config = daemon_config(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -86,6 +93,7 @@ fn daemon_config(config: Config) -> Outcome<DaemonConfig> {
             program: std::env::current_exe().while_doing("find this program's own file")?,
             reactors: config.reactors,
             cpus: config.cpus,
+            stuck_after: Duration::from_secs(config.stuck_s.into()),
         },
         embedded_pool: config
             .embedded

@@ -108,6 +108,7 @@ fn export() -> Export {
         hosts: vec!["nqn.host".to_owned()],
         any_host: false,
         addresses: vec!["[::1]:4420".to_owned()],
+        quarantined: None,
         connected_hosts: Vec::new(),
     }
 }

@@ -419,8 +419,14 @@ impl Owner {
         self.session_changed.raise();
     }
 
-    async fn converse(self: Rc<Self>, session: Rc<Session>, early: Vec<(FromEngine, Vec<OwnedFd>)>) {
-        let early = early.into_iter().filter_map(|(message, fds)| session.absorb(message, fds));
+    async fn converse(
+        self: Rc<Self>,
+        session: Rc<Session>,
+        early: Vec<(FromEngine, Vec<OwnedFd>)>,
+    ) {
+        let early = early
+            .into_iter()
+            .filter_map(|(message, fds)| session.absorb(message, fds));
         self.act_on(&session, &mut early.collect());
         let receive = async {
             let mut messages = Vec::new();

@@ -402,7 +402,9 @@ impl Session {
             let devices = self.devices.borrow();
             let ready = |(_, state): &(&DeviceIndex, &DeviceState)| **state == DeviceState::Ready;
             let mut ready = devices.iter().filter(ready);
-            ready.find(|(device, _)| !known.contains(device)).map(|(device, _)| *device)
+            ready
+                .find(|(device, _)| !known.contains(device))
+                .map(|(device, _)| *device)
         };
         let device = self.changed.until(next).await;
         known.insert(device);

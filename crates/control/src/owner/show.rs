@@ -155,6 +155,7 @@ impl Owner {
             hosts: export.hosts.clone(),
             any_host: export.any_host,
             addresses: self.addresses(),
+            quarantined: self.quarantine.reason(export.id),
             connected_hosts: session
                 .map(|session| connected_hosts(&session.region, export.id.0))
                 .unwrap_or_default(),

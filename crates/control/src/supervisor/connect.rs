@@ -32,10 +32,7 @@ pub(super) async fn connect(owner: &Owner, path: &Path) -> Result<Greeting, Gree
 }
 
 /// Connects to an engine's socket, for which it waits.
-pub(crate) async fn connect_socket(
-    path: &Path,
-    limit: Duration,
-) -> Result<OwnedFd, GreetError> {
+pub(crate) async fn connect_socket(path: &Path, limit: Duration) -> Result<OwnedFd, GreetError> {
     let begin = Instant::now();
     loop {
         match socket::connect(path) {

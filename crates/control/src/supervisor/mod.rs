@@ -36,8 +36,8 @@ use forebay_xlate::boundary::region::Region;
 use forebay_xlate::kill_point;
 use tokio::time::{Instant, timeout};
 
-pub(crate) use self::connect::connect_socket;
 use self::blame::Verdict;
+pub(crate) use self::connect::connect_socket;
 use self::process::EngineProcess;
 use crate::api::events::EventKind;
 use crate::api::model::{DeathReport, EngineState, Process};
@@ -257,9 +257,20 @@ impl Supervisor {
         let process = self.note(process);
         kill_point!("daemon.spawned");
         tracing::info!(generation, pid = process.pid, "engine started");
-        tokio::select! {
-            cause = process.ended() => Err(StartError::Ended(with_last_words(cause, &log, log_bytes))),
-            greeting = connect::greet(owner, channel) => Ok((process.clone(), greeting?)),
+        let ended = |how| StartError::Ended(with_last_words(how, &log, log_bytes));
+        let greeted = tokio::select! {
+            how = process.ended() => return Err(ended(how)),
+            greeted = connect::greet(owner, channel) => greeted,
+        };
+        match greeted {
+            Ok(greeting) => Ok((process, greeting)),
+            // Mostly its death, which the kernel tells a moment later.
+            Err(error) => Err(
+                match timeout(Duration::from_secs(1), process.ended()).await {
+                    Ok(how) => ended(how),
+                    Err(_) => error.into(),
+                },
+            ),
         }
     }
 
@@ -288,7 +299,11 @@ impl Supervisor {
         let mut breaks = 0;
         let running = Cell::new(None);
         let converted = RefCell::new(Conversion::default());
-        let successor_of = self.estate.borrow().as_ref().map(|estate| estate.generation);
+        let successor_of = self
+            .estate
+            .borrow()
+            .as_ref()
+            .map(|estate| estate.generation);
         let died_at = self.died_at.get();
         let progress = |progress| match progress {
             Progress::Converted(conversion) => _ = converted.replace(conversion),
@@ -297,7 +312,11 @@ impl Supervisor {
             }
             Progress::Refused(error) => self.dropped(process.generation, &error),
             Progress::Failed(error) => {
-                tracing::error!(error, pid = process.pid, "the engine does not take over: it is killed");
+                tracing::error!(
+                    error,
+                    pid = process.pid,
+                    "the engine does not take over: it is killed"
+                );
                 process.kill();
             }
             Progress::Running => {
@@ -372,7 +391,12 @@ impl Supervisor {
             process.pid,
             stuck.since.as_secs_f64()
         );
-        self.events.tell(EventKind::EngineStuck, process.generation, text, News::default());
+        self.events.tell(
+            EventKind::EngineStuck,
+            process.generation,
+            text,
+            News::default(),
+        );
         process.kill();
     }
 
@@ -392,14 +416,16 @@ impl Supervisor {
             closed: conversion.closed.clone(),
             ..News::default()
         };
-        self.events.tell(EventKind::TookOver, generation, text, news);
+        self.events
+            .tell(EventKind::TookOver, generation, text, news);
     }
 
     /// An estate is of no use.
     fn dropped(&self, generation: u64, why: &str) {
         self.estate_crashes.set(0);
         let text = format!("what the dead engine left is dropped, its hosts connect again: {why}");
-        self.events.tell(EventKind::NotTakenOver, generation, text, News::default());
+        self.events
+            .tell(EventKind::NotTakenOver, generation, text, News::default());
     }
 
     /// Tells how long after a death the engine got each device to itself.
@@ -419,7 +445,8 @@ impl Supervisor {
                 fence: Some((device.0, fence)),
                 ..News::default()
             };
-            self.events.tell(EventKind::FencePassed, session.generation, text, news);
+            self.events
+                .tell(EventKind::FencePassed, session.generation, text, news);
         }
     }
 
@@ -445,8 +472,12 @@ impl Supervisor {
         if self.died_at.get().is_none() {
             self.died_at.set(Some(Instant::now()));
         }
-        let text = format!("the engine (pid {pid}, generation {generation}) died: {}", verdict.cause);
-        self.events.tell(EventKind::EngineDied, generation, text, News::default());
+        let text = format!(
+            "the engine (pid {pid}, generation {generation}) died: {}",
+            verdict.cause
+        );
+        self.events
+            .tell(EventKind::EngineDied, generation, text, News::default());
         if let Some(export) = verdict.export {
             owner.blame_export(export, &verdict.cause, generation, &self.events);
         }
@@ -480,7 +511,11 @@ impl Supervisor {
         }
         let left = session.and_then(|session| session.leave(verdict.blamed));
         if let Some(left) = &left {
-            tracing::info!(generation = left.generation, connections = left.sockets(), "kept what the engine left");
+            tracing::info!(
+                generation = left.generation,
+                connections = left.sockets(),
+                "kept what the engine left"
+            );
         }
         *estate = left;
     }
@@ -490,7 +525,13 @@ impl Supervisor {
         let Some(death) = self.death.take() else {
             return;
         };
-        let Death { pid, generation, at_unix_ms, cause, region } = death;
+        let Death {
+            pid,
+            generation,
+            at_unix_ms,
+            cause,
+            region,
+        } = death;
         let written = report::write(&self.state_dir, region.as_deref(), generation, pid, &cause);
         let report_path = written.path.map(|path| path.display().to_string());
         tracing::error!(

@@ -258,6 +258,7 @@ mod tests {
             program,
             reactors: 1,
             cpus: vec![0, 1],
+            stuck_after: std::time::Duration::ZERO,
         }
     }
 
@@ -322,6 +323,7 @@ mod tests {
             program: folder.path().join("none"),
             reactors: 1,
             cpus: vec![],
+            stuck_after: std::time::Duration::ZERO,
         };
         let log = folder.path().join("engine.log");
         let error = EngineProcess::start(&config, folder.path(), &log, 1).unwrap_err();

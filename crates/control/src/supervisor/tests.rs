@@ -5,6 +5,7 @@ use crate::devices;
 use crate::owner::{Grants, Limits};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
+use tokio::time::sleep;
 
 /// Runs `test` with a supervisor whose engine is a shell script.
 fn with_engine<F: Future<Output = ()>>(
@@ -20,6 +21,7 @@ fn with_engine<F: Future<Output = ()>>(
         program,
         reactors: 1,
         cpus: Vec::new(),
+        stuck_after: Duration::ZERO,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -41,7 +43,7 @@ fn with_engine<F: Future<Output = ()>>(
             grants,
             Limits::default(),
         );
-        let supervisor = Supervisor::new(config, at, at, None);
+        let supervisor = Supervisor::new(config, at, at, None, Rc::default());
         tokio::task::spawn_local(supervisor.clone().run(owner.clone(), None));
         let test = test(supervisor, owner, at.to_owned());
         timeout(Duration::from_secs(60), test)

@@ -35,24 +35,36 @@ pub(super) async fn stuck(region: &Region, after: Duration) -> Stuck {
     if after.is_zero() {
         return std::future::pending().await;
     }
-    let mut seen = (usize::MAX, 0, 0);
+    let mut seen = Seen::default();
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         let now = monotonic();
-        let late = look(region, now, after);
-        seen = match late {
-            Some((reactor, turn)) if (reactor, turn) == (seen.0, seen.1) => {
-                (reactor, turn, seen.2 + 1)
-            }
-            Some((reactor, turn)) => (reactor, turn, 1),
-            None => (usize::MAX, 0, 0),
-        };
-        if seen.2 >= LOOKS {
+        if let Some((reactor, turn)) = seen.again(look(region, now, after)) {
             return Stuck {
-                reactor: seen.0,
-                since: now.saturating_sub(Duration::from_nanos(seen.1)),
+                reactor,
+                since: now.saturating_sub(Duration::from_nanos(turn)),
             };
         }
+    }
+}
+
+/// What was seen at the last looks: a reactor and its last turn, and how often.
+#[derive(Debug, Default)]
+struct Seen {
+    last: Option<(usize, u64)>,
+    times: u32,
+}
+
+impl Seen {
+    /// A look: the same again, often enough?
+    fn again(&mut self, late: Option<(usize, u64)>) -> Option<(usize, u64)> {
+        self.times = if late.is_some() && late == self.last {
+            self.times + 1
+        } else {
+            1
+        };
+        self.last = late;
+        late.filter(|_| self.times >= LOOKS)
     }
 }
 
@@ -97,33 +109,17 @@ mod tests {
         assert_eq!(look(&region, now, after), None, "bounded");
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_reactor_that_goes_on_is_not_stuck() {
-        let region = Region::anonymous(1).unwrap();
-        region.header().reactors.store(1, Relaxed);
-        let reactor = &region.reactors()[0];
-        let long_ago = |ago: u64| {
-            let turn = monotonic() - Duration::from_secs(ago);
-            reactor.last_turn_ns.store(turn.as_nanos() as u64, Relaxed);
-        };
-        let limit = Duration::from_secs(5);
-        long_ago(60);
-        // Each turn was long ago, but another one each time: the machine stood still.
-        let goes_on = async {
-            for ago in (20..40).rev() {
-                tokio::time::sleep(LOOK_EVERY).await;
-                long_ago(ago);
-            }
-        };
-        tokio::select! {
-            biased;
-            () = goes_on => {}
-            stuck = stuck(&region, limit) => panic!("{stuck:?}"),
+    #[test]
+    fn a_machine_that_stood_still_is_not_stuck() {
+        let mut seen = Seen::default();
+        // Each turn was long ago, but it is another one each time.
+        for turn in 0..100 {
+            assert_eq!(seen.again(Some((0, turn))), None);
         }
-        assert_eq!(stuck(&region, limit).await.reactor, 0);
-        tokio::select! {
-            _ = stuck(&region, Duration::ZERO) => panic!("it is switched off"),
-            () = tokio::time::sleep(Duration::from_secs(3600)) => {}
+        assert_eq!(seen.again(None), None);
+        for _ in 1..LOOKS {
+            assert_eq!(seen.again(Some((1, 7))), None);
         }
+        assert_eq!(seen.again(Some((1, 7))), Some((1, 7)));
     }
 }

@@ -206,15 +206,20 @@ impl Control {
 
     fn accept_daemon(&mut self) {
         while let Ok(Some(fd)) = socket::accept(self.listener.as_fd()) {
-            // The daemon's lock sees to it that there is one; the newest is the living one.
-            self.drop_channel();
-            let Ok(channel) = Channel::new(fd) else {
-                continue;
-            };
-            let data = epoll::EventData::new_u64(KEY_CHANNEL);
-            if epoll::add(&*self.epoll, &channel, data, epoll::EventFlags::IN).is_ok() {
-                self.channel = Some(channel);
-            }
+            self.converse(fd);
+        }
+    }
+
+    /// Goes on with the daemon at the other end of this socket.
+    pub fn converse(&mut self, fd: OwnedFd) {
+        // The daemon's lock sees to it that there is one; the newest is the living one.
+        self.drop_channel();
+        let Ok(channel) = Channel::new(fd) else {
+            return;
+        };
+        let data = epoll::EventData::new_u64(KEY_CHANNEL);
+        if epoll::add(&*self.epoll, &channel, data, epoll::EventFlags::IN).is_ok() {
+            self.channel = Some(channel);
         }
     }
 

@@ -38,6 +38,10 @@ pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
             let export: Export = client.get(&path(&volume))?;
             context.output.show(&export, show)
         }
+        ExportCommand::Resume { volume } => {
+            let export: Export = client.post(&format!("{}/resume", path(&volume)), &())?;
+            context.output.show(&export, show)
+        }
         ExportCommand::Delete { volume } => {
             let done: Done = client.delete(&path(&volume))?;
             context.output.done(&done)
@@ -85,6 +89,9 @@ fn show(export: &Export) -> String {
         ("connected", export.connected_hosts.join(", ")),
         ("addresses", export.addresses.join(", ")),
     ]);
+    if let Some(reason) = &export.quarantined {
+        text.push_str(&format!("quarantined: {reason}\n"));
+    }
     if let Some(command) = attach_command(export, None) {
         text.push_str("\nTo attach it on a Linux host, as root:\n  ");
         text.push_str(&command);

@@ -4,6 +4,7 @@
 //! Design: each command is a function of the client, the output and its arguments.
 //! Not here: commands that move data (`image`), and the daemon itself (`serve`).
 
+pub(crate) mod events;
 pub(crate) mod export;
 pub(crate) mod pool;
 pub(crate) mod status;

@@ -1,5 +1,6 @@
 //! `forebay status` and `forebay stats`.
 
+use forebay_control::api::events::TakeoverStats;
 use forebay_control::api::model::{DeathReport, Status};
 use forebay_control::api::stats::{EngineStats, LaneStats, OpStats, PoolStats, Stats};
 use forebay_device::size::format_bytes;
@@ -90,6 +91,7 @@ fn stats_text(stats: &Stats) -> String {
     if let Some(pool) = &stats.pool {
         text.push_str(&pool_text(pool));
     }
+    text.push_str(&takeover_text(&stats.takeover));
     text.push('\n');
     text.push_str(&lanes_text(&stats.lanes));
     text
@@ -122,6 +124,29 @@ fn pool_text(pool: &PoolStats) -> String {
         pool.revokes,
         pool.catalog_commits
     )
+}
+
+/// Nothing as long as no engine has died.
+fn takeover_text(takeover: &TakeoverStats) -> String {
+    if takeover.takeovers == 0 {
+        return String::new();
+    }
+    let mut text = format!(
+        "take-overs: {}, the last after {}",
+        takeover.takeovers,
+        latency(takeover.last_pause_ns)
+    );
+    for fence in &takeover.last_fences {
+        let after = latency(Some(fence.fence_ns));
+        text.push_str(&format!("; device {} free after {after}", fence.device));
+    }
+    for closed in &takeover.connections_closed {
+        text.push_str(&format!(
+            "; {} connections closed: {}",
+            closed.count, closed.reason
+        ));
+    }
+    text + "\n"
 }
 
 fn lanes_text(lanes: &[LaneStats]) -> String {

@@ -82,6 +82,7 @@ impl Session {
     }
 
     /// Connections that the engine has deposited.
+    #[cfg(test)]
     pub(crate) fn sockets(&self) -> usize {
         self.deposit.borrow().sockets.len()
     }

@@ -139,7 +139,7 @@ fn a_new_daemon_goes_on_with_a_live_engine() {
             fake,
         };
         life.owner
-            .spawn(async move { owner.serve(greeting, || {}).await });
+            .spawn(async move { owner.serve(greeting, &RefCell::default(), |_| {}).await });
         assert_eq!(life.fake.answer_to(a, 0, true).await.unwrap(), word);
         let told = |sequence: u64| move |m: &ToEngine| matches!(m, ToEngine::Committed { sequence: s, .. } if *s >= sequence);
         if !life.fake.log.iter().any(told(sequence)) {

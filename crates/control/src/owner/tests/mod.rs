@@ -11,6 +11,7 @@ mod protocol;
 mod space;
 mod taking_over;
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -112,6 +113,7 @@ impl Default for Begin {
                 job: Duration::from_secs(5),
                 launder: Duration::from_secs(2),
                 inherited: Duration::from_millis(100),
+                convert: Duration::from_secs(5),
                 adoption: Duration::from_secs(5),
                 // Only what a test asks for.
                 sync_every: Duration::from_secs(3600),
@@ -234,7 +236,7 @@ impl Life {
             fake,
         };
         life.owner
-            .spawn(async move { owner.serve(greeting, || {}).await });
+            .spawn(async move { owner.serve(greeting, &RefCell::default(), |_| {}).await });
         life.opened().await;
         life
     }
@@ -255,8 +257,11 @@ impl Life {
         let (greeting, table) = tokio::join!(greet, self.fake.welcome(pool, None));
         assert!(table.is_some(), "a fresh engine gets the grant table");
         let owner = self.owner.clone();
-        self.owner
-            .spawn(async move { owner.serve(greeting.unwrap(), || {}).await });
+        self.owner.spawn(async move {
+            owner
+                .serve(greeting.unwrap(), &RefCell::default(), |_| {})
+                .await
+        });
     }
 
     /// Lets the engine answer until the owner answers faults.
