@@ -64,6 +64,8 @@ pub struct Device {
     #[cfg(feature = "test-device")]
     volatile: Option<crate::volatile::Volatile>,
     #[cfg(feature = "test-device")]
+    faulty: Option<crate::faulty::Faulty>,
+    #[cfg(feature = "test-device")]
     gate: Option<std::sync::Arc<crate::gate::TestGate>>,
 }
 
@@ -88,6 +90,8 @@ impl Device {
             )?),
             _ => None,
         };
+        #[cfg(feature = "test-device")]
+        let faulty = crate::faulty::Faulty::open(&info.spec)?;
         let nothing_from_bytes = match info.kind {
             DeviceKind::Null => options.data_offset_bytes,
             _ => info.capacity_bytes,
@@ -101,6 +105,8 @@ impl Device {
             nothing_from_bytes,
             #[cfg(feature = "test-device")]
             volatile,
+            #[cfg(feature = "test-device")]
+            faulty,
             #[cfg(feature = "test-device")]
             gate: None,
         })
@@ -127,6 +133,10 @@ impl Device {
         if let Some(volatile) = &self.volatile {
             return volatile.submit(self.fd.as_fd(), ring, op, user_data);
         }
+        #[cfg(feature = "test-device")]
+        if let Some(faulty) = &self.faulty {
+            return faulty.submit(self, ring, op, user_data);
+        }
         if let Some(result) = self.at_once(op) {
             return Submitted::Done(result);
         }
@@ -143,6 +153,10 @@ impl Device {
             && (op.held || op.kind != OpKind::Read)
         {
             return volatile.finish(self.fd.as_fd(), &op, result);
+        }
+        #[cfg(feature = "test-device")]
+        if op.torn {
+            return Finish::Failed(Errno::IO);
         }
         let Ok(done_bytes) = u64::try_from(result) else {
             return self.failed(op, Errno::from_raw_os_error(result.saturating_neg()));
@@ -183,6 +197,10 @@ impl Device {
     /// Takes generation `generation`'s lock; before the first operation. Held until this device is dropped *and* the
     /// last request has ended.
     pub fn take_fence(&self, generation: u64) -> Result<(), FenceError> {
+        #[cfg(feature = "test-device")]
+        if let Some(faulty) = &self.faulty {
+            faulty.generation_is(generation);
+        }
         fence::take(self.fd.as_fd(), self.info.spec.path(), generation)
     }
 

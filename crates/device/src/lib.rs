@@ -9,7 +9,8 @@
 //! way of zeroing where the quick one is unknown), the caller sees one end. [`sync_io::SyncDevice`] is the daemon's
 //! view: plain synchronous reads and writes. [`fence`] keeps a successor away from a device until the last request
 //! of a dead engine has ended there. `conformance` (cargo feature `test-device`) is the suite that every kind
-//! of device passes; with the same feature, `volatile` is one more kind, whose power `power::cut` cuts.
+//! of device passes; with the same feature there are two more kinds: `volatile`, whose power `power::cut` cuts, and
+//! `faulty`, which fails, hangs and kills as told.
 //!
 //! **What it does not do.** It knows no volume, no extent and no catalog; it never retries an I/O error; it has no
 //! cache; it doesn't follow a device that changes its size while open.
@@ -31,7 +32,11 @@ pub mod sync_io;
 #[cfg(feature = "test-device")]
 pub mod conformance;
 #[cfg(feature = "test-device")]
+pub mod faulty;
+#[cfg(feature = "test-device")]
 pub mod gate;
+#[cfg(feature = "test-device")]
+mod hang;
 #[cfg(feature = "test-device")]
 pub mod power;
 #[cfg(feature = "test-device")]

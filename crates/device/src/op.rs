@@ -42,6 +42,9 @@ pub struct Op {
     /// It has not begun, and begins when its completion comes.
     #[cfg(feature = "test-device")]
     pub(crate) held: bool,
+    /// Only a part of it is carried out, and then it fails.
+    #[cfg(feature = "test-device")]
+    pub(crate) torn: bool,
     pub(crate) offset_bytes: u64,
     pub(crate) len_bytes: u64,
     pub(crate) buf: Option<Buf>,
@@ -55,6 +58,8 @@ impl Op {
             dsync: false,
             #[cfg(feature = "test-device")]
             held: false,
+            #[cfg(feature = "test-device")]
+            torn: false,
             offset_bytes,
             len_bytes,
             buf,

@@ -53,6 +53,21 @@ pub enum DeviceKind {
     /// For tests: a file with a volatile write cache.
     #[cfg(feature = "test-device")]
     Volatile,
+    /// For tests: a file that fails as told.
+    #[cfg(feature = "test-device")]
+    Faulty,
+}
+
+impl DeviceKind {
+    /// Whether the engine's I/O goes past the page cache where that is possible.
+    fn wants_direct(self) -> bool {
+        match self {
+            Self::File | Self::Block => true,
+            #[cfg(feature = "test-device")]
+            Self::Faulty => true,
+            _ => false,
+        }
+    }
 }
 
 impl std::fmt::Display for DeviceKind {
@@ -64,6 +79,8 @@ impl std::fmt::Display for DeviceKind {
             Self::Null => "null",
             #[cfg(feature = "test-device")]
             Self::Volatile => "volatile",
+            #[cfg(feature = "test-device")]
+            Self::Faulty => "faulty",
         })
     }
 }
@@ -138,6 +155,11 @@ pub(crate) fn open(
         DeviceSpec::Null { .. } => DeviceKind::Null,
         #[cfg(feature = "test-device")]
         DeviceSpec::Volatile { .. } => DeviceKind::Volatile,
+        #[cfg(feature = "test-device")]
+        DeviceSpec::Faulty { .. } => {
+            crate::faulty::refuse_unless_allowed(&spec)?;
+            DeviceKind::Faulty
+        }
         DeviceSpec::File { .. } | DeviceSpec::Path { .. } => DeviceKind::File,
     };
     let path = spec.path().to_owned();
@@ -164,7 +186,7 @@ pub(crate) fn open(
     }
     let mut notes = Vec::new();
     // Even for buffered access, so that daemon and engine learn the same about a device.
-    let wants_direct = matches!(kind, DeviceKind::File | DeviceKind::Block);
+    let wants_direct = kind.wants_direct();
     let mut direct = wants_direct;
     let fd = match wants_direct {
         true => match rustix::fs::open(&path, flags | OFlags::DIRECT, Mode::empty()) {
@@ -215,7 +237,7 @@ pub(crate) fn open(
             block_bytes = block_bytes.max(stat.stx_dio_offset_align);
         } else {
             memory_align_bytes = FALLBACK_ALIGN_BYTES;
-            if kind == DeviceKind::File {
+            if kind != DeviceKind::Block {
                 block_bytes = FALLBACK_ALIGN_BYTES;
             }
             notes.push(format!(
@@ -321,7 +343,9 @@ fn own_size(spec: &DeviceSpec) -> Option<u64> {
             Some(*size_bytes)
         }
         #[cfg(feature = "test-device")]
-        DeviceSpec::Volatile { size_bytes, .. } => Some(*size_bytes),
+        DeviceSpec::Volatile { size_bytes, .. } | DeviceSpec::Faulty { size_bytes, .. } => {
+            Some(*size_bytes)
+        }
         _ => None,
     }
 }

@@ -340,6 +340,26 @@ impl Ring {
         unsafe { self.inner.submission().push_multiple(&[wait, entry]) }.map_err(|_| RingFull)
     }
 
+    /// Queues `io` to start after so long.
+    #[cfg(feature = "test-device")]
+    pub(crate) fn push_io_after(
+        &mut self,
+        delay: &'static Timespec,
+        io: &Io<'_>,
+        user_data: u64,
+    ) -> Result<(), RingFull> {
+        use io_uring::squeue::Flags;
+        use io_uring::types::TimeoutFlags;
+        let wait = opcode::Timeout::new(delay)
+            .flags(TimeoutFlags::ETIME_SUCCESS)
+            .build()
+            .flags(Flags::IO_LINK | Flags::SKIP_SUCCESS)
+            .user_data(RESERVED_USER_DATA);
+        let entry = io.entry(self).user_data(user_data);
+        // SAFETY: as in `push_io`; the time is static; both entries go in or none.
+        unsafe { self.inner.submission().push_multiple(&[wait, entry]) }.map_err(|_| RingFull)
+    }
+
     #[cfg(test)]
     fn raw_fd(&self) -> std::os::fd::RawFd {
         self.inner.as_raw_fd()

@@ -56,6 +56,17 @@ pub enum DeviceSpec {
         /// Capacity.
         size_bytes: u64,
     },
+    /// For tests: a file whose faults a test chooses, see [`crate::faulty`]. On the command line
+    /// `faulty:/path?size=1G&seed=7`.
+    #[cfg(feature = "test-device")]
+    Faulty {
+        /// Absolute path of the file.
+        path: PathBuf,
+        /// Capacity.
+        size_bytes: u64,
+        /// Start of what is left to chance.
+        seed: u64,
+    },
     /// A device without data.
     Null {
         /// Absolute path of the file with label and catalog.
@@ -135,7 +146,7 @@ impl DeviceSpec {
             | Self::Ram { path, .. }
             | Self::Null { path, .. } => path,
             #[cfg(feature = "test-device")]
-            Self::Volatile { path, .. } => path,
+            Self::Volatile { path, .. } | Self::Faulty { path, .. } => path,
         }
     }
 
@@ -191,16 +202,24 @@ impl DeviceSpec {
             "block" => Ok(Self::Block {
                 path: absolute(rest)?,
             }),
-            _ if kind == "ram" || kind == "null" || is_volatile(kind) => {
+            _ if kind == "ram" || kind == "null" || is_for_tests(kind) => {
                 let (path, option) = rest
                     .rsplit_once('?')
                     .ok_or(SpecError::NoSize { spec: owned() })?;
-                let Some(size) = option.strip_prefix("size=") else {
-                    return Err(SpecError::UnknownOption {
-                        spec: owned(),
-                        option: option.to_owned(),
-                    });
+                let unknown = |option: &str| SpecError::UnknownOption {
+                    spec: owned(),
+                    option: option.to_owned(),
                 };
+                #[cfg(feature = "test-device")]
+                let (option, seed) = match option.split_once("&seed=") {
+                    Some((option, seed)) if kind == "faulty" => {
+                        (option, seed.parse().map_err(|_| unknown(seed))?)
+                    }
+                    _ => (option, 0),
+                };
+                let size = option
+                    .strip_prefix("size=")
+                    .ok_or_else(|| unknown(option))?;
                 let size_bytes = parse_bytes(size).map_err(|error| SpecError::Size {
                     spec: owned(),
                     error,
@@ -216,6 +235,12 @@ impl DeviceSpec {
                     "ram" => Self::Ram { path, size_bytes },
                     #[cfg(feature = "test-device")]
                     "volatile" => Self::Volatile { path, size_bytes },
+                    #[cfg(feature = "test-device")]
+                    "faulty" => Self::Faulty {
+                        path,
+                        size_bytes,
+                        seed,
+                    },
                     _ => Self::Null { path, size_bytes },
                 })
             }
@@ -228,8 +253,8 @@ impl DeviceSpec {
 }
 
 /// Only where tests run.
-fn is_volatile(kind: &str) -> bool {
-    cfg!(feature = "test-device") && kind == "volatile"
+fn is_for_tests(kind: &str) -> bool {
+    cfg!(feature = "test-device") && (kind == "volatile" || kind == "faulty")
 }
 
 pub(crate) fn file_type(path: &Path) -> Result<rustix::fs::FileType, DeviceError> {
@@ -282,6 +307,17 @@ impl fmt::Display for DeviceSpec {
                     format_exact(*size_bytes)
                 )
             }
+            #[cfg(feature = "test-device")]
+            Self::Faulty {
+                path,
+                size_bytes,
+                seed,
+            } => write!(
+                f,
+                "faulty:{}?size={}&seed={seed}",
+                path.display(),
+                format_exact(*size_bytes)
+            ),
             Self::Null { path, size_bytes } => {
                 write!(
                     f,
@@ -334,6 +370,14 @@ mod tests {
                 },
             ),
             (
+                "faulty:/a/b?size=1G&seed=7",
+                DeviceSpec::Faulty {
+                    path: path(),
+                    size_bytes: 1 << 30,
+                    seed: 7,
+                },
+            ),
+            (
                 "/dev/disk/by-path/pci-0:1",
                 DeviceSpec::Path {
                     path: "/dev/disk/by-path/pci-0:1".into(),
@@ -357,6 +401,8 @@ mod tests {
             ("ram:/x?size=0", "multiple of 4K"),
             ("null:/x?size=5000", "multiple of 4K"),
             ("null:/x?size=8E", "below 4E"),
+            ("ram:/x?size=4K&seed=1", "not a size"),
+            ("faulty:/x?size=4K&seed=x", "unknown option"),
             ("nvme:/x", "unknown device kind `nvme`"),
             (":/x", "unknown device kind"),
             ("/x\0y", "NUL"),

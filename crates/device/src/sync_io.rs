@@ -49,6 +49,8 @@ pub struct SyncDevice {
     info: DeviceInfo,
     #[cfg(feature = "test-device")]
     volatile: Option<crate::volatile::Volatile>,
+    #[cfg(feature = "test-device")]
+    faulty: Option<crate::faulty::Faulty>,
 }
 
 impl SyncDevice {
@@ -68,6 +70,8 @@ impl SyncDevice {
         Ok(Self {
             #[cfg(feature = "test-device")]
             volatile,
+            #[cfg(feature = "test-device")]
+            faulty: crate::faulty::Faulty::open(&opened.info.spec)?,
             fd: opened.fd,
             info: opened.info,
         })
@@ -109,6 +113,10 @@ impl SyncDevice {
         if let Some(volatile) = &self.volatile {
             volatile.wait_while_hanging()?;
         }
+        #[cfg(feature = "test-device")]
+        if let Some(faulty) = &self.faulty {
+            faulty.before_daemon_io()?;
+        }
         let mut done = 0;
         while done < into.len() {
             match rustix::io::pread(&self.fd, &mut into[done..], offset_bytes + done as u64) {
@@ -128,6 +136,10 @@ impl SyncDevice {
         if let Some(volatile) = &self.volatile {
             return Ok(volatile.write_at(self.fd.as_fd(), offset_bytes, from)?);
         }
+        #[cfg(feature = "test-device")]
+        if let Some(faulty) = &self.faulty {
+            faulty.before_daemon_io()?;
+        }
         let mut done = 0;
         while done < from.len() {
             match rustix::io::pwrite(&self.fd, &from[done..], offset_bytes + done as u64) {
@@ -145,6 +157,10 @@ impl SyncDevice {
         #[cfg(feature = "test-device")]
         if let Some(volatile) = &self.volatile {
             return Ok(volatile.sync(self.fd.as_fd())?);
+        }
+        #[cfg(feature = "test-device")]
+        if let Some(faulty) = &self.faulty {
+            faulty.before_daemon_io()?;
         }
         loop {
             match rustix::fs::fdatasync(&self.fd) {

@@ -17,26 +17,22 @@
 //! flush by one process may cover what the other has in flight. An operation that hangs holds no fence's lock beyond
 //! its process.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::device::{Finish, Submitted};
 use crate::error::DeviceError;
+use crate::hang::{HangGate, LOOK_AGAIN};
 use crate::op::{Op, OpKind};
 use crate::ring::{Io, Ring};
 
 pub(crate) mod journal;
 
 use journal::{Journal, Record};
-
-/// How often a hanging device looks whether it may go on.
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// The file that holds what the last cut left.
 pub(crate) fn stable_path(device: &Path) -> PathBuf {
@@ -58,7 +54,7 @@ pub fn fail_path(device: &Path) -> PathBuf {
     beside(device, "fail")
 }
 
-fn beside(device: &Path, ending: &str) -> PathBuf {
+pub(crate) fn beside(device: &Path, ending: &str) -> PathBuf {
     let mut path = device.as_os_str().to_owned();
     path.push(".");
     path.push(ending);
@@ -97,13 +93,6 @@ struct State {
     flushes: Vec<(u64, Vec<u64>)>,
 }
 
-#[derive(Debug)]
-struct HangGate {
-    /// Readable while the device does not hang.
-    open: OwnedFd,
-    shut: Mutex<bool>,
-}
-
 impl Volatile {
     /// Opens what is beside the visible file, and makes that complete.
     pub(crate) fn open(device: &Path, visible: BorrowedFd<'_>) -> Result<Self, DeviceError> {
@@ -114,8 +103,6 @@ impl Volatile {
         };
         let fd = rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .map_err(failed("opening it"))?;
-        let open = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(failed("making an eventfd"))?;
         let this = Self {
             hang: hang_path(device),
             fail: fail_path(device),
@@ -124,10 +111,7 @@ impl Volatile {
                 in_flight: Vec::new(),
                 flushes: Vec::new(),
             }),
-            gate: Arc::new(HangGate {
-                open,
-                shut: Mutex::new(false),
-            }),
+            gate: HangGate::new().map_err(failed("making an eventfd"))?,
         };
         this.lock(visible)
             .map_err(failed("completing its last step"))?;
@@ -149,7 +133,7 @@ impl Volatile {
         let answer = |result| Io::Answer { result, user_data };
         let pushed = if self.hangs() {
             op.held = true;
-            ring.push_io_behind(self.gate.open.as_fd(), &answer(0), user_data)
+            ring.push_io_behind(self.gate.fd(), &answer(0), user_data)
         } else if self.fail.exists() {
             ring.push_io(
                 &answer(Errno::IO.raw_os_error().saturating_neg()),
@@ -291,27 +275,8 @@ impl Volatile {
     }
 
     fn hangs(&self) -> bool {
-        if !self.hang.exists() {
-            return false;
-        }
-        let mut shut = lock(&self.gate.shut);
-        if *shut {
-            return true;
-        }
-        // Not open any more; if it wasn't, there is nothing to read.
-        let _ = rustix::io::read(&self.gate.open, &mut [0; 8]);
-        let (gate, hang) = (self.gate.clone(), self.hang.clone());
-        let watch = move || {
-            while hang.exists() {
-                std::thread::sleep(LOOK_AGAIN);
-            }
-            let mut shut = lock(&gate.shut);
-            *shut = false;
-            let _ = rustix::io::write(&gate.open, &1_u64.to_ne_bytes());
-        };
-        let name = "hanging-device".to_owned();
-        *shut = std::thread::Builder::new().name(name).spawn(watch).is_ok();
-        *shut
+        let hang = self.hang.clone();
+        self.gate.shut_while(move || hang.exists())
     }
 
     /// For this process and thread alone, with a visible file that shows all that the journal has.

@@ -68,6 +68,18 @@ fn volatile_conforms() {
 }
 
 #[test]
+fn faulty_conforms() {
+    forebay_device::faulty::allow();
+    let file = support::scratch_file(LEN_BYTES);
+    let spec = DeviceSpec::Faulty {
+        path: file.path().to_owned(),
+        size_bytes: LEN_BYTES,
+        seed: 1,
+    };
+    judge(&spec, &OpenOptions::default(), DeviceKind::Faulty);
+}
+
+#[test]
 fn null_conforms() {
     let dir = support::memory_dir();
     let spec = DeviceSpec::Null {
