@@ -156,7 +156,7 @@ impl Switches {
         let stamp = rustix::fs::stat(&self.path).ok().map(|stat| {
             (
                 stat.st_ino,
-                i64::from(stat.st_ctime),
+                stat.st_ctime,
                 stat.st_ctime_nsec.cast_signed(),
             )
         });

@@ -42,6 +42,8 @@ struct FileConfig {
     engine: EngineTable,
     #[serde(default)]
     pool: PoolTable,
+    #[serde(default)]
+    devices: DevicesTable,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -73,6 +75,13 @@ struct PoolTable {
     embedded: Option<EmbeddedTable>,
     #[serde(default)]
     devices: Vec<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DevicesTable {
+    #[serde(default)]
+    allow_faulty: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -107,6 +116,8 @@ pub(crate) struct Config {
     pub(crate) embedded: Option<(PathBuf, u64)>,
     /// Where devices of the pool may be.
     pub(crate) devices: Vec<String>,
+    /// Whether devices that fail on purpose may be used.
+    pub(crate) allow_faulty: bool,
 }
 
 /// Finds and reads the configuration: `file` if given, else `./forebay.toml` if it exists and no
@@ -148,6 +159,7 @@ fn defaults(dir: &Path) -> Outcome<Config> {
         stuck_s: DEFAULT_STUCK_S,
         embedded: Some((dir.join("pool.img"), EMBEDDED_BYTES)),
         devices: Vec::new(),
+        allow_faulty: false,
     })
 }
 
@@ -199,6 +211,11 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
             "[log] level `{log_level}` is none of error, warn, info, debug, trace"
         )));
     }
+    if file.devices.allow_faulty && !cfg!(feature = "test-device") {
+        return Err(wrong(
+            "[devices] allow_faulty: this program has no such devices; build it with the feature `test-device`".to_owned(),
+        ));
+    }
     let mut devices = Vec::new();
     for spec in &file.pool.devices {
         let spec = DeviceSpec::parse_in(base, spec)
@@ -225,6 +242,7 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
             .embedded
             .map(|pool| (base.join(pool.path), pool.size)),
         devices,
+        allow_faulty: file.devices.allow_faulty,
     })
 }
 

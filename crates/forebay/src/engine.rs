@@ -59,6 +59,9 @@ pub(crate) fn engine(args: EngineArgs) -> Outcome {
             .while_doing(format!("go to the folder {}", run_dir.display()))?;
     }
     limits::raise_descriptors();
+    // Its daemon names the devices, and has asked for leave.
+    #[cfg(feature = "test-device")]
+    forebay_device::faulty::allow();
     let config = EngineConfig {
         socket: args.socket,
         generation: args.generation,

@@ -59,6 +59,10 @@ pub(crate) fn serve(args: &ServeArgs, socket: Option<PathBuf>) -> Outcome {
         descriptors = limits::raise_descriptors(),
         "open files that this daemon may have: one for each connection of a host"
     );
+    #[cfg(feature = "test-device")]
+    if config.allow_faulty {
+        forebay_device::faulty::allow();
+    }
     let config = daemon_config(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
