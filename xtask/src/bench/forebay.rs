@@ -117,6 +117,23 @@ impl Forebay {
         }
     }
 
+    /// The processes under test.
+    pub(crate) fn processes(&self) -> [u32; 2] {
+        [self.daemon.id(), self.engine]
+    }
+
+    /// Waits until every free extent of the pool is clean.
+    pub(crate) fn wait_laundered(&self) -> Result<()> {
+        let until = Instant::now() + LIMIT;
+        while self.cli(&["pool", "show"])?["dirty_bytes"] != 0 {
+            if Instant::now() > until {
+                bail!("space was still dirty after {} s", LIMIT.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
     /// `forebay --json ARGS...` against this daemon.
     pub(crate) fn cli(&self, args: &[&str]) -> Result<Value> {
         let mut command = Command::new(&self.program);

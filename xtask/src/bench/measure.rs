@@ -32,6 +32,7 @@ pub(crate) struct Clock {
     machine_ticks: u64,
     target_ticks: u64,
     children_ticks: u64,
+    others_user_ticks: u64,
     target: Vec<u32>,
 }
 
@@ -39,6 +40,9 @@ pub(crate) struct Clock {
 pub(crate) struct Used {
     pub(crate) target_cores: f64,
     pub(crate) others_cores: f64,
+    /// Of others' programs alone, where kernel threads work for the target: their time outside of the
+    /// kernel.
+    pub(crate) others_user_cores: f64,
 }
 
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -51,6 +55,7 @@ impl Clock {
             machine_ticks: machine_ticks()?,
             target_ticks: ticks_of(target)?,
             children_ticks: children_ticks()?,
+            others_user_ticks: others_user_ticks(target)?,
             target: target.to_vec(),
             at: Instant::now(),
         })
@@ -62,25 +67,44 @@ impl Clock {
         let target = cores(ticks_of(&self.target)?.saturating_sub(self.target_ticks));
         let client = cores(children_ticks()?.saturating_sub(self.children_ticks));
         let machine = cores(machine_ticks()?.saturating_sub(self.machine_ticks));
+        let others_user = others_user_ticks(&self.target)?;
         Ok(Used {
+            others_user_cores: cores(others_user.saturating_sub(self.others_user_ticks)),
             target_cores: target,
             others_cores: (machine - target - client).max(0.0),
         })
     }
 }
 
-/// Busy time of all processors, steal included.
-fn machine_ticks() -> Result<u64> {
+/// Time of all processors: user, nice, system, idle, iowait, irq, softirq, steal.
+fn machine_fields() -> Result<Vec<u64>> {
     let stat = std::fs::read_to_string("/proc/stat")?;
     let line = stat.lines().next().context("/proc/stat is empty")?;
-    let fields: Vec<u64> = line
+    Ok(line
         .split_whitespace()
         .skip(1)
         .filter_map(|field| field.parse().ok())
-        .collect();
-    // user nice system idle iowait irq softirq steal
+        .collect())
+}
+
+/// Busy time of all processors, steal included.
+fn machine_ticks() -> Result<u64> {
+    let fields = machine_fields()?;
     let busy = [0, 1, 2, 5, 6, 7];
     Ok(busy.iter().filter_map(|i| fields.get(*i)).sum())
+}
+
+/// Time outside of the kernel of all but `target`, ourselves and our children that have ended.
+fn others_user_ticks(target: &[u32]) -> Result<u64> {
+    let fields = machine_fields()?;
+    let all: u64 = fields.iter().take(2).sum();
+    // utime and cutime.
+    let own = stat_fields("self")?;
+    let mut ours: u64 = [11, 13].iter().filter_map(|i| own.get(*i)).sum();
+    for pid in target {
+        ours += stat_fields(&pid.to_string())?.get(11).copied().unwrap_or(0);
+    }
+    Ok(all.saturating_sub(ours))
 }
 
 fn stat_fields(pid: &str) -> Result<Vec<u64>> {

@@ -1,17 +1,22 @@
 //! `cargo xtask bench thin`: first writes to thin space against overwrites.
 //!
 //! Purpose: every first write to an extent asks the daemon where it may go; this says what that costs.
-//! Random 4 KiB writes at depth 32, one into each extent of a fresh volume in random order (`first`:
-//! every one asks), then the same again in the same order (`overwrite`: the third pass, in which
-//! nothing is new any more); and one into each block of a
-//! smaller fresh volume (`fill`: what filling a disk at random is like, where one in sixteen asks),
-//! then the same again (`refill`). On a ram device, on a block device (a loop device over a sparse file
-//! in memory, where one can be made) and on a sparse file, beside fio's own first writes, one for each
-//! 64 KiB in random order, to such a file.
-//! Design: a fresh pool for each round, so that nothing is laundered meanwhile; all kinds in turn. The
-//! reactor is on processor 0, the client on processor 1; the daemon and the engine's control thread
+//! Random 4 KiB writes at depth 32, on a ram device, on a block device (a loop device over a file in
+//! memory, where one can be made) and on a sparse file, to fresh thin volumes:
+//! - `fill`: every block of a volume once, in random order: what a random load on a new disk is. At
+//!   its beginning nearly every write asks, at its end none; one in sixteen in all. Beside `refill`:
+//!   the same again (the third pass, in which nothing is new any more).
+//! - `worst`: one block of each extent, in random order: every write asks. Beside `worst_again`.
+//! - `bare_fill`, `bare_refill` and, on the file, `bare_worst`: the same by fio on an equal device
+//!   without Forebay, because a device's own first writes may cost more too.
+//!
+//! Design: a fresh pool for each round, measured once nothing is left to launder, so that nothing is
+//! laundered meanwhile; all kinds in turn. The memory under ram and block is taken before, so that
+//! what is measured is thin space and not the kernel's search for pages: a disk's blocks are there.
+//! The reactor is on processor 0, the client on processor 1; the daemon and the engine's control thread
 //! run where the kernel likes. The client sleeps: on a small machine one that spins takes the
-//! processor that the daemon needs.
+//! processor that the daemon needs. Runs in which other programs took more than a little are left out
+//! of the medians, or, if all were disturbed, marked; a ratio is of two runs of one round.
 //! Not here: several volumes, other depths.
 
 use std::collections::BTreeMap;
@@ -25,7 +30,7 @@ use xtask::process;
 
 use super::Options;
 use super::forebay::{self, Forebay};
-use super::measure::{Summary, median};
+use super::measure::{Clock, DISTURBED_CORES, Summary, median};
 
 const TARGET_CPU: usize = 0;
 const CLIENT_CPU: usize = 1;
@@ -33,31 +38,34 @@ const DEPTH: u32 = 32;
 /// The pool's extent, and so from one write to the next.
 const EXTENT_BYTES: u64 = 64 << 10;
 const IO_BYTES: u64 = 4 << 10;
+/// The volume of which one block of each extent is written, in a full run.
+const WORST_BYTES: u64 = 4 << 30;
 /// The volume of which every block is written.
 const FILL_BYTES: u64 = 512 << 20;
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// A kind of device.
-struct Kind {
-    name: &'static str,
-    /// Bytes of the volume, in a full run.
-    volume_bytes: u64,
+const KINDS: [&str; 3] = ["ram", "block", "file"];
+/// What is divided by what, on which kinds of device.
+const RATIOS: [(&[&str], &str, &str); 5] = [
+    (&KINDS, "fill", "refill"),
+    (&KINDS, "worst", "worst_again"),
+    (&KINDS, "bare_fill", "bare_refill"),
+    (&["file"], "fill", "bare_fill"),
+    (&["file"], "worst", "bare_worst"),
+];
+
+/// One run: how fast, and others' share of the machine meanwhile.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    iops: f64,
+    others_cores: f64,
 }
 
-const KINDS: [Kind; 3] = [
-    Kind {
-        name: "ram",
-        volume_bytes: 8 << 30,
-    },
-    Kind {
-        name: "block",
-        volume_bytes: 8 << 30,
-    },
-    Kind {
-        name: "file",
-        volume_bytes: 4 << 30,
-    },
-];
+impl Run {
+    fn is_quiet(&self) -> bool {
+        self.others_cores <= DISTURBED_CORES
+    }
+}
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let program = forebay::build()?;
@@ -66,71 +74,107 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         println!("fio is not installed: the comparison with it is left out");
     }
     let (rounds, divisor) = if options.quick { (1, 8) } else { (5, 1) };
-    let mut figures: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    let mut runs: BTreeMap<(&str, &str), Vec<Run>> = BTreeMap::new();
     let mut without = Vec::new();
-    println!("{:<8}{:>16}{:>10}", "device", "writes", "IOPS");
+    println!(
+        "{:<8}{:>14}{:>10}{:>8}",
+        "device", "writes", "IOPS", "others"
+    );
     for _ in 0..rounds {
-        for kind in &KINDS {
-            let bytes = kind.volume_bytes / divisor;
-            let mut note = |what: &str, iops: f64| {
-                println!("{:<8}{what:>16}{iops:>10.0}", kind.name);
-                let name = format!("{}_{what}_iops", kind.name);
-                figures.entry(name).or_default().push(iops);
-            };
-            if without.contains(&kind.name) {
+        for kind in KINDS {
+            if without.contains(&kind) {
                 continue;
             }
-            let Some(place) = Place::make(kind.name, bytes + (1 << 30))? else {
-                without.push(kind.name);
-                continue;
+            let mut note = |what: &'static str, run: Run| {
+                let mark = if run.is_quiet() { "" } else { "  disturbed" };
+                let Run { iops, others_cores } = run;
+                println!("{kind:<8}{what:>14}{iops:>10.0}{others_cores:>8.2}{mark}");
+                runs.entry((kind, what)).or_default().push(run);
             };
-            let size = bytes.to_string();
-            let forebay = Forebay::start_with(&program, &place.spec, TARGET_CPU, &size)?;
-            note(
-                "first",
-                load(&program, &forebay, &forebay.nqn, EXTENT_BYTES)?,
-            );
-            note(
-                "overwrite",
-                load(&program, &forebay, &forebay.nqn, EXTENT_BYTES)?,
-            );
-            let size = (FILL_BYTES / divisor).to_string();
-            forebay.cli(&["volume", "create", "bench/fill", "--size", &size])?;
-            let nqn = forebay.export("bench/fill")?;
-            note("fill", load(&program, &forebay, &nqn, IO_BYTES)?);
-            load(&program, &forebay, &nqn, IO_BYTES)?;
-            note("refill", load(&program, &forebay, &nqn, IO_BYTES)?);
-            drop(forebay);
-            if kind.name == "file" && fio {
-                note("fio_first", fio_first_writes(bytes)?);
+            if !round(kind, &program, divisor, fio, &mut note)? {
+                without.push(kind);
             }
         }
     }
+    summary(&runs).print("thin", options.json.as_deref())
+}
+
+/// One round on one kind of device; false where there can be none.
+fn round(
+    kind: &'static str,
+    program: &Path,
+    divisor: u64,
+    fio: bool,
+    note: &mut impl FnMut(&'static str, Run),
+) -> Result<bool> {
+    let (worst_bytes, fill_bytes) = (WORST_BYTES / divisor, FILL_BYTES / divisor);
+    let Some(place) = Place::make(kind, worst_bytes + fill_bytes + (512 << 20))? else {
+        return Ok(false);
+    };
+    let size = worst_bytes.to_string();
+    let forebay = Forebay::start_with(program, &place.spec, TARGET_CPU, &size)?;
+    forebay.wait_laundered()?;
+    place.take_memory()?;
+    let nqn = &forebay.nqn;
+    note("worst", load(program, &forebay, nqn, EXTENT_BYTES)?);
+    load(program, &forebay, nqn, EXTENT_BYTES)?;
+    note("worst_again", load(program, &forebay, nqn, EXTENT_BYTES)?);
+    let size = fill_bytes.to_string();
+    forebay.cli(&["volume", "create", "bench/fill", "--size", &size])?;
+    let nqn = &forebay.export("bench/fill")?;
+    note("fill", load(program, &forebay, nqn, IO_BYTES)?);
+    load(program, &forebay, nqn, IO_BYTES)?;
+    note("refill", load(program, &forebay, nqn, IO_BYTES)?);
+    drop(forebay);
+    drop(place);
+    if fio && let Some(place) = Place::make(kind, fill_bytes)? {
+        place.take_memory()?;
+        note("bare_fill", bare(&place, fill_bytes, IO_BYTES)?);
+        bare(&place, fill_bytes, IO_BYTES)?;
+        note("bare_refill", bare(&place, fill_bytes, IO_BYTES)?);
+        drop(place);
+        if kind == "file"
+            && let Some(place) = Place::make(kind, worst_bytes)?
+        {
+            note("bare_worst", bare(&place, worst_bytes, EXTENT_BYTES)?);
+        }
+    }
+    Ok(true)
+}
+
+fn summary(runs: &BTreeMap<(&str, &str), Vec<Run>>) -> Summary {
     let mut summary = Summary::default();
-    for (name, iops) in &figures {
-        summary.put(name.clone(), median(iops.clone()));
+    for ((kind, what), runs) in runs {
+        let quiet = runs.iter().filter(|run| run.is_quiet());
+        let quiet: Vec<f64> = quiet.map(|run| run.iops).collect();
+        let all = runs.iter().map(|run| run.iops).collect();
+        summary.disturbed |= quiet.is_empty();
+        let iops = median(if quiet.is_empty() { all } else { quiet });
+        summary.put(format!("{kind}_{what}_iops"), iops);
     }
-    for kind in &KINDS {
-        for (what, over) in [
-            ("first", "overwrite"),
-            ("fill", "refill"),
-            ("first", "fio_first"),
-        ] {
-            let of = |what: &str| figures.get(&format!("{}_{what}_iops", kind.name));
-            if let (Some(what_iops), Some(over_iops)) = (of(what), of(over)) {
+    for (kinds, what, over) in RATIOS {
+        for kind in kinds {
+            let of = |what| runs.get(&(*kind, what));
+            if let (Some(what_runs), Some(over_runs)) = (of(what), of(over)) {
                 // Of each round by itself: both were measured in the same minute.
-                let ratios = what_iops.iter().zip(over_iops).map(|(a, b)| a / b.max(1.0));
-                let over = over.trim_end_matches("_first");
-                let name = format!("{}_{what}_over_{over}_iops_ratio", kind.name);
-                summary.put(name, median(ratios.collect()));
+                let pairs: Vec<_> = what_runs.iter().zip(over_runs).collect();
+                let ratio = |(a, b): &(&Run, &Run)| a.iops / b.iops.max(1.0);
+                let quiet = pairs.iter().filter(|(a, b)| a.is_quiet() && b.is_quiet());
+                let quiet: Vec<f64> = quiet.map(ratio).collect();
+                let all = pairs.iter().map(ratio).collect();
+                summary.disturbed |= quiet.is_empty();
+                let ratio = median(if quiet.is_empty() { all } else { quiet });
+                summary.put(format!("{kind}_{what}_over_{over}_ratio"), ratio);
             }
         }
     }
-    summary.print("thin", options.json.as_deref())
+    summary
 }
 
 /// Where a device of some kind lies; what was made for it goes when this does.
 struct Place {
+    kind: &'static str,
+    bytes: u64,
     spec: String,
     file: PathBuf,
     loop_device: Option<String>,
@@ -138,13 +182,15 @@ struct Place {
 
 impl Place {
     /// `None`, and said so, where there can be none.
-    fn make(kind: &str, bytes: u64) -> Result<Option<Self>> {
+    fn make(kind: &'static str, bytes: u64) -> Result<Option<Self>> {
         let name = format!("forebay-thin-{}", std::process::id());
         let file = match kind {
             "file" => crate::target_folder().join(name),
             _ => Path::new("/dev/shm").join(name),
         };
         let mut place = Self {
+            kind,
+            bytes,
             spec: match kind {
                 "ram" => format!("ram:{}?size={bytes}", file.display()),
                 _ => file.display().to_string(),
@@ -174,6 +220,25 @@ impl Place {
         }
         Ok(Some(place))
     }
+
+    /// What fio writes to.
+    fn path(&self) -> String {
+        let file = || self.file.display().to_string();
+        self.loop_device.clone().unwrap_or_else(file)
+    }
+
+    /// Has the kernel find the memory now. What is there reads as it did.
+    fn take_memory(&self) -> Result<()> {
+        if self.kind == "file" {
+            return Ok(());
+        }
+        let mut options = std::fs::OpenOptions::new();
+        options.write(true).create(true).truncate(false);
+        let file = options.open(&self.file)?;
+        let flags = rustix::fs::FallocateFlags::empty();
+        rustix::fs::fallocate(&file, flags, 0, self.bytes)
+            .with_context(|| format!("no memory for {}", self.file.display()))
+    }
 }
 
 impl Drop for Place {
@@ -185,8 +250,8 @@ impl Drop for Place {
     }
 }
 
-/// Writes 4 KiB of every so many bytes, once; IOPS.
-fn load(program: &Path, forebay: &Forebay, nqn: &str, once_per: u64) -> Result<f64> {
+/// Writes 4 KiB of every so many bytes, once, in random order.
+fn load(program: &Path, forebay: &Forebay, nqn: &str, once_per: u64) -> Result<Run> {
     let mut command = Command::new(program);
     command
         .args(["--json", "bench", "load", "--addr"])
@@ -196,39 +261,55 @@ fn load(program: &Path, forebay: &Forebay, nqn: &str, once_per: u64) -> Result<f
         .args(["--once-per", &once_per.to_string()])
         .args(["--qd", &DEPTH.to_string(), "--seconds", "300"])
         .args(["--cpu", &CLIENT_CPU.to_string()]);
-    let report: serde_json::Value = serde_json::from_str(&process::text(&mut command, LIMIT)?)?;
-    report["lines"][0]["iops"]
-        .as_f64()
-        .context("the load generator gave no figures")
+    let clock = Clock::start(&forebay.processes())?;
+    let text = process::text(&mut command, LIMIT)?;
+    let others_cores = clock.used()?.others_user_cores;
+    let report: serde_json::Value = serde_json::from_str(&text)?;
+    let iops = report["lines"][0]["iops"].as_f64();
+    Ok(Run {
+        iops: iops.context("the load generator gave no figures")?,
+        others_cores,
+    })
 }
 
-/// The same with fio, straight to a sparse file; IOPS.
-fn fio_first_writes(bytes: u64) -> Result<f64> {
-    let Some(place) = Place::make("file", bytes)? else {
-        bail!("no file");
-    };
-    let file = place.file.display();
-    // Its own random order counts in blocks of the I/O's size, so it is told where to write.
+/// The same by fio, straight to the device.
+fn bare(place: &Place, bytes: u64, once_per: u64) -> Result<Run> {
+    let file = place.path();
     let mut log = format!("fio version 2 iolog\n{file} add\n{file} open\n");
-    for extent in shuffled(bytes / EXTENT_BYTES) {
-        writeln!(log, "{file} write {} 4096", extent * EXTENT_BYTES)?;
+    // Its own random order counts in blocks of the I/O's size, so it is told where to write.
+    for at in shuffled(bytes / once_per) {
+        writeln!(log, "{file} write {} {IO_BYTES}", at * once_per)?;
     }
     writeln!(log, "{file} close")?;
     let log_file = place.file.with_extension("iolog");
     std::fs::write(&log_file, log)?;
     let mut fio = Command::new("fio");
-    fio.args(["--name=first", "--direct=1", "--ioengine=io_uring"])
-        .args(["--output-format=json", "--allow_file_create=0"])
-        .arg(format!("--iodepth={DEPTH}"))
-        .arg(format!("--read_iolog={}", log_file.display()));
+    fio.args([
+        "--name=bare",
+        "--output-format=json",
+        "--allow_file_create=0",
+    ])
+    .arg(format!("--cpus_allowed={TARGET_CPU}"))
+    .arg(format!("--read_iolog={}", log_file.display()));
+    if place.kind == "ram" {
+        fio.arg("--ioengine=psync");
+    } else {
+        fio.args(["--direct=1", "--ioengine=io_uring"])
+            .arg(format!("--iodepth={DEPTH}"));
+    }
+    let clock = Clock::start(&[])?;
     let text = process::text(&mut fio, LIMIT);
+    let others_cores = clock.used()?.others_user_cores;
     let _ = std::fs::remove_file(&log_file);
     let report: serde_json::Value = serde_json::from_str(&text?)?;
     let write = &report["jobs"][0]["write"];
-    if write["total_ios"].as_u64() != Some(bytes / EXTENT_BYTES) {
+    if write["total_ios"].as_u64() != Some(bytes / once_per) {
         bail!("fio did not write what it was told: {write}");
     }
-    write["iops"].as_f64().context("no iops in fio's report")
+    Ok(Run {
+        iops: write["iops"].as_f64().context("no iops in fio's report")?,
+        others_cores,
+    })
 }
 
 /// `0..count` in an order without a pattern that matters, always the same.
