@@ -252,12 +252,16 @@ fn carried_commands_of_a_connection_that_ends_leave_their_spans() {
     let mut b = taken_over();
     let mut begun_then_closed = span(2..3, 0, Some(1));
     begun_then_closed.command = Some(CommandRef { queue: 5, slot: 0 });
-    b.core.carry(&[begun_then_closed, span(0..1, 0, Some(40))]);
+    let mut never_begun = span(6..7, 0, Some(0));
+    never_begun.command = Some(CommandRef { queue: 7, slot: 0 });
+    b.core
+        .carry(&[begun_then_closed, span(0..1, 0, Some(40)), never_begun]);
     b.queue = 5;
     b.start_write(2, 1);
     b.core.orphan(5);
-    // The other never begins: its connection has ended before.
+    // The others never begin: their connections have ended before.
     b.core.orphan(0);
+    b.core.orphan(7);
     let (slot, status, _) = b.end();
     assert_eq!((slot, status), (0, Status::COMMAND_INTERRUPTED));
     // The slots' next users are not taken for them.
@@ -271,6 +275,8 @@ fn carried_commands_of_a_connection_that_ends_leave_their_spans() {
     rest.sort_unstable();
     assert_eq!(rest, [next, other]);
     assert_eq!((b.block(0), b.block(2)), (2, 2));
+    b.turn();
+    assert!(!b.core.carries());
 }
 
 #[test]
@@ -349,6 +355,20 @@ fn a_closed_connections_write_goes_no_further() {
     assert_eq!(b.upcall(), "None");
     assert_eq!(b.block(EXTENT / BLOCK), 0);
     assert_eq!(b.block(EXTENT / BLOCK - 1), 1);
+    // All of it is at the device, and it would have to be flushed and committed.
+    b.gate.hold();
+    let op = IoOp::Write {
+        offset_bytes: 0,
+        len_bytes: BLOCK as u32,
+        fua: true,
+    };
+    let old = b.start(op, Some(&[2; BLOCK as usize]));
+    b.turn();
+    b.core.orphan(0);
+    b.turn();
+    b.gate.release();
+    assert_eq!(b.end().0, old);
+    assert_eq!(b.upcall(), "None");
 }
 
 #[test]
