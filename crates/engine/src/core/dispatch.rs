@@ -226,6 +226,7 @@ impl Core {
         let Some(served) = &self.devices[usize::from(slice.device)] else {
             return;
         };
+        self.blame(Some(slice.io));
         kill_point!("core.completed");
         match served.device.finish(slice.op, result) {
             Finish::Done => self.slice_ended(index, None),
@@ -258,6 +259,8 @@ impl Core {
     pub(super) fn retry_slices(&mut self) {
         for _ in 0..self.slice_again.len() {
             let index = self.slice_again.swap_remove(0);
+            let io = self.slices[index as usize].as_ref().map(|slice| slice.io);
+            self.blame(io);
             self.submit_again(index as usize);
         }
     }

@@ -31,7 +31,7 @@ use forebay_device::ring::{Completion, Ring};
 use forebay_device::{Device, Errno, Op, OpKind};
 use forebay_nvme::Status;
 use forebay_xlate::boundary::message::DeviceConfig;
-use forebay_xlate::boundary::region::{DeviceOp, ReactorRecord, Region};
+use forebay_xlate::boundary::region::{Blame, DeviceOp, ReactorRecord, Region};
 use forebay_xlate::drain::{Drains, SliceSpan};
 use forebay_xlate::{ExtentRange, Rights, VolumeId, kill_point};
 use jobs::Jobs;
@@ -313,6 +313,17 @@ impl Core {
         }
     }
 
+    /// Notes what this reactor works on from here, should it die of it: a command, or (`None`) what is
+    /// no tenant's.
+    #[inline]
+    pub(super) fn blame(&self, io: Option<u32>) {
+        let word = io.map_or(0, |io| {
+            let at = self.ios[io as usize].record;
+            Blame::word(at.queue, at.slot)
+        });
+        self.record().blame.store(word, Relaxed);
+    }
+
     /// A device is served from now on; but see [`Core::fenced`].
     pub fn set_device(&mut self, served: ServedDevice) {
         let at = usize::from(served.config.device.0);
@@ -401,8 +412,14 @@ impl Core {
                 let at = (completion.user_data & ((1 << kind::SHIFT) - 1)) as usize;
                 match completion.user_data >> kind::SHIFT {
                     kind::SLICE => self.slice_completed(at, completion.result),
-                    kind::FLUSH => self.flush_completed(at, completion.result),
-                    kind::JOB => self.job_completed(at, completion.result),
+                    kind::FLUSH => {
+                        self.blame(None);
+                        self.flush_completed(at, completion.result);
+                    }
+                    kind::JOB => {
+                        self.blame(None);
+                        self.job_completed(at, completion.result);
+                    }
                     kind::WAKE => self.wake_armed = false,
                     _ => {}
                 }
@@ -425,6 +442,7 @@ impl Core {
             waiting.append(&mut self.ring_wait);
             for i in waiting.drain(..) {
                 self.ios[i as usize].stage = Stage::Moving;
+                self.blame(Some(i));
                 self.dispatch(Token::take(i));
             }
             self.scratch = waiting;
@@ -433,6 +451,7 @@ impl Core {
             self.slice_waits = 0;
             self.take_up(|_, io| io.stage == Stage::SliceWait, Self::dispatch);
         }
+        self.blame(None);
         self.retry_flushes();
         self.advance_jobs();
         // A failed submission leaves its entries queued: the next turn tries again.
@@ -444,6 +463,7 @@ impl Core {
 
     /// Reads the clock for the turn that begins.
     pub fn begin_turn(&mut self) -> u64 {
+        self.blame(None);
         self.now_ns = monotonic_ns();
         self.now_ns
     }

@@ -125,6 +125,7 @@ impl Core {
                 continue;
             };
             let token = self.unparked(index);
+            self.blame(Some(index));
             match parked.hear(volume, range, answer) {
                 Heard::Fail(reason) => {
                     let read = matches!(self.ios[index as usize].op, IoOp::Read { .. });

@@ -54,6 +54,7 @@ impl Core {
         for i in chosen.drain(..) {
             let io = &mut self.ios[i as usize];
             io.stage = Stage::Moving;
+            self.blame(Some(i));
             then(self, Token::take(i));
         }
         self.scratch = chosen;
