@@ -1,0 +1,261 @@
+//! What a queue has still to do.
+//!
+//! **Design.** One function without effects, from a queue's records and the kernel's counters for its
+//! socket: how far the stream is taken, which bytes are still to be taken, which answers are still to be
+//! sent, and what becomes of each command. It relies on the order in which the dead engine stored its
+//! words (`docs/src/takeover.md`), and on nothing else: what contradicts that order is damage.
+//!
+//! **Not here:** controllers ([`super::controllers`]), and whose exports they are.
+
+use super::counters::SocketFacts;
+use super::items::{Sent, split};
+use super::snapshot::{OldCommand, OldQueue};
+use super::stream::{Stretch, gather};
+use super::{Damage, Devices, MAX_ATTEMPTS, Next};
+use forebay_nvme::tcp::DIGEST_BYTES;
+use forebay_xlate::DeviceIndex;
+use forebay_xlate::boundary::region::item::NO_SLOT;
+use forebay_xlate::boundary::region::queue::InData;
+use forebay_xlate::boundary::region::{Asked, CommandStage, MAX_QUEUE_ENTRIES, RECEIVE_BYTES};
+
+/// A queue, converted.
+#[derive(Debug)]
+pub(super) struct Converted {
+    /// The position up to which PDUs are taken.
+    pub taken: u64,
+    /// Commands taken.
+    pub number: u64,
+    /// The bytes received after that position.
+    pub unread: Vec<u8>,
+    /// Bytes that are taken and still in the socket: its Connect's.
+    pub in_socket: u64,
+    /// The data that the position is within.
+    pub data: Option<InData>,
+    /// What is sent of the items.
+    pub sent: Sent,
+    /// The commands that are left, with what becomes of them, in the order of their numbers.
+    pub commands: Vec<(OldCommand, Next)>,
+}
+
+/// See the module's text. `blamed`: the command of this queue that the engine died of.
+///
+/// # Errors
+/// What contradicts itself.
+pub(super) fn convert_queue(
+    old: &OldQueue<'_>,
+    facts: SocketFacts,
+    blamed: Option<u16>,
+) -> Result<Converted, Damage> {
+    let extents: Vec<_> = old.items.iter().map(|item| item.extent()).collect();
+    let sent = split(&extents, old.tx_at, facts.accepted)?;
+    let answers = Answers::read(old, sent.items)?;
+
+    let mut commands: Vec<OldCommand> = (old.commands.iter())
+        .filter(|c| !answers.are_sent(c.slot))
+        .cloned()
+        .collect();
+    commands.sort_by_key(|c| c.number);
+    let (mut taken, number) = position(old, &commands, sent.published)?;
+
+    let mut data = None;
+    if old.data.begin <= taken && taken < old.data.end {
+        let command = (commands.iter_mut())
+            .find(|c| c.slot == old.data.slot)
+            .ok_or(Damage("data of no command"))?;
+        data = within(old, command, &mut taken, facts.consumed, answers.is_unsent(old.data.slot))?;
+    }
+
+    let in_socket = taken.saturating_sub(facts.consumed);
+    // Only a Connect is recorded before it is read.
+    if in_socket > 0 && (number != 1 || !commands.is_empty() || facts.consumed != 0) {
+        return Err(Damage("more is taken than was read"));
+    }
+    let mut unread = Vec::new();
+    if in_socket == 0 {
+        let stretches: Vec<Stretch<'_>> = [old.kept, old.received].into_iter().flatten().collect();
+        let len = facts.consumed - taken;
+        // A kept PDU that waits for memory, and a receive on top of it.
+        if len > 2 * RECEIVE_BYTES as u64 {
+            return Err(Damage("more unread bytes than are ever kept"));
+        }
+        unread.resize(len as usize, 0);
+        gather(taken, facts.consumed, &stretches, &mut unread)?;
+    }
+
+    let commands = commands
+        .into_iter()
+        .map(|mut command| {
+            if blamed == Some(command.slot) && !answers.is_unsent(command.slot) {
+                let attempts = command.state.attempts().saturating_add(1);
+                command.state = command.state.with_attempts(attempts);
+            }
+            let next = next(&command, answers.is_unsent(command.slot), sent.published)?;
+            Ok((command, next))
+        })
+        .collect::<Result<Vec<_>, Damage>>()?;
+    Ok(Converted {
+        taken,
+        number,
+        unread,
+        in_socket,
+        data,
+        sent,
+        commands,
+    })
+}
+
+/// Which commands are answered.
+struct Answers {
+    /// By slot: 1 sent, 2 on its way.
+    of: [u8; MAX_QUEUE_ENTRIES],
+}
+
+impl Answers {
+    fn read(old: &OldQueue<'_>, sent: usize) -> Result<Self, Damage> {
+        let mut of = [0; MAX_QUEUE_ENTRIES];
+        for (i, item) in old.items.iter().enumerate() {
+            let slot = item.item.ends;
+            if slot == NO_SLOT {
+                continue;
+            }
+            let of = of
+                .get_mut(usize::from(slot))
+                .filter(|of| **of == 0)
+                .ok_or(Damage("a command that is answered twice"))?;
+            *of = if i < sent { 1 } else { 2 };
+            let known = old.commands.iter().any(|c| c.slot == slot);
+            // The slot of one that is sent may be free already.
+            if i >= sent && !known {
+                return Err(Damage("an answer to no command"));
+            }
+        }
+        Ok(Self { of })
+    }
+
+    fn are_sent(&self, slot: u16) -> bool {
+        self.of.get(usize::from(slot)) == Some(&1)
+    }
+
+    fn is_unsent(&self, slot: u16) -> bool {
+        self.of.get(usize::from(slot)) == Some(&2)
+    }
+}
+
+/// How far PDUs are taken, and commands counted. What belongs to the PDU at hand is stored before the
+/// position that makes it count, so at most one record is ahead of that.
+fn position(
+    old: &OldQueue<'_>,
+    commands: &[OldCommand],
+    published: u64,
+) -> Result<(u64, u64), Damage> {
+    let (mut taken, mut number) = (old.taken, old.number);
+    for pair in commands.windows(2) {
+        if pair[0].number >= pair[1].number || pair[0].end >= pair[1].end {
+            return Err(Damage("commands out of order"));
+        }
+    }
+    let mut ahead = 0;
+    for command in commands {
+        if command.end > old.taken {
+            ahead += 1;
+            taken = command.end;
+            number = number.max(command.number);
+        } else if command.number > old.number {
+            return Err(Damage("a command's number"));
+        }
+    }
+    let odd = old.odd;
+    // Its answer is on its way: it is taken. Otherwise it is taken, and answered, again.
+    if odd.taken > old.taken && odd.tx <= published {
+        ahead += 1;
+        taken = taken.max(odd.taken);
+        number = number.max(odd.number);
+    }
+    if ahead > 1 || number > old.number.saturating_add(1) {
+        return Err(Damage("more than one command ahead of the stream"));
+    }
+    Ok((taken, number))
+}
+
+/// The stream stopped within a PDU's data, or after its last byte but before that was noted. Moves
+/// `taken` over what went past the receive buffer; gives the data if more of it is to come.
+fn within(
+    old: &OldQueue<'_>,
+    command: &mut OldCommand,
+    taken: &mut u64,
+    consumed: u64,
+    answered: bool,
+) -> Result<Option<InData>, Damage> {
+    let data = old.data;
+    let digest = if data.digest { DIGEST_BYTES as u64 } else { 0 };
+    let len = (data.end - data.begin)
+        .checked_sub(digest)
+        .filter(|len| *len <= u64::from(u32::MAX))
+        .ok_or(Damage("the length of a PDU's data"))?;
+    if !command.is_asked() || answered {
+        // All of the command's data is there.
+        *taken = data.end;
+        return Ok(None);
+    }
+    let room = command.buffer.map_or(0, |b| u64::from(b.len_bytes));
+    if u64::from(data.offset_bytes) + len > room {
+        return Err(Damage("data beyond its buffer"));
+    }
+    let end = data.begin + len;
+    // Read right into the buffer: what was received behind it begins where it ends.
+    if let Some(received) = old.received
+        && received.at > *taken
+        && received.at <= end
+        && old.kept.is_none_or(|kept| !kept.has(*taken))
+    {
+        *taken = received.at.min(consumed).max(*taken);
+    }
+    let placed = (*taken).min(end) - data.begin;
+    // Counted only in whole PDUs: this one is not.
+    command.asked = Asked {
+        received_bytes: data.offset_bytes,
+        ..command.asked
+    };
+    debug_assert!(placed <= len);
+    Ok(Some(data))
+}
+
+/// What becomes of a command.
+fn next(command: &OldCommand, answered: bool, published: u64) -> Result<Next, Damage> {
+    if answered {
+        return Ok(Next::Answered);
+    }
+    let poisoned = command.state.attempts() >= MAX_ATTEMPTS;
+    Ok(match command.state.stage() {
+        Some(CommandStage::Kept) => Next::Kept,
+        // Nothing but its data may come: it can't be ended before that.
+        Some(CommandStage::Asked) if poisoned => return Err(Damage("data that kills")),
+        Some(CommandStage::Asked) => {
+            let room = command.buffer.map_or(0, |b| b.len_bytes);
+            if command.asked.received_bytes > room || room == 0 {
+                return Err(Damage("data beyond its buffer"));
+            }
+            match command.asked_at <= published {
+                true => Next::Data {
+                    received: command.asked.received_bytes,
+                    ttag: command.asked.ttag,
+                },
+                false => Next::AskAgain,
+            }
+        }
+        Some(CommandStage::Taken) if poisoned => Next::Poisoned,
+        Some(CommandStage::Taken) => Next::Begin {
+            fenced: devices(command),
+        },
+        Some(CommandStage::Free) | None => return Err(Damage("a command's stage")),
+    })
+}
+
+/// Where a dead engine may still be at it.
+pub(super) fn devices(command: &OldCommand) -> Devices {
+    match (command.state.submitted_ever(), command.state.device()) {
+        (false, _) => Devices::None,
+        (true, Some(device)) => Devices::One(DeviceIndex(device)),
+        (true, None) => Devices::All,
+    }
+}
