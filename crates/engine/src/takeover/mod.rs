@@ -25,22 +25,41 @@
 mod closing;
 pub(crate) mod counters;
 mod items;
+mod queue;
+mod snapshot;
 mod stream;
 mod types;
 
 pub(crate) use closing::Closing;
 pub(crate) use types::{
-    Devices, Inheritance, InheritedCommand, InheritedController, InheritedQueue, Next, Part,
+    Inheritance, InheritedCommand, InheritedController, InheritedQueue, Next, Part,
 };
 
+use crate::core::Devices;
 use crate::exports::Served;
 use crate::lane::LaneIndex;
 use forebay_xlate::boundary::message::{Blamed, ExportId};
 use forebay_xlate::boundary::region::Region;
+use forebay_xlate::boundary::region::check::BufferRef;
 use forebay_xlate::shm::SharedMemory;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+
+/// Deaths of engines after which a command is not begun again.
+pub(crate) const MAX_ATTEMPTS: u8 = 2;
+
+/// The bytes in a dead engine's memory file, by who uses them; `None` for what there is not.
+pub(crate) trait OldBytes {
+    /// A reactor's receive buffer.
+    fn receive(&self, reactor: u32) -> Option<&[u8]>;
+    /// One of a pair of buffers for kept bytes.
+    fn kept(&self, keep: u32, which: u8) -> Option<&[u8]>;
+    /// The header bytes of a list of items.
+    fn headers(&self, list: u32) -> Option<&[u8]>;
+    /// A staging buffer.
+    fn buffer(&self, buffer: BufferRef) -> Option<&[u8]>;
+}
 
 /// What is wrong with a record of a dead engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -62,7 +62,13 @@ pub(super) fn convert_queue(
         let command = (commands.iter_mut())
             .find(|c| c.slot == old.data.slot)
             .ok_or(Damage("data of no command"))?;
-        data = within(old, command, &mut taken, facts.consumed, answers.is_unsent(old.data.slot))?;
+        data = within(
+            old,
+            command,
+            &mut taken,
+            facts.consumed,
+            answers.is_unsent(old.data.slot),
+        )?;
     }
 
     let in_socket = taken.saturating_sub(facts.consumed);
@@ -74,8 +80,7 @@ pub(super) fn convert_queue(
     if in_socket == 0 {
         let stretches: Vec<Stretch<'_>> = [old.kept, old.received].into_iter().flatten().collect();
         let len = facts.consumed - taken;
-        // A kept PDU that waits for memory, and a receive on top of it.
-        if len > 2 * RECEIVE_BYTES as u64 {
+        if len > RECEIVE_BYTES as u64 {
             return Err(Damage("more unread bytes than are ever kept"));
         }
         unread.resize(len as usize, 0);

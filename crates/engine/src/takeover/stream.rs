@@ -18,6 +18,11 @@ pub(super) struct Stretch<'a> {
 }
 
 impl<'a> Stretch<'a> {
+    /// Whether it has a position.
+    pub(super) fn has(&self, position: u64) -> bool {
+        self.from(position).is_some()
+    }
+
     /// From a position on, if it has that one.
     fn from(&self, position: u64) -> Option<&'a [u8]> {
         let skip = usize::try_from(position.checked_sub(self.at)?).ok()?;

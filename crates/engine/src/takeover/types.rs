@@ -9,26 +9,15 @@
 
 use super::closing::Closing;
 use crate::associations::Association;
+use crate::core::{CarriedSpan, Devices};
 use crate::door::Target;
 use crate::lane::LaneIndex;
 use forebay_nvme::Sqe;
 use forebay_nvme::controller::ControllerState;
 use forebay_nvme::tcp::TcpParams;
-use forebay_xlate::DeviceIndex;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-
-/// Devices that a dead engine's command may still be moving data on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Devices {
-    /// It was never submitted.
-    None,
-    /// This one.
-    One(DeviceIndex),
-    /// More than one, or nobody knows.
-    All,
-}
 
 /// How an inherited command goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,6 +110,8 @@ pub(crate) struct Part {
     pub controllers: Vec<InheritedController>,
     /// Their queues.
     pub queues: Vec<InheritedQueue>,
+    /// What commands and orphans may still change, the oldest first.
+    pub carried: Vec<CarriedSpan>,
 }
 
 /// All that goes on, and what doesn't.
