@@ -1,0 +1,312 @@
+//! Which connections go on, and which don't.
+//!
+//! **Design.** All queues are converted, each by itself; then each association is looked at as a whole:
+//! one with a damaged queue ends, and so does one without an admin queue. What ends leaves spans where
+//! its writes may still land ([`super::spans`]). No socket is used and nothing is stored: the same records
+//! and counters give the same plan, however often a successor dies over it.
+//!
+//! **Not here:** the successor's region ([`super::install`]).
+
+use super::counters::{NoFacts, SocketFacts};
+use super::queue::{Converted, convert_queue};
+use super::snapshot::OldQueue;
+use super::spans::Spans;
+use super::{Closing, Next, OldBytes, ServedLane, ServedLanes};
+use crate::tcp::controller_config;
+use forebay_nvme::controller::{Controller, ControllerState};
+use forebay_xlate::boundary::message::{Blamed, ExportId};
+use forebay_xlate::boundary::region::{
+    ControllerConstants, MAX_CONTROLLERS, MAX_QUEUES, QueueConstants, Region, queue_use,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use zerocopy::FromBytes;
+
+/// A queue that goes on.
+pub(super) struct PlannedQueue<'a> {
+    /// Its place among the sockets.
+    pub socket: usize,
+    /// Its records.
+    pub old: OldQueue<'a>,
+    /// What it has to do.
+    pub converted: Converted,
+}
+
+/// An association that goes on.
+pub(super) struct PlannedController<'a> {
+    /// Its slot in the region.
+    pub slot: u32,
+    /// What never changes.
+    pub constants: ControllerConstants,
+    /// As its host knows it.
+    pub controller: Controller,
+    /// The namespace's size that the host was told last.
+    pub blocks: u64,
+    /// Its export's lane.
+    pub lane: Option<ServedLane>,
+    /// Its queues, the admin queue first.
+    pub queues: Vec<PlannedQueue<'a>>,
+}
+
+/// See the module's text.
+pub(super) struct Plan<'a> {
+    /// What goes on.
+    pub controllers: Vec<PlannedController<'a>>,
+    /// Sockets, by their places, of which nothing was read.
+    pub newcomers: Vec<usize>,
+    /// Sockets that can't go on.
+    pub closed: Vec<(usize, Closing)>,
+    /// What carried commands and orphans may still change.
+    pub spans: Spans,
+}
+
+/// What is known of a queue.
+struct Looked<'a> {
+    queue: u32,
+    constants: Option<QueueConstants>,
+    socket: Option<usize>,
+    fate: Result<(OldQueue<'a>, Converted), Closing>,
+}
+
+/// Decides. `sockets` are the numbers and counters of those that the daemon held.
+pub(super) fn plan<'a>(
+    region: &Region,
+    memory: &'a (impl OldBytes + ?Sized),
+    sockets: &[(u64, Result<SocketFacts, NoFacts>)],
+    blamed: Option<Blamed>,
+    lanes: &ServedLanes,
+) -> Plan<'a> {
+    let mut held = BTreeMap::new();
+    for (at, (socket, _)) in sockets.iter().enumerate() {
+        held.entry(*socket).or_insert(at);
+    }
+    let mut all: Vec<Looked<'a>> = (0..MAX_QUEUES as u32)
+        .filter_map(|queue| look(region, memory, queue, sockets, &held, blamed))
+        .collect();
+    one_queue_each(&mut all);
+
+    let mut plan = Plan {
+        controllers: Vec::new(),
+        newcomers: Vec::new(),
+        closed: Vec::new(),
+        spans: Spans::new(lanes),
+    };
+    let mut claimed = BTreeSet::new();
+    let mut of: BTreeMap<u32, Vec<Looked<'a>>> = BTreeMap::new();
+    for looked in all {
+        match looked.constants {
+            Some(constants) => of.entry(constants.controller).or_default().push(looked),
+            // Whose it was, nobody knows.
+            None => plan.spans.orphans(region, memory, looked.queue, None),
+        }
+    }
+    for (slot, queues) in of {
+        claimed.extend(queues.iter().filter_map(|q| q.socket));
+        association(region, memory, slot, queues, lanes, &mut plan);
+    }
+    for (at, (socket, facts)) in sockets.iter().enumerate() {
+        if claimed.contains(&at) {
+            continue;
+        }
+        match facts {
+            _ if blamed == Some(Blamed::Newcomer { socket: *socket }) => {
+                plan.closed.push((at, Closing::Blamed));
+            }
+            Ok(facts) if facts.consumed == 0 => plan.newcomers.push(at),
+            Ok(_) => plan.closed.push((at, Closing::Unrecorded)),
+            Err(why) => plan.closed.push((at, (*why).into())),
+        }
+    }
+    plan
+}
+
+/// Looks at one queue; `None` when it is nobody's.
+fn look<'a>(
+    region: &Region,
+    memory: &'a (impl OldBytes + ?Sized),
+    queue: u32,
+    sockets: &[(u64, Result<SocketFacts, NoFacts>)],
+    held: &BTreeMap<u64, usize>,
+    blamed: Option<Blamed>,
+) -> Option<Looked<'a>> {
+    let record = region.queues().get(queue as usize)?;
+    let used = record.used.load(Acquire);
+    let key = region.header().key.load(Relaxed);
+    let constants = record.constants(key, queue);
+    let socket = constants.and_then(|c| held.get(&c.socket).copied());
+    let facts = socket.and_then(|at| Some(sockets.get(at)?.1));
+    let fate = match used {
+        queue_use::LIVE => match facts {
+            _ if constants.is_none() => Err(Closing::Damaged),
+            None => Err(Closing::Ended),
+            Some(Err(why)) => Err(why.into()),
+            Some(Ok(facts)) => convert(region, memory, queue, facts, blamed),
+        },
+        queue_use::LEAVING => Err(Closing::Leaving),
+        // It is a newcomer, of which nothing was read.
+        queue_use::MADE if matches!(facts, Some(Ok(f)) if f.consumed == 0) => return None,
+        // A record is free only after its socket was shut down.
+        queue_use::FREE if !matches!(facts, Some(Ok(_))) => return None,
+        queue_use::MADE if facts.is_none() => return None,
+        _ => Err(Closing::Damaged),
+    };
+    Some(Looked {
+        queue,
+        constants,
+        socket,
+        fate,
+    })
+}
+
+fn convert<'a>(
+    region: &Region,
+    memory: &'a (impl OldBytes + ?Sized),
+    queue: u32,
+    facts: SocketFacts,
+    blamed: Option<Blamed>,
+) -> Result<(OldQueue<'a>, Converted), Closing> {
+    let slot = match blamed {
+        Some(Blamed::Queue { queue: q, slot }) if q == queue => Some(slot),
+        _ => None,
+    };
+    if slot == Some(None) {
+        return Err(Closing::Blamed);
+    }
+    let old = OldQueue::read(region, memory, queue).map_err(|_| Closing::Damaged)?;
+    let converted = convert_queue(&old, facts, slot.flatten()).map_err(|_| Closing::Damaged)?;
+    Ok((old, converted))
+}
+
+/// Two queues of one socket, or of one number in one association, can't both be true.
+fn one_queue_each(all: &mut [Looked<'_>]) {
+    let (mut sockets, mut ids) = (BTreeMap::new(), BTreeMap::new());
+    for at in 0..all.len() {
+        let (Ok(_), Some(constants)) = (&all[at].fate, all[at].constants) else {
+            continue;
+        };
+        let id = (constants.controller, constants.identity.qid);
+        let others = [
+            sockets.insert(constants.socket, at),
+            ids.insert(id, at),
+        ];
+        for other in others.into_iter().flatten() {
+            all[other].fate = Err(Closing::Damaged);
+            all[at].fate = Err(Closing::Damaged);
+        }
+    }
+}
+
+/// Decides about an association.
+fn association<'a>(
+    region: &Region,
+    memory: &'a (impl OldBytes + ?Sized),
+    slot: u32,
+    queues: Vec<Looked<'a>>,
+    lanes: &ServedLanes,
+    plan: &mut Plan<'a>,
+) {
+    let key = region.header().key.load(Relaxed);
+    let record = (region.controllers()).get(slot as usize);
+    let constants = record.and_then(|r| r.constants(key, slot));
+    let lane = constants
+        .and_then(|c| c.export)
+        .and_then(|export| lanes.get(&ExportId(export)));
+    let end = |plan: &mut Plan<'a>, queue: u32, socket: Option<usize>, why: Closing| {
+        plan.closed.extend(socket.map(|at| (at, why)));
+        let lane = constants.map(|c| (c.export.map(ExportId), lane));
+        plan.spans.orphans(region, memory, queue, lane);
+    };
+    let worst = queues.iter().find_map(|q| match q.fate {
+        Err(why @ (Closing::Damaged | Closing::Blamed)) => Some(why),
+        _ => None,
+    });
+    let mut live = Vec::new();
+    for looked in queues {
+        match looked.fate {
+            Ok((old, converted)) => live.push(PlannedQueue {
+                socket: looked.socket.unwrap_or(usize::MAX),
+                old,
+                converted,
+            }),
+            Err(why) => end(plan, looked.queue, looked.socket, why),
+        }
+    }
+    live.sort_by_key(|q| q.old.constants.identity.qid);
+    let restored = match worst {
+        Some(why) => Err(why),
+        None => restore(region, slot, constants, lane, &live),
+    };
+    match restored {
+        Ok((constants, controller, blocks)) => {
+            for queue in &live {
+                plan.spans.carry(memory, queue, lane);
+            }
+            plan.controllers.push(PlannedController {
+                slot,
+                constants,
+                controller,
+                blocks,
+                lane: lane.cloned(),
+                queues: live,
+            });
+        }
+        Err(why) => {
+            for queue in live {
+                end(plan, queue.old.queue, Some(queue.socket), why);
+            }
+        }
+    }
+}
+
+/// The controller, as it was when the last answer went out that its host will get.
+fn restore(
+    region: &Region,
+    slot: u32,
+    constants: Option<ControllerConstants>,
+    lane: Option<&ServedLane>,
+    live: &[PlannedQueue<'_>],
+) -> Result<(ControllerConstants, Controller, u64), Closing> {
+    let admin = live
+        .first()
+        .filter(|q| q.old.constants.identity.qid == 0)
+        .ok_or(Closing::NoAdmin)?;
+    let constants = constants.ok_or(Closing::Damaged)?;
+    debug_assert!((slot as usize) < MAX_CONTROLLERS);
+    let record = region
+        .controllers()
+        .get(slot as usize)
+        .filter(|r| r.used.load(Relaxed) == 1)
+        .ok_or(Closing::Damaged)?;
+    if constants.export.is_some() && lane.is_none() {
+        return Err(Closing::NotServed);
+    }
+    let key = region.header().key.load(Relaxed);
+    let content = record
+        .state(key, slot, admin.converted.sent.published)
+        .ok_or(Closing::Damaged)?;
+    let bytes: Vec<u8> = content.state.iter().flat_map(|w| w.to_le_bytes()).collect();
+    let mut state = ControllerState::read_from_bytes(&bytes).map_err(|_| Closing::Damaged)?;
+    state.io_queues = [0; 2];
+    for queue in live {
+        let qid = u32::from(queue.old.constants.identity.qid);
+        if let Some(bit) = qid.checked_sub(1) {
+            let word = state.io_queues.get_mut(bit as usize / 64);
+            *word.ok_or(Closing::Damaged)? |= 1 << (bit % 64);
+        }
+    }
+    let lane_of = lane.map(|lane| &*lane.served.config);
+    let config = controller_config(constants.cntlid, lane_of).ok_or(Closing::NotServed)?;
+    let controller = Controller::restore(config, &state).map_err(|_| Closing::Damaged)?;
+    let admitted = lane.is_none_or(|lane| lane.served.allows(controller.hostnqn().as_str()));
+    if !admitted {
+        return Err(Closing::NotServed);
+    }
+    Ok((constants, controller, content.blocks))
+}
+
+impl PlannedQueue<'_> {
+    /// The commands that begin again, or are answered for good.
+    pub(super) fn commands(&self) -> impl Iterator<Item = &(super::snapshot::OldCommand, Next)> {
+        self.converted.commands.iter()
+    }
+}
