@@ -25,8 +25,10 @@
 mod closing;
 pub(crate) mod counters;
 mod items;
+mod plan;
 mod queue;
 mod snapshot;
+mod spans;
 mod stream;
 mod types;
 
@@ -38,9 +40,9 @@ pub(crate) use types::{
 use crate::core::Devices;
 use crate::exports::Served;
 use crate::lane::LaneIndex;
+use crate::volume::Volume;
 use forebay_xlate::boundary::message::{Blamed, ExportId};
 use forebay_xlate::boundary::region::Region;
-use forebay_xlate::boundary::region::check::BufferRef;
 use forebay_xlate::shm::SharedMemory;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -49,16 +51,10 @@ use std::sync::Arc;
 /// Deaths of engines after which a command is not begun again.
 pub(crate) const MAX_ATTEMPTS: u8 = 2;
 
-/// The bytes in a dead engine's memory file, by who uses them; `None` for what there is not.
+/// The bytes of a dead engine's memory file.
 pub(crate) trait OldBytes {
-    /// A reactor's receive buffer.
-    fn receive(&self, reactor: u32) -> Option<&[u8]>;
-    /// One of a pair of buffers for kept bytes.
-    fn kept(&self, keep: u32, which: u8) -> Option<&[u8]>;
-    /// The header bytes of a list of items.
-    fn headers(&self, list: u32) -> Option<&[u8]>;
-    /// A staging buffer.
-    fn buffer(&self, buffer: BufferRef) -> Option<&[u8]>;
+    /// Fills `out` from the bytes at `place`; `None` when there are none.
+    fn read(&self, place: u64, out: &mut [u8]) -> Option<()>;
 }
 
 /// What is wrong with a record of a dead engine.
@@ -82,6 +78,8 @@ pub(crate) struct ServedLane {
     pub served: Served,
     /// Its lane.
     pub lane: LaneIndex,
+    /// Its volume.
+    pub volume: Arc<Volume>,
 }
 
 /// The successor's exports.

@@ -23,17 +23,17 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use zerocopy::FromBytes;
 
 /// A queue that goes on.
-pub(super) struct PlannedQueue<'a> {
+pub(super) struct PlannedQueue {
     /// Its place among the sockets.
     pub socket: usize,
     /// Its records.
-    pub old: OldQueue<'a>,
+    pub old: OldQueue,
     /// What it has to do.
     pub converted: Converted,
 }
 
 /// An association that goes on.
-pub(super) struct PlannedController<'a> {
+pub(super) struct PlannedController {
     /// Its slot in the region.
     pub slot: u32,
     /// What never changes.
@@ -45,13 +45,13 @@ pub(super) struct PlannedController<'a> {
     /// Its export's lane.
     pub lane: Option<ServedLane>,
     /// Its queues, the admin queue first.
-    pub queues: Vec<PlannedQueue<'a>>,
+    pub queues: Vec<PlannedQueue>,
 }
 
 /// See the module's text.
-pub(super) struct Plan<'a> {
+pub(super) struct Plan {
     /// What goes on.
-    pub controllers: Vec<PlannedController<'a>>,
+    pub controllers: Vec<PlannedController>,
     /// Sockets, by their places, of which nothing was read.
     pub newcomers: Vec<usize>,
     /// Sockets that can't go on.
@@ -61,26 +61,26 @@ pub(super) struct Plan<'a> {
 }
 
 /// What is known of a queue.
-struct Looked<'a> {
+struct Looked {
     queue: u32,
     constants: Option<QueueConstants>,
     socket: Option<usize>,
-    fate: Result<(OldQueue<'a>, Converted), Closing>,
+    fate: Result<(OldQueue, Converted), Closing>,
 }
 
 /// Decides. `sockets` are the numbers and counters of those that the daemon held.
-pub(super) fn plan<'a>(
+pub(super) fn plan(
     region: &Region,
-    memory: &'a (impl OldBytes + ?Sized),
+    memory: &(impl OldBytes + ?Sized),
     sockets: &[(u64, Result<SocketFacts, NoFacts>)],
     blamed: Option<Blamed>,
     lanes: &ServedLanes,
-) -> Plan<'a> {
+) -> Plan {
     let mut held = BTreeMap::new();
     for (at, (socket, _)) in sockets.iter().enumerate() {
         held.entry(*socket).or_insert(at);
     }
-    let mut all: Vec<Looked<'a>> = (0..MAX_QUEUES as u32)
+    let mut all: Vec<Looked> = (0..MAX_QUEUES as u32)
         .filter_map(|queue| look(region, memory, queue, sockets, &held, blamed))
         .collect();
     one_queue_each(&mut all);
@@ -92,7 +92,7 @@ pub(super) fn plan<'a>(
         spans: Spans::new(lanes),
     };
     let mut claimed = BTreeSet::new();
-    let mut of: BTreeMap<u32, Vec<Looked<'a>>> = BTreeMap::new();
+    let mut of: BTreeMap<u32, Vec<Looked>> = BTreeMap::new();
     for looked in all {
         match looked.constants {
             Some(constants) => of.entry(constants.controller).or_default().push(looked),
@@ -121,14 +121,14 @@ pub(super) fn plan<'a>(
 }
 
 /// Looks at one queue; `None` when it is nobody's.
-fn look<'a>(
+fn look(
     region: &Region,
-    memory: &'a (impl OldBytes + ?Sized),
+    memory: &(impl OldBytes + ?Sized),
     queue: u32,
     sockets: &[(u64, Result<SocketFacts, NoFacts>)],
     held: &BTreeMap<u64, usize>,
     blamed: Option<Blamed>,
-) -> Option<Looked<'a>> {
+) -> Option<Looked> {
     let record = region.queues().get(queue as usize)?;
     let used = record.used.load(Acquire);
     let key = region.header().key.load(Relaxed);
@@ -158,13 +158,13 @@ fn look<'a>(
     })
 }
 
-fn convert<'a>(
+fn convert(
     region: &Region,
-    memory: &'a (impl OldBytes + ?Sized),
+    memory: &(impl OldBytes + ?Sized),
     queue: u32,
     facts: SocketFacts,
     blamed: Option<Blamed>,
-) -> Result<(OldQueue<'a>, Converted), Closing> {
+) -> Result<(OldQueue, Converted), Closing> {
     let slot = match blamed {
         Some(Blamed::Queue { queue: q, slot }) if q == queue => Some(slot),
         _ => None,
@@ -173,12 +173,12 @@ fn convert<'a>(
         return Err(Closing::Blamed);
     }
     let old = OldQueue::read(region, memory, queue).map_err(|_| Closing::Damaged)?;
-    let converted = convert_queue(&old, facts, slot.flatten()).map_err(|_| Closing::Damaged)?;
+    let converted = convert_queue(&old, memory, facts, slot.flatten()).map_err(|_| Closing::Damaged)?;
     Ok((old, converted))
 }
 
 /// Two queues of one socket, or of one number in one association, can't both be true.
-fn one_queue_each(all: &mut [Looked<'_>]) {
+fn one_queue_each(all: &mut [Looked]) {
     let (mut sockets, mut ids) = (BTreeMap::new(), BTreeMap::new());
     for at in 0..all.len() {
         let (Ok(_), Some(constants)) = (&all[at].fate, all[at].constants) else {
@@ -197,13 +197,13 @@ fn one_queue_each(all: &mut [Looked<'_>]) {
 }
 
 /// Decides about an association.
-fn association<'a>(
+fn association(
     region: &Region,
-    memory: &'a (impl OldBytes + ?Sized),
+    memory: &(impl OldBytes + ?Sized),
     slot: u32,
-    queues: Vec<Looked<'a>>,
+    queues: Vec<Looked>,
     lanes: &ServedLanes,
-    plan: &mut Plan<'a>,
+    plan: &mut Plan,
 ) {
     let key = region.header().key.load(Relaxed);
     let record = (region.controllers()).get(slot as usize);
@@ -211,8 +211,9 @@ fn association<'a>(
     let lane = constants
         .and_then(|c| c.export)
         .and_then(|export| lanes.get(&ExportId(export)));
-    let end = |plan: &mut Plan<'a>, queue: u32, socket: Option<usize>, why: Closing| {
+    let end = |plan: &mut Plan, queue: u32, socket: Option<usize>, why: Closing| {
         plan.closed.extend(socket.map(|at| (at, why)));
+        // Of the admin queue, nothing gets to a device.
         let lane = constants.map(|c| (c.export.map(ExportId), lane));
         plan.spans.orphans(region, memory, queue, lane);
     };
@@ -264,7 +265,7 @@ fn restore(
     slot: u32,
     constants: Option<ControllerConstants>,
     lane: Option<&ServedLane>,
-    live: &[PlannedQueue<'_>],
+    live: &[PlannedQueue],
 ) -> Result<(ControllerConstants, Controller, u64), Closing> {
     let admin = live
         .first()
@@ -304,7 +305,7 @@ fn restore(
     Ok((constants, controller, content.blocks))
 }
 
-impl PlannedQueue<'_> {
+impl PlannedQueue {
     /// The commands that begin again, or are answered for good.
     pub(super) fn commands(&self) -> impl Iterator<Item = &(super::snapshot::OldCommand, Next)> {
         self.converted.commands.iter()

@@ -11,7 +11,7 @@ use super::counters::SocketFacts;
 use super::items::{Sent, split};
 use super::snapshot::{OldCommand, OldQueue};
 use super::stream::{Stretch, gather};
-use super::{Damage, Devices, MAX_ATTEMPTS, Next};
+use super::{Damage, Devices, MAX_ATTEMPTS, Next, OldBytes};
 use forebay_nvme::tcp::DIGEST_BYTES;
 use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::region::item::NO_SLOT;
@@ -42,12 +42,12 @@ pub(super) struct Converted {
 /// # Errors
 /// What contradicts itself.
 pub(super) fn convert_queue(
-    old: &OldQueue<'_>,
+    old: &OldQueue,
+    memory: &(impl OldBytes + ?Sized),
     facts: SocketFacts,
     blamed: Option<u16>,
 ) -> Result<Converted, Damage> {
-    let extents: Vec<_> = old.items.iter().map(|item| item.extent()).collect();
-    let sent = split(&extents, old.tx_at, facts.accepted)?;
+    let sent = split(&old.items.extents(), old.tx_at, facts.accepted)?;
     let answers = Answers::read(old, sent.items)?;
 
     let mut commands: Vec<OldCommand> = (old.commands.iter())
@@ -78,13 +78,13 @@ pub(super) fn convert_queue(
     }
     let mut unread = Vec::new();
     if in_socket == 0 {
-        let stretches: Vec<Stretch<'_>> = [old.kept, old.received].into_iter().flatten().collect();
+        let stretches: Vec<Stretch> = [old.kept, old.received].into_iter().flatten().collect();
         let len = facts.consumed - taken;
         if len > RECEIVE_BYTES as u64 {
             return Err(Damage("more unread bytes than are ever kept"));
         }
         unread.resize(len as usize, 0);
-        gather(taken, facts.consumed, &stretches, &mut unread)?;
+        gather(taken, &stretches, memory, &mut unread)?;
     }
 
     let commands = commands
@@ -116,10 +116,10 @@ struct Answers {
 }
 
 impl Answers {
-    fn read(old: &OldQueue<'_>, sent: usize) -> Result<Self, Damage> {
+    fn read(old: &OldQueue, sent: usize) -> Result<Self, Damage> {
         let mut of = [0; MAX_QUEUE_ENTRIES];
-        for (i, item) in old.items.iter().enumerate() {
-            let slot = item.item.ends;
+        for (i, item) in old.items.items.iter().enumerate() {
+            let slot = item.ends;
             if slot == NO_SLOT {
                 continue;
             }
@@ -149,7 +149,7 @@ impl Answers {
 /// How far PDUs are taken, and commands counted. What belongs to the PDU at hand is stored before the
 /// position that makes it count, so at most one record is ahead of that.
 fn position(
-    old: &OldQueue<'_>,
+    old: &OldQueue,
     commands: &[OldCommand],
     published: u64,
 ) -> Result<(u64, u64), Damage> {
@@ -185,7 +185,7 @@ fn position(
 /// The stream stopped within a PDU's data, or after its last byte but before that was noted. Moves
 /// `taken` over what went past the receive buffer; gives the data if more of it is to come.
 fn within(
-    old: &OldQueue<'_>,
+    old: &OldQueue,
     command: &mut OldCommand,
     taken: &mut u64,
     consumed: u64,

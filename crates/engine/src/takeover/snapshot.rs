@@ -9,13 +9,14 @@
 use super::items::Extent;
 use super::stream::Stretch;
 use super::{Damage, OldBytes};
+use crate::memory::{KEEP_BYTES, headers_at, keep_at, receive_buffer_at};
 use forebay_nvme::Sqe;
 use forebay_xlate::boundary::region::check::{BufferRef, Seed};
-use forebay_xlate::boundary::region::item::{MAX_ITEMS, NO_SLOT};
+use forebay_xlate::boundary::region::item::HEADER_BYTES;
 use forebay_xlate::boundary::region::queue::{InData, Kept};
 use forebay_xlate::boundary::region::{
     Asked, CommandRecord, CommandStage, CommandState, Item, MAX_LISTS, MAX_QUEUE_ENTRIES,
-    MAX_REACTORS, QueueConstants, QueueRecord, RECEIVE_AT, RECEIVE_BYTES, Region, Span, queue_use,
+    QueueConstants, QueueRecord, RECEIVE_AT, RECEIVE_BYTES, Region, Span, queue_use,
 };
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -90,30 +91,36 @@ pub(super) struct OldOdd {
     pub taken: u64,
 }
 
-/// A published item.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct OldItem<'a> {
+/// What was published.
+#[derive(Clone, Debug, Default)]
+pub(super) struct OldItems {
     /// As recorded.
-    pub item: Item,
-    /// Its header.
-    pub header: &'a [u8],
-    /// What of its buffer is sent.
-    pub data: &'a [u8],
+    pub items: Vec<Item>,
+    /// The header bytes of their list.
+    headers: Vec<u8>,
 }
 
-impl OldItem<'_> {
-    /// Its place in the stream.
-    pub(super) fn extent(&self) -> Extent {
-        Extent {
-            start: self.item.start,
-            len: (self.header.len() + self.data.len()) as u64,
-        }
+impl OldItems {
+    /// An item's header.
+    pub(super) fn header(&self, item: &Item) -> &[u8] {
+        let from = usize::from(item.header_at);
+        let header = self.headers.get(from..from + usize::from(item.header_bytes));
+        header.unwrap_or_default()
+    }
+
+    /// Their places in the stream.
+    pub(super) fn extents(&self) -> Vec<Extent> {
+        let of = |item: &Item| Extent {
+            start: item.start,
+            len: u64::from(item.header_bytes) + u64::from(item.data_bytes),
+        };
+        self.items.iter().map(of).collect()
     }
 }
 
 /// See the module's text.
 #[derive(Clone, Debug)]
-pub(super) struct OldQueue<'a> {
+pub(super) struct OldQueue {
     /// Its slot.
     pub queue: u32,
     /// One of [`queue_use`].
@@ -125,9 +132,9 @@ pub(super) struct OldQueue<'a> {
     /// The position up to which PDUs are taken.
     pub taken: u64,
     /// Bytes kept.
-    pub kept: Option<Stretch<'a>>,
+    pub kept: Option<Stretch>,
     /// Bytes in the reactor's receive buffer, if it received for this queue last.
-    pub received: Option<Stretch<'a>>,
+    pub received: Option<Stretch>,
     /// The data that a PDU brings: it counts while the position is within it.
     pub data: InData,
     /// The last answer without a slot.
@@ -135,7 +142,7 @@ pub(super) struct OldQueue<'a> {
     /// Where the transmitted stream was when nothing was published.
     pub tx_at: u64,
     /// What was published.
-    pub items: Vec<OldItem<'a>>,
+    pub items: OldItems,
     /// The commands that had slots, by slot.
     pub commands: Vec<OldCommand>,
 }
@@ -151,14 +158,14 @@ pub(super) fn commands(
         .map(move |(slot, record)| (slot, OldCommand::read(record, seed, slot)))
 }
 
-impl<'a> OldQueue<'a> {
+impl OldQueue {
     /// Reads a queue's records.
     ///
     /// # Errors
     /// A record is not what was recorded there.
     pub(super) fn read(
         region: &Region,
-        memory: &'a (impl OldBytes + ?Sized),
+        memory: &(impl OldBytes + ?Sized),
         queue: u32,
     ) -> Result<Self, Damage> {
         let record = (region.queues().get(queue as usize)).ok_or(Damage("no such queue"))?;
@@ -174,10 +181,11 @@ impl<'a> OldQueue<'a> {
         let commands = commands(region, queue)
             .filter_map(|(slot, command)| {
                 let command = command.transpose()?;
-                Some(match slot < entries {
-                    true => command,
-                    false => Err(Damage("a command beyond the queue's entries")),
-                })
+                Some(command.and_then(|command| match command.buffer {
+                    _ if slot >= entries => Err(Damage("a command beyond the queue's entries")),
+                    Some(buffer) if !is_there(memory, buffer) => Err(Damage("a command's buffer")),
+                    _ => Ok(command),
+                }))
             })
             .collect::<Result<Vec<_>, _>>()?;
         let data_slot = record.data_slot.load(Acquire);
@@ -186,8 +194,8 @@ impl<'a> OldQueue<'a> {
             used,
             number: record.number.load(Relaxed),
             taken: record.taken.load(Acquire),
-            kept: kept(record, memory, constants.keep)?,
-            received: received(region, memory, queue, constants.reactor),
+            kept: kept(record, constants.keep)?,
+            received: received(region, queue, constants.reactor),
             data: InData {
                 begin: record.data_begin.load(Acquire),
                 end: record.data_end.load(Acquire),
@@ -213,81 +221,71 @@ impl<'a> OldQueue<'a> {
     }
 }
 
-fn kept<'a>(
-    record: &QueueRecord,
-    memory: &'a (impl OldBytes + ?Sized),
-    keep: u32,
-) -> Result<Option<Stretch<'a>>, Damage> {
+/// Whether there are such bytes.
+fn is_there(memory: &(impl OldBytes + ?Sized), buffer: BufferRef) -> bool {
+    let last = buffer.offset_bytes + u64::from(buffer.len_bytes.saturating_sub(1));
+    memory.read(last, &mut [0]).is_some()
+}
+
+fn kept(record: &QueueRecord, keep: u32) -> Result<Option<Stretch>, Damage> {
     let kept = Kept::of_word(record.kept.load(Acquire));
     if kept.bytes == 0 {
         return Ok(None);
     }
-    let at = record.kept_at[usize::from(kept.which & 1)].load(Relaxed);
-    let bytes = memory
-        .kept(keep, kept.which)
-        .and_then(|all| all.get(..kept.bytes as usize))
-        .ok_or(Damage("kept bytes"))?;
-    Ok(Some(Stretch { at, bytes }))
+    let damage = Damage("kept bytes");
+    if kept.bytes as usize > KEEP_BYTES {
+        return Err(damage);
+    }
+    Ok(Some(Stretch {
+        at: record.kept_at[usize::from(kept.which & 1)].load(Relaxed),
+        len: u64::from(kept.bytes),
+        place: keep_at(keep, kept.which).ok_or(damage)?,
+    }))
 }
 
-fn received<'a>(
-    region: &Region,
-    memory: &'a (impl OldBytes + ?Sized),
-    queue: u32,
-    reactor: u32,
-) -> Option<Stretch<'a>> {
-    if reactor as usize >= MAX_REACTORS {
-        return None;
-    }
+fn received(region: &Region, queue: u32, reactor: u32) -> Option<Stretch> {
     let record = region.reactors().get(reactor as usize)?;
     if record.rx_queue.load(Acquire) != u64::from(queue) + 1 {
         return None;
     }
     Some(Stretch {
         at: record.rx_base.load(Relaxed),
-        bytes: memory
-            .receive(reactor)?
-            .get(RECEIVE_AT..RECEIVE_AT + RECEIVE_BYTES)?,
+        len: RECEIVE_BYTES as u64,
+        place: receive_buffer_at(reactor as usize)? + RECEIVE_AT as u64,
     })
 }
 
-fn items<'a>(
+fn items(
     region: &Region,
-    memory: &'a (impl OldBytes + ?Sized),
+    memory: &(impl OldBytes + ?Sized),
     queue: u32,
     span: u64,
-) -> Result<Vec<OldItem<'a>>, Damage> {
+) -> Result<OldItems, Damage> {
     let span = Span::of_word(span, MAX_LISTS).map_err(|_| Damage("a list of items"))?;
     let Some(span) = span else {
-        return Ok(Vec::new());
+        return Ok(OldItems::default());
     };
+    let damage = Damage("an item");
     let seed = Seed::items(region.header().key.load(Relaxed), queue);
     let records = region.items(usize::from(span.list));
-    let headers = memory
-        .headers(u32::from(span.list))
-        .ok_or(Damage("a list's headers"))?;
-    let read = |place: u16| {
-        let damage = Damage("an item");
+    let mut old = OldItems {
+        items: Vec::new(),
+        headers: vec![0; HEADER_BYTES],
+    };
+    memory
+        .read(headers_at(span.list), &mut old.headers)
+        .ok_or(damage)?;
+    for place in span.places() {
         let record = records.get(usize::from(place)).ok_or(damage)?;
-        let of = |item: &Item| {
+        let header = |item: &Item| {
             let from = usize::from(item.header_at);
-            headers.get(from..from + usize::from(item.header_bytes))
+            old.headers.get(from..from + usize::from(item.header_bytes))
         };
-        let item = record.sound(seed, place, of).map_err(|_| damage)?;
-        let data = match item.buffer {
-            Some(buffer) => memory.buffer(buffer).ok_or(damage)?,
-            None => &[],
-        };
-        let data = data.get(..item.data_bytes as usize).ok_or(damage)?;
-        if item.ends != NO_SLOT && usize::from(item.ends) >= MAX_QUEUE_ENTRIES {
+        let item = record.sound(seed, place, header).map_err(|_| damage)?;
+        if item.buffer.is_some_and(|buffer| !is_there(memory, buffer)) {
             return Err(damage);
         }
-        Ok(OldItem {
-            item,
-            header: of(&item).ok_or(damage)?,
-            data,
-        })
-    };
-    debug_assert!(span.count() <= MAX_ITEMS);
-    span.places().map(read).collect()
+        old.items.push(item);
+    }
+    Ok(old)
 }

@@ -76,7 +76,7 @@ impl Spans {
     pub(super) fn carry(
         &mut self,
         memory: &(impl OldBytes + ?Sized),
-        queue: &PlannedQueue<'_>,
+        queue: &PlannedQueue,
         lane: Option<&ServedLane>,
     ) {
         let (Some(lane), true) = (lane, queue.old.constants.identity.qid > 0) else {
@@ -178,8 +178,10 @@ fn touched(
         IoCommand::Write { lba, blocks, .. } => (range(lba, u64::from(blocks)), true),
         IoCommand::WriteZeroes { lba, blocks, .. } => (range(lba, u64::from(blocks)), true),
         IoCommand::Deallocate { ranges } => {
-            let data = memory.buffer(command.buffer?)?;
-            let all = io::dsm_ranges(data, ranges, &geometry).ok()?;
+            let buffer = command.buffer?;
+            let mut data = vec![0; buffer.len_bytes as usize];
+            memory.read(buffer.offset_bytes, &mut data)?;
+            let all = io::dsm_ranges(&data, ranges, &geometry).ok()?;
             (all.flat_map(|(lba, blocks)| range(lba, u64::from(blocks))).collect(), true)
         }
         IoCommand::Flush | IoCommand::Hint { .. } => (Vec::new(), false),

@@ -6,57 +6,57 @@
 //!
 //! **Not here:** what the bytes say.
 
-use super::Damage;
+use super::{Damage, OldBytes};
 
 /// Bytes of a stream that are at hand.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Stretch<'a> {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Stretch {
     /// The position of the first.
     pub at: u64,
-    /// The bytes.
-    pub bytes: &'a [u8],
+    /// How many.
+    pub len: u64,
+    /// Where the first is in the memory file.
+    pub place: u64,
 }
 
-impl<'a> Stretch<'a> {
+impl Stretch {
     /// Whether it has a position.
     pub(super) fn has(&self, position: u64) -> bool {
         self.from(position).is_some()
     }
 
-    /// From a position on, if it has that one.
-    fn from(&self, position: u64) -> Option<&'a [u8]> {
-        let skip = usize::try_from(position.checked_sub(self.at)?).ok()?;
-        self.bytes.get(skip..).filter(|bytes| !bytes.is_empty())
+    /// Where a position is in the memory file and how many bytes there are from it on.
+    fn from(&self, position: u64) -> Option<(u64, u64)> {
+        let skip = position.checked_sub(self.at)?;
+        let left = self.len.checked_sub(skip).filter(|left| *left > 0)?;
+        Some((self.place.checked_add(skip)?, left))
     }
 }
 
-/// Collects the bytes of the positions `from..to` in `out`, each from the first of `stretches` that has
-/// it; returns how many they are.
+/// Collects the bytes of the stream from position `from` on in `out`, each from the first of
+/// `stretches` that has it.
 ///
 /// # Errors
-/// When one of them is nowhere, or they don't fit.
+/// When one of them is nowhere.
 pub(super) fn gather(
     from: u64,
-    to: u64,
-    stretches: &[Stretch<'_>],
+    stretches: &[Stretch],
+    memory: &(impl OldBytes + ?Sized),
     out: &mut [u8],
-) -> Result<usize, Damage> {
-    let wanted = to
-        .checked_sub(from)
-        .and_then(|n| usize::try_from(n).ok())
-        .filter(|n| *n <= out.len())
-        .ok_or(Damage("more unread bytes than are ever kept"))?;
+) -> Result<(), Damage> {
+    let nowhere = Damage("unread bytes are nowhere");
     let mut have = 0;
-    while have < wanted {
-        let bytes = stretches
+    while have < out.len() {
+        let position = from.checked_add(have as u64).ok_or(nowhere)?;
+        let (place, left) = stretches
             .iter()
-            .find_map(|s| s.from(from + have as u64))
-            .ok_or(Damage("unread bytes are nowhere"))?;
-        let n = bytes.len().min(wanted - have);
-        out[have..have + n].copy_from_slice(&bytes[..n]);
+            .find_map(|s| s.from(position))
+            .ok_or(nowhere)?;
+        let n = usize::try_from(left).map_or(out.len() - have, |n| n.min(out.len() - have));
+        memory.read(place, &mut out[have..have + n]).ok_or(nowhere)?;
         have += n;
     }
-    Ok(wanted)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -64,34 +64,42 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    struct Stream;
+
+    impl OldBytes for Stream {
+        fn read(&self, place: u64, out: &mut [u8]) -> Option<()> {
+            let end = place.checked_add(out.len() as u64)?;
+            for (to, at) in out.iter_mut().zip(place..) {
+                *to = at as u8;
+            }
+            (end <= 1000).then_some(())
+        }
+    }
+
     proptest! {
         #[test]
-        fn every_byte_comes_from_where_it_is(from in 0u64..50, len in 0u64..60, parts in proptest::collection::vec((0u64..100, 0usize..60), 0..4)) {
-            let stream: Vec<u8> = (0..200).collect();
-            let stretches: Vec<Stretch<'_>> = parts
+        fn every_byte_comes_from_where_it_is(from in 0u64..50, len in 0usize..60, parts in proptest::collection::vec((0u64..100, 0u64..60), 0..4)) {
+            let stretches: Vec<Stretch> = parts
                 .iter()
-                .map(|(at, len)| Stretch { at: *at, bytes: &stream[*at as usize..][..*len] })
+                .map(|(at, len)| Stretch { at: *at, len: *len, place: at + 256 })
                 .collect();
-            let there = |p: u64| stretches.iter().any(|s| s.at <= p && p < s.at + s.bytes.len() as u64);
-            let mut out = [0; 64];
-            match gather(from, from + len, &stretches, &mut out) {
-                Ok(n) => {
-                    prop_assert_eq!(n as u64, len);
-                    prop_assert_eq!(&out[..n], &stream[from as usize..(from + len) as usize]);
-                }
-                Err(_) => prop_assert!((from..from + len).any(|p| !there(p))),
+            let there = |p: u64| stretches.iter().any(|s| s.at <= p && p < s.at + s.len);
+            let mut out = vec![0; len];
+            let want: Vec<u8> = (from..from + len as u64).map(|p| p as u8).collect();
+            match gather(from, &stretches, &Stream, &mut out) {
+                Ok(()) => prop_assert_eq!(out, want),
+                Err(_) => prop_assert!((from..from + len as u64).any(|p| !there(p))),
             }
         }
     }
 
     #[test]
     fn positions_at_the_end_of_the_world_are_damage() {
-        let far = Stretch {
-            at: u64::MAX - 2,
-            bytes: &[1; 8],
-        };
-        assert!(gather(5, 4, &[far], &mut [0; 8]).is_err());
-        assert!(gather(0, u64::MAX, &[far], &mut [0; 8]).is_err());
-        assert_eq!(gather(u64::MAX - 2, u64::MAX, &[far], &mut [0; 8]), Ok(2));
+        let far = Stretch { at: u64::MAX - 2, len: 8, place: 0 };
+        assert!(gather(5, &[far], &Stream, &mut [0; 8]).is_err());
+        assert!(gather(u64::MAX - 2, &[far], &Stream, &mut [0; 2]).is_ok());
+        assert!(gather(u64::MAX - 2, &[far], &Stream, &mut [0; 5]).is_err());
+        let outside = Stretch { at: 0, len: u64::MAX, place: u64::MAX - 1 };
+        assert!(gather(0, &[outside], &Stream, &mut [0; 8]).is_err());
     }
 }
