@@ -24,6 +24,7 @@
 
 mod closing;
 pub(crate) mod counters;
+mod install;
 mod items;
 mod plan;
 mod queue;
@@ -33,6 +34,7 @@ mod stream;
 mod types;
 
 pub(crate) use closing::Closing;
+pub(crate) use install::Successor;
 pub(crate) use types::{
     Inheritance, InheritedCommand, InheritedController, InheritedQueue, Next, Part,
 };
@@ -40,6 +42,7 @@ pub(crate) use types::{
 use crate::core::Devices;
 use crate::exports::Served;
 use crate::lane::LaneIndex;
+use crate::memory::OldMemory;
 use crate::volume::Volume;
 use forebay_xlate::boundary::message::{Blamed, ExportId};
 use forebay_xlate::boundary::region::Region;
@@ -47,6 +50,7 @@ use forebay_xlate::shm::SharedMemory;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Deaths of engines after which a command is not begun again.
 pub(crate) const MAX_ATTEMPTS: u8 = 2;
@@ -66,7 +70,7 @@ pub(crate) struct Damage(pub &'static str);
 pub(crate) struct Pending {
     generation: u64,
     region: Region,
-    memory: Option<OwnedFd>,
+    memory: OldMemory,
     blamed: Option<Blamed>,
     sockets: Vec<(u64, Arc<OwnedFd>)>,
 }
@@ -99,6 +103,12 @@ impl Pending {
         let region = SharedMemory::from_fd(region)
             .and_then(Region::adopt)
             .map_err(|e| e.to_string())?;
+        let memory = memory.ok_or("the state region came without its memory")?;
+        let memory = OldMemory::adopt(memory).map_err(|e| e.to_string())?;
+        if region.header().generation.load(Relaxed) != generation {
+            return Err("the state region is another engine's".into());
+        }
+        forebay_xlate::kill_point!("over.adopted");
         Ok(Self {
             generation,
             region,
@@ -111,5 +121,25 @@ impl Pending {
     /// Adds one of its sockets.
     pub(crate) fn add(&mut self, socket: u64, fd: OwnedFd) {
         self.sockets.push((socket, Arc::new(fd)));
+    }
+
+    /// Decides what goes on, and writes it into the successor's region and memory: complete, but to no
+    /// effect yet. Sockets are neither read nor written.
+    pub(crate) fn convert(self, new: Successor<'_>) -> Inheritance {
+        let facts: Vec<_> = (self.sockets.iter())
+            .map(|(socket, fd)| (*socket, counters::read(fd)))
+            .collect();
+        forebay_xlate::kill_point!("over.counted");
+        let plan = plan::plan(&self.region, &self.memory, &facts, self.blamed, new.lanes);
+        let inheritance = install::install(plan, &self.memory, &self.sockets, new);
+        install::copy_figures(&self.region, new);
+        forebay_xlate::kill_point!("over.converted");
+        inheritance
+    }
+}
+
+impl OldBytes for OldMemory {
+    fn read(&self, place: u64, out: &mut [u8]) -> Option<()> {
+        OldMemory::read(self, place, out).ok()
     }
 }

@@ -173,7 +173,8 @@ fn convert(
         return Err(Closing::Blamed);
     }
     let old = OldQueue::read(region, memory, queue).map_err(|_| Closing::Damaged)?;
-    let converted = convert_queue(&old, memory, facts, slot.flatten()).map_err(|_| Closing::Damaged)?;
+    let converted =
+        convert_queue(&old, memory, facts, slot.flatten()).map_err(|_| Closing::Damaged)?;
     Ok((old, converted))
 }
 
@@ -185,10 +186,7 @@ fn one_queue_each(all: &mut [Looked]) {
             continue;
         };
         let id = (constants.controller, constants.identity.qid);
-        let others = [
-            sockets.insert(constants.socket, at),
-            ids.insert(id, at),
-        ];
+        let others = [sockets.insert(constants.socket, at), ids.insert(id, at)];
         for other in others.into_iter().flatten() {
             all[other].fate = Err(Closing::Damaged);
             all[at].fate = Err(Closing::Damaged);
@@ -211,11 +209,13 @@ fn association(
     let lane = constants
         .and_then(|c| c.export)
         .and_then(|export| lanes.get(&ExportId(export)));
-    let end = |plan: &mut Plan, queue: u32, socket: Option<usize>, why: Closing| {
+    let end = |plan: &mut Plan, queue: u32, qid: u16, socket: Option<usize>, why: Closing| {
         plan.closed.extend(socket.map(|at| (at, why)));
-        // Of the admin queue, nothing gets to a device.
-        let lane = constants.map(|c| (c.export.map(ExportId), lane));
-        plan.spans.orphans(region, memory, queue, lane);
+        // Of an admin queue, nothing gets to a device.
+        if qid > 0 {
+            let lane = constants.map(|c| (c.export.map(ExportId), lane));
+            plan.spans.orphans(region, memory, queue, lane);
+        }
     };
     let worst = queues.iter().find_map(|q| match q.fate {
         Err(why @ (Closing::Damaged | Closing::Blamed)) => Some(why),
@@ -229,7 +229,10 @@ fn association(
                 old,
                 converted,
             }),
-            Err(why) => end(plan, looked.queue, looked.socket, why),
+            Err(why) => {
+                let qid = looked.constants.map_or(1, |c| c.identity.qid);
+                end(plan, looked.queue, qid, looked.socket, why);
+            }
         }
     }
     live.sort_by_key(|q| q.old.constants.identity.qid);
@@ -253,7 +256,8 @@ fn association(
         }
         Err(why) => {
             for queue in live {
-                end(plan, queue.old.queue, Some(queue.socket), why);
+                let qid = queue.old.constants.identity.qid;
+                end(plan, queue.old.queue, qid, Some(queue.socket), why);
             }
         }
     }

@@ -95,6 +95,10 @@ pub(super) fn convert_queue(
                 command.state = command.state.with_attempts(attempts);
             }
             let next = next(&command, answers.is_unsent(command.slot), sent.published)?;
+            if command.is_asked() && !matches!(next, Next::Data(_)) {
+                command.state = command.state.with_stage(CommandStage::Taken);
+                command.buffer = None;
+            }
             Ok((command, next))
         })
         .collect::<Result<Vec<_>, Damage>>()?;
@@ -148,11 +152,7 @@ impl Answers {
 
 /// How far PDUs are taken, and commands counted. What belongs to the PDU at hand is stored before the
 /// position that makes it count, so at most one record is ahead of that.
-fn position(
-    old: &OldQueue,
-    commands: &[OldCommand],
-    published: u64,
-) -> Result<(u64, u64), Damage> {
+fn position(old: &OldQueue, commands: &[OldCommand], published: u64) -> Result<(u64, u64), Damage> {
     let (mut taken, mut number) = (old.taken, old.number);
     for pair in commands.windows(2) {
         if pair[0].number >= pair[1].number || pair[0].end >= pair[1].end {
@@ -241,11 +241,11 @@ fn next(command: &OldCommand, answered: bool, published: u64) -> Result<Next, Da
                 return Err(Damage("data beyond its buffer"));
             }
             match command.asked_at <= published {
-                true => Next::Data {
-                    received: command.asked.received_bytes,
-                    ttag: command.asked.ttag,
+                true => Next::Data(command.asked),
+                // The question never went out: it is asked again.
+                false => Next::Begin {
+                    fenced: Devices::None,
                 },
-                false => Next::AskAgain,
             }
         }
         Some(CommandStage::Taken) if poisoned => Next::Poisoned,

@@ -104,7 +104,9 @@ impl OldItems {
     /// An item's header.
     pub(super) fn header(&self, item: &Item) -> &[u8] {
         let from = usize::from(item.header_at);
-        let header = self.headers.get(from..from + usize::from(item.header_bytes));
+        let header = self
+            .headers
+            .get(from..from + usize::from(item.header_bytes));
         header.unwrap_or_default()
     }
 

@@ -56,13 +56,7 @@ impl Spans {
         of.map(|a| a.span.clone()).collect()
     }
 
-    fn push(
-        &mut self,
-        lane: &ServedLane,
-        queue: u32,
-        age: Option<&OldCommand>,
-        span: CarriedSpan,
-    ) {
+    fn push(&mut self, lane: &ServedLane, queue: u32, age: Option<&OldCommand>, span: CarriedSpan) {
         self.all.push(Aged {
             reactor: lane.served.reactor,
             taken_ns: age.map_or(0, |c| c.taken_ns),
@@ -70,6 +64,15 @@ impl Spans {
             number: age.map_or(0, |c| c.number),
             span,
         });
+    }
+
+    /// A queue doesn't go on after all.
+    pub(super) fn disown(&mut self, queue: u32) {
+        for aged in &mut self.all {
+            if aged.span.command.is_some_and(|c| c.queue == queue) {
+                aged.span.command = None;
+            }
+        }
     }
 
     /// Those of a queue that goes on.
@@ -182,7 +185,11 @@ fn touched(
             let mut data = vec![0; buffer.len_bytes as usize];
             memory.read(buffer.offset_bytes, &mut data)?;
             let all = io::dsm_ranges(&data, ranges, &geometry).ok()?;
-            (all.flat_map(|(lba, blocks)| range(lba, u64::from(blocks))).collect(), true)
+            (
+                all.flat_map(|(lba, blocks)| range(lba, u64::from(blocks)))
+                    .collect(),
+                true,
+            )
         }
         IoCommand::Flush | IoCommand::Hint { .. } => (Vec::new(), false),
     };

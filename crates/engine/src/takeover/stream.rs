@@ -53,7 +53,9 @@ pub(super) fn gather(
             .find_map(|s| s.from(position))
             .ok_or(nowhere)?;
         let n = usize::try_from(left).map_or(out.len() - have, |n| n.min(out.len() - have));
-        memory.read(place, &mut out[have..have + n]).ok_or(nowhere)?;
+        memory
+            .read(place, &mut out[have..have + n])
+            .ok_or(nowhere)?;
         have += n;
     }
     Ok(())
@@ -95,11 +97,19 @@ mod tests {
 
     #[test]
     fn positions_at_the_end_of_the_world_are_damage() {
-        let far = Stretch { at: u64::MAX - 2, len: 8, place: 0 };
+        let far = Stretch {
+            at: u64::MAX - 2,
+            len: 8,
+            place: 0,
+        };
         assert!(gather(5, &[far], &Stream, &mut [0; 8]).is_err());
         assert!(gather(u64::MAX - 2, &[far], &Stream, &mut [0; 2]).is_ok());
         assert!(gather(u64::MAX - 2, &[far], &Stream, &mut [0; 5]).is_err());
-        let outside = Stretch { at: 0, len: u64::MAX, place: u64::MAX - 1 };
+        let outside = Stretch {
+            at: 0,
+            len: u64::MAX,
+            place: u64::MAX - 1,
+        };
         assert!(gather(0, &[outside], &Stream, &mut [0; 8]).is_err());
     }
 }

@@ -9,12 +9,15 @@
 
 use super::closing::Closing;
 use crate::associations::Association;
+use crate::core::staging::StagingBuffer;
 use crate::core::{CarriedSpan, Devices};
 use crate::door::Target;
 use crate::lane::LaneIndex;
+use crate::memory::{HeaderList, Keep};
 use forebay_nvme::Sqe;
-use forebay_nvme::controller::ControllerState;
-use forebay_nvme::tcp::TcpParams;
+use forebay_nvme::controller::Controller;
+use forebay_xlate::boundary::region::queue::InData;
+use forebay_xlate::boundary::region::{Asked, Item, QueueConstants};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -22,20 +25,14 @@ use std::sync::Arc;
 /// How an inherited command goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Next {
-    /// From its beginning; its data is in its buffer. After the fence of these devices.
+    /// From its beginning, with the data that is in its buffer; or, if it has none, by asking the host
+    /// for it. After the fence of these devices.
     Begin {
         /// Where it was submitted.
         fenced: Devices,
     },
-    /// The host sends its data: so much is there, and this R2T asked for it.
-    Data {
-        /// Bytes of it.
-        received: u32,
-        /// The transfer's tag.
-        ttag: u16,
-    },
-    /// Its R2T never went out: it is asked again.
-    AskAgain,
+    /// The host sends its data, which an R2T asked for.
+    Data(Asked),
     /// The controller keeps it (an Asynchronous Event Request).
     Kept,
     /// Its answer is among the queue's items.
@@ -51,14 +48,14 @@ pub(crate) struct InheritedCommand {
     pub slot: u16,
     /// As it came.
     pub sqe: Sqe,
-    /// Its number on the queue.
-    pub number: u64,
     /// CLOCK_MONOTONIC when it was taken, ns.
     pub taken_ns: u64,
-    /// Engines that died of it.
-    pub attempts: u32,
+    /// A data digest was wrong.
+    pub damaged: bool,
     /// How it goes on.
     pub next: Next,
+    /// Its data from the host.
+    pub buffer: Option<StagingBuffer>,
 }
 
 /// An association that goes on.
@@ -73,7 +70,7 @@ pub(crate) struct InheritedController {
     /// The export's lane.
     pub lane: Option<LaneIndex>,
     /// As its host knows it.
-    pub state: Box<ControllerState>,
+    pub controller: Box<Controller>,
     /// Our address, as the host reached it.
     pub local: SocketAddr,
     /// The namespace's size that the host was told last.
@@ -87,18 +84,30 @@ pub(crate) struct InheritedQueue {
     pub queue: u32,
     /// Its association's place in [`Part::controllers`].
     pub controller: usize,
-    /// Its socket's number and the socket.
-    pub socket: u64,
-    /// See above.
+    /// Its constants in the region: its socket's number among them.
+    pub constants: QueueConstants,
+    /// The socket.
     pub fd: Arc<OwnedFd>,
-    /// What ICReq and ICResp agreed on.
-    pub params: TcpParams,
-    /// Queue id.
-    pub qid: u16,
-    /// Entries.
-    pub entries: u16,
-    /// The host does without SQHD.
-    pub no_flow_control: bool,
+    /// Commands taken.
+    pub number: u64,
+    /// The stream's position up to which PDUs are taken.
+    pub taken: u64,
+    /// Bytes that are taken and still in the socket.
+    pub in_socket: u64,
+    /// Its buffers for kept bytes.
+    pub keep: Keep,
+    /// Bytes received after `taken`: in the first of these buffers.
+    pub kept_bytes: u32,
+    /// The data that the position is within.
+    pub data: Option<InData>,
+    /// What is to be sent: the headers, the items with their buffers. `None` if nothing is.
+    pub list: Option<HeaderList>,
+    /// See above. The first begins at place 0 of the list.
+    pub items: Vec<(Item, Option<StagingBuffer>)>,
+    /// Bytes of the first item that are sent.
+    pub skip_bytes: u64,
+    /// The transmitted stream's position after the last item.
+    pub published: u64,
     /// In the order of their numbers.
     pub commands: Vec<InheritedCommand>,
 }

@@ -21,7 +21,7 @@ use forebay_nvme::tcp::{self, DataPlace, R2t, decode_sgl};
 use forebay_nvme::{Sqe, Status};
 
 /// The namespace of every export.
-pub(super) const NSID: u32 = 1;
+pub(crate) const NSID: u32 = 1;
 /// R2Ts of one connection at once.
 const MAX_R2TS_OF_ONE: u32 = 64;
 /// R2Ts of a reactor at once: fewer than there are staging buffers larger than a capsule's data.

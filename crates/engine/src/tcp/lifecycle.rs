@@ -14,17 +14,17 @@
 use super::conn::{Conn, Life};
 use super::controllers::{Attached, Quiesce, take_controller_slot, take_queue_slot};
 use super::{
-    BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, Frontend, IN_CAPSULE_BYTES, MAX_IO_ENTRIES, MDTS_BYTES,
-    admin, command, oldest_asked_ns,
+    BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, Frontend, IN_CAPSULE_BYTES, MAX_IO_ENTRIES, admin,
+    command, controller_config, oldest_asked_ns,
 };
 use crate::associations::Association;
 use crate::core::Core;
 use crate::door::{NewConnection, NewKind, Target};
 use crate::lane::LaneIndex;
+use forebay_nvme::Cqe;
 use forebay_nvme::controller::{AdminConnect, Controller, ControllerConfig, Refusal};
 use forebay_nvme::fabrics::{self, ConnectCommand, ConnectData};
 use forebay_nvme::tcp;
-use forebay_nvme::{Cqe, Nqn};
 use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::{
     QueueConstants, QueueIdentity, QueueRecord, bump, queue_use,
@@ -112,13 +112,8 @@ impl Frontend {
                 if draining > MAX_DRAINING {
                     return Err(Refusal::busy());
                 }
-                let nqn = Nqn::parse(&lane.export.nqn).map_err(|_| Refusal::unknown_subsystem())?;
-                let config = ControllerConfig {
-                    max_queue_entries: MAX_IO_ENTRIES,
-                    mdts_bytes: MDTS_BYTES,
-                    in_capsule_bytes: IN_CAPSULE_BYTES,
-                    ..ControllerConfig::io(cntlid, nqn, &lane.export.serial)
-                };
+                let config = controller_config(cntlid, Some(&lane.export))
+                    .ok_or_else(Refusal::unknown_subsystem)?;
                 (config, Some(index), Some(*export))
             }
         };

@@ -1,0 +1,358 @@
+//! Writes what goes on into the successor's region and memory.
+//!
+//! **Design.** Queues and controllers keep their slots, commands theirs; buffers, lists and keeps are new,
+//! and bytes are copied into them. When this is done, the successor's records say of every connection
+//! what its own reactors would have written if they had come as far: a successor of the successor needs
+//! to know nothing of this take-over. Nobody looks at these records before `Resume`.
+//!
+//! **Not here:** what goes on ([`super::plan`]).
+
+use super::plan::{Plan, PlannedController, PlannedQueue};
+use super::{
+    Closing, Inheritance, InheritedCommand, InheritedController, InheritedQueue, Next, OldBytes,
+    Part, ServedLanes,
+};
+use crate::associations::{Association, Associations};
+use crate::core::staging::StagingBuffer;
+use crate::door::Target;
+use crate::exports::Exports;
+use crate::memory::Memory;
+use forebay_nvme::Nqn;
+use forebay_xlate::boundary::message::ExportId;
+use forebay_xlate::boundary::region::check::{BufferRef, Seed};
+use forebay_xlate::boundary::region::queue::Kept;
+use forebay_xlate::boundary::region::{
+    CommandRecord, ControllerConstants, ControllerContent, Item, OpStats, QueueConstants, Region,
+    Span, queue_use,
+};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use zerocopy::IntoBytes;
+
+/// The successor, as far as it is needed here.
+#[derive(Clone, Copy)]
+pub(crate) struct Successor<'a> {
+    /// Its region.
+    pub region: &'a Region,
+    /// Its memory.
+    pub memory: &'static Memory,
+    /// Its reactors.
+    pub reactors: usize,
+    /// Its exports.
+    pub lanes: &'a ServedLanes,
+    /// What its discovery controllers tell of.
+    pub exports: &'a Exports,
+    /// Its controller ids.
+    pub associations: &'a Associations,
+}
+
+/// Carries a plan out. `sockets` are those that it was made for.
+pub(super) fn install(
+    mut plan: Plan,
+    old: &(impl OldBytes + ?Sized),
+    sockets: &[(u64, Arc<OwnedFd>)],
+    new: Successor<'_>,
+) -> Inheritance {
+    let mut inheritance = Inheritance {
+        parts: std::iter::repeat_with(Part::default)
+            .take(new.reactors)
+            .collect(),
+        ..Inheritance::default()
+    };
+    let socket = |at: usize| {
+        let (number, fd) = sockets.get(at)?;
+        Some((*number, fd.clone()))
+    };
+    for controller in std::mem::take(&mut plan.controllers) {
+        forebay_xlate::kill_point!("over.half");
+        let places: Vec<(u32, usize)> = (controller.queues.iter())
+            .map(|q| (q.old.queue, q.socket))
+            .collect();
+        match association(controller, old, &socket, new) {
+            Some((reactor, controller, queues)) => {
+                let Some(part) = inheritance.parts.get_mut(reactor) else {
+                    continue;
+                };
+                let at = part.controllers.len();
+                part.controllers.push(controller);
+                inheritance.queues += queues.len() as u32;
+                for mut queue in queues {
+                    queue.controller = at;
+                    inheritance.commands += queue.commands.len() as u32;
+                    part.queues.push(queue);
+                }
+            }
+            None => {
+                for (queue, at) in places {
+                    plan.spans.disown(queue);
+                    if let Some(record) = new.region.queues().get(queue as usize) {
+                        record.used.store(queue_use::FREE, Release);
+                    }
+                    plan.closed.push((at, Closing::NoRoom));
+                }
+            }
+        }
+    }
+    for (reactor, part) in inheritance.parts.iter_mut().enumerate() {
+        part.carried = plan.spans.of_reactor(reactor);
+    }
+    inheritance.newcomers = plan.newcomers.into_iter().filter_map(socket).collect();
+    inheritance.closed = (plan.closed.into_iter())
+        .filter_map(|(at, why)| socket(at).map(|(number, fd)| (number, fd, why)))
+        .collect();
+    inheritance
+}
+
+type Socket<'a> = &'a dyn Fn(usize) -> Option<(u64, Arc<OwnedFd>)>;
+
+/// Writes an association; `None` when there is no room for it, which a region that is not damaged
+/// has never led to.
+fn association(
+    planned: PlannedController,
+    old: &(impl OldBytes + ?Sized),
+    socket: Socket<'_>,
+    new: Successor<'_>,
+) -> Option<(usize, InheritedController, Vec<InheritedQueue>)> {
+    let PlannedController {
+        slot,
+        constants,
+        controller,
+        blocks,
+        lane,
+        queues,
+    } = planned;
+    let reactor = match &lane {
+        Some(lane) => lane.served.reactor,
+        None => slot as usize % new.reactors.max(1),
+    };
+    let (target, subsystem) = match constants.export {
+        Some(export) => (Target::Export(ExportId(export)), controller.subnqn()),
+        None => (Target::Discovery(new.exports.clone()), Nqn::discovery()),
+    };
+    let association: Association = new.associations.resume(
+        constants.cntlid,
+        reactor,
+        subsystem,
+        controller.hostnqn(),
+        controller.state().hostid,
+    )?;
+    let record = new.region.controllers().get(slot as usize)?;
+    (record.used.compare_exchange(0, 1, AcqRel, Acquire)).ok()?;
+    let key = new.region.header().key.load(Relaxed);
+    let lane_index = lane.as_ref().map(|lane| lane.lane);
+    let constants = ControllerConstants {
+        lane: lane_index.map(|lane| lane.0),
+        ..constants
+    };
+    record.put_constants(key, slot, &constants);
+    let mut state = [0; _];
+    for (to, from) in state
+        .iter_mut()
+        .zip(controller.state().as_bytes().chunks_exact(8))
+    {
+        *to = u64::from_le_bytes(from.try_into().unwrap_or_default());
+    }
+    let published = queues.first().map_or(0, |q| q.converted.sent.published);
+    let content = ControllerContent {
+        sequence: 1,
+        valid_from: published,
+        blocks,
+        state,
+    };
+    record.put_state(key, slot, &content);
+    let queues: Option<Vec<InheritedQueue>> = queues
+        .into_iter()
+        .map(|planned| queue(planned, reactor, old, socket, new))
+        .collect();
+    let Some(queues) = queues else {
+        record.used.store(0, Release);
+        return None;
+    };
+    let controller = InheritedController {
+        slot,
+        association,
+        target,
+        lane: lane_index,
+        controller: Box::new(controller),
+        local: constants.local,
+        blocks,
+    };
+    Some((reactor, controller, queues))
+}
+
+/// Writes a queue.
+fn queue(
+    planned: PlannedQueue,
+    reactor: usize,
+    old: &(impl OldBytes + ?Sized),
+    socket: Socket<'_>,
+    new: Successor<'_>,
+) -> Option<InheritedQueue> {
+    let PlannedQueue {
+        socket: at,
+        old: was,
+        converted,
+    } = planned;
+    let (number, fd) = socket(at)?;
+    let queue = was.queue;
+    let record = new.region.queues().get(queue as usize)?;
+    let mut keep = new.memory.take_keep()?;
+    let free = (queue_use::FREE, queue_use::MADE);
+    (record
+        .used
+        .compare_exchange(free.0, free.1, AcqRel, Acquire))
+    .ok()?;
+    let key = new.region.header().key.load(Relaxed);
+    let constants = QueueConstants {
+        socket: number,
+        reactor: reactor as u32,
+        keep: keep.index(),
+        ..was.constants
+    };
+    record.put_constants(key, queue, &constants);
+
+    keep.put(0, &converted.unread);
+    let kept = Kept {
+        which: 0,
+        bytes: converted.unread.len() as u32,
+    };
+    record.kept_at[0].store(converted.taken, Relaxed);
+    record.kept.store(kept.word(), Relaxed);
+    record.number.store(converted.number, Relaxed);
+    record.taken.store(converted.taken, Relaxed);
+    if let Some(data) = &converted.data {
+        record.put_data(data);
+    }
+
+    let seed = Seed::items(key, queue);
+    let unsent = was.items.items.get(converted.sent.items..)?;
+    let mut list = None;
+    let mut items = Vec::with_capacity(unsent.len());
+    if !unsent.is_empty() {
+        let mut headers = new.memory.take_list()?;
+        let records = new.region.items(usize::from(headers.index()));
+        let mut header_at = 0;
+        for (place, from) in (0u16..).zip(unsent) {
+            let header = was.items.header(from);
+            let buffer = copy(old, from.buffer, new.memory)?;
+            let item = Item {
+                header_at: header_at as u16,
+                buffer: buffer.as_ref().map(StagingBuffer::reference),
+                ..*from
+            };
+            (headers.bytes_mut())
+                .get_mut(header_at..header_at + header.len())?
+                .copy_from_slice(header);
+            (records.get(usize::from(place))?).put(seed, place, &item, header);
+            header_at += header.len();
+            items.push((item, buffer));
+        }
+        let span = Span {
+            list: headers.index(),
+            first: 0,
+            tail: items.len() as u16,
+        };
+        record.tx_span.store(span.word(), Relaxed);
+        list = Some(headers);
+    }
+    record.tx_at.store(converted.sent.published, Relaxed);
+
+    let seed = Seed::commands(key, queue);
+    let mut commands = Vec::with_capacity(converted.commands.len());
+    for (from, next) in converted.commands {
+        // What is answered needs its data no more, and what makes it count says so.
+        let buffer = match next {
+            Next::Answered | Next::Poisoned | Next::Kept => None,
+            Next::Begin { .. } | Next::Data(_) => copy(old, from.buffer, new.memory)?,
+        };
+        let to = new
+            .region
+            .commands(queue as usize)
+            .get(usize::from(from.slot))?;
+        let words: [u64; 8] = zerocopy::transmute!(from.sqe);
+        for (to, from) in to.sqe.iter().zip(words) {
+            to.store(from, Relaxed);
+        }
+        to.number.store(from.number, Relaxed);
+        to.end.store(from.end, Relaxed);
+        to.taken_ns.store(from.taken_ns, Relaxed);
+        let check = CommandRecord::check_of(seed, from.slot, &words, from.number, from.end);
+        to.check.store(check, Relaxed);
+        let word = |b: &StagingBuffer| b.reference().word(seed, from.slot, from.number);
+        to.buffer.store(buffer.as_ref().map_or(0, word), Relaxed);
+        to.asked.store(from.asked.word(), Relaxed);
+        to.asked_at.store(from.asked_at, Relaxed);
+        to.state.store(from.state.0, Release);
+        commands.push(InheritedCommand {
+            slot: from.slot,
+            sqe: from.sqe,
+            taken_ns: from.taken_ns,
+            damaged: from.state.damaged(),
+            next,
+            buffer,
+        });
+    }
+    record.used.store(queue_use::LIVE, Release);
+    Some(InheritedQueue {
+        queue,
+        controller: 0,
+        constants,
+        fd,
+        number: converted.number,
+        taken: converted.taken,
+        in_socket: converted.in_socket,
+        keep,
+        kept_bytes: kept.bytes,
+        data: converted.data,
+        list,
+        items,
+        skip_bytes: converted.sent.skip,
+        published: converted.sent.published,
+        commands,
+    })
+}
+
+/// A buffer's bytes in the successor's memory; `Some(None)` for no buffer.
+fn copy(
+    old: &(impl OldBytes + ?Sized),
+    buffer: Option<BufferRef>,
+    memory: &'static Memory,
+) -> Option<Option<StagingBuffer>> {
+    let Some(from) = buffer else {
+        return Some(None);
+    };
+    let mut to = StagingBuffer::inherited(memory, from.len_bytes)?;
+    old.read(from.offset_bytes, to.as_mut_slice())?;
+    Some(Some(to))
+}
+
+/// Lanes go on counting where they were.
+pub(super) fn copy_figures(old: &Region, new: Successor<'_>) {
+    let mut left = new.lanes.len();
+    for from in old.lanes() {
+        if left == 0 {
+            return;
+        }
+        let export = from.export.load(Relaxed).checked_sub(1).map(ExportId);
+        let Some(lane) = export.and_then(|export| new.lanes.get(&export)) else {
+            continue;
+        };
+        left -= 1;
+        let Some(to) = new.region.lanes().get(lane.lane.0 as usize) else {
+            continue;
+        };
+        for (to, from) in to.ops.iter().zip(&from.ops) {
+            for (to, from) in figures(to).zip(figures(from)) {
+                to.store(from.load(Relaxed), Relaxed);
+            }
+        }
+    }
+}
+
+fn figures(stats: &OpStats) -> impl Iterator<Item = &AtomicU64> {
+    [&stats.ops, &stats.bytes, &stats.errors, &stats.total_ns]
+        .into_iter()
+        .chain(&stats.latency)
+}
