@@ -45,12 +45,12 @@ pub(super) fn gather(
     out: &mut [u8],
 ) -> Result<(), Damage> {
     let nowhere = Damage("unread bytes are nowhere");
+    from.checked_add(out.len() as u64).ok_or(nowhere)?;
     let mut have = 0;
     while have < out.len() {
-        let position = from.checked_add(have as u64).ok_or(nowhere)?;
         let (place, left) = stretches
             .iter()
-            .find_map(|s| s.from(position))
+            .find_map(|s| s.from(from + have as u64))
             .ok_or(nowhere)?;
         let n = usize::try_from(left).map_or(out.len() - have, |n| n.min(out.len() - have));
         memory
