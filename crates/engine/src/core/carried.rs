@@ -14,6 +14,10 @@
 //! what was acknowledged, and nothing of this was. Whoever may go on is looked for at the end of a turn.
 //! While the list is empty, all of this is one load and a branch.
 //!
+//! A successor that dies before the fence hands on what its commands' records say. What is waited for
+//! without a record is noted for the whole reactor ([`Core::leave_spans`]): then the next one has
+//! everything wait for the fence.
+//!
 //! **Not here:** which commands are carried (the take-over decides), and the fence itself (the control
 //! thread waits for it, and says so by [`Core::fenced`]).
 
@@ -24,6 +28,8 @@ use forebay_xlate::boundary::region::MAX_QUEUES;
 use forebay_xlate::{DeviceIndex, VolumeId, kill_point};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::compiler_fence;
 
 /// The devices whose fence must have passed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -128,6 +134,12 @@ impl Carried {
         self.volumes.entry(volume).or_default().spans.push(span);
     }
 
+    /// Whether any fence is waited for.
+    fn is_fencing(&self) -> bool {
+        let mut spans = self.volumes.values().flat_map(|v| &v.spans);
+        spans.any(|span| span.devices != Devices::None)
+    }
+
     /// Takes from a volume's spans those whose command has ended, or never will begin; true for any.
     fn ended(&mut self, volume: VolumeId, which: impl Fn(Of) -> bool) -> bool {
         let Some(of_volume) = self.volumes.get_mut(&volume) else {
@@ -163,9 +175,24 @@ impl Core {
                 devices: self.still_to_pass(new.devices),
                 of: new.command.map_or(Of::Nobody, Of::Command),
             };
-            if span.of != Of::Nobody || span.devices != Devices::None {
-                self.carried.push(new.volume, span);
+            if span.of == Of::Nobody && span.devices == Devices::None {
+                continue;
             }
+            let nobodys = span.of == Of::Nobody;
+            self.carried.push(new.volume, span);
+            if nobodys {
+                self.leave_spans();
+            }
+        }
+    }
+
+    /// A command's record is about to be freed, or there is none, though what it may have at a device is
+    /// waited for.
+    pub fn leave_spans(&self) {
+        if self.carried.any() && self.carried.is_fencing() {
+            self.record().orphans.store(1, Relaxed);
+            // Before the record is freed.
+            compiler_fence(SeqCst);
         }
     }
 
@@ -183,6 +210,9 @@ impl Core {
         }
         self.carried.look |= !volumes.is_empty();
         self.carried.volumes = volumes;
+        if !self.carried.is_fencing() {
+            self.record().orphans.store(0, Relaxed);
+        }
     }
 
     /// What is left of these when the fences that passed are taken away.
@@ -207,6 +237,7 @@ impl Core {
     /// The connection of a queue is closed. Before the next command begins, and in this turn, what it
     /// has in the core ends, or is waited for by what overlaps it.
     pub fn orphan(&mut self, queue: u32) {
+        self.leave_spans();
         if let Some(closed) = self.carried.closed.get_mut(queue as usize) {
             *closed = true;
             self.carried.any_closed = true;
@@ -369,6 +400,9 @@ impl Core {
         let any = self.carried.ended(volume, |of| {
             of == Of::Io(index) || failed && of == Of::Command(record)
         });
+        if any && failed {
+            self.leave_spans();
+        }
         if any {
             kill_point!("over.reexecuted");
         }

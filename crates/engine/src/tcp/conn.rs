@@ -455,6 +455,7 @@ impl Conn {
 
     /// Frees the slots of commands that nobody has but us.
     pub(super) fn drop_pending(&mut self, core: &mut Core) {
+        core.leave_spans();
         while let Some(slot) = self.slots.first_waiting() {
             self.slots.take_waiting();
             self.release(core, slot);

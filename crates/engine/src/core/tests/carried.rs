@@ -132,6 +132,8 @@ fn the_fence_of_one_device_holds_no_other() {
 #[test]
 fn what_nobody_executes_again_ends_with_the_fence() {
     let mut b = taken_over();
+    b.core.carry(&[span(7..8, 0, Some(99))]);
+    assert_eq!(b.core.record().orphans.load(Relaxed), 0);
     b.core.carry(&[
         span(0..1, 0, None),
         CarriedSpan {
@@ -139,6 +141,7 @@ fn what_nobody_executes_again_ends_with_the_fence() {
             ..span(2..3, 0, None)
         },
     ]);
+    assert_eq!(b.core.record().orphans.load(Relaxed), 1);
     let over_a_write = b.start(read(0), None);
     let over_a_read = b.start_write(2, 5);
     let beside_a_read = b.start(read(2), None);
@@ -148,6 +151,9 @@ fn what_nobody_executes_again_ends_with_the_fence() {
     let mut rest = [b.end().0, b.end().0];
     rest.sort_unstable();
     assert_eq!(rest, [over_a_write, over_a_read]);
+    assert_eq!(b.core.record().orphans.load(Relaxed), 0);
+    b.core.orphan(0);
+    b.turn();
     // What passed before is not waited for.
     b.core.carry(&[span(0..1, 0, None)]);
     assert!(!b.core.carries());
@@ -259,7 +265,10 @@ fn carried_commands_of_a_connection_that_ends_leave_their_spans() {
     b.queue = 5;
     b.start_write(2, 1);
     b.core.orphan(5);
-    // The others never begin: their connections have ended before.
+    // The others never begin: their connections have ended before. Should this engine die now, the
+    // next one finds no record of them.
+    let orphans = |b: &Bench| b.core.record().orphans.load(Relaxed);
+    assert_eq!(orphans(&b), 1);
     b.core.orphan(0);
     b.core.orphan(7);
     let (slot, status, _) = b.end();
@@ -277,6 +286,7 @@ fn carried_commands_of_a_connection_that_ends_leave_their_spans() {
     assert_eq!((b.block(0), b.block(2)), (2, 2));
     b.turn();
     assert!(!b.core.carries());
+    assert_eq!(orphans(&b), 0);
 }
 
 #[test]
@@ -301,6 +311,11 @@ fn failover_waits_for_what_a_closed_connection_has_at_the_device() {
     let old = b.start_write(0, 1);
     b.turn();
     assert_eq!(b.gate.held(), 1);
+    assert_eq!(
+        b.core.record().orphans.load(Relaxed),
+        0,
+        "its record says it"
+    );
     // Another one waits for the owner, and never gets to the device.
     let parked = b.start_write(2 * EXTENT / BLOCK, 1);
     assert!(b.upcall().contains("Fault"));

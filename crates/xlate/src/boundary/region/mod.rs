@@ -102,7 +102,10 @@ cells! {
         pub rx_queue: AtomicU64,
         /// The position in that queue's stream of the first byte received ([`RECEIVE_AT`]).
         pub rx_base: AtomicU64,
-        reserved: [AtomicU64; 7],
+        /// Not 0: something of an earlier engine may still be at a device, and no command's record
+        /// says so any more.
+        pub orphans: AtomicU64,
+        reserved: [AtomicU64; 6],
     }
 }
 
