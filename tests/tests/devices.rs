@@ -275,6 +275,84 @@ fn hung_device_leaves_others_alone() -> Result<()> {
     lab.daemon.stop()
 }
 
+/// It has a copy of the catalog, and the label that says which one counts.
+#[test]
+fn a_hung_device_with_a_copy_of_the_catalog_holds_up_nobody() -> Result<()> {
+    let mut daemon = Daemon::start(&DaemonOptions::default())?;
+    let devices = ["device0", "device1"].map(|name| daemon.folder().join(name));
+    let specs = devices
+        .each_ref()
+        .map(|device| format!("volatile:{}?size=256M", device.display()));
+    daemon.create_pool(&[
+        "--device",
+        &specs[0],
+        "--device",
+        &specs[1],
+        "--placement",
+        "fill",
+    ])?;
+    daemon.cli(&["tenant", "create", "t"])?;
+    let mut here = create(&daemon, "t/here", SIZE, 1)?;
+    here.fill()?;
+    ensure!(!volumes_on(&daemon, 1)?.contains("t/here"));
+    create(&daemon, "t/gone", SIZE, 2)?.fill()?;
+    let copies = |daemon: &Daemon| -> Result<Vec<bool>> {
+        let pool = daemon.cli(&["pool", "show"])?;
+        let copies = pool["catalog"]["copies"].as_array().context("copies")?;
+        Ok(copies.iter().map(|copy| copy["is_good"] == true).collect())
+    };
+    ensure!(copies(&daemon)? == [true, true]);
+
+    let hang = hang_path(&devices[1]);
+    std::fs::write(&hang, "")?;
+    // Whatever needs a commit goes on: first writes and flushes, volumes that come and go.
+    let load = here.load(|commands| commands < 400)?;
+    ensure!(
+        !load.lost && load.interrupted == 0 && load.no_space == 0 && load.flushes > 0,
+        "{load:?}"
+    );
+    here.check()?;
+    daemon.cli(&["export", "delete", "t/gone"])?;
+    daemon.cli(&["volume", "delete", "t/gone"])?;
+    let mut new = create(&daemon, "t/new", SIZE, 3)?;
+    new.fill()?;
+    new.verify(Promise::Acknowledged)?;
+    wait::until("status says which copy failed", MINUTE, || {
+        let said = warnings(&daemon)?;
+        let named = said.contains("one good copy") && said.contains("device1");
+        Ok((named && said.contains("did not answer")).then_some(()))
+    })?;
+    ensure!(copies(&daemon)? == [true, false]);
+    ensure!(hang.exists(), "it hangs still");
+    std::fs::remove_file(&hang)?;
+    wait::until("both copies are good again", MINUTE, || {
+        let said = warnings(&daemon)?;
+        Ok((copies(&daemon)? == [true, true] && !said.contains("one good copy")).then_some(()))
+    })?;
+    let load = here.load(|commands| commands < 100)?;
+    ensure!(!load.lost && load.interrupted == 0, "{load:?}");
+    daemon.pool_check()?;
+    daemon.kill_all()?;
+    // The copy that was made anew is as good as the other one.
+    let away = daemon.folder().join("away");
+    std::fs::create_dir(&away)?;
+    std::fs::rename(&devices[0], away.join("device0"))?;
+    daemon.start_again()?;
+    let volumes = daemon.cli(&["volume", "list"])?.to_string();
+    ensure!(
+        volumes.contains("here") && volumes.contains("new") && !volumes.contains("gone"),
+        "{volumes}"
+    );
+    daemon.kill_all()?;
+    std::fs::rename(away.join("device0"), &devices[0])?;
+    daemon.start_again()?;
+    for host in [&mut here, &mut new] {
+        host.verify(Promise::Acknowledged)?;
+    }
+    daemon.pool_check()?;
+    daemon.stop()
+}
+
 #[test]
 fn a_failing_or_missing_device_takes_down_only_what_lives_on_it() -> Result<()> {
     let mut lab = Lab::new()?;

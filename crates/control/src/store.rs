@@ -1,40 +1,68 @@
 //! A device's label and catalog area, as the pool wants it.
 //!
-//! Purpose: the pool's [`BlockStore`] over the device crate's synchronous access.
-//! Design: nothing but the translation of one into the other.
+//! Purpose: the pool's [`BlockStore`] over the device crate's synchronous access, within a time limit.
+//! Design: a device that does not answer fails ([`BoundedStore`]), so that it holds nobody else up. Whoever
+//! flushes the device past that and fails says so here: the kernel tells of an error only once.
 //! Not here: where label and catalog are (the pool), locks (`devices`).
 
 use std::io;
+use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_device::sync_io::SyncDevice;
-use forebay_pool::BlockStore;
+use forebay_pool::{BlockStore, BoundedStore};
+
+/// How long a device may take for one request to its label or catalog area.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// See the module's text.
 #[derive(Debug)]
-pub(crate) struct SyncStore(pub(crate) SyncDevice);
+pub(crate) struct SyncStore(pub(crate) Arc<SyncDevice>, BoundedStore);
+
+impl SyncStore {
+    pub(crate) fn new(device: SyncDevice) -> Self {
+        let device = Arc::new(device);
+        Self(device.clone(), BoundedStore::new(device, ANSWER_LIMIT))
+    }
+
+    /// Makes what anybody wrote to the device durable, however long that takes.
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        self.0
+            .sync()
+            .inspect_err(|error| self.1.note_failure(error))
+    }
+}
 
 impl BlockStore for SyncStore {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_at(offset, buf)
+        self.1.read_at(offset, buf)
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.0.write_at(offset, data)
+        self.1.write_at(offset, data)
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.0.sync()
+        self.1.sync()
+    }
+
+    fn begin_sync(&self) -> u64 {
+        self.1.begin_sync()
+    }
+
+    fn end_sync(&self, begun: u64) -> io::Result<()> {
+        self.1.end_sync(begun)
+    }
+
+    fn is_stuck(&self) -> bool {
+        self.1.is_stuck()
     }
 
     fn capacity(&self) -> io::Result<u64> {
-        Ok(self.0.info().capacity_bytes)
-    }
-
-    fn waits_in_sync(&self) -> bool {
-        true
+        self.1.capacity()
     }
 
     fn will_read(&self, offset: u64, bytes: u64) {
-        self.0.will_read(offset, bytes);
+        self.1.will_read(offset, bytes);
     }
 }

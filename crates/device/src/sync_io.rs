@@ -129,6 +129,17 @@ impl SyncDevice {
         Ok(())
     }
 
+    /// Reads all of `into` if it is in the page cache; whether it was.
+    pub fn try_read_at(&self, offset_bytes: u64, into: &mut [u8]) -> bool {
+        #[cfg(feature = "test-device")]
+        if self.volatile.is_some() {
+            return false;
+        }
+        let (count, mut slices) = (into.len(), [std::io::IoSliceMut::new(into)]);
+        let flags = rustix::io::ReadWriteFlags::NOWAIT;
+        rustix::io::preadv2(&self.fd, &mut slices, offset_bytes, flags) == Ok(count)
+    }
+
     /// Writes all of `from`. Durable after [`SyncDevice::sync`].
     pub fn write_at(&self, offset_bytes: u64, from: &[u8]) -> std::io::Result<()> {
         self.check(offset_bytes, from.len())?;

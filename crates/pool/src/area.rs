@@ -184,6 +184,8 @@ pub(crate) struct Content {
     /// The slot of that header.
     pub(crate) header_slot: u64,
     pub(crate) tables: Vec<FoundTable>,
+    /// Blocks that can't be read or fail their checksum, and that nothing needed.
+    pub(crate) bad: Vec<String>,
 }
 
 /// A table as found: the version that the header means.
@@ -191,7 +193,7 @@ pub(crate) struct Content {
 pub(crate) struct FoundTable {
     pub(crate) block: Box<TableBlock>,
     pub(crate) slot: u64,
-    /// The other slot has a newer version, of a sync that did not finish.
+    /// The other slot has a newer version, of a sync that did not finish, or a bad one: it is written next.
     pub(crate) orphan: bool,
 }
 
@@ -206,8 +208,23 @@ pub(crate) enum Unusable {
     Damaged(io::Error),
 }
 
-/// A table's versions that verify, newest first, each with its slot.
-type Versions = Vec<(u64, Box<TableBlock>)>;
+/// A table's versions.
+#[derive(Default)]
+struct Versions {
+    /// Those that verify, newest first, each with its slot.
+    sound: Vec<(u64, Box<TableBlock>)>,
+    /// Slots that hold something else, or can't be read.
+    bad: Vec<u64>,
+}
+
+/// What the slots of the header hold.
+#[derive(Default)]
+struct Headers {
+    /// Those that verify, newest first, each with its slot.
+    sound: Vec<(u64, Header)>,
+    /// Slots that hold something else, or can't be read.
+    bad: Vec<u64>,
+}
 
 impl Area {
     /// The area of `bytes` at `offset` of a device, whatever is there.
@@ -316,8 +333,8 @@ impl Area {
         self.store.sync()
     }
 
-    fn read_headers(&self) -> Result<Vec<(u64, Header)>, Unusable> {
-        let (mut headers, mut blank, mut other) = (Vec::new(), 0, false);
+    fn read_headers(&self) -> Result<Headers, Unusable> {
+        let (mut headers, mut blank, mut other) = (Headers::default(), 0, false);
         let (mut version, mut failed) = (None, None);
         for slot in 0..HEADER_SLOTS {
             let mut block = Box::new(HeaderBlock::new_zeroed());
@@ -326,6 +343,7 @@ impl Area {
                 .read_at(self.offset + slot * BLOCK, block.as_mut_bytes())
             {
                 failed = Some(error);
+                headers.bad.push(slot);
                 continue;
             }
             if block.as_bytes().iter().all(|byte| *byte == 0) {
@@ -335,6 +353,7 @@ impl Area {
             let crc = block.crc.get();
             block.crc = U32::new(0);
             if block.magic.get() != HEADER_MAGIC || crc != crc32c(block.as_bytes()) {
+                headers.bad.push(slot);
                 continue;
             }
             if block.version.get() != VERSION {
@@ -342,7 +361,7 @@ impl Area {
             } else if block.owner != self.owner || block.blocks.get() != self.blocks {
                 other = true;
             } else if block.len.get() <= self.blocks * BLOCK {
-                headers.push((
+                headers.sound.push((
                     slot,
                     Header {
                         seq: block.seq.get(),
@@ -357,8 +376,10 @@ impl Area {
                 ));
             }
         }
-        if !headers.is_empty() {
-            headers.sort_by_key(|(_, header)| std::cmp::Reverse(header.seq));
+        if !headers.sound.is_empty() {
+            headers
+                .sound
+                .sort_by_key(|(_, header)| std::cmp::Reverse(header.seq));
             return Ok(headers);
         }
         Err(match (failed, version) {
@@ -372,7 +393,7 @@ impl Area {
 
     /// The newest header that can be read, whatever is below it.
     pub(crate) fn newest_header(&self) -> Option<Header> {
-        let headers = self.read_headers().ok()?;
+        let headers = self.read_headers().ok()?.sound;
         headers.into_iter().next().map(|(_, header)| header)
     }
 
@@ -380,12 +401,19 @@ impl Area {
     pub(crate) fn read(&self) -> Result<Content, Unusable> {
         let headers = self.read_headers()?;
         let versions = self.read_tables();
-        for (header_slot, header) in headers {
+        let bad_headers = headers.bad.iter().map(|slot| format!("header {slot}"));
+        let bad_tables = versions.iter().enumerate().flat_map(|(index, table)| {
+            let bad = table.bad.iter();
+            bad.map(move |slot| format!("checksum table {index}, copy {slot},"))
+        });
+        let bad = bad_headers.chain(bad_tables).collect();
+        for (header_slot, header) in headers.sound {
             if let Some(tables) = Self::pick(&versions, &header) {
                 return Ok(Content {
                     header,
                     header_slot,
                     tables,
+                    bad,
                 });
             }
             if !header.wrote_tables {
@@ -397,9 +425,9 @@ impl Area {
         )))
     }
 
-    /// Both versions of every table, newest first; one that can't be read or does not verify is absent.
+    /// Both versions of every table.
     fn read_tables(&self) -> Vec<Versions> {
-        let mut all: Vec<Versions> = (0..self.tables).map(|_| Vec::with_capacity(2)).collect();
+        let mut all: Vec<Versions> = (0..self.tables).map(|_| Versions::default()).collect();
         let mut buffer = vec![0; READ_BLOCKS as usize * BLOCK_BYTES];
         let mut at = 0;
         while at < 2 * self.tables {
@@ -415,18 +443,23 @@ impl Area {
                         .read_at(self.table_offset(index, slot), content)
                         .is_err()
                 {
+                    all[index as usize].bad.push(slot);
                     continue;
                 }
                 let mut block = Box::new(TableBlock::new_zeroed());
                 block.as_mut_bytes().copy_from_slice(content);
                 if block.is_sound(index) {
-                    all[index as usize].push((slot, block));
+                    all[index as usize].sound.push((slot, block));
+                } else if content.iter().any(|byte| *byte != 0) {
+                    all[index as usize].bad.push(slot);
                 }
             }
             at += count;
         }
         for versions in &mut all {
-            versions.sort_by_key(|(_, block)| std::cmp::Reverse(block.seq.get()));
+            versions
+                .sound
+                .sort_by_key(|(_, block)| std::cmp::Reverse(block.seq.get()));
         }
         all
     }
@@ -436,13 +469,13 @@ impl Area {
         let mut picked = Vec::with_capacity(versions.len());
         for versions in versions {
             let (slot, block) = versions
+                .sound
                 .iter()
                 .find(|(_, block)| block.seq.get() <= header.seq)?;
             // A newer version is of a sync that did not finish. The next sync overwrites it, before
             // its number can be taken for one that did.
-            let orphan = versions
-                .iter()
-                .any(|(_, block)| block.seq.get() > header.seq);
+            let newer = |(_, block): &(u64, Box<TableBlock>)| block.seq.get() > header.seq;
+            let orphan = versions.sound.iter().any(newer) || !versions.bad.is_empty();
             picked.push(FoundTable {
                 block: block.clone(),
                 slot: *slot,

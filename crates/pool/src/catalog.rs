@@ -24,6 +24,7 @@ use crate::{
     store::BlockStore,
     uuid::Uuid,
 };
+use forebay_xlate::types::DeviceIndex;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use std::{
     io,
@@ -31,12 +32,15 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 type Definition = TableDefinition<'static, (u64, u64), &'static [u8]>;
 
 /// redb's cache in bytes. The catalog is read once; only its inner pages are wanted later.
 const CACHE_BYTES: usize = 16 << 20;
+/// Between two looks whether a device answers again.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// What a record costs beside its value: its key and its place in a page.
 const RECORD_BYTES: u64 = 24;
 
@@ -58,10 +62,12 @@ pub struct CatalogUsage {
 pub struct CatalogHealth {
     /// The copies that there are or should be; two, if all is well.
     pub copies: Vec<CatalogCopy>,
-    /// Blocks that were bad on one copy and are good again, since opening.
+    /// Blocks of copies and labels that were bad on one copy and are good again, since opening.
     pub repaired_blocks: u64,
     /// What happened to the copies, in sentences; the first of them only.
     pub notes: Vec<String>,
+    /// Whether nothing is left for [`Catalog::heal`] to do.
+    pub is_settled: bool,
     /// How long the database's file is, in bytes; each copy is that large.
     pub metadata_bytes: u64,
     /// How long it can get, in bytes.
@@ -184,11 +190,12 @@ impl Catalog {
 
     /// How the catalog and its copies are.
     pub fn health(&self) -> CatalogHealth {
-        let (copies, repaired_blocks, notes) = self.file.health();
+        let health = self.file.health();
         CatalogHealth {
-            copies,
-            repaired_blocks,
-            notes,
+            copies: health.copies,
+            repaired_blocks: health.repaired_blocks,
+            notes: health.notes,
+            is_settled: health.is_settled,
             metadata_bytes: self.file.len(),
             area_bytes: self.file.capacity(),
         }
@@ -207,7 +214,13 @@ impl Catalog {
 
     /// Puts the second copy where it belongs, given the areas of the pool's devices that are here.
     pub(crate) fn settle(&self, areas: &[Area]) -> Result<()> {
+        let _care = self.file.take_care();
         self.between_commits(|file| file.settle(areas))
+    }
+
+    /// One copy of a device's label was bad and is written anew.
+    pub(crate) fn note_repaired_label(&self, device: DeviceIndex) {
+        self.file.note_repaired_label(device);
     }
 
     /// The label of a device of the pool is kept up to date about the catalog's epoch.
@@ -220,9 +233,13 @@ impl Catalog {
         self.file.epoch()
     }
 
-    /// Tries to bring copies back that failed while running, or to put them elsewhere. Blocks; commits wait meanwhile.
+    /// Tries to bring copies back that failed while running, or to put them elsewhere. Blocks; commits wait
+    /// only while a copy is written to a device that answers.
     pub fn heal(&self) -> Result<()> {
-        self.between_commits(Mirror::heal)
+        let _care = self.file.take_care();
+        self.between_commits(Mirror::sync)?;
+        let probed = self.file.probe();
+        self.between_commits(|file| file.heal(&probed))
     }
 
     /// Reads every block of every copy and repairs what one of them has; [`Catalog::health`] counts.
@@ -263,11 +280,15 @@ impl Catalog {
     }
 
     /// Makes a batch durable. Batches are committed in the order of their ids; one that failed can
-    /// be committed again.
+    /// be committed again. Waits for as long as no copy's device answers, and then fails.
     pub fn commit(&self, batch: &Batch) -> Result<()> {
         let result = self.with_database(|database| self.write(database, batch));
         if result.is_err() {
             self.recount.store(true, Ordering::Relaxed);
+            // With no other copy there is nothing to do but wait; an error would reach hosts.
+            while self.file.is_stuck() {
+                std::thread::sleep(LOOK_AGAIN);
+            }
         }
         match result {
             Err(error) if error.kind == ErrorKind::NoSpace => {

@@ -164,19 +164,23 @@ impl Label {
     }
 
     /// Makes the label of `device` note the catalog's epoch, if it does not; one good copy of it is there
-    /// at any time.
-    pub(crate) fn note_epoch(store: &dyn BlockStore, device: Uuid, epoch: Epoch) -> Result<()> {
+    /// at any time. Whose label it is if a copy of it was repaired.
+    pub(crate) fn note_epoch(
+        store: &dyn BlockStore,
+        device: Uuid,
+        epoch: Epoch,
+    ) -> Result<Option<DeviceIndex>> {
         // A bad copy first: the good one must not be the one that a cut tears.
-        let (mut label, _) = Self::read_and_repair(store)?;
+        let (mut label, was_repaired) = Self::read_and_repair(store)?;
         if label.device_uuid != device {
             return Err(PoolError::invalid("this is another device's label"));
         }
-        if label.epoch == epoch {
-            return Ok(());
+        if label.epoch != epoch {
+            label.epoch = epoch;
+            label.generation = label.generation.saturating_add(1);
+            label.write(store)?;
         }
-        label.epoch = epoch;
-        label.generation = label.generation.saturating_add(1);
-        label.write(store)
+        Ok(was_repaired.then_some(label.device_index))
     }
 
     /// Where its catalog areas end; 0 where it has none.

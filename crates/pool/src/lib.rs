@@ -11,7 +11,7 @@
 //! redb database in a file that is kept twice, on two devices where there are two, each block of it
 //! under a checksum; each device carries a [`label`].
 //!
-//! **Not here:** the network, threads, an async runtime, tenant data. The pool never opens a
+//! **Not here:** the network, an async runtime, tenant data; threads but those of [`BoundedStore`]. The pool never opens a
 //! device: it is given [`BlockStore`]s, and uses them for labels and the catalog only. Zeroing,
 //! flushing and revoking are the caller's; each operation says what must have happened before it.
 
@@ -20,6 +20,7 @@ mod admin;
 mod adopt;
 mod area;
 mod batch;
+mod bounded;
 mod catalog;
 mod check;
 mod codec;
@@ -55,6 +56,7 @@ pub use add::add_device;
 pub use admin::{MAX_VOLUME_BYTES, NQN_PREFIX, NewVolume};
 pub use adopt::{Adopted, AdoptionReport};
 pub use batch::{Batch, BatchId};
+pub use bounded::BoundedStore;
 pub use catalog::{Catalog, CatalogHealth, CatalogUsage};
 pub use check::{Check, CheckProblem, CheckReport, check_catalog};
 pub use create::{NewDevice, PoolSpec, create, destroy};

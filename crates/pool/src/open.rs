@@ -104,10 +104,7 @@ pub fn open(devices: &[OpenDevice]) -> Result<Opened> {
         areas.extend(areas_of(&one.label, &one.device.store)?);
         match Label::read_and_repair(one.device.store.as_ref()) {
             Ok((_, false)) => {}
-            Ok((_, true)) => notes.push(format!(
-                "one of the two copies of the label on {} was damaged; it was repaired",
-                one.device.spec
-            )),
+            Ok((label, true)) => catalog.note_repaired_label(label.device_index),
             Err(error) => notes.push(format!(
                 "the label on {} can't be repaired: {error}",
                 one.device.spec

@@ -1,8 +1,8 @@
 //! Where label and catalog bytes live.
 //!
 //! **Design.** The smallest trait that they need: whole 4 KiB blocks, a sync, a capacity. Memory
-//! for tests, the `device` crate's [`SyncDevice`] for the daemon; whoever has something else
-//! implements the trait. **Not here:** opening devices, their locks, tenant data, io_uring.
+//! for tests, the `device` crate's [`SyncDevice`] for the daemon, behind a limit
+//! ([`BoundedStore`](crate::BoundedStore)); whoever has something else implements the trait. **Not here:** opening devices, their locks, tenant data, io_uring.
 
 use forebay_device::sync_io::SyncDevice;
 use std::{
@@ -26,8 +26,23 @@ pub trait BlockStore: Send + Sync {
     fn sync(&self) -> io::Result<()>;
     /// The device's size in bytes.
     fn capacity(&self) -> io::Result<u64>;
-    /// Whether a sync waits for hardware, so that those of two devices are better asked for at once.
-    fn waits_in_sync(&self) -> bool {
+    /// Begins what [`BlockStore::end_sync`] waits for, so that several devices do it at the same time. Each
+    /// sync that is begun is ended.
+    fn begin_sync(&self) -> u64 {
+        0
+    }
+    /// As [`BlockStore::sync`] when it was begun; what was written since may not be durable.
+    fn end_sync(&self, begun: u64) -> io::Result<()> {
+        let _ = begun;
+        self.sync()
+    }
+    /// Reads what can be had without waiting for the device; whether that was all of it.
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> bool {
+        let _ = (offset, buf);
+        false
+    }
+    /// Whether every operation fails, because one has not ended in time.
+    fn is_stuck(&self) -> bool {
         false
     }
     /// A hint: this range is read soon, piece by piece.
@@ -111,8 +126,8 @@ impl BlockStore for SyncDevice {
         Ok(self.info().capacity_bytes)
     }
 
-    fn waits_in_sync(&self) -> bool {
-        true
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> bool {
+        SyncDevice::try_read_at(self, offset, buf)
     }
 
     fn will_read(&self, offset: u64, bytes: u64) {

@@ -77,7 +77,8 @@ fn stale_page_with_valid_crc_rejected() {
             repaired += health.repaired_blocks;
             assert_eq!(
                 health.repaired_blocks > 0,
-                health.notes.iter().any(|n| n.contains("repaired"))
+                health.notes.iter().any(|n| n.contains("repaired")),
+                "{health:?}"
             );
             drop(opened);
             // And the one that was bad is good on its own.

@@ -178,7 +178,7 @@ fn open_or_make(
 
 /// A claimed device for a pool, unless it holds something.
 fn take_new(device: SyncDevice, known_zero: bool, force: bool) -> Result<NewPoolDevice, ApiError> {
-    let store = Arc::new(SyncStore(device));
+    let store = Arc::new(SyncStore::new(device));
     if !force {
         refuse_used(&store)?;
     }

@@ -175,7 +175,7 @@ pub(crate) fn has_pool(spec: &str) -> Result<bool, ApiError> {
     let spec: DeviceSpec = spec.parse().map_err(invalid)?;
     let device = open_device(&spec, &exclusive())?;
     claim(&device)?;
-    let found = forebay_pool::probe(&SyncStore(device)).map_err(api_error)?;
+    let found = forebay_pool::probe(&SyncStore::new(device)).map_err(api_error)?;
     Ok(matches!(found, Probe::Forebay(_)))
 }
 

@@ -82,18 +82,18 @@ fn is_final(error: &ApiError) -> bool {
 }
 
 /// Reads a device's label without taking the device.
-fn look(spec: &DeviceSpec) -> Result<(SyncDevice, Label), ApiError> {
+fn look(spec: &DeviceSpec) -> Result<(Arc<SyncDevice>, Label), ApiError> {
     let options = forebay_device::OpenOptions {
         exclusive: false,
         ..exclusive()
     };
-    let store = SyncStore(open_device(spec, &options)?);
+    let store = SyncStore::new(open_device(spec, &options)?);
     let label = Label::read(&store).map_err(|error| {
         let mut told = api_error(error);
         told.message = format!("{spec}: {}", told.message);
         told
     })?;
-    Ok((store.0, label))
+    Ok((store.0.clone(), label))
 }
 
 impl Search {
@@ -141,7 +141,7 @@ impl Search {
         claim(&device)?;
         self.found.push(Found {
             label,
-            store: Arc::new(SyncStore(device)),
+            store: Arc::new(SyncStore::new(device)),
         });
         Ok(())
     }

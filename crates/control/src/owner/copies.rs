@@ -2,7 +2,8 @@
 //!
 //! Purpose: how they are, for people; a copy that was left behind is brought up to date again.
 //! Design: one task asks once a second, on a blocking thread: the catalog's lock is held over its
-//! I/O, and a device that hangs must not hold the owner up. What is shown is the last answer.
+//! I/O, and a device that hangs must not hold the owner up, for the seconds until it is left behind. What is
+//! shown is the last answer.
 //! Not here: the copies themselves (the pool).
 
 use std::cell::RefCell;
@@ -10,7 +11,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_pool::{Catalog, CatalogHealth, CopyState};
+use forebay_pool::{Catalog, CatalogCopy, CatalogHealth, CopyState};
 use tokio::time::{Instant, sleep};
 
 use super::Owner;
@@ -50,8 +51,11 @@ impl Owner {
             sleep(BEAT).await;
             self.log_rooms(&mut warned);
             self.look_at_copies().await;
-            let is_whole = self.copies.0.borrow().is_whole();
-            if is_whole || healed_at.elapsed() < HEAL_EVERY {
+            let is_well = {
+                let health = self.copies.0.borrow();
+                health.is_whole() && health.is_settled
+            };
+            if is_well || healed_at.elapsed() < HEAL_EVERY {
                 continue;
             }
             healed_at = Instant::now();
@@ -115,20 +119,30 @@ impl Owner {
             let lost: Vec<String> = health
                 .copies
                 .iter()
-                .filter_map(|copy| Some(format!("{}: {}", copy.device, trouble(&copy.state)?)))
+                .filter_map(|copy| {
+                    let device = self.spec_of(copy.device);
+                    Some(format!("on device {device}: {}", trouble(&copy.state)?))
+                })
                 .collect();
             let lost = if lost.is_empty() {
                 "there is no other".to_owned()
             } else {
                 lost.join("; ")
             };
-            warnings.push(format!(
-                "the pool's catalog has one good copy only ({lost}): if that is lost, so is the pool; repair the device, or add another (`forebay device add`)"
-            ));
+            let is_good = |copy: &CatalogCopy| copy.state == CopyState::Good;
+            warnings.push(if health.copies.iter().any(is_good) {
+                format!(
+                    "the pool's catalog has one good copy only ({lost}): if that is lost, so is the pool; repair the device, or add another (`forebay device add`)"
+                )
+            } else {
+                format!(
+                    "no copy of the pool's catalog can be written ({lost}): what changes the pool waits"
+                )
+            });
         }
         if health.repaired_blocks > 0 {
             warnings.push(format!(
-                "{} blocks of the pool's catalog were bad on one copy and have been repaired from the other; `forebay pool show` says where: that device should be watched",
+                "{} blocks of the pool's catalog or its labels were bad on one copy and have been repaired from the other; `forebay pool show` says where; if the power had not failed, that device should be watched",
                 health.repaired_blocks
             ));
         }

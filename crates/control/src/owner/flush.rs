@@ -243,7 +243,7 @@ impl Owner {
         let (sender, ended) = oneshot::channel();
         std::thread::Builder::new()
             .name("device-flush".to_owned())
-            .spawn(move || _ = sender.send(store.0.sync()))
+            .spawn(move || _ = sender.send(store.flush()))
             .map_err(failed)?;
         let ended = ended.await.map_err(std::io::Error::other);
         ended.and_then(|result| result).map_err(failed)

@@ -5,11 +5,9 @@
 //! choice. The other copy is brought up to it: blocks whose checksums differ are written, then tables and
 //! header, in place, because the truth is whole. A copy that failed at run time is written anew block by
 //! block, whatever its device still shows. **Not here:** which copy is
-//! the truth (`choose`), which devices the pool has (`create`).
+//! the truth (`choose`), copies that failed (`heal`), which devices the pool has (`create`).
 
-use super::{
-    CatalogCopy, CopyState, Labels, Lost, Mirror, Replica, State, Table, sync::epoch_name,
-};
+use super::{Labels, Mirror, Replica, State, Table, sync::epoch_name};
 use crate::{
     area::{
         Area, BLOCK, Content, ENTRIES, HEAD_BYTES, Header, NO_DEVICE, TableBlock, Unusable,
@@ -18,7 +16,6 @@ use crate::{
     lineage::{Epoch, Lineage},
     store::BLOCK_BYTES,
 };
-use forebay_xlate::types::DeviceIndex;
 use std::{collections::BTreeSet, io, sync::Mutex};
 
 /// An area that was looked at.
@@ -74,6 +71,7 @@ impl Mirror {
                 })
                 .collect(),
             lost: Vec::new(),
+            stale: Vec::new(),
             new_epoch: false,
             unsynced: BTreeSet::new(),
             sync_failed: false,
@@ -84,6 +82,7 @@ impl Mirror {
         let mirror = Self {
             blocks,
             area_bytes,
+            care: Mutex::new(()),
             state: Mutex::new(state),
         };
         mirror.sync()?;
@@ -101,6 +100,7 @@ impl Mirror {
         let Ok(content) = winner.content else {
             return Err(damaged("the catalog's best copy is none"));
         };
+        let bad = content.bad;
         let slots = content.tables.iter().map(|table| table.slot).collect();
         let orphans = content.tables.iter().any(|table| table.orphan);
         let (blocks, area_bytes) = (winner.area.blocks, winner.area.bytes);
@@ -131,6 +131,7 @@ impl Mirror {
                 slots,
             }],
             lost: Vec::new(),
+            stale: Vec::new(),
             // Until another copy is up to date, unless nobody else has this one anyway.
             new_epoch: !content.header.alone,
             unsynced: BTreeSet::new(),
@@ -138,6 +139,7 @@ impl Mirror {
             repaired_blocks: 0,
             notes: Vec::new(),
         };
+        state.note_bad(device, &bad);
         // Another device's before this one's, a sound one before a damaged one, the newer.
         let mut others: Vec<Found> = found
             .into_iter()
@@ -158,6 +160,7 @@ impl Mirror {
         Ok(Self {
             blocks,
             area_bytes,
+            care: Mutex::new(()),
             state: Mutex::new(state),
         })
     }
@@ -206,43 +209,6 @@ impl Mirror {
         state.sync()
     }
 
-    /// Tries to bring back the copies that failed while running; where that does not work, another device
-    /// gets one.
-    pub(crate) fn heal(&self) -> io::Result<()> {
-        let mut state = self.lock();
-        state.labels.try_again();
-        if state.lost.is_empty() {
-            state.tell_labels();
-            return Ok(());
-        }
-        state.sync()?;
-        for lost in std::mem::take(&mut state.lost) {
-            if state.replicas.len() > 1 {
-                // Another one took its place.
-                state.retire(&lost.area);
-                continue;
-            }
-            match state.bring_up(&lost.area, None) {
-                Ok(replica) => {
-                    state.note(format!(
-                        "the copy of the catalog on {} works again and is up to date",
-                        lost.area.device
-                    ));
-                    state.replicas.push(replica);
-                    state.note_devices();
-                }
-                Err(error) if !state.replace(&lost.area) => state.lost.push(Lost {
-                    why: error.to_string(),
-                    ..lost
-                }),
-                Err(_) => {
-                    state.retire(&lost.area);
-                }
-            }
-        }
-        state.sync()
-    }
-
     /// Reads every block of every copy, and repairs what it can. Blocks that no copy has are an error.
     pub(crate) fn scrub(&self) -> io::Result<()> {
         let blocks = self.lock().len.div_ceil(BLOCK);
@@ -283,32 +249,6 @@ impl Mirror {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// The copies, how many blocks were repaired, and what happened.
-    pub(crate) fn health(&self) -> (Vec<CatalogCopy>, u64, Vec<String>) {
-        let state = self.lock();
-        let good = state.replicas.iter().map(|replica| CatalogCopy {
-            device: replica.area.device,
-            state: CopyState::Good,
-        });
-        let lost = state.lost.iter().map(|lost| CatalogCopy {
-            device: lost.area.device,
-            state: CopyState::Failed(lost.why.clone()),
-        });
-        let mut copies: Vec<CatalogCopy> = good.chain(lost).collect();
-        if copies.len() < 2 {
-            let here: Vec<u8> = copies.iter().map(|copy| copy.device.0).collect();
-            let missing = state
-                .devices
-                .iter()
-                .filter(|device| **device != NO_DEVICE && !here.contains(device));
-            copies.extend(missing.map(|device| CatalogCopy {
-                device: DeviceIndex(*device),
-                state: CopyState::Missing,
-            }));
-        }
-        (copies, state.repaired_blocks, state.notes.clone())
-    }
-
     /// The number of the last finished sync.
     #[cfg(test)]
     pub(crate) fn sequence(&self) -> u64 {
@@ -332,7 +272,7 @@ impl State {
     }
 
     /// Notes where the copies are, for a time when one of them is not here.
-    fn note_devices(&mut self) {
+    pub(super) fn note_devices(&mut self) {
         let mut devices = [NO_DEVICE; 2];
         for (device, replica) in devices.iter_mut().zip(&self.replicas) {
             *device = replica.area.device.0;
@@ -347,6 +287,10 @@ impl State {
     /// Makes an area the second copy, if that works; a new place gets it for the first time.
     fn adopt(&mut self, found: Found, is_new: bool) {
         let device = found.area.device;
+        let bad = match &found.content {
+            Ok(content) => content.bad.clone(),
+            Err(_) => Vec::new(),
+        };
         let (was, known) = match found.content {
             Ok(content) if content.header.seq == self.seq => (None, Some(content)),
             Ok(content) => (
@@ -359,11 +303,15 @@ impl State {
             Err(Unusable::Damaged(error)) => (Some(format!("was damaged: {error}")), None),
             Err(Unusable::Blank | Unusable::Other | Unusable::Version(_)) => (None, None),
         };
+        let was_damaged = was.is_some() && known.is_none();
         match self.bring_up(&found.area, known) {
             Ok(replica) => {
+                self.note_bad(device, &bad);
+                self.repaired_blocks += u64::from(was_damaged);
                 if let Some(was) = was {
+                    let repaired = if was_damaged { "repaired and " } else { "" };
                     self.note(format!(
-                        "the copy of the catalog on {device} {was}; it was brought up to date"
+                        "the copy of the catalog on {device} {was}; it was {repaired}brought up to date"
                     ));
                 } else if is_new {
                     self.note(format!("{device} has a copy of the catalog now"));
@@ -378,10 +326,7 @@ impl State {
                 self.note(format!(
                     "the copy of the catalog on {device} can't be brought up to date: {error}"
                 ));
-                self.lost.push(Lost {
-                    area: found.area,
-                    why: error.to_string(),
-                });
+                self.leave_behind(found.area, error.to_string());
             }
         }
     }
@@ -396,10 +341,8 @@ impl State {
                 self.replicas.push(replica);
                 self.note_devices();
                 for replica in before {
-                    if !self.retire(&replica.area) {
-                        // It must not be taken for one that is still up to date.
-                        self.new_epoch = true;
-                    }
+                    // If that fails, it must not be taken for one that is still up to date.
+                    self.new_epoch |= !self.retire(&replica.area);
                 }
             }
             Err(error) => self.note(format!(
@@ -408,48 +351,13 @@ impl State {
         }
     }
 
-    /// Gives another device the copy that one has lost; whether there is one that takes it.
-    fn replace(&mut self, lost: &Area) -> bool {
-        let Some(first) = self.replicas.first().map(|replica| replica.area.clone()) else {
-            return false;
-        };
-        let places = self.places.clone();
-        let fits = |area: &&Area| {
-            area.device != lost.device && area.device != first.device && area.blocks == first.blocks
-        };
-        for area in places.iter().filter(fits) {
-            if let Ok(replica) = self.bring_up(area, None) {
-                self.note(format!(
-                    "{} has a copy of the catalog now, in place of {}",
-                    area.device, lost.device
-                ));
-                self.replicas.push(replica);
-                self.note_devices();
-                return true;
-            }
-        }
-        false
-    }
-
-    fn retire(&mut self, area: &Area) -> bool {
-        let device = area.device;
-        let result = area.retire();
-        let done = result.is_ok();
-        self.note(match result {
-            Ok(()) => format!("an old copy of the catalog on {device} was removed"),
-            Err(error) => {
-                format!("an old copy of the catalog on {device} can't be removed: {error}")
-            }
-        });
-        done
-    }
-
     /// Writes what differs to an area, durably: it then is at the last finished sync. `known` is what it
     /// has; none: it can't be trusted at all. Nothing must be unsynced. Where the area is only behind, its
     /// own last state stays whole until it has the new one, as in any sync.
-    fn bring_up(&mut self, area: &Area, known: Option<Content>) -> io::Result<Replica> {
-        if self.alone && self.tables_dirty {
-            // Tables must not change below.
+    pub(super) fn bring_up(&mut self, area: &Area, known: Option<Content>) -> io::Result<Replica> {
+        let is_ahead = |table: &Table| table.block.seq.get() > self.seq;
+        if self.alone && self.tables_dirty || self.tables.iter().any(is_ahead) {
+            // Tables must not change below, nor be those of a sync that failed.
             self.sync()?;
         }
         match known {
@@ -496,7 +404,10 @@ impl State {
             // Those in use say so before another one has their epoch.
             self.alone = false;
             self.head_dirty = true;
-            self.sync()?;
+            if let Err(error) = self.sync() {
+                self.alone = true;
+                return Err(error);
+            }
         }
         // From here on it may have the epoch, whatever becomes of it.
         let before = std::mem::replace(&mut self.new_epoch, true);
@@ -524,6 +435,9 @@ impl State {
             }
         };
         self.new_epoch = before;
+        // Whatever became of it before.
+        self.stale.retain(|stale| !stale.is(area));
+        self.lost.retain(|lost| !lost.area.is(area));
         Ok(Replica {
             area: area.clone(),
             header_slot,
@@ -531,22 +445,63 @@ impl State {
         })
     }
 
+    /// Reads a block for another copy; false: nobody has it. An error: it may be had later.
+    fn load_for_copy(&mut self, block: u64, expected: u32, into: &mut [u8]) -> io::Result<bool> {
+        match self.load_from_copies(block, expected, into) {
+            Ok(()) => return Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Ok(false),
+            Err(_) => {}
+        }
+        // Is it this block, or the device?
+        let mut header = [0; BLOCK_BYTES];
+        for replica in &self.replicas {
+            let area = &replica.area;
+            area.store.read_at(area.offset, &mut header)?;
+        }
+        Ok(self.load_from_copies(block, expected, into).is_ok())
+    }
+
+    /// Whether an area that was read as `known` is where the catalog is.
+    fn is_level(&self, known: &Content) -> bool {
+        known.header.lineage.name() == self.lineage.name()
+            && known.header.seq == self.seq
+            && known.header.root == root(self.tables.iter().map(|table| table.block.as_ref()))
+    }
+
+    /// Whether an area that was read as `known` has a block. What a sync wrote that did not finish there may
+    /// be anything, whatever the tables of that sync say of it; so may what it wrote over.
+    fn has_block(area: &Area, known: &Content, is_level: bool, block: u64, expected: u32) -> bool {
+        let at = block as usize;
+        let table = &known.tables[at / ENTRIES].block;
+        if table.entries[at % ENTRIES].get() != expected {
+            return false;
+        }
+        let is_newest = known.header.wrote_tables && table.seq.get() == known.header.seq;
+        let mut content = [0; BLOCK_BYTES];
+        is_level && !is_newest
+            || area.read_data(block, &mut content).is_ok() && block_crc(&content) == expected
+    }
+
     /// Writes the data blocks that differ; whether there was one.
     fn bring_up_blocks(&mut self, area: &Area, known: Option<&Content>) -> io::Result<bool> {
         let mut wrote = false;
         let mut content = [0; BLOCK_BYTES];
+        let is_level = known.is_some_and(|known| self.is_level(known));
+        if known.is_some() && !is_level {
+            area.store.will_read(area.data_offset(0), self.len);
+        }
         for block in 1..self.len.div_ceil(BLOCK).min(area.blocks) {
             let expected = self.entry(block);
-            let at = block as usize;
-            let same = known.is_some_and(|known| {
-                known.tables[at / ENTRIES].block.entries[at % ENTRIES].get() == expected
-            });
-            if expected == 0 || same {
+            let has_block = |known| Self::has_block(area, known, is_level, block, expected);
+            if expected == 0 || known.is_some_and(has_block) {
                 continue;
             }
-            if self.load_from_copies(block, expected, &mut content).is_ok() {
+            if self.load_for_copy(block, expected, &mut content)? {
                 area.write_data(block, &content)?;
                 wrote = true;
+                if is_level {
+                    self.note_bad(area.device, &[format!("block {block}")]);
+                }
             } else if area.read_data(block, &mut content).is_ok() && block_crc(&content) == expected
             {
                 // The good copy's own block is bad, and this one has it.

@@ -9,21 +9,37 @@ use super::{Mirror, State};
 use crate::{area::NO_DEVICE, label::Label, lineage::Epoch, store::BlockStore, uuid::Uuid};
 use std::sync::Arc;
 
-/// The labels that are to be told.
-#[derive(Default)]
-pub(super) struct Labels {
-    known: Vec<(Uuid, Arc<dyn BlockStore>)>,
-    /// What each of them was told last, or was to be told.
-    told: Vec<Option<Epoch>>,
-    /// Some could not be written.
+/// A device's label.
+struct Known {
+    device: Uuid,
+    store: Arc<dyn BlockStore>,
+    /// What it was told last, or was to be told.
+    told: Option<Epoch>,
+    /// It could not be written.
     failed: bool,
 }
 
+/// The labels that are to be told.
+#[derive(Default)]
+pub(super) struct Labels(Vec<Known>);
+
 impl Labels {
-    /// Those that could not be written are told once more.
-    pub(super) fn try_again(&mut self) {
-        if std::mem::take(&mut self.failed) {
-            self.told.fill(None);
+    /// Those that could not be written.
+    pub(super) fn failed(&self) -> Vec<(Uuid, Arc<dyn BlockStore>)> {
+        let failed = self.0.iter().filter(|known| known.failed);
+        failed
+            .map(|known| (known.device, known.store.clone()))
+            .collect()
+    }
+
+    /// These could not be written, and are told once more.
+    pub(super) fn try_again(&mut self, devices: &[Uuid]) {
+        for known in self
+            .0
+            .iter_mut()
+            .filter(|known| devices.contains(&known.device))
+        {
+            known.told = None;
         }
     }
 }
@@ -31,11 +47,14 @@ impl Labels {
 impl Mirror {
     /// From the next sync on, the label of this device of the pool is told too.
     pub(crate) fn add_label(&self, device: Uuid, store: &Arc<dyn BlockStore>) {
-        let mut state = self.lock();
-        let labels = &mut state.labels;
-        if labels.known.iter().all(|(known, _)| *known != device) {
-            labels.known.push((device, store.clone()));
-            labels.told.push(None);
+        let labels = &mut self.lock().labels.0;
+        if labels.iter().all(|known| known.device != device) {
+            labels.push(Known {
+                device,
+                store: store.clone(),
+                told: None,
+                failed: false,
+            });
         }
     }
 
@@ -61,12 +80,22 @@ impl State {
     /// Writes the labels that say something else. The epoch is durable.
     pub(super) fn tell_labels(&mut self) {
         let epoch = self.epoch();
-        let labels = &mut self.labels;
-        for ((device, store), told) in labels.known.iter().zip(&mut labels.told) {
-            if *told != Some(epoch) {
-                *told = Some(epoch);
-                labels.failed |= Label::note_epoch(store.as_ref(), *device, epoch).is_err();
+        let mut repaired = Vec::new();
+        for known in &mut self.labels.0 {
+            if known.told != Some(epoch) {
+                known.told = Some(epoch);
+                match Label::note_epoch(known.store.as_ref(), known.device, epoch) {
+                    Ok(None) => known.failed = false,
+                    Ok(Some(device)) => {
+                        known.failed = false;
+                        repaired.push(device);
+                    }
+                    Err(_) => known.failed = true,
+                }
             }
+        }
+        for device in repaired {
+            self.note_repaired_label(device);
         }
     }
 }

@@ -15,6 +15,7 @@
 
 mod choose;
 mod copies;
+mod heal;
 mod labels;
 mod sync;
 
@@ -48,6 +49,15 @@ pub enum CopyState {
     Missing,
     /// It was left behind; the text says why.
     Failed(String),
+}
+
+/// How the catalog's copies are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct MirrorHealth {
+    pub(crate) copies: Vec<CatalogCopy>,
+    pub(crate) repaired_blocks: u64,
+    pub(crate) notes: Vec<String>,
+    pub(crate) is_settled: bool,
 }
 
 /// One copy of the catalog.
@@ -92,6 +102,8 @@ struct State {
     /// One or two.
     replicas: Vec<Replica>,
     lost: Vec<Lost>,
+    /// Areas whose old copy could not be removed.
+    stale: Vec<Area>,
     /// Areas of devices of the pool, in use or not: where a copy can be put.
     places: Vec<Area>,
     labels: Labels,
@@ -115,6 +127,8 @@ pub(crate) struct Mirror {
     /// Data blocks of an area, the unused block 0 included.
     blocks: u64,
     area_bytes: u64,
+    /// Who brings copies back, or puts one elsewhere: one at a time. Taken before the state.
+    care: Mutex<()>,
     state: Mutex<State>,
 }
 
@@ -148,6 +162,24 @@ impl State {
         }
     }
 
+    /// Blocks of a copy's own were bad, and are written anew.
+    fn note_bad(&mut self, device: DeviceIndex, bad: &[String]) {
+        for what in bad {
+            self.repaired_blocks += 1;
+            self.note(format!(
+                "on {device}, {what} of the catalog's copy failed its checksum, or could not be read (it is \
+                 damaged, or the power failed while it was written): it was repaired"
+            ));
+        }
+    }
+
+    fn note_repaired_label(&mut self, device: DeviceIndex) {
+        self.repaired_blocks += 1;
+        self.note(format!(
+            "one of the two copies of the label on {device} was damaged; it was repaired"
+        ));
+    }
+
     fn check_range(&self, offset: u64, count: usize) -> io::Result<()> {
         let end = offset.checked_add(count as u64);
         if end.is_none_or(|end| end > self.len) {
@@ -174,12 +206,14 @@ impl State {
                 "the copy of the catalog on {} failed ({error}) and is left behind",
                 replica.area.device
             ));
-            self.lost.push(Lost {
-                area: replica.area,
-                why: error.to_string(),
-            });
+            self.leave_behind(replica.area, error.to_string());
             self.new_epoch = true;
         }
+    }
+
+    fn leave_behind(&mut self, area: Area, why: String) {
+        self.lost.retain(|lost| !lost.area.is(&area));
+        self.lost.push(Lost { area, why });
     }
 
     /// One whole, verified block.
@@ -275,6 +309,11 @@ impl State {
 }
 
 impl Mirror {
+    /// One copy of a device's label was bad and is written anew.
+    pub(crate) fn note_repaired_label(&self, device: DeviceIndex) {
+        self.lock().note_repaired_label(device);
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -29,29 +29,18 @@ pub(super) fn epoch_name() -> io::Result<u64> {
 
 /// Syncs the devices of these areas, each once, at the same time.
 pub(super) fn sync_areas(areas: &[&Area]) -> Vec<io::Result<()>> {
-    match areas {
-        [one, other] if !one.same_store(other) && one.store.waits_in_sync() => {
-            std::thread::scope(|scope| {
-                let second = std::thread::Builder::new()
-                    .spawn_scoped(scope, || other.store.sync())
-                    .ok();
-                let first = one.store.sync();
-                let second = match second {
-                    Some(thread) => thread
-                        .join()
-                        .unwrap_or_else(|_| Err(io::Error::other("the sync panicked"))),
-                    None => other.store.sync(),
-                };
-                vec![first, second]
-            })
-        }
-        [one, other] if one.same_store(other) => {
-            let result = one.store.sync();
-            let again = |error: &io::Error| io::Error::new(error.kind(), error.to_string());
-            vec![result.as_ref().copied().map_err(again), result]
-        }
-        areas => areas.iter().map(|area| area.store.sync()).collect(),
+    if let [one, other] = areas
+        && one.same_store(other)
+    {
+        let result = one.store.sync();
+        let again = |error: &io::Error| io::Error::new(error.kind(), error.to_string());
+        return vec![result.as_ref().copied().map_err(again), result];
     }
+    let begun: Vec<u64> = areas.iter().map(|area| area.store.begin_sync()).collect();
+    let ended = areas.iter().zip(begun);
+    ended
+        .map(|(area, begun)| area.store.end_sync(begun))
+        .collect()
 }
 
 impl State {

@@ -100,7 +100,7 @@ fn life() -> impl Strategy<Value = (Vec<u64>, u64, u64, u8)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(cases(300)))]
 
     /// Blocks are written to fresh places, then block 0 names them (as redb does); the power goes at any
     /// write or sync and both devices lose any sectors of what they had not synced. Block 0 then is the
