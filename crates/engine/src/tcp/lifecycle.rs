@@ -35,7 +35,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 
 /// Connections of a lane that may wait for their last commands when a host connects: on a device that
 /// hangs, one that comes back again and again would take all places.
-const MAX_DRAINING: usize = 64;
+pub(super) const MAX_DRAINING: usize = 64;
 
 /// The place of a new queue.
 struct Place {

@@ -2,6 +2,7 @@
 //!
 //! What a whole engine shows is in `tests/tcp_protocol.rs`.
 
+mod failover;
 mod hostile;
 mod rig;
 

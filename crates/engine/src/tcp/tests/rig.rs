@@ -10,6 +10,7 @@ use crate::door::{NewConnection, NewKind, Target};
 use crate::lane::{Lane, LaneIndex};
 use crate::memory::Memory;
 use crate::volume::Volume;
+use forebay_device::gate::TestGate;
 use forebay_device::ring::{Ring, RingOptions};
 use forebay_device::{Device, OpenOptions};
 use forebay_nvme::controller::check_admin_connect;
@@ -31,6 +32,10 @@ pub(super) struct Rig {
     pub frontend: Frontend,
     pub volume: Arc<Volume>,
     pub epoll: Arc<OwnedFd>,
+    /// Before the device.
+    pub gate: Arc<TestGate>,
+    /// The name of the host that connects next.
+    pub host: &'static str,
     associations: Associations,
     _dir: tempfile::TempDir,
 }
@@ -51,7 +56,10 @@ pub(super) fn rig() -> Rig {
         create_missing: true,
         ..OpenOptions::default()
     };
-    let device = Arc::new(Device::open(&spec, &options).unwrap());
+    let mut device = Device::open(&spec, &options).unwrap();
+    let gate = TestGate::new();
+    device.attach_gate(gate.clone());
+    let device = Arc::new(device);
     let region = Arc::new(Region::anonymous(1).unwrap());
     let memory = Memory::create().unwrap();
     let of_reactor = memory.reactor(0).unwrap();
@@ -99,6 +107,8 @@ pub(super) fn rig() -> Rig {
         frontend,
         volume,
         epoll,
+        gate,
+        host: "nqn.2014-08.org.example:host",
         associations: Associations::default(),
         _dir: dir,
     }
@@ -125,7 +135,7 @@ impl Rig {
         };
         let (params, response) = TcpParams::accept(&request, &Offer::default()).unwrap();
         let subsystem = Nqn::parse("nqn.2026-01.io.forebay:t.v").unwrap();
-        let name = Nqn::parse("nqn.2014-08.org.example:host").unwrap();
+        let name = Nqn::parse(self.host).unwrap();
         let data = ConnectData::new([7; 16], cntlid, &subsystem, &name);
         let kind = match command.qid.get() {
             0 => NewKind::Admin {
@@ -158,9 +168,16 @@ impl Rig {
 
     /// An enabled admin queue, and the controller's id.
     pub(in crate::tcp) fn admin(&mut self) -> (Host, u16) {
+        self.try_admin().unwrap()
+    }
+
+    /// As [`Rig::admin`]; the status of a Connect that is refused.
+    pub(in crate::tcp) fn try_admin(&mut self) -> Result<(Host, u16), Status> {
         let mut host = self.connect(ConnectCommand::new(0, 0, 32, 0), 0xffff);
         let cqe = host.response().unwrap();
-        assert_eq!(cqe.status(), Status::SUCCESS);
+        if cqe.status() != Status::SUCCESS {
+            return Err(cqe.status());
+        }
         host.say(
             &PropertyCommand::set(1, 0x14, false, 0x46_0001).to_sqe(),
             &[],
@@ -173,7 +190,7 @@ impl Rig {
         for _ in 0..2 {
             assert_eq!(host.response().unwrap().status(), Status::SUCCESS);
         }
-        (host, cqe.result() as u16)
+        Ok((host, cqe.result() as u16))
     }
 
     pub(in crate::tcp) fn io(&mut self, cntlid: u16, qid: u16, entries: u32) -> Host {
