@@ -107,6 +107,10 @@ impl Engine {
             .reactors
             .store(config.reactors as u64, std::sync::atomic::Ordering::Relaxed);
         let memory = Memory::create().map_err(system("making the engine's memory"))?;
+        if channel.is_some() {
+            // A process of its own: whatever crashes in it is this engine.
+            crate::crash::record_in(&region).map_err(system("watching for crashes"))?;
+        }
         let exports = Exports::default();
         let bell = ControlBell::new().map_err(system("making an eventfd"))?;
         let mut mailboxes = Vec::new();
@@ -121,6 +125,7 @@ impl Engine {
             let thread = std::thread::Builder::new()
                 .name(format!("reactor-{number}"))
                 .spawn(move || {
+                    crate::crash::this_is_reactor(number);
                     let made = (|| {
                         if let Some(cpu) = cpu {
                             pin(cpu)?;

@@ -18,6 +18,7 @@ mod associations;
 pub mod config;
 mod control;
 pub mod core;
+mod crash;
 mod door;
 mod exports;
 mod lane;

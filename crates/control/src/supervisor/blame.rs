@@ -1,19 +1,29 @@
-//! Why an engine died.
+//! Why an engine died, and of what.
 //!
-//! Purpose: from how the kernel says a process ended, to a cause for people, and whether it crashed by
-//! itself.
-//! Not here: what follows from it (the supervisor, `owner::quarantine`).
+//! Purpose: a command that crashes the engine must not do so for ever, and the tenant that sends such
+//! commands must not take the others down.
+//! Design: an engine that crashes says in its header which thread it was (its signal handler does);
+//! one that is killed because it is stuck is told so there by the daemon. Each reactor says which
+//! queue and command it is working on; of a reactor that crashed or was stuck, that one is to blame,
+//! and no other: whoever is merely killed blames nobody. The dead engine's words are hostile: each is
+//! bounded, and a wrong one blames the wrong command of that engine at worst.
+//! Not here: what follows from it (the supervisor, `owner::quarantine`; the successor counts the
+//! attempts of commands).
+
+use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_pool::ExportId;
 use forebay_xlate::boundary::message::Blamed;
-use forebay_xlate::boundary::region::Region;
+use forebay_xlate::boundary::region::{Blame, MAX_CONTROLLERS, MAX_REACTORS, Region, doing};
+
+use super::process::signal_name;
 
 /// What is known about a death.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Verdict {
     /// For people.
     pub(super) cause: String,
-    /// It crashed or was stuck, and was not just killed from outside.
+    /// It ended by itself or was stuck, and was not just killed from outside.
     pub(super) crashed: bool,
     /// What it was working on then.
     pub(super) blamed: Option<Blamed>,
@@ -22,11 +32,161 @@ pub(super) struct Verdict {
 }
 
 /// Judges a death by how the kernel says the process ended, and by what it recorded.
-pub(super) fn judge(_region: Option<&Region>, how: &str) -> Verdict {
-    Verdict {
+pub(super) fn judge(region: Option<&Region>, how: &str) -> Verdict {
+    let mut verdict = Verdict {
         cause: how.to_owned(),
-        crashed: !how.contains("SIGKILL"),
+        crashed: !how.contains("SIGKILL") && !how.starts_with("unknown"),
         blamed: None,
         export: None,
+    };
+    let Some(region) = region else { return verdict };
+    let (crash, stuck) = (
+        region.header().crash.load(Relaxed),
+        region.header().stuck.load(Relaxed),
+    );
+    let thread = if crash != 0 {
+        let signal = (crash >> 32) as i32;
+        verdict.cause = format!("it crashed by signal {signal}{}", signal_name(signal));
+        crash & u64::from(u32::MAX)
+    } else if stuck != 0 {
+        verdict.cause = "it was stuck".to_owned();
+        stuck
+    } else {
+        return verdict;
+    };
+    verdict.crashed = true;
+    match thread.checked_sub(1) {
+        Some(reactor) if reactor < MAX_REACTORS as u64 => {
+            let reactor = reactor as usize;
+            let text = working_on(region, reactor);
+            verdict.cause = format!("{} in reactor {reactor}, {text}", verdict.cause);
+            let record = &region.reactors()[reactor];
+            if let Some(Blame { queue, slot }) = Blame::of_word(record.blame.load(Relaxed)) {
+                verdict.blamed = Some(Blamed::Queue { queue, slot });
+                verdict.export = export_of(region, queue);
+            }
+        }
+        _ => {
+            let newcomer = region.header().newcomer.load(Relaxed);
+            if newcomer != 0 {
+                verdict.cause = format!("{}, while it looked at a new connection", verdict.cause);
+                verdict.blamed = Some(Blamed::Newcomer { socket: newcomer });
+            }
+        }
+    }
+    verdict
+}
+
+/// What a reactor says that it is working on, for people.
+pub(super) fn working_on(region: &Region, reactor: usize) -> String {
+    let Some(record) = region.reactors().get(reactor) else {
+        return "of which nothing is known".to_owned();
+    };
+    let verb = match record.doing.load(Relaxed) {
+        doing::TAKING => "taking",
+        doing::ENDING => "ending",
+        doing::SENDING => "sending answers of",
+        _ => "working on",
+    };
+    match Blame::of_word(record.blame.load(Relaxed)) {
+        None => "working for no host".to_owned(),
+        Some(Blame { queue, slot: None }) => format!("{verb} what came on queue {queue}"),
+        Some(Blame {
+            queue,
+            slot: Some(slot),
+        }) => {
+            let command = region.commands(queue as usize).get(usize::from(slot));
+            let what = command.map_or_else(String::new, |command| {
+                let sqe = |word: usize| command.sqe[word].load(Relaxed);
+                // NVMe Base: CDW0 bits 7:0 OPC; NVM Command Set: CDW10 and 11 SLBA.
+                format!(" (opcode {:#04x}, block {})", sqe(0) as u8, sqe(5))
+            });
+            format!("{verb} command {slot} of queue {queue}{what}")
+        }
+    }
+}
+
+/// The export that a queue belongs to, if its records say so.
+fn export_of(region: &Region, queue: u32) -> Option<ExportId> {
+    let queue = region.queues().get(queue as usize)?;
+    let controller = queue.controller.load(Relaxed);
+    if controller >= MAX_CONTROLLERS as u64 {
+        return None;
+    }
+    let controller = &region.controllers()[controller as usize];
+    let export = controller.export.load(Relaxed).checked_sub(1)?;
+    Some(ExportId(export))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_crash_blames() {
+        let region = Region::anonymous(1).unwrap();
+        let reactor = &region.reactors()[2];
+        reactor.blame.store(Blame::word(7, 9), Relaxed);
+        reactor.doing.store(doing::TAKING, Relaxed);
+        region.queues()[7].controller.store(4, Relaxed);
+        region.controllers()[4].export.store(12, Relaxed);
+        let command = &region.commands(7)[9];
+        command.sqe[0].store(0x0000_0001_0007_0002, Relaxed);
+        command.sqe[5].store(1234, Relaxed);
+
+        let killed = judge(Some(&region), "signal 9 (SIGKILL)");
+        assert_eq!((killed.blamed, killed.crashed), (None, false));
+        assert!(judge(None, "exit code 3").crashed);
+
+        region.header().stuck.store(3, Relaxed);
+        let stuck = judge(Some(&region), "signal 9 (SIGKILL)");
+        let blamed = Blamed::Queue {
+            queue: 7,
+            slot: Some(9),
+        };
+        assert_eq!(stuck.blamed, Some(blamed));
+        assert_eq!(stuck.export, Some(ExportId(11)));
+        assert_eq!(
+            stuck.cause,
+            "it was stuck in reactor 2, taking command 9 of queue 7 (opcode 0x02, block 1234)"
+        );
+
+        region.header().stuck.store(0, Relaxed);
+        region.header().crash.store(6 << 32 | 3, Relaxed);
+        reactor.blame.store(Blame::word(7, u16::MAX), Relaxed);
+        let crashed = judge(Some(&region), "unknown");
+        assert_eq!(
+            crashed.blamed,
+            Some(Blamed::Queue {
+                queue: 7,
+                slot: None
+            })
+        );
+        assert!(crashed.cause.contains("SIGABRT"), "{}", crashed.cause);
+
+        region.header().crash.store(11 << 32, Relaxed);
+        assert_eq!(judge(Some(&region), "x").blamed, None);
+        region.header().newcomer.store(77, Relaxed);
+        let newcomer = Some(Blamed::Newcomer { socket: 77 });
+        assert_eq!(judge(Some(&region), "x").blamed, newcomer);
+    }
+
+    #[test]
+    fn any_words_are_survived() {
+        let region = Region::anonymous(1).unwrap();
+        for word in [1, 64, 65, u64::from(u32::MAX), u64::MAX, 1 << 63] {
+            region.header().crash.store(word, Relaxed);
+            for blame in [0, 1, 1 << 16, 4096 << 16, 4097 << 16, u64::MAX] {
+                for reactor in region.reactors() {
+                    reactor.blame.store(blame, Relaxed);
+                    reactor.doing.store(blame, Relaxed);
+                }
+                for controller in [0, 2047, 2048, u64::MAX] {
+                    region.queues()[4095].controller.store(controller, Relaxed);
+                    region.queues()[0].controller.store(controller, Relaxed);
+                    judge(Some(&region), "x");
+                }
+            }
+        }
     }
 }

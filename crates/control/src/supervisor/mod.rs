@@ -337,7 +337,7 @@ impl Supervisor {
                 how = process.ended() => Some(how),
                 () = owner.serve(greeting, &self.estate, progress) => None,
                 stuck = watchdog::stuck(&session.region, self.config.stuck_after) => {
-                    self.kill_stuck(process, stuck);
+                    self.kill_stuck(process, &session, &stuck);
                     Some(process.ended().await)
                 }
                 never = self.note_fences(&session, died_at) => match never {},
@@ -384,9 +384,10 @@ impl Supervisor {
         }
     }
 
-    fn kill_stuck(&self, process: &EngineProcess, stuck: watchdog::Stuck) {
+    fn kill_stuck(&self, process: &EngineProcess, session: &Session, stuck: &watchdog::Stuck) {
+        let doing = blame::working_on(&session.region, stuck.reactor);
         let text = format!(
-            "reactor {} of the engine (pid {}) has not taken a turn for {:.1} s; it is killed",
+            "reactor {} of the engine (pid {}) has not taken a turn for {:.1} s, {doing}; it is killed",
             stuck.reactor,
             process.pid,
             stuck.since.as_secs_f64()
@@ -397,6 +398,7 @@ impl Supervisor {
             text,
             News::default(),
         );
+        watchdog::note(&session.region, stuck.reactor);
         process.kill();
     }
 

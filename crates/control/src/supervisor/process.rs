@@ -84,7 +84,7 @@ fn cause(status: ExitStatus) -> String {
     }
 }
 
-fn signal_name(signal: i32) -> &'static str {
+pub(super) fn signal_name(signal: i32) -> &'static str {
     match signal {
         4 => " (SIGILL)",
         6 => " (SIGABRT)",

@@ -68,6 +68,11 @@ impl Seen {
     }
 }
 
+/// Leaves word with the engine's records that it was stuck, before it is killed.
+pub(super) fn note(region: &Region, reactor: usize) {
+    region.header().stuck.store(reactor as u64 + 1, Relaxed);
+}
+
 /// The first reactor that is awake and whose last turn was too long ago, and when that was.
 fn look(region: &Region, now: Duration, after: Duration) -> Option<(usize, u64)> {
     let reactors = region.header().reactors.load(Relaxed);
