@@ -50,6 +50,8 @@ pub struct DaemonOptions {
     pub config: String,
     /// Where its folder is made; `None`: below the target folder.
     pub folder_parent: Option<PathBuf>,
+    /// More environment for it, and with it for its engines.
+    pub environment: Vec<(String, String)>,
 }
 
 /// Who runs.
@@ -69,6 +71,8 @@ pub struct Daemon {
     folder: TempDir,
     port: u16,
     child: Child,
+    /// More environment for it.
+    pub environment: Vec<(String, String)>,
 }
 
 impl Daemon {
@@ -91,11 +95,13 @@ impl Daemon {
             options.config
         );
         std::fs::write(folder.path().join(CONFIG), config)?;
-        let child = spawn(folder.path())?;
+        let environment = options.environment.clone();
+        let child = spawn(folder.path(), &environment)?;
         let mut daemon = Self {
             folder,
             port,
             child,
+            environment,
         };
         daemon.wait_ready()?;
         Ok(daemon)
@@ -109,7 +115,7 @@ impl Daemon {
         if self.child.try_wait()?.is_none() {
             bail!("the daemon still runs");
         }
-        self.child = spawn(self.folder.path())?;
+        self.child = spawn(self.folder.path(), &self.environment)?;
         self.wait_ready()
     }
 
@@ -418,7 +424,7 @@ fn program() -> PathBuf {
     }
 }
 
-fn spawn(folder: &Path) -> Result<Child> {
+fn spawn(folder: &Path, environment: &[(String, String)]) -> Result<Child> {
     let log = OpenOptions::new()
         .create(true)
         .append(true)
@@ -429,6 +435,7 @@ fn spawn(folder: &Path) -> Result<Child> {
         .arg("serve")
         .arg("--config")
         .arg(folder.join(CONFIG))
+        .envs(environment.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stdout(log)
         .stderr(error)

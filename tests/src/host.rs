@@ -42,7 +42,7 @@ impl Dice {
     }
 }
 
-/// How often it does what.
+/// How often it does what, and how fast.
 #[derive(Debug, Clone, Copy)]
 pub struct Habits {
     /// Of a hundred commands so many are reads...
@@ -53,6 +53,10 @@ pub struct Habits {
     pub flushes: u64,
     /// Of a hundred writes so many are FUA.
     pub fua: u64,
+    /// The longest write or read.
+    pub longest_bytes: u64,
+    /// Commands per second, evenly, as long as the queue takes them; `None`: as many as it takes.
+    pub per_second: Option<u32>,
 }
 
 impl Default for Habits {
@@ -62,6 +66,8 @@ impl Default for Habits {
             holes: 12,
             flushes: 4,
             fua: 8,
+            longest_bytes: LONGEST_BYTES,
+            per_second: None,
         }
     }
 }
@@ -109,6 +115,8 @@ pub struct Host {
     pub habits: Habits,
     /// What it remembers.
     pub shadow: Shadow,
+    /// When its commands ended, if they come at a rate.
+    pub ends: Vec<Instant>,
     dice: Dice,
 }
 
@@ -129,6 +137,7 @@ impl Host {
             block_bytes: block,
             habits: Habits::default(),
             shadow: Shadow::new(number, size_bytes, block),
+            ends: Vec::new(),
             dice: Dice(number),
         }
     }
@@ -193,9 +202,16 @@ impl Host {
         let mut done = Vec::new();
         let mut tag = 0;
         let mut goes = true;
+        let mut due = Instant::now();
         loop {
             goes = goes && go_on(load.commands);
             while goes && queue.in_flight() < DEPTH {
+                if let Some(rate) = self.habits.per_second {
+                    if Instant::now() < due {
+                        break;
+                    }
+                    due += Duration::from_secs(1) / rate;
+                }
                 tag += 1;
                 let Some((op, buf, what)) = self.next() else {
                     break;
@@ -205,10 +221,20 @@ impl Host {
                 }
                 running.insert(tag, what);
             }
-            if running.is_empty() {
-                break;
+            let mut limit = POLL;
+            if goes && self.habits.per_second.is_some() && queue.in_flight() < DEPTH {
+                limit = due.saturating_duration_since(Instant::now()).min(POLL);
             }
-            let polled = queue.poll(&mut done, Wait::Block, POLL);
+            if running.is_empty() {
+                if !goes {
+                    break;
+                }
+                std::thread::sleep(limit);
+            }
+            let polled = queue.poll(&mut done, Wait::Block, limit);
+            if self.habits.per_second.is_some() {
+                self.ends.extend(done.iter().map(|_| Instant::now()));
+            }
             for end in done.drain(..) {
                 let what = running.remove(&end.tag).context("a command ended twice")?;
                 self.end(what, &end, &mut load)?;
@@ -383,6 +409,7 @@ impl Host {
             holes,
             flushes,
             fua,
+            ..
         } = self.habits;
         if die < flushes {
             let cover = self.shadow.flush_begins();
@@ -390,7 +417,7 @@ impl Host {
         }
         let die = die - flushes;
         if die < reads {
-            let (lba, blocks) = self.pick(LONGEST_BYTES)?;
+            let (lba, blocks) = self.pick(self.habits.longest_bytes)?;
             let op = IoOp::Read { lba, blocks };
             self.shadow.hold(lba, blocks, true);
             return Some((op, self.buffer(blocks), Running::Read(lba, blocks)));
@@ -398,7 +425,7 @@ impl Host {
         if die < reads + holes {
             return self.next_hole();
         }
-        let (lba, blocks) = self.pick(LONGEST_BYTES)?;
+        let (lba, blocks) = self.pick(self.habits.longest_bytes)?;
         let fua = self.dice.below(100) < fua;
         let mut data = self.buffer(blocks);
         let change = self.shadow.begin(lba, blocks, Some(&mut data));
@@ -411,7 +438,7 @@ impl Host {
 
     fn next_hole(&mut self) -> Option<(IoOp, Vec<u8>, Running)> {
         if self.dice.below(3) == 0 {
-            let (lba, blocks) = self.pick(LONGEST_BYTES)?;
+            let (lba, blocks) = self.pick(self.habits.longest_bytes)?;
             let change = self.shadow.begin(lba, blocks, None);
             let deallocate = self.dice.below(2) == 0;
             let op = IoOp::WriteZeroes {

@@ -30,6 +30,8 @@ const IN_PLACE: Habits = Habits {
     holes: 0,
     flushes: 5,
     fua: 10,
+    longest_bytes: 128 << 10,
+    per_second: None,
 };
 
 struct Lab {

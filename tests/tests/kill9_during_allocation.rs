@@ -42,6 +42,7 @@ fn lab() -> Result<(Daemon, Vec<Host>)> {
             holes: 30,
             flushes: 2,
             fua: 3,
+            ..Habits::default()
         };
         hosts.push(host);
     }

@@ -141,6 +141,7 @@ impl Lab {
                     holes: 0,
                     flushes: dice.below(3),
                     fua: dice.below(6),
+                    ..Habits::default()
                 },
             };
         }

@@ -1,0 +1,306 @@
+//! A pool with exported volumes, for tests in which processes die.
+//!
+//! Purpose: what such tests have in common: setting up, hosts that work in threads until told to stop, kills, and what
+//! must be true at the end.
+//! Design: [`Lab::during_load`] runs a scenario while hosts work; a host that loses its connection, or gets a status
+//! that says "later", has noticed a death, and most tests forbid that ([`Noticed`]).
+//! Not here: what is killed when.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::daemon::{Daemon, DaemonOptions};
+use crate::host::{Host, Load};
+use crate::shadow::Promise;
+use crate::wait;
+
+/// Nothing takes this long unless it hangs.
+pub const MINUTE: Duration = Duration::from_secs(60);
+/// Bytes.
+pub const MIB: u64 = 1 << 20;
+/// A volume's block.
+pub const BLOCK: u32 = 4096;
+
+/// What to set up.
+#[derive(Debug, Clone, Default)]
+pub struct LabOptions {
+    /// More configuration.
+    pub config: String,
+    /// More environment for the daemon.
+    pub environment: Vec<(String, String)>,
+    /// The pool's devices, as on the command line, with `FOLDER` for the daemon's folder; none: a file.
+    pub devices: Vec<String>,
+    /// Name and size of each volume of tenant `t`.
+    pub volumes: Vec<(String, u64)>,
+}
+
+impl LabOptions {
+    /// So many volumes `a`, `b`, ... of the same size, on a file, with two reactors.
+    #[must_use]
+    pub fn volumes(count: u8, size_bytes: u64) -> Self {
+        let name = |i: u8| char::from(b'a' + i).to_string();
+        Self {
+            config: "[engine]\nreactors = 2\n".into(),
+            volumes: (0..count).map(|i| (name(i), size_bytes)).collect(),
+            ..Self::default()
+        }
+    }
+}
+
+/// A daemon with its pool, and a host for each volume.
+#[derive(Debug)]
+pub struct Lab {
+    /// The daemon.
+    pub daemon: Daemon,
+    /// Where the engine listens.
+    pub address: SocketAddr,
+    /// One for each volume.
+    pub hosts: Vec<Host>,
+}
+
+/// What hosts may notice of a scenario.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Noticed {
+    /// No error, no lost connection.
+    Nothing,
+    /// Lost connections; they connect again when the target is back. No errors.
+    Reconnects,
+    /// Lost connections, and commands that end with a status that says: later.
+    Interruptions,
+}
+
+/// How far the hosts are, for a scenario.
+#[derive(Debug)]
+pub struct Progress {
+    commands: Vec<AtomicU64>,
+    over: AtomicBool,
+}
+
+impl Progress {
+    /// Waits until every host has ended so many commands more.
+    ///
+    /// # Errors
+    /// If that takes more than a minute, or a host gave up.
+    pub fn more(&self, what: &str, commands: u64) -> Result<()> {
+        let all = (0..self.commands.len()).collect::<Vec<_>>();
+        self.more_of(&all, what, commands)
+    }
+
+    /// The same for some of the hosts.
+    ///
+    /// # Errors
+    /// As [`Progress::more`].
+    pub fn more_of(&self, hosts: &[usize], what: &str, commands: u64) -> Result<()> {
+        let goals: Vec<u64> = hosts
+            .iter()
+            .map(|i| self.commands[*i].load(SeqCst) + commands)
+            .collect();
+        wait::until(what, MINUTE, || {
+            ensure!(!self.over.load(SeqCst), "a host gave up");
+            let reached = |(i, goal): (&usize, &u64)| self.commands[*i].load(SeqCst) >= *goal;
+            Ok(hosts.iter().zip(&goals).all(reached).then_some(()))
+        })
+    }
+}
+
+impl Lab {
+    /// Sets everything up.
+    ///
+    /// # Errors
+    /// If something of it fails.
+    pub fn new(options: &LabOptions) -> Result<Self> {
+        let daemon = Daemon::start(&DaemonOptions {
+            config: options.config.clone(),
+            environment: options.environment.clone(),
+            ..DaemonOptions::default()
+        })?;
+        let folder = daemon.folder().display().to_string();
+        let mut args: Vec<String> = Vec::new();
+        for device in &options.devices {
+            args.extend(["--device".into(), device.replace("FOLDER", &folder)]);
+        }
+        if options.devices.is_empty() {
+            let device = format!("file:{folder}/pool.img");
+            args.extend(["--device".into(), device, "--size".into(), "2G".into()]);
+        }
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        daemon.create_pool(&args)?;
+        daemon.cli(&["tenant", "create", "t"])?;
+        let address = format!("127.0.0.1:{}", daemon.port()).parse()?;
+        let mut lab = Self {
+            daemon,
+            address,
+            hosts: Vec::new(),
+        };
+        for (name, size_bytes) in &options.volumes {
+            lab.add_volume(name, *size_bytes)?;
+        }
+        Ok(lab)
+    }
+
+    /// Another volume with its export and host.
+    ///
+    /// # Errors
+    /// If it can't be made.
+    pub fn add_volume(&mut self, name: &str, size_bytes: u64) -> Result<()> {
+        let volume = format!("t/{name}");
+        let size = size_bytes.to_string();
+        self.daemon
+            .cli(&["volume", "create", &volume, "--size", &size])?;
+        self.daemon
+            .cli(&["export", "create", &volume, "--any-host"])?;
+        let number = self.hosts.len() as u64 + 1;
+        let host = Host::new(self.address, &volume, size_bytes, BLOCK, number);
+        self.hosts.push(host);
+        Ok(())
+    }
+
+    /// The pool file, if the pool is on the usual one.
+    #[must_use]
+    pub fn pool_file(&self) -> PathBuf {
+        self.daemon.folder().join("pool.img")
+    }
+
+    /// Runs a scenario while every host works; returns what each did.
+    ///
+    /// # Errors
+    /// If the scenario fails, a host reads what it must not, or notices what it must not.
+    pub fn during_load(
+        &mut self,
+        noticed: Noticed,
+        scenario: impl FnOnce(&mut Daemon, &Progress) -> Result<()>,
+    ) -> Result<Vec<Load>> {
+        let progress = Progress {
+            commands: self.hosts.iter().map(|_| AtomicU64::new(0)).collect(),
+            over: AtomicBool::new(false),
+        };
+        let (daemon, hosts) = (&mut self.daemon, &mut self.hosts);
+        let (ran, loads) = std::thread::scope(|scope| {
+            let threads: Vec<_> = hosts
+                .iter_mut()
+                .zip(&progress.commands)
+                .map(|(host, commands)| {
+                    let over = &progress.over;
+                    scope.spawn(move || {
+                        let worked = work(host, noticed, commands, over);
+                        over.store(over.load(SeqCst) || worked.is_err(), SeqCst);
+                        worked
+                    })
+                })
+                .collect();
+            let ran = scenario(daemon, &progress);
+            progress.over.store(true, SeqCst);
+            let loads: Vec<Result<Load>> = threads
+                .into_iter()
+                .map(|thread| thread.join().expect("a host does not panic"))
+                .collect();
+            (ran, loads)
+        });
+        // What a host saw explains more than that the scenario waited in vain.
+        let loads = loads.into_iter().collect::<Result<Vec<Load>>>();
+        let loads = match (loads, ran) {
+            (Err(host), Err(ran)) => return Err(host.context(format!("and: {ran:#}"))),
+            (Err(host), Ok(())) => return Err(host),
+            (Ok(_), Err(ran)) => return Err(ran),
+            (Ok(loads), Ok(())) => loads,
+        };
+        for load in &loads {
+            ensure!(load.commands > 0 && load.no_space == 0, "{load:?}");
+        }
+        Ok(loads)
+    }
+
+    /// Reads everything back, has the pool checked, and stops.
+    ///
+    /// # Errors
+    /// If anything is wrong.
+    pub fn finish(mut self) -> Result<()> {
+        self.check()?;
+        self.daemon.stop()
+    }
+
+    /// Reads everything back and has the pool checked.
+    ///
+    /// # Errors
+    /// If anything is wrong.
+    pub fn check(&mut self) -> Result<()> {
+        for host in &mut self.hosts {
+            host.verify(Promise::Acknowledged)?;
+        }
+        self.daemon.pool_check()
+    }
+
+    /// How many events there are of each kind.
+    ///
+    /// # Errors
+    /// If the daemon does not say.
+    pub fn events(&self) -> Result<BTreeMap<String, Vec<Value>>> {
+        events(&self.daemon)
+    }
+}
+
+/// The daemon's events by kind.
+///
+/// # Errors
+/// If the daemon does not say.
+pub fn events(daemon: &Daemon) -> Result<BTreeMap<String, Vec<Value>>> {
+    let said = daemon.cli(&["events"])?;
+    let mut kinds: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    for event in said.as_array().context("a list of events")? {
+        let kind = event["kind"].as_str().context("an event's kind")?;
+        kinds
+            .entry(kind.to_owned())
+            .or_default()
+            .push(event.clone());
+    }
+    Ok(kinds)
+}
+
+/// Works until it is over, connecting again if that is allowed.
+fn work(
+    host: &mut Host,
+    noticed: Noticed,
+    commands: &AtomicU64,
+    over: &AtomicBool,
+) -> Result<Load> {
+    let mut all = Load::default();
+    while !over.load(SeqCst) {
+        let before = commands.load(SeqCst);
+        let load = host.load(|ended| {
+            commands.store(before + ended, SeqCst);
+            !over.load(SeqCst)
+        })?;
+        all.commands += load.commands;
+        all.flushes += load.flushes;
+        all.interrupted += load.interrupted;
+        all.no_space += load.no_space;
+        all.lost |= load.lost;
+        ensure!(
+            noticed == Noticed::Interruptions || load.interrupted == 0,
+            "a command was interrupted: {load:?}"
+        );
+        ensure!(
+            noticed != Noticed::Nothing || !load.lost,
+            "a connection was lost: {load:?}"
+        );
+        if load.lost {
+            host.verify(Promise::Acknowledged)?;
+        }
+    }
+    Ok(all)
+}
+
+/// A number that the environment may set, for instance how many kills.
+#[must_use]
+pub fn count_from(variable: &str, otherwise: u64) -> u64 {
+    std::env::var(variable)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(otherwise)
+}
