@@ -138,6 +138,9 @@ impl Pending {
     }
 }
 
+#[cfg(test)]
+mod tests;
+
 impl OldBytes for OldMemory {
     fn read(&self, place: u64, out: &mut [u8]) -> Option<()> {
         OldMemory::read(self, place, out).ok()

@@ -1,0 +1,645 @@
+//! Conversion over hand-made regions: what each moment of death leaves, and what damage does.
+
+use super::counters::{NoFacts, SocketFacts};
+use super::plan::{Plan, plan};
+use super::queue::{Converted, convert_queue};
+use super::snapshot::OldQueue;
+use super::*;
+use crate::exports::Served;
+use forebay_nvme::controller::{Controller, ControllerConfig, check_admin_connect};
+use forebay_nvme::fabrics::{ConnectCommand, ConnectData};
+use forebay_nvme::{Nqn, SglDescriptor, Sqe};
+use forebay_xlate::boundary::message::{ExportConfig, VolumeConfig};
+use forebay_xlate::boundary::region::check::{BufferRef, Seed};
+use forebay_xlate::boundary::region::item::NO_SLOT;
+use forebay_xlate::boundary::region::queue::{InData, Kept};
+use forebay_xlate::boundary::region::{
+    Asked, CommandRecord, CommandStage, CommandState, ControllerConstants, ControllerContent, Item,
+    MAX_QUEUE_ENTRIES, QueueConstants, QueueIdentity, Span, queue_use,
+};
+use forebay_xlate::{DeviceIndex, VolumeId};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Release;
+
+/// Where the Connect ends in the received stream.
+const CONNECTED: u64 = 1224;
+/// Where its answer ends in the transmitted one.
+const ANSWERED: u64 = 152;
+const BLOCKS: u64 = 1 << 20;
+
+/// A dead engine.
+struct Dead {
+    region: Region,
+    bytes: BTreeMap<u64, Vec<u8>>,
+}
+
+impl OldBytes for Dead {
+    fn read(&self, place: u64, out: &mut [u8]) -> Option<()> {
+        let end = place.checked_add(out.len() as u64)?;
+        if end > 1 << 36 {
+            return None;
+        }
+        for (to, at) in out.iter_mut().zip(place..) {
+            *to = at as u8;
+        }
+        for (from, bytes) in &self.bytes {
+            for (byte, at) in bytes.iter().zip(*from..) {
+                if let Some(to) = at.checked_sub(place).and_then(|i| out.get_mut(i as usize)) {
+                    *to = *byte;
+                }
+            }
+        }
+        Some(())
+    }
+}
+
+fn block_write(cid: u16, lba: u64) -> Sqe {
+    Sqe::new(1, cid)
+        .with_nsid(1)
+        .with_cdw64(10, lba)
+        .with_cdw(12, 0)
+        .with_sgl(SglDescriptor::in_capsule(0, 4096))
+}
+
+fn buffer(number: u64) -> BufferRef {
+    BufferRef {
+        offset_bytes: (1 << 34) + number * 4096,
+        len_bytes: 4096,
+    }
+}
+
+impl Dead {
+    fn new() -> Self {
+        Self {
+            region: Region::anonymous(7).unwrap(),
+            bytes: BTreeMap::new(),
+        }
+    }
+
+    fn key(&self) -> u64 {
+        self.region.header().key.load(Relaxed)
+    }
+
+    /// A live queue that has answered its Connect; its socket has the number 1000 + its own.
+    fn queue(&self, queue: u32, controller: u32, qid: u16) {
+        let record = &self.region.queues()[queue as usize];
+        let constants = QueueConstants {
+            controller,
+            identity: QueueIdentity {
+                qid,
+                entries: 32,
+                no_flow_control: true,
+            },
+            params: 0,
+            socket: 1000 + u64::from(queue),
+            reactor: 0,
+            keep: queue,
+        };
+        record.put_constants(self.key(), queue, &constants);
+        record.number.store(1, Relaxed);
+        record.taken.store(CONNECTED, Relaxed);
+        record.tx_at.store(ANSWERED, Relaxed);
+        record.used.store(queue_use::LIVE, Release);
+    }
+
+    fn command(&self, queue: u32, slot: u16, number: u64, end: u64, sqe: Sqe) -> &CommandRecord {
+        let c = &self.region.commands(queue as usize)[usize::from(slot)];
+        let words: [u64; 8] = zerocopy::transmute!(sqe);
+        for (to, from) in c.sqe.iter().zip(words) {
+            to.store(from, Relaxed);
+        }
+        c.number.store(number, Relaxed);
+        c.end.store(end, Relaxed);
+        c.taken_ns.store(number * 10, Relaxed);
+        let seed = Seed::commands(self.key(), queue);
+        let check = CommandRecord::check_of(seed, slot, &words, number, end);
+        c.check.store(check, Relaxed);
+        let place = u64::from(queue) * 256 + number;
+        c.buffer
+            .store(buffer(place).word(seed, slot, number), Relaxed);
+        c.state.store(CommandState::taken(number).0, Relaxed);
+        c
+    }
+
+    /// Publishes one more item, of 24 bytes of header and so many of data.
+    fn answer(&mut self, queue: u32, start: u64, ends: u16, data_bytes: u32) {
+        let header = [queue as u8; 24];
+        let record = &self.region.queues()[queue as usize];
+        let span = Span::of_word(record.tx_span.load(Relaxed), 4096).unwrap();
+        let span = span.unwrap_or(Span {
+            list: queue as u16,
+            first: 0,
+            tail: 0,
+        });
+        let item = Item {
+            start,
+            header_at: span.tail * 24,
+            header_bytes: 24,
+            ends,
+            buffer: (data_bytes > 0).then(|| buffer(u64::from(queue) * 256 + 200)),
+            data_bytes,
+        };
+        let list = &self.region.items(queue as usize)[usize::from(span.tail)];
+        list.put(Seed::items(self.key(), queue), span.tail, &item, &header);
+        let tail = span.tail + 1;
+        record.tx_span.store(Span { tail, ..span }.word(), Relaxed);
+        let at = crate::memory::headers_at(queue as u16) + u64::from(item.header_at);
+        self.bytes.insert(at, header.to_vec());
+    }
+
+    /// An association of export 1 with an admin queue at `first` and I/O queues behind it.
+    fn association(&self, slot: u32, first: u32, io_queues: u32) {
+        let lane = lane();
+        let command = ConnectCommand::new(0, 0, 32, 0);
+        let subsystem = Nqn::parse(&lane.served.config.nqn).unwrap();
+        let host = Nqn::parse("nqn.2014-08.org.example:host").unwrap();
+        let data = ConnectData::new([7; 16], 0xffff, &subsystem, &host);
+        let connect = check_admin_connect(&command, &data, 128).unwrap();
+        let config = crate::tcp::controller_config(slot as u16 + 1, Some(&lane.served.config));
+        let config: ControllerConfig = config.unwrap();
+        let controller = Controller::new(config, &connect, 5);
+        let record = &self.region.controllers()[slot as usize];
+        let constants = ControllerConstants {
+            lane: Some(3),
+            cntlid: slot as u16 + 1,
+            export: Some(1),
+            local: "127.0.0.1:4420".parse().unwrap(),
+        };
+        record.put_constants(self.key(), slot, &constants);
+        let content = ControllerContent {
+            sequence: 1,
+            valid_from: 0,
+            blocks: BLOCKS,
+            state: zerocopy::transmute!(*controller.state()),
+        };
+        record.put_state(self.key(), slot, &content);
+        record.used.store(1, Relaxed);
+        for qid in 0..=io_queues {
+            self.queue(first + qid, slot, qid as u16);
+        }
+    }
+
+    fn convert(&self, queue: u32, consumed: u64, accepted: u64) -> Result<Converted, Damage> {
+        let old = OldQueue::read(&self.region, self, queue)?;
+        convert_queue(&old, self, SocketFacts { consumed, accepted }, None)
+    }
+}
+
+fn lane() -> ServedLane {
+    let volume = Volume::new(VolumeConfig {
+        volume: VolumeId(9),
+        uuid: [2; 16],
+        size_bytes: BLOCKS * 4096,
+        block_bytes: 4096,
+        extent_bytes: 64 << 10,
+    });
+    let config = ExportConfig {
+        export: ExportId(1),
+        volume: VolumeId(9),
+        nqn: "nqn.2026-01.io.forebay:t.v".into(),
+        serial: "s".into(),
+        hosts: vec![],
+        any_host: true,
+    };
+    ServedLane {
+        served: Served {
+            config: Arc::new(config),
+            reactor: 1,
+        },
+        lane: LaneIndex(5),
+        volume: Arc::new(volume.unwrap()),
+    }
+}
+
+fn lanes() -> ServedLanes {
+    BTreeMap::from([(ExportId(1), lane())])
+}
+
+#[test]
+fn a_quiet_queue_goes_on_where_it_is() {
+    let dead = Dead::new();
+    dead.queue(4, 0, 1);
+    let c = dead.convert(4, CONNECTED, ANSWERED).unwrap();
+    assert_eq!((c.taken, c.number, c.in_socket), (CONNECTED, 1, 0));
+    assert!(c.unread.is_empty() && c.commands.is_empty() && c.data.is_none());
+    // What the kernel counts is not to be explained.
+    assert!(dead.convert(4, CONNECTED + 1, ANSWERED).is_err());
+    assert!(dead.convert(4, CONNECTED, ANSWERED + 1).is_err());
+    assert!(dead.convert(4, CONNECTED, ANSWERED - 1).is_err());
+    // Only the Connect is recorded before it is read, and then nothing is.
+    assert_eq!(dead.convert(4, 0, ANSWERED).unwrap().in_socket, CONNECTED);
+    assert!(dead.convert(4, 5, ANSWERED).is_err());
+}
+
+#[test]
+fn a_command_that_is_recorded_is_taken() {
+    let dead = Dead::new();
+    dead.queue(4, 0, 1);
+    let end = CONNECTED + 72 + 4096;
+    dead.command(4, 2, 2, end, block_write(17, 8));
+    // Died before the stream's position said so.
+    let c = dead.convert(4, end, ANSWERED).unwrap();
+    assert_eq!((c.taken, c.number), (end, 2));
+    let fenced = Devices::None;
+    assert_eq!(c.commands[0].1, Next::Begin { fenced });
+    assert_eq!(c.commands[0].0.buffer, Some(buffer(4 * 256 + 2)));
+    // And of two, one at most can be ahead.
+    dead.command(4, 3, 3, end + 72, block_write(18, 9));
+    assert!(dead.convert(4, end + 72, ANSWERED).is_err());
+    let record = &dead.region.queues()[4];
+    record.number.store(2, Relaxed);
+    record.taken.store(end, Relaxed);
+    assert_eq!(dead.convert(4, end + 72, ANSWERED).unwrap().number, 3);
+    // Nothing that was not read was taken.
+    assert!(dead.convert(4, end + 71, ANSWERED).is_err());
+}
+
+#[test]
+fn unread_bytes_are_kept_or_in_the_receive_buffer() {
+    let mut dead = Dead::new();
+    dead.queue(4, 0, 1);
+    let stream = |at: u64| at as u8 ^ 0x5a;
+    let bytes = |from: u64, len: u64| (from..from + len).map(stream).collect::<Vec<u8>>();
+    let record = &dead.region.queues()[4];
+    record.kept_at[1].store(CONNECTED - 10, Relaxed);
+    record.kept.store(
+        Kept {
+            which: 1,
+            bytes: 30,
+        }
+        .word(),
+        Relaxed,
+    );
+    let kept_at = crate::memory::keep_at(4, 1).unwrap();
+    dead.bytes.insert(kept_at, bytes(CONNECTED - 10, 30));
+    let c = dead.convert(4, CONNECTED + 20, ANSWERED).unwrap();
+    assert_eq!(c.unread, bytes(CONNECTED, 20));
+    // A receive came on top of it.
+    assert!(dead.convert(4, CONNECTED + 50, ANSWERED).is_err());
+    dead.region.reactors()[0].rx_queue.store(5, Relaxed);
+    dead.region.reactors()[0]
+        .rx_base
+        .store(CONNECTED + 20, Relaxed);
+    let received_at = crate::memory::receive_buffer_at(0).unwrap()
+        + forebay_xlate::boundary::region::RECEIVE_AT as u64;
+    dead.bytes.insert(received_at, bytes(CONNECTED + 20, 30));
+    let c = dead.convert(4, CONNECTED + 50, ANSWERED).unwrap();
+    assert_eq!(c.unread, bytes(CONNECTED, 50));
+    // It was somebody else's.
+    dead.region.reactors()[0].rx_queue.store(6, Relaxed);
+    assert!(dead.convert(4, CONNECTED + 50, ANSWERED).is_err());
+}
+
+#[test]
+fn answers_are_sent_as_far_as_the_kernel_took_them() {
+    let mut dead = Dead::new();
+    dead.queue(4, 0, 1);
+    let mut end = CONNECTED;
+    for slot in 0..3u16 {
+        end += 72;
+        dead.command(4, slot, 2 + u64::from(slot), end, block_write(slot, 8));
+    }
+    let record = &dead.region.queues()[4];
+    record.number.store(4, Relaxed);
+    record.taken.store(end, Relaxed);
+    dead.answer(4, ANSWERED, 1, 4096);
+    dead.answer(4, ANSWERED + 24 + 4096, 0, 0);
+    let last = ANSWERED + 24 + 4096 + 24;
+    let becomes = |accepted: u64| -> Vec<(u16, Next)> {
+        let c = dead.convert(4, end, accepted).unwrap();
+        c.commands.iter().map(|(c, next)| (c.slot, *next)).collect()
+    };
+    let again = Next::Begin {
+        fenced: Devices::None,
+    };
+    use Next::Answered;
+    assert_eq!(
+        becomes(ANSWERED),
+        [(0, Answered), (1, Answered), (2, again)]
+    );
+    assert_eq!(
+        becomes(ANSWERED + 30),
+        [(0, Answered), (1, Answered), (2, again)]
+    );
+    assert_eq!(becomes(ANSWERED + 24 + 4096), [(0, Answered), (2, again)]);
+    assert_eq!(becomes(last), [(2, again)]);
+    let c = dead.convert(4, end, ANSWERED + 30).unwrap();
+    assert_eq!((c.sent.items, c.sent.skip, c.sent.published), (0, 30, last));
+    assert!(dead.convert(4, end, last + 1).is_err());
+    // The slot of one that is sent may be free, but not that of one that isn't.
+    dead.region.commands(4)[1].state.store(0, Relaxed);
+    assert!(dead.convert(4, end, last - 1).is_ok());
+    assert!(dead.convert(4, end, ANSWERED + 30).is_err());
+}
+
+#[test]
+fn data_that_was_asked_for_goes_on() {
+    let dead = Dead::new();
+    dead.queue(4, 0, 1);
+    let end = CONNECTED + 72;
+    let command = dead.command(4, 2, 2, end, block_write(17, 8));
+    let asked = Asked {
+        received_bytes: 0,
+        ttag: 0x102,
+    };
+    command.asked.store(asked.word(), Relaxed);
+    command.asked_at.store(ANSWERED, Relaxed);
+    let state = CommandState::taken(2).with_stage(CommandStage::Asked);
+    command.state.store(state.0, Relaxed);
+    let record = &dead.region.queues()[4];
+    record.number.store(2, Relaxed);
+    record.taken.store(end, Relaxed);
+    let c = dead.convert(4, end, ANSWERED).unwrap();
+    assert_eq!(c.commands[0].1, Next::Data(asked));
+    // Its R2T was not published: it is asked again, without a buffer.
+    command.asked_at.store(ANSWERED + 24, Relaxed);
+    let c = dead.convert(4, end, ANSWERED).unwrap();
+    let fenced = Devices::None;
+    assert_eq!(c.commands[0].1, Next::Begin { fenced });
+    assert_eq!(c.commands[0].0.buffer, None);
+    command.asked_at.store(ANSWERED, Relaxed);
+
+    // In the middle of a PDU's data, read right into the buffer.
+    let data = InData {
+        begin: end + 24,
+        end: end + 24 + 4096 + 4,
+        slot: 2,
+        offset_bytes: 0,
+        digest: true,
+    };
+    record.put_data(&data);
+    record.taken.store(data.begin + 100, Relaxed);
+    let reactor = &dead.region.reactors()[0];
+    reactor.rx_queue.store(5, Relaxed);
+    reactor.rx_base.store(data.begin + 4096, Relaxed);
+    let c = dead.convert(4, data.begin + 700, ANSWERED).unwrap();
+    assert_eq!((c.taken, c.data), (data.begin + 700, Some(data)));
+    let c = dead.convert(4, data.end - 2, ANSWERED).unwrap();
+    assert_eq!((c.taken, c.unread.len()), (data.end - 4, 2));
+    // All of it was there, and its command said so.
+    command.state.store(CommandState::taken(2).0, Relaxed);
+    let c = dead.convert(4, data.end, ANSWERED).unwrap();
+    assert_eq!((c.taken, c.data), (data.end, None));
+    // Data of a command that there isn't.
+    command.state.store(0, Relaxed);
+    assert!(dead.convert(4, data.end, ANSWERED).is_err());
+}
+
+#[test]
+fn a_conflicts_answer_is_given_once() {
+    let mut dead = Dead::new();
+    dead.queue(4, 0, 1);
+    let record = &dead.region.queues()[4];
+    record.odd_number.store(2, Relaxed);
+    record.odd_tx.store(ANSWERED + 24, Relaxed);
+    record.odd_taken.store(CONNECTED + 72, Relaxed);
+    let rx = crate::memory::receive_buffer_at(0).unwrap();
+    assert!(rx > 0);
+    dead.region.reactors()[0].rx_queue.store(5, Relaxed);
+    dead.region.reactors()[0].rx_base.store(CONNECTED, Relaxed);
+    // Not published: it is taken again.
+    let c = dead.convert(4, CONNECTED + 72, ANSWERED).unwrap();
+    assert_eq!((c.taken, c.number, c.unread.len()), (CONNECTED, 1, 72));
+    dead.answer(4, ANSWERED, NO_SLOT, 0);
+    let c = dead.convert(4, CONNECTED + 72, ANSWERED).unwrap();
+    assert_eq!((c.taken, c.number, c.unread.len()), (CONNECTED + 72, 2, 0));
+}
+
+#[test]
+fn the_third_death_of_a_command_is_its_last() {
+    let dead = Dead::new();
+    dead.queue(4, 0, 1);
+    let end = CONNECTED + 72;
+    let command = dead.command(4, 2, 2, end, block_write(17, 8));
+    let becomes = |blamed: Option<u16>| {
+        let old = OldQueue::read(&dead.region, &dead, 4).unwrap();
+        let facts = SocketFacts {
+            consumed: end,
+            accepted: ANSWERED,
+        };
+        let c = convert_queue(&old, &dead, facts, blamed).unwrap();
+        (c.commands[0].0.state.attempts(), c.commands[0].1)
+    };
+    let fenced = Devices::None;
+    assert_eq!(becomes(None), (0, Next::Begin { fenced }));
+    assert_eq!(becomes(Some(3)), (0, Next::Begin { fenced }));
+    assert_eq!(becomes(Some(2)), (1, Next::Begin { fenced }));
+    let state = CommandState::taken(2).with_attempts(1).with_device(3);
+    command.state.store(state.0, Relaxed);
+    let fenced = Devices::One(DeviceIndex(3));
+    assert_eq!(becomes(None), (1, Next::Begin { fenced }));
+    assert_eq!(becomes(Some(2)), (2, Next::Poisoned));
+}
+
+fn facts(
+    sockets: &[u32],
+    consumed: u64,
+    accepted: u64,
+) -> Vec<(u64, Result<SocketFacts, NoFacts>)> {
+    let of = |queue: &u32| {
+        let facts = SocketFacts { consumed, accepted };
+        (1000 + u64::from(*queue), Ok(facts))
+    };
+    sockets.iter().map(of).collect()
+}
+
+fn summary(plan: &Plan) -> (Vec<u32>, Vec<(usize, Closing)>) {
+    let queues = plan.controllers.iter().flat_map(|c| &c.queues);
+    (queues.map(|q| q.old.queue).collect(), plan.closed.clone())
+}
+
+#[test]
+fn an_association_lives_and_dies_as_a_whole() {
+    let dead = Dead::new();
+    dead.association(2, 10, 2);
+    dead.association(5, 20, 1);
+    let all = [10, 11, 12, 20, 21];
+    let mut sockets = facts(&all, CONNECTED, ANSWERED);
+    let made = plan(&dead.region, &dead, &sockets, None, &lanes());
+    assert_eq!(summary(&made), (all.to_vec(), vec![]));
+    // An I/O queue whose host has gone goes alone, an admin queue with all the others.
+    sockets[2].1 = Err(NoFacts::Ended);
+    sockets[3].1 = Err(NoFacts::Ended);
+    let made = plan(&dead.region, &dead, &sockets, None, &lanes());
+    let closed = vec![
+        (2, Closing::Ended),
+        (3, Closing::Ended),
+        (4, Closing::NoAdmin),
+    ];
+    assert_eq!(summary(&made), (vec![10, 11], closed));
+    assert!(!made.controllers[0].controller.io_queue_connected(2));
+    assert!(made.controllers[0].controller.io_queue_connected(1));
+    // Whose bytes killed the engine goes too.
+    let sockets = facts(&all, CONNECTED, ANSWERED);
+    let blamed = Some(Blamed::Queue {
+        queue: 11,
+        slot: None,
+    });
+    let made = plan(&dead.region, &dead, &sockets, blamed, &lanes());
+    let mut closed = summary(&made);
+    closed.1.sort();
+    let blamed = [0, 1, 2].map(|at| (at, Closing::Blamed)).to_vec();
+    assert_eq!(closed, (vec![20, 21], blamed));
+    // Nobody serves the export any more.
+    let made = plan(&dead.region, &dead, &sockets, None, &BTreeMap::new());
+    assert!(made.controllers.is_empty());
+    assert!(
+        made.closed
+            .iter()
+            .all(|(_, why)| *why == Closing::NotServed)
+    );
+}
+
+#[test]
+fn sockets_without_records_are_newcomers_or_end() {
+    let dead = Dead::new();
+    let mut sockets = facts(&[1, 2, 3, 4], 0, 0);
+    sockets[1].1 = Ok(SocketFacts {
+        consumed: 128,
+        accepted: 128,
+    });
+    sockets[2].1 = Err(NoFacts::Moving);
+    let blamed = Some(Blamed::Newcomer { socket: 1004 });
+    let made = plan(&dead.region, &dead, &sockets, blamed, &lanes());
+    assert_eq!(made.newcomers, [0]);
+    let why = [Closing::Unrecorded, Closing::Unreadable, Closing::Blamed];
+    let closed: Vec<_> = (1..).zip(why).collect();
+    assert_eq!(made.closed, closed);
+}
+
+#[test]
+fn what_ends_leaves_its_writes_behind() {
+    let dead = Dead::new();
+    dead.association(2, 10, 1);
+    let end = CONNECTED + 72;
+    let command = dead.command(11, 2, 2, end, block_write(17, 8));
+    let sockets = facts(&[10, 11], CONNECTED, ANSWERED);
+    let mut sockets_io_taken = sockets.clone();
+    sockets_io_taken[1].1 = Ok(SocketFacts {
+        consumed: end,
+        accepted: ANSWERED,
+    });
+    let spans = |sockets: &[_]| {
+        let mut made = plan(&dead.region, &dead, sockets, None, &lanes());
+        assert!(made.spans.of_reactor(0).is_empty());
+        made.spans.of_reactor(1)
+    };
+    let own = spans(&sockets_io_taken);
+    assert_eq!((own.len(), own[0].bytes.clone()), (1, 8 * 4096..9 * 4096));
+    assert!(own[0].command.is_some() && own[0].devices == Devices::None);
+    // It got to a device, and its connection is damaged: consumed is less than was taken.
+    let state = CommandState::taken(2).with_device(3);
+    command.state.store(state.0, Relaxed);
+    let left = spans(&sockets);
+    assert_eq!((left.len(), left[0].bytes.clone()), (1, 8 * 4096..9 * 4096));
+    assert_eq!(
+        (left[0].command, left[0].devices),
+        (None, Devices::One(DeviceIndex(3)))
+    );
+    // Where is not known: anywhere.
+    command.check.store(5, Relaxed);
+    let left = spans(&sockets);
+    assert_eq!((left.len(), left[0].bytes.clone()), (1, 0..BLOCKS * 4096));
+    assert_eq!((left[0].command, left[0].devices), (None, Devices::All));
+    // Whose is not known: everybody's.
+    dead.region.queues()[11].controller.store(77, Relaxed);
+    assert_eq!(spans(&sockets).len(), 1);
+}
+
+/// All words of a queue's records, and of its association.
+fn words(dead: &Dead, queue: u32, controller: u32) -> Vec<&AtomicU64> {
+    let region = dead.region.memory();
+    let at = |cell: *const u64| cell as usize;
+    let base = at((&raw const dead.region.header().generation).cast()) - 16;
+    let place = |from: usize, len: usize| {
+        region
+            .cells::<AtomicU64>(from - base, len / 8)
+            .unwrap()
+            .iter()
+    };
+    let q = &dead.region.queues()[queue as usize];
+    let c = &dead.region.controllers()[controller as usize];
+    let commands = &dead.region.commands(queue as usize)[..8];
+    let items = &dead.region.items(queue as usize)[..4];
+    place(at((&raw const *q).cast()), size_of_val(q))
+        .chain(place(at(commands.as_ptr().cast()), size_of_val(commands)))
+        .chain(place(at(items.as_ptr().cast()), size_of_val(items)))
+        .chain(place(at((&raw const *c).cast()), 64 + 2 * 416))
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+    /// Whatever is in the records of one association, the others go on as if nothing were, and
+    /// what is understood of it names no buffer but its own commands'.
+    #[test]
+    fn damage_ends_one_association_at_most(
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u64>(), 0u8..4, 0usize..3), 1..6),
+        consumed in 0u64..6000,
+        accepted in 0u64..6000,
+    ) {
+        let mut dead = Dead::new();
+        for (slot, first) in [(2, 10), (5, 20), (6, 30)] {
+            dead.association(slot, first, 2);
+            for queue in first..first + 3 {
+                let mut end = CONNECTED;
+                for slot in 0..5u16 {
+                    end += 72;
+                    let number = 2 + u64::from(slot);
+                    let command = dead.command(queue, slot, number, end, block_write(slot, number));
+                    if slot == 3 {
+                        let state = CommandState::taken(number).with_stage(CommandStage::Asked);
+                        command.state.store(state.0, Relaxed);
+                    }
+                }
+                let record = &dead.region.queues()[queue as usize];
+                record.number.store(6, Relaxed);
+                record.taken.store(end, Relaxed);
+                dead.answer(queue, ANSWERED, 1, 100);
+                dead.answer(queue, ANSWERED + 124, 0, 0);
+            }
+        }
+        let end = CONNECTED + 5 * 72;
+        let all: Vec<u32> = [10, 20, 30].iter().flat_map(|q| *q..q + 3).collect();
+        let mut sockets = facts(&all, end, ANSWERED + 50);
+        let before = plan(&dead.region, &dead, &sockets, None, &lanes());
+        prop_assert_eq!(summary(&before), (all.clone(), vec![]));
+        let of = |plan: &Plan, slot: u32| {
+            let found = plan.controllers.iter().find(|c| c.slot == slot);
+            format!("{:?}", found.map(|c| (c.constants, &c.controller.state().cc, c.queues.iter().map(|q| format!("{:?}", (&q.old, &q.converted))).collect::<Vec<_>>())))
+        };
+        let good = [of(&before, 2), of(&before, 6)];
+
+        for (index, value, kind, queue) in &changes {
+            let all = words(&dead, 20 + *queue as u32, 5);
+            let word = all[index.index(all.len())];
+            match kind {
+                0 => { word.fetch_xor(1 << (value % 64), Relaxed); }
+                1 => { word.fetch_xor(0xff << (value % 57), Relaxed); }
+                2 => word.store(value % 7000, Relaxed),
+                _ => word.store(*value, Relaxed),
+            }
+        }
+        // The kernel's word counts as given, but may contradict the records.
+        if consumed % 3 == 0 {
+            let facts = SocketFacts { consumed, accepted };
+            sockets[4].1 = Ok(facts);
+        }
+        let after = plan(&dead.region, &dead, &sockets, None, &lanes());
+        prop_assert_eq!([of(&after, 2), of(&after, 6)], good);
+        for queue in after.controllers.iter().flat_map(|c| &c.queues) {
+            for (command, _) in &queue.converted.commands {
+                let own = buffer(u64::from(queue.old.queue) * 256 + command.number);
+                prop_assert!(command.buffer.is_none_or(|b| b == own));
+                prop_assert!(usize::from(command.slot) < MAX_QUEUE_ENTRIES);
+            }
+        }
+        // Whatever goes on or not, every socket has one fate.
+        let live = after.controllers.iter().flat_map(|c| &c.queues).map(|q| q.socket);
+        let mut fates: Vec<usize> = live.chain(after.closed.iter().map(|c| c.0)).chain(after.newcomers.clone()).collect();
+        fates.sort_unstable();
+        prop_assert_eq!(fates, (0..sockets.len()).collect::<Vec<_>>());
+    }
+}
