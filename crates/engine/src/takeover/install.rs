@@ -97,6 +97,11 @@ pub(super) fn install(
     }
     for (reactor, part) in inheritance.parts.iter_mut().enumerate() {
         part.carried = plan.spans.of_reactor(reactor);
+        // For what nobody carries out there is no other record.
+        let orphans = part.carried.iter().any(|span| span.command.is_none());
+        if let Some(record) = new.region.reactors().get(reactor) {
+            record.orphans.store(u64::from(orphans), Relaxed);
+        }
     }
     inheritance.newcomers = plan.newcomers.into_iter().filter_map(socket).collect();
     inheritance.closed = (plan.closed.into_iter())
@@ -228,34 +233,34 @@ fn queue(
 
     let seed = Seed::items(key, queue);
     let unsent = was.items.items.get(converted.sent.items..)?;
-    let mut list = None;
+    let mut list = new.memory.take_list()?;
+    let records = new.region.items(usize::from(list.index()));
     let mut items = Vec::with_capacity(unsent.len());
-    if !unsent.is_empty() {
-        let mut headers = new.memory.take_list()?;
-        let records = new.region.items(usize::from(headers.index()));
-        let mut header_at = 0;
-        for (place, from) in (0u16..).zip(unsent) {
-            let header = was.items.header(from);
-            let buffer = copy(old, from.buffer, new.memory)?;
-            let item = Item {
-                header_at: header_at as u16,
-                buffer: buffer.as_ref().map(StagingBuffer::reference),
-                ..*from
-            };
-            (headers.bytes_mut())
-                .get_mut(header_at..header_at + header.len())?
-                .copy_from_slice(header);
-            (records.get(usize::from(place))?).put(seed, place, &item, header);
-            header_at += header.len();
-            items.push((item, buffer));
-        }
+    let mut header_at = 0;
+    for (place, from) in (0u16..).zip(unsent) {
+        let header = was.items.header(from);
+        // One that was only held until the answer is sent is free: what it answers is answered.
+        let buffer = from.buffer.filter(|_| from.data_bytes > 0);
+        let buffer = copy(old, buffer, new.memory)?;
+        let item = Item {
+            header_at: header_at as u16,
+            buffer: buffer.as_ref().map(StagingBuffer::reference),
+            ..*from
+        };
+        (list.bytes_mut())
+            .get_mut(header_at..header_at + header.len())?
+            .copy_from_slice(header);
+        (records.get(usize::from(place))?).put(seed, place, &item, header);
+        header_at += header.len();
+        items.push((item, buffer));
+    }
+    if !items.is_empty() {
         let span = Span {
-            list: headers.index(),
+            list: list.index(),
             first: 0,
             tail: items.len() as u16,
         };
         record.tx_span.store(span.word(), Relaxed);
-        list = Some(headers);
     }
     record.tx_at.store(converted.sent.published, Relaxed);
 

@@ -130,8 +130,12 @@ impl Pending {
             .map(|(socket, fd)| (*socket, counters::read(fd)))
             .collect();
         forebay_xlate::kill_point!("over.counted");
-        let plan = plan::plan(&self.region, &self.memory, &facts, self.blamed, new.lanes);
-        let inheritance = install::install(plan, &self.memory, &self.sockets, new);
+        let (region, memory) = (&self.region, &self.memory);
+        let now_ns = crate::core::monotonic_ns();
+        let plan = plan::plan(region, memory, &facts, self.blamed, new.lanes, now_ns);
+        let mut inheritance = install::install(plan, memory, &self.sockets, new);
+        inheritance.after_fence =
+            (region.reactors().iter()).any(|reactor| reactor.orphans.load(Relaxed) != 0);
         install::copy_figures(&self.region, new);
         forebay_xlate::kill_point!("over.converted");
         inheritance

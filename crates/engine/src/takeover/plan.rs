@@ -11,12 +11,13 @@ use super::counters::{NoFacts, SocketFacts};
 use super::queue::{Converted, convert_queue};
 use super::snapshot::OldQueue;
 use super::spans::Spans;
-use super::{Closing, Next, OldBytes, ServedLane, ServedLanes};
+use super::{Closing, Devices, Next, OldBytes, ServedLane, ServedLanes};
 use crate::tcp::controller_config;
 use forebay_nvme::controller::{Controller, ControllerState};
 use forebay_xlate::boundary::message::{Blamed, ExportId};
 use forebay_xlate::boundary::region::{
-    ControllerConstants, MAX_CONTROLLERS, MAX_QUEUES, QueueConstants, Region, queue_use,
+    CommandStage, ControllerConstants, MAX_CONTROLLERS, MAX_QUEUES, QueueConstants, Region,
+    queue_use,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -75,6 +76,7 @@ pub(super) fn plan(
     sockets: &[(u64, Result<SocketFacts, NoFacts>)],
     blamed: Option<Blamed>,
     lanes: &ServedLanes,
+    now_ns: u64,
 ) -> Plan {
     let mut held = BTreeMap::new();
     for (at, (socket, _)) in sockets.iter().enumerate() {
@@ -102,7 +104,7 @@ pub(super) fn plan(
     }
     for (slot, queues) in of {
         claimed.extend(queues.iter().filter_map(|q| q.socket));
-        association(region, memory, slot, queues, lanes, &mut plan);
+        association(region, memory, slot, queues, lanes, now_ns, &mut plan);
     }
     for (at, (socket, facts)) in sockets.iter().enumerate() {
         if claimed.contains(&at) {
@@ -201,6 +203,7 @@ fn association(
     slot: u32,
     queues: Vec<Looked>,
     lanes: &ServedLanes,
+    now_ns: u64,
     plan: &mut Plan,
 ) {
     let key = region.header().key.load(Relaxed);
@@ -238,7 +241,7 @@ fn association(
     live.sort_by_key(|q| q.old.constants.identity.qid);
     let restored = match worst {
         Some(why) => Err(why),
-        None => restore(region, slot, constants, lane, &live),
+        None => restore(region, slot, constants, lane, &mut live, now_ns),
     };
     match restored {
         Ok((constants, controller, blocks)) => {
@@ -269,10 +272,11 @@ fn restore(
     slot: u32,
     constants: Option<ControllerConstants>,
     lane: Option<&ServedLane>,
-    live: &[PlannedQueue],
+    live: &mut [PlannedQueue],
+    now_ns: u64,
 ) -> Result<(ControllerConstants, Controller, u64), Closing> {
     let admin = live
-        .first()
+        .first_mut()
         .filter(|q| q.old.constants.identity.qid == 0)
         .ok_or(Closing::NoAdmin)?;
     let constants = constants.ok_or(Closing::Damaged)?;
@@ -291,6 +295,9 @@ fn restore(
         .ok_or(Closing::Damaged)?;
     let bytes: Vec<u8> = content.state.iter().flat_map(|w| w.to_le_bytes()).collect();
     let mut state = ControllerState::read_from_bytes(&bytes).map_err(|_| Closing::Damaged)?;
+    event_requests(&mut state, &mut admin.converted);
+    // Its host is given all of the time again.
+    state.keep_alive_from_ns = now_ns;
     state.io_queues = [0; 2];
     for queue in live {
         let qid = u32::from(queue.old.constants.identity.qid);
@@ -307,6 +314,32 @@ fn restore(
         return Err(Closing::NotServed);
     }
     Ok((constants, controller, content.blocks))
+}
+
+/// An Asynchronous Event Request is kept when its slot says so and the controller has it; anything else
+/// is carried out again, or is over.
+fn event_requests(state: &mut ControllerState, admin: &mut Converted) {
+    let mut known = BTreeSet::new();
+    for (command, next) in &mut admin.commands {
+        if *next != Next::Kept {
+            continue;
+        }
+        let cid = command.sqe.cid();
+        let has = |(slot, of): (&u8, &u16)| *slot != 0 && *of == cid;
+        if state.event_slots.iter().zip(&state.event_cids).any(has) {
+            known.insert(cid);
+        } else {
+            command.state = command.state.with_stage(CommandStage::Taken);
+            *next = Next::Begin {
+                fenced: Devices::None,
+            };
+        }
+    }
+    for (slot, cid) in state.event_slots.iter_mut().zip(state.event_cids) {
+        if !known.contains(&cid) {
+            *slot = 0;
+        }
+    }
 }
 
 impl PlannedQueue {

@@ -94,11 +94,11 @@ pub(super) fn convert_queue(
                 let attempts = command.state.attempts().saturating_add(1);
                 command.state = command.state.with_attempts(attempts);
             }
-            let next = next(&command, answers.is_unsent(command.slot), sent.published)?;
-            if command.is_asked() && !matches!(next, Next::Data(_)) {
-                command.state = command.state.with_stage(CommandStage::Taken);
-                command.buffer = None;
+            let unsent = answers.is_unsent(command.slot);
+            if command.is_asked() && !unsent && !data.is_some_and(|d| d.slot == command.slot) {
+                settle_asked(&mut command, sent.published);
             }
+            let next = next(&command, unsent)?;
             Ok((command, next))
         })
         .collect::<Result<Vec<_>, Damage>>()?;
@@ -225,8 +225,21 @@ fn within(
     Ok(Some(data))
 }
 
+/// A command with an R2T, between two PDUs of its data.
+fn settle_asked(command: &mut OldCommand, published: u64) {
+    let complete = (command.buffer).is_some_and(|b| command.asked.received_bytes == b.len_bytes);
+    if command.asked_at > published {
+        // The question never went out: it is asked again.
+        command.state = command.state.with_stage(CommandStage::Taken);
+        command.buffer = None;
+    } else if complete {
+        // That is noted after the stream's position.
+        command.state = command.state.with_stage(CommandStage::Taken);
+    }
+}
+
 /// What becomes of a command.
-fn next(command: &OldCommand, answered: bool, published: u64) -> Result<Next, Damage> {
+fn next(command: &OldCommand, answered: bool) -> Result<Next, Damage> {
     if answered {
         return Ok(Next::Answered);
     }
@@ -237,16 +250,10 @@ fn next(command: &OldCommand, answered: bool, published: u64) -> Result<Next, Da
         Some(CommandStage::Asked) if poisoned => return Err(Damage("data that kills")),
         Some(CommandStage::Asked) => {
             let room = command.buffer.map_or(0, |b| b.len_bytes);
-            if command.asked.received_bytes > room || room == 0 {
+            if command.asked.received_bytes >= room {
                 return Err(Damage("data beyond its buffer"));
             }
-            match command.asked_at <= published {
-                true => Next::Data(command.asked),
-                // The question never went out: it is asked again.
-                false => Next::Begin {
-                    fenced: Devices::None,
-                },
-            }
+            Next::Data(command.asked)
         }
         Some(CommandStage::Taken) if poisoned => Next::Poisoned,
         Some(CommandStage::Taken) => Next::Begin {

@@ -361,6 +361,17 @@ fn data_that_was_asked_for_goes_on() {
     assert_eq!(c.commands[0].0.buffer, None);
     command.asked_at.store(ANSWERED, Relaxed);
 
+    // All of it is there, and only the stream says so.
+    let all = Asked {
+        received_bytes: 4096,
+        ..asked
+    };
+    command.asked.store(all.word(), Relaxed);
+    let c = dead.convert(4, end, ANSWERED).unwrap();
+    assert_eq!(c.commands[0].1, Next::Begin { fenced });
+    assert_eq!(c.commands[0].0.buffer, Some(buffer(4 * 256 + 2)));
+    command.asked.store(asked.word(), Relaxed);
+
     // In the middle of a PDU's data, read right into the buffer.
     let data = InData {
         begin: end + 24,
@@ -457,12 +468,12 @@ fn an_association_lives_and_dies_as_a_whole() {
     dead.association(5, 20, 1);
     let all = [10, 11, 12, 20, 21];
     let mut sockets = facts(&all, CONNECTED, ANSWERED);
-    let made = plan(&dead.region, &dead, &sockets, None, &lanes());
+    let made = plan(&dead.region, &dead, &sockets, None, &lanes(), 5);
     assert_eq!(summary(&made), (all.to_vec(), vec![]));
     // An I/O queue whose host has gone goes alone, an admin queue with all the others.
     sockets[2].1 = Err(NoFacts::Ended);
     sockets[3].1 = Err(NoFacts::Ended);
-    let made = plan(&dead.region, &dead, &sockets, None, &lanes());
+    let made = plan(&dead.region, &dead, &sockets, None, &lanes(), 5);
     let closed = vec![
         (2, Closing::Ended),
         (3, Closing::Ended),
@@ -477,13 +488,13 @@ fn an_association_lives_and_dies_as_a_whole() {
         queue: 11,
         slot: None,
     });
-    let made = plan(&dead.region, &dead, &sockets, blamed, &lanes());
+    let made = plan(&dead.region, &dead, &sockets, blamed, &lanes(), 5);
     let mut closed = summary(&made);
     closed.1.sort();
     let blamed = [0, 1, 2].map(|at| (at, Closing::Blamed)).to_vec();
     assert_eq!(closed, (vec![20, 21], blamed));
     // Nobody serves the export any more.
-    let made = plan(&dead.region, &dead, &sockets, None, &BTreeMap::new());
+    let made = plan(&dead.region, &dead, &sockets, None, &BTreeMap::new(), 5);
     assert!(made.controllers.is_empty());
     assert!(
         made.closed
@@ -502,7 +513,7 @@ fn sockets_without_records_are_newcomers_or_end() {
     });
     sockets[2].1 = Err(NoFacts::Moving);
     let blamed = Some(Blamed::Newcomer { socket: 1004 });
-    let made = plan(&dead.region, &dead, &sockets, blamed, &lanes());
+    let made = plan(&dead.region, &dead, &sockets, blamed, &lanes(), 5);
     assert_eq!(made.newcomers, [0]);
     let why = [Closing::Unrecorded, Closing::Unreadable, Closing::Blamed];
     let closed: Vec<_> = (1..).zip(why).collect();
@@ -522,7 +533,7 @@ fn what_ends_leaves_its_writes_behind() {
         accepted: ANSWERED,
     });
     let spans = |sockets: &[_]| {
-        let mut made = plan(&dead.region, &dead, sockets, None, &lanes());
+        let mut made = plan(&dead.region, &dead, sockets, None, &lanes(), 5);
         assert!(made.spans.of_reactor(0).is_empty());
         made.spans.of_reactor(1)
     };
@@ -604,7 +615,7 @@ proptest! {
         let end = CONNECTED + 5 * 72;
         let all: Vec<u32> = [10, 20, 30].iter().flat_map(|q| *q..q + 3).collect();
         let mut sockets = facts(&all, end, ANSWERED + 50);
-        let before = plan(&dead.region, &dead, &sockets, None, &lanes());
+        let before = plan(&dead.region, &dead, &sockets, None, &lanes(), 5);
         prop_assert_eq!(summary(&before), (all.clone(), vec![]));
         let of = |plan: &Plan, slot: u32| {
             let found = plan.controllers.iter().find(|c| c.slot == slot);
@@ -627,7 +638,7 @@ proptest! {
             let facts = SocketFacts { consumed, accepted };
             sockets[4].1 = Ok(facts);
         }
-        let after = plan(&dead.region, &dead, &sockets, None, &lanes());
+        let after = plan(&dead.region, &dead, &sockets, None, &lanes(), 5);
         prop_assert_eq!([of(&after, 2), of(&after, 6)], good);
         for queue in after.controllers.iter().flat_map(|c| &c.queues) {
             for (command, _) in &queue.converted.commands {

@@ -100,9 +100,9 @@ pub(crate) struct InheritedQueue {
     pub kept_bytes: u32,
     /// The data that the position is within.
     pub data: Option<InData>,
-    /// What is to be sent: the headers, the items with their buffers. `None` if nothing is.
-    pub list: Option<HeaderList>,
-    /// See above. The first begins at place 0 of the list.
+    /// Its list of items.
+    pub list: HeaderList,
+    /// What is to be sent, from place 0 of the list on.
     pub items: Vec<(Item, Option<StagingBuffer>)>,
     /// Bytes of the first item that are sent.
     pub skip_bytes: u64,
@@ -132,6 +132,9 @@ pub(crate) struct Inheritance {
     pub newcomers: Vec<(u64, Arc<OwnedFd>)>,
     /// Connections that can't go on. They are shut down after `Resume`, not before.
     pub closed: Vec<(u64, Arc<OwnedFd>, Closing)>,
+    /// The dead engine waited itself for something that has no record: nothing is served before the
+    /// fences have passed.
+    pub after_fence: bool,
     /// Queues in `parts`.
     pub queues: u32,
     /// Their commands.
