@@ -329,6 +329,7 @@ impl Core {
     /// Begins a command while something is carried.
     #[cold]
     pub(super) fn begin_beside_carried(&mut self, token: Token) {
+        self.blame(Some(token.index() as u32));
         let io = &self.ios[token.index()];
         // A flush may be the first half of a command that is carried: its span stays.
         if io.op != IoOp::Flush
