@@ -4,6 +4,49 @@
 mod common;
 
 use common::TestEngine;
+use forebay_device::{Device, OpenOptions};
+use forebay_xlate::DeviceIndex;
+
+/// Waits until a device is ready.
+fn wait_for(engine: &TestEngine, device: u8) {
+    let limit = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !engine
+        .log
+        .lock()
+        .unwrap()
+        .ready
+        .contains(&DeviceIndex(device))
+    {
+        assert!(
+            std::time::Instant::now() < limit,
+            "device {device} is not ready"
+        );
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_device_is_ready_when_no_earlier_engine_has_anything_there() {
+    let mut engine = TestEngine::start("file", 8 << 20, 1);
+    let path = |name: &str| engine.device_path().with_file_name(name);
+    let specs = ["held", "free"].map(|name| {
+        let file = std::fs::File::create(path(name)).unwrap();
+        file.set_len(8 << 20).unwrap();
+        format!("file:{}", path(name).display())
+    });
+    let earlier = Device::open(&specs[0].parse().unwrap(), &OpenOptions::default()).unwrap();
+    earlier.take_fence(0).unwrap();
+    assert_eq!(engine.device(1, specs[0].clone()), None);
+    assert_eq!(engine.device(2, specs[1].clone()), None);
+    wait_for(&engine, 2);
+    assert!(!engine.log.lock().unwrap().ready.contains(&DeviceIndex(1)));
+    // To ask again makes it no sooner ready.
+    assert_eq!(engine.device(1, specs[0].clone()), None);
+    assert_eq!(engine.device(2, specs[1].clone()), None);
+    assert!(!engine.log.lock().unwrap().ready.contains(&DeviceIndex(1)));
+    drop(earlier);
+    wait_for(&engine, 1);
+}
 
 #[test]
 fn two_devices_that_are_one_are_refused() {

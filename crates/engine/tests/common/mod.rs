@@ -29,6 +29,7 @@ pub struct Log {
     pub faults: u64,
     pub commits: u64,
     pub releases: Vec<ExtentRange>,
+    pub ready: Vec<DeviceIndex>,
 }
 
 /// A message and its descriptors.
@@ -130,6 +131,7 @@ impl Owner {
                     self.say(ToEngine::ReleaseDone { release });
                 }
             }
+            FromEngine::DeviceReady { device } => self.log.lock().unwrap().ready.push(device),
             FromEngine::Done { request, error } => {
                 let _ = self.done.send((request, error));
             }
