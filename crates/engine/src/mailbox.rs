@@ -130,6 +130,8 @@ pub enum Upcall {
         /// Which.
         lane: LaneIndex,
     },
+    /// A connection's socket is shut down, and no record is left of it.
+    SocketGone(u64),
     /// The reactor has ended.
     Stopped,
 }

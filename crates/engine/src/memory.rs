@@ -325,6 +325,21 @@ impl Keep {
             room.copy_from_slice(bytes);
         }
     }
+
+    /// Fills the begin of one of its buffers with a part of the other.
+    pub(crate) fn turn(&mut self, which: u8, part: std::ops::Range<usize>) {
+        self.most = self.most.max(part.len());
+        // SAFETY: as above.
+        let both: &mut [[u8; KEEP_BYTES]; 2] = unsafe { self.bytes.cast().as_mut() };
+        let [first, second] = both;
+        let (to, from) = match which & 1 {
+            0 => (first, second),
+            _ => (second, first),
+        };
+        if let (Some(to), Some(from)) = (to.get_mut(..part.len()), from.get(part)) {
+            to.copy_from_slice(from);
+        }
+    }
 }
 
 impl Drop for Keep {

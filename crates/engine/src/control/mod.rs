@@ -13,7 +13,7 @@ mod translate;
 use crate::associations::Associations;
 use crate::config::EngineConfig;
 use crate::core::{ServedDevice, monotonic_ns};
-use crate::door::Door;
+use crate::door::{Door, NewConnection, Outside};
 use crate::exports::Exports;
 use crate::lane::LaneIndex;
 use crate::mailbox::{ControlBell, Post, ToReactor, Upcall, quiet_bell};
@@ -88,6 +88,21 @@ pub struct Control {
     orphan_at_ns: u64,
 }
 
+/// What becomes of the door's sockets.
+struct Sockets<'a>(&'a mut [ToReactor]);
+
+impl Outside for Sockets<'_> {
+    fn accepted(&mut self, _socket: u64, _fd: &Arc<OwnedFd>) {}
+
+    fn gone(&mut self, _socket: u64) {}
+
+    fn route(&mut self, reactor: usize, connection: Box<NewConnection>) {
+        if let Some(mailbox) = self.0.get_mut(reactor) {
+            mailbox.post(Post::Connection(connection));
+        }
+    }
+}
+
 impl Control {
     /// Listens for the daemon.
     pub fn new(
@@ -124,7 +139,7 @@ impl Control {
             turns_ns: 0,
             mailboxes,
             bell,
-            door: Door::new(Associations::default(), set.clone()),
+            door: Door::new(Associations::default(), set.clone(), config.generation),
             epoll: set,
             exports,
             devices: BTreeMap::new(),
@@ -166,13 +181,8 @@ impl Control {
                     KEY_CHANNEL => self.hear_daemon(),
                     KEY_BELL => quiet_bell(&*self.bell.wake),
                     key => {
-                        let mailboxes = &mut self.mailboxes;
-                        self.door
-                            .ready(key, &self.exports, &mut |reactor, connection| {
-                                if let Some(mailbox) = mailboxes.get_mut(reactor) {
-                                    mailbox.post(Post::Connection(connection));
-                                }
-                            });
+                        let mut out = Sockets(&mut self.mailboxes);
+                        self.door.ready(key, &self.exports, &mut out);
                     }
                 }
             }
@@ -187,7 +197,7 @@ impl Control {
                 self.side.take_turns(&mut self.effects);
                 self.carry_out();
             }
-            self.door.tick(now);
+            self.door.tick(now, &mut Sockets(&mut self.mailboxes));
             self.settle_channel();
             if now > self.orphan_at_ns && self.pool == [0; 16] && !self.stopping {
                 self.stop();
@@ -197,7 +207,7 @@ impl Control {
 
     fn stop(&mut self) {
         if !std::mem::replace(&mut self.stopping, true) {
-            self.door.close();
+            self.door.close(&mut Sockets(&mut self.mailboxes));
             for mailbox in &mut self.mailboxes {
                 mailbox.post(Post::Stop);
             }

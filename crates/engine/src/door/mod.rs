@@ -5,8 +5,11 @@
 //! serves its export, with the Connect checked as far as names go but not yet answered.
 //!
 //! **Design.** Each newcomer has a small state machine ([`newcomer`]) and [`WELCOME_LIMIT_NS`] of time.
-//! It reads from the socket no byte more than the PDU at hand has, so that nothing has to travel with
-//! the socket. Newcomers are bounded; when there is no place left, whoever has most of them loses its
+//! It only looks at what came, and consumes nothing: the reactor does, when the queue is recorded. So
+//! nothing has to travel with the socket, and a successor that finds a newcomer begins again with it: all
+//! it has to know is whether the ICResp was sent. A socket has a number from its accept on, and others
+//! ([`Outside`]) are told of it: the daemon holds it too, so it ends by being shut down, not by being
+//! dropped. Newcomers are bounded; when there is no place left, whoever has most of them loses its
 //! oldest. Refusals are told in the words of the specification, and then the socket is closed.
 //!
 //! **Not here:** anything after Connect ([`crate::tcp`]), and what a controller has to say about a
@@ -22,10 +25,11 @@ use forebay_nvme::controller::AdminConnect;
 use forebay_nvme::fabrics::ConnectData;
 use forebay_nvme::tcp::TcpParams;
 use forebay_xlate::boundary::message::ExportId;
-use newcomer::{Newcomer, Step};
+use forebay_xlate::kill_point;
+use newcomer::{IC_BYTES, Newcomer, Step};
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::SocketFlags;
+use rustix::net::{Shutdown, SocketFlags};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -71,11 +75,17 @@ pub(crate) enum Target {
     Discovery(Exports),
 }
 
-/// A socket whose Connect is to be answered by the reactor. Nothing beyond the Connect has been read.
+/// A socket whose Connect is to be answered by the reactor. Nothing of it has been consumed.
 #[derive(Debug)]
 pub(crate) struct NewConnection {
+    /// Its number.
+    pub socket: u64,
     /// The socket: non-blocking, without Nagle's delay.
-    pub fd: OwnedFd,
+    pub fd: Arc<OwnedFd>,
+    /// How many bytes ICReq and Connect are: to be consumed.
+    pub consumed: usize,
+    /// How many bytes were sent: the ICResp's.
+    pub said: usize,
     /// What ICReq and ICResp agreed on.
     pub params: TcpParams,
     /// The Connect command.
@@ -86,6 +96,16 @@ pub(crate) struct NewConnection {
     pub kind: NewKind,
     /// Our address, as the host reached it.
     pub local: SocketAddr,
+}
+
+/// Whom the door tells of its sockets.
+pub(crate) trait Outside {
+    /// A connection was accepted just now. Whoever is to hold its socket does from here on.
+    fn accepted(&mut self, socket: u64, fd: &Arc<OwnedFd>);
+    /// A newcomer is gone; its socket is shut down.
+    fn gone(&mut self, socket: u64);
+    /// A connection has said who it is; it goes to this reactor.
+    fn route(&mut self, reactor: usize, connection: Box<NewConnection>);
 }
 
 struct Listener {
@@ -102,12 +122,15 @@ pub(crate) struct Door {
     listeners: Vec<Option<Listener>>,
     newcomers: Vec<Option<Box<Newcomer>>>,
     generation: u32,
+    /// The number of the last socket accepted: the engine's generation above a counter.
+    socket: u64,
     now_ns: u64,
 }
 
 impl Door {
     /// A door without listeners; its sockets are watched in `epoll`.
-    pub(crate) fn new(associations: Associations, epoll: Arc<OwnedFd>) -> Self {
+    /// It numbers its sockets with the engine's generation.
+    pub(crate) fn new(associations: Associations, epoll: Arc<OwnedFd>, generation: u64) -> Self {
         let newcomers = (0..MAX_NEWCOMERS).map(|_| None).collect();
         Self {
             associations,
@@ -115,6 +138,7 @@ impl Door {
             listeners: Vec::new(),
             newcomers,
             generation: 0,
+            socket: generation << 32,
             now_ns: monotonic_ns(),
         }
     }
@@ -181,37 +205,45 @@ impl Door {
     }
 
     /// Takes no more connections, and drops those that have not said who they are.
-    pub(crate) fn close(&mut self) {
+    pub(crate) fn close(&mut self, out: &mut dyn Outside) {
         self.listeners.clear();
-        self.newcomers.fill_with(|| None);
+        for at in 0..self.newcomers.len() {
+            self.drop_newcomer(at, out);
+        }
     }
 
-    /// Something happened on the socket of `key`. Connections that have said who they are go to
-    /// `route`, with the number of their reactor.
-    pub(crate) fn ready(
-        &mut self,
-        key: u64,
-        exports: &Exports,
-        route: &mut dyn FnMut(usize, Box<NewConnection>),
-    ) {
+    /// A newcomer is gone. Others have its socket too, so to drop it ends nothing, and leaves it watched.
+    fn drop_newcomer(&mut self, at: usize, out: &mut dyn Outside) {
+        if let Some(newcomer) = self.newcomers.get_mut(at).and_then(Option::take) {
+            let _ = rustix::net::shutdown(&newcomer.fd, Shutdown::Both);
+            let _ = epoll::delete(&self.epoll, &newcomer.fd);
+            let socket = newcomer.socket;
+            drop(newcomer);
+            out.gone(socket);
+        }
+    }
+
+    /// Something happened on the socket of `key`.
+    pub(crate) fn ready(&mut self, key: u64, exports: &Exports, out: &mut dyn Outside) {
         self.now_ns = monotonic_ns();
         if key & LISTENER_BIT != 0 {
-            self.accept((key & 0xffff) as usize, exports, route);
+            self.accept((key & 0xffff) as usize, exports, out);
             return;
         }
         let (at, generation) = ((key & 0xffff) as usize, (key >> 16) as u32);
         let newcomer = self.newcomers.get(at).and_then(Option::as_ref);
         if newcomer.is_some_and(|n| n.generation == generation) {
-            self.advance(at, exports, route);
+            self.advance(at, exports, out);
         }
     }
 
     /// Drops those whose time is up, and listens again where descriptors had run out.
-    pub(crate) fn tick(&mut self, now_ns: u64) {
+    pub(crate) fn tick(&mut self, now_ns: u64, out: &mut dyn Outside) {
         self.now_ns = now_ns;
-        for newcomer in &mut self.newcomers {
-            if newcomer.as_ref().is_some_and(|n| now_ns >= n.deadline_ns) {
-                *newcomer = None;
+        for at in 0..self.newcomers.len() {
+            let newcomer = self.newcomers[at].as_ref();
+            if newcomer.is_some_and(|n| now_ns >= n.deadline_ns) {
+                self.drop_newcomer(at, out);
             }
         }
         for (at, listener) in self.listeners.iter_mut().enumerate() {
@@ -227,22 +259,19 @@ impl Door {
         }
     }
 
-    fn accept(
-        &mut self,
-        listener: usize,
-        exports: &Exports,
-        route: &mut dyn FnMut(usize, Box<NewConnection>),
-    ) {
+    fn accept(&mut self, listener: usize, exports: &Exports, out: &mut dyn Outside) {
         for _ in 0..ACCEPT_BATCH {
             let Some(Some(l)) = self.listeners.get_mut(listener) else {
                 return;
             };
             match rustix::net::accept_with(&l.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(fd) => {
-                    if let Some(at) = self.admit(fd) {
-                        // Often everything is there already.
-                        self.advance(at, exports, route);
-                    }
+                    kill_point!("accept.accepted");
+                    self.socket += 1;
+                    let (socket, fd) = (self.socket, Arc::new(fd));
+                    out.accepted(socket, &fd);
+                    kill_point!("accept.deposited");
+                    self.begin(socket, fd, false, exports, out);
                 }
                 Err(Errno::AGAIN) => return,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
@@ -257,26 +286,69 @@ impl Door {
         }
     }
 
+    /// Takes a newcomer of a dead engine, which had sent the ICResp, or not yet. Its time begins anew.
+    pub(crate) fn readmit(
+        &mut self,
+        socket: u64,
+        fd: Arc<OwnedFd>,
+        welcomed: bool,
+        exports: &Exports,
+        out: &mut dyn Outside,
+    ) {
+        self.now_ns = monotonic_ns();
+        self.begin(socket, fd, welcomed, exports, out);
+    }
+
+    fn begin(
+        &mut self,
+        socket: u64,
+        fd: Arc<OwnedFd>,
+        welcomed: bool,
+        exports: &Exports,
+        out: &mut dyn Outside,
+    ) {
+        match self.admit(socket, fd.clone(), welcomed, out) {
+            // Often everything is there already.
+            Some(at) => self.advance(at, exports, out),
+            None => {
+                let _ = rustix::net::shutdown(&fd, Shutdown::Both);
+                drop(fd);
+                out.gone(socket);
+            }
+        }
+    }
+
     /// Gives a socket a place among the newcomers.
-    fn admit(&mut self, fd: OwnedFd) -> Option<usize> {
+    fn admit(
+        &mut self,
+        socket: u64,
+        fd: Arc<OwnedFd>,
+        welcomed: bool,
+        out: &mut dyn Outside,
+    ) -> Option<usize> {
         rustix::net::sockopt::set_tcp_nodelay(&fd, true).ok()?;
+        // Urgent bytes would be left out of the stream, and of what the kernel counts of it.
+        rustix::net::sockopt::set_socket_oobinline(&fd, true).ok()?;
         let peer = address_of(rustix::net::getpeername(&fd).ok()??)?;
         let local = address_of(rustix::net::getsockname(&fd).ok()?)?;
         let at = match self.newcomers.iter().position(Option::is_none) {
             Some(at) => at,
-            None => self.make_room()?,
+            None => self.make_room(out)?,
         };
         self.generation = self.generation.wrapping_add(1);
         epoll::add(
             &self.epoll,
             &fd,
             newcomer_key(at, self.generation),
-            epoll::EventFlags::IN,
+            // What came stays in the socket, so only news are of interest.
+            epoll::EventFlags::IN | epoll::EventFlags::ET,
         )
         .ok()?;
         let deadline_ns = self.now_ns.saturating_add(WELCOME_LIMIT_NS);
         self.newcomers[at] = Some(Box::new(Newcomer::new(
+            socket,
             fd,
+            welcomed,
             peer,
             local,
             self.generation,
@@ -286,7 +358,7 @@ impl Door {
     }
 
     /// Drops the oldest newcomer of the peer that has most of them.
-    fn make_room(&mut self) -> Option<usize> {
+    fn make_room(&mut self, out: &mut dyn Outside) -> Option<usize> {
         let of = |ip: IpAddr| {
             self.newcomers
                 .iter()
@@ -310,44 +382,46 @@ impl Door {
                     .map(|n| (n.deadline_ns, at))
             })
             .min()?;
-        self.newcomers[oldest.1] = None;
+        self.drop_newcomer(oldest.1, out);
         Some(oldest.1)
     }
 
-    fn advance(
-        &mut self,
-        at: usize,
-        exports: &Exports,
-        route: &mut dyn FnMut(usize, Box<NewConnection>),
-    ) {
-        let Some(mut newcomer) = self.newcomers[at].take() else {
+    fn advance(&mut self, at: usize, exports: &Exports, out: &mut dyn Outside) {
+        let Some(Some(newcomer)) = self.newcomers.get_mut(at) else {
             return;
         };
+        let was_leaving = newcomer.leaving();
         match newcomer.advance(&self.associations, exports, self.now_ns) {
-            Step::Wait => self.newcomers[at] = Some(newcomer),
-            Step::Gone => {}
+            Step::Wait if !was_leaving && newcomer.leaving() => {
+                // What it still says is consumed from now on, a little at a time.
+                let (key, level) = (newcomer_key(at, newcomer.generation), epoll::EventFlags::IN);
+                let _ = epoll::modify(&self.epoll, &newcomer.fd, key, level);
+            }
+            Step::Wait => {}
+            Step::Gone => self.drop_newcomer(at, out),
             Step::Welcome(welcome) => {
-                let Newcomer {
-                    fd, params, local, ..
-                } = *newcomer;
-                if epoll::delete(&self.epoll, &fd).is_ok() {
+                if epoll::delete(&self.epoll, &newcomer.fd).is_err() {
+                    self.drop_newcomer(at, out);
+                } else if let Some(newcomer) = self.newcomers[at].take() {
                     let judge::Welcome {
                         reactor,
                         connect,
                         data,
                         kind,
                     } = *welcome;
-                    route(
-                        reactor,
-                        Box::new(NewConnection {
-                            fd,
-                            params,
-                            connect,
-                            data,
-                            kind,
-                            local,
-                        }),
-                    );
+                    let connection = NewConnection {
+                        socket: newcomer.socket,
+                        consumed: newcomer.looked_at(),
+                        said: IC_BYTES,
+                        params: newcomer.params,
+                        local: newcomer.local,
+                        fd: newcomer.fd,
+                        connect,
+                        data,
+                        kind,
+                    };
+                    out.route(reactor, Box::new(connection));
+                    kill_point!("door.routed");
                 }
             }
         }

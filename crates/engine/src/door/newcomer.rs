@@ -1,8 +1,9 @@
 //! One connection at the door: ICReq, ICResp, Connect (TCP 3.4).
 //!
-//! **Design.** [`Newcomer::advance`] goes as far as the bytes at hand allow. It asks the socket for
-//! exactly what the PDU at hand lacks, so no byte beyond it is ever read. What it says fits into any
-//! fresh socket's buffer; a socket that doesn't take it is dropped.
+//! **Design.** [`Newcomer::advance`] goes as far as the bytes in the socket allow, and leaves them there:
+//! it looks at them from the begin each time that more came. What it says fits into any fresh
+//! socket's buffer; a socket that doesn't take it is dropped. Only what a refused one still says is
+//! consumed.
 //!
 //! **Not here:** who may connect ([`super::judge`]).
 
@@ -16,10 +17,16 @@ use forebay_nvme::tcp::{
     Role, TcpParams,
 };
 use forebay_nvme::{Cqe, Sqe, Status};
+use forebay_xlate::kill_point;
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Bytes of an ICReq, and of an ICResp.
+pub(super) const IC_BYTES: usize = 128;
 
 /// How far [`Newcomer::advance`] came.
 pub(super) enum Step {
@@ -33,12 +40,17 @@ pub(super) enum Step {
 
 /// See the module's text.
 pub(super) struct Newcomer {
-    pub fd: OwnedFd,
+    pub socket: u64,
+    pub fd: Arc<OwnedFd>,
     pub params: TcpParams,
     pub peer: SocketAddr,
     pub local: SocketAddr,
     pub generation: u32,
     pub deadline_ns: u64,
+    /// The ICResp was sent.
+    welcomed: bool,
+    /// Bytes of PDUs that were dealt with: the ICReq's.
+    passed: usize,
     /// The PDU at hand, as far as it came. The codec's limits bound it.
     bytes: Vec<u8>,
     /// It was told to go: what it still says is dropped.
@@ -47,7 +59,9 @@ pub(super) struct Newcomer {
 
 impl Newcomer {
     pub(super) fn new(
-        fd: OwnedFd,
+        socket: u64,
+        fd: Arc<OwnedFd>,
+        welcomed: bool,
         peer: SocketAddr,
         local: SocketAddr,
         generation: u32,
@@ -55,7 +69,10 @@ impl Newcomer {
     ) -> Self {
         let params = TcpParams::before(Role::Controller);
         Self {
+            socket,
             fd,
+            welcomed,
+            passed: 0,
             params,
             peer,
             local,
@@ -64,6 +81,16 @@ impl Newcomer {
             bytes: Vec::new(),
             leaving: false,
         }
+    }
+
+    /// Whether it was told to go.
+    pub(super) fn leaving(&self) -> bool {
+        self.leaving
+    }
+
+    /// The bytes up to the end of the PDU at hand.
+    pub(super) fn looked_at(&self) -> usize {
+        self.passed + self.bytes.len()
     }
 
     pub(super) fn advance(
@@ -95,11 +122,15 @@ impl Newcomer {
                     Ok((params, response)) => {
                         let mut out = [0; MAX_HEADER_BYTES];
                         let n = tcp::put_ic_resp(&mut out, &response);
+                        debug_assert_eq!(n, IC_BYTES);
                         self.params = params;
+                        self.passed += self.bytes.len();
                         self.bytes.clear();
-                        if !self.say(&out[..n]) {
+                        if !self.welcomed && !self.say(&out[..n]) {
                             return Step::Gone;
                         }
+                        self.welcomed = true;
+                        kill_point!("door.answered");
                     }
                 },
                 Pdu::CapsuleCmd(sqe) => {
@@ -141,23 +172,32 @@ impl Newcomer {
         judge::judge(sqe, data, associations, exports)
     }
 
-    /// Receives until `bytes` hold this many.
+    /// Looks at the socket until `bytes` hold this many of the PDU at hand.
     fn fill(&mut self, want: usize) -> Result<(), Step> {
-        while self.bytes.len() < want {
-            let have = self.bytes.len();
-            self.bytes.resize(want, 0);
-            let received =
-                rustix::net::recv(&self.fd, &mut self.bytes[have..], RecvFlags::DONTWAIT);
-            let n = *received.as_ref().map_or(&0, |(_, n)| n);
-            self.bytes.truncate(have + n);
-            match received {
-                Ok((_, 0)) => return Err(Step::Gone),
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Err(Step::Wait),
+        loop {
+            let mut all = vec![0; self.passed + want];
+            let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+            match rustix::net::recv(&self.fd, &mut all[..], flags) {
+                Ok((_, n)) if n >= self.passed + want => {
+                    self.bytes = all.split_off(self.passed);
+                    return Ok(());
+                }
+                // What is there hides that nothing more comes.
+                Ok((_, n)) if n == 0 || self.has_hung_up() => return Err(Step::Gone),
+                Ok(_) | Err(Errno::AGAIN) => return Err(Step::Wait),
+                Err(Errno::INTR) => {}
                 Err(_) => return Err(Step::Gone),
             }
         }
-        Ok(())
+    }
+
+    fn has_hung_up(&self) -> bool {
+        let mut fd = [PollFd::new(&self.fd, PollFlags::RDHUP)];
+        let now = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        rustix::event::poll(&mut fd, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
     fn say(&self, bytes: &[u8]) -> bool {

@@ -1,12 +1,13 @@
 //! The door with real sockets: who waits too long, and who comes in crowds.
 
 use super::*;
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 
 fn door() -> (Door, SocketAddr) {
     let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
-    let mut door = Door::new(Associations::default(), epoll);
+    let mut door = Door::new(Associations::default(), epoll, 5);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     door.add_listener(address.to_string(), listener.into())
@@ -14,7 +15,32 @@ fn door() -> (Door, SocketAddr) {
     (door, address)
 }
 
-fn turn(door: &mut Door) {
+/// Holds every socket, as the daemon does.
+#[derive(Default)]
+struct Daemon {
+    held: BTreeMap<u64, Arc<OwnedFd>>,
+    routed: Vec<Box<NewConnection>>,
+}
+
+impl Outside for Daemon {
+    fn accepted(&mut self, socket: u64, fd: &Arc<OwnedFd>) {
+        assert!(self.held.insert(socket, fd.clone()).is_none());
+        assert_eq!(socket >> 32, 5);
+    }
+
+    fn gone(&mut self, socket: u64) {
+        let fd = self.held.remove(&socket).unwrap();
+        assert_eq!(Arc::strong_count(&fd), 1, "the door has it no more");
+        // Somebody else has it yet, and still the host must hear the end.
+        std::mem::forget(fd);
+    }
+
+    fn route(&mut self, _: usize, connection: Box<NewConnection>) {
+        self.routed.push(connection);
+    }
+}
+
+fn turn(door: &mut Door, out: &mut Daemon) {
     let mut events = Vec::with_capacity(512);
     let limit = rustix::event::Timespec {
         tv_sec: 0,
@@ -27,9 +53,7 @@ fn turn(door: &mut Door) {
     )
     .unwrap();
     for event in events {
-        door.ready(event.data.u64(), &Exports::default(), &mut |_, _| {
-            panic!("nobody was let in")
-        });
+        door.ready(event.data.u64(), &Exports::default(), out);
     }
 }
 
@@ -45,17 +69,18 @@ fn is_closed(socket: &mut TcpStream) -> bool {
 #[test]
 fn who_says_nothing_is_dropped_after_ten_seconds() {
     let (mut door, address) = door();
+    let mut out = Daemon::default();
     let mut silent = TcpStream::connect(address).unwrap();
     let mut slow = TcpStream::connect(address).unwrap();
     std::io::Write::write_all(&mut slow, &[0, 0, 128, 0]).unwrap();
     while door.newcomers() < 2 {
-        turn(&mut door);
+        turn(&mut door, &mut out);
     }
-    turn(&mut door);
+    turn(&mut door, &mut out);
     assert!(door.is_busy());
-    door.tick(monotonic_ns() + WELCOME_LIMIT_NS - 1_000_000_000);
+    door.tick(monotonic_ns() + WELCOME_LIMIT_NS - 1_000_000_000, &mut out);
     assert!(!is_closed(&mut silent) && !is_closed(&mut slow));
-    door.tick(monotonic_ns() + WELCOME_LIMIT_NS);
+    door.tick(monotonic_ns() + WELCOME_LIMIT_NS, &mut out);
     assert!(is_closed(&mut silent) && is_closed(&mut slow));
     assert!(!door.is_busy());
 }
@@ -63,9 +88,10 @@ fn who_says_nothing_is_dropped_after_ten_seconds() {
 #[test]
 fn a_crowd_loses_its_own_places() {
     let (mut door, address) = door();
+    let mut out = Daemon::default();
     let mut guest = TcpStream::connect(address).unwrap();
     while door.newcomers() < 1 {
-        turn(&mut door);
+        turn(&mut door, &mut out);
     }
     // As if it came from elsewhere.
     if let Some(Some(newcomer)) = door.newcomers.first_mut() {
@@ -74,7 +100,7 @@ fn a_crowd_loses_its_own_places() {
     let mut crowd: Vec<TcpStream> = Vec::new();
     for _ in 0..MAX_NEWCOMERS + 40 {
         crowd.push(TcpStream::connect(address).unwrap());
-        turn(&mut door);
+        turn(&mut door, &mut out);
     }
     assert_eq!(door.newcomers(), MAX_NEWCOMERS);
     assert!(
@@ -89,6 +115,6 @@ fn a_crowd_loses_its_own_places() {
         41
     );
     assert!(is_closed(&mut crowd[0]));
-    door.close();
+    door.close(&mut out);
     assert!(is_closed(&mut guest));
 }

@@ -13,9 +13,11 @@ use super::rx::Stop;
 use super::slots::{Stage, Work};
 use super::{Event, Turn};
 use crate::core::Core;
+use crate::core::staging::StagingBuffer;
 use forebay_nvme::controller::{AdminOutcome, Effect};
 use forebay_nvme::io::Transfer;
 use forebay_nvme::{Sqe, Status};
+use forebay_xlate::kill_point;
 
 /// Takes a command capsule of the admin queue. `Err` says why the stream can't go on; then nothing was
 /// taken.
@@ -36,7 +38,7 @@ pub(super) fn take(
         }
         conn.release(turn.core, kept);
     }
-    let Some(slot) = command::slot_for(conn, turn.core, capsule.sqe)? else {
+    let Some(slot) = command::slot_for(conn, turn.core, capsule)? else {
         return Ok(());
     };
     let Some(attached) = turn.controllers.get(conn.controller) else {
@@ -46,19 +48,71 @@ pub(super) fn take(
         .controller
         .transfer(capsule.sqe)
         .and_then(|transfer| Ok((transfer, command::admin_source(capsule, transfer)?)));
-    match judged {
-        Err(status) => conn.answer(turn.core, slot, status, 0, None, 0),
-        Ok((transfer, Some(data))) => return run(conn, turn, slot, capsule.sqe, transfer, data),
-        Ok((transfer, None)) => {
-            if let Some(s) = conn.slots.get_mut(slot) {
-                s.work = Work::Admin(Box::new(*capsule.sqe));
-                s.len_bytes = transfer.bytes();
-                s.by_r2t = true;
-            }
-            command::begin(conn, turn.core, slot);
+    let (transfer, data) = match judged {
+        Ok(judged) => judged,
+        Err(status) => {
+            conn.begin_command(slot, capsule.sqe, capsule.end);
+            conn.answer(turn.core, slot, status, 0, None, 0);
+            return Ok(());
         }
+    };
+    let Some(data) = data else {
+        if let Some(s) = conn.slots.get_mut(slot) {
+            s.work = Work::Admin(Box::new(*capsule.sqe));
+            s.len_bytes = transfer.bytes();
+            s.by_r2t = true;
+        }
+        conn.begin_command(slot, capsule.sqe, capsule.end);
+        command::begin(conn, turn.core, slot);
+        return Ok(());
+    };
+    // What the command moves: data from the capsule too, so that a successor finds it.
+    let mut buffer = None;
+    if transfer.bytes() > 0 {
+        let Some(mut taken) = conn.take_buffer(turn.core, transfer.bytes()) else {
+            conn.slots.release(slot);
+            return Err(Stop::Stalled);
+        };
+        if matches!(transfer, Transfer::FromHost(_)) {
+            let n = data.len().min(taken.len());
+            taken.as_mut_slice()[..n].copy_from_slice(&data[..n]);
+        }
+        buffer = Some(taken);
     }
-    Ok(())
+    let mut out = None;
+    match (conn.slots.get_mut(slot), transfer) {
+        // Held there until the answer is sent.
+        (Some(s), Transfer::FromHost(_)) => s.buffer = buffer,
+        _ => out = buffer,
+    }
+    conn.begin_command(slot, capsule.sqe, capsule.end);
+    run(conn, turn, slot, capsule.sqe, data, out)
+}
+
+/// Carries on with a command that a successor inherits: `data` came from the host.
+pub(super) fn again(
+    conn: &mut Conn,
+    turn: &mut Turn<'_>,
+    slot: u16,
+    sqe: &Sqe,
+    data: &[u8],
+) -> Result<(), Stop> {
+    let attached = turn.controllers.get(conn.controller).ok_or(Stop::Close)?;
+    let mut out = None;
+    match attached.controller.transfer(sqe) {
+        Err(status) => {
+            conn.answer(turn.core, slot, status, 0, None, 0);
+            return Ok(());
+        }
+        Ok(Transfer::ToHost(bytes)) => {
+            let Some(buffer) = conn.take_buffer(turn.core, bytes) else {
+                return Err(Stop::Stalled);
+            };
+            out = Some(buffer);
+        }
+        Ok(_) => {}
+    }
+    run(conn, turn, slot, sqe, data, out)
 }
 
 /// All data that an R2T asked for is there.
@@ -80,30 +134,25 @@ pub(super) fn data_complete(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
         return;
     }
     if let (Work::Admin(sqe), Some(buffer)) = (work, buffer) {
-        // It brings data, so nothing goes to the host, for which memory could be lacking.
-        let _ = run(conn, turn, slot, &sqe, Transfer::None, buffer.as_slice());
-        conn.give_buffer(turn.core, buffer);
+        // It brings data, so nothing goes to the host. The data is copied, to be held until the answer
+        // is sent.
+        let data = buffer.as_slice().to_vec();
+        if let Some(s) = conn.slots.get_mut(slot) {
+            s.buffer = Some(buffer);
+        }
+        let _ = run(conn, turn, slot, &sqe, &data, None);
     }
 }
 
+/// Runs a command; `out` has room for what goes to the host.
 fn run(
     conn: &mut Conn,
     turn: &mut Turn<'_>,
     slot: u16,
     sqe: &Sqe,
-    transfer: Transfer,
     data: &[u8],
+    mut out: Option<StagingBuffer>,
 ) -> Result<(), Stop> {
-    let mut out = None;
-    if let Transfer::ToHost(bytes) = transfer {
-        match conn.take_buffer(turn.core, bytes) {
-            Some(buffer) => out = Some(buffer),
-            None => {
-                conn.untake(turn.core, slot);
-                return Err(Stop::Stalled);
-            }
-        }
-    }
     let Some(attached) = turn.controllers.get_mut(conn.controller) else {
         return Err(Stop::Close);
     };
@@ -130,6 +179,7 @@ fn run(
                 attached.quiesce = Quiesce::Draining {
                     flush: flush || before,
                 };
+                kill_point!("quiesce.draining");
                 turn.events.push(Event::Quiesce(conn.controller));
             }
         }
@@ -140,6 +190,7 @@ fn run(
             if let Some(s) = conn.slots.get_mut(slot) {
                 s.stage = Stage::Kept;
             }
+            conn.records.kept_by_controller(slot);
         }
     }
     deliver(conn, turn.core, attached);
@@ -153,7 +204,8 @@ pub(super) fn deliver(conn: &mut Conn, core: &mut Core, attached: &mut Attached)
         let kept = slot.filter(|s| conn.slots.get(*s).is_some_and(|s| s.stage == Stage::Kept));
         if let Some(slot) = kept {
             conn.answer(core, slot, event.status, event.result, None, 0);
+            kill_point!("aer.delivered");
         }
     }
-    attached.publish(&conn.shared.region);
+    attached.publish(conn);
 }

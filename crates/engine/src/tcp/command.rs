@@ -16,9 +16,10 @@ use super::slots::{NoSlot, Stage, Work};
 use crate::core::{CommandRef, Core, DoneIo, IoOp, NewIo, Owner};
 use crate::lane::LaneIndex;
 use crate::tcp::MDTS_BYTES;
+use forebay_nvme::Status;
 use forebay_nvme::io::{self, IoCommand, NamespaceGeometry, Transfer};
-use forebay_nvme::tcp::{self, DataPlace, R2t, decode_sgl};
-use forebay_nvme::{Sqe, Status};
+use forebay_nvme::tcp::{DataPlace, R2t, decode_sgl};
+use forebay_xlate::boundary::region::doing;
 
 /// The namespace of every export.
 pub(crate) const NSID: u32 = 1;
@@ -29,11 +30,13 @@ const MAX_R2TS: u32 = 768;
 
 /// A command capsule.
 pub(super) struct Capsule<'a> {
-    pub sqe: &'a Sqe,
+    pub sqe: &'a forebay_nvme::Sqe,
     /// The data in it.
     pub data: &'a [u8],
     /// The data's digest was right, or there is none.
     pub intact: bool,
+    /// The position of the stream after it.
+    pub end: u64,
 }
 
 /// What a command is to be, once judged.
@@ -61,12 +64,13 @@ pub(super) fn take(
     turn: &mut Turn<'_>,
     capsule: &Capsule<'_>,
 ) -> Result<(), Stop> {
-    let Some(slot) = slot_for(conn, turn.core, capsule.sqe)? else {
+    let Some(slot) = slot_for(conn, turn.core, capsule)? else {
         return Ok(());
     };
     let judged = match judge(conn, turn.core, capsule) {
         Ok(judged) => judged,
         Err(status) => {
+            conn.begin_command(slot, capsule.sqe, capsule.end);
             conn.answer(turn.core, slot, status, 0, None, 0);
             return Ok(());
         }
@@ -81,7 +85,7 @@ pub(super) fn take(
         // What is in the stream must get out of it: what the connection holds doesn't bound this, but
         // what the lane has in flight does, since that ends without anything from the stream.
         if !conn.lane.is_none_or(|lane| turn.core.may_start(lane)) {
-            conn.untake(turn.core, slot);
+            conn.slots.release(slot);
             return Err(Stop::Stalled);
         }
         match turn.core.staging.take(judged.len_bytes) {
@@ -92,7 +96,7 @@ pub(super) fn take(
             }
             None => {
                 forebay_xlate::boundary::region::bump(&turn.core.record().staging_waits, 1);
-                conn.untake(turn.core, slot);
+                conn.slots.release(slot);
                 return Err(Stop::Stalled);
             }
         }
@@ -104,6 +108,7 @@ pub(super) fn take(
     s.len_bytes = judged.len_bytes;
     s.by_r2t = matches!(judged.source, Source::Host);
     s.buffer = buffer;
+    conn.begin_command(slot, capsule.sqe, capsule.end);
     if matches!(judged.source, Source::Capsule(_)) {
         data_is_there(conn, turn, slot);
     } else {
@@ -112,14 +117,23 @@ pub(super) fn take(
     Ok(())
 }
 
-/// A slot for a command; `None` when it was answered without one.
-pub(super) fn slot_for(conn: &mut Conn, core: &mut Core, sqe: &Sqe) -> Result<Option<u16>, Stop> {
-    match conn.take_slot(sqe, core.now_ns()) {
-        Ok(slot) => Ok(Some(slot)),
+/// A slot for a command that is not taken from the stream yet; `None` when it was answered without one,
+/// and taken.
+pub(super) fn slot_for(
+    conn: &mut Conn,
+    core: &Core,
+    capsule: &Capsule<'_>,
+) -> Result<Option<u16>, Stop> {
+    let cid = capsule.sqe.cid();
+    match conn.slots.take(cid, core.now_ns()) {
+        Ok(slot) => {
+            conn.records.blame(slot, doing::TAKING);
+            Ok(Some(slot))
+        }
         // Which of the two the host will take the answer for is its own riddle (Base 2.0, 3.3.3.1).
         Err(NoSlot::Conflict) if conn.tx.has_room(conn.slots.used()) => {
-            conn.count_taken();
-            conn.answer_unslotted(sqe.cid(), Status::COMMAND_ID_CONFLICT.with_dnr(), 0);
+            let status = Status::COMMAND_ID_CONFLICT.with_dnr();
+            conn.answer_unslotted(cid, status, capsule.end);
             Ok(None)
         }
         Err(NoSlot::Conflict) => Err(Stop::Stalled),
@@ -249,6 +263,7 @@ pub(super) fn retry(conn: &mut Conn, core: &mut Core) -> bool {
     let mut any = false;
     while let Some(slot) = conn.slots.first_waiting() {
         conn.slots.take_waiting();
+        conn.records.blame(slot, doing::TAKING);
         if !advance(conn, core, slot) {
             conn.slots.wait_first(slot);
             break;
@@ -289,7 +304,6 @@ fn advance(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
 /// Asks the host for a command's data, all of it at once (TCP 3.3.2.2).
 fn ask(conn: &mut Conn, core: &Core, slot: u16) {
     conn.count_asked();
-    let params = conn.params;
     let Some(s) = conn.slots.get_mut(slot) else {
         return;
     };
@@ -303,9 +317,7 @@ fn ask(conn: &mut Conn, core: &Core, slot: u16) {
         offset_bytes: 0,
         length_bytes: s.len_bytes,
     };
-    conn.tx.push(&conn.shared.pool, super::slots::NONE, |out| {
-        tcp::put_r2t(out, &params, &r2t)
-    });
+    conn.push_r2t(slot, &r2t);
 }
 
 /// Gives a command to the core; false when that has no room.
@@ -427,6 +439,7 @@ fn data_is_there(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
 #[inline]
 pub(super) fn ended(conn: &mut Conn, core: &mut Core, done: DoneIo, interrupted: Status) {
     let slot = done.owner.slot;
+    conn.records.blame(slot, doing::ENDING);
     let Some(s) = conn.slots.get_mut(slot) else {
         return;
     };

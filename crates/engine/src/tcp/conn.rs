@@ -8,20 +8,22 @@
 //! **Not here:** what PDUs and commands mean ([`super::rx`], [`super::command`], [`super::admin`]).
 
 use super::pool::Pool;
+use super::record::{NewCommand, QueueRecords, keep_for_ever};
 use super::rx::Rx;
 use super::share::{Held, LaneUse};
-use super::slots::{NONE, NoSlot, Slots, Stage, Work};
+use super::slots::{NONE, Slots, Stage, Work};
 use super::tx::Tx;
 use crate::core::staging::StagingBuffer;
 use crate::core::{Core, IoOp, Owner};
 use crate::lane::LaneIndex;
+use crate::mailbox::Upcall;
+use crate::memory::Memory;
 use forebay_nvme::tcp::{
-    self, C2hData, DIGEST_BYTES, MAX_TERM_REQ_BYTES, PduError, Role, TcpParams,
+    self, C2hData, DIGEST_BYTES, MAX_TERM_REQ_BYTES, PduError, R2t, Role, TcpParams,
 };
 use forebay_nvme::{Cqe, Sqe, Status};
-use forebay_xlate::boundary::region::{
-    CommandRecord, CommandState, OpKind, QueueRecord, Region, bump,
-};
+use forebay_xlate::boundary::region::{Asked, OpKind, Region, bump};
+use forebay_xlate::kill_point;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::Shutdown;
@@ -30,7 +32,6 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, Release};
 
 /// Staging memory that one connection may hold: what it asks beyond that waits.
 pub(super) const MAX_HELD_BYTES: u64 = 8 << 20;
@@ -39,7 +40,10 @@ const CLOSE_LIMIT_NS: u64 = 2_000_000_000;
 
 /// What the connections of a reactor share.
 pub(super) struct Shared {
-    pub region: Arc<Region>,
+    pub region: &'static Region,
+    pub memory: &'static Memory,
+    /// Sockets are watched here.
+    pub epoll: Arc<OwnedFd>,
     /// R2Ts that hosts have yet to answer; each holds staging memory.
     pub r2ts: Cell<u32>,
     /// What each lane holds, and how many hold anything ([`super::share`]).
@@ -50,13 +54,15 @@ pub(super) struct Shared {
 
 impl Shared {
     /// For a reactor without connections.
-    pub(super) fn new(region: Arc<Region>) -> Self {
+    pub(super) fn new(region: &Arc<Region>, memory: &'static Memory, epoll: Arc<OwnedFd>) -> Self {
         Self {
-            region,
+            region: keep_for_ever(region),
+            memory,
+            epoll,
             r2ts: Cell::new(0),
             lanes: RefCell::default(),
             lanes_holding: Cell::new(0),
-            pool: RefCell::new(Pool::new()),
+            pool: RefCell::default(),
         }
     }
 }
@@ -76,11 +82,16 @@ pub(super) enum Life {
 pub(super) struct Conn {
     pub index: u32,
     pub generation: u32,
-    pub fd: Option<OwnedFd>,
+    /// The socket; the control thread has it too until it hears that it is gone.
+    pub fd: Option<Arc<OwnedFd>>,
+    /// Its number.
+    pub socket: u64,
     pub params: TcpParams,
     pub shared: Rc<Shared>,
     /// Its slot among the region's queues.
     pub queue: u32,
+    /// What it leaves for a successor.
+    pub records: QueueRecords,
     /// Its place among the controllers.
     pub controller: u32,
     pub qid: u16,
@@ -98,8 +109,8 @@ pub(super) struct Conn {
     pub receiving: u32,
     /// Staging memory held.
     pub held: Held,
-    sq_head: u16,
-    number: u64,
+    /// Commands taken, the Connect too.
+    pub number: u64,
     /// Since when the socket takes nothing.
     pub blocked_since_ns: u64,
     watched: epoll::EventFlags,
@@ -113,42 +124,50 @@ pub(super) struct Conn {
     pub dirty: bool,
 }
 
+/// What a connection begins with: a new one, or one that a successor inherits.
+pub(super) struct NewConn {
+    pub index: u32,
+    pub generation: u32,
+    pub fd: Arc<OwnedFd>,
+    pub socket: u64,
+    pub params: TcpParams,
+    pub records: QueueRecords,
+    /// Its place among the controllers.
+    pub controller: u32,
+    pub qid: u16,
+    pub entries: u16,
+    pub lane: Option<LaneIndex>,
+    pub no_flow_control: bool,
+    /// Commands taken.
+    pub number: u64,
+    pub rx: Rx,
+    pub tx: Tx,
+}
+
 impl Conn {
-    #[expect(clippy::too_many_arguments, reason = "each is a column of one row")]
-    pub(super) fn new(
-        index: u32,
-        generation: u32,
-        fd: OwnedFd,
-        params: TcpParams,
-        shared: Rc<Shared>,
-        queue: u32,
-        controller: u32,
-        qid: u16,
-        entries: u16,
-        lane: Option<LaneIndex>,
-        no_flow_control: bool,
-    ) -> Self {
+    pub(super) fn new(shared: &Rc<Shared>, new: NewConn) -> Self {
         Self {
-            held: Held::new(&shared, lane),
-            index,
-            generation,
-            fd: Some(fd),
-            params,
-            shared,
-            queue,
-            controller,
-            qid,
-            entries,
-            lane,
-            no_flow_control,
+            held: Held::new(shared, new.lane),
+            index: new.index,
+            generation: new.generation,
+            fd: Some(new.fd),
+            socket: new.socket,
+            params: new.params,
+            shared: shared.clone(),
+            queue: new.records.queue(),
+            records: new.records,
+            controller: new.controller,
+            qid: new.qid,
+            entries: new.entries,
+            lane: new.lane,
+            no_flow_control: new.no_flow_control,
             life: Life::Open,
-            slots: Slots::new(usize::from(entries)),
-            rx: Rx::new(),
-            tx: Tx::new(),
+            slots: Slots::new(usize::from(new.entries)),
+            rx: new.rx,
+            tx: new.tx,
             in_flight: 0,
             receiving: 0,
-            sq_head: 0,
-            number: 0,
+            number: new.number,
             blocked_since_ns: 0,
             watched: epoll::EventFlags::IN,
             quiet_turns: 0,
@@ -174,56 +193,22 @@ impl Conn {
             && (self.slots.first_waiting().is_some() || self.rx.stalled())
     }
 
-    fn record(&self) -> &QueueRecord {
-        &self.shared.region.queues()[self.queue as usize]
-    }
-
-    fn command_record(&self, slot: u16) -> Option<&CommandRecord> {
-        self.shared
-            .region
-            .commands(self.queue as usize)
-            .get(usize::from(slot))
-    }
-
-    /// Counts a command as taken from the submission queue.
-    pub(super) fn count_taken(&mut self) {
-        self.sq_head = if self.sq_head + 1 >= self.entries {
-            0
-        } else {
-            self.sq_head + 1
-        };
-        self.number += 1;
-        self.record().number.store(self.number, Relaxed);
-    }
-
-    /// Gives a command a slot, and records it.
+    /// Records a command that has a slot and all that came in its capsule: from here on it is taken.
     #[inline]
-    pub(super) fn take_slot(&mut self, sqe: &Sqe, now_ns: u64) -> Result<u16, NoSlot> {
-        let slot = self.slots.take(sqe.cid(), now_ns)?;
-        self.count_taken();
-        if let Some(record) = self.command_record(slot) {
-            let words: [u64; 8] = zerocopy::transmute!(*sqe);
-            record.number.store(self.number, Relaxed);
-            record.taken_ns.store(now_ns, Relaxed);
-            for (to, from) in record.sqe.iter().zip(words) {
-                to.store(from, Relaxed);
-            }
-            record
-                .state
-                .store(CommandState::taken(self.number).0, Release);
-        }
-        Ok(slot)
-    }
-
-    /// As if a command had not been taken: it is still in the stream.
-    pub(super) fn untake(&mut self, core: &mut Core, slot: u16) {
-        self.release(core, slot);
-        self.sq_head = self
-            .sq_head
-            .checked_sub(1)
-            .unwrap_or(self.entries.saturating_sub(1));
-        self.number -= 1;
-        self.record().number.store(self.number, Relaxed);
+    pub(super) fn begin_command(&mut self, slot: u16, sqe: &Sqe, end: u64) {
+        self.number += 1;
+        let Some(s) = self.slots.get(slot) else {
+            return;
+        };
+        let words: [u64; 8] = zerocopy::transmute!(*sqe);
+        let new = NewCommand {
+            sqe: &words,
+            number: self.number,
+            end,
+            taken_ns: s.taken_ns,
+            buffer: s.buffer.as_ref().map(StagingBuffer::reference),
+        };
+        self.records.begin_command(slot, &new, self.qid == 0);
     }
 
     /// The name under which the core gives a command back.
@@ -258,39 +243,68 @@ impl Conn {
         core.staging.give(buffer);
     }
 
+    /// Commands taken, modulo the queue's entries.
+    fn sq_head(&self) -> u16 {
+        (self.number % u64::from(self.entries.max(1))) as u16
+    }
+
     fn cqe(&self, cid: u16, status: Status, result: u64) -> Cqe {
         let sqhd = if self.no_flow_control {
             0
         } else {
-            self.sq_head
+            self.sq_head()
         };
         Cqe::new(result, sqhd, 0, cid, status)
     }
 
-    /// Queues a response that belongs to no slot.
-    pub(super) fn answer_unslotted(&mut self, cid: u16, status: Status, result: u64) {
-        let (params, cqe) = (self.params, self.cqe(cid, status, result));
-        self.tx.push(&self.shared.pool, NONE, |out| {
-            tcp::put_capsule_resp(out, &params, &cqe)
-        });
+    fn push(
+        &mut self,
+        ends: u16,
+        data: Option<(StagingBuffer, u32)>,
+        put: impl FnOnce(&mut [u8]) -> usize,
+    ) {
+        let pool = &self.shared.pool;
+        self.tx.push(pool, &self.records, ends, data, put);
     }
 
-    /// Queues the answer to the Connect that made this queue: SQHD is FFFFh where the host is told that
-    /// it is not kept (Base 2.0, 6.3).
+    /// Answers a command that belongs to no slot, and takes it from the stream, up to `end`. The answer is
+    /// published at once: nothing else says that the command was taken.
+    pub(super) fn answer_unslotted(&mut self, cid: u16, status: Status, end: u64) {
+        self.number += 1;
+        let (params, cqe) = (self.params, self.cqe(cid, status, 0));
+        self.push(NONE, None, |out| tcp::put_capsule_resp(out, &params, &cqe));
+        self.records.odd(self.number, self.tx.at(), end);
+        self.tx.publish(&self.records);
+    }
+
+    /// Queues and publishes the answer to the Connect that made this queue: SQHD is FFFFh where the host
+    /// is told that it is not kept (Base 2.0, 6.3).
     pub(super) fn answer_connect(&mut self, cid: u16, cntlid: u16) {
-        self.count_taken();
         let sqhd = if self.no_flow_control {
             0xffff
         } else {
-            self.sq_head
+            self.sq_head()
         };
         let (params, cqe) = (
             self.params,
             Cqe::new(u64::from(cntlid), sqhd, 0, cid, Status::SUCCESS),
         );
-        self.tx.push(&self.shared.pool, NONE, |out| {
-            tcp::put_capsule_resp(out, &params, &cqe)
-        });
+        self.push(NONE, None, |out| tcp::put_capsule_resp(out, &params, &cqe));
+        self.tx.publish(&self.records);
+    }
+
+    /// Queues an R2T for all of a command's data.
+    pub(super) fn push_r2t(&mut self, slot: u16, r2t: &R2t) {
+        let params = self.params;
+        self.push(NONE, None, |out| tcp::put_r2t(out, &params, r2t));
+        let buffer = self.slots.get(slot).and_then(|s| s.buffer.as_ref());
+        if let Some(buffer) = buffer.map(StagingBuffer::reference) {
+            let asked = Asked {
+                received_bytes: 0,
+                ttag: r2t.ttag,
+            };
+            self.records.asked(slot, buffer, asked, self.tx.at());
+        }
     }
 
     /// Ends a command: queues its response, and the first `data_bytes` of `buffer` before it. The slot
@@ -309,11 +323,9 @@ impl Conn {
         };
         s.stage = Stage::Answering;
         let cid = s.cid;
-        let kept = s.buffer.take();
+        // Its data from the host is held until the answer is sent: see `tx`.
+        let mut held = s.buffer.take();
         self.count_ended(core, slot, status);
-        if let Some(kept) = kept {
-            self.give_buffer(core, kept);
-        }
         let params = self.params;
         match buffer {
             Some(buffer) if data_bytes > 0 => {
@@ -329,20 +341,16 @@ impl Conn {
                 let digest = params
                     .data_digest
                     .then(|| tcp::crc32c(&buffer.as_slice()[..data_bytes as usize]));
-                let ends = if alone && digest.is_none() {
-                    slot
-                } else {
-                    NONE
-                };
-                self.tx
-                    .push_data(&self.shared.pool, ends, buffer, data_bytes, |out| {
-                        tcp::put_c2h_data(out, &params, &header)
-                    });
-                if ends == slot {
+                let last = alone && digest.is_none() && held.is_none();
+                let ends = if last { slot } else { NONE };
+                self.push(ends, Some((buffer, data_bytes)), |out| {
+                    tcp::put_c2h_data(out, &params, &header)
+                });
+                if last {
                     return;
                 }
                 let cqe = self.cqe(cid, status, result);
-                self.tx.push(&self.shared.pool, slot, |out| {
+                self.push(slot, held.map(|h| (h, 0)), |out| {
                     let at = digest.map_or(0, |digest| {
                         out[..DIGEST_BYTES].copy_from_slice(&digest.to_le_bytes());
                         DIGEST_BYTES
@@ -355,11 +363,13 @@ impl Conn {
                 });
             }
             other => {
-                if let Some(buffer) = other {
-                    self.give_buffer(core, buffer);
+                if let Some(buffer) = other
+                    && let Some(second) = held.replace(buffer)
+                {
+                    self.give_buffer(core, second);
                 }
                 let cqe = self.cqe(cid, status, result);
-                self.tx.push(&self.shared.pool, slot, |out| {
+                self.push(slot, held.map(|h| (h, 0)), |out| {
                     tcp::put_capsule_resp(out, &params, &cqe)
                 });
             }
@@ -400,11 +410,11 @@ impl Conn {
         let Some(fd) = &self.fd else { return Ok(()) };
         let was_blocked = self.blocked_since_ns != 0;
         let before = self.tx.queued_bytes();
-        let (slots, region, queue) = (&mut self.slots, &self.shared.region, self.queue as usize);
-        let held = &mut self.held;
-        self.tx.flush(&self.shared.pool, fd, |slot, buffer| {
-            sent(core, slots, region, queue, held, slot, buffer)
-        })?;
+        let (slots, held, records) = (&mut self.slots, &mut self.held, &self.records);
+        self.tx
+            .flush(&self.shared.pool, records, fd, |slot, buffer| {
+                sent(core, slots, records, held, slot, buffer)
+            })?;
         if self.tx.blocked() {
             if !was_blocked || self.tx.queued_bytes() < before {
                 self.blocked_since_ns = core.now_ns().max(1);
@@ -420,8 +430,17 @@ impl Conn {
         Ok(())
     }
 
+    /// Has the socket watched from now on.
+    pub(super) fn begin_watch(&mut self) -> Result<(), Errno> {
+        let key = epoll::EventData::new_u64(self.key());
+        match &self.fd {
+            Some(fd) => epoll::add(&self.shared.epoll, fd, key, self.watched),
+            None => Ok(()),
+        }
+    }
+
     /// Has the socket watched for what the connection waits for now.
-    pub(super) fn watch(&mut self, epoll: &OwnedFd) -> Result<(), Errno> {
+    pub(super) fn watch(&mut self) -> Result<(), Errno> {
         // While the host doesn't take what it asked for, it gets to ask for nothing more.
         let wanted = if self.tx.blocked() {
             epoll::EventFlags::OUT
@@ -431,7 +450,8 @@ impl Conn {
         if wanted != self.watched
             && let Some(fd) = &self.fd
         {
-            epoll::modify(epoll, fd, epoll::EventData::new_u64(self.key()), wanted)?;
+            let key = epoll::EventData::new_u64(self.key());
+            epoll::modify(&self.shared.epoll, fd, key, wanted)?;
             self.watched = wanted;
         }
         Ok(())
@@ -445,9 +465,10 @@ impl Conn {
         self.life = Life::Leaving {
             until_ns: core.now_ns().saturating_add(CLOSE_LIMIT_NS),
         };
-        self.rx.forget(&self.shared.pool);
+        self.records.leaving();
+        self.rx.forget();
         self.drop_pending(core);
-        self.tx.push(&self.shared.pool, NONE, |out| {
+        self.push(NONE, None, |out| {
             let room = &mut out[..MAX_TERM_REQ_BYTES];
             tcp::put_term_req(room, Role::Controller, error, header)
         });
@@ -489,9 +510,7 @@ impl Conn {
             self.count_received_all();
         }
         let buffer = self.slots.release(slot);
-        if let Some(record) = self.command_record(slot) {
-            record.state.store(0, Relaxed);
-        }
+        self.records.end_command(slot);
         if let Some(buffer) = buffer {
             self.give_buffer(core, buffer);
         }
@@ -503,16 +522,24 @@ impl Conn {
             return;
         }
         self.life = Life::Draining;
-        self.fd = None;
-        self.rx.forget(&self.shared.pool);
+        if let Some(fd) = self.fd.take() {
+            // The daemon has the socket too: to close ours ends nothing.
+            let _ = rustix::net::shutdown(&fd, Shutdown::Both);
+            kill_point!("close.shutdown");
+            let _ = epoll::delete(&self.shared.epoll, &fd);
+        }
+        self.records.leaving();
+        kill_point!("close.freed");
+        core.upcall(Upcall::SocketGone(self.socket));
+        kill_point!("close.withdrawn");
+        self.rx.forget();
         self.drop_pending(core);
         if self.in_flight > 0 || core.carries() {
             core.orphan(self.queue);
         }
-        let (slots, region, queue) = (&mut self.slots, &self.shared.region, self.queue as usize);
-        let held = &mut self.held;
+        let (slots, held, records) = (&mut self.slots, &mut self.held, &self.records);
         self.tx.abandon(&self.shared.pool, |slot, buffer| {
-            sent(core, slots, region, queue, held, slot, buffer)
+            sent(core, slots, records, held, slot, buffer)
         });
     }
 
@@ -534,21 +561,19 @@ impl Conn {
 fn sent(
     core: &mut Core,
     slots: &mut Slots,
-    region: &Region,
-    queue: usize,
+    records: &QueueRecords,
     held: &mut Held,
     slot: u16,
     buffer: Option<StagingBuffer>,
 ) {
-    if let Some(buffer) = buffer {
-        held.give(buffer.len());
-        core.staging.give(buffer);
-    }
+    // First the record: what a record names is nobody else's.
     if slot != NONE {
         let rest = slots.release(slot);
         debug_assert!(rest.is_none(), "an answered command holds no buffer");
-        if let Some(record) = region.commands(queue).get(usize::from(slot)) {
-            record.state.store(0, Relaxed);
-        }
+        records.end_command(slot);
+    }
+    if let Some(buffer) = buffer {
+        held.give(buffer.len());
+        core.staging.give(buffer);
     }
 }

@@ -6,6 +6,7 @@
 //!
 //! **Not here:** connections ([`super::conn`]), and when an association ends ([`super::lifecycle`]).
 
+use super::conn::Conn;
 use crate::associations::Association;
 use crate::core::Core;
 use crate::exports::{Exports, Served};
@@ -18,6 +19,7 @@ use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::{
     ControllerConstants, ControllerContent, ControllerRecord, OpKind, Region,
 };
+use forebay_xlate::kill_point;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -56,14 +58,23 @@ pub(super) struct Attached {
 }
 
 impl Attached {
-    /// Copies the controller's state to where a successor will look for it.
-    pub(super) fn publish(&self, region: &Region) {
+    /// Records the controller's state, which is true from the admin queue's last answer on, and publishes
+    /// that: so no more than one state waits to become true.
+    pub(super) fn publish(&self, admin: &mut Conn) {
+        let region = admin.shared.region;
+        self.record_state(region, admin.tx.at());
+        kill_point!("admin.sequence");
+        admin.tx.publish(&admin.records);
+        kill_point!("admin.answered");
+    }
+
+    fn record_state(&self, region: &Region, valid_from: u64) {
         let Some(record) = region.controllers().get(self.slot as usize) else {
             return;
         };
         let content = ControllerContent {
             sequence: record.sequence() + 1,
-            valid_from: 0,
+            valid_from,
             blocks: self.blocks,
             state: zerocopy::transmute!(*self.controller.state()),
         };
@@ -82,7 +93,7 @@ impl Attached {
             local: self.local,
         };
         record.put_constants(region.header().key.load(Relaxed), self.slot, &constants);
-        self.publish(region);
+        self.record_state(region, 0);
         record.used.store(1, Release);
     }
 

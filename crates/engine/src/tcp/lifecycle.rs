@@ -1,6 +1,6 @@
-//! How connections and associations begin and end.
+//! How connections and associations go on and end.
 //!
-//! **Design.** An admin queue's connection makes the controller; when it ends, all I/O queues of the
+//! **Design.** An admin queue's connection makes the controller ([`super::place`]); when it ends, all I/O queues of the
 //! controller end with it. A closed connection is *drained* when the core has given back its last
 //! command; a controller is gone with its last drained connection. Its host may be back before that: what
 //! it has left at a device is waited for by what overlaps it ([`Core::orphan`]). A reset or shutdown
@@ -11,291 +11,15 @@
 //!
 //! **Not here:** who may connect at all ([`crate::door`]).
 
-use super::conn::{Conn, Life};
-use super::controllers::{Attached, Quiesce, take_controller_slot, take_queue_slot};
-use super::{
-    BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, Frontend, IN_CAPSULE_BYTES, MAX_IO_ENTRIES, admin,
-    command, controller_config, oldest_asked_ns,
-};
-use crate::associations::Association;
+use super::conn::Life;
+use super::controllers::Quiesce;
+use super::{BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, Frontend, admin, command, oldest_asked_ns};
 use crate::core::Core;
-use crate::door::{NewConnection, NewKind, Target};
-use crate::lane::LaneIndex;
-use forebay_nvme::Cqe;
-use forebay_nvme::controller::{AdminConnect, Controller, ControllerConfig, Refusal};
-use forebay_nvme::fabrics::{self, ConnectCommand, ConnectData};
-use forebay_nvme::tcp;
 use forebay_xlate::boundary::message::ExportId;
-use forebay_xlate::boundary::region::{
-    QueueConstants, QueueIdentity, QueueRecord, bump, queue_use,
-};
-use rustix::event::epoll;
-use rustix::net::SendFlags;
-use std::sync::atomic::Ordering::{Relaxed, Release};
-
-/// Connections of a lane that may wait for their last commands when a host connects: on a device that
-/// hangs, one that comes back again and again would take all places.
-pub(super) const MAX_DRAINING: usize = 64;
-
-/// The place of a new queue.
-struct Place {
-    controller: u32,
-    qid: u16,
-    entries: u32,
-    lane: Option<LaneIndex>,
-    no_flow_control: bool,
-}
+use forebay_xlate::boundary::region::bump;
+use forebay_xlate::kill_point;
 
 impl Frontend {
-    /// Takes a connection from the door, and answers its Connect.
-    pub(crate) fn adopt(&mut self, core: &mut Core, new: NewConnection) {
-        if self.stopping {
-            return;
-        }
-        let NewConnection {
-            fd,
-            params,
-            connect,
-            data,
-            kind,
-            local,
-            ..
-        } = new;
-        let adopted = match kind {
-            NewKind::Admin {
-                association,
-                connect,
-                target,
-            } => self.adopt_admin(core, association, &connect, &target, local),
-            NewKind::Io { cntlid } => {
-                self.adopt_io(core, cntlid, ConnectCommand::of(&connect), &data)
-            }
-        };
-        let refusal = match adopted {
-            Ok(place) => match self.place(core, fd, params, connect.cid(), &place) {
-                Ok(()) => return,
-                Err((fd, refusal)) => {
-                    self.undo(&place);
-                    (fd, refusal)
-                }
-            },
-            Err(refusal) => (fd, refusal),
-        };
-        // A fresh socket takes this much. What the host still sends is nothing: it waits for this.
-        let (fd, refusal) = refusal;
-        let mut out = [0; tcp::MAX_HEADER_BYTES];
-        let cqe = Cqe::new(refusal.result, 0, 0, connect.cid(), refusal.status);
-        let n = tcp::put_capsule_resp(&mut out, &params, &cqe);
-        let _ = rustix::net::send(&fd, &out[..n], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
-    }
-
-    fn adopt_admin(
-        &mut self,
-        core: &Core,
-        association: Association,
-        connect: &AdminConnect,
-        target: &Target,
-        local: std::net::SocketAddr,
-    ) -> Result<Place, Refusal> {
-        let cntlid = association.cntlid();
-        let (config, lane, export) = match target {
-            Target::Discovery(_) => (ControllerConfig::discovery(cntlid), None, None),
-            Target::Export(export) => {
-                let index = core
-                    .lane_of_export(*export)
-                    .ok_or_else(Refusal::unknown_subsystem)?;
-                let lane = core.lane(index).ok_or_else(Refusal::unknown_subsystem)?;
-                let conns = self.conns.iter().flatten();
-                let draining = conns
-                    .filter(|c| c.life == Life::Draining && c.lane == Some(index))
-                    .count();
-                if draining > MAX_DRAINING {
-                    return Err(Refusal::busy());
-                }
-                let config = controller_config(cntlid, Some(&lane.export))
-                    .ok_or_else(Refusal::unknown_subsystem)?;
-                (config, Some(index), Some(*export))
-            }
-        };
-        let slot = take_controller_slot(&self.shared.region).ok_or_else(Refusal::busy)?;
-        let attached = Attached {
-            controller: Controller::new(config, connect, core.now_ns()),
-            _association: association,
-            lane,
-            export,
-            exports: match target {
-                Target::Discovery(exports) => Some(exports.clone()),
-                Target::Export(_) => None,
-            },
-            slot,
-            admin: None,
-            conns: Vec::new(),
-            quiesce: Quiesce::No,
-            blocks: lane
-                .and_then(|l| core.lane(l))
-                .map_or(0, |l| l.volume.blocks()),
-            local,
-        };
-        attached.record(&self.shared.region);
-        let entries = connect.entries;
-        let no_flow_control = connect.disable_sq_flow_control;
-        let controller = self.controllers.add(attached);
-        Ok(Place {
-            controller,
-            qid: 0,
-            entries,
-            lane,
-            no_flow_control,
-        })
-    }
-
-    fn adopt_io(
-        &mut self,
-        core: &mut Core,
-        cntlid: u16,
-        command: &ConnectCommand,
-        data: &ConnectData,
-    ) -> Result<Place, Refusal> {
-        let unknown = || {
-            let (status, result) = fabrics::invalid_parameter(true, ConnectData::OFFSET_CNTLID);
-            Refusal { status, result }
-        };
-        let living =
-            |(_, a): &(u32, &Attached)| a.controller.cntlid() == cntlid && a.admin.is_some();
-        let (controller, attached) = self.controllers.iter().find(living).ok_or_else(unknown)?;
-        // An earlier connection of this queue may have ended, and we not have seen it yet.
-        let qid = command.qid.get();
-        let same = attached.conns.iter().copied().find(|c| {
-            self.conns
-                .get(*c as usize)
-                .is_some_and(|c| c.as_ref().is_some_and(|c| c.qid == qid))
-        });
-        if let Some(same) = same {
-            self.visit(core, same);
-            self.settle(core);
-        }
-        let attached = self.controllers.get_mut(controller).ok_or_else(unknown)?;
-        let queue = attached.controller.connect_io_queue(command, data)?;
-        Ok(Place {
-            controller,
-            qid: queue.qid,
-            entries: queue.entries,
-            lane: attached.lane,
-            no_flow_control: queue.disable_sq_flow_control,
-        })
-    }
-
-    /// Gives a queue its place among the connections and in the state region.
-    fn place(
-        &mut self,
-        core: &mut Core,
-        fd: std::os::fd::OwnedFd,
-        params: tcp::TcpParams,
-        cid: u16,
-        place: &Place,
-    ) -> Result<(), (std::os::fd::OwnedFd, Refusal)> {
-        let Some(queue) = take_queue_slot(&self.shared.region) else {
-            return Err((fd, Refusal::busy()));
-        };
-        let record = &self.shared.region.queues()[queue as usize];
-        let constants = QueueConstants {
-            controller: self.controllers.get(place.controller).map_or(0, |a| a.slot),
-            identity: QueueIdentity {
-                qid: place.qid,
-                entries: place.entries.min(MAX_IO_ENTRIES) as u16,
-                no_flow_control: place.no_flow_control,
-            },
-            params: 0,
-            socket: 0,
-            reactor: self.reactor as u32,
-            keep: queue,
-        };
-        let key = self.shared.region.header().key.load(Relaxed);
-        record.put_constants(key, queue, &constants);
-        record.number.store(0, Relaxed);
-        record.used.store(queue_use::LIVE, Release);
-        let at = self
-            .conns
-            .iter()
-            .position(Option::is_none)
-            .unwrap_or(self.conns.len());
-        self.generation = (self.generation + 1) & 0x00ff_ffff;
-        let params = tcp::TcpParams {
-            // Both kinds of queue announce the same.
-            max_in_capsule_bytes: IN_CAPSULE_BYTES,
-            ..params
-        };
-        let mut conn = Box::new(Conn::new(
-            at as u32,
-            self.generation,
-            fd,
-            params,
-            self.shared.clone(),
-            queue,
-            place.controller,
-            place.qid,
-            place.entries.min(MAX_IO_ENTRIES) as u16,
-            place.lane,
-            place.no_flow_control,
-        ));
-        let watched = conn.fd.as_ref().map(|fd| {
-            epoll::add(
-                &self.epoll,
-                fd,
-                epoll::EventData::new_u64(conn.key()),
-                epoll::EventFlags::IN,
-            )
-        });
-        if !matches!(watched, Some(Ok(())))
-            && let Some(fd) = conn.fd.take()
-        {
-            free_queue(record);
-            return Err((fd, Refusal::busy()));
-        }
-        let cntlid = match self.controllers.get_mut(place.controller) {
-            Some(attached) => {
-                attached.conns.push(at as u32);
-                if place.qid == 0 {
-                    attached.admin = Some(at as u32);
-                }
-                attached.publish(&self.shared.region);
-                attached.controller.cntlid()
-            }
-            None => 0,
-        };
-        if let Some(lane) = place.lane.and_then(|l| core.lane(l)) {
-            bump(&lane.record().connections, 1);
-        }
-        conn.answer_connect(cid, cntlid);
-        conn.active = true;
-        conn.listed = true;
-        if at == self.conns.len() {
-            self.conns.push(None);
-            // The lists of connections never have to grow on the way.
-            let room = self.conns.len() + 1;
-            self.active.reserve(room.saturating_sub(self.active.len()));
-            self.dirty.reserve(room.saturating_sub(self.dirty.len()));
-            self.shared.pool.borrow_mut().reserve(room);
-            self.events
-                .reserve((4 * room).saturating_sub(self.events.len()));
-        }
-        self.conns[at] = Some(conn);
-        self.active.push(at as u32);
-        self.send(core, at as u32);
-        self.settle(core);
-        Ok(())
-    }
-
-    /// A queue that found no place.
-    fn undo(&mut self, place: &Place) {
-        if place.qid == 0 {
-            self.controllers
-                .remove(place.controller, &self.shared.region);
-        } else if let Some(attached) = self.controllers.get_mut(place.controller) {
-            attached.controller.io_queue_gone(place.qid);
-        }
-    }
-
     /// Closes a connection's socket; the rest of it follows in [`Frontend::settle`].
     pub(super) fn close(&mut self, core: &mut Core, index: u32) {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
@@ -360,12 +84,8 @@ impl Frontend {
             (conn.slots.used(), conn.held.bytes, conn.receiving),
             (0, 0, 0)
         );
-        for record in self.shared.region.commands(conn.queue as usize) {
-            if record.state.load(Relaxed) != 0 {
-                record.state.store(0, Relaxed);
-            }
-        }
-        free_queue(&self.shared.region.queues()[conn.queue as usize]);
+        conn.records.free(conn.slots.all().count());
+        self.shared.pool.borrow_mut().shrink();
         self.active.retain(|i| *i != index);
         self.dirty.retain(|i| *i != index);
         let Some(attached) = self.controllers.get_mut(conn.controller) else {
@@ -374,11 +94,12 @@ impl Frontend {
         attached.conns.retain(|i| *i != index);
         if conn.qid != 0 {
             attached.controller.io_queue_gone(conn.qid);
-            attached.publish(&self.shared.region);
+            if let Some(Some(admin)) = attached.admin.and_then(|a| self.conns.get_mut(a as usize)) {
+                attached.publish(admin);
+            }
         }
         if attached.conns.is_empty() {
-            self.controllers
-                .remove(conn.controller, &self.shared.region);
+            self.controllers.remove(conn.controller, self.shared.region);
         } else if attached.quiesce != Quiesce::No {
             self.events.push(Event::Quiesce(conn.controller));
         }
@@ -413,6 +134,7 @@ impl Frontend {
             (Some(lane), Some(conn)) => {
                 if command::start_internal_flush(conn, core, lane) {
                     attached.quiesce = Quiesce::Flushing;
+                    kill_point!("quiesce.flushing");
                 }
             }
             _ => self.quiesced(core, controller),
@@ -560,8 +282,4 @@ impl Frontend {
         }
         self.settle(core);
     }
-}
-
-fn free_queue(record: &QueueRecord) {
-    record.used.store(0, Release);
 }

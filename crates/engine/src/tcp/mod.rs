@@ -11,10 +11,11 @@
 //!
 //! [`rx`] takes PDUs, [`command`] and [`admin`] are what they ask for, [`slots`] the commands of a queue,
 //! [`tx`] what there is to send, [`conn`] one connection, [`controllers`] the associations, [`pool`]
-//! what connections share, and [`lifecycle`] is how connections and associations begin and end.
+//! what connections share, [`place`] and [`lifecycle`] are how connections and associations begin and end,
+//! and [`record`] is what of all this a successor finds.
 //!
 //! **What it does not do.** TLS, in-band authentication, Disconnect of a single queue. More than one R2T
-//! at a time for a command. Take-over of live sockets (what it needs is recorded).
+//! at a time for a command.
 
 mod admin;
 mod cids;
@@ -23,7 +24,9 @@ mod conn;
 mod controllers;
 mod inherit;
 mod lifecycle;
+mod place;
 mod pool;
+pub(crate) mod record;
 mod rx;
 mod share;
 mod slots;
@@ -38,6 +41,7 @@ use forebay_nvme::Status;
 use forebay_xlate::boundary::region::{MAX_QUEUE_ENTRIES, Region};
 pub(crate) use inherit::controller_config;
 use rx::{Received, Stop};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -85,11 +89,9 @@ enum Event {
 pub(crate) struct Frontend {
     shared: Rc<Shared>,
     reactor: usize,
-    epoll: Arc<OwnedFd>,
     conns: Vec<Option<Box<Conn>>>,
     generation: u32,
     controllers: Controllers,
-    memory: &'static Memory,
     buffer: ReceiveBuffer,
     active: Vec<u32>,
     first: usize,
@@ -109,13 +111,11 @@ impl Frontend {
         receive: ReceiveBuffer,
     ) -> Self {
         Self {
-            shared: Rc::new(Shared::new(region)),
+            shared: Rc::new(Shared::new(&region, memory, epoll)),
             reactor,
-            epoll,
             conns: Vec::new(),
             generation: 0,
             controllers: Controllers::default(),
-            memory,
             buffer: receive,
             active: Vec::new(),
             first: 0,
@@ -252,14 +252,16 @@ impl Frontend {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return any;
         };
-        if conn.rx.stalled() {
-            let kept = rx::lend(conn);
-            let (taken, _) = self.take(core, index, Some(&kept), 0);
+        if conn.rx.stalled()
+            && let Some(keep) = rx::lend(conn)
+        {
+            let kept = &keep.bytes(conn.rx.kept_in())[..conn.rx.kept()];
+            let (taken, _) = self.take(core, index, Some(kept), 0..0);
             any |= taken > 0;
             let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
                 return true;
             };
-            rx::put_back(conn, kept, taken);
+            rx::put_back(conn, keep, taken);
             if conn.rx.stalled() || !conn.is_open() {
                 return any;
             }
@@ -268,7 +270,7 @@ impl Frontend {
             return any;
         };
         let received = rx::receive(conn, &mut self.buffer);
-        let bytes = match received {
+        let (from, to) = match received {
             Received::Nothing => {
                 conn.quiet_turns += 1;
                 if conn.quiet_turns > QUIET_TURNS / self.active.len().max(1) as u32
@@ -282,27 +284,27 @@ impl Frontend {
                 self.close(core, index);
                 return true;
             }
-            Received::Data => 0,
-            Received::Bytes(bytes) => bytes,
+            Received::Bytes { from, to } => (from, to),
         };
         conn.quiet_turns = 0;
-        let (taken, _) = self.take(core, index, None, bytes);
-        if let Some(Some(conn)) = self.conns.get_mut(index as usize)
-            && conn.is_open()
-        {
-            rx::keep(conn, &self.buffer[taken..bytes]);
+        let (taken, _) = self.take(core, index, None, from..to);
+        if let Some(Some(conn)) = self.conns.get_mut(index as usize) {
+            if conn.is_open() {
+                rx::keep(conn, &self.buffer[from + taken..to]);
+            }
+            conn.records.blame_nobody();
         }
         true
     }
 
-    /// Takes PDUs of `kept`, or of the first `bytes` of the receive buffer, as far as it goes; returns
-    /// how many bytes were taken.
+    /// Takes PDUs of `kept`, or of a part of the receive buffer, as far as it goes; returns how many bytes
+    /// were taken.
     fn take(
         &mut self,
         core: &mut Core,
         index: u32,
         kept: Option<&[u8]>,
-        bytes: usize,
+        part: Range<usize>,
     ) -> (usize, Stop) {
         let mut at = 0;
         loop {
@@ -314,7 +316,7 @@ impl Frontend {
             }
             let rest = match kept {
                 Some(kept) => &kept[at..],
-                None => &self.buffer[at..bytes],
+                None => &self.buffer[part.start + at..part.end],
             };
             let mut turn = Turn {
                 core,
@@ -454,7 +456,7 @@ impl Frontend {
         if conn.life == Life::Draining {
             return;
         }
-        let sent = conn.flush(core).and_then(|()| conn.watch(&self.epoll));
+        let sent = conn.flush(core).and_then(|()| conn.watch());
         if conn.tx.blocked() {
             conn.active = false;
         }

@@ -1,96 +1,80 @@
-//! Lists and buffers that a connection needs only at times, shared by all of a reactor.
+//! Lists of what to send, shared by the connections of a reactor.
 //!
-//! **Design.** A connection has lists of what to send while it has something to send, and a buffer for
-//! received bytes while it keeps some. They come from here and go back, last in first out, so an idle
-//! connection has none and the busy ones work in the same few warm pages. [`Pool::new`] makes
-//! [`SPARES`] of each; one more is made when more connections than ever before need one at the same
-//! moment, so at most as many as there are connections, and never again for the same number.
+//! **Design.** A connection has a list while it has something to send. Lists come from here and go back,
+//! last in first out, so an idle connection has none and the busy ones work in the same few warm pages.
+//! Each connection brings one when it begins ([`Pool::grow`]), and takes one away when it has ended, so
+//! there is always one for whoever needs it. Its room is made when more connections than ever before
+//! have something to send at the same moment, and never again for the same number.
 //!
 //! **Not here:** data of commands, which is in staging memory.
 
-use super::rx::RECEIVE_BYTES;
-use super::tx::{Item, MAX_BYTES, MAX_ITEMS};
-
-/// Made at the start.
-const SPARES: usize = 32;
+use super::tx::Item;
+use crate::memory::{HeaderList, Memory};
+use forebay_xlate::boundary::region::Region;
+use forebay_xlate::boundary::region::item::{ItemRecord, MAX_ITEMS};
+use std::collections::VecDeque;
 
 /// What a connection has to send.
-#[derive(Debug)]
-pub(super) struct Lists {
-    pub items: Vec<Item>,
-    pub bytes: Vec<u8>,
+pub(super) struct List {
+    pub headers: HeaderList,
+    pub records: &'static [ItemRecord],
+    pub items: VecDeque<Item>,
 }
 
-impl Lists {
-    fn new() -> Self {
+impl List {
+    /// An empty one.
+    pub(super) fn new(headers: HeaderList, region: &'static Region) -> Self {
         Self {
-            items: Vec::with_capacity(MAX_ITEMS),
-            bytes: Vec::with_capacity(MAX_BYTES),
-        }
-    }
-
-    /// None: what a connection has that has nothing to send.
-    pub(super) const fn none() -> Self {
-        Self {
-            items: Vec::new(),
-            bytes: Vec::new(),
+            records: region.items(usize::from(headers.index())),
+            headers,
+            items: VecDeque::new(),
         }
     }
 }
 
 /// See the module's text.
-#[derive(Debug)]
+#[derive(Default)]
 pub(super) struct Pool {
-    lists: Vec<Lists>,
-    buffers: Vec<Vec<u8>>,
+    /// The one that was used last is at the back, what was never used in front.
+    lists: VecDeque<List>,
 }
 
 impl Pool {
-    pub(super) fn new() -> Self {
-        Self {
-            lists: (0..SPARES).map(|_| Lists::new()).collect(),
-            buffers: (0..SPARES)
-                .map(|_| Vec::with_capacity(RECEIVE_BYTES))
-                .collect(),
-        }
-    }
-
-    /// Has room to take back as many as so many connections can have taken.
-    pub(super) fn reserve(&mut self, connections: usize) {
+    /// A connection begins; false when there is no list for it. `connections` there are then.
+    pub(super) fn grow(
+        &mut self,
+        memory: &'static Memory,
+        region: &'static Region,
+        connections: usize,
+    ) -> bool {
+        let Some(headers) = memory.take_list() else {
+            return false;
+        };
+        self.lists.push_front(List::new(headers, region));
         self.lists
-            .reserve((connections + SPARES).saturating_sub(self.lists.len()));
-        self.buffers
-            .reserve((connections + SPARES).saturating_sub(self.buffers.len()));
+            .reserve(connections.saturating_sub(self.lists.len()));
+        true
     }
 
-    /// Empty lists.
-    #[inline]
-    pub(super) fn take_lists(&mut self) -> Lists {
-        self.lists.pop().unwrap_or_else(Lists::new)
+    /// A connection has ended, and has given back what it had.
+    pub(super) fn shrink(&mut self) {
+        debug_assert!(!self.lists.is_empty());
+        self.lists.pop_front();
     }
 
+    /// An empty list.
     #[inline]
-    pub(super) fn give_lists(&mut self, mut lists: Lists) {
-        if lists.items.capacity() > 0 {
-            lists.items.clear();
-            lists.bytes.clear();
-            self.lists.push(lists);
+    pub(super) fn take_list(&mut self) -> Option<List> {
+        let mut list = self.lists.pop_back()?;
+        if list.items.capacity() == 0 {
+            list.items.reserve_exact(MAX_ITEMS);
         }
-    }
-
-    /// An empty buffer of at least [`RECEIVE_BYTES`].
-    #[inline]
-    pub(super) fn take_buffer(&mut self) -> Vec<u8> {
-        self.buffers
-            .pop()
-            .unwrap_or_else(|| Vec::with_capacity(RECEIVE_BYTES))
+        Some(list)
     }
 
     #[inline]
-    pub(super) fn give_buffer(&mut self, mut buffer: Vec<u8>) {
-        if buffer.capacity() > 0 {
-            buffer.clear();
-            self.buffers.push(buffer);
-        }
+    pub(super) fn give_list(&mut self, mut list: List) {
+        list.items.clear();
+        self.lists.push_back(list);
     }
 }

@@ -3,8 +3,12 @@
 //! **Design.** Bytes are received into one large buffer of the reactor, and whole PDUs are taken there.
 //! Data of an R2T's PDU goes to its staging buffer as it comes, whole or not (and when much of it is
 //! still to come, the socket is read right into the staging buffer). What is left, the beginning of a
-//! PDU or, when memory has run out, PDUs that must wait, is kept in a buffer of the reactor's pool that
-//! the connection has for so long.
+//! PDU or, when memory has run out, PDUs that must wait, is kept in one of the connection's two buffers,
+//! in turn: so what is kept is never moved while a record names it.
+//!
+//! Before a receive the reactor records whose bytes will come, and which position of the stream the
+//! first of them has; that they came, the kernel knows. Bytes are always received at [`RECEIVE_AT`]; only
+//! then are kept ones copied in front of them, so that PDUs lie together.
 //!
 //! Which data may come, and where in a transfer, is checked here (TCP 3.3.2, 3.6.2.8); the fields of a
 //! PDU were checked by the codec.
@@ -12,19 +16,19 @@
 //! **Not here:** commands ([`super::command`], [`super::admin`]).
 
 use super::conn::Conn;
-use super::pool::Pool;
-use super::slots::Stage;
+use super::slots::{NONE, Stage};
 use super::{Turn, admin, command};
+use crate::memory::Keep;
 use forebay_nvme::tcp::{
     self, DIGEST_BYTES, DataDigest, Frame, H2cData, Parsed, Pdu, PduError, field,
 };
+use forebay_xlate::boundary::region::queue::{InData, Kept};
+use forebay_xlate::boundary::region::{Asked, RECEIVE_AT, RECEIVE_BYTES, doing};
+use forebay_xlate::kill_point;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use std::cell::RefCell;
 use std::io::IoSliceMut;
 
-/// Bytes of the reactor's receive buffer; a connection keeps at most as many.
-pub(super) const RECEIVE_BYTES: usize = 256 * 1024;
 /// Commands taken before completions are looked at again.
 const BATCH: u32 = 8;
 /// From so many missing bytes on, the socket is read into the staging buffer itself.
@@ -38,20 +42,20 @@ enum Expect {
     /// Data of a PDU.
     Data { slot: u16, left: u32, digest: bool },
     /// Its digest.
-    Digest {
-        slot: u16,
-        have: u8,
-        bytes: [u8; DIGEST_BYTES],
-    },
+    Digest { slot: u16 },
 }
 
 /// See the module's text.
 pub(super) struct Rx {
     expect: Expect,
     digest: DataDigest,
-    /// Received, not yet taken.
-    kept: Vec<u8>,
-    /// `kept` begins with a whole PDU that must wait for memory.
+    /// The position of the stream up to which PDUs, and data, are taken.
+    at: u64,
+    /// Lent while kept bytes are taken.
+    keep: Option<Keep>,
+    /// What is received and not yet taken.
+    kept: Kept,
+    /// Kept bytes begin with a whole PDU that must wait for memory.
     stalled: bool,
     /// Commands taken of what one receive brought.
     taken: u32,
@@ -76,23 +80,61 @@ pub(super) enum Stop {
 pub(super) enum Received {
     /// Nothing is there.
     Nothing,
-    /// So many bytes in the reactor's buffer, kept ones included.
-    Bytes(usize),
-    /// Only data, which is in its place.
-    Data,
+    /// Bytes in this part of the reactor's buffer, kept ones included. None when all of them were data that
+    /// is in its place.
+    Bytes { from: usize, to: usize },
     /// The connection has ended.
     Ended,
 }
 
 impl Rx {
-    pub(super) fn new() -> Self {
+    /// Nothing is received; the stream is taken up to `at`.
+    pub(super) fn new(at: u64, keep: Keep) -> Self {
         Self {
             expect: Expect::Header,
             digest: DataDigest::new(),
-            kept: Vec::new(),
+            at,
+            keep: Some(keep),
+            kept: Kept::default(),
             stalled: false,
             taken: 0,
         }
+    }
+
+    /// What a successor goes on with: these bytes are kept, and may hold whole PDUs; `data` is what the
+    /// stream is within.
+    pub(super) fn inherit(at: u64, keep: Keep, kept: Kept, data: Option<&InData>) -> Self {
+        let expect = match data {
+            None => Expect::Header,
+            Some(data) => {
+                let left = data.end.saturating_sub(at) as u32;
+                match (data.digest, left.checked_sub(DIGEST_BYTES as u32)) {
+                    (true, Some(0) | None) => Expect::Digest { slot: data.slot },
+                    (true, Some(left)) => Expect::Data {
+                        slot: data.slot,
+                        left,
+                        digest: true,
+                    },
+                    (false, _) => Expect::Data {
+                        slot: data.slot,
+                        left,
+                        digest: false,
+                    },
+                }
+            }
+        };
+        Self {
+            expect,
+            kept,
+            stalled: kept.bytes > 0,
+            ..Self::new(at, keep)
+        }
+    }
+
+    /// The digest of the data that a successor finds in its place: `bytes` is what came of the PDU so far.
+    pub(super) fn digest_again(&mut self, bytes: &[u8]) {
+        self.digest = DataDigest::new();
+        self.digest.update(bytes);
     }
 
     pub(super) fn stalled(&self) -> bool {
@@ -100,22 +142,33 @@ impl Rx {
     }
 
     /// Drops what was received; nothing more will be taken.
-    pub(super) fn forget(&mut self, pool: &RefCell<Pool>) {
-        pool.borrow_mut()
-            .give_buffer(std::mem::take(&mut self.kept));
+    pub(super) fn forget(&mut self) {
+        self.kept.bytes = 0;
         self.stalled = false;
         self.expect = Expect::Header;
     }
+
+    /// How many bytes are kept.
+    pub(super) fn kept(&self) -> usize {
+        self.kept.bytes as usize
+    }
+
+    /// Which of the two buffers they are in.
+    pub(super) fn kept_in(&self) -> u8 {
+        self.kept.which
+    }
 }
 
-/// Receives once. `buffer` is longer than what a connection may keep.
+/// Receives once. Afterwards the bytes of the answer are to be taken from the end at [`RECEIVE_AT`], or
+/// around it, on; see [`Received::Bytes`].
 pub(super) fn receive(conn: &mut Conn, buffer: &mut [u8]) -> Received {
     let Some(fd) = &conn.fd else {
         return Received::Ended;
     };
-    let have = conn.rx.kept.len();
-    let result = match direct(&conn.rx.expect) {
-        // Then nothing is kept: everything that came was data.
+    let have = conn.rx.kept();
+    let (front, room) = buffer.split_at_mut(RECEIVE_AT);
+    let at = conn.rx.at;
+    let result = match direct(&conn.rx.expect).filter(|_| have == 0) {
         Some((slot, left)) => {
             let place = conn.slots.get_mut(slot).and_then(|s| {
                 let from = s.received_bytes as usize;
@@ -127,42 +180,52 @@ pub(super) fn receive(conn: &mut Conn, buffer: &mut [u8]) -> Received {
             let Some(place) = place else {
                 return Received::Ended;
             };
-            match rustix::io::readv(fd, &mut [IoSliceMut::new(place), IoSliceMut::new(buffer)]) {
+            conn.records.intend(at + u64::from(left));
+            let parts = &mut [
+                IoSliceMut::new(place),
+                IoSliceMut::new(&mut room[..RECEIVE_BYTES]),
+            ];
+            match rustix::io::readv(fd, parts) {
                 Ok(n) if n > 0 => {
+                    kill_point!("rx.received");
+                    conn.rx.taken = 0;
                     let placed = n.min(left as usize);
                     placed_data(conn, placed as u32);
-                    return match n - placed {
-                        0 => Received::Data,
-                        more => {
-                            conn.rx.taken = 0;
-                            Received::Bytes(more)
-                        }
+                    return Received::Bytes {
+                        from: RECEIVE_AT,
+                        to: RECEIVE_AT + n - placed,
                     };
                 }
                 other => other,
             }
         }
         None => {
-            let room = &mut buffer[have..];
-            let room_bytes = room.len().min(RECEIVE_BYTES.saturating_sub(have));
+            let room_bytes = RECEIVE_BYTES.saturating_sub(have);
             if room_bytes == 0 {
                 return Received::Nothing;
             }
+            conn.records.intend(at + have as u64);
             rustix::net::recv(fd, &mut room[..room_bytes], RecvFlags::DONTWAIT).map(|(_, n)| n)
         }
     };
     match result {
         Ok(0) => Received::Ended,
         Ok(n) => {
-            if have > 0 {
-                let kept = std::mem::take(&mut conn.rx.kept);
-                buffer[..have].copy_from_slice(&kept);
-                conn.shared.pool.borrow_mut().give_buffer(kept);
-            }
+            kill_point!("rx.received");
             conn.rx.taken = 0;
-            Received::Bytes(have + n)
+            if let Some(keep) = conn.rx.keep.as_ref().filter(|_| have > 0) {
+                let kept = &keep.bytes(conn.rx.kept.which)[..have];
+                front[RECEIVE_AT - have..].copy_from_slice(kept);
+            }
+            Received::Bytes {
+                from: RECEIVE_AT - have,
+                to: RECEIVE_AT + n,
+            }
         }
-        Err(Errno::AGAIN | Errno::INTR) => Received::Nothing,
+        Err(Errno::AGAIN | Errno::INTR) => {
+            conn.records.intend_no_more();
+            Received::Nothing
+        }
         Err(_) => Received::Ended,
     }
 }
@@ -179,6 +242,7 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
     let mut at = 0;
     let mut commands = 0;
     conn.rx.stalled = false;
+    conn.records.blame(NONE, doing::TAKING);
     loop {
         let rest = &bytes[at..];
         match conn.rx.expect {
@@ -209,28 +273,19 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                     _ => {}
                 }
             }
-            Expect::Digest {
-                slot,
-                have,
-                bytes: mut digest,
-            } => {
-                let n = rest.len().min(DIGEST_BYTES - usize::from(have));
-                digest[usize::from(have)..usize::from(have) + n].copy_from_slice(&rest[..n]);
-                at += n;
-                let have = have + n as u8;
-                if usize::from(have) < DIGEST_BYTES {
-                    conn.rx.expect = Expect::Digest {
-                        slot,
-                        have,
-                        bytes: digest,
-                    };
+            Expect::Digest { slot } => {
+                // It is taken whole.
+                let Some(digest) = rest.first_chunk::<DIGEST_BYTES>() else {
                     return (at, Stop::Dry);
-                }
-                if u32::from_le_bytes(digest) != conn.rx.digest.finish()
-                    && let Some(s) = conn.slots.get_mut(slot)
-                {
+                };
+                at += DIGEST_BYTES;
+                let good = u32::from_le_bytes(*digest) == conn.rx.digest.finish();
+                if !good && let Some(s) = conn.slots.get_mut(slot) {
                     s.damaged = true;
                 }
+                ends_data_pdu(conn, slot, !good);
+                conn.rx.at += DIGEST_BYTES as u64;
+                conn.records.placed(conn.rx.at);
                 conn.rx.expect = Expect::Header;
                 if let Err(stop) = data_pdu_ended(conn, turn, slot) {
                     return (at, stop);
@@ -257,6 +312,7 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                             sqe: &sqe,
                             data,
                             intact,
+                            end: conn.rx.at + pdu.len() as u64,
                         };
                         let stop = if conn.qid == 0 {
                             admin::take(conn, turn, &capsule)
@@ -268,6 +324,8 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                             return (at, stop);
                         }
                         at += pdu.len();
+                        conn.rx.at = capsule.end;
+                        conn.records.took_pdu(conn.number, capsule.end);
                         commands += 1;
                         // All of these were sent before the host can have seen any answer to them.
                         conn.rx.taken += 1;
@@ -287,29 +345,50 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
     }
 }
 
-/// After [`take`]: what was not taken of the bytes is kept for the next time.
+/// After [`receive`] and [`take`]: what was not taken of the bytes is kept for the next time.
 pub(super) fn keep(conn: &mut Conn, rest: &[u8]) {
+    let rx = &mut conn.rx;
     if !rest.is_empty() {
-        debug_assert!(conn.rx.kept.is_empty() && rest.len() <= RECEIVE_BYTES);
-        let mut kept = conn.shared.pool.borrow_mut().take_buffer();
-        kept.extend_from_slice(rest);
-        conn.rx.kept = kept;
+        debug_assert!(rest.len() <= RECEIVE_BYTES);
+        rx.kept = Kept {
+            which: rx.kept.which ^ 1,
+            bytes: rest.len() as u32,
+        };
+        if let Some(keep) = &mut rx.keep {
+            keep.put(rx.kept.which, rest);
+        }
+        conn.records.keep(rx.kept, rx.at);
+    } else if rx.kept.bytes > 0 {
+        rx.kept.bytes = 0;
+        conn.records.keep_nothing();
     }
+    conn.records.intend_no_more();
 }
 
-/// The kept bytes, to be taken; [`put_back`] gets them again.
-pub(super) fn lend(conn: &mut Conn) -> Vec<u8> {
-    std::mem::take(&mut conn.rx.kept)
+/// Lends the kept bytes, to be taken without receiving; [`put_back`] gets them again.
+pub(super) fn lend(conn: &mut Conn) -> Option<Keep> {
+    conn.rx.keep.take()
 }
 
 /// Takes back the kept bytes but for the first `taken`.
-pub(super) fn put_back(conn: &mut Conn, mut kept: Vec<u8>, taken: usize) {
-    kept.drain(..taken);
-    if kept.is_empty() || !conn.is_open() {
-        conn.shared.pool.borrow_mut().give_buffer(kept);
-    } else {
-        conn.rx.kept = kept;
+pub(super) fn put_back(conn: &mut Conn, mut keep: Keep, taken: usize) {
+    let rx = &mut conn.rx;
+    if conn.life == super::conn::Life::Open && taken > 0 {
+        let rest = taken..rx.kept();
+        if rest.is_empty() {
+            rx.kept.bytes = 0;
+            conn.records.keep_nothing();
+        } else {
+            let which = rx.kept.which ^ 1;
+            rx.kept = Kept {
+                which,
+                bytes: rest.len() as u32,
+            };
+            keep.turn(which, rest);
+            conn.records.keep(rx.kept, rx.at);
+        }
     }
+    rx.keep = Some(keep);
 }
 
 fn digest_of(pdu: &[u8], frame: &Frame) -> u32 {
@@ -341,6 +420,20 @@ fn begin_data(conn: &mut Conn, data: &H2cData, frame: &Frame) -> Result<(), PduE
     if frame.data_digest {
         conn.rx.digest = DataDigest::new();
     }
+    let begin = conn.rx.at + frame.header_bytes as u64;
+    let digest_bytes = if frame.data_digest {
+        DIGEST_BYTES as u64
+    } else {
+        0
+    };
+    conn.records.begin_data(&InData {
+        begin,
+        end: begin + u64::from(data.length_bytes) + digest_bytes,
+        slot,
+        offset_bytes: data.offset_bytes,
+        digest: frame.data_digest,
+    });
+    conn.rx.at = begin;
     conn.rx.expect = Expect::Data {
         slot,
         left: data.length_bytes,
@@ -364,14 +457,28 @@ fn placed_data(conn: &mut Conn, n: u32) {
             .digest
             .update(&b.as_slice()[from..from + n as usize]);
     }
+    if left == n && !digest {
+        ends_data_pdu(conn, slot, false);
+    }
+    conn.rx.at += u64::from(n);
+    if n > 0 {
+        conn.records.placed(conn.rx.at);
+    }
     conn.rx.expect = match left - n {
-        0 if digest => Expect::Digest {
-            slot,
-            have: 0,
-            bytes: [0; DIGEST_BYTES],
-        },
+        0 if digest => Expect::Digest { slot },
         left => Expect::Data { slot, left, digest },
     };
+}
+
+/// Records how much of a command's data will be there with the data PDU that is just being taken.
+fn ends_data_pdu(conn: &Conn, slot: u16, damaged: bool) {
+    if let Some(s) = conn.slots.get(slot) {
+        let asked = Asked {
+            received_bytes: s.received_bytes,
+            ttag: u16::from(s.tag) << 8 | slot,
+        };
+        conn.records.data_pdu_ends(slot, asked, damaged);
+    }
 }
 
 /// A data PDU is complete; perhaps its command's data is.
@@ -383,6 +490,7 @@ fn data_pdu_ended(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) -> Result<(),
         return Ok(());
     }
     s.stage = Stage::Taken;
+    conn.records.data_complete(slot);
     conn.count_received_all();
     if conn.qid == 0 {
         admin::data_complete(conn, turn, slot);

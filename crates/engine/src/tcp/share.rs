@@ -110,7 +110,10 @@ mod tests {
 
     #[test]
     fn a_greedy_lane_leaves_something_for_others() {
-        let shared = Rc::new(Shared::new(Arc::new(Region::anonymous(1).unwrap())));
+        let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC);
+        let region = Arc::new(Region::anonymous(1).unwrap());
+        let memory = crate::memory::Memory::create().unwrap();
+        let shared = Rc::new(Shared::new(&region, memory, Arc::new(epoll.unwrap())));
         let long = MAX_TRANSFER_BYTES as usize;
         let fill = |held: &mut Held| {
             while held.may_take(long as u64) {

@@ -1,23 +1,28 @@
 //! What a connection has to send, and how it is sent.
 //!
-//! **Design.** Headers and small responses are appended to one byte buffer; data stays where it is, in
-//! staging memory. A list of items says in which order they go out. [`Tx::flush`] makes one `sendmsg`
-//! of up to [`MAX_PARTS`] parts; what the socket doesn't take stays, and the connection is *blocked*
-//! until the socket has room. An item's buffer, and the command it ends, are given to the caller when
-//! its last byte has been handed to the kernel.
+//! **Design.** Headers and small responses are written into a ring of bytes; data stays where it is, in
+//! staging memory. A list of items says in which order they go out. Its records in the state region
+//! say the same to a successor, once they are *published*, which is just before they are sent.
+//! [`Tx::flush`] makes one `sendmsg` of up to [`MAX_PARTS`] parts; what the socket doesn't take stays,
+//! and the connection is *blocked* until the socket has room. An item's buffer, and the command it ends,
+//! are given to the caller when its last byte has been handed to the kernel, and not before: what is not
+//! published is not answered, and a successor carries it out again.
 //!
-//! Both lists come from the reactor's pool and are there only while there is something to send. Their
-//! size is fixed: every command has at most [`ITEMS_PER_COMMAND`] items of [`BYTES_PER_COMMAND`] bytes
-//! here, and keeps its slot until the last is sent; the few things that belong to no command are counted
-//! by [`Tx::has_room`].
+//! A list comes from the reactor's pool and is there only while there is something to send; then it begins
+//! at its begin. Its size is fixed: every command has at most [`ITEMS_PER_COMMAND`] items of
+//! [`BYTES_PER_COMMAND`] bytes here, and keeps its slot until the last is sent; the few things that
+//! belong to no command are counted by [`Tx::has_room`].
 //!
 //! **Not here:** when to send ([`super`]).
 
-use super::pool::{Lists, Pool};
+use super::pool::{List, Pool};
+use super::record::QueueRecords;
 use super::slots::NONE;
 use crate::core::staging::StagingBuffer;
 use forebay_nvme::tcp::{MAX_HEADER_BYTES, MAX_TERM_REQ_BYTES};
 use forebay_xlate::boundary::region::MAX_QUEUE_ENTRIES;
+use forebay_xlate::boundary::region::item::{self, HEADER_BYTES, MAX_ITEMS, Span};
+use forebay_xlate::kill_point;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 use std::cell::RefCell;
@@ -31,52 +36,79 @@ const BYTES_PER_COMMAND: usize = 192;
 /// Room for what belongs to no command: conflicts' responses, the Connect's, a TermReq.
 const SPARE_ITEMS: usize = 32;
 /// Items of the largest queue.
-pub(super) const MAX_ITEMS: usize = MAX_QUEUE_ENTRIES * ITEMS_PER_COMMAND + SPARE_ITEMS;
-/// Their bytes.
-pub(super) const MAX_BYTES: usize =
-    MAX_QUEUE_ENTRIES * BYTES_PER_COMMAND + SPARE_ITEMS * MAX_HEADER_BYTES + MAX_TERM_REQ_BYTES;
+const MOST_ITEMS: usize = MAX_QUEUE_ENTRIES * ITEMS_PER_COMMAND + SPARE_ITEMS;
+/// Their bytes, with what may be left out at the end of the ring.
+const MOST_BYTES: usize =
+    MAX_QUEUE_ENTRIES * BYTES_PER_COMMAND + SPARE_ITEMS * MAX_HEADER_BYTES + 2 * MAX_TERM_REQ_BYTES;
+const _: () = assert!(MOST_ITEMS <= MAX_ITEMS && MOST_BYTES < HEADER_BYTES);
 /// Parts of one `sendmsg`.
 const MAX_PARTS: usize = 64;
 
+/// What is in a list's records, with the buffers themselves.
 #[derive(Debug)]
 pub(super) struct Item {
-    /// Its header's place in `bytes`.
-    start: u32,
-    len: u32,
-    data: Option<StagingBuffer>,
-    /// How much of the data is sent: less than all of the buffer, perhaps.
-    data_len: u32,
+    /// Its header's place in the list's bytes.
+    at: u16,
+    len: u16,
     /// The command that has ended when this is sent.
     ends: u16,
+    /// How much of the data is sent: less than all of the buffer, or nothing, perhaps.
+    data_len: u32,
+    /// Held until this is sent.
+    data: Option<StagingBuffer>,
 }
 
 impl Item {
     fn total(&self) -> usize {
-        self.len as usize + self.data_len as usize
+        usize::from(self.len) + self.data_len as usize
     }
 }
 
 /// See the module's text.
-#[derive(Debug)]
 pub(super) struct Tx {
-    lists: Lists,
-    /// The first item that isn't all sent.
-    first: usize,
-    /// Bytes of it that are.
+    list: Option<List>,
+    /// A counter of the first item that isn't all sent; its place is this modulo [`MAX_ITEMS`].
+    first: u16,
+    /// The end of those that are published, such a counter too.
+    published: u16,
+    /// Bytes of the first that are sent.
     sent: usize,
+    /// Where the next header goes.
+    header_at: usize,
+    /// The position in the stream after all that is queued.
+    at: u64,
     queued_bytes: usize,
     blocked: bool,
 }
 
 impl Tx {
-    /// Nothing to send.
-    pub(super) fn new() -> Self {
+    /// Nothing to send; the stream is at `at`.
+    pub(super) fn new(at: u64) -> Self {
         Self {
-            lists: Lists::none(),
+            list: None,
             first: 0,
+            published: 0,
             sent: 0,
+            header_at: 0,
+            at,
             queued_bytes: 0,
             blocked: false,
+        }
+    }
+
+    /// What a successor has to send: the items of `list`, which are recorded and published from the list's
+    /// begin on, up to the position `at` of the stream. Of the first, `sent` bytes are sent already.
+    pub(super) fn inherit(list: List, at: u64, sent: usize) -> Self {
+        let last = list.items.back();
+        Self {
+            first: 0,
+            published: list.items.len() as u16,
+            sent,
+            header_at: last.map_or(0, |i| usize::from(i.at) + usize::from(i.len)),
+            at,
+            queued_bytes: list.items.iter().map(Item::total).sum::<usize>() - sent,
+            blocked: false,
+            list: Some(list),
         }
     }
 
@@ -86,8 +118,18 @@ impl Tx {
         self.queued_bytes
     }
 
+    /// The position in the stream after all that is queued.
+    #[inline]
+    pub(super) fn at(&self) -> u64 {
+        self.at
+    }
+
+    fn count(&self) -> usize {
+        self.list.as_ref().map_or(0, |l| l.items.len())
+    }
+
     pub(super) fn is_empty(&self) -> bool {
-        self.first == self.lists.items.len()
+        self.count() == 0
     }
 
     /// The socket took less than it was given: wait until it has room.
@@ -102,79 +144,72 @@ impl Tx {
 
     /// Whether something that belongs to no command has room, whatever `used` commands may need.
     pub(super) fn has_room(&self, used: usize) -> bool {
-        self.lists.items.len() - self.first + used * ITEMS_PER_COMMAND < MAX_ITEMS
+        self.count() + used * ITEMS_PER_COMMAND < MOST_ITEMS
     }
 
-    /// Appends bytes that `put` writes into the buffer it is given; it returns how many they are.
+    /// Appends bytes that `put` writes into the buffer it is given; it returns how many they are. `data`
+    /// is a buffer, of which the first so many bytes follow.
     #[inline]
     pub(super) fn push(
         &mut self,
         pool: &RefCell<Pool>,
+        records: &QueueRecords,
         ends: u16,
+        data: Option<(StagingBuffer, u32)>,
         put: impl FnOnce(&mut [u8]) -> usize,
     ) {
-        self.push_with(pool, ends, None, 0, put);
-    }
-
-    /// Appends a header and the first `data_len` bytes of a buffer.
-    #[inline]
-    pub(super) fn push_data(
-        &mut self,
-        pool: &RefCell<Pool>,
-        ends: u16,
-        data: StagingBuffer,
-        data_len: u32,
-        put: impl FnOnce(&mut [u8]) -> usize,
-    ) {
-        self.push_with(pool, ends, Some(data), data_len, put);
-    }
-
-    fn push_with(
-        &mut self,
-        pool: &RefCell<Pool>,
-        ends: u16,
-        data: Option<StagingBuffer>,
-        data_len: u32,
-        put: impl FnOnce(&mut [u8]) -> usize,
-    ) {
-        if self.lists.items.capacity() == 0 {
-            self.lists = pool.borrow_mut().take_lists();
+        if self.list.is_none() {
+            self.list = pool.borrow_mut().take_list();
         }
-        self.compact();
-        let start = self.lists.bytes.len();
-        self.lists.bytes.resize(start + MAX_TERM_REQ_BYTES, 0);
-        let len = put(&mut self.lists.bytes[start..]);
-        self.lists.bytes.truncate(start + len);
-        debug_assert!(data.as_ref().is_none_or(|d| data_len as usize <= d.len()));
-        let item = Item {
-            start: start as u32,
-            len: len as u32,
-            data,
-            data_len,
-            ends,
-        };
-        self.queued_bytes += item.total();
-        self.lists.items.push(item);
-    }
-
-    /// Makes room at the end, where a backlog has kept the lists from being emptied.
-    fn compact(&mut self) {
-        if self.first == 0
-            || (self.lists.items.len() < MAX_ITEMS
-                && self.lists.bytes.len() + MAX_TERM_REQ_BYTES <= MAX_BYTES)
-        {
+        let Some(list) = &mut self.list else {
+            debug_assert!(false, "there are as many lists as connections");
             return;
+        };
+        if self.header_at + MAX_TERM_REQ_BYTES > HEADER_BYTES {
+            self.header_at = 0;
         }
-        self.lists.items.drain(..self.first);
-        self.first = 0;
-        let gone = self
-            .lists
-            .items
-            .first()
-            .map_or(self.lists.bytes.len(), |i| i.start as usize);
-        self.lists.bytes.drain(..gone);
-        for item in &mut self.lists.items {
-            item.start -= gone as u32;
+        let header = &mut list.headers.bytes_mut()[self.header_at..][..MAX_TERM_REQ_BYTES];
+        let len = put(header);
+        let (data, data_len) = match data {
+            Some((buffer, len)) => (Some(buffer), len),
+            None => (None, 0),
+        };
+        debug_assert!(data.as_ref().is_none_or(|d| data_len as usize <= d.len()));
+        let recorded = item::Item {
+            start: self.at,
+            header_at: self.header_at as u16,
+            header_bytes: len as u16,
+            ends,
+            buffer: data.as_ref().map(StagingBuffer::reference),
+            data_bytes: data_len,
+        };
+        let count = self.first.wrapping_add(list.items.len() as u16);
+        records.item(list.records, count, &recorded, &header[..len]);
+        let item = Item {
+            at: self.header_at as u16,
+            len: len as u16,
+            ends,
+            data_len,
+            data,
+        };
+        self.header_at += len;
+        self.queued_bytes += item.total();
+        self.at = self.at.wrapping_add(item.total() as u64);
+        list.items.push_back(item);
+    }
+
+    /// What is queued will be sent, whatever happens.
+    #[inline]
+    pub(super) fn publish(&mut self, records: &QueueRecords) {
+        let Some(list) = &self.list else { return };
+        let tail = self.first.wrapping_add(list.items.len() as u16);
+        if tail != self.published {
+            self.published = tail;
+            records.publish(Span {
+                list: list.headers.index(),
+                first: self.first,
+                tail,
+            });
         }
     }
 
@@ -185,13 +220,17 @@ impl Tx {
     pub(super) fn flush(
         &mut self,
         pool: &RefCell<Pool>,
+        records: &QueueRecords,
         fd: impl AsFd,
         mut ended: impl FnMut(u16, Option<StagingBuffer>),
     ) -> Result<(), Errno> {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        while !self.is_empty() && !self.blocked {
+        self.publish(records);
+        while let Some(list) = &self.list
+            && !self.blocked
+        {
             let mut parts = [IoSlice::new(&[]); MAX_PARTS];
-            let (count, want) = self.gather(&mut parts);
+            let (count, want) = gather(list, self.sent, &mut parts);
             match rustix::net::sendmsg(
                 &fd,
                 &parts[..count],
@@ -199,7 +238,8 @@ impl Tx {
                 flags,
             ) {
                 Ok(n) => {
-                    self.advance(n, &mut ended);
+                    kill_point!("tx.sent");
+                    self.advance(pool, records, n, &mut ended);
                     self.blocked = n < want;
                 }
                 Err(Errno::AGAIN) => self.blocked = true,
@@ -207,105 +247,133 @@ impl Tx {
                 Err(e) => return Err(e),
             }
         }
-        if self.is_empty() {
-            self.give_back(pool);
-        }
         Ok(())
     }
 
-    /// The lists are empty: others may have them.
-    fn give_back(&mut self, pool: &RefCell<Pool>) {
-        pool.borrow_mut()
-            .give_lists(std::mem::replace(&mut self.lists, Lists::none()));
-    }
-
-    /// Collects the parts to send next; returns how many they are, and their bytes.
-    fn gather<'a>(&'a self, parts: &mut [IoSlice<'a>; MAX_PARTS]) -> (usize, usize) {
-        let (mut count, mut bytes) = (0, 0);
-        // A run of neighbours in `bytes`.
-        let (mut from, mut to) = (0, 0);
-        let mut skip = self.sent;
-        for item in &self.lists.items[self.first..] {
-            let header = item.len as usize;
-            let start = item.start as usize + skip.min(header);
-            let end = item.start as usize + header;
-            if to == start && to > from {
-                to = end;
-            } else {
-                if to > from {
-                    parts[count] = IoSlice::new(&self.lists.bytes[from..to]);
-                    bytes += to - from;
-                    count += 1;
-                }
-                (from, to) = (start, end);
-            }
-            if count + 2 >= MAX_PARTS {
-                break;
-            }
-            if let Some(data) = &item.data {
-                if to > from {
-                    parts[count] = IoSlice::new(&self.lists.bytes[from..to]);
-                    bytes += to - from;
-                    count += 1;
-                }
-                from = to;
-                let data = &data.as_slice()[skip.saturating_sub(header)..item.data_len as usize];
-                parts[count] = IoSlice::new(data);
-                bytes += data.len();
-                count += 1;
-            }
-            skip = 0;
-        }
-        if to > from {
-            parts[count] = IoSlice::new(&self.lists.bytes[from..to]);
-            bytes += to - from;
-            count += 1;
-        }
-        (count, bytes)
-    }
-
-    fn advance(&mut self, mut n: usize, ended: &mut impl FnMut(u16, Option<StagingBuffer>)) {
+    fn advance(
+        &mut self,
+        pool: &RefCell<Pool>,
+        records: &QueueRecords,
+        mut n: usize,
+        ended: &mut impl FnMut(u16, Option<StagingBuffer>),
+    ) {
+        let Some(list) = &mut self.list else { return };
         self.queued_bytes -= n;
-        while let Some(item) = self.lists.items.get_mut(self.first) {
+        let before = self.first;
+        while let Some(item) = list.items.front() {
             let left = item.total() - self.sent;
             if n < left {
                 self.sent += n;
+                if self.first != before {
+                    records.sent(Span {
+                        list: list.headers.index(),
+                        first: self.first,
+                        tail: self.published,
+                    });
+                }
                 return;
             }
             n -= left;
             self.sent = 0;
-            self.first += 1;
-            if item.ends != NONE || item.data.is_some() {
-                ended(item.ends, item.data.take());
+            self.first = self.first.wrapping_add(1);
+            if let Some(item) = list.items.pop_front()
+                && (item.ends != NONE || item.data.is_some())
+            {
+                ended(item.ends, item.data);
             }
         }
-        self.lists.items.clear();
-        self.lists.bytes.clear();
-        self.first = 0;
+        records.sent_all(self.at);
+        self.give_back(pool);
     }
 
-    /// Drops everything unsent; `ended` as in [`Tx::flush`].
+    /// The list is empty: others may have it.
+    fn give_back(&mut self, pool: &RefCell<Pool>) {
+        (self.first, self.published, self.sent, self.header_at) = (0, 0, 0, 0);
+        if let Some(list) = self.list.take() {
+            pool.borrow_mut().give_list(list);
+        }
+    }
+
+    /// Drops everything unsent; `ended` as in [`Tx::flush`]. The queue's records don't count any more.
     pub(super) fn abandon(
         &mut self,
         pool: &RefCell<Pool>,
         mut ended: impl FnMut(u16, Option<StagingBuffer>),
     ) {
-        for item in self.lists.items.drain(self.first..) {
-            if item.ends != NONE || item.data.is_some() {
-                ended(item.ends, item.data);
+        if let Some(list) = &mut self.list {
+            for item in list.items.drain(..) {
+                if item.ends != NONE || item.data.is_some() {
+                    ended(item.ends, item.data);
+                }
             }
         }
-        (self.first, self.sent, self.queued_bytes) = (0, 0, 0);
+        self.queued_bytes = 0;
         self.give_back(pool);
     }
 }
 
+/// Collects the parts to send next, after the first `skip` bytes; returns how many they are, and their
+/// bytes.
+fn gather<'a>(
+    list: &'a List,
+    mut skip: usize,
+    parts: &mut [IoSlice<'a>; MAX_PARTS],
+) -> (usize, usize) {
+    let headers = list.headers.bytes();
+    let (mut count, mut bytes) = (0, 0);
+    // A run of neighbours among the headers.
+    let (mut from, mut to) = (0, 0);
+    for item in &list.items {
+        let header = usize::from(item.len);
+        let start = usize::from(item.at) + skip.min(header);
+        let end = usize::from(item.at) + header;
+        if to == start && to > from {
+            to = end;
+        } else {
+            if to > from {
+                parts[count] = IoSlice::new(&headers[from..to]);
+                bytes += to - from;
+                count += 1;
+            }
+            (from, to) = (start, end);
+        }
+        if count + 2 >= MAX_PARTS {
+            break;
+        }
+        if let Some(data) = item.data.as_ref().filter(|_| item.data_len > 0) {
+            if to > from {
+                parts[count] = IoSlice::new(&headers[from..to]);
+                bytes += to - from;
+                count += 1;
+            }
+            from = to;
+            let data = &data.as_slice()[skip.saturating_sub(header)..item.data_len as usize];
+            parts[count] = IoSlice::new(data);
+            bytes += data.len();
+            count += 1;
+        }
+        skip = 0;
+    }
+    if to > from {
+        parts[count] = IoSlice::new(&headers[from..to]);
+        bytes += to - from;
+        count += 1;
+    }
+    (count, bytes)
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::record::keep_for_ever;
     use super::*;
     use crate::core::staging::Staging;
+    use crate::memory::Memory;
+    use forebay_xlate::boundary::region::check::Seed;
+    use forebay_xlate::boundary::region::{MAX_LISTS, Region};
     use proptest::prelude::*;
     use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering::Relaxed;
 
     fn pair() -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
         let (a, b) = socketpair(
@@ -323,9 +391,14 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
         #[test]
         fn bytes_come_out_as_they_went_in(items in proptest::collection::vec((1usize..150, 0u32..9000, 0usize..3), 1..150)) {
-            let mut staging = Staging::new().unwrap();
-            let pool = RefCell::new(Pool::new());
-            let mut tx = Tx::new();
+            let memory = Memory::create().unwrap();
+            let mut staging = Staging::over(memory.reactor(0).unwrap().staging);
+            let region = keep_for_ever(&Arc::new(Region::anonymous(1).unwrap()));
+            let records = QueueRecords::new(region, 7, 0).unwrap();
+            let pool = RefCell::new(Pool::default());
+            assert!(pool.borrow_mut().grow(memory, region, 1));
+            let begin = u64::MAX - 70_000;
+            let mut tx = Tx::new(begin);
             let (a, b) = pair();
             let (mut want, mut got) = (Vec::new(), Vec::new());
             let (mut ended, mut out) = (0u16, 0);
@@ -334,19 +407,19 @@ mod tests {
                 let header = |out: &mut [u8]| { out[..*len].fill(i as u8); *len };
                 want.resize(want.len() + len, i as u8);
                 if *data == 0 {
-                    tx.push(&pool, i as u16, header);
+                    tx.push(&pool, &records, i as u16, None, header);
                 } else {
                     let mut buffer = staging.take(data + 1).unwrap();
                     buffer.as_mut_slice().fill(!(i as u8));
                     want.resize(want.len() + *data as usize, !(i as u8));
-                    tx.push_data(&pool, i as u16, buffer, *data, header);
+                    tx.push(&pool, &records, i as u16, Some((buffer, *data)), header);
                     out += 1;
                 }
                 let mut rounds = *flush;
                 // As its users do: never beyond what was reserved.
                 while rounds > 0 || !tx.has_room(0) {
                     rounds = rounds.saturating_sub(1);
-                    tx.flush(&pool, &a, |slot, buffer| {
+                    tx.flush(&pool, &records, &a, |slot, buffer| {
                         assert_eq!(slot, ended);
                         ended += 1;
                         out -= usize::from(buffer.is_some());
@@ -356,20 +429,36 @@ mod tests {
                         got.extend_from_slice(&scrap[..n]);
                         tx.unblock();
                     }
-                    let (items, bytes) = (tx.lists.items.capacity(), tx.lists.bytes.capacity());
-                    prop_assert!(items == 0 || (items == MAX_ITEMS && bytes == MAX_BYTES));
+                    prop_assert!(tx.list.as_ref().is_none_or(|l| l.items.capacity() == MAX_ITEMS));
+                    // A successor sees the same items, and where they begin.
+                    let span = Span::of_word(region.queues()[7].tx_span.load(Relaxed), MAX_LISTS).unwrap();
+                    prop_assert_eq!(span.map_or(0, Span::count), tx.count());
+                    if let (Some(span), Some(list)) = (span, &tx.list) {
+                        let mut at = tx.at.wrapping_sub(tx.queued_bytes as u64 + tx.sent as u64);
+                        for (place, item) in span.places().zip(&list.items) {
+                            let header = |i: &item::Item| list.headers.bytes().get(usize::from(i.header_at)..)?.get(..usize::from(i.header_bytes));
+                            let seed = Seed::items(region.header().key.load(Relaxed), 7);
+                            let seen = list.records[usize::from(place)].sound(seed, place, header).unwrap();
+                            prop_assert_eq!((seen.start, seen.ends, seen.data_bytes), (at, item.ends, item.data_len));
+                            at = seen.end();
+                        }
+                        prop_assert_eq!(at, tx.at);
+                    }
                 }
             }
             while got.len() < want.len() {
                 tx.unblock();
-                tx.flush(&pool, &a, |_, buffer| if let Some(b) = buffer { out -= 1; staging.give(b) }).unwrap();
+                tx.flush(&pool, &records, &a, |_, buffer| if let Some(b) = buffer { out -= 1; staging.give(b) }).unwrap();
                 while let Ok((_, n)) = recv(&b, &mut scrap[..], RecvFlags::DONTWAIT) {
                     got.extend_from_slice(&scrap[..n]);
                 }
             }
+            let want_bytes = want.len() as u64;
             prop_assert_eq!(got, want);
             prop_assert_eq!((out, staging.out(), tx.queued_bytes()), (0, 0, 0));
             prop_assert!(tx.is_empty());
+            prop_assert_eq!(tx.at().wrapping_sub(begin), want_bytes);
+            prop_assert_eq!(region.queues()[7].tx_at.load(Relaxed), tx.at());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What a host has left at the device when its association broke.
 
 use super::*;
-use crate::tcp::lifecycle::MAX_DRAINING;
+use crate::tcp::place::MAX_DRAINING;
 use forebay_device::OpKind;
 
 /// Turns until there is something to hear.

@@ -150,7 +150,10 @@ impl Rig {
         };
         let local = "127.0.0.1:4420".parse().unwrap();
         let new = NewConnection {
-            fd: ours,
+            socket: 1,
+            fd: Arc::new(ours),
+            consumed: 0,
+            said: 0,
             params,
             connect: command.to_sqe(),
             data: Box::new(data),

@@ -10,7 +10,7 @@
 use super::check::{BufferRef, Seed, check};
 use crate::cells;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// How far a command is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -249,7 +249,7 @@ impl CommandRecord {
         let is = was.with_device(device);
         // What has no record (a flush of our own) gets none.
         if is != was && was != CommandState::FREE {
-            self.state.store(is.0, Relaxed);
+            self.state.store(is.0, Release);
         }
     }
 }

@@ -122,11 +122,11 @@ impl ControllerRecord {
     pub fn put_constants(&self, key: u64, index: u32, constants: &ControllerConstants) {
         let words = constants.words();
         for (to, from) in self.constant_cells().into_iter().zip(words) {
-            to.store(from, Relaxed);
+            to.store(from, Release);
         }
         let seed = Seed::whole(key, CONTROLLERS, index);
         self.check
-            .store(check_all(seed, words.into_iter()), Relaxed);
+            .store(check_all(seed, words.into_iter()), Release);
     }
 
     /// What never changes, if it is what was stored for this controller.
@@ -151,12 +151,12 @@ impl ControllerRecord {
         };
         // From here on it is no copy of anything, until it has its new number.
         older.sequence.store(0, Release);
-        older.valid_from.store(content.valid_from, Relaxed);
-        older.blocks.store(content.blocks, Relaxed);
+        older.valid_from.store(content.valid_from, Release);
+        older.blocks.store(content.blocks, Release);
         for (to, from) in older.state.iter().zip(content.state) {
-            to.store(from, Relaxed);
+            to.store(from, Release);
         }
-        older.check.store(content.check(key, index), Relaxed);
+        older.check.store(content.check(key, index), Release);
         older.sequence.store(content.sequence, Release);
     }
 

@@ -12,7 +12,7 @@ use super::check::{BufferRef, Seed, check};
 use super::command::Damaged;
 use crate::cells;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 /// Items of a list: a power of two, more than a queue can have at once.
 pub const MAX_ITEMS: usize = 1024;
@@ -96,11 +96,12 @@ impl ItemRecord {
     pub fn put(&self, seed: Seed, place: u16, item: &Item, header: &[u8]) {
         let [start, at, data] = item.words();
         let [a, b, c] = head_words(header);
-        self.start.store(start, Relaxed);
-        self.header.store(at, Relaxed);
-        self.data.store(data, Relaxed);
+        // Release throughout: in the program's order, whatever was stored before.
+        self.start.store(start, Release);
+        self.header.store(at, Release);
+        self.data.store(data, Release);
         let all = check(seed, place, [start, at, data, a, b, c]);
-        self.check.store(all, Relaxed);
+        self.check.store(all, Release);
     }
 
     /// What is recorded, bounded but not yet checked.

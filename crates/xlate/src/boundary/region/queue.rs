@@ -179,11 +179,11 @@ impl QueueRecord {
     pub fn put_constants(&self, key: u64, index: u32, constants: &QueueConstants) {
         let words = constants.words();
         for (to, from) in self.constant_cells().into_iter().zip(words) {
-            to.store(from, Relaxed);
+            to.store(from, Release);
         }
         let seed = Seed::whole(key, QUEUES, index);
         self.check
-            .store(check_all(seed, words.into_iter()), Relaxed);
+            .store(check_all(seed, words.into_iter()), Release);
     }
 
     /// What never changes, if it is what was stored for this queue.

@@ -1,0 +1,364 @@
+//! How a connection gets its place: from the door's hands to a queue that serves.
+//!
+//! **Design.** The Connect is judged by the controller, which an admin queue's makes. Then the queue is
+//! recorded, its answer published, and only then the host's first bytes are consumed, which the door had
+//! but looked at. So whenever the engine dies, either the door begins again with everything still in the
+//! socket, or the queue goes on.
+//!
+//! **Not here:** who may connect at all ([`crate::door`]), what follows ([`super::lifecycle`]).
+
+use super::conn::{Conn, Life, NewConn};
+use super::controllers::{Attached, Quiesce, take_controller_slot, take_queue_slot};
+use super::record::{self, QueueRecords};
+use super::rx::Rx;
+use super::tx::Tx;
+use super::{Frontend, IN_CAPSULE_BYTES, MAX_IO_ENTRIES, controller_config};
+use crate::associations::Association;
+use crate::core::Core;
+use crate::door::{NewConnection, NewKind, Target};
+use crate::lane::LaneIndex;
+use crate::mailbox::Upcall;
+use forebay_nvme::Cqe;
+use forebay_nvme::controller::{AdminConnect, Controller, ControllerConfig, Refusal};
+use forebay_nvme::fabrics::{self, ConnectCommand, ConnectData};
+use forebay_nvme::tcp;
+use forebay_xlate::boundary::region::{QueueConstants, QueueIdentity, bump};
+use forebay_xlate::kill_point;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Connections of a lane that may wait for their last commands when a host connects: on a device that
+/// hangs, one that comes back again and again would take all places.
+pub(super) const MAX_DRAINING: usize = 64;
+
+/// The place of a new queue.
+struct Place {
+    controller: u32,
+    qid: u16,
+    entries: u32,
+    lane: Option<LaneIndex>,
+    no_flow_control: bool,
+}
+
+/// A connection that the door has let in.
+struct Arrival {
+    socket: u64,
+    fd: Arc<OwnedFd>,
+    params: tcp::TcpParams,
+    /// The Connect's command identifier.
+    cid: u16,
+    /// Bytes of its stream that the door looked at.
+    consumed: usize,
+    /// Bytes that the door sent.
+    said: usize,
+}
+
+/// Ends a connection that has no place, and tells the control thread.
+fn leave(core: &mut Core, socket: u64, fd: &OwnedFd) {
+    // Others have the socket too: to drop ours ends nothing.
+    let _ = rustix::net::shutdown(fd, Shutdown::Write);
+    core.upcall(Upcall::SocketGone(socket));
+}
+
+impl Frontend {
+    /// Takes a connection from the door, and answers its Connect.
+    pub(crate) fn adopt(&mut self, core: &mut Core, new: NewConnection) {
+        let NewConnection {
+            socket,
+            fd,
+            params,
+            connect,
+            data,
+            kind,
+            local,
+            consumed,
+            said,
+        } = new;
+        if self.stopping {
+            leave(core, socket, &fd);
+            return;
+        }
+        let adopted = match kind {
+            NewKind::Admin {
+                association,
+                connect,
+                target,
+            } => self.adopt_admin(core, association, &connect, &target, local),
+            NewKind::Io { cntlid } => {
+                self.adopt_io(core, cntlid, ConnectCommand::of(&connect), &data)
+            }
+        };
+        let arrival = Arrival {
+            socket,
+            fd: fd.clone(),
+            params,
+            cid: connect.cid(),
+            consumed,
+            said,
+        };
+        let refusal = match adopted {
+            Ok(place) => match self.place(core, arrival, &place) {
+                Ok(()) => return,
+                Err(refusal) => {
+                    self.undo(&place);
+                    refusal
+                }
+            },
+            Err(refusal) => refusal,
+        };
+        // What is not read would turn the end into a reset, which may overtake our words; these a fresh
+        // socket takes. What the host sends after its Connect is nothing: it waits for this.
+        self.consume(&fd, consumed);
+        let mut out = [0; tcp::MAX_HEADER_BYTES];
+        let cqe = Cqe::new(refusal.result, 0, 0, connect.cid(), refusal.status);
+        let n = tcp::put_capsule_resp(&mut out, &params, &cqe);
+        let _ = rustix::net::send(&fd, &out[..n], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        leave(core, socket, &fd);
+    }
+
+    /// Reads what the door has looked at, which is there; false when the connection has ended.
+    pub(super) fn consume(&mut self, fd: &OwnedFd, mut bytes: usize) -> bool {
+        while bytes > 0 {
+            let n = bytes.min(self.buffer.len());
+            match rustix::net::recv(fd, &mut self.buffer[..n], RecvFlags::DONTWAIT) {
+                Ok((_, n)) if n > 0 => bytes -= n,
+                Err(Errno::INTR) => {}
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    fn adopt_admin(
+        &mut self,
+        core: &Core,
+        association: Association,
+        connect: &AdminConnect,
+        target: &Target,
+        local: std::net::SocketAddr,
+    ) -> Result<Place, Refusal> {
+        let cntlid = association.cntlid();
+        let (config, lane, export) = match target {
+            Target::Discovery(_) => (ControllerConfig::discovery(cntlid), None, None),
+            Target::Export(export) => {
+                let index = core
+                    .lane_of_export(*export)
+                    .ok_or_else(Refusal::unknown_subsystem)?;
+                let lane = core.lane(index).ok_or_else(Refusal::unknown_subsystem)?;
+                let conns = self.conns.iter().flatten();
+                let draining = conns
+                    .filter(|c| c.life == Life::Draining && c.lane == Some(index))
+                    .count();
+                if draining > MAX_DRAINING {
+                    return Err(Refusal::busy());
+                }
+                let config = controller_config(cntlid, Some(&lane.export))
+                    .ok_or_else(Refusal::unknown_subsystem)?;
+                (config, Some(index), Some(*export))
+            }
+        };
+        let slot = take_controller_slot(self.shared.region).ok_or_else(Refusal::busy)?;
+        let attached = Attached {
+            controller: Controller::new(config, connect, core.now_ns()),
+            _association: association,
+            lane,
+            export,
+            exports: match target {
+                Target::Discovery(exports) => Some(exports.clone()),
+                Target::Export(_) => None,
+            },
+            slot,
+            admin: None,
+            conns: Vec::new(),
+            quiesce: Quiesce::No,
+            blocks: lane
+                .and_then(|l| core.lane(l))
+                .map_or(0, |l| l.volume.blocks()),
+            local,
+        };
+        attached.record(self.shared.region);
+        let entries = connect.entries;
+        let no_flow_control = connect.disable_sq_flow_control;
+        let controller = self.controllers.add(attached);
+        Ok(Place {
+            controller,
+            qid: 0,
+            entries,
+            lane,
+            no_flow_control,
+        })
+    }
+
+    fn adopt_io(
+        &mut self,
+        core: &mut Core,
+        cntlid: u16,
+        command: &ConnectCommand,
+        data: &ConnectData,
+    ) -> Result<Place, Refusal> {
+        let unknown = || {
+            let (status, result) = fabrics::invalid_parameter(true, ConnectData::OFFSET_CNTLID);
+            Refusal { status, result }
+        };
+        let living =
+            |(_, a): &(u32, &Attached)| a.controller.cntlid() == cntlid && a.admin.is_some();
+        let (controller, attached) = self.controllers.iter().find(living).ok_or_else(unknown)?;
+        // An earlier connection of this queue may have ended, and we not have seen it yet.
+        let qid = command.qid.get();
+        let same = attached.conns.iter().copied().find(|c| {
+            self.conns
+                .get(*c as usize)
+                .is_some_and(|c| c.as_ref().is_some_and(|c| c.qid == qid))
+        });
+        if let Some(same) = same {
+            self.visit(core, same);
+            self.settle(core);
+        }
+        let attached = self.controllers.get_mut(controller).ok_or_else(unknown)?;
+        let queue = attached.controller.connect_io_queue(command, data)?;
+        Ok(Place {
+            controller,
+            qid: queue.qid,
+            entries: queue.entries,
+            lane: attached.lane,
+            no_flow_control: queue.disable_sq_flow_control,
+        })
+    }
+
+    /// Gives a queue its place among the connections and in the state region.
+    ///
+    /// Until it is *live* there, a successor has the door begin again: nothing of the stream is consumed,
+    /// and nothing but the ICResp was said. Then the answer is published already, and given
+    /// once.
+    fn place(&mut self, core: &mut Core, arrival: Arrival, place: &Place) -> Result<(), Refusal> {
+        let shared = self.shared.clone();
+        let queue = take_queue_slot(shared.region).ok_or_else(Refusal::busy)?;
+        let records = QueueRecords::new(shared.region, queue, self.reactor);
+        let records = records.ok_or_else(Refusal::busy)?;
+        // There are as many of these as queues, so they are there.
+        let Some(keep) = shared.memory.take_keep() else {
+            records.free(0);
+            return Err(Refusal::busy());
+        };
+        let connections = self.conns.len() + 1;
+        let mut pool = shared.pool.borrow_mut();
+        if !pool.grow(shared.memory, shared.region, connections) {
+            records.free(0);
+            return Err(Refusal::busy());
+        }
+        drop(pool);
+        let params = tcp::TcpParams {
+            // Both kinds of queue announce the same.
+            max_in_capsule_bytes: IN_CAPSULE_BYTES,
+            ..arrival.params
+        };
+        let entries = place.entries.min(MAX_IO_ENTRIES) as u16;
+        let constants = QueueConstants {
+            controller: self.controllers.get(place.controller).map_or(0, |a| a.slot),
+            identity: QueueIdentity {
+                qid: place.qid,
+                entries,
+                no_flow_control: place.no_flow_control,
+            },
+            params: record::params_word(&params),
+            socket: arrival.socket,
+            reactor: self.reactor as u32,
+            keep: keep.index(),
+        };
+        let (taken, tx_at) = (arrival.consumed as u64, arrival.said as u64);
+        // The Connect was the first command.
+        records.make(&constants, 1, taken, tx_at);
+        let (index, generation) = self.next_place();
+        let mut conn = Box::new(Conn::new(
+            &shared,
+            NewConn {
+                index,
+                generation,
+                fd: arrival.fd.clone(),
+                socket: arrival.socket,
+                params,
+                records,
+                controller: place.controller,
+                qid: place.qid,
+                entries,
+                lane: place.lane,
+                no_flow_control: place.no_flow_control,
+                number: 1,
+                rx: Rx::new(taken, keep),
+                tx: Tx::new(tx_at),
+            },
+        ));
+        if conn.begin_watch().is_err() {
+            shared.pool.borrow_mut().shrink();
+            records.free(0);
+            return Err(Refusal::busy());
+        }
+        let cntlid = match self.controllers.get_mut(place.controller) {
+            Some(attached) => {
+                attached.conns.push(index);
+                if place.qid == 0 {
+                    attached.admin = Some(index);
+                } else if let Some(Some(admin)) =
+                    attached.admin.and_then(|a| self.conns.get_mut(a as usize))
+                {
+                    attached.publish(admin);
+                }
+                attached.controller.cntlid()
+            }
+            None => 0,
+        };
+        conn.answer_connect(arrival.cid, cntlid);
+        records.live();
+        self.seat(core, conn);
+        if !self.consume(&arrival.fd, arrival.consumed) {
+            self.close(core, index);
+        }
+        kill_point!("place.consumed");
+        self.send(core, index);
+        kill_point!("place.answered");
+        self.settle(core);
+        Ok(())
+    }
+
+    /// A free place among the connections, and the number of its use.
+    pub(super) fn next_place(&mut self) -> (u32, u32) {
+        let free = self.conns.iter().position(Option::is_none);
+        self.generation = (self.generation + 1) & 0x00ff_ffff;
+        (free.unwrap_or(self.conns.len()) as u32, self.generation)
+    }
+
+    /// Seats a connection at the place that it was made for.
+    pub(super) fn seat(&mut self, core: &Core, mut conn: Box<Conn>) {
+        if let Some(lane) = conn.lane.and_then(|l| core.lane(l)) {
+            bump(&lane.record().connections, 1);
+        }
+        let index = conn.index;
+        conn.active = true;
+        conn.listed = true;
+        if index as usize == self.conns.len() {
+            self.conns.push(None);
+            // The lists of connections never have to grow on the way.
+            let room = self.conns.len() + 1;
+            self.active.reserve(room.saturating_sub(self.active.len()));
+            self.dirty.reserve(room.saturating_sub(self.dirty.len()));
+            self.events
+                .reserve((4 * room).saturating_sub(self.events.len()));
+        }
+        if let Some(seat) = self.conns.get_mut(index as usize) {
+            *seat = Some(conn);
+        }
+        self.active.push(index);
+    }
+
+    /// A queue that found no place.
+    fn undo(&mut self, place: &Place) {
+        if place.qid == 0 {
+            self.controllers
+                .remove(place.controller, self.shared.region);
+        } else if let Some(attached) = self.controllers.get_mut(place.controller) {
+            attached.controller.io_queue_gone(place.qid);
+        }
+    }
+}

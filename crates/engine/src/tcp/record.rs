@@ -1,0 +1,534 @@
+//! What a queue leaves for a successor: every store to its records, in one place.
+//!
+//! **Purpose.** An engine may be killed between any two instructions. Its successor then reads what
+//! is recorded here, and asks the kernel how much of each stream was consumed and accepted.
+//!
+//! **Design.** A killed thread has carried out a prefix of its program, so it is enough that stores stay in
+//! the program's order: all are `Release`, which costs nothing here. Each function is one step of the
+//! specification (`docs/src/takeover.md`); what it stores last is what makes the rest count. Nobody else
+//! stores these words. The functions of the I/O path are few instructions each; with the feature
+//! `recording-cost` they are not inlined, so that a profile can count them.
+//!
+//! **Not here:** the records' layout ([`forebay_xlate::boundary::region`]), the order of the steps (the
+//! modules that take them), a controller's state ([`super::controllers`]).
+
+use forebay_nvme::tcp::{MIN_MAX_H2C_DATA_BYTES, Phase, Role, TcpParams};
+use forebay_xlate::boundary::region::check::{BufferRef, Seed};
+use forebay_xlate::boundary::region::command::{Asked, CHECKED_SQE_WORDS};
+use forebay_xlate::boundary::region::item::{Item, ItemRecord, MAX_ITEMS, Span};
+use forebay_xlate::boundary::region::queue::{InData, Kept};
+use forebay_xlate::boundary::region::{
+    Blame, CommandRecord, CommandStage, CommandState, QueueConstants, QueueRecord, ReactorRecord,
+    Region, queue_use,
+};
+use forebay_xlate::kill_point;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+/// The largest MAXH2CDATA that a record may say.
+const MAX_RECORDED_H2C_BYTES: u64 = 1 << 30;
+
+/// What ICReq and ICResp agreed on, as the word of a queue's record.
+pub(crate) fn params_word(params: &TcpParams) -> u64 {
+    u64::from(params.header_digest)
+        | u64::from(params.data_digest) << 1
+        | u64::from(params.host_alignment_bytes) << 8
+        | u64::from(params.controller_alignment_bytes) << 16
+        | u64::from(params.max_h2c_data_bytes) << 24
+}
+
+/// What such a word says; `None` when nobody can have agreed on that.
+pub(crate) fn params_of_word(word: u64) -> Option<TcpParams> {
+    let (host, controller, max_h2c) = ((word >> 8) as u8, (word >> 16) as u8, word >> 24);
+    let aligns = |bytes: u8| bytes.is_multiple_of(4) && (4..=128).contains(&bytes);
+    let bounds = u64::from(MIN_MAX_H2C_DATA_BYTES)..=MAX_RECORDED_H2C_BYTES;
+    if !aligns(host) || !aligns(controller) || !bounds.contains(&max_h2c) || word & 0xfc != 0 {
+        return None;
+    }
+    Some(TcpParams {
+        role: Role::Controller,
+        phase: Phase::Ready,
+        header_digest: word & 1 == 1,
+        data_digest: word & 2 == 2,
+        host_alignment_bytes: host,
+        controller_alignment_bytes: controller,
+        max_in_capsule_bytes: super::IN_CAPSULE_BYTES,
+        max_data_bytes: max_h2c as u32,
+        max_h2c_data_bytes: max_h2c as u32,
+        max_r2t: 1,
+    })
+}
+
+/// A region that is there until the process ends, as its engine's is.
+pub(crate) fn keep_for_ever(region: &Arc<Region>) -> &'static Region {
+    Box::leak(Box::new(region.clone()))
+}
+
+/// Stores in the program's order.
+#[inline(always)]
+fn put(cell: &AtomicU64, value: u64) {
+    cell.store(value, Release);
+}
+
+/// A command's own words, as they are taken from the stream.
+pub(crate) struct NewCommand<'a> {
+    /// The submission queue entry.
+    pub sqe: &'a [u64; 8],
+    /// Its number on the queue.
+    pub number: u64,
+    /// The stream position after its capsule.
+    pub end: u64,
+    /// CLOCK_MONOTONIC ns.
+    pub taken_ns: u64,
+    /// Its data, which came in the capsule.
+    pub buffer: Option<BufferRef>,
+}
+
+/// The records of one queue.
+#[derive(Clone, Copy)]
+pub(crate) struct QueueRecords {
+    region: &'static Region,
+    queue: u32,
+    record: &'static QueueRecord,
+    commands: &'static [CommandRecord],
+    reactor: &'static ReactorRecord,
+    commands_seed: Seed,
+    items_seed: Seed,
+}
+
+impl QueueRecords {
+    /// Of a queue's slot; `None` for a queue or a reactor that there can't be.
+    pub(crate) fn new(region: &'static Region, queue: u32, reactor: usize) -> Option<Self> {
+        let key = region.header().key.load(Relaxed);
+        Some(Self {
+            region,
+            queue,
+            record: region.queues().get(queue as usize)?,
+            commands: region.commands(queue as usize),
+            reactor: region.reactors().get(reactor)?,
+            commands_seed: Seed::commands(key, queue),
+            items_seed: Seed::items(key, queue),
+        })
+    }
+
+    /// Its slot.
+    pub(crate) fn queue(&self) -> u32 {
+        self.queue
+    }
+
+    /// The items of a list.
+    pub(crate) fn items(&self, list: u16) -> &'static [ItemRecord] {
+        self.region.items(usize::from(list))
+    }
+
+    /// A queue is made: nothing counts before [`QueueRecords::live`]. Up to `taken` its stream is taken
+    /// (the door's part of it may not be consumed yet), with `number` commands, and `tx_at` is where what
+    /// it will send begins.
+    pub(crate) fn make(&self, constants: &QueueConstants, number: u64, taken: u64, tx_at: u64) {
+        let r = self.record;
+        put(&r.used, queue_use::MADE);
+        let key = self.region.header().key.load(Relaxed);
+        r.put_constants(key, self.queue, constants);
+        for (cell, value) in [
+            (&r.number, number),
+            (&r.taken, taken),
+            (&r.kept, 0),
+            (&r.tx_at, tx_at),
+            (&r.tx_span, 0),
+            (&r.data_begin, 0),
+            (&r.data_end, 0),
+            (&r.odd_number, 0),
+            (&r.odd_tx, 0),
+            (&r.odd_taken, 0),
+        ] {
+            put(cell, value);
+        }
+        kill_point!("place.taken");
+    }
+
+    /// From here on the queue is its socket's.
+    pub(crate) fn live(&self) {
+        put(&self.record.used, queue_use::LIVE);
+        kill_point!("place.live");
+    }
+
+    /// Its socket is closed, or is to be; what its commands have at devices is all that matters.
+    pub(crate) fn leaving(&self) {
+        put(&self.record.used, queue_use::LEAVING);
+    }
+
+    /// Its last command has ended: the slot is nobody's. It had so many commands at once.
+    pub(crate) fn free(&self, commands: usize) {
+        let used = self.commands.iter().take(commands);
+        for command in used.filter(|c| c.state.load(Relaxed) != 0) {
+            put(&command.state, 0);
+        }
+        put(&self.record.used, queue_use::FREE);
+    }
+
+    /// Bytes are about to be received; the first has position `base`.
+    #[cfg_attr(feature = "recording-cost", inline(never))]
+    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    pub(crate) fn intend(&self, base: u64) {
+        put(&self.reactor.rx_base, base);
+        kill_point!("rx.base");
+        put(&self.reactor.rx_queue, u64::from(self.queue) + 1);
+        kill_point!("rx.intent");
+    }
+
+    /// Nothing was received, or all that was is taken or kept.
+    #[cfg_attr(feature = "recording-cost", inline(never))]
+    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    pub(crate) fn intend_no_more(&self) {
+        put(&self.reactor.rx_queue, 0);
+        kill_point!("rx.cleared");
+    }
+
+    /// A command is taken from the stream, with the data of its capsule. I/O commands need but some words
+    /// of their entry (`whole`: all).
+    #[cfg_attr(feature = "recording-cost", inline(never))]
+    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    pub(crate) fn begin_command(&self, slot: u16, new: &NewCommand<'_>, whole: bool) {
+        let Some(c) = self.commands.get(usize::from(slot)) else {
+            return;
+        };
+        for word in CHECKED_SQE_WORDS {
+            put(&c.sqe[word], new.sqe[word]);
+        }
+        if whole {
+            for word in 1..4 {
+                put(&c.sqe[word], new.sqe[word]);
+            }
+        }
+        put(&c.number, new.number);
+        put(&c.end, new.end);
+        put(&c.taken_ns, new.taken_ns);
+        let check = CommandRecord::check_of(self.commands_seed, slot, new.sqe, new.number, new.end);
+        put(&c.check, check);
+        let buffer = match new.buffer {
+            Some(buffer) => buffer.word(self.commands_seed, slot, new.number),
+            None => 0,
+        };
+        put(&c.buffer, buffer);
+        kill_point!("rx.record");
+        put(&c.state, CommandState::taken(new.number).0);
+        kill_point!("rx.state");
+    }
+
+    /// A PDU is taken: with `number` commands, the stream up to `taken`.
+    #[cfg_attr(feature = "recording-cost", inline(never))]
+    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    pub(crate) fn took_pdu(&self, number: u64, taken: u64) {
+        put(&self.record.number, number);
+        put(&self.record.taken, taken);
+        kill_point!("rx.taken");
+    }
+
+    /// The header of a data PDU is taken; its data follows.
+    pub(crate) fn begin_data(&self, data: &InData) {
+        self.record.put_data(data);
+        put(&self.record.taken, data.begin);
+        kill_point!("data.header");
+    }
+
+    /// Data is in its place, up to this position of the stream.
+    pub(crate) fn placed(&self, taken: u64) {
+        put(&self.record.taken, taken);
+        kill_point!("data.placed");
+    }
+
+    /// So much of a command's data will be there with the next [`QueueRecords::placed`], which ends a
+    /// data PDU.
+    pub(crate) fn data_pdu_ends(&self, slot: u16, asked: Asked, damaged: bool) {
+        let Some(c) = self.commands.get(usize::from(slot)) else {
+            return;
+        };
+        if damaged {
+            let state = CommandState(c.state.load(Relaxed)).with_damaged();
+            put(&c.state, state.0);
+        }
+        put(&c.asked, asked.word());
+    }
+
+    /// All data of a command is there.
+    pub(crate) fn data_complete(&self, slot: u16) {
+        self.stage(slot, CommandStage::Taken);
+        kill_point!("data.state");
+    }
+
+    /// What is left of the stream beyond what is taken is kept in buffer `kept.which`, from position `at`
+    /// on. From here on the other buffer is free.
+    #[cfg_attr(feature = "recording-cost", inline(never))]
+    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    pub(crate) fn keep(&self, kept: Kept, at: u64) {
+        put(&self.record.kept_at[usize::from(kept.which & 1)], at);
+        put(&self.record.kept, kept.word());
+        kill_point!("rx.kept");
+    }
+
+    /// Nothing is kept any more.
+    pub(crate) fn keep_nothing(&self) {
+        put(&self.record.kept, 0);
+        kill_point!("rx.kept");
+    }
+
+    /// An R2T was queued for a command; the transmitted stream's position after it is `asked_at`.
+    pub(crate) fn asked(&self, slot: u16, buffer: BufferRef, asked: Asked, asked_at: u64) {
+        let Some(c) = self.commands.get(usize::from(slot)) else {
+            return;
+        };
+        let number = c.number.load(Relaxed);
+        put(&c.buffer, buffer.word(self.commands_seed, slot, number));
+        put(&c.asked, asked.word());
+        put(&c.asked_at, asked_at);
+        kill_point!("r2t.recorded");
+        self.stage(slot, CommandStage::Asked);
+        kill_point!("r2t.published");
+    }
+
+    /// The controller keeps a command.
+    pub(crate) fn kept_by_controller(&self, slot: u16) {
+        self.stage(slot, CommandStage::Kept);
+        kill_point!("aer.kept");
+    }
+
+    fn stage(&self, slot: u16, stage: CommandStage) {
+        if let Some(c) = self.commands.get(usize::from(slot)) {
+            let state = CommandState(c.state.load(Relaxed)).with_stage(stage);
+            put(&c.state, state.0);
+        }
+    }
+
+    /// A command has ended: its answer is sent, or never will be.
+    #[cfg_attr(feature = "recording-cost", inline(never))]
+    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    pub(crate) fn end_command(&self, slot: u16) {
+        if let Some(c) = self.commands.get(usize::from(slot)) {
+            put(&c.state, CommandState::FREE.0);
+        }
+        kill_point!("tx.freed");
+    }
+
+    /// An item is queued, and not yet published.
+    #[cfg_attr(feature = "recording-cost", inline(never))]
+    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    pub(crate) fn item(&self, items: &[ItemRecord], count: u16, item: &Item, header: &[u8]) {
+        let place = count % MAX_ITEMS as u16;
+        if let Some(record) = items.get(usize::from(place)) {
+            record.put(self.items_seed, place, item, header);
+        }
+        kill_point!("tx.item");
+    }
+
+    /// These items will be sent, whatever happens: what they answer is answered.
+    #[cfg_attr(feature = "recording-cost", inline(never))]
+    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    pub(crate) fn publish(&self, span: Span) {
+        put(&self.record.tx_span, span.word());
+        kill_point!("tx.published");
+    }
+
+    /// Some are all sent, and the commands that end with them are recorded as ended.
+    pub(crate) fn sent(&self, span: Span) {
+        put(&self.record.tx_span, span.word());
+        kill_point!("tx.first");
+    }
+
+    /// All are sent, up to this position of the transmitted stream.
+    #[cfg_attr(feature = "recording-cost", inline(never))]
+    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    pub(crate) fn sent_all(&self, tx_at: u64) {
+        put(&self.record.tx_at, tx_at);
+        kill_point!("tx.first");
+        put(&self.record.tx_span, 0);
+        kill_point!("tx.reset");
+    }
+
+    /// A command that got no slot is answered with an item up to `tx` that is about to be published; with
+    /// it `number` commands are taken, and the stream up to `taken`.
+    pub(crate) fn odd(&self, number: u64, tx: u64, taken: u64) {
+        put(&self.record.odd_number, number);
+        put(&self.record.odd_tx, tx);
+        put(&self.record.odd_taken, taken);
+    }
+
+    /// The reactor is busy with this command, or with a PDU ([`super::slots::NONE`]); `doing` says how.
+    #[cfg_attr(feature = "recording-cost", inline(never))]
+    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    pub(crate) fn blame(&self, slot: u16, doing: u64) {
+        put(&self.reactor.blame, Blame::word(self.queue, slot));
+        put(&self.reactor.doing, doing);
+    }
+
+    /// The reactor is busy with nobody's any more.
+    #[cfg_attr(feature = "recording-cost", inline(never))]
+    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    pub(crate) fn blame_nobody(&self) {
+        put(&self.reactor.blame, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_nvme::tcp::{IcReq, Offer};
+    use forebay_xlate::boundary::region::QueueIdentity;
+    use forebay_xlate::kill;
+
+    fn records() -> (QueueRecords, &'static Region) {
+        let region = keep_for_ever(&Arc::new(Region::anonymous(1).unwrap()));
+        (QueueRecords::new(region, 9, 2).unwrap(), region)
+    }
+
+    /// Carries `step` out up to a point.
+    fn until(point: &str, step: impl FnOnce()) {
+        kill::arm_here(point, 1);
+        let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(step));
+        assert!(died.is_err(), "{point} was not reached");
+    }
+
+    #[test]
+    fn params_come_back_and_nonsense_does_not() {
+        let request = IcReq {
+            pfv: 0,
+            hpda: 7,
+            header_digest: true,
+            data_digest: false,
+            max_r2t: 0,
+        };
+        let (params, _) = TcpParams::accept(&request, &Offer::default()).unwrap();
+        let word = params_word(&params);
+        assert_eq!(params_of_word(word), Some(params));
+        for bad in [0, u64::MAX, word | 4, word & !0xff00, word | 3 << 8] {
+            assert_eq!(params_of_word(bad), None, "{bad:x}");
+        }
+    }
+
+    #[test]
+    fn a_command_counts_when_all_of_it_is_there() {
+        let (records, region) = records();
+        let seed = Seed::commands(region.header().key.load(Relaxed), 9);
+        let buffer = BufferRef {
+            offset_bytes: 1 << 20,
+            len_bytes: 4096,
+        };
+        let new = NewCommand {
+            sqe: &[1, 2, 3, 4, 5, 6, 7, 8],
+            number: 77,
+            end: 1234,
+            taken_ns: 5,
+            buffer: Some(buffer),
+        };
+        let c = &region.commands(9)[3];
+        until("rx.record", || records.begin_command(3, &new, false));
+        assert_eq!(c.state(), CommandState::FREE);
+        records.begin_command(3, &new, false);
+        assert_eq!(CommandState::open(c.state.load(Relaxed), 77), Ok(c.state()));
+        assert!(c.is_sound(seed, 3) && !c.is_sound(seed, 4));
+        assert_eq!(c.buffer_ref(seed, 3), Ok(Some(buffer)));
+        assert_eq!(c.sqe_words(), [1, 0, 0, 0, 5, 6, 7, 8]);
+        records.begin_command(3, &new, true);
+        assert_eq!(c.sqe_words(), *new.sqe);
+        records.end_command(3);
+        assert_eq!(c.state(), CommandState::FREE);
+    }
+
+    #[test]
+    fn a_queue_counts_when_all_of_it_is_there() {
+        let (records, region) = records();
+        let constants = QueueConstants {
+            controller: 1,
+            identity: QueueIdentity {
+                qid: 3,
+                entries: 128,
+                no_flow_control: true,
+            },
+            params: 55,
+            socket: 66,
+            reactor: 2,
+            keep: 4,
+        };
+        let (q, key) = (&region.queues()[9], region.header().key.load(Relaxed));
+        until("place.taken", || records.make(&constants, 1, 1200, 128));
+        assert_eq!(q.used.load(Relaxed), queue_use::MADE);
+        assert_eq!(q.constants(key, 9), Some(constants));
+        assert_eq!(q.constants(key, 8), None);
+        records.live();
+        assert_eq!(q.used.load(Relaxed), queue_use::LIVE);
+        q.socket.store(67, Relaxed);
+        assert_eq!(q.constants(key, 9), None);
+    }
+
+    #[test]
+    fn an_intent_names_its_base_before_its_queue() {
+        let (records, region) = records();
+        let r = &region.reactors()[2];
+        until("rx.base", || records.intend(1000));
+        assert_eq!(
+            (r.rx_queue.load(Relaxed), r.rx_base.load(Relaxed)),
+            (0, 1000)
+        );
+        records.intend(1000);
+        assert_eq!(r.rx_queue.load(Relaxed), 10);
+    }
+
+    #[test]
+    fn data_is_there_when_the_stream_says_so() {
+        let (records, region) = records();
+        let q = &region.queues()[9];
+        let data = InData {
+            begin: 500,
+            end: 604,
+            slot: 8,
+            offset_bytes: 4096,
+            digest: true,
+        };
+        q.taken.store(476, Relaxed);
+        records.record.put_data(&data);
+        assert_eq!(q.data(476), None, "the header is not taken yet");
+        records.begin_data(&data);
+        assert_eq!(q.data(q.taken.load(Relaxed)), Some(data));
+        let asked = Asked {
+            received_bytes: 4196,
+            ttag: 0x108,
+        };
+        records.data_pdu_ends(8, asked, true);
+        assert_eq!(q.data(q.taken.load(Relaxed)), Some(data));
+        records.placed(604);
+        assert_eq!(q.data(q.taken.load(Relaxed)), None);
+        let c = &region.commands(9)[8];
+        assert_eq!(Asked::of_word(c.asked.load(Relaxed)), asked);
+        assert!(c.state().damaged());
+    }
+
+    #[test]
+    fn kept_bytes_are_named_when_their_place_is_known() {
+        let (records, region) = records();
+        let q = &region.queues()[9];
+        records.keep(
+            Kept {
+                which: 0,
+                bytes: 10,
+            },
+            100,
+        );
+        records.keep(
+            Kept {
+                which: 1,
+                bytes: 20,
+            },
+            200,
+        );
+        let kept = Kept::of_word(q.kept.load(Relaxed));
+        assert_eq!(
+            kept,
+            Kept {
+                which: 1,
+                bytes: 20
+            }
+        );
+        let at: Vec<u64> = q.kept_at.iter().map(|a| a.load(Relaxed)).collect();
+        assert_eq!(at, [100, 200], "the older one stays true");
+    }
+}
