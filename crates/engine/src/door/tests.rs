@@ -1,9 +1,14 @@
 //! The door with real sockets: who waits too long, and who comes in crowds.
 
 use super::*;
+use crate::takeover::counters;
+use forebay_nvme::fabrics::ConnectCommand;
+use forebay_nvme::tcp;
+use forebay_nvme::{Nqn, SglDescriptor};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
+use zerocopy::IntoBytes;
 
 fn door() -> (Door, SocketAddr) {
     let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
@@ -117,4 +122,104 @@ fn a_crowd_loses_its_own_places() {
     assert!(is_closed(&mut crowd[0]));
     door.close(&mut out);
     assert!(is_closed(&mut guest));
+}
+
+/// A successor knows of a newcomer what the kernel counted, and nothing else.
+#[test]
+fn a_newcomer_begins_again_from_the_kernels_counters_alone() {
+    let subsystem = Nqn::discovery();
+    let host = Nqn::parse("nqn.2014-08.org.example:host").unwrap();
+    let mut words = vec![0; tcp::MAX_HEADER_BYTES];
+    let request = tcp::IcReq {
+        pfv: 0,
+        hpda: 1,
+        header_digest: true,
+        data_digest: true,
+        max_r2t: 0,
+    };
+    let n = tcp::put_ic_req(&mut words, &request);
+    words.truncate(n);
+    let (_, response) = TcpParams::accept(&request, &tcp::Offer::default()).unwrap();
+    let params = TcpParams::connected(&request, &response).unwrap();
+    let sqe = ConnectCommand::new(7, 0, 32, 0)
+        .to_sqe()
+        .with_sgl(SglDescriptor::in_capsule(0, 1024));
+    let data = ConnectData::new([9; 16], 0xffff, &subsystem, &host);
+    let mut capsule = vec![0; tcp::MAX_HEADER_BYTES];
+    let n = tcp::put_capsule_cmd(&mut capsule, &params, &sqe, 1024);
+    capsule.truncate(n);
+    capsule.extend_from_slice(data.as_bytes());
+    capsule.extend_from_slice(&tcp::crc32c(data.as_bytes()).to_le_bytes());
+    words.extend_from_slice(&capsule);
+    let whole = words.len();
+    // And the begin of what comes next.
+    words.extend_from_slice(&[4; 10]);
+    for dies_at in [0, 1, 127, 128, 129, 200, 300, whole - 1] {
+        let (mut first, address) = door();
+        let mut out = Daemon::default();
+        let mut socket = TcpStream::connect(address).unwrap();
+        socket.set_nodelay(true).unwrap();
+        std::io::Write::write_all(&mut socket, &words[..dies_at]).unwrap();
+        while first.newcomers() < 1 {
+            turn(&mut first, &mut out);
+        }
+        let (number, fd) = out.held.pop_first().unwrap();
+        let facts = loop {
+            turn(&mut first, &mut out);
+            let facts = counters::read(&fd).unwrap();
+            assert_eq!(facts.consumed, 0, "the door consumes nothing");
+            if facts.accepted == if dies_at < 128 { 0 } else { 128 } {
+                break facts;
+            }
+        };
+        assert!(out.routed.is_empty());
+        drop(first);
+        let (mut second, _) = door();
+        let mut out = Daemon::default();
+        out.held.insert(number, fd.clone());
+        let exports = Exports::default();
+        second.readmit(number, fd, facts.accepted == 128, &exports, &mut out);
+        std::io::Write::write_all(&mut socket, &words[dies_at..]).unwrap();
+        while out.routed.is_empty() {
+            turn(&mut second, &mut out);
+        }
+        let came = out.routed.pop().unwrap();
+        assert_eq!((came.consumed, came.said), (whole, 128));
+        assert!(came.params.header_digest && came.params.data_digest);
+        assert_eq!(
+            (came.params.host_alignment_bytes, came.connect.cid()),
+            (8, 7)
+        );
+        let facts = counters::read(&came.fd).unwrap();
+        assert_eq!((facts.consumed, facts.accepted), (0, 128));
+        // The host has one ICResp, and nothing else.
+        let mut heard = [0; 129];
+        socket.set_nonblocking(true).unwrap();
+        let mut have = 0;
+        while let Ok(n) = socket.read(&mut heard[have..]) {
+            have += n;
+            if have >= 128 {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        }
+        assert_eq!(have, 128);
+    }
+}
+
+#[test]
+fn a_newcomer_that_hangs_up_half_way_is_gone() {
+    for said in [0, 5, 128] {
+        let (mut door, address) = door();
+        let mut out = Daemon::default();
+        let mut socket = TcpStream::connect(address).unwrap();
+        std::io::Write::write_all(&mut socket, &vec![0; said]).unwrap();
+        while door.newcomers() < 1 {
+            turn(&mut door, &mut out);
+        }
+        drop(socket);
+        while door.newcomers() > 0 {
+            turn(&mut door, &mut out);
+        }
+        assert!(out.held.is_empty());
+    }
 }

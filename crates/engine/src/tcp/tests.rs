@@ -9,8 +9,9 @@ mod rig;
 use super::*;
 use crate::core::staging::StagingBuffer;
 use crate::lane::LaneIndex;
+use crate::mailbox::Upcall;
 use forebay_nvme::Sqe;
-use forebay_nvme::fabrics::PropertyCommand;
+use forebay_nvme::fabrics::{ConnectCommand, PropertyCommand};
 use forebay_nvme::tcp::{self, Pdu};
 use forebay_xlate::ExtentRange;
 use forebay_xlate::boundary::message::FaultFailure;
@@ -388,4 +389,30 @@ fn large_data_goes_straight_to_its_place() {
     );
     assert!(matches!(got[1].0, Pdu::C2hData(c) if c.cid == 2));
     assert!(got[1].1 == data);
+}
+
+/// The daemon holds every socket too, so that to close one ends nothing.
+#[test]
+fn a_socket_that_others_hold_ends_for_its_host_and_is_watched_no_more() {
+    let mut rig = rig();
+    rig.map_all();
+    let (mut admin, cntlid) = rig.admin();
+    let mut host = rig.io(cntlid, 1, 32);
+    // Refused: there is such a queue.
+    let mut command = ConnectCommand::new(0, 1, 32, 0);
+    command.cattr = ConnectCommand::CATTR_DISABLE_SQ_FLOW_CONTROL;
+    let mut refused = rig.connect(command, cntlid);
+    assert!(!refused.response().unwrap().status().is_success());
+    assert!(refused.ended());
+    let export = rig.core.lane(LaneIndex(3)).unwrap().export.export;
+    rig.frontend.export_removed(&mut rig.core, export);
+    assert!(admin.ended() && host.ended());
+    let gone = std::iter::from_fn(|| rig.core.next_upcall())
+        .filter(|upcall| matches!(upcall, Upcall::SocketGone(_)))
+        .count();
+    assert_eq!((gone, rig.held.len()), (3, 3));
+    // They are readable for ever; the rig looks whether anybody is told.
+    drop((admin, host, refused));
+    rig.turns(5);
+    assert_eq!(rig.frontend.connections(), 0);
 }

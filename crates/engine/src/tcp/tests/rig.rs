@@ -36,6 +36,8 @@ pub(super) struct Rig {
     pub gate: Arc<TestGate>,
     /// The name of the host that connects next.
     pub host: &'static str,
+    /// Every socket, as the daemon holds them.
+    pub held: Vec<OwnedFd>,
     associations: Associations,
     _dir: tempfile::TempDir,
 }
@@ -109,6 +111,7 @@ pub(super) fn rig() -> Rig {
         epoll,
         gate,
         host: "nqn.2014-08.org.example:host",
+        held: Vec::new(),
         associations: Associations::default(),
         _dir: dir,
     }
@@ -149,6 +152,7 @@ impl Rig {
             _ => NewKind::Io { cntlid },
         };
         let local = "127.0.0.1:4420".parse().unwrap();
+        self.held.push(ours.try_clone().unwrap());
         let new = NewConnection {
             socket: 1,
             fd: Arc::new(ours),
@@ -224,6 +228,13 @@ impl Rig {
             )
             .unwrap();
             let keys: Vec<u64> = events.iter().map(|e| e.data.u64()).collect();
+            for key in &keys {
+                let conn = self.frontend.conns.get(*key as u32 as usize);
+                let alive = conn
+                    .and_then(Option::as_ref)
+                    .is_some_and(|c| c.key() == *key);
+                assert!(alive, "a socket is watched whose connection is gone");
+            }
             self.frontend.sockets_ready(&keys);
             self.core.reap();
             self.frontend.poll(&mut self.core);
