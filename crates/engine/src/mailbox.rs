@@ -9,6 +9,7 @@
 use crate::core::ServedDevice;
 use crate::door::NewConnection;
 use crate::lane::{Lane, LaneIndex};
+use crate::takeover::Part;
 use crate::volume::Volume;
 use forebay_device::Errno;
 use forebay_xlate::boundary::message::{ExportId, FaultFailure, Job};
@@ -65,6 +66,8 @@ pub enum Post {
     Job(u64, Job),
     /// A connection that the door has let in.
     Connection(Box<NewConnection>),
+    /// What a dead engine left of this reactor's.
+    Inherit(Box<Part>),
     /// The set of exports changed.
     DiscoveryChanged,
     /// Close everything and end.

@@ -207,6 +207,7 @@ impl Reactor {
             Post::ReleaseAbandoned(io, generation) => core.release_abandoned(io, generation),
             Post::Job(job, work) => core.start_job(job, work),
             Post::Connection(new) => self.frontend.adopt(core, *new),
+            Post::Inherit(part) => self.frontend.inherit(core, *part),
             Post::DiscoveryChanged => self.frontend.discovery_changed(core),
             Post::Stop => self.frontend.close_all(core),
         }

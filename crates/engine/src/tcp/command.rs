@@ -40,15 +40,15 @@ pub(super) struct Capsule<'a> {
 }
 
 /// What a command is to be, once judged.
-struct Judged {
-    work: Work,
+pub(super) struct Judged {
+    pub work: Work,
     /// Its data, where it has any.
-    len_bytes: u32,
-    source: Source,
+    pub len_bytes: u32,
+    pub source: Source,
 }
 
 /// Where a command's data comes from.
-enum Source {
+pub(super) enum Source {
     /// Nowhere: it has none, or it goes to the host.
     None,
     /// The capsule, at this offset.
@@ -142,7 +142,7 @@ pub(super) fn slot_for(
 }
 
 #[inline]
-fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Status> {
+pub(super) fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Status> {
     let lane = conn.lane.and_then(|l| core.lane(l));
     let Some(lane) = lane else {
         return Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr());
@@ -398,7 +398,7 @@ pub(super) fn data_complete(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
 
 /// A command that brings data has it.
 #[inline]
-fn data_is_there(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
+pub(super) fn data_is_there(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
     let Some(s) = conn.slots.get(slot) else {
         return;
     };

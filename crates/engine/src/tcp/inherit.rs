@@ -1,11 +1,30 @@
 //! Connections of a dead engine, taken up where they are.
 //!
-//! **Not here:** what the dead engine left ([`crate::takeover`]).
+//! **Design.** [`Frontend::inherit`] gets what was converted into this engine's own records
+//! ([`crate::takeover`]) and makes of it what the dead reactors had: controllers, connections, commands
+//! in their slots. Then every command goes on, the oldest first: its data comes, or it is begun again, or
+//! its answer waits for the socket. What the core was told to carry keeps the order of writes.
+//!
+//! **Not here:** what the dead engine left and what of it goes on ([`crate::takeover`]).
 
-use super::{IN_CAPSULE_BYTES, MAX_IO_ENTRIES, MDTS_BYTES};
-use forebay_nvme::Nqn;
+use super::command::{self, Capsule, Source};
+use super::conn::{Conn, NewConn};
+use super::controllers::{Attached, Quiesce};
+use super::pool::List;
+use super::record::{self, QueueRecords};
+use super::rx::Rx;
+use super::slots::{Stage, Work};
+use super::tx::{Item, Tx};
+use super::{Event, Frontend, IN_CAPSULE_BYTES, MAX_IO_ENTRIES, MDTS_BYTES, Turn, admin};
+use crate::core::Core;
+use crate::door::Target;
+use crate::takeover::{InheritedCommand, InheritedController, InheritedQueue, Next, Part};
 use forebay_nvme::controller::ControllerConfig;
+use forebay_nvme::tcp::DIGEST_BYTES;
+use forebay_nvme::{Nqn, Sqe, Status};
 use forebay_xlate::boundary::message::ExportConfig;
+use forebay_xlate::boundary::region::queue::Kept;
+use forebay_xlate::kill_point;
 
 /// What a controller of an export is made with, or one of the discovery service; `None` for an export
 /// whose name is none.
@@ -22,4 +41,370 @@ pub(crate) fn controller_config(
         in_capsule_bytes: IN_CAPSULE_BYTES,
         ..ControllerConfig::io(cntlid, Nqn::parse(&export.nqn).ok()?, &export.serial)
     })
+}
+
+/// A command that is to go on when all connections are there.
+struct Waiting {
+    taken_ns: u64,
+    conn: u32,
+    slot: u16,
+    sqe: Sqe,
+    next: Next,
+}
+
+impl Frontend {
+    /// Takes up this reactor's part of what a dead engine left.
+    pub(crate) fn inherit(&mut self, core: &mut Core, part: Part) {
+        core.carry(&part.carried);
+        let controllers: Vec<u32> = (part.controllers.into_iter())
+            .map(|controller| self.inherit_controller(controller))
+            .collect();
+        let mut waiting = Vec::new();
+        let mut ended = Vec::new();
+        for queue in part.queues {
+            let controller = controllers.get(queue.controller).copied();
+            match controller
+                .map(|controller| self.inherit_queue(core, controller, queue, &mut waiting))
+            {
+                Some(Ok(())) => kill_point!("over.inherited"),
+                Some(Err(index)) => ended.push(index),
+                None => {}
+            }
+        }
+        kill_point!("over.listening");
+        // Admin commands first: they are few, and need memory that the others might take all of.
+        waiting.sort_by_key(|w| (self.is_io(w.conn), w.taken_ns));
+        for waiting in waiting {
+            self.go_on(core, waiting);
+        }
+        for index in ended {
+            self.close(core, index);
+        }
+        for controller in controllers {
+            self.look_at_controller(core, controller);
+        }
+        for index in 0..self.conns.len() {
+            self.mark_dirty(index as u32);
+        }
+        self.settle(core);
+        self.send_all(core);
+    }
+
+    fn is_io(&self, index: u32) -> bool {
+        let conn = self.conns.get(index as usize).and_then(Option::as_ref);
+        conn.is_some_and(|conn| conn.qid > 0)
+    }
+
+    fn inherit_controller(&mut self, inherited: InheritedController) -> u32 {
+        let (export, exports) = match inherited.target {
+            Target::Export(export) => (Some(export), None),
+            Target::Discovery(exports) => (None, Some(exports)),
+        };
+        self.controllers.add(Attached {
+            controller: *inherited.controller,
+            _association: inherited.association,
+            lane: inherited.lane,
+            export,
+            exports,
+            slot: inherited.slot,
+            admin: None,
+            conns: Vec::new(),
+            quiesce: Quiesce::No,
+            blocks: inherited.blocks,
+            local: inherited.local,
+        })
+    }
+
+    /// Makes a connection of what a queue left; `Err` names one that has to end.
+    fn inherit_queue(
+        &mut self,
+        core: &mut Core,
+        controller: u32,
+        inherited: InheritedQueue,
+        waiting: &mut Vec<Waiting>,
+    ) -> Result<(), u32> {
+        let shared = self.shared.clone();
+        let constants = inherited.constants;
+        let (index, generation) = self.next_place();
+        let records = QueueRecords::new(shared.region, inherited.queue, self.reactor);
+        let (Some(records), Some(params)) = (records, record::params_of_word(constants.params))
+        else {
+            return Err(index);
+        };
+        let mut list = List::new(inherited.list, shared.region);
+        let mut held_bytes = Vec::new();
+        for (item, buffer) in inherited.items {
+            held_bytes.extend(buffer.as_ref().map(|b| b.len()));
+            list.items.push_back(Item::inherited(&item, buffer));
+        }
+        let tx = if list.items.is_empty() {
+            shared.pool.borrow_mut().give_list(list);
+            Tx::new(inherited.published)
+        } else {
+            Tx::inherit(list, inherited.published, inherited.skip_bytes as usize)
+        };
+        let kept = Kept {
+            which: 0,
+            bytes: inherited.kept_bytes,
+        };
+        let data = inherited.data;
+        let rx = Rx::inherit(inherited.taken, inherited.keep, kept, data.as_ref());
+        let (lane, no_flow_control) = match self.controllers.get_mut(controller) {
+            Some(attached) => {
+                attached.conns.push(index);
+                if constants.identity.qid == 0 {
+                    attached.admin = Some(index);
+                }
+                (attached.lane, constants.identity.no_flow_control)
+            }
+            None => (None, false),
+        };
+        let mut conn = Box::new(Conn::new(
+            &shared,
+            NewConn {
+                index,
+                generation,
+                fd: inherited.fd.clone(),
+                socket: constants.socket,
+                params,
+                records,
+                controller,
+                qid: constants.identity.qid,
+                entries: constants.identity.entries,
+                lane,
+                no_flow_control,
+                number: inherited.number,
+                rx,
+                tx,
+            },
+        ));
+        for bytes in held_bytes {
+            conn.held.take(bytes);
+        }
+        let mut sound = true;
+        for command in inherited.commands {
+            match inherit_command(&mut conn, core, command) {
+                Some(command) => waiting.extend(command),
+                None => sound = false,
+            }
+        }
+        if let Some(data) = data
+            && let Some(slot) = conn.slots.get_mut(data.slot)
+        {
+            let digest = if data.digest { DIGEST_BYTES as u64 } else { 0 };
+            let end = data.end.saturating_sub(digest).min(inherited.taken);
+            let placed = end.saturating_sub(data.begin);
+            slot.received_bytes = data.offset_bytes.saturating_add(placed as u32);
+            let range = data.offset_bytes as usize..slot.received_bytes as usize;
+            let bytes = slot.buffer.as_ref().and_then(|b| b.as_slice().get(range));
+            match bytes {
+                Some(bytes) => conn.rx.digest_again(bytes),
+                None => sound = false,
+            }
+        }
+        let watched = conn.begin_watch();
+        self.seat(core, conn);
+        let consumed = self.consume(&inherited.fd, inherited.in_socket as usize);
+        if watched.is_err() || !consumed || !sound {
+            return Err(index);
+        }
+        Ok(())
+    }
+
+    /// Has a command go on.
+    fn go_on(&mut self, core: &mut Core, waiting: Waiting) {
+        let Waiting {
+            conn: index,
+            slot,
+            sqe,
+            next,
+            ..
+        } = waiting;
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+            return;
+        };
+        let mut turn = Turn {
+            core,
+            controllers: &mut self.controllers,
+            events: &mut self.events,
+        };
+        let went_on = match next {
+            Next::Poisoned => {
+                let status = Status::INTERNAL_ERROR.with_dnr();
+                conn.answer(turn.core, slot, status, 0, None, 0);
+                Some(())
+            }
+            _ if conn.qid == 0 => admin_again(conn, &mut turn, slot, &sqe),
+            _ => io_again(conn, &mut turn, slot, &sqe),
+        };
+        if went_on.is_none() {
+            self.close(core, index);
+        }
+    }
+
+    /// What a controller had begun, or has not told its host.
+    fn look_at_controller(&mut self, core: &mut Core, index: u32) {
+        let Some(attached) = self.controllers.get_mut(index) else {
+            return;
+        };
+        let Some(Some(admin)) = attached.admin.and_then(|a| self.conns.get_mut(a as usize)) else {
+            return;
+        };
+        let blocks = attached
+            .lane
+            .and_then(|l| core.lane(l))
+            .map(|l| l.volume.blocks());
+        if let Some(blocks) = blocks.filter(|blocks| *blocks != attached.blocks) {
+            attached.blocks = blocks;
+            attached.controller.namespace_changed(command::NSID);
+        }
+        if attached.export.is_none() {
+            attached.controller.discovery_changed();
+        }
+        admin::deliver(admin, core, attached);
+        let (cc, csts) = (attached.controller.cc(), attached.controller.csts());
+        attached.quiesce = if csts.shst() == 1 {
+            Quiesce::Draining { flush: true }
+        } else if csts.rdy() && !cc.en() {
+            Quiesce::Draining { flush: false }
+        } else {
+            Quiesce::No
+        };
+        if attached.quiesce != Quiesce::No {
+            self.events.push(Event::Quiesce(index));
+        }
+    }
+}
+
+/// Gives a command its slot again. `Some(Some(_))` if it is to go on later, `None` if it can't be.
+fn inherit_command(
+    conn: &mut Conn,
+    core: &mut Core,
+    inherited: InheritedCommand,
+) -> Option<Option<Waiting>> {
+    let InheritedCommand {
+        slot,
+        sqe,
+        taken_ns,
+        damaged,
+        next,
+        buffer,
+    } = inherited;
+    if let Some(buffer) = &buffer {
+        conn.held.take(buffer.len());
+    }
+    if conn.slots.take_at(slot, sqe.cid(), taken_ns).is_err() {
+        if let Some(buffer) = buffer {
+            conn.give_buffer(core, buffer);
+        }
+        return None;
+    }
+    let s = conn.slots.get_mut(slot)?;
+    s.damaged = damaged;
+    s.len_bytes = buffer.as_ref().map_or(0, |b| b.len() as u32);
+    s.buffer = buffer;
+    match next {
+        Next::Answered => s.stage = Stage::Answering,
+        Next::Kept => s.stage = Stage::Kept,
+        Next::Data(asked) => {
+            s.stage = Stage::Receiving;
+            s.by_r2t = true;
+            s.received_bytes = asked.received_bytes;
+            s.tag = (asked.ttag >> 8) as u8;
+            s.asked_ns = core.now_ns();
+            conn.count_asked();
+            let work = work(conn, core, slot, &sqe);
+            conn.slots.get_mut(slot)?.work = work?;
+        }
+        Next::Begin { .. } | Next::Poisoned => {
+            return Some(Some(Waiting {
+                taken_ns,
+                conn: conn.index,
+                slot,
+                sqe,
+                next,
+            }));
+        }
+    }
+    Some(None)
+}
+
+/// As much as a capsule can hold: a command that is judged again has its data elsewhere.
+static NO_DATA: [u8; IN_CAPSULE_BYTES as usize] = [0; IN_CAPSULE_BYTES as usize];
+
+/// A command as it would come again. Data that its capsule had and that is not there was damaged.
+fn capsule<'a>(sqe: &'a Sqe, has_data: bool) -> Capsule<'a> {
+    Capsule {
+        sqe,
+        data: &NO_DATA,
+        intact: has_data,
+        end: 0,
+    }
+}
+
+/// What a command wants whose data is, or will be, in its buffer; `None` if that can't be.
+fn work(conn: &Conn, core: &Core, slot: u16, sqe: &Sqe) -> Option<Work> {
+    if conn.qid == 0 {
+        return Some(Work::Admin(Box::new(*sqe)));
+    }
+    let judged = command::judge(conn, core, &capsule(sqe, true)).ok()?;
+    let len_bytes = conn.slots.get(slot)?.len_bytes;
+    (judged.len_bytes == len_bytes).then_some(judged.work)
+}
+
+/// Begins a command of an I/O queue again.
+fn io_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe) -> Option<()> {
+    let s = conn.slots.get(slot)?;
+    let (has_data, damaged, bytes) = (s.buffer.is_some(), s.damaged, s.len_bytes);
+    let judged = match command::judge(conn, turn.core, &capsule(sqe, has_data)) {
+        Ok(_) if damaged => Err(Status::TRANSIENT_TRANSPORT_ERROR),
+        Ok(judged) if has_data && judged.len_bytes != bytes => return None,
+        judged => judged,
+    };
+    let judged = match judged {
+        Ok(judged) => judged,
+        Err(status) => {
+            conn.answer(turn.core, slot, status, 0, None, 0);
+            return Some(());
+        }
+    };
+    let s = conn.slots.get_mut(slot)?;
+    s.work = judged.work;
+    s.len_bytes = judged.len_bytes;
+    s.by_r2t = matches!(judged.source, Source::Host);
+    if has_data {
+        command::data_is_there(conn, turn, slot);
+    } else {
+        command::begin(conn, turn.core, slot);
+    }
+    Some(())
+}
+
+/// Begins an admin command again.
+fn admin_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe) -> Option<()> {
+    let s = conn.slots.get(slot)?;
+    let data = s.buffer.as_ref().map(|b| b.as_slice().to_vec());
+    let damaged = s.damaged;
+    let attached = turn.controllers.get(conn.controller)?;
+    let judged = match attached.controller.transfer(sqe) {
+        Ok(_) if damaged => Err(Status::TRANSIENT_TRANSPORT_ERROR),
+        Ok(transfer) => command::admin_source(&capsule(sqe, data.is_some()), transfer)
+            .map(|source| (transfer, source.is_none())),
+        Err(status) => Err(status),
+    };
+    match (judged, data) {
+        (Err(status), _) => conn.answer(turn.core, slot, status, 0, None, 0),
+        (Ok((transfer, true)), None) => {
+            let s = conn.slots.get_mut(slot)?;
+            s.work = Work::Admin(Box::new(*sqe));
+            s.len_bytes = transfer.bytes();
+            s.by_r2t = true;
+            command::begin(conn, turn.core, slot);
+        }
+        (Ok(_), data) => {
+            let data = data.unwrap_or_default();
+            return admin::again(conn, turn, slot, sqe, &data).ok();
+        }
+    }
+    Some(())
 }

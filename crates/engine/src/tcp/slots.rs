@@ -71,6 +71,25 @@ pub(super) struct Slot {
     pub asked_ns: u64,
 }
 
+impl Slot {
+    fn taken(cid: u16, taken_ns: u64, tag: u8) -> Self {
+        Self {
+            cid,
+            stage: Stage::Taken,
+            next: NONE,
+            tag,
+            by_r2t: false,
+            damaged: false,
+            len_bytes: 0,
+            received_bytes: 0,
+            work: Work::Hint,
+            buffer: None,
+            taken_ns,
+            asked_ns: 0,
+        }
+    }
+}
+
 /// Why a command got no slot.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum NoSlot {
@@ -141,20 +160,7 @@ impl Slots {
         }
         self.used += 1;
         let tag = self.get(slot).map_or(0, |s| s.tag);
-        let fresh = Slot {
-            cid,
-            stage: Stage::Taken,
-            next: NONE,
-            tag,
-            by_r2t: false,
-            damaged: false,
-            len_bytes: 0,
-            received_bytes: 0,
-            work: Work::Hint,
-            buffer: None,
-            taken_ns: now_ns,
-            asked_ns: 0,
-        };
+        let fresh = Slot::taken(cid, now_ns, tag);
         match self.slots.get_mut(usize::from(slot)) {
             Some(old) => {
                 self.free = old.next;
@@ -163,6 +169,40 @@ impl Slots {
             None => self.slots.push(fresh),
         }
         Ok(slot)
+    }
+
+    /// Gives a command the slot that it had in a dead engine.
+    pub(super) fn take_at(&mut self, slot: u16, cid: u16, taken_ns: u64) -> Result<(), NoSlot> {
+        if usize::from(slot) >= self.entries {
+            return Err(NoSlot::Full);
+        }
+        // Slots up to this one are made as if they had been used.
+        while self.slots.len() <= usize::from(slot) {
+            let made = self.slots.len() as u16;
+            self.slots.push(Slot {
+                next: self.free,
+                ..Slot::taken(0, 0, 0)
+            });
+            self.slots[usize::from(made)].stage = Stage::Free;
+            self.free = made;
+        }
+        // It leaves the list of free ones, wherever it is there.
+        let (mut before, mut at) = (NONE, self.free);
+        while at != slot {
+            let free = self.slots.get(usize::from(at)).ok_or(NoSlot::Conflict)?;
+            (before, at) = (at, free.next);
+        }
+        if !self.cids.insert(cid, slot) {
+            return Err(NoSlot::Conflict);
+        }
+        let next = self.slots[usize::from(slot)].next;
+        match before {
+            NONE => self.free = next,
+            before => self.slots[usize::from(before)].next = next,
+        }
+        self.slots[usize::from(slot)] = Slot::taken(cid, taken_ns, 0);
+        self.used += 1;
+        Ok(())
     }
 
     /// Frees a slot that is in no list; its buffer goes to the caller.
@@ -256,5 +296,24 @@ mod tests {
         assert_eq!((s.by_cid(7), s.by_cid(8)), (Some(c), None));
         s.wait(c);
         assert_eq!(s.first_waiting(), Some(c));
+    }
+
+    #[test]
+    fn a_slot_is_had_again_by_its_command() {
+        let mut s = Slots::new(5);
+        assert_eq!(s.take_at(3, 70, 9), Ok(()));
+        assert_eq!(s.take_at(3, 71, 9), Err(NoSlot::Conflict));
+        assert_eq!(s.take_at(1, 70, 9), Err(NoSlot::Conflict));
+        assert_eq!(s.take_at(5, 72, 9), Err(NoSlot::Full));
+        assert_eq!(s.take_at(0, 72, 9), Ok(()));
+        assert_eq!(
+            (s.used(), s.by_cid(70), s.by_cid(72)),
+            (2, Some(3), Some(0))
+        );
+        let mut rest: Vec<u16> = (0..3).map(|cid| s.take(cid, 0).unwrap()).collect();
+        rest.sort_unstable();
+        assert_eq!((rest, s.take(9, 0)), (vec![1, 2, 4], Err(NoSlot::Full)));
+        assert!(s.release(3).is_none());
+        assert_eq!(s.take(9, 0), Ok(3));
     }
 }

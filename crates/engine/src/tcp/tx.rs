@@ -59,6 +59,17 @@ pub(super) struct Item {
 }
 
 impl Item {
+    /// An item that is recorded, with its buffer.
+    pub(super) fn inherited(recorded: &item::Item, data: Option<StagingBuffer>) -> Self {
+        Self {
+            at: recorded.header_at,
+            len: recorded.header_bytes,
+            ends: recorded.ends,
+            data_len: recorded.data_bytes,
+            data,
+        }
+    }
+
     fn total(&self) -> usize {
         usize::from(self.len) + self.data_len as usize
     }
