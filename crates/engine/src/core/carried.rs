@@ -422,24 +422,23 @@ impl Core {
     #[cold]
     pub(super) fn advance_carried(&mut self) {
         self.settle_orphans();
-        if !std::mem::take(&mut self.carried.look) {
-            return;
+        if std::mem::take(&mut self.carried.look) {
+            for of_volume in self.carried.volumes.values_mut() {
+                of_volume.looking = std::mem::take(&mut of_volume.freed);
+            }
+            self.take_up(
+                |core, io| {
+                    let of_volume = core
+                        .volume_of(io)
+                        .and_then(|volume| core.carried.volumes.get(&volume));
+                    io.stage == Stage::CarriedWait && of_volume.is_none_or(|v| v.looking)
+                },
+                Self::go_on,
+            );
+            self.carried
+                .volumes
+                .retain(|_, of_volume| of_volume.freed || !of_volume.spans.is_empty());
         }
-        for of_volume in self.carried.volumes.values_mut() {
-            of_volume.looking = std::mem::take(&mut of_volume.freed);
-        }
-        self.take_up(
-            |core, io| {
-                let of_volume = core
-                    .volume_of(io)
-                    .and_then(|volume| core.carried.volumes.get(&volume));
-                io.stage == Stage::CarriedWait && of_volume.is_none_or(|v| v.looking)
-            },
-            Self::go_on,
-        );
-        self.carried
-            .volumes
-            .retain(|_, of_volume| of_volume.freed || !of_volume.spans.is_empty());
         self.carried.busy = !self.carried.volumes.is_empty() || self.carried.any_closed;
     }
 }

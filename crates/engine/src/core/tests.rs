@@ -13,6 +13,7 @@ const V: VolumeId = VolumeId(9);
 mod carried;
 mod errors;
 mod hung;
+mod orders;
 mod parked;
 mod zeroing;
 
