@@ -374,18 +374,21 @@ impl Core {
         let Some(of_volume) = of_volume else {
             return false;
         };
-        let own = |span: &Span| span.of == Of::Io(index as u32);
-        let mut owned = of_volume.spans.iter().filter(|span| own(span));
-        if owned.any(|span| span.devices != Devices::None) {
-            return true;
-        }
-        // What comes after its own is younger.
-        let older = of_volume.spans.iter().take_while(|span| !own(span));
-        let writes = io.op.writes();
-        older.filter(|span| span.write || writes).any(|span| {
-            let mut any = false;
-            self.each_range(index, |range| any |= overlap(&range, &span.bytes));
-            any
+        let writes = self.ios[index].op.writes();
+        let mut older = true;
+        of_volume.spans.iter().any(|span| {
+            let fencing = span.devices != Devices::None;
+            if span.of == Of::Io(index as u32) {
+                // What comes after its own is younger.
+                older = false;
+                return fencing;
+            }
+            // A younger one's predecessor may land at any time, until its fence has passed.
+            let mut overlaps = false;
+            if (older || fencing) && (span.write || writes) {
+                self.each_range(index, |range| overlaps |= overlap(&range, &span.bytes));
+            }
+            overlaps
         })
     }
 
