@@ -9,6 +9,8 @@
 //!
 //! Not here: a data path.
 
+mod given;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -21,6 +23,7 @@ use forebay_xlate::boundary::region::Region;
 use forebay_xlate::boundary::socket::Channel;
 use forebay_xlate::{ExtentRange, Rights, VolumeId, Word};
 
+use self::given::Given;
 use super::is_hole;
 use std::os::fd::AsFd;
 use tokio::io::Interest;
@@ -62,6 +65,8 @@ pub(super) struct Fake {
     pub(super) jobs: Vec<Job>,
     pub(super) log: Vec<ToEngine>,
     next_release: u64,
+    /// What it was given of a dead engine.
+    pub(super) given: Given,
 }
 
 fn sockets() -> (Channel, AsyncFd<OwnedFd>, OwnedFd) {
@@ -102,6 +107,7 @@ impl Fake {
             jobs: Vec::new(),
             log: Vec::new(),
             next_release: 1,
+            given: Given::default(),
         };
         (fake, theirs)
     }
@@ -118,7 +124,10 @@ impl Fake {
         (self.channel, self.readiness) = (channel, readiness);
         let revokes = self.open_revokes.iter().map(|(n, ..)| Held::Revoke(*n));
         let jobs = self.open_jobs.iter().map(|(n, work)| Held::Job(*n, *work));
-        self.held = revokes.chain(jobs).map(|held| (held, vec![])).collect();
+        let told = revokes.chain(jobs).map(|held| (held, vec![]));
+        self.held
+            .retain(|(held, _)| matches!(held, Held::Socket(_) | Held::Memory));
+        self.held.extend(told);
         // Nobody waits for these any more.
         self.open_jobs
             .retain(|(_, work)| !matches!(work, Job::Settle { .. }));
@@ -240,9 +249,10 @@ impl Fake {
     pub(super) async fn until<T>(&mut self, mut fits: impl FnMut(&ToEngine) -> Option<T>) -> T {
         let taken = async {
             loop {
-                let (message, _) = self.receive().await;
+                let (message, descriptors) = self.receive().await;
                 let found = fits(&message);
                 self.take(&message);
+                self.given.take(&message, descriptors);
                 self.log.push(message);
                 if let Some(found) = found {
                     return found;
@@ -290,6 +300,7 @@ impl Fake {
             | ToEngine::SetExport { request, .. }
             | ToEngine::RemoveExport { request, .. }
             | ToEngine::SetListener { request, .. }
+            | ToEngine::Resume { request }
                 if self.answer_requests =>
             {
                 self.done(*request);
