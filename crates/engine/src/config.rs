@@ -174,7 +174,7 @@ impl Engine {
             })??;
             reactors.push(thread);
         }
-        let mut control = Control::new(&config, region, mailboxes, bell, exports)
+        let mut control = Control::new(&config, region, memory, mailboxes, bell, exports)
             .map_err(system(format!("listening on {}", config.socket.display())))?;
         if let Some(channel) = channel {
             control.converse(channel);

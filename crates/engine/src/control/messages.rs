@@ -75,6 +75,17 @@ impl Control {
                     .set_addresses(self.door.listeners().map(|(a, _)| a.to_string()).collect());
                 self.done(request, result);
             }
+            ToEngine::TakeOver {
+                request,
+                generation,
+                blamed,
+            } => self.take_over(request, generation, blamed, descriptors),
+            ToEngine::Sockets { sockets } => self.gather(sockets, descriptors),
+            ToEngine::SocketsEnd => self.convert(),
+            ToEngine::Resume { request } => {
+                let result = self.resume();
+                self.done(request, result);
+            }
             ToEngine::Stop => self.stop(),
             other => {
                 self.side.hear(other, &mut self.volumes, &mut self.effects);

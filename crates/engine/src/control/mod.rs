@@ -7,22 +7,25 @@
 //! daemon says ([`messages`]); opening and fencing devices ([`devices`]).
 
 mod devices;
+mod handover;
 mod messages;
 mod translate;
 
 use crate::associations::Associations;
 use crate::config::EngineConfig;
 use crate::core::{ServedDevice, monotonic_ns};
-use crate::door::{Door, NewConnection, Outside};
+use crate::door::Door;
 use crate::exports::Exports;
 use crate::lane::LaneIndex;
 use crate::mailbox::{ControlBell, Post, ToReactor, Upcall, quiet_bell};
+use crate::memory::Memory;
 use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::{ExportConfig, ExportId, FromEngine, Held, ToEngine};
 use forebay_xlate::boundary::region::{MAX_LANES, Region};
 use forebay_xlate::boundary::socket::{self, Channel};
 use forebay_xlate::drain::MAX_DRAINS;
 use forebay_xlate::engine_side::{Effect, EngineSide};
+use handover::Handover;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use std::collections::BTreeMap;
@@ -60,6 +63,7 @@ struct KnownExport {
 pub struct Control {
     generation: u64,
     region: Arc<Region>,
+    memory: &'static Memory,
     epoll: Arc<OwnedFd>,
     listener: OwnedFd,
     channel: Option<Channel>,
@@ -79,6 +83,9 @@ pub struct Control {
     volumes: Volumes,
     known_exports: BTreeMap<ExportId, KnownExport>,
     lanes_used: Vec<bool>,
+    /// Connections, by number: the daemon has their sockets too.
+    sockets: BTreeMap<u64, Arc<OwnedFd>>,
+    handover: Handover,
     side: EngineSide,
     /// What [`EngineSide`] wants done; empty between turns' steps.
     effects: Vec<Effect>,
@@ -88,26 +95,12 @@ pub struct Control {
     orphan_at_ns: u64,
 }
 
-/// What becomes of the door's sockets.
-struct Sockets<'a>(&'a mut [ToReactor]);
-
-impl Outside for Sockets<'_> {
-    fn accepted(&mut self, _socket: u64, _fd: &Arc<OwnedFd>) {}
-
-    fn gone(&mut self, _socket: u64) {}
-
-    fn route(&mut self, reactor: usize, connection: Box<NewConnection>) {
-        if let Some(mailbox) = self.0.get_mut(reactor) {
-            mailbox.post(Post::Connection(connection));
-        }
-    }
-}
-
 impl Control {
     /// Listens for the daemon.
     pub fn new(
         config: &EngineConfig,
         region: Arc<Region>,
+        memory: &'static Memory,
         mailboxes: Vec<ToReactor>,
         bell: ControlBell,
         exports: Exports,
@@ -128,6 +121,7 @@ impl Control {
         Ok(Self {
             generation: config.generation,
             region,
+            memory,
             listener,
             channel: None,
             channel_wants_write: false,
@@ -148,6 +142,8 @@ impl Control {
             volumes: Volumes::default(),
             known_exports: BTreeMap::new(),
             lanes_used: vec![false; MAX_LANES],
+            sockets: BTreeMap::new(),
+            handover: Handover::None,
             stopping: false,
             stopped: 0,
             orphan_at_ns: monotonic_ns() + config.orphan_limit_s.saturating_mul(1_000_000_000),
@@ -181,8 +177,8 @@ impl Control {
                     KEY_CHANNEL => self.hear_daemon(),
                     KEY_BELL => quiet_bell(&*self.bell.wake),
                     key => {
-                        let mut out = Sockets(&mut self.mailboxes);
-                        self.door.ready(key, &self.exports, &mut out);
+                        let (door, exports, mut out) = self.door_and_outside();
+                        door.ready(key, exports, &mut out);
                     }
                 }
             }
@@ -197,7 +193,8 @@ impl Control {
                 self.side.take_turns(&mut self.effects);
                 self.carry_out();
             }
-            self.door.tick(now, &mut Sockets(&mut self.mailboxes));
+            let (door, _, mut out) = self.door_and_outside();
+            door.tick(now, &mut out);
             self.settle_channel();
             if now > self.orphan_at_ns && self.pool == [0; 16] && !self.stopping {
                 self.stop();
@@ -207,7 +204,8 @@ impl Control {
 
     fn stop(&mut self) {
         if !std::mem::replace(&mut self.stopping, true) {
-            self.door.close(&mut Sockets(&mut self.mailboxes));
+            let (door, _, mut out) = self.door_and_outside();
+            door.close(&mut out);
             for mailbox in &mut self.mailboxes {
                 mailbox.post(Post::Stop);
             }
@@ -240,6 +238,7 @@ impl Control {
         self.greeted = false;
         self.channel_wants_write = false;
         self.side.hung_up();
+        self.give_up_handover();
     }
 
     /// Sends to the daemon if one has greeted; what it must know is repeated to the next one.
@@ -327,6 +326,19 @@ impl Control {
             pool: self.pool,
         };
         self.say_with(&welcome, descriptors);
+        if let Ok(fd) = clone(self.memory.fd()) {
+            self.say_with(&FromEngine::Held(Held::Memory), vec![fd]);
+        }
+        let sockets: Vec<(u64, Arc<OwnedFd>)> = self
+            .sockets
+            .iter()
+            .map(|(n, fd)| (*n, fd.clone()))
+            .collect();
+        for (socket, fd) in sockets {
+            if let Ok(fd) = clone(fd.as_fd()) {
+                self.say_with(&FromEngine::Held(Held::Socket(socket)), vec![fd]);
+            }
+        }
         let mut held = Vec::new();
         for known in self.devices.values() {
             held.push(Held::Device((*known.served.config).clone(), known.fenced));
@@ -403,6 +415,7 @@ impl Control {
                     .store(0, std::sync::atomic::Ordering::Relaxed);
                 self.lanes_used[slot] = false;
             }
+            Upcall::SocketGone(socket) => self.socket_gone(socket),
             Upcall::Stopped => self.stopped += 1,
             _ => {}
         }

@@ -143,6 +143,11 @@ impl Door {
         }
     }
 
+    /// The controller ids.
+    pub(crate) fn associations(&self) -> &Associations {
+        &self.associations
+    }
+
     /// Listens on a socket that already does, under the name of its address; it replaces an earlier
     /// one of that name.
     ///

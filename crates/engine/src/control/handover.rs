@@ -1,0 +1,213 @@
+//! Connections across engines: what is left with the daemon, and what a dead engine left there.
+//!
+//! **Design.** Each accepted socket goes to the daemon at once, under a number that it keeps for life;
+//! its end is told too. A successor gathers what the daemon has of a dead engine, converts it
+//! ([`crate::takeover`]) and waits: until `Resume` nothing of it is acted on, and if the daemon goes away
+//! before, so does this engine, because nobody could say which of the two generations counts.
+//!
+//! **Not here:** the conversion itself, and what reactors do with their parts.
+
+use super::Control;
+use crate::door::{Door, NewConnection, Outside};
+use crate::exports::Exports;
+use crate::mailbox::{Post, ToReactor};
+use crate::takeover::{Inheritance, Pending, ServedLane, ServedLanes, Successor, counters};
+use forebay_xlate::boundary::message::{Blamed, FromEngine};
+use forebay_xlate::boundary::socket::Channel;
+use forebay_xlate::kill_point;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Release;
+
+/// How far this engine is with taking over.
+#[derive(Debug, Default)]
+pub(super) enum Handover {
+    /// It has nothing to take over, or has done so.
+    #[default]
+    None,
+    /// The daemon hands it what there is.
+    Gathering(u64, Pending),
+    /// All is converted, and waits for `Resume`.
+    Converted(Inheritance),
+}
+
+/// What becomes of the door's sockets.
+pub(super) struct Sockets<'a> {
+    /// To a daemon that has greeted. Whether what is said here can be sent shows when the channel is
+    /// looked at again.
+    channel: Option<&'a mut Channel>,
+    sockets: &'a mut BTreeMap<u64, Arc<OwnedFd>>,
+    mailboxes: &'a mut [ToReactor],
+}
+
+impl Outside for Sockets<'_> {
+    fn accepted(&mut self, socket: u64, fd: &Arc<OwnedFd>) {
+        self.sockets.insert(socket, fd.clone());
+        let Some(channel) = &mut self.channel else {
+            return;
+        };
+        // Out of descriptors: it is not deposited, and ends with this engine.
+        if let Ok(fd) = fd.as_fd().try_clone_to_owned() {
+            let _ = channel.send(&FromEngine::Socket { socket }, vec![fd]);
+        }
+    }
+
+    fn gone(&mut self, socket: u64) {
+        self.sockets.remove(&socket);
+        if let Some(channel) = &mut self.channel {
+            let _ = channel.send(&FromEngine::SocketGone { socket }, Vec::new());
+        }
+    }
+
+    fn route(&mut self, reactor: usize, connection: Box<NewConnection>) {
+        if let Some(mailbox) = self.mailboxes.get_mut(reactor) {
+            mailbox.post(Post::Connection(connection));
+        }
+    }
+}
+
+impl Control {
+    /// Begins to take over.
+    pub(super) fn take_over(
+        &mut self,
+        request: u64,
+        generation: u64,
+        blamed: Option<Blamed>,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        let mut descriptors = descriptors.into_iter();
+        let begun = match (descriptors.next(), descriptors.next()) {
+            // Whoever serves has records of its own in the way.
+            _ if self.door.listeners().next().is_some() || !self.sockets.is_empty() => {
+                Err("this engine serves already".to_string())
+            }
+            (None, _) => Err("no state region came".to_string()),
+            (Some(region), memory) => Pending::new(generation, region, memory, blamed),
+        };
+        match begun {
+            Ok(pending) => self.handover = Handover::Gathering(request, pending),
+            Err(error) => self.say(&FromEngine::Refused { request, error }),
+        }
+    }
+
+    /// Connections of the dead engine. For one without a descriptor there was no room: it ends.
+    pub(super) fn gather(&mut self, sockets: Vec<u64>, descriptors: Vec<OwnedFd>) {
+        let Handover::Gathering(_, pending) = &mut self.handover else {
+            return;
+        };
+        let came = descriptors.len();
+        for (socket, fd) in sockets.iter().zip(descriptors) {
+            pending.add(*socket, fd);
+        }
+        for socket in sockets.into_iter().skip(came) {
+            self.say(&FromEngine::SocketGone { socket });
+        }
+    }
+
+    /// Those were all.
+    pub(super) fn convert(&mut self) {
+        let (request, pending) = match std::mem::take(&mut self.handover) {
+            Handover::Gathering(request, pending) => (request, pending),
+            other => {
+                self.handover = other;
+                return;
+            }
+        };
+        let inheritance = pending.convert(Successor {
+            region: &self.region,
+            memory: self.memory,
+            reactors: self.mailboxes.len(),
+            lanes: &self.served_lanes(),
+            exports: &self.exports,
+            associations: self.door.associations(),
+        });
+        let mut closed: BTreeMap<String, u32> = BTreeMap::new();
+        for (_, _, why) in &inheritance.closed {
+            *closed.entry(why.to_string()).or_default() += 1;
+        }
+        self.say(&FromEngine::Converted {
+            request,
+            queues: inheritance.queues,
+            commands: inheritance.commands,
+            closed: closed.into_iter().collect(),
+        });
+        self.handover = Handover::Converted(inheritance);
+    }
+
+    fn served_lanes(&self) -> ServedLanes {
+        let lane = |known: &super::KnownExport| {
+            Some(ServedLane {
+                served: crate::exports::Served {
+                    config: known.config.clone(),
+                    reactor: known.reactor,
+                },
+                lane: known.lane,
+                volume: self.volumes.0.get(&known.config.volume)?.clone(),
+            })
+        };
+        let known = self.known_exports.iter();
+        known
+            .filter_map(|(export, known)| Some((*export, lane(known)?)))
+            .collect()
+    }
+
+    /// This engine's records count from here on: serves what it took over.
+    pub(super) fn resume(&mut self) -> Result<(), String> {
+        let inheritance = match std::mem::take(&mut self.handover) {
+            Handover::Converted(inheritance) => inheritance,
+            other => {
+                self.handover = other;
+                return Err("nothing is converted".to_string());
+            }
+        };
+        self.region.header().resumed.store(1, Release);
+        kill_point!("over.resumed");
+        // Before what needs them.
+        self.serve_devices();
+        for (mailbox, part) in self.mailboxes.iter_mut().zip(inheritance.parts) {
+            let sockets = part.queues.iter();
+            let sockets = sockets.map(|queue| (queue.constants.socket, queue.fd.clone()));
+            self.sockets.extend(sockets);
+            mailbox.post(Post::Inherit(Box::new(part)));
+            mailbox.flush();
+            kill_point!("over.inherited");
+        }
+        for (socket, fd) in inheritance.newcomers {
+            self.sockets.insert(socket, fd.clone());
+            let welcomed = counters::read(&fd).is_ok_and(|facts| facts.accepted > 0);
+            let (door, exports, mut out) = self.door_and_outside();
+            door.readmit(socket, fd, welcomed, exports, &mut out);
+        }
+        for (socket, fd, _) in inheritance.closed {
+            // The daemon has it too: closing alone says nothing to the host.
+            let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
+            self.say(&FromEngine::SocketGone { socket });
+        }
+        Ok(())
+    }
+
+    /// The daemon went away: who was to go on is not known any more.
+    pub(super) fn give_up_handover(&mut self) {
+        if !matches!(self.handover, Handover::None) {
+            self.handover = Handover::None;
+            self.stop();
+        }
+    }
+
+    /// The door, and what it tells of its sockets to.
+    pub(super) fn door_and_outside(&mut self) -> (&mut Door, &Exports, Sockets<'_>) {
+        let outside = Sockets {
+            channel: self.channel.as_mut().filter(|_| self.greeted),
+            sockets: &mut self.sockets,
+            mailboxes: &mut self.mailboxes,
+        };
+        (&mut self.door, &self.exports, outside)
+    }
+
+    /// A connection's socket is closed.
+    pub(super) fn socket_gone(&mut self, socket: u64) {
+        self.sockets.remove(&socket);
+        self.say(&FromEngine::SocketGone { socket });
+    }
+}
