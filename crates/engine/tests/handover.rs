@@ -1,0 +1,276 @@
+//! Connections across engines, with the test as the daemon: deposits, and the steps of a take-over.
+//!
+//! Not here: queues and commands that go on (the take-over's own tests, and the whole system's).
+
+use forebay_engine::{Engine, EngineConfig};
+use forebay_xlate::boundary::message::{BOUNDARY_VERSION, FromEngine, Held, ToEngine};
+use forebay_xlate::boundary::socket::{self, Channel};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Stops a test that hangs.
+const HANG: Duration = Duration::from_secs(20);
+
+/// An engine with the test as its daemon.
+struct Lab {
+    engine: Engine,
+    channel: Channel,
+    socket: PathBuf,
+    /// What came with the last welcome.
+    region: Option<OwnedFd>,
+    memory: Option<OwnedFd>,
+    sockets: Vec<(u64, OwnedFd)>,
+    _folder: tempfile::TempDir,
+}
+
+impl Lab {
+    fn start(generation: u64) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("engine.sock");
+        let engine = Engine::start(EngineConfig {
+            socket: socket.clone(),
+            generation,
+            region: None,
+            reactors: 1,
+            cpus: vec![],
+            orphan_limit_s: 60,
+        })
+        .unwrap();
+        let mut lab = Self {
+            engine,
+            channel: Channel::new(socket::connect(&socket).unwrap()).unwrap(),
+            socket,
+            region: None,
+            memory: None,
+            sockets: Vec::new(),
+            _folder: folder,
+        };
+        lab.greet();
+        lab
+    }
+
+    /// Another daemon comes.
+    fn reconnect(&mut self) {
+        self.channel = Channel::new(socket::connect(&self.socket).unwrap()).unwrap();
+        self.greet();
+    }
+
+    fn greet(&mut self) {
+        self.sockets.clear();
+        let hello = ToEngine::Hello {
+            version: BOUNDARY_VERSION,
+            daemon_pid: 1,
+            pool: [7; 16],
+        };
+        self.channel.send(&hello, vec![]).unwrap();
+        loop {
+            match self.hear() {
+                (FromEngine::Welcome { .. }, fds) => self.region = fds.into_iter().next(),
+                (FromEngine::Held(Held::Memory), mut fds) => self.memory = fds.pop(),
+                (FromEngine::Held(Held::Socket(socket)), mut fds) => {
+                    self.sockets.push((socket, fds.pop().unwrap()));
+                }
+                (FromEngine::HeldEnd, _) => return,
+                _ => {}
+            }
+        }
+    }
+
+    fn hear(&mut self) -> (FromEngine, Vec<OwnedFd>) {
+        let limit = Instant::now() + HANG;
+        while Instant::now() < limit {
+            match self.channel.receive().unwrap() {
+                Some(message) => return message,
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        panic!("the engine says nothing");
+    }
+
+    fn say(&mut self, message: &ToEngine, descriptors: Vec<OwnedFd>) {
+        self.channel.send(message, descriptors).unwrap();
+    }
+
+    fn done(&mut self, wanted: u64) -> Option<String> {
+        match self.hear() {
+            (FromEngine::Done { request, error }, _) if request == wanted => error,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn listen(&mut self) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let message = ToEngine::SetListener {
+            request: 1,
+            address: address.to_string(),
+        };
+        self.say(&message, vec![listener.into()]);
+        assert_eq!(self.done(1), None);
+        address
+    }
+
+    fn stop(mut self) -> (OwnedFd, OwnedFd) {
+        self.say(&ToEngine::Stop, vec![]);
+        self.engine.join();
+        (self.region.unwrap(), self.memory.unwrap())
+    }
+}
+
+/// A connection, accepted by nobody but the test: the host's end, and the engine's.
+fn connection() -> (TcpStream, OwnedFd) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let host = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    host.set_read_timeout(Some(HANG)).unwrap();
+    let (accepted, _) = listener.accept().unwrap();
+    accepted.set_nonblocking(true).unwrap();
+    (host, accepted.into())
+}
+
+/// ICReq (NVMe/TCP 3.6.2.2): 128 bytes, no digests.
+fn icreq() -> [u8; 128] {
+    let mut pdu = [0; 128];
+    (pdu[2], pdu[4]) = (128, 128);
+    pdu
+}
+
+#[test]
+fn a_connection_is_deposited_and_its_end_is_told() {
+    let mut lab = Lab::start(3);
+    assert!(lab.memory.is_some());
+    let address = lab.listen();
+    let host = TcpStream::connect(address).unwrap();
+    let (message, mut fds) = lab.hear();
+    let number = 3 << 32 | 1;
+    assert_eq!(message, FromEngine::Socket { socket: number });
+    let deposited = TcpStream::from(fds.pop().unwrap());
+    assert_eq!(deposited.peer_addr().unwrap(), host.local_addr().unwrap());
+    // The next daemon gets it too.
+    lab.reconnect();
+    assert_eq!(lab.sockets.len(), 1);
+    assert_eq!(lab.sockets[0].0, number);
+    drop(host);
+    let gone = FromEngine::SocketGone { socket: number };
+    assert_eq!(lab.hear().0, gone);
+    lab.reconnect();
+    assert_eq!(lab.sockets.len(), 0);
+    lab.stop();
+}
+
+#[test]
+fn a_successor_acts_only_when_it_is_told() {
+    let (region, memory) = Lab::start(1).stop();
+    let mut lab = Lab::start(2);
+    let (mut host, ours) = connection();
+    let (ended, ended_ours) = connection();
+    ended.shutdown(std::net::Shutdown::Both).unwrap();
+    let take_over = ToEngine::TakeOver {
+        request: 5,
+        generation: 1,
+        blamed: None,
+    };
+    lab.say(&take_over, vec![region, memory]);
+    let sockets = vec![1 << 32 | 8, 1 << 32 | 9];
+    // There was no room for a third one's descriptor.
+    let message = ToEngine::Sockets {
+        sockets: [sockets.clone(), vec![1 << 32 | 10]].concat(),
+    };
+    lab.say(&message, vec![ours, ended_ours]);
+    let no_room = FromEngine::SocketGone {
+        socket: 1 << 32 | 10,
+    };
+    assert_eq!(lab.hear().0, no_room);
+    assert_eq!(lab.is_alive(), None);
+    host.write_all(&icreq()).unwrap();
+    lab.say(&ToEngine::SocketsEnd, vec![]);
+    let converted = FromEngine::Converted {
+        request: 5,
+        queues: 0,
+        commands: 0,
+        closed: vec![("ended before".to_owned(), 1)],
+    };
+    assert_eq!(lab.hear().0, converted);
+    host.set_nonblocking(true).unwrap();
+    let nothing = host.read(&mut [0; 128]).unwrap_err();
+    assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
+    host.set_nonblocking(false).unwrap();
+    lab.say(&ToEngine::Resume { request: 6 }, vec![]);
+    let gone = FromEngine::SocketGone { socket: sockets[1] };
+    assert_eq!(lab.hear().0, gone);
+    assert_eq!(lab.done(6), None);
+    let mut icresp = [0; 128];
+    host.read_exact(&mut icresp).unwrap();
+    assert_eq!((icresp[0], icresp[2]), (1, 128), "ICResp");
+    lab.reconnect();
+    assert_eq!(lab.sockets[0].0, sockets[0]);
+    lab.stop();
+}
+
+impl Lab {
+    /// Nothing waits for an answer of the engine's but this.
+    fn is_alive(&mut self) -> Option<String> {
+        let message = ToEngine::RemoveExport {
+            request: 2,
+            export: forebay_xlate::boundary::message::ExportId(1),
+        };
+        self.say(&message, vec![]);
+        self.done(2)
+    }
+}
+
+#[test]
+fn what_can_not_be_read_is_refused() {
+    let (region, memory) = Lab::start(1).stop();
+    let mut lab = Lab::start(3);
+    let take_over = |generation| ToEngine::TakeOver {
+        request: 5,
+        generation,
+        blamed: None,
+    };
+    let copy = |fd: &OwnedFd| fd.try_clone().unwrap();
+    let empty = || OwnedFd::from(tempfile::tempfile().unwrap());
+    for (generation, files) in [
+        (1, vec![]),
+        (1, vec![copy(&region)]),
+        (1, vec![empty(), copy(&memory)]),
+        (2, vec![copy(&region), copy(&memory)]),
+    ] {
+        lab.say(&take_over(generation), files);
+        let (message, _) = lab.hear();
+        assert!(matches!(message, FromEngine::Refused { request: 5, .. }), "{message:?}");
+    }
+    // It has nothing to go on with, and serves whoever is new.
+    lab.say(&ToEngine::Resume { request: 6 }, vec![]);
+    assert!(lab.done(6).is_some());
+    let address = lab.listen();
+    let _host = TcpStream::connect(address).unwrap();
+    assert!(matches!(lab.hear().0, FromEngine::Socket { .. }));
+    lab.say(&take_over(1), vec![region, memory]);
+    assert!(matches!(lab.hear().0, FromEngine::Refused { .. }), "too late");
+    lab.stop();
+}
+
+#[test]
+fn a_successor_that_loses_its_daemon_before_it_acts_ends() {
+    let (region, memory) = Lab::start(1).stop();
+    for converted in [false, true] {
+        let mut lab = Lab::start(2);
+        let take_over = ToEngine::TakeOver {
+            request: 5,
+            generation: 1,
+            blamed: None,
+        };
+        let files = vec![region.try_clone().unwrap(), memory.try_clone().unwrap()];
+        lab.say(&take_over, files);
+        if converted {
+            lab.say(&ToEngine::SocketsEnd, vec![]);
+            assert!(matches!(lab.hear().0, FromEngine::Converted { .. }));
+        }
+        drop(lab.channel);
+        lab.engine.join();
+    }
+}
