@@ -241,7 +241,10 @@ fn what_can_not_be_read_is_refused() {
     ] {
         lab.say(&take_over(generation), files);
         let (message, _) = lab.hear();
-        assert!(matches!(message, FromEngine::Refused { request: 5, .. }), "{message:?}");
+        assert!(
+            matches!(message, FromEngine::Refused { request: 5, .. }),
+            "{message:?}"
+        );
     }
     // It has nothing to go on with, and serves whoever is new.
     lab.say(&ToEngine::Resume { request: 6 }, vec![]);
@@ -250,7 +253,10 @@ fn what_can_not_be_read_is_refused() {
     let _host = TcpStream::connect(address).unwrap();
     assert!(matches!(lab.hear().0, FromEngine::Socket { .. }));
     lab.say(&take_over(1), vec![region, memory]);
-    assert!(matches!(lab.hear().0, FromEngine::Refused { .. }), "too late");
+    assert!(
+        matches!(lab.hear().0, FromEngine::Refused { .. }),
+        "too late"
+    );
     lab.stop();
 }
 

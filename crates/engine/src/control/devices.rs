@@ -155,7 +155,6 @@ impl Control {
 
     /// What the dead engine has in flight is taken over: every device that is open is served from now
     /// on, before its fence. Before any reactor hears of what is carried.
-    #[expect(dead_code, reason = "called at the resume, which comes next")]
     pub(super) fn serve_devices(&mut self) {
         let all: Vec<DeviceIndex> = self.devices.keys().copied().collect();
         for index in all {
