@@ -212,6 +212,16 @@ impl Daemon {
         Ok(())
     }
 
+    /// Waits until the daemon has died by itself.
+    ///
+    /// # Errors
+    /// If it lives on for a minute.
+    pub fn wait_daemon_death(&mut self) -> Result<()> {
+        wait::until("the daemon's death", STOP_LIMIT, || {
+            Ok(self.child.try_wait()?.map(|_| ()))
+        })
+    }
+
     /// `kill -9` of the engine; returns who it was.
     ///
     /// # Errors

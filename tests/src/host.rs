@@ -1,13 +1,15 @@
 //! A host that does everything a host may do to a volume, at random, and remembers it.
 //!
 //! Purpose: load that makes every path of the owner protocol run: first writes, overwrites, FUA, flushes, zeroing,
-//! deallocation small and large, reads that are judged at once.
+//! deallocation small and large, reads that are judged at once; as much as the target takes, or at a rate.
 //! Design: one queue, commands from a seeded sequence, a [`Shadow`] that says what may be there. A lost connection
 //! ends the load; the host goes on after the target is back, when [`Host::verify`] has read everything.
 //! Not here: retries of what a lost connection took; it may have happened or not.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -25,6 +27,12 @@ const DEPTH: usize = 16;
 const LONGEST_BYTES: u64 = 128 << 10;
 const LONGEST_HOLE_BYTES: u64 = 1 << 20;
 const NO_SPACE: (u8, u8) = (0, 0x81);
+/// A host tolerates statuses that say: later.
+pub const LATER: u8 = 1;
+/// A host tolerates that a device fails.
+pub const DEVICE: u8 = 2;
+/// The status code type "media and data integrity errors".
+const MEDIA: u8 = 2;
 const POLL: Duration = Duration::from_millis(20);
 
 /// Random numbers, the same for the same seed.
@@ -83,6 +91,8 @@ pub struct Load {
     pub interrupted: u64,
     /// Writes that were refused for want of space.
     pub no_space: u64,
+    /// Commands that a failing device ended, where that is allowed.
+    pub device_errors: u64,
     /// Whether the connection was lost.
     pub lost: bool,
 }
@@ -117,6 +127,10 @@ pub struct Host {
     pub shadow: Shadow,
     /// When its commands ended, if they come at a rate.
     pub ends: Vec<Instant>,
+    /// Which bad ends are counted, not fatal: [`LATER`], [`DEVICE`].
+    pub tolerates: Arc<AtomicU8>,
+    /// Set: it cuts its connection with whatever is in flight, once.
+    pub cut: Arc<AtomicBool>,
     dice: Dice,
 }
 
@@ -138,6 +152,8 @@ impl Host {
             habits: Habits::default(),
             shadow: Shadow::new(number, size_bytes, block),
             ends: Vec::new(),
+            tolerates: Arc::new(AtomicU8::new(LATER)),
+            cut: Arc::default(),
             dice: Dice(number),
         }
     }
@@ -205,6 +221,10 @@ impl Host {
         let mut due = Instant::now();
         loop {
             goes = goes && go_on(load.commands);
+            if self.cut.swap(false, SeqCst) {
+                load.lost = true;
+                break;
+            }
             while goes && queue.in_flight() < DEPTH {
                 if let Some(rate) = self.habits.per_second {
                     if Instant::now() < due {
@@ -468,10 +488,14 @@ impl Host {
     fn end(&mut self, what: Running, end: &Done, load: &mut Load) -> Result<()> {
         let well = end.status.is_success();
         let no_space = (end.status.sct(), end.status.sc()) == NO_SPACE;
+        let tolerates = self.tolerates.load(SeqCst);
         match well {
             true => load.commands += 1,
             false if no_space => load.no_space += 1,
-            false if !end.status.dnr() => load.interrupted += 1,
+            false if tolerates & DEVICE != 0 && end.status.sct() == MEDIA => {
+                load.device_errors += 1;
+            }
+            false if tolerates & LATER != 0 && !end.status.dnr() => load.interrupted += 1,
             false => bail!("{}: a command ended with {:?}", self.nqn, end.status),
         }
         match what {

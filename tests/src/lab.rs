@@ -83,6 +83,15 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// Whether all hosts go on.
+    ///
+    /// # Errors
+    /// If one gave up.
+    pub fn alive(&self) -> Result<()> {
+        ensure!(!self.over.load(SeqCst), "a host gave up");
+        Ok(())
+    }
+
     /// Waits until every host has ended so many commands more.
     ///
     /// # Errors
@@ -102,7 +111,7 @@ impl Progress {
             .map(|i| self.commands[*i].load(SeqCst) + commands)
             .collect();
         wait::until(what, MINUTE, || {
-            ensure!(!self.over.load(SeqCst), "a host gave up");
+            self.alive()?;
             let reached = |(i, goal): (&usize, &u64)| self.commands[*i].load(SeqCst) >= *goal;
             Ok(hosts.iter().zip(&goals).all(reached).then_some(()))
         })

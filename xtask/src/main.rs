@@ -9,6 +9,7 @@ mod bench;
 mod check;
 mod docs;
 mod fuzz;
+mod soak;
 mod suites;
 mod tally;
 
@@ -20,6 +21,7 @@ cargo xtask test [SUITE...]    run every test there is, or the suites named: uni
 cargo xtask check [STEP...]    fmt clippy layers licences docs
 cargo xtask fuzz [--seconds N] [TARGET...]
 cargo xtask bench NAME [--quick] [--json FILE]
+cargo xtask soak [--minutes N] [--seed N]
 ";
 
 fn main() -> ExitCode {
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
         Some("check") => check::run(&args),
         Some("fuzz") => fuzz::run(&args),
         Some("bench") => bench::run(&args),
+        Some("soak") => soak::run(&args),
         Some("help" | "--help" | "-h") => {
             print!("{USAGE}");
             Ok(true)

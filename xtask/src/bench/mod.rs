@@ -9,6 +9,7 @@ mod forebay;
 mod measure;
 mod pool_open;
 mod spdk;
+mod takeover;
 mod tcp;
 mod thin;
 
@@ -27,8 +28,9 @@ pub(crate) struct Options {
 
 type Bench = (&'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 3] = [
+const BENCHES: [Bench; 4] = [
     ("pool-open", pool_open::run),
+    ("takeover", takeover::run),
     ("tcp", tcp::run),
     ("thin", thin::run),
 ];
