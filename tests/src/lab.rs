@@ -62,6 +62,8 @@ pub struct Lab {
     pub address: SocketAddr,
     /// One for each volume.
     pub hosts: Vec<Host>,
+    /// Whose hosts may lose their connections whatever others may notice.
+    pub hurt: Vec<usize>,
 }
 
 /// What hosts may notice of a scenario.
@@ -146,6 +148,7 @@ impl Lab {
             daemon,
             address,
             hosts: Vec::new(),
+            hurt: Vec::new(),
         };
         for (name, size_bytes) in &options.volumes {
             lab.add_volume(name, *size_bytes)?;
@@ -189,13 +192,18 @@ impl Lab {
             commands: self.hosts.iter().map(|_| AtomicU64::new(0)).collect(),
             over: AtomicBool::new(false),
         };
-        let (daemon, hosts) = (&mut self.daemon, &mut self.hosts);
+        let (daemon, hosts, hurt) = (&mut self.daemon, &mut self.hosts, &self.hurt);
         let (ran, loads) = std::thread::scope(|scope| {
             let threads: Vec<_> = hosts
                 .iter_mut()
                 .zip(&progress.commands)
-                .map(|(host, commands)| {
+                .enumerate()
+                .map(|(number, (host, commands))| {
                     let over = &progress.over;
+                    let noticed = match hurt.contains(&number) && noticed == Noticed::Nothing {
+                        true => Noticed::Reconnects,
+                        false => noticed,
+                    };
                     scope.spawn(move || {
                         let worked = work(host, noticed, commands, over);
                         over.store(over.load(SeqCst) || worked.is_err(), SeqCst);
