@@ -199,19 +199,25 @@ impl Pool {
         let devices: Vec<DeviceIndex> = target.pending.waiting_devices(up_to_seq).collect();
         let mut count = 0;
         for device in devices.into_iter().filter(|device| flushed(*device)) {
-            let due = self
-                .volume_mut(volume)?
-                .pending
-                .commit(device, up_to_seq, batch);
+            let target = self.volume_mut(volume)?;
+            let due = target.pending.commit(device, up_to_seq, batch);
             count += due.len() as u64;
-            for logical in due {
-                let Some((device, extent)) = self.volume_ref(volume)?.map.get(logical) else {
-                    continue;
-                };
-                self.set_extents(DeviceRun::new(device, extent, 1), ExtentState::Owned);
-                self.touch(Table::Maps, volume.0, logical / MAP_CHUNK);
-                self.on_commit().mapped.push((volume, logical));
+            let mut chunks: Vec<u64> = due.iter().map(|logical| logical / MAP_CHUNK).collect();
+            chunks.dedup();
+            let places = due.iter().filter_map(|logical| target.map.get(*logical));
+            let mut places: Vec<(DeviceIndex, u64)> = places.collect();
+            places.sort_unstable();
+            for chunk in chunks {
+                self.touch(Table::Maps, volume.0, chunk);
             }
+            // What was granted at random was taken from stock in one piece.
+            for run in places.chunk_by(|a, b| a.0 == b.0 && a.1 + 1 == b.1) {
+                let (device, first) = run[0];
+                let run = DeviceRun::new(device, first, run.len() as u64);
+                self.set_extents(run, ExtentState::Owned);
+            }
+            let mapped = &mut self.on_commit().mapped;
+            mapped.extend(due.into_iter().map(|logical| (volume, logical)));
         }
         Ok(count)
     }
@@ -249,9 +255,7 @@ impl Pool {
         let removed = target.map.remove(first, count);
         let end = first.saturating_add(count);
         let waiting: Vec<u64> = target.pending.within(first, end).map(|(l, _)| l).collect();
-        for logical in waiting {
-            target.pending.remove(logical);
-        }
+        target.pending.remove(waiting);
         let mut released = Released::default();
         for mapping in removed {
             if hanging.contains(&mapping.run.device) {

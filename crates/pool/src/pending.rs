@@ -111,25 +111,21 @@ impl PendingSet {
         enqueue(self.waiting.entry(device.0).or_default(), (seq, logical));
     }
 
-    /// Forgets one: it is durable, or gone.
-    pub(crate) fn remove(&mut self, logical: u64) -> bool {
-        let Some(pending) = self.by_logical.remove(&logical) else {
-            return false;
-        };
+    /// Forgets some, which are durable, or gone.
+    pub(crate) fn remove(&mut self, logicals: impl IntoIterator<Item = u64>) {
+        for logical in logicals {
+            self.by_logical.remove(&logical);
+        }
         let there = &self.by_logical;
         trim(&mut self.by_seq, |entry| is_pending(there, entry));
-        if pending.committing.is_none()
-            && let Some(waiting) = self.waiting.get_mut(&pending.device.0)
-        {
+        self.waiting.retain(|_, waiting| {
             trim(waiting, |entry| waits(there, entry));
-            if waiting.is_empty() {
-                self.waiting.remove(&pending.device.0);
-            }
-        }
-        true
+            !waiting.is_empty()
+        });
     }
 
-    /// Gives a device's mappings up to a sequence to a batch; says which.
+    /// Gives a device's mappings up to a sequence to a batch; says which, in logical order, so that
+    /// whoever goes through them finds neighbours together.
     pub(crate) fn commit(
         &mut self,
         device: DeviceIndex,
@@ -140,8 +136,10 @@ impl PendingSet {
             return Vec::new();
         };
         let due = waiting.partition_point(|(seq, _)| *seq <= up_to_seq);
-        let mut given = Vec::with_capacity(due);
-        for (seq, logical) in waiting.drain(..due) {
+        let mut due: Vec<(u64, u64)> = waiting.drain(..due).collect();
+        due.sort_unstable_by_key(|(_, logical)| *logical);
+        let mut given = Vec::with_capacity(due.len());
+        for (seq, logical) in due {
             if let Some(pending) = self.by_logical.get_mut(&logical)
                 && pending.seq == seq
                 && pending.committing.is_none()
@@ -215,7 +213,7 @@ mod tests {
         assert_eq!(set.commit(D0, 3, BatchId(5)), [0; 0]);
         assert_eq!(set.get(9).unwrap().committing, Some(BatchId(4)));
         assert_eq!(set.oldest(), Some(1), "until it is durable");
-        assert!(set.remove(5) && !set.remove(5));
+        set.remove([5, 5]);
         assert_eq!(set.oldest(), Some(2));
         assert_eq!(set.commit(D0, u64::MAX, BatchId(5)), [7]);
         assert_eq!(set.waiting_devices(u64::MAX).collect::<Vec<_>>(), [D1]);
@@ -255,9 +253,8 @@ mod tests {
                         model.push((seq, logical, device, false));
                     }
                     Step::Remove(logical) => {
-                        let there = model.iter().any(|m| m.1 == logical);
                         model.retain(|m| m.1 != logical);
-                        prop_assert_eq!(set.remove(logical), there);
+                        set.remove([logical]);
                     }
                     Step::Commit(device, seq) => {
                         let mut want = Vec::new();
@@ -267,7 +264,7 @@ mod tests {
                                 want.push((m.0, m.1));
                             }
                         }
-                        want.sort_unstable();
+                        want.sort_unstable_by_key(|w| w.1);
                         let want: Vec<u64> = want.into_iter().map(|w| w.1).collect();
                         prop_assert_eq!(set.commit(DeviceIndex(device), seq * 1000, BatchId(number)), want);
                     }

@@ -281,19 +281,19 @@ impl Pool {
             for volume in &promotions.reserved {
                 self.promote_incoming(*volume, batch);
             }
-            let mut gained = BTreeSet::new();
-            for (id, logical) in promotions.mapped {
-                if let Some(volume) = self.volumes.get_mut(&id)
-                    && volume
-                        .pending
-                        .get(logical)
-                        .is_some_and(|pending| pending.committing.is_some_and(|by| by <= batch))
-                {
-                    volume.pending.remove(logical);
-                    gained.insert(id);
-                }
-            }
-            for id in gained {
+            for of_one in promotions.mapped.chunk_by(|a, b| a.0 == b.0) {
+                let id = of_one[0].0;
+                let Some(volume) = self.volumes.get_mut(&id) else {
+                    continue;
+                };
+                let pending = &mut volume.pending;
+                let is_durable = |logical: &u64| {
+                    let pending = pending.get(*logical);
+                    pending.is_some_and(|pending| pending.committing.is_some_and(|by| by <= batch))
+                };
+                let logicals = of_one.iter().map(|(_, logical)| *logical);
+                let durable: Vec<u64> = logicals.filter(is_durable).collect();
+                pending.remove(durable);
                 self.settle_account(id);
             }
             for run in promotions.freed {

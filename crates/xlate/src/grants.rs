@@ -334,40 +334,52 @@ impl GrantTable {
     /// # Errors
     /// [`Full`]: up to three entries may be needed and aren't there.
     pub fn insert(&mut self, grant: Grant) -> Result<(), Full> {
-        if grant.range.count == 0 {
+        if self.insert_new(grant)? {
             return Ok(());
+        }
+        let replaced = self.overlapping(grant.volume, grant.range);
+        let slot = self.write(grant);
+        for (old, prior) in replaced {
+            self.cut(old, prior, grant.range);
+        }
+        self.enter(slot, grant);
+        Ok(())
+    }
+
+    /// The same where nothing of it is granted yet; false where something is, and nothing is recorded.
+    ///
+    /// # Errors
+    /// See [`GrantTable::insert`].
+    pub fn insert_new(&mut self, grant: Grant) -> Result<bool, Full> {
+        if grant.range.count == 0 {
+            return Ok(true);
         }
         if self.room() < 3 {
             return Err(Full);
         }
-        let before = self.last_before(grant.volume, grant.range.end());
-        if before.is_some_and(|(_, prior)| prior.range.overlaps(&grant.range)) {
-            let replaced = self.overlapping(grant.volume, grant.range);
-            let slot = self.write(grant);
-            for (old, prior) in replaced {
-                self.cut(old, prior, grant.range);
-            }
-            self.enter(slot, grant);
-            return Ok(());
+        let Some((slot, &prior)) = self.last_before(grant.volume, grant.range.end()) else {
+            self.fill(grant);
+            return Ok(true);
+        };
+        if prior.range.overlaps(&grant.range) {
+            return Ok(false);
         }
-        if let Some((slot, &prior)) = before
-            && prior.followed_by(&grant)
-        {
-            let joined = Grant {
-                range: ExtentRange::new(prior.range.first, prior.range.count + grant.range.count),
-                commit_sequence: prior.commit_sequence.max(grant.commit_sequence),
-                ..prior
-            };
-            self.entry(slot)
-                .commit_sequence
-                .store(joined.commit_sequence, Relaxed);
-            self.entry(slot).count.store(joined.range.count, Release);
-            // It begins where it did.
-            self.grants[slot] = joined;
-            return Ok(());
+        if !prior.followed_by(&grant) {
+            self.fill(grant);
+            return Ok(true);
         }
-        self.fill(grant);
-        Ok(())
+        let joined = Grant {
+            range: ExtentRange::new(prior.range.first, prior.range.count + grant.range.count),
+            commit_sequence: prior.commit_sequence.max(grant.commit_sequence),
+            ..prior
+        };
+        self.entry(slot)
+            .commit_sequence
+            .store(joined.commit_sequence, Relaxed);
+        self.entry(slot).count.store(joined.range.count, Release);
+        // It begins where it did.
+        self.grants[slot] = joined;
+        Ok(true)
     }
 
     /// Writes an entry without entering it in the index; there must be room.

@@ -156,9 +156,8 @@ impl OwnerSide {
             return Err(Refused::Taken);
         }
         grant.range.count = free;
-        if !table.has_any(volume, grant.range) {
-            // Nearly always, while a volume is filled.
-            table.insert(grant).map_err(|Full| Refused::Full)?;
+        // Nearly always, while a volume is filled.
+        if table.insert_new(grant).map_err(|Full| Refused::Full)? {
             return Ok(GrantOf {
                 volume,
                 range: grant.range,

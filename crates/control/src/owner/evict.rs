@@ -5,10 +5,13 @@
 //! daemon's successor learns an uncommitted mapping from. So mappings are committed first, then some
 //! entries, in the table's own order of turns, are revoked, all at once and not for long: what lies on
 //! a device that hangs stays listed, and others are taken instead. Their devices are flushed before
-//! they are forgotten. One such round at a time.
+//! they are forgotten. One such round at a time, which costs a commit and a flush whatever it takes
+//! back: so it takes back a good part of a large table, neighbours with one revoke, and begins before
+//! the table is full, so that no fault waits for it as long as it keeps up.
 //! Not here: what a fault does meanwhile (it waits, `fault`).
 
 use std::collections::BTreeSet;
+use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_pool::FaultAnswer;
@@ -17,45 +20,54 @@ use forebay_xlate::owner_side::NotForgotten;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId};
 use tokio::time::{sleep, timeout};
 
-use super::Owner;
 use super::fault::SPARE_ENTRIES;
 use super::locks::Held;
 use super::session::AskError;
 use super::together::join_all;
+use super::{Core, Owner};
 
-/// How many grants are taken back at once.
-const EVICT_AT_ONCE: usize = 32;
-/// How many entries are looked at to find them.
+/// How many grants are taken back at once, at least.
+const AT_LEAST: usize = 32;
+/// And as a part of the table.
+const PART: usize = 64;
+/// How many revokes that takes, at least.
+const REVOKES: usize = 16;
+/// How many entries are looked at to find them, beside those.
 const LOOK_AT: usize = 1024;
 /// How long commits and revokes may take before others are tried.
 const ROUND_LIMIT: Duration = Duration::from_secs(2);
 
+impl Core {
+    fn evicted_at_once(&self) -> usize {
+        (self.grants.usage().1 / PART).max(AT_LEAST)
+    }
+
+    /// Whether the grant table is so full that grants should be taken back.
+    pub(super) fn is_short_of_entries(&self) -> bool {
+        self.spare_entries() < SPARE_ENTRIES + self.evicted_at_once()
+    }
+}
+
 impl Owner {
+    /// Makes room in the grant table before there is none.
+    pub(super) fn evict_ahead(self: &Rc<Self>) {
+        if self.core.borrow().is_short_of_entries() && self.evicting.try_lock().is_ok() {
+            let owner = self.clone();
+            self.spawn(async move { owner.evict().await });
+        }
+    }
+
     /// Makes room in the grant table.
     pub(super) async fn evict(&self) {
         let _one_at_a_time = self.evicting.lock().await;
-        if self.core.borrow().spare_entries() >= SPARE_ENTRIES + EVICT_AT_ONCE {
+        if !self.core.borrow().is_short_of_entries() {
             return;
         }
         let limit = ROUND_LIMIT.min(self.limits.revoke);
         if !matches!(timeout(limit, self.sync_all()).await, Ok(Ok(()))) {
             sleep(Duration::from_millis(200)).await;
         }
-        let mut victims = Vec::new();
-        for _ in 0..LOOK_AT {
-            if victims.len() == EVICT_AT_ONCE {
-                break;
-            }
-            let Some(victim) = self.core.borrow_mut().grants.victim() else {
-                break;
-            };
-            let Some(held) = self.locks.try_hold(victim.volume, victim.range) else {
-                continue;
-            };
-            if self.may_leave(&victim) {
-                victims.push(held);
-            }
-        }
+        let victims = self.hold_victims();
         let revokes = victims.iter().map(|held| self.revoke(held, limit));
         let results = join_all(revokes).await;
         let drained: Vec<Held<'_>> = victims
@@ -74,6 +86,41 @@ impl Owner {
             // Everything is held or uncommitted: others must get on first.
             sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// Ranges of which all that is listed may leave the table.
+    fn hold_victims(&self) -> Vec<Held<'_>> {
+        let at_once = self.core.borrow().evicted_at_once();
+        let mut spans: Vec<(VolumeId, ExtentRange, usize)> = Vec::new();
+        let (mut found, mut goes_on) = (0, false);
+        for _ in 0..at_once + LOOK_AT {
+            if found == at_once {
+                break;
+            }
+            let Some(victim) = self.core.borrow_mut().grants.victim() else {
+                break;
+            };
+            if !self.may_leave(&victim) {
+                goes_on = false;
+                continue;
+            }
+            match spans.last_mut() {
+                // Between two that come one after the other nothing is listed.
+                Some((volume, range, entries))
+                    if goes_on
+                        && *volume == victim.volume
+                        && range.end() <= victim.range.first
+                        && *entries < at_once / REVOKES =>
+                {
+                    range.count = victim.range.end() - range.first;
+                    *entries += 1;
+                }
+                _ => spans.push((victim.volume, victim.range, 1)),
+            }
+            (found, goes_on) = (found + 1, true);
+        }
+        let hold = |(volume, range, _)| self.locks.try_hold(volume, range);
+        spans.into_iter().filter_map(hold).collect()
     }
 
     fn may_leave(&self, grant: &Grant) -> bool {

@@ -100,6 +100,7 @@ impl Owner {
         }
         if let Some(session) = &session {
             session.send_grants();
+            self.evict_ahead();
         }
         for (fault, step) in later {
             match step {
