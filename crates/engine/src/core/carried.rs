@@ -4,8 +4,8 @@
 //! **Design.** One list per volume, in order of age; a volume is served by one reactor, so it needs no
 //! lock. There are two sources. A successor is told what was in flight when its predecessor died
 //! ([`Core::carry`]): such a command begins only when the fence of the devices that it may have reached
-//! has passed and what is older and overlaps it has ended; so the order of writes is kept, and it itself
-//! never times out. And when a connection closes in life ([`Core::orphan`]), its commands that aren't at
+//! has passed, what is older and overlaps it has ended, and nothing that overlaps it waits for a fence; so
+//! the order of writes is kept, and it itself never times out. And when a connection closes in life ([`Core::orphan`]), its commands that aren't at
 //! a device end at once and never get there; its writes that are become spans until their slices have
 //! ended, so that a host that reconnects, or another one, is not overtaken by them.
 //!

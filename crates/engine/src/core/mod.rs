@@ -24,6 +24,7 @@ use io::{Io, Stage, Token};
 
 use crate::lane::{Lane, LaneIndex};
 use crate::mailbox::Upcall;
+use crate::tcp::record::keep_for_ever;
 use crate::volume::Volume;
 use carried::Carried;
 use flush::Flusher;
@@ -83,6 +84,7 @@ pub struct Core {
     pub region: Arc<Region>,
     /// This reactor's number.
     pub reactor: usize,
+    record: &'static ReactorRecord,
     ring: Ring,
     now_ns: u64,
     lanes: Vec<Option<Lane>>,
@@ -115,6 +117,7 @@ impl Core {
     /// A core without lanes or devices, on the thread that will use it.
     pub fn new(reactor: usize, region: Arc<Region>, staging: Staging, ring: Ring) -> Self {
         Self {
+            record: &keep_for_ever(&region).reactors()[reactor],
             staging,
             region,
             reactor,
@@ -189,8 +192,9 @@ impl Core {
     }
 
     /// This reactor's record.
-    pub fn record(&self) -> &ReactorRecord {
-        &self.region.reactors()[self.reactor]
+    #[inline]
+    pub fn record(&self) -> &'static ReactorRecord {
+        self.record
     }
 
     /// Counts in the state region that an operation on a device failed.
