@@ -163,8 +163,10 @@ impl Control {
         };
         self.region.header().resumed.store(1, Release);
         kill_point!("over.resumed");
-        // Before what needs them.
-        self.serve_devices();
+        // Before what needs them; unless something may land that nobody knows the place of.
+        if !inheritance.after_fence {
+            self.serve_devices();
+        }
         for (mailbox, part) in self.mailboxes.iter_mut().zip(inheritance.parts) {
             let sockets = part.queues.iter();
             let sockets = sockets.map(|queue| (queue.constants.socket, queue.fd.clone()));
