@@ -243,7 +243,8 @@ impl CommandRecord {
     }
 
     /// A part of it is about to be given to `device`. Call it before the ring is entered.
-    #[inline]
+    #[cfg_attr(feature = "recording-cost", inline(never))]
+    #[cfg_attr(not(feature = "recording-cost"), inline)]
     pub fn submit_to(&self, device: u8) {
         let was = CommandState(self.state.load(Relaxed));
         let is = was.with_device(device);
