@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_pool::ExportId;
 use forebay_xlate::boundary::message::Blamed;
-use forebay_xlate::boundary::region::{Blame, MAX_CONTROLLERS, MAX_REACTORS, Region, doing};
+use forebay_xlate::boundary::region::{Blame, MAX_CONTROLLERS, MAX_REACTORS, Region};
 
 use super::process::signal_name;
 
@@ -82,15 +82,9 @@ pub(super) fn working_on(region: &Region, reactor: usize) -> String {
     let Some(record) = region.reactors().get(reactor) else {
         return "of which nothing is known".to_owned();
     };
-    let verb = match record.doing.load(Relaxed) {
-        doing::TAKING => "taking",
-        doing::ENDING => "ending",
-        doing::SENDING => "sending answers of",
-        _ => "working on",
-    };
     match Blame::of_word(record.blame.load(Relaxed)) {
         None => "working for no host".to_owned(),
-        Some(Blame { queue, slot: None }) => format!("{verb} what came on queue {queue}"),
+        Some(Blame { queue, slot: None }) => format!("working on what came on queue {queue}"),
         Some(Blame {
             queue,
             slot: Some(slot),
@@ -101,7 +95,7 @@ pub(super) fn working_on(region: &Region, reactor: usize) -> String {
                 // NVMe Base: CDW0 bits 7:0 OPC; NVM Command Set: CDW10 and 11 SLBA.
                 format!(" (opcode {:#04x}, block {})", sqe(0) as u8, sqe(5))
             });
-            format!("{verb} command {slot} of queue {queue}{what}")
+            format!("working on command {slot} of queue {queue}{what}")
         }
     }
 }
@@ -127,7 +121,6 @@ mod tests {
         let region = Region::anonymous(1).unwrap();
         let reactor = &region.reactors()[2];
         reactor.blame.store(Blame::word(7, 9), Relaxed);
-        reactor.doing.store(doing::TAKING, Relaxed);
         region.queues()[7].controller.store(4, Relaxed);
         region.controllers()[4].export.store(12, Relaxed);
         let command = &region.commands(7)[9];
@@ -148,7 +141,7 @@ mod tests {
         assert_eq!(stuck.export, Some(ExportId(11)));
         assert_eq!(
             stuck.cause,
-            "it was stuck in reactor 2, taking command 9 of queue 7 (opcode 0x02, block 1234)"
+            "it was stuck in reactor 2, working on command 9 of queue 7 (opcode 0x02, block 1234)"
         );
 
         region.header().stuck.store(0, Relaxed);
@@ -179,7 +172,6 @@ mod tests {
             for blame in [0, 1, 1 << 16, 4096 << 16, 4097 << 16, u64::MAX] {
                 for reactor in region.reactors() {
                     reactor.blame.store(blame, Relaxed);
-                    reactor.doing.store(blame, Relaxed);
                 }
                 for controller in [0, 2047, 2048, u64::MAX] {
                     region.queues()[4095].controller.store(controller, Relaxed);

@@ -250,7 +250,7 @@ fn queue(
         (list.bytes_mut())
             .get_mut(header_at..header_at + header.len())?
             .copy_from_slice(header);
-        (records.get(usize::from(place))?).put(seed, place, &item, header);
+        (records.get(usize::from(place))?).put(seed, place, &item);
         header_at += header.len();
         items.push((item, buffer));
     }

@@ -279,11 +279,11 @@ fn items(
         .ok_or(damage)?;
     for place in span.places() {
         let record = records.get(usize::from(place)).ok_or(damage)?;
-        let header = |item: &Item| {
-            let from = usize::from(item.header_at);
-            old.headers.get(from..from + usize::from(item.header_bytes))
-        };
-        let item = record.sound(seed, place, header).map_err(|_| damage)?;
+        let item = record.sound(seed, place).map_err(|_| damage)?;
+        let from = usize::from(item.header_at);
+        if from + usize::from(item.header_bytes) > old.headers.len() {
+            return Err(damage);
+        }
         if item.buffer.is_some_and(|buffer| !is_there(memory, buffer)) {
             return Err(damage);
         }

@@ -19,7 +19,6 @@ use crate::tcp::MDTS_BYTES;
 use forebay_nvme::Status;
 use forebay_nvme::io::{self, IoCommand, NamespaceGeometry, Transfer};
 use forebay_nvme::tcp::{DataPlace, R2t, decode_sgl};
-use forebay_xlate::boundary::region::doing;
 
 /// The namespace of every export.
 pub(crate) const NSID: u32 = 1;
@@ -127,7 +126,7 @@ pub(super) fn slot_for(
     let cid = capsule.sqe.cid();
     match conn.slots.take(cid, core.now_ns()) {
         Ok(slot) => {
-            conn.records.blame(slot, doing::TAKING);
+            conn.records.blame(slot);
             Ok(Some(slot))
         }
         // Which of the two the host will take the answer for is its own riddle (Base 2.0, 3.3.3.1).
@@ -263,7 +262,7 @@ pub(super) fn retry(conn: &mut Conn, core: &mut Core) -> bool {
     let mut any = false;
     while let Some(slot) = conn.slots.first_waiting() {
         conn.slots.take_waiting();
-        conn.records.blame(slot, doing::TAKING);
+        conn.records.blame(slot);
         if !advance(conn, core, slot) {
             conn.slots.wait_first(slot);
             break;
@@ -439,7 +438,7 @@ pub(super) fn data_is_there(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
 #[inline]
 pub(super) fn ended(conn: &mut Conn, core: &mut Core, done: DoneIo, interrupted: Status) {
     let slot = done.owner.slot;
-    conn.records.blame(slot, doing::ENDING);
+    conn.records.blame(slot);
     let Some(s) = conn.slots.get_mut(slot) else {
         return;
     };

@@ -17,15 +17,16 @@ use std::collections::VecDeque;
 /// What a connection has to send.
 pub(super) struct List {
     pub headers: HeaderList,
-    pub records: &'static [ItemRecord],
+    pub records: &'static [ItemRecord; MAX_ITEMS],
     pub items: VecDeque<Item>,
 }
 
 impl List {
     /// An empty one.
     pub(super) fn new(headers: HeaderList, region: &'static Region) -> Self {
+        let records = region.all_items(usize::from(headers.index()));
         Self {
-            records: region.items(usize::from(headers.index())),
+            records: records.expect("region and memory have the same lists"),
             headers,
             items: VecDeque::new(),
         }

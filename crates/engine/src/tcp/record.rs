@@ -18,8 +18,8 @@ use forebay_xlate::boundary::region::command::{Asked, CHECKED_SQE_WORDS};
 use forebay_xlate::boundary::region::item::{Item, ItemRecord, MAX_ITEMS, Span};
 use forebay_xlate::boundary::region::queue::{InData, Kept};
 use forebay_xlate::boundary::region::{
-    Blame, CommandRecord, CommandStage, CommandState, QueueConstants, QueueRecord, ReactorRecord,
-    Region, queue_use,
+    Blame, CommandRecord, CommandStage, CommandState, MAX_QUEUE_ENTRIES, QueueConstants,
+    QueueRecord, ReactorRecord, Region, queue_use,
 };
 use forebay_xlate::kill_point;
 use std::sync::Arc;
@@ -91,7 +91,7 @@ pub(crate) struct QueueRecords {
     region: &'static Region,
     queue: u32,
     record: &'static QueueRecord,
-    commands: &'static [CommandRecord],
+    commands: &'static [CommandRecord; MAX_QUEUE_ENTRIES],
     reactor: &'static ReactorRecord,
     commands_seed: Seed,
     items_seed: Seed,
@@ -105,7 +105,7 @@ impl QueueRecords {
             region,
             queue,
             record: region.queues().get(queue as usize)?,
-            commands: region.commands(queue as usize),
+            commands: region.all_commands(queue as usize)?,
             reactor: region.reactors().get(reactor)?,
             commands_seed: Seed::commands(key, queue),
             items_seed: Seed::items(key, queue),
@@ -115,11 +115,6 @@ impl QueueRecords {
     /// Its slot.
     pub(crate) fn queue(&self) -> u32 {
         self.queue
-    }
-
-    /// The items of a list.
-    pub(crate) fn items(&self, list: u16) -> &'static [ItemRecord] {
-        self.region.items(usize::from(list))
     }
 
     /// A queue is made: nothing counts before [`QueueRecords::live`]. Up to `taken` its stream is taken
@@ -313,11 +308,9 @@ impl QueueRecords {
     /// An item is queued, and not yet published.
     #[cfg_attr(feature = "recording-cost", inline(never))]
     #[cfg_attr(not(feature = "recording-cost"), inline)]
-    pub(crate) fn item(&self, items: &[ItemRecord], count: u16, item: &Item, header: &[u8]) {
+    pub(crate) fn item(&self, items: &[ItemRecord; MAX_ITEMS], count: u16, item: &Item) {
         let place = count % MAX_ITEMS as u16;
-        if let Some(record) = items.get(usize::from(place)) {
-            record.put(self.items_seed, place, item, header);
-        }
+        items[usize::from(place)].put(self.items_seed, place, item);
         kill_point!("tx.item");
     }
 
@@ -353,12 +346,11 @@ impl QueueRecords {
         put(&self.record.odd_taken, taken);
     }
 
-    /// The reactor is busy with this command, or with a PDU ([`super::slots::NONE`]); `doing` says how.
+    /// The reactor is busy with this command, or with a PDU ([`super::slots::NONE`]).
     #[cfg_attr(feature = "recording-cost", inline(never))]
     #[cfg_attr(not(feature = "recording-cost"), inline)]
-    pub(crate) fn blame(&self, slot: u16, doing: u64) {
+    pub(crate) fn blame(&self, slot: u16) {
         put(&self.reactor.blame, Blame::word(self.queue, slot));
-        put(&self.reactor.doing, doing);
     }
 
     /// The reactor is busy with nobody's any more.

@@ -23,7 +23,7 @@ use forebay_nvme::tcp::{
     self, DIGEST_BYTES, DataDigest, Frame, H2cData, Parsed, Pdu, PduError, field,
 };
 use forebay_xlate::boundary::region::queue::{InData, Kept};
-use forebay_xlate::boundary::region::{Asked, RECEIVE_AT, RECEIVE_BYTES, doing};
+use forebay_xlate::boundary::region::{Asked, RECEIVE_AT, RECEIVE_BYTES};
 use forebay_xlate::kill_point;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -242,7 +242,6 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
     let mut at = 0;
     let mut commands = 0;
     conn.rx.stalled = false;
-    conn.records.blame(NONE, doing::TAKING);
     loop {
         let rest = &bytes[at..];
         match conn.rx.expect {
@@ -295,6 +294,7 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                 if commands == BATCH {
                     return (at, Stop::Batch);
                 }
+                conn.records.blame(NONE);
                 let frame = match tcp::parse(rest, &conn.params) {
                     Ok(Parsed::Pdu(frame)) => frame,
                     Ok(Parsed::NeedMore(_)) => return (at, Stop::Dry),

@@ -18,8 +18,6 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 pub const MAX_ITEMS: usize = 1024;
 /// Header bytes of a list.
 pub const HEADER_BYTES: usize = 64 * 1024;
-/// Bytes at the begin of an item's header that are under its check.
-pub const CHECKED_HEADER_BYTES: usize = 24;
 /// The slot of an item with which no command ends.
 pub const NO_SLOT: u16 = u16::MAX;
 
@@ -32,7 +30,7 @@ cells! {
         pub header: AtomicU64,
         /// Its data: place of the buffer, length of that, length sent.
         pub data: AtomicU64,
-        /// Over the words above and the begin of the header.
+        /// Over the words above.
         pub check: AtomicU64,
     }
 }
@@ -66,10 +64,8 @@ impl Item {
     /// Its words.
     #[inline]
     pub const fn words(&self) -> [u64; 3] {
-        let header = self.header_at as u64
-            | (self.header_bytes as u64) << 16
-            | (self.ends as u64) << 32
-            | (self.buffer.is_some() as u64) << 48;
+        let header =
+            self.header_at as u64 | (self.header_bytes as u64) << 16 | (self.ends as u64) << 32;
         let data = match self.buffer {
             Some(buffer) => buffer.place() | (self.data_bytes as u64) << 44,
             None => 0,
@@ -78,29 +74,16 @@ impl Item {
     }
 }
 
-/// The part of a header that is under the check: nothing for a shorter one.
-#[inline]
-pub fn head_words(header: &[u8]) -> [u64; 3] {
-    match header.first_chunk::<CHECKED_HEADER_BYTES>() {
-        Some(head) => {
-            let (words, _) = head.as_chunks::<8>();
-            [0, 1, 2].map(|i: usize| words.get(i).map_or(0, |w| u64::from_le_bytes(*w)))
-        }
-        None => [0; 3],
-    }
-}
-
 impl ItemRecord {
     /// Stores an item that nobody sees yet. `place` is its place in the list.
     #[inline]
-    pub fn put(&self, seed: Seed, place: u16, item: &Item, header: &[u8]) {
+    pub fn put(&self, seed: Seed, place: u16, item: &Item) {
         let [start, at, data] = item.words();
-        let [a, b, c] = head_words(header);
         // Release throughout: in the program's order, whatever was stored before.
         self.start.store(start, Release);
         self.header.store(at, Release);
         self.data.store(data, Release);
-        let all = check(seed, place, [start, at, data, a, b, c]);
+        let all = check(seed, place, [start, at, data]);
         self.check.store(all, Release);
     }
 
@@ -112,31 +95,25 @@ impl ItemRecord {
             header_at: header as u16,
             header_bytes: (header >> 16) as u16,
             ends: (header >> 32) as u16,
-            buffer: (header >> 48 & 1 == 1).then(|| BufferRef::of_place(data)),
+            // Nothing that is sent lies at the begin of the file.
+            buffer: (data != 0).then(|| BufferRef::of_place(data)),
             data_bytes: (data >> 44) as u32,
         }
     }
 
-    /// What is recorded, if it is what was recorded at this place; `header` gives the header's bytes.
+    /// What is recorded, if it is what was recorded at this place.
     ///
     /// # Errors
     /// It is not.
-    pub fn sound<'a>(
-        &self,
-        seed: Seed,
-        place: u16,
-        header: impl FnOnce(&Item) -> Option<&'a [u8]>,
-    ) -> Result<Item, Damaged> {
+    pub fn sound(&self, seed: Seed, place: u16) -> Result<Item, Damaged> {
         let item = self.get();
-        let header = header(&item).ok_or(Damaged)?;
-        let [a, b, c] = head_words(header);
         let words = [
             self.start.load(Relaxed),
             self.header.load(Relaxed),
             self.data.load(Relaxed),
         ];
         let [start, at, data] = words;
-        let good = check(seed, place, [start, at, data, a, b, c]) == self.check.load(Relaxed)
+        let good = check(seed, place, [start, at, data]) == self.check.load(Relaxed)
             && item.words() == words
             && item.data_bytes <= item.buffer.map_or(0, |b| b.len_bytes);
         if good { Ok(item) } else { Err(Damaged) }
@@ -206,7 +183,6 @@ mod tests {
             check: cell(),
         };
         let seed = Seed::items(5, 77);
-        let header = [9u8; 28];
         let item = Item {
             start: u64::MAX - 3,
             header_at: 65000,
@@ -218,8 +194,8 @@ mod tests {
             }),
             data_bytes: 512 << 10,
         };
-        record.put(seed, 1023, &item, &header);
-        let read = |seed, place| record.sound(seed, place, |_| Some(&header[..]));
+        record.put(seed, 1023, &item);
+        let read = |seed, place| record.sound(seed, place);
         assert_eq!(read(seed, 1023), Ok(item));
         assert!(read(seed, 1022).is_err() && read(Seed::items(5, 78), 1023).is_err());
         for cell in [&record.start, &record.header, &record.data, &record.check] {
@@ -229,10 +205,6 @@ mod tests {
                 cell.fetch_xor(1 << bit, Relaxed);
             }
         }
-        let mut other = header;
-        other[23] ^= 1;
-        let changed = record.sound(seed, 1023, |_| Some(&other[..]));
-        assert!(changed.is_err());
     }
 
     #[test]

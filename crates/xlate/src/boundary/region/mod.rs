@@ -96,8 +96,6 @@ cells! {
         pub staging_waits: AtomicU64,
         /// What it is working on: [`Blame`]; 0: nobody's.
         pub blame: AtomicU64,
-        /// What it is doing with it: [`doing`].
-        pub doing: AtomicU64,
         /// Whose bytes are received, or were last: queue + 1; 0: nobody's.
         pub rx_queue: AtomicU64,
         /// The position in that queue's stream of the first byte received ([`RECEIVE_AT`]).
@@ -105,7 +103,7 @@ cells! {
         /// Not 0: something of an earlier engine may still be at a device, and no command's record
         /// says so any more.
         pub orphans: AtomicU64,
-        reserved: [AtomicU64; 6],
+        reserved: [AtomicU64; 7],
     }
 }
 
@@ -144,18 +142,6 @@ impl Blame {
             },
         })
     }
-}
-
-/// What a reactor is doing, for the report of its death.
-pub mod doing {
-    /// Something else.
-    pub const OTHER: u64 = 0;
-    /// Taking PDUs of a queue.
-    pub const TAKING: u64 = 1;
-    /// Ending a command that the core has given back.
-    pub const ENDING: u64 = 2;
-    /// Sending.
-    pub const SENDING: u64 = 3;
 }
 
 const _: () = assert!(size_of::<RegionHeader>() == 4096 && size_of::<ReactorRecord>() == 128);
@@ -269,14 +255,22 @@ impl Region {
 
     /// A queue's commands, by command slot; empty for a slot out of range.
     pub fn commands(&self, queue: usize) -> &[CommandRecord] {
-        let all: &[[CommandRecord; MAX_QUEUE_ENTRIES]] = self.table(COMMANDS_AT, MAX_QUEUES);
-        all.get(queue).map_or(&[], |commands| &commands[..])
+        self.all_commands(queue).map_or(&[], |commands| commands)
+    }
+
+    /// The same as an array; `None` for a slot out of range.
+    pub fn all_commands(&self, queue: usize) -> Option<&[CommandRecord; MAX_QUEUE_ENTRIES]> {
+        self.table(COMMANDS_AT, MAX_QUEUES).get(queue)
     }
 
     /// The items of a list; empty for a list out of range.
     pub fn items(&self, list: usize) -> &[ItemRecord] {
-        let all: &[[ItemRecord; item::MAX_ITEMS]] = self.table(ITEMS_AT, MAX_LISTS);
-        all.get(list).map_or(&[], |items| &items[..])
+        self.all_items(list).map_or(&[], |items| items)
+    }
+
+    /// The same as an array; `None` for a list out of range.
+    pub fn all_items(&self, list: usize) -> Option<&[ItemRecord; item::MAX_ITEMS]> {
+        self.table(ITEMS_AT, MAX_LISTS).get(list)
     }
 
     /// The mapping, for passing its descriptor on.
