@@ -23,7 +23,6 @@ use forebay_nvme::controller::ControllerConfig;
 use forebay_nvme::tcp::DIGEST_BYTES;
 use forebay_nvme::{Nqn, Sqe, Status};
 use forebay_xlate::boundary::message::ExportConfig;
-use forebay_xlate::boundary::region::doing;
 use forebay_xlate::boundary::region::queue::Kept;
 use forebay_xlate::kill_point;
 
@@ -224,7 +223,7 @@ impl Frontend {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return;
         };
-        conn.records.blame(slot, doing::TAKING);
+        conn.records.blame(slot);
         let mut turn = Turn {
             core,
             controllers: &mut self.controllers,

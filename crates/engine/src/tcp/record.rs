@@ -269,16 +269,19 @@ impl QueueRecords {
     }
 
     /// An R2T was queued for a command; the transmitted stream's position after it is `asked_at`.
+    ///
+    /// The buffer is named last: a command that is merely taken would seem to have its data in it. Until the
+    /// R2T is published, nobody needs to know it.
     pub(crate) fn asked(&self, slot: u16, buffer: BufferRef, asked: Asked, asked_at: u64) {
         let Some(c) = self.commands.get(usize::from(slot)) else {
             return;
         };
-        let number = c.number.load(Relaxed);
-        put(&c.buffer, buffer.word(self.commands_seed, slot, number));
         put(&c.asked, asked.word());
         put(&c.asked_at, asked_at);
         kill_point!("r2t.recorded");
         self.stage(slot, CommandStage::Asked);
+        let number = c.number.load(Relaxed);
+        put(&c.buffer, buffer.word(self.commands_seed, slot, number));
         kill_point!("r2t.published");
     }
 
@@ -492,6 +495,34 @@ mod tests {
         let c = &region.commands(9)[8];
         assert_eq!(Asked::of_word(c.asked.load(Relaxed)), asked);
         assert!(c.state().damaged());
+    }
+
+    #[test]
+    fn a_command_that_is_merely_taken_has_no_buffer_that_is_yet_to_be_filled() {
+        let (records, region) = records();
+        let new = NewCommand {
+            sqe: &[0; 8],
+            number: 3,
+            end: 72,
+            taken_ns: 0,
+            buffer: None,
+        };
+        let c = &region.commands(9)[1];
+        let buffer = BufferRef {
+            offset_bytes: 1 << 20,
+            len_bytes: 65536,
+        };
+        let asked = Asked {
+            received_bytes: 0,
+            ttag: 0x101,
+        };
+        for point in ["r2t.recorded", "r2t.published"] {
+            records.begin_command(1, &new, false);
+            until(point, || records.asked(1, buffer, asked, 24));
+            let taken = c.state().stage() == Some(CommandStage::Taken);
+            assert_eq!(taken, c.buffer.load(Relaxed) == 0, "{point}");
+            assert_eq!(c.asked_at.load(Relaxed), 24);
+        }
     }
 
     #[test]
