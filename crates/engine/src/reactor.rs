@@ -8,7 +8,7 @@
 use crate::core::Core;
 use crate::mailbox::{Post, ToControl, Upcall};
 use crate::tcp::Frontend;
-use forebay_xlate::boundary::region::bump;
+use forebay_xlate::boundary::region::{MAX_SLEEP_NS, bump};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use std::os::fd::OwnedFd;
@@ -22,8 +22,6 @@ const SPIN_NS: u64 = 30_000;
 const TICK_NS: u64 = 100_000_000;
 /// The longest sleep while a connection waits for memory or room.
 const RETRY_NS: u64 = 10_000_000;
-/// The longest sleep.
-const MAX_SLEEP_NS: u64 = 10_000_000_000;
 /// How long commands may take to end at a stop.
 const STOP_LIMIT_NS: u64 = 5_000_000_000;
 /// Idle this long, staging memory is given back.

@@ -1,7 +1,7 @@
 //! Reactors that take no turns any more.
 //!
 //! Purpose: an engine with a stuck reactor is replaced like a dead one.
-//! Design: a reactor that is awake stores the time of its turns; the daemon looks every
+//! Design: a reactor stores the time of its turns, and sleeps only so long; the daemon looks every
 //! [`LOOK_EVERY`]. Old news must be seen several times running, so that a machine that stood still as
 //! a whole (or this daemon) is not taken for a stuck engine. A process that was stopped looks stuck
 //! too, and is no better than one.
@@ -10,7 +10,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use forebay_xlate::boundary::region::{MAX_REACTORS, Region};
+use forebay_xlate::boundary::region::{MAX_REACTORS, MAX_SLEEP_NS, Region};
 
 /// How often the daemon looks.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -73,7 +73,7 @@ pub(super) fn note(region: &Region, reactor: usize) {
     region.header().stuck.store(reactor as u64 + 1, Relaxed);
 }
 
-/// The first reactor that is awake and whose last turn was too long ago, and when that was.
+/// The first reactor whose last turn was too long ago, and when that was.
 fn look(region: &Region, now: Duration, after: Duration) -> Option<(usize, u64)> {
     let reactors = region.header().reactors.load(Relaxed);
     let reactors = reactors.min(MAX_REACTORS as u64) as usize;
@@ -81,10 +81,12 @@ fn look(region: &Region, now: Duration, after: Duration) -> Option<(usize, u64)>
     reactors.find_map(|(number, reactor)| {
         let turn = reactor.last_turn_ns.load(Relaxed);
         let age = now.saturating_sub(Duration::from_nanos(turn));
-        // It may have gone to sleep between the two loads: then its time is of before, and that is seen.
-        let awake = reactor.asleep.load(Relaxed) == 0;
+        let limit = match reactor.asleep.load(Relaxed) {
+            0 => after,
+            _ => after + Duration::from_nanos(MAX_SLEEP_NS),
+        };
         // One that has not begun yet has no turn.
-        (awake && turn != 0 && age > after).then_some((number, turn))
+        (turn != 0 && age > limit).then_some((number, turn))
     })
 }
 
@@ -93,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_is_awake_can_be_stuck() {
+    fn who_sleeps_may_take_longer() {
         let region = Region::anonymous(1).unwrap();
         let after = Duration::from_secs(5);
         let now = Duration::from_secs(100);
@@ -104,8 +106,11 @@ mod tests {
             reactor.asleep.store(asleep, Relaxed);
         };
         at(0, 99, 0);
-        at(1, 50, 1);
+        at(1, 86, 1);
         assert_eq!(look(&region, now, after), None);
+        at(1, 84, 1);
+        assert_eq!(look(&region, now, after), Some((1, 84_000_000_000)));
+        at(1, 86, 1);
         at(2, 94, 0);
         assert_eq!(look(&region, now, after), Some((2, 94_000_000_000)));
         at(2, 200, 0);

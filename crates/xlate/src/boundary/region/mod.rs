@@ -107,6 +107,9 @@ cells! {
     }
 }
 
+/// The longest that a reactor sleeps without a turn, in ns.
+pub const MAX_SLEEP_NS: u64 = 10_000_000_000;
+
 /// Where in a reactor's receive buffer bytes are received: before it, there is room for as many
 /// that were kept.
 pub const RECEIVE_AT: usize = 256 * 1024;
