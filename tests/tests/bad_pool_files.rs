@@ -4,8 +4,8 @@
 //! panics, never loses data silently, and does nothing to a pool that it can't open.
 //! Design: a small pool is made once and its file kept; each case damages a copy of it and starts a
 //! daemon. Either the pool is there with all its data, or the status says what is wrong. Damage is to
-//! what is Forebay's own: label and catalog; by a flipped bit, a lost or stale or foreign stretch, at
-//! places that a seed chooses.
+//! what is Forebay's own: label and catalog; by a flipped bit, a lost or foreign block, or a stretch as it was
+//! some commits before, at places that a seed chooses.
 //! Not here: truncation and files in use (`pool_troubles`), each single byte (the pool's own tests).
 
 use std::fs::OpenOptions;
@@ -113,8 +113,8 @@ fn read(daemon: &Daemon, byte: u8) -> Result<()> {
     Ok(())
 }
 
-/// Damages the file, which is `image` as far as that goes; says how.
-fn damage(path: &Path, image: &[u8], dice: &mut Dice) -> Result<String> {
+/// Damages the file, which is `image` as far as that goes, and was `before`; says how.
+fn damage(path: &Path, image: &[u8], before: &[u8], dice: &mut Dice) -> Result<String> {
     let file = OpenOptions::new().write(true).open(path)?;
     file.write_all_at(image, 0)?;
     // Where something is: most of the catalog's area is empty.
@@ -129,7 +129,20 @@ fn damage(path: &Path, image: &[u8], dice: &mut Dice) -> Result<String> {
     let block = if dice.below(8) == 0 { 0 } else { block };
     let at = block * 4096;
     let mut bytes = image[at as usize..at as usize + 4096].to_vec();
-    let what = match dice.below(4) {
+    let what = match dice.below(6) {
+        4 | 5 => {
+            // Some blocks in a row that have changed since, as if their writes were lost.
+            let old = |block: u64| &before[block as usize * 4096..][..4096];
+            let new = |block: u64| &image[block as usize * 4096..][..4096];
+            let changed: Vec<u64> = used.into_iter().filter(|b| old(*b) != new(*b)).collect();
+            let first = changed[dice.below(changed.len() as u64) as usize];
+            let count = 1 + dice.below(4);
+            let last = (first + count).min(image.len() as u64 / 4096);
+            for block in first..last {
+                file.write_all_at(old(block), block * 4096)?;
+            }
+            return Ok(format!("blocks {first}..{last} as they were"));
+        }
         0 | 1 => {
             let bit = dice.below(4096 * 8);
             bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
@@ -152,12 +165,21 @@ fn damage(path: &Path, image: &[u8], dice: &mut Dice) -> Result<String> {
 #[test]
 fn a_damaged_pool_file_is_repaired_or_named() -> Result<()> {
     let mut lab = Lab::new()?;
+    let mut before = vec![0; lab.data_offset_bytes as usize];
+    std::fs::File::open(&lab.path)?.read_exact_at(&mut before, 0)?;
+    lab.daemon.start_again()?;
+    for _ in 0..3 {
+        lab.daemon
+            .cli(&["volume", "create", "t/w", "--size", "16M"])?;
+        lab.daemon.cli(&["volume", "delete", "t/w"])?;
+    }
+    lab.daemon.stop()?;
     let mut image = vec![0; lab.data_offset_bytes as usize];
     std::fs::File::open(&lab.path)?.read_exact_at(&mut image, 0)?;
     let mut dice = Dice(17);
     let mut there = 0;
     for case in 0..24 {
-        let what = damage(&lab.path, &image, &mut dice)?;
+        let what = damage(&lab.path, &image, &before, &mut dice)?;
         let is_there = lab
             .opens(&what)
             .with_context(|| format!("case {case}: {what}"))?;
@@ -202,6 +224,26 @@ fn a_foreign_file_in_the_pools_place_is_named() -> Result<()> {
         let at = at as usize;
         ensure!(&now[at..at + begin.len()] == begin, "it was written to");
     }
+    // A whole database of some other program: as the device, and under our label.
+    let foreign = other_database(&lab.daemon.folder().join("away/other.redb"))?;
+    for at in [0, 1 << 20] {
+        if at == 0 {
+            std::fs::File::create(&lab.path)?.set_len(size)?;
+        } else {
+            std::fs::copy(&kept, &lab.path)?;
+        }
+        let file = OpenOptions::new().write(true).open(&lab.path)?;
+        file.write_all_at(&foreign[..foreign.len().min(2 << 20)], at)?;
+        if at > 0 {
+            // Over both copies.
+            let area = vec![0x5a; (lab.data_offset_bytes - (3 << 20)) as usize];
+            file.write_all_at(&area, 3 << 20)?;
+        }
+        ensure!(!lab.opens("another's database")?, "it was taken for a pool");
+        let mut now = vec![0; 1 << 20];
+        std::fs::File::open(&lab.path)?.read_exact_at(&mut now, at)?;
+        ensure!(now == foreign[..1 << 20], "it was written to");
+    }
     // The catalog of another file under our label.
     std::fs::copy(&kept, &lab.path)?;
     let file = OpenOptions::new().write(true).open(&lab.path)?;
@@ -214,6 +256,50 @@ fn a_foreign_file_in_the_pools_place_is_named() -> Result<()> {
     );
     std::fs::copy(&kept, &lab.path)?;
     ensure!(lab.opens("undamaged")?);
+    Ok(())
+}
+
+/// A database of the catalog's kind, with something in it.
+fn other_database(path: &Path) -> Result<Vec<u8>> {
+    let table = redb::TableDefinition::<u64, &[u8]>::new("volumes");
+    let database = redb::Database::create(path)?;
+    let transaction = database.begin_write()?;
+    {
+        let mut table = transaction.open_table(table)?;
+        for key in 0..1000 {
+            table.insert(key, [key as u8; 2000].as_slice())?;
+        }
+    }
+    transaction.commit()?;
+    drop(database);
+    Ok(std::fs::read(path)?)
+}
+
+#[test]
+fn a_pool_of_another_version_is_named() -> Result<()> {
+    let mut lab = Lab::new()?;
+    let file = OpenOptions::new().read(true).write(true).open(&lab.path)?;
+    // The format's number in both copies of the label.
+    for copy in [0, 4096] {
+        file.write_all_at(&2_u32.to_le_bytes(), copy + 16)?;
+    }
+    let image = std::fs::read(&lab.path)?;
+    ensure!(!lab.opens("another version")?);
+    lab.daemon.start_again()?;
+    let device = format!("file:{}", lab.path.display());
+    let status = lab.daemon.status()?["pool_trouble"].to_string();
+    ensure!(status.contains("another version"), "{status}");
+    let mut asked = vec![lab.daemon.cli(&["pool", "open", "--device", &device])];
+    asked.push(lab.daemon.cli(&["pool", "create", "--device", &device]));
+    for refused in asked {
+        let said = format!("{:#}", refused.err().context("it was taken")?);
+        ensure!(
+            said.contains("another version") && said.contains("format 2"),
+            "{said}"
+        );
+    }
+    lab.daemon.stop()?;
+    ensure!(std::fs::read(&lab.path)? == image, "it was written to");
     Ok(())
 }
 

@@ -46,7 +46,12 @@ struct Lab {
 
 impl Lab {
     fn new() -> Result<Self> {
-        let daemon = Daemon::start(&DaemonOptions::default())?;
+        // What is deleted is given up in slices, with a death between any two.
+        let slice = ("FOREBAY_DELETE_SLICE".to_owned(), "40".to_owned());
+        let daemon = Daemon::start(&DaemonOptions {
+            environment: vec![slice],
+            ..DaemonOptions::default()
+        })?;
         let device = daemon.folder().join("device");
         let spec = format!("volatile:{}?size=128M", device.display());
         daemon.create_pool(&["--device", &spec])?;

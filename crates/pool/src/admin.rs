@@ -2,19 +2,17 @@
 //!
 //! **Design.** Each operation validates, then changes memory and names the records it touched; it
 //! is durable with the open batch. Messages say what to do. **Not here:** extents (`owner`), devices
-//! and settings (`devices`), hosts' connections: an export that goes away must be closed by the caller first.
+//! and settings (`devices`), ending a volume (`delete`), hosts' connections: an export that goes away must be closed by the caller first.
 
 use crate::{
     batch::Table,
     error::{PoolError, Result},
-    owner::Released,
     pool::{Pool, Volume},
     records::{ExportId, ExportRecord, TenantId, TenantRecord, VolumeRecord},
     uuid::Uuid,
 };
 use forebay_device::size::format_bytes;
-use forebay_xlate::types::{DeviceIndex, VolumeId};
-use std::collections::BTreeSet;
+use forebay_xlate::types::VolumeId;
 
 /// The largest volume, in bytes.
 pub const MAX_VOLUME_BYTES: u64 = 64 << 40;
@@ -259,36 +257,6 @@ impl Pool {
         self.settle_account(volume);
         self.touch(Table::Volumes, volume.0, 0);
         Ok(())
-    }
-
-    /// Removes a volume: its record, its map and its reservation go, and its extents become dirty, in
-    /// one transaction.
-    ///
-    /// Every grant of it must be revoked and drained before. What is on devices that are `hanging`,
-    /// where a write to it may still be under way, is quarantined instead.
-    pub fn delete_volume(
-        &mut self,
-        volume: VolumeId,
-        hanging: &BTreeSet<DeviceIndex>,
-    ) -> Result<Released> {
-        self.ready()?;
-        let record = self.volume(volume)?;
-        if self.volume_exports.contains_key(&volume) {
-            return Err(PoolError::in_use(format!(
-                "volume {:?} is exported: delete the export first",
-                record.name
-            )));
-        }
-        let name = (record.tenant, record.name.clone());
-        let released = self.unmap(volume, 0, u64::MAX, hanging)?;
-        self.return_reservation(volume)?;
-        if let Some(volume) = self.volumes.remove(&volume) {
-            self.promised -= volume.owed;
-            self.catalog_promised -= volume.catalog_bytes;
-        }
-        self.volume_names.remove(&name);
-        self.touch(Table::Volumes, volume.0, 0);
-        Ok(released)
     }
 
     // Exports.

@@ -232,7 +232,7 @@ impl Check {
             pool.exports.len() as u64,
         );
         for (run, volume) in runs {
-            if !pool.volumes.contains_key(&volume) {
+            if pool.any_volume(volume).is_none() {
                 self.report.problem(format!(
                     "extents {}..{} of {} are reserved for {volume}, which does not exist",
                     run.first.0,
@@ -268,7 +268,7 @@ impl Check {
     }
 
     fn volume(&mut self, pool: &Pool, from: VolumeId) -> Stage {
-        let Some((&id, volume)) = pool.volumes.range(from..).next() else {
+        let Some((id, volume)) = pool.volume_from(from) else {
             return Stage::Leaks(0, 0);
         };
         self.report.volumes_checked += 1;
@@ -291,7 +291,14 @@ impl Check {
             ));
         }
         let key = (volume.record.tenant, volume.record.name.clone());
-        if pool.volume_names.get(&key) != Some(&id) || !pool.tenants.contains_key(&key.0) {
+        let is_deleted = pool.deleting.contains_key(&id);
+        if is_deleted != key.1.is_empty() {
+            self.report
+                .problem(format!("{id} is being deleted and has a name, or neither"));
+        }
+        if is_deleted {
+            // Its tenant may be gone.
+        } else if pool.volume_names.get(&key) != Some(&id) || !pool.tenants.contains_key(&key.0) {
             self.report
                 .problem(format!("{id} is not known by its tenant and name"));
         }
@@ -316,7 +323,7 @@ impl Check {
     /// Some chunks of a map, and what is pending within them.
     fn map(&mut self, pool: &Pool, id: VolumeId, from: u64, budget: u64) -> Stage {
         // It may have been deleted since the piece before.
-        let Some(volume) = pool.volumes.get(&id) else {
+        let Some(volume) = pool.any_volume(id) else {
             return Stage::Volume(id);
         };
         let end = volume.extents(pool.info.extent_bytes);
@@ -538,7 +545,8 @@ pub fn check_catalog(catalog: &Catalog, devices: &[DeviceRecord]) -> CheckReport
         Ok(pool) => {
             report.extents_checked = extents.iter().sum();
             report.volumes_checked = pool.volumes.len() as u64;
-            let mapped = pool.volumes.values().map(|volume| volume.map.mapped());
+            let volumes = pool.volumes.values().chain(pool.deleting.values());
+            let mapped = volumes.map(|volume| volume.map.mapped());
             report.mappings_checked = mapped.sum();
             report.leaked_extents = pool.leaked;
             if pool.leaked > 0 {

@@ -66,6 +66,7 @@ pub(crate) fn refuse_used(device: &NewDevice, may_take: impl Fn(&Label) -> bool)
                 label.pool_name, label.pool_uuid
             )
         }
+        Probe::Unusable(why) => format!("has a Forebay label: {why}"),
         Probe::Other(what) => format!("holds {what}"),
     };
     Err(PoolError::in_use(format!(

@@ -131,7 +131,7 @@ impl Label {
         let Some((_, label)) = best.cloned() else {
             return Err(wrong.unwrap_or_else(|| {
                 PoolError::not_found(
-                    "no Forebay label: this device belongs to no pool (`forebay pool create` makes one)",
+                    "no Forebay label: this device belongs to no pool, or its label is lost",
                 )
             }));
         };
@@ -198,7 +198,8 @@ impl Label {
         }
         if block.version.get() != FORMAT_VERSION {
             return Found::Wrong(PoolError::invalid(format!(
-                "the label has format {}, this Forebay reads {FORMAT_VERSION}: use the version that made it",
+                "it belongs to a Forebay pool of another version: its label has format {}, this Forebay reads \
+                 {FORMAT_VERSION}: use the version that made it",
                 block.version.get()
             )));
         }

@@ -25,6 +25,7 @@ mod catalog;
 mod check;
 mod codec;
 mod create;
+mod delete;
 mod devices;
 mod error;
 mod extents;

@@ -265,14 +265,19 @@ pub(crate) fn load_records(
         pool.tenant_names.insert(tenant.name.clone(), tenant.id);
         pool.tenants.insert(tenant.id, tenant);
     }
-    for (id, volume) in &loader.volumes {
+    let (deleting, volumes): (BTreeMap<_, _>, BTreeMap<_, _>) = loader
+        .volumes
+        .into_iter()
+        .partition(|(_, volume)| volume.record.name.is_empty());
+    pool.deleting = deleting;
+    for (id, volume) in &volumes {
         if !pool.tenants.contains_key(&volume.record.tenant) {
             return Err(wrong(format!("{id} belongs to no tenant")));
         }
         pool.volume_names
             .insert((volume.record.tenant, volume.record.name.clone()), *id);
     }
-    pool.volumes = loader.volumes;
+    pool.volumes = volumes;
     pool.reservations = loader.reservations;
     for export in loader.exports {
         if !pool.volumes.contains_key(&export.volume) {

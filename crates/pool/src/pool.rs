@@ -15,6 +15,7 @@ use crate::{
     batch::{Batch, BatchId, Key, Table},
     catalog::{CatalogUsage, Usage},
     codec::{self, STATE_CHUNK},
+    delete::SLICE_EXTENTS,
     error::{PoolError, Result},
     extents::{ExtentState, Extents},
     pending::PendingSet,
@@ -112,6 +113,9 @@ pub struct Pool {
     pub(crate) devices: Vec<DeviceRecord>,
     pub(crate) tenants: BTreeMap<TenantId, TenantRecord>,
     pub(crate) volumes: BTreeMap<VolumeId, Volume>,
+    /// Deleted ones some of whose extents are still to be freed. Nobody else knows them.
+    pub(crate) deleting: BTreeMap<VolumeId, Volume>,
+    pub(crate) delete_slice: u64,
     pub(crate) exports: BTreeMap<ExportId, ExportRecord>,
     pub(crate) tenant_names: BTreeMap<String, TenantId>,
     pub(crate) volume_names: BTreeMap<(TenantId, String), VolumeId>,
@@ -155,6 +159,8 @@ impl Pool {
             devices,
             tenants: BTreeMap::new(),
             volumes: BTreeMap::new(),
+            deleting: BTreeMap::new(),
+            delete_slice: SLICE_EXTENTS,
             exports: BTreeMap::new(),
             tenant_names: BTreeMap::new(),
             volume_names: BTreeMap::new(),
@@ -311,8 +317,7 @@ impl Pool {
             Table::Meta => record(Some(&self.info)),
             Table::Tenants => record(self.tenants.get(&TenantId(key.a))),
             Table::Volumes => record(
-                self.volumes
-                    .get(&VolumeId(key.a))
+                self.any_volume(VolumeId(key.a))
                     .map(|volume| &volume.record),
             ),
             Table::Exports => record(self.exports.get(&ExportId(key.a))),
@@ -343,7 +348,7 @@ impl Pool {
                 }
             }
             Table::Maps => {
-                let Some(volume) = self.volumes.get(&VolumeId(key.a)) else {
+                let Some(volume) = self.any_volume(VolumeId(key.a)) else {
                     return Ok(None);
                 };
                 let range = key.b * MAP_CHUNK..(key.b + 1) * MAP_CHUNK;

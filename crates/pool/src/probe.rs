@@ -19,7 +19,9 @@ pub enum Probe {
     Blank,
     /// A pool's label.
     Forebay(Box<Label>),
-    /// Something else, or a label that cannot be used; the text says which.
+    /// A pool's label that can't be used; the text says why not.
+    Unusable(String),
+    /// Something else; the text says what.
     Other(String),
 }
 
@@ -29,7 +31,7 @@ pub fn probe(store: &dyn BlockStore) -> Result<Probe> {
         Ok(label) => return Ok(Probe::Forebay(Box::new(label))),
         Err(error) if error.kind == ErrorKind::NotFound => {}
         Err(error) if error.kind == ErrorKind::Io => return Err(error),
-        Err(error) => return Ok(Probe::Other(format!("a Forebay label ({error})"))),
+        Err(error) => return Ok(Probe::Unusable(error.message)),
     }
     let io = |error| PoolError::io("looking at what a device holds", &error);
     let capacity = store.capacity().map_err(io)?;

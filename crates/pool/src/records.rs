@@ -91,7 +91,7 @@ pub struct VolumeRecord {
     pub uuid: Uuid,
     /// Whose it is.
     pub tenant: TenantId,
-    /// Its name, unique within the tenant.
+    /// Its name, unique within the tenant. Empty: it is being deleted.
     pub name: String,
     /// Its size in bytes, a multiple of `block_bytes`.
     pub size_bytes: u64,

@@ -242,7 +242,7 @@ impl Pool {
         if clean > 0 || self.richest_other(volume).is_some() {
             return Ok(FaultAnswer::NeedReserve { count: goal });
         }
-        if free > 0 {
+        if free > 0 || self.has_more_to_delete() {
             return Ok(FaultAnswer::AwaitLaunder);
         }
         // What another is about to get may be more than it needs.

@@ -225,9 +225,18 @@ fn tens_of_thousands_of_mappings_on_a_file() {
             }
         ));
     }
-    // And all of it goes in one transaction.
-    pool.delete_volume(v, &DRAINED).unwrap();
+    // And all of it goes, a slice at a time.
+    let released = pool.delete_volume(v, &DRAINED).unwrap();
     commit(&mut pool, &catalog);
+    assert!(pool.volume_by_name("t", "v").is_err());
+    let mut slices = vec![released.extents];
+    while pool.has_more_to_delete() {
+        assert_eq!(pool.check().unwrap().problems, []);
+        slices.push(pool.delete_more().unwrap().extents);
+        commit(&mut pool, &catalog);
+    }
+    assert!(slices.iter().all(|slice| *slice < 20_000), "{slices:?}");
+    assert_eq!(slices.iter().sum::<u64>(), 50_000);
     catalog.check().unwrap();
     assert_eq!(pool.space().dirty, 50_000);
     assert!(usage.used_bytes < usage.limit_bytes, "{usage:?}");

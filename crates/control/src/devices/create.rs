@@ -210,6 +210,9 @@ fn refuse_used(device: &SyncStore) -> Result<(), ApiError> {
              --device` takes a device back that its pool misses); --force uses it anew, and what it \
              holds is lost",
         )),
+        Probe::Unusable(why) => {
+            Err(ApiError::in_use(format!("{spec} has a Forebay label: {why}")).hint(OVERWRITE_HINT))
+        }
         Probe::Blank | Probe::Other(_) => {
             let found = device
                 .0

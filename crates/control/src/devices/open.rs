@@ -266,7 +266,8 @@ pub(crate) fn open_at(places: &Places) -> Result<OpenPool, ApiError> {
 /// Opens what was found; devices that only the catalog knows of are looked for too.
 fn open_found(mut search: Search) -> Result<OpenPool, ApiError> {
     let mut asked_catalog = false;
-    let opened = loop {
+    #[cfg_attr(not(feature = "test-device"), allow(unused_mut))]
+    let mut opened = loop {
         let devices: Vec<OpenDevice> = search
             .found
             .iter()
@@ -299,6 +300,14 @@ fn open_found(mut search: Search) -> Result<OpenPool, ApiError> {
         drop(opened);
         search.remember(&unknown)?;
     };
+    // For tests, whose volumes are too small to be deleted in slices.
+    #[cfg(feature = "test-device")]
+    if let Ok(extents) = std::env::var("FOREBAY_DELETE_SLICE")
+        .unwrap_or_default()
+        .parse()
+    {
+        opened.pool.set_delete_slice(extents);
+    }
     let mut devices: Vec<PoolDevice> = search
         .found
         .iter()

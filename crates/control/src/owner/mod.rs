@@ -258,6 +258,7 @@ impl Owner {
         owner.spawn(owner.clone().run_committer());
         owner.spawn(owner.clone().run_awaiting_commit());
         owner.spawn(owner.clone().run_watch());
+        owner.spawn(owner.clone().run_deleter());
         owner.spawn(owner.clone().run_copies());
         for device in owner.device_indexes() {
             owner.serve_device(device);

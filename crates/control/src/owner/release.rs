@@ -4,7 +4,8 @@
 //! Design: the range is held, so no fault is answered from it; it is revoked; only then the pool
 //! gives it up; the commit follows; only then the grant table forgets it. Extents on a device that
 //! does not drain are given up as *quarantined*: the volume is rid of them, and nobody gets them
-//! before what is in flight there has ended (`hang`). A revoke that the engine does not hear changes
+//! before what is in flight there has ended (`hang`). What a large volume had is freed in slices, after its
+//! name, over restarts ([`Owner::run_deleter`]). A revoke that the engine does not hear changes
 //! nothing.
 //! Not here: how rights are taken back (`revoke`), what becomes of the extents (`launder`).
 
@@ -92,6 +93,23 @@ impl Owner {
             .pool
             .delete_volume(held.volume, &undrained)?;
         self.given_up(held, &released).await
+    }
+
+    /// The one task that gives up what deleted volumes still have: a slice at a time, because nothing else
+    /// happens on this thread meanwhile.
+    pub(super) async fn run_deleter(self: Rc<Self>) {
+        self.wait_open().await;
+        loop {
+            let has_more = || self.core.borrow().pool.has_more_to_delete();
+            self.launder_wanted.until(|| has_more().then_some(())).await;
+            let freed = self.core.borrow_mut().pool.delete_more();
+            if let Err(error) = freed {
+                tracing::error!(%error, "freeing what a deleted volume has");
+                return;
+            }
+            self.commit_through().await;
+            self.launder_wanted.raise();
+        }
     }
 
     /// The pool has given a range up: makes that durable, and only then forgets its grants.

@@ -6,6 +6,8 @@
 //! extent back from the data path.
 //! Not here: names' syntax (checked before), answers' shape (`show`).
 
+use std::rc::Rc;
+
 use forebay_device::size::format_bytes;
 use forebay_pool::{ErrorKind, NewVolume, Pool, PoolError, VolumeRecord};
 use forebay_xlate::VolumeId;
@@ -121,7 +123,7 @@ impl Owner {
 
     /// Grows a volume, or changes how much of it is reserved.
     pub(crate) async fn volume_update(
-        &self,
+        self: &Rc<Self>,
         tenant: String,
         name: String,
         body: VolumeUpdate,
@@ -143,7 +145,17 @@ impl Owner {
         }
         if let Some(size_bytes) = body.size_bytes {
             self.grow(id, size_bytes).map_err(api_error)?;
-            self.commit_for_api().await?;
+            if let Err(error) = self.commit_for_api().await {
+                // It is durable sooner or later, and told then.
+                let owner = self.clone();
+                self.spawn(async move {
+                    owner.commit_through().await;
+                    if let Err(error) = owner.push_volume(id).await {
+                        tracing::warn!(volume = %id, %error, "telling the engine a volume's new size");
+                    }
+                });
+                return Err(error);
+            }
             self.push_volume(id).await?;
         }
         self.volume_show(&tenant, &name)

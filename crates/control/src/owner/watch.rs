@@ -25,6 +25,12 @@ use super::Owner;
 /// Between two looks.
 const BEAT: Duration = Duration::from_secs(1);
 
+const FILLS_UP: &str = "the pool fills up";
+const NEARLY_FULL: &str = "the pool is nearly full";
+const FULL: &str = "the pool is full";
+/// One of them at a time.
+const LEVELS: [&str; 3] = [FILLS_UP, NEARLY_FULL, FULL];
+
 /// What was seen.
 #[derive(Debug)]
 pub(super) struct Watched {
@@ -95,16 +101,16 @@ impl Owner {
         let (percent, free) = (space.used_percent(), format_bytes(space.free_bytes()));
         match pool.space_level() {
             _ if space.free_bytes() == 0 => troubles.push((
-                "the pool is full",
+                FULL,
                 "the pool is full: writes to new places fail; delete what is not needed, or add a device (`forebay device add SPEC`)".to_owned(),
             )),
             SpaceLevel::Normal => {}
             SpaceLevel::Warn => troubles.push((
-                "the pool fills up",
+                FILLS_UP,
                 format!("the pool fills up: {percent} % is used, {free} are free"),
             )),
             SpaceLevel::Critical => troubles.push((
-                "the pool is nearly full",
+                NEARLY_FULL,
                 format!(
                     "the pool is nearly full: {percent} % is used, {free} are free; writes to new places fail when nothing is left: delete what is not needed, or add a device (`forebay device add SPEC`)"
                 ),
@@ -135,8 +141,12 @@ impl Owner {
             }
         }
         let names: BTreeSet<String> = now.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let has_level = LEVELS.iter().any(|level| names.contains(*level));
         for gone in warned.difference(&names) {
-            tracing::info!("no longer: {gone}");
+            // It may be worse now.
+            if !(has_level && LEVELS.contains(&gone.as_str())) {
+                tracing::info!("no longer: {gone}");
+            }
         }
         *warned = names;
     }

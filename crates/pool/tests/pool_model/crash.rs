@@ -57,6 +57,7 @@ impl World {
         };
         let now = found.1.iter().map(|(id, durable)| (*id, volume(durable)));
         let before = std::mem::replace(&mut self.volumes, now.collect());
+        self.deleting = found.2.clone();
         self.committed = found;
         self.taken.clear();
         self.snapshots.clear();
@@ -117,8 +118,21 @@ impl World {
             };
             (id, durable)
         };
-        let volumes = records.into_iter().map(durable).collect();
-        (self.pool.devices().len(), volumes)
+        let volumes: BTreeMap<u64, Durable> = records.into_iter().map(durable).collect();
+        let mapped = || volumes.values().flat_map(|volume| volume.map.values());
+        let owned = |place: &Place| self.pool.extent_state(one(*place)) == Some(ExtentState::Owned);
+        let places = self.pool.devices().iter().flat_map(|device| {
+            let extents = 0..device.extents;
+            extents.map(|extent| (device.index.0, extent))
+        });
+        let owned: BTreeSet<Place> = places.filter(owned).collect();
+        let mapped: BTreeSet<Place> = mapped().copied().collect();
+        let deleting = owned.difference(&mapped).copied();
+        (
+            self.pool.devices().len(),
+            volumes.clone(),
+            deleting.collect(),
+        )
     }
 
     /// Tells the pool an entry of the grant table.
@@ -193,6 +207,7 @@ impl World {
         let mapped: BTreeSet<Place> = volumes.flat_map(|v| v.map.values().copied()).collect();
         for place in self.disk.used() {
             let known = mapped.contains(&place)
+                || self.deleting.contains(&place)
                 || self.dirty.contains(&place)
                 || self.quarantined.contains(&place);
             assert!(known, "{place:?} holds bytes and may be handed out");

@@ -41,6 +41,7 @@ pub(crate) enum Op {
         volume: usize,
         hanging: u8,
     },
+    DeleteMore,
     Grow {
         volume: usize,
         by: u64,
@@ -118,6 +119,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (prop_oneof![1u64..40, 500u64..1500], prop_oneof![1 => Just(0u64), 1 => 0u64..30])
             .prop_map(|(extents, reserved)| Op::Create { extents, reserved }),
         1 => (volume(), hanging()).prop_map(|(volume, hanging)| Op::Delete { volume, hanging }),
+        1 => Just(Op::DeleteMore),
         1 => (volume(), 0u64..600).prop_map(|(volume, by)| Op::Grow { volume, by }),
         1 => (volume(), 0u64..30).prop_map(|(volume, extents)| Op::Reserve { volume, extents }),
         24 => (volume(), logical(), 1u8..4)

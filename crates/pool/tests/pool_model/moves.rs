@@ -31,6 +31,7 @@ impl World {
         match op {
             Op::Create { extents, reserved } => self.create(extents, reserved),
             Op::Delete { hanging, .. } => self.delete(volume, hanging),
+            Op::DeleteMore => self.delete_more(),
             Op::Grow { by, .. } => self.grow(volume, by),
             Op::Reserve { extents, .. } => self.set_reservation(volume, extents),
             Op::Write {
@@ -141,7 +142,34 @@ impl World {
             .delete_volume(VolumeId(volume), &devices(hanging))
             .unwrap();
         let known = self.volumes.remove(&volume).unwrap();
-        self.give_up(volume, known.map.into_iter().collect(), hanging, &released);
+        let now: BTreeSet<Place> = released.runs.iter().copied().flat_map(flat).collect();
+        let (gone, later): (Vec<_>, Vec<_>) = known
+            .map
+            .into_iter()
+            .partition(|(_, place)| now.contains(place));
+        self.give_up(volume, gone, hanging, &released);
+        let batch = self.pool.open_batch_id();
+        for (logical, place) in later {
+            assert!(hanging & (1 << place.0) == 0, "{place:?} is freed later");
+            assert!(!known.uncommitted.contains_key(&logical));
+            assert!(self.deleting.insert(place));
+            self.tenants.released(volume, logical);
+            self.leaving.push((batch, (volume, logical), place));
+        }
+    }
+
+    pub(crate) fn delete_more(&mut self) {
+        let released = self.pool.delete_more().unwrap();
+        let batch = self.pool.open_batch_id();
+        for place in released.runs.into_iter().flat_map(flat) {
+            assert!(
+                self.deleting.remove(&place),
+                "{place:?} was no deleted one's"
+            );
+            assert!(self.dirty.insert(place), "{place:?} freed twice");
+            self.freed_in.insert(place, batch);
+        }
+        assert_eq!(released.quarantined, 0);
     }
 
     fn grow(&mut self, volume: u64, by: u64) {
@@ -212,6 +240,9 @@ impl World {
                     self.commit_all();
                 }
                 FaultAnswer::AwaitLaunder => {
+                    while self.pool.has_more_to_delete() {
+                        self.delete_more();
+                    }
                     self.commit_all();
                     for device in 0..EXTENTS.len() as u8 {
                         self.launder(device, u64::MAX, 0);
@@ -245,7 +276,8 @@ impl World {
         }
         assert!(self.disk.is_zero(place), "{place:?} may hold old bytes");
         assert!(!self.dirty.contains(&place) && !self.quarantined.contains(&place));
-        for (_, volumes) in self.snapshots.values().chain([&self.committed]) {
+        for (_, volumes, deleting) in self.snapshots.values().chain([&self.committed]) {
+            assert!(!deleting.contains(&place), "a deleted volume has {place:?}");
             for volume in volumes.values() {
                 let there = volume.map.values().any(|at| *at == place);
                 assert!(!there, "{place:?} is in the catalog");

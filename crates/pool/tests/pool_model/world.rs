@@ -50,14 +50,16 @@ impl ModelVolume {
     }
 }
 
-/// The catalog's expected content: how many devices, and the volumes.
-pub(crate) type Snapshot = (usize, BTreeMap<u64, Durable>);
+/// The catalog's expected content: how many devices, the volumes, and what deleted ones still have.
+pub(crate) type Snapshot = (usize, BTreeMap<u64, Durable>, BTreeSet<Place>);
 
 pub(crate) struct World {
     pub(crate) power: Power,
     pub(crate) pool: Pool,
     pub(crate) catalog: Catalog,
     pub(crate) volumes: BTreeMap<u64, ModelVolume>,
+    /// What volumes that were deleted still have.
+    pub(crate) deleting: BTreeSet<Place>,
     pub(crate) disk: Disk,
     pub(crate) tenants: Tenants,
     pub(crate) version: u64,
@@ -138,7 +140,9 @@ pub(crate) fn open(power: &Power, devices: usize) -> (Pool, Catalog) {
         store: power.stores()[at].clone(),
     };
     let devices: Vec<OpenDevice> = (0..devices).map(device).collect();
-    let opened = forebay_pool::open(&devices).unwrap();
+    let mut opened = forebay_pool::open(&devices).unwrap();
+    // Volumes here have few extents.
+    opened.pool.set_delete_slice(3);
     (opened.pool, opened.catalog)
 }
 
@@ -153,6 +157,7 @@ impl World {
             pool,
             catalog,
             volumes: BTreeMap::new(),
+            deleting: BTreeSet::new(),
             disk: Disk::default(),
             tenants: Tenants::default(),
             version: 0,
@@ -167,7 +172,7 @@ impl World {
             check: None,
             taken: VecDeque::new(),
             snapshots: BTreeMap::new(),
-            committed: (2, BTreeMap::new()),
+            committed: (2, BTreeMap::new(), BTreeSet::new()),
             labelled: 2,
             names: 0,
             highest_seq: 0,
@@ -211,7 +216,8 @@ impl World {
             .volumes
             .iter()
             .map(|(id, volume)| (*id, volume.durable()));
-        (self.pool.devices().len(), volumes.collect())
+        let deleting = self.deleting.clone();
+        (self.pool.devices().len(), volumes.collect(), deleting)
     }
 
     pub(crate) fn take(&mut self) {
@@ -254,6 +260,11 @@ impl World {
     pub(crate) fn end(&mut self) {
         self.commit_all();
         assert_eq!(self.pool.check().unwrap().problems, []);
+        while self.pool.has_more_to_delete() {
+            self.delete_more();
+        }
+        self.commit_all();
+        assert_eq!(self.pool.check().unwrap().problems, []);
         for volume in self.volumes.keys().copied().collect::<Vec<_>>() {
             for logical in self.tenants.of(volume).collect::<Vec<_>>() {
                 self.read(volume, logical);
@@ -267,7 +278,9 @@ impl World {
     /// What the model knows and the pool says.
     pub(crate) fn compare(&mut self) {
         let space = self.pool.space();
-        let mut places = BTreeSet::new();
+        let mut places = self.deleting.clone();
+        assert_eq!(self.pool.has_more_to_delete(), !places.is_empty());
+        assert!(self.dirty.is_disjoint(&places) && self.quarantined.is_disjoint(&places));
         let (mut mapped, mut uncommitted, mut stock, mut owed) = (0, 0, 0, 0);
         for (id, volume) in &self.volumes {
             for place in volume.map.values() {
@@ -295,7 +308,8 @@ impl World {
         }
         let total: u64 = EXTENTS[..self.pool.devices().len()].iter().sum();
         assert_eq!(space.total, total);
-        assert_eq!(space.owned, mapped - uncommitted);
+        let deleting = self.deleting.len() as u64;
+        assert_eq!(space.owned, mapped - uncommitted + deleting);
         assert_eq!(space.reserved, stock + uncommitted);
         assert_eq!((space.stock, space.promised), (stock, owed));
         assert_eq!(space.dirty, self.dirty.len() as u64);
