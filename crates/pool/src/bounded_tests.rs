@@ -1,5 +1,6 @@
 use super::*;
 use crate::store::{BLOCK_BYTES, MemStore};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 const HOUR: Duration = Duration::from_secs(3600);
 /// For what surely does not end.
@@ -10,6 +11,8 @@ struct Gate {
     store: MemStore,
     hangs: Mutex<bool>,
     changed: Condvar,
+    /// Operations that hang.
+    hanging: AtomicUsize,
     fails: Mutex<bool>,
     /// What was carried out.
     log: Mutex<Vec<String>>,
@@ -21,6 +24,7 @@ impl Gate {
             store: MemStore::new(64 * BLOCK_BYTES),
             hangs: Mutex::new(false),
             changed: Condvar::new(),
+            hanging: AtomicUsize::new(0),
             fails: Mutex::new(false),
             log: Mutex::new(Vec::new()),
         })
@@ -31,11 +35,20 @@ impl Gate {
         self.changed.notify_all();
     }
 
+    /// Waits until an operation hangs.
+    fn wait_hanging(&self) {
+        while self.hanging.load(SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+    }
+
     fn pass(&self, what: String) -> io::Result<()> {
         let mut hangs = self.hangs.lock().unwrap();
+        self.hanging.fetch_add(1, SeqCst);
         while *hangs {
             hangs = self.changed.wait(hangs).unwrap();
         }
+        self.hanging.fetch_sub(1, SeqCst);
         if *self.fails.lock().unwrap() {
             return Err(io::Error::other(format!("no {what}")));
         }
@@ -129,6 +142,7 @@ fn a_device_that_hangs_fails_everything_until_its_operation_has_ended() {
         gate.hang(true);
         put(&store, 1, 10 + what).unwrap();
         put(&store, 2, 10 + what).unwrap();
+        gate.wait_hanging();
         store.set_limit(SHORT);
         let kind = match what {
             0 => block(&store, 1).unwrap_err().kind(),
@@ -179,6 +193,7 @@ fn a_stuck_store_can_be_let_go() {
     gate.hang(true);
     put(&store, 1, 1).unwrap();
     put(&store, 2, 1).unwrap();
+    gate.wait_hanging();
     store.set_limit(SHORT);
     drop(store);
     gate.hang(false);
