@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::api::model::PoolCreate;
+use crate::api::model::{DeviceAdd, PoolCreate};
 
 fn body(devices: &[String], size_bytes: Option<u64>, force: bool) -> PoolCreate {
     PoolCreate {
@@ -57,7 +57,16 @@ fn two_names_of_one_device_and_a_device_that_shrank_are_refused() {
     let specs = [a.display().to_string(), b.display().to_string()];
     let error = refused(create(&body(&specs, None, false)));
     assert!(error.message.contains("same device"), "{error}");
-    drop(create(&body(&specs[..1], None, false)).unwrap());
+    let pool = create(&body(&specs[..1], None, false)).unwrap();
+    // Nor can it be added to its own pool, whatever is insisted on.
+    let add = DeviceAdd {
+        spec: specs[1].clone(),
+        force: true,
+        size_bytes: None,
+    };
+    let error = open_new(&add).err().expect("it is refused");
+    assert_eq!(error.kind, error::ErrorKind::InUse, "{error}");
+    drop(pool);
     std::fs::File::options()
         .write(true)
         .open(&a)
