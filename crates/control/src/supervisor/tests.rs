@@ -99,3 +99,48 @@ fn an_engine_that_does_not_answer_is_killed_by_a_stop() {
         assert!(!Path::new(&format!("/proc/{pid}")).exists());
     });
 }
+
+fn verdict(crashed: bool) -> Verdict {
+    Verdict {
+        cause: "a test".to_owned(),
+        crashed,
+        blamed: None,
+        export: None,
+    }
+}
+
+/// A supervisor with an estate that a successor after the other dies over: how many may?
+fn deaths_over_an_estate(crashed: bool) -> u32 {
+    let folder = tempfile::tempdir().unwrap();
+    let config = EngineConfig {
+        program: folder.path().join("none"),
+        reactors: 1,
+        cpus: Vec::new(),
+        stuck_after: Duration::ZERO,
+    };
+    let events = Rc::new(Events::default());
+    let at = folder.path();
+    let supervisor = Supervisor::new(config, at, at, None, events.clone());
+    *supervisor.estate.borrow_mut() = Some(Estate::empty(1));
+    // Whoever was not given it dies of something else.
+    for _ in 0..10 {
+        supervisor.keep_estate(None, &verdict(true));
+        assert!(supervisor.estate.borrow().is_some());
+    }
+    for deaths in 1.. {
+        supervisor.estate.borrow_mut().as_mut().unwrap().tries += 1;
+        supervisor.keep_estate(None, &verdict(crashed));
+        if supervisor.estate.borrow().is_none() {
+            let last = events.list().pop().unwrap();
+            assert_eq!(last.kind, EventKind::NotTakenOver);
+            return deaths;
+        }
+    }
+    unreachable!()
+}
+
+#[test]
+fn an_estate_that_kills_is_dropped() {
+    assert_eq!(deaths_over_an_estate(true), CRASHES_OVER_ESTATE);
+    assert_eq!(deaths_over_an_estate(false), DEATHS_OVER_ESTATE);
+}

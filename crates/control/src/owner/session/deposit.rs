@@ -43,6 +43,18 @@ pub(crate) struct Estate {
 }
 
 impl Estate {
+    /// One without connections.
+    #[cfg(test)]
+    pub(crate) fn empty(generation: u64) -> Self {
+        Self {
+            generation,
+            region: Rc::new(Region::anonymous(generation).unwrap()),
+            blamed: None,
+            tries: 0,
+            deposit: Deposit::default(),
+        }
+    }
+
     /// Connections in it.
     pub(crate) fn sockets(&self) -> usize {
         self.deposit.sockets.len()

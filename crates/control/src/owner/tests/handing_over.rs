@@ -362,3 +362,51 @@ fn a_new_daemon_collects_what_the_engine_holds() {
         assert_eq!(session.leave(None).unwrap().sockets(), 200);
     });
 }
+
+#[test]
+fn an_export_that_kills_is_not_told_until_an_operator_says_so() {
+    run(async {
+        let place = Place::new();
+        let mut line = Line::begin(&place, 0).await;
+        line.life.volume("b", 1 << 20).await;
+        line.life.export("b").await;
+        let owner = line.life.owner.clone();
+        let export = owner.export_id("t", "a").unwrap();
+        let events = crate::events::Events::default();
+        for _ in 0..5 {
+            owner.blame_export(export, "command 7", 2, &events);
+        }
+        let kinds: Vec<_> = events.list().into_iter().map(|event| event.kind).collect();
+        assert_eq!(kinds, [crate::api::events::EventKind::ExportQuarantined]);
+        let event = events.list().pop().unwrap();
+        assert_eq!(event.export.as_deref(), Some("t/a"));
+        assert!(event.message.contains("command 7"), "{}", event.message);
+        line.die(None).await;
+        line.next().await;
+        line.hear(is_take_over).await;
+        let told = |line: &Line| -> Vec<u64> {
+            let exports = line.life.fake.log.iter().filter_map(|m| match m {
+                ToEngine::SetExport { export, .. } => Some(export.export.0),
+                _ => None,
+            });
+            exports.collect()
+        };
+        let other = owner.export_id("t", "b").unwrap().0;
+        assert_eq!(told(&line), [other]);
+        line.hear(is_sockets_end).await;
+        line.convert();
+        line.until(|told| *told == Progress::Running).await;
+        let shown = owner.export_show("t", "a").unwrap();
+        assert!(shown.quarantined.unwrap().contains("command 7"));
+        assert!(owner.quarantine_warnings()[0].contains("forebay export resume t/a"));
+        // Changing it does not serve it; saying so does.
+        let change = crate::api::model::ExportUpdate::default();
+        let changed = owner.export_update("t".to_owned(), "a".to_owned(), change);
+        line.life.with_engine(changed).await.unwrap();
+        assert_eq!(told(&line), [other]);
+        let resumed = owner.export_resume("t".to_owned(), "a".to_owned(), &events);
+        let shown = line.life.with_engine(resumed).await.unwrap();
+        assert_eq!(shown.quarantined, None);
+        assert_eq!(told(&line), [other, export.0]);
+    });
+}
