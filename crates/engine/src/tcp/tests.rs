@@ -5,6 +5,7 @@
 mod failover;
 mod hostile;
 mod rig;
+mod take_over;
 
 use super::*;
 use crate::core::staging::StagingBuffer;

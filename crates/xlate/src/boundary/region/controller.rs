@@ -157,6 +157,7 @@ impl ControllerRecord {
             to.store(from, Release);
         }
         older.check.store(content.check(key, index), Release);
+        crate::kill_point!("admin.state");
         older.sequence.store(content.sequence, Release);
     }
 

@@ -1,0 +1,933 @@
+//! Hosts whose engine dies under them again and again, at kill points and between turns, and who must
+//! not notice: the same TCP connections, every command answered once, every block as it was last
+//! acknowledged.
+//!
+//! The test is door, daemon and reactor in one. A dead engine is one that is not called any more: its
+//! connections are leaked, so that nothing of them runs; its ring is closed with requests in flight, as the
+//! kernel does it, and the lock of its device falls when they have ended.
+
+use super::super::*;
+use super::rig::{EXTENT, EXTENTS, V};
+use crate::associations::Associations;
+use crate::core::ServedDevice;
+use crate::core::staging::Staging;
+use crate::door::{NewConnection, NewKind, Target};
+use crate::exports::{Exports, Served};
+use crate::lane::{Lane, LaneIndex};
+use crate::memory::Memory;
+use crate::takeover::{Inheritance, Pending, ServedLane, ServedLanes, Successor};
+use crate::volume::Volume;
+use forebay_device::ring::{Ring, RingOptions};
+use forebay_device::{Device, OpenOptions};
+use forebay_nvme::controller::check_admin_connect;
+use forebay_nvme::fabrics::{ConnectCommand, ConnectData, PropertyCommand};
+use forebay_nvme::tcp::{self, H2cData, Offer, Parsed, Pdu, TcpParams};
+use forebay_nvme::{Nqn, SglDescriptor, Sqe, Status};
+use forebay_xlate::boundary::message::{DeviceConfig, ExportConfig, ExportId, VolumeConfig};
+use forebay_xlate::kill::{Killed, arm_here};
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, Word};
+use rustix::event::epoll;
+use rustix::net::{RecvFlags, SendFlags};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Points that a reactor passes while it serves.
+const SERVING: &[&str] = &[
+    "rx.base",
+    "rx.intent",
+    "rx.received",
+    "rx.record",
+    "rx.state",
+    "rx.taken",
+    "rx.kept",
+    "rx.cleared",
+    "data.header",
+    "data.placed",
+    "data.state",
+    "r2t.recorded",
+    "r2t.published",
+    "core.put",
+    "core.entered",
+    "core.completed",
+    "tx.item",
+    "tx.published",
+    "tx.sent",
+    "tx.freed",
+    "tx.first",
+    "tx.reset",
+    "admin.state",
+    "admin.sequence",
+    "admin.answered",
+    "aer.kept",
+    "aer.delivered",
+];
+/// Points of the take-over itself.
+const OVER: &[&str] = &[
+    "over.adopted",
+    "over.counted",
+    "over.half",
+    "over.converted",
+    "over.inherited",
+    "over.listening",
+];
+/// Points of a queue's begin.
+const PLACING: &[&str] = &[
+    "place.taken",
+    "place.live",
+    "place.consumed",
+    "place.answered",
+];
+
+const BLOCK: u32 = 4096;
+const BLOCKS: u64 = 512;
+const NQN: &str = "nqn.2026-01.io.forebay:t.v";
+const HOST: &str = "nqn.2014-08.org.example:host";
+
+/// A small generator, so that a seed tells a whole run.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % sides.max(1)
+    }
+
+    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.roll(all.len() as u64) as usize]
+    }
+}
+
+/// An engine's reactor.
+struct Engine {
+    core: Core,
+    frontend: Frontend,
+    epoll: Arc<OwnedFd>,
+    region: Arc<Region>,
+    memory: &'static Memory,
+    associations: Associations,
+    lanes: ServedLanes,
+    device: Arc<Device>,
+    generation: u64,
+    fenced: bool,
+}
+
+struct World {
+    dice: Dice,
+    dir: tempfile::TempDir,
+    listener: TcpListener,
+    generation: u64,
+    engine: Option<Engine>,
+    /// What the daemon holds: the sockets.
+    sockets: BTreeMap<u64, Arc<OwnedFd>>,
+    next_socket: u64,
+    /// What the door knows of those that it let in.
+    arrivals: BTreeMap<u64, Arrival>,
+    deaths: BTreeMap<&'static str, u32>,
+}
+
+#[derive(Clone)]
+struct Arrival {
+    params: TcpParams,
+    connect: Sqe,
+    data: Box<ConnectData>,
+    consumed: usize,
+}
+
+fn engine(dir: &std::path::Path, generation: u64) -> Engine {
+    let spec = format!("file:{}", dir.join("device").display());
+    let spec = spec.parse().unwrap();
+    let device = Arc::new(Device::open(&spec, &OpenOptions::default()).unwrap());
+    device.take_fence(generation).unwrap();
+    let region = Arc::new(Region::anonymous(generation).unwrap());
+    let memory = Memory::create().unwrap();
+    let of_reactor = memory.reactor(0).unwrap();
+    let ring = Ring::new(&RingOptions::default()).unwrap();
+    let mut core = Core::new(0, region.clone(), Staging::over(of_reactor.staging), ring);
+    let config = Arc::new(DeviceConfig {
+        device: DeviceIndex(0),
+        uuid: [1; 16],
+        spec: spec.to_string(),
+        data_offset_bytes: 1 << 20,
+        extent_bytes: EXTENT as u32,
+        extents: EXTENTS,
+    });
+    let served = ServedDevice {
+        config,
+        device: device.clone(),
+    };
+    core.set_device(served);
+    let volume = Volume::new(VolumeConfig {
+        volume: V,
+        uuid: [2; 16],
+        size_bytes: EXTENTS * EXTENT,
+        block_bytes: BLOCK,
+        extent_bytes: EXTENT as u32,
+    });
+    let volume = Arc::new(volume.unwrap());
+    let word = Word::new(DeviceIndex(0), ExtentIndex(0), Rights::ReadWrite).unwrap();
+    volume.table.install(ExtentRange::new(0, EXTENTS), word);
+    let config = Arc::new(ExportConfig {
+        export: ExportId(1),
+        volume: V,
+        nqn: NQN.into(),
+        serial: "s".into(),
+        hosts: vec![],
+        any_host: true,
+    });
+    // Another place in each generation.
+    let lane = LaneIndex(generation as u32 % 7);
+    core.set_lane(Lane::new(
+        lane,
+        volume.clone(),
+        config.clone(),
+        region.clone(),
+    ));
+    let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+    let frontend = Frontend::new(0, region.clone(), epoll.clone(), memory, of_reactor.receive);
+    let served = Served { config, reactor: 0 };
+    Engine {
+        core,
+        frontend,
+        epoll,
+        region,
+        memory,
+        associations: Associations::default(),
+        lanes: BTreeMap::from([(
+            ExportId(1),
+            ServedLane {
+                served,
+                lane,
+                volume,
+            },
+        )]),
+        device,
+        generation,
+        fenced: false,
+    }
+}
+
+impl Engine {
+    /// Its process is no more.
+    fn die(self) {
+        std::mem::forget(self.frontend);
+        drop((self.core, self.device));
+    }
+
+    fn turn(&mut self, gone: &mut Vec<u64>) {
+        if !self.fenced && self.device.predecessors_gone(self.generation).unwrap() {
+            self.fenced = true;
+            self.core.fenced(DeviceIndex(0));
+        }
+        let mut events = Vec::with_capacity(64);
+        let none = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let room = rustix::buffer::spare_capacity(&mut events);
+        epoll::wait(&*self.epoll, room, Some(&none)).unwrap();
+        let keys: Vec<u64> = events.iter().map(|e| e.data.u64()).collect();
+        self.core.begin_turn();
+        self.frontend.sockets_ready(&keys);
+        self.core.reap();
+        self.frontend.poll(&mut self.core);
+        self.core.submit();
+        while let Some(upcall) = self.core.next_upcall() {
+            match upcall {
+                crate::mailbox::Upcall::SocketGone(socket) => gone.push(socket),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// What a command of a host waits for.
+#[derive(Clone, Debug)]
+enum Wanted {
+    /// These versions of the blocks from this one on.
+    Read {
+        lba: u64,
+        want: Vec<u64>,
+        have: Vec<u8>,
+    },
+    /// To write this version.
+    Write {
+        lba: u64,
+        blocks: u64,
+        version: u64,
+    },
+    Flush,
+    Admin {
+        data: usize,
+        have: usize,
+    },
+    /// For ever.
+    Event,
+}
+
+/// One queue, as its host sees it.
+struct Queue {
+    socket: TcpStream,
+    params: TcpParams,
+    qid: u16,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    at: usize,
+    flying: BTreeMap<u16, (Sqe, Wanted)>,
+    next_cid: u16,
+    done: u64,
+}
+
+/// A volume's blocks, as its hosts know them.
+struct Blocks {
+    versions: Vec<u64>,
+    busy: BTreeSet<u64>,
+    last: u64,
+}
+
+fn content(version: u64, lba: u64, block: &mut [u8]) {
+    for (i, word) in block.chunks_exact_mut(8).enumerate() {
+        let value = if version == 0 {
+            0
+        } else {
+            (version << 32 | lba << 12) ^ i as u64
+        };
+        word.copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+impl Queue {
+    fn put(&mut self, sqe: &Sqe, data: &[u8]) {
+        let mut out = vec![0; tcp::MAX_HEADER_BYTES];
+        let n = tcp::put_capsule_cmd(&mut out, &self.params, sqe, data.len() as u32);
+        self.output.extend_from_slice(&out[..n]);
+        self.put_data(data);
+    }
+
+    fn put_data(&mut self, data: &[u8]) {
+        self.output.extend_from_slice(data);
+        if !data.is_empty() && self.params.data_digest {
+            let digest = tcp::crc32c(data);
+            self.output.extend_from_slice(&digest.to_le_bytes());
+        }
+    }
+
+    fn fly(&mut self, make: impl FnOnce(u16) -> Sqe, data: &[u8], wanted: Wanted) {
+        while self.flying.contains_key(&self.next_cid) {
+            self.next_cid = (self.next_cid + 1) % 500;
+        }
+        let cid = self.next_cid;
+        self.next_cid = (cid + 1) % 500;
+        let sqe = make(cid);
+        self.put(&sqe, data);
+        self.flying.insert(cid, (sqe, wanted));
+    }
+
+    /// Asks for something more.
+    fn begin(&mut self, dice: &mut Dice, blocks: &mut Blocks) {
+        if self.qid == 0 {
+            self.begin_admin(dice);
+            return;
+        }
+        let most = if dice.roll(4) == 0 { 40 } else { 3 };
+        let count = 1 + dice.roll(most);
+        let lba = dice.roll(BLOCKS - count);
+        if dice.roll(20) == 0 {
+            self.fly(|cid| Sqe::new(0, cid).with_nsid(1), &[], Wanted::Flush);
+            return;
+        }
+        if (lba..lba + count).any(|b| blocks.busy.contains(&b)) {
+            return;
+        }
+        blocks.busy.extend(lba..lba + count);
+        let rw = |opcode: u8, sgl: SglDescriptor, fua: bool| {
+            move |cid: u16| {
+                Sqe::new(opcode, cid)
+                    .with_nsid(1)
+                    .with_cdw64(10, lba)
+                    .with_cdw(12, count as u32 - 1 | u32::from(fua) << 30)
+                    .with_sgl(sgl)
+            }
+        };
+        let fua = dice.roll(8) == 0;
+        let len = count as u32 * BLOCK;
+        match dice.roll(5) {
+            0 | 1 => {
+                let want = (lba..lba + count)
+                    .map(|b| blocks.versions[b as usize])
+                    .collect();
+                let have = Vec::new();
+                let sgl = SglDescriptor::transport(len);
+                self.fly(rw(2, sgl, fua), &[], Wanted::Read { lba, want, have });
+            }
+            2 if dice.roll(4) == 0 => {
+                let wanted = Wanted::Write {
+                    lba,
+                    blocks: count,
+                    version: 0,
+                };
+                self.fly(rw(8, SglDescriptor::transport(0), fua), &[], wanted);
+            }
+            _ => {
+                blocks.last += 1;
+                let version = blocks.last;
+                let wanted = Wanted::Write {
+                    lba,
+                    blocks: count,
+                    version,
+                };
+                if count <= 2 && dice.roll(3) > 0 {
+                    let data = written(lba, count, version);
+                    self.fly(rw(1, SglDescriptor::in_capsule(0, len), fua), &data, wanted);
+                } else {
+                    self.fly(rw(1, SglDescriptor::transport(len), fua), &[], wanted);
+                }
+            }
+        }
+    }
+
+    fn begin_admin(&mut self, dice: &mut Dice) {
+        let events = self
+            .flying
+            .values()
+            .filter(|f| matches!(f.1, Wanted::Event));
+        if events.count() == 0 {
+            self.fly(|cid| Sqe::new(0x0c, cid), &[], Wanted::Event);
+        }
+        let (data, have) = (4096, 0);
+        let sgl = SglDescriptor::transport(4096);
+        let event = self.flying.iter().find(|f| matches!(f.1.1, Wanted::Event));
+        let event = event.map_or(0, |(cid, _)| u32::from(*cid));
+        match dice.roll(5) {
+            // Abort, so that an event request ends.
+            4 => {
+                let make = |cid| Sqe::new(8, cid).with_cdw(10, event << 16);
+                self.fly(make, &[], Wanted::Admin { data: 0, have });
+            }
+            0 => {
+                let make = |cid| Sqe::new(6, cid).with_cdw(10, 1).with_sgl(sgl);
+                self.fly(make, &[], Wanted::Admin { data, have });
+            }
+            1 => self.fly(
+                |cid| Sqe::new(0x18, cid),
+                &[],
+                Wanted::Admin { data: 0, have },
+            ),
+            2 => {
+                // Host Behavior Support, in the capsule or by R2T.
+                let in_capsule = dice.roll(2) == 0;
+                let sgl = match in_capsule {
+                    true => SglDescriptor::in_capsule(0, 512),
+                    false => SglDescriptor::transport(512),
+                };
+                let make = |cid| Sqe::new(9, cid).with_cdw(10, 0x16).with_sgl(sgl);
+                let data: &[u8] = if in_capsule { &[0; 512] } else { &[] };
+                self.fly(make, data, Wanted::Admin { data: 0, have });
+            }
+            _ => {
+                let make = |cid| Sqe::new(10, cid).with_cdw(10, 7);
+                self.fly(make, &[], Wanted::Admin { data: 0, have });
+            }
+        }
+    }
+
+    /// Says and hears as much as comes to its mind.
+    fn pump(&mut self, dice: &mut Dice, blocks: &mut Blocks) {
+        let left = self.output.len() - self.at;
+        if left > 0 {
+            let n = match dice.roll(4) {
+                0 => 1 + dice.roll(left as u64) as usize,
+                1 => left.min(1 + dice.roll(100) as usize),
+                _ => left,
+            };
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::send(&self.socket, &self.output[self.at..self.at + n], flags) {
+                Ok(n) => self.at += n,
+                Err(rustix::io::Errno::AGAIN) => {}
+                Err(e) => panic!("queue {} is lost: {e}", self.qid),
+            }
+            if self.at == self.output.len() {
+                self.output.clear();
+                self.at = 0;
+            }
+        }
+        if dice.roll(5) == 0 {
+            return;
+        }
+        let mut more = vec![0; 1 + dice.roll(1 << 17) as usize];
+        match rustix::net::recv(&self.socket, &mut more[..], RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => panic!("queue {} was closed", self.qid),
+            Ok((_, n)) => self.input.extend_from_slice(&more[..n]),
+            Err(rustix::io::Errno::AGAIN) => {}
+            Err(e) => panic!("queue {} is lost: {e}", self.qid),
+        }
+        let mut at = 0;
+        while let Parsed::Pdu(frame) = tcp::parse(&self.input[at..], &self.params).unwrap()
+            && self.input.len() - at >= frame.total_bytes()
+        {
+            let from = at + frame.header_bytes;
+            let data = self.input[from..from + frame.data_bytes].to_vec();
+            if frame.data_digest {
+                let digest = &self.input[from + frame.data_bytes..][..4];
+                assert_eq!(tcp::crc32c(&data).to_le_bytes(), digest);
+            }
+            at += frame.total_bytes();
+            self.hear(&frame.pdu, &data, blocks);
+        }
+        self.input.drain(..at);
+    }
+
+    fn hear(&mut self, pdu: &Pdu, data: &[u8], blocks: &mut Blocks) {
+        match pdu {
+            Pdu::CapsuleResp(cqe) => self.ended(cqe.cid(), cqe.status(), blocks),
+            Pdu::C2hData(c2h) => {
+                let (_, wanted) = self.flying.get_mut(&c2h.cid).expect("data of a command");
+                match wanted {
+                    Wanted::Read { have, .. } => {
+                        assert_eq!(c2h.offset_bytes as usize, have.len());
+                        have.extend_from_slice(data);
+                    }
+                    Wanted::Admin { have, .. } => *have += data.len(),
+                    other => panic!("data for {other:?}"),
+                }
+                if c2h.success {
+                    self.ended(c2h.cid, Status::SUCCESS, blocks);
+                }
+            }
+            Pdu::R2t(r2t) => {
+                let (_, wanted) = self.flying.get(&r2t.cid).expect("an R2T of a command");
+                let all = match *wanted {
+                    Wanted::Write {
+                        lba,
+                        blocks,
+                        version,
+                    } => written(lba, blocks, version),
+                    _ => vec![0; 512],
+                };
+                let (from, len) = (r2t.offset_bytes as usize, r2t.length_bytes as usize);
+                assert_eq!((from, len), (0, all.len()));
+                // In parts smaller than what is allowed, at times.
+                let parts = 1 + len / BLOCK as usize % 3;
+                let most = self.params.max_h2c_data_bytes as usize / parts / 4 * 4;
+                let mut offset = 0;
+                while offset < len {
+                    let n = most.min(len - offset);
+                    let h2c = H2cData {
+                        cid: r2t.cid,
+                        ttag: r2t.ttag,
+                        offset_bytes: offset as u32,
+                        length_bytes: n as u32,
+                        last: offset + n == len,
+                    };
+                    let mut out = vec![0; tcp::MAX_HEADER_BYTES];
+                    let header = tcp::put_h2c_data(&mut out, &self.params, &h2c);
+                    self.output.extend_from_slice(&out[..header]);
+                    self.put_data(&all[offset..offset + n]);
+                    offset += n;
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn ended(&mut self, cid: u16, status: Status, blocks: &mut Blocks) {
+        let (sqe, wanted) = self
+            .flying
+            .remove(&cid)
+            .expect("one answer to each command");
+        match wanted {
+            Wanted::Event => assert!(!status.is_success()),
+            _ => assert_eq!(status, Status::SUCCESS, "{sqe:?} {wanted:?}"),
+        }
+        self.done += 1;
+        match wanted {
+            Wanted::Read { lba, want, have } => {
+                assert_eq!(have.len(), want.len() * BLOCK as usize);
+                for ((lba, version), have) in
+                    (lba..).zip(want).zip(have.chunks_exact(BLOCK as usize))
+                {
+                    let mut want = vec![0; BLOCK as usize];
+                    content(version, lba, &mut want);
+                    assert!(want == have, "block {lba} is not as of {version}");
+                    blocks.busy.remove(&lba);
+                }
+            }
+            Wanted::Write {
+                lba,
+                blocks: count,
+                version,
+            } => {
+                for lba in lba..lba + count {
+                    blocks.versions[lba as usize] = version;
+                    blocks.busy.remove(&lba);
+                }
+            }
+            Wanted::Admin { data, have } => assert_eq!(data, have),
+            Wanted::Flush | Wanted::Event => {}
+        }
+    }
+}
+
+fn written(lba: u64, count: u64, version: u64) -> Vec<u8> {
+    let mut data = vec![0; (count * u64::from(BLOCK)) as usize];
+    for (lba, block) in (lba..).zip(data.chunks_exact_mut(BLOCK as usize)) {
+        content(version, lba, block);
+    }
+    data
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let file = std::fs::File::create(dir.path().join("device")).unwrap();
+        file.set_len(32 << 20).unwrap();
+        let engine = engine(dir.path(), 1);
+        Self {
+            dice: Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            dir,
+            listener: TcpListener::bind("127.0.0.1:0").unwrap(),
+            generation: 1,
+            engine: Some(engine),
+            sockets: BTreeMap::new(),
+            next_socket: 1 << 32,
+            arrivals: BTreeMap::new(),
+            deaths: BTreeMap::new(),
+        }
+    }
+
+    /// Carries a step of the engine's out; if it dies in it, a successor takes over.
+    fn step(&mut self, step: impl FnOnce(&mut Engine, &mut Vec<u64>)) {
+        let mut engine = self.engine.take().unwrap();
+        let mut gone = Vec::new();
+        let lived = catch_unwind(AssertUnwindSafe(|| step(&mut engine, &mut gone)));
+        assert!(gone.is_empty(), "a connection is gone");
+        match lived {
+            Ok(()) => self.engine = Some(engine),
+            Err(why) => {
+                assert!(why.is::<Killed>(), "the engine panicked");
+                self.take_over(engine);
+            }
+        }
+    }
+
+    fn take_over(&mut self, dead: Engine) {
+        let (region, memory) = (dead.region.clone(), dead.memory);
+        dead.die();
+        arm_here("over.adopted", 0);
+        loop {
+            self.generation += 1;
+            let mut next = engine(self.dir.path(), self.generation);
+            // It may die itself, before it counts and after.
+            if self.dice.roll(3) == 0 {
+                let point = self.dice.of(OVER);
+                arm_here(point, 1 + self.dice.roll(2) as u32);
+            }
+            let sockets: Vec<(u64, OwnedFd)> = (self.sockets.iter())
+                .map(|(number, fd)| (*number, fd.try_clone().unwrap()))
+                .collect();
+            let converted = catch_unwind(AssertUnwindSafe(|| {
+                convert(&next, &region, memory, sockets)
+            }));
+            let inheritance = match converted {
+                Ok(inheritance) => inheritance,
+                Err(why) => {
+                    assert!(why.is::<Killed>());
+                    arm_here("over.adopted", 0);
+                    next.die();
+                    continue;
+                }
+            };
+            assert!(inheritance.closed.is_empty(), "{:?}", inheritance.closed);
+            let Inheritance {
+                parts, newcomers, ..
+            } = inheritance;
+            for queue in &parts[0].queues {
+                self.sockets
+                    .insert(queue.constants.socket, queue.fd.clone());
+            }
+            for (socket, fd) in &newcomers {
+                self.sockets.insert(*socket, fd.clone());
+            }
+            let resumed = catch_unwind(AssertUnwindSafe(|| {
+                for part in parts {
+                    next.frontend.inherit(&mut next.core, part);
+                }
+            }));
+            arm_here("over.adopted", 0);
+            if let Err(why) = resumed {
+                assert!(why.is::<Killed>());
+                return self.take_over(next);
+            }
+            self.engine = Some(next);
+            for (socket, _) in newcomers {
+                self.adopt(socket);
+            }
+            return;
+        }
+    }
+
+    /// As the door: a connection whose first PDUs are in its socket.
+    fn adopt(&mut self, socket: u64) {
+        let (arrival, fd) = (
+            self.arrivals[&socket].clone(),
+            self.sockets[&socket].clone(),
+        );
+        self.step(|engine, gone| {
+            let command = ConnectCommand::of(&arrival.connect);
+            let (subsystem, host) = (Nqn::parse(NQN).unwrap(), Nqn::parse(HOST).unwrap());
+            let kind = match command.qid.get() {
+                0 => NewKind::Admin {
+                    association: (engine.associations)
+                        .begin(0, subsystem, host, [7; 16])
+                        .unwrap(),
+                    connect: Box::new(
+                        check_admin_connect(command, &arrival.data, MAX_ADMIN_ENTRIES).unwrap(),
+                    ),
+                    target: Target::Export(ExportId(1)),
+                },
+                _ => NewKind::Io {
+                    cntlid: arrival.data.cntlid.get(),
+                },
+            };
+            let new = NewConnection {
+                socket,
+                fd,
+                params: arrival.params,
+                connect: arrival.connect,
+                data: arrival.data,
+                kind,
+                local: "127.0.0.1:4420".parse().unwrap(),
+                consumed: arrival.consumed,
+                said: 128,
+            };
+            engine.frontend.adopt(&mut engine.core, new);
+            engine.turn(gone);
+        });
+    }
+
+    /// Connects a queue; the engine may die while it gets its place.
+    fn connect(&mut self, command: &ConnectCommand, cntlid: u16, digests: bool) -> (Queue, u64) {
+        let host = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
+        host.set_nodelay(true).unwrap();
+        let (ours, _) = self.listener.accept().unwrap();
+        ours.set_nodelay(true).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        host.set_nonblocking(true).unwrap();
+        // Often full.
+        rustix::net::sockopt::set_socket_send_buffer_size(&ours, 16384).unwrap();
+        let request = tcp::IcReq {
+            pfv: 0,
+            hpda: 0,
+            header_digest: digests,
+            data_digest: digests,
+            max_r2t: 0,
+        };
+        let (params, response) = TcpParams::accept(&request, &Offer::default()).unwrap();
+        let mut out = [0; 256];
+        let n = tcp::put_ic_req(&mut out, &request);
+        assert_eq!(
+            rustix::net::send(&host, &out[..n], SendFlags::empty()),
+            Ok(128)
+        );
+        let n = tcp::put_ic_resp(&mut out, &response);
+        assert_eq!(
+            rustix::net::send(&ours, &out[..n], SendFlags::empty()),
+            Ok(128)
+        );
+        let (subsystem, name) = (Nqn::parse(NQN).unwrap(), Nqn::parse(HOST).unwrap());
+        let data = ConnectData::new([7; 16], cntlid, &subsystem, &name);
+        let mut queue = Queue {
+            socket: host,
+            params: TcpParams::connected(&request, &response).unwrap(),
+            qid: command.qid.get(),
+            input: Vec::new(),
+            output: Vec::new(),
+            at: 0,
+            flying: BTreeMap::new(),
+            next_cid: 0,
+            done: 0,
+        };
+        queue.put(&command.to_sqe(), zerocopy::IntoBytes::as_bytes(&data));
+        let bytes = std::mem::take(&mut queue.output);
+        rustix::net::send(&queue.socket, &bytes, SendFlags::empty()).unwrap();
+        let socket = self.next_socket;
+        self.next_socket += 1;
+        self.sockets.insert(socket, Arc::new(ours.into()));
+        let arrival = Arrival {
+            params,
+            connect: command.to_sqe(),
+            data: Box::new(data),
+            consumed: 128 + bytes.len(),
+        };
+        self.arrivals.insert(socket, arrival);
+        if self.dice.roll(2) == 0 {
+            let point = self.dice.of(PLACING);
+            arm_here(point, 1);
+        }
+        self.adopt(socket);
+        arm_here("over.adopted", 0);
+        // ICResp, and the Connect's answer, once.
+        loop {
+            self.step(Engine::turn);
+            let mut more = vec![0; 512];
+            if let Ok((_, n)) = rustix::net::recv(&queue.socket, &mut more[..], RecvFlags::DONTWAIT)
+            {
+                assert!(n > 0, "refused");
+                queue.input.extend_from_slice(&more[..n]);
+            }
+            if queue.input.len() < 129 {
+                continue;
+            }
+            let rest = queue.input[128..].to_vec();
+            if let Parsed::Pdu(frame) = tcp::parse(&rest, &queue.params).unwrap()
+                && rest.len() >= frame.total_bytes()
+            {
+                let Pdu::CapsuleResp(cqe) = frame.pdu else {
+                    panic!("{:?}", frame.pdu)
+                };
+                assert_eq!(cqe.status(), Status::SUCCESS);
+                queue.input = rest[frame.total_bytes()..].to_vec();
+                return (queue, cqe.result());
+            }
+        }
+    }
+
+    /// An association with so many I/O queues.
+    fn associate(&mut self, io_queues: u16, digests: bool) -> Vec<Queue> {
+        let (mut admin, cntlid) = self.connect(&ConnectCommand::new(0, 0, 32, 0), 0xffff, digests);
+        let wanted = Wanted::Admin { data: 0, have: 0 };
+        let enable = PropertyCommand::set(0, 0x14, false, 0x46_0001).to_sqe();
+        admin.put(&enable, &[]);
+        admin.flying.insert(0, (enable, wanted.clone()));
+        admin.next_cid = 1;
+        let queues = |cid| Sqe::new(9, cid).with_cdw(10, 7).with_cdw(11, 63 << 16 | 63);
+        admin.fly(queues, &[], wanted);
+        let mut blocks = Blocks::new();
+        while !admin.flying.is_empty() {
+            admin.pump(&mut self.dice, &mut blocks);
+            self.step(Engine::turn);
+        }
+        let mut all = vec![admin];
+        for qid in 1..=io_queues {
+            let mut command = ConnectCommand::new(0, qid, 24, 0);
+            if qid % 2 == 1 {
+                command.cattr = ConnectCommand::CATTR_DISABLE_SQ_FLOW_CONTROL;
+            }
+            all.push(self.connect(&command, cntlid as u16, digests).0);
+        }
+        all
+    }
+
+    /// Kills the engine where it is, at a point or between turns.
+    fn kill_somewhere(&mut self, point: Option<&'static str>) {
+        match point {
+            Some(point) => {
+                let count = 1 + self.dice.roll(if self.dice.0 & 1 == 0 { 30 } else { 3 }) as u32;
+                arm_here(point, count);
+            }
+            None => {
+                let engine = self.engine.take().unwrap();
+                self.take_over(engine);
+            }
+        }
+        *self
+            .deaths
+            .entry(point.unwrap_or("between turns"))
+            .or_default() += 1;
+    }
+}
+
+impl Blocks {
+    fn new() -> Self {
+        Self {
+            versions: vec![0; BLOCKS as usize],
+            busy: BTreeSet::new(),
+            last: 0,
+        }
+    }
+}
+
+fn convert(
+    next: &Engine,
+    region: &Region,
+    memory: &'static Memory,
+    sockets: Vec<(u64, OwnedFd)>,
+) -> Inheritance {
+    let fd = region.memory().fd().try_clone_to_owned().unwrap();
+    let bytes = memory.fd().try_clone_to_owned().unwrap();
+    let generation = region
+        .header()
+        .generation
+        .load(std::sync::atomic::Ordering::Relaxed);
+    let mut pending = Pending::new(generation, fd, Some(bytes), None).unwrap();
+    for (number, fd) in sockets {
+        pending.add(number, fd);
+    }
+    pending.convert(Successor {
+        region: &next.region,
+        memory: next.memory,
+        reactors: 1,
+        lanes: &next.lanes,
+        exports: &Exports::default(),
+        associations: &next.associations,
+    })
+}
+
+/// Two hosts, one with digests, with load on all their queues, and so many deaths.
+fn run(seed: u64, deaths: u32, mut point: impl FnMut(u32) -> Option<&'static str>) -> World {
+    let mut world = World::new(seed);
+    let mut queues = world.associate(2, false);
+    queues.extend(world.associate(1, true));
+    let mut blocks = Blocks::new();
+    let mut rounds = 0;
+    while rounds < deaths {
+        let armed = world.generation;
+        let point = point(rounds);
+        world.kill_somewhere(point);
+        let mut turns = 0;
+        // Until it has died, and for a moment longer.
+        while world.generation == armed || turns < 5 {
+            turns += 1;
+            assert!(turns < 20_000, "{point:?} is never passed");
+            let World { dice, .. } = &mut world;
+            for queue in &mut queues {
+                let depth = if queue.qid == 0 { 4 } else { 20 };
+                while queue.flying.len() < depth && dice.roll(3) > 0 {
+                    queue.begin(dice, &mut blocks);
+                }
+                queue.pump(dice, &mut blocks);
+            }
+            world.step(Engine::turn);
+        }
+        rounds += 1;
+    }
+    // What is on its way ends.
+    arm_here("over.adopted", 0);
+    let mut turns = 0;
+    let open = |q: &Queue| q.flying.values().any(|f| !matches!(f.1, Wanted::Event));
+    while queues.iter().any(open) {
+        turns += 1;
+        assert!(turns < 20_000, "a command never ends");
+        for queue in &mut queues {
+            queue.pump(&mut world.dice, &mut blocks);
+        }
+        world.step(Engine::turn);
+    }
+    assert!(queues.iter().all(|q| q.done > 0));
+    world
+}
+
+#[test]
+fn hosts_do_not_notice_deaths_at_any_point() {
+    let world = run(1, SERVING.len() as u32 * 2, |n| {
+        Some(SERVING[n as usize % SERVING.len()])
+    });
+    assert_eq!(world.deaths.len(), SERVING.len());
+}
+
+#[test]
+fn hosts_do_not_notice_deaths_between_turns() {
+    run(2, 40, |_| None);
+}
