@@ -90,6 +90,8 @@ pub(crate) struct NewCommand<'a> {
 pub(crate) struct QueueRecords {
     region: &'static Region,
     queue: u32,
+    /// The word of [`QueueRecords::blame`] but for the slot.
+    blame: u64,
     record: &'static QueueRecord,
     commands: &'static [CommandRecord; MAX_QUEUE_ENTRIES],
     reactor: &'static ReactorRecord,
@@ -104,6 +106,7 @@ impl QueueRecords {
         Some(Self {
             region,
             queue,
+            blame: Blame::word(queue, 0),
             record: region.queues().get(queue as usize)?,
             commands: region.all_commands(queue as usize)?,
             reactor: region.reactors().get(reactor)?,
@@ -353,7 +356,7 @@ impl QueueRecords {
     #[cfg_attr(feature = "recording-cost", inline(never))]
     #[cfg_attr(not(feature = "recording-cost"), inline)]
     pub(crate) fn blame(&self, slot: u16) {
-        put(&self.reactor.blame, Blame::word(self.queue, slot));
+        put(&self.reactor.blame, self.blame | u64::from(slot));
     }
 
     /// The reactor is busy with nobody's any more.
