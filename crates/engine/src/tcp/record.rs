@@ -226,8 +226,8 @@ impl QueueRecords {
     /// The header of a data PDU is taken; its data follows.
     pub(crate) fn begin_data(&self, data: &InData) {
         self.record.put_data(data);
-        put(&self.record.taken, data.begin);
         kill_point!("data.header");
+        put(&self.record.taken, data.begin);
     }
 
     /// Data is in its place, up to this position of the stream.
@@ -483,8 +483,11 @@ mod tests {
             digest: true,
         };
         q.taken.store(476, Relaxed);
-        records.record.put_data(&data);
-        assert_eq!(q.data(476), None, "the header is not taken yet");
+        until("data.header", || records.begin_data(&data));
+        let taken = q.taken.load(Relaxed);
+        assert_eq!(q.data(taken), None, "the header is not taken yet");
+        let (begin, end) = (q.data_begin.load(Relaxed), q.data_end.load(Relaxed));
+        assert_eq!((taken, begin, end), (476, 500, 604));
         records.begin_data(&data);
         assert_eq!(q.data(q.taken.load(Relaxed)), Some(data));
         let asked = Asked {

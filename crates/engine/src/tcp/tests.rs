@@ -417,29 +417,3 @@ fn a_socket_that_others_hold_ends_for_its_host_and_is_watched_no_more() {
     rig.turns(5);
     assert_eq!(rig.frontend.connections(), 0);
 }
-
-/// Work for a profile that counts what recording costs: `cargo xtask bench recording`.
-#[test]
-#[ignore = "its instructions are counted by a profile"]
-fn recording_cost() {
-    const ROUNDS: u64 = 500;
-    let mut rig = rig();
-    rig.map_all();
-    let (_admin, cntlid) = rig.admin();
-    let mut host = rig.io(cntlid, 1, 32);
-    for round in 0..ROUNDS {
-        for cid in 0..8 {
-            let block = (round * 8 + u64::from(cid)) % 4096;
-            match cid % 2 {
-                0 => host.say(&rw(2, cid, block, 1), &[]),
-                _ => host.say(&write_in_capsule(cid, block, 1), &[1; 4096]),
-            }
-        }
-        for _ in 0..8 {
-            while host.hear().is_none() {
-                rig.turns(1);
-            }
-        }
-    }
-    println!("I/Os: {}", ROUNDS * 8);
-}
