@@ -159,7 +159,8 @@ const COMMANDS_AT: usize = QUEUES_AT + MAX_QUEUES * size_of::<QueueRecord>();
 const ITEMS_AT: usize = COMMANDS_AT + MAX_QUEUES * size_of::<[CommandRecord; MAX_QUEUE_ENTRIES]>();
 /// Bytes of a region (sparse).
 pub const REGION_BYTES: usize = ITEMS_AT + MAX_LISTS * size_of::<[ItemRecord; item::MAX_ITEMS]>();
-const _: () = assert!(QUEUES_AT % 64 == 0 && COMMANDS_AT % 4096 == 0 && ITEMS_AT % 4096 == 0);
+const _: () = assert!(QUEUES_AT.is_multiple_of(64) && COMMANDS_AT.is_multiple_of(4096));
+const _: () = assert!(ITEMS_AT.is_multiple_of(4096));
 
 /// A mapped region.
 #[derive(Debug)]
