@@ -6,11 +6,11 @@
 //! connections and is the only writer of translation tables. Each reactor ([`reactor`]) is a thread
 //! with one io_uring that owns what it touches: its lanes, its connections ([`tcp`]), its commands in
 //! flight ([`core`]). They speak through bounded rings ([`mailbox`]). Busy, a reactor polls; idle, it
-//! sleeps in one `io_uring_enter`. The I/O path doesn't allocate, lock, log or block.
+//! sleeps in one `io_uring_enter`. The I/O path doesn't allocate, lock, log or block. What a dead engine left
+//! is taken up where it was ([`takeover`]).
 //!
 //! **What it does not do.** It never opens the catalog and decides nothing about space: it asks the
-//! owner (a fault) and obeys it (grant, revoke). It does not take over a dead engine's queues yet:
-//! hosts reconnect; what that will need is recorded in the state region from the start.
+//! owner (a fault) and obeys it (grant, revoke).
 
 #![deny(unsafe_code)]
 

@@ -17,11 +17,6 @@
 //! **What it does not do.** It waits for no fence ([`crate::core`] does), and decides nothing about whom
 //! to blame (the daemon does).
 
-#![allow(
-    dead_code,
-    reason = "the control thread calls it when it knows its messages"
-)]
-
 mod closing;
 pub(crate) mod counters;
 mod install;
@@ -68,7 +63,6 @@ pub(crate) struct Damage(pub &'static str);
 /// What a dead engine left, while it is being gathered.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    generation: u64,
     region: Region,
     memory: OldMemory,
     blamed: Option<Blamed>,
@@ -110,7 +104,6 @@ impl Pending {
         }
         forebay_xlate::kill_point!("over.adopted");
         Ok(Self {
-            generation,
             region,
             memory,
             blamed,

@@ -5,7 +5,7 @@
 //! sent, and what becomes of each command. It relies on the order in which the dead engine stored its
 //! words (`docs/src/takeover.md`), and on nothing else: what contradicts that order is damage.
 //!
-//! **Not here:** controllers ([`super::controllers`]), and whose exports they are.
+//! **Not here:** controllers, and whose exports they are ([`super::plan`]).
 
 use super::counters::SocketFacts;
 use super::items::{Sent, split};
@@ -95,7 +95,7 @@ pub(super) fn convert_queue(
                 command.state = command.state.with_attempts(attempts);
             }
             let unsent = answers.is_unsent(command.slot);
-            if command.is_asked() && !unsent && !data.is_some_and(|d| d.slot == command.slot) {
+            if command.is_asked() && !unsent && data.is_none_or(|d| d.slot != command.slot) {
                 settle_asked(&mut command, sent.published);
             }
             let next = next(&command, unsent)?;

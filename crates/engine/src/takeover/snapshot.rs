@@ -16,7 +16,7 @@ use forebay_xlate::boundary::region::item::HEADER_BYTES;
 use forebay_xlate::boundary::region::queue::{InData, Kept};
 use forebay_xlate::boundary::region::{
     Asked, CommandRecord, CommandStage, CommandState, Item, MAX_LISTS, MAX_QUEUE_ENTRIES,
-    QueueConstants, QueueRecord, RECEIVE_AT, RECEIVE_BYTES, Region, Span, queue_use,
+    QueueConstants, QueueRecord, RECEIVE_AT, RECEIVE_BYTES, Region, Span,
 };
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -125,8 +125,6 @@ impl OldItems {
 pub(super) struct OldQueue {
     /// Its slot.
     pub queue: u32,
-    /// One of [`queue_use`].
-    pub used: u64,
     /// What never changed.
     pub constants: QueueConstants,
     /// Commands taken.
@@ -171,7 +169,6 @@ impl OldQueue {
         queue: u32,
     ) -> Result<Self, Damage> {
         let record = (region.queues().get(queue as usize)).ok_or(Damage("no such queue"))?;
-        let used = record.used.load(Acquire);
         let key = region.header().key.load(Relaxed);
         let constants = record
             .constants(key, queue)
@@ -193,7 +190,6 @@ impl OldQueue {
         let data_slot = record.data_slot.load(Acquire);
         Ok(Self {
             queue,
-            used,
             number: record.number.load(Relaxed),
             taken: record.taken.load(Acquire),
             kept: kept(record, constants.keep)?,
@@ -215,11 +211,6 @@ impl OldQueue {
             commands,
             constants,
         })
-    }
-
-    /// Whether it serves.
-    pub(super) fn is_live(&self) -> bool {
-        self.used == queue_use::LIVE
     }
 }
 

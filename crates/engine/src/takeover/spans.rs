@@ -139,7 +139,7 @@ impl Spans {
             };
             for lane in &lanes {
                 let whole = || Touched {
-                    ranges: vec![0..lane.volume.config.size_bytes],
+                    ranges: std::iter::once(0..lane.volume.config.size_bytes).collect(),
                     write: true,
                 };
                 let touched = match &command {
@@ -175,7 +175,8 @@ fn touched(
         block_count: lane.volume.blocks(),
     };
     let block = u64::from(geometry.block_bytes);
-    let range = |lba: u64, blocks: u64| vec![lba * block..(lba + blocks) * block];
+    let bytes = |lba: u64, blocks: u64| lba * block..(lba + blocks) * block;
+    let range = |lba, blocks| -> Vec<Range<u64>> { std::iter::once(bytes(lba, blocks)).collect() };
     let (ranges, write) = match io::decode(&command.sqe, NSID, &geometry, MDTS_BYTES).ok()? {
         IoCommand::Read { lba, blocks, .. } => (range(lba, u64::from(blocks)), false),
         IoCommand::Write { lba, blocks, .. } => (range(lba, u64::from(blocks)), true),

@@ -6,6 +6,7 @@ mod failover;
 mod hostile;
 mod rig;
 mod take_over;
+mod take_over_hosts;
 
 use super::*;
 use crate::core::staging::StagingBuffer;
