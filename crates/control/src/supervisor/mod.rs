@@ -24,9 +24,7 @@ mod watchdog;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -38,7 +36,7 @@ use tokio::time::{Instant, timeout};
 
 use self::blame::Verdict;
 pub(crate) use self::connect::connect_socket;
-use self::process::EngineProcess;
+use self::process::{EngineProcess, with_last_words};
 use crate::api::events::EventKind;
 use crate::api::model::{DeathReport, EngineState, Process};
 use crate::config::EngineConfig;
@@ -54,8 +52,6 @@ const YOUNG: Duration = Duration::from_secs(10);
 /// So many may die young before the next one has to wait.
 const YOUNG_DEATHS: u32 = 3;
 const DELAY_AT_MOST: Duration = Duration::from_secs(10);
-/// The most of a dead engine's log that is looked at for its last line.
-const LAST_WORDS_BYTES: u64 = 1024;
 /// Conversations that may break within one engine's life.
 const BREAKS_MAX: u32 = 3;
 /// So many successors may crash over an estate before it is dropped ...
@@ -588,24 +584,5 @@ impl Supervisor {
         if let Some(process) = &*self.process.borrow() {
             process.kill();
         }
-    }
-}
-
-/// Adds where an engine's log is, and the last line that it has written since it had `from` bytes.
-fn with_last_words(cause: String, log: &Path, from: u64) -> String {
-    let read = || -> io::Result<Vec<u8>> {
-        let file = File::open(log)?;
-        let end = file.metadata()?.len();
-        let from = from.max(end.saturating_sub(LAST_WORDS_BYTES)).min(end);
-        let mut said = vec![0; (end - from) as usize];
-        file.read_exact_at(&mut said, from)?;
-        Ok(said)
-    };
-    let said = read().unwrap_or_default();
-    let said = String::from_utf8_lossy(&said);
-    let last = said.lines().map(str::trim).rfind(|line| !line.is_empty());
-    match last {
-        Some(line) => format!("{cause}; its last words in {}: {line}", log.display()),
-        None => format!("{cause}; {} has no word of it", log.display()),
     }
 }

@@ -9,10 +9,10 @@
 //! Not here: when to start one (`supervisor`), what is said to it (`owner`).
 
 use std::cell::RefCell;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -37,6 +37,9 @@ pub(crate) struct EngineRecord {
     /// The daemon that wrote this.
     pub(crate) daemon_pid: u32,
 }
+
+/// The most of a dead engine's log that is looked at for its last line.
+const LAST_WORDS_BYTES: u64 = 1024;
 
 /// An engine process.
 #[derive(Debug)]
@@ -242,6 +245,25 @@ impl EngineProcess {
             Ok(()) | Err(rustix::io::Errno::SRCH) => {}
             Err(error) => tracing::error!(pid = self.pid, %error, "killing the engine"),
         }
+    }
+}
+
+/// Adds where an engine's log is, and the last line that it has written since it had `from` bytes.
+pub(super) fn with_last_words(cause: String, log: &Path, from: u64) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let file = File::open(log)?;
+        let end = file.metadata()?.len();
+        let from = from.max(end.saturating_sub(LAST_WORDS_BYTES)).min(end);
+        let mut said = vec![0; (end - from) as usize];
+        file.read_exact_at(&mut said, from)?;
+        Ok(said)
+    };
+    let said = read().unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
+    let last = said.lines().map(str::trim).rfind(|line| !line.is_empty());
+    match last {
+        Some(line) => format!("{cause}; its last words in {}: {line}", log.display()),
+        None => format!("{cause}; {} has no word of it", log.display()),
     }
 }
 

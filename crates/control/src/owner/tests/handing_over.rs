@@ -1,7 +1,6 @@
 //! What a dead engine leaves, and who gets it.
 
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use forebay_xlate::boundary::message::{Blamed, FromEngine};
@@ -124,7 +123,7 @@ impl Line {
         assert_eq!(given.len(), self.hosts.len());
         for ((number, ours), (wanted, host)) in given.into_iter().zip(&mut self.hosts) {
             assert_eq!(number, *wanted);
-            let mut ours = UnixStream::from(OwnedFd::from(ours));
+            let mut ours = UnixStream::from(ours);
             ours.write_all(&number.to_le_bytes()).unwrap();
             let mut heard = [0; 8];
             host.read_exact(&mut heard).unwrap();
