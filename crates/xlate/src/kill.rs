@@ -290,4 +290,27 @@ mod tests {
             assert!(parts.len() == 2 && parts.into_iter().all(letters), "{name}");
         }
     }
+
+    #[test]
+    fn every_point_is_somewhere_in_the_source() {
+        fn read(folder: &std::path::Path, all: &mut String) {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    read(&path, all);
+                } else if path.extension().is_some_and(|e| e == "rs") && !path.ends_with("kill.rs")
+                {
+                    all.push_str(&std::fs::read_to_string(path).unwrap());
+                }
+            }
+        }
+        let mut all = String::new();
+        for name in ["xlate", "engine", "control"] {
+            let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+            read(&folder.join(name).join("src"), &mut all);
+        }
+        let used = |name: &&str| all.contains(&format!("kill_point!(\"{name}\")"));
+        let unused: Vec<_> = POINTS.iter().filter(|name| !used(name)).collect();
+        assert!(unused.is_empty(), "nobody comes to {unused:?}");
+    }
 }
