@@ -4,10 +4,14 @@
 //!
 //! **Design.** Touching a page of a full tmpfs through a mapping kills the process (SIGBUS), so a page is only touched
 //! when this process knows that it is there: a bit per page, set once the page was written by system call (whose answer
-//! is an error and not a signal) or seen. A page without its bit is read by system call. Punching clears bits;
-//! so that no copy is between its look at the bit and its touch, copies count themselves in per region, and a punch
-//! shuts the region and waits for those inside (a few microseconds). A copy that finds a region shut doesn't wait: it
-//! takes the system call, which is always right.
+//! is an error and not a signal) or seen. A page without its bit is read or written by system call; what was there
+//! before this process came is noticed, 64 KiB at a time, where it reads or writes. Punching clears bits; so that no copy
+//! is between its look at the bit and its touch, copies count themselves in per region, and a punch shuts the region
+//! and waits for those inside (a few microseconds). A copy that finds a region shut doesn't wait: it takes the system
+//! call, which is always right.
+//!
+//! The kernel maps a page when it is first touched: at a write that one, at a read its neighbours too, if they are
+//! there. So the first write by copy to a chunk whose pages are all there reads a byte of it before.
 //!
 //! **What it does not do.** A file that somebody shortens under us still kills us. No huge pages. Nothing is durable
 //! beyond what the file system of the file makes of it.
@@ -27,6 +31,9 @@ const PAGE_BYTES: u64 = 4096;
 /// Copies and punches meet per region of this size.
 const REGION_BYTES: u64 = 2 << 20;
 const REGION_COUNTERS: usize = 256;
+/// Pages that are looked for together: what the kernel maps together too. Divides a word of the bitmap.
+const CHUNK_PAGES: u64 = 16;
+const ALL_OF_CHUNK: u64 = (1 << CHUNK_PAGES) - 1;
 /// Set while a region is shut.
 const SHUT: u32 = 1 << 31;
 
@@ -41,6 +48,10 @@ pub(crate) struct Ram {
     len_bytes: u64,
     /// One bit per page: the page is there, and touching it is safe.
     present: Box<[AtomicU64]>,
+    /// One bit per chunk: mapped by now, or so we take it. Not for safety.
+    touched: Box<[AtomicU64]>,
+    /// The file system answers `mincore` for what it has, and for nothing else.
+    is_tmpfs: bool,
     regions: Box<[Region]>,
 }
 
@@ -66,12 +77,13 @@ impl Ram {
             )
         }?;
         // From here on `drop` unmaps.
+        let bits = |count: u64| (0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
         let ram = Self {
             ptr: NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)?,
             len_bytes,
-            present: (0..len_bytes.div_ceil(PAGE_BYTES * 64))
-                .map(|_| AtomicU64::new(0))
-                .collect(),
+            present: bits(len_bytes.div_ceil(PAGE_BYTES)),
+            touched: bits(len_bytes.div_ceil(CHUNK_PAGES * PAGE_BYTES)),
+            is_tmpfs: rustix::fs::fstatfs(fd).is_ok_and(|stat| stat.f_type == libc::TMPFS_MAGIC),
             regions: (0..REGION_COUNTERS).map(|_| Region::default()).collect(),
         };
         // SAFETY: names exactly the new mapping; the advice doesn't change its content.
@@ -91,7 +103,8 @@ impl Ram {
                 Some(inside) if self.all_present(at, part.len_bytes()) => inside,
                 Some(_inside) => {
                     read_by_call(fd, at, part)?;
-                    self.learn(fd, at, part.len_bytes());
+                    let (from, to) = pages(at, part.len_bytes());
+                    self.learn(fd, from, to);
                     return Ok(());
                 }
                 None => return read_by_call(fd, at, part),
@@ -121,13 +134,14 @@ impl Ram {
             let Some(_inside) = self.enter(at) else {
                 return write_by_call(fd, at, part);
             };
-            if !self.all_present(at, part.len_bytes()) {
+            if !self.all_present(at, part.len_bytes()) && !self.is_found(fd, at, part.len_bytes()) {
                 // The call makes the pages and fills them at once, or says why it can't.
                 write_by_call(fd, at, part)?;
                 let (from, to) = pages(at, part.len_bytes());
                 self.mark(from, to, true);
                 return Ok(());
             }
+            self.touch(at, part.len_bytes());
             // SAFETY: as in `read`, with the directions exchanged.
             unsafe {
                 std::ptr::copy_nonoverlapping(
@@ -154,6 +168,13 @@ impl Ram {
             let _shut = self.shut(at);
             // Only whole pages go away. Clearing a bit too many costs a system call later, one too few a signal.
             self.mark(at / PAGE_BYTES, next.div_ceil(PAGE_BYTES), false);
+            let (from, to) = (
+                at / PAGE_BYTES / CHUNK_PAGES,
+                next.div_ceil(CHUNK_PAGES * PAGE_BYTES),
+            );
+            for (word, mask) in words(from, to) {
+                self.touched[word].fetch_and(!mask, Ordering::Relaxed);
+            }
             rustix::fs::fallocate(
                 fd,
                 FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
@@ -225,15 +246,87 @@ impl Ram {
         }
     }
 
-    /// Notes pages that the file has already, from an earlier process for example.
-    fn learn(&self, fd: BorrowedFd<'_>, at: u64, len_bytes: u32) {
-        let (from, to) = pages(at, len_bytes);
-        // The position of the open file is nobody's business, so seeking is free to everybody.
-        if rustix::fs::seek(fd, SeekFrom::Hole(from * PAGE_BYTES))
-            .is_ok_and(|hole| hole >= (to * PAGE_BYTES).min(self.len_bytes))
-        {
-            self.mark(from, to, true);
+    /// Notes the pages that the file has already, from an earlier process for example: of these, and of the rest of
+    /// their last chunk, up to the first gap. For callers that are counted inside.
+    fn learn(&self, fd: BorrowedFd<'_>, from_page: u64, to_page: u64) {
+        let device_end = self.len_bytes.div_ceil(PAGE_BYTES);
+        let end = to_page.next_multiple_of(CHUNK_PAGES).min(device_end);
+        let there = if self.is_tmpfs {
+            self.resident_end(from_page, end)
+        } else {
+            // The position of the open file is nobody's business, so seeking is free to everybody.
+            match rustix::fs::seek(fd, SeekFrom::Hole(from_page * PAGE_BYTES)) {
+                Ok(hole) if hole >= self.len_bytes => device_end,
+                Ok(hole) => hole / PAGE_BYTES,
+                Err(_) => from_page,
+            }
+        };
+        if there > from_page {
+            self.mark(from_page, there.min(end), true);
         }
+    }
+
+    /// Up to where tmpfs has pages, looking at no others: SEEK_HOLE goes on to the next hole, page by page, wherever
+    /// that is. A page that is swapped out, or taken and never written, counts as a gap.
+    fn resident_end(&self, from_page: u64, to_page: u64) -> u64 {
+        let mut at = from_page;
+        while at < to_page {
+            let mut resident = [0u8; 256];
+            let count = (to_page - at).min(resident.len() as u64);
+            // SAFETY: names pages of the mapping, whose last page may not be whole, and an array with a byte for each;
+            // nothing is touched. Wrong if `to_page` were past the mapping's end.
+            let answer = unsafe {
+                libc::mincore(
+                    self.at(at * PAGE_BYTES).cast(),
+                    (count * PAGE_BYTES) as usize,
+                    resident.as_mut_ptr(),
+                )
+            };
+            let known = &resident[..if answer == 0 { count as usize } else { 0 }];
+            let there = known.iter().take_while(|byte| **byte & 1 == 1).count() as u64;
+            at += there;
+            if there < count {
+                break;
+            }
+        }
+        at
+    }
+
+    /// Has the kernel map chunks that are all there in one go each. For callers that are counted inside.
+    fn touch(&self, at: u64, len_bytes: u32) {
+        let (from, to) = pages(at, len_bytes);
+        for chunk in from / CHUNK_PAGES..to.div_ceil(CHUNK_PAGES) {
+            let (touched, bit) = (&self.touched[(chunk / 64) as usize], 1 << (chunk % 64));
+            let is_whole = || self.known_of(chunk) == ALL_OF_CHUNK;
+            if touched.load(Ordering::Relaxed) & bit != 0 || !is_whole() {
+                continue;
+            }
+            touched.fetch_or(bit, Ordering::Relaxed);
+            // Both ends, as what the kernel maps together is aligned in memory, which the mapping may not be.
+            for page in [chunk * CHUNK_PAGES, (chunk + 1) * CHUNK_PAGES - 1] {
+                // SAFETY: as in `read`, a byte of a page that is there. Volatile, as it is read for its effect alone.
+                unsafe { self.at(page * PAGE_BYTES).read_volatile() };
+            }
+        }
+    }
+
+    /// The bits of a chunk's pages.
+    fn known_of(&self, chunk: u64) -> u64 {
+        let first = chunk * CHUNK_PAGES;
+        self.present[(first / 64) as usize].load(Ordering::Acquire) >> (first % 64) & ALL_OF_CHUNK
+    }
+
+    /// Whether pages without their bits turn out to be there. Asked of a chunk at the second write to it, more or less:
+    /// at the first it would be a system call for nothing where only some of each chunk is written, and later one for
+    /// each write that fills a gap.
+    fn is_found(&self, fd: BorrowedFd<'_>, at: u64, len_bytes: u32) -> bool {
+        let (from, to) = pages(at, len_bytes);
+        for chunk in from / CHUNK_PAGES..to.div_ceil(CHUNK_PAGES) {
+            if (1..=to - from).contains(&self.known_of(chunk).count_ones().into()) {
+                self.learn(fd, chunk * CHUNK_PAGES, chunk * CHUNK_PAGES + 1);
+            }
+        }
+        self.all_present(at, len_bytes)
     }
 
     fn at(&self, offset_bytes: u64) -> *mut u8 {
@@ -346,5 +439,60 @@ mod tests {
                 prop_assert_eq!(is_set, (from..from + count).contains(&page), "page {}", page);
             }
         }
+    }
+
+    #[test]
+    fn what_an_earlier_process_wrote_is_found() -> std::io::Result<()> {
+        use std::os::fd::AsFd;
+        use std::os::unix::fs::FileExt;
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let file = std::fs::File::from(rustix::fs::memfd_create("ram", flags)?);
+        // The last page is not whole.
+        let len_bytes = 40 * PAGE_BYTES + 512;
+        file.set_len(len_bytes)?;
+        file.write_all_at(&[1; 20 * 4096], 0)?;
+        file.write_all_at(&[2; 4096], 30 * PAGE_BYTES)?;
+        file.write_all_at(&[3; 512], 40 * PAGE_BYTES)?;
+        // Taken, but never written: the kernel would map it page by page.
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 32 * PAGE_BYTES, PAGE_BYTES)?;
+        let (fd, ram) = (file.as_fd(), Ram::map(file.as_fd(), len_bytes)?);
+        let known = |ram: &Ram| {
+            let is_known = |page: &u64| ram.all_present(page * PAGE_BYTES, 1);
+            (0..41).filter(is_known).collect::<Vec<_>>()
+        };
+        let mut memory = vec![7u8; 8192];
+        let ptr = NonNull::from(&mut memory[..]).cast();
+        // SAFETY: `memory` lives until the end, and is only looked at between the calls.
+        let buf = unsafe { Buf::new(ptr, 8192) };
+
+        // The first write to a chunk makes sure of its own pages, the second finds the others.
+        ram.write(fd, 3 * PAGE_BYTES, buf)?;
+        assert_eq!(known(&ram), [3, 4]);
+        ram.write(fd, 8 * PAGE_BYTES, buf)?;
+        assert_eq!(known(&ram), (0..16).collect::<Vec<_>>());
+        ram.write(fd, 17 * PAGE_BYTES, buf)?;
+        assert!(!ram.is_found(fd, 19 * PAGE_BYTES, 8192));
+        assert_eq!(known(&ram), (0..20).collect::<Vec<_>>());
+        // One that begins in a hole makes its pages, and no others are taken for there.
+        ram.write(fd, 21 * PAGE_BYTES, buf)?;
+        ram.write(fd, 32 * PAGE_BYTES, buf)?;
+        let mut pages: Vec<u64> = (0..20).chain([21, 22, 32, 33]).collect();
+        assert_eq!(known(&ram), pages);
+        // A read notes what it found, to the end of the device at most.
+        ram.read(fd, 30 * PAGE_BYTES, buf.slice(0, 4096).expect("inside"))?;
+        ram.read(fd, 40 * PAGE_BYTES, buf.slice(0, 512).expect("inside"))?;
+        pages.extend([30, 40]);
+        pages.sort_unstable();
+        assert_eq!(known(&ram), pages);
+        assert_eq!(memory[0], 3);
+
+        ram.punch(fd, 0, 16 * PAGE_BYTES)?;
+        assert!(!ram.is_found(fd, 0, 4096));
+        let mut read = vec![9u8; 8192];
+        file.read_exact_at(&mut read, 21 * PAGE_BYTES)?;
+        assert_eq!(read, vec![7; 8192]);
+        file.read_exact_at(&mut read, 3 * PAGE_BYTES)?;
+        assert_eq!(read, vec![0; 8192]);
+        Ok(())
     }
 }
