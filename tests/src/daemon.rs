@@ -187,6 +187,21 @@ impl Daemon {
         processes(&self.status()?).context("no engine runs")
     }
 
+    /// The number of the engine that runs, among those that its daemon started.
+    ///
+    /// # Errors
+    /// If none runs.
+    pub fn engine_number(&self) -> Result<usize> {
+        let engine = self.processes()?.engine;
+        let environment = std::fs::read(format!("/proc/{engine}/environ"))?;
+        let mut variables = environment.split(|byte| *byte == 0);
+        let number = variables.find_map(|variable| {
+            let role = std::str::from_utf8(variable).ok()?;
+            role.strip_prefix("FOREBAY_KILL_ROLE=engine")?.parse().ok()
+        });
+        number.context("an engine without a role")
+    }
+
     /// Waits until an engine runs whose generation is above `generation`.
     ///
     /// # Errors
@@ -337,7 +352,9 @@ impl Daemon {
             .collect()
     }
 
-    fn with_logs(&self, error: anyhow::Error) -> anyhow::Error {
+    /// The error with what daemon and engines said last.
+    #[must_use]
+    pub fn with_logs(&self, error: anyhow::Error) -> anyhow::Error {
         error.context(self.logs())
     }
 

@@ -222,11 +222,11 @@ impl Lab {
         // What a host saw explains more than that the scenario waited in vain.
         let loads = loads.into_iter().collect::<Result<Vec<Load>>>();
         let loads = match (loads, ran) {
-            (Err(host), Err(ran)) => return Err(host.context(format!("and: {ran:#}"))),
-            (Err(host), Ok(())) => return Err(host),
-            (Ok(_), Err(ran)) => return Err(ran),
-            (Ok(loads), Ok(())) => loads,
+            (Err(host), Err(ran)) => Err(host.context(format!("and: {ran:#}"))),
+            (Ok(_), Err(ran)) => Err(ran),
+            (loads, Ok(())) => loads,
         };
+        let loads = loads.map_err(|error| self.daemon.with_logs(error))?;
         for load in &loads {
             ensure!(load.commands > 0 && load.no_space == 0, "{load:?}");
         }
