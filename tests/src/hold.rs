@@ -400,8 +400,8 @@ pub fn find_block(file: &Path, block: &[u8]) -> Result<u64> {
             Err(Errno::NXIO) => break,
             Err(errno) => return Err(errno.into()),
         }
-        let hole = rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(at.max(1)))?;
-        while at < hole.max(at + 1) && at + block.len() as u64 <= size {
+        let hole = rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(at + 1))?;
+        while at < hole && at + block.len() as u64 <= size {
             file.read_exact_at(&mut data, at)?;
             if data == block {
                 found.push(at);

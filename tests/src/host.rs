@@ -107,6 +107,7 @@ pub fn is_no_space(written: &Result<()>) -> bool {
     matches!(error, Some(Error::Status { status, .. }) if (status.sct(), status.sc()) == NO_SPACE)
 }
 
+#[derive(Debug)]
 enum Running {
     Read(u64, u32),
     Change(Change, bool),
@@ -496,7 +497,7 @@ impl Host {
                 load.device_errors += 1;
             }
             false if tolerates & LATER != 0 && !end.status.dnr() => load.interrupted += 1,
-            false => bail!("{}: a command ended with {:?}", self.nqn, end.status),
+            false => bail!("{}: {what:?} ended with {:?}", self.nqn, end.status),
         }
         match what {
             Running::Read(lba, blocks) => {

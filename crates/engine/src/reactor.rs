@@ -52,6 +52,8 @@ impl Reactor {
         let (mut busy_at, mut tick_at, mut turn) = (now, now + TICK_NS, 0u64);
         let mut trim_at = None;
         let mut stop_by = None;
+        // What it inherits may stop it in its first turn.
+        self.core.record().last_turn_ns.store(now, Relaxed);
         loop {
             now = self.core.begin_turn();
             turn += 1;

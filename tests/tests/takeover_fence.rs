@@ -1,0 +1,334 @@
+//! What a dead engine, or a connection that ended, still has at a device.
+//!
+//! Purpose: nothing that was in flight is executed again, answered or overlapped before the device is done with it;
+//! everything else is served at once; and what comes late touches nobody's bytes.
+//! Design: the pool is on a file whose reads and writes the test holds ([`forebay_tests::hold`]): the kernel's real
+//! late I/O, with the engine's real lock. Order is shown by events: other commands end while it is held.
+//! Not here: times.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_initiator::{Done, IoOp, IoQueue, Options, Session, Wait};
+use forebay_tests::daemon::target_folder;
+use forebay_tests::hold::{Hold, find_block};
+use forebay_tests::lab::{Lab, LabOptions, MIB, MINUTE};
+use forebay_tests::wait;
+
+const A: &str = "nqn.2026-01.test:host-a";
+const B: &str = "nqn.2026-01.test:host-b";
+const BLOCK: usize = 4096;
+/// Blocks that are written at the beginning, each with its own content.
+const BLOCKS: u64 = 256;
+/// The one that is held.
+const HELD: u64 = 7;
+
+struct Stage {
+    // Before the file it uses.
+    lab: Lab,
+    hold: Hold,
+    _folder: tempfile::TempDir,
+    /// Where the held block lies.
+    place: u64,
+}
+
+/// What block `lba` holds at the beginning (version 1) and later.
+fn content(lba: u64, version: u8) -> Vec<u8> {
+    let mut block = vec![version; BLOCK];
+    for (i, word) in block.chunks_exact_mut(8).enumerate() {
+        word[..7].copy_from_slice(&(lba << 16 | i as u64).to_le_bytes()[..7]);
+    }
+    block
+}
+
+impl Stage {
+    fn new() -> Result<Self> {
+        let parent = target_folder().join("tmp");
+        std::fs::create_dir_all(&parent)?;
+        let folder = tempfile::Builder::new()
+            .prefix("hold-")
+            .tempdir_in(parent.canonicalize()?)?;
+        let hold = Hold::new(folder.path(), 512 * MIB)?;
+        let lab = Lab::new(&LabOptions {
+            devices: vec![format!("file:{}", hold.path().display())],
+            config: "[engine]\nreactors = 1\n".into(),
+            ..LabOptions::default()
+        })?;
+        lab.daemon
+            .cli(&["volume", "create", "t/v", "--size", "64M"])?;
+        lab.daemon.cli(&["export", "create", "t/v", "--any-host"])?;
+        let mut line = Line::new(lab.address, A)?;
+        for lba in 0..BLOCKS {
+            line.write(lba, 1)?;
+            line.wait(lba)?;
+        }
+        line.submit(u64::MAX, &IoOp::Flush, vec![])?;
+        line.wait(u64::MAX)?;
+        let place = find_block(hold.backing(), &content(HELD, 1))?;
+        Ok(Self {
+            lab,
+            hold,
+            _folder: folder,
+            place,
+        })
+    }
+
+    fn range(&self) -> std::ops::Range<u64> {
+        self.place..self.place + BLOCK as u64
+    }
+
+    fn kill_engine(&self) -> Result<()> {
+        let dead = self.lab.daemon.kill_engine()?;
+        self.lab.daemon.wait_engine_after(dead.generation, MINUTE)?;
+        Ok(())
+    }
+
+    /// What lies on the device, at the held block's place.
+    fn on_device(&self) -> Result<Vec<u8>> {
+        let mut block = vec![0; BLOCK];
+        std::fs::File::open(self.hold.backing())?.read_exact_at(&mut block, self.place)?;
+        Ok(block)
+    }
+
+    fn end(mut self) -> Result<()> {
+        self.lab.daemon.pool_check()?;
+        self.lab.daemon.stop()
+    }
+}
+
+/// A connection, whose commands are known by their block.
+struct Line {
+    queue: IoQueue,
+    _session: Session,
+    ended: BTreeMap<u64, Done>,
+}
+
+impl Line {
+    fn new(address: SocketAddr, host: &str) -> Result<Self> {
+        let options = Options {
+            command_timeout: MINUTE,
+            queue_entries: 64,
+            ..Options::default()
+        };
+        let nqn = "nqn.2026-01.io.forebay:t.v";
+        let mut last = None;
+        let connected = wait::until("a connection", MINUTE, || {
+            let connected = Session::connect(address, nqn, host, &options);
+            Ok(connected.map_err(|error| last = Some(error)).ok())
+        });
+        let mut session = connected.with_context(|| format!("{last:?}"))?;
+        Ok(Self {
+            queue: session.open_queue(1)?,
+            _session: session,
+            ended: BTreeMap::new(),
+        })
+    }
+
+    fn submit(&mut self, tag: u64, op: &IoOp, data: Vec<u8>) -> Result<()> {
+        let taken = self.queue.submit(op, tag, data);
+        ensure!(taken.is_ok(), "{op:?} was not taken");
+        self.look(Duration::ZERO)
+    }
+
+    fn look(&mut self, limit: Duration) -> Result<()> {
+        let mut done = Vec::new();
+        self.queue.poll(&mut done, Wait::Block, limit)?;
+        for end in done {
+            let before = self.ended.insert(end.tag, end);
+            ensure!(before.is_none(), "ended twice");
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, lba: u64, version: u8) -> Result<()> {
+        let op = IoOp::Write {
+            lba,
+            blocks: 1,
+            fua: false,
+        };
+        self.submit(lba, &op, content(lba, version))
+    }
+
+    fn read(&mut self, tag: u64, lba: u64) -> Result<()> {
+        let op = IoOp::Read { lba, blocks: 1 };
+        self.submit(tag, &op, vec![0; BLOCK])
+    }
+
+    /// Waits for a command's good end; what it read.
+    fn wait(&mut self, tag: u64) -> Result<Vec<u8>> {
+        let ended = wait::until("a command's end", MINUTE, || {
+            self.look(Duration::from_millis(5))?;
+            Ok(self.ended.remove(&tag))
+        })?;
+        ensure!(ended.status.is_success(), "{:?}", ended.status);
+        Ok(ended.buf)
+    }
+
+    /// Reads and writes many other blocks, all of which end well.
+    fn others_are_served(&mut self) -> Result<()> {
+        for round in 0..4 {
+            for lba in (0..32).filter(|lba| *lba != HELD) {
+                let lba = lba + 32 * (round % 2);
+                let op = IoOp::Read { lba, blocks: 1 };
+                self.submit(1000 + lba, &op, vec![0; BLOCK])?;
+            }
+            for lba in (0..32).filter(|lba| *lba != HELD) {
+                let lba = lba + 32 * (round % 2);
+                let read = self.wait(1000 + lba)?;
+                ensure!(read == content(lba, 1), "block {lba} has changed");
+            }
+            self.write(200 + round, 1)?;
+            self.wait(200 + round)?;
+        }
+        Ok(())
+    }
+
+    fn not_ended(&self, tag: u64, what: &str) -> Result<()> {
+        ensure!(!self.ended.contains_key(&tag), "{what} ended too early");
+        Ok(())
+    }
+}
+
+#[test]
+fn fence_holds_late_write() -> Result<()> {
+    let stage = Stage::new()?;
+    let mut line = Line::new(stage.lab.address, A)?;
+    stage.hold.hold_writes(stage.range());
+    line.write(HELD, 2)?;
+    stage.hold.wait_held(1)?;
+    stage.kill_engine()?;
+    // What overlaps waits, whether carried or new; all else is served on the same connection.
+    line.read(5000, HELD)?;
+    line.others_are_served()?;
+    line.not_ended(HELD, "the write that is still at the device")?;
+    line.not_ended(5000, "a read of its block")?;
+    ensure!(stage.hold.held().len() == 1, "it was executed again");
+    ensure!(stage.on_device()? == content(HELD, 1));
+    stage.hold.release();
+    line.wait(HELD)?;
+    ensure!(line.wait(5000)? == content(HELD, 2), "an old read");
+    ensure!(stage.on_device()? == content(HELD, 2));
+    line.others_are_served()?;
+    stage.end()
+}
+
+/// Three deaths, and the fence still waits for the first.
+#[test]
+fn fence_holds_through_many_deaths() -> Result<()> {
+    let stage = Stage::new()?;
+    let mut line = Line::new(stage.lab.address, A)?;
+    stage.hold.hold_writes(stage.range());
+    line.write(HELD, 2)?;
+    stage.hold.wait_held(1)?;
+    for _ in 0..3 {
+        stage.kill_engine()?;
+        line.others_are_served()?;
+    }
+    line.not_ended(HELD, "the write that is still at the device")?;
+    ensure!(stage.hold.held().len() == 1, "it was executed again");
+    stage.hold.release();
+    line.wait(HELD)?;
+    ensure!(stage.on_device()? == content(HELD, 2));
+    stage.end()
+}
+
+#[test]
+fn fence_holds_late_read() -> Result<()> {
+    let stage = Stage::new()?;
+    let mut line = Line::new(stage.lab.address, A)?;
+    stage.hold.hold_reads(stage.range());
+    line.read(5000, HELD)?;
+    stage.hold.wait_held(1)?;
+    stage.kill_engine()?;
+    line.write(HELD, 2)?;
+    line.others_are_served()?;
+    line.not_ended(5000, "the read that is still at the device")?;
+    line.not_ended(HELD, "a write of its block")?;
+    ensure!(stage.hold.held().len() == 1, "it was executed again");
+    // It lands in the dead engine's memory while the successor's is full of others' data.
+    for lba in (8..40).filter(|lba| *lba != HELD) {
+        line.read(1000 + lba, lba)?;
+    }
+    stage.hold.release();
+    for lba in (8..40).filter(|lba| *lba != HELD) {
+        ensure!(line.wait(1000 + lba)? == content(lba, 1), "block {lba}");
+    }
+    let read = line.wait(5000)?;
+    ensure!(read == content(HELD, 1), "it is older than the write");
+    line.wait(HELD)?;
+    ensure!(stage.on_device()? == content(HELD, 2));
+    stage.end()
+}
+
+#[test]
+fn failover_ghost_write() -> Result<()> {
+    for death in [false, true] {
+        let stage = Stage::new()?;
+        let mut first = Line::new(stage.lab.address, A)?;
+        stage.hold.hold_writes(stage.range());
+        first.write(HELD, 2)?;
+        stage.hold.wait_held(1)?;
+        drop(first);
+        if death {
+            stage.kill_engine()?;
+        }
+        let mut second = Line::new(stage.lab.address, B)?;
+        second.write(HELD, 3)?;
+        second.others_are_served()?;
+        second.not_ended(HELD, "a write over another host's")?;
+        ensure!(stage.hold.held().len() == 1, "it overtook the ghost");
+        stage.hold.release();
+        second.wait(HELD)?;
+        ensure!(stage.on_device()? == content(HELD, 3), "the ghost won");
+        second.read(5000, HELD)?;
+        ensure!(second.wait(5000)? == content(HELD, 3));
+        stage
+            .end()
+            .with_context(|| format!("with a death between: {death}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn buffer_reuse_after_cancel() -> Result<()> {
+    for death in [false, true] {
+        let stage = Stage::new()?;
+        let mut first = Line::new(stage.lab.address, A)?;
+        stage.hold.hold_reads(stage.range());
+        first.read(5000, HELD)?;
+        stage.hold.wait_held(1)?;
+        // Nobody waits for it any more, but the device still has the address of its buffer.
+        drop(first);
+        if death {
+            stage.kill_engine()?;
+        }
+        let mut lines = (0..6)
+            .map(|_| Line::new(stage.lab.address, B))
+            .collect::<Result<Vec<_>>>()?;
+        let blocks = || (8..40).filter(|lba| *lba != HELD);
+        for round in 0..20 {
+            for line in &mut lines {
+                for lba in blocks() {
+                    line.read(1000 + lba, lba)?;
+                }
+            }
+            if round == 10 {
+                stage.hold.release();
+            }
+            for line in &mut lines {
+                for lba in blocks() {
+                    let read = line.wait(1000 + lba)?;
+                    ensure!(read == content(lba, 1), "block {lba} in round {round}");
+                }
+            }
+        }
+        drop(lines);
+        stage
+            .end()
+            .with_context(|| format!("with a death between: {death}"))?;
+    }
+    Ok(())
+}

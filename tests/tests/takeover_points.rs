@@ -1,0 +1,194 @@
+//! Death at each named point of the take-over's specification, one after the other, and in pairs.
+//!
+//! Purpose: whatever instruction an engine, its successor or the daemon dies at, hosts that have connections notice
+//! nothing while one of both lives, and lose nothing when both are dead.
+//! Design: engines of one daemon die in a chain, each at its own point ([`forebay_xlate::kill`]); between two that die
+//! while they take over, one dies at work. Hosts work all the while, and a visitor connects, is told of a volume's growth,
+//! and leaves, so that every point is come to. `FOREBAY_PAIRS` says how many pairs, `FOREBAY_TEST_SEED` which.
+//! Not here: random times (`takeover.rs`).
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_initiator::{Error, IoOp, Options, Session};
+use forebay_tests::host::{Dice, HOST_NQN};
+use forebay_tests::lab::{self, Lab, LabOptions, MIB, MINUTE, Noticed};
+use forebay_tests::wait;
+use forebay_xlate::kill::POINTS;
+
+const VISITED: &str = "nqn.2026-01.io.forebay:t.visited";
+
+fn points(of: impl Fn(&str) -> bool) -> Vec<&'static str> {
+    POINTS.iter().copied().filter(|point| of(point)).collect()
+}
+
+fn at_work() -> Vec<&'static str> {
+    points(|point| !point.starts_with("over.") && !point.starts_with("daemon."))
+}
+
+fn taking_over() -> Vec<&'static str> {
+    points(|point| point.starts_with("over."))
+}
+
+/// Connects, reads and writes, hears of growth, leaves; over and over.
+fn visit(lab_address: std::net::SocketAddr, grow: &dyn Fn() -> Result<()>) -> Result<(), Error> {
+    let options = Options {
+        command_timeout: MINUTE,
+        connect_timeout: MINUTE,
+        ..Options::default()
+    };
+    let mut session = Session::connect(lab_address, VISITED, HOST_NQN, &options)?;
+    let mut queue = session.open_queue(1)?;
+    let write = IoOp::Write {
+        lba: 1,
+        blocks: 32,
+        fua: true,
+    };
+    queue.execute(&write, vec![5; 32 * 4096], MINUTE)?;
+    let _ = grow();
+    session.wait_events(Duration::from_millis(100))?;
+    let read = IoOp::Read { lba: 1, blocks: 32 };
+    let found = queue.execute(&read, vec![0; 32 * 4096], MINUTE)?;
+    assert!(found == vec![5; 32 * 4096], "the visitor's own write");
+    drop(queue);
+    session.close()
+}
+
+/// Engines die at these points, in this order; the last one lives.
+fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
+    let kills: Vec<String> = chain
+        .iter()
+        .enumerate()
+        .map(|(i, (point, count))| format!("engine{}:{point}:{count}", i + 1))
+        .collect();
+    let mut lab = Lab::new(&LabOptions::volumes(2, 32 * MIB))?;
+    lab.daemon
+        .cli(&["volume", "create", "t/visited", "--size", "16M"])?;
+    lab.daemon
+        .cli(&["export", "create", "t/visited", "--any-host"])?;
+    let address = lab.address;
+    let mut cli = Vec::new();
+    for mib in 0..2000 {
+        let size = format!("{}M", 20 + 4 * mib);
+        cli.push(
+            lab.daemon
+                .cli_command(&["volume", "resize", "t/visited", "--size", &size]),
+        );
+    }
+    let cli = std::sync::Mutex::new(cli.into_iter());
+    let over = AtomicBool::new(false);
+    let visits = AtomicU64::new(0);
+    lab.during_load(Noticed::Nothing, |daemon, progress| {
+        // The engines of another daemon are armed, so that all hosts are connected before the first dies.
+        progress.more("hosts are connected", 1)?;
+        daemon.kill_daemon()?;
+        daemon.environment = vec![("FOREBAY_KILL".into(), kills.join(","))];
+        daemon.start_again()?;
+        daemon.kill_engine()?;
+        std::thread::scope(|scope| {
+            let visitor = scope.spawn(|| {
+                let mut turned_away = Vec::new();
+                while !over.load(SeqCst) {
+                    let grow = || -> Result<()> {
+                        let next = cli.lock().expect("no panic").next();
+                        let mut command = next.context("grown enough")?;
+                        ensure!(command.output()?.status.success());
+                        Ok(())
+                    };
+                    match visit(address, &grow) {
+                        Ok(()) => drop(visits.fetch_add(1, SeqCst)),
+                        Err(error) => turned_away.push(error.to_string()),
+                    }
+                }
+                turned_away
+            });
+            let waited = (|| -> Result<()> {
+                let mut armed = 0;
+                while armed < chain.len() {
+                    wait::until("a death", MINUTE, || {
+                        progress.alive()?;
+                        let next = daemon.engine_number().ok().filter(|n| *n > armed + 1);
+                        armed = next.map_or(armed, |n| n - 1);
+                        Ok(next)
+                    })
+                    .with_context(|| format!("it never died at {:?}", chain[armed]))?;
+                }
+                progress.more("work after the last death", 100)
+            })();
+            over.store(true, SeqCst);
+            let turned_away = visitor.join().expect("the visitor does not panic");
+            println!("{} visits; failed: {turned_away:?}", visits.load(SeqCst));
+            waited?;
+            // Between accept(2) and the daemon's having the socket, a connection dies with its engine.
+            let unlucky = chain
+                .iter()
+                .filter(|(p, _)| *p == "accept.accepted")
+                .count();
+            ensure!(turned_away.len() <= unlucky, "{turned_away:?}");
+            Ok(())
+        })
+    })?;
+    let takeover = &lab.daemon.cli(&["stats"])?["takeover"];
+    println!("{} deaths; {takeover}", chain.len());
+    lab.finish()
+}
+
+#[test]
+fn kill_at_each_point() -> Result<()> {
+    let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 1));
+    let mut over = taking_over().into_iter();
+    let mut chain = Vec::new();
+    for point in at_work() {
+        chain.push((point, 1 + dice.below(20)));
+        chain.extend(over.next().map(|point| (point, 1)));
+    }
+    ensure!(over.next().is_none(), "every point has its turn");
+    chain_of_deaths(&chain)
+}
+
+#[test]
+fn kill_at_pairs() -> Result<()> {
+    let pairs = lab::count_from("FOREBAY_PAIRS", 60);
+    let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 2));
+    let (first, second) = (at_work(), taking_over());
+    let mut chain = Vec::new();
+    for _ in 0..pairs {
+        let at = dice.below(first.len() as u64) as usize;
+        chain.push((first[at], 1 + dice.below(30)));
+        let at = dice.below(second.len() as u64) as usize;
+        chain.push((second[at], 1));
+    }
+    chain_of_deaths(&chain)
+}
+
+#[test]
+fn the_daemon_dies_at_each_point() -> Result<()> {
+    let mut lab = Lab::new(&LabOptions::volumes(2, 32 * MIB))?;
+    lab.during_load(Noticed::Reconnects, |daemon, progress| {
+        for point in points(|point| point.starts_with("daemon.")) {
+            progress.more("work before the deaths", 50)?;
+            // An engine that is there already, so that the point is come to after its death.
+            daemon.kill_daemon()?;
+            for count in 1.. {
+                let kill = format!("daemon:{point}:{count}");
+                daemon.environment = vec![("FOREBAY_KILL".into(), kill)];
+                let begun = daemon.start_again();
+                // Some points are come to when the daemon finds the engine; then the next time is meant.
+                if begun.is_ok() {
+                    daemon.kill_engine()?;
+                    break;
+                }
+                ensure!(count < 4, "{point}: {begun:?}");
+            }
+            daemon
+                .wait_daemon_death()
+                .with_context(|| format!("the daemon never died at {point}"))?;
+            daemon.environment.clear();
+            daemon.start_again()?;
+            progress.more(point, 50)?;
+        }
+        Ok(())
+    })?;
+    lab.finish()
+}
