@@ -171,7 +171,7 @@ struct Troubles<'a> {
 impl Troubles<'_> {
     /// One trouble, until hosts work as before.
     fn one(&mut self) -> Result<()> {
-        let name = match self.dice.below(12) {
+        let name = match self.dice.below(14) {
             0..=2 => self.engine_dies()?,
             3 => self.daemon_dies()?,
             4 => self.both_die()?,
@@ -194,6 +194,7 @@ impl Troubles<'_> {
                 lose_flushes: true,
                 ..Faults::default()
             })?,
+            11 | 12 => self.everything()?,
             _ => self.device("devices that hang", 0, |_| Faults {
                 hang: true,
                 ..Faults::default()
@@ -284,6 +285,44 @@ impl Troubles<'_> {
             faulty::set(device, &Faults::default())?;
         }
         Ok(name)
+    }
+
+    /// All of them at once: bad devices, deaths, cut connections, a volume that comes and goes.
+    fn everything(&mut self) -> Result<&'static str> {
+        for (tolerates, _) in &self.hosts {
+            tolerates.store(DEVICE | LATER, SeqCst);
+        }
+        for device in &self.devices {
+            let faults = Faults {
+                error_ppm: self.dice.below(5_000),
+                torn_ppm: self.dice.below(5_000),
+                delay_ppm: self.dice.below(50_000),
+                delay_ms: 1 + self.dice.below(50),
+                ..Faults::default()
+            };
+            faulty::set(device, &faults)?;
+        }
+        for _ in 0..3 + self.dice.below(4) {
+            match self.dice.below(5) {
+                0 => drop(self.daemon_dies()?),
+                1 => drop(self.connections_cut()?),
+                2 => {
+                    self.volumes += 1;
+                    let volume = format!("t/new{}", self.volumes);
+                    let daemon = &self.daemon;
+                    daemon.cli(&["volume", "create", &volume, "--size", "8M"])?;
+                    daemon.cli(&["export", "create", &volume, "--any-host"])?;
+                    daemon.cli(&["export", "delete", &volume])?;
+                    daemon.cli(&["volume", "delete", &volume])?;
+                }
+                _ => drop(self.engine_dies()?),
+            }
+            self.pause(300);
+        }
+        for device in &self.devices {
+            faulty::set(device, &Faults::default())?;
+        }
+        Ok("all of these at once")
     }
 
     /// A volume is made, must read as zeros, is written, grown and removed.

@@ -94,10 +94,16 @@ fn main() -> Result<()> {
     println!("kills {kills}");
     println!("exports {EXPORTS}");
     println!("commands {commands}");
-    // Any of these would have ended the run with an error.
-    for name in ["errors", "reconnects", "lost", "double"] {
-        println!("{name} 0");
-    }
+    let errors: u64 = loads
+        .iter()
+        .map(|load| load.interrupted + load.no_space + load.device_errors)
+        .sum();
+    let reconnects = loads.iter().filter(|load| load.lost).count();
+    println!("errors {errors}");
+    println!("reconnects {reconnects}");
+    // A byte that is lost and a command that ends twice have ended the run with an error.
+    println!("lost 0");
+    println!("double 0");
     Ok(())
 }
 

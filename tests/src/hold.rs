@@ -72,7 +72,6 @@ struct State {
     reads: Option<Range<u64>>,
     writes: Option<Range<u64>>,
     waiting: Vec<Waiting>,
-    flushes: u64,
 }
 
 #[derive(Debug)]
@@ -174,12 +173,6 @@ impl Hold {
         })
     }
 
-    /// How many flushes have been asked for.
-    #[must_use]
-    pub fn flushes(&self) -> u64 {
-        self.server.state().flushes
-    }
-
     /// Carries out what is held, oldest first, and holds nothing more.
     pub fn release(&self) {
         let mut state = self.server.state();
@@ -249,11 +242,7 @@ impl Server {
                     Err(errno) => self.fail(unique, errno),
                 }
             }
-            opcode::FSYNC => {
-                self.state().flushes += 1;
-                self.reply(unique, &[]);
-            }
-            opcode::FLUSH | opcode::RELEASE => self.reply(unique, &[]),
+            opcode::FSYNC | opcode::FLUSH | opcode::RELEASE => self.reply(unique, &[]),
             opcode::STATFS => self.reply(unique, &[0; 80]),
             opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => {}
             opcode::LOOKUP => self.fail(unique, Errno::NOENT),

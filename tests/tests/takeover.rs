@@ -207,7 +207,7 @@ fn stuck_reactor_is_replaced() -> Result<()> {
         let stuck = events.get("engine_stuck").context("an event")?;
         ensure!(stuck.len() == 2, "{stuck:?}");
         let message = stuck[0]["message"].as_str().unwrap_or_default();
-        for word in ["t/victim", "opcode 0x02", "block 3"] {
+        for word in ["queue 1", "opcode 0x02", "block 3"] {
             ensure!(message.contains(word), "no `{word}` in: {message}");
         }
         Ok(())

@@ -5,6 +5,7 @@
 //! Design: hosts made of PDUs alone, many commands in flight, their bytes sent in drips, in pieces or in bursts, with
 //! and without digests, data in the capsule and by R2T in halves. Engines die at named points, one after the other, or at
 //! random times. A host knows each place's last answered write; a read must show it, or what is in flight over it.
+//! `FOREBAY_TEST_SEED` says when, `FOREBAY_KILLS` how many deaths at random times follow.
 //! Not here: what a host may do besides reading and writing.
 
 #[allow(dead_code)]
@@ -498,13 +499,4 @@ fn no_write_after_later_write() -> Result<()> {
         "tx.sent",
     ];
     streams_survive(&points, 3, 6)
-}
-
-#[test]
-fn try_it() -> Result<()> {
-    let Ok(points) = std::env::var("TRY_POINTS") else {
-        return Ok(());
-    };
-    let points: Vec<&str> = points.split(',').filter(|p| !p.is_empty()).collect();
-    streams_survive(&points, lab::count_from("TRY_ROUNDS", 10) as usize, 40)
 }
