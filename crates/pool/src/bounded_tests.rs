@@ -1,3 +1,7 @@
+//! Tests of bounded stores: what hangs is waited for no longer than it may be.
+//!
+//! Not here: the device that hangs for real (the whole-system tests).
+
 use super::*;
 use crate::store::{BLOCK_BYTES, MemStore};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};

@@ -1,3 +1,7 @@
+//! Tests of the check: each kind of damage is found, and only leaks are repaired.
+//!
+//! Not here: pools that are damaged on their devices (`tests/flips.rs`).
+
 use super::*;
 use crate::{NewDevice, NewVolume, PoolSpec, create::create, owner::FaultAnswer, store::MemStore};
 use forebay_xlate::types::ExtentIndex;
