@@ -115,7 +115,7 @@ fn main() -> Result<()> {
     if let Err(error) = &ran {
         eprintln!("{error:#}");
     }
-    let loads = loads?;
+    let loads = loads.map_err(|error| lab.daemon.with_logs(error))?;
     ran?;
     let sum = |of: fn(&Load) -> u64| loads.iter().map(of).sum::<u64>();
     println!("{:>8}  commands judged", sum(|load| load.commands));

@@ -497,7 +497,10 @@ impl Host {
                 load.device_errors += 1;
             }
             false if tolerates & LATER != 0 && !end.status.dnr() => load.interrupted += 1,
-            false => bail!("{}: {what:?} ended with {:?}", self.nqn, end.status),
+            false => {
+                let what: String = format!("{what:?}").chars().take(80).collect();
+                bail!("{}: {:?} of {what}", self.nqn, end.status);
+            }
         }
         match what {
             Running::Read(lba, blocks) => {

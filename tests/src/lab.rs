@@ -137,8 +137,15 @@ impl Lab {
             args.extend(["--device".into(), device.replace("FOLDER", &folder)]);
         }
         if options.devices.is_empty() {
-            let device = format!("file:{folder}/pool.img");
-            args.extend(["--device".into(), device, "--size".into(), "2G".into()]);
+            args.extend(["--device".into(), format!("file:{folder}/pool.img")]);
+        }
+        if options
+            .devices
+            .iter()
+            .all(|device| device.starts_with("file:FOLDER"))
+        {
+            // They are made.
+            args.extend(["--size".into(), "2G".into()]);
         }
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         daemon.create_pool(&args)?;

@@ -25,7 +25,11 @@ use rustix::process::{Pid, Signal, kill_process};
 fn kill9_engine_verified() -> Result<()> {
     let kills = lab::count_from("FOREBAY_KILLS", 50);
     let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 1));
-    let mut lab = Lab::new(&LabOptions::volumes(4, 64 * MIB))?;
+    let mut lab = Lab::new(&LabOptions {
+        // Two, because one may be free of the dead engine's requests before the other.
+        devices: vec!["file:FOLDER/a.img".into(), "file:FOLDER/b.img".into()],
+        ..LabOptions::volumes(4, 64 * MIB)
+    })?;
     lab.during_load(Noticed::Nothing, |daemon, progress| {
         progress.more("work before the first death", 50)?;
         for kill in 0..kills {
