@@ -412,9 +412,10 @@ impl Core {
         }
     }
 
-    /// A command was refused before it began.
+    /// A command was refused before it began, and its record is about to be freed.
     #[cold]
-    pub(super) fn carried_refused(&mut self, record: CommandRef) {
+    pub(crate) fn carried_refused(&mut self, record: CommandRef) {
+        self.leave_spans();
         let known: Vec<VolumeId> = self.carried.volumes.keys().copied().collect();
         for volume in known {
             self.carried.ended(volume, |of| of == Of::Command(record));

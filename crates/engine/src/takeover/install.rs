@@ -22,8 +22,8 @@ use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::check::{BufferRef, Seed};
 use forebay_xlate::boundary::region::queue::Kept;
 use forebay_xlate::boundary::region::{
-    CommandRecord, ControllerConstants, ControllerContent, Item, OpStats, QueueConstants, Region,
-    Span, queue_use,
+    CommandRecord, CommandState, ControllerConstants, ControllerContent, Item, OpStats,
+    QueueConstants, Region, Span, queue_use,
 };
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -88,6 +88,10 @@ pub(super) fn install(
                 for (queue, at) in places {
                     plan.spans.disown(queue);
                     if let Some(record) = new.region.queues().get(queue as usize) {
+                        // Whoever gets the slot next has only commands of his own.
+                        for command in new.region.commands(queue as usize) {
+                            command.state.store(CommandState::FREE.0, Relaxed);
+                        }
                         record.used.store(queue_use::FREE, Release);
                     }
                     plan.closed.push((at, Closing::NoRoom));
@@ -95,8 +99,10 @@ pub(super) fn install(
             }
         }
     }
-    for (reactor, part) in inheritance.parts.iter_mut().enumerate() {
-        part.carried = plan.spans.of_reactor(reactor);
+    inheritance.after_fence = plan.spans.after_fence;
+    let carried = plan.spans.by_reactor(new.reactors);
+    for (reactor, (part, carried)) in inheritance.parts.iter_mut().zip(carried).enumerate() {
+        part.carried = carried;
         // For what nobody carries out there is no other record.
         let orphans = part.carried.iter().any(|span| span.command.is_none());
         if let Some(record) = new.region.reactors().get(reactor) {

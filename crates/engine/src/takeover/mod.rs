@@ -127,7 +127,7 @@ impl Pending {
         let now_ns = crate::core::monotonic_ns();
         let plan = plan::plan(region, memory, &facts, self.blamed, new.lanes, now_ns);
         let mut inheritance = install::install(plan, memory, &self.sockets, new);
-        inheritance.after_fence =
+        inheritance.after_fence |=
             (region.reactors().iter()).any(|reactor| reactor.orphans.load(Relaxed) != 0);
         install::copy_figures(&self.region, new);
         forebay_xlate::kill_point!("over.converted");

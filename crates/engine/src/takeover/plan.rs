@@ -12,7 +12,7 @@ use super::queue::{Converted, convert_queue};
 use super::snapshot::OldQueue;
 use super::spans::Spans;
 use super::{Closing, Devices, Next, OldBytes, ServedLane, ServedLanes};
-use crate::tcp::controller_config;
+use crate::tcp::{controller_config, params_of_word};
 use forebay_nvme::controller::{Controller, ControllerState};
 use forebay_xlate::boundary::message::{Blamed, ExportId};
 use forebay_xlate::boundary::region::{
@@ -22,6 +22,9 @@ use forebay_xlate::boundary::region::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use zerocopy::FromBytes;
+
+/// What the door says to a newcomer before its Connect is read.
+const IC_RESP_BYTES: u64 = 128;
 
 /// A queue that goes on.
 pub(super) struct PlannedQueue {
@@ -99,7 +102,7 @@ pub(super) fn plan(
         match looked.constants {
             Some(constants) => of.entry(constants.controller).or_default().push(looked),
             // Whose it was, nobody knows.
-            None => plan.spans.orphans(region, memory, looked.queue, None),
+            None => plan.spans.orphans(region, memory, looked.queue, None, None),
         }
     }
     for (slot, queues) in of {
@@ -114,7 +117,10 @@ pub(super) fn plan(
             _ if blamed == Some(Blamed::Newcomer { socket: *socket }) => {
                 plan.closed.push((at, Closing::Blamed));
             }
-            Ok(facts) if facts.consumed == 0 => plan.newcomers.push(at),
+            // Anything else was said to refuse it.
+            Ok(facts) if facts.consumed == 0 && matches!(facts.accepted, 0 | IC_RESP_BYTES) => {
+                plan.newcomers.push(at);
+            }
             Ok(_) => plan.closed.push((at, Closing::Unrecorded)),
             Err(why) => plan.closed.push((at, (*why).into())),
         }
@@ -145,11 +151,10 @@ fn look(
             Some(Ok(facts)) => convert(region, memory, queue, facts, blamed),
         },
         queue_use::LEAVING => Err(Closing::Leaving),
-        // It is a newcomer, of which nothing was read.
-        queue_use::MADE if matches!(facts, Some(Ok(f)) if f.consumed == 0) => return None,
-        // A record is free only after its socket was shut down.
-        queue_use::FREE if !matches!(facts, Some(Ok(_))) => return None,
-        queue_use::MADE if facts.is_none() => return None,
+        // It is a newcomer, of which nothing was read; or its constants are still its predecessor's.
+        queue_use::MADE if !matches!(facts, Some(Ok(f)) if f.consumed > 0) => return None,
+        // A record is free only after its socket was shut down, or before anything was read.
+        queue_use::FREE if !matches!(facts, Some(Ok(f)) if f.consumed > 0) => return None,
         _ => Err(Closing::Damaged),
     };
     Some(Looked {
@@ -175,6 +180,9 @@ fn convert(
         return Err(Closing::Blamed);
     }
     let old = OldQueue::read(region, memory, queue).map_err(|_| Closing::Damaged)?;
+    if params_of_word(old.constants.params).is_none() {
+        return Err(Closing::Damaged);
+    }
     let converted =
         convert_queue(&old, memory, facts, slot.flatten()).map_err(|_| Closing::Damaged)?;
     Ok((old, converted))
@@ -216,8 +224,8 @@ fn association(
         plan.closed.extend(socket.map(|at| (at, why)));
         // Of an admin queue, nothing gets to a device.
         if qid > 0 {
-            let lane = constants.map(|c| (c.export.map(ExportId), lane));
-            plan.spans.orphans(region, memory, queue, lane);
+            let of = constants.as_ref();
+            plan.spans.orphans(region, memory, queue, of, lane);
         }
     };
     let worst = queues.iter().find_map(|q| match q.fate {

@@ -3,7 +3,8 @@
 //! **Design.** A command that goes on carries its ranges with it, so that what overlaps it and is younger
 //! waits. A command that ends with its connection leaves them behind, until the fence of the devices that
 //! it was given to: nobody does it again, but its bytes may come. Where its record is too damaged to
-//! say which, it is the whole volume; where not even the volume is known, every volume.
+//! say which, it is the whole volume; where not even the volume is known, every volume. What nobody does
+//! again is told to every reactor, also for a volume that is not served: it may be, before the fence.
 //!
 //! **Not here:** how they are waited for (`core::carried`).
 
@@ -14,13 +15,17 @@ use super::{Next, OldBytes, ServedLane, ServedLanes};
 use crate::core::{CarriedSpan, CommandRef, Devices};
 use crate::tcp::{MDTS_BYTES, NSID};
 use forebay_nvme::io::{self, IoCommand, NamespaceGeometry};
-use forebay_xlate::boundary::message::ExportId;
-use forebay_xlate::boundary::region::Region;
+use forebay_xlate::VolumeId;
+use forebay_xlate::boundary::region::{ControllerConstants, Region};
+use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// A span, and what it is sorted by.
 struct Aged {
-    reactor: usize,
+    /// Whose command it is. What nobody does again is every reactor's: its volume may be exported anew
+    /// elsewhere before the fence.
+    reactor: Option<usize>,
     taken_ns: u64,
     queue: u32,
     number: u64,
@@ -30,13 +35,29 @@ struct Aged {
 /// See the module's text.
 pub(super) struct Spans {
     all: Vec<Aged>,
+    /// Volumes that may still change anywhere. One span says it, however much is damaged.
+    whole: BTreeSet<VolumeId>,
     lanes: Vec<ServedLane>,
+    /// Not even the volume is known: nothing is served before the fences have passed.
+    pub after_fence: bool,
 }
 
 /// What a command does to its volume.
 struct Touched {
     ranges: Vec<Range<u64>>,
     write: bool,
+    /// Its data comes from the host.
+    from_host: bool,
+}
+
+/// Where a queue was served.
+enum Served<'a> {
+    /// There still.
+    Here(&'a ServedLane),
+    /// Its export is not served any more, or not yet again.
+    Of(VolumeId),
+    /// Its records don't say.
+    Unknown,
 }
 
 impl Spans {
@@ -44,26 +65,64 @@ impl Spans {
     pub(super) fn new(lanes: &ServedLanes) -> Self {
         Self {
             all: Vec::new(),
+            whole: BTreeSet::new(),
             lanes: lanes.values().cloned().collect(),
+            after_fence: false,
         }
     }
 
-    /// What a reactor is to be told, the oldest first.
-    pub(super) fn of_reactor(&mut self, reactor: usize) -> Vec<CarriedSpan> {
+    /// What each reactor is to be told, the oldest first.
+    pub(super) fn by_reactor(mut self, reactors: usize) -> Vec<Vec<CarriedSpan>> {
         self.all
             .sort_by_key(|a| (a.taken_ns, a.queue, a.number, a.span.bytes.start));
-        let of = self.all.iter().filter(|a| a.reactor == reactor);
-        of.map(|a| a.span.clone()).collect()
+        let mut by_reactor = vec![Vec::new(); reactors];
+        for aged in self.all {
+            match aged.reactor {
+                Some(reactor) => {
+                    if let Some(of) = by_reactor.get_mut(reactor) {
+                        of.push(aged.span);
+                    }
+                }
+                None => {
+                    for of in &mut by_reactor {
+                        of.push(aged.span.clone());
+                    }
+                }
+            }
+        }
+        by_reactor
     }
 
-    fn push(&mut self, lane: &ServedLane, queue: u32, age: Option<&OldCommand>, span: CarriedSpan) {
+    /// All of a volume may still change, by any device.
+    fn everything(&mut self, volume: VolumeId) {
+        if !self.whole.insert(volume) {
+            return;
+        }
         self.all.push(Aged {
-            reactor: lane.served.reactor,
-            taken_ns: age.map_or(0, |c| c.taken_ns),
-            queue,
-            number: age.map_or(0, |c| c.number),
-            span,
+            reactor: None,
+            taken_ns: 0,
+            queue: 0,
+            number: 0,
+            span: CarriedSpan {
+                volume,
+                bytes: 0..u64::MAX,
+                write: true,
+                devices: Devices::All,
+                command: None,
+            },
         });
+    }
+
+    /// All of every volume that is, or was, served.
+    fn everywhere(&mut self, region: &Region) {
+        let here = self.lanes.iter().map(|lane| lane.volume.config.volume);
+        let there = (region.lanes().iter())
+            .filter(|lane| lane.export.load(Relaxed) != 0)
+            .map(|lane| VolumeId(lane.volume.load(Relaxed)));
+        let volumes: BTreeSet<VolumeId> = here.chain(there).collect();
+        for volume in volumes {
+            self.everything(volume);
+        }
     }
 
     /// A queue doesn't go on after all.
@@ -71,6 +130,7 @@ impl Spans {
         for aged in &mut self.all {
             if aged.span.command.is_some_and(|c| c.queue == queue) {
                 aged.span.command = None;
+                aged.reactor = None;
             }
         }
     }
@@ -86,49 +146,65 @@ impl Spans {
             return;
         };
         let slot = queue.old.queue;
+        let volume = lane.volume.config.volume;
         for (command, next) in queue.commands() {
             let (again, devices) = match next {
                 Next::Begin { fenced } => (true, *fenced),
                 Next::Poisoned => (false, devices(command)),
                 _ => continue,
             };
-            // One that makes no sense is answered so, and touches nothing.
-            let Some(touched) = touched(command, memory, lane) else {
-                continue;
+            let touched = match touched(command, memory, lane) {
+                Some(touched) => touched,
+                // It made sense once.
+                None if command.state.submitted_ever() => {
+                    self.everything(volume);
+                    continue;
+                }
+                // One that makes no sense is answered so, and touches nothing.
+                None => continue,
             };
-            if !again && !touched.write {
+            // Whose data is yet to be asked for may never begin.
+            let begins = again && (command.buffer.is_some() || !touched.from_host);
+            if !begins && !(touched.write && command.state.submitted_ever()) {
                 continue;
             }
             for bytes in touched.ranges {
-                let span = CarriedSpan {
-                    volume: lane.volume.config.volume,
-                    bytes,
-                    write: touched.write,
-                    devices,
-                    command: again.then_some(CommandRef {
-                        queue: slot,
-                        slot: command.slot,
-                    }),
-                };
-                self.push(lane, slot, Some(command), span);
+                self.all.push(Aged {
+                    reactor: again.then_some(lane.served.reactor),
+                    taken_ns: command.taken_ns,
+                    queue: slot,
+                    number: command.number,
+                    span: CarriedSpan {
+                        volume,
+                        bytes,
+                        write: touched.write,
+                        devices,
+                        command: again.then_some(CommandRef {
+                            queue: slot,
+                            slot: command.slot,
+                        }),
+                    },
+                });
             }
         }
     }
 
-    /// Those of a queue that doesn't. `lane` is where it was served, as far as that is known: its export
-    /// (`None` for discovery), and that export's lane if there is one.
+    /// Those of a queue that doesn't. `of` is its controller, as far as that is known, and `lane` its
+    /// export's if that is served.
     pub(super) fn orphans(
         &mut self,
         region: &Region,
         memory: &(impl OldBytes + ?Sized),
         queue: u32,
-        lane: Option<(Option<ExportId>, Option<&ServedLane>)>,
+        of: Option<&ControllerConstants>,
+        lane: Option<&ServedLane>,
     ) {
-        let lanes = match lane {
-            None => self.lanes.clone(),
-            Some((_, Some(lane))) => vec![lane.clone()],
-            // Discovery, or an export that is not served: its volume is then nobody's to write to.
-            Some((_, None)) => return,
+        let served = match (of, lane) {
+            // Discovery: nothing gets to a device.
+            (Some(of), _) if of.export.is_none() => return,
+            (_, Some(lane)) => Served::Here(lane),
+            (Some(of), None) => volume_of(region, of).map_or(Served::Unknown, Served::Of),
+            (None, None) => Served::Unknown,
         };
         for (_, command) in commands(region, queue) {
             let command = match command {
@@ -137,31 +213,48 @@ impl Spans {
                 Ok(Some(command)) => Some(command),
                 Err(_) => None,
             };
-            for lane in &lanes {
-                let whole = || Touched {
-                    ranges: std::iter::once(0..lane.volume.config.size_bytes).collect(),
-                    write: true,
-                };
-                let touched = match &command {
-                    Some(command) => touched(command, memory, lane).unwrap_or_else(whole),
-                    None => whole(),
-                };
-                if !touched.write {
-                    continue;
+            let lane = match served {
+                Served::Here(lane) => lane,
+                Served::Of(volume) => return self.everything(volume),
+                Served::Unknown => {
+                    // With a sound controller, the lane it names was another's: it may be any volume.
+                    self.after_fence |= of.is_some();
+                    return self.everywhere(region);
                 }
-                for bytes in touched.ranges {
-                    let span = CarriedSpan {
-                        volume: lane.volume.config.volume,
+            };
+            let volume = lane.volume.config.volume;
+            let known = command.and_then(|c| Some((touched(&c, memory, lane)?, c)));
+            let Some((touched, command)) = known else {
+                return self.everything(volume);
+            };
+            if !touched.write {
+                continue;
+            }
+            for bytes in touched.ranges {
+                self.all.push(Aged {
+                    reactor: None,
+                    taken_ns: command.taken_ns,
+                    queue,
+                    number: command.number,
+                    span: CarriedSpan {
+                        volume,
                         bytes,
                         write: true,
-                        devices: command.as_ref().map_or(Devices::All, devices),
+                        devices: devices(&command),
                         command: None,
-                    };
-                    self.push(lane, queue, command.as_ref(), span);
-                }
+                    },
+                });
             }
         }
     }
+}
+
+/// The volume that a controller's export was of. Its lane's slot is nobody else's while commands of it
+/// are in flight.
+fn volume_of(region: &Region, of: &ControllerConstants) -> Option<VolumeId> {
+    let lane = region.lanes().get(of.lane? as usize)?;
+    let export = lane.export.load(Relaxed).checked_sub(1);
+    (export == of.export).then(|| VolumeId(lane.volume.load(Relaxed)))
 }
 
 /// What a command touches; `None` if it makes no sense for this volume.
@@ -177,7 +270,9 @@ fn touched(
     let block = u64::from(geometry.block_bytes);
     let bytes = |lba: u64, blocks: u64| lba * block..(lba + blocks) * block;
     let range = |lba, blocks| -> Vec<Range<u64>> { std::iter::once(bytes(lba, blocks)).collect() };
-    let (ranges, write) = match io::decode(&command.sqe, NSID, &geometry, MDTS_BYTES).ok()? {
+    let decoded = io::decode(&command.sqe, NSID, &geometry, MDTS_BYTES).ok()?;
+    let from_host = matches!(decoded, IoCommand::Write { .. });
+    let (ranges, write) = match decoded {
         IoCommand::Read { lba, blocks, .. } => (range(lba, u64::from(blocks)), false),
         IoCommand::Write { lba, blocks, .. } => (range(lba, u64::from(blocks)), true),
         IoCommand::WriteZeroes { lba, blocks, .. } => (range(lba, u64::from(blocks)), true),
@@ -194,5 +289,9 @@ fn touched(
         }
         IoCommand::Flush | IoCommand::Hint { .. } => (Vec::new(), false),
     };
-    Some(Touched { ranges, write })
+    Some(Touched {
+        ranges,
+        write,
+        from_host,
+    })
 }

@@ -16,8 +16,9 @@ use super::rx::Rx;
 use super::slots::{Stage, Work};
 use super::tx::{Item, Tx};
 use super::{Event, Frontend, IN_CAPSULE_BYTES, MAX_IO_ENTRIES, MDTS_BYTES, Turn, admin};
-use crate::core::Core;
+use crate::core::{CommandRef, Core};
 use crate::door::Target;
+use crate::mailbox::Upcall;
 use crate::takeover::{InheritedCommand, InheritedController, InheritedQueue, Next, Part};
 use forebay_nvme::controller::ControllerConfig;
 use forebay_nvme::tcp::DIGEST_BYTES;
@@ -25,6 +26,7 @@ use forebay_nvme::{Nqn, Sqe, Status};
 use forebay_xlate::boundary::message::ExportConfig;
 use forebay_xlate::boundary::region::queue::Kept;
 use forebay_xlate::kill_point;
+use rustix::net::Shutdown;
 
 /// What a controller of an export is made with, or one of the discovery service; `None` for an export
 /// whose name is none.
@@ -44,12 +46,12 @@ pub(crate) fn controller_config(
 }
 
 /// A command that is to go on when all connections are there.
-struct Waiting {
-    taken_ns: u64,
-    conn: u32,
-    slot: u16,
-    sqe: Sqe,
-    next: Next,
+pub(super) struct Waiting {
+    pub taken_ns: u64,
+    pub conn: u32,
+    pub slot: u16,
+    pub sqe: Sqe,
+    pub next: Next,
 }
 
 impl Frontend {
@@ -125,12 +127,15 @@ impl Frontend {
     ) -> Result<(), u32> {
         let shared = self.shared.clone();
         let constants = inherited.constants;
-        let (index, generation) = self.next_place();
         let records = QueueRecords::new(shared.region, inherited.queue, self.reactor);
         let (Some(records), Some(params)) = (records, record::params_of_word(constants.params))
         else {
-            return Err(index);
+            // The conversion takes no such queue. Nobody has a place yet.
+            let _ = rustix::net::shutdown(&inherited.fd, Shutdown::Both);
+            core.upcall(Upcall::SocketGone(constants.socket));
+            return Ok(());
         };
+        let (index, generation) = self.next_place();
         let mut list = List::new(inherited.list, shared.region);
         let mut held_bytes = Vec::new();
         for (item, buffer) in inherited.items {
@@ -212,7 +217,7 @@ impl Frontend {
     }
 
     /// Has a command go on.
-    fn go_on(&mut self, core: &mut Core, waiting: Waiting) {
+    pub(super) fn go_on(&mut self, core: &mut Core, waiting: Waiting) {
         let Waiting {
             conn: index,
             slot,
@@ -365,6 +370,12 @@ fn io_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe) -> Optio
     let judged = match judged {
         Ok(judged) => judged,
         Err(status) => {
+            // It never gets to the core, where others may wait for it.
+            let record = CommandRef {
+                queue: conn.queue,
+                slot,
+            };
+            turn.core.carried_refused(record);
             conn.answer(turn.core, slot, status, 0, None, 0);
             return Some(());
         }

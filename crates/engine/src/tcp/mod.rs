@@ -40,6 +40,7 @@ use controllers::{Controllers, Quiesce};
 use forebay_nvme::Status;
 use forebay_xlate::boundary::region::{MAX_QUEUE_ENTRIES, Region};
 pub(crate) use inherit::controller_config;
+pub(crate) use record::params_of_word;
 use rx::{Received, Stop};
 use std::ops::Range;
 use std::os::fd::OwnedFd;

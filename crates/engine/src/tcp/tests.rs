@@ -4,6 +4,7 @@
 
 mod failover;
 mod hostile;
+mod inherit;
 mod rig;
 mod take_over;
 mod take_over_hosts;

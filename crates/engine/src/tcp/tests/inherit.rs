@@ -1,0 +1,57 @@
+//! Commands of a dead engine that can't be begun again, and those that wait for them.
+
+use super::super::inherit::Waiting;
+use super::rig::{V, rig, rw};
+use crate::core::{CarriedSpan, CommandRef, Devices};
+use crate::takeover::Next;
+use forebay_nvme::Status;
+use forebay_nvme::tcp::Pdu;
+
+/// The older one's data came damaged, which it is answered with. The younger one overlaps it.
+#[test]
+fn a_carried_command_that_is_refused_holds_nobody_back() {
+    let mut rig = rig();
+    rig.map_all();
+    let (_admin, cntlid) = rig.admin();
+    let mut host = rig.io(cntlid, 1, 32);
+    let conns = rig.frontend.conns.iter().flatten();
+    let (index, queue) = conns.map(|c| (c.index, c.queue)).last().unwrap();
+    let span = |slot: u16| CarriedSpan {
+        volume: V,
+        bytes: 0..4096,
+        write: true,
+        devices: Devices::None,
+        command: Some(CommandRef { queue, slot }),
+    };
+    rig.core.carry(&[span(0), span(1)]);
+    let conn = rig.frontend.conns[index as usize].as_mut().unwrap();
+    for slot in 0..2 {
+        let buffer = rig.core.staging.take(4096).unwrap();
+        conn.held.take(buffer.len());
+        conn.slots.take_at(slot, 10 + slot, 0).unwrap();
+        let s = conn.slots.get_mut(slot).unwrap();
+        s.damaged = slot == 0;
+        s.len_bytes = 4096;
+        s.buffer = Some(buffer);
+    }
+    for slot in 0..2 {
+        let waiting = Waiting {
+            taken_ns: 0,
+            conn: index,
+            slot,
+            sqe: rw(1, 10 + slot, 0, 1),
+            next: Next::Begin {
+                fenced: Devices::None,
+            },
+        };
+        rig.frontend.go_on(&mut rig.core, waiting);
+    }
+    rig.frontend.mark_dirty(index);
+    rig.turns(20);
+    let mut heard = Vec::new();
+    while let Some((Pdu::CapsuleResp(cqe), _)) = host.hear() {
+        heard.push((cqe.cid(), cqe.status()));
+    }
+    let damaged = Status::TRANSIENT_TRANSPORT_ERROR;
+    assert_eq!(heard, [(10, damaged), (11, Status::SUCCESS)]);
+}
