@@ -48,7 +48,9 @@ impl Events {
     /// Something happened.
     pub(crate) fn tell(&self, kind: EventKind, generation: u64, message: String, news: News) {
         match kind {
-            EventKind::FencePassed | EventKind::TookOver => tracing::info!(generation, "{message}"),
+            EventKind::FencePassed | EventKind::TookOver | EventKind::ExportResumed => {
+                tracing::info!(generation, "{message}");
+            }
             _ => tracing::error!(generation, "{message}"),
         }
         let pause_ns = news.pause.map(ns);
@@ -60,11 +62,6 @@ impl Events {
             device,
             fence_ns: ns(after),
         });
-        if let Some(fence) = fence {
-            self.fences
-                .borrow_mut()
-                .insert(fence.device, fence.fence_ns);
-        }
         let mut counts = self.closed.borrow_mut();
         for (why, count) in &news.closed {
             if counts.len() < REASONS_MAX || counts.contains_key(why) {
@@ -93,6 +90,11 @@ impl Events {
             list.pop_front();
         }
         list.push_back(event);
+    }
+
+    /// How long after a death a device was free of it: counted, but no event.
+    pub(crate) fn note_fence(&self, device: u8, after: Duration) {
+        self.fences.borrow_mut().insert(device, ns(after));
     }
 
     /// All that are kept, oldest first.
@@ -147,6 +149,7 @@ mod tests {
             ..News::default()
         };
         events.tell(EventKind::FencePassed, 0, "x".to_owned(), news);
+        events.note_fence(3, Duration::from_nanos(7));
         let list = events.list();
         assert_eq!(list.len(), EVENTS_KEPT);
         assert_eq!(list[EVENTS_KEPT - 2].message, "take-over 999");

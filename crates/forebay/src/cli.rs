@@ -51,7 +51,7 @@ pub(crate) enum Command {
     Export(ExportCommand),
     /// Show counters of engine, pool and exports
     Stats,
-    /// Show what happened to engines: deaths, take-overs, quarantines
+    /// Show what happened to engines since this daemon started: deaths, take-overs, quarantines
     Events,
     /// Show how daemon and engine are doing
     Status,

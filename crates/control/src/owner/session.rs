@@ -19,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_pool::QuarantineMark;
@@ -280,12 +281,12 @@ impl Session {
         self.say_with(message, Vec::new());
     }
 
-    fn say_with(&self, message: &ToEngine, descriptors: Vec<OwnedFd>) {
+    fn say_with(&self, message: &ToEngine, descriptors: Vec<Arc<OwnedFd>>) {
         self.send_grants();
         self.send(message, descriptors);
     }
 
-    fn send(&self, message: &ToEngine, descriptors: Vec<OwnedFd>) {
+    fn send(&self, message: &ToEngine, descriptors: Vec<Arc<OwnedFd>>) {
         if self.ended.get() {
             return;
         }
@@ -298,7 +299,7 @@ impl Session {
         &self,
         kind: Kind,
         what: &'static str,
-        descriptors: Vec<OwnedFd>,
+        descriptors: Vec<Arc<OwnedFd>>,
         message: impl FnOnce(u64) -> ToEngine,
     ) -> Pending {
         let number = self.next_number.get();
@@ -331,7 +332,7 @@ impl Session {
         descriptor: OwnedFd,
         message: impl FnOnce(u64) -> ToEngine,
     ) -> Pending {
-        self.ask(Kind::Request, what, vec![descriptor], message)
+        self.ask(Kind::Request, what, vec![Arc::new(descriptor)], message)
     }
 
     /// Takes all rights on a range back; for a tenant's deallocation only while that is open.
@@ -396,19 +397,32 @@ impl Session {
             .await
     }
 
-    /// Waits for a device that the engine has its fence on and that is not among these; adds it there.
-    pub(crate) async fn next_ready(&self, known: &mut BTreeSet<DeviceIndex>) -> DeviceIndex {
+    /// Waits until the engine was told of devices, which happens for all that are here at once.
+    pub(crate) async fn devices_told(&self) -> BTreeSet<DeviceIndex> {
+        let told = || {
+            let devices = self.devices.borrow();
+            (!devices.is_empty()).then(|| devices.keys().copied().collect())
+        };
+        self.changed.until(told).await
+    }
+
+    /// Waits until the engine has its fence on one of these devices, or can't have it (none then); takes
+    /// it from them.
+    pub(crate) async fn next_fence(
+        &self,
+        waiting: &mut BTreeSet<DeviceIndex>,
+    ) -> Option<DeviceIndex> {
         let next = || {
             let devices = self.devices.borrow();
-            let ready = |(_, state): &(&DeviceIndex, &DeviceState)| **state == DeviceState::Ready;
-            let mut ready = devices.iter().filter(ready);
-            ready
-                .find(|(device, _)| !known.contains(device))
-                .map(|(device, _)| *device)
+            waiting.iter().find_map(|device| match devices.get(device) {
+                Some(DeviceState::Opening) => None,
+                Some(DeviceState::Ready) => Some((*device, true)),
+                Some(DeviceState::Failed(_)) | None => Some((*device, false)),
+            })
         };
-        let device = self.changed.until(next).await;
-        known.insert(device);
-        device
+        let (device, ready) = self.changed.until(next).await;
+        waiting.remove(&device);
+        ready.then_some(device)
     }
 
     /// Waits until nothing that an earlier conversation asked for is unfinished, or this one is over.

@@ -8,6 +8,7 @@
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use forebay_xlate::boundary::message::{FromEngine, ToEngine};
 use forebay_xlate::boundary::socket::Channel;
@@ -38,9 +39,13 @@ impl Wire {
         })
     }
 
-    pub(super) fn send(&self, message: &ToEngine, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+    pub(super) fn send(
+        &self,
+        message: &ToEngine,
+        descriptors: Vec<Arc<OwnedFd>>,
+    ) -> io::Result<()> {
         let mut channel = self.channel.borrow_mut();
-        channel.send(message, descriptors)?;
+        channel.send_shared(message, descriptors)?;
         if channel.wants_to_write() {
             self.wants_room.notify_one();
         }

@@ -15,15 +15,15 @@
 
 mod blame;
 mod connect;
+mod line;
 pub(crate) mod process;
 pub(crate) mod report;
+mod tell;
 #[cfg(test)]
 mod tests;
 mod watchdog;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
-use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -54,11 +54,6 @@ const YOUNG_DEATHS: u32 = 3;
 const DELAY_AT_MOST: Duration = Duration::from_secs(10);
 /// Conversations that may break within one engine's life.
 const BREAKS_MAX: u32 = 3;
-/// So many successors may crash over an estate before it is dropped ...
-const CRASHES_OVER_ESTATE: u32 = 2;
-/// ... and so many may be killed.
-const DEATHS_OVER_ESTATE: u32 = 5;
-
 /// How the engine is doing.
 #[derive(Debug, Clone)]
 pub(crate) struct EngineView {
@@ -91,8 +86,7 @@ pub(crate) struct Supervisor {
     events: Rc<Events>,
     /// What a dead engine left and no successor has yet.
     estate: RefCell<Option<Estate>>,
-    /// Successors that crashed over it.
-    estate_crashes: Cell<u32>,
+    line: line::Counts,
     /// When the engine died whose estate waits, or that has no running successor yet.
     died_at: Cell<Option<Instant>>,
     death: RefCell<Option<Death>>,
@@ -122,6 +116,8 @@ struct Ended {
     how: String,
     /// Since when it served; never, if it did not come to that.
     running: Option<Instant>,
+    /// The last conversation with it.
+    session: Rc<Session>,
 }
 
 impl Supervisor {
@@ -146,7 +142,7 @@ impl Supervisor {
             process: RefCell::new(None),
             events,
             estate: RefCell::new(None),
-            estate_crashes: Cell::new(0),
+            line: line::Counts::default(),
             died_at: Cell::new(None),
             death: RefCell::new(None),
             next_generation: Cell::new(None),
@@ -176,15 +172,13 @@ impl Supervisor {
             };
             let died_young = match started {
                 Ok((process, greeting)) => {
-                    let session = greeting.session.clone();
+                    self.line.started();
                     let ended = self.accompany(&owner, &process, greeting).await;
-                    let verdict = blame::judge(Some(&session.region), &ended.how);
-                    let died_young = match ended.running {
-                        // Whoever killed it says nothing about it.
-                        Some(since) => verdict.crashed && since.elapsed() < YOUNG,
-                        None => true,
-                    };
-                    self.bury(&owner, &process, Some(&session), verdict);
+                    let verdict = blame::judge(Some(&ended.session.region), &ended.how);
+                    let young = ended.running.is_none_or(|since| since.elapsed() < YOUNG);
+                    // Whoever killed it says nothing about it.
+                    let died_young = young && (verdict.crashed || ended.running.is_none());
+                    self.bury(&owner, &process, Some((&ended.session, young)), verdict);
                     died_young
                 }
                 Err(error) => {
@@ -198,6 +192,7 @@ impl Supervisor {
                         tracing::error!(%error, "starting an engine failed");
                         self.view.borrow_mut().trouble = Some(error.to_string());
                         self.report_death();
+                        self.start_failed();
                     }
                     true
                 }
@@ -300,7 +295,7 @@ impl Supervisor {
             .borrow()
             .as_ref()
             .map(|estate| estate.generation);
-        let died_at = self.died_at.get();
+        let mut died_at = self.died_at.get();
         let progress = |progress| match progress {
             Progress::Converted(conversion) => _ = converted.replace(conversion),
             Progress::Resumed => {
@@ -327,7 +322,7 @@ impl Supervisor {
                 self.prepare_next(owner);
             }
         };
-        let how = loop {
+        let (how, session) = loop {
             let session = greeting.session.clone();
             let ended = tokio::select! {
                 how = process.ended() => Some(how),
@@ -340,15 +335,15 @@ impl Supervisor {
             };
             owner.hang_up(&session);
             if let Some(how) = ended {
-                break how;
+                break (how, session);
             }
             if !self.wanted.get() {
                 // It was told to stop; whoever did has a time limit.
-                break process.ended().await;
+                break (process.ended().await, session);
             }
             // Mostly its death, which the kernel tells a moment later.
             if let Ok(how) = timeout(Duration::from_secs(1), process.ended()).await {
-                break how;
+                break (how, session);
             }
             breaks += 1;
             tracing::warn!(
@@ -366,17 +361,23 @@ impl Supervisor {
                 connect::connect(owner, &process.socket).await
             };
             match again.await {
-                Ok(next) => greeting = next,
+                Ok(next) => {
+                    // It was told all that the one before was.
+                    session.forget_deposit();
+                    greeting = next;
+                    died_at = None;
+                }
                 Err(error) => {
                     tracing::error!(%error, pid = process.pid, "the engine can't be talked to: it is killed");
                     process.kill();
-                    break process.ended().await;
+                    break (process.ended().await, session);
                 }
             }
         };
         Ended {
             how,
             running: running.get(),
+            session,
         }
     }
 
@@ -398,62 +399,13 @@ impl Supervisor {
         process.kill();
     }
 
-    fn took_over(&self, generation: u64, from: Option<u64>, conversion: &Conversion) {
-        let pause = self.died_at.take().map(|at| at.elapsed());
-        self.estate_crashes.set(0);
-        let closed: u32 = conversion.closed.iter().map(|(_, count)| count).sum();
-        let text = format!(
-            "generation {generation} goes on where generation {} stopped, after {:.1} ms: {} queues with {} commands; {closed} connections closed",
-            from.unwrap_or(0),
-            pause.unwrap_or_default().as_secs_f64() * 1e3,
-            conversion.queues,
-            conversion.commands,
-        );
-        let news = News {
-            pause,
-            closed: conversion.closed.clone(),
-            ..News::default()
-        };
-        self.events
-            .tell(EventKind::TookOver, generation, text, news);
-    }
-
-    /// An estate is of no use.
-    fn dropped(&self, generation: u64, why: &str) {
-        self.estate_crashes.set(0);
-        let text = format!("what the dead engine left is dropped, its hosts connect again: {why}");
-        self.events
-            .tell(EventKind::NotTakenOver, generation, text, News::default());
-    }
-
-    /// Tells how long after a death the engine got each device to itself.
-    async fn note_fences(&self, session: &Session, died_at: Option<Instant>) -> Infallible {
-        let Some(died_at) = died_at else {
-            return std::future::pending().await;
-        };
-        let mut known = BTreeSet::new();
-        loop {
-            let device = session.next_ready(&mut known).await;
-            let fence = died_at.elapsed();
-            let text = format!(
-                "the dead engine's last request on {device} had ended after {:.1} ms",
-                fence.as_secs_f64() * 1e3
-            );
-            let news = News {
-                fence: Some((device.0, fence)),
-                ..News::default()
-            };
-            self.events
-                .tell(EventKind::FencePassed, session.generation, text, news);
-        }
-    }
-
-    /// An engine has ended: keeps what it left, unless its end was wanted.
+    /// An engine has ended: keeps what it left, unless its end was wanted. With its last conversation
+    /// goes whether it died young.
     fn bury(
         &self,
         owner: &Rc<Owner>,
         process: &EngineProcess,
-        session: Option<&Rc<Session>>,
+        session: Option<(&Rc<Session>, bool)>,
         verdict: Verdict,
     ) {
         self.process.borrow_mut().take();
@@ -486,36 +438,8 @@ impl Supervisor {
             generation,
             at_unix_ms: now_unix_ms(),
             cause: verdict.cause,
-            region: session.map(|session| session.region.clone()),
+            region: session.map(|(session, _)| session.region.clone()),
         });
-    }
-
-    /// What there is to take over now: still what the engine before the dead one left, if the dead one
-    /// had not got it yet, else what the dead one left.
-    fn keep_estate(&self, session: Option<&Rc<Session>>, verdict: &Verdict) {
-        let mut estate = self.estate.borrow_mut();
-        if let Some(waiting) = &*estate {
-            if waiting.tries > 0 && verdict.crashed {
-                self.estate_crashes.set(self.estate_crashes.get() + 1);
-            }
-            if self.estate_crashes.get() >= CRASHES_OVER_ESTATE
-                || waiting.tries >= DEATHS_OVER_ESTATE
-            {
-                let (generation, tries) = (waiting.generation, waiting.tries);
-                *estate = None;
-                self.dropped(generation, &format!("{tries} successors died over it"));
-            }
-            return;
-        }
-        let left = session.and_then(|session| session.leave(verdict.blamed));
-        if let Some(left) = &left {
-            tracing::info!(
-                generation = left.generation,
-                connections = left.sockets(),
-                "kept what the engine left"
-            );
-        }
-        *estate = left;
     }
 
     /// Writes the report of the last death, if that is not done yet.
@@ -532,13 +456,13 @@ impl Supervisor {
         } = death;
         let written = report::write(&self.state_dir, region.as_deref(), generation, pid, &cause);
         let report_path = written.path.map(|path| path.display().to_string());
-        tracing::error!(
+        // That it died is told already.
+        tracing::info!(
             generation,
             pid,
-            cause,
             commands_in_flight = written.commands_in_flight,
             report = report_path,
-            "the engine died"
+            "the report of the engine's death"
         );
         self.view.borrow_mut().last_death = Some(DeathReport {
             process: Process::Engine,

@@ -109,18 +109,29 @@ fn verdict(crashed: bool) -> Verdict {
     }
 }
 
-/// A supervisor with an estate that a successor after the other dies over: how many may?
-fn deaths_over_an_estate(crashed: bool) -> u32 {
-    let folder = tempfile::tempdir().unwrap();
+/// A supervisor that nobody runs.
+fn idle() -> (Rc<Supervisor>, Rc<Events>) {
+    let at = Path::new("/nowhere");
     let config = EngineConfig {
-        program: folder.path().join("none"),
+        program: at.join("none"),
         reactors: 1,
         cpus: Vec::new(),
         stuck_after: Duration::ZERO,
     };
     let events = Rc::new(Events::default());
-    let at = folder.path();
     let supervisor = Supervisor::new(config, at, at, None, events.clone());
+    (supervisor, events)
+}
+
+fn assert_dropped(supervisor: &Supervisor, events: &Events) {
+    assert!(supervisor.estate.borrow().is_none());
+    let kinds: Vec<EventKind> = events.list().iter().map(|event| event.kind).collect();
+    assert_eq!(kinds, [EventKind::NotTakenOver]);
+}
+
+/// A supervisor with an estate that a successor after the other dies over: how many may?
+fn deaths_over_an_estate(crashed: bool) -> u32 {
+    let (supervisor, events) = idle();
     *supervisor.estate.borrow_mut() = Some(Estate::empty(1));
     // Whoever was not given it dies of something else.
     for _ in 0..10 {
@@ -131,8 +142,7 @@ fn deaths_over_an_estate(crashed: bool) -> u32 {
         supervisor.estate.borrow_mut().as_mut().unwrap().tries += 1;
         supervisor.keep_estate(None, &verdict(crashed));
         if supervisor.estate.borrow().is_none() {
-            let last = events.list().pop().unwrap();
-            assert_eq!(last.kind, EventKind::NotTakenOver);
+            assert_dropped(&supervisor, &events);
             return deaths;
         }
     }
@@ -141,6 +151,52 @@ fn deaths_over_an_estate(crashed: bool) -> u32 {
 
 #[test]
 fn an_estate_that_kills_is_dropped() {
-    assert_eq!(deaths_over_an_estate(true), CRASHES_OVER_ESTATE);
-    assert_eq!(deaths_over_an_estate(false), DEATHS_OVER_ESTATE);
+    assert_eq!(deaths_over_an_estate(true), line::CRASHES_OVER_ESTATE);
+    assert_eq!(deaths_over_an_estate(false), line::DEATHS_OVER_ESTATE);
+}
+
+#[test]
+fn an_estate_that_kills_whoever_goes_on_with_it_is_dropped() {
+    let (supervisor, events) = idle();
+    let die = |generation, verdict: Verdict, young| {
+        supervisor.keep_left(Some(Estate::empty(generation)), &verdict, young);
+        supervisor.line.converted();
+        supervisor.estate.take().is_some()
+    };
+    let of_an_export = || Verdict {
+        export: Some(forebay_pool::ExportId(1)),
+        ..verdict(true)
+    };
+    // Killed, old, and of an export, which its quarantine ends.
+    for generation in 0..20 {
+        assert!(die(generation, verdict(false), true));
+        assert!(die(generation, verdict(true), false));
+        assert!(die(generation, of_an_export(), true));
+    }
+    for generation in 1..line::YOUNG_CRASHES {
+        assert!(die(generation.into(), verdict(true), true));
+    }
+    assert!(!die(100, verdict(true), true));
+    assert_dropped(&supervisor, &events);
+    // The next one begins anew.
+    assert!(die(101, verdict(true), true));
+}
+
+#[test]
+fn an_estate_with_which_no_engine_starts_is_dropped() {
+    let (supervisor, events) = idle();
+    for _ in 0..10 {
+        supervisor.start_failed();
+    }
+    *supervisor.estate.borrow_mut() = Some(Estate::empty(1));
+    for _ in 1..line::FAILED_STARTS {
+        supervisor.start_failed();
+    }
+    supervisor.line.started();
+    for _ in 1..line::FAILED_STARTS {
+        supervisor.start_failed();
+        assert!(supervisor.estate.borrow().is_some());
+    }
+    supervisor.start_failed();
+    assert_dropped(&supervisor, &events);
 }

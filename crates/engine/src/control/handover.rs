@@ -16,9 +16,12 @@ use forebay_xlate::boundary::message::{Blamed, FromEngine};
 use forebay_xlate::boundary::socket::Channel;
 use forebay_xlate::kill_point;
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
+
+/// Why a connection ended of which no descriptor came.
+const NO_DESCRIPTOR: &str = "this engine had no descriptors left";
 
 /// How far this engine is with taking over.
 #[derive(Debug, Default)]
@@ -26,10 +29,10 @@ pub(super) enum Handover {
     /// It has nothing to take over, or has done so.
     #[default]
     None,
-    /// The daemon hands it what there is.
-    Gathering(u64, Pending),
+    /// The daemon hands it what there is; the connections are those without a descriptor.
+    Gathering(u64, Pending, Vec<u64>),
     /// All is converted, and waits for `Resume`.
-    Converted(Inheritance),
+    Converted(Inheritance, Vec<u64>),
 }
 
 /// What becomes of the door's sockets.
@@ -47,10 +50,7 @@ impl Outside for Sockets<'_> {
         let Some(channel) = &mut self.channel else {
             return;
         };
-        // Out of descriptors: it is not deposited, and ends with this engine.
-        if let Ok(fd) = fd.as_fd().try_clone_to_owned() {
-            let _ = channel.send(&FromEngine::Socket { socket }, vec![fd]);
-        }
+        let _ = channel.send_shared(&FromEngine::Socket { socket }, vec![fd.clone()]);
     }
 
     fn gone(&mut self, socket: u64) {
@@ -86,29 +86,27 @@ impl Control {
             (Some(region), memory) => Pending::new(generation, region, memory, blamed),
         };
         match begun {
-            Ok(pending) => self.handover = Handover::Gathering(request, pending),
+            Ok(pending) => self.handover = Handover::Gathering(request, pending, Vec::new()),
             Err(error) => self.say(&FromEngine::Refused { request, error }),
         }
     }
 
     /// Connections of the dead engine. For one without a descriptor there was no room: it ends.
     pub(super) fn gather(&mut self, sockets: Vec<u64>, descriptors: Vec<OwnedFd>) {
-        let Handover::Gathering(_, pending) = &mut self.handover else {
+        let Handover::Gathering(_, pending, without) = &mut self.handover else {
             return;
         };
         let came = descriptors.len();
         for (socket, fd) in sockets.iter().zip(descriptors) {
             pending.add(*socket, fd);
         }
-        for socket in sockets.into_iter().skip(came) {
-            self.say(&FromEngine::SocketGone { socket });
-        }
+        without.extend(sockets.into_iter().skip(came));
     }
 
     /// Those were all.
     pub(super) fn convert(&mut self) {
-        let (request, pending) = match std::mem::take(&mut self.handover) {
-            Handover::Gathering(request, pending) => (request, pending),
+        let (request, pending, without) = match std::mem::take(&mut self.handover) {
+            Handover::Gathering(request, pending, without) => (request, pending, without),
             other => {
                 self.handover = other;
                 return;
@@ -126,13 +124,17 @@ impl Control {
         for (_, _, why) in &inheritance.closed {
             *closed.entry(why.to_string()).or_default() += 1;
         }
+        if !without.is_empty() {
+            let count = u32::try_from(without.len()).unwrap_or(u32::MAX);
+            closed.insert(NO_DESCRIPTOR.to_string(), count);
+        }
         self.say(&FromEngine::Converted {
             request,
             queues: inheritance.queues,
             commands: inheritance.commands,
             closed: closed.into_iter().collect(),
         });
-        self.handover = Handover::Converted(inheritance);
+        self.handover = Handover::Converted(inheritance, without);
     }
 
     fn served_lanes(&self) -> ServedLanes {
@@ -154,8 +156,8 @@ impl Control {
 
     /// This engine's records count from here on: serves what it took over.
     pub(super) fn resume(&mut self) -> Result<(), String> {
-        let inheritance = match std::mem::take(&mut self.handover) {
-            Handover::Converted(inheritance) => inheritance,
+        let (inheritance, without) = match std::mem::take(&mut self.handover) {
+            Handover::Converted(inheritance, without) => (inheritance, without),
             other => {
                 self.handover = other;
                 return Err("nothing is converted".to_string());
@@ -184,6 +186,10 @@ impl Control {
         for (socket, fd, _) in inheritance.closed {
             // The daemon has it too: closing alone says nothing to the host.
             let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
+            self.say(&FromEngine::SocketGone { socket });
+        }
+        // The daemon has the only descriptors of these.
+        for socket in without {
             self.say(&FromEngine::SocketGone { socket });
         }
         Ok(())

@@ -247,13 +247,17 @@ impl Control {
     }
 
     fn say_with(&mut self, message: &FromEngine, descriptors: Vec<OwnedFd>) {
+        self.say_shared(message, descriptors.into_iter().map(Arc::new).collect());
+    }
+
+    fn say_shared(&mut self, message: &FromEngine, descriptors: Vec<Arc<OwnedFd>>) {
         if !self.greeted {
             return;
         }
         let Some(channel) = self.channel.as_mut() else {
             return;
         };
-        if channel.send(message, descriptors).is_err() {
+        if channel.send_shared(message, descriptors).is_err() {
             self.lose_channel();
         }
     }
@@ -335,9 +339,7 @@ impl Control {
             .map(|(n, fd)| (*n, fd.clone()))
             .collect();
         for (socket, fd) in sockets {
-            if let Ok(fd) = clone(fd.as_fd()) {
-                self.say_with(&FromEngine::Held(Held::Socket(socket)), vec![fd]);
-            }
+            self.say_shared(&FromEngine::Held(Held::Socket(socket)), vec![fd]);
         }
         let mut held = Vec::new();
         for known in self.devices.values() {

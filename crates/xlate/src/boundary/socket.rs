@@ -3,7 +3,8 @@
 //!
 //! **Design.** The engine listens, the daemon connects; so either may be replaced. An engine that is
 //! started inherits its first connection ([`pair`]). Sending never
-//! blocks: [`Channel`] queues what the socket doesn't take and the caller polls for room.
+//! blocks: [`Channel`] queues what the socket doesn't take and the caller polls for room. A descriptor
+//! that the sender keeps is not doubled for the queue.
 //! **Not here:** the meaning of messages.
 
 use super::message::{MAX_MESSAGE_BYTES, decode, encode};
@@ -17,6 +18,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 /// The most descriptors that one message carries; the kernel's limit is 253.
 pub const MAX_DESCRIPTORS: usize = 128;
@@ -76,7 +78,7 @@ fn new_socket() -> io::Result<OwnedFd> {
 #[derive(Debug)]
 pub struct Channel {
     fd: OwnedFd,
-    queue: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    queue: VecDeque<(Vec<u8>, Vec<Arc<OwnedFd>>)>,
     buffer: Vec<u8>,
 }
 
@@ -93,6 +95,15 @@ impl Channel {
 
     /// Queues a message and sends what the socket takes.
     pub fn send<M: Serialize>(&mut self, message: &M, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+        self.send_shared(message, descriptors.into_iter().map(Arc::new).collect())
+    }
+
+    /// The same with descriptors that the caller keeps too.
+    pub fn send_shared<M: Serialize>(
+        &mut self,
+        message: &M,
+        descriptors: Vec<Arc<OwnedFd>>,
+    ) -> io::Result<()> {
         if descriptors.len() > MAX_DESCRIPTORS {
             return Err(io::Error::other("too many descriptors for one message"));
         }
@@ -104,7 +115,7 @@ impl Channel {
     /// Sends what is queued, as far as the socket takes it.
     pub fn flush(&mut self) -> io::Result<()> {
         while let Some((bytes, descriptors)) = self.queue.front() {
-            let fds: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+            let fds: Vec<BorrowedFd<'_>> = descriptors.iter().map(|fd| fd.as_fd()).collect();
             let mut space =
                 [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
             let mut control = SendAncillaryBuffer::new(&mut space);

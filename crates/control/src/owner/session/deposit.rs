@@ -4,28 +4,43 @@
 //! Design: the engine deposits its memory's file at the greeting and each socket when it is accepted.
 //! After its death this, with its state region, is an [`Estate`]. It is given to a successor in four
 //! messages; once the successor has converted it, the successor's own session holds everything, and
-//! only then may it act.
+//! only then may it act. Connections may not take the last descriptors of the daemon, which could then
+//! start no engine any more: one beyond that is not kept, and ends with its engine.
 //! Not here: whether there is an engine to give it to (the supervisor).
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_xlate::boundary::message::{Blamed, ToEngine};
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::boundary::socket::MAX_DESCRIPTORS;
 use forebay_xlate::kill_point;
+use rustix::process::{Resource, getrlimit};
 
 use super::{AskError, Kind, Pending, Session};
+
+/// Descriptors that connections leave for everything else; half of them, where there are few.
+const RESERVED_DESCRIPTORS: u64 = 512;
 
 /// What an engine deposited.
 #[derive(Debug, Default)]
 pub(super) struct Deposit {
-    memory: Option<OwnedFd>,
-    sockets: BTreeMap<u64, OwnedFd>,
+    memory: Option<Arc<OwnedFd>>,
+    sockets: BTreeMap<u64, Arc<OwnedFd>>,
+    /// Connections that there was no room for.
+    not_kept: u64,
+}
+
+/// The lowest descriptor that no connection may have. The kernel gives out the lowest that is free, so
+/// this counts whatever else is open.
+fn descriptors_end() -> u64 {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    limit - (limit / 2).min(RESERVED_DESCRIPTORS)
 }
 
 /// What a dead engine leaves.
@@ -74,18 +89,31 @@ pub(crate) struct Conversion {
 
 impl Session {
     pub(super) fn keep_memory(&self, descriptors: Vec<OwnedFd>) {
-        self.deposit.borrow_mut().memory = descriptors.into_iter().next();
+        self.deposit.borrow_mut().memory = descriptors.into_iter().next().map(Arc::new);
     }
 
     pub(super) fn keep_socket(&self, socket: u64, descriptors: Vec<OwnedFd>) {
-        match descriptors.into_iter().next() {
+        self.keep_socket_below(socket, descriptors, descriptors_end());
+    }
+
+    /// Keeps a connection, unless its descriptor is one that is reserved.
+    pub(crate) fn keep_socket_below(&self, socket: u64, descriptors: Vec<OwnedFd>, end: u64) {
+        let fits = |fd: &OwnedFd| u64::from(fd.as_raw_fd().unsigned_abs()) < end;
+        let mut deposit = self.deposit.borrow_mut();
+        match descriptors.into_iter().next().filter(fits) {
             Some(descriptor) => {
-                self.deposit.borrow_mut().sockets.insert(socket, descriptor);
+                deposit.sockets.insert(socket, Arc::new(descriptor));
             }
-            None => tracing::warn!(
-                socket,
-                "a connection came without its descriptor: it ends with the engine"
-            ),
+            None => {
+                deposit.not_kept += 1;
+                // Each doubling is told: there may be thousands.
+                if deposit.not_kept.is_power_of_two() {
+                    tracing::warn!(
+                        connections = deposit.not_kept,
+                        "too few descriptors (RLIMIT_NOFILE): connections that end with the engine"
+                    );
+                }
+            }
         }
     }
 
@@ -131,9 +159,8 @@ impl Session {
     }
 
     fn send_estate(&self, estate: &mut Estate) -> io::Result<Pending> {
-        let copy = |fd: &OwnedFd| fd.as_fd().try_clone_to_owned();
-        let region = estate.region.memory().fd().try_clone_to_owned()?;
-        let memory = estate.deposit.memory.as_ref().map(copy).transpose()?;
+        let region = Arc::new(estate.region.memory().fd().try_clone_to_owned()?);
+        let memory = estate.deposit.memory.clone();
         let descriptors = std::iter::once(region).chain(memory).collect();
         let (generation, blamed) = (estate.generation, estate.blamed);
         estate.tries += 1;
@@ -144,18 +171,20 @@ impl Session {
                 blamed,
             }
         });
-        let all: Vec<(&u64, &OwnedFd)> = estate.deposit.sockets.iter().collect();
+        let all: Vec<(&u64, &Arc<OwnedFd>)> = estate.deposit.sockets.iter().collect();
         for some in all.chunks(MAX_DESCRIPTORS) {
-            // One for which there is no room now ends here.
-            let copied = some
-                .iter()
-                .filter_map(|(socket, fd)| Some((**socket, copy(fd).ok()?)));
-            let (sockets, descriptors) = copied.unzip();
+            let each = some.iter().map(|(socket, fd)| (**socket, Arc::clone(fd)));
+            let (sockets, descriptors) = each.unzip();
             self.say_with(&ToEngine::Sockets { sockets }, descriptors);
         }
         self.say(&ToEngine::SocketsEnd);
         kill_point!("daemon.sockets");
         Ok(pending)
+    }
+
+    /// A later conversation with the same engine has it all.
+    pub(crate) fn forget_deposit(&self) {
+        self.deposit.take();
     }
 
     /// From here on this engine's own records count: takes over what the dead one had deposited, and

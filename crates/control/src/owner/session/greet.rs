@@ -9,6 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_xlate::boundary::message::{BOUNDARY_VERSION, FromEngine, Held, Job, ToEngine};
@@ -84,7 +85,7 @@ impl Session {
             daemon_pid: std::process::id(),
             pool,
         };
-        wire.send(&hello, table.into_iter().collect())?;
+        wire.send(&hello, table.into_iter().map(Arc::new).collect())?;
         let unexpected = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
         let (welcome, descriptors) = wire.next().await?;
         let FromEngine::Welcome {

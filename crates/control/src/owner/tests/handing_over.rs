@@ -1,12 +1,14 @@
 //! What a dead engine leaves, and who gets it.
 
 use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::{Blamed, FromEngine};
 
 use super::super::Progress;
-use super::super::session::{Conversion, Estate};
+use super::super::session::{Conversion, DeviceState, Estate};
 use super::*;
 
 type Told = Rc<RefCell<Vec<Progress>>>;
@@ -407,5 +409,44 @@ fn an_export_that_kills_is_not_told_until_an_operator_says_so() {
         let shown = line.life.with_engine(resumed).await.unwrap();
         assert_eq!(shown.quarantined, None);
         assert_eq!(told(&line), [other, export.0]);
+    });
+}
+
+#[test]
+fn connections_leave_descriptors_for_engines() {
+    run(async {
+        let place = Place::new();
+        let mut line = Line::begin(&place, 1).await;
+        let open = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let one = open();
+        let number = u64::from(one.as_raw_fd().unsigned_abs());
+        line.session.keep_socket_below(2, vec![one], number + 1);
+        let (gone, _other_end) = UnixStream::pair().unwrap();
+        let number = u64::from(gone.as_raw_fd().unsigned_abs());
+        line.session.keep_socket_below(3, vec![gone.into()], number);
+        assert_eq!(line.session.sockets(), 2);
+        line.die(None).await;
+        assert_eq!(line.estate.borrow().as_ref().unwrap().sockets(), 2);
+    });
+}
+
+#[test]
+fn a_fence_is_of_devices_that_a_successor_began_with() {
+    run(async {
+        let place = Place::with_devices(2);
+        let line = Line::begin(&place, 0).await;
+        let mut waiting = line.session.devices_told().await;
+        assert_eq!(waiting.len(), 2);
+        let devices: Vec<DeviceIndex> = waiting.iter().copied().collect();
+        line.session.set_device(devices[0], DeviceState::Opening);
+        line.session.set_device(DeviceIndex(9), DeviceState::Ready);
+        assert_eq!(
+            line.session.next_fence(&mut waiting).await,
+            Some(devices[1])
+        );
+        line.session
+            .set_device(devices[0], DeviceState::Failed("gone".to_owned()));
+        assert_eq!(line.session.next_fence(&mut waiting).await, None);
+        assert!(waiting.is_empty());
     });
 }
