@@ -29,6 +29,8 @@ pub enum Post {
     Device(ServedDevice),
     /// Nothing of an earlier engine is at a device that is served.
     Fenced(DeviceIndex),
+    /// The device will be served before its fence, as soon as it is open; or it won't after all.
+    Expect(DeviceIndex, bool),
     /// A lane is served here, or shows something else now.
     Lane(Box<Lane>),
     /// A lane's export is removed.

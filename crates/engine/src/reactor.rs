@@ -171,9 +171,11 @@ impl Reactor {
 
     fn take(&mut self, post: Post) {
         let core = &mut self.core;
+        core.blame_nobody();
         match post {
             Post::Device(served) => core.set_device(served),
             Post::Fenced(device) => core.fenced(device),
+            Post::Expect(device, expected) => core.expect(device, expected),
             Post::Lane(lane) => {
                 let export = lane.export.export;
                 core.set_lane(*lane);

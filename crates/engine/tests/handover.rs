@@ -2,13 +2,20 @@
 //!
 //! Not here: queues and commands that go on (the take-over's own tests, and the whole system's).
 
+use forebay_device::{Device, OpenOptions};
 use forebay_engine::{Engine, EngineConfig};
-use forebay_xlate::boundary::message::{BOUNDARY_VERSION, FromEngine, Held, ToEngine};
+use forebay_xlate::DeviceIndex;
+use forebay_xlate::boundary::message::{
+    BOUNDARY_VERSION, DeviceConfig, FromEngine, Held, ToEngine,
+};
+use forebay_xlate::boundary::region::{Region, device_mark};
 use forebay_xlate::boundary::socket::{self, Channel};
+use forebay_xlate::shm::SharedMemory;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
 /// Stops a test that hangs.
@@ -283,4 +290,151 @@ fn a_successor_that_loses_its_daemon_before_it_acts_ends() {
         drop(lab.channel);
         lab.engine.join();
     }
+}
+
+const MARKED: [u8; 16] = [5; 16];
+
+/// A file as a device, and the lock that an engine from before still holds there.
+fn held_device(folder: &Path) -> (DeviceConfig, Device) {
+    let path = folder.join("device");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(8 << 20).unwrap();
+    let spec = format!("file:{}", path.display());
+    let held = Device::open(&spec.parse().unwrap(), &OpenOptions::default()).unwrap();
+    held.take_fence(0).unwrap();
+    (config(3, MARKED, spec), held)
+}
+
+fn config(device: u8, uuid: [u8; 16], spec: String) -> DeviceConfig {
+    DeviceConfig {
+        device: DeviceIndex(device),
+        uuid,
+        spec,
+        data_offset_bytes: 1 << 20,
+        extent_bytes: 64 << 10,
+        extents: 16,
+    }
+}
+
+impl Lab {
+    fn set_device(&mut self, request: u64, device: &DeviceConfig) {
+        let device = device.clone();
+        self.say(&ToEngine::SetDevice { request, device }, vec![]);
+    }
+
+    /// Goes on where the engine that left these stopped.
+    fn take_over(&mut self, generation: u64, left: (OwnedFd, OwnedFd)) {
+        let message = ToEngine::TakeOver {
+            request: 50,
+            generation,
+            blamed: None,
+        };
+        self.say(&message, vec![left.0, left.1]);
+        self.say(&ToEngine::SocketsEnd, vec![]);
+        assert!(matches!(self.hear().0, FromEngine::Converted { .. }));
+        self.say(&ToEngine::Resume { request: 51 }, vec![]);
+        assert_eq!(self.done(51), None);
+    }
+
+    /// The mark of the device that is served at this index.
+    fn served(&self, index: usize) -> u64 {
+        let fd = self.region.as_ref().unwrap().try_clone().unwrap();
+        let region = Region::adopt(SharedMemory::from_fd(fd).unwrap()).unwrap();
+        region.devices()[index].served.load(Acquire)
+    }
+
+    fn ready(&mut self, index: u8) {
+        let device = DeviceIndex(index);
+        assert_eq!(self.hear().0, FromEngine::DeviceReady { device });
+    }
+}
+
+#[test]
+fn only_a_device_that_the_dead_engine_served_is_served_before_its_fence() {
+    let folder = tempfile::tempdir().unwrap();
+    let (device, held) = held_device(folder.path());
+    // Nobody tells the first what is in flight there: it waits; and whoever follows it before the
+    // fence knows no more.
+    let mut lab = Lab::start(1);
+    lab.set_device(7, &device);
+    assert_eq!(lab.done(7), None);
+    assert_eq!(lab.served(3), 0);
+    let mut left = lab.stop();
+    for generation in [2, 3] {
+        let mut lab = Lab::start(generation);
+        lab.set_device(7, &device);
+        assert_eq!(lab.done(7), None);
+        lab.take_over(generation - 1, left);
+        assert_eq!(lab.served(3), 0, "engine {generation} serves too early");
+        left = lab.stop();
+    }
+    let mut lab = Lab::start(4);
+    lab.set_device(7, &device);
+    assert_eq!(lab.done(7), None);
+    lab.take_over(3, left);
+    drop(held);
+    lab.ready(3);
+    assert_eq!(lab.served(3), device_mark(&MARKED));
+    left = lab.stop();
+    // Its own commands are recorded: who follows needs to wait for nothing else.
+    let (device, _held) = held_device(folder.path());
+    let mut lab = Lab::start(5);
+    lab.set_device(7, &device);
+    assert_eq!(lab.done(7), None);
+    lab.take_over(4, left);
+    assert_eq!(lab.served(3), device_mark(&MARKED));
+    left = lab.stop();
+    // Another device in its place is another matter.
+    let mut lab = Lab::start(6);
+    let device = config(3, [6; 16], device.spec);
+    lab.set_device(7, &device);
+    assert_eq!(lab.done(7), None);
+    lab.take_over(5, left);
+    assert_eq!(lab.served(3), 0);
+    lab.stop();
+}
+
+#[test]
+fn a_device_that_hangs_when_it_is_opened_holds_up_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let (ready, held) = held_device(folder.path());
+    drop(held);
+    let path = folder.path().join("slow");
+    let spec = format!("volatile:{}?size=8M", path.display());
+    let options = OpenOptions {
+        create_missing: true,
+        ..OpenOptions::default()
+    };
+    drop(Device::open(&spec.parse().unwrap(), &options).unwrap());
+    let slow = config(4, [4; 16], spec);
+    let mut lab = Lab::start(1);
+    for (request, device) in [(7, &slow), (8, &ready)] {
+        lab.set_device(request, device);
+        assert_eq!(lab.done(request), None);
+        lab.ready(device.device.0);
+    }
+    let left = lab.stop();
+    let mut lab = Lab::start(2);
+    // Whoever opens the device waits for this.
+    let journal = std::fs::File::open(path.with_file_name("slow.journal")).unwrap();
+    rustix::fs::flock(&journal, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    lab.set_device(7, &slow);
+    lab.set_device(8, &ready);
+    assert_eq!(lab.done(8), None);
+    lab.ready(3);
+    lab.take_over(1, left);
+    assert_eq!(lab.served(4), 0);
+    // Another daemon asks again; what the first one asked is no business of its.
+    lab.reconnect();
+    lab.set_device(9, &slow);
+    assert_eq!(lab.is_alive(), None);
+    drop(journal);
+    assert_eq!(lab.done(9), None);
+    assert_eq!(
+        lab.served(4),
+        device_mark(&[4; 16]),
+        "as the dead engine did"
+    );
+    lab.ready(4);
+    lab.stop();
 }

@@ -1,9 +1,11 @@
 //! Opening and fencing devices.
 //!
-//! **Design.** The engine takes its own generation's lock on the very descriptor that it does I/O
-//! through, before its first request; then a helper thread waits until every earlier generation's
+//! **Design.** A helper thread opens a device, because one that hangs is to hold up nobody else. The
+//! engine takes its own generation's lock on the very descriptor that it does I/O
+//! through, before its first request; then the helper waits until every earlier generation's
 //! lock has fallen: the fence (`shared/design.md`). Who doesn't know what a dead engine has in flight
-//! serves the device only then. Who has taken that over serves at once ([`Control::serve_devices`]):
+//! serves the device only then. Who has taken that over serves at once what the dead one served
+//! ([`Control::serve_devices`]; the region says which devices those are):
 //! only what was carried, and what overlaps it, waits for [`Post::Fenced`]. A device that comes to
 //! nothing after that keeps its place, since reactors use it; the daemon may ask for its fence again.
 //!
@@ -13,10 +15,13 @@
 use super::{Control, KnownDevice};
 use crate::core::ServedDevice;
 use crate::mailbox::{Post, ring_bell};
-use forebay_device::{Device, DeviceSpec, OpenOptions};
+use forebay_device::{Device, DeviceSpec, Identity, OpenOptions};
 use forebay_xlate::boundary::message::{DeviceConfig, FromEngine};
+use forebay_xlate::boundary::region::device_mark;
 use forebay_xlate::{DeviceIndex, kill_point};
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Release;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How long the helper waits before it says that it still does.
@@ -26,6 +31,10 @@ const FENCE_LIMIT: Duration = Duration::from_secs(3600);
 
 /// From a helper thread.
 pub(super) enum News {
+    /// It is open, and this engine's lock taken.
+    Opened(DeviceIndex, Arc<Device>),
+    /// It is not, and nothing of it is left.
+    NotOpened(DeviceIndex, String),
     /// Every earlier engine is gone from the device.
     Ready(DeviceIndex),
     /// It isn't yet.
@@ -34,131 +43,184 @@ pub(super) enum News {
     Failed(DeviceIndex, String),
 }
 
+/// A device that a helper is opening.
+pub(super) struct Opening {
+    config: DeviceConfig,
+    /// Whom the daemon is to be told of it; none of an earlier daemon's.
+    requests: Vec<u64>,
+}
+
+/// What each device that is open, or nearly, is, and its name.
+pub(super) type Identities = Arc<Mutex<BTreeMap<DeviceIndex, (Identity, String)>>>;
+
+fn lock(identities: &Identities) -> MutexGuard<'_, BTreeMap<DeviceIndex, (Identity, String)>> {
+    identities.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn open(
+    config: &DeviceConfig,
+    generation: u64,
+    identities: &Identities,
+) -> Result<Arc<Device>, String> {
+    let spec: DeviceSpec = config
+        .spec
+        .parse()
+        .map_err(|e| format!("{}: {e}", config.spec))?;
+    let data_bytes = config.extents.checked_mul(u64::from(config.extent_bytes));
+    let needs = data_bytes.and_then(|b| b.checked_add(config.data_offset_bytes));
+    let Some(min_capacity_bytes) = needs else {
+        return Err(format!("{}: impossible geometry", config.spec));
+    };
+    let options = OpenOptions {
+        data_offset_bytes: config.data_offset_bytes,
+        min_capacity_bytes,
+        ..OpenOptions::default()
+    };
+    let device = Device::open(&spec, &options).map_err(|e| e.to_string())?;
+    let identity = device.info().identity.clone();
+    let mut others = lock(identities);
+    if let Some((_, twin)) = others.values().find(|(other, _)| *other == identity) {
+        return Err(format!("{} is the same device as {twin}", config.spec));
+    }
+    others.insert(config.device, (identity, config.spec.clone()));
+    drop(others);
+    if let Err(error) = device.take_fence(generation) {
+        lock(identities).remove(&config.device);
+        return Err(error.to_string());
+    }
+    Ok(Arc::new(device))
+}
+
+/// Waits until every earlier engine is gone from a device.
+fn wait(index: DeviceIndex, device: &Device, generation: u64, tell: impl Fn(News)) {
+    let mut waited = Duration::ZERO;
+    loop {
+        match device.predecessors_gone(generation) {
+            Ok(true) => return tell(News::Ready(index)),
+            Ok(false) if waited >= FENCE_LIMIT => {
+                let why = "an earlier engine still holds its lock: its I/O has not ended";
+                return tell(News::Failed(index, why.to_string()));
+            }
+            Ok(false) => {
+                if let Err(e) = device.wait_for_predecessors(generation, FENCE_NOTICE) {
+                    waited += FENCE_NOTICE;
+                    tell(News::Waiting(index, e.to_string()));
+                }
+            }
+            Err(e) => return tell(News::Failed(index, e.to_string())),
+        }
+    }
+}
+
 impl Control {
     pub(super) fn set_device(&mut self, request: u64, config: DeviceConfig) {
         let index = config.device;
-        if let Some(known) = self.devices.get_mut(&index) {
-            let here = &known.served.config;
-            let same = here.uuid == config.uuid && here.extents == config.extents;
-            let fenced = known.fenced;
-            let wait = same && !fenced && !std::mem::replace(&mut known.waiting, true);
-            let device = known.served.device.clone();
-            self.done(
-                request,
-                if same {
-                    Ok(())
-                } else {
-                    Err(format!("{index} is another device here"))
-                },
-            );
-            if same && fenced {
-                self.say(&FromEngine::DeviceReady { device: index });
-            }
-            if wait {
-                self.wait_for_fence(index, device);
+        let another = || Err(format!("{index} is another device here"));
+        if let Some(opening) = self.opening.get_mut(&index) {
+            if opening.config.uuid == config.uuid && opening.config.extents == config.extents {
+                opening.requests.push(request);
+            } else {
+                self.done(request, another());
             }
             return;
         }
-        match self.open_device(&config) {
+        let Some(known) = self.devices.get_mut(&index) else {
+            let opening = Opening {
+                config: config.clone(),
+                requests: vec![request],
+            };
+            self.opening.insert(index, opening);
+            self.open_and_wait(config);
+            return;
+        };
+        let here = &known.served.config;
+        if here.uuid != config.uuid || here.extents != config.extents {
+            self.done(request, another());
+            return;
+        }
+        let fenced = known.fenced;
+        let wait_again = !fenced && !std::mem::replace(&mut known.waiting, true);
+        let device = known.served.device.clone();
+        self.done(request, Ok(()));
+        if fenced {
+            self.say(&FromEngine::DeviceReady { device: index });
+        }
+        if wait_again {
+            let generation = self.generation;
+            self.help(
+                index,
+                move |tell| wait(index, &device, generation, tell),
+                News::Failed,
+            );
+        }
+    }
+
+    /// A device may hang as soon as it is touched, and nobody else is to hang with it.
+    fn open_and_wait(&self, config: DeviceConfig) {
+        let (index, generation) = (config.device, self.generation);
+        let identities = self.identities.clone();
+        let work = move |tell: &dyn Fn(News)| match open(&config, generation, &identities) {
             Ok(device) => {
-                let device = Arc::new(device);
-                let served = ServedDevice {
-                    config: Arc::new(config),
-                    device: device.clone(),
-                };
-                self.devices.insert(
-                    index,
-                    KnownDevice {
-                        served,
-                        posted: false,
-                        waiting: true,
-                        fenced: false,
-                    },
-                );
-                self.done(request, Ok(()));
-                self.wait_for_fence(index, device);
+                tell(News::Opened(index, device.clone()));
+                wait(index, &device, generation, tell);
             }
-            Err(error) => self.done(request, Err(error)),
-        }
+            Err(error) => tell(News::NotOpened(index, error)),
+        };
+        self.help(index, work, News::NotOpened);
     }
 
-    fn open_device(&self, config: &DeviceConfig) -> Result<Device, String> {
-        let spec: DeviceSpec = config
-            .spec
-            .parse()
-            .map_err(|e| format!("{}: {e}", config.spec))?;
-        let data_bytes = config.extents.checked_mul(u64::from(config.extent_bytes));
-        let needs = data_bytes.and_then(|b| b.checked_add(config.data_offset_bytes));
-        let Some(min_capacity_bytes) = needs else {
-            return Err(format!("{}: impossible geometry", config.spec));
-        };
-        let options = OpenOptions {
-            data_offset_bytes: config.data_offset_bytes,
-            min_capacity_bytes,
-            ..OpenOptions::default()
-        };
-        let device = Device::open(&spec, &options).map_err(|e| e.to_string())?;
-        let is_it =
-            |known: &&KnownDevice| known.served.device.info().identity == device.info().identity;
-        if let Some(twin) = self.devices.values().find(is_it) {
-            return Err(format!(
-                "{} is the same device as {}",
-                config.spec, twin.served.config.spec
-            ));
-        }
-        device
-            .take_fence(self.generation)
-            .map_err(|e| e.to_string())?;
-        Ok(device)
-    }
-
-    fn wait_for_fence(&self, index: DeviceIndex, device: Arc<Device>) {
-        let (news, bell, generation) = (
-            self.device_sender.clone(),
-            self.bell.wake.clone(),
-            self.generation,
-        );
-        let wait = move || {
-            let tell = |what| {
+    /// Has a thread of its own do something that may hang.
+    fn help(
+        &self,
+        index: DeviceIndex,
+        work: impl FnOnce(&dyn Fn(News)) + Send + 'static,
+        failed: impl FnOnce(DeviceIndex, String) -> News,
+    ) {
+        let (news, bell) = (self.device_sender.clone(), self.bell.wake.clone());
+        let work = move || {
+            work(&|what| {
                 let _ = news.send(what);
                 ring_bell(&*bell);
-            };
-            let mut waited = Duration::ZERO;
-            loop {
-                match device.predecessors_gone(generation) {
-                    Ok(true) => return tell(News::Ready(index)),
-                    Ok(false) if waited >= FENCE_LIMIT => {
-                        let why = "an earlier engine still holds its lock: its I/O has not ended"
-                            .to_string();
-                        return tell(News::Failed(index, why));
-                    }
-                    Ok(false) => {
-                        if let Err(e) = device.wait_for_predecessors(generation, FENCE_NOTICE) {
-                            waited += FENCE_NOTICE;
-                            tell(News::Waiting(index, e.to_string()));
-                        }
-                    }
-                    Err(e) => return tell(News::Failed(index, e.to_string())),
-                }
-            }
+            });
         };
         let spawned = std::thread::Builder::new()
             .name(format!("fence-{}", index.0))
-            .spawn(wait);
+            .spawn(work);
         if let Err(e) = spawned {
-            let _ = self
-                .device_sender
-                .send(News::Failed(index, format!("no thread for the fence: {e}")));
+            let why = format!("no thread for the device: {e}");
+            let _ = self.device_sender.send(failed(index, why));
             ring_bell(&*self.bell.wake);
         }
     }
 
-    /// What the dead engine has in flight is taken over: every device that is open is served from now
-    /// on, before its fence. Before any reactor hears of what is carried.
-    pub(super) fn serve_devices(&mut self) {
-        let all: Vec<DeviceIndex> = self.devices.keys().copied().collect();
-        for index in all {
-            self.serve_device(index);
+    /// Nobody waits any more to hear that a device is open.
+    pub(super) fn forget_device_requests(&mut self) {
+        for opening in self.opening.values_mut() {
+            opening.requests.clear();
+        }
+    }
+
+    /// What the dead engine has in flight is taken over: the devices that it served, by their marks, are
+    /// served before their fence, as soon as they are open. Before any reactor hears of what is carried.
+    /// For a device that the dead engine itself waited for, this one waits too: what is older than both
+    /// is nowhere recorded.
+    pub(super) fn serve_devices(&mut self, served: &[u64]) {
+        let opening = self.opening.values().map(|opening| &opening.config);
+        let known = self.devices.values().map(|known| &*known.served.config);
+        let was_served = |config: &&DeviceConfig| {
+            served.get(usize::from(config.device.0)) == Some(&device_mark(&config.uuid))
+        };
+        let early: Vec<DeviceIndex> = (opening.chain(known))
+            .filter(was_served)
+            .map(|config| config.device)
+            .collect();
+        for index in early {
+            if self.opening.contains_key(&index) {
+                self.early.insert(index);
+                self.post_all(|| Post::Expect(index, true));
+            } else {
+                self.serve_device(index);
+            }
         }
     }
 
@@ -167,13 +229,54 @@ impl Control {
             && !std::mem::replace(&mut known.posted, true)
         {
             let served = known.served.clone();
+            let mark = device_mark(&served.config.uuid);
+            // From here on something of this engine may be there.
+            self.region.devices()[usize::from(index.0)]
+                .served
+                .store(mark, Release);
             self.post_all(|| Post::Device(served.clone()));
+        }
+    }
+
+    fn opened(&mut self, index: DeviceIndex, device: Arc<Device>) {
+        let Some(opening) = self.opening.remove(&index) else {
+            return;
+        };
+        let served = ServedDevice {
+            config: Arc::new(opening.config),
+            device,
+        };
+        let known = KnownDevice {
+            served,
+            posted: false,
+            waiting: true,
+            fenced: false,
+        };
+        self.devices.insert(index, known);
+        if self.early.remove(&index) {
+            self.serve_device(index);
+        }
+        for request in opening.requests {
+            self.done(request, Ok(()));
+        }
+    }
+
+    fn not_opened(&mut self, index: DeviceIndex, error: &str) {
+        if self.early.remove(&index) {
+            // It is served after its fence, if ever.
+            self.post_all(|| Post::Expect(index, false));
+        }
+        let opening = self.opening.remove(&index);
+        for request in opening.map_or_else(Vec::new, |opening| opening.requests) {
+            self.done(request, Err(error.to_owned()));
         }
     }
 
     pub(super) fn take_device_news(&mut self) {
         while let Ok(news) = self.device_news.try_recv() {
             match news {
+                News::Opened(index, device) => self.opened(index, device),
+                News::NotOpened(index, error) => self.not_opened(index, &error),
                 News::Ready(index) => {
                     let Some(known) = self.devices.get_mut(&index) else {
                         continue;
@@ -195,6 +298,7 @@ impl Control {
                         known.waiting = false;
                         if !known.posted {
                             self.devices.remove(&index);
+                            lock(&self.identities).remove(&index);
                         }
                     }
                     self.say(&FromEngine::DeviceFailed {

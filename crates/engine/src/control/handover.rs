@@ -167,7 +167,7 @@ impl Control {
         kill_point!("over.resumed");
         // Before what needs them; unless something may land that nobody knows the place of.
         if !inheritance.after_fence {
-            self.serve_devices();
+            self.serve_devices(&inheritance.served);
         }
         for (mailbox, part) in self.mailboxes.iter_mut().zip(inheritance.parts) {
             let sockets = part.queues.iter();

@@ -28,7 +28,7 @@ use forebay_xlate::engine_side::{Effect, EngineSide};
 use handover::Handover;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, mpsc};
@@ -78,6 +78,10 @@ pub struct Control {
     door: Door,
     exports: Exports,
     devices: BTreeMap<DeviceIndex, KnownDevice>,
+    opening: BTreeMap<DeviceIndex, devices::Opening>,
+    /// Those of `opening` that are served before their fence.
+    early: BTreeSet<DeviceIndex>,
+    identities: devices::Identities,
     device_news: mpsc::Receiver<devices::News>,
     device_sender: mpsc::Sender<devices::News>,
     volumes: Volumes,
@@ -120,7 +124,7 @@ impl Control {
         let (device_sender, device_news) = mpsc::channel();
         Ok(Self {
             generation: config.generation,
-            region,
+            region: region.clone(),
             memory,
             listener,
             channel: None,
@@ -133,10 +137,18 @@ impl Control {
             turns_ns: 0,
             mailboxes,
             bell,
-            door: Door::new(Associations::default(), set.clone(), config.generation),
+            door: Door::new(
+                Associations::default(),
+                set.clone(),
+                config.generation,
+                region,
+            ),
             epoll: set,
             exports,
             devices: BTreeMap::new(),
+            opening: BTreeMap::new(),
+            early: BTreeSet::new(),
+            identities: devices::Identities::default(),
             device_news,
             device_sender,
             volumes: Volumes::default(),
@@ -238,6 +250,7 @@ impl Control {
         self.greeted = false;
         self.channel_wants_write = false;
         self.side.hung_up();
+        self.forget_device_requests();
         self.give_up_handover();
     }
 

@@ -38,7 +38,7 @@ pub enum Devices {
     None,
     /// One.
     One(DeviceIndex),
-    /// Every device that is served.
+    /// Every device that is served, or expected ([`Core::expect`]).
     All,
 }
 
@@ -99,6 +99,8 @@ pub(super) struct Carried {
     closed: Box<[bool]>,
     any_closed: bool,
     fenced: [bool; 256],
+    /// Not served yet, but they will be before their fence.
+    expected: [bool; 256],
 }
 
 impl Carried {
@@ -110,6 +112,7 @@ impl Carried {
             closed: vec![false; MAX_QUEUES].into(),
             any_closed: false,
             fenced: [false; 256],
+            expected: [false; 256],
         }
     }
 
@@ -166,7 +169,7 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
 
 impl Core {
     /// Takes over what a dead engine had in flight, the oldest first: before any of its commands, or
-    /// any new one, is started, and after every device that is served before its fence.
+    /// any new one, is started, and after every device that is served before its fence, or expected to be.
     pub fn carry(&mut self, carried: &[CarriedSpan]) {
         for new in carried {
             let span = Span {
@@ -200,6 +203,17 @@ impl Core {
     pub fn fenced(&mut self, device: DeviceIndex) {
         self.carried.fenced[usize::from(device.0)] = true;
         self.jobs.look_again();
+        self.fences_changed();
+    }
+
+    /// A device will be served before its fence, when it is open; or it won't after all. Before
+    /// [`Core::carry`].
+    pub fn expect(&mut self, device: DeviceIndex, expected: bool) {
+        self.carried.expected[usize::from(device.0)] = expected;
+        self.fences_changed();
+    }
+
+    fn fences_changed(&mut self) {
         let mut volumes = std::mem::take(&mut self.carried.volumes);
         for of_volume in volumes.values_mut() {
             of_volume.spans.retain_mut(|span| {
@@ -222,8 +236,12 @@ impl Core {
             Devices::None => true,
             Devices::One(device) => fenced[usize::from(device.0)],
             Devices::All => {
-                let mut served = self.devices.iter().zip(fenced);
-                served.all(|(device, fenced)| device.is_none() || *fenced)
+                let mut expected = self.carried.expected.iter();
+                let mut each = self.devices.iter().zip(fenced);
+                each.all(|(device, fenced)| {
+                    let early = expected.next().is_some_and(|expected| *expected);
+                    *fenced || device.is_none() && !early
+                })
             }
         };
         if passed { Devices::None } else { devices }

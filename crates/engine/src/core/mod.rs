@@ -328,6 +328,12 @@ impl Core {
         self.record().blame.store(word, Relaxed);
     }
 
+    /// What this reactor does from here on is no tenant's.
+    #[inline]
+    pub(crate) fn blame_nobody(&self) {
+        self.blame(None);
+    }
+
     /// A device is served from now on; but see [`Core::fenced`].
     pub fn set_device(&mut self, served: ServedDevice) {
         let at = usize::from(served.config.device.0);

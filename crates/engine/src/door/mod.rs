@@ -25,6 +25,7 @@ use forebay_nvme::controller::AdminConnect;
 use forebay_nvme::fabrics::ConnectData;
 use forebay_nvme::tcp::TcpParams;
 use forebay_xlate::boundary::message::ExportId;
+use forebay_xlate::boundary::region::Region;
 use forebay_xlate::kill_point;
 use newcomer::{IC_BYTES, Newcomer, Step};
 use rustix::event::epoll;
@@ -34,6 +35,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Release;
 
 /// How long a newcomer may take to say who it is.
 pub(crate) const WELCOME_LIMIT_NS: u64 = 10_000_000_000;
@@ -119,6 +121,7 @@ struct Listener {
 pub(crate) struct Door {
     associations: Associations,
     epoll: Arc<OwnedFd>,
+    region: Arc<Region>,
     listeners: Vec<Option<Listener>>,
     newcomers: Vec<Option<Box<Newcomer>>>,
     generation: u32,
@@ -130,11 +133,17 @@ pub(crate) struct Door {
 impl Door {
     /// A door without listeners; its sockets are watched in `epoll`.
     /// It numbers its sockets with the engine's generation.
-    pub(crate) fn new(associations: Associations, epoll: Arc<OwnedFd>, generation: u64) -> Self {
+    pub(crate) fn new(
+        associations: Associations,
+        epoll: Arc<OwnedFd>,
+        generation: u64,
+        region: Arc<Region>,
+    ) -> Self {
         let newcomers = (0..MAX_NEWCOMERS).map(|_| None).collect();
         Self {
             associations,
             epoll,
+            region,
             listeners: Vec::new(),
             newcomers,
             generation: 0,
@@ -395,6 +404,11 @@ impl Door {
         let Some(Some(newcomer)) = self.newcomers.get_mut(at) else {
             return;
         };
+        // Should this engine die of its bytes, the next one won't look at them.
+        self.region
+            .header()
+            .newcomer
+            .store(newcomer.socket, Release);
         let was_leaving = newcomer.leaving();
         match newcomer.advance(&self.associations, exports, self.now_ns) {
             Step::Wait if !was_leaving && newcomer.leaving() => {
@@ -430,6 +444,7 @@ impl Door {
                 }
             }
         }
+        self.region.header().newcomer.store(0, Release);
     }
 }
 

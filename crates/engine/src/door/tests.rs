@@ -12,7 +12,8 @@ use zerocopy::IntoBytes;
 
 fn door() -> (Door, SocketAddr) {
     let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
-    let mut door = Door::new(Associations::default(), epoll, 5);
+    let region = Arc::new(Region::anonymous(5).unwrap());
+    let mut door = Door::new(Associations::default(), epoll, 5, region);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     door.add_listener(address.to_string(), listener.into())
@@ -227,4 +228,32 @@ fn a_newcomer_that_hangs_up_half_way_is_gone() {
         }
         assert!(out.held.is_empty());
     }
+}
+
+/// Its bytes may be what an engine dies of: the next one must know whose they were.
+#[test]
+fn whoever_is_looked_at_is_named_in_the_region() {
+    use std::sync::atomic::Ordering::Relaxed;
+    let (mut door, address) = door();
+    let mut out = Daemon::default();
+    let mut socket = TcpStream::connect(address).unwrap();
+    // ICReq (3.6.2.2), no digests.
+    let mut words = [0; 128];
+    (words[2], words[4]) = (128, 128);
+    while door.newcomers() < 1 {
+        turn(&mut door, &mut out);
+    }
+    let number = *out.held.first_key_value().unwrap().0;
+    let region = door.region.clone();
+    let named = || region.header().newcomer.load(Relaxed);
+    assert_eq!(named(), 0);
+    std::io::Write::write_all(&mut socket, &words).unwrap();
+    forebay_xlate::kill::arm_here("door.answered", 1);
+    let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        for _ in 0..500 {
+            turn(&mut door, &mut out);
+        }
+    }));
+    assert!(died.is_err(), "it is answered");
+    assert_eq!(named(), number);
 }

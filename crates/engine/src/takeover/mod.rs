@@ -129,6 +129,9 @@ impl Pending {
         let mut inheritance = install::install(plan, memory, &self.sockets, new);
         inheritance.after_fence |=
             (region.reactors().iter()).any(|reactor| reactor.orphans.load(Relaxed) != 0);
+        inheritance.served = (region.devices().iter())
+            .map(|device| device.served.load(Relaxed))
+            .collect();
         install::copy_figures(&self.region, new);
         forebay_xlate::kill_point!("over.converted");
         inheritance

@@ -135,6 +135,9 @@ pub(crate) struct Inheritance {
     /// The dead engine waited itself for something that has no record: nothing is served before the
     /// fences have passed.
     pub after_fence: bool,
+    /// Which devices the dead engine served, by index: the word `served` of its records. From the others it
+    /// still waited for what is older than itself, so its successor does too.
+    pub served: Vec<u64>,
     /// Queues in `parts`.
     pub queues: u32,
     /// Their commands.

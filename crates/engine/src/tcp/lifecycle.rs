@@ -38,6 +38,7 @@ impl Frontend {
     /// Settles what concerns more than one connection.
     pub(super) fn settle(&mut self, core: &mut Core) {
         while let Some(event) = self.events.pop() {
+            core.blame_nobody();
             match event {
                 Event::Closed(index) => self.closed(core, index),
                 Event::Drained(index) => self.drained(index),
@@ -162,6 +163,7 @@ impl Frontend {
 
     /// Time limits; call it about ten times a second.
     pub(crate) fn tick(&mut self, core: &mut Core) {
+        core.blame_nobody();
         let now = core.now_ns();
         for index in 0..self.conns.len() {
             let Some(conn) = self.conns[index].as_mut() else {

@@ -153,6 +153,7 @@ impl Frontend {
             self.send_all(core);
             any = true;
         }
+        core.blame_nobody();
         any
     }
 
@@ -270,6 +271,7 @@ impl Frontend {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return any;
         };
+        conn.records.blame(slots::NONE);
         let received = rx::receive(conn, &mut self.buffer);
         let (from, to) = match received {
             Received::Nothing => {
@@ -324,6 +326,7 @@ impl Frontend {
                 controllers: &mut self.controllers,
                 events: &mut self.events,
             };
+            conn.records.blame(slots::NONE);
             let (taken, stop) = rx::take(conn, &mut turn, rest);
             at += taken;
             if let Stop::Terminate(error) = stop {
@@ -362,6 +365,7 @@ impl Frontend {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return false;
         };
+        conn.records.blame(slots::NONE);
         let Some(fd) = &conn.fd else { return false };
         match rustix::net::recv(fd, &mut self.buffer[..], rustix::net::RecvFlags::DONTWAIT) {
             Ok((_, n)) if n > 0 => true,
@@ -418,6 +422,7 @@ impl Frontend {
             }
             return;
         } else {
+            conn.records.blame(slots::NONE);
             if let Some(buffer) = done.buffer {
                 conn.give_buffer(core, buffer);
             }
@@ -457,6 +462,7 @@ impl Frontend {
         if conn.life == Life::Draining {
             return;
         }
+        conn.records.blame(slots::NONE);
         let sent = conn.flush(core).and_then(|()| conn.watch());
         if conn.tx.blocked() {
             conn.active = false;

@@ -436,3 +436,26 @@ fn another_export_of_the_volume_waits_too() {
     let read = b.start_on(4, read(0), None).unwrap();
     assert_eq!(b.ends(read), [2; BLOCK as usize]);
 }
+
+#[test]
+fn what_may_be_anywhere_waits_for_devices_that_are_yet_to_be_opened() {
+    for comes in [true, false] {
+        let mut b = taken_over();
+        b.core.expect(DeviceIndex(1), true);
+        let everywhere = CarriedSpan {
+            devices: Devices::All,
+            ..span(8..9, 0, None)
+        };
+        b.core.carry(&[everywhere]);
+        b.core.fenced(DeviceIndex(0));
+        let new = b.start_write(8, 3);
+        b.nothing_ends();
+        if comes {
+            b.core.fenced(DeviceIndex(1));
+        } else {
+            b.core.expect(DeviceIndex(1), false);
+        }
+        b.ends(new);
+        assert!(!b.core.carries());
+    }
+}

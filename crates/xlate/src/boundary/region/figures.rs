@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::*;
 pub const LATENCY_BUCKETS: usize = 160;
 
 cells! {
-    /// A device's errors: every reactor adds to it, the internal lane too.
+    /// A device. Its errors: every reactor adds to them, the internal lane too.
     pub struct DeviceRecord {
         /// Reads that failed.
         pub read_errors: AtomicU64,
@@ -27,8 +27,20 @@ cells! {
         pub last_offset_bytes: AtomicU64,
         /// CLOCK_MONOTONIC when it ended, ns; stored last.
         pub last_ns: AtomicU64,
-        reserved: AtomicU64,
+        /// Which device the reactors serve here: [`device_mark`]; 0: none, so nothing of this engine is
+        /// there. Stored before any of them hears of it.
+        pub served: AtomicU64,
     }
+}
+
+/// A device's mark in the word `served`: of its unique id, and not 0.
+pub fn device_mark(uuid: &[u8; 16]) -> u64 {
+    let word = |at: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&uuid[at..at + 8]);
+        u64::from_le_bytes(bytes)
+    };
+    word(0).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ word(8) | 1
 }
 
 /// What failed on a device.
