@@ -30,3 +30,5 @@ mod tcp;
 mod volume;
 
 pub use config::{Engine, EngineConfig, EngineError};
+#[cfg(fuzzing)]
+pub use takeover::fuzzing;

@@ -19,6 +19,10 @@
 
 mod closing;
 pub(crate) mod counters;
+#[cfg(any(test, fuzzing))]
+mod dead;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod install;
 mod items;
 mod plan;

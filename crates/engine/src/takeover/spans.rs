@@ -165,7 +165,8 @@ impl Spans {
             };
             // Whose data is yet to be asked for may never begin.
             let begins = again && (command.buffer.is_some() || !touched.from_host);
-            if !begins && !(touched.write && command.state.submitted_ever()) {
+            let may_land = touched.write && command.state.submitted_ever();
+            if !(begins || may_land) {
                 continue;
             }
             for bytes in touched.ranges {

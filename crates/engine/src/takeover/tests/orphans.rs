@@ -7,8 +7,10 @@ use crate::exports::Exports;
 use crate::memory::Memory;
 use crate::takeover::install::install;
 
+type Sockets = Vec<(u64, Result<SocketFacts, NoFacts>)>;
+
 /// As [`Dead::association`], with a write in slot 2 of queue 11 that was given to device 3.
-fn with_a_write() -> (Dead, Vec<(u64, Result<SocketFacts, NoFacts>)>) {
+fn with_a_write() -> (Dead, Sockets) {
     let dead = Dead::new();
     dead.association(2, 10, 1);
     let end = CONNECTED + 72;

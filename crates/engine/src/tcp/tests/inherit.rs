@@ -14,8 +14,8 @@ fn a_carried_command_that_is_refused_holds_nobody_back() {
     rig.map_all();
     let (_admin, cntlid) = rig.admin();
     let mut host = rig.io(cntlid, 1, 32);
-    let conns = rig.frontend.conns.iter().flatten();
-    let (index, queue) = conns.map(|c| (c.index, c.queue)).last().unwrap();
+    let mut conns = rig.frontend.conns.iter().flatten();
+    let (index, queue) = conns.next_back().map(|c| (c.index, c.queue)).unwrap();
     let span = |slot: u16| CarriedSpan {
         volume: V,
         bytes: 0..4096,
