@@ -91,7 +91,7 @@ impl Owner {
             }
             let session = self.session();
             core.pool.commit_mappings(volume, sequence, |device| {
-                session.as_ref().is_some_and(|s| s.device_ready(device))
+                session.as_ref().is_some_and(|s| s.device_flushed(device))
             })?;
         }
         self.commit().await?;

@@ -381,6 +381,16 @@ impl Session {
         self.devices.borrow().get(&device) == Some(&DeviceState::Ready)
     }
 
+    /// Whether what the engine says that it flushed includes this device: it was told of it and has
+    /// not refused it. After a take-over it serves and flushes devices before their fence.
+    pub(crate) fn device_flushed(&self, device: DeviceIndex) -> bool {
+        let devices = self.devices.borrow();
+        matches!(
+            devices.get(&device),
+            Some(DeviceState::Opening | DeviceState::Ready)
+        )
+    }
+
     /// Waits until the engine has its fence on all of these devices.
     pub(crate) async fn devices_ready(&self, devices: &[DeviceIndex]) -> Result<(), AskError> {
         self.changed

@@ -114,6 +114,7 @@ impl Fake {
 
     /// What the engine before this one was granted is not forgotten by the devices.
     pub(super) fn after(mut self, before: &Fake) -> Self {
+        self.devices_ready = before.devices_ready;
         self.places = before.places.clone();
         self
     }

@@ -345,6 +345,31 @@ fn a_flush_knows_its_devices_before_the_successor_acts() {
 }
 
 #[test]
+fn a_flush_does_not_wait_for_the_fence() {
+    run(async {
+        let place = Place::with_devices(2);
+        let mut line = Line::begin(&place, 0).await;
+        let volume = line.life.volume("b", 16 << 20).await;
+        for extent in 0..64 {
+            line.life.fake.write(volume, extent).await;
+        }
+        line.die(None).await;
+        line.life.fake.devices_ready = false;
+        line.next().await;
+        line.hear(is_sockets_end).await;
+        line.convert();
+        line.until(|told| *told == Progress::Running).await;
+        line.life.fake.settle().await;
+        let last = line.life.fake.highest_sequence(volume);
+        assert!(last > 0, "there is something to commit");
+        assert!(
+            line.life.fake.flush(volume, last).await,
+            "the engine has flushed both devices, fenced or not"
+        );
+    });
+}
+
+#[test]
 fn a_new_daemon_collects_what_the_engine_holds() {
     run(async {
         let place = Place::new();
