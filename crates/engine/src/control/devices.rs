@@ -77,7 +77,7 @@ fn open(
         ..OpenOptions::default()
     };
     let device = Device::open(&spec, &options).map_err(|e| e.to_string())?;
-    let identity = device.info().identity.clone();
+    let identity = device.info().identity;
     let mut others = lock(identities);
     if let Some((_, twin)) = others.values().find(|(other, _)| *other == identity) {
         return Err(format!("{} is the same device as {twin}", config.spec));
