@@ -55,7 +55,7 @@ impl Quarantine {
             return false;
         }
         let reason = format!(
-            "the engine died {} times within {} minutes of what its hosts sent, the last time of {why}",
+            "the engine died {} times within {} minutes of what its hosts sent, the last time: {why}",
             deaths.len(),
             WITHIN.as_secs() / 60
         );
@@ -133,7 +133,8 @@ impl Owner {
         reasons.iter().map(warning).collect()
     }
 
-    fn export_name(&self, export: ExportId) -> String {
+    /// Tenant and volume, or the number of one that is gone.
+    pub(crate) fn export_name(&self, export: ExportId) -> String {
         let core = self.core.borrow();
         let name = || {
             let volume = core

@@ -31,6 +31,15 @@ pub(super) struct Verdict {
     pub(super) export: Option<ExportId>,
 }
 
+impl Verdict {
+    /// Whether the death of an engine that was young, and perhaps never served, makes the next one wait.
+    /// Whoever killed it says nothing about it; and for one export, whose quarantine ends that, the
+    /// others do not wait.
+    pub(super) fn delays(&self, young: bool, served: bool) -> bool {
+        young && self.export.is_none() && (self.crashed || !served)
+    }
+}
+
 /// Judges a death by how the kernel says the process ended, and by what it recorded.
 pub(super) fn judge(region: Option<&Region>, how: &str) -> Verdict {
     let mut verdict = Verdict {
@@ -100,6 +109,13 @@ pub(super) fn working_on(region: &Region, reactor: usize) -> String {
     }
 }
 
+/// The export that a reactor says it is working for.
+pub(super) fn export_in_work(region: &Region, reactor: usize) -> Option<ExportId> {
+    let record = region.reactors().get(reactor)?;
+    let blame = Blame::of_word(record.blame.load(Relaxed))?;
+    export_of(region, blame.queue)
+}
+
 /// The export that a queue belongs to, if its records say so.
 fn export_of(region: &Region, queue: u32) -> Option<ExportId> {
     let queue = region.queues().get(queue as usize)?;
@@ -139,6 +155,12 @@ mod tests {
         };
         assert_eq!(stuck.blamed, Some(blamed));
         assert_eq!(stuck.export, Some(ExportId(11)));
+        assert_eq!(export_in_work(&region, 2), Some(ExportId(11)));
+        assert_eq!(export_in_work(&region, 3), None);
+        assert!(!stuck.delays(true, true), "others do not wait for it");
+        assert!(!killed.delays(true, true) && killed.delays(true, false));
+        let unknown = judge(None, "exit code 3");
+        assert!(unknown.delays(true, true) && !unknown.delays(false, true));
         assert_eq!(
             stuck.cause,
             "it was stuck in reactor 2, working on command 9 of queue 7 (opcode 0x02, block 1234)"

@@ -29,6 +29,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_pool::ExportId;
 use forebay_xlate::boundary::message::ToEngine;
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::kill_point;
@@ -120,6 +121,17 @@ struct Ended {
     session: Rc<Session>,
 }
 
+/// An export's name, if there is such an export: for an event's text and for the event.
+fn about(owner: &Owner, export: Option<ExportId>) -> (String, News) {
+    let name = export.map(|export| owner.export_name(export));
+    let of = name.as_ref().map(|name| format!(", of export {name}"));
+    let news = News {
+        export: name,
+        ..News::default()
+    };
+    (of.unwrap_or_default(), news)
+}
+
 impl Supervisor {
     pub(crate) fn new(
         config: EngineConfig,
@@ -176,8 +188,7 @@ impl Supervisor {
                     let ended = self.accompany(&owner, &process, greeting).await;
                     let verdict = blame::judge(Some(&ended.session.region), &ended.how);
                     let young = ended.running.is_none_or(|since| since.elapsed() < YOUNG);
-                    // Whoever killed it says nothing about it.
-                    let died_young = young && (verdict.crashed || ended.running.is_none());
+                    let died_young = verdict.delays(young, ended.running.is_some());
                     self.bury(&owner, &process, Some((&ended.session, young)), verdict);
                     died_young
                 }
@@ -328,7 +339,7 @@ impl Supervisor {
                 how = process.ended() => Some(how),
                 () = owner.serve(greeting, &self.estate, progress) => None,
                 stuck = watchdog::stuck(&session.region, self.config.stuck_after) => {
-                    self.kill_stuck(process, &session, &stuck);
+                    self.kill_stuck(owner, process, &session, &stuck);
                     Some(process.ended().await)
                 }
                 never = self.note_fences(&session, died_at) => match never {},
@@ -381,20 +392,24 @@ impl Supervisor {
         }
     }
 
-    fn kill_stuck(&self, process: &EngineProcess, session: &Session, stuck: &watchdog::Stuck) {
+    fn kill_stuck(
+        &self,
+        owner: &Owner,
+        process: &EngineProcess,
+        session: &Session,
+        stuck: &watchdog::Stuck,
+    ) {
         let doing = blame::working_on(&session.region, stuck.reactor);
+        let export = blame::export_in_work(&session.region, stuck.reactor);
+        let (of, news) = about(owner, export);
         let text = format!(
-            "reactor {} of the engine (pid {}) has not taken a turn for {:.1} s, {doing}; it is killed",
+            "reactor {} of the engine (pid {}) has not taken a turn for {:.1} s, {doing}{of}; it is killed",
             stuck.reactor,
             process.pid,
             stuck.since.as_secs_f64()
         );
-        self.events.tell(
-            EventKind::EngineStuck,
-            process.generation,
-            text,
-            News::default(),
-        );
+        self.events
+            .tell(EventKind::EngineStuck, process.generation, text, news);
         watchdog::note(&session.region, stuck.reactor);
         process.kill();
     }
@@ -422,12 +437,13 @@ impl Supervisor {
         if self.died_at.get().is_none() {
             self.died_at.set(Some(Instant::now()));
         }
+        let (of, news) = about(owner, verdict.export);
         let text = format!(
-            "the engine (pid {pid}, generation {generation}) died: {}",
+            "the engine (pid {pid}, generation {generation}) died: {}{of}",
             verdict.cause
         );
         self.events
-            .tell(EventKind::EngineDied, generation, text, News::default());
+            .tell(EventKind::EngineDied, generation, text, news);
         if let Some(export) = verdict.export {
             owner.blame_export(export, &verdict.cause, generation, &self.events);
         }

@@ -60,12 +60,10 @@ impl Supervisor {
             let ms = fence.as_secs_f64() * 1e3;
             let text = if waiting.is_empty() {
                 format!(
-                    "{ms:.1} ms after the engine's death nothing of it is in flight at any device; {device} was the last"
+                    "{ms:.1} ms after the engine's death the new one has every device to itself; {device} was the last"
                 )
             } else if fence >= LONG_FENCE {
-                format!(
-                    "{ms:.1} ms after the engine's death nothing of it is in flight at {device} any more"
-                )
+                format!("{ms:.1} ms after the engine's death the new one has {device} to itself")
             } else {
                 continue;
             };
