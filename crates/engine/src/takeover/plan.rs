@@ -109,6 +109,10 @@ pub(super) fn plan(
         claimed.extend(queues.iter().filter_map(|q| q.socket));
         association(region, memory, slot, queues, lanes, now_ns, &mut plan);
     }
+    // Records that name one socket twice end it once.
+    let queues = plan.controllers.iter().flat_map(|c| &c.queues);
+    let mut fates: BTreeSet<usize> = queues.map(|q| q.socket).collect();
+    plan.closed.retain(|(at, _)| fates.insert(*at));
     for (at, (socket, facts)) in sockets.iter().enumerate() {
         if claimed.contains(&at) {
             continue;

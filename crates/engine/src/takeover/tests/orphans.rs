@@ -208,3 +208,21 @@ fn a_queue_that_fails_half_way_leaves_no_commands() {
         assert!(all.clone().all(|c| c.state.load(Relaxed) == 0));
     }
 }
+
+#[test]
+fn a_socket_that_two_queues_name_ends_once() {
+    let dead = Dead::new();
+    dead.association(2, 10, 2);
+    let record = &dead.region.queues()[12];
+    let constants = record.constants(dead.key(), 12).unwrap();
+    let twin = QueueConstants {
+        socket: 1011,
+        ..constants
+    };
+    record.put_constants(dead.key(), 12, &twin);
+    let sockets = facts(&[10, 11], CONNECTED, ANSWERED);
+    let made = plan(&dead.region, &dead, &sockets, None, &lanes(), 5);
+    let mut closed: Vec<usize> = made.closed.iter().map(|c| c.0).collect();
+    closed.sort_unstable();
+    assert_eq!(closed, [0, 1]);
+}
