@@ -157,7 +157,7 @@ impl Switches {
             (
                 stat.st_ino,
                 stat.st_ctime,
-                stat.st_ctime_nsec.cast_signed(),
+                stat.st_ctime_nsec as i64,
             )
         });
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);

@@ -8,6 +8,7 @@
 mod forebay;
 mod measure;
 mod pool_open;
+mod recording;
 mod spdk;
 mod takeover;
 mod tcp;
@@ -28,8 +29,9 @@ pub(crate) struct Options {
 
 type Bench = (&'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 4] = [
+const BENCHES: [Bench; 5] = [
     ("pool-open", pool_open::run),
+    ("recording", recording::run),
     ("takeover", takeover::run),
     ("tcp", tcp::run),
     ("thin", thin::run),

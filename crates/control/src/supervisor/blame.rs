@@ -69,8 +69,7 @@ pub(super) fn judge(region: Option<&Region>, how: &str) -> Verdict {
             let reactor = reactor as usize;
             let text = working_on(region, reactor);
             verdict.cause = format!("{} in reactor {reactor}, {text}", verdict.cause);
-            let record = &region.reactors()[reactor];
-            if let Some(Blame { queue, slot }) = Blame::of_word(record.blame.load(Relaxed)) {
+            if let Some(Blame { queue, slot }) = region.blamed(reactor) {
                 verdict.blamed = Some(Blamed::Queue { queue, slot });
                 verdict.export = export_of(region, queue);
             }
@@ -88,10 +87,10 @@ pub(super) fn judge(region: Option<&Region>, how: &str) -> Verdict {
 
 /// What a reactor says that it is working on, for people.
 pub(super) fn working_on(region: &Region, reactor: usize) -> String {
-    let Some(record) = region.reactors().get(reactor) else {
+    if reactor >= MAX_REACTORS {
         return "of which nothing is known".to_owned();
-    };
-    match Blame::of_word(record.blame.load(Relaxed)) {
+    }
+    match region.blamed(reactor) {
         None => "working for no host".to_owned(),
         Some(Blame { queue, slot: None }) => format!("working on what came on queue {queue}"),
         Some(Blame {

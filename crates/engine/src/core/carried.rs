@@ -272,7 +272,7 @@ impl Core {
         let closed = |queue: u32| queues.get(queue as usize).is_some_and(|closed| *closed);
         let now = self.now_ns;
         for io in &mut self.ios {
-            if io.stage != Stage::Free && closed(io.record.queue) {
+            if io.stage != Stage::Free && closed(io.record.queue()) {
                 // Nothing more of it goes to a device; what waits, waits no longer.
                 io.deadline_ns = now;
                 if io.status == Status::SUCCESS {
@@ -283,13 +283,13 @@ impl Core {
         self.tick();
         let known: Vec<VolumeId> = self.carried.volumes.keys().copied().collect();
         for volume in known {
-            let gone = |of| matches!(of, Of::Command(command) if closed(command.queue));
+            let gone = |of| matches!(of, Of::Command(command) if closed(command.queue()));
             self.carried.ended(volume, gone);
         }
         for index in 0..self.ios.len() as u32 {
             let io = &self.ios[index as usize];
             let left = io.slices > 0 || io.stage == Stage::Releasing;
-            if !left || !closed(io.record.queue) || !io.op.writes() {
+            if !left || !closed(io.record.queue()) || !io.op.writes() {
                 continue;
             }
             let Some(volume) = self.volume_of(io) else {

@@ -9,6 +9,7 @@ use super::settle::Ended;
 use super::{Core, Slice, kind};
 use forebay_device::{Errno, Finish, Op, Submitted};
 use forebay_nvme::Status;
+use forebay_xlate::boundary::region::MAX_QUEUE_ENTRIES;
 use forebay_xlate::drain::SliceSpan;
 use forebay_xlate::reactor_side::{Access, Parked, access, run};
 use forebay_xlate::{ExtentRange, Word, kill_point};
@@ -171,12 +172,8 @@ impl Core {
         };
         // Whatever becomes of it, a successor must reckon with it.
         let at = self.ios[io].record;
-        if let Some(record) = self
-            .region
-            .commands(at.queue as usize)
-            .get(at.slot as usize)
-        {
-            record.submit_to(device);
+        if let Some(queue) = self.commands.get(at.queue() as usize) {
+            queue[usize::from(at.slot()) % MAX_QUEUE_ENTRIES].submit_to(device);
         }
         match served.device.submit(
             &mut self.ring,

@@ -8,6 +8,7 @@ use super::parked::NONE;
 use super::staging::StagingBuffer;
 use crate::lane::LaneIndex;
 use forebay_nvme::Status;
+use forebay_xlate::boundary::region::Blame;
 use forebay_xlate::reactor_side::Parked;
 
 /// Who gets the result.
@@ -23,11 +24,32 @@ pub struct Owner {
 
 /// Where the command is recorded in the state region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CommandRef {
+pub struct CommandRef(u32);
+
+impl CommandRef {
+    /// Of a queue's slot and a command's.
+    #[inline]
+    pub const fn new(queue: u32, slot: u16) -> Self {
+        Self(Blame::word(queue, slot) as u32)
+    }
+
     /// Queue slot.
-    pub queue: u32,
+    #[inline]
+    pub const fn queue(self) -> u32 {
+        (self.0 >> 16) - 1
+    }
+
     /// Command slot.
-    pub slot: u16,
+    #[inline]
+    pub const fn slot(self) -> u16 {
+        self.0 as u16
+    }
+
+    /// Who is to blame while a reactor is busy with it.
+    #[inline]
+    pub const fn blame(self) -> u64 {
+        self.0 as u64
+    }
 }
 
 /// What is to be done, in bytes of the volume; ranges were checked against its size.
@@ -177,7 +199,7 @@ impl Io {
             lane: LaneIndex(0),
             op: IoOp::Flush,
             buffer: None,
-            record: CommandRef { queue: 0, slot: 0 },
+            record: CommandRef::new(0, 0),
             started_ns: 0,
             deadline_ns: 0,
             stage: Stage::Free,

@@ -32,7 +32,9 @@ use forebay_device::ring::{Completion, Ring};
 use forebay_device::{Device, Errno, Op, OpKind};
 use forebay_nvme::Status;
 use forebay_xlate::boundary::message::DeviceConfig;
-use forebay_xlate::boundary::region::{Blame, DeviceOp, ReactorRecord, Region};
+use forebay_xlate::boundary::region::{
+    CommandRecord, DeviceOp, MAX_QUEUE_ENTRIES, RECORDS, ReactorRecord, Region,
+};
 use forebay_xlate::drain::{Drains, SliceSpan};
 use forebay_xlate::{ExtentRange, Rights, VolumeId, kill_point};
 use jobs::Jobs;
@@ -85,6 +87,8 @@ pub struct Core {
     /// This reactor's number.
     pub reactor: usize,
     record: &'static ReactorRecord,
+    /// The records of all queues' commands.
+    commands: &'static [[CommandRecord; MAX_QUEUE_ENTRIES]],
     ring: Ring,
     now_ns: u64,
     lanes: Vec<Option<Lane>>,
@@ -118,6 +122,7 @@ impl Core {
     pub fn new(reactor: usize, region: Arc<Region>, staging: Staging, ring: Ring) -> Self {
         Self {
             record: &keep_for_ever(&region).reactors()[reactor],
+            commands: keep_for_ever(&region).commands_of_all(),
             staging,
             region,
             reactor,
@@ -321,10 +326,10 @@ impl Core {
     /// no tenant's.
     #[inline]
     pub(super) fn blame(&self, io: Option<u32>) {
-        let word = io.map_or(0, |io| {
-            let at = self.ios[io as usize].record;
-            Blame::word(at.queue, at.slot)
-        });
+        if !RECORDS {
+            return;
+        }
+        let word = io.map_or(0, |io| self.ios[io as usize].record.blame());
         self.record().blame.store(word, Relaxed);
     }
 
@@ -522,10 +527,10 @@ impl Core {
     /// Sleeps until a completion, readiness of `epoll`, or the time limit.
     pub fn sleep(&mut self, epoll: impl std::os::fd::AsFd, limit: std::time::Duration) {
         if !self.wake_armed {
-            let events = rustix::event::PollFlags::IN.bits();
+            let events = rustix::event::PollFlags::IN.bits() as u32;
             self.wake_armed = self
                 .ring
-                .poll_add(epoll, u32::from(events), kind::WAKE << kind::SHIFT)
+                .poll_add(epoll, events, kind::WAKE << kind::SHIFT)
                 .is_ok();
         }
         let _ = self.ring.wait(1, Some(limit));

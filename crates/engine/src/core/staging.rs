@@ -94,6 +94,12 @@ impl StagingBuffer {
         }
     }
 
+    /// The same in short: the page in the upper 24 bits.
+    #[inline]
+    pub(crate) fn place(&self) -> u32 {
+        self.place
+    }
+
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: `len` bytes at `ptr` are mapped for ever, and `self` is their only holder.

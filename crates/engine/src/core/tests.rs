@@ -152,10 +152,7 @@ impl Bench {
             lane: LaneIndex(lane),
             op,
             buffer,
-            record: CommandRef {
-                queue: self.queue,
-                slot,
-            },
+            record: CommandRef::new(self.queue, slot),
         };
         self.core.begin_turn();
         match self.core.start(new) {

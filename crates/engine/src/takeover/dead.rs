@@ -141,7 +141,7 @@ impl Dead {
             data_bytes,
         };
         let list = &self.region.items(queue as usize)[usize::from(span.tail)];
-        list.put(Seed::items(self.key(), queue), span.tail, &item);
+        list.put(Seed::items(self.key(), queue), span.tail, item.words());
         let tail = span.tail + 1;
         record.tx_span.store(Span { tail, ..span }.word(), Relaxed);
         let at = crate::memory::headers_at(queue as u16) + u64::from(item.header_at);

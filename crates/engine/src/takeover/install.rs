@@ -256,7 +256,7 @@ fn queue(
         (list.bytes_mut())
             .get_mut(header_at..header_at + header.len())?
             .copy_from_slice(header);
-        (records.get(usize::from(place))?).put(seed, place, &item);
+        (records.get(usize::from(place))?).put(seed, place, item.words());
         header_at += header.len();
         items.push((item, buffer));
     }

@@ -128,7 +128,7 @@ impl Spans {
     /// A queue doesn't go on after all.
     pub(super) fn disown(&mut self, queue: u32) {
         for aged in &mut self.all {
-            if aged.span.command.is_some_and(|c| c.queue == queue) {
+            if aged.span.command.is_some_and(|c| c.queue() == queue) {
                 aged.span.command = None;
                 aged.reactor = None;
             }
@@ -180,10 +180,7 @@ impl Spans {
                         bytes,
                         write: touched.write,
                         devices,
-                        command: again.then_some(CommandRef {
-                            queue: slot,
-                            slot: command.slot,
-                        }),
+                        command: again.then_some(CommandRef::new(slot, command.slot)),
                     },
                 });
             }

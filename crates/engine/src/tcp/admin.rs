@@ -51,7 +51,7 @@ pub(super) fn take(
     let (transfer, data) = match judged {
         Ok(judged) => judged,
         Err(status) => {
-            conn.begin_command(slot, capsule.sqe, capsule.end);
+            conn.begin_admin_command(slot, capsule.sqe, capsule.end);
             conn.answer(turn.core, slot, status, 0, None, 0);
             return Ok(());
         }
@@ -62,7 +62,7 @@ pub(super) fn take(
             s.len_bytes = transfer.bytes();
             s.by_r2t = true;
         }
-        conn.begin_command(slot, capsule.sqe, capsule.end);
+        conn.begin_admin_command(slot, capsule.sqe, capsule.end);
         command::begin(conn, turn.core, slot);
         return Ok(());
     };
@@ -85,7 +85,7 @@ pub(super) fn take(
         (Some(s), Transfer::FromHost(_)) => s.buffer = buffer,
         _ => out = buffer,
     }
-    conn.begin_command(slot, capsule.sqe, capsule.end);
+    conn.begin_admin_command(slot, capsule.sqe, capsule.end);
     run(conn, turn, slot, capsule.sqe, data, out)
 }
 

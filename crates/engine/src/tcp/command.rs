@@ -13,6 +13,7 @@ use super::Turn;
 use super::conn::Conn;
 use super::rx::Stop;
 use super::slots::{NoSlot, Stage, Work};
+use crate::core::staging::StagingBuffer;
 use crate::core::{CommandRef, Core, DoneIo, IoOp, NewIo, Owner};
 use crate::lane::LaneIndex;
 use crate::tcp::MDTS_BYTES;
@@ -69,7 +70,8 @@ pub(super) fn take(
     let judged = match judge(conn, turn.core, capsule) {
         Ok(judged) => judged,
         Err(status) => {
-            conn.begin_command(slot, capsule.sqe, capsule.end);
+            let now = turn.core.now_ns();
+            conn.begin_command(slot, capsule.sqe, capsule.end, now, None, false);
             conn.answer(turn.core, slot, status, 0, None, 0);
             return Ok(());
         }
@@ -106,8 +108,10 @@ pub(super) fn take(
     s.work = judged.work;
     s.len_bytes = judged.len_bytes;
     s.by_r2t = matches!(judged.source, Source::Host);
+    let place = buffer.as_ref().map(StagingBuffer::reference);
     s.buffer = buffer;
-    conn.begin_command(slot, capsule.sqe, capsule.end);
+    let now = turn.core.now_ns();
+    conn.begin_command(slot, capsule.sqe, capsule.end, now, place, false);
     if matches!(judged.source, Source::Capsule(_)) {
         data_is_there(conn, turn, slot);
     } else {
@@ -125,10 +129,7 @@ pub(super) fn slot_for(
 ) -> Result<Option<u16>, Stop> {
     let cid = capsule.sqe.cid();
     match conn.slots.take(cid, core.now_ns()) {
-        Ok(slot) => {
-            conn.records.blame(slot);
-            Ok(Some(slot))
-        }
+        Ok(slot) => Ok(Some(slot)),
         // Which of the two the host will take the answer for is its own riddle (Base 2.0, 3.3.3.1).
         Err(NoSlot::Conflict) if conn.tx.has_room(conn.slots.used()) => {
             let status = Status::COMMAND_ID_CONFLICT.with_dnr();
@@ -338,7 +339,7 @@ fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
         lane,
         op,
         buffer,
-        record: CommandRef { queue, slot },
+        record: CommandRef::new(queue, slot),
     };
     match core.start(new) {
         Ok(()) => {
@@ -361,10 +362,7 @@ pub(super) fn start_internal_flush(conn: &mut Conn, core: &mut Core, lane: LaneI
         slot: super::slots::NONE,
         ..conn.owner(0)
     };
-    let record = CommandRef {
-        queue: conn.queue,
-        slot: super::INTERNAL_SLOT,
-    };
+    let record = CommandRef::new(conn.queue, super::INTERNAL_SLOT);
     let started = core
         .start(NewIo {
             owner,

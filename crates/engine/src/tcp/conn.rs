@@ -22,6 +22,7 @@ use forebay_nvme::tcp::{
     self, C2hData, DIGEST_BYTES, MAX_TERM_REQ_BYTES, PduError, R2t, Role, TcpParams,
 };
 use forebay_nvme::{Cqe, Sqe, Status};
+use forebay_xlate::boundary::region::check::BufferRef;
 use forebay_xlate::boundary::region::{Asked, OpKind, Region, bump};
 use forebay_xlate::kill_point;
 use rustix::event::epoll;
@@ -194,21 +195,35 @@ impl Conn {
     }
 
     /// Records a command that has a slot and all that came in its capsule: from here on it is taken.
+    /// `whole`: all of its entry.
     #[inline]
-    pub(super) fn begin_command(&mut self, slot: u16, sqe: &Sqe, end: u64) {
+    pub(super) fn begin_command(
+        &mut self,
+        slot: u16,
+        sqe: &Sqe,
+        end: u64,
+        taken_ns: u64,
+        buffer: Option<BufferRef>,
+        whole: bool,
+    ) {
         self.number += 1;
-        let Some(s) = self.slots.get(slot) else {
-            return;
-        };
         let words: [u64; 8] = zerocopy::transmute!(*sqe);
         let new = NewCommand {
             sqe: &words,
             number: self.number,
             end,
-            taken_ns: s.taken_ns,
-            buffer: s.buffer.as_ref().map(StagingBuffer::reference),
+            taken_ns,
+            buffer,
         };
-        self.records.begin_command(slot, &new, self.qid == 0);
+        self.records.begin_command(slot, &new, whole);
+    }
+
+    /// The same on the admin queue; the data is in the slot.
+    pub(super) fn begin_admin_command(&mut self, slot: u16, sqe: &Sqe, end: u64) {
+        if let Some(s) = self.slots.get(slot) {
+            let buffer = s.buffer.as_ref().map(StagingBuffer::reference);
+            self.begin_command(slot, sqe, end, s.taken_ns, buffer, true);
+        }
     }
 
     /// The name under which the core gives a command back.

@@ -371,10 +371,7 @@ fn io_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe) -> Optio
         Ok(judged) => judged,
         Err(status) => {
             // It never gets to the core, where others may wait for it.
-            let record = CommandRef {
-                queue: conn.queue,
-                slot,
-            };
+            let record = CommandRef::new(conn.queue, slot);
             turn.core.carried_refused(record);
             conn.answer(turn.core, slot, status, 0, None, 0);
             return Some(());

@@ -6,20 +6,20 @@
 //! **Design.** A killed thread has carried out a prefix of its program, so it is enough that stores stay in
 //! the program's order: all are `Release`, which costs nothing here. Each function is one step of the
 //! specification (`docs/src/takeover.md`); what it stores last is what makes the rest count. Nobody else
-//! stores these words. The functions of the I/O path are few instructions each; with the feature
-//! `recording-cost` they are not inlined, so that a profile can count them.
+//! stores these words. The functions of the I/O path are few instructions each; without [`RECORDS`] they
+//! do nothing, so that a measurement can tell what they cost.
 //!
 //! **Not here:** the records' layout ([`forebay_xlate::boundary::region`]), the order of the steps (the
 //! modules that take them), a controller's state ([`super::controllers`]).
 
 use forebay_nvme::tcp::{MIN_MAX_H2C_DATA_BYTES, Phase, Role, TcpParams};
 use forebay_xlate::boundary::region::check::{BufferRef, Seed};
-use forebay_xlate::boundary::region::command::{Asked, CHECKED_SQE_WORDS};
-use forebay_xlate::boundary::region::item::{Item, ItemRecord, MAX_ITEMS, Span};
+use forebay_xlate::boundary::region::command::Asked;
+use forebay_xlate::boundary::region::item::{ItemRecord, MAX_ITEMS, Span};
 use forebay_xlate::boundary::region::queue::{InData, Kept};
 use forebay_xlate::boundary::region::{
     Blame, CommandRecord, CommandStage, CommandState, MAX_QUEUE_ENTRIES, QueueConstants,
-    QueueRecord, ReactorRecord, Region, queue_use,
+    QueueRecord, RECORDS, ReactorRecord, Region, queue_use,
 };
 use forebay_xlate::kill_point;
 use std::sync::Arc;
@@ -166,9 +166,11 @@ impl QueueRecords {
     }
 
     /// Bytes are about to be received; the first has position `base`.
-    #[cfg_attr(feature = "recording-cost", inline(never))]
-    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    #[inline]
     pub(crate) fn intend(&self, base: u64) {
+        if !RECORDS {
+            return;
+        }
         put(&self.reactor.rx_base, base);
         kill_point!("rx.base");
         put(&self.reactor.rx_queue, u64::from(self.queue) + 1);
@@ -176,27 +178,37 @@ impl QueueRecords {
     }
 
     /// Nothing was received, or all that was is taken or kept.
-    #[cfg_attr(feature = "recording-cost", inline(never))]
-    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    #[inline]
     pub(crate) fn intend_no_more(&self) {
+        if !RECORDS {
+            return;
+        }
         put(&self.reactor.rx_queue, 0);
         kill_point!("rx.cleared");
     }
 
+    /// A slot's record: a queue has no slots beyond.
+    #[inline(always)]
+    fn command(&self, slot: u16) -> &'static CommandRecord {
+        &self.commands[usize::from(slot) % MAX_QUEUE_ENTRIES]
+    }
+
     /// A command is taken from the stream, with the data of its capsule. I/O commands need but some words
     /// of their entry (`whole`: all).
-    #[cfg_attr(feature = "recording-cost", inline(never))]
-    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    #[inline]
     pub(crate) fn begin_command(&self, slot: u16, new: &NewCommand<'_>, whole: bool) {
-        let Some(c) = self.commands.get(usize::from(slot)) else {
+        if !RECORDS {
             return;
-        };
-        for word in CHECKED_SQE_WORDS {
-            put(&c.sqe[word], new.sqe[word]);
         }
+        let c = self.command(slot);
+        let (cells, sqe) = (&c.sqe, new.sqe);
+        put(&cells[0], sqe[0]);
+        put(&cells[4], sqe[4]);
+        put(&cells[5], sqe[5]);
+        put(&cells[6], sqe[6]);
         if whole {
-            for word in 1..4 {
-                put(&c.sqe[word], new.sqe[word]);
+            for word in [1, 2, 3, 7] {
+                put(&cells[word], sqe[word]);
             }
         }
         put(&c.number, new.number);
@@ -215,9 +227,11 @@ impl QueueRecords {
     }
 
     /// A PDU is taken: with `number` commands, the stream up to `taken`.
-    #[cfg_attr(feature = "recording-cost", inline(never))]
-    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    #[inline]
     pub(crate) fn took_pdu(&self, number: u64, taken: u64) {
+        if !RECORDS {
+            return;
+        }
         put(&self.record.number, number);
         put(&self.record.taken, taken);
         kill_point!("rx.taken");
@@ -257,16 +271,22 @@ impl QueueRecords {
 
     /// What is left of the stream beyond what is taken is kept in buffer `kept.which`, from position `at`
     /// on. From here on the other buffer is free.
-    #[cfg_attr(feature = "recording-cost", inline(never))]
-    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    #[inline]
     pub(crate) fn keep(&self, kept: Kept, at: u64) {
+        if !RECORDS {
+            return;
+        }
         put(&self.record.kept_at[usize::from(kept.which & 1)], at);
         put(&self.record.kept, kept.word());
         kill_point!("rx.kept");
     }
 
     /// Nothing is kept any more.
+    #[inline]
     pub(crate) fn keep_nothing(&self) {
+        if !RECORDS {
+            return;
+        }
         put(&self.record.kept, 0);
         kill_point!("rx.kept");
     }
@@ -302,42 +322,52 @@ impl QueueRecords {
     }
 
     /// A command has ended: its answer is sent, or never will be.
-    #[cfg_attr(feature = "recording-cost", inline(never))]
-    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    #[inline]
     pub(crate) fn end_command(&self, slot: u16) {
-        if let Some(c) = self.commands.get(usize::from(slot)) {
-            put(&c.state, CommandState::FREE.0);
+        if !RECORDS {
+            return;
         }
+        put(&self.command(slot).state, CommandState::FREE.0);
         kill_point!("tx.freed");
     }
 
     /// An item is queued, and not yet published.
-    #[cfg_attr(feature = "recording-cost", inline(never))]
-    #[cfg_attr(not(feature = "recording-cost"), inline)]
-    pub(crate) fn item(&self, items: &[ItemRecord; MAX_ITEMS], count: u16, item: &Item) {
+    #[inline]
+    pub(crate) fn item(&self, items: &[ItemRecord; MAX_ITEMS], count: u16, words: [u64; 3]) {
+        if !RECORDS {
+            return;
+        }
         let place = count % MAX_ITEMS as u16;
-        items[usize::from(place)].put(self.items_seed, place, item);
+        items[usize::from(place)].put(self.items_seed, place, words);
         kill_point!("tx.item");
     }
 
     /// These items will be sent, whatever happens: what they answer is answered.
-    #[cfg_attr(feature = "recording-cost", inline(never))]
-    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    #[inline]
     pub(crate) fn publish(&self, span: Span) {
+        if !RECORDS {
+            return;
+        }
         put(&self.record.tx_span, span.word());
         kill_point!("tx.published");
     }
 
     /// Some are all sent, and the commands that end with them are recorded as ended.
+    #[inline]
     pub(crate) fn sent(&self, span: Span) {
+        if !RECORDS {
+            return;
+        }
         put(&self.record.tx_span, span.word());
         kill_point!("tx.first");
     }
 
     /// All are sent, up to this position of the transmitted stream.
-    #[cfg_attr(feature = "recording-cost", inline(never))]
-    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    #[inline]
     pub(crate) fn sent_all(&self, tx_at: u64) {
+        if !RECORDS {
+            return;
+        }
         put(&self.record.tx_at, tx_at);
         kill_point!("tx.first");
         put(&self.record.tx_span, 0);
@@ -353,16 +383,20 @@ impl QueueRecords {
     }
 
     /// The reactor is busy with this command, or with a PDU ([`super::slots::NONE`]).
-    #[cfg_attr(feature = "recording-cost", inline(never))]
-    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    #[inline]
     pub(crate) fn blame(&self, slot: u16) {
+        if !RECORDS {
+            return;
+        }
         put(&self.reactor.blame, self.blame | u64::from(slot));
     }
 
     /// The reactor is busy with nobody's any more.
-    #[cfg_attr(feature = "recording-cost", inline(never))]
-    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    #[inline]
     pub(crate) fn blame_nobody(&self) {
+        if !RECORDS {
+            return;
+        }
         put(&self.reactor.blame, 0);
     }
 }
@@ -425,11 +459,36 @@ mod tests {
         assert_eq!(CommandState::open(c.state.load(Relaxed), 77), Ok(c.state()));
         assert!(c.is_sound(seed, 3) && !c.is_sound(seed, 4));
         assert_eq!(c.buffer_ref(seed, 3), Ok(Some(buffer)));
-        assert_eq!(c.sqe_words(), [1, 0, 0, 0, 5, 6, 7, 8]);
+        assert_eq!(c.sqe_words(), [1, 0, 0, 0, 5, 6, 7, 0]);
         records.begin_command(3, &new, true);
         assert_eq!(c.sqe_words(), *new.sqe);
         records.end_command(3);
         assert_eq!(c.state(), CommandState::FREE);
+    }
+
+    #[test]
+    fn the_command_that_is_being_taken_is_to_blame() {
+        let (records, region) = records();
+        let new = |number| NewCommand {
+            sqe: &[0; 8],
+            number,
+            end: 72 * number,
+            taken_ns: 0,
+            buffer: None,
+        };
+        let blamed = |slot| Some(Blame { queue: 9, slot });
+        records.begin_command(4, &new(1), false);
+        records.took_pdu(1, 72);
+        records.blame(super::super::slots::NONE);
+        assert_eq!(region.blamed(2), blamed(None), "what is being looked at");
+        records.begin_command(3, &new(2), false);
+        assert_eq!(region.blamed(2), blamed(Some(3)));
+        records.took_pdu(2, 144);
+        assert_eq!(region.blamed(2), blamed(None));
+        records.blame(4);
+        assert_eq!(region.blamed(2), blamed(Some(4)));
+        records.blame_nobody();
+        assert_eq!(region.blamed(2), None);
     }
 
     #[test]

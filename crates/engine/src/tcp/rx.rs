@@ -242,6 +242,8 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
     let mut at = 0;
     let mut commands = 0;
     conn.rx.stalled = false;
+    // Which command it is, its record will say: see `Region::blamed`.
+    conn.records.blame(NONE);
     loop {
         let rest = &bytes[at..];
         match conn.rx.expect {
@@ -294,7 +296,6 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                 if commands == BATCH {
                     return (at, Stop::Batch);
                 }
-                conn.records.blame(NONE);
                 let frame = match tcp::parse(rest, &conn.params) {
                     Ok(Parsed::Pdu(frame)) => frame,
                     Ok(Parsed::NeedMore(_)) => return (at, Stop::Dry),
@@ -491,11 +492,13 @@ fn data_pdu_ended(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) -> Result<(),
     }
     s.stage = Stage::Taken;
     conn.records.data_complete(slot);
+    conn.records.blame(slot);
     conn.count_received_all();
     if conn.qid == 0 {
         admin::data_complete(conn, turn, slot);
     } else {
         command::data_complete(conn, turn, slot);
     }
+    conn.records.blame(NONE);
     Ok(())
 }

@@ -3,6 +3,7 @@
 //! What a whole engine shows is in `tests/tcp_protocol.rs`.
 
 mod blame;
+mod cost;
 mod failover;
 mod hostile;
 mod inherit;

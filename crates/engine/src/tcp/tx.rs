@@ -47,11 +47,9 @@ const MAX_PARTS: usize = 64;
 /// What is in a list's records, with the buffers themselves.
 #[derive(Debug)]
 pub(super) struct Item {
-    /// Its header's place in the list's bytes.
-    at: u16,
-    len: u16,
-    /// The command that has ended when this is sent.
-    ends: u16,
+    /// As it is recorded: its header's place in the list's bytes, how long that is, and the command that has
+    /// ended when this is sent.
+    header: u64,
     /// How much of the data is sent: less than all of the buffer, or nothing, perhaps.
     data_len: u32,
     /// Held until this is sent.
@@ -62,16 +60,26 @@ impl Item {
     /// An item that is recorded, with its buffer.
     pub(super) fn inherited(recorded: &item::Item, data: Option<StagingBuffer>) -> Self {
         Self {
-            at: recorded.header_at,
-            len: recorded.header_bytes,
-            ends: recorded.ends,
+            header: recorded.words()[1],
             data_len: recorded.data_bytes,
             data,
         }
     }
 
+    fn at(&self) -> usize {
+        usize::from(self.header as u16)
+    }
+
+    fn len(&self) -> usize {
+        usize::from((self.header >> 16) as u16)
+    }
+
+    fn ends(&self) -> u16 {
+        (self.header >> 32) as u16
+    }
+
     fn total(&self) -> usize {
-        usize::from(self.len) + self.data_len as usize
+        self.len() + self.data_len as usize
     }
 }
 
@@ -115,7 +123,7 @@ impl Tx {
             first: 0,
             published: list.items.len() as u16,
             sent,
-            header_at: last.map_or(0, |i| usize::from(i.at) + usize::from(i.len)),
+            header_at: last.map_or(0, |i| i.at() + i.len()),
             at,
             queued_bytes: list.items.iter().map(Item::total).sum::<usize>() - sent,
             blocked: false,
@@ -186,20 +194,15 @@ impl Tx {
             None => (None, 0),
         };
         debug_assert!(data.as_ref().is_none_or(|d| data_len as usize <= d.len()));
-        let recorded = item::Item {
-            start: self.at,
-            header_at: self.header_at as u16,
-            header_bytes: len as u16,
-            ends,
-            buffer: data.as_ref().map(StagingBuffer::reference),
-            data_bytes: data_len,
+        let header = item::Item::header_word(self.header_at as u16, len as u16, ends);
+        let data_word = match &data {
+            Some(data) if data_len > 0 => item::Item::data_word(data.place(), data_len),
+            _ => 0,
         };
         let count = self.first.wrapping_add(list.items.len() as u16);
-        records.item(list.records, count, &recorded);
+        records.item(list.records, count, [self.at, header, data_word]);
         let item = Item {
-            at: self.header_at as u16,
-            len: len as u16,
-            ends,
+            header,
             data_len,
             data,
         };
@@ -288,9 +291,9 @@ impl Tx {
             self.sent = 0;
             self.first = self.first.wrapping_add(1);
             if let Some(item) = list.items.pop_front()
-                && (item.ends != NONE || item.data.is_some())
+                && (item.ends() != NONE || item.data.is_some())
             {
-                ended(item.ends, item.data);
+                ended(item.ends(), item.data);
             }
         }
         records.sent_all(self.at);
@@ -313,8 +316,8 @@ impl Tx {
     ) {
         if let Some(list) = &mut self.list {
             for item in list.items.drain(..) {
-                if item.ends != NONE || item.data.is_some() {
-                    ended(item.ends, item.data);
+                if item.ends() != NONE || item.data.is_some() {
+                    ended(item.ends(), item.data);
                 }
             }
         }
@@ -335,9 +338,9 @@ fn gather<'a>(
     // A run of neighbours among the headers.
     let (mut from, mut to) = (0, 0);
     for item in &list.items {
-        let header = usize::from(item.len);
-        let start = usize::from(item.at) + skip.min(header);
-        let end = usize::from(item.at) + header;
+        let header = item.len();
+        let start = item.at() + skip.min(header);
+        let end = item.at() + header;
         if to == start && to > from {
             to = end;
         } else {
@@ -449,7 +452,7 @@ mod tests {
                         for (place, item) in span.places().zip(&list.items) {
                             let seed = Seed::items(region.header().key.load(Relaxed), 7);
                             let seen = list.records[usize::from(place)].sound(seed, place).unwrap();
-                            prop_assert_eq!((seen.start, seen.ends, seen.data_bytes), (at, item.ends, item.data_len));
+                            prop_assert_eq!((seen.start, seen.ends, seen.data_bytes), (at, item.ends(), item.data_len));
                             at = seen.end();
                         }
                         prop_assert_eq!(at, tx.at);

@@ -26,7 +26,7 @@ fn span(blocks: std::ops::Range<u64>, device: u8, slot: Option<u16>) -> CarriedS
         bytes: blocks.start * BLOCK..blocks.end * BLOCK,
         write: true,
         devices: Devices::One(DeviceIndex(device)),
-        command: slot.map(|slot| CommandRef { queue: 0, slot }),
+        command: slot.map(|slot| CommandRef::new(0, slot)),
     }
 }
 
@@ -257,9 +257,9 @@ fn jobs_begin_after_the_fence() {
 fn carried_commands_of_a_connection_that_ends_leave_their_spans() {
     let mut b = taken_over();
     let mut begun_then_closed = span(2..3, 0, Some(1));
-    begun_then_closed.command = Some(CommandRef { queue: 5, slot: 0 });
+    begun_then_closed.command = Some(CommandRef::new(5, 0));
     let mut never_begun = span(6..7, 0, Some(0));
-    never_begun.command = Some(CommandRef { queue: 7, slot: 0 });
+    never_begun.command = Some(CommandRef::new(7, 0));
     b.core
         .carry(&[begun_then_closed, span(0..1, 0, Some(40)), never_begun]);
     b.queue = 5;

@@ -146,7 +146,7 @@ proptest! {
                 bytes: range.first * BLOCK..(range.first + range.count) * BLOCK,
                 write: true,
                 devices: fence.map_or(Devices::None, |d| Devices::One(DeviceIndex(d))),
-                command: Some(CommandRef { queue, slot }),
+                command: Some(CommandRef::new(queue, slot)),
             });
             let write = Write {
                 range: range.clone(),

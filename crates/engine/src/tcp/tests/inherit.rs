@@ -21,7 +21,7 @@ fn a_carried_command_that_is_refused_holds_nobody_back() {
         bytes: 0..4096,
         write: true,
         devices: Devices::None,
-        command: Some(CommandRef { queue, slot }),
+        command: Some(CommandRef::new(queue, slot)),
     };
     rig.core.carry(&[span(0), span(1)]);
     let conn = rig.frontend.conns[index as usize].as_mut().unwrap();

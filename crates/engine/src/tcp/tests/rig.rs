@@ -50,8 +50,13 @@ pub(super) struct Host {
 }
 
 pub(super) fn rig() -> Rig {
+    rig_on("ram")
+}
+
+/// On a device of this kind.
+pub(super) fn rig_on(kind: &str) -> Rig {
     let dir = tempfile::tempdir().unwrap();
-    let spec = format!("ram:{}?size=32M", dir.path().join("device").display())
+    let spec = format!("{kind}:{}?size=32M", dir.path().join("device").display())
         .parse()
         .unwrap();
     let options = OpenOptions {

@@ -119,6 +119,7 @@ impl CommandState {
     pub const fn with_device(self, device: u8) -> Self {
         let one = SUBMITTED_EVER | (device as u64 * 0x101) << DEVICE_SHIFT;
         match self.0 & (SUBMITTED_EVER | DEVICE) {
+            0 => Self(self.0 | one),
             same if same == one => self,
             none if none & SUBMITTED_EVER == 0 => Self(self.0 | one),
             _ => Self(self.0 | MANY_DEVICES),
@@ -159,7 +160,7 @@ cells! {
         pub end: AtomicU64,
         /// CLOCK_MONOTONIC when it was taken, ns.
         pub taken_ns: AtomicU64,
-        /// The submission queue entry. Of I/O commands the words 1 to 3 are not stored.
+        /// The submission queue entry. Of I/O commands the words 1 to 3 and 7 are not stored.
         pub sqe: [AtomicU64; 8],
         /// See [`CommandRecord::is_sound`].
         pub check: AtomicU64,
@@ -172,10 +173,6 @@ cells! {
     }
 }
 const _: () = assert!(size_of::<CommandRecord>() == 128);
-
-/// The words of a submission queue entry under the check: identity, SGL length and type, and
-/// command dwords 10 to 15.
-pub const CHECKED_SQE_WORDS: [usize; 5] = [0, 4, 5, 6, 7];
 
 /// How far the data has come that an R2T asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -208,14 +205,11 @@ impl CommandRecord {
         CommandState(self.state.load(Acquire))
     }
 
-    /// The check of these words.
+    /// The check of these words: of the entry, identity, SGL length and type, and command dwords 10 to
+    /// 13, which are all that an I/O command uses.
     #[inline]
     pub fn check_of(seed: Seed, slot: u16, sqe: &[u64; 8], number: u64, end: u64) -> u64 {
-        check(
-            seed,
-            slot,
-            [sqe[0], sqe[4], sqe[5], sqe[6], sqe[7], number, end],
-        )
+        check(seed, slot, [sqe[0], sqe[4], sqe[5], sqe[6], number, end])
     }
 
     /// The submission queue entry as it is recorded.
@@ -243,13 +237,15 @@ impl CommandRecord {
     }
 
     /// A part of it is about to be given to `device`. Call it before the ring is entered.
-    #[cfg_attr(feature = "recording-cost", inline(never))]
-    #[cfg_attr(not(feature = "recording-cost"), inline)]
+    #[inline]
     pub fn submit_to(&self, device: u8) {
+        if !super::RECORDS {
+            return;
+        }
         let was = CommandState(self.state.load(Relaxed));
         let is = was.with_device(device);
         // What has no record (a flush of our own) gets none.
-        if is != was && was != CommandState::FREE {
+        if was != CommandState::FREE {
             self.state.store(is.0, Release);
         }
     }

@@ -18,6 +18,14 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 pub const MAX_ITEMS: usize = 1024;
 /// Header bytes of a list.
 pub const HEADER_BYTES: usize = 64 * 1024;
+/// The most bytes of data of an item.
+const MAX_DATA_BYTES: u32 = 1 << 20;
+const PAGE_SHIFT: u32 = 12;
+/// In the word `data`: the lowest byte is nobody's, then the buffer's place in pages,
+const PLACE_SHIFT: u32 = 8;
+const PLACE: u64 = 0xffff_ff00;
+/// and the bytes.
+const DATA_BYTES_SHIFT: u32 = 32;
 /// The slot of an item with which no command ends.
 pub const NO_SLOT: u16 = u16::MAX;
 
@@ -28,7 +36,7 @@ cells! {
         pub start: AtomicU64,
         /// Header place and length, the command that ends with it: see [`Item`].
         pub header: AtomicU64,
-        /// Its data: place of the buffer, length of that, length sent.
+        /// Its data: where that begins, and its length; 0: none.
         pub data: AtomicU64,
         /// Over the words above.
         pub check: AtomicU64,
@@ -47,9 +55,9 @@ pub struct Item {
     pub header_bytes: u16,
     /// The command that has ended when this is sent, or [`NO_SLOT`].
     pub ends: u16,
-    /// A buffer that is held until this is sent.
+    /// What is sent after the header, if anything: so many bytes of it count.
     pub buffer: Option<BufferRef>,
-    /// How much of the buffer is sent after the header; at most its length.
+    /// How much of the buffer is sent after the header.
     pub data_bytes: u32,
 }
 
@@ -61,14 +69,28 @@ impl Item {
             .wrapping_add(self.data_bytes as u64)
     }
 
+    /// The word `header`.
+    #[inline]
+    pub const fn header_word(at: u16, bytes: u16, ends: u16) -> u64 {
+        at as u64 | (bytes as u64) << 16 | (ends as u64) << 32
+    }
+
+    /// The word `data` of so many bytes, which are not 0, of a buffer at page `place >> 8`.
+    #[inline]
+    pub const fn data_word(place: u32, data_bytes: u32) -> u64 {
+        place as u64 | (data_bytes as u64) << DATA_BYTES_SHIFT
+    }
+
     /// Its words.
     #[inline]
     pub const fn words(&self) -> [u64; 3] {
-        let header =
-            self.header_at as u64 | (self.header_bytes as u64) << 16 | (self.ends as u64) << 32;
+        let header = Self::header_word(self.header_at, self.header_bytes, self.ends);
         let data = match self.buffer {
-            Some(buffer) => buffer.place() | (self.data_bytes as u64) << 44,
-            None => 0,
+            Some(buffer) if self.data_bytes > 0 => {
+                buffer.offset_bytes >> PAGE_SHIFT << PLACE_SHIFT & PLACE
+                    | (self.data_bytes as u64) << DATA_BYTES_SHIFT
+            }
+            _ => 0,
         };
         [self.start, header, data]
     }
@@ -77,8 +99,7 @@ impl Item {
 impl ItemRecord {
     /// Stores an item that nobody sees yet. `place` is its place in the list.
     #[inline]
-    pub fn put(&self, seed: Seed, place: u16, item: &Item) {
-        let [start, at, data] = item.words();
+    pub fn put(&self, seed: Seed, place: u16, [start, at, data]: [u64; 3]) {
         // Release throughout: in the program's order, whatever was stored before.
         self.start.store(start, Release);
         self.header.store(at, Release);
@@ -90,14 +111,17 @@ impl ItemRecord {
     /// What is recorded, bounded but not yet checked.
     pub fn get(&self) -> Item {
         let (header, data) = (self.header.load(Relaxed), self.data.load(Relaxed));
+        let data_bytes = (data >> DATA_BYTES_SHIFT) as u32;
         Item {
             start: self.start.load(Relaxed),
             header_at: header as u16,
             header_bytes: (header >> 16) as u16,
             ends: (header >> 32) as u16,
-            // Nothing that is sent lies at the begin of the file.
-            buffer: (data != 0).then(|| BufferRef::of_place(data)),
-            data_bytes: (data >> 44) as u32,
+            buffer: (data_bytes > 0).then_some(BufferRef {
+                offset_bytes: (data & PLACE) >> PLACE_SHIFT << PAGE_SHIFT,
+                len_bytes: data_bytes,
+            }),
+            data_bytes,
         }
     }
 
@@ -114,8 +138,7 @@ impl ItemRecord {
         ];
         let [start, at, data] = words;
         let good = check(seed, place, [start, at, data]) == self.check.load(Relaxed)
-            && item.words() == words
-            && item.data_bytes <= item.buffer.map_or(0, |b| b.len_bytes);
+            && item.data_bytes <= MAX_DATA_BYTES;
         if good { Ok(item) } else { Err(Damaged) }
     }
 }
@@ -194,7 +217,7 @@ mod tests {
             }),
             data_bytes: 512 << 10,
         };
-        record.put(seed, 1023, &item);
+        record.put(seed, 1023, item.words());
         let read = |seed, place| record.sound(seed, place);
         assert_eq!(read(seed, 1023), Ok(item));
         assert!(read(seed, 1022).is_err() && read(Seed::items(5, 78), 1023).is_err());

@@ -107,6 +107,9 @@ cells! {
     }
 }
 
+/// Whether what an I/O needs is recorded at all: always, but in a measurement of what that costs.
+pub const RECORDS: bool = cfg!(not(feature = "no-recording"));
+
 /// The longest that a reactor sleeps without a turn, in ns.
 pub const MAX_SLEEP_NS: u64 = 10_000_000_000;
 
@@ -252,6 +255,25 @@ impl Region {
         self.table(CONTROLLERS_AT, MAX_CONTROLLERS)
     }
 
+    /// What a dead reactor was working on. While it takes PDUs, it names but the queue: the command is the
+    /// one, if any, that is recorded and that the queue does not count as taken yet.
+    pub fn blamed(&self, reactor: usize) -> Option<Blame> {
+        let word = self.reactors().get(reactor)?.blame.load(Relaxed);
+        let blame = Blame::of_word(word)?;
+        if blame.slot.is_some() {
+            return Some(blame);
+        }
+        let next = self.queues().get(blame.queue as usize)?;
+        let next = next.number.load(Relaxed).wrapping_add(1);
+        let is_next = |c: &CommandRecord| {
+            let word = c.state.load(Relaxed);
+            c.number.load(Relaxed) == next && word != 0 && CommandState::open(word, next).is_ok()
+        };
+        let commands = self.commands(blame.queue as usize);
+        let slot = commands.iter().position(is_next).map(|slot| slot as u16);
+        Some(Blame { slot, ..blame })
+    }
+
     /// By queue slot.
     pub fn queues(&self) -> &[QueueRecord] {
         self.table(QUEUES_AT, MAX_QUEUES)
@@ -264,7 +286,12 @@ impl Region {
 
     /// The same as an array; `None` for a slot out of range.
     pub fn all_commands(&self, queue: usize) -> Option<&[CommandRecord; MAX_QUEUE_ENTRIES]> {
-        self.table(COMMANDS_AT, MAX_QUEUES).get(queue)
+        self.commands_of_all().get(queue)
+    }
+
+    /// The commands of all queues.
+    pub fn commands_of_all(&self) -> &[[CommandRecord; MAX_QUEUE_ENTRIES]] {
+        self.table(COMMANDS_AT, MAX_QUEUES)
     }
 
     /// The items of a list; empty for a list out of range.

@@ -1,0 +1,79 @@
+//! A fixed run whose instructions `cargo xtask bench recording` counts.
+//!
+//! Design: a host on a socket pair says so many commands at once, the reactor's turns carry them out on
+//! a null device, the host hears the answers. Only what [`counted_turns`] calls is to be counted (it is
+//! found by its name), once everything is warm. `FOREBAY_COST` says what to do: `read:8:1000` for
+//! 1000 times eight reads of 4 KiB.
+
+use super::rig::{Host, Rig, rig_on, rw, write_in_capsule};
+use forebay_nvme::tcp::Pdu;
+use rustix::event::epoll;
+
+/// The variable that says what to do.
+const VARIABLE: &str = "FOREBAY_COST";
+/// Rounds before those that are counted: everything is used once.
+const WARM_ROUNDS: u64 = 300;
+
+#[test]
+fn batches_are_carried_out() {
+    let wanted = std::env::var(VARIABLE).unwrap_or("write:8:1".into());
+    let mut words = wanted.split(':');
+    let is_write = words.next() == Some("write");
+    let mut number = || words.next().and_then(|word| word.parse().ok()).unwrap();
+    let (batch, rounds): (u64, u64) = (number(), number());
+    let mut rig = rig_on("null");
+    rig.map_all();
+    let (_admin, cntlid) = rig.admin();
+    let mut host = rig.io(cntlid, 1, 128);
+    for round in 0..WARM_ROUNDS + rounds {
+        for i in 0..batch {
+            let (cid, lba) = (i as u16, (round * 7 + i * 5) % 4096);
+            match is_write {
+                true => host.say(&write_in_capsule(cid, lba, 1), &[1; 4096]),
+                false => host.say(&rw(2, cid, lba, 1), &[]),
+            }
+        }
+        match round < WARM_ROUNDS {
+            true => turns(&mut rig),
+            false => counted_turns(&mut rig),
+        }
+        assert_eq!(answers(&mut host), batch);
+    }
+}
+
+/// Two turns are enough: one takes the commands, the next has what the ring ended.
+fn turns(rig: &mut Rig) {
+    for _ in 0..2 {
+        let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 8];
+        let none = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let (ready, _) = epoll::wait(&*rig.epoll, &mut events, Some(&none)).unwrap();
+        let mut keys = [0; 8];
+        for (key, event) in keys.iter_mut().zip(ready.iter()) {
+            *key = event.data.u64();
+        }
+        rig.frontend.sockets_ready(&keys[..ready.len()]);
+        rig.core.reap();
+        rig.frontend.poll(&mut rig.core);
+        rig.core.submit();
+    }
+}
+
+#[inline(never)]
+fn counted_turns(rig: &mut Rig) {
+    turns(std::hint::black_box(rig));
+}
+
+fn answers(host: &mut Host) -> u64 {
+    let mut count = 0;
+    while let Some((pdu, _)) = host.hear() {
+        count += match pdu {
+            Pdu::C2hData(data) => u64::from(data.success),
+            Pdu::CapsuleResp(_) => 1,
+            other => panic!("{other:?}"),
+        };
+    }
+    count
+}

@@ -1,0 +1,104 @@
+//! `cargo xtask bench recording`: what it costs that a successor could go on.
+//!
+//! Purpose: with every I/O, the engine records what its successor would need after a kill -9; this
+//! counts the instructions of that, per I/O.
+//! Design: callgrind counts what two builds carry out in the same run: turns of a reactor, single-threaded,
+//! with 4 KiB reads and writes at a null device, so many at once (the engine's test `cost.rs`). One build
+//! is a release, the other the same without what records (`no-recording`). Their difference is the cost
+//! of recording, with everything that the compiler had to do for it. Both are built with rustix's
+//! libc backend, because valgrind knows no other start of a program. The kernel's instructions are not
+//! in it; they are the same in both.
+//! Not here: time, several connections, R2Ts, which are rare with 4 KiB.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use xtask::process;
+
+use super::Options;
+use super::measure::Summary;
+
+const LIMIT: Duration = Duration::from_secs(1800);
+const TEST: &str = "tcp::tests::cost::batches_are_carried_out";
+/// The function of the test that is counted.
+const COUNTED: &str = "*counted_turns*";
+/// Builds: the name, and features that make it so.
+const WITH: (&str, &str) = ("with", "no-kill-points");
+const WITHOUT: (&str, &str) = ("without", "no-kill-points,no-recording");
+/// I/Os that are said at once.
+const BATCHES: [u64; 2] = [1, 8];
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    if !process::is_installed("valgrind") {
+        bail!("valgrind is not installed: `apt install valgrind`, or your system's equal of it");
+    }
+    let rounds = if options.quick { 50 } else { 500 };
+    let (with, without) = (build(WITH)?, build(WITHOUT)?);
+    let mut summary = Summary::default();
+    println!(
+        "{:<7}{:>6}{:>18}{:>18}{:>12}",
+        "op", "batch", "instructions/IO", "without record", "recording"
+    );
+    for op in ["read", "write"] {
+        for batch in BATCHES {
+            let what = format!("{op}:{batch}:{rounds}");
+            let ios = (batch * rounds) as f64;
+            let all = count(&with, &what)? as f64 / ios;
+            let rest = count(&without, &what)? as f64 / ios;
+            println!(
+                "{op:<7}{batch:>6}{all:>18.1}{rest:>18.1}{:>12.1}",
+                all - rest
+            );
+            let name = format!("{op}_batch{batch}");
+            summary.put(format!("{name}_instructions"), all);
+            summary.put(format!("{name}_recording_instructions"), all - rest);
+        }
+    }
+    summary.print("recording", options.json.as_deref())
+}
+
+/// The engine's tests as a program, built so.
+fn build((name, features): (&str, &str)) -> Result<PathBuf> {
+    let folder = crate::target_folder().join("recording");
+    let mut cargo = crate::cargo(&["test", "--release", "--no-run", "--lib"]);
+    cargo
+        .args(["--package", "forebay-engine", "--features", features])
+        .args(["--message-format", "json", "--target-dir"])
+        .arg(&folder)
+        .env("RUSTFLAGS", "--cfg=rustix_use_libc");
+    let text = process::text(&mut cargo, LIMIT)?;
+    let built = text.lines().filter_map(|line| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        Some(PathBuf::from(message["executable"].as_str()?))
+    });
+    let built = built.last().context("cargo named no program")?;
+    // The next build may take its name.
+    let program = folder.join(name);
+    std::fs::copy(&built, &program).with_context(|| built.display().to_string())?;
+    Ok(program)
+}
+
+/// Instructions of a run.
+fn count(program: &Path, what: &str) -> Result<u64> {
+    let file = program.with_extension("callgrind");
+    let mut valgrind = std::process::Command::new("valgrind");
+    valgrind
+        .args(["--quiet", "--tool=callgrind"])
+        .arg(format!("--toggle-collect={COUNTED}"))
+        .arg(format!("--callgrind-out-file={}", file.display()))
+        .arg(program)
+        .args(["--exact", TEST])
+        .env("FOREBAY_COST", what);
+    process::text(&mut valgrind, LIMIT)?;
+    let text = std::fs::read_to_string(&file)?;
+    let total = text.lines().find_map(|line| line.strip_prefix("totals: "));
+    let total: u64 = total.context("callgrind counted nothing")?.trim().parse()?;
+    if total == 0 {
+        bail!(
+            "callgrind did not find what to count in {}",
+            program.display()
+        );
+    }
+    Ok(total)
+}
