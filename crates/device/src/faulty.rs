@@ -153,13 +153,9 @@ type Stamp = (u64, i64, i64);
 impl Switches {
     /// What is to be done now; a file that can't be understood is an error.
     fn now(&self) -> Result<Faults, Errno> {
-        let stamp = rustix::fs::stat(&self.path).ok().map(|stat| {
-            (
-                stat.st_ino,
-                stat.st_ctime,
-                stat.st_ctime_nsec as i64,
-            )
-        });
+        let stamp = rustix::fs::stat(&self.path)
+            .ok()
+            .map(|stat| (stat.st_ino, stat.st_ctime, stat.st_ctime_nsec as i64));
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.0 != stamp {
             let faults = match std::fs::read_to_string(&self.path) {

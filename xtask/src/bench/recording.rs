@@ -68,11 +68,11 @@ fn build((name, features): (&str, &str)) -> Result<PathBuf> {
         .arg(&folder)
         .env("RUSTFLAGS", "--cfg=rustix_use_libc");
     let text = process::text(&mut cargo, LIMIT)?;
-    let built = text.lines().filter_map(|line| {
+    let mut built = text.lines().filter_map(|line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
         Some(PathBuf::from(message["executable"].as_str()?))
     });
-    let built = built.last().context("cargo named no program")?;
+    let built = built.next_back().context("cargo named no program")?;
     // The next build may take its name.
     let program = folder.join(name);
     std::fs::copy(&built, &program).with_context(|| built.display().to_string())?;

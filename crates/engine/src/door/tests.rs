@@ -25,6 +25,10 @@ fn door() -> (Door, SocketAddr) {
 #[derive(Default)]
 struct Daemon {
     held: BTreeMap<u64, Arc<OwnedFd>>,
+    #[expect(
+        clippy::vec_box,
+        reason = "they come boxed, and nobody looks at them here"
+    )]
     routed: Vec<Box<NewConnection>>,
 }
 
