@@ -227,6 +227,14 @@ impl Daemon {
         Ok(())
     }
 
+    /// Whether the daemon has died by itself.
+    ///
+    /// # Errors
+    /// If the kernel does not say.
+    pub fn has_died(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
     /// Waits until the daemon has died by itself.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 //! nothing while one of both lives, and lose nothing when both are dead.
 //! Design: engines of one daemon die in a chain, each at its own point ([`forebay_xlate::kill`]); between two that die
 //! while they take over, one dies at work. Hosts work all the while, and a visitor connects, is told of a volume's growth,
-//! and leaves, so that every point is come to. `FOREBAY_PAIRS` says how many pairs, `FOREBAY_TEST_SEED` which.
+//! and leaves, so that every point is come to. In other pairs the daemon dies of what an engine's death brings. `FOREBAY_PAIRS` says how many pairs, `FOREBAY_TEST_SEED` which.
 //! Not here: random times (`takeover.rs`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_initiator::{Error, IoOp, Options, Session};
+use forebay_tests::daemon::Daemon;
 use forebay_tests::host::{Dice, HOST_NQN};
 use forebay_tests::lab::{self, Lab, LabOptions, MIB, MINUTE, Noticed};
 use forebay_tests::wait;
@@ -160,6 +161,75 @@ fn kill_at_pairs() -> Result<()> {
         chain.push((second[at], 1));
     }
     chain_of_deaths(&chain)
+}
+
+/// The first engine of a daemon dies at one point, and the daemon at another one of what follows.
+fn both_die(daemon: &mut Daemon, engine: (&str, u64), point: &str) -> Result<()> {
+    daemon.kill_daemon()?;
+    // The engine that is there dies first. Then either the take-over in which the first engine dies is the one that is
+    // meant, or the next one.
+    let converting = [
+        "over.adopted",
+        "over.counted",
+        "over.half",
+        "over.converted",
+    ];
+    let after = ["daemon.converted", "daemon.flip", "daemon.report"];
+    let same = converting.contains(&engine.0) && after.contains(&point);
+    // A daemon that finds an engine tells it everything, too.
+    let at_start = u64::from(point == "daemon.told");
+    let count = at_start + if same { 1 } else { 2 };
+    let kills = format!("engine1:{}:{},daemon:{point}:{count}", engine.0, engine.1);
+    daemon.environment = vec![("FOREBAY_KILL".into(), kills)];
+    daemon.start_again()?;
+    daemon.kill_engine()?;
+    let mut looks = 0;
+    wait::until("the daemon's death", MINUTE, || {
+        if daemon.has_died()? {
+            return Ok(Some(()));
+        }
+        // Where the first engine died before the daemon had come so far, it takes one death more.
+        looks += 1;
+        let patience = if daemon.engine_number().unwrap_or(1) > 1 {
+            20
+        } else {
+            200
+        };
+        if looks > patience {
+            looks = 0;
+            let _ = daemon.kill_engine();
+        }
+        Ok(None)
+    })?;
+    daemon.environment.clear();
+    daemon.start_again()
+}
+
+#[test]
+fn both_die_at_pairs() -> Result<()> {
+    let pairs = lab::count_from("FOREBAY_PAIRS", 60) / 4;
+    let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 3));
+    let under_load = ["rx.", "core.", "tx.", "over."];
+    let engine = points(|point| under_load.iter().any(|part| point.starts_with(part)));
+    let daemons = points(|point| point.starts_with("daemon."));
+    let mut lab = Lab::new(&LabOptions::volumes(2, 32 * MIB))?;
+    lab.during_load(Noticed::Reconnects, |daemon, progress| {
+        for _ in 0..pairs {
+            progress.more("work before the deaths", 50)?;
+            let first = engine[dice.below(engine.len() as u64) as usize];
+            let count = if first.starts_with("over.") {
+                1
+            } else {
+                1 + dice.below(30)
+            };
+            let second = daemons[dice.below(daemons.len() as u64) as usize];
+            let pair = format!("{first}:{count} and {second}");
+            both_die(daemon, (first, count), second).with_context(|| pair.clone())?;
+            progress.more(&pair, 50)?;
+        }
+        Ok(())
+    })?;
+    lab.finish()
 }
 
 #[test]
