@@ -28,7 +28,9 @@ fn dd(from: &std::path::Path, to: &std::path::Path, more: &[&str]) -> Result<Chi
 fn holds_and_lets_go() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (source, copy) = (folder.path().join("source"), folder.path().join("copy"));
-    let data: Vec<u8> = (0..8192_u32).map(|i| (i >> 4) as u8 ^ i as u8).collect();
+    let data: Vec<u8> = (0..8192_u32)
+        .map(|i| (i >> 12) as u8 ^ (i >> 4) as u8 ^ i as u8)
+        .collect();
     std::fs::write(&source, &data)?;
     std::fs::write(&copy, [])?;
     let hold = Hold::new(folder.path(), 8 << 20)?;
