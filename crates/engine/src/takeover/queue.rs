@@ -215,6 +215,14 @@ fn within(
     {
         *taken = received.at.min(consumed).max(*taken);
     }
+    if *taken == data.end {
+        // Its last byte came, which was not noted: the next look must not take it for yet to come.
+        command.asked = Asked {
+            received_bytes: data.offset_bytes + len as u32,
+            ..command.asked
+        };
+        return Ok(None);
+    }
     let placed = (*taken).min(end) - data.begin;
     // Counted only in whole PDUs: this one is not.
     command.asked = Asked {

@@ -198,6 +198,26 @@ fn data_that_was_asked_for_goes_on() {
     assert_eq!((c.taken, c.data), (data.begin + 700, Some(data)));
     let c = dead.convert(4, data.end - 2, ANSWERED).unwrap();
     assert_eq!((c.taken, c.unread.len()), (data.end - 4, 2));
+    // All of a PDU's data is there, and nothing says so: no byte of it is waited for.
+    for len in [2048, 4096] {
+        let data = InData {
+            end: data.begin + len,
+            digest: false,
+            ..data
+        };
+        record.put_data(&data);
+        reactor.rx_base.store(data.end, Relaxed);
+        let c = dead.convert(4, data.end, ANSWERED).unwrap();
+        assert_eq!((c.taken, c.data), (data.end, None));
+        let goes_on = Next::Data(Asked {
+            received_bytes: 2048,
+            ..asked
+        });
+        let wanted = [goes_on, Next::Begin { fenced }];
+        assert_eq!(c.commands[0].1, wanted[usize::from(len == 4096)]);
+    }
+    record.put_data(&data);
+    reactor.rx_base.store(data.begin + 4096, Relaxed);
     // All of it was there, and its command said so.
     command.state.store(CommandState::taken(2).0, Relaxed);
     let c = dead.convert(4, data.end, ANSWERED).unwrap();
