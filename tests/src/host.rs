@@ -263,6 +263,7 @@ impl Host {
             match polled {
                 Ok(_) => {}
                 Err(error) if error.is_connection_lost() => {
+                    println!("{}: {error}", self.nqn);
                     load.lost = true;
                     break;
                 }

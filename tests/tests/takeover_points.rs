@@ -150,7 +150,7 @@ fn kill_at_each_point() -> Result<()> {
 
 #[test]
 fn kill_at_pairs() -> Result<()> {
-    let pairs = lab::count_from("FOREBAY_PAIRS", 60);
+    let pairs = lab::count_from("FOREBAY_PAIRS", 24);
     let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 2));
     let (first, second) = (at_work(), taking_over());
     let mut chain = Vec::new();
@@ -207,7 +207,7 @@ fn both_die(daemon: &mut Daemon, engine: (&str, u64), point: &str) -> Result<()>
 
 #[test]
 fn both_die_at_pairs() -> Result<()> {
-    let pairs = lab::count_from("FOREBAY_PAIRS", 60) / 4;
+    let pairs = lab::count_from("FOREBAY_PAIRS", 24) / 2;
     let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 3));
     let under_load = ["rx.", "core.", "tx.", "over."];
     let engine = points(|point| under_load.iter().any(|part| point.starts_with(part)));
