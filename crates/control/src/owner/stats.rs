@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_xlate::boundary::region::{
-    LaneRecord, MAX_REACTORS, OpKind, OpStats as RegionOpStats, latency_bucket_end_ns,
+    LaneRecord, MAX_REACTORS, OpKind, OpStats as RegionOpStats, TimesOf, latency_bucket_end_ns,
 };
 
 use super::Owner;
@@ -48,12 +48,13 @@ fn quantile_ns(buckets: &[AtomicU64], percent: u128) -> Option<u64> {
 }
 
 fn op_stats(ops: &RegionOpStats) -> OpStats {
+    let total = &ops.times[TimesOf::Total as usize].buckets;
     OpStats {
         ops: ops.ops.load(Relaxed),
         bytes: ops.bytes.load(Relaxed),
         errors: ops.errors.load(Relaxed),
-        latency_p50_ns: quantile_ns(&ops.latency, 50),
-        latency_p99_ns: quantile_ns(&ops.latency, 99),
+        latency_p50_ns: quantile_ns(total, 50),
+        latency_p99_ns: quantile_ns(total, 99),
     }
 }
 

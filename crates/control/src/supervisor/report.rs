@@ -98,6 +98,7 @@ fn progress_name(state: CommandState) -> &'static str {
         Some(CommandStage::Taken) => "taken",
         Some(CommandStage::Asked) => "waiting for data",
         Some(CommandStage::Kept) => "kept",
+        Some(CommandStage::Passed) => "compared",
         Some(CommandStage::Free) | None => "damaged",
     }
 }

@@ -186,10 +186,7 @@ impl Control {
             gauge.store(0, Relaxed);
         }
         for op in &record.ops {
-            for counter in [&op.ops, &op.bytes, &op.errors, &op.total_ns]
-                .into_iter()
-                .chain(&op.latency)
-            {
+            for counter in op.counters() {
                 counter.store(0, Relaxed);
             }
         }

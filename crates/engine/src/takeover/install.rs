@@ -22,12 +22,11 @@ use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::check::{BufferRef, Seed};
 use forebay_xlate::boundary::region::queue::Kept;
 use forebay_xlate::boundary::region::{
-    CommandRecord, CommandState, ControllerConstants, ControllerContent, Item, OpStats,
-    QueueConstants, Region, Span, queue_use,
+    CommandRecord, CommandState, ControllerConstants, ControllerContent, Item, QueueConstants,
+    Region, Span, queue_use,
 };
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use zerocopy::IntoBytes;
 
@@ -355,15 +354,9 @@ pub(super) fn copy_figures(old: &Region, new: Successor<'_>) {
             continue;
         };
         for (to, from) in to.ops.iter().zip(&from.ops) {
-            for (to, from) in figures(to).zip(figures(from)) {
+            for (to, from) in to.counters().zip(from.counters()) {
                 to.store(from.load(Relaxed), Relaxed);
             }
         }
     }
-}
-
-fn figures(stats: &OpStats) -> impl Iterator<Item = &AtomicU64> {
-    [&stats.ops, &stats.bytes, &stats.errors, &stats.total_ns]
-        .into_iter()
-        .chain(&stats.latency)
 }

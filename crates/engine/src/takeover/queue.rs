@@ -267,7 +267,9 @@ fn next(command: &OldCommand, answered: bool) -> Result<Next, Damage> {
         Some(CommandStage::Taken) => Next::Begin {
             fenced: devices(command),
         },
-        Some(CommandStage::Free) | None => return Err(Damage("a command's stage")),
+        Some(CommandStage::Free | CommandStage::Passed) | None => {
+            return Err(Damage("a command's stage"));
+        }
     })
 }
 

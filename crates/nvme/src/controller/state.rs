@@ -28,6 +28,8 @@ pub struct ControllerState {
     pub error_count: u64,
     /// Generation of the Discovery log page when its header was last read.
     pub discovery_generation_seen: u64,
+    /// Reservation notifications that ever came into the log (Base 2.0, 5.16.1.24: Log Page Count).
+    pub reservation_count: u64,
     /// Connected I/O queues: bit n of the whole is queue n + 1.
     pub io_queues: [u64; 2],
     /// Controller Configuration.
@@ -40,6 +42,8 @@ pub struct ControllerState {
     pub async_event_config: u32,
     /// Arbitration feature.
     pub arbitration: u32,
+    /// The last of the volume's reservation notices that was looked at.
+    pub reservation_seen: u32,
     /// Controller Identifier.
     pub cntlid: u16,
     /// I/O queues that the host may connect.
@@ -62,10 +66,25 @@ pub struct ControllerState {
     pub events_masked: u8,
     /// Host Behavior Support: Advanced Command Retry Enable.
     pub acre: u8,
+    /// Reservation Notification Mask feature: bits 3:1.
+    pub reservation_mask: u8,
+    /// Reservation notifications that the host has not read yet: how many of those below.
+    pub reservation_queued: u8,
+    /// Their types, the oldest first.
+    pub reservation_queue: [u8; MAX_RESERVATION_NOTICES],
+    /// The ANA state that the host was told last, or 0.
+    pub ana_told: u8,
     /// Zero.
-    pub reserved: [u8; 9],
+    pub reserved: [u8; 51],
 }
-const _: () = assert!(size_of::<ControllerState>() == 384);
+const _: () = assert!(size_of::<ControllerState>() == 448);
+
+/// Reservation notifications that are kept for a host; later ones push out the oldest.
+pub const MAX_RESERVATION_NOTICES: usize = 7;
+/// The bits of the Reservation Notification Mask, and the types of its notifications (1, 2, 3) as bits.
+const RESERVATION_NOTICES: u8 = 0b1110;
+/// The largest ANA state that a host is told: Inaccessible.
+const MAX_ANA_STATE: u8 = 3;
 
 /// Why a recorded state can't be continued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +144,17 @@ impl ControllerState {
             "changed_reported",
         )?;
         ok(self.acre <= 1, "acre")?;
+        ok(
+            self.reservation_mask & !RESERVATION_NOTICES == 0,
+            "reservation_mask",
+        )?;
+        let queued = (self.reservation_queue).get(..usize::from(self.reservation_queued));
+        let known = |kind: &u8| *kind < 8 && RESERVATION_NOTICES & 1 << kind != 0;
+        ok(
+            queued.is_some_and(|queued| queued.iter().all(known)),
+            "reservation_queue",
+        )?;
+        ok(self.ana_told <= MAX_ANA_STATE, "ana_told")?;
         Nqn::host_from_field(&self.hostnqn).map_err(|_| StateError("hostnqn"))
     }
 }

@@ -157,5 +157,9 @@ fn states_that_lie_are_refused() {
     assert_eq!(lie(&|s| s.changed_namespaces = 2), "changed_namespaces");
     assert_eq!(lie(&|s| s.changed_reported = 1), "changed_reported");
     assert_eq!(lie(&|s| s.acre = 2), "acre");
+    assert_eq!(lie(&|s| s.reservation_mask = 1), "reservation_mask");
+    assert_eq!(lie(&|s| s.reservation_queued = 8), "reservation_queue");
+    assert_eq!(lie(&|s| s.reservation_queued = 1), "reservation_queue");
+    assert_eq!(lie(&|s| s.ana_told = 4), "ana_told");
     assert_eq!(lie(&|s| s.hostnqn = [b'x'; 256]), "hostnqn");
 }

@@ -24,6 +24,9 @@ pub enum CommandStage {
     Asked = 0b0101,
     /// The controller keeps it: an Asynchronous Event Request.
     Kept = 0b0110,
+    /// The second of a fused pair, whose compare found what the host expects: what it writes may be
+    /// there, so the compare is not done again.
+    Passed = 0b1001,
 }
 
 /// The word `state` of a command; 0 for a free slot.
@@ -79,6 +82,7 @@ impl CommandState {
             0b0011 => Some(CommandStage::Taken),
             0b0101 => Some(CommandStage::Asked),
             0b0110 => Some(CommandStage::Kept),
+            0b1001 => Some(CommandStage::Passed),
             _ => None,
         }
     }
@@ -277,12 +281,14 @@ mod tests {
         assert_eq!(all.attempts(), 2);
         assert_eq!(s.with_attempts(200).attempts(), MAX_ATTEMPTS);
         let kept = s.with_stage(CommandStage::Kept);
+        let passed = one.with_stage(CommandStage::Passed);
         for state in [
             s,
             one,
             many,
             all,
             kept,
+            passed,
             s.with_device(255),
             CommandState::FREE,
         ] {

@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// Words of a controller's state.
-pub const STATE_WORDS: usize = 48;
+pub const STATE_WORDS: usize = 56;
 
 cells! {
     /// One of the two copies.
@@ -49,7 +49,6 @@ cells! {
         pub check: AtomicU64,
         /// The state.
         pub copies: [ControllerCopy; 2],
-        reserved: [AtomicU64; 16],
     }
 }
 const _: () = assert!(size_of::<ControllerRecord>() == 1024);

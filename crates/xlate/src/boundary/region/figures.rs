@@ -88,11 +88,36 @@ cells! {
         pub bytes: AtomicU64,
         /// Commands ended with an error status.
         pub errors: AtomicU64,
-        /// Sum of their times, ns.
-        pub total_ns: AtomicU64,
-        /// See [`latency_bucket`].
-        pub latency: [AtomicU64; LATENCY_BUCKETS],
+        /// By [`TimesOf`].
+        pub times: [Times; 4],
     }
+}
+
+cells! {
+    /// How long something took.
+    pub struct Times {
+        /// The sum, ns.
+        pub sum_ns: AtomicU64,
+        /// See [`latency_bucket`].
+        pub buckets: [AtomicU64; LATENCY_BUCKETS],
+    }
+}
+
+/// Of what a command's times are counted: indexes into [`OpStats::times`].
+///
+/// Every command counts in the first. Of its parts only those are counted that took any time: as many
+/// commands as the buckets of a part do not hold spent none in it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub enum TimesOf {
+    /// From the command's last byte that was taken, to its answer.
+    Total = 0,
+    /// Until the core began it: for memory, for its data, for room.
+    Waiting = 1,
+    /// For the owner's answers about where its bytes lie.
+    Translating = 2,
+    /// From its first request to a device, to the end of its last.
+    Device = 3,
 }
 
 impl OpStats {
@@ -102,8 +127,24 @@ impl OpStats {
         bump(&self.ops, 1);
         bump(&self.bytes, bytes);
         bump(&self.errors, u64::from(error));
-        bump(&self.total_ns, ns);
-        bump(&self.latency[latency_bucket(ns)], 1);
+        self.times[TimesOf::Total as usize].record(ns);
+    }
+
+    /// All its counters.
+    pub fn counters(&self) -> impl Iterator<Item = &AtomicU64> {
+        let times = (self.times.iter()).flat_map(|t| std::iter::once(&t.sum_ns).chain(&t.buckets));
+        [&self.ops, &self.bytes, &self.errors]
+            .into_iter()
+            .chain(times)
+    }
+}
+
+impl Times {
+    /// Counts one that took `ns`.
+    #[inline]
+    pub fn record(&self, ns: u64) {
+        bump(&self.sum_ns, ns);
+        bump(&self.buckets[latency_bucket(ns)], 1);
     }
 }
 

@@ -24,8 +24,8 @@ pub mod queue;
 pub use command::{Asked, CommandRecord, CommandStage, CommandState};
 pub use controller::{ControllerConstants, ControllerContent, ControllerCopy, ControllerRecord};
 pub use figures::{
-    DeviceOp, DeviceRecord, LATENCY_BUCKETS, LaneRecord, OpKind, OpStats, bump, device_mark,
-    latency_bucket, latency_bucket_end_ns,
+    DeviceOp, DeviceRecord, LATENCY_BUCKETS, LaneRecord, OpKind, OpStats, Times, TimesOf, bump,
+    device_mark, latency_bucket, latency_bucket_end_ns,
 };
 pub use item::{Item, ItemRecord, Span};
 pub use queue::{QueueConstants, QueueIdentity, QueueRecord, queue_use};
@@ -38,7 +38,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBREGION");
 /// Layout version.
-pub const REGION_VERSION: u64 = 4;
+pub const REGION_VERSION: u64 = 5;
 /// Lanes (exports) that a region has room for.
 pub const MAX_LANES: usize = 1024;
 /// Controllers (hosts attached).
