@@ -1,10 +1,9 @@
 //! Statistics as the API shows them.
 //!
-//! Purpose: the answer of `GET /v1/stats`, and the arithmetic from log2 latency buckets to
-//! percentiles.
-//! Design: counters since the engine of this generation started; a reader takes differences.
-//! Bucket `i` of a latency histogram counts times in `[2^i, 2^(i+1))` ns (bucket 0 also holds 0), so
-//! a percentile is exact to a factor of two; it is interpolated linearly within its bucket.
+//! Purpose: the answer of `GET /v1/stats`, and the arithmetic on latency histograms.
+//! Design: counters; a reader takes differences, of histograms by [`Histogram::since`]. A histogram
+//! names only the buckets that counted something. The engine has four buckets to each doubling, and a
+//! percentile is its bucket's upper end, so it is at most a quarter too high.
 //! Not here: gathering (the owner reads the engine's counters), and rates.
 
 use serde::{Deserialize, Serialize};
@@ -74,7 +73,7 @@ pub struct PoolStats {
 }
 
 /// One class of commands on one lane.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OpStats {
     /// Commands completed, failed ones included.
     pub ops: u64,
@@ -86,6 +85,104 @@ pub struct OpStats {
     pub latency_p50_ns: Option<u64>,
     /// 99 of 100 commands took at most this.
     pub latency_p99_ns: Option<u64>,
+    /// How long the commands took, and where the time went.
+    pub latency: Latency,
+}
+
+/// Where commands spent their time. A part counts only the commands that spent some there.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Latency {
+    /// From the whole command received until its answer is handed to the connection.
+    pub total: Histogram,
+    /// Until it could begin: memory, data from the host, an earlier command on the same blocks.
+    pub waiting: Histogram,
+    /// For the owner's answers to faults.
+    pub translating: Histogram,
+    /// From the first slice submitted to a device until the last has ended.
+    pub device: Histogram,
+}
+
+/// Times, counted in buckets.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Histogram {
+    /// How many were counted.
+    pub count: u64,
+    /// Their sum.
+    pub sum_ns: u64,
+    /// The buckets that are not empty, shortest times first.
+    pub buckets: Vec<Bucket>,
+}
+
+/// A bucket of a [`Histogram`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Bucket {
+    /// All its times are below this.
+    pub end_ns: u64,
+    /// How many times are in it.
+    pub count: u64,
+}
+
+impl Histogram {
+    /// The time that `percent` of 100 did not exceed; `None` if nothing was counted.
+    #[must_use]
+    pub fn percentile_ns(&self, percent: u8) -> Option<u64> {
+        let total: u128 = self.buckets.iter().map(|b| u128::from(b.count)).sum();
+        let rank = (total * u128::from(percent))
+            .div_ceil(100)
+            .clamp(1, total.max(1));
+        let mut seen = 0;
+        let at = |bucket: &&Bucket| {
+            seen += u128::from(bucket.count);
+            seen >= rank
+        };
+        self.buckets.iter().find(at).map(|bucket| bucket.end_ns)
+    }
+
+    /// How many took less than `end_ns`; exact where a bucket ends there.
+    #[must_use]
+    pub fn below(&self, end_ns: u64) -> u64 {
+        let within = self.buckets.iter().take_while(|b| b.end_ns <= end_ns);
+        within.fold(0, |sum: u64, bucket| sum.saturating_add(bucket.count))
+    }
+
+    /// What was counted since `earlier`; all of it if that counted more, for then it is another's.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        if earlier.count > self.count {
+            return self.clone();
+        }
+        let before = |end_ns: u64| {
+            let found = earlier.buckets.iter().find(|b| b.end_ns == end_ns);
+            found.map_or(0, |bucket| bucket.count)
+        };
+        let buckets = self.buckets.iter().map(|bucket| Bucket {
+            count: bucket.count.saturating_sub(before(bucket.end_ns)),
+            ..*bucket
+        });
+        Self {
+            count: self.count - earlier.count,
+            sum_ns: self.sum_ns.saturating_sub(earlier.sum_ns),
+            buckets: buckets.filter(|bucket| bucket.count > 0).collect(),
+        }
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        let mut ends = std::collections::BTreeMap::new();
+        for bucket in self.buckets.iter().chain(&other.buckets) {
+            let count: &mut u64 = ends.entry(bucket.end_ns).or_default();
+            *count = count.saturating_add(bucket.count);
+        }
+        let buckets = ends.into_iter();
+        Self {
+            count: self.count.saturating_add(other.count),
+            sum_ns: self.sum_ns.saturating_add(other.sum_ns),
+            buckets: buckets
+                .map(|(end_ns, count)| Bucket { end_ns, count })
+                .collect(),
+        }
+    }
 }
 
 /// One export's lane.
@@ -111,67 +208,66 @@ pub struct LaneStats {
     pub queues: u64,
 }
 
-/// The time below which the fraction `q` (0..=1) of the counted events lie; `None` if nothing was
-/// counted. Saturates rather than overflowing, whatever the counts are: they come from another
-/// process's memory.
-#[must_use]
-pub fn quantile_ns(buckets: &[u64], q: f64) -> Option<u64> {
-    let total: u128 = buckets.iter().map(|&count| u128::from(count)).sum();
-    if total == 0 {
-        return None;
-    }
-    // At least the first event, at most the last.
-    let rank = ((total as f64) * q.clamp(0.0, 1.0)).ceil().max(1.0) as u128;
-    let rank = rank.min(total);
-    let mut before: u128 = 0;
-    for (index, &count) in buckets.iter().enumerate() {
-        let count = u128::from(count);
-        if before + count >= rank {
-            let low = if index == 0 {
-                0.0
-            } else {
-                2f64.powi(index as i32)
-            };
-            let high = 2f64.powi(index as i32 + 1);
-            let within = (rank - before) as f64 / count as f64;
-            return Some((low + (high - low) * within) as u64);
-        }
-        before += count;
-    }
-    None
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    #[test]
-    fn nothing_counted_is_no_latency() {
-        assert_eq!(quantile_ns(&[], 0.5), None);
-        assert_eq!(quantile_ns(&[0; 64], 0.99), None);
+    fn histogram(counts: &[(u64, u64)]) -> Histogram {
+        Histogram {
+            count: counts.iter().map(|(_, count)| count).sum(),
+            sum_ns: counts.iter().map(|(end_ns, count)| end_ns * count).sum(),
+            buckets: counts
+                .iter()
+                .map(|&(end_ns, count)| Bucket { end_ns, count })
+                .collect(),
+        }
     }
 
     #[test]
-    fn percentile_lies_in_the_bucket_of_its_event() {
-        let mut buckets = [0u64; 64];
-        buckets[10] = 98; // 1024..2048 ns
-        buckets[20] = 2; // about a millisecond
-        let p50 = quantile_ns(&buckets, 0.5).unwrap();
-        assert!((1024..=2048).contains(&p50), "{p50}");
-        let p99 = quantile_ns(&buckets, 0.99).unwrap();
-        assert!((1 << 20..=1 << 21).contains(&p99), "{p99}");
+    fn a_percentile_is_its_buckets_end() {
+        assert_eq!(histogram(&[]).percentile_ns(50), None);
+        let times = histogram(&[(1024, 98), (1 << 20, 2)]);
+        assert_eq!(times.percentile_ns(0), Some(1024));
+        assert_eq!(times.percentile_ns(98), Some(1024));
+        assert_eq!(times.percentile_ns(99), Some(1 << 20));
+        assert_eq!(times.percentile_ns(255), Some(1 << 20));
+        assert_eq!((times.below(1023), times.below(1024)), (0, 98));
+        let huge = histogram(&[]).plus(&Histogram {
+            buckets: vec![
+                Bucket {
+                    end_ns: 4,
+                    count: u64::MAX,
+                },
+                Bucket {
+                    end_ns: 8,
+                    count: u64::MAX,
+                },
+            ],
+            ..Histogram::default()
+        });
+        assert_eq!(huge.percentile_ns(50), Some(4));
+        assert_eq!(huge.below(8), u64::MAX);
+    }
+
+    #[test]
+    fn another_engines_counts_are_no_difference() {
+        let (before, now) = (histogram(&[(4, 9)]), histogram(&[(4, 2), (8, 1)]));
+        assert_eq!(now.since(&before), now);
     }
 
     proptest! {
         #[test]
-        fn any_counts_give_growing_percentiles(
-            buckets in prop::collection::vec(any::<u64>(), 0..70),
-            a in -1.0..2.0f64,
-            b in -1.0..2.0f64,
+        fn what_came_since_and_what_was_are_what_is(
+            a in prop::collection::btree_map(1u64..40, 1u64..9, 0..8),
+            b in prop::collection::btree_map(1u64..40, 1u64..9, 0..8),
         ) {
-            let (low, high) = if a < b { (a, b) } else { (b, a) };
-            prop_assert!(quantile_ns(&buckets, low) <= quantile_ns(&buckets, high));
+            let a: Vec<_> = a.into_iter().collect();
+            let b: Vec<_> = b.into_iter().collect();
+            let (a, b) = (histogram(&a), histogram(&b));
+            let both = a.plus(&b);
+            prop_assert_eq!(both.since(&a), b);
+            prop_assert!(both.percentile_ns(50) <= both.percentile_ns(99));
         }
     }
 }

@@ -360,7 +360,7 @@ fn second_daemon_is_told_and_a_dead_ones_socket_is_taken() {
 }
 
 #[test]
-fn document_is_the_committed_one() {
+fn openapi_has_not_drifted() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi.json");
     let text = openapi::text().unwrap();
     if std::env::var_os("UPDATE_OPENAPI").is_some() {
@@ -370,7 +370,7 @@ fn document_is_the_committed_one() {
     assert!(
         committed == text,
         "docs/openapi.json is not what the code says; rewrite it with \
-         UPDATE_OPENAPI=1 cargo test -p forebay-control document_is_the_committed_one"
+         UPDATE_OPENAPI=1 cargo test -p forebay-control openapi_has_not_drifted"
     );
 }
 

@@ -10,14 +10,17 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_xlate::boundary::region::{
-    LaneRecord, MAX_REACTORS, OpKind, OpStats as RegionOpStats, TimesOf, latency_bucket_end_ns,
+    LaneRecord, MAX_REACTORS, OpKind, OpStats as RegionOpStats, Times, TimesOf,
+    latency_bucket_end_ns,
 };
 
 use super::Owner;
 use super::session::Session;
 use super::show::{tenant_name, total_extents};
 use crate::api::events::TakeoverStats;
-use crate::api::stats::{EngineStats, LaneStats, OpStats, PoolStats, Stats};
+use crate::api::stats::{
+    Bucket, EngineStats, Histogram, LaneStats, Latency, OpStats, PoolStats, Stats,
+};
 
 /// Milliseconds since the Unix epoch.
 pub(crate) fn now_unix_ms() -> u64 {
@@ -27,34 +30,36 @@ pub(crate) fn now_unix_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn quantile_ns(buckets: &[AtomicU64], percent: u128) -> Option<u64> {
-    let counts: Vec<u128> = buckets
-        .iter()
-        .map(|count| u128::from(count.load(Relaxed)))
-        .collect();
-    let total: u128 = counts.iter().sum();
-    if total == 0 {
-        return None;
+fn histogram(times: &Times) -> Histogram {
+    let buckets = times.buckets.iter().enumerate().map(|(at, count)| Bucket {
+        end_ns: latency_bucket_end_ns(at),
+        count: count.load(Relaxed),
+    });
+    let buckets: Vec<Bucket> = buckets.filter(|bucket| bucket.count > 0).collect();
+    Histogram {
+        count: buckets
+            .iter()
+            .fold(0, |n: u64, b| n.saturating_add(b.count)),
+        sum_ns: times.sum_ns.load(Relaxed),
+        buckets,
     }
-    let rank = (total * percent).div_ceil(100).max(1);
-    let mut seen = 0;
-    counts
-        .iter()
-        .position(|count| {
-            seen += count;
-            seen >= rank
-        })
-        .map(latency_bucket_end_ns)
 }
 
 fn op_stats(ops: &RegionOpStats) -> OpStats {
-    let total = &ops.times[TimesOf::Total as usize].buckets;
+    let of = |what: TimesOf| histogram(&ops.times[what as usize]);
+    let latency = Latency {
+        total: of(TimesOf::Total),
+        waiting: of(TimesOf::Waiting),
+        translating: of(TimesOf::Translating),
+        device: of(TimesOf::Device),
+    };
     OpStats {
         ops: ops.ops.load(Relaxed),
         bytes: ops.bytes.load(Relaxed),
         errors: ops.errors.load(Relaxed),
-        latency_p50_ns: quantile_ns(total, 50),
-        latency_p99_ns: quantile_ns(total, 99),
+        latency_p50_ns: latency.total.percentile_ns(50),
+        latency_p99_ns: latency.total.percentile_ns(99),
+        latency,
     }
 }
 
@@ -164,18 +169,20 @@ impl Owner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_xlate::boundary::region::{LATENCY_BUCKETS, latency_bucket};
+    use forebay_xlate::boundary::region::Region;
 
     #[test]
     fn a_percentile_is_in_its_bucket() {
-        let buckets: Vec<AtomicU64> = (0..LATENCY_BUCKETS).map(|_| AtomicU64::new(0)).collect();
-        assert_eq!(quantile_ns(&buckets, 50), None);
-        buckets[latency_bucket(1000)].store(98, Relaxed);
-        buckets[latency_bucket(1_000_000)].store(2, Relaxed);
-        let (p50, p99) = (
-            quantile_ns(&buckets, 50).unwrap(),
-            quantile_ns(&buckets, 99).unwrap(),
-        );
+        let region = Region::anonymous(1).unwrap();
+        let ops = &region.lanes()[0].ops[0];
+        for n in 0..100 {
+            ops.record(0, if n < 98 { 1000 } else { 1_000_000 }, false);
+        }
+        let stats = op_stats(ops);
+        let times = &stats.latency.total;
+        assert_eq!((times.count, times.buckets.len()), (100, 2));
+        assert_eq!(times.sum_ns, 98 * 1000 + 2_000_000);
+        let (p50, p99) = (stats.latency_p50_ns.unwrap(), stats.latency_p99_ns.unwrap());
         assert!((1000..=1280).contains(&p50), "{p50}");
         assert!((1_000_000..=1_400_000).contains(&p99), "{p99}");
     }
