@@ -6,7 +6,7 @@
 //! in four buckets to each doubling; a percentile is its bucket's upper end.
 //! Not here: rates (readers take differences).
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_xlate::boundary::region::{
