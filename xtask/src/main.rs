@@ -21,7 +21,7 @@ cargo xtask test [SUITE...]    run every test there is, or the suites named: uni
 cargo xtask check [STEP...]    fmt clippy layers licences docs
 cargo xtask fuzz [--seconds N] [TARGET...]
 cargo xtask bench NAME [--quick] [--json FILE]
-cargo xtask soak [--minutes N] [--seed N]
+cargo xtask soak [--minutes N] [--seed N] [--kills N] [--pairs N]
 ";
 
 fn main() -> ExitCode {

@@ -1,10 +1,10 @@
 //! `cargo xtask soak`: all troubles at random, under verification.
 //!
-//! Purpose: deaths, bad devices, cut connections and changes of volumes for as many minutes as asked,
-//! from a seed; fails on any byte or error that is not explained. Then as many kills in a row as
-//! `FOREBAY_KILLS` says (1000), and as many pairs of points of death as `FOREBAY_PAIRS` says (400).
+//! Purpose: deaths, bad devices, cut connections, commands that kill and changes of volumes, one by one and all at
+//! the same time, for as many minutes as asked, from a seed; then many kills in a row, and many pairs of points of
+//! death. Fails on any byte or error that is not explained; prints what was survived.
 //! Design: the example `soak` and tests of the crate in `tests/` do the work, against the release build
-//! with the devices that only tests use, in its own target folder.
+//! with the devices that only tests use. Everything is built before anything runs.
 //! Not here: the troubles.
 
 use std::time::Duration;
@@ -19,52 +19,93 @@ const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);
 const MORE: Duration = Duration::from_secs(15 * 60);
 const KILLS_LIMIT: Duration = Duration::from_secs(60 * 60);
 
+/// What is to be done.
+struct Wanted {
+    minutes: f64,
+    seed: u64,
+    kills: u64,
+    pairs: u64,
+}
+
 /// Runs it; true if all went well.
 pub(crate) fn run(args: &[String]) -> Result<bool> {
-    let minutes = minutes(args)?;
+    let wanted = wanted(args)?;
     let mut build = cargo(&["build", "--release", "--package", "forebay"]);
     process::run(build.args(["--features", "test-device"]), BUILD_LIMIT)?;
-    let program = target_folder().join("release/forebay");
-    let limit = Duration::from_secs_f64(minutes * 60.0) + MORE;
-    let mut soak = cargo(&["run", "--release", "--package", "forebay-tests"]);
-    soak.args(["--example", "soak", "--"]).args(args);
-    let soaked = process::run(soak.env("FOREBAY_BIN", &program), BUILD_LIMIT + limit);
-    if let Err(error) = soaked {
+    let tests = |file: &str| {
+        let mut tests = cargo(&["test", "--package", "forebay-tests", "--test", file]);
+        tests.env("FOREBAY_BIN", target_folder().join("release/forebay"));
+        tests
+    };
+    for file in ["takeover", "takeover_points"] {
+        process::run(tests(file).arg("--no-run"), BUILD_LIMIT)?;
+    }
+    let minutes = wanted.minutes.to_string();
+    let mut soak = cargo(&["run", "--package", "forebay-tests", "--example", "soak"]);
+    soak.env("FOREBAY_BIN", target_folder().join("release/forebay"));
+    soak.args(["--", "--minutes", &minutes, "--seed"]);
+    soak.arg(wanted.seed.to_string());
+    let limit = Duration::from_secs_f64(wanted.minutes * 60.0) + MORE;
+    let mut survived = vec![format!("{minutes} minutes of troubles")];
+    if let Err(error) = process::run(&mut soak, BUILD_LIMIT + limit) {
         eprintln!("soak: {error:#}");
         return Ok(false);
     }
-    for (variable, count, file, test) in [
-        ("FOREBAY_KILLS", "1000", "takeover", "kill9_engine_verified"),
-        ("FOREBAY_PAIRS", "400", "takeover_points", "kill_at_pairs"),
+    for (count, what, variable, file, test) in [
+        (
+            wanted.kills,
+            "kills",
+            "FOREBAY_KILLS",
+            "takeover",
+            "kill9_engine_verified",
+        ),
+        (
+            wanted.pairs,
+            "pairs of deaths",
+            "FOREBAY_PAIRS",
+            "takeover_points",
+            "at_pairs",
+        ),
     ] {
-        let count = std::env::var(variable).unwrap_or_else(|_| count.to_owned());
-        if count == "0" {
+        if count == 0 {
             continue;
         }
-        let mut tests = cargo(&["test", "--package", "forebay-tests", "--test", file, test]);
+        let mut tests = tests(file);
         tests
-            .env("FOREBAY_BIN", &program)
-            .args(["--", "--nocapture"]);
+            .env(variable, count.to_string())
+            .env("FOREBAY_TEST_SEED", wanted.seed.to_string())
+            .args([test, "--", "--nocapture", "--test-threads", "1"]);
         if let Err(error) = process::run(&mut tests, BUILD_LIMIT + KILLS_LIMIT) {
             eprintln!("{test}: {error:#}");
             return Ok(false);
         }
+        survived.push(format!("{count} {what}"));
     }
+    println!("survived: {} (seed {})", survived.join(", "), wanted.seed);
     Ok(true)
 }
 
-fn minutes(args: &[String]) -> Result<f64> {
-    let mut minutes = 5.0;
+fn wanted(args: &[String]) -> Result<Wanted> {
+    let mut wanted = Wanted {
+        minutes: 5.0,
+        seed: 1,
+        kills: 1000,
+        pairs: 400,
+    };
     let mut args = args.iter();
     while let Some(arg) = args.next() {
         let value = args
             .next()
             .with_context(|| format!("{arg} needs a value"))?;
         match arg.as_str() {
-            "--minutes" => minutes = value.parse()?,
-            "--seed" => drop(value.parse::<u64>()?),
-            other => bail!("unknown argument '{other}'; there are: --minutes N, --seed N"),
+            "--minutes" => wanted.minutes = value.parse()?,
+            "--seed" => wanted.seed = value.parse()?,
+            "--kills" => wanted.kills = value.parse()?,
+            "--pairs" => wanted.pairs = value.parse()?,
+            other => bail!(
+                "unknown argument '{other}'; there are: --minutes N, --seed N, --kills N, --pairs N"
+            ),
         }
     }
-    Ok(minutes)
+    Ok(wanted)
 }

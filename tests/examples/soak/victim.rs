@@ -1,0 +1,155 @@
+//! A volume that has one block at which an engine dies, or gets stuck.
+//!
+//! Purpose: a host whose command kills: it is answered Internal Error at its third attempt, or its export is
+//! quarantined; whatever happens, nobody else notices, and the block keeps what it holds.
+//! Design: the block has a content that stands nowhere else, so its place on the pool's devices is found by looking.
+//! Not here: when it is touched.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+use forebay_device::faulty::{self, Faults};
+use forebay_initiator::{Error, IoOp, IoQueue, Options, Session};
+use forebay_tests::daemon::Daemon;
+use forebay_tests::hold::find_block;
+use forebay_tests::host::HOST_NQN;
+use forebay_tests::lab::{MINUTE, events};
+use forebay_tests::wait;
+
+const LBA: u64 = 3;
+const VOLUME: &str = "t/victim";
+const NQN: &str = "nqn.2026-01.io.forebay:t.victim";
+/// Internal Error (Base 2.1, figure "Generic Command Status Values").
+const INTERNAL_ERROR: (u8, u8) = (0, 6);
+
+/// See the module's text.
+pub(crate) struct Victim {
+    address: SocketAddr,
+    content: Vec<u8>,
+    /// Where the block is: which device, and its address there.
+    device: PathBuf,
+    pub(crate) place: u64,
+    connection: Option<(Session, IoQueue)>,
+}
+
+/// How a touch of the block ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Touched {
+    /// It was read, and holds what it must.
+    Read,
+    /// Internal Error, not to be tried again.
+    Killed,
+    /// The connection is lost, or there is none.
+    Lost,
+    /// Another error of a device, or later.
+    Failed,
+}
+
+impl Victim {
+    /// Makes the volume, on one of these devices.
+    pub(crate) fn new(daemon: &Daemon, address: SocketAddr, devices: &[PathBuf]) -> Result<Self> {
+        daemon.cli(&["volume", "create", VOLUME, "--size", "16M"])?;
+        daemon.cli(&["export", "create", VOLUME, "--any-host"])?;
+        let mut victim = Self {
+            address,
+            content: b"here it is, once".repeat(256),
+            device: PathBuf::new(),
+            place: 0,
+            connection: None,
+        };
+        let mut connection = victim.connect()?;
+        let write = IoOp::Write {
+            lba: LBA,
+            blocks: 1,
+            fua: false,
+        };
+        let queue = &mut connection.1;
+        queue.execute(&write, victim.content.clone(), MINUTE)?;
+        queue.execute(&IoOp::Flush, vec![], MINUTE)?;
+        let found = devices.iter().find_map(|device| {
+            let place = find_block(device, &victim.content).ok()?;
+            Some((device.clone(), place))
+        });
+        (victim.device, victim.place) = found.context("the block stands nowhere")?;
+        victim.connection = Some(connection);
+        Ok(victim)
+    }
+
+    fn connect(&self) -> Result<(Session, IoQueue), Error> {
+        let options = Options {
+            command_timeout: MINUTE,
+            ..Options::default()
+        };
+        let mut session = Session::connect(self.address, NQN, HOST_NQN, &options)?;
+        let queue = session.open_queue(1)?;
+        Ok((session, queue))
+    }
+
+    /// Which block of which device kills.
+    pub(crate) fn trap(&self) -> (PathBuf, u64) {
+        (self.device.clone(), self.place)
+    }
+
+    /// Reads the block, connecting before if need be.
+    pub(crate) fn touch(&mut self) -> Result<Touched> {
+        let connected = match self.connection.take() {
+            Some(connection) => Ok(connection),
+            None => self.connect(),
+        };
+        let Ok(mut connection) = connected else {
+            return Ok(Touched::Lost);
+        };
+        let read = IoOp::Read {
+            lba: LBA,
+            blocks: 1,
+        };
+        let touched = match connection.1.execute(&read, vec![0; 4096], MINUTE) {
+            Ok(read) => {
+                ensure!(read == self.content, "the victim's block has changed");
+                Touched::Read
+            }
+            Err(Error::Status { status, .. })
+                if (status.sct(), status.sc()) == INTERNAL_ERROR && status.dnr() =>
+            {
+                Touched::Killed
+            }
+            Err(Error::Status { .. }) => Touched::Failed,
+            Err(error) if error.is_connection_lost() => return Ok(Touched::Lost),
+            Err(error) => bail!("the victim: {error}"),
+        };
+        self.connection = Some(connection);
+        Ok(touched)
+    }
+
+    /// Touches the block while it kills, and nothing else goes on.
+    pub(crate) fn is_killed(&mut self, daemon: &Daemon, faults: &Faults) -> Result<()> {
+        // Nobody is at the device but with these faults.
+        faulty::set(&self.device, faults)?;
+        let touched = self.touch()?;
+        faulty::set(&self.device, &Faults::default())?;
+        match touched {
+            Touched::Killed => {}
+            Touched::Lost => {
+                let kinds = events(daemon)?;
+                ensure!(
+                    kinds.contains_key("export_quarantined"),
+                    "the victim's connection was lost for no reason: {kinds:?}"
+                );
+            }
+            other => bail!("the block that kills: {other:?}"),
+        }
+        self.heal(daemon)
+    }
+
+    /// Nothing kills any more: its block is read, after an operator's word if it takes one.
+    pub(crate) fn heal(&mut self, daemon: &Daemon) -> Result<()> {
+        wait::until("the victim is served again", MINUTE, || {
+            if self.touch()? == Touched::Read {
+                return Ok(Some(()));
+            }
+            daemon.cli(&["export", "resume", VOLUME])?;
+            Ok(None)
+        })
+    }
+}
