@@ -38,8 +38,14 @@ pub enum Devices {
     None,
     /// One.
     One(DeviceIndex),
-    /// Every device that is served, or expected ([`Core::expect`]).
-    All,
+    /// Those of the devices that are served, or expected ([`Core::expect`]), whose numbers modulo 8 are
+    /// among these bits.
+    Among(u8),
+}
+
+impl Devices {
+    /// Every device that is served, or expected.
+    pub const ALL: Self = Self::Among(u8::MAX);
 }
 
 /// What a dead engine may still have at devices, or had yet to do.
@@ -235,12 +241,12 @@ impl Core {
         let passed = match devices {
             Devices::None => true,
             Devices::One(device) => fenced[usize::from(device.0)],
-            Devices::All => {
-                let mut expected = self.carried.expected.iter();
-                let mut each = self.devices.iter().zip(fenced);
-                each.all(|(device, fenced)| {
-                    let early = expected.next().is_some_and(|expected| *expected);
-                    *fenced || device.is_none() && !early
+            Devices::Among(bits) => {
+                let mut each = self.devices.iter().zip(&self.carried.expected).zip(fenced);
+                let mut others = (0..u8::BITS).cycle().map(|number| bits >> number & 1 == 0);
+                each.all(|((device, expected), fenced)| {
+                    let other = others.next().is_some_and(|other| other);
+                    other || *fenced || device.is_none() && !expected
                 })
             }
         };

@@ -278,6 +278,6 @@ pub(super) fn devices(command: &OldCommand) -> Devices {
     match (command.state.submitted_ever(), command.state.device()) {
         (false, _) => Devices::None,
         (true, Some(device)) => Devices::One(DeviceIndex(device)),
-        (true, None) => Devices::All,
+        (true, None) => Devices::Among(command.state.devices()),
     }
 }

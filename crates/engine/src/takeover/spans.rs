@@ -107,7 +107,7 @@ impl Spans {
                 volume,
                 bytes: 0..u64::MAX,
                 write: true,
-                devices: Devices::All,
+                devices: Devices::ALL,
                 command: None,
             },
         });

@@ -374,7 +374,7 @@ fn what_ends_leaves_its_writes_behind() {
     command.check.store(5, Relaxed);
     let left = spans(&sockets);
     assert_eq!((left.len(), left[0].bytes.clone()), (1, 0..u64::MAX));
-    assert_eq!((left[0].command, left[0].devices), (None, Devices::All));
+    assert_eq!((left[0].command, left[0].devices), (None, Devices::ALL));
     // Whose is not known: everybody's.
     dead.region.queues()[11].controller.store(77, Relaxed);
     assert_eq!(spans(&sockets).len(), 1);

@@ -106,20 +106,29 @@ fn the_fence_of_one_device_holds_no_other() {
     b.volume.table.install(ExtentRange::new(1, 1), word);
     let there = EXTENT / BLOCK;
     let everywhere = CarriedSpan {
-        devices: Devices::All,
+        devices: Devices::ALL,
         ..span(8..9, 0, None)
+    };
+    // 1 or 9, or 2 or 10, and there are none of the others.
+    let not_first = CarriedSpan {
+        devices: Devices::Among(0b110),
+        ..span(9..10, 0, None)
     };
     b.core.carry(&[
         span(0..1, 0, Some(0)),
         span(there..there + 1, 1, Some(1)),
         everywhere,
+        not_first,
     ]);
     let first = b.start_write(0, 1);
     let second = b.start_write(there, 2);
     let third = b.start_write(8, 3);
+    let fourth = b.start_write(9, 4);
     b.nothing_ends();
     b.core.fenced(DeviceIndex(1));
-    b.ends(second);
+    let mut now = [b.end().0, b.end().0];
+    now.sort_unstable();
+    assert_eq!(now, [second, fourth]);
     b.nothing_ends();
     b.core.fenced(DeviceIndex(0));
     let mut rest = [b.end().0, b.end().0];
@@ -443,7 +452,7 @@ fn what_may_be_anywhere_waits_for_devices_that_are_yet_to_be_opened() {
         let mut b = taken_over();
         b.core.expect(DeviceIndex(1), true);
         let everywhere = CarriedSpan {
-            devices: Devices::All,
+            devices: Devices::ALL,
             ..span(8..9, 0, None)
         };
         b.core.carry(&[everywhere]);

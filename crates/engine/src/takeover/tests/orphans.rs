@@ -27,7 +27,7 @@ fn everything(volume: u64) -> CarriedSpan {
         volume: VolumeId(volume),
         bytes: 0..u64::MAX,
         write: true,
-        devices: Devices::All,
+        devices: Devices::ALL,
         command: None,
     }
 }

@@ -117,23 +117,34 @@ impl CommandState {
         }
     }
 
+    /// The devices that got any of it, as bits of their numbers modulo 8: besides them, at most others
+    /// with the same bits.
+    pub const fn devices(self) -> u8 {
+        let word = (self.0 >> DEVICE_SHIFT) as u8;
+        match (self.submitted_ever(), self.0 & MANY_DEVICES) {
+            (false, _) => 0,
+            (true, 0) => 1 << (word % 8),
+            (true, _) => word,
+        }
+    }
+
     /// The same after a part was given to `device`.
     #[must_use]
     #[inline]
     pub const fn with_device(self, device: u8) -> Self {
         let one = SUBMITTED_EVER | (device as u64 * 0x101) << DEVICE_SHIFT;
-        match self.0 & (SUBMITTED_EVER | DEVICE) {
+        match self.0 & (SUBMITTED_EVER | MANY_DEVICES | DEVICE) {
             0 => Self(self.0 | one),
             same if same == one => self,
-            none if none & SUBMITTED_EVER == 0 => Self(self.0 | one),
-            _ => Self(self.0 | MANY_DEVICES),
+            _ => self.with_another(device),
         }
     }
 
-    /// The same after parts were given to several devices, or to nobody knows which.
-    #[must_use]
-    pub const fn with_many_devices(self) -> Self {
-        Self(self.0 | SUBMITTED_EVER | MANY_DEVICES)
+    #[cold]
+    const fn with_another(self, device: u8) -> Self {
+        let devices = self.devices() | 1 << (device % 8);
+        let many = SUBMITTED_EVER | MANY_DEVICES | (devices as u64 * 0x101) << DEVICE_SHIFT;
+        Self(self.0 & !DEVICE | many)
     }
 
     /// How many engines died of it.
@@ -269,8 +280,13 @@ mod tests {
         assert!(!s.submitted_ever() && s.device().is_none());
         let one = s.with_device(0).with_device(0);
         assert_eq!((one.device(), one.submitted_ever()), (Some(0), true));
+        assert_eq!((s.devices(), one.devices()), (0, 1));
         let many = one.with_device(7);
         assert_eq!((many.device(), many.submitted_ever()), (None, true));
+        assert_eq!(many.devices(), 0b1000_0001);
+        // Its set of devices is this device's number.
+        assert_eq!(many.with_device(0b1000_0001).devices(), 0b1000_0011);
+        assert_eq!(many.with_device(8), many);
         assert_eq!(s.with_device(255).device(), Some(255));
         let all = many
             .with_stage(CommandStage::Asked)
