@@ -12,11 +12,14 @@
 //! for ever, they take turns ([`EngineSide::take_turns`]): what has been with the reactors for a while
 //! goes to the end of the queue and is later posted again to those that have not answered.
 //!
+//! **Places ahead** that were never written are given back at once, for nothing can be in flight there
+//! ([`crate::table::Table::take_back`]); an owner that does not hear the answer has lost nothing.
+//!
 //! **Not here:** devices, exports and listeners (the engine); what a reactor does with a post
 //! ([`crate::drain`], [`crate::reactor_side`]).
 
 use crate::boundary::message::{
-    FaultAsk, FaultFailure, FromEngine, GrantOf, Held, Job, MAX_BATCH, ToEngine,
+    FaultAsk, FaultFailure, FromEngine, GrantOf, Held, Job, MAX_BATCH, MAX_TAKE_BACK, ToEngine,
 };
 use crate::fault::{FaultTable, MAX_FAULTS, Wanted};
 use crate::reactor_side::{Access, access};
@@ -34,6 +37,8 @@ pub trait Words {
     fn install(&mut self, grant: &GrantOf) -> bool;
     /// Takes rights away ([`crate::table::Table::clear`]).
     fn clear(&mut self, volume: VolumeId, range: ExtentRange, keep: Option<Rights>);
+    /// Takes back the places ahead ([`crate::table::Table::take_back`]): the runs that were.
+    fn take_back(&mut self, volume: VolumeId, range: ExtentRange) -> Vec<ExtentRange>;
     /// Everything up to `sequence` is durable.
     fn committed(&mut self, volume: VolumeId, sequence: u64);
     /// Whether it is.
@@ -212,7 +217,7 @@ impl EngineSide {
                         continue;
                     }
                     let (volume, range) = (grant.volume, grant.range);
-                    let writable = Word::from_bits(grant.word).writable();
+                    let writable = Word::from_bits(grant.word).claimed().writable();
                     let asked = self.faults.granted(volume, range, writable);
                     self.post(asked, Post::Granted(volume, range), out);
                 }
@@ -255,6 +260,15 @@ impl EngineSide {
                     aged: false,
                 });
                 self.post_revokes(out);
+            }
+            ToEngine::TakeBack {
+                revoke,
+                volume,
+                mut range,
+            } => {
+                range.count = range.count.min(MAX_TAKE_BACK);
+                let taken = words.take_back(volume, range);
+                out.push(Effect::Say(FromEngine::TookBack { revoke, taken }));
             }
             ToEngine::Abandon { revoke } => {
                 self.held.retain(|held| held.revoke != revoke);

@@ -64,6 +64,8 @@ struct Taking {
     range: ExtentRange,
     /// Devices that the range's entries name, as of the first revoke.
     devices: BTreeSet<DeviceIndex>,
+    /// What it is about, where that is not the whole range ([`OwnerSide::took_back`]).
+    parts: Option<Vec<ExtentRange>>,
     stage: Stage,
 }
 
@@ -151,6 +153,8 @@ impl OwnerSide {
     /// See [`Refused`]; then nothing is to be told.
     pub fn grant(&self, table: &mut GrantTable, mut grant: Grant) -> Result<GrantOf, Refused> {
         let Grant { volume, range, .. } = grant;
+        let said = grant.word;
+        grant.word = said.claimed();
         let free = self.free_run(volume, range.first, range.count);
         if free == 0 {
             return Err(Refused::Taken);
@@ -161,7 +165,7 @@ impl OwnerSide {
             return Ok(GrantOf {
                 volume,
                 range: grant.range,
-                word: grant.word.bits(),
+                word: said.bits(),
                 commit_sequence: grant.commit_sequence,
             });
         }
@@ -191,6 +195,7 @@ impl OwnerSide {
         if at < grant.range.end() {
             missing.push(ExtentRange::new(at, grant.range.end() - at));
         }
+        let new = missing == [grant.range];
         for part in missing {
             let word = grant.word.advance(part.first - range.first);
             let entry = Grant {
@@ -203,7 +208,7 @@ impl OwnerSide {
         Ok(GrantOf {
             volume,
             range: grant.range,
-            word: grant.word.bits(),
+            word: if new { said } else { grant.word }.bits(),
             commit_sequence: grant.commit_sequence,
         })
     }
@@ -248,6 +253,7 @@ impl OwnerSide {
             volume,
             range,
             devices: BTreeSet::new(),
+            parts: None,
             stage: Stage::Taken,
         };
         self.takings.insert(id, taking);
@@ -319,6 +325,35 @@ impl OwnerSide {
                 Ok(())
             }
             _ => Err(self.refuse(id, "a change without a revoke")),
+        }
+    }
+
+    /// The engine has answered `TakeBack` of the range: `taken` were places ahead, and never written. From
+    /// here on the taking is about these alone, which are given back; nothing else of the range changes.
+    /// They are drained, and need no fence: an engine before this one may have written only to what this
+    /// one was told as stored, and what it was told as ahead was clean when it was told.
+    ///
+    /// # Errors
+    /// When a revoke of the range was asked.
+    pub fn took_back(
+        &mut self,
+        id: TakingId,
+        taken: &[ExtentRange],
+    ) -> Result<Vec<ExtentRange>, OutOfOrder> {
+        match self.takings.get_mut(&id) {
+            Some(t) if t.stage == Stage::Taken => {
+                let range = t.range;
+                let within = |part: &&ExtentRange| {
+                    part.count > 0 && range.first <= part.first && part.end() <= range.end()
+                };
+                let parts: Vec<_> = taken.iter().filter(within).copied().collect();
+                t.parts = Some(parts.clone());
+                t.stage = Stage::Drained {
+                    undrained: BTreeSet::new(),
+                };
+                Ok(parts)
+            }
+            _ => Err(self.refuse(id, "taking back")),
         }
     }
 
@@ -486,9 +521,15 @@ impl OwnerSide {
             undrained: BTreeSet::new(),
         };
         match self.takings.get(&id) {
-            Some(t) if t.stage == Stage::Durable || t.stage == drained => table
-                .remove(t.volume, t.range)
-                .map_err(|Full| NotForgotten::Full),
+            Some(t) if t.stage == Stage::Durable || t.stage == drained => {
+                let whole = std::slice::from_ref(&t.range);
+                for part in t.parts.as_deref().unwrap_or(whole) {
+                    table
+                        .remove(t.volume, *part)
+                        .map_err(|Full| NotForgotten::Full)?;
+                }
+                Ok(())
+            }
             _ => Err(self.refuse(id, "forgetting a grant").into()),
         }
     }

@@ -4,7 +4,8 @@
 //! what is translated is submitted before the reactor takes its next message. So each slice is either
 //! counted by a revoke's drain ([`crate::drain`]) or was translated under the cleared words. What a
 //! command learned before it parked is never used: the answer says only *that* there is one, and the
-//! translation is looked up again ([`Parked::hear`]).
+//! translation is looked up again ([`Parked::hear`]). So it is with a place ahead that the first write
+//! has claimed: the word is looked up again, whoever won.
 //!
 //! **Not here:** the commands and their slices (the engine), the words ([`crate::table`]).
 
@@ -20,6 +21,8 @@ pub enum Access {
     Device(Word),
     /// It reads as zeros.
     Zeros,
+    /// Claim what is ahead ([`claim`]), and look again.
+    Claim,
     /// Nothing: ask the owner and park.
     Park,
 }
@@ -31,7 +34,20 @@ pub fn access(word: Word, write: bool) -> Access {
         Some(Rights::ReadWrite) => Access::Device(word),
         Some(Rights::Read) if !write => Access::Device(word),
         Some(Rights::Hole) if !write => Access::Zeros,
+        Some(Rights::Hole) if word.is_ahead() => Access::Claim,
         _ => Access::Park,
+    }
+}
+
+/// Claims every place ahead in `range`, which a command is about to write: all at once, so that
+/// neighbours make one slice.
+#[cold]
+pub fn claim(table: &Table, range: ExtentRange) {
+    for extent in range.first..range.end() {
+        let seen = table.lookup(extent);
+        if seen.is_ahead() {
+            table.claim(extent, seen);
+        }
     }
 }
 
@@ -111,6 +127,9 @@ mod tests {
         assert_eq!(access(Word::HOLE, false), Access::Zeros);
         assert_eq!(access(Word::HOLE, true), Access::Park);
         assert_eq!(access(Word::MISS, false), Access::Park);
+        let ahead = Word::ahead(DeviceIndex(1), ExtentIndex(7)).unwrap();
+        assert_eq!(access(ahead, false), Access::Zeros);
+        assert_eq!(access(ahead, true), Access::Claim);
     }
 
     #[test]
@@ -122,6 +141,17 @@ mod tests {
         assert_eq!(run(&table, 1, word, 8), 3);
         assert_eq!(run(&table, 1, word, 2), 2);
         assert_eq!(run(&table, 4, word, 8), 1);
+    }
+
+    #[test]
+    fn what_is_claimed_together_is_one_run() {
+        let table = Table::new(8);
+        let ahead = Word::ahead(DeviceIndex(0), ExtentIndex(20)).unwrap();
+        table.install(ExtentRange::new(1, 6), ahead);
+        claim(&table, ExtentRange::new(2, 3));
+        assert_eq!(run(&table, 2, ahead.claimed().advance(1), 8), 3);
+        assert_eq!(table.lookup(1), ahead);
+        assert_eq!(table.lookup(5), ahead.advance(4));
     }
 
     #[test]

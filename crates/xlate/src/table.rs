@@ -1,10 +1,17 @@
 //! A volume's translation cache: one atomic word for each logical extent.
 //!
-//! **Design.** Leaves of 512 words (4 KiB), made by the one writer (the engine's control thread)
-//! when a grant first needs them; readers (the reactors) see an absent leaf as a miss. A grown volume
-//! gets a new table that shares its leaves with the old one; a reader still on the old one at most
-//! misses. A hole is never in flight (its zeros are given at once), so a hole may be replaced by a
-//! single store; any other change of place is a revoke first ([`crate::drain`]).
+//! **Design.** Leaves of 512 words (4 KiB), made by the engine's control thread when a grant first needs
+//! them; the reactors see an absent leaf as a miss. A grown volume gets a new table that shares its
+//! leaves with the old one; a reader still on the old one at most misses. A hole is never in flight (its
+//! zeros are given at once), so a hole may be replaced by a single store; any other change of place is a
+//! revoke first ([`crate::drain`]).
+//!
+//! **Two writers.** The control thread writes everything; a reactor makes one change only, from a place
+//! ahead to the claimed word of the same place ([`Table::claim`]), by compare-exchange. So what the
+//! control thread loads and is not ahead stays what it is until it stores itself, and plain stores do,
+//! wherever it may overwrite a claimed word too: when it grants the same place, and when it revokes
+//! (the write that has claimed is drained like any other). Only [`Table::take_back`], after which nobody
+//! drains, must know who won: it compares and exchanges.
 //!
 //! **Not here:** who may write what; the owner decides, [`crate::grants`] records it.
 
@@ -58,31 +65,84 @@ impl Table {
     /// The translation of logical `extent`. Past the end it is a miss.
     #[inline]
     pub fn lookup(&self, extent: u64) -> Word {
-        let leaf = self
-            .leaves
-            .get((extent / LEAF_WORDS) as usize)
-            .and_then(OnceLock::get);
-        match leaf {
+        match self.cell(extent) {
             // Acquire: what the owner did to the extent before granting it is seen by who uses it.
-            Some(leaf) => {
-                Word::from_bits(leaf[(extent % LEAF_WORDS) as usize].load(Ordering::Acquire))
-            }
+            Some(cell) => Word::from_bits(cell.load(Ordering::Acquire)),
             None => Word::MISS,
         }
     }
 
-    /// Stores the translations of `range`, the first being `word` (single writer). What lies past
-    /// the end is ignored.
+    #[inline]
+    fn cell(&self, extent: u64) -> Option<&AtomicU64> {
+        let leaf = self.leaves.get((extent / LEAF_WORDS) as usize)?.get()?;
+        Some(&leaf[(extent % LEAF_WORDS) as usize])
+    }
+
+    /// Stores the translations of `range`, the first being `word` (control thread). What lies past the
+    /// end is ignored. Places ahead go only where nothing is granted, or a hole without a place.
     pub fn install(&self, range: ExtentRange, word: Word) {
         for i in range.first..range.end().min(self.extents) {
             let leaf = self.leaves[(i / LEAF_WORDS) as usize].get_or_init(new_leaf);
-            leaf[(i % LEAF_WORDS) as usize]
-                .store(word.advance(i - range.first).bits(), Ordering::Release);
+            let cell = &leaf[(i % LEAF_WORDS) as usize];
+            // What has been written must not read as zeros again, whatever the owner says.
+            if word.is_ahead() {
+                let there = Word::from_bits(cell.load(Ordering::Relaxed));
+                if there != Word::MISS && there != Word::HOLE {
+                    continue;
+                }
+            }
+            cell.store(word.advance(i - range.first).bits(), Ordering::Release);
         }
     }
 
-    /// Takes rights away in `range`: all of them, or only writing (single writer). The first half
-    /// of a revoke; what is in flight is [`crate::drain`]'s business.
+    /// Claims a place ahead for a first write (any reactor); `seen` is the word that was looked up. Gives
+    /// back what is there now: the claimed word, or what came between.
+    #[cold]
+    pub fn claim(&self, extent: u64, seen: Word) -> Word {
+        let Some(cell) = self.cell(extent).filter(|_| seen.is_ahead()) else {
+            return self.lookup(extent);
+        };
+        let claimed = seen.claimed();
+        // It is the place that counts, not when it was seen: were the word taken back and granted again
+        // in between, the same bits would be the new grant.
+        match cell.compare_exchange(
+            seen.bits(),
+            claimed.bits(),
+            Ordering::SeqCst,
+            Ordering::SeqCst,
+        ) {
+            Ok(_) => claimed,
+            Err(there) => Word::from_bits(there),
+        }
+    }
+
+    /// Takes back what is still ahead in `range` (control thread): the runs that were. Nothing needs draining: a write claims before it is submitted, and then its word is not
+    /// ahead any more; a read of a place ahead goes to no device.
+    pub fn take_back(&self, range: ExtentRange) -> Vec<ExtentRange> {
+        let mut taken: Vec<ExtentRange> = Vec::new();
+        for i in range.first..range.end().min(self.extents) {
+            let Some(cell) = self.cell(i) else { continue };
+            let there = cell.load(Ordering::Relaxed);
+            let is_ours = Word::from_bits(there).is_ahead()
+                && cell
+                    .compare_exchange(
+                        there,
+                        Word::MISS.bits(),
+                        Ordering::SeqCst,
+                        Ordering::Relaxed,
+                    )
+                    .is_ok();
+            match taken.last_mut() {
+                _ if !is_ours => {}
+                Some(run) if run.end() == i => run.count += 1,
+                _ => taken.push(ExtentRange::new(i, 1)),
+            }
+        }
+        taken
+    }
+
+    /// Takes rights away in `range`: all of them, or only writing (control thread); a place ahead goes
+    /// either way. The first half of a revoke; what is in flight is [`crate::drain`]'s business.
     pub fn clear(&self, range: ExtentRange, keep: Option<Rights>) {
         let mut i = range.first;
         let end = range.end().min(self.extents);
@@ -93,7 +153,15 @@ impl Table {
             };
             let cell = &leaf[(i % LEAF_WORDS) as usize];
             let new = match keep {
-                Some(Rights::Read) => Word::from_bits(cell.load(Ordering::Relaxed)).read_only(),
+                Some(Rights::Read) => {
+                    let there = Word::from_bits(cell.load(Ordering::Relaxed));
+                    // Claimed meanwhile, it may lose more than it must: then the next read asks.
+                    if there.is_ahead() {
+                        Word::MISS
+                    } else {
+                        there.read_only()
+                    }
+                }
                 _ => Word::MISS,
             };
             // SeqCst: the mailbox post that follows must not be seen before this store.
@@ -147,5 +215,45 @@ mod tests {
         );
         new.install(ExtentRange::new(4000, 1), word(9));
         assert_eq!(new.lookup(4000), word(9));
+    }
+
+    fn ahead(e: u64) -> Word {
+        Word::ahead(DeviceIndex(1), ExtentIndex(e)).unwrap()
+    }
+
+    #[test]
+    fn what_is_claimed_stays_and_the_rest_can_be_taken_back() {
+        let t = Table::new(2000);
+        let range = ExtentRange::new(508, 8);
+        t.install(ExtentRange::new(511, 1), Word::HOLE);
+        t.install(ExtentRange::new(512, 1), word(700));
+        t.install(range, ahead(100));
+        assert_eq!(t.lookup(511), ahead(103), "a hole gets a place");
+        assert_eq!(t.lookup(512), word(700), "what is stored stays");
+        assert_eq!(t.claim(509, t.lookup(509)), word(101));
+        assert_eq!(t.lookup(509), word(101));
+        assert_eq!(t.claim(509, ahead(101)), word(101), "somebody else has");
+        assert_eq!(t.claim(508, ahead(7)), ahead(100), "not what is there");
+        assert_eq!(t.claim(5, Word::HOLE), Word::MISS);
+        t.install(range, ahead(100));
+        assert_eq!(t.lookup(509), word(101), "never ahead again");
+        let run = ExtentRange::new;
+        assert_eq!(t.take_back(range), [run(508, 1), run(510, 2), run(513, 3)]);
+        assert_eq!(t.take_back(run(0, u64::MAX)), []);
+        assert_eq!(t.lookup(510), Word::MISS);
+        assert_eq!(t.claim(510, ahead(102)), Word::MISS);
+        assert_eq!(t.lookup(509), word(101));
+    }
+
+    #[test]
+    fn a_revoke_takes_places_ahead_too() {
+        let t = Table::new(8);
+        for keep in [None, Some(Rights::Read)] {
+            t.install(ExtentRange::new(0, 2), ahead(3));
+            t.claim(1, ahead(4));
+            t.clear(ExtentRange::new(0, 8), keep);
+            let rest = keep.map_or(Word::MISS, |_| word(4).read_only());
+            assert_eq!((t.lookup(0), t.lookup(1)), (Word::MISS, rest));
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! One translation in 64 bits, so that a hit is one atomic load.
 //!
-//! **Design.** Bits 0..40 the device's extent, 40..48 the device, 62..64 the rights; 0 is a miss.
+//! **Design.** Bits 0..40 the device's extent, 40..48 the device, 62..64 the rights; 0 is a miss. Bit 61
+//! marks a hole that has a place already: reads are zeros as of any hole, and the first write claims it
+//! ([`Word::claimed`]) without asking.
 //! **Not here:** the table of words ([`crate::table`]).
 
 use crate::types::{DeviceIndex, ExtentIndex, Rights};
@@ -8,6 +10,7 @@ use crate::types::{DeviceIndex, ExtentIndex, Rights};
 const EXTENT_BITS: u32 = 40;
 const EXTENT_MASK: u64 = (1 << EXTENT_BITS) - 1;
 const DEVICE_SHIFT: u32 = EXTENT_BITS;
+const AHEAD: u64 = 1 << 61;
 const RIGHTS_SHIFT: u32 = 62;
 
 /// A packed translation; [`Word::MISS`] is none.
@@ -38,6 +41,27 @@ impl Word {
         ))
     }
 
+    /// A place ahead: a hole until its first write, which lies at `extent` of `device`. What is there
+    /// must read as zeros. An extent above [`Word::MAX_DEVICE_EXTENT`] gives `None`.
+    pub fn ahead(device: DeviceIndex, extent: ExtentIndex) -> Option<Word> {
+        let place = Word::new(device, extent, Rights::ReadWrite)?.0 & !(3 << RIGHTS_SHIFT);
+        Some(Word(place | AHEAD | Word::HOLE.0))
+    }
+
+    /// Whether it is a place ahead.
+    pub const fn is_ahead(self) -> bool {
+        self.0 & (AHEAD | 3 << RIGHTS_SHIFT) == AHEAD | Word::HOLE.0
+    }
+
+    /// What a place ahead becomes by its first write; any other word stays what it is.
+    pub const fn claimed(self) -> Word {
+        if self.is_ahead() {
+            Word(self.0 & !AHEAD | 3 << RIGHTS_SHIFT)
+        } else {
+            self
+        }
+    }
+
     /// The word as stored. Any 64 bits are a valid word: unknown bits are ignored.
     pub const fn from_bits(bits: u64) -> Word {
         Word(bits)
@@ -58,12 +82,12 @@ impl Word {
         }
     }
 
-    /// The device; meaningless for a hole or a miss.
+    /// The device; meaningless for a hole without a place and for a miss.
     pub const fn device(self) -> DeviceIndex {
         DeviceIndex((self.0 >> DEVICE_SHIFT) as u8)
     }
 
-    /// The device's extent; meaningless for a hole or a miss.
+    /// The device's extent; meaningless for a hole without a place and for a miss.
     pub const fn extent(self) -> ExtentIndex {
         ExtentIndex(self.0 & EXTENT_MASK)
     }
@@ -76,10 +100,11 @@ impl Word {
     /// The translation of the `n`th extent after this one in the same run.
     pub fn advance(self, n: u64) -> Word {
         match self.rights() {
-            Some(Rights::Read | Rights::ReadWrite) => {
+            None => self,
+            Some(Rights::Hole) if !self.is_ahead() => self,
+            Some(_) => {
                 Word(self.0 & !EXTENT_MASK | (self.extent().0.saturating_add(n)) & EXTENT_MASK)
             }
-            _ => self,
         }
     }
 
@@ -117,5 +142,22 @@ mod tests {
         assert_eq!(Word::HOLE.advance(9), Word::HOLE);
         assert!(Word::new(DeviceIndex(0), ExtentIndex(1 << 40), Rights::Read).is_none());
         assert_eq!(Word::HOLE.read_only(), Word::HOLE);
+    }
+
+    #[test]
+    fn a_place_ahead_is_a_hole_until_it_is_claimed() {
+        let (device, extent) = (DeviceIndex(200), ExtentIndex(0x12_3456_789a));
+        let ahead = Word::ahead(device, extent).unwrap();
+        let stored = Word::new(device, extent, Rights::ReadWrite).unwrap();
+        assert!(ahead.is_ahead() && !ahead.writable());
+        assert_eq!(ahead.rights(), Some(Rights::Hole));
+        assert_eq!((ahead.device(), ahead.extent()), (device, extent));
+        assert_eq!(ahead.claimed(), stored);
+        assert_eq!(ahead.advance(3).claimed(), stored.advance(3));
+        for word in [stored, stored.read_only(), Word::HOLE, Word::MISS] {
+            assert!(!word.is_ahead());
+            assert_eq!(word.claimed(), word);
+        }
+        assert_eq!(Word::ahead(device, ExtentIndex(1 << 40)), None);
     }
 }

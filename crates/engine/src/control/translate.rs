@@ -27,7 +27,7 @@ impl Words for Volumes {
         let word = Word::from_bits(grant.word);
         // First what FLUSH must see, then the translation that makes it needed.
         volume.granted(grant.commit_sequence);
-        if word.writable() {
+        if word.claimed().writable() {
             volume.may_write_to(word.device());
         }
         volume.table.install(grant.range, word);
@@ -38,6 +38,11 @@ impl Words for Volumes {
         if let Some(volume) = self.0.get(&volume) {
             volume.table.clear(range, keep);
         }
+    }
+
+    fn take_back(&mut self, volume: VolumeId, range: ExtentRange) -> Vec<ExtentRange> {
+        let volume = self.0.get(&volume);
+        volume.map_or_else(Vec::new, |volume| volume.table.take_back(range))
     }
 
     fn committed(&mut self, volume: VolumeId, sequence: u64) {

@@ -11,7 +11,7 @@ use forebay_device::{Errno, Finish, Op, Submitted};
 use forebay_nvme::Status;
 use forebay_xlate::boundary::region::MAX_QUEUE_ENTRIES;
 use forebay_xlate::drain::SliceSpan;
-use forebay_xlate::reactor_side::{Access, Parked, access, run};
+use forebay_xlate::reactor_side::{Access, Parked, access, claim, run};
 use forebay_xlate::{ExtentRange, Word, kill_point};
 
 /// How an attempt to submit a slice went.
@@ -88,6 +88,11 @@ impl Core {
                         buffer.as_mut_slice()[from..from + n as usize].fill(0);
                     }
                     io.cursor += n;
+                    continue;
+                }
+                Access::Claim => {
+                    let count = (within + left).div_ceil(extent_bytes);
+                    claim(&volume.table, ExtentRange::new(extent, count));
                     continue;
                 }
                 Access::Park => {

@@ -16,11 +16,13 @@ use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
 use serde::{Deserialize, Serialize};
 
 /// The language's version; a side that hears another one says so and hangs up.
-pub const BOUNDARY_VERSION: u32 = 3;
+pub const BOUNDARY_VERSION: u32 = 4;
 /// The longest message in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// The most faults or grants in one message.
 pub const MAX_BATCH: usize = 512;
+/// The most extents that one [`ToEngine::TakeBack`] names: every second one may be a run of its own.
+pub const MAX_TAKE_BACK: u64 = 4096;
 
 /// An export's identity within its pool; never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -116,7 +118,7 @@ pub struct GrantOf {
     pub volume: VolumeId,
     /// Its logical extents.
     pub range: ExtentRange,
-    /// [`crate::Word`] of the first.
+    /// [`crate::Word`] of the first. A place ahead answers questions for writing too.
     pub word: u64,
     /// 0, or the commit that FLUSH and FUA wait for.
     pub commit_sequence: u64,
@@ -206,6 +208,15 @@ pub enum ToEngine {
         /// The tenant's deallocation that it carries out. If that has ended meanwhile (its time was
         /// over), the engine refuses, and nothing may change: the tenant may have written since.
         release: Option<u64>,
+    },
+    /// Give back the places ahead of a range that were never written. Nothing is waited for.
+    TakeBack {
+        /// Returned in `TookBack`.
+        revoke: u64,
+        /// Whose.
+        volume: VolumeId,
+        /// Its logical extents, at most [`MAX_TAKE_BACK`]; behind that nothing is taken.
+        range: ExtentRange,
     },
     /// The owner has given a revoke up and quarantined the extents: it is never answered, what it
     /// waited with is free for others. The words stay cleared.
@@ -408,6 +419,14 @@ pub enum FromEngine {
         /// From `Revoke`.
         revoke: u64,
     },
+    /// These extents had a place ahead, and have none any more: nothing was written there, and nothing
+    /// will be.
+    TookBack {
+        /// From `TakeBack`.
+        revoke: u64,
+        /// Runs, in order.
+        taken: Vec<ExtentRange>,
+    },
     /// The deallocation that the revoke was for has ended; nothing was revoked.
     RevokeRefused {
         /// From `Revoke`.
@@ -470,6 +489,19 @@ mod tests {
         let message = ToEngine::Sockets { sockets };
         assert_eq!(
             decode::<ToEngine>(&encode(&message).unwrap()).unwrap(),
+            message
+        );
+    }
+
+    #[test]
+    fn the_most_scattered_places_taken_back_fit() {
+        let taken = (0..MAX_TAKE_BACK / 2).map(|i| ExtentRange::new(u64::MAX - i, 1));
+        let message = FromEngine::TookBack {
+            revoke: u64::MAX,
+            taken: taken.collect(),
+        };
+        assert_eq!(
+            decode::<FromEngine>(&encode(&message).unwrap()).unwrap(),
             message
         );
     }

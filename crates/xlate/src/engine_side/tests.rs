@@ -27,6 +27,15 @@ impl Words for One {
     fn clear(&mut self, _: VolumeId, range: ExtentRange, _: Option<Rights>) {
         self.words[range.first as usize..range.end() as usize].fill(0);
     }
+    fn take_back(&mut self, _: VolumeId, range: ExtentRange) -> Vec<ExtentRange> {
+        let ahead = |extent: &u64| Word::from_bits(self.words[*extent as usize]).is_ahead();
+        let taken: Vec<u64> = (range.first..range.end().min(8)).filter(ahead).collect();
+        for extent in &taken {
+            self.words[*extent as usize] = 0;
+        }
+        let one = |extent| ExtentRange::new(extent, 1);
+        taken.into_iter().map(one).collect()
+    }
     fn committed(&mut self, _: VolumeId, sequence: u64) {
         self.committed = sequence;
     }
@@ -354,4 +363,32 @@ fn without_an_owner_what_is_kept_is_bounded() {
     // Answers make room.
     r.hear(grants(0, stored()));
     assert_eq!(r.miss(1, range.first, true), asked(range.first, true));
+}
+
+#[test]
+fn a_place_ahead_answers_writes_and_is_given_back_unless_it_was_claimed() {
+    let mut rig = Rig::new(2, 1);
+    let ahead = |extent| Word::ahead(DeviceIndex(0), ExtentIndex(extent)).unwrap();
+    assert_eq!(rig.miss(1, 2, true), asked(2, true));
+    let granted = Post::Granted(V, ExtentRange::new(2, 1));
+    assert_eq!(rig.hear(grants(2, ahead(5))), [posted(1, granted)]);
+    assert_eq!(
+        rig.miss(0, 2, true),
+        [posted(0, granted)],
+        "claimed, not asked"
+    );
+    rig.hear(grants(3, ahead(6)));
+    rig.hear(grants(4, ahead(7)));
+    rig.words.words[3] = ahead(6).claimed().bits();
+    let take_back = ToEngine::TakeBack {
+        revoke: 8,
+        volume: V,
+        range: ExtentRange::new(0, u64::MAX),
+    };
+    let taken = vec![ExtentRange::new(2, 1), ExtentRange::new(4, 1)];
+    let took_back = |taken| [Effect::Say(FromEngine::TookBack { revoke: 8, taken })];
+    assert_eq!(rig.hear(take_back.clone()), took_back(taken));
+    assert_eq!(rig.hear(take_back), took_back(Vec::new()));
+    assert_eq!(rig.miss(0, 2, true), asked(2, true));
+    assert_eq!(rig.words.words[3], ahead(6).claimed().bits());
 }

@@ -176,3 +176,52 @@ fn nothing_listed_needs_no_revoke() {
     side.unlisted(id, &table).unwrap();
     assert!(side.may_change(id).unwrap().is_empty());
 }
+
+fn ahead(extent: u64) -> Word {
+    Word::ahead(DeviceIndex(0), ExtentIndex(extent)).unwrap()
+}
+
+#[test]
+fn a_place_ahead_is_listed_as_stored_and_said_only_where_nothing_was() {
+    let (_dir, mut table) = table();
+    let side = OwnerSide::default();
+    side.grant(&mut table, grant(2, 4, Word::HOLE)).unwrap();
+    let said = side.grant(&mut table, grant(0, 4, ahead(40))).unwrap();
+    assert_eq!(said.word, ahead(40).bits());
+    assert!(table.covers(V, said.range, Rights::ReadWrite));
+    // It may have been written since.
+    let said = side.grant(&mut table, grant(1, 1, ahead(41))).unwrap();
+    assert_eq!(said.word, word(0, 41).bits());
+    let said = side.grant(&mut table, grant(0, 6, ahead(40))).unwrap();
+    assert_eq!(said.word, word(0, 40).bits());
+    assert_eq!(
+        side.grant(&mut table, grant(3, 1, ahead(90))),
+        Err(Refused::Elsewhere(ExtentRange::new(3, 1)))
+    );
+}
+
+#[test]
+fn what_was_taken_back_goes_and_the_rest_stays_listed() {
+    let (_dir, mut table) = table();
+    let mut side = OwnerSide::default();
+    side.grant(&mut table, grant(0, 8, ahead(40))).unwrap();
+    let range = ExtentRange::new(0, 6);
+    let id = side.take(V, range).unwrap();
+    let taken = [1, 3, 6].map(|first| ExtentRange::new(first, 1));
+    let parts = side.took_back(id, &taken).unwrap();
+    assert_eq!(parts, taken[..2], "not beyond what was asked");
+    assert!(side.took_back(id, &taken).is_err());
+    side.changed(id).unwrap();
+    assert!(side.forget(id, &mut table).is_err());
+    side.durable(id).unwrap();
+    side.forget(id, &mut table).unwrap();
+    side.let_go(id);
+    let left = table.granted(V, ExtentRange::new(0, 9));
+    let left: Vec<_> = left.iter().map(|g| (g.range, g.word)).collect();
+    let part = |first, count| (ExtentRange::new(first, count), word(0, 40 + first));
+    assert_eq!(left, [part(0, 1), part(2, 1), part(4, 4)]);
+    // A revoke is another way, and none leads from one to the other.
+    let id = side.take(V, range).unwrap();
+    side.asked(id, &table, 1).unwrap();
+    assert!(side.took_back(id, &taken).is_err());
+}

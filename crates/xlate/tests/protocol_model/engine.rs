@@ -1,8 +1,9 @@
 //! The engine's process: control thread, reactors, and what is at the devices.
 //!
 //! **Design.** The control thread is an [`EngineSide`]; a reactor has a mailbox, a real [`Drains`],
-//! and slices in flight. Looking a translation up and submitting the slice are two steps, so that the
-//! other threads come between; a reactor takes no post between them, as in the engine.
+//! and slices in flight. Looking a translation up, claiming a place ahead, looking again, and submitting
+//! the slice are steps of their own, so that the other threads come between; a reactor takes no post
+//! between them, as in the engine.
 
 use crate::scenario::{Command, Kind, Stage};
 use crate::world::World;
@@ -26,6 +27,13 @@ impl Cache {
         let table = Table::new(1);
         table.install(EXTENT, Word::from_bits(*self.0.get(&volume)?));
         Some(table)
+    }
+
+    fn claim(&mut self, volume: VolumeId, seen: Word) {
+        if let Some(table) = self.table(volume) {
+            table.claim(0, seen);
+            self.keep(volume, &table);
+        }
     }
 
     fn keep(&mut self, volume: VolumeId, table: &Table) {
@@ -54,6 +62,15 @@ impl Words for Cache {
         }
     }
 
+    fn take_back(&mut self, volume: VolumeId, range: ExtentRange) -> Vec<ExtentRange> {
+        let Some(table) = self.table(volume) else {
+            return Vec::new();
+        };
+        let taken = table.take_back(range);
+        self.keep(volume, &table);
+        taken
+    }
+
     fn committed(&mut self, _: VolumeId, _: u64) {}
 
     fn is_committed(&self, _: VolumeId, _: u64) -> bool {
@@ -69,6 +86,17 @@ pub struct Slice {
     pub span: SliceSpan,
 }
 
+/// What a reactor does next, before it takes a post.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Next {
+    /// A place ahead was looked up (the word): it claims it.
+    Claim(u64),
+    /// It looks again.
+    Look,
+    /// What was looked up goes to the device.
+    Submit(u64),
+}
+
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Reactor {
     pub mailbox: VecDeque<Post>,
@@ -78,8 +106,8 @@ pub struct Reactor {
     pub rung: bool,
     pub drains: Drains<4>,
     pub slices: Vec<Slice>,
-    /// A command that was translated and is about to be submitted.
-    pub hand: Option<(usize, u64)>,
+    /// A command that is being translated, and about to be submitted.
+    pub hand: Option<(usize, Next)>,
     /// Commands to be translated before the next post.
     pub next: VecDeque<usize>,
     settles: Vec<(u64, u8, u64)>,
@@ -160,7 +188,11 @@ impl Engine {
         around.stages[c] = match access(word, write) {
             Access::Device(word) if !self.fenced.contains(&word.device().0) => Stage::DeviceWait,
             Access::Device(word) => {
-                reactor.hand = Some((c, word.bits()));
+                reactor.hand = Some((c, Next::Submit(word.bits())));
+                Stage::Moving
+            }
+            Access::Claim => {
+                reactor.hand = Some((c, Next::Claim(word.bits())));
                 Stage::Moving
             }
             Access::Zeros => Stage::Done,
@@ -187,11 +219,26 @@ impl Engine {
         }
     }
 
-    /// The translated command goes to its device.
-    pub fn submit(&mut self, r: usize, around: &mut Around<'_>) -> Option<Slice> {
-        let reactor = &mut self.reactors[r];
-        let (c, word) = reactor.hand.take()?;
+    /// The command in hand goes a step on; a slice when it went to its device.
+    pub fn go_on(&mut self, r: usize, around: &mut Around<'_>) -> Option<Slice> {
+        let (c, next) = self.reactors[r].hand?;
         let command = around.commands[c];
+        let word = match next {
+            Next::Claim(seen) => {
+                self.words.claim(command.volume, Word::from_bits(seen));
+                self.reactors[r].hand = Some((c, Next::Look));
+                return None;
+            }
+            Next::Look => {
+                self.reactors[r].hand = None;
+                self.dispatch(r, c, around);
+                self.dispatch_next(r, around);
+                return None;
+            }
+            Next::Submit(word) => word,
+        };
+        let reactor = &mut self.reactors[r];
+        reactor.hand = None;
         let slice = Slice {
             command: c,
             device: Word::from_bits(word).device().0,

@@ -348,7 +348,7 @@ impl World {
             }
             (TakePost(r), Some(engine)) => engine.take_post(r, &mut around),
             (Submit(r), Some(engine)) => {
-                if let Some(slice) = engine.submit(r, &mut around) {
+                if let Some(slice) = engine.go_on(r, &mut around) {
                     self.check_submitted(&slice);
                 }
             }
