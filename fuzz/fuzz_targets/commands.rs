@@ -55,12 +55,18 @@ fn controller() -> Controller {
 }
 
 fn io_command(sqe: &Sqe, data: &[u8]) {
-    let Ok(command) = io::decode(sqe, 1, &GEOMETRY, MDTS_BYTES) else {
+    let command = match sqe.fuse() {
+        0 => io::decode(sqe, 1, &GEOMETRY, MDTS_BYTES),
+        _ => io::decode_fused(sqe, 1, &GEOMETRY, MDTS_BYTES),
+    };
+    let Ok(command) = command else {
         return;
     };
     assert!(command.transfer(&GEOMETRY).bytes() <= MDTS_BYTES);
     match command {
-        IoCommand::Read { lba, blocks, .. } | IoCommand::Write { lba, blocks, .. } => {
+        IoCommand::Read { lba, blocks, .. }
+        | IoCommand::Write { lba, blocks, .. }
+        | IoCommand::Compare { lba, blocks, .. } => {
             assert!(GEOMETRY.contains(lba, blocks));
             assert!(u64::from(blocks) * 512 <= u64::from(MDTS_BYTES));
         }

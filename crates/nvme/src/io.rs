@@ -6,10 +6,12 @@
 //!
 //! # What it does not do
 //! It does not look at the data pointer (PSDT and SGL types are the transport's), does not check
-//! identifiers against commands in flight, and does no fused operation, metadata or protection
-//! information: bits that ask for them are refused. Limited Retry, access hints and the DSM
+//! identifiers against commands in flight, does not find the other half of a fused operation, and does
+//! no metadata or protection information: bits that ask for them are refused. Limited Retry, access hints and the DSM
 //! attributes other than Deallocate are hints, and ignored.
 
+use crate::command::FLAGS_FUSE_MASK;
+use crate::reservation::{self, ReservationCommand};
 use crate::{NSID_ALL, Sqe, Status, opcode::nvm};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -97,6 +99,28 @@ pub enum IoCommand {
         /// Number of ranges, 1 to 256.
         ranges: u16,
     },
+    /// Compare (NVM Command Set 1.0, 3.2.1): the command's data with what is stored. With `fua`, what
+    /// is compared must be durable first.
+    Compare {
+        /// First block.
+        lba: u64,
+        /// Number of blocks, 1 to 65536.
+        blocks: u32,
+        /// Force Unit Access.
+        fua: bool,
+    },
+    /// Reservation Register, Acquire or Release (Base 2.0, 7.2 to 7.4); its data are the keys.
+    Reserve {
+        /// For [`reservation::ReservationCommand::new`], which knows it.
+        action: u32,
+    },
+    /// Reservation Report (Base 2.0, 7.5).
+    ReservationReport {
+        /// EDS: hosts have identifiers of 128 bits.
+        extended: bool,
+        /// NUMD: the bytes asked for.
+        len_bytes: u32,
+    },
 }
 
 impl IoCommand {
@@ -107,13 +131,15 @@ impl IoCommand {
             Self::Read { blocks, .. } => {
                 Transfer::ToHost(blocks.saturating_mul(geometry.block_bytes))
             }
-            Self::Write { blocks, .. } => {
+            Self::Write { blocks, .. } | Self::Compare { blocks, .. } => {
                 Transfer::FromHost(blocks.saturating_mul(geometry.block_bytes))
             }
             Self::Flush | Self::WriteZeroes { .. } => Transfer::None,
             Self::Deallocate { ranges } | Self::Hint { ranges } => {
                 Transfer::FromHost(u32::from(ranges) * DSM_RANGE_BYTES as u32)
             }
+            Self::Reserve { action } => Transfer::FromHost(reservation::key_bytes(action)),
+            Self::ReservationReport { len_bytes, .. } => Transfer::ToHost(len_bytes),
         }
     }
 }
@@ -127,7 +153,13 @@ const CDW12_DTYPE: u32 = 0xF << 20;
 /// Dataset Management CDW11 bit 2: Attribute - Deallocate (NVM Command Set 1.0, 3.2.3).
 const DSM_AD: u32 = 1 << 2;
 
-/// Checks an I/O command for the namespace `nsid` of the geometry given.
+/// FUSE of the first command of a fused operation (Base 2.0, 3.3.3.1, figure 86).
+pub const FUSE_FIRST: u8 = 1;
+/// FUSE of the second command of a fused operation.
+pub const FUSE_SECOND: u8 = 2;
+
+/// Checks an I/O command for the namespace `nsid` of the geometry given. One that is part of a fused
+/// operation is refused: see [`decode_fused`].
 ///
 /// `mdts_bytes` is the controller's maximum data transfer. Every status has Do Not Retry set,
 /// because the same command would fail again.
@@ -137,7 +169,49 @@ pub fn decode(
     geometry: &NamespaceGeometry,
     mdts_bytes: u32,
 ) -> Result<IoCommand, Status> {
+    if sqe.fuse() != 0 {
+        return Err(Status::INVALID_FIELD.with_dnr());
+    }
     decode_inner(sqe, nsid, geometry, mdts_bytes).map_err(Status::with_dnr)
+}
+
+/// As [`decode`], for a command with FUSE set: one half of Compare and Write, the only fused operation
+/// there is (Base 2.0, 3.4.2; FUSES bit 0). Which half is in [`Sqe::fuse`]; whether both name the same
+/// blocks, [`fuses_with`] says.
+pub fn decode_fused(
+    sqe: &Sqe,
+    nsid: u32,
+    geometry: &NamespaceGeometry,
+    mdts_bytes: u32,
+) -> Result<IoCommand, Status> {
+    let half = (sqe.fuse(), sqe.opcode());
+    if half != (FUSE_FIRST, nvm::COMPARE) && half != (FUSE_SECOND, nvm::WRITE) {
+        return Err(Status::INVALID_FIELD.with_dnr());
+    }
+    let mut plain = *sqe;
+    plain.flags &= !FLAGS_FUSE_MASK;
+    match decode_inner(&plain, nsid, geometry, mdts_bytes).map_err(Status::with_dnr)? {
+        // ACWU is 0: a block at a time.
+        IoCommand::Compare { blocks: 2.., .. } | IoCommand::Write { blocks: 2.., .. } => {
+            Err(Status::ATOMIC_WRITE_UNIT_EXCEEDED.with_dnr())
+        }
+        command => Ok(command),
+    }
+}
+
+/// Whether two halves of a fused operation name the same blocks.
+pub fn fuses_with(first: &IoCommand, second: &IoCommand) -> bool {
+    match (first, second) {
+        (
+            IoCommand::Compare { lba, blocks, .. },
+            IoCommand::Write {
+                lba: at,
+                blocks: count,
+                ..
+            },
+        ) => (lba, blocks) == (at, count),
+        _ => false,
+    }
 }
 
 fn decode_inner(
@@ -147,22 +221,68 @@ fn decode_inner(
     mdts_bytes: u32,
 ) -> Result<IoCommand, Status> {
     let op = sqe.opcode();
-    let known = matches!(
+    let blocks = matches!(
         op,
-        nvm::FLUSH | nvm::WRITE | nvm::READ | nvm::WRITE_ZEROES | nvm::DATASET_MANAGEMENT
+        nvm::WRITE | nvm::READ | nvm::COMPARE | nvm::WRITE_ZEROES
     );
-    if !known {
+    if !blocks && !is_other(op) {
         return Err(Status::INVALID_OPCODE);
-    }
-    // FUSES is 0 (Base 2.0, 3.3.3.1, figure 86).
-    if sqe.fuse() != 0 {
-        return Err(Status::INVALID_FIELD);
     }
     // VWC says that Flush takes FFFFFFFFh for every namespace; no other command does.
     if sqe.nsid() != nsid && !(op == nvm::FLUSH && sqe.nsid() == NSID_ALL) {
         return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
     }
-    match op {
+    if !blocks {
+        return decode_other(sqe, mdts_bytes);
+    }
+    let cdw12 = sqe.cdw(12);
+    if cdw12 & (CDW12_PRINFO | CDW12_STC) != 0 {
+        return Err(Status::INVALID_PROTECTION_INFORMATION);
+    }
+    let lba = sqe.cdw64(10);
+    let blocks = (cdw12 & 0xFFFF) + 1;
+    let fua = cdw12 & CDW12_FUA != 0;
+    if op == nvm::WRITE && cdw12 & CDW12_DTYPE != 0 {
+        return Err(Status::INVALID_FIELD);
+    }
+    let bytes = u64::from(blocks) * u64::from(geometry.block_bytes);
+    if op != nvm::WRITE_ZEROES && bytes > u64::from(mdts_bytes) {
+        return Err(Status::INVALID_FIELD);
+    }
+    if !geometry.contains(lba, blocks) {
+        return Err(Status::LBA_OUT_OF_RANGE);
+    }
+    Ok(match op {
+        nvm::READ => IoCommand::Read { lba, blocks, fua },
+        nvm::WRITE => IoCommand::Write { lba, blocks, fua },
+        nvm::COMPARE => IoCommand::Compare { lba, blocks, fua },
+        _ => {
+            let deallocate = cdw12 & CDW12_DEAC != 0;
+            IoCommand::WriteZeroes {
+                lba,
+                blocks,
+                fua,
+                deallocate,
+            }
+        }
+    })
+}
+
+/// Commands that name no blocks in their entry.
+fn is_other(op: u8) -> bool {
+    matches!(
+        op,
+        nvm::FLUSH
+            | nvm::DATASET_MANAGEMENT
+            | nvm::RESERVATION_REGISTER
+            | nvm::RESERVATION_REPORT
+            | nvm::RESERVATION_ACQUIRE
+            | nvm::RESERVATION_RELEASE
+    )
+}
+
+fn decode_other(sqe: &Sqe, mdts_bytes: u32) -> Result<IoCommand, Status> {
+    match sqe.opcode() {
         nvm::FLUSH => Ok(IoCommand::Flush),
         nvm::DATASET_MANAGEMENT => {
             let ranges = (sqe.cdw(10) & 0xFF) as u16 + 1;
@@ -171,37 +291,21 @@ fn decode_inner(
                 _ => Ok(IoCommand::Deallocate { ranges }),
             }
         }
-        _ => {
-            let cdw12 = sqe.cdw(12);
-            if cdw12 & (CDW12_PRINFO | CDW12_STC) != 0 {
-                return Err(Status::INVALID_PROTECTION_INFORMATION);
-            }
-            let lba = sqe.cdw64(10);
-            let blocks = (cdw12 & 0xFFFF) + 1;
-            let fua = cdw12 & CDW12_FUA != 0;
-            if op == nvm::WRITE && cdw12 & CDW12_DTYPE != 0 {
-                return Err(Status::INVALID_FIELD);
-            }
-            let bytes = u64::from(blocks) * u64::from(geometry.block_bytes);
-            if op != nvm::WRITE_ZEROES && bytes > u64::from(mdts_bytes) {
-                return Err(Status::INVALID_FIELD);
-            }
-            if !geometry.contains(lba, blocks) {
-                return Err(Status::LBA_OUT_OF_RANGE);
-            }
-            Ok(match op {
-                nvm::READ => IoCommand::Read { lba, blocks, fua },
-                nvm::WRITE => IoCommand::Write { lba, blocks, fua },
-                _ => {
-                    let deallocate = cdw12 & CDW12_DEAC != 0;
-                    IoCommand::WriteZeroes {
-                        lba,
-                        blocks,
-                        fua,
-                        deallocate,
-                    }
-                }
+        nvm::RESERVATION_REPORT => {
+            // NUMD is a 0's based number of dwords.
+            let bytes = (u64::from(sqe.cdw(10)) + 1) * 4;
+            let len_bytes = u32::try_from(bytes)
+                .ok()
+                .filter(|&bytes| bytes <= mdts_bytes);
+            Ok(IoCommand::ReservationReport {
+                extended: reservation::is_extended(sqe),
+                len_bytes: len_bytes.ok_or(Status::INVALID_FIELD)?,
             })
+        }
+        _ => {
+            let action = reservation::action_of(sqe);
+            ReservationCommand::new(action, [0; 2])?;
+            Ok(IoCommand::Reserve { action })
         }
     }
 }
@@ -263,203 +367,4 @@ pub fn dsm_ranges<'a>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const GEOMETRY: NamespaceGeometry = NamespaceGeometry {
-        block_bytes: 4096,
-        block_count: 1000,
-    };
-    const MDTS: u32 = 128 * 1024;
-
-    fn rw(op: u8, lba: u64, blocks: u32) -> Sqe {
-        Sqe::new(op, 1)
-            .with_nsid(1)
-            .with_cdw64(10, lba)
-            .with_cdw(12, blocks - 1)
-    }
-    fn run(sqe: Sqe) -> Result<IoCommand, Status> {
-        decode(&sqe, 1, &GEOMETRY, MDTS)
-    }
-
-    #[test]
-    fn ranges_end_where_the_namespace_ends() {
-        assert_eq!(
-            run(rw(nvm::READ, 999, 1)),
-            Ok(IoCommand::Read {
-                lba: 999,
-                blocks: 1,
-                fua: false
-            })
-        );
-        for (lba, blocks) in [(999, 2), (1000, 1), (u64::MAX, 1), (u64::MAX - 7, 16)] {
-            for op in [nvm::READ, nvm::WRITE, nvm::WRITE_ZEROES] {
-                assert_eq!(
-                    run(rw(op, lba, blocks)),
-                    Err(Status::LBA_OUT_OF_RANGE.with_dnr()),
-                    "{op} {lba} {blocks}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn mdts_bounds_data_but_not_zeroes() {
-        assert!(run(rw(nvm::WRITE, 0, 32)).is_ok());
-        assert_eq!(
-            run(rw(nvm::WRITE, 0, 33)),
-            Err(Status::INVALID_FIELD.with_dnr())
-        );
-        let large = NamespaceGeometry {
-            block_bytes: 512,
-            block_count: 1 << 20,
-        };
-        assert_eq!(
-            decode(&rw(nvm::WRITE_ZEROES, 0, 65536), 1, &large, 4096),
-            Ok(IoCommand::WriteZeroes {
-                lba: 0,
-                blocks: 65536,
-                fua: false,
-                deallocate: false
-            })
-        );
-    }
-
-    #[test]
-    fn flags() {
-        let write = rw(nvm::WRITE, 5, 3);
-        let with = |bits: u32| write.with_cdw(12, 2 | bits);
-        assert_eq!(
-            run(with(CDW12_FUA | 1 << 31)),
-            Ok(IoCommand::Write {
-                lba: 5,
-                blocks: 3,
-                fua: true
-            })
-        );
-        assert_eq!(
-            run(with(1 << 29)),
-            Err(Status::INVALID_PROTECTION_INFORMATION.with_dnr())
-        );
-        assert_eq!(run(with(1 << 20)), Err(Status::INVALID_FIELD.with_dnr()));
-        let zeroes = rw(nvm::WRITE_ZEROES, 5, 3).with_cdw(12, 2 | CDW12_DEAC | CDW12_FUA);
-        assert_eq!(
-            run(zeroes),
-            Ok(IoCommand::WriteZeroes {
-                lba: 5,
-                blocks: 3,
-                fua: true,
-                deallocate: true
-            })
-        );
-        let mut fused = write;
-        fused.flags = 1;
-        assert_eq!(run(fused), Err(Status::INVALID_FIELD.with_dnr()));
-    }
-
-    #[test]
-    fn namespaces() {
-        let invalid = Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr());
-        assert_eq!(
-            run(Sqe::new(nvm::FLUSH, 1).with_nsid(1)),
-            Ok(IoCommand::Flush)
-        );
-        assert_eq!(
-            run(Sqe::new(nvm::FLUSH, 1).with_nsid(NSID_ALL)),
-            Ok(IoCommand::Flush)
-        );
-        assert_eq!(run(Sqe::new(nvm::FLUSH, 1)), invalid);
-        for op in [
-            nvm::READ,
-            nvm::WRITE,
-            nvm::WRITE_ZEROES,
-            nvm::DATASET_MANAGEMENT,
-        ] {
-            assert_eq!(run(rw(op, 0, 1).with_nsid(NSID_ALL)), invalid);
-        }
-        assert_eq!(run(rw(nvm::READ, 0, 1).with_nsid(2)), invalid);
-        for op in [nvm::COMPARE, nvm::COPY, nvm::VERIFY, 0x7F, 0xFF] {
-            assert_eq!(run(rw(op, 0, 1)), Err(Status::INVALID_OPCODE.with_dnr()));
-        }
-    }
-
-    fn range(lba: u64, blocks: u32) -> DsmRange {
-        DsmRange {
-            starting_lba: U64::new(lba),
-            length_blocks: U32::new(blocks),
-            ..DsmRange::default()
-        }
-    }
-
-    #[test]
-    fn deallocate_ranges() {
-        let dsm = Sqe::new(nvm::DATASET_MANAGEMENT, 1)
-            .with_nsid(1)
-            .with_cdw(10, 2);
-        assert_eq!(run(dsm), Ok(IoCommand::Hint { ranges: 3 }));
-        let command = run(dsm.with_cdw(11, DSM_AD)).unwrap();
-        assert_eq!(command, IoCommand::Deallocate { ranges: 3 });
-        assert_eq!(command.transfer(&GEOMETRY), Transfer::FromHost(48));
-
-        let list = [range(10, 5), range(1000, 0), range(999, 1)];
-        let got: Vec<_> = dsm_ranges(list.as_bytes(), 3, &GEOMETRY).unwrap().collect();
-        assert_eq!(got, [(10, 5), (999, 1)]);
-        // The last is bad, so none is yielded.
-        let list = [range(10, 5), range(0, 1), range(999, 2)];
-        assert_eq!(
-            dsm_ranges(list.as_bytes(), 3, &GEOMETRY).err(),
-            Some(Status::LBA_OUT_OF_RANGE.with_dnr())
-        );
-        assert_eq!(
-            dsm_ranges(&list.as_bytes()[..47], 3, &GEOMETRY).err(),
-            Some(Status::DATA_SGL_LENGTH_INVALID.with_dnr())
-        );
-    }
-
-    proptest! {
-        #[test]
-        fn whatever_decodes_is_in_bounds(
-            raw in any::<[[u8; 32]; 2]>(),
-            op in prop_oneof![any::<u8>(), 0u8..10],
-            plain in any::<bool>(),
-            shift in 9u32..17,
-            block_count in any::<u64>(),
-            mdts in any::<u32>(),
-        ) {
-            let mut sqe = Sqe::read_from_bytes(raw.as_flattened()).unwrap();
-            sqe.opcode = op;
-            if plain {
-                sqe.flags = 0x40;
-                sqe = sqe.with_nsid(1).with_cdw(12, sqe.cdw(12) & 0xF00F_FFFF & !(0xF << 26));
-            }
-            let geometry = NamespaceGeometry { block_bytes: 1 << shift, block_count };
-            if let Ok(command) = decode(&sqe, 1, &geometry, mdts) {
-                match command {
-                    IoCommand::Read { lba, blocks, .. } | IoCommand::Write { lba, blocks, .. } => {
-                        prop_assert!(u128::from(lba) + u128::from(blocks) <= u128::from(block_count));
-                        let bytes = u64::from(blocks) << shift;
-                        prop_assert!(bytes <= u64::from(mdts));
-                        prop_assert_eq!(u64::from(command.transfer(&geometry).bytes()), bytes);
-                    }
-                    IoCommand::WriteZeroes { lba, blocks, .. } => {
-                        prop_assert!(u128::from(lba) + u128::from(blocks) <= u128::from(block_count));
-                    }
-                    IoCommand::Deallocate { ranges } | IoCommand::Hint { ranges } => {
-                        prop_assert!((1..=256).contains(&ranges));
-                    }
-                    IoCommand::Flush => {}
-                }
-            }
-        }
-
-        #[test]
-        fn dsm_data_of_any_kind(data in proptest::collection::vec(any::<u8>(), 0..4200), ranges in 1u16..=256) {
-            if let Ok(list) = dsm_ranges(&data, ranges, &GEOMETRY) {
-                for (lba, blocks) in list {
-                    prop_assert!(blocks > 0 && lba + u64::from(blocks) <= 1000);
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -12,7 +12,8 @@
 //!   sizes are asserted at compile time.
 //! * [`controller`] is a controller as a state machine: commands and the time go in, completions,
 //!   data and deadlines come out.
-//! * [`io`] turns I/O submission queue entries into checked commands.
+//! * [`io`] turns I/O submission queue entries into checked commands; [`reservation`] has the rules of
+//!   reservations.
 //! * [`tcp`] frames the NVMe/TCP transport; [`host`] is the host side as a state machine.
 //!
 //! Section numbers cite *NVM Express Base Specification 2.0*, *NVM Command Set Specification 1.0*
@@ -20,8 +21,7 @@
 //!
 //! # What it does not do
 //! No I/O and no clock (time comes in as `now_ns`). No metadata, protection information, zoned or
-//! key-value command sets, reservations, asymmetric namespace access or in-band authentication:
-//! those are absent from what the controller advertises, and commands for them are refused.
+//! key-value command sets or in-band authentication: those are absent from what the controller advertises, and commands for them are refused.
 
 pub mod command;
 pub mod controller;
@@ -34,6 +34,7 @@ pub mod log_page;
 pub mod nqn;
 pub mod opcode;
 pub mod register;
+pub mod reservation;
 pub mod status;
 pub mod tcp;
 

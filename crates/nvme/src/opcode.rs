@@ -49,6 +49,14 @@ pub mod nvm {
     pub const DATASET_MANAGEMENT: u8 = 0x09;
     /// Verify.
     pub const VERIFY: u8 = 0x0C;
+    /// Reservation Register (Base 2.0, 7.3).
+    pub const RESERVATION_REGISTER: u8 = 0x0D;
+    /// Reservation Report (Base 2.0, 7.5).
+    pub const RESERVATION_REPORT: u8 = 0x0E;
+    /// Reservation Acquire (Base 2.0, 7.2).
+    pub const RESERVATION_ACQUIRE: u8 = 0x11;
+    /// Reservation Release (Base 2.0, 7.4).
+    pub const RESERVATION_RELEASE: u8 = 0x15;
     /// Copy.
     pub const COPY: u8 = 0x19;
 }

@@ -89,6 +89,8 @@ statuses! {
     COMMAND_INTERRUPTED = 0, 0x21;
     /// Transient Transport Error.
     TRANSIENT_TRANSPORT_ERROR = 0, 0x22;
+    /// Host Identifier Not Initialized (Base 2.1, 4.2.3.1).
+    HOST_IDENTIFIER_NOT_INITIALIZED = 0, 0x27;
     /// LBA Out of Range.
     LBA_OUT_OF_RANGE = 0, 0x80;
     /// Capacity Exceeded.
@@ -162,6 +164,12 @@ statuses! {
     // Path Related Status, SCT 3h (Base 2.0, 3.3.3.2.1).
     /// Internal Path Error.
     INTERNAL_PATH_ERROR = 3, 0x00;
+    /// Asymmetric Access Persistent Loss.
+    ASYMMETRIC_ACCESS_PERSISTENT_LOSS = 3, 0x01;
+    /// Asymmetric Access Inaccessible.
+    ASYMMETRIC_ACCESS_INACCESSIBLE = 3, 0x02;
+    /// Asymmetric Access Transition.
+    ASYMMETRIC_ACCESS_TRANSITION = 3, 0x03;
     /// Host Pathing Error.
     HOST_PATHING_ERROR = 3, 0x70;
     /// Command Aborted By Host.

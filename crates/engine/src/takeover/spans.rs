@@ -285,7 +285,11 @@ fn touched(
                 true,
             )
         }
-        IoCommand::Flush | IoCommand::Hint { .. } => (Vec::new(), false),
+        IoCommand::Compare { lba, blocks, .. } => (range(lba, u64::from(blocks)), false),
+        IoCommand::Flush
+        | IoCommand::Hint { .. }
+        | IoCommand::Reserve { .. }
+        | IoCommand::ReservationReport { .. } => (Vec::new(), false),
     };
     Some(Touched {
         ranges,

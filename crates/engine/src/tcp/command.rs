@@ -184,6 +184,9 @@ pub(super) fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<J
         }),
         IoCommand::Deallocate { ranges } => Work::Io(IoOp::Deallocate { ranges }),
         IoCommand::Hint { .. } => Work::Hint,
+        IoCommand::Compare { .. }
+        | IoCommand::Reserve { .. }
+        | IoCommand::ReservationReport { .. } => return Err(Status::INVALID_OPCODE.with_dnr()),
     };
     let transfer = command.transfer(&geometry);
     // Linux sends 4 KiB of ranges, however many it means.

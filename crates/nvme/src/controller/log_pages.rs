@@ -278,7 +278,15 @@ fn commands_supported(kind: ControllerKind) -> [U32; log_page::COMMANDS_SUPPORTE
     }
     if kind == ControllerKind::Io {
         set(usize::from(admin::ABORT), log_page::SCOPE_CONTROLLER);
-        for op in [nvm::FLUSH, nvm::READ] {
+        for op in [
+            nvm::FLUSH,
+            nvm::READ,
+            nvm::COMPARE,
+            nvm::RESERVATION_REGISTER,
+            nvm::RESERVATION_REPORT,
+            nvm::RESERVATION_ACQUIRE,
+            nvm::RESERVATION_RELEASE,
+        ] {
             set(256 + usize::from(op), log_page::SCOPE_NAMESPACE);
         }
         for op in [nvm::WRITE, nvm::WRITE_ZEROES, nvm::DATASET_MANAGEMENT] {

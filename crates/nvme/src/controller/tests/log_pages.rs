@@ -52,8 +52,9 @@ fn what_is_listed_as_supported_is_what_works() {
             block_count: 8,
         };
         for op in 0..=255u8 {
-            let known =
-                io && crate::io::decode(&Sqe::new(op, 1).with_nsid(1), 1, &geometry, 8192).is_ok();
+            let sqe = Sqe::new(op, 1).with_nsid(1);
+            let unknown = Err(Status::INVALID_OPCODE.with_dnr());
+            let known = io && crate::io::decode(&sqe, 1, &geometry, 8192) != unknown;
             assert_eq!(
                 dword(&commands, 256 + usize::from(op)) & SUPPORTED != 0,
                 known,
