@@ -62,6 +62,8 @@ pub enum Post {
     CommitFailed(VolumeId, u64),
     /// A release is carried out: command and its slot's generation.
     ReleaseDone(u32, u32),
+    /// The owner can't carry a release out, nothing was done: command and its slot's generation.
+    ReleaseFailed(u32, u32),
     /// A release is given up before anything was done for it: command and its slot's generation.
     ReleaseAbandoned(u32, u32),
     /// Work for the internal lane.

@@ -206,6 +206,7 @@ impl Reactor {
             Post::Committed(volume) => core.committed(volume),
             Post::CommitFailed(volume, sequence) => core.commit_failed(volume, sequence),
             Post::ReleaseDone(io, generation) => core.release_done(io, generation),
+            Post::ReleaseFailed(io, generation) => core.release_failed(io, generation),
             Post::ReleaseAbandoned(io, generation) => core.release_abandoned(io, generation),
             Post::Job(job, work) => core.start_job(job, work),
             Post::Connection(new) => self.frontend.adopt(core, *new),

@@ -73,6 +73,8 @@ pub enum Post {
     CommitFailed(VolumeId, u64),
     /// A release is carried out: command and its slot's generation.
     ReleaseDone(u32, u32),
+    /// The owner can't carry a release out: nothing was done.
+    ReleaseFailed(u32, u32),
     /// A release is given up before anything was done for it.
     ReleaseAbandoned(u32, u32),
     /// Work for the internal lane.
@@ -288,10 +290,10 @@ impl EngineSide {
                 self.post(all, Post::CommitFailed(volume, sequence), out);
             }
             ToEngine::ReleaseDone { release } => {
-                if let Some(open) = self.releases.remove(&release) {
-                    let post = Post::ReleaseDone(open.io, open.generation);
-                    self.post(ReactorSet::one(open.reactor), post, out);
-                }
+                self.release_ended(release, Post::ReleaseDone, out);
+            }
+            ToEngine::ReleaseFailed { release } => {
+                self.release_ended(release, Post::ReleaseFailed, out);
             }
             ToEngine::Job { job, work } => {
                 if self.jobs.contains_key(&job) {
@@ -313,6 +315,13 @@ impl EngineSide {
     fn post(&self, who: ReactorSet, post: Post, out: &mut Vec<Effect>) {
         if !who.is_empty() {
             out.push(Effect::Post(who, post));
+        }
+    }
+
+    fn release_ended(&mut self, release: u64, post: fn(u32, u32) -> Post, out: &mut Vec<Effect>) {
+        if let Some(open) = self.releases.remove(&release) {
+            let post = post(open.io, open.generation);
+            self.post(ReactorSet::one(open.reactor), post, out);
         }
     }
 

@@ -45,13 +45,17 @@ impl Owner {
         let owner = self.clone();
         self.spawn(async move {
             owner.wait_open().await;
-            if let Err(error) = owner.release(generation, release, volume, range).await {
-                // A deallocation is a hint: the tenant need not know.
-                tracing::warn!(%volume, ?range, %error, "a deallocation was not carried out");
-            }
+            let released = owner.release(generation, release, volume, range).await;
             owner.releasing.borrow_mut().remove(&(generation, release));
+            let answer = match released {
+                Ok(()) => ToEngine::ReleaseDone { release },
+                Err(error) => {
+                    tracing::warn!(%volume, ?range, %error, "a deallocation was not carried out");
+                    ToEngine::ReleaseFailed { release }
+                }
+            };
             if let Some(session) = owner.session().filter(|s| s.generation == generation) {
-                session.say(&ToEngine::ReleaseDone { release });
+                session.say(&answer);
             }
         });
     }

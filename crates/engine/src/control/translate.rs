@@ -79,6 +79,7 @@ pub(super) fn to_reactor(post: Post) -> mailbox::Post {
         Post::Committed(volume) => To::Committed(volume),
         Post::CommitFailed(volume, sequence) => To::CommitFailed(volume, sequence),
         Post::ReleaseDone(io, generation) => To::ReleaseDone(io, generation),
+        Post::ReleaseFailed(io, generation) => To::ReleaseFailed(io, generation),
         Post::ReleaseAbandoned(io, generation) => To::ReleaseAbandoned(io, generation),
         Post::Job(job, work) => To::Job(job, work),
     }

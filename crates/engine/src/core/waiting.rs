@@ -7,7 +7,7 @@
 //! **Not here:** what is asked ([`super::dispatch`], [`super::flush`], [`super::zero`]), and those that
 //! wait for an extent ([`super::parked`]).
 
-use super::io::{Io, Stage, Token};
+use super::io::{Io, IoOp, Stage, Token};
 use super::{Core, MAX_IOS, OWNER_WAIT_LIMIT_NS};
 use crate::lane::LaneIndex;
 use crate::mailbox::Upcall;
@@ -99,6 +99,20 @@ impl Core {
         self.take_up_release(io, generation, |core, token| {
             let io = &mut core.ios[token.index()];
             io.cursor += io.releasing;
+            io.releasing = 0;
+            core.dispatch(token);
+        });
+    }
+
+    /// The owner can't carry a release out. Deallocating is a hint, which goes on behind it; what
+    /// must read as zeros is zeroed in place.
+    pub fn release_failed(&mut self, io: u32, generation: u32) {
+        self.take_up_release(io, generation, |core, token| {
+            let io = &mut core.ios[token.index()];
+            match &mut io.op {
+                IoOp::WriteZeroes { deallocate, .. } => *deallocate = false,
+                _ => io.cursor += io.releasing,
+            }
             io.releasing = 0;
             core.dispatch(token);
         });

@@ -3,8 +3,8 @@
 //! **Design.** Whole extents that may be given back are released: the owner revokes and unmaps them,
 //! and they read as zeros. Within an extent the device punches (deallocate) or zeroes (write zeroes),
 //! which for a sparse file gives the space back too. So at a volume's end within an extent: the volume
-//! may have grown, and been written behind that end, by the time the owner would unmap the extent. A
-//! hole needs nothing, and nothing is allocated to be zeroed. **Not here:** laundering of released extents (the owner's, through [`super::jobs`]).
+//! may have grown, and been written behind that end, by the time the owner would unmap the extent. Where
+//! the owner can't release, write zeroes zeroes all the same, in place. A hole needs nothing, and nothing is allocated to be zeroed. **Not here:** laundering of released extents (the owner's, through [`super::jobs`]).
 
 use super::Core;
 use super::dispatch::{Put, status_of};

@@ -238,8 +238,14 @@ pub enum ToEngine {
         /// Up to which.
         sequence: u64,
     },
-    /// A tenant's deallocation is carried out (or refused, which a tenant need not know: it is a hint).
+    /// A tenant's deallocation is carried out: the range reads as zeros.
     ReleaseDone {
+        /// From `Release`.
+        release: u64,
+    },
+    /// A tenant's deallocation can't be carried out, and won't be: the range is what it was, and whoever
+    /// must have zeros there writes them.
+    ReleaseFailed {
         /// From `Release`.
         release: u64,
     },
@@ -407,7 +413,7 @@ pub enum FromEngine {
     },
     /// A tenant deallocates these extents.
     Release {
-        /// Returned in `ReleaseDone`.
+        /// Returned in `ReleaseDone` or `ReleaseFailed`.
         release: u64,
         /// Whose.
         volume: VolumeId,

@@ -333,7 +333,9 @@ impl Engine {
             }
             Post::Job(job, Job::Launder { device, .. }) => self.lane.push((job, device.0)),
             Post::ReleaseDone(io, _) => around.stages[io as usize] = Stage::Done,
-            Post::ReleaseAbandoned(io, _) => around.stages[io as usize] = Stage::Failed,
+            Post::ReleaseFailed(io, _) | Post::ReleaseAbandoned(io, _) => {
+                around.stages[io as usize] = Stage::Failed
+            }
             Post::Job(..) | Post::Committed(_) | Post::CommitFailed(..) => {
                 *around.wrong = Some("a post that this model never asks for");
             }

@@ -108,6 +108,50 @@ fn a_release_that_waits_too_long_is_given_up_only_when_told() {
     assert_eq!(b.core.busy_ios(), 0);
 }
 
+/// Write Zeroes must leave zeros, whatever becomes of the release; a deallocation may leave anything.
+#[test]
+fn zeros_are_written_where_the_owner_can_not_release() {
+    let mut b = bench();
+    b.grant(0, 1, Rights::ReadWrite, 4);
+    let data = vec![9; 4 * EXTENT as usize];
+    assert_eq!(b.write(0, &data).0, Status::SUCCESS);
+    let op = IoOp::WriteZeroes {
+        offset_bytes: EXTENT,
+        len_bytes: 2 * EXTENT + 4096,
+        deallocate: true,
+        fua: false,
+    };
+    let slot = b.start(op, None);
+    let Some(Upcall::Release { io, generation, .. }) = b.core.next_upcall() else {
+        panic!()
+    };
+    // The owner's revoke was heard, so the words are gone; it changed nothing after that.
+    b.volume.table.clear(ExtentRange::new(1, 2), None);
+    b.core.release_failed(io, generation.wrapping_sub(1));
+    b.nothing_ends();
+    b.core.release_failed(io, generation);
+    assert!(b.upcall().contains("Fault"), "where does it lie?");
+    b.grant(1, 2, Rights::ReadWrite, 2);
+    let (ended, status, _) = b.end();
+    assert_eq!((ended, status), (slot, Status::SUCCESS));
+    assert_eq!(b.upcall(), "None", "not asked a second time");
+    let got = b.read(0, 4 * EXTENT as u32);
+    let (first, rest) = got.split_at(EXTENT as usize);
+    let (zeros, last) = rest.split_at(2 * EXTENT as usize + 4096);
+    assert!(first.iter().chain(last).all(|byte| *byte == 9));
+    assert!(zeros.iter().all(|byte| *byte == 0));
+
+    let per = (EXTENT / 4096) as u32;
+    let slot = b.start(IoOp::Deallocate { ranges: 1 }, Some(&dsm(&[(0, per)])));
+    let Some(Upcall::Release { io, generation, .. }) = b.core.next_upcall() else {
+        panic!()
+    };
+    b.core.release_failed(io, generation);
+    let (ended, status, _) = b.end();
+    assert_eq!((ended, status), (slot, Status::SUCCESS));
+    assert_eq!(b.read(0, EXTENT as u32), vec![9; EXTENT as usize]);
+}
+
 #[test]
 fn write_zeroes_allocates_nothing_for_holes() {
     let mut b = bench();
