@@ -540,6 +540,11 @@ impl Fake {
             .await;
     }
 
+    pub(super) async fn not_released(&mut self, release: u64) {
+        self.until(|m| (*m == ToEngine::ReleaseFailed { release }).then_some(()))
+            .await;
+    }
+
     /// A FLUSH: asks for the commit of everything up to `sequence`.
     pub(super) async fn flush(&mut self, volume: VolumeId, sequence: u64) -> bool {
         self.say(&FromEngine::CommitWanted { volume, sequence });

@@ -387,7 +387,7 @@ fn a_damaged_conversation_ends_alone() {
             volume: a,
             range: ExtentRange::new(u64::MAX, u64::MAX),
         });
-        life.fake.released(9).await;
+        life.fake.not_released(9).await;
         life.fake.write(a, 1).await;
         life.fake.send_garbage();
         life.replace_engine(|_| {}).await;

@@ -174,9 +174,7 @@ fn a_revoke_that_is_not_heard_changes_nothing() {
         assert_eq!(life.mapped(a), 1);
         // A tenant who asked for zeros must not be told that they are there.
         let release = life.fake.release(a, ExtentRange::new(0, 1));
-        life.fake
-            .until(|m| (*m == ToEngine::ReleaseFailed { release }).then_some(()))
-            .await;
+        life.fake.not_released(release).await;
         assert!(!life.fake.log.iter().any(is_release_done));
         assert_eq!(life.mapped(a), 1);
         assert_eq!((life.space().dirty, life.space().quarantined), (0, 0));
