@@ -45,6 +45,9 @@ pub const POINTS: &[&str] = &[
     "core.put",
     "core.entered",
     "core.completed",
+    "fused.compared",
+    "fused.passed",
+    "fused.put",
     // Answers.
     "tx.item",
     "tx.published",

@@ -66,7 +66,7 @@ pub struct CarriedSpan {
 
 /// Whose a span is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Of {
+pub(super) enum Of {
     /// A command's that is yet to be started.
     Command(CommandRef),
     /// That of a command in the slab.
@@ -76,11 +76,11 @@ enum Of {
 }
 
 #[derive(Debug)]
-struct Span {
-    bytes: Range<u64>,
-    write: bool,
-    devices: Devices,
-    of: Of,
+pub(super) struct Span {
+    pub(super) bytes: Range<u64>,
+    pub(super) write: bool,
+    pub(super) devices: Devices,
+    pub(super) of: Of,
 }
 
 #[derive(Debug, Default)]
@@ -138,7 +138,12 @@ impl Carried {
         self.fenced[usize::from(device.0)]
     }
 
-    fn push(&mut self, volume: VolumeId, span: Span) {
+    /// Somebody compares, which is looked at where what is carried is.
+    pub(super) fn compares(&mut self) {
+        self.busy = true;
+    }
+
+    pub(super) fn push(&mut self, volume: VolumeId, span: Span) {
         self.busy = true;
         self.volumes.entry(volume).or_default().spans.push(span);
     }
@@ -169,7 +174,7 @@ impl Carried {
     }
 }
 
-fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+pub(super) fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
@@ -319,13 +324,22 @@ impl Core {
     }
 
     /// The bytes of its volume that a command concerns.
-    fn each_range(&self, index: usize, mut each: impl FnMut(Range<u64>)) {
+    pub(super) fn each_range(&self, index: usize, mut each: impl FnMut(Range<u64>)) {
         match self.ios[index].op {
             IoOp::Read {
                 offset_bytes,
                 len_bytes,
             }
+            | IoOp::Compare {
+                offset_bytes,
+                len_bytes,
+            }
             | IoOp::Write {
+                offset_bytes,
+                len_bytes,
+                ..
+            }
+            | IoOp::CompareAndWrite {
                 offset_bytes,
                 len_bytes,
                 ..
@@ -355,6 +369,7 @@ impl Core {
     pub(super) fn begin_beside_carried(&mut self, token: Token) {
         self.blame(Some(token.index() as u32));
         let io = &self.ios[token.index()];
+        let mut has_own = false;
         // A flush may be the first half of a command that is carried: its span stays.
         if io.op != IoOp::Flush
             && let Some(volume) = self.volume_of(io)
@@ -362,15 +377,18 @@ impl Core {
         {
             let record = Of::Command(io.record);
             let own = of_volume.spans.iter_mut().filter(|s| s.of == record);
-            let mut any = false;
             for span in own {
                 span.of = Of::Io(token.index() as u32);
-                any = true;
+                has_own = true;
             }
-            if any {
+            if has_own {
                 self.ios[token.index()].deadline_ns = u64::MAX;
                 kill_point!("over.waiting");
             }
+        }
+        let op = &self.ios[token.index()].op;
+        if !has_own && matches!(op, IoOp::CompareAndWrite { .. }) {
+            self.exclude(token.index() as u32);
         }
         self.go_on(token);
     }
@@ -467,6 +485,7 @@ impl Core {
                 .volumes
                 .retain(|_, of_volume| of_volume.freed || !of_volume.spans.is_empty());
         }
-        self.carried.busy = !self.carried.volumes.is_empty() || self.carried.any_closed;
+        self.carried.busy =
+            !self.carried.volumes.is_empty() || self.carried.any_closed || self.fused.any();
     }
 }

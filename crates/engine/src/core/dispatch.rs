@@ -60,12 +60,13 @@ impl Core {
             } => {
                 self.transfer(token, offset_bytes, len_bytes, true, fua);
             }
+            IoOp::Compare { .. } | IoOp::CompareAndWrite { .. } => self.compare(token),
             IoOp::Flush => self.begin_flush(token),
             IoOp::WriteZeroes { .. } | IoOp::Deallocate { .. } => self.zero(token),
         }
     }
 
-    fn transfer(&mut self, token: Token, offset: u64, len: u32, write: bool, fua: bool) {
+    pub(super) fn transfer(&mut self, token: Token, offset: u64, len: u32, write: bool, fua: bool) {
         let i = token.index();
         while self.ios[i].cursor < u64::from(len) && self.ios[i].status == Status::SUCCESS {
             let io = &mut self.ios[i];

@@ -71,6 +71,23 @@ pub enum IoOp {
         /// Durable before it ends.
         fua: bool,
     },
+    /// Compared with the buffer.
+    Compare {
+        /// From where.
+        offset_bytes: u64,
+        /// How much.
+        len_bytes: u32,
+    },
+    /// One block, out of the buffer if it is as expected ([`super::Core::start_comparing`]). It ends as the
+    /// Write that it becomes, or with Compare Failure.
+    CompareAndWrite {
+        /// Where.
+        offset_bytes: u64,
+        /// How much.
+        len_bytes: u32,
+        /// Durable before it ends.
+        fua: bool,
+    },
     /// Everything written and completed before is made durable.
     Flush,
     /// Zeros.
@@ -95,9 +112,20 @@ impl IoOp {
     /// Whether it changes what is stored.
     pub(super) fn writes(&self) -> bool {
         match self {
-            Self::Write { .. } | Self::WriteZeroes { .. } | Self::Deallocate { .. } => true,
-            Self::Read { .. } | Self::Flush => false,
+            Self::Write { .. }
+            | Self::CompareAndWrite { .. }
+            | Self::WriteZeroes { .. }
+            | Self::Deallocate { .. } => true,
+            Self::Read { .. } | Self::Compare { .. } | Self::Flush => false,
         }
+    }
+
+    /// Whether it is at reading now.
+    pub(super) fn reads(&self) -> bool {
+        matches!(
+            self,
+            Self::Read { .. } | Self::Compare { .. } | Self::CompareAndWrite { .. }
+        )
     }
 }
 

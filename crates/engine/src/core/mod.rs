@@ -10,6 +10,7 @@
 mod carried;
 mod dispatch;
 mod flush;
+mod fused;
 mod io;
 mod jobs;
 mod parked;
@@ -37,6 +38,7 @@ use forebay_xlate::boundary::region::{
 };
 use forebay_xlate::drain::{Drains, SliceSpan};
 use forebay_xlate::{ExtentRange, Rights, VolumeId, kill_point};
+use fused::Fused;
 use jobs::Jobs;
 use parked::ParkedTable;
 use settle::Settles;
@@ -111,6 +113,7 @@ pub struct Core {
     slices_freed: bool,
     slice_again: Vec<u32>,
     flusher: Flusher,
+    fused: Fused,
     jobs: Jobs,
     done: VecDeque<DoneIo>,
     upcalls: VecDeque<Upcall>,
@@ -147,6 +150,7 @@ impl Core {
             slices_freed: false,
             slice_again: Vec::with_capacity(MAX_SLICES),
             flusher: Flusher::new(),
+            fused: Fused::default(),
             jobs: Jobs::new(),
             done: VecDeque::with_capacity(MAX_IOS),
             upcalls: VecDeque::with_capacity(4 * MAX_IOS),
@@ -293,8 +297,12 @@ impl Core {
     }
 
     /// Ends a command.
-    fn finish(&mut self, token: Token) {
+    fn finish(&mut self, mut token: Token) {
         if self.carried.any() {
+            token = match self.compared(token) {
+                Some(token) => token,
+                None => return,
+            };
             self.carried_ended(token.index() as u32);
         }
         let io = &mut self.ios[token.index()];

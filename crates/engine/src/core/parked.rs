@@ -9,8 +9,8 @@
 //!
 //! **Not here:** commands that wait for other things ([`super::waiting`]).
 
+use super::Core;
 use super::io::{Stage, Token};
-use super::{Core, IoOp};
 use crate::mailbox::Upcall;
 use forebay_nvme::Status;
 use forebay_xlate::boundary::message::FaultFailure;
@@ -128,7 +128,7 @@ impl Core {
             self.blame(Some(index));
             match parked.hear(volume, range, answer) {
                 Heard::Fail(reason) => {
-                    let read = matches!(self.ios[index as usize].op, IoOp::Read { .. });
+                    let read = self.ios[index as usize].op.reads();
                     self.fail(token, status_of_fault(reason, !read));
                 }
                 Heard::Translate | Heard::Stay => self.dispatch(token),

@@ -12,6 +12,7 @@ const V: VolumeId = VolumeId(9);
 
 mod carried;
 mod errors;
+mod fused;
 mod hung;
 mod orders;
 mod parked;

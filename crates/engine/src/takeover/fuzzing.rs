@@ -69,7 +69,7 @@ fn template() -> Template {
         add(place(region, region.reactors()), 2 * 128);
         add(place(region, lane), 32);
         for slot in [2, 5, 6] {
-            add(place(region, &region.controllers()[slot]), 64 + 2 * 416);
+            add(place(region, &region.controllers()[slot]), 64 + 2 * 480);
         }
         for queue in QUEUES {
             let queue = queue as usize;

@@ -401,8 +401,12 @@ impl Conn {
             return;
         };
         let (kind, bytes) = match *op {
-            IoOp::Read { len_bytes, .. } => (OpKind::Read, u64::from(len_bytes)),
-            IoOp::Write { len_bytes, .. } => (OpKind::Write, u64::from(len_bytes)),
+            IoOp::Read { len_bytes, .. } | IoOp::Compare { len_bytes, .. } => {
+                (OpKind::Read, u64::from(len_bytes))
+            }
+            IoOp::Write { len_bytes, .. } | IoOp::CompareAndWrite { len_bytes, .. } => {
+                (OpKind::Write, u64::from(len_bytes))
+            }
             IoOp::Flush => (OpKind::Flush, 0),
             IoOp::WriteZeroes { len_bytes, .. } => (OpKind::Deallocate, len_bytes),
             IoOp::Deallocate { .. } => (OpKind::Deallocate, 0),

@@ -251,6 +251,16 @@ impl CommandRecord {
         }
     }
 
+    /// It is the second of a fused pair, whose compare has passed. Call it before a part of it is given to any
+    /// device.
+    pub fn pass(&self) {
+        let was = CommandState(self.state.load(Relaxed));
+        if super::RECORDS && was != CommandState::FREE {
+            let is = was.with_stage(CommandStage::Passed);
+            self.state.store(is.0, Release);
+        }
+    }
+
     /// A part of it is about to be given to `device`. Call it before the ring is entered.
     #[inline]
     pub fn submit_to(&self, device: u8) {

@@ -1,0 +1,256 @@
+//! Compare, and compare-and-write.
+
+use super::*;
+use forebay_xlate::boundary::region::{CommandStage, CommandState};
+use forebay_xlate::kill;
+
+const BLOCK: u32 = 4096;
+
+fn pair(at: u64) -> IoOp {
+    IoOp::CompareAndWrite {
+        offset_bytes: at,
+        len_bytes: BLOCK,
+        fua: false,
+    }
+}
+
+impl Bench {
+    /// The slot of a command that compares with, or writes, `data`.
+    fn compare(&mut self, op: IoOp, data: &[u8], expected: &[u8]) -> u16 {
+        self.try_compare(op, data, expected).unwrap()
+    }
+
+    fn try_compare(&mut self, op: IoOp, data: &[u8], expected: &[u8]) -> Option<u16> {
+        let slot = self.next_slot;
+        self.next_slot += 1;
+        let mut buffer = self.core.staging.take(data.len() as u32).unwrap();
+        buffer.as_mut_slice().copy_from_slice(data);
+        let record = &self.core.region.commands(0)[usize::from(slot)];
+        record
+            .state
+            .store(CommandState::taken(u64::from(slot) + 1).0, Relaxed);
+        let new = NewIo {
+            owner: Owner {
+                conn: 0,
+                conn_generation: 0,
+                slot,
+            },
+            lane: LaneIndex(3),
+            op,
+            buffer: Some(buffer),
+            record: CommandRef::new(self.queue, slot),
+        };
+        self.core.begin_turn();
+        match self.core.start_comparing(new, expected) {
+            Ok(()) => Some(slot),
+            Err(new) => {
+                self.core.staging.give(new.buffer.unwrap());
+                None
+            }
+        }
+    }
+
+    fn stage(&self, slot: u16) -> Option<CommandStage> {
+        self.core.region.commands(0)[usize::from(slot)]
+            .state()
+            .stage()
+    }
+}
+
+fn compare(at: u64, len_bytes: u32) -> IoOp {
+    IoOp::Compare {
+        offset_bytes: at,
+        len_bytes,
+    }
+}
+
+#[test]
+fn what_differs_in_one_byte_is_found_in_any_piece() {
+    for kind in ["file", "ram"] {
+        let mut b = bench_with(kind);
+        b.grant(0, 5, Rights::ReadWrite, 2);
+        b.grant(2, 50, Rights::ReadWrite, 3);
+        b.grant(5, 0, Rights::Hole, 3);
+        let mut data: Vec<u8> = (0..4 * EXTENT).map(|i| (i / 512) as u8 ^ i as u8).collect();
+        assert_eq!(b.write(8192, &data).0, Status::SUCCESS);
+        let slot = b.compare(compare(8192, data.len() as u32), &data, &[]);
+        // Its host's bytes come back, whole.
+        assert_eq!(b.end(), (slot, Status::SUCCESS, data.clone()), "{kind}");
+        for at in [0, 65_535, 65_536, 200_000, data.len() - 1] {
+            data[at] ^= 4;
+            let slot = b.compare(compare(8192, data.len() as u32), &data, &[]);
+            let (ended, status, bytes) = b.end();
+            assert_eq!((ended, status), (slot, Status::COMPARE_FAILURE), "{at}");
+            assert_eq!(bytes, data);
+            data[at] ^= 4;
+        }
+        // A hole is zeros.
+        b.compare(compare(6 * EXTENT, BLOCK), &[0; 4096], &[]);
+        assert_eq!(b.end().1, Status::SUCCESS);
+        b.compare(compare(6 * EXTENT, BLOCK), &[1; 4096], &[]);
+        assert_eq!(b.end().1, Status::COMPARE_FAILURE);
+        assert_eq!((b.core.staging.out(), b.core.busy_ios()), (0, 0));
+        b.turn();
+        assert!(!b.core.carried.any(), "others pay nothing any more");
+    }
+}
+
+#[test]
+fn a_compare_waits_for_the_owner_and_ends_with_a_devices_error() {
+    let mut b = bench();
+    b.compare(compare(0, 8192), &[7; 8192], &[]);
+    assert!(b.upcall().contains("extent: 0, write: false"));
+    b.nothing_ends();
+    b.grant(0, 5, Rights::ReadWrite, 1);
+    assert_eq!(b.end().1, Status::COMPARE_FAILURE);
+    b.gate.fail(0..u64::MAX, &[OpKind::Read], Errno::IO, 1);
+    b.compare(compare(0, 8192), &[7; 8192], &[]);
+    let (_, status, bytes) = b.end();
+    assert_eq!(status, Status::UNRECOVERED_READ_ERROR);
+    assert_eq!(bytes, [7; 8192], "its host's bytes, not ours");
+    assert_eq!(b.core.staging.out(), 0);
+    // Of an export that is gone.
+    b.core.remove_lane(LaneIndex(3));
+    b.compare(compare(0, 8192), &[7; 8192], &[]);
+    let (_, status, bytes) = b.end();
+    assert_eq!(
+        (status, bytes),
+        (Status::INVALID_NAMESPACE_OR_FORMAT, vec![7; 8192])
+    );
+    assert_eq!((b.core.staging.out(), b.core.fused.any()), (0, false));
+}
+
+#[test]
+fn without_memory_it_is_given_back() {
+    let mut b = bench();
+    b.grant(0, 5, Rights::ReadWrite, 8);
+    let mut all = Vec::new();
+    while b.core.staging.left() > 1 {
+        all.push(b.core.staging.take(1).unwrap());
+    }
+    assert_eq!(b.try_compare(compare(0, BLOCK), &[0; 4096], &[]), None);
+    assert_eq!(b.core.busy_ios(), 0);
+    for buffer in all {
+        b.core.staging.give(buffer);
+    }
+    b.compare(compare(0, BLOCK), &[0; 4096], &[]);
+    assert_eq!(b.end().1, Status::SUCCESS);
+}
+
+#[test]
+fn a_pair_writes_what_it_expects_alone() {
+    for kind in ["file", "ram"] {
+        let mut b = bench_with(kind);
+        b.grant(0, 5, Rights::ReadWrite, 2);
+        assert_eq!(b.write(4096, &[1; 4096]).0, Status::SUCCESS);
+        let slot = b.compare(pair(4096), &[2; 4096], &[0; 4096]);
+        let (ended, status, bytes) = b.end();
+        assert_eq!((ended, status), (slot, Status::COMPARE_FAILURE));
+        assert_eq!(bytes, [2; 4096]);
+        assert_eq!(b.read(4096, BLOCK), [1; 4096]);
+        assert_eq!(b.stage(slot), Some(CommandStage::Taken));
+        let slot = b.compare(pair(4096), &[2; 4096], &[1; 4096]);
+        assert_eq!(b.end(), (slot, Status::SUCCESS, vec![2; 4096]), "{kind}");
+        assert_eq!(b.stage(slot), Some(CommandStage::Passed));
+        assert_eq!(b.read(0, 3 * BLOCK)[4096..8192], [2; 4096]);
+        assert_eq!((b.core.staging.out(), b.core.fused.any()), (0, false));
+        b.turn();
+        assert!(!b.core.carried.any());
+    }
+}
+
+#[test]
+fn that_it_passed_is_recorded_before_a_device_gets_any_of_it() {
+    let mut b = bench();
+    b.grant(0, 5, Rights::ReadWrite, 2);
+    b.write(0, &[1; 4096]);
+    b.gate.hold_some(0..u64::MAX, &[OpKind::Write]);
+    let slot = b.compare(pair(0), &[2; 4096], &[1; 4096]);
+    kill::arm_here("fused.passed", 1);
+    let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| b.nothing_ends()));
+    assert!(died.is_err());
+    assert_eq!(
+        (b.stage(slot), b.gate.held()),
+        (Some(CommandStage::Passed), 0)
+    );
+    std::mem::forget(b);
+}
+
+/// Two that expect the same: one of them writes, whatever else is in hand.
+#[test]
+fn of_two_pairs_on_a_block_one_passes() {
+    let mut b = bench();
+    b.grant(0, 5, Rights::ReadWrite, 2);
+    b.write(0, &[1; 4096]);
+    for round in 1..20u8 {
+        let first = b.compare(pair(0), &[round + 1; 4096], &[round; 4096]);
+        let second = b.compare(pair(0), &[100 + round; 4096], &[round; 4096]);
+        assert_eq!((b.end().0, b.end().1), (first, Status::COMPARE_FAILURE));
+        assert!(b.stage(second) == Some(CommandStage::Taken));
+        assert_eq!(b.read(0, BLOCK), [round + 1; 4096]);
+    }
+}
+
+/// An older write that is still at its device lands before the compare reads; a younger one, and a younger
+/// read, wait for the pair's write.
+#[test]
+fn nothing_comes_between() {
+    let mut b = bench();
+    b.grant(0, 5, Rights::ReadWrite, 2);
+    b.write(0, &[1; 8192]);
+    let write = |at: u64| IoOp::Write {
+        offset_bytes: at,
+        len_bytes: BLOCK,
+        fua: false,
+    };
+    b.gate.hold_some(0..u64::MAX, &[OpKind::Write]);
+    let older = b.start(write(0), Some(&[3; 4096]));
+    b.turn();
+    let waits = b.compare(pair(0), &[4; 4096], &[3; 4096]);
+    let younger = b.start(write(0), Some(&[5; 4096]));
+    let elsewhere = b.start(
+        IoOp::Read {
+            offset_bytes: 4096,
+            len_bytes: BLOCK,
+        },
+        None,
+    );
+    let (ended, _, bytes) = b.end();
+    assert_eq!((ended, bytes), (elsewhere, vec![1; 4096]));
+    b.nothing_ends();
+    b.gate.release();
+    let mut order = Vec::new();
+    for _ in 0..3 {
+        let (slot, status, _) = b.end();
+        assert_eq!(status, Status::SUCCESS);
+        order.push(slot);
+    }
+    assert_eq!(order, [older, waits, younger]);
+    assert_eq!(b.read(0, BLOCK), [5; 4096]);
+}
+
+/// What is carried over with its compare passed is but a write; one that had not passed compares again.
+#[test]
+fn a_carried_pair_keeps_its_place() {
+    let mut b = unfenced("file");
+    b.grant(0, 5, Rights::ReadWrite, 2);
+    let of = |slot| CarriedSpan {
+        volume: V,
+        bytes: 0..4096,
+        write: true,
+        devices: Devices::One(DeviceIndex(0)),
+        command: Some(CommandRef::new(0, slot)),
+    };
+    b.core.carry(&[of(0), of(1)]);
+    let write = IoOp::Write {
+        offset_bytes: 0,
+        len_bytes: BLOCK,
+        fua: false,
+    };
+    assert_eq!(b.start(write, Some(&[8; 4096])), 0);
+    assert_eq!(b.compare(pair(0), &[9; 4096], &[8; 4096]), 1);
+    b.nothing_ends();
+    b.core.fenced(DeviceIndex(0));
+    assert_eq!((b.end().0, b.end().1), (0, Status::SUCCESS));
+    assert_eq!(b.read(0, BLOCK), [9; 4096]);
+}
