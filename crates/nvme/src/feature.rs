@@ -16,6 +16,8 @@ pub const ERROR_RECOVERY: u8 = 0x05;
 pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
 /// Number of Queues (Base 2.0, 5.27.1.5).
 pub const NUMBER_OF_QUEUES: u8 = 0x07;
+/// Interrupt Coalescing (Base 2.0, 5.27.1.6).
+pub const INTERRUPT_COALESCING: u8 = 0x08;
 /// Write Atomicity Normal (NVM Command Set 1.0, 4.1.3.3).
 pub const WRITE_ATOMICITY: u8 = 0x0A;
 /// Asynchronous Event Configuration (Base 2.0, 5.27.1.8).
@@ -26,9 +28,17 @@ pub const KEEP_ALIVE_TIMER: u8 = 0x0F;
 pub const HOST_BEHAVIOR_SUPPORT: u8 = 0x16;
 /// Host Identifier (Base 2.0, 5.27.1.25).
 pub const HOST_IDENTIFIER: u8 = 0x81;
+/// Reservation Notification Mask (Base 2.0, 5.27.1.26): a set bit 1, 2 or 3 keeps that type of
+/// notification from the log.
+pub const RESERVATION_NOTIFICATION_MASK: u8 = 0x82;
+/// Reservation Persistence (Base 2.0, 5.27.1.27): bit 0 Persist Through Power Loss.
+pub const RESERVATION_PERSISTENCE: u8 = 0x83;
 
 /// Asynchronous Event Configuration bit 8: Namespace Attribute Notices (also OAES bit 8).
 pub const AEC_NAMESPACE_ATTRIBUTE: u32 = 1 << 8;
+/// Asynchronous Event Configuration bit 11: Asymmetric Namespace Access Change Notices (also OAES bit
+/// 11).
+pub const AEC_ANA_CHANGE: u32 = 1 << 11;
 /// Asynchronous Event Configuration bit 31: Discovery Log Page Change (also OAES bit 31).
 pub const AEC_DISCOVERY_LOG_CHANGE: u32 = 1 << 31;
 /// Asynchronous Event Configuration bits 4:0: SMART / Health Critical Warnings.

@@ -98,8 +98,18 @@ pub struct IdentifyController {
     pub reserved264: [u8; 56],
     /// Keep Alive Support: granularity in 100 ms.
     pub kas: U16,
-    /// Thermal management, sanitize, host memory, sets, groups, ANA, domains.
-    pub reserved322: [u8; 190],
+    /// Thermal management, sanitize, host memory, sets, groups.
+    pub reserved322: [u8; 20],
+    /// ANA Transition Time, seconds.
+    pub anatt: u8,
+    /// Asymmetric Namespace Access Capabilities.
+    pub anacap: u8,
+    /// ANA Group Identifier Maximum.
+    pub anagrpmax: U32,
+    /// Number of ANA Group Identifiers.
+    pub nanagrpid: U32,
+    /// Persistent event log, domains; reserved.
+    pub reserved352: [u8; 160],
     /// Submission Queue Entry Size: required in bits 3:0, maximum in bits 7:4.
     pub sqes: u8,
     /// Completion Queue Entry Size: required in bits 3:0, maximum in bits 7:4.
@@ -110,7 +120,7 @@ pub struct IdentifyController {
     pub nn: U32,
     /// Optional NVM Command Support.
     pub oncs: U16,
-    /// Fused Operation Support.
+    /// Fused Operation Support: bit 0 Compare and Write.
     pub fuses: U16,
     /// Format NVM Attributes.
     pub fna: u8,
@@ -167,7 +177,11 @@ const _: () = {
     assert!(offset_of!(IdentifyController, oacs) == 256);
     assert!(offset_of!(IdentifyController, npss) == 263);
     assert!(offset_of!(IdentifyController, kas) == 320);
+    assert!(offset_of!(IdentifyController, anatt) == 342);
+    assert!(offset_of!(IdentifyController, nanagrpid) == 348);
     assert!(offset_of!(IdentifyController, sqes) == 512);
+    assert!(offset_of!(IdentifyController, fuses) == 522);
+    assert!(offset_of!(IdentifyController, acwu) == 532);
     assert!(offset_of!(IdentifyController, nn) == 516);
     assert!(offset_of!(IdentifyController, vwc) == 525);
     assert!(offset_of!(IdentifyController, sgls) == 536);
@@ -266,6 +280,7 @@ pub struct IdentifyNamespace {
 }
 const _: () = {
     assert!(size_of::<IdentifyNamespace>() == IDENTIFY_BYTES);
+    assert!(offset_of!(IdentifyNamespace, rescap) == 31);
     assert!(offset_of!(IdentifyNamespace, dlfeat) == 33);
     assert!(offset_of!(IdentifyNamespace, npwg) == 64);
     assert!(offset_of!(IdentifyNamespace, nows) == 72);

@@ -18,10 +18,14 @@ pub const FIRMWARE_SLOT: u8 = 0x03;
 pub const CHANGED_NAMESPACE_LIST: u8 = 0x04;
 /// Commands Supported and Effects (Base 2.0, 5.16.1.6).
 pub const COMMANDS_SUPPORTED_AND_EFFECTS: u8 = 0x05;
+/// Asymmetric Namespace Access (Base 2.0, 5.16.1.13).
+pub const ASYMMETRIC_NAMESPACE_ACCESS: u8 = 0x0C;
 /// Feature Identifiers Supported and Effects (Base 2.0, 5.16.1.18).
 pub const FEATURES_SUPPORTED_AND_EFFECTS: u8 = 0x12;
 /// Discovery (Base 2.0, 5.16.1.23).
 pub const DISCOVERY: u8 = 0x70;
+/// Reservation Notification (Base 2.0, 5.16.1.24).
+pub const RESERVATION_NOTIFICATION: u8 = 0x80;
 
 /// Bytes of the Supported Log Pages log page: 256 descriptors of 4.
 pub const SUPPORTED_LOG_PAGES_BYTES: usize = 1024;
@@ -140,3 +144,58 @@ pub struct FirmwareSlots {
     pub reserved64: [u8; 448],
 }
 const _: () = assert!(size_of::<FirmwareSlots>() == 512);
+
+/// Header of the Asymmetric Namespace Access log page (Base 2.0, 5.16.1.13).
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct AnaHeader {
+    /// Change Count: rises with each change of any group.
+    pub change_count: U64,
+    /// Number of ANA Group Descriptors.
+    pub groups: U16,
+    /// Reserved.
+    pub reserved10: [u8; 6],
+}
+const _: () = assert!(size_of::<AnaHeader>() == 16);
+
+/// ANA Group Descriptor (Base 2.0, 5.16.1.13); its namespace identifiers follow.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct AnaDescriptor {
+    /// ANA Group ID.
+    pub group: U32,
+    /// Number of NSID Values.
+    pub nsids: U32,
+    /// Change Count of this group.
+    pub change_count: U64,
+    /// Asymmetric Namespace Access State in bits 3:0.
+    pub state: u8,
+    /// Reserved.
+    pub reserved17: [u8; 15],
+}
+const _: () = assert!(size_of::<AnaDescriptor>() == 32);
+
+/// Reservation Notification log page (Base 2.0, 5.16.1.24).
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct ReservationNotification {
+    /// Log Page Count: the number of this notification; 0 for an empty page.
+    pub count: U64,
+    /// Reservation Notification Log Page Type: 0 for an empty page.
+    pub kind: u8,
+    /// Number of Available Log Pages, without this one.
+    pub available: u8,
+    /// Reserved.
+    pub reserved10: [u8; 2],
+    /// Namespace.
+    pub nsid: U32,
+    /// Reserved.
+    pub reserved16: [u8; 48],
+}
+const _: () = assert!(size_of::<ReservationNotification>() == 64);

@@ -183,6 +183,9 @@ fn run(
                 turn.events.push(Event::Quiesce(conn.controller));
             }
         }
+        AdminOutcome::Reserve { .. } => {
+            conn.answer(turn.core, slot, Status::INTERNAL_ERROR, 0, out, 0);
+        }
         AdminOutcome::Parked => {
             if let Some(buffer) = out {
                 conn.give_buffer(turn.core, buffer);

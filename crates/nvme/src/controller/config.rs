@@ -2,7 +2,7 @@
 //!
 //! Does NOT hold anything that a host can change: that is [`super::ControllerState`].
 
-use super::{MAX_IO_QUEUES, MAX_NAMESPACES};
+use super::{Ana, MAX_IO_QUEUES, MAX_NAMESPACES};
 use crate::Nqn;
 use crate::fabrics::DiscoveryLogEntry;
 use crate::io::NamespaceGeometry;
@@ -112,6 +112,16 @@ pub trait AdminEnv {
     /// The figures of the SMART / Health Information log page.
     fn health(&self) -> Health {
         Health::default()
+    }
+
+    /// How well this controller reaches its namespaces.
+    fn ana(&self) -> Ana {
+        Ana::default()
+    }
+
+    /// Whether the namespace's reservations persist through a power loss.
+    fn persistent_reservations(&self) -> bool {
+        false
     }
 
     /// Changes whenever the list that this host may see changes.

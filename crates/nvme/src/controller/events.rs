@@ -2,8 +2,7 @@
 //!
 //! Purpose: requests park here, and an event takes one of them. Design: an event is reported once
 //! and then masked until the host reads its log page with Retain Asynchronous Event clear, so no
-//! change is lost and none is reported twice. Does NOT report errors, SMART warnings or vendor
-//! events.
+//! change is lost and none is reported twice. Does NOT report errors or vendor events.
 
 use super::{Controller, Reply};
 use crate::log_page;
@@ -13,7 +12,22 @@ use crate::{Sqe, Status, feature};
 pub(super) const EVENT_NAMESPACE: u8 = 1 << 0;
 /// The Discovery log page has changed.
 pub(super) const EVENT_DISCOVERY: u8 = 1 << 1;
-pub(super) const EVENT_ALL: u8 = EVENT_NAMESPACE | EVENT_DISCOVERY;
+/// The ANA log page has changed.
+pub(super) const EVENT_ANA: u8 = 1 << 2;
+/// The Reservation Notification log page has something.
+pub(super) const EVENT_RESERVATION: u8 = 1 << 3;
+/// There is a new warning in the SMART / Health Information log page.
+pub(super) const EVENT_SMART: u8 = 1 << 4;
+/// Each event, which are reported in this order, and its dword 0.
+const EVENTS: [(u8, u64); 5] = [
+    (EVENT_ANA, ANA_CHANGE),
+    (EVENT_NAMESPACE, NAMESPACE_ATTRIBUTE_CHANGED),
+    (EVENT_RESERVATION, RESERVATION_LOG_AVAILABLE),
+    (EVENT_SMART, HEALTH_STATUS),
+    (EVENT_DISCOVERY, DISCOVERY_LOG_CHANGE),
+];
+/// All events.
+pub(super) const EVENT_ALL: u8 = 0b1_1111;
 
 const REQUEST_FREE: u8 = 0;
 const REQUEST_WAITING: u8 = 1;
@@ -30,10 +44,24 @@ pub struct EventCompletion {
     pub result: u64,
 }
 
-/// Dword 0: a Notice (type 2h), its information, and the log page to read.
-const fn notice(information: u8, log_page: u8) -> u64 {
-    0x2 | (information as u64) << 8 | (log_page as u64) << 16
+/// Dword 0: the type, its information, and the log page to read (Base 2.0, 5.2.1).
+const fn event(kind: u8, information: u8, log_page: u8) -> u64 {
+    kind as u64 | (information as u64) << 8 | (log_page as u64) << 16
 }
+/// Type 2h: a Notice.
+const fn notice(information: u8, log_page: u8) -> u64 {
+    event(0x2, information, log_page)
+}
+/// Asymmetric Namespace Access Change (Base 2.0, 5.2.1).
+const ANA_CHANGE: u64 = notice(0x03, log_page::ASYMMETRIC_NAMESPACE_ACCESS);
+/// Reservation Log Page Available: an I/O command specific status, type 6h (Base 2.0, 5.2.1).
+const RESERVATION_LOG_AVAILABLE: u64 = event(0x6, 0x00, log_page::RESERVATION_NOTIFICATION);
+/// SMART / Health status, type 1h, NVM subsystem Reliability (Base 2.0, 5.2.1).
+const HEALTH_STATUS: u64 = event(0x1, 0x00, log_page::SMART_HEALTH);
+/// Its information for a spare that is below its threshold.
+const SPARE_BELOW_THRESHOLD: u64 = 0x02 << 8;
+/// Critical Warning bit 0: the spare is below its threshold.
+const WARNING_SPARE: u8 = 1 << 0;
 /// Namespace Attribute Changed (Base 2.0, 5.2.1).
 const NAMESPACE_ATTRIBUTE_CHANGED: u64 = notice(0x00, log_page::CHANGED_NAMESPACE_LIST);
 /// Discovery Log Page Change (Base 2.0, 5.2.1).
@@ -51,14 +79,15 @@ impl Controller {
                 result: 0,
             });
         }
-        if self.state.events_pending == 0 || !self.ready() {
+        if !self.ready() {
             return None;
         }
+        let pending = self.state.events_pending;
+        let (event, mut result) = *EVENTS.iter().find(|(event, _)| pending & event != 0)?;
         let cid = self.take_request(REQUEST_WAITING)?;
-        let (event, result) = match self.state.events_pending & EVENT_NAMESPACE {
-            0 => (EVENT_DISCOVERY, DISCOVERY_LOG_CHANGE),
-            _ => (EVENT_NAMESPACE, NAMESPACE_ATTRIBUTE_CHANGED),
-        };
+        if event == EVENT_SMART && self.state.warnings_told & WARNING_SPARE != 0 {
+            result |= SPARE_BELOW_THRESHOLD;
+        }
         self.state.events_pending &= !event;
         self.state.events_masked |= event;
         Some(EventCompletion {
@@ -94,9 +123,23 @@ impl Controller {
         self.raise(EVENT_DISCOVERY, feature::AEC_DISCOVERY_LOG_CHANGE);
     }
 
-    fn raise(&mut self, event: u8, enabled_by: u32) {
-        if self.state.async_event_config & enabled_by != 0 && self.state.events_masked & event == 0
-        {
+    /// The Critical Warning bits of the SMART / Health Information log page: a new one is reported
+    /// where the host wants that.
+    pub fn warnings_are(&mut self, warnings: u8) {
+        let new = warnings & !std::mem::replace(&mut self.state.warnings_told, warnings);
+        self.raise(EVENT_SMART, u32::from(new) & feature::AEC_SMART_WARNINGS);
+    }
+
+    /// Reports an event, if the host has enabled it.
+    pub(super) fn raise(&mut self, event: u8, enabled_by: u32) {
+        if self.state.async_event_config & enabled_by != 0 {
+            self.raise_always(event);
+        }
+    }
+
+    /// Reports an event that no host has to enable.
+    pub(super) fn raise_always(&mut self, event: u8) {
+        if self.state.events_masked & event == 0 {
             self.state.events_pending |= event;
         }
     }
@@ -163,5 +206,6 @@ impl Controller {
         self.state.events_masked = 0;
         self.state.changed_namespaces = 0;
         self.state.changed_reported = 0;
+        self.reset_notices();
     }
 }

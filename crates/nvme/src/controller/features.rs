@@ -3,8 +3,9 @@
 //! Purpose: the features that 2.0 makes mandatory for each kind of controller, and those that
 //! hosts use. Does NOT save anything: ONCS says so, and a Save bit is refused.
 
-use super::{Controller, ControllerKind, Reply};
+use super::{AdminEnv, Controller, ControllerKind, Reply};
 use crate::feature::{self, HostBehavior};
+use crate::reservation::action_of_persistence;
 use crate::{NSID_ALL, Sqe, Status};
 use zerocopy::FromBytes;
 
@@ -40,8 +41,11 @@ pub(super) fn supported(kind: ControllerKind, fid: u8) -> bool {
         | feature::VOLATILE_WRITE_CACHE
         | feature::NUMBER_OF_QUEUES
         | feature::WRITE_ATOMICITY
+        | feature::INTERRUPT_COALESCING
         | feature::HOST_BEHAVIOR_SUPPORT
-        | feature::HOST_IDENTIFIER => kind == ControllerKind::Io,
+        | feature::HOST_IDENTIFIER
+        | feature::RESERVATION_NOTIFICATION_MASK
+        | feature::RESERVATION_PERSISTENCE => kind == ControllerKind::Io,
         _ => false,
     }
 }
@@ -80,7 +84,12 @@ impl Controller {
             }
     }
 
-    pub(super) fn get_features(&self, sqe: &Sqe, out: &mut [u8]) -> Result<Reply, Status> {
+    pub(super) fn get_features(
+        &self,
+        sqe: &Sqe,
+        out: &mut [u8],
+        env: &dyn AdminEnv,
+    ) -> Result<Reply, Status> {
         let (fid, cdw11) = (identifier(sqe), sqe.cdw(11));
         // SEL: only the current value, since Save and Select are not supported (ONCS bit 4).
         if !supported(self.config.kind, fid) || (sqe.cdw(10) >> 8) & 7 != 0 {
@@ -89,7 +98,8 @@ impl Controller {
         let state = &self.state;
         Ok(Reply::result(match fid {
             feature::ARBITRATION => state.arbitration,
-            feature::POWER_MANAGEMENT => 0,
+            // A message is a completion's own; there is nothing that could be held back.
+            feature::POWER_MANAGEMENT | feature::INTERRUPT_COALESCING => 0,
             feature::TEMPERATURE_THRESHOLD => {
                 match threshold_over(cdw11, false).ok_or(Status::INVALID_FIELD)? {
                     true => u32::from(state.temperature_over),
@@ -105,6 +115,11 @@ impl Controller {
             feature::WRITE_ATOMICITY => u32::from(state.write_atomicity),
             feature::ASYNC_EVENT_CONFIGURATION => state.async_event_config,
             feature::KEEP_ALIVE_TIMER => state.kato_ms,
+            feature::RESERVATION_NOTIFICATION_MASK => self.notification_mask(sqe)?,
+            feature::RESERVATION_PERSISTENCE => {
+                self.check_reservation_nsid(sqe, false)?;
+                u32::from(env.persistent_reservations())
+            }
             feature::HOST_BEHAVIOR_SUPPORT => {
                 *out.first_mut().ok_or(Status::INTERNAL_ERROR)? = state.acre;
                 return Ok(Reply::data(out.len()));
@@ -134,8 +149,14 @@ impl Controller {
         if sqe.cdw(10) & SAVE != 0 {
             return Err(Status::FEATURE_NOT_SAVEABLE);
         }
+        let of_namespace = [
+            feature::RESERVATION_NOTIFICATION_MASK,
+            feature::RESERVATION_PERSISTENCE,
+        ];
         if fid == feature::ERROR_RECOVERY {
             self.check_feature_nsid(sqe)?;
+        } else if of_namespace.contains(&fid) {
+            self.check_reservation_nsid(sqe, true)?;
         } else if sqe.nsid() != 0 && sqe.nsid() != NSID_ALL {
             return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC);
         }
@@ -166,6 +187,14 @@ impl Controller {
                 if cdw11 & 1 == 0 {
                     return Err(Status::FEATURE_NOT_CHANGEABLE);
                 }
+            }
+            feature::INTERRUPT_COALESCING => return Err(Status::FEATURE_NOT_CHANGEABLE),
+            feature::RESERVATION_NOTIFICATION_MASK => self.set_notification_mask(sqe)?,
+            feature::RESERVATION_PERSISTENCE => {
+                return Ok(Reply {
+                    action: Some(action_of_persistence(cdw11 & 1 != 0)),
+                    ..Reply::default()
+                });
             }
             feature::NUMBER_OF_QUEUES => return self.set_number_of_queues(cdw11),
             feature::WRITE_ATOMICITY => self.state.write_atomicity = cdw11 as u16 & 1,
@@ -235,7 +264,7 @@ impl Controller {
 /// The asynchronous events that a kind of controller can report: OAES.
 pub(super) fn feature_events(kind: ControllerKind) -> u32 {
     match kind {
-        ControllerKind::Io => feature::AEC_NAMESPACE_ATTRIBUTE,
+        ControllerKind::Io => feature::AEC_NAMESPACE_ATTRIBUTE | feature::AEC_ANA_CHANGE,
         ControllerKind::Discovery => feature::AEC_DISCOVERY_LOG_CHANGE,
     }
 }

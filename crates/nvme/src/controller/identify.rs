@@ -4,7 +4,9 @@
 //! environment. Does NOT know namespace management, controller lists, NVM sets, endurance groups,
 //! domains or UUID lists: those CNS values are invalid fields.
 
-use super::{AdminEnv, Controller, ControllerKind, NamespaceInfo, Reply, features, keep_alive};
+use super::{
+    AdminEnv, Controller, ControllerKind, NamespaceInfo, Reply, ana, features, keep_alive,
+};
 use crate::identify::{
     CSI_NVM, IdentifyController, IdentifyNamespace, IndependentNamespace, NvmIdentifyController,
     cns, nidt,
@@ -18,6 +20,10 @@ const RETRY_DELAY_100_MS: u16 = 10;
 
 /// NMIC bit 0: another controller of the subsystem may use the namespace.
 const NMIC_SHARED: u8 = 1;
+
+/// RESCAP: bit 0 reservations may persist through a power loss, bits 1 to 6 all types, bit 7 Ignore
+/// Existing Key as since revision 1.3.
+const RESCAP: u8 = 0xFF;
 
 /// The view of a command's output as a structure.
 fn view<T: FromBytes + IntoBytes + KnownLayout + Immutable>(
@@ -73,6 +79,8 @@ impl Controller {
                     let id: &mut IndependentNamespace = view(out)?;
                     id.nsfeat = IdentifyNamespace::NSFEAT_UIDREUSE;
                     id.nmic = NMIC_SHARED;
+                    id.rescap = RESCAP;
+                    id.anagrpid = U32::new(ana::GROUP);
                     id.nstat = 1;
                 }
             }
@@ -150,8 +158,12 @@ impl Controller {
                 id.cntrltype = IdentifyController::CNTRLTYPE_IO;
                 // Several hosts may be connected at once, and one host more than once (a second
                 // path through another listener), each with a controller of its own: bit 1 for
-                // controllers, bit 0 for ports.
-                id.cmic = 0b11;
+                // controllers, bit 0 for ports, bit 3 for ANA.
+                id.cmic = 0b1011;
+                id.anatt = ana::TRANSITION_SECONDS;
+                id.anacap = ana::CAPABILITIES;
+                id.anagrpmax = U32::new(ana::GROUP);
+                id.nanagrpid = U32::new(ana::GROUP);
                 id.crdt[0] = U16::new(RETRY_DELAY_100_MS);
                 // As many Aborts at once as a host likes to have: they end immediately.
                 id.acl = 3;
@@ -160,8 +172,11 @@ impl Controller {
                 id.elpe = super::log_pages::ERROR_ENTRIES as u8 - 1;
                 id.nn = U32::new(config.namespaces);
                 id.mnan = U32::new(config.namespaces);
-                // Bit 2 Dataset Management, bit 3 Write Zeroes.
-                id.oncs = U16::new(1 << 2 | 1 << 3);
+                // Bit 0 Compare, bit 2 Dataset Management, bit 3 Write Zeroes, bit 5 reservations.
+                id.oncs = U16::new(1 | 1 << 2 | 1 << 3 | 1 << 5);
+                // Bit 0: Compare and Write. AWUN, AWUPF and ACWU stay 0, a block: the least that any
+                // device gives, and what is never promised can't be broken.
+                id.fuses = U16::new(1);
                 // Bit 0: there is a volatile write cache. Bits 2:1: Flush takes FFFFFFFFh.
                 id.vwc = 1 | 0b11 << 1;
             }
@@ -183,6 +198,8 @@ impl Controller {
             | IdentifyNamespace::NSFEAT_UIDREUSE
             | IdentifyNamespace::NSFEAT_OPTPERF;
         id.nmic = NMIC_SHARED;
+        id.rescap = RESCAP;
+        id.anagrpid = U32::new(ana::GROUP);
         // Deallocated blocks read as zeros; Write Zeroes may deallocate.
         id.dlfeat = 0b001 | 1 << 3;
         // Below a page of memory a write costs more than it carries.

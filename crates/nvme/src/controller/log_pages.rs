@@ -2,14 +2,14 @@
 //!
 //! Purpose: the log pages of I/O and Discovery controllers, any part of each. Bytes asked for past
 //! a page's end are zeros; an offset past its end is an Invalid Field. Does NOT keep telemetry,
-//! persistent events, self-tests or ANA.
+//! persistent events or self-tests.
 
 use super::{AdminEnv, Controller, ControllerKind, Reply, events, features};
 use crate::fabrics::{DiscoveryLogEntry, DiscoveryLogHeader};
 use crate::identify::CSI_NVM;
 use crate::log_page::{self, ErrorEntry, FirmwareSlots, SmartHealth};
 use crate::opcode::{admin, nvm};
-use crate::{NSID_ALL, Sqe, Status};
+use crate::{NSID_ALL, Sqe, Status, feature};
 use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -61,14 +61,16 @@ fn supported(kind: ControllerKind, lid: u8) -> bool {
         log_page::ERROR_INFORMATION
         | log_page::SMART_HEALTH
         | log_page::FIRMWARE_SLOT
-        | log_page::CHANGED_NAMESPACE_LIST => kind == ControllerKind::Io,
+        | log_page::CHANGED_NAMESPACE_LIST
+        | log_page::ASYMMETRIC_NAMESPACE_ACCESS
+        | log_page::RESERVATION_NOTIFICATION => kind == ControllerKind::Io,
         log_page::DISCOVERY => kind == ControllerKind::Discovery,
         _ => false,
     }
 }
 
 /// The part of a page that begins at `offset`; what is past its end stays as it is.
-fn part(page: &[u8], offset: u64, out: &mut [u8]) -> Result<(), Status> {
+pub(super) fn part(page: &[u8], offset: u64, out: &mut [u8]) -> Result<(), Status> {
     let tail = usize::try_from(offset)
         .ok()
         .and_then(|offset| page.get(offset..));
@@ -111,6 +113,9 @@ impl Controller {
                     return Err(Status::INVALID_FIELD);
                 }
                 part(self.smart(env).as_bytes(), offset, out)?;
+                if !retain {
+                    self.clear_event(events::EVENT_SMART);
+                }
             }
             log_page::FIRMWARE_SLOT => {
                 let mut page = FirmwareSlots::new_zeroed();
@@ -129,6 +134,10 @@ impl Controller {
             log_page::FEATURES_SUPPORTED_AND_EFFECTS => {
                 part(self.features_supported().as_bytes(), offset, out)?;
             }
+            log_page::ASYMMETRIC_NAMESPACE_ACCESS => {
+                self.ana_log(sqe.cdw(10), offset, retain, out, env)?;
+            }
+            log_page::RESERVATION_NOTIFICATION => self.reservation_log(offset, retain, out)?,
             log_page::DISCOVERY => self.discovery(offset, retain, out, env)?,
             _ => return Err(Status::INVALID_LOG_PAGE),
         }
@@ -202,7 +211,9 @@ impl Controller {
         for fid in 0..=255u8 {
             if features::supported(self.config.kind, fid) {
                 let scope = match fid {
-                    crate::feature::ERROR_RECOVERY => log_page::SCOPE_NAMESPACE,
+                    feature::ERROR_RECOVERY
+                    | feature::RESERVATION_NOTIFICATION_MASK
+                    | feature::RESERVATION_PERSISTENCE => log_page::SCOPE_NAMESPACE,
                     _ => log_page::SCOPE_CONTROLLER,
                 };
                 page[usize::from(fid)] = U32::new(log_page::SUPPORTED | scope);

@@ -20,6 +20,7 @@
 //! Admin command, interrupts and doorbells arrive with the first memory-based transport. There is
 //! one I/O command set (NVM), one power state, and nothing is saved across resets.
 
+mod ana;
 mod config;
 mod connect;
 mod events;
@@ -27,11 +28,13 @@ mod features;
 mod identify;
 mod keep_alive;
 mod log_pages;
+mod notices;
 mod registers;
 mod state;
 #[cfg(test)]
 mod tests;
 
+pub use ana::{Ana, AnaState};
 pub use config::{AdminEnv, ControllerConfig, ControllerKind, Health, NamespaceInfo, ascii};
 pub use connect::{AdminConnect, IoQueue, Refusal, check_admin_connect};
 pub use events::EventCompletion;
@@ -93,6 +96,13 @@ pub enum AdminOutcome {
     },
     /// No completion now: an Asynchronous Event Request waits for [`Controller::next_event`].
     Parked,
+    /// No completion now: Reservation Persistence is to be set, which is for whoever keeps the
+    /// namespace's reservations. The action is for [`crate::reservation::ReservationCommand::new`],
+    /// with keys of 0.
+    Reserve {
+        /// What is asked.
+        action: u32,
+    },
 }
 
 /// The success of a command, inside the state machine.
@@ -100,6 +110,8 @@ pub enum AdminOutcome {
 struct Reply {
     result: u64,
     data_bytes: u32,
+    /// See [`AdminOutcome::Reserve`].
+    action: Option<u32>,
 }
 
 impl Reply {
@@ -228,6 +240,10 @@ impl Controller {
             };
         }
         match self.dispatch(sqe, data_in, out, env, now_ns) {
+            Ok(Reply {
+                action: Some(action),
+                ..
+            }) => AdminOutcome::Reserve { action },
             Ok(reply) => AdminOutcome::Complete {
                 status: Status::SUCCESS,
                 result: reply.result,
@@ -267,7 +283,7 @@ impl Controller {
         match sqe.opcode() {
             admin::IDENTIFY => self.identify(sqe, out, env),
             admin::GET_LOG_PAGE => self.get_log_page(sqe, out, env),
-            admin::GET_FEATURES => self.get_features(sqe, out),
+            admin::GET_FEATURES => self.get_features(sqe, out, env),
             admin::SET_FEATURES => self.set_features(sqe, data_in, now_ns),
             admin::ABORT if self.config.kind == ControllerKind::Io => Ok(self.abort(sqe)),
             admin::KEEP_ALIVE => {

@@ -74,15 +74,17 @@ pub struct ControllerState {
     pub reservation_queue: [u8; MAX_RESERVATION_NOTICES],
     /// The ANA state that the host was told last, or 0.
     pub ana_told: u8,
+    /// The Critical Warning bits that were looked at last.
+    pub warnings_told: u8,
     /// Zero.
-    pub reserved: [u8; 51],
+    pub reserved: [u8; 50],
 }
 const _: () = assert!(size_of::<ControllerState>() == 448);
 
 /// Reservation notifications that are kept for a host; later ones push out the oldest.
 pub const MAX_RESERVATION_NOTICES: usize = 7;
 /// The bits of the Reservation Notification Mask, and the types of its notifications (1, 2, 3) as bits.
-const RESERVATION_NOTICES: u8 = 0b1110;
+pub(super) const RESERVATION_NOTICES: u8 = 0b1110;
 /// The largest ANA state that a host is told: Inaccessible.
 const MAX_ANA_STATE: u8 = 3;
 

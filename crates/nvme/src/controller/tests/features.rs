@@ -18,10 +18,11 @@ fn mandatory_features_of_an_io_controller() {
         (WRITE_ATOMICITY, 0, 0),
         (ASYNC_EVENT_CONFIGURATION, 0, 0),
         (KEEP_ALIVE_TIMER, 0, 5000),
+        (INTERRUPT_COALESCING, 0, 0),
     ] {
         assert_eq!(bench.ok(get_feature(fid, cdw11)), value, "{fid:#x}");
     }
-    for fid in [0x00, 0x03, 0x08, 0x09, 0x0C, 0x0E, 0x10, 0x82, 0xC0] {
+    for fid in [0x00, 0x03, 0x09, 0x0C, 0x0E, 0x10, 0x84, 0xC0] {
         assert_eq!(
             bench.fails(get_feature(fid, 0)),
             Status::INVALID_FIELD,

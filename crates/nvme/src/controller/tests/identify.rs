@@ -22,7 +22,7 @@ fn an_io_controller() {
     assert_eq!((id.cntlid.get(), id.cntrltype, id.mdts), (3, 1, 7));
     assert_eq!(
         (id.oaes.get(), id.ctratt.get(), id.kas.get()),
-        (0x100, 1, 1)
+        (0x900, 1, 1)
     );
     assert_eq!(
         (id.sqes, id.cqes, id.maxcmd.get(), id.nn.get()),
@@ -30,14 +30,20 @@ fn an_io_controller() {
     );
     assert_eq!(
         (id.oncs.get(), id.fuses.get(), id.vwc, id.oacs.get()),
-        (0xC, 0, 7, 0)
+        (0x2D, 1, 7, 0)
     );
     assert_eq!(id.sgls.get(), 0x30_0001);
     assert_eq!(
         (id.ioccsz.get(), id.iorcsz.get(), id.icdoff.get(), id.msdbd),
         (516, 1, 0, 1)
     );
-    assert_eq!((id.fcatt, id.ofcs.get(), id.cmic), (0, 0, 3));
+    assert_eq!((id.fcatt, id.ofcs.get(), id.cmic), (0, 0, 0b1011));
+    // Linux refuses ANA without a transition time, a namespace count and a group in range.
+    assert_eq!((id.anatt, id.anacap), (10, 0x47));
+    assert_eq!((id.anagrpmax.get(), id.nanagrpid.get()), (1, 1));
+    assert_eq!((id.nn.get(), id.mnan.get()), (1, 1));
+    // One block is what is promised (and what Compare and Write takes).
+    assert_eq!((id.awun.get(), id.awupf.get(), id.acwu.get()), (0, 0, 0));
     assert_eq!(Nqn::from_field(&id.subnqn), Ok(subsystem()));
     // Command Interrupted needs a retry delay for hosts to turn it on.
     assert_ne!(id.crdt[0].get(), 0);
@@ -51,6 +57,7 @@ fn a_discovery_controller() {
         (id.cntrltype, id.nn.get(), id.oncs.get(), id.vwc),
         (2, 0, 0, 0)
     );
+    assert_eq!((id.cmic, id.anacap, id.fuses.get()), (0, 0, 0));
     assert_eq!((id.oaes.get(), id.kas.get()), (1 << 31, 1));
     assert_eq!(Nqn::from_field(&id.subnqn), Ok(Nqn::discovery()));
     for what in 0..=255 {
@@ -95,6 +102,7 @@ fn a_namespace_and_its_growth() {
         (127, 127, 127)
     );
     assert_eq!((id.nguid, id.eui64), ([0xA1; 16], [0; 8]));
+    assert_eq!((id.rescap, id.anagrpid.get()), (0xFF, 1));
     bench.world.block_count.set(2 << 20);
     assert_eq!(namespace(&mut bench).nsze.get(), 2 << 20);
 }

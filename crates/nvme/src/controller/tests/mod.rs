@@ -1,5 +1,6 @@
 //! Tests of the controller: what a host sees, behaviour by behaviour.
 
+mod ana;
 mod connect;
 mod discovery;
 mod events;
@@ -8,6 +9,7 @@ mod hostile;
 mod identify;
 mod keep_alive;
 mod log_pages;
+mod notices;
 mod registers;
 
 use super::*;
@@ -32,6 +34,8 @@ pub(super) struct World {
     pub(super) present: Cell<bool>,
     pub(super) generation: Cell<u64>,
     pub(super) entries: Cell<u64>,
+    pub(super) ana: Cell<Ana>,
+    pub(super) persistent: Cell<bool>,
 }
 
 impl World {
@@ -41,6 +45,8 @@ impl World {
             present: Cell::new(true),
             generation: Cell::new(7),
             entries: Cell::new(3),
+            ana: Cell::default(),
+            persistent: Cell::new(false),
         }
     }
 }
@@ -64,6 +70,12 @@ impl AdminEnv for World {
             host_writes: 9,
             ..Health::default()
         }
+    }
+    fn ana(&self) -> Ana {
+        self.ana.get()
+    }
+    fn persistent_reservations(&self) -> bool {
+        self.persistent.get()
     }
     fn discovery_generation(&self, _: &Nqn) -> u64 {
         self.generation.get()
@@ -146,7 +158,7 @@ impl Bench {
                 assert_eq!(status, Status::SUCCESS, "{sqe:?}");
                 result
             }
-            AdminOutcome::Parked => panic!("parked: {sqe:?}"),
+            other => panic!("{other:?}: {sqe:?}"),
         }
     }
     /// The data of a command that must succeed.
@@ -162,7 +174,7 @@ impl Bench {
                 );
                 self.out[..data_bytes as usize].to_vec()
             }
-            AdminOutcome::Parked => panic!("parked: {sqe:?}"),
+            other => panic!("{other:?}: {sqe:?}"),
         }
     }
     /// The status of a command that must fail for good.
@@ -181,7 +193,7 @@ impl Bench {
                 assert_eq!((data_bytes, effect), (0, Effect::None));
                 status.code()
             }
-            AdminOutcome::Parked => panic!("parked: {sqe:?}"),
+            other => panic!("{other:?}: {sqe:?}"),
         }
     }
 }

@@ -1,0 +1,119 @@
+//! Reservation notifications (Base 2.0, 8.19.2): feature 82h, log page 80h and its event.
+//!
+//! Purpose: what a namespace's reservation state has to tell becomes this host's log. Design: the owner
+//! shows the state whenever it changed, and after a predecessor's death; the number of the last notice
+//! looked at is part of the controller's state, so nothing is told twice or lost. Does NOT know the
+//! rules of reservations: see [`crate::reservation`].
+
+use super::state::MAX_RESERVATION_NOTICES;
+use super::{Controller, events};
+use crate::log_page::ReservationNotification;
+use crate::reservation::Reservations;
+use crate::{Sqe, Status};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Namespaces have numbers from 1; reservations are those of the first.
+const NSID: u32 = 1;
+
+impl Controller {
+    /// Begins with the notices to come: those before concern earlier associations.
+    pub fn skip_notices(&mut self, state: &Reservations) {
+        self.state.reservation_seen = state.notices_end() as u32;
+    }
+
+    /// The namespace's reservation state may have changed.
+    pub fn reservations_changed(&mut self, state: &Reservations) {
+        let end = state.notices_end();
+        // Only the lower half is remembered. No state has 2^31 notices to tell at once.
+        let new = (end as u32).wrapping_sub(self.state.reservation_seen);
+        self.state.reservation_seen = end as u32;
+        let from = end.saturating_sub(u64::from(new));
+        for notice in state.notices_from(from) {
+            let kind = notice.kind as u8;
+            if notice.host == self.state.hostid && self.state.reservation_mask & 1 << kind == 0 {
+                self.notify(kind);
+            }
+        }
+    }
+
+    fn notify(&mut self, kind: u8) {
+        let state = &mut self.state;
+        // The count is never 0 but for an empty page.
+        state.reservation_count = state.reservation_count.checked_add(1).unwrap_or(1);
+        let queued = usize::from(state.reservation_queued);
+        if queued < MAX_RESERVATION_NOTICES {
+            state.reservation_queue[queued] = kind;
+            state.reservation_queued += 1;
+        } else {
+            state.reservation_queue.rotate_left(1);
+            state.reservation_queue[queued - 1] = kind;
+        }
+        self.raise_always(events::EVENT_RESERVATION);
+    }
+
+    /// The oldest notification that the host has not read; it is gone when its end was read.
+    pub(super) fn reservation_log(
+        &mut self,
+        offset: u64,
+        retain: bool,
+        out: &mut [u8],
+    ) -> Result<(), Status> {
+        let mut page = ReservationNotification::new_zeroed();
+        let state = &mut self.state;
+        let queued = state.reservation_queued;
+        if queued > 0 {
+            // What was pushed out leaves a gap in the count: that is how the host sees it.
+            let later = u64::from(queued - 1);
+            page.count = U64::new(state.reservation_count.saturating_sub(later).max(1));
+            page.kind = state.reservation_queue[0];
+            page.available = queued - 1;
+            page.nsid = U32::new(NSID);
+        }
+        super::log_pages::part(page.as_bytes(), offset, out)?;
+        let all = offset.saturating_add(out.len() as u64) >= size_of_val(&page) as u64;
+        if queued > 0 && all {
+            state.reservation_queue.rotate_left(1);
+            state.reservation_queue[MAX_RESERVATION_NOTICES - 1] = 0;
+            state.reservation_queued -= 1;
+        }
+        if !retain {
+            self.clear_event(events::EVENT_RESERVATION);
+            // The host would wait for ever for what it has not read.
+            if self.state.reservation_queued > 0 {
+                self.raise_always(events::EVENT_RESERVATION);
+            }
+        }
+        Ok(())
+    }
+
+    /// Get of feature 82h.
+    pub(super) fn notification_mask(&self, sqe: &Sqe) -> Result<u32, Status> {
+        self.check_reservation_nsid(sqe, false)?;
+        Ok(u32::from(self.state.reservation_mask))
+    }
+
+    /// Set of feature 82h.
+    pub(super) fn set_notification_mask(&mut self, sqe: &Sqe) -> Result<(), Status> {
+        self.check_reservation_nsid(sqe, true)?;
+        self.state.reservation_mask = sqe.cdw(11) as u8 & super::state::RESERVATION_NOTICES;
+        Ok(())
+    }
+
+    /// Features 82h and 83h are a namespace's; only Set takes all of them at once.
+    pub(super) fn check_reservation_nsid(&self, sqe: &Sqe, set: bool) -> Result<(), Status> {
+        match sqe.nsid() {
+            NSID => Ok(()),
+            crate::NSID_ALL if set => Ok(()),
+            crate::NSID_ALL => Err(Status::INVALID_FIELD),
+            _ => Err(Status::INVALID_NAMESPACE_OR_FORMAT),
+        }
+    }
+
+    pub(super) fn reset_notices(&mut self) {
+        self.state.reservation_mask = 0;
+        self.state.reservation_count = 0;
+        self.state.reservation_queued = 0;
+        self.state.reservation_queue = [0; MAX_RESERVATION_NOTICES];
+    }
+}
