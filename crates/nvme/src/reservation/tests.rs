@@ -320,7 +320,7 @@ fn report_has_the_bytes_of_the_specification() {
     let mut short = [0; 68];
     state.report(true, cntlid, &mut short).unwrap();
     assert_eq!(short, out[..68]);
-    assert!(MAX_REPORT_BYTES == 64 * 129);
+    assert_eq!(MAX_REPORT_BYTES, 64 * 129);
 }
 
 #[test]
