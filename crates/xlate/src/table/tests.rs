@@ -1,0 +1,161 @@
+//! The table by itself, and its two writers at once.
+
+use super::*;
+use crate::types::{DeviceIndex, ExtentIndex};
+use std::sync::atomic::AtomicBool;
+
+fn word(e: u64) -> Word {
+    Word::new(DeviceIndex(1), ExtentIndex(e), Rights::ReadWrite).unwrap()
+}
+
+#[test]
+fn install_lookup_clear() {
+    let t = Table::new(2000);
+    assert_eq!(t.lookup(700), Word::MISS);
+    t.install(ExtentRange::new(510, 4), word(100));
+    assert_eq!(t.lookup(509), Word::MISS);
+    assert_eq!(t.lookup(511), word(101));
+    assert_eq!(t.lookup(513), word(103));
+    assert_eq!(t.lookup(514), Word::MISS);
+    t.clear(ExtentRange::new(0, u64::MAX), Some(Rights::Read));
+    assert_eq!(t.lookup(511), word(101).read_only());
+    t.clear(ExtentRange::new(511, 2), None);
+    assert_eq!(t.lookup(510), word(100).read_only());
+    assert_eq!(t.lookup(511), Word::MISS);
+    assert_eq!(t.lookup(512), Word::MISS);
+    t.install(ExtentRange::new(1999, 50), word(1));
+    assert_eq!(t.lookup(1999), word(1));
+    assert_eq!(t.lookup(2000), Word::MISS);
+    assert_eq!(t.lookup(u64::MAX), Word::MISS);
+}
+
+#[test]
+fn growth_shares_leaves() {
+    let old = Table::new(600);
+    old.install(ExtentRange::new(3, 1), word(3));
+    let new = old.grown(5000);
+    assert_eq!(new.lookup(3), word(3));
+    new.clear(ExtentRange::new(3, 1), None);
+    assert_eq!(
+        old.lookup(3),
+        Word::MISS,
+        "a reader on the old table must see the revoke"
+    );
+    new.install(ExtentRange::new(4000, 1), word(9));
+    assert_eq!(new.lookup(4000), word(9));
+}
+
+fn ahead(e: u64) -> Word {
+    Word::ahead(DeviceIndex(1), ExtentIndex(e)).unwrap()
+}
+
+#[test]
+fn what_is_claimed_stays_and_the_rest_can_be_taken_back() {
+    let t = Table::new(2000);
+    let range = ExtentRange::new(508, 8);
+    t.install(ExtentRange::new(511, 1), Word::HOLE);
+    t.install(ExtentRange::new(512, 1), word(700));
+    t.install(range, ahead(100));
+    assert_eq!(t.lookup(511), ahead(103), "a hole gets a place");
+    assert_eq!(t.lookup(512), word(700), "what is stored stays");
+    assert_eq!(t.claim(509, t.lookup(509)), word(101));
+    assert_eq!(t.lookup(509), word(101));
+    assert_eq!(t.claim(509, ahead(101)), word(101), "somebody else has");
+    assert_eq!(t.claim(508, ahead(7)), ahead(100), "not what is there");
+    assert_eq!(t.claim(5, Word::HOLE), Word::MISS);
+    t.install(range, ahead(100));
+    assert_eq!(t.lookup(509), word(101), "never ahead again");
+    let run = ExtentRange::new;
+    assert_eq!(t.take_back(range), [run(508, 1), run(510, 2), run(513, 3)]);
+    assert_eq!(t.take_back(run(0, u64::MAX)), []);
+    assert_eq!(t.lookup(510), Word::MISS);
+    assert_eq!(t.claim(510, ahead(102)), Word::MISS);
+    assert_eq!(t.lookup(509), word(101));
+}
+
+#[test]
+fn a_revoke_takes_places_ahead_too() {
+    let t = Table::new(8);
+    for keep in [None, Some(Rights::Read)] {
+        t.install(ExtentRange::new(0, 2), ahead(3));
+        t.claim(1, ahead(4));
+        t.clear(ExtentRange::new(0, 8), keep);
+        let rest = keep.map_or(Word::MISS, |_| word(4).read_only());
+        assert_eq!((t.lookup(0), t.lookup(1)), (Word::MISS, rest));
+    }
+}
+
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Two reactors claim while the control thread grants ahead, grants the same again as stored, takes back
+/// and revokes. Each place is granted once, so it must be either somebody's or taken back.
+#[test]
+fn a_place_ahead_has_one_owner_whoever_comes_first() {
+    const ROUNDS: usize = 1_000_000;
+    const EXTENTS: u64 = 16;
+    let table = Table::new(EXTENTS);
+    let used: Vec<AtomicBool> = (0..ROUNDS).map(|_| AtomicBool::new(false)).collect();
+    let laps = AtomicU64::new(0);
+    let over = AtomicBool::new(false);
+    let mut taken = Vec::new();
+    std::thread::scope(|scope| {
+        for reactor in 0..2 {
+            let (table, used, laps, over) = (&table, &used, &laps, &over);
+            scope.spawn(move || {
+                let mut at = reactor;
+                while !over.load(Ordering::Relaxed) {
+                    at += 1;
+                    let seen = table.lookup(at % EXTENTS);
+                    if seen.is_ahead() {
+                        // What is between looking and claiming may take its time.
+                        (0..at % 8).for_each(|_| std::hint::spin_loop());
+                        table.claim(at % EXTENTS, seen);
+                    }
+                    let now = table.lookup(at % EXTENTS);
+                    if now.writable() {
+                        used[now.extent().0 as usize].store(true, Ordering::SeqCst);
+                    }
+                    if at % EXTENTS == 0 {
+                        laps.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        // However this ends, the reactors do too.
+        let _end = Ending(&over);
+        for place in 0..ROUNDS as u64 {
+            let extent = ExtentRange::new(place % EXTENTS, 1);
+            if place % 4096 == 0 {
+                // On one processor too, everybody has a turn.
+                let lap = laps.load(Ordering::Relaxed);
+                while laps.load(Ordering::Relaxed) == lap {
+                    std::thread::yield_now();
+                }
+            }
+            table.install(extent, ahead(place));
+            (0..place % 24).for_each(|_| std::hint::spin_loop());
+            match place % 5 {
+                0 => table.install(extent, word(place)),
+                1 => table.install(extent, ahead(place)),
+                _ => {}
+            }
+            let took = table.take_back(extent);
+            if took.is_empty() {
+                assert_eq!(table.lookup(extent.first), word(place));
+                table.clear(extent, None);
+            } else {
+                assert_ne!(place % 5, 0, "it was granted as stored");
+                taken.push(place);
+            }
+        }
+    });
+    let used = |place: &&u64| used[**place as usize].load(Ordering::SeqCst);
+    assert_eq!(taken.iter().find(used), None, "taken back, and used");
+    assert!(taken.len() > ROUNDS / 1000 && taken.len() < ROUNDS * 4 / 5 - ROUNDS / 1000);
+}
