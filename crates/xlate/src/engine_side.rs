@@ -39,6 +39,8 @@ pub trait Words {
     fn clear(&mut self, volume: VolumeId, range: ExtentRange, keep: Option<Rights>);
     /// Takes back the places ahead ([`crate::table::Table::take_back`]): the runs that were.
     fn take_back(&mut self, volume: VolumeId, range: ExtentRange) -> Vec<ExtentRange>;
+    /// How many places are still ahead.
+    fn count_ahead(&self, volume: VolumeId, range: ExtentRange) -> u64;
     /// Everything up to `sequence` is durable.
     fn committed(&mut self, volume: VolumeId, sequence: u64);
     /// Whether it is.
@@ -271,6 +273,15 @@ impl EngineSide {
                 range.count = range.count.min(MAX_TAKE_BACK);
                 let taken = words.take_back(volume, range);
                 out.push(Effect::Say(FromEngine::TookBack { revoke, taken }));
+            }
+            ToEngine::CountAhead {
+                count,
+                volume,
+                mut range,
+            } => {
+                range.count = range.count.min(MAX_TAKE_BACK);
+                let ahead = words.count_ahead(volume, range);
+                out.push(Effect::Say(FromEngine::AheadCounted { count, ahead }));
             }
             ToEngine::Abandon { revoke } => {
                 self.held.retain(|held| held.revoke != revoke);

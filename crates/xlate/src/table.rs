@@ -141,6 +141,12 @@ impl Table {
         taken
     }
 
+    /// How many places of `range` are ahead at this moment.
+    pub fn count_ahead(&self, range: ExtentRange) -> u64 {
+        let all = range.first..range.end().min(self.extents);
+        all.filter(|i| self.lookup(*i).is_ahead()).count() as u64
+    }
+
     /// Takes rights away in `range`: all of them, or only writing (control thread); a place ahead goes
     /// either way. The first half of a revoke; what is in flight is [`crate::drain`]'s business.
     pub fn clear(&self, range: ExtentRange, keep: Option<Rights>) {

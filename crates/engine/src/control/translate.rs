@@ -45,6 +45,11 @@ impl Words for Volumes {
         volume.map_or_else(Vec::new, |volume| volume.table.take_back(range))
     }
 
+    fn count_ahead(&self, volume: VolumeId, range: ExtentRange) -> u64 {
+        let volume = self.0.get(&volume);
+        volume.map_or(0, |volume| volume.table.count_ahead(range))
+    }
+
     fn committed(&mut self, volume: VolumeId, sequence: u64) {
         if let Some(volume) = self.0.get(&volume) {
             volume.committed(sequence);

@@ -21,7 +21,8 @@ pub const BOUNDARY_VERSION: u32 = 4;
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// The most faults or grants in one message.
 pub const MAX_BATCH: usize = 512;
-/// The most extents that one [`ToEngine::TakeBack`] names: every second one may be a run of its own.
+/// The most extents that one [`ToEngine::TakeBack`] or [`ToEngine::CountAhead`] names: every second one
+/// may be a run of its own.
 pub const MAX_TAKE_BACK: u64 = 4096;
 
 /// An export's identity within its pool; never reused.
@@ -216,6 +217,15 @@ pub enum ToEngine {
         /// Whose.
         volume: VolumeId,
         /// Its logical extents, at most [`MAX_TAKE_BACK`]; behind that nothing is taken.
+        range: ExtentRange,
+    },
+    /// Say how many places of a range are still ahead.
+    CountAhead {
+        /// Returned in `AheadCounted`.
+        count: u64,
+        /// Whose.
+        volume: VolumeId,
+        /// Its logical extents, at most [`MAX_TAKE_BACK`]; behind that nothing is counted.
         range: ExtentRange,
     },
     /// The owner has given a revoke up and quarantined the extents: it is never answered, what it
@@ -432,6 +442,13 @@ pub enum FromEngine {
         revoke: u64,
         /// Runs, in order.
         taken: Vec<ExtentRange>,
+    },
+    /// So many were ahead when this was said; each may have been claimed since.
+    AheadCounted {
+        /// From `CountAhead`.
+        count: u64,
+        /// How many.
+        ahead: u64,
     },
     /// The deallocation that the revoke was for has ended; nothing was revoked.
     RevokeRefused {

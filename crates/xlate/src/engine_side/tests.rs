@@ -36,6 +36,11 @@ impl Words for One {
         let one = |extent| ExtentRange::new(extent, 1);
         taken.into_iter().map(one).collect()
     }
+    fn count_ahead(&self, _: VolumeId, range: ExtentRange) -> u64 {
+        let all = &self.words[range.first as usize..range.end().min(8) as usize];
+        let ahead = |word: &&u64| Word::from_bits(**word).is_ahead();
+        all.iter().filter(ahead).count() as u64
+    }
     fn committed(&mut self, _: VolumeId, sequence: u64) {
         self.committed = sequence;
     }
@@ -380,6 +385,13 @@ fn a_place_ahead_answers_writes_and_is_given_back_unless_it_was_claimed() {
     rig.hear(grants(3, ahead(6)));
     rig.hear(grants(4, ahead(7)));
     rig.words.words[3] = ahead(6).claimed().bits();
+    let count = ToEngine::CountAhead {
+        count: 4,
+        volume: V,
+        range: ExtentRange::new(3, u64::MAX),
+    };
+    let counted = FromEngine::AheadCounted { count: 4, ahead: 1 };
+    assert_eq!(rig.hear(count), [Effect::Say(counted)]);
     let take_back = ToEngine::TakeBack {
         revoke: 8,
         volume: V,

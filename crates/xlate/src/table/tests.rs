@@ -66,6 +66,8 @@ fn what_is_claimed_stays_and_the_rest_can_be_taken_back() {
     t.install(range, ahead(100));
     assert_eq!(t.lookup(509), word(101), "never ahead again");
     let run = ExtentRange::new;
+    assert_eq!(t.count_ahead(run(0, u64::MAX)), 6);
+    assert_eq!(t.count_ahead(run(509, 2)), 1);
     assert_eq!(t.take_back(range), [run(508, 1), run(510, 2), run(513, 3)]);
     assert_eq!(t.take_back(run(0, u64::MAX)), []);
     assert_eq!(t.lookup(510), Word::MISS);

@@ -71,6 +71,11 @@ impl Words for Cache {
         taken
     }
 
+    fn count_ahead(&self, volume: VolumeId, range: ExtentRange) -> u64 {
+        self.table(volume)
+            .map_or(0, |table| table.count_ahead(range))
+    }
+
     fn committed(&mut self, _: VolumeId, _: u64) {}
 
     fn is_committed(&self, _: VolumeId, _: u64) -> bool {
