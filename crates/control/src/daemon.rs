@@ -171,6 +171,7 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
         }
     }
     tracing::info!("the daemon stops");
+    daemon.events.close_down();
     let _ = stop_api.send(());
     // What is asked from here on gets no answer, which callers read as "stopping".
     drop(requests);
@@ -277,7 +278,8 @@ impl Daemon {
             .map(|(_, greeting)| held_addresses(greeting))
             .unwrap_or_default();
         self.bind_listeners(&held)?;
-        let owner = Owner::new(pool, Arc::new(catalog), devices, grants, Limits::default());
+        let (catalog, limits) = (Arc::new(catalog), Limits::default());
+        let owner = Owner::new(pool, catalog, devices, grants, limits, self.events.clone());
         if live.is_none() {
             let finished = timeout(START_COMMIT_LIMIT, owner.finish_adoption(None)).await;
             if finished.is_err() {
@@ -300,6 +302,7 @@ impl Daemon {
             .listeners
             .borrow_mut()
             .append(&mut self.spare_listeners.borrow_mut());
+        owner.note_ports();
         owner.set_state_dir(&self.config.state_dir);
         let supervisor = Supervisor::new(
             self.config.engine.clone(),

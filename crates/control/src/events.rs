@@ -1,26 +1,45 @@
-//! What happened to this daemon's engines.
+//! What happened.
 //!
-//! Purpose: an operator, or a test, can see each death, how it was survived, and what it cost.
+//! Purpose: an operator, a program or a test hears of each death and how it was survived, of devices,
+//! space, hosts, exports and ports.
 //! Design: a bounded list in memory, newest last, and counters that only grow; everything is logged as
-//! well. It outlives the pool's being opened anew.
+//! well. It outlives the pool's being opened anew. Each event has a number, one higher than the one
+//! before; the first of a daemon's life is its clock's microseconds, so that the numbers of a later
+//! daemon are higher. A reader asks for what came after the number that it has, and may wait for it;
+//! whoever has a number that is not given out yet (the clock was set back) gets all there is.
 //! Not here: the reports of deaths, which are files (`supervisor::report`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use crate::api::events::{ClosedConnections, DeviceFence, Event, EventKind, TakeoverStats};
+use tokio::time::timeout;
+
+use crate::api::events::{
+    ClosedConnections, DeviceFence, Event, EventKind, EventList, TakeoverStats,
+};
 use crate::owner::now_unix_ms;
+use crate::signal::Signal;
 
 /// Events that are kept.
-const EVENTS_KEPT: usize = 256;
+const EVENTS_KEPT: usize = 1024;
+/// The longest that a reader may wait.
+const WAIT_AT_MOST: Duration = Duration::from_secs(30);
+/// So many readers may wait: each has a connection of the API, of which there are a few more.
+const READERS_MAX: usize = 32;
 /// Reasons that are told apart; an engine has fewer.
 const REASONS_MAX: usize = 32;
 
 /// See the module's text.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Events {
     list: RefCell<VecDeque<Event>>,
+    /// The number before the first event's.
+    before: u64,
+    newest: Cell<u64>,
+    changed: Signal,
+    readers: Cell<usize>,
+    closed_down: Cell<bool>,
     takeovers: Cell<u64>,
     last_pause_ns: Cell<Option<u64>>,
     closed: RefCell<BTreeMap<String, u64>>,
@@ -38,6 +57,46 @@ pub(crate) struct News {
     pub(crate) closed: Vec<(String, u32)>,
     /// The export, if it is about one.
     pub(crate) export: Option<String>,
+    /// The device, if it is about one.
+    pub(crate) device: Option<u8>,
+    /// The host, if it is about one.
+    pub(crate) host: Option<String>,
+    /// How many, of what comes in numbers.
+    pub(crate) count: Option<u64>,
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        let before = now_unix_ms().saturating_mul(1000);
+        Self {
+            list: RefCell::default(),
+            before,
+            newest: Cell::new(before),
+            changed: Signal::new(),
+            readers: Cell::new(0),
+            closed_down: Cell::new(false),
+            takeovers: Cell::new(0),
+            last_pause_ns: Cell::new(None),
+            closed: RefCell::default(),
+            fences: RefCell::default(),
+        }
+    }
+}
+
+/// A reader that is counted for as long as it waits, however that ends.
+struct Reader<'a>(&'a Cell<usize>);
+
+impl<'a> Reader<'a> {
+    fn new(readers: &'a Cell<usize>) -> Self {
+        readers.set(readers.get() + 1);
+        Self(readers)
+    }
+}
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 fn ns(duration: Duration) -> u64 {
@@ -48,10 +107,17 @@ impl Events {
     /// Something happened.
     pub(crate) fn tell(&self, kind: EventKind, generation: u64, message: String, news: News) {
         match kind {
-            EventKind::FencePassed | EventKind::TookOver | EventKind::ExportResumed => {
-                tracing::info!(generation, "{message}");
-            }
-            _ => tracing::error!(generation, "{message}"),
+            EventKind::EngineDied
+            | EventKind::EngineStuck
+            | EventKind::NotTakenOver
+            | EventKind::ExportQuarantined
+            | EventKind::DeviceFailed => tracing::error!(generation, "{message}"),
+            EventKind::DaemonDied
+            | EventKind::HostRefused
+            | EventKind::ReservationPreempted
+            | EventKind::PoolSpace
+            | EventKind::Warning => tracing::warn!(generation, "{message}"),
+            _ => tracing::info!(generation, "{message}"),
         }
         let pause_ns = news.pause.map(ns);
         if kind == EventKind::TookOver {
@@ -75,12 +141,18 @@ impl Events {
                 reason,
                 count: count.into(),
             });
+        let sequence = self.newest.get() + 1;
+        self.newest.set(sequence);
         let event = Event {
+            sequence,
             at_unix_ms: now_unix_ms(),
             kind,
             generation,
             message,
             export: news.export,
+            device: news.device,
+            host: news.host,
+            count: news.count,
             pause_ns,
             fence,
             connections_closed: connections_closed.collect(),
@@ -90,6 +162,8 @@ impl Events {
             list.pop_front();
         }
         list.push_back(event);
+        drop(list);
+        self.changed.raise();
     }
 
     /// How long after a death a device was free of it: counted, but no event.
@@ -97,9 +171,55 @@ impl Events {
         self.fences.borrow_mut().insert(device, ns(after));
     }
 
-    /// All that are kept, oldest first.
-    pub(crate) fn list(&self) -> Vec<Event> {
-        self.list.borrow().iter().cloned().collect()
+    /// All that are kept.
+    #[cfg(test)]
+    pub(crate) fn all(&self) -> Vec<Event> {
+        self.after(None).events
+    }
+
+    /// What came after this event, or all that is kept.
+    fn after(&self, after: Option<u64>) -> EventList {
+        let newest = self.newest.get();
+        let after = after.filter(|after| *after <= newest);
+        let list = self.list.borrow();
+        let events: Vec<Event> = match after {
+            Some(after) => list
+                .iter()
+                .filter(|e| e.sequence > after)
+                .cloned()
+                .collect(),
+            None => list.iter().cloned().collect(),
+        };
+        let oldest = events.first().map_or(newest + 1, |event| event.sequence);
+        let seen = after.unwrap_or(self.before).max(self.before);
+        EventList {
+            events,
+            missed: oldest - 1 - seen,
+            newest,
+        }
+    }
+
+    /// What came after this event. If there is nothing yet, waits so long for it.
+    pub(crate) async fn read(&self, after: Option<u64>, wait: Duration) -> EventList {
+        let now = || {
+            let list = self.after(after);
+            let ends = !list.events.is_empty() || self.closed_down.get();
+            ends.then_some(list)
+        };
+        let reader = Reader::new(&self.readers);
+        let wait = if reader.0.get() > READERS_MAX {
+            Duration::ZERO
+        } else {
+            wait.min(WAIT_AT_MOST)
+        };
+        let read = timeout(wait, self.changed.until(now)).await;
+        read.unwrap_or_else(|_| self.after(after))
+    }
+
+    /// Nobody waits any more.
+    pub(crate) fn close_down(&self) {
+        self.closed_down.set(true);
+        self.changed.raise();
     }
 
     /// What is counted.
@@ -130,7 +250,7 @@ mod tests {
     #[test]
     fn the_list_is_bounded_and_the_counters_go_on() {
         let events = Events::default();
-        for n in 0..1000u32 {
+        for n in 0..2000u32 {
             let news = News {
                 pause: Some(Duration::from_nanos(n.into())),
                 closed: vec![("its record was damaged".to_owned(), 2)],
@@ -150,14 +270,14 @@ mod tests {
         };
         events.tell(EventKind::FencePassed, 0, "x".to_owned(), news);
         events.note_fence(3, Duration::from_nanos(7));
-        let list = events.list();
+        let list = events.after(None).events;
         assert_eq!(list.len(), EVENTS_KEPT);
-        assert_eq!(list[EVENTS_KEPT - 2].message, "take-over 999");
+        assert_eq!(list[EVENTS_KEPT - 2].message, "take-over 1999");
         let stats = events.stats();
-        assert_eq!((stats.takeovers, stats.last_pause_ns), (1000, Some(999)));
+        assert_eq!((stats.takeovers, stats.last_pause_ns), (2000, Some(1999)));
         let damaged = ClosedConnections {
             reason: "its record was damaged".to_owned(),
-            count: 2000,
+            count: 4000,
         };
         assert!(stats.connections_closed.contains(&damaged));
         assert!(stats.connections_closed.len() <= REASONS_MAX);
@@ -168,5 +288,87 @@ mod tests {
                 fence_ns: 7
             }]
         );
+    }
+
+    fn tell(events: &Events, text: &str) {
+        events.tell(EventKind::Warning, 1, text.to_owned(), News::default());
+    }
+
+    fn texts(list: &EventList) -> Vec<&str> {
+        list.events.iter().map(|e| e.message.as_str()).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_gets_what_came_after_the_last_one_it_has() {
+        let events = Events::default();
+        tell(&events, "a");
+        tell(&events, "b");
+        let first = events.read(None, Duration::ZERO).await;
+        assert_eq!((texts(&first), first.missed), (vec!["a", "b"], 0));
+        assert_eq!(first.events[1].sequence, first.events[0].sequence + 1);
+        assert_eq!(first.newest, first.events[1].sequence);
+        // Nothing is there: it waits, and is told as soon as there is something.
+        let later = async {
+            tokio::time::sleep(Duration::from_secs(7)).await;
+            tell(&events, "c");
+        };
+        let begun = tokio::time::Instant::now();
+        let (second, ()) = tokio::join!(
+            events.read(Some(first.newest), Duration::from_secs(20)),
+            later
+        );
+        assert_eq!((texts(&second), second.missed), (vec!["c"], 0));
+        assert_eq!(begun.elapsed(), Duration::from_secs(7));
+        let third = events
+            .read(Some(second.newest), Duration::from_secs(20))
+            .await;
+        assert_eq!((third.events.len(), third.newest), (0, second.newest));
+        assert_eq!(begun.elapsed(), Duration::from_secs(27));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_fell_behind_is_told_how_far() {
+        let events = Events::default();
+        tell(&events, "a");
+        let first = events.read(None, Duration::ZERO).await;
+        for _ in 0..EVENTS_KEPT + 9 {
+            tell(&events, "b");
+        }
+        let second = events.read(Some(first.newest), Duration::ZERO).await;
+        assert_eq!((second.events.len(), second.missed), (EVENTS_KEPT, 9));
+        let all = events.read(None, Duration::ZERO).await;
+        assert_eq!(all.missed, 10);
+        // From another daemon's life: lower, or, after the clock was set back, higher.
+        let before = events.read(Some(17), Duration::ZERO).await;
+        assert_eq!((before.events.len(), before.missed), (EVENTS_KEPT, 10));
+        let ahead = Some(all.newest + 5);
+        assert_eq!(events.read(ahead, Duration::ZERO).await, all);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn readers_do_not_take_every_connection_and_none_outlives_the_daemon() {
+        let events = Events::default();
+        let newest = Some(events.newest.get());
+        let begun = tokio::time::Instant::now();
+        let long = Duration::from_secs(3600);
+        let waiting: Vec<_> = (0..READERS_MAX)
+            .map(|_| events.read(newest, long))
+            .collect();
+        let mut waiting = waiting.into_iter().map(Box::pin).collect::<Vec<_>>();
+        std::future::poll_fn(|context| {
+            for reader in &mut waiting {
+                assert!(reader.as_mut().poll(context).is_pending());
+            }
+            std::task::Poll::Ready(())
+        })
+        .await;
+        events.read(newest, long).await;
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        events.close_down();
+        for reader in waiting {
+            assert_eq!(reader.await.events, []);
+        }
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        assert_eq!(events.readers.get(), 0);
     }
 }

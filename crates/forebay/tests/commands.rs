@@ -126,6 +126,7 @@ fn volume(size_bytes: u64) -> Volume {
         mapped_bytes: 65536,
         reserved_bytes: 1 << 20,
         exported: true,
+        reservation: None,
     }
 }
 

@@ -19,6 +19,10 @@ pub(crate) enum Table {
     Volumes,
     /// (export, 0).
     Exports,
+    /// (port's number, 0).
+    Ports,
+    /// (volume, 0): what hosts have reserved.
+    HostReservations,
     /// (device, 0).
     Devices,
     /// (device, chunk of extents).
@@ -30,11 +34,13 @@ pub(crate) enum Table {
 }
 
 impl Table {
-    pub(crate) const ALL: [Table; 8] = [
+    pub(crate) const ALL: [Table; 10] = [
         Table::Meta,
         Table::Tenants,
         Table::Volumes,
         Table::Exports,
+        Table::Ports,
+        Table::HostReservations,
         Table::Devices,
         Table::States,
         Table::Reservations,
@@ -48,6 +54,8 @@ impl Table {
             Table::Tenants => "tenants",
             Table::Volumes => "volumes",
             Table::Exports => "exports",
+            Table::Ports => "ports",
+            Table::HostReservations => "host_reservations",
             Table::Devices => "devices",
             Table::States => "states",
             Table::Reservations => "reservations",

@@ -1,6 +1,6 @@
 //! The catalog on disk: one redb database over a mirrored file.
 //!
-//! **Design.** Eight tables of (u64, u64) -> bytes. A [`Batch`] is one write transaction, durable
+//! **Design.** Ten tables of (u64, u64) -> bytes. A [`Batch`] is one write transaction, durable
 //! when [`Catalog::commit`] returns, on both copies where there are two: two-phase, because the
 //! [`Mirror`] relies on no reachable block being unsynced, and with the allocator's state in it, so that
 //! opening after a crash costs nothing extra. redb refuses all work after an I/O error; the database is

@@ -17,7 +17,7 @@ use serde::{Serialize, de::DeserializeOwned};
 /// Extents per record of states.
 pub(crate) const STATE_CHUNK: u64 = 1024;
 
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 fn wrong(what: &str) -> PoolError {
     PoolError::damaged(format!("a catalog record cannot be read: {what}"))

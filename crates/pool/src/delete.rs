@@ -49,6 +49,7 @@ impl Pool {
         self.catalog_promised -= gone.catalog_bytes;
         (gone.owed, gone.catalog_bytes) = (0, 0);
         self.volume_names.remove(&name);
+        self.forget_host_reservations(volume);
         gone.record.name.clear();
         gone.record.reserved_bytes = 0;
         // What a batch carries is durable before this is.

@@ -32,6 +32,7 @@ mod extents;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod guard;
+mod hosts;
 pub mod label;
 mod layout;
 mod lineage;
@@ -64,6 +65,7 @@ pub use create::{NewDevice, PoolSpec, create, destroy};
 pub use error::{ErrorKind, PoolError, Result};
 pub use extents::{ExtentState, Health};
 pub use guard::panic_is_caught;
+pub use hosts::{MAX_PORTS, MAX_RECENT};
 pub use label::Label;
 pub use layout::{DEFAULT_EXTENT_BYTES, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES};
 pub use lineage::Epoch;
@@ -74,7 +76,8 @@ pub use pool::{Pool, VolumeSpace};
 pub use probe::{Probe, probe};
 pub use quarantine::QuarantineMark;
 pub use records::{
-    DeviceRecord, ExportId, ExportRecord, PoolInfo, TenantId, TenantRecord, VolumeRecord,
+    DeviceRecord, ExportId, ExportRecord, HostReservations, PoolInfo, PortRecord, TenantId,
+    TenantRecord, VolumeRecord,
 };
 pub use runs::DeviceRun;
 pub use space::{Placement, PoolSettings, Space, SpaceLevel};

@@ -12,9 +12,13 @@ use crate::{
     codec::{self, STATE_CHUNK},
     error::{PoolError, Result},
     extents::{ExtentState, Extents},
+    hosts::{MAX_RECENT, PORTS_KEPT},
     layout::{MAX_DEVICE_EXTENTS, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES},
     pool::{Pool, Volume, initial_state},
-    records::{DeviceRecord, ExportRecord, PoolInfo, TenantRecord, VolumeRecord},
+    records::{
+        DeviceRecord, ExportRecord, HostReservations, PoolInfo, PortRecord, TenantRecord,
+        VolumeRecord,
+    },
     reservations::Reservations,
     runs::DeviceRun,
     volume_map::MAP_CHUNK,
@@ -65,6 +69,8 @@ struct Loader {
     tenants: Vec<TenantRecord>,
     volumes: BTreeMap<VolumeId, Volume>,
     exports: Vec<ExportRecord>,
+    ports: BTreeMap<u16, PortRecord>,
+    host_reservations: BTreeMap<VolumeId, HostReservations>,
     reservations: Reservations,
     claimed: u64,
 }
@@ -118,6 +124,20 @@ impl Loader {
                     return Err(wrong(format!("export {a} calls itself {}", record.id.0)));
                 }
                 self.exports.push(record);
+            }
+            Table::Ports => {
+                let record: PortRecord = codec::decode(value)?;
+                if u64::from(record.port_id) != a || self.ports.len() >= PORTS_KEPT {
+                    return Err(wrong(format!("port {a} is numbered {}", record.port_id)));
+                }
+                self.ports.insert(record.port_id, record);
+            }
+            Table::HostReservations => {
+                let record: HostReservations = codec::decode(value)?;
+                if record.recent.len() > MAX_RECENT {
+                    return Err(wrong(format!("volume {a} remembers too many reservations")));
+                }
+                self.host_reservations.insert(VolumeId(a), record);
             }
             Table::States => self.states_chunk(a, b, value)?,
             Table::Reservations => {
@@ -286,6 +306,13 @@ pub(crate) fn load_records(
         pool.volume_exports.insert(export.volume, export.id);
         pool.exports.insert(export.id, export);
     }
+    if let Some(id) = (loader.host_reservations.keys()).find(|id| !pool.volumes.contains_key(id)) {
+        return Err(wrong(format!(
+            "hosts have reserved {id}, which does not exist"
+        )));
+    }
+    pool.host_reservations = loader.host_reservations;
+    pool.ports = loader.ports;
     Ok(pool)
 }
 
@@ -444,6 +471,47 @@ mod tests {
             (
                 "cannot be read",
                 vec![(Key::new(Table::Volumes, 2, 0), vec![1, 2, 3])],
+            ),
+            (
+                "port 1 is numbered 7",
+                vec![(
+                    Key::new(Table::Ports, 1, 0),
+                    codec::encode(&PortRecord {
+                        address: "a:1".into(),
+                        port_id: 7,
+                        ana: Default::default(),
+                        changes: 0,
+                    })
+                    .unwrap(),
+                )],
+            ),
+            (
+                "which does not exist",
+                vec![(
+                    Key::new(Table::HostReservations, 9, 0),
+                    codec::encode(&HostReservations::default()).unwrap(),
+                )],
+            ),
+            (
+                "remembers too many",
+                vec![(
+                    Key::new(Table::HostReservations, A, 0),
+                    codec::encode(&HostReservations {
+                        recent: vec![
+                            forebay_xlate::boundary::message::ReserveToken {
+                                socket: 1,
+                                number: 1
+                            };
+                            MAX_RECENT + 1
+                        ],
+                        ..HostReservations::default()
+                    })
+                    .unwrap(),
+                )],
+            ),
+            (
+                "cannot be read",
+                vec![(Key::new(Table::HostReservations, A, 0), vec![3, 0, 1])],
             ),
             (
                 "cannot be read",

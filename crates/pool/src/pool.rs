@@ -22,7 +22,8 @@ use crate::{
     placement::Pattern,
     quarantine::Quarantine,
     records::{
-        DeviceRecord, ExportId, ExportRecord, PoolInfo, TenantId, TenantRecord, VolumeRecord,
+        DeviceRecord, ExportId, ExportRecord, HostReservations, PoolInfo, PortRecord, TenantId,
+        TenantRecord, VolumeRecord,
     },
     reservations::Reservations,
     runs::{DeviceRun, RunSet},
@@ -117,6 +118,8 @@ pub struct Pool {
     pub(crate) deleting: BTreeMap<VolumeId, Volume>,
     pub(crate) delete_slice: u64,
     pub(crate) exports: BTreeMap<ExportId, ExportRecord>,
+    pub(crate) ports: BTreeMap<u16, PortRecord>,
+    pub(crate) host_reservations: BTreeMap<VolumeId, HostReservations>,
     pub(crate) tenant_names: BTreeMap<String, TenantId>,
     pub(crate) volume_names: BTreeMap<(TenantId, String), VolumeId>,
     pub(crate) volume_exports: BTreeMap<VolumeId, ExportId>,
@@ -162,6 +165,8 @@ impl Pool {
             deleting: BTreeMap::new(),
             delete_slice: SLICE_EXTENTS,
             exports: BTreeMap::new(),
+            ports: BTreeMap::new(),
+            host_reservations: BTreeMap::new(),
             tenant_names: BTreeMap::new(),
             volume_names: BTreeMap::new(),
             volume_exports: BTreeMap::new(),
@@ -321,6 +326,9 @@ impl Pool {
                     .map(|volume| &volume.record),
             ),
             Table::Exports => record(self.exports.get(&ExportId(key.a))),
+            // A number of the table is one of 16 bits.
+            Table::Ports => record(self.ports.get(&(key.a as u16))),
+            Table::HostReservations => record(self.host_reservations.get(&VolumeId(key.a))),
             Table::Devices => record(self.devices.get(key.a as usize)),
             Table::States => {
                 let states = self.extents.stored_chunk(key.a, key.b, STATE_CHUNK);

@@ -5,6 +5,8 @@
 //! reservations), which `codec` encodes from memory.
 
 use crate::{space::PoolSettings, uuid::Uuid};
+use forebay_nvme::reservation::Reservations;
+use forebay_xlate::boundary::message::{PortConfig, ReserveToken};
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -118,4 +120,16 @@ pub struct ExportRecord {
     pub any_host: bool,
     /// When it was created, in seconds since the epoch.
     pub created_s: u64,
+}
+
+/// A port: where hosts connect, and how they should use it.
+pub type PortRecord = PortConfig;
+
+/// What hosts have reserved of a volume.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct HostReservations {
+    /// Who has registered, and who holds what.
+    pub state: Reservations,
+    /// The newest commands that changed it, oldest first: who asks for one again is told the same.
+    pub recent: Vec<ReserveToken>,
 }

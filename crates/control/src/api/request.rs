@@ -8,14 +8,17 @@
 //! is gone (the caller gave up) is dropped; the operation still happened.
 //! Not here: HTTP, and what the operations mean.
 
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use tokio::sync::{mpsc, oneshot};
 
 use super::error::ApiError;
-use super::events::Event;
+use super::events::EventList;
 use super::model::{
     CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Export, ExportCreate, ExportUpdate,
-    PoolCheck, PoolCreate, PoolInfo, PoolOpen, PoolUpdate, Status, Tenant, Volume, VolumeCreate,
-    VolumeUpdate,
+    PoolCheck, PoolCreate, PoolInfo, PoolOpen, PoolUpdate, Port, PortUpdate, Status, Tenant,
+    Volume, VolumeCreate, VolumeUpdate,
 };
 use super::stats::Stats;
 
@@ -128,8 +131,20 @@ pub enum Request {
         volume: String,
         reply: Reply<Export>,
     },
+    PortList(Reply<Vec<Port>>),
+    /// Refused, unless forced, if no port is left that hosts can use.
+    PortUpdate {
+        address: SocketAddr,
+        body: PortUpdate,
+        reply: Reply<Port>,
+    },
     Stats(Reply<Stats>),
-    Events(Reply<Vec<Event>>),
+    /// What happened after this event, or all that is kept. If there is nothing, waits so long for it.
+    Events {
+        after: Option<u64>,
+        wait: Duration,
+        reply: Reply<EventList>,
+    },
     /// Stop engine and daemon in good order; the reply comes before the stop.
     Shutdown(Reply<()>),
 }
@@ -242,8 +257,14 @@ handle_methods! {
     /// Serves a quarantined export again.
     export_resume(tenant: String, volume: String) -> Export =
         |reply| Request::ExportResume { tenant, volume, reply };
-    /// What happened to engines.
-    events() -> Vec<Event> = Request::Events;
+    /// The ports.
+    port_list() -> Vec<Port> = Request::PortList;
+    /// Changes how hosts should use a port.
+    port_update(address: SocketAddr, body: PortUpdate) -> Port =
+        |reply| Request::PortUpdate { address, body, reply };
+    /// What happened.
+    events(after: Option<u64>, wait: Duration) -> EventList =
+        |reply| Request::Events { after, wait, reply };
     /// Counters.
     stats() -> Stats = Request::Stats;
     /// Stops engine and daemon.

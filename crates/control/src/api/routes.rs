@@ -16,7 +16,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 
 use super::error::{ApiError, ErrorBody};
-use super::events::Event;
+use super::events::EventList;
 use super::extract::{Body, InTenant, OfVolume};
 use super::model::{
     Done, Export, ExportCreate, ExportUpdate, Status, Tenant, TenantCreate, Volume, VolumeCreate,
@@ -138,18 +138,18 @@ pub(super) async fn status(State(owner): State<Handle>) -> Result<Json<Status>, 
     Ok(Json(owner.status().await?))
 }
 
-/// What happened to engines, oldest first: deaths, take-overs, quarantines.
+/// What happened, oldest first.
 #[utoipa::path(
     get,
     path = "/v1/events",
     tag = "daemon",
     responses(
-        (status = 200, description = "As it is", body = Vec<Event>),
+        (status = 200, description = "As it is", body = EventList),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
-pub(super) async fn events(State(owner): State<Handle>) -> Result<Json<Vec<Event>>, ApiError> {
-    Ok(Json(owner.events().await?))
+pub(super) async fn events(State(owner): State<Handle>) -> Result<Json<EventList>, ApiError> {
+    Ok(Json(owner.events(None, Duration::ZERO).await?))
 }
 
 /// Counters of engine, pool and lanes.

@@ -91,7 +91,8 @@ impl Daemon {
         let boot_id = forebay_xlate::shm::boot_id().map_err(unavailable)?;
         let grants = Grants::fresh(&self.grants_path(), &pool, &boot_id, grants_capacity())
             .map_err(unavailable)?;
-        let owner = Owner::new(pool, Arc::new(catalog), devices, grants, Limits::default());
+        let (catalog, limits) = (Arc::new(catalog), Limits::default());
+        let owner = Owner::new(pool, catalog, devices, grants, limits, self.events.clone());
         owner.finish_adoption(None).await;
         let info = owner.pool_show();
         self.begin(owner, None);

@@ -10,15 +10,38 @@ use std::rc::Rc;
 
 use super::Daemon;
 use crate::api::error::ApiError;
+use crate::api::model::Port;
 use crate::api::request::{Reply, Request};
-use crate::owner::Owner;
+use crate::owner::{Owner, unserved_ports};
 
 impl Daemon {
     pub(super) fn dispatch(self: &Rc<Self>, request: Request) {
         match request {
             Request::Status(reply) => _ = reply.send(Ok(self.status())),
             Request::Stats(reply) => _ = reply.send(Ok(self.stats())),
-            Request::Events(reply) => _ = reply.send(Ok(self.events.list())),
+            Request::PortList(reply) => _ = reply.send(Ok(self.port_list())),
+            Request::PortUpdate {
+                address,
+                body,
+                reply,
+            } => {
+                self.change(reply, move |owner| async move {
+                    owner.port_update(&address.to_string(), body).await
+                });
+            }
+            Request::Events {
+                after,
+                wait,
+                mut reply,
+            } => {
+                let events = self.events.clone();
+                tokio::task::spawn_local(async move {
+                    tokio::select! {
+                        list = events.read(after, wait) => { let _ = reply.send(Ok(list)); }
+                        () = reply.closed() => {}
+                    }
+                });
+            }
             Request::PoolCreate { body, reply } => {
                 let daemon = self.clone();
                 tokio::task::spawn_local(async move {
@@ -146,13 +169,19 @@ impl Daemon {
                 volume,
                 reply,
             } => {
-                let events = self.events.clone();
                 self.change(reply, move |owner| async move {
-                    owner.export_resume(tenant, volume, &events).await
+                    owner.export_resume(tenant, volume).await
                 });
             }
             // The daemon's loop takes it out.
             Request::Shutdown(reply) => _ = reply.send(Ok(())),
+        }
+    }
+
+    fn port_list(&self) -> Vec<Port> {
+        match self.serving() {
+            Some(serving) => serving.owner.port_list(),
+            None => unserved_ports(self.spare_listeners.borrow().keys()),
         }
     }
 

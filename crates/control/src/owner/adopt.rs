@@ -123,6 +123,15 @@ impl Grants {
         };
         let devices = pool.devices().iter().map(|device| device.index);
         let all: BTreeSet<DeviceIndex> = devices.collect();
+        if pool
+            .boot_id()
+            .is_some_and(|id| !id.starts_with(&boot_name(boot_id)))
+        {
+            // Durable with this boot's name.
+            for volume in pool.lose_host_reservations() {
+                tracing::info!(%volume, "this machine was restarted: hosts' registrations are gone");
+            }
+        }
         let recorded = pool.boot_id().unwrap_or_default();
         let known = recorded.strip_suffix(UNFLUSHED).unwrap_or(recorded);
         let all_flushed = known == recorded;
@@ -230,8 +239,12 @@ fn new_table(
 /// time before another daemon, with another run folder, had the pool is not believed.
 fn stamp(boot_id: &[u8; 16], memory: &SharedMemory) -> io::Result<String> {
     let file = rustix::fs::fstat(memory.fd())?;
-    let boot: String = boot_id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let boot = boot_name(boot_id);
     Ok(format!("{boot}{:08x}{:016x}", file.st_dev, file.st_ino))
+}
+
+fn boot_name(boot_id: &[u8; 16]) -> String {
+    boot_id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Adoption {

@@ -13,6 +13,7 @@
 //!   removal; what does not drain is quarantined ([`hang`]);
 //! - [`flush`]: a device's flush, then the commit of the mappings on it, then `Committed`;
 //! - [`launder`]: zeroing, flush, then *clean*;
+//! - [`reserve`]: a host's reservation, its commit, then the answer;
 //! - [`adopt`]: what an earlier daemon granted is taken over and committed before anything is granted.
 //!
 //! Each device has its own tasks for flushing, laundering and settling, so that one which fails or
@@ -31,11 +32,14 @@ mod fault;
 mod flush;
 mod hang;
 mod health;
+mod hosts;
 mod launder;
 mod locks;
+mod ports;
 mod push;
 mod quarantine;
 mod release;
+mod reserve;
 mod revoke;
 pub(crate) mod session;
 mod show;
@@ -58,7 +62,7 @@ use std::time::Duration;
 
 use forebay_device::fence::Holder;
 use forebay_pool::{BatchId, Catalog, Pool};
-use forebay_xlate::boundary::message::{FaultAsk, FromEngine, ToEngine};
+use forebay_xlate::boundary::message::{FaultAsk, FromEngine, PortConfig, ToEngine};
 use forebay_xlate::grants::GrantTable;
 use forebay_xlate::{DeviceIndex, VolumeId, kill_point};
 
@@ -67,10 +71,12 @@ use self::locks::Locks;
 use self::session::{AskError, Conversion, Estate, Greeting, Session};
 use crate::api::error::ApiError;
 use crate::devices::{MissingDevice, PoolDevice};
+use crate::events::Events;
 use crate::signal::Signal;
 
 pub(crate) use self::adopt::{Grants, grants_capacity};
 pub(crate) use self::commit::CommitError;
+pub(crate) use self::ports::unserved_ports;
 pub(crate) use self::stats::now_unix_ms;
 
 /// How long the owner waits for what.
@@ -180,6 +186,8 @@ pub(crate) struct Owner {
     releasing: RefCell<HashSet<(u64, u64)>>,
     /// The newest engine that was told everything.
     newest_generation: Cell<u64>,
+    /// The newest engine that has what a dead one left, if there was something.
+    acting: Cell<u64>,
     adoption: adopt::Adoption,
     /// Whether faults, releases and changes of extents go on: adoption is through.
     open: Cell<bool>,
@@ -194,6 +202,9 @@ pub(crate) struct Owner {
     laundered: Signal,
     laundering: launder::Laundering,
     hanging: hang::Hanging,
+    /// Ports that change: as they durably are until this batch is durable.
+    changing_ports: RefCell<BTreeMap<String, (PortConfig, BatchId)>>,
+    pub(crate) events: Rc<Events>,
     /// Volumes that grow: how large each durably is until this batch is durable.
     growing: RefCell<BTreeMap<VolumeId, (u64, BatchId)>>,
     /// Failed devices that the engine is told of again.
@@ -201,6 +212,7 @@ pub(crate) struct Owner {
     /// Raised when a device's health, suspicion or quarantine changes.
     devices_changed: Signal,
     watched: watch::Watched,
+    hosts: hosts::Hosts,
     pub(crate) quarantine: quarantine::Quarantine,
     adding: tokio::sync::Mutex<()>,
     closed: Cell<bool>,
@@ -216,6 +228,7 @@ impl Owner {
         devices: Vec<PoolDevice>,
         grants: adopt::Grants,
         limits: Limits,
+        events: Rc<Events>,
     ) -> Rc<Self> {
         let (grants, adoption) = grants.into_parts();
         let copies = copies::Copies::new(&catalog);
@@ -236,6 +249,7 @@ impl Owner {
             awaiting_commit: fault::AwaitingCommit::default(),
             releasing: RefCell::default(),
             newest_generation: Cell::new(0),
+            acting: Cell::new(0),
             adoption,
             open: Cell::new(false),
             opened: Signal::new(),
@@ -246,10 +260,13 @@ impl Owner {
             laundered: Signal::new(),
             laundering: launder::Laundering::default(),
             hanging: hang::Hanging::default(),
+            changing_ports: RefCell::default(),
+            events,
             growing: RefCell::default(),
             retrying: RefCell::default(),
             devices_changed: Signal::new(),
             watched: watch::Watched::default(),
+            hosts: hosts::Hosts::default(),
             quarantine: quarantine::Quarantine::default(),
             adding: tokio::sync::Mutex::new(()),
             closed: Cell::new(false),
@@ -346,6 +363,7 @@ impl Owner {
                 // Whoever listens to the progress ends it.
                 return std::future::pending().await;
             }
+            self.acting.set(session.generation);
             asked.extend(self.say_listeners(&session, &addresses));
             self.carried_out(&session, asked).await;
             progress(Progress::Running);
@@ -479,6 +497,13 @@ impl Owner {
             } => {
                 self.on_release(session.generation, release, volume, range);
             }
+            FromEngine::Reserve(ask) => self.on_reserve(session, ask),
+            FromEngine::HostRefused {
+                host,
+                subsystem,
+                why,
+                count,
+            } => self.host_refused(session, &host, &subsystem, &why, count),
             FromEngine::DeviceReady { device } => self.device_ready(device),
             FromEngine::DeviceFailed { device, error } => {
                 self.device_failed(session, device, error);

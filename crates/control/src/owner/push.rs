@@ -1,6 +1,7 @@
 //! Telling the engine what there is.
 //!
-//! Purpose: a conversation begins with everything (devices, volumes, exports, listeners), and each
+//! Purpose: a conversation begins with everything (devices, volumes, what hosts have reserved of them,
+//! exports, ports, listeners), and each
 //! later change is told as it happens.
 //! Design: what is needed to serve is said in one step without a wait in it, and from the same step
 //! on changes are told; so nothing falls between. All of it is idempotent. With it goes what a FLUSH
@@ -106,6 +107,7 @@ impl Owner {
                 | Held::Memory => {}
             }
         }
+        self.note_ports();
         let core = self.core.borrow();
         let pool = &core.pool;
         let extent_bytes = pool.info().extent_bytes;
@@ -139,6 +141,12 @@ impl Owner {
             );
         }
         drop(core);
+        for (what, pending) in self.say_reservations(session) {
+            ask(what, None, pending);
+        }
+        for (what, pending) in self.say_ports(session) {
+            ask(what, None, pending);
+        }
         self.say_what_a_flush_must_know(session);
         let core = self.core.borrow();
         let pool = &core.pool;

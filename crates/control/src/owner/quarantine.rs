@@ -20,7 +20,7 @@ use super::volume::engine_error;
 use crate::api::error::ApiError;
 use crate::api::events::EventKind;
 use crate::api::model::Export;
-use crate::events::{Events, News};
+use crate::events::News;
 
 /// So many deaths ...
 const DEATHS: usize = 5;
@@ -71,13 +71,7 @@ impl Quarantine {
 
 impl Owner {
     /// The engine died of what an export's hosts sent.
-    pub(crate) fn blame_export(
-        &self,
-        export: ExportId,
-        why: &str,
-        generation: u64,
-        events: &Events,
-    ) {
+    pub(crate) fn blame_export(&self, export: ExportId, why: &str, generation: u64) {
         if !self.quarantine.blame(export, why, Instant::now()) {
             return;
         }
@@ -90,7 +84,8 @@ impl Owner {
             export: Some(name),
             ..News::default()
         };
-        events.tell(EventKind::ExportQuarantined, generation, text, news);
+        self.events
+            .tell(EventKind::ExportQuarantined, generation, text, news);
     }
 
     /// Serves a quarantined export again.
@@ -98,7 +93,6 @@ impl Owner {
         &self,
         tenant: String,
         volume: String,
-        events: &Events,
     ) -> Result<Export, ApiError> {
         let id = self.export_id(&tenant, &volume)?;
         if self.quarantine.lift(id) {
@@ -108,7 +102,7 @@ impl Owner {
                 export: Some(name),
                 ..News::default()
             };
-            events.tell(
+            self.events.tell(
                 EventKind::ExportResumed,
                 self.newest_generation.get(),
                 text,

@@ -4,13 +4,15 @@
 //! Design: reads only. What connects is read from the engine's state region.
 //! Not here: counters (`stats`).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use forebay_pool::{DeviceRecord, ExportRecord, Space, TenantRecord, VolumeRecord};
-use forebay_xlate::DeviceIndex;
-use forebay_xlate::boundary::region::{MAX_LANES, Region};
+use forebay_xlate::boundary::region::Region;
+use forebay_xlate::{DeviceIndex, VolumeId};
 
 use super::push::serial;
+use super::reserve::show_reservation;
 use super::session::DeviceState as EngineDevice;
 use super::watch::size::state_text as cut_text;
 use super::{Core, Owner};
@@ -66,37 +68,34 @@ fn show_volume(core: &Core, volume: &VolumeRecord) -> Volume {
         mapped_bytes,
         reserved_bytes: volume.reserved_bytes,
         exported: core.pool.export_of(volume.id).is_some(),
+        reservation: show_reservation(core, volume.id),
     }
 }
 
-/// The hosts that are connected to an export. Another process writes the region: every value is
-/// bounded before use.
-fn connected_hosts(region: &Region, export: u64) -> Vec<String> {
+/// The hosts that are connected, by export. Another process writes the region: every value is bounded
+/// before use.
+pub(super) fn connected_hosts(region: &Region) -> BTreeMap<u64, BTreeSet<String>> {
     let lanes = region.lanes();
     let key = region.header().key.load(Relaxed);
-    let mut hosts: Vec<String> = region
-        .controllers()
-        .iter()
-        .zip(0u32..)
-        .filter(|(controller, _)| controller.used.load(Acquire) == 1)
-        .filter(|(controller, _)| {
-            let lane = controller.lane.load(Relaxed);
-            lane < MAX_LANES as u64
-                && lanes[lane as usize].export.load(Relaxed) == export.wrapping_add(1)
-        })
-        .filter_map(|(controller, index)| {
-            let state = controller.state(key, index, u64::MAX)?.state;
+    let mut hosts: BTreeMap<u64, BTreeSet<String>> = BTreeMap::new();
+    for (controller, index) in region.controllers().iter().zip(0u32..) {
+        if controller.used.load(Acquire) != 1 {
+            continue;
+        }
+        let lane = lanes.get(controller.lane.load(Relaxed) as usize);
+        let export = lane.and_then(|lane| lane.export.load(Relaxed).checked_sub(1));
+        let state = controller.state(key, index, u64::MAX);
+        if let (Some(export), Some(state)) = (export, state) {
             // The host's name comes first.
-            let bytes: Vec<u8> = state[..32]
+            let bytes: Vec<u8> = state.state[..32]
                 .iter()
                 .flat_map(|word| word.to_le_bytes())
                 .take_while(|byte| *byte != 0)
                 .collect();
-            Some(String::from_utf8_lossy(&bytes).into_owned())
-        })
-        .collect();
-    hosts.sort_unstable();
-    hosts.dedup();
+            let name = String::from_utf8_lossy(&bytes).into_owned();
+            hosts.entry(export).or_default().insert(name);
+        }
+    }
     hosts
 }
 
@@ -157,8 +156,8 @@ impl Owner {
             addresses: self.addresses(),
             quarantined: self.quarantine.reason(export.id),
             connected_hosts: session
-                .map(|session| connected_hosts(&session.region, export.id.0))
-                .unwrap_or_default(),
+                .and_then(|session| connected_hosts(&session.region).remove(&export.id.0))
+                .map_or_else(Vec::new, |hosts| hosts.into_iter().collect()),
         })
     }
 
@@ -254,13 +253,20 @@ impl Owner {
         })
     }
 
+    /// Tenant and volume, or the number of one that is gone.
+    pub(super) fn volume_name(&self, core: &Core, id: VolumeId) -> String {
+        core.pool.volume(id).map_or_else(
+            |_| id.to_string(),
+            |volume| format!("{}/{}", tenant_name(core, volume), volume.name),
+        )
+    }
+
     /// The volumes with something on a device, as `tenant/volume`.
     pub(super) fn volumes_on(&self, core: &Core, device: DeviceIndex) -> Vec<String> {
         let volumes = core.pool.volumes_on(device);
         let mut names: Vec<String> = volumes
             .iter()
-            .filter_map(|id| core.pool.volume(*id).ok())
-            .map(|volume| format!("{}/{}", tenant_name(core, volume), volume.name))
+            .map(|id| self.volume_name(core, *id))
             .collect();
         names.sort_unstable();
         names

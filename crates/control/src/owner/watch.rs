@@ -76,6 +76,7 @@ impl Owner {
             }
             self.log_changes();
             self.look_at_errors();
+            self.look_at_hosts();
             self.look_at_sizes();
         }
     }

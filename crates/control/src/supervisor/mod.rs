@@ -445,7 +445,7 @@ impl Supervisor {
         self.events
             .tell(EventKind::EngineDied, generation, text, news);
         if let Some(export) = verdict.export {
-            owner.blame_export(export, &verdict.cause, generation, &self.events);
+            owner.blame_export(export, &verdict.cause, generation);
         }
         self.keep_estate(session, &verdict);
         self.report_death();

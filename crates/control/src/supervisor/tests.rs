@@ -42,6 +42,7 @@ fn with_engine<F: Future<Output = ()>>(
             open.devices,
             grants,
             Limits::default(),
+            Rc::default(),
         );
         let supervisor = Supervisor::new(config, at, at, None, Rc::default());
         tokio::task::spawn_local(supervisor.clone().run(owner.clone(), None));
@@ -125,7 +126,7 @@ fn idle() -> (Rc<Supervisor>, Rc<Events>) {
 
 fn assert_dropped(supervisor: &Supervisor, events: &Events) {
     assert!(supervisor.estate.borrow().is_none());
-    let kinds: Vec<EventKind> = events.list().iter().map(|event| event.kind).collect();
+    let kinds: Vec<EventKind> = events.all().iter().map(|event| event.kind).collect();
     assert_eq!(kinds, [EventKind::NotTakenOver]);
 }
 

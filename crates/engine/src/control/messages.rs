@@ -75,6 +75,11 @@ impl Control {
                     .set_addresses(self.door.listeners().map(|(a, _)| a.to_string()).collect());
                 self.done(request, result);
             }
+            // What they say is for the reactors, which have no use for it yet.
+            ToEngine::SetPort { request, .. } | ToEngine::SetReservations { request, .. } => {
+                self.done(request, Ok(()));
+            }
+            ToEngine::Reserved { .. } | ToEngine::VolumeFigures { .. } => {}
             ToEngine::TakeOver {
                 request,
                 generation,

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use forebay_control::api::events::Event;
+use forebay_control::api::events::{Event, EventList};
 
 use super::Context;
 use super::status::word;
@@ -10,7 +10,7 @@ use crate::failure::Outcome;
 use crate::output::table;
 
 pub(crate) fn events(context: &Context) -> Outcome {
-    let events: Vec<Event> = context.client.get("/v1/events")?;
+    let events = context.client.get::<EventList>("/v1/events")?.events;
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_ms = since.unwrap_or_default().as_millis() as u64;
     context.output.show(&events, |events| text(events, now_ms))

@@ -13,6 +13,7 @@
 //! **Not here:** sockets ([`super::socket`]).
 
 use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
+use forebay_nvme::reservation::Reservations;
 use serde::{Deserialize, Serialize};
 
 /// The language's version; a side that hears another one says so and hangs up.
@@ -76,6 +77,58 @@ pub struct ExportConfig {
     pub hosts: Vec<String>,
     /// Whether every host may.
     pub any_host: bool,
+}
+
+/// How hosts should use the paths through a port: NVMe's asymmetric namespace access states, of those
+/// that an operator may choose (Base 2.0, 8.1).
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum AnaState {
+    /// As any other.
+    #[default]
+    Optimized,
+    /// When there is no better one.
+    NonOptimized,
+    /// Not at all: commands for namespaces end with a path error.
+    Inaccessible,
+}
+
+/// A configured listener, as hosts see it.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct PortConfig {
+    /// Where it listens, the key: a listener's address.
+    pub address: String,
+    /// Its number in the discovery log, which stays its own.
+    pub port_id: u16,
+    /// How its paths should be used.
+    pub ana: AnaState,
+    /// How often that has changed; never less than it was (Base 2.0, 5.16.1.13: the group descriptor's
+    /// Change Count).
+    pub changes: u64,
+}
+
+/// What a reservation command is known by, whichever engine carries it out: the same for one command,
+/// another for any other that a volume's hosts send in its pool's life.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct ReserveToken {
+    /// The number of the connection that it came by.
+    pub socket: u64,
+    /// Its number on that connection.
+    pub number: u64,
+}
+
+/// A host's change of a volume's reservations.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct ReserveAsk {
+    /// The command.
+    pub token: ReserveToken,
+    /// Which volume.
+    pub volume: VolumeId,
+    /// Who asks: its Host Identifier.
+    pub host: [u8; 16],
+    /// What: see [`ReservationCommand::new`](forebay_nvme::reservation::ReservationCommand::new).
+    pub action: u32,
+    /// The keys that it brought.
+    pub keys: [u64; 2],
 }
 
 /// Work of the internal lane, the one place where the system itself moves data.
@@ -172,6 +225,48 @@ pub enum ToEngine {
         request: u64,
         /// Which.
         export: ExportId,
+    },
+    /// How hosts should use a listener's paths. Comes before what a dead engine left, and before the
+    /// listener.
+    SetPort {
+        /// Returned in `Done`.
+        request: u64,
+        /// Which.
+        port: PortConfig,
+    },
+    /// Who has reserved a volume. Comes before its export, and whenever the daemon changes it.
+    SetReservations {
+        /// Returned in `Done`.
+        request: u64,
+        /// Which volume.
+        volume: VolumeId,
+        /// The whole of it.
+        state: Reservations,
+    },
+    /// A `Reserve` is carried out, durably, or refused. Repeated for a repeated question.
+    Reserved {
+        /// From `Reserve`.
+        token: ReserveToken,
+        /// Which volume.
+        volume: VolumeId,
+        /// What the host is answered: the status field without its phase bit (status code in bits 7:0,
+        /// its type in bits 10:8, do not retry in bit 14); 0 is success.
+        status: u16,
+        /// As it is now.
+        state: Reservations,
+    },
+    /// What hosts see of a volume's space and health. No answer; repeated when it changes.
+    VolumeFigures {
+        /// Which.
+        volume: VolumeId,
+        /// What it has written, in bytes (Identify Namespace: NUSE).
+        used_bytes: u64,
+        /// What its pool has left, in percent (SMART: Available Spare).
+        spare_percent: u8,
+        /// From which on that is little, in percent (SMART: Available Spare Threshold).
+        spare_threshold_percent: u8,
+        /// SMART's Critical Warning bits.
+        warnings: u8,
     },
     /// Accept NVMe/TCP connections. Descriptor: the listening socket.
     SetListener {
@@ -421,6 +516,16 @@ pub enum FromEngine {
         /// Up to which.
         sequence: u64,
     },
+    /// A host changes a volume's reservations. Repeated to a new daemon until it is answered.
+    Reserve(ReserveAsk),
+    /// What `SetExport` or `RemoveExport` has taken from hosts is taken: follows the request's `Done`
+    /// when their connections are shut and their commands have ended, but for those at devices.
+    ExportSettled {
+        /// From the request.
+        request: u64,
+        /// Their commands that are still at devices.
+        at_devices: u32,
+    },
     /// A tenant deallocates these extents.
     Release {
         /// Returned in `ReleaseDone` or `ReleaseFailed`.
@@ -461,6 +566,17 @@ pub enum FromEngine {
         job: u64,
         /// The error number, if it failed.
         errno: Option<i32>,
+    },
+    /// Hosts were not let in. At most one of these a second.
+    HostRefused {
+        /// The newest's name.
+        host: String,
+        /// The subsystem that it asked for.
+        subsystem: String,
+        /// Why, for people.
+        why: String,
+        /// How many there were since the last of these messages.
+        count: u32,
     },
     /// Something that people should know.
     Notice {

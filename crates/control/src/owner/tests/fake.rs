@@ -301,6 +301,8 @@ impl Fake {
             | ToEngine::SetExport { request, .. }
             | ToEngine::RemoveExport { request, .. }
             | ToEngine::SetListener { request, .. }
+            | ToEngine::SetPort { request, .. }
+            | ToEngine::SetReservations { request, .. }
             | ToEngine::Resume { request }
                 if self.answer_requests =>
             {

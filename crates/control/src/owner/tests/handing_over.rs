@@ -398,13 +398,13 @@ fn an_export_that_kills_is_not_told_until_an_operator_says_so() {
         line.life.export("b").await;
         let owner = line.life.owner.clone();
         let export = owner.export_id("t", "a").unwrap();
-        let events = crate::events::Events::default();
         for _ in 0..5 {
-            owner.blame_export(export, "command 7", 2, &events);
+            owner.blame_export(export, "command 7", 2);
         }
-        let kinds: Vec<_> = events.list().into_iter().map(|event| event.kind).collect();
+        let events = owner.events.all();
+        let kinds: Vec<_> = events.iter().map(|event| event.kind).collect();
         assert_eq!(kinds, [crate::api::events::EventKind::ExportQuarantined]);
-        let event = events.list().pop().unwrap();
+        let event = events.last().unwrap();
         assert_eq!(event.export.as_deref(), Some("t/a"));
         assert!(event.message.contains("command 7"), "{}", event.message);
         line.die(None).await;
@@ -430,7 +430,7 @@ fn an_export_that_kills_is_not_told_until_an_operator_says_so() {
         let changed = owner.export_update("t".to_owned(), "a".to_owned(), change);
         line.life.with_engine(changed).await.unwrap();
         assert_eq!(told(&line), [other]);
-        let resumed = owner.export_resume("t".to_owned(), "a".to_owned(), &events);
+        let resumed = owner.export_resume("t".to_owned(), "a".to_owned());
         let shown = line.life.with_engine(resumed).await.unwrap();
         assert_eq!(shown.quarantined, None);
         assert_eq!(told(&line), [other, export.0]);

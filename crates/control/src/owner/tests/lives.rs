@@ -127,7 +127,14 @@ fn a_new_daemon_goes_on_with_a_live_engine() {
             devices,
             ..
         } = open;
-        let owner = Owner::new(pool, Arc::new(catalog), devices, grants, begin.limits);
+        let owner = Owner::new(
+            pool,
+            Arc::new(catalog),
+            devices,
+            grants,
+            begin.limits,
+            Rc::default(),
+        );
         fake.say(&FromEngine::CommitWanted {
             volume: a,
             sequence,

@@ -172,6 +172,7 @@ fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
         devices,
         grants.unwrap(),
         begin.limits.clone(),
+        Rc::default(),
     )
 }
 
@@ -231,7 +232,14 @@ impl Life {
             devices,
             ..
         } = open;
-        let owner = Owner::new(pool, Arc::new(catalog), devices, grants, begin.limits);
+        let owner = Owner::new(
+            pool,
+            Arc::new(catalog),
+            devices,
+            grants,
+            begin.limits,
+            Rc::default(),
+        );
         let mut life = Self {
             owner: owner.clone(),
             fake,

@@ -1,0 +1,166 @@
+//! Hosts that come and go, as events.
+//!
+//! Purpose: an operator sees who connects, who leaves, and who is not let in.
+//! Design: the engine's state region says who is connected to what; it is looked at with the owner's slow
+//! beat, and what is other than at the last look is told: a few hosts by name, the rest of a storm as one
+//! event with a count. A connection that comes and goes between two looks is not seen. A dead engine's
+//! hosts count as connected until its successor's records, or their lack, say otherwise. Hosts that are
+//! refused are told of by the engine, at most once a second.
+//! Not here: who may connect (the engine).
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::Relaxed;
+
+use forebay_pool::ExportId;
+
+use super::Owner;
+use super::session::Session;
+use super::show::connected_hosts;
+use crate::api::events::EventKind;
+use crate::events::News;
+
+/// Hosts that one look tells by name, of each export's that came and that left.
+const NAMED_MAX: usize = 8;
+/// The longest name of a host or a subsystem that is told (Base 2.0, 4.5: 223 bytes).
+const NAME_MAX_BYTES: usize = 223;
+
+/// Who was connected at the last look: the export, and the host's name.
+#[derive(Debug, Default)]
+pub(super) struct Hosts(RefCell<BTreeSet<(ExportId, String)>>);
+
+/// What a look tells: up to [`NAMED_MAX`] one by one, or all in one with a count.
+fn told(export: &str, hosts: &[&str], did: &str) -> Vec<(String, Option<String>, u64)> {
+    if hosts.len() <= NAMED_MAX {
+        let one = |host: &&str| {
+            let text = format!("host {host} {did} {export}");
+            (text, Some((*host).to_owned()), 1)
+        };
+        return hosts.iter().map(one).collect();
+    }
+    let text = format!("{} hosts {did} {export}", hosts.len());
+    vec![(text, None, hosts.len() as u64)]
+}
+
+/// What came from outside, for a sentence: bounded, and nothing that moves a cursor.
+fn clean(text: &str) -> String {
+    let mut clean: String = text.chars().filter(|c| !c.is_control()).collect();
+    clean.truncate(clean.floor_char_boundary(NAME_MAX_BYTES));
+    clean
+}
+
+impl Owner {
+    /// Looks at who is connected.
+    pub(super) fn look_at_hosts(&self) {
+        let session = self.session();
+        let acting = session.filter(|session| self.acting.get() == session.generation);
+        let Some(session) = acting else {
+            return;
+        };
+        let mut known = self.hosts.0.borrow_mut();
+        // The records of hosts are many: they are looked at where there is somebody, or was.
+        let lanes = session.region.lanes().iter();
+        let nobody = || {
+            let exports = self.core.borrow().pool.exports().count();
+            lanes
+                .filter(|lane| lane.export.load(Relaxed) != 0)
+                .take(exports)
+                .all(|lane| lane.connections.load(Relaxed) == 0)
+        };
+        if known.is_empty() && nobody() {
+            return;
+        }
+        let mut now = BTreeSet::new();
+        for (export, hosts) in connected_hosts(&session.region) {
+            let hosts = hosts
+                .into_iter()
+                .map(|host| (ExportId(export), clean(&host)));
+            now.extend(hosts);
+        }
+        let came = self.by_export(now.difference(&known));
+        let left = self.by_export(known.difference(&now));
+        for (kind, all, did) in [
+            (EventKind::HostConnected, came, "connected to"),
+            (EventKind::HostDisconnected, left, "disconnected from"),
+        ] {
+            for (export, hosts) in all {
+                let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+                for (text, host, count) in told(&export, &hosts, did) {
+                    let news = News {
+                        export: Some(export.clone()),
+                        host,
+                        count: Some(count),
+                        ..News::default()
+                    };
+                    self.events.tell(kind, session.generation, text, news);
+                }
+            }
+        }
+        *known = now;
+    }
+
+    fn by_export<'a>(
+        &self,
+        pairs: impl Iterator<Item = &'a (ExportId, String)>,
+    ) -> Vec<(String, Vec<String>)> {
+        let mut all: Vec<(String, Vec<String>)> = Vec::new();
+        let mut last = None;
+        for (export, host) in pairs {
+            if last != Some(*export) {
+                last = Some(*export);
+                all.push((self.export_name(*export), Vec::new()));
+            }
+            if let Some((_, hosts)) = all.last_mut() {
+                hosts.push(host.clone());
+            }
+        }
+        all
+    }
+
+    /// The engine did not let a host in.
+    pub(super) fn host_refused(
+        &self,
+        session: &Session,
+        host: &str,
+        subsystem: &str,
+        why: &str,
+        count: u32,
+    ) {
+        let (host, subsystem, why) = (clean(host), clean(subsystem), clean(why));
+        let more = match count {
+            0 | 1 => String::new(),
+            count => format!(" ({count} were refused, this one last)"),
+        };
+        let text = format!("host {host} was not let in to {subsystem}: {why}{more}");
+        let news = News {
+            host: Some(host),
+            count: Some(count.max(1).into()),
+            ..News::default()
+        };
+        self.events
+            .tell(EventKind::HostRefused, session.generation, text, news);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_storm_of_hosts_is_one_event() {
+        let names: Vec<String> = (0..20).map(|n| format!("nqn.{n}")).collect();
+        let hosts: Vec<&str> = names.iter().map(String::as_str).collect();
+        let few = told("t/a", &hosts[..NAMED_MAX], "connected to");
+        assert_eq!(few.len(), NAMED_MAX);
+        assert_eq!(few[3].0, "host nqn.3 connected to t/a");
+        assert_eq!(few[3].1.as_deref(), Some("nqn.3"));
+        let many = told("t/a", &hosts, "connected to");
+        assert_eq!(many, [("20 hosts connected to t/a".to_owned(), None, 20)]);
+    }
+
+    #[test]
+    fn a_name_from_outside_is_tamed() {
+        assert_eq!(clean("a\u{1b}[2J\nb"), "a[2Jb");
+        assert_eq!(clean(&"é".repeat(400)).len(), 222);
+    }
+}
