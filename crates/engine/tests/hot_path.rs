@@ -6,8 +6,10 @@
 
 mod common;
 
-use common::{HOST, TestEngine};
+use common::{EXTENT_BYTES, HOST, TestEngine};
 use forebay_initiator::load::{Amount, LoadSpec, run};
+use forebay_xlate::boundary::message::{GrantOf, ToEngine};
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, VolumeId, Word};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::SeqCst};
@@ -126,4 +128,55 @@ fn hot_path_does_not_allocate() {
     );
     counted("ram");
     counted("file");
+}
+
+/// A first write that claims a place ahead is on the hot path too.
+#[test]
+fn a_claim_does_not_allocate() {
+    let _alone = ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut engine = TestEngine::start("ram", 128 << 20, 1);
+    engine.volume(1, 32 << 20, 4096);
+    let nqn = engine.export(1, &[]);
+    run(&load(&engine, &nqn, 0, 65536, 32), &mut |_| {}).unwrap();
+    let (volume, range) = (VolumeId(1), ExtentRange::new(0, (32 << 20) / EXTENT_BYTES));
+    let faults = || engine.log.lock().unwrap().faults;
+    let (mut begun, mut counted) = (None, None);
+    let spec = LoadSpec {
+        amount: Amount::Duration(std::time::Duration::from_secs(2)),
+        ..load(&engine, &nqn, 0, 65536, 32)
+    };
+    let report = run(&spec, &mut |at| {
+        if at.fraction > 0.3 && begun.is_none() {
+            begun = Some(faults());
+            COUNT.store(0, SeqCst);
+            WATCHED.store(reactor_thread(), SeqCst);
+            // All of it lies elsewhere now, ahead: behind what it had.
+            engine.say(ToEngine::Revoke {
+                revoke: 1,
+                volume,
+                range,
+                keep: None,
+                release: None,
+            });
+            let word = Word::ahead(DeviceIndex(0), ExtentIndex(range.count + 10)).unwrap();
+            let grants = vec![GrantOf {
+                volume,
+                range,
+                word: word.bits(),
+                commit_sequence: 0,
+            }];
+            engine.say(ToEngine::Grants { grants });
+        } else if at.fraction > 0.8 && counted.is_none() {
+            WATCHED.store(0, SeqCst);
+            counted = Some((COUNT.load(SeqCst), faults()));
+        }
+    })
+    .unwrap();
+    WATCHED.store(0, SeqCst);
+    let (allocations, after) = counted.unwrap();
+    assert_eq!((report.errors, allocations), (0, 0));
+    // But for those that came between the two messages, everything was claimed.
+    assert!(after - begun.unwrap() < range.count / 2);
 }

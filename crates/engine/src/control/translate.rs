@@ -125,3 +125,39 @@ pub(super) fn from_reactor(upcall: mailbox::Upcall) -> Result<Upcall, mailbox::U
         other @ (From::LaneGone { .. } | From::SocketGone(_) | From::Stopped) => return Err(other),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_xlate::boundary::message::VolumeConfig;
+    use forebay_xlate::{DeviceIndex, ExtentIndex};
+
+    /// What a FLUSH must see is there before a reactor can claim, not when it does: so a FLUSH after a
+    /// claimed write covers the device, and waits for the mapping.
+    #[test]
+    fn a_flush_sees_a_place_ahead_like_any_grant() {
+        let config = VolumeConfig {
+            volume: VolumeId(1),
+            uuid: [0; 16],
+            size_bytes: 1 << 20,
+            block_bytes: 4096,
+            extent_bytes: 65536,
+        };
+        let volume = Arc::new(Volume::new(config).unwrap());
+        let mut volumes = Volumes::default();
+        volumes.0.insert(VolumeId(1), volume.clone());
+        let range = ExtentRange::new(0, 4);
+        let word = Word::ahead(DeviceIndex(3), ExtentIndex(9)).unwrap();
+        assert!(volumes.install(&GrantOf {
+            volume: VolumeId(1),
+            range,
+            word: word.bits(),
+            commit_sequence: 6,
+        }));
+        assert_eq!(volume.uncommitted(), 6);
+        assert!(volume.written_devices().eq([DeviceIndex(3)]));
+        assert_eq!(volumes.count_ahead(VolumeId(1), range), 4);
+        assert_eq!(volumes.take_back(VolumeId(1), range), [range]);
+        assert_eq!(volumes.take_back(VolumeId(2), range), []);
+    }
+}
