@@ -22,7 +22,7 @@ use super::measure::Summary;
 const LIMIT: Duration = Duration::from_secs(1800);
 const TEST: &str = "tcp::tests::cost::batches_are_carried_out";
 /// The function of the test that is counted.
-const COUNTED: &str = "*counted_turns*";
+const COUNTED: &str = "*counted_turn*";
 /// Builds: the name, and features that make it so.
 const WITH: (&str, &str) = ("with", "no-kill-points");
 const WITHOUT: (&str, &str) = ("without", "no-kill-points,no-recording");

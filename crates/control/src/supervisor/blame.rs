@@ -135,7 +135,7 @@ mod tests {
     fn only_a_crash_blames() {
         let region = Region::anonymous(1).unwrap();
         let reactor = &region.reactors()[2];
-        reactor.blame.store(Blame::word(7, 9), Relaxed);
+        reactor.blame.store(Blame::command(7, 9), Relaxed);
         region.queues()[7].controller.store(4, Relaxed);
         region.controllers()[4].export.store(12, Relaxed);
         let command = &region.commands(7)[9];
@@ -167,7 +167,7 @@ mod tests {
 
         region.header().stuck.store(0, Relaxed);
         region.header().crash.store(6 << 32 | 3, Relaxed);
-        reactor.blame.store(Blame::word(7, u16::MAX), Relaxed);
+        reactor.blame.store(Blame::queue(7), Relaxed);
         let crashed = judge(Some(&region), "unknown");
         assert_eq!(
             crashed.blamed,

@@ -9,7 +9,6 @@ use super::settle::Ended;
 use super::{Core, Slice, kind};
 use forebay_device::{Errno, Finish, Op, Submitted};
 use forebay_nvme::Status;
-use forebay_xlate::boundary::region::MAX_QUEUE_ENTRIES;
 use forebay_xlate::drain::SliceSpan;
 use forebay_xlate::reactor_side::{Access, Parked, access, claim, run};
 use forebay_xlate::{ExtentRange, Word, kill_point};
@@ -176,17 +175,15 @@ impl Core {
         let Some(index) = self.free_slices.pop() else {
             return Put::NoSlice;
         };
-        // Whatever becomes of it, a successor must reckon with it.
-        let at = self.ios[io].record;
-        if let Some(queue) = self.commands.get(at.queue() as usize) {
-            queue[usize::from(at.slot()) % MAX_QUEUE_ENTRIES].submit_to(device);
-        }
         match served.device.submit(
             &mut self.ring,
             &mut op,
             kind::SLICE << kind::SHIFT | u64::from(index),
         ) {
             Submitted::Queued => {
+                // From when the ring is entered on, a successor must reckon with it. What was done at once
+                // has no end that could come late.
+                self.commands[self.ios[io].record.place()].submit_to(device);
                 let span = SliceSpan {
                     number: self.drains.begin(),
                     ..span

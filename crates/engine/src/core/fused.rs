@@ -18,7 +18,6 @@ use super::io::{Stage, Token};
 use super::staging::StagingBuffer;
 use super::{Core, IoOp, MAX_IOS, NewIo};
 use forebay_nvme::Status;
-use forebay_xlate::boundary::region::MAX_QUEUE_ENTRIES;
 use forebay_xlate::kill_point;
 
 /// What is read at once; less when memory is short.
@@ -167,10 +166,7 @@ impl Core {
     /// The compare of a compare-and-write has passed.
     fn write_passed(&mut self, token: Token) {
         let io = &mut self.ios[token.index()];
-        let at = io.record;
-        if let Some(queue) = self.commands.get(at.queue() as usize) {
-            queue[usize::from(at.slot()) % MAX_QUEUE_ENTRIES].pass();
-        }
+        self.commands[io.record.place()].pass();
         kill_point!("fused.passed");
         if let IoOp::CompareAndWrite {
             offset_bytes,

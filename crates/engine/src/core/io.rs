@@ -8,7 +8,7 @@ use super::parked::NONE;
 use super::staging::StagingBuffer;
 use crate::lane::LaneIndex;
 use forebay_nvme::Status;
-use forebay_xlate::boundary::region::Blame;
+use forebay_xlate::boundary::region::{Blame, MAX_QUEUE_ENTRIES, MAX_QUEUES};
 use forebay_xlate::reactor_side::Parked;
 
 /// Who gets the result.
@@ -30,19 +30,19 @@ impl CommandRef {
     /// Of a queue's slot and a command's.
     #[inline]
     pub const fn new(queue: u32, slot: u16) -> Self {
-        Self(Blame::word(queue, slot) as u32)
+        Self(Blame::command(queue, slot) as u32)
+    }
+
+    /// Its place among the commands of all queues.
+    #[inline]
+    pub const fn place(self) -> usize {
+        self.0 as usize % (MAX_QUEUES * MAX_QUEUE_ENTRIES)
     }
 
     /// Queue slot.
     #[inline]
     pub const fn queue(self) -> u32 {
-        (self.0 >> 16) - 1
-    }
-
-    /// Command slot.
-    #[inline]
-    pub const fn slot(self) -> u16 {
-        self.0 as u16
+        (self.place() / MAX_QUEUE_ENTRIES) as u32
     }
 
     /// Who is to blame while a reactor is busy with it.

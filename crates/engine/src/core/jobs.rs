@@ -40,6 +40,8 @@ pub(super) struct Jobs {
     /// Something has changed since the queue was looked through.
     look: bool,
     active: [Option<Active>; MAX_ACTIVE],
+    /// How many of those there are.
+    count: usize,
 }
 
 impl Jobs {
@@ -48,6 +50,7 @@ impl Jobs {
             queue: VecDeque::new(),
             look: false,
             active: Default::default(),
+            count: 0,
         }
     }
 
@@ -87,7 +90,7 @@ impl Core {
 
     /// Whether the internal lane has work.
     pub fn has_jobs(&self) -> bool {
-        !self.jobs.queue.is_empty() || self.jobs.active.iter().any(Option::is_some)
+        !self.jobs.queue.is_empty() || self.jobs.count > 0
     }
 
     fn job_done(&mut self, job: u64, error: Option<Errno>) {
@@ -106,8 +109,10 @@ impl Core {
                 }
             }
         }
-        for slot in 0..MAX_ACTIVE {
-            self.advance_job(slot);
+        if self.jobs.count > 0 {
+            for slot in 0..MAX_ACTIVE {
+                self.advance_job(slot);
+            }
         }
     }
 
@@ -156,12 +161,14 @@ impl Core {
             op: None,
             at_device: false,
         });
+        self.jobs.count += 1;
         true
     }
 
     /// A job of the internal lane has ended.
     fn end_job(&mut self, place: usize, error: Option<Errno>) {
         if let Some(active) = self.jobs.active[place].take() {
+            self.jobs.count -= 1;
             self.jobs.look = true;
             self.job_done(active.job, error);
         }

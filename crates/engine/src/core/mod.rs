@@ -34,7 +34,7 @@ use forebay_device::{Device, Errno, Op, OpKind};
 use forebay_nvme::Status;
 use forebay_xlate::boundary::message::DeviceConfig;
 use forebay_xlate::boundary::region::{
-    CommandRecord, DeviceOp, MAX_QUEUE_ENTRIES, RECORDS, ReactorRecord, Region,
+    CommandRecord, DeviceOp, MAX_QUEUE_ENTRIES, MAX_QUEUES, RECORDS, ReactorRecord, Region,
 };
 use forebay_xlate::drain::{Drains, SliceSpan};
 use forebay_xlate::{ExtentRange, Rights, VolumeId, kill_point};
@@ -90,7 +90,7 @@ pub struct Core {
     pub reactor: usize,
     record: &'static ReactorRecord,
     /// The records of all queues' commands.
-    commands: &'static [[CommandRecord; MAX_QUEUE_ENTRIES]],
+    commands: &'static [CommandRecord; MAX_QUEUES * MAX_QUEUE_ENTRIES],
     ring: Ring,
     now_ns: u64,
     lanes: Vec<Option<Lane>>,
@@ -125,7 +125,7 @@ impl Core {
     pub fn new(reactor: usize, region: Arc<Region>, staging: Staging, ring: Ring) -> Self {
         Self {
             record: &keep_for_ever(&region).reactors()[reactor],
-            commands: keep_for_ever(&region).commands_of_all(),
+            commands: keep_for_ever(&region).commands_in_a_row(),
             staging,
             region,
             reactor,
@@ -455,8 +455,10 @@ impl Core {
 
     /// The end of a turn: what found no room in the ring is tried again, and the ring is submitted.
     pub fn submit(&mut self) -> bool {
+        self.blame(None);
         if self.carried.any() {
             self.advance_carried();
+            self.blame(None);
         }
         let again = !self.ring_wait.is_empty() || !self.slice_again.is_empty();
         if again {
@@ -469,12 +471,13 @@ impl Core {
                 self.dispatch(Token::take(i));
             }
             self.scratch = waiting;
+            self.blame(None);
         }
         if std::mem::take(&mut self.slices_freed) && self.slice_waits > 0 {
             self.slice_waits = 0;
             self.take_up(|_, io| io.stage == Stage::SliceWait, Self::dispatch);
+            self.blame(None);
         }
-        self.blame(None);
         self.retry_flushes();
         self.advance_jobs();
         // A failed submission leaves its entries queued: the next turn tries again.

@@ -126,7 +126,7 @@ impl Frontend {
         }
     }
 
-    /// One turn; true if anything was done.
+    /// One turn; true if anything was done. Whoever is to blame last is so until [`Core::submit`].
     pub(crate) fn poll(&mut self, core: &mut Core) -> bool {
         let mut any = self.complete(core);
         let active = self.active.len();
@@ -153,7 +153,6 @@ impl Frontend {
             self.send_all(core);
             any = true;
         }
-        core.blame_nobody();
         any
     }
 
@@ -257,6 +256,7 @@ impl Frontend {
         if conn.rx.stalled()
             && let Some(keep) = rx::lend(conn)
         {
+            conn.records.blame_stream();
             let kept = &keep.bytes(conn.rx.kept_in())[..conn.rx.kept()];
             let (taken, _) = self.take(core, index, Some(kept), 0..0);
             any |= taken > 0;
@@ -271,7 +271,7 @@ impl Frontend {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return any;
         };
-        conn.records.blame(slots::NONE);
+        conn.records.blame_stream();
         let received = rx::receive(conn, &mut self.buffer);
         let (from, to) = match received {
             Received::Nothing => {
@@ -301,7 +301,7 @@ impl Frontend {
     }
 
     /// Takes PDUs of `kept`, or of a part of the receive buffer, as far as it goes; returns how many bytes
-    /// were taken.
+    /// were taken. The stream is to blame already.
     fn take(
         &mut self,
         core: &mut Core,
@@ -326,7 +326,9 @@ impl Frontend {
                 controllers: &mut self.controllers,
                 events: &mut self.events,
             };
-            conn.records.blame(slots::NONE);
+            if at > 0 {
+                conn.records.blame_stream();
+            }
             let (taken, stop) = rx::take(conn, &mut turn, rest);
             at += taken;
             if let Stop::Terminate(error) = stop {
@@ -365,7 +367,7 @@ impl Frontend {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return false;
         };
-        conn.records.blame(slots::NONE);
+        conn.records.blame_stream();
         let Some(fd) = &conn.fd else { return false };
         match rustix::net::recv(fd, &mut self.buffer[..], rustix::net::RecvFlags::DONTWAIT) {
             Ok((_, n)) if n > 0 => true,
@@ -422,7 +424,7 @@ impl Frontend {
             }
             return;
         } else {
-            conn.records.blame(slots::NONE);
+            conn.records.blame_stream();
             if let Some(buffer) = done.buffer {
                 conn.give_buffer(core, buffer);
             }
@@ -462,7 +464,7 @@ impl Frontend {
         if conn.life == Life::Draining {
             return;
         }
-        conn.records.blame(slots::NONE);
+        conn.records.blame_stream();
         let sent = conn.flush(core).and_then(|()| conn.watch());
         if conn.tx.blocked() {
             conn.active = false;

@@ -90,11 +90,11 @@ pub(crate) struct NewCommand<'a> {
 pub(crate) struct QueueRecords {
     region: &'static Region,
     queue: u32,
-    /// The word of [`QueueRecords::blame`] but for the slot.
-    blame: u64,
     record: &'static QueueRecord,
     commands: &'static [CommandRecord; MAX_QUEUE_ENTRIES],
     reactor: &'static ReactorRecord,
+    /// The word of [`QueueRecords::blame`] but for the slot.
+    blame: u64,
     commands_seed: Seed,
     items_seed: Seed,
 }
@@ -106,10 +106,10 @@ impl QueueRecords {
         Some(Self {
             region,
             queue,
-            blame: Blame::word(queue, 0),
             record: region.queues().get(queue as usize)?,
             commands: region.all_commands(queue as usize)?,
             reactor: region.reactors().get(reactor)?,
+            blame: Blame::command(queue, 0),
             commands_seed: Seed::commands(key, queue),
             items_seed: Seed::items(key, queue),
         })
@@ -382,13 +382,22 @@ impl QueueRecords {
         put(&self.record.odd_taken, taken);
     }
 
-    /// The reactor is busy with this command, or with a PDU ([`super::slots::NONE`]).
+    /// The reactor is busy with this command.
     #[inline]
     pub(crate) fn blame(&self, slot: u16) {
         if !RECORDS {
             return;
         }
         put(&self.reactor.blame, self.blame | u64::from(slot));
+    }
+
+    /// The reactor is busy with a PDU.
+    #[inline]
+    pub(crate) fn blame_stream(&self) {
+        if !RECORDS {
+            return;
+        }
+        put(&self.reactor.blame, Blame::queue(self.queue));
     }
 
     /// The reactor is busy with nobody's any more.
@@ -479,7 +488,7 @@ mod tests {
         let blamed = |slot| Some(Blame { queue: 9, slot });
         records.begin_command(4, &new(1), false);
         records.took_pdu(1, 72);
-        records.blame(super::super::slots::NONE);
+        records.blame_stream();
         assert_eq!(region.blamed(2), blamed(None), "what is being looked at");
         records.begin_command(3, &new(2), false);
         assert_eq!(region.blamed(2), blamed(Some(3)));

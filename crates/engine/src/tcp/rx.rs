@@ -16,7 +16,7 @@
 //! **Not here:** commands ([`super::command`], [`super::admin`]).
 
 use super::conn::Conn;
-use super::slots::{NONE, Stage};
+use super::slots::Stage;
 use super::{Turn, admin, command};
 use crate::memory::Keep;
 use forebay_nvme::tcp::{
@@ -237,13 +237,12 @@ fn direct(expect: &Expect) -> Option<(u16, u32)> {
     }
 }
 
-/// Takes PDUs from `bytes`; returns how many bytes were taken, and why it stopped.
+/// Takes PDUs from `bytes`; returns how many bytes were taken, and why it stopped. The stream is to blame
+/// already: which command it is, its record will say (`Region::blamed`).
 pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize, Stop) {
     let mut at = 0;
     let mut commands = 0;
     conn.rx.stalled = false;
-    // Which command it is, its record will say: see `Region::blamed`.
-    conn.records.blame(NONE);
     loop {
         let rest = &bytes[at..];
         match conn.rx.expect {
@@ -301,7 +300,7 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                     Ok(Parsed::NeedMore(_)) => return (at, Stop::Dry),
                     Err(error) => return (at, Stop::Terminate(error)),
                 };
-                match frame.pdu {
+                match &frame.pdu {
                     Pdu::CapsuleCmd(sqe) => {
                         let Some(pdu) = rest.get(..frame.total_bytes()) else {
                             return (at, Stop::Dry);
@@ -310,7 +309,7 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                         let intact =
                             !frame.data_digest || digest_of(pdu, &frame) == tcp::crc32c(data);
                         let capsule = command::Capsule {
-                            sqe: &sqe,
+                            sqe,
                             data,
                             intact,
                             end: conn.rx.at + pdu.len() as u64,
@@ -334,7 +333,7 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                             return (at, Stop::Close);
                         }
                     }
-                    Pdu::H2cData(data) => match begin_data(conn, &data, &frame) {
+                    Pdu::H2cData(data) => match begin_data(conn, data, &frame) {
                         Ok(()) => at += frame.header_bytes,
                         Err(error) => return (at, Stop::Terminate(error)),
                     },
@@ -499,6 +498,6 @@ fn data_pdu_ended(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) -> Result<(),
     } else {
         command::data_complete(conn, turn, slot);
     }
-    conn.records.blame(NONE);
+    conn.records.blame_stream();
     Ok(())
 }

@@ -128,23 +128,40 @@ pub struct Blame {
     pub slot: Option<u16>,
 }
 
+/// The bit of a word that names a command; below it is its place among the commands of all queues.
+const OF_COMMAND: u64 = 1 << 20;
+/// The bit of one that names but a queue.
+const OF_QUEUE: u64 = OF_COMMAND << 1;
+const _: () = assert!(MAX_QUEUES * MAX_QUEUE_ENTRIES == OF_COMMAND as usize);
+
 impl Blame {
-    /// As a word.
+    /// The word of a command.
     #[inline]
-    pub const fn word(queue: u32, slot: u16) -> u64 {
-        (queue as u64 + 1) << 16 | slot as u64
+    pub const fn command(queue: u32, slot: u16) -> u64 {
+        OF_COMMAND | Self::at(queue, slot)
+    }
+
+    /// The word while a PDU of a queue is looked at.
+    #[inline]
+    pub const fn queue(queue: u32) -> u64 {
+        OF_QUEUE | Self::at(queue, 0)
+    }
+
+    #[inline]
+    const fn at(queue: u32, slot: u16) -> u64 {
+        let queue = queue as u64 % MAX_QUEUES as u64;
+        queue * MAX_QUEUE_ENTRIES as u64 + slot as u64 % MAX_QUEUE_ENTRIES as u64
     }
 
     /// What a word says.
     pub const fn of_word(word: u64) -> Option<Self> {
-        if word < 1 << 16 || word >> 16 > MAX_QUEUES as u64 {
-            return None;
-        }
+        let at = word % OF_COMMAND;
         Some(Self {
-            queue: ((word >> 16) - 1) as u32,
-            slot: match word as u16 {
-                item::NO_SLOT => None,
-                slot => Some(slot),
+            queue: (at / MAX_QUEUE_ENTRIES as u64) as u32,
+            slot: match word - at {
+                OF_COMMAND => Some((at % MAX_QUEUE_ENTRIES as u64) as u16),
+                OF_QUEUE => None,
+                _ => return None,
             },
         })
     }
@@ -287,6 +304,12 @@ impl Region {
     /// The same as an array; `None` for a slot out of range.
     pub fn all_commands(&self, queue: usize) -> Option<&[CommandRecord; MAX_QUEUE_ENTRIES]> {
         self.commands_of_all().get(queue)
+    }
+
+    /// The same in a row.
+    pub fn commands_in_a_row(&self) -> &[CommandRecord; MAX_QUEUES * MAX_QUEUE_ENTRIES] {
+        let all = self.table(COMMANDS_AT, 1);
+        &all[0]
     }
 
     /// The commands of all queues.
