@@ -3,7 +3,9 @@
 //! **Design.** A snapshot behind a mutex, replaced by the control thread and cloned (one reference
 //! count) by readers on admin paths only. **Not here:** lanes, which hold the same configuration.
 
+use forebay_nvme::controller::Ana;
 use forebay_xlate::boundary::message::{ExportConfig, ExportId};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 /// An export and where it is served.
@@ -22,6 +24,25 @@ impl Served {
     }
 }
 
+/// A port of all subsystems: an address that is, or will be, listened on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Port {
+    /// The address; one that is a wildcard is every address with this TCP port.
+    pub address: SocketAddr,
+    /// Port Identifier.
+    pub id: u16,
+    /// How well namespaces are reached through it.
+    pub ana: Ana,
+}
+
+/// The port that a connection came in by: the one of its address here, else a wildcard of its TCP port.
+pub fn port_of(ports: &[Port], local: SocketAddr) -> Option<&Port> {
+    let local = SocketAddr::new(local.ip().to_canonical(), local.port());
+    let exact = |p: &&Port| p.address == local;
+    let any = |p: &&Port| p.address.ip().is_unspecified() && p.address.port() == local.port();
+    (ports.iter().find(exact)).or_else(|| ports.iter().find(any))
+}
+
 /// See the module's text.
 #[derive(Clone, Debug, Default)]
 pub struct Exports {
@@ -32,7 +53,7 @@ pub struct Exports {
 struct Snapshot {
     exports: Arc<Vec<Served>>,
     addresses: Arc<Vec<String>>,
-    generation: u64,
+    ports: Arc<Vec<Port>>,
 }
 
 impl Exports {
@@ -53,9 +74,9 @@ impl Exports {
         self.with(|s| s.addresses.clone())
     }
 
-    /// Rises with each change (the discovery log's generation counter).
-    pub fn generation(&self) -> u64 {
-        self.with(|s| s.generation)
+    /// The ports.
+    pub fn ports(&self) -> Arc<Vec<Port>> {
+        self.with(|s| s.ports.clone())
     }
 
     /// The export of this subsystem.
@@ -70,7 +91,6 @@ impl Exports {
             exports.retain(|e| e.config.export != served.config.export);
             exports.push(served);
             s.exports = Arc::new(exports);
-            s.generation += 1;
         });
     }
 
@@ -80,15 +100,22 @@ impl Exports {
             let mut exports = (*s.exports).clone();
             exports.retain(|e| e.config.export != id);
             s.exports = Arc::new(exports);
-            s.generation += 1;
         });
     }
 
     /// Says which addresses are listened on.
     pub fn set_addresses(&self, addresses: Vec<String>) {
+        self.with(|s| s.addresses = Arc::new(addresses));
+    }
+
+    /// Adds a port, or changes what is said of it; gives all of them.
+    pub fn set_port(&self, port: Port) -> Arc<Vec<Port>> {
         self.with(|s| {
-            s.addresses = Arc::new(addresses);
-            s.generation += 1;
-        });
+            let mut ports = (*s.ports).clone();
+            ports.retain(|p| p.address != port.address);
+            ports.push(port);
+            s.ports = Arc::new(ports);
+            s.ports.clone()
+        })
     }
 }

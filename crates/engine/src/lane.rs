@@ -4,6 +4,7 @@
 //! no lock. Its statistics are in the state region. **Not here:** budgets (they come with admission).
 
 use crate::volume::Volume;
+use forebay_nvme::reservation::Reservations;
 use forebay_xlate::boundary::message::ExportConfig;
 use forebay_xlate::boundary::region::{LaneRecord, Region};
 use std::sync::Arc;
@@ -12,6 +13,28 @@ use std::sync::Arc;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LaneIndex(pub u32);
 
+/// What only the owner knows of a volume, for its hosts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Figures {
+    /// Bytes that have space; `None`: not known, as much as its size.
+    pub used_bytes: Option<u64>,
+    /// How much of the space that it may take is left, per cent.
+    pub spare_percent: u8,
+    /// Critical Warning bits of the SMART / Health Information log page (Base 2.0, 5.16.1.3).
+    pub warnings: u8,
+}
+
+impl Default for Figures {
+    /// Nothing to worry about.
+    fn default() -> Self {
+        Self {
+            used_bytes: None,
+            spare_percent: 100,
+            warnings: 0,
+        }
+    }
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct Lane {
@@ -19,6 +42,10 @@ pub struct Lane {
     pub index: LaneIndex,
     /// What is shown.
     pub volume: Arc<Volume>,
+    /// Who is registered with it, and who may do what.
+    pub reservations: Arc<Reservations>,
+    /// What the owner says of it.
+    pub figures: Figures,
     /// To whom and as what.
     pub export: Arc<ExportConfig>,
     /// Commands in flight; the lane goes only when there are none.
@@ -43,6 +70,8 @@ impl Lane {
         Self {
             index,
             volume,
+            reservations: Arc::default(),
+            figures: Figures::default(),
             export,
             in_flight: 0,
             slices: 0,

@@ -8,7 +8,8 @@
 
 use crate::core::ServedDevice;
 use crate::door::NewConnection;
-use crate::lane::{Lane, LaneIndex};
+use crate::exports::Port;
+use crate::lane::{Figures, Lane, LaneIndex};
 use crate::takeover::Part;
 use crate::volume::Volume;
 use forebay_device::Errno;
@@ -27,6 +28,10 @@ const RING_ENTRIES: usize = 4096;
 pub enum Post {
     /// A device is served.
     Device(ServedDevice),
+    /// The ports are these now.
+    Ports(Arc<Vec<Port>>),
+    /// What the owner says of a volume.
+    Figures(VolumeId, Figures),
     /// Nothing of an earlier engine is at a device that is served.
     Fenced(DeviceIndex),
     /// The device will be served before its fence, as soon as it is open; or it won't after all.

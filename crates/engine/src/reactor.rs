@@ -174,6 +174,11 @@ impl Reactor {
         core.blame_nobody();
         match post {
             Post::Device(served) => core.set_device(served),
+            Post::Ports(ports) => self.frontend.set_ports(core, ports),
+            Post::Figures(volume, figures) => {
+                core.set_figures(volume, figures);
+                self.frontend.volume_changed(core, volume);
+            }
             Post::Fenced(device) => core.fenced(device),
             Post::Expect(device, expected) => core.expect(device, expected),
             Post::Lane(lane) => {

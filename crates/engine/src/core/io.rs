@@ -109,6 +109,18 @@ pub enum IoOp {
 }
 
 impl IoOp {
+    /// Where it begins; 0 where it has no such place.
+    pub(crate) fn offset_bytes(&self) -> u64 {
+        match *self {
+            Self::Read { offset_bytes, .. }
+            | Self::Write { offset_bytes, .. }
+            | Self::Compare { offset_bytes, .. }
+            | Self::CompareAndWrite { offset_bytes, .. }
+            | Self::WriteZeroes { offset_bytes, .. } => offset_bytes,
+            Self::Flush | Self::Deallocate { .. } => 0,
+        }
+    }
+
     /// Whether it changes what is stored.
     pub(super) fn writes(&self) -> bool {
         match self {

@@ -23,7 +23,7 @@ pub use carried::{CarriedSpan, Devices};
 pub use io::{CommandRef, DoneIo, IoOp, NewIo, Owner};
 use io::{Io, Stage, Token};
 
-use crate::lane::{Lane, LaneIndex};
+use crate::lane::{Figures, Lane, LaneIndex};
 use crate::mailbox::Upcall;
 use crate::tcp::record::keep_for_ever;
 use crate::volume::Volume;
@@ -384,6 +384,14 @@ impl Core {
             .filter(|l| l.volume.id() == volume.id())
         {
             lane.volume = volume.clone();
+        }
+    }
+
+    /// The owner says something of a volume.
+    pub fn set_figures(&mut self, volume: VolumeId, figures: Figures) {
+        let lanes = self.lanes.iter_mut().flatten();
+        for lane in lanes.filter(|l| l.volume.id() == volume) {
+            lane.figures = figures;
         }
     }
 

@@ -9,6 +9,7 @@
 use super::command::{self, Capsule};
 use super::conn::Conn;
 use super::controllers::{Attached, Quiesce};
+use super::gate;
 use super::rx::Stop;
 use super::slots::{Stage, Work};
 use super::{Event, Turn};
@@ -156,6 +157,11 @@ fn run(
     let Some(attached) = turn.controllers.get_mut(conn.controller) else {
         return Err(Stop::Close);
     };
+    if let Some(status) = gate::admin_refusal(conn.gate, sqe) {
+        conn.answer(turn.core, slot, status, 0, out, 0);
+        attached.publish(conn);
+        return Ok(());
+    }
     let env = attached.env(turn.core);
     let room = out.as_mut().map_or(&mut [][..], |b| b.as_mut_slice());
     let outcome = attached

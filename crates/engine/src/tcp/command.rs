@@ -11,6 +11,7 @@
 
 use super::Turn;
 use super::conn::Conn;
+use super::gate;
 use super::rx::Stop;
 use super::slots::{NoSlot, Stage, Work};
 use crate::core::staging::StagingBuffer;
@@ -67,7 +68,11 @@ pub(super) fn take(
     let Some(slot) = slot_for(conn, turn.core, capsule)? else {
         return Ok(());
     };
-    let judged = match judge(conn, turn.core, capsule) {
+    let judged = match conn.gate {
+        0 => judge(conn, turn.core, capsule),
+        _ => judge_gated(conn, turn.core, capsule),
+    };
+    let judged = match judged {
         Ok(judged) => judged,
         Err(status) => {
             let now = turn.core.now_ns();
@@ -141,8 +146,21 @@ pub(super) fn slot_for(
     }
 }
 
+/// [`judge`], for a connection whose host may not do everything.
+#[cold]
+pub(super) fn judge_gated(
+    conn: &Conn,
+    core: &Core,
+    capsule: &Capsule<'_>,
+) -> Result<Judged, Status> {
+    match gate::refusal(conn.gate, capsule.sqe) {
+        Some(status) => Err(status),
+        None => judge(conn, core, capsule),
+    }
+}
+
 #[inline]
-pub(super) fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Status> {
+fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Status> {
     let lane = conn.lane.and_then(|l| core.lane(l));
     let Some(lane) = lane else {
         return Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr());

@@ -101,6 +101,8 @@ pub(super) struct Conn {
     /// The host does without SQHD (Base 2.0, 6.3, CATTR bit 2): responses to reads may be left out.
     pub no_flow_control: bool,
     pub life: Life,
+    /// What its host may not do now ([`super::gate`]); 0: nothing is out of the ordinary.
+    pub gate: u8,
     pub slots: Slots,
     pub rx: Rx,
     pub tx: Tx,
@@ -163,6 +165,7 @@ impl Conn {
             lane: new.lane,
             no_flow_control: new.no_flow_control,
             life: Life::Open,
+            gate: 0,
             slots: Slots::new(usize::from(new.entries)),
             rx: new.rx,
             tx: new.tx,

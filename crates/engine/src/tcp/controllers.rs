@@ -8,20 +8,19 @@
 
 use super::conn::Conn;
 use crate::associations::Association;
-use crate::core::Core;
-use crate::exports::{Exports, Served};
+use crate::core::{Core, DoneIo};
+use crate::exports::Exports;
 use crate::lane::LaneIndex;
-use forebay_nvme::Nqn;
-use forebay_nvme::controller::{AdminEnv, Controller, Health, NamespaceInfo};
+use forebay_nvme::controller::{AdminEnv, Ana, Controller, ErrorReport, Health, NamespaceInfo};
 use forebay_nvme::fabrics::DiscoveryLogEntry;
 use forebay_nvme::io::NamespaceGeometry;
+use forebay_nvme::{Nqn, Status};
 use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::{
     ControllerConstants, ControllerContent, ControllerRecord, OpKind, Region,
 };
 use forebay_xlate::kill_point;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// How far a reset or shutdown is that the host asked for (CC.EN, CC.SHN).
@@ -55,6 +54,8 @@ pub(super) struct Attached {
     pub blocks: u64,
     /// Our address as the host sees it.
     pub local: SocketAddr,
+    /// The state of the port that it came in by.
+    pub ana: Ana,
 }
 
 impl Attached {
@@ -102,13 +103,15 @@ impl Attached {
         let lane = self.lane.and_then(|l| core.lane(l));
         let namespace = lane.map(|lane| {
             let volume = &lane.volume.config;
+            let used_bytes = lane.figures.used_bytes;
             NamespaceInfo {
                 geometry: NamespaceGeometry {
                     block_bytes: volume.block_bytes,
                     block_count: lane.volume.blocks(),
                 },
-                // Only the owner knows how much is allocated.
-                used_blocks: lane.volume.blocks(),
+                used_blocks: used_bytes.map_or(lane.volume.blocks(), |bytes| {
+                    bytes.div_ceil(u64::from(volume.block_bytes))
+                }),
                 extent_bytes: volume.extent_bytes,
                 nguid: volume.uuid,
                 uuid: volume.uuid,
@@ -118,6 +121,8 @@ impl Attached {
             let of = |kind: OpKind| &lane.record().ops[kind as usize];
             let figure = |cell: &std::sync::atomic::AtomicU64| u128::from(cell.load(Relaxed));
             Health {
+                available_spare_percent: lane.figures.spare_percent,
+                critical_warning: lane.figures.warnings,
                 bytes_read: figure(&of(OpKind::Read).bytes),
                 bytes_written: figure(&of(OpKind::Write).bytes),
                 host_reads: figure(&of(OpKind::Read).ops),
@@ -125,36 +130,88 @@ impl Attached {
                 ..Health::default()
             }
         });
-        let (served, addresses, generation) = match &self.exports {
-            None => (Arc::default(), Vec::new(), 0),
-            Some(exports) => (exports.all(), self.addresses(exports), exports.generation()),
-        };
         Env {
             namespace,
             health,
-            served,
-            addresses,
-            generation,
+            ana: self.ana,
+            persistent: lane.is_some_and(|lane| lane.reservations.ptpl()),
+            list: self.discovery_list(),
+        }
+    }
+
+    /// What discovery tells its host; nothing where it is no discovery controller.
+    fn discovery_list(&self) -> DiscoveryList {
+        let Some(exports) = &self.exports else {
+            return DiscoveryList::default();
+        };
+        let host = self.controller.hostnqn();
+        let served = exports.all();
+        DiscoveryList {
+            subsystems: (served.iter())
+                .filter(|s| s.allows(host.as_str()))
+                .filter_map(|s| Nqn::parse(&s.config.nqn).ok())
+                .collect(),
+            ports: self.addresses(exports),
+        }
+    }
+
+    /// The list that its host sees may be another: the host is told if it is.
+    pub(super) fn look_at_list(&mut self) {
+        if self.exports.is_some() {
+            let generation = self.discovery_list().generation();
+            self.controller.discovery_is(generation);
         }
     }
 
     /// Where exports can be reached: a wildcard address is, for this host, the one that it reached.
-    fn addresses(&self, exports: &Exports) -> Vec<SocketAddr> {
-        let mut all: Vec<SocketAddr> = Vec::new();
-        for address in exports
-            .addresses()
-            .iter()
-            .filter_map(|a| a.parse::<SocketAddr>().ok())
-        {
+    fn addresses(&self, exports: &Exports) -> Vec<(SocketAddr, u16)> {
+        // Ports are known before they are listened on, so that a successor tells the same from the start.
+        let mut listed: Vec<(SocketAddr, u16)> = Vec::new();
+        listed.extend(exports.ports().iter().map(|p| (p.address, p.id)));
+        listed.sort_by_key(|(_, id)| *id);
+        let listened = exports.addresses();
+        for address in listened.iter().filter_map(|a| a.parse().ok()) {
+            if listed.iter().all(|(known, _)| *known != address) {
+                let id = listed.iter().map(|(_, id)| *id).max().unwrap_or(0);
+                listed.push((address, id.saturating_add(1)));
+            }
+        }
+        let mut all: Vec<(SocketAddr, u16)> = Vec::new();
+        for (address, id) in listed {
             let address = match address.ip().is_unspecified() {
                 true => SocketAddr::new(self.local.ip().to_canonical(), address.port()),
                 false => address,
             };
-            if !all.contains(&address) {
-                all.push(address);
+            if all.iter().all(|(other, _)| *other != address) {
+                all.push((address, id));
             }
         }
         all
+    }
+}
+
+/// What discovery tells one host: each subsystem that it may use, at each port.
+#[derive(Default)]
+struct DiscoveryList {
+    subsystems: Vec<Nqn>,
+    /// Addresses and their Port Identifiers.
+    ports: Vec<(SocketAddr, u16)>,
+}
+
+impl DiscoveryList {
+    /// A number that is the same as long as the list is, whichever engine makes it (FNV-1a).
+    fn generation(&self) -> u64 {
+        use std::fmt::Write;
+        let mut text = String::new();
+        for nqn in &self.subsystems {
+            let _ = writeln!(text, "{nqn}");
+        }
+        for (address, id) in &self.ports {
+            let _ = writeln!(text, "{address} {id}");
+        }
+        text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
     }
 }
 
@@ -162,15 +219,9 @@ impl Attached {
 pub(super) struct Env {
     namespace: Option<NamespaceInfo>,
     health: Health,
-    served: Arc<Vec<Served>>,
-    addresses: Vec<SocketAddr>,
-    generation: u64,
-}
-
-impl Env {
-    fn visible<'a>(&'a self, host: &'a Nqn) -> impl Iterator<Item = &'a Served> {
-        self.served.iter().filter(|s| s.allows(host.as_str()))
-    }
+    ana: Ana,
+    persistent: bool,
+    list: DiscoveryList,
 }
 
 impl AdminEnv for Env {
@@ -182,29 +233,31 @@ impl AdminEnv for Env {
         self.health
     }
 
+    fn ana(&self) -> Ana {
+        self.ana
+    }
+
+    fn persistent_reservations(&self) -> bool {
+        self.persistent
+    }
+
     fn discovery_generation(&self, _host: &Nqn) -> u64 {
-        self.generation
+        self.list.generation()
     }
 
-    fn discovery_count(&self, host: &Nqn) -> u64 {
-        (self.visible(host).count() * self.addresses.len()) as u64
+    fn discovery_count(&self, _host: &Nqn) -> u64 {
+        (self.list.subsystems.len() * self.list.ports.len()) as u64
     }
 
-    fn discovery_entry(&self, host: &Nqn, index: u64) -> Option<DiscoveryLogEntry> {
-        let addresses = self.addresses.len() as u64;
-        let export = usize::try_from(index.checked_div(addresses)?).ok()?;
-        let port = index.checked_rem(addresses)? as usize;
-        let served = self.visible(host).nth(export)?;
-        let nqn = Nqn::parse(&served.config.nqn).ok()?;
+    fn discovery_entry(&self, _host: &Nqn, index: u64) -> Option<DiscoveryLogEntry> {
+        let ports = self.list.ports.len() as u64;
+        let subsystem = usize::try_from(index.checked_div(ports)?).ok()?;
+        let port = index.checked_rem(ports)? as usize;
+        let nqn = self.list.subsystems.get(subsystem)?;
         let entries = super::MAX_ADMIN_ENTRIES as u16;
-        let address = *self.addresses.get(port)?;
-        Some(DiscoveryLogEntry::tcp(
-            DiscoveryLogEntry::SUBTYPE_NVM,
-            &nqn,
-            address,
-            port as u16 + 1,
-            entries,
-        ))
+        let (address, id) = *self.list.ports.get(port)?;
+        let kind = DiscoveryLogEntry::SUBTYPE_NVM;
+        Some(DiscoveryLogEntry::tcp(kind, nqn, address, id, entries))
     }
 }
 
@@ -234,6 +287,28 @@ impl Controllers {
         (0..)
             .zip(&mut self.all)
             .filter_map(|(i, a)| Some((i, a.as_deref_mut()?)))
+    }
+
+    /// A command failed: what a device is to blame for comes into the error log. Gives what its host is
+    /// told where the command was interrupted.
+    #[cold]
+    pub(super) fn note_failure(&mut self, conn: &Conn, core: &Core, done: &DoneIo) -> Status {
+        let Some(attached) = self.get_mut(conn.controller) else {
+            return Status::COMMAND_INTERRUPTED;
+        };
+        let media = done.status.sct() == 2 && done.status.code() != Status::COMPARE_FAILURE;
+        if media || done.status.code() == Status::INTERNAL_ERROR {
+            let lane = core.lane(done.lane);
+            let block_bytes = lane.map_or(1, |l| u64::from(l.volume.config.block_bytes));
+            attached.controller.record_error(ErrorReport {
+                sqid: conn.qid,
+                cid: conn.slots.get(done.owner.slot).map_or(0xFFFF, |s| s.cid),
+                status: done.status,
+                lba: done.op.offset_bytes() / block_bytes.max(1),
+                nsid: super::command::NSID,
+            });
+        }
+        attached.controller.interrupted_status()
     }
 
     pub(super) fn add(&mut self, attached: Attached) -> u32 {

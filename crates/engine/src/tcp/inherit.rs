@@ -20,7 +20,7 @@ use crate::core::{CommandRef, Core};
 use crate::door::Target;
 use crate::mailbox::Upcall;
 use crate::takeover::{InheritedCommand, InheritedController, InheritedQueue, Next, Part};
-use forebay_nvme::controller::ControllerConfig;
+use forebay_nvme::controller::{Ana, ControllerConfig};
 use forebay_nvme::tcp::DIGEST_BYTES;
 use forebay_nvme::{Nqn, Sqe, Status};
 use forebay_xlate::boundary::message::ExportConfig;
@@ -61,6 +61,11 @@ impl Frontend {
         let controllers: Vec<u32> = (part.controllers.into_iter())
             .map(|controller| self.inherit_controller(controller))
             .collect();
+        for controller in &controllers {
+            if let Some(attached) = self.controllers.get_mut(*controller) {
+                attached.learn(core, &self.ports);
+            }
+        }
         let mut waiting = Vec::new();
         let mut ended = Vec::new();
         for queue in part.queues {
@@ -114,6 +119,7 @@ impl Frontend {
             quiesce: Quiesce::No,
             blocks: inherited.blocks,
             local: inherited.local,
+            ana: Ana::default(),
         })
     }
 
@@ -264,9 +270,7 @@ impl Frontend {
             attached.blocks = blocks;
             attached.controller.namespace_changed(command::NSID);
         }
-        if attached.export.is_none() {
-            attached.controller.discovery_changed();
-        }
+        attached.look_at_list();
         admin::deliver(admin, core, attached);
         let (cc, csts) = (attached.controller.cc(), attached.controller.csts());
         attached.quiesce = if csts.shst() == 1 {
@@ -353,7 +357,7 @@ fn work(conn: &Conn, core: &Core, slot: u16, sqe: &Sqe) -> Option<Work> {
     if conn.qid == 0 {
         return Some(Work::Admin(Box::new(*sqe)));
     }
-    let judged = command::judge(conn, core, &capsule(sqe, true)).ok()?;
+    let judged = command::judge_gated(conn, core, &capsule(sqe, true)).ok()?;
     let len_bytes = conn.slots.get(slot)?.len_bytes;
     (judged.len_bytes == len_bytes).then_some(judged.work)
 }
@@ -362,7 +366,7 @@ fn work(conn: &Conn, core: &Core, slot: u16, sqe: &Sqe) -> Option<Work> {
 fn io_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe) -> Option<()> {
     let s = conn.slots.get(slot)?;
     let (has_data, damaged, bytes) = (s.buffer.is_some(), s.damaged, s.len_bytes);
-    let judged = match command::judge(conn, turn.core, &capsule(sqe, has_data)) {
+    let judged = match command::judge_gated(conn, turn.core, &capsule(sqe, has_data)) {
         Ok(_) if damaged => Err(Status::TRANSIENT_TRANSPORT_ERROR),
         Ok(judged) if has_data && judged.len_bytes != bytes => return None,
         judged => judged,

@@ -247,7 +247,8 @@ impl Frontend {
         self.finish(core, &unwelcome, &[]);
     }
 
-    /// The list of exports changed: hosts that asked discovery to tell them hear of it.
+    /// The list of exports changed: hosts that asked discovery to tell them hear of it, if what they may
+    /// see changed.
     pub(crate) fn discovery_changed(&mut self, core: &mut Core) {
         let mut told = Vec::new();
         for (_, attached) in self
@@ -255,7 +256,7 @@ impl Frontend {
             .iter_mut()
             .filter(|(_, a)| a.export.is_none())
         {
-            attached.controller.discovery_changed();
+            attached.look_at_list();
             if let Some(admin) = attached.admin
                 && let Some(Some(conn)) = self.conns.get_mut(admin as usize)
             {
@@ -275,7 +276,7 @@ impl Frontend {
         self.settle(core);
     }
 
-    fn finish(&mut self, core: &mut Core, unwelcome: &[u32], told: &[u32]) {
+    pub(super) fn finish(&mut self, core: &mut Core, unwelcome: &[u32], told: &[u32]) {
         for index in told {
             self.send(core, *index);
         }

@@ -10,7 +10,7 @@
 //! each turn; one that doesn't take its answers is not listened to.
 //!
 //! [`rx`] takes PDUs, [`command`] and [`admin`] are what they ask for, [`slots`] the commands of a queue,
-//! [`tx`] what there is to send, [`conn`] one connection, [`controllers`] the associations, [`pool`]
+//! [`tx`] what there is to send, [`conn`] one connection, [`gate`] what its host may not do, [`controllers`] the associations, [`pool`]
 //! what connections share, [`place`] and [`lifecycle`] are how connections and associations begin and end,
 //! and [`record`] is what of all this a successor finds.
 //!
@@ -22,6 +22,7 @@ mod cids;
 mod command;
 mod conn;
 mod controllers;
+mod gate;
 mod inherit;
 mod lifecycle;
 mod place;
@@ -33,6 +34,7 @@ mod slots;
 mod tx;
 
 use crate::core::{Core, DoneIo};
+use crate::exports::Port;
 use crate::memory::{Memory, ReceiveBuffer};
 pub(crate) use command::NSID;
 use conn::{Conn, Life, Shared};
@@ -99,6 +101,7 @@ pub(crate) struct Frontend {
     dirty: Vec<u32>,
     events: Vec<Event>,
     stopping: bool,
+    ports: Arc<Vec<Port>>,
 }
 
 impl Frontend {
@@ -123,6 +126,7 @@ impl Frontend {
             dirty: Vec::new(),
             events: Vec::with_capacity(64),
             stopping: false,
+            ports: Arc::default(),
         }
     }
 
@@ -410,11 +414,8 @@ impl Frontend {
             self.events.push(Event::Flushed(conn.controller));
         } else if conn.is_open() {
             let interrupted = match done.status {
-                Status::COMMAND_INTERRUPTED => self
-                    .controllers
-                    .get(conn.controller)
-                    .map_or(done.status, |a| a.controller.interrupted_status()),
-                _ => Status::COMMAND_INTERRUPTED,
+                Status::SUCCESS => Status::COMMAND_INTERRUPTED,
+                _ => self.controllers.note_failure(conn, core, &done),
             };
             command::ended(conn, core, done, interrupted);
             if conn.tx.queued_bytes() >= SEND_BYTES && !conn.tx.blocked() {

@@ -9,6 +9,7 @@
 
 use super::conn::{Conn, Life, NewConn};
 use super::controllers::{Attached, Quiesce, take_controller_slot, take_queue_slot};
+use super::gate;
 use super::record::{self, QueueRecords};
 use super::rx::Rx;
 use super::tx::Tx;
@@ -16,10 +17,11 @@ use super::{Frontend, IN_CAPSULE_BYTES, MAX_IO_ENTRIES, controller_config};
 use crate::associations::Association;
 use crate::core::Core;
 use crate::door::{NewConnection, NewKind, Target};
+use crate::exports;
 use crate::lane::LaneIndex;
 use crate::mailbox::Upcall;
 use forebay_nvme::Cqe;
-use forebay_nvme::controller::{AdminConnect, Controller, ControllerConfig, Refusal};
+use forebay_nvme::controller::{AdminConnect, Ana, Controller, ControllerConfig, Refusal};
 use forebay_nvme::fabrics::{self, ConnectCommand, ConnectData};
 use forebay_nvme::tcp;
 use forebay_xlate::boundary::region::{QueueConstants, QueueIdentity, bump};
@@ -87,7 +89,7 @@ impl Frontend {
                 target,
             } => self.adopt_admin(core, association, &connect, &target, local),
             NewKind::Io { cntlid } => {
-                self.adopt_io(core, cntlid, ConnectCommand::of(&connect), &data)
+                self.adopt_io(core, cntlid, ConnectCommand::of(&connect), &data, local)
             }
         };
         let arrival = Arrival {
@@ -160,7 +162,7 @@ impl Frontend {
             }
         };
         let slot = take_controller_slot(self.shared.region).ok_or_else(Refusal::busy)?;
-        let attached = Attached {
+        let mut attached = Attached {
             controller: Controller::new(config, connect, core.now_ns()),
             _association: association,
             lane,
@@ -177,7 +179,13 @@ impl Frontend {
                 .and_then(|l| core.lane(l))
                 .map_or(0, |l| l.volume.blocks()),
             local,
+            ana: Ana::default(),
         };
+        if let Some(lane) = lane.and_then(|l| core.lane(l)) {
+            attached.controller.skip_notices(&lane.reservations);
+        }
+        attached.learn(core, &self.ports);
+        attached.look_at_list();
         attached.record(self.shared.region);
         let entries = connect.entries;
         let no_flow_control = connect.disable_sq_flow_control;
@@ -197,6 +205,7 @@ impl Frontend {
         cntlid: u16,
         command: &ConnectCommand,
         data: &ConnectData,
+        local: std::net::SocketAddr,
     ) -> Result<Place, Refusal> {
         let unknown = || {
             let (status, result) = fabrics::invalid_parameter(true, ConnectData::OFFSET_CNTLID);
@@ -205,6 +214,11 @@ impl Frontend {
         let living =
             |(_, a): &(u32, &Attached)| a.controller.cntlid() == cntlid && a.admin.is_some();
         let (controller, attached) = self.controllers.iter().find(living).ok_or_else(unknown)?;
+        // A controller belongs to the port of its admin queue (Base 2.0, 6.3).
+        let port = |address| exports::port_of(&self.ports, address).map(|p| p.id);
+        if port(local) != port(attached.local) {
+            return Err(unknown());
+        }
         // An earlier connection of this queue may have ended, and we not have seen it yet.
         let qid = command.qid.get();
         let same = attached.conns.iter().copied().find(|c| {
@@ -331,6 +345,7 @@ impl Frontend {
 
     /// Seats a connection at the place that it was made for.
     pub(super) fn seat(&mut self, core: &Core, mut conn: Box<Conn>) {
+        conn.gate = gate::gate_of_new(core, &self.controllers, conn.controller);
         if let Some(lane) = conn.lane.and_then(|l| core.lane(l)) {
             bump(&lane.record().connections, 1);
         }

@@ -187,8 +187,6 @@ pub struct Health {
     pub power_on_hours: u128,
     /// Unsafe shutdowns.
     pub unsafe_shutdowns: u128,
-    /// Media and data integrity errors.
-    pub media_errors: u128,
 }
 
 impl Default for Health {
@@ -208,7 +206,6 @@ impl Default for Health {
             power_cycles: 0,
             power_on_hours: 0,
             unsafe_shutdowns: 0,
-            media_errors: 0,
         }
     }
 }

@@ -118,9 +118,15 @@ impl Controller {
         }
     }
 
-    /// The list that the host may see has changed (Discovery controllers).
-    pub fn discovery_changed(&mut self) {
-        self.raise(EVENT_DISCOVERY, feature::AEC_DISCOVERY_LOG_CHANGE);
+    /// The generation of the list that the host may see (Discovery controllers), at the start and
+    /// whenever the list may have changed: if it is another than what the host has seen, it is told.
+    pub fn discovery_is(&mut self, generation: u64) {
+        let seen = &mut self.state.discovery_generation_seen;
+        if *seen == 0 {
+            *seen = generation;
+        } else if *seen != generation {
+            self.raise(EVENT_DISCOVERY, feature::AEC_DISCOVERY_LOG_CHANGE);
+        }
     }
 
     /// The Critical Warning bits of the SMART / Health Information log page: a new one is reported

@@ -117,31 +117,30 @@ fn events_that_are_not_configured_are_not_sent() {
 fn the_discovery_list_changes() {
     let mut bench = Bench::discovery();
     park(&mut bench, 1..4);
-    bench.controller.discovery_changed();
-    assert_eq!(event(&mut bench), None);
+    bench.controller.discovery_is(6);
+    bench.controller.discovery_is(7);
+    assert_eq!(event(&mut bench), None, "nobody asked to be told");
     bench.ok(set_feature(ASYNC_EVENT_CONFIGURATION, 1 << 31));
-    bench.controller.discovery_changed();
-    assert_eq!(
-        event(&mut bench),
-        Some((1, Status::SUCCESS, DISCOVERY_CHANGED))
-    );
-    bench.controller.discovery_changed();
+    bench.controller.discovery_is(6);
+    assert_eq!(event(&mut bench), None, "nothing has changed for this host");
+    bench.controller.discovery_is(7);
+    let told = |cid| Some((cid, Status::SUCCESS, DISCOVERY_CHANGED));
+    assert_eq!(event(&mut bench), told(1));
+    bench.controller.discovery_is(8);
     assert_eq!(event(&mut bench), None);
-    bench.data(get_log(log_page::DISCOVERY, 0, 1024));
-    bench.controller.discovery_changed();
-    assert_eq!(
-        event(&mut bench),
-        Some((2, Status::SUCCESS, DISCOVERY_CHANGED))
-    );
-    // Another change before the second piece is read: the event must survive that piece.
-    bench.data(get_log(log_page::DISCOVERY, 0, 1024));
     bench.world.generation.set(8);
-    bench.controller.discovery_changed();
+    bench.data(get_log(log_page::DISCOVERY, 0, 1024));
+    bench.controller.discovery_is(8);
+    assert_eq!(event(&mut bench), None);
+    bench.controller.discovery_is(9);
+    assert_eq!(event(&mut bench), told(2));
+    // Another change before the second piece is read: the event must survive that piece.
+    bench.world.generation.set(9);
+    bench.data(get_log(log_page::DISCOVERY, 0, 1024));
+    bench.world.generation.set(10);
+    bench.controller.discovery_is(10);
     bench.data(get_log(log_page::DISCOVERY, 1024, 1024));
-    assert_eq!(
-        event(&mut bench),
-        Some((3, Status::SUCCESS, DISCOVERY_CHANGED))
-    );
+    assert_eq!(event(&mut bench), told(3));
 }
 
 #[test]

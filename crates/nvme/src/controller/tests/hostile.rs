@@ -88,7 +88,7 @@ proptest! {
                 }
                 Step::Quiesced => bench.controller.quiesced(),
                 Step::NamespaceChanged(nsid) => bench.controller.namespace_changed(nsid),
-                Step::DiscoveryChanged => bench.controller.discovery_changed(),
+                Step::DiscoveryChanged => bench.controller.discovery_is(bench.now_ns),
                 Step::List(generation, entries) => {
                     bench.world.generation.set(generation);
                     bench.world.entries.set(entries);

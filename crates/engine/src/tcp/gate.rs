@@ -1,0 +1,130 @@
+//! What a connection's host may not do now, although it is well formed: the port's ANA state and the
+//! namespace's reservation.
+//!
+//! **Design.** One byte a connection, 0 as a rule, tested once per command; what its bits mean is
+//! looked up only where one is set. [`Frontend::refresh`] makes the byte, and everything else that a host
+//! is told of ports, reservations and warnings, anew from what is true: whoever changes any of it calls
+//! that, and so does a successor.
+//!
+//! **Not here:** commands that were let in before ([`crate::core`] ends those that must not go on).
+
+use super::controllers::{Attached, Controllers};
+use super::{Frontend, admin};
+use crate::core::Core;
+use crate::exports::{self, Port};
+use forebay_nvme::controller::AnaState;
+use forebay_nvme::opcode::{self, nvm};
+use forebay_nvme::{Sqe, Status, feature};
+use forebay_xlate::VolumeId;
+use std::sync::Arc;
+
+/// Reservation: the host may not read.
+const NO_READ: u8 = 1 << 0;
+/// Reservation: the host may not write.
+const NO_WRITE: u8 = 1 << 1;
+/// The port is inaccessible.
+const INACCESSIBLE: u8 = 1 << 2;
+/// The bits that are made here.
+const MADE_HERE: u8 = NO_READ | NO_WRITE | INACCESSIBLE;
+
+/// What an I/O command ends with that these bits keep out (Base 2.0, 8.1.3.3 and 8.19.1).
+#[cold]
+pub(super) fn refusal(gate: u8, sqe: &Sqe) -> Option<Status> {
+    if gate & INACCESSIBLE != 0 {
+        // Without Do Not Retry: there may be another path.
+        return Some(Status::ASYMMETRIC_ACCESS_INACCESSIBLE);
+    }
+    let keeps_out = match sqe.opcode() {
+        nvm::READ | nvm::COMPARE => NO_READ,
+        nvm::WRITE | nvm::WRITE_ZEROES | nvm::DATASET_MANAGEMENT | nvm::FLUSH => NO_WRITE,
+        _ => 0,
+    };
+    (gate & keeps_out != 0).then(|| Status::RESERVATION_CONFLICT.with_dnr())
+}
+
+/// What a command of the admin queue ends with: on a port that is inaccessible, features of a namespace
+/// are (Base 2.0, 8.1.3.3).
+pub(super) fn admin_refusal(gate: u8, sqe: &Sqe) -> Option<Status> {
+    let of_namespace = matches!(
+        sqe.opcode(),
+        opcode::admin::GET_FEATURES | opcode::admin::SET_FEATURES
+    ) && matches!(
+        sqe.cdw(10) as u8,
+        feature::ERROR_RECOVERY
+            | feature::RESERVATION_NOTIFICATION_MASK
+            | feature::RESERVATION_PERSISTENCE
+    );
+    (gate & INACCESSIBLE != 0 && of_namespace).then_some(Status::ASYMMETRIC_ACCESS_INACCESSIBLE)
+}
+
+/// The gate of an association's connections.
+fn gate_of(core: &Core, attached: &Attached) -> u8 {
+    let Some(lane) = attached.lane.and_then(|l| core.lane(l)) else {
+        return 0;
+    };
+    let access = lane
+        .reservations
+        .access(&attached.controller.state().hostid);
+    let bit = |set: bool, bit: u8| if set { bit } else { 0 };
+    bit(!access.read, NO_READ)
+        | bit(!access.write, NO_WRITE)
+        | bit(attached.ana.state == AnaState::Inaccessible, INACCESSIBLE)
+}
+
+/// The gate of a connection that is given its place.
+pub(super) fn gate_of_new(core: &Core, controllers: &Controllers, controller: u32) -> u8 {
+    controllers
+        .get(controller)
+        .map_or(0, |attached| gate_of(core, attached))
+}
+
+impl Attached {
+    /// Learns what is true now of its port, its namespace's reservations and its volume's figures.
+    pub(super) fn learn(&mut self, core: &Core, ports: &[Port]) {
+        let Some(lane) = self.lane.and_then(|l| core.lane(l)) else {
+            return;
+        };
+        self.ana = exports::port_of(ports, self.local).map_or_else(Default::default, |p| p.ana);
+        self.controller.ana_is(self.ana.state);
+        self.controller.reservations_changed(&lane.reservations);
+        self.controller.warnings_are(lane.figures.warnings);
+    }
+}
+
+impl Frontend {
+    /// The ports are others, or in other states.
+    pub(crate) fn set_ports(&mut self, core: &mut Core, ports: Arc<Vec<Port>>) {
+        self.ports = ports;
+        self.refresh(core, |_| true);
+    }
+
+    /// The reservations or the figures of a volume have changed, in its lanes.
+    pub(crate) fn volume_changed(&mut self, core: &mut Core, volume: VolumeId) {
+        let of = core.exports_of(volume);
+        self.refresh(core, |attached| {
+            attached.export.is_some_and(|export| of.contains(&export))
+        });
+    }
+
+    /// Has the hosts of these associations know, and their commands obey, what is true now.
+    pub(super) fn refresh(&mut self, core: &mut Core, which: impl Fn(&Attached) -> bool) {
+        let mut told = Vec::new();
+        let exports = (self.controllers.iter_mut()).filter(|(_, a)| a.export.is_some() && which(a));
+        for (_, attached) in exports {
+            attached.learn(core, &self.ports);
+            let gate = gate_of(core, attached);
+            for index in &attached.conns {
+                if let Some(Some(conn)) = self.conns.get_mut(*index as usize) {
+                    conn.gate = conn.gate & !MADE_HERE | gate;
+                }
+            }
+            if let Some(index) = attached.admin
+                && let Some(Some(conn)) = self.conns.get_mut(index as usize)
+            {
+                admin::deliver(conn, core, attached);
+                told.push(index);
+            }
+        }
+        self.finish(core, &[], &told);
+    }
+}
