@@ -20,6 +20,8 @@ pub struct Figures {
     pub used_bytes: Option<u64>,
     /// How much of the space that it may take is left, per cent.
     pub spare_percent: u8,
+    /// From which on that is little.
+    pub spare_threshold_percent: u8,
     /// Critical Warning bits of the SMART / Health Information log page (Base 2.0, 5.16.1.3).
     pub warnings: u8,
 }
@@ -30,6 +32,7 @@ impl Default for Figures {
         Self {
             used_bytes: None,
             spare_percent: 100,
+            spare_threshold_percent: 0,
             warnings: 0,
         }
     }

@@ -1,12 +1,14 @@
 //! What the daemon says, and what the engine does about it. Every request may be repeated.
 
 use super::{Control, KnownExport};
-use crate::exports::Served;
-use crate::lane::{Lane, LaneIndex};
+use crate::exports::{Port, Served};
+use crate::lane::{Figures, Lane, LaneIndex};
 use crate::mailbox::Post;
 use crate::volume::Volume;
+use forebay_nvme::controller;
 use forebay_xlate::boundary::message::{
-    BOUNDARY_VERSION, ExportConfig, ExportId, FromEngine, ToEngine, VolumeConfig,
+    AnaState, BOUNDARY_VERSION, ExportConfig, ExportId, FromEngine, PortConfig, ToEngine,
+    VolumeConfig,
 };
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -52,6 +54,7 @@ impl Control {
                     Err(format!("{volume} is still exported"))
                 } else {
                     self.volumes.0.remove(&volume);
+                    self.figures.remove(&volume);
                     self.side.forget(volume);
                     Ok(())
                 };
@@ -75,11 +78,29 @@ impl Control {
                     .set_addresses(self.door.listeners().map(|(a, _)| a.to_string()).collect());
                 self.done(request, result);
             }
-            // What they say is for the reactors, which have no use for it yet.
-            ToEngine::SetPort { request, .. } | ToEngine::SetReservations { request, .. } => {
-                self.done(request, Ok(()));
+            ToEngine::SetPort { request, port } => {
+                let result = self.set_port(&port);
+                self.done(request, result);
             }
-            ToEngine::Reserved { .. } | ToEngine::VolumeFigures { .. } => {}
+            ToEngine::VolumeFigures {
+                volume,
+                used_bytes,
+                spare_percent,
+                spare_threshold_percent,
+                warnings,
+            } => {
+                let figures = Figures {
+                    used_bytes: Some(used_bytes),
+                    spare_percent,
+                    spare_threshold_percent,
+                    warnings,
+                };
+                self.figures.insert(volume, figures);
+                self.post_all(|| Post::Figures(volume, figures));
+            }
+            // What they say is for the reactors, which have no use for it yet.
+            ToEngine::SetReservations { request, .. } => self.done(request, Ok(())),
+            ToEngine::Reserved { .. } => {}
             ToEngine::TakeOver {
                 request,
                 generation,
@@ -97,6 +118,26 @@ impl Control {
                 self.carry_out();
             }
         }
+    }
+
+    fn set_port(&mut self, port: &PortConfig) -> Result<(), String> {
+        let address = (port.address.parse()).map_err(|e| format!("port {}: {e}", port.address))?;
+        let state = match port.ana {
+            AnaState::Optimized => controller::AnaState::Optimized,
+            AnaState::NonOptimized => controller::AnaState::NonOptimized,
+            AnaState::Inaccessible => controller::AnaState::Inaccessible,
+        };
+        let ports = self.exports.set_port(Port {
+            address,
+            id: port.port_id,
+            ana: controller::Ana {
+                state,
+                changes: port.changes,
+            },
+        });
+        self.post_all(|| Post::Ports(ports.clone()));
+        self.post_all(|| Post::DiscoveryChanged);
+        Ok(())
     }
 
     fn set_volume(&mut self, config: VolumeConfig) -> Result<(), String> {
@@ -172,7 +213,12 @@ impl Control {
             lane,
         };
         self.known_exports.insert(config.export, known);
-        let new = Lane::new(lane, volume, config.clone(), self.region.clone());
+        let mut new = Lane::new(lane, volume, config.clone(), self.region.clone());
+        new.figures = self
+            .figures
+            .get(&config.volume)
+            .copied()
+            .unwrap_or_default();
         self.mailboxes[reactor].post(Post::Lane(Box::new(new)));
         // After the lane: whoever finds the export can be served.
         self.exports.set(Served { config, reactor });

@@ -16,15 +16,15 @@ use crate::config::EngineConfig;
 use crate::core::{ServedDevice, monotonic_ns};
 use crate::door::Door;
 use crate::exports::Exports;
-use crate::lane::LaneIndex;
+use crate::lane::{Figures, LaneIndex};
 use crate::mailbox::{ControlBell, Post, ToReactor, Upcall, quiet_bell};
 use crate::memory::Memory;
-use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::{ExportConfig, ExportId, FromEngine, Held, ToEngine};
 use forebay_xlate::boundary::region::{MAX_LANES, Region};
 use forebay_xlate::boundary::socket::{self, Channel};
 use forebay_xlate::drain::MAX_DRAINS;
 use forebay_xlate::engine_side::{Effect, EngineSide};
+use forebay_xlate::{DeviceIndex, VolumeId};
 use handover::Handover;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
@@ -86,6 +86,8 @@ pub struct Control {
     device_sender: mpsc::Sender<devices::News>,
     volumes: Volumes,
     known_exports: BTreeMap<ExportId, KnownExport>,
+    /// What the owner says of volumes.
+    figures: BTreeMap<VolumeId, Figures>,
     lanes_used: Vec<bool>,
     /// Connections, by number: the daemon has their sockets too.
     sockets: BTreeMap<u64, Arc<OwnedFd>>,
@@ -153,6 +155,7 @@ impl Control {
             device_sender,
             volumes: Volumes::default(),
             known_exports: BTreeMap::new(),
+            figures: BTreeMap::new(),
             lanes_used: vec![false; MAX_LANES],
             sockets: BTreeMap::new(),
             handover: Handover::None,

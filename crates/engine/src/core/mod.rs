@@ -32,6 +32,7 @@ use flush::Flusher;
 use forebay_device::ring::{Completion, Ring};
 use forebay_device::{Device, Errno, Op, OpKind};
 use forebay_nvme::Status;
+use forebay_nvme::reservation::Reservations;
 use forebay_xlate::boundary::message::DeviceConfig;
 use forebay_xlate::boundary::region::{
     CommandRecord, DeviceOp, MAX_QUEUE_ENTRIES, MAX_QUEUES, RECORDS, ReactorRecord, Region,
@@ -384,6 +385,14 @@ impl Core {
             .filter(|l| l.volume.id() == volume.id())
         {
             lane.volume = volume.clone();
+        }
+    }
+
+    /// The reservations of a volume are these now.
+    pub fn set_reservations(&mut self, volume: VolumeId, reservations: &Arc<Reservations>) {
+        let lanes = self.lanes.iter_mut().flatten();
+        for lane in lanes.filter(|l| l.volume.id() == volume) {
+            lane.reservations = reservations.clone();
         }
     }
 

@@ -122,6 +122,7 @@ impl Attached {
             let figure = |cell: &std::sync::atomic::AtomicU64| u128::from(cell.load(Relaxed));
             Health {
                 available_spare_percent: lane.figures.spare_percent,
+                spare_threshold_percent: lane.figures.spare_threshold_percent,
                 critical_warning: lane.figures.warnings,
                 bytes_read: figure(&of(OpKind::Read).bytes),
                 bytes_written: figure(&of(OpKind::Write).bytes),

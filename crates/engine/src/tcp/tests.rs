@@ -5,6 +5,7 @@
 mod blame;
 mod cost;
 mod failover;
+mod gate;
 mod hostile;
 mod inherit;
 mod rig;

@@ -36,6 +36,10 @@ pub(super) struct Rig {
     pub gate: Arc<TestGate>,
     /// The name of the host that connects next.
     pub host: &'static str,
+    /// Its identifier.
+    pub host_id: [u8; 16],
+    /// The address here that it connects to.
+    pub local: &'static str,
     /// Every socket, as the daemon holds them.
     pub held: Vec<OwnedFd>,
     associations: Associations,
@@ -116,6 +120,8 @@ pub(super) fn rig_on(kind: &str) -> Rig {
         epoll,
         gate,
         host: "nqn.2014-08.org.example:host",
+        host_id: [7; 16],
+        local: "127.0.0.1:4420",
         held: Vec::new(),
         associations: Associations::default(),
         _dir: dir,
@@ -144,19 +150,19 @@ impl Rig {
         let (params, response) = TcpParams::accept(&request, &Offer::default()).unwrap();
         let subsystem = Nqn::parse("nqn.2026-01.io.forebay:t.v").unwrap();
         let name = Nqn::parse(self.host).unwrap();
-        let data = ConnectData::new([7; 16], cntlid, &subsystem, &name);
+        let data = ConnectData::new(self.host_id, cntlid, &subsystem, &name);
         let kind = match command.qid.get() {
             0 => NewKind::Admin {
                 association: self
                     .associations
-                    .begin(0, subsystem, name, [7; 16])
+                    .begin(0, subsystem, name, self.host_id)
                     .unwrap(),
                 connect: Box::new(check_admin_connect(&command, &data, MAX_ADMIN_ENTRIES).unwrap()),
                 target: Target::Export(ExportId(1)),
             },
             _ => NewKind::Io { cntlid },
         };
-        let local = "127.0.0.1:4420".parse().unwrap();
+        let local = self.local.parse().unwrap();
         self.held.push(ours.try_clone().unwrap());
         let new = NewConnection {
             socket: 1,

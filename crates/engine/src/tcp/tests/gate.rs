@@ -1,0 +1,172 @@
+//! Ports that are inaccessible, hosts that a reservation keeps out, and what their hosts are told.
+
+use super::*;
+use crate::exports::Port;
+use forebay_nvme::controller::{Ana, AnaState};
+use forebay_nvme::opcode::nvm;
+use forebay_nvme::reservation::{ReservationCommand, Reservations};
+
+const ANA_CHANGED: u64 = 0x0C_0302;
+const RESERVATION_LOG: u64 = 0x80_0006;
+const OPTIMIZED: AnaState = AnaState::Optimized;
+const INACCESSIBLE: AnaState = AnaState::Inaccessible;
+
+fn ports(rig: &mut rig::Rig, first: AnaState, second: AnaState) {
+    let port = |address: &str, id, state| Port {
+        address: address.parse().unwrap(),
+        id,
+        ana: Ana { state, changes: 3 },
+    };
+    let ports = [
+        port("127.0.0.1:4420", 1, first),
+        port("0.0.0.0:4421", 2, second),
+    ];
+    (rig.frontend).set_ports(&mut rig.core, Arc::new(ports.to_vec()));
+}
+
+/// Two event requests wait, and this is enabled.
+fn listen(rig: &mut rig::Rig, admin: &mut Host, events: u32) {
+    admin.say(
+        &Sqe::new(9, 70).with_cdw(10, 0x0b).with_cdw(11, events),
+        &[],
+    );
+    admin.say(&Sqe::new(0x0c, 71), &[]);
+    admin.say(&Sqe::new(0x0c, 72), &[]);
+    rig.turns(2);
+    assert_eq!(admin.response().unwrap().status(), Status::SUCCESS);
+}
+
+/// How each kind of command ends: Read, Compare, Write, Flush, Write Zeroes.
+fn tried(rig: &mut rig::Rig, io: &mut Host) -> [Status; 4] {
+    let read = |cid| rw(2, cid, 0, 1);
+    let commands = [
+        (read(1), vec![]),
+        (write_in_capsule(2, 0, 1), vec![5; 4096]),
+        (Sqe::new(0, 3).with_nsid(1), vec![]),
+        (rw(8, 4, 0, 1), vec![]),
+    ];
+    commands.map(|(sqe, data)| {
+        io.say(&sqe, &data);
+        for _ in 0..10_000 {
+            rig.turns(1);
+            match io.hear() {
+                Some((Pdu::C2hData(_), _)) => return Status::SUCCESS,
+                Some((Pdu::CapsuleResp(cqe), _)) => return cqe.status(),
+                Some((other, _)) => panic!("{other:?}"),
+                None => {}
+            }
+        }
+        panic!("no answer to {sqe:?}");
+    })
+}
+
+#[test]
+fn an_inaccessible_port_refuses_and_says_so() {
+    let mut rig = rig();
+    rig.map_all();
+    ports(&mut rig, OPTIMIZED, OPTIMIZED);
+    let (mut admin, cntlid) = rig.admin();
+    let mut io = rig.io(cntlid, 1, 32);
+    rig.local = "10.0.0.3:4421";
+    let (mut other_admin, other) = rig.admin();
+    let mut other_io = rig.io(other, 1, 32);
+    for admin in [&mut admin, &mut other_admin] {
+        listen(&mut rig, admin, 1 << 11);
+    }
+    assert_eq!(tried(&mut rig, &mut io), [Status::SUCCESS; 4]);
+    ports(&mut rig, INACCESSIBLE, OPTIMIZED);
+    let cqe = admin.response().unwrap();
+    assert_eq!((cqe.cid(), cqe.result()), (71, ANA_CHANGED));
+    assert!(other_admin.hear().is_none(), "its port is as it was");
+    let gone = [Status::ASYMMETRIC_ACCESS_INACCESSIBLE; 4];
+    assert_eq!(tried(&mut rig, &mut io), gone, "and may be tried elsewhere");
+    assert_eq!(tried(&mut rig, &mut other_io), [Status::SUCCESS; 4]);
+    // A queue that comes now is told the same.
+    rig.local = "127.0.0.1:4420";
+    let mut late = rig.io(cntlid, 2, 32);
+    assert_eq!(tried(&mut rig, &mut late), gone);
+    // What is the controller's goes on, what is the namespace's does not.
+    let log = Sqe::new(2, 80).with_cdw(10, 0x0c | 15 << 16);
+    admin.say(
+        &log.with_sgl(forebay_nvme::SglDescriptor::transport(64)),
+        &[],
+    );
+    admin.say(&Sqe::new(10, 81).with_nsid(1).with_cdw(10, 0x82), &[]);
+    rig.turns(2);
+    let (pdu, data) = admin.hear().unwrap();
+    assert!(matches!(pdu, Pdu::C2hData(_)), "{pdu:?}");
+    assert_eq!((data[0], data[32]), (3, 3));
+    assert_eq!(admin.response().unwrap().status(), Status::SUCCESS);
+    assert_eq!(admin.response().unwrap().status(), gone[0]);
+    ports(&mut rig, OPTIMIZED, OPTIMIZED);
+    assert_eq!(admin.response().unwrap().result(), ANA_CHANGED);
+    assert_eq!(tried(&mut rig, &mut io), [Status::SUCCESS; 4]);
+}
+
+#[test]
+fn an_io_queue_comes_by_the_port_of_its_admin_queue() {
+    let mut rig = rig();
+    ports(&mut rig, OPTIMIZED, OPTIMIZED);
+    let (_admin, cntlid) = rig.admin();
+    rig.local = "127.0.0.1:4421";
+    let mut refused = rig.connect(ConnectCommand::new(0, 1, 32, 0), cntlid);
+    let cqe = refused.response().unwrap();
+    let unknown = forebay_nvme::controller::Refusal::unknown_controller();
+    assert_eq!(
+        (cqe.status(), cqe.result()),
+        (unknown.status, unknown.result)
+    );
+    assert!(refused.ended());
+    rig.local = "127.0.0.1:4420";
+    rig.io(cntlid, 1, 32);
+}
+
+fn change(rig: &mut rig::Rig, state: &mut Reservations, host: u8, action: u32, keys: [u64; 2]) {
+    let command = ReservationCommand::new(action, keys).unwrap();
+    state.apply([host; 16], &command).unwrap();
+    rig.core.set_reservations(V, &Arc::new(state.clone()));
+    rig.frontend.volume_changed(&mut rig.core, V);
+}
+
+#[test]
+fn a_reservation_keeps_others_out_and_tells_them() {
+    let mut rig = rig();
+    rig.map_all();
+    let mut state = Reservations::default();
+    let register = u32::from(nvm::RESERVATION_REGISTER) << 16;
+    let acquire = u32::from(nvm::RESERVATION_ACQUIRE) << 16;
+    // What came before a host concerns it not.
+    change(&mut rig, &mut state, 7, register, [0, 1]);
+    change(&mut rig, &mut state, 8, register, [0, 2]);
+    change(&mut rig, &mut state, 8, acquire | 0x0101, [2, 1]);
+    let (mut admin, cntlid) = rig.admin();
+    let mut io = rig.io(cntlid, 1, 32);
+    listen(&mut rig, &mut admin, 0);
+    assert_eq!(tried(&mut rig, &mut io), [Status::SUCCESS; 4]);
+    // Write Exclusive: others read.
+    change(&mut rig, &mut state, 8, acquire | 0x0100, [2, 0]);
+    let conflict = Status::RESERVATION_CONFLICT.with_dnr();
+    assert_eq!(
+        tried(&mut rig, &mut io),
+        [Status::SUCCESS, conflict, conflict, conflict]
+    );
+    // Exclusive Access, which it changes to by preempting itself.
+    change(&mut rig, &mut state, 8, acquire | 0x0201, [2, 2]);
+    assert_eq!(tried(&mut rig, &mut io), [conflict; 4]);
+    (rig.host, rig.host_id) = ("nqn.2014-08.org.example:other", [8; 16]);
+    let (_other_admin, other) = rig.admin();
+    let mut other_io = rig.io(other, 1, 32);
+    assert_eq!(tried(&mut rig, &mut other_io), [Status::SUCCESS; 4]);
+    // Registrants may, until one is preempted, and is told.
+    change(&mut rig, &mut state, 7, register, [0, 1]);
+    change(&mut rig, &mut state, 8, acquire | 0x0301, [2, 2]);
+    assert_eq!(tried(&mut rig, &mut io), [Status::SUCCESS; 4]);
+    let told = admin.response().unwrap();
+    assert_eq!(told.result(), RESERVATION_LOG);
+    change(&mut rig, &mut state, 8, acquire | 0x0301, [2, 1]);
+    assert_eq!(
+        tried(&mut rig, &mut io),
+        [Status::SUCCESS, conflict, conflict, conflict]
+    );
+    assert!(admin.hear().is_none(), "once, until the log is read");
+}
