@@ -25,6 +25,10 @@ pub enum Wish {
     Release(u64, u64),
     /// What is listed and the pool does not know.
     Stale,
+    /// The owner maps the volume's extent before anybody asks.
+    Ahead,
+    /// The owner takes that back, if nothing was written.
+    TakeBack,
 }
 
 /// An operation under way.
@@ -152,6 +156,19 @@ impl Daemon {
                 self.side.gone(id);
             }
         }
+        self.forget_unanswered();
+    }
+
+    /// What was to be taken back and has no answer is let go: nothing has happened.
+    fn forget_unanswered(&mut self) {
+        while let Some(at) = self.ops.iter().position(|op| self.is_unanswered(op)) {
+            self.end_op(at);
+        }
+    }
+
+    fn is_unanswered(&self, op: &Op) -> bool {
+        let asked = op.wish == Wish::TakeBack && op.revoke > 0;
+        asked && self.stage(op) == Some(&Stage::Taken)
     }
 
     /// What was left unfinished in the engine is waited for no longer.
@@ -186,6 +203,15 @@ impl Daemon {
                 for op in self.ops.iter().filter(|op| op.revoke == revoke) {
                     if let Some(id) = op.taking {
                         self.side.acknowledged(id, generation);
+                    }
+                }
+            }
+            FromEngine::TookBack { revoke, taken } => {
+                if let Some(at) = self.ops.iter().position(|op| op.revoke == revoke) {
+                    let id = self.ops[at].taking;
+                    let parts = id.map(|id| self.side.took_back(id, &taken));
+                    if !matches!(parts, Some(Ok(parts)) if !parts.is_empty()) {
+                        self.end_op(at);
                     }
                 }
             }
@@ -293,7 +319,8 @@ impl Daemon {
     pub fn may_time_out(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.ops.len()).filter(|at| {
             let stage = self.stage(&self.ops[*at]);
-            matches!(stage, Some(Stage::Asked { .. } | Stage::GivenUp { .. }))
+            let unanswered = self.is_unanswered(&self.ops[*at]);
+            unanswered || matches!(stage, Some(Stage::Asked { .. } | Stage::GivenUp { .. }))
         })
     }
 
@@ -302,6 +329,10 @@ impl Daemon {
         let Some(id) = self.ops[at].taking else {
             return;
         };
+        if self.is_unanswered(&self.ops[at]) {
+            self.end_op(at);
+            return;
+        }
         let fenced = self.fenced.clone();
         if matches!(self.side.stage(id), Some(Stage::GivenUp { .. })) {
             self.side.settle(id, |d| fenced.contains(&d.0));
@@ -374,6 +405,10 @@ impl Daemon {
             taking,
             ..
         } = self.ops[at];
+        if wish == Wish::Ahead {
+            self.map_ahead(volume, out);
+            return true;
+        }
         let Some(id) = taking else {
             self.ops[at].taking = self.side.take(volume, EXTENT);
             return false;
@@ -384,6 +419,22 @@ impl Daemon {
         };
         let fenced = &self.fenced;
         match self.side.stage(id).cloned() {
+            Some(Stage::Taken) if wish == Wish::TakeBack => {
+                if self.ops[at].revoke > 0 {
+                    return false;
+                }
+                if self.talk.is_none() || !self.told {
+                    return true;
+                }
+                let revoke = out.number();
+                self.ops[at].revoke = revoke;
+                out.say(ToEngine::TakeBack {
+                    revoke,
+                    volume,
+                    range: EXTENT,
+                });
+                false
+            }
             Some(Stage::Taken) => {
                 if release.is_none() && self.side.unlisted(id, out.table).is_ok() {
                     return false;
@@ -466,6 +517,38 @@ impl Daemon {
         }
     }
 
+    /// Maps a volume to a clean extent, which is reserved first, durably.
+    fn allocate(&mut self, volume: VolumeId, at: usize, out: &mut Outside<'_>) -> bool {
+        if !out.goes() {
+            return false;
+        }
+        self.pool.extents[at] = Extent::Of(volume);
+        out.durable.extents[at] = Extent::Of(volume);
+        self.pool.map.insert(volume, at as u8);
+        true
+    }
+
+    /// Maps a volume before anybody asks, if nothing stands in the way.
+    fn map_ahead(&mut self, volume: VolumeId, out: &mut Outside<'_>) {
+        let mut extents = self.pool.extents.iter();
+        let Some(at) = extents.position(|e| *e == Extent::Clean) else {
+            return;
+        };
+        let free = self.side.free_run(volume, 0, 1) > 0 && !self.pool.map.contains_key(&volume);
+        if !free || !self.told || !self.allocate(volume, at, out) || !out.goes() {
+            return;
+        }
+        let word = place(at as u8);
+        let word = Word::ahead(word.device(), word.extent()).unwrap();
+        match self.side.grant(out.table, entry(volume, word)) {
+            Ok(grant) => out.say(ToEngine::Grants {
+                grants: vec![grant],
+            }),
+            // A question will find it mapped.
+            Err(_) => {}
+        }
+    }
+
     fn answer(&mut self, volume: VolumeId, write: bool, out: &mut Outside<'_>) {
         if !self.told || out.dead {
             return;
@@ -477,19 +560,16 @@ impl Daemon {
                 let free = |e: &Extent| *e == Extent::Clean;
                 let Some(at) = self.pool.extents.iter().position(free) else {
                     let soon = |e: &Extent| matches!(e, Extent::Dirty);
-                    let freeing = self.ops.iter().any(|op| op.wish != Wish::Evict);
+                    let gives_up = |op: &Op| !matches!(op.wish, Wish::Evict | Wish::Ahead);
+                    let freeing = self.ops.iter().any(gives_up);
                     if !self.pool.extents.iter().any(soon) && !freeing {
                         self.fail(volume, write, out);
                     }
                     return;
                 };
-                // Reserved first, durably.
-                if !out.goes() {
+                if !self.allocate(volume, at, out) {
                     return;
                 }
-                self.pool.extents[at] = Extent::Of(volume);
-                out.durable.extents[at] = Extent::Of(volume);
-                self.pool.map.insert(volume, at as u8);
                 place(at as u8)
             }
         };

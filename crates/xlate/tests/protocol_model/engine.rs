@@ -425,9 +425,9 @@ impl World {
     }
 }
 
-/// The device that a word names, as the model counts them.
+/// The device that a word names, ahead or not, as the model counts them.
 pub fn device_of(word: u64) -> Option<u8> {
-    let word = Word::from_bits(word);
+    let word = Word::from_bits(word).claimed();
     match word.rights() {
         Some(Rights::Read | Rights::ReadWrite) => Some(word.device().0),
         _ => None,

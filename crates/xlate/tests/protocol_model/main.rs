@@ -70,6 +70,9 @@ impl Model for Protocol {
             Property::always("what was written stays", |_, w: &World| {
                 w.what_was_written_stays()
             }),
+            Property::always("what was written is read", |_, w: &World| {
+                w.what_was_written_is_read()
+            }),
         ]
     }
 }
@@ -222,6 +225,56 @@ fn a_deallocation_is_given_up_or_done() {
     scenario.budget.daemon_deaths = 0;
     scenario.budget.engine_deaths = 1;
     check("a deallocation, the engine dies", scenario);
+}
+
+/// A place ahead is claimed by two reactors and taken back for another volume, however they meet.
+#[test]
+fn a_place_ahead_is_claimed_or_taken_back() {
+    let commands = vec![
+        command(0, A, Kind::Write),
+        command(1, A, Kind::Write),
+        command(0, B, Kind::Write),
+    ];
+    let wishes = vec![(A, Wish::Ahead), (A, Wish::TakeBack)];
+    check("a place ahead", one_extent(2, commands, wishes));
+}
+
+/// Taken back, and ahead again, perhaps at the other device, while a reactor has the first in hand.
+#[test]
+fn a_place_ahead_comes_again() {
+    let commands = vec![command(0, A, Kind::Write), command(1, A, Kind::Read)];
+    let wishes = vec![(A, Wish::Ahead), (A, Wish::TakeBack), (A, Wish::Ahead)];
+    let mut scenario = one_extent(2, commands, wishes);
+    scenario.devices = 2;
+    scenario.budget.timeouts = 1;
+    check("a place ahead comes again", scenario);
+}
+
+#[test]
+fn places_ahead_and_a_process_dies() {
+    let commands = vec![command(0, A, Kind::Write), command(0, B, Kind::Write)];
+    let wishes = vec![(A, Wish::Ahead), (A, Wish::TakeBack)];
+    let mut scenario = one_extent(1, commands, wishes);
+    scenario.budget.daemon_deaths = 1;
+    check("a place ahead, the daemon dies", scenario.clone());
+    scenario.budget.daemon_deaths = 0;
+    scenario.budget.engine_deaths = 1;
+    check("a place ahead, the engine dies", scenario);
+}
+
+#[test]
+fn a_place_ahead_is_deallocated_or_revoked() {
+    let mut commands = vec![
+        command(0, A, Kind::Write),
+        command(0, A, Kind::Deallocate),
+        command(0, B, Kind::Write),
+    ];
+    commands[1].after = Some(0);
+    let wishes = vec![(A, Wish::Ahead), (A, Wish::TakeBack)];
+    check("deallocated", one_extent(1, commands.clone(), wishes));
+    commands[1] = command(1, A, Kind::Write);
+    let wishes = vec![(A, Wish::Ahead), (A, Wish::Free)];
+    check("revoked", one_extent(2, commands, wishes));
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! Both processes, what lies between them, and what may happen next.
 
-use crate::daemon::{Daemon, Wish};
+use crate::daemon::{Daemon, Wish as WishOf};
 use crate::engine::{Around, Engine, Ghost, Slice, device_of};
 use crate::outside::{Extent, Listed, Outside, Pool, grants_of, with_table};
 use crate::scenario::{Budget, Command, Kind, Scenario, Stage};
-use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{FromEngine, ToEngine};
-use forebay_xlate::engine_side::Upcall;
+use forebay_xlate::engine_side::{Upcall, Words as _};
+use forebay_xlate::{Rights, VolumeId, Word};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -195,8 +195,9 @@ impl World {
         if !self.talking && daemon.talk.is_some() {
             all.push(HangUp);
         }
-        for (w, (volume, _)) in scenario.wishes.iter().enumerate() {
-            if !self.wished[w] && daemon.pool.map.contains_key(volume) {
+        for (w, (volume, wish)) in scenario.wishes.iter().enumerate() {
+            let mapped = daemon.pool.map.contains_key(volume);
+            if !self.wished[w] && mapped == (*wish != WishOf::Ahead) {
                 all.push(Wish(w));
             }
         }
@@ -465,7 +466,7 @@ impl World {
         let wished = scenario
             .wishes
             .iter()
-            .any(|(v, wish)| *v == volume && *wish != Wish::Evict);
+            .any(|(v, wish)| *v == volume && *wish == WishOf::Free);
         if slice.span.write && !deallocated && !wished {
             self.written.insert(volume, slice.device);
         }
@@ -536,6 +537,16 @@ impl World {
     /// How many numbers the owner has given to what it asked.
     pub fn numbers(&self) -> u64 {
         self.next_number
+    }
+
+    /// What was written does not read as a hole.
+    pub fn what_was_written_is_read(&self) -> bool {
+        let hole = |word: Option<Word>| word.is_some_and(|w| w.rights() == Some(Rights::Hole));
+        let mut engine = self.engine.iter();
+        engine.all(|engine| {
+            let mut written = self.written.keys();
+            !written.any(|volume| hole(engine.words.lookup(*volume, 0)))
+        })
     }
 
     /// What was written stays where it was written, as long as nobody gives it up.
