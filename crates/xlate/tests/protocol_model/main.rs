@@ -19,7 +19,9 @@
 //! flight not counted; a parked command not translated again; only the first reactor that asked told
 //! of the answer; extents of a hung device not quarantined; a revoke for a deallocation that was given
 //! up; faults not asked again of a new daemon; a range granted while it is taken; a given-up revoke
-//! that counts though the engine never heard it. Steps out of order that the daemon around it never
+//! that counts though the engine never heard it; a claim that is a plain store, or is not looked at
+//! again; a claimed word taken back; a place said ahead a second time (by an owner and into a table that
+//! both don't look); the engine's answer to what was taken back not heeded. Steps out of order that the daemon around it never
 //! tries are the unit tests' business (`owner_side`).
 //!
 //! **Not here:** power cuts (the pool's tests), commits and FLUSH, time.
