@@ -148,6 +148,24 @@ impl Carried {
         self.volumes.entry(volume).or_default().spans.push(span);
     }
 
+    /// A command in the slab has ended, but its spans stay until [`Carried::answered`].
+    pub(super) fn hold(&mut self, volume: VolumeId, io: u32, record: CommandRef) {
+        let of_volume = self.volumes.get_mut(&volume);
+        for span in of_volume.into_iter().flat_map(|v| &mut v.spans) {
+            if span.of == Of::Io(io) {
+                span.of = Of::Command(record);
+            }
+        }
+    }
+
+    /// Nobody does a command again.
+    pub(super) fn answered(&mut self, record: CommandRef) {
+        let known: Vec<VolumeId> = self.volumes.keys().copied().collect();
+        for volume in known {
+            self.ended(volume, |of| of == Of::Command(record));
+        }
+    }
+
     /// Whether any fence is waited for.
     fn is_fencing(&self) -> bool {
         let mut spans = self.volumes.values().flat_map(|v| &v.spans);
@@ -458,10 +476,7 @@ impl Core {
     #[cold]
     pub(crate) fn carried_refused(&mut self, record: CommandRef) {
         self.leave_spans();
-        let known: Vec<VolumeId> = self.carried.volumes.keys().copied().collect();
-        for volume in known {
-            self.carried.ended(volume, |of| of == Of::Command(record));
-        }
+        self.carried.answered(record);
     }
 
     /// The end of a turn: whoever has nothing older before it any more goes on.

@@ -7,16 +7,18 @@
 //! that goes to any device, its record says that it *passed*: so after a death the compare, which its own write
 //! may have made fail, is not done again.
 //!
-//! Nothing else may change the block between the two. So a compare-and-write makes spans of what is in hand
+//! Nothing else may change the block between the two, nor before it is known for good that it was written: a
+//! successor writes again what passed and is not answered. So a compare-and-write makes spans of what is in hand
 //! and overlaps it, then one of its own ([`super::carried`]): it begins when the former have ended, and what is younger
-//! waits for it. While nobody compares, all of this costs nothing. It may allocate.
+//! waits until its answer is published ([`Core::pair_answered`]). While nobody compares, all of this costs nothing.
+//! It may allocate.
 //!
 //! **Not here:** which two commands are a pair, and their answers (`tcp::fused`).
 
 use super::carried::{Devices, Of, Span, overlap};
 use super::io::{Stage, Token};
 use super::staging::StagingBuffer;
-use super::{Core, IoOp, MAX_IOS, NewIo};
+use super::{CommandRef, Core, IoOp, MAX_IOS, NewIo};
 use forebay_nvme::Status;
 use forebay_xlate::kill_point;
 
@@ -31,6 +33,8 @@ struct Comparing {
     from_host: Option<StagingBuffer>,
     /// Bytes that were as expected.
     done_bytes: u32,
+    /// It has passed, and is but a write.
+    passed: bool,
 }
 
 /// The commands that compare, by their places in the slab.
@@ -50,7 +54,7 @@ impl Fused {
 
 impl Core {
     /// Begins a Compare, whose buffer is what the host expects; or a compare-and-write, whose buffer is what
-    /// it writes if its one block is as `expected`.
+    /// it writes if its one block is as `expected`; or the write of one that has passed in a dead engine.
     ///
     /// # Errors
     /// The command itself, when there is no room or no memory for it now.
@@ -67,6 +71,7 @@ impl Core {
             IoOp::CompareAndWrite { len_bytes, .. } if expected.len() == len_bytes as usize => {
                 self.staging.take(2 * len_bytes)
             }
+            IoOp::Write { .. } => new.buffer.take(),
             _ => return self.start(new),
         };
         let (Some(mut scratch), Some(index)) = (scratch, self.free_ios.last().copied()) else {
@@ -81,6 +86,7 @@ impl Core {
         self.fused.comparing[index as usize] = Some(Comparing {
             from_host: new.buffer.replace(scratch),
             done_bytes: 0,
+            passed: matches!(new.op, IoOp::Write { .. }),
         });
         self.fused.count += 1;
         self.carried.compares();
@@ -117,8 +123,17 @@ impl Core {
     pub(super) fn compared(&mut self, token: Token) -> Option<Token> {
         let i = token.index();
         let Some(mut comparing) = self.fused.comparing.get_mut(i).and_then(Option::take) else {
+            self.carried_ended(i as u32);
             return Some(token);
         };
+        if comparing.passed {
+            self.fused.count -= 1;
+            let io = &self.ios[i];
+            if let Some(volume) = self.volume_of(io) {
+                self.carried.hold(volume, i as u32, io.record);
+            }
+            return Some(token);
+        }
         let io = &mut self.ios[i];
         let read = io.buffer.as_ref().map_or(&[][..], |b| b.as_slice());
         let mut more = false;
@@ -151,13 +166,16 @@ impl Core {
             self.dispatch(token);
             return None;
         }
-        self.fused.count -= 1;
-        if let Some(scratch) = std::mem::replace(&mut io.buffer, comparing.from_host) {
+        if let Some(scratch) = std::mem::replace(&mut io.buffer, comparing.from_host.take()) {
             self.staging.give(scratch);
         }
         if !more {
+            self.fused.count -= 1;
+            self.carried_ended(i as u32);
             return Some(token);
         }
+        comparing.passed = true;
+        self.fused.comparing[i] = Some(comparing);
         kill_point!("fused.compared");
         self.write_passed(token);
         None
@@ -183,6 +201,13 @@ impl Core {
         io.cursor = 0;
         self.dispatch(token);
         kill_point!("fused.put");
+    }
+
+    /// The answers to a compare-and-write are published, or never will be: what waited for it goes on.
+    pub fn pair_answered(&mut self, record: CommandRef) {
+        if self.carried.any() {
+            self.carried.answered(record);
+        }
     }
 
     /// A compare-and-write begins: it waits for what is in hand and overlaps it, and what is younger waits for it.

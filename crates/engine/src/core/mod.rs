@@ -304,7 +304,6 @@ impl Core {
                 Some(token) => token,
                 None => return,
             };
-            self.carried_ended(token.index() as u32);
         }
         let io = &mut self.ios[token.index()];
         debug_assert_eq!(io.slices, 0, "a command ends when its slices have");

@@ -186,6 +186,8 @@ impl Bench {
                 if let Some(b) = done.buffer {
                     self.core.staging.give(b);
                 }
+                let record = CommandRef::new(self.queue, done.owner.slot);
+                self.core.pair_answered(record);
                 return (done.owner.slot, done.status, bytes);
             }
             self.turn();

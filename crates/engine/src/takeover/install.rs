@@ -275,7 +275,9 @@ fn queue(
         // What is answered needs its data no more, and what makes it count says so.
         let buffer = match next {
             Next::Answered | Next::Poisoned | Next::Kept => None,
-            Next::Begin { .. } | Next::Data(_) => copy(old, from.buffer, new.memory)?,
+            Next::Begin { .. } | Next::Passed { .. } | Next::Data(_) => {
+                copy(old, from.buffer, new.memory)?
+            }
         };
         let to = new
             .region
@@ -297,6 +299,7 @@ fn queue(
         to.state.store(from.state.0, Release);
         commands.push(InheritedCommand {
             slot: from.slot,
+            number: from.number,
             sqe: from.sqe,
             taken_ns: from.taken_ns,
             damaged: from.state.damaged(),

@@ -12,6 +12,7 @@ use super::items::{Sent, split};
 use super::snapshot::{OldCommand, OldQueue};
 use super::stream::{Stretch, gather};
 use super::{Damage, Devices, MAX_ATTEMPTS, Next, OldBytes};
+use forebay_nvme::io::{FUSE_FIRST, FUSE_SECOND};
 use forebay_nvme::tcp::DIGEST_BYTES;
 use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::region::item::NO_SLOT;
@@ -102,6 +103,7 @@ pub(super) fn convert_queue(
             Ok((command, next))
         })
         .collect::<Result<Vec<_>, Damage>>()?;
+    pairs(&commands)?;
     Ok(Converted {
         taken,
         number,
@@ -263,14 +265,37 @@ fn next(command: &OldCommand, answered: bool) -> Result<Next, Damage> {
             }
             Next::Data(command.asked)
         }
-        Some(CommandStage::Taken) if poisoned => Next::Poisoned,
+        Some(CommandStage::Taken | CommandStage::Passed) if poisoned => Next::Poisoned,
+        Some(CommandStage::Passed) => Next::Passed {
+            fenced: devices(command),
+        },
         Some(CommandStage::Taken) => Next::Begin {
             fenced: devices(command),
         },
-        Some(CommandStage::Free | CommandStage::Passed) | None => {
+        Some(CommandStage::Free) | None => {
             return Err(Damage("a command's stage"));
         }
     })
+}
+
+/// What has passed its compare is the second of a pair, whose first is answered together with it.
+fn pairs(commands: &[(OldCommand, Next)]) -> Result<(), Damage> {
+    let half = |(command, next): &(OldCommand, Next), fuse, number| {
+        command.sqe.fuse() == fuse && command.number == number && *next != Next::Answered
+    };
+    for (at, second) in commands.iter().enumerate() {
+        if !matches!(second.1, Next::Passed { .. }) {
+            continue;
+        }
+        let number = second.0.number;
+        let first = at.checked_sub(1).and_then(|before| commands.get(before));
+        let sound = half(second, FUSE_SECOND, number)
+            && first.is_some_and(|first| half(first, FUSE_FIRST, number.wrapping_sub(1)));
+        if !sound {
+            return Err(Damage("a fused pair"));
+        }
+    }
+    Ok(())
 }
 
 /// Where a dead engine may still be at it.

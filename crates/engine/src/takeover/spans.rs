@@ -14,7 +14,7 @@ use super::snapshot::{OldCommand, commands};
 use super::{Next, OldBytes, ServedLane, ServedLanes};
 use crate::core::{CarriedSpan, CommandRef, Devices};
 use crate::tcp::{MDTS_BYTES, NSID};
-use forebay_nvme::io::{self, IoCommand, NamespaceGeometry};
+use forebay_nvme::io::{self, FUSE_FIRST, FUSE_SECOND, IoCommand, NamespaceGeometry};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::region::{ControllerConstants, Region};
 use std::collections::BTreeSet;
@@ -26,10 +26,20 @@ struct Aged {
     /// Whose command it is. What nobody does again is every reactor's: its volume may be exported anew
     /// elsewhere before the fence.
     reactor: Option<usize>,
+    turn: Turn,
     taken_ns: u64,
     queue: u32,
     number: u64,
     span: CarriedSpan,
+}
+
+/// Where a fused pair has passed its compare: what overlaps it and had begun was over when it compared; what had not
+/// begun, or compares too, comes after it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Turn {
+    Begun,
+    Passed,
+    Later,
 }
 
 /// See the module's text.
@@ -73,8 +83,9 @@ impl Spans {
 
     /// What each reactor is to be told, the oldest first.
     pub(super) fn by_reactor(mut self, reactors: usize) -> Vec<Vec<CarriedSpan>> {
-        self.all
-            .sort_by_key(|a| (a.taken_ns, a.queue, a.number, a.span.bytes.start));
+        let passed = self.all.iter().any(|a| a.turn == Turn::Passed);
+        let turn = |a: &Aged| if passed { a.turn } else { Turn::Begun };
+        (self.all).sort_by_key(|a| (turn(a), a.taken_ns, a.queue, a.number, a.span.bytes.start));
         let mut by_reactor = vec![Vec::new(); reactors];
         for aged in self.all {
             match aged.reactor {
@@ -100,6 +111,7 @@ impl Spans {
         }
         self.all.push(Aged {
             reactor: None,
+            turn: Turn::Begun,
             taken_ns: 0,
             queue: 0,
             number: 0,
@@ -147,9 +159,13 @@ impl Spans {
         };
         let slot = queue.old.queue;
         let volume = lane.volume.config.volume;
+        let mut before = None;
         for (command, next) in queue.commands() {
+            let first = before.replace((command, next));
             let (again, devices) = match next {
-                Next::Begin { fenced } => (true, *fenced),
+                // With its second, or never.
+                Next::Begin { .. } if command.sqe.fuse() == FUSE_FIRST => continue,
+                Next::Begin { fenced } | Next::Passed { fenced } => (true, *fenced),
                 Next::Poisoned => (false, devices(command)),
                 _ => continue,
             };
@@ -164,14 +180,22 @@ impl Spans {
                 None => continue,
             };
             // Whose data is yet to be asked for may never begin.
-            let begins = again && (command.buffer.is_some() || !touched.from_host);
+            let begins = again
+                && (command.buffer.is_some() || !touched.from_host)
+                && (command.sqe.fuse() != FUSE_SECOND || first.is_some_and(has_data));
             let may_land = touched.write && command.state.submitted_ever();
             if !(begins || may_land) {
                 continue;
             }
+            let turn = match next {
+                Next::Passed { .. } => Turn::Passed,
+                _ if command.state.submitted_ever() && command.sqe.fuse() == 0 => Turn::Begun,
+                _ => Turn::Later,
+            };
             for bytes in touched.ranges {
                 self.all.push(Aged {
                     reactor: again.then_some(lane.served.reactor),
+                    turn,
                     taken_ns: command.taken_ns,
                     queue: slot,
                     number: command.number,
@@ -231,6 +255,7 @@ impl Spans {
             for bytes in touched.ranges {
                 self.all.push(Aged {
                     reactor: None,
+                    turn: Turn::Begun,
                     taken_ns: command.taken_ns,
                     queue,
                     number: command.number,
@@ -255,6 +280,11 @@ fn volume_of(region: &Region, of: &ControllerConstants) -> Option<VolumeId> {
     (export == of.export).then(|| VolumeId(lane.volume.load(Relaxed)))
 }
 
+/// Whether the first of a pair has the data that it waits for.
+fn has_data((first, next): (&OldCommand, &Next)) -> bool {
+    matches!(next, Next::Begin { .. }) && first.buffer.is_some()
+}
+
 /// What a command touches; `None` if it makes no sense for this volume.
 fn touched(
     command: &OldCommand,
@@ -268,8 +298,12 @@ fn touched(
     let block = u64::from(geometry.block_bytes);
     let bytes = |lba: u64, blocks: u64| lba * block..(lba + blocks) * block;
     let range = |lba, blocks| -> Vec<Range<u64>> { std::iter::once(bytes(lba, blocks)).collect() };
-    let decoded = io::decode(&command.sqe, NSID, &geometry, MDTS_BYTES).ok()?;
-    let from_host = matches!(decoded, IoCommand::Write { .. });
+    let decode = match command.sqe.fuse() {
+        0 => io::decode,
+        _ => io::decode_fused,
+    };
+    let decoded = decode(&command.sqe, NSID, &geometry, MDTS_BYTES).ok()?;
+    let from_host = matches!(decoded, IoCommand::Write { .. } | IoCommand::Compare { .. });
     let (ranges, write) = match decoded {
         IoCommand::Read { lba, blocks, .. } => (range(lba, u64::from(blocks)), false),
         IoCommand::Write { lba, blocks, .. } => (range(lba, u64::from(blocks)), true),

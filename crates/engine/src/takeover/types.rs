@@ -31,6 +31,11 @@ pub(crate) enum Next {
         /// Where it was submitted.
         fenced: Devices,
     },
+    /// The second of a fused pair, whose compare has passed: its write, after the fence of these devices.
+    Passed {
+        /// Where it was submitted.
+        fenced: Devices,
+    },
     /// The host sends its data, which an R2T asked for.
     Data(Asked),
     /// The controller keeps it (an Asynchronous Event Request).
@@ -46,6 +51,8 @@ pub(crate) enum Next {
 pub(crate) struct InheritedCommand {
     /// Its slot, which it keeps.
     pub slot: u16,
+    /// Its number on the queue.
+    pub number: u64,
     /// As it came.
     pub sqe: Sqe,
     /// CLOCK_MONOTONIC when it was taken, ns.

@@ -9,15 +9,15 @@
 //!
 //! **Not here:** admin commands ([`super::admin`]), the stream ([`super::rx`]).
 
-use super::Turn;
+pub(super) use super::MDTS_BYTES;
 use super::conn::Conn;
 use super::gate;
 use super::rx::Stop;
 use super::slots::{NoSlot, Stage, Work};
+use super::{Turn, fused};
 use crate::core::staging::StagingBuffer;
 use crate::core::{CommandRef, Core, DoneIo, IoOp, NewIo, Owner};
 use crate::lane::LaneIndex;
-use crate::tcp::MDTS_BYTES;
 use forebay_nvme::Status;
 use forebay_nvme::io::{self, IoCommand, NamespaceGeometry, Transfer};
 use forebay_nvme::tcp::{DataPlace, R2t, decode_sgl};
@@ -70,17 +70,45 @@ pub(super) fn take(
     };
     let judged = match conn.gate {
         0 => judge(conn, turn.core, capsule),
-        _ => judge_gated(conn, turn.core, capsule),
+        _ => {
+            fused::before(conn, turn.core, capsule.sqe);
+            judge_gated(conn, turn.core, capsule)
+        }
     };
     let judged = match judged {
         Ok(judged) => judged,
+        Err(_) if capsule.sqe.fuse() != 0 => return fused::take(conn, turn, slot, capsule),
         Err(status) => {
-            let now = turn.core.now_ns();
-            conn.begin_command(slot, capsule.sqe, capsule.end, now, None, false);
-            conn.answer(turn.core, slot, status, 0, None, 0);
+            refuse(conn, turn, slot, capsule, status);
             return Ok(());
         }
     };
+    accept(conn, turn, slot, capsule, judged)
+}
+
+/// Takes a command that makes no sense, and answers so.
+#[cold]
+pub(super) fn refuse(
+    conn: &mut Conn,
+    turn: &mut Turn<'_>,
+    slot: u16,
+    capsule: &Capsule<'_>,
+    status: Status,
+) {
+    let now = turn.core.now_ns();
+    conn.begin_command(slot, capsule.sqe, capsule.end, now, None, false);
+    conn.answer(turn.core, slot, status, 0, None, 0);
+}
+
+/// Takes a command that has a slot. `Err` says why the stream can't go on; then nothing was taken.
+#[inline]
+pub(super) fn accept(
+    conn: &mut Conn,
+    turn: &mut Turn<'_>,
+    slot: u16,
+    capsule: &Capsule<'_>,
+    judged: Judged,
+) -> Result<(), Stop> {
     let mut buffer = None;
     if let Source::Capsule(offset) = judged.source {
         let from = offset as usize;
@@ -159,16 +187,21 @@ pub(super) fn judge_gated(
     }
 }
 
+/// The shape of a connection's namespace now.
+#[inline]
+pub(super) fn geometry(conn: &Conn, core: &Core) -> Result<NamespaceGeometry, Status> {
+    match conn.lane.and_then(|l| core.lane(l)) {
+        Some(lane) => Ok(NamespaceGeometry {
+            block_bytes: lane.volume.config.block_bytes,
+            block_count: lane.volume.blocks(),
+        }),
+        None => Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr()),
+    }
+}
+
 #[inline]
 fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Status> {
-    let lane = conn.lane.and_then(|l| core.lane(l));
-    let Some(lane) = lane else {
-        return Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr());
-    };
-    let geometry = NamespaceGeometry {
-        block_bytes: lane.volume.config.block_bytes,
-        block_count: lane.volume.blocks(),
-    };
+    let geometry = geometry(conn, core)?;
     let command = io::decode(capsule.sqe, NSID, &geometry, MDTS_BYTES)?;
     let bytes = |blocks: u64| blocks * u64::from(geometry.block_bytes);
     let work = match command {
@@ -202,9 +235,20 @@ fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Stat
         }),
         IoCommand::Deallocate { ranges } => Work::Io(IoOp::Deallocate { ranges }),
         IoCommand::Hint { .. } => Work::Hint,
-        IoCommand::Compare { .. }
-        | IoCommand::Reserve { .. }
-        | IoCommand::ReservationReport { .. } => return Err(Status::INVALID_OPCODE.with_dnr()),
+        IoCommand::Compare { lba, blocks, fua } => {
+            let op = IoOp::Compare {
+                offset_bytes: bytes(lba),
+                len_bytes: bytes(u64::from(blocks)) as u32,
+            };
+            if fua {
+                Work::DurableRead(op)
+            } else {
+                Work::Compare(op)
+            }
+        }
+        IoCommand::Reserve { .. } | IoCommand::ReservationReport { .. } => {
+            return Err(Status::INVALID_OPCODE.with_dnr());
+        }
     };
     let transfer = command.transfer(&geometry);
     // Linux sends 4 KiB of ranges, however many it means.
@@ -222,7 +266,11 @@ fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Stat
 
 /// Where the data of a command is, by its SGL, which must describe exactly that much (`exact`), or at
 /// least.
-fn source(capsule: &Capsule<'_>, transfer: Transfer, exact: bool) -> Result<Source, Status> {
+pub(super) fn source(
+    capsule: &Capsule<'_>,
+    transfer: Transfer,
+    exact: bool,
+) -> Result<Source, Status> {
     let fits = |length: u32| {
         let wanted = transfer.bytes();
         if length == wanted || (length > wanted && !exact) {
@@ -353,6 +401,8 @@ fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
         Work::Io(op) => (*op, s.buffer.take()),
         // The buffer waits here for the second part.
         Work::DurableRead(_) => (IoOp::Flush, None),
+        Work::Compare(_) => return fused::hand_over(conn, core, slot, &[]),
+        Work::First(_) | Work::Second(_) => return fused::start(conn, core, slot),
         Work::Hint | Work::Admin(_) => return true,
     };
     let new = NewIo {
@@ -401,6 +451,7 @@ pub(super) fn start_internal_flush(conn: &mut Conn, core: &mut Core, lane: LaneI
 pub(super) fn data_complete(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
     let damaged = conn.slots.get(slot).is_some_and(|s| s.damaged);
     if damaged {
+        fused::other_failed(conn, turn.core, slot);
         conn.answer(
             turn.core,
             slot,
@@ -423,23 +474,9 @@ pub(super) fn data_is_there(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
     match s.work {
         Work::Io(IoOp::Deallocate { ranges }) => {
             let data = s.buffer.as_ref().map_or(&[][..], |b| b.as_slice());
-            let lane = conn.lane.and_then(|l| turn.core.lane(l));
-            let Some(lane) = lane else {
-                conn.answer(
-                    turn.core,
-                    slot,
-                    Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(),
-                    0,
-                    None,
-                    0,
-                );
-                return;
-            };
-            let geometry = NamespaceGeometry {
-                block_bytes: lane.volume.config.block_bytes,
-                block_count: lane.volume.blocks(),
-            };
-            if let Err(status) = io::dsm_ranges(data, ranges, &geometry).map(drop) {
+            let sound = geometry(conn, turn.core)
+                .and_then(|geometry| io::dsm_ranges(data, ranges, &geometry).map(drop));
+            if let Err(status) = sound {
                 conn.answer(turn.core, slot, status, 0, None, 0);
                 return;
             }
@@ -462,18 +499,22 @@ pub(super) fn ended(conn: &mut Conn, core: &mut Core, done: DoneIo, interrupted:
         return;
     };
     s.stage = Stage::Taken;
-    if let Work::DurableRead(op) = s.work
-        && done.op == IoOp::Flush
-        && done.status.is_success()
-    {
-        s.work = Work::Io(op);
-        begin(conn, core, slot);
-        return;
-    }
     let status = match done.status {
         Status::COMMAND_INTERRUPTED => interrupted,
         status => status,
     };
+    match s.work {
+        Work::DurableRead(op) if done.op == IoOp::Flush && status.is_success() => {
+            s.work = match op {
+                IoOp::Compare { .. } => Work::Compare(op),
+                _ => Work::Io(op),
+            };
+            begin(conn, core, slot);
+            return;
+        }
+        Work::Second(_) => return fused::ended(conn, core, slot, done, status),
+        _ => {}
+    }
     let data_bytes = match done.op {
         IoOp::Read { len_bytes, .. } if status.is_success() => len_bytes,
         _ => 0,

@@ -7,6 +7,7 @@
 //!
 //! **Not here:** what PDUs and commands mean ([`super::rx`], [`super::command`], [`super::admin`]).
 
+use super::fused::Pairs;
 use super::pool::Pool;
 use super::record::{NewCommand, QueueRecords, keep_for_ever};
 use super::rx::Rx;
@@ -110,6 +111,8 @@ pub(super) struct Conn {
     pub in_flight: u32,
     /// Commands that wait for their data.
     pub receiving: u32,
+    /// Fused commands.
+    pub pairs: Pairs,
     /// Staging memory held.
     pub held: Held,
     /// Commands taken, the Connect too.
@@ -171,6 +174,7 @@ impl Conn {
             tx: new.tx,
             in_flight: 0,
             receiving: 0,
+            pairs: Pairs::default(),
             number: new.number,
             blocked_since_ns: 0,
             watched: epoll::EventFlags::IN,
@@ -283,6 +287,11 @@ impl Conn {
     ) {
         let pool = &self.shared.pool;
         self.tx.push(pool, &self.records, ends, data, put);
+    }
+
+    /// What is queued will be sent, whatever happens.
+    pub(super) fn publish(&mut self) {
+        self.tx.publish(&self.records);
     }
 
     /// Answers a command that belongs to no slot, and takes it from the stream, up to `end`. The answer is
@@ -400,7 +409,12 @@ impl Conn {
         else {
             return;
         };
-        let (Work::Io(op) | Work::DurableRead(op)) = &s.work else {
+        let (Work::Io(op)
+        | Work::DurableRead(op)
+        | Work::Compare(op)
+        | Work::First(op)
+        | Work::Second(op)) = &s.work
+        else {
             return;
         };
         let (kind, bytes) = match *op {
@@ -506,7 +520,7 @@ impl Conn {
         for slot in 0..self.entries {
             if matches!(
                 self.slots.get(slot).map(|s| s.stage),
-                Some(Stage::Receiving | Stage::Kept | Stage::Taken)
+                Some(Stage::Receiving | Stage::Kept | Stage::Taken | Stage::Paired)
             ) {
                 self.release(core, slot);
             }

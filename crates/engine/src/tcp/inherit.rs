@@ -10,6 +10,7 @@
 use super::command::{self, Capsule, Source};
 use super::conn::{Conn, NewConn};
 use super::controllers::{Attached, Quiesce};
+use super::fused;
 use super::pool::List;
 use super::record::{self, QueueRecords};
 use super::rx::Rx;
@@ -193,12 +194,17 @@ impl Frontend {
             conn.held.take(bytes);
         }
         let mut sound = true;
+        let halves: Vec<(u64, u16, u8)> = (inherited.commands.iter())
+            .filter(|c| conn.qid > 0 && c.next != Next::Answered)
+            .map(|c| (c.number, c.slot, c.sqe.fuse()))
+            .collect();
         for command in inherited.commands {
             match inherit_command(&mut conn, core, command) {
                 Some(command) => waiting.extend(command),
                 None => sound = false,
             }
         }
+        fused::inherit(&mut conn, &halves, inherited.number);
         if let Some(data) = data
             && let Some(slot) = conn.slots.get_mut(data.slot)
         {
@@ -243,11 +249,12 @@ impl Frontend {
         let went_on = match next {
             Next::Poisoned => {
                 let status = Status::INTERNAL_ERROR.with_dnr();
+                fused::other_failed(conn, turn.core, slot);
                 conn.answer(turn.core, slot, status, 0, None, 0);
                 Some(())
             }
             _ if conn.qid == 0 => admin_again(conn, &mut turn, slot, &sqe),
-            _ => io_again(conn, &mut turn, slot, &sqe),
+            _ => io_again(conn, &mut turn, slot, &sqe, next),
         };
         if went_on.is_none() {
             self.close(core, index);
@@ -299,6 +306,7 @@ fn inherit_command(
         damaged,
         next,
         buffer,
+        ..
     } = inherited;
     if let Some(buffer) = &buffer {
         conn.held.take(buffer.len());
@@ -326,7 +334,7 @@ fn inherit_command(
             let work = work(conn, core, slot, &sqe);
             conn.slots.get_mut(slot)?.work = work?;
         }
-        Next::Begin { .. } | Next::Poisoned => {
+        Next::Begin { .. } | Next::Passed { .. } | Next::Poisoned => {
             return Some(Some(Waiting {
                 taken_ns,
                 conn: conn.index,
@@ -357,16 +365,20 @@ fn work(conn: &Conn, core: &Core, slot: u16, sqe: &Sqe) -> Option<Work> {
     if conn.qid == 0 {
         return Some(Work::Admin(Box::new(*sqe)));
     }
-    let judged = command::judge_gated(conn, core, &capsule(sqe, true)).ok()?;
+    let judged = fused::judge_again(conn, core, &capsule(sqe, true)).ok()?;
     let len_bytes = conn.slots.get(slot)?.len_bytes;
     (judged.len_bytes == len_bytes).then_some(judged.work)
 }
 
 /// Begins a command of an I/O queue again.
-fn io_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe) -> Option<()> {
+fn io_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe, next: Next) -> Option<()> {
     let s = conn.slots.get(slot)?;
+    if s.stage == Stage::Answering {
+        // With the other half of its pair.
+        return Some(());
+    }
     let (has_data, damaged, bytes) = (s.buffer.is_some(), s.damaged, s.len_bytes);
-    let judged = match command::judge_gated(conn, turn.core, &capsule(sqe, has_data)) {
+    let judged = match fused::judge_again(conn, turn.core, &capsule(sqe, has_data)) {
         Ok(_) if damaged => Err(Status::TRANSIENT_TRANSPORT_ERROR),
         Ok(judged) if has_data && judged.len_bytes != bytes => return None,
         judged => judged,
@@ -377,12 +389,16 @@ fn io_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe) -> Optio
             // It never gets to the core, where others may wait for it.
             let record = CommandRef::new(conn.queue, slot);
             turn.core.carried_refused(record);
+            fused::other_failed(conn, turn.core, slot);
             conn.answer(turn.core, slot, status, 0, None, 0);
             return Some(());
         }
     };
     let s = conn.slots.get_mut(slot)?;
     s.work = judged.work;
+    if let Next::Passed { .. } = next {
+        fused::passed(&mut s.work);
+    }
     s.len_bytes = judged.len_bytes;
     s.by_r2t = matches!(judged.source, Source::Host);
     if has_data {

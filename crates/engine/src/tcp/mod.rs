@@ -22,6 +22,7 @@ mod cids;
 mod command;
 mod conn;
 mod controllers;
+mod fused;
 mod gate;
 mod inherit;
 mod lifecycle;
@@ -33,7 +34,7 @@ mod share;
 mod slots;
 mod tx;
 
-use crate::core::{Core, DoneIo};
+use crate::core::{CommandRef, Core, DoneIo};
 use crate::exports::Port;
 use crate::memory::{Memory, ReceiveBuffer};
 pub(crate) use command::NSID;
@@ -429,6 +430,7 @@ impl Frontend {
             if let Some(buffer) = done.buffer {
                 conn.give_buffer(core, buffer);
             }
+            core.pair_answered(CommandRef::new(conn.queue, done.owner.slot));
             conn.release(core, done.owner.slot);
         }
         if conn.life == Life::Draining && conn.in_flight == 0 {

@@ -28,6 +28,8 @@ pub(super) enum Stage {
     Receiving,
     /// The core has it.
     InFlight,
+    /// Half of a fused operation: it has its data, and waits for the other half, or that one is with the core.
+    Paired,
     /// The controller keeps it: an Asynchronous Event Request.
     Kept,
     /// Its response is queued.
@@ -41,6 +43,12 @@ pub(super) enum Work {
     Io(IoOp),
     /// Read what is durable: a flush, and then the read (FUA).
     DurableRead(IoOp),
+    /// A Compare.
+    Compare(IoOp),
+    /// The first of a fused pair: what it compares.
+    First(IoOp),
+    /// The second: the pair; or, when its compare passed in a dead engine, its write.
+    Second(IoOp),
     /// Nothing, once its data is there.
     Hint,
     /// Of the controller. The admin path may allocate.

@@ -5,12 +5,14 @@
 mod blame;
 mod cost;
 mod failover;
+mod fused;
 mod gate;
 mod hostile;
 mod inherit;
 mod rig;
 mod take_over;
 mod take_over_hosts;
+mod take_over_pairs;
 
 use super::*;
 use crate::core::staging::StagingBuffer;

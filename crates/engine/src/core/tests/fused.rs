@@ -50,6 +50,16 @@ impl Bench {
         }
     }
 
+    /// The next command that ends; nobody has published its answer.
+    fn next_done(&mut self) -> DoneIo {
+        loop {
+            match self.core.next_done() {
+                Some(done) => return done,
+                None => self.turn(),
+            }
+        }
+    }
+
     fn stage(&self, slot: u16) -> Option<CommandStage> {
         self.core.region.commands(0)[usize::from(slot)]
             .state()
@@ -227,6 +237,39 @@ fn nothing_comes_between() {
     }
     assert_eq!(order, [older, waits, younger]);
     assert_eq!(b.read(0, BLOCK), [5; 4096]);
+}
+
+/// Between the end of a pair's write and its answer, a successor would write again: nobody else does.
+#[test]
+fn nothing_comes_before_the_answer() {
+    let mut b = bench_with("ram");
+    b.grant(0, 5, Rights::ReadWrite, 2);
+    let slot = b.compare(pair(0), &[4; 4096], &[0; 4096]);
+    let write = IoOp::Write {
+        offset_bytes: 0,
+        len_bytes: BLOCK,
+        fua: false,
+    };
+    let done = b.next_done();
+    assert_eq!((done.owner.slot, done.status), (slot, Status::SUCCESS));
+    b.core.staging.give(done.buffer.unwrap());
+    let younger = b.start(write, Some(&[5; 4096]));
+    b.nothing_ends();
+    b.core.pair_answered(CommandRef::new(0, slot));
+    assert_eq!(b.end().0, younger);
+    // Nor when it failed.
+    let fails = b.gate.clone();
+    fails.fail(0..u64::MAX, &[OpKind::Write], Errno::IO, 1);
+    let slot = b.compare(pair(0), &[6; 4096], &[5; 4096]);
+    let done = b.next_done();
+    assert_eq!((done.owner.slot, done.status), (slot, Status::WRITE_FAULT));
+    b.core.staging.give(done.buffer.unwrap());
+    b.start(write, Some(&[5; 4096]));
+    b.nothing_ends();
+    b.core.pair_answered(CommandRef::new(0, slot));
+    assert_eq!(b.end().1, Status::SUCCESS);
+    b.turn();
+    assert!(!b.core.carried.any());
 }
 
 /// What is carried over with its compare passed is but a write; one that had not passed compares again.

@@ -34,7 +34,7 @@ use std::net::{TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Points that a reactor passes while it serves.
-const SERVING: &[&str] = &[
+pub(super) const SERVING: &[&str] = &[
     "rx.base",
     "rx.intent",
     "rx.received",
@@ -84,7 +84,7 @@ const NQN: &str = "nqn.2026-01.io.forebay:t.v";
 const HOST: &str = "nqn.2014-08.org.example:host";
 
 /// An engine's reactor.
-struct Engine {
+pub(super) struct Engine {
     core: Core,
     frontend: Frontend,
     epoll: Arc<OwnedFd>,
@@ -97,11 +97,11 @@ struct Engine {
     fenced: bool,
 }
 
-struct World {
-    dice: Dice,
+pub(super) struct World {
+    pub dice: Dice,
     dir: tempfile::TempDir,
     listener: TcpListener,
-    generation: u64,
+    pub generation: u64,
     engine: Option<Engine>,
     /// What the daemon holds: the sockets.
     sockets: BTreeMap<u64, Arc<OwnedFd>>,
@@ -199,7 +199,7 @@ impl Engine {
         drop((self.core, self.device));
     }
 
-    fn turn(&mut self, gone: &mut Vec<u64>) {
+    pub(super) fn turn(&mut self, gone: &mut Vec<u64>) {
         if !self.fenced && self.device.predecessors_gone(self.generation).unwrap() {
             self.fenced = true;
             self.core.fenced(DeviceIndex(0));
@@ -227,7 +227,7 @@ impl Engine {
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let file = std::fs::File::create(dir.path().join("device")).unwrap();
         file.set_len(32 << 20).unwrap();
@@ -246,7 +246,7 @@ impl World {
     }
 
     /// Carries a step of the engine's out; if it dies in it, a successor takes over.
-    fn step(&mut self, step: impl FnOnce(&mut Engine, &mut Vec<u64>)) {
+    pub(super) fn step(&mut self, step: impl FnOnce(&mut Engine, &mut Vec<u64>)) {
         let mut engine = self.engine.take().unwrap();
         let mut gone = Vec::new();
         let lived = catch_unwind(AssertUnwindSafe(|| step(&mut engine, &mut gone)));
@@ -443,7 +443,7 @@ impl World {
     }
 
     /// An association with so many I/O queues.
-    fn associate(&mut self, io_queues: u16, digests: bool) -> Vec<Queue> {
+    pub(super) fn associate(&mut self, io_queues: u16, digests: bool) -> Vec<Queue> {
         let (mut admin, cntlid) = self.connect(&ConnectCommand::new(0, 0, 32, 0), 0xffff, digests);
         let wanted = Wanted::Admin { data: 0, have: 0 };
         let enable = PropertyCommand::set(0, 0x14, false, 0x46_0001).to_sqe();
@@ -469,7 +469,7 @@ impl World {
     }
 
     /// Kills the engine where it is, at a point or between turns.
-    fn kill_somewhere(&mut self, point: Option<&'static str>) {
+    pub(super) fn kill_somewhere(&mut self, point: Option<&'static str>) {
         match point {
             Some(point) => {
                 let count = 1 + self.dice.roll(if self.dice.0 & 1 == 0 { 30 } else { 3 }) as u32;
@@ -514,7 +514,7 @@ fn convert(
 }
 
 /// Waits a little more the longer it takes: TCP has timers of its own.
-fn patience(turns: u32, what: &str) {
+pub(super) fn patience(turns: u32, what: &str) {
     assert!(turns < 100_000, "{what} does not come");
     if turns > 2000 {
         std::thread::sleep(std::time::Duration::from_micros(100));

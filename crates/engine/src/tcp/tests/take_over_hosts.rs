@@ -3,7 +3,7 @@
 //! Only blocks that nothing of theirs is under way for are read or written, so it is known what
 //! each must be.
 
-use forebay_nvme::tcp::{self, H2cData, Parsed, Pdu, TcpParams};
+use forebay_nvme::tcp::{self, H2cData, Parsed, Pdu, R2t, TcpParams};
 use forebay_nvme::{SglDescriptor, Sqe, Status};
 use rustix::net::{RecvFlags, SendFlags};
 use std::collections::{BTreeMap, BTreeSet};
@@ -220,6 +220,14 @@ impl Queue {
 
     /// Says and hears as much as comes to its mind.
     pub(super) fn pump(&mut self, dice: &mut Dice, blocks: &mut Blocks) {
+        for (pdu, data) in self.exchange(dice) {
+            self.hear(&pdu, &data, blocks);
+        }
+    }
+
+    /// As [`Queue::pump`]; gives what was heard.
+    pub(super) fn exchange(&mut self, dice: &mut Dice) -> Vec<(Pdu, Vec<u8>)> {
+        let mut heard = Vec::new();
         let left = self.output.len() - self.at;
         if left > 0 {
             let n = match dice.roll(4) {
@@ -239,7 +247,7 @@ impl Queue {
             }
         }
         if dice.roll(5) == 0 {
-            return;
+            return heard;
         }
         let mut more = vec![0; 1 + dice.roll(1 << 17) as usize];
         match rustix::net::recv(&self.socket, &mut more[..], RecvFlags::DONTWAIT) {
@@ -259,9 +267,10 @@ impl Queue {
                 assert_eq!(tcp::crc32c(&data).to_le_bytes(), digest);
             }
             at += frame.total_bytes();
-            self.hear(&frame.pdu, &data, blocks);
+            heard.push((frame.pdu, data));
         }
         self.input.drain(..at);
+        heard
     }
 
     pub(super) fn hear(&mut self, pdu: &Pdu, data: &[u8], blocks: &mut Blocks) {
@@ -291,29 +300,34 @@ impl Queue {
                     } => written(lba, blocks, version),
                     _ => vec![0; 512],
                 };
-                let (from, len) = (r2t.offset_bytes as usize, r2t.length_bytes as usize);
-                assert_eq!((from, len), (0, all.len()));
-                // In parts smaller than what is allowed, at times.
-                let parts = 1 + len / BLOCK as usize % 3;
-                let most = self.params.max_h2c_data_bytes as usize / parts / 4 * 4;
-                let mut offset = 0;
-                while offset < len {
-                    let n = most.min(len - offset);
-                    let h2c = H2cData {
-                        cid: r2t.cid,
-                        ttag: r2t.ttag,
-                        offset_bytes: offset as u32,
-                        length_bytes: n as u32,
-                        last: offset + n == len,
-                    };
-                    let mut out = vec![0; tcp::MAX_HEADER_BYTES];
-                    let header = tcp::put_h2c_data(&mut out, &self.params, &h2c);
-                    self.output.extend_from_slice(&out[..header]);
-                    self.put_data(&all[offset..offset + n]);
-                    offset += n;
-                }
+                self.answer(r2t, &all);
             }
             other => panic!("{other:?}"),
+        }
+    }
+
+    /// Sends all the data that an R2T asks for.
+    pub(super) fn answer(&mut self, r2t: &R2t, all: &[u8]) {
+        let (from, len) = (r2t.offset_bytes as usize, r2t.length_bytes as usize);
+        assert_eq!((from, len), (0, all.len()));
+        // In parts smaller than what is allowed, at times.
+        let parts = 1 + len / BLOCK as usize % 3;
+        let most = self.params.max_h2c_data_bytes as usize / parts / 4 * 4;
+        let mut offset = 0;
+        while offset < len {
+            let n = most.min(len - offset);
+            let h2c = H2cData {
+                cid: r2t.cid,
+                ttag: r2t.ttag,
+                offset_bytes: offset as u32,
+                length_bytes: n as u32,
+                last: offset + n == len,
+            };
+            let mut out = vec![0; tcp::MAX_HEADER_BYTES];
+            let header = tcp::put_h2c_data(&mut out, &self.params, &h2c);
+            self.output.extend_from_slice(&out[..header]);
+            self.put_data(&all[offset..offset + n]);
+            offset += n;
         }
     }
 

@@ -1,0 +1,392 @@
+//! Compare and Write, the fused operation (Base 2.0, 3.4.2): two commands of a queue, one after the other.
+//!
+//! **Design.** A *first* that was taken leaves its connection's gate closed ([`PAIRING`]), so that the next command,
+//! whatever it is, comes by here: either it is the *second*, or the first ends with Missing Fused Command. Each
+//! half gets its data as any command does; when both have it, the core gets them as one
+//! (`Core::start_comparing`), under the name of the second. Both are answered in one go, so what publishes one answer
+//! publishes the other. A pair is recorded as the two commands that it is: FUSE is in their entries, and their
+//! numbers are neighbours; that a compare has passed, the second's state says.
+//!
+//! While its data is on its way, a command can't be answered; one that is to end is *doomed* until then.
+//!
+//! **Not here:** comparing, and what keeps others away (`core::fused`).
+
+use super::Turn;
+use super::command::{self, Capsule, Judged};
+use super::conn::Conn;
+use super::gate;
+use super::rx::Stop;
+use super::slots::{NONE, Stage, Work};
+use crate::core::{CommandRef, Core, DoneIo, IoOp, NewIo};
+use forebay_nvme::io::{self, FUSE_FIRST, FUSE_SECOND, IoCommand};
+use forebay_nvme::{Sqe, Status};
+
+/// Of a connection's gate: the next command may be the second of a pair.
+pub(super) const PAIRING: u8 = 1 << 3;
+
+/// The fused commands of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Pairs {
+    /// The last command that was taken, if it was a first.
+    open: Open,
+    /// Firsts and seconds, by slot.
+    pairs: Vec<(u16, u16)>,
+    /// Those that end so as soon as they can be answered.
+    doomed: Vec<(u16, Status)>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Open {
+    /// No first was.
+    #[default]
+    No,
+    /// This first.
+    Taken(u16),
+    /// One that was refused.
+    Refused,
+}
+
+impl Pairs {
+    fn first_of(&self, second: u16) -> Option<u16> {
+        let pair = self.pairs.iter().find(|pair| pair.1 == second);
+        pair.map(|pair| pair.0)
+    }
+
+    fn second_of(&self, first: u16) -> Option<u16> {
+        let pair = self.pairs.iter().find(|pair| pair.0 == first);
+        pair.map(|pair| pair.1)
+    }
+}
+
+/// The next command comes while a first waits for its second.
+#[cold]
+pub(super) fn before(conn: &mut Conn, core: &mut Core, sqe: &Sqe) {
+    if sqe.fuse() == FUSE_SECOND {
+        return;
+    }
+    if let Open::Taken(first) = close(conn) {
+        end(conn, core, first, Status::ABORTED_MISSING_FUSED);
+    }
+}
+
+fn open(conn: &mut Conn, open: Open) {
+    conn.pairs.open = open;
+    conn.gate |= PAIRING;
+}
+
+fn close(conn: &mut Conn) -> Open {
+    conn.gate &= !PAIRING;
+    std::mem::take(&mut conn.pairs.open)
+}
+
+/// A command of a dead engine, judged again.
+pub(super) fn judge_again(
+    conn: &Conn,
+    core: &Core,
+    capsule: &Capsule<'_>,
+) -> Result<Judged, Status> {
+    match capsule.sqe.fuse() {
+        0 => command::judge_gated(conn, core, capsule),
+        _ => judge(conn, core, capsule),
+    }
+}
+
+/// As [`command::judge_gated`], for one half.
+pub(super) fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Status> {
+    if let Some(status) = gate::refusal(conn.gate, capsule.sqe) {
+        return Err(status);
+    }
+    let geometry = command::geometry(conn, core)?;
+    let half = io::decode_fused(capsule.sqe, command::NSID, &geometry, command::MDTS_BYTES)?;
+    let bytes = |lba: u64| lba * u64::from(geometry.block_bytes);
+    let len_bytes = geometry.block_bytes;
+    let work = match half {
+        // What was durable before the two would have to be told from what one of them makes so.
+        IoCommand::Compare { fua: true, .. } => return Err(Status::INVALID_FIELD.with_dnr()),
+        IoCommand::Compare { lba, .. } => Work::First(IoOp::Compare {
+            offset_bytes: bytes(lba),
+            len_bytes,
+        }),
+        IoCommand::Write { lba, fua, .. } => Work::Second(IoOp::CompareAndWrite {
+            offset_bytes: bytes(lba),
+            len_bytes,
+            fua,
+        }),
+        _ => return Err(Status::INVALID_FIELD.with_dnr()),
+    };
+    Ok(Judged {
+        work,
+        len_bytes,
+        source: command::source(capsule, half.transfer(&geometry), true)?,
+    })
+}
+
+/// Whether two halves are of one block.
+fn fit(first: &Work, second: &Work) -> bool {
+    match (first, second) {
+        (
+            Work::First(IoOp::Compare { offset_bytes, .. }),
+            Work::Second(
+                IoOp::CompareAndWrite {
+                    offset_bytes: at, ..
+                }
+                | IoOp::Write {
+                    offset_bytes: at, ..
+                },
+            ),
+        ) => offset_bytes == at,
+        _ => false,
+    }
+}
+
+/// Takes a half, which has this slot. `Err` says why the stream can't go on; then nothing was taken.
+#[cold]
+pub(super) fn take(
+    conn: &mut Conn,
+    turn: &mut Turn<'_>,
+    slot: u16,
+    capsule: &Capsule<'_>,
+) -> Result<(), Stop> {
+    let judged = judge(conn, turn.core, capsule);
+    match capsule.sqe.fuse() {
+        FUSE_FIRST => match judged {
+            Ok(judged) => {
+                command::accept(conn, turn, slot, capsule, judged)?;
+                open(conn, Open::Taken(slot));
+            }
+            Err(status) => {
+                command::refuse(conn, turn, slot, capsule, status);
+                open(conn, Open::Refused);
+            }
+        },
+        FUSE_SECOND => {
+            let (first, judged) = match (conn.pairs.open, judged) {
+                (Open::No, _) => {
+                    command::refuse(conn, turn, slot, capsule, Status::ABORTED_MISSING_FUSED);
+                    return Ok(());
+                }
+                (Open::Refused, _) => {
+                    close(conn);
+                    command::refuse(conn, turn, slot, capsule, Status::ABORTED_FAILED_FUSED);
+                    return Ok(());
+                }
+                (Open::Taken(first), judged) => (first, judged),
+            };
+            let half = conn.slots.get(first).map(|s| &s.work);
+            let (judged, of_first) = match judged {
+                Ok(judged) if half.is_some_and(|half| fit(half, &judged.work)) => {
+                    (Ok(judged), Status::SUCCESS)
+                }
+                Ok(_) => {
+                    let status = Status::INVALID_FIELD.with_dnr();
+                    (Err(status), status)
+                }
+                Err(status) => (Err(status), Status::ABORTED_FAILED_FUSED),
+            };
+            match judged {
+                Ok(judged) => {
+                    conn.pairs.pairs.push((first, slot));
+                    if let Err(stop) = command::accept(conn, turn, slot, capsule, judged) {
+                        conn.pairs.pairs.pop();
+                        return Err(stop);
+                    }
+                    close(conn);
+                }
+                Err(status) => {
+                    close(conn);
+                    end(conn, turn.core, first, of_first);
+                    command::refuse(conn, turn, slot, capsule, status);
+                }
+            }
+        }
+        _ => {
+            let status = Status::INVALID_FIELD.with_dnr();
+            command::refuse(conn, turn, slot, capsule, status);
+        }
+    }
+    Ok(())
+}
+
+/// Ends a half that is not with the core: now, or when its data has come.
+fn end(conn: &mut Conn, core: &mut Core, slot: u16, status: Status) {
+    let stage = conn.slots.get(slot).map(|s| s.stage);
+    if matches!(stage, Some(Stage::Paired | Stage::Taken)) {
+        // Who is carried over is waited for, until it is said that it never begins.
+        if core.carries() {
+            core.carried_refused(CommandRef::new(conn.queue, slot));
+        }
+        conn.answer(core, slot, status, 0, None, 0);
+    } else {
+        conn.pairs.doomed.push((slot, status));
+    }
+}
+
+/// A half ends by itself, with an error: the other one can't go on.
+#[cold]
+pub(super) fn other_failed(conn: &mut Conn, core: &mut Core, slot: u16) {
+    let pairs = &mut conn.pairs;
+    pairs.doomed.retain(|doomed| doomed.0 != slot);
+    let pair = (pairs.pairs.iter()).position(|pair| pair.0 == slot || pair.1 == slot);
+    if let Some(at) = pair {
+        let (first, second) = pairs.pairs.swap_remove(at);
+        let other = if first == slot { second } else { first };
+        end(conn, core, other, Status::ABORTED_FAILED_FUSED);
+    } else if matches!(pairs.open, Open::Taken(first) if first == slot) {
+        pairs.open = Open::Refused;
+    }
+}
+
+/// A half has its data; false when the core has no room for the pair now.
+#[cold]
+pub(super) fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
+    if let Some(at) = conn.pairs.doomed.iter().position(|d| d.0 == slot) {
+        let (_, status) = conn.pairs.doomed.swap_remove(at);
+        if let Some(s) = conn.slots.get_mut(slot) {
+            s.stage = Stage::Paired;
+        }
+        end(conn, core, slot, status);
+        return true;
+    }
+    let Some(s) = conn.slots.get_mut(slot) else {
+        return true;
+    };
+    let is_first = matches!(s.work, Work::First(_));
+    s.stage = Stage::Paired;
+    let pair = match is_first {
+        true => conn.pairs.second_of(slot).map(|second| (slot, second)),
+        false => conn.pairs.first_of(slot).map(|first| (first, slot)),
+    };
+    let has_data = |slot| (conn.slots.get(slot)).is_some_and(|s| s.stage == Stage::Paired);
+    match pair {
+        Some((first, second)) if has_data(first) && has_data(second) => {
+            let work = |slot| conn.slots.get(slot).map(|s| &s.work);
+            let fits = work(first).zip(work(second));
+            if !fits.is_some_and(|(first, second)| fit(first, second)) {
+                // A dead engine had begun to say so.
+                conn.pairs.pairs.retain(|pair| pair.0 != first);
+                for half in [first, second] {
+                    end(conn, core, half, Status::INVALID_FIELD.with_dnr());
+                }
+                return true;
+            }
+            let started = start_pair(conn, core, first, second);
+            if !started && is_first {
+                conn.slots.wait_first(second);
+            }
+            started || is_first
+        }
+        Some(_) => true,
+        // The other half is yet to come.
+        None if is_first => true,
+        None => {
+            end(conn, core, slot, Status::ABORTED_MISSING_FUSED);
+            true
+        }
+    }
+}
+
+fn start_pair(conn: &mut Conn, core: &mut Core, first: u16, second: u16) -> bool {
+    let expected = conn.slots.get_mut(first).and_then(|s| s.buffer.take());
+    let bytes = expected.as_ref().map_or(&[][..], |b| b.as_slice());
+    let started = hand_over(conn, core, second, bytes);
+    if let Some(s) = conn.slots.get_mut(first) {
+        s.buffer = expected;
+    }
+    started
+}
+
+/// Gives the core a Compare, or a pair by its second; false when it has no room now.
+#[cold]
+pub(super) fn hand_over(conn: &mut Conn, core: &mut Core, slot: u16, expected: &[u8]) -> bool {
+    let (owner, record) = (conn.owner(slot), CommandRef::new(conn.queue, slot));
+    let (Some(lane), Some(s)) = (conn.lane, conn.slots.get_mut(slot)) else {
+        return true;
+    };
+    let (Work::Compare(op) | Work::Second(op)) = s.work else {
+        return true;
+    };
+    let new = NewIo {
+        owner,
+        lane,
+        op,
+        buffer: s.buffer.take(),
+        record,
+    };
+    match core.start_comparing(new, expected) {
+        Ok(()) => {
+            s.stage = Stage::InFlight;
+            conn.in_flight += 1;
+            true
+        }
+        Err(new) => {
+            s.buffer = new.buffer;
+            false
+        }
+    }
+}
+
+/// The core has ended a pair, whose second has this slot: both are answered, together.
+#[cold]
+pub(super) fn ended(conn: &mut Conn, core: &mut Core, slot: u16, done: DoneIo, status: Status) {
+    let of_first = match done.op {
+        // It came to writing.
+        IoOp::Write { .. } => Status::SUCCESS,
+        _ => status,
+    };
+    let of_second = match (of_first, status) {
+        (Status::SUCCESS, status) => status,
+        _ => Status::ABORTED_FAILED_FUSED,
+    };
+    let pairs = &mut conn.pairs.pairs;
+    if let Some(at) = pairs.iter().position(|pair| pair.1 == slot) {
+        let (first, _) = pairs.swap_remove(at);
+        conn.answer(core, first, of_first, 0, None, 0);
+    }
+    conn.answer(core, slot, of_second, 0, done.buffer, 0);
+    // From here on nobody does it again.
+    conn.publish();
+    core.pair_answered(CommandRef::new(conn.queue, slot));
+}
+
+/// The second of a pair whose compare has passed in a dead engine is but a write.
+pub(super) fn passed(work: &mut Work) {
+    if let Work::Second(op) = work
+        && let IoOp::CompareAndWrite {
+            offset_bytes,
+            len_bytes,
+            fua,
+        } = *op
+    {
+        *op = IoOp::Write {
+            offset_bytes,
+            len_bytes,
+            fua,
+        };
+    }
+}
+
+/// A successor's connection has its commands again: `halves` are those of its fused ones that are not
+/// answered, in their order, each with its number; `number` is the queue's.
+pub(super) fn inherit(conn: &mut Conn, halves: &[(u64, u16, u8)], number: u64) {
+    let mut last = (0, NONE);
+    for &(at, slot, fuse) in halves {
+        match fuse {
+            FUSE_FIRST => {
+                last = (at, slot);
+                if at == number {
+                    open(conn, Open::Taken(slot));
+                } else {
+                    // Unless the next one is its second.
+                    conn.pairs
+                        .doomed
+                        .push((slot, Status::ABORTED_MISSING_FUSED));
+                }
+            }
+            FUSE_SECOND if last.1 != NONE && last.0 + 1 == at => {
+                conn.pairs.doomed.retain(|doomed| doomed.0 != last.1);
+                conn.pairs.pairs.push((last.1, slot));
+            }
+            _ => {}
+        }
+    }
+}
