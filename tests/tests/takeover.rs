@@ -1,7 +1,7 @@
 //! An engine dies, and nobody notices.
 //!
 //! Purpose: kills at random times under verified load; both processes at once; a command that kills and one that
-//! hangs; a state region that is damaged at the death.
+//! hangs; a control thread that hangs; a state region that is damaged at the death; a conversation that broke before.
 //! Design: the real binary; hosts that do everything a host may ([`forebay_tests::host`]) and fail at the first lost
 //! connection, status or byte. `FOREBAY_KILLS` says how many kills, `FOREBAY_TEST_SEED` when.
 //! Not here: what is at a device meanwhile (`takeover_fence.rs`), single points of death (`takeover_points.rs`).
@@ -217,6 +217,82 @@ fn stuck_reactor_is_replaced() -> Result<()> {
         Ok(())
     })?;
     drop(victim);
+    lab.finish()
+}
+
+/// No host's I/O needs the control thread, but without it nobody can connect.
+#[test]
+fn stuck_control_thread_is_replaced() -> Result<()> {
+    let mut lab = Lab::new(&LabOptions {
+        config: "[engine]\nreactors = 2\nstuck_s = 1\n".into(),
+        environment: vec![("FOREBAY_KILL".into(), "engine2:door.answered:hang:1".into())],
+        ..LabOptions::volumes(2, 32 * MIB)
+    })?;
+    lab.daemon
+        .cli(&["volume", "create", "t/victim", "--size", "16M"])?;
+    lab.daemon
+        .cli(&["export", "create", "t/victim", "--any-host"])?;
+    let address = lab.address;
+    lab.during_load(Noticed::Nothing, |daemon, progress| {
+        progress.more("work before the death", 50)?;
+        let dead = daemon.kill_engine()?;
+        let stuck = daemon.wait_engine_after(dead.generation, MINUTE)?;
+        let options = Options {
+            command_timeout: MINUTE,
+            connect_timeout: MINUTE,
+            ..Options::default()
+        };
+        let ended = Session::connect(address, NQN, HOST_NQN, &options);
+        ensure!(
+            ended.is_err_and(|error| error.is_connection_lost()),
+            "the newcomer over whom the thread was stuck goes"
+        );
+        daemon.wait_engine_after(stuck.generation, MINUTE)?;
+        Session::connect(address, NQN, HOST_NQN, &options)?;
+        progress.more("work after the death", 50)?;
+        let events = lab::events(daemon)?;
+        let told = events.get("engine_stuck").context("an event")?;
+        ensure!(told.len() == 1, "{told:?}");
+        let message = told[0]["message"].as_str().unwrap_or_default();
+        for word in ["the control thread", "looking at a new connection"] {
+            ensure!(message.contains(word), "no `{word}` in: {message}");
+        }
+        Ok(())
+    })?;
+    lab.finish()
+}
+
+/// A conversation of daemon and engine breaks while both live: what is accepted later is kept, too.
+#[test]
+fn a_conversation_that_broke_is_gone_on_with() -> Result<()> {
+    let mut lab = Lab::new(&LabOptions::volumes(2, 32 * MIB))?;
+    lab.daemon
+        .cli(&["volume", "create", "t/victim", "--size", "16M"])?;
+    lab.daemon
+        .cli(&["export", "create", "t/victim", "--any-host"])?;
+    let (_early, mut before) = connect(&lab)?;
+    let folder = lab.daemon.folder().join("var/run");
+    let address = lab.address;
+    lab.during_load(Noticed::Nothing, |daemon, progress| {
+        progress.more("work before the break", 50)?;
+        let engine = daemon.processes()?;
+        // Whoever connects is the newest daemon.
+        let socket = folder.join(format!("engine-{}.sock", engine.generation));
+        drop(forebay_xlate::boundary::socket::connect(&socket)?);
+        let volume = ["volume", "create", "t/later", "--size", "8M"];
+        daemon.cli(&volume).context("the conversation goes on")?;
+        daemon.cli(&["export", "create", "t/later", "--any-host"])?;
+        let nqn = "nqn.2026-01.io.forebay:t.later";
+        let mut session = Session::connect(address, nqn, HOST_NQN, &Options::default())?;
+        let mut after = session.open_queue(1)?;
+        write(&mut after, 1, vec![1; 4096])?;
+        daemon.kill_engine()?;
+        let now = daemon.wait_engine_after(engine.generation, MINUTE)?;
+        ensure!(now.daemon == engine.daemon && now.generation == engine.generation + 1);
+        write(&mut before, 2, vec![2; 4096]).context("a connection from before the break")?;
+        write(&mut after, 2, vec![2; 4096]).context("a connection from after it")?;
+        progress.more("work after the death", 50)
+    })?;
     lab.finish()
 }
 

@@ -169,6 +169,7 @@ fn both_die(daemon: &mut Daemon, engine: (&str, u64), point: &str) -> Result<()>
     // The engine that is there dies first. Then either the take-over in which the first engine dies is the one that is
     // meant, or the next one.
     let converting = [
+        "over.greeted",
         "over.adopted",
         "over.counted",
         "over.half",
@@ -229,6 +230,27 @@ fn both_die_at_pairs() -> Result<()> {
         }
         Ok(())
     })?;
+    lab.finish()
+}
+
+/// A new daemon finds an engine that dies as soon as it is greeted.
+#[test]
+fn a_found_engine_dies_at_once() -> Result<()> {
+    let kill = "engine1:over.greeted:2";
+    let mut lab = Lab::new(&LabOptions {
+        environment: vec![("FOREBAY_KILL".into(), kill.into())],
+        ..LabOptions::volumes(2, 32 * MIB)
+    })?;
+    lab.during_load(Noticed::Nothing, |daemon, progress| {
+        progress.more("work before the deaths", 50)?;
+        let before = daemon.processes()?;
+        daemon.kill_daemon()?;
+        daemon.environment.clear();
+        daemon.start_again()?;
+        daemon.wait_engine_after(before.generation, MINUTE)?;
+        progress.more("work after the deaths", 50)
+    })?;
+    // Where others connect, too.
     lab.finish()
 }
 

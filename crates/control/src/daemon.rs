@@ -200,7 +200,7 @@ impl Daemon {
                     .map_or(Ok(None), |record| EngineProcess::find(&record))?
                     .is_none()
                 {
-                    self.bind_listeners(&[])?;
+                    self.bind_listeners()?;
                 }
                 return Ok(());
             }
@@ -209,7 +209,7 @@ impl Daemon {
             Some(open) => self.take_over(open, record).await,
             None => {
                 self.refuse_lonely_engine(record)?;
-                self.bind_listeners(&[])
+                self.bind_listeners()
             }
         }
     }
@@ -273,11 +273,11 @@ impl Daemon {
             engine.ended().await;
             live = None;
         }
-        let held = live
-            .as_ref()
-            .map(|(_, greeting)| held_addresses(greeting))
-            .unwrap_or_default();
-        self.bind_listeners(&held)?;
+        if let Some((_, greeting)) = &live {
+            // At once: it may die before anything else is done with it.
+            self.keep_listeners(greeting)?;
+        }
+        self.bind_listeners()?;
         let (catalog, limits) = (Arc::new(catalog), Limits::default());
         let owner = Owner::new(pool, catalog, devices, grants, limits, self.events.clone());
         if live.is_none() {
@@ -412,12 +412,25 @@ impl Daemon {
         });
     }
 
+    /// Has what an engine listens on, too.
+    fn keep_listeners(&self, greeting: &Greeting) -> io::Result<()> {
+        let mut listeners = self.spare_listeners.borrow_mut();
+        for (held, descriptors) in &greeting.held {
+            if let (Held::Listener(address), Some(descriptor)) = (held, descriptors.first())
+                && !listeners.contains_key(address)
+            {
+                listeners.insert(address.clone(), descriptor.try_clone()?);
+            }
+        }
+        Ok(())
+    }
+
     /// Binds the configured addresses that no engine holds.
-    fn bind_listeners(&self, held: &[String]) -> Result<(), DaemonError> {
-        let spare: Vec<String> = self.spare_listeners.borrow().keys().cloned().collect();
+    fn bind_listeners(&self) -> Result<(), DaemonError> {
+        let held: Vec<String> = self.spare_listeners.borrow().keys().cloned().collect();
         for address in &self.config.nvme_tcp {
             // A configured port 0 is any port: one that is held for the address will do.
-            let is_held = held.iter().chain(&spare).any(|held| {
+            let is_held = held.iter().any(|held| {
                 held.parse::<SocketAddr>().is_ok_and(|held| {
                     held == *address || address.port() == 0 && held.ip() == address.ip()
                 })
@@ -429,7 +442,7 @@ impl Daemon {
                 let told = DaemonError::new(format!("can't listen on {address}: {error}"));
                 told.with_hint(match error.kind() {
                     io::ErrorKind::AddrInUse => {
-                        "another program listens there: change `nvme_tcp` under [listen] in forebay.toml, or stop it"
+                        "another program listens there, or an engine of which run_dir knows nothing any more (`ss -ltnp` says which): stop it, or change `nvme_tcp` under [listen] in forebay.toml"
                     }
                     _ => "see `nvme_tcp` under [listen] in forebay.toml",
                 })
@@ -542,17 +555,6 @@ impl Daemon {
         tracing::info!("stopped in good order");
         Ok(())
     }
-}
-
-fn held_addresses(greeting: &Greeting) -> Vec<String> {
-    greeting
-        .held
-        .iter()
-        .filter_map(|(held, _)| match held {
-            Held::Listener(address) => Some(address.clone()),
-            _ => None,
-        })
-        .collect()
 }
 
 fn bind(address: SocketAddr) -> io::Result<(SocketAddr, OwnedFd)> {

@@ -6,9 +6,10 @@
 //!
 //! **Design.** Without the feature `test-device`, or with `no-kill-points`, a point is nothing. With it, a point is one load
 //! while nobody has armed it. [`arm_from_environment`] reads `FOREBAY_KILL`, a list of
-//! `ROLE:POINT:COUNT` or `ROLE:POINT:crash:COUNT`, such as `engine2:rx.received:3,daemon:daemon.flip:1`:
-//! the process whose role it is gets SIGKILL (or SIGABRT, which is a crash that the process is blamed
-//! for) when it comes to the point for the COUNTth time. A test that has its victim in the same process
+//! `ROLE:POINT:COUNT`, `ROLE:POINT:crash:COUNT` or `ROLE:POINT:hang:COUNT`, such as
+//! `engine2:rx.received:3,daemon:daemon.flip:1`: the process whose role it is gets SIGKILL (or SIGABRT,
+//! which is a crash that the process is blamed for) when it comes to the point for the COUNTth time, or
+//! the thread that does goes no further. A test that has its victim in the same process
 //! arms a point for its own thread ([`arm_here`]): that unwinds with [`Killed`]. Every name is in
 //! [`POINTS`]; one that isn't does not compile.
 //!
@@ -68,6 +69,7 @@ pub const POINTS: &[&str] = &[
     "close.freed",
     "close.withdrawn",
     // The successor.
+    "over.greeted",
     "over.adopted",
     "over.counted",
     "over.half",
@@ -141,7 +143,9 @@ mod armed {
     const CRASH: u32 = 1 << 31;
     /// Set in a counter: a thread has armed the point for itself, now or earlier.
     const HERE_TOO: u32 = 1 << 30;
-    const COUNT: u32 = HERE_TOO - 1;
+    /// Set in a counter: the thread hangs instead.
+    const HANG: u32 = 1 << 29;
+    const COUNT: u32 = HANG - 1;
 
     /// How many more times each point is passed; no count: for ever.
     static LEFT: [AtomicU32; POINTS.len()] = [const { AtomicU32::new(0) }; POINTS.len()];
@@ -179,6 +183,9 @@ mod armed {
             if left & CRASH != 0 {
                 std::process::abort();
             }
+            while left & HANG != 0 {
+                std::thread::park();
+            }
             let _ = rustix::process::kill_process(
                 rustix::process::getpid(),
                 rustix::process::Signal::KILL,
@@ -215,14 +222,17 @@ mod armed {
     /// The points of a role, with their counters.
     fn parse(list: &str, role: &str) -> Result<Vec<(usize, u32)>, String> {
         let wrong = |entry: &str| {
-            format!("{KILL_VARIABLE}: {entry:?} is not ROLE:POINT:COUNT or ROLE:POINT:crash:COUNT")
+            format!(
+                "{KILL_VARIABLE}: {entry:?} is not ROLE:POINT:COUNT, with crash or hang before COUNT"
+            )
         };
         let mut all = Vec::new();
         for entry in list.split(',').filter(|entry| !entry.is_empty()) {
             let parts: Vec<&str> = entry.split(':').collect();
-            let (who, name, crash, count) = match parts[..] {
+            let (who, name, how, count) = match parts[..] {
                 [who, name, count] => (who, name, 0, count),
                 [who, name, "crash", count] => (who, name, CRASH, count),
+                [who, name, "hang", count] => (who, name, HANG, count),
                 _ => return Err(wrong(entry)),
             };
             let point = POINTS.iter().position(|point| *point == name);
@@ -232,7 +242,7 @@ mod armed {
                 return Err(wrong(entry));
             }
             if who == role {
-                all.push((point, count | crash));
+                all.push((point, count | how));
             }
         }
         Ok(all)

@@ -93,7 +93,8 @@ pub(crate) struct Limits {
     /// A fault that waits for laundering without anything becoming clean, before it is answered "no
     /// space" if none is coming.
     pub(crate) launder: Duration,
-    /// What an earlier daemon left unfinished in the engine, before the rest goes on.
+    /// What an earlier daemon left unfinished in the engine, before the rest goes on. A fault waits for
+    /// this and twice for `adoption` at most, and the engine waits 20 s for its answer.
     pub(crate) inherited: Duration,
     /// An engine that converts what a dead one left, and then that it acts.
     pub(crate) convert: Duration,
@@ -113,9 +114,9 @@ impl Default for Limits {
             settle: Duration::from_secs(2),
             job: Duration::from_secs(60),
             launder: Duration::from_secs(15),
-            inherited: Duration::from_secs(10),
+            inherited: Duration::from_secs(5),
             convert: Duration::from_secs(5),
-            adoption: Duration::from_secs(10),
+            adoption: Duration::from_secs(5),
             sync_every: Duration::from_secs(2),
             device_retry: Duration::from_secs(5),
         }

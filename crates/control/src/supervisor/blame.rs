@@ -16,7 +16,8 @@ use forebay_pool::ExportId;
 use forebay_xlate::boundary::message::Blamed;
 use forebay_xlate::boundary::region::{Blame, MAX_CONTROLLERS, MAX_REACTORS, Region};
 
-use super::process::signal_name;
+use super::process::{OUT_OF_MEMORY, signal_name};
+use super::watchdog::CONTROL;
 
 /// What is known about a death.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +45,9 @@ impl Verdict {
 pub(super) fn judge(region: Option<&Region>, how: &str) -> Verdict {
     let mut verdict = Verdict {
         cause: how.to_owned(),
-        crashed: !how.contains("SIGKILL") && !how.starts_with("unknown"),
+        // An engine for which there is no memory dies again and again, as one that crashes.
+        crashed: how.contains(OUT_OF_MEMORY)
+            || !how.contains("SIGKILL") && !how.starts_with("unknown"),
         blamed: None,
         export: None,
     };
@@ -75,9 +78,10 @@ pub(super) fn judge(region: Option<&Region>, how: &str) -> Verdict {
             }
         }
         _ => {
+            let text = working_on(region, CONTROL);
+            verdict.cause = format!("{} outside the reactors, {text}", verdict.cause);
             let newcomer = region.header().newcomer.load(Relaxed);
             if newcomer != 0 {
-                verdict.cause = format!("{}, while it looked at a new connection", verdict.cause);
                 verdict.blamed = Some(Blamed::Newcomer { socket: newcomer });
             }
         }
@@ -85,10 +89,13 @@ pub(super) fn judge(region: Option<&Region>, how: &str) -> Verdict {
     verdict
 }
 
-/// What a reactor says that it is working on, for people.
+/// What a reactor, or the control thread, says that it is working on, for people.
 pub(super) fn working_on(region: &Region, reactor: usize) -> String {
     if reactor >= MAX_REACTORS {
-        return "of which nothing is known".to_owned();
+        return match region.header().newcomer.load(Relaxed) {
+            0 => "working for no connection".to_owned(),
+            _ => "looking at a new connection".to_owned(),
+        };
     }
     match region.blamed(reactor) {
         None => "working for no host".to_owned(),
@@ -145,6 +152,11 @@ mod tests {
         let killed = judge(Some(&region), "signal 9 (SIGKILL)");
         assert_eq!((killed.blamed, killed.crashed), (None, false));
         assert!(judge(None, "exit code 3").crashed);
+        let no_memory = judge(
+            Some(&region),
+            &format!("signal 9 (SIGKILL); {OUT_OF_MEMORY}"),
+        );
+        assert_eq!((no_memory.blamed, no_memory.crashed), (None, true));
 
         region.header().stuck.store(3, Relaxed);
         let stuck = judge(Some(&region), "signal 9 (SIGKILL)");
@@ -183,6 +195,14 @@ mod tests {
         region.header().newcomer.store(77, Relaxed);
         let newcomer = Some(Blamed::Newcomer { socket: 77 });
         assert_eq!(judge(Some(&region), "x").blamed, newcomer);
+        region.header().crash.store(0, Relaxed);
+        region.header().stuck.store(CONTROL as u64 + 1, Relaxed);
+        let stuck = judge(Some(&region), "x");
+        assert_eq!((stuck.blamed, stuck.crashed), (newcomer, true));
+        assert_eq!(
+            stuck.cause,
+            "it was stuck outside the reactors, looking at a new connection"
+        );
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! it is. A conversation that breaks while the process lives is begun again; an engine that can't be
 //! talked to is killed. Engines that fail again and again are started ever later, and never given up.
 //! Not here: what is said to an engine (`owner`), who is to blame for a death ([`blame`]), which
-//! reactors are stuck ([`watchdog`]).
+//! threads are stuck ([`watchdog`]).
 
 mod blame;
 mod connect;
@@ -399,18 +399,18 @@ impl Supervisor {
         session: &Session,
         stuck: &watchdog::Stuck,
     ) {
-        let doing = blame::working_on(&session.region, stuck.reactor);
-        let export = blame::export_in_work(&session.region, stuck.reactor);
+        let doing = blame::working_on(&session.region, stuck.thread);
+        let export = blame::export_in_work(&session.region, stuck.thread);
         let (of, news) = about(owner, export);
         let text = format!(
-            "reactor {} of the engine (pid {}) has not taken a turn for {:.1} s, {doing}{of}; it is killed",
-            stuck.reactor,
+            "{} of the engine (pid {}) has not taken a turn for {:.1} s, {doing}{of}; it is killed",
+            watchdog::name(stuck.thread),
             process.pid,
             stuck.since.as_secs_f64()
         );
         self.events
             .tell(EventKind::EngineStuck, process.generation, text, news);
-        watchdog::note(&session.region, stuck.reactor);
+        watchdog::note(&session.region, stuck.thread);
         process.kill();
     }
 

@@ -48,6 +48,8 @@ pub(crate) struct EngineProcess {
     pub(crate) generation: u64,
     pub(crate) socket: PathBuf,
     pidfd: AsyncFd<OwnedFd>,
+    /// [`out_of_memory_kills`] when this daemon began to watch it.
+    kills_before: Option<u64>,
     /// If this daemon started it.
     child: RefCell<Option<Child>>,
 }
@@ -87,8 +89,22 @@ fn cause(status: ExitStatus) -> String {
     }
 }
 
+/// Said of a process that was killed while the kernel's out-of-memory killer was at work.
+pub(super) const OUT_OF_MEMORY: &str = "the kernel ran out of memory meanwhile";
+
+/// Processes that the kernel's out-of-memory killer has taken since boot, if it says so.
+fn out_of_memory_kills() -> Option<u64> {
+    let counters = std::fs::read_to_string("/proc/vmstat").ok()?;
+    let mut counters = counters.lines();
+    let count = counters.find_map(|line| line.strip_prefix("oom_kill "))?;
+    count.parse().ok()
+}
+
 pub(super) fn signal_name(signal: i32) -> &'static str {
     match signal {
+        1 => " (SIGHUP)",
+        2 => " (SIGINT)",
+        3 => " (SIGQUIT)",
         4 => " (SIGILL)",
         6 => " (SIGABRT)",
         7 => " (SIGBUS)",
@@ -181,6 +197,7 @@ impl EngineProcess {
             generation,
             socket,
             pidfd: watch(pid)?,
+            kills_before: out_of_memory_kills(),
             child: RefCell::new(Some(child)),
         };
         record.pid = pid;
@@ -220,6 +237,7 @@ impl EngineProcess {
             generation: record.generation,
             socket: record.socket.clone(),
             pidfd,
+            kills_before: out_of_memory_kills(),
             child: RefCell::new(None),
         }
     }
@@ -233,9 +251,14 @@ impl EngineProcess {
         }
         // It has ended, so this doesn't wait.
         let status = self.child.borrow_mut().as_mut().map(Child::wait);
-        match status {
+        let how = match status {
             Some(Ok(status)) => cause(status),
             Some(Err(_)) | None => "unknown (an earlier daemon started it)".to_owned(),
+        };
+        let at_work = out_of_memory_kills() > self.kills_before;
+        match how == cause(ExitStatus::from_raw(Signal::KILL.as_raw())) && at_work {
+            true => format!("{how}; {OUT_OF_MEMORY}"),
+            false => how,
         }
     }
 

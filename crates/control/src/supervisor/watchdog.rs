@@ -1,8 +1,8 @@
-//! Reactors that take no turns any more.
+//! Threads of the engine that take no turns any more.
 //!
-//! Purpose: an engine with a stuck reactor is replaced like a dead one.
-//! Design: a reactor stores the time of its turns, and sleeps only so long; the daemon looks every
-//! [`LOOK_EVERY`]. Old news must be seen several times running, so that a machine that stood still as
+//! Purpose: an engine with a stuck reactor, or a stuck control thread, is replaced like a dead one.
+//! Design: a reactor stores the time of its turns, and sleeps only so long; the control thread stores
+//! when it woke up. The daemon looks every [`LOOK_EVERY`]. Old news must be seen several times running, so that a machine that stood still as
 //! a whole (or this daemon) is not taken for a stuck engine. A process that was stopped looks stuck
 //! too, and is no better than one.
 //! Not here: killing it (the supervisor), who is to blame (`blame`).
@@ -17,10 +17,16 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How often a reactor must be seen stuck.
 const LOOKS: u32 = 3;
 
-/// A reactor that is stuck.
+/// In a reactor's place: the control thread. It has no reactor's number.
+pub(super) const CONTROL: usize = MAX_REACTORS;
+/// The control thread may take so much longer than a reactor: nobody's I/O waits for it.
+const CONTROL_PATIENCE: u32 = 2;
+
+/// A thread that is stuck.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stuck {
-    pub(super) reactor: usize,
+    /// A reactor, or [`CONTROL`].
+    pub(super) thread: usize,
     /// Since its last turn.
     pub(super) since: Duration,
 }
@@ -30,7 +36,15 @@ fn monotonic() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
-/// Waits until a reactor has been awake without a turn for `after`; for ever if that is zero.
+/// A thread's name.
+pub(super) fn name(thread: usize) -> String {
+    match thread {
+        CONTROL => "the control thread".to_owned(),
+        reactor => format!("reactor {reactor}"),
+    }
+}
+
+/// Waits until a thread has been awake without a turn for `after`; for ever if that is zero.
 pub(super) async fn stuck(region: &Region, after: Duration) -> Stuck {
     if after.is_zero() {
         return std::future::pending().await;
@@ -39,16 +53,16 @@ pub(super) async fn stuck(region: &Region, after: Duration) -> Stuck {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         let now = monotonic();
-        if let Some((reactor, turn)) = seen.again(look(region, now, after)) {
+        if let Some((thread, turn)) = seen.again(look(region, now, after)) {
             return Stuck {
-                reactor,
+                thread,
                 since: now.saturating_sub(Duration::from_nanos(turn)),
             };
         }
     }
 }
 
-/// What was seen at the last looks: a reactor and its last turn, and how often.
+/// What was seen at the last looks: a thread and its last turn, and how often.
 #[derive(Debug, Default)]
 struct Seen {
     last: Option<(usize, u64)>,
@@ -69,24 +83,28 @@ impl Seen {
 }
 
 /// Leaves word with the engine's records that it was stuck, before it is killed.
-pub(super) fn note(region: &Region, reactor: usize) {
-    region.header().stuck.store(reactor as u64 + 1, Relaxed);
+pub(super) fn note(region: &Region, thread: usize) {
+    region.header().stuck.store(thread as u64 + 1, Relaxed);
 }
 
-/// The first reactor whose last turn was too long ago, and when that was.
+/// The first thread whose last turn was too long ago, and when that was.
 fn look(region: &Region, now: Duration, after: Duration) -> Option<(usize, u64)> {
     let reactors = region.header().reactors.load(Relaxed);
     let reactors = reactors.min(MAX_REACTORS as u64) as usize;
-    let mut reactors = region.reactors()[..reactors].iter().enumerate();
-    reactors.find_map(|(number, reactor)| {
-        let turn = reactor.last_turn_ns.load(Relaxed);
-        let age = now.saturating_sub(Duration::from_nanos(turn));
+    let reactors = region.reactors()[..reactors].iter().enumerate();
+    let reactors = reactors.map(|(number, reactor)| {
         let limit = match reactor.asleep.load(Relaxed) {
             0 => after,
             _ => after + Duration::from_nanos(MAX_SLEEP_NS),
         };
+        (number, reactor.last_turn_ns.load(Relaxed), limit)
+    });
+    let since = region.header().control_since_ns.load(Relaxed);
+    let control = (CONTROL, since, after * CONTROL_PATIENCE);
+    reactors.chain([control]).find_map(|(thread, turn, limit)| {
+        let age = now.saturating_sub(Duration::from_nanos(turn));
         // One that has not begun yet has no turn.
-        (turn != 0 && age > limit).then_some((number, turn))
+        (turn != 0 && age > limit).then_some((thread, turn))
     })
 }
 
@@ -117,6 +135,14 @@ mod tests {
         assert_eq!(look(&region, now, after), None, "a time to come");
         region.header().reactors.store(u64::MAX, Relaxed);
         assert_eq!(look(&region, now, after), None, "bounded");
+        let control = |seconds: u64| {
+            let since = &region.header().control_since_ns;
+            since.store(seconds * 1_000_000_000, Relaxed);
+        };
+        control(91);
+        assert_eq!(look(&region, now, after), None);
+        control(89);
+        assert_eq!(look(&region, now, after), Some((CONTROL, 89_000_000_000)));
     }
 
     #[test]

@@ -24,13 +24,14 @@ use forebay_xlate::boundary::region::{MAX_LANES, Region};
 use forebay_xlate::boundary::socket::{self, Channel};
 use forebay_xlate::drain::MAX_DRAINS;
 use forebay_xlate::engine_side::{Effect, EngineSide};
-use forebay_xlate::{DeviceIndex, VolumeId};
+use forebay_xlate::{DeviceIndex, VolumeId, kill_point};
 use handover::Handover;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, mpsc};
 use translate::{Volumes, from_reactor, to_reactor};
 
@@ -184,8 +185,11 @@ impl Control {
             } else {
                 rustix::event::Timespec::default()
             };
+            self.region.header().control_since_ns.store(0, Relaxed);
             let _ = epoll::wait(&*self.epoll, spare_capacity(&mut events), Some(&limit));
             self.bell.asleep.awake();
+            let since = &self.region.header().control_since_ns;
+            since.store(monotonic_ns(), Relaxed);
             for event in &events {
                 match event.data.u64() {
                     KEY_LISTENER => self.accept_daemon(),
@@ -236,7 +240,7 @@ impl Control {
     /// Goes on with the daemon at the other end of this socket.
     pub fn converse(&mut self, fd: OwnedFd) {
         // The daemon's lock sees to it that there is one; the newest is the living one.
-        self.drop_channel();
+        self.lose_channel();
         let Ok(channel) = Channel::new(fd) else {
             return;
         };
@@ -385,6 +389,7 @@ impl Control {
             self.say_with(&FromEngine::Held(Held::Listener(address)), vec![fd]);
         }
         self.say(&FromEngine::HeldEnd);
+        kill_point!("over.greeted");
         self.side.ask_again(&mut self.effects);
         self.carry_out();
     }
@@ -428,9 +433,7 @@ impl Control {
         match upcall {
             Upcall::LaneGone { lane } => {
                 let slot = lane.0 as usize;
-                self.region.lanes()[slot]
-                    .export
-                    .store(0, std::sync::atomic::Ordering::Relaxed);
+                self.region.lanes()[slot].export.store(0, Relaxed);
                 self.lanes_used[slot] = false;
             }
             Upcall::SocketGone(socket) => self.socket_gone(socket),

@@ -71,13 +71,16 @@ cells! {
         pub key: AtomicU64,
         /// How it crashed: signal << 32 | reactor + 1 (0: another thread). Its signal handler's.
         pub crash: AtomicU64,
-        /// The reactor + 1 that was stuck. The daemon's, before it kills the engine.
+        /// The reactor + 1 that was stuck, or one more than there may be: the control thread. The daemon's,
+        /// before it kills the engine.
         pub stuck: AtomicU64,
         /// 1 from its taking over on: what it does has effects.
         pub resumed: AtomicU64,
         /// The socket's number of the newcomer that the control thread is busy with; 0: none.
         pub newcomer: AtomicU64,
-        reserved: [AtomicU64; 501],
+        /// CLOCK_MONOTONIC when the control thread woke up, ns; 0 while it waits for something to do.
+        pub control_since_ns: AtomicU64,
+        reserved: [AtomicU64; 500],
     }
 }
 
