@@ -283,7 +283,10 @@ fn a_conversation_that_broke_is_gone_on_with() -> Result<()> {
         daemon.cli(&volume).context("the conversation goes on")?;
         daemon.cli(&["export", "create", "t/later", "--any-host"])?;
         let nqn = "nqn.2026-01.io.forebay:t.later";
-        let mut session = Session::connect(address, nqn, HOST_NQN, &Options::default())?;
+        // While there is no conversation, the engine is told of nothing.
+        let mut session = wait::until("the new export is served", MINUTE, || {
+            Ok(Session::connect(address, nqn, HOST_NQN, &Options::default()).ok())
+        })?;
         let mut after = session.open_queue(1)?;
         write(&mut after, 1, vec![1; 4096])?;
         daemon.kill_engine()?;
