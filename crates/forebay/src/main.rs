@@ -20,7 +20,7 @@ mod serve;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::FromArgMatches;
 use forebay_control::api::client::Client;
 
 use cli::{Cli, Command};
@@ -30,7 +30,9 @@ use output::Output;
 
 fn main() -> ExitCode {
     abort_on_panic();
-    match run(Cli::parse()) {
+    let said = cli::definition().get_matches();
+    let cli = Cli::from_arg_matches(&said).unwrap_or_else(|error| error.exit());
+    match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.print();
@@ -69,6 +71,9 @@ fn run(cli: Cli) -> Outcome {
         Command::Events => command::events::events(&context()?),
         Command::Stats => command::status::stats(&context()?),
         Command::Status => command::status::status(&context()?),
+        Command::Top(args) => command::top::top(&context()?, &args),
+        Command::Completion { shell } => cli::pages::completion(shell),
+        Command::Man { folder } => cli::pages::manual(&folder),
         Command::Serve(args) => serve::serve(&args, cli.socket),
         Command::Engine(args) => engine::engine(args),
         Command::Bench(command) => bench::bench(output, &command),

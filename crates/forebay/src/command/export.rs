@@ -1,6 +1,6 @@
 //! `forebay export`.
 
-use forebay_control::api::model::{Done, Export, ExportCreate};
+use forebay_control::api::model::{Done, Export, ExportCreate, ExportUpdate};
 
 use super::{Context, segment};
 use crate::cli::{ExportCommand, VolumeName};
@@ -38,6 +38,19 @@ pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
             let export: Export = client.get(&path(&volume))?;
             context.output.show(&export, show)
         }
+        ExportCommand::Set(args) => {
+            let body = ExportUpdate {
+                add_hosts: args.add_hosts,
+                remove_hosts: args.remove_hosts,
+                any_host: match (args.any_host, args.listed_hosts) {
+                    (true, _) => Some(true),
+                    (_, true) => Some(false),
+                    _ => None,
+                },
+            };
+            let export: Export = client.patch(&path(&args.volume), &body)?;
+            context.output.show(&export, show)
+        }
         ExportCommand::Resume { volume } => {
             let export: Export = client.post(&format!("{}/resume", path(&volume)), &())?;
             context.output.show(&export, show)
@@ -60,7 +73,7 @@ pub(crate) fn path(volume: &VolumeName) -> String {
 
 fn list(exports: &[Export]) -> String {
     table(
-        ["EXPORT", "NQN", "HOSTS", ">CONNECTED"],
+        ["EXPORT", "NQN", "HOSTS", ">CONNECTED", "STATE"],
         exports.iter().map(|export| {
             [
                 format!("{}/{}", export.tenant, export.volume),
@@ -71,6 +84,10 @@ fn list(exports: &[Export]) -> String {
                     export.hosts.len().to_string()
                 },
                 export.connected_hosts.len().to_string(),
+                match &export.quarantined {
+                    None => "served".to_owned(),
+                    Some(_) => "quarantined".to_owned(),
+                },
             ]
         }),
     )

@@ -9,6 +9,8 @@ pub(crate) mod export;
 pub(crate) mod pool;
 pub(crate) mod status;
 pub(crate) mod tenant;
+pub(crate) mod terminal;
+pub(crate) mod top;
 pub(crate) mod volume;
 
 use forebay_control::api::client::Client;

@@ -1,19 +1,31 @@
 //! The command line.
 //!
 //! Purpose: every command and option, and from there to the module that does it.
-//! Design: clap's derive; the doc comments are the help texts. Sizes are read by the same parser as
-//! in device specifications and the configuration.
+//! Design: clap's derive; the doc comments are the help texts, and `examples` gives each command its
+//! example. Help, manual pages, completion and the book's reference are all made of [`definition`].
+//! Sizes are read by the same parser as in device specifications and the configuration.
 //! Not here: what the commands do.
+
+mod examples;
+pub(crate) mod pages;
+#[cfg(test)]
+mod reference;
 
 use std::path::PathBuf;
 
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use forebay_control::api::model::Placement;
 use forebay_device::size::parse_bytes;
 
 use crate::bench::BenchCommand;
 use crate::engine::EngineArgs;
 use crate::serve::ServeArgs;
+
+/// The whole command line, with an example at each command.
+pub(crate) fn definition() -> clap::Command {
+    examples::add(Cli::command())
+}
 
 /// Forebay: a storage hypervisor. Cuts physical storage into disks for tenants.
 #[derive(Debug, Parser)]
@@ -51,13 +63,26 @@ pub(crate) enum Command {
     Export(ExportCommand),
     /// Show counters of engine, pool and exports
     Stats,
-    /// Show what happened to engines since this daemon started: deaths, take-overs, quarantines
+    /// Show live what tenants and volumes do
+    Top(TopArgs),
+    /// Show what happened since this daemon started: deaths, take-overs, quarantines
     Events,
     /// Show how daemon and engine are doing
     Status,
     /// Measured loads
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Print a script that completes commands and options in a shell
+    Completion {
+        /// The shell
+        shell: Shell,
+    },
+    /// Write the manual pages, one for each command
+    Man {
+        /// The folder to write them to
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
     /// The data plane; the daemon starts it
     #[command(hide = true)]
     Engine(EngineArgs),
@@ -329,6 +354,14 @@ pub(crate) enum ExportCommand {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
         volume: VolumeName,
     },
+    /// Change who may connect; hosts that are no longer allowed are disconnected
+    #[command(group(
+        ArgGroup::new("changes")
+            .args(["add_hosts", "remove_hosts", "any_host", "listed_hosts"])
+            .required(true)
+            .multiple(true)
+    ))]
+    Set(ExportSetArgs),
     /// Serve an export again that is quarantined because engines died of it
     Resume {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
@@ -341,14 +374,60 @@ pub(crate) enum ExportCommand {
     },
 }
 
+/// Who may connect to an export from now on.
+#[derive(Debug, Args)]
+pub(crate) struct ExportSetArgs {
+    #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+    pub(crate) volume: VolumeName,
+    /// Let this host connect; may be repeated
+    #[arg(long = "add-host", value_name = "NQN")]
+    pub(crate) add_hosts: Vec<String>,
+    /// Don't let this host connect any more; may be repeated
+    #[arg(long = "remove-host", value_name = "NQN")]
+    pub(crate) remove_hosts: Vec<String>,
+    /// Let every host connect, listed or not
+    #[arg(long)]
+    pub(crate) any_host: bool,
+    /// Let only the hosts connect that are listed: takes back `--any-host`
+    #[arg(long, conflicts_with = "any_host")]
+    pub(crate) listed_hosts: bool,
+}
+
+/// What `top` sorts by, largest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TopOrder {
+    /// Commands a second
+    Iops,
+    /// Bytes a second
+    Bytes,
+    /// The time that 99 of 100 commands did not exceed
+    P99,
+    /// Commands in flight
+    Queue,
+    /// The name, smallest first
+    Name,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// Seconds from one look to the next
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub(crate) interval: u32,
+    /// What to sort by; on a terminal the keys i, b, p, u and n change it
+    #[arg(long, value_enum, default_value_t = TopOrder::Iops)]
+    pub(crate) sort: TopOrder,
+    /// Print one interval's figures and end; so does `--json`
+    #[arg(long)]
+    pub(crate) once: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn definition_is_consistent() {
-        Cli::command().debug_assert();
+        definition().debug_assert();
     }
 
     #[test]
@@ -388,6 +467,16 @@ mod tests {
             &["forebay", "pool", "create"],
             &["forebay", "pool", "set"],
             &["forebay", "pool", "set", "--placement", "mirror"],
+            &["forebay", "export", "set", "a/b"],
+            &[
+                "forebay",
+                "export",
+                "set",
+                "a/b",
+                "--any-host",
+                "--listed-hosts",
+            ],
+            &["forebay", "top", "--interval", "0"],
         ] {
             assert_eq!(
                 Cli::try_parse_from(wrong).unwrap_err().exit_code(),
