@@ -1,10 +1,11 @@
 //! What the project's own tasks and its system tests have in common.
 //!
 //! Purpose: running programs with a time limit ([`process`]) and getting Debian packages without
-//! touching the machine's own package configuration ([`debian`]).
+//! touching the machine's own package configuration ([`debian`]), and making ours ([`package`]).
 //! Design: a library beside the `xtask` program, so that the guest harness in `tests/` uses the same
 //! code as the tasks.
-//! Not here: the tasks themselves (`main.rs` and its modules), and anything about Forebay.
+//! Not here: the tasks themselves (`main.rs` and its modules), and anything else about Forebay.
 
 pub mod debian;
+pub mod package;
 pub mod process;

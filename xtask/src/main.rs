@@ -15,6 +15,11 @@ mod tally;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use xtask::process;
+
+const PACKAGE_BUILD_LIMIT: Duration = Duration::from_secs(60 * 60);
 
 const USAGE: &str = "\
 cargo xtask test [SUITE...]    run every test there is, or the suites named: unit system fuzz guest
@@ -34,6 +39,7 @@ fn main() -> ExitCode {
         Some("fuzz") => fuzz::run(&args),
         Some("bench") => bench::run(&args),
         Some("soak") => soak::run(&args),
+        Some("package") => package(&args),
         Some("help" | "--help" | "-h") => {
             print!("{USAGE}");
             Ok(true)
@@ -51,6 +57,22 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Builds the program as it is shipped, and packs it.
+fn package(args: &[String]) -> anyhow::Result<bool> {
+    if let Some(arg) = args.first() {
+        anyhow::bail!("`package` takes no `{arg}`");
+    }
+    let mut build = cargo(&["build", "--release", "--locked", "--package", "forebay"]);
+    process::run(&mut build, PACKAGE_BUILD_LIMIT)?;
+    let made = xtask::package::build(&xtask::package::Options {
+        repository: repository(),
+        program: target_folder().join("release/forebay"),
+        output: target_folder().join("package"),
+    })?;
+    println!("{}", made.display());
+    Ok(true)
 }
 
 /// The top of the repository.

@@ -19,6 +19,8 @@ pub struct DaemonConfig {
     pub api_socket: PathBuf,
     /// Addresses to listen on for NVMe/TCP.
     pub nvme_tcp: Vec<SocketAddr>,
+    /// Where `GET /metrics` is answered, if anywhere.
+    pub metrics: Option<SocketAddr>,
     /// The engine to start.
     pub engine: EngineConfig,
     /// A pool to make in a sparse file if the daemon has no pool yet.
@@ -27,6 +29,27 @@ pub struct DaemonConfig {
     pub pool_devices: Vec<String>,
     /// Version to report.
     pub version: String,
+}
+
+impl DaemonConfig {
+    /// What an operator should know about listeners that others than this machine can reach.
+    #[must_use]
+    pub fn exposures(&self) -> Vec<String> {
+        let beyond = |address: &&SocketAddr| !address.ip().to_canonical().is_loopback();
+        let hosts = self.nvme_tcp.iter().filter(beyond).map(|address| {
+            format!(
+                "the listener {address} is beyond loopback, and hosts are taken at their word: \
+                 whoever can reach it can say any host's name, and read what is on the wire"
+            )
+        });
+        let metrics = self.metrics.iter().filter(beyond).map(|address| {
+            format!(
+                "the metrics on {address} are beyond loopback: whoever can reach them reads the \
+                 names and figures of all tenants"
+            )
+        });
+        hosts.chain(metrics).collect()
+    }
 }
 
 /// How to start an engine.
@@ -49,4 +72,46 @@ pub struct EmbeddedPool {
     pub path: PathBuf,
     /// Its size when it is made.
     pub size_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listeners_beyond_loopback_are_told_of() {
+        let mut config = DaemonConfig {
+            state_dir: PathBuf::new(),
+            run_dir: PathBuf::new(),
+            api_socket: PathBuf::new(),
+            nvme_tcp: Vec::new(),
+            metrics: None,
+            engine: EngineConfig {
+                program: PathBuf::new(),
+                reactors: 1,
+                cpus: Vec::new(),
+                stuck_after: Duration::ZERO,
+            },
+            embedded_pool: None,
+            pool_devices: Vec::new(),
+            version: String::new(),
+        };
+        for safe in [
+            "127.0.0.1:4420",
+            "127.9.9.9:1",
+            "[::1]:4420",
+            "[::ffff:127.0.0.1]:1",
+        ] {
+            config.nvme_tcp = vec![safe.parse().unwrap()];
+            config.metrics = safe.parse().ok();
+            assert_eq!(config.exposures(), Vec::<String>::new(), "{safe}");
+        }
+        for open in ["0.0.0.0:4420", "[::]:4420", "10.0.0.1:1", "[fe80::1]:1"] {
+            config.nvme_tcp = vec![open.parse().unwrap()];
+            config.metrics = open.parse().ok();
+            let told = config.exposures();
+            assert_eq!(told.len(), 2, "{open}");
+            assert!(told.iter().all(|told| told.contains(open)), "{told:?}");
+        }
+    }
 }

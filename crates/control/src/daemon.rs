@@ -137,6 +137,13 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
     })?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let metrics = match config.metrics {
+        Some(address) => Some(listen_for_metrics(address).await?),
+        None => None,
+    };
+    for exposure in config.exposures() {
+        tracing::warn!("{exposure}");
+    }
     let daemon = Rc::new(Daemon {
         config,
         started: Instant::now(),
@@ -154,6 +161,11 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
     let stopped = async {
         let _ = stopped.await;
     };
+    if let Some(listener) = metrics {
+        // It has nothing to end in good order.
+        let never = std::future::pending();
+        tokio::task::spawn_local(api::serve_metrics(listener, handle.clone(), never));
+    }
     let server = tokio::task::spawn_local(api::serve(listener, handle, stopped));
     tracing::info!(socket = %daemon.config.api_socket.display(), "the daemon serves");
     loop {
@@ -179,6 +191,15 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
     // It bounds itself.
     let _ = server.await;
     result
+}
+
+async fn listen_for_metrics(address: SocketAddr) -> Result<tokio::net::TcpListener, DaemonError> {
+    tokio::net::TcpListener::bind(address)
+        .await
+        .map_err(|error| {
+            DaemonError::new(format!("can't listen on {address} for metrics: {error}"))
+                .with_hint("see `metrics` under [listen] in forebay.toml")
+        })
 }
 
 impl Daemon {
@@ -468,11 +489,11 @@ impl Daemon {
     fn status(&self) -> Status {
         let serving = self.serving();
         let view = serving.as_ref().map(|serving| serving.supervisor.view());
-        let mut warnings = Vec::new();
+        let mut warnings = self.config.exposures();
         let mut nvme_tcp: Vec<String> = self.spare_listeners.borrow().keys().cloned().collect();
         let mut pool = None;
         if let Some(serving) = &serving {
-            warnings = serving.owner.warnings();
+            warnings.extend(serving.owner.warnings());
             warnings.extend(serving.owner.quarantine_warnings());
             nvme_tcp.extend(serving.owner.addresses());
             pool = Some(serving.owner.pool_name());

@@ -50,13 +50,27 @@ struct FileConfig {
 #[serde(deny_unknown_fields)]
 struct LogTable {
     level: Option<String>,
+    #[serde(default)]
+    format: LogFormat,
     file: Option<PathBuf>,
+}
+
+/// How a line of the log looks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ListenTable {
     nvme_tcp: Option<Vec<SocketAddr>>,
+    metrics: Option<SocketAddr>,
     api: Option<PathBuf>,
 }
 
@@ -106,8 +120,11 @@ pub(crate) struct Config {
     pub(crate) run_dir: PathBuf,
     pub(crate) api_socket: PathBuf,
     pub(crate) log_level: String,
+    pub(crate) log_format: LogFormat,
     pub(crate) log_file: PathBuf,
     pub(crate) nvme_tcp: Vec<SocketAddr>,
+    /// Where metrics are, beside the API.
+    pub(crate) metrics: Option<SocketAddr>,
     pub(crate) reactors: u16,
     pub(crate) cpus: Vec<u16>,
     /// An engine with a reactor that takes no turn for so long is replaced; 0: never.
@@ -152,8 +169,10 @@ fn defaults(dir: &Path) -> Outcome<Config> {
         run_dir: dir.join("run"),
         api_socket: dir.join("run/api.sock"),
         log_level: "info".to_owned(),
+        log_format: LogFormat::default(),
         log_file: dir.join("state/log/forebay.log"),
         nvme_tcp: default_listen(),
+        metrics: None,
         reactors: 1,
         cpus: Vec::new(),
         stuck_s: DEFAULT_STUCK_S,
@@ -233,7 +252,9 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
         state_dir,
         run_dir,
         log_level,
+        log_format: file.log.format,
         nvme_tcp,
+        metrics: file.listen.metrics,
         reactors,
         cpus,
         stuck_s: file.engine.stuck_s.unwrap_or(DEFAULT_STUCK_S),
@@ -293,7 +314,9 @@ mod tests {
             [log]
             level = "debug"
             file = "f.log"
+            format = "json"
             [listen]
+            metrics = "127.0.0.1:9464"
             nvme_tcp = ["0.0.0.0:4420", "[::1]:4420"]
             [engine]
             cpus = [2, 3]
@@ -308,6 +331,8 @@ mod tests {
         assert_eq!(config.log_file, Path::new("/etc/forebay/f.log"));
         assert_eq!((config.reactors, config.stuck_s), (2, 0));
         assert_eq!(config.nvme_tcp.len(), 2);
+        assert_eq!(config.metrics, "127.0.0.1:9464".parse().ok());
+        assert_eq!(config.log_format, LogFormat::Json);
         assert_eq!(
             config.embedded,
             Some(("/etc/forebay/pool.img".into(), 1 << 30))
@@ -345,6 +370,7 @@ mod tests {
                 "twice",
             ),
             ("[log]\nlevel = \"loud\"", "loud"),
+            ("[log]\nformat = \"xml\"", "expected `text` or `json`"),
             (
                 "[pool]\nembedded = { path = \"x\", size = \"big\" }",
                 "`big` is not a size",

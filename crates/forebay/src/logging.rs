@@ -1,8 +1,8 @@
 //! The daemon's log.
 //!
-//! Purpose: lines for people, on the terminal if there is one, else in a file that can't fill the
-//! disk.
-//! Design: `tracing` with its plain format; `RUST_LOG` wins over the configured level. The file is
+//! Purpose: lines for people or programs, on the terminal if there is one, else in a file that can't fill
+//! the disk.
+//! Design: `tracing` with its plain format, or one JSON object a line; `RUST_LOG` wins over the configured level. The file is
 //! renamed to `<file>.1` when it has grown to its bound and a new one is begun, so at most two bounds
 //! of log exist. A line that can't be written is dropped: the daemon goes on.
 //! Not here: the engine's log, which never goes through this (its I/O path logs nothing).
@@ -14,26 +14,35 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
+use crate::config::LogFormat;
 use crate::failure::{Outcome, While};
 
 /// How large a log file grows.
 const FILE_MAX_BYTES: u64 = 8 << 20;
 
 /// Sets up logging for this process: on stderr if that is a terminal, else in `file`.
-pub(crate) fn start(level: &str, file: &Path) -> Outcome {
+pub(crate) fn start(level: &str, format: LogFormat, file: &Path) -> Outcome {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_target(false)
-        // It would be told on stderr with `eprintln!`, which panics when that is on the same full disk.
-        .log_internal_errors(false);
-    if io::stderr().is_terminal() {
-        log.with_writer(io::stderr).init();
+    let on_terminal = io::stderr().is_terminal();
+    let writer = if on_terminal {
+        BoxMakeWriter::new(io::stderr)
     } else {
         let file = BoundedLog::open(file, FILE_MAX_BYTES)
             .while_doing(format!("open the log {}", file.display()))?;
-        log.with_ansi(false).with_writer(file).init();
+        BoxMakeWriter::new(file)
+    };
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false)
+        .with_ansi(on_terminal)
+        // It would be told on stderr with `eprintln!`, which panics when that is on the same full disk.
+        .log_internal_errors(false)
+        .with_writer(writer);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
     }
     Ok(())
 }

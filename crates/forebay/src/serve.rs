@@ -50,7 +50,7 @@ pub(crate) fn serve(args: &ServeArgs, socket: Option<PathBuf>) -> Outcome {
     for folder in [&config.state_dir, &config.run_dir] {
         make_folder(folder)?;
     }
-    logging::start(&config.log_level, &config.log_file)?;
+    logging::start(&config.log_level, config.log_format, &config.log_file)?;
     match &config.source {
         Some(path) => tracing::info!("configuration: {}", path.display()),
         None => tracing::info!("no configuration file: built-in defaults"),
@@ -93,6 +93,7 @@ fn daemon_config(config: Config) -> Outcome<DaemonConfig> {
         run_dir: config.run_dir,
         api_socket: config.api_socket,
         nvme_tcp: config.nvme_tcp,
+        metrics: config.metrics,
         engine: EngineConfig {
             program: std::env::current_exe().while_doing("find this program's own file")?,
             reactors: config.reactors,

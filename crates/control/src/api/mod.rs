@@ -24,4 +24,4 @@ pub mod validate;
 mod tests;
 
 pub use routes::{BODY_MAX_BYTES, TIME_LIMIT};
-pub use server::{ApiListener, bind, serve};
+pub use server::{ApiListener, bind, serve, serve_metrics};

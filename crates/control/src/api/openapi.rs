@@ -22,6 +22,7 @@ use super::{pool_routes, routes};
         routes::document,
         routes::status,
         routes::stats,
+        routes::metrics_text,
         routes::events,
         routes::shutdown,
         pool_routes::pool_create,

@@ -9,9 +9,9 @@
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 
@@ -29,6 +29,7 @@ use super::pool_routes::{
 use super::request::Handle;
 use super::stats::Stats;
 use super::{openapi, validate};
+use crate::metrics::{self, Source};
 
 /// The largest request body.
 pub const BODY_MAX_BYTES: usize = 256 * 1024;
@@ -42,6 +43,7 @@ pub(super) fn router(owner: Handle, time_limit: Duration) -> Router {
         .route("/v1/openapi.json", get(document))
         .route("/v1/status", get(status))
         .route("/v1/stats", get(stats))
+        .route("/v1/metrics", get(metrics_text))
         .route("/v1/events", get(events))
         .route("/v1/shutdown", post(shutdown))
         .route(
@@ -80,6 +82,21 @@ pub(super) fn router(owner: Handle, time_limit: Duration) -> Router {
         .layer(DefaultBodyLimit::max(BODY_MAX_BYTES))
         .layer(middleware::from_fn_with_state(time_limit, limit_time))
         .with_state(owner)
+}
+
+/// The one route of the metrics' own listener.
+pub(super) fn metrics_router(owner: Handle, time_limit: Duration) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics_text))
+        .fallback(only_metrics)
+        .method_not_allowed_fallback(only_metrics)
+        .layer(DefaultBodyLimit::max(BODY_MAX_BYTES))
+        .layer(middleware::from_fn_with_state(time_limit, limit_time))
+        .with_state(owner)
+}
+
+async fn only_metrics() -> ApiError {
+    ApiError::not_found("there is only GET /metrics here")
 }
 
 async fn limit_time(State(limit): State<Duration>, request: Request, next: Next) -> Response {
@@ -164,6 +181,30 @@ pub(super) async fn events(State(owner): State<Handle>) -> Result<Json<EventList
 )]
 pub(super) async fn stats(State(owner): State<Handle>) -> Result<Json<Stats>, ApiError> {
     Ok(Json(owner.stats().await?))
+}
+
+/// Figures for Prometheus: engine, pool, devices, volumes.
+#[utoipa::path(
+    get,
+    path = "/v1/metrics",
+    tag = "daemon",
+    responses(
+        (status = 200, description = "Text exposition format 0.0.4", body = String, content_type = "text/plain"),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn metrics_text(State(owner): State<Handle>) -> Result<Response, ApiError> {
+    let (status, stats) = (owner.status().await?, owner.stats().await?);
+    // Without a pool there are the daemon's own figures.
+    let pool = owner.pool_show().await.ok();
+    let volumes = owner.volume_list(None).await.unwrap_or_default();
+    let text = metrics::text(&Source {
+        status: &status,
+        stats: &stats,
+        pool: pool.as_ref(),
+        volumes: &volumes,
+    });
+    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }
 
 /// Stops engine and daemon in good order; the answer comes before the stop.

@@ -4,7 +4,8 @@
 //! Design: a lock file beside the socket is held for as long as the listener lives; whoever has the
 //! lock may remove a socket that a dead daemon left. The caller's uid comes from the kernel
 //! (SO_PEERCRED): root and the daemon's own user may call, others get one 403 and are closed.
-//! Connections are bounded in number, and in the time they may take to send a request's head.
+//! Connections are bounded in number, and in the time they may take to send a request's head. The
+//! metrics may have a TCP listener besides, where everybody may read them, and nothing else.
 //! Not here: routes.
 
 use std::fs::{File, OpenOptions, TryLockError};
@@ -18,7 +19,8 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, watch};
 
 use super::error::ApiError;
@@ -27,6 +29,8 @@ use super::routes::{self, TIME_LIMIT};
 
 /// Connections served at the same time; further ones wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 64;
+/// The same for the metrics' own listener.
+const METRICS_CONNECTIONS_MAX: usize = 8;
 /// How long a connection may take to send a request's head; also how long it may sit idle.
 const HEAD_TIME_LIMIT: Duration = Duration::from_secs(10);
 /// How long requests may go on once the daemon is stopping.
@@ -152,6 +156,37 @@ pub(super) fn may_call(uid: u32, own_uid: u32) -> bool {
     uid == 0 || uid == own_uid
 }
 
+/// Serves `GET /metrics` and nothing else to whoever can reach the listener, until `stop` resolves.
+pub async fn serve_metrics(listener: TcpListener, owner: Handle, stop: impl Future<Output = ()>) {
+    let router = routes::metrics_router(owner, TIME_LIMIT);
+    let places = Arc::new(Semaphore::new(METRICS_CONNECTIONS_MAX));
+    let (_stopping, stopped) = watch::channel(());
+    tokio::pin!(stop);
+    loop {
+        let accepted = async {
+            let place = places.clone().acquire_owned().await.ok();
+            (place, listener.accept().await)
+        };
+        let (place, accepted) = tokio::select! {
+            () = &mut stop => return,
+            accepted = accepted => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let (router, stopped) = (router.clone(), stopped.clone());
+                tokio::spawn(async move {
+                    connection(stream, router, stopped).await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "can't accept a connection for metrics");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
 /// [`serve`] with the question of who may call as an argument.
 pub(super) async fn serve_those(
     listener: ApiListener,
@@ -206,7 +241,11 @@ pub(super) async fn serve_those(
     let _ = tokio::time::timeout(STOP_TIME_LIMIT, stopping.closed()).await;
 }
 
-async fn connection(stream: UnixStream, router: Router, mut stopped: watch::Receiver<()>) {
+async fn connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    router: Router,
+    mut stopped: watch::Receiver<()>,
+) {
     let service = TowerToHyperService::new(router);
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())

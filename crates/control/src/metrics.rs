@@ -1,0 +1,510 @@
+//! The daemon's figures for Prometheus.
+//!
+//! Purpose: the text of `GET /v1/metrics`, and of `GET /metrics` where a listener is configured.
+//! Design: the text exposition format (version 0.0.4), written by hand: a family is a name, a type, a
+//! help text and its samples, in that order. Histograms have a bound at each power of four from 4 us to
+//! 17 s, each of which is exactly the end of one of the engine's buckets. An op and a part that never
+//! counted anything have no histogram.
+//! Not here: gathering (the owner), HTTP (`api`).
+
+use std::fmt::Write as _;
+
+use crate::api::model::{DeviceState, EngineState, PoolInfo, Status, Volume};
+use crate::api::stats::{Histogram, LaneStats, OpStats, Stats};
+
+/// What the text is made of.
+#[derive(Debug)]
+pub struct Source<'a> {
+    /// The daemon and its engine.
+    pub status: &'a Status,
+    /// The counters.
+    pub stats: &'a Stats,
+    /// The pool, if one is open.
+    pub pool: Option<&'a PoolInfo>,
+    /// All volumes.
+    pub volumes: &'a [Volume],
+}
+
+/// The content type of the text.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The powers of two, in ns, at which histograms have a bound.
+const BOUNDS: std::ops::RangeInclusive<u32> = 12..=34;
+
+/// The text.
+#[must_use]
+pub fn text(source: &Source<'_>) -> String {
+    let mut out = Exposition::default();
+    engine(&mut out, source);
+    if let Some(pool) = source.pool {
+        space(&mut out, pool);
+        devices(&mut out, pool);
+    }
+    if let Some(pool) = &source.stats.pool {
+        out.one(
+            "forebay_pool_grants",
+            GAUGE,
+            "Grants that engines hold.",
+            pool.grants,
+        );
+        for (name, help, value) in [
+            (
+                "forebay_faults_total",
+                "Faults answered since the daemon started.",
+                pool.faults,
+            ),
+            (
+                "forebay_revokes_total",
+                "Revokes completed since the daemon started.",
+                pool.revokes,
+            ),
+            (
+                "forebay_catalog_commits_total",
+                "Catalog transactions made durable since the daemon started.",
+                pool.catalog_commits,
+            ),
+        ] {
+            out.one(name, COUNTER, help, value);
+        }
+    }
+    volumes(&mut out, source.volumes);
+    exports(&mut out, &source.stats.lanes);
+    out.0
+}
+
+const COUNTER: &str = "counter";
+const GAUGE: &str = "gauge";
+
+#[derive(Default)]
+struct Exposition(String);
+
+impl Exposition {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        self.0.push_str(name);
+        for (index, (label, text)) in labels.iter().enumerate() {
+            let before = if index == 0 { '{' } else { ',' };
+            let _ = write!(self.0, "{before}{label}=\"{}\"", escaped(text));
+        }
+        if !labels.is_empty() {
+            self.0.push('}');
+        }
+        let _ = writeln!(self.0, " {value}");
+    }
+
+    /// A family of one sample without labels.
+    fn one(&mut self, name: &str, kind: &str, help: &str, value: impl std::fmt::Display) {
+        self.family(name, kind, help);
+        self.sample(name, &[], value);
+    }
+}
+
+fn escaped(text: &str) -> String {
+    let text = text.replace('\\', "\\\\").replace('"', "\\\"");
+    text.replace('\n', "\\n")
+}
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+fn engine(out: &mut Exposition, source: &Source<'_>) {
+    let (status, stats) = (source.status, source.stats);
+    out.family("forebay_info", GAUGE, "The program's version; always 1.");
+    out.sample("forebay_info", &[("version", &status.version)], 1);
+    let up = u8::from(status.engine_state == EngineState::Running);
+    out.one("forebay_engine_up", GAUGE, "Whether an engine serves.", up);
+    let help = "Number of the engine, counted from the first on this pool.";
+    out.one("forebay_engine_generation", GAUGE, help, status.generation);
+    if let Some(engine) = &stats.engine {
+        let help = "Memory that the engine has in use.";
+        out.one(
+            "forebay_engine_resident_bytes",
+            GAUGE,
+            help,
+            engine.resident_bytes,
+        );
+    }
+    let help = "Things that `forebay status` warns of.";
+    out.one("forebay_warnings", GAUGE, help, status.warnings.len());
+    let takeover = &stats.takeover;
+    let help = "Engines that took over from a dead one since the daemon started.";
+    out.one("forebay_takeovers_total", COUNTER, help, takeover.takeovers);
+    if let Some(pause_ns) = takeover.last_pause_ns {
+        let help = "How long the last take-over kept hosts waiting.";
+        out.one(
+            "forebay_takeover_last_pause_seconds",
+            GAUGE,
+            help,
+            seconds(pause_ns),
+        );
+    }
+    let name = "forebay_takeover_connections_closed_total";
+    out.family(
+        name,
+        COUNTER,
+        "Connections that take-overs closed, by reason.",
+    );
+    for closed in &takeover.connections_closed {
+        out.sample(name, &[("reason", &closed.reason)], closed.count);
+    }
+}
+
+fn space(out: &mut Exposition, pool: &PoolInfo) {
+    for (name, help, value) in [
+        (
+            "forebay_pool_capacity_bytes",
+            "All extents together.",
+            pool.capacity_bytes,
+        ),
+        (
+            "forebay_pool_used_bytes",
+            "What volumes use, and what is quarantined.",
+            pool.used_bytes,
+        ),
+        (
+            "forebay_pool_promised_bytes",
+            "What reservations will take beyond what is used.",
+            pool.promised_bytes,
+        ),
+        (
+            "forebay_pool_free_bytes",
+            "What any volume may still have.",
+            pool.free_bytes,
+        ),
+        (
+            "forebay_pool_dirty_bytes",
+            "Freed and not yet zeroed.",
+            pool.dirty_bytes,
+        ),
+        (
+            "forebay_pool_quarantined_bytes",
+            "Freed while a device hung, and not usable yet.",
+            pool.quarantined_bytes,
+        ),
+        (
+            "forebay_pool_provisioned_bytes",
+            "The sizes of all volumes together.",
+            pool.provisioned_bytes,
+        ),
+        (
+            "forebay_catalog_used_bytes",
+            "What the catalog's records take.",
+            pool.catalog.used_bytes,
+        ),
+        (
+            "forebay_catalog_limit_bytes",
+            "What they may take.",
+            pool.catalog.limit_bytes,
+        ),
+    ] {
+        out.one(name, GAUGE, help, value);
+    }
+    let good = pool
+        .catalog
+        .copies
+        .iter()
+        .filter(|copy| copy.is_good)
+        .count();
+    let help = "Copies of the catalog that have everything; two, if all is well.";
+    out.one("forebay_catalog_good_copies", GAUGE, help, good);
+}
+
+fn devices(out: &mut Exposition, pool: &PoolInfo) {
+    let indexes: Vec<String> = pool.devices.iter().map(|d| d.index.to_string()).collect();
+    let devices = || pool.devices.iter().zip(&indexes);
+    let name = "forebay_device_up";
+    out.family(name, GAUGE, "Whether a device is online.");
+    for (device, index) in devices() {
+        let up = u8::from(device.state == DeviceState::Online);
+        out.sample(name, &[("device", index), ("spec", &device.spec)], up);
+    }
+    for (name, help, value) in [
+        (
+            "forebay_device_used_bytes",
+            "What volumes use of a device, and what is quarantined.",
+            (|device| device.used_bytes) as fn(&crate::api::model::DeviceInfo) -> u64,
+        ),
+        (
+            "forebay_device_free_bytes",
+            "What belongs to nobody.",
+            |device| device.free_bytes,
+        ),
+    ] {
+        out.family(name, GAUGE, help);
+        for (device, index) in devices() {
+            out.sample(name, &[("device", index)], value(device));
+        }
+    }
+    let name = "forebay_device_errors";
+    out.family(
+        name,
+        GAUGE,
+        "Operations that a device failed since its engine or the daemon started.",
+    );
+    for (device, index) in devices() {
+        let errors = &device.errors;
+        for (op, count) in [
+            ("read", errors.reads),
+            ("write", errors.writes),
+            ("flush", errors.flushes),
+        ] {
+            out.sample(name, &[("device", index), ("op", op)], count);
+        }
+    }
+}
+
+fn volumes(out: &mut Exposition, volumes: &[Volume]) {
+    for (name, help, value) in [
+        (
+            "forebay_volume_size_bytes",
+            "A volume's size.",
+            (|volume| volume.size_bytes) as fn(&Volume) -> u64,
+        ),
+        (
+            "forebay_volume_allocated_bytes",
+            "What it owns or has set aside.",
+            |volume| volume.allocated_bytes,
+        ),
+    ] {
+        out.family(name, GAUGE, help);
+        for volume in volumes {
+            let labels = [("tenant", &*volume.tenant), ("volume", &*volume.name)];
+            out.sample(name, &labels, value(volume));
+        }
+    }
+}
+
+fn ops(lane: &LaneStats) -> [(&'static str, &OpStats); 4] {
+    [
+        ("read", &lane.read),
+        ("write", &lane.write),
+        ("flush", &lane.flush),
+        ("deallocate", &lane.deallocate),
+    ]
+}
+
+fn exports(out: &mut Exposition, lanes: &[LaneStats]) {
+    for (name, help, value) in [
+        (
+            "forebay_volume_commands_in_flight",
+            "Commands in flight now.",
+            (|lane| lane.in_flight) as fn(&LaneStats) -> u64,
+        ),
+        (
+            "forebay_volume_commands_parked",
+            "Of those, commands that wait for the daemon's answer to a fault.",
+            |lane| lane.parked,
+        ),
+        (
+            "forebay_volume_connections",
+            "Connections (queues) open now.",
+            |lane| lane.queues,
+        ),
+    ] {
+        out.family(name, GAUGE, help);
+        for lane in lanes {
+            let labels = [("tenant", &*lane.tenant), ("volume", &*lane.volume)];
+            out.sample(name, &labels, value(lane));
+        }
+    }
+    for (name, help, value) in [
+        (
+            "forebay_volume_commands_total",
+            "Commands completed, failed ones included.",
+            (|ops| ops.ops) as fn(&OpStats) -> u64,
+        ),
+        (
+            "forebay_volume_bytes_total",
+            "Bytes moved, or covered (deallocate).",
+            |ops| ops.bytes,
+        ),
+        (
+            "forebay_volume_errors_total",
+            "Commands that ended with an error status.",
+            |ops| ops.errors,
+        ),
+    ] {
+        out.family(name, COUNTER, help);
+        for lane in lanes {
+            for (op, ops) in ops(lane) {
+                let (tenant, volume) = (&*lane.tenant, &*lane.volume);
+                out.sample(
+                    name,
+                    &[("tenant", tenant), ("volume", volume), ("op", op)],
+                    value(ops),
+                );
+            }
+        }
+    }
+    out.family(
+        "forebay_volume_latency_seconds",
+        "histogram",
+        "How long commands took in all, and those that had to: waiting to begin, waiting for the \
+         daemon's answer (translating), at the device.",
+    );
+    for lane in lanes {
+        for (op, ops) in ops(lane) {
+            let latency = &ops.latency;
+            for (part, times) in [
+                ("total", &latency.total),
+                ("waiting", &latency.waiting),
+                ("translating", &latency.translating),
+                ("device", &latency.device),
+            ] {
+                if times.count > 0 {
+                    histogram(out, [&lane.tenant, &lane.volume, op, part], times);
+                }
+            }
+        }
+    }
+}
+
+fn histogram(out: &mut Exposition, [tenant, volume, op, part]: [&str; 4], times: &Histogram) {
+    let name = "forebay_volume_latency_seconds";
+    let labels = [
+        ("tenant", tenant),
+        ("volume", volume),
+        ("op", op),
+        ("part", part),
+    ];
+    let with_bound = |bound: &str| {
+        let mut all = labels.to_vec();
+        all.push(("le", bound));
+        all.iter()
+            .map(|(name, text)| (*name, (*text).to_owned()))
+            .collect::<Vec<_>>()
+    };
+    let mut bucket = |bound: &str, count: u64| {
+        let labels = with_bound(bound);
+        let labels: Vec<_> = labels
+            .iter()
+            .map(|(name, text)| (*name, text.as_str()))
+            .collect();
+        out.sample(&format!("{name}_bucket"), &labels, count);
+    };
+    for power in BOUNDS.step_by(2) {
+        let end_ns = 1 << power;
+        bucket(&seconds(end_ns).to_string(), times.below(end_ns));
+    }
+    bucket("+Inf", times.count);
+    out.sample(&format!("{name}_sum"), &labels, seconds(times.sum_ns));
+    out.sample(&format!("{name}_count"), &labels, times.count);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::events::TakeoverStats;
+    use crate::api::stats::{Bucket, Latency};
+    use forebay_xlate::boundary::region::latency_bucket_end_ns;
+
+    fn status() -> Status {
+        Status {
+            daemon_pid: 1,
+            engine_pid: Some(2),
+            generation: 7,
+            version: "0.1\"\\\n".to_owned(),
+            engine_state: EngineState::Running,
+            uptime_s: 3,
+            nvme_tcp: Vec::new(),
+            state_dir: String::new(),
+            pool: None,
+            pool_trouble: None,
+            last_death: None,
+            warnings: vec!["the moon is full".to_owned()],
+        }
+    }
+
+    fn stats() -> Stats {
+        let times = Histogram {
+            count: 3,
+            sum_ns: 2_000_010_000,
+            buckets: vec![
+                Bucket {
+                    end_ns: 5120,
+                    count: 1,
+                },
+                Bucket {
+                    end_ns: 16_384,
+                    count: 1,
+                },
+                Bucket {
+                    end_ns: 1 << 31,
+                    count: 1,
+                },
+            ],
+        };
+        let read = OpStats {
+            ops: 3,
+            bytes: 12_288,
+            errors: 1,
+            latency: Latency {
+                total: times,
+                ..Latency::default()
+            },
+            ..OpStats::default()
+        };
+        Stats {
+            at_unix_ms: 1,
+            generation: 7,
+            engine: None,
+            pool: None,
+            takeover: TakeoverStats::default(),
+            lanes: vec![LaneStats {
+                tenant: "acme".to_owned(),
+                volume: "db".to_owned(),
+                read,
+                write: OpStats::default(),
+                flush: OpStats::default(),
+                deallocate: OpStats::default(),
+                in_flight: 2,
+                parked: 0,
+                queues: 4,
+            }],
+        }
+    }
+
+    #[test]
+    fn every_line_is_as_it_should_be() {
+        let text = text(&Source {
+            status: &status(),
+            stats: &stats(),
+            pool: None,
+            volumes: &[],
+        });
+        for line in [
+            r#"forebay_info{version="0.1\"\\\n"} 1"#,
+            "forebay_engine_up 1",
+            "# TYPE forebay_engine_generation gauge",
+            "forebay_warnings 1",
+            r#"forebay_volume_commands_total{tenant="acme",volume="db",op="read"} 3"#,
+            r#"forebay_volume_commands_total{tenant="acme",volume="db",op="write"} 0"#,
+            r#"forebay_volume_connections{tenant="acme",volume="db"} 4"#,
+        ] {
+            assert!(text.lines().any(|is| is == line), "{line}\n{text}");
+        }
+        let expected = "\
+_bucket{tenant=\"acme\",volume=\"db\",op=\"read\",part=\"total\",le=\"0.000004096\"} 0
+_bucket{tenant=\"acme\",volume=\"db\",op=\"read\",part=\"total\",le=\"0.000016384\"} 2
+_bucket{tenant=\"acme\",volume=\"db\",op=\"read\",part=\"total\",le=\"0.000065536\"} 2";
+        let lines: Vec<_> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("forebay_volume_latency_seconds"))
+            .collect();
+        assert!(lines.join("\n").starts_with(expected), "{lines:#?}");
+        assert_eq!(lines.len(), 12 + 1 + 2);
+        assert!(lines[12].ends_with("le=\"+Inf\"} 3"), "{}", lines[12]);
+        assert!(lines[13].ends_with("} 2.00001"), "{}", lines[13]);
+    }
+
+    #[test]
+    fn every_bound_is_the_end_of_a_bucket() {
+        for power in BOUNDS.step_by(2) {
+            assert!((0..160).any(|bucket| latency_bucket_end_ns(bucket) == 1 << power));
+        }
+    }
+}
