@@ -44,12 +44,16 @@ impl Output {
 
 /// Prints a line; a reader that has gone away is no error.
 pub(crate) fn print(text: &str) -> Outcome {
+    print_line(text).map(drop)
+}
+
+/// Prints a line; false if the reader has gone away.
+pub(crate) fn print_line(text: &str) -> Outcome<bool> {
     let mut stdout = std::io::stdout().lock();
     match writeln!(stdout, "{}", text.trim_end()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(error).while_doing("write to standard output")
-        }
-        _ => Ok(()),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error).while_doing("write to standard output"),
+        Ok(()) => Ok(true),
     }
 }
 

@@ -6,6 +6,8 @@
 //! under the size limit the router sets; a content type is not asked for.
 //! Not here: the handlers.
 
+use std::net::SocketAddr;
+
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::StatusCode;
@@ -108,6 +110,18 @@ impl<S: Send + Sync> FromRequestParts<S> for DeviceAt {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let Path(index) = path::<u8, S>(parts, state).await?;
         Ok(Self(index))
+    }
+}
+
+/// `{address}` of the path.
+pub(super) struct PortAt(pub(super) SocketAddr);
+
+impl<S: Send + Sync> FromRequestParts<S> for PortAt {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Path(address) = path::<SocketAddr, S>(parts, state).await?;
+        Ok(Self(address))
     }
 }
 

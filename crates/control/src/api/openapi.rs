@@ -8,7 +8,7 @@
 
 use utoipa::OpenApi;
 
-use super::{pool_routes, routes};
+use super::{figure_routes, pool_routes, port_routes, routes};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -21,9 +21,9 @@ use super::{pool_routes, routes};
     paths(
         routes::document,
         routes::status,
-        routes::stats,
-        routes::metrics_text,
-        routes::events,
+        figure_routes::stats,
+        figure_routes::metrics_text,
+        figure_routes::events,
         routes::shutdown,
         pool_routes::pool_create,
         pool_routes::pool_open,
@@ -34,6 +34,8 @@ use super::{pool_routes, routes};
         pool_routes::device_list,
         pool_routes::device_show,
         pool_routes::device_add,
+        port_routes::port_list,
+        port_routes::port_update,
         routes::tenant_list,
         routes::tenant_create,
         routes::tenant_show,
@@ -54,6 +56,7 @@ use super::{pool_routes, routes};
     tags(
         (name = "daemon", description = "The daemon itself"),
         (name = "pool", description = "The pool and its devices"),
+        (name = "port", description = "Addresses at which hosts connect"),
         (name = "tenant", description = "Who is served"),
         (name = "volume", description = "Logical disks"),
         (name = "export", description = "Volumes shown to hosts"),

@@ -4,20 +4,20 @@
 //! Design: a handler checks syntax, asks the owner, wraps the answer; it holds no state. Limits are
 //! on the router: body size, and a time limit after which the caller is told that the operation may
 //! still complete. Unknown routes and methods answer as JSON like everything else.
-//! Not here: pool and devices (`pool_routes`), who may call (`server`), what operations mean (the owner).
+//! Not here: pool and devices (`pool_routes`), ports (`port_routes`), figures and events (`figure_routes`), who may call (`server`), what operations mean (the owner).
 
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::response::Response;
+use axum::routing::{get, patch, post};
 use axum::{Json, Router};
 
 use super::error::{ApiError, ErrorBody};
-use super::events::EventList;
 use super::extract::{Body, InTenant, OfVolume};
+use super::figure_routes::{events, metrics_text, stats};
 use super::model::{
     Done, Export, ExportCreate, ExportUpdate, Status, Tenant, TenantCreate, Volume, VolumeCreate,
     VolumeUpdate,
@@ -26,10 +26,9 @@ use super::pool_routes::{
     device_add, device_list, device_show, pool_check, pool_create, pool_destroy, pool_open,
     pool_show, pool_update,
 };
+use super::port_routes::{port_list, port_update};
 use super::request::Handle;
-use super::stats::Stats;
 use super::{openapi, validate};
-use crate::metrics::{self, Source};
 
 /// The largest request body.
 pub const BODY_MAX_BYTES: usize = 256 * 1024;
@@ -57,6 +56,8 @@ pub(super) fn router(owner: Handle, time_limit: Duration) -> Router {
         .route("/v1/pool/check", post(pool_check))
         .route("/v1/devices", get(device_list).post(device_add))
         .route("/v1/devices/{index}", get(device_show))
+        .route("/v1/ports", get(port_list))
+        .route("/v1/ports/{address}", patch(port_update))
         .route("/v1/tenants", get(tenant_list).post(tenant_create))
         .route(
             "/v1/tenants/{tenant}",
@@ -84,22 +85,11 @@ pub(super) fn router(owner: Handle, time_limit: Duration) -> Router {
         .with_state(owner)
 }
 
-/// The one route of the metrics' own listener.
-pub(super) fn metrics_router(owner: Handle, time_limit: Duration) -> Router {
-    Router::new()
-        .route("/metrics", get(metrics_text))
-        .fallback(only_metrics)
-        .method_not_allowed_fallback(only_metrics)
-        .layer(DefaultBodyLimit::max(BODY_MAX_BYTES))
-        .layer(middleware::from_fn_with_state(time_limit, limit_time))
-        .with_state(owner)
-}
-
-async fn only_metrics() -> ApiError {
-    ApiError::not_found("there is only GET /metrics here")
-}
-
-async fn limit_time(State(limit): State<Duration>, request: Request, next: Next) -> Response {
+pub(super) async fn limit_time(
+    State(limit): State<Duration>,
+    request: Request,
+    next: Next,
+) -> Response {
     match tokio::time::timeout(limit, next.run(request)).await {
         Ok(response) => response,
         Err(_) => ApiError::unavailable(format!(
@@ -153,58 +143,6 @@ pub(super) async fn document() -> Json<utoipa::openapi::OpenApi> {
 )]
 pub(super) async fn status(State(owner): State<Handle>) -> Result<Json<Status>, ApiError> {
     Ok(Json(owner.status().await?))
-}
-
-/// What happened, oldest first.
-#[utoipa::path(
-    get,
-    path = "/v1/events",
-    tag = "daemon",
-    responses(
-        (status = 200, description = "As it is", body = EventList),
-        (status = "default", description = "Refused", body = ErrorBody),
-    )
-)]
-pub(super) async fn events(State(owner): State<Handle>) -> Result<Json<EventList>, ApiError> {
-    Ok(Json(owner.events(None, Duration::ZERO).await?))
-}
-
-/// Counters of engine, pool and lanes.
-#[utoipa::path(
-    get,
-    path = "/v1/stats",
-    tag = "daemon",
-    responses(
-        (status = 200, description = "As it is", body = Stats),
-        (status = "default", description = "Refused", body = ErrorBody),
-    )
-)]
-pub(super) async fn stats(State(owner): State<Handle>) -> Result<Json<Stats>, ApiError> {
-    Ok(Json(owner.stats().await?))
-}
-
-/// Figures for Prometheus: engine, pool, devices, volumes.
-#[utoipa::path(
-    get,
-    path = "/v1/metrics",
-    tag = "daemon",
-    responses(
-        (status = 200, description = "Text exposition format 0.0.4", body = String, content_type = "text/plain"),
-        (status = "default", description = "Refused", body = ErrorBody),
-    )
-)]
-pub(super) async fn metrics_text(State(owner): State<Handle>) -> Result<Response, ApiError> {
-    let (status, stats) = (owner.status().await?, owner.stats().await?);
-    // Without a pool there are the daemon's own figures.
-    let pool = owner.pool_show().await.ok();
-    let volumes = owner.volume_list(None).await.unwrap_or_default();
-    let text = metrics::text(&Source {
-        status: &status,
-        stats: &stats,
-        pool: pool.as_ref(),
-        volumes: &volumes,
-    });
-    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }
 
 /// Stops engine and daemon in good order; the answer comes before the stop.

@@ -24,6 +24,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, watch};
 
 use super::error::ApiError;
+use super::figure_routes;
 use super::request::Handle;
 use super::routes::{self, TIME_LIMIT};
 
@@ -158,7 +159,7 @@ pub(super) fn may_call(uid: u32, own_uid: u32) -> bool {
 
 /// Serves `GET /metrics` and nothing else to whoever can reach the listener, until `stop` resolves.
 pub async fn serve_metrics(listener: TcpListener, owner: Handle, stop: impl Future<Output = ()>) {
-    let router = routes::metrics_router(owner, TIME_LIMIT);
+    let router = figure_routes::metrics_router(owner, TIME_LIMIT);
     let places = Arc::new(Semaphore::new(METRICS_CONNECTIONS_MAX));
     let (_stopping, stopped) = watch::channel(());
     tokio::pin!(stop);

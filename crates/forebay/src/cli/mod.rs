@@ -11,11 +11,12 @@ pub(crate) mod pages;
 #[cfg(test)]
 mod reference;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use forebay_control::api::model::Placement;
+use forebay_control::api::model::{AnaState, Placement};
 use forebay_device::size::parse_bytes;
 
 use crate::bench::BenchCommand;
@@ -55,6 +56,9 @@ pub(crate) enum Command {
     /// Tenants: who is served
     #[command(subcommand)]
     Tenant(TenantCommand),
+    /// Ports: the addresses at which hosts connect
+    #[command(subcommand)]
+    Port(PortCommand),
     /// Volumes: logical disks
     #[command(subcommand)]
     Volume(VolumeCommand),
@@ -65,13 +69,15 @@ pub(crate) enum Command {
     Stats,
     /// Show live what tenants and volumes do
     Top(TopArgs),
-    /// Show what happened since this daemon started: deaths, take-overs, quarantines
-    Events,
+    /// Show what happened: deaths, take-overs, hosts, devices, space, quarantines
+    Events(EventsArgs),
     /// Show how daemon and engine are doing
     Status,
     /// Measured loads
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// End engine and daemon in good order; hosts wait until they are served again
+    Shutdown,
     /// Print a script that completes commands and options in a shell
     Completion {
         /// The shell
@@ -391,6 +397,54 @@ pub(crate) struct ExportSetArgs {
     /// Let only the hosts connect that are listed: takes back `--any-host`
     #[arg(long, conflicts_with = "any_host")]
     pub(crate) listed_hosts: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PortCommand {
+    /// List the ports
+    List,
+    /// Change how hosts that have several paths should use those through this port
+    Set {
+        /// Its address, e.g. 127.0.0.1:4420
+        address: SocketAddr,
+        /// How to use it
+        #[arg(value_enum)]
+        ana: AnaArg,
+        /// Make even the last accessible port inaccessible: hosts wait until one is accessible again
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+/// How hosts should use a port (NVMe's asymmetric namespace access).
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum AnaArg {
+    /// As any other
+    Optimized,
+    /// When there is no better one
+    NonOptimized,
+    /// Not at all, for maintenance of what lies on the way there
+    Inaccessible,
+}
+
+impl From<AnaArg> for AnaState {
+    fn from(state: AnaArg) -> Self {
+        match state {
+            AnaArg::Optimized => Self::Optimized,
+            AnaArg::NonOptimized => Self::NonOptimized,
+            AnaArg::Inaccessible => Self::Inaccessible,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    /// Go on with what happens from now on, until interrupted; with `--json`, one object a line
+    #[arg(long)]
+    pub(crate) follow: bool,
+    /// Only what came after the event of this number
+    #[arg(long, value_name = "N")]
+    pub(crate) after: Option<u64>,
 }
 
 /// What `top` sorts by, largest first.

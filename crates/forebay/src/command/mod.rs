@@ -7,6 +7,7 @@
 pub(crate) mod events;
 pub(crate) mod export;
 pub(crate) mod pool;
+pub(crate) mod port;
 pub(crate) mod status;
 pub(crate) mod tenant;
 pub(crate) mod terminal;

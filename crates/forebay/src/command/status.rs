@@ -1,18 +1,45 @@
-//! `forebay status` and `forebay stats`.
+//! `forebay status`, `forebay stats` and `forebay shutdown`.
 
 use forebay_control::api::events::TakeoverStats;
-use forebay_control::api::model::{DeathReport, Status};
+use forebay_control::api::model::{DeathReport, Done, Status};
 use forebay_control::api::stats::{EngineStats, LaneStats, OpStats, PoolStats, Stats};
 use forebay_device::size::format_bytes;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Serialize;
 
 use super::Context;
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome, While};
 use crate::output::{latency, pairs, table};
 
 pub(crate) fn status(context: &Context) -> Outcome {
     let status: Status = context.client.get("/v1/status")?;
     context.output.show(&status, status_text)
+}
+
+/// How long an engine and its daemon may take to end; they commit everything.
+const SHUTDOWN_LIMIT: Timespec = Timespec {
+    tv_sec: 60,
+    tv_nsec: 0,
+};
+
+pub(crate) fn shutdown(context: &Context) -> Outcome {
+    let status: Status = context.client.get("/v1/status")?;
+    let pid = i32::try_from(status.daemon_pid)
+        .ok()
+        .and_then(Pid::from_raw);
+    let daemon = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty()));
+    let daemon = daemon.ok_or_else(|| Failure::new("the daemon has no process id"))?;
+    let daemon = daemon.while_doing("watch the daemon")?;
+    let _: Done = context.client.post("/v1/shutdown", &())?;
+    let mut ended = [PollFd::new(&daemon, PollFlags::IN)];
+    if poll(&mut ended, Some(&SHUTDOWN_LIMIT)).while_doing("wait for the daemon's end")? == 0 {
+        let told = format!("the daemon (pid {}) has not ended yet", status.daemon_pid);
+        return Err(Failure::new(told).hint("its log says what it waits for"));
+    }
+    context.output.done(&Done {
+        done: "engine and daemon have ended".to_owned(),
+    })
 }
 
 /// How the API writes a word of an enumeration.

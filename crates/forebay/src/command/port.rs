@@ -1,0 +1,46 @@
+//! `forebay port`.
+
+use forebay_control::api::model::{Port, PortUpdate};
+
+use super::Context;
+use super::status::word;
+use crate::cli::PortCommand;
+use crate::failure::Outcome;
+use crate::output::table;
+
+pub(crate) fn port(context: &Context, command: &PortCommand) -> Outcome {
+    let ports: Vec<Port> = match command {
+        PortCommand::List => context.client.get("/v1/ports")?,
+        PortCommand::Set {
+            address,
+            ana,
+            force,
+        } => {
+            let body = PortUpdate {
+                ana: (*ana).into(),
+                force: *force,
+            };
+            // An address has nothing that would have to be escaped but brackets.
+            let path = address.to_string().replace('[', "%5B").replace(']', "%5D");
+            let port: Port = context.client.patch(&format!("/v1/ports/{path}"), &body)?;
+            return context
+                .output
+                .show(&port, |port| text(std::slice::from_ref(port)));
+        }
+    };
+    context.output.show(&ports, |ports| text(ports))
+}
+
+fn text(ports: &[Port]) -> String {
+    table(
+        ["ADDRESS", ">ID", "STATE", ">CHANGES"],
+        ports.iter().map(|port| {
+            [
+                port.address.clone(),
+                port.id.to_string(),
+                word(&port.ana),
+                port.changes.to_string(),
+            ]
+        }),
+    )
+}
