@@ -38,6 +38,7 @@ use crate::owner::{Grants, Limits, Owner, grants_capacity, now_unix_ms};
 use crate::supervisor::process::{self, EngineProcess, EngineRecord};
 use crate::supervisor::report;
 use crate::supervisor::{GREET_LIMIT, Supervisor, connect_socket};
+use crate::systemd;
 
 mod pool;
 mod reopen;
@@ -168,6 +169,7 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
     }
     let server = tokio::task::spawn_local(api::serve(listener, handle, stopped));
     tracing::info!(socket = %daemon.config.api_socket.display(), "the daemon serves");
+    systemd::tell("READY=1");
     loop {
         tokio::select! {
             request = requests.recv() => match request {
@@ -183,6 +185,7 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
         }
     }
     tracing::info!("the daemon stops");
+    systemd::tell("STOPPING=1");
     daemon.events.close_down();
     let _ = stop_api.send(());
     // What is asked from here on gets no answer, which callers read as "stopping".

@@ -17,3 +17,4 @@ mod readiness;
 mod signal;
 mod store;
 mod supervisor;
+mod systemd;

@@ -18,6 +18,8 @@ use crate::failure::{Failure, Outcome, While};
 
 /// The file that is read when no other is named, if it exists.
 pub(crate) const FILE_NAME: &str = "forebay.toml";
+/// The installed service's configuration.
+const SERVICE_FILE: &str = "/etc/forebay/forebay.toml";
 /// The folder of everything when there is no file.
 pub(crate) const DEFAULT_DIR: &str = "var";
 /// Size of the pool that is made when there is no file.
@@ -25,8 +27,8 @@ const EMBEDDED_BYTES: u64 = 16 << 30;
 const DEFAULT_LISTEN: &str = "127.0.0.1:4420";
 /// A reactor takes turns of microseconds; no device can keep it from the next.
 const DEFAULT_STUCK_S: u32 = 5;
-/// The most reactors; more is a typing error.
-const REACTORS_MAX: u16 = 256;
+/// The most reactors.
+pub(crate) const REACTORS_MAX: u16 = forebay_xlate::boundary::region::MAX_REACTORS as u16;
 
 /// The file, as written.
 #[derive(Debug, Deserialize)]
@@ -268,7 +270,8 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
 }
 
 /// Where the daemon's API is: what was said, else `FOREBAY_SOCKET`, else what the configuration in
-/// the current directory says, else the default.
+/// the current directory says, else the default if it is there, else what the service's configuration
+/// says.
 pub(crate) fn socket(said: Option<PathBuf>) -> Outcome<PathBuf> {
     if let Some(path) = said {
         return Ok(path);
@@ -276,11 +279,16 @@ pub(crate) fn socket(said: Option<PathBuf>) -> Outcome<PathBuf> {
     if let Some(path) = std::env::var_os("FOREBAY_SOCKET").filter(|path| !path.is_empty()) {
         return Ok(path.into());
     }
-    // The path as a person would write it, short enough for a socket address.
-    if !Path::new(FILE_NAME).exists() {
-        return Ok(Path::new(DEFAULT_DIR).join("run/api.sock"));
+    if Path::new(FILE_NAME).exists() {
+        return Ok(load(None, None)?.api_socket);
     }
-    Ok(load(None, None)?.api_socket)
+    // The path as a person would write it, short enough for a socket address.
+    let default = Path::new(DEFAULT_DIR).join("run/api.sock");
+    let service = Path::new(SERVICE_FILE);
+    if !default.exists() && service.exists() {
+        return Ok(load(Some(service), None)?.api_socket);
+    }
+    Ok(default)
 }
 
 #[cfg(test)]
@@ -359,7 +367,7 @@ mod tests {
                 "[engine]\nreactor = 1",
                 "expected one of `reactors`, `cpus`, `stuck_s`",
             ),
-            ("[engine]\nreactors = 0", "1 to 256"),
+            ("[engine]\nreactors = 0", "1 to 64"),
             (
                 "[engine]\nreactors = 2\ncpus = [1]",
                 "1 CPUs for 2 reactors",

@@ -7,6 +7,8 @@
 //! Not here: what the commands do.
 
 mod examples;
+#[cfg(test)]
+mod limits_page;
 pub(crate) mod pages;
 #[cfg(test)]
 mod reference;

@@ -1,0 +1,111 @@
+//! The Debian package, installed, used, removed, and installed again.
+//!
+//! Purpose: installing brings everything a service needs; removing, and purging, leaves every byte of the
+//! volumes; a package that is installed again serves them.
+//! Design: dpkg does it in a sandbox with a root of its own. There is no systemd in it, so the daemon is
+//! run by hand as the unit runs it: as the service's user, with the packaged configuration. The unit
+//! itself is looked at by `systemd-analyze verify`. The program is the one that the tests use.
+//! Not here: the package's contents one by one (`xtask::package`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use forebay_tests::daemon::target_folder;
+use forebay_tests::sandbox::Sandbox;
+use xtask::{package, process};
+
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// What the runs have in common: the daemon as the unit has it.
+const PRELUDE: &str = r#"
+up() {
+    setpriv --reuid=forebay --regid=forebay --init-groups \
+        /usr/bin/forebay serve --config /etc/forebay/forebay.toml &
+    for _ in $(seq 200); do forebay status > /dev/null 2>&1 && return; sleep 0.1; done
+    cat /var/lib/forebay/log/forebay.log
+    return 1
+}
+down() {
+    forebay shutdown
+    ! pgrep -x forebay
+}
+package=$(echo /root/forebay_*.deb)
+set -x
+"#;
+
+const INSTALL_AND_USE: &str = r#"
+dpkg --install "$package"
+dpkg --verify forebay
+systemd-analyze verify /usr/lib/systemd/system/forebay.service
+test -f /usr/share/man/man1/forebay.1.gz
+zcat /usr/share/man/man1/forebay-volume-create.1.gz | grep -q reserve
+bash -n /usr/share/bash-completion/completions/forebay
+grep -q 'Apache License' /usr/share/doc/forebay/copyright
+test "$(stat -c %U /var/lib/forebay)" = forebay
+up
+forebay pool create --device /var/lib/forebay/pool.img --size 1G
+forebay tenant create acme
+head -c 3000000 /usr/bin/bash > image.raw; truncate -s 4M image.raw
+forebay volume import image.raw acme/kept
+# Removing it ends what runs, in good order.
+dpkg --remove forebay
+! pgrep -x forebay
+test -f /var/lib/forebay/pool.img
+test -f /etc/forebay/forebay.toml
+test ! -e /usr/bin/forebay
+# Purging it keeps the volumes as well, and says so.
+dpkg --purge forebay 2>&1 | tee purged
+grep -q '/var/lib/forebay is kept' purged
+test -f /var/lib/forebay/pool.img
+test ! -e /etc/forebay/forebay.toml
+# Installed again, it serves them.
+dpkg --install "$package"
+up
+forebay volume export acme/kept back.raw
+cmp image.raw back.raw
+# Installing over a running one is an upgrade: what runs ends in good order.
+dpkg --install "$package"
+! pgrep -x forebay
+up
+forebay volume list | grep acme/kept
+forebay pool check
+down
+"#;
+
+#[test]
+fn the_package_keeps_data() -> Result<()> {
+    if let Some(missing) = unavailable() {
+        bail!("this test needs {missing}");
+    }
+    let sandbox = Sandbox::new()?;
+    let made = package::build(&package::Options {
+        repository: Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("..")
+            .canonicalize()?,
+        program: program().canonicalize()?,
+        output: sandbox.folder().to_owned(),
+    })?;
+    let name = made.file_name().context("a package has a name")?;
+    fs::copy(&made, sandbox.home().join(name))?;
+    sandbox.keep_state()?;
+    let said = sandbox.run(&format!("{PRELUDE}{INSTALL_AND_USE}"), LIMIT)?;
+    ensure!(!said.contains("warning: files list"), "{said}");
+    Ok(())
+}
+
+fn unavailable() -> Option<String> {
+    let programs = ["dpkg", "dpkg-deb", "systemd-analyze", "setpriv", "pgrep"];
+    let missing = programs
+        .into_iter()
+        .find(|program| !process::is_installed(program));
+    Sandbox::unavailable().or(missing.map(str::to_owned))
+}
+
+fn program() -> PathBuf {
+    match std::env::var_os("FOREBAY_BIN") {
+        Some(program) => program.into(),
+        None => target_folder().join("debug/forebay"),
+    }
+}
