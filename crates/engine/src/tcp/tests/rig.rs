@@ -38,6 +38,8 @@ pub(super) struct Rig {
     pub host: &'static str,
     /// Its identifier.
     pub host_id: [u8; 16],
+    /// What it asks for: digests of headers, and of data.
+    pub digests: (bool, bool),
     /// The address here that it connects to.
     pub local: &'static str,
     /// Every socket, as the daemon holds them.
@@ -121,6 +123,7 @@ pub(super) fn rig_on(kind: &str) -> Rig {
         gate,
         host: "nqn.2014-08.org.example:host",
         host_id: [7; 16],
+        digests: (false, false),
         local: "127.0.0.1:4420",
         held: Vec::new(),
         associations: Associations::default(),
@@ -143,8 +146,8 @@ impl Rig {
         let request = tcp::IcReq {
             pfv: 0,
             hpda: 0,
-            header_digest: false,
-            data_digest: false,
+            header_digest: self.digests.0,
+            data_digest: self.digests.1,
             max_r2t: 0,
         };
         let (params, response) = TcpParams::accept(&request, &Offer::default()).unwrap();
@@ -282,6 +285,9 @@ impl Host {
         let n = tcp::put_capsule_cmd(&mut out, &self.params, sqe, data.len() as u32);
         out.truncate(n);
         out.extend_from_slice(data);
+        if self.params.data_digest && !data.is_empty() {
+            out.extend_from_slice(&tcp::crc32c(data).to_le_bytes());
+        }
         let sent = rustix::net::send(&self.fd, &out, SendFlags::NOSIGNAL).unwrap();
         assert_eq!(sent, out.len());
     }

@@ -10,6 +10,7 @@ mod identify;
 mod keep_alive;
 mod log_pages;
 mod notices;
+mod property_abuse;
 mod registers;
 
 use super::*;
