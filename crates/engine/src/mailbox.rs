@@ -37,9 +37,11 @@ pub enum Post {
     /// The device will be served before its fence, as soon as it is open; or it won't after all.
     Expect(DeviceIndex, bool),
     /// A lane is served here, or shows something else now.
-    Lane(Box<Lane>),
+    /// Answered by [`Upcall::ExportSettled`] with this request.
+    Lane(Box<Lane>, u64),
     /// A lane's export is removed.
-    RemoveLane(LaneIndex, ExportId),
+    /// Answered by [`Upcall::ExportSettled`] with this request.
+    RemoveLane(LaneIndex, ExportId, u64),
     /// A volume grew.
     Volume(Arc<Volume>),
     /// Faults in the range are answered.
@@ -136,6 +138,14 @@ pub enum Upcall {
         job: u64,
         /// How.
         error: Option<Errno>,
+    },
+    /// What an export's change takes from hosts is taken: their connections are shut and their commands
+    /// ended.
+    ExportSettled {
+        /// From the post.
+        request: u64,
+        /// Commands of theirs that are not ended: they are at devices.
+        at_devices: u32,
     },
     /// A lane is gone from its reactor.
     LaneGone {

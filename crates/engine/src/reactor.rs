@@ -181,14 +181,22 @@ impl Reactor {
             }
             Post::Fenced(device) => core.fenced(device),
             Post::Expect(device, expected) => core.expect(device, expected),
-            Post::Lane(lane) => {
+            Post::Lane(lane, request) => {
                 let export = lane.export.export;
                 core.set_lane(*lane);
-                self.frontend.export_changed(core, export);
+                let at_devices = self.frontend.export_changed(core, export);
+                core.upcall(Upcall::ExportSettled {
+                    request,
+                    at_devices,
+                });
             }
-            Post::RemoveLane(lane, export) => {
-                self.frontend.export_removed(core, export);
+            Post::RemoveLane(lane, export, request) => {
+                let at_devices = self.frontend.export_removed(core, export);
                 core.remove_lane(lane);
+                core.upcall(Upcall::ExportSettled {
+                    request,
+                    at_devices,
+                });
             }
             Post::Volume(volume) => {
                 core.set_volume(&volume);

@@ -61,7 +61,7 @@ impl Control {
                 self.done(request, result);
             }
             ToEngine::SetExport { request, export } => {
-                let result = self.set_export(export);
+                let result = self.set_export(request, export);
                 self.done(request, result);
             }
             ToEngine::RemoveExport { request, export } => self.remove_export(request, export),
@@ -157,7 +157,7 @@ impl Control {
         Ok(())
     }
 
-    fn set_export(&mut self, config: ExportConfig) -> Result<(), String> {
+    fn set_export(&mut self, request: u64, config: ExportConfig) -> Result<(), String> {
         let Some(volume) = self.volumes.0.get(&config.volume).cloned() else {
             return Err(format!("export {}: its volume is not served", config.nqn));
         };
@@ -219,7 +219,7 @@ impl Control {
             .get(&config.volume)
             .copied()
             .unwrap_or_default();
-        self.mailboxes[reactor].post(Post::Lane(Box::new(new)));
+        self.mailboxes[reactor].post(Post::Lane(Box::new(new), request));
         // After the lane: whoever finds the export can be served.
         self.exports.set(Served { config, reactor });
         self.post_all(|| Post::DiscoveryChanged);
@@ -246,12 +246,19 @@ impl Control {
     fn remove_export(&mut self, request: u64, export: ExportId) {
         let Some(known) = self.known_exports.remove(&export) else {
             self.done(request, Ok(()));
+            let at_devices = 0;
+            self.say(&FromEngine::ExportSettled {
+                request,
+                at_devices,
+            });
             return;
         };
         self.exports.remove(export);
-        self.mailboxes[known.reactor].post(Post::RemoveLane(known.lane, export));
+        let mailbox = &mut self.mailboxes[known.reactor];
+        mailbox.post(Post::RemoveLane(known.lane, export, request));
         self.post_all(|| Post::DiscoveryChanged);
-        // Nobody reaches it any more. What is in flight there may hang; that is the revokes' business.
+        // Nobody new reaches it. Those who did are shut out before `ExportSettled`; what they have at
+        // devices may hang, and is the revokes' business.
         self.done(request, Ok(()));
     }
 }

@@ -436,6 +436,13 @@ impl Control {
                 self.region.lanes()[slot].export.store(0, Relaxed);
                 self.lanes_used[slot] = false;
             }
+            Upcall::ExportSettled {
+                request,
+                at_devices,
+            } => self.say(&FromEngine::ExportSettled {
+                request,
+                at_devices,
+            }),
             Upcall::SocketGone(socket) => self.socket_gone(socket),
             Upcall::Stopped => self.stopped += 1,
             _ => {}

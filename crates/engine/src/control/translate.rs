@@ -122,7 +122,10 @@ pub(super) fn from_reactor(upcall: mailbox::Upcall) -> Result<Upcall, mailbox::U
             job,
             errno: error.map(|e| e.raw_os_error()),
         },
-        other @ (From::LaneGone { .. } | From::SocketGone(_) | From::Stopped) => return Err(other),
+        other @ (From::ExportSettled { .. }
+        | From::LaneGone { .. }
+        | From::SocketGone(_)
+        | From::Stopped) => return Err(other),
     })
 }
 

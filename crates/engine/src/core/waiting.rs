@@ -7,7 +7,7 @@
 //! **Not here:** what is asked ([`super::dispatch`], [`super::flush`], [`super::zero`]), and those that
 //! wait for an extent ([`super::parked`]).
 
-use super::io::{Io, IoOp, Stage, Token};
+use super::io::{Io, IoOp, Owner, Stage, Token};
 use super::{Core, MAX_IOS, OWNER_WAIT_LIMIT_NS};
 use crate::lane::LaneIndex;
 use crate::mailbox::Upcall;
@@ -157,12 +157,31 @@ impl Core {
 
     /// Ends what waits in a lane, as if its time were over.
     pub(super) fn end_waiting_of(&mut self, lane: LaneIndex) {
+        self.end_waiting(Status::COMMAND_INTERRUPTED, |_, of| of == lane);
+    }
+
+    /// Ends with `status` those of the commands chosen that wait, and gives the number of those that
+    /// have not ended: what is at a device, and what the owner may be releasing, has to come back first.
+    pub fn end_waiting(
+        &mut self,
+        status: Status,
+        which: impl Fn(&Owner, LaneIndex) -> bool,
+    ) -> u32 {
         for io in &mut self.ios {
-            if io.stage != Stage::Free && io.lane == lane {
+            let waits = !matches!(io.stage, Stage::Free | Stage::Moving | Stage::RingWait);
+            if waits && which(&io.owner, io.lane) {
+                // What it ends with when its time is over, which is now. What a release comes to, only the
+                // owner knows.
+                if io.status == Status::SUCCESS && io.stage != Stage::Releasing {
+                    io.status = status;
+                }
                 io.deadline_ns = self.now_ns;
             }
         }
         self.tick();
+        let left = self.ios.iter();
+        let left = left.filter(|io| io.stage != Stage::Free && which(&io.owner, io.lane));
+        left.count() as u32
     }
 
     /// Every ~100 ms: ends commands that waited for the daemon too long. A release is not ended

@@ -17,7 +17,7 @@ use crate::core::Core;
 use crate::core::staging::StagingBuffer;
 use forebay_nvme::controller::{AdminOutcome, Effect};
 use forebay_nvme::io::Transfer;
-use forebay_nvme::{Sqe, Status};
+use forebay_nvme::{Sqe, Status, opcode};
 use forebay_xlate::kill_point;
 
 /// Takes a command capsule of the admin queue. `Err` says why the stream can't go on; then nothing was
@@ -168,6 +168,21 @@ fn run(
         .controller
         .admin(sqe, data, room, &env, turn.core.now_ns());
     match outcome {
+        AdminOutcome::Complete {
+            status,
+            result,
+            data_bytes,
+            effect,
+        } if sqe.opcode() == opcode::admin::ABORT && status.is_success() && result != 0 => {
+            // Not one that the controller keeps: whoever sees all queues looks for it, and answers.
+            debug_assert_eq!((data_bytes, effect), (0, Effect::None));
+            turn.events.push(Event::Abort {
+                admin: conn.index,
+                slot,
+                sqid: sqe.cdw(10) as u16,
+                cid: (sqe.cdw(10) >> 16) as u16,
+            });
+        }
         AdminOutcome::Complete {
             status,
             result,

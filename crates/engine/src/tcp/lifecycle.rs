@@ -13,8 +13,10 @@
 
 use super::conn::Life;
 use super::controllers::Quiesce;
+use super::slots::{Slot, Stage, Work};
 use super::{BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, Frontend, admin, command, oldest_asked_ns};
 use crate::core::Core;
+use forebay_nvme::Status;
 use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::bump;
 use forebay_xlate::kill_point;
@@ -43,6 +45,12 @@ impl Frontend {
                 Event::Closed(index) => self.closed(core, index),
                 Event::Drained(index) => self.drained(index),
                 Event::Quiesce(controller) => self.quiesce(core, controller),
+                Event::Abort {
+                    admin,
+                    slot,
+                    sqid,
+                    cid,
+                } => self.abort(core, admin, slot, sqid, cid),
                 Event::Flushed(controller) => {
                     if let Some(attached) = self.controllers.get_mut(controller)
                         && attached.quiesce == Quiesce::Flushing
@@ -142,6 +150,63 @@ impl Frontend {
         }
     }
 
+    /// Abort (Base 2.0, 5.1), as far as it goes: a command that waits ends, one that a device has, or
+    /// whose data is on its way, goes on.
+    fn abort(&mut self, core: &mut Core, admin: u32, abort: u16, sqid: u16, cid: u16) {
+        let Some(Some(conn)) = self.conns.get(admin as usize) else {
+            return;
+        };
+        let attached = self.controllers.get(conn.controller);
+        let of = |index: &u32| {
+            let conn = self.conns.get(*index as usize)?.as_deref()?;
+            (conn.qid == sqid && sqid != 0 && conn.is_open()).then_some(*index)
+        };
+        let target = attached.and_then(|a| a.conns.iter().find_map(of));
+        let ended = target.is_some_and(|target| self.abort_io(core, target, cid));
+        // The aborted command's answer comes first.
+        if let Some(target) = target {
+            self.complete(core);
+            self.send(core, target);
+        }
+        let Some(Some(conn)) = self.conns.get_mut(admin as usize) else {
+            return;
+        };
+        let not_aborted = u64::from(!ended);
+        conn.answer(core, abort, Status::SUCCESS, not_aborted, None, 0);
+        if let Some(attached) = self.controllers.get(conn.controller) {
+            attached.publish(conn);
+        }
+        self.send(core, admin);
+    }
+
+    fn abort_io(&mut self, core: &mut Core, target: u32, cid: u16) -> bool {
+        let Some(Some(conn)) = self.conns.get_mut(target as usize) else {
+            return false;
+        };
+        let Some(slot) = conn.slots.by_cid(cid) else {
+            return false;
+        };
+        // The halves of a pair end together or not at all.
+        let whole = |s: &Slot| {
+            matches!(
+                s.work,
+                Work::Io(_) | Work::DurableRead(_) | Work::Compare(_)
+            )
+        };
+        match conn.slots.get(slot).filter(|s| whole(s)).map(|s| s.stage) {
+            Some(Stage::Waiting) if conn.slots.stop_waiting(slot) => {
+                let status = Status::COMMAND_ABORT_REQUESTED;
+                conn.answer(core, slot, status, 0, None, 0);
+                true
+            }
+            Some(Stage::InFlight) => {
+                let owner = conn.owner(slot);
+                core.end_waiting(Status::COMMAND_ABORT_REQUESTED, |of, _| *of == owner) == 0
+            }
+            _ => false,
+        }
+    }
+
     /// Nothing of a controller's I/O is left: it may say so to its host.
     fn quiesced(&mut self, core: &mut Core, controller: u32) {
         let Some(attached) = self.controllers.get_mut(controller) else {
@@ -204,9 +269,11 @@ impl Frontend {
     }
 
     /// An export shows something else now: hosts hear of a new size, and those that may no longer
-    /// connect are disconnected.
-    pub(crate) fn export_changed(&mut self, core: &mut Core, export: ExportId) {
+    /// connect are disconnected, and what they have waiting ends. Gives the number of their commands
+    /// that devices still have.
+    pub(crate) fn export_changed(&mut self, core: &mut Core, export: ExportId) -> u32 {
         let mut unwelcome = Vec::new();
+        let mut conns = Vec::new();
         let mut told = Vec::new();
         for (_, attached) in self
             .controllers
@@ -216,14 +283,15 @@ impl Frontend {
             let Some(lane) = attached.lane.and_then(|l| core.lane(l)) else {
                 continue;
             };
+            let host = attached.controller.hostnqn();
+            if !lane.export.any_host && !lane.export.hosts.iter().any(|h| h == host.as_str()) {
+                unwelcome.extend(attached.admin);
+                conns.extend_from_slice(&attached.conns);
+                continue;
+            }
             let Some(admin) = attached.admin else {
                 continue;
             };
-            let host = attached.controller.hostnqn();
-            if !lane.export.any_host && !lane.export.hosts.iter().any(|h| h == host.as_str()) {
-                unwelcome.push(admin);
-                continue;
-            }
             let blocks = lane.volume.blocks();
             if blocks != attached.blocks {
                 attached.blocks = blocks;
@@ -235,16 +303,40 @@ impl Frontend {
             }
         }
         self.finish(core, &unwelcome, &told);
+        self.end_commands_of(core, &conns)
     }
 
-    /// An export is removed: its hosts are disconnected.
-    pub(crate) fn export_removed(&mut self, core: &mut Core, export: ExportId) {
-        let of = self
-            .controllers
-            .iter()
-            .filter(|(_, a)| a.export == Some(export));
-        let unwelcome: Vec<u32> = of.filter_map(|(_, a)| a.admin).collect();
+    /// An export is removed: its hosts are disconnected. Gives the number of their commands that
+    /// devices still have.
+    pub(crate) fn export_removed(&mut self, core: &mut Core, export: ExportId) -> u32 {
+        let mut unwelcome = Vec::new();
+        let mut conns = Vec::new();
+        let of = (self.controllers.iter()).filter(|(_, a)| a.export == Some(export));
+        for (_, attached) in of {
+            unwelcome.extend(attached.admin);
+            conns.extend_from_slice(&attached.conns);
+        }
         self.finish(core, &unwelcome, &[]);
+        self.end_commands_of(core, &conns)
+    }
+
+    /// Ends what closed connections have waiting; gives the number of commands that devices have.
+    fn end_commands_of(&mut self, core: &mut Core, conns: &[u32]) -> u32 {
+        let closed = |index: &u32| {
+            let conn = self.conns.get(*index as usize)?.as_deref()?;
+            (conn.life == Life::Draining).then_some((conn.index, conn.generation))
+        };
+        let closed: Vec<(u32, u32)> = conns.iter().filter_map(closed).collect();
+        if closed.is_empty() {
+            return 0;
+        }
+        let status = Status::ABORTED_SQ_DELETION;
+        let left = core.end_waiting(status, |of, _| {
+            closed.contains(&(of.conn, of.conn_generation))
+        });
+        self.complete(core);
+        self.settle(core);
+        left
     }
 
     /// The list of exports changed: hosts that asked discovery to tell them hear of it, if what they may

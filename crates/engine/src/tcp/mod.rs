@@ -87,6 +87,17 @@ enum Event {
     Quiesce(u32),
     /// The flush of a shutdown has ended.
     Flushed(u32),
+    /// The host of this connection asks to abort a command ([`lifecycle`]).
+    Abort {
+        /// The admin queue's connection.
+        admin: u32,
+        /// The Abort's slot.
+        slot: u16,
+        /// Whose queue.
+        sqid: u16,
+        /// Which command.
+        cid: u16,
+    },
 }
 
 /// See the module's text.

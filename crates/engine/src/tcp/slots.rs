@@ -264,6 +264,30 @@ impl Slots {
         }
     }
 
+    /// Takes a command out of those that wait; false when it is not among them.
+    pub(super) fn stop_waiting(&mut self, slot: u16) -> bool {
+        let (mut before, mut at) = (NONE, self.first);
+        while at != slot {
+            let Some(s) = self.slots.get(usize::from(at)) else {
+                return false;
+            };
+            (before, at) = (at, s.next);
+        }
+        let Some(s) = self.slots.get_mut(usize::from(slot)) else {
+            return false;
+        };
+        s.stage = Stage::Taken;
+        let next = s.next;
+        match self.slots.get_mut(usize::from(before)) {
+            Some(s) => s.next = next,
+            None => self.first = next,
+        }
+        if self.last == slot {
+            self.last = before;
+        }
+        true
+    }
+
     /// Takes the first waiting command out of the list.
     pub(super) fn take_waiting(&mut self) {
         if let Some(s) = self.slots.get_mut(usize::from(self.first)) {

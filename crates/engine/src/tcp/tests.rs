@@ -2,6 +2,7 @@
 //!
 //! What a whole engine shows is in `tests/tcp_protocol.rs`.
 
+mod abort;
 mod bad_input;
 mod blame;
 mod cost;

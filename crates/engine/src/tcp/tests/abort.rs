@@ -1,0 +1,173 @@
+//! Commands that a host aborts, and those of hosts that may no longer use an export.
+
+use super::*;
+use crate::lane::Lane;
+use forebay_device::OpKind;
+use forebay_xlate::boundary::message::{ExportConfig, ExportId};
+
+const ABORTED: Status = Status::COMMAND_ABORT_REQUESTED;
+
+/// Aborts command `cid` of queue 1; bit 0 of the answer.
+fn abort(rig: &mut rig::Rig, admin: &mut Host, sqid: u16, cid: u16) -> u64 {
+    let id = u32::from(cid) << 16 | u32::from(sqid);
+    admin.say(&Sqe::new(8, 90).with_cdw(10, id), &[]);
+    for _ in 0..10 {
+        rig.turns(1);
+        if let Some(cqe) = admin.response() {
+            assert_eq!((cqe.cid(), cqe.status()), (90, Status::SUCCESS));
+            return cqe.result();
+        }
+    }
+    panic!("no answer to the Abort");
+}
+
+fn answers(rig: &mut rig::Rig, host: &mut Host) -> Vec<(u16, Status)> {
+    let mut all = Vec::new();
+    for _ in 0..20 {
+        rig.turns(1);
+        while let Some((pdu, _)) = host.hear() {
+            match pdu {
+                Pdu::CapsuleResp(cqe) => all.push((cqe.cid(), cqe.status())),
+                Pdu::C2hData(c) => all.push((c.cid, Status::SUCCESS)),
+                Pdu::R2t(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    all
+}
+
+/// Faults that the owner was asked, which it doesn't answer.
+fn faults(rig: &mut rig::Rig) -> usize {
+    let mut count = 0;
+    while let Some(upcall) = rig.core.next_upcall() {
+        count += usize::from(matches!(upcall, Upcall::Fault { .. }));
+    }
+    count
+}
+
+#[test]
+fn what_waits_for_the_owner_is_aborted() {
+    let mut rig = rig();
+    let (mut admin, cntlid) = rig.admin();
+    let mut host = rig.io(cntlid, 1, 32);
+    // Nothing is mapped: both wait for the owner.
+    host.say(&write_in_capsule(1, 0, 1), &[1; 4096]);
+    host.say(&write_in_capsule(2, 1, 1), &[2; 4096]);
+    rig.turns(2);
+    assert_eq!(faults(&mut rig), 1);
+    assert_eq!(abort(&mut rig, &mut admin, 1, 1), 0);
+    assert_eq!(answers(&mut rig, &mut host), [(1, ABORTED)]);
+    // The other goes on when the owner answers, and the aborted one is not written.
+    rig.map_all();
+    rig.core.granted(V, ExtentRange::new(0, 1));
+    assert_eq!(answers(&mut rig, &mut host), [(2, Status::SUCCESS)]);
+    host.say(&rw(2, 3, 0, 1), &[]);
+    rig.turns(2);
+    assert!(matches!(host.hear(), Some((Pdu::C2hData(_), data)) if data == [0; 4096]));
+    // What is over, unknown, or on another queue is not aborted.
+    for (sqid, cid) in [(1, 1), (1, 77), (2, 3), (0, 3), (0xFFFF, 0xFFFF)] {
+        assert_eq!(abort(&mut rig, &mut admin, sqid, cid), 1);
+    }
+    assert_eq!((rig.held_bytes(), rig.core.staging.out()), (0, 0));
+}
+
+#[test]
+fn what_waits_for_memory_is_aborted_and_what_a_device_has_is_not() {
+    let mut rig = rig();
+    rig.map_all();
+    let (mut admin, cntlid) = rig.admin();
+    let mut host = rig.io(cntlid, 1, 32);
+    rig.gate.hold_some(0..u64::MAX, &[OpKind::Write]);
+    host.say(&write_in_capsule(1, 0, 1), &[1; 4096]);
+    rig.turns(2);
+    assert_eq!(rig.gate.held(), 1);
+    let all: Vec<StagingBuffer> = std::iter::from_fn(|| rig.core.staging.take(4096)).collect();
+    for cid in 2..6 {
+        host.say(&rw(2, cid, 5, 1), &[]);
+    }
+    rig.turns(2);
+    // From the middle, the end and the beginning of those that wait.
+    for cid in [3, 5, 2] {
+        assert_eq!(abort(&mut rig, &mut admin, 1, cid), 0);
+        assert_eq!(answers(&mut rig, &mut host), [(cid, ABORTED)]);
+    }
+    assert_eq!(abort(&mut rig, &mut admin, 1, 1), 1);
+    for buffer in all {
+        rig.core.staging.give(buffer);
+    }
+    assert_eq!(answers(&mut rig, &mut host), [(4, Status::SUCCESS)]);
+    rig.gate.release();
+    let mut done = Vec::new();
+    for _ in 0..10_000 {
+        done.extend(answers(&mut rig, &mut host));
+        if !done.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(done, [(1, Status::SUCCESS)]);
+    assert_eq!((rig.held_bytes(), rig.core.staging.out()), (0, 0));
+}
+
+#[test]
+fn a_host_taken_off_the_list_is_out_with_what_it_had_waiting() {
+    let mut rig = rig();
+    let (mut admin, cntlid) = rig.admin();
+    let mut host = rig.io(cntlid, 1, 32);
+    rig.host = "nqn.2014-08.org.example:other";
+    let (mut other_admin, other) = rig.admin();
+    let mut other_host = rig.io(other, 1, 32);
+    // One of its writes is at the device, one waits for the owner, one for its data.
+    rig.map_all();
+    rig.gate.hold_some(0..u64::MAX, &[OpKind::Write]);
+    host.say(&write_in_capsule(1, 0, 1), &[1; 4096]);
+    rig.turns(2);
+    assert_eq!(rig.gate.held(), 1);
+    let all = ExtentRange::new(1, rig::EXTENTS - 1);
+    rig.volume.table.clear(all, None);
+    host.say(&write_in_capsule(2, 100, 1), &[2; 4096]);
+    host.say(&rw(1, 3, 200, 1), &[]);
+    rig.turns(2);
+    let lane = rig.core.lane(LaneIndex(3)).unwrap();
+    let export = ExportConfig {
+        hosts: vec![rig.host.into()],
+        any_host: false,
+        ..(*lane.export).clone()
+    };
+    let region = rig.core.region.clone();
+    let volume = rig.volume.clone();
+    let lane = Lane::new(LaneIndex(3), volume, Arc::new(export), region);
+    rig.core.set_lane(lane);
+    let at_devices = rig.frontend.export_changed(&mut rig.core, ExportId(1));
+    assert_eq!(at_devices, 1);
+    rig.turns(2);
+    assert!(matches!(host.hear(), Some((Pdu::R2t(_), _))) && host.hear().is_none());
+    assert!(host.ended() && admin.ended());
+    // The owner's answer finds nobody: what waited is never written.
+    let word = forebay_xlate::Word::new(
+        forebay_xlate::DeviceIndex(0),
+        forebay_xlate::ExtentIndex(1),
+        forebay_xlate::Rights::ReadWrite,
+    );
+    rig.volume.table.install(all, word.unwrap());
+    rig.core.granted(V, all);
+    rig.turns(4);
+    assert_eq!(rig.gate.held(), 1, "only what was there before");
+    rig.gate.release();
+    for _ in 0..10_000 {
+        rig.turns(1);
+        if rig.frontend.connections() == 2 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_micros(100));
+    }
+    assert_eq!(rig.frontend.connections(), 2);
+    assert_eq!((rig.held_bytes(), rig.core.staging.out()), (0, 0));
+    // The other was not disturbed.
+    other_host.say(&rw(2, 1, 100, 1), &[]);
+    rig.turns(2);
+    assert!(matches!(other_host.hear(), Some((Pdu::C2hData(_), data)) if data == [0; 4096]));
+    other_admin.say(&PropertyCommand::get(9, 0x1c, false).to_sqe(), &[]);
+    rig.turns(1);
+    assert_eq!(other_admin.response().unwrap().result(), 1);
+}
