@@ -13,7 +13,9 @@ use crate::lane::{Figures, Lane, LaneIndex};
 use crate::takeover::Part;
 use crate::volume::Volume;
 use forebay_device::Errno;
-use forebay_xlate::boundary::message::{ExportId, FaultFailure, Job};
+use forebay_nvme::Status;
+use forebay_nvme::reservation::Reservations;
+use forebay_xlate::boundary::message::{ExportId, FaultFailure, Job, ReserveAsk, ReserveToken};
 use forebay_xlate::{DeviceIndex, ExtentRange, Rights, VolumeId};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use std::collections::VecDeque;
@@ -79,6 +81,10 @@ pub enum Post {
     Connection(Box<NewConnection>),
     /// What a dead engine left of this reactor's.
     Inherit(Box<Part>),
+    /// Who may do what with a volume has changed.
+    Reservations(VolumeId, Arc<Reservations>),
+    /// A reservation command is carried out, or refused; the state is as it is now.
+    Reserved(ReserveToken, VolumeId, Status, Arc<Reservations>),
     /// The set of exports changed.
     DiscoveryChanged,
     /// Close everything and end.
@@ -122,6 +128,10 @@ pub enum Upcall {
         /// Its slot's generation.
         generation: u32,
     },
+    /// A host changes a volume's reservations.
+    Reserve(ReserveAsk),
+    /// Nobody waits for that any more.
+    ReserveGone(VolumeId, ReserveToken),
     /// This reactor has drained a revoke.
     Drained {
         /// Which.

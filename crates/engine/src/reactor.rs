@@ -8,6 +8,7 @@
 use crate::core::Core;
 use crate::mailbox::{Post, ToControl, Upcall};
 use crate::tcp::Frontend;
+use forebay_nvme::Status;
 use forebay_xlate::boundary::region::{MAX_SLEEP_NS, bump};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
@@ -224,6 +225,13 @@ impl Reactor {
             Post::Job(job, work) => core.start_job(job, work),
             Post::Connection(new) => self.frontend.adopt(core, *new),
             Post::Inherit(part) => self.frontend.inherit(core, *part),
+            Post::Reservations(volume, state) => {
+                let status = Status::RESERVATION_CONFLICT.with_dnr();
+                (self.frontend).set_reservations(core, volume, &state, status);
+            }
+            Post::Reserved(token, volume, status, state) => {
+                self.frontend.reserved(core, token, volume, status, &state);
+            }
             Post::DiscoveryChanged => self.frontend.discovery_changed(core),
             Post::Stop => self.frontend.close_all(core),
         }

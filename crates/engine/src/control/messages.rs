@@ -54,6 +54,7 @@ impl Control {
                     Err(format!("{volume} is still exported"))
                 } else {
                     self.volumes.0.remove(&volume);
+                    self.reserves.forget(volume);
                     self.figures.remove(&volume);
                     self.side.forget(volume);
                     Ok(())
@@ -98,9 +99,20 @@ impl Control {
                 self.figures.insert(volume, figures);
                 self.post_all(|| Post::Figures(volume, figures));
             }
-            // What they say is for the reactors, which have no use for it yet.
-            ToEngine::SetReservations { request, .. } => self.done(request, Ok(())),
-            ToEngine::Reserved { .. } => {}
+            ToEngine::SetReservations {
+                request,
+                volume,
+                state,
+            } => {
+                self.set_reservations(volume, state);
+                self.done(request, Ok(()));
+            }
+            ToEngine::Reserved {
+                token,
+                volume,
+                status,
+                state,
+            } => self.reserved(token, volume, status, state),
             ToEngine::TakeOver {
                 request,
                 generation,
@@ -214,6 +226,7 @@ impl Control {
         };
         self.known_exports.insert(config.export, known);
         let mut new = Lane::new(lane, volume, config.clone(), self.region.clone());
+        new.reservations = self.reserves.state(config.volume);
         new.figures = self
             .figures
             .get(&config.volume)

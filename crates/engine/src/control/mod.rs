@@ -9,6 +9,7 @@
 mod devices;
 mod handover;
 mod messages;
+mod reserve;
 mod translate;
 
 use crate::associations::Associations;
@@ -94,6 +95,7 @@ pub struct Control {
     sockets: BTreeMap<u64, Arc<OwnedFd>>,
     handover: Handover,
     side: EngineSide,
+    reserves: reserve::Reserves,
     /// What [`EngineSide`] wants done; empty between turns' steps.
     effects: Vec<Effect>,
     turns_ns: u64,
@@ -136,6 +138,7 @@ impl Control {
             pool: [0; 16],
             grant_table: None,
             side: EngineSide::new(mailboxes.len(), MAX_DRAINS),
+            reserves: reserve::Reserves::default(),
             effects: Vec::new(),
             turns_ns: 0,
             mailboxes,
@@ -390,6 +393,7 @@ impl Control {
         }
         self.say(&FromEngine::HeldEnd);
         kill_point!("over.greeted");
+        self.ask_reserves_again();
         self.side.ask_again(&mut self.effects);
         self.carry_out();
     }
@@ -444,6 +448,8 @@ impl Control {
                 at_devices,
             }),
             Upcall::SocketGone(socket) => self.socket_gone(socket),
+            Upcall::Reserve(ask) => self.ask_reserve(ask),
+            Upcall::ReserveGone(volume, token) => self.reserve_gone(volume, token),
             Upcall::Stopped => self.stopped += 1,
             _ => {}
         }

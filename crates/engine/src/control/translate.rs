@@ -123,6 +123,8 @@ pub(super) fn from_reactor(upcall: mailbox::Upcall) -> Result<Upcall, mailbox::U
             errno: error.map(|e| e.raw_os_error()),
         },
         other @ (From::ExportSettled { .. }
+        | From::Reserve(_)
+        | From::ReserveGone(..)
         | From::LaneGone { .. }
         | From::SocketGone(_)
         | From::Stopped) => return Err(other),

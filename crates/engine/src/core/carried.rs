@@ -81,6 +81,8 @@ pub(super) struct Span {
     pub(super) write: bool,
     pub(super) devices: Devices,
     pub(super) of: Of,
+    /// Set by [`Carried::push`]; rising.
+    pub(super) number: u64,
 }
 
 #[derive(Debug, Default)]
@@ -99,6 +101,7 @@ pub(super) struct Carried {
     /// Whether there is anything else here.
     busy: bool,
     volumes: BTreeMap<VolumeId, OfVolume>,
+    next_number: u64,
     /// Something ended since those that wait were looked at.
     look: bool,
     /// The queues whose connection closed in this turn, and whether there are any.
@@ -114,6 +117,7 @@ impl Carried {
         Self {
             busy: false,
             volumes: BTreeMap::new(),
+            next_number: 0,
             look: false,
             closed: vec![false; MAX_QUEUES].into(),
             any_closed: false,
@@ -143,7 +147,20 @@ impl Carried {
         self.busy = true;
     }
 
-    pub(super) fn push(&mut self, volume: VolumeId, span: Span) {
+    /// The number of the span that is made next.
+    pub(super) fn next_number(&self) -> u64 {
+        self.next_number
+    }
+
+    /// Whether a volume has any span that was made before this one.
+    pub(super) fn has(&self, volume: VolumeId, before: u64) -> bool {
+        let of_volume = self.volumes.get(&volume);
+        of_volume.is_some_and(|v| v.spans.iter().any(|span| span.number < before))
+    }
+
+    pub(super) fn push(&mut self, volume: VolumeId, mut span: Span) {
+        span.number = self.next_number;
+        self.next_number += 1;
         self.busy = true;
         self.volumes.entry(volume).or_default().spans.push(span);
     }
@@ -206,6 +223,7 @@ impl Core {
                 write: new.write,
                 devices: self.still_to_pass(new.devices),
                 of: new.command.map_or(Of::Nobody, Of::Command),
+                number: 0,
             };
             if span.of == Of::Nobody && span.devices == Devices::None {
                 continue;
@@ -333,6 +351,7 @@ impl Core {
                     write: true,
                     devices: Devices::None,
                     of: Of::Io(index),
+                    number: 0,
                 };
                 self.carried.push(volume, span);
             }

@@ -243,6 +243,7 @@ impl Core {
                 write: true,
                 devices: Devices::None,
                 of: Of::Io(of),
+                number: 0,
             };
             self.carried.push(volume, span);
         }

@@ -14,6 +14,7 @@ mod fused;
 mod io;
 mod jobs;
 mod parked;
+mod reserve;
 mod settle;
 pub mod staging;
 mod waiting;
@@ -22,6 +23,7 @@ mod zero;
 pub use carried::{CarriedSpan, Devices};
 pub use io::{CommandRef, DoneIo, IoOp, NewIo, Owner};
 use io::{Io, Stage, Token};
+pub use reserve::Drain;
 
 use crate::lane::{Figures, Lane, LaneIndex};
 use crate::mailbox::Upcall;

@@ -157,7 +157,7 @@ impl Core {
 
     /// Ends what waits in a lane, as if its time were over.
     pub(super) fn end_waiting_of(&mut self, lane: LaneIndex) {
-        self.end_waiting(Status::COMMAND_INTERRUPTED, |_, of| of == lane);
+        self.end_waiting(Status::COMMAND_INTERRUPTED, |_, _, of| of == lane);
     }
 
     /// Ends with `status` those of the commands chosen that wait, and gives the number of those that
@@ -165,11 +165,11 @@ impl Core {
     pub fn end_waiting(
         &mut self,
         status: Status,
-        which: impl Fn(&Owner, LaneIndex) -> bool,
+        which: impl Fn(&Owner, &IoOp, LaneIndex) -> bool,
     ) -> u32 {
         for io in &mut self.ios {
             let waits = !matches!(io.stage, Stage::Free | Stage::Moving | Stage::RingWait);
-            if waits && which(&io.owner, io.lane) {
+            if waits && which(&io.owner, &io.op, io.lane) {
                 // What it ends with when its time is over, which is now. What a release comes to, only the
                 // owner knows.
                 if io.status == Status::SUCCESS && io.stage != Stage::Releasing {
@@ -180,7 +180,7 @@ impl Core {
         }
         self.tick();
         let left = self.ios.iter();
-        let left = left.filter(|io| io.stage != Stage::Free && which(&io.owner, io.lane));
+        let left = left.filter(|io| io.stage != Stage::Free && which(&io.owner, &io.op, io.lane));
         left.count() as u32
     }
 

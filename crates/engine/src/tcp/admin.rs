@@ -10,6 +10,7 @@ use super::command::{self, Capsule};
 use super::conn::Conn;
 use super::controllers::{Attached, Quiesce};
 use super::gate;
+use super::reserve;
 use super::rx::Stop;
 use super::slots::{Stage, Work};
 use super::{Event, Turn};
@@ -121,17 +122,10 @@ pub(super) fn data_complete(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
     let Some(s) = conn.slots.get_mut(slot) else {
         return;
     };
-    let (buffer, damaged) = (s.buffer.take(), s.damaged);
+    let (buffer, fate) = (s.buffer.take(), s.fate);
     let work = std::mem::replace(&mut s.work, Work::Hint);
-    if damaged {
-        conn.answer(
-            turn.core,
-            slot,
-            Status::TRANSIENT_TRANSPORT_ERROR,
-            0,
-            buffer,
-            0,
-        );
+    if fate != Status::SUCCESS {
+        conn.answer(turn.core, slot, fate, 0, buffer, 0);
         return;
     }
     if let (Work::Admin(sqe), Some(buffer)) = (work, buffer) {
@@ -204,8 +198,14 @@ fn run(
                 turn.events.push(Event::Quiesce(conn.controller));
             }
         }
-        AdminOutcome::Reserve { .. } => {
-            conn.answer(turn.core, slot, Status::INTERNAL_ERROR, 0, out, 0);
+        AdminOutcome::Reserve { action } => {
+            if let Some(buffer) = out {
+                conn.give_buffer(turn.core, buffer);
+            }
+            if let Some(s) = conn.slots.get_mut(slot) {
+                s.work = Work::Reserve { action };
+            }
+            reserve::begin(conn, slot);
         }
         AdminOutcome::Parked => {
             if let Some(buffer) = out {

@@ -14,7 +14,7 @@ use super::conn::Conn;
 use super::gate;
 use super::rx::Stop;
 use super::slots::{NoSlot, Stage, Work};
-use super::{Turn, fused};
+use super::{Turn, fused, reserve};
 use crate::core::staging::StagingBuffer;
 use crate::core::{CommandRef, Core, DoneIo, IoOp, NewIo, Owner};
 use crate::lane::LaneIndex;
@@ -246,9 +246,8 @@ fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Stat
                 Work::Compare(op)
             }
         }
-        IoCommand::Reserve { .. } | IoCommand::ReservationReport { .. } => {
-            return Err(Status::INVALID_OPCODE.with_dnr());
-        }
+        IoCommand::Reserve { action } => Work::Reserve { action },
+        IoCommand::ReservationReport { extended, .. } => Work::Report { extended },
     };
     let transfer = command.transfer(&geometry);
     // Linux sends 4 KiB of ranges, however many it means.
@@ -403,6 +402,7 @@ fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
         Work::DurableRead(_) => (IoOp::Flush, None),
         Work::Compare(_) => return fused::hand_over(conn, core, slot, &[]),
         Work::First(_) | Work::Second(_) => return fused::start(conn, core, slot),
+        Work::Reserve { .. } | Work::Report { .. } => return reserve::begin(conn, slot),
         Work::Hint | Work::Admin(_) => return true,
     };
     let new = NewIo {
@@ -449,17 +449,10 @@ pub(super) fn start_internal_flush(conn: &mut Conn, core: &mut Core, lane: LaneI
 
 /// All data that an R2T asked for is there.
 pub(super) fn data_complete(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
-    let damaged = conn.slots.get(slot).is_some_and(|s| s.damaged);
-    if damaged {
+    let fate = conn.slots.get(slot).map_or(Status::SUCCESS, |s| s.fate);
+    if fate != Status::SUCCESS {
         fused::other_failed(conn, turn.core, slot);
-        conn.answer(
-            turn.core,
-            slot,
-            Status::TRANSIENT_TRANSPORT_ERROR,
-            0,
-            None,
-            0,
-        );
+        conn.answer(turn.core, slot, fate, 0, None, 0);
     } else {
         data_is_there(conn, turn, slot);
     }

@@ -52,6 +52,8 @@ pub(super) struct Shared {
     pub lanes: RefCell<BTreeMap<u32, Rc<LaneUse>>>,
     pub lanes_holding: Cell<u32>,
     pub pool: RefCell<Pool>,
+    /// Reservation commands that are to be looked at: connection, its generation, slot.
+    pub reserve: RefCell<Vec<(u32, u32, u16)>>,
 }
 
 impl Shared {
@@ -65,6 +67,7 @@ impl Shared {
             lanes: RefCell::default(),
             lanes_holding: Cell::new(0),
             pool: RefCell::default(),
+            reserve: RefCell::default(),
         }
     }
 }
@@ -520,7 +523,13 @@ impl Conn {
         for slot in 0..self.entries {
             if matches!(
                 self.slots.get(slot).map(|s| s.stage),
-                Some(Stage::Receiving | Stage::Kept | Stage::Taken | Stage::Paired)
+                Some(
+                    Stage::Receiving
+                        | Stage::Kept
+                        | Stage::Taken
+                        | Stage::Paired
+                        | Stage::Reserving
+                )
             ) {
                 self.release(core, slot);
             }

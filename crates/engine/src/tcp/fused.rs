@@ -221,6 +221,20 @@ fn end(conn: &mut Conn, core: &mut Core, slot: u16, status: Status) {
     }
 }
 
+/// A half that has its data, and that its host may not do any more, ends; not if the core has the pair.
+#[cold]
+pub(super) fn refuse(conn: &mut Conn, core: &mut Core, slot: u16, status: Status) -> bool {
+    let pairs = &conn.pairs;
+    let second = pairs.second_of(slot).unwrap_or(slot);
+    let in_core = |s: &super::slots::Slot| s.stage == Stage::InFlight;
+    if conn.slots.get(second).is_some_and(in_core) {
+        return false;
+    }
+    other_failed(conn, core, slot);
+    end(conn, core, slot, status);
+    true
+}
+
 /// A half ends by itself, with an error: the other one can't go on.
 #[cold]
 pub(super) fn other_failed(conn: &mut Conn, core: &mut Core, slot: u16) {

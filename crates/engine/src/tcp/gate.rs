@@ -10,7 +10,7 @@
 
 use super::controllers::{Attached, Controllers};
 use super::{Frontend, admin};
-use crate::core::Core;
+use crate::core::{Core, IoOp};
 use crate::exports::{self, Port};
 use forebay_nvme::controller::AnaState;
 use forebay_nvme::opcode::{self, nvm};
@@ -40,6 +40,15 @@ pub(super) fn refusal(gate: u8, sqe: &Sqe) -> Option<Status> {
         _ => 0,
     };
     (gate & keeps_out != 0).then(|| Status::RESERVATION_CONFLICT.with_dnr())
+}
+
+/// Whether these bits keep out what is to be done.
+pub(super) fn keeps_out(gate: u8, op: &IoOp) -> bool {
+    let bits = match op {
+        IoOp::Read { .. } | IoOp::Compare { .. } => NO_READ,
+        _ => NO_WRITE,
+    };
+    gate & bits != 0
 }
 
 /// What a command of the admin queue ends with: on a port that is inaccessible, features of a namespace

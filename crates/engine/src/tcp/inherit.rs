@@ -88,6 +88,7 @@ impl Frontend {
         for index in ended {
             self.close(core, index);
         }
+        self.refuse_waiting(core, Status::RESERVATION_CONFLICT.with_dnr());
         for controller in controllers {
             self.look_at_controller(core, controller);
         }
@@ -318,7 +319,9 @@ fn inherit_command(
         return None;
     }
     let s = conn.slots.get_mut(slot)?;
-    s.damaged = damaged;
+    if damaged {
+        s.fate = Status::TRANSIENT_TRANSPORT_ERROR;
+    }
     s.len_bytes = buffer.as_ref().map_or(0, |b| b.len() as u32);
     s.buffer = buffer;
     match next {
@@ -377,9 +380,9 @@ fn io_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe, next: Ne
         // With the other half of its pair.
         return Some(());
     }
-    let (has_data, damaged, bytes) = (s.buffer.is_some(), s.damaged, s.len_bytes);
+    let (has_data, fate, bytes) = (s.buffer.is_some(), s.fate, s.len_bytes);
     let judged = match fused::judge_again(conn, turn.core, &capsule(sqe, has_data)) {
-        Ok(_) if damaged => Err(Status::TRANSIENT_TRANSPORT_ERROR),
+        Ok(_) if fate != Status::SUCCESS => Err(fate),
         Ok(judged) if has_data && judged.len_bytes != bytes => return None,
         judged => judged,
     };
@@ -413,10 +416,10 @@ fn io_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe, next: Ne
 fn admin_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe) -> Option<()> {
     let s = conn.slots.get(slot)?;
     let data = s.buffer.as_ref().map(|b| b.as_slice().to_vec());
-    let damaged = s.damaged;
+    let fate = s.fate;
     let attached = turn.controllers.get(conn.controller)?;
     let judged = match attached.controller.transfer(sqe) {
-        Ok(_) if damaged => Err(Status::TRANSIENT_TRANSPORT_ERROR),
+        Ok(_) if fate != Status::SUCCESS => Err(fate),
         Ok(transfer) => command::admin_source(&capsule(sqe, data.is_some()), transfer)
             .map(|source| (transfer, source.is_none())),
         Err(status) => Err(status),

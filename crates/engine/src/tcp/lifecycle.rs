@@ -201,7 +201,7 @@ impl Frontend {
             }
             Some(Stage::InFlight) => {
                 let owner = conn.owner(slot);
-                core.end_waiting(Status::COMMAND_ABORT_REQUESTED, |of, _| *of == owner) == 0
+                core.end_waiting(Status::COMMAND_ABORT_REQUESTED, |of, _, _| *of == owner) == 0
             }
             _ => false,
         }
@@ -331,7 +331,7 @@ impl Frontend {
             return 0;
         }
         let status = Status::ABORTED_SQ_DELETION;
-        let left = core.end_waiting(status, |of, _| {
+        let left = core.end_waiting(status, |of, _, _| {
             closed.contains(&(of.conn, of.conn_generation))
         });
         self.complete(core);

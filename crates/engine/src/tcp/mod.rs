@@ -29,6 +29,7 @@ mod lifecycle;
 mod place;
 mod pool;
 pub(crate) mod record;
+mod reserve;
 mod rx;
 mod share;
 mod slots;
@@ -113,6 +114,8 @@ pub(crate) struct Frontend {
     dirty: Vec<u32>,
     events: Vec<Event>,
     stopping: bool,
+    /// Reservation commands that wait.
+    reserving: Vec<reserve::Reserving>,
     ports: Arc<Vec<Port>>,
 }
 
@@ -138,6 +141,7 @@ impl Frontend {
             dirty: Vec::new(),
             events: Vec::with_capacity(64),
             stopping: false,
+            reserving: Vec::new(),
             ports: Arc::default(),
         }
     }
@@ -162,6 +166,9 @@ impl Frontend {
                 }
                 _ => false,
             });
+        }
+        if self.has_reserving() {
+            any |= self.reserve(core);
         }
         any |= self.send_all(core);
         if !self.events.is_empty() {
@@ -201,7 +208,7 @@ impl Frontend {
                 .get(*i as usize)
                 .is_some_and(|c| c.as_ref().is_some_and(|c| c.must_retry()))
         };
-        self.active.iter().any(must_retry)
+        self.active.iter().any(must_retry) || self.is_draining()
     }
 
     /// Connections, those that wait for their last commands too.
@@ -231,7 +238,10 @@ impl Frontend {
             _ => a.admin.and(a.controller.deadline_ns()),
         };
         let controllers = self.controllers.iter().filter_map(of_controller).min();
-        conns.into_iter().chain(controllers).min()
+        let reserving = self.reserving_deadline_ns();
+        (conns.into_iter().chain(controllers))
+            .chain(reserving)
+            .min()
     }
 
     /// Lets a connection receive and do what it can.

@@ -345,7 +345,7 @@ impl Frontend {
 
     /// Seats a connection at the place that it was made for.
     pub(super) fn seat(&mut self, core: &Core, mut conn: Box<Conn>) {
-        conn.gate = gate::gate_of_new(core, &self.controllers, conn.controller);
+        conn.gate |= gate::gate_of_new(core, &self.controllers, conn.controller);
         if let Some(lane) = conn.lane.and_then(|l| core.lane(l)) {
             bump(&lane.record().connections, 1);
         }

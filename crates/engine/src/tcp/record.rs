@@ -193,6 +193,11 @@ impl QueueRecords {
         &self.commands[usize::from(slot) % MAX_QUEUE_ENTRIES]
     }
 
+    /// The number of a command that is taken.
+    pub(crate) fn number_of(&self, slot: u16) -> u64 {
+        self.command(slot).number.load(Relaxed)
+    }
+
     /// A command is taken from the stream, with the data of its capsule. I/O commands need but some words
     /// of their entry (`whole`: all).
     #[inline]

@@ -19,6 +19,7 @@ use super::conn::Conn;
 use super::slots::Stage;
 use super::{Turn, admin, command};
 use crate::memory::Keep;
+use forebay_nvme::Status;
 use forebay_nvme::tcp::{
     self, DIGEST_BYTES, DataDigest, Frame, H2cData, Parsed, Pdu, PduError, field,
 };
@@ -281,7 +282,7 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                 at += DIGEST_BYTES;
                 let good = u32::from_le_bytes(*digest) == conn.rx.digest.finish();
                 if !good && let Some(s) = conn.slots.get_mut(slot) {
-                    s.damaged = true;
+                    s.fate = Status::TRANSIENT_TRANSPORT_ERROR;
                 }
                 ends_data_pdu(conn, slot, !good);
                 conn.rx.at += DIGEST_BYTES as u64;

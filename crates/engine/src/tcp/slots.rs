@@ -10,7 +10,7 @@
 use super::cids::Cids;
 use crate::core::IoOp;
 use crate::core::staging::StagingBuffer;
-use forebay_nvme::Sqe;
+use forebay_nvme::{Sqe, Status};
 
 /// No slot.
 pub(super) const NONE: u16 = u16::MAX;
@@ -30,6 +30,8 @@ pub(super) enum Stage {
     InFlight,
     /// Half of a fused operation: it has its data, and waits for the other half, or that one is with the core.
     Paired,
+    /// The daemon decides about it ([`super::reserve`]).
+    Reserving,
     /// The controller keeps it: an Asynchronous Event Request.
     Kept,
     /// Its response is queued.
@@ -49,6 +51,16 @@ pub(super) enum Work {
     First(IoOp),
     /// The second: the pair; or, when its compare passed in a dead engine, its write.
     Second(IoOp),
+    /// A change of the reservations.
+    Reserve {
+        /// Which.
+        action: u32,
+    },
+    /// What is reserved.
+    Report {
+        /// With host identifiers of 128 bits.
+        extended: bool,
+    },
     /// Nothing, once its data is there.
     Hint,
     /// Of the controller. The admin path may allocate.
@@ -66,8 +78,9 @@ pub(super) struct Slot {
     pub tag: u8,
     /// Its data comes by R2T.
     pub by_r2t: bool,
-    /// A data digest was wrong.
-    pub damaged: bool,
+    /// What it ends with when all its data has come, if that is no success: a data digest was wrong, or its
+    /// host may not do it any more.
+    pub fate: Status,
     /// Bytes of its data.
     pub len_bytes: u32,
     /// Of these, received.
@@ -87,7 +100,7 @@ impl Slot {
             next: NONE,
             tag,
             by_r2t: false,
-            damaged: false,
+            fate: Status::SUCCESS,
             len_bytes: 0,
             received_bytes: 0,
             work: Work::Hint,

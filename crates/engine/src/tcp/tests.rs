@@ -11,10 +11,12 @@ mod fused;
 mod gate;
 mod hostile;
 mod inherit;
+mod reserve;
 mod rig;
 mod take_over;
 mod take_over_hosts;
 mod take_over_pairs;
+mod take_over_reserve;
 
 use super::*;
 use crate::core::staging::StagingBuffer;

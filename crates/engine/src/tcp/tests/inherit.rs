@@ -30,7 +30,9 @@ fn a_carried_command_that_is_refused_holds_nobody_back() {
         conn.held.take(buffer.len());
         conn.slots.take_at(slot, 10 + slot, 0).unwrap();
         let s = conn.slots.get_mut(slot).unwrap();
-        s.damaged = slot == 0;
+        if slot == 0 {
+            s.fate = Status::TRANSIENT_TRANSPORT_ERROR;
+        }
         s.len_bytes = 4096;
         s.buffer = Some(buffer);
     }

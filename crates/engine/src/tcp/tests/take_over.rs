@@ -7,7 +7,8 @@
 //! kernel does it, and the lock of its device falls when they have ended.
 
 use super::super::*;
-use super::rig::{EXTENT, EXTENTS, V};
+pub(super) use super::rig::V;
+use super::rig::{EXTENT, EXTENTS};
 use super::take_over_hosts::{BLOCK, Blocks, Dice, Queue, Wanted};
 use crate::associations::Associations;
 use crate::core::ServedDevice;
@@ -22,6 +23,7 @@ use forebay_device::ring::{Ring, RingOptions};
 use forebay_device::{Device, OpenOptions};
 use forebay_nvme::controller::check_admin_connect;
 use forebay_nvme::fabrics::{ConnectCommand, ConnectData, PropertyCommand};
+use forebay_nvme::reservation::Reservations;
 use forebay_nvme::tcp::{self, Offer, Parsed, Pdu, TcpParams};
 use forebay_nvme::{Nqn, Sqe, Status};
 use forebay_xlate::boundary::message::{DeviceConfig, ExportConfig, ExportId, VolumeConfig};
@@ -85,8 +87,10 @@ const HOST: &str = "nqn.2014-08.org.example:host";
 
 /// An engine's reactor.
 pub(super) struct Engine {
-    core: Core,
-    frontend: Frontend,
+    pub core: Core,
+    pub frontend: Frontend,
+    /// About reservations, to the control thread.
+    pub said: Vec<crate::mailbox::Upcall>,
     epoll: Arc<OwnedFd>,
     region: Arc<Region>,
     memory: &'static Memory,
@@ -106,6 +110,10 @@ pub(super) struct World {
     /// What the daemon holds: the sockets.
     sockets: BTreeMap<u64, Arc<OwnedFd>>,
     next_socket: u64,
+    /// What the daemon greets an engine with.
+    pub reservations: Arc<Reservations>,
+    /// Of the host that connects next.
+    pub host_id: [u8; 16],
     /// What the door knows of those that it let in.
     arrivals: BTreeMap<u64, Arrival>,
     deaths: BTreeMap<&'static str, u32>,
@@ -173,6 +181,7 @@ fn engine(dir: &std::path::Path, generation: u64) -> Engine {
     let served = Served { config, reactor: 0 };
     Engine {
         core,
+        said: Vec::new(),
         frontend,
         epoll,
         region,
@@ -193,6 +202,12 @@ fn engine(dir: &std::path::Path, generation: u64) -> Engine {
 }
 
 impl Engine {
+    /// The daemon says who may do what.
+    pub(super) fn set_reservations(&mut self, state: &Arc<Reservations>) {
+        let conflict = Status::RESERVATION_CONFLICT.with_dnr();
+        (self.frontend).set_reservations(&mut self.core, V, state, conflict);
+    }
+
     /// Its process is no more.
     fn die(self) {
         std::mem::forget(self.frontend);
@@ -220,6 +235,7 @@ impl Engine {
         while let Some(upcall) = self.core.next_upcall() {
             match upcall {
                 crate::mailbox::Upcall::SocketGone(socket) => gone.push(socket),
+                said @ crate::mailbox::Upcall::Reserve(_) => self.said.push(said),
                 other => panic!("{other:?}"),
             }
         }
@@ -227,6 +243,14 @@ impl Engine {
 }
 
 impl World {
+    /// A turn; gives what the engine has said of reservations.
+    pub(super) fn turn(&mut self) -> Vec<crate::mailbox::Upcall> {
+        self.step(Engine::turn);
+        self.engine
+            .as_mut()
+            .map_or(Vec::new(), |engine| std::mem::take(&mut engine.said))
+    }
+
     pub(super) fn new(seed: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let file = std::fs::File::create(dir.path().join("device")).unwrap();
@@ -240,6 +264,8 @@ impl World {
             engine: Some(engine),
             sockets: BTreeMap::new(),
             next_socket: 1 << 32,
+            reservations: Arc::default(),
+            host_id: [7; 16],
             arrivals: BTreeMap::new(),
             deaths: BTreeMap::new(),
         }
@@ -267,6 +293,7 @@ impl World {
         loop {
             self.generation += 1;
             let mut next = engine(self.dir.path(), self.generation);
+            next.core.set_reservations(V, &self.reservations);
             // It may die itself, before it counts and after.
             if self.dice.roll(3) == 0 {
                 let point = self.dice.of(OVER);
@@ -328,7 +355,7 @@ impl World {
             let kind = match command.qid.get() {
                 0 => NewKind::Admin {
                     association: (engine.associations)
-                        .begin(0, subsystem, host, [7; 16])
+                        .begin(0, subsystem, host, arrival.data.hostid)
                         .unwrap(),
                     connect: Box::new(
                         check_admin_connect(command, &arrival.data, MAX_ADMIN_ENTRIES).unwrap(),
@@ -385,7 +412,7 @@ impl World {
             Ok(128)
         );
         let (subsystem, name) = (Nqn::parse(NQN).unwrap(), Nqn::parse(HOST).unwrap());
-        let data = ConnectData::new([7; 16], cntlid, &subsystem, &name);
+        let data = ConnectData::new(self.host_id, cntlid, &subsystem, &name);
         let mut queue = Queue {
             socket: host,
             params: TcpParams::connected(&request, &response).unwrap(),

@@ -1,0 +1,319 @@
+//! Reservation commands: asked of the daemon, answered when nobody can write any more who must not.
+//!
+//! **Design.** Reservation Report is answered from the lane's copy. Everything else is decided by the daemon, which
+//! commits before it answers: a command goes there under a token (its connection's socket and its number,
+//! which are the same for every engine), so one that is asked again by a successor counts once. With
+//! the answer comes the new state. It is installed, the gates are made anew, what the losers of access have waiting
+//! ends, and the answer waits until what they have at devices has ended ([`Drain`]). All of that takes
+//! [`OWNER_WAIT_LIMIT_NS`](crate::core::OWNER_WAIT_LIMIT_NS) at most; then the command ends with Command Interrupted,
+//! though it may have been carried out.
+//!
+//! A slot whose command waits here has the stage `Reserving`. All of this may allocate.
+//!
+//! **Not here:** the rules (`nvme::reservation`), the question's way to the daemon (`control::reserve`).
+
+use super::conn::Conn;
+use super::gate;
+use super::slots::{Stage, Work};
+use super::{Frontend, fused};
+use crate::core::{Core, Drain, Owner};
+use crate::mailbox::Upcall;
+use forebay_nvme::reservation::{self, HostId, NO_CONTROLLER, Reservations};
+use forebay_nvme::{Status, opcode::nvm};
+use forebay_xlate::VolumeId;
+use forebay_xlate::boundary::message::{ReserveAsk, ReserveToken};
+use std::sync::Arc;
+
+/// A command that the daemon was asked about.
+#[derive(Debug)]
+pub(super) struct Reserving {
+    token: ReserveToken,
+    volume: VolumeId,
+    action: u32,
+    owner: Owner,
+    deadline_ns: u64,
+    /// Carried out; what is to end before the answer.
+    drain: Option<Drain>,
+}
+
+/// A command has all that it needs: the frontend looks at it in this turn.
+#[cold]
+pub(super) fn begin(conn: &mut Conn, slot: u16) -> bool {
+    if let Some(s) = conn.slots.get_mut(slot) {
+        s.stage = Stage::Reserving;
+        (conn.shared.reserve.borrow_mut()).push((conn.index, conn.generation, slot));
+    }
+    true
+}
+
+/// Whether a command may take access from anybody: registering doesn't.
+fn may_take(action: u32) -> bool {
+    let unregister = action & 7 == 1;
+    (action >> 16) as u8 != nvm::RESERVATION_REGISTER || unregister
+}
+
+/// How commands end that wait while their host loses its access: by Preempt and Abort they are aborted.
+fn ends_others_with(action: u32) -> Status {
+    match (action >> 16) as u8 == nvm::RESERVATION_ACQUIRE && action & 7 == 2 {
+        true => Status::COMMAND_ABORT_REQUESTED,
+        false => Status::RESERVATION_CONFLICT.with_dnr(),
+    }
+}
+
+impl Frontend {
+    /// Whether reservation commands are to be looked at each turn.
+    pub(super) fn has_reserving(&self) -> bool {
+        !self.reserving.is_empty() || !self.shared.reserve.borrow().is_empty()
+    }
+
+    /// Carries reservation commands on; true if any of them ended.
+    #[cold]
+    pub(super) fn reserve(&mut self, core: &mut Core) -> bool {
+        let new = std::mem::take(&mut *self.shared.reserve.borrow_mut());
+        let mut any = !new.is_empty();
+        for (conn, generation, slot) in new {
+            if let Some(Some(conn)) = self.conns.get(conn as usize)
+                && conn.generation == generation
+                && (conn.slots.get(slot)).is_some_and(|s| s.stage == Stage::Reserving)
+            {
+                let owner = conn.owner(slot);
+                self.begin_reserving(core, owner);
+            }
+        }
+        let now = core.now_ns();
+        let mut all = std::mem::take(&mut self.reserving);
+        all.retain_mut(|reserving| {
+            let drain = reserving.drain.as_mut();
+            let status = match drain.is_some_and(|drain| core.is_drained(drain)) {
+                true => Status::SUCCESS,
+                _ if !self.is_reserving(&reserving.owner) => Status::COMMAND_INTERRUPTED,
+                _ if reserving.deadline_ns <= now => Status::COMMAND_INTERRUPTED,
+                _ => return true,
+            };
+            any = true;
+            if reserving.drain.is_none() {
+                core.upcall(Upcall::ReserveGone(reserving.volume, reserving.token));
+            }
+            self.reserving_ended(core, reserving.owner, status);
+            false
+        });
+        self.reserving = all;
+        any
+    }
+
+    /// Whether any waits for what may end without another event.
+    pub(super) fn is_draining(&self) -> bool {
+        self.reserving.iter().any(|r| r.drain.is_some())
+    }
+
+    /// The earliest time at which one of them has waited long enough.
+    pub(super) fn reserving_deadline_ns(&self) -> Option<u64> {
+        self.reserving.iter().map(|r| r.deadline_ns).min()
+    }
+
+    fn is_reserving(&self, owner: &Owner) -> bool {
+        let conn = self.conns.get(owner.conn as usize).and_then(Option::as_ref);
+        conn.is_some_and(|conn| {
+            conn.generation == owner.conn_generation
+                && conn.is_open()
+                && (conn.slots.get(owner.slot)).is_some_and(|s| s.stage == Stage::Reserving)
+        })
+    }
+
+    fn begin_reserving(&mut self, core: &mut Core, owner: Owner) {
+        let slot = owner.slot;
+        let Some(Some(conn)) = self.conns.get_mut(owner.conn as usize) else {
+            return;
+        };
+        let attached = self.controllers.get(conn.controller);
+        let lane = attached
+            .and_then(|attached| attached.lane)
+            .and_then(|lane| core.lane(lane));
+        let (Some(attached), Some(lane)) = (attached, lane) else {
+            let status = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
+            return self.reserving_ended(core, owner, status);
+        };
+        let (volume, state) = (lane.volume.id(), lane.reservations.clone());
+        let host = attached.controller.state().hostid;
+        let Some(s) = conn.slots.get_mut(slot) else {
+            return;
+        };
+        match s.work {
+            Work::Report { extended } => {
+                let mut buffer = s.buffer.take();
+                let out = buffer.as_mut().map_or(&mut [][..], |b| b.as_mut_slice());
+                out.fill(0);
+                let len_bytes = out.len() as u32;
+                let cntlid = |host: &HostId| {
+                    let of = |attached: &super::controllers::Attached| {
+                        attached
+                            .lane
+                            .and_then(|l| core.lane(l))
+                            .map(|l| l.volume.id())
+                            == Some(volume)
+                            && attached.controller.state().hostid == *host
+                    };
+                    let mut all = self.controllers.iter();
+                    let found = all.find(|(_, attached)| of(attached));
+                    found.map_or(NO_CONTROLLER, |(_, a)| a.controller.cntlid())
+                };
+                let status = match state.report(extended, cntlid, out) {
+                    Ok(()) => Status::SUCCESS,
+                    Err(status) => status,
+                };
+                let sent = if status.is_success() { len_bytes } else { 0 };
+                conn.answer(core, slot, status, 0, buffer, sent);
+                self.mark_dirty(owner.conn);
+            }
+            Work::Reserve { action } => {
+                let keys = s
+                    .buffer
+                    .as_ref()
+                    .map_or([0; 2], |b| reservation::keys_of(b.as_slice()));
+                let token = ReserveToken {
+                    socket: conn.socket,
+                    number: conn.records.number_of(slot),
+                };
+                core.upcall(Upcall::Reserve(ReserveAsk {
+                    token,
+                    volume,
+                    host,
+                    action,
+                    keys,
+                }));
+                self.reserving.push(Reserving {
+                    token,
+                    volume,
+                    action,
+                    owner,
+                    deadline_ns: core.owner_deadline_ns(),
+                    drain: None,
+                });
+            }
+            _ => {}
+        }
+    }
+
+    /// Answers a command.
+    fn reserving_ended(&mut self, core: &mut Core, owner: Owner, status: Status) {
+        if !self.is_reserving(&owner) {
+            return;
+        }
+        if let Some(Some(conn)) = self.conns.get_mut(owner.conn as usize) {
+            let status = match status {
+                Status::COMMAND_INTERRUPTED => self
+                    .controllers
+                    .get(conn.controller)
+                    .map_or(status, |a| a.controller.interrupted_status()),
+                status => status,
+            };
+            conn.answer(core, owner.slot, status, 0, None, 0);
+            self.mark_dirty(owner.conn);
+        }
+    }
+
+    /// The daemon has answered a command.
+    pub(crate) fn reserved(
+        &mut self,
+        core: &mut Core,
+        token: ReserveToken,
+        volume: VolumeId,
+        status: Status,
+        state: &Arc<Reservations>,
+    ) {
+        let at = (self.reserving.iter()).position(|r| r.token == token && r.drain.is_none());
+        let action = at.map_or(0, |at| self.reserving[at].action);
+        let drain = self.set_reservations(core, volume, state, ends_others_with(action));
+        let Some(at) = at else { return };
+        if status.is_success() && may_take(action) {
+            self.reserving[at].drain = Some(drain);
+        } else {
+            let reserving = self.reserving.swap_remove(at);
+            self.reserving_ended(core, reserving.owner, status);
+        }
+    }
+
+    /// Who may do what with a volume has changed. What hosts that lost their access have waiting ends with `status`;
+    /// what they have at devices is in what is given back.
+    pub(crate) fn set_reservations(
+        &mut self,
+        core: &mut Core,
+        volume: VolumeId,
+        state: &Arc<Reservations>,
+        status: Status,
+    ) -> Drain {
+        core.set_reservations(volume, state);
+        self.volume_changed(core, volume);
+        let conns = &self.conns;
+        let drain = core.drain(volume, status, |owner, op| {
+            let conn = conns.get(owner.conn as usize).and_then(Option::as_ref);
+            conn.is_some_and(|conn| {
+                // Its flush may be but the first half of a read.
+                let op = match conn.slots.get(owner.slot).map(|s| &s.work) {
+                    Some(Work::DurableRead(op)) => op,
+                    _ => op,
+                };
+                conn.generation == owner.conn_generation && gate::keeps_out(conn.gate, op)
+            })
+        });
+        self.refuse_waiting(core, status);
+        drain
+    }
+
+    /// Ends what connections may not do and the core doesn't have.
+    pub(super) fn refuse_waiting(&mut self, core: &mut Core, status: Status) {
+        for index in 0..self.conns.len() {
+            if let Some(Some(conn)) = self.conns.get_mut(index)
+                && conn.gate != 0
+                && conn.is_open()
+                && refuse_waiting(conn, core, status)
+            {
+                self.mark_dirty(index as u32);
+            }
+        }
+    }
+}
+
+/// Ends what a connection may not do any more and the core doesn't have; what its data still has to come for ends
+/// then.
+fn refuse_waiting(conn: &mut Conn, core: &mut Core, status: Status) -> bool {
+    let kept_out = |conn: &Conn, slot: u16| {
+        conn.slots.get(slot).is_some_and(|s| match &s.work {
+            Work::Io(op)
+            | Work::DurableRead(op)
+            | Work::Compare(op)
+            | Work::First(op)
+            | Work::Second(op) => gate::keeps_out(conn.gate, op),
+            _ => false,
+        })
+    };
+    let mut any = false;
+    let mut waiting = Vec::new();
+    while let Some(slot) = conn.slots.first_waiting() {
+        conn.slots.take_waiting();
+        waiting.push(slot);
+    }
+    for slot in waiting {
+        if kept_out(conn, slot) {
+            fused::other_failed(conn, core, slot);
+            conn.answer(core, slot, status, 0, None, 0);
+            any = true;
+        } else {
+            conn.slots.wait(slot);
+        }
+    }
+    let made: Vec<u16> = conn.slots.all().map(|(slot, _)| slot).collect();
+    for slot in made {
+        if !kept_out(conn, slot) {
+            continue;
+        }
+        match conn.slots.get_mut(slot) {
+            Some(s) if s.stage == Stage::Receiving => s.fate = status,
+            Some(s) if s.stage == Stage::Paired => {
+                any |= fused::refuse(conn, core, slot, status);
+            }
+            _ => {}
+        }
+    }
+    any
+}
