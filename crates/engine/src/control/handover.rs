@@ -8,7 +8,7 @@
 //! **Not here:** the conversion itself, and what reactors do with their parts.
 
 use super::Control;
-use crate::door::{Door, NewConnection, Outside};
+use crate::door::{Door, NewConnection, Outside, Refused};
 use crate::exports::Exports;
 use crate::mailbox::{Post, ToReactor};
 use crate::takeover::{Inheritance, Pending, ServedLane, ServedLanes, Successor, counters};
@@ -57,6 +57,18 @@ impl Outside for Sockets<'_> {
         self.sockets.remove(&socket);
         if let Some(channel) = &mut self.channel {
             let _ = channel.send(&FromEngine::SocketGone { socket }, Vec::new());
+        }
+    }
+
+    fn refused(&mut self, newest: Refused, count: u32) {
+        if let Some(channel) = &mut self.channel {
+            let refused = FromEngine::HostRefused {
+                host: newest.host,
+                subsystem: newest.subsystem,
+                why: newest.why.to_string(),
+                count,
+            };
+            let _ = channel.send(&refused, Vec::new());
         }
     }
 

@@ -7,6 +7,7 @@
 //! **Not here:** what only the controller knows of an I/O queue's Connect: whether it is enabled, which
 //! queue ids are granted and taken.
 
+use super::refused::Refused;
 use super::{NewKind, Target};
 use crate::associations::Associations;
 use crate::exports::Exports;
@@ -30,12 +31,13 @@ pub(super) struct Welcome {
     pub kind: NewKind,
 }
 
-/// Judges the first command of a connection.
+/// Judges the first command of a connection. `refused` gets the names of one that people should hear of.
 pub(super) fn judge(
     sqe: &Sqe,
     in_capsule: &[u8],
     associations: &Associations,
     exports: &Exports,
+    refused: &mut Option<Refused>,
 ) -> Result<Welcome, Refusal> {
     if sqe.opcode() != opcode::FABRICS || fabrics::fctype(sqe) != opcode::fctype::CONNECT {
         return Err(status(Status::COMMAND_SEQUENCE_ERROR));
@@ -52,11 +54,24 @@ pub(super) fn judge(
         .hostnqn()
         .map_err(|_| in_data(ConnectData::OFFSET_HOSTNQN))?;
     let served = exports.by_nqn(subsystem.as_str());
+    let mut because = |why, refusal| {
+        *refused = Some(Refused {
+            host: host.to_string(),
+            subsystem: subsystem.to_string(),
+            why,
+        });
+        Err(refusal)
+    };
     let reactor = match &served {
         _ if subsystem.is_discovery() => DISCOVERY_REACTOR,
         Some(served) if served.allows(host.as_str()) => served.reactor,
-        Some(_) => return Err(Refusal::host_not_allowed()),
-        None => return Err(Refusal::unknown_subsystem()),
+        Some(_) => {
+            return because(
+                "it is not on the export's list",
+                Refusal::host_not_allowed(),
+            );
+        }
+        None => return because("there is no such export", Refusal::unknown_subsystem()),
     };
     if command.qid.get() != 0 {
         if subsystem.is_discovery() {

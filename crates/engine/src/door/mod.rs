@@ -17,6 +17,7 @@
 
 mod judge;
 mod newcomer;
+mod refused;
 
 use crate::associations::{Association, Associations};
 use crate::exports::Exports;
@@ -28,6 +29,8 @@ use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::kill_point;
 use newcomer::{IC_BYTES, Newcomer, Step};
+use refused::Refusals;
+pub(crate) use refused::Refused;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
@@ -106,6 +109,8 @@ pub(crate) trait Outside {
     fn accepted(&mut self, socket: u64, fd: &Arc<OwnedFd>);
     /// A newcomer is gone; its socket is shut down.
     fn gone(&mut self, socket: u64);
+    /// Hosts were not let in: the newest, and how many since the last time this was said.
+    fn refused(&mut self, newest: Refused, count: u32);
     /// A connection has said who it is; it goes to this reactor.
     fn route(&mut self, reactor: usize, connection: Box<NewConnection>);
 }
@@ -124,6 +129,7 @@ pub(crate) struct Door {
     region: Arc<Region>,
     listeners: Vec<Option<Listener>>,
     newcomers: Vec<Option<Box<Newcomer>>>,
+    refusals: Refusals,
     generation: u32,
     /// The number of the last socket accepted: the engine's generation above a counter.
     socket: u64,
@@ -146,6 +152,7 @@ impl Door {
             region,
             listeners: Vec::new(),
             newcomers,
+            refusals: Refusals::default(),
             generation: 0,
             socket: generation << 32,
             now_ns: monotonic_ns(),
@@ -260,6 +267,7 @@ impl Door {
                 self.drop_newcomer(at, out);
             }
         }
+        self.tell_refused(out);
         for (at, listener) in self.listeners.iter_mut().enumerate() {
             if let Some(listener) = listener.as_mut().filter(|l| l.muted) {
                 let again = epoll::modify(
@@ -410,7 +418,11 @@ impl Door {
             .newcomer
             .store(newcomer.socket, Release);
         let was_leaving = newcomer.leaving();
-        match newcomer.advance(&self.associations, exports, self.now_ns) {
+        let step = newcomer.advance(&self.associations, exports, self.now_ns);
+        if let Some(refused) = newcomer.refused.take() {
+            self.refusals.note(refused);
+        }
+        match step {
             Step::Wait if !was_leaving && newcomer.leaving() => {
                 // What it still says is consumed from now on, a little at a time.
                 let (key, level) = (newcomer_key(at, newcomer.generation), epoll::EventFlags::IN);
@@ -445,6 +457,13 @@ impl Door {
             }
         }
         self.region.header().newcomer.store(0, Release);
+        self.tell_refused(out);
+    }
+
+    fn tell_refused(&mut self, out: &mut dyn Outside) {
+        if let Some((newest, count)) = self.refusals.take(self.now_ns) {
+            out.refused(newest, count);
+        }
     }
 }
 

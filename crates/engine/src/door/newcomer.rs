@@ -9,6 +9,7 @@
 
 use super::LEAVE_LIMIT_NS;
 use super::judge::{self, Welcome};
+use super::refused::Refused;
 use crate::associations::Associations;
 use crate::exports::Exports;
 use forebay_nvme::controller::Refusal;
@@ -55,6 +56,8 @@ pub(super) struct Newcomer {
     bytes: Vec<u8>,
     /// It was told to go: what it still says is dropped.
     leaving: bool,
+    /// Whom it named when it was told to go.
+    pub refused: Option<Refused>,
 }
 
 impl Newcomer {
@@ -80,6 +83,7 @@ impl Newcomer {
             deadline_ns,
             bytes: Vec::new(),
             leaving: false,
+            refused: None,
         }
     }
 
@@ -147,7 +151,7 @@ impl Newcomer {
     }
 
     fn judge(
-        &self,
+        &mut self,
         sqe: &Sqe,
         frame: &Frame,
         associations: &Associations,
@@ -169,7 +173,7 @@ impl Newcomer {
                 });
             }
         }
-        judge::judge(sqe, data, associations, exports)
+        judge::judge(sqe, data, associations, exports, &mut self.refused)
     }
 
     /// Looks at the socket until `bytes` hold this many of the PDU at hand.

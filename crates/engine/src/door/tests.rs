@@ -30,6 +30,7 @@ struct Daemon {
         reason = "they come boxed, and nobody looks at them here"
     )]
     routed: Vec<Box<NewConnection>>,
+    refused: Vec<(Refused, u32)>,
 }
 
 impl Outside for Daemon {
@@ -43,6 +44,10 @@ impl Outside for Daemon {
         assert_eq!(Arc::strong_count(&fd), 1, "the door has it no more");
         // Somebody else has it yet, and still the host must hear the end.
         std::mem::forget(fd);
+    }
+
+    fn refused(&mut self, newest: Refused, count: u32) {
+        self.refused.push((newest, count));
     }
 
     fn route(&mut self, _: usize, connection: Box<NewConnection>) {
@@ -260,4 +265,58 @@ fn whoever_is_looked_at_is_named_in_the_region() {
     }));
     assert!(died.is_err(), "it is answered");
     assert_eq!(named(), number);
+}
+
+#[test]
+fn who_is_not_let_in_is_named() {
+    let (mut door, address) = door();
+    let mut out = Daemon::default();
+    let subsystem = Nqn::parse("nqn.2026-01.io.forebay:no.one").unwrap();
+    let host = Nqn::parse("nqn.2014-08.org.example:host").unwrap();
+    let data = ConnectData::new([9; 16], 0xffff, &subsystem, &host);
+    let mut request = vec![0; tcp::MAX_HEADER_BYTES];
+    let n = tcp::put_ic_req(
+        &mut request,
+        &tcp::IcReq {
+            pfv: 0,
+            hpda: 0,
+            header_digest: false,
+            data_digest: false,
+            max_r2t: 0,
+        },
+    );
+    request.truncate(n);
+    let mut capsule = vec![0; tcp::MAX_HEADER_BYTES];
+    let sqe = ConnectCommand::new(7, 0, 32, 0).to_sqe();
+    let sqe = sqe.with_sgl(SglDescriptor::in_capsule(0, 1024));
+    let params = TcpParams::before(tcp::Role::Host);
+    let n = tcp::put_capsule_cmd(&mut capsule, &params, &sqe, 1024);
+    capsule.truncate(n);
+    capsule.extend_from_slice(data.as_bytes());
+    request.extend_from_slice(&capsule);
+    let mut sockets = Vec::new();
+    for _ in 0..3 {
+        let mut socket = TcpStream::connect(address).unwrap();
+        std::io::Write::write_all(&mut socket, &request).unwrap();
+        sockets.push(socket);
+    }
+    while !door
+        .newcomers
+        .iter()
+        .flatten()
+        .filter(|n| n.leaving())
+        .count()
+        .eq(&3)
+    {
+        turn(&mut door, &mut out);
+    }
+    door.tick(monotonic_ns() + 1_000_000_000, &mut out);
+    let refused = Refused {
+        host: host.to_string(),
+        subsystem: subsystem.to_string(),
+        why: "there is no such export",
+    };
+    assert!(out.refused.iter().all(|(who, _)| *who == refused));
+    assert_eq!(out.refused.iter().map(|(_, count)| count).sum::<u32>(), 3);
+    assert!(out.routed.is_empty());
 }

@@ -30,6 +30,10 @@ pub struct Log {
     pub commits: u64,
     pub releases: Vec<ExtentRange>,
     pub ready: Vec<DeviceIndex>,
+    /// Requests that were settled, and how many commands were at devices.
+    pub settled: Vec<(u64, u32)>,
+    /// Hosts that were not let in.
+    pub refused: Vec<String>,
 }
 
 /// A message and its descriptors.
@@ -135,6 +139,11 @@ impl Owner {
             FromEngine::Done { request, error } => {
                 let _ = self.done.send((request, error));
             }
+            FromEngine::ExportSettled {
+                request,
+                at_devices,
+            } => self.log.lock().unwrap().settled.push((request, at_devices)),
+            FromEngine::HostRefused { host, .. } => self.log.lock().unwrap().refused.push(host),
             _ => {}
         }
     }
@@ -272,11 +281,12 @@ impl TestEngine {
         panic!("request {request} was not answered");
     }
 
-    /// Gives the engine an order and waits until it is done.
-    pub fn order(&mut self, order: impl FnOnce(u64) -> ToEngine) {
+    /// Gives the engine an order and waits until it is done; gives its number.
+    pub fn order(&mut self, order: impl FnOnce(u64) -> ToEngine) -> u64 {
         let request = self.number();
         self.orders.send((order(request), vec![])).unwrap();
         self.wait(request);
+        request
     }
 
     /// Tells the engine of another device; why it refused that, if it did.

@@ -1,0 +1,71 @@
+//! Hosts that were not let in, for people to know.
+//!
+//! Purpose: a host whose name is on no list, or that asks for a subsystem that isn't there, is the first
+//! thing to look at when a connection fails. Design: the newest is kept and the others counted, so that
+//! whoever knocks all day is one line a second. Does NOT decide: [`super::judge`] does.
+
+/// The least time between two of them.
+const INTERVAL_NS: u64 = 1_000_000_000;
+
+/// A host that was not let in.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Refused {
+    /// Its name.
+    pub host: String,
+    /// The subsystem that it asked for.
+    pub subsystem: String,
+    /// Why, for people.
+    pub why: &'static str,
+}
+
+/// See the module's text.
+#[derive(Default)]
+pub(super) struct Refusals {
+    newest: Option<Refused>,
+    count: u32,
+    told_ns: Option<u64>,
+}
+
+impl Refusals {
+    pub(super) fn note(&mut self, refused: Refused) {
+        self.newest = Some(refused);
+        self.count = self.count.saturating_add(1);
+    }
+
+    /// The newest that was not told yet, if it is time, and how many there were with it.
+    pub(super) fn take(&mut self, now_ns: u64) -> Option<(Refused, u32)> {
+        let waited = self
+            .told_ns
+            .is_none_or(|told| now_ns >= told.saturating_add(INTERVAL_NS));
+        let newest = self.newest.take_if(|_| waited)?;
+        self.told_ns = Some(now_ns);
+        Some((newest, std::mem::take(&mut self.count)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_a_second_and_all_counted() {
+        let refused = |n: u32| Refused {
+            host: format!("host{n}"),
+            subsystem: String::new(),
+            why: "",
+        };
+        let mut all = Refusals::default();
+        let mut told = Vec::new();
+        for n in 0..300 {
+            all.note(refused(n));
+            told.extend(all.take(7 + u64::from(n) * 10_000_000));
+        }
+        told.extend(all.take(7 + 2_999_999_999));
+        assert_eq!(
+            told,
+            [(refused(0), 1), (refused(100), 100), (refused(200), 100)]
+        );
+        assert_eq!(all.take(7 + 3_000_000_000), Some((refused(299), 99)));
+        assert_eq!(all.take(u64::MAX), None);
+    }
+}

@@ -1,0 +1,224 @@
+//! Ports and their states, discovery, and who may connect, as raw hosts see them with a whole engine in
+//! this process.
+#![allow(missing_docs)]
+
+mod common;
+
+use common::host::{PLAIN, READ, RawHost, admin, attach, connect_data, rw};
+use common::{HOST, TestEngine};
+use forebay_nvme::fabrics::ConnectCommand;
+use forebay_nvme::tcp::Pdu;
+use forebay_nvme::{SglDescriptor, Sqe, Status};
+use forebay_xlate::VolumeId;
+use forebay_xlate::boundary::message::{AnaState, ExportConfig, ExportId, PortConfig, ToEngine};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
+const STRANGER: &str = "nqn.2014-08.org.example:stranger";
+
+fn engine() -> TestEngine {
+    let mut engine = TestEngine::start("ram", 64 * MIB, 2);
+    engine.volume(1, 16 * MIB, 4096);
+    engine.volume(2, 16 * MIB, 4096);
+    engine
+}
+
+fn set_port(engine: &mut TestEngine, port_id: u16, ana: AnaState, changes: u64) {
+    let address = engine.address.to_string();
+    engine.order(|request| ToEngine::SetPort {
+        request,
+        port: PortConfig {
+            address,
+            port_id,
+            ana,
+            changes,
+        },
+    });
+}
+
+fn log(host: &mut RawHost, page: u32, bytes: u32) -> Vec<u8> {
+    let dwords = bytes / 4 - 1;
+    let (data, cqe) = host.fetch(Sqe::new(2, 0).with_cdw(10, dwords << 16 | page), bytes);
+    assert!(cqe.is_none_or(|cqe| cqe.status().is_success()));
+    data
+}
+
+/// Enables events, and leaves a request for one.
+fn listen(host: &mut RawHost, events: u32) {
+    let enable = Sqe::new(9, 0).with_cdw(10, 0x0b).with_cdw(11, events);
+    assert_eq!(host.command(enable).status(), Status::SUCCESS);
+    host.capsule(&Sqe::new(0x0c, 9000), &[]);
+}
+
+/// Nothing has come that the host didn't ask for: the answer to its next command is the next it hears.
+fn is_quiet(host: &mut RawHost) -> bool {
+    let cid = host.next_cid();
+    host.capsule(&Sqe::new(0x18, cid), &[]);
+    host.response().cid() == cid
+}
+
+#[test]
+fn a_ports_state_reaches_its_hosts_under_load() {
+    let mut engine = engine();
+    let nqn = engine.export(1, &[]);
+    set_port(&mut engine, 7, AnaState::Optimized, 0);
+    let (mut host, mut io) = attach(engine.address, &nqn, PLAIN, false);
+    listen(&mut host, 1 << 11);
+    let address = engine.address;
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let stopped = stop.clone();
+    let load = std::thread::spawn(move || {
+        let (mut done, mut elsewhere) = (0, 0);
+        while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+            for cid in 0..16 {
+                let sqe = rw(READ, cid, u64::from(cid), 1);
+                io.capsule(&sqe.with_sgl(SglDescriptor::transport(4096)), &[]);
+            }
+            for _ in 0..16 {
+                match io.hear() {
+                    (Pdu::C2hData(_), _) => {
+                        assert_eq!(io.response().status(), Status::SUCCESS);
+                        done += 1;
+                    }
+                    (Pdu::CapsuleResp(cqe), _) => {
+                        assert_eq!(cqe.status(), Status::ASYMMETRIC_ACCESS_INACCESSIBLE);
+                        elsewhere += 1;
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        (done, elsewhere)
+    });
+    for round in 0..20u64 {
+        let (state, number) = match round % 2 {
+            0 => (AnaState::Inaccessible, 3),
+            _ => (AnaState::NonOptimized, 2),
+        };
+        set_port(&mut engine, 7, state, round + 1);
+        let told = host.response();
+        assert_eq!(
+            (told.cid(), told.result()),
+            (9000, 0x0C_0302),
+            "round {round}"
+        );
+        let page = log(&mut host, 0x0c, 48);
+        assert_eq!(page[..8], (round + 1).to_le_bytes());
+        assert_eq!((page[16], page[32]), (1, number));
+        host.capsule(&Sqe::new(0x0c, 9000), &[]);
+    }
+    // The same again is nothing new.
+    set_port(&mut engine, 7, AnaState::NonOptimized, 20);
+    assert!(is_quiet(&mut host));
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    let (done, elsewhere) = load.join().unwrap();
+    assert!(done > 0 && elsewhere > 0, "{done} {elsewhere}");
+    // A host that comes to a port in any state can ask which that is.
+    set_port(&mut engine, 7, AnaState::Inaccessible, 21);
+    let (mut late, mut late_io) = attach(address, &nqn, PLAIN, true);
+    assert_eq!(log(&mut late, 0x0c, 48)[32], 3);
+    let (_, cqe) = late_io.fetch(rw(READ, 0, 0, 1), 4096);
+    let gone = Status::ASYMMETRIC_ACCESS_INACCESSIBLE;
+    assert_eq!(cqe.unwrap().status(), gone);
+}
+
+fn entries(page: &[u8]) -> Vec<(String, u16)> {
+    let count = u64::from_le_bytes(page[8..16].try_into().unwrap()) as usize;
+    let entry = |i: usize| {
+        let entry = &page[1024 * (i + 1)..][..1024];
+        let name = String::from_utf8_lossy(&entry[256..512]);
+        let port = u16::from_le_bytes([entry[4], entry[5]]);
+        (name.trim_end_matches('\0').to_string(), port)
+    };
+    (0..count).map(entry).collect()
+}
+
+#[test]
+fn discovery_tells_each_host_of_its_own_alone() {
+    let mut engine = engine();
+    let ours = engine.export(1, &[HOST]);
+    set_port(&mut engine, 7, AnaState::Inaccessible, 1);
+    let (mut host, _) = admin(engine.address, DISCOVERY, PLAIN);
+    listen(&mut host, 1 << 31);
+    let page = log(&mut host, 0x70, 8192);
+    // Its port is listed whatever its state.
+    assert_eq!(entries(&page), [(ours.clone(), 7)]);
+    let generation = page[..8].to_vec();
+    // What only another host may use is nobody else's business.
+    engine.export(2, &[STRANGER]);
+    set_port(&mut engine, 7, AnaState::Optimized, 2);
+    assert!(is_quiet(&mut host));
+    assert_eq!(log(&mut host, 0x70, 1024)[..8], generation);
+    // Now it may use that too.
+    let both = engine.export(2, &[STRANGER, HOST]);
+    let told = host.response();
+    assert_eq!((told.cid(), told.result()), (9000, 0x70_F002));
+    let page = log(&mut host, 0x70, 8192);
+    assert_ne!(page[..8], generation);
+    assert_eq!(entries(&page), [(ours.clone(), 7), (both, 7)]);
+    host.capsule(&Sqe::new(0x0c, 9000), &[]);
+    engine.unexport(2);
+    assert_eq!(host.response().result(), 0x70_F002);
+    let page = log(&mut host, 0x70, 8192);
+    assert_eq!(page[..8], generation, "the list is what it was");
+    assert_eq!(entries(&page), [(ours, 7)]);
+}
+
+/// Waits for an entry of the engine's log.
+fn logged<T>(engine: &TestEngine, find: impl Fn(&common::Log) -> Option<T>) -> T {
+    let limit = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < limit {
+        if let Some(found) = find(&engine.log.lock().unwrap()) {
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("the engine did not say it");
+}
+
+#[test]
+fn when_a_change_of_the_list_is_settled_who_is_off_it_is_out() {
+    let mut engine = engine();
+    let nqn = engine.export(1, &[HOST]);
+    let (host, mut io) = attach(engine.address, &nqn, PLAIN, true);
+    assert_eq!(io.write(3, &[1; 4096], 4096).status(), Status::SUCCESS);
+    let settled = |engine: &TestEngine, request| {
+        logged(engine, |log| {
+            let mut of = log.settled.iter().filter(|(of, _)| *of == request);
+            of.next().map(|(_, at_devices)| *at_devices)
+        })
+    };
+    let nqn_of = nqn.clone();
+    let request = engine.order(|request| ToEngine::SetExport {
+        request,
+        export: ExportConfig {
+            export: ExportId(1),
+            volume: VolumeId(1),
+            nqn: nqn_of,
+            serial: "serial1".into(),
+            hosts: vec![STRANGER.into()],
+            any_host: false,
+        },
+    });
+    assert_eq!(settled(&engine, request), 0);
+    // Whatever it says now, nobody hears it.
+    let mut socket = &io.socket;
+    let command = io.capsule_bytes(
+        &rw(READ, 5, 3, 1).with_sgl(SglDescriptor::transport(4096)),
+        &[],
+    );
+    let _ = std::io::Write::write_all(&mut socket, &command);
+    assert!(io.end().is_none() && host.end().is_none());
+    let mut again = RawHost::open(engine.address, PLAIN);
+    let command = ConnectCommand::new(0, 0, 32, 0);
+    let refused = again.connect(command, &connect_data(0xffff, &nqn, HOST));
+    assert_eq!(refused.status(), Status::CONNECT_INVALID_HOST.with_dnr());
+    let name = logged(&engine, |log| log.refused.first().cloned());
+    assert_eq!(name, HOST);
+    // An export that nobody uses is settled as well, and one that isn't there.
+    for export in [ExportId(1), ExportId(77)] {
+        let request = engine.order(|request| ToEngine::RemoveExport { request, export });
+        assert_eq!(settled(&engine, request), 0);
+    }
+}
