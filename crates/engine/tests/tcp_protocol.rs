@@ -261,7 +261,7 @@ fn sgl_and_command_errors_end_the_command_only() {
         ),
         (Sqe::new(0x7f, 0), &[], Status::INVALID_OPCODE.with_dnr()),
         (
-            rw(0x05, 0, 0, 1).with_sgl(t(4096)),
+            rw(0x0c, 0, 0, 1).with_sgl(t(4096)),
             &[],
             Status::INVALID_OPCODE.with_dnr(),
         ),
