@@ -49,7 +49,7 @@ impl Owner {
     }
 
     /// Applies a command in memory. True if it has changed something, now or before.
-    fn reserve(&self, ask: &ReserveAsk) -> Result<bool, Status> {
+    pub(super) fn reserve(&self, ask: &ReserveAsk) -> Result<bool, Status> {
         let command = ReservationCommand::new(ask.action, ask.keys)?;
         let before = {
             let mut core = self.core.borrow_mut();

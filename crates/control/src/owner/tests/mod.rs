@@ -8,7 +8,9 @@ mod handing_over;
 mod hang;
 mod kills;
 mod lives;
+mod ports;
 mod protocol;
+mod reserve;
 mod space;
 mod taking_over;
 
