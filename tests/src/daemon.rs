@@ -52,6 +52,8 @@ pub struct DaemonOptions {
     pub folder_parent: Option<PathBuf>,
     /// More environment for it, and with it for its engines.
     pub environment: Vec<(String, String)>,
+    /// More arguments for `forebay serve`.
+    pub arguments: Vec<String>,
 }
 
 /// Who runs.
@@ -73,6 +75,7 @@ pub struct Daemon {
     child: Child,
     /// More environment for it.
     pub environment: Vec<(String, String)>,
+    arguments: Vec<String>,
 }
 
 impl Daemon {
@@ -96,12 +99,14 @@ impl Daemon {
         );
         std::fs::write(folder.path().join(CONFIG), config)?;
         let environment = options.environment.clone();
-        let child = spawn(folder.path(), &environment)?;
+        let arguments = options.arguments.clone();
+        let child = spawn(folder.path(), &environment, &arguments)?;
         let mut daemon = Self {
             folder,
             port,
             child,
             environment,
+            arguments,
         };
         daemon.wait_ready()?;
         Ok(daemon)
@@ -115,7 +120,7 @@ impl Daemon {
         if self.child.try_wait()?.is_none() {
             bail!("the daemon still runs");
         }
-        self.child = spawn(self.folder.path(), &self.environment)?;
+        self.child = spawn(self.folder.path(), &self.environment, &self.arguments)?;
         self.wait_ready()
     }
 
@@ -304,6 +309,21 @@ impl Daemon {
         Ok(())
     }
 
+    /// SIGTERM to a daemon that leaves its engine running, and waits for its end.
+    ///
+    /// # Errors
+    /// If it does not end, or ends badly.
+    pub fn leave_engine(&mut self) -> Result<()> {
+        kill(self.child.id(), Signal::TERM)?;
+        let status = process::wait(&mut self.child, STOP_LIMIT)
+            .context("the daemon does not stop")
+            .map_err(|error| self.with_logs(error))?;
+        if !status.success() {
+            return Err(self.with_logs(anyhow::anyhow!("the daemon ended badly: {status}")));
+        }
+        Ok(())
+    }
+
     /// Ends daemon and engine in good order.
     ///
     /// # Errors
@@ -319,6 +339,19 @@ impl Daemon {
         let left = self.left_behind();
         if !left.is_empty() {
             bail!("the daemon stopped, but left {left:?} running");
+        }
+        Ok(())
+    }
+
+    /// Asks daemon and engine to end in good order, and waits for the daemon's end.
+    ///
+    /// # Errors
+    /// If it refuses, does not end, or ends badly.
+    pub fn shut_down(&mut self) -> Result<()> {
+        self.cli(&["shutdown"])?;
+        let status = process::wait(&mut self.child, STOP_LIMIT)?;
+        if !status.success() {
+            bail!("the daemon ended badly: {status}");
         }
         Ok(())
     }
@@ -459,7 +492,7 @@ fn program() -> PathBuf {
     }
 }
 
-fn spawn(folder: &Path, environment: &[(String, String)]) -> Result<Child> {
+fn spawn(folder: &Path, environment: &[(String, String)], arguments: &[String]) -> Result<Child> {
     let log = OpenOptions::new()
         .create(true)
         .append(true)
@@ -470,6 +503,7 @@ fn spawn(folder: &Path, environment: &[(String, String)]) -> Result<Child> {
         .arg("serve")
         .arg("--config")
         .arg(folder.join(CONFIG))
+        .args(arguments)
         .envs(environment.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stdout(log)

@@ -34,6 +34,8 @@ pub struct LabOptions {
     pub config: String,
     /// More environment for the daemon.
     pub environment: Vec<(String, String)>,
+    /// More arguments for `forebay serve`.
+    pub arguments: Vec<String>,
     /// The pool's devices, as on the command line, with `FOLDER` for the daemon's folder; none: a file.
     pub devices: Vec<String>,
     /// Name and size of each volume of tenant `t`.
@@ -129,6 +131,7 @@ impl Lab {
         let daemon = Daemon::start(&DaemonOptions {
             config: options.config.clone(),
             environment: options.environment.clone(),
+            arguments: options.arguments.clone(),
             ..DaemonOptions::default()
         })?;
         let folder = daemon.folder().display().to_string();

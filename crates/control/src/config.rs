@@ -27,6 +27,8 @@ pub struct DaemonConfig {
     pub embedded_pool: Option<EmbeddedPool>,
     /// Where devices of the pool may be, besides where they were last found.
     pub pool_devices: Vec<String>,
+    /// Leave the engine running when a signal ends the daemon: the next daemon goes on with it.
+    pub keep_engine: bool,
     /// Version to report.
     pub version: String,
 }

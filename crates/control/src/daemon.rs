@@ -27,11 +27,12 @@ use tokio::time::{Instant, timeout};
 
 use crate::api;
 use crate::api::error::ApiError;
+use crate::api::events::EventKind;
 use crate::api::model::{DeathReport, EngineState, PoolOpen, Process, Status};
 use crate::api::stats::Stats;
 use crate::config::DaemonConfig;
 use crate::devices::{self, OpenPool};
-use crate::events::Events;
+use crate::events::{Events, News};
 use crate::files;
 use crate::owner::session::{GreetError, Greeting, Session};
 use crate::owner::{Grants, Limits, Owner, grants_capacity, now_unix_ms};
@@ -43,11 +44,8 @@ use crate::systemd;
 mod pool;
 mod reopen;
 mod requests;
+mod stop;
 
-/// How long a stop waits for uncommitted mappings while the engine lives.
-const SYNC_LIMIT: Duration = Duration::from_secs(10);
-/// How long a stop waits for the engine.
-const STOP_LIMIT: Duration = Duration::from_secs(15);
 /// How long a start waits for the catalog.
 const START_COMMIT_LIMIT: Duration = Duration::from_secs(30);
 
@@ -118,7 +116,8 @@ struct Daemon {
     events: Rc<Events>,
 }
 
-/// Runs the daemon until SIGTERM, SIGINT, or a request to stop.
+/// Runs the daemon until SIGTERM, SIGINT, or a request to stop. A signal leaves the engine running if the
+/// configuration says so; a request never does.
 ///
 /// # Errors
 /// When it can't start, or when it could not commit everything at its end.
@@ -142,9 +141,6 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
         Some(address) => Some(listen_for_metrics(address).await?),
         None => None,
     };
-    for exposure in config.exposures() {
-        tracing::warn!("{exposure}");
-    }
     let daemon = Rc::new(Daemon {
         config,
         started: Instant::now(),
@@ -169,28 +165,46 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
     }
     let server = tokio::task::spawn_local(api::serve(listener, handle, stopped));
     tracing::info!(socket = %daemon.config.api_socket.display(), "the daemon serves");
+    let text = format!(
+        "the daemon (pid {}, version {}) has started",
+        std::process::id(),
+        daemon.config.version
+    );
+    let generation = daemon.status().generation;
+    daemon
+        .events
+        .tell(EventKind::DaemonStarted, generation, text, News::default());
+    for exposure in daemon.config.exposures() {
+        daemon
+            .events
+            .tell(EventKind::Warning, generation, exposure, News::default());
+    }
     systemd::tell("READY=1");
-    loop {
+    let by_signal = loop {
         tokio::select! {
             request = requests.recv() => match request {
                 Some(api::request::Request::Shutdown(reply)) => {
                     let _ = reply.send(Ok(()));
-                    break;
+                    break false;
                 }
                 Some(request) => daemon.dispatch(request),
-                None => break,
+                None => break false,
             },
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break true,
+            _ = interrupt.recv() => break true,
         }
-    }
+    };
     tracing::info!("the daemon stops");
     systemd::tell("STOPPING=1");
     daemon.events.close_down();
     let _ = stop_api.send(());
     // What is asked from here on gets no answer, which callers read as "stopping".
     drop(requests);
-    let result = daemon.stop().await;
+    let result = if by_signal && daemon.config.keep_engine {
+        daemon.leave_engine().await
+    } else {
+        daemon.stop().await
+    };
     // It bounds itself.
     let _ = server.await;
     result
@@ -328,6 +342,7 @@ impl Daemon {
             .append(&mut self.spare_listeners.borrow_mut());
         owner.note_ports();
         owner.set_state_dir(&self.config.state_dir);
+        owner.set_run_dir(&self.config.run_dir);
         let supervisor = Supervisor::new(
             self.config.engine.clone(),
             &self.config.run_dir,
@@ -379,9 +394,11 @@ impl Daemon {
         match (greeted, found) {
             (Ok(greeting), Some(engine)) => {
                 tracing::info!(pid = engine.pid, generation = engine.generation, "took over a running engine");
-                if record.daemon_pid != std::process::id() {
+                // One that left it to the next has written no pid.
+                if record.daemon_pid != std::process::id() && record.daemon_pid != 0 {
                     self.note_death(&record, Process::Daemon);
                 }
+                process::set_daemon(&self.config.run_dir, std::process::id());
                 Ok(Some((engine, greeting)))
             }
             (Ok(greeting), None) => {
@@ -425,6 +442,12 @@ impl Daemon {
             log: report::log_tail(&self.config.state_dir, log),
         };
         let path = report::write_found(&self.config.state_dir, &found);
+        let (kind, generation) = match process {
+            Process::Daemon => (EventKind::DaemonDied, record.generation),
+            Process::Engine => (EventKind::EngineDied, record.generation),
+        };
+        let text = format!("the {name} (pid {pid}, generation {generation}) died: {cause}");
+        self.events.tell(kind, generation, text, News::default());
         *self.last_death.borrow_mut() = Some(DeathReport {
             process,
             pid,
@@ -536,48 +559,6 @@ impl Daemon {
             },
             |serving| serving.owner.stats(self.events.stats()),
         )
-    }
-
-    /// Ends everything in good order.
-    async fn stop(&self) -> Result<(), DaemonError> {
-        let Some(serving) = self.serving.borrow_mut().take() else {
-            return Ok(());
-        };
-        let owner = &serving.owner;
-        // While the engine lives, so that little is left for later; what fails is tried again below.
-        match timeout(SYNC_LIMIT, owner.sync_all()).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "committing before the engine's end"),
-            Err(_) => tracing::warn!("committing before the engine's end takes too long"),
-        }
-        serving.supervisor.stop(owner, STOP_LIMIT).await;
-        let committed = timeout(SYNC_LIMIT, owner.sync_all_without_engine()).await;
-        owner.close();
-        let failed = match committed {
-            Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some("it took too long".to_owned()),
-        };
-        files::remove(&process::record_path(&self.config.run_dir))?;
-        if let Some(error) = failed {
-            // The grant table stays: the next daemon of this boot commits what it names, and its
-            // engine's FLUSH covers the devices.
-            return Err(DaemonError::new(format!(
-                "the last changes could not be flushed and committed to the pool: {error}"
-            ))
-            .with_hint(
-                "nothing is lost as long as this machine is not restarted: start the daemon again",
-            ));
-        }
-        if owner.lists_missing() {
-            tracing::info!(
-                "the grant table is kept: what was written to a missing device may not be durable there"
-            );
-        } else {
-            files::remove(&self.grants_path())?;
-        }
-        tracing::info!("stopped in good order");
-        Ok(())
     }
 }
 

@@ -40,6 +40,7 @@ pub(crate) struct Events {
     changed: Signal,
     readers: Cell<usize>,
     closed_down: Cell<bool>,
+    deaths: Cell<u64>,
     takeovers: Cell<u64>,
     last_pause_ns: Cell<Option<u64>>,
     closed: RefCell<BTreeMap<String, u64>>,
@@ -75,6 +76,7 @@ impl Default for Events {
             changed: Signal::new(),
             readers: Cell::new(0),
             closed_down: Cell::new(false),
+            deaths: Cell::new(0),
             takeovers: Cell::new(0),
             last_pause_ns: Cell::new(None),
             closed: RefCell::default(),
@@ -118,6 +120,9 @@ impl Events {
             | EventKind::PoolSpace
             | EventKind::Warning => tracing::warn!(generation, "{message}"),
             _ => tracing::info!(generation, "{message}"),
+        }
+        if kind == EventKind::EngineDied {
+            self.deaths.set(self.deaths.get() + 1);
         }
         let pause_ns = news.pause.map(ns);
         if kind == EventKind::TookOver {
@@ -235,6 +240,7 @@ impl Events {
             fence_ns: *fence_ns,
         });
         TakeoverStats {
+            deaths: self.deaths.get(),
             takeovers: self.takeovers.get(),
             last_pause_ns: self.last_pause_ns.get(),
             connections_closed: closed.collect(),

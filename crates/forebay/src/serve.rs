@@ -26,6 +26,9 @@ pub(crate) struct ServeArgs {
     /// Where everything is kept that the configuration does not place [default: ./var]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// Leave the engine running when SIGTERM or SIGINT ends the daemon: the next daemon goes on with it
+    #[arg(long)]
+    keep_engine: bool,
     /// Stop when the process that started this one ends
     #[arg(long, hide = true)]
     with_parent: bool,
@@ -63,7 +66,10 @@ pub(crate) fn serve(args: &ServeArgs, socket: Option<PathBuf>) -> Outcome {
     if config.allow_faulty {
         forebay_device::faulty::allow();
     }
-    let config = daemon_config(config)?;
+    let config = DaemonConfig {
+        keep_engine: args.keep_engine,
+        ..daemon_config(config)?
+    };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -104,6 +110,7 @@ fn daemon_config(config: Config) -> Outcome<DaemonConfig> {
             .embedded
             .map(|(path, size_bytes)| EmbeddedPool { path, size_bytes }),
         pool_devices: config.devices,
+        keep_engine: false,
         version: env!("CARGO_PKG_VERSION").to_owned(),
     })
 }

@@ -118,6 +118,8 @@ pub struct ClosedConnections {
 /// What take-overs cost, since the daemon started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TakeoverStats {
+    /// How many engines have died.
+    pub deaths: u64,
     /// How many there were.
     pub takeovers: u64,
     /// The last one's pause: from the engine's death as the daemon saw it until its successor acted.

@@ -122,6 +122,28 @@ pub struct Bucket {
     pub count: u64,
 }
 
+impl OpStats {
+    /// Both together.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        let (a, b) = (&self.latency, &other.latency);
+        let latency = Latency {
+            total: a.total.plus(&b.total),
+            waiting: a.waiting.plus(&b.waiting),
+            translating: a.translating.plus(&b.translating),
+            device: a.device.plus(&b.device),
+        };
+        Self {
+            ops: self.ops.saturating_add(other.ops),
+            bytes: self.bytes.saturating_add(other.bytes),
+            errors: self.errors.saturating_add(other.errors),
+            latency_p50_ns: latency.total.percentile_ns(50),
+            latency_p99_ns: latency.total.percentile_ns(99),
+            latency,
+        }
+    }
+}
+
 impl Histogram {
     /// The time that `percent` of 100 did not exceed; `None` if nothing was counted.
     #[must_use]

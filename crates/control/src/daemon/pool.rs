@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::requests::changing;
-use super::{Daemon, DaemonError, STOP_LIMIT, blocking};
+use super::stop::STOP_LIMIT;
+use super::{Daemon, DaemonError, blocking};
 use crate::api::error::ApiError;
 use crate::api::model::{DeviceAdd, DeviceInfo, PoolCreate, PoolInfo};
 use crate::devices::{self, OpenPool, PoolDevice};

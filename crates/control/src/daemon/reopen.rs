@@ -170,14 +170,14 @@ impl Daemon {
     }
 
     /// Stops to serve the pool; its engine goes on.
-    async fn leave(&self, serving: Rc<Serving>) {
+    pub(super) async fn leave(&self, serving: Rc<Serving>) {
         self.serving.borrow_mut().take();
         let owner = &serving.owner;
         match timeout(COMMIT_LIMIT, owner.commit()).await {
             Ok(Ok(())) => {}
             // The grant table has what the catalog lacks.
-            Ok(Err(error)) => tracing::warn!(%error, "before the pool is opened anew"),
-            Err(_) => tracing::warn!("the pool is opened anew before its last commit has ended"),
+            Ok(Err(error)) => tracing::warn!(%error, "before the engine is left"),
+            Err(_) => tracing::warn!("the engine is left before the last commit has ended"),
         }
         let supervising = serving.supervising.borrow_mut().take();
         if let Some(task) = supervising {

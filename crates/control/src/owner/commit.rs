@@ -18,6 +18,8 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use super::Owner;
+use crate::api::events::EventKind;
+use crate::events::News;
 use crate::signal::Signal;
 
 /// Attempts after which waiting callers are told.
@@ -166,12 +168,17 @@ impl Owner {
             self.launder_wanted.raise();
         }
         if self.committer.trouble.borrow_mut().take().is_some() {
-            tracing::info!("the pool's catalog can be written again");
+            let text = "the pool's catalog can be written again".to_owned();
+            self.tell(EventKind::Warning, text, News::default());
         }
     }
 
     fn note_trouble(&self, attempt: u32, error: &str) {
         tracing::error!(attempt, error, "committing to the pool's catalog failed");
+        if attempt + 1 == PATIENCE {
+            let text = format!("the pool's catalog can't be written: {error}");
+            self.tell(EventKind::Warning, text, News::default());
+        }
         if attempt + 1 >= PATIENCE {
             *self.committer.trouble.borrow_mut() = Some(error.to_owned());
             self.committer.progress.raise();

@@ -15,7 +15,9 @@ use forebay_pool::{Catalog, CatalogCopy, CatalogHealth, CopyState};
 use tokio::time::{Instant, sleep};
 
 use super::Owner;
+use crate::api::events::EventKind;
 use crate::api::model::{CatalogCopyInfo, CatalogInfo};
+use crate::events::News;
 
 /// Between two looks.
 const BEAT: Duration = Duration::from_secs(1);
@@ -77,11 +79,12 @@ impl Owner {
         for note in now.notes.iter().skip(before.notes.len()) {
             tracing::warn!(note, "the pool's catalog");
         }
-        match (before.is_whole(), now.is_whole()) {
-            (true, false) => tracing::error!("the pool's catalog has no second copy any more"),
-            (false, true) => tracing::info!("the pool's catalog has two good copies again"),
-            _ => {}
-        }
+        let text = match (before.is_whole(), now.is_whole()) {
+            (true, false) => "the pool's catalog has no second copy any more",
+            (false, true) => "the pool's catalog has two good copies again",
+            _ => return,
+        };
+        self.tell(EventKind::Warning, text.to_owned(), News::default());
     }
 
     /// The catalog, for people.

@@ -13,8 +13,10 @@ use super::push::export_config;
 use super::session::AskError;
 use super::volume::engine_error;
 use crate::api::error::ApiError;
+use crate::api::events::EventKind;
 use crate::api::model::{Export, ExportCreate, ExportUpdate};
 use crate::devices::{api_error, now_s};
+use crate::events::News;
 
 impl Owner {
     /// Exports a volume.
@@ -44,7 +46,18 @@ impl Owner {
             }
             return Err(engine_error(&error));
         }
+        let name = format!("{tenant}/{volume}");
+        let text = format!("{name} is exported from now on");
+        self.tell_export(EventKind::ExportCreated, name, text);
         self.export_show(&tenant, &volume)
+    }
+
+    fn tell_export(&self, kind: EventKind, name: String, text: String) {
+        let news = News {
+            export: Some(name),
+            ..News::default()
+        };
+        self.tell(kind, text, news);
     }
 
     pub(super) async fn push_export(&self, id: ExportId) -> Result<(), AskError> {
@@ -107,7 +120,16 @@ impl Owner {
         self.push_export(id)
             .await
             .map_err(|error| engine_error(&error))?;
-        self.export_show(&tenant, &volume)
+        let shown = self.export_show(&tenant, &volume)?;
+        let who = match (shown.any_host, shown.hosts.len()) {
+            (true, _) => "every host".to_owned(),
+            (false, 1) => "one host".to_owned(),
+            (false, hosts) => format!("{hosts} hosts"),
+        };
+        let name = format!("{tenant}/{volume}");
+        let text = format!("export {name} is for {who} from now on");
+        self.tell_export(EventKind::ExportChanged, name, text);
+        Ok(shown)
     }
 
     /// Ends an export; its hosts are disconnected.
@@ -130,6 +152,10 @@ impl Owner {
             export,
         })
         .await
-        .map_err(|error| engine_error(&error))
+        .map_err(|error| engine_error(&error))?;
+        let name = format!("{tenant}/{volume}");
+        let text = format!("{name} is not exported any more");
+        self.tell_export(EventKind::ExportDeleted, name, text);
+        Ok(())
     }
 }

@@ -24,6 +24,7 @@ use tokio::time::{sleep, timeout};
 
 use super::Owner;
 use super::session::{AskError, Pending, Session};
+use crate::api::events::EventKind;
 
 /// Before a settle that failed is asked for again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -58,7 +59,13 @@ impl Owner {
             generation,
             what,
         };
-        self.hanging.suspects.borrow_mut().insert(device, suspicion);
+        let known = self.hanging.suspects.borrow_mut().insert(device, suspicion);
+        if known.is_none() {
+            let spec = self.spec_of(device);
+            let text =
+                format!("device {spec} hangs: {what} did not end there; others go on without it");
+            self.tell_of_device(EventKind::DeviceFailed, device, text);
+        }
         self.devices_changed.raise();
         number
     }
@@ -112,7 +119,6 @@ impl Owner {
         let ended = job.within(self.limits.job).await;
         if let Err(AskError::TimedOut(_, what)) = ended {
             self.suspect(device, session.generation, what);
-            tracing::error!(%device, what, "a device hangs; others go on without it");
         }
         ended
     }
@@ -164,6 +170,8 @@ impl Owner {
         let mut suspects = self.hanging.suspects.borrow_mut();
         if let Some(suspicion) = suspects.get(&device).copied().filter(covers) {
             suspects.remove(&device);
+            let text = format!("device {} hangs no more", self.spec_of(device));
+            self.tell_of_device(EventKind::DeviceReturned, device, text);
             let mut ended = self.hanging.ended.borrow_mut();
             ended.insert(device, suspicion.number);
         }

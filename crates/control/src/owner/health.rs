@@ -17,8 +17,19 @@ use tokio::time::sleep;
 
 use super::Owner;
 use super::session::{AskError, DeviceState, Session};
+use crate::api::events::EventKind;
+use crate::events::News;
 
 impl Owner {
+    /// Something happened to a device.
+    pub(super) fn tell_of_device(&self, kind: EventKind, device: DeviceIndex, text: String) {
+        let news = News {
+            device: Some(device.0),
+            ..News::default()
+        };
+        self.tell(kind, text, news);
+    }
+
     /// Where a device is now, whatever the catalog last heard.
     pub(super) fn device_spec(&self, record: &DeviceRecord) -> String {
         let devices = self.devices.borrow();
@@ -60,13 +71,28 @@ impl Owner {
             before
         };
         if before != health {
+            let spec = self.spec_of(device);
             match health {
-                Health::Online => tracing::info!(%device, "the device is online"),
+                Health::Online => {
+                    self.tell_of_device(
+                        EventKind::DeviceReturned,
+                        device,
+                        format!("device {spec} is online"),
+                    );
+                }
                 Health::Failing => {
                     tracing::warn!(%device, "the device gives errors: nothing new is placed there until it is well again");
                 }
                 Health::Missing | Health::Failed => {
-                    tracing::error!(%device, ?health, "the device is not online: what lives there can't be reached, everything else goes on")
+                    let what = if health == Health::Missing {
+                        "is missing"
+                    } else {
+                        "has failed"
+                    };
+                    let text = format!(
+                        "device {spec} {what}: what lives there can't be reached, everything else goes on"
+                    );
+                    self.tell_of_device(EventKind::DeviceFailed, device, text);
                 }
             }
             self.devices_changed.raise();

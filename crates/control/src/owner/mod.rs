@@ -29,6 +29,7 @@ mod device;
 mod evict;
 mod export;
 mod fault;
+mod figures;
 mod flush;
 mod hang;
 mod health;
@@ -70,8 +71,9 @@ use self::commit::Committer;
 use self::locks::Locks;
 use self::session::{AskError, Conversion, Estate, Greeting, Session};
 use crate::api::error::ApiError;
+use crate::api::events::EventKind;
 use crate::devices::{MissingDevice, PoolDevice};
-use crate::events::Events;
+use crate::events::{Events, News};
 use crate::signal::Signal;
 
 pub(crate) use self::adopt::{Grants, grants_capacity};
@@ -214,6 +216,8 @@ pub(crate) struct Owner {
     devices_changed: Signal,
     watched: watch::Watched,
     hosts: hosts::Hosts,
+    added: RefCell<stats::Added>,
+    figures: RefCell<figures::Told>,
     pub(crate) quarantine: quarantine::Quarantine,
     adding: tokio::sync::Mutex<()>,
     closed: Cell<bool>,
@@ -268,6 +272,8 @@ impl Owner {
             devices_changed: Signal::new(),
             watched: watch::Watched::default(),
             hosts: hosts::Hosts::default(),
+            added: RefCell::default(),
+            figures: RefCell::default(),
             quarantine: quarantine::Quarantine::default(),
             adding: tokio::sync::Mutex::new(()),
             closed: Cell::new(false),
@@ -321,6 +327,12 @@ impl Owner {
     /// The engine's conversation, once there is one.
     pub(crate) async fn wait_session(&self) -> Rc<Session> {
         self.session_changed.until(|| self.session()).await
+    }
+
+    /// Something happened.
+    pub(super) fn tell(&self, kind: EventKind, text: String, news: News) {
+        self.events
+            .tell(kind, self.newest_generation.get(), text, news);
     }
 
     /// Says something to the engine, if there is one.
@@ -434,6 +446,7 @@ impl Owner {
             let mark = self.core.borrow().pool.quarantine_mark();
             session.quarantined_before.set(Some(mark));
         }
+        self.count_on(session);
         *self.session.borrow_mut() = Some(session.clone());
         self.newest_generation.set(session.generation);
         self.session_changed.raise();
@@ -509,7 +522,10 @@ impl Owner {
             FromEngine::DeviceFailed { device, error } => {
                 self.device_failed(session, device, error);
             }
-            FromEngine::Notice { text } => tracing::warn!(text, "the engine says"),
+            FromEngine::Notice { text } => {
+                let text = format!("the engine says: {text}");
+                self.tell(EventKind::Warning, text, News::default());
+            }
             other => tracing::warn!(?other, "the engine said something out of place"),
         }
     }

@@ -189,6 +189,7 @@ impl Owner {
             );
         }
         drop(core);
+        self.say_figures(session);
         self.attach(session);
         (asked, addresses)
     }

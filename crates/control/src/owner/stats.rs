@@ -3,16 +3,24 @@
 //! Purpose: what the engine counts in its state region, with names from the pool.
 //! Design: reads the region of the running engine; another process writes there at any time, so a
 //! figure may be torn from its neighbours and every index is bounded. The region counts latencies
-//! in four buckets to each doubling; a percentile is its bucket's upper end.
+//! in four buckets to each doubling; a percentile is its bucket's upper end. An engine's counters begin
+//! at zero: what a dead one had counted for an export is added once, when the next one is greeted, and
+//! noted in the run folder for the daemon after this one; so no counter falls when a process dies.
 //! Not here: rates (readers take differences).
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use forebay_pool::ExportId;
 use forebay_xlate::boundary::region::{
-    LaneRecord, MAX_REACTORS, OpKind, OpStats as RegionOpStats, Times, TimesOf,
+    LaneRecord, MAX_REACTORS, OpKind, OpStats as RegionOpStats, Region, Times, TimesOf,
     latency_bucket_end_ns,
 };
+use serde::{Deserialize, Serialize};
 
 use super::Owner;
 use super::session::Session;
@@ -21,6 +29,7 @@ use crate::api::events::TakeoverStats;
 use crate::api::stats::{
     Bucket, EngineStats, Histogram, LaneStats, Latency, OpStats, PoolStats, Stats,
 };
+use crate::files;
 
 /// Milliseconds since the Unix epoch.
 pub(crate) fn now_unix_ms() -> u64 {
@@ -63,17 +72,125 @@ fn op_stats(ops: &RegionOpStats) -> OpStats {
     }
 }
 
-fn lane_stats(lane: &LaneRecord, tenant: String, volume: String) -> LaneStats {
+/// The kinds of commands, as [`LaneStats`] has them.
+const KINDS: [OpKind; 4] = [
+    OpKind::Read,
+    OpKind::Write,
+    OpKind::Flush,
+    OpKind::Deallocate,
+];
+
+/// What an export's commands have added up to, by kind.
+pub(super) type Totals = [OpStats; 4];
+
+fn plus(a: &Totals, b: &Totals) -> Totals {
+    std::array::from_fn(|kind| a[kind].plus(&b[kind]))
+}
+
+/// Of these exports, what a region's lanes have added up to, and their records. An engine, and a dead one
+/// even more, may have written anything: what it counts for exports that are not there is left out.
+fn totals_of<'a>(
+    region: &'a Region,
+    exports: &BTreeSet<ExportId>,
+) -> BTreeMap<ExportId, (Totals, &'a LaneRecord)> {
+    let mut all = BTreeMap::new();
+    for lane in region.lanes() {
+        // Looking at the rest of the table would only make memory of it.
+        if all.len() == exports.len() {
+            break;
+        }
+        let export = lane.export.load(Relaxed).checked_sub(1).map(ExportId);
+        if let Some(export) = export.filter(|export| exports.contains(export)) {
+            let ops = KINDS.map(|kind| op_stats(&lane.ops[kind as usize]));
+            all.insert(export, (ops, lane));
+        }
+    }
+    all
+}
+
+/// What exports' commands have added up to over all engines that this daemon, or the daemons before it,
+/// know of.
+#[derive(Debug, Default)]
+pub(super) struct Added {
+    /// The newest engine: its generation, and where it counts. It need not live.
+    counting: Option<(u64, Rc<Region>)>,
+    /// Of the engines before it.
+    before: BTreeMap<ExportId, Totals>,
+    /// Whether the file lacks something.
+    unsaved: bool,
+    file: Option<PathBuf>,
+}
+
+/// What `figures.json` says.
+#[derive(Debug, Serialize, Deserialize)]
+struct Saved {
+    /// Of the engine that counts on, and is not in it.
+    generation: u64,
+    before: Vec<(u64, Totals)>,
+}
+
+impl Added {
+    /// Another engine counts from here on, or the same one in another conversation. An earlier daemon knew
+    /// of the engines before this one.
+    pub(super) fn begin(&mut self, session: &Session, exports: &BTreeSet<ExportId>) {
+        let generation = session.generation;
+        let new = Some((generation, session.region.clone()));
+        match std::mem::replace(&mut self.counting, new) {
+            Some((known, _)) if known == generation => {}
+            Some((_, region)) => {
+                self.before.retain(|export, _| exports.contains(export));
+                for (export, (totals, _)) in totals_of(&region, exports) {
+                    let before = self.before.entry(export).or_default();
+                    *before = plus(before, &totals);
+                }
+                self.unsaved = true;
+            }
+            None => {
+                let file = self.file.as_deref();
+                let saved = file.and_then(|file| files::read_json::<Saved>(file).ok()?);
+                let saved = saved.filter(|saved| saved.generation == generation);
+                let before = saved
+                    .map_or_else(Vec::new, |saved| saved.before)
+                    .into_iter();
+                self.before = before.map(|(id, totals)| (ExportId(id), totals)).collect();
+                self.unsaved = true;
+            }
+        }
+    }
+
+    /// What is to be written where, if the file lacks something.
+    fn unsaved(&mut self) -> Option<(PathBuf, Saved)> {
+        let (generation, _) = self.counting.as_ref()?;
+        let file = self.file.clone()?;
+        let before = self
+            .before
+            .iter()
+            .map(|(id, totals)| (id.0, totals.clone()));
+        let saved = Saved {
+            generation: *generation,
+            before: before.collect(),
+        };
+        std::mem::take(&mut self.unsaved).then_some((file, saved))
+    }
+}
+
+fn lane_stats(
+    [read, write, flush, deallocate]: Totals,
+    lane: Option<&LaneRecord>,
+    tenant: String,
+    volume: String,
+) -> LaneStats {
+    let now = |gauge: fn(&LaneRecord) -> &AtomicU64| lane.map_or(0, |l| gauge(l).load(Relaxed));
     LaneStats {
         tenant,
         volume,
-        read: op_stats(&lane.ops[OpKind::Read as usize]),
-        write: op_stats(&lane.ops[OpKind::Write as usize]),
-        flush: op_stats(&lane.ops[OpKind::Flush as usize]),
-        deallocate: op_stats(&lane.ops[OpKind::Deallocate as usize]),
-        in_flight: lane.in_flight.load(Relaxed),
-        parked: lane.parked.load(Relaxed),
-        queues: lane.connections.load(Relaxed),
+        read,
+        write,
+        flush,
+        deallocate,
+        in_flight: now(|lane| &lane.in_flight),
+        parked: now(|lane| &lane.parked),
+        queues: now(|lane| &lane.connections),
     }
 }
 
@@ -111,33 +228,60 @@ fn engine_stats(session: &Session) -> Option<EngineStats> {
 }
 
 impl Owner {
+    /// Says where `figures.json` is.
+    pub(crate) fn set_run_dir(&self, folder: &Path) {
+        self.added.borrow_mut().file = Some(folder.join("figures.json"));
+    }
+
+    fn export_ids(&self) -> BTreeSet<ExportId> {
+        let core = self.core.borrow();
+        core.pool.exports().map(|export| export.id).collect()
+    }
+
+    /// An engine counts from here on.
+    pub(super) fn count_on(&self, session: &Session) {
+        let exports = self.export_ids();
+        self.added.borrow_mut().begin(session, &exports);
+    }
+
+    /// Has the next daemon know what this one adds up, if that has changed.
+    pub(super) fn save_figures(&self) {
+        let Some((file, saved)) = self.added.borrow_mut().unsaved() else {
+            return;
+        };
+        // With many exports it is some megabytes.
+        drop(tokio::task::spawn_blocking(move || {
+            if let Err(error) = files::write_json(&file, &saved, false) {
+                tracing::warn!(%error, "what is counted begins anew with the next daemon");
+            }
+        }));
+    }
+
     /// Everything that is counted.
     pub(crate) fn stats(&self, takeover: TakeoverStats) -> Stats {
         let session = self.session();
+        let exports = self.export_ids();
         let core = self.core.borrow();
         let pool = &core.pool;
+        let added = self.added.borrow();
+        let region = added.counting.as_ref().map(|(_, region)| region);
+        let mut now = region.map_or_else(BTreeMap::new, |region| totals_of(region, &exports));
+        let lives = session.is_some();
         let mut lanes = Vec::new();
-        if let Some(session) = &session {
-            let exports = pool.exports().count();
-            for lane in session.region.lanes() {
-                // Looking at the rest of the table would only make memory of it.
-                if lanes.len() == exports {
-                    break;
-                }
-                let slot = lane.export.load(Relaxed);
-                let export = slot.checked_sub(1).map(forebay_pool::ExportId);
-                let Some(export) = export.and_then(|id| pool.export(id).ok()) else {
-                    continue;
-                };
-                let Ok(volume) = pool.volume(export.volume) else {
-                    continue;
-                };
-                lanes.push(lane_stats(
-                    lane,
-                    tenant_name(&core, volume),
-                    volume.name.clone(),
-                ));
+        for export in pool.exports() {
+            let Ok(volume) = pool.volume(export.volume) else {
+                continue;
+            };
+            let (mut totals, lane) = match now.remove(&export.id) {
+                Some((totals, lane)) => (totals, Some(lane)),
+                None => (Totals::default(), None),
+            };
+            if let Some(before) = added.before.get(&export.id) {
+                totals = plus(before, &totals);
             }
+            let lane = lane.filter(|_| lives);
+            let (tenant, volume) = (tenant_name(&core, volume), volume.name.clone());
+            lanes.push(lane_stats(totals, lane, tenant, volume));
         }
         lanes.sort_by(|a, b| (&a.tenant, &a.volume).cmp(&(&b.tenant, &b.volume)));
         let space = pool.space();

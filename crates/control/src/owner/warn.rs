@@ -2,7 +2,7 @@
 //!
 //! Purpose: sentences for `status` and `pool show`: what is wrong, whom it concerns, what to do.
 //! Design: looked up when asked for, from what is known anyway; only the file systems below device
-//! files are asked. What is not logged where it happens (they fill up by others' doing) is logged
+//! files are asked. What is not told where it happens (they fill up by others' doing) is told
 //! when it comes and when it goes.
 //! Not here: space in the pool, devices that hang, the catalog's copies (`watch`, `hang`, `copies`).
 
@@ -15,7 +15,9 @@ use forebay_device::size::format_bytes;
 use forebay_xlate::DeviceIndex;
 
 use super::{Core, Owner};
+use crate::api::events::EventKind;
 use crate::api::model::{DeviceInfo, DeviceState};
+use crate::events::News;
 
 /// So many of the affected volumes are named.
 const NAMED: usize = 5;
@@ -158,12 +160,13 @@ impl Owner {
         let now = self.room_warnings();
         for (spec, text) in &now {
             if !warned.contains(spec) {
-                tracing::warn!("{text}");
+                self.tell(EventKind::PoolSpace, text.clone(), News::default());
             }
         }
         let names: BTreeSet<String> = now.into_iter().map(|(spec, _)| spec).collect();
         for spec in warned.difference(&names) {
-            tracing::info!("the file system below device {spec} has room again");
+            let text = format!("the file system below device {spec} has room again");
+            self.tell(EventKind::PoolSpace, text, News::default());
         }
         *warned = names;
     }

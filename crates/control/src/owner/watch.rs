@@ -21,6 +21,8 @@ use forebay_xlate::DeviceIndex;
 use tokio::time::sleep;
 
 use super::Owner;
+use crate::api::events::EventKind;
+use crate::events::News;
 
 /// Between two looks.
 const BEAT: Duration = Duration::from_secs(1);
@@ -77,6 +79,8 @@ impl Owner {
             self.log_changes();
             self.look_at_errors();
             self.look_at_hosts();
+            self.look_at_figures();
+            self.save_figures();
             self.look_at_sizes();
         }
     }
@@ -138,7 +142,7 @@ impl Owner {
         let mut warned = self.watched.warned.borrow_mut();
         for (name, text) in &now {
             if !warned.contains(*name) {
-                tracing::warn!("{text}");
+                self.tell(EventKind::PoolSpace, text.clone(), News::default());
             }
         }
         let names: BTreeSet<String> = now.iter().map(|(name, _)| (*name).to_owned()).collect();
@@ -146,7 +150,11 @@ impl Owner {
         for gone in warned.difference(&names) {
             // It may be worse now.
             if !(has_level && LEVELS.contains(&gone.as_str())) {
-                tracing::info!("no longer: {gone}");
+                self.tell(
+                    EventKind::PoolSpace,
+                    format!("no longer: {gone}"),
+                    News::default(),
+                );
             }
         }
         *warned = names;

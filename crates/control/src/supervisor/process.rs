@@ -34,7 +34,7 @@ pub(crate) struct EngineRecord {
     pub(crate) socket: PathBuf,
     /// Clock ticks from boot to its start, as /proc has it.
     pub(crate) start_ticks: u64,
-    /// The daemon that wrote this.
+    /// Whose it is: the daemon that wrote this; 0 if that one has left it to the next.
     pub(crate) daemon_pid: u32,
 }
 
@@ -130,6 +130,21 @@ fn next_role() -> String {
 fn note(path: &Path, record: &EngineRecord) {
     if let Err(error) = files::write_json(path, record, false) {
         tracing::warn!(%error, pid = record.pid, "recording the engine");
+    }
+}
+
+/// Says whose the recorded engine is.
+pub(crate) fn set_daemon(run_dir: &Path, daemon_pid: u32) {
+    match recorded(run_dir) {
+        Ok(Some(record)) => note(
+            &record_path(run_dir),
+            &EngineRecord {
+                daemon_pid,
+                ..record
+            },
+        ),
+        Ok(None) => {}
+        Err(error) => tracing::warn!(%error, "recording whose the engine is"),
     }
 }
 

@@ -391,6 +391,11 @@ impl Fake {
         message
     }
 
+    /// The engine's end, as the daemon sees it.
+    pub(super) fn hang_up(&mut self) {
+        (self.channel, self.readiness, _) = sockets();
+    }
+
     /// Something that is no message.
     pub(super) fn send_garbage(&mut self) {
         let flags = rustix::net::SendFlags::NOSIGNAL;

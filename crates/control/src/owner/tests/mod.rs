@@ -11,6 +11,7 @@ mod lives;
 mod ports;
 mod protocol;
 mod reserve;
+mod seen;
 mod space;
 mod taking_over;
 
@@ -168,14 +169,16 @@ fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
         devices,
         ..
     } = open;
-    Owner::new(
+    let owner = Owner::new(
         pool,
         Arc::new(catalog),
         devices,
         grants.unwrap(),
         begin.limits.clone(),
         Rc::default(),
-    )
+    );
+    owner.set_run_dir(place.folder.path());
+    owner
 }
 
 impl Life {
@@ -242,6 +245,7 @@ impl Life {
             begin.limits,
             Rc::default(),
         );
+        owner.set_run_dir(place.folder.path());
         let mut life = Self {
             owner: owner.clone(),
             fake,

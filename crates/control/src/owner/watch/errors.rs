@@ -16,6 +16,7 @@ use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::region::DeviceRecord;
 
 use super::super::Owner;
+use crate::api::events::EventKind;
 use crate::api::model::DeviceErrors;
 
 /// A device without an error for so long is well again.
@@ -205,7 +206,8 @@ impl Owner {
             } else {
                 seen.trouble = None;
                 drop(all);
-                tracing::info!(%device, "the device gives no errors any more");
+                let text = format!("device {} gives no errors any more", self.spec_of(device));
+                self.tell_of_device(EventKind::DeviceReturned, device, text);
             }
         }
     }
@@ -225,7 +227,11 @@ impl Owner {
         };
         if let Some(what) = begins {
             let spec = self.spec_of(device);
-            tracing::error!(%device, "device {spec} {what}");
+            self.tell_of_device(
+                EventKind::DeviceFailed,
+                device,
+                format!("device {spec} {what}"),
+            );
         }
         self.judge_health(device);
     }
@@ -247,7 +253,9 @@ impl Owner {
         };
         match flushed {
             Ok(()) if is_well => {
-                tracing::info!(%device, "the device gives no errors any more, and a flush succeeded");
+                let spec = self.spec_of(device);
+                let text = format!("device {spec} gives no errors any more, and a flush succeeded");
+                self.tell_of_device(EventKind::DeviceReturned, device, text);
             }
             Ok(()) => {}
             Err(error) => tracing::debug!(%device, %error, "a device that gave errors"),

@@ -1,0 +1,95 @@
+//! The daemon's end.
+//!
+//! Purpose: everything ends in good order; or the daemon alone ends, and the next one goes on with the
+//! engine, as at an update of the program.
+//! Design: a stop commits everything, ends the engine, and leaves nothing behind that a restart would have
+//! to take over. A daemon that leaves its engine leaves what a killed one would (the grant table has what
+//! the catalog lacks), but commits first, and says in the record of the engine that nobody died. It does
+//! not leave in the middle of a take-over, whose connections only it has.
+//! Not here: who says that it is to end (`daemon`).
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+
+use super::{Daemon, DaemonError, Serving};
+use crate::api::model::EngineState;
+use crate::files;
+use crate::supervisor::process;
+
+/// How long a daemon that leaves its engine waits until one serves.
+const SERVES_LIMIT: Duration = Duration::from_secs(10);
+/// How long a stop waits for uncommitted mappings while the engine lives.
+const SYNC_LIMIT: Duration = Duration::from_secs(10);
+/// How long a stop waits for the engine.
+pub(super) const STOP_LIMIT: Duration = Duration::from_secs(15);
+
+impl Serving {
+    /// Waits until an engine serves.
+    async fn serves(&self) {
+        while self.supervisor.view().state != EngineState::Running {
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+impl Daemon {
+    /// Ends everything in good order.
+    pub(super) async fn stop(&self) -> Result<(), DaemonError> {
+        let Some(serving) = self.serving.borrow_mut().take() else {
+            return Ok(());
+        };
+        let owner = &serving.owner;
+        // While the engine lives, so that little is left for later; what fails is tried again below.
+        match timeout(SYNC_LIMIT, owner.sync_all()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "committing before the engine's end"),
+            Err(_) => tracing::warn!("committing before the engine's end takes too long"),
+        }
+        serving.supervisor.stop(owner, STOP_LIMIT).await;
+        let committed = timeout(SYNC_LIMIT, owner.sync_all_without_engine()).await;
+        owner.close();
+        let failed = match committed {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some("it took too long".to_owned()),
+        };
+        files::remove(&process::record_path(&self.config.run_dir))?;
+        if let Some(error) = failed {
+            // The grant table stays: the next daemon of this boot commits what it names, and its
+            // engine's FLUSH covers the devices.
+            return Err(DaemonError::new(format!(
+                "the last changes could not be flushed and committed to the pool: {error}"
+            ))
+            .with_hint(
+                "nothing is lost as long as this machine is not restarted: start the daemon again",
+            ));
+        }
+        if owner.lists_missing() {
+            tracing::info!(
+                "the grant table is kept: what was written to a missing device may not be durable there"
+            );
+        } else {
+            files::remove(&self.grants_path())?;
+        }
+        tracing::info!("stopped in good order");
+        Ok(())
+    }
+
+    /// Ends this daemon alone.
+    pub(super) async fn leave_engine(&self) -> Result<(), DaemonError> {
+        let Some(serving) = self.serving() else {
+            return Ok(());
+        };
+        if timeout(SERVES_LIMIT, serving.serves()).await.is_err() {
+            tracing::warn!("the daemon ends while no engine serves");
+        }
+        self.leave(Rc::clone(&serving)).await;
+        if self.left_engine.take().is_some() {
+            process::set_daemon(&self.config.run_dir, 0);
+        }
+        tracing::info!("the daemon has ended; its engine goes on");
+        Ok(())
+    }
+}

@@ -1,0 +1,266 @@
+//! What is counted and told of what hosts do, over the deaths of daemon and engine.
+
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use forebay_xlate::boundary::region::{ControllerContent, OpKind, STATE_WORDS};
+
+use super::*;
+use crate::api::events::{EventKind, TakeoverStats};
+use crate::api::stats::LaneStats;
+
+impl Life {
+    /// Has the engine serve a volume's export in a lane.
+    fn lane(&self, volume: &str, lane: usize) -> u64 {
+        let export = self.owner.export_id("t", volume).unwrap();
+        let record = &self.fake.region.lanes()[lane];
+        record.export.store(export.0 + 1, Release);
+        record.connections.store(1, Relaxed);
+        export.0
+    }
+
+    /// The engine ends so many reads of 4096 bytes and 1 us.
+    fn reads(&self, lane: usize, count: u64) {
+        for _ in 0..count {
+            let ops = &self.fake.region.lanes()[lane].ops;
+            ops[OpKind::Read as usize].record(4096, 1000, false);
+        }
+    }
+
+    fn stats(&self) -> Vec<LaneStats> {
+        self.owner.stats(TakeoverStats::default()).lanes
+    }
+
+    /// A host connects, with this controller.
+    fn connects(&self, controller: u32, lane: usize, name: &str) {
+        let region = &self.fake.region;
+        let record = &region.controllers()[controller as usize];
+        record.lane.store(lane as u64, Relaxed);
+        let mut state = [0; STATE_WORDS];
+        for (word, bytes) in state.iter_mut().zip(name.as_bytes().chunks(8)) {
+            let mut eight = [0; 8];
+            eight[..bytes.len()].copy_from_slice(bytes);
+            *word = u64::from_le_bytes(eight);
+        }
+        let content = ControllerContent {
+            sequence: 1,
+            valid_from: 0,
+            blocks: 0,
+            state,
+        };
+        record.put_state(region.header().key.load(Relaxed), controller, &content);
+        record.used.store(1, Release);
+    }
+
+    fn disconnects(&self, controller: usize) {
+        self.fake.region.controllers()[controller].used.store(0, Release);
+    }
+
+    fn figures(&mut self) -> Vec<(VolumeId, u64, u8, u8)> {
+        let log = std::mem::take(&mut self.fake.log);
+        let figures = log.into_iter().filter_map(|message| match message {
+            ToEngine::VolumeFigures {
+                volume,
+                used_bytes,
+                spare_percent,
+                warnings,
+                ..
+            } => Some((volume, used_bytes, spare_percent, warnings)),
+            _ => None,
+        });
+        figures.collect()
+    }
+}
+
+#[test]
+fn counters_do_not_fall_when_processes_die() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.volume("a", 1 << 20).await;
+        life.export("a").await;
+        life.lane("a", 3);
+        life.reads(3, 5);
+        let counted = |life: &Life| {
+            let lanes = life.stats();
+            assert_eq!(lanes.len(), 1);
+            let read = &lanes[0].read;
+            assert_eq!(read.bytes, read.ops * 4096);
+            assert_eq!(read.latency.total.count, read.ops);
+            assert_eq!(read.latency.total.sum_ns, read.ops * 1000);
+            (read.ops, lanes[0].queues)
+        };
+        assert_eq!(counted(&life), (5, 1));
+        // The engine dies, and is replaced.
+        life.fake.hang_up();
+        let owner = life.owner.clone();
+        let alone = || owner.session().is_none().then_some(());
+        owner.session_changed.until(alone).await;
+        assert_eq!(counted(&life), (5, 0), "nobody counts now");
+        life.replace_engine(|_| {}).await;
+        life.fake.settle().await;
+        assert_eq!(counted(&life), (5, 0));
+        life.lane("a", 0);
+        life.reads(0, 2);
+        assert_eq!(counted(&life), (7, 1));
+        // Another conversation with the same engine counts nothing twice.
+        let session = owner.session().unwrap();
+        owner.count_on(&session);
+        assert_eq!(counted(&life), (7, 1));
+        // The daemon dies, and its engine lives on.
+        owner.save_figures();
+        while !place.folder.path().join("figures.json").exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        drop((owner, session));
+        let mut fake = life.kill().await;
+        fake.take_the_rest();
+        let life = Life::take_over(&place, Begin::default(), fake).await;
+        life.reads(0, 1);
+        assert_eq!(counted(&life), (8, 1));
+        // Both die: what nobody knows any more begins anew.
+        let before = life.kill().await;
+        let begin = Begin {
+            generation: 9,
+            ..Begin::default()
+        };
+        let life = Life::next(&place, begin, &before).await;
+        assert_eq!(counted(&life), (0, 0));
+    });
+}
+
+#[test]
+fn a_dead_engines_counters_are_not_trusted() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.volume("a", 1 << 20).await;
+        life.export("a").await;
+        let export = life.lane("a", 1);
+        for lane in life.fake.region.lanes() {
+            lane.export.store(u64::MAX, Relaxed);
+        }
+        for lane in [1, 2] {
+            let record = &life.fake.region.lanes()[lane];
+            record.export.store(export + 1, Relaxed);
+            for ops in &record.ops {
+                ops.counters().for_each(|c| c.store(u64::MAX, Relaxed));
+            }
+        }
+        for _engine in 0..2 {
+            life.fake.hang_up();
+            life.replace_engine(|_| {}).await;
+            life.fake.settle().await;
+            life.lane("a", 0);
+            life.reads(0, 1);
+            let lanes = life.stats();
+            assert_eq!(lanes.len(), 1);
+            assert_eq!(lanes[0].read.ops, u64::MAX);
+            assert_eq!(lanes[0].read.latency.total.sum_ns, u64::MAX);
+        }
+    });
+}
+
+#[test]
+fn hosts_that_come_and_go_are_events() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.volume("a", 1 << 20).await;
+        life.export("a").await;
+        let owner = life.owner.clone();
+        let seen = |kind: EventKind| {
+            let events = owner.events.all();
+            let of = events.into_iter().filter(|event| event.kind == kind);
+            of.map(|event| (event.host, event.count.unwrap_or(0)))
+                .collect::<Vec<_>>()
+        };
+        owner.look_at_hosts();
+        life.lane("a", 0);
+        life.connects(7, 0, "nqn.one");
+        // The same host a second time is no news.
+        life.connects(8, 0, "nqn.one");
+        life.connects(9, 0, "nqn.two");
+        owner.look_at_hosts();
+        owner.look_at_hosts();
+        let one = (Some("nqn.one".to_owned()), 1);
+        let two = (Some("nqn.two".to_owned()), 1);
+        assert_eq!(seen(EventKind::HostConnected), [one.clone(), two.clone()]);
+        life.disconnects(8);
+        life.disconnects(9);
+        owner.look_at_hosts();
+        assert_eq!(seen(EventKind::HostDisconnected), [two]);
+        // A storm.
+        for host in 0..500 {
+            life.connects(100 + host, 0, &format!("nqn.{host}"));
+        }
+        owner.look_at_hosts();
+        assert_eq!(seen(EventKind::HostConnected).last(), Some(&(None, 500)));
+        assert_eq!(seen(EventKind::HostConnected).len(), 3);
+        // The engine dies. Its successor has everybody but one, once it acts.
+        life.fake.hang_up();
+        life.replace_engine(|_| {}).await;
+        owner.look_at_hosts();
+        life.lane("a", 0);
+        for host in 0..500 {
+            life.connects(100 + host, 0, &format!("nqn.{host}"));
+        }
+        life.fake.settle().await;
+        owner.look_at_hosts();
+        assert_eq!(seen(EventKind::HostDisconnected).last(), Some(&one));
+        assert_eq!(seen(EventKind::HostDisconnected).len(), 2);
+        assert_eq!(seen(EventKind::HostConnected).len(), 3);
+    });
+}
+
+#[test]
+fn the_engine_hears_how_full_volumes_and_pool_are() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        let a = life.volume("a", 16 << 20).await;
+        let owner = life.owner.clone();
+        let beats = |count: usize| (0..count).for_each(|_| owner.look_at_figures());
+        beats(1);
+        life.fake.settle().await;
+        assert_eq!(life.figures(), [(a, 0, 100, 0)], "a new volume at once");
+        for extent in 0..16 {
+            life.fake.write(a, extent).await;
+        }
+        // Ten beats, not each write.
+        beats(8);
+        life.fake.settle().await;
+        assert_eq!(life.figures(), []);
+        beats(1);
+        life.fake.settle().await;
+        let told = life.figures();
+        assert_eq!(told.len(), 1);
+        let (_, used_bytes, spare, warnings) = told[0];
+        assert_eq!((used_bytes, warnings), (16 * EXTENT, 0));
+        assert!(spare < 100);
+        // A pool that is nearly full is told at once, but not to who has all its space.
+        let update = crate::api::model::PoolUpdate {
+            placement: None,
+            warn_percent: Some(1),
+            critical_percent: Some(2),
+        };
+        life.with_engine(owner.pool_update(update)).await.unwrap();
+        let reserve = crate::api::model::VolumeUpdate {
+            size_bytes: None,
+            reserved_bytes: Some(1 << 20),
+        };
+        let b = life.volume("b", 1 << 20).await;
+        let update = owner.volume_update("t".to_owned(), "b".to_owned(), reserve);
+        life.with_engine(update).await.unwrap();
+        life.fake.log.clear();
+        beats(1);
+        life.fake.settle().await;
+        let told = life.figures();
+        assert_eq!(told[0].3, 1, "{told:?}");
+        assert_eq!(told[1], (b, 0, 100, 0));
+        // The next engine hears everything before it listens.
+        life.fake.hang_up();
+        life.replace_engine(|_| {}).await;
+        life.fake.settle().await;
+        assert_eq!(life.figures().len(), 2);
+    });
+}
