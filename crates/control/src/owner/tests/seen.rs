@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use forebay_xlate::boundary::region::{ControllerContent, OpKind, STATE_WORDS};
+use forebay_xlate::boundary::region::{ControllerContent, OpKind};
 
 use super::*;
 use crate::api::events::{EventKind, TakeoverStats};
@@ -35,7 +35,7 @@ impl Life {
         let region = &self.fake.region;
         let record = &region.controllers()[controller as usize];
         record.lane.store(lane as u64, Relaxed);
-        let mut state = [0; STATE_WORDS];
+        let mut state = [0; 56];
         for (word, bytes) in state.iter_mut().zip(name.as_bytes().chunks(8)) {
             let mut eight = [0; 8];
             eight[..bytes.len()].copy_from_slice(bytes);
@@ -52,7 +52,9 @@ impl Life {
     }
 
     fn disconnects(&self, controller: usize) {
-        self.fake.region.controllers()[controller].used.store(0, Release);
+        self.fake.region.controllers()[controller]
+            .used
+            .store(0, Release);
     }
 
     fn figures(&mut self) -> Vec<(VolumeId, u64, u8, u8)> {
