@@ -83,6 +83,7 @@ mod tests {
     #[test]
     fn listeners_beyond_loopback_are_told_of() {
         let mut config = DaemonConfig {
+            keep_engine: false,
             state_dir: PathBuf::new(),
             run_dir: PathBuf::new(),
             api_socket: PathBuf::new(),

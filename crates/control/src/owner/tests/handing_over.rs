@@ -8,9 +8,9 @@ use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::{Blamed, FromEngine};
 
 use super::super::Progress;
-use crate::api::events::{Event, EventKind};
 use super::super::session::{Conversion, DeviceState, Estate};
 use super::*;
+use crate::api::events::{Event, EventKind};
 
 type Told = Rc<RefCell<Vec<Progress>>>;
 
