@@ -168,7 +168,9 @@ impl Frontend {
             self.complete(core);
             self.send(core, target);
         }
-        let Some(Some(conn)) = self.conns.get_mut(admin as usize) else {
+        // It may have been told to go, before this or in it: then its commands end without answers.
+        let conn = self.conns.get_mut(admin as usize).and_then(Option::as_mut);
+        let Some(conn) = conn.filter(|conn| conn.is_open()) else {
             return;
         };
         let not_aborted = u64::from(!ended);
