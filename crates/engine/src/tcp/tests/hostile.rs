@@ -32,7 +32,11 @@ enum Piece {
 fn piece() -> impl Strategy<Value = Piece> {
     let command = (
         proptest::collection::vec(any::<u8>(), 64),
-        prop_oneof![Just(0u8), Just(1), Just(2), Just(8), Just(9), any::<u8>()],
+        prop_oneof![
+            2 => proptest::sample::select(vec![0u8, 1, 2, 5, 8, 9, 0x0d, 0x0e, 0x11, 0x15]),
+            2 => proptest::sample::select(vec![1u8, 5]),
+            1 => any::<u8>(),
+        ],
         0u16..6,
         prop_oneof![0u64..64, any::<u64>()],
         1u32..20,
@@ -90,6 +94,15 @@ fn bytes_of(piece: &Piece, host: &Host) -> Vec<u8> {
                 3 => rw(1, *cid, *lba % 64, *blocks),
                 _ => Sqe::default(),
             };
+            // Halves of fused pairs, which may fit.
+            if matches!(*opcode, 1 | 5) && *lba % 2 == 0 {
+                raw.opcode = *opcode;
+                raw.flags |= if *lba % 8 == 0 {
+                    (*lba >> 3) as u8 & 3
+                } else {
+                    2 - (*opcode >> 2)
+                };
+            }
             if *sgl > 3 {
                 raw.as_mut_bytes().copy_from_slice(sqe);
                 raw.cid = (*cid).into();
