@@ -3,9 +3,8 @@
 //! Purpose: tests may install packages, use fixed paths and ports, and leave processes behind, and nothing
 //! of it is seen outside.
 //! Design: namespaces of mounts, processes and network (`unshare`, as root). Its root is the machine's own
-//! file system below an overlay in memory, so every tool is there; `/srv`, `/root` and `/var/lib/forebay`
-//! are folders below the target folder, on a real file system, and outlive a run of it: a second run finds
-//! what the first left there. Processes end with the run.
+//! file system below an overlay in memory, so every tool is there; `/srv` and `/root` are folders below the
+//! target folder, on a real file system. Processes end with the run.
 //! Not here: another kernel (`guest`).
 
 use std::fs;
@@ -25,12 +24,8 @@ pub struct Sandbox {
     folder: TempDir,
 }
 
-/// Folders that are on a real file system, by path and by name in the sandbox's own folder.
-const REAL: [(&str, &str); 3] = [
-    ("srv", "srv"),
-    ("root", "root"),
-    ("var/lib/forebay", "state"),
-];
+/// Folders that are on a real file system: direct I/O needs one.
+const REAL: [&str; 2] = ["srv", "root"];
 
 /// Sets the machine up and becomes it. `$1` is the sandbox's folder, `$2` the script.
 const ENTER: &str = r#"
@@ -45,10 +40,9 @@ mount --rbind /sys "$root/sys"
 mount -t proc proc "$root/proc"
 mount -t tmpfs -o mode=755 tmpfs "$root/run"
 mount -t tmpfs tmpfs "$root/tmp"
-mkdir -p "$root/var/lib/forebay" "$root/srv" "$root/root"
+mkdir -p "$root/srv" "$root/root"
 mount --bind "$1/srv" "$root/srv"
 mount --bind "$1/root" "$root/root"
-if [ -e "$1/state/.kept" ]; then mount --bind "$1/state" "$root/var/lib/forebay"; else rmdir "$root/var/lib/forebay"; fi
 ip link set lo up
 exec chroot "$root" /usr/bin/env -i HOME=/root PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     LC_ALL=C.UTF-8 bash -c 'cd /root && exec bash -euo pipefail /root/.script'
@@ -76,21 +70,10 @@ impl Sandbox {
         fs::create_dir_all(&parent)?;
         let parent = parent.canonicalize()?;
         let folder = tempfile::Builder::new().prefix("box-").tempdir_in(parent)?;
-        for name in ["memory", "machine"]
-            .into_iter()
-            .chain(REAL.map(|(_, name)| name))
-        {
+        for name in ["memory", "machine"].into_iter().chain(REAL) {
             fs::create_dir(folder.path().join(name))?;
         }
         Ok(Self { folder })
-    }
-
-    /// From now on `/var/lib/forebay` is there from the beginning, and kept from run to run.
-    ///
-    /// # Errors
-    /// If it can't be marked.
-    pub fn keep_state(&self) -> Result<()> {
-        Ok(fs::write(self.folder.path().join("state/.kept"), "")?)
     }
 
     /// What is `/root` in it, where its commands begin.

@@ -9,7 +9,6 @@
 //! Not here: the page of commands, whose examples are run as one session, from the file they come from.
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -80,7 +79,8 @@ fn run(lines: &[String]) -> Result<()> {
         Some(program) => PathBuf::from(program),
         None => target_folder().join("debug/forebay"),
     };
-    symlink(program.canonicalize()?, release.join("forebay"))?;
+    // Not a link: what is below /tmp outside is not seen in the sandbox.
+    fs::copy(program, release.join("forebay"))?;
     let packaged = repository().join("packaging/forebay.toml");
     fs::copy(packaged, sandbox.home().join(".packaged.toml"))?;
     let script = format!("{PRELUDE}{}\n", lines.join("\n"));

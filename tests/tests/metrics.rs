@@ -90,8 +90,12 @@ fn metrics_say_what_stats_say_and_do_not_fall_at_a_death() -> Result<()> {
     wait::until("the successor's figures", LIMIT, || {
         let now = scrape(port)?;
         let up = now.get("forebay_engine_up")? == 1.0;
-        Ok((up && now.get("forebay_takeovers_total").is_ok_and(|n| n >= 1.0)).then_some(()))
+        Ok((up && now.get("forebay_takeovers_total")? >= 1.0).then_some(()))
     })?;
+    ensure!(
+        scrape(port)?.get("forebay_engine_deaths_total")? == 1.0,
+        "one engine died"
+    );
     does_not_fall(&first, &scrape(port)?)?;
     load("randread")?;
     let last = scrape(port)?;

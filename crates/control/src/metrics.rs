@@ -131,6 +131,13 @@ fn engine(out: &mut Exposition, source: &Source<'_>) {
     let help = "Things that `forebay status` warns of.";
     out.one("forebay_warnings", GAUGE, help, status.warnings.len());
     let takeover = &stats.takeover;
+    let help = "Engines that died since the daemon started.";
+    out.one(
+        "forebay_engine_deaths_total",
+        COUNTER,
+        help,
+        takeover.deaths,
+    );
     let help = "Engines that took over from a dead one since the daemon started.";
     out.one("forebay_takeovers_total", COUNTER, help, takeover.takeovers);
     if let Some(pause_ns) = takeover.last_pause_ns {

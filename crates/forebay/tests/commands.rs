@@ -9,14 +9,17 @@ use std::process::{Command, Output};
 use std::sync::mpsc;
 
 use forebay_control::api::error::ApiError;
-use forebay_control::api::model::{
-    CatalogCopyInfo, CatalogInfo, CheckProblem, CheckResult, DeviceDetails, DeviceErrors,
-    DeviceInfo, DeviceState, Export, Placement, PoolInfo, PoolState, SpaceLevel, Tenant, Volume,
-};
+use forebay_control::api::events::EventList;
+use forebay_control::api::model::{DeviceDetails, DeviceState, Export, Port, Tenant};
 use forebay_control::api::request::{Request, channel};
 use forebay_control::api::{bind, serve};
 use serde_json::Value;
 use tokio::sync::oneshot;
+
+#[path = "common/samples.rs"]
+mod samples;
+
+use samples::{check_result, device, export, pool, volume};
 
 struct Daemon {
     folder: tempfile::TempDir,
@@ -99,127 +102,6 @@ fn forebay(socket: &Path, args: &[&str]) -> Output {
         .unwrap()
 }
 
-fn export() -> Export {
-    Export {
-        tenant: "acme".to_owned(),
-        volume: "disk".to_owned(),
-        nqn: "nqn.2026-01.io.forebay:acme.disk".to_owned(),
-        nsid: 1,
-        hosts: vec!["nqn.host".to_owned()],
-        any_host: false,
-        addresses: vec!["[::1]:4420".to_owned()],
-        quarantined: None,
-        connected_hosts: Vec::new(),
-    }
-}
-
-fn volume(size_bytes: u64) -> Volume {
-    Volume {
-        tenant: "acme".to_owned(),
-        name: "disk".to_owned(),
-        id: 1,
-        uuid: "6f0c1c50-8a0b-4c58-9a61-1d0f0b1f5a01".to_owned(),
-        serial: "6F0C1C508A0B4C589A61".to_owned(),
-        size_bytes,
-        block_bytes: 4096,
-        allocated_bytes: 65536,
-        mapped_bytes: 65536,
-        reserved_bytes: 1 << 20,
-        exported: true,
-        reservation: None,
-    }
-}
-
-fn device(state: DeviceState) -> DeviceInfo {
-    let missing = state == DeviceState::Missing;
-    DeviceInfo {
-        index: missing.into(),
-        uuid: "0".to_owned(),
-        spec: "file:/pool.img".to_owned(),
-        kind: "file".to_owned(),
-        capacity_bytes: 1 << 30,
-        data_bytes: 1 << 30,
-        used_bytes: 1 << 28,
-        free_bytes: 3 << 28,
-        quarantined_bytes: 0,
-        data_offset_bytes: 1 << 20,
-        block_bytes: 512,
-        can_punch: true,
-        errors: DeviceErrors {
-            reads: 2,
-            last: Some("Input/output error (os error 5)".to_owned()),
-            last_offset_bytes: Some(4096),
-            ..DeviceErrors::default()
-        },
-        state,
-        why: missing.then(|| "no such file".to_owned()),
-    }
-}
-
-fn check_result(repair: bool) -> CheckResult {
-    CheckResult {
-        clean: repair,
-        extents_checked: 16384,
-        mappings_checked: 4096,
-        volumes_checked: 1,
-        leaked_extents: 3,
-        repaired_catalog_blocks: 0,
-        repaired_extents: if repair { 3 } else { 0 },
-        problems: vec![CheckProblem {
-            what: "3 extents of device 0 leak".to_owned(),
-            repairable: true,
-        }],
-        problems_left_out: 0,
-    }
-}
-
-fn pool() -> PoolInfo {
-    PoolInfo {
-        name: "pool".to_owned(),
-        uuid: "0".to_owned(),
-        state: PoolState::Degraded,
-        extent_bytes: 65536,
-        capacity_bytes: 1 << 30,
-        used_bytes: 1 << 28,
-        promised_bytes: 1 << 20,
-        free_bytes: 3 << 28,
-        used_percent: 25,
-        level: SpaceLevel::Normal,
-        clean_bytes: 3 << 28,
-        reserved_bytes: 0,
-        owned_bytes: 1 << 28,
-        dirty_bytes: 0,
-        quarantined_bytes: 0,
-        provisioned_bytes: 1 << 40,
-        tenants: 1,
-        volumes: 1,
-        placement: Placement::Stripe,
-        warn_percent: 80,
-        critical_percent: 95,
-        catalog: CatalogInfo {
-            used_bytes: 1 << 20,
-            limit_bytes: 1 << 25,
-            metadata_bytes: 1 << 21,
-            copies: vec![
-                CatalogCopyInfo {
-                    device: 0,
-                    is_good: true,
-                    why: None,
-                },
-                CatalogCopyInfo {
-                    device: 1,
-                    is_good: false,
-                    why: Some("it was left behind".to_owned()),
-                },
-            ],
-            repaired_blocks: 2,
-            notes: vec!["block 7 of device 1 was repaired".to_owned()],
-        },
-        devices: vec![device(DeviceState::Online), device(DeviceState::Missing)],
-        warnings: vec!["the moon is full".to_owned()],
-    }
-}
-
 fn answer(request: Request, tell: &mpsc::Sender<String>) {
     let _ = tell.send(format!("{request:?}"));
     match request {
@@ -247,9 +129,33 @@ fn answer(request: Request, tell: &mpsc::Sender<String>) {
         }
         Request::VolumeShow { reply, .. } => drop(reply.send(Ok(volume(1 << 20)))),
         Request::VolumeDelete { reply, .. } => drop(reply.send(Ok(()))),
-        Request::ExportCreate { reply, .. } | Request::ExportShow { reply, .. } => {
+        Request::ExportCreate { reply, .. }
+        | Request::ExportShow { reply, .. }
+        | Request::ExportUpdate { reply, .. } => {
             let _ = reply.send(Ok(export()));
         }
+        Request::ExportList(reply) => {
+            let quarantined = Some("engines died of it".to_owned());
+            let bad = Export {
+                volume: "bad".to_owned(),
+                quarantined,
+                ..export()
+            };
+            let _ = reply.send(Ok(vec![export(), bad]));
+        }
+        Request::PortUpdate {
+            address,
+            body,
+            reply,
+        } => {
+            let _ = reply.send(Ok(Port {
+                address: address.to_string(),
+                id: 1,
+                ana: body.ana,
+                changes: 3,
+            }));
+        }
+        Request::Events { reply, .. } => drop(reply.send(Ok(EventList::default()))),
         Request::PoolCreate { reply, .. } => drop(reply.send(Ok(pool()))),
         Request::PoolShow(reply) => drop(reply.send(Ok(pool()))),
         Request::PoolUpdate { reply, .. } => drop(reply.send(Ok(pool()))),
@@ -283,6 +189,16 @@ fn tables_for_people_and_json_for_programs() {
     let json = daemon.json(&["volume", "list"]);
     assert_eq!(json[0]["size_bytes"], 1 << 30);
     assert_eq!(daemon.json(&["tenant", "list"]), Value::Array(Vec::new()));
+    let text = daemon.text(&["export", "list"]);
+    let states: Vec<_> = text
+        .lines()
+        .map(|line| line.split_whitespace().last())
+        .collect();
+    assert_eq!(
+        states,
+        [Some("STATE"), Some("served"), Some("quarantined")],
+        "{text}"
+    );
     let text = daemon.text(&["export", "show", "acme/disk"]);
     let attach = "nvme connect -t tcp -a ::1 -s 4420 -n nqn.2026-01.io.forebay:acme.disk";
     assert!(text.contains(attach), "{text}");
@@ -359,6 +275,34 @@ fn what_is_typed_arrives() {
         (
             &["export", "create", "acme/disk", "--any-host"],
             "hosts: [], any_host: true",
+        ),
+        (
+            &[
+                "export",
+                "set",
+                "acme/disk",
+                "--add-host",
+                "nqn.a",
+                "--remove-host",
+                "nqn.b",
+            ],
+            "ExportUpdate { add_hosts: [\"nqn.a\"], remove_hosts: [\"nqn.b\"], any_host: None }",
+        ),
+        (
+            &["export", "set", "acme/disk", "--any-host"],
+            "any_host: Some(true)",
+        ),
+        (
+            &["export", "set", "acme/disk", "--listed-hosts"],
+            "any_host: Some(false)",
+        ),
+        (
+            &["port", "set", "[::1]:4420", "inaccessible", "--force"],
+            "PortUpdate { address: [::1]:4420, body: PortUpdate { ana: Inaccessible, force: true }",
+        ),
+        (
+            &["events", "--after", "7"],
+            "Events { after: Some(7), wait: 0ns",
         ),
         (
             &[

@@ -1,7 +1,8 @@
-//! The book's page of limits says what the program enforces.
+//! The book says what the program enforces and tells.
 //!
-//! Purpose: `docs/src/limits.md` can't fall behind the constants.
-//! Design: each row of its tables that names a number is made here from the constant and looked for.
+//! Purpose: `docs/src/limits.md` can't fall behind the constants, nor `operations.md` behind the events.
+//! Design: each row of its tables that names a number is made here from the constant and looked for; each
+//! kind of event that the API's document knows must be named.
 //! Not here: the limits.
 
 use forebay_control::api::validate::{HOSTS_MAX, NAME_MAX, NQN_MAX};
@@ -56,5 +57,25 @@ fn the_page_of_limits_has_not_drifted() {
     ] {
         let row = format!("| {what} | {number} |");
         assert!(page.contains(&row), "docs/src/limits.md lacks: {row}");
+    }
+}
+
+#[test]
+fn every_kind_of_event_is_in_the_book() {
+    let api: serde_json::Value =
+        serde_json::from_str(include_str!("../../../../docs/openapi.json")).unwrap();
+    let book = include_str!("../../../../docs/src/operations.md");
+    let kinds = &api["components"]["schemas"]["EventKind"];
+    // An enumeration whose values have descriptions is a list of constants.
+    let named = kinds["enum"].as_array().into_iter().flatten();
+    let described = kinds["oneOf"].as_array().into_iter().flatten();
+    let described = described.flat_map(|kind| kind["enum"].as_array().into_iter().flatten());
+    let kinds: Vec<_> = named
+        .chain(described)
+        .filter_map(|kind| kind.as_str())
+        .collect();
+    assert!(kinds.len() > 10, "{kinds:?}");
+    for kind in kinds {
+        assert!(book.contains(&format!("`{kind}`")), "{kind}");
     }
 }

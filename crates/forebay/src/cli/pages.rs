@@ -25,3 +25,34 @@ pub(crate) fn manual(folder: &Path) -> Outcome {
     std::fs::create_dir_all(folder).while_doing(doing())?;
     clap_mangen::generate_to(definition(), folder).while_doing(doing())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_has_its_page() {
+        let folder = tempfile::tempdir().unwrap();
+        let pages = folder.path().join("man");
+        manual(&pages).unwrap();
+        let page = std::fs::read_to_string(pages.join("forebay-export-set.1")).unwrap();
+        assert!(
+            page.contains("listed") && page.contains("Example"),
+            "{page}"
+        );
+        assert!(pages.join("forebay.1").exists());
+        assert!(!pages.join("forebay-engine.1").exists());
+    }
+
+    #[test]
+    fn every_shell_gets_its_script() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut definition(), "forebay", &mut script);
+            let script = String::from_utf8(script).unwrap();
+            for word in ["export", "any-host", "completion"] {
+                assert!(script.contains(word), "{shell}: {word}");
+            }
+        }
+    }
+}
