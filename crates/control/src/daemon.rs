@@ -138,7 +138,7 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let metrics = match config.metrics {
-        Some(address) => Some(listen_for_metrics(address).await?),
+        Some(address) => Some(api::bind_metrics(address).await?),
         None => None,
     };
     let daemon = Rc::new(Daemon {
@@ -152,6 +152,10 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
         last_death: RefCell::new(None),
         events: Rc::default(),
     });
+    for exposure in daemon.config.exposures() {
+        let events = &daemon.events;
+        events.tell(EventKind::Warning, 0, exposure, News::default());
+    }
     daemon.start().await?;
     let (handle, mut requests) = api::request::channel();
     let (stop_api, stopped) = oneshot::channel::<()>();
@@ -208,15 +212,6 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
     // It bounds itself.
     let _ = server.await;
     result
-}
-
-async fn listen_for_metrics(address: SocketAddr) -> Result<tokio::net::TcpListener, DaemonError> {
-    tokio::net::TcpListener::bind(address)
-        .await
-        .map_err(|error| {
-            DaemonError::new(format!("can't listen on {address} for metrics: {error}"))
-                .with_hint("see `metrics` under [listen] in forebay.toml")
-        })
 }
 
 impl Daemon {

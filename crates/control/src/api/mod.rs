@@ -27,4 +27,4 @@ pub mod validate;
 mod tests;
 
 pub use routes::{BODY_MAX_BYTES, TIME_LIMIT};
-pub use server::{ApiListener, bind, serve, serve_metrics};
+pub use server::{ApiListener, bind, bind_metrics, serve, serve_metrics};

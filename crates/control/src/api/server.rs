@@ -11,6 +11,7 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::future::Future;
 use std::io::{self, Read, Seek, Write};
+use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -155,6 +156,17 @@ pub async fn serve(listener: ApiListener, owner: Handle, stop: impl Future<Outpu
 /// Whether a caller with this uid may control a daemon that runs as `own_uid`.
 pub(super) fn may_call(uid: u32, own_uid: u32) -> bool {
     uid == 0 || uid == own_uid
+}
+
+/// Binds the metrics' own listener.
+///
+/// # Errors
+/// What the system says, with the address and where it is configured.
+pub async fn bind_metrics(address: SocketAddr) -> io::Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| {
+        let told = format!("can't listen on {address} (`metrics` under [listen]): {error}");
+        io::Error::new(error.kind(), told)
+    })
 }
 
 /// Serves `GET /metrics` and nothing else to whoever can reach the listener, until `stop` resolves.
