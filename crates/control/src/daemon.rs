@@ -152,10 +152,6 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
         last_death: RefCell::new(None),
         events: Rc::default(),
     });
-    for exposure in daemon.config.exposures() {
-        let events = &daemon.events;
-        events.tell(EventKind::Warning, 0, exposure, News::default());
-    }
     daemon.start().await?;
     let (handle, mut requests) = api::request::channel();
     let (stop_api, stopped) = oneshot::channel::<()>();
