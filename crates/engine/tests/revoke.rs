@@ -325,3 +325,85 @@ fn parked_command_translates_again() {
     }
     assert!(asked_again > 0, "the command always came in between");
 }
+
+/// A write and the taking back of its place at the same moment: one of them has it.
+#[test]
+fn a_place_ahead_is_written_or_taken_back() {
+    let mut daemon = Daemon::start(2);
+    let (_admin, mut io) = attach(daemon.address, &nqn(1), PLAIN, false);
+    let blocks = EXTENT_BYTES / 4096;
+    let (mut claimed, mut taken_back) = (0, 0);
+    for round in 0..ROUNDS {
+        let data = [round as u8 | 1; 4096];
+        let ahead = Word::ahead(DeviceIndex(0), ExtentIndex(10)).unwrap();
+        daemon.say(ToEngine::Grants {
+            grants: vec![GrantOf {
+                volume: V,
+                range: ExtentRange::new(0, 4),
+                word: ahead.bits(),
+                commit_sequence: 0,
+            }],
+        });
+        daemon.meanwhile();
+        assert_eq!(io.read(3 * blocks, 1, 4096), [0; 4096], "a hole");
+        let take_back = ToEngine::TakeBack {
+            revoke: round,
+            volume: V,
+            range: ExtentRange::new(0, 5),
+        };
+        // Now and then it is certain who comes first; else they meet.
+        let mut ended = false;
+        match round % 20 {
+            0 => {
+                daemon.say(take_back);
+                send_write(&mut io, blocks, &data);
+            }
+            19 => {
+                assert_eq!(io.write(blocks, &data, 4096).status(), Status::SUCCESS);
+                ended = true;
+                daemon.say(take_back);
+            }
+            wait => {
+                send_write(&mut io, blocks, &data);
+                std::thread::sleep(Duration::from_micros(wait * 5));
+                daemon.say(take_back);
+            }
+        }
+        let mut asked = false;
+        let taken = daemon.until(|message| match message {
+            FromEngine::TookBack { revoke, taken } if revoke == round => Some(taken),
+            FromEngine::Faults { .. } => {
+                asked = true;
+                None
+            }
+            _ => None,
+        });
+        let whole = taken == [ExtentRange::new(0, 4)];
+        if whole {
+            taken_back += 1;
+            if !asked {
+                assert_eq!(daemon.fault().extent, 1);
+            }
+            daemon.grant(1, 21);
+        } else {
+            claimed += 1;
+            let others = [ExtentRange::new(0, 1), ExtentRange::new(2, 2)];
+            assert_eq!((taken, asked), (others.to_vec(), false));
+        }
+        if !ended {
+            assert_eq!(io.response().status(), Status::SUCCESS);
+        }
+        assert_eq!(io.read(blocks, 1, 4096), data, "round {round}");
+        daemon.revoke(1_000_000 + round, 1);
+        // What was taken back was not written; it is left as clean as it was found.
+        daemon.grant(2, 11);
+        let there = if whole { [0; 4096] } else { data };
+        assert_eq!(io.read(2 * blocks, 1, 4096), there, "round {round}");
+        assert_eq!(
+            io.write(2 * blocks, &[0; 4096], 4096).status(),
+            Status::SUCCESS
+        );
+        daemon.revoke(2_000_000 + round, 2);
+    }
+    assert!(claimed > 0 && taken_back > 0, "{claimed}, {taken_back}");
+}
