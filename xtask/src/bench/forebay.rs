@@ -7,6 +7,7 @@
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -14,6 +15,8 @@ use serde_json::Value;
 use xtask::process;
 
 const LIMIT: Duration = Duration::from_secs(120);
+/// How many were started: several may run at once.
+static STARTED: AtomicU32 = AtomicU32::new(0);
 /// The volume measured.
 pub(crate) const VOLUME_BYTES: u64 = 1 << 30;
 
@@ -22,6 +25,18 @@ pub(crate) fn build() -> Result<PathBuf> {
     let mut cargo = crate::cargo(&["build", "--release", "--package", "forebay"]);
     process::run(&mut cargo, Duration::from_secs(1800))?;
     Ok(crate::target_folder().join("release/forebay"))
+}
+
+fn serve(program: &Path, folder: &Path) -> Result<Child> {
+    let log = std::fs::File::create(folder.join("daemon.log"))?;
+    let daemon = Command::new(program)
+        .args(["serve", "--config", "forebay.toml"])
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()?;
+    Ok(daemon)
 }
 
 /// See the module's text.
@@ -51,7 +66,8 @@ impl Forebay {
 
     /// The same on any device, with a volume of any size.
     pub(crate) fn start_with(program: &Path, device: &str, cpu: usize, size: &str) -> Result<Self> {
-        let folder = crate::target_folder().join(format!("bench-{}", std::process::id()));
+        let (process, number) = (std::process::id(), STARTED.fetch_add(1, Relaxed));
+        let folder = crate::target_folder().join(format!("bench-{process}-{number}"));
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder)?;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
@@ -59,14 +75,7 @@ impl Forebay {
             "[listen]\nnvme_tcp = [\"127.0.0.1:{port}\"]\napi = \"api.sock\"\n[engine]\nreactors = 1\ncpus = [{cpu}]\n"
         );
         std::fs::write(folder.join("forebay.toml"), config)?;
-        let log = std::fs::File::create(folder.join("daemon.log"))?;
-        let daemon = Command::new(program)
-            .args(["serve", "--config", "forebay.toml"])
-            .current_dir(&folder)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()?;
+        let daemon = serve(program, &folder)?;
         let mut this = Self {
             program: program.to_owned(),
             folder,
@@ -87,6 +96,20 @@ impl Forebay {
             .context("no engine_pid in the status")?;
         this.nqn = nqn;
         Ok(this)
+    }
+
+    /// Stops the daemon and its engine.
+    pub(crate) fn stop(&mut self) -> Result<()> {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.daemon.id() as i32) {
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        }
+        process::wait(&mut self.daemon, LIMIT).map(drop)
+    }
+
+    /// Starts the daemon again, and doesn't wait for it.
+    pub(crate) fn start_again(&mut self) -> Result<()> {
+        self.daemon = serve(&self.program, &self.folder)?;
+        Ok(())
     }
 
     /// Shows a volume to any host; its NQN.

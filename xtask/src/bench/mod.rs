@@ -5,11 +5,14 @@
 //! prints its own tables.
 //! Not here: any benchmark.
 
+mod device;
 mod forebay;
 mod measure;
 mod pool_open;
 mod recording;
+mod recording_file;
 mod spdk;
+mod start;
 mod takeover;
 mod tcp;
 mod thin;
@@ -29,9 +32,12 @@ pub(crate) struct Options {
 
 type Bench = (&'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 5] = [
+const BENCHES: [Bench; 8] = [
+    ("device", device::run),
+    ("instructions", recording::run_instructions),
     ("pool-open", pool_open::run),
     ("recording", recording::run),
+    ("start", start::run),
     ("takeover", takeover::run),
     ("tcp", tcp::run),
     ("thin", thin::run),

@@ -8,7 +8,9 @@
 //! of recording, with everything that the compiler had to do for it. Both are built with rustix's
 //! libc backend, because valgrind knows no other start of a program. The kernel's instructions are not
 //! in it; they are the same in both.
-//! Not here: time, several connections, R2Ts, which are rare with 4 KiB.
+//! `cargo xtask bench instructions` counts the first build alone and compares it with what is committed
+//! ([`EXPECTED`]): so that growth is seen where it comes from. CI runs it.
+//! Not here: time ([`super::recording_file`]), several connections, R2Ts, which are rare with 4 KiB.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -28,6 +30,48 @@ const WITH: (&str, &str) = ("with", "no-kill-points");
 const WITHOUT: (&str, &str) = ("without", "no-kill-points,no-recording");
 /// I/Os that are said at once.
 const BATCHES: [u64; 2] = [1, 8];
+/// What each I/O of the first build costs, by operation and batch. Whoever changes it says why.
+const EXPECTED: [(&str, u64, f64); 4] = [
+    ("read", 1, 0.0),
+    ("read", 8, 0.0),
+    ("write", 1, 0.0),
+    ("write", 8, 0.0),
+];
+/// So much more or less is the compiler's mood.
+const TOLERANCE: f64 = 40.0;
+
+/// What [`EXPECTED`] says, against what is.
+pub(crate) fn run_instructions(options: &Options) -> Result<()> {
+    if !process::is_installed("valgrind") {
+        println!("instructions per I/O: not counted, valgrind is not installed");
+        return Ok(());
+    }
+    let rounds = if options.quick { 50 } else { 500 };
+    let program = build(WITH)?;
+    let mut summary = Summary::default();
+    let mut grown = Vec::new();
+    println!(
+        "{:<7}{:>6}{:>18}{:>12}",
+        "op", "batch", "instructions/IO", "expected"
+    );
+    for (op, batch, expected) in EXPECTED {
+        let all = count(&program, &format!("{op}:{batch}:{rounds}"))? as f64;
+        let each = all / (batch * rounds) as f64;
+        println!("{op:<7}{batch:>6}{each:>18.1}{expected:>12.1}");
+        summary.put(format!("{op}_batch{batch}_instructions"), each);
+        if (each - expected).abs() > TOLERANCE {
+            grown.push(format!("{op} {batch}: {expected:.0} -> {each:.0}"));
+        }
+    }
+    summary.print("instructions", options.json.as_deref())?;
+    if !grown.is_empty() {
+        bail!(
+            "instructions per I/O differ from EXPECTED in xtask/src/bench/recording.rs by more than {TOLERANCE}: {}",
+            grown.join(", ")
+        );
+    }
+    Ok(())
+}
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     if !process::is_installed("valgrind") {
@@ -55,12 +99,23 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             summary.put(format!("{name}_recording_instructions"), all - rest);
         }
     }
+    super::recording_file::run(options, &mut summary)?;
     summary.print("recording", options.json.as_deref())
+}
+
+/// The engine's tests, in release, with everything.
+pub(super) fn build_engine() -> Result<PathBuf> {
+    build(WITH)
+}
+
+/// Where the builds are.
+pub(super) fn folder() -> PathBuf {
+    crate::target_folder().join("recording")
 }
 
 /// The engine's tests as a program, built so.
 fn build((name, features): (&str, &str)) -> Result<PathBuf> {
-    let folder = crate::target_folder().join("recording");
+    let folder = folder();
     let mut cargo = crate::cargo(&["test", "--release", "--no-run", "--lib"]);
     cargo
         .args(["--package", "forebay-engine", "--features", features])

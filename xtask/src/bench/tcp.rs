@@ -18,7 +18,7 @@ use super::forebay::{self, Forebay};
 use super::measure::{Clock, Sample, Summary, median, quiet};
 use super::{Options, spdk};
 
-const TARGET_CPU: usize = 0;
+pub(super) const TARGET_CPU: usize = 0;
 const CLIENT_CPU: usize = 1;
 const DEPTHS: [u32; 3] = [1, 32, 128];
 
@@ -99,7 +99,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 /// Writes the whole volume once.
-fn fill(program: &std::path::Path, ours: &Forebay) -> Result<()> {
+pub(super) fn fill(program: &std::path::Path, ours: &Forebay) -> Result<()> {
     let mut command = client(program, ours);
     command.args([
         "--rw",
@@ -123,7 +123,7 @@ fn client(program: &std::path::Path, ours: &Forebay) -> Command {
     command
 }
 
-fn load(
+pub(super) fn load(
     program: &std::path::Path,
     ours: &Forebay,
     op: &str,

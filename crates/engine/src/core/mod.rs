@@ -161,7 +161,7 @@ impl Core {
         }
     }
 
-    /// CLOCK_MONOTONIC as of this turn.
+    /// CLOCK_MONOTONIC as of this turn, or of when its commands began to end.
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
@@ -444,6 +444,9 @@ impl Core {
 
     /// Takes what the ring completed; true if there was anything.
     pub fn reap(&mut self) -> bool {
+        if !self.ring.has_completions() {
+            return false;
+        }
         let mut batch = [Completion::default(); 64];
         let mut any = false;
         loop {
@@ -508,8 +511,14 @@ impl Core {
     /// Reads the clock for the turn that begins.
     pub fn begin_turn(&mut self) -> u64 {
         self.blame(None);
-        self.now_ns = monotonic_ns();
+        self.stamp();
         self.now_ns
+    }
+
+    /// Reads the clock within a turn.
+    #[inline]
+    pub fn stamp(&mut self) {
+        self.now_ns = monotonic_ns();
     }
 
     /// The next message for the control thread.

@@ -17,6 +17,7 @@ mod fused;
 mod hung;
 mod orders;
 mod parked;
+mod speed;
 mod zeroing;
 
 struct Bench {

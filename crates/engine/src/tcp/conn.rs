@@ -432,12 +432,7 @@ impl Conn {
             IoOp::Deallocate { .. } => (OpKind::Deallocate, 0),
         };
         let error = !status.is_success();
-        // What ended in the turn in which it was taken was not timed by the turn's clock.
-        let now_ns = match core.now_ns() {
-            now if now == s.taken_ns => crate::core::monotonic_ns(),
-            now => now,
-        };
-        let ns = now_ns.saturating_sub(s.taken_ns);
+        let ns = core.now_ns().saturating_sub(s.taken_ns);
         lane.record().ops[kind as usize].record(if error { 0 } else { bytes }, ns, error);
     }
 

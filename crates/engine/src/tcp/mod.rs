@@ -412,7 +412,11 @@ impl Frontend {
     fn complete(&mut self, core: &mut Core) -> bool {
         let mut any = false;
         while let Some(done) = core.next_done() {
-            any = true;
+            if !any {
+                // Some of them may have begun in this very turn: one look at the clock for all.
+                any = true;
+                core.stamp();
+            }
             self.take_done(core, done);
         }
         any

@@ -1,0 +1,146 @@
+//! `cargo xtask bench device`: the engine's way to a device against fio's, on the same file.
+//!
+//! Purpose: what translation, slicing, recording and the ring cost beside the bare system call.
+//! Design: a file below the target folder, written once, 4 KiB at random, direct. The core alone (the
+//! engine's test `core::tests::speed`) and `fio --ioengine=io_uring` run on the same processor in turns, each time
+//! in the other order; a pair of neighbours is a ratio. The median counts, and half of the ratios lie in the range
+//! beside it. Both poll: fio with `hipri_percentage=0` and `iodepth_batch_complete_min=0`, as a busy reactor does.
+//! Not here: a network (`cargo xtask bench tcp`).
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use xtask::process;
+
+use super::measure::{Summary, median};
+use super::{Options, recording, tcp};
+
+const LIMIT: Duration = Duration::from_secs(120);
+const TEST: &str = "core::tests::speed::a_device_is_loaded";
+const FILE_BYTES: u64 = 1 << 30;
+const DEPTHS: [u32; 3] = [1, 32, 128];
+
+/// Of a run: I/Os per second, processor time of one in ns.
+type Figures = (f64, f64);
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    if !process::is_installed("fio") {
+        bail!("fio is not installed: `apt install fio`, or your system's equal of it");
+    }
+    let (seconds, pairs) = if options.quick { (1, 4) } else { (2, 12) };
+    let program = recording::build_engine()?;
+    let file = crate::target_folder().join(format!("bench-device-{}.img", std::process::id()));
+    let _removed = RemovedAtEnd(file.clone());
+    let mut fill = fio(&file, "write", 8, 0);
+    process::text(
+        fill.args(["--bs=1M", "--runtime=0", "--time_based=0"]),
+        LIMIT,
+    )?;
+    let mut summary = Summary::default();
+    println!(
+        "{:<10}{:>4}{:>13}{:>13}{:>8}{:>18}{:>11}{:>9}",
+        "op", "QD", "engine IOPS", "fio IOPS", "ratio", "half of ratios", "engine ns", "fio ns"
+    );
+    for op in ["randread", "randwrite"] {
+        for depth in DEPTHS {
+            let engine = || engine(&program, &file, op, depth, seconds);
+            let bare = || bare(&file, op, depth, seconds);
+            let mut all: Vec<(Figures, Figures)> = Vec::new();
+            for pair in 0..pairs {
+                all.push(if pair % 2 == 0 {
+                    let first = engine()?;
+                    (first, bare()?)
+                } else {
+                    let first = bare()?;
+                    (engine()?, first)
+                });
+            }
+            let mut ratios: Vec<f64> = all.iter().map(|(ours, bare)| ours.0 / bare.0).collect();
+            ratios.sort_by(f64::total_cmp);
+            let (low, high) = (ratios[pairs / 4], ratios[pairs - 1 - pairs / 4]);
+            let ratio = median(ratios);
+            let of =
+                |figure: fn(&(Figures, Figures)) -> f64| median(all.iter().map(figure).collect());
+            println!(
+                "{op:<10}{depth:>4}{:>13.0}{:>13.0}{ratio:>8.3}{:>18}{:>11.0}{:>9.0}",
+                of(|(ours, _)| ours.0),
+                of(|(_, bare)| bare.0),
+                format!("{low:.3} to {high:.3}"),
+                of(|(ours, _)| ours.1),
+                of(|(_, bare)| bare.1),
+            );
+            let name = format!("{op}_qd{depth}");
+            summary.put(format!("{name}_ratio"), ratio);
+            summary.put(format!("{name}_ratio_low"), low);
+            summary.put(format!("{name}_ratio_high"), high);
+            summary.put(format!("{name}_engine_iops"), of(|(ours, _)| ours.0));
+            summary.put(format!("{name}_fio_iops"), of(|(_, bare)| bare.0));
+        }
+    }
+    summary.print("device", options.json.as_deref())
+}
+
+fn engine(program: &Path, file: &Path, op: &str, depth: u32, seconds: u32) -> Result<Figures> {
+    let mut command = Command::new("taskset");
+    command
+        .args(["-c", &tcp::TARGET_CPU.to_string()])
+        .arg(program)
+        .args(["--exact", TEST, "--nocapture"])
+        .env(
+            "FOREBAY_SPEED",
+            format!("{}:{op}:{depth}:{seconds}", file.display()),
+        );
+    let text = process::text(&mut command, LIMIT)?;
+    let line = text.lines().find_map(|line| line.split_once("iops "));
+    let (iops, ns) = line
+        .and_then(|(_, figures)| figures.split_once(" ns "))
+        .with_context(|| format!("no figures in what the engine said:\n{text}"))?;
+    Ok((iops.parse()?, ns.trim().parse()?))
+}
+
+fn bare(file: &Path, op: &str, depth: u32, seconds: u32) -> Result<Figures> {
+    let text = process::text(&mut fio(file, op, depth, seconds), LIMIT)?;
+    // Notes may come before.
+    let json = text.find('{').map_or("", |at| &text[at..]);
+    let report: serde_json::Value = serde_json::from_str(json)?;
+    let job = &report["jobs"][0];
+    let side = &job[op.trim_start_matches("rand")];
+    let iops = side["iops"].as_f64().context("no iops in fio's report")?;
+    let cores = ["usr_cpu", "sys_cpu"]
+        .iter()
+        .filter_map(|name| job[name].as_f64())
+        .sum::<f64>()
+        / 100.0;
+    Ok((iops, cores * 1e9 / iops))
+}
+
+fn fio(file: &Path, op: &str, depth: u32, seconds: u32) -> Command {
+    let mut command = Command::new("fio");
+    command
+        .args([
+            "--name=bare",
+            "--thread",
+            "--direct=1",
+            "--output-format=json",
+        ])
+        .args(["--ioengine=io_uring", "--fixedbufs=0", "--bs=4k"])
+        .args(["--iodepth_batch_complete_min=0", "--randrepeat=0"])
+        .args(["--time_based=1", "--norandommap"])
+        .arg(format!("--filename={}", file.display()))
+        .arg(format!("--size={FILE_BYTES}"))
+        .arg(format!("--rw={op}"))
+        .arg(format!("--iodepth={depth}"))
+        .arg(format!("--runtime={seconds}"))
+        .arg(format!("--cpus_allowed={}", tcp::TARGET_CPU));
+    command
+}
+
+struct RemovedAtEnd(PathBuf);
+
+impl Drop for RemovedAtEnd {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
