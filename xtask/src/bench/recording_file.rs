@@ -42,7 +42,13 @@ pub(super) fn run(options: &Options, summary: &mut Summary) -> Result<()> {
     );
     for op in ["read", "write"] {
         let one = |forebay: &Forebay| -> Result<f64> {
-            Ok(tcp::load(&programs[0], forebay, op, DEPTH, seconds)?.iops)
+            Ok(tcp::load(
+                &programs[0],
+                forebay,
+                &tcp::Shape::random(op, DEPTH),
+                seconds,
+            )?
+            .iops)
         };
         let mut figures: Vec<(f64, f64)> = Vec::new();
         for pair in 0..pairs {

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail};
 use xtask::process;
 
 use super::forebay::VOLUME_BYTES;
+use super::tcp::Shape;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const NQN: &str = "nqn.2016-06.io.spdk:bench";
@@ -47,27 +48,19 @@ pub(crate) fn perf(
     cpu: usize,
     port: u16,
     nqn: &str,
-    rw: &str,
-    depth: u32,
+    shape: &Shape,
     seconds: u32,
 ) -> Result<Perf> {
     let target = format!("trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{port} subnqn:{nqn}");
     let mut command = program(folder, "spdk_nvme_perf");
     command
-        .args([
-            "--no-huge",
-            "-s",
-            "256",
-            "-L",
-            "-o",
-            "4096",
-            "-w",
-            rw,
-            "-r",
-            &target,
-        ])
-        .args(["-q", &depth.to_string(), "-t", &seconds.to_string()])
+        .args(["--no-huge", "-s", "256", "-L", "-r", &target])
+        .args(["-w", &shape.pattern(), "-o", &shape.block_bytes.to_string()])
+        .args(["-q", &shape.depth.to_string(), "-t", &seconds.to_string()])
         .args(["-c", &format!("{:#x}", 1u64 << cpu)]);
+    if shape.has_digests() {
+        command.args(["-H", "-I"]);
+    }
     let text = process::text(&mut command, LIMIT + Duration::from_secs(seconds.into()))?;
     parse(&text)
 }

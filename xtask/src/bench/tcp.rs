@@ -1,11 +1,12 @@
 //! `cargo xtask bench tcp`: the NVMe/TCP target on loopback.
 //!
-//! Purpose: 4 KiB random reads and writes at depth 1, 32 and 128 on a null and a ram device, target
-//! on processor 0, client on processor 1; with our initiator, and, when `SPDK_DIR` names a built
-//! SPDK, with its client against our target and its own in turns.
+//! Purpose: 4 KiB random reads and writes at depth 1, 32 and 128, the same with digests at depth 32, and
+//! 128 KiB one after the other at depth 16, on a null and a ram device, target on processor 0, client on
+//! processor 1; with our initiator, and, when `SPDK_DIR` names a built SPDK, with its client against our
+//! target and its own in turns. Digests are measured with its client alone.
 //! Design: rounds go through all sides in turn, so that a change of the machine's mood meets all of
 //! them; medians of the undisturbed runs; ratios are ours over theirs with the same client.
-//! Not here: guests, digests, several connections.
+//! Not here: guests, several connections.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -20,7 +21,73 @@ use super::{Options, spdk};
 
 pub(super) const TARGET_CPU: usize = 0;
 const CLIENT_CPU: usize = 1;
-const DEPTHS: [u32; 3] = [1, 32, 128];
+
+/// What is loaded how.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    /// `read` or `write`.
+    pub(super) op: &'static str,
+    /// What is said of it: at random, sequential, with digests.
+    pub(super) kind: &'static str,
+    pub(super) block_bytes: u32,
+    pub(super) depth: u32,
+}
+
+const RANDOM: &str = "rand";
+const SEQUENTIAL: &str = "seq";
+const DIGESTS: &str = "digest";
+
+impl Shape {
+    /// 4 KiB at random.
+    pub(super) const fn random(op: &'static str, depth: u32) -> Self {
+        Self {
+            op,
+            kind: RANDOM,
+            block_bytes: 4096,
+            depth,
+        }
+    }
+
+    /// As both clients call it.
+    pub(super) fn pattern(&self) -> String {
+        match self.kind {
+            SEQUENTIAL => self.op.into(),
+            _ => format!("rand{}", self.op),
+        }
+    }
+
+    pub(super) fn has_digests(&self) -> bool {
+        self.kind == DIGESTS
+    }
+
+    /// In the names of figures.
+    fn name(&self) -> String {
+        let (op, depth) = (self.op, self.depth);
+        match self.kind {
+            RANDOM => format!("{op}_qd{depth}"),
+            kind => format!("{kind}_{op}_qd{depth}"),
+        }
+    }
+}
+
+/// All that is measured of an operation.
+fn shapes(op: &'static str) -> [Shape; 5] {
+    let random = |depth| Shape::random(op, depth);
+    [
+        random(1),
+        random(32),
+        random(128),
+        Shape {
+            kind: DIGESTS,
+            ..random(32)
+        },
+        Shape {
+            kind: SEQUENTIAL,
+            block_bytes: 128 << 10,
+            ..random(16)
+        },
+    ]
+}
 
 /// Who talks to whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,46 +119,43 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let (seconds, rounds) = if options.quick { (1, 1) } else { (4, 3) };
     let mut summary = Summary::default();
     println!(
-        "{:<7}{:<6}{:>4}  {:<15}{:>10}{:>10}{:>10}{:>8}{:>8}",
-        "device", "op", "QD", "client", "IOPS", "mean us", "p99 us", "target", "others"
+        "{:<7}{:<7}{:<6}{:>4}  {:<15}{:>10}{:>10}{:>10}{:>8}{:>8}",
+        "device", "", "op", "QD", "client", "IOPS", "mean us", "p99 us", "target", "others"
     );
     for device in ["null", "ram"] {
         let ours = Forebay::start(&program, device, TARGET_CPU)?;
         fill(&program, &ours)?;
-        for op in ["read", "write"] {
-            for depth in DEPTHS {
-                let mut samples: BTreeMap<Side, Vec<Sample>> = BTreeMap::new();
-                for _ in 0..rounds {
-                    let sample = load(&program, &ours, op, depth, seconds)?;
+        for shape in ["read", "write"].into_iter().flat_map(shapes) {
+            let mut samples: BTreeMap<Side, Vec<Sample>> = BTreeMap::new();
+            for _ in 0..rounds {
+                if !shape.has_digests() {
+                    let sample = load(&program, &ours, &shape, seconds)?;
                     samples.entry(Side::Ours).or_default().push(sample);
-                    let Some(folder) = &peer else { continue };
-                    let sample = turn(&[ours.engine], || {
-                        spdk::perf(
-                            folder,
-                            CLIENT_CPU,
-                            ours.port,
-                            &ours.nqn,
-                            &format!("rand{op}"),
-                            depth,
-                            seconds,
-                        )
-                    })?;
-                    samples.entry(Side::SpdkToOurs).or_default().push(sample);
-                    let theirs = spdk::Target::start(folder, device, TARGET_CPU)?;
-                    let sample = turn(&[theirs.pid()], || {
-                        spdk::perf(
-                            folder,
-                            CLIENT_CPU,
-                            theirs.port,
-                            theirs.nqn(),
-                            &format!("rand{op}"),
-                            depth,
-                            seconds,
-                        )
-                    })?;
-                    samples.entry(Side::SpdkToSpdk).or_default().push(sample);
                 }
-                report(&mut summary, device, op, depth, &samples);
+                let Some(folder) = &peer else { continue };
+                let spdk = |pid, port, nqn: &str| {
+                    turn(&[pid], || {
+                        spdk::perf(folder, CLIENT_CPU, port, nqn, &shape, seconds)
+                    })
+                };
+                let sample = spdk(ours.engine, ours.port, &ours.nqn)?;
+                samples.entry(Side::SpdkToOurs).or_default().push(sample);
+                let theirs = spdk::Target::start(folder, device, TARGET_CPU)?;
+                let sample = spdk(theirs.pid(), theirs.port, theirs.nqn())?;
+                samples.entry(Side::SpdkToSpdk).or_default().push(sample);
+            }
+            report(&mut summary, device, &shape, &samples);
+        }
+        for op in ["read", "write"] {
+            let of = |kind: &str| {
+                summary
+                    .metrics
+                    .get(&format!("{device}_{kind}{op}_qd32_spdk_client_iops"))
+            };
+            if let (Some(with), Some(plain)) = (of("digest_"), of("")) {
+                let ratio = with / plain;
+                println!("{device:<7}{op:<6}  32  digests over none: {ratio:.2}");
+                summary.put(format!("{device}_{op}_qd32_digests_over_none"), ratio);
             }
         }
     }
@@ -126,19 +190,15 @@ fn client(program: &std::path::Path, ours: &Forebay) -> Command {
 pub(super) fn load(
     program: &std::path::Path,
     ours: &Forebay,
-    op: &str,
-    depth: u32,
+    shape: &Shape,
     seconds: u32,
 ) -> Result<Sample> {
     let mut command = client(program, ours);
     command
-        .args(["--rw", &format!("rand{op}"), "--bs", "4K", "--spin"])
-        .args([
-            "--qd",
-            &depth.to_string(),
-            "--seconds",
-            &seconds.to_string(),
-        ])
+        .args(["--rw", &shape.pattern(), "--spin"])
+        .args(["--bs", &shape.block_bytes.to_string()])
+        .args(["--qd", &shape.depth.to_string()])
+        .args(["--seconds", &seconds.to_string()])
         .args(["--cpu", &CLIENT_CPU.to_string()]);
     turn(&[ours.engine], || {
         let text = process::text(&mut command, Duration::from_secs(60))?;
@@ -175,24 +235,24 @@ fn turn(target: &[u32], run: impl FnOnce() -> Result<spdk::Perf>) -> Result<Samp
 fn report(
     summary: &mut Summary,
     device: &str,
-    op: &str,
-    depth: u32,
+    shape: &Shape,
     samples: &BTreeMap<Side, Vec<Sample>>,
 ) {
     let mut medians = BTreeMap::new();
+    let (kind, op, depth) = (shape.kind, shape.op, shape.depth);
     for (side, samples) in samples {
         let (kept, undisturbed) = quiet(samples);
         summary.disturbed |= !undisturbed;
         let of = |figure: fn(&Sample) -> f64| median(kept.iter().map(figure).collect());
         let (iops, mean_us, p99_us) = (of(|s| s.iops), of(|s| s.mean_us), of(|s| s.p99_us));
         println!(
-            "{device:<7}{op:<6}{depth:>4}  {:<15}{iops:>10.0}{mean_us:>10.1}{p99_us:>10.1}{:>8.2}{:>8.2}{}",
+            "{device:<7}{kind:<7}{op:<6}{depth:>4}  {:<15}{iops:>10.0}{mean_us:>10.1}{p99_us:>10.1}{:>8.2}{:>8.2}{}",
             side.name(),
             of(|s| s.target_cores),
             of(|s| s.others_cores),
             if undisturbed { "" } else { "  disturbed" },
         );
-        let name = format!("{device}_{op}_qd{depth}_{}", side.name());
+        let name = format!("{device}_{}_{}", shape.name(), side.name());
         summary.put(format!("{name}_iops"), iops);
         summary.put(format!("{name}_mean_us"), mean_us);
         summary.put(format!("{name}_p99_us"), p99_us);
@@ -202,7 +262,7 @@ fn report(
         medians.get(&Side::SpdkToOurs),
         medians.get(&Side::SpdkToSpdk),
     ) {
-        let name = format!("{device}_{op}_qd{depth}");
+        let name = format!("{device}_{}", shape.name());
         summary.put(format!("{name}_iops_ratio"), ours.0 / theirs.0);
         summary.put(format!("{name}_latency_ratio"), ours.1 / theirs.1);
     }

@@ -62,7 +62,7 @@ impl Cids {
     }
 
     /// Forgets a command.
-    #[inline]
+    #[inline(never)]
     pub(super) fn remove(&mut self, cid: u16) {
         let mut hole = self.find(cid);
         if self.places[hole] == EMPTY {

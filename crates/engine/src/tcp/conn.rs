@@ -247,7 +247,7 @@ impl Conn {
     }
 
     /// Takes a staging buffer for a command, unless the connection holds enough already.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take_buffer(&mut self, core: &mut Core, len_bytes: u32) -> Option<StagingBuffer> {
         let len = u64::from(len_bytes);
         let own_share = self.held.bytes == 0 || self.held.bytes + len <= MAX_HELD_BYTES;
@@ -597,7 +597,7 @@ impl Conn {
 }
 
 /// A command's last byte is sent, or never will be; or a buffer is free.
-#[inline]
+#[inline(always)]
 fn sent(
     core: &mut Core,
     slots: &mut Slots,

@@ -64,7 +64,7 @@ impl Pool {
     }
 
     /// An empty list.
-    #[inline]
+    #[inline(never)]
     pub(super) fn take_list(&mut self) -> Option<List> {
         let mut list = self.lists.pop_back()?;
         if list.items.capacity() == 0 {

@@ -227,7 +227,7 @@ impl Slots {
     }
 
     /// Frees a slot that is in no list; its buffer goes to the caller.
-    #[inline]
+    #[inline(always)]
     pub(super) fn release(&mut self, slot: u16) -> Option<StagingBuffer> {
         let s = self.slots.get_mut(usize::from(slot))?;
         debug_assert!(
