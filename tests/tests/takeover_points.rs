@@ -52,6 +52,14 @@ fn visit(lab_address: std::net::SocketAddr, grow: &dyn Fn() -> Result<()>) -> Re
     let read = IoOp::Read { lba: 1, blocks: 32 };
     let found = queue.execute(&read, vec![0; 32 * 4096], MINUTE)?;
     assert!(found == vec![5; 32 * 4096], "the visitor's own write");
+    let (was, is) = (vec![5; 4096], vec![6; 4096]);
+    let swapped = queue.compare_and_write(1, was, is.clone(), MINUTE)?;
+    assert!(swapped, "nobody else writes here");
+    let again = queue.compare_and_write(1, vec![5; 4096], vec![7; 4096], MINUTE)?;
+    assert!(!again, "it has been written");
+    let read = IoOp::Read { lba: 1, blocks: 1 };
+    let found = queue.execute(&read, vec![0; 4096], MINUTE)?;
+    assert!(found == is, "what the pair wrote");
     drop(queue);
     session.close()
 }

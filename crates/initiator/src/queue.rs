@@ -7,6 +7,9 @@
 use std::time::{Duration, Instant};
 
 use forebay_nvme::host::{Transfer, command};
+use forebay_nvme::io::{FUSE_FIRST, FUSE_SECOND};
+use forebay_nvme::opcode::nvm;
+use forebay_nvme::{Sqe, Status};
 
 use crate::connection::{Connection, poll_sockets};
 use crate::{Done, Error, Wait};
@@ -151,10 +154,89 @@ impl IoQueue {
                 Transfer::ToController(bytes),
             ),
         };
+        self.submit_command(sqe, transfer, tag, buf)
+    }
+
+    /// As [`IoQueue::submit`], for any other command: its entry without identifier and data pointer, and the data
+    /// that it moves, which must fit the buffer. Two that are submitted one after the other follow each other.
+    ///
+    /// # Errors
+    /// Gives the buffer back if the queue is full or the buffer is too short.
+    pub fn submit_command(
+        &mut self,
+        sqe: Sqe,
+        transfer: Transfer,
+        tag: u64,
+        buf: Vec<u8>,
+    ) -> Result<(), NotSubmitted> {
+        let bytes = match transfer {
+            Transfer::None => 0,
+            Transfer::ToHost(bytes) | Transfer::ToController(bytes) => bytes,
+        };
+        if buf.len() < bytes as usize {
+            let reason = Reason::Size;
+            return Err(NotSubmitted { reason, buf });
+        }
         let submitted = self.connection.submit(sqe, transfer, tag, buf, true);
         submitted.map_err(|buf| NotSubmitted {
             reason: Reason::Full,
             buf,
+        })
+    }
+
+    /// Compare and Write, the fused operation (Base 2.0, 3.4.2), of one block, on an idle queue: writes `new` if the
+    /// block is as `expected`, and says whether it was.
+    ///
+    /// # Errors
+    /// One of both failed otherwise, or did not fit; or the connection is lost.
+    pub fn compare_and_write(
+        &mut self,
+        lba: u64,
+        expected: Vec<u8>,
+        new: Vec<u8>,
+        limit: Duration,
+    ) -> Result<bool, Error> {
+        let addr = self.connection.addr();
+        let half = |opcode, fuse| {
+            let mut sqe = Sqe::new(opcode, 0).with_nsid(self.nsid).with_cdw64(10, lba);
+            sqe.flags |= fuse;
+            sqe
+        };
+        let transfer = Transfer::ToController(self.block_bytes);
+        let first = half(nvm::COMPARE, FUSE_FIRST);
+        let second = half(nvm::WRITE, FUSE_SECOND);
+        let unfit = |e: NotSubmitted| Error::Argument(format!("a pair does not fit: {e:?}"));
+        self.submit_command(first, transfer, 0, expected)
+            .map_err(unfit)?;
+        self.submit_command(second, transfer, 1, new)
+            .map_err(unfit)?;
+        let deadline = Instant::now() + limit;
+        let mut out = Vec::with_capacity(2);
+        while out.len() < 2 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if self.poll(&mut out, Wait::Block, left)? == 0 && left.is_zero() {
+                return Err(Error::TimedOut {
+                    addr,
+                    what: "a compare and write".into(),
+                    waited: limit,
+                });
+            }
+        }
+        out.sort_by_key(|done| done.tag);
+        let [compared, written] = [out[0].status, out[1].status];
+        if compared.is_success() && written.is_success() {
+            return Ok(true);
+        }
+        if compared.code() == Status::COMPARE_FAILURE
+            && written.code() == Status::ABORTED_FAILED_FUSED
+        {
+            return Ok(false);
+        }
+        let of_first = !compared.is_success();
+        Err(Error::Status {
+            addr,
+            what: format!("half {} of a compare and write", u8::from(!of_first) + 1),
+            status: if of_first { compared } else { written },
         })
     }
 
