@@ -8,7 +8,7 @@ use super::parked::NONE;
 use super::staging::StagingBuffer;
 use crate::lane::LaneIndex;
 use forebay_nvme::Status;
-use forebay_xlate::boundary::region::{Blame, MAX_QUEUE_ENTRIES, MAX_QUEUES};
+use forebay_xlate::boundary::region::{Blame, MAX_QUEUE_ENTRIES, MAX_QUEUES, OpKind};
 use forebay_xlate::reactor_side::Parked;
 
 /// Who gets the result.
@@ -109,6 +109,17 @@ pub enum IoOp {
 }
 
 impl IoOp {
+    /// As what it is counted.
+    #[inline]
+    pub fn kind(&self) -> OpKind {
+        match self {
+            Self::Read { .. } | Self::Compare { .. } => OpKind::Read,
+            Self::Write { .. } | Self::CompareAndWrite { .. } => OpKind::Write,
+            Self::Flush => OpKind::Flush,
+            Self::WriteZeroes { .. } | Self::Deallocate { .. } => OpKind::Deallocate,
+        }
+    }
+
     /// Where it begins; 0 where it has no such place.
     pub(crate) fn offset_bytes(&self) -> u64 {
         match *self {

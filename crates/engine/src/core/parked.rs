@@ -9,12 +9,12 @@
 //!
 //! **Not here:** commands that wait for other things ([`super::waiting`]).
 
-use super::Core;
 use super::io::{Stage, Token};
+use super::{Core, MAX_IOS};
 use crate::mailbox::Upcall;
 use forebay_nvme::Status;
 use forebay_xlate::boundary::message::FaultFailure;
-use forebay_xlate::boundary::region::bump;
+use forebay_xlate::boundary::region::{TimesOf, bump};
 use forebay_xlate::reactor_side::{Answer, Heard, Parked};
 use forebay_xlate::{ExtentRange, VolumeId};
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,12 +29,15 @@ pub(super) struct ParkedTable {
     /// The newest command of each chain; older ones follow ([`super::io::Io::parked_before`]).
     homes: Box<[u32]>,
     count: usize,
+    /// Since when each command waits, CLOCK_MONOTONIC ns.
+    since_ns: Box<[u64]>,
 }
 
 impl ParkedTable {
     pub(super) fn new() -> Self {
         Self {
             homes: vec![NONE; HOMES].into(),
+            since_ns: vec![0; MAX_IOS].into(),
             count: 0,
         }
     }
@@ -71,6 +74,7 @@ impl Core {
                 .parked
                 .store(record.parked.load(Relaxed) + 1, Relaxed);
         }
+        self.parked.since_ns[i] = self.now_ns;
         self.parked.homes[at] = token.entrust();
         self.parked.count += 1;
         if !asked {
@@ -166,9 +170,15 @@ impl Core {
         let io = &mut self.ios[index as usize];
         io.stage = Stage::Moving;
         io.parked_before = NONE;
+        let waited_ns = (self.now_ns).saturating_sub(self.parked.since_ns[index as usize]);
+        // What is left from there on is the devices' time.
+        io.started_ns += waited_ns;
         if let Some(lane) = self.lanes[io.lane.0 as usize].as_ref() {
-            let parked = &lane.record().parked;
+            let record = lane.record();
+            let parked = &record.parked;
             parked.store(parked.load(Relaxed).saturating_sub(1), Relaxed);
+            record.ops[io.op.kind() as usize].times[TimesOf::Translating as usize]
+                .record(waited_ns);
         }
         Token::take(index)
     }

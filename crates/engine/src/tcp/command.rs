@@ -21,6 +21,7 @@ use crate::lane::LaneIndex;
 use forebay_nvme::Status;
 use forebay_nvme::io::{self, IoCommand, NamespaceGeometry, Transfer};
 use forebay_nvme::tcp::{DataPlace, R2t, decode_sgl};
+use forebay_xlate::boundary::region::{OpKind, TimesOf};
 
 /// The namespace of every export.
 pub(crate) const NSID: u32 = 1;
@@ -416,6 +417,9 @@ fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
         Ok(()) => {
             s.stage = Stage::InFlight;
             conn.in_flight += 1;
+            if s.taken_ns != core.now_ns() {
+                count_part(core, lane, op.kind(), TimesOf::Waiting, s.taken_ns);
+            }
             true
         }
         Err(new) => {
@@ -424,6 +428,15 @@ fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
             }
             false
         }
+    }
+}
+
+/// Counts a part of a command that took some time: from `since_ns` until now.
+#[inline(never)]
+fn count_part(core: &Core, lane: LaneIndex, kind: OpKind, of: TimesOf, since_ns: u64) {
+    if let Some(lane) = core.lane(lane) {
+        let ns = core.now_ns().saturating_sub(since_ns);
+        lane.record().ops[kind as usize].times[of as usize].record(ns);
     }
 }
 
@@ -492,6 +505,10 @@ pub(super) fn ended(conn: &mut Conn, core: &mut Core, done: DoneIo, interrupted:
         return;
     };
     s.stage = Stage::Taken;
+    if done.started_ns != core.now_ns() {
+        let kind = done.op.kind();
+        count_part(core, done.lane, kind, TimesOf::Device, done.started_ns);
+    }
     let status = match done.status {
         Status::COMMAND_INTERRUPTED => interrupted,
         status => status,

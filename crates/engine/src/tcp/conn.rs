@@ -24,7 +24,7 @@ use forebay_nvme::tcp::{
 };
 use forebay_nvme::{Cqe, Sqe, Status};
 use forebay_xlate::boundary::region::check::BufferRef;
-use forebay_xlate::boundary::region::{Asked, OpKind, Region, bump};
+use forebay_xlate::boundary::region::{Asked, Region, bump};
 use forebay_xlate::kill_point;
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -420,17 +420,15 @@ impl Conn {
         else {
             return;
         };
-        let (kind, bytes) = match *op {
-            IoOp::Read { len_bytes, .. } | IoOp::Compare { len_bytes, .. } => {
-                (OpKind::Read, u64::from(len_bytes))
-            }
-            IoOp::Write { len_bytes, .. } | IoOp::CompareAndWrite { len_bytes, .. } => {
-                (OpKind::Write, u64::from(len_bytes))
-            }
-            IoOp::Flush => (OpKind::Flush, 0),
-            IoOp::WriteZeroes { len_bytes, .. } => (OpKind::Deallocate, len_bytes),
-            IoOp::Deallocate { .. } => (OpKind::Deallocate, 0),
+        let bytes = match *op {
+            IoOp::Read { len_bytes, .. }
+            | IoOp::Compare { len_bytes, .. }
+            | IoOp::Write { len_bytes, .. }
+            | IoOp::CompareAndWrite { len_bytes, .. } => u64::from(len_bytes),
+            IoOp::WriteZeroes { len_bytes, .. } => len_bytes,
+            IoOp::Flush | IoOp::Deallocate { .. } => 0,
         };
+        let kind = op.kind();
         let error = !status.is_success();
         let ns = core.now_ns().saturating_sub(s.taken_ns);
         lane.record().ops[kind as usize].record(if error { 0 } else { bytes }, ns, error);

@@ -105,8 +105,8 @@ cells! {
 
 /// Of what a command's times are counted: indexes into [`OpStats::times`].
 ///
-/// Every command counts in the first. Of its parts only those are counted that took any time: as many
-/// commands as the buckets of a part do not hold spent none in it.
+/// Every command counts in the first. Of its parts only those are counted that took any time, as the turns of its
+/// reactor tell it: what begins and ends in one turn took none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum TimesOf {
@@ -114,9 +114,9 @@ pub enum TimesOf {
     Total = 0,
     /// Until the core began it: for memory, for its data, for room.
     Waiting = 1,
-    /// For the owner's answers about where its bytes lie.
+    /// For an answer of the owner's about where bytes of it lie; each wait counts.
     Translating = 2,
-    /// From its first request to a device, to the end of its last.
+    /// From there on to its end, without the waits for the owner: at the devices, and for them.
     Device = 3,
 }
 
