@@ -124,7 +124,8 @@ impl Victim {
 
     /// Touches the block while it kills, and nothing else goes on.
     pub(crate) fn is_killed(&mut self, daemon: &Daemon, faults: &Faults) -> Result<()> {
-        // Nobody is at the device but with these faults.
+        // It may have ended with both processes.
+        self.connection = Some(self.connect()?);
         faulty::set(&self.device, faults)?;
         let touched = self.touch()?;
         faulty::set(&self.device, &Faults::default())?;
