@@ -173,6 +173,18 @@ impl Hold {
         })
     }
 
+    /// Carries out the reads that are held, oldest first, and holds no more of them.
+    pub fn release_reads(&self) {
+        let mut state = self.server.state();
+        state.reads = None;
+        let waiting = std::mem::take(&mut state.waiting);
+        let (writes, reads) = waiting.into_iter().partition(|waiting| waiting.io.is_write);
+        state.waiting = writes;
+        for waiting in reads {
+            self.server.carry_out(&waiting);
+        }
+    }
+
     /// Carries out what is held, oldest first, and holds nothing more.
     pub fn release(&self) {
         let mut state = self.server.state();

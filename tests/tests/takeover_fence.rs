@@ -292,8 +292,56 @@ fn failover_ghost_write() -> Result<()> {
     Ok(())
 }
 
+/// A closed connection's read lands while others' data waits in buffers.
+fn late_read_spares_waiting_data() -> Result<()> {
+    let stage = Stage::new()?;
+    let mut first = Line::new(stage.lab.address, A)?;
+    stage.hold.hold_reads(stage.range());
+    stage.hold.hold_writes(stage.range());
+    let blocks = HELD..HELD + 4;
+    let all = IoOp::Write {
+        lba: HELD,
+        blocks: 4,
+        fua: false,
+    };
+    let data = blocks.clone().flat_map(|lba| content(lba, 2)).collect();
+    first.submit(6000, &all, data)?;
+    first.read(5000, HELD)?;
+    stage.hold.wait_held(2)?;
+    drop(first);
+    // They wait for the closed connection's write.
+    let mut second = Line::new(stage.lab.address, B)?;
+    for lba in blocks.clone() {
+        second.write(lba, 3)?;
+    }
+    let look = |second: &mut Line| -> Result<()> {
+        for lba in 100..140 {
+            second.read(1000 + lba, lba)?;
+            ensure!(second.wait(1000 + lba)? == content(lba, 1), "block {lba}");
+        }
+        Ok(())
+    };
+    look(&mut second)?;
+    for lba in blocks.clone() {
+        second.not_ended(lba, "a write over a held one")?;
+    }
+    stage.hold.release_reads();
+    look(&mut second)?;
+    stage.hold.release();
+    for lba in blocks.clone() {
+        second.wait(lba)?;
+    }
+    for lba in blocks {
+        second.read(5000 + lba, lba)?;
+        let read = second.wait(5000 + lba)?;
+        ensure!(read == content(lba, 3), "block {lba} has others' data");
+    }
+    stage.end()
+}
+
 #[test]
 fn buffer_reuse_after_cancel() -> Result<()> {
+    late_read_spares_waiting_data()?;
     for death in [false, true] {
         let stage = Stage::new()?;
         let mut first = Line::new(stage.lab.address, A)?;
