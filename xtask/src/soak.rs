@@ -4,9 +4,11 @@
 //! the same time, for as many minutes as asked, from a seed; then many kills in a row, and many pairs of points of
 //! death. Fails on any byte or error that is not explained; prints what was survived.
 //! Design: the example `soak` and tests of the crate in `tests/` do the work, against the release build
-//! with the devices that only tests use. Everything is built before anything runs.
+//! with the devices that only tests use, or the program that `FOREBAY_BIN` names. Everything is built before
+//! anything runs.
 //! Not here: the troubles.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -30,11 +32,10 @@ struct Wanted {
 /// Runs it; true if all went well.
 pub(crate) fn run(args: &[String]) -> Result<bool> {
     let wanted = wanted(args)?;
-    let mut build = cargo(&["build", "--release", "--package", "forebay"]);
-    process::run(build.args(["--features", "test-device"]), BUILD_LIMIT)?;
+    let program = program()?;
     let tests = |file: &str| {
         let mut tests = cargo(&["test", "--package", "forebay-tests", "--test", file]);
-        tests.env("FOREBAY_BIN", target_folder().join("release/forebay"));
+        tests.env("FOREBAY_BIN", &program);
         tests
     };
     for file in ["takeover", "takeover_points"] {
@@ -42,7 +43,7 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
     }
     let minutes = wanted.minutes.to_string();
     let mut soak = cargo(&["run", "--package", "forebay-tests", "--example", "soak"]);
-    soak.env("FOREBAY_BIN", target_folder().join("release/forebay"));
+    soak.env("FOREBAY_BIN", &program);
     soak.args(["--", "--minutes", &minutes, "--seed"]);
     soak.arg(wanted.seed.to_string());
     let limit = Duration::from_secs_f64(wanted.minutes * 60.0) + MORE;
@@ -83,6 +84,16 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
     }
     println!("survived: {} (seed {})", survived.join(", "), wanted.seed);
     Ok(true)
+}
+
+/// What is tested.
+fn program() -> Result<PathBuf> {
+    if let Some(program) = std::env::var_os("FOREBAY_BIN") {
+        return Ok(program.into());
+    }
+    let mut build = cargo(&["build", "--release", "--package", "forebay"]);
+    process::run(build.args(["--features", "test-device"]), BUILD_LIMIT)?;
+    Ok(target_folder().join("release/forebay"))
 }
 
 fn wanted(args: &[String]) -> Result<Wanted> {

@@ -264,7 +264,11 @@ impl Catalog {
         let mut slot = self.database.lock().unwrap_or_else(PoisonError::into_inner);
         let database = match slot.take() {
             Some(database) => database,
-            None => guarded(|| self.open_database())?,
+            None => {
+                // Something failed.
+                self.file.hear_failures();
+                guarded(|| self.open_database())?
+            }
         };
         let result = guarded(|| work(&database));
         if result.is_ok() {

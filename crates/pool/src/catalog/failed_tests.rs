@@ -3,6 +3,7 @@
 use super::*;
 use crate::{
     batch::{BatchId, Key},
+    bounded::BoundedStore,
     store::MemStore,
 };
 
@@ -68,4 +69,28 @@ fn usage_is_right_after_a_commit_that_failed_and_is_there() {
         assert_eq!(catalog.usage().get().used_bytes, 0, "{failing}");
     }
     assert!(failures > 1, "{failures}");
+}
+
+/// Somebody's flush failed on both devices at once.
+#[test]
+fn a_catalog_whose_copies_failed_all_at_once_goes_on() {
+    let devices: Vec<Arc<BoundedStore>> = (0..2)
+        .map(|_| {
+            let store = Arc::new(MemStore::new(BYTES as usize));
+            Arc::new(BoundedStore::new(store, Duration::from_secs(10)))
+        })
+        .collect();
+    let areas = (0..).zip(&devices).map(|(index, device)| {
+        let of = forebay_xlate::types::DeviceIndex(index);
+        Area::new(device.clone(), of, 0, BYTES, [1 + index; 16]).unwrap()
+    });
+    let catalog = Catalog::create(areas.collect()).unwrap();
+    catalog.commit(&batch(0..20, Some(10))).unwrap();
+    for device in &devices {
+        device.note_failure(&io::Error::other("a flush that failed"));
+    }
+    let added = batch(0..30, Some(10));
+    assert!(catalog.commit(&added).is_err(), "it is told");
+    catalog.commit(&added).unwrap();
+    assert_eq!(catalog.usage().get().used_bytes, 30 * (RECORD_BYTES + 10));
 }

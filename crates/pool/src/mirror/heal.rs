@@ -7,7 +7,7 @@
 //! as soon as it can be. Labels that could not be written are told again once they can be read.
 //! **Not here:** making a copy (`copies`), when that is tried (the caller).
 
-use super::{CatalogCopy, CopyState, Mirror, MirrorHealth, State};
+use super::{CatalogCopy, CopyState, Mirror, MirrorHealth, State, sync::sync_areas};
 use crate::{
     area::{Area, NO_DEVICE},
     label::Label,
@@ -93,6 +93,15 @@ impl Mirror {
             }
         }
         state.sync()
+    }
+
+    /// A store tells everybody of a write that was not carried out, until a sync has said so. Where that is
+    /// every copy's, nothing gets as far as a sync: here they say it, and what they lost is written once more.
+    pub(crate) fn hear_failures(&self) {
+        let mut state = self.lock();
+        let areas: Vec<&Area> = state.replicas.iter().map(|replica| &replica.area).collect();
+        let _ = sync_areas(&areas);
+        state.sync_failed = true;
     }
 
     /// Whether no copy that is in use answers.
