@@ -29,7 +29,8 @@ pub(super) fn run(options: &Options, summary: &mut Summary) -> Result<()> {
     });
     let size = VOLUME_BYTES.to_string();
     let start = |program: &Path, file: &RemovedAtEnd| -> Result<Forebay> {
-        let spec = format!("file:{}?size=3G", file.0.display());
+        std::fs::File::create(&file.0)?.set_len(3 << 30)?;
+        let spec = format!("file:{}", file.0.display());
         let forebay = Forebay::start_with(program, &spec, tcp::TARGET_CPU, &size)?;
         tcp::fill(program, &forebay)?;
         Ok(forebay)

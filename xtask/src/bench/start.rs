@@ -25,7 +25,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let rounds = if options.quick { 5 } else { 30 };
     let program = forebay::build()?;
     let file = crate::target_folder().join(format!("bench-start-{}.img", std::process::id()));
-    let spec = format!("file:{}?size=1G", file.display());
+    std::fs::File::create(&file)?.set_len(1 << 30)?;
+    let spec = format!("file:{}", file.display());
     let mut forebay = Forebay::start_with(&program, &spec, tcp::TARGET_CPU, "256M")?;
     let mut accepted = Vec::new();
     let mut served = Vec::new();
