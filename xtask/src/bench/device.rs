@@ -4,7 +4,8 @@
 //! Design: a file below the target folder, written once, 4 KiB at random, direct. The core alone (the
 //! engine's test `core::tests::speed`) and `fio --ioengine=io_uring` run on the same processor in turns, each time
 //! in the other order; a pair of neighbours is a ratio. The median counts, and half of the ratios lie in the range
-//! beside it. Both poll: fio with `hipri_percentage=0` and `iodepth_batch_complete_min=0`, as a busy reactor does.
+//! beside it. The core polls its ring, as
+//! a busy reactor does; fio waits in the kernel.
 //! Not here: a network (`cargo xtask bench tcp`).
 
 use std::path::{Path, PathBuf};
@@ -126,7 +127,7 @@ fn fio(file: &Path, op: &str, depth: u32, seconds: u32) -> Command {
             "--output-format=json",
         ])
         .args(["--ioengine=io_uring", "--fixedbufs=0", "--bs=4k"])
-        .args(["--iodepth_batch_complete_min=0", "--randrepeat=0"])
+        .args(["--randrepeat=0"])
         .args(["--time_based=1", "--norandommap"])
         .arg(format!("--filename={}", file.display()))
         .arg(format!("--size={FILE_BYTES}"))
