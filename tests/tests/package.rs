@@ -16,29 +16,35 @@ use forebay_tests::daemon::target_folder;
 use forebay_tests::sandbox::Sandbox;
 use xtask::{package, process};
 
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// What the runs have in common: the daemon as the unit has it.
 const PRELUDE: &str = r#"
 up() {
     setpriv --reuid=forebay --regid=forebay --init-groups \
-        /usr/bin/forebay serve --config /etc/forebay/forebay.toml &
+        /usr/bin/forebay serve --keep-engine --config /etc/forebay/forebay.toml &
     for _ in $(seq 200); do forebay status > /dev/null 2>&1 && return; sleep 0.1; done
     cat /var/lib/forebay/log/forebay.log
     return 1
 }
-down() {
-    forebay shutdown
-    ! pgrep -x forebay
+nobody() {
+    for _ in $(seq 50); do pgrep -x forebay > /dev/null || return 0; sleep 0.1; done
+    ps ax
+    return 1
+}
+pid_of() {
+    forebay --json status | sed -n "s/.*\"$1_pid\": \([0-9]*\).*/\1/p"
 }
 # Some images leave manual pages and documentation out.
 everything='--path-include=/usr/share/man/* --path-include=/usr/share/doc/*'
+# The machine's manual pages need not be indexed again at each step.
+rm -f /var/lib/man-db/auto-update
 package=$(echo /root/forebay_*.deb)
 set -x
 "#;
 
 const INSTALL_AND_USE: &str = r#"
-dpkg $everything --install "$package"
+dpkg --force-unsafe-io $everything --install "$package"
 dpkg --verify forebay
 systemd-analyze verify --man=no /usr/lib/systemd/system/forebay.service
 test -f /usr/share/man/man1/forebay.1.gz
@@ -53,9 +59,16 @@ forebay tenant create acme
 head -c 3000000 /usr/bin/bash > image.raw; truncate -s 4M image.raw
 forebay volume create acme/kept --size 4M
 forebay volume import image.raw acme/kept
+# As `systemctl restart` does: the engine serves on.
+engine=$(pid_of engine)
+kill -TERM "$(pid_of daemon)"
+while forebay status > /dev/null 2>&1; do sleep 0.1; done
+test -d "/proc/$engine"
+up
+test "$(pid_of engine)" = "$engine"
 # Removing it ends what runs, in good order.
 dpkg --remove forebay
-! pgrep -x forebay
+nobody
 test -f /srv/disks/pool.img
 test -f /var/lib/forebay/devices.json
 test -f /etc/forebay/forebay.toml
@@ -67,17 +80,29 @@ test -f /srv/disks/pool.img
 test -f /var/lib/forebay/devices.json
 test ! -e /etc/forebay/forebay.toml
 # Installed again, it serves them.
-dpkg $everything --install "$package"
+dpkg --force-unsafe-io $everything --install "$package"
 up
 forebay volume export acme/kept back.raw
 cmp image.raw back.raw
 # Installing over a running one is an upgrade: what runs ends in good order.
-dpkg $everything --install "$package"
-! pgrep -x forebay
+dpkg --force-unsafe-io $everything --install "$package"
+nobody
+# Whoever listens beyond loopback is told what that means.
+sed -i 's/127.0.0.1:4420/0.0.0.0:4420/' /etc/forebay/forebay.toml
 up
+for told in "forebay status" "forebay events" "cat /var/lib/forebay/log/forebay.log"; do
+    $told | grep 'taken at their word'
+done
 forebay volume list | grep acme/kept
+timeout 2 forebay events --follow --json > followed || test $? = 124
+grep '"kind":"daemon_started"' followed
+# A terminal of its own: drawn, and put back at the end.
+(sleep 3; printf q) | script -qec 'stty cols 80 rows 24; forebay top; stty -a' /dev/null > screen
+grep -a 'TENANT/VOLUME' screen
+grep -a ' icanon' screen
 forebay pool check
-down
+forebay shutdown
+nobody
 "#;
 
 #[test]
@@ -101,7 +126,14 @@ fn the_package_keeps_data() -> Result<()> {
 }
 
 fn unavailable() -> Option<String> {
-    let programs = ["dpkg", "dpkg-deb", "systemd-analyze", "setpriv", "pgrep"];
+    let programs = [
+        "dpkg",
+        "dpkg-deb",
+        "systemd-analyze",
+        "setpriv",
+        "pgrep",
+        "script",
+    ];
     let missing = programs
         .into_iter()
         .find(|program| !process::is_installed(program));

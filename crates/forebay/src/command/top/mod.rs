@@ -25,6 +25,8 @@ use crate::interrupt::Interrupt;
 
 /// How long a key or a change of the window's size may go unseen.
 const TURN: Duration = Duration::from_millis(200);
+/// How long the daemon may take: meanwhile no key is seen.
+const ANSWER_LIMIT: Duration = Duration::from_secs(3);
 /// What is shown without a terminal is as wide as this, and as long as it is.
 const PAPER: Size = Size {
     columns: 80,
@@ -46,7 +48,8 @@ pub(crate) fn top(context: &Context, args: &TopArgs) -> Outcome {
 }
 
 fn sample(context: &Context) -> Outcome<Stats> {
-    Ok(context.client.get("/v1/stats")?)
+    let client = context.client.clone().with_time_limit(ANSWER_LIMIT);
+    Ok(client.get("/v1/stats")?)
 }
 
 fn watch(context: &Context, mut order: TopOrder, interval: Duration) -> Outcome {
@@ -64,7 +67,7 @@ fn watch(context: &Context, mut order: TopOrder, interval: Duration) -> Outcome 
                     before = std::mem::replace(&mut now, next);
                     trouble.clear();
                 }
-                Err(failure) => trouble = failure.to_string(),
+                Err(failure) => trouble = failure.to_string().replace('\n', " "),
             }
         }
         let size = terminal.size();
