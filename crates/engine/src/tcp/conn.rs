@@ -8,29 +8,26 @@
 //! **Not here:** what PDUs and commands mean ([`super::rx`], [`super::command`], [`super::admin`]).
 
 use super::fused::Pairs;
-use super::pool::Pool;
-use super::record::{NewCommand, QueueRecords, keep_for_ever};
+use super::record::{NewCommand, QueueRecords};
 use super::rx::Rx;
-use super::share::{Held, LaneUse};
+use super::share::Held;
+use super::shared::Shared;
 use super::slots::{NONE, Slots, Stage, Work};
 use super::tx::Tx;
 use crate::core::staging::StagingBuffer;
 use crate::core::{Core, IoOp, Owner};
 use crate::lane::LaneIndex;
 use crate::mailbox::Upcall;
-use crate::memory::Memory;
 use forebay_nvme::tcp::{
     self, C2hData, DIGEST_BYTES, MAX_TERM_REQ_BYTES, PduError, R2t, Role, TcpParams,
 };
 use forebay_nvme::{Cqe, Sqe, Status};
 use forebay_xlate::boundary::region::check::BufferRef;
-use forebay_xlate::boundary::region::{Asked, Region, bump};
+use forebay_xlate::boundary::region::{Asked, bump};
 use forebay_xlate::kill_point;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::Shutdown;
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -39,38 +36,6 @@ use std::sync::Arc;
 pub(super) const MAX_HELD_BYTES: u64 = 8 << 20;
 /// How long a host that was told to go may take to hang up.
 const CLOSE_LIMIT_NS: u64 = 2_000_000_000;
-
-/// What the connections of a reactor share.
-pub(super) struct Shared {
-    pub region: &'static Region,
-    pub memory: &'static Memory,
-    /// Sockets are watched here.
-    pub epoll: Arc<OwnedFd>,
-    /// R2Ts that hosts have yet to answer; each holds staging memory.
-    pub r2ts: Cell<u32>,
-    /// What each lane holds, and how many hold anything ([`super::share`]).
-    pub lanes: RefCell<BTreeMap<u32, Rc<LaneUse>>>,
-    pub lanes_holding: Cell<u32>,
-    pub pool: RefCell<Pool>,
-    /// Reservation commands that are to be looked at: connection, its generation, slot.
-    pub reserve: RefCell<Vec<(u32, u32, u16)>>,
-}
-
-impl Shared {
-    /// For a reactor without connections.
-    pub(super) fn new(region: &Arc<Region>, memory: &'static Memory, epoll: Arc<OwnedFd>) -> Self {
-        Self {
-            region: keep_for_ever(region),
-            memory,
-            epoll,
-            r2ts: Cell::new(0),
-            lanes: RefCell::default(),
-            lanes_holding: Cell::new(0),
-            pool: RefCell::default(),
-            reserve: RefCell::default(),
-        }
-    }
-}
 
 /// How far a connection's life is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -7,7 +7,7 @@
 //!
 //! **Not here:** budgets; this only keeps the others going.
 
-use super::conn::Shared;
+use super::shared::Shared;
 use crate::core::staging::MAX_TRANSFER_BYTES;
 use crate::lane::LaneIndex;
 use std::cell::Cell;

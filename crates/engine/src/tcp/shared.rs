@@ -1,0 +1,47 @@
+//! What the connections of a reactor share.
+//!
+//! Purpose: one place for the region, the memory, the epoll and the counts that all of them use. Does NOT
+//! say who may have how much of it: [`super::share`] does.
+
+use super::pool::Pool;
+use super::record::keep_for_ever;
+use super::share::LaneUse;
+use crate::memory::Memory;
+use forebay_xlate::boundary::region::Region;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// See the module's text.
+pub(super) struct Shared {
+    pub region: &'static Region,
+    pub memory: &'static Memory,
+    /// Sockets are watched here.
+    pub epoll: Arc<OwnedFd>,
+    /// R2Ts that hosts have yet to answer; each holds staging memory.
+    pub r2ts: Cell<u32>,
+    /// What each lane holds, and how many hold anything.
+    pub lanes: RefCell<BTreeMap<u32, Rc<LaneUse>>>,
+    pub lanes_holding: Cell<u32>,
+    pub pool: RefCell<Pool>,
+    /// Reservation commands that are to be looked at: connection, its generation, slot.
+    pub reserve: RefCell<Vec<(u32, u32, u16)>>,
+}
+
+impl Shared {
+    /// For a reactor without connections.
+    pub(super) fn new(region: &Arc<Region>, memory: &'static Memory, epoll: Arc<OwnedFd>) -> Self {
+        Self {
+            region: keep_for_ever(region),
+            memory,
+            epoll,
+            r2ts: Cell::new(0),
+            lanes: RefCell::default(),
+            lanes_holding: Cell::new(0),
+            pool: RefCell::default(),
+            reserve: RefCell::default(),
+        }
+    }
+}
