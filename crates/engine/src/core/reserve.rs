@@ -40,7 +40,7 @@ impl Core {
             .collect();
         let chosen =
             |owner: &Owner, op: &IoOp, lane: LaneIndex| lanes.contains(&lane) && which(owner, op);
-        self.end_waiting(status, &chosen);
+        self.end_waiting(status, chosen);
         Drain {
             volume,
             commands: (0..)

@@ -135,7 +135,7 @@ fn count(seed: u64, deaths: u32, mut point: impl FnMut(u32) -> Option<&'static s
     let mut queues = world.associate(2, false);
     queues.extend(world.associate(2, true));
     let mut hosts: Vec<Counting> = (1..)
-        .zip(queues.into_iter())
+        .zip(queues)
         .map(|(host, queue)| Counting {
             queue,
             doing: Doing::Nothing,
