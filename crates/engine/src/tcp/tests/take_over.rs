@@ -9,7 +9,7 @@
 use super::super::*;
 pub(super) use super::rig::V;
 use super::rig::{EXTENT, EXTENTS};
-use super::take_over_hosts::{BLOCK, Blocks, Dice, Queue, Wanted};
+use super::take_over_hosts::{BLOCK, Blocks, Dice, Queue, Wanted, patience};
 use crate::associations::Associations;
 use crate::core::ServedDevice;
 use crate::core::staging::Staging;
@@ -538,14 +538,6 @@ fn convert(
         exports: &Exports::default(),
         associations: &next.associations,
     })
-}
-
-/// Waits a little more the longer it takes: TCP has timers of its own.
-pub(super) fn patience(turns: u32, what: &str) {
-    assert!(turns < 100_000, "{what} does not come");
-    if turns > 2000 {
-        std::thread::sleep(std::time::Duration::from_micros(100));
-    }
 }
 
 /// Two hosts, one with digests, with load on all their queues, and so many deaths.

@@ -4,8 +4,8 @@
 //! known beforehand. The engine dies anywhere. So does the daemon: before it has decided, before that is durable,
 //! before it says so.
 
-use super::take_over::{Engine, SERVING, V, World, patience};
-use super::take_over_hosts::{Dice, Queue};
+use super::take_over::{Engine, SERVING, V, World};
+use super::take_over_hosts::{Dice, Queue, patience};
 use crate::mailbox::Upcall;
 use forebay_nvme::opcode::nvm;
 use forebay_nvme::reservation::{self, ReservationCommand, Reservations};
