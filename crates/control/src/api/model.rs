@@ -497,6 +497,10 @@ pub struct Export {
     pub connected_hosts: Vec<String>,
     /// Why it is not served, if it is quarantined.
     pub quarantined: Option<String>,
+    /// In the answer to a change: commands that were still at devices, of hosts that it shut out. What
+    /// these write may still appear; nothing later of these hosts will.
+    #[serde(default)]
+    pub commands_ending: u64,
 }
 
 /// Body of `POST /v1/exports`.

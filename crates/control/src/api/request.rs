@@ -120,10 +120,11 @@ pub enum Request {
         body: ExportUpdate,
         reply: Reply<Export>,
     },
+    /// The answer: how many commands of its hosts are still at devices.
     ExportDelete {
         tenant: String,
         volume: String,
-        reply: Reply<()>,
+        reply: Reply<u64>,
     },
     /// Serves a quarantined export again.
     ExportResume {
@@ -252,7 +253,7 @@ handle_methods! {
     export_update(tenant: String, volume: String, body: ExportUpdate) -> Export =
         |reply| Request::ExportUpdate { tenant, volume, body, reply };
     /// Ends an export; its hosts are disconnected.
-    export_delete(tenant: String, volume: String) -> () =
+    export_delete(tenant: String, volume: String) -> u64 =
         |reply| Request::ExportDelete { tenant, volume, reply };
     /// Serves a quarantined export again.
     export_resume(tenant: String, volume: String) -> Export =

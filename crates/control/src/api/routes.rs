@@ -472,8 +472,12 @@ pub(super) async fn export_delete(
     State(owner): State<Handle>,
     OfVolume(tenant, volume): OfVolume,
 ) -> Result<Json<Done>, ApiError> {
-    owner.export_delete(tenant.clone(), volume.clone()).await?;
-    Ok(done(format!("export of {tenant}/{volume} deleted")))
+    let at_devices = owner.export_delete(tenant.clone(), volume.clone()).await?;
+    let left = match at_devices {
+        0 => String::new(),
+        n => format!("; {n} commands of its hosts are still at devices"),
+    };
+    Ok(done(format!("export of {tenant}/{volume} deleted{left}")))
 }
 
 /// Serves an export again that was quarantined because engines died of it.

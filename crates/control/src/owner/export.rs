@@ -2,7 +2,8 @@
 //!
 //! Purpose: show a volume to hosts, change who may connect, stop showing it.
 //! Design: the catalog first, then the engine; an export that the engine refuses is taken out of the
-//! catalog again. Hosts that may no longer connect are disconnected by the engine.
+//! catalog again. Hosts that may no longer connect are disconnected by the engine, and nobody is answered
+//! before that has happened; what they have at devices may take as long as the devices do.
 //! Not here: host NQNs' syntax (checked before), connecting (the engine).
 
 use forebay_pool::ExportId;
@@ -60,21 +61,23 @@ impl Owner {
         self.tell(kind, text, news);
     }
 
-    pub(super) async fn push_export(&self, id: ExportId) -> Result<(), AskError> {
+    /// Has the engine serve an export as it is now. Gives back how many commands of hosts that are shut
+    /// out by that are still at devices.
+    pub(super) async fn push_export(&self, id: ExportId) -> Result<u32, AskError> {
         if self.quarantine.has(id) {
-            return Ok(());
+            return Ok(0);
         }
         let export = {
             let core = self.core.borrow();
             let Ok(record) = core.pool.export(id) else {
-                return Ok(());
+                return Ok(0);
             };
             let Ok(volume) = core.pool.volume(record.volume) else {
-                return Ok(());
+                return Ok(0);
             };
             export_config(record, volume)
         };
-        self.push("an export", |request| ToEngine::SetExport {
+        self.push_settled("an export", |request| ToEngine::SetExport {
             request,
             export,
         })
@@ -117,10 +120,10 @@ impl Owner {
                 .map_err(api_error)?;
         }
         self.commit_for_api().await?;
-        self.push_export(id)
-            .await
-            .map_err(|error| engine_error(&error))?;
-        let shown = self.export_show(&tenant, &volume)?;
+        let pushed = self.push_export(id).await;
+        let at_devices = pushed.map_err(|error| engine_error(&error))?;
+        let mut shown = self.export_show(&tenant, &volume)?;
+        shown.commands_ending = at_devices.into();
         let who = match (shown.any_host, shown.hosts.len()) {
             (true, _) => "every host".to_owned(),
             (false, 1) => "one host".to_owned(),
@@ -132,12 +135,13 @@ impl Owner {
         Ok(shown)
     }
 
-    /// Ends an export; its hosts are disconnected.
+    /// Ends an export; its hosts are disconnected. Gives back how many commands of theirs are still at
+    /// devices.
     pub(crate) async fn export_delete(
         &self,
         tenant: String,
         volume: String,
-    ) -> Result<(), ApiError> {
+    ) -> Result<u64, ApiError> {
         let id = self.export_id(&tenant, &volume)?;
         self.core
             .borrow_mut()
@@ -147,15 +151,12 @@ impl Owner {
         self.commit_for_api().await?;
         self.quarantine.lift(id);
         let export = EngineExportId(id.0);
-        self.push("removing an export", |request| ToEngine::RemoveExport {
-            request,
-            export,
-        })
-        .await
-        .map_err(|error| engine_error(&error))?;
+        let message = |request| ToEngine::RemoveExport { request, export };
+        let pushed = self.push_settled("removing an export", message).await;
+        let at_devices = pushed.map_err(|error| engine_error(&error))?;
         let name = format!("{tenant}/{volume}");
         let text = format!("{name} is not exported any more");
         self.tell_export(EventKind::ExportDeleted, name, text);
-        Ok(())
+        Ok(at_devices.into())
     }
 }

@@ -331,6 +331,24 @@ impl Owner {
         }
     }
 
+    /// Tells the engine of a change of an export, if there is an engine, and waits until the hosts that it
+    /// shuts out are shut out; the next one shuts them out anyway. Gives back how many commands of theirs
+    /// are still at devices.
+    pub(super) async fn push_settled(
+        &self,
+        what: &'static str,
+        message: impl FnOnce(u64) -> ToEngine,
+    ) -> Result<u32, AskError> {
+        let Some(session) = self.session() else {
+            return Ok(0);
+        };
+        let asked = session.request_settled(what, self.limits.request, message);
+        match asked.await {
+            Err(AskError::Gone) => Ok(0),
+            answer => answer,
+        }
+    }
+
     /// Tells the engine one thing, if there is an engine, and waits for its answer. Without an
     /// engine the next one is told everything anyway.
     pub(super) async fn push(

@@ -134,6 +134,8 @@ pub(crate) struct Session {
     grants: RefCell<Vec<GrantOf>>,
     next_number: Cell<u64>,
     open: RefCell<HashMap<(Kind, u64), oneshot::Sender<Answer>>>,
+    /// Changes of exports that hosts are being shut out for, by request.
+    settling: RefCell<HashMap<u64, oneshot::Sender<u32>>>,
     devices: RefCell<BTreeMap<DeviceIndex, DeviceState>>,
     /// Revokes and zeroing of an earlier conversation that the engine has not finished.
     inherited_revokes: RefCell<Vec<u64>>,
@@ -200,6 +202,14 @@ impl Session {
                     request,
                     error.map_or(Ok(()), |e| Err(AskError::Refused(e))),
                 );
+            }
+            FromEngine::ExportSettled {
+                request,
+                at_devices,
+            } => {
+                if let Some(asker) = self.settling.borrow_mut().remove(&request) {
+                    let _ = asker.send(at_devices);
+                }
             }
             FromEngine::RevokeDone { revoke } => {
                 self.inherited_revokes
@@ -323,6 +333,30 @@ impl Session {
         message: impl FnOnce(u64) -> ToEngine,
     ) -> Pending {
         self.ask(Kind::Request, what, Vec::new(), message)
+    }
+
+    /// Asks for a change of an export, and returns once hosts that it shuts out are shut out: with how
+    /// many commands of theirs are still at devices.
+    pub(crate) async fn request_settled(
+        &self,
+        what: &'static str,
+        limit: Duration,
+        message: impl FnOnce(u64) -> ToEngine,
+    ) -> Result<u32, AskError> {
+        let mut pending = self.request(what, message);
+        let (sender, settled) = oneshot::channel();
+        if !self.ended.get() {
+            self.settling.borrow_mut().insert(pending.number, sender);
+        }
+        let settled = match pending.within(limit).await {
+            Ok(()) => match timeout(limit, settled).await {
+                Ok(at_devices) => at_devices.map_err(|_| AskError::Gone),
+                Err(_) => Err(AskError::TimedOut(limit, "hosts to be shut out")),
+            },
+            Err(error) => Err(error),
+        };
+        self.settling.borrow_mut().remove(&pending.number);
+        settled
     }
 
     /// The same with a descriptor.
@@ -475,6 +509,7 @@ impl Session {
     pub(crate) fn end(&self) {
         self.ended.set(true);
         self.open.borrow_mut().clear();
+        self.settling.borrow_mut().clear();
         self.changed.raise();
     }
 

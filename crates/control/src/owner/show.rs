@@ -155,6 +155,7 @@ impl Owner {
             any_host: export.any_host,
             addresses: self.addresses(),
             quarantined: self.quarantine.reason(export.id),
+            commands_ending: 0,
             connected_hosts: session
                 .and_then(|session| connected_hosts(&session.region).remove(&export.id.0))
                 .map_or_else(Vec::new, |hosts| hosts.into_iter().collect()),

@@ -15,6 +15,7 @@ pub fn export() -> Export {
         any_host: false,
         addresses: vec!["[::1]:4420".to_owned()],
         quarantined: None,
+        commands_ending: 0,
         connected_hosts: Vec::new(),
     }
 }

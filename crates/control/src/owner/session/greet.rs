@@ -120,6 +120,7 @@ impl Session {
             grants: RefCell::default(),
             next_number: Cell::new(monotonic_ns()),
             open: RefCell::default(),
+            settling: RefCell::default(),
             devices: RefCell::default(),
             inherited_revokes: RefCell::default(),
             inherited_jobs: RefCell::default(),

@@ -46,6 +46,8 @@ pub(super) struct Fake {
     pub(super) answer_revokes: bool,
     pub(super) answer_jobs: bool,
     pub(super) answer_requests: bool,
+    /// Whether hosts are shut out at once when an export changes.
+    pub(super) settle_exports: bool,
     /// Devices that end nothing.
     hung: BTreeSet<u8>,
     /// What was granted on them, taken back, and is perhaps still written to.
@@ -94,6 +96,7 @@ impl Fake {
             answer_revokes: true,
             answer_jobs: true,
             answer_requests: true,
+            settle_exports: true,
             hung: BTreeSet::new(),
             undrained: BTreeMap::new(),
             abandoned: 0,
@@ -307,6 +310,15 @@ impl Fake {
                 if self.answer_requests =>
             {
                 self.done(*request);
+                if let ToEngine::SetExport { .. } | ToEngine::RemoveExport { .. } = message
+                    && self.settle_exports
+                {
+                    let (request, at_devices) = (*request, 0);
+                    self.say(&FromEngine::ExportSettled {
+                        request,
+                        at_devices,
+                    });
+                }
             }
             ToEngine::Grants { grants } => {
                 for grant in grants {

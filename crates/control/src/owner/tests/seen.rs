@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
+use forebay_xlate::boundary::message::FromEngine;
 use forebay_xlate::boundary::region::{ControllerContent, OpKind};
 
 use super::*;
@@ -264,5 +265,62 @@ fn the_engine_hears_how_full_volumes_and_pool_are() {
         life.replace_engine(|_| {}).await;
         life.fake.settle().await;
         assert_eq!(life.figures().len(), 2);
+    });
+}
+
+#[test]
+fn a_change_of_an_export_is_answered_when_hosts_are_shut_out() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.volume("a", 1 << 20).await;
+        life.export("a").await;
+        life.fake.settle_exports = false;
+        let owner = life.owner.clone();
+        let change = |any_host| {
+            let body = crate::api::model::ExportUpdate {
+                any_host: Some(any_host),
+                ..Default::default()
+            };
+            Box::pin(owner.export_update("t".to_owned(), "a".to_owned(), body))
+        };
+        let told = |message: &ToEngine| match message {
+            ToEngine::SetExport { request, .. } => Some(*request),
+            _ => None,
+        };
+        let mut first = change(false);
+        let request = tokio::select! {
+            early = &mut first => panic!("{early:?}"),
+            request = life.fake.until(told) => request,
+        };
+        // The request is done, but hosts are still there.
+        tokio::select! {
+            early = &mut first => panic!("{early:?}"),
+            () = life.fake.settle() => {}
+        }
+        let settled = FromEngine::ExportSettled {
+            request,
+            at_devices: 3,
+        };
+        life.fake.say(&settled);
+        let shown = life.with_engine(first).await.unwrap();
+        assert_eq!(shown.commands_ending, 3);
+        let shown = owner.export_show("t", "a").unwrap();
+        assert_eq!(shown.commands_ending, 0);
+        // The engine dies meanwhile: the next one serves what is recorded.
+        let mut second = change(true);
+        tokio::select! {
+            early = &mut second => panic!("{early:?}"),
+            _ = life.fake.until(told) => {}
+        }
+        life.fake.hang_up();
+        assert!(second.await.unwrap().any_host);
+        let kinds = owner.events.all().into_iter().map(|event| event.kind);
+        let expected = [
+            EventKind::ExportCreated,
+            EventKind::ExportChanged,
+            EventKind::ExportChanged,
+        ];
+        assert_eq!(kinds.collect::<Vec<_>>(), expected);
     });
 }
