@@ -212,6 +212,14 @@ fn hosts_that_come_and_go_are_events() {
         assert_eq!(seen(EventKind::HostDisconnected).last(), Some(&one));
         assert_eq!(seen(EventKind::HostDisconnected).len(), 2);
         assert_eq!(seen(EventKind::HostConnected).len(), 3);
+        // The records of one that does not act yet say nothing.
+        (0..500).for_each(|host| life.disconnects(100 + host));
+        owner.acting.set(1);
+        owner.look_at_hosts();
+        assert_eq!(seen(EventKind::HostDisconnected).len(), 2);
+        owner.acting.set(2);
+        owner.look_at_hosts();
+        assert_eq!(seen(EventKind::HostDisconnected).last(), Some(&(None, 500)));
     });
 }
 
