@@ -48,6 +48,8 @@ const LOGS: [&str; 3] = [
 pub struct DaemonOptions {
     /// More tables for its configuration file; `[listen]` is there already.
     pub config: String,
+    /// How many ports it has besides the first.
+    pub more_ports: usize,
     /// Where its folder is made; `None`: below the target folder.
     pub folder_parent: Option<PathBuf>,
     /// More environment for it, and with it for its engines.
@@ -71,7 +73,7 @@ pub struct Processes {
 #[derive(Debug)]
 pub struct Daemon {
     folder: TempDir,
-    port: u16,
+    ports: Vec<u16>,
     child: Child,
     /// More environment for it.
     pub environment: Vec<(String, String)>,
@@ -92,9 +94,10 @@ impl Daemon {
         // The folder is searched for on command lines, so its path must be the plain one.
         let parent = parent.canonicalize()?;
         let folder = tempfile::Builder::new().prefix("fb-").tempdir_in(parent)?;
-        let port = free_port()?;
+        let ports = free_ports(1 + options.more_ports)?;
+        let listeners: Vec<String> = ports.iter().map(|p| format!("127.0.0.1:{p}")).collect();
         let config = format!(
-            "[listen]\nnvme_tcp = [\"127.0.0.1:{port}\"]\napi = \"{SOCKET}\"\n{}",
+            "[listen]\nnvme_tcp = {listeners:?}\napi = \"{SOCKET}\"\n{}",
             options.config
         );
         std::fs::write(folder.path().join(CONFIG), config)?;
@@ -103,7 +106,7 @@ impl Daemon {
         let child = spawn(folder.path(), &environment, &arguments)?;
         let mut daemon = Self {
             folder,
-            port,
+            ports,
             child,
             environment,
             arguments,
@@ -144,7 +147,13 @@ impl Daemon {
     /// Its NVMe/TCP port on 127.0.0.1.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.port
+        self.ports[0]
+    }
+
+    /// All its NVMe/TCP ports on 127.0.0.1.
+    #[must_use]
+    pub fn ports(&self) -> &[u16] {
+        &self.ports
     }
 
     /// Runs `forebay --json ARGS...` and returns what it answers.
@@ -522,9 +531,14 @@ fn processes(status: &Value) -> Option<Processes> {
     .filter(|_| status["engine_state"] == "running")
 }
 
-/// A port that nobody listens on now.
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+/// Ports that nobody listens on now.
+fn free_ports(count: usize) -> Result<Vec<u16>> {
+    // All are taken before one is given back, so that no two are the same.
+    let taken = (0..count)
+        .map(|_| TcpListener::bind(("127.0.0.1", 0)))
+        .collect::<std::io::Result<Vec<TcpListener>>>()?;
+    let port = |listener: &TcpListener| Ok(listener.local_addr()?.port());
+    taken.iter().map(port).collect()
 }
 
 /// `kill -9`, whoever it is.

@@ -1,0 +1,210 @@
+//! A stock Linux host with two paths: states that the operator sets, a path that is lost, an engine that dies.
+//!
+//! Purpose: native multipath does with our ports what it is made for, and no program in the guest notices.
+//! Design: one subsystem through two ports; the second lies behind a proxy of the test's that can be cut. fio writes and
+//! verifies on the multipath head while the paths change; the kernel's `ana_state` of each path must follow.
+//! Not here: the gate's rules (`crates/engine`), discovery.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_tests::daemon::{Daemon, DaemonOptions};
+use forebay_tests::guest::{Guest, GuestOptions, HOST_ADDRESS};
+use forebay_tests::wait;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const NQN: &str = "nqn.2026-01.io.forebay:t.disk";
+
+/// A way to one of the target's ports that can be cut.
+struct Proxy {
+    port: u16,
+    /// `None` while it is cut.
+    open: Arc<Mutex<Option<Vec<TcpStream>>>>,
+}
+
+impl Proxy {
+    fn new(target: u16) -> Result<Self> {
+        let listener = TcpListener::bind(("127.0.0.1", 0))?;
+        let port = listener.local_addr()?.port();
+        let open = Arc::new(Mutex::new(Some(Vec::new())));
+        let shared = open.clone();
+        // It ends with the test's process.
+        std::thread::spawn(move || {
+            for host in listener.incoming().flatten() {
+                let mut open = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                // Cut: whoever comes is turned away.
+                let Some(open) = open.as_mut() else { continue };
+                let Ok(there) = TcpStream::connect(("127.0.0.1", target)) else {
+                    continue;
+                };
+                for socket in [&host, &there] {
+                    let _ = socket.set_nodelay(true);
+                    open.extend(socket.try_clone());
+                }
+                for (from, to) in [(host.try_clone(), there.try_clone()), (Ok(there), Ok(host))] {
+                    if let (Ok(from), Ok(to)) = (from, to) {
+                        std::thread::spawn(move || carry(from, to));
+                    }
+                }
+            }
+        });
+        Ok(Self { port, open })
+    }
+
+    fn cut(&self) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        for socket in open.take().into_iter().flatten() {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn mend(&self) {
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
+    }
+}
+
+/// Carries bytes one way until either side ends.
+fn carry(mut from: TcpStream, mut to: TcpStream) {
+    let mut bytes = [0; 65536];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = from.shutdown(Shutdown::Both);
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+/// What the guest's kernel thinks of its two paths, in the order in which they were connected.
+fn ana_states(guest: &Guest) -> Result<Vec<String>> {
+    let said = guest.check("cat /sys/block/nvme*c*n*/ana_state", MINUTE)?;
+    Ok(said.split_whitespace().map(str::to_owned).collect())
+}
+
+fn wait_ana(guest: &Guest, wanted: [&str; 2]) -> Result<()> {
+    let mut seen = Vec::new();
+    wait::until("the paths' states", MINUTE, || {
+        seen = ana_states(guest)?;
+        Ok((seen == wanted).then_some(()))
+    })
+    .with_context(|| format!("wanted {wanted:?}, seen {seen:?}"))
+}
+
+#[test]
+#[ignore = "boots a Linux guest: cargo xtask test guest"]
+fn linux_guest_multipath() -> Result<()> {
+    let mut daemon = Daemon::start(&DaemonOptions {
+        more_ports: 1,
+        ..DaemonOptions::default()
+    })?;
+    let device = format!("file:{}", daemon.folder().join("pool.img").display());
+    daemon.create_pool(&["--device", &device, "--size", "2G"])?;
+    daemon.cli(&["tenant", "create", "t"])?;
+    daemon.cli(&["volume", "create", "t/disk", "--size", "256M"])?;
+    daemon.cli(&["export", "create", "t/disk", "--any-host"])?;
+    let addresses: Vec<String> = daemon
+        .ports()
+        .iter()
+        .map(|port| format!("127.0.0.1:{port}"))
+        .collect();
+    let set = |daemon: &Daemon, port: usize, state: &str| {
+        daemon.cli(&["port", "set", &addresses[port], state])
+    };
+    let proxy = Proxy::new(daemon.ports()[1])?;
+    let guest = Guest::boot(&GuestOptions::default())?;
+    guest.check("modprobe nvme-tcp", MINUTE)?;
+    for port in [daemon.ports()[0], proxy.port] {
+        let connect = format!(
+            "nvme connect -t tcp -a {HOST_ADDRESS} -s {port} -n {NQN} \
+             --reconnect-delay=1 --ctrl-loss-tmo=600"
+        );
+        guest.check(&connect, MINUTE)?;
+    }
+    let disk = guest
+        .check(
+            "for try in $(seq 300); do ls /dev/nvme*n1 2>/dev/null && exit 0; sleep 0.1; done; exit 1",
+            MINUTE,
+        )?
+        .trim()
+        .to_owned();
+    ensure!(!disk.contains(char::is_whitespace), "two heads: {disk}");
+    wait_ana(&guest, ["optimized", "optimized"])?;
+    guest.check(
+        "echo round-robin > /sys/class/nvme-subsystem/nvme-subsys0/iopolicy",
+        MINUTE,
+    )?;
+    guest.check("dmesg --clear", MINUTE)?;
+
+    let fio = format!(
+        "fio --name=verify --filename={disk} --size=64m --rw=randwrite --bsrange=4k-64k --direct=1 \
+         --ioengine=libaio --iodepth=16 --verify=crc32c --verify_backlog=128 --verify_fatal=1 \
+         --fsync=200 --time_based --runtime=45"
+    );
+    let load = guest.spawn(&fio)?;
+    // The operator drains one way, then the other.
+    set(&daemon, 0, "inaccessible")?;
+    wait_ana(&guest, ["inaccessible", "optimized"])?;
+    set(&daemon, 0, "non-optimized")?;
+    wait_ana(&guest, ["non-optimized", "optimized"])?;
+    // Nobody may drain the last way by accident.
+    set(&daemon, 1, "inaccessible")?;
+    ensure!(
+        set(&daemon, 0, "inaccessible").is_err(),
+        "the last port was made inaccessible"
+    );
+    wait_ana(&guest, ["non-optimized", "inaccessible"])?;
+    // What was said outlives both processes.
+    let dead = daemon.kill_engine()?;
+    daemon.wait_engine_after(dead.generation, MINUTE)?;
+    wait_ana(&guest, ["non-optimized", "inaccessible"])?;
+    set(&daemon, 1, "optimized")?;
+    set(&daemon, 0, "optimized")?;
+    wait_ana(&guest, ["optimized", "optimized"])?;
+    let log = guest.check("dmesg", MINUTE)?;
+    ensure!(
+        !log.contains("reconnect") && !log.contains("I/O error"),
+        "states changed and an engine died, and the kernel says:\n{log}"
+    );
+    // A path is lost, and comes back.
+    let live = "cat /sys/class/nvme/nvme*/state";
+    proxy.cut();
+    wait::until("the kernel has noticed the lost path", MINUTE, || {
+        let states = guest.check(live, MINUTE)?;
+        Ok(states.lines().any(|state| state != "live").then_some(()))
+    })?;
+    std::thread::sleep(Duration::from_secs(2));
+    proxy.mend();
+    wait::until("both paths are there again", MINUTE, || {
+        let states = guest.check(live, MINUTE)?;
+        Ok(states.lines().all(|state| state == "live").then_some(()))
+    })?;
+    wait_ana(&guest, ["optimized", "optimized"])?;
+
+    let output = load.wait(5 * MINUTE)?;
+    ensure!(output.code == 0, "fio: {}", output.text);
+    let log = guest.check("dmesg", MINUTE)?;
+    // Which path failed, and that its commands went the other way, is said; a failed one is not.
+    let bad: Vec<&str> = log
+        .lines()
+        .filter(|line| {
+            [
+                "Buffer I/O error",
+                "blk_update_request",
+                "critical",
+                "hung",
+                "BUG",
+                "WARNING",
+            ]
+            .iter()
+            .any(|word| line.contains(word))
+        })
+        .collect();
+    ensure!(bad.is_empty(), "the kernel says:\n{}", bad.join("\n"));
+    guest.check("nvme disconnect-all", MINUTE)?;
+    guest.power_off()?;
+    daemon.pool_check()?;
+    daemon.stop()
+}
