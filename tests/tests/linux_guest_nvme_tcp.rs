@@ -58,7 +58,11 @@ fn linux_guest_nvme_tcp() -> Result<()> {
     step("fstrim", || fstrim_gives_space_back(&lab))?;
     step("growth", || growth_is_seen(&lab, &disk))?;
     step("reconnection", || data_survives_reconnection(&lab, &disk))?;
+    step("pages", || every_page_and_feature_answers(&lab, &disk))?;
     step("disconnect", || disconnect(&lab))?;
+    step("digests and 512-byte blocks", || {
+        digests_and_small_blocks(&lab)
+    })?;
 
     the_kernel_has_no_complaints(&lab)?;
     let Lab {
@@ -273,6 +277,68 @@ fn data_survives_reconnection(lab: &Lab, disk: &str) -> Result<()> {
     let after = lab.guest.check(sum, MINUTE)?;
     ensure!(before == after, "before: {before}, after: {after}");
     lab.guest.check("umount /mnt", MINUTE).map(drop)
+}
+
+/// Whatever a host asks for is given, or refused as not there; nothing else.
+fn every_page_and_feature_answers(lab: &Lab, disk: &str) -> Result<()> {
+    let ask = format!(
+        "for i in $(seq 0 255); do
+            nvme get-log /dev/{disk} --log-id=$i --log-len=512 -b 2>&1 >/dev/null | sed \"s/^/log $i: /\"
+            nvme get-feature /dev/{disk} --feature-id=$i 2>&1 >/dev/null | sed \"s/^/feature $i: /\"
+        done | grep -vi -e 'invalid' -e 'not supported' -e 'log page' || true"
+    );
+    let odd = lab.guest.check(&ask, 5 * MINUTE)?;
+    ensure!(odd.trim().is_empty(), "answered otherwise:\n{odd}");
+    let controller = lab.guest.check("ls -d /dev/nvme[0-9]", MINUTE)?;
+    for command in [
+        "id-ctrl",
+        "smart-log",
+        "error-log",
+        "fw-log",
+        "ana-log",
+        "effects-log",
+    ] {
+        let read = format!("nvme {command} {}", controller.trim());
+        lab.guest.check(&read, MINUTE)?;
+    }
+    Ok(())
+}
+
+/// Another volume, in blocks of 512 bytes, with both digests.
+fn digests_and_small_blocks(lab: &Lab) -> Result<()> {
+    lab.daemon.cli(&[
+        "volume",
+        "create",
+        "acme/small",
+        "--size",
+        "128M",
+        "--block-size",
+        "512",
+    ])?;
+    lab.daemon
+        .cli(&["export", "create", "acme/small", "--host", HOST.nqn])?;
+    let export = lab.daemon.cli(&["export", "show", "acme/small"])?;
+    let nqn = export["nqn"].as_str().context("an export has an NQN")?;
+    let connect = format!(
+        "nvme connect {} -n {nqn} --hdr-digest --data-digest",
+        lab.where_to(&HOST)
+    );
+    lab.guest.check(&connect, MINUTE)?;
+    let find =
+        "for try in $(seq 300); do ls /dev/nvme*n1 2>/dev/null && exit 0; sleep 0.1; done; exit 1";
+    let disk = lab.guest.check(find, MINUTE)?.trim().to_owned();
+    let size = lab
+        .guest
+        .check(&format!("blockdev --getss {disk}"), MINUTE)?;
+    ensure!(size.trim() == "512", "its blocks: {size}");
+    let fio = format!(
+        "fio --name=digests --filename={disk} --size=32m --rw=randwrite --bsrange=512-128k --direct=1 \
+         --ioengine=libaio --iodepth=16 --verify=crc32c --do_verify=1 --verify_fatal=1"
+    );
+    lab.guest.check(&fio, 5 * MINUTE)?;
+    lab.guest
+        .check(&format!("nvme disconnect -n {nqn}"), MINUTE)
+        .map(drop)
 }
 
 fn disconnect(lab: &Lab) -> Result<()> {

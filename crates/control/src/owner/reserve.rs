@@ -34,8 +34,9 @@ impl Owner {
         let applied = self.reserve(&ask);
         let (owner, session) = (self.clone(), session.clone());
         self.spawn(async move {
-            if let Ok(true) = applied {
+            if applied.is_ok() {
                 // However long that takes: the host is told nothing before, or that it may try again.
+                // Also when this command changed nothing: what it found may not be durable yet.
                 owner.commit_through().await;
             }
             let status = applied.map_or_else(|status| status.0, |_| 0);
