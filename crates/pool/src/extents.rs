@@ -396,6 +396,7 @@ impl Extents {
             quarantined: device.count(ExtentState::Quarantined),
             unavailable: if device.is_online() { 0 } else { clean + dirty },
             stock: 0,
+            ahead: 0,
             promised: 0,
         }
     }

@@ -18,6 +18,7 @@
 mod add;
 mod admin;
 mod adopt;
+mod ahead;
 mod area;
 mod batch;
 mod bounded;
@@ -57,6 +58,7 @@ mod volume_map;
 pub use add::add_device;
 pub use admin::{MAX_VOLUME_BYTES, NQN_PREFIX, NewVolume};
 pub use adopt::{Adopted, AdoptionReport};
+pub use ahead::Around;
 pub use batch::{Batch, BatchId};
 pub use bounded::BoundedStore;
 pub use catalog::{Catalog, CatalogHealth, CatalogUsage};

@@ -9,6 +9,7 @@
 use crate::batch::BatchId;
 use forebay_xlate::types::DeviceIndex;
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 /// A mapping whose durability is outstanding.
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +98,13 @@ impl PendingSet {
             .iter()
             .filter(move |(_, waiting)| waiting.front().is_some_and(|(seq, _)| *seq <= up_to_seq))
             .map(|(device, _)| DeviceIndex(*device))
+    }
+
+    /// Adds neighbours that are not there, with one sequence.
+    pub(crate) fn add_run(&mut self, logicals: Range<u64>, device: DeviceIndex, seq: u64) {
+        for logical in logicals {
+            self.add(logical, device, seq);
+        }
     }
 
     /// Adds one that is not there.

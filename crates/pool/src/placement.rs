@@ -16,6 +16,7 @@ use crate::{
     space::Placement,
 };
 use forebay_xlate::types::{DeviceIndex, VolumeId};
+use std::ops::Range;
 
 /// Logical extents that stay on one device under stripe.
 pub(crate) const UNIT_EXTENTS: u64 = 16;
@@ -124,6 +125,67 @@ impl Placer<'_> {
                 })
         }?;
         volume.stock.take(run).then_some(run)
+    }
+
+    /// Takes a run from a volume's stock for `logical` and as many as fit of the logical extents about it
+    /// that `within` names, all unmapped; under stripe of its unit alone. Says where the run begins.
+    pub(crate) fn pick_around(
+        &self,
+        volume: &mut Volume,
+        logical: u64,
+        mut within: Range<u64>,
+    ) -> Option<(u64, DeviceRun)> {
+        let striped = self.placement == Placement::Stripe && self.extents.devices() > 1;
+        if striped {
+            let unit = logical - logical % UNIT_EXTENTS;
+            within = within.start.max(unit)..within.end.min(unit + UNIT_EXTENTS);
+        }
+        let wanted = within.end.checked_sub(within.start)?;
+        // Where the run before goes on.
+        let [before, _] = volume.map.wishes(within.start);
+        let reach = if striped {
+            within.start % UNIT_EXTENTS
+        } else {
+            u64::MAX
+        };
+        if let Some(wish) = before.filter(|wish| wish.distance <= reach)
+            && self.extents.is_online(wish.device)
+            && let Some(there) = volume.stock.run_of(wish.device, wish.extent)
+        {
+            let count = wanted.min(there.end() - wish.extent);
+            let run = DeviceRun::new(wish.device, wish.extent, count);
+            if within.start + count > logical && volume.stock.take(run) {
+                return Some((within.start, run));
+            }
+        }
+        let device = if striped {
+            self.pattern
+                .device(volume.record.id, logical / UNIT_EXTENTS)
+        } else {
+            let mut devices = volume.stock.devices().map(|(device, _)| device);
+            devices.find(|device| self.extents.is_online(*device))
+        };
+        let device = device.filter(|device| self.extents.is_online(*device))?;
+        let longest = volume.stock.longest_on(device)?;
+        let (mut first, mut count) = (within.start, wanted);
+        if count > longest.count {
+            // As much about it as there is in one piece.
+            let most = 1u64 << longest.count.ilog2();
+            first = first.max(logical - logical % most);
+            count = most.min(within.end - first);
+        }
+        let shift = if striped {
+            let start = longest.first.0.next_multiple_of(UNIT_EXTENTS) + first % UNIT_EXTENTS;
+            let fits = start + count <= longest.end();
+            if fits { start - longest.first.0 } else { 0 }
+        } else if volume.map.mapped() > 0 {
+            let middle = longest.count / 2;
+            (middle - middle % count).min(longest.count - count)
+        } else {
+            0
+        };
+        let run = DeviceRun::new(device, longest.first.0 + shift, count);
+        volume.stock.take(run).then_some((first, run))
     }
 
     fn longest(&self, volume: &Volume) -> Option<DeviceRun> {

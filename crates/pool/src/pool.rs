@@ -57,6 +57,8 @@ pub(crate) struct Volume {
     pub(crate) used_before: u64,
     /// `used` when a batch with a reservation was begun.
     pub(crate) reserved_at: VecDeque<(BatchId, u64)>,
+    /// Of what is mapped: perhaps never written, as far as the caller has told.
+    pub(crate) ahead: u64,
     /// What the pool owes it, and its part of `Pool::catalog_promised`.
     pub(crate) owed: u64,
     pub(crate) catalog_bytes: u64,
@@ -75,6 +77,7 @@ impl Volume {
             used: 0,
             used_before: 0,
             reserved_at: VecDeque::new(),
+            ahead: 0,
             owed: 0,
             catalog_bytes: 0,
         }
@@ -93,6 +96,8 @@ pub struct VolumeSpace {
     pub mapped: u64,
     /// Of those, not durably.
     pub uncommitted: u64,
+    /// Of those mapped, how many lie ahead of its writes ([`Pool::map_around`]).
+    pub ahead: u64,
     /// Reserved and not used yet.
     pub reserved: u64,
     /// What its reservation still promises it.
@@ -203,6 +208,7 @@ impl Pool {
     pub fn space(&self) -> Space {
         Space {
             stock: self.volumes.values().map(Volume::unused).sum(),
+            ahead: self.volumes.values().map(|volume| volume.ahead).sum(),
             promised: self.promised,
             ..self.extents.space()
         }
@@ -247,6 +253,7 @@ impl Pool {
         Ok(VolumeSpace {
             mapped: volume.map.mapped(),
             uncommitted: volume.pending.len(),
+            ahead: volume.ahead.min(volume.map.mapped()),
             reserved: volume.unused(),
             owed: volume.owed,
         })

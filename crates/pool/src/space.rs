@@ -26,6 +26,8 @@ pub struct Space {
     pub quarantined: u64,
     /// Of `reserved`: never granted, and there for others when nothing else is.
     pub stock: u64,
+    /// Of `reserved` and `owned`: mapped ahead of a write, and taken back when somebody else needs it.
+    pub ahead: u64,
     /// What volumes with a reservation have not got yet and will, when they ask.
     pub promised: u64,
     /// Of `clean` and `dirty`: on devices that can't be used now.
@@ -39,10 +41,11 @@ impl Space {
     }
 
     fn used(&self) -> u64 {
-        (self.reserved + self.owned + self.quarantined).saturating_sub(self.stock)
+        (self.reserved + self.owned + self.quarantined).saturating_sub(self.stock + self.ahead)
     }
 
-    /// What volumes use, in bytes; what hangs counts too, stock does not.
+    /// What volumes use, in bytes; what hangs counts too; stock, and what is mapped ahead of writes,
+    /// do not.
     pub fn used_bytes(&self) -> u64 {
         self.used() * self.extent_bytes
     }
@@ -54,7 +57,7 @@ impl Space {
 
     /// What any volume may have, now or once laundered, in bytes.
     pub fn free_bytes(&self) -> u64 {
-        (self.clean + self.dirty + self.stock)
+        (self.clean + self.dirty + self.stock + self.ahead)
             .saturating_sub(self.promised + self.unavailable)
             .saturating_mul(self.extent_bytes)
     }

@@ -95,7 +95,7 @@ impl Pool {
     }
 
     /// Clean and dirty extents that are not owed to others, and how many of them are clean.
-    fn free_for(&self, volume: VolumeId) -> (u64, u64) {
+    pub(crate) fn free_for(&self, volume: VolumeId) -> (u64, u64) {
         let clean = self.extents.clean_online();
         let all = clean + self.extents.dirty_online();
         let free = all.saturating_sub(self.promised_to_others(Some(volume)));

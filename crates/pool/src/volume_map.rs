@@ -204,35 +204,50 @@ impl VolumeMap {
 
     /// Maps one unmapped extent.
     pub(crate) fn insert(&mut self, logical: u64, device: DeviceIndex, extent: u64) {
-        let (chunk, at) = split(logical);
+        self.insert_run(logical, DeviceRun::new(device, extent, 1));
+    }
+
+    /// Maps unmapped extents from `logical` on.
+    pub(crate) fn insert_run(&mut self, logical: u64, run: DeviceRun) {
+        let mut done = 0;
+        while done < run.count {
+            let (chunk, start) = split(logical + done);
+            // At most a chunk.
+            let count = (run.count - done).min(MAP_CHUNK - u64::from(start)) as u16;
+            let new = MapRun {
+                start,
+                count,
+                device: run.device,
+                extent: run.first.0 + done,
+            };
+            self.insert_in(chunk, new);
+            done += u64::from(count);
+        }
+    }
+
+    fn insert_in(&mut self, chunk: u64, new: MapRun) {
         let runs = self.chunks.entry(chunk).or_default();
-        let new = MapRun {
-            start: at,
-            count: 1,
-            device,
-            extent,
-        };
-        let place = place(runs, at);
+        let place = place(runs, new.start);
         debug_assert!(
-            runs.get(place).is_none_or(|run| run.start > at),
+            runs.get(place).is_none_or(|run| run.start >= new.end()),
             "mapped twice"
         );
         let joins_next = runs.get(place).is_some_and(|next| new.meets(next));
         let joins_before = place > 0 && runs[place - 1].meets(&new);
         match (joins_before, joins_next) {
             (true, true) => {
-                runs[place - 1].count += 1 + runs[place].count;
+                runs[place - 1].count += new.count + runs[place].count;
                 runs.remove(place);
             }
-            (true, false) => runs[place - 1].count += 1,
+            (true, false) => runs[place - 1].count += new.count,
             (false, true) => {
-                runs[place].start -= 1;
-                runs[place].count += 1;
-                runs[place].extent -= 1;
+                runs[place].start = new.start;
+                runs[place].count += new.count;
+                runs[place].extent = new.extent;
             }
             (false, false) => runs.insert(place, new),
         }
-        self.mapped += 1;
+        self.mapped += u64::from(new.count);
     }
 
     /// What is mapped in `first..first + count`, in order.
@@ -322,13 +337,14 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Insert(u64, u8, u64),
+        Insert(u64, u8, u64, u64),
         Remove(u64, u64),
     }
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            3 => (0u64..1200, 0u8..2, 0u64..8).prop_map(|(l, d, e)| Step::Insert(l, d, e)),
+            3 => (0u64..1200, 0u8..2, 0u64..8, prop_oneof![Just(1), 1u64..80])
+                .prop_map(|(l, d, e, n)| Step::Insert(l, d, e, n)),
             1 => (0u64..1200, 0u64..700).prop_map(|(f, c)| Step::Remove(f, c)),
         ]
     }
@@ -341,11 +357,11 @@ mod tests {
             for step in steps {
                 match step {
                     // Mostly neighbours of neighbours, so that runs join and split.
-                    Step::Insert(logical, device, shift) => {
-                        if model.contains_key(&logical) { continue; }
+                    Step::Insert(logical, device, shift, count) => {
+                        if model.range(logical..logical + count).next().is_some() { continue; }
                         let extent = logical + if shift < 6 { 0 } else { shift * 5000 };
-                        map.insert(logical, DeviceIndex(device), extent);
-                        model.insert(logical, (device, extent));
+                        map.insert_run(logical, DeviceRun::new(DeviceIndex(device), extent, count));
+                        model.extend((0..count).map(|n| (logical + n, (device, extent + n))));
                     }
                     Step::Remove(first, count) => {
                         let removed = map.remove(first, count);

@@ -55,6 +55,12 @@ pub(crate) enum Op {
         logical: u64,
         sectors: u8,
     },
+    WriteAround {
+        volume: usize,
+        logical: u64,
+        window: u64,
+        sectors: u8,
+    },
     Read {
         volume: usize,
         logical: u64,
@@ -124,6 +130,9 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (volume(), 0u64..30).prop_map(|(volume, extents)| Op::Reserve { volume, extents }),
         24 => (volume(), logical(), 1u8..4)
             .prop_map(|(volume, logical, sectors)| Op::Write { volume, logical, sectors }),
+        7 => (volume(), logical(), 0u32..5, 1u8..4).prop_map(|(volume, logical, window, sectors)| {
+            Op::WriteAround { volume, logical, window: 1 << window, sectors }
+        }),
         5 => (volume(), logical()).prop_map(|(volume, logical)| Op::Read { volume, logical }),
         2 => volume().prop_map(|volume| Op::ReserveAhead { volume }),
         1 => Just(Op::ReturnIdle),

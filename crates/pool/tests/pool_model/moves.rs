@@ -17,6 +17,7 @@ impl World {
             | Op::Grow { volume, .. }
             | Op::Reserve { volume, .. }
             | Op::Write { volume, .. }
+            | Op::WriteAround { volume, .. }
             | Op::Read { volume, .. }
             | Op::ReserveAhead { volume }
             | Op::Flush { volume, .. }
@@ -37,6 +38,12 @@ impl World {
             Op::Write {
                 logical, sectors, ..
             } => drop(self.write(volume, logical, sectors)),
+            Op::WriteAround {
+                logical,
+                window,
+                sectors,
+                ..
+            } => self.write_around(volume, logical, window, sectors),
             Op::Read { logical, .. } => self.read(volume, logical),
             Op::ReserveAhead { .. } => {
                 if let Some(count) = self.pool.wants_reserve(VolumeId(volume)) {
@@ -262,6 +269,32 @@ impl World {
             }
         }
         panic!("a write that goes in circles");
+    }
+
+    /// A write that gets places for its neighbours too; these are written later, or given back.
+    fn write_around(&mut self, volume: u64, logical: u64, window: u64, sectors: u8) {
+        let known = self.volumes[&volume].clone();
+        let around = self
+            .pool
+            .map_around(VolumeId(volume), ExtentIndex(logical), window)
+            .unwrap();
+        if let Some(around) = around {
+            let (first, end) = (around.first.0, around.first.0 + around.run.count);
+            assert!((first..end).contains(&logical) && end <= known.extents);
+            assert_eq!(first / window, (end - 1) / window, "out of its window");
+            assert!(around.commit_seq > self.highest_seq);
+            self.highest_seq = around.commit_seq;
+            for (logical, place) in (first..end).zip(flat(around.run)) {
+                assert!(!known.map.contains_key(&logical));
+                self.check_free(place);
+                let known = self.volumes.get_mut(&volume).unwrap();
+                known.map.insert(logical, place);
+                known.uncommitted.insert(logical, around.commit_seq);
+                let entry = (place, around.commit_seq);
+                self.table.insert((volume, logical), entry);
+            }
+        }
+        self.write(volume, logical, sectors);
     }
 
     /// An extent that is handed out: nobody has it, nobody will after a crash, and it reads as zeros,

@@ -1,0 +1,103 @@
+//! Places ahead: mappings that a volume gets before it writes there.
+//!
+//! **Design.** A write fault may be answered with a run of extents instead of one, for unmapped
+//! neighbours too: mappings like any other, of clean extents from the volume's own stock, so that
+//! they read as zeros until they are written, whatever becomes of power or processes. Who gives them
+//! takes back what was never written ([`Pool::release`]), and tells from time to time how many there
+//! are: they are not called used, and never take so much that too little stays clean for others.
+//!
+//! **Not here:** when and about what a window is opened, and who wrote where (the caller).
+
+use crate::{error::Result, placement::Placer, pool::Pool, runs::DeviceRun, space::SpaceLevel};
+use forebay_xlate::types::{ExtentIndex, VolumeId};
+
+/// So many times what is clean and free may lie ahead of writes.
+const TIMES_CLEAN: u64 = 3;
+
+/// A run that was mapped around a fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Around {
+    /// The first logical extent of it.
+    pub first: ExtentIndex,
+    /// Where it lies.
+    pub run: DeviceRun,
+    /// The sequence of its mappings, which are not durable.
+    pub commit_seq: u64,
+}
+
+impl Pool {
+    /// How many more extents may be mapped ahead of a volume's writes: none in a pool that fills up, or
+    /// is owed to others.
+    pub fn room_ahead(&self, volume: VolumeId) -> u64 {
+        if self.adopting || self.space_level() != SpaceLevel::Normal {
+            return 0;
+        }
+        let ahead: u64 = self.volumes.values().map(|volume| volume.ahead).sum();
+        let (_, clean) = self.free_for(volume);
+        (clean * TIMES_CLEAN).saturating_sub(ahead)
+    }
+
+    /// How many extents a volume has in stock.
+    pub fn stock_of(&self, volume: VolumeId) -> u64 {
+        let volume = self.volumes.get(&volume);
+        volume.map_or(0, |volume| volume.stock.extents())
+    }
+
+    /// How many of a volume's mapped extents lie ahead of its writes, as far as is known.
+    pub fn set_ahead(&mut self, volume: VolumeId, extents: u64) {
+        if let Some(volume) = self.volumes.get_mut(&volume) {
+            volume.ahead = extents;
+        }
+    }
+
+    /// A write fault at `logical`, which is unmapped: maps it with unmapped neighbours out of the
+    /// `window` extents, a power of two, that it lies among. `None` where there is not at once
+    /// something for it and a neighbour: then [`Pool::fault`] answers.
+    pub fn map_around(
+        &mut self,
+        volume: VolumeId,
+        logical: ExtentIndex,
+        window: u64,
+    ) -> Result<Option<Around>> {
+        self.ready()?;
+        let opened = self.committed_id() >= self.opening_batch;
+        let (extent_bytes, seq) = (self.info.extent_bytes, self.next_seq);
+        let logical = logical.0;
+        let target = self.volume_ref(volume)?;
+        let end = target.extents(extent_bytes);
+        let window = 1u64 << window.max(1).ilog2();
+        if !opened || window == 1 || logical >= end || target.map.get(logical).is_some() {
+            return Ok(None);
+        }
+        let from = logical - logical % window;
+        let to = end.min(from + window);
+        let mut first = logical;
+        while first > from && target.map.get(first - 1).is_none() {
+            first -= 1;
+        }
+        let within = first..logical + target.map.hole_at(logical, to - logical);
+        let placer = Placer {
+            placement: self.info.settings.placement,
+            pattern: &self.pattern,
+            extents: &self.extents,
+        };
+        let Some(target) = self.volumes.get_mut(&volume) else {
+            return Ok(None);
+        };
+        let Some((first, run)) = placer.pick_around(target, logical, within) else {
+            return Ok(None);
+        };
+        target.map.insert_run(first, run);
+        target
+            .pending
+            .add_run(first..first + run.count, run.device, seq);
+        target.used += run.count;
+        self.extents.mark_moved(run);
+        self.next_seq += 1;
+        Ok(Some(Around {
+            first: ExtentIndex(first),
+            run,
+            commit_seq: seq,
+        }))
+    }
+}
