@@ -141,7 +141,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 committed.time(|| pool.committed(batch.id()))?;
             }
         }
-        fault.time(|| match pool.wants_reserve(volume) {
+        fault.time(|| match pool.wants_reserve(volume, false) {
             Some(count) => pool.reserve(volume, count).map(drop),
             None => Ok(()),
         })?;

@@ -105,7 +105,7 @@ fn map(pool: &mut Pool, catalog: &Catalog, volume: VolumeId, logical: u64) {
             other => panic!("{other:?}"),
         }
     }
-    if let Some(count) = pool.wants_reserve(volume) {
+    if let Some(count) = pool.wants_reserve(volume, false) {
         pool.reserve(volume, count).expect("space");
         commit(pool, catalog);
     }

@@ -10,6 +10,7 @@
 
 use crate::{error::Result, placement::Placer, pool::Pool, runs::DeviceRun, space::SpaceLevel};
 use forebay_xlate::types::{ExtentIndex, VolumeId};
+use std::ops::Range;
 
 /// So many times what is clean and free may lie ahead of writes.
 const TIMES_CLEAN: u64 = 3;
@@ -50,27 +51,25 @@ impl Pool {
         }
     }
 
-    /// A write fault at `logical`, which is unmapped: maps it with unmapped neighbours out of the
-    /// `window` extents, a power of two, that it lies among. `None` where there is not at once
-    /// something for it and a neighbour: then [`Pool::fault`] answers.
+    /// A write fault at `logical`, which is unmapped: maps it with its unmapped neighbours in `around`,
+    /// as far as they get one run. `None` where there is not at once something for it and a
+    /// neighbour: then [`Pool::fault`] answers.
     pub fn map_around(
         &mut self,
         volume: VolumeId,
         logical: ExtentIndex,
-        window: u64,
+        around: Range<u64>,
     ) -> Result<Option<Around>> {
         self.ready()?;
         let opened = self.committed_id() >= self.opening_batch;
         let (extent_bytes, seq) = (self.info.extent_bytes, self.next_seq);
         let logical = logical.0;
         let target = self.volume_ref(volume)?;
-        let end = target.extents(extent_bytes);
-        let window = 1u64 << window.max(1).ilog2();
-        if !opened || window == 1 || logical >= end || target.map.get(logical).is_some() {
+        let (from, to) = (around.start, around.end.min(target.extents(extent_bytes)));
+        let alone = to.saturating_sub(from) < 2 || target.stock.extents() < 2;
+        if !opened || alone || !(from..to).contains(&logical) || target.map.get(logical).is_some() {
             return Ok(None);
         }
-        let from = logical - logical % window;
-        let to = end.min(from + window);
         let mut first = logical;
         while first > from && target.map.get(first - 1).is_none() {
             first -= 1;

@@ -258,11 +258,13 @@ impl Pool {
         })
     }
 
-    /// Whether a volume's stock runs low, and how much to reserve ahead.
-    pub fn wants_reserve(&self, volume: VolumeId) -> Option<u64> {
+    /// Whether a volume's stock runs low, and how much to reserve ahead: `much`, if it will soon need
+    /// more than it has needed so far.
+    pub fn wants_reserve(&self, volume: VolumeId, much: bool) -> Option<u64> {
         let target = self.volumes.get(&volume)?;
         let clean = self.free_for(volume).1;
-        let goal = target.goal.min(small_step(clean));
+        let goal = if much { MAX_RESERVE } else { target.goal };
+        let goal = goal.min(small_step(clean));
         // Only ahead of a volume that writes, and only from what is free.
         let there = self.stock_online(target) + target.incoming_extents;
         (target.used > 0 && there < goal / 2 && clean > 0).then_some(goal)

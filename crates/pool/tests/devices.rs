@@ -38,7 +38,7 @@ fn write(pool: &mut Pool, catalog: &Catalog, volume: VolumeId, logical: u64) -> 
             }
             FaultAnswer::AwaitCommit { .. } => commit(pool, catalog),
             answer => {
-                if let Some(count) = pool.wants_reserve(volume) {
+                if let Some(count) = pool.wants_reserve(volume, false) {
                     pool.reserve(volume, count).unwrap();
                 }
                 return answer;

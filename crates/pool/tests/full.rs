@@ -41,7 +41,7 @@ fn write(pool: &mut Pool, catalog: &Catalog, volume: VolumeId, logical: u64) -> 
     for _ in 0..20 {
         match pool.fault(volume, ExtentIndex(logical), true).unwrap() {
             FaultAnswer::Allocated { .. } | FaultAnswer::Mapped { .. } => {
-                if let Some(count) = pool.wants_reserve(volume) {
+                if let Some(count) = pool.wants_reserve(volume, false) {
                     pool.reserve(volume, count).unwrap();
                 }
                 return true;
@@ -269,7 +269,7 @@ fn a_volume_that_writes_faster_keeps_more_ahead() {
             match pool.fault(v, ExtentIndex(at), true).unwrap() {
                 FaultAnswer::Allocated { .. } => {
                     at += 1;
-                    if let Some(count) = pool.wants_reserve(v) {
+                    if let Some(count) = pool.wants_reserve(v, false) {
                         pool.reserve(v, count).unwrap();
                     }
                 }

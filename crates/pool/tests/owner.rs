@@ -106,7 +106,7 @@ fn neighbours_get_neighbouring_extents() {
     for step in 0..100 {
         write(&mut pool, &catalog, v, 500 + step);
         write(&mut pool, &catalog, v, 1999 - step);
-        if let Some(count) = pool.wants_reserve(v) {
+        if let Some(count) = pool.wants_reserve(v, false) {
             pool.reserve(v, count).unwrap();
         }
     }

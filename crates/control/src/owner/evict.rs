@@ -82,7 +82,7 @@ impl Owner {
             })
             .collect();
         let evicted = self.forget_flushed(drained).await;
-        if evicted == 0 {
+        if evicted == 0 && !self.take_back_for_space().await {
             // Everything is held or uncommitted: others must get on first.
             sleep(Duration::from_millis(20)).await;
         }
@@ -127,7 +127,8 @@ impl Owner {
         if grant.word.rights() == Some(Rights::Hole) {
             return true;
         }
-        if self.is_hanging(grant.word.device()) {
+        // What lies ahead of writes would be lost sight of.
+        if self.is_hanging(grant.word.device()) || self.ahead.has_any(grant.volume, grant.range) {
             return false;
         }
         let durable = self.core.borrow().pool.durable_seq(grant.volume);

@@ -7,7 +7,8 @@
 //! the core, one message of grants, one reservation ahead for each volume. What needs something first
 //! waits for that and takes the step again: those that wait for a commit together, since they are
 //! many while a volume is filled; those for a range that somebody holds, for laundering, or for room
-//! in the table each in a task. A fault is idempotent: an engine that asks again gets the same place.
+//! in the table each in a task. A volume that is written at random gets places for the neighbours too,
+//! which it has not asked for (`ahead`). A fault is idempotent: an engine that asks again gets the same place.
 //! What is listed already at the same place is not written again. No refusal is remembered. "No space"
 //! is said when there is none and none is coming; while some is, the engine's own limit ends the
 //! command, which may then be retried.
@@ -22,6 +23,7 @@ use forebay_xlate::grants::Grant;
 use forebay_xlate::owner_side::Refused;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::release::ReleaseError;
 use super::session::Session;
@@ -82,8 +84,9 @@ impl Owner {
         if let Some(session) = &session {
             let mut core = self.core.borrow_mut();
             let mut writers: Vec<VolumeId> = Vec::new();
+            let now = Instant::now();
             for fault in faults {
-                match self.fault_step(&mut core, session, fault) {
+                match self.fault_step(&mut core, session, fault, now) {
                     Step::Done => {
                         if fault.write && !writers.contains(&fault.volume) {
                             writers.push(fault.volume);
@@ -105,6 +108,8 @@ impl Owner {
         for (fault, step) in later {
             match step {
                 Step::Commit(batch) => self.await_commit(fault, batch),
+                // What others have and never wrote is looked for first.
+                Step::Failed(FaultFailure::NoSpace) => self.leave_to_a_task(fault),
                 Step::Failed(reason) => self.fail_fault(&fault, reason),
                 _ => self.leave_to_a_task(fault),
             }
@@ -174,7 +179,10 @@ impl Owner {
         let mut hopeless = false;
         loop {
             let step = match self.session() {
-                Some(session) => self.fault_step(&mut self.core.borrow_mut(), &session, &fault),
+                Some(session) => {
+                    let core = &mut self.core.borrow_mut();
+                    self.fault_step(core, &session, &fault, Instant::now())
+                }
                 None => Step::NoEngine,
             };
             let failure = match step {
@@ -218,13 +226,23 @@ impl Owner {
                 },
                 Step::Failed(failure) => failure,
             };
+            if failure == FaultFailure::NoSpace && self.take_back_for_space().await {
+                hopeless = false;
+                continue;
+            }
             self.fail_fault(&fault, failure);
             return;
         }
     }
 
     /// One attempt, without a wait in it.
-    fn fault_step(&self, core: &mut Core, session: &Session, fault: &FaultAsk) -> Step {
+    fn fault_step(
+        &self,
+        core: &mut Core,
+        session: &Session,
+        fault: &FaultAsk,
+        now: Instant,
+    ) -> Step {
         let FaultAsk {
             volume,
             extent,
@@ -236,6 +254,9 @@ impl Owner {
         if core.spare_entries() < SPARE_ENTRIES {
             return Step::TableFull;
         }
+        if write && self.map_around(core, session, fault, now) {
+            return Step::Done;
+        }
         let (word, count, commit_sequence) =
             match core.pool.fault(volume, ExtentIndex(extent), write) {
                 Ok(FaultAnswer::Mapped {
@@ -245,7 +266,7 @@ impl Owner {
                     commit_seq,
                 }) => (
                     place(device, at),
-                    count.min(MAX_RUN),
+                    self.ahead.stored_run(volume, extent, count.min(MAX_RUN)),
                     commit_seq.unwrap_or(0),
                 ),
                 Ok(FaultAnswer::Allocated {
@@ -286,8 +307,59 @@ impl Owner {
         Step::Done
     }
 
+    /// Answers a write fault with places for its neighbours too, where that is due; false: it is not
+    /// answered.
+    fn map_around(
+        &self,
+        core: &mut Core,
+        session: &Session,
+        fault: &FaultAsk,
+        now: Instant,
+    ) -> bool {
+        let FaultAsk { volume, extent, .. } = *fault;
+        let Some(window) = self.ahead.window(&core.pool, volume, extent, now) else {
+            return false;
+        };
+        let window = ExtentRange::new(window.start, window.end - window.start);
+        let free = self.locks.side.borrow().free_parts(volume, window);
+        let Some(free) = free.into_iter().find(|part| part.contains(extent)) else {
+            return false;
+        };
+        let at = ExtentIndex(extent);
+        let mapped = core.pool.map_around(volume, at, free.first..free.end());
+        let around = match mapped {
+            Ok(Some(around)) => around,
+            Ok(None) => return false,
+            Err(error) => {
+                tracing::debug!(%volume, extent, %error, "places ahead");
+                return false;
+            }
+        };
+        let Some(word) = Word::ahead(around.run.device, around.run.first) else {
+            return false;
+        };
+        let grant = Grant {
+            volume,
+            range: ExtentRange::new(around.first.0, around.run.count),
+            word,
+            epoch: session.generation,
+            commit_sequence: around.commit_seq,
+        };
+        // What is refused is mapped by now, and answered as such.
+        let Ok(grant) = self.locks.grant(&mut core.grants, grant) else {
+            return false;
+        };
+        if Word::from_bits(grant.word).is_ahead() {
+            let count = grant.range.count - 1;
+            self.ahead.given(&mut core.pool, volume, extent, count);
+        }
+        session.grant(grant);
+        grant.range.contains(extent)
+    }
+
     fn reserve_ahead(&self, core: &mut Core, volume: VolumeId) {
-        let Some(wanted) = core.pool.wants_reserve(volume) else {
+        let is_fast = self.ahead.is_fast(volume);
+        let Some(wanted) = core.pool.wants_reserve(volume, is_fast) else {
             return;
         };
         match core.pool.reserve(volume, wanted) {

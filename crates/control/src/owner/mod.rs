@@ -22,6 +22,7 @@
 //! Not here: processes ([`crate::supervisor`]), the pool's rules (`forebay_pool`), HTTP.
 
 mod adopt;
+mod ahead;
 mod check;
 mod commit;
 mod copies;
@@ -185,6 +186,7 @@ pub(crate) struct Owner {
     /// Faults that a task is busy with.
     faulting: RefCell<HashSet<(VolumeId, u64, bool)>>,
     awaiting_commit: fault::AwaitingCommit,
+    ahead: ahead::Ahead,
     /// Deallocations that are under way: the engine's generation and its number.
     releasing: RefCell<HashSet<(u64, u64)>>,
     /// The newest engine that was told everything.
@@ -252,6 +254,7 @@ impl Owner {
             session_changed: Signal::new(),
             faulting: RefCell::default(),
             awaiting_commit: fault::AwaitingCommit::default(),
+            ahead: ahead::Ahead::default(),
             releasing: RefCell::default(),
             newest_generation: Cell::new(0),
             acting: Cell::new(0),
@@ -281,6 +284,7 @@ impl Owner {
         });
         owner.spawn(owner.clone().run_committer());
         owner.spawn(owner.clone().run_awaiting_commit());
+        owner.spawn(owner.clone().run_ahead());
         owner.spawn(owner.clone().run_watch());
         owner.spawn(owner.clone().run_deleter());
         owner.spawn(owner.clone().run_copies());
@@ -447,6 +451,7 @@ impl Owner {
             session.quarantined_before.set(Some(mark));
         }
         self.count_on(session);
+        self.ahead.forget(&mut self.core.borrow_mut().pool);
         *self.session.borrow_mut() = Some(session.clone());
         self.newest_generation.set(session.generation);
         self.session_changed.raise();

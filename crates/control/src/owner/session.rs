@@ -83,6 +83,15 @@ enum Kind {
 
 type Answer = Result<(), AskError>;
 
+/// An answer about places ahead.
+#[derive(Debug)]
+enum AheadAnswer {
+    /// So many are left.
+    Left(u64),
+    /// These were taken back.
+    Taken(Vec<ExtentRange>),
+}
+
 /// An answer that is on its way.
 #[derive(Debug)]
 pub(crate) struct Pending {
@@ -136,6 +145,8 @@ pub(crate) struct Session {
     open: RefCell<HashMap<(Kind, u64), oneshot::Sender<Answer>>>,
     /// Changes of exports that hosts are being shut out for, by request.
     settling: RefCell<HashMap<u64, oneshot::Sender<u32>>>,
+    /// Questions about places ahead.
+    asked_ahead: RefCell<HashMap<u64, oneshot::Sender<AheadAnswer>>>,
     devices: RefCell<BTreeMap<DeviceIndex, DeviceState>>,
     /// Revokes and zeroing of an earlier conversation that the engine has not finished.
     inherited_revokes: RefCell<Vec<u64>>,
@@ -217,6 +228,12 @@ impl Session {
                     .retain(|number| *number != revoke);
                 self.answer(Kind::Revoke, revoke, Ok(()));
             }
+            FromEngine::TookBack { revoke, taken } => {
+                self.answer_ahead(revoke, AheadAnswer::Taken(taken));
+            }
+            FromEngine::AheadCounted { count, ahead } => {
+                self.answer_ahead(count, AheadAnswer::Left(ahead));
+            }
             FromEngine::RevokeRefused { revoke } => {
                 let why = "the deallocation has ended meanwhile".to_owned();
                 self.answer(Kind::Revoke, revoke, Err(AskError::Refused(why)));
@@ -249,6 +266,12 @@ impl Session {
             let _ = asker.send(answer);
         }
         self.changed.raise();
+    }
+
+    fn answer_ahead(&self, number: u64, answer: AheadAnswer) {
+        if let Some(asker) = self.asked_ahead.borrow_mut().remove(&number) {
+            let _ = asker.send(answer);
+        }
     }
 
     /// Sends grants that were gathered, and what is queued when the socket was full; ends only by an
@@ -387,6 +410,63 @@ impl Session {
         })
     }
 
+    async fn ask_ahead(
+        &self,
+        limit: Duration,
+        message: impl FnOnce(u64) -> ToEngine,
+    ) -> Result<AheadAnswer, AskError> {
+        let number = self.next_number.get();
+        self.next_number.set(number + 1);
+        let (sender, answer) = oneshot::channel();
+        if !self.ended.get() {
+            self.asked_ahead.borrow_mut().insert(number, sender);
+            self.say(&message(number));
+        }
+        match timeout(limit, answer).await {
+            Ok(answer) => answer.map_err(|_| AskError::Gone),
+            Err(_) => {
+                self.asked_ahead.borrow_mut().remove(&number);
+                Err(AskError::TimedOut(limit, "places ahead"))
+            }
+        }
+    }
+
+    /// Takes back the places ahead of a range: those that were.
+    pub(crate) async fn take_back(
+        &self,
+        volume: VolumeId,
+        range: ExtentRange,
+        limit: Duration,
+    ) -> Result<Vec<ExtentRange>, AskError> {
+        let message = |revoke| ToEngine::TakeBack {
+            revoke,
+            volume,
+            range,
+        };
+        match self.ask_ahead(limit, message).await? {
+            AheadAnswer::Taken(taken) => Ok(taken),
+            AheadAnswer::Left(_) => Err(AskError::Refused("another answer".to_owned())),
+        }
+    }
+
+    /// Counts the places ahead of a range.
+    pub(crate) async fn count_ahead(
+        &self,
+        volume: VolumeId,
+        range: ExtentRange,
+        limit: Duration,
+    ) -> Result<u64, AskError> {
+        let message = |count| ToEngine::CountAhead {
+            count,
+            volume,
+            range,
+        };
+        match self.ask_ahead(limit, message).await? {
+            AheadAnswer::Left(left) => Ok(left),
+            AheadAnswer::Taken(_) => Err(AskError::Refused("another answer".to_owned())),
+        }
+    }
+
     /// Has the internal lane do something.
     pub(crate) fn job(&self, work: Job) -> Pending {
         let what = match work {
@@ -510,6 +590,7 @@ impl Session {
         self.ended.set(true);
         self.open.borrow_mut().clear();
         self.settling.borrow_mut().clear();
+        self.asked_ahead.borrow_mut().clear();
         self.changed.raise();
     }
 

@@ -23,11 +23,14 @@ use crate::api::model::{
 };
 use crate::devices::{api_error, settings_of};
 
-/// Bytes that a volume has mapped, and bytes that it has mapped or in stock.
+/// Bytes that a volume has mapped and written, as far as is known, and bytes that it has in any way.
 fn volume_bytes(core: &Core, volume: &VolumeRecord) -> (u64, u64) {
     let space = core.pool.volume_space(volume.id).unwrap_or_default();
     let bytes = |extents: u64| extents.saturating_mul(core.pool.info().extent_bytes);
-    (bytes(space.mapped), bytes(space.mapped + space.reserved))
+    (
+        bytes(space.mapped - space.ahead),
+        bytes(space.mapped + space.reserved),
+    )
 }
 
 fn show_tenant(core: &Core, tenant: &TenantRecord) -> Tenant {

@@ -98,13 +98,31 @@ impl Owner {
             block_bytes: Some(body.block_bytes.unwrap_or(4096)),
             reserved_bytes: body.reserved_bytes,
         };
-        let id = self.core.borrow_mut().pool.create_volume(&new, now_s());
+        let create = || self.core.borrow_mut().pool.create_volume(&new, now_s());
+        let id = self.with_space_taken_back(create).await;
         let id = id.map_err(|error| {
             reservation_error(self, error, body.reserved_bytes, body.size_bytes)
         })?;
         self.commit_for_api().await?;
         self.push_volume(id).await?;
         self.volume_show(&tenant, &body.name)
+    }
+
+    /// Does something that may find no space; if so, again once what was never written is taken back.
+    async fn with_space_taken_back<T>(
+        &self,
+        attempt: impl Fn() -> Result<T, PoolError>,
+    ) -> Result<T, PoolError> {
+        match attempt() {
+            Err(error) if error.kind == ErrorKind::NoSpace => {
+                if self.take_back_for_space().await {
+                    attempt()
+                } else {
+                    Err(error)
+                }
+            }
+            done => done,
+        }
     }
 
     async fn push_volume(&self, id: VolumeId) -> Result<(), ApiError> {
@@ -130,12 +148,11 @@ impl Owner {
     ) -> Result<Volume, ApiError> {
         let id = self.volume_id(&tenant, &name)?;
         if let Some(reserved_bytes) = body.reserved_bytes {
-            let set = self
-                .core
-                .borrow_mut()
-                .pool
-                .set_volume_reservation(id, reserved_bytes);
-            set.map_err(|error| {
+            let set = || {
+                let pool = &mut self.core.borrow_mut().pool;
+                pool.set_volume_reservation(id, reserved_bytes)
+            };
+            self.with_space_taken_back(set).await.map_err(|error| {
                 let core = self.core.borrow();
                 let size_bytes = core.pool.volume(id).map_or(0, |volume| volume.size_bytes);
                 drop(core);

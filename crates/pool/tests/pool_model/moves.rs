@@ -46,7 +46,7 @@ impl World {
             } => self.write_around(volume, logical, window, sectors),
             Op::Read { logical, .. } => self.read(volume, logical),
             Op::ReserveAhead { .. } => {
-                if let Some(count) = self.pool.wants_reserve(VolumeId(volume)) {
+                if let Some(count) = self.pool.wants_reserve(VolumeId(volume), false) {
                     assert!(self.pool.reserve(VolumeId(volume), count).unwrap() > 0);
                 }
             }
@@ -274,9 +274,10 @@ impl World {
     /// A write that gets places for its neighbours too; these are written later, or given back.
     fn write_around(&mut self, volume: u64, logical: u64, window: u64, sectors: u8) {
         let known = self.volumes[&volume].clone();
+        let from = logical - logical % window;
         let around = self
             .pool
-            .map_around(VolumeId(volume), ExtentIndex(logical), window)
+            .map_around(VolumeId(volume), ExtentIndex(logical), from..from + window)
             .unwrap();
         if let Some(around) = around {
             let (first, end) = (around.first.0, around.first.0 + around.run.count);

@@ -121,6 +121,7 @@ impl Session {
             next_number: Cell::new(monotonic_ns()),
             open: RefCell::default(),
             settling: RefCell::default(),
+            asked_ahead: RefCell::default(),
             devices: RefCell::default(),
             inherited_revokes: RefCell::default(),
             inherited_jobs: RefCell::default(),

@@ -346,6 +346,34 @@ impl Fake {
                     self.end_revoke(*revoke);
                 }
             }
+            ToEngine::TakeBack {
+                revoke,
+                volume,
+                range,
+            } => {
+                let mut taken = Vec::new();
+                for extent in range.first..range.end() {
+                    let key = (*volume, extent);
+                    if self.grants.get(&key).is_some_and(|word| word.is_ahead()) {
+                        self.grants.remove(&key);
+                        taken.push(ExtentRange::new(extent, 1));
+                    }
+                }
+                let revoke = *revoke;
+                self.say(&FromEngine::TookBack { revoke, taken });
+            }
+            ToEngine::CountAhead {
+                count,
+                volume,
+                range,
+            } => {
+                let is_ahead = |((v, extent), word): (&(VolumeId, u64), &Word)| {
+                    v == volume && range.contains(*extent) && word.is_ahead()
+                };
+                let ahead = self.grants.iter().filter(|one| is_ahead(*one)).count() as u64;
+                let count = *count;
+                self.say(&FromEngine::AheadCounted { count, ahead });
+            }
             ToEngine::Abandon { revoke } => {
                 self.open_revokes.retain(|(number, ..)| number != revoke);
                 self.abandoned += 1;
@@ -378,7 +406,7 @@ impl Fake {
         }
         for extent in range.first..range.end() {
             let word = word.advance(extent - range.first);
-            if word.rights() != Some(Rights::Hole) {
+            if word.rights() != Some(Rights::Hole) || word.is_ahead() {
                 let at = (word.device().0, word.extent().0);
                 let being_laundered = self.open_jobs.iter().any(|(_, job)| {
                     matches!(job, Job::Launder { device, extents } if device.0 == at.0 && extents.contains(at.1))
@@ -515,30 +543,45 @@ impl Fake {
         extent: u64,
         write: bool,
     ) -> Result<Word, FaultFailure> {
-        self.until(|message| match message {
-            ToEngine::Grants { grants } => grants.iter().rev().find_map(|grant| {
-                if grant.volume != volume || !grant.range.contains(extent) {
-                    return None;
-                }
-                let word = Word::from_bits(grant.word).advance(extent - grant.range.first);
-                (!write || word.writable()).then_some(Ok(word))
-            }),
-            ToEngine::FaultFailed {
-                volume: v,
-                range,
-                write: w,
-                reason,
-            } if *v == volume && *w == write && range.contains(extent) => Some(Err(*reason)),
-            _ => None,
-        })
-        .await
+        let answer = self
+            .until(|message| match message {
+                ToEngine::Grants { grants } => grants.iter().rev().find_map(|grant| {
+                    if grant.volume != volume || !grant.range.contains(extent) {
+                        return None;
+                    }
+                    let mut word = Word::from_bits(grant.word).advance(extent - grant.range.first);
+                    if write {
+                        word = word.claimed();
+                    }
+                    (!write || word.writable()).then_some(Ok(word))
+                }),
+                ToEngine::FaultFailed {
+                    volume: v,
+                    range,
+                    write: w,
+                    reason,
+                } if *v == volume && *w == write && range.contains(extent) => Some(Err(*reason)),
+                _ => None,
+            })
+            .await;
+        if write && answer.is_ok() {
+            self.claim(volume, extent);
+        }
+        answer
+    }
+
+    /// A first write to a place ahead; gives back what may be written to.
+    fn claim(&mut self, volume: VolumeId, extent: u64) -> Option<Word> {
+        let word = self.grants.get_mut(&(volume, extent))?;
+        *word = word.claimed();
+        Some(*word).filter(|word| word.writable())
     }
 
     /// Writes: faults unless it is granted.
     pub(super) async fn write(&mut self, volume: VolumeId, extent: u64) -> Word {
-        match self.grants.get(&(volume, extent)) {
-            Some(word) if word.writable() => *word,
-            _ => self.fault(volume, extent, true).await.unwrap(),
+        match self.claim(volume, extent) {
+            Some(word) => word,
+            None => self.fault(volume, extent, true).await.unwrap(),
         }
     }
 
