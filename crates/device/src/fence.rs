@@ -143,6 +143,11 @@ pub(crate) fn claim_for_daemon(fd: BorrowedFd<'_>, path: &Path) -> Result<(), Fe
     lock(fd, path, DAEMON_AT, Holder::Daemon)
 }
 
+/// Whether who has the daemon's byte is being killed, and only waits for its last request's end.
+pub(crate) fn is_claimant_dying(fd: BorrowedFd<'_>) -> bool {
+    crate::dying::has_lock(fd, DAEMON_AT)
+}
+
 /// Takes generation `generation`'s byte; before the first request on `fd`.
 pub(crate) fn take(fd: BorrowedFd<'_>, path: &Path, generation: u64) -> Result<(), FenceError> {
     check(generation)?;

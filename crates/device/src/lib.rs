@@ -16,6 +16,7 @@
 //! cache; it doesn't follow a device that changes its size while open.
 
 pub mod device;
+mod dying;
 pub mod error;
 pub mod fence;
 mod kernel;

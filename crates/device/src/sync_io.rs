@@ -186,6 +186,12 @@ impl SyncDevice {
         fence::claim_for_daemon(self.fd.as_fd(), self.info.spec.path())
     }
 
+    /// Whether the daemon that has this device is being killed, and only waits for a request there to end. Looks at
+    /// every process: for when a claim was refused for a while.
+    pub fn is_claimant_dying(&self) -> bool {
+        fence::is_claimant_dying(self.fd.as_fd())
+    }
+
     /// Who else holds locks here.
     pub fn holders(&self) -> Result<Vec<Holder>, FenceError> {
         fence::holders(self.fd.as_fd(), self.info.spec.path())

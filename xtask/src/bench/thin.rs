@@ -21,11 +21,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
 use xtask::process;
 
 use super::Options;
@@ -227,17 +230,36 @@ impl Place {
         self.loop_device.clone().unwrap_or_else(file)
     }
 
-    /// Has the kernel find the memory now. What is there reads as it did.
+    /// Has the kernel find the memory now: zeros are written where nothing was, because what is only
+    /// set aside is still cleared page by page when it is first used. What is there reads as it did.
     fn take_memory(&self) -> Result<()> {
         if self.kind == "file" {
             return Ok(());
         }
         let mut options = std::fs::OpenOptions::new();
-        options.write(true).create(true).truncate(false);
+        options.read(true).write(true).create(true).truncate(false);
         let file = options.open(&self.file)?;
-        let flags = rustix::fs::FallocateFlags::empty();
-        rustix::fs::fallocate(&file, flags, 0, self.bytes)
-            .with_context(|| format!("no memory for {}", self.file.display()))
+        if file.metadata()?.len() < self.bytes {
+            file.set_len(self.bytes)?;
+        }
+        let no_memory = || format!("no memory for {}", self.file.display());
+        let zeros = vec![0; 1 << 20];
+        let mut at = 0;
+        while at < self.bytes {
+            at = rustix::fs::seek(&file, SeekFrom::Hole(at))?;
+            let end = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
+                Ok(data) => data.min(self.bytes),
+                // Nothing more.
+                Err(Errno::NXIO) => self.bytes,
+                Err(error) => return Err(error.into()),
+            };
+            while at < end {
+                let count = (end - at).min(zeros.len() as u64) as usize;
+                let written = file.write_at(&zeros[..count], at).with_context(no_memory)?;
+                at += written as u64;
+            }
+        }
+        Ok(())
     }
 }
 

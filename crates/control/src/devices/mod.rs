@@ -132,6 +132,13 @@ fn claim(device: &SyncDevice) -> Result<(), ApiError> {
             Err(FenceError::Held { .. }) if begin.elapsed() < CLAIM_LIMIT => {
                 std::thread::sleep(Duration::from_millis(20));
             }
+            // Not in use, but as good as missing until that ends.
+            Err(FenceError::Held { device: path, .. }) if device.is_claimant_dying() => {
+                return Err(ApiError::unavailable(format!(
+                    "{path}: an earlier daemon was killed while it waited for this device, which has not answered since: it hangs"
+                ))
+                .hint("when it answers again, `forebay pool open` takes it back"));
+            }
             Err(error @ FenceError::Held { .. }) => {
                 return Err(ApiError::in_use(error.to_string())
                     .hint("another daemon serves this device's pool: stop it, or use that one"));

@@ -80,13 +80,27 @@ struct Rate {
 }
 
 /// See the module's text.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Ahead {
+    /// [`TICK`], but in tests.
+    pub(super) tick: Cell<Duration>,
     regions: RefCell<BTreeMap<(VolumeId, u64), Region>>,
     rates: RefCell<BTreeMap<VolumeId, Rate>>,
     /// One takes back at a time; how often that was done.
     taking: tokio::sync::Mutex<()>,
     rounds: Cell<u64>,
+}
+
+impl Default for Ahead {
+    fn default() -> Self {
+        Self {
+            tick: Cell::new(TICK),
+            regions: RefCell::default(),
+            rates: RefCell::default(),
+            taking: tokio::sync::Mutex::new(()),
+            rounds: Cell::new(0),
+        }
+    }
 }
 
 impl Rate {
@@ -102,10 +116,10 @@ impl Rate {
     }
 
     /// Counts a fault; says whether they come fast.
-    fn is_fast(&mut self, now: Instant) -> bool {
+    fn is_fast(&mut self, now: Instant, tick: Duration) -> bool {
         let passed = now.duration_since(self.since);
-        if passed >= TICK {
-            self.was_fast = self.faults >= MANY && passed < 2 * TICK;
+        if passed >= tick {
+            self.was_fast = self.faults >= MANY && passed < 2 * tick;
             (self.since, self.faults) = (now, 0);
         }
         self.faults = self.faults.saturating_add(1);
@@ -125,7 +139,7 @@ impl Ahead {
     ) -> Option<Range<u64>> {
         let mut rates = self.rates.borrow_mut();
         let rate = rates.entry(volume).or_insert_with(|| Rate::new(now));
-        let is_fast = rate.is_fast(now);
+        let is_fast = rate.is_fast(now, self.tick.get());
         let mut regions = self.regions.borrow_mut();
         let key = (volume, extent / REGION);
         if regions.len() >= MAX_REGIONS && !regions.contains_key(&key) {
@@ -389,12 +403,12 @@ mod tests {
         let mut now = Instant::now();
         let mut rate = Rate::new(now);
         for _ in 1..MANY {
-            assert!(!rate.is_fast(now));
+            assert!(!rate.is_fast(now, TICK));
         }
-        assert!(rate.is_fast(now));
+        assert!(rate.is_fast(now, TICK));
         now += TICK;
-        assert!(rate.is_fast(now), "they were a moment ago");
+        assert!(rate.is_fast(now, TICK), "they were a moment ago");
         now += TICK;
-        assert!(!rate.is_fast(now));
+        assert!(!rate.is_fast(now, TICK));
     }
 }

@@ -3,6 +3,7 @@
 //! A [`Life`] is a daemon's, from taking the pool to its sudden end; lives follow each other on the
 //! same file and the same grant table, as after a kill.
 
+mod ahead;
 mod fake;
 mod handing_over;
 mod hang;

@@ -1,0 +1,178 @@
+//! Places ahead: given while faults come fast, used without asking, taken back when not written.
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+/// In an order without a pattern that matters.
+fn shuffled(count: u64) -> impl Iterator<Item = u64> {
+    assert!(count.is_power_of_two());
+    (0..count).map(move |i| (i * 2_654_435_761 + 12_345) % count)
+}
+
+/// A pool in which a window is a small part of what a volume has in stock.
+fn large() -> Begin {
+    Begin {
+        size_bytes: 1 << 30,
+        ..Begin::default()
+    }
+}
+
+impl Life {
+    /// Faults come fast, however slow the machine is.
+    fn hurry(&self) {
+        self.owner.ahead.tick.set(Duration::from_secs(3600));
+    }
+
+    /// Of what a volume has mapped, what is not known to be written.
+    fn ahead(&self, volume: VolumeId) -> u64 {
+        let core = self.owner.core.borrow();
+        core.pool.volume_space(volume).unwrap().ahead
+    }
+
+    /// Writes extents, several in flight; returns how many were asked for.
+    async fn write_fast(&mut self, volume: VolumeId, extents: impl Iterator<Item = u64>) -> u64 {
+        let before = self.owner.counters.faults.get();
+        for extent in extents {
+            self.fake.write(volume, extent).await;
+        }
+        self.owner.counters.faults.get() - before
+    }
+
+    /// Lets the owner go on until something is so.
+    async fn wait_until(&mut self, what: impl Fn(&Self) -> bool) {
+        for _ in 0..200 {
+            if what(self) {
+                return;
+            }
+            self.fake.listen(Duration::from_millis(50)).await;
+        }
+        panic!("{:?}", self.space());
+    }
+}
+
+#[test]
+fn random_first_writes_soon_ask_no_more() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, large()).await;
+        life.hurry();
+        let a = life.volume("a", 32 << 20).await;
+        let asked = life.write_fast(a, shuffled(512)).await;
+        assert!(asked < 200, "{asked} questions for 512 extents");
+        assert_eq!(
+            life.mapped(a),
+            512,
+            "each has its own place; the fake looks"
+        );
+        assert!(life.fake.flush(a, life.fake.highest_sequence(a)).await);
+    });
+}
+
+#[test]
+fn slow_writes_get_what_they_ask_for() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        let a = life.volume("a", 32 << 20).await;
+        for extent in shuffled(512).take(30) {
+            life.fake.write(a, extent).await;
+        }
+        assert_eq!((life.mapped(a), life.ahead(a)), (30, 0));
+    });
+}
+
+#[test]
+fn what_was_not_written_comes_back_when_the_volume_is_quiet() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, large()).await;
+        life.hurry();
+        let a = life.volume("a", 32 << 20).await;
+        let clean = life.space().clean;
+        let written: BTreeSet<u64> = shuffled(512).take(220).collect();
+        life.write_fast(a, written.iter().copied()).await;
+        let asked = life.write_fast(a, shuffled(512).skip(220).take(60)).await;
+        assert!(life.mapped(a) > 280 && asked < 60, "{asked}");
+        assert!(life.ahead(a) > 0);
+        let used = life.space().used_bytes() / EXTENT;
+        assert!(used < life.mapped(a), "what is ahead is not called used");
+        // And when it is known what was claimed, that is.
+        life.wait_until(|life| life.mapped(a) == 280).await;
+        assert_eq!(life.ahead(a), 0);
+        assert_eq!(life.space().used_bytes() / EXTENT, 280);
+        life.wait_until(|life| life.space().dirty == 0).await;
+        let space = life.space();
+        assert_eq!(space.clean + space.stock, clean - 280);
+        // What was written is where it was, and the rest can be had again.
+        assert_eq!(life.write_fast(a, shuffled(512).take(280)).await, 0);
+        life.write_fast(a, shuffled(512)).await;
+        assert_eq!(life.mapped(a) - life.ahead(a), 512);
+    });
+}
+
+#[test]
+fn a_full_pool_is_full_of_what_was_written() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.hurry();
+        let [a, b] = [
+            life.volume("a", 32 << 20).await,
+            life.volume("b", 64 << 20).await,
+        ];
+        let total = life.space().total;
+        life.write_fast(a, shuffled(512).take(200)).await;
+        assert!(life.ahead(a) > 0);
+        // As much as there is, though it was given to the other.
+        life.write_fast(b, 0..total - 200).await;
+        assert_eq!(life.mapped(a) + life.mapped(b), total);
+        let failure = life.fake.fault(b, total, true).await.unwrap_err();
+        assert_eq!(
+            failure,
+            forebay_xlate::boundary::message::FaultFailure::NoSpace
+        );
+    });
+}
+
+#[test]
+fn another_daemon_takes_them_as_stored() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, large()).await;
+        life.hurry();
+        let a = life.volume("a", 32 << 20).await;
+        life.write_fast(a, shuffled(512).take(200)).await;
+        let mapped = life.mapped(a);
+        assert!(life.ahead(a) > 0);
+        let mut before = life.kill().await;
+        before.take_the_rest();
+        let mut life = Life::take_over(&place, large(), before).await;
+        assert_eq!((life.mapped(a), life.ahead(a)), (mapped, 0));
+        life.fake.settle().await;
+        assert!(!life.fake.grants.values().any(|word| word.is_ahead()));
+        assert_eq!(life.write_fast(a, shuffled(512).take(200)).await, 0);
+    });
+}
+
+#[test]
+fn a_reservation_finds_what_was_not_written() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.hurry();
+        let a = life.volume("a", 32 << 20).await;
+        life.write_fast(a, shuffled(512).take(200)).await;
+        let rest = (life.space().total - 200) * EXTENT;
+        let owner = life.owner.clone();
+        let body = VolumeCreate {
+            name: "b".to_owned(),
+            size_bytes: rest,
+            block_bytes: None,
+            reserved_bytes: rest,
+        };
+        let create = owner.volume_create("t".to_owned(), body);
+        life.with_engine(create).await.unwrap();
+        assert_eq!(life.mapped(a), 200);
+    });
+}
