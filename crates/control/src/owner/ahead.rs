@@ -382,7 +382,12 @@ impl Owner {
             let first = ExtentIndex(part.first);
             match core.pool.release(volume, first, part.count, undrained) {
                 Ok(released) => extents += released.extents,
-                Err(error) => return Err(AskError::Refused(error.message)),
+                // What was given up before must go on to be forgotten; the rest is listed no more, and
+                // asked for again.
+                Err(error) => {
+                    tracing::warn!(%volume, %error, "taking back places that were not written");
+                    break;
+                }
             }
         }
         self.locks.side.borrow_mut().changed(held.id)?;
