@@ -50,7 +50,7 @@ pub(crate) fn has_lock(fd: BorrowedFd<'_>, at: u64) -> bool {
 
 fn is_being_killed(thread: &Path) -> bool {
     let status = fs::read_to_string(thread.join("status")).unwrap_or_default();
-    let pending = |name| {
+    let pending = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
         line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
             .unwrap_or(0)

@@ -337,6 +337,15 @@ impl Owner {
         self.take_back_all(&all).await > 0
     }
 
+    /// The same for somebody whom a taking back may be waiting for.
+    pub(super) async fn take_back_unless_busy(&self) -> bool {
+        let Ok(_one) = self.ahead.taking.try_lock() else {
+            return false;
+        };
+        let all = self.ahead.taken_first();
+        self.take_back_all(&all).await > 0
+    }
+
     /// Returns how many extents were taken back.
     async fn take_back_all(&self, regions: &[(VolumeId, u64)]) -> u64 {
         let mut taken = 0;

@@ -59,7 +59,7 @@ impl Owner {
 
     /// Makes room in the grant table.
     pub(super) async fn evict(&self) {
-        let _one_at_a_time = self.evicting.lock().await;
+        let one_at_a_time = self.evicting.lock().await;
         if !self.core.borrow().is_short_of_entries() {
             return;
         }
@@ -82,7 +82,9 @@ impl Owner {
             })
             .collect();
         let evicted = self.forget_flushed(drained).await;
-        if evicted == 0 && !self.take_back_for_space().await {
+        // Taking back forgets entries too, which may need this.
+        drop(one_at_a_time);
+        if evicted == 0 && !self.take_back_unless_busy().await {
             // Everything is held or uncommitted: others must get on first.
             sleep(Duration::from_millis(20)).await;
         }
