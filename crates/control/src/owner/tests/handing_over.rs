@@ -298,12 +298,12 @@ fn a_flush_knows_its_devices_before_the_successor_acts() {
         let place = Place::with_devices(2);
         let mut line = Line::begin(&place, 0).await;
         let volume = line.life.volume("b", 16 << 20).await;
-        for extent in 0..40 {
+        for extent in 0..48 {
             line.life.fake.write(volume, extent).await;
         }
         let committed = line.life.fake.highest_sequence(volume);
         assert!(line.life.fake.flush(volume, committed).await);
-        for extent in 40..42 {
+        for extent in 48..50 {
             line.life.fake.write(volume, extent).await;
         }
         line.die(None).await;
@@ -341,7 +341,7 @@ fn a_flush_knows_its_devices_before_the_successor_acts() {
         line.until(|told| *told == Progress::Running).await;
         line.life.fake.settle().await;
         let all: u64 = before(&line).iter().map(|g| g.range.count).sum();
-        assert!(all >= 42, "{all}");
+        assert!(all >= 50, "{all}");
     });
 }
 
