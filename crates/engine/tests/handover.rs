@@ -229,7 +229,15 @@ impl Lab {
             export: forebay_xlate::boundary::message::ExportId(1),
         };
         self.say(&message, vec![]);
-        self.done(2)
+        let error = self.done(2);
+        if error.is_none() {
+            let settled = FromEngine::ExportSettled {
+                request: 2,
+                at_devices: 0,
+            };
+            assert_eq!(self.hear().0, settled);
+        }
+        error
     }
 }
 

@@ -183,8 +183,10 @@ mod armed {
             if left & CRASH != 0 {
                 std::process::abort();
             }
-            while left & HANG != 0 {
-                std::thread::park();
+            if left & HANG != 0 {
+                loop {
+                    std::thread::park();
+                }
             }
             let _ = rustix::process::kill_process(
                 rustix::process::getpid(),

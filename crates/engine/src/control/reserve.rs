@@ -1,8 +1,10 @@
 //! Volumes' reservations, between the daemon and the reactors.
 //!
-//! **Design.** What the daemon said last is kept, for lanes that are made later. Questions wait in a queue for each
-//! volume; the first of it is asked, and asked again of a new daemon, until it is answered or the
-//! reactor has given it up. So a volume's commands are decided in the order in which they came.
+//! **Design.** What the daemon said last is kept, for lanes that are made later. For each volume one question is with
+//! the daemon, until it is answered; a new daemon is asked again. The others wait in a queue for each host, and the
+//! hosts take turns: however much one of them asks, it can't keep the one out that is to fence it. What a
+//! reactor gives up while it waits is never asked; what it gives up at the daemon still keeps its place there until it is
+//! answered, so that no daemon has more than one of a volume to do.
 //!
 //! **Not here:** who decides (the daemon), who waits (`tcp::reserve`).
 
@@ -15,11 +17,21 @@ use forebay_xlate::boundary::message::{FromEngine, ReserveAsk, ReserveToken};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+/// A volume's questions.
+struct Asked {
+    /// At the daemon.
+    now: ReserveAsk,
+    /// No reactor waits for `now` any more.
+    is_gone: bool,
+    /// The other questions, by host. The next turn is the first one's; none is empty.
+    later: VecDeque<VecDeque<ReserveAsk>>,
+}
+
 /// See the module's text.
 #[derive(Default)]
 pub(super) struct Reserves {
     states: BTreeMap<VolumeId, Arc<Reservations>>,
-    asked: BTreeMap<VolumeId, VecDeque<ReserveAsk>>,
+    asked: BTreeMap<VolumeId, Asked>,
 }
 
 impl Reserves {
@@ -34,41 +46,85 @@ impl Reserves {
         self.asked.remove(&volume);
     }
 
-    /// Takes a question away; gives the next one to ask if it was the first.
-    fn remove(&mut self, volume: VolumeId, token: ReserveToken) -> Option<ReserveAsk> {
-        let queue = self.asked.get_mut(&volume)?;
-        let at = queue.iter().position(|ask| ask.token == token)?;
-        queue.remove(at);
-        let next = queue.front().copied();
-        if next.is_none() {
-            self.asked.remove(&volume);
+    /// A new question; true if the daemon is to be asked it now.
+    fn ask(&mut self, ask: ReserveAsk) -> bool {
+        let Some(asked) = self.asked.get_mut(&ask.volume) else {
+            let first = Asked {
+                now: ask,
+                is_gone: false,
+                later: VecDeque::new(),
+            };
+            self.asked.insert(ask.volume, first);
+            return true;
+        };
+        let mut hosts = asked.later.iter_mut();
+        match hosts.find(|of_host| of_host[0].host == ask.host) {
+            Some(of_host) => of_host.push_back(ask),
+            None => asked.later.push_back(VecDeque::from([ask])),
         }
-        next.filter(|_| at == 0)
+        false
+    }
+
+    /// A reactor does not wait for a question any more.
+    fn gone(&mut self, volume: VolumeId, token: ReserveToken) {
+        let Some(asked) = self.asked.get_mut(&volume) else {
+            return;
+        };
+        asked.is_gone |= asked.now.token == token;
+        for of_host in &mut asked.later {
+            of_host.retain(|ask| ask.token != token);
+        }
+        asked.later.retain(|of_host| !of_host.is_empty());
+    }
+
+    /// The daemon has nothing more to do for a question; gives the next one to ask.
+    fn next(&mut self, volume: VolumeId, token: ReserveToken) -> Option<ReserveAsk> {
+        let asked = self.asked.get_mut(&volume)?;
+        if asked.now.token != token {
+            return None;
+        }
+        let Some(mut of_host) = asked.later.pop_front() else {
+            self.asked.remove(&volume);
+            return None;
+        };
+        let next = of_host.pop_front()?;
+        if !of_host.is_empty() {
+            asked.later.push_back(of_host);
+        }
+        (asked.now, asked.is_gone) = (next, false);
+        Some(next)
+    }
+
+    /// What a new daemon is to be asked.
+    fn again(&mut self) -> Vec<ReserveAsk> {
+        let asked: Vec<(ReserveAsk, bool)> =
+            (self.asked.values()).map(|a| (a.now, a.is_gone)).collect();
+        let again = asked
+            .into_iter()
+            .filter_map(|(ask, is_gone)| match is_gone {
+                true => self.next(ask.volume, ask.token),
+                false => Some(ask),
+            });
+        again.collect()
     }
 }
 
 impl Control {
     /// A host's command.
     pub(super) fn ask_reserve(&mut self, ask: ReserveAsk) {
-        let queue = self.reserves.asked.entry(ask.volume).or_default();
-        queue.push_back(ask);
-        if queue.len() == 1 {
+        if self.reserves.ask(ask) {
             self.say(&FromEngine::Reserve(ask));
         }
     }
 
     /// A reactor does not wait for it any more. The daemon may have carried it out.
     pub(super) fn reserve_gone(&mut self, volume: VolumeId, token: ReserveToken) {
-        if let Some(next) = self.reserves.remove(volume, token) {
-            self.say(&FromEngine::Reserve(next));
-        }
+        self.reserves.gone(volume, token);
     }
 
     /// A new daemon has not heard what is unanswered.
     pub(super) fn ask_reserves_again(&mut self) {
-        let first = self.reserves.asked.values().filter_map(|q| q.front());
-        let asked: Vec<ReserveAsk> = first.copied().collect();
-        for ask in asked {
+        for ask in self.reserves.again() {
             self.say(&FromEngine::Reserve(ask));
         }
     }
@@ -91,8 +147,78 @@ impl Control {
         self.reserves.states.insert(volume, state.clone());
         let status = Status(status);
         self.post_all(|| Post::Reserved(token, volume, status, state.clone()));
-        if let Some(next) = self.reserves.remove(volume, token) {
+        if let Some(next) = self.reserves.next(volume, token) {
             self.say(&FromEngine::Reserve(next));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V: VolumeId = VolumeId(1);
+
+    fn token(number: u64) -> ReserveToken {
+        ReserveToken { socket: 1, number }
+    }
+
+    fn ask(host: u8, number: u64) -> ReserveAsk {
+        ReserveAsk {
+            token: token(number),
+            volume: V,
+            host: [host; 16],
+            action: 0,
+            keys: [0; 2],
+        }
+    }
+
+    /// The numbers of what is asked from here on, each answered before the next.
+    fn asked(reserves: &mut Reserves, first: u64) -> Vec<u64> {
+        let mut all = vec![first];
+        while let Some(next) = reserves.next(V, token(all[all.len() - 1])) {
+            all.push(next.token.number);
+        }
+        all
+    }
+
+    #[test]
+    fn hosts_take_turns() {
+        let mut reserves = Reserves::default();
+        assert!(reserves.ask(ask(1, 1)));
+        for number in 2..100 {
+            assert!(!reserves.ask(ask(1, number)));
+        }
+        assert!(!reserves.ask(ask(2, 100)));
+        assert!(!reserves.ask(ask(2, 101)));
+        assert!(!reserves.ask(ask(3, 102)));
+        let all = asked(&mut reserves, 1);
+        assert_eq!(all[..7], [1, 2, 100, 102, 3, 101, 4]);
+        assert_eq!(all.len(), 102);
+        assert!(reserves.ask(ask(1, 103)), "nothing is left");
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_not_asked() {
+        let mut reserves = Reserves::default();
+        for number in 1..6 {
+            reserves.ask(ask(number as u8 % 2, number));
+        }
+        // The first is at the daemon: it keeps its place until it is answered.
+        for number in [1, 2, 4, 5] {
+            reserves.gone(V, token(number));
+        }
+        assert!(!reserves.ask(ask(2, 6)));
+        assert_eq!(reserves.next(V, token(2)), None, "an answer to no question");
+        assert_eq!(asked(&mut reserves, 1), [1, 3, 6]);
+        // A new daemon isn't asked it.
+        reserves.ask(ask(1, 7));
+        reserves.ask(ask(1, 8));
+        assert_eq!(reserves.again(), [ask(1, 7)]);
+        reserves.gone(V, token(7));
+        assert_eq!(reserves.again(), [ask(1, 8)]);
+        reserves.gone(V, token(8));
+        assert!(reserves.again().is_empty());
+        assert!(reserves.ask(ask(1, 9)));
     }
 }

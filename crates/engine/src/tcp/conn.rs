@@ -15,7 +15,7 @@ use super::shared::Shared;
 use super::slots::{NONE, Slots, Stage, Work};
 use super::tx::Tx;
 use crate::core::staging::StagingBuffer;
-use crate::core::{Core, IoOp, Owner};
+use crate::core::{CommandRef, Core, IoOp, Owner};
 use crate::lane::LaneIndex;
 use crate::mailbox::Upcall;
 use forebay_nvme::tcp::{
@@ -369,6 +369,16 @@ impl Conn {
                 });
             }
         }
+    }
+
+    /// Ends a command that the core doesn't have. If it is carried over, others wait for it until it is said that
+    /// it never begins.
+    #[cold]
+    pub(super) fn refuse(&mut self, core: &mut Core, slot: u16, status: Status) {
+        if core.carries() {
+            core.carried_refused(CommandRef::new(self.queue, slot));
+        }
+        self.answer(core, slot, status, 0, None, 0);
     }
 
     /// The lane's statistics.

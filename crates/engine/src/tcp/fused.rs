@@ -211,11 +211,7 @@ pub(super) fn take(
 fn end(conn: &mut Conn, core: &mut Core, slot: u16, status: Status) {
     let stage = conn.slots.get(slot).map(|s| s.stage);
     if matches!(stage, Some(Stage::Paired | Stage::Taken)) {
-        // Who is carried over is waited for, until it is said that it never begins.
-        if core.carries() {
-            core.carried_refused(CommandRef::new(conn.queue, slot));
-        }
-        conn.answer(core, slot, status, 0, None, 0);
+        conn.refuse(core, slot, status);
     } else {
         conn.pairs.doomed.push((slot, status));
     }

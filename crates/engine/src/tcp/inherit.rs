@@ -17,7 +17,7 @@ use super::rx::Rx;
 use super::slots::{Stage, Work};
 use super::tx::{Item, Tx};
 use super::{Event, Frontend, IN_CAPSULE_BYTES, MAX_IO_ENTRIES, MDTS_BYTES, Turn, admin};
-use crate::core::{CommandRef, Core};
+use crate::core::Core;
 use crate::door::Target;
 use crate::mailbox::Upcall;
 use crate::takeover::{InheritedCommand, InheritedController, InheritedQueue, Next, Part};
@@ -389,11 +389,8 @@ fn io_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe, next: Ne
     let judged = match judged {
         Ok(judged) => judged,
         Err(status) => {
-            // It never gets to the core, where others may wait for it.
-            let record = CommandRef::new(conn.queue, slot);
-            turn.core.carried_refused(record);
             fused::other_failed(conn, turn.core, slot);
-            conn.answer(turn.core, slot, status, 0, None, 0);
+            conn.refuse(turn.core, slot, status);
             return Some(());
         }
     };

@@ -197,8 +197,7 @@ impl Frontend {
         };
         match conn.slots.get(slot).filter(|s| whole(s)).map(|s| s.stage) {
             Some(Stage::Waiting) if conn.slots.stop_waiting(slot) => {
-                let status = Status::COMMAND_ABORT_REQUESTED;
-                conn.answer(core, slot, status, 0, None, 0);
+                conn.refuse(core, slot, Status::COMMAND_ABORT_REQUESTED);
                 true
             }
             Some(Stage::InFlight) => {

@@ -296,7 +296,7 @@ fn refuse_waiting(conn: &mut Conn, core: &mut Core, status: Status) -> bool {
     for slot in waiting {
         if kept_out(conn, slot) {
             fused::other_failed(conn, core, slot);
-            conn.answer(core, slot, status, 0, None, 0);
+            conn.refuse(core, slot, status);
             any = true;
         } else {
             conn.slots.wait(slot);

@@ -540,12 +540,11 @@ impl Daemon {
         }
         let word = place(at as u8);
         let word = Word::ahead(word.device(), word.extent()).unwrap();
-        match self.side.grant(out.table, entry(volume, word)) {
-            Ok(grant) => out.say(ToEngine::Grants {
+        // Without it, a question will find it mapped.
+        if let Ok(grant) = self.side.grant(out.table, entry(volume, word)) {
+            out.say(ToEngine::Grants {
                 grants: vec![grant],
-            }),
-            // A question will find it mapped.
-            Err(_) => {}
+            });
         }
     }
 

@@ -109,6 +109,27 @@ fn what_waits_for_memory_is_aborted_and_what_a_device_has_is_not() {
     assert_eq!((rig.held_bytes(), rig.core.staging.out()), (0, 0));
 }
 
+/// A dead engine had begun it, so others wait for it.
+#[test]
+fn a_carried_command_that_is_aborted_holds_nobody_back() {
+    let mut rig = rig();
+    rig.map_all();
+    let (mut admin, cntlid) = rig.admin();
+    let mut host = rig.io(cntlid, 1, 32);
+    let all: Vec<StagingBuffer> = std::iter::from_fn(|| rig.core.staging.take(4096)).collect();
+    host.say(&rw(1, 1, 0, 1), &[]);
+    rig.turns(2);
+    rig.carry(1);
+    assert_eq!(abort(&mut rig, &mut admin, 1, 1), 0);
+    assert_eq!(answers(&mut rig, &mut host), [(1, ABORTED)]);
+    assert!(!rig.core.carries());
+    for buffer in all {
+        rig.core.staging.give(buffer);
+    }
+    host.say(&write_in_capsule(2, 0, 1), &[2; 4096]);
+    assert_eq!(answers(&mut rig, &mut host), [(2, Status::SUCCESS)]);
+}
+
 #[test]
 fn a_host_taken_off_the_list_is_out_with_what_it_had_waiting() {
     let mut rig = rig();

@@ -283,6 +283,28 @@ fn a_preemptor_waits_for_the_fence() {
     assert_eq!(w.b_hears_soon(), (10, OK));
 }
 
+/// The loser's command has not begun again: it waits for memory.
+#[test]
+fn a_preemptor_does_not_wait_for_what_it_ended() {
+    let mut w = world();
+    w.a_holds(WRITE_EXCLUSIVE);
+    w.b_says(acquire(10, 1, WRITE_EXCLUSIVE, [2, 1]));
+    w.hear();
+    let all: Vec<_> = std::iter::from_fn(|| w.rig.core.staging.take(4096)).collect();
+    w.a.say(&rw(1, 1, 0, 1), &[]);
+    w.rig.turns(4);
+    w.rig.carry(1);
+    w.answer();
+    assert_eq!(w.a_hears(), Some((1, conflict())));
+    assert_eq!(w.b_hears(), Some((10, OK)));
+    assert!(!w.rig.core.carries());
+    for buffer in all {
+        w.rig.core.staging.give(buffer);
+    }
+    w.b_says((write_in_capsule(11, 0, 1), vec![2; 4096]));
+    assert_eq!(w.b_hears_soon(), (11, OK));
+}
+
 #[test]
 fn without_the_daemon_it_may_be_tried_again() {
     let mut w = world();

@@ -4,8 +4,8 @@
 
 use super::super::*;
 use crate::associations::Associations;
-use crate::core::ServedDevice;
 use crate::core::staging::Staging;
+use crate::core::{CarriedSpan, CommandRef, Devices, ServedDevice};
 use crate::door::{NewConnection, NewKind, Target};
 use crate::lane::{Lane, LaneIndex};
 use crate::memory::Memory;
@@ -262,6 +262,20 @@ impl Rig {
                 "nobody is visited twice a turn"
             );
         }
+    }
+
+    /// Makes a command one that a dead engine had begun, on the volume's first block.
+    pub(in crate::tcp) fn carry(&mut self, cid: u16) {
+        let mut conns = self.frontend.conns.iter().flatten();
+        let found = conns.find_map(|conn| Some((conn.queue, conn.slots.by_cid(cid)?)));
+        let (queue, slot) = found.unwrap();
+        self.core.carry(&[CarriedSpan {
+            volume: V,
+            bytes: 0..4096,
+            write: true,
+            devices: Devices::None,
+            command: Some(CommandRef::new(queue, slot)),
+        }]);
     }
 
     pub(in crate::tcp) fn pass(&mut self, ns: u64) {
