@@ -12,8 +12,9 @@ use crate::{error::Result, placement::Placer, pool::Pool, runs::DeviceRun, space
 use forebay_xlate::types::{ExtentIndex, VolumeId};
 use std::ops::Range;
 
-/// So many times what is clean and free may lie ahead of writes.
-const TIMES_CLEAN: u64 = 3;
+/// Of what is clean and free, this part may lie ahead of writes: so much is lost to use when a process
+/// dies before it is taken back.
+const CLEAN_PART: u64 = 8;
 
 /// A run that was mapped around a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,7 +36,7 @@ impl Pool {
         }
         let ahead: u64 = self.volumes.values().map(|volume| volume.ahead).sum();
         let (_, clean) = self.free_for(volume);
-        (clean * TIMES_CLEAN).saturating_sub(ahead)
+        (clean / CLEAN_PART).saturating_sub(ahead)
     }
 
     /// How many extents a volume has in stock.

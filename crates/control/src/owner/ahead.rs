@@ -334,7 +334,15 @@ impl Owner {
             return true;
         }
         let all = ahead.taken_first();
-        self.take_back_all(&all).await > 0
+        if self.take_back_all(&all).await > 0 {
+            return true;
+        }
+        // What could not be taken back is not nothing: it is tried again.
+        let is_left = !ahead.taken_first().is_empty();
+        if is_left {
+            sleep(TICK).await;
+        }
+        is_left
     }
 
     /// The same for somebody whom a taking back may be waiting for.

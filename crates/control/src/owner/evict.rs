@@ -67,7 +67,10 @@ impl Owner {
         if !matches!(timeout(limit, self.sync_all()).await, Ok(Ok(()))) {
             sleep(Duration::from_millis(200)).await;
         }
-        let victims = self.hold_victims();
+        let mut victims = self.hold_victims(false);
+        if victims.is_empty() {
+            victims = self.hold_victims(true);
+        }
         let revokes = victims.iter().map(|held| self.revoke(held, limit));
         let results = join_all(revokes).await;
         let drained: Vec<Held<'_>> = victims
@@ -91,7 +94,7 @@ impl Owner {
     }
 
     /// Ranges of which all that is listed may leave the table.
-    fn hold_victims(&self) -> Vec<Held<'_>> {
+    fn hold_victims(&self, even_ahead: bool) -> Vec<Held<'_>> {
         let at_once = self.core.borrow().evicted_at_once();
         let mut spans: Vec<(VolumeId, ExtentRange, usize)> = Vec::new();
         let (mut found, mut goes_on) = (0, false);
@@ -102,7 +105,7 @@ impl Owner {
             let Some(victim) = self.core.borrow_mut().grants.victim() else {
                 break;
             };
-            if !self.may_leave(&victim) {
+            if !self.may_leave(&victim, even_ahead) {
                 goes_on = false;
                 continue;
             }
@@ -125,12 +128,13 @@ impl Owner {
         spans.into_iter().filter_map(hold).collect()
     }
 
-    fn may_leave(&self, grant: &Grant) -> bool {
+    fn may_leave(&self, grant: &Grant, even_ahead: bool) -> bool {
         if grant.word.rights() == Some(Rights::Hole) {
             return true;
         }
-        // What lies ahead of writes would be lost sight of.
-        if self.is_hanging(grant.word.device()) || self.ahead.has_any(grant.volume, grant.range) {
+        // What lies ahead of writes would be lost sight of: only if nothing else can go.
+        let is_ahead = self.ahead.has_any(grant.volume, grant.range);
+        if self.is_hanging(grant.word.device()) || (is_ahead && !even_ahead) {
             return false;
         }
         let durable = self.core.borrow().pool.durable_seq(grant.volume);
