@@ -187,8 +187,8 @@ pub(crate) struct Owner {
     faulting: RefCell<HashSet<(VolumeId, u64, bool)>>,
     awaiting_commit: fault::AwaitingCommit,
     ahead: ahead::Ahead,
-    /// Deallocations that are under way: the engine's generation and its number.
-    releasing: RefCell<HashSet<(u64, u64)>>,
+    /// Deallocations that are under way.
+    releasing: RefCell<HashSet<revoke::Deallocation>>,
     /// The newest engine that was told everything.
     newest_generation: Cell<u64>,
     /// The newest engine that has what a dead one left, if there was something.

@@ -17,6 +17,7 @@ use forebay_xlate::{ExtentIndex, ExtentRange, VolumeId};
 
 use super::Owner;
 use super::locks::Held;
+use super::revoke::Deallocation;
 use super::session::AskError;
 
 /// Why a range was not given up.
@@ -39,32 +40,36 @@ impl Owner {
         volume: VolumeId,
         range: ExtentRange,
     ) {
-        if !self.releasing.borrow_mut().insert((generation, release)) {
+        let of = Deallocation {
+            generation,
+            number: release,
+        };
+        if !self.releasing.borrow_mut().insert(of) {
             return;
         }
         let owner = self.clone();
         self.spawn(async move {
             owner.wait_open().await;
-            let released = owner.release(generation, release, volume, range).await;
-            owner.releasing.borrow_mut().remove(&(generation, release));
-            let answer = match released {
+            let released = owner.release(of, volume, range).await;
+            owner.releasing.borrow_mut().remove(&of);
+            let Some(session) = owner.session().filter(|s| s.generation == generation) else {
+                // Nobody to answer: a later engine, which carries the command on, asks by itself.
+                return;
+            };
+            session.say(&match released {
                 Ok(()) => ToEngine::ReleaseDone { release },
                 Err(error) => {
                     tracing::warn!(%volume, ?range, %error, "a deallocation was not carried out");
                     ToEngine::ReleaseFailed { release }
                 }
-            };
-            if let Some(session) = owner.session().filter(|s| s.generation == generation) {
-                session.say(&answer);
-            }
+            });
         });
     }
 
-    /// Gives a range up, durably, for an engine of `generation`.
+    /// Gives a range up, durably, for the engine that asks.
     async fn release(
         &self,
-        generation: u64,
-        release: u64,
+        of: Deallocation,
         volume: VolumeId,
         range: ExtentRange,
     ) -> Result<(), ReleaseError> {
@@ -72,13 +77,11 @@ impl Owner {
             return Ok(());
         }
         let held = self.locks.hold(volume, range).await;
-        if self.newest_generation.get() != generation {
+        if self.newest_generation.get() != of.generation {
             // A later engine serves already: tenants may have written there since.
             return Ok(());
         }
-        let undrained = self
-            .revoke_for(&held, Some(release), self.limits.revoke)
-            .await?;
+        let undrained = self.revoke_for(&held, Some(of), self.limits.revoke).await?;
         let released = self.core.borrow_mut().pool.release(
             volume,
             ExtentIndex(range.first),

@@ -28,6 +28,15 @@ use super::{Owner, count};
 /// Devices on which requests under revoked grants may still be in flight.
 pub(super) type Undrained = BTreeSet<DeviceIndex>;
 
+/// A tenant's deallocation, as an engine asks for it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Deallocation {
+    /// Which engine asks.
+    pub(super) generation: u64,
+    /// Its number for it: every engine begins at 1.
+    pub(super) number: u64,
+}
+
 impl From<OutOfOrder> for AskError {
     fn from(error: OutOfOrder) -> Self {
         Self::Refused(error.to_string())
@@ -48,11 +57,11 @@ impl Owner {
     /// Takes every right on the held range; returns the devices that hang, where the extents must not
     /// be used again for now. For a tenant's deallocation (its number) the engine refuses when that
     /// has ended, because the tenant may have written there since; so it is asked even where nothing
-    /// is listed.
+    /// is listed. The number is that engine's alone: a later one has its own, and asks by itself.
     pub(super) async fn revoke_for(
         &self,
         held: &Held<'_>,
-        release: Option<u64>,
+        release: Option<Deallocation>,
         limit: Duration,
     ) -> Result<Undrained, AskError> {
         let side = &self.locks.side;
@@ -73,10 +82,14 @@ impl Owner {
                 .await
                 .map_err(|_| too_late())?;
             let generation = session.generation;
+            if release.is_some_and(|of| of.generation != generation) {
+                return Err(AskError::Gone);
+            }
             side.borrow_mut()
                 .asked(held.id, &self.core.borrow().grants, generation)?;
             let devices: Vec<_> = side.borrow().devices(held.id).into_iter().collect();
-            let mut revoke = session.revoke(held.volume, held.range, release);
+            let number = release.map(|of| of.number);
+            let mut revoke = session.revoke(held.volume, held.range, number);
             let answered = async {
                 revoke.ended().await?;
                 side.borrow_mut().acknowledged(held.id, generation);

@@ -265,6 +265,32 @@ fn a_dead_engines_release_does_not_follow_a_later_write() {
 }
 
 #[test]
+fn a_dead_engines_release_is_not_asked_of_the_next_one() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        let a = life.volume("a", 16 << 20).await;
+        life.fake.write(a, 0).await;
+        life.fake.answer_revokes = false;
+        let old = life.fake.release(a, ExtentRange::new(0, 1));
+        life.fake.until(is_revoke).await;
+        // The next engine would take the number for its own.
+        life.replace_engine(|fake| fake.answer_revokes = false)
+            .await;
+        life.fake.settle().await;
+        assert!(!life.fake.log.iter().any(|m| is_revoke(m).is_some()));
+        life.fake.write(a, 0).await;
+        assert_eq!(life.mapped(a), 1, "what the tenant writes now stays");
+        let new = life.fake.release(a, ExtentRange::new(0, 1));
+        assert_eq!(new, old);
+        life.fake.until(is_revoke).await;
+        life.fake.answer_revoke();
+        life.fake.released(new).await;
+        assert_eq!(life.mapped(a), 0);
+    });
+}
+
+#[test]
 fn a_release_that_is_asked_again_is_done_once() {
     run(async {
         let place = Place::new();
