@@ -81,6 +81,7 @@ fn slow_writes_get_what_they_ask_for() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
+        life.hurry();
         let a = life.volume("a", 32 << 20).await;
         for extent in shuffled(512).take(30) {
             life.fake.write(a, extent).await;
