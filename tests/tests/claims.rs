@@ -1,8 +1,9 @@
 //! A daemon that is killed while it waits for a device keeps its claim until that ends.
 //!
 //! Purpose: the next daemon must know that claim from a living daemon's: then it goes on without the device.
-//! Design: the device is a file whose writes the test holds. Both daemons are this test in processes of their own,
-//! told by a variable what to do: the test itself must not touch the file.
+//! Design: the device is a file whose reads the test holds (a held write would hold up opening it too, as the kernel
+//! locks the file). Both daemons are this test in processes of their own, told by a variable what to do: the test itself
+//! must not touch the file.
 //! Not here: what a daemon makes of it (`control`'s devices).
 
 use std::process::{Child, Command, Stdio};
@@ -44,9 +45,9 @@ fn asked(hold: &Hold) -> Result<String> {
 fn act(told: &str) -> Result<()> {
     let spec: DeviceSpec = std::env::var(PATH)?.parse()?;
     let device = SyncDevice::open(&spec, &OpenOptions::default())?;
-    if told == "claim and write" {
+    if told == "claim and read" {
         device.claim_for_daemon()?;
-        device.write_at(HELD_AT, &[1; 4096])?;
+        device.read_at(HELD_AT, &mut [0; 4096])?;
         return Ok(());
     }
     let said = match device.claim_for_daemon() {
@@ -66,8 +67,8 @@ fn a_killed_daemons_claim_is_no_living_ones() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let hold = Hold::new(folder.path(), 8 << 20)?;
     ensure!(asked(&hold)? == "free");
-    hold.hold_writes(HELD_AT..HELD_AT + 4096);
-    let mut first = another("claim and write", &hold)?;
+    hold.hold_reads(HELD_AT..HELD_AT + 4096);
+    let mut first = another("claim and read", &hold)?;
     hold.wait_held(1)?;
     ensure!(asked(&hold)? == "of one that lives");
     first.kill()?;

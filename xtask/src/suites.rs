@@ -22,7 +22,7 @@ use crate::{cargo, fuzz, in_ci, repository, target_folder};
 /// Files in `tests/tests/` that belong to the guest suite begin so.
 const GUEST_FILES: &str = "linux_guest_";
 /// Files in `tests/tests/` that mount a FUSE file system of their own, to hold I/O in the kernel.
-const MOUNTING_FILES: [&str; 2] = ["hold_selftest", "takeover_fence"];
+const MOUNTING_FILES: [&str; 3] = ["claims", "hold_selftest", "takeover_fence"];
 /// Files in `tests/tests/` that need namespaces of their own: a root, a network.
 const SANDBOX_FILES: [&str; 2] = ["docs_commands_run", "package"];
 const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);

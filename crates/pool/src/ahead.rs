@@ -14,7 +14,9 @@ use std::ops::Range;
 
 /// Of what is clean and free, this part may lie ahead of writes: so much is lost to use when a process
 /// dies before it is taken back.
-const CLEAN_PART: u64 = 8;
+const CLEAN_PART: u64 = 2;
+/// And no more than this, so that in a large pool such a loss is small: 4 GiB of 64 KiB each.
+const MOST_AHEAD: u64 = 65_536;
 
 /// A run that was mapped around a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,9 +36,14 @@ impl Pool {
         if self.adopting || self.space_level() != SpaceLevel::Normal {
             return 0;
         }
-        let ahead: u64 = self.volumes.values().map(|volume| volume.ahead).sum();
+        let ahead = self.ahead();
         let (_, clean) = self.free_for(volume);
-        (clean / CLEAN_PART).saturating_sub(ahead)
+        (clean / CLEAN_PART).min(MOST_AHEAD).saturating_sub(ahead)
+    }
+
+    /// How many mapped extents lie ahead of writes, as far as is known.
+    pub fn ahead(&self) -> u64 {
+        self.volumes.values().map(|volume| volume.ahead).sum()
     }
 
     /// How many extents a volume has in stock.

@@ -1,8 +1,9 @@
 //! Which request is whose.
 //!
 //! Purpose: takes a request from the API and has it carried out.
-//! Design: what only reads is answered at once; everything else becomes a task. Tasks of a pool end
-//! with it.
+//! Design: what only reads is answered at once, or after the engine has said how much of what a volume
+//! got ahead of its writes is written by now; everything else becomes a task. Tasks of a pool end with
+//! it.
 //! Not here: the operations.
 
 use std::future::Future;
@@ -60,7 +61,7 @@ impl Daemon {
                     let _ = reply.send(daemon.pool_open(body).await);
                 });
             }
-            Request::PoolShow(reply) => self.read(reply, |owner| Ok(owner.pool_show())),
+            Request::PoolShow(reply) => self.read(reply, move |owner| Ok(owner.pool_show())),
             Request::PoolUpdate { body, reply } => {
                 self.change(
                     reply,
@@ -71,7 +72,7 @@ impl Daemon {
                 self.change(reply, move |owner| async move { owner.check(body).await });
             }
             Request::DeviceShow { index, reply } => {
-                self.read(reply, |owner| owner.device_show(index));
+                self.read(reply, move |owner| owner.device_show(index));
             }
             Request::DeviceAdd { body, reply } => {
                 let daemon = self.clone();
@@ -79,15 +80,15 @@ impl Daemon {
                     daemon.device_add(owner, body).await
                 });
             }
-            Request::DeviceList(reply) => self.read(reply, |owner| Ok(owner.device_list())),
+            Request::DeviceList(reply) => self.read(reply, move |owner| Ok(owner.device_list())),
             Request::TenantCreate { name, reply } => {
                 self.change(reply, move |owner| async move {
                     owner.tenant_create(name).await
                 });
             }
-            Request::TenantList(reply) => self.read(reply, |owner| Ok(owner.tenant_list())),
+            Request::TenantList(reply) => self.read(reply, move |owner| Ok(owner.tenant_list())),
             Request::TenantShow { name, reply } => {
-                self.read(reply, |owner| owner.tenant_show(&name));
+                self.read(reply, move |owner| owner.tenant_show(&name));
             }
             Request::TenantDelete { name, reply } => {
                 self.change(reply, move |owner| async move {
@@ -104,14 +105,14 @@ impl Daemon {
                 });
             }
             Request::VolumeList { tenant, reply } => {
-                self.read(reply, |owner| owner.volume_list(tenant.as_deref()));
+                self.read(reply, move |owner| owner.volume_list(tenant.as_deref()));
             }
             Request::VolumeShow {
                 tenant,
                 volume,
                 reply,
             } => {
-                self.read(reply, |owner| owner.volume_show(&tenant, &volume));
+                self.read(reply, move |owner| owner.volume_show(&tenant, &volume));
             }
             Request::VolumeUpdate {
                 tenant,
@@ -137,13 +138,13 @@ impl Daemon {
                     owner.export_create(body).await
                 });
             }
-            Request::ExportList(reply) => self.read(reply, |owner| Ok(owner.export_list())),
+            Request::ExportList(reply) => self.read(reply, move |owner| Ok(owner.export_list())),
             Request::ExportShow {
                 tenant,
                 volume,
                 reply,
             } => {
-                self.read(reply, |owner| owner.export_show(&tenant, &volume));
+                self.read(reply, move |owner| owner.export_show(&tenant, &volume));
             }
             Request::ExportUpdate {
                 tenant,
@@ -193,11 +194,25 @@ impl Daemon {
         self.no_pool()
     }
 
-    fn read<T>(&self, reply: Reply<T>, ask: impl FnOnce(&Owner) -> Result<T, ApiError>) {
-        let answer = self
-            .serving()
-            .map_or_else(|| Err(self.absent()), |serving| ask(&serving.owner));
-        let _ = reply.send(answer);
+    fn read<T: 'static>(
+        &self,
+        reply: Reply<T>,
+        ask: impl FnOnce(&Owner) -> Result<T, ApiError> + 'static,
+    ) {
+        let Some(serving) = self.serving() else {
+            let _ = reply.send(Err(self.absent()));
+            return;
+        };
+        if !serving.owner.has_places_ahead() {
+            let _ = reply.send(ask(&serving.owner));
+            return;
+        }
+        // What was written in this moment is to be seen in what is said to be used.
+        let owner = serving.owner.clone();
+        serving.owner.spawn(async move {
+            owner.count_ahead_soon().await;
+            let _ = reply.send(ask(&owner));
+        });
     }
 
     fn change<T: 'static, F: Future<Output = Result<T, ApiError>> + 'static>(

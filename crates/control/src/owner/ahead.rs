@@ -9,8 +9,8 @@
 //! is covered after a few dozen faults, while writes strewn over a large volume get hardly more than
 //! they ask for. Places come from the volume's stock, which is clean, within a budget that the pool
 //! sets ([`forebay_pool::Pool::room_ahead`]). Now and then the engine is asked how many of a region's are
-//! still unwritten: that is what the pool does not call used, and where little of it was claimed for
-//! two beats the rest is taken back, unmapped and laundered. It is taken back too when the pool
+//! still unwritten (also when somebody wants to see figures): that is what the pool does not call used,
+//! and where little of it was claimed for two beats the rest is taken back, unmapped and laundered. It is taken back too when the pool
 //! fills up, or before anybody hears that it is full.
 //! The books hold for one conversation: in the next, all that is listed is told as stored.
 //! Not here: the run that a fault gets (the pool), the claim (the engine), what is granted (`fault`).
@@ -45,6 +45,8 @@ const TICK: Duration = Duration::from_millis(100);
 const ROOM_HOLDS: Duration = Duration::from_millis(2);
 /// Between two looks.
 const BEAT: Duration = Duration::from_secs(1);
+/// How long somebody who wants to see figures waits for newer ones.
+const ASKED_NOW: Duration = Duration::from_millis(500);
 /// A region is quiet if in a beat less than this part of its places ahead was claimed.
 const CLAIMED_PART: u64 = 128;
 /// After so many quiet beats its places are taken back.
@@ -299,6 +301,16 @@ impl Owner {
                 self.take_back_all(&due).await;
             }
         }
+    }
+
+    /// Whether some volume has places ahead of its writes.
+    pub(crate) fn has_places_ahead(&self) -> bool {
+        self.core.borrow().pool.ahead() > 0
+    }
+
+    /// Learns how many places are still ahead, for somebody who waits for it: not for long.
+    pub(crate) async fn count_ahead_soon(&self) {
+        let _ = timeout(ASKED_NOW, self.count_ahead()).await;
     }
 
     /// Learns how many places are still ahead.
