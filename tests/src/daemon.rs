@@ -311,9 +311,15 @@ impl Daemon {
     /// # Errors
     /// If it finds something.
     pub fn pool_check(&self) -> Result<()> {
-        let found = self.cli(&["pool", "check"])?;
-        if found["clean"] != true {
-            bail!("the pool's check: {found}");
+        // What it found is the answer, whatever the exit code.
+        let output = self.cli_command(&["pool", "check"]).output()?;
+        let found = String::from_utf8_lossy(&output.stdout);
+        let is_clean = serde_json::from_str::<Value>(&found).is_ok_and(|f| f["clean"] == true);
+        if !is_clean || !output.status.success() {
+            bail!(
+                "the pool's check: {found}{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
         }
         Ok(())
     }

@@ -74,6 +74,7 @@ impl Mirror {
             stale: Vec::new(),
             new_epoch: false,
             unsynced: BTreeSet::new(),
+            used: Vec::new(),
             sync_failed: false,
             repaired_blocks: 0,
             notes: Vec::new(),
@@ -135,6 +136,7 @@ impl Mirror {
             // Until another copy is up to date, unless nobody else has this one anyway.
             new_epoch: !content.header.alone,
             unsynced: BTreeSet::new(),
+            used: Vec::new(),
             sync_failed: false,
             repaired_blocks: 0,
             notes: Vec::new(),
@@ -209,7 +211,8 @@ impl Mirror {
         state.sync()
     }
 
-    /// Reads every block of every copy, and repairs what it can. Blocks that no copy has are an error.
+    /// Reads every block of every copy, and repairs what it can. Blocks that no copy has are an error, if
+    /// they were used since the opening.
     pub(crate) fn scrub(&self) -> io::Result<()> {
         let blocks = self.lock().len.div_ceil(BLOCK);
         let mut content = [0; BLOCK_BYTES];
@@ -238,6 +241,8 @@ impl Mirror {
             }
             match good {
                 Some(good) => state.mend(block, &good, bad),
+                // Left of a commit that a death cut short: nobody reads it before it is written again.
+                None if !state.is_used(block) => {}
                 None => {
                     let error = || damaged(format!("block {block} of the catalog is lost"));
                     first_error = first_error.or_else(|| Some(error()));

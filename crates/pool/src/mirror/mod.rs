@@ -116,6 +116,9 @@ struct State {
     base_unsynced: bool,
     /// Blocks written since the last sync that succeeded.
     unsynced: BTreeSet<u64>,
+    /// Blocks that were read or written since the opening, a bit each. All that the catalog uses is read when it is
+    /// opened; what is not may be left of a commit that a death cut short, and agree with no checksum.
+    used: Vec<u64>,
     /// A sync failed on every copy: the device may have dropped what was written.
     sync_failed: bool,
     repaired_blocks: u64,
@@ -154,6 +157,19 @@ impl State {
             table.dirty = true;
             self.tables_dirty = true;
         }
+    }
+
+    fn is_used(&self, block: u64) -> bool {
+        let word = self.used.get((block / 64) as usize);
+        word.is_some_and(|word| word >> (block % 64) & 1 == 1)
+    }
+
+    fn set_used(&mut self, block: u64) {
+        let word = (block / 64) as usize;
+        if word >= self.used.len() {
+            self.used.resize(word + 1, 0);
+        }
+        self.used[word] |= 1 << (block % 64);
     }
 
     fn note(&mut self, text: String) {
@@ -228,6 +244,7 @@ impl State {
             into.fill(0);
             return Ok(());
         }
+        self.set_used(block);
         self.load_from_copies(block, expected, into)
     }
 
@@ -296,6 +313,7 @@ impl State {
         }
         self.lose(failed);
         self.set_entry(block, block_crc(content));
+        self.set_used(block);
         self.unsynced.insert(block);
         Ok(())
     }

@@ -185,6 +185,20 @@ fn the_same_block_bad_on_both_is_damage_and_only_that_block() {
     mirror.read(10 * 4096, &mut content).unwrap();
 }
 
+/// A death between a block's write and its checksum's leaves such a block; no catalog reads it.
+#[test]
+fn a_block_that_nobody_uses_is_not_called_lost() {
+    let (stores, mirror) = filled();
+    drop(mirror);
+    for store in &stores {
+        flip(store, META_BLOCKS + 9);
+    }
+    let mirror = open(&stores).unwrap();
+    mirror.scrub().unwrap();
+    mirror.read(9 * 4096, &mut [0; 4096]).unwrap_err();
+    mirror.scrub().unwrap_err();
+}
+
 /// Headers of one copy and a block of the other: still nothing is lost.
 #[test]
 fn two_faults_in_different_places_are_survived() {
