@@ -116,8 +116,8 @@ struct State {
     base_unsynced: bool,
     /// Blocks written since the last sync that succeeded.
     unsynced: BTreeSet<u64>,
-    /// Blocks that were read or written since the opening, a bit each. All that the catalog uses is read when it is
-    /// opened; what is not may be left of a commit that a death cut short, and agree with no checksum.
+    /// Blocks that were read or written well since the opening, a bit each. All that the catalog uses is read when it is
+    /// opened; anything else may be left of a commit that a death cut short, and agree with no checksum.
     used: Vec<u64>,
     /// A sync failed on every copy: the device may have dropped what was written.
     sync_failed: bool,
@@ -164,12 +164,13 @@ impl State {
         word.is_some_and(|word| word >> (block % 64) & 1 == 1)
     }
 
-    fn set_used(&mut self, block: u64) {
+    fn set_used(&mut self, block: u64, used: bool) {
         let word = (block / 64) as usize;
         if word >= self.used.len() {
             self.used.resize(word + 1, 0);
         }
-        self.used[word] |= 1 << (block % 64);
+        self.used[word] &= !(1 << (block % 64));
+        self.used[word] |= u64::from(used) << (block % 64);
     }
 
     fn note(&mut self, text: String) {
@@ -244,8 +245,9 @@ impl State {
             into.fill(0);
             return Ok(());
         }
-        self.set_used(block);
-        self.load_from_copies(block, expected, into)
+        self.load_from_copies(block, expected, into)?;
+        self.set_used(block, true);
+        Ok(())
     }
 
     /// The block from the first copy that has it; the others before it get it from there.
@@ -309,11 +311,13 @@ impl State {
         if failed.len() == self.replicas.len()
             && let Some((_, error)) = failed.pop()
         {
+            // Whatever is there now: a database writes where nothing is that it needs.
+            self.set_used(block, false);
             return Err(error);
         }
         self.lose(failed);
         self.set_entry(block, block_crc(content));
-        self.set_used(block);
+        self.set_used(block, true);
         self.unsynced.insert(block);
         Ok(())
     }
