@@ -305,8 +305,10 @@ fn late_read_spares_waiting_data() -> Result<()> {
         fua: false,
     };
     let data = blocks.clone().flat_map(|lba| content(lba, 2)).collect();
-    first.submit(6000, &all, data)?;
+    // The read first: behind a held write the kernel may hold it back itself, by its lock on the file.
     first.read(5000, HELD)?;
+    stage.hold.wait_held(1)?;
+    first.submit(6000, &all, data)?;
     stage.hold.wait_held(2)?;
     drop(first);
     // They wait for the closed connection's write.
