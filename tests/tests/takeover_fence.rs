@@ -309,7 +309,11 @@ fn late_read_spares_waiting_data() -> Result<()> {
     first.read(5000, HELD)?;
     stage.hold.wait_held(1)?;
     first.submit(6000, &all, data)?;
-    stage.hold.wait_held(2)?;
+    // Its data goes out when an R2T asks for it: the host must go on looking.
+    wait::until("both are held", MINUTE, || {
+        first.look(Duration::from_millis(5))?;
+        Ok((stage.hold.held().len() == 2).then_some(()))
+    })?;
     drop(first);
     // They wait for the closed connection's write.
     let mut second = Line::new(stage.lab.address, B)?;

@@ -379,13 +379,17 @@ impl Streamer {
     }
 }
 
-/// Engines one after the other die at these points, each at a count that the seed chooses.
+/// Engines one after the other die at these points, each at a count that the seed chooses. The first lives longer: the
+/// hosts connect to it, and a socket that is accepted but not yet in the daemon's keeping dies with its engine.
 fn chain(points: &[&str], rounds: usize, most: u64, seed: u64) -> (String, usize) {
     let mut dice = Dice(seed);
     let all = (0..rounds).flat_map(|_| points.iter().copied());
     let kills: Vec<String> = all
         .enumerate()
-        .map(|(i, point)| format!("engine{}:{point}:{}", i + 1, 1 + dice.below(most)))
+        .map(|(i, point)| {
+            let first = if i == 0 { 1000 } else { 1 };
+            format!("engine{}:{point}:{}", i + 1, first + dice.below(most))
+        })
         .collect();
     (kills.join(","), kills.len())
 }
