@@ -24,6 +24,8 @@ mod exports;
 mod lane;
 mod mailbox;
 pub mod memory;
+#[cfg(test)]
+mod patience;
 mod reactor;
 mod takeover;
 mod tcp;

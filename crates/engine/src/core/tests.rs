@@ -177,7 +177,7 @@ impl Bench {
 
     /// Turns until a command ends; (slot, status, its bytes).
     fn end(&mut self) -> (u16, Status, Vec<u8>) {
-        for _ in 0..20_000 {
+        for _ in crate::patience::patiently() {
             if let Some(done) = self.core.next_done() {
                 let bytes = done
                     .buffer
@@ -192,7 +192,6 @@ impl Bench {
                 return (done.owner.slot, done.status, bytes);
             }
             self.turn();
-            std::thread::sleep(std::time::Duration::from_micros(500));
         }
         panic!("no command ended");
     }
@@ -221,12 +220,11 @@ impl Bench {
 
     /// Turns until there is something to say.
     fn turn_until_upcall(&mut self) {
-        for _ in 0..20_000 {
+        for _ in crate::patience::patiently() {
             self.turn();
             if self.core.has_upcalls() {
                 return;
             }
-            std::thread::sleep(std::time::Duration::from_micros(500));
         }
         panic!("nothing was said");
     }
@@ -511,7 +509,7 @@ fn the_internal_lane_launders() {
         },
     );
     let mut seen = Vec::new();
-    for _ in 0..2000 {
+    for _ in crate::patience::patiently() {
         b.turn();
         while let Some(u) = b.core.next_upcall() {
             seen.push(format!("{u:?}"));
@@ -519,7 +517,6 @@ fn the_internal_lane_launders() {
         if seen.len() == 4 {
             break;
         }
-        std::thread::sleep(std::time::Duration::from_millis(1));
     }
     seen.sort();
     assert!(

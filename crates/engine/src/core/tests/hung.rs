@@ -244,7 +244,7 @@ fn settled_when_all_that_was_in_flight_has_ended() {
     b.start(write(10, 4096), Some(&[2; 4096]));
     assert_eq!((b.end().1, b.end().1), (Status::SUCCESS, Status::SUCCESS));
     let mut heard = Vec::new();
-    for _ in 0..2000 {
+    for _ in crate::patience::patiently() {
         b.turn();
         while let Some(upcall) = b.core.next_upcall() {
             heard.push(format!("{upcall:?}"));
@@ -252,7 +252,6 @@ fn settled_when_all_that_was_in_flight_has_ended() {
         if heard.len() == 2 {
             break;
         }
-        std::thread::sleep(std::time::Duration::from_millis(1));
     }
     heard.sort();
     assert!(
@@ -282,7 +281,7 @@ fn jobs_of_a_hung_device_hold_up_no_others() {
         b.core.start_job(job, Job::Launder { device, extents });
     }
     let mut done = 0;
-    for _ in 0..2000 {
+    for _ in crate::patience::patiently() {
         b.turn();
         while let Some(upcall) = b.core.next_upcall() {
             let Upcall::JobDone { job, error: None } = upcall else {
@@ -294,7 +293,6 @@ fn jobs_of_a_hung_device_hold_up_no_others() {
         if done == 10 {
             break;
         }
-        std::thread::sleep(std::time::Duration::from_millis(1));
     }
     assert_eq!(done, 10);
     b.gate.release();

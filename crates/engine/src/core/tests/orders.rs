@@ -215,12 +215,11 @@ proptest! {
             run.b.core.fenced(DeviceIndex(device));
         }
         let open = |w: &Write| w.started != usize::MAX && w.status.is_none();
-        for _ in 0..20_000 {
+        for _ in crate::patience::patiently() {
             run.turn();
             if !run.writes.values().any(open) && !run.b.core.carries() {
                 break;
             }
-            std::thread::sleep(std::time::Duration::from_micros(50));
         }
         prop_assert!(!run.writes.values().any(open) && !run.b.core.carries());
         prop_assert_eq!(run.b.core.staging.out(), 0);

@@ -14,9 +14,9 @@ fn blamed(rig: &Rig) -> Option<Blame> {
 /// Whom an engine blames that dies at this point.
 fn blamed_at(rig: &mut Rig, point: &str) -> Option<Blame> {
     arm_here(point, 1);
-    for _ in 0..10_000 {
+    for _ in crate::patience::patiently() {
         match catch_unwind(AssertUnwindSafe(|| rig.turns(1))) {
-            Ok(()) => std::thread::sleep(std::time::Duration::from_micros(100)),
+            Ok(()) => {}
             Err(why) => {
                 assert!(why.is::<Killed>());
                 return blamed(rig);

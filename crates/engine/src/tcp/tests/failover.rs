@@ -6,12 +6,11 @@ use forebay_device::OpKind;
 
 /// Turns until there is something to hear.
 fn response(rig: &mut rig::Rig, host: &mut Host) -> (Pdu, Vec<u8>) {
-    for _ in 0..10_000 {
+    for _ in crate::patience::patiently() {
         if let Some(heard) = host.hear() {
             return heard;
         }
         rig.turns(1);
-        std::thread::sleep(std::time::Duration::from_micros(100));
     }
     panic!("no answer");
 }
@@ -86,12 +85,11 @@ fn a_host_that_comes_back_too_often_waits() {
     }
     assert!(refused);
     rig.gate.release();
-    for _ in 0..10_000 {
+    for _ in crate::patience::patiently() {
         rig.turns(1);
         if rig.frontend.connections() == 0 {
             break;
         }
-        std::thread::sleep(std::time::Duration::from_micros(100));
     }
     rig.admin();
 }

@@ -47,7 +47,7 @@ fn tried(rig: &mut rig::Rig, io: &mut Host) -> [Status; 4] {
     ];
     commands.map(|(sqe, data)| {
         io.say(&sqe, &data);
-        for _ in 0..10_000 {
+        for _ in crate::patience::patiently() {
             rig.turns(1);
             match io.hear() {
                 Some((Pdu::C2hData(_), _)) => return Status::SUCCESS,

@@ -117,7 +117,7 @@ impl World {
     }
 
     fn b_hears_soon(&mut self) -> (u16, Status) {
-        for _ in 0..10_000 {
+        for _ in crate::patience::patiently() {
             if let Some(heard) = self.b_hears() {
                 return heard;
             }
