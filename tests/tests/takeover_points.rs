@@ -5,7 +5,7 @@
 //! Design: engines of one daemon die in a chain, each at its own point ([`forebay_xlate::kill`]); between two that die
 //! while they take over, one dies at work. Hosts work all the while, and a visitor connects, is told of a volume's growth,
 //! and leaves, so that every point is come to. In other pairs the daemon dies of what an engine's death brings. `FOREBAY_PAIRS` says how many pairs, `FOREBAY_TEST_SEED` which.
-//! Not here: random times (`takeover.rs`).
+//! Not here: random times (`takeover.rs`), the daemon's points of reservations (`reservations.rs`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
@@ -25,7 +25,8 @@ fn points(of: impl Fn(&str) -> bool) -> Vec<&'static str> {
 }
 
 fn at_work() -> Vec<&'static str> {
-    points(|point| !point.starts_with("over.") && !point.starts_with("daemon."))
+    let others = ["over.", "daemon.", "reserve."];
+    points(|point| !others.iter().any(|part| point.starts_with(part)))
 }
 
 fn taking_over() -> Vec<&'static str> {

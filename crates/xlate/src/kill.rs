@@ -88,6 +88,9 @@ pub const POINTS: &[&str] = &[
     "daemon.converted",
     "daemon.flip",
     "daemon.report",
+    // The daemon, when a host changes a volume's reservations.
+    "reserve.applied",
+    "reserve.durable",
 ];
 
 /// The environment variable that arms points.

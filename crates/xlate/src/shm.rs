@@ -137,15 +137,24 @@ impl Drop for SharedMemory {
     }
 }
 
+/// The environment variable that a test has its daemon take for the kernel's boot id.
+#[cfg(feature = "test-device")]
+pub const BOOT_VARIABLE: &str = "FOREBAY_BOOT_ID";
+
 /// The kernel's boot id: a file that carries another one was left by an earlier boot.
 pub fn boot_id() -> io::Result<[u8; 16]> {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    #[cfg(feature = "test-device")]
+    let told = std::env::var(BOOT_VARIABLE).ok();
+    #[cfg(not(feature = "test-device"))]
+    let told = None;
+    let text = match told {
+        Some(text) => text,
+        None => std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?,
+    };
     let hex: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
     let mut id = [0; 16];
     if hex.len() != 32 {
-        return Err(io::Error::other(
-            "/proc/sys/kernel/random/boot_id is not a UUID",
-        ));
+        return Err(io::Error::other("the boot id is not a UUID"));
     }
     for (i, byte) in id.iter_mut().enumerate() {
         let pair = std::str::from_utf8(&hex[2 * i..2 * i + 2]).map_err(io::Error::other)?;

@@ -16,6 +16,7 @@ use forebay_nvme::reservation::{HostId, ReservationCommand, ReservationType, Res
 use forebay_pool::{ErrorKind, HostReservations};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{ReserveAsk, ToEngine};
+use forebay_xlate::kill_point;
 
 use super::session::{Pending, Session};
 use super::{Core, Owner};
@@ -37,7 +38,9 @@ impl Owner {
             if applied.is_ok() {
                 // However long that takes: the host is told nothing before, or that it may try again.
                 // Also when this command changed nothing: what it found may not be durable yet.
+                kill_point!("reserve.applied");
                 owner.commit_through().await;
+                kill_point!("reserve.durable");
             }
             let status = applied.map_or_else(|status| status.0, |_| 0);
             session.say(&ToEngine::Reserved {
