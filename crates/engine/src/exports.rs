@@ -37,9 +37,12 @@ pub struct Port {
 
 /// The port that a connection came in by: the one of its address here, else a wildcard of its TCP port.
 pub fn port_of(ports: &[Port], local: SocketAddr) -> Option<&Port> {
-    let local = SocketAddr::new(local.ip().to_canonical(), local.port());
-    let exact = |p: &&Port| p.address == local;
-    let any = |p: &&Port| p.address.ip().is_unspecified() && p.address.port() == local.port();
+    // Without what only this machine means by an address: its scope, and IPv4 written as IPv6.
+    let plain = |a: SocketAddr| SocketAddr::new(a.ip().to_canonical(), a.port());
+    let exact = |p: &&Port| plain(p.address) == plain(local);
+    let any = |p: &&Port| {
+        p.address.ip().to_canonical().is_unspecified() && p.address.port() == local.port()
+    };
     (ports.iter().find(exact)).or_else(|| ports.iter().find(any))
 }
 

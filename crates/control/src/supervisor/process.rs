@@ -8,7 +8,7 @@
 //! its process id. The start time in it tells a process from another one with the same number.
 //! Not here: when to start one (`supervisor`), what is said to it (`owner`).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,6 +16,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
@@ -48,8 +49,8 @@ pub(crate) struct EngineProcess {
     pub(crate) generation: u64,
     pub(crate) socket: PathBuf,
     pidfd: AsyncFd<OwnedFd>,
-    /// [`out_of_memory_kills`] when this daemon began to watch it.
-    kills_before: Option<u64>,
+    /// [`out_of_memory_kills`] at the look before the last, and at the last.
+    kills_before: Cell<[Option<u64>; 2]>,
     /// If this daemon started it.
     child: RefCell<Option<Child>>,
 }
@@ -91,6 +92,9 @@ fn cause(status: ExitStatus) -> String {
 
 /// Said of a process that was killed while the kernel's out-of-memory killer was at work.
 pub(super) const OUT_OF_MEMORY: &str = "the kernel ran out of memory meanwhile";
+
+/// How often that is looked at: what it took long before has nothing to do with this death.
+const OUT_OF_MEMORY_LOOK: Duration = Duration::from_secs(10);
 
 /// Processes that the kernel's out-of-memory killer has taken since boot, if it says so.
 fn out_of_memory_kills() -> Option<u64> {
@@ -212,7 +216,7 @@ impl EngineProcess {
             generation,
             socket,
             pidfd: watch(pid)?,
-            kills_before: out_of_memory_kills(),
+            kills_before: Cell::new([out_of_memory_kills(); 2]),
             child: RefCell::new(Some(child)),
         };
         record.pid = pid;
@@ -252,17 +256,26 @@ impl EngineProcess {
             generation: record.generation,
             socket: record.socket.clone(),
             pidfd,
-            kills_before: out_of_memory_kills(),
+            kills_before: Cell::new([out_of_memory_kills(); 2]),
             child: RefCell::new(None),
         }
     }
 
     /// Waits until the process has ended; says how, as far as it can be known.
     pub(crate) async fn ended(&self) -> String {
-        if let Err(error) = self.pidfd.readable().await {
-            // Of the descriptor itself; it can't be watched any longer.
-            tracing::error!(%error, "watching the engine");
-            std::future::pending::<()>().await;
+        loop {
+            match tokio::time::timeout(OUT_OF_MEMORY_LOOK, self.pidfd.readable()).await {
+                Ok(Ok(_)) => break,
+                Ok(Err(error)) => {
+                    // Of the descriptor itself; it can't be watched any longer.
+                    tracing::error!(%error, "watching the engine");
+                    std::future::pending::<()>().await;
+                }
+                Err(_) => {
+                    let [_, last] = self.kills_before.get();
+                    self.kills_before.set([last, out_of_memory_kills()]);
+                }
+            }
         }
         // It has ended, so this doesn't wait.
         let status = self.child.borrow_mut().as_mut().map(Child::wait);
@@ -270,7 +283,8 @@ impl EngineProcess {
             Some(Ok(status)) => cause(status),
             Some(Err(_)) | None => "unknown (an earlier daemon started it)".to_owned(),
         };
-        let at_work = out_of_memory_kills() > self.kills_before;
+        let [before, _] = self.kills_before.get();
+        let at_work = out_of_memory_kills() > before;
         match how == cause(ExitStatus::from_raw(Signal::KILL.as_raw())) && at_work {
             true => format!("{how}; {OUT_OF_MEMORY}"),
             false => how,

@@ -64,6 +64,7 @@ impl Core {
         if !served || !self.may_start(new.lane) {
             return self.start(new);
         }
+        // From here on nothing refuses it: the scratch that it takes would count against it.
         let scratch = match new.op {
             IoOp::Compare { len_bytes, .. } => (self.staging.take(len_bytes.min(PIECE_BYTES)))
                 .or_else(|| self.staging.take(len_bytes.min(SMALL_PIECE_BYTES))),
@@ -74,7 +75,11 @@ impl Core {
             IoOp::Write { .. } => new.buffer.take(),
             _ => return self.start(new),
         };
-        let (Some(mut scratch), Some(index)) = (scratch, self.free_ios.last().copied()) else {
+        let Some(mut scratch) = scratch else {
+            return Err(new);
+        };
+        let Some(index) = self.free_ios.pop() else {
+            self.staging.give(scratch);
             return Err(new);
         };
         if let IoOp::CompareAndWrite { len_bytes, .. } = new.op {
@@ -90,7 +95,8 @@ impl Core {
         });
         self.fused.count += 1;
         self.carried.compares();
-        self.start(new)
+        self.begin(new, index);
+        Ok(())
     }
 
     /// Carries on a command that compares.

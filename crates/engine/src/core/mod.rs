@@ -239,9 +239,15 @@ impl Core {
         if self.carried.any() {
             self.settle_orphans();
         }
-        let Some(index) = self.free_ios.pop() else {
-            return Err(new);
-        };
+        match self.free_ios.pop() {
+            Some(index) => self.begin(new, index),
+            None => return Err(new),
+        }
+        Ok(())
+    }
+
+    /// Begins a command in a place of the slab that was free: nothing can refuse it any more.
+    fn begin(&mut self, new: NewIo, index: u32) {
         let token = Token::take(index);
         let now = self.now_ns;
         let io = &mut self.ios[token.index()];
@@ -290,7 +296,6 @@ impl Core {
                 self.carried_refused(new.record);
             }
         }
-        Ok(())
     }
 
     /// The next command that ended.

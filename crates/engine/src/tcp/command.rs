@@ -515,6 +515,12 @@ pub(super) fn ended(conn: &mut Conn, core: &mut Core, done: DoneIo, interrupted:
     };
     match s.work {
         Work::DurableRead(op) if done.op == IoOp::Flush && status.is_success() => {
+            if gate::keeps_out(conn.gate, &op) {
+                // Its host lost its access meanwhile.
+                let status = Status::RESERVATION_CONFLICT.with_dnr();
+                conn.answer(core, slot, status, 0, done.buffer, 0);
+                return;
+            }
             s.work = match op {
                 IoOp::Compare { .. } => Work::Compare(op),
                 _ => Work::Io(op),

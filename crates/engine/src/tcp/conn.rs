@@ -316,6 +316,7 @@ impl Conn {
         let Some(s) = self.slots.get_mut(slot) else {
             return;
         };
+        debug_assert_ne!(s.stage, Stage::Answering, "answered twice");
         s.stage = Stage::Answering;
         let cid = s.cid;
         // Its data from the host is held until the answer is sent: see `tx`.

@@ -241,6 +241,10 @@ impl Frontend {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return;
         };
+        if (conn.slots.get(slot)).is_none_or(|s| s.stage == Stage::Answering) {
+            // It was answered with the other half of its pair.
+            return;
+        }
         conn.records.blame(slot);
         let mut turn = Turn {
             core,
@@ -376,10 +380,6 @@ fn work(conn: &Conn, core: &Core, slot: u16, sqe: &Sqe) -> Option<Work> {
 /// Begins a command of an I/O queue again.
 fn io_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe, next: Next) -> Option<()> {
     let s = conn.slots.get(slot)?;
-    if s.stage == Stage::Answering {
-        // With the other half of its pair.
-        return Some(());
-    }
     let (has_data, fate, bytes) = (s.buffer.is_some(), s.fate, s.len_bytes);
     let judged = match fused::judge_again(conn, turn.core, &capsule(sqe, has_data)) {
         Ok(_) if fate != Status::SUCCESS => Err(fate),

@@ -162,6 +162,8 @@ impl Frontend {
             (conn.qid == sqid && sqid != 0 && conn.is_open()).then_some(*index)
         };
         let target = attached.and_then(|a| a.conns.iter().find_map(of));
+        // What has ended by now is not aborted.
+        self.complete(core);
         let ended = target.is_some_and(|target| self.abort_io(core, target, cid));
         // The aborted command's answer comes first.
         if let Some(target) = target {

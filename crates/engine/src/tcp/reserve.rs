@@ -14,7 +14,7 @@
 
 use super::conn::Conn;
 use super::gate;
-use super::slots::{Stage, Work};
+use super::slots::{NONE, Stage, Work};
 use super::{Frontend, fused};
 use crate::core::{Core, Drain, Owner};
 use crate::mailbox::Upcall;
@@ -246,6 +246,10 @@ impl Frontend {
         self.volume_changed(core, volume);
         let conns = &self.conns;
         let drain = core.drain(volume, status, |owner, op| {
+            if owner.slot == NONE {
+                // A shutdown's own flush, which changes nothing that others see.
+                return false;
+            }
             let conn = conns.get(owner.conn as usize).and_then(Option::as_ref);
             conn.is_some_and(|conn| {
                 // Its flush may be but the first half of a read.
@@ -294,6 +298,10 @@ fn refuse_waiting(conn: &mut Conn, core: &mut Core, status: Status) -> bool {
         waiting.push(slot);
     }
     for slot in waiting {
+        if conn.slots.get(slot).is_none_or(|s| s.stage != Stage::Taken) {
+            // It was answered with the other half of its pair.
+            continue;
+        }
         if kept_out(conn, slot) {
             fused::other_failed(conn, core, slot);
             conn.refuse(core, slot, status);

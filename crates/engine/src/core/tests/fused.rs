@@ -297,3 +297,33 @@ fn a_carried_pair_keeps_its_place() {
     assert_eq!((b.end().0, b.end().1), (0, Status::SUCCESS));
     assert_eq!(b.read(0, BLOCK), [9; 4096]);
 }
+
+/// Its scratch memory is the last that there is: it must not count against the command itself.
+#[test]
+fn the_scratch_of_one_that_compares_refuses_nobody() {
+    let mut b = bench();
+    b.grant(0, 5, Rights::ReadWrite, 2);
+    assert_eq!(b.write(0, &[1; 4096]).0, Status::SUCCESS);
+    b.gate.hold();
+    let held = IoOp::Write {
+        offset_bytes: EXTENT,
+        len_bytes: BLOCK,
+        fua: false,
+    };
+    b.start(held, Some(&[9; 4096]));
+    b.turn();
+    let mut others = Vec::new();
+    while b.core.staging.left() > 3 {
+        others.push(b.core.staging.take(BLOCK).unwrap());
+    }
+    let slot = b.compare(pair(0), &[2; 4096], &[1; 4096]);
+    b.gate.release();
+    let ends = [b.end(), b.end()];
+    assert!(ends.iter().all(|end| end.1 == Status::SUCCESS), "{ends:?}");
+    assert!(ends.iter().any(|end| end.0 == slot));
+    assert_eq!(b.read(0, BLOCK), [2; 4096]);
+    for buffer in others {
+        b.core.staging.give(buffer);
+    }
+    assert_eq!((b.core.staging.out(), b.core.busy_ios()), (0, 0));
+}

@@ -32,10 +32,15 @@ struct World {
 }
 
 fn world() -> World {
+    world_of(32)
+}
+
+/// A's queue has so many entries.
+fn world_of(entries: u32) -> World {
     let mut rig = rig();
     rig.map_all();
     let (admin, cntlid) = rig.admin();
-    let a = rig.io(cntlid, 1, 32);
+    let a = rig.io(cntlid, 1, entries);
     (rig.host, rig.host_id) = ("nqn.2014-08.org.example:other", [8; 16]);
     let (other_admin, cntlid) = rig.admin();
     let b = rig.io(cntlid, 1, 32);
@@ -361,4 +366,42 @@ fn a_connection_that_closes_asks_for_nothing() {
     assert!(asked.is_empty() && !rig.frontend.has_reserving());
     assert_eq!((rig.held_bytes(), rig.core.staging.out()), (0, 0));
     drop((a, admin, _other_admin, state));
+}
+
+/// Both halves wait for their turn to send data when their host loses its access.
+#[test]
+fn a_pair_that_waits_is_refused_once() {
+    let mut w = world_of(128);
+    w.b_says(register(100, 2));
+    w.answer();
+    assert_eq!(w.b_hears(), Some((100, OK)));
+    let by_r2t = |cid| write_in_capsule(cid, 8, 1).with_sgl(SglDescriptor::transport(4096));
+    for cid in 0..64 {
+        w.a.say(&by_r2t(cid), &[]);
+    }
+    w.rig.turns(4);
+    let mut asked = Vec::new();
+    while let Some((Pdu::R2t(r2t), _)) = w.a.hear() {
+        asked.push(r2t);
+    }
+    assert_eq!(asked.len(), 64);
+    let (mut first, mut second) = (by_r2t(64), by_r2t(65));
+    (first.opcode, first.flags) = (nvm::COMPARE, first.flags | 1);
+    second.flags |= 2;
+    w.a.say(&first, &[]);
+    w.a.say(&second, &[]);
+    w.rig.turns(4);
+    w.b_says(acquire(101, 0, EXCLUSIVE_ACCESS, [2, 0]));
+    w.answer();
+    let mut refused = Vec::new();
+    while let Some(cqe) = w.a.response() {
+        refused.push((cqe.cid(), cqe.status()));
+        w.rig.turns(1);
+    }
+    assert_eq!(refused.len(), 2, "{refused:?}");
+    assert!(
+        refused.iter().all(|(cid, _)| *cid == 64 || *cid == 65),
+        "{refused:?}"
+    );
+    assert_ne!(refused[0].0, refused[1].0);
 }
