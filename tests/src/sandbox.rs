@@ -9,7 +9,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -87,6 +87,14 @@ impl Sandbox {
     /// # Errors
     /// If it fails or takes longer; the error has all that it said.
     pub fn run(&self, script: &str, limit: Duration) -> Result<String> {
+        self.start(script)?.wait(limit)
+    }
+
+    /// Starts a script as [`run`](Self::run) does; it runs beside the test.
+    ///
+    /// # Errors
+    /// If it can't be started.
+    pub fn start(&self, script: &str) -> Result<Running> {
         let log = self.home().join(".log");
         fs::write(self.home().join(".script"), script)?;
         // To a file: a process that is left behind must not hold a pipe open.
@@ -107,9 +115,46 @@ impl Sandbox {
             .stdin(std::process::Stdio::null())
             .stdout(out.try_clone()?)
             .stderr(out);
-        let mut child = command.spawn().context("cannot start unshare")?;
-        let status = process::wait(&mut child, limit);
-        let said = fs::read(&log).unwrap_or_default();
+        let child = command.spawn().context("cannot start unshare")?;
+        Ok(Running { child, log })
+    }
+
+    /// The sandbox's folder on this machine.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// A script that runs. Dropping it ends it, with all that it started.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Running {
+    /// A process in the sandbox's network, once the script has begun.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it has ended.
+    ///
+    /// # Errors
+    /// If the kernel does not say.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
+    /// Waits for its end; returns what it printed.
+    ///
+    /// # Errors
+    /// If it fails or takes longer; the error has all that it said.
+    pub fn wait(mut self, limit: Duration) -> Result<String> {
+        let status = process::wait(&mut self.child, limit);
+        let said = fs::read(&self.log).unwrap_or_default();
         let said = String::from_utf8_lossy(&said).into_owned();
         match status {
             Ok(status) if status.success() => Ok(said),
@@ -117,10 +162,12 @@ impl Sandbox {
             Err(error) => Err(error.context(said)),
         }
     }
+}
 
-    /// The sandbox's folder on this machine.
-    #[must_use]
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
+impl Drop for Running {
+    fn drop(&mut self) {
+        // `--kill-child`: its processes end with it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

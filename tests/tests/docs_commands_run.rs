@@ -2,53 +2,28 @@
 //!
 //! Purpose: a page can't tell of a command or an option that is not there any more.
 //! Design: the blocks marked `sh` of a page are one script, in the page's order, in a sandbox of its own with
-//! the program on its path; the first command that fails fails the page. What a page needs and does not show
-//! is in comments, `<!-- sh: ... -->`. Blocks marked `sh,guest` belong to a Linux host and `sh,package` to an
-//! installed package: their own tests run them (`linux_guest_*`, `package`). Of `sh,source` blocks, which
-//! build and test, it is looked up that make and cargo know them.
+//! the program on its path; the first command that fails fails the page. Blocks for a Linux host are run in one by
+//! `docs_commands_run_in_a_guest` (`linux_guest_docs`), those for an installed package by `docs_commands_run_from_the_package`
+//! (`package`). Of `sh,source` blocks, which build and test, it is looked up that make and cargo know them.
 //! Not here: the page of commands, whose examples are run as one session, from the file they come from.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use forebay_tests::daemon::target_folder;
-use forebay_tests::sandbox::Sandbox;
-use xtask::process;
+use forebay_tests::book::{self, Page, Place};
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// What every page may use: the program, the packaged configuration, and a daemon that is up.
-const PRELUDE: &str = r#"
-install -d /etc/forebay
-cp /root/.packaged.toml /etc/forebay/forebay.toml
-ln -sf /root/target/release/forebay /usr/local/bin/forebay
-daemon() {
-    forebay serve --config /etc/forebay/forebay.toml &
-    for _ in $(seq 200); do forebay status > /dev/null 2>&1 && return; sleep 0.1; done
-    return 1
-}
-set -x
-"#;
-
 #[test]
 fn docs_commands_run() -> Result<()> {
-    if let Some(missing) = Sandbox::unavailable() {
-        bail!("the sandbox needs {missing}");
-    }
     let mut blocks = 0;
     let mut failed = Vec::new();
-    for page in pages()? {
-        let text = fs::read_to_string(&page)?;
-        let script = script(&text).with_context(|| page.display().to_string())?;
-        blocks += script.blocks;
-        if script.lines.is_empty() {
-            continue;
-        }
-        if let Err(error) = run(&script.lines) {
-            failed.push(format!("=== {}\n{error:#}", page.display()));
+    for page in book::pages()? {
+        blocks += page.parts.iter().filter(|part| part.is_shown).count();
+        if let Err(error) = run_page(&page) {
+            failed.push(format!("=== {}\n{error:#}", page.path.display()));
         }
     }
     ensure!(failed.is_empty(), "{}", failed.join("\n"));
@@ -58,10 +33,8 @@ fn docs_commands_run() -> Result<()> {
 
 #[test]
 fn the_examples_of_commands_are_a_session() -> Result<()> {
-    if let Some(missing) = Sandbox::unavailable() {
-        bail!("the sandbox needs {missing}");
-    }
-    let examples = fs::read_to_string(repository().join("crates/forebay/src/cli/examples.txt"))?;
+    let file = book::repository().join("crates/forebay/src/cli/examples.txt");
+    let examples = fs::read_to_string(file)?;
     let lines = examples
         .lines()
         .map(|example| match example.starts_with("serve ") {
@@ -71,79 +44,25 @@ fn the_examples_of_commands_are_a_session() -> Result<()> {
     run(&lines.collect::<Vec<_>>())
 }
 
-fn run(lines: &[String]) -> Result<()> {
-    let sandbox = Sandbox::new()?;
-    let release = sandbox.home().join("target/release");
-    fs::create_dir_all(&release)?;
-    let program = match std::env::var_os("FOREBAY_BIN") {
-        Some(program) => PathBuf::from(program),
-        None => target_folder().join("debug/forebay"),
-    };
-    // Not a link: what is below /tmp outside is not seen in the sandbox.
-    fs::copy(program, release.join("forebay"))?;
-    let packaged = repository().join("packaging/forebay.toml");
-    fs::copy(packaged, sandbox.home().join(".packaged.toml"))?;
-    let script = format!("{PRELUDE}{}\n", lines.join("\n"));
-    sandbox.run(&script, LIMIT).map(drop)
-}
-
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-/// README and the book's pages, in the book's order.
-fn pages() -> Result<Vec<PathBuf>> {
-    let book = repository().join("docs/src");
-    let summary = fs::read_to_string(book.join("SUMMARY.md"))?;
-    let links = summary.lines().filter_map(|line| {
-        let (_, link) = line.split_once("](")?;
-        Some(book.join(link.strip_suffix(')')?))
-    });
-    Ok(std::iter::once(repository().join("README.md"))
-        .chain(links)
-        .collect())
-}
-
-#[derive(Default)]
-struct Script {
-    lines: Vec<String>,
-    /// Blocks of commands, of whatever kind.
-    blocks: usize,
-}
-
-fn script(page: &str) -> Result<Script> {
-    let mut script = Script::default();
-    let mut lines = page.lines();
-    while let Some(line) = lines.next() {
-        if let Some(hidden) = line.strip_prefix("<!-- sh: ") {
-            let hidden = hidden
-                .strip_suffix(" -->")
-                .context("a comment without its end")?;
-            script.lines.push(hidden.to_owned());
-            continue;
+fn run_page(page: &Page) -> Result<()> {
+    let mut lines = Vec::new();
+    for part in &page.parts {
+        match part.place {
+            Place::Machine => lines.extend_from_slice(&part.lines),
+            Place::Source => part.lines.iter().try_for_each(|line| is_known(line))?,
+            // Other tests'.
+            Place::Host | Place::Package => {}
         }
-        let indent = line.len() - line.trim_start().len();
-        let Some(kind) = line.trim_start().strip_prefix("```") else {
-            continue;
-        };
-        let mut block = Vec::new();
-        loop {
-            let line = lines.next().context("a block without its end")?;
-            if line.trim() == "```" {
-                break;
-            }
-            block.push(line.get(indent..).unwrap_or_default().to_owned());
-        }
-        match kind {
-            "sh" => script.lines.append(&mut block),
-            "sh,source" => block.iter().try_for_each(|line| is_known(line))?,
-            "sh,guest" | "sh,package" => {}
-            "" => bail!("a block that does not say what it is: {block:?}"),
-            _ => continue,
-        }
-        script.blocks += 1;
     }
-    Ok(script)
+    match lines.is_empty() {
+        true => Ok(()),
+        false => run(&lines),
+    }
+}
+
+fn run(lines: &[String]) -> Result<()> {
+    let said = book::machine()?.run(&book::script(lines), LIMIT);
+    said.map(drop)
 }
 
 /// Whether make or cargo know what a line of a `sh,source` block asks for.
@@ -154,12 +73,12 @@ fn is_known(line: &str) -> Result<()> {
         [] => true,
         ["make", target] => Command::new("make")
             .args(["--dry-run", target])
-            .current_dir(repository())
+            .current_dir(book::repository())
             .output()?
             .status
             .success(),
         ["cargo", "xtask", task, ..] => {
-            let tasks = fs::read_to_string(repository().join("xtask/src/main.rs"))?;
+            let tasks = fs::read_to_string(book::repository().join("xtask/src/main.rs"))?;
             tasks.contains(&format!("Some(\"{task}\")"))
         }
         ["cargo", "build", ..] => true,
@@ -169,24 +88,9 @@ fn is_known(line: &str) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_page_is_taken_apart() -> Result<()> {
-    let page = "# A\n\n<!-- sh: one -->\n```sh\ntwo\n```\n\n1. x\n\n   ```sh\n   three\n   ```\n```text\nfour\n```\n";
-    let script = script(page)?;
-    assert_eq!(script.lines, ["one", "two", "three"]);
-    assert_eq!(script.blocks, 2);
-    assert!(self::script("```\nforebay\n```\n").is_err());
-    assert!(self::script("```sh,source\nmake nothing-like-this\n```\n").is_err());
-    self::script("```sh,source\nmake run     # it\ncargo xtask check\n```\n")?;
-    Ok(())
-}
-
-/// Not a test of the pages, but of this one's teeth: a script that fails is a failure.
+/// Not tests of the pages, but of this one's teeth: what fails is a failure.
 #[test]
 fn a_command_that_fails_is_seen() -> Result<()> {
-    if let Some(missing) = Sandbox::unavailable() {
-        bail!("the sandbox needs {missing}");
-    }
     let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
     run(&lines("forebay --version\ntrue"))?;
     let error = run(&lines("forebay status --no-such-option\ntrue")).err();
@@ -195,6 +99,8 @@ fn a_command_that_fails_is_seen() -> Result<()> {
         format!("{error:#}").contains("--no-such-option"),
         "{error:#}"
     );
-    ensure!(process::is_installed("bash"), "bash");
+    is_known("make run     # it")?;
+    is_known("cargo xtask check")?;
+    ensure!(is_known("make nothing-like-this").is_err(), "make");
     Ok(())
 }

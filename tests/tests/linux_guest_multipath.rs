@@ -12,11 +12,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_tests::daemon::{Daemon, DaemonOptions};
-use forebay_tests::guest::{Guest, GuestOptions, HOST_ADDRESS};
+use forebay_tests::guest::{self, Guest, GuestOptions};
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
-const NQN: &str = "nqn.2026-01.io.forebay:t.disk";
 
 /// A way to one of the target's ports that can be cut.
 struct Proxy {
@@ -96,15 +95,11 @@ fn wait_ana(guest: &Guest, wanted: [&str; 2]) -> Result<()> {
 #[test]
 #[ignore = "boots a Linux guest: cargo xtask test guest"]
 fn linux_guest_multipath() -> Result<()> {
-    let mut daemon = Daemon::start(&DaemonOptions {
+    let options = DaemonOptions {
         more_ports: 1,
         ..DaemonOptions::default()
-    })?;
-    let device = format!("file:{}", daemon.folder().join("pool.img").display());
-    daemon.create_pool(&["--device", &device, "--size", "2G"])?;
-    daemon.cli(&["tenant", "create", "t"])?;
-    daemon.cli(&["volume", "create", "t/disk", "--size", "256M"])?;
-    daemon.cli(&["export", "create", "t/disk", "--any-host"])?;
+    };
+    let mut daemon = guest::serve_disk(&options, "2G", "256M")?;
     let addresses: Vec<String> = daemon
         .ports()
         .iter()
@@ -115,22 +110,10 @@ fn linux_guest_multipath() -> Result<()> {
     };
     let proxy = Proxy::new(daemon.ports()[1])?;
     let guest = Guest::boot(&GuestOptions::default())?;
-    guest.check("modprobe nvme-tcp", MINUTE)?;
     for port in [daemon.ports()[0], proxy.port] {
-        let connect = format!(
-            "nvme connect -t tcp -a {HOST_ADDRESS} -s {port} -n {NQN} \
-             --reconnect-delay=1 --ctrl-loss-tmo=600"
-        );
-        guest.check(&connect, MINUTE)?;
+        guest.connect(port, "--reconnect-delay=1 --ctrl-loss-tmo=600")?;
     }
-    let disk = guest
-        .check(
-            "for try in $(seq 300); do ls /dev/nvme*n1 2>/dev/null && exit 0; sleep 0.1; done; exit 1",
-            MINUTE,
-        )?
-        .trim()
-        .to_owned();
-    ensure!(!disk.contains(char::is_whitespace), "two heads: {disk}");
+    let disk = guest.wait_disk()?;
     wait_ana(&guest, ["optimized", "optimized"])?;
     guest.check(
         "echo round-robin > /sys/class/nvme-subsystem/nvme-subsys0/iopolicy",

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_nvme::{SglDescriptor, Sqe, Status};
-use forebay_tests::daemon::{Daemon, DaemonOptions};
-use forebay_tests::guest::{Guest, GuestOptions, HOST_ADDRESS};
+use forebay_tests::daemon::DaemonOptions;
+use forebay_tests::guest::{self, DISK_NQN, Guest, GuestOptions};
 use forebay_tests::wait;
 use raw::{PLAIN, RawHost, attach};
 
@@ -21,7 +21,6 @@ mod raw;
 /// Host B.
 const HOST: &str = "nqn.2026-01.test:b";
 const MINUTE: Duration = Duration::from_secs(60);
-const NQN: &str = "nqn.2026-01.io.forebay:t.disk";
 const BLOCK: usize = 4096;
 /// Blocks that both fight for.
 const BLOCKS: u64 = 1024;
@@ -58,28 +57,12 @@ fn guest_writes(guest: &Guest, disk: &str) -> Result<bool> {
 #[test]
 #[ignore = "boots a Linux guest: cargo xtask test guest"]
 fn linux_guest_reservations() -> Result<()> {
-    let mut daemon = Daemon::start(&DaemonOptions::default())?;
-    let device = format!("file:{}", daemon.folder().join("pool.img").display());
-    daemon.create_pool(&["--device", &device, "--size", "1G"])?;
-    daemon.cli(&["tenant", "create", "t"])?;
-    daemon.cli(&["volume", "create", "t/disk", "--size", "64M"])?;
-    daemon.cli(&["export", "create", "t/disk", "--any-host"])?;
+    let mut daemon = guest::serve_disk(&DaemonOptions::default(), "1G", "64M")?;
     let guest = Guest::boot(&GuestOptions::default())?;
-    guest.check("modprobe nvme-tcp", MINUTE)?;
-    let connect = format!(
-        "nvme connect -t tcp -a {HOST_ADDRESS} -s {} -n {NQN}",
-        daemon.port()
-    );
-    guest.check(&connect, MINUTE)?;
-    let disk = guest
-        .check(
-            "for try in $(seq 300); do ls /dev/nvme*n1 2>/dev/null && exit 0; sleep 0.1; done; exit 1",
-            MINUTE,
-        )?
-        .trim()
-        .to_owned();
+    guest.connect(daemon.port(), "")?;
+    let disk = guest.wait_disk()?;
     let address = format!("127.0.0.1:{}", daemon.port()).parse()?;
-    let (_admin, mut b) = attach(address, NQN, PLAIN, true);
+    let (_admin, mut b) = attach(address, DISK_NQN, PLAIN, true);
 
     // A reserves; B may read, not write.
     ensure!(guest_writes(&guest, &disk)?, "nobody has reserved anything");

@@ -7,8 +7,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use forebay_tests::daemon::{Daemon, DaemonOptions};
-use forebay_tests::guest::{Guest, GuestOptions, HOST_ADDRESS};
+use forebay_tests::daemon::DaemonOptions;
+use forebay_tests::guest::{self, Guest, GuestOptions};
 use forebay_tests::host::Dice;
 use forebay_tests::lab;
 
@@ -20,26 +20,10 @@ const SECONDS: u64 = 40;
 #[ignore = "boots a Linux guest: cargo xtask test guest"]
 fn linux_guest_survives_kill9() -> Result<()> {
     let kills = lab::count_from("FOREBAY_GUEST_KILLS", 20);
-    let mut daemon = Daemon::start(&DaemonOptions::default())?;
-    let device = format!("file:{}", daemon.folder().join("pool.img").display());
-    daemon.create_pool(&["--device", &device, "--size", "2G"])?;
-    daemon.cli(&["tenant", "create", "t"])?;
-    daemon.cli(&["volume", "create", "t/disk", "--size", "256M"])?;
-    daemon.cli(&["export", "create", "t/disk", "--any-host"])?;
+    let mut daemon = guest::serve_disk(&DaemonOptions::default(), "2G", "256M")?;
     let guest = Guest::boot(&GuestOptions::default())?;
-    guest.check("modprobe nvme-tcp", MINUTE)?;
-    let connect = format!(
-        "nvme connect -t tcp -a {HOST_ADDRESS} -s {} -n nqn.2026-01.io.forebay:t.disk",
-        daemon.port()
-    );
-    guest.check(&connect, MINUTE)?;
-    let disk = guest
-        .check(
-            "for try in $(seq 300); do ls /dev/nvme*n1 2>/dev/null && exit 0; sleep 0.1; done; exit 1",
-            MINUTE,
-        )?
-        .trim()
-        .to_owned();
+    guest.connect(daemon.port(), "")?;
+    let disk = guest.wait_disk()?;
     guest.check("dmesg --clear", MINUTE)?;
     let fio = format!(
         "fio --name=verify --filename={disk} --size=96m --rw=randwrite --bsrange=4k-64k --direct=1 \

@@ -5,13 +5,15 @@
 //! Design: dpkg does it in a sandbox with a root of its own. There is no systemd in it, so the daemon is
 //! run by hand as the unit runs it: as the service's user, with the packaged configuration. The unit
 //! itself is looked at by `systemd-analyze verify`. The program is the one that the tests use.
+//! What the book says to type where a package is installed is run as it stands, and must leave a program that serves.
 //! Not here: the package's contents one by one (`xtask::package`).
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use forebay_tests::book::{self, Place};
 use forebay_tests::daemon::target_folder;
 use forebay_tests::sandbox::Sandbox;
 use xtask::{package, process};
@@ -105,24 +107,49 @@ forebay shutdown
 nobody
 "#;
 
+/// After the book's commands: the service can serve.
+const SERVES: &str = r"
+up
+forebay --json status | grep engine
+forebay shutdown
+nobody
+";
+
 #[test]
 fn the_package_keeps_data() -> Result<()> {
+    let sandbox = with_package()?;
+    let said = sandbox.run(&format!("{PRELUDE}{INSTALL_AND_USE}"), LIMIT)?;
+    ensure!(!said.contains("warning: files list"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn docs_commands_run_from_the_package() -> Result<()> {
+    let mut lines = Vec::new();
+    for page in book::pages()? {
+        let parts = page.parts.into_iter();
+        let ours = parts.filter(|part| part.place == Place::Package);
+        lines.extend(ours.flat_map(|part| part.lines));
+    }
+    ensure!(!lines.is_empty(), "the book does not say how to install");
+    let script = format!("{PRELUDE}{}\n{SERVES}", lines.join("\n"));
+    with_package()?.run(&script, LIMIT).map(drop)
+}
+
+/// A sandbox with the package in `/root`.
+fn with_package() -> Result<Sandbox> {
     if let Some(missing) = unavailable() {
         bail!("this test needs {missing}");
     }
     let sandbox = Sandbox::new()?;
     let made = package::build(&package::Options {
-        repository: Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("..")
-            .canonicalize()?,
+        repository: book::repository().canonicalize()?,
         program: program().canonicalize()?,
         output: sandbox.folder().to_owned(),
     })?;
     let name = made.file_name().context("a package has a name")?;
     fs::copy(&made, sandbox.home().join(name))?;
-    let said = sandbox.run(&format!("{PRELUDE}{INSTALL_AND_USE}"), LIMIT)?;
-    ensure!(!said.contains("warning: files list"), "{said}");
-    Ok(())
+    Ok(sandbox)
 }
 
 fn unavailable() -> Option<String> {

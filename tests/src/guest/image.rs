@@ -31,18 +31,19 @@ pub const CACHE_VARIABLE: &str = "FOREBAY_GUEST_CACHE";
 const SUITE: &str = "trixie";
 const KERNEL_PACKAGE: &str = "linux-image-amd64";
 const KERNEL_SERIES: &str = "linux-image-6.12.";
-const PACKAGES: [&str; 7] = [
+const PACKAGES: [&str; 8] = [
     "busybox-static",
     "dash",
     "e2fsprogs",
     "fio",
     "kmod",
+    "mount",
     "nvme-cli",
     "util-linux",
 ];
 /// Beside them only libraries are unpacked; these are not wanted.
 const UNWANTED: &str = "libpython";
-const PROGRAMS: [&str; 13] = [
+const PROGRAMS: [&str; 15] = [
     // The shell: busybox's would take its own applets before any program of the same name.
     "usr/bin/dash",
     "usr/bin/dmesg",
@@ -50,6 +51,8 @@ const PROGRAMS: [&str; 13] = [
     "usr/bin/flock",
     "usr/bin/kmod",
     "usr/bin/lsblk",
+    "usr/bin/mount",
+    "usr/bin/umount",
     "usr/sbin/blkdiscard",
     "usr/sbin/blockdev",
     "usr/sbin/e2fsck",

@@ -27,11 +27,16 @@ use xtask::process;
 
 pub use control::{Job, Output};
 
+use crate::daemon::{Daemon, DaemonOptions};
+
 use control::Control;
 
 /// Where the guest finds the machine's loopback address.
 pub const HOST_ADDRESS: &str = "10.0.2.2";
+/// The export that [`serve_disk`] makes.
+pub const DISK_NQN: &str = "nqn.2026-01.io.forebay:t.disk";
 
+const MINUTE: Duration = Duration::from_secs(60);
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(60);
 /// How much of the console an error shows.
 const CONSOLE_TAIL_BYTES: usize = 6000;
@@ -45,6 +50,8 @@ pub struct GuestOptions {
     pub memory_mib: u32,
     /// Until the guest takes commands.
     pub boot_limit: Duration,
+    /// A process whose network is the machine that the guest knows as [`HOST_ADDRESS`]; `None`: the test's own.
+    pub network_of: Option<u32>,
 }
 
 impl Default for GuestOptions {
@@ -53,8 +60,23 @@ impl Default for GuestOptions {
             cpus: 2,
             memory_mib: 768,
             boot_limit: Duration::from_secs(180),
+            network_of: None,
         }
     }
+}
+
+/// A daemon with a pool of `pool` bytes and the volume `t/disk` of `volume` bytes in it, for any host ([`DISK_NQN`]).
+///
+/// # Errors
+/// If it can't be had.
+pub fn serve_disk(options: &DaemonOptions, pool: &str, volume: &str) -> Result<Daemon> {
+    let daemon = Daemon::start(options)?;
+    let device = format!("file:{}", daemon.folder().join("pool.img").display());
+    daemon.create_pool(&["--device", &device, "--size", pool])?;
+    daemon.cli(&["tenant", "create", "t"])?;
+    daemon.cli(&["volume", "create", "t/disk", "--size", volume])?;
+    daemon.cli(&["export", "create", "t/disk", "--any-host"])?;
+    Ok(daemon)
 }
 
 /// A running guest.
@@ -86,7 +108,15 @@ impl Guest {
 
         // One thread for all of the guest's processors: with a thread each, QEMU 7.2 now and then
         // corrupts a register and the guest's kernel dies of a double fault.
-        let mut command = Command::new("qemu-system-x86_64");
+        const QEMU: &str = "qemu-system-x86_64";
+        let mut command = match options.network_of {
+            None => Command::new(QEMU),
+            Some(process) => {
+                let mut command = Command::new("nsenter");
+                command.args([&format!("--net=/proc/{process}/ns/net"), QEMU]);
+                command
+            }
+        };
         command
             .args([
                 "-accel",
@@ -175,6 +205,30 @@ impl Guest {
             return Err(self.with_console(error));
         }
         Ok(output.text)
+    }
+
+    /// Connects to [`DISK_NQN`] at a port of the machine; `options` are more of nvme's.
+    ///
+    /// # Errors
+    /// If it is refused.
+    pub fn connect(&self, port: u16, options: &str) -> Result<()> {
+        self.check("modprobe nvme-tcp", MINUTE)?;
+        let connect =
+            format!("nvme connect -t tcp -a {HOST_ADDRESS} -s {port} -n {DISK_NQN} {options}");
+        self.check(&connect, MINUTE).map(drop)
+    }
+
+    /// Waits for the only NVMe disk; returns its path.
+    ///
+    /// # Errors
+    /// If there is none within half a minute, or more than one.
+    pub fn wait_disk(&self) -> Result<String> {
+        let find = "for try in $(seq 300); do ls /dev/nvme*n1 2> /dev/null && exit 0; sleep 0.1; done; exit 1";
+        let disk = self.check(find, MINUTE)?.trim().to_owned();
+        if disk.contains(char::is_whitespace) {
+            bail!("more than one disk: {disk}");
+        }
+        Ok(disk)
     }
 
     /// Starts a shell command; it runs beside others.

@@ -1,0 +1,204 @@
+//! The commands that README and book show.
+//!
+//! Purpose: one reading of the pages for all tests that run what a page shows.
+//! Design: a page is a list of parts in its order; a part is the lines of one block, and where they are typed: on the machine
+//! with the storage (`sh`), on a Linux host (`sh,guest`), where a package is installed (`sh,package`), in a checkout
+//! (`sh,source`). What a page needs and does not show is in comments, `<!-- sh: COMMAND -->` or `<!-- sh,guest: COMMAND -->`.
+//! [`machine`] is a sandbox that has what every page may use, and [`script`] runs lines in it.
+//! Not here: the tests (`docs_commands_run`, `linux_guest_docs`, `package`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::daemon::target_folder;
+use crate::sandbox::Sandbox;
+
+/// What every page may use: the program, the packaged configuration, and a daemon that is up.
+const PRELUDE: &str = r#"
+install -d /etc/forebay
+cp /root/.packaged.toml /etc/forebay/forebay.toml
+ln -sf /root/target/release/forebay /usr/local/bin/forebay
+daemon() {
+    forebay serve --config /etc/forebay/forebay.toml &
+    for _ in $(seq 200); do forebay status > /dev/null 2>&1 && return; sleep 0.1; done
+    return 1
+}
+set -x
+"#;
+
+/// Where a block's commands are typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// The machine with the storage.
+    Machine,
+    /// A Linux host that uses it, as root.
+    Host,
+    /// A machine on which the package is installed.
+    Package,
+    /// A checkout.
+    Source,
+}
+
+/// One block of commands, or a comment with one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Where.
+    pub place: Place,
+    /// Its lines.
+    pub lines: Vec<String>,
+    /// Whether the page shows it.
+    pub is_shown: bool,
+}
+
+/// A page.
+#[derive(Debug, Clone)]
+pub struct Page {
+    /// Its file.
+    pub path: PathBuf,
+    /// Its commands, in its order.
+    pub parts: Vec<Part>,
+}
+
+impl Page {
+    /// Whether it has commands of that place.
+    #[must_use]
+    pub fn has(&self, place: Place) -> bool {
+        self.parts.iter().any(|part| part.place == place)
+    }
+}
+
+/// The repository's top folder.
+#[must_use]
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// README and the book's pages, in the book's order.
+///
+/// # Errors
+/// If one can't be read, or has a block that does not say what it is.
+pub fn pages() -> Result<Vec<Page>> {
+    let book = repository().join("docs/src");
+    let summary = fs::read_to_string(book.join("SUMMARY.md"))?;
+    let links = summary.lines().filter_map(|line| {
+        let (_, link) = line.split_once("](")?;
+        Some(book.join(link.strip_suffix(')')?))
+    });
+    std::iter::once(repository().join("README.md"))
+        .chain(links)
+        .map(|path| {
+            let doing = || path.display().to_string();
+            let text = fs::read_to_string(&path).with_context(doing)?;
+            let parts = parts(&text).with_context(doing)?;
+            Ok(Page { path, parts })
+        })
+        .collect()
+}
+
+/// The parts of a page's text.
+///
+/// # Errors
+/// If a block or a comment does not end, or a block does not say what it is.
+pub fn parts(text: &str) -> Result<Vec<Part>> {
+    const COMMENTS: [(&str, Place); 2] = [
+        ("<!-- sh: ", Place::Machine),
+        ("<!-- sh,guest: ", Place::Host),
+    ];
+    let mut parts = Vec::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let hidden = COMMENTS
+            .iter()
+            .find_map(|(begin, place)| Some((line.strip_prefix(begin)?, *place)));
+        if let Some((hidden, place)) = hidden {
+            let hidden = hidden.strip_suffix(" -->");
+            parts.push(Part {
+                place,
+                lines: vec![hidden.context("a comment without its end")?.to_owned()],
+                is_shown: false,
+            });
+            continue;
+        }
+        let indent = line.len() - line.trim_start().len();
+        let Some(kind) = line.trim_start().strip_prefix("```") else {
+            continue;
+        };
+        let mut block = Vec::new();
+        loop {
+            let line = lines.next().context("a block without its end")?;
+            if line.trim() == "```" {
+                break;
+            }
+            block.push(line.get(indent..).unwrap_or_default().to_owned());
+        }
+        let place = match kind {
+            "sh" => Place::Machine,
+            "sh,guest" => Place::Host,
+            "sh,package" => Place::Package,
+            "sh,source" => Place::Source,
+            "" => bail!("a block that does not say what it is: {block:?}"),
+            other if other.starts_with("sh") => bail!("a block of an unknown kind: {other}"),
+            _ => continue,
+        };
+        parts.push(Part {
+            place,
+            lines: block,
+            is_shown: true,
+        });
+    }
+    Ok(parts)
+}
+
+/// The machine with the storage, with the program where the pages say that it is.
+///
+/// # Errors
+/// If there is no sandbox here, or no program.
+pub fn machine() -> Result<Sandbox> {
+    if let Some(missing) = Sandbox::unavailable() {
+        bail!("the sandbox needs {missing}");
+    }
+    let sandbox = Sandbox::new()?;
+    let release = sandbox.home().join("target/release");
+    fs::create_dir_all(&release)?;
+    let program = match std::env::var_os("FOREBAY_BIN") {
+        Some(program) => PathBuf::from(program),
+        None => target_folder().join("debug/forebay"),
+    };
+    // Not a link: what is below /tmp outside is not seen in the sandbox.
+    fs::copy(program, release.join("forebay"))?;
+    let packaged = repository().join("packaging/forebay.toml");
+    fs::copy(packaged, sandbox.home().join(".packaged.toml"))?;
+    Ok(sandbox)
+}
+
+/// A script for [`machine`] of these lines.
+#[must_use]
+pub fn script(lines: &[String]) -> String {
+    format!("{PRELUDE}{}\n", lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_taken_apart() {
+        let page = "# A\n\n<!-- sh: one -->\n```sh\ntwo\n```\n\n1. x\n\n   ```sh,guest\n   three\n   ```\n```text\nfour\n```\n";
+        let found = parts(page).unwrap();
+        let told: Vec<_> = found
+            .iter()
+            .map(|part| (part.place, part.lines[0].as_str(), part.is_shown))
+            .collect();
+        let expected = [
+            (Place::Machine, "one", false),
+            (Place::Machine, "two", true),
+            (Place::Host, "three", true),
+        ];
+        assert_eq!(told, expected);
+        assert!(parts("```\nforebay\n```\n").is_err());
+        assert!(parts("```sh,gust\nforebay\n```\n").is_err());
+        assert!(parts("```sh\nforebay\n").is_err());
+    }
+}
