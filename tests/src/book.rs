@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::daemon::target_folder;
+use crate::daemon::program;
 use crate::sandbox::Sandbox;
 
 /// What every page may use: the program, the packaged configuration, and a daemon that is up.
@@ -162,12 +162,8 @@ pub fn machine() -> Result<Sandbox> {
     let sandbox = Sandbox::new()?;
     let release = sandbox.home().join("target/release");
     fs::create_dir_all(&release)?;
-    let program = match std::env::var_os("FOREBAY_BIN") {
-        Some(program) => PathBuf::from(program),
-        None => target_folder().join("debug/forebay"),
-    };
     // Not a link: what is below /tmp outside is not seen in the sandbox.
-    fs::copy(program, release.join("forebay"))?;
+    fs::copy(program(), release.join("forebay"))?;
     let packaged = repository().join("packaging/forebay.toml");
     fs::copy(packaged, sandbox.home().join(".packaged.toml"))?;
     Ok(sandbox)

@@ -500,7 +500,9 @@ pub fn allocated_bytes(file: &Path) -> Result<u64> {
     Ok(metadata.blocks() * 512)
 }
 
-fn program() -> PathBuf {
+/// The program: the one that `FOREBAY_BIN` names, or the debug build.
+#[must_use]
+pub fn program() -> PathBuf {
     match std::env::var_os("FOREBAY_BIN") {
         Some(program) => program.into(),
         None => target_folder().join("debug/forebay"),

@@ -2,21 +2,18 @@
 //!
 //! Purpose: installing brings everything a service needs; removing, and purging, leaves every byte of the
 //! volumes; a package that is installed again serves them.
-//! Design: dpkg does it in a sandbox with a root of its own. There is no systemd in it, so the daemon is
-//! run by hand as the unit runs it: as the service's user, with the packaged configuration. The unit
+//! Design: dpkg does it in a sandbox with a root of its own. There is no systemd in it (`service` has one), so the
+//! daemon is run by hand as the unit runs it: as the service's user, with the packaged configuration. The unit
 //! itself is looked at by `systemd-analyze verify`. The program is the one that the tests use.
 //! What the book says to type where a package is installed is run as it stands, and must leave a program that serves.
 //! Not here: the package's contents one by one (`xtask::package`).
 
-use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use forebay_tests::book::{self, Place};
-use forebay_tests::daemon::target_folder;
 use forebay_tests::sandbox::Sandbox;
-use xtask::{package, process};
+use xtask::process;
 
 const LIMIT: Duration = Duration::from_secs(600);
 
@@ -141,15 +138,7 @@ fn with_package() -> Result<Sandbox> {
     if let Some(missing) = unavailable() {
         bail!("this test needs {missing}");
     }
-    let sandbox = Sandbox::new()?;
-    let made = package::build(&package::Options {
-        repository: book::repository().canonicalize()?,
-        program: program().canonicalize()?,
-        output: sandbox.folder().to_owned(),
-    })?;
-    let name = made.file_name().context("a package has a name")?;
-    fs::copy(&made, sandbox.home().join(name))?;
-    Ok(sandbox)
+    Sandbox::with_package()
 }
 
 fn unavailable() -> Option<String> {
@@ -165,11 +154,4 @@ fn unavailable() -> Option<String> {
         .into_iter()
         .find(|program| !process::is_installed(program));
     Sandbox::unavailable().or(missing.map(str::to_owned))
-}
-
-fn program() -> PathBuf {
-    match std::env::var_os("FOREBAY_BIN") {
-        Some(program) => program.into(),
-        None => target_folder().join("debug/forebay"),
-    }
 }

@@ -24,7 +24,7 @@ const GUEST_FILES: &str = "linux_guest_";
 /// Files in `tests/tests/` that mount a FUSE file system of their own, to hold I/O in the kernel.
 const MOUNTING_FILES: [&str; 3] = ["claims", "hold_selftest", "takeover_fence"];
 /// Files in `tests/tests/` that need namespaces of their own: a root, a network.
-const SANDBOX_FILES: [&str; 2] = ["docs_commands_run", "package"];
+const SANDBOX_FILES: [&str; 3] = ["docs_commands_run", "package", "service"];
 const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);
 const SUITE_LIMIT: Duration = Duration::from_secs(20 * 60);
 

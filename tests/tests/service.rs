@@ -1,0 +1,133 @@
+//! The service as systemd runs it.
+//!
+//! Purpose: the unit is what it says: a user of its own, memory that may be locked, a daemon that is restarted, stopped and killed
+//! while the engine serves on and hosts notice nothing.
+//! Design: systemd itself, as the first process of a sandbox; the package is installed there, which enables and starts the service. A
+//! load reads and writes all the time: it ends badly at the first error or lost connection. What operations say of `systemctl` is done.
+//! Not here: what removing keeps (`package`), what hosts see of deaths (`takeover`).
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use forebay_tests::sandbox::Sandbox;
+
+const LIMIT: Duration = Duration::from_secs(600);
+
+const SCRIPT: &str = r#"
+pid_of() {
+    forebay --json status | sed -n "s/.*\"$1_pid\": \([0-9]*\).*/\1/p"
+}
+# Until a daemon answers that is not $1.
+next_daemon() {
+    for _ in $(seq 300); do
+        daemon=$(pid_of daemon 2> /dev/null) && test -n "$daemon" && test "$daemon" != "$1" && return
+        sleep 0.1
+    done
+    systemctl --no-pager status forebay
+    return 1
+}
+ended() {
+    for _ in $(seq 300); do test -d "/proc/$1" || return 0; sleep 0.1; done
+    return 1
+}
+active() {
+    for _ in $(seq 300); do test "$(systemctl is-active forebay)" = "$1" && return; sleep 0.1; done
+    systemctl --no-pager status forebay
+    return 1
+}
+# The machine's manual pages need not be indexed again.
+rm -f /var/lib/man-db/auto-update
+set -x
+dpkg --force-unsafe-io --install /root/forebay_*.deb
+systemctl is-enabled forebay
+active active
+next_daemon none
+test "$(systemctl show --property=MainPID --value forebay)" = "$daemon"
+install -d -o forebay -g forebay /srv/disks
+forebay pool create --device /srv/disks/pool.img --size 1G
+forebay tenant create t
+forebay volume create t/disk --size 256M
+forebay export create t/disk --any-host
+engine=$(pid_of engine)
+
+# Who they are, and what they may: a machine whose root may not raise limits gives them its own.
+systemctl show forebay | grep '^LimitMEMLOCK=infinity'
+locked=$(ulimit -l unlimited 2> /dev/null && echo unlimited || echo $(($(ulimit -Hl) * 1024)))
+files=$(ulimit -Hn 524288 2> /dev/null && echo 524288 || ulimit -Hn)
+for pid in "$daemon" "$engine"; do
+    test "$(stat -c %U:%G "/proc/$pid")" = forebay:forebay
+    grep "^Max locked memory  *$locked  *$locked " "/proc/$pid/limits"
+    grep "^Max open files  *$files  *$files " "/proc/$pid/limits"
+    grep '^NoNewPrivs:[[:space:]]*1' "/proc/$pid/status"
+    grep "^Groups:.*\b$(getent group disk | cut -d: -f3)\b" "/proc/$pid/status"
+    grep ' /usr ro,' "/proc/$pid/mountinfo"
+done
+test "$(stat -c %U:%a /var/lib/forebay)" = forebay:750
+test "$(stat -c %U:%a /run/forebay)" = forebay:755
+
+# A host is at work.
+forebay bench load --addr 127.0.0.1:4420 --nqn nqn.2026-01.io.forebay:t.disk --rw randrw --qd 8 --seconds 600 &
+load=$!
+works() {
+    sleep 1
+    kill -0 "$load"
+    test "$(pid_of engine)" = "$engine"
+    test "$(pid_of daemon)" = "$daemon"
+}
+works
+before=$daemon; systemctl restart forebay; next_daemon "$before"; works
+# A daemon that dies comes back.
+before=$daemon; systemctl kill --kill-who=main --signal=KILL forebay; next_daemon "$before"; works
+# Nobody serves the API for a while; hosts are served.
+before=$daemon
+systemctl stop forebay
+ended "$before"
+test -d "/proc/$engine"
+sleep 2
+kill -0 "$load"
+systemctl start forebay
+next_daemon "$before"
+works
+# An engine that dies is replaced by the daemon, whatever systemd thinks of it.
+kill -KILL "$engine"
+ended "$engine"
+for _ in $(seq 300); do engine=$(pid_of engine); test -n "$engine" && break; sleep 0.1; done
+works
+forebay --json events | grep '"took_over"'
+journalctl --no-pager --unit forebay | grep 'Started .*Forebay'
+grep 'daemon' /var/lib/forebay/log/forebay.log | tail -1
+test -f /var/lib/forebay/log/engine.log
+# However often it dies, it is started again: the engine needs it.
+for _ in 1 2 3 4 5 6 7 8; do
+    before=$daemon; systemctl kill --kill-who=main --signal=KILL forebay; next_daemon "$before"
+done
+works
+kill "$load"
+
+# Both end in good order, and stay so.
+forebay shutdown
+ended "$engine"
+active inactive
+sleep 2
+active inactive
+systemctl start forebay
+next_daemon none
+forebay volume list | grep t/disk
+forebay pool check
+# The package's removal ends also an engine whose daemon was stopped.
+engine=$(pid_of engine)
+systemctl stop forebay
+test -d "/proc/$engine"
+dpkg --remove forebay
+ended "$engine"
+test -f /srv/disks/pool.img
+"#;
+
+#[test]
+fn the_service_under_systemd() -> Result<()> {
+    if let Some(missing) = Sandbox::can_not_boot() {
+        bail!("this test needs {missing}");
+    }
+    let sandbox = Sandbox::with_package()?;
+    sandbox.boot(SCRIPT, LIMIT).map(drop)
+}
