@@ -349,6 +349,8 @@ fn damage_first_lane(engine: u32, dice: &mut Dice) -> Result<Vec<String>> {
         .min_by_key(|(_, lane)| lane.volume.load(Relaxed))
         .context("no lane")?;
     let mut words: Vec<(String, &AtomicU64)> = Vec::new();
+    // Where commands in flight read and write.
+    let mut places: Vec<(String, &AtomicU64)> = Vec::new();
     for (number, queue) in region.queues().iter().enumerate() {
         let controller = queue.controller.load(Relaxed) as usize;
         let Some(controller) = region.controllers().get(controller) else {
@@ -386,7 +388,12 @@ fn damage_first_lane(engine: u32, dice: &mut Dice) -> Result<Vec<String>> {
                     format!("queue {number} slot {slot} buffer"),
                     &command.buffer,
                 ));
-                words.push((format!("queue {number} slot {slot} sqe"), &command.sqe[5]));
+                words.push((format!("queue {number} slot {slot} end"), &command.end));
+                for word in [0, 5, 6] {
+                    let name = format!("queue {number} slot {slot} sqe[{word}]");
+                    words.push((name, &command.sqe[word]));
+                }
+                places.push((format!("queue {number} slot {slot} place"), &command.sqe[5]));
             }
         }
         for (copy, words_of) in controller.copies.iter().enumerate() {
@@ -399,7 +406,15 @@ fn damage_first_lane(engine: u32, dice: &mut Dice) -> Result<Vec<String>> {
         }
     }
     ensure!(!words.is_empty(), "the first lane has no queue");
-    let hurt = (0..=dice.below(3)).map(|_| {
+    let mut told = Vec::new();
+    // Of a command that makes sense as before, but for another block of the volume.
+    if !places.is_empty() && dice.below(2) == 0 {
+        let (name, word) = &places[dice.below(places.len() as u64) as usize];
+        let flip = 1 + dice.below(255);
+        word.fetch_xor(flip, Relaxed);
+        told.push(format!("{name} ^ {flip:#x}"));
+    }
+    let hurt = (0..dice.below(3) + u64::from(told.is_empty())).map(|_| {
         let (name, word) = &words[dice.below(words.len() as u64) as usize];
         let flip = match dice.below(3) {
             0 => 1 << dice.below(64),
@@ -409,5 +424,6 @@ fn damage_first_lane(engine: u32, dice: &mut Dice) -> Result<Vec<String>> {
         word.fetch_xor(flip, Relaxed);
         format!("{name} ^ {flip:#x}")
     });
-    Ok(hurt.collect())
+    told.extend(hurt);
+    Ok(told)
 }
