@@ -146,9 +146,13 @@ impl Owner {
         Ok(show_volume(&core, volume))
     }
 
-    fn show_export(&self, core: &Core, export: &ExportRecord) -> Option<Export> {
+    fn show_export(
+        &self,
+        core: &Core,
+        export: &ExportRecord,
+        connected: &mut BTreeMap<u64, BTreeSet<String>>,
+    ) -> Option<Export> {
         let volume = core.pool.volume(export.volume).ok()?;
-        let session = self.session();
         Some(Export {
             tenant: tenant_name(core, volume),
             volume: volume.name.clone(),
@@ -159,8 +163,8 @@ impl Owner {
             addresses: self.addresses(),
             quarantined: self.quarantine.reason(export.id),
             commands_ending: 0,
-            connected_hosts: session
-                .and_then(|session| connected_hosts(&session.region).remove(&export.id.0))
+            connected_hosts: connected
+                .remove(&export.id.0)
                 .map_or_else(Vec::new, |hosts| hosts.into_iter().collect()),
         })
     }
@@ -170,13 +174,18 @@ impl Owner {
         self.listeners.borrow().keys().cloned().collect()
     }
 
+    fn all_connected(&self) -> BTreeMap<u64, BTreeSet<String>> {
+        (self.session()).map_or_else(BTreeMap::new, |session| connected_hosts(&session.region))
+    }
+
     /// All exports.
     pub(crate) fn export_list(&self) -> Vec<Export> {
         let core = self.core.borrow();
+        let mut connected = self.all_connected();
         let mut exports: Vec<Export> = core
             .pool
             .exports()
-            .filter_map(|export| self.show_export(&core, export))
+            .filter_map(|export| self.show_export(&core, export, &mut connected))
             .collect();
         exports.sort_by(|a, b| (&a.tenant, &a.volume).cmp(&(&b.tenant, &b.volume)));
         exports
@@ -187,7 +196,7 @@ impl Owner {
         let id = self.export_id(tenant, volume)?;
         let core = self.core.borrow();
         let export = core.pool.export(id).map_err(api_error)?;
-        self.show_export(&core, export)
+        self.show_export(&core, export, &mut self.all_connected())
             .ok_or_else(|| ApiError::internal(format!("{id} has no volume")))
     }
 

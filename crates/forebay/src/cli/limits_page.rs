@@ -8,6 +8,7 @@
 use forebay_control::api::validate::{HOSTS_MAX, NAME_MAX, NQN_MAX};
 use forebay_control::api::{BODY_MAX_BYTES, TIME_LIMIT};
 use forebay_engine::core::OWNER_WAIT_LIMIT_NS;
+use forebay_engine::core::staging::MAX_TRANSFER_BYTES;
 use forebay_nvme::reservation::MAX_REGISTRANTS;
 use forebay_xlate::boundary::region::{
     MAX_CONTROLLERS, MAX_DEVICES, MAX_LANES, MAX_QUEUE_ENTRIES, MAX_QUEUES, MAX_REACTORS,
@@ -42,6 +43,10 @@ fn the_page_of_limits_has_not_drifted() {
             NAME_MAX.to_string(),
         ),
         ("bytes of an NQN", NQN_MAX.to_string()),
+        (
+            "data of one command (MDTS)",
+            format!("{} KiB", MAX_TRANSFER_BYTES / 1024),
+        ),
         (
             "body of a request",
             format!("{} KiB", BODY_MAX_BYTES / 1024),
