@@ -32,6 +32,8 @@ const DIRECT_RX_BYTES: usize = 8 * 1024;
 const TX_SLICES: usize = 192;
 /// How often commands are checked for being overdue.
 const OVERDUE_CHECK: Duration = Duration::from_millis(500);
+/// MAXR2T: one less than the R2Ts of a command that we take at once.
+const MAX_R2T: u32 = 3;
 
 /// How to wait for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,7 +129,7 @@ impl Connection {
             hpda: 0,
             header_digest: options.header_digest,
             data_digest: options.data_digest,
-            max_r2t: 0,
+            max_r2t: MAX_R2T,
         };
         let params = initialize(&mut stream, addr, &req, deadline, options.connect_timeout)?;
         let socket_error = |source| Error::Socket { addr, source };

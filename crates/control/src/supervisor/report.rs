@@ -96,7 +96,7 @@ fn progress_name(state: CommandState) -> &'static str {
     match state.stage() {
         Some(CommandStage::Taken) if state.submitted_ever() => "submitted",
         Some(CommandStage::Taken) => "taken",
-        Some(CommandStage::Asked) => "waiting for data",
+        Some(CommandStage::Asked | CommandStage::AskedInParts) => "waiting for data",
         Some(CommandStage::Kept) => "kept",
         Some(CommandStage::Passed) => "compared",
         Some(CommandStage::Free) | None => "damaged",

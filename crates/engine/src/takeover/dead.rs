@@ -10,8 +10,8 @@ use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{ExportConfig, VolumeConfig};
 use forebay_xlate::boundary::region::check::{BufferRef, Seed};
 use forebay_xlate::boundary::region::{
-    CommandRecord, CommandState, ControllerConstants, ControllerContent, Item, QueueConstants,
-    QueueIdentity, Span, queue_use,
+    Asked, AskedAt, CommandRecord, CommandStage, CommandState, ControllerConstants,
+    ControllerContent, Item, QueueConstants, QueueIdentity, Span, queue_use,
 };
 use std::sync::atomic::Ordering::Release;
 
@@ -120,6 +120,26 @@ impl Dead {
             .store(buffer(place).word(seed, slot, number), Relaxed);
         c.state.store(CommandState::taken(number).0, Relaxed);
         c
+    }
+
+    /// Makes a command one of so much data, for which three R2Ts were sent, and so many dwords of each part came.
+    pub(super) fn ask_in_parts(&self, queue: u32, slot: u16, len_bytes: u32, dwords: [u16; 4]) {
+        let c = &self.region.commands(queue as usize)[usize::from(slot)];
+        let number = c.number.load(Relaxed);
+        let seed = Seed::commands(self.key(), queue);
+        let buffer = BufferRef {
+            len_bytes,
+            ..buffer(u64::from(queue) * 256)
+        };
+        c.buffer.store(buffer.word(seed, slot, number), Relaxed);
+        c.asked.store(Asked::Parts(dwords).word(), Relaxed);
+        let at = AskedAt {
+            at: ANSWERED,
+            r2ts: 3,
+        };
+        c.asked_at.store(at.word(), Relaxed);
+        let state = CommandState::taken(number).with_stage(CommandStage::AskedInParts);
+        c.state.store(state.0, Relaxed);
     }
 
     /// Publishes one more item, of 24 bytes of header and so many of data.

@@ -13,6 +13,7 @@ use super::dead::{ANSWERED, CONNECTED, Dead, block_write, facts, lanes};
 use super::plan::plan;
 use super::*;
 use forebay_nvme::Sqe;
+use forebay_nvme::io::{FUSE_FIRST, FUSE_SECOND};
 use forebay_xlate::boundary::region::{
     CommandStage, CommandState, MAX_QUEUE_ENTRIES, QueueConstants,
 };
@@ -22,7 +23,7 @@ use zerocopy::FromBytes;
 
 /// The queues of the three associations.
 const QUEUES: [u32; 9] = [10, 11, 12, 20, 21, 22, 30, 31, 32];
-const COMMANDS: u16 = 5;
+const COMMANDS: u16 = 8;
 /// One change: what, of which queue, where, and a value, or a command.
 const CHANGE_BYTES: usize = 12;
 
@@ -41,10 +42,23 @@ fn template() -> Template {
             for slot in 0..COMMANDS {
                 end += 72;
                 let number = 2 + u64::from(slot);
-                let command = dead.command(queue, slot, number, end, block_write(slot, number));
+                let mut sqe = block_write(slot, number);
+                // The last two are a pair.
+                sqe.flags |= match slot {
+                    6 => FUSE_FIRST,
+                    7 => FUSE_SECOND,
+                    _ => 0,
+                };
+                let command = dead.command(queue, slot, number, end, sqe);
+                let taken = CommandState::taken(number);
                 let state = match slot {
-                    2 => CommandState::taken(number).with_device(1),
-                    3 => CommandState::taken(number).with_stage(CommandStage::Asked),
+                    2 => taken.with_device(1),
+                    3 => taken.with_stage(CommandStage::Asked),
+                    5 => {
+                        dead.ask_in_parts(queue, slot, 300 << 10, [1024, 32768, 5, 0]);
+                        continue;
+                    }
+                    7 => taken.with_device(1).with_stage(CommandStage::Passed),
                     _ => continue,
                 };
                 command.state.store(state.0, Relaxed);
@@ -225,4 +239,27 @@ pub fn region(input: &[u8]) {
         }
         template.put_back();
     });
+}
+
+#[cfg(test)]
+#[test]
+fn the_template_is_sound_and_put_back() {
+    let dead = template().dead;
+    let end = CONNECTED + u64::from(COMMANDS) * 72;
+    let sockets = facts(&QUEUES, end, ANSWERED + 50);
+    let made = plan(&dead.region, &dead, &sockets, None, &lanes(), 5);
+    assert_eq!(made.closed.len(), 0, "{:?}", made.closed);
+    let next: Vec<Next> = (made.controllers[0].queues[1].commands())
+        .map(|(_, next)| *next)
+        .collect();
+    assert!(matches!(next[5], Next::Data { r2ts: 3, .. }), "{next:?}");
+    assert!(matches!(next[7], Next::Passed { .. }), "{next:?}");
+    let mut input = Vec::new();
+    for i in 0..4000u32 {
+        input.extend_from_slice(&i.wrapping_mul(0x9e37_79b9).to_le_bytes());
+        if i % 50 == 0 {
+            region(&input);
+            input.clear();
+        }
+    }
 }

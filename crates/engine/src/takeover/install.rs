@@ -275,7 +275,7 @@ fn queue(
         // What is answered needs its data no more, and what makes it count says so.
         let buffer = match next {
             Next::Answered | Next::Poisoned | Next::Kept => None,
-            Next::Begin { .. } | Next::Passed { .. } | Next::Data(_) => {
+            Next::Begin { .. } | Next::Passed { .. } | Next::Data { .. } => {
                 copy(old, from.buffer, new.memory)?
             }
         };
@@ -295,7 +295,7 @@ fn queue(
         let word = |b: &StagingBuffer| b.reference().word(seed, from.slot, from.number);
         to.buffer.store(buffer.as_ref().map_or(0, word), Relaxed);
         to.asked.store(from.asked.word(), Relaxed);
-        to.asked_at.store(from.asked_at, Relaxed);
+        to.asked_at.store(from.asked_at.word(), Relaxed);
         to.state.store(from.state.0, Release);
         commands.push(InheritedCommand {
             slot: from.slot,

@@ -21,7 +21,7 @@ mod closing;
 pub(crate) mod counters;
 #[cfg(any(test, fuzzing))]
 mod dead;
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod install;
 mod items;

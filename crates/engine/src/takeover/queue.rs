@@ -17,7 +17,11 @@ use forebay_nvme::tcp::DIGEST_BYTES;
 use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::region::item::NO_SLOT;
 use forebay_xlate::boundary::region::queue::InData;
-use forebay_xlate::boundary::region::{Asked, CommandStage, MAX_QUEUE_ENTRIES, RECEIVE_BYTES};
+use forebay_xlate::boundary::region::{
+    Asked, AskedAt, CommandStage, MAX_QUEUE_ENTRIES, R2T_PART_BYTES, RECEIVE_BYTES,
+};
+
+const BEYOND: Damage = Damage("data beyond its buffer");
 
 /// A queue, converted.
 #[derive(Debug)]
@@ -206,8 +210,11 @@ fn within(
     }
     let room = command.buffer.map_or(0, |b| u64::from(b.len_bytes));
     if u64::from(data.offset_bytes) + len > room {
-        return Err(Damage("data beyond its buffer"));
+        return Err(BEYOND);
     }
+    let all = (command.asked)
+        .up_to(data.offset_bytes, data.offset_bytes + len as u32)
+        .ok_or(BEYOND)?;
     let end = data.begin + len;
     // Read right into the buffer: what was received behind it begins where it ends.
     if let Some(received) = old.received
@@ -219,33 +226,52 @@ fn within(
     }
     if *taken == data.end {
         // Its last byte came, which was not noted: the next look must not take it for yet to come.
-        command.asked = Asked {
-            received_bytes: data.offset_bytes + len as u32,
-            ..command.asked
-        };
+        command.asked = all;
         return Ok(None);
     }
     let placed = (*taken).min(end) - data.begin;
     // Counted only in whole PDUs: this one is not.
-    command.asked = Asked {
-        received_bytes: data.offset_bytes,
-        ..command.asked
-    };
+    command.asked = (command.asked.up_to(data.offset_bytes, data.offset_bytes)).ok_or(BEYOND)?;
     debug_assert!(placed <= len);
     Ok(Some(data))
 }
 
 /// A command with an R2T, between two PDUs of its data.
 fn settle_asked(command: &mut OldCommand, published: u64) {
-    let complete = (command.buffer).is_some_and(|b| command.asked.received_bytes == b.len_bytes);
-    if command.asked_at > published {
+    let complete = (command.buffer).is_some_and(|b| command.asked.bytes() == b.len_bytes);
+    let AskedAt { at, r2ts } = command.asked_at;
+    if at > published && r2ts == 1 {
         // The question never went out: it is asked again.
         command.state = command.state.with_stage(CommandStage::Taken);
         command.buffer = None;
+    } else if at > published {
+        // Those before it did: each was published before the next.
+        command.asked_at = AskedAt {
+            at: published,
+            r2ts: r2ts - 1,
+        };
     } else if complete {
         // That is noted after the stream's position.
         command.state = command.state.with_stage(CommandStage::Taken);
     }
+}
+
+/// Whether some of a command's data is still to come, and no more of it came than its R2Ts asked for.
+fn lacks_data(asked: Asked, r2ts: u8, room_bytes: u32) -> bool {
+    if let Asked::Parts(dwords) = asked {
+        let mut left = room_bytes;
+        for (_, dwords) in (0..r2ts).zip(dwords) {
+            let len = left.min(R2T_PART_BYTES);
+            if len == 0 || u32::from(dwords) * 4 > len {
+                return false;
+            }
+            left -= len;
+        }
+        if dwords.iter().skip(usize::from(r2ts)).any(|d| *d > 0) {
+            return false;
+        }
+    }
+    asked.bytes() < room_bytes
 }
 
 /// What becomes of a command.
@@ -257,13 +283,15 @@ fn next(command: &OldCommand, answered: bool) -> Result<Next, Damage> {
     Ok(match command.state.stage() {
         Some(CommandStage::Kept) => Next::Kept,
         // Nothing but its data may come: it can't be ended before that.
-        Some(CommandStage::Asked) if poisoned => return Err(Damage("data that kills")),
-        Some(CommandStage::Asked) => {
-            let room = command.buffer.map_or(0, |b| b.len_bytes);
-            if command.asked.received_bytes >= room {
-                return Err(Damage("data beyond its buffer"));
+        Some(CommandStage::Asked | CommandStage::AskedInParts) if poisoned => {
+            return Err(Damage("data that kills"));
+        }
+        Some(CommandStage::Asked | CommandStage::AskedInParts) => {
+            let (asked, r2ts) = (command.asked, command.asked_at.r2ts);
+            if !lacks_data(asked, r2ts, command.buffer.map_or(0, |b| b.len_bytes)) {
+                return Err(BEYOND);
             }
-            Next::Data(command.asked)
+            Next::Data { asked, r2ts }
         }
         Some(CommandStage::Taken | CommandStage::Passed) if poisoned => Next::Poisoned,
         Some(CommandStage::Passed) => Next::Passed {

@@ -15,7 +15,7 @@ use forebay_xlate::boundary::region::check::{BufferRef, Seed};
 use forebay_xlate::boundary::region::item::HEADER_BYTES;
 use forebay_xlate::boundary::region::queue::{InData, Kept};
 use forebay_xlate::boundary::region::{
-    Asked, CommandRecord, CommandStage, CommandState, Item, MAX_LISTS, MAX_QUEUE_ENTRIES,
+    Asked, AskedAt, CommandRecord, CommandStage, CommandState, Item, MAX_LISTS, MAX_QUEUE_ENTRIES,
     QueueConstants, QueueRecord, RECEIVE_AT, RECEIVE_BYTES, Region, Span,
 };
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -39,8 +39,8 @@ pub(super) struct OldCommand {
     pub buffer: Option<BufferRef>,
     /// How far data has come that was asked for.
     pub asked: Asked,
-    /// The transmit position after the R2T.
-    pub asked_at: u64,
+    /// The last R2T.
+    pub asked_at: AskedAt,
 }
 
 impl OldCommand {
@@ -69,14 +69,17 @@ impl OldCommand {
             taken_ns: record.taken_ns.load(Relaxed),
             sqe: zerocopy::transmute!(sqe),
             buffer,
-            asked: Asked::of_word(record.asked.load(Relaxed)),
-            asked_at: record.asked_at.load(Relaxed),
+            asked: Asked::of_word(record.asked.load(Relaxed), state.stage()),
+            asked_at: AskedAt::of_word(record.asked_at.load(Relaxed)),
         }))
     }
 
     /// Whether its data still comes from the host.
     pub(super) fn is_asked(&self) -> bool {
-        self.state.stage() == Some(CommandStage::Asked)
+        matches!(
+            self.state.stage(),
+            Some(CommandStage::Asked | CommandStage::AskedInParts)
+        )
     }
 }
 

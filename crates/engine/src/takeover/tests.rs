@@ -1,6 +1,7 @@
 //! Conversion over hand-made regions: what each moment of death leaves, and what damage does.
 
 mod damage;
+mod in_parts;
 mod orphans;
 
 use super::counters::{NoFacts, SocketFacts};
@@ -149,10 +150,7 @@ fn data_that_was_asked_for_goes_on() {
     dead.queue(4, 0, 1);
     let end = CONNECTED + 72;
     let command = dead.command(4, 2, 2, end, block_write(17, 8));
-    let asked = Asked {
-        received_bytes: 0,
-        ttag: 0x102,
-    };
+    let asked = Asked::Whole(0);
     command.asked.store(asked.word(), Relaxed);
     command.asked_at.store(ANSWERED, Relaxed);
     let state = CommandState::taken(2).with_stage(CommandStage::Asked);
@@ -161,7 +159,7 @@ fn data_that_was_asked_for_goes_on() {
     record.number.store(2, Relaxed);
     record.taken.store(end, Relaxed);
     let c = dead.convert(4, end, ANSWERED).unwrap();
-    assert_eq!(c.commands[0].1, Next::Data(asked));
+    assert_eq!(c.commands[0].1, Next::Data { asked, r2ts: 1 });
     // Its R2T was not published: it is asked again, without a buffer.
     command.asked_at.store(ANSWERED + 24, Relaxed);
     let c = dead.convert(4, end, ANSWERED).unwrap();
@@ -171,11 +169,7 @@ fn data_that_was_asked_for_goes_on() {
     command.asked_at.store(ANSWERED, Relaxed);
 
     // All of it is there, and only the stream says so.
-    let all = Asked {
-        received_bytes: 4096,
-        ..asked
-    };
-    command.asked.store(all.word(), Relaxed);
+    command.asked.store(Asked::Whole(4096).word(), Relaxed);
     let c = dead.convert(4, end, ANSWERED).unwrap();
     assert_eq!(c.commands[0].1, Next::Begin { fenced });
     assert_eq!(c.commands[0].0.buffer, Some(buffer(4 * 256 + 2)));
@@ -209,10 +203,10 @@ fn data_that_was_asked_for_goes_on() {
         reactor.rx_base.store(data.end, Relaxed);
         let c = dead.convert(4, data.end, ANSWERED).unwrap();
         assert_eq!((c.taken, c.data), (data.end, None));
-        let goes_on = Next::Data(Asked {
-            received_bytes: 2048,
-            ..asked
-        });
+        let goes_on = Next::Data {
+            asked: Asked::Whole(2048),
+            r2ts: 1,
+        };
         let wanted = [goes_on, Next::Begin { fenced }];
         assert_eq!(c.commands[0].1, wanted[usize::from(len == 4096)]);
     }

@@ -37,7 +37,12 @@ pub(crate) enum Next {
         fenced: Devices,
     },
     /// The host sends its data, which an R2T asked for.
-    Data(Asked),
+    Data {
+        /// What has come.
+        asked: Asked,
+        /// R2Ts that were sent, or will be.
+        r2ts: u8,
+    },
     /// The controller keeps it (an Asynchronous Event Request).
     Kept,
     /// Its answer is among the queue's items.

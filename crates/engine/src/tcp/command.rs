@@ -14,20 +14,20 @@ use super::conn::Conn;
 use super::gate;
 use super::rx::Stop;
 use super::slots::{NoSlot, Stage, Work};
-use super::{Turn, fused, reserve};
+use super::{Turn, fused, r2t, reserve};
 use crate::core::staging::StagingBuffer;
 use crate::core::{CommandRef, Core, DoneIo, IoOp, NewIo, Owner};
 use crate::lane::LaneIndex;
 use forebay_nvme::Status;
 use forebay_nvme::io::{self, IoCommand, NamespaceGeometry, Transfer};
-use forebay_nvme::tcp::{DataPlace, R2t, decode_sgl};
+use forebay_nvme::tcp::{DataPlace, decode_sgl};
 use forebay_xlate::boundary::region::{OpKind, TimesOf};
 
 /// The namespace of every export.
 pub(crate) const NSID: u32 = 1;
-/// R2Ts of one connection at once.
-const MAX_R2TS_OF_ONE: u32 = 64;
-/// R2Ts of a reactor at once: fewer than there are staging buffers larger than a capsule's data.
+/// Commands of one connection that may have R2Ts at once.
+pub(super) const MAX_R2TS_OF_ONE: u32 = 64;
+/// The same of a reactor: fewer than there are staging buffers larger than a capsule's data.
 const MAX_R2TS: u32 = 768;
 
 /// A command capsule.
@@ -363,30 +363,11 @@ fn advance(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
             s.buffer = Some(buffer);
         }
         if by_r2t {
-            ask(conn, core, slot);
+            r2t::ask(conn, core, slot);
             return true;
         }
     }
     start(conn, core, slot)
-}
-
-/// Asks the host for a command's data, all of it at once (TCP 3.3.2.2).
-fn ask(conn: &mut Conn, core: &Core, slot: u16) {
-    conn.count_asked();
-    let Some(s) = conn.slots.get_mut(slot) else {
-        return;
-    };
-    s.stage = Stage::Receiving;
-    s.asked_ns = core.now_ns();
-    s.tag = s.tag.wrapping_add(1);
-    let ttag = u16::from(s.tag) << 8 | slot;
-    let r2t = R2t {
-        cid: s.cid,
-        ttag,
-        offset_bytes: 0,
-        length_bytes: s.len_bytes,
-    };
-    conn.push_r2t(slot, &r2t);
 }
 
 /// Gives a command to the core; false when that has no room.

@@ -8,6 +8,8 @@
 //! **Not here:** what PDUs and commands mean ([`super::rx`], [`super::command`], [`super::admin`]).
 
 use super::fused::Pairs;
+
+use super::r2t::Parts;
 use super::record::{NewCommand, QueueRecords};
 use super::rx::Rx;
 use super::share::Held;
@@ -19,11 +21,11 @@ use crate::core::{CommandRef, Core, IoOp, Owner};
 use crate::lane::LaneIndex;
 use crate::mailbox::Upcall;
 use forebay_nvme::tcp::{
-    self, C2hData, DIGEST_BYTES, MAX_TERM_REQ_BYTES, PduError, R2t, Role, TcpParams,
+    self, C2hData, DIGEST_BYTES, MAX_TERM_REQ_BYTES, PduError, Role, TcpParams,
 };
 use forebay_nvme::{Cqe, Sqe, Status};
+use forebay_xlate::boundary::region::bump;
 use forebay_xlate::boundary::region::check::BufferRef;
-use forebay_xlate::boundary::region::{Asked, bump};
 use forebay_xlate::kill_point;
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -79,6 +81,8 @@ pub(super) struct Conn {
     pub in_flight: u32,
     /// Commands that wait for their data.
     pub receiving: u32,
+    /// Several R2Ts of one command.
+    pub parts: Parts,
     /// Fused commands.
     pub pairs: Pairs,
     /// Staging memory held.
@@ -142,6 +146,7 @@ impl Conn {
             tx: new.tx,
             in_flight: 0,
             receiving: 0,
+            parts: Parts::new(&new.params, new.entries),
             pairs: Pairs::default(),
             number: new.number,
             blocked_since_ns: 0,
@@ -247,7 +252,8 @@ impl Conn {
         Cqe::new(result, sqhd, 0, cid, status)
     }
 
-    fn push(
+    /// Queues something to send.
+    pub(super) fn push(
         &mut self,
         ends: u16,
         data: Option<(StagingBuffer, u32)>,
@@ -286,20 +292,6 @@ impl Conn {
         );
         self.push(NONE, None, |out| tcp::put_capsule_resp(out, &params, &cqe));
         self.tx.publish(&self.records);
-    }
-
-    /// Queues an R2T for all of a command's data.
-    pub(super) fn push_r2t(&mut self, slot: u16, r2t: &R2t) {
-        let params = self.params;
-        self.push(NONE, None, |out| tcp::put_r2t(out, &params, r2t));
-        let buffer = self.slots.get(slot).and_then(|s| s.buffer.as_ref());
-        if let Some(buffer) = buffer.map(StagingBuffer::reference) {
-            let asked = Asked {
-                received_bytes: 0,
-                ttag: r2t.ttag,
-            };
-            self.records.asked(slot, buffer, asked, self.tx.at());
-        }
     }
 
     /// Ends a command: queues its response, and the first `data_bytes` of `buffer` before it. The slot

@@ -16,7 +16,7 @@ use super::record::{self, QueueRecords};
 use super::rx::Rx;
 use super::slots::{Stage, Work};
 use super::tx::{Item, Tx};
-use super::{Event, Frontend, IN_CAPSULE_BYTES, MAX_IO_ENTRIES, MDTS_BYTES, Turn, admin};
+use super::{Event, Frontend, IN_CAPSULE_BYTES, MAX_IO_ENTRIES, MDTS_BYTES, Turn, admin, r2t};
 use crate::core::Core;
 use crate::door::Target;
 use crate::mailbox::Upcall;
@@ -25,6 +25,7 @@ use forebay_nvme::controller::{Ana, ControllerConfig};
 use forebay_nvme::tcp::DIGEST_BYTES;
 use forebay_nvme::{Nqn, Sqe, Status};
 use forebay_xlate::boundary::message::ExportConfig;
+use forebay_xlate::boundary::region::Asked;
 use forebay_xlate::boundary::region::queue::Kept;
 use forebay_xlate::kill_point;
 use rustix::net::Shutdown;
@@ -213,6 +214,7 @@ impl Frontend {
             let end = data.end.saturating_sub(digest).min(inherited.taken);
             let placed = end.saturating_sub(data.begin);
             slot.received_bytes = data.offset_bytes.saturating_add(placed as u32);
+            conn.parts.began(data.slot, data.offset_bytes);
             let range = data.offset_bytes as usize..slot.received_bytes as usize;
             let bytes = slot.buffer.as_ref().and_then(|b| b.as_slice().get(range));
             match bytes {
@@ -220,6 +222,7 @@ impl Frontend {
                 None => sound = false,
             }
         }
+        r2t::inherited(&mut conn);
         let watched = conn.begin_watch();
         self.seat(core, conn);
         let consumed = self.consume(&inherited.fd, inherited.in_socket as usize);
@@ -307,6 +310,7 @@ fn inherit_command(
     let InheritedCommand {
         slot,
         sqe,
+        number,
         taken_ns,
         damaged,
         next,
@@ -331,12 +335,18 @@ fn inherit_command(
     match next {
         Next::Answered => s.stage = Stage::Answering,
         Next::Kept => s.stage = Stage::Kept,
-        Next::Data(asked) => {
+        Next::Data { asked, r2ts } => {
             s.stage = Stage::Receiving;
             s.by_r2t = true;
-            s.received_bytes = asked.received_bytes;
-            s.tag = (asked.ttag >> 8) as u8;
+            s.tag = r2t::tag_of(number);
             s.asked_ns = core.now_ns();
+            match asked {
+                Asked::Whole(bytes) => s.received_bytes = bytes,
+                Asked::Parts(dwords) => {
+                    s.tag |= r2t::SEVERAL;
+                    conn.parts.inherit(slot, dwords, r2ts);
+                }
+            }
             conn.count_asked();
             let work = work(conn, core, slot, &sqe);
             conn.slots.get_mut(slot)?.work = work?;

@@ -9,13 +9,12 @@
 //! active ones and is woken by epoll. One that the core or the memory has no room for is tried again
 //! each turn; one that doesn't take its answers is not listened to.
 //!
-//! [`rx`] takes PDUs, [`command`] and [`admin`] are what they ask for, [`slots`] the commands of a queue,
+//! [`rx`] takes PDUs ([`r2t`]: data of several R2Ts), [`command`] and [`admin`] are what they ask for, [`slots`] the commands of a queue,
 //! [`tx`] what there is to send, [`conn`] one connection, [`gate`] what its host may not do, [`controllers`] the associations, [`pool`]
 //! what connections share, [`place`] and [`lifecycle`] are how connections and associations begin and end,
 //! and [`record`] is what of all this a successor finds.
 //!
-//! **What it does not do.** TLS, in-band authentication, Disconnect of a single queue. More than one R2T
-//! at a time for a command.
+//! **What it does not do.** TLS, in-band authentication, Disconnect of a single queue.
 
 mod admin;
 mod cids;
@@ -28,6 +27,7 @@ mod inherit;
 mod lifecycle;
 mod place;
 mod pool;
+mod r2t;
 pub(crate) mod record;
 mod reserve;
 mod rx;

@@ -14,7 +14,7 @@
 
 use forebay_nvme::tcp::{MIN_MAX_H2C_DATA_BYTES, Phase, Role, TcpParams};
 use forebay_xlate::boundary::region::check::{BufferRef, Seed};
-use forebay_xlate::boundary::region::command::Asked;
+use forebay_xlate::boundary::region::command::{Asked, AskedAt, R2T_PARTS};
 use forebay_xlate::boundary::region::item::{ItemRecord, MAX_ITEMS, Span};
 use forebay_xlate::boundary::region::queue::{InData, Kept};
 use forebay_xlate::boundary::region::{
@@ -33,6 +33,7 @@ const MAX_RECORDED_H2C_BYTES: u64 = 1 << 30;
 pub(crate) fn params_word(params: &TcpParams) -> u64 {
     u64::from(params.header_digest)
         | u64::from(params.data_digest) << 1
+        | (params.max_r2t.clamp(1, R2T_PARTS as u64) - 1) << 2
         | u64::from(params.host_alignment_bytes) << 8
         | u64::from(params.controller_alignment_bytes) << 16
         | u64::from(params.max_h2c_data_bytes) << 24
@@ -43,7 +44,7 @@ pub(crate) fn params_of_word(word: u64) -> Option<TcpParams> {
     let (host, controller, max_h2c) = ((word >> 8) as u8, (word >> 16) as u8, word >> 24);
     let aligns = |bytes: u8| bytes.is_multiple_of(4) && (4..=128).contains(&bytes);
     let bounds = u64::from(MIN_MAX_H2C_DATA_BYTES)..=MAX_RECORDED_H2C_BYTES;
-    if !aligns(host) || !aligns(controller) || !bounds.contains(&max_h2c) || word & 0xfc != 0 {
+    if !aligns(host) || !aligns(controller) || !bounds.contains(&max_h2c) || word & 0xf0 != 0 {
         return None;
     }
     Some(TcpParams {
@@ -56,7 +57,7 @@ pub(crate) fn params_of_word(word: u64) -> Option<TcpParams> {
         max_in_capsule_bytes: super::IN_CAPSULE_BYTES,
         max_data_bytes: max_h2c as u32,
         max_h2c_data_bytes: max_h2c as u32,
-        max_r2t: 1,
+        max_r2t: (word >> 2 & 3) + 1,
     })
 }
 
@@ -296,21 +297,30 @@ impl QueueRecords {
         kill_point!("rx.kept");
     }
 
-    /// An R2T was queued for a command; the transmitted stream's position after it is `asked_at`.
+    /// The first R2T was queued for a command, which is at this stage with it.
     ///
     /// The buffer is named last: a command that is merely taken would seem to have its data in it. Until the
     /// R2T is published, nobody needs to know it.
-    pub(crate) fn asked(&self, slot: u16, buffer: BufferRef, asked: Asked, asked_at: u64) {
+    pub(crate) fn asked(&self, slot: u16, buffer: BufferRef, stage: CommandStage, at: AskedAt) {
         let Some(c) = self.commands.get(usize::from(slot)) else {
             return;
         };
-        put(&c.asked, asked.word());
-        put(&c.asked_at, asked_at);
+        put(&c.asked, 0);
+        put(&c.asked_at, at.word());
         kill_point!("r2t.recorded");
-        self.stage(slot, CommandStage::Asked);
+        self.stage(slot, stage);
         let number = c.number.load(Relaxed);
         put(&c.buffer, buffer.word(self.commands_seed, slot, number));
         kill_point!("r2t.published");
+    }
+
+    /// Another R2T was queued for a command. It is published before there is yet another one, so it alone may be
+    /// one that nobody gets.
+    pub(crate) fn asked_next(&self, slot: u16, at: AskedAt) {
+        if let Some(c) = self.commands.get(usize::from(slot)) {
+            put(&c.asked_at, at.word());
+            kill_point!("r2t.recorded");
+        }
     }
 
     /// The controller keeps a command.

@@ -16,8 +16,8 @@
 //! **Not here:** commands ([`super::command`], [`super::admin`]).
 
 use super::conn::Conn;
-use super::slots::Stage;
-use super::{Turn, admin, command};
+use super::slots::{Slot, Stage};
+use super::{Turn, admin, command, r2t};
 use crate::memory::Keep;
 use forebay_nvme::Status;
 use forebay_nvme::tcp::{
@@ -402,21 +402,10 @@ fn digest_of(pdu: &[u8], frame: &Frame) -> u32 {
 /// Checks an H2CData against the R2T that it says it answers (TCP 3.3.2.2).
 fn begin_data(conn: &mut Conn, data: &H2cData, frame: &Frame) -> Result<(), PduError> {
     let slot = data.ttag & 0xff;
-    let s = conn
-        .slots
-        .get(slot)
-        .filter(|s| s.stage == Stage::Receiving && s.tag == (data.ttag >> 8) as u8)
-        .ok_or(PduError::field(field::TTAG))?;
-    if s.cid != data.cid {
-        return Err(PduError::field(field::CCCID));
-    }
-    // One R2T asks for all of a command's data, and its parts come in order.
-    let end = data.offset_bytes.saturating_add(data.length_bytes);
-    if data.offset_bytes != s.received_bytes || end > s.len_bytes {
-        return Err(PduError::DATA_OUT_OF_RANGE);
-    }
-    if data.last != (end == s.len_bytes) {
-        return Err(PduError::field(field::FLAGS));
+    let asked = |s: &&Slot| s.stage == Stage::Receiving && s.tag == data.ttag >> 8;
+    match conn.slots.get(slot).filter(asked) {
+        Some(s) => judge(data, s.cid, s.received_bytes, s.len_bytes)?,
+        None => r2t::begin_data(conn, data)?,
     }
     if frame.data_digest {
         conn.rx.digest = DataDigest::new();
@@ -440,6 +429,23 @@ fn begin_data(conn: &mut Conn, data: &H2cData, frame: &Frame) -> Result<(), PduE
         left: data.length_bytes,
         digest: frame.data_digest,
     };
+    Ok(())
+}
+
+/// Whether data is of this command and what comes next of an R2T, of which `next` to `end` is missing: its parts come
+/// in order.
+#[inline]
+pub(super) fn judge(data: &H2cData, cid: u16, next: u32, end: u32) -> Result<(), PduError> {
+    if cid != data.cid {
+        return Err(PduError::field(field::CCCID));
+    }
+    let to = data.offset_bytes.saturating_add(data.length_bytes);
+    if data.offset_bytes != next || to > end {
+        return Err(PduError::DATA_OUT_OF_RANGE);
+    }
+    if data.last != (to == end) {
+        return Err(PduError::field(field::FLAGS));
+    }
     Ok(())
 }
 
@@ -472,11 +478,11 @@ fn placed_data(conn: &mut Conn, n: u32) {
 }
 
 /// Records how much of a command's data will be there with the data PDU that is just being taken.
-fn ends_data_pdu(conn: &Conn, slot: u16, damaged: bool) {
+fn ends_data_pdu(conn: &mut Conn, slot: u16, damaged: bool) {
     if let Some(s) = conn.slots.get(slot) {
-        let asked = Asked {
-            received_bytes: s.received_bytes,
-            ttag: u16::from(s.tag) << 8 | slot,
+        let asked = match s.tag & r2t::SEVERAL {
+            0 => Asked::Whole(s.received_bytes),
+            _ => conn.parts.came(slot, s.received_bytes),
         };
         conn.records.data_pdu_ends(slot, asked, damaged);
     }
@@ -484,13 +490,19 @@ fn ends_data_pdu(conn: &Conn, slot: u16, damaged: bool) {
 
 /// A data PDU is complete; perhaps its command's data is.
 fn data_pdu_ended(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) -> Result<(), Stop> {
-    let Some(s) = conn.slots.get_mut(slot) else {
+    let Some(s) = conn.slots.get(slot) else {
         return Err(Stop::Close);
     };
-    if s.received_bytes < s.len_bytes {
+    if s.tag & r2t::SEVERAL != 0 {
+        if r2t::go_on(conn, slot) {
+            return Ok(());
+        }
+    } else if s.received_bytes < s.len_bytes {
         return Ok(());
     }
-    s.stage = Stage::Taken;
+    if let Some(s) = conn.slots.get_mut(slot) {
+        s.stage = Stage::Taken;
+    }
     conn.records.data_complete(slot);
     conn.records.blame(slot);
     conn.count_received_all();

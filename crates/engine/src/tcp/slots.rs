@@ -74,8 +74,9 @@ pub(super) struct Slot {
     pub stage: Stage,
     /// Next in the list of free or of waiting slots.
     next: u16,
-    /// Changes with each R2T, so that data for an old one is noticed.
-    pub tag: u8,
+    /// What tells its R2T from others of this slot, so that data for an old one is noticed: the upper half of its
+    /// TTAG, or no such half when it has several ([`super::r2t`]).
+    pub tag: u16,
     /// Its data comes by R2T.
     pub by_r2t: bool,
     /// What it ends with when all its data has come, if that is no success: a data digest was wrong, or its
@@ -83,7 +84,7 @@ pub(super) struct Slot {
     pub fate: Status,
     /// Bytes of its data.
     pub len_bytes: u32,
-    /// Of these, received.
+    /// Of these, received; of several R2Ts, where the next byte belongs.
     pub received_bytes: u32,
     pub work: Work,
     pub buffer: Option<StagingBuffer>,
@@ -93,12 +94,12 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    fn taken(cid: u16, taken_ns: u64, tag: u8) -> Self {
+    fn taken(cid: u16, taken_ns: u64) -> Self {
         Self {
             cid,
             stage: Stage::Taken,
             next: NONE,
-            tag,
+            tag: 0,
             by_r2t: false,
             fate: Status::SUCCESS,
             len_bytes: 0,
@@ -180,8 +181,7 @@ impl Slots {
             return Err(NoSlot::Conflict);
         }
         self.used += 1;
-        let tag = self.get(slot).map_or(0, |s| s.tag);
-        let fresh = Slot::taken(cid, now_ns, tag);
+        let fresh = Slot::taken(cid, now_ns);
         match self.slots.get_mut(usize::from(slot)) {
             Some(old) => {
                 self.free = old.next;
@@ -202,7 +202,7 @@ impl Slots {
             let made = self.slots.len() as u16;
             self.slots.push(Slot {
                 next: self.free,
-                ..Slot::taken(0, 0, 0)
+                ..Slot::taken(0, 0)
             });
             self.slots[usize::from(made)].stage = Stage::Free;
             self.free = made;
@@ -221,7 +221,7 @@ impl Slots {
             NONE => self.free = next,
             before => self.slots[usize::from(before)].next = next,
         }
-        self.slots[usize::from(slot)] = Slot::taken(cid, taken_ns, 0);
+        self.slots[usize::from(slot)] = Slot::taken(cid, taken_ns);
         self.used += 1;
         Ok(())
     }

@@ -13,6 +13,7 @@ mod hostile;
 mod inherit;
 mod reserve;
 mod rig;
+mod several_r2ts;
 mod take_over;
 mod take_over_hosts;
 mod take_over_pairs;

@@ -15,6 +15,7 @@
 //!
 //! **Not here:** when to send ([`super`]).
 
+use super::command::MAX_R2TS_OF_ONE;
 use super::pool::{List, Pool};
 use super::record::QueueRecords;
 use super::slots::NONE;
@@ -33,8 +34,9 @@ use std::os::fd::AsFd;
 const ITEMS_PER_COMMAND: usize = 3;
 /// The same in bytes: 28, at most 128 with padding, 4 and 28.
 const BYTES_PER_COMMAND: usize = 192;
-/// Room for what belongs to no command: conflicts' responses, the Connect's, a TermReq.
-const SPARE_ITEMS: usize = 32;
+/// Room for what belongs to no command: conflicts' responses, the Connect's, a TermReq; and for a fourth R2T of
+/// each command that may have so many.
+const SPARE_ITEMS: usize = 32 + MAX_R2TS_OF_ONE as usize;
 /// Items of the largest queue.
 const MOST_ITEMS: usize = MAX_QUEUE_ENTRIES * ITEMS_PER_COMMAND + SPARE_ITEMS;
 /// Their bytes, with what may be left out at the end of the ring.

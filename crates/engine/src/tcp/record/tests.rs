@@ -24,12 +24,12 @@ fn params_come_back_and_nonsense_does_not() {
         hpda: 7,
         header_digest: true,
         data_digest: false,
-        max_r2t: 0,
+        max_r2t: 2,
     };
     let (params, _) = TcpParams::accept(&request, &Offer::default()).unwrap();
     let word = params_word(&params);
     assert_eq!(params_of_word(word), Some(params));
-    for bad in [0, u64::MAX, word | 4, word & !0xff00, word | 3 << 8] {
+    for bad in [0, u64::MAX, word | 16, word & !0xff00, word | 3 << 8] {
         assert_eq!(params_of_word(bad), None, "{bad:x}");
     }
 }
@@ -146,16 +146,13 @@ fn data_is_there_when_the_stream_says_so() {
     assert_eq!((taken, begin, end), (476, 500, 604));
     records.begin_data(&data);
     assert_eq!(q.data(q.taken.load(Relaxed)), Some(data));
-    let asked = Asked {
-        received_bytes: 4196,
-        ttag: 0x108,
-    };
+    let asked = Asked::Whole(4196);
     records.data_pdu_ends(8, asked, true);
     assert_eq!(q.data(q.taken.load(Relaxed)), Some(data));
     records.placed(604);
     assert_eq!(q.data(q.taken.load(Relaxed)), None);
     let c = &region.commands(9)[8];
-    assert_eq!(Asked::of_word(c.asked.load(Relaxed)), asked);
+    assert_eq!(c.asked.load(Relaxed), asked.word());
     assert!(c.state().damaged());
 }
 
@@ -174,13 +171,10 @@ fn a_command_that_is_merely_taken_has_no_buffer_that_is_yet_to_be_filled() {
         offset_bytes: 1 << 20,
         len_bytes: 65536,
     };
-    let asked = Asked {
-        received_bytes: 0,
-        ttag: 0x101,
-    };
+    let at = AskedAt { at: 24, r2ts: 1 };
     for point in ["r2t.recorded", "r2t.published"] {
         records.begin_command(1, &new, false);
-        until(point, || records.asked(1, buffer, asked, 24));
+        until(point, || records.asked(1, buffer, CommandStage::Asked, at));
         let taken = c.state().stage() == Some(CommandStage::Taken);
         assert_eq!(taken, c.buffer.load(Relaxed) == 0, "{point}");
         assert_eq!(c.asked_at.load(Relaxed), 24);

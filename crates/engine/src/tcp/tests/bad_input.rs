@@ -12,8 +12,8 @@ const PLEN: u32 = 4;
 const DATAL: u32 = 16;
 
 /// A rig with a neighbour, whose block 9 holds sevens, and a controller for whoever is to misbehave.
-struct Scene {
-    rig: Rig,
+pub(super) struct Scene {
+    pub rig: Rig,
     _admin: Host,
     cntlid: u16,
     neighbour: Host,
@@ -37,12 +37,12 @@ fn scene(digests: (bool, bool)) -> Scene {
 }
 
 impl Scene {
-    fn host(&mut self) -> Host {
+    pub(super) fn host(&mut self) -> Host {
         self.rig.io(self.cntlid, 1, 32)
     }
 
     /// What a host is told at its end. Nothing of it is left, and nothing was written.
-    fn end(&mut self, mut host: Host) -> Option<TermReq> {
+    pub(super) fn end(&mut self, mut host: Host) -> Option<TermReq> {
         let mut told = None;
         for _ in 0..4 {
             self.rig.turns(1);
@@ -420,4 +420,5 @@ fn r2t_abuse() {
     say(&host, data(0, 0, 0, 4096, true));
     let term = scene.end(host).expect("a C2HTermReq");
     assert_eq!((term.status, term.info), field(TTAG));
+    several_r2ts::abuse(&mut scene);
 }

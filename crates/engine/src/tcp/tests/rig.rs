@@ -40,6 +40,8 @@ pub(super) struct Rig {
     pub host_id: [u8; 16],
     /// What it asks for: digests of headers, and of data.
     pub digests: (bool, bool),
+    /// Its MAXR2T.
+    pub max_r2t: u32,
     /// The address here that it connects to.
     pub local: &'static str,
     /// Every socket, as the daemon holds them.
@@ -124,6 +126,7 @@ pub(super) fn rig_on(kind: &str) -> Rig {
         host: "nqn.2014-08.org.example:host",
         host_id: [7; 16],
         digests: (false, false),
+        max_r2t: 0,
         local: "127.0.0.1:4420",
         held: Vec::new(),
         associations: Associations::default(),
@@ -148,7 +151,7 @@ impl Rig {
             hpda: 0,
             header_digest: self.digests.0,
             data_digest: self.digests.1,
-            max_r2t: 0,
+            max_r2t: self.max_r2t,
         };
         let (params, response) = TcpParams::accept(&request, &Offer::default()).unwrap();
         let subsystem = Nqn::parse("nqn.2026-01.io.forebay:t.v").unwrap();
@@ -231,10 +234,7 @@ impl Rig {
     pub(in crate::tcp) fn turns(&mut self, turns: usize) {
         for _ in 0..turns {
             let mut events = Vec::with_capacity(64);
-            let none = rustix::event::Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            };
+            let none = rustix::event::Timespec::default();
             epoll::wait(
                 &*self.epoll,
                 rustix::buffer::spare_capacity(&mut events),

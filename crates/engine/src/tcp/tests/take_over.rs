@@ -9,6 +9,7 @@
 use super::super::*;
 pub(super) use super::rig::V;
 use super::rig::{EXTENT, EXTENTS};
+pub(super) use super::take_over_hosts::SERVING;
 use super::take_over_hosts::{BLOCK, Blocks, Dice, Queue, Wanted, patience};
 use crate::associations::Associations;
 use crate::core::ServedDevice;
@@ -35,36 +36,6 @@ use std::collections::BTreeMap;
 use std::net::{TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Points that a reactor passes while it serves.
-pub(super) const SERVING: &[&str] = &[
-    "rx.base",
-    "rx.intent",
-    "rx.received",
-    "rx.record",
-    "rx.state",
-    "rx.taken",
-    "rx.kept",
-    "rx.cleared",
-    "data.header",
-    "data.placed",
-    "data.state",
-    "r2t.recorded",
-    "r2t.published",
-    "core.put",
-    "core.entered",
-    "core.completed",
-    "tx.item",
-    "tx.published",
-    "tx.sent",
-    "tx.freed",
-    "tx.first",
-    "tx.reset",
-    "admin.state",
-    "admin.sequence",
-    "admin.answered",
-    "aer.kept",
-    "aer.delivered",
-];
 /// Points of the take-over itself.
 const OVER: &[&str] = &[
     "over.adopted",
@@ -114,6 +85,8 @@ pub(super) struct World {
     pub reservations: Arc<Reservations>,
     /// Of the host that connects next.
     pub host_id: [u8; 16],
+    /// MAXR2T of the same.
+    pub max_r2t: u32,
     /// What the door knows of those that it let in.
     arrivals: BTreeMap<u64, Arrival>,
     deaths: BTreeMap<&'static str, u32>,
@@ -220,10 +193,7 @@ impl Engine {
             self.core.fenced(DeviceIndex(0));
         }
         let mut events = Vec::with_capacity(64);
-        let none = rustix::event::Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let none = rustix::event::Timespec::default();
         let room = rustix::buffer::spare_capacity(&mut events);
         epoll::wait(&*self.epoll, room, Some(&none)).unwrap();
         let keys: Vec<u64> = events.iter().map(|e| e.data.u64()).collect();
@@ -266,6 +236,7 @@ impl World {
             next_socket: 1 << 32,
             reservations: Arc::default(),
             host_id: [7; 16],
+            max_r2t: 0,
             arrivals: BTreeMap::new(),
             deaths: BTreeMap::new(),
         }
@@ -397,7 +368,7 @@ impl World {
             hpda: 0,
             header_digest: digests,
             data_digest: digests,
-            max_r2t: 0,
+            max_r2t: self.max_r2t,
         };
         let (params, response) = TcpParams::accept(&request, &Offer::default()).unwrap();
         let mut out = [0; 256];
@@ -421,6 +392,8 @@ impl World {
             output: Vec::new(),
             at: 0,
             flying: BTreeMap::new(),
+            open: Vec::new(),
+            most_open: 0,
             next_cid: 0,
             done: 0,
         };
@@ -541,8 +514,11 @@ fn convert(
 }
 
 /// Two hosts, one with digests, with load on all their queues, and so many deaths.
-fn run(seed: u64, deaths: u32, mut point: impl FnMut(u32) -> Option<&'static str>) -> World {
-    let mut world = World::new(seed);
+pub(super) fn run(
+    mut world: World,
+    deaths: u32,
+    mut point: impl FnMut(u32) -> Option<&'static str>,
+) -> (World, Vec<Queue>) {
     let mut queues = world.associate(2, false);
     queues.extend(world.associate(1, true));
     let mut blocks = Blocks::new();
@@ -558,7 +534,11 @@ fn run(seed: u64, deaths: u32, mut point: impl FnMut(u32) -> Option<&'static str
             patience(turns, point.unwrap_or("this turn"));
             let World { dice, .. } = &mut world;
             for queue in &mut queues {
-                let depth = if queue.qid == 0 { 4 } else { 20 };
+                let depth = match (queue.qid, queue.params.max_r2t) {
+                    (1.., 1) => 20,
+                    (1.., _) => 2,
+                    _ => 4,
+                };
                 while queue.flying.len() < depth && dice.roll(3) > 0 {
                     queue.begin(dice, &mut blocks);
                 }
@@ -581,12 +561,12 @@ fn run(seed: u64, deaths: u32, mut point: impl FnMut(u32) -> Option<&'static str
         world.step(Engine::turn);
     }
     assert!(queues.iter().all(|q| q.done > 0));
-    world
+    (world, queues)
 }
 
 #[test]
 fn hosts_do_not_notice_deaths_at_any_point() {
-    let world = run(1, SERVING.len() as u32 * 2, |n| {
+    let (world, _) = run(World::new(1), SERVING.len() as u32 * 2, |n| {
         Some(SERVING[n as usize % SERVING.len()])
     });
     assert_eq!(world.deaths.len(), SERVING.len());
@@ -594,5 +574,5 @@ fn hosts_do_not_notice_deaths_at_any_point() {
 
 #[test]
 fn hosts_do_not_notice_deaths_between_turns() {
-    run(2, 40, |_| None);
+    run(World::new(2), 40, |_| None);
 }

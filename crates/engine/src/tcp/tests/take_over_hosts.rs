@@ -12,6 +12,37 @@ use std::net::TcpStream;
 pub(super) const BLOCK: u32 = 4096;
 pub(super) const BLOCKS: u64 = 512;
 
+/// Points that a reactor passes while it serves.
+pub(super) const SERVING: &[&str] = &[
+    "rx.base",
+    "rx.intent",
+    "rx.received",
+    "rx.record",
+    "rx.state",
+    "rx.taken",
+    "rx.kept",
+    "rx.cleared",
+    "data.header",
+    "data.placed",
+    "data.state",
+    "r2t.recorded",
+    "r2t.published",
+    "core.put",
+    "core.entered",
+    "core.completed",
+    "tx.item",
+    "tx.published",
+    "tx.sent",
+    "tx.freed",
+    "tx.first",
+    "tx.reset",
+    "admin.state",
+    "admin.sequence",
+    "admin.answered",
+    "aer.kept",
+    "aer.delivered",
+];
+
 /// A small generator, so that a seed tells a whole run.
 pub(super) struct Dice(pub u64);
 
@@ -61,6 +92,10 @@ pub(super) struct Queue {
     pub output: Vec<u8>,
     pub at: usize,
     pub flying: BTreeMap<u16, (Sqe, Wanted)>,
+    /// R2Ts of a part of a command's data, which are yet to be answered: the next byte, and the data.
+    pub open: Vec<(R2t, usize, Vec<u8>)>,
+    /// Of one command at most.
+    pub most_open: usize,
     pub next_cid: u16,
     pub done: u64,
 }
@@ -116,8 +151,16 @@ impl Queue {
             self.begin_admin(dice);
             return;
         }
-        let most = if dice.roll(4) == 0 { 40 } else { 3 };
-        let count = 1 + dice.roll(most);
+        let most = match dice.roll(8) {
+            0 => 128,
+            1 => 40,
+            _ => 3,
+        };
+        let count = match self.params.max_r2t {
+            1 => 1 + dice.roll(most),
+            // More than one R2T asks for.
+            _ => 33 + dice.roll(96),
+        };
         let lba = dice.roll(BLOCKS - count);
         if dice.roll(20) == 0 {
             self.fly(|cid| Sqe::new(0, cid).with_nsid(1), &[], Wanted::Flush);
@@ -228,6 +271,9 @@ impl Queue {
     /// As [`Queue::pump`]; gives what was heard.
     pub(super) fn exchange(&mut self, dice: &mut Dice) -> Vec<(Pdu, Vec<u8>)> {
         let mut heard = Vec::new();
+        if self.output.is_empty() && !self.open.is_empty() {
+            self.answer_some(dice);
+        }
         let left = self.output.len() - self.at;
         if left > 0 {
             let n = match dice.roll(4) {
@@ -309,6 +355,14 @@ impl Queue {
     /// Sends all the data that an R2T asks for.
     pub(super) fn answer(&mut self, r2t: &R2t, all: &[u8]) {
         let (from, len) = (r2t.offset_bytes as usize, r2t.length_bytes as usize);
+        if len < all.len() {
+            let of_it = |(open, ..): &&(R2t, usize, Vec<u8>)| open.cid == r2t.cid;
+            let open = 1 + self.open.iter().filter(of_it).count();
+            assert!(open as u64 <= self.params.max_r2t, "{open} R2Ts");
+            self.most_open = self.most_open.max(open);
+            self.open.push((*r2t, from, all[from..from + len].to_vec()));
+            return;
+        }
         assert_eq!((from, len), (0, all.len()));
         // In parts smaller than what is allowed, at times.
         let parts = 1 + len / BLOCK as usize % 3;
@@ -329,6 +383,34 @@ impl Queue {
             self.put_data(&all[offset..offset + n]);
             offset += n;
         }
+    }
+
+    /// Sends one data PDU for any of the open R2Ts.
+    fn answer_some(&mut self, dice: &mut Dice) {
+        let which = dice.roll(self.open.len() as u64) as usize;
+        let (r2t, at, data) = &mut self.open[which];
+        let end = (r2t.offset_bytes + r2t.length_bytes) as usize;
+        let len = match dice.roll(3) {
+            0 => end - *at,
+            _ => (4 + dice.roll((end - *at) as u64) as usize / 4 * 4).min(end - *at),
+        };
+        let h2c = H2cData {
+            cid: r2t.cid,
+            ttag: r2t.ttag,
+            offset_bytes: *at as u32,
+            length_bytes: len as u32,
+            last: *at + len == end,
+        };
+        let from = *at - r2t.offset_bytes as usize;
+        let data = data[from..from + len].to_vec();
+        *at += len;
+        if h2c.last {
+            self.open.swap_remove(which);
+        }
+        let mut out = vec![0; tcp::MAX_HEADER_BYTES];
+        let header = tcp::put_h2c_data(&mut out, &self.params, &h2c);
+        self.output.extend_from_slice(&out[..header]);
+        self.put_data(&data);
     }
 
     pub(super) fn ended(&mut self, cid: u16, status: Status, blocks: &mut Blocks) {

@@ -27,6 +27,8 @@ pub enum CommandStage {
     /// The second of a fused pair, whose compare found what the host expects: what it writes may be
     /// there, so the compare is not done again.
     Passed = 0b1001,
+    /// As [`CommandStage::Asked`], with an R2T for each part of its data.
+    AskedInParts = 0b1010,
 }
 
 /// The word `state` of a command; 0 for a free slot.
@@ -83,6 +85,7 @@ impl CommandState {
             0b0101 => Some(CommandStage::Asked),
             0b0110 => Some(CommandStage::Kept),
             0b1001 => Some(CommandStage::Passed),
+            0b1010 => Some(CommandStage::AskedInParts),
             _ => None,
         }
     }
@@ -181,35 +184,95 @@ cells! {
         pub check: AtomicU64,
         /// The [`BufferRef`] of data from the host, with its own check; 0: none.
         pub buffer: AtomicU64,
-        /// Data that an R2T asked for: see [`Asked`].
+        /// Data that R2Ts asked for: see [`Asked`].
         pub asked: AtomicU64,
-        /// The position in the transmitted stream after that R2T.
+        /// The last of these R2Ts: see [`AskedAt`].
         pub asked_at: AtomicU64,
     }
 }
 const _: () = assert!(size_of::<CommandRecord>() == 128);
 
-/// How far the data has come that an R2T asked for.
+/// So much of a command's data one R2T asks for, where the host takes several at once.
+pub const R2T_PART_BYTES: u32 = 128 << 10;
+/// Such parts of the longest transfer.
+pub const R2T_PARTS: usize = 4;
+
+/// How far the data has come that R2Ts asked for, in whole data PDUs. The command's stage says which it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Asked {
-    /// Bytes received, in whole data PDUs.
-    pub received_bytes: u32,
-    /// The R2T's transfer tag.
-    pub ttag: u16,
+pub enum Asked {
+    /// One R2T asked for all of it: bytes received.
+    Whole(u32),
+    /// One for each [`R2T_PART_BYTES`]: dwords received of each.
+    Parts([u16; R2T_PARTS]),
 }
 
 impl Asked {
     /// As a word.
     #[inline]
+    pub fn word(self) -> u64 {
+        match self {
+            Self::Whole(bytes) => u64::from(bytes),
+            Self::Parts(dwords) => (dwords.iter().rev()).fold(0, |w, d| w << 16 | u64::from(*d)),
+        }
+    }
+
+    /// What a word says of a command at this stage.
+    pub fn of_word(word: u64, stage: Option<CommandStage>) -> Self {
+        match stage {
+            Some(CommandStage::AskedInParts) => {
+                Self::Parts(std::array::from_fn(|i| (word >> (16 * i)) as u16))
+            }
+            _ => Self::Whole(word as u32),
+        }
+    }
+
+    /// Bytes received.
+    pub fn bytes(self) -> u32 {
+        match self {
+            Self::Whole(bytes) => bytes,
+            Self::Parts(dwords) => dwords.iter().map(|d| u32::from(*d) * 4).sum(),
+        }
+    }
+
+    /// The same with what a data PDU brings that begins at `from`, up to `to`; `None` when no PDU may bring that.
+    #[must_use]
+    pub fn up_to(self, from: u32, to: u32) -> Option<Self> {
+        match self {
+            Self::Whole(_) => Some(Self::Whole(to)),
+            Self::Parts(mut dwords) => {
+                let part = from / R2T_PART_BYTES;
+                let bytes = to.checked_sub(part * R2T_PART_BYTES)?;
+                *dwords.get_mut(part as usize)? = (bytes / 4) as u16;
+                (from <= to && bytes <= R2T_PART_BYTES).then_some(Self::Parts(dwords))
+            }
+        }
+    }
+}
+
+/// Which R2Ts of a command are queued.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AskedAt {
+    /// The position in the transmitted stream after the last.
+    pub at: u64,
+    /// How many they are, 1 to [`R2T_PARTS`].
+    pub r2ts: u8,
+}
+
+const R2TS_SHIFT: u32 = 62;
+const _: () = assert!(R2T_PARTS <= 1 << (64 - R2TS_SHIFT));
+
+impl AskedAt {
+    /// As a word: no stream gets to 2^62 bytes.
+    #[inline]
     pub const fn word(self) -> u64 {
-        self.received_bytes as u64 | (self.ttag as u64) << 32
+        self.at | (self.r2ts as u64 - 1) << R2TS_SHIFT
     }
 
     /// What a word says.
     pub const fn of_word(word: u64) -> Self {
         Self {
-            received_bytes: word as u32,
-            ttag: (word >> 32) as u16,
+            at: word & ((1 << R2TS_SHIFT) - 1),
+            r2ts: (word >> R2TS_SHIFT) as u8 + 1,
         }
     }
 }
@@ -308,7 +371,9 @@ mod tests {
         assert_eq!(s.with_attempts(200).attempts(), MAX_ATTEMPTS);
         let kept = s.with_stage(CommandStage::Kept);
         let passed = one.with_stage(CommandStage::Passed);
+        let in_parts = one.with_stage(CommandStage::AskedInParts);
         for state in [
+            in_parts,
             s,
             one,
             many,
@@ -323,6 +388,30 @@ mod tests {
                 let flipped = CommandState::open(state.0 ^ 1 << bit, u64::MAX - 5);
                 assert!(flipped.is_err(), "{state:?} bit {bit}");
             }
+        }
+    }
+
+    #[test]
+    fn what_was_asked_is_read_as_it_was_written() {
+        let parts = Asked::Parts([0x8000, 0, 1, 0x7fff]);
+        let stage = Some(CommandStage::AskedInParts);
+        assert_eq!(Asked::of_word(parts.word(), stage), parts);
+        assert_eq!(parts.bytes(), R2T_PART_BYTES + 4 + R2T_PART_BYTES - 4);
+        let whole = Asked::Whole(R2T_PART_BYTES * 4);
+        let asked = Some(CommandStage::Asked);
+        assert_eq!(Asked::of_word(whole.word(), asked), whole);
+        let part = R2T_PART_BYTES;
+        let more = parts.up_to(part, part + 8);
+        assert_eq!(more, Some(Asked::Parts([0x8000, 2, 1, 0x7fff])));
+        let all = parts.up_to(part * 3 + 4, part * 4);
+        assert_eq!(all, Some(Asked::Parts([0x8000, 0, 1, 0x8000])));
+        // Beyond its part, backwards, and beyond everything.
+        for (from, to) in [(0, part + 4), (8, 4), (part * 4, part * 4 + 4)] {
+            assert_eq!(parts.up_to(from, to), None, "{from} {to}");
+        }
+        for r2ts in 1..=4 {
+            let at = AskedAt { at: 1 << 61, r2ts };
+            assert_eq!(AskedAt::of_word(at.word()), at);
         }
     }
 

@@ -21,7 +21,9 @@ pub mod figures;
 pub mod item;
 pub mod queue;
 
-pub use command::{Asked, CommandRecord, CommandStage, CommandState};
+pub use command::{
+    Asked, AskedAt, CommandRecord, CommandStage, CommandState, R2T_PART_BYTES, R2T_PARTS,
+};
 pub use controller::{ControllerConstants, ControllerContent, ControllerCopy, ControllerRecord};
 pub use figures::{
     DeviceOp, DeviceRecord, LATENCY_BUCKETS, LaneRecord, OpKind, OpStats, Times, TimesOf, bump,

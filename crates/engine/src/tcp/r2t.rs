@@ -1,0 +1,221 @@
+//! R2Ts: what hosts are asked for.
+//!
+//! **Design.** One R2T asks for all of a command's data. A host that says MAXR2T > 0 takes several of a command at once,
+//! and sends their data as it likes: that of one R2T in order, that of different ones in any (TCP 3.3.2.2). For such a
+//! host, more data than [`R2T_PART_BYTES`], which is what one data PDU may carry, is asked for in parts of so many
+//! bytes, each by its R2T, as many at a time as the host takes. How much of each part has come is counted beside the
+//! slots, so that other connections and commands know nothing of it; a slot's `received_bytes` says where the next byte
+//! of the data PDU at hand goes. All R2Ts of a command count as one where they are limited: they share its staging
+//! buffer. Of several, each is published before the next is queued, so that a successor knows which ones the host will
+//! get ([`super::record`]).
+//!
+//! **Not here:** when a command asks ([`super::command`]), the data itself ([`super::rx`]).
+
+use super::MDTS_BYTES;
+use super::conn::Conn;
+use super::rx;
+use super::slots::{NONE, Slot, Stage};
+use crate::core::Core;
+use crate::core::staging::StagingBuffer;
+use forebay_nvme::tcp::{self, H2cData, PduError, R2t, TcpParams, field};
+use forebay_xlate::boundary::region::{Asked, AskedAt, CommandStage, R2T_PART_BYTES, R2T_PARTS};
+
+const _: () = assert!(R2T_PART_BYTES as usize * R2T_PARTS == MDTS_BYTES as usize);
+
+/// In a slot's tag: its command has several R2Ts. No half of a TTAG is such a tag.
+pub(super) const SEVERAL: u16 = 0x100;
+/// The bits of a tag that tell the R2Ts of a command.
+const PART: u16 = R2T_PARTS as u16 - 1;
+
+/// What the TTAG's upper half is for the only, or the first, R2T of the command of this number. It differs from those
+/// of commands that had the slot not long before.
+pub(super) fn tag_of(number: u64) -> u16 {
+    ((number ^ number >> 6 ^ number >> 12) as u16 & 0x3f) << 2
+}
+
+/// How far a command is.
+#[derive(Clone, Copy, Default)]
+struct Progress {
+    /// R2Ts queued.
+    r2ts: u8,
+    /// Dwords that have come of each part, in whole PDUs.
+    dwords: [u16; R2T_PARTS],
+    /// Where the data PDU at hand begins.
+    begin: u32,
+}
+
+impl Progress {
+    fn has_all_of(&self, part: u16, len_bytes: u32) -> bool {
+        let dwords = self.dwords.get(usize::from(part));
+        dwords.is_some_and(|d| u32::from(*d) * 4 == part_bytes(part, len_bytes))
+    }
+}
+
+/// Bytes of a part of so much data.
+fn part_bytes(part: u16, len_bytes: u32) -> u32 {
+    (len_bytes.saturating_sub(u32::from(part) * R2T_PART_BYTES)).min(R2T_PART_BYTES)
+}
+
+/// Those of a connection.
+pub(super) struct Parts {
+    /// R2Ts of one command at a time.
+    limit: u8,
+    /// By slot; none when that is 1.
+    of: Vec<Progress>,
+}
+
+impl Parts {
+    /// Of a queue with so many entries, whose host said this.
+    pub(super) fn new(params: &TcpParams, entries: u16) -> Self {
+        let limit = params.max_r2t.min(R2T_PARTS as u64) as u8;
+        let slots = if limit > 1 { usize::from(entries) } else { 0 };
+        Self {
+            limit,
+            of: vec![Progress::default(); slots],
+        }
+    }
+
+    /// What has come with the data PDU at hand, which brings data up to `to`.
+    #[cold]
+    pub(super) fn came(&mut self, slot: u16, to: u32) -> Asked {
+        let Some(p) = self.of.get_mut(usize::from(slot)) else {
+            return Asked::Parts([0; R2T_PARTS]);
+        };
+        if let Some(Asked::Parts(dwords)) = Asked::Parts(p.dwords).up_to(p.begin, to) {
+            p.dwords = dwords;
+        }
+        Asked::Parts(p.dwords)
+    }
+
+    /// A command of a dead engine: so much has come, and so many R2Ts are the host's.
+    pub(super) fn inherit(&mut self, slot: u16, dwords: [u16; R2T_PARTS], r2ts: u8) {
+        if let Some(p) = self.of.get_mut(usize::from(slot)) {
+            *p = Progress {
+                r2ts,
+                dwords,
+                begin: 0,
+            };
+        }
+    }
+
+    /// The data PDU at hand began here.
+    pub(super) fn began(&mut self, slot: u16, offset_bytes: u32) {
+        if let Some(p) = self.of.get_mut(usize::from(slot)) {
+            p.begin = offset_bytes;
+        }
+    }
+}
+
+/// Asks the host for a command's data, which has a staging buffer (TCP 3.3.2.2).
+pub(super) fn ask(conn: &mut Conn, core: &Core, slot: u16) {
+    conn.count_asked();
+    let Some(s) = conn.slots.get_mut(slot) else {
+        return;
+    };
+    s.stage = Stage::Receiving;
+    s.asked_ns = core.now_ns();
+    s.tag = tag_of(conn.records.number_of(slot));
+    if conn.parts.limit > 1 && s.len_bytes > R2T_PART_BYTES {
+        s.tag |= SEVERAL;
+        conn.parts.inherit(slot, [0; R2T_PARTS], 0);
+        go_on(conn, slot);
+        return;
+    }
+    let r2t = R2t {
+        cid: s.cid,
+        ttag: s.tag << 8 | slot,
+        offset_bytes: 0,
+        length_bytes: s.len_bytes,
+    };
+    push_first(conn, slot, &r2t, CommandStage::Asked);
+}
+
+fn push(conn: &mut Conn, r2t: &R2t) {
+    let params = conn.params;
+    conn.push(NONE, None, |out| tcp::put_r2t(out, &params, r2t));
+}
+
+/// Queues the first R2T of a command, which is at this stage from then on.
+fn push_first(conn: &mut Conn, slot: u16, r2t: &R2t, stage: CommandStage) {
+    push(conn, r2t);
+    let buffer = conn.slots.get(slot).and_then(|s| s.buffer.as_ref());
+    if let Some(buffer) = buffer.map(StagingBuffer::reference) {
+        let at = AskedAt {
+            at: conn.tx.at(),
+            r2ts: 1,
+        };
+        conn.records.asked(slot, buffer, stage, at);
+    }
+}
+
+/// Asks for as much more of a command's data as the host may be asked for; false when all of it has come.
+#[cold]
+pub(super) fn go_on(conn: &mut Conn, slot: u16) -> bool {
+    let limit = u16::from(conn.parts.limit);
+    loop {
+        let at = usize::from(slot);
+        let (Some(s), Some(p)) = (conn.slots.get(slot), conn.parts.of.get_mut(at)) else {
+            return true;
+        };
+        let (len, next) = (s.len_bytes, u16::from(p.r2ts));
+        let open = (0..next).filter(|part| !p.has_all_of(*part, len)).count() as u16;
+        let length_bytes = part_bytes(next, len);
+        if length_bytes == 0 || open >= limit {
+            return length_bytes > 0 || open > 0;
+        }
+        p.r2ts += 1;
+        let r2ts = p.r2ts;
+        let r2t = R2t {
+            cid: s.cid,
+            ttag: (s.tag & !SEVERAL | next) << 8 | slot,
+            offset_bytes: u32::from(next) * R2T_PART_BYTES,
+            length_bytes,
+        };
+        if next == 0 {
+            push_first(conn, slot, &r2t, CommandStage::AskedInParts);
+        } else {
+            push(conn, &r2t);
+            let at = conn.tx.at();
+            conn.records.asked_next(slot, AskedAt { at, r2ts });
+        }
+        conn.publish();
+    }
+}
+
+/// A connection of a dead engine has its commands again: what that engine would have asked next, is asked.
+pub(super) fn inherited(conn: &mut Conn) {
+    for slot in 0..conn.parts.of.len() as u16 {
+        let several = |s: &Slot| s.stage == Stage::Receiving && s.tag & SEVERAL != 0;
+        if conn.slots.get(slot).is_some_and(several) {
+            go_on(conn, slot);
+        }
+    }
+}
+
+/// Checks an H2CData against the R2T of several that it says it answers.
+#[cold]
+pub(super) fn begin_data(conn: &mut Conn, data: &H2cData) -> Result<(), PduError> {
+    let (slot, tag) = (data.ttag & 0xff, data.ttag >> 8);
+    let part = tag & PART;
+    let s = conn.slots.get_mut(slot);
+    let p = conn.parts.of.get_mut(usize::from(slot));
+    let (s, p) = (s.zip(p))
+        .filter(|(s, p)| {
+            s.stage == Stage::Receiving
+                && s.tag == SEVERAL | tag & !PART
+                && part < u16::from(p.r2ts)
+                && !p.has_all_of(part, s.len_bytes)
+        })
+        .ok_or(PduError::field(field::TTAG))?;
+    let begin = u32::from(part) * R2T_PART_BYTES;
+    let end = begin + part_bytes(part, s.len_bytes);
+    let next = begin + u32::from(p.dwords[usize::from(part)]) * 4;
+    rx::judge(data, s.cid, next, end)?;
+    // What follows would have to begin at a multiple of dwords.
+    if !data.length_bytes.is_multiple_of(4) {
+        return Err(PduError::field(field::DATAL));
+    }
+    p.begin = data.offset_bytes;
+    s.received_bytes = data.offset_bytes;
+    Ok(())
+}
