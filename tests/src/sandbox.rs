@@ -14,6 +14,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rustix::fs::{Access, access};
 use tempfile::TempDir;
 use xtask::{package, process};
 
@@ -156,7 +157,9 @@ impl Sandbox {
         let systemd =
             Path::new("/lib/systemd/systemd").exists() && process::is_installed("systemctl");
         let systemd = (!systemd).then(|| "systemd".to_owned());
-        let groups = cgroup2().is_none().then(|| "a mounted cgroup2".to_owned());
+        let may_write = |groups: &PathBuf| access(groups, Access::WRITE_OK).is_ok();
+        let groups = cgroup2().filter(may_write);
+        let groups = (groups.is_none()).then(|| "a mounted cgroup2 to write to".to_owned());
         Self::unavailable().or(systemd).or(groups)
     }
 
