@@ -445,7 +445,7 @@ impl Daemon {
             generation: record.generation,
             at_unix_ms,
             cause: cause.to_owned(),
-            commands_in_flight: 0,
+            commands_in_flight: None,
             report_path: path.map(|path| path.display().to_string()),
         });
     }

@@ -94,6 +94,9 @@ impl Troubles<'_> {
             faulty::set(device, &Faults::default())?;
         }
         ran?;
+        if !self.daemon.has_died()? && has_no_pool(self.daemon) {
+            self.daemon.kill_daemon()?;
+        }
         if self.daemon.has_died()? {
             self.daemon.start_again()?;
         }
@@ -112,6 +115,11 @@ impl Troubles<'_> {
     }
 }
 
+/// A device's fault kept the daemon from opening its pool. It waits for somebody who mends that, and hosts wait too.
+fn has_no_pool(daemon: &Daemon) -> bool {
+    daemon.status().is_ok_and(|status| status["pool"].is_null())
+}
+
 /// Deaths, until the end; a daemon that was killed is there again then, unless a device's fault keeps it away.
 fn die(daemon: &mut Daemon, dice: &mut Dice, end: Instant, happened: &Happened) -> Result<()> {
     while Instant::now() < end {
@@ -120,6 +128,10 @@ fn die(daemon: &mut Daemon, dice: &mut Dice, end: Instant, happened: &Happened) 
             // A device may fail what it reads at its start.
             happened.daemons.fetch_add(1, SeqCst);
             let _ = daemon.start_again();
+            continue;
+        }
+        if has_no_pool(daemon) {
+            daemon.kill_daemon()?;
             continue;
         }
         match dice.below(12) {

@@ -80,8 +80,9 @@ pub struct DeathReport {
     pub at_unix_ms: u64,
     /// Why, as far as known: `signal 9 (SIGKILL)`, `exit code 1`, `unknown`.
     pub cause: String,
-    /// Commands that were in flight, as the state region shows them.
-    pub commands_in_flight: u64,
+    /// Commands that were in flight, as the state region shows them; absent if nobody has it: it was gone with its
+    /// engine, or it was a daemon that died.
+    pub commands_in_flight: Option<u64>,
     /// File with the full report, if one was written.
     pub report_path: Option<String>,
 }

@@ -89,7 +89,8 @@ struct Command {
 #[derive(Debug)]
 pub(crate) struct Written {
     pub(crate) path: Option<PathBuf>,
-    pub(crate) commands_in_flight: u64,
+    /// Unless nothing is known of that.
+    pub(crate) commands_in_flight: Option<u64>,
 }
 
 fn progress_name(state: CommandState) -> &'static str {
@@ -219,7 +220,7 @@ pub(crate) fn write(
     let report = gather(region, generation, pid, cause);
     let name = format!("engine-{generation}-{}.json", report.at_unix_ms / 1000);
     Written {
-        commands_in_flight: report.commands_in_flight,
+        commands_in_flight: region.map(|_| report.commands_in_flight),
         path: put(state_dir, &name, &report),
     }
 }
@@ -294,7 +295,7 @@ mod tests {
         command.sqe[6].store(7, Relaxed);
         command.state.store(77, Relaxed);
         let written = write(folder.path(), Some(&region), 4, 99, "signal 9 (SIGKILL)");
-        assert_eq!(written.commands_in_flight, 1);
+        assert_eq!(written.commands_in_flight, Some(1));
         let text = std::fs::read_to_string(written.path.unwrap()).unwrap();
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["reactors"].as_array().unwrap().len(), MAX_REACTORS);

@@ -16,6 +16,9 @@ use crate::api::events::EventKind;
 use crate::events::News;
 use crate::owner::session::{Conversion, Session};
 
+/// What the engine says of connections that somebody had ended before the death: they are counted, but it was not the
+/// take-over that closed them.
+const ENDED_BEFORE: &str = "ended before";
 /// A fence that took longer is told by itself.
 const LONG_FENCE: Duration = Duration::from_secs(1);
 
@@ -24,7 +27,9 @@ impl Supervisor {
     pub(super) fn took_over(&self, generation: u64, from: Option<u64>, conversion: &Conversion) {
         let pause = self.died_at.take().map(|at| at.elapsed());
         self.line.converted();
-        let closed: u32 = conversion.closed.iter().map(|(_, count)| count).sum();
+        let closed = conversion.closed.iter();
+        let closed = closed.filter(|(why, _)| why != ENDED_BEFORE);
+        let closed: u32 = closed.map(|(_, count)| count).sum();
         let text = format!(
             "generation {generation} goes on where generation {} stopped, after {:.1} ms: {} queues with {} commands; {closed} connections closed",
             from.unwrap_or(0),

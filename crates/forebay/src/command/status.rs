@@ -92,13 +92,16 @@ fn status_text(status: &Status) -> String {
 
 fn death_text(death: &DeathReport) -> String {
     let mut text = format!(
-        "last death: {} pid {} of generation {}, {}, with {} commands in flight\n",
+        "last death: {} pid {} of generation {}, {}",
         word(&death.process),
         death.pid,
         death.generation,
-        death.cause,
-        death.commands_in_flight
+        death.cause
     );
+    if let Some(commands) = death.commands_in_flight {
+        text.push_str(&format!(", with {commands} commands in flight"));
+    }
+    text.push('\n');
     if let Some(path) = &death.report_path {
         text.push_str(&format!("  report: {path}\n"));
     }
