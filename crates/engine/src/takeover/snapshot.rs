@@ -16,7 +16,7 @@ use forebay_xlate::boundary::region::item::HEADER_BYTES;
 use forebay_xlate::boundary::region::queue::{InData, Kept};
 use forebay_xlate::boundary::region::{
     Asked, AskedAt, CommandRecord, CommandStage, CommandState, Item, MAX_LISTS, MAX_QUEUE_ENTRIES,
-    QueueConstants, QueueRecord, RECEIVE_AT, RECEIVE_BYTES, Region, Span,
+    QueueConstants, QueueRecord, RECEIVE_AT, RECEIVE_BYTES, Region, Span, rx_word,
 };
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -241,11 +241,13 @@ fn kept(record: &QueueRecord, keep: u32) -> Result<Option<Stretch>, Damage> {
 
 fn received(region: &Region, queue: u32, reactor: u32) -> Option<Stretch> {
     let record = region.reactors().get(reactor as usize)?;
-    if record.rx_queue.load(Acquire) != u64::from(queue) + 1 {
+    let word = record.rx_queue.load(Acquire);
+    let at = record.rx_base.load(Relaxed);
+    if word != rx_word(queue, at) {
         return None;
     }
     Some(Stretch {
-        at: record.rx_base.load(Relaxed),
+        at,
         len: RECEIVE_BYTES as u64,
         place: receive_buffer_at(reactor as usize)? + RECEIVE_AT as u64,
     })

@@ -13,7 +13,7 @@ use super::*;
 use forebay_xlate::boundary::region::item::NO_SLOT;
 use forebay_xlate::boundary::region::queue::{InData, Kept};
 use forebay_xlate::boundary::region::{
-    Asked, CommandStage, CommandState, MAX_QUEUE_ENTRIES, QueueConstants, queue_use,
+    Asked, CommandStage, CommandState, MAX_QUEUE_ENTRIES, QueueConstants, queue_use, rx_word,
 };
 use forebay_xlate::{DeviceIndex, VolumeId};
 use proptest::prelude::*;
@@ -24,6 +24,13 @@ impl Dead {
     fn convert(&self, queue: u32, consumed: u64, accepted: u64) -> Result<Converted, Damage> {
         let old = OldQueue::read(&self.region, self, queue)?;
         convert_queue(&old, self, SocketFacts { consumed, accepted }, None)
+    }
+
+    /// Its reactor received for a queue last.
+    fn receives(&self, queue: u32, base: u64) {
+        let reactor = &self.region.reactors()[0];
+        reactor.rx_base.store(base, Relaxed);
+        reactor.rx_queue.store(rx_word(queue, base), Relaxed);
     }
 }
 
@@ -88,18 +95,23 @@ fn unread_bytes_are_kept_or_in_the_receive_buffer() {
     assert_eq!(c.unread, bytes(CONNECTED, 20));
     // A receive came on top of it.
     assert!(dead.convert(4, CONNECTED + 50, ANSWERED).is_err());
-    dead.region.reactors()[0].rx_queue.store(5, Relaxed);
-    dead.region.reactors()[0]
-        .rx_base
-        .store(CONNECTED + 20, Relaxed);
+    dead.receives(4, CONNECTED + 20);
     let received_at = crate::memory::receive_buffer_at(0).unwrap()
         + forebay_xlate::boundary::region::RECEIVE_AT as u64;
     dead.bytes.insert(received_at, bytes(CONNECTED + 20, 30));
     let c = dead.convert(4, CONNECTED + 50, ANSWERED).unwrap();
     assert_eq!(c.unread, bytes(CONNECTED, 50));
-    // It was somebody else's.
-    dead.region.reactors()[0].rx_queue.store(6, Relaxed);
+    // It was somebody else's, or may have been.
+    dead.receives(5, CONNECTED + 20);
     assert!(dead.convert(4, CONNECTED + 50, ANSWERED).is_err());
+    let reactor = &dead.region.reactors()[0];
+    for bit in 0..64 {
+        for word in [&reactor.rx_base, &reactor.rx_queue] {
+            dead.receives(4, CONNECTED + 20);
+            word.fetch_xor(1 << bit, Relaxed);
+            assert!(dead.convert(4, CONNECTED + 50, ANSWERED).is_err(), "{bit}");
+        }
+    }
 }
 
 #[test]
@@ -185,9 +197,7 @@ fn data_that_was_asked_for_goes_on() {
     };
     record.put_data(&data);
     record.taken.store(data.begin + 100, Relaxed);
-    let reactor = &dead.region.reactors()[0];
-    reactor.rx_queue.store(5, Relaxed);
-    reactor.rx_base.store(data.begin + 4096, Relaxed);
+    dead.receives(4, data.begin + 4096);
     let c = dead.convert(4, data.begin + 700, ANSWERED).unwrap();
     assert_eq!((c.taken, c.data), (data.begin + 700, Some(data)));
     let c = dead.convert(4, data.end - 2, ANSWERED).unwrap();
@@ -200,7 +210,7 @@ fn data_that_was_asked_for_goes_on() {
             ..data
         };
         record.put_data(&data);
-        reactor.rx_base.store(data.end, Relaxed);
+        dead.receives(4, data.end);
         let c = dead.convert(4, data.end, ANSWERED).unwrap();
         assert_eq!((c.taken, c.data), (data.end, None));
         let goes_on = Next::Data {
@@ -211,7 +221,7 @@ fn data_that_was_asked_for_goes_on() {
         assert_eq!(c.commands[0].1, wanted[usize::from(len == 4096)]);
     }
     record.put_data(&data);
-    reactor.rx_base.store(data.begin + 4096, Relaxed);
+    dead.receives(4, data.begin + 4096);
     // All of it was there, and its command said so.
     command.state.store(CommandState::taken(2).0, Relaxed);
     let c = dead.convert(4, data.end, ANSWERED).unwrap();
@@ -231,8 +241,7 @@ fn a_conflicts_answer_is_given_once() {
     record.odd_taken.store(CONNECTED + 72, Relaxed);
     let rx = crate::memory::receive_buffer_at(0).unwrap();
     assert!(rx > 0);
-    dead.region.reactors()[0].rx_queue.store(5, Relaxed);
-    dead.region.reactors()[0].rx_base.store(CONNECTED, Relaxed);
+    dead.receives(4, CONNECTED);
     // Not published: it is taken again.
     let c = dead.convert(4, CONNECTED + 72, ANSWERED).unwrap();
     assert_eq!((c.taken, c.number, c.unread.len()), (CONNECTED, 1, 72));

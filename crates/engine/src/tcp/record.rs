@@ -19,7 +19,7 @@ use forebay_xlate::boundary::region::item::{ItemRecord, MAX_ITEMS, Span};
 use forebay_xlate::boundary::region::queue::{InData, Kept};
 use forebay_xlate::boundary::region::{
     Blame, CommandRecord, CommandStage, CommandState, MAX_QUEUE_ENTRIES, QueueConstants,
-    QueueRecord, RECORDS, ReactorRecord, Region, queue_use,
+    QueueRecord, RECORDS, ReactorRecord, Region, queue_use, rx_word,
 };
 use forebay_xlate::kill_point;
 use std::sync::Arc;
@@ -174,7 +174,7 @@ impl QueueRecords {
         }
         put(&self.reactor.rx_base, base);
         kill_point!("rx.base");
-        put(&self.reactor.rx_queue, u64::from(self.queue) + 1);
+        put(&self.reactor.rx_queue, rx_word(self.queue, base));
         kill_point!("rx.intent");
     }
 

@@ -124,7 +124,7 @@ fn an_intent_names_its_base_before_its_queue() {
         (0, 1000)
     );
     records.intend(1000);
-    assert_eq!(r.rx_queue.load(Relaxed), 10);
+    assert_eq!(r.rx_queue.load(Relaxed), 1000 << 16 | 10);
 }
 
 #[test]

@@ -101,7 +101,7 @@ cells! {
         pub staging_waits: AtomicU64,
         /// What it is working on: [`Blame`]; 0: nobody's.
         pub blame: AtomicU64,
-        /// Whose bytes are received, or were last: queue + 1; 0: nobody's.
+        /// Whose bytes are received, or were last: [`rx_word`]; 0: nobody's.
         pub rx_queue: AtomicU64,
         /// The position in that queue's stream of the first byte received ([`RECEIVE_AT`]).
         pub rx_base: AtomicU64,
@@ -110,6 +110,13 @@ cells! {
         pub orphans: AtomicU64,
         reserved: [AtomicU64; 7],
     }
+}
+
+/// The word `rx_queue` of a reactor: the queue, and again where its bytes begin. If only one of both words is as it
+/// was stored, nobody's bytes are there: else those of one connection could be taken for another's.
+#[inline]
+pub const fn rx_word(queue: u32, rx_base: u64) -> u64 {
+    rx_base << 16 | (queue as u64 + 1)
 }
 
 /// Whether what an I/O needs is recorded at all: always, but in a measurement of what that costs.
