@@ -275,6 +275,16 @@ impl Device {
         None
     }
 
+    /// Whether what a read from `offset_bytes` on would bring are zeros, whatever was written there.
+    #[inline]
+    pub fn reads_zeros(&self, offset_bytes: u64) -> bool {
+        #[cfg(feature = "test-device")]
+        if self.gate.is_some() || self.faulty.is_some() {
+            return false;
+        }
+        self.info.kind == DeviceKind::Null && offset_bytes >= self.nothing_from_bytes
+    }
+
     pub(crate) fn stores_nothing(&self, op: &Op) -> bool {
         match op.kind {
             OpKind::Flush => self.info.kind == DeviceKind::Null,

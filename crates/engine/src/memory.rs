@@ -17,7 +17,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::core::staging::STAGING_BYTES;
+use crate::core::staging::{MAX_TRANSFER_BYTES, STAGING_BYTES};
 use forebay_xlate::boundary::region::item::HEADER_BYTES;
 use forebay_xlate::boundary::region::{
     MAX_LISTS, MAX_QUEUES, MAX_REACTORS, RECEIVE_AT, RECEIVE_BYTES,
@@ -42,7 +42,10 @@ const REACTORS_AT: usize = KEEPS_AT + MAX_QUEUES * 2 * KEEP_BYTES;
 const INHERITED_AT: usize = REACTORS_AT + MAX_REACTORS * REACTOR_BYTES;
 /// Room for what a successor inherits: as much as all reactors can have in use.
 const INHERITED_BYTES: usize = MAX_REACTORS * STAGING_BYTES;
-const MEMORY_BYTES: usize = INHERITED_AT + INHERITED_BYTES;
+/// What reads as zeros and can't be written: the data of every answer that is zeros alone.
+const ZEROS_AT: usize = INHERITED_AT + INHERITED_BYTES;
+const ZEROS_BYTES: usize = MAX_TRANSFER_BYTES as usize;
+const MEMORY_BYTES: usize = ZEROS_AT + ZEROS_BYTES;
 // What a reference to a buffer can name.
 const _: () = assert!(MEMORY_BYTES as u64 <= 1 << 36 && REACTOR_BYTES.is_multiple_of(PAGE_BYTES));
 
@@ -104,6 +107,11 @@ impl Memory {
         }?;
         let base =
             NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mmap gave null"))?;
+        // SAFETY: pages of the mapping just made, to which nothing refers.
+        unsafe {
+            let zeros = base.add(ZEROS_AT).as_ptr().cast();
+            rustix::mm::mprotect(zeros, ZEROS_BYTES, rustix::mm::MprotectFlags::READ)?;
+        }
         Ok(Box::leak(Box::new(Self {
             base,
             file,
@@ -139,6 +147,10 @@ impl Memory {
             staging: StagingMemory {
                 base: self.part(at + RECEIVE_BUFFER_BYTES),
                 offset_bytes: (at + RECEIVE_BUFFER_BYTES) as u64,
+                zeros: Zeros {
+                    ptr: self.part(ZEROS_AT),
+                    offset_bytes: ZEROS_AT as u64,
+                },
             },
         })
     }
@@ -210,10 +222,20 @@ pub struct StagingMemory {
     pub(crate) base: NonNull<u8>,
     /// Where they are in the file.
     pub(crate) offset_bytes: u64,
+    /// Beside them, everybody's zeros.
+    pub(crate) zeros: Zeros,
 }
 
-// SAFETY: it owns its bytes.
+// SAFETY: it owns its bytes, and of the zeros nobody can change any.
 unsafe impl Send for StagingMemory {}
+
+/// [`MAX_TRANSFER_BYTES`] of zeros, which are mapped for reading alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Zeros {
+    pub ptr: NonNull<u8>,
+    /// Where they are in the file.
+    pub offset_bytes: u64,
+}
 
 /// Room for a buffer in a part of the file that is never given out again.
 #[derive(Debug)]

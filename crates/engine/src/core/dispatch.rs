@@ -4,13 +4,15 @@
 //! become one slice. What is in flight is never translated again; what is not yet submitted when a
 //! command parks is translated anew. **Not here:** zeroing and deallocation ([`super::zero`]).
 
-use super::io::{IoOp, Stage, Token};
+use super::io::{Io, IoOp, Stage, Token};
 use super::settle::Ended;
+use super::staging::Staging;
 use super::{Core, Slice, kind};
 use forebay_device::{Errno, Finish, Op, Submitted};
 use forebay_nvme::Status;
 use forebay_xlate::drain::SliceSpan;
 use forebay_xlate::reactor_side::{Access, Parked, access, claim, run};
+use forebay_xlate::table::Table;
 use forebay_xlate::{ExtentRange, Word, kill_point};
 
 /// How an attempt to submit a slice went.
@@ -34,6 +36,30 @@ pub(super) fn status_of(errno: Errno, write: bool) -> Status {
         _ if write => Status::WRITE_FAULT,
         _ => Status::UNRECOVERED_READ_ERROR,
     }
+}
+
+/// Whether so many extents from `extent` on read as zeros.
+fn are_zeros(table: &Table, extent: u64, count: u64) -> bool {
+    (extent..extent + count).all(|e| access(table.lookup(e), false) == Access::Zeros)
+}
+
+/// Ends a read of zeros: its buffer, to which nothing has gone yet, goes back for one of zeros. False for a command
+/// that needs its own.
+#[inline]
+fn answer_zeros(io: &mut Io, staging: &mut Staging, len: u32) -> bool {
+    let (IoOp::Read { .. }, Some(zeros)) = (io.op, staging.zeros(len)) else {
+        return false;
+    };
+    // Whoever counts what a connection holds counts by length.
+    if !io.buffer.as_ref().is_some_and(|b| b.len() == zeros.len()) {
+        staging.give(zeros);
+        return false;
+    }
+    if let Some(own) = io.buffer.replace(zeros) {
+        staging.give(own);
+    }
+    io.cursor = u64::from(len);
+    true
 }
 
 impl Core {
@@ -83,6 +109,12 @@ impl Core {
             let word = match access(volume.table.lookup(extent), write) {
                 Access::Device(word) => word,
                 Access::Zeros => {
+                    if io.cursor == 0
+                        && are_zeros(&volume.table, extent, (within + left).div_ceil(extent_bytes))
+                        && answer_zeros(io, &mut self.staging, len)
+                    {
+                        continue;
+                    }
                     if let Some(buffer) = io.buffer.as_mut() {
                         let from = io.cursor as usize;
                         buffer.as_mut_slice()[from..from + n as usize].fill(0);
@@ -117,6 +149,12 @@ impl Core {
                 self.set_aside(token, Stage::DeviceWait);
                 return;
             };
+            if n == u64::from(len)
+                && self.reads_zeros(word, run, device_at)
+                && answer_zeros(&mut self.ios[i], &mut self.staging, len)
+            {
+                continue;
+            }
             let op = match (write, fua) {
                 (false, _) => Op::read(device_at, part),
                 (true, false) => Op::write(device_at, part),
@@ -148,6 +186,17 @@ impl Core {
             }
         }
         self.moved(token);
+    }
+
+    /// Whether the device has nothing but zeros from `device_at` on, which is in a run that begins at `word`.
+    #[inline]
+    fn reads_zeros(&self, word: Word, run: u64, device_at: u64) -> bool {
+        self.devices[usize::from(word.device().0)]
+            .as_ref()
+            .is_some_and(|served| {
+                served.device.reads_zeros(device_at)
+                    && word.extent().0 + run <= served.config.extents
+            })
     }
 
     /// Where byte `within` of the word's extent lies on its device; `None` while it isn't served.

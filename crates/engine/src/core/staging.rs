@@ -5,13 +5,14 @@
 //! a [`BufferRef`], from which a successor finds its bytes. [`Staging::trim`] gives pages back to the
 //! system when the reactor has been idle, a little at a time, so that it is never away for long.
 //! Buffers that a successor inherits ([`StagingBuffer::inherited`]) are of no class: their pages go
-//! back to the system with them.
+//! back to the system with them. Nor are buffers of zeros ([`Staging::zeros`]): all are the same bytes,
+//! which nobody can change, so that an answer of zeros needs neither memory nor zeroing.
 //!
 //! **Not here:** registration with the ring, huge pages.
 
 #![allow(unsafe_code)]
 
-use crate::memory::{self, Memory, StagingMemory};
+use crate::memory::{self, Memory, StagingMemory, Zeros};
 use forebay_device::Buf;
 use forebay_xlate::boundary::region::check::BufferRef;
 use std::ptr::NonNull;
@@ -29,6 +30,8 @@ const CLASSES: [(u32, u32); 5] = [
 ];
 /// The class of what is inherited.
 const INHERITED: u8 = CLASSES.len() as u8;
+/// The class of what is zeros.
+const ZEROS: u8 = INHERITED + 1;
 /// What [`Staging::trim`] gives back at once.
 const TRIM_BYTES: u32 = 1 << 20;
 
@@ -47,7 +50,8 @@ const ALL: usize = sum(false);
 /// Bytes of a reactor's staging memory.
 pub const STAGING_BYTES: usize = sum(true);
 
-/// A buffer, aligned to 4 KiB. Whoever holds it alone may touch its bytes; it must be given back.
+/// A buffer, aligned to 4 KiB. Whoever holds it alone may touch its bytes; it must be given back. Of zeros
+/// there are many, and nobody may change them.
 #[must_use = "give it back to the staging memory"]
 #[derive(Debug)]
 pub struct StagingBuffer {
@@ -57,7 +61,7 @@ pub struct StagingBuffer {
     place: u32,
 }
 
-// SAFETY: the memory is reached through this value alone, and is never unmapped.
+// SAFETY: the memory is reached through this value alone, or by readers alone, and is never unmapped.
 unsafe impl Send for StagingBuffer {}
 
 impl StagingBuffer {
@@ -100,20 +104,33 @@ impl StagingBuffer {
         self.place
     }
 
+    /// Whether it is one of [`Staging::zeros`].
+    #[inline]
+    pub(crate) fn is_zeros(&self) -> bool {
+        self.place as u8 == ZEROS
+    }
+
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: `len` bytes at `ptr` are mapped for ever, and `self` is their only holder.
+        // SAFETY: `len` bytes at `ptr` are mapped for ever, and `self` is their only holder, or nobody ever
+        // writes them.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len()) }
     }
 
-    /// The bytes, for writing.
+    /// The bytes, for writing: none of zeros.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        if self.is_zeros() {
+            return &mut [];
+        }
         // SAFETY: as above, and `&mut self` excludes other borrows.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len()) }
     }
 
-    /// The bytes `from .. from + len` for a device operation; `None` out of range.
+    /// The bytes `from .. from + len` for a device operation; `None` out of range, and of zeros.
     pub(super) fn part(&self, from: u32, len: u32) -> Option<Buf> {
+        if self.is_zeros() {
+            return None;
+        }
         // SAFETY: mapped for ever. The core alone calls this, on buffers of commands that it holds, and
         // hands the buffer on only when no operation on it is in flight.
         let whole = unsafe { Buf::new(self.ptr, self.len) };
@@ -138,6 +155,7 @@ struct Class {
 pub struct Staging {
     classes: [Class; CLASSES.len()],
     out: usize,
+    zeros: Zeros,
 }
 
 // SAFETY: the pointers are into memory that this value alone hands out.
@@ -159,7 +177,11 @@ impl Staging {
             at += size_bytes as usize * count as usize;
             class
         });
-        Self { classes, out: 0 }
+        Self {
+            classes,
+            out: 0,
+            zeros: memory.zeros,
+        }
     }
 
     /// Staging memory with nothing around it.
@@ -193,6 +215,14 @@ impl Staging {
         None
     }
 
+    /// Zeros; `None` for more than [`MAX_TRANSFER_BYTES`].
+    #[inline]
+    pub(crate) fn zeros(&self, len_bytes: u32) -> Option<StagingBuffer> {
+        let Zeros { ptr, offset_bytes } = self.zeros;
+        (len_bytes <= MAX_TRANSFER_BYTES)
+            .then(|| StagingBuffer::new(ptr, len_bytes, offset_bytes, ZEROS))
+    }
+
     /// Takes a buffer back.
     #[inline]
     pub fn give(&mut self, buffer: StagingBuffer) {
@@ -204,6 +234,7 @@ impl Staging {
                     .free
                     .push((at >> class.size_bytes.trailing_zeros()) as u32);
             }
+            None if buffer.is_zeros() => {}
             None => {
                 let bytes = buffer.len().next_multiple_of(4096);
                 // SAFETY: its own pages, which end with it.
@@ -307,5 +338,25 @@ mod tests {
         let mut first = [1];
         old.read(at, &mut first).unwrap();
         assert_eq!((first, s.out(), s.left()), ([0], 0, ALL));
+    }
+
+    #[test]
+    fn zeros_are_everybodys_and_nobody_changes_them() {
+        let memory = Memory::create().unwrap();
+        let old = OldMemory::adopt(memory.fd().try_clone_to_owned().unwrap()).unwrap();
+        let mut s = Staging::over(memory.reactor(5).unwrap().staging);
+        let mut zeros = s.zeros(MAX_TRANSFER_BYTES).unwrap();
+        let more = s.zeros(4096).unwrap();
+        assert!(s.zeros(MAX_TRANSFER_BYTES + 1).is_none());
+        assert!(zeros.as_mut_slice().is_empty() && zeros.part(0, 4096).is_none());
+        assert_eq!((zeros.len(), more.len(), s.left()), (512 << 10, 4096, ALL));
+        // A successor copies them as it does every buffer.
+        let mut bytes = vec![1; zeros.len()];
+        (old.read(zeros.reference().offset_bytes, &mut bytes)).unwrap();
+        assert!(bytes == zeros.as_slice() && bytes.iter().all(|b| *b == 0));
+        s.give(zeros);
+        assert_eq!(more.as_slice(), [0; 4096]);
+        s.give(more);
+        assert_eq!((s.out(), s.left()), (0, ALL));
     }
 }

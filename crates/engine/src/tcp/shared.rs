@@ -6,7 +6,9 @@
 use super::pool::Pool;
 use super::record::keep_for_ever;
 use super::share::LaneUse;
+use crate::core::staging::StagingBuffer;
 use crate::memory::Memory;
+use forebay_nvme::tcp;
 use forebay_xlate::boundary::region::Region;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -28,6 +30,8 @@ pub(super) struct Shared {
     pub pool: RefCell<Pool>,
     /// Reservation commands that are to be looked at: connection, its generation, slot.
     pub reserve: RefCell<Vec<(u32, u32, u16)>>,
+    /// How many zeros were answered last, and their digest.
+    zeros_digest: Cell<(usize, u32)>,
 }
 
 impl Shared {
@@ -42,6 +46,20 @@ impl Shared {
             lanes_holding: Cell::new(0),
             pool: RefCell::default(),
             reserve: RefCell::default(),
+            zeros_digest: Cell::new((0, tcp::crc32c(&[]))),
         }
+    }
+
+    /// The digest of the first `len` bytes of a buffer.
+    #[inline]
+    pub(super) fn digest(&self, buffer: &StagingBuffer, len: usize) -> u32 {
+        let of_bytes = || tcp::crc32c(&buffer.as_slice()[..len]);
+        if !buffer.is_zeros() {
+            return of_bytes();
+        }
+        if self.zeros_digest.get().0 != len {
+            self.zeros_digest.set((len, of_bytes()));
+        }
+        self.zeros_digest.get().1
     }
 }
