@@ -110,7 +110,11 @@ impl Core {
                 Access::Device(word) => word,
                 Access::Zeros => {
                     if io.cursor == 0
-                        && are_zeros(&volume.table, extent, (within + left).div_ceil(extent_bytes))
+                        && are_zeros(
+                            &volume.table,
+                            extent,
+                            (within + left).div_ceil(extent_bytes),
+                        )
                         && answer_zeros(io, &mut self.staging, len)
                     {
                         continue;

@@ -326,8 +326,8 @@ impl Conn {
                     last: true,
                     success: alone,
                 };
-                let digest = (params.data_digest)
-                    .then(|| self.shared.digest(&buffer, data_bytes as usize));
+                let digest =
+                    (params.data_digest).then(|| self.shared.digest(&buffer, data_bytes as usize));
                 let last = alone && digest.is_none() && held.is_none();
                 let ends = if last { slot } else { NONE };
                 self.push(ends, Some((buffer, data_bytes)), |out| {

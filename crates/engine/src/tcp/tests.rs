@@ -29,7 +29,7 @@ use forebay_nvme::tcp::{self, Pdu};
 use forebay_xlate::ExtentRange;
 use forebay_xlate::boundary::message::FaultFailure;
 use forebay_xlate::boundary::region::{CommandState, QueueIdentity, queue_use};
-use rig::{Host, SECOND_NS, V, rig, rw, write_in_capsule};
+use rig::{Host, SECOND_NS, V, rig, rig_on, rw, write_in_capsule};
 use rustix::net::SendFlags;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -431,4 +431,27 @@ fn a_socket_that_others_hold_ends_for_its_host_and_is_watched_no_more() {
     drop((admin, host, refused));
     rig.turns(5);
     assert_eq!(rig.frontend.connections(), 0);
+}
+
+#[test]
+fn zeros_are_sent_with_the_digest_of_their_length() {
+    let mut rig = rig_on("null");
+    rig.map_all();
+    rig.digests = (true, true);
+    let (_admin, cntlid) = rig.admin();
+    let mut host = rig.io(cntlid, 1, 32);
+    for blocks in [1, 2, 2, 1, 16] {
+        host.say(&rw(2, 1, 40, blocks), &[]);
+        host.say(&rw(2, 2, 0, blocks), &[]);
+        rig.turns(2);
+        let zeros = vec![0; blocks as usize * 4096];
+        for _ in 0..2 {
+            let (pdu, data) = host.hear().unwrap();
+            assert!(matches!(pdu, Pdu::C2hData(_)), "{pdu:?}");
+            let (data, digest) = data.split_at(zeros.len());
+            assert_eq!(digest, tcp::crc32c(&zeros).to_le_bytes());
+            assert_eq!(data, zeros);
+        }
+    }
+    assert_eq!((rig.core.staging.out(), rig.held_bytes()), (0, 0));
 }

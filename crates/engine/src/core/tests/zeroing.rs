@@ -242,3 +242,43 @@ fn a_release_of_a_removed_export_is_given_up_at_once() {
     assert_eq!(b.end().1, Status::INVALID_NAMESPACE_OR_FORMAT);
     assert!(b.upcall().contains("LaneGone"));
 }
+
+/// What is zeros alone is answered from memory that is everybody's; the rest as ever.
+#[test]
+fn zeros_are_shared_and_mixed_reads_are_filled() {
+    let mut b = bench();
+    b.grant(0, 0, Rights::Hole, 10);
+    b.grant(10, 3, Rights::ReadWrite, 1);
+    b.grant(11, 0, Rights::Hole, 10);
+    let data = vec![9; EXTENT as usize];
+    assert_eq!(b.write(10 * EXTENT, &data).0, Status::SUCCESS);
+    let read = |b: &mut Bench, at, len: u64| {
+        let op = IoOp::Read {
+            offset_bytes: at,
+            len_bytes: len as u32,
+        };
+        b.start(op, None);
+        let out = b.core.staging.out();
+        let (_, status, bytes) = b.end();
+        assert_eq!(status, Status::SUCCESS);
+        (out, bytes)
+    };
+    // Within an extent, over several, to their end.
+    for (at, len) in [
+        (8192, 4096),
+        (EXTENT - 4096, 2 * EXTENT),
+        (9 * EXTENT, EXTENT),
+    ] {
+        assert_eq!(read(&mut b, at, len), (0, vec![0; len as usize]));
+    }
+    // What begins or ends elsewhere.
+    for (at, len, zeros) in [
+        (10 * EXTENT - 8192, 16384, 0..8192),
+        (11 * EXTENT - 8192, 16384, 8192..16384),
+    ] {
+        let mut want = vec![9; len as usize];
+        want[zeros].fill(0);
+        assert_eq!(read(&mut b, at, len), (1, want));
+    }
+    assert_eq!(b.core.staging.out(), 0);
+}
