@@ -92,6 +92,8 @@ pub(super) struct Conn {
     /// Since when the socket takes nothing.
     pub blocked_since_ns: u64,
     watched: epoll::EventFlags,
+    /// With so many bytes queued, they are sent.
+    pub send_at_bytes: usize,
     /// Turns without data.
     pub quiet_turns: u32,
     /// To be looked at each turn.
@@ -151,6 +153,7 @@ impl Conn {
             number: new.number,
             blocked_since_ns: 0,
             watched: epoll::EventFlags::IN,
+            send_at_bytes: super::SEND_BYTES,
             quiet_turns: 0,
             active: false,
             listed: false,

@@ -4,8 +4,8 @@
 //!
 //! **Design.** A turn ([`Frontend::poll`]) takes what the core has ended, then visits the connections
 //! that are *active*: each receives once, as much as there is, and takes its PDUs in place; every few
-//! commands, completions are taken again, and responses are sent when [`SEND_BYTES`] of them have come
-//! together, the rest at the end of the turn. A connection that was quiet for a while leaves the list of
+//! commands, completions are taken again, and responses are sent when [`SEND_BYTES`] or more of them have
+//! come together, the rest at the end of the turn. A connection that was quiet for a while leaves the list of
 //! active ones and is woken by epoll. One that the core or the memory has no room for is tried again
 //! each turn; one that doesn't take its answers is not listened to.
 //!
@@ -63,8 +63,13 @@ pub(crate) const MAX_IO_ENTRIES: u32 = MAX_QUEUE_ENTRIES as u32;
 pub(crate) const MAX_ADMIN_ENTRIES: u32 = 128;
 /// That slot.
 const INTERNAL_SLOT: u16 = MAX_QUEUE_ENTRIES as u16 - 1;
-/// Responses are sent when so many bytes of them have come together.
+/// Responses are sent when so many bytes of them have come together: early, so that the host has something to do
+/// meanwhile,
 const SEND_BYTES: usize = 32 * 1024;
+/// or, when more than this of the stream is yet to be taken, late: then the host waits for us, and fewer sends are less
+/// work. What [`tx`] sends at once.
+const SEND_LATE_BYTES: usize = 120 * 1024;
+const MUCH_BYTES: usize = 2 * 1024;
 /// Turns without data after which a connection is left to epoll, divided by how many are active.
 const QUIET_TURNS: u32 = 4000;
 /// Data that an R2T asked for must come within this time.
@@ -357,6 +362,11 @@ impl Frontend {
             if at > 0 {
                 conn.records.blame_stream();
             }
+            conn.send_at_bytes = if rest.len() > MUCH_BYTES {
+                SEND_LATE_BYTES
+            } else {
+                SEND_BYTES
+            };
             let (taken, stop) = rx::take(conn, &mut turn, rest);
             at += taken;
             if let Stop::Terminate(error) = stop {
@@ -446,7 +456,7 @@ impl Frontend {
                 _ => self.controllers.note_failure(conn, core, &done),
             };
             command::ended(conn, core, done, interrupted);
-            if conn.tx.queued_bytes() >= SEND_BYTES && !conn.tx.blocked() {
+            if conn.tx.queued_bytes() >= conn.send_at_bytes && !conn.tx.blocked() {
                 self.send(core, index);
             } else {
                 self.mark_dirty(index);

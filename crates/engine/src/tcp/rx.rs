@@ -34,6 +34,11 @@ use std::io::IoSliceMut;
 const BATCH: u32 = 8;
 /// From so many missing bytes on, the socket is read into the staging buffer itself.
 const DIRECT_BYTES: u32 = 16 * 1024;
+/// What is received behind such data: the next header, and little of what follows it, as that is copied.
+const BEHIND_BYTES: usize = 4 * 1024;
+/// Where data PDUs are this long, so much is received at once that few of the next one's bytes are copied.
+const LARGE_BYTES: u32 = 64 * 1024;
+const BETWEEN_LARGE_BYTES: usize = 16 * 1024;
 
 /// What comes next in the stream.
 #[derive(Debug)]
@@ -60,6 +65,8 @@ pub(super) struct Rx {
     stalled: bool,
     /// Commands taken of what one receive brought.
     taken: u32,
+    /// The last data PDU was a large one.
+    large: bool,
 }
 
 /// Why taking PDUs came to a stop.
@@ -99,6 +106,7 @@ impl Rx {
             kept: Kept::default(),
             stalled: false,
             taken: 0,
+            large: false,
         }
     }
 
@@ -184,7 +192,7 @@ pub(super) fn receive(conn: &mut Conn, buffer: &mut [u8]) -> Received {
             conn.records.intend(at + u64::from(left));
             let parts = &mut [
                 IoSliceMut::new(place),
-                IoSliceMut::new(&mut room[..RECEIVE_BYTES]),
+                IoSliceMut::new(&mut room[..BEHIND_BYTES]),
             ];
             match rustix::io::readv(fd, parts) {
                 Ok(n) if n > 0 => {
@@ -201,7 +209,13 @@ pub(super) fn receive(conn: &mut Conn, buffer: &mut [u8]) -> Received {
             }
         }
         None => {
-            let room_bytes = RECEIVE_BYTES.saturating_sub(have);
+            let more_large = conn.rx.large && conn.receiving > 0;
+            let most = if more_large {
+                BETWEEN_LARGE_BYTES
+            } else {
+                RECEIVE_BYTES
+            };
+            let room_bytes = RECEIVE_BYTES.saturating_sub(have).min(most);
             if room_bytes == 0 {
                 return Received::Nothing;
             }
@@ -424,6 +438,7 @@ fn begin_data(conn: &mut Conn, data: &H2cData, frame: &Frame) -> Result<(), PduE
         digest: frame.data_digest,
     });
     conn.rx.at = begin;
+    conn.rx.large = data.length_bytes >= LARGE_BYTES;
     conn.rx.expect = Expect::Data {
         slot,
         left: data.length_bytes,
