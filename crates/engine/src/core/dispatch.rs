@@ -51,7 +51,7 @@ fn answer_zeros(io: &mut Io, staging: &mut Staging, len: u32) -> bool {
         return false;
     };
     // Whoever counts what a connection holds counts by length.
-    if !io.buffer.as_ref().is_some_and(|b| b.len() == zeros.len()) {
+    if io.buffer.as_ref().is_none_or(|b| b.len() != zeros.len()) {
         staging.give(zeros);
         return false;
     }
