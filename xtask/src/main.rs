@@ -25,7 +25,7 @@ const USAGE: &str = "\
 cargo xtask test [SUITE...]    run every test there is, or the suites named: unit system fuzz guest
 cargo xtask check [STEP...]    fmt clippy layers licences docs
 cargo xtask fuzz [--seconds N] [TARGET...]
-cargo xtask bench NAME [--quick] [--json FILE]
+cargo xtask bench NAME [--quick] [--json FILE] [--only NAME]
 cargo xtask soak [--minutes N] [--seed N] [--kills N] [--pairs N]
 ";
 

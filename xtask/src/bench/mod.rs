@@ -28,6 +28,8 @@ pub(crate) struct Options {
     pub(crate) quick: bool,
     /// Where to write the figures as JSON.
     pub(crate) json: Option<PathBuf>,
+    /// Of `tcp`: only what has this in its name, e.g. `null_read_qd128`.
+    pub(crate) only: Option<String>,
 }
 
 type Bench = (&'static str, fn(&Options) -> Result<()>);
@@ -66,7 +68,10 @@ fn parse(args: &[String]) -> Result<(&str, Options)> {
                 let file = args.next().context("--json needs a file")?;
                 options.json = Some(PathBuf::from(file));
             }
-            other => bail!("unknown argument '{other}'; there are: --quick, --json FILE"),
+            "--only" => options.only = Some(args.next().context("--only needs a name")?.clone()),
+            other => {
+                bail!("unknown argument '{other}'; there are: --quick, --json FILE, --only NAME")
+            }
         }
     }
     Ok((name, options))
@@ -79,13 +84,18 @@ mod tests {
     #[test]
     fn arguments() {
         let args = |words: &[&str]| -> Vec<String> { words.iter().map(|w| (*w).into()).collect() };
-        let all = args(&["tcp", "--quick", "--json", "x.json"]);
+        let all = args(&["tcp", "--quick", "--json", "x.json", "--only", "qd1"]);
         let (name, options) = parse(&all).unwrap();
         assert_eq!(name, "tcp");
-        let json = Some("x.json".into());
-        assert_eq!(options, Options { quick: true, json });
+        let wanted = Options {
+            quick: true,
+            json: Some("x.json".into()),
+            only: Some("qd1".into()),
+        };
+        assert_eq!(options, wanted);
         assert!(parse(&args(&[])).is_err());
         assert!(parse(&args(&["tcp", "--json"])).is_err());
+        assert!(parse(&args(&["tcp", "--only"])).is_err());
         assert!(parse(&args(&["tcp", "--slow"])).is_err());
     }
 }

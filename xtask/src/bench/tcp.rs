@@ -123,9 +123,19 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         "device", "", "op", "QD", "client", "IOPS", "mean us", "p99 us", "target", "others"
     );
     for device in ["null", "ram"] {
+        let wanted = |shape: &Shape| {
+            let name = format!("{device}_{}", shape.name());
+            options.only.as_ref().is_none_or(|only| name.contains(only))
+        };
+        let all: Vec<Shape> = (["read", "write"].into_iter().flat_map(shapes))
+            .filter(wanted)
+            .collect();
+        if all.is_empty() {
+            continue;
+        }
         let ours = Forebay::start(&program, device, TARGET_CPU)?;
         fill(&program, &ours)?;
-        for shape in ["read", "write"].into_iter().flat_map(shapes) {
+        for shape in all {
             let mut samples: BTreeMap<Side, Vec<Sample>> = BTreeMap::new();
             for _ in 0..rounds {
                 if !shape.has_digests() {
@@ -147,15 +157,19 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             report(&mut summary, device, &shape, &samples);
         }
         for op in ["read", "write"] {
-            let of = |kind: &str| {
-                summary
-                    .metrics
-                    .get(&format!("{device}_{kind}{op}_qd32_spdk_client_iops"))
-            };
-            if let (Some(with), Some(plain)) = (of("digest_"), of("")) {
-                let ratio = with / plain;
-                println!("{device:<7}{op:<6}  32  digests over none: {ratio:.2}");
-                summary.put(format!("{device}_{op}_qd32_digests_over_none"), ratio);
+            // With SPDK's target it shows what the client alone loses.
+            for side in [Side::SpdkToOurs, Side::SpdkToSpdk].map(Side::name) {
+                let of = |kind: &str| {
+                    (summary.metrics).get(&format!("{device}_{kind}{op}_qd32_{side}_iops"))
+                };
+                if let (Some(with), Some(plain)) = (of("digest_"), of("")) {
+                    let ratio = with / plain;
+                    println!("{device:<7}{op:<6}  32  {side:<15}digests over none: {ratio:.2}");
+                    summary.put(
+                        format!("{device}_{op}_qd32_{side}_digests_over_none"),
+                        ratio,
+                    );
+                }
             }
         }
     }
