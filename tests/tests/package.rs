@@ -27,7 +27,7 @@ up() {
     return 1
 }
 nobody() {
-    for _ in $(seq 50); do pgrep -x forebay > /dev/null || return 0; sleep 0.1; done
+    for _ in $(seq 600); do pgrep -x forebay > /dev/null || return 0; sleep 0.1; done
     ps ax
     return 1
 }

@@ -34,23 +34,41 @@ pub struct DaemonConfig {
 }
 
 impl DaemonConfig {
-    /// What an operator should know about listeners that others than this machine can reach.
+    /// What an operator should know about listeners that others than this machine can reach, and about those of `held` (what hosts
+    /// can connect to now) that are configured no more.
     #[must_use]
-    pub fn exposures(&self) -> Vec<String> {
+    pub fn exposures(&self, held: &[SocketAddr]) -> Vec<String> {
         let beyond = |address: &&SocketAddr| !address.ip().to_canonical().is_loopback();
-        let hosts = self.nvme_tcp.iter().filter(beyond).map(|address| {
+        let is_configured = |held: &SocketAddr| {
+            self.nvme_tcp
+                .iter()
+                .any(|address| held == address || address.port() == 0 && held.ip() == address.ip())
+        };
+        let left: Vec<SocketAddr> = held.iter().copied().filter(|h| !is_configured(h)).collect();
+        let old = left.iter().map(|address| {
             format!(
-                "the listener {address} is beyond loopback, and hosts are taken at their word: \
-                 whoever can reach it can say any host's name, and read what is on the wire"
+                "the listener {address} is not configured any more, but the engine serves it on: \
+                 `forebay shutdown` and a new start close it"
             )
         });
+        let hosts = self
+            .nvme_tcp
+            .iter()
+            .chain(&left)
+            .filter(beyond)
+            .map(|address| {
+                format!(
+                    "the listener {address} is beyond loopback, and hosts are taken at their word: \
+                 whoever can reach it can say any host's name, and read what is on the wire"
+                )
+            });
         let metrics = self.metrics.iter().filter(beyond).map(|address| {
             format!(
                 "the metrics on {address} are beyond loopback: whoever can reach them reads the \
                  names and figures of all tenants"
             )
         });
-        hosts.chain(metrics).collect()
+        old.chain(hosts).chain(metrics).collect()
     }
 }
 
@@ -107,14 +125,22 @@ mod tests {
         ] {
             config.nvme_tcp = vec![safe.parse().unwrap()];
             config.metrics = safe.parse().ok();
-            assert_eq!(config.exposures(), Vec::<String>::new(), "{safe}");
+            assert_eq!(config.exposures(&[]), Vec::<String>::new(), "{safe}");
         }
         for open in ["0.0.0.0:4420", "[::]:4420", "10.0.0.1:1", "[fe80::1]:1"] {
             config.nvme_tcp = vec![open.parse().unwrap()];
             config.metrics = open.parse().ok();
-            let told = config.exposures();
+            let told = config.exposures(&[]);
             assert_eq!(told.len(), 2, "{open}");
             assert!(told.iter().all(|told| told.contains(open)), "{told:?}");
         }
+        // What an engine holds from before is told of as well.
+        config.nvme_tcp = vec!["127.0.0.1:0".parse().unwrap()];
+        config.metrics = None;
+        let held = ["127.0.0.1:4420", "10.0.0.1:4420"].map(|held| held.parse().unwrap());
+        assert_eq!(config.exposures(&held[..1]), Vec::<String>::new());
+        let told = config.exposures(&held);
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert!(told[0].contains("not configured") && told[1].contains("at their word"));
     }
 }

@@ -174,7 +174,7 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
     daemon
         .events
         .tell(EventKind::DaemonStarted, generation, text, News::default());
-    for exposure in daemon.config.exposures() {
+    for exposure in daemon.exposures() {
         daemon
             .events
             .tell(EventKind::Warning, generation, exposure, News::default());
@@ -503,16 +503,30 @@ impl Daemon {
         })
     }
 
+    /// Where hosts can connect.
+    fn addresses(&self) -> Vec<String> {
+        let mut addresses: Vec<String> = self.spare_listeners.borrow().keys().cloned().collect();
+        if let Some(serving) = self.serving() {
+            addresses.extend(serving.owner.addresses());
+        }
+        addresses
+    }
+
+    fn exposures(&self) -> Vec<String> {
+        let held = self.addresses();
+        let held: Vec<SocketAddr> = held.iter().flat_map(|held| held.parse()).collect();
+        self.config.exposures(&held)
+    }
+
     fn status(&self) -> Status {
         let serving = self.serving();
         let view = serving.as_ref().map(|serving| serving.supervisor.view());
-        let mut warnings = self.config.exposures();
-        let mut nvme_tcp: Vec<String> = self.spare_listeners.borrow().keys().cloned().collect();
+        let mut warnings = self.exposures();
+        let nvme_tcp = self.addresses();
         let mut pool = None;
         if let Some(serving) = &serving {
             warnings.extend(serving.owner.warnings());
             warnings.extend(serving.owner.quarantine_warnings());
-            nvme_tcp.extend(serving.owner.addresses());
             pool = Some(serving.owner.pool_name());
         }
         if let Some(trouble) = view.as_ref().and_then(|view| view.trouble.as_ref()) {

@@ -2,8 +2,10 @@
 //!
 //! Purpose: an operator, a program or a test hears of each death and how it was survived, of devices,
 //! space, hosts, exports and ports.
-//! Design: a bounded list in memory, newest last, and counters that only grow; everything is logged as
-//! well. It outlives the pool's being opened anew. Each event has a number, one higher than the one
+//! Design: two bounded lists in memory, newest last, and counters that only grow; everything is logged as
+//! well. What hosts can bring about by themselves (they come, go, are refused, take reservations) has a list of its own, and
+//! what is more of it than a bound per second is counted only: hosts can't push out what else happened, nor fill the log.
+//! It outlives the pool's being opened anew. Each event has a number, one higher than the one
 //! before; the first of a daemon's life is its clock's microseconds, so that the numbers of a later
 //! daemon are higher. A reader asks for what came after the number that it has, and may wait for it;
 //! whoever has a number that is not given out yet (the clock was set back) gets all there is.
@@ -23,6 +25,10 @@ use crate::signal::Signal;
 
 /// Events that are kept.
 const EVENTS_KEPT: usize = 1024;
+/// Of what hosts bring about.
+const HOSTS_EVENTS_KEPT: usize = 256;
+/// So many of those are told in a second, of each kind.
+const HOSTS_EVENTS_PER_S: u32 = 64;
 /// The longest that a reader may wait.
 const WAIT_AT_MOST: Duration = Duration::from_secs(30);
 /// So many readers may wait: each has a connection of the API, of which there are a few more.
@@ -34,6 +40,10 @@ const REASONS_MAX: usize = 32;
 #[derive(Debug)]
 pub(crate) struct Events {
     list: RefCell<VecDeque<Event>>,
+    /// What hosts brought about.
+    of_hosts: RefCell<VecDeque<Event>>,
+    /// Of each kind of those: the second of the last one, and how many there were in it.
+    told: RefCell<BTreeMap<EventKind, (u64, u32)>>,
     /// The number before the first event's.
     before: u64,
     newest: Cell<u64>,
@@ -71,6 +81,8 @@ impl Default for Events {
         let before = now_unix_ms().saturating_mul(1000);
         Self {
             list: RefCell::default(),
+            of_hosts: RefCell::default(),
+            told: RefCell::default(),
             before,
             newest: Cell::new(before),
             changed: Signal::new(),
@@ -105,9 +117,40 @@ fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Whether hosts can bring this about by themselves, as often as they like.
+fn is_of_hosts(kind: EventKind) -> bool {
+    matches!(
+        kind,
+        EventKind::HostConnected
+            | EventKind::HostDisconnected
+            | EventKind::HostRefused
+            | EventKind::ReservationPreempted
+    )
+}
+
 impl Events {
+    /// Whether this one is too many of what hosts bring about, now.
+    fn is_too_many(&self, kind: EventKind) -> bool {
+        let second = now_unix_ms() / 1000;
+        let mut told = self.told.borrow_mut();
+        let (last, count) = told.entry(kind).or_default();
+        if *last != second {
+            (*last, *count) = (second, 0);
+        }
+        *count = count.saturating_add(1);
+        if *count == HOSTS_EVENTS_PER_S + 1 {
+            tracing::warn!("more of {kind:?} in this second than are told");
+        }
+        *count > HOSTS_EVENTS_PER_S
+    }
+
     /// Something happened.
     pub(crate) fn tell(&self, kind: EventKind, generation: u64, message: String, news: News) {
+        if is_of_hosts(kind) && self.is_too_many(kind) {
+            // A reader sees that it missed one.
+            self.newest.set(self.newest.get() + 1);
+            return;
+        }
         match kind {
             EventKind::EngineDied
             | EventKind::EngineStuck
@@ -162,8 +205,12 @@ impl Events {
             fence,
             connections_closed: connections_closed.collect(),
         };
-        let mut list = self.list.borrow_mut();
-        if list.len() >= EVENTS_KEPT {
+        let (list, kept) = match is_of_hosts(kind) {
+            true => (&self.of_hosts, HOSTS_EVENTS_KEPT),
+            false => (&self.list, EVENTS_KEPT),
+        };
+        let mut list = list.borrow_mut();
+        if list.len() >= kept {
             list.pop_front();
         }
         list.push_back(event);
@@ -186,20 +233,15 @@ impl Events {
     fn after(&self, after: Option<u64>) -> EventList {
         let newest = self.newest.get();
         let after = after.filter(|after| *after <= newest);
-        let list = self.list.borrow();
-        let events: Vec<Event> = match after {
-            Some(after) => list
-                .iter()
-                .filter(|e| e.sequence > after)
-                .cloned()
-                .collect(),
-            None => list.iter().cloned().collect(),
-        };
-        let oldest = events.first().map_or(newest + 1, |event| event.sequence);
+        let (list, of_hosts) = (self.list.borrow(), self.of_hosts.borrow());
         let seen = after.unwrap_or(self.before).max(self.before);
+        let all = list.iter().chain(of_hosts.iter());
+        let mut events: Vec<Event> = all.filter(|e| e.sequence > seen).cloned().collect();
+        events.sort_by_key(|event| event.sequence);
+        let missed = (newest - seen).saturating_sub(events.len() as u64);
         EventList {
             events,
-            missed: oldest - 1 - seen,
+            missed,
             newest,
         }
     }
@@ -294,6 +336,27 @@ mod tests {
                 fence_ns: 7
             }]
         );
+    }
+
+    #[test]
+    fn hosts_can_not_push_out_what_else_happened() {
+        let events = Events::default();
+        tell(&events, "a device is gone");
+        for n in 0..10_000u32 {
+            let kind = match n % 2 {
+                0 => EventKind::HostRefused,
+                _ => EventKind::ReservationPreempted,
+            };
+            events.tell(kind, 1, format!("host {n}"), News::default());
+        }
+        tell(&events, "an engine died");
+        let all = events.after(None);
+        let told = texts(&all);
+        assert_eq!(told[0], "a device is gone");
+        assert_eq!(told.last(), Some(&"an engine died"));
+        assert!(told.len() <= 2 + HOSTS_EVENTS_KEPT, "{}", told.len());
+        assert_eq!(all.missed + told.len() as u64, 10_002);
+        assert!(all.events.is_sorted_by_key(|event| event.sequence));
     }
 
     fn tell(events: &Events, text: &str) {

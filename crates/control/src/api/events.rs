@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 /// What kind of thing happened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
     /// A daemon has begun to serve; what happened before it is in the logs.
@@ -90,8 +90,7 @@ pub struct Event {
 pub struct EventList {
     /// Oldest first.
     pub events: Vec<Event>,
-    /// How many events of this daemon's came before these that the reader has not seen and that are
-    /// not kept any more.
+    /// How many events of this daemon's the reader has not seen that are not kept any more, or were too many to keep.
     pub missed: u64,
     /// What to ask from next: the number of the newest event.
     pub newest: u64,

@@ -33,6 +33,8 @@ use super::routes::{self, TIME_LIMIT};
 const CONNECTIONS_MAX: usize = 64;
 /// The same for the metrics' own listener.
 const METRICS_CONNECTIONS_MAX: usize = 8;
+/// How long a connection for metrics may take for all it does.
+const METRICS_TIME_LIMIT: Duration = Duration::from_secs(30);
 /// How long a connection may take to send a request's head; also how long it may sit idle.
 const HEAD_TIME_LIMIT: Duration = Duration::from_secs(10);
 /// How long requests may go on once the daemon is stopping.
@@ -188,7 +190,9 @@ pub async fn serve_metrics(listener: TcpListener, owner: Handle, stop: impl Futu
             Ok((stream, _)) => {
                 let (router, stopped) = (router.clone(), stopped.clone());
                 tokio::spawn(async move {
-                    connection(stream, router, stopped).await;
+                    // Whoever doesn't read must not keep a place.
+                    let served = connection(stream, router, stopped);
+                    let _ = tokio::time::timeout(METRICS_TIME_LIMIT, served).await;
                     drop(place);
                 });
             }

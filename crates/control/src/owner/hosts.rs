@@ -4,11 +4,12 @@
 //! Design: the engine's state region says who is connected to what; it is looked at with the owner's slow
 //! beat, and what is other than at the last look is told: a few hosts by name, the rest of a storm as one
 //! event with a count. A connection that comes and goes between two looks is not seen. A dead engine's
-//! hosts count as connected until its successor's records, or their lack, say otherwise. Hosts that are
+//! hosts count as connected until its successor's records, or their lack, say otherwise. Whom a new daemon finds connected
+//! to an engine that served before it has not come now: nothing is told. Hosts that are
 //! refused are told of by the engine, at most once a second.
 //! Not here: who may connect (the engine).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -25,9 +26,14 @@ const NAMED_MAX: usize = 8;
 /// The longest name of a host or a subsystem that is told (Base 2.0, 4.5: 223 bytes).
 const NAME_MAX_BYTES: usize = 223;
 
-/// Who was connected at the last look: the export, and the host's name.
+/// See the module's text.
 #[derive(Debug, Default)]
-pub(super) struct Hosts(RefCell<BTreeSet<(ExportId, String)>>);
+pub(super) struct Hosts {
+    /// Who was connected at the last look: the export, and the host's name.
+    known: RefCell<BTreeSet<(ExportId, String)>>,
+    /// An engine was found that served before: the next look is the first at its hosts.
+    pub(super) found: Cell<bool>,
+}
 
 /// What a look tells: up to [`NAMED_MAX`] one by one, or all in one with a count.
 fn told(export: &str, hosts: &[&str], did: &str) -> Vec<(String, Option<String>, u64)> {
@@ -57,7 +63,8 @@ impl Owner {
         let Some(session) = acting else {
             return;
         };
-        let mut known = self.hosts.0.borrow_mut();
+        let found = self.hosts.found.take();
+        let mut known = self.hosts.known.borrow_mut();
         // The records of hosts are many: they are looked at where there is somebody, or was.
         let lanes = session.region.lanes().iter();
         let nobody = || {
@@ -76,6 +83,10 @@ impl Owner {
                 .into_iter()
                 .map(|host| (ExportId(export), clean(&host)));
             now.extend(hosts);
+        }
+        if found && known.is_empty() {
+            *known = now;
+            return;
         }
         let came = self.by_export(now.difference(&known));
         let left = self.by_export(known.difference(&now));

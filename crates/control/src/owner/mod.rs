@@ -370,6 +370,9 @@ impl Owner {
             early,
             table: _,
         } = greeting;
+        if !held.is_empty() {
+            self.hosts.found.set(true);
+        }
         // Messages are taken in from here on: an inherited job's end is one of them.
         let reader = self.clone().converse(session.clone(), early);
         let told = async {

@@ -5,7 +5,7 @@
 //! daemon. Events are numbered over restarts of the daemon, so it goes on when there is one again.
 //! Not here: what happened.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_control::api::client::ClientError;
 use forebay_control::api::events::{Event, EventList};
@@ -44,10 +44,7 @@ fn follow(context: &Context, mut after: Option<u64>) -> Outcome {
     let mut is_away = false;
     loop {
         if list.missed > 0 {
-            eprintln!(
-                "{} events were missed: they are in the daemon's log",
-                list.missed
-            );
+            eprintln!("{} events were missed: see the daemon's log", list.missed);
         }
         for event in &list.events {
             let line = match context.output.json {
@@ -60,8 +57,15 @@ fn follow(context: &Context, mut after: Option<u64>) -> Outcome {
         }
         after = Some(list.newest);
         list = loop {
+            let begun = Instant::now();
             match read(context, after, WAIT_S) {
-                Ok(list) => break list,
+                Ok(list) => {
+                    // More readers than the daemon holds questions of: it answers the others at once.
+                    if list.events.is_empty() && begun.elapsed() < AGAIN {
+                        std::thread::sleep(AGAIN);
+                    }
+                    break list;
+                }
                 Err(ClientError::Refused(error)) if error.hint.is_none() => {
                     return Err(Failure::new(error.message));
                 }
