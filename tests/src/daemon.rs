@@ -241,6 +241,21 @@ impl Daemon {
         Ok(())
     }
 
+    /// `kill -9` of a daemon that can't end yet, and another one beside it. The caller waits for the end of the first.
+    ///
+    /// # Errors
+    /// If it has ended already, or the other one is not ready within a minute.
+    pub fn replace_hanging_daemon(&mut self) -> Result<Child> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!("the daemon has ended already: {status}");
+        }
+        self.child.kill()?;
+        let next = spawn(self.folder.path(), &self.environment, &self.arguments)?;
+        let killed = std::mem::replace(&mut self.child, next);
+        self.wait_ready()?;
+        Ok(killed)
+    }
+
     /// Whether the daemon has died by itself.
     ///
     /// # Errors

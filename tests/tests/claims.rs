@@ -1,24 +1,35 @@
 //! A daemon that is killed while it waits for a device keeps its claim until that ends.
 //!
-//! Purpose: the next daemon must know that claim from a living daemon's: then it goes on without the device.
+//! Purpose: the next daemon must know that claim from a living daemon's: it goes on without the device, and with all the
+//! other devices, whose claims the killed one keeps as well, because nothing of it is in flight there.
 //! Design: the device is a file whose reads the test holds (a held write would hold up opening it too, as the kernel
-//! locks the file). Both daemons are this test in processes of their own, told by a variable what to do: the test itself
-//! must not touch the file.
-//! Not here: what a daemon makes of it (`control`'s devices).
+//! locks the file). Daemons are this test in processes of their own, told by a variable what to do: the test itself
+//! must not touch the file. Then the same with whole daemons and a write to the catalog that is held.
+//! Not here: devices that hang under a daemon that lives (`devices`).
 
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use forebay_device::fence::FenceError;
 use forebay_device::sync_io::SyncDevice;
 use forebay_device::{DeviceSpec, OpenOptions};
+use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::hold::Hold;
+use forebay_tests::host::Host;
+use forebay_tests::shadow::Promise;
+use forebay_tests::wait;
 
 const TOLD: &str = "FOREBAY_TEST_CLAIM";
-const PATH: &str = "FOREBAY_TEST_CLAIM_PATH";
+const PATHS: &str = "FOREBAY_TEST_CLAIM_PATHS";
 const HELD_AT: u64 = 1 << 20;
+const MIB: u64 = 1 << 20;
+const MINUTE: Duration = Duration::from_secs(60);
 
-fn another(told: &str, hold: &Hold) -> Result<Child> {
+fn another(told: &str, paths: &[&Path]) -> Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
     command
         .args([
@@ -27,14 +38,14 @@ fn another(told: &str, hold: &Hold) -> Result<Child> {
             "--nocapture",
         ])
         .env(TOLD, told)
-        .env(PATH, hold.path())
+        .env(PATHS, std::env::join_paths(paths)?)
         .stdout(Stdio::piped());
     Ok(command.spawn()?)
 }
 
 /// What another process says of the claim.
-fn asked(hold: &Hold) -> Result<String> {
-    let output = another("ask", hold)?.wait_with_output()?;
+fn asked(path: &Path) -> Result<String> {
+    let output = another("ask", &[path])?.wait_with_output()?;
     let text = String::from_utf8(output.stdout)?;
     let said = text.lines().find_map(|line| line.split_once("claim: "));
     let (_, said) = said.with_context(|| format!("it said nothing: {text}"))?;
@@ -43,16 +54,30 @@ fn asked(hold: &Hold) -> Result<String> {
 
 /// What a process of its own does.
 fn act(told: &str) -> Result<()> {
-    let spec: DeviceSpec = std::env::var(PATH)?.parse()?;
-    let device = SyncDevice::open(&spec, &OpenOptions::default())?;
-    if told == "claim and read" {
-        device.claim_for_daemon()?;
-        device.read_at(HELD_AT, &mut [0; 4096])?;
+    let paths = std::env::var_os(PATHS).context("no paths")?;
+    let mut devices = Vec::new();
+    for path in std::env::split_paths(&paths) {
+        let spec: DeviceSpec = path.display().to_string().parse()?;
+        devices.push(SyncDevice::open(&spec, &OpenOptions::default())?);
+    }
+    if told == "claim all and read the first" {
+        for device in &devices {
+            device.claim_for_daemon()?;
+        }
+        devices[0].read_at(HELD_AT, &mut [0; 4096])?;
         return Ok(());
     }
-    let said = match device.claim_for_daemon() {
+    if told == "claim and stay" {
+        // Who asks has it for a moment.
+        wait::until("the claim", MINUTE, || {
+            Ok(devices[0].claim_for_daemon().ok())
+        })?;
+        println!("claim: taken");
+        std::thread::sleep(2 * MINUTE);
+    }
+    let said = match devices[0].claim_for_daemon() {
         Ok(()) => "free",
-        Err(_) if device.is_claimant_dying() => "of one that is being killed",
+        Err(FenceError::Hangs { .. }) => "of one that is being killed, inside a request",
         Err(_) => "of one that lives",
     };
     println!("claim: {said}");
@@ -66,24 +91,95 @@ fn a_killed_daemons_claim_is_no_living_ones() -> Result<()> {
     }
     let folder = tempfile::tempdir()?;
     let hold = Hold::new(folder.path(), 8 << 20)?;
-    ensure!(asked(&hold)? == "free");
+    let (hangs, other) = (hold.path(), folder.path().join("other"));
+    File::create(&other)?.set_len(8 << 20)?;
+    ensure!(asked(&hangs)? == "free");
     hold.hold_reads(HELD_AT..HELD_AT + 4096);
-    let mut first = another("claim and read", &hold)?;
+    let mut first = another("claim all and read the first", &[&hangs, &other])?;
     hold.wait_held(1)?;
-    ensure!(asked(&hold)? == "of one that lives");
+    for path in [&hangs, &other] {
+        ensure!(asked(path)? == "of one that lives");
+    }
     first.kill()?;
     // It takes a moment to get there.
-    let begin = std::time::Instant::now();
-    while asked(&hold)? != "of one that is being killed" {
-        ensure!(
-            begin.elapsed() < Duration::from_secs(20),
-            "{}",
-            asked(&hold)?
-        );
-    }
+    wait::until("the claim of one that is being killed", MINUTE, || {
+        Ok((asked(&hangs)? != "of one that lives").then_some(()))
+    })?;
+    ensure!(asked(&hangs)? == "of one that is being killed, inside a request");
+    ensure!(asked(&other)? == "free", "nothing hangs there");
+    // A third one meets the claims of both.
+    let mut second = another("claim and stay", &[&other])?;
+    let said = BufReader::new(second.stdout.take().context("no output")?);
+    let taken = said
+        .lines()
+        .find(|line| line.as_ref().is_ok_and(|line| line.ends_with("claim: taken")));
+    ensure!(taken.is_some(), "the second one ended");
+    ensure!(asked(&other)? == "of one that lives");
     ensure!(first.try_wait()?.is_none(), "it can't end");
     hold.release();
     first.wait()?;
-    ensure!(asked(&hold)? == "free");
+    ensure!(asked(&hangs)? == "free");
+    ensure!(asked(&other)? == "of one that lives", "the second one does");
+    second.kill()?;
+    second.wait()?;
+    ensure!(asked(&other)? == "free");
     Ok(())
+}
+
+/// The state of a device, and why it can't be used.
+fn state(daemon: &Daemon, index: &str) -> Result<(String, String)> {
+    let shown = daemon.cli(&["device", "show", index])?;
+    let text = |name: &str| shown[name].as_str().unwrap_or_default().to_owned();
+    Ok((text("state"), text("why")))
+}
+
+#[test]
+fn only_the_device_that_a_killed_daemon_waits_for_is_missing() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let hold = Hold::new(folder.path(), 256 * MIB)?;
+    let mut daemon = Daemon::start(&DaemonOptions::default())?;
+    let first = daemon.folder().join("first");
+    let first = format!("file:{}", first.display());
+    daemon.create_pool(&["--device", &first, "--size", "256M"])?;
+    daemon.cli(&["tenant", "create", "t"])?;
+    daemon.cli(&["volume", "create", "t/v", "--size", "16M"])?;
+    daemon.cli(&["export", "create", "t/v", "--any-host"])?;
+    let address = format!("127.0.0.1:{}", daemon.port()).parse()?;
+    let mut host = Host::new(address, "t/v", 16 * MIB, 4096, 1);
+    host.fill()?;
+    let second = format!("file:{}", hold.path().display());
+    daemon.cli(&["device", "add", &second])?;
+    let engine = daemon.processes()?.engine;
+
+    // The copy of the catalog there hangs.
+    hold.hold_writes(0..256 * MIB);
+    let mut waiting = daemon.cli_command(&["tenant", "create", "u"]).spawn()?;
+    hold.wait_held(1)?;
+    let mut killed = daemon.replace_hanging_daemon()?;
+    waiting.kill()?;
+    waiting.wait()?;
+    ensure!(killed.try_wait()?.is_none(), "it can't end");
+    ensure!(daemon.processes()?.engine == engine, "it serves on");
+    let (here, why) = state(&daemon, "0")?;
+    ensure!(here == "online", "{here}: {why}");
+    let (there, why) = state(&daemon, "1")?;
+    ensure!(
+        there == "missing" && why.contains("hangs"),
+        "{there}: {why}"
+    );
+    host.verify(Promise::Acknowledged)?;
+    let load = host.load(|commands| commands < 200)?;
+    ensure!(!load.lost && load.interrupted == 0, "{load:?}");
+
+    hold.release();
+    killed.wait()?;
+    // Nobody has to say so.
+    wait::until("the device is taken back", MINUTE, || {
+        // It says nothing of them while the pool is opened anew.
+        let state = state(&daemon, "1").unwrap_or_default();
+        Ok((state.0 == "online").then_some(()))
+    })?;
+    host.check()?;
+    daemon.pool_check()?;
+    daemon.stop()
 }

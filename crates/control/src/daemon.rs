@@ -138,7 +138,7 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let metrics = match config.metrics {
-        Some(address) => Some(api::bind_metrics(address).await?),
+        Some(address) => Some(api::bind_metrics(address, listener.passed_over).await?),
         None => None,
     };
     let daemon = Rc::new(Daemon {
@@ -153,6 +153,7 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
         events: Rc::default(),
     });
     daemon.start().await?;
+    let looking = tokio::task::spawn_local(daemon.clone().take_silent_back());
     let (handle, mut requests) = api::request::channel();
     let (stop_api, stopped) = oneshot::channel::<()>();
     let stopped = async {
@@ -195,6 +196,9 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
         }
     };
     tracing::info!("the daemon stops");
+    if !daemon.changing_pool.get() {
+        looking.abort();
+    }
     systemd::tell("STOPPING=1");
     daemon.events.close_down();
     let _ = stop_api.send(());

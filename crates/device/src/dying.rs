@@ -1,51 +1,127 @@
-//! Whether whoever has a device's daemon byte is a process that is being killed.
+//! A process that is being killed and can't end, and what it still does.
 //!
-//! **Purpose.** A daemon that is killed while one of its threads waits in the kernel for a device that hangs keeps its
-//! claim until that ends. The next daemon must tell it from one that lives.
+//! **Purpose.** A process that is killed while one of its threads waits in the kernel for a device that hangs keeps all
+//! its files, with their locks, until that ends. Whoever comes next must tell it from one that lives, and must know on
+//! which device it may still write.
 //!
-//! **Design.** The kernel names no process for such a lock, but shows each open file's locks in `fdinfo`. Only threads
-//! that can't run any more are looked at: those with a `SIGKILL` pending, which nothing but their request's end
-//! delays. What can't be read (another user's process) is taken for alive.
+//! **Design.** The kernel names no process for a lock of an open file, but shows each open file's locks in `fdinfo`. A
+//! process is being killed when a thread of it has a `SIGKILL` pending: then none of its threads runs its program any
+//! more, and each at most ends the system call that it is in. A thread is named after a device for as long as it is
+//! inside a request to it ([`Inside`]), so the names of the threads that are left say which devices are meant. The
+//! daemon has no other way to do I/O (no ring, no direct I/O by others), so what no thread is inside of has nothing in
+//! flight. What can't be read (another user's process) counts as alive, and a thread without a name as inside.
 //!
 //! **What it does not do.** It doesn't look for engines' locks: these have a fence of their own ([`crate::fence`]).
 
+use std::ffi::{CStr, CString};
 use std::fs;
+use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
+
+use crate::open::Identity;
 
 /// `SIGKILL` in a mask of signals.
 const SIGKILL_BIT: u64 = 1 << 8;
 
-/// Whether a thread that is being killed has a lock on the byte `at` of the file that `fd` is open on.
-pub(crate) fn has_lock(fd: BorrowedFd<'_>, at: u64) -> bool {
+/// What threads that are inside a request to a device are called: at most 15 bytes. Two devices with one name would only
+/// be told from each other less well.
+pub(crate) fn thread_name(identity: &Identity) -> CString {
+    let (kind, a, b) = match *identity {
+        Identity::Inode { dev, ino } => (b'i', dev, ino),
+        Identity::Block { rdev } => (b'b', rdev, 0),
+    };
+    let bytes = a.to_le_bytes().into_iter().chain(b.to_le_bytes());
+    // FNV-1a, of which 44 bits are taken.
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64 ^ u64::from(kind), |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    CString::new(format!("dev-{:011x}", hash >> 20)).unwrap_or_default()
+}
+
+/// This thread is inside a request to a device, for as long as this lives.
+pub(crate) struct Inside(CString);
+
+impl Inside {
+    pub(crate) fn of(name: &CStr) -> std::io::Result<Self> {
+        let before = rustix::thread::name()?;
+        rustix::thread::set_name(name)?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        // It can't fail with a name that was one.
+        let _ = rustix::thread::set_name(&self.0);
+    }
+}
+
+/// What is known of whoever has a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keeper {
+    /// It lives, or nothing says that it doesn't.
+    Lives,
+    /// It is being killed, and has nothing in flight where it was asked for.
+    Dying,
+    /// It is being killed, and a thread of it is inside a request there.
+    Inside,
+}
+
+/// Whoever has a lock on the byte `at` of the file that `fd` is open on; `name` is what threads inside requests
+/// to it are called, if there are such.
+pub(crate) fn keeper(fd: BorrowedFd<'_>, at: u64, name: Option<&CStr>) -> Keeper {
     let Ok(file) = rustix::fs::fstat(fd) else {
-        return false;
+        return Keeper::Lives;
     };
     let (major, minor) = (
         rustix::fs::major(file.st_dev),
         rustix::fs::minor(file.st_dev),
     );
     let device_and_inode = format!("{major:02x}:{minor:02x}:{}", file.st_ino);
-    let numbered = |folder: &Path| {
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        entries.map(|entry| entry.path()).filter(|path| {
-            let name = path.file_name().and_then(|name| name.to_str());
-            name.is_some_and(|name| name.parse::<u32>().is_ok())
+    let has_lock = |thread: &Path| {
+        numbered(&thread.join("fdinfo")).iter().any(|file| {
+            let text = fs::read_to_string(file).unwrap_or_default();
+            names_lock(&text, &device_and_inode, at)
         })
     };
-    let threads = numbered(Path::new("/proc")).flat_map(|process| {
-        let threads: Vec<PathBuf> = numbered(&process.join("task")).collect();
-        threads
-    });
-    threads
-        .filter(|thread| is_being_killed(thread))
-        .any(|thread| {
-            let files: Vec<PathBuf> = numbered(&thread.join("fdinfo")).collect();
-            let text = |file: &PathBuf| fs::read_to_string(file).unwrap_or_default();
-            files
-                .iter()
-                .any(|file| names_lock(&text(file), &device_and_inode, at))
-        })
+    for process in numbered(Path::new("/proc")) {
+        let threads = numbered(&process.join("task"));
+        let mut dying = threads.iter().filter(|thread| is_being_killed(thread));
+        if dying.any(|thread| has_lock(thread)) {
+            let is_inside = name.is_some_and(|name| is_inside(&process, name));
+            return if is_inside {
+                Keeper::Inside
+            } else {
+                Keeper::Dying
+            };
+        }
+    }
+    Keeper::Lives
+}
+
+/// Whether a thread of a process is called so.
+pub(crate) fn is_inside(process: &Path, name: &CStr) -> bool {
+    let is_called = |thread: PathBuf| match fs::read(thread.join("comm")) {
+        Ok(called) => called.trim_ascii_end() == name.to_bytes(),
+        // It has ended.
+        Err(error) if error.kind() == ErrorKind::NotFound => false,
+        Err(error) => error.raw_os_error() != Some(rustix::io::Errno::SRCH.raw_os_error()),
+    };
+    numbered(&process.join("task")).into_iter().any(is_called)
+}
+
+/// What in a folder is called by a number.
+fn numbered(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let is_number = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.parse::<u32>().is_ok())
+    };
+    entries
+        .map(|entry| entry.path())
+        .filter(is_number)
+        .collect()
 }
 
 fn is_being_killed(thread: &Path) -> bool {
@@ -94,5 +170,21 @@ mod tests {
     fn who_runs_is_not_being_killed() {
         assert!(!is_being_killed(Path::new("/proc/thread-self")));
         assert!(!is_being_killed(Path::new("/proc/nobody")));
+    }
+
+    #[test]
+    fn a_thread_is_called_after_the_device_while_it_is_inside() {
+        let name = thread_name(&Identity::Inode { dev: 3, ino: 5 });
+        assert_ne!(name, thread_name(&Identity::Inode { dev: 5, ino: 3 }));
+        assert_ne!(name, thread_name(&Identity::Block { rdev: 3 }));
+        let own = Path::new("/proc/self");
+        assert!(!is_inside(own, &name));
+        let before = rustix::thread::name().expect("a name");
+        let inside = Inside::of(&name).expect("a name");
+        assert!(is_inside(own, &name), "all 15 bytes are kept");
+        drop(inside);
+        assert!(!is_inside(own, &name));
+        assert_eq!(rustix::thread::name().expect("a name"), before);
+        assert!(!is_inside(Path::new("/proc/nobody"), &name));
     }
 }

@@ -8,23 +8,30 @@
 //! through ([`crate::Device`] never gives that descriptor out, and it is close-on-exec). Generations have bytes of
 //! their own so that two engines can live side by side during an upgrade; a successor waits until every byte below
 //! its own is free. A byte *above* its own means that it is itself the predecessor, and it must not start.
-//! The daemon's claim to a device is byte 2^62 - 1. Asking (`F_OFD_GETLK`) takes nothing.
+//! The daemon's claim to a device is byte 2^62 - 1, or one of the 63 before it: a daemon that is killed while it waits
+//! for one device keeps its claims on all until that ends, and its successor passes over those where nothing of it is in
+//! flight (`dying`). Asking (`F_OFD_GETLK`) takes nothing.
 //!
 //! **What it does not do.** It doesn't stop a process that doesn't ask. It is no fence between two nodes of one block
 //! device (the lock is on the node's inode: all must use one path), and none across machines. A device that never
 //! answers keeps its lock forever: the limit of [`crate::Device::wait_for_predecessors`] is the caller's policy.
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use crate::dying::{self, Keeper};
+
 /// Byte 2^62 + g is generation g's.
 const GENERATIONS_AT: u64 = 1 << 62;
-/// The daemon's byte.
-const DAEMON_AT: u64 = GENERATIONS_AT - 1;
+/// The daemon's bytes: the first is the last of these, and each of the others for a daemon that passed over one that is
+/// being killed.
+const DAEMONS: u64 = 64;
+const DAEMONS_AT: u64 = GENERATIONS_AT - DAEMONS;
 /// Generations must be below this.
 pub const MAX_GENERATION: u64 = 1 << 61;
 
@@ -64,6 +71,14 @@ pub enum FenceError {
         device: String,
         /// Who it is.
         holder: Holder,
+    },
+    /// A daemon that is being killed is inside a request.
+    #[error(
+        "{device}: an earlier daemon was killed while it waited for this device, which has not answered since: it hangs"
+    )]
+    Hangs {
+        /// The device's path.
+        device: String,
     },
     /// An engine with a higher generation is there: the one who asks is the old one.
     #[error(
@@ -119,7 +134,7 @@ pub fn who_holds(path: &Path) -> Result<Vec<Holder>, FenceError> {
 
 pub(crate) fn holders(fd: BorrowedFd<'_>, path: &Path) -> Result<Vec<Holder>, FenceError> {
     let mut found = Vec::new();
-    if first_lock(fd, path, DAEMON_AT, 1)?.is_some() {
+    if first_lock(fd, path, DAEMONS_AT, DAEMONS)?.is_some() {
         found.push(Holder::Daemon);
     }
     let mut from = GENERATIONS_AT;
@@ -138,14 +153,74 @@ pub(crate) fn holders(fd: BorrowedFd<'_>, path: &Path) -> Result<Vec<Holder>, Fe
     Ok(found)
 }
 
-/// Takes the daemon's byte for as long as the open file lives.
-pub(crate) fn claim_for_daemon(fd: BorrowedFd<'_>, path: &Path) -> Result<(), FenceError> {
-    lock(fd, path, DAEMON_AT, Holder::Daemon)
+/// Claims a file for this daemon, for as long as the open file lives; says whether one that is being killed was passed
+/// over. Threads inside requests to it are called `name`;
+/// without one, there are none.
+pub(crate) fn claim_for_daemon(
+    fd: BorrowedFd<'_>,
+    path: &Path,
+    name: Option<&CStr>,
+) -> Result<bool, FenceError> {
+    let passed = passable(fd, path, name)?;
+    let free = (DAEMONS_AT..GENERATIONS_AT)
+        .rev()
+        .find(|at| !passed.contains(at));
+    let held = || FenceError::Held {
+        device: path.display().to_string(),
+        holder: Holder::Daemon,
+    };
+    let own = free.ok_or_else(held)?;
+    lock(fd, path, own, Holder::Daemon)?;
+    // Looked at after taking: of two that take different bytes at once, at least one sees the other.
+    let now = passable(fd, path, name);
+    let is_alone = |now: &Vec<u64>| now.iter().all(|at| passed.contains(at));
+    match now {
+        Ok(now) if is_alone(&now) => Ok(!passed.is_empty()),
+        other => {
+            let mut request = write_lock(own, 1);
+            request.l_type = libc::F_UNLCK as libc::c_short;
+            fcntl(fd, libc::F_OFD_SETLK, &mut request)
+                .map_err(|errno| io_error(path, "unlocking it", errno))?;
+            Err(other.err().unwrap_or_else(held))
+        }
+    }
 }
 
-/// Whether who has the daemon's byte is being killed, and only waits for its last request's end.
-pub(crate) fn is_claimant_dying(fd: BorrowedFd<'_>) -> bool {
-    crate::dying::has_lock(fd, DAEMON_AT)
+/// Claims a file that is no device, as [`crate::sync_io::SyncDevice::claim_for_daemon`] does: a process that is being
+/// killed and can't end is passed over, and this says whether one was.
+///
+/// # Errors
+/// [`FenceError::Held`] if a living process has it.
+pub fn claim_file(file: &std::fs::File, path: &Path) -> Result<bool, FenceError> {
+    claim_for_daemon(file.as_fd(), path, None)
+}
+
+/// The daemons' bytes that others have, none of which lives or has anything in flight here.
+pub(crate) fn passable(
+    fd: BorrowedFd<'_>,
+    path: &Path,
+    name: Option<&CStr>,
+) -> Result<Vec<u64>, FenceError> {
+    let mut passed = Vec::new();
+    if first_lock(fd, path, DAEMONS_AT, DAEMONS)?.is_none() {
+        return Ok(passed);
+    }
+    // One by one: of several locks in a range the kernel names any.
+    for at in DAEMONS_AT..GENERATIONS_AT {
+        if first_lock(fd, path, at, 1)?.is_none() {
+            continue;
+        }
+        let device = path.display().to_string();
+        match dying::keeper(fd, at, name) {
+            Keeper::Dying => passed.push(at),
+            Keeper::Inside => return Err(FenceError::Hangs { device }),
+            Keeper::Lives => {
+                let holder = Holder::Daemon;
+                return Err(FenceError::Held { device, holder });
+            }
+        }
+    }
+    Ok(passed)
 }
 
 /// Takes generation `generation`'s byte; before the first request on `fd`.
@@ -242,7 +317,7 @@ fn lock(fd: BorrowedFd<'_>, path: &Path, at: u64, holder: Holder) -> Result<(), 
     }
 }
 
-/// The first lock of somebody else in a range: where it begins and how long it is.
+/// A lock of somebody else in a range: where it begins and how long it is.
 fn first_lock(
     fd: BorrowedFd<'_>,
     path: &Path,
@@ -412,8 +487,8 @@ mod tests {
         let scratch = Scratch::new();
         let (daemon, second, engine) = (scratch.open(), scratch.open(), scratch.open());
         let path = scratch.path();
-        claim_for_daemon(daemon.as_fd(), path).expect("free");
-        let error = claim_for_daemon(second.as_fd(), path).expect_err("held");
+        claim_for_daemon(daemon.as_fd(), path, None).expect("free");
+        let error = claim_for_daemon(second.as_fd(), path, None).expect_err("held");
         assert!(
             error.to_string().contains("a forebay daemon holds"),
             "{error}"

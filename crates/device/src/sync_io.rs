@@ -8,14 +8,17 @@
 //! daemon's cache doesn't hold the tenants' data.
 //!
 //! **What it does not do.** It never reads or writes where tenants' data is, except [`SyncDevice::blank_check`] before
-//! there is a pool. It is no fence: its calls have ended when its process has.
+//! there is a pool. It is no fence: its calls have ended when its process has. (A thread inside one is named after the
+//! device meanwhile, so that it is known of a process that can't end what it waits for.)
 
+use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::Advice;
 use rustix::io::Errno;
 
+use crate::dying::{self, Inside};
 use crate::error::DeviceError;
 use crate::fence::{self, FenceError, Holder};
 use crate::open::{Access, DeviceInfo, OpenOptions};
@@ -47,6 +50,8 @@ pub struct DeviceNow {
 pub struct SyncDevice {
     fd: OwnedFd,
     info: DeviceInfo,
+    /// What a thread inside a request is called.
+    inside: CString,
     #[cfg(feature = "test-device")]
     volatile: Option<crate::volatile::Volatile>,
     #[cfg(feature = "test-device")]
@@ -73,6 +78,7 @@ impl SyncDevice {
             #[cfg(feature = "test-device")]
             faulty: crate::faulty::Faulty::open(&opened.info.spec)?,
             fd: opened.fd,
+            inside: dying::thread_name(&opened.info.identity),
             info: opened.info,
         })
     }
@@ -109,6 +115,7 @@ impl SyncDevice {
     /// Reads all of `into`.
     pub fn read_at(&self, offset_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
         self.check(offset_bytes, into.len())?;
+        let _inside = Inside::of(&self.inside)?;
         #[cfg(feature = "test-device")]
         if let Some(volatile) = &self.volatile {
             volatile.wait_while_hanging()?;
@@ -143,6 +150,7 @@ impl SyncDevice {
     /// Writes all of `from`. Durable after [`SyncDevice::sync`].
     pub fn write_at(&self, offset_bytes: u64, from: &[u8]) -> std::io::Result<()> {
         self.check(offset_bytes, from.len())?;
+        let _inside = Inside::of(&self.inside)?;
         #[cfg(feature = "test-device")]
         if let Some(volatile) = &self.volatile {
             return Ok(volatile.write_at(self.fd.as_fd(), offset_bytes, from)?);
@@ -165,6 +173,7 @@ impl SyncDevice {
 
     /// Makes all writes durable, the device's own cache included.
     pub fn sync(&self) -> std::io::Result<()> {
+        let _inside = Inside::of(&self.inside)?;
         #[cfg(feature = "test-device")]
         if let Some(volatile) = &self.volatile {
             return Ok(volatile.sync(self.fd.as_fd())?);
@@ -181,15 +190,23 @@ impl SyncDevice {
         }
     }
 
-    /// Takes the daemon's byte for as long as this device is open.
+    /// Claims it for this daemon, for as long as this device is open. An earlier daemon that is being killed and can't
+    /// end is passed over, unless it is inside a request to this very device: then the device hangs.
     pub fn claim_for_daemon(&self) -> Result<(), FenceError> {
-        fence::claim_for_daemon(self.fd.as_fd(), self.info.spec.path())
+        let (fd, path) = (self.fd.as_fd(), self.info.spec.path());
+        fence::claim_for_daemon(fd, path, Some(&self.inside)).map(drop)
     }
 
-    /// Whether the daemon that has this device is being killed, and only waits for a request there to end. Looks at
-    /// every process: for when a claim was refused for a while.
-    pub fn is_claimant_dying(&self) -> bool {
-        fence::is_claimant_dying(self.fd.as_fd())
+    /// Whether [`SyncDevice::claim_for_daemon`] would do; nothing is taken. `true` if a daemon that is being killed has
+    /// a claim that would be passed over.
+    pub fn look_at_claim(&self) -> Result<bool, FenceError> {
+        let (fd, path) = (self.fd.as_fd(), self.info.spec.path());
+        fence::passable(fd, path, Some(&self.inside)).map(|passed| !passed.is_empty())
+    }
+
+    /// Whether a thread of this very process is inside a request to this device.
+    pub fn is_waited_for(&self) -> bool {
+        dying::is_inside(Path::new("/proc/self"), &self.inside)
     }
 
     /// Who else holds locks here.

@@ -8,7 +8,7 @@
 //! metrics may have a TCP listener besides, where everybody may read them, and nothing else.
 //! Not here: routes.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions};
 use std::future::Future;
 use std::io::{self, Read, Seek, Write};
 use std::net::SocketAddr;
@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
+use forebay_device::fence::{FenceError, claim_file};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -41,6 +42,8 @@ const HEAD_TIME_LIMIT: Duration = Duration::from_secs(10);
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(2);
 /// How long an earlier daemon may take to be gone.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// How often the metrics' address is tried while it is not free.
+const METRICS_AGAIN: Duration = Duration::from_secs(3);
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
 /// A bound socket, and the lock that makes it ours.
@@ -48,6 +51,8 @@ const LOCK_POLL: Duration = Duration::from_millis(20);
 pub struct ApiListener {
     listener: UnixListener,
     path: PathBuf,
+    /// A daemon that is being killed can't end, and has its sockets still.
+    pub(crate) passed_over: bool,
     // Closing it releases the lock. The file stays: removing it would let two daemons lock two files.
     _lock: File,
 }
@@ -74,7 +79,7 @@ pub fn bind(path: &Path) -> io::Result<ApiListener> {
             ),
         ));
     }
-    let lock = lock(path)?;
+    let (lock, passed_over) = lock(path)?;
     let failed = |what: &str, error: io::Error| {
         io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
     };
@@ -91,11 +96,24 @@ pub fn bind(path: &Path) -> io::Result<ApiListener> {
     Ok(ApiListener {
         listener,
         path: path.to_owned(),
+        passed_over,
         _lock: lock,
     })
 }
 
-fn lock(socket: &Path) -> io::Result<File> {
+fn in_use(lock: File, socket: &Path) -> io::Error {
+    let mut pid = String::new();
+    let _ = lock.take(20).read_to_string(&mut pid);
+    let pid = pid.trim();
+    let pid = if pid.is_empty() { "unknown" } else { pid };
+    io::Error::new(
+        io::ErrorKind::AddrInUse,
+        format!("another daemon (pid {pid}) serves {}", socket.display()),
+    )
+}
+
+/// Takes the lock; says whether a daemon that is being killed, and can't end, was passed over.
+fn lock(socket: &Path) -> io::Result<(File, bool)> {
     let mut path = socket.as_os_str().to_owned();
     path.push(".lock");
     let path = PathBuf::from(path);
@@ -114,39 +132,22 @@ fn lock(socket: &Path) -> io::Result<File> {
         .open(&path)
         .map_err(failed)?;
     let begin = Instant::now();
-    let locked = loop {
-        match file.try_lock() {
-            // A process that was just killed holds it until the kernel is through with it.
-            Err(TryLockError::WouldBlock) if begin.elapsed() < LOCK_PATIENCE => {
+    let passed_over = loop {
+        match claim_file(&file, &path) {
+            Ok(passed_over) => break passed_over,
+            // A process that was just killed holds it until the kernel is through with it. (One that can't end,
+            // because a device hangs, is passed over.)
+            Err(FenceError::Held { .. }) if begin.elapsed() < LOCK_PATIENCE => {
                 std::thread::sleep(LOCK_POLL);
             }
-            locked => break locked,
+            Err(FenceError::Held { .. }) => return Err(in_use(file, socket)),
+            Err(error) => return Err(failed(io::Error::other(error))),
         }
     };
-    match locked {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let mut pid = String::new();
-            let _ = file.take(20).read_to_string(&mut pid);
-            return Err(io::Error::new(
-                io::ErrorKind::AddrInUse,
-                format!(
-                    "another daemon (pid {}) serves {}",
-                    if pid.trim().is_empty() {
-                        "unknown"
-                    } else {
-                        pid.trim()
-                    },
-                    socket.display()
-                ),
-            ));
-        }
-        Err(TryLockError::Error(error)) => return Err(failed(error)),
-    }
     file.set_len(0).map_err(failed)?;
     file.rewind().map_err(failed)?;
     writeln!(file, "{}", std::process::id()).map_err(failed)?;
-    Ok(file)
+    Ok((file, passed_over))
 }
 
 /// Serves the API until `stop` resolves; open requests then get a moment to end.
@@ -160,19 +161,53 @@ pub(super) fn may_call(uid: u32, own_uid: u32) -> bool {
     uid == 0 || uid == own_uid
 }
 
-/// Binds the metrics' own listener.
+/// Where metrics are served besides, bound or to be bound.
+#[derive(Debug)]
+pub struct MetricsListener {
+    address: SocketAddr,
+    bound: Option<TcpListener>,
+}
+
+/// Binds the metrics' own listener; later, if `passed_over` says that a daemon which is being killed, and can't end, may
+/// have the address still.
 ///
 /// # Errors
 /// What the system says, with the address and where it is configured.
-pub async fn bind_metrics(address: SocketAddr) -> io::Result<TcpListener> {
-    TcpListener::bind(address).await.map_err(|error| {
-        let told = format!("can't listen on {address} (`metrics` under [listen]): {error}");
-        io::Error::new(error.kind(), told)
-    })
+pub async fn bind_metrics(address: SocketAddr, passed_over: bool) -> io::Result<MetricsListener> {
+    let bound = match TcpListener::bind(address).await {
+        Ok(listener) => Some(listener),
+        Err(error) if passed_over && error.kind() == io::ErrorKind::AddrInUse => {
+            tracing::warn!(%address, "metrics come later: an earlier daemon can't end, as a device hangs");
+            None
+        }
+        Err(error) => {
+            let told = format!("can't listen on {address} (`metrics` under [listen]): {error}");
+            return Err(io::Error::new(error.kind(), told));
+        }
+    };
+    Ok(MetricsListener { address, bound })
+}
+
+impl MetricsListener {
+    async fn bound(self) -> TcpListener {
+        let mut bound = self.bound;
+        loop {
+            if let Some(listener) = bound {
+                return listener;
+            }
+            tokio::time::sleep(METRICS_AGAIN).await;
+            bound = TcpListener::bind(self.address).await.ok();
+        }
+    }
 }
 
 /// Serves `GET /metrics` and nothing else to whoever can reach the listener, until `stop` resolves.
-pub async fn serve_metrics(listener: TcpListener, owner: Handle, stop: impl Future<Output = ()>) {
+pub async fn serve_metrics(
+    listener: MetricsListener,
+    owner: Handle,
+    stop: impl Future<Output = ()>,
+) {
+    let listener = listener.bound().await;
     let router = figure_routes::metrics_router(owner, TIME_LIMIT);
     let places = Arc::new(Semaphore::new(METRICS_CONNECTIONS_MAX));
     let (_stopping, stopped) = watch::channel(());

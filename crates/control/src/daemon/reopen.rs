@@ -5,14 +5,15 @@
 //! Design: a pool with a device missing is opened anew to take the device back, because opening is
 //! where labels and catalog copies are compared and brought up to date. The engine lives through it:
 //! it is what a daemon's death and restart would be, within one process. If that fails, the pool is
-//! opened as it was.
+//! opened as it was. A device that was there and did not answer is taken back by itself when it does: it is looked at
+//! every few seconds without anything being asked of it while a request is under way.
 //! Not here: looking for devices (`devices`), adoption (`owner`).
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_pool::Pool;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::{Daemon, DaemonError, Serving, blocking};
 use crate::api::error::ApiError;
@@ -21,6 +22,10 @@ use crate::devices::{self, OPEN_HINT, OpenPool, Places};
 use crate::files;
 use crate::supervisor::process::{self, EngineProcess};
 
+/// How often it is looked whether a device that did not answer may answer now.
+const LOOK_AGAIN: Duration = Duration::from_secs(3);
+/// The most there may be between two vain attempts to take such devices back.
+const TRY_AGAIN_MAX: Duration = Duration::from_secs(300);
 /// How long opening anew waits for a commit that is under way.
 const COMMIT_LIMIT: Duration = Duration::from_secs(10);
 
@@ -165,6 +170,34 @@ impl Daemon {
                     *self.trouble.borrow_mut() = Some(trouble);
                 }
                 Err(error)
+            }
+        }
+    }
+
+    /// Takes devices back that were there, and did not answer, when the pool was opened. Runs for ever.
+    pub(super) async fn take_silent_back(self: Rc<Self>) {
+        let mut pause = LOOK_AGAIN;
+        loop {
+            sleep(pause).await;
+            let silent: Vec<String> = self.serving().map_or_else(Vec::new, |serving| {
+                let missing = serving.owner.missing.borrow();
+                let silent = missing.iter().filter(|device| device.is_silent);
+                silent.map(|device| device.spec.clone()).collect()
+            });
+            if silent.is_empty() {
+                pause = LOOK_AGAIN;
+                continue;
+            }
+            let asked = blocking(move || Ok(silent.iter().any(|spec| devices::may_answer(spec))));
+            if !matches!(asked.await, Ok(true)) {
+                continue;
+            }
+            match self.clone().pool_open(PoolOpen::default()).await {
+                Ok(_) => pause = LOOK_AGAIN,
+                Err(error) => {
+                    tracing::warn!(%error, "a device that did not answer");
+                    pause = (pause * 2).min(TRY_AGAIN_MAX);
+                }
             }
         }
     }

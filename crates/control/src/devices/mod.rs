@@ -13,8 +13,8 @@ mod open;
 mod record;
 #[cfg(test)]
 mod tests;
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_device::fence::FenceError;
@@ -34,6 +34,10 @@ use crate::store::SyncStore;
 
 /// How long a dead daemon's claim may take to fall.
 const CLAIM_LIMIT: Duration = Duration::from_secs(3);
+/// How long opening a device may take.
+const OPEN_LIMIT: Duration = Duration::from_secs(10);
+/// The hint about a device that hangs.
+const HANGS_HINT: &str = "the daemon looks again from time to time, and takes it back when it answers; `forebay pool open` does so at once";
 /// The hint about a device with contents that are not Forebay's.
 pub(crate) const OVERWRITE_HINT: &str = "use --force to overwrite it; what it holds is lost";
 
@@ -59,6 +63,8 @@ pub(crate) struct MissingDevice {
     pub(crate) spec: String,
     /// Why it is not taken.
     pub(crate) why: String,
+    /// It is there, and did not answer.
+    pub(crate) is_silent: bool,
 }
 
 /// A pool with its devices.
@@ -113,9 +119,36 @@ fn canonical(spec: &DeviceSpec) -> Option<DeviceSpec> {
     text.parse().ok()
 }
 
+/// Opens a device, within a time limit: opening may wait for what is under way there.
 fn open_device(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevice, ApiError> {
     let spec = canonical(spec).unwrap_or_else(|| spec.clone());
-    SyncDevice::open(&spec, options).map_err(|error| match error {
+    let text = spec.to_string();
+    let silent = || {
+        let limit = OPEN_LIMIT.as_secs();
+        ApiError::unavailable(format!(
+            "{text}: opening it takes more than {limit} s: it hangs"
+        ))
+        .hint(HANGS_HINT)
+    };
+    let is_first = opening().insert(text.clone());
+    if !is_first {
+        return Err(silent());
+    }
+    let (sender, receiver) = mpsc::channel();
+    let (name, options) = (text.clone(), options.clone());
+    let work = move || {
+        let opened = open_exclusively(&spec, &options);
+        opening().remove(&name);
+        // Nobody may wait any more: then it is closed again.
+        let _ = sender.send(opened);
+    };
+    let thread = std::thread::Builder::new().name("device-open".to_owned());
+    if let Err(error) = thread.spawn(work) {
+        opening().remove(&text);
+        return Err(ApiError::unavailable(format!("{text}: {error}")));
+    }
+    let opened = receiver.recv_timeout(OPEN_LIMIT).map_err(|_| silent())?;
+    opened.map_err(|error| match error {
         DeviceError::Missing { .. } => ApiError::not_found(error.to_string()),
         DeviceError::Busy { .. } => ApiError::in_use(error.to_string()),
         DeviceError::TooSmall { .. } => ApiError::damaged(error.to_string()),
@@ -123,21 +156,58 @@ fn open_device(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevice, A
     })
 }
 
+/// What is being opened.
+fn opening() -> MutexGuard<'static, BTreeSet<String>> {
+    static OPENING: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    OPENING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A block device that a daemon holds which is being killed is opened beside it.
+fn open_exclusively(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevice, DeviceError> {
+    let busy = match SyncDevice::open(spec, options) {
+        Err(error @ DeviceError::Busy { .. }) if options.exclusive => error,
+        opened => return opened,
+    };
+    let beside = OpenOptions {
+        exclusive: false,
+        ..options.clone()
+    };
+    let device = SyncDevice::open(spec, &beside)?;
+    match device.look_at_claim() {
+        Ok(true) | Err(FenceError::Hangs { .. }) => Ok(device),
+        // It may have ended just now.
+        Ok(false) => SyncDevice::open(spec, options),
+        Err(_) => Err(busy),
+    }
+}
+
 /// Takes a device for this daemon alone, for as long as it is open.
 fn claim(device: &SyncDevice) -> Result<(), ApiError> {
+    patiently(|| device.claim_for_daemon())
+}
+
+/// Nothing is asked of a device that an earlier daemon was killed at: it would not answer.
+fn refuse_hanging(device: &SyncDevice) -> Result<(), ApiError> {
+    patiently(|| match device.look_at_claim() {
+        Err(error @ FenceError::Hangs { .. }) => Err(error),
+        // Who else has it, and whether it may be taken, comes later.
+        _ => Ok(()),
+    })
+}
+
+fn patiently(claim: impl Fn() -> Result<(), FenceError>) -> Result<(), ApiError> {
     let begin = std::time::Instant::now();
     loop {
-        match device.claim_for_daemon() {
+        match claim() {
             Ok(()) => return Ok(()),
-            Err(FenceError::Held { .. }) if begin.elapsed() < CLAIM_LIMIT => {
+            Err(FenceError::Held { .. } | FenceError::Hangs { .. })
+                if begin.elapsed() < CLAIM_LIMIT =>
+            {
                 std::thread::sleep(Duration::from_millis(20));
             }
             // Not in use, but as good as missing until that ends.
-            Err(FenceError::Held { device: path, .. }) if device.is_claimant_dying() => {
-                return Err(ApiError::unavailable(format!(
-                    "{path}: an earlier daemon was killed while it waited for this device, which has not answered since: it hangs"
-                ))
-                .hint("when it answers again, `forebay pool open` takes it back"));
+            Err(error @ FenceError::Hangs { .. }) => {
+                return Err(ApiError::unavailable(error.to_string()).hint(HANGS_HINT));
             }
             Err(error @ FenceError::Held { .. }) => {
                 return Err(ApiError::in_use(error.to_string())
@@ -146,6 +216,19 @@ fn claim(device: &SyncDevice) -> Result<(), ApiError> {
             Err(error) => return Err(ApiError::unavailable(error.to_string())),
         }
     }
+}
+
+/// Whether a device that did not answer may answer now: nothing that was asked of it is still under way.
+pub(crate) fn may_answer(spec: &str) -> bool {
+    let Ok(spec) = spec.parse::<DeviceSpec>() else {
+        return false;
+    };
+    let options = OpenOptions {
+        exclusive: false,
+        ..exclusive()
+    };
+    open_device(&spec, &options)
+        .is_ok_and(|device| !device.is_waited_for() && device.look_at_claim().is_ok())
 }
 
 /// Claims devices, which must all be different ones.

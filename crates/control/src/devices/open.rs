@@ -21,9 +21,9 @@ use super::create::reserve_catalog;
 use super::record::Recorded;
 use super::{
     MissingDevice, OpenPool, PoolDevice, api_error, claim, cut_short_text, exclusive, find,
-    invalid, open_device,
+    invalid, open_device, refuse_hanging,
 };
-use crate::api::error::ApiError;
+use crate::api::error::{self, ApiError};
 use crate::store::SyncStore;
 
 /// What to do when devices are missing.
@@ -60,6 +60,7 @@ struct Found {
 struct Passed {
     spec: String,
     why: String,
+    is_silent: bool,
 }
 
 #[derive(Default)]
@@ -87,7 +88,9 @@ fn look(spec: &DeviceSpec) -> Result<(Arc<SyncDevice>, Label), ApiError> {
         exclusive: false,
         ..exclusive()
     };
-    let store = SyncStore::new(open_device(spec, &options)?);
+    let device = open_device(spec, &options)?;
+    refuse_hanging(&device)?;
+    let store = SyncStore::new(device);
     let label = Label::read(&store).map_err(|error| {
         let mut told = api_error(error);
         told.message = format!("{spec}: {}", told.message);
@@ -153,6 +156,7 @@ impl Search {
             Err(error) => {
                 self.passed.push(Passed {
                     spec: text.to_owned(),
+                    is_silent: error.kind == error::ErrorKind::Unavailable,
                     why: error.message,
                 });
                 Ok(())
@@ -194,14 +198,8 @@ impl Search {
         Ok(())
     }
 
-    fn why(&self, spec: &str) -> String {
-        self.passed
-            .iter()
-            .find(|passed| passed.spec == spec)
-            .map_or_else(
-                || format!("{spec}: not looked for"),
-                |passed| passed.why.clone(),
-            )
+    fn passed(&self, spec: &str) -> Option<&Passed> {
+        self.passed.iter().find(|passed| passed.spec == spec)
     }
 
     fn nothing_found(&self) -> ApiError {
@@ -327,11 +325,18 @@ fn open_found(mut search: Search) -> Result<OpenPool, ApiError> {
     let missing: Vec<MissingDevice> = opened
         .missing
         .into_iter()
-        .map(|missing| MissingDevice {
-            why: search.why(&missing.spec),
-            index: missing.index,
-            uuid: missing.uuid,
-            spec: missing.spec,
+        .map(|missing| {
+            let passed = search.passed(&missing.spec);
+            MissingDevice {
+                why: passed.map_or_else(
+                    || format!("{}: not looked for", missing.spec),
+                    |passed| passed.why.clone(),
+                ),
+                is_silent: passed.is_some_and(|passed| passed.is_silent),
+                index: missing.index,
+                uuid: missing.uuid,
+                spec: missing.spec,
+            }
         })
         .collect();
     for device in &missing {
