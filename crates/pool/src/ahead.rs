@@ -15,8 +15,8 @@ use std::ops::Range;
 /// Of what is clean and free, this part may lie ahead of writes: so much is lost to use when a process
 /// dies before it is taken back.
 const CLEAN_PART: u64 = 2;
-/// And no more than this, so that in a large pool such a loss is small: 4 GiB of 64 KiB each.
-const MOST_AHEAD: u64 = 65_536;
+/// And no more than this, so that in a large pool such a loss is small.
+const MOST_AHEAD_BYTES: u64 = 4 << 30;
 
 /// A run that was mapped around a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,7 +38,8 @@ impl Pool {
         }
         let ahead = self.ahead();
         let (_, clean) = self.free_for(volume);
-        (clean / CLEAN_PART).min(MOST_AHEAD).saturating_sub(ahead)
+        let most = MOST_AHEAD_BYTES / self.info.extent_bytes;
+        (clean / CLEAN_PART).min(most).saturating_sub(ahead)
     }
 
     /// How many mapped extents lie ahead of writes, as far as is known.

@@ -26,6 +26,8 @@ use crate::supervisor::process::{self, EngineProcess};
 const LOOK_AGAIN: Duration = Duration::from_secs(3);
 /// The most there may be between two vain attempts to take such devices back.
 const TRY_AGAIN_MAX: Duration = Duration::from_secs(300);
+/// How long whoever leaves an engine takes places back that were not written.
+pub(super) const PLACES_LIMIT: Duration = Duration::from_secs(3);
 /// How long opening anew waits for a commit that is under way.
 const COMMIT_LIMIT: Duration = Duration::from_secs(10);
 
@@ -206,6 +208,7 @@ impl Daemon {
     pub(super) async fn leave(&self, serving: Rc<Serving>) {
         self.serving.borrow_mut().take();
         let owner = &serving.owner;
+        owner.give_up_places(PLACES_LIMIT).await;
         match timeout(COMMIT_LIMIT, owner.commit()).await {
             Ok(Ok(())) => {}
             // The grant table has what the catalog lacks.

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
+use super::reopen::PLACES_LIMIT;
 use super::{Daemon, DaemonError, Serving};
 use crate::api::model::EngineState;
 use crate::files;
@@ -41,6 +42,7 @@ impl Daemon {
             return Ok(());
         };
         let owner = &serving.owner;
+        owner.give_up_places(PLACES_LIMIT).await;
         // While the engine lives, so that little is left for later; what fails is tried again below.
         match timeout(SYNC_LIMIT, owner.sync_all()).await {
             Ok(Ok(())) => {}

@@ -8,11 +8,12 @@
 //! more write faults a region had lately, the larger its windows: so a region that is written all over
 //! is covered after a few dozen faults, while writes strewn over a large volume get hardly more than
 //! they ask for. Places come from the volume's stock, which is clean, within a budget that the pool
-//! sets ([`forebay_pool::Pool::room_ahead`]). Now and then the engine is asked how many of a region's are
+//! sets ([`forebay_pool::Pool::room_ahead`]). Now and then, and when the budget seems out, the engine is asked how many of a region's are
 //! still unwritten (also when somebody wants to see figures): that is what the pool does not call used,
 //! and where little of it was claimed for two beats the rest is taken back, unmapped and laundered. It is taken back too when the pool
 //! fills up, or before anybody hears that it is full.
-//! The books hold for one conversation: in the next, all that is listed is told as stored.
+//! The books hold for one conversation: in the next, all that is listed is told as stored. So a daemon that ends in
+//! order takes everything back first.
 //! Not here: the run that a fault gets (the pool), the claim (the engine), what is granted (`fault`).
 
 use std::cell::{Cell, RefCell};
@@ -24,7 +25,8 @@ use std::time::Duration;
 use forebay_pool::{Pool, SpaceLevel};
 use forebay_xlate::boundary::message::MAX_TAKE_BACK;
 use forebay_xlate::{ExtentIndex, ExtentRange, VolumeId};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::sync::Notify;
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 
 use super::Owner;
 use super::session::AskError;
@@ -51,6 +53,9 @@ const ASKED_NOW: Duration = Duration::from_millis(500);
 const CLAIMED_PART: u64 = 128;
 /// After so many quiet beats its places are taken back.
 const QUIET_BEATS: u8 = 2;
+/// Counting for the budget's sake takes at most this part of the time, and is done no more often than this.
+const COUNT_PART: u32 = 8;
+const COUNT_PAUSE: Duration = Duration::from_millis(5);
 /// Regions that the engine is asked about at once, and taken back at once.
 const AT_ONCE: usize = 16;
 /// Regions with books, at most: beyond that no window is opened in others.
@@ -91,6 +96,10 @@ pub(super) struct Ahead {
     /// One takes back at a time; how often that was done.
     taking: tokio::sync::Mutex<()>,
     rounds: Cell<u64>,
+    /// A window was refused because the budget is out, as far as is known.
+    is_out: Notify,
+    /// No window is opened any more.
+    closed: Cell<bool>,
 }
 
 impl Default for Ahead {
@@ -102,6 +111,8 @@ impl Default for Ahead {
             rates: RefCell::default(),
             taking: tokio::sync::Mutex::new(()),
             rounds: Cell::new(0),
+            is_out: Notify::new(),
+            closed: Cell::new(false),
         }
     }
 }
@@ -153,7 +164,7 @@ impl Ahead {
         let wanted = (region.faults / FAULTS_PER_EXTENT)
             .min(MAX_WINDOW)
             .min(pool.stock_of(volume) / STOCK_PART);
-        if !is_fast || wanted < 2 {
+        if !is_fast || wanted < 2 || self.closed.get() {
             return None;
         }
         if rate
@@ -161,6 +172,9 @@ impl Ahead {
             .is_none_or(|since| now.duration_since(since) >= ROOM_HOLDS)
         {
             (rate.room, rate.room_since) = (pool.room_ahead(volume), Some(now));
+        }
+        if rate.room < wanted {
+            self.is_out.notify_one();
         }
         let window = 1u64 << wanted.min(rate.room).checked_ilog2()?;
         let first = extent - extent % window;
@@ -286,9 +300,21 @@ impl Owner {
     /// The one task that looks after places ahead.
     pub(super) async fn run_ahead(self: Rc<Self>) {
         self.wait_open().await;
+        let ahead = &self.ahead;
+        let mut beat = interval_at(Instant::now() + BEAT, BEAT);
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            sleep(BEAT).await;
-            let ahead = &self.ahead;
+            let is_out = tokio::select! {
+                _ = beat.tick() => false,
+                () = ahead.is_out.notified() => true,
+            };
+            if is_out {
+                // Most of it may be claimed by now.
+                let begin = Instant::now();
+                self.count_ahead().await;
+                sleep(COUNT_PAUSE.max(begin.elapsed() * COUNT_PART)).await;
+                continue;
+            }
             if ahead.regions.borrow().is_empty() {
                 continue;
             }
@@ -334,6 +360,22 @@ impl Owner {
                     region.active += claimed;
                 }
             }
+        }
+    }
+
+    /// Before this daemon leaves its engine, or ends it: the next one would take what is ahead for used. What can't be
+    /// taken back within `limit` stays.
+    pub(crate) async fn give_up_places(&self, limit: Duration) {
+        self.ahead.closed.set(true);
+        let all = async {
+            let _one = self.ahead.taking.lock().await;
+            self.count_ahead().await;
+            let all = self.ahead.taken_first();
+            self.take_back_all(&all).await;
+        };
+        if self.has_places_ahead() && timeout(limit, all).await.is_err() {
+            let left = self.core.borrow().pool.ahead();
+            tracing::warn!(left, "places that were not written stay with their volumes");
         }
     }
 

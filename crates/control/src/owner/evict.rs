@@ -59,7 +59,7 @@ impl Owner {
 
     /// Makes room in the grant table.
     pub(super) async fn evict(&self) {
-        let one_at_a_time = self.evicting.lock().await;
+        let mut one_at_a_time = self.evicting.lock().await;
         if !self.core.borrow().is_short_of_entries() {
             return;
         }
@@ -69,6 +69,12 @@ impl Owner {
         }
         let mut victims = self.hold_victims(false);
         if victims.is_empty() {
+            // Taking back forgets entries too, which may need this.
+            drop(one_at_a_time);
+            if self.take_back_unless_busy().await {
+                return;
+            }
+            one_at_a_time = self.evicting.lock().await;
             victims = self.hold_victims(true);
         }
         let revokes = victims.iter().map(|held| self.revoke(held, limit));
@@ -85,9 +91,8 @@ impl Owner {
             })
             .collect();
         let evicted = self.forget_flushed(drained).await;
-        // Taking back forgets entries too, which may need this.
         drop(one_at_a_time);
-        if evicted == 0 && !self.take_back_unless_busy().await {
+        if evicted == 0 {
             // Everything is held or uncommitted: others must get on first.
             sleep(Duration::from_millis(20)).await;
         }
@@ -128,7 +133,7 @@ impl Owner {
         spans.into_iter().filter_map(hold).collect()
     }
 
-    fn may_leave(&self, grant: &Grant, even_ahead: bool) -> bool {
+    pub(super) fn may_leave(&self, grant: &Grant, even_ahead: bool) -> bool {
         if grant.word.rights() == Some(Rights::Hole) {
             return true;
         }

@@ -58,7 +58,8 @@ impl Owner {
         let threshold = 100 - pool.settings().critical_percent.min(100);
         let of = |volume: &forebay_pool::VolumeRecord| {
             let space = pool.volume_space(volume.id).unwrap_or_default();
-            let used_bytes = space.mapped.saturating_mul(pool.info().extent_bytes);
+            let used = space.mapped.saturating_sub(space.ahead);
+            let used_bytes = used.saturating_mul(pool.info().extent_bytes);
             let has_all = volume.reserved_bytes >= volume.size_bytes;
             let low = if is_low && !has_all { SPARE_IS_LOW } else { 0 };
             let bad = if hurt.contains(&volume.id) {
@@ -75,6 +76,11 @@ impl Owner {
         };
         let volumes = pool.volumes().map(|volume| (volume.id, of(volume)));
         volumes.collect()
+    }
+
+    #[cfg(test)]
+    pub(super) fn used_as_told(&self, volume: VolumeId) -> u64 {
+        self.figures(&BTreeSet::new())[&volume].used_bytes
     }
 
     /// Tells a new conversation all of them.

@@ -11,6 +11,7 @@
 //! What a successor would need of the engine is kept with its session ([`deposit`]).
 //! Not here: what is said (the owner's business), and processes (the supervisor's).
 
+mod ahead;
 mod deposit;
 mod greet;
 
@@ -29,6 +30,7 @@ use forebay_xlate::{DeviceIndex, ExtentRange, VolumeId};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use self::ahead::AheadAnswer;
 use self::deposit::Deposit;
 use super::wire::Wire;
 use crate::signal::Signal;
@@ -82,15 +84,6 @@ enum Kind {
 }
 
 type Answer = Result<(), AskError>;
-
-/// An answer about places ahead.
-#[derive(Debug)]
-enum AheadAnswer {
-    /// So many are left.
-    Left(u64),
-    /// These were taken back.
-    Taken(Vec<ExtentRange>),
-}
 
 /// An answer that is on its way.
 #[derive(Debug)]
@@ -268,12 +261,6 @@ impl Session {
         self.changed.raise();
     }
 
-    fn answer_ahead(&self, number: u64, answer: AheadAnswer) {
-        if let Some(asker) = self.asked_ahead.borrow_mut().remove(&number) {
-            let _ = asker.send(answer);
-        }
-    }
-
     /// Sends grants that were gathered, and what is queued when the socket was full; ends only by an
     /// error.
     pub(crate) async fn write(&self) -> io::Result<()> {
@@ -408,63 +395,6 @@ impl Session {
                 release,
             }
         })
-    }
-
-    async fn ask_ahead(
-        &self,
-        limit: Duration,
-        message: impl FnOnce(u64) -> ToEngine,
-    ) -> Result<AheadAnswer, AskError> {
-        let number = self.next_number.get();
-        self.next_number.set(number + 1);
-        let (sender, answer) = oneshot::channel();
-        if !self.ended.get() {
-            self.asked_ahead.borrow_mut().insert(number, sender);
-            self.say(&message(number));
-        }
-        match timeout(limit, answer).await {
-            Ok(answer) => answer.map_err(|_| AskError::Gone),
-            Err(_) => {
-                self.asked_ahead.borrow_mut().remove(&number);
-                Err(AskError::TimedOut(limit, "places ahead"))
-            }
-        }
-    }
-
-    /// Takes back the places ahead of a range: those that were.
-    pub(crate) async fn take_back(
-        &self,
-        volume: VolumeId,
-        range: ExtentRange,
-        limit: Duration,
-    ) -> Result<Vec<ExtentRange>, AskError> {
-        let message = |revoke| ToEngine::TakeBack {
-            revoke,
-            volume,
-            range,
-        };
-        match self.ask_ahead(limit, message).await? {
-            AheadAnswer::Taken(taken) => Ok(taken),
-            AheadAnswer::Left(_) => Err(AskError::Refused("another answer".to_owned())),
-        }
-    }
-
-    /// Counts the places ahead of a range.
-    pub(crate) async fn count_ahead(
-        &self,
-        volume: VolumeId,
-        range: ExtentRange,
-        limit: Duration,
-    ) -> Result<u64, AskError> {
-        let message = |count| ToEngine::CountAhead {
-            count,
-            volume,
-            range,
-        };
-        match self.ask_ahead(limit, message).await? {
-            AheadAnswer::Left(left) => Ok(left),
-            AheadAnswer::Taken(_) => Err(AskError::Refused("another answer".to_owned())),
-        }
     }
 
     /// Has the internal lane do something.

@@ -185,3 +185,55 @@ fn a_reservation_finds_what_was_not_written() {
         assert_eq!(life.mapped(a), 200);
     });
 }
+
+#[test]
+fn a_daemon_that_ends_in_order_leaves_nothing_ahead() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, large()).await;
+        life.hurry();
+        let a = life.volume("a", 32 << 20).await;
+        life.write_fast(a, shuffled(512).take(200)).await;
+        assert!(life.ahead(a) > 0);
+        let owner = life.owner.clone();
+        let used_bytes = owner.used_as_told(a);
+        let given = (life.mapped(a) - life.ahead(a)) * EXTENT;
+        assert_eq!(used_bytes, given, "a host is told what was written");
+        life.with_engine(owner.give_up_places(Duration::from_secs(60)))
+            .await;
+        assert_eq!((life.mapped(a), life.ahead(a)), (200, 0));
+        // Nor is any given until it has ended.
+        life.write_fast(a, shuffled(512).skip(200).take(40)).await;
+        assert_eq!((life.mapped(a), life.ahead(a)), (240, 0));
+        let mut before = life.kill().await;
+        before.take_the_rest();
+        let mut life = Life::take_over(&place, large(), before).await;
+        assert_eq!(life.mapped(a), 240);
+        assert_eq!(life.write_fast(a, shuffled(512).take(240)).await, 0);
+    });
+}
+
+#[test]
+fn what_lies_ahead_leaves_the_table_last() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, large()).await;
+        life.hurry();
+        let a = life.volume("a", 32 << 20).await;
+        let b = life.volume("b", 32 << 20).await;
+        life.fake.write(b, 0).await;
+        life.write_fast(a, shuffled(512).take(200)).await;
+        let owner = life.owner.clone();
+        life.with_engine(owner.sync_all()).await.unwrap();
+        assert!(life.ahead(a) > 0);
+        let listed = owner.core.borrow().grants.usage().0;
+        let mut seen = BTreeSet::new();
+        for _ in 0..listed {
+            let grant = owner.core.borrow_mut().grants.victim().unwrap();
+            seen.insert(grant.volume);
+            assert_eq!(owner.may_leave(&grant, false), grant.volume == b);
+            assert!(owner.may_leave(&grant, true));
+        }
+        assert_eq!(seen, BTreeSet::from([a, b]));
+    });
+}

@@ -1,0 +1,88 @@
+//! What is asked about places ahead: how many are left, and those that are taken back.
+//!
+//! Purpose: such a question has an answer of its own kind, which everything else that is asked has not.
+//! Design: as in the module above; an answer that nobody waits for any more is dropped.
+//! Not here: when it is asked (the owner's `ahead`).
+
+use std::time::Duration;
+
+use forebay_xlate::boundary::message::ToEngine;
+use forebay_xlate::{ExtentRange, VolumeId};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::{AskError, Session};
+
+/// An answer about places ahead.
+#[derive(Debug)]
+pub(super) enum AheadAnswer {
+    /// So many are left.
+    Left(u64),
+    /// These were taken back.
+    Taken(Vec<ExtentRange>),
+}
+
+impl Session {
+    pub(super) fn answer_ahead(&self, number: u64, answer: AheadAnswer) {
+        if let Some(asker) = self.asked_ahead.borrow_mut().remove(&number) {
+            let _ = asker.send(answer);
+        }
+    }
+
+    async fn ask_ahead(
+        &self,
+        limit: Duration,
+        message: impl FnOnce(u64) -> ToEngine,
+    ) -> Result<AheadAnswer, AskError> {
+        let number = self.next_number.get();
+        self.next_number.set(number + 1);
+        let (sender, answer) = oneshot::channel();
+        if !self.ended.get() {
+            self.asked_ahead.borrow_mut().insert(number, sender);
+            self.say(&message(number));
+        }
+        match timeout(limit, answer).await {
+            Ok(answer) => answer.map_err(|_| AskError::Gone),
+            Err(_) => {
+                self.asked_ahead.borrow_mut().remove(&number);
+                Err(AskError::TimedOut(limit, "places ahead"))
+            }
+        }
+    }
+
+    /// Takes back the places ahead of a range: those that were.
+    pub(crate) async fn take_back(
+        &self,
+        volume: VolumeId,
+        range: ExtentRange,
+        limit: Duration,
+    ) -> Result<Vec<ExtentRange>, AskError> {
+        let message = |revoke| ToEngine::TakeBack {
+            revoke,
+            volume,
+            range,
+        };
+        match self.ask_ahead(limit, message).await? {
+            AheadAnswer::Taken(taken) => Ok(taken),
+            AheadAnswer::Left(_) => Err(AskError::Refused("another answer".to_owned())),
+        }
+    }
+
+    /// Counts the places ahead of a range.
+    pub(crate) async fn count_ahead(
+        &self,
+        volume: VolumeId,
+        range: ExtentRange,
+        limit: Duration,
+    ) -> Result<u64, AskError> {
+        let message = |count| ToEngine::CountAhead {
+            count,
+            volume,
+            range,
+        };
+        match self.ask_ahead(limit, message).await? {
+            AheadAnswer::Left(left) => Ok(left),
+            AheadAnswer::Taken(_) => Err(AskError::Refused("another answer".to_owned())),
+        }
+    }
+}
