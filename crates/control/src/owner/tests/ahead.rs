@@ -205,10 +205,12 @@ fn a_daemon_that_ends_in_order_leaves_nothing_ahead() {
         // Nor is any given until it has ended.
         life.write_fast(a, shuffled(512).skip(200).take(40)).await;
         assert_eq!((life.mapped(a), life.ahead(a)), (240, 0));
+        drop(owner);
         let mut before = life.kill().await;
         before.take_the_rest();
         let mut life = Life::take_over(&place, large(), before).await;
         assert_eq!(life.mapped(a), 240);
+        life.fake.settle().await;
         assert_eq!(life.write_fast(a, shuffled(512).take(240)).await, 0);
     });
 }
