@@ -110,9 +110,10 @@ fn a_killed_daemons_claim_is_no_living_ones() -> Result<()> {
     // A third one meets the claims of both.
     let mut second = another("claim and stay", &[&other])?;
     let said = BufReader::new(second.stdout.take().context("no output")?);
-    let taken = said
-        .lines()
-        .find(|line| line.as_ref().is_ok_and(|line| line.ends_with("claim: taken")));
+    let taken = said.lines().find(|line| {
+        line.as_ref()
+            .is_ok_and(|line| line.ends_with("claim: taken"))
+    });
     ensure!(taken.is_some(), "the second one ended");
     ensure!(asked(&other)? == "of one that lives");
     ensure!(first.try_wait()?.is_none(), "it can't end");
