@@ -417,15 +417,15 @@ fn discovery_shows_what_a_host_may_use() {
     };
     let page = log(&mut host, 4096);
     let count = u64::from_le_bytes(page[8..16].try_into().unwrap());
-    assert_eq!(count, 2);
-    let names: Vec<String> = (0..2)
+    assert_eq!(count, 3);
+    let names: Vec<String> = (0..3)
         .map(|i| {
             let name = &page[1024 * (i + 1) + 256..][..256];
             let end = name.iter().position(|b| *b == 0).unwrap();
             String::from_utf8(name[..end].to_vec()).unwrap()
         })
         .collect();
-    assert_eq!(names, [nqn.as_str(), open.as_str()]);
+    assert_eq!(names, [nqn.as_str(), open.as_str(), DISCOVERY]);
     let port = String::from_utf8_lossy(&page[1024 + 32..1024 + 64])
         .trim()
         .to_string();

@@ -11,6 +11,9 @@ use forebay_nvme::tcp::Pdu;
 use forebay_nvme::{SglDescriptor, Sqe, Status};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{AnaState, ExportConfig, ExportId, PortConfig, ToEngine};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -58,6 +61,18 @@ fn is_quiet(host: &mut RawHost) -> bool {
     host.response().cid() == cid
 }
 
+/// Waits for something.
+fn soon<T>(what: &str, find: impl Fn() -> Option<T>) -> T {
+    let limit = Instant::now() + Duration::from_secs(60);
+    while Instant::now() < limit {
+        if let Some(found) = find() {
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("{what}: not seen");
+}
+
 #[test]
 fn a_ports_state_reaches_its_hosts_under_load() {
     let mut engine = engine();
@@ -66,11 +81,12 @@ fn a_ports_state_reaches_its_hosts_under_load() {
     let (mut host, mut io) = attach(engine.address, &nqn, PLAIN, false);
     listen(&mut host, 1 << 11);
     let address = engine.address;
-    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let stopped = stop.clone();
+    // Commands done, and refused; and that there are enough of both.
+    let counts = Arc::new([const { AtomicU64::new(0) }; 2]);
+    let stop = Arc::new(AtomicBool::new(false));
+    let (stopped, counted) = (stop.clone(), counts.clone());
     let load = std::thread::spawn(move || {
-        let (mut done, mut elsewhere) = (0, 0);
-        while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+        while !stopped.load(Relaxed) {
             for cid in 0..16 {
                 let sqe = rw(READ, cid, u64::from(cid), 1);
                 io.capsule(&sqe.with_sgl(SglDescriptor::transport(4096)), &[]);
@@ -79,17 +95,16 @@ fn a_ports_state_reaches_its_hosts_under_load() {
                 match io.hear() {
                     (Pdu::C2hData(_), _) => {
                         assert_eq!(io.response().status(), Status::SUCCESS);
-                        done += 1;
+                        counted[0].fetch_add(1, Relaxed);
                     }
                     (Pdu::CapsuleResp(cqe), _) => {
                         assert_eq!(cqe.status(), Status::ASYMMETRIC_ACCESS_INACCESSIBLE);
-                        elsewhere += 1;
+                        counted[1].fetch_add(1, Relaxed);
                     }
                     other => panic!("{other:?}"),
                 }
             }
         }
-        (done, elsewhere)
     });
     for round in 0..20u64 {
         let (state, number) = match round % 2 {
@@ -106,14 +121,19 @@ fn a_ports_state_reaches_its_hosts_under_load() {
         let page = log(&mut host, 0x0c, 48);
         assert_eq!(page[..8], (round + 1).to_le_bytes());
         assert_eq!((page[16], page[32]), (1, number));
+        // The load has seen it, however rarely it gets a turn.
+        let of = &counts[usize::from(number == 3)];
+        let before = of.load(Relaxed);
+        soon("a command in this state", || {
+            (of.load(Relaxed) > before).then_some(())
+        });
         host.capsule(&Sqe::new(0x0c, 9000), &[]);
     }
     // The same again is nothing new.
     set_port(&mut engine, 7, AnaState::NonOptimized, 20);
     assert!(is_quiet(&mut host));
-    stop.store(true, std::sync::atomic::Ordering::Relaxed);
-    let (done, elsewhere) = load.join().unwrap();
-    assert!(done > 0 && elsewhere > 0, "{done} {elsewhere}");
+    stop.store(true, Relaxed);
+    load.join().unwrap();
     // A host that comes to a port in any state can ask which that is.
     set_port(&mut engine, 7, AnaState::Inaccessible, 21);
     let (mut late, mut late_io) = attach(address, &nqn, PLAIN, true);
@@ -131,7 +151,13 @@ fn entries(page: &[u8]) -> Vec<(String, u16)> {
         let port = u16::from_le_bytes([entry[4], entry[5]]);
         (name.trim_end_matches('\0').to_string(), port)
     };
-    (0..count).map(entry).collect()
+    let mut entries: Vec<_> = (0..count).map(entry).collect();
+    // The last is the service itself, at the only port.
+    let (name, port) = entries.pop().unwrap();
+    assert_eq!((name.as_str(), port), (DISCOVERY, 7));
+    let last = &page[1024 * count..];
+    assert_eq!((last[2], last[10]), (3, 3), "SUBTYPE and EFLAGS");
+    entries
 }
 
 #[test]
@@ -167,14 +193,7 @@ fn discovery_tells_each_host_of_its_own_alone() {
 
 /// Waits for an entry of the engine's log.
 fn logged<T>(engine: &TestEngine, find: impl Fn(&common::Log) -> Option<T>) -> T {
-    let limit = Instant::now() + Duration::from_secs(20);
-    while Instant::now() < limit {
-        if let Some(found) = find(&engine.log.lock().unwrap()) {
-            return found;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    panic!("the engine did not say it");
+    soon("the engine says it", || find(&engine.log.lock().unwrap()))
 }
 
 #[test]

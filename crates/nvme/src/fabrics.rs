@@ -284,7 +284,7 @@ pub struct DiscoveryLogEntry {
     pub cntlid: U16,
     /// Admin Max SQ Size, at least 32.
     pub asqsz: U16,
-    /// Entry Flags (Base 2.0): bit 0 duplicate returned information.
+    /// Entry Flags: `EFLAGS_*`.
     pub eflags: U16,
     /// Reserved.
     pub reserved12: [u8; 20],
@@ -314,8 +314,22 @@ impl DiscoveryLogEntry {
     pub const SUBTYPE_NVM: u8 = 2;
     /// SUBTYPE of the Discovery Service being asked.
     pub const SUBTYPE_CURRENT_DISCOVERY: u8 = 3;
+    /// EFLAGS bit 0, Duplicate Returned Information: other entries with this bit lead to the same information.
+    pub const EFLAGS_DUPRETINFO: u16 = 1 << 0;
+    /// EFLAGS bit 1, Explicit Persistent Connection Support for Discovery.
+    pub const EFLAGS_EPCSD: u16 = 1 << 1;
     /// TREQ bits 1:0 = 10b: a secure channel is not required.
     pub const TREQ_NO_SECURE_CHANNEL: u8 = 2;
+
+    /// The entry of the Discovery Service itself at one of its ports, which all lead to the same list; a connection may
+    /// stay, to be told of changes.
+    pub fn itself(address: std::net::SocketAddr, portid: u16, asqsz: u16) -> Self {
+        let kind = Self::SUBTYPE_CURRENT_DISCOVERY;
+        Self {
+            eflags: U16::new(Self::EFLAGS_DUPRETINFO | Self::EFLAGS_EPCSD),
+            ..Self::tcp(kind, &Nqn::discovery(), address, portid, asqsz)
+        }
+    }
 
     /// An entry of a subsystem that listens on a TCP address.
     pub fn tcp(
@@ -402,5 +416,9 @@ mod tests {
         assert_eq!(&raw[32..37], b"4420 ");
         assert_eq!(&raw[512..516], b"::1 ");
         assert_eq!(entry.subnqn(), Ok(nqn));
+        let itself = DiscoveryLogEntry::itself("[::1]:4420".parse().unwrap(), 1, 32);
+        let raw = itself.as_bytes();
+        assert_eq!((raw[2], raw[10..12].to_vec()), (3, vec![3, 0]));
+        assert_eq!(itself.subnqn(), Ok(Nqn::discovery()));
     }
 }

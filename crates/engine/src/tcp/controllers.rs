@@ -191,7 +191,7 @@ impl Attached {
     }
 }
 
-/// What discovery tells one host: each subsystem that it may use, at each port.
+/// What discovery tells one host: each subsystem that it may use, at each port, and after these itself.
 #[derive(Default)]
 struct DiscoveryList {
     subsystems: Vec<Nqn>,
@@ -247,18 +247,21 @@ impl AdminEnv for Env {
     }
 
     fn discovery_count(&self, _host: &Nqn) -> u64 {
-        (self.list.subsystems.len() * self.list.ports.len()) as u64
+        ((self.list.subsystems.len() + 1) * self.list.ports.len()) as u64
     }
 
     fn discovery_entry(&self, _host: &Nqn, index: u64) -> Option<DiscoveryLogEntry> {
         let ports = self.list.ports.len() as u64;
         let subsystem = usize::try_from(index.checked_div(ports)?).ok()?;
         let port = index.checked_rem(ports)? as usize;
-        let nqn = self.list.subsystems.get(subsystem)?;
         let entries = super::MAX_ADMIN_ENTRIES as u16;
         let (address, id) = *self.list.ports.get(port)?;
-        let kind = DiscoveryLogEntry::SUBTYPE_NVM;
-        Some(DiscoveryLogEntry::tcp(kind, nqn, address, id, entries))
+        Some(match self.list.subsystems.get(subsystem) {
+            Some(nqn) => {
+                DiscoveryLogEntry::tcp(DiscoveryLogEntry::SUBTYPE_NVM, nqn, address, id, entries)
+            }
+            None => DiscoveryLogEntry::itself(address, id, entries),
+        })
     }
 }
 

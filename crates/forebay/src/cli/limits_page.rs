@@ -11,7 +11,7 @@ use forebay_engine::core::OWNER_WAIT_LIMIT_NS;
 use forebay_engine::core::staging::MAX_TRANSFER_BYTES;
 use forebay_nvme::reservation::MAX_REGISTRANTS;
 use forebay_xlate::boundary::region::{
-    MAX_CONTROLLERS, MAX_DEVICES, MAX_LANES, MAX_QUEUE_ENTRIES, MAX_QUEUES, MAX_REACTORS,
+    MAX_CONTROLLERS, MAX_DEVICES, MAX_LANES, MAX_QUEUE_ENTRIES, MAX_QUEUES, MAX_REACTORS, R2T_PARTS,
 };
 
 #[test]
@@ -46,6 +46,10 @@ fn the_page_of_limits_has_not_drifted() {
         (
             "data of one command (MDTS)",
             format!("{} KiB", MAX_TRANSFER_BYTES / 1024),
+        ),
+        (
+            "R2Ts of one command at once, where its host takes several (MAXR2T)",
+            R2T_PARTS.to_string(),
         ),
         (
             "body of a request",
