@@ -367,9 +367,18 @@ impl Keep {
 impl Drop for Keep {
     fn drop(&mut self) {
         // One that unwinds (a test's) dies as others are killed: with its bytes as they are.
-        if self.most > KEEP_LITTLE_BYTES && !std::thread::panicking() {
-            // SAFETY: these are its own bytes, which end with it.
-            unsafe { remove(self.bytes, 2 * KEEP_BYTES) };
+        if !std::thread::panicking() {
+            if self.most > KEEP_LITTLE_BYTES {
+                // SAFETY: these are its own bytes, which end with it.
+                unsafe { remove(self.bytes, 2 * KEEP_BYTES) };
+            } else {
+                // Nobody who has it next can be shown them, whatever a damaged record says of how many are kept.
+                // SAFETY: as above.
+                let both: &mut [[u8; KEEP_BYTES]; 2] = unsafe { self.bytes.cast().as_mut() };
+                for buffer in both {
+                    buffer[..self.most].fill(0);
+                }
+            }
         }
         lock(&self.memory.keeps).push(self.index);
     }
@@ -444,7 +453,13 @@ mod tests {
         let index = keep.index();
         drop(keep);
         assert_eq!(read(last), 0, "what held much gives its pages back");
-        assert_eq!(memory.take_keep().unwrap().index(), index);
+        let mut keep = memory.take_keep().unwrap();
+        assert_eq!(keep.index(), index);
+        keep.put(0, &[5; 9]);
+        keep.turn(1, 1..9);
+        drop(keep);
+        let both = [0, 1].map(|which| read(keep_at(index, which).unwrap() + 7));
+        assert_eq!(both, [0, 0], "what held little is zeros");
         // Somebody else's file.
         let file = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
         assert!(OldMemory::adopt(file).is_err());
