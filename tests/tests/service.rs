@@ -114,9 +114,15 @@ systemctl start forebay
 next_daemon none
 forebay volume list | grep t/disk
 forebay pool check
-# The package's removal ends also an engine whose daemon was stopped.
+# The package's removal ends also an engine whose daemon was stopped, or has died and left its socket.
 engine=$(pid_of engine)
 systemctl stop forebay
+setpriv --reuid=forebay --regid=forebay --init-groups \
+    forebay serve --keep-engine --config /etc/forebay/forebay.toml &
+by_hand=$!
+next_daemon none
+kill -KILL "$by_hand"
+test -S /run/forebay/api.sock
 test -d "/proc/$engine"
 dpkg --remove forebay
 ended "$engine"
