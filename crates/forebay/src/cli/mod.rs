@@ -217,6 +217,11 @@ pub(crate) enum TenantCommand {
     },
     /// List the tenants
     List,
+    /// Show one tenant
+    Show {
+        /// Its name
+        name: String,
+    },
     /// End a tenant that has no volumes
     Delete {
         /// Its name

@@ -20,6 +20,13 @@ pub(crate) fn tenant(context: &Context, command: TenantCommand) -> Outcome {
             let tenants: Vec<Tenant> = context.client.get("/v1/tenants")?;
             context.output.show(&tenants, |tenants| list(tenants))
         }
+        TenantCommand::Show { name } => {
+            let path = format!("/v1/tenants/{}", segment(&name));
+            let tenant: Tenant = context.client.get(&path)?;
+            context
+                .output
+                .show(&tenant, |tenant| list(std::slice::from_ref(tenant)))
+        }
         TenantCommand::Delete { name } => {
             let done: Done = context
                 .client
