@@ -23,7 +23,7 @@ use forebay_xlate::grants::Grant;
 use forebay_xlate::owner_side::Refused;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Duration, Instant};
 
 use super::release::ReleaseError;
 use super::session::Session;
@@ -35,6 +35,10 @@ pub(super) const MAX_RUN: u64 = 256;
 pub(super) const MAX_HOLE_RUN: u64 = 4096;
 /// Entries of the grant table that are kept free, so that ranges can be cut out of entries.
 pub(super) const SPARE_ENTRIES: usize = 32;
+
+/// How long space that is ahead of writes is looked for: below the engine's own limit for a command, so that a full pool is
+/// told as what it is, also when a range can't be taken back.
+const TAKE_BACK_LIMIT: Duration = Duration::from_secs(15);
 
 /// What became of a step.
 #[derive(Debug, PartialEq, Eq)]
@@ -177,6 +181,7 @@ impl Owner {
         let FaultAsk { volume, extent, .. } = fault;
         self.wait_open().await;
         let mut hopeless = false;
+        let begun = Instant::now();
         loop {
             let step = match self.session() {
                 Some(session) => {
@@ -226,7 +231,10 @@ impl Owner {
                 },
                 Step::Failed(failure) => failure,
             };
-            if failure == FaultFailure::NoSpace && self.take_back_for_space().await {
+            if failure == FaultFailure::NoSpace
+                && begun.elapsed() < TAKE_BACK_LIMIT
+                && self.take_back_for_space().await
+            {
                 hopeless = false;
                 continue;
             }
