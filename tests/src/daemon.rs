@@ -252,8 +252,7 @@ impl Daemon {
         self.child.kill()?;
         let next = spawn(self.folder.path(), &self.environment, &self.arguments)?;
         let killed = std::mem::replace(&mut self.child, next);
-        self.wait_ready()?;
-        Ok(killed)
+        self.wait_ready().map(|()| killed)
     }
 
     /// Whether the daemon has died by itself.
