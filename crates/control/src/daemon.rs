@@ -108,6 +108,8 @@ struct Daemon {
     spare_listeners: RefCell<BTreeMap<String, OwnedFd>>,
     /// A pool is being made, opened or destroyed.
     changing_pool: Cell<bool>,
+    /// By the daemon itself, because devices may answer now.
+    looks_again: Cell<bool>,
     /// Why the recorded pool is not open.
     trouble: RefCell<Option<ApiError>>,
     /// This daemon's own engine, while the pool is opened anew beside it.
@@ -147,6 +149,7 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
         serving: RefCell::new(None),
         spare_listeners: RefCell::default(),
         changing_pool: Cell::new(false),
+        looks_again: Cell::new(false),
         trouble: RefCell::new(None),
         left_engine: RefCell::new(None),
         last_death: RefCell::new(None),
@@ -196,7 +199,7 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
         }
     };
     tracing::info!("the daemon stops");
-    if !daemon.changing_pool.get() {
+    if daemon.is_settled().await {
         looking.abort();
     }
     systemd::tell("STOPPING=1");

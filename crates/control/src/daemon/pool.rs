@@ -10,6 +10,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::{sleep, timeout};
+
 use super::requests::changing;
 use super::stop::STOP_LIMIT;
 use super::{Daemon, DaemonError, blocking};
@@ -19,6 +21,9 @@ use crate::devices::{self, OpenPool, PoolDevice};
 use crate::files;
 use crate::owner::{Grants, Limits, Owner, grants_capacity};
 use crate::supervisor::process;
+
+/// How long a command waits for the daemon's own looking again: less than a caller of the API waits.
+const LOOK_LIMIT: Duration = Duration::from_secs(40);
 
 impl Daemon {
     /// The configured pool in a file, made if it isn't there.
@@ -61,7 +66,7 @@ impl Daemon {
         self: Rc<Self>,
         body: PoolCreate,
     ) -> Result<PoolInfo, ApiError> {
-        let _only_one = self.change_pool()?;
+        let _only_one = self.change_pool().await?;
         if let Some(serving) = self.serving() {
             return Err(ApiError::exists(format!(
                 "this daemon serves pool {} already",
@@ -124,7 +129,7 @@ impl Daemon {
 
     /// Ends the pool and wipes its labels.
     pub(super) async fn pool_destroy(self: Rc<Self>, force: bool) -> Result<String, ApiError> {
-        let _only_one = self.change_pool()?;
+        let _only_one = self.change_pool().await?;
         let Some(serving) = self.serving() else {
             return self.forget(force).await;
         };
@@ -158,7 +163,18 @@ impl Daemon {
         Ok("pool destroyed".to_owned())
     }
 
-    pub(super) fn change_pool(self: &Rc<Self>) -> Result<ChangingPool, ApiError> {
+    /// Only one changes the pool at a time; the daemon's own looking again is waited for.
+    pub(super) async fn change_pool(self: &Rc<Self>) -> Result<ChangingPool, ApiError> {
+        let looked = async {
+            while self.looks_again.get() {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let _ = timeout(LOOK_LIMIT, looked).await;
+        self.try_change_pool()
+    }
+
+    pub(super) fn try_change_pool(self: &Rc<Self>) -> Result<ChangingPool, ApiError> {
         if self.changing_pool.replace(true) {
             return Err(changing());
         }
@@ -171,5 +187,6 @@ pub(super) struct ChangingPool(Rc<Daemon>);
 impl Drop for ChangingPool {
     fn drop(&mut self) {
         self.0.changing_pool.set(false);
+        self.0.looks_again.set(false);
     }
 }

@@ -6,7 +6,8 @@
 //! where labels and catalog copies are compared and brought up to date. The engine lives through it:
 //! it is what a daemon's death and restart would be, within one process. If that fails, the pool is
 //! opened as it was. A device that was there and did not answer is taken back by itself when it does: it is looked at
-//! every few seconds without anything being asked of it while a request is under way.
+//! every few seconds without anything being asked of it while a request is under way. A pool that could not be opened,
+//! because devices were missing, silent or in use, is tried again in the same way.
 //! Not here: looking for devices (`devices`), adoption (`owner`).
 
 use std::rc::Rc;
@@ -16,7 +17,7 @@ use forebay_pool::Pool;
 use tokio::time::{sleep, timeout};
 
 use super::{Daemon, DaemonError, Serving, blocking};
-use crate::api::error::ApiError;
+use crate::api::error::{ApiError, ErrorKind};
 use crate::api::model::{PoolInfo, PoolOpen};
 use crate::devices::{self, OPEN_HINT, OpenPool, Places};
 use crate::files;
@@ -24,7 +25,8 @@ use crate::supervisor::process::{self, EngineProcess};
 
 /// How often it is looked whether a device that did not answer may answer now.
 const LOOK_AGAIN: Duration = Duration::from_secs(3);
-/// The most there may be between two vain attempts to take such devices back.
+/// The least and the most there is between two vain attempts to take such devices back: each leaves the engine for a while.
+const TRY_AGAIN: Duration = Duration::from_secs(30);
 const TRY_AGAIN_MAX: Duration = Duration::from_secs(300);
 /// How long whoever leaves an engine takes places back that were not written.
 pub(super) const PLACES_LIMIT: Duration = Duration::from_secs(3);
@@ -66,9 +68,7 @@ impl Daemon {
         }
         let only_configured = places.recorded.is_none() && places.told.is_empty();
         match blocking(move || devices::open_at(&places)).await {
-            Err(error)
-                if only_configured && error.kind == crate::api::error::ErrorKind::NotFound =>
-            {
+            Err(error) if only_configured && error.kind == ErrorKind::NotFound => {
                 tracing::warn!(%error, "the configured devices");
                 Ok(None)
             }
@@ -102,13 +102,24 @@ impl Daemon {
 
     /// Opens the pool, or takes missing devices back.
     pub(super) async fn pool_open(self: Rc<Self>, body: PoolOpen) -> Result<PoolInfo, ApiError> {
-        let _only_one = self.change_pool()?;
-        match self.serving() {
-            Some(serving) => self.take_back(serving, body).await?,
-            None => self.open_and_serve(body).await?,
-        }
+        let _only_one = self.change_pool().await?;
+        self.open_or_take_back(body).await?;
         let serving = self.serving().ok_or_else(|| self.no_pool())?;
         Ok(serving.owner.pool_show())
+    }
+
+    async fn open_or_take_back(self: &Rc<Self>, body: PoolOpen) -> Result<(), ApiError> {
+        match self.serving() {
+            Some(serving) => self.take_back(serving, body).await,
+            None => self.open_and_serve(body).await,
+        }
+    }
+
+    /// What `forebay pool open` does, by the daemon itself.
+    async fn look_again(self: &Rc<Self>) -> Result<(), ApiError> {
+        let _only_one = self.try_change_pool()?;
+        self.looks_again.set(true);
+        self.open_or_take_back(PoolOpen::default()).await
     }
 
     async fn open_and_serve(self: &Rc<Self>, body: PoolOpen) -> Result<(), ApiError> {
@@ -176,32 +187,51 @@ impl Daemon {
         }
     }
 
-    /// Takes devices back that were there, and did not answer, when the pool was opened. Runs for ever.
+    /// Takes devices back that were there, and did not answer, when the pool was opened; opens the pool that could not
+    /// be. Runs for ever.
     pub(super) async fn take_silent_back(self: Rc<Self>) {
         let mut pause = LOOK_AGAIN;
         loop {
             sleep(pause).await;
-            let silent: Vec<String> = self.serving().map_or_else(Vec::new, |serving| {
-                let missing = serving.owner.missing.borrow();
-                let silent = missing.iter().filter(|device| device.is_silent);
-                silent.map(|device| device.spec.clone()).collect()
-            });
-            if silent.is_empty() {
-                pause = LOOK_AGAIN;
-                continue;
-            }
-            let asked = blocking(move || Ok(silent.iter().any(|spec| devices::may_answer(spec))));
-            if !matches!(asked.await, Ok(true)) {
-                continue;
-            }
-            match self.clone().pool_open(PoolOpen::default()).await {
-                Ok(_) => pause = LOOK_AGAIN,
+            let least = match self.serving() {
+                Some(serving) => {
+                    let missing = serving.owner.missing.borrow().clone();
+                    let silent: Vec<_> = missing.into_iter().filter(|m| m.is_silent).collect();
+                    if silent.is_empty() {
+                        pause = LOOK_AGAIN;
+                        continue;
+                    }
+                    let any = move || Ok(silent.iter().any(|m| devices::may_answer(&m.spec)));
+                    if !matches!(blocking(any).await, Ok(true)) {
+                        continue;
+                    }
+                    TRY_AGAIN
+                }
+                None if self.may_open_later() => LOOK_AGAIN,
+                None => {
+                    pause = LOOK_AGAIN;
+                    continue;
+                }
+            };
+            match self.look_again().await {
+                Ok(()) => pause = LOOK_AGAIN,
                 Err(error) => {
-                    tracing::warn!(%error, "a device that did not answer");
-                    pause = (pause * 2).min(TRY_AGAIN_MAX);
+                    tracing::warn!(%error, "looked again at devices that did not answer");
+                    pause = (pause * 2).clamp(least, TRY_AGAIN_MAX);
                 }
             }
         }
+    }
+
+    /// Whether there is a pool that could not be opened for a reason that may pass by itself.
+    fn may_open_later(&self) -> bool {
+        let trouble = self.trouble.borrow();
+        trouble.as_ref().is_some_and(|trouble| {
+            matches!(
+                trouble.kind,
+                ErrorKind::NotFound | ErrorKind::InUse | ErrorKind::Unavailable
+            )
+        })
     }
 
     /// Stops to serve the pool; its engine goes on.

@@ -188,10 +188,12 @@ impl Daemon {
 
     /// What is said while no pool is served.
     fn absent(&self) -> ApiError {
-        if self.changing_pool.get() {
-            return changing();
+        // A pool that the daemon looks for again is as absent as it was.
+        let is_looked_for = self.looks_again.get() && self.trouble.borrow().is_some();
+        match self.changing_pool.get() && !is_looked_for {
+            true => changing(),
+            false => self.no_pool(),
         }
-        self.no_pool()
     }
 
     fn read<T: 'static>(

@@ -26,6 +26,9 @@ const SYNC_LIMIT: Duration = Duration::from_secs(10);
 /// How long a stop waits for the engine.
 pub(super) const STOP_LIMIT: Duration = Duration::from_secs(15);
 
+/// How long a stop waits for the end of a change of the pool.
+const CHANGE_LIMIT: Duration = Duration::from_secs(30);
+
 impl Serving {
     /// Waits until an engine serves.
     async fn serves(&self) {
@@ -36,6 +39,17 @@ impl Serving {
 }
 
 impl Daemon {
+    /// Waits until nothing changes the pool: in the middle of that there is no engine to end, or to leave. False if it
+    /// takes too long.
+    pub(super) async fn is_settled(&self) -> bool {
+        let changed = async {
+            while self.changing_pool.get() {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(CHANGE_LIMIT, changed).await.is_ok()
+    }
+
     /// Ends everything in good order.
     pub(super) async fn stop(&self) -> Result<(), DaemonError> {
         let Some(serving) = self.serving.borrow_mut().take() else {
