@@ -17,6 +17,7 @@ use forebay_device::faulty::{self, Faults};
 use forebay_tests::daemon::Daemon;
 use forebay_tests::host::{DEVICE, Dice, LATER};
 use forebay_tests::lab::MINUTE;
+use forebay_tests::wait;
 use xtask::process;
 
 use crate::troubles::{HostSwitches, Troubles};
@@ -94,12 +95,12 @@ impl Troubles<'_> {
             faulty::set(device, &Faults::default())?;
         }
         ran?;
-        if !self.daemon.has_died()? && has_no_pool(self.daemon) {
-            self.daemon.kill_daemon()?;
-        }
         if self.daemon.has_died()? {
             self.daemon.start_again()?;
         }
+        wait::until("the daemon has opened its pool", MINUTE, || {
+            Ok((!has_no_pool(self.daemon)).then_some(()))
+        })?;
         self.victim.heal(self.daemon)?;
         for (what, count) in [
             ("engines killed in a storm", &happened.engines),
@@ -115,7 +116,7 @@ impl Troubles<'_> {
     }
 }
 
-/// A device's fault kept the daemon from opening its pool. It waits for somebody who mends that, and hosts wait too.
+/// A device's fault keeps the daemon from opening its pool. It tries again.
 fn has_no_pool(daemon: &Daemon) -> bool {
     daemon.status().is_ok_and(|status| status["pool"].is_null())
 }
@@ -128,10 +129,6 @@ fn die(daemon: &mut Daemon, dice: &mut Dice, end: Instant, happened: &Happened) 
             // A device may fail what it reads at its start.
             happened.daemons.fetch_add(1, SeqCst);
             let _ = daemon.start_again();
-            continue;
-        }
-        if has_no_pool(daemon) {
-            daemon.kill_daemon()?;
             continue;
         }
         match dice.below(12) {

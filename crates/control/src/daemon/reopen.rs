@@ -28,6 +28,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(3);
 /// The least and the most there is between two vain attempts to take such devices back: each leaves the engine for a while.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 const TRY_AGAIN_MAX: Duration = Duration::from_secs(300);
+/// The most while no pool is open: hosts wait.
+const OPEN_AGAIN_MAX: Duration = Duration::from_secs(10);
 /// How long whoever leaves an engine takes places back that were not written.
 pub(super) const PLACES_LIMIT: Duration = Duration::from_secs(3);
 /// How long opening anew waits for a commit that is under way.
@@ -191,9 +193,10 @@ impl Daemon {
     /// be. Runs for ever.
     pub(super) async fn take_silent_back(self: Rc<Self>) {
         let mut pause = LOOK_AGAIN;
+        let mut told = String::new();
         loop {
             sleep(pause).await;
-            let least = match self.serving() {
+            let (least, most) = match self.serving() {
                 Some(serving) => {
                     let missing = serving.owner.missing.borrow().clone();
                     let silent: Vec<_> = missing.into_iter().filter(|m| m.is_silent).collect();
@@ -205,19 +208,25 @@ impl Daemon {
                     if !matches!(blocking(any).await, Ok(true)) {
                         continue;
                     }
-                    TRY_AGAIN
+                    (TRY_AGAIN, TRY_AGAIN_MAX)
                 }
-                None if self.may_open_later() => LOOK_AGAIN,
+                None if self.may_open_later() => (LOOK_AGAIN, OPEN_AGAIN_MAX),
                 None => {
                     pause = LOOK_AGAIN;
                     continue;
                 }
             };
             match self.look_again().await {
-                Ok(()) => pause = LOOK_AGAIN,
+                Ok(()) => {
+                    pause = LOOK_AGAIN;
+                    told.clear();
+                }
                 Err(error) => {
-                    tracing::warn!(%error, "looked again at devices that did not answer");
-                    pause = (pause * 2).clamp(least, TRY_AGAIN_MAX);
+                    if told != error.message {
+                        tracing::warn!(%error, "looked again at devices that did not answer");
+                        told.clone_from(&error.message);
+                    }
+                    pause = (pause * 2).clamp(least, most);
                 }
             }
         }
