@@ -4,7 +4,8 @@
 //! Design: it is looked for beside where it was last found, in the folder of each of the pool's
 //! devices, so that a renamed file and a disk with another name in `/dev` are found. Whatever begins
 //! with a label that names the device is a candidate; the caller reads the label properly, and
-//! decides. Nothing is written, nothing but regular files and block devices is opened.
+//! decides. Nothing is written, nothing but regular files and block devices is opened. It is done within a time limit,
+//! by a thread of its own: any other disk in `/dev` may hang.
 //! Not here: claims, labels' meaning.
 
 use std::collections::BTreeSet;
@@ -12,6 +13,9 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use forebay_device::DeviceSpec;
 use forebay_pool::{BLOCK_BYTES, Uuid};
@@ -20,6 +24,11 @@ use forebay_pool::{BLOCK_BYTES, Uuid};
 const ENTRIES_MAX: usize = 4096;
 /// A label and its copy.
 const LABEL_BYTES: usize = 2 * BLOCK_BYTES;
+/// How long one look may take.
+const LOOK_LIMIT: Duration = Duration::from_secs(10);
+/// Looks that are under way.
+static LOOKING: AtomicUsize = AtomicUsize::new(0);
+const LOOKING_MAX: usize = 16;
 
 /// The folders that devices with these specification strings lie in.
 pub(super) fn folders<'a>(specs: impl Iterator<Item = &'a str>) -> BTreeSet<PathBuf> {
@@ -34,20 +43,44 @@ pub(super) fn candidates(device: &Uuid, spec: &str, folders: &BTreeSet<PathBuf>)
     let Ok(was) = spec.parse::<DeviceSpec>() else {
         return Vec::new();
     };
+    let (sender, receiver) = mpsc::channel();
+    let (device, at, folders) = (*device, was.path().to_owned(), folders.clone());
+    let look = move || {
+        look(&device, &at, &folders, &sender);
+        LOOKING.fetch_sub(1, Relaxed);
+    };
+    // Those that hang stay until that ends.
+    if LOOKING.fetch_add(1, Relaxed) >= LOOKING_MAX
+        || (std::thread::Builder::new()
+            .name("device-find".to_owned())
+            .spawn(look))
+        .is_err()
+    {
+        LOOKING.fetch_sub(1, Relaxed);
+        return Vec::new();
+    }
+    let end = Instant::now() + LOOK_LIMIT;
     let mut found = Vec::new();
+    while let Ok(path) = receiver.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        found.extend(moved(&was, &path));
+    }
+    found.sort_unstable();
+    found
+}
+
+/// Tells of everything in these folders, but what is `at`, that names the device.
+fn look(device: &Uuid, at: &Path, folders: &BTreeSet<PathBuf>, found: &mpsc::Sender<PathBuf>) {
     for folder in folders {
         let Ok(entries) = std::fs::read_dir(folder) else {
             continue;
         };
         for entry in entries.flatten().take(ENTRIES_MAX) {
             let path = entry.path();
-            if path != was.path() && names(&path, device) {
-                found.extend(moved(&was, &path));
+            if path != at && names(&path, device) && found.send(path).is_err() {
+                return;
             }
         }
     }
-    found.sort_unstable();
-    found
 }
 
 /// Whether a file or block device begins with something that names the device.
