@@ -1,0 +1,251 @@
+//! A client's messages, one after the other.
+//!
+//! Purpose: judges each message by what was agreed on and by what the device has, and writes answers.
+//! Design: judging changes nothing; [`Session::agreed`] is the only change. Does NOT carry requests out.
+
+use crate::device::{Device, Region};
+use crate::request::{self, Request};
+use crate::version::{self, Negotiated};
+use crate::wire::{
+    Broken, HEADER_BYTES, Header, command, device_flags, irq_info_flags, region_flags,
+};
+use crate::{Errno, MAX_ANSWER_BYTES};
+
+/// A client's session. See the module's text.
+#[derive(Clone, Debug)]
+pub struct Session {
+    device: Device,
+    negotiated: Option<Negotiated>,
+}
+
+/// A message that is whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message<'a> {
+    /// Its header.
+    pub header: Header,
+    /// What it asks for, or why that is refused.
+    pub request: Result<Request<'a>, Errno>,
+}
+
+/// An answer that is ready to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Its length; 0: none is wanted.
+    pub bytes: usize,
+    /// The descriptor of the region's mappable part goes with it.
+    pub with_region: Option<u32>,
+}
+
+impl Answer {
+    const fn of(bytes: usize) -> Self {
+        Self {
+            bytes,
+            with_region: None,
+        }
+    }
+}
+
+impl Message<'_> {
+    /// Writes the answer that the request was carried out, with this payload. `out` has room for
+    /// [`MAX_ANSWER_BYTES`]; a payload that is longer than any becomes an error.
+    pub fn answer(&self, payload: &[u8], out: &mut [u8]) -> Answer {
+        self.answer_in_parts(payload, &[], out)
+    }
+
+    fn answer_in_parts(&self, first: &[u8], rest: &[u8], out: &mut [u8]) -> Answer {
+        if self.header.no_reply() {
+            return Answer::of(0);
+        }
+        let payload_bytes = first.len() + rest.len();
+        let bytes = HEADER_BYTES + payload_bytes;
+        if bytes > MAX_ANSWER_BYTES || bytes > out.len() {
+            return self.refuse(Errno::EIO, out);
+        }
+        let header = self.header.reply(payload_bytes as u32).to_bytes();
+        out[..HEADER_BYTES].copy_from_slice(&header);
+        out[HEADER_BYTES..HEADER_BYTES + first.len()].copy_from_slice(first);
+        out[HEADER_BYTES + first.len()..bytes].copy_from_slice(rest);
+        Answer::of(bytes)
+    }
+
+    /// Writes the answer that the request failed.
+    pub fn refuse(&self, error: Errno, out: &mut [u8]) -> Answer {
+        if self.header.no_reply() || out.len() < HEADER_BYTES {
+            return Answer::of(0);
+        }
+        out[..HEADER_BYTES].copy_from_slice(&self.header.error_reply(error).to_bytes());
+        Answer::of(HEADER_BYTES)
+    }
+
+    /// Writes the answer to a request that was carried out: one that [`Session::describe`] does not
+    /// answer. What was read from a region is `data`.
+    pub fn done(&self, data: &[u8], out: &mut [u8]) -> Answer {
+        let mut fixed = [0; 24];
+        match self.request {
+            Ok(Request::RegionRead(access)) if data.len() == access.len_bytes as usize => {
+                put_access(&mut fixed, &access);
+                self.answer_in_parts(&fixed[..16], data, out)
+            }
+            Ok(Request::RegionRead(_)) => self.refuse(Errno::EIO, out),
+            Ok(Request::RegionWrite(access, _)) => {
+                put_access(&mut fixed, &access);
+                self.answer(&fixed[..16], out)
+            }
+            Ok(Request::DmaUnmap(unmap)) => {
+                // The request is echoed.
+                let (flags, address, len_bytes) = match unmap {
+                    crate::DmaUnmap::One { address, len_bytes } => (0, address, len_bytes),
+                    crate::DmaUnmap::All => (crate::wire::dma::UNMAP_ALL, 0, 0),
+                };
+                fixed[0..4].copy_from_slice(&24u32.to_le_bytes());
+                fixed[4..8].copy_from_slice(&flags.to_le_bytes());
+                fixed[8..16].copy_from_slice(&address.to_le_bytes());
+                fixed[16..24].copy_from_slice(&len_bytes.to_le_bytes());
+                self.answer(&fixed, out)
+            }
+            Ok(_) => self.answer(&[], out),
+            Err(error) => self.refuse(error, out),
+        }
+    }
+}
+
+fn put_access(fixed: &mut [u8; 24], access: &crate::RegionAccess) {
+    fixed[0..8].copy_from_slice(&access.offset_bytes.to_le_bytes());
+    fixed[8..12].copy_from_slice(&access.region.to_le_bytes());
+    fixed[12..16].copy_from_slice(&access.len_bytes.to_le_bytes());
+}
+
+impl Session {
+    /// A client that has just connected.
+    pub fn new(device: Device) -> Self {
+        Self {
+            device,
+            negotiated: None,
+        }
+    }
+
+    /// A client with which a predecessor agreed on this.
+    pub fn resume(device: Device, negotiated: Option<Negotiated>) -> Self {
+        Self { device, negotiated }
+    }
+
+    /// What was agreed on.
+    pub fn negotiated(&self) -> Option<&Negotiated> {
+        self.negotiated.as_ref()
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Judges a message: exactly the bytes that [`crate::frame`] called whole, with which so many
+    /// descriptors came.
+    ///
+    /// # Errors
+    /// Why nothing more can be said to this client.
+    pub fn judge<'a>(&self, bytes: &'a [u8], descriptors: usize) -> Result<Message<'a>, Broken> {
+        let header = Header::read(bytes).ok_or(Broken::Short)?;
+        if header.size_bytes as usize != bytes.len() {
+            return Err(Broken::Short);
+        }
+        if !header.is_command() {
+            return Err(Broken::NotACommand);
+        }
+        let is_version = header.command == command::VERSION;
+        let payload = &bytes[HEADER_BYTES..];
+        let request = match (self.negotiated.is_some(), is_version) {
+            (false, false) => return Err(Broken::Version),
+            (true, true) => Err(Errno::EINVAL),
+            _ => request::judge(header.command, payload, descriptors, &self.device),
+        };
+        Ok(Message { header, request })
+    }
+
+    /// The version is agreed on: [`Request::Version`] is carried out.
+    pub fn agreed(&mut self, negotiated: Negotiated) {
+        self.negotiated = Some(negotiated);
+    }
+
+    /// Writes the answer to a message that only asks, or is refused; `None` for one that must be carried
+    /// out first ([`Message::done`] answers it).
+    pub fn describe(&self, message: &Message<'_>, out: &mut [u8]) -> Option<Answer> {
+        let mut fixed = [0u8; 32];
+        let mut put = |at: usize, value: u32| {
+            fixed[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        };
+        Some(match message.request {
+            Err(error) => message.refuse(error, out),
+            Ok(Request::Version(negotiated)) => message.answer(&version::payload(&negotiated), out),
+            Ok(Request::DeviceInfo) => {
+                put(0, 16);
+                put(4, device_flags::RESET | device_flags::PCI);
+                put(8, self.device.regions.len() as u32);
+                put(12, self.device.irqs.len() as u32);
+                message.answer(&fixed[..16], out)
+            }
+            Ok(Request::IrqInfo { index }) => {
+                let irq = self.device.irqs.get(index as usize)?;
+                let mut flags = irq_info_flags::EVENTFD;
+                if irq.maskable {
+                    flags |= irq_info_flags::MASKABLE;
+                }
+                put(0, 16);
+                put(4, flags);
+                put(8, index);
+                put(12, irq.count);
+                message.answer(&fixed[..16], out)
+            }
+            Ok(Request::RegionInfo { index, argsz }) => {
+                let region = self.device.regions.get(index as usize)?;
+                self.region_info(message, index, argsz, region, out)
+            }
+            Ok(_) => return None,
+        })
+    }
+
+    fn region_info(
+        &self,
+        message: &Message<'_>,
+        index: u32,
+        argsz: u32,
+        region: &Region,
+        out: &mut [u8],
+    ) -> Answer {
+        let takes_descriptors = self.negotiated.is_some_and(|n| n.client_descriptors > 0);
+        let mappable = region.mappable.filter(|_| takes_descriptors);
+        let mut info = [0u8; 32 + 32];
+        let mut flags = 0;
+        if region.readable {
+            flags |= region_flags::READ;
+        }
+        if region.writable {
+            flags |= region_flags::WRITE;
+        }
+        let mut needed = 32;
+        if let Some(area) = mappable {
+            needed = 64;
+            flags |= region_flags::MMAP | region_flags::CAPS;
+            // VFIO cap header: id, version, next; then nr_areas, reserved, offset, size.
+            info[32..34].copy_from_slice(&region_flags::CAP_SPARSE_MMAP.to_le_bytes());
+            info[34..36].copy_from_slice(&1u16.to_le_bytes());
+            info[40..44].copy_from_slice(&1u32.to_le_bytes());
+            info[48..56].copy_from_slice(&area.offset_bytes.to_le_bytes());
+            info[56..64].copy_from_slice(&area.len_bytes.to_le_bytes());
+        }
+        // A client whose buffer is too short is told how long it must be, and asks again.
+        let full = argsz >= needed;
+        let cap_offset: u32 = if full && mappable.is_some() { 32 } else { 0 };
+        info[0..4].copy_from_slice(&needed.to_le_bytes());
+        info[4..8].copy_from_slice(&flags.to_le_bytes());
+        info[8..12].copy_from_slice(&index.to_le_bytes());
+        info[12..16].copy_from_slice(&cap_offset.to_le_bytes());
+        info[16..24].copy_from_slice(&region.size_bytes.to_le_bytes());
+        let bytes = if full { needed as usize } else { 32 };
+        let mut answer = message.answer(&info[..bytes], out);
+        if full && mappable.is_some() && answer.bytes > 0 {
+            answer.with_region = Some(index);
+        }
+        answer
+    }
+}
