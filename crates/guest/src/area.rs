@@ -1,0 +1,162 @@
+//! A contiguous part of guest memory that is used again and again: a ring, a doorbell page.
+//!
+//! **Design.** An [`Area`] holds its mapping. Words are loaded and stored as atomics of their size, once each, so what was
+//! checked is what is used; longer things are copied to memory of our own first. Words are little-endian as they
+//! are in the machine, which is what we run on.
+//!
+//! **What it does not do.** It gives out no reference.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use crate::mapping::Mapping;
+
+/// See the module's text.
+#[derive(Debug, Clone)]
+pub struct Area {
+    ptr: NonNull<u8>,
+    len_bytes: usize,
+    writable: bool,
+    mapping: Arc<Mapping>,
+}
+
+// SAFETY: the address is inside the mapping that the area holds, whose contract it shares.
+unsafe impl Send for Area {}
+// SAFETY: as for Send: atomics and copies only.
+unsafe impl Sync for Area {}
+
+macro_rules! words {
+    ($($load:ident $store:ident $word:ty, $atomic:ty;)*) => { $(
+        /// The word at an offset, in one load; `None` if it isn't inside, or not aligned to its size.
+        #[inline]
+        pub fn $load(&self, at: usize, order: Ordering) -> Option<$word> {
+            Some(<$word>::from_le(self.word::<$atomic>(at)?.load(order)))
+        }
+
+        /// Changes the word at an offset, in one store; false if it isn't inside, not aligned, or may not be changed.
+        #[inline]
+        #[must_use]
+        pub fn $store(&self, at: usize, value: $word, order: Ordering) -> bool {
+            match self.word::<$atomic>(at) {
+                Some(word) if self.writable => word.store(value.to_le(), order),
+                _ => return false,
+            }
+            true
+        }
+    )* };
+}
+
+impl Area {
+    pub(crate) fn new(mapping: &Arc<Mapping>, from_bytes: u64, len_bytes: usize) -> Option<Self> {
+        Some(Self {
+            ptr: mapping.at(from_bytes, len_bytes as u64)?,
+            len_bytes,
+            writable: mapping.is_writable(),
+            mapping: mapping.clone(),
+        })
+    }
+
+    /// The whole of a mapping.
+    pub fn of(mapping: &Arc<Mapping>) -> Option<Self> {
+        Self::new(mapping, 0, usize::try_from(mapping.len_bytes()).ok()?)
+    }
+
+    /// Its length.
+    #[inline]
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Its address, which is worth something while this area lives.
+    #[inline]
+    pub fn ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    /// Whether its bytes may be changed.
+    #[inline]
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// What it lies in.
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    #[inline]
+    fn word<T>(&self, at: usize) -> Option<&T> {
+        let inside = at.checked_add(size_of::<T>())? <= self.len_bytes;
+        let ptr = self.ptr.as_ptr().wrapping_add(at).cast::<T>();
+        if !inside || !ptr.is_aligned() {
+            return None;
+        }
+        // SAFETY: called with atomics only: any bytes are a valid one, and others may change them at any time. Inside
+        // the mapping, which lives as long as `self`, and aligned. A mapping without the right to write is only
+        // loaded from.
+        Some(unsafe { &*ptr })
+    }
+
+    words! {
+        load_u8 store_u8 u8, AtomicU8;
+        load_u16 store_u16 u16, AtomicU16;
+        load_u32 store_u32 u32, AtomicU32;
+        load_u64 store_u64 u64, AtomicU64;
+    }
+
+    /// Copies bytes out, each once. False, and nothing is done, if they aren't all inside.
+    #[inline]
+    #[must_use]
+    pub fn read(&self, at: usize, into: &mut [u8]) -> bool {
+        let Some(ptr) = self.inside(at, into.len()) else {
+            return false;
+        };
+        // SAFETY: inside a mapping that is held.
+        unsafe { copy_out(ptr, into) };
+        true
+    }
+
+    /// Copies bytes in. False, and nothing is done, if they aren't all inside, or may not be changed.
+    #[inline]
+    #[must_use]
+    pub fn write(&self, at: usize, from: &[u8]) -> bool {
+        let Some(ptr) = self.inside(at, from.len()).filter(|_| self.writable) else {
+            return false;
+        };
+        // SAFETY: inside a mapping that is held and may be written.
+        unsafe { copy_in(from, ptr) };
+        true
+    }
+
+    #[inline]
+    fn inside(&self, at: usize, len: usize) -> Option<NonNull<u8>> {
+        if at.checked_add(len)? > self.len_bytes {
+            return None;
+        }
+        // SAFETY: inside the area, or one past its end.
+        Some(unsafe { self.ptr.add(at) })
+    }
+}
+
+/// Copies out of guest memory. Not inlined, so that nobody looks at the guest's bytes a second time where the copy
+/// is used.
+///
+/// # Safety
+/// So many bytes from `from` on are mapped.
+#[inline(never)]
+pub(crate) unsafe fn copy_out(from: NonNull<u8>, into: &mut [u8]) {
+    // SAFETY: mapped, as the caller says; `into` is another object, as nobody has a reference to guest memory.
+    unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) }
+}
+
+/// Copies into guest memory.
+///
+/// # Safety
+/// So many bytes from `to` on are mapped, and may be written.
+#[inline(never)]
+pub(crate) unsafe fn copy_in(from: &[u8], to: NonNull<u8>) {
+    // SAFETY: as in `copy_out`, with the directions exchanged.
+    unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) }
+}

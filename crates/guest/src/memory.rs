@@ -1,0 +1,372 @@
+//! Which guest address is where.
+//!
+//! **Design.** A few regions, sorted, none overlapping another; the one that was found last is looked at first. A region
+//! is taken away by its exact range, or with others by a range that has them whole. Its mapping stays while anybody
+//! holds it: commands at devices ([`crate::Pieces`]), rings ([`crate::Area`]). [`Retired`] says when nobody does.
+//! For vhost-user a region also has the address that its client knows it by.
+//!
+//! **What it does not do.** It waits for nobody.
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::area::{Area, copy_in, copy_out};
+use crate::mapping::{MapError, Mapping};
+
+/// What one client may map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Regions at once.
+    pub regions: usize,
+    /// Bytes of all of them.
+    pub bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            regions: 256,
+            bytes: 16 << 40,
+        }
+    }
+}
+
+/// A region to be added.
+#[derive(Debug, Clone, Copy)]
+pub struct NewRegion<'a> {
+    /// Where it begins for the guest.
+    pub guest_address: u64,
+    /// Where it begins for the client (vhost-user).
+    pub user_address: u64,
+    /// Its length.
+    pub len_bytes: u64,
+    /// Whether we may write there.
+    pub writable: bool,
+    /// Its bytes, and where they begin in the file; `None`: it is known, and can't be reached.
+    pub file: Option<(BorrowedFd<'a>, u64)>,
+}
+
+/// A region of guest memory.
+#[derive(Debug, Clone)]
+pub struct Region {
+    guest_address: u64,
+    user_address: u64,
+    len_bytes: u64,
+    mapping: Option<Arc<Mapping>>,
+}
+
+impl Region {
+    /// Maps one.
+    pub fn new(new: &NewRegion<'_>) -> Result<Self, MapError> {
+        for begin in [new.guest_address, new.user_address] {
+            if new.len_bytes == 0 || begin.checked_add(new.len_bytes - 1).is_none() {
+                return Err(MapError::BadRange);
+            }
+        }
+        let mapping = match new.file {
+            Some((file, offset)) => Some(Arc::new(Mapping::new(
+                file,
+                offset,
+                new.len_bytes,
+                new.writable,
+            )?)),
+            None => None,
+        };
+        Ok(Self {
+            guest_address: new.guest_address,
+            user_address: new.user_address,
+            len_bytes: new.len_bytes,
+            mapping,
+        })
+    }
+
+    /// Where it begins for the guest.
+    pub fn guest_address(&self) -> u64 {
+        self.guest_address
+    }
+
+    /// Where it begins for the client.
+    pub fn user_address(&self) -> u64 {
+        self.user_address
+    }
+
+    /// Its length.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Its bytes, if they can be reached.
+    pub fn mapping(&self) -> Option<&Arc<Mapping>> {
+        self.mapping.as_ref()
+    }
+
+    /// Its last address.
+    fn last(&self) -> u64 {
+        self.guest_address + (self.len_bytes - 1)
+    }
+}
+
+/// Regions that were taken away.
+#[derive(Debug, Default)]
+#[must_use = "whoever took them away waits until nobody uses them"]
+pub struct Retired {
+    mappings: Vec<Arc<Mapping>>,
+    regions: usize,
+}
+
+impl Retired {
+    /// Whether nobody uses them any more. From then on nothing of us touches them.
+    pub fn is_free(&mut self) -> bool {
+        // Nobody can begin to hold what only we hold.
+        self.mappings
+            .retain(|mapping| Arc::strong_count(mapping) > 1);
+        self.mappings.is_empty()
+    }
+
+    /// How many they were.
+    pub fn regions(&self) -> usize {
+        self.regions
+    }
+
+    /// Waits for these too.
+    pub fn and(&mut self, mut others: Self) {
+        self.mappings.append(&mut others.mappings);
+        self.regions += others.regions;
+    }
+}
+
+/// The memory of one machine. See the module's text.
+#[derive(Debug)]
+pub struct GuestMemory {
+    limits: Limits,
+    /// Sorted by guest address.
+    regions: Arc<Vec<Region>>,
+    /// Where the last lookup ended.
+    last: Cell<usize>,
+}
+
+/// What a lookup finds: the region's number, its mapping, and how far into it.
+pub(crate) struct Found<'a> {
+    pub(crate) region: usize,
+    pub(crate) mapping: &'a Arc<Mapping>,
+    pub(crate) from_bytes: u64,
+    /// Bytes from there to the region's end.
+    pub(crate) left_bytes: u64,
+}
+
+impl Default for GuestMemory {
+    fn default() -> Self {
+        Self::new(Limits::default())
+    }
+}
+
+impl GuestMemory {
+    /// No memory.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            regions: Arc::default(),
+            last: Cell::new(0),
+        }
+    }
+
+    /// What there is.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    pub(crate) fn all(&self) -> &Arc<Vec<Region>> {
+        &self.regions
+    }
+
+    /// Adds a region.
+    pub fn map(&mut self, new: &NewRegion<'_>) -> Result<(), MapError> {
+        let mut regions = self.regions.to_vec();
+        self.admit(&mut regions, new)?;
+        self.become_these(regions);
+        Ok(())
+    }
+
+    /// Adds these in place of all others: all of them, or nothing is changed.
+    pub fn replace(&mut self, new: &[NewRegion<'_>]) -> Result<Retired, MapError> {
+        let mut regions = Vec::new();
+        for new in new {
+            self.admit(&mut regions, new)?;
+        }
+        let before = std::mem::take(&mut self.regions);
+        self.become_these(regions);
+        Ok(retire(before.iter()))
+    }
+
+    /// Takes away the regions that lie whole in a range; `None`, and nothing is changed, if it begins or ends inside of
+    /// one.
+    pub fn unmap(&mut self, guest_address: u64, len_bytes: u64) -> Option<Retired> {
+        let last = guest_address.checked_add(len_bytes.checked_sub(1)?)?;
+        let touches = |r: &&Region| r.guest_address <= last && guest_address <= r.last();
+        let inside = |r: &Region| guest_address <= r.guest_address && r.last() <= last;
+        if !self.regions.iter().filter(touches).all(inside) {
+            return None;
+        }
+        let retired = retire(self.regions.iter().filter(|r| inside(r)));
+        let left = self.regions.iter().filter(|r| !inside(r));
+        let left = left.cloned().collect();
+        self.become_these(left);
+        Some(retired)
+    }
+
+    /// Takes everything away.
+    pub fn unmap_all(&mut self) -> Retired {
+        let before = std::mem::take(&mut self.regions);
+        self.last.set(0);
+        retire(before.iter())
+    }
+
+    fn become_these(&mut self, regions: Vec<Region>) {
+        self.regions = Arc::new(regions);
+        self.last.set(0);
+    }
+
+    fn admit(&self, regions: &mut Vec<Region>, new: &NewRegion<'_>) -> Result<(), MapError> {
+        let Limits {
+            regions: limit,
+            bytes,
+        } = self.limits;
+        if regions.len() >= limit {
+            return Err(MapError::TooMany { limit });
+        }
+        let others: u64 = regions.iter().map(|r| r.len_bytes).sum();
+        if (others.checked_add(new.len_bytes)).is_none_or(|sum| sum > bytes) {
+            return Err(MapError::TooLong { limit_bytes: bytes });
+        }
+        let Some(last) =
+            (new.len_bytes.checked_sub(1)).and_then(|n| n.checked_add(new.guest_address))
+        else {
+            return Err(MapError::BadRange);
+        };
+        let at = regions.partition_point(|r| r.guest_address < new.guest_address);
+        let before = at.checked_sub(1).and_then(|i| regions.get(i));
+        let overlaps = before.is_some_and(|r| r.last() >= new.guest_address)
+            || regions.get(at).is_some_and(|r| r.guest_address <= last);
+        if overlaps {
+            return Err(MapError::Overlaps);
+        }
+        regions.insert(at, Region::new(new)?);
+        Ok(())
+    }
+
+    /// Whether any region is broken. Worth asking when [`crate::guard::breaks`] has changed.
+    pub fn is_broken(&self) -> bool {
+        let mut mappings = self.regions.iter().filter_map(Region::mapping);
+        mappings.any(|mapping| mapping.is_broken())
+    }
+
+    /// Where an address is; `None` if it is nowhere, or can't be reached.
+    #[inline]
+    pub(crate) fn find(&self, guest_address: u64) -> Option<Found<'_>> {
+        let mut index = self.last.get();
+        let mut region = self.regions.get(index);
+        if region.is_none_or(|r| guest_address.wrapping_sub(r.guest_address) >= r.len_bytes) {
+            let after = (self.regions).partition_point(|r| r.guest_address <= guest_address);
+            index = after.checked_sub(1)?;
+            region = self.regions.get(index);
+            self.last.set(index);
+        }
+        let region = region?;
+        let from_bytes = guest_address.wrapping_sub(region.guest_address);
+        if from_bytes >= region.len_bytes {
+            return None;
+        }
+        Some(Found {
+            region: index,
+            mapping: region.mapping.as_ref()?,
+            from_bytes,
+            left_bytes: region.len_bytes - from_bytes,
+        })
+    }
+
+    /// A contiguous part of one region, to be used again and again. It must be let go when its region is unmapped.
+    pub fn area(&self, guest_address: u64, len_bytes: usize) -> Option<Area> {
+        let found = self.find(guest_address)?;
+        Area::new(found.mapping, found.from_bytes, len_bytes)
+    }
+
+    /// The same by the address that the client knows it by.
+    pub fn area_of_user(&self, user_address: u64, len_bytes: usize) -> Option<Area> {
+        Area::new(
+            self.region_of_user(user_address)?.mapping()?,
+            user_address - self.region_of_user(user_address)?.user_address,
+            len_bytes,
+        )
+    }
+
+    /// The guest's address of what the client knows by this one.
+    pub fn guest_address_of_user(&self, user_address: u64) -> Option<u64> {
+        let region = self.region_of_user(user_address)?;
+        Some(region.guest_address + (user_address - region.user_address))
+    }
+
+    fn region_of_user(&self, user_address: u64) -> Option<&Region> {
+        let mut regions = self.regions.iter();
+        regions.find(|r| user_address.wrapping_sub(r.user_address) < r.len_bytes)
+    }
+
+    /// Copies bytes out, each once, from one region or several that follow each other. False if they aren't all there;
+    /// then some may have been copied.
+    #[must_use]
+    pub fn read(&self, guest_address: u64, into: &mut [u8]) -> bool {
+        let mut done = 0;
+        self.each(guest_address, into.len(), false, |ptr, len| {
+            // SAFETY: mapped, as the lookup says, and held by this memory meanwhile.
+            unsafe { copy_out(ptr, &mut into[done..done + len]) };
+            done += len;
+        })
+    }
+
+    /// Copies bytes in. False if they can't all be written; then some may have been.
+    #[must_use]
+    pub fn write(&self, guest_address: u64, from: &[u8]) -> bool {
+        let mut done = 0;
+        self.each(guest_address, from.len(), true, |ptr, len| {
+            // SAFETY: as in `read`; the mapping may be written.
+            unsafe { copy_in(&from[done..done + len], ptr) };
+            done += len;
+        })
+    }
+
+    #[inline]
+    fn each(
+        &self,
+        guest_address: u64,
+        len: usize,
+        write: bool,
+        mut then: impl FnMut(NonNull<u8>, usize),
+    ) -> bool {
+        let mut done = 0;
+        while done < len {
+            let at = guest_address.checked_add(done as u64);
+            let Some(found) = at.and_then(|at| self.find(at)) else {
+                return false;
+            };
+            let n = (len - done).min(usize::try_from(found.left_bytes).unwrap_or(usize::MAX));
+            let ptr = found.mapping.at(found.from_bytes, n as u64);
+            let Some(ptr) = ptr.filter(|_| !write || found.mapping.is_writable()) else {
+                return false;
+            };
+            then(ptr, n);
+            done += n;
+        }
+        true
+    }
+}
+
+fn retire<'a>(regions: impl Iterator<Item = &'a Region>) -> Retired {
+    let mut retired = Retired::default();
+    for region in regions {
+        retired.regions += 1;
+        retired.mappings.extend(region.mapping.clone());
+    }
+    retired
+}
