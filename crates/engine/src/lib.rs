@@ -29,6 +29,7 @@ mod patience;
 mod reactor;
 mod takeover;
 mod tcp;
+mod vm;
 mod volume;
 
 pub use config::{Engine, EngineConfig, EngineError};

@@ -22,11 +22,34 @@ pub struct Owner {
     pub slot: u16,
 }
 
-/// Where the command is recorded in the state region.
+impl Owner {
+    /// In `conn`: it is not a connection's number but a machine's ([`crate::vm`]).
+    pub const MACHINE: u32 = 1 << 31;
+
+    /// Whether it is a machine's client.
+    #[inline]
+    pub const fn is_machine(&self) -> bool {
+        self.conn & Self::MACHINE != 0
+    }
+}
+
+/// Where the command is recorded in the state region; or, of a machine, what it is known by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CommandRef(u32);
 
 impl CommandRef {
+    /// Of a machine's lane and its frontend's number. Its record is in the machine file.
+    #[inline]
+    pub const fn machine(lane: u32, slot: u16) -> Self {
+        Self(Blame::machine(lane, slot) as u32)
+    }
+
+    /// Whether it is a machine's: it has no place among the commands of queues.
+    #[inline]
+    pub const fn is_machine(self) -> bool {
+        Blame::machine_of_word(self.0 as u64).is_some()
+    }
+
     /// Of a queue's slot and a command's.
     #[inline]
     pub const fn new(queue: u32, slot: u16) -> Self {

@@ -119,6 +119,8 @@ pub struct Core {
     fused: Fused,
     jobs: Jobs,
     done: VecDeque<DoneIo>,
+    /// Those of machines.
+    machines_done: VecDeque<DoneIo>,
     upcalls: VecDeque<Upcall>,
     wake_armed: bool,
 }
@@ -156,6 +158,7 @@ impl Core {
             fused: Fused::default(),
             jobs: Jobs::new(),
             done: VecDeque::with_capacity(MAX_IOS),
+            machines_done: VecDeque::with_capacity(MAX_IOS),
             upcalls: VecDeque::with_capacity(4 * MAX_IOS),
             wake_armed: false,
         }
@@ -292,16 +295,31 @@ impl Core {
                 };
                 io.stage = Stage::Free;
                 self.free_ios.push(token.entrust());
-                self.done.push_back(done);
+                self.give_back(done);
                 self.carried_refused(new.record);
             }
         }
     }
 
-    /// The next command that ended.
+    /// The next command that ended, of those that came by the network.
     #[inline]
     pub fn next_done(&mut self) -> Option<DoneIo> {
         self.done.pop_front()
+    }
+
+    /// The next command of a machine that ended.
+    #[inline]
+    pub fn next_machine_done(&mut self) -> Option<DoneIo> {
+        self.machines_done.pop_front()
+    }
+
+    #[inline]
+    fn give_back(&mut self, done: DoneIo) {
+        if done.owner.is_machine() {
+            self.machines_done.push_back(done);
+        } else {
+            self.done.push_back(done);
+        }
     }
 
     /// Ends a command.
@@ -315,15 +333,16 @@ impl Core {
         let io = &mut self.ios[token.index()];
         debug_assert_eq!(io.slices, 0, "a command ends when its slices have");
         io.stage = Stage::Free;
-        self.done.push_back(DoneIo {
+        let lane = io.lane;
+        let done = DoneIo {
             owner: io.owner,
-            lane: io.lane,
+            lane,
             op: io.op,
             status: io.status,
             buffer: io.buffer.take(),
             started_ns: io.started_ns,
-        });
-        let lane = io.lane;
+        };
+        self.give_back(done);
         self.free_ios.push(token.entrust());
         if let Some(lane) = self.lanes[lane.0 as usize].as_mut() {
             lane.in_flight -= 1;

@@ -144,6 +144,9 @@ pub struct Blame {
 const OF_COMMAND: u64 = 1 << 20;
 /// The bit of one that names but a queue.
 const OF_QUEUE: u64 = OF_COMMAND << 1;
+/// The bit of one that names a machine's command: its lane and its number.
+const OF_MACHINE: u64 = 1 << 30;
+const _: () = assert!((MAX_LANES as u64) << 16 <= OF_MACHINE);
 const _: () = assert!(MAX_QUEUES * MAX_QUEUE_ENTRIES == OF_COMMAND as usize);
 
 impl Blame {
@@ -159,6 +162,23 @@ impl Blame {
         OF_QUEUE | Self::at(queue, 0)
     }
 
+    /// The word of a machine's command: its lane, and its frontend's number for it.
+    #[inline]
+    pub const fn machine(lane: u32, slot: u16) -> u64 {
+        OF_MACHINE | (lane as u64 % MAX_LANES as u64) << 16 | slot as u64
+    }
+
+    /// The lane and the number of a word that names a machine's command.
+    #[inline]
+    pub const fn machine_of_word(word: u64) -> Option<(u32, u16)> {
+        if word >> 30 == OF_MACHINE >> 30 {
+            let lane = (word >> 16) % MAX_LANES as u64;
+            Some((lane as u32, word as u16))
+        } else {
+            None
+        }
+    }
+
     #[inline]
     const fn at(queue: u32, slot: u16) -> u64 {
         let queue = queue as u64 % MAX_QUEUES as u64;
@@ -167,6 +187,9 @@ impl Blame {
 
     /// What a word says.
     pub const fn of_word(word: u64) -> Option<Self> {
+        if word >= OF_MACHINE {
+            return None;
+        }
         let at = word % OF_COMMAND;
         Some(Self {
             queue: (at / MAX_QUEUE_ENTRIES as u64) as u32,

@@ -1,0 +1,85 @@
+//! What a descriptor that a client sent really is.
+//!
+//! **Design.** The kernel is asked, never the client: fstat for files, and the link in /proc/self/fd for
+//! what has no type of its own. **Not here:** memory files' lengths and seals (the crate guest checks
+//! those when it maps one).
+
+use rustix::fs::FileType;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Whether it is an eventfd.
+pub(crate) fn is_eventfd(fd: impl AsFd) -> bool {
+    link_of(fd).is_ok_and(|link| link == b"anon_inode:[eventfd]")
+}
+
+/// Whether it is a stream socket of this machine (vhost's backend channel).
+pub(crate) fn is_unix_stream(fd: impl AsFd) -> bool {
+    use rustix::net::{AddressFamily, SocketType, sockopt};
+    let fd = fd.as_fd();
+    sockopt::socket_domain(fd).is_ok_and(|domain| domain == AddressFamily::UNIX)
+        && sockopt::socket_type(fd).is_ok_and(|kind| kind == SocketType::STREAM)
+}
+
+/// Whether it is a file with bytes that can be mapped: a memfd, a file of a file system.
+pub(crate) fn is_file(fd: impl AsFd) -> bool {
+    let fd = fd.as_fd();
+    let opened = rustix::fs::fcntl_getfl(fd);
+    let path_only = opened.is_ok_and(|flags| flags.contains(rustix::fs::OFlags::PATH));
+    let kind = rustix::fs::fstat(fd).map(|stat| FileType::from_raw_mode(stat.st_mode));
+    !path_only && kind == Ok(FileType::RegularFile)
+}
+
+fn link_of(fd: impl AsFd) -> io::Result<Vec<u8>> {
+    let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+    Ok(rustix::fs::readlink(path, Vec::new())?.into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fs::{Mode, OFlags};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    use std::os::fd::OwnedFd;
+
+    fn kinds(fd: &OwnedFd) -> (bool, bool, bool) {
+        (is_eventfd(fd), is_unix_stream(fd), is_file(fd))
+    }
+
+    #[test]
+    fn each_kind_is_told_from_all_others() {
+        let folder = tempfile::tempdir().unwrap();
+        // A name like an eventfd's makes none.
+        let path = folder.path().join("anon_inode:[eventfd]");
+        let file: OwnedFd = std::fs::File::create(&path).unwrap().into();
+        assert_eq!(kinds(&file), (false, false, true));
+        let only_a_path = rustix::fs::open(&path, OFlags::PATH, Mode::empty()).unwrap();
+        assert_eq!(kinds(&only_a_path), (false, false, false));
+        let directory = rustix::fs::open(folder.path(), OFlags::RDONLY, Mode::empty()).unwrap();
+        assert_eq!(kinds(&directory), (false, false, false));
+        let memory = rustix::fs::memfd_create("[eventfd]", rustix::fs::MemfdFlags::CLOEXEC);
+        assert_eq!(kinds(&memory.unwrap()), (false, false, true));
+        let (pipe, _other) = rustix::pipe::pipe().unwrap();
+        assert_eq!(kinds(&pipe), (false, false, false));
+        for flags in [EventfdFlags::empty(), EventfdFlags::NONBLOCK] {
+            assert_eq!(kinds(&eventfd(0, flags).unwrap()), (true, false, false));
+        }
+        let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC);
+        assert_eq!(kinds(&epoll.unwrap()), (false, false, false));
+        let socket = |family, kind| {
+            rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap()
+        };
+        let stream = socket(AddressFamily::UNIX, SocketType::STREAM);
+        assert_eq!(kinds(&stream), (false, true, false));
+        let others = [
+            socket(AddressFamily::UNIX, SocketType::DGRAM),
+            socket(AddressFamily::INET, SocketType::STREAM),
+        ];
+        for other in &others {
+            assert_eq!(kinds(other), (false, false, false));
+        }
+        let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+        assert_eq!(kinds(&null), (false, false, false));
+    }
+}
