@@ -67,9 +67,9 @@ fn visit(lab_address: SocketAddr, grow: &dyn Fn() -> Result<()>) -> Result<bool,
     let found = queue.execute(&read, vec![0; 32 * 4096], MINUTE)?;
     assert!(found == vec![5; 32 * 4096], "the visitor's own write");
     let (was, is) = (vec![5; 4096], vec![6; 4096]);
-    let swapped = queue.compare_and_write(1, was, is.clone(), MINUTE)?;
+    let swapped = queue.compare_and_write(1, was, is.clone(), true, MINUTE)?;
     assert!(swapped, "nobody else writes here");
-    let again = queue.compare_and_write(1, vec![5; 4096], vec![7; 4096], MINUTE)?;
+    let again = queue.compare_and_write(1, vec![5; 4096], vec![7; 4096], false, MINUTE)?;
     assert!(!again, "it has been written");
     let read = IoOp::Read { lba: 1, blocks: 1 };
     let found = queue.execute(&read, vec![0; 4096], MINUTE)?;

@@ -185,7 +185,7 @@ impl IoQueue {
     }
 
     /// Compare and Write, the fused operation (Base 2.0, 3.4.2), of one block, on an idle queue: writes `new` if the
-    /// block is as `expected`, and says whether it was.
+    /// block is as `expected`, and says whether it was. With `fua`, both halves ask for what is durable.
     ///
     /// # Errors
     /// One of both failed otherwise, or did not fit; or the connection is lost.
@@ -194,11 +194,15 @@ impl IoQueue {
         lba: u64,
         expected: Vec<u8>,
         new: Vec<u8>,
+        fua: bool,
         limit: Duration,
     ) -> Result<bool, Error> {
         let addr = self.connection.addr();
         let half = |opcode, fuse| {
-            let mut sqe = Sqe::new(opcode, 0).with_nsid(self.nsid).with_cdw64(10, lba);
+            let mut sqe = Sqe::new(opcode, 0)
+                .with_nsid(self.nsid)
+                .with_cdw64(10, lba)
+                .with_cdw(12, u32::from(fua) << 30);
             sqe.flags |= fuse;
             sqe
         };

@@ -46,6 +46,7 @@ pub const POINTS: &[&str] = &[
     "core.put",
     "core.entered",
     "core.completed",
+    "fused.flushing",
     "fused.compared",
     "fused.passed",
     "fused.put",

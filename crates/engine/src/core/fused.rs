@@ -13,6 +13,9 @@
 //! waits until its answer is published ([`Core::pair_answered`]). While nobody compares, all of this costs nothing.
 //! It may allocate.
 //!
+//! A pair whose Compare has FUA makes what is stored durable before it reads it: flushed and committed as for a
+//! FLUSH, when what is older has ended, and what is younger already waits. A successor that finds it so begins it again.
+//!
 //! **Not here:** which two commands are a pair, and their answers (`tcp::fused`).
 
 use super::carried::{Devices, Of, Span, overlap};
@@ -26,6 +29,15 @@ use forebay_xlate::kill_point;
 const PIECE_BYTES: u32 = 64 << 10;
 const SMALL_PIECE_BYTES: u32 = 4 << 10;
 
+/// What the host of a compare-and-write expects to find.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Expected<'a> {
+    /// Its one block.
+    pub bytes: &'a [u8],
+    /// What is found must be durable (FUA of the Compare).
+    pub durable: bool,
+}
+
 /// A command that compares.
 #[derive(Debug)]
 struct Comparing {
@@ -33,6 +45,8 @@ struct Comparing {
     from_host: Option<StagingBuffer>,
     /// Bytes that were as expected.
     done_bytes: u32,
+    /// What is stored is yet to be made durable.
+    flushes: bool,
     /// It has passed, and is but a write.
     passed: bool,
 }
@@ -58,7 +72,7 @@ impl Core {
     ///
     /// # Errors
     /// The command itself, when there is no room or no memory for it now.
-    pub fn start_comparing(&mut self, mut new: NewIo, expected: &[u8]) -> Result<(), NewIo> {
+    pub fn start_comparing(&mut self, mut new: NewIo, expected: Expected<'_>) -> Result<(), NewIo> {
         self.settle_orphans();
         let served = self.lane(new.lane).is_some_and(|lane| !lane.removed);
         if !served || !self.may_start(new.lane) {
@@ -69,7 +83,9 @@ impl Core {
             IoOp::Compare { len_bytes, .. } => (self.staging.take(len_bytes.min(PIECE_BYTES)))
                 .or_else(|| self.staging.take(len_bytes.min(SMALL_PIECE_BYTES))),
             // What is read, and behind it what is expected.
-            IoOp::CompareAndWrite { len_bytes, .. } if expected.len() == len_bytes as usize => {
+            IoOp::CompareAndWrite { len_bytes, .. }
+                if expected.bytes.len() == len_bytes as usize =>
+            {
                 self.staging.take(2 * len_bytes)
             }
             IoOp::Write { .. } => new.buffer.take(),
@@ -83,7 +99,7 @@ impl Core {
             return Err(new);
         };
         if let IoOp::CompareAndWrite { len_bytes, .. } = new.op {
-            scratch.as_mut_slice()[len_bytes as usize..].copy_from_slice(expected);
+            scratch.as_mut_slice()[len_bytes as usize..].copy_from_slice(expected.bytes);
         }
         if self.fused.comparing.is_empty() {
             self.fused.comparing.resize_with(MAX_IOS, || None);
@@ -91,6 +107,7 @@ impl Core {
         self.fused.comparing[index as usize] = Some(Comparing {
             from_host: new.buffer.replace(scratch),
             done_bytes: 0,
+            flushes: expected.durable,
             passed: matches!(new.op, IoOp::Write { .. }),
         });
         self.fused.count += 1;
@@ -103,13 +120,20 @@ impl Core {
     #[cold]
     pub(super) fn compare(&mut self, token: Token) {
         let i = token.index();
+        let comparing = self.fused.comparing.get(i).and_then(Option::as_ref);
+        if comparing.is_some_and(|c| c.flushes) {
+            self.begin_flush(token);
+            if self.ios[i].stage == Stage::Flushing {
+                kill_point!("fused.flushing");
+            }
+            return;
+        }
         let (offset_bytes, len_bytes) = match self.ios[i].op {
             IoOp::Compare {
                 offset_bytes,
                 len_bytes,
             } => {
-                let done = self.fused.comparing.get(i).and_then(Option::as_ref);
-                let done_bytes = done.map_or(0, |c| c.done_bytes);
+                let done_bytes = comparing.map_or(0, |c| c.done_bytes);
                 let room = self.ios[i].buffer.as_ref().map_or(0, |b| b.len() as u32);
                 let left = len_bytes.saturating_sub(done_bytes);
                 (offset_bytes + u64::from(done_bytes), left.min(room))
@@ -141,6 +165,12 @@ impl Core {
             return Some(token);
         }
         let io = &mut self.ios[i];
+        if comparing.flushes && io.status == Status::SUCCESS {
+            comparing.flushes = false;
+            self.fused.comparing[i] = Some(comparing);
+            self.dispatch(token);
+            return None;
+        }
         let read = io.buffer.as_ref().map_or(&[][..], |b| b.as_slice());
         let mut more = false;
         if io.status == Status::SUCCESS {

@@ -21,6 +21,7 @@ mod waiting;
 mod zero;
 
 pub use carried::{CarriedSpan, Devices};
+pub use fused::Expected;
 pub use io::{CommandRef, DoneIo, IoOp, NewIo, Owner};
 use io::{Io, Stage, Token};
 pub use reserve::Drain;

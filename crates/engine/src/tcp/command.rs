@@ -16,7 +16,7 @@ use super::rx::Stop;
 use super::slots::{NoSlot, Stage, Work};
 use super::{Turn, fused, r2t, reserve};
 use crate::core::staging::StagingBuffer;
-use crate::core::{CommandRef, Core, DoneIo, IoOp, NewIo, Owner};
+use crate::core::{CommandRef, Core, DoneIo, Expected, IoOp, NewIo, Owner};
 use crate::lane::LaneIndex;
 use forebay_nvme::Status;
 use forebay_nvme::io::{self, IoCommand, NamespaceGeometry, Transfer};
@@ -382,8 +382,8 @@ fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
         Work::Io(op) => (*op, s.buffer.take()),
         // The buffer waits here for the second part.
         Work::DurableRead(_) => (IoOp::Flush, None),
-        Work::Compare(_) => return fused::hand_over(conn, core, slot, &[]),
-        Work::First(_) | Work::Second(_) => return fused::start(conn, core, slot),
+        Work::Compare(_) => return fused::hand_over(conn, core, slot, Expected::default()),
+        Work::First { .. } | Work::Second(_) => return fused::start(conn, core, slot),
         Work::Reserve { .. } | Work::Report { .. } => return reserve::begin(conn, slot),
         Work::Hint | Work::Admin(_) => return true,
     };

@@ -385,7 +385,7 @@ impl Conn {
         let (Work::Io(op)
         | Work::DurableRead(op)
         | Work::Compare(op)
-        | Work::First(op)
+        | Work::First { op, .. }
         | Work::Second(op)) = &s.work
         else {
             return;

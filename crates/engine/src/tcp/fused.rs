@@ -17,7 +17,7 @@ use super::conn::Conn;
 use super::gate;
 use super::rx::Stop;
 use super::slots::{NONE, Stage, Work};
-use crate::core::{CommandRef, Core, DoneIo, IoOp, NewIo};
+use crate::core::{CommandRef, Core, DoneIo, Expected, IoOp, NewIo, Owner};
 use forebay_nvme::io::{self, FUSE_FIRST, FUSE_SECOND, IoCommand};
 use forebay_nvme::{Sqe, Status};
 
@@ -101,12 +101,13 @@ pub(super) fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<J
     let bytes = |lba: u64| lba * u64::from(geometry.block_bytes);
     let len_bytes = geometry.block_bytes;
     let work = match half {
-        // What was durable before the two would have to be told from what one of them makes so.
-        IoCommand::Compare { fua: true, .. } => return Err(Status::INVALID_FIELD.with_dnr()),
-        IoCommand::Compare { lba, .. } => Work::First(IoOp::Compare {
-            offset_bytes: bytes(lba),
-            len_bytes,
-        }),
+        IoCommand::Compare { lba, fua, .. } => {
+            let op = IoOp::Compare {
+                offset_bytes: bytes(lba),
+                len_bytes,
+            };
+            Work::First { op, fua }
+        }
         IoCommand::Write { lba, fua, .. } => Work::Second(IoOp::CompareAndWrite {
             offset_bytes: bytes(lba),
             len_bytes,
@@ -125,7 +126,10 @@ pub(super) fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<J
 fn fit(first: &Work, second: &Work) -> bool {
     match (first, second) {
         (
-            Work::First(IoOp::Compare { offset_bytes, .. }),
+            Work::First {
+                op: IoOp::Compare { offset_bytes, .. },
+                ..
+            },
             Work::Second(
                 IoOp::CompareAndWrite {
                     offset_bytes: at, ..
@@ -246,6 +250,14 @@ pub(super) fn other_failed(conn: &mut Conn, core: &mut Core, slot: u16) {
     }
 }
 
+/// Who has the pair of this half in the core, if it is there.
+pub(super) fn in_core(conn: &Conn, slot: u16) -> Option<Owner> {
+    let second = conn.pairs.second_of(slot).unwrap_or(slot);
+    let s = conn.slots.get(second)?;
+    let is_there = s.stage == Stage::InFlight && matches!(s.work, Work::Second(_));
+    is_there.then(|| conn.owner(second))
+}
+
 /// A half has its data; false when the core has no room for the pair now.
 #[cold]
 pub(super) fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
@@ -260,7 +272,7 @@ pub(super) fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
     let Some(s) = conn.slots.get_mut(slot) else {
         return true;
     };
-    let is_first = matches!(s.work, Work::First(_));
+    let is_first = matches!(s.work, Work::First { .. });
     s.stage = Stage::Paired;
     let pair = match is_first {
         true => conn.pairs.second_of(slot).map(|second| (slot, second)),
@@ -296,9 +308,13 @@ pub(super) fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
 }
 
 fn start_pair(conn: &mut Conn, core: &mut Core, first: u16, second: u16) -> bool {
-    let expected = conn.slots.get_mut(first).and_then(|s| s.buffer.take());
+    let Some(s) = conn.slots.get_mut(first) else {
+        return true;
+    };
+    let durable = matches!(s.work, Work::First { fua: true, .. });
+    let expected = s.buffer.take();
     let bytes = expected.as_ref().map_or(&[][..], |b| b.as_slice());
-    let started = hand_over(conn, core, second, bytes);
+    let started = hand_over(conn, core, second, Expected { bytes, durable });
     if let Some(s) = conn.slots.get_mut(first) {
         s.buffer = expected;
     }
@@ -307,7 +323,12 @@ fn start_pair(conn: &mut Conn, core: &mut Core, first: u16, second: u16) -> bool
 
 /// Gives the core a Compare, or a pair by its second; false when it has no room now.
 #[cold]
-pub(super) fn hand_over(conn: &mut Conn, core: &mut Core, slot: u16, expected: &[u8]) -> bool {
+pub(super) fn hand_over(
+    conn: &mut Conn,
+    core: &mut Core,
+    slot: u16,
+    expected: Expected<'_>,
+) -> bool {
     let (owner, record) = (conn.owner(slot), CommandRef::new(conn.queue, slot));
     let (Some(lane), Some(s)) = (conn.lane, conn.slots.get_mut(slot)) else {
         return true;

@@ -14,7 +14,9 @@
 use super::conn::Life;
 use super::controllers::Quiesce;
 use super::slots::{Slot, Stage, Work};
-use super::{BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, Frontend, admin, command, oldest_asked_ns};
+use super::{
+    BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, Frontend, admin, command, fused, oldest_asked_ns,
+};
 use crate::core::Core;
 use forebay_nvme::Status;
 use forebay_xlate::boundary::message::ExportId;
@@ -190,6 +192,9 @@ impl Frontend {
         let Some(slot) = conn.slots.by_cid(cid) else {
             return false;
         };
+        if let Some(owner) = fused::in_core(conn, slot) {
+            return core.end_waiting(Status::COMMAND_ABORT_REQUESTED, |of, _, _| *of == owner) == 0;
+        }
         // The halves of a pair end together or not at all.
         let whole = |s: &Slot| {
             matches!(

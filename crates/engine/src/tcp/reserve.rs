@@ -286,7 +286,7 @@ fn refuse_waiting(conn: &mut Conn, core: &mut Core, status: Status) -> bool {
             Work::Io(op)
             | Work::DurableRead(op)
             | Work::Compare(op)
-            | Work::First(op)
+            | Work::First { op, .. }
             | Work::Second(op) => gate::keeps_out(conn.gate, op),
             _ => false,
         })

@@ -47,8 +47,13 @@ pub(super) enum Work {
     DurableRead(IoOp),
     /// A Compare.
     Compare(IoOp),
-    /// The first of a fused pair: what it compares.
-    First(IoOp),
+    /// The first of a fused pair.
+    First {
+        /// What it compares.
+        op: IoOp,
+        /// What is compared must be durable.
+        fua: bool,
+    },
     /// The second: the pair; or, when its compare passed in a dead engine, its write.
     Second(IoOp),
     /// A change of the reservations.

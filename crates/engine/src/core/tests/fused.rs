@@ -17,10 +17,22 @@ fn pair(at: u64) -> IoOp {
 impl Bench {
     /// The slot of a command that compares with, or writes, `data`.
     fn compare(&mut self, op: IoOp, data: &[u8], expected: &[u8]) -> u16 {
-        self.try_compare(op, data, expected).unwrap()
+        self.try_compare(op, data, expected, false).unwrap()
     }
 
-    fn try_compare(&mut self, op: IoOp, data: &[u8], expected: &[u8]) -> Option<u16> {
+    /// The slot of a pair on the first block whose compare has FUA.
+    fn durable_pair(&mut self, data: u8, expected: u8) -> u16 {
+        self.try_compare(pair(0), &[data; 4096], &[expected; 4096], true)
+            .unwrap()
+    }
+
+    fn try_compare(
+        &mut self,
+        op: IoOp,
+        data: &[u8],
+        expected: &[u8],
+        durable: bool,
+    ) -> Option<u16> {
         let slot = self.next_slot;
         self.next_slot += 1;
         let mut buffer = self.core.staging.take(data.len() as u32).unwrap();
@@ -41,6 +53,10 @@ impl Bench {
             record: CommandRef::new(self.queue, slot),
         };
         self.core.begin_turn();
+        let expected = Expected {
+            bytes: expected,
+            durable,
+        };
         match self.core.start_comparing(new, expected) {
             Ok(()) => Some(slot),
             Err(new) => {
@@ -138,7 +154,10 @@ fn without_memory_it_is_given_back() {
     while b.core.staging.left() > 1 {
         all.push(b.core.staging.take(1).unwrap());
     }
-    assert_eq!(b.try_compare(compare(0, BLOCK), &[0; 4096], &[]), None);
+    assert_eq!(
+        b.try_compare(compare(0, BLOCK), &[0; 4096], &[], false),
+        None
+    );
     assert_eq!(b.core.busy_ios(), 0);
     for buffer in all {
         b.core.staging.give(buffer);
@@ -326,4 +345,139 @@ fn the_scratch_of_one_that_compares_refuses_nobody() {
         b.core.staging.give(buffer);
     }
     assert_eq!((b.core.staging.out(), b.core.busy_ios()), (0, 0));
+}
+
+/// With FUA on its compare: what is stored is flushed and committed, and only then compared.
+#[test]
+fn what_a_pair_finds_is_made_durable_first() {
+    let mut b = bench();
+    b.volume.granted(5);
+    b.grant(0, 5, Rights::ReadWrite, 2);
+    b.write(0, &[1; 8192]);
+    b.gate.hold_some(0..u64::MAX, &[OpKind::Flush]);
+    let slot = b.durable_pair(2, 1);
+    let write = IoOp::Write {
+        offset_bytes: 0,
+        len_bytes: BLOCK,
+        fua: false,
+    };
+    let younger = b.start(write, Some(&[3; 4096]));
+    b.nothing_ends();
+    assert_eq!((b.gate.held(), b.upcall()), (1, "None".into()));
+    assert_eq!(b.stage(slot), Some(CommandStage::Taken), "it begins again");
+    assert_eq!(b.read(4096, BLOCK), [1; 4096], "others go on");
+    b.gate.release();
+    b.turn_until_upcall();
+    assert!(
+        b.upcall()
+            .contains("CommitWanted { volume: VolumeId(9), sequence: 5 }")
+    );
+    b.nothing_ends();
+    assert_eq!(b.stage(slot), Some(CommandStage::Taken));
+    b.volume.committed(5);
+    b.core.committed(V);
+    assert_eq!(b.end(), (slot, Status::SUCCESS, vec![2; 4096]));
+    assert_eq!(b.stage(slot), Some(CommandStage::Passed));
+    assert_eq!((b.end().0, b.read(0, BLOCK)), (younger, vec![3; 4096]));
+    // All is durable: its flush is for the device alone; and it may differ.
+    b.durable_pair(4, 9);
+    assert_eq!(
+        (b.end().1, b.upcall()),
+        (Status::COMPARE_FAILURE, "None".into())
+    );
+    // FUA of both halves.
+    b.volume.granted(6);
+    let IoOp::CompareAndWrite {
+        offset_bytes,
+        len_bytes,
+        ..
+    } = pair(0)
+    else {
+        unreachable!()
+    };
+    let both = IoOp::CompareAndWrite {
+        offset_bytes,
+        len_bytes,
+        fua: true,
+    };
+    let slot = b.try_compare(both, &[4; 4096], &[3; 4096], true);
+    b.turn_until_upcall();
+    assert!(b.upcall().contains("sequence: 6"));
+    // What is granted while it waits is its write's business.
+    b.volume.granted(7);
+    b.volume.committed(6);
+    b.core.committed(V);
+    b.turn_until_upcall();
+    assert!(b.upcall().contains("sequence: 7"));
+    b.nothing_ends();
+    b.volume.committed(7);
+    b.core.committed(V);
+    assert_eq!((Some(b.end().0), b.read(0, BLOCK)), (slot, vec![4; 4096]));
+    assert_eq!((b.core.staging.out(), b.core.fused.any()), (0, false));
+    b.turn();
+    assert!(!b.core.carried.any());
+    // Where a flush ends at once.
+    let mut b = bench_with("ram");
+    b.grant(0, 5, Rights::ReadWrite, 2);
+    let slot = b.durable_pair(2, 0);
+    assert_eq!(b.end(), (slot, Status::SUCCESS, vec![2; 4096]));
+}
+
+/// Whatever ends it while it makes durable what it is to compare: nothing is written, and nobody waits for it.
+#[test]
+fn a_pair_that_ends_while_it_flushes_writes_nothing() {
+    type Ends = fn(&mut Bench) -> Status;
+    let aborted: Ends = |b| {
+        b.gate.hold_some(0..u64::MAX, &[OpKind::Flush]);
+        b.durable_pair(2, 1);
+        b.nothing_ends();
+        let status = Status::COMMAND_ABORT_REQUESTED;
+        assert_eq!(b.core.end_waiting(status, |_, op, _| op.writes()), 0);
+        status
+    };
+    let late: Ends = |b| {
+        b.gate.hold_some(0..u64::MAX, &[OpKind::Flush]);
+        b.durable_pair(2, 1);
+        b.nothing_ends();
+        b.core
+            .set_now_ns(b.core.now_ns() + OWNER_WAIT_LIMIT_NS + 1_000_000_000);
+        b.core.tick();
+        Status::COMMAND_INTERRUPTED
+    };
+    let not_flushed: Ends = |b| {
+        (b.gate).fail(0..u64::MAX, &[OpKind::Flush], Errno::IO, 1);
+        b.durable_pair(2, 1);
+        Status::WRITE_FAULT
+    };
+    let not_committed: Ends = |b| {
+        b.volume.granted(5);
+        b.durable_pair(2, 1);
+        b.turn_until_upcall();
+        assert!(b.upcall().contains("sequence: 5"));
+        b.core.commit_failed(V, 5);
+        Status::INTERNAL_ERROR
+    };
+    let gone: Ends = |b| {
+        b.volume.granted(5);
+        b.durable_pair(2, 1);
+        b.turn_until_upcall();
+        assert!(b.upcall().contains("sequence: 5"));
+        b.core.orphan(0);
+        Status::COMMAND_INTERRUPTED
+    };
+    for ends in [aborted, late, not_flushed, not_committed, gone] {
+        let mut b = bench();
+        b.grant(0, 5, Rights::ReadWrite, 2);
+        assert_eq!(b.write(0, &[1; 4096]).0, Status::SUCCESS);
+        let status = ends(&mut b);
+        let (slot, ended, bytes) = b.end();
+        assert_eq!((ended, bytes), (status, vec![2; 4096]));
+        assert_eq!(b.stage(slot), Some(CommandStage::Taken));
+        b.gate.release();
+        assert_eq!(b.read(0, BLOCK), [1; 4096]);
+        assert_eq!(b.write(0, &[8; 4096]).0, Status::SUCCESS);
+        assert_eq!((b.core.staging.out(), b.core.fused.any()), (0, false));
+        b.turn();
+        assert!(!b.core.carried.any(), "{status:?}");
+    }
 }

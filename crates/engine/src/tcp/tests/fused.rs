@@ -21,7 +21,7 @@ fn by_r2t(mut sqe: Sqe) -> Sqe {
 
 struct Pairs {
     rig: rig::Rig,
-    _admin: Host,
+    admin: Host,
     host: Host,
 }
 
@@ -30,11 +30,7 @@ fn pairs() -> Pairs {
     rig.map_all();
     let (admin, cntlid) = rig.admin();
     let host = rig.io(cntlid, 1, 32);
-    Pairs {
-        rig,
-        _admin: admin,
-        host,
-    }
+    Pairs { rig, admin, host }
 }
 
 impl Pairs {
@@ -199,5 +195,40 @@ fn a_half_that_is_to_end_waits_for_its_data() {
     p.rig.turns(4);
     drop(p.host);
     p.rig.turns(6);
+    assert_eq!((p.rig.held_bytes(), p.rig.core.staging.out()), (0, 0));
+}
+
+/// FUA of either half; and while what is compared is being made durable, both can be aborted by the name of one.
+#[test]
+fn a_pair_with_fua() {
+    let mut p = pairs();
+    p.rig.volume.may_write_to(forebay_xlate::DeviceIndex(0));
+    let fua = |sqe: Sqe| sqe.with_cdw(12, 1 << 30);
+    for (at, halves) in [(true, false), (false, true), (true, true)]
+        .iter()
+        .enumerate()
+    {
+        let at = at as u8;
+        let with = |wanted: bool, sqe: Sqe| if wanted { fua(sqe) } else { sqe };
+        p.say(with(halves.0, half(5, FIRST, 1, 5)), at);
+        p.say(with(halves.1, half(1, SECOND, 2, 5)), at + 1);
+        assert_eq!(p.answers(), [(1, OK), (2, OK)], "{halves:?}");
+        assert_eq!(p.block(5), at + 1);
+    }
+    for aborted in [3, 4] {
+        p.rig
+            .gate
+            .hold_some(0..u64::MAX, &[forebay_device::OpKind::Flush]);
+        p.say(fua(half(5, FIRST, 3, 5)), 3);
+        p.say(half(1, SECOND, 4, 5), 9);
+        assert_eq!(p.answers(), []);
+        let id = aborted << 16 | 1;
+        p.admin.say(&Sqe::new(8, 90).with_cdw(10, id), &[]);
+        let ends = [(3, Status::COMMAND_ABORT_REQUESTED), (4, FAILED)];
+        assert_eq!(p.answers(), ends);
+        assert_eq!(p.admin.response().map(|cqe| cqe.result()), Some(0));
+        p.rig.gate.release();
+        assert_eq!(p.block(5), 3);
+    }
     assert_eq!((p.rig.held_bytes(), p.rig.core.staging.out()), (0, 0));
 }

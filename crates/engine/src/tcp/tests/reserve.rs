@@ -405,3 +405,36 @@ fn a_pair_that_waits_is_refused_once() {
     );
     assert_ne!(refused[0].0, refused[1].0);
 }
+
+/// What a pair is to compare is being made durable when its host loses its access.
+#[test]
+fn a_pair_that_flushes_is_refused() {
+    let mut w = world_of(128);
+    w.b_says(register(100, 2));
+    w.answer();
+    assert_eq!(w.b_hears(), Some((100, OK)));
+    w.rig.volume.may_write_to(forebay_xlate::DeviceIndex(0));
+    (w.rig.gate).hold_some(0..u64::MAX, &[forebay_device::OpKind::Flush]);
+    let (mut first, mut second) = (write_in_capsule(1, 8, 1), write_in_capsule(2, 8, 1));
+    (first.opcode, first.flags) = (nvm::COMPARE, first.flags | 1);
+    second.flags |= 2;
+    w.a.say(&first.with_cdw(12, 1 << 30), &[0; 4096]);
+    w.a.say(&second, &[7; 4096]);
+    w.rig.turns(4);
+    assert_eq!(w.rig.gate.held(), 1);
+    w.b_says(acquire(101, 0, EXCLUSIVE_ACCESS, [2, 0]));
+    w.answer();
+    let mut refused = Vec::new();
+    while let Some(cqe) = w.a.response() {
+        refused.push((cqe.cid(), cqe.status()));
+        w.rig.turns(1);
+    }
+    let ends = [(1, conflict()), (2, Status::ABORTED_FAILED_FUSED)];
+    assert_eq!(refused, ends);
+    assert_eq!(
+        w.b_hears(),
+        Some((101, OK)),
+        "and nothing is to be waited for"
+    );
+    w.rig.gate.release();
+}

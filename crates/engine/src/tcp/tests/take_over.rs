@@ -132,6 +132,7 @@ fn engine(dir: &std::path::Path, generation: u64) -> Engine {
     });
     let volume = Arc::new(volume.unwrap());
     let word = Word::new(DeviceIndex(0), ExtentIndex(0), Rights::ReadWrite).unwrap();
+    volume.may_write_to(DeviceIndex(0));
     volume.table.install(ExtentRange::new(0, EXTENTS), word);
     let config = Arc::new(ExportConfig {
         export: ExportId(1),

@@ -12,7 +12,12 @@ use forebay_xlate::kill::arm_here;
 
 /// The block that counts: beyond those of other tests.
 const COUNTER: u64 = 700;
-const FUSED: &[&str] = &["fused.compared", "fused.passed", "fused.put"];
+const FUSED: &[&str] = &[
+    "fused.flushing",
+    "fused.compared",
+    "fused.passed",
+    "fused.put",
+];
 
 /// What a host does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,7 +48,7 @@ fn block([count, tag]: [u64; 2]) -> Vec<u8> {
 }
 
 impl Counting {
-    fn rw(&mut self, opcode: u8, fuse: u8, in_capsule: bool, data: &[u8]) -> u16 {
+    fn rw(&mut self, opcode: u8, fuse: u8, fua: bool, in_capsule: bool, data: &[u8]) -> u16 {
         let cid = self.queue.next_cid;
         self.queue.next_cid = (cid + 1) % 500;
         let sgl = match in_capsule {
@@ -53,6 +58,7 @@ impl Counting {
         let mut sqe = Sqe::new(opcode, cid)
             .with_nsid(1)
             .with_cdw64(10, COUNTER)
+            .with_cdw(12, u32::from(fua) << 30)
             .with_sgl(sgl);
         sqe.flags |= fuse;
         self.queue.put(&sqe, if in_capsule { data } else { &[] });
@@ -68,14 +74,15 @@ impl Counting {
             if world.dice.roll(3) == 0 || self.failed % 2 == 1 {
                 self.failed += self.failed % 2;
                 self.read.clear();
-                self.rw(2, 0, false, &[]);
+                self.rw(2, 0, false, false, &[]);
                 self.doing = Doing::Read;
             } else {
                 self.tag += 1;
                 let (was, is) = (block(self.seen), block(self.next()));
                 let (a, b) = (world.dice.roll(3) > 0, world.dice.roll(3) > 0);
-                let first = self.rw(5, 1, a, &was);
-                self.rw(1, 2, b, &is);
+                let fua = world.dice.roll(4) == 0;
+                let first = self.rw(5, 1, fua, a, &was);
+                self.rw(1, 2, false, b, &is);
                 self.doing = Doing::Pair(first, None);
             }
         }
