@@ -5,10 +5,13 @@
 //!
 //! **Design.** A [`Subject`] opens the device anew as often as it's asked, and says which bytes the suite may use.
 //! Operations go through a [`Driver`]: a ring, and the few lines that every user of [`Device`] needs around it. The
-//! random part compares with a model in memory, with many operations in flight. A failed check panics.
+//! random part compares with a model in memory, with many operations in flight, of which some go to several pieces of
+//! memory (`scattered`). A failed check panics.
 //!
 //! **What it does not do.** It kills no process (the fence across a death is in this crate's tests), cuts no power, and
 //! measures nothing.
+
+mod scattered;
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -22,6 +25,7 @@ use crate::mem::{Buf, StaticRegion};
 use crate::op::{Op, OpKind};
 use crate::open::DeviceKind;
 use crate::ring::{Completion, Ring, RingOptions};
+use crate::vectors::Vectors;
 
 /// Nothing here takes this long, except if it hangs.
 const HANG: Duration = Duration::from_secs(60);
@@ -46,6 +50,7 @@ pub struct Driver {
     pub ring: Ring,
     region: StaticRegion,
     running: HashMap<u64, Op>,
+    lists: Vectors,
 }
 
 impl Driver {
@@ -64,6 +69,7 @@ impl Driver {
             ring: Ring::new(options).expect("io_uring works here"),
             region: StaticRegion::anonymous((SLOTS * SLOT_BYTES) as usize).expect("memory"),
             running: HashMap::new(),
+            lists: Vectors::new(SLOTS as usize, scattered::PIECES).expect("memory"),
         }
     }
 
@@ -195,7 +201,10 @@ pub fn run(subject: &Subject<'_>) {
     never_written_reads_zero(&mut driver, &device, from);
     bad_ranges_are_refused(&mut driver, &device);
     flush_completes(&mut driver, &device);
+    scattered::bad_pieces_are_refused(&mut driver, &device);
     if subject.keeps {
+        scattered::pieces_are_read_and_written(&mut driver, &device, from);
+        scattered::a_rest_goes_where_it_should(&mut driver, &device, from);
         writes_are_read_back(&mut driver, subject, &device);
         zeroing_is_exact(&mut driver, &device, from);
         many_in_flight(&mut driver, &device, from, 0x5eed);
@@ -208,10 +217,12 @@ pub fn run(subject: &Subject<'_>) {
         punching_gives_space_back(&mut driver, &device, from);
     } else {
         writes_vanish(&mut driver, &device, from);
+        scattered::nothing_reads_as_zeros(&mut driver, &device, from);
     }
     drop(device);
     fence_is_kept(subject);
     gate_holds_and_fails(subject);
+    scattered::gate_holds_pieces(subject);
 }
 
 fn info_is_sound(device: &Device) {
@@ -404,7 +415,11 @@ fn many_in_flight(driver: &mut Driver, device: &Device, from: u64, seed: u64) {
         let op = match rng.below(8) {
             0..=2 => {
                 part.copy_from_slice(&rng.bytes(len));
-                let op = Op::write(offset, driver.fill(chunk as u32, part));
+                let buf = driver.fill(chunk as u32, part);
+                let op = match scattered::in_pieces(driver, chunk, buf, block, &mut rng) {
+                    Some(bufs) => Op::write_pieces(offset, bufs),
+                    None => Op::write(offset, buf),
+                };
                 if round % 50 == 0 { op.with_dsync() } else { op }
             }
             3 => {
@@ -418,7 +433,11 @@ fn many_in_flight(driver: &mut Driver, device: &Device, from: u64, seed: u64) {
             5 if round % 20 == 0 => Op::flush(),
             _ => {
                 expected.insert(chunk, part.to_vec());
-                Op::read(offset, driver.buf(chunk as u32, len as u32))
+                let buf = driver.buf(chunk as u32, len as u32);
+                match scattered::in_pieces(driver, chunk, buf, block, &mut rng) {
+                    Some(bufs) => Op::read_pieces(offset, bufs),
+                    None => Op::read(offset, buf),
+                }
             }
         };
         match driver.start(device, op, chunk) {

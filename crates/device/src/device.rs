@@ -20,7 +20,7 @@ use rustix::io::Errno;
 
 use crate::error::DeviceError;
 use crate::fence::{self, FenceError};
-use crate::mem::{ZEROS_BYTES, zeros};
+use crate::mem::{Memory, ZEROS_BYTES, zeros};
 use crate::op::{Method, Op, OpKind};
 use crate::open::{Access, DeviceInfo, DeviceKind, OpenOptions};
 use crate::ram::Ram;
@@ -171,10 +171,25 @@ impl Device {
         }
         // Nothing at all, more than was asked, or a part of a block: the file was cut short below us.
         let aligned = done_bytes.is_multiple_of(u64::from(self.info.offset_align_bytes));
-        match op.rest(done_bytes) {
-            Some(rest) if done_bytes > 0 && aligned => Finish::Again(rest),
-            _ => Finish::Failed(Errno::IO),
+        if done_bytes > 0
+            && aligned
+            && let Some(rest) = op.rest(done_bytes)
+        {
+            return Finish::Again(rest);
         }
+        // Or the memory's pages end there, within a block: if the bytes are there.
+        if done_bytes > 0 && done_bytes < op.len_bytes && self.has(&op) {
+            return Finish::Failed(Errno::FAULT);
+        }
+        Finish::Failed(Errno::IO)
+    }
+
+    /// Whether the file is still as long as an operation needs it.
+    #[cold]
+    fn has(&self, op: &Op) -> bool {
+        let stat = rustix::fs::fstat(&self.fd);
+        let size = stat.map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+        op.offset_bytes + op.len_bytes <= size
     }
 
     fn failed(&self, op: Op, errno: Errno) -> Finish {
@@ -238,9 +253,7 @@ impl Device {
         let align = u64::from(self.info.offset_align_bytes);
         let aligned = op.offset_bytes.is_multiple_of(align)
             && op.len_bytes.is_multiple_of(align)
-            && op
-                .buf
-                .is_none_or(|buf| buf.is_aligned(self.info.memory_align_bytes));
+            && self.takes(op);
         let inside = op
             .offset_bytes
             .checked_add(op.len_bytes)
@@ -255,20 +268,38 @@ impl Device {
         }
     }
 
+    /// Whether the memory that an operation names is aligned as this device needs it. Where it isn't, its bytes must go
+    /// through memory that is.
+    pub fn takes(&self, op: &Op) -> bool {
+        let (memory_align, block) = (self.info.memory_align_bytes, self.info.offset_align_bytes);
+        match op.memory() {
+            Some(Memory::One(buf)) => buf.is_aligned(memory_align),
+            // Direct I/O may begin a new request at each piece.
+            Some(Memory::Many(bufs)) if memory_align > 1 => bufs
+                .iter()
+                .all(|buf| buf.is_aligned(memory_align) && buf.len_bytes().is_multiple_of(block)),
+            _ => true,
+        }
+    }
+
     /// Does what needs no ring.
     fn at_once(&self, op: &Op) -> Option<Result<(), Errno>> {
         if let Some(ram) = &self.ram {
             let fd = self.fd.as_fd();
-            return Some(match (op.kind, op.buf) {
-                (OpKind::Read, Some(buf)) => ram.read(fd, op.offset_bytes, buf),
-                (OpKind::Write, Some(buf)) => ram.write(fd, op.offset_bytes, buf),
+            return Some(match (op.kind, op.memory()) {
+                (OpKind::Read, Some(memory)) => {
+                    memory.try_each(|before, buf| ram.read(fd, op.offset_bytes + before, buf))
+                }
+                (OpKind::Write, Some(memory)) => {
+                    memory.try_each(|before, buf| ram.write(fd, op.offset_bytes + before, buf))
+                }
                 (OpKind::Flush, _) => Ok(()),
                 _ => ram.punch(fd, op.offset_bytes, op.len_bytes),
             });
         }
         if self.stores_nothing(op) {
-            if let (OpKind::Read, Some(buf)) = (op.kind, op.buf) {
-                buf.fill_zero();
+            if let (OpKind::Read, Some(memory)) = (op.kind, op.memory()) {
+                memory.fill_zero();
             }
             return Some(Ok(()));
         }
@@ -303,16 +334,16 @@ impl Device {
     pub(crate) fn io(&self, op: &mut Op) -> Io<'_> {
         let fd: BorrowedFd<'_> = self.fd.as_fd();
         let offset_bytes = op.offset_bytes;
-        match (op.kind, op.buf) {
-            (OpKind::Read, Some(buf)) => Io::Read {
+        match (op.kind, op.memory()) {
+            (OpKind::Read, Some(memory)) => Io::Read {
                 fd,
                 offset_bytes,
-                buf,
+                memory,
             },
-            (OpKind::Write, Some(buf)) => Io::Write {
+            (OpKind::Write, Some(memory)) => Io::Write {
                 fd,
                 offset_bytes,
-                buf,
+                memory,
                 dsync: op.dsync,
             },
             (OpKind::WriteZeroes | OpKind::Punch, _) => {
@@ -325,7 +356,7 @@ impl Device {
                         return Io::Write {
                             fd,
                             offset_bytes,
-                            buf: zeros(len as u32),
+                            memory: Memory::One(zeros(len as u32)),
                             dsync: false,
                         };
                     }

@@ -24,9 +24,11 @@ use rustix::io::Errno;
 use crate::device::{Device, Submitted};
 use crate::error::DeviceError;
 use crate::hang::{HangGate, LOOK_AGAIN};
+use crate::mem::{Memory, Named};
 use crate::op::{Op, OpKind};
 use crate::ring::{Io, Ring};
 use crate::spec::DeviceSpec;
+use crate::vectors::Bufs;
 
 /// The longest delay of one operation.
 pub const MAX_DELAY_MS: u64 = 1000;
@@ -286,9 +288,14 @@ fn touches(op: &Op, place: Option<u64>) -> bool {
     })
 }
 
-/// The beginning or the end of a write; `None`: it is one block, and nothing of it is carried out.
+/// The beginning or the end of a write; `None`: it is one block, or one piece, and nothing of it is carried out.
 fn part(op: &Op, chance: &mut Chance, block_bytes: u32) -> Option<Op> {
     let block_bytes = u64::from(block_bytes);
+    let buf = match op.memory()? {
+        Memory::One(buf) => buf,
+        // Between two pieces: their list stays as it is, for another attempt.
+        Memory::Many(bufs) => return part_of_pieces(op, bufs, chance, block_bytes),
+    };
     let others = (op.len_bytes / block_bytes)
         .checked_sub(1)
         .filter(|n| *n > 0)?;
@@ -298,7 +305,18 @@ fn part(op: &Op, chance: &mut Chance, block_bytes: u32) -> Option<Op> {
     }
     Some(Op {
         len_bytes: first,
-        buf: Some(op.buf?.slice(0, u32::try_from(first).ok()?)?),
+        named: Some(Named::one(buf.slice(0, u32::try_from(first).ok()?)?)),
+        ..*op
+    })
+}
+
+fn part_of_pieces(op: &Op, bufs: Bufs, chance: &mut Chance, block_bytes: u64) -> Option<Op> {
+    let count = 1 + chance.below(u64::from(bufs.count()).checked_sub(1)?);
+    let first = bufs.first(u32::try_from(count).ok()?);
+    let len_bytes = u64::from(first.len_bytes());
+    len_bytes.is_multiple_of(block_bytes).then_some(Op {
+        len_bytes,
+        named: first.named(),
         ..*op
     })
 }

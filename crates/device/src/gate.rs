@@ -175,9 +175,9 @@ impl TestGate {
 fn nothing_done(op: &mut Op) -> i32 {
     // A method that answers zero, whatever the length.
     op.method = Method::ZeroRange;
-    match (op.kind, op.buf) {
-        (OpKind::Read, Some(buf)) => {
-            buf.fill_zero();
+    match (op.kind, op.memory()) {
+        (OpKind::Read, Some(memory)) => {
+            memory.fill_zero();
             i32::try_from(op.len_bytes).unwrap_or(i32::MAX)
         }
         (OpKind::Write, _) => i32::try_from(op.len_bytes).unwrap_or(i32::MAX),

@@ -29,6 +29,7 @@ mod signatures;
 pub mod size;
 pub mod spec;
 pub mod sync_io;
+mod vectors;
 
 #[cfg(feature = "test-device")]
 pub mod conformance;
@@ -50,3 +51,4 @@ pub use op::{Op, OpKind};
 pub use open::{DeviceInfo, DeviceKind, Identity, OpenOptions};
 pub use rustix::io::Errno;
 pub use spec::DeviceSpec;
+pub use vectors::{Bufs, MAX_LIST, Vectors};

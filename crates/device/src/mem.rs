@@ -15,7 +15,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::vectors::Bufs;
 
 /// A piece of memory that an operation reads from or writes into.
 #[derive(Debug, Clone, Copy)]
@@ -87,6 +90,91 @@ impl Buf {
         // SAFETY: called inside `Device::submit` of a read, so the contract of `Buf::new` says mapped, writable and
         // unreferenced. Wrong if it were called for the buffer of a write.
         unsafe { self.ptr.write_bytes(0, self.len_bytes as usize) }
+    }
+}
+
+/// What an operation names: a buffer, or a list of them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Memory {
+    One(Buf),
+    Many(Bufs),
+}
+
+/// The same in few bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Named {
+    ptr: NonNull<u8>,
+    len_bytes: u32,
+    /// 0: one buffer, and no list.
+    pieces: u32,
+}
+
+// SAFETY: as for `Buf` and `Bufs`, of which it is made, and which it is made into.
+unsafe impl Send for Named {}
+// SAFETY: as for Send; there is no interior state.
+unsafe impl Sync for Named {}
+
+impl Named {
+    pub(crate) const fn one(buf: Buf) -> Self {
+        Self {
+            ptr: buf.ptr,
+            len_bytes: buf.len_bytes,
+            pieces: 0,
+        }
+    }
+
+    pub(crate) fn list(ptr: NonNull<libc::iovec>, len_bytes: u32, pieces: u32) -> Self {
+        Self {
+            ptr: ptr.cast(),
+            len_bytes,
+            pieces,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn get(self) -> Memory {
+        match self.pieces {
+            // SAFETY: of a `Buf`, whose contract this one has.
+            0 => Memory::One(unsafe { Buf::new(self.ptr, self.len_bytes) }),
+            pieces => Memory::Many(Bufs::again(self.ptr.cast(), self.len_bytes, pieces)),
+        }
+    }
+}
+
+impl Memory {
+    /// Each buffer, in order, with how many bytes come before it.
+    pub(crate) fn try_each(
+        &self,
+        mut each: impl FnMut(u64, Buf) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        match self {
+            Self::One(buf) => each(0, *buf),
+            Self::Many(bufs) => {
+                let mut before = 0;
+                for buf in bufs.iter() {
+                    each(before, buf)?;
+                    before += u64::from(buf.len_bytes());
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes zeros over it. Only for a read operation in progress.
+    pub(crate) fn fill_zero(&self) {
+        match self {
+            Self::One(buf) => buf.fill_zero(),
+            Self::Many(bufs) => bufs.iter().for_each(|buf| buf.fill_zero()),
+        }
+    }
+
+    /// A copy of it. Only for a write operation in progress.
+    #[cfg(feature = "test-device")]
+    pub(crate) fn to_vec(self) -> Vec<u8> {
+        match self {
+            Self::One(buf) => buf.to_vec(),
+            Self::Many(bufs) => bufs.iter().flat_map(Buf::to_vec).collect(),
+        }
     }
 }
 
@@ -193,7 +281,7 @@ impl StaticRegion {
         true
     }
 
-    fn at(&self, from_bytes: usize, len_bytes: usize) -> Option<NonNull<u8>> {
+    pub(crate) fn at(&self, from_bytes: usize, len_bytes: usize) -> Option<NonNull<u8>> {
         if from_bytes.checked_add(len_bytes)? > self.len_bytes {
             return None;
         }

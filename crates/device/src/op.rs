@@ -4,11 +4,13 @@
 //!
 //! **Design.** An [`Op`] is copied into whatever table the caller keeps of things in flight.
 //! [`crate::Device::submit`] notes in it which method it chose; [`crate::Device::finish`] turns it into what is left to
-//! do. Offsets are absolute on the device.
+//! do. Offsets are absolute on the device. What it reads or writes is one buffer, or several pieces in a list that lives
+//! in [`crate::Vectors`].
 //!
-//! **What it does not do.** No scatter lists: a slice that spans buffers is several operations.
+//! **What it does not do.** It owns no memory.
 
-use crate::mem::Buf;
+use crate::mem::{Buf, Memory, Named};
+use crate::vectors::Bufs;
 
 /// The kinds of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,11 +49,11 @@ pub struct Op {
     pub(crate) torn: bool,
     pub(crate) offset_bytes: u64,
     pub(crate) len_bytes: u64,
-    pub(crate) buf: Option<Buf>,
+    pub(crate) named: Option<Named>,
 }
 
 impl Op {
-    const fn new(kind: OpKind, offset_bytes: u64, len_bytes: u64, buf: Option<Buf>) -> Self {
+    const fn new(kind: OpKind, offset_bytes: u64, len_bytes: u64, named: Option<Named>) -> Self {
         Self {
             kind,
             method: Method::WriteZeros,
@@ -62,7 +64,7 @@ impl Op {
             torn: false,
             offset_bytes,
             len_bytes,
-            buf,
+            named,
         }
     }
 
@@ -72,7 +74,7 @@ impl Op {
             OpKind::Read,
             offset_bytes,
             buf.len_bytes() as u64,
-            Some(buf),
+            Some(Named::one(buf)),
         )
     }
 
@@ -82,8 +84,22 @@ impl Op {
             OpKind::Write,
             offset_bytes,
             buf.len_bytes() as u64,
-            Some(buf),
+            Some(Named::one(buf)),
         )
+    }
+
+    /// Fills all of `bufs`, one after the other, from `offset_bytes` on. Their list is not to be changed until the
+    /// operation has ended.
+    pub fn read_pieces(offset_bytes: u64, bufs: Bufs) -> Self {
+        let (named, len_bytes) = (bufs.named(), u64::from(bufs.len_bytes()));
+        Self::new(OpKind::Read, offset_bytes, len_bytes, named)
+    }
+
+    /// Writes all of `bufs`, one after the other, to `offset_bytes`. Their list is not to be changed until the operation
+    /// has ended.
+    pub fn write_pieces(offset_bytes: u64, bufs: Bufs) -> Self {
+        let (named, len_bytes) = (bufs.named(), u64::from(bufs.len_bytes()));
+        Self::new(OpKind::Write, offset_bytes, len_bytes, named)
     }
 
     /// Makes a write durable before it completes. Without effect on other operations.
@@ -123,20 +139,27 @@ impl Op {
         self.len_bytes
     }
 
-    /// The same without its first `done_bytes`; `None` if nothing, or less than nothing, would be left.
+    /// What it reads into or writes from.
+    pub(crate) fn memory(&self) -> Option<Memory> {
+        self.named.map(Named::get)
+    }
+
+    /// The same without its first `done_bytes`; `None` if nothing, or less than nothing, would be left. A list of pieces
+    /// is shortened in its place.
     pub(crate) fn rest(&self, done_bytes: u64) -> Option<Self> {
         let len_bytes = self.len_bytes.checked_sub(done_bytes).filter(|n| *n > 0)?;
-        let buf = match self.buf {
-            Some(buf) => Some(buf.slice(
+        let named = match self.memory() {
+            Some(Memory::One(buf)) => Some(Named::one(buf.slice(
                 u32::try_from(done_bytes).ok()?,
                 u32::try_from(len_bytes).ok()?,
-            )?),
+            )?)),
+            Some(Memory::Many(bufs)) => bufs.rest(u32::try_from(done_bytes).ok()?)?.named(),
             None => None,
         };
         Some(Self {
             offset_bytes: self.offset_bytes.checked_add(done_bytes)?,
             len_bytes,
-            buf,
+            named,
             ..*self
         })
     }
@@ -153,7 +176,9 @@ mod tests {
         let buf = region.buf(0, 8192).expect("inside");
         let rest = Op::read(4096, buf).rest(512).expect("something is left");
         assert_eq!((rest.offset_bytes(), rest.len_bytes()), (4608, 7680));
-        let rest_buf = rest.buf.expect("a read has a buffer");
+        let Some(Memory::One(rest_buf)) = rest.memory() else {
+            panic!("a read has a buffer");
+        };
         assert_eq!(rest_buf.len_bytes(), 7680);
         assert_eq!(rest_buf.ptr().addr().get(), buf.ptr().addr().get() + 512);
         assert!(Op::read(4096, buf).rest(8192).is_none());

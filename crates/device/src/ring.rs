@@ -26,7 +26,7 @@ use rustix::io::Errno;
 
 use crate::kernel::forbidden_reason;
 pub use crate::kernel::{KernelVersion, MINIMUM_KERNEL, check_kernel};
-use crate::mem::Buf;
+use crate::mem::Memory;
 
 /// This crate's own mark on entries whose completion nobody waits for. Nobody else may use it.
 pub const RESERVED_USER_DATA: u64 = u64::MAX;
@@ -317,8 +317,8 @@ impl Ring {
 
     pub(crate) fn push_io(&mut self, io: &Io<'_>, user_data: u64) -> Result<(), RingFull> {
         let entry = io.entry(self).user_data(user_data);
-        // SAFETY: buffers inside an `Io` are `Buf`s, whose maker promised `Buf::new`'s contract, which is the one that
-        // `push` asks for. The kernel takes its own reference to the file at submission.
+        // SAFETY: buffers inside an `Io` are `Buf`s, whose maker promised `Buf::new`'s contract, or lists of them, whose
+        // maker promised `Vectors::bufs`'s: which is what `push` asks for. The kernel takes its own reference to the file at submission.
         unsafe { self.push(&entry) }
     }
 
@@ -371,12 +371,12 @@ pub(crate) enum Io<'a> {
     Read {
         fd: BorrowedFd<'a>,
         offset_bytes: u64,
-        buf: Buf,
+        memory: Memory,
     },
     Write {
         fd: BorrowedFd<'a>,
         offset_bytes: u64,
-        buf: Buf,
+        memory: Memory,
         dsync: bool,
     },
     Flush {
@@ -402,16 +402,32 @@ impl Io<'_> {
             Io::Read {
                 fd,
                 offset_bytes,
-                buf,
+                memory: Memory::One(buf),
             } => opcode::Read::new(Fd(fd.as_raw_fd()), buf.ptr().as_ptr(), buf.len_bytes())
+                .offset(offset_bytes)
+                .build(),
+            Io::Read {
+                fd,
+                offset_bytes,
+                memory: Memory::Many(bufs),
+            } => opcode::Readv::new(Fd(fd.as_raw_fd()), bufs.ptr().as_ptr(), bufs.count())
                 .offset(offset_bytes)
                 .build(),
             Io::Write {
                 fd,
                 offset_bytes,
-                buf,
+                memory: Memory::One(buf),
                 dsync,
             } => opcode::Write::new(Fd(fd.as_raw_fd()), buf.ptr().as_ptr(), buf.len_bytes())
+                .offset(offset_bytes)
+                .rw_flags(if dsync { libc::RWF_DSYNC } else { 0 })
+                .build(),
+            Io::Write {
+                fd,
+                offset_bytes,
+                memory: Memory::Many(bufs),
+                dsync,
+            } => opcode::Writev::new(Fd(fd.as_raw_fd()), bufs.ptr().as_ptr(), bufs.count())
                 .offset(offset_bytes)
                 .rw_flags(if dsync { libc::RWF_DSYNC } else { 0 })
                 .build(),

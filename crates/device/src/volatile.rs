@@ -140,12 +140,12 @@ impl Volatile {
                 user_data,
             )
         } else {
-            match (op.kind, op.buf) {
-                (OpKind::Read, Some(buf)) => {
+            match (op.kind, op.memory()) {
+                (OpKind::Read, Some(memory)) => {
                     let io = Io::Read {
                         fd: visible,
                         offset_bytes: op.offset_bytes,
-                        buf,
+                        memory,
                     };
                     ring.push_io(&io, user_data)
                 }
@@ -171,9 +171,11 @@ impl Volatile {
             if held && self.fail.exists() {
                 return Err(Errno::IO);
             }
-            match (op.kind, op.buf) {
-                (OpKind::Read, Some(buf)) => {
-                    return crate::ram::read_by_call(visible, op.offset_bytes, buf);
+            match (op.kind, op.memory()) {
+                (OpKind::Read, Some(memory)) => {
+                    return memory.try_each(|before, buf| {
+                        crate::ram::read_by_call(visible, op.offset_bytes + before, buf)
+                    });
                 }
                 _ if held => self.begin(visible, op)?,
                 _ => {}
@@ -225,15 +227,15 @@ impl Volatile {
     fn begin(&self, visible: BorrowedFd<'_>, op: &Op) -> Result<(), Errno> {
         let state = &mut *self.lock(visible)?;
         let (offset_bytes, len_bytes) = (op.offset_bytes, op.len_bytes);
-        let at = match (op.kind, op.buf) {
+        let at = match (op.kind, op.memory()) {
             (OpKind::Flush, _) => {
                 let but = state.in_flight.iter().map(|(at, ..)| *at).collect();
                 let before = state.journal.end()?;
                 state.flushes.push((before, but));
                 return Ok(());
             }
-            (OpKind::Write, Some(buf)) => {
-                let bytes = &buf.to_vec()[..];
+            (OpKind::Write, Some(memory)) => {
+                let bytes = &memory.to_vec()[..];
                 let record = Record::Write {
                     offset_bytes,
                     bytes,
