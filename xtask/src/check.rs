@@ -24,6 +24,7 @@ const ORDER: &[&str] = &[
     "forebay-device",
     "forebay-guest",
     "forebay-vfio-user",
+    "forebay-virtio",
     "forebay-initiator",
     "forebay-pool",
     "forebay-engine",

@@ -1,0 +1,319 @@
+//! Block requests and the configuration space (VIRTIO 1.2, 5.2).
+//!
+//! **Design.** [`parse`] reads a chain's header once and says what is to be done with which of its pieces. A chain without
+//! a place for header or status breaks the device; whatever else is wrong is a [`Status`] for the driver. Nothing is said
+//! by descriptors' borders: a header may be split, the status is the last writable byte (5.2.6.4). **Not here:** carrying
+//! out; SCSI commands, zones, secure erase, lifetime.
+
+use crate::feature;
+use crate::ring::{Chain, Piece};
+use forebay_guest::GuestMemory;
+
+/// Bytes of a sector, whatever the device's blocks are.
+pub const SECTOR_BYTES: u64 = 512;
+/// Bytes of a request's header.
+pub const HEADER_BYTES: u32 = 16;
+/// Bytes of an identifier (VIRTIO_BLK_ID_BYTES).
+pub const ID_BYTES: usize = 20;
+/// seg_max: pieces of data that a request may have.
+pub const SEG_MAX: u32 = 126;
+/// Sectors that one request may discard or zero: 2 GiB.
+pub const MAX_ZEROED_SECTORS: u32 = 1 << 22;
+/// Bytes of the configuration space.
+pub const CONFIG_BYTES: usize = 60;
+/// Where `writeback` is in it.
+pub const CONFIG_WRITEBACK: usize = 32;
+
+const T_IN: u32 = 0;
+const T_OUT: u32 = 1;
+const T_FLUSH: u32 = 4;
+const T_GET_ID: u32 = 8;
+const T_DISCARD: u32 = 11;
+const T_WRITE_ZEROES: u32 = 13;
+/// Bytes of a segment of Discard and Write Zeroes.
+const SEGMENT_BYTES: u32 = 16;
+/// VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP.
+const F_UNMAP: u32 = 1;
+
+/// How a request ended, as the driver sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    /// VIRTIO_BLK_S_OK.
+    Ok = 0,
+    /// VIRTIO_BLK_S_IOERR.
+    IoErr = 1,
+    /// VIRTIO_BLK_S_UNSUPP.
+    Unsupported = 2,
+}
+
+/// What breaks the device: there is no place to say what is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BlkError {
+    /// Fewer than 16 readable bytes.
+    #[error("a request without a header")]
+    NoHeader,
+    /// No writable byte.
+    #[error("a request without a place for its status")]
+    NoStatus,
+    /// The header is not in the guest's memory.
+    #[error("a request whose header is outside the guest's memory")]
+    HeaderAddress,
+}
+
+/// What a device is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// Its size.
+    pub sectors: u64,
+    /// Its block: what a request's place and length are multiples of. A power of two, 512 at least.
+    pub block_bytes: u32,
+    /// Whether it can't be written.
+    pub read_only: bool,
+    /// Its queues.
+    pub queues: u16,
+    /// What is best zeroed and discarded together: a power of two of blocks, in bytes.
+    pub granule_bytes: u32,
+}
+
+/// What is to be done; ranges lie within the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Into the data pieces.
+    In {
+        /// From where.
+        offset_bytes: u64,
+    },
+    /// Out of the data pieces.
+    Out {
+        /// To where.
+        offset_bytes: u64,
+    },
+    /// What was written is made durable.
+    Flush,
+    /// The identifier, into the data pieces.
+    GetId,
+    /// The range may be given back.
+    Discard {
+        /// From where.
+        offset_bytes: u64,
+        /// How much.
+        len_bytes: u64,
+    },
+    /// The range reads as zeros.
+    WriteZeroes {
+        /// From where.
+        offset_bytes: u64,
+        /// How much.
+        len_bytes: u64,
+        /// Its space may be given back.
+        unmap: bool,
+    },
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What is to be done, or how it ended before it began.
+    pub work: Result<Work, Status>,
+    /// The guest address of its status byte.
+    pub status_address: u64,
+    /// Bytes of its data.
+    pub data_bytes: u32,
+}
+
+/// Reads a request.
+///
+/// # Errors
+/// The device is broken.
+#[inline]
+pub fn parse(chain: &Chain, memory: &GuestMemory, disk: &Disk) -> Result<Request, BlkError> {
+    if chain.readable_bytes() < HEADER_BYTES {
+        return Err(BlkError::NoHeader);
+    }
+    let Some(last) = chain.writable().last() else {
+        return Err(BlkError::NoStatus);
+    };
+    let status_address = last.address + u64::from(last.len) - 1;
+    let mut header = [0; HEADER_BYTES as usize];
+    if !read(chain.readable(), 0, &mut header, memory) {
+        return Err(BlkError::HeaderAddress);
+    }
+    let header = u128::from_le_bytes(header);
+    let (kind, sector) = (header as u32, (header >> 64) as u64);
+    let out_bytes = chain.readable_bytes() - HEADER_BYTES;
+    let in_bytes = chain.writable_bytes() - 1;
+    let (work, data_bytes) = match kind {
+        T_IN => {
+            let work = disk
+                .range(sector, in_bytes)
+                .map(|offset_bytes| Work::In { offset_bytes });
+            (work, in_bytes)
+        }
+        T_OUT if disk.read_only => (Err(Status::IoErr), 0),
+        T_OUT => {
+            let work = disk
+                .range(sector, out_bytes)
+                .map(|offset_bytes| Work::Out { offset_bytes });
+            (work, out_bytes)
+        }
+        T_FLUSH => (Ok(Work::Flush), 0),
+        T_GET_ID => (Ok(Work::GetId), in_bytes),
+        T_DISCARD | T_WRITE_ZEROES if disk.read_only => (Err(Status::IoErr), 0),
+        T_DISCARD | T_WRITE_ZEROES => {
+            let segment = segment(chain, memory, out_bytes);
+            (segment.and_then(|s| disk.zeroing(kind, &s)), 0)
+        }
+        _ => (Err(Status::Unsupported), 0),
+    };
+    Ok(Request {
+        work,
+        status_address,
+        data_bytes,
+    })
+}
+
+impl Request {
+    /// Its data's pieces: for [`Work::In`] and [`Work::GetId`] to be written, else to be read.
+    #[inline]
+    pub fn data<'c>(&self, chain: &'c Chain) -> impl Iterator<Item = Piece> + 'c {
+        let (pieces, skip) = match self.work {
+            Ok(Work::In { .. } | Work::GetId) => (chain.writable(), 0),
+            _ => (chain.readable(), HEADER_BYTES),
+        };
+        let (mut skip, mut left) = (skip, self.data_bytes);
+        pieces.iter().filter_map(move |piece| {
+            let skipped = skip.min(piece.len);
+            skip -= skipped;
+            let len = (piece.len - skipped).min(left);
+            left -= len;
+            (len > 0).then(|| Piece {
+                address: piece.address + u64::from(skipped),
+                len,
+            })
+        })
+    }
+}
+
+/// Copies bytes of pieces out, from byte `skip` of them on.
+#[inline]
+fn read(pieces: &[Piece], skip: u32, to: &mut [u8], memory: &GuestMemory) -> bool {
+    let (mut skip, mut done) = (skip, 0);
+    for piece in pieces {
+        if done == to.len() {
+            break;
+        }
+        let skipped = skip.min(piece.len);
+        skip -= skipped;
+        let n = ((piece.len - skipped) as usize).min(to.len() - done);
+        if n == 0 {
+            continue;
+        }
+        if !memory.read(piece.address + u64::from(skipped), &mut to[done..done + n]) {
+            return false;
+        }
+        done += n;
+    }
+    done == to.len()
+}
+
+/// (sector, sectors, flags) of a request of one segment: no more are offered.
+fn segment(chain: &Chain, memory: &GuestMemory, out_bytes: u32) -> Result<(u64, u32, u32), Status> {
+    let mut bytes = [0; SEGMENT_BYTES as usize];
+    if out_bytes != SEGMENT_BYTES || !read(chain.readable(), HEADER_BYTES, &mut bytes, memory) {
+        return Err(Status::IoErr);
+    }
+    let both = u128::from_le_bytes(bytes);
+    Ok((both as u64, (both >> 64) as u32, (both >> 96) as u32))
+}
+
+impl Disk {
+    /// Where a transfer begins.
+    #[inline]
+    fn range(&self, sector: u64, bytes: u32) -> Result<u64, Status> {
+        let mask = u64::from(self.block_bytes) - 1;
+        let sectors = u64::from(bytes) / SECTOR_BYTES;
+        let end = sector.checked_add(sectors).ok_or(Status::IoErr)?;
+        let offset = sector.wrapping_mul(SECTOR_BYTES);
+        if bytes == 0 || (offset | u64::from(bytes)) & mask != 0 || end > self.sectors {
+            return Err(Status::IoErr);
+        }
+        Ok(offset)
+    }
+
+    fn zeroing(&self, kind: u32, segment: &(u64, u32, u32)) -> Result<Work, Status> {
+        let (sector, sectors, flags) = *segment;
+        let allowed = if kind == T_WRITE_ZEROES { F_UNMAP } else { 0 };
+        if flags & !allowed != 0 {
+            return Err(Status::Unsupported);
+        }
+        let end = sector.checked_add(u64::from(sectors));
+        if sectors == 0 || sectors > MAX_ZEROED_SECTORS || end.is_none_or(|end| end > self.sectors)
+        {
+            return Err(Status::IoErr);
+        }
+        let offset_bytes = sector * SECTOR_BYTES;
+        let len_bytes = u64::from(sectors) * SECTOR_BYTES;
+        if (offset_bytes | len_bytes) & (u64::from(self.block_bytes) - 1) != 0 {
+            return Err(Status::IoErr);
+        }
+        Ok(if kind == T_WRITE_ZEROES {
+            Work::WriteZeroes {
+                offset_bytes,
+                len_bytes,
+                unmap: flags & F_UNMAP != 0,
+            }
+        } else {
+            Work::Discard {
+                offset_bytes,
+                len_bytes,
+            }
+        })
+    }
+
+    /// The feature bits it offers, those of rings included.
+    #[must_use]
+    pub const fn features(&self) -> u64 {
+        let all = feature::VERSION_1
+            | feature::RING_PACKED
+            | feature::EVENT_IDX
+            | feature::INDIRECT_DESC
+            | feature::BLK_SEG_MAX
+            | feature::BLK_BLK_SIZE
+            | feature::BLK_TOPOLOGY
+            | feature::BLK_FLUSH
+            | feature::BLK_CONFIG_WCE
+            | feature::BLK_MQ;
+        if self.read_only {
+            all | feature::BLK_RO
+        } else {
+            all | feature::BLK_DISCARD | feature::BLK_WRITE_ZEROES
+        }
+    }
+
+    /// The configuration space (`struct virtio_blk_config`).
+    #[must_use]
+    pub fn config(&self, writeback: bool) -> [u8; CONFIG_BYTES] {
+        let mut config = [0; CONFIG_BYTES];
+        let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
+        let granule_blocks = (self.granule_bytes / self.block_bytes).max(1);
+        put(0, &self.sectors.to_le_bytes());
+        put(12, &SEG_MAX.to_le_bytes());
+        put(20, &self.block_bytes.to_le_bytes());
+        // Topology: a physical block is a logical one; the best transfer is a block at least, no best one at most.
+        put(26, &1u16.to_le_bytes());
+        put(CONFIG_WRITEBACK, &[u8::from(writeback)]);
+        put(34, &self.queues.to_le_bytes());
+        put(36, &MAX_ZEROED_SECTORS.to_le_bytes());
+        put(40, &1u32.to_le_bytes());
+        let granule_sectors = granule_blocks * (self.block_bytes / SECTOR_BYTES as u32);
+        put(44, &granule_sectors.to_le_bytes());
+        put(48, &MAX_ZEROED_SECTORS.to_le_bytes());
+        put(52, &1u32.to_le_bytes());
+        put(56, &[1]);
+        config
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,54 @@
+//! # virtio: rings, block requests, and vhost-user, from the device's side
+//!
+//! **Purpose.** What a virtio block device and a vhost-user backend must know: virtqueues ([`ring`]), what of them a
+//! successor finds ([`inflight`]), both together ([`queue`]), block requests and the device's configuration ([`blk`]),
+//! and the messages of vhost-user with the state of a session ([`vhost_user`]).
+//!
+//! **Design.** No I/O of its own: memory comes in mapped ([`forebay_guest`]), messages as bytes and a number of
+//! descriptors. Nothing on the path of an I/O allocates. Everything in a guest's memory is read once and
+//! checked before it is used; what is wrong is a named error, and no byte makes this crate panic.
+//!
+//! **What it does not do.** Legacy (transitional) devices, big endian guests, in-order use, memory behind an IOMMU,
+//! logging for live migration of the guest's memory.
+
+#![deny(unsafe_code)]
+
+pub mod blk;
+pub mod inflight;
+pub mod queue;
+pub mod ring;
+pub mod vhost_user;
+
+/// Feature bits of virtio (VIRTIO 1.2, 5.2.3 and 6) and of vhost-user.
+pub mod feature {
+    /// VIRTIO_BLK_F_SIZE_MAX.
+    pub const BLK_SIZE_MAX: u64 = 1 << 1;
+    /// VIRTIO_BLK_F_SEG_MAX.
+    pub const BLK_SEG_MAX: u64 = 1 << 2;
+    /// VIRTIO_BLK_F_RO.
+    pub const BLK_RO: u64 = 1 << 5;
+    /// VIRTIO_BLK_F_BLK_SIZE.
+    pub const BLK_BLK_SIZE: u64 = 1 << 6;
+    /// VIRTIO_BLK_F_FLUSH.
+    pub const BLK_FLUSH: u64 = 1 << 9;
+    /// VIRTIO_BLK_F_TOPOLOGY.
+    pub const BLK_TOPOLOGY: u64 = 1 << 10;
+    /// VIRTIO_BLK_F_CONFIG_WCE.
+    pub const BLK_CONFIG_WCE: u64 = 1 << 11;
+    /// VIRTIO_BLK_F_MQ.
+    pub const BLK_MQ: u64 = 1 << 12;
+    /// VIRTIO_BLK_F_DISCARD.
+    pub const BLK_DISCARD: u64 = 1 << 13;
+    /// VIRTIO_BLK_F_WRITE_ZEROES.
+    pub const BLK_WRITE_ZEROES: u64 = 1 << 14;
+    /// VIRTIO_F_INDIRECT_DESC.
+    pub const INDIRECT_DESC: u64 = 1 << 28;
+    /// VIRTIO_F_EVENT_IDX.
+    pub const EVENT_IDX: u64 = 1 << 29;
+    /// VHOST_USER_F_PROTOCOL_FEATURES.
+    pub const PROTOCOL_FEATURES: u64 = 1 << 30;
+    /// VIRTIO_F_VERSION_1.
+    pub const VERSION_1: u64 = 1 << 32;
+    /// VIRTIO_F_RING_PACKED.
+    pub const RING_PACKED: u64 = 1 << 34;
+}

@@ -1,0 +1,364 @@
+//! The device's side of a packed virtqueue (VIRTIO 1.2, 2.8).
+//!
+//! **Design.** As with a split one ([`super::split`]), except that a chain is named by its buffer identifier and uses as
+//! many places of the ring as it had descriptors. Of what is put together, the first descriptor's flags are stored last:
+//! the driver, which goes through used descriptors in order, sees all or nothing.
+
+use super::{
+    Chain, Descriptor, F_INDIRECT, F_NEXT, F_WRITE, MAX_QUEUE_SIZE, RingError, RingFeatures, Table,
+    Windows, area_bytes, need_event,
+};
+use forebay_guest::GuestMemory;
+use std::sync::atomic::{Ordering::SeqCst, fence};
+
+/// VIRTQ_DESC_F_AVAIL.
+const F_AVAIL: u16 = 1 << 7;
+/// VIRTQ_DESC_F_USED.
+const F_USED: u16 = 1 << 15;
+
+/// RING_EVENT_FLAGS_ENABLE, _DISABLE and _DESC (VIRTIO 2.8.10).
+const EVENT_ENABLE: u16 = 0;
+const EVENT_DISABLE: u16 = 1;
+const EVENT_DESC: u16 = 2;
+
+/// A place in the ring, with the wrap counter of the pass that it belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// The descriptor's number.
+    pub index: u16,
+    /// The wrap counter.
+    pub wrap: bool,
+}
+
+impl Position {
+    /// Where a new ring begins.
+    pub const START: Self = Self {
+        index: 0,
+        wrap: true,
+    };
+
+    /// As messages and event suppression have it: the wrap counter in the top bit.
+    pub const fn word(self) -> u16 {
+        self.index | (self.wrap as u16) << 15
+    }
+
+    /// The same, read.
+    pub const fn of_word(word: u16) -> Self {
+        Self {
+            index: word & 0x7FFF,
+            wrap: word >> 15 != 0,
+        }
+    }
+
+    /// So many descriptors on in a ring of `size`.
+    #[inline]
+    #[must_use]
+    pub const fn plus(self, descriptors: u16, size: u16) -> Self {
+        let index = self.index + descriptors;
+        if index >= size {
+            Self {
+                index: index - size,
+                wrap: !self.wrap,
+            }
+        } else {
+            Self {
+                index,
+                wrap: self.wrap,
+            }
+        }
+    }
+}
+
+/// A chain's descriptors as they were in the ring: a used one overwrites others' places, so a successor needs them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Raw {
+    /// Guest address.
+    pub address: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Buffer identifier.
+    pub id: u16,
+    /// Flags.
+    pub flags: u16,
+}
+
+/// See the module's text.
+pub struct Packed {
+    windows: Windows,
+    size: u16,
+    features: RingFeatures,
+    next_available: Position,
+    next_used: Position,
+    /// Where the driver was last asked whether it wants a call.
+    asked: Position,
+    /// The first descriptor of what is put and not yet shown: its place, and its second half.
+    first: Option<(u16, u64)>,
+    call_anyway: bool,
+    table: Box<Table>,
+}
+
+impl Packed {
+    /// A ring whose next available and used descriptors are these.
+    ///
+    /// # Errors
+    /// If it can't be served.
+    pub fn new(
+        windows: Windows,
+        size: u16,
+        features: RingFeatures,
+        available: Position,
+        used: Position,
+    ) -> Result<Self, RingError> {
+        if size == 0 || size > MAX_QUEUE_SIZE {
+            return Err(RingError::Size);
+        }
+        if available.index >= size || used.index >= size {
+            return Err(RingError::AvailableIndex);
+        }
+        let (descriptors, driver, device) = area_bytes(true, size);
+        if windows.descriptors.len() < descriptors
+            || windows.driver.len() < driver
+            || windows.device.len() < device
+        {
+            return Err(RingError::TooShort);
+        }
+        if !windows.descriptors.is_aligned(16)
+            || !windows.driver.is_aligned(4)
+            || !windows.device.is_aligned(4)
+        {
+            return Err(RingError::Alignment);
+        }
+        if !windows.descriptors.is_writable() || !windows.device.is_writable() {
+            return Err(RingError::ReadOnly);
+        }
+        Ok(Self {
+            windows,
+            size,
+            features,
+            next_available: available,
+            next_used: used,
+            asked: used,
+            first: None,
+            call_anyway: true,
+            table: Box::default(),
+        })
+    }
+
+    /// How many descriptors it has.
+    pub const fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// The next available descriptor.
+    pub const fn next_available(&self) -> Position {
+        self.next_available
+    }
+
+    /// The next used descriptor.
+    pub const fn next_used(&self) -> Position {
+        self.next_used
+    }
+
+    /// Goes on at other places than those it was made with.
+    pub(crate) fn set_positions(&mut self, available: Position, used: Position) {
+        self.next_available = available;
+        self.next_used = used;
+        self.asked = used;
+    }
+
+    /// Whether the descriptor at a place is one that the device returned in the pass that `at` is of.
+    pub(crate) fn is_used(&self, at: Position) -> bool {
+        let flags = (self.windows.descriptors).load_u16_acquire(16 * usize::from(at.index) + 14);
+        (flags & F_USED != 0) == at.wrap
+    }
+
+    /// The second half of the next available descriptor, if there is one.
+    #[inline]
+    fn available(&self) -> Option<u64> {
+        let at = self.next_available;
+        // Length, identifier and flags are one word: nothing of them can be older than the flags.
+        let rest = (self.windows.descriptors).load_u64_acquire(16 * usize::from(at.index) + 8);
+        let flags = (rest >> 48) as u16;
+        ((flags & F_AVAIL != 0) == at.wrap && (flags & F_USED != 0) != at.wrap).then_some(rest)
+    }
+
+    /// Whether a chain is available.
+    #[inline]
+    pub fn has_available(&self) -> bool {
+        self.available().is_some()
+    }
+
+    /// Takes the next chain. `keep` gets each of its descriptors, of which there may be `room` at most. Gives the buffer
+    /// identifier and how many descriptors it had.
+    ///
+    /// # Errors
+    /// The ring is broken.
+    #[inline]
+    pub fn take(
+        &mut self,
+        memory: &GuestMemory,
+        room: u16,
+        chain: &mut Chain,
+        mut keep: impl FnMut(Raw),
+    ) -> Result<Option<(u16, u16)>, RingError> {
+        let Some(mut rest) = self.available() else {
+            return Ok(None);
+        };
+        chain.clear();
+        let mut at = self.next_available;
+        let mut count = 0;
+        loop {
+            if count >= room {
+                // More are available than the ring has, or this one has no end.
+                return Err(if count > 0 {
+                    RingError::Loop
+                } else {
+                    RingError::AvailableIndex
+                });
+            }
+            let address = (self.windows.descriptors).load_u64(16 * usize::from(at.index));
+            let d = Descriptor::of_words(address, rest);
+            let [id, flags] = d.words;
+            keep(Raw {
+                address,
+                len: d.len,
+                id,
+                flags,
+            });
+            count += 1;
+            at = at.plus(1, self.size);
+            self.piece(&d, count == 1, memory, chain)?;
+            if flags & F_NEXT == 0 {
+                self.next_available = at;
+                return Ok(Some((id, count)));
+            }
+            rest = (self.windows.descriptors).load_u64(16 * usize::from(at.index) + 8);
+        }
+    }
+
+    /// Reads a chain again from its descriptors as they were.
+    ///
+    /// # Errors
+    /// The ring is broken.
+    pub fn walk(
+        &mut self,
+        raws: impl Iterator<Item = Raw>,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+    ) -> Result<(), RingError> {
+        chain.clear();
+        for (i, raw) in raws.enumerate() {
+            let d = Descriptor {
+                address: raw.address,
+                len: raw.len,
+                words: [raw.id, raw.flags],
+            };
+            self.piece(&d, i == 0, memory, chain)?;
+            if raw.flags & F_NEXT == 0 {
+                return Ok(());
+            }
+        }
+        Err(RingError::Loop)
+    }
+
+    #[inline]
+    fn piece(
+        &mut self,
+        d: &Descriptor,
+        is_first: bool,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+    ) -> Result<(), RingError> {
+        let flags = d.words[1];
+        if flags & F_INDIRECT == 0 {
+            return chain.push(d.address, d.len, flags & F_WRITE != 0);
+        }
+        // A packed ring's table is a chain of its own (VIRTIO 2.8.5).
+        if !self.features.indirect || flags & F_NEXT != 0 || !is_first {
+            return Err(RingError::Indirect);
+        }
+        self.table.read(d, memory)?;
+        for entry in 0..self.table.entries as usize {
+            let d = self.table.get(entry)?;
+            if d.words[1] & F_INDIRECT != 0 {
+                return Err(RingError::Indirect);
+            }
+            chain.push(d.address, d.len, d.words[1] & F_WRITE != 0)?;
+        }
+        Ok(())
+    }
+
+    /// Notes a used chain of so many descriptors. Nobody sees it yet.
+    #[inline]
+    pub fn put(&mut self, id: u16, descriptors: u16, written_bytes: u32) {
+        let at = self.next_used;
+        let mut flags = if at.wrap { F_AVAIL | F_USED } else { 0 };
+        if written_bytes > 0 {
+            flags |= F_WRITE;
+        }
+        let rest = u64::from(flags) << 48 | u64::from(id) << 32 | u64::from(written_bytes);
+        if self.first.is_none() {
+            self.first = Some((at.index, rest));
+        } else {
+            (self.windows.descriptors).store_u64(16 * usize::from(at.index) + 8, rest);
+        }
+        self.next_used = at.plus(descriptors, self.size);
+    }
+
+    /// Shows the driver what was put.
+    #[inline]
+    pub fn publish(&mut self) {
+        if let Some((index, rest)) = self.first.take() {
+            (self.windows.descriptors).store_u64(16 * usize::from(index) + 8, rest);
+        }
+    }
+
+    /// Whether the driver wants to be told of what was published since this was last asked.
+    #[inline]
+    pub fn wants_call(&mut self) -> bool {
+        let (asked, used) = (self.asked, self.next_used);
+        if asked == used {
+            return false;
+        }
+        self.asked = used;
+        fence(SeqCst);
+        let word = self.windows.driver.load_u32(0);
+        let (event, flags) = (Position::of_word(word as u16), (word >> 16) as u16 & 3);
+        let wants = match flags {
+            EVENT_DISABLE => false,
+            EVENT_DESC if self.features.event_idx => {
+                let new = used.index;
+                let mut old = asked.index;
+                if new <= old {
+                    old = old.wrapping_sub(self.size);
+                }
+                let mut event_index = event.index;
+                if event.wrap != used.wrap {
+                    event_index = event_index.wrapping_sub(self.size);
+                }
+                need_event(event_index, new, old)
+            }
+            _ => true,
+        };
+        std::mem::take(&mut self.call_anyway) || wants
+    }
+
+    /// Asks the driver to kick when it makes a chain available; true if there is one already.
+    pub fn arm(&mut self) -> bool {
+        let word = if self.features.event_idx {
+            u32::from(EVENT_DESC) << 16 | u32::from(self.next_available.word())
+        } else {
+            u32::from(EVENT_ENABLE) << 16
+        };
+        self.windows.device.store_u32(0, word);
+        fence(SeqCst);
+        self.has_available()
+    }
+
+    /// Asks the driver not to kick.
+    pub fn disarm(&mut self) {
+        self.windows
+            .device
+            .store_u32(0, u32::from(EVENT_DISABLE) << 16);
+    }
+}

@@ -1,0 +1,251 @@
+//! The device's side of a split virtqueue (VIRTIO 1.2, 2.7).
+//!
+//! **Design.** [`Split::take`] takes the next available chain. [`Split::put`] notes a used one, [`Split::publish`] shows
+//! the driver all that were put since, with one store, and [`Split::wants_call`] says whether it asked to be told.
+//! [`Split::arm`] asks the driver to kick and looks again, so that no chain is missed between.
+
+use super::{
+    Chain, Descriptor, F_INDIRECT, F_NEXT, F_WRITE, MAX_QUEUE_SIZE, RingError, RingFeatures, Table,
+    Windows, area_bytes, need_event,
+};
+use forebay_guest::GuestMemory;
+use std::sync::atomic::{Ordering::SeqCst, fence};
+
+/// VIRTQ_AVAIL_F_NO_INTERRUPT and VIRTQ_USED_F_NO_NOTIFY.
+const F_NO: u16 = 1;
+
+/// See the module's text.
+pub struct Split {
+    windows: Windows,
+    size: u16,
+    features: RingFeatures,
+    /// The available entry that is taken next, and how many were there when last seen.
+    next_available: u16,
+    seen_available: u16,
+    /// The used entry that is written next, and where what the driver sees ends.
+    next_used: u16,
+    published: u16,
+    /// Where it ended when the driver was last asked whether it wants a call.
+    asked: u16,
+    /// Whether the next publication is told without asking: what the driver knows is not known.
+    call_anyway: bool,
+    table: Box<Table>,
+}
+
+impl Split {
+    /// A ring whose next available entry is number `base`. Used entries go on where the ring says.
+    ///
+    /// # Errors
+    /// If it can't be served.
+    pub fn new(
+        windows: Windows,
+        size: u16,
+        features: RingFeatures,
+        base: u16,
+    ) -> Result<Self, RingError> {
+        if !size.is_power_of_two() || size > MAX_QUEUE_SIZE {
+            return Err(RingError::Size);
+        }
+        let (descriptors, driver, device) = area_bytes(false, size);
+        if windows.descriptors.len() < descriptors
+            || windows.driver.len() < driver
+            || windows.device.len() < device
+        {
+            return Err(RingError::TooShort);
+        }
+        // Natural alignment of each area's words (VIRTIO 2.7).
+        if !windows.descriptors.is_aligned(16)
+            || !windows.driver.is_aligned(2)
+            || !windows.device.is_aligned(4)
+        {
+            return Err(RingError::Alignment);
+        }
+        if !windows.device.is_writable() {
+            return Err(RingError::ReadOnly);
+        }
+        let used = windows.device.load_u16_acquire(2);
+        Ok(Self {
+            windows,
+            size,
+            features,
+            next_available: base,
+            seen_available: base,
+            next_used: used,
+            published: used,
+            asked: used,
+            call_anyway: true,
+            table: Box::default(),
+        })
+    }
+
+    /// How many descriptors it has.
+    pub const fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// The number of the next available entry.
+    pub const fn next_available(&self) -> u16 {
+        self.next_available
+    }
+
+    /// Goes on with another available entry than the one it was made with.
+    pub(crate) fn set_next_available(&mut self, base: u16) {
+        self.next_available = base;
+        self.seen_available = base;
+    }
+
+    /// Where what the driver sees of used entries ends.
+    pub const fn published(&self) -> u16 {
+        self.published
+    }
+
+    /// Takes the next chain: its head, which names it.
+    ///
+    /// # Errors
+    /// The ring is broken.
+    #[inline]
+    pub fn take(
+        &mut self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+    ) -> Result<Option<u16>, RingError> {
+        if !self.has_available()? {
+            return Ok(None);
+        }
+        let place = usize::from(self.next_available & (self.size - 1));
+        let head = self.windows.driver.load_u16(4 + 2 * place);
+        self.walk(head, memory, chain)?;
+        self.next_available = self.next_available.wrapping_add(1);
+        Ok(Some(head))
+    }
+
+    /// Whether a chain is available.
+    ///
+    /// # Errors
+    /// The ring is broken.
+    #[inline]
+    pub fn has_available(&mut self) -> Result<bool, RingError> {
+        if self.seen_available == self.next_available {
+            self.seen_available = self.windows.driver.load_u16_acquire(2);
+            if self.seen_available.wrapping_sub(self.next_available) > self.size {
+                self.seen_available = self.next_available;
+                return Err(RingError::AvailableIndex);
+            }
+        }
+        Ok(self.seen_available != self.next_available)
+    }
+
+    /// Reads the chain that begins at a descriptor.
+    ///
+    /// # Errors
+    /// The ring is broken.
+    #[inline]
+    pub fn walk(
+        &mut self,
+        head: u16,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+    ) -> Result<(), RingError> {
+        chain.clear();
+        let mut at = head;
+        for _ in 0..self.size {
+            if at >= self.size {
+                return Err(RingError::DescriptorIndex);
+            }
+            let place = 16 * usize::from(at);
+            let d = Descriptor::of_words(
+                self.windows.descriptors.load_u64(place),
+                self.windows.descriptors.load_u64(place + 8),
+            );
+            let [flags, next] = d.words;
+            if flags & F_INDIRECT != 0 {
+                if !self.features.indirect || flags & F_NEXT != 0 {
+                    return Err(RingError::Indirect);
+                }
+                self.table.read(&d, memory)?;
+                return walk_table(&self.table, chain);
+            }
+            chain.push(d.address, d.len, flags & F_WRITE != 0)?;
+            if flags & F_NEXT == 0 {
+                return Ok(());
+            }
+            at = next;
+        }
+        Err(RingError::Loop)
+    }
+
+    /// Notes a used chain. Nobody sees it yet.
+    #[inline]
+    pub fn put(&mut self, head: u16, written_bytes: u32) {
+        let place = 4 + 8 * usize::from(self.next_used & (self.size - 1));
+        self.windows.device.store_u32(place, u32::from(head));
+        self.windows.device.store_u32(place + 4, written_bytes);
+        self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    /// Shows the driver what was put.
+    #[inline]
+    pub fn publish(&mut self) {
+        self.windows.device.store_u16(2, self.next_used);
+        self.published = self.next_used;
+    }
+
+    /// Whether the driver wants to be told of what was published since this was last asked.
+    #[inline]
+    pub fn wants_call(&mut self) -> bool {
+        let (old, new) = (self.asked, self.published);
+        if old == new {
+            return false;
+        }
+        self.asked = new;
+        // The driver writes what it wants and then looks at the index; we do it the other way round.
+        fence(SeqCst);
+        let wants = if self.features.event_idx {
+            let event = (self.windows.driver).load_u16(4 + 2 * usize::from(self.size));
+            need_event(event, new, old)
+        } else {
+            self.windows.driver.load_u16(0) & F_NO == 0
+        };
+        std::mem::take(&mut self.call_anyway) || wants
+    }
+
+    /// Asks the driver to kick when it makes a chain available; true if there is one already.
+    ///
+    /// # Errors
+    /// The ring is broken.
+    pub fn arm(&mut self) -> Result<bool, RingError> {
+        if self.features.event_idx {
+            let event = 4 + 8 * usize::from(self.size);
+            self.windows.device.store_u16(event, self.next_available);
+        } else {
+            self.windows.device.store_u16(0, 0);
+        }
+        fence(SeqCst);
+        self.has_available()
+    }
+
+    /// Asks the driver not to kick. (With the event index it won't, until told the next event.)
+    pub fn disarm(&mut self) {
+        if !self.features.event_idx {
+            self.windows.device.store_u16(0, F_NO);
+        }
+    }
+}
+
+/// The chain of an indirect table: its entries name each other (VIRTIO 2.7.5.3).
+fn walk_table(table: &Table, chain: &mut Chain) -> Result<(), RingError> {
+    let mut at = 0;
+    for _ in 0..table.entries {
+        let d = table.get(at)?;
+        let [flags, next] = d.words;
+        if flags & F_INDIRECT != 0 {
+            return Err(RingError::Indirect);
+        }
+        chain.push(d.address, d.len, flags & F_WRITE != 0)?;
+        if flags & F_NEXT == 0 {
+            return Ok(());
+        }
+        at = usize::from(next);
+    }
+    Err(RingError::Loop)
+}

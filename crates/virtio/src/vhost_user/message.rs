@@ -1,0 +1,491 @@
+//! Messages of vhost-user as bytes.
+//!
+//! **Design.** [`frame`] says where a message ends, [`decode`] what it says: version, sizes and numbers of descriptors
+//! are checked there, and nothing else. Words are little-endian, as on every host that we run on.
+
+use super::MAX_CONFIG_BYTES;
+
+/// Bytes of a message's header.
+pub const HEADER_BYTES: usize = 12;
+/// The longest message, whatever it is.
+pub const MAX_MESSAGE_BYTES: usize = HEADER_BYTES + 4096;
+/// Regions in one memory table (VHOST_MEMORY_BASELINE_NREGIONS).
+pub const MAX_TABLE_REGIONS: usize = 8;
+/// The most descriptors that come with a message.
+pub const MAX_DESCRIPTORS: usize = MAX_TABLE_REGIONS;
+
+const VERSION_MASK: u32 = 3;
+const VERSION: u32 = 1;
+const REPLY: u32 = 1 << 2;
+const NEED_REPLY: u32 = 1 << 3;
+
+/// Numbers of requests.
+pub mod request {
+    #![allow(missing_docs)]
+    pub const GET_FEATURES: u32 = 1;
+    pub const SET_FEATURES: u32 = 2;
+    pub const SET_OWNER: u32 = 3;
+    pub const RESET_OWNER: u32 = 4;
+    pub const SET_MEM_TABLE: u32 = 5;
+    pub const SET_VRING_NUM: u32 = 8;
+    pub const SET_VRING_ADDR: u32 = 9;
+    pub const SET_VRING_BASE: u32 = 10;
+    pub const GET_VRING_BASE: u32 = 11;
+    pub const SET_VRING_KICK: u32 = 12;
+    pub const SET_VRING_CALL: u32 = 13;
+    pub const SET_VRING_ERR: u32 = 14;
+    pub const GET_PROTOCOL_FEATURES: u32 = 15;
+    pub const SET_PROTOCOL_FEATURES: u32 = 16;
+    pub const GET_QUEUE_NUM: u32 = 17;
+    pub const SET_VRING_ENABLE: u32 = 18;
+    pub const SET_BACKEND_REQ_FD: u32 = 21;
+    pub const GET_CONFIG: u32 = 24;
+    pub const SET_CONFIG: u32 = 25;
+    pub const GET_INFLIGHT_FD: u32 = 31;
+    pub const SET_INFLIGHT_FD: u32 = 32;
+    pub const RESET_DEVICE: u32 = 34;
+    pub const GET_MAX_MEM_SLOTS: u32 = 36;
+    pub const ADD_MEM_REG: u32 = 37;
+    pub const REM_MEM_REG: u32 = 38;
+    pub const SET_STATUS: u32 = 39;
+    pub const GET_STATUS: u32 = 40;
+    /// Of the backend's: VHOST_USER_BACKEND_CONFIG_CHANGE_MSG.
+    pub const BACKEND_CONFIG_CHANGE: u32 = 2;
+}
+
+/// What is wrong with a message. The connection can't go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MessageError {
+    /// Its version isn't 1.
+    #[error("a message of another version of the protocol")]
+    Version,
+    /// It is a reply, which nobody asked for.
+    #[error("a reply that nobody asked for")]
+    Reply,
+    /// It is longer than any.
+    #[error("a message longer than any may be")]
+    TooLong,
+    /// Its length is not what its kind has.
+    #[error("a message whose length is not its kind's")]
+    Size,
+    /// It has more or fewer descriptors than its kind.
+    #[error("a message with more or fewer descriptors than its kind has")]
+    Descriptors,
+    /// A table of more regions than there may be.
+    #[error("a table of too many memory regions")]
+    Regions,
+}
+
+/// The begin of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Its kind ([`request`]).
+    pub request: u32,
+    /// An acknowledgement is asked for.
+    pub need_reply: bool,
+    /// Bytes that follow.
+    pub size: u32,
+}
+
+/// Where the message ends that begins with these bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// At least so many bytes are needed.
+    Need(usize),
+    /// It has so many.
+    Whole(usize),
+}
+
+/// Finds the end of a message.
+///
+/// # Errors
+/// Nothing that follows can be understood.
+pub fn frame(peeked: &[u8]) -> Result<Frame, MessageError> {
+    let Some(header) = header(peeked)? else {
+        return Ok(Frame::Need(HEADER_BYTES));
+    };
+    let whole = HEADER_BYTES + header.size as usize;
+    Ok(if peeked.len() < whole {
+        Frame::Need(whole)
+    } else {
+        Frame::Whole(whole)
+    })
+}
+
+/// Reads a header, if it is there.
+///
+/// # Errors
+/// As of [`frame`].
+pub fn header(bytes: &[u8]) -> Result<Option<Header>, MessageError> {
+    if bytes.len() < HEADER_BYTES {
+        return Ok(None);
+    }
+    let mut words = Words(bytes);
+    let (request, flags, size) = (words.u32(), words.u32(), words.u32());
+    if flags & VERSION_MASK != VERSION {
+        return Err(MessageError::Version);
+    }
+    if flags & REPLY != 0 {
+        return Err(MessageError::Reply);
+    }
+    if size as usize > MAX_MESSAGE_BYTES - HEADER_BYTES {
+        return Err(MessageError::TooLong);
+    }
+    Ok(Some(Header {
+        request,
+        need_reply: flags & NEED_REPLY != 0,
+        size,
+    }))
+}
+
+/// A region of the guest's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryRegion {
+    /// Where it begins for the guest.
+    pub guest_address: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Where it begins for the front-end.
+    pub user_address: u64,
+    /// Where it begins in its file.
+    pub mmap_offset: u64,
+}
+
+/// Which of a ring's descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RingFd {
+    /// The driver kicks it.
+    Kick,
+    /// The device calls the driver.
+    Call,
+    /// The device says that the ring is broken.
+    Err,
+}
+
+/// What a message says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Request<'a> {
+    GetFeatures,
+    SetFeatures(u64),
+    SetOwner,
+    ResetOwner,
+    /// As many descriptors as regions.
+    SetMemTable {
+        regions: [MemoryRegion; MAX_TABLE_REGIONS],
+        count: usize,
+    },
+    SetVringNum {
+        index: u32,
+        num: u32,
+    },
+    SetVringAddr {
+        index: u32,
+        flags: u32,
+        /// In the front-end's address space, as the others.
+        descriptors: u64,
+        device: u64,
+        driver: u64,
+    },
+    SetVringBase {
+        index: u32,
+        base: u32,
+    },
+    GetVringBase {
+        index: u32,
+    },
+    SetVringFd {
+        which: RingFd,
+        index: u8,
+        /// A descriptor came; otherwise there is none from now on.
+        has_fd: bool,
+    },
+    GetProtocolFeatures,
+    SetProtocolFeatures(u64),
+    GetQueueNum,
+    SetVringEnable {
+        index: u32,
+        enable: u32,
+    },
+    /// With a descriptor.
+    SetBackendReqFd,
+    GetConfig {
+        offset: u32,
+        size: u32,
+    },
+    SetConfig {
+        offset: u32,
+        bytes: &'a [u8],
+    },
+    GetInflightFd(InflightArea),
+    /// With a descriptor.
+    SetInflightFd(InflightArea),
+    ResetDevice,
+    GetMaxMemSlots,
+    /// With a descriptor.
+    AddMemReg(MemoryRegion),
+    RemMemReg(MemoryRegion),
+    SetStatus(u64),
+    GetStatus,
+    /// Whatever else.
+    Unknown(u32),
+}
+
+/// Where the inflight region is in its file, and for what.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InflightArea {
+    /// Bytes.
+    pub mmap_size: u64,
+    /// Where it begins.
+    pub mmap_offset: u64,
+    /// Queues.
+    pub num_queues: u16,
+    /// Descriptors of each.
+    pub queue_size: u16,
+}
+
+/// Reads little-endian words off the begin of bytes: 0 where there are none left, so lengths are checked first.
+struct Words<'a>(&'a [u8]);
+
+impl Words<'_> {
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        match self.0.split_first_chunk::<N>() {
+            Some((word, rest)) => {
+                self.0 = rest;
+                *word
+            }
+            None => [0; N],
+        }
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.take())
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.take())
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.take())
+    }
+
+    fn region(&mut self) -> MemoryRegion {
+        MemoryRegion {
+            guest_address: self.u64(),
+            size: self.u64(),
+            user_address: self.u64(),
+            mmap_offset: self.u64(),
+        }
+    }
+
+    fn inflight(&mut self) -> InflightArea {
+        InflightArea {
+            mmap_size: self.u64(),
+            mmap_offset: self.u64(),
+            num_queues: self.u16(),
+            queue_size: self.u16(),
+        }
+    }
+}
+
+/// Reads a whole message with so many descriptors.
+///
+/// # Errors
+/// It makes no sense, whatever the session's state.
+pub fn decode(message: &[u8], descriptors: usize) -> Result<(Header, Request<'_>), MessageError> {
+    let header = header(message)?.ok_or(MessageError::Size)?;
+    let payload = &message[HEADER_BYTES..];
+    if payload.len() != header.size as usize {
+        return Err(MessageError::Size);
+    }
+    let request = body(header.request, payload, descriptors)?;
+    Ok((header, request))
+}
+
+fn body(kind: u32, payload: &[u8], descriptors: usize) -> Result<Request<'_>, MessageError> {
+    let exactly = |bytes: usize| {
+        if payload.len() == bytes {
+            Ok(Words(payload))
+        } else {
+            Err(MessageError::Size)
+        }
+    };
+    let with = |fds: usize, request| {
+        if descriptors == fds {
+            Ok(request)
+        } else {
+            Err(MessageError::Descriptors)
+        }
+    };
+    match kind {
+        request::GET_FEATURES => exactly(0).and(with(0, Request::GetFeatures)),
+        request::SET_FEATURES => with(0, Request::SetFeatures(exactly(8)?.u64())),
+        request::SET_OWNER => exactly(0).and(with(0, Request::SetOwner)),
+        request::RESET_OWNER => exactly(0).and(with(0, Request::ResetOwner)),
+        request::SET_MEM_TABLE => mem_table(payload, descriptors),
+        request::SET_VRING_NUM
+        | request::SET_VRING_BASE
+        | request::GET_VRING_BASE
+        | request::SET_VRING_ENABLE => {
+            let mut words = exactly(8)?;
+            with(0, vring_state(kind, words.u32(), words.u32()))
+        }
+        request::SET_VRING_ADDR => {
+            let mut words = exactly(40)?;
+            let request = Request::SetVringAddr {
+                index: words.u32(),
+                flags: words.u32(),
+                descriptors: words.u64(),
+                device: words.u64(),
+                driver: words.u64(),
+            };
+            with(0, request)
+        }
+        request::SET_VRING_KICK | request::SET_VRING_CALL | request::SET_VRING_ERR => {
+            let word = exactly(8)?.u64();
+            // Bit 8: no descriptor comes; bits 0 to 7: the queue.
+            let has_fd = word & 1 << 8 == 0;
+            let request = Request::SetVringFd {
+                which: match kind {
+                    request::SET_VRING_KICK => RingFd::Kick,
+                    request::SET_VRING_CALL => RingFd::Call,
+                    _ => RingFd::Err,
+                },
+                index: word as u8,
+                has_fd,
+            };
+            with(usize::from(has_fd), request)
+        }
+        request::GET_PROTOCOL_FEATURES => exactly(0).and(with(0, Request::GetProtocolFeatures)),
+        request::SET_PROTOCOL_FEATURES => with(0, Request::SetProtocolFeatures(exactly(8)?.u64())),
+        request::GET_QUEUE_NUM => exactly(0).and(with(0, Request::GetQueueNum)),
+        request::SET_BACKEND_REQ_FD => exactly(0).and(with(1, Request::SetBackendReqFd)),
+        request::GET_CONFIG | request::SET_CONFIG => with(0, config(kind, payload)?),
+        request::GET_INFLIGHT_FD | request::SET_INFLIGHT_FD => {
+            // The specification's structure has 20 bytes; most front-ends send it padded.
+            let area = (exactly(20).or_else(|_| exactly(24)))?.inflight();
+            match kind {
+                request::GET_INFLIGHT_FD => with(0, Request::GetInflightFd(area)),
+                _ => with(1, Request::SetInflightFd(area)),
+            }
+        }
+        request::RESET_DEVICE => exactly(0).and(with(0, Request::ResetDevice)),
+        request::GET_MAX_MEM_SLOTS => exactly(0).and(with(0, Request::GetMaxMemSlots)),
+        request::ADD_MEM_REG | request::REM_MEM_REG => {
+            let mut words = exactly(40)?;
+            words.u64();
+            let region = words.region();
+            match kind {
+                request::ADD_MEM_REG => with(1, Request::AddMemReg(region)),
+                // Some front-ends send the region's descriptor again.
+                _ => with(descriptors.min(1), Request::RemMemReg(region)),
+            }
+        }
+        request::SET_STATUS => with(0, Request::SetStatus(exactly(8)?.u64())),
+        request::GET_STATUS => exactly(0).and(with(0, Request::GetStatus)),
+        _ => Ok(Request::Unknown(kind)),
+    }
+}
+
+fn vring_state(kind: u32, index: u32, num: u32) -> Request<'static> {
+    match kind {
+        request::SET_VRING_NUM => Request::SetVringNum { index, num },
+        request::SET_VRING_BASE => Request::SetVringBase { index, base: num },
+        request::GET_VRING_BASE => Request::GetVringBase { index },
+        _ => Request::SetVringEnable { index, enable: num },
+    }
+}
+
+fn mem_table(payload: &[u8], descriptors: usize) -> Result<Request<'_>, MessageError> {
+    let mut words = Words(payload);
+    let count = words.u32() as usize;
+    words.u32();
+    if count > MAX_TABLE_REGIONS {
+        return Err(MessageError::Regions);
+    }
+    // Some front-ends send the whole array.
+    let whole = 8 + MAX_TABLE_REGIONS * 32;
+    if payload.len() != 8 + count * 32 && payload.len() != whole {
+        return Err(MessageError::Size);
+    }
+    if descriptors != count {
+        return Err(MessageError::Descriptors);
+    }
+    let mut regions = [MemoryRegion::default(); MAX_TABLE_REGIONS];
+    for region in &mut regions[..count] {
+        *region = words.region();
+    }
+    Ok(Request::SetMemTable { regions, count })
+}
+
+fn config(kind: u32, payload: &[u8]) -> Result<Request<'_>, MessageError> {
+    let mut words = Words(payload);
+    let (offset, size, _flags) = (words.u32(), words.u32(), words.u32());
+    let bytes = payload.get(12..).ok_or(MessageError::Size)?;
+    if size as usize > MAX_CONFIG_BYTES || bytes.len() != size as usize {
+        return Err(MessageError::Size);
+    }
+    Ok(match kind {
+        request::GET_CONFIG => Request::GetConfig { offset, size },
+        _ => Request::SetConfig { offset, bytes },
+    })
+}
+
+/// Writes a message's header and what follows.
+fn write(out: &mut Vec<u8>, kind: u32, flags: u32, payload: &[&[u8]]) {
+    let size: usize = payload.iter().map(|part| part.len()).sum();
+    out.extend_from_slice(&kind.to_le_bytes());
+    out.extend_from_slice(&(VERSION | flags).to_le_bytes());
+    out.extend_from_slice(&(size as u32).to_le_bytes());
+    for part in payload {
+        out.extend_from_slice(part);
+    }
+}
+
+/// Writes a reply of one word: GET_FEATURES and its like, and acknowledgements.
+pub fn reply_u64(out: &mut Vec<u8>, kind: u32, value: u64) {
+    write(out, kind, REPLY, &[&value.to_le_bytes()]);
+}
+
+/// Writes GET_VRING_BASE's reply.
+pub fn reply_vring_base(out: &mut Vec<u8>, index: u32, base: u32) {
+    let parts: [&[u8]; 2] = [&index.to_le_bytes(), &base.to_le_bytes()];
+    write(out, request::GET_VRING_BASE, REPLY, &parts);
+}
+
+/// Writes GET_CONFIG's reply; without bytes, it says that there is no such part.
+pub fn reply_config(out: &mut Vec<u8>, offset: u32, bytes: &[u8]) {
+    if bytes.is_empty() {
+        write(out, request::GET_CONFIG, REPLY, &[]);
+        return;
+    }
+    let size = bytes.len() as u32;
+    let parts: [&[u8]; 4] = [
+        &offset.to_le_bytes(),
+        &size.to_le_bytes(),
+        &0u32.to_le_bytes(),
+        bytes,
+    ];
+    write(out, request::GET_CONFIG, REPLY, &parts);
+}
+
+/// Writes GET_INFLIGHT_FD's reply, of as many bytes as the question had; the descriptor goes beside it.
+pub fn reply_inflight(out: &mut Vec<u8>, area: &InflightArea, size: u32) {
+    let parts: [&[u8]; 4] = [
+        &area.mmap_size.to_le_bytes(),
+        &area.mmap_offset.to_le_bytes(),
+        &area.num_queues.to_le_bytes(),
+        &area.queue_size.to_le_bytes(),
+    ];
+    let mut bytes = parts.concat();
+    bytes.resize(size as usize, 0);
+    write(out, request::GET_INFLIGHT_FD, REPLY, &[&bytes]);
+}
+
+/// The backend's own message that the configuration changed.
+pub fn config_changed() -> [u8; HEADER_BYTES] {
+    let mut out = Vec::with_capacity(HEADER_BYTES);
+    write(&mut out, request::BACKEND_CONFIG_CHANGE, 0, &[]);
+    out.try_into().unwrap_or([0; HEADER_BYTES])
+}

@@ -1,0 +1,461 @@
+//! The state of a vhost-user session, as the backend sees it.
+//!
+//! **Design.** [`Session::take`] checks a request against the state, changes the state, and says what else must be done.
+//! A ring is *started* from SET_VRING_KICK on, and until GET_VRING_BASE or a reset; it is served while it is started
+//! *and* enabled. Without VHOST_USER_F_PROTOCOL_FEATURES rings are enabled when they start. What a ring is made of can't
+//! be changed while it is started. The state can be written as words and read again ([`Session::words`]), for a successor,
+//! which takes every value for hostile. **Not here:** carrying out, and answering late.
+
+use super::message::{
+    InflightArea, MAX_TABLE_REGIONS, MemoryRegion, Request, RingFd, request as kind,
+};
+use super::{MAX_MEM_SLOTS, MAX_QUEUES, protocol_feature};
+use crate::feature;
+use crate::ring::MAX_QUEUE_SIZE;
+
+/// Why a request is refused: told if an acknowledgement was asked for; otherwise the connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No such request is served, or not without a feature.
+    #[error("a request that is not served, or not without a feature that was not acknowledged")]
+    Unsupported,
+    /// Features that were not offered, or can't change now.
+    #[error("features that were not offered, or that can't be changed now")]
+    Features,
+    /// No such queue.
+    #[error("a queue that there is not")]
+    Queue,
+    /// A queue of a size that isn't served.
+    #[error("a queue of a size that is not served")]
+    QueueSize,
+    /// The ring is in use.
+    #[error("a ring that would move while it is in use")]
+    InUse,
+    /// A value that makes no sense.
+    #[error("a value that makes no sense")]
+    Value,
+}
+
+/// A ring, as the front-end has described it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Vring {
+    /// Descriptors.
+    pub size: u16,
+    /// Where its parts are for the front-end.
+    pub descriptors: u64,
+    /// The driver's part.
+    pub driver: u64,
+    /// The device's part.
+    pub device: u64,
+    /// Where it goes on.
+    pub base: u32,
+    /// SET_VRING_ENABLE.
+    pub enabled: bool,
+    /// Between SET_VRING_KICK and GET_VRING_BASE.
+    pub started: bool,
+    /// It is to be polled: there is no kick descriptor.
+    pub polled: bool,
+}
+
+/// What a device offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Feature bits, without [`feature::PROTOCOL_FEATURES`].
+    pub features: u64,
+    /// Queues, [`MAX_QUEUES`] at most.
+    pub queues: u16,
+}
+
+/// What must be done about a request that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Effect<'a> {
+    /// Nothing: it is acknowledged if that was asked for.
+    None,
+    /// A reply of one word.
+    Reply(u64),
+    /// All memory is this now, with a descriptor for each.
+    SetMemory {
+        regions: [MemoryRegion; MAX_TABLE_REGIONS],
+        count: usize,
+    },
+    AddMemory(MemoryRegion),
+    RemoveMemory(MemoryRegion),
+    /// A ring has another eventfd, or none.
+    RingFd {
+        which: RingFd,
+        index: u16,
+        has_fd: bool,
+    },
+    /// A ring may have to be served, or not any longer ([`Session::is_served`]).
+    Ring(u16),
+    /// A ring is to be stopped: what is in flight ends first, then [`Session::stopped`], then its base is the reply.
+    Stop(u16),
+    GetConfig {
+        offset: u32,
+        size: u32,
+    },
+    SetConfig {
+        offset: u32,
+        bytes: &'a [u8],
+    },
+    /// Make an inflight region; the reply says where it is.
+    GetInflight(InflightArea),
+    /// This is the inflight region.
+    SetInflight(InflightArea),
+    /// The channel for requests of ours.
+    Backend,
+    /// The device is as new: no ring is served.
+    Reset,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Session {
+    offer: Offer,
+    features: u64,
+    protocol: u64,
+    status: u8,
+    writeback: bool,
+    vrings: [Vring; MAX_QUEUES],
+}
+
+/// Words of a session that a successor needs.
+pub const SESSION_WORDS: usize = 4 + MAX_QUEUES * VRING_WORDS;
+const VRING_WORDS: usize = 5;
+
+impl Session {
+    /// A new one.
+    #[must_use]
+    pub fn new(offer: Offer) -> Self {
+        Self {
+            offer: Offer {
+                queues: offer.queues.min(MAX_QUEUES as u16),
+                ..offer
+            },
+            features: 0,
+            protocol: 0,
+            status: 0,
+            writeback: true,
+            vrings: [Vring::default(); MAX_QUEUES],
+        }
+    }
+
+    /// What the driver acknowledged.
+    pub const fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// Whether the front-end acknowledged a protocol feature.
+    pub const fn has_protocol(&self, bit: u64) -> bool {
+        self.protocol & bit != 0
+    }
+
+    /// Whether the device has a volatile write cache for the driver (VIRTIO 5.2.6.2): then FLUSH makes durable, otherwise
+    /// each write is.
+    pub const fn writeback(&self) -> bool {
+        if self.features & feature::BLK_CONFIG_WCE != 0 {
+            self.writeback
+        } else {
+            self.features & feature::BLK_FLUSH != 0
+        }
+    }
+
+    /// The driver has chosen.
+    pub fn set_writeback(&mut self, on: bool) {
+        self.writeback = on;
+    }
+
+    /// The rings that there may be.
+    pub fn vrings(&self) -> &[Vring] {
+        &self.vrings[..usize::from(self.offer.queues)]
+    }
+
+    /// Whether a ring is to be served.
+    pub fn is_served(&self, index: u16) -> bool {
+        (self.vrings().get(usize::from(index))).is_some_and(|v| v.started && v.enabled)
+    }
+
+    /// A ring is stopped, and goes on there.
+    pub fn stopped(&mut self, index: u16, base: u32) {
+        if let Some(vring) = self.vrings.get_mut(usize::from(index)) {
+            vring.started = false;
+            vring.base = base;
+        }
+    }
+
+    /// Whether a request has a reply of its own, whatever the flags say.
+    #[must_use]
+    pub const fn replies(request: u32) -> bool {
+        matches!(
+            request,
+            kind::GET_FEATURES
+                | kind::GET_PROTOCOL_FEATURES
+                | kind::GET_QUEUE_NUM
+                | kind::GET_VRING_BASE
+                | kind::GET_CONFIG
+                | kind::GET_INFLIGHT_FD
+                | kind::GET_MAX_MEM_SLOTS
+                | kind::GET_STATUS
+        )
+    }
+
+    /// Whether a request that was carried out or refused is acknowledged.
+    #[must_use]
+    pub const fn acknowledges(&self, request: u32, need_reply: bool) -> bool {
+        need_reply && self.protocol & protocol_feature::REPLY_ACK != 0 && !Self::replies(request)
+    }
+
+    fn vring(&mut self, index: u32) -> Result<&mut Vring, Refusal> {
+        let vrings = &mut self.vrings[..usize::from(self.offer.queues)];
+        vrings.get_mut(index as usize).ok_or(Refusal::Queue)
+    }
+
+    /// A ring that may be changed.
+    fn idle_vring(&mut self, index: u32) -> Result<&mut Vring, Refusal> {
+        let vring = self.vring(index)?;
+        if vring.started {
+            return Err(Refusal::InUse);
+        }
+        Ok(vring)
+    }
+
+    fn demand(&self, bit: u64) -> Result<(), Refusal> {
+        if self.has_protocol(bit) {
+            Ok(())
+        } else {
+            Err(Refusal::Unsupported)
+        }
+    }
+
+    /// Takes a request.
+    ///
+    /// # Errors
+    /// It is refused, and nothing is changed.
+    pub fn take<'a>(&mut self, request: &Request<'a>) -> Result<Effect<'a>, Refusal> {
+        let effect = match *request {
+            Request::GetFeatures => Effect::Reply(self.offer.features | feature::PROTOCOL_FEATURES),
+            Request::SetFeatures(bits) => self.set_features(bits)?,
+            Request::SetOwner | Request::ResetOwner => Effect::None,
+            Request::GetProtocolFeatures => Effect::Reply(protocol_feature::ALL),
+            Request::SetProtocolFeatures(bits) => {
+                if bits & !protocol_feature::ALL != 0 {
+                    return Err(Refusal::Features);
+                }
+                self.protocol = bits;
+                Effect::None
+            }
+            Request::GetQueueNum => Effect::Reply(u64::from(self.offer.queues)),
+            Request::SetMemTable { regions, count } => Effect::SetMemory { regions, count },
+            Request::GetMaxMemSlots => {
+                self.demand(protocol_feature::CONFIGURE_MEM_SLOTS)?;
+                Effect::Reply(MAX_MEM_SLOTS)
+            }
+            Request::AddMemReg(region) => {
+                self.demand(protocol_feature::CONFIGURE_MEM_SLOTS)?;
+                Effect::AddMemory(region)
+            }
+            Request::RemMemReg(region) => {
+                self.demand(protocol_feature::CONFIGURE_MEM_SLOTS)?;
+                Effect::RemoveMemory(region)
+            }
+            Request::SetBackendReqFd => {
+                self.demand(protocol_feature::BACKEND_REQ)?;
+                Effect::Backend
+            }
+            Request::GetConfig { offset, size } => {
+                self.demand(protocol_feature::CONFIG)?;
+                Effect::GetConfig { offset, size }
+            }
+            Request::SetConfig { offset, bytes } => {
+                self.demand(protocol_feature::CONFIG)?;
+                Effect::SetConfig { offset, bytes }
+            }
+            Request::GetInflightFd(area) => {
+                self.inflight(&area)?;
+                Effect::GetInflight(area)
+            }
+            Request::SetInflightFd(area) => {
+                self.inflight(&area)?;
+                Effect::SetInflight(area)
+            }
+            Request::ResetDevice => {
+                self.demand(protocol_feature::RESET_DEVICE)?;
+                self.reset();
+                Effect::Reset
+            }
+            Request::SetStatus(status) => {
+                self.demand(protocol_feature::STATUS)?;
+                self.status = status as u8;
+                if self.status == 0 {
+                    self.reset();
+                    Effect::Reset
+                } else {
+                    Effect::None
+                }
+            }
+            Request::GetStatus => {
+                self.demand(protocol_feature::STATUS)?;
+                Effect::Reply(u64::from(self.status))
+            }
+            Request::Unknown(_) => return Err(Refusal::Unsupported),
+            _ => self.take_vring(request)?,
+        };
+        Ok(effect)
+    }
+
+    fn take_vring<'a>(&mut self, request: &Request<'a>) -> Result<Effect<'a>, Refusal> {
+        match *request {
+            Request::SetVringNum { index, num } => {
+                let size = u16::try_from(num).unwrap_or(0);
+                if size == 0 || size > MAX_QUEUE_SIZE {
+                    return Err(Refusal::QueueSize);
+                }
+                if self.vring(index)?.size != size {
+                    self.idle_vring(index)?.size = size;
+                }
+                Ok(Effect::None)
+            }
+            Request::SetVringAddr {
+                index,
+                descriptors,
+                device,
+                driver,
+                ..
+            } => {
+                let vring = self.vring(index)?;
+                let changed = Vring {
+                    descriptors,
+                    device,
+                    driver,
+                    ..*vring
+                };
+                if *vring != changed {
+                    *self.idle_vring(index)? = changed;
+                }
+                Ok(Effect::None)
+            }
+            Request::SetVringBase { index, base } => {
+                self.idle_vring(index)?.base = base;
+                Ok(Effect::None)
+            }
+            Request::GetVringBase { index } => {
+                self.vring(index)?;
+                Ok(Effect::Stop(index as u16))
+            }
+            Request::SetVringFd {
+                which,
+                index,
+                has_fd,
+            } => {
+                let always = self.features & feature::PROTOCOL_FEATURES == 0;
+                let vring = self.vring(u32::from(index))?;
+                if which == RingFd::Kick {
+                    vring.started = true;
+                    vring.polled = !has_fd;
+                    vring.enabled |= always;
+                }
+                Ok(Effect::RingFd {
+                    which,
+                    index: u16::from(index),
+                    has_fd,
+                })
+            }
+            Request::SetVringEnable { index, enable } => {
+                if enable > 1 {
+                    return Err(Refusal::Value);
+                }
+                self.vring(index)?.enabled = enable == 1;
+                Ok(Effect::Ring(index as u16))
+            }
+            _ => Err(Refusal::Unsupported),
+        }
+    }
+
+    fn set_features(&mut self, bits: u64) -> Result<Effect<'static>, Refusal> {
+        if bits & !(self.offer.features | feature::PROTOCOL_FEATURES) != 0 {
+            return Err(Refusal::Features);
+        }
+        if bits != self.features && self.vrings().iter().any(|v| v.started) {
+            return Err(Refusal::Features);
+        }
+        self.features = bits;
+        Ok(Effect::None)
+    }
+
+    fn inflight(&self, area: &InflightArea) -> Result<(), Refusal> {
+        self.demand(protocol_feature::INFLIGHT_SHMFD)?;
+        if area.num_queues == 0 || area.num_queues > self.offer.queues {
+            return Err(Refusal::Queue);
+        }
+        if area.queue_size == 0 || area.queue_size > MAX_QUEUE_SIZE {
+            return Err(Refusal::QueueSize);
+        }
+        if self.vrings().iter().any(|v| v.started) {
+            return Err(Refusal::InUse);
+        }
+        Ok(())
+    }
+
+    /// As a new device; what the front-end and we agreed on stays.
+    fn reset(&mut self) {
+        for vring in &mut self.vrings {
+            *vring = Vring::default();
+        }
+        self.status = 0;
+        self.writeback = true;
+    }
+
+    /// What a successor needs.
+    #[must_use]
+    pub fn words(&self) -> [u64; SESSION_WORDS] {
+        let mut words = [0; SESSION_WORDS];
+        words[0] = self.features;
+        words[1] = self.protocol;
+        words[2] = u64::from(self.status) | u64::from(self.writeback) << 8;
+        for (vring, words) in self.vrings.iter().zip(words[4..].chunks_mut(VRING_WORDS)) {
+            words[0] = u64::from(vring.size)
+                | u64::from(vring.enabled) << 16
+                | u64::from(vring.started) << 17
+                | u64::from(vring.polled) << 18;
+            words[1] = vring.descriptors;
+            words[2] = vring.driver;
+            words[3] = vring.device;
+            words[4] = u64::from(vring.base);
+        }
+        words
+    }
+
+    /// From what a dead backend left: values that no session has are refused.
+    #[must_use]
+    pub fn of_words(offer: Offer, words: &[u64; SESSION_WORDS]) -> Option<Self> {
+        let mut session = Self::new(offer);
+        let known = words[0] & !(offer.features | feature::PROTOCOL_FEATURES) == 0
+            && words[1] & !protocol_feature::ALL == 0
+            && words[2] < 1 << 9;
+        if !known {
+            return None;
+        }
+        session.features = words[0];
+        session.protocol = words[1];
+        session.status = words[2] as u8;
+        session.writeback = words[2] & 1 << 8 != 0;
+        for (vring, words) in (session.vrings.iter_mut()).zip(words[4..].chunks(VRING_WORDS)) {
+            let size = words[0] as u16;
+            if size > MAX_QUEUE_SIZE || words[0] >= 1 << 19 || words[4] > u64::from(u32::MAX) {
+                return None;
+            }
+            *vring = Vring {
+                size,
+                enabled: words[0] & 1 << 16 != 0,
+                started: words[0] & 1 << 17 != 0,
+                polled: words[0] & 1 << 18 != 0,
+                descriptors: words[1],
+                driver: words[2],
+                device: words[3],
+                base: words[4] as u32,
+            };
+        }
+        Some(session)
+    }
+}
