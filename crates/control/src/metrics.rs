@@ -320,6 +320,24 @@ fn exports(out: &mut Exposition, lanes: &[LaneStats]) {
     }
     for (name, help, value) in [
         (
+            "forebay_volume_copied_bytes_total",
+            "Bytes that were copied on their way between a machine's memory and the devices.",
+            (|lane| lane.copied_bytes) as fn(&LaneStats) -> u64,
+        ),
+        (
+            "forebay_volume_interrupts_total",
+            "Interrupts raised for a machine.",
+            |lane| lane.interrupts,
+        ),
+    ] {
+        out.family(name, COUNTER, help);
+        for lane in lanes {
+            let labels = [("tenant", &*lane.tenant), ("volume", &*lane.volume)];
+            out.sample(name, &labels, value(lane));
+        }
+    }
+    for (name, help, value) in [
+        (
             "forebay_volume_commands_total",
             "Commands completed, failed ones included.",
             (|ops| ops.ops) as fn(&OpStats) -> u64,
@@ -471,6 +489,8 @@ mod tests {
                 in_flight: 2,
                 parked: 0,
                 queues: 4,
+                copied_bytes: 0,
+                interrupts: 7,
             }],
         }
     }

@@ -97,6 +97,7 @@ impl Daemon {
             serial: "1".into(),
             hosts: vec![],
             any_host: true,
+            frontend: Default::default(),
         };
         daemon.order(|request| ToEngine::SetExport { request, export }, vec![]);
         let listen = |request| ToEngine::SetListener {

@@ -218,6 +218,7 @@ fn when_a_change_of_the_list_is_settled_who_is_off_it_is_out() {
             serial: "serial1".into(),
             hosts: vec![STRANGER.into()],
             any_host: false,
+            frontend: Default::default(),
         },
     });
     assert_eq!(settled(&engine, request), 0);

@@ -226,8 +226,15 @@ pub struct LaneStats {
     pub in_flight: u64,
     /// Of those, commands that wait for the owner's answer to a fault.
     pub parked: u64,
-    /// Connections (queues) open now.
+    /// Connections (queues) open now; of a machine's export, 1 while it has a client.
     pub queues: u64,
+    /// Bytes that were copied on their way between a machine's memory and the devices, by the engine that
+    /// runs now.
+    #[serde(default)]
+    pub copied_bytes: u64,
+    /// Interrupts raised for a machine, by the engine that runs now.
+    #[serde(default)]
+    pub interrupts: u64,
 }
 
 #[cfg(test)]

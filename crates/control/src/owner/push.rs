@@ -18,7 +18,8 @@ use std::rc::Rc;
 
 use forebay_pool::{DeviceRecord, ExportRecord, Pool, VolumeRecord};
 use forebay_xlate::boundary::message::{
-    DeviceConfig, ExportConfig, ExportId, GrantOf, Held, MAX_BATCH, ToEngine, VolumeConfig,
+    DeviceConfig, ExportConfig, ExportId, Frontend, GrantOf, Held, MAX_BATCH, ToEngine,
+    VolumeConfig,
 };
 use forebay_xlate::grants::Grant;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
@@ -99,11 +100,14 @@ impl Owner {
                     }
                     addresses.insert(address);
                 }
+                Held::MachineListener(_) => {}
                 // The session has noted them.
                 Held::Device(..)
                 | Held::Revoke(_)
                 | Held::Job(..)
                 | Held::Socket(_)
+                | Held::Machine(..)
+                | Held::Deposits(_)
                 | Held::Memory => {}
             }
         }
@@ -391,6 +395,7 @@ pub(super) fn export_config(record: &ExportRecord, volume: &VolumeRecord) -> Exp
         serial: serial(volume),
         hosts: record.hosts.clone(),
         any_host: record.any_host,
+        frontend: Frontend::NvmeTcp,
     }
 }
 

@@ -14,6 +14,7 @@
 mod ahead;
 mod deposit;
 mod greet;
+mod machines;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -184,15 +185,25 @@ impl Session {
         match message {
             FromEngine::Socket { socket } => self.keep_socket(socket, descriptors),
             FromEngine::SocketGone { socket } => self.drop_socket(socket),
+            FromEngine::Machine { socket, export } => {
+                self.keep_machine(socket, export, descriptors);
+                return Some(FromEngine::Machine { socket, export });
+            }
+            FromEngine::Deposits { socket, numbers } => {
+                self.keep_deposits(socket, &numbers, descriptors);
+            }
+            FromEngine::Withdrawn { socket, numbers } => self.drop_deposits(socket, &numbers),
             FromEngine::Converted {
                 request,
                 queues,
                 commands,
+                machines,
                 closed,
             } => {
                 *self.conversion.borrow_mut() = Some(Conversion {
                     queues,
                     commands,
+                    machines,
                     closed,
                 });
                 self.answer(Kind::TakeOver, request, Ok(()));

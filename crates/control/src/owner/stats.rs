@@ -191,6 +191,8 @@ fn lane_stats(
         in_flight: now(|lane| &lane.in_flight),
         parked: now(|lane| &lane.parked),
         queues: now(|lane| &lane.connections),
+        copied_bytes: now(|lane| &lane.copied_bytes),
+        interrupts: now(|lane| &lane.interrupts),
     }
 }
 

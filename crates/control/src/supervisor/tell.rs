@@ -31,11 +31,12 @@ impl Supervisor {
         let closed = closed.filter(|(why, _)| why != ENDED_BEFORE);
         let closed: u32 = closed.map(|(_, count)| count).sum();
         let text = format!(
-            "generation {generation} goes on where generation {} stopped, after {:.1} ms: {} queues with {} commands; {closed} connections closed",
+            "generation {generation} goes on where generation {} stopped, after {:.1} ms: {} queues with {} commands, {} machines; {closed} connections closed",
             from.unwrap_or(0),
             pause.unwrap_or_default().as_secs_f64() * 1e3,
             conversion.queues,
             conversion.commands,
+            conversion.machines,
         );
         let news = News {
             pause,

@@ -144,6 +144,7 @@ impl Control {
             request,
             queues: inheritance.queues,
             commands: inheritance.commands,
+            machines: 0,
             closed: closed.into_iter().collect(),
         });
         self.handover = Handover::Converted(inheritance, without);

@@ -72,6 +72,7 @@ fn lane(lane: u32, volume: VolumeId, region: &Arc<Region>) -> (Lane, Arc<Volume>
         serial: "s".into(),
         hosts: vec![],
         any_host: true,
+        frontend: Default::default(),
     };
     let lane = Lane::new(
         LaneIndex(lane),

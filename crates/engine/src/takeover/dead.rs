@@ -216,6 +216,7 @@ pub(super) fn lane() -> ServedLane {
         serial: "s".into(),
         hosts: vec![],
         any_host: true,
+        frontend: Default::default(),
     };
     ServedLane {
         served: Served {

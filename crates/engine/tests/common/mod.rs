@@ -339,6 +339,7 @@ impl TestEngine {
             serial: format!("serial{volume}"),
             hosts: hosts.iter().map(|h| (*h).to_string()).collect(),
             any_host: hosts.is_empty(),
+            frontend: Default::default(),
         };
         self.order(|request| ToEngine::SetExport { request, export });
         nqn(volume)

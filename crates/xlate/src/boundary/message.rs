@@ -10,14 +10,21 @@
 //! without any effect outside itself and answers [`FromEngine::Converted`] (or `Refused`: what the
 //! dead engine left is of no use). [`ToEngine::Resume`] makes it act; listeners follow.
 //!
+//! **A machine** ([`Frontend::is_machine`]) has one client on a socket of its own, who hands over
+//! descriptors of its memory and interrupts. The daemon is given the socket and the machine file
+//! ([`FromEngine::Machine`]), and each descriptor ([`FromEngine::Deposits`]) *before* the message that it
+//! came with is acted on: so these are acknowledged ([`ToEngine::Deposited`]). A successor gets all of them
+//! ([`ToEngine::Machine`], [`ToEngine::Deposits`]) before [`ToEngine::SocketsEnd`].
+//!
 //! **Not here:** sockets ([`super::socket`]).
 
+pub use super::frontend::{Frontend, MAX_MACHINE_QUEUES};
 use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
 use forebay_nvme::reservation::Reservations;
 use serde::{Deserialize, Serialize};
 
 /// The language's version; a side that hears another one says so and hangs up.
-pub const BOUNDARY_VERSION: u32 = 4;
+pub const BOUNDARY_VERSION: u32 = 5;
 /// The longest message in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// The most faults or grants in one message.
@@ -62,7 +69,7 @@ pub struct VolumeConfig {
     pub extent_bytes: u32,
 }
 
-/// A volume shown to hosts as one NVMe subsystem with one namespace.
+/// A volume shown to hosts as one NVMe subsystem with one namespace, or to a machine as its disk.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct ExportConfig {
     /// Its identity.
@@ -77,6 +84,8 @@ pub struct ExportConfig {
     pub hosts: Vec<String>,
     /// Whether every host may.
     pub any_host: bool,
+    /// How it is reached. An export's frontend never changes.
+    pub frontend: Frontend,
 }
 
 /// How hosts should use the paths through a port: NVMe's asymmetric namespace access states, of those
@@ -275,6 +284,22 @@ pub enum ToEngine {
         /// Its address, the key.
         address: String,
     },
+    /// Accept a machine's client. Descriptor: the listening socket of its export, which is set.
+    SetMachineListener {
+        /// Returned in `Done`.
+        request: u64,
+        /// Whose.
+        export: ExportId,
+    },
+    /// The daemon holds the deposits up to this one, or has no room for some of them.
+    Deposited {
+        /// Which client's.
+        socket: u64,
+        /// The last number of the `Deposits` that this answers.
+        last: u32,
+        /// It holds them.
+        kept: bool,
+    },
     /// Extents lie here. Answers faults, or comes unasked.
     Grants {
         /// At most [`MAX_BATCH`], in this order.
@@ -376,6 +401,18 @@ pub enum ToEngine {
         /// At most [`MAX_DESCRIPTORS`](super::socket::MAX_DESCRIPTORS).
         sockets: Vec<u64>,
     },
+    /// A client of the dead engine. Descriptors: its socket and its machine file.
+    Machine {
+        /// The socket's number.
+        socket: u64,
+        /// Whose client it is.
+        export: ExportId,
+    },
+    /// Deposits of the client named last. Descriptors: as many, in this order.
+    Deposits {
+        /// At most [`MAX_DESCRIPTORS`](super::socket::MAX_DESCRIPTORS).
+        numbers: Vec<u32>,
+    },
     /// Those were all: convert.
     SocketsEnd,
     /// From here on the successor's state region is the truth: act.
@@ -396,6 +433,13 @@ pub enum Blamed {
         queue: u32,
         /// The command's slot.
         slot: Option<u16>,
+    },
+    /// A machine's command.
+    Machine {
+        /// Whose.
+        export: ExportId,
+        /// Its frontend's number for it.
+        slot: u16,
     },
     /// A connection that had said nothing of NVMe yet.
     Newcomer {
@@ -434,6 +478,12 @@ pub enum Held {
     Job(u64, Job),
     /// A connection. Descriptor: its socket.
     Socket(u64),
+    /// A machine's listener. Descriptor: its socket.
+    MachineListener(ExportId),
+    /// A machine's client. Descriptors: its socket and its machine file.
+    Machine(u64, ExportId),
+    /// Deposits of the client named last. Descriptors: as many, in this order.
+    Deposits(Vec<u32>),
     /// The memory that the state region's records refer to. Descriptor: its file.
     Memory,
 }
@@ -462,7 +512,37 @@ pub enum FromEngine {
         /// Its number: the generation that accepted it << 32 | a counter.
         socket: u64,
     },
-    /// A connection has ended.
+    /// A machine's client was accepted, and is the daemon's to keep too. Descriptors: its socket and its
+    /// machine file.
+    Machine {
+        /// Its number, among those of all sockets.
+        socket: u64,
+        /// Whose client it is.
+        export: ExportId,
+    },
+    /// Descriptors that a client sent, in a message that is not acted on before `Deposited`. Descriptors: as
+    /// many, in this order. Repeated to a new daemon, among what is held.
+    Deposits {
+        /// Which client's.
+        socket: u64,
+        /// Their numbers, rising; at most [`MAX_DESCRIPTORS`](super::socket::MAX_DESCRIPTORS).
+        numbers: Vec<u32>,
+    },
+    /// These deposits are used no more.
+    Withdrawn {
+        /// Which client's.
+        socket: u64,
+        /// Their numbers.
+        numbers: Vec<u32>,
+    },
+    /// A machine's client is gone, for people; `SocketGone` says so too.
+    MachineLeft {
+        /// Whose client it was.
+        export: ExportId,
+        /// Why.
+        why: String,
+    },
+    /// A connection has ended, or a machine's client with its deposits.
     SocketGone {
         /// Its number.
         socket: u64,
@@ -475,6 +555,8 @@ pub enum FromEngine {
         queues: u32,
         /// Their commands.
         commands: u32,
+        /// Machines' clients that go on.
+        machines: u32,
         /// Connections that can't go on: why, and how many for that reason.
         closed: Vec<(String, u32)>,
     },

@@ -22,6 +22,7 @@ use forebay_xlate::boundary::socket::MAX_DESCRIPTORS;
 use forebay_xlate::kill_point;
 use rustix::process::{Resource, getrlimit};
 
+use super::machines::Machines;
 use super::{AskError, Kind, Pending, Session};
 
 /// Descriptors that connections leave for everything else; half of them, where there are few.
@@ -32,13 +33,16 @@ const RESERVED_DESCRIPTORS: u64 = 512;
 pub(super) struct Deposit {
     memory: Option<Arc<OwnedFd>>,
     sockets: BTreeMap<u64, Arc<OwnedFd>>,
+    pub(super) machines: Machines,
+    /// The number of the one that was told of last.
+    pub(super) last_machine: u64,
     /// Connections that there was no room for.
     not_kept: u64,
 }
 
 /// The lowest descriptor that no connection may have. The kernel gives out the lowest that is free, so
 /// this counts whatever else is open.
-fn descriptors_end() -> u64 {
+pub(super) fn descriptors_end() -> u64 {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     limit - (limit / 2).min(RESERVED_DESCRIPTORS)
 }
@@ -72,7 +76,7 @@ impl Estate {
 
     /// Connections in it.
     pub(crate) fn sockets(&self) -> usize {
-        self.deposit.sockets.len()
+        self.deposit.sockets.len() + self.deposit.machines.len()
     }
 }
 
@@ -83,6 +87,8 @@ pub(crate) struct Conversion {
     pub(crate) queues: u32,
     /// Commands of theirs.
     pub(crate) commands: u32,
+    /// Machines' clients that go on.
+    pub(crate) machines: u32,
     /// Connections that don't: why, and how many.
     pub(crate) closed: Vec<(String, u32)>,
 }
@@ -118,7 +124,9 @@ impl Session {
     }
 
     pub(super) fn drop_socket(&self, socket: u64) {
-        self.deposit.borrow_mut().sockets.remove(&socket);
+        let mut deposit = self.deposit.borrow_mut();
+        deposit.sockets.remove(&socket);
+        deposit.machines.remove(&socket);
     }
 
     /// Connections that the engine has deposited.
@@ -177,6 +185,7 @@ impl Session {
             let (sockets, descriptors) = each.unzip();
             self.say_with(&ToEngine::Sockets { sockets }, descriptors);
         }
+        self.send_machines(&estate.deposit.machines);
         self.say(&ToEngine::SocketsEnd);
         kill_point!("daemon.sockets");
         Ok(pending)
@@ -193,6 +202,7 @@ impl Session {
         if let Some(estate) = estate.take() {
             let mut deposit = self.deposit.borrow_mut();
             deposit.sockets.extend(estate.deposit.sockets);
+            deposit.machines.extend(estate.deposit.machines);
         }
         self.request("going on", |request| ToEngine::Resume { request })
     }

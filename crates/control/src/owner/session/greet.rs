@@ -169,11 +169,19 @@ impl Session {
                 self.keep_socket(*socket, descriptors);
                 return None;
             }
+            Held::Machine(socket, export) => {
+                self.keep_machine(*socket, *export, descriptors);
+                return None;
+            }
+            Held::Deposits(numbers) => {
+                self.keep_deposits_of_last(numbers, descriptors);
+                return None;
+            }
             Held::Memory => {
                 self.keep_memory(descriptors);
                 return None;
             }
-            Held::Volume(_) | Held::Export(_) | Held::Listener(_) => {}
+            Held::Volume(_) | Held::Export(_) | Held::Listener(_) | Held::MachineListener(_) => {}
         }
         Some((held, descriptors))
     }

@@ -114,6 +114,7 @@ impl Line {
         let converted = FromEngine::Converted {
             request: self.life.fake.given.request,
             queues: 2,
+            machines: 0,
             commands: 5,
             closed: vec![("damaged records".to_owned(), 1)],
         };
@@ -195,6 +196,7 @@ fn a_successor_gets_everything_and_acts_when_told() {
         assert!(line.position(is_resume).unwrap() < line.position(is_listener).unwrap());
         let conversion = Conversion {
             queues: 2,
+            machines: 0,
             commands: 5,
             closed: vec![("damaged records".to_owned(), 1)],
         };

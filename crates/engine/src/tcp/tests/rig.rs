@@ -111,6 +111,7 @@ pub(super) fn rig_on(kind: &str) -> Rig {
         serial: "s".into(),
         hosts: vec![],
         any_host: true,
+        frontend: Default::default(),
     };
     core.set_lane(Lane::new(
         LaneIndex(3),

@@ -141,6 +141,7 @@ fn engine(dir: &std::path::Path, generation: u64) -> Engine {
         serial: "s".into(),
         hosts: vec![],
         any_host: true,
+        frontend: Default::default(),
     });
     // Another place in each generation.
     let lane = LaneIndex(generation as u32 % 7);

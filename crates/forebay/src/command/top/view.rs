@@ -289,6 +289,8 @@ pub(super) mod tests {
             in_flight: queue,
             parked: 0,
             queues: 1,
+            copied_bytes: 0,
+            interrupts: 0,
         }
     }
 

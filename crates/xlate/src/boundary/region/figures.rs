@@ -198,9 +198,13 @@ cells! {
         pub parked: AtomicU64,
         /// Faults since the start.
         pub faults: AtomicU64,
-        /// Connections open now.
+        /// Connections open now; of a machine's, 1 while it has a client.
         pub connections: AtomicU64,
-        reserved: [AtomicU64; 25],
+        /// Bytes that were copied on their way between a machine's memory and the devices.
+        pub copied_bytes: AtomicU64,
+        /// Interrupts raised for a machine.
+        pub interrupts: AtomicU64,
+        reserved: [AtomicU64; 23],
         /// By [`OpKind`].
         pub ops: [OpStats; 4],
     }

@@ -40,7 +40,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBREGION");
 /// Layout version.
-pub const REGION_VERSION: u64 = 5;
+pub const REGION_VERSION: u64 = 6;
 /// Lanes (exports) that a region has room for.
 pub const MAX_LANES: usize = 1024;
 /// Controllers (hosts attached).
