@@ -23,8 +23,9 @@
 
 use super::io::{CommandRef, IoOp, Stage, Token};
 use super::{Core, OWNER_WAIT_LIMIT_NS};
+use crate::lane::LaneIndex;
 use forebay_nvme::Status;
-use forebay_xlate::boundary::region::MAX_QUEUES;
+use forebay_xlate::boundary::region::{MAX_LANES, MAX_QUEUES};
 use forebay_xlate::{DeviceIndex, VolumeId, kill_point};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -81,6 +82,8 @@ pub(super) struct Span {
     pub(super) write: bool,
     pub(super) devices: Devices,
     pub(super) of: Of,
+    /// The machine whose memory it may still read or write until its fence.
+    pub(super) machine: Option<LaneIndex>,
     /// Set by [`Carried::push`]; rising.
     pub(super) number: u64,
 }
@@ -104,8 +107,9 @@ pub(super) struct Carried {
     next_number: u64,
     /// Something ended since those that wait were looked at.
     look: bool,
-    /// The queues whose connection closed in this turn, and whether there are any.
+    /// The queues whose connection closed in this turn, the lanes whose machine left, and whether there are any.
     closed: Box<[bool]>,
+    left: Box<[bool]>,
     any_closed: bool,
     fenced: [bool; 256],
     /// Not served yet, but they will be before their fence.
@@ -120,6 +124,7 @@ impl Carried {
             next_number: 0,
             look: false,
             closed: vec![false; MAX_QUEUES].into(),
+            left: vec![false; MAX_LANES].into(),
             any_closed: false,
             fenced: [false; 256],
             expected: [false; 256],
@@ -217,8 +222,25 @@ impl Core {
     /// Takes over what a dead engine had in flight, the oldest first: before any of its commands, or
     /// any new one, is started, and after every device that is served before its fence, or expected to be.
     pub fn carry(&mut self, carried: &[CarriedSpan]) {
+        self.carry_for(None, carried);
+    }
+
+    /// The same of a machine: what is at devices may still touch its memory ([`Core::may_touch_memory_of`]).
+    pub fn carry_machine(&mut self, lane: LaneIndex, carried: &[CarriedSpan]) {
+        self.carry_for(Some(lane), carried);
+    }
+
+    /// Whether a dead engine may still have something at a device that reads or writes a machine's memory. Until it
+    /// hasn't, no memory is given back, and no reset is answered.
+    pub fn may_touch_memory_of(&self, lane: LaneIndex) -> bool {
+        let mut spans = self.carried.volumes.values().flat_map(|v| &v.spans);
+        spans.any(|span| span.machine == Some(lane) && span.devices != Devices::None)
+    }
+
+    fn carry_for(&mut self, machine: Option<LaneIndex>, carried: &[CarriedSpan]) {
         for new in carried {
             let span = Span {
+                machine,
                 bytes: new.bytes.clone(),
                 write: new.write,
                 devices: self.still_to_pass(new.devices),
@@ -310,16 +332,30 @@ impl Core {
         }
     }
 
+    /// The same of a lane's machine, which left or was reset: of all its commands.
+    pub fn orphan_machine(&mut self, lane: LaneIndex) {
+        self.leave_spans();
+        if let Some(left) = self.carried.left.get_mut(lane.0 as usize) {
+            *left = true;
+            self.carried.any_closed = true;
+            self.carried.busy = true;
+        }
+    }
+
     #[cold]
     pub(super) fn settle_orphans(&mut self) {
         if !std::mem::take(&mut self.carried.any_closed) {
             return;
         }
         let mut queues = std::mem::take(&mut self.carried.closed);
-        let closed = |queue: u32| queues.get(queue as usize).is_some_and(|closed| *closed);
+        let mut lanes = std::mem::take(&mut self.carried.left);
+        let closed = |command: CommandRef| match (command.queue(), command.machine_lane()) {
+            (Some(queue), _) => queues.get(queue as usize).is_some_and(|closed| *closed),
+            (None, lane) => lane.is_some_and(|lane| lanes.get(lane.0 as usize) == Some(&true)),
+        };
         let now = self.now_ns;
         for io in &mut self.ios {
-            if io.stage != Stage::Free && closed(io.record.queue()) {
+            if io.stage != Stage::Free && closed(io.record) {
                 // Nothing more of it goes to a device; what waits, waits no longer.
                 io.deadline_ns = now;
                 if io.status == Status::SUCCESS {
@@ -330,13 +366,13 @@ impl Core {
         self.tick();
         let known: Vec<VolumeId> = self.carried.volumes.keys().copied().collect();
         for volume in known {
-            let gone = |of| matches!(of, Of::Command(command) if closed(command.queue()));
+            let gone = |of| matches!(of, Of::Command(command) if closed(command));
             self.carried.ended(volume, gone);
         }
         for index in 0..self.ios.len() as u32 {
             let io = &self.ios[index as usize];
             let left = io.slices > 0 || io.stage == Stage::Releasing;
-            if !left || !closed(io.record.queue()) || !io.op.writes() {
+            if !left || !closed(io.record) || !io.op.writes() {
                 continue;
             }
             let Some(volume) = self.volume_of(io) else {
@@ -351,13 +387,16 @@ impl Core {
                     write: true,
                     devices: Devices::None,
                     of: Of::Io(index),
+                    machine: None,
                     number: 0,
                 };
                 self.carried.push(volume, span);
             }
         }
         queues.fill(false);
+        lanes.fill(false);
         self.carried.closed = queues;
+        self.carried.left = lanes;
     }
 
     /// The bytes of its volume that a command concerns.

@@ -27,12 +27,16 @@ pub(super) enum Put {
     NoDevice,
     /// Refused.
     Failed(Errno),
+    /// It has no memory for it.
+    NoMemory,
 }
 
 /// The status that a device's error becomes.
 pub(super) fn status_of(errno: Errno, write: bool) -> Status {
     match errno {
         Errno::NOSPC | Errno::DQUOT => Status::CAPACITY_EXCEEDED,
+        // A machine's memory is gone: no device says so.
+        Errno::FAULT => Status::DATA_TRANSFER_ERROR,
         _ if write => Status::WRITE_FAULT,
         _ => Status::UNRECOVERED_READ_ERROR,
     }
@@ -122,6 +126,9 @@ impl Core {
                     if let Some(buffer) = io.buffer.as_mut() {
                         let from = io.cursor as usize;
                         buffer.as_mut_slice()[from..from + n as usize].fill(0);
+                    } else if !self.machines.zero(i, io, n as u32) {
+                        io.status = Status::INTERNAL_ERROR;
+                        break;
                     }
                     io.cursor += n;
                     continue;
@@ -145,10 +152,7 @@ impl Core {
             let run = run(&volume.table, extent, word, limit);
             n = left.min(run * extent_bytes - within);
             let (id, from) = (volume.id(), io.cursor as u32);
-            let Some(part) = io.buffer.as_ref().and_then(|b| b.part(from, n as u32)) else {
-                io.status = Status::INTERNAL_ERROR;
-                break;
-            };
+            let part = io.buffer.as_ref().and_then(|b| b.part(from, n as u32));
             let Some(device_at) = self.device_offset(word, within) else {
                 self.set_aside(token, Stage::DeviceWait);
                 return;
@@ -159,18 +163,24 @@ impl Core {
             {
                 continue;
             }
-            let op = match (write, fua) {
-                (false, _) => Op::read(device_at, part),
-                (true, false) => Op::write(device_at, part),
-                (true, true) => Op::write(device_at, part).with_dsync(),
-            };
             let span = SliceSpan {
                 volume: id,
                 range: ExtentRange::new(extent, run),
                 write,
                 number: 0,
             };
-            match self.put(i, word, op, span) {
+            let put = match part {
+                Some(part) => {
+                    let op = match (write, fua) {
+                        (false, _) => Op::read(device_at, part),
+                        (true, false) => Op::write(device_at, part),
+                        (true, true) => Op::write(device_at, part).with_dsync(),
+                    };
+                    self.put(i, word, op, span)
+                }
+                None => self.put_pieces(i, word, device_at, n as u32, fua, span),
+            };
+            match put {
                 Put::Ok => {
                     self.ios[i].cursor += n;
                 }
@@ -187,6 +197,7 @@ impl Core {
                     return;
                 }
                 Put::Failed(errno) => self.ios[i].status = status_of(errno, write),
+                Put::NoMemory => self.ios[i].status = Status::INTERNAL_ERROR,
             }
         }
         self.moved(token);
@@ -236,7 +247,10 @@ impl Core {
             Submitted::Queued => {
                 // From when the ring is entered on, a successor must reckon with it. What was done at once
                 // has no end that could come late.
-                self.commands[self.ios[io].record.place()].submit_to(device);
+                let record = self.ios[io].record;
+                if !record.is_machine() {
+                    self.commands[record.place()].submit_to(device);
+                }
                 let span = SliceSpan {
                     number: self.drains.begin(),
                     ..span
@@ -244,6 +258,7 @@ impl Core {
                 self.slices[index as usize] = Some(Slice {
                     io: io as u32,
                     device,
+                    bounced: false,
                     op,
                     span,
                 });
@@ -323,6 +338,9 @@ impl Core {
             return;
         };
         self.free_slices.push(index as u32);
+        if slice.bounced {
+            self.bounce_ended(index, &slice, error.is_none());
+        }
         if let Some(errno) = error {
             self.count_error(slice.device, &slice.op, errno);
         }

@@ -112,7 +112,7 @@ impl Core {
         });
         self.fused.count += 1;
         self.carried.compares();
-        self.begin(new, index);
+        self.begin(new, index, 0);
         Ok(())
     }
 
@@ -220,7 +220,9 @@ impl Core {
     /// The compare of a compare-and-write has passed.
     fn write_passed(&mut self, token: Token) {
         let io = &mut self.ios[token.index()];
-        self.commands[io.record.place()].pass();
+        if !io.record.is_machine() {
+            self.commands[io.record.place()].pass();
+        }
         kill_point!("fused.passed");
         if let IoOp::CompareAndWrite {
             offset_bytes,
@@ -279,6 +281,7 @@ impl Core {
                 write: true,
                 devices: Devices::None,
                 of: Of::Io(of),
+                machine: None,
                 number: 0,
             };
             self.carried.push(volume, span);

@@ -56,16 +56,27 @@ impl CommandRef {
         Self(Blame::command(queue, slot) as u32)
     }
 
-    /// Its place among the commands of all queues.
+    /// Its place among the commands of all queues. Of a machine's it means nothing.
     #[inline]
     pub const fn place(self) -> usize {
         self.0 as usize % (MAX_QUEUES * MAX_QUEUE_ENTRIES)
     }
 
-    /// Queue slot.
+    /// Queue slot; none of a machine's.
     #[inline]
-    pub const fn queue(self) -> u32 {
-        (self.place() / MAX_QUEUE_ENTRIES) as u32
+    pub const fn queue(self) -> Option<u32> {
+        match self.is_machine() {
+            true => None,
+            false => Some((self.place() / MAX_QUEUE_ENTRIES) as u32),
+        }
+    }
+
+    /// The lane of a machine's command.
+    pub const fn machine_lane(self) -> Option<LaneIndex> {
+        match Blame::machine_of_word(self.0 as u64) {
+            Some((lane, _)) => Some(LaneIndex(lane)),
+            None => None,
+        }
     }
 
     /// Who is to blame while a reactor is busy with it.
@@ -260,6 +271,10 @@ pub(super) struct Io {
     pub parked_before: u32,
     /// Which use of the slot: stale answers are ignored.
     pub generation: u32,
+    /// Entries of its list ([`super::machine`]); 0: it has none.
+    pub pieces: u8,
+    /// Those before this one are submitted.
+    pub piece_at: u8,
 }
 
 impl Io {
@@ -286,6 +301,8 @@ impl Io {
             releasing: 0,
             parked_before: NONE,
             generation: 0,
+            pieces: 0,
+            piece_at: 0,
         }
     }
 }

@@ -13,6 +13,7 @@ mod flush;
 mod fused;
 mod io;
 mod jobs;
+mod machine;
 mod parked;
 mod reserve;
 mod settle;
@@ -44,6 +45,7 @@ use forebay_xlate::drain::{Drains, SliceSpan};
 use forebay_xlate::{ExtentRange, Rights, VolumeId, kill_point};
 use fused::Fused;
 use jobs::Jobs;
+use machine::Machines;
 use parked::ParkedTable;
 use settle::Settles;
 use staging::Staging;
@@ -80,6 +82,8 @@ pub struct ServedDevice {
 struct Slice {
     io: u32,
     device: u8,
+    /// Its bytes go through a buffer of ours ([`machine`]).
+    bounced: bool,
     op: Op,
     span: SliceSpan,
 }
@@ -122,6 +126,7 @@ pub struct Core {
     done: VecDeque<DoneIo>,
     /// Those of machines.
     machines_done: VecDeque<DoneIo>,
+    machines: Machines,
     upcalls: VecDeque<Upcall>,
     wake_armed: bool,
 }
@@ -160,6 +165,7 @@ impl Core {
             jobs: Jobs::new(),
             done: VecDeque::with_capacity(MAX_IOS),
             machines_done: VecDeque::with_capacity(MAX_IOS),
+            machines: Machines::new(),
             upcalls: VecDeque::with_capacity(4 * MAX_IOS),
             wake_armed: false,
         }
@@ -216,6 +222,10 @@ impl Core {
     /// Counts in the state region that an operation on a device failed.
     #[cold]
     fn count_error(&self, device: u8, op: &Op, errno: Errno) {
+        if errno == Errno::FAULT {
+            // Its own machine's memory was gone, which is no fault of the device.
+            return;
+        }
         let what = match op.kind() {
             OpKind::Read => DeviceOp::Read,
             OpKind::Flush => DeviceOp::Flush,
@@ -244,14 +254,16 @@ impl Core {
             self.settle_orphans();
         }
         match self.free_ios.pop() {
-            Some(index) => self.begin(new, index),
+            Some(index) => self.begin(new, index, 0),
             None => return Err(new),
         }
         Ok(())
     }
 
-    /// Begins a command in a place of the slab that was free: nothing can refuse it any more.
-    fn begin(&mut self, new: NewIo, index: u32) {
+    /// Begins a command in a place of the slab that was free: nothing can refuse it any more. So many entries of its list
+    /// are its memory.
+    #[inline]
+    fn begin(&mut self, new: NewIo, index: u32, pieces: u8) {
         let token = Token::take(index);
         let now = self.now_ns;
         let io = &mut self.ios[token.index()];
@@ -265,6 +277,7 @@ impl Core {
             deadline_ns: now + OWNER_WAIT_LIMIT_NS,
             stage: Stage::Moving,
             generation: io.generation.wrapping_add(1),
+            pieces,
             ..Io::empty()
         };
         match self
@@ -295,6 +308,7 @@ impl Core {
                     started_ns: now,
                 };
                 io.stage = Stage::Free;
+                self.machines.let_go(token.index());
                 self.free_ios.push(token.entrust());
                 self.give_back(done);
                 self.carried_refused(new.record);
@@ -315,8 +329,11 @@ impl Core {
     }
 
     #[inline]
-    fn give_back(&mut self, done: DoneIo) {
+    fn give_back(&mut self, mut done: DoneIo) {
         if done.owner.is_machine() {
+            if let Some(buffer) = done.buffer.take() {
+                self.staging.give(buffer);
+            }
             self.machines_done.push_back(done);
         } else {
             self.done.push_back(done);
@@ -334,6 +351,10 @@ impl Core {
         let io = &mut self.ios[token.index()];
         debug_assert_eq!(io.slices, 0, "a command ends when its slices have");
         io.stage = Stage::Free;
+        if io.pieces > 0 {
+            self.machines.let_go(token.index());
+        }
+        let io = &mut self.ios[token.index()];
         let lane = io.lane;
         let done = DoneIo {
             owner: io.owner,
@@ -569,6 +590,7 @@ impl Core {
     /// Whether anything must be tried again without an event to wait for.
     pub fn must_turn(&self) -> bool {
         !self.done.is_empty()
+            || !self.machines_done.is_empty()
             || !self.ring_wait.is_empty()
             || !self.slice_again.is_empty()
             || self.slices_freed && self.slice_waits > 0

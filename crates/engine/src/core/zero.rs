@@ -180,6 +180,7 @@ impl Core {
                     return;
                 }
                 Put::Failed(errno) => self.ios[i].status = status_of(errno, true),
+                Put::NoMemory => self.ios[i].status = Status::INTERNAL_ERROR,
             }
         }
         self.moved(token);

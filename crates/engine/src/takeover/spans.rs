@@ -140,7 +140,7 @@ impl Spans {
     /// A queue doesn't go on after all.
     pub(super) fn disown(&mut self, queue: u32) {
         for aged in &mut self.all {
-            if aged.span.command.is_some_and(|c| c.queue() == queue) {
+            if aged.span.command.is_some_and(|c| c.queue() == Some(queue)) {
                 aged.span.command = None;
                 aged.reactor = None;
             }

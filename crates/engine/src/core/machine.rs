@@ -1,0 +1,313 @@
+//! Commands whose bytes lie in a machine's memory.
+//!
+//! **Design.** Such a command has no staging buffer, but a list of pieces of its machine's memory, in a fixed table
+//! beside the slab ([`forebay_device::Vectors`]). A slice names the entries of that list that are its bytes; where a slice
+//! ends within an entry, that is cut in two. So devices read and write the machine's memory directly, and nothing is
+//! copied. Its [`Hold`] keeps the memory mapped until it ends, which no command does before all its slices have ended:
+//! whoever takes memory away waits for that ([`forebay_guest::Retired`]), and nothing touches it afterwards.
+//!
+//! What a device can't take as it is (unaligned for direct I/O) *bounces*: that slice goes through a staging buffer, and
+//! its bytes are counted (`copied_bytes`), as are those of a Compare. What is compared, and the ranges of a Deallocate,
+//! are copied once before the command begins, so that they are the same whenever they are looked at.
+//!
+//! **Not here:** how a frontend finds the pieces, and what it does of a client that goes away.
+
+#![allow(unsafe_code)]
+
+use super::dispatch::Put;
+use super::fused::Expected;
+use super::io::{Io, IoOp, NewIo};
+use super::staging::StagingBuffer;
+use super::{Core, MAX_IOS, MAX_SLICES, Slice};
+use crate::lane::LaneIndex;
+use forebay_device::{Bufs, Op, Vectors};
+use forebay_guest::{Hold, MAX_PIECES, Pieces};
+use forebay_xlate::Word;
+use forebay_xlate::boundary::region::bump;
+use forebay_xlate::drain::SliceSpan;
+
+/// Entries of a command's list: its pieces, and one more for each place where slices cut one in two. Those are where
+/// extents end, of which the shortest is 64 KiB.
+const LIST: usize = 160;
+const _: () = assert!(LIST <= u8::MAX as usize);
+const _: () = assert!(MAX_PIECES + (super::staging::MAX_TRANSFER_BYTES as usize >> 16) < LIST);
+
+/// A slice whose bytes go through a buffer of ours.
+#[derive(Debug)]
+struct Bounce {
+    buffer: StagingBuffer,
+    /// Its command's memory.
+    bufs: Bufs,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Machines {
+    /// By the command's place in the slab. `None`: there was no memory for them.
+    lists: Option<Vectors>,
+    /// What keeps them mapped.
+    holds: Vec<Hold>,
+    /// By the slice's place.
+    bounces: Vec<Option<Bounce>>,
+}
+
+impl Machines {
+    pub(super) fn new() -> Self {
+        Self {
+            lists: Vectors::new(MAX_IOS, LIST).ok(),
+            holds: (0..MAX_IOS).map(|_| Hold::default()).collect(),
+            bounces: (0..MAX_SLICES).map(|_| None).collect(),
+        }
+    }
+
+    /// A command has ended, or never began: its memory may be unmapped.
+    #[inline]
+    pub(super) fn let_go(&mut self, io: usize) {
+        self.holds[io] = Hold::default();
+    }
+
+    /// Takes over a command's pieces; how many entries they are.
+    fn take(&mut self, io: usize, pieces: &mut Pieces) -> u8 {
+        let Some(lists) = &mut self.lists else {
+            return 0;
+        };
+        for (at, slice) in pieces.slices().iter().enumerate() {
+            // SAFETY: what keeps it mapped is kept below, until the command has ended; no command ends before all its
+            // slices have, and none but this command's operations name the entry. Whether it may be written was
+            // asked before the command was taken.
+            let buf = unsafe { slice.buf() };
+            if !lists.set(io, at, buf) {
+                return 0;
+            }
+        }
+        let count = pieces.count() as u8;
+        self.holds[io] = pieces.take();
+        count
+    }
+
+    /// The entries that are the next `len_bytes` of a command; `None` if there are none.
+    #[inline]
+    fn next(&mut self, index: usize, io: &mut Io, len_bytes: u32) -> Option<Bufs> {
+        let (at, pieces) = (usize::from(io.piece_at), usize::from(io.pieces));
+        let lists = self.lists.as_mut().filter(|_| at < pieces)?;
+        let (count, cut) = lists.cut(index, at, pieces, len_bytes)?;
+        // A list has fewer than 256.
+        io.pieces += u8::from(cut);
+        // SAFETY: set when the command began, and kept mapped until it ends. Entries before `piece_at` are of
+        // operations that were submitted, and cut by nobody; those from there on are of none.
+        unsafe { lists.bufs(index, at, count) }
+    }
+
+    /// Fills the next `len_bytes` of a command with zeros; false if it has no such memory.
+    #[cold]
+    pub(super) fn zero(&mut self, index: usize, io: &mut Io, len_bytes: u32) -> bool {
+        let Some(bufs) = self.next(index, io, len_bytes) else {
+            return false;
+        };
+        for buf in bufs.iter() {
+            // SAFETY: a piece of the machine's memory that is mapped until the command ends, and may be written: the
+            // command reads into it.
+            unsafe { buf.ptr().write_bytes(0, buf.len_bytes() as usize) };
+        }
+        io.piece_at += bufs.count() as u8;
+        true
+    }
+}
+
+/// Copies between a buffer and as much of a machine's memory.
+///
+/// # Safety
+/// The memory is mapped, and for `into` it may be written.
+unsafe fn copy(buffer: &mut StagingBuffer, bufs: Bufs, into: bool) {
+    let mut rest = buffer.as_mut_slice();
+    for buf in bufs.iter() {
+        let Some((ours, later)) = rest.split_at_mut_checked(buf.len_bytes() as usize) else {
+            return;
+        };
+        let memory = buf.ptr().as_ptr();
+        // SAFETY: as long as each other, and mapped, as the caller says; staging memory is nobody's but ours.
+        unsafe {
+            if into {
+                memory.copy_from_nonoverlapping(ours.as_ptr(), ours.len());
+            } else {
+                memory.copy_to_nonoverlapping(ours.as_mut_ptr(), ours.len());
+            }
+        }
+        rest = later;
+    }
+}
+
+impl Core {
+    /// Begins a machine's command. Its bytes lie in its memory, in pieces as long as the operation says (and to be
+    /// written if it reads); or its frontend has made a buffer of them, and there are no pieces. It comes back through
+    /// [`Core::next_machine_done`], once, and without a buffer.
+    ///
+    /// # Errors
+    /// The command itself, when there is no room or memory for it now; then nothing was taken of the pieces.
+    pub fn start_machine(&mut self, mut new: NewIo, pieces: &mut Pieces) -> Result<(), NewIo> {
+        let len_bytes = match new.op {
+            IoOp::Read { len_bytes, .. } | IoOp::Write { len_bytes, .. } => {
+                return self.start_direct(new, pieces, len_bytes);
+            }
+            IoOp::Compare { len_bytes, .. } => len_bytes,
+            IoOp::Deallocate { ranges } => u32::from(ranges) * 16,
+            IoOp::Flush | IoOp::WriteZeroes { .. } | IoOp::CompareAndWrite { .. } => 0,
+        };
+        if !self.may_start(new.lane) {
+            return Err(new);
+        }
+        let copies = len_bytes > 0 && new.buffer.is_none() && pieces.len_bytes() >= len_bytes;
+        if copies {
+            let Some(mut buffer) = self.staging.take(len_bytes) else {
+                return Err(new);
+            };
+            // So many there are, as was just looked at.
+            let _ = pieces.read(0, buffer.as_mut_slice());
+            new.buffer = Some(buffer);
+        }
+        let (lane, compares) = (new.lane, matches!(new.op, IoOp::Compare { .. }));
+        let started = match compares {
+            true => self.start_comparing(new, Expected::default()),
+            false => self.start(new),
+        };
+        match started {
+            Ok(()) if copies && compares => self.copied(lane, len_bytes),
+            Ok(()) => {}
+            Err(mut new) => {
+                if copies && let Some(buffer) = new.buffer.take() {
+                    self.staging.give(buffer);
+                }
+                return Err(new);
+            }
+        }
+        pieces.clear();
+        Ok(())
+    }
+
+    /// Begins a read or a write.
+    #[inline]
+    fn start_direct(
+        &mut self,
+        new: NewIo,
+        pieces: &mut Pieces,
+        len_bytes: u32,
+    ) -> Result<(), NewIo> {
+        if !self.may_start(new.lane) {
+            return Err(new);
+        }
+        if self.carried.any() {
+            self.settle_orphans();
+        }
+        let Some(index) = self.free_ios.pop() else {
+            return Err(new);
+        };
+        // One without memory ends with an error.
+        let fits = pieces.len_bytes() >= len_bytes
+            && (pieces.is_writable() || !matches!(new.op, IoOp::Read { .. }));
+        let count = match fits {
+            true => self.machines.take(index as usize, pieces),
+            false => 0,
+        };
+        pieces.clear();
+        self.begin(new, index, count);
+        Ok(())
+    }
+
+    /// Puts a slice of a command to its device, whose bytes are the next `len_bytes` of its machine's memory.
+    pub(super) fn put_pieces(
+        &mut self,
+        io: usize,
+        word: Word,
+        device_at: u64,
+        len_bytes: u32,
+        fua: bool,
+        span: SliceSpan,
+    ) -> Put {
+        let Some(bufs) = self.machines.next(io, &mut self.ios[io], len_bytes) else {
+            return Put::NoMemory;
+        };
+        let op = match (span.write, fua) {
+            (false, _) => Op::read_pieces(device_at, bufs),
+            (true, false) => Op::write_pieces(device_at, bufs),
+            (true, true) => Op::write_pieces(device_at, bufs).with_dsync(),
+        };
+        let served = self.devices[usize::from(word.device().0)].as_ref();
+        let put = match served.is_none_or(|served| served.device.takes(&op)) {
+            true => self.put(io, word, op, span),
+            false => self.put_bounced(io, word, (device_at, bufs, fua), span),
+        };
+        if let Put::Ok = put {
+            self.ios[io].piece_at += bufs.count() as u8;
+        }
+        put
+    }
+
+    /// The same through a buffer of ours.
+    #[cold]
+    fn put_bounced(
+        &mut self,
+        io: usize,
+        word: Word,
+        (device_at, bufs, fua): (u64, Bufs, bool),
+        span: SliceSpan,
+    ) -> Put {
+        let len_bytes = bufs.len_bytes();
+        let Some(mut buffer) = self.staging.take(len_bytes) else {
+            // Tried again every turn.
+            return Put::NoRoom;
+        };
+        if span.write {
+            // SAFETY: the command's own pieces, mapped until it ends.
+            unsafe { copy(&mut buffer, bufs, false) };
+        }
+        let op = match (buffer.part(0, len_bytes), span.write, fua) {
+            (None, ..) => {
+                self.staging.give(buffer);
+                return Put::NoMemory;
+            }
+            (Some(part), false, _) => Op::read(device_at, part),
+            (Some(part), true, false) => Op::write(device_at, part),
+            (Some(part), true, true) => Op::write(device_at, part).with_dsync(),
+        };
+        // Where it will be, if it is queued.
+        let index = self.free_slices.last().map_or(0, |index| *index as usize);
+        let put = self.put(io, word, op, span);
+        let Put::Ok = put else {
+            self.staging.give(buffer);
+            return put;
+        };
+        self.copied(self.ios[io].lane, len_bytes);
+        let bounce = Bounce { buffer, bufs };
+        match self.slices[index].as_mut() {
+            Some(slice) => {
+                slice.bounced = true;
+                self.machines.bounces[index] = Some(bounce);
+            }
+            None => self.bounced(bounce, !span.write),
+        }
+        Put::Ok
+    }
+
+    /// A slice that went through a buffer of ours has ended.
+    #[cold]
+    pub(super) fn bounce_ended(&mut self, index: usize, slice: &Slice, good: bool) {
+        if let Some(bounce) = self.machines.bounces[index].take() {
+            self.bounced(bounce, good && !slice.span.write);
+        }
+    }
+
+    fn bounced(&mut self, mut bounce: Bounce, read: bool) {
+        if read {
+            // SAFETY: the pieces of a command that reads and has not ended: mapped, and to be written.
+            unsafe { copy(&mut bounce.buffer, bounce.bufs, true) };
+        }
+        self.staging.give(bounce.buffer);
+    }
+
+    /// Counts bytes of a machine that were copied.
+    fn copied(&mut self, lane: LaneIndex, bytes: u32) {
+        if let Some(lane) = self.lane(lane) {
+            bump(&lane.record().copied_bytes, u64::from(bytes));
+        }
+    }
+}
