@@ -20,6 +20,7 @@ mod discovery;
 mod error;
 mod handshake;
 pub mod load;
+pub mod machine;
 mod queue;
 mod session;
 mod tx;

@@ -67,12 +67,23 @@ pub(crate) struct LoadArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Pattern {
+pub(super) enum Pattern {
     Read,
     Write,
     Randread,
     Randwrite,
     Randrw,
+}
+
+impl Pattern {
+    /// The share of reads; `mixed` is that of [`Pattern::Randrw`].
+    pub(super) fn read_percent(self, mixed: u8) -> u8 {
+        match self {
+            Self::Read | Self::Randread => 100,
+            Self::Write | Self::Randwrite => 0,
+            Self::Randrw => mixed,
+        }
+    }
 }
 
 impl LoadArgs {
@@ -81,11 +92,7 @@ impl LoadArgs {
             .map_err(|_| Failure::new(format!("--bs {} is too large", self.bs)))?;
         Ok(LoadSpec {
             nsid: self.nsid,
-            read_percent: match self.rw {
-                Pattern::Read | Pattern::Randread => 100,
-                Pattern::Write | Pattern::Randwrite => 0,
-                Pattern::Randrw => self.read_percent,
-            },
+            read_percent: self.rw.read_percent(self.read_percent),
             access: match self.rw {
                 _ if self.once_per.is_some() => Access::Once {
                     stride_bytes: self.once_per.unwrap_or_default(),
@@ -118,7 +125,7 @@ pub(crate) fn load(output: Output, args: &LoadArgs) -> Outcome {
 }
 
 /// Whether it was a load at all.
-fn judge(report: &Report) -> Outcome {
+pub(super) fn judge(report: &Report) -> Outcome {
     if report.errors > 0 {
         return Err(Failure::new(format!(
             "{} commands ended with an error",

@@ -1,6 +1,6 @@
 //! `forebay bench`: measured loads.
 //!
-//! Purpose: `load` puts a load on any NVMe/TCP target, `demo` shows the whole system at work.
+//! Purpose: `load` puts a load on any NVMe/TCP target, `machine` on any virtual machine's disk, `demo` shows the whole system at work.
 //! Design: the load generator and the verification are the initiator's; here are options, the demo's
 //! own daemon, and the tables.
 //! Not here: benchmarks against others (`cargo xtask bench`).
@@ -8,6 +8,7 @@
 mod daemon;
 mod demo;
 mod load;
+mod machine;
 mod report;
 mod together;
 mod verify;
@@ -23,11 +24,14 @@ pub(crate) enum BenchCommand {
     Demo(demo::DemoArgs),
     /// Put a load on an NVMe/TCP target
     Load(load::LoadArgs),
+    /// Put a load on a virtual machine's disk: vhost-user-blk, or NVMe over vfio-user
+    Machine(machine::MachineArgs),
 }
 
 pub(crate) fn bench(output: Output, command: &BenchCommand) -> Outcome {
     match command {
         BenchCommand::Demo(args) => demo::demo(output, args),
         BenchCommand::Load(args) => load::load(output, args),
+        BenchCommand::Machine(args) => machine::machine(output, args),
     }
 }

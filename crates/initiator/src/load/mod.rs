@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+pub(crate) use report::Outcome;
 pub use report::{LoadReport, OpReport};
 pub(crate) use rng::{Rng, mix};
 

@@ -109,7 +109,7 @@ impl fmt::Display for VerifyReport {
 }
 
 /// Judges a block and tells the model what was seen.
-pub(super) fn check_block(
+pub(crate) fn check_block(
     report: &mut VerifyReport,
     model: &mut Model,
     seed: u64,

@@ -10,9 +10,9 @@
 //!
 //! What it does *not* do: several queues, FUA, deallocation, or keep its memory beyond the process.
 
-mod check;
+pub(crate) mod check;
 mod link;
-mod model;
+pub(crate) mod model;
 pub mod pattern;
 mod verifier;
 

@@ -1,0 +1,61 @@
+//! Event descriptors: how a driver kicks and is interrupted.
+//!
+//! Design: an eventfd that never blocks; waiting is a poll with a limit, which also sees that the socket was closed.
+//! What it does *not* do: count.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::Error;
+
+#[derive(Debug)]
+pub(crate) struct Event(OwnedFd);
+
+impl Event {
+    pub(crate) fn new() -> Result<Self, Error> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        fd.map(Self)
+            .map_err(|errno| Error::system("make an eventfd")(errno.into()))
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    pub(crate) fn raise(&self) {
+        // A full one is raised already.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Takes what was raised; false: nothing was.
+    pub(crate) fn take(&self) -> bool {
+        rustix::io::read(&self.0, &mut [0; 8]).is_ok()
+    }
+
+    /// Waits until it is raised, and takes that. False: the limit came first.
+    pub(crate) fn wait(&self, limit: Duration) -> Result<bool, Error> {
+        let limit = Timespec {
+            tv_sec: limit.as_secs() as i64,
+            tv_nsec: i64::from(limit.subsec_nanos()),
+        };
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        match poll(&mut fds, Some(&limit)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(self.take()),
+            Err(errno) => Err(Error::system("wait for an eventfd")(errno.into())),
+        }
+    }
+}
+
+/// Whether the other side of a socket is there. What it sent is not looked at.
+pub(crate) fn is_open(socket: impl AsFd) -> bool {
+    let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
+    let now = Timespec::default();
+    match poll(&mut fds, Some(&now)) {
+        Ok(_) => !fds[0]
+            .revents()
+            .intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR),
+        Err(_) => true,
+    }
+}

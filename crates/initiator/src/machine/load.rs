@@ -1,0 +1,406 @@
+//! The load generator for machines' disks.
+//!
+//! Purpose: the same as [`crate::load`], through drivers of machines; its reports are the same.
+//! Design: a thread per queue, or one thread on a CPU of its own for all. Slots are refilled as they end; completions are
+//! polled for, or waited for with interrupts. Latency is from before a command is made to when its end is seen. A load
+//! can have a fixed rate, so that a target's own cost can be compared where the client is the limit; and pauses, after
+//! which the first command's latency is that of a target that slept.
+//! What it does *not* do: verify ([`super::verify`]), reconnect.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::{Done, Ended, Error, Geometry, Op, Options, Queue, Target};
+use crate::load::{Access, LoadReport, OpReport, Outcome, Progress, Rng, mix};
+
+/// How long a wait for an interrupt lasts at most before it is looked whether the load has ended.
+const TURN: Duration = Duration::from_millis(20);
+/// How long anything in flight may take.
+const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+
+/// A load.
+#[derive(Clone, Debug)]
+pub struct MachineLoad {
+    /// The disk.
+    pub target: Target,
+    /// How it is driven; slots are as large as the load's commands.
+    pub options: Options,
+    /// Share of reads, 0..=100; the rest are writes.
+    pub read_percent: u8,
+    /// Size of each command.
+    pub block_bytes: u32,
+    /// Where. [`Access::Once`] is not for machines.
+    pub access: Access,
+    /// How long.
+    pub duration: Duration,
+    /// Where the load's part of the disk begins.
+    pub first_bytes: u64,
+    /// How much of the disk from there; `None`: all.
+    pub span_bytes: Option<u64>,
+    /// Start of all random numbers.
+    pub seed: u64,
+    /// One thread on this CPU drives all queues; `None`: a thread per queue.
+    pub cpu: Option<usize>,
+    /// Commands a second of each queue; `None`: as many as the target does.
+    pub rate: Option<u32>,
+    /// So long nothing is done after each command (depth 1 only).
+    pub pause: Option<Duration>,
+}
+
+impl MachineLoad {
+    /// Random reads of 4 KiB for 10 s, as the options say.
+    #[must_use]
+    pub fn new(target: Target, options: Options) -> Self {
+        Self {
+            target,
+            options,
+            read_percent: 100,
+            block_bytes: 4096,
+            access: Access::Random,
+            duration: Duration::from_secs(10),
+            first_bytes: 0,
+            span_bytes: None,
+            seed: 1,
+            cpu: None,
+            rate: None,
+            pause: None,
+        }
+    }
+}
+
+struct Shared {
+    stop: AtomicBool,
+    ops: AtomicU64,
+}
+
+/// Runs a load to its end. `progress` is called about ten times a second.
+///
+/// # Errors
+/// The disk can't be used as asked, or the target is gone. Commands that end with an error are counted instead.
+pub fn run(spec: &MachineLoad, progress: &mut dyn FnMut(&Progress)) -> Result<LoadReport, Error> {
+    let mut options = spec.options.clone();
+    options.slot_bytes = options.slot_bytes.max(spec.block_bytes as usize);
+    let mut disk = super::connect(&spec.target, &options)?;
+    let places = places(spec, &disk.geometry())?;
+    let mut queues = disk.take_queues();
+    let per_thread = if spec.cpu.is_some() { queues.len() } else { 1 };
+    let shared = Arc::new(Shared {
+        stop: AtomicBool::new(false),
+        ops: AtomicU64::new(0),
+    });
+    let mut handles = Vec::new();
+    let mut number = 0;
+    while !queues.is_empty() {
+        let mine: Vec<_> = queues.drain(..per_thread).collect();
+        let worker = Worker::new(spec, places, number, mine, Arc::clone(&shared));
+        number += 1;
+        let thread = std::thread::Builder::new().name(format!("fb-machine-{number}"));
+        match thread.spawn(move || worker.run()) {
+            Ok(handle) => handles.push(handle),
+            Err(source) => {
+                shared.stop.store(true, Ordering::Relaxed);
+                return Err(Error::system("start a load thread")(source));
+            }
+        }
+    }
+    let begun = Instant::now();
+    while !handles.iter().all(std::thread::JoinHandle::is_finished) {
+        let left = spec.duration.saturating_sub(begun.elapsed());
+        std::thread::sleep(left.clamp(Duration::from_millis(1), Duration::from_millis(100)));
+        let elapsed = begun.elapsed();
+        let ops = shared.ops.load(Ordering::Relaxed);
+        let fraction = elapsed.as_secs_f64() / spec.duration.as_secs_f64().max(1e-9);
+        progress(&Progress {
+            elapsed,
+            ops,
+            bytes: ops * u64::from(spec.block_bytes),
+            fraction: fraction.min(1.0),
+        });
+        if !disk.is_open() {
+            // The threads would wait for what never comes.
+            shared.stop.store(true, Ordering::Relaxed);
+            let (Target::VhostUser(path) | Target::VfioUser(path)) = &spec.target;
+            return Err(Error::Closed { path: path.clone() });
+        }
+    }
+    let mut report = LoadReport::new(spec.block_bytes);
+    for handle in handles {
+        let outcome = handle.join().unwrap_or_else(|_| {
+            Err(Error::Unusable(
+                "a load thread panicked: this is a bug".into(),
+            ))
+        })?;
+        report.add(&outcome);
+    }
+    report.finish();
+    disk.close()?;
+    Ok(report)
+}
+
+/// How many places the load may go to.
+fn places(spec: &MachineLoad, geometry: &Geometry) -> Result<u64, Error> {
+    let bytes = u64::from(spec.block_bytes);
+    let room = geometry.size_bytes.saturating_sub(spec.first_bytes);
+    let places = spec.span_bytes.unwrap_or(room).min(room) / bytes.max(1);
+    let problem = if spec.read_percent > 100 {
+        "the share of reads is above 100"
+    } else if matches!(spec.access, Access::Once { .. }) {
+        "a machine's load takes no places once"
+    } else if bytes == 0 || !spec.block_bytes.is_multiple_of(geometry.block_bytes) {
+        "an I/O is not a multiple of the disk's block"
+    } else if !spec.first_bytes.is_multiple_of(bytes) {
+        "the load's beginning is not a multiple of its I/O size"
+    } else if geometry.max_transfer_bytes.is_some_and(|max| bytes > max) {
+        "an I/O is above what the disk takes at once"
+    } else if spec.read_percent < 100 && geometry.read_only {
+        "the disk is read-only"
+    } else if spec.pause.is_some() && spec.options.depth != 1 {
+        "pauses are for depth 1"
+    } else if spec.rate == Some(0) {
+        "a rate of 0"
+    } else if places == 0 {
+        "the span holds not even one I/O"
+    } else {
+        return Ok(places);
+    };
+    Err(Error::Unusable(problem.into()))
+}
+
+#[derive(Clone, Copy)]
+struct Begun {
+    at: Instant,
+    is_read: bool,
+}
+
+struct Lane {
+    queue: Box<dyn Queue>,
+    begun: Vec<Begun>,
+    idle: Vec<u16>,
+    next: u64,
+    submitted: u64,
+}
+
+struct Worker {
+    lanes: Vec<Lane>,
+    rng: Rng,
+    places: u64,
+    spec: MachineLoad,
+    shared: Arc<Shared>,
+    outcome: Outcome,
+    /// Of the load.
+    start: Instant,
+}
+
+impl Worker {
+    fn new(
+        spec: &MachineLoad,
+        places: u64,
+        number: u64,
+        queues: Vec<Box<dyn Queue>>,
+        shared: Arc<Shared>,
+    ) -> Self {
+        let mut rng = Rng::new(mix(spec.seed ^ number << 48));
+        let now = Instant::now();
+        let mut content = vec![0; spec.block_bytes as usize];
+        let lanes = queues.into_iter().map(|queue| {
+            for slot in 0..queue.depth() {
+                for word in content.chunks_mut(8) {
+                    let random = rng.next().to_le_bytes();
+                    word.copy_from_slice(&random[..word.len()]);
+                }
+                queue.put(slot, &content);
+            }
+            let begun = Begun {
+                at: now,
+                is_read: false,
+            };
+            Lane {
+                begun: vec![begun; usize::from(queue.depth())],
+                idle: (0..queue.depth()).collect(),
+                queue,
+                next: 0,
+                submitted: 0,
+            }
+        });
+        let lanes = lanes.collect();
+        Self {
+            lanes,
+            rng,
+            places,
+            spec: spec.clone(),
+            shared,
+            outcome: Outcome {
+                elapsed: Duration::ZERO,
+                cpu: Duration::ZERO,
+                reads: OpReport::new(),
+                writes: OpReport::new(),
+                errors: 0,
+                first_error: None,
+            },
+            start: now,
+        }
+    }
+
+    fn run(mut self) -> Result<Outcome, Error> {
+        if let Some(cpu) = self.spec.cpu {
+            pin(cpu)?;
+        }
+        let result = self.measure();
+        if result.is_err() {
+            self.shared.stop.store(true, Ordering::Relaxed);
+        }
+        result.map(|()| self.outcome)
+    }
+
+    fn measure(&mut self) -> Result<(), Error> {
+        let cpu_before = thread_cpu();
+        self.start = Instant::now();
+        let end = self.start + self.spec.duration;
+        let mut done = Vec::with_capacity(self.lanes.iter().map(|l| l.begun.len()).sum());
+        let mut now = self.start;
+        let mut last_end = now;
+        loop {
+            let more = now < end && !self.shared.stop.load(Ordering::Relaxed);
+            let mut in_flight = 0;
+            for lane in 0..self.lanes.len() {
+                if more {
+                    self.fill(lane, now)?;
+                }
+                in_flight += self.lanes[lane].queue.in_flight();
+            }
+            if in_flight == 0 && !more {
+                break;
+            }
+            let ended = self.turn(&mut done, end)?;
+            now = Instant::now();
+            if ended > 0 || in_flight == 0 {
+                last_end = now;
+            }
+            if ended > 0
+                && let Some(pause) = self.spec.pause
+            {
+                std::thread::sleep(pause);
+                now = Instant::now();
+                last_end = now;
+            }
+            if now - last_end > COMMAND_LIMIT {
+                return Err(Error::TimedOut {
+                    what: "any command to end".into(),
+                    waited: COMMAND_LIMIT,
+                });
+            }
+        }
+        self.outcome.elapsed = end.min(now) - self.start;
+        self.outcome.cpu = thread_cpu().saturating_sub(cpu_before);
+        Ok(())
+    }
+
+    /// Submits until the lane is at its depth, or at its rate.
+    fn fill(&mut self, lane: usize, now: Instant) -> Result<(), Error> {
+        let spec = &self.spec;
+        let lane = &mut self.lanes[lane];
+        if lane.idle.is_empty() {
+            return Ok(());
+        }
+        let due = spec.rate.map_or(u64::MAX, |rate| {
+            let elapsed = (now - self.start).as_nanos() as u64;
+            (u128::from(elapsed) * u128::from(rate) / 1_000_000_000) as u64 + 1
+        });
+        let begun = Instant::now();
+        while lane.submitted < due {
+            let Some(slot) = lane.idle.pop() else { break };
+            let place = match spec.access {
+                Access::Sequential => {
+                    let place = lane.next;
+                    lane.next = (place + 1) % self.places;
+                    place
+                }
+                Access::Random | Access::Once { .. } => self.rng.below(self.places),
+            };
+            let bytes = spec.block_bytes;
+            let offset_bytes = spec.first_bytes + place * u64::from(bytes);
+            let is_read = match spec.read_percent {
+                100 => true,
+                0 => false,
+                share => self.rng.below(100) < u64::from(share),
+            };
+            let op = if is_read {
+                Op::Read {
+                    offset_bytes,
+                    bytes,
+                }
+            } else {
+                Op::Write {
+                    offset_bytes,
+                    bytes,
+                }
+            };
+            lane.begun[usize::from(slot)] = Begun { at: begun, is_read };
+            lane.queue.submit(slot, op)?;
+            lane.submitted += 1;
+        }
+        lane.queue.kick()
+    }
+
+    /// Asks every queue once; how many commands ended.
+    fn turn(&mut self, done: &mut Vec<Done>, end: Instant) -> Result<usize, Error> {
+        let mut all = 0;
+        let alone = self.lanes.len() == 1;
+        for lane in &mut self.lanes {
+            if lane.queue.in_flight() == 0 {
+                continue;
+            }
+            let mut ended = lane.queue.poll(done)?;
+            if ended == 0 && alone && self.spec.options.interrupts {
+                lane.queue.wait(TURN)?;
+                ended = lane.queue.poll(done)?;
+            }
+            if ended == 0 {
+                std::hint::spin_loop();
+                continue;
+            }
+            all += ended;
+            let now = Instant::now();
+            let counts = now < end;
+            for Done { slot, ended } in done.drain(..) {
+                let begun = lane.begun[usize::from(slot)];
+                if ended != Ended::Well {
+                    self.outcome.errors += 1;
+                    let first = &mut self.outcome.first_error;
+                    first.get_or_insert_with(|| format!("{ended:?}"));
+                } else if counts {
+                    let latency_ns = (now - begun.at).as_nanos() as u64;
+                    if begun.is_read {
+                        self.outcome.reads.record(latency_ns);
+                    } else {
+                        self.outcome.writes.record(latency_ns);
+                    }
+                }
+                lane.idle.push(slot);
+            }
+        }
+        if all > 0 {
+            self.shared.ops.fetch_add(all as u64, Ordering::Relaxed);
+        }
+        Ok(all)
+    }
+}
+
+fn pin(cpu: usize) -> Result<(), Error> {
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(Error::Unusable(format!("there is no CPU {cpu}")));
+    }
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set)
+        .map_err(|errno| Error::system("pin the load thread to its CPU")(errno.into()))
+}
+
+fn thread_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}

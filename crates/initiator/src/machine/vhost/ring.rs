@@ -1,0 +1,506 @@
+//! The driver's side of split and packed virtqueues.
+//!
+//! Design: virtio 1.2, sections 2.7 and 2.8. A slot of the queue is a descriptor chain's identity: split rings use the
+//! descriptors of the slot's own part of the table, packed rings the slot's number as buffer id. So there is no free
+//! list, and what comes back is checked against what the slot has in flight. The ring is large enough for all slots.
+//! What it does *not* do: know what a chain means, or ring bells.
+
+use std::sync::atomic::{Ordering, fence};
+
+use super::super::Error;
+use super::super::memory::{Layout, Memory};
+
+const DESCRIPTOR_BYTES: usize = 16;
+const NEXT: u16 = 1;
+const DEVICE_WRITES: u16 = 2;
+const INDIRECT: u16 = 4;
+/// Of a packed descriptor.
+const AVAIL: u16 = 1 << 7;
+const USED: u16 = 1 << 15;
+/// Of a packed ring's event suppression: events off, and events at an index.
+const EVENTS_OFF: u16 = 1;
+const EVENTS_AT: u16 = 2;
+
+/// A piece of a chain.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub(super) guest: u64,
+    pub(super) bytes: u32,
+    pub(super) device_writes: bool,
+}
+
+impl Part {
+    fn flags(self, more: bool) -> u16 {
+        let writes = if self.device_writes { DEVICE_WRITES } else { 0 };
+        writes | if more { NEXT } else { 0 }
+    }
+}
+
+/// What a ring is made for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) depth: u16,
+    /// The longest chain.
+    pub(super) chain: u16,
+    pub(super) indirect: bool,
+    pub(super) event_idx: bool,
+}
+
+impl Shape {
+    /// Descriptors that a slot takes in the ring.
+    fn stride(self) -> u16 {
+        if self.indirect { 1 } else { self.chain }
+    }
+
+    fn entries(self) -> u16 {
+        (self.depth * self.stride()).next_power_of_two().max(2)
+    }
+}
+
+/// A ring of either kind.
+#[derive(Debug)]
+pub(super) enum AnyRing {
+    Split(Split),
+    Packed(Packed),
+}
+
+impl AnyRing {
+    pub(super) fn new(packed: bool, shape: Shape, layout: &mut Layout) -> Self {
+        if packed {
+            Self::Packed(Packed::new(shape, layout))
+        } else {
+            Self::Split(Split::new(shape, layout))
+        }
+    }
+
+    pub(super) fn entries(&self) -> u16 {
+        match self {
+            Self::Split(ring) => ring.entries,
+            Self::Packed(ring) => ring.entries,
+        }
+    }
+
+    /// The three areas: descriptors, the driver's, the device's.
+    pub(super) fn places(&self) -> [usize; 3] {
+        match self {
+            Self::Split(ring) => [ring.table, ring.avail, ring.used],
+            Self::Packed(ring) => [ring.table, ring.driver, ring.device],
+        }
+    }
+
+    /// What SET_VRING_BASE says: where a device goes on that has done all that it has marked as used.
+    pub(super) fn base(&self, memory: &Memory) -> u32 {
+        match self {
+            Self::Split(ring) => memory.load16(ring.used + 2).into(),
+            Self::Packed(ring) => {
+                let at = u32::from(ring.seen) | u32::from(ring.seen_wrap) << 15;
+                at | at << 16
+            }
+        }
+    }
+
+    /// As new: nothing in flight.
+    pub(super) fn reset(&mut self, memory: &Memory) {
+        match self {
+            Self::Split(ring) => ring.reset(memory),
+            Self::Packed(ring) => ring.reset(memory),
+        }
+    }
+
+    /// Makes a chain available; `table` is the slot's place for an indirect table.
+    pub(super) fn add(&mut self, memory: &Memory, slot: u16, table: usize, parts: &[Part]) {
+        match self {
+            Self::Split(ring) => ring.add(memory, slot, table, parts),
+            Self::Packed(ring) => ring.add(memory, slot, table, parts),
+        }
+    }
+
+    /// Shows the device what was added. True: it wants to be kicked.
+    pub(super) fn publish(&mut self, memory: &Memory) -> bool {
+        match self {
+            Self::Split(ring) => ring.publish(memory),
+            Self::Packed(ring) => ring.publish(memory),
+        }
+    }
+
+    /// The slot of a chain that has ended.
+    pub(super) fn pop(&mut self, memory: &Memory) -> Result<Option<u16>, Error> {
+        match self {
+            Self::Split(ring) => ring.pop(memory),
+            Self::Packed(ring) => ring.pop(memory),
+        }
+    }
+
+    /// Asks for an interrupt at the next chain that ends. False: one has ended already.
+    pub(super) fn arm(&mut self, memory: &Memory) -> bool {
+        match self {
+            Self::Split(ring) => ring.arm(memory),
+            Self::Packed(ring) => ring.arm(memory),
+        }
+    }
+
+    /// Asks for no interrupts.
+    pub(super) fn disarm(&mut self, memory: &Memory) {
+        match self {
+            Self::Split(ring) => ring.disarm(memory),
+            Self::Packed(ring) => ring.disarm(memory),
+        }
+    }
+}
+
+/// Virtio 2.7.10: whether the step from `old` to `new` passes `event`.
+fn passes(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
+
+fn put(memory: &Memory, place: usize, part: Part, last: [u16; 2]) {
+    let mut descriptor = [0; DESCRIPTOR_BYTES];
+    descriptor[..8].copy_from_slice(&part.guest.to_le_bytes());
+    descriptor[8..12].copy_from_slice(&part.bytes.to_le_bytes());
+    descriptor[12..14].copy_from_slice(&last[0].to_le_bytes());
+    descriptor[14..].copy_from_slice(&last[1].to_le_bytes());
+    memory.write(place, &descriptor);
+}
+
+/// The one descriptor of an indirect table of so many parts.
+fn table_part(memory: &Memory, table: usize, parts: &[Part]) -> Part {
+    Part {
+        guest: memory.guest(table),
+        bytes: (parts.len() * DESCRIPTOR_BYTES) as u32,
+        device_writes: false,
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Split {
+    shape: Shape,
+    entries: u16,
+    table: usize,
+    avail: usize,
+    used: usize,
+    /// The next available index, and how far it is published.
+    next: u16,
+    published: u16,
+    /// The next used index.
+    seen: u16,
+}
+
+impl Split {
+    fn new(shape: Shape, layout: &mut Layout) -> Self {
+        let entries = shape.entries();
+        let n = usize::from(entries);
+        Self {
+            shape,
+            entries,
+            table: layout.take(n * DESCRIPTOR_BYTES, 4096),
+            avail: layout.take(6 + 2 * n, 64),
+            used: layout.take(6 + 8 * n, 64),
+            next: 0,
+            published: 0,
+            seen: 0,
+        }
+    }
+
+    fn reset(&mut self, memory: &Memory) {
+        memory.store16(self.avail + 2, 0);
+        memory.store16(self.used + 2, 0);
+        (self.next, self.published, self.seen) = (0, 0, 0);
+    }
+
+    fn add(&mut self, memory: &Memory, slot: u16, table: usize, parts: &[Part]) {
+        let head = slot * self.shape.stride();
+        let at = |index: u16| self.table + usize::from(index) * DESCRIPTOR_BYTES;
+        if self.shape.indirect {
+            for (i, &part) in (1..).zip(parts) {
+                let place = table + (usize::from(i) - 1) * DESCRIPTOR_BYTES;
+                let flags = part.flags(usize::from(i) < parts.len());
+                put(memory, place, part, [flags, i]);
+            }
+            put(
+                memory,
+                at(head),
+                table_part(memory, table, parts),
+                [INDIRECT, 0],
+            );
+        } else {
+            for (i, &part) in (1..).zip(parts) {
+                let flags = part.flags(usize::from(i) < parts.len());
+                put(memory, at(head + i - 1), part, [flags, head + i]);
+            }
+        }
+        let entry = usize::from(self.next % self.entries);
+        memory.store16(self.avail + 4 + 2 * entry, head);
+        self.next = self.next.wrapping_add(1);
+    }
+
+    fn publish(&mut self, memory: &Memory) -> bool {
+        let (old, new) = (self.published, self.next);
+        if old == new {
+            return false;
+        }
+        memory.store16(self.avail + 2, new);
+        self.published = new;
+        fence(Ordering::SeqCst);
+        if self.shape.event_idx {
+            let event = memory.load16(self.used + 4 + 8 * usize::from(self.entries));
+            passes(event, new, old)
+        } else {
+            memory.load16(self.used) & 1 == 0
+        }
+    }
+
+    fn pop(&mut self, memory: &Memory) -> Result<Option<u16>, Error> {
+        if memory.load16(self.used + 2) == self.seen {
+            return Ok(None);
+        }
+        let entry = usize::from(self.seen % self.entries);
+        let id = memory.load32(self.used + 4 + 8 * entry);
+        self.seen = self.seen.wrapping_add(1);
+        let stride = u32::from(self.shape.stride());
+        match u16::try_from(id / stride) {
+            Ok(slot) if id.is_multiple_of(stride) => Ok(Some(slot)),
+            _ => Err(Error::Protocol(format!(
+                "descriptor {id} came back, which is no chain's first"
+            ))),
+        }
+    }
+
+    fn arm(&mut self, memory: &Memory) -> bool {
+        memory.store16(self.avail, 0);
+        self.set_used_event(memory, self.seen);
+        fence(Ordering::SeqCst);
+        memory.load16(self.used + 2) == self.seen
+    }
+
+    fn disarm(&mut self, memory: &Memory) {
+        memory.store16(self.avail, 1);
+        // An index that is behind, so that no step passes it.
+        self.set_used_event(memory, self.seen.wrapping_sub(1));
+    }
+
+    fn set_used_event(&self, memory: &Memory, index: u16) {
+        if self.shape.event_idx {
+            memory.store16(self.avail + 4 + 2 * usize::from(self.entries), index);
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Packed {
+    shape: Shape,
+    entries: u16,
+    table: usize,
+    driver: usize,
+    device: usize,
+    /// The next descriptor to make available, and how many were since the last publication.
+    next: u16,
+    wrap: bool,
+    added: u16,
+    /// The next descriptor that will be used.
+    seen: u16,
+    seen_wrap: bool,
+    /// Descriptors of each slot's chain.
+    chains: Vec<u16>,
+}
+
+impl Packed {
+    fn new(shape: Shape, layout: &mut Layout) -> Self {
+        let entries = shape.entries();
+        Self {
+            shape,
+            entries,
+            table: layout.take(usize::from(entries) * DESCRIPTOR_BYTES, 4096),
+            driver: layout.take(4, 64),
+            device: layout.take(4, 64),
+            next: 0,
+            wrap: true,
+            added: 0,
+            seen: 0,
+            seen_wrap: true,
+            chains: vec![0; usize::from(shape.depth)],
+        }
+    }
+
+    fn reset(&mut self, memory: &Memory) {
+        for entry in 0..usize::from(self.entries) {
+            memory.write(self.table + entry * DESCRIPTOR_BYTES, &[0; 16]);
+        }
+        (self.next, self.wrap, self.added) = (0, true, 0);
+        (self.seen, self.seen_wrap) = (0, true);
+    }
+
+    fn add(&mut self, memory: &Memory, slot: u16, table: usize, parts: &[Part]) {
+        let indirect;
+        let (parts, extra) = if self.shape.indirect {
+            for (i, &part) in parts.iter().enumerate() {
+                // In an indirect table, order says what is next.
+                let flags = part.flags(false);
+                put(memory, table + i * DESCRIPTOR_BYTES, part, [slot, flags]);
+            }
+            indirect = [table_part(memory, table, parts)];
+            (&indirect[..], INDIRECT)
+        } else {
+            (parts, 0)
+        };
+        let first = self.next;
+        let mut first_flags = 0;
+        for (i, &part) in parts.iter().enumerate() {
+            let turn = if self.wrap { AVAIL } else { USED };
+            let flags = part.flags(i + 1 < parts.len()) | extra | turn;
+            let place = self.table + usize::from(self.next) * DESCRIPTOR_BYTES;
+            if i == 0 {
+                // The first is made available last.
+                first_flags = flags;
+                let mut head = [0; 14];
+                head[..8].copy_from_slice(&part.guest.to_le_bytes());
+                head[8..12].copy_from_slice(&part.bytes.to_le_bytes());
+                head[12..].copy_from_slice(&slot.to_le_bytes());
+                memory.write(place, &head);
+            } else {
+                put(memory, place, part, [slot, flags]);
+            }
+            (self.next, self.wrap) = self.step(self.next, self.wrap, 1);
+        }
+        if let Some(chain) = self.chains.get_mut(usize::from(slot)) {
+            *chain = parts.len() as u16;
+        }
+        self.added += parts.len() as u16;
+        let place = self.table + usize::from(first) * DESCRIPTOR_BYTES;
+        memory.store16(place + 14, first_flags);
+    }
+
+    fn step(&self, at: u16, wrap: bool, by: u16) -> (u16, bool) {
+        let next = at + by;
+        if next >= self.entries {
+            (next - self.entries, !wrap)
+        } else {
+            (next, wrap)
+        }
+    }
+
+    fn publish(&mut self, memory: &Memory) -> bool {
+        let added = std::mem::take(&mut self.added);
+        if added == 0 {
+            return false;
+        }
+        fence(Ordering::SeqCst);
+        let event = memory.load32(self.device);
+        match (event >> 16) as u16 & 3 {
+            EVENTS_OFF => false,
+            EVENTS_AT => {
+                let index = event as u16 & 0x7fff;
+                let wrap = event & 1 << 15 != 0;
+                let index = if wrap == self.wrap {
+                    index
+                } else {
+                    index.wrapping_sub(self.entries)
+                };
+                passes(index, self.next, self.next.wrapping_sub(added))
+            }
+            _ => true,
+        }
+    }
+
+    fn is_used(&self, memory: &Memory) -> bool {
+        let place = self.table + usize::from(self.seen) * DESCRIPTOR_BYTES;
+        let flags = memory.load16(place + 14);
+        let (avail, used) = (flags & AVAIL != 0, flags & USED != 0);
+        avail == used && used == self.seen_wrap
+    }
+
+    fn pop(&mut self, memory: &Memory) -> Result<Option<u16>, Error> {
+        if !self.is_used(memory) {
+            return Ok(None);
+        }
+        let place = self.table + usize::from(self.seen) * DESCRIPTOR_BYTES;
+        let slot = memory.load16(place + 12);
+        let chain = self.chains.get_mut(usize::from(slot));
+        let chain = chain.map(std::mem::take).filter(|&chain| chain > 0);
+        let chain = chain.ok_or_else(|| {
+            Error::Protocol(format!("buffer {slot} came back, which is not in flight"))
+        })?;
+        (self.seen, self.seen_wrap) = self.step(self.seen, self.seen_wrap, chain);
+        Ok(Some(slot))
+    }
+
+    fn arm(&mut self, memory: &Memory) -> bool {
+        if self.shape.event_idx {
+            let at = self.seen | u16::from(self.seen_wrap) << 15;
+            memory.store16(self.driver, at);
+            memory.store16(self.driver + 2, EVENTS_AT);
+        } else {
+            memory.store16(self.driver + 2, 0);
+        }
+        fence(Ordering::SeqCst);
+        !self.is_used(memory)
+    }
+
+    fn disarm(&mut self, memory: &Memory) {
+        memory.store16(self.driver + 2, EVENTS_OFF);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_passed_once() {
+        assert!(passes(5, 6, 5));
+        assert!(!passes(6, 6, 5));
+        assert!(!passes(4, 6, 5));
+        assert!(passes(u16::MAX, 0, u16::MAX));
+    }
+
+    /// A device that gives everything back at once, in the order of the packed ring, with chains of two descriptors.
+    #[test]
+    fn a_packed_ring_wraps() {
+        let mut layout = Layout::default();
+        let shape = Shape {
+            depth: 3,
+            chain: 2,
+            indirect: false,
+            event_idx: true,
+        };
+        let mut ring = Packed::new(shape, &mut layout);
+        let memory = Memory::new(layout.bytes(), false).unwrap();
+        let part = Part {
+            guest: 1,
+            bytes: 2,
+            device_writes: false,
+        };
+        let (mut at, mut wrap) = (0, true);
+        for round in 0..50u16 {
+            let slot = round % 3;
+            ring.add(&memory, slot, 0, &[part, part]);
+            assert!(ring.pop(&memory).unwrap().is_none());
+            let place = ring.table + usize::from(at) * DESCRIPTOR_BYTES;
+            let flags = memory.load16(place + 14);
+            assert_eq!(flags & AVAIL != 0, wrap, "round {round}");
+            assert_eq!(flags & USED != 0, !wrap, "round {round}");
+            memory.store16(place + 12, slot);
+            memory.store16(place + 14, if wrap { AVAIL | USED } else { 0 });
+            (at, wrap) = ring.step(at, wrap, 2);
+            assert_eq!(ring.pop(&memory).unwrap(), Some(slot));
+        }
+    }
+
+    #[test]
+    fn what_was_never_sent_is_noticed() {
+        let mut layout = Layout::default();
+        let shape = Shape {
+            depth: 4,
+            chain: 3,
+            indirect: false,
+            event_idx: false,
+        };
+        let mut split = Split::new(shape, &mut layout);
+        let mut packed = Packed::new(shape, &mut layout);
+        let memory = Memory::new(layout.bytes(), false).unwrap();
+        memory.store32(split.used + 4, 4);
+        memory.store16(split.used + 2, 1);
+        assert!(split.pop(&memory).is_err());
+        memory.store16(packed.table + 14, AVAIL | USED);
+        assert!(packed.pop(&memory).is_err());
+    }
+}
