@@ -5,7 +5,7 @@
 
 use crate::volume::Volume;
 use forebay_nvme::reservation::Reservations;
-use forebay_xlate::boundary::message::ExportConfig;
+use forebay_xlate::boundary::message::{ExportConfig, Past};
 use forebay_xlate::boundary::region::{LaneRecord, Region};
 use std::sync::Arc;
 
@@ -24,6 +24,8 @@ pub struct Figures {
     pub spare_threshold_percent: u8,
     /// Critical Warning bits of the SMART / Health Information log page (Base 2.0, 5.16.1.3).
     pub warnings: u8,
+    /// What its export has behind it.
+    pub past: Past,
 }
 
 impl Default for Figures {
@@ -34,6 +36,7 @@ impl Default for Figures {
             spare_percent: 100,
             spare_threshold_percent: 0,
             warnings: 0,
+            past: Past::default(),
         }
     }
 }

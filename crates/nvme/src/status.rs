@@ -210,6 +210,11 @@ impl Status {
     pub const fn with_dnr(self) -> Status {
         Status(self.0 | DNR)
     }
+    /// Whether a device could not write or read: Media and Data Integrity Errors, but for a compare that differs.
+    pub const fn is_media_error(self) -> bool {
+        self.sct() == 2 && self.code().0 != Self::COMPARE_FAILURE.0
+    }
+
     /// Whether type and code say success.
     pub const fn is_success(self) -> bool {
         self.0 & 0x7FF == 0

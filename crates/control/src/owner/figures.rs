@@ -4,14 +4,15 @@
 //! left.
 //! Design: looked up with the owner's slow beat, told when it has changed: a lack of space at the next
 //! beat, everything else at every tenth. A new engine is told all of them before it serves. A volume whose whole size is
-//! reserved has all its space whatever the pool has left.
+//! reserved has all its space whatever the pool has left. With them goes what the engines before counted for the
+//! volume's export, so that no counter of the SMART log falls when an engine dies.
 //! Not here: how hosts are told (the engine), what people are told (`watch`, `warn`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_pool::{Health, SpaceLevel};
 use forebay_xlate::VolumeId;
-use forebay_xlate::boundary::message::ToEngine;
+use forebay_xlate::boundary::message::{Past, ToEngine};
 
 use super::Owner;
 use super::session::Session;
@@ -30,6 +31,7 @@ struct Figures {
     spare_percent: u8,
     spare_threshold_percent: u8,
     warnings: u8,
+    past: Past,
 }
 
 /// What the engine was told last.
@@ -56,6 +58,10 @@ impl Owner {
         let spare = 100 - pool.space().used_percent().min(100);
         let is_low = pool.space_level() == SpaceLevel::Critical;
         let threshold = 100 - pool.settings().critical_percent.min(100);
+        let added = self.added.borrow();
+        let pasts: BTreeMap<VolumeId, Past> = (pool.exports())
+            .map(|export| (export.volume, added.past(export)))
+            .collect();
         let of = |volume: &forebay_pool::VolumeRecord| {
             let space = pool.volume_space(volume.id).unwrap_or_default();
             let used = space.mapped.saturating_sub(space.ahead);
@@ -72,6 +78,7 @@ impl Owner {
                 spare_percent: if has_all { 100 } else { spare },
                 spare_threshold_percent: threshold,
                 warnings: low | bad,
+                past: pasts.get(&volume.id).copied().unwrap_or_default(),
             }
         };
         let volumes = pool.volumes().map(|volume| (volume.id, of(volume)));
@@ -125,5 +132,6 @@ fn say(session: &Session, volume: VolumeId, figures: &Figures) {
         spare_percent: figures.spare_percent,
         spare_threshold_percent: figures.spare_threshold_percent,
         warnings: figures.warnings,
+        past: figures.past,
     });
 }

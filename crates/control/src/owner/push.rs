@@ -193,8 +193,9 @@ impl Owner {
             );
         }
         drop(core);
-        self.say_figures(session);
         self.attach(session);
+        // What a dead engine counted is known from here on.
+        self.say_figures(session);
         (asked, addresses)
     }
 

@@ -15,7 +15,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use forebay_pool::ExportId;
+use forebay_pool::{ExportId, ExportRecord};
+use forebay_xlate::boundary::message::Past;
 use forebay_xlate::boundary::region::{
     LaneRecord, MAX_REACTORS, OpKind, OpStats as RegionOpStats, Region, Times, TimesOf,
     latency_bucket_end_ns,
@@ -80,11 +81,20 @@ const KINDS: [OpKind; 4] = [
     OpKind::Deallocate,
 ];
 
-/// What an export's commands have added up to, by kind.
-pub(super) type Totals = [OpStats; 4];
+/// What an export's commands have added up to.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+pub(super) struct Totals {
+    /// By kind.
+    ops: [OpStats; 4],
+    /// That ended with an error of a device.
+    media_errors: u64,
+}
 
 fn plus(a: &Totals, b: &Totals) -> Totals {
-    std::array::from_fn(|kind| a[kind].plus(&b[kind]))
+    Totals {
+        ops: std::array::from_fn(|kind| a.ops[kind].plus(&b.ops[kind])),
+        media_errors: a.media_errors.saturating_add(b.media_errors),
+    }
 }
 
 /// Of these exports, what a region's lanes have added up to, and their records. An engine, and a dead one
@@ -102,7 +112,8 @@ fn totals_of<'a>(
         let export = lane.export.load(Relaxed).checked_sub(1).map(ExportId);
         if let Some(export) = export.filter(|export| exports.contains(export)) {
             let ops = KINDS.map(|kind| op_stats(&lane.ops[kind as usize]));
-            all.insert(export, (ops, lane));
+            let media_errors = lane.media_errors.load(Relaxed);
+            all.insert(export, (Totals { ops, media_errors }, lane));
         }
     }
     all
@@ -158,6 +169,21 @@ impl Added {
         }
     }
 
+    /// What an export has behind it.
+    pub(super) fn past(&self, export: &ExportRecord) -> Past {
+        let none = Totals::default();
+        let before = self.before.get(&export.id).unwrap_or(&none);
+        let [reads, writes, ..] = &before.ops;
+        Past {
+            reads: reads.ops,
+            bytes_read: reads.bytes,
+            writes: writes.ops,
+            bytes_written: writes.bytes,
+            media_errors: before.media_errors,
+            created_s: export.created_s,
+        }
+    }
+
     /// What is to be written where, if the file lacks something.
     fn unsaved(&mut self) -> Option<(PathBuf, Saved)> {
         let (generation, _) = self.counting.as_ref()?;
@@ -175,11 +201,12 @@ impl Added {
 }
 
 fn lane_stats(
-    [read, write, flush, deallocate]: Totals,
+    totals: Totals,
     lane: Option<&LaneRecord>,
     tenant: String,
     volume: String,
 ) -> LaneStats {
+    let [read, write, flush, deallocate] = totals.ops;
     let now = |gauge: fn(&LaneRecord) -> &AtomicU64| lane.map_or(0, |l| gauge(l).load(Relaxed));
     LaneStats {
         tenant,

@@ -89,12 +89,14 @@ impl Control {
                 spare_percent,
                 spare_threshold_percent,
                 warnings,
+                past,
             } => {
                 let figures = Figures {
                     used_bytes: Some(used_bytes),
                     spare_percent,
                     spare_threshold_percent,
                     warnings,
+                    past,
                 };
                 self.figures.insert(volume, figures);
                 self.post_all(|| Post::Figures(volume, figures));
@@ -246,6 +248,9 @@ impl Control {
             &record.parked,
             &record.faults,
             &record.connections,
+            &record.media_errors,
+            &record.copied_bytes,
+            &record.interrupts,
         ] {
             gauge.store(0, Relaxed);
         }

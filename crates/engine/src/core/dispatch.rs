@@ -196,7 +196,7 @@ impl Core {
                     self.set_aside(token, Stage::DeviceWait);
                     return;
                 }
-                Put::Failed(errno) => self.ios[i].status = status_of(errno, write),
+                Put::Failed(errno) => self.device_failed(i, errno, write),
                 Put::NoMemory => self.ios[i].status = Status::INTERNAL_ERROR,
             }
         }
@@ -355,11 +355,10 @@ impl Core {
         if let Some(lane) = self.lanes[io.lane.0 as usize].as_mut() {
             lane.slices -= 1;
         }
-        if let Some(errno) = error
-            && io.status == Status::SUCCESS
-        {
-            io.status = status_of(errno, slice.span.write);
+        if let Some(errno) = error {
+            self.device_failed(slice.io as usize, errno, slice.span.write);
         }
+        let io = &mut self.ios[slice.io as usize];
         // Elsewhere (parked, waiting for room), whoever takes it up again sees the count.
         if io.slices == 0 && io.stage == Stage::Moving {
             self.moved(Token::take(slice.io));

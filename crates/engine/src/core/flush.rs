@@ -10,7 +10,6 @@
 //!
 //! **Not here:** the internal lane's flushes are jobs, but share the running flush.
 
-use super::dispatch::status_of;
 use super::io::{Stage, Token};
 use super::settle::Ended;
 use super::{Core, MAX_IOS, kind};
@@ -224,12 +223,10 @@ impl Core {
 
     /// One of a command's device flushes ended.
     fn flushed(&mut self, index: u32, error: Option<Errno>) {
-        let io = &mut self.ios[index as usize];
-        if let Some(errno) = error
-            && io.status == Status::SUCCESS
-        {
-            io.status = status_of(errno, true);
+        if let Some(errno) = error {
+            self.device_failed(index as usize, errno, true);
         }
+        let io = &mut self.ios[index as usize];
         io.flushes -= 1;
         if io.flushes > 0 {
             return;

@@ -39,7 +39,7 @@ use forebay_nvme::Status;
 use forebay_nvme::reservation::Reservations;
 use forebay_xlate::boundary::message::DeviceConfig;
 use forebay_xlate::boundary::region::{
-    CommandRecord, DeviceOp, MAX_QUEUE_ENTRIES, MAX_QUEUES, RECORDS, ReactorRecord, Region,
+    CommandRecord, DeviceOp, MAX_QUEUE_ENTRIES, MAX_QUEUES, RECORDS, ReactorRecord, Region, bump,
 };
 use forebay_xlate::drain::{Drains, SliceSpan};
 use forebay_xlate::{ExtentRange, Rights, VolumeId, kill_point};
@@ -240,6 +240,21 @@ impl Core {
             op.offset_bytes(),
             self.now_ns,
         );
+    }
+
+    /// A device's error becomes a command's: counted for its export. What a device has no room for is no media's.
+    #[cold]
+    fn device_failed(&mut self, io: usize, errno: Errno, write: bool) {
+        let status = dispatch::status_of(errno, write);
+        let io = &mut self.ios[io];
+        if io.status != Status::SUCCESS {
+            return;
+        }
+        io.status = status;
+        let lane = io.lane;
+        if let Some(lane) = self.lane(lane).filter(|_| status.is_media_error()) {
+            bump(&lane.record().media_errors, 1);
+        }
     }
 
     /// Begins a command. It comes back through [`Core::next_done`], once.

@@ -7,7 +7,7 @@
 //! the owner can't release, write zeroes zeroes all the same, in place. A hole needs nothing, and nothing is allocated to be zeroed. **Not here:** laundering of released extents (the owner's, through [`super::jobs`]).
 
 use super::Core;
-use super::dispatch::{Put, status_of};
+use super::dispatch::Put;
 use super::io::{IoOp, Stage, Token};
 use crate::mailbox::Upcall;
 use forebay_device::Op;
@@ -179,7 +179,7 @@ impl Core {
                     self.set_aside(token, Stage::DeviceWait);
                     return;
                 }
-                Put::Failed(errno) => self.ios[i].status = status_of(errno, true),
+                Put::Failed(errno) => self.device_failed(i, errno, true),
                 Put::NoMemory => self.ios[i].status = Status::INTERNAL_ERROR,
             }
         }

@@ -119,15 +119,20 @@ impl Attached {
         });
         let health = lane.map_or_else(Health::default, |lane| {
             let of = |kind: OpKind| &lane.record().ops[kind as usize];
-            let figure = |cell: &std::sync::atomic::AtomicU64| u128::from(cell.load(Relaxed));
+            let figure = |past: u64, cell: &std::sync::atomic::AtomicU64| {
+                u128::from(past) + u128::from(cell.load(Relaxed))
+            };
+            let past = &lane.figures.past;
             Health {
                 available_spare_percent: lane.figures.spare_percent,
                 spare_threshold_percent: lane.figures.spare_threshold_percent,
                 critical_warning: lane.figures.warnings,
-                bytes_read: figure(&of(OpKind::Read).bytes),
-                bytes_written: figure(&of(OpKind::Write).bytes),
-                host_reads: figure(&of(OpKind::Read).ops),
-                host_writes: figure(&of(OpKind::Write).ops),
+                bytes_read: figure(past.bytes_read, &of(OpKind::Read).bytes),
+                bytes_written: figure(past.bytes_written, &of(OpKind::Write).bytes),
+                host_reads: figure(past.reads, &of(OpKind::Read).ops),
+                host_writes: figure(past.writes, &of(OpKind::Write).ops),
+                media_errors: figure(past.media_errors, &lane.record().media_errors),
+                power_on_hours: hours_since(past.created_s),
                 ..Health::default()
             }
         });
@@ -216,6 +221,16 @@ impl DiscoveryList {
     }
 }
 
+/// Whole hours since then, in seconds since the epoch; 0: not known.
+fn hours_since(created_s: u64) -> u128 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now_s = now.map_or(0, |now| now.as_secs());
+    match created_s {
+        0 => 0,
+        _ => u128::from(now_s.saturating_sub(created_s) / 3600),
+    }
+}
+
 /// The world as it was when a command came.
 pub(super) struct Env {
     namespace: Option<NamespaceInfo>,
@@ -300,8 +315,7 @@ impl Controllers {
         let Some(attached) = self.get_mut(conn.controller) else {
             return Status::COMMAND_INTERRUPTED;
         };
-        let media = done.status.sct() == 2 && done.status.code() != Status::COMPARE_FAILURE;
-        if media || done.status.code() == Status::INTERNAL_ERROR {
+        if done.status.is_media_error() || done.status.code() == Status::INTERNAL_ERROR {
             let lane = core.lane(done.lane);
             let block_bytes = lane.map_or(1, |l| u64::from(l.volume.config.block_bytes));
             attached.controller.record_error(ErrorReport {

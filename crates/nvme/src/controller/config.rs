@@ -187,6 +187,8 @@ pub struct Health {
     pub power_on_hours: u128,
     /// Unsafe shutdowns.
     pub unsafe_shutdowns: u128,
+    /// Commands that a device could not carry out: of the subsystem, whatever controllers come and go.
+    pub media_errors: u128,
 }
 
 impl Default for Health {
@@ -206,6 +208,7 @@ impl Default for Health {
             power_cycles: 0,
             power_on_hours: 0,
             unsafe_shutdowns: 0,
+            media_errors: 0,
         }
     }
 }

@@ -147,9 +147,6 @@ impl Controller {
     /// Adds an entry to the Error Information log page, and counts it.
     pub fn record_error(&mut self, report: ErrorReport) {
         self.state.error_count = self.state.error_count.saturating_add(1);
-        if report.status.sct() == Status::UNRECOVERED_READ_ERROR.sct() {
-            self.state.media_errors = self.state.media_errors.saturating_add(1);
-        }
         self.errors.rotate_right(1);
         let entry = &mut self.errors[0];
         *entry = ErrorEntry::new_zeroed();
@@ -180,7 +177,7 @@ impl Controller {
         page.power_cycles = U128::new(health.power_cycles);
         page.power_on_hours = U128::new(health.power_on_hours);
         page.unsafe_shutdowns = U128::new(health.unsafe_shutdowns);
-        page.media_errors = U128::new(u128::from(self.state.media_errors));
+        page.media_errors = U128::new(health.media_errors);
         page.error_log_entries = U128::new(u128::from(self.state.error_count));
         page
     }

@@ -30,8 +30,6 @@ pub struct ControllerState {
     pub discovery_generation_seen: u64,
     /// Reservation notifications that ever came into the log (Base 2.0, 5.16.1.24: Log Page Count).
     pub reservation_count: u64,
-    /// Those of them that are media errors: a device could not write or read.
-    pub media_errors: u64,
     /// Connected I/O queues: bit n of the whole is queue n + 1.
     pub io_queues: [u64; 2],
     /// Controller Configuration.
@@ -79,7 +77,7 @@ pub struct ControllerState {
     /// The Critical Warning bits that were looked at last.
     pub warnings_told: u8,
     /// Zero.
-    pub reserved: [u8; 42],
+    pub reserved: [u8; 50],
 }
 const _: () = assert!(size_of::<ControllerState>() == 448);
 

@@ -187,6 +187,23 @@ pub struct GrantOf {
     pub commit_sequence: u64,
 }
 
+/// What a volume's export has behind it: what engines before this one counted, and since when there is an export.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Past {
+    /// Read commands.
+    pub reads: u64,
+    /// Bytes that hosts read.
+    pub bytes_read: u64,
+    /// Write commands.
+    pub writes: u64,
+    /// Bytes that hosts wrote.
+    pub bytes_written: u64,
+    /// Commands that ended with an error of a device.
+    pub media_errors: u64,
+    /// When the export was created, in seconds since the epoch; 0: not known.
+    pub created_s: u64,
+}
+
 /// From the daemon to the engine.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum ToEngine {
@@ -276,6 +293,8 @@ pub enum ToEngine {
         spare_threshold_percent: u8,
         /// SMART's Critical Warning bits.
         warnings: u8,
+        /// What its export has behind it.
+        past: Past,
     },
     /// Accept NVMe/TCP connections. Descriptor: the listening socket.
     SetListener {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use forebay_xlate::boundary::message::FromEngine;
+use forebay_xlate::boundary::message::{FromEngine, Past};
 use forebay_xlate::boundary::region::{ControllerContent, OpKind};
 
 use super::*;
@@ -128,6 +128,51 @@ fn counters_do_not_fall_when_processes_die() {
         };
         let life = Life::next(&place, begin, &before).await;
         assert_eq!(counted(&life), (0, 0));
+    });
+}
+
+/// A host's SMART log goes on where it was: each engine is told what those before it have counted.
+#[test]
+fn figures_go_on_where_they_were() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.volume("a", 1 << 20).await;
+        life.export("a").await;
+        let told = |life: &mut Life| {
+            let log = std::mem::take(&mut life.fake.log).into_iter();
+            let pasts = log.filter_map(|message| match message {
+                ToEngine::VolumeFigures { past, .. } => Some(past),
+                _ => None,
+            });
+            let pasts: Vec<Past> = pasts.collect();
+            let last = *pasts.last().unwrap();
+            assert!(last.created_s > 0);
+            (last.reads, last.bytes_read, last.media_errors)
+        };
+        life.lane("a", 3);
+        for (lane, reads, before) in [(3, 5, (5, 20_480, 1)), (0, 2, (7, 28_672, 2))] {
+            life.reads(lane, reads);
+            life.fake.region.lanes()[lane]
+                .media_errors
+                .store(1, Relaxed);
+            life.fake.hang_up();
+            life.replace_engine(|_| {}).await;
+            life.fake.settle().await;
+            assert_eq!(told(&mut life), before);
+            life.lane("a", 0);
+        }
+        // The daemon dies: the engine that lives on is told the same, and counts on.
+        life.owner.save_figures();
+        while !place.folder.path().join("figures.json").exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let mut fake = life.kill().await;
+        fake.take_the_rest();
+        fake.log.clear();
+        let mut life = Life::take_over(&place, Begin::default(), fake).await;
+        life.fake.settle().await;
+        assert_eq!(told(&mut life), (7, 28_672, 2));
     });
 }
 

@@ -48,6 +48,9 @@ fn errors_become_statuses_and_end_the_command_once() {
     assert_eq!(b.core.busy_ios(), 0);
     // What was never submitted is no error of the device's.
     assert_eq!(counts(&b), [1, 1, 0, 1]);
+    // Nor is it an export's that there was no room.
+    let lane = b.core.lane(LaneIndex(3)).unwrap();
+    assert_eq!(lane.record().media_errors.load(Relaxed), 3);
 }
 
 #[test]

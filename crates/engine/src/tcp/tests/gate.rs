@@ -2,9 +2,11 @@
 
 use super::*;
 use crate::exports::Port;
+use crate::lane::Figures;
 use forebay_nvme::controller::{Ana, AnaState};
 use forebay_nvme::opcode::nvm;
 use forebay_nvme::reservation::{ReservationCommand, Reservations};
+use forebay_xlate::boundary::message::Past;
 
 const ANA_CHANGED: u64 = 0x0C_0302;
 const RESERVATION_LOG: u64 = 0x80_0006;
@@ -169,4 +171,62 @@ fn a_reservation_keeps_others_out_and_tells_them() {
         [Status::SUCCESS, conflict, conflict, conflict]
     );
     assert!(admin.hear().is_none(), "once, until the log is read");
+}
+
+/// What the SMART log says is the export's: the same to whoever comes, whenever, and more than this engine counted.
+#[test]
+fn health_is_the_exports() {
+    let mut rig = rig();
+    rig.map_all();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let past = Past {
+        reads: 100,
+        bytes_read: 1,
+        writes: 10,
+        bytes_written: 512_000,
+        media_errors: 7,
+        created_s: now.unwrap().as_secs() - 5 * 3600 - 60,
+    };
+    rig.core.set_figures(
+        V,
+        Figures {
+            past,
+            ..Figures::default()
+        },
+    );
+    // Media errors, hours, read commands, written units.
+    let smart = |rig: &mut rig::Rig, admin: &mut Host| {
+        let log = Sqe::new(2, 80)
+            .with_nsid(u32::MAX)
+            .with_cdw(10, 2 | 127 << 16);
+        let log = log.with_sgl(forebay_nvme::SglDescriptor::transport(512));
+        admin.say(&log, &[]);
+        rig.turns(2);
+        let Some((Pdu::C2hData(_), page)) = admin.hear() else {
+            panic!("no data")
+        };
+        assert_eq!(admin.response().unwrap().status(), Status::SUCCESS);
+        let at = |at: usize| u128::from_le_bytes(page[at..at + 16].try_into().unwrap());
+        [at(160), at(128), at(64), at(48)]
+    };
+    let (mut admin, cntlid) = rig.admin();
+    let mut io = rig.io(cntlid, 1, 32);
+    assert_eq!(smart(&mut rig, &mut admin), [7, 5, 100, 1]);
+    rig.gate.fail(
+        0..u64::MAX,
+        &[forebay_device::OpKind::Write],
+        forebay_device::Errno::IO,
+        1,
+    );
+    let ends = [Status::SUCCESS, Status::WRITE_FAULT];
+    assert_eq!(tried(&mut rig, &mut io)[..2], ends);
+    let after = [8, 5, 101, 1];
+    assert_eq!(smart(&mut rig, &mut admin), after);
+    // Another host, and the same one in another association.
+    let (mut other, _) = rig.admin();
+    assert_eq!(smart(&mut rig, &mut other), after);
+    drop((admin, io, other));
+    rig.turns(4);
+    let (mut again, _) = rig.admin();
+    assert_eq!(smart(&mut rig, &mut again), after);
 }

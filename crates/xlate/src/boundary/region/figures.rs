@@ -204,7 +204,9 @@ cells! {
         pub copied_bytes: AtomicU64,
         /// Interrupts raised for a machine.
         pub interrupts: AtomicU64,
-        reserved: [AtomicU64; 23],
+        /// Commands that ended with an error of a device since the start.
+        pub media_errors: AtomicU64,
+        reserved: [AtomicU64; 22],
         /// By [`OpKind`].
         pub ops: [OpStats; 4],
     }
