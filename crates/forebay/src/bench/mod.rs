@@ -24,6 +24,7 @@ pub(crate) enum BenchCommand {
     Demo(demo::DemoArgs),
     /// Put a load on an NVMe/TCP target
     Load(load::LoadArgs),
+    #[command(hide = true)]
     /// Put a load on a virtual machine's disk: vhost-user-blk, or NVMe over vfio-user
     Machine(machine::MachineArgs),
 }

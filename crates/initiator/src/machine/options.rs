@@ -52,9 +52,9 @@ pub struct Options {
     pub huge_pages: bool,
     /// Of a vhost-user disk.
     pub ring: Ring,
-    /// Indirect descriptors, of a vhost-user disk.
+    /// Indirect descriptors, where a vhost-user disk has them.
     pub indirect: bool,
-    /// Event index, of a vhost-user disk.
+    /// Event index, where a vhost-user disk has it.
     pub event_idx: bool,
     /// Bytes of data behind one descriptor of a vhost-user disk, as a guest's pages are scattered.
     pub piece_bytes: usize,

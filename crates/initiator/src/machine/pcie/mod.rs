@@ -60,6 +60,8 @@ pub struct Pcie {
     controller: ControllerInfo,
     geometry: Geometry,
     queues: Vec<PcieQueue>,
+    /// Of the vectors of I/O queues that are not created yet.
+    events: Vec<Event>,
     /// Raised when the device wants to be unplugged.
     removal: Option<Event>,
 }
@@ -131,6 +133,7 @@ impl Pcie {
                 read_only: false,
             },
             queues: Vec::new(),
+            events: Vec::new(),
             removal,
         };
         if u32::from(cap.mqes()) + 1 < u32::from(options.depth) + 1 {
@@ -229,15 +232,14 @@ impl Pcie {
             let config = region::CONFIG;
             client.write_region(config, PCI_COMMAND, &PCI_ENABLE.to_le_bytes())?;
         }
-        if self.options.interrupts {
-            self.set_up_interrupts()?;
-        }
+        self.give_events()?;
+        self.enable_interrupts()?;
         let cc = command::CC_ENABLE.to_le_bytes();
         self.set_register(property::CC.into(), &cc)?;
         self.wait_csts("the controller to be ready", |csts| csts.rdy())
     }
 
-    fn set_up_interrupts(&mut self) -> Result<(), Error> {
+    fn enable_interrupts(&self) -> Result<(), Error> {
         let mut client = self.wire.client();
         let [mut at] = client.read(region::CONFIG, PCI_CAPABILITIES)?;
         for _ in 0..MAX_CAPABILITIES {
@@ -351,15 +353,14 @@ impl Pcie {
             let what = format!("the controller grants {granted} queues, not {asked}");
             return Err(Error::Unusable(what));
         }
-        let events = self.events()?;
-        let with_events = events.len() == plans.len();
-        let mut events = events.into_iter();
-        for (qid, plan) in (1u16..).zip(plans) {
+        let interrupts = self.options.interrupts;
+        let events = std::mem::take(&mut self.events);
+        for ((qid, plan), event) in (1u16..).zip(plans).zip(events) {
             let memory = Arc::clone(&self.wire.memory);
             let size = u32::from(plan.entries) - 1;
             let named = size << 16 | u32::from(qid);
             // Contiguous; with interrupts, vector `qid`.
-            let how = if with_events {
+            let how = if interrupts {
                 u32::from(qid) << 16 | 3
             } else {
                 1
@@ -376,34 +377,33 @@ impl Pcie {
             self.command("Create I/O Submission Queue", sqe)?;
             let (wire, depth) = (self.wire.clone(), self.options.depth);
             let block_bytes = self.geometry.block_bytes;
-            let event = events.next();
+            let event = interrupts.then_some(event);
             self.queues
                 .push(PcieQueue::new(wire, qid, plan, block_bytes, depth, event));
         }
         Ok(())
     }
 
-    /// One eventfd for each I/O queue, given to the device; none without interrupts.
-    fn events(&mut self) -> Result<Vec<Event>, Error> {
-        if !self.options.interrupts {
-            return Ok(Vec::new());
-        }
+    /// An eventfd for each vector, given to the device: the admin queue's completions always interrupt.
+    fn give_events(&mut self) -> Result<(), Error> {
         let mut events = Vec::new();
         for _ in 0..=self.options.queues {
             events.push(Event::new()?);
         }
-        let mut client = self.wire.client();
-        let vectors = client.irq_count(irq::MSIX)?;
-        if (vectors as usize) < events.len() {
-            let what = format!("the device has only {vectors} MSI-X vectors");
-            return Err(Error::Unusable(what));
+        {
+            let mut client = self.wire.client();
+            let vectors = client.irq_count(irq::MSIX)?;
+            if (vectors as usize) < events.len() {
+                let what = format!("the device has only {vectors} MSI-X vectors");
+                return Err(Error::Unusable(what));
+            }
+            let fds: Vec<BorrowedFd<'_>> = events.iter().map(Event::fd).collect();
+            client.set_irqs(irq::MSIX, &fds)?;
         }
-        let fds: Vec<BorrowedFd<'_>> = events.iter().map(Event::fd).collect();
-        client.set_irqs(irq::MSIX, &fds)?;
-        drop(fds);
         // The admin queue's is not listened to.
         events.remove(0);
-        Ok(events)
+        self.events = events;
+        Ok(())
     }
 }
 

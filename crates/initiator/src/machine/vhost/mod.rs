@@ -3,7 +3,8 @@
 //! Purpose: what a hypervisor's vhost-user-blk device and a guest's virtio-blk driver do together.
 //! Design: one memory region, agreed on before anything runs; a queue's events are made once and survive
 //! [`Vhost::reconnect`]. With the in-flight region a backend that died goes on with what it had; without it, everything
-//! in flight is submitted anew. Features are demanded as the options say: a backend that lacks one is refused.
+//! in flight is submitted anew. Event index and indirect descriptors are used where the backend offers them; one that has
+//! no packed ring or too few queues is refused.
 //! What it does *not* do: migrate, log dirty pages, hot-plug memory.
 
 mod message;
@@ -95,6 +96,13 @@ impl Vhost {
     /// # Errors
     /// The backend can't be reached, or lacks what the options demand.
     pub fn connect(path: &Path, options: &Options) -> Result<Self, Error> {
+        let frontend = Frontend::connect(path, options.limit)?;
+        let offered = frontend.ask_u64(request::GET_FEATURES)?;
+        let options = &Options {
+            indirect: options.indirect && offered & feature::INDIRECT_DESC != 0,
+            event_idx: options.event_idx && offered & feature::EVENT_IDX != 0,
+            ..options.clone()
+        };
         let mut layout = Layout::default();
         let plans: Vec<_> = (0..options.queues)
             .map(|_| queue::Plan::new(options, &mut layout))
@@ -112,7 +120,7 @@ impl Vhost {
             queues: queues.collect(),
             path: path.to_owned(),
             options: options.clone(),
-            frontend: Frontend::connect(path, options.limit)?,
+            frontend,
             features: 0,
             protocol: 0,
             memory,
