@@ -11,6 +11,8 @@ use crate::mailbox::{ControlBell, mailbox};
 use crate::memory::{Memory, ReactorMemory};
 use crate::reactor::{Reactor, WAKE_KEY};
 use crate::tcp::Frontend;
+use crate::vm::Machines;
+use crate::vm::closer::Closer;
 use forebay_device::ring::{Ring, RingOptions};
 use forebay_xlate::boundary::region::{MAX_REACTORS, Region};
 use rustix::event::epoll;
@@ -113,6 +115,7 @@ impl Engine {
         }
         let exports = Exports::default();
         let bell = ControlBell::new().map_err(system("making an eventfd"))?;
+        let closer = Closer::start().map_err(system("starting the closer"))?;
         let mut mailboxes = Vec::new();
         let mut reactors = Vec::new();
         for number in 0..config.reactors {
@@ -120,7 +123,7 @@ impl Engine {
                 mailbox(bell.clone()).map_err(system("making a mailbox"))?;
             mailboxes.push(to_reactor);
             let cpu = (!config.cpus.is_empty()).then(|| config.cpus[number % config.cpus.len()]);
-            let region = region.clone();
+            let (region, closer) = (region.clone(), closer.clone());
             let (started, starting) = mpsc::channel();
             let thread = std::thread::Builder::new()
                 .name(format!("reactor-{number}"))
@@ -154,6 +157,7 @@ impl Engine {
                         Ok::<_, EngineError>(Reactor {
                             core,
                             frontend,
+                            machines: Machines::new(set.clone(), closer),
                             mailbox: to_control,
                             epoll: set,
                         })
@@ -174,7 +178,7 @@ impl Engine {
             })??;
             reactors.push(thread);
         }
-        let mut control = Control::new(&config, region, memory, mailboxes, bell, exports)
+        let mut control = Control::new(&config, region, memory, mailboxes, bell, exports, closer)
             .map_err(system(format!("listening on {}", config.socket.display())))?;
         if let Some(channel) = channel {
             control.converse(channel);

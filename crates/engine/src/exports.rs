@@ -18,9 +18,10 @@ pub struct Served {
 }
 
 impl Served {
-    /// Whether a host may connect.
+    /// Whether a host may connect by the network.
     pub fn allows(&self, host_nqn: &str) -> bool {
-        self.config.any_host || self.config.hosts.iter().any(|h| h == host_nqn)
+        !self.config.frontend.is_machine()
+            && (self.config.any_host || self.config.hosts.iter().any(|h| h == host_nqn))
     }
 }
 
@@ -82,9 +83,11 @@ impl Exports {
         self.with(|s| s.ports.clone())
     }
 
-    /// The export of this subsystem.
+    /// The export of this subsystem, as the network reaches it.
     pub fn by_nqn(&self, nqn: &str) -> Option<Served> {
-        self.all().iter().find(|e| e.config.nqn == nqn).cloned()
+        let all = self.all();
+        let mut all = all.iter().filter(|e| !e.config.frontend.is_machine());
+        all.find(|e| e.config.nqn == nqn).cloned()
     }
 
     /// Adds or replaces one.

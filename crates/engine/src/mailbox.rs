@@ -11,6 +11,8 @@ use crate::door::NewConnection;
 use crate::exports::Port;
 use crate::lane::{Figures, Lane, LaneIndex};
 use crate::takeover::Part;
+use crate::vm::NewMachine;
+use crate::vm::frontend::{Closing, Deposit};
 use crate::volume::Volume;
 use forebay_device::Errno;
 use forebay_nvme::Status;
@@ -81,6 +83,10 @@ pub enum Post {
     Connection(Box<NewConnection>),
     /// What a dead engine left of this reactor's.
     Inherit(Box<Part>),
+    /// A machine's client.
+    Machine(Box<NewMachine>),
+    /// The daemon holds a client's deposits up to this one, or has no room for them.
+    Deposited(u64, u32, bool),
     /// Who may do what with a volume has changed.
     Reservations(VolumeId, Arc<Reservations>),
     /// A reservation command is carried out, or refused; the state is as it is now.
@@ -164,6 +170,12 @@ pub enum Upcall {
     },
     /// A connection's socket is shut down, and no record is left of it.
     SocketGone(u64),
+    /// A machine's client has sent descriptors: the daemon is to keep them, and say so.
+    Deposits(u64, Vec<Deposit>),
+    /// It has no use for these any more.
+    Withdrawn(u64, Vec<u32>),
+    /// A machine's client is gone, and its last command is back.
+    MachineLeft(u64, ExportId, Closing),
     /// The reactor has ended.
     Stopped,
 }

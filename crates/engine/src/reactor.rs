@@ -8,6 +8,7 @@
 use crate::core::Core;
 use crate::mailbox::{Post, ToControl, Upcall};
 use crate::tcp::Frontend;
+use crate::vm::{self, Machines};
 use forebay_nvme::Status;
 use forebay_xlate::boundary::region::{MAX_SLEEP_NS, bump};
 use rustix::buffer::spare_capacity;
@@ -38,6 +39,8 @@ pub struct Reactor {
     pub core: Core,
     /// Connections.
     pub frontend: Frontend,
+    /// Machines' clients.
+    pub machines: Machines,
     /// The way to and from the control thread.
     pub mailbox: ToControl,
     /// Sockets and the mailbox's bell.
@@ -68,16 +71,21 @@ impl Reactor {
             }
             busy |= self.core.reap();
             busy |= self.frontend.poll(&mut self.core);
+            busy |= self.machines.poll(&mut self.core);
             busy |= self.core.submit();
             self.send_upcalls();
             if now >= tick_at {
                 tick_at = now + TICK_NS;
                 self.core.tick();
                 self.frontend.tick(&mut self.core);
+                self.machines.tick(&mut self.core);
                 self.core.record().last_turn_ns.store(now, Relaxed);
             }
             if let Some(limit) = stop_by
-                && (now >= limit || self.core.busy_ios() == 0 && self.frontend.connections() == 0)
+                && (now >= limit
+                    || self.core.busy_ios() == 0
+                        && self.frontend.connections() == 0
+                        && self.machines.count() == 0)
             {
                 break;
             }
@@ -89,7 +97,12 @@ impl Reactor {
                 }
                 continue;
             }
-            if now - busy_at < SPIN_NS || self.core.must_turn() || !self.frontend.is_idle() {
+            if now - busy_at < SPIN_NS
+                || self.core.must_turn()
+                || !self.frontend.is_idle()
+                || !self.machines.is_idle()
+                || !self.machines.arm(&mut self.core)
+            {
                 if turn.is_multiple_of(8) {
                     self.look_at_sockets(&mut events, &mut keys);
                 }
@@ -117,7 +130,14 @@ impl Reactor {
             // Whatever gives memory or room back wakes us; that is not to be the only hope.
             until = now + RETRY_NS;
         }
-        if let Some(deadline) = self.frontend.next_deadline_ns() {
+        if self.machines.must_retry() {
+            until = until.min(now + vm::RETRY_NS);
+        }
+        let deadlines = [
+            self.frontend.next_deadline_ns(),
+            self.machines.next_deadline_ns(),
+        ];
+        if let Some(deadline) = deadlines.into_iter().flatten().min() {
             until = until.min(deadline.max(now + 1_000_000));
         }
         if let Some(trim) = trim_at {
@@ -153,6 +173,7 @@ impl Reactor {
         );
         if !keys.is_empty() {
             self.frontend.sockets_ready(keys);
+            self.machines.ready(&mut self.core, keys);
         }
     }
 
@@ -186,13 +207,15 @@ impl Reactor {
                 let export = lane.export.export;
                 core.set_lane(*lane);
                 let at_devices = self.frontend.export_changed(core, export);
+                self.machines.export_changed(core, export);
                 core.upcall(Upcall::ExportSettled {
                     request,
                     at_devices,
                 });
             }
             Post::RemoveLane(lane, export, request) => {
-                let at_devices = self.frontend.export_removed(core, export);
+                let at_devices = self.frontend.export_removed(core, export)
+                    + self.machines.export_removed(core, export);
                 core.remove_lane(lane);
                 core.upcall(Upcall::ExportSettled {
                     request,
@@ -203,6 +226,7 @@ impl Reactor {
                 core.set_volume(&volume);
                 for export in core.exports_of(volume.id()) {
                     self.frontend.export_changed(core, export);
+                    self.machines.export_changed(core, export);
                 }
             }
             Post::Granted(volume, range) => core.granted(volume, range),
@@ -224,7 +248,15 @@ impl Reactor {
             Post::ReleaseAbandoned(io, generation) => core.release_abandoned(io, generation),
             Post::Job(job, work) => core.start_job(job, work),
             Post::Connection(new) => self.frontend.adopt(core, *new),
-            Post::Inherit(part) => self.frontend.inherit(core, *part),
+            Post::Inherit(mut part) => {
+                let machines = std::mem::take(&mut part.machines);
+                self.frontend.inherit(core, *part);
+                for machine in machines {
+                    self.machines.adopt(core, machine);
+                }
+            }
+            Post::Machine(new) => self.machines.adopt(core, *new),
+            Post::Deposited(socket, last, kept) => self.machines.deposited(socket, last, kept),
             Post::Reservations(volume, state) => {
                 let status = Status::RESERVATION_CONFLICT.with_dnr();
                 (self.frontend).set_reservations(core, volume, &state, status);
@@ -233,7 +265,10 @@ impl Reactor {
                 self.frontend.reserved(core, token, volume, status, &state);
             }
             Post::DiscoveryChanged => self.frontend.discovery_changed(core),
-            Post::Stop => self.frontend.close_all(core),
+            Post::Stop => {
+                self.frontend.close_all(core);
+                self.machines.close_all(core);
+            }
         }
     }
 }

@@ -81,6 +81,15 @@ pub const POINTS: &[&str] = &[
     "over.waiting",
     "over.fenced",
     "over.reexecuted",
+    // A machine's client, and its messages.
+    "vm.accepted",
+    "vm.deposited",
+    "vm.intent",
+    "vm.applied",
+    "vm.sent",
+    "vm.answered",
+    "vm.consumed",
+    "vm.resumed",
     // The daemon.
     "daemon.death",
     "daemon.spawned",

@@ -8,11 +8,12 @@
 //! **Not here:** the conversion itself, and what reactors do with their parts.
 
 use super::Control;
+use super::machines::{self, Converted, Gathered};
 use crate::door::{Door, NewConnection, Outside, Refused};
 use crate::exports::Exports;
 use crate::mailbox::{Post, ToReactor};
 use crate::takeover::{Inheritance, Pending, ServedLane, ServedLanes, Successor, counters};
-use forebay_xlate::boundary::message::{Blamed, FromEngine};
+use forebay_xlate::boundary::message::{Blamed, ExportId, FromEngine};
 use forebay_xlate::boundary::socket::Channel;
 use forebay_xlate::kill_point;
 use std::collections::BTreeMap;
@@ -30,9 +31,9 @@ pub(super) enum Handover {
     #[default]
     None,
     /// The daemon hands it what there is; the connections are those without a descriptor.
-    Gathering(u64, Pending, Vec<u64>),
+    Gathering(u64, Pending, Vec<u64>, Vec<Gathered>),
     /// All is converted, and waits for `Resume`.
-    Converted(Inheritance, Vec<u64>),
+    Converted(Inheritance, Vec<u64>, Converted),
 }
 
 /// What becomes of the door's sockets.
@@ -91,21 +92,26 @@ impl Control {
         let mut descriptors = descriptors.into_iter();
         let begun = match (descriptors.next(), descriptors.next()) {
             // Whoever serves has records of its own in the way.
-            _ if self.door.listeners().next().is_some() || !self.sockets.is_empty() => {
+            _ if self.door.listeners().next().is_some()
+                || !self.sockets.is_empty()
+                || self.has_machines() =>
+            {
                 Err("this engine serves already".to_string())
             }
             (None, _) => Err("no state region came".to_string()),
             (Some(region), memory) => Pending::new(generation, region, memory, blamed),
         };
         match begun {
-            Ok(pending) => self.handover = Handover::Gathering(request, pending, Vec::new()),
+            Ok(pending) => {
+                self.handover = Handover::Gathering(request, pending, Vec::new(), Vec::new())
+            }
             Err(error) => self.say(&FromEngine::Refused { request, error }),
         }
     }
 
     /// Connections of the dead engine. For one without a descriptor there was no room: it ends.
     pub(super) fn gather(&mut self, sockets: Vec<u64>, descriptors: Vec<OwnedFd>) {
-        let Handover::Gathering(_, pending, without) = &mut self.handover else {
+        let Handover::Gathering(_, pending, without, _) = &mut self.handover else {
             return;
         };
         let came = descriptors.len();
@@ -115,16 +121,40 @@ impl Control {
         without.extend(sockets.into_iter().skip(came));
     }
 
+    /// A machine's client of the dead engine.
+    pub(super) fn gather_machine(
+        &mut self,
+        socket: u64,
+        export: ExportId,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        if let Handover::Gathering(_, _, _, machines) = &mut self.handover {
+            machines.push(Gathered::new(socket, export, descriptors));
+        }
+    }
+
+    /// Deposits of the last of these.
+    pub(super) fn gather_deposits(&mut self, numbers: &[u32], descriptors: Vec<OwnedFd>) {
+        if let Handover::Gathering(_, _, _, machines) = &mut self.handover
+            && let Some(machine) = machines.last_mut()
+        {
+            machine.add(numbers, descriptors);
+        }
+    }
+
     /// Those were all.
     pub(super) fn convert(&mut self) {
-        let (request, pending, without) = match std::mem::take(&mut self.handover) {
-            Handover::Gathering(request, pending, without) => (request, pending, without),
+        let (request, pending, without, machines) = match std::mem::take(&mut self.handover) {
+            Handover::Gathering(request, pending, without, machines) => {
+                (request, pending, without, machines)
+            }
             other => {
                 self.handover = other;
                 return;
             }
         };
-        let inheritance = pending.convert(Successor {
+        let blamed = pending.blamed();
+        let mut inheritance = pending.convert(Successor {
             region: &self.region,
             memory: self.memory,
             reactors: self.mailboxes.len(),
@@ -132,7 +162,11 @@ impl Control {
             exports: &self.exports,
             associations: self.door.associations(),
         });
+        let machines = machines::convert(machines, &self.served_lanes(), blamed, &mut inheritance);
         let mut closed: BTreeMap<String, u32> = BTreeMap::new();
+        for (_, _, _, why) in &machines.closed {
+            *closed.entry(why.0.to_string()).or_default() += 1;
+        }
         for (_, _, why) in &inheritance.closed {
             *closed.entry(why.to_string()).or_default() += 1;
         }
@@ -144,10 +178,14 @@ impl Control {
             request,
             queues: inheritance.queues,
             commands: inheritance.commands,
-            machines: 0,
+            machines: inheritance
+                .parts
+                .iter()
+                .map(|p| p.machines.len() as u32)
+                .sum(),
             closed: closed.into_iter().collect(),
         });
-        self.handover = Handover::Converted(inheritance, without);
+        self.handover = Handover::Converted(inheritance, without, machines);
     }
 
     fn served_lanes(&self) -> ServedLanes {
@@ -169,8 +207,8 @@ impl Control {
 
     /// This engine's records count from here on: serves what it took over.
     pub(super) fn resume(&mut self) -> Result<(), String> {
-        let (inheritance, without) = match std::mem::take(&mut self.handover) {
-            Handover::Converted(inheritance, without) => (inheritance, without),
+        let (inheritance, without, machines) = match std::mem::take(&mut self.handover) {
+            Handover::Converted(inheritance, without, machines) => (inheritance, without, machines),
             other => {
                 self.handover = other;
                 return Err("nothing is converted".to_string());
@@ -181,6 +219,9 @@ impl Control {
         // Before what needs them; unless something may land that nobody knows the place of.
         if !inheritance.after_fence {
             self.serve_devices(&inheritance.served);
+        }
+        for part in &inheritance.parts {
+            self.resume_machines(&part.machines);
         }
         for (mailbox, part) in self.mailboxes.iter_mut().zip(inheritance.parts) {
             let sockets = part.queues.iter();
@@ -201,6 +242,7 @@ impl Control {
             let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
             self.say(&FromEngine::SocketGone { socket });
         }
+        self.close_machines(machines);
         // The daemon has the only descriptors of these.
         for socket in without {
             self.say(&FromEngine::SocketGone { socket });

@@ -79,6 +79,13 @@ impl Control {
                     .set_addresses(self.door.listeners().map(|(a, _)| a.to_string()).collect());
                 self.done(request, result);
             }
+            ToEngine::SetMachineListener { request, export } => {
+                let result = self.set_machine_listener(export, descriptors.pop());
+                self.done(request, result);
+            }
+            ToEngine::Deposited { socket, last, kept } => {
+                self.machine_deposited(socket, last, kept);
+            }
             ToEngine::SetPort { request, port } => {
                 let result = self.set_port(&port);
                 self.done(request, result);
@@ -121,6 +128,10 @@ impl Control {
                 blamed,
             } => self.take_over(request, generation, blamed, descriptors),
             ToEngine::Sockets { sockets } => self.gather(sockets, descriptors),
+            ToEngine::Machine { socket, export } => {
+                self.gather_machine(socket, export, descriptors);
+            }
+            ToEngine::Deposits { numbers } => self.gather_deposits(&numbers, descriptors),
             ToEngine::SocketsEnd => self.convert(),
             ToEngine::Resume { request } => {
                 let result = self.resume();
@@ -177,9 +188,12 @@ impl Control {
         };
         let config = Arc::new(config);
         let (reactor, lane) = match self.known_exports.get(&config.export) {
-            Some(known) if known.config.volume != config.volume => {
+            Some(known)
+                if known.config.volume != config.volume
+                    || known.config.frontend != config.frontend =>
+            {
                 return Err(format!(
-                    "export {}: an export's volume can't change",
+                    "export {}: an export's volume and frontend can't change",
                     config.nqn
                 ));
             }
@@ -272,6 +286,7 @@ impl Control {
             return;
         };
         self.exports.remove(export);
+        self.remove_machine_listener(export);
         let mailbox = &mut self.mailboxes[known.reactor];
         mailbox.post(Post::RemoveLane(known.lane, export, request));
         self.post_all(|| Post::DiscoveryChanged);

@@ -8,6 +8,7 @@
 
 mod devices;
 mod handover;
+mod machines;
 mod messages;
 mod reserve;
 mod translate;
@@ -20,6 +21,7 @@ use crate::exports::Exports;
 use crate::lane::{Figures, LaneIndex};
 use crate::mailbox::{ControlBell, Post, ToReactor, Upcall, quiet_bell};
 use crate::memory::Memory;
+use crate::vm::closer::Closer;
 use forebay_xlate::boundary::message::{ExportConfig, ExportId, FromEngine, Held, ToEngine};
 use forebay_xlate::boundary::region::{MAX_LANES, Region};
 use forebay_xlate::boundary::socket::{self, Channel};
@@ -78,6 +80,8 @@ pub struct Control {
     mailboxes: Vec<ToReactor>,
     bell: ControlBell,
     door: Door,
+    machines: machines::Machines,
+    closer: Closer,
     exports: Exports,
     devices: BTreeMap<DeviceIndex, KnownDevice>,
     opening: BTreeMap<DeviceIndex, devices::Opening>,
@@ -113,6 +117,7 @@ impl Control {
         mailboxes: Vec<ToReactor>,
         bell: ControlBell,
         exports: Exports,
+        closer: Closer,
     ) -> io::Result<Self> {
         let set = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let listener = socket::listen(&config.socket)?;
@@ -149,6 +154,8 @@ impl Control {
                 config.generation,
                 region,
             ),
+            machines: machines::Machines::default(),
+            closer,
             epoll: set,
             exports,
             devices: BTreeMap::new(),
@@ -198,6 +205,7 @@ impl Control {
                     KEY_LISTENER => self.accept_daemon(),
                     KEY_CHANNEL => self.hear_daemon(),
                     KEY_BELL => quiet_bell(&*self.bell.wake),
+                    key if key >> 56 == machines::KEY_BYTE => self.accept_machine(key),
                     key => {
                         let (door, exports, mut out) = self.door_and_outside();
                         door.ready(key, exports, &mut out);
@@ -228,6 +236,7 @@ impl Control {
         if !std::mem::replace(&mut self.stopping, true) {
             let (door, _, mut out) = self.door_and_outside();
             door.close(&mut out);
+            self.remove_machine_listeners();
             for mailbox in &mut self.mailboxes {
                 mailbox.post(Post::Stop);
             }
@@ -364,6 +373,7 @@ impl Control {
         for (socket, fd) in sockets {
             self.say_shared(&FromEngine::Held(Held::Socket(socket)), vec![fd]);
         }
+        self.say_machines();
         let mut held = Vec::new();
         for known in self.devices.values() {
             held.push(Held::Device((*known.served.config).clone(), known.fenced));
@@ -448,6 +458,9 @@ impl Control {
                 at_devices,
             }),
             Upcall::SocketGone(socket) => self.socket_gone(socket),
+            Upcall::Deposits(socket, deposits) => self.machine_deposits(socket, deposits),
+            Upcall::Withdrawn(socket, numbers) => self.machine_withdrawn(socket, numbers),
+            Upcall::MachineLeft(socket, export, why) => self.machine_left(socket, export, why),
             Upcall::Reserve(ask) => self.ask_reserve(ask),
             Upcall::ReserveGone(volume, token) => self.reserve_gone(volume, token),
             Upcall::Stopped => self.stopped += 1,

@@ -127,6 +127,9 @@ pub(super) fn from_reactor(upcall: mailbox::Upcall) -> Result<Upcall, mailbox::U
         | From::ReserveGone(..)
         | From::LaneGone { .. }
         | From::SocketGone(_)
+        | From::Deposits(..)
+        | From::Withdrawn(..)
+        | From::MachineLeft(..)
         | From::Stopped) => return Err(other),
     })
 }

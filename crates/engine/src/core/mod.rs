@@ -343,6 +343,11 @@ impl Core {
         self.machines_done.pop_front()
     }
 
+    /// Whether none of them has.
+    pub(crate) fn next_machine_done_is_none(&self) -> bool {
+        self.machines_done.is_empty()
+    }
+
     #[inline]
     fn give_back(&mut self, mut done: DoneIo) {
         if done.owner.is_machine() {

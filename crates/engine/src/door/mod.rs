@@ -159,6 +159,12 @@ impl Door {
         }
     }
 
+    /// A number for a socket that was accepted.
+    pub(crate) fn number(&mut self) -> u64 {
+        self.socket += 1;
+        self.socket
+    }
+
     /// The controller ids.
     pub(crate) fn associations(&self) -> &Associations {
         &self.associations
@@ -289,8 +295,7 @@ impl Door {
             match rustix::net::accept_with(&l.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(fd) => {
                     kill_point!("accept.accepted");
-                    self.socket += 1;
-                    let (socket, fd) = (self.socket, Arc::new(fd));
+                    let (socket, fd) = (self.number(), Arc::new(fd));
                     out.accepted(socket, &fd);
                     kill_point!("accept.deposited");
                     self.begin(socket, fd, false, exports, out);

@@ -115,6 +115,11 @@ impl Pending {
         })
     }
 
+    /// What it crashed over.
+    pub(crate) fn blamed(&self) -> Option<Blamed> {
+        self.blamed
+    }
+
     /// Adds one of its sockets.
     pub(crate) fn add(&mut self, socket: u64, fd: OwnedFd) {
         self.sockets.push((socket, Arc::new(fd)));

@@ -14,6 +14,7 @@ use crate::core::{CarriedSpan, Devices};
 use crate::door::Target;
 use crate::lane::LaneIndex;
 use crate::memory::{HeaderList, Keep};
+use crate::vm::NewMachine;
 use forebay_nvme::Sqe;
 use forebay_nvme::controller::Controller;
 use forebay_xlate::boundary::region::queue::InData;
@@ -133,6 +134,8 @@ pub(crate) struct Part {
     pub queues: Vec<InheritedQueue>,
     /// What commands and orphans may still change, the oldest first.
     pub carried: Vec<CarriedSpan>,
+    /// Machines' clients.
+    pub machines: Vec<NewMachine>,
 }
 
 /// All that goes on, and what doesn't.

@@ -1,19 +1,25 @@
-//! One client: its socket, its messages in two phases, its memory, descriptors and interrupts.
+//! What a frontend has of its client: memory, descriptors, interrupts, the machine file.
 //!
-//! **Design.** A message is *peeked*; its descriptors are deposited with the daemon, and that is waited
-//! for; then its intent is noted in the machine file ([`super::file`]), it is carried out, answered, and
-//! only then consumed. Which of the last steps were done when an engine died is told by the kernel: the
-//! socket's peek offset falls by what is consumed (SO_PEEK_OFF), and it outlives us.
+//! **Design.** What is changed here is recorded in the machine file ([`super::file`]) with the number of the
+//! message that is being carried out, so that a successor can take it back and carry the message out again.
+//! What is taken away (memory, descriptors) is let go of only when the message is over, and elsewhere
+//! ([`super::closer`]).
 //!
-//! **Not here:** what messages mean ([`super::frontend`]).
+//! **Not here:** the client's socket and its messages ([`super::talk`]), what messages mean
+//! ([`super::frontend`]).
 
-use super::file::MachineFile;
+use super::closer::Closer;
+use super::file::{MAX_SLOTS, MachineFile, Region, Stage};
 use super::frontend::{Closing, Deposit};
 use super::signal::Signals;
-use crate::core::{CommandRef, Owner};
+use crate::core::{CommandRef, Core, Owner};
 use crate::lane::LaneIndex;
+use crate::mailbox::Upcall;
+use forebay_guest::{GuestMemory, Limits, MapError, NewRegion, Retired};
+use forebay_xlate::boundary::message::ExportConfig;
+use forebay_xlate::boundary::region::bump;
 use rustix::event::epoll;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -23,8 +29,10 @@ pub(crate) const MAX_MESSAGE_BYTES: usize = 64 * 1024 + 64;
 pub(crate) const MAX_DESCRIPTORS: usize = 32;
 /// How long a message may take.
 pub(crate) const MESSAGE_LIMIT_NS: u64 = 30_000_000_000;
+/// Deposits that a client may have at once.
+pub(crate) const MAX_DEPOSITS: usize = 1024;
 
-/// What a frontend knows of its client.
+/// See the module's text.
 pub(crate) struct Client {
     /// The socket's number.
     pub socket: u64,
@@ -32,19 +40,129 @@ pub(crate) struct Client {
     pub reply: Vec<u8>,
     /// What goes with it.
     pub reply_descriptor: Option<Arc<OwnedFd>>,
-    pub(super) fd: Arc<OwnedFd>,
+    pub(super) export: Arc<ExportConfig>,
     pub(super) lane: Option<LaneIndex>,
     pub(super) file: MachineFile,
-    pub(super) signals: Signals,
+    pub(super) memory: GuestMemory,
+    /// What was taken away, and may still be used.
+    pub(super) retired: Retired,
     pub(super) deposits: BTreeMap<u32, Arc<OwnedFd>>,
-    pub(super) slots: Box<[Option<Arc<OwnedFd>>]>,
-    pub(super) index: u32,
-    pub(super) generation: u16,
-    pub(super) epoll: Arc<OwnedFd>,
+    slots: Box<[Option<Arc<OwnedFd>>]>,
+    raised: [u64; MAX_SLOTS / 64],
+    pub(super) any_raised: bool,
+    index: u32,
+    generation: u16,
+    epoll: Arc<OwnedFd>,
+    closer: Closer,
     pub(super) closing: Option<Closing>,
+    /// The newest deposit of our own that the daemon has yet to acknowledge.
+    pub(super) awaits_deposit: Option<u32>,
+    /// Messages for the control thread.
+    pub(super) upcalls: Vec<Upcall>,
+    /// Deposits may have become unused.
+    changed: bool,
+    /// Something of a dead engine may still be at its memory.
+    pub(super) inherited: bool,
+}
+
+/// Where a client is among those of its reactor.
+pub(super) struct Place {
+    pub index: u32,
+    pub generation: u16,
+    pub epoll: Arc<OwnedFd>,
+    pub closer: Closer,
 }
 
 impl Client {
+    /// One that has said nothing yet.
+    pub(super) fn new(
+        socket: u64,
+        export: Arc<ExportConfig>,
+        lane: Option<LaneIndex>,
+        file: MachineFile,
+        place: Place,
+    ) -> Self {
+        Self {
+            socket,
+            reply: Vec::new(),
+            reply_descriptor: None,
+            export,
+            lane,
+            file,
+            memory: GuestMemory::new(Limits::default()),
+            retired: Retired::default(),
+            deposits: BTreeMap::new(),
+            slots: (0..MAX_SLOTS).map(|_| None).collect(),
+            raised: [0; _],
+            any_raised: false,
+            index: place.index,
+            generation: place.generation,
+            epoll: place.epoll,
+            closer: place.closer,
+            closing: None,
+            awaits_deposit: None,
+            upcalls: Vec::new(),
+            changed: false,
+            inherited: false,
+        }
+    }
+
+    /// Takes up what a dead engine's client had: its memory is mapped again, its descriptors are in their
+    /// slots. What it had of a message that was not answered is taken back first.
+    ///
+    /// # Errors
+    /// Why it can't go on.
+    pub(super) fn inherit(&mut self, deposits: BTreeMap<u32, Arc<OwnedFd>>) -> Result<(), Closing> {
+        self.inherited = true;
+        self.changed = true;
+        self.deposits = deposits;
+        let regions: Vec<(usize, Region)> = self.file.regions().collect();
+        for (_, region) in regions {
+            let fd = match region.deposit {
+                Some(number) => Some(self.deposits.get(&number).ok_or(NOT_DEPOSITED)?),
+                None => None,
+            };
+            let mapped = self.memory.map(&NewRegion {
+                guest_address: region.address,
+                user_address: region.word,
+                len_bytes: region.len,
+                writable: region.writable,
+                file: fd.map(|fd| (fd.as_fd(), region.offset)),
+            });
+            mapped.map_err(|_| Closing("its memory can't be mapped again"))?;
+        }
+        for slot in 0..MAX_SLOTS {
+            if let Some(number) = self.file.slot(slot) {
+                let fd = self.deposits.get(&number).ok_or(NOT_DEPOSITED)?;
+                self.slots[slot] = Some(fd.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Which use of its place it is.
+    pub(super) fn generation(&self) -> u16 {
+        self.generation
+    }
+
+    /// Has other events of its socket told.
+    pub(super) fn watch_socket(&self, fd: &OwnedFd, flags: epoll::EventFlags) {
+        let data = epoll::EventData::new_u64(super::key(self.index, self.generation, 0));
+        let _ = epoll::modify(&*self.epoll, fd, data, flags);
+    }
+
+    /// What must be let go of elsewhere: mappings before their files.
+    pub(super) fn remains(self) -> impl std::any::Any + Send {
+        let fds = (self.deposits, self.slots, self.reply_descriptor);
+        (self.memory, self.retired, self.file, fds)
+    }
+
+    /// Its export.
+    #[inline]
+    pub(crate) fn export(&self) -> &ExportConfig {
+        &self.export
+    }
+
     /// Its export's lane; none when the export is removed.
     #[inline]
     pub(crate) fn lane(&self) -> Option<LaneIndex> {
@@ -61,15 +179,151 @@ impl Client {
         }
     }
 
-    /// The frontend's own area of the machine file ([`MachineFile::area`]).
+    /// How a command is known while the core works on it: its frontend's number for it.
+    #[inline]
+    pub(crate) fn command_ref(&self, lane: LaneIndex, slot: u16) -> CommandRef {
+        CommandRef::machine(lane.0, slot)
+    }
+
+    /// The machine file, for its area ([`MachineFile::area`]).
     #[inline]
     pub(crate) fn file(&self) -> &MachineFile {
         &self.file
     }
 
+    /// Its memory.
+    #[inline]
+    pub(crate) fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
     /// Closes it at the end of this turn's work for it.
     pub(crate) fn fail(&mut self, why: Closing) {
         self.closing.get_or_insert(why);
+    }
+
+    fn message_number(&self) -> u64 {
+        self.file.message().0
+    }
+
+    /// Adds a region of its memory. Only while a message is carried out; so is all that follows.
+    /// Without a deposit it is known and can't be reached. `word`: the frontend's (vhost: where it begins for the client).
+    ///
+    /// # Errors
+    /// Why not; nothing is changed.
+    pub(crate) fn map(
+        &mut self,
+        deposit: Option<&Deposit>,
+        address: u64,
+        len: u64,
+        offset: u64,
+        writable: bool,
+        word: u64,
+    ) -> Result<(), MapError> {
+        self.memory.map(&NewRegion {
+            guest_address: address,
+            user_address: word,
+            len_bytes: len,
+            writable,
+            file: deposit.map(|deposit| (deposit.fd.as_fd(), offset)),
+        })?;
+        let record = Region {
+            address,
+            len,
+            offset,
+            deposit: deposit.map(|deposit| deposit.number),
+            writable,
+            word,
+        };
+        if self
+            .file
+            .add_region(self.message_number(), &record)
+            .is_none()
+        {
+            if let Some(mut retired) = self.memory.unmap(address, len) {
+                let _ = retired.is_free();
+            }
+            let limit = super::file::MAX_REGIONS;
+            return Err(MapError::TooMany { limit });
+        }
+        Ok(())
+    }
+
+    /// Replaces all regions by these ([`Client::map`] says what each is).
+    ///
+    /// # Errors
+    /// Why not; nothing is changed.
+    pub(crate) fn replace_memory(
+        &mut self,
+        regions: &[(Option<&Deposit>, Region)],
+    ) -> Result<(), MapError> {
+        let new: Vec<NewRegion<'_>> = (regions.iter())
+            .map(|(deposit, region)| NewRegion {
+                guest_address: region.address,
+                user_address: region.word,
+                len_bytes: region.len,
+                writable: region.writable,
+                file: deposit.map(|deposit| (deposit.fd.as_fd(), region.offset)),
+            })
+            .collect();
+        let retired = self.memory.replace(&new)?;
+        self.retire(retired);
+        let message = self.message_number();
+        let old: Vec<usize> = self.file.regions().map(|(at, _)| at).collect();
+        for at in old {
+            self.file.take_region(message, at);
+        }
+        for (deposit, region) in regions {
+            let record = Region {
+                deposit: deposit.map(|deposit| deposit.number),
+                ..*region
+            };
+            // Twice as many fit as there may be.
+            if self.file.add_region(message, &record).is_none() {
+                self.fail(Closing("it has more memory regions than can be recorded"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes away the regions that lie whole in a range; how many. `None`, and nothing is changed: it
+    /// begins or ends inside of one. The message's answer waits until nothing uses them.
+    pub(crate) fn unmap(&mut self, address: u64, len: u64) -> Option<usize> {
+        let retired = self.memory.unmap(address, len)?;
+        let count = retired.regions();
+        self.retire(retired);
+        let message = self.message_number();
+        let last = address + (len - 1);
+        let gone: Vec<usize> = (self.file.regions())
+            .filter(|(_, r)| r.address >= address && r.address <= last)
+            .map(|(at, _)| at)
+            .collect();
+        for at in gone {
+            self.file.take_region(message, at);
+        }
+        Some(count)
+    }
+
+    /// Takes all regions away.
+    pub(crate) fn unmap_all(&mut self) {
+        let retired = self.memory.unmap_all();
+        self.retire(retired);
+        let message = self.message_number();
+        let gone: Vec<usize> = self.file.regions().map(|(at, _)| at).collect();
+        for at in gone {
+            self.file.take_region(message, at);
+        }
+    }
+
+    fn retire(&mut self, retired: Retired) {
+        self.retired.and(retired);
+        self.changed = true;
+    }
+
+    /// Whether nothing uses what was taken away.
+    pub(super) fn is_settled(&mut self, core: &Core) -> bool {
+        let _ = core;
+        self.retired.is_free()
     }
 
     /// What a slot holds.
@@ -78,27 +332,107 @@ impl Client {
         Some(self.slots.get(slot)?.as_ref()?.as_fd())
     }
 
-    /// Keeps a deposit in a slot of the frontend's choice ([`super::file::MAX_SLOTS`]), instead of what
-    /// was there; `None` empties it. A descriptor may be in several slots. Survives the engine.
+    /// The same as a deposit.
+    pub(crate) fn held_deposit(&self, slot: usize) -> Option<Deposit> {
+        let fd = self.slots.get(slot)?.clone()?;
+        let number = self.file.slot(slot)?;
+        Some(Deposit { number, fd })
+    }
+
+    /// Keeps a deposit in a slot of the frontend's choice ([`MAX_SLOTS`]), instead of what
+    /// was there; `None` empties it. A descriptor may be in several slots. Survives the engine. False: there is
+    /// no such slot.
     pub(crate) fn hold(&mut self, slot: usize, deposit: Option<&Deposit>) -> bool {
+        self.unwatch(slot);
         let Some(place) = self.slots.get_mut(slot) else {
             return false;
         };
-        *place = deposit.map(|deposit| deposit.fd.clone());
+        if let Some(old) = std::mem::replace(place, deposit.map(|deposit| deposit.fd.clone())) {
+            self.raised[slot / 64] &= !(1 << (slot % 64));
+            self.closer.close(old);
+        }
+        self.changed = true;
         self.file
             .set_slot(slot, deposit.map(|deposit| deposit.number))
     }
 
-    /// Rings the eventfd in a slot, at the end of the turn; nothing if there is none.
+    /// Deposits a descriptor of our own, that a successor needs or that the answer carries. The message's
+    /// answer waits for the daemon. `None`: there are too many.
+    pub(crate) fn deposit_own(&mut self, fd: OwnedFd) -> Option<Deposit> {
+        let deposit = self.deposit(Arc::new(fd))?;
+        self.upcalls
+            .push(Upcall::Deposits(self.socket, vec![deposit.clone()]));
+        self.awaits_deposit = Some(deposit.number);
+        Some(deposit)
+    }
+
+    /// Gives a descriptor a number.
+    pub(super) fn deposit(&mut self, fd: Arc<OwnedFd>) -> Option<Deposit> {
+        if self.deposits.len() >= MAX_DEPOSITS {
+            return None;
+        }
+        let number = self.file.take_deposit()?;
+        self.deposits.insert(number, fd.clone());
+        self.changed = true;
+        Some(Deposit { number, fd })
+    }
+
+    /// A message is over: deposits that nothing names are withdrawn.
+    pub(super) fn withdraw_unused(&mut self) {
+        if !std::mem::take(&mut self.changed) {
+            return;
+        }
+        let regions = self.file.regions().filter_map(|(_, r)| r.deposit);
+        let mut used: BTreeSet<u32> = regions.collect();
+        used.extend((0..MAX_SLOTS).filter_map(|slot| self.file.slot(slot)));
+        let unused: Vec<u32> = self
+            .deposits
+            .keys()
+            .copied()
+            .filter(|n| !used.contains(n))
+            .collect();
+        if unused.is_empty() {
+            return;
+        }
+        let fds: Vec<Arc<OwnedFd>> = unused
+            .iter()
+            .filter_map(|n| self.deposits.remove(n))
+            .collect();
+        self.closer.close(fds);
+        self.upcalls.push(Upcall::Withdrawn(self.socket, unused));
+    }
+
+    /// Rings the eventfd in a slot, at the end of the turn, once; nothing if there is none.
     #[inline]
     pub(crate) fn raise(&mut self, slot: usize) {
-        if let Some(Some(fd)) = self.slots.get(slot) {
-            self.signals.raise(fd.as_fd());
+        if let Some(word) = self.raised.get_mut(slot / 64) {
+            *word |= 1 << (slot % 64);
+            self.any_raised = true;
         }
     }
 
-    /// Has [`super::frontend::Frontend::ready`] called when the eventfd in a slot is rung. It need not be read: each ring is
-    /// told of once. False: it can't be watched.
+    /// Hands on what was raised.
+    pub(super) fn flush(&mut self, core: &Core, signals: &mut Signals) {
+        self.any_raised = false;
+        let mut count = 0;
+        for (at, word) in self.raised.iter_mut().enumerate() {
+            let mut bits = std::mem::take(word);
+            while bits != 0 {
+                let slot = at * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                if let Some(Some(fd)) = self.slots.get(slot) {
+                    signals.raise(fd.as_fd());
+                    count += 1;
+                }
+            }
+        }
+        if let Some(lane) = self.lane.and_then(|lane| core.lane(lane)) {
+            bump(&lane.record().interrupts, count);
+        }
+    }
+
+    /// Has [`super::frontend::Frontend::ready`] called when the eventfd in a slot is rung. It need not be
+    /// read: each ring is told of once. False: it can't be watched.
     pub(crate) fn watch(&mut self, slot: usize) -> bool {
         let Some(Some(fd)) = self.slots.get(slot) else {
             return false;
@@ -108,16 +442,26 @@ impl Client {
         epoll::add(&*self.epoll, fd, data, flags).is_ok()
     }
 
-    /// No longer. Before the slot gets something else.
+    /// No longer. What a slot gets instead is not watched either.
     pub(crate) fn unwatch(&mut self, slot: usize) {
         if let Some(Some(fd)) = self.slots.get(slot) {
             let _ = epoll::delete(&*self.epoll, fd);
         }
     }
 
-    /// How a command is known while the core works on it: its frontend's number for it.
-    #[inline]
-    pub(crate) fn command_ref(&self, lane: LaneIndex, slot: u16) -> CommandRef {
-        CommandRef::machine(lane.0, slot)
+    /// It is gone: nothing is rung or watched any more.
+    pub(super) fn leave(&mut self) {
+        for slot in 0..MAX_SLOTS {
+            self.unwatch(slot);
+        }
+        self.raised = [0; _];
+        self.any_raised = false;
+    }
+
+    /// Notes how far the present message is.
+    pub(super) fn stage(&self, stage: Stage) {
+        self.file.set_message(self.message_number(), stage);
     }
 }
+
+const NOT_DEPOSITED: Closing = Closing("a descriptor of its was not deposited");

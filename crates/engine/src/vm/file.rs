@@ -80,7 +80,7 @@ cells! {
         address: AtomicU64,
         len: AtomicU64,
         offset: AtomicU64,
-        /// Its deposit << 1 | writable.
+        /// (Its deposit + 1, or 0) << 1 | writable.
         deposit: AtomicU64,
         /// The frontend's.
         word: AtomicU64,
@@ -109,8 +109,8 @@ pub(crate) struct Region {
     pub len: u64,
     /// Where it begins in its file.
     pub offset: u64,
-    /// Its file's deposit.
-    pub deposit: u32,
+    /// Its file's deposit; none: it is known, and can't be reached.
+    pub deposit: Option<u32>,
     /// Whether it may be written.
     pub writable: bool,
     /// A word of the frontend's (vhost: where it begins for the process that has the guest).
@@ -235,7 +235,8 @@ impl MachineFile {
         record.address.store(region.address, Relaxed);
         record.len.store(region.len, Relaxed);
         record.offset.store(region.offset, Relaxed);
-        let deposit = u64::from(region.deposit) << 1 | u64::from(region.writable);
+        let deposit = region.deposit.map_or(0, |deposit| u64::from(deposit) + 1);
+        let deposit = deposit << 1 | u64::from(region.writable);
         record.deposit.store(deposit, Relaxed);
         record.word.store(region.word, Relaxed);
         record.made.store(message, Relaxed);
@@ -287,7 +288,7 @@ impl MachineFile {
                         address: r.address.load(Relaxed),
                         len: r.len.load(Relaxed),
                         offset: r.offset.load(Relaxed),
-                        deposit: (deposit >> 1) as u32,
+                        deposit: (deposit >> 1).checked_sub(1).map(|deposit| deposit as u32),
                         writable: deposit & 1 != 0,
                         word: r.word.load(Relaxed),
                     };
@@ -328,7 +329,7 @@ mod tests {
             address,
             len: 4096,
             offset: 0,
-            deposit: 7,
+            deposit: Some(7),
             writable: true,
             word: 9,
         }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 /// Why a client's socket is closed, for people: the rest of "its machine was disconnected: ...".
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Closing(pub &'static str);
+pub struct Closing(pub &'static str);
 
 /// What the bytes at the begin of a client's stream are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,7 +34,7 @@ pub(crate) enum Frame {
 
 /// A descriptor that came with a message. The daemon has it too.
 #[derive(Clone, Debug)]
-pub(crate) struct Deposit {
+pub struct Deposit {
     /// Its number, for this client.
     pub number: u32,
     /// The descriptor: whatever the client sent. [`super::descriptor`] says what it is.

@@ -4,19 +4,47 @@
 //! time on one socket, descriptors of memory and interrupts, messages that must survive the engine. This
 //! is their common part; a kind is a [`frontend::Frontend`].
 //!
-//! **Design.** One [`Machines`] for each reactor. **Not here:** accepting (the control thread's door),
-//! what the messages mean.
+//! **Design.** One [`Machines`] for each reactor, beside its TCP connections. A client has a socket and its
+//! messages ([`talk`]), memory and descriptors ([`client`]), and a file in which a successor finds all of it
+//! ([`file`]). A client that goes is *drained*: its socket is shut down, but the daemon keeps what it
+//! deposited until its last command is back from the devices; only then may the next client come.
+//!
+//! **Not here:** accepting (the control thread's [`crate::control`]), what the messages mean.
 
 #![allow(dead_code)]
 
 pub(crate) mod client;
+pub(crate) mod closer;
 pub(crate) mod descriptor;
 pub(crate) mod file;
 pub(crate) mod frontend;
+mod peek;
 pub(crate) mod signal;
+mod talk;
+
+use crate::core::{CarriedSpan, Core, Devices};
+use crate::lane::LaneIndex;
+use crate::mailbox::Upcall;
+use client::{Client, Place};
+use closer::Closer;
+use file::MachineFile;
+use forebay_nvme::Status;
+use forebay_xlate::boundary::message::{Blamed, ExportConfig, ExportId, Frontend as Kind};
+use forebay_xlate::kill_point;
+use frontend::{Closing, Frontend, Turn};
+use rustix::event::epoll;
+use rustix::net::Shutdown;
+use signal::Signals;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use talk::Talk;
 
 /// How long a client may take to go when its export is removed.
 pub(crate) const REMOVAL_GRACE_NS: u64 = 5_000_000_000;
+/// The longest sleep while something is waited for that nobody tells of.
+pub(crate) const RETRY_NS: u64 = 2_000_000;
 
 /// The top byte of the epoll keys of machines.
 pub(crate) const KEY_BYTE: u64 = 0x4D;
@@ -27,4 +55,518 @@ fn key(index: u32, generation: u16, what: usize) -> u64 {
         | u64::from(generation) << 40
         | u64::from(index & 0xFF_FFFF) << 16
         | (what as u64 & 0xFFFF)
+}
+
+/// A client that was accepted, or that a dead engine had.
+#[derive(Debug)]
+pub(crate) struct NewMachine {
+    /// Its socket's number.
+    pub socket: u64,
+    /// Its socket.
+    pub fd: Arc<OwnedFd>,
+    /// Its export.
+    pub export: Arc<ExportConfig>,
+    /// The machine file.
+    pub file: MachineFile,
+    /// What a dead engine's client had deposited, by number; `None`: it is new.
+    pub inherited: Option<BTreeMap<u32, Arc<OwnedFd>>>,
+    /// The number of its command that the dead engine crashed over.
+    pub blamed: Option<u16>,
+}
+
+/// The command of an export that a dead engine crashed over.
+pub(crate) fn blamed_of(blamed: Option<Blamed>, export: ExportId) -> Option<u16> {
+    match blamed {
+        Some(Blamed::Machine { export: of, slot }) if of == export => Some(slot),
+        _ => None,
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Life {
+    Open,
+    /// Its export is removed; until then it may go by itself.
+    Removed(u64),
+    /// It is shut out; its commands end.
+    Draining(Closing),
+}
+
+struct Machine {
+    client: Client,
+    talk: Talk,
+    frontend: Box<dyn Frontend>,
+    fd: Arc<OwnedFd>,
+    life: Life,
+    watches_room: bool,
+}
+
+/// See the module's text.
+pub(crate) struct Machines {
+    all: Vec<Option<Box<Machine>>>,
+    generation: u16,
+    epoll: Arc<OwnedFd>,
+    signals: Option<Signals>,
+    closer: Closer,
+    /// Breaks of mappings that were seen.
+    breaks: u64,
+    stopping: bool,
+}
+
+impl Machines {
+    /// None yet. Their sockets are watched in `epoll`, with keys of [`KEY_BYTE`].
+    pub(crate) fn new(epoll: Arc<OwnedFd>, closer: Closer) -> Self {
+        Self {
+            all: Vec::new(),
+            generation: 0,
+            epoll,
+            signals: None,
+            closer,
+            breaks: 0,
+            stopping: false,
+        }
+    }
+
+    /// Takes a client. One that can't be served is told of as gone.
+    pub(crate) fn adopt(&mut self, core: &mut Core, new: NewMachine) {
+        let (socket, fd, export) = (new.socket, new.fd.clone(), new.export.clone());
+        let lane = core.lane_of_export(export.export);
+        let inherited = new.inherited.is_some();
+        if let Err(why) = self.take(core, new, lane) {
+            if inherited {
+                // What it had at devices, nobody knows any more.
+                self.carry_unknown(core, lane);
+            }
+            let _ = rustix::net::shutdown(&*fd, Shutdown::Both);
+            self.closer.close(fd);
+            core.upcall(Upcall::MachineLeft(socket, export.export, why));
+        }
+    }
+
+    /// Has everything that a client's lost commands may change wait for the fence.
+    fn carry_unknown(&self, core: &mut Core, lane: Option<LaneIndex>) {
+        let volume = lane
+            .and_then(|lane| core.lane(lane))
+            .map(|lane| lane.volume.id());
+        if let Some(volume) = volume {
+            core.carry(&[CarriedSpan {
+                volume,
+                bytes: 0..u64::MAX,
+                write: true,
+                devices: Devices::ALL,
+                command: None,
+            }]);
+        }
+    }
+
+    fn take(
+        &mut self,
+        core: &mut Core,
+        new: NewMachine,
+        lane: Option<LaneIndex>,
+    ) -> Result<(), Closing> {
+        if self.stopping {
+            return Err(Closing("the engine stops"));
+        }
+        if self.signals.is_none() {
+            // Each costs the kernel something, and most reactors have no machine.
+            let made = Signals::new();
+            self.signals =
+                Some(made.map_err(|_| Closing("the kernel has no room for interrupts"))?);
+        }
+        let at = self.all.iter().position(Option::is_none);
+        let at = at.unwrap_or(self.all.len());
+        self.generation = self.generation.wrapping_add(1);
+        let place = Place {
+            index: at as u32,
+            generation: self.generation,
+            epoll: self.epoll.clone(),
+            closer: self.closer.clone(),
+        };
+        let (fd, closer) = (new.fd, self.closer.clone());
+        let mut client = Client::new(new.socket, new.export, lane, new.file, place);
+        let begun = begin(core, &mut client, &fd, new.inherited, new.blamed, closer);
+        let data = epoll::EventData::new_u64(key(at as u32, self.generation, 0));
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        let begun = begun.and_then(|begun| match epoll::add(&*self.epoll, &fd, data, flags) {
+            Ok(()) => Ok(begun),
+            Err(_) => Err(Closing("its socket can't be watched")),
+        });
+        let (talk, frontend) = match begun {
+            Ok(begun) => begun,
+            Err(why) => {
+                client.leave();
+                self.closer.close(client.remains());
+                return Err(why);
+            }
+        };
+        client.withdraw_unused();
+        let machine = Machine {
+            client,
+            talk,
+            frontend,
+            fd,
+            life: Life::Open,
+            watches_room: false,
+        };
+        self.note(core, lane, 1);
+        match self.all.get_mut(at) {
+            Some(free) => *free = Some(Box::new(machine)),
+            None => self.all.push(Some(Box::new(machine))),
+        }
+        Ok(())
+    }
+
+    fn note(&self, core: &Core, lane: Option<LaneIndex>, connections: u64) {
+        if let Some(lane) = lane.and_then(|lane| core.lane(lane)) {
+            lane.record().connections.store(connections, Relaxed);
+        }
+    }
+
+    /// One turn; true if anything was done.
+    pub(crate) fn poll(&mut self, core: &mut Core) -> bool {
+        if self.all.is_empty() {
+            return false;
+        }
+        let mut any = false;
+        while let Some(done) = core.next_machine_done() {
+            any = true;
+            let owner = done.owner;
+            if let Some(machine) = self.get(owner.conn, owner.conn_generation as u16) {
+                let Machine {
+                    client, frontend, ..
+                } = machine;
+                frontend.done(&mut Turn { core, client }, done);
+            }
+        }
+        let breaks = forebay_guest::guard::breaks();
+        let look_at_memory = breaks != std::mem::replace(&mut self.breaks, breaks);
+        for at in 0..self.all.len() {
+            let Some(machine) = &mut self.all[at] else {
+                continue;
+            };
+            if matches!(machine.life, Life::Draining(_)) {
+                continue;
+            }
+            if look_at_memory && machine.client.memory.is_broken() {
+                machine
+                    .client
+                    .fail(Closing("its memory's file was cut off"));
+            }
+            if machine.talk.is_active() {
+                any |= machine.talk(core);
+            }
+            if machine.frontend.is_active() {
+                let Machine {
+                    client, frontend, ..
+                } = &mut **machine;
+                any |= frontend.poll(&mut Turn { core, client });
+            }
+            core.blame_nobody();
+            if machine.client.any_raised
+                && let Some(signals) = &mut self.signals
+            {
+                machine.client.flush(core, signals);
+            }
+            if !machine.client.upcalls.is_empty() {
+                for upcall in machine.client.upcalls.drain(..) {
+                    core.upcall(upcall);
+                }
+            }
+            if let Some(why) = machine.client.closing {
+                any = true;
+                self.close(core, at, why);
+            }
+        }
+        if let Some(signals) = &mut self.signals
+            && signals.any()
+        {
+            signals.flush();
+        }
+        any
+    }
+
+    fn get(&mut self, conn: u32, generation: u16) -> Option<&mut Machine> {
+        let at = (conn & !crate::core::Owner::MACHINE) as usize;
+        let machine = self.all.get_mut(at)?.as_mut()?;
+        (machine.client.generation() == generation).then_some(machine)
+    }
+
+    /// Sockets or watched descriptors of these keys have something to say.
+    pub(crate) fn ready(&mut self, core: &mut Core, keys: &[u64]) {
+        for key in keys.iter().filter(|key| *key >> 56 == KEY_BYTE) {
+            let (index, generation) = ((key >> 16) as u32 & 0xFF_FFFF, (key >> 40) as u16);
+            let Some(machine) = self.get(index, generation) else {
+                continue;
+            };
+            match (key & 0xFFFF) as usize {
+                0 => machine.talk.ready(),
+                _ if matches!(machine.life, Life::Draining(_)) => {}
+                what => {
+                    let Machine {
+                        client, frontend, ..
+                    } = machine;
+                    frontend.ready(&mut Turn { core, client }, what - 1);
+                }
+            }
+        }
+    }
+
+    /// The daemon holds a client's deposits up to this one, or doesn't.
+    pub(crate) fn deposited(&mut self, socket: u64, last: u32, kept: bool) {
+        let machine = (self.all.iter_mut().flatten()).find(|m| m.client.socket == socket);
+        match machine {
+            Some(machine) if kept => machine.talk.deposited(last),
+            Some(machine) => {
+                let why = "the daemon has no room for its descriptors";
+                machine.client.fail(Closing(why));
+            }
+            None => {}
+        }
+    }
+
+    /// Clients, those that are draining too.
+    pub(crate) fn count(&self) -> usize {
+        self.all.iter().flatten().count()
+    }
+
+    /// Whether there is nothing to do that would not be told of.
+    pub(crate) fn is_idle(&self) -> bool {
+        let busy = |m: &Machine| {
+            !matches!(m.life, Life::Draining(_))
+                && (m.client.closing.is_some()
+                    || m.client.any_raised
+                    || m.talk.is_active() && !m.talk.must_retry())
+        };
+        !self.all.iter().flatten().any(|m| busy(m))
+    }
+
+    /// Whether something is waited for that nobody tells of.
+    pub(crate) fn must_retry(&self) -> bool {
+        let retries = |m: &Machine| matches!(m.life, Life::Draining(_)) || m.talk.must_retry();
+        self.all.iter().flatten().any(|m| retries(m))
+    }
+
+    /// The reactor is about to sleep: has the guests ring. False: it must not sleep.
+    pub(crate) fn arm(&mut self, core: &mut Core) -> bool {
+        let mut may = true;
+        for machine in self.all.iter_mut().flatten() {
+            if matches!(machine.life, Life::Draining(_)) {
+                continue;
+            }
+            let Machine {
+                client, frontend, ..
+            } = &mut **machine;
+            may &= frontend.arm(&mut Turn { core, client });
+        }
+        may && core.next_machine_done_is_none()
+    }
+
+    /// When [`Machines::tick`] has something to do at the latest.
+    pub(crate) fn next_deadline_ns(&self) -> Option<u64> {
+        let of = |m: &Machine| {
+            let removed = match m.life {
+                Life::Open => None,
+                Life::Removed(until) => Some(until),
+                Life::Draining(_) => return None,
+            };
+            let deadlines = [removed, m.talk.deadline_ns(), m.frontend.deadline_ns()];
+            deadlines.into_iter().flatten().min()
+        };
+        self.all.iter().flatten().filter_map(|m| of(m)).min()
+    }
+
+    /// Looks at time limits.
+    pub(crate) fn tick(&mut self, core: &mut Core) {
+        let now = core.now_ns();
+        for at in 0..self.all.len() {
+            let Some(machine) = &mut self.all[at] else {
+                continue;
+            };
+            match machine.life {
+                Life::Draining(why) => {
+                    self.drained(core, at, why);
+                    continue;
+                }
+                Life::Removed(until) if now >= until => machine.client.fail(REMOVED),
+                _ => {}
+            }
+            if machine.talk.deadline_ns().is_some_and(|limit| now >= limit) {
+                let why = machine.talk.overdue();
+                machine.client.fail(why);
+            }
+            let Machine {
+                client, frontend, ..
+            } = &mut **machine;
+            frontend.tick(&mut Turn { core, client });
+        }
+    }
+
+    /// An export's volume grew, or something else of it changed.
+    pub(crate) fn export_changed(&mut self, core: &mut Core, export: ExportId) {
+        for machine in self.all.iter_mut().flatten() {
+            if machine.client.export.export == export && machine.life == Life::Open {
+                let Machine {
+                    client, frontend, ..
+                } = &mut **machine;
+                frontend.changed(&mut Turn { core, client });
+            }
+        }
+    }
+
+    /// An export is removed: its client may go by itself for a moment, but starts no command any more. Gives
+    /// how many of its commands have not ended.
+    pub(crate) fn export_removed(&mut self, core: &mut Core, export: ExportId) -> u32 {
+        let until = core.now_ns().saturating_add(REMOVAL_GRACE_NS);
+        let mut left = 0;
+        for at in 0..self.all.len() {
+            let Some(machine) = &mut self.all[at] else {
+                continue;
+            };
+            if machine.client.export.export != export || machine.life != Life::Open {
+                continue;
+            }
+            machine.life = Life::Removed(until);
+            machine.client.lane = None;
+            let Machine {
+                client, frontend, ..
+            } = &mut **machine;
+            let stays = frontend.removed(&mut Turn { core, client });
+            left += self.end_commands(core, at);
+            if !stays {
+                self.close(core, at, REMOVED);
+            }
+        }
+        left
+    }
+
+    /// Closes all.
+    pub(crate) fn close_all(&mut self, core: &mut Core) {
+        self.stopping = true;
+        for at in 0..self.all.len() {
+            self.close(core, at, Closing("the engine stops"));
+        }
+    }
+
+    /// Ends those of a client's commands that wait; how many are left.
+    fn end_commands(&mut self, core: &mut Core, at: usize) -> u32 {
+        let Some(Some(machine)) = self.all.get(at) else {
+            return 0;
+        };
+        let mine = machine.client.owner(0);
+        let left = core.end_waiting(Status::COMMAND_INTERRUPTED, |of, _, _| {
+            of.conn == mine.conn && of.conn_generation == mine.conn_generation
+        });
+        // Those that ended just now are put away first.
+        while let Some(done) = core.next_machine_done() {
+            let owner = done.owner;
+            if let Some(machine) = self.get(owner.conn, owner.conn_generation as u16) {
+                let Machine {
+                    client, frontend, ..
+                } = machine;
+                frontend.done(&mut Turn { core, client }, done);
+            }
+        }
+        left
+    }
+
+    /// Shuts a client out.
+    fn close(&mut self, core: &mut Core, at: usize, why: Closing) {
+        let Some(Some(machine)) = self.all.get_mut(at) else {
+            return;
+        };
+        if matches!(machine.life, Life::Draining(_)) {
+            return;
+        }
+        machine.life = Life::Draining(why);
+        let _ = rustix::net::shutdown(&*machine.fd, Shutdown::Both);
+        let _ = epoll::delete(&*self.epoll, &*machine.fd);
+        let Machine {
+            client, frontend, ..
+        } = &mut **machine;
+        frontend.close(&mut Turn { core, client });
+        client.leave();
+        let lane = client.lane;
+        self.note(core, lane, 0);
+        self.drained(core, at, why);
+    }
+
+    /// Lets go of a client whose last command is back.
+    fn drained(&mut self, core: &mut Core, at: usize, why: Closing) {
+        if self.end_commands(core, at) > 0 {
+            return;
+        }
+        if let Some(machine) = self.all.get_mut(at).and_then(Option::take) {
+            let Machine {
+                client,
+                talk,
+                fd,
+                frontend,
+                ..
+            } = *machine;
+            drop(frontend);
+            let (socket, export) = (client.socket, client.export.export);
+            self.closer.close(client.remains());
+            self.closer.close((talk.remains(), fd));
+            core.upcall(Upcall::MachineLeft(socket, export, why));
+        }
+    }
+}
+
+impl Machine {
+    /// Goes on with its messages.
+    fn talk(&mut self, core: &mut Core) -> bool {
+        let Machine {
+            client,
+            frontend,
+            talk,
+            ..
+        } = self;
+        let any = match talk.step(core, client, &mut **frontend) {
+            Ok(any) => any,
+            Err(why) => {
+                client.fail(why);
+                true
+            }
+        };
+        if talk.blocked != self.watches_room {
+            self.watches_room = talk.blocked;
+            let mut flags =
+                epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+            flags.set(epoll::EventFlags::OUT, talk.blocked);
+            client.watch_socket(&self.fd, flags);
+        }
+        any
+    }
+}
+
+/// Begins with a client, or goes on with a dead engine's.
+fn begin(
+    core: &mut Core,
+    client: &mut Client,
+    fd: &Arc<OwnedFd>,
+    inherited: Option<BTreeMap<u32, Arc<OwnedFd>>>,
+    blamed: Option<u16>,
+    closer: Closer,
+) -> Result<(Talk, Box<dyn Frontend>), Closing> {
+    let Some(deposits) = inherited else {
+        let talk = Talk::new(fd.clone(), closer)?;
+        return Ok((talk, make(&mut Turn { core, client })?));
+    };
+    let talk = Talk::resume(fd.clone(), client, closer)?;
+    client.inherit(deposits)?;
+    let mut frontend = make(&mut Turn { core, client })?;
+    frontend.resume(&mut Turn { core, client }, blamed)?;
+    kill_point!("vm.resumed");
+    Ok((talk, frontend))
+}
+
+const REMOVED: Closing = Closing("its export was removed");
+
+/// The frontend of a client, for its export.
+fn make(turn: &mut Turn<'_>) -> Result<Box<dyn Frontend>, Closing> {
+    match turn.client.export().frontend {
+        Kind::NvmeTcp => Err(Closing("its export is none of a machine")),
+        Kind::NvmePcie { .. } => Err(Closing("this engine serves no NVMe over vfio-user")),
+        Kind::VhostUser { .. } => Err(Closing("this engine serves no vhost-user")),
+    }
 }

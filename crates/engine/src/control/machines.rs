@@ -1,0 +1,397 @@
+//! Machines' listeners and clients, as the control thread has them.
+//!
+//! **Design.** Each export of a machine has one listening socket, which the daemon made. A client that
+//! connects while another is served is closed at once; one that comes when the other has hung up already
+//! waits until that one is put away. A client's socket, its machine file and its deposits are the
+//! daemon's to keep too: all are told to it, and to each new daemon again. An acknowledgement goes to the
+//! client's reactor, which acts on nothing that the daemon doesn't hold.
+//!
+//! A successor gathers what a dead engine's clients left, and hands each on to its export's reactor.
+//! **Not here:** what clients say ([`crate::vm`]).
+
+use super::Control;
+use crate::core::CarriedSpan;
+use crate::core::Devices;
+use crate::mailbox::Post;
+use crate::takeover::{Inheritance, ServedLanes};
+use crate::vm::file::MachineFile;
+use crate::vm::frontend::{Closing, Deposit};
+use crate::vm::{NewMachine, blamed_of};
+use forebay_xlate::boundary::message::{Blamed, ExportConfig, ExportId, FromEngine, Held};
+use forebay_xlate::boundary::socket::MAX_DESCRIPTORS;
+use forebay_xlate::kill_point;
+use rustix::event::{PollFd, PollFlags, epoll};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, SocketFlags};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// The top byte of the epoll keys of machines' listeners.
+pub(super) const KEY_BYTE: u64 = 0xC3;
+
+struct Listener {
+    fd: OwnedFd,
+    /// Who came when the client before it had hung up, but was not put away.
+    waiting: Option<OwnedFd>,
+}
+
+struct Known {
+    export: ExportId,
+    fd: Arc<OwnedFd>,
+    file: Arc<OwnedFd>,
+    deposits: BTreeMap<u32, Arc<OwnedFd>>,
+}
+
+/// A client of a dead engine.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    socket: u64,
+    export: ExportId,
+    fds: Option<[OwnedFd; 2]>,
+    deposits: BTreeMap<u32, Arc<OwnedFd>>,
+    /// Descriptors came for all of them.
+    complete: bool,
+}
+
+/// See the module's text.
+#[derive(Default)]
+pub(super) struct Machines {
+    listeners: BTreeMap<ExportId, Listener>,
+    clients: BTreeMap<u64, Known>,
+}
+
+fn key(export: ExportId) -> epoll::EventData {
+    epoll::EventData::new_u64(KEY_BYTE << 56 | export.0 & ((1 << 56) - 1))
+}
+
+/// Whether the other side has closed its socket.
+fn has_hung_up(fd: impl AsFd) -> bool {
+    let mut poll = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::RDHUP)];
+    let none = rustix::event::Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let _ = rustix::event::poll(&mut poll, Some(&none));
+    poll[0]
+        .revents()
+        .intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+}
+
+impl Control {
+    /// Accepts an export's clients from this socket.
+    pub(super) fn set_machine_listener(
+        &mut self,
+        export: ExportId,
+        fd: Option<OwnedFd>,
+    ) -> Result<(), String> {
+        let known = self.known_exports.get(&export);
+        if !known.is_some_and(|known| known.config.frontend.is_machine()) {
+            return Err("there is no such export of a machine".to_string());
+        }
+        if self.machines.listeners.contains_key(&export) {
+            return Ok(());
+        }
+        let fd = fd.ok_or("the message came without its socket")?;
+        rustix::io::ioctl_fionbio(&fd, true).map_err(|e| format!("listening: {e}"))?;
+        epoll::add(&*self.epoll, &fd, key(export), epoll::EventFlags::IN)
+            .map_err(|e| format!("listening: {e}"))?;
+        let waiting = None;
+        self.machines
+            .listeners
+            .insert(export, Listener { fd, waiting });
+        Ok(())
+    }
+
+    /// Nobody is accepted any more.
+    pub(super) fn remove_machine_listener(&mut self, export: ExportId) {
+        if let Some(listener) = self.machines.listeners.remove(&export) {
+            let _ = epoll::delete(&*self.epoll, &listener.fd);
+            self.closer.close((listener.fd, listener.waiting));
+        }
+    }
+
+    /// No export accepts anybody any more.
+    pub(super) fn remove_machine_listeners(&mut self) {
+        while let Some(export) = self.machines.listeners.keys().next().copied() {
+            self.remove_machine_listener(export);
+        }
+    }
+
+    /// Somebody is at the listener of this key.
+    pub(super) fn accept_machine(&mut self, key: u64) {
+        let export = ExportId(key & ((1 << 56) - 1));
+        loop {
+            let Some(listener) = self.machines.listeners.get(&export) else {
+                return;
+            };
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            match rustix::net::accept_with(&listener.fd, flags) {
+                Ok(fd) => self.admit_machine(export, fd),
+                Err(Errno::CONNABORTED | Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn admit_machine(&mut self, export: ExportId, fd: OwnedFd) {
+        let mut present = self.machines.clients.values();
+        let present = present.find(|known| known.export == export);
+        if let Some(present) = present {
+            if has_hung_up(&*present.fd)
+                && let Some(listener) = self.machines.listeners.get_mut(&export)
+                && listener.waiting.as_ref().is_none_or(has_hung_up)
+            {
+                let before = listener.waiting.replace(fd);
+                self.closer.close(before);
+            } else {
+                // One at a time: it sees its socket closed.
+                self.closer.close(fd);
+            }
+            return;
+        }
+        let Some((config, reactor)) = self.machine_export(export) else {
+            return;
+        };
+        let made = MachineFile::create(export, config.frontend.word());
+        let file = made.and_then(|file| Ok((file.fd().try_clone_to_owned()?, file)));
+        let Ok((held, file)) = file else {
+            self.notice(
+                "a machine's client was not let in: there is no memory or descriptor for it",
+            );
+            return;
+        };
+        let socket = self.door.number();
+        let known = Known {
+            export,
+            fd: Arc::new(fd),
+            file: Arc::new(held),
+            deposits: BTreeMap::new(),
+        };
+        let fd = known.fd.clone();
+        let descriptors = vec![known.fd.clone(), known.file.clone()];
+        self.machines.clients.insert(socket, known);
+        self.say_shared(&FromEngine::Machine { socket, export }, descriptors);
+        kill_point!("vm.accepted");
+        let new = NewMachine {
+            socket,
+            fd,
+            export: config,
+            file,
+            inherited: None,
+            blamed: None,
+        };
+        self.mailboxes[reactor].post(Post::Machine(Box::new(new)));
+    }
+
+    fn machine_export(&self, export: ExportId) -> Option<(Arc<ExportConfig>, usize)> {
+        let known = self.known_exports.get(&export)?;
+        let is_machine = known.config.frontend.is_machine();
+        is_machine.then(|| (known.config.clone(), known.reactor))
+    }
+
+    fn notice(&mut self, text: &str) {
+        let text = text.to_string();
+        self.say(&FromEngine::Notice { text });
+    }
+
+    /// A client has sent descriptors.
+    pub(super) fn machine_deposits(&mut self, socket: u64, deposits: Vec<Deposit>) {
+        let Some(known) = self.machines.clients.get_mut(&socket) else {
+            return;
+        };
+        for deposit in &deposits {
+            known.deposits.insert(deposit.number, deposit.fd.clone());
+        }
+        for some in deposits.chunks(MAX_DESCRIPTORS) {
+            let numbers = some.iter().map(|deposit| deposit.number).collect();
+            let fds = some.iter().map(|deposit| deposit.fd.clone()).collect();
+            self.say_shared(&FromEngine::Deposits { socket, numbers }, fds);
+        }
+    }
+
+    /// The daemon has answered that.
+    pub(super) fn machine_deposited(&mut self, socket: u64, last: u32, kept: bool) {
+        let known = self.machines.clients.get(&socket);
+        if let Some((_, reactor)) = known.and_then(|known| self.machine_export(known.export)) {
+            self.mailboxes[reactor].post(Post::Deposited(socket, last, kept));
+        }
+    }
+
+    /// A client's deposits are used no more.
+    pub(super) fn machine_withdrawn(&mut self, socket: u64, numbers: Vec<u32>) {
+        if let Some(known) = self.machines.clients.get_mut(&socket) {
+            let fds: Vec<_> = (numbers.iter())
+                .filter_map(|number| known.deposits.remove(number))
+                .collect();
+            self.closer.close(fds);
+        }
+        self.say(&FromEngine::Withdrawn { socket, numbers });
+    }
+
+    /// A client is put away: the next one may come.
+    pub(super) fn machine_left(&mut self, socket: u64, export: ExportId, why: Closing) {
+        if let Some(known) = self.machines.clients.remove(&socket) {
+            self.closer.close((known.fd, known.file, known.deposits));
+        }
+        let why = why.0.to_string();
+        self.say(&FromEngine::MachineLeft { export, why });
+        self.say(&FromEngine::SocketGone { socket });
+        let listener = self.machines.listeners.get_mut(&export);
+        if let Some(fd) = listener.and_then(|listener| listener.waiting.take()) {
+            self.admit_machine(export, fd);
+        }
+    }
+
+    /// Tells a new daemon what there is.
+    pub(super) fn say_machines(&mut self) {
+        let clients: Vec<_> = (self.machines.clients.iter())
+            .map(|(socket, known)| {
+                let fds = vec![known.fd.clone(), known.file.clone()];
+                (*socket, known.export, fds, known.deposits.clone())
+            })
+            .collect();
+        for (socket, export, fds, deposits) in clients {
+            self.say_shared(&FromEngine::Held(Held::Machine(socket, export)), fds);
+            let all: Vec<(u32, Arc<OwnedFd>)> = deposits.into_iter().collect();
+            for some in all.chunks(MAX_DESCRIPTORS) {
+                let (numbers, fds) = some.iter().cloned().unzip();
+                self.say_shared(&FromEngine::Held(Held::Deposits(numbers)), fds);
+            }
+        }
+        let listeners: Vec<_> = (self.machines.listeners.iter())
+            .filter_map(|(export, l)| Some((*export, l.fd.try_clone().ok()?)))
+            .collect();
+        for (export, fd) in listeners {
+            self.say_with(&FromEngine::Held(Held::MachineListener(export)), vec![fd]);
+        }
+    }
+
+    /// Whether any client is served.
+    pub(super) fn has_machines(&self) -> bool {
+        !self.machines.clients.is_empty()
+    }
+
+    /// Takes up the clients that go on, and tells of those that don't.
+    pub(super) fn resume_machines(&mut self, machines: &[NewMachine]) {
+        for new in machines {
+            let Ok(file) = new.file.fd().try_clone_to_owned() else {
+                continue;
+            };
+            let known = Known {
+                export: new.export.export,
+                fd: new.fd.clone(),
+                file: Arc::new(file),
+                deposits: new.inherited.clone().unwrap_or_default(),
+            };
+            self.machines.clients.insert(new.socket, known);
+        }
+    }
+}
+
+impl Gathered {
+    /// One of which the socket and the machine file came, or not.
+    pub(super) fn new(socket: u64, export: ExportId, descriptors: Vec<OwnedFd>) -> Self {
+        let fds: Option<[OwnedFd; 2]> = descriptors.try_into().ok();
+        Self {
+            socket,
+            export,
+            complete: fds.is_some(),
+            fds,
+            deposits: BTreeMap::new(),
+        }
+    }
+
+    /// Some of its deposits.
+    pub(super) fn add(&mut self, numbers: &[u32], descriptors: Vec<OwnedFd>) {
+        self.complete &= numbers.len() == descriptors.len();
+        let fds = descriptors.into_iter().map(Arc::new);
+        self.deposits.extend(numbers.iter().copied().zip(fds));
+    }
+}
+
+/// What became of the dead engine's clients.
+#[derive(Debug, Default)]
+pub(super) struct Converted {
+    /// Those that don't go on: told of after `Resume`.
+    pub closed: Vec<(u64, ExportId, Option<OwnedFd>, Closing)>,
+}
+
+/// Decides which clients go on, without any effect: these are put among their reactors' parts.
+pub(super) fn convert(
+    gathered: Vec<Gathered>,
+    lanes: &ServedLanes,
+    blamed: Option<Blamed>,
+    inheritance: &mut Inheritance,
+) -> Converted {
+    let mut converted = Converted::default();
+    for one in gathered {
+        let Gathered {
+            socket,
+            export,
+            fds,
+            deposits,
+            complete,
+        } = one;
+        let lane = lanes.get(&export);
+        let lane = lane.filter(|lane| lane.served.config.frontend.is_machine());
+        let Some(lane) = lane else {
+            let fd = fds.map(|[fd, _]| fd);
+            let why = Closing("its export is not served any more");
+            converted.closed.push((socket, export, fd, why));
+            continue;
+        };
+        let Some(part) = inheritance.parts.get_mut(lane.served.reactor) else {
+            continue;
+        };
+        let config = &lane.served.config;
+        let (fd, adopted) = match fds {
+            Some([fd, file]) if complete => (
+                Some(fd),
+                MachineFile::adopt(file, export, config.frontend.word())
+                    .map_err(|_| Closing("its machine file is damaged")),
+            ),
+            fds => {
+                let fd = fds.map(|[fd, _]| fd);
+                (fd, Err(Closing("this engine had no descriptors left")))
+            }
+        };
+        match (fd, adopted) {
+            (Some(fd), Ok(file)) => part.machines.push(NewMachine {
+                socket,
+                fd: Arc::new(fd),
+                export: config.clone(),
+                file,
+                inherited: Some(deposits),
+                blamed: blamed_of(blamed, export),
+            }),
+            (fd, adopted) => {
+                // What it had at devices, nobody knows: everything of its volume waits.
+                part.carried.push(CarriedSpan {
+                    volume: lane.volume.id(),
+                    bytes: 0..u64::MAX,
+                    write: true,
+                    devices: Devices::ALL,
+                    command: None,
+                });
+                let why = adopted.err().unwrap_or(Closing("it has no socket"));
+                converted.closed.push((socket, export, fd, why));
+            }
+        }
+    }
+    converted
+}
+
+impl Control {
+    /// Tells of the clients that did not go on.
+    pub(super) fn close_machines(&mut self, converted: Converted) {
+        for (socket, export, fd, why) in converted.closed {
+            if let Some(fd) = fd {
+                // The daemon has it too: closing alone says nothing to the client.
+                let _ = rustix::net::shutdown(&fd, Shutdown::Both);
+                self.closer.close(fd);
+            }
+            self.machine_left(socket, export, why);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The kernel's own count of what of a client's stream is consumed.
+//!
+//! **Design.** With SO_PEEK_OFF, a receive with MSG_PEEK goes on where the last one ended, and a receive
+//! without it takes what it consumes off that offset. The offset is the socket's, so it outlives us: a
+//! successor that knows how far was peeked before a message was consumed knows how much of it is.
+//! **Not here:** who relies on that ([`super::talk`]).
+
+#![allow(unsafe_code)]
+
+use rustix::io::Errno;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Peeks go on from here.
+pub(super) fn set_offset(socket: impl AsFd, offset: u32) -> Result<(), Errno> {
+    let value = libc::c_int::try_from(offset).map_err(|_| Errno::INVAL)?;
+    // SAFETY: the kernel reads one int, which lives across the call.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEEK_OFF,
+            (&raw const value).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    match set {
+        0 => Ok(()),
+        _ => Err(last()),
+    }
+}
+
+/// Where peeks go on.
+pub(super) fn offset(socket: impl AsFd) -> Result<u64, Errno> {
+    let mut value: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the kernel stores one int and its length, both of which live across the call.
+    let got = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEEK_OFF,
+            (&raw mut value).cast(),
+            &raw mut len,
+        )
+    };
+    match got {
+        // Never set: -1.
+        0 => u64::try_from(value).map_err(|_| Errno::INVAL),
+        _ => Err(last()),
+    }
+}
+
+/// Bytes that the other side has not received yet, with what the kernel adds for each message; 0: it has
+/// received everything.
+pub(super) fn unreceived(socket: impl AsFd) -> Result<u64, Errno> {
+    let mut value: libc::c_int = 0;
+    // SAFETY: the kernel stores one int, which lives across the call.
+    let got = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut value) };
+    match got {
+        0 => u64::try_from(value).map_err(|_| Errno::INVAL),
+        _ => Err(last()),
+    }
+}
+
+fn last() -> Errno {
+    let error = std::io::Error::last_os_error();
+    Errno::from_io_error(&error).unwrap_or(Errno::INVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+    #[test]
+    fn the_kernel_counts_what_is_consumed() {
+        let (ours, theirs) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        assert!(offset(&ours).is_err(), "not set yet");
+        set_offset(&ours, 0).unwrap();
+        let send = |bytes: &[u8]| rustix::net::send(&theirs, bytes, SendFlags::empty()).unwrap();
+        send(b"abcdef");
+        send(b"ghij");
+        let mut bytes = [0u8; 16];
+        let mut receive = |flags, len: usize| {
+            let (n, _) = rustix::net::recv(&ours, &mut bytes[..len], flags | RecvFlags::DONTWAIT)?;
+            Ok::<_, Errno>(bytes[..n].to_vec())
+        };
+        assert_eq!(receive(RecvFlags::PEEK, 4).unwrap(), b"abcd");
+        assert_eq!(receive(RecvFlags::PEEK, 16).unwrap(), b"efghij");
+        assert_eq!(receive(RecvFlags::PEEK, 16), Err(Errno::AGAIN));
+        assert_eq!(offset(&ours), Ok(10));
+        assert_eq!(receive(RecvFlags::empty(), 4).unwrap(), b"abcd");
+        assert_eq!(offset(&ours), Ok(6));
+        send(b"kl");
+        assert_eq!(receive(RecvFlags::PEEK, 16).unwrap(), b"kl");
+        assert_eq!(offset(&ours), Ok(8));
+        assert_eq!(receive(RecvFlags::empty(), 8).unwrap(), b"efghijkl");
+        assert_eq!(offset(&ours), Ok(0));
+        // And what we sent.
+        assert_eq!(unreceived(&ours), Ok(0));
+        rustix::net::send(&ours, b"x", SendFlags::empty()).unwrap();
+        assert!(unreceived(&ours).unwrap() > 0);
+        let mut byte = [0u8; 4];
+        rustix::net::recv(&theirs, &mut byte[..], RecvFlags::empty()).unwrap();
+        assert_eq!(unreceived(&ours), Ok(0));
+    }
+}

@@ -1,0 +1,493 @@
+//! A client's messages, in two phases.
+//!
+//! **Design.** A message is *peeked* whole, and its descriptors with it; they are deposited with the daemon,
+//! and that is waited for. Then ([`Stage`]) its intent is noted in the machine file, the frontend carries
+//! it out, and what it took away is waited for; it is answered; and only then it is consumed. A successor
+//! reads the file and, of the socket, the peek offset ([`super::peek`]), and knows ([`Talk::resume`]):
+//!
+//! - *intent*: nothing was answered. What the message did to the memory's regions is taken back, and it is
+//!   peeked and carried out again.
+//! - *answering*: either it was answered or it was not. If the client has something unread, it was.
+//!   Otherwise it can't be known, and the client is closed: so short is the time between two instructions
+//!   that this is rare.
+//! - *answered*: the peek offset says how much is consumed; the rest is.
+//!
+//! Descriptors come with a message's first bytes. The kernel hands them out with every peek at those
+//! bytes, so a message with descriptors is peeked alone: first what says how long it is, then the rest.
+//!
+//! **Not here:** what messages mean ([`super::frontend`]).
+
+use super::client::{Client, MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, MESSAGE_LIMIT_NS};
+use super::closer::Closer;
+use super::file::Stage;
+use super::frontend::{Answer, Closing, Deposit, Frame, Frontend, Message, Turn};
+use super::peek;
+use crate::core::Core;
+use crate::mailbox::Upcall;
+use forebay_xlate::kill_point;
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// Bytes that are peeked at when it is not known yet how many will come.
+const GLANCE_BYTES: usize = 4096;
+/// Messages carried out in one turn: others are to have theirs.
+const MESSAGES_AT_ONCE: usize = 16;
+
+/// Why a client ends that just went.
+pub(super) const HUNG_UP: Closing = Closing("it hung up");
+const ANSWERED_OR_NOT: Closing =
+    Closing("the engine died while it answered a message, and whether it had is not known");
+
+/// How far the message at the stream's begin is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// It comes.
+    Reading,
+    /// The daemon is asked to keep its descriptors, up to this deposit.
+    Depositing(Option<u32>),
+    /// The frontend has left it for later.
+    Applying,
+    /// It is carried out; what it took away is still used, or what it made is not deposited.
+    Settling,
+    /// So much of its answer is sent.
+    Sending(usize),
+}
+
+/// See the module's text.
+pub(super) struct Talk {
+    fd: Arc<OwnedFd>,
+    /// What was peeked, from the stream's begin on.
+    bytes: Vec<u8>,
+    /// The message's length, once it is whole.
+    len: usize,
+    descriptors: Vec<Deposit>,
+    /// Came with bytes that are being peeked at.
+    fresh: Vec<OwnedFd>,
+    /// The message is peeked alone.
+    careful: bool,
+    /// There may be something to peek at.
+    readable: bool,
+    /// The socket has no room: epoll says when it has.
+    pub(super) blocked: bool,
+    phase: Phase,
+    deadline_ns: u64,
+    /// The daemon has the deposits up to this one.
+    deposited: Option<u32>,
+    closer: Closer,
+}
+
+impl Talk {
+    /// With a client that has said nothing yet.
+    ///
+    /// # Errors
+    /// The socket is no stream socket of this machine.
+    pub(super) fn new(fd: Arc<OwnedFd>, closer: Closer) -> Result<Self, Closing> {
+        rustix::io::ioctl_fionbio(&fd, true).map_err(|_| Closing("its socket failed"))?;
+        peek::set_offset(&fd, 0).map_err(|_| Closing("its socket can't be peeked at"))?;
+        Ok(Self {
+            fd,
+            bytes: Vec::new(),
+            len: 0,
+            descriptors: Vec::new(),
+            fresh: Vec::new(),
+            careful: false,
+            readable: true,
+            blocked: false,
+            phase: Phase::Reading,
+            deadline_ns: 0,
+            deposited: None,
+            closer,
+        })
+    }
+
+    /// With a client of a dead engine, of which nothing was consumed that its machine file doesn't say: settles what
+    /// was under way. From here on the file's message is over, or it begins anew.
+    ///
+    /// # Errors
+    /// Why the client can't go on.
+    pub(super) fn resume(
+        fd: Arc<OwnedFd>,
+        client: &Client,
+        closer: Closer,
+    ) -> Result<Self, Closing> {
+        let damaged = Closing("its machine file is damaged");
+        let file = client.file();
+        let (number, mut stage) = file.message();
+        let (bytes, peeked) = file.consuming();
+        if stage == Stage::Answering {
+            match peek::unreceived(&fd) {
+                Ok(1..) if bytes != u64::MAX => stage = Stage::Answered,
+                _ => return Err(ANSWERED_OR_NOT),
+            }
+        }
+        match stage {
+            Stage::Idle | Stage::Answering => {}
+            Stage::Intent => file.undo(number),
+            Stage::Answered => {
+                if bytes > peeked || bytes > MAX_MESSAGE_BYTES as u64 {
+                    return Err(damaged);
+                }
+                let now = peek::offset(&fd).map_err(|_| damaged)?;
+                let left = now.checked_sub(peeked - bytes).ok_or(damaged)?;
+                if left > bytes {
+                    return Err(damaged);
+                }
+                consume(&fd, left as usize)?;
+            }
+        }
+        // What is undone is no part of it, what is answered is.
+        file.settle();
+        file.set_message(number, Stage::Idle);
+        Self::new(fd, closer)
+    }
+
+    /// The socket has something to say, or room.
+    pub(super) fn ready(&mut self) {
+        self.readable = true;
+        self.blocked = false;
+    }
+
+    /// The daemon keeps the deposits up to this one.
+    pub(super) fn deposited(&mut self, last: u32) {
+        self.deposited = self.deposited.max(Some(last));
+    }
+
+    /// Whether [`Talk::step`] has something to do now.
+    pub(super) fn is_active(&self) -> bool {
+        match self.phase {
+            Phase::Reading => self.readable,
+            Phase::Depositing(last) => self.deposited >= last,
+            Phase::Applying | Phase::Settling => true,
+            Phase::Sending(_) => !self.blocked,
+        }
+    }
+
+    /// Whether it waits for what nobody tells of.
+    pub(super) fn must_retry(&self) -> bool {
+        matches!(self.phase, Phase::Applying | Phase::Settling)
+    }
+
+    /// When it has waited too long.
+    pub(super) fn deadline_ns(&self) -> Option<u64> {
+        (self.phase != Phase::Reading).then_some(self.deadline_ns)
+    }
+
+    /// What it waited for too long.
+    pub(super) fn overdue(&self) -> Closing {
+        Closing(match self.phase {
+            Phase::Reading => "a message of its did not come",
+            Phase::Depositing(_) => "the daemon did not take a descriptor of its",
+            Phase::Applying => "a message of its could not be carried out in time",
+            Phase::Settling => "memory that it took away was used for too long",
+            Phase::Sending(_) => "it did not take an answer in time",
+        })
+    }
+
+    /// What must be let go of elsewhere.
+    pub(super) fn remains(self) -> impl std::any::Any + Send {
+        (self.fd, self.fresh, self.descriptors)
+    }
+
+    /// Goes on as far as possible; whether anything was done.
+    ///
+    /// # Errors
+    /// Why the client is to be closed.
+    pub(super) fn step(
+        &mut self,
+        core: &mut Core,
+        client: &mut Client,
+        frontend: &mut dyn Frontend,
+    ) -> Result<bool, Closing> {
+        let mut messages = 0;
+        let mut any = false;
+        loop {
+            match self.phase {
+                Phase::Reading => {
+                    if messages == MESSAGES_AT_ONCE || !self.read(frontend)? {
+                        return Ok(any);
+                    }
+                    self.deadline_ns = core.now_ns().saturating_add(MESSAGE_LIMIT_NS);
+                    self.keep_descriptors(client)?;
+                }
+                Phase::Depositing(last) => {
+                    if self.deposited < last {
+                        return Ok(any);
+                    }
+                    kill_point!("vm.deposited");
+                    self.begin(core, client, frontend)?;
+                }
+                Phase::Applying => {
+                    let answer = frontend.later(&mut Turn { core, client });
+                    self.take(answer)?;
+                    if self.phase == Phase::Applying {
+                        return Ok(any);
+                    }
+                }
+                Phase::Settling => {
+                    let own = client.awaits_deposit;
+                    if !client.is_settled(core) || self.deposited < own {
+                        return Ok(any);
+                    }
+                    client.awaits_deposit = None;
+                    kill_point!("vm.applied");
+                    self.phase = Phase::Sending(0);
+                }
+                Phase::Sending(sent) => {
+                    if !self.send(client, sent)? {
+                        return Ok(any);
+                    }
+                    self.finish(client)?;
+                    messages += 1;
+                }
+            }
+            any = true;
+        }
+    }
+
+    /// Peeks until a message is whole; false if it isn't yet.
+    fn read(&mut self, frontend: &mut dyn Frontend) -> Result<bool, Closing> {
+        loop {
+            let need = match self.bytes.len() {
+                0 => 1,
+                _ => match frontend.frame(&self.bytes)? {
+                    Frame::Whole(len) if len == 0 || len > MAX_MESSAGE_BYTES => {
+                        return Err(TOO_LONG);
+                    }
+                    Frame::Whole(len) if len <= self.bytes.len() => {
+                        self.len = len;
+                        if !self.fresh.is_empty() && !self.careful && len < self.bytes.len() {
+                            self.look_again()?;
+                            continue;
+                        }
+                        return Ok(true);
+                    }
+                    Frame::Whole(len) => len,
+                    Frame::Need(need) => need.max(self.bytes.len() + 1),
+                },
+            };
+            if need > MAX_MESSAGE_BYTES {
+                return Err(TOO_LONG);
+            }
+            if !self.readable {
+                return Ok(false);
+            }
+            let had = self.bytes.len();
+            let had_descriptors = !self.fresh.is_empty();
+            let want = match self.careful {
+                // Whatever says how long it is comes first, alone.
+                true if had == 0 => FIRST_BYTES,
+                true => need - had,
+                false => (need - had).max(GLANCE_BYTES),
+            };
+            match self.peek(want)? {
+                0 => return Ok(false),
+                _ if self.careful => {}
+                // Whose they are is not known when they come with a second look.
+                _ if had > 0 && !self.fresh.is_empty() && !had_descriptors => self.look_again()?,
+                _ => {}
+            }
+        }
+    }
+
+    /// Peeks at the message once more from its begin, alone.
+    fn look_again(&mut self) -> Result<(), Closing> {
+        peek::set_offset(&self.fd, 0).map_err(|_| FAILED)?;
+        self.bytes.clear();
+        // They are in the socket still: nothing waits when they are closed.
+        self.fresh.clear();
+        self.careful = true;
+        self.readable = true;
+        Ok(())
+    }
+
+    /// Peeks at up to `want` bytes more; how many came.
+    fn peek(&mut self, want: usize) -> Result<usize, Closing> {
+        let had = self.bytes.len();
+        self.bytes.resize(had + want, 0);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        // Those that came with the message's first bytes come again with each look at these.
+        let room = if self.fresh.is_empty() {
+            space.len()
+        } else {
+            0
+        };
+        let mut control = RecvAncillaryBuffer::new(&mut space[..room]);
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let received = loop {
+            let mut into = [IoSliceMut::new(&mut self.bytes[had..])];
+            match rustix::net::recvmsg(&self.fd, &mut into, &mut control, flags) {
+                Err(Errno::INTR) => {}
+                other => break other,
+            }
+        };
+        let count = match received {
+            Ok(received) => {
+                if room > 0 {
+                    for message in control.drain() {
+                        if let RecvAncillaryMessage::ScmRights(fds) = message {
+                            self.fresh.extend(fds);
+                        }
+                    }
+                    if received.flags.contains(ReturnFlags::CTRUNC) {
+                        return Err(TOO_MANY);
+                    }
+                }
+                if received.bytes == 0 {
+                    return Err(HUNG_UP);
+                }
+                // Less than there was room for: there is no more, unless descriptors have ended it.
+                self.readable = received.bytes == want || !self.fresh.is_empty();
+                received.bytes
+            }
+            Err(Errno::AGAIN) => {
+                self.readable = false;
+                0
+            }
+            Err(_) => return Err(HUNG_UP),
+        };
+        self.bytes.truncate(had + count);
+        Ok(count)
+    }
+
+    /// The message is whole: has the daemon keep its descriptors.
+    fn keep_descriptors(&mut self, client: &mut Client) -> Result<(), Closing> {
+        self.descriptors.clear();
+        for fd in std::mem::take(&mut self.fresh) {
+            let deposit = client.deposit(Arc::new(fd)).ok_or(TOO_MANY)?;
+            self.descriptors.push(deposit);
+        }
+        let last = self.descriptors.last().map(|deposit| deposit.number);
+        if last.is_some() {
+            let deposits = Upcall::Deposits(client.socket, self.descriptors.clone());
+            client.upcalls.push(deposits);
+        }
+        // Without any there is nothing to wait for.
+        self.phase = Phase::Depositing(last);
+        Ok(())
+    }
+
+    /// Has the frontend carry the message out.
+    fn begin(
+        &mut self,
+        core: &mut Core,
+        client: &mut Client,
+        frontend: &mut dyn Frontend,
+    ) -> Result<(), Closing> {
+        let (number, _) = client.file().message();
+        client.file().set_message(number + 1, Stage::Intent);
+        kill_point!("vm.intent");
+        client.reply.clear();
+        client.reply_descriptor = None;
+        let message = Message {
+            bytes: self.bytes.get(..self.len).unwrap_or_default(),
+            descriptors: &self.descriptors,
+        };
+        let answer = frontend.message(&mut Turn { core, client }, &message);
+        self.phase = Phase::Applying;
+        self.take(answer)
+    }
+
+    fn take(&mut self, answer: Answer) -> Result<(), Closing> {
+        match answer {
+            Answer::Now => self.phase = Phase::Settling,
+            Answer::Later => {}
+            Answer::Close(why) => return Err(why),
+        }
+        Ok(())
+    }
+
+    /// Sends the answer from `sent` on, if there is one; true when all of it is.
+    fn send(&mut self, client: &mut Client, mut sent: usize) -> Result<bool, Closing> {
+        if sent == 0 {
+            let (len, peeked) = (self.len as u64, self.bytes.len() as u64);
+            client.file().set_consuming(len, peeked);
+        }
+        while let Some(bytes) = client.reply.get(sent..).filter(|bytes| !bytes.is_empty()) {
+            client.stage(Stage::Answering);
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let fd = client.reply_descriptor.as_ref().filter(|_| sent == 0);
+            let fds = fd.map(|fd| [fd.as_fd()]);
+            if let Some(fds) = &fds {
+                control.push(SendAncillaryMessage::ScmRights(fds));
+            }
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::sendmsg(&self.fd, &[IoSlice::new(bytes)], &mut control, flags) {
+                Ok(count) => {
+                    sent += count;
+                    if sent < client.reply.len() {
+                        // A part of an answer can't be gone on with by another engine.
+                        client.file().set_consuming(u64::MAX, 0);
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    if sent == 0 {
+                        // Nothing was: it can be done again.
+                        client.stage(Stage::Intent);
+                    }
+                    self.blocked = true;
+                    self.phase = Phase::Sending(sent);
+                    return Ok(false);
+                }
+                Err(_) => return Err(HUNG_UP),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The message is answered: consumes it.
+    fn finish(&mut self, client: &mut Client) -> Result<(), Closing> {
+        kill_point!("vm.sent");
+        let (len, peeked) = (self.len as u64, self.bytes.len() as u64);
+        client.file().set_consuming(len, peeked);
+        // Only now: until then whatever is there may be answered again, or not at all.
+        client.stage(Stage::Answered);
+        kill_point!("vm.answered");
+        consume(&self.fd, self.len)?;
+        kill_point!("vm.consumed");
+        client.file().settle();
+        client.stage(Stage::Idle);
+        self.bytes.drain(..self.len);
+        self.len = 0;
+        self.careful = false;
+        self.phase = Phase::Reading;
+        if let Some(fd) = client.reply_descriptor.take() {
+            self.closer.close(fd);
+        }
+        let descriptors = std::mem::take(&mut self.descriptors);
+        if !descriptors.is_empty() {
+            self.closer.close(descriptors);
+        }
+        client.withdraw_unused();
+        Ok(())
+    }
+}
+
+/// Consumes so many bytes, which are there.
+fn consume(fd: &OwnedFd, mut left: usize) -> Result<(), Closing> {
+    let mut scratch = [0u8; 4096];
+    while left > 0 {
+        let want = left.min(scratch.len());
+        match rustix::net::recv(fd, &mut scratch[..want], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return Err(HUNG_UP),
+            Ok((count, _)) => left -= count,
+            Err(Errno::INTR) => {}
+            Err(_) => return Err(HUNG_UP),
+        }
+    }
+    Ok(())
+}
+
+/// No message's length is said by fewer.
+const FIRST_BYTES: usize = 12;
+const TOO_LONG: Closing = Closing("a message of its is too long");
+const TOO_MANY: Closing = Closing("it sent more descriptors than it may");
+const FAILED: Closing = Closing("its socket failed");
