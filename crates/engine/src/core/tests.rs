@@ -14,6 +14,7 @@ mod ahead;
 mod carried;
 mod errors;
 mod fused;
+mod guest;
 mod hung;
 mod orders;
 mod parked;
