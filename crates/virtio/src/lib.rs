@@ -15,6 +15,8 @@
 
 pub mod blk;
 pub mod inflight;
+#[cfg(any(test, fuzzing, feature = "model"))]
+pub mod model;
 pub mod queue;
 pub mod ring;
 pub mod vhost_user;

@@ -11,8 +11,6 @@ use forebay_guest::GuestMemory;
 mod chain;
 pub mod packed;
 pub mod split;
-#[cfg(test)]
-pub(crate) mod testing;
 mod window;
 
 pub use chain::{Chain, MAX_PIECES, Piece};

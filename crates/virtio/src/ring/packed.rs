@@ -159,8 +159,17 @@ impl Packed {
         self.next_used
     }
 
-    /// Goes on at other places than those it was made with.
+    /// Goes on at other places than those it was made with. What a dead device had written between them, of a batch that
+    /// it did not come to show, is made available again: else the driver would find it behind what is shown next.
     pub(crate) fn set_positions(&mut self, available: Position, used: Position) {
+        let mut at = used;
+        while at != available {
+            if self.is_used(at) {
+                let flags = if at.wrap { F_AVAIL } else { F_USED };
+                (self.windows.descriptors).store_u16(16 * usize::from(at.index) + 14, flags);
+            }
+            at = at.plus(1, self.size);
+        }
         self.next_available = available;
         self.next_used = used;
         self.asked = used;

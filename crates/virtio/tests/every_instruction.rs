@@ -1,0 +1,245 @@
+//! A device that dies after any instruction: its successor returns each chain once.
+//!
+//! **Design.** A child process is the device; it is single-stepped (ptrace), and shares its guest's memory with the
+//! test, which is the driver, between two of the child's instructions and only when the child waits for it. Whenever an instruction has
+//! changed the memory, a copy is made, and a successor takes up the copy, as it would after a death right there: it must
+//! return what the driver has not got, once each, and nothing else. Then the same for a successor that dies while it
+//! takes up. Nothing here depends on time.
+
+#![allow(unsafe_code)]
+
+use forebay_virtio::model::{Driver, GUEST_ADDRESS, Layout, Machine, Offered};
+use forebay_virtio::queue::Queue;
+use forebay_virtio::ring::{Chain, RingFeatures};
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::SeqCst;
+
+const SIZE: u16 = 4;
+const BYTES: usize = 4096;
+/// Whose turn it is: the driver's (odd) or the device's.
+const TURN: usize = BYTES - 8;
+const ROUNDS: u64 = 5;
+
+fn queue(machine: &Machine, driver: &Driver) -> Queue {
+    Queue::new(&driver.config(&machine.memory)).expect("a queue")
+}
+
+/// A machine in a child process: the mapping of the parent's is not inherited.
+fn same(machine: &Machine) -> Machine {
+    Machine::of(
+        machine.file.try_clone().expect("a descriptor"),
+        BYTES as u64,
+    )
+}
+
+/// What the device does in each of its turns: chains stay in flight over turns, and come back in batches and out of order.
+fn device(machine: &Machine, driver: &Driver) {
+    let mut queue = queue(machine, driver);
+    let mut chain = Chain::default();
+    let mut mine = Vec::with_capacity(16);
+    for round in 0..ROUNDS {
+        while machine.all.load_u64(TURN, SeqCst) != Some(2 * round) {}
+        while let Some(tag) = queue.take(&machine.memory, &mut chain).expect("sound") {
+            mine.push(tag);
+        }
+        let keep = usize::from(round + 1 < ROUNDS);
+        if round % 2 == 0 {
+            mine.reverse();
+        }
+        while mine.len() > keep {
+            let tag = mine.pop().expect("not empty");
+            queue.put(tag, 7);
+            if mine.len() % 2 == 1 {
+                queue.publish();
+            }
+        }
+        queue.publish();
+        assert!(machine.all.store_u64(TURN, 2 * round + 1, SeqCst));
+    }
+}
+
+/// What the driver does in its turns.
+fn drive(driver: &mut Driver, indirect: bool) {
+    while driver.collect().is_some() {}
+    let piece = |i: u64, writable| Offered {
+        address: GUEST_ADDRESS + i,
+        len: 1,
+        writable,
+    };
+    for i in 0.. {
+        let both = [piece(i, false), piece(i + 1, true)];
+        let pieces = if i % 3 == 1 { &both[..] } else { &both[1..] };
+        if driver.offer(pieces, indirect && i == 0).is_none() {
+            break;
+        }
+    }
+}
+
+/// A successor takes up a copy and ends everything: each chain that the driver waits for comes, once.
+fn successor_ends_all(copy: &Machine, driver: &Driver) {
+    let mut driver = driver.in_copy(&copy.all);
+    let mut queue = queue(copy, &driver);
+    let mut chain = Chain::default();
+    let mut tags = BTreeSet::new();
+    while let Some(tag) = (queue.next_left(&copy.memory, &mut chain)).expect("sound") {
+        assert!(tags.insert(tag));
+    }
+    while let Some(tag) = queue.take(&copy.memory, &mut chain).expect("sound") {
+        assert!(tags.insert(tag));
+    }
+    // One by one, so that what the dead one had begun is found by the driver if it is there.
+    for tag in tags {
+        queue.put(tag, 9);
+        queue.publish();
+        while driver.collect().is_some() {}
+    }
+    while driver.collect().is_some() {}
+    assert_eq!(driver.outstanding(), 0, "a chain did not come back");
+    assert_eq!(
+        queue.in_flight(),
+        0,
+        "a chain was in flight that nobody waits for"
+    );
+    assert_eq!(queue.take(&copy.memory, &mut chain), Ok(None));
+}
+
+/// Runs `child` in a process of its own, and `between` after each of its instructions. How many they were.
+fn step(child: impl FnOnce(), mut between: impl FnMut()) -> u64 {
+    // SAFETY: the child runs test code in a copy of this process and leaves by _exit; the allocator is usable after
+    // fork in the C library that we use.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork");
+    if pid == 0 {
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            // SAFETY: asks to be traced by the parent, and stops; no memory is named.
+            unsafe {
+                libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
+                libc::raise(libc::SIGSTOP);
+            }
+            child();
+        }));
+        // SAFETY: ends the child without running what belongs to the parent.
+        unsafe { libc::_exit(i32::from(done.is_err())) };
+    }
+    let mut steps = 0;
+    loop {
+        let mut status = 0;
+        // SAFETY: waits for our child; `status` lives across the call.
+        let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+        assert_eq!(waited, pid);
+        if libc::WIFEXITED(status) {
+            assert_eq!(libc::WEXITSTATUS(status), 0, "the device failed");
+            return steps;
+        }
+        assert!(libc::WIFSTOPPED(status), "the device was killed: {status}");
+        if steps == 0 {
+            // SAFETY: our child is stopped; it ends with us, should the test fail.
+            let set = unsafe {
+                libc::ptrace(libc::PTRACE_SETOPTIONS, pid, 0, libc::PTRACE_O_EXITKILL)
+            };
+            assert_eq!(set, 0, "ptrace");
+        }
+        between();
+        steps += 1;
+        // SAFETY: our child is stopped; it goes on by one instruction, without a signal.
+        let stepped = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, pid, 0, 0) };
+        assert_eq!(stepped, 0, "ptrace");
+    }
+}
+
+fn bytes(machine: &Machine) -> Vec<u8> {
+    let mut bytes = vec![0; BYTES];
+    assert!(machine.all.read(0, &mut bytes));
+    bytes
+}
+
+/// A device that dies after any instruction; gives every state that it can leave, with its driver.
+fn every_death(packed: bool, indirect: bool) -> Vec<(Vec<u8>, Driver)> {
+    let machine = Machine::new(BYTES as u64);
+    let copy = Machine::new(BYTES as u64);
+    let features = RingFeatures {
+        event_idx: false,
+        indirect: true,
+    };
+    let layout = Layout::new(0, SIZE);
+    assert!(layout.end <= TURN);
+    let mut driver = Driver::new(&machine.all, layout, SIZE, packed, features);
+    drive(&mut driver, indirect);
+    let first = driver.clone();
+    let mut states = Vec::new();
+    let mut before = Vec::new();
+    let steps = step(
+        || {
+            let machine = same(&machine);
+            device(&machine, &first.in_copy(&machine.all));
+        },
+        || {
+            let now = bytes(&machine);
+            if now != before {
+                assert!(copy.all.write(0, &now));
+                successor_ends_all(&copy, &driver);
+                states.push((now.clone(), driver.clone()));
+                before = now;
+            }
+            let turn = machine.all.load_u64(TURN, SeqCst).expect("inside");
+            if turn % 2 == 1 {
+                drive(&mut driver, indirect);
+                assert!(machine.all.store_u64(TURN, turn + 1, SeqCst));
+            }
+        },
+    );
+    assert!(
+        steps > 1000 && states.len() > 50,
+        "{steps} {}",
+        states.len()
+    );
+    states
+}
+
+fn dies_anywhere(packed: bool, indirect: bool) {
+    let states = every_death(packed, indirect);
+    let machine = Machine::new(BYTES as u64);
+    let copy = Machine::new(BYTES as u64);
+    // A successor dies while it takes up. States next to each other differ by one store: some of them tell of all.
+    for (state, driver) in states.iter().step_by(STRIDE) {
+        assert!(machine.all.write(0, state));
+        let mut before = state.clone();
+        step(
+            || {
+                let machine = same(&machine);
+                queue(&machine, &driver.in_copy(&machine.all));
+            },
+            || {
+                let now = bytes(&machine);
+                if now != before {
+                    assert!(copy.all.write(0, &now));
+                    successor_ends_all(&copy, driver);
+                    before = now;
+                }
+            },
+        );
+    }
+}
+
+/// Coprime to the number of stores of one operation, so that each of its states is met in some round.
+const STRIDE: usize = 7;
+
+#[test]
+fn a_split_ring_dies_anywhere() {
+    dies_anywhere(false, false);
+}
+
+#[test]
+fn a_split_ring_with_tables_dies_anywhere() {
+    every_death(false, true);
+}
+
+#[test]
+fn a_packed_ring_dies_anywhere() {
+    dies_anywhere(true, false);
+}
+
+#[test]
+fn a_packed_ring_with_tables_dies_anywhere() {
+    every_death(true, true);
+}
