@@ -18,6 +18,8 @@ pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
 pub const NUMBER_OF_QUEUES: u8 = 0x07;
 /// Interrupt Coalescing (Base 2.0, 5.27.1.6).
 pub const INTERRUPT_COALESCING: u8 = 0x08;
+/// Interrupt Vector Configuration (Base 2.0, 5.27.1.7).
+pub const INTERRUPT_VECTOR_CONFIGURATION: u8 = 0x09;
 /// Write Atomicity Normal (NVM Command Set 1.0, 4.1.3.3).
 pub const WRITE_ATOMICITY: u8 = 0x0A;
 /// Asynchronous Event Configuration (Base 2.0, 5.27.1.8).

@@ -26,6 +26,14 @@ pub mod cns {
     pub const CSI_ACTIVE_NAMESPACES: u8 = 0x07;
     /// I/O Command Set Independent Identify Namespace.
     pub const INDEPENDENT_NAMESPACE: u8 = 0x08;
+    /// Controller list, of those that a namespace is attached to.
+    pub const NAMESPACE_CONTROLLERS: u8 = 0x12;
+    /// Controller list, of the subsystem.
+    pub const CONTROLLERS: u8 = 0x13;
+    /// Primary Controller Capabilities.
+    pub const PRIMARY_CONTROLLER: u8 = 0x14;
+    /// Secondary Controller list.
+    pub const SECONDARY_CONTROLLERS: u8 = 0x15;
     /// Identify I/O Command Set.
     pub const COMMAND_SETS: u8 = 0x1C;
 }
@@ -303,6 +311,95 @@ impl IdentifyNamespace {
         (9..32).contains(&shift).then(|| 1 << shift)
     }
 }
+
+/// Primary Controller Capabilities (Base 2.0, 5.17.2.13): VQ are queue pairs, VI interrupt vectors.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct PrimaryController {
+    /// Controller Identifier.
+    pub cntlid: U16,
+    /// Port Identifier.
+    pub portid: U16,
+    /// Controller Resource Types: bit 0 VQ, bit 1 VI.
+    pub crt: u8,
+    /// Reserved.
+    pub reserved5: [u8; 27],
+    /// What there is of VQ.
+    pub vq: PrimaryResources,
+    /// What there is of VI.
+    pub vi: PrimaryResources,
+    /// Reserved.
+    pub reserved96: [u8; 4000],
+}
+
+/// One type of resource in [`PrimaryController`].
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct PrimaryResources {
+    /// Flexible Total: of primary and secondary controllers.
+    pub flexible_total: U32,
+    /// Flexible Assigned: to secondary controllers.
+    pub flexible_assigned: U32,
+    /// Flexible Allocated to Primary.
+    pub flexible_primary: U16,
+    /// Private Total: of the primary controller.
+    pub private_total: U16,
+    /// Flexible Secondary Maximum.
+    pub secondary_maximum: U16,
+    /// Flexible Preferred Granularity.
+    pub granularity: U16,
+    /// Reserved.
+    pub reserved16: [u8; 16],
+}
+
+/// Secondary Controller list (Base 2.0, 5.17.2.14).
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct SecondaryControllers {
+    /// Number of Identifiers.
+    pub count: u8,
+    /// Reserved.
+    pub reserved1: [u8; 31],
+    /// Entries.
+    pub entries: [SecondaryController; 127],
+}
+
+/// An entry of the Secondary Controller list.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct SecondaryController {
+    /// Secondary Controller Identifier.
+    pub scid: U16,
+    /// Primary Controller Identifier.
+    pub pcid: U16,
+    /// Secondary Controller State: bit 0 online.
+    pub scs: u8,
+    /// Reserved.
+    pub reserved5: [u8; 3],
+    /// Virtual Function Number; 0: not a virtual function.
+    pub vfn: U16,
+    /// Number of VQ Flexible Resources Assigned.
+    pub nvq: U16,
+    /// Number of VI Flexible Resources Assigned.
+    pub nvi: U16,
+    /// Reserved.
+    pub reserved14: [u8; 18],
+}
+const _: () = {
+    assert!(size_of::<PrimaryController>() == IDENTIFY_BYTES);
+    assert!(offset_of!(PrimaryController, vq) == 32);
+    assert!(offset_of!(PrimaryController, vi) == 64 && size_of::<PrimaryResources>() == 32);
+    assert!(size_of::<SecondaryControllers>() == IDENTIFY_BYTES);
+    assert!(size_of::<SecondaryController>() == 32);
+};
 
 /// I/O Command Set specific Identify Controller of the NVM command set (NVM Command Set 1.0,
 /// 4.1.5.4).

@@ -14,7 +14,7 @@
 //!   data and deadlines come out.
 //! * [`io`] turns I/O submission queue entries into checked commands; [`reservation`] has the rules of
 //!   reservations.
-//! * [`tcp`] frames the NVMe/TCP transport; [`host`] is the host side as a state machine.
+//! * [`pcie`] is a controller on PCI Express; [`tcp`] frames the NVMe/TCP transport; [`host`] is the host side as a state machine.
 //!
 //! Section numbers cite *NVM Express Base Specification 2.0*, *NVM Command Set Specification 1.0*
 //! and *NVMe/TCP Transport Specification 1.0* unless another document is named.
@@ -33,6 +33,7 @@ pub mod io;
 pub mod log_page;
 pub mod nqn;
 pub mod opcode;
+pub mod pcie;
 pub mod register;
 pub mod reservation;
 pub mod status;

@@ -27,6 +27,8 @@ pub mod admin {
     pub const ASYNC_EVENT_REQUEST: u8 = 0x0C;
     /// Keep Alive.
     pub const KEEP_ALIVE: u8 = 0x18;
+    /// Virtualization Management (memory-based transports only).
+    pub const VIRTUALIZATION_MANAGEMENT: u8 = 0x1C;
     /// Doorbell Buffer Config (memory-based transports only).
     pub const DOORBELL_BUFFER_CONFIG: u8 = 0x7C;
 }

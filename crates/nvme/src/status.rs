@@ -129,6 +129,12 @@ statuses! {
     FEATURE_NOT_NAMESPACE_SPECIFIC = 1, 0x0F;
     /// Invalid Controller Identifier.
     INVALID_CONTROLLER_IDENTIFIER = 1, 0x1F;
+    /// Invalid Secondary Controller State.
+    INVALID_SECONDARY_CONTROLLER_STATE = 1, 0x20;
+    /// Invalid Number of Controller Resources.
+    INVALID_NUMBER_OF_CONTROLLER_RESOURCES = 1, 0x21;
+    /// Invalid Resource Identifier.
+    INVALID_RESOURCE_IDENTIFIER = 1, 0x22;
     /// I/O Command Set Not Supported.
     IO_COMMAND_SET_NOT_SUPPORTED = 1, 0x29;
     // Fabrics commands (Base 2.0, 3.3.3.2.1).

@@ -14,6 +14,15 @@ pub enum ControllerKind {
     Io,
     /// Controller of the Discovery Service (Base 2.0, 3.1.2.3).
     Discovery,
+    /// I/O controller on PCI Express: memory-based queues, interrupts ([`crate::pcie`]).
+    Pcie,
+}
+
+impl ControllerKind {
+    /// Whether it has I/O queues.
+    pub(crate) const fn has_io(self) -> bool {
+        !matches!(self, Self::Discovery)
+    }
 }
 
 /// The fixed properties of a controller.
@@ -73,6 +82,19 @@ impl ControllerConfig {
         }
     }
 
+    /// A controller on PCI Express, with 64 queues of up to 1024 entries, transfers of up to 512 KiB, and
+    /// one namespace.
+    pub fn pcie(cntlid: u16, subnqn: Nqn, serial: &str) -> Self {
+        Self {
+            kind: ControllerKind::Pcie,
+            max_queue_entries: 1024,
+            max_io_queues: crate::pcie::MAX_IO_QUEUES,
+            mdts_bytes: 512 << 10,
+            in_capsule_bytes: 0,
+            ..Self::io(cntlid, subnqn, serial)
+        }
+    }
+
     /// The same with every number within what the fields' descriptions allow.
     pub fn normalized(mut self) -> Self {
         self.cntlid = self.cntlid.min(0xFFEF);
@@ -119,6 +141,12 @@ pub trait AdminEnv {
         Ana::default()
     }
 
+    /// The controllers of the subsystem that the namespace is attached to, in rising order of their
+    /// identifiers; the one that asks is among them (PCI Express). Empty: it is the only one.
+    fn controllers(&self) -> Vec<SubsystemController> {
+        Vec::new()
+    }
+
     /// Whether the namespace's reservations persist through a power loss.
     fn persistent_reservations(&self) -> bool {
         false
@@ -141,6 +169,15 @@ pub trait AdminEnv {
         let _ = (host, index);
         None
     }
+}
+
+/// A controller of the subsystem, as others of it see it (PCI Express).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SubsystemController {
+    /// Controller Identifier.
+    pub cntlid: u16,
+    /// Somebody drives it.
+    pub online: bool,
 }
 
 /// A namespace as it is now.

@@ -173,6 +173,14 @@ impl Controller {
         self.state.io_queues[word] & bit != 0
     }
 
+    /// There is an I/O queue of this number (PCI Express), in one direction or both.
+    pub(crate) fn io_queue_there(&mut self, qid: u16) {
+        if (1..=MAX_IO_QUEUES).contains(&qid) {
+            let (word, bit) = queue_bit(qid);
+            self.state.io_queues[word] |= bit;
+        }
+    }
+
     /// The connection of an I/O queue has ended, and nothing of it is in flight.
     pub fn io_queue_gone(&mut self, qid: u16) {
         if self.io_queue_connected(qid) {

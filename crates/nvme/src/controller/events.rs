@@ -18,8 +18,14 @@ pub(super) const EVENT_ANA: u8 = 1 << 2;
 pub(super) const EVENT_RESERVATION: u8 = 1 << 3;
 /// There is a new warning in the SMART / Health Information log page.
 pub(super) const EVENT_SMART: u8 = 1 << 4;
+/// A doorbell of a queue that there isn't was written (PCI Express).
+pub(super) const EVENT_DOORBELL_REGISTER: u8 = 1 << 5;
+/// A doorbell was given a value that it can't have (PCI Express).
+pub(super) const EVENT_DOORBELL_VALUE: u8 = 1 << 6;
 /// Each event, which are reported in this order, and its dword 0.
-const EVENTS: [(u8, u64); 5] = [
+const EVENTS: [(u8, u64); 7] = [
+    (EVENT_DOORBELL_REGISTER, INVALID_DOORBELL_REGISTER),
+    (EVENT_DOORBELL_VALUE, INVALID_DOORBELL_VALUE),
     (EVENT_ANA, ANA_CHANGE),
     (EVENT_NAMESPACE, NAMESPACE_ATTRIBUTE_CHANGED),
     (EVENT_RESERVATION, RESERVATION_LOG_AVAILABLE),
@@ -27,7 +33,7 @@ const EVENTS: [(u8, u64); 5] = [
     (EVENT_DISCOVERY, DISCOVERY_LOG_CHANGE),
 ];
 /// All events.
-pub(super) const EVENT_ALL: u8 = 0b1_1111;
+pub(super) const EVENT_ALL: u8 = 0b111_1111;
 
 const REQUEST_FREE: u8 = 0;
 const REQUEST_WAITING: u8 = 1;
@@ -48,6 +54,10 @@ pub struct EventCompletion {
 const fn event(kind: u8, information: u8, log_page: u8) -> u64 {
     kind as u64 | (information as u64) << 8 | (log_page as u64) << 16
 }
+/// Write to Invalid Doorbell Register: type 0h, an error (Base 2.0, 5.2.1).
+const INVALID_DOORBELL_REGISTER: u64 = event(0x0, 0x00, log_page::ERROR_INFORMATION);
+/// Invalid Doorbell Write Value: type 0h, an error (Base 2.0, 5.2.1).
+const INVALID_DOORBELL_VALUE: u64 = event(0x0, 0x01, log_page::ERROR_INFORMATION);
 /// Type 2h: a Notice.
 const fn notice(information: u8, log_page: u8) -> u64 {
     event(0x2, information, log_page)
@@ -134,6 +144,20 @@ impl Controller {
     pub fn warnings_are(&mut self, warnings: u8) {
         let new = warnings & !std::mem::replace(&mut self.state.warnings_told, warnings);
         self.raise(EVENT_SMART, u32::from(new) & feature::AEC_SMART_WARNINGS);
+    }
+
+    /// A doorbell was written that belongs to no queue (`register`), or with a value that it can't have;
+    /// it was of this submission or completion queue (PCI Express).
+    pub fn invalid_doorbell(&mut self, register: bool, qid: u16) {
+        self.record_error(super::ErrorReport {
+            sqid: qid,
+            status: Status::INVALID_FIELD,
+            ..super::ErrorReport::default()
+        });
+        self.raise_always(match register {
+            true => EVENT_DOORBELL_REGISTER,
+            false => EVENT_DOORBELL_VALUE,
+        });
     }
 
     /// Reports an event, if the host has enabled it.

@@ -13,6 +13,8 @@ use zerocopy::FromBytes;
 const SAVE: u32 = 1 << 31;
 /// CDW11 bit 0 of Host Identifier: a 128-bit identifier.
 const EXHID: u32 = 1 << 0;
+/// CDW11 bit 16 of Interrupt Vector Configuration: Coalescing Disable.
+const CD: u32 = 1 << 16;
 /// CDW11 bit 16 of Error Recovery: Deallocated or Unwritten Logical Block Error Enable.
 const DULBE: u32 = 1 << 16;
 
@@ -33,7 +35,9 @@ pub(super) fn data_bytes(sqe: &Sqe) -> u32 {
 /// The features of each kind of controller, for dispatch and for log page 12h alike.
 pub(super) fn supported(kind: ControllerKind, fid: u8) -> bool {
     match fid {
-        feature::ASYNC_EVENT_CONFIGURATION | feature::KEEP_ALIVE_TIMER => true,
+        feature::ASYNC_EVENT_CONFIGURATION => true,
+        feature::KEEP_ALIVE_TIMER => kind != ControllerKind::Pcie,
+        feature::INTERRUPT_VECTOR_CONFIGURATION => kind == ControllerKind::Pcie,
         feature::ARBITRATION
         | feature::POWER_MANAGEMENT
         | feature::TEMPERATURE_THRESHOLD
@@ -42,8 +46,8 @@ pub(super) fn supported(kind: ControllerKind, fid: u8) -> bool {
         | feature::NUMBER_OF_QUEUES
         | feature::WRITE_ATOMICITY
         | feature::INTERRUPT_COALESCING
-        | feature::HOST_BEHAVIOR_SUPPORT
-        | feature::HOST_IDENTIFIER
+        | feature::HOST_BEHAVIOR_SUPPORT => kind.has_io(),
+        feature::HOST_IDENTIFIER
         | feature::RESERVATION_NOTIFICATION_MASK
         | feature::RESERVATION_PERSISTENCE => kind == ControllerKind::Io,
         _ => false,
@@ -62,7 +66,22 @@ fn threshold_over(cdw11: u32, all_sensors: bool) -> Option<bool> {
     }
 }
 
+/// Interrupt Vector Configuration: CDW11 bits 15:0, a vector that there is.
+fn vector_of(cdw11: u32) -> Result<u16, Status> {
+    let vector = cdw11 as u16;
+    match vector < crate::pcie::VECTORS {
+        true => Ok(vector),
+        false => Err(Status::INVALID_FIELD),
+    }
+}
+
 impl Controller {
+    /// Whether interrupts of a vector may be held back (Base 2.0, 5.27.1.7): Coalescing Disable is clear.
+    pub(crate) fn coalesces(&self, vector: u16) -> bool {
+        let byte = self.state.coalescing_disabled.get(usize::from(vector / 8));
+        byte.is_some_and(|byte| byte & 1 << (vector % 8) == 0)
+    }
+
     pub(super) fn reset_features(&mut self) {
         self.state.async_event_config = 0;
         self.state.arbitration = 0;
@@ -71,6 +90,8 @@ impl Controller {
         self.state.temperature_over = u16::MAX;
         self.state.temperature_under = 0;
         self.state.acre = 0;
+        self.state.interrupt_coalescing = [0; 2];
+        self.state.coalescing_disabled = [0; 9];
         // A host that never asks gets what there is.
         self.state.granted_io_queues = self.config.max_io_queues;
     }
@@ -79,7 +100,7 @@ impl Controller {
     fn async_events(&self) -> u32 {
         feature_events(self.config.kind)
             | match self.config.kind {
-                ControllerKind::Io => feature::AEC_SMART_WARNINGS,
+                ControllerKind::Io | ControllerKind::Pcie => feature::AEC_SMART_WARNINGS,
                 ControllerKind::Discovery => 0,
             }
     }
@@ -98,8 +119,15 @@ impl Controller {
         let state = &self.state;
         Ok(Reply::result(match fid {
             feature::ARBITRATION => state.arbitration,
-            // A message is a completion's own; there is nothing that could be held back.
-            feature::POWER_MANAGEMENT | feature::INTERRUPT_COALESCING => 0,
+            feature::POWER_MANAGEMENT => 0,
+            // In Fabrics a message is a completion's own; there is nothing that could be held back.
+            feature::INTERRUPT_COALESCING => {
+                u32::from(u16::from_le_bytes(state.interrupt_coalescing))
+            }
+            feature::INTERRUPT_VECTOR_CONFIGURATION => {
+                let vector = vector_of(cdw11)?;
+                u32::from(vector) | u32::from(!self.coalesces(vector)) << 16
+            }
             feature::TEMPERATURE_THRESHOLD => {
                 match threshold_over(cdw11, false).ok_or(Status::INVALID_FIELD)? {
                     true => u32::from(state.temperature_over),
@@ -188,7 +216,19 @@ impl Controller {
                     return Err(Status::FEATURE_NOT_CHANGEABLE);
                 }
             }
+            feature::INTERRUPT_COALESCING if self.config.kind == ControllerKind::Pcie => {
+                self.state.interrupt_coalescing = (cdw11 as u16).to_le_bytes();
+            }
             feature::INTERRUPT_COALESCING => return Err(Status::FEATURE_NOT_CHANGEABLE),
+            feature::INTERRUPT_VECTOR_CONFIGURATION => {
+                let vector = vector_of(cdw11)?;
+                let (byte, bit) = (usize::from(vector / 8), 1 << (vector % 8));
+                let disabled = &mut self.state.coalescing_disabled[byte];
+                *disabled = match cdw11 & CD {
+                    0 => *disabled & !bit,
+                    _ => *disabled | bit,
+                };
+            }
             feature::RESERVATION_NOTIFICATION_MASK => self.set_notification_mask(sqe)?,
             feature::RESERVATION_PERSISTENCE => {
                 return Ok(Reply {
@@ -265,6 +305,7 @@ impl Controller {
 pub(super) fn feature_events(kind: ControllerKind) -> u32 {
     match kind {
         ControllerKind::Io => feature::AEC_NAMESPACE_ATTRIBUTE | feature::AEC_ANA_CHANGE,
+        ControllerKind::Pcie => feature::AEC_NAMESPACE_ATTRIBUTE,
         ControllerKind::Discovery => feature::AEC_DISCOVERY_LOG_CHANGE,
     }
 }

@@ -1,7 +1,7 @@
 //! The Identify command (Base 2.0, 5.17).
 //!
 //! Purpose: fills the structures of [`crate::identify`] from the configuration and the
-//! environment. Does NOT know namespace management, controller lists, NVM sets, endurance groups,
+//! environment. Does NOT know namespace management, NVM sets, endurance groups,
 //! domains or UUID lists: those CNS values are invalid fields.
 
 use super::{
@@ -52,7 +52,7 @@ impl Controller {
             return Err(Status::INVALID_FIELD);
         }
         match what {
-            cns::CONTROLLER => self.identify_controller(view(out)?),
+            cns::CONTROLLER => self.identify_controller(view(out)?, env),
             cns::NAMESPACE => {
                 if let Some(info) = self.namespace(nsid, env)? {
                     self.identify_namespace(&info, view(out)?);
@@ -79,8 +79,10 @@ impl Controller {
                     let id: &mut IndependentNamespace = view(out)?;
                     id.nsfeat = IdentifyNamespace::NSFEAT_UIDREUSE;
                     id.nmic = NMIC_SHARED;
-                    id.rescap = RESCAP;
-                    id.anagrpid = U32::new(ana::GROUP);
+                    if self.config.kind == ControllerKind::Io {
+                        id.rescap = RESCAP;
+                        id.anagrpid = U32::new(ana::GROUP);
+                    }
                     id.nstat = 1;
                 }
             }
@@ -93,13 +95,25 @@ impl Controller {
                 // Vector 0 selects the command set of bit 0: NVM.
                 *out.first_mut().ok_or(Status::INTERNAL_ERROR)? = 1 << CSI_NVM;
             }
+            cns::NAMESPACE_CONTROLLERS
+            | cns::CONTROLLERS
+            | cns::PRIMARY_CONTROLLER
+            | cns::SECONDARY_CONTROLLERS
+                if self.config.kind == ControllerKind::Pcie =>
+            {
+                self.identify_controllers(sqe, out, env)?;
+            }
             _ => return Err(Status::INVALID_FIELD),
         }
         Ok(Reply::data(out.len()))
     }
 
     /// A valid namespace identifier: `None` if it isn't active now.
-    fn namespace(&self, nsid: u32, env: &dyn AdminEnv) -> Result<Option<NamespaceInfo>, Status> {
+    pub(super) fn namespace(
+        &self,
+        nsid: u32,
+        env: &dyn AdminEnv,
+    ) -> Result<Option<NamespaceInfo>, Status> {
         if nsid == 0 || nsid > self.config.namespaces {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
@@ -123,7 +137,7 @@ impl Controller {
         Ok(())
     }
 
-    fn identify_controller(&self, id: &mut IdentifyController) {
+    fn identify_controller(&self, id: &mut IdentifyController, env: &dyn AdminEnv) {
         let config = &self.config;
         id.sn = config.serial;
         id.mn = config.model;
@@ -132,30 +146,35 @@ impl Controller {
         id.cntlid = U16::new(config.cntlid);
         id.ver = U32::new(register::VERSION_2_0);
         id.oaes = U32::new(features::feature_events(config.kind));
-        // Bit 0: 128-bit Host Identifier.
-        id.ctratt = U32::new(1);
         id.aerl = super::MAX_EVENT_REQUESTS as u8 - 1;
         // Bit 1: Commands Supported and Effects. Bit 2: NUMD of 32 bits and a page offset. Bit 5:
         // log pages 00h and 12h, with the scope of commands and features.
         id.lpa = 1 << 1 | 1 << 2 | 1 << 5;
-        id.kas = U16::new(keep_alive::KAS_100_MS);
         id.sqes = 0x66;
         id.cqes = 0x44;
-        id.maxcmd = U16::new(config.max_queue_entries.min(0xFFFF) as u16);
-        // Bits 1:0: SGLs of any alignment and length. Bit 20: an offset into the capsule as the
-        // address. Bit 21: the Transport SGL Data Block.
-        id.sgls = U32::new(1 | 1 << 20 | 1 << 21);
         id.subnqn = config.subnqn.to_field();
-        // 64 bytes of command and its in-capsule data; 16 bytes of completion.
-        id.ioccsz = U32::new((64 + config.in_capsule_bytes) / 16);
-        id.iorcsz = U32::new(1);
-        id.msdbd = 1;
+        if config.kind.has_io() {
+            id.cntrltype = IdentifyController::CNTRLTYPE_IO;
+            id.crdt[0] = U16::new(RETRY_DELAY_100_MS);
+            // As many Aborts at once as a host likes to have: they end immediately.
+            id.acl = 3;
+            // One slot, read only: the program itself.
+            id.frmw = 1 | 1 << 1;
+            id.elpe = super::log_pages::ERROR_ENTRIES as u8 - 1;
+            id.nn = U32::new(config.namespaces);
+            id.mnan = U32::new(config.namespaces);
+            // Bit 0 Compare, bit 2 Dataset Management, bit 3 Write Zeroes.
+            id.oncs = U16::new(1 | 1 << 2 | 1 << 3);
+            // Bit 0: there is a volatile write cache. Bits 2:1: Flush takes FFFFFFFFh.
+            id.vwc = 1 | 0b11 << 1;
+        }
         match config.kind {
             ControllerKind::Discovery => {
                 id.cntrltype = IdentifyController::CNTRLTYPE_DISCOVERY;
+                self.identify_fabrics(id);
             }
             ControllerKind::Io => {
-                id.cntrltype = IdentifyController::CNTRLTYPE_IO;
+                self.identify_fabrics(id);
                 // Several hosts may be connected at once, and one host more than once (a second
                 // path through another listener), each with a controller of its own: bit 1 for
                 // controllers, bit 0 for ports, bit 3 for ANA.
@@ -164,23 +183,40 @@ impl Controller {
                 id.anacap = ana::CAPABILITIES;
                 id.anagrpmax = U32::new(ana::GROUP);
                 id.nanagrpid = U32::new(ana::GROUP);
-                id.crdt[0] = U16::new(RETRY_DELAY_100_MS);
-                // As many Aborts at once as a host likes to have: they end immediately.
-                id.acl = 3;
-                // One slot, read only: the program itself.
-                id.frmw = 1 | 1 << 1;
-                id.elpe = super::log_pages::ERROR_ENTRIES as u8 - 1;
-                id.nn = U32::new(config.namespaces);
-                id.mnan = U32::new(config.namespaces);
-                // Bit 0 Compare, bit 2 Dataset Management, bit 3 Write Zeroes, bit 5 reservations.
-                id.oncs = U16::new(1 | 1 << 2 | 1 << 3 | 1 << 5);
+                // Bit 5: reservations.
+                id.oncs = U16::new(id.oncs.get() | 1 << 5);
                 // Bit 0: Compare and Write. AWUN, AWUPF and ACWU stay 0, a block: the least that any
                 // device gives, and what is never promised can't be broken.
                 id.fuses = U16::new(1);
-                // Bit 0: there is a volatile write cache. Bits 2:1: Flush takes FFFFFFFFh.
-                id.vwc = 1 | 0b11 << 1;
+            }
+            ControllerKind::Pcie => {
+                id.vid = U16::new(crate::pcie::VENDOR_ID);
+                id.ssvid = U16::new(crate::pcie::VENDOR_ID);
+                // Bit 1: the subsystem may have other controllers.
+                id.cmic = 0b10;
+                // Bits 1:0: SGLs of any alignment and length in I/O commands.
+                id.sgls = U32::new(1);
+                // Bit 8: Doorbell Buffer Config. Bit 7: Virtualization Management, of the primary one.
+                let primary = u16::from(self.is_primary(env));
+                id.oacs = U16::new(1 << 8 | primary << 7);
             }
         }
+    }
+
+    /// What only a controller that is reached by Fabrics has.
+    fn identify_fabrics(&self, id: &mut IdentifyController) {
+        let config = &self.config;
+        // Bit 0: 128-bit Host Identifier.
+        id.ctratt = U32::new(1);
+        id.kas = U16::new(keep_alive::KAS_100_MS);
+        id.maxcmd = U16::new(config.max_queue_entries.min(0xFFFF) as u16);
+        // Bits 1:0: SGLs of any alignment and length. Bit 20: an offset into the capsule as the
+        // address. Bit 21: the Transport SGL Data Block.
+        id.sgls = U32::new(1 | 1 << 20 | 1 << 21);
+        // 64 bytes of command and its in-capsule data; 16 bytes of completion.
+        id.ioccsz = U32::new((64 + config.in_capsule_bytes) / 16);
+        id.iorcsz = U32::new(1);
+        id.msdbd = 1;
     }
 
     fn identify_namespace(&self, info: &NamespaceInfo, id: &mut IdentifyNamespace) {
@@ -198,8 +234,10 @@ impl Controller {
             | IdentifyNamespace::NSFEAT_UIDREUSE
             | IdentifyNamespace::NSFEAT_OPTPERF;
         id.nmic = NMIC_SHARED;
-        id.rescap = RESCAP;
-        id.anagrpid = U32::new(ana::GROUP);
+        if self.config.kind == ControllerKind::Io {
+            id.rescap = RESCAP;
+            id.anagrpid = U32::new(ana::GROUP);
+        }
         // Deallocated blocks read as zeros; Write Zeroes may deallocate.
         id.dlfeat = 0b001 | 1 << 3;
         // Below a page of memory a write costs more than it carries.

@@ -17,8 +17,11 @@ const IDLE_TIMEOUT_NS: u64 = 120_000_000_000;
 impl Controller {
     /// When the association ends unless something is heard from the host.
     pub fn deadline_ns(&self) -> Option<u64> {
+        if self.config.kind == ControllerKind::Pcie {
+            return None;
+        }
         let timeout_ns = match (self.ready(), self.state.kato_ms, self.config.kind) {
-            (true, 0, ControllerKind::Io) => return None,
+            (true, 0, ControllerKind::Io | ControllerKind::Pcie) => return None,
             (false, ..) | (true, 0, ControllerKind::Discovery) => IDLE_TIMEOUT_NS,
             (true, kato_ms, _) => u64::from(kato_ms) * 1_000_000,
         };

@@ -61,9 +61,10 @@ fn supported(kind: ControllerKind, lid: u8) -> bool {
         log_page::ERROR_INFORMATION
         | log_page::SMART_HEALTH
         | log_page::FIRMWARE_SLOT
-        | log_page::CHANGED_NAMESPACE_LIST
-        | log_page::ASYMMETRIC_NAMESPACE_ACCESS
-        | log_page::RESERVATION_NOTIFICATION => kind == ControllerKind::Io,
+        | log_page::CHANGED_NAMESPACE_LIST => kind.has_io(),
+        log_page::ASYMMETRIC_NAMESPACE_ACCESS | log_page::RESERVATION_NOTIFICATION => {
+            kind == ControllerKind::Io
+        }
         log_page::DISCOVERY => kind == ControllerKind::Discovery,
         _ => false,
     }
@@ -106,7 +107,13 @@ impl Controller {
                 }
                 part(page.as_bytes(), offset, out)?;
             }
-            log_page::ERROR_INFORMATION => part(self.errors.as_bytes(), offset, out)?,
+            log_page::ERROR_INFORMATION => {
+                part(self.errors.as_bytes(), offset, out)?;
+                if !retain {
+                    self.clear_event(events::EVENT_DOORBELL_REGISTER);
+                    self.clear_event(events::EVENT_DOORBELL_VALUE);
+                }
+            }
             log_page::SMART_HEALTH => {
                 // LPA bit 0 is 0: the page is the controller's.
                 if sqe.nsid() != 0 && sqe.nsid() != NSID_ALL {
@@ -283,21 +290,36 @@ fn commands_supported(kind: ControllerKind) -> [U32; log_page::COMMANDS_SUPPORTE
         admin::SET_FEATURES,
         admin::GET_FEATURES,
         admin::ASYNC_EVENT_REQUEST,
-        admin::KEEP_ALIVE,
     ] {
         set(usize::from(op), log_page::SCOPE_CONTROLLER);
     }
-    if kind == ControllerKind::Io {
-        set(usize::from(admin::ABORT), log_page::SCOPE_CONTROLLER);
+    if kind != ControllerKind::Pcie {
+        set(usize::from(admin::KEEP_ALIVE), log_page::SCOPE_CONTROLLER);
+    } else {
         for op in [
-            nvm::FLUSH,
-            nvm::READ,
-            nvm::COMPARE,
+            admin::DELETE_IO_SQ,
+            admin::CREATE_IO_SQ,
+            admin::DELETE_IO_CQ,
+            admin::CREATE_IO_CQ,
+            admin::VIRTUALIZATION_MANAGEMENT,
+            admin::DOORBELL_BUFFER_CONFIG,
+        ] {
+            set(usize::from(op), log_page::SCOPE_CONTROLLER);
+        }
+    }
+    if kind == ControllerKind::Io {
+        for op in [
             nvm::RESERVATION_REGISTER,
             nvm::RESERVATION_REPORT,
             nvm::RESERVATION_ACQUIRE,
             nvm::RESERVATION_RELEASE,
         ] {
+            set(256 + usize::from(op), log_page::SCOPE_NAMESPACE);
+        }
+    }
+    if kind.has_io() {
+        set(usize::from(admin::ABORT), log_page::SCOPE_CONTROLLER);
+        for op in [nvm::FLUSH, nvm::READ, nvm::COMPARE] {
             set(256 + usize::from(op), log_page::SCOPE_NAMESPACE);
         }
         for op in [nvm::WRITE, nvm::WRITE_ZEROES, nvm::DATASET_MANAGEMENT] {

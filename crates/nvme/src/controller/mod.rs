@@ -17,7 +17,7 @@
 //!
 //! # What it does not do
 //! It moves no I/O data, parses no SGL, owns no queue memory, and keeps no clock. Queue creation by
-//! Admin command, interrupts and doorbells arrive with the first memory-based transport. There is
+//! Admin command, interrupts and doorbells are [`crate::pcie`]. There is
 //! one I/O command set (NVM), one power state, and nothing is saved across resets.
 
 mod ana;
@@ -33,9 +33,12 @@ mod registers;
 mod state;
 #[cfg(test)]
 mod tests;
+mod virtualization;
 
 pub use ana::{Ana, AnaState};
-pub use config::{AdminEnv, ControllerConfig, ControllerKind, Health, NamespaceInfo, ascii};
+pub use config::{
+    AdminEnv, ControllerConfig, ControllerKind, Health, NamespaceInfo, SubsystemController, ascii,
+};
 pub use connect::{AdminConnect, IoQueue, Refusal, check_admin_connect};
 pub use events::EventCompletion;
 pub use log_pages::ErrorReport;
@@ -147,6 +150,19 @@ impl Controller {
         controller
     }
 
+    /// The controller of a PCI function: nobody connects to it, so its host has no name.
+    pub(crate) fn of_function(config: ControllerConfig) -> Self {
+        let connect = AdminConnect {
+            subnqn: config.subnqn,
+            hostnqn: config.subnqn,
+            hostid: [0; 16],
+            entries: config.max_queue_entries,
+            kato_ms: 0,
+            disable_sq_flow_control: false,
+        };
+        Self::new(config, &connect, 0)
+    }
+
     /// A controller that continues where another process left off. The state is not trusted.
     pub fn restore(config: ControllerConfig, state: &ControllerState) -> Result<Self, StateError> {
         let config = config.normalized();
@@ -218,7 +234,7 @@ impl Controller {
         now_ns: u64,
     ) -> AdminOutcome {
         self.note_command(sqe, now_ns);
-        if sqe.opcode() == opcode::FABRICS {
+        if sqe.opcode() == opcode::FABRICS && self.config.kind != ControllerKind::Pcie {
             return match self.fabrics(sqe, now_ns) {
                 Ok((result, effect)) => AdminOutcome::Complete {
                     status: Status::SUCCESS,
@@ -285,8 +301,11 @@ impl Controller {
             admin::GET_LOG_PAGE => self.get_log_page(sqe, out, env),
             admin::GET_FEATURES => self.get_features(sqe, out, env),
             admin::SET_FEATURES => self.set_features(sqe, data_in, now_ns),
-            admin::ABORT if self.config.kind == ControllerKind::Io => Ok(self.abort(sqe)),
-            admin::KEEP_ALIVE => {
+            admin::ABORT if self.config.kind.has_io() => Ok(self.abort(sqe)),
+            admin::VIRTUALIZATION_MANAGEMENT if self.config.kind == ControllerKind::Pcie => {
+                self.virtualization_management(sqe, env)
+            }
+            admin::KEEP_ALIVE if self.config.kind != ControllerKind::Pcie => {
                 self.keep_alive(now_ns);
                 Ok(Reply::default())
             }

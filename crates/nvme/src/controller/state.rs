@@ -76,8 +76,12 @@ pub struct ControllerState {
     pub ana_told: u8,
     /// The Critical Warning bits that were looked at last.
     pub warnings_told: u8,
+    /// Interrupt Coalescing feature: the threshold (0's based), and the time in 100 us.
+    pub interrupt_coalescing: [u8; 2],
+    /// Interrupt Vector Configuration feature: bit n of the whole is vector n, Coalescing Disable.
+    pub coalescing_disabled: [u8; 9],
     /// Zero.
-    pub reserved: [u8; 50],
+    pub reserved: [u8; 39],
 }
 const _: () = assert!(size_of::<ControllerState>() == 448);
 

@@ -153,7 +153,7 @@ fn states_that_lie_are_refused() {
     assert_eq!(lie(&|s| s.granted_io_queues = 65), "granted_io_queues");
     assert_eq!(lie(&|s| s.io_queues[1] = 1), "io_queues");
     assert_eq!(lie(&|s| s.event_slots[3] = 3), "event_slots");
-    assert_eq!(lie(&|s| s.events_pending = 0x20), "events");
+    assert_eq!(lie(&|s| s.events_pending = 0x80), "events");
     assert_eq!(lie(&|s| s.changed_namespaces = 2), "changed_namespaces");
     assert_eq!(lie(&|s| s.changed_reported = 1), "changed_reported");
     assert_eq!(lie(&|s| s.acre = 2), "acre");

@@ -1,0 +1,169 @@
+//! Primary and secondary controllers (Base 2.0, 8.26), and controller lists.
+//!
+//! Purpose: shows a host which controllers its subsystem has. Design: each controller is an export's, made
+//! and given to a machine by whoever runs the system; the one with the lowest identifier is the primary one,
+//! the others are its secondary controllers. Their queues and vectors are their own from the start, so the
+//! Virtualization Management command confirms what is, and refuses to change it. Does NOT give a host power
+//! over another machine's controller.
+
+use super::{AdminEnv, Controller, Reply, SubsystemController};
+use crate::identify::{PrimaryController, PrimaryResources, SecondaryControllers, cns};
+use crate::pcie::{MAX_IO_QUEUES, VECTORS};
+use crate::{NSID_ALL, Sqe, Status};
+use zerocopy::FromBytes;
+use zerocopy::little_endian::{U16, U32};
+
+/// Controller Resource Types: both VQ and VI.
+const CRT: u8 = 0b11;
+/// Queue pairs of each controller, the Admin queues among them.
+const QUEUE_PAIRS: u16 = MAX_IO_QUEUES + 1;
+
+/// Actions of the Virtualization Management command (Base 2.0, 5.28).
+mod act {
+    pub const PRIMARY_FLEXIBLE_ALLOCATION: u32 = 0x1;
+    pub const SECONDARY_OFFLINE: u32 = 0x7;
+    pub const SECONDARY_ASSIGN: u32 = 0x8;
+    pub const SECONDARY_ONLINE: u32 = 0x9;
+}
+
+impl Controller {
+    /// The subsystem's controllers, this one among them.
+    fn subsystem(&self, env: &dyn AdminEnv) -> Vec<SubsystemController> {
+        let mut all = env.controllers();
+        if all.iter().all(|c| c.cntlid != self.config.cntlid) {
+            all.push(SubsystemController {
+                cntlid: self.config.cntlid,
+                online: true,
+            });
+        }
+        all.sort_unstable_by_key(|c| c.cntlid);
+        all
+    }
+
+    /// Whether it is the primary controller of its subsystem.
+    pub(super) fn is_primary(&self, env: &dyn AdminEnv) -> bool {
+        let all = self.subsystem(env);
+        all.first().is_some_and(|c| c.cntlid == self.config.cntlid)
+    }
+
+    fn secondaries(&self, env: &dyn AdminEnv) -> Vec<SubsystemController> {
+        let mut all = self.subsystem(env);
+        all.retain(|c| c.cntlid != self.config.cntlid);
+        all
+    }
+
+    /// The lists of CNS 12h to 15h.
+    pub(super) fn identify_controllers(
+        &self,
+        sqe: &Sqe,
+        out: &mut [u8],
+        env: &dyn AdminEnv,
+    ) -> Result<(), Status> {
+        let what = sqe.cdw(10) as u8;
+        let from = (sqe.cdw(10) >> 16) as u16;
+        match what {
+            cns::NAMESPACE_CONTROLLERS | cns::CONTROLLERS => {
+                if what == cns::NAMESPACE_CONTROLLERS && sqe.nsid() != NSID_ALL {
+                    self.namespace(sqe.nsid(), env)?;
+                } else if what == cns::NAMESPACE_CONTROLLERS {
+                    return Err(Status::INVALID_FIELD);
+                }
+                let all = self.subsystem(env);
+                let ids = all.iter().map(|c| c.cntlid).filter(|id| *id >= from);
+                let mut count = 0u16;
+                for (to, id) in out.chunks_exact_mut(2).skip(1).zip(ids) {
+                    to.copy_from_slice(&id.to_le_bytes());
+                    count += 1;
+                }
+                let first = out.get_mut(..2).ok_or(Status::INTERNAL_ERROR)?;
+                first.copy_from_slice(&count.to_le_bytes());
+            }
+            // Both are the primary controller's to tell.
+            _ if !self.is_primary(env) => return Err(Status::INVALID_FIELD),
+            cns::PRIMARY_CONTROLLER => {
+                let id = PrimaryController::mut_from_bytes(out);
+                let id = id.map_err(|_| Status::INTERNAL_ERROR)?;
+                let secondaries = self.secondaries(env).len() as u32;
+                let resources = |each: u16| PrimaryResources {
+                    flexible_total: U32::new(u32::from(each) * secondaries),
+                    flexible_assigned: U32::new(u32::from(each) * secondaries),
+                    flexible_primary: U16::new(0),
+                    private_total: U16::new(each),
+                    secondary_maximum: U16::new(each),
+                    granularity: U16::new(each),
+                    reserved16: [0; 16],
+                };
+                id.cntlid = U16::new(self.config.cntlid);
+                id.crt = CRT;
+                id.vq = resources(QUEUE_PAIRS);
+                id.vi = resources(VECTORS);
+            }
+            _ => {
+                let list = SecondaryControllers::mut_from_bytes(out);
+                let list = list.map_err(|_| Status::INTERNAL_ERROR)?;
+                let all = self.secondaries(env);
+                let mut numbered = all.iter().zip(1u16..).filter(|(c, _)| c.cntlid >= from);
+                for entry in &mut list.entries {
+                    let Some((controller, number)) = numbered.next() else {
+                        break;
+                    };
+                    entry.scid = U16::new(controller.cntlid);
+                    entry.pcid = U16::new(self.config.cntlid);
+                    entry.scs = u8::from(controller.online);
+                    entry.vfn = U16::new(number);
+                    entry.nvq = U16::new(QUEUE_PAIRS);
+                    entry.nvi = U16::new(VECTORS);
+                    list.count += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Virtualization Management (Base 2.0, 5.28).
+    pub(super) fn virtualization_management(
+        &self,
+        sqe: &Sqe,
+        env: &dyn AdminEnv,
+    ) -> Result<Reply, Status> {
+        if !self.is_primary(env) {
+            return Err(Status::INVALID_OPCODE);
+        }
+        let (action, kind) = (sqe.cdw(10) & 0xF, sqe.cdw(10) >> 8 & 7);
+        let cntlid = (sqe.cdw(10) >> 16) as u16;
+        let number = sqe.cdw(11) as u16;
+        let each = || match kind {
+            0 => Ok(QUEUE_PAIRS),
+            1 => Ok(VECTORS),
+            _ => Err(Status::INVALID_RESOURCE_IDENTIFIER),
+        };
+        let mut found = self.secondaries(env).into_iter();
+        let found = found.find(|c| c.cntlid == cntlid);
+        let secondary = || found.ok_or(Status::INVALID_CONTROLLER_IDENTIFIER);
+        let as_is = |good: bool| match good {
+            true => Ok(number),
+            false => Err(Status::INVALID_NUMBER_OF_CONTROLLER_RESOURCES),
+        };
+        let confirmed = match action {
+            act::PRIMARY_FLEXIBLE_ALLOCATION => {
+                each()?;
+                match cntlid == self.config.cntlid {
+                    true => as_is(number == 0)?,
+                    false => return Err(Status::INVALID_CONTROLLER_IDENTIFIER),
+                }
+            }
+            act::SECONDARY_ASSIGN => {
+                let each = each()?;
+                secondary()?;
+                as_is(number == each)?
+            }
+            act::SECONDARY_ONLINE if secondary()?.online => 0,
+            act::SECONDARY_OFFLINE if !secondary()?.online => 0,
+            act::SECONDARY_ONLINE | act::SECONDARY_OFFLINE => {
+                return Err(Status::INVALID_SECONDARY_CONTROLLER_STATE);
+            }
+            _ => return Err(Status::INVALID_FIELD),
+        };
+        Ok(Reply::result(u32::from(confirmed)))
+    }
+}

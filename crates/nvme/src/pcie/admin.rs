@@ -1,0 +1,333 @@
+//! The Admin queue: commands of memory-based queues, and all others' data.
+//!
+//! Purpose: one command at a time, from its entry to its completion (Base 2.0, 5.4 to 5.8; others are
+//! [`crate::controller`]'s). Design: a command's data pointer is walked before it is carried out, so that a bad
+//! one changes nothing. Its completion goes into the outbox together with what it changed: whoever continues
+//! from a saved state posts what is there, which harms nobody who has seen it. Does NOT wait: a submission
+//! queue is deleted when [`Function::drains`] says nothing of it is needed any more.
+
+use super::state::{CqState, OUTBOX, SqState};
+use super::{Function, MAX_IO_QUEUES, Memory, PAGE_BYTES, VECTORS, data};
+use crate::controller::{AdminEnv, AdminOutcome};
+use crate::io::Transfer;
+use crate::opcode::admin;
+use crate::{Cqe, Sqe, Status};
+use zerocopy::IntoBytes;
+
+/// What a command changed that the owner has something of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Nothing.
+    None,
+    /// There is a new submission queue.
+    SqCreated(u16),
+    /// A submission queue is gone.
+    SqDeleted(u16),
+    /// There is a new completion queue.
+    CqCreated(u16),
+    /// A completion queue is gone.
+    CqDeleted(u16),
+    /// There are shadow doorbells.
+    Shadow,
+    /// A feature may have another value.
+    Features,
+}
+
+/// How a command went. Its completion, if it has one, is in the outbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdminRun {
+    /// What it changed.
+    pub change: Change,
+    /// How it ended; `None`: it waits for an event.
+    pub status: Option<Status>,
+}
+
+/// PC: physically contiguous (CDW11 bit 0).
+const PC: u32 = 1;
+/// IEN: interrupts enabled (CDW11 bit 1).
+const IEN: u32 = 1 << 1;
+
+impl Function {
+    /// The submission queue whose commands must have ended before this Admin command is run.
+    pub fn drains(&self, sqe: &Sqe) -> Option<u16> {
+        let qid = sqe.cdw(10) as u16;
+        let there = self.state.sqs.get(usize::from(qid));
+        let there = qid > 0 && there.is_some_and(|sq| sq.entries > 0);
+        (sqe.opcode() == admin::DELETE_IO_SQ && sqe.fuse() == 0 && there).then_some(qid)
+    }
+
+    /// How many completions the outbox takes while the owner has posted so many.
+    pub fn outbox_room(&self, posted: u64) -> u64 {
+        (OUTBOX as u64).saturating_sub(self.state.admin_completed.saturating_sub(posted))
+    }
+
+    /// Completions of the Admin queue since it was enabled.
+    pub fn admin_completed(&self) -> u64 {
+        self.state.admin_completed
+    }
+
+    /// Commands taken from the Admin queue since it was enabled, modulo 2^32.
+    pub fn admin_taken(&self) -> u32 {
+        self.state.admin_taken
+    }
+
+    /// Runs the next command of the Admin queue, of which the outbox has room for a completion. `scratch` has
+    /// room for the longest transfer.
+    pub fn run_admin<M: Memory>(
+        &mut self,
+        sqe: &Sqe,
+        memory: &M,
+        env: &dyn AdminEnv,
+        scratch: &mut [u8],
+        now_ns: u64,
+    ) -> AdminRun {
+        self.state.admin_taken = self.state.admin_taken.wrapping_add(1);
+        let mut change = Change::None;
+        let result = self.carry_out(sqe, memory, env, scratch, now_ns, &mut change);
+        let (status, result) = match result {
+            Ok(Some(result)) => (Status::SUCCESS, result),
+            Ok(None) => {
+                return AdminRun {
+                    change,
+                    status: None,
+                };
+            }
+            // Our own mistakes may be retried, the host's may not.
+            Err(status) if status == Status::INTERNAL_ERROR => (status, 0),
+            Err(status) => (status.with_dnr(), 0),
+        };
+        self.complete(sqe.cid(), status, result);
+        AdminRun {
+            change,
+            status: Some(status),
+        }
+    }
+
+    /// Moves events that have something to say into the outbox, of which the owner has posted so many. True
+    /// for any.
+    pub fn gather_events(&mut self, posted: u64) -> bool {
+        let mut any = false;
+        while let Some(event) = self.next_event(self.outbox_room(posted)) {
+            self.complete(event.cid, event.status, event.result);
+            any = true;
+        }
+        any
+    }
+
+    fn complete(&mut self, cid: u16, status: Status, result: u64) {
+        let entries = self.state.sqs[0].entries.max(1);
+        let head = (self.state.admin_taken % entries) as u16;
+        let cqe = Cqe::new(result, head, 0, cid, status);
+        let at = (self.state.admin_completed % OUTBOX as u64) as usize;
+        self.state.outbox[at].copy_from_slice(cqe.as_bytes());
+        self.state.admin_completed += 1;
+    }
+
+    /// `Ok(None)`: it waits.
+    fn carry_out<M: Memory>(
+        &mut self,
+        sqe: &Sqe,
+        memory: &M,
+        env: &dyn AdminEnv,
+        scratch: &mut [u8],
+        now_ns: u64,
+        change: &mut Change,
+    ) -> Result<Option<u64>, Status> {
+        // Fused operations, and SGLs for Admin commands (PCIe Transport 1.0, 2.2), are not for this queue.
+        if sqe.fuse() != 0 || sqe.psdt() != 0 {
+            return Err(Status::INVALID_FIELD);
+        }
+        match sqe.opcode() {
+            admin::CREATE_IO_CQ => {
+                *change = Change::CqCreated(self.create_cq(sqe, memory)?);
+                return Ok(Some(0));
+            }
+            admin::CREATE_IO_SQ => {
+                *change = Change::SqCreated(self.create_sq(sqe, memory)?);
+                return Ok(Some(0));
+            }
+            admin::DELETE_IO_CQ => {
+                *change = Change::CqDeleted(self.delete_cq(sqe)?);
+                return Ok(Some(0));
+            }
+            admin::DELETE_IO_SQ => {
+                *change = Change::SqDeleted(self.delete_sq(sqe)?);
+                return Ok(Some(0));
+            }
+            admin::DOORBELL_BUFFER_CONFIG => {
+                self.set_shadow(sqe, memory)?;
+                *change = Change::Shadow;
+                return Ok(Some(0));
+            }
+            admin::SET_FEATURES => *change = Change::Features,
+            _ => {}
+        }
+        let transfer = self.controller.transfer(sqe)?;
+        let bytes = transfer.bytes();
+        let scratch = scratch
+            .get_mut(..bytes as usize)
+            .ok_or(Status::INTERNAL_ERROR)?;
+        let mut at = 0;
+        data::pieces(sqe, bytes, memory, |address, len| {
+            let there = match transfer {
+                Transfer::FromHost(_) => {
+                    let to = scratch.get_mut(at..at + len as usize);
+                    to.is_some_and(|to| memory.read(address, to))
+                }
+                _ => memory.holds(address, len.into(), true),
+            };
+            at += len as usize;
+            match there {
+                true => Ok(()),
+                false => Err(Status::DATA_TRANSFER_ERROR),
+            }
+        })?;
+        let (data_in, out): (&[u8], &mut [u8]) = match transfer {
+            Transfer::FromHost(_) => (scratch, &mut []),
+            _ => (&[], scratch),
+        };
+        match self.controller.admin(sqe, data_in, out, env, now_ns) {
+            AdminOutcome::Parked => Ok(None),
+            // Reservations are not offered.
+            AdminOutcome::Reserve { .. } => Err(Status::INVALID_FIELD),
+            AdminOutcome::Complete { status, .. } if !status.is_success() => Err(status),
+            AdminOutcome::Complete {
+                result, data_bytes, ..
+            } => {
+                let out = out.get(..data_bytes as usize).unwrap_or_default();
+                let mut at = 0;
+                data::pieces(sqe, data_bytes, memory, |address, len| {
+                    let from = out.get(at..at + len as usize);
+                    at += len as usize;
+                    match from.is_some_and(|from| memory.write(address, from)) {
+                        true => Ok(()),
+                        false => Err(Status::DATA_TRANSFER_ERROR),
+                    }
+                })?;
+                Ok(Some(result))
+            }
+        }
+    }
+
+    /// QID, of a queue that there may be; it is known whether there is.
+    fn qid(&self, sqe: &Sqe) -> Result<u16, Status> {
+        match sqe.cdw(10) as u16 {
+            qid if (1..=MAX_IO_QUEUES).contains(&qid) => Ok(qid),
+            _ => Err(Status::INVALID_QUEUE_IDENTIFIER),
+        }
+    }
+
+    /// What both kinds of queues have: a number that is free and granted, a size, one stretch of memory.
+    fn new_queue<M: Memory>(
+        &self,
+        sqe: &Sqe,
+        there: impl Fn(usize) -> bool,
+        entry_bytes: u64,
+        write: bool,
+        memory: &M,
+    ) -> Result<(u16, u32, u64), Status> {
+        let qid = self.qid(sqe)?;
+        if there(usize::from(qid)) || qid > self.controller.granted_io_queues() {
+            return Err(Status::INVALID_QUEUE_IDENTIFIER);
+        }
+        let entries = (sqe.cdw(10) >> 16) + 1;
+        if entries < 2 || entries > self.controller.config().max_queue_entries {
+            return Err(Status::INVALID_QUEUE_SIZE);
+        }
+        // CAP.CQR: queues are contiguous.
+        if sqe.cdw(11) & PC == 0 {
+            return Err(Status::INVALID_FIELD);
+        }
+        let base = sqe.cdw64(6);
+        if base == 0 || !base.is_multiple_of(PAGE_BYTES) {
+            return Err(Status::PRP_OFFSET_INVALID);
+        }
+        match memory.holds(base, u64::from(entries) * entry_bytes, write) {
+            true => Ok((qid, entries, base)),
+            false => Err(Status::INVALID_FIELD),
+        }
+    }
+
+    fn create_cq<M: Memory>(&mut self, sqe: &Sqe, memory: &M) -> Result<u16, Status> {
+        let vector = (sqe.cdw(11) >> 16) as u16;
+        let there = |qid: usize| self.state.cqs[qid].entries > 0;
+        let (qid, entries, base) = self.new_queue(sqe, there, 16, true, memory)?;
+        if vector >= VECTORS {
+            return Err(Status::INVALID_INTERRUPT_VECTOR);
+        }
+        self.state.cqs[usize::from(qid)] = CqState {
+            base,
+            entries,
+            vector,
+            interrupts: u16::from(sqe.cdw(11) & IEN != 0),
+        };
+        self.controller.io_queue_there(qid);
+        Ok(qid)
+    }
+
+    fn create_sq<M: Memory>(&mut self, sqe: &Sqe, memory: &M) -> Result<u16, Status> {
+        let cqid = (sqe.cdw(11) >> 16) as u16;
+        let there = |qid: usize| self.state.sqs[qid].entries > 0;
+        let (qid, entries, base) = self.new_queue(sqe, there, 64, false, memory)?;
+        let cq = self.state.cqs.get(usize::from(cqid));
+        if cqid == 0 || cq.is_none_or(|cq| cq.entries == 0) {
+            return Err(Status::COMPLETION_QUEUE_INVALID);
+        }
+        self.state.sqs[usize::from(qid)] = SqState {
+            base,
+            entries,
+            cqid,
+            reserved: 0,
+        };
+        self.controller.io_queue_there(qid);
+        Ok(qid)
+    }
+
+    fn delete_sq(&mut self, sqe: &Sqe) -> Result<u16, Status> {
+        let qid = self.qid(sqe)?;
+        let sq = &mut self.state.sqs[usize::from(qid)];
+        if sq.entries == 0 {
+            return Err(Status::INVALID_QUEUE_IDENTIFIER);
+        }
+        *sq = SqState::default();
+        self.gone(qid);
+        Ok(qid)
+    }
+
+    fn delete_cq(&mut self, sqe: &Sqe) -> Result<u16, Status> {
+        let qid = self.qid(sqe)?;
+        if self.state.cqs[usize::from(qid)].entries == 0 {
+            return Err(Status::INVALID_QUEUE_IDENTIFIER);
+        }
+        let mut sqs = self.state.sqs.iter();
+        if sqs.any(|sq| sq.entries > 0 && sq.cqid == qid) {
+            return Err(Status::INVALID_QUEUE_DELETION);
+        }
+        self.state.cqs[usize::from(qid)] = CqState::default();
+        self.gone(qid);
+        Ok(qid)
+    }
+
+    fn gone(&mut self, qid: u16) {
+        let at = usize::from(qid);
+        if self.state.sqs[at].entries == 0 && self.state.cqs[at].entries == 0 {
+            self.controller.io_queue_gone(qid);
+        }
+    }
+
+    /// Doorbell Buffer Config (Base 2.0, 5.8): two pages.
+    fn set_shadow<M: Memory>(&mut self, sqe: &Sqe, memory: &M) -> Result<(), Status> {
+        let (shadow, event_index) = (sqe.cdw64(6), sqe.cdw64(8));
+        for address in [shadow, event_index] {
+            let good = address != 0
+                && address.is_multiple_of(PAGE_BYTES)
+                && memory.holds(address, PAGE_BYTES, true);
+            if !good {
+                return Err(Status::INVALID_FIELD);
+            }
+        }
+        self.state.shadow = shadow;
+        self.state.event_index = event_index;
+        Ok(())
+    }
+}

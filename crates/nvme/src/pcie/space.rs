@@ -1,0 +1,176 @@
+//! PCI configuration space.
+//!
+//! Purpose: 256 bytes with the power management, PCI Express and MSI-X capabilities. Design: a default and a
+//! mask of what can be written; sizing a BAR by writing ones to it falls out of the mask. Does NOT route
+//! anything: whoever maps the BARs does.
+
+use super::{BAR0_BYTES, BAR4_BYTES, DEVICE_ID, PBA_AT, VECTORS, VENDOR_ID, addresses};
+
+/// Bytes that there are; the rest of the extended space reads as zeros.
+pub const SPACE_BYTES: usize = 256;
+
+const COMMAND: usize = 0x04;
+const BAR0: usize = 0x10;
+const BAR4: usize = 0x20;
+const CAPABILITIES: usize = 0x34;
+/// Power Management capability.
+const PM: usize = 0x40;
+/// PCI Express capability.
+const EXP: usize = 0x50;
+/// Device Control, its bit 15: Initiate Function Level Reset.
+const DEVICE_CONTROL: usize = EXP + 8;
+const INITIATE_FLR: u16 = 1 << 15;
+/// MSI-X capability.
+const MSIX: usize = 0x90;
+
+const fn put16(mut bytes: [u8; SPACE_BYTES], at: usize, value: u16) -> [u8; SPACE_BYTES] {
+    bytes[at] = value as u8;
+    bytes[at + 1] = (value >> 8) as u8;
+    bytes
+}
+const fn put32(bytes: [u8; SPACE_BYTES], at: usize, value: u32) -> [u8; SPACE_BYTES] {
+    put16(put16(bytes, at, value as u16), at + 2, (value >> 16) as u16)
+}
+
+const DEFAULT: [u8; SPACE_BYTES] = {
+    let mut s = [0; SPACE_BYTES];
+    s = put16(s, 0x00, VENDOR_ID);
+    s = put16(s, 0x02, DEVICE_ID);
+    // Status: a list of capabilities.
+    s = put16(s, 0x06, 1 << 4);
+    // Revision 1; class 01h mass storage, 08h non-volatile memory, 02h NVM Express I/O controller.
+    s = put32(s, 0x08, 0x0108_0201);
+    // Memory, 64 bits wide, not prefetchable.
+    s = put32(s, BAR0, 0b100);
+    s = put32(s, BAR4, 0b100);
+    s = put16(s, 0x2C, VENDOR_ID);
+    s = put16(s, 0x2E, DEVICE_ID);
+    s[CAPABILITIES] = PM as u8;
+    // Power management, version 3; No Soft Reset.
+    s = put16(s, PM, 0x01 | (EXP as u16) << 8);
+    s = put16(s, PM + 2, 3);
+    s = put16(s, PM + 4, 1 << 3);
+    // PCI Express, version 2, an endpoint: payloads of 128 bytes, role-based error reporting, FLR.
+    s = put16(s, EXP, 0x10 | (MSIX as u16) << 8);
+    s = put16(s, EXP + 2, 2);
+    s = put32(s, EXP + 4, 1 << 15 | 1 << 28);
+    // The link: 2.5 GT/s, one lane, and that is what it runs at.
+    s = put32(s, EXP + 0x0C, 0x11);
+    s = put16(s, EXP + 0x12, 0x11);
+    // MSI-X: the table at the begin of BAR 4, pending bits behind it.
+    s = put16(s, MSIX, 0x11);
+    s = put16(s, MSIX + 2, VECTORS - 1);
+    s = put32(s, MSIX + 4, 4);
+    put32(s, MSIX + 8, PBA_AT as u32 | 4)
+};
+
+const WRITABLE: [u8; SPACE_BYTES] = {
+    let mut s = [0; SPACE_BYTES];
+    // Memory space, bus master, parity error response, SERR#, interrupt disable.
+    s = put16(s, COMMAND, 1 << 1 | 1 << 2 | 1 << 6 | 1 << 8 | 1 << 10);
+    // Cache line size.
+    s[0x0C] = 0xFF;
+    s = put32(s, BAR0, !(BAR0_BYTES as u32 - 1));
+    s = put32(s, BAR0 + 4, u32::MAX);
+    s = put32(s, BAR4, !(BAR4_BYTES as u32 - 1));
+    s = put32(s, BAR4 + 4, u32::MAX);
+    // Interrupt line.
+    s[0x3C] = 0xFF;
+    // Power state.
+    s = put16(s, PM + 4, 0b11);
+    // Device Control: all but the FLR bit, which reads as 0. Link Control: common clock and the like.
+    s = put16(s, DEVICE_CONTROL, !INITIATE_FLR);
+    s = put16(s, EXP + 0x10, 0x00C0);
+    // MSI-X: enable and function mask.
+    put16(s, MSIX + 2, 0b11 << 14)
+};
+
+/// Configuration space as it is after a reset.
+pub const fn after_reset() -> [u8; SPACE_BYTES] {
+    DEFAULT
+}
+
+/// What can be kept of a space that came from somewhere: its writable bits.
+pub fn sanitized(space: &[u8; SPACE_BYTES]) -> [u8; SPACE_BYTES] {
+    std::array::from_fn(|i| DEFAULT[i] & !WRITABLE[i] | space[i] & WRITABLE[i])
+}
+
+/// Reads; what is beyond the end is zeros.
+pub fn read(space: &[u8; SPACE_BYTES], offset: u64, into: &mut [u8]) {
+    for (at, byte) in addresses(offset, into.len()).zip(into) {
+        let from = usize::try_from(at).ok().and_then(|at| space.get(at));
+        *byte = from.copied().unwrap_or(0);
+    }
+}
+
+/// Writes what can be written. True: a function level reset was asked for.
+pub fn write(space: &mut [u8; SPACE_BYTES], offset: u64, from: &[u8]) -> bool {
+    let mut flr = false;
+    for (at, byte) in addresses(offset, from.len()).zip(from) {
+        let Ok(at) = usize::try_from(at) else {
+            break;
+        };
+        let (Some(cell), Some(mask)) = (space.get_mut(at), WRITABLE.get(at)) else {
+            break;
+        };
+        *cell = *cell & !mask | byte & mask;
+        flr |= at == DEVICE_CONTROL + 1 && byte & (INITIATE_FLR >> 8) as u8 != 0;
+    }
+    flr
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn u32_at(space: &[u8; SPACE_BYTES], at: u64) -> u32 {
+        let mut bytes = [0; 4];
+        read(space, at, &mut bytes);
+        u32::from_le_bytes(bytes)
+    }
+
+    #[test]
+    fn bars_tell_their_sizes_when_ones_are_written() {
+        let mut space = after_reset();
+        for at in [0x10, 0x14, 0x18, 0x1C, 0x20, 0x24, 0x30] {
+            write(&mut space, at, &[0xFF; 4]);
+        }
+        let bar = |at: u64| u64::from(u32_at(&space, at)) | u64::from(u32_at(&space, at + 4)) << 32;
+        assert_eq!((!(bar(0x10) & !0xF)).wrapping_add(1), BAR0_BYTES);
+        assert_eq!((!(bar(0x20) & !0xF)).wrapping_add(1), BAR4_BYTES);
+        assert_eq!(
+            (bar(0x10) & 0xF, bar(0x18), u32_at(&space, 0x30)),
+            (4, 0, 0)
+        );
+        assert_eq!(u32_at(&space, 0x08) >> 8, 0x01_0802);
+    }
+
+    #[test]
+    fn capabilities_are_a_list_that_ends() {
+        let space = after_reset();
+        let mut at = space[CAPABILITIES];
+        let mut ids = Vec::new();
+        while at != 0 {
+            ids.push(space[usize::from(at)]);
+            at = space[usize::from(at) + 1];
+        }
+        assert_eq!(ids, [0x01, 0x10, 0x11]);
+        assert_eq!(u32_at(&space, 0x92) as u16 & 0x7FF, VECTORS - 1);
+        assert_eq!(u32_at(&space, 0x54) & 1 << 28, 1 << 28);
+    }
+
+    #[test]
+    fn a_function_level_reset_is_asked_for_by_its_bit_alone() {
+        let mut space = after_reset();
+        assert!(!write(&mut space, 0x58, &[0x10, 0x28]));
+        assert!(write(&mut space, 0x58, &0x8000u16.to_le_bytes()));
+        assert_eq!(u32_at(&space, 0x58) & 0x8000, 0);
+        assert!(write(&mut space, 0x50, &[0xFF; 64]));
+        assert!(!write(&mut space, 0xFE, &[0xFF; 64]));
+        assert!(!write(&mut space, u64::MAX, &[0xFF; 4]));
+        assert_eq!(space[..4], DEFAULT[..4]);
+        // What is read only stays, whoever wrote it.
+        assert_eq!(sanitized(&[0; SPACE_BYTES])[..4], DEFAULT[..4]);
+        assert_eq!(sanitized(&space), space);
+    }
+}

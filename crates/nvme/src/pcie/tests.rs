@@ -1,0 +1,784 @@
+//! A function, driven as a driver would and as none should.
+
+use super::queue::{Cq, Sq, near, place};
+use super::*;
+use crate::controller::{AdminEnv, ControllerConfig, NamespaceInfo, SubsystemController};
+use crate::io::NamespaceGeometry;
+use crate::opcode::admin;
+use crate::{Cqe, Nqn, SglDescriptor, Sqe, Status};
+use proptest::prelude::*;
+use std::cell::RefCell;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Memory from address 0 on.
+pub(super) struct Flat(RefCell<Vec<u8>>);
+
+impl Flat {
+    fn new(bytes: usize) -> Self {
+        Self(RefCell::new(vec![0; bytes]))
+    }
+    fn put(&self, address: u64, bytes: &[u8]) {
+        assert!(self.write(address, bytes));
+    }
+    fn get(&self, address: u64, bytes: usize) -> Vec<u8> {
+        let mut into = vec![0; bytes];
+        assert!(self.read(address, &mut into));
+        into
+    }
+}
+
+impl Memory for Flat {
+    fn read(&self, address: u64, into: &mut [u8]) -> bool {
+        let memory = self.0.borrow();
+        let from = usize::try_from(address).ok();
+        let from = from.and_then(|at| memory.get(at..at.checked_add(into.len())?));
+        from.map(|from| into.copy_from_slice(from)).is_some()
+    }
+    fn write(&self, address: u64, from: &[u8]) -> bool {
+        let mut memory = self.0.borrow_mut();
+        let to = usize::try_from(address).ok();
+        let to = to.and_then(|at| memory.get_mut(at..at.checked_add(from.len())?));
+        to.map(|to| to.copy_from_slice(from)).is_some()
+    }
+    fn holds(&self, address: u64, bytes: u64, _write: bool) -> bool {
+        let end = address.checked_add(bytes);
+        end.is_some_and(|end| end <= self.0.borrow().len() as u64)
+    }
+}
+
+#[derive(Default)]
+struct World {
+    controllers: Vec<SubsystemController>,
+}
+
+impl AdminEnv for World {
+    fn namespace(&self, nsid: u32) -> Option<NamespaceInfo> {
+        (nsid == 1).then_some(NamespaceInfo {
+            geometry: NamespaceGeometry {
+                block_bytes: 512,
+                block_count: 1 << 20,
+            },
+            used_blocks: 8,
+            extent_bytes: 64 << 10,
+            nguid: [1; 16],
+            uuid: [2; 16],
+        })
+    }
+    fn controllers(&self) -> Vec<SubsystemController> {
+        self.controllers.clone()
+    }
+}
+
+fn config() -> ControllerConfig {
+    let subnqn = Nqn::parse("nqn.2026-01.io.forebay:alice.db").unwrap();
+    ControllerConfig::pcie(3, subnqn, "abc123")
+}
+
+const ASQ: u64 = 0x1_0000;
+const ACQ: u64 = 0x2_0000;
+const DATA: u64 = 0x10_0000;
+
+struct Bench {
+    function: Function,
+    memory: Flat,
+    world: World,
+    scratch: Vec<u8>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self {
+            function: Function::new(config()),
+            memory: Flat::new(4 << 20),
+            world: World::default(),
+            scratch: vec![0; 512 << 10],
+        }
+    }
+
+    fn ready() -> Self {
+        let mut bench = Self::new();
+        assert_eq!(bench.enable(ASQ, ACQ, 31, 31), RegisterEffect::Enabled);
+        assert!(bench.function.ready());
+        bench
+    }
+
+    fn enable(&mut self, asq: u64, acq: u64, asqs: u32, acqs: u32) -> RegisterEffect {
+        self.write(0x24, &(asqs | acqs << 16).to_le_bytes());
+        self.write(0x28, &asq.to_le_bytes());
+        self.write(0x30, &(acq as u32).to_le_bytes());
+        self.write(0x34, &((acq >> 32) as u32).to_le_bytes());
+        self.write(0x14, &0x0046_0001u32.to_le_bytes())
+    }
+
+    fn write(&mut self, at: u64, from: &[u8]) -> RegisterEffect {
+        self.function.write_registers(at, from, &self.memory, 1)
+    }
+
+    fn register(&self, at: u64) -> u32 {
+        let mut bytes = [0; 4];
+        self.function.read_registers(at, &mut bytes);
+        u32::from_le_bytes(bytes)
+    }
+
+    fn admin(&mut self, sqe: &Sqe) -> Option<Status> {
+        let run = self
+            .function
+            .run_admin(sqe, &self.memory, &self.world, &mut self.scratch, 1);
+        // What changed can be continued from.
+        let state = *self.function.state();
+        let restored = Function::restore(config(), &state).expect("a state that it reached");
+        self.function = restored;
+        if let Some(status) = run.status {
+            assert_eq!(self.last().status(), status);
+            assert_eq!(self.last().cid(), sqe.cid());
+        }
+        run.status
+    }
+
+    fn last(&self) -> Cqe {
+        let number = self.function.admin_completed() - 1;
+        self.function.state.completion(number)
+    }
+
+    fn create_cq(&mut self, qid: u32, entries: u32) -> Option<Status> {
+        self.admin(&create(admin::CREATE_IO_CQ, qid, entries, 3 | qid << 16))
+    }
+
+    fn create_sq(&mut self, qid: u32, entries: u32, cqid: u32) -> Option<Status> {
+        self.admin(&create(admin::CREATE_IO_SQ, qid, entries, 1 | cqid << 16))
+    }
+}
+
+fn with_prps(mut sqe: Sqe, prp1: u64, prp2: u64) -> Sqe {
+    sqe.dptr[..8].copy_from_slice(&prp1.to_le_bytes());
+    sqe.dptr[8..].copy_from_slice(&prp2.to_le_bytes());
+    sqe
+}
+
+fn create(opcode: u8, qid: u32, entries: u32, cdw11: u32) -> Sqe {
+    let sqe = Sqe::new(opcode, 9)
+        .with_cdw(10, qid | (entries - 1) << 16)
+        .with_cdw(11, cdw11);
+    with_prps(sqe, 0x4_0000, 0)
+}
+
+fn identify(cns: u32) -> Sqe {
+    with_prps(Sqe::new(admin::IDENTIFY, 5).with_cdw(10, cns), DATA, 0)
+}
+
+fn done(status: Status) -> Option<Status> {
+    Some(status.with_dnr())
+}
+
+const OK: Option<Status> = Some(Status::SUCCESS);
+
+#[test]
+fn registers_are_what_the_specification_says() {
+    let mut bench = Bench::new();
+    let mut cap = [0; 8];
+    bench.function.read_registers(0, &mut cap);
+    let cap = u64::from_le_bytes(cap);
+    assert_eq!(cap as u16, 1023, "MQES");
+    assert_eq!(cap >> 16 & 1, 1, "CQR");
+    assert_eq!((cap >> 32 & 0xF, cap >> 36 & 1, cap >> 37 & 1), (0, 0, 1));
+    assert_eq!((bench.register(8), bench.register(0x1C)), (0x2_0000, 0));
+    assert_eq!(bench.enable(ASQ, ACQ, 31, 15), RegisterEffect::Enabled);
+    assert_eq!(
+        (bench.register(0x1C), bench.register(0x24)),
+        (1, 31 | 15 << 16)
+    );
+    assert_eq!(
+        (bench.register(0x28), bench.register(0x30)),
+        (ASQ as u32, ACQ as u32)
+    );
+    // While enabled the Admin queue stays where it is.
+    bench.write(0x28, &0u64.to_le_bytes());
+    bench.write(0x24, &0u32.to_le_bytes());
+    assert_eq!(
+        (bench.register(0x28), bench.register(0x24)),
+        (ASQ as u32, 31 | 15 << 16)
+    );
+    // Odd sizes and places are ignored, and there is nothing else.
+    for (at, len) in [
+        (0x14, 1),
+        (0x14, 2),
+        (0x15, 4),
+        (0x12, 8),
+        (0x40, 4),
+        (0x3FFC, 4),
+        (0x3FF8, 8),
+    ] {
+        assert_eq!(bench.write(at, &vec![0; len]), RegisterEffect::None);
+    }
+    assert_eq!(
+        (
+            bench.register(0x20),
+            bench.register(0x38),
+            bench.register(0xFFC)
+        ),
+        (0, 0, 0)
+    );
+    assert_eq!(
+        bench.write(0x14, &0x0046_0000u32.to_le_bytes()),
+        RegisterEffect::Reset
+    );
+    assert_eq!(bench.register(0x1C), 1, "not before the owner says so");
+    bench.function.quiesced();
+    assert_eq!(bench.register(0x1C), 0);
+    assert_eq!(bench.function.state().sqs[0].entries, 0);
+    assert_eq!(
+        bench.register(0x28),
+        ASQ as u32,
+        "a controller reset leaves these"
+    );
+    bench.function.reset();
+    assert_eq!(bench.register(0x28), 0);
+}
+
+#[test]
+fn a_shutdown_is_complete_when_the_owner_says_so() {
+    let mut bench = Bench::ready();
+    let normal = 0x0046_4001u32.to_le_bytes();
+    assert_eq!(bench.write(0x14, &normal), RegisterEffect::Shutdown);
+    assert_eq!(bench.register(0x1C) >> 2 & 3, 1);
+    assert_eq!(bench.write(0x14, &normal), RegisterEffect::None);
+    bench.function.quiesced();
+    assert_eq!(bench.register(0x1C) >> 2 & 3, 2);
+    assert!(!bench.function.ready());
+}
+
+#[test]
+fn an_admin_queue_that_cannot_be_is_fatal() {
+    for (asq, acq, asqs, acqs) in [
+        (ASQ, ACQ, 0, 31),
+        (ASQ, ACQ, 31, 0),
+        (4 << 20, ACQ, 31, 31),
+        (u64::MAX - 0xFFF, ACQ, 31, 31),
+        (ASQ, (4 << 20) - 4096, 31, 4095),
+    ] {
+        let mut bench = Bench::new();
+        assert_eq!(bench.enable(asq, acq, asqs, acqs), RegisterEffect::Enabled);
+        assert_eq!(bench.register(0x1C) & 2, 2, "{asq:x} {acq:x} {asqs} {acqs}");
+        assert!(!bench.function.ready());
+        let off = bench.write(0x14, &0u32.to_le_bytes());
+        assert_eq!(off, RegisterEffect::Reset);
+        bench.function.quiesced();
+        assert_eq!(bench.enable(ASQ, ACQ, 31, 31), RegisterEffect::Enabled);
+        assert!(bench.function.ready());
+    }
+    let mut bench = Bench::new();
+    // A page size that there isn't.
+    bench.write(0x14, &0x0046_0081u32.to_le_bytes());
+    assert_eq!(bench.register(0x1C) & 2, 2);
+}
+
+#[test]
+fn queues_are_created_and_deleted_by_the_rules() {
+    let mut bench = Bench::ready();
+    let invalid_qid = done(Status::INVALID_QUEUE_IDENTIFIER);
+    assert_eq!(
+        bench.create_sq(1, 64, 1),
+        done(Status::COMPLETION_QUEUE_INVALID)
+    );
+    assert_eq!(
+        bench.create_sq(1, 64, 0),
+        done(Status::COMPLETION_QUEUE_INVALID)
+    );
+    assert_eq!(
+        bench.create_sq(1, 64, 500),
+        done(Status::COMPLETION_QUEUE_INVALID)
+    );
+    assert_eq!(bench.create_cq(0, 64), invalid_qid);
+    assert_eq!(bench.create_cq(65, 64), invalid_qid);
+    assert_eq!(bench.create_cq(1, 1025), done(Status::INVALID_QUEUE_SIZE));
+    assert_eq!(bench.create_cq(1, 1), done(Status::INVALID_QUEUE_SIZE));
+    let vector = create(admin::CREATE_IO_CQ, 1, 64, 3 | 65 << 16);
+    assert_eq!(bench.admin(&vector), done(Status::INVALID_INTERRUPT_VECTOR));
+    let scattered = create(admin::CREATE_IO_CQ, 1, 64, 2);
+    assert_eq!(bench.admin(&scattered), done(Status::INVALID_FIELD));
+    for base in [0, 0x4_0008, 0x4_0800] {
+        let sqe = with_prps(create(admin::CREATE_IO_CQ, 1, 64, 3), base, 0);
+        assert_eq!(bench.admin(&sqe), done(Status::PRP_OFFSET_INVALID));
+    }
+    for base in [4 << 20, (4 << 20) - 4096, u64::MAX - 4095] {
+        let sqe = with_prps(create(admin::CREATE_IO_CQ, 1, 1024, 3), base, 0);
+        assert_eq!(bench.admin(&sqe), done(Status::INVALID_FIELD));
+    }
+    for qid in 1..=64 {
+        assert_eq!(bench.create_cq(qid, 1024), OK);
+        assert_eq!(bench.create_sq(qid, 1024, qid), OK);
+    }
+    assert_eq!(
+        (bench.create_cq(1, 64), bench.create_sq(1, 64, 1)),
+        (invalid_qid, invalid_qid)
+    );
+    let delete = |opcode, qid| Sqe::new(opcode, 1).with_cdw(10, qid);
+    let (sq, cq) = (admin::DELETE_IO_SQ, admin::DELETE_IO_CQ);
+    assert_eq!(
+        bench.admin(&delete(cq, 1)),
+        done(Status::INVALID_QUEUE_DELETION)
+    );
+    assert_eq!(bench.function.drains(&delete(sq, 1)), Some(1));
+    assert_eq!(bench.function.drains(&delete(sq, 0)), None);
+    // The number of queues is settled.
+    let number = Sqe::new(admin::SET_FEATURES, 1).with_cdw(10, 7);
+    assert_eq!(bench.admin(&number), done(Status::COMMAND_SEQUENCE_ERROR));
+    for qid in 1..=64 {
+        assert_eq!(bench.admin(&delete(sq, qid)), OK);
+        assert_eq!(bench.admin(&delete(sq, qid)), invalid_qid);
+        assert_eq!(bench.admin(&delete(cq, qid)), OK);
+        assert_eq!(bench.admin(&delete(cq, qid)), invalid_qid);
+    }
+    for qid in [0, 65, 0xFFFF] {
+        assert_eq!(bench.admin(&delete(sq, qid)), invalid_qid);
+        assert_eq!(bench.admin(&delete(cq, qid)), invalid_qid);
+    }
+    assert_eq!(bench.admin(&number.with_cdw(11, 3 | 3 << 16)), OK);
+    assert_eq!(bench.create_cq(5, 64), invalid_qid);
+    assert_eq!(bench.create_cq(4, 64), OK);
+}
+
+#[test]
+fn identify_says_what_a_pcie_controller_has() {
+    let mut bench = Bench::ready();
+    assert_eq!(bench.admin(&identify(1)), OK);
+    let id = bench.memory.get(DATA, 4096);
+    assert_eq!(id[..2], VENDOR_ID.to_le_bytes());
+    assert_eq!(
+        u16::from_le_bytes([id[256], id[257]]) & (1 << 8 | 1 << 7),
+        1 << 8 | 1 << 7
+    );
+    assert_eq!((id[76], id[77], id[111]), (0b10, 7, 1));
+    assert_eq!(u32::from_le_bytes([id[536], id[537], id[538], id[539]]), 1);
+    assert_eq!(
+        (id[520], id[522]),
+        (0b1101, 0),
+        "no reservations, nothing fused"
+    );
+    assert!(id[1792..1808].iter().all(|b| *b == 0), "nothing of fabrics");
+    // Across a page's end, and not with an SGL.
+    let two = with_prps(identify(1), DATA + 0x800, DATA + 0x8000);
+    assert_eq!(bench.admin(&two), OK);
+    assert_eq!(bench.memory.get(DATA + 0x8000, 0x800), id[0x800..]);
+    let sgl = identify(1).with_sgl(SglDescriptor::in_capsule(0, 4096));
+    assert_eq!(bench.admin(&sgl), done(Status::INVALID_FIELD));
+    let outside = with_prps(identify(1), 4 << 20, 0);
+    assert_eq!(bench.admin(&outside), done(Status::DATA_TRANSFER_ERROR));
+    for opcode in [crate::opcode::FABRICS, admin::KEEP_ALIVE, 0x80, 0xC0] {
+        assert_eq!(
+            bench.admin(&Sqe::new(opcode, 1)),
+            done(Status::INVALID_OPCODE)
+        );
+    }
+    let hostid = with_prps(Sqe::new(admin::GET_FEATURES, 1).with_cdw(10, 0x81), DATA, 0);
+    assert_eq!(bench.admin(&hostid), done(Status::INVALID_FIELD));
+}
+
+#[test]
+fn controller_lists_show_sixty_four_controllers() {
+    let mut bench = Bench::ready();
+    let lists = |bench: &mut Bench, cns: u32, from: u32| {
+        let sqe = identify(cns | from << 16).with_nsid(1);
+        (bench.admin(&sqe), bench.memory.get(DATA, 4096))
+    };
+    // Alone, it is the primary controller of no others.
+    let (status, list) = lists(&mut bench, 0x13, 0);
+    assert_eq!((status, &list[..6]), (OK, &[1, 0, 3, 0, 0, 0][..]));
+    assert_eq!(lists(&mut bench, 0x15, 0).1[0], 0);
+    bench.world.controllers = (3..67)
+        .map(|cntlid| SubsystemController {
+            cntlid,
+            online: cntlid % 2 == 1,
+        })
+        .collect();
+    for cns in [0x12, 0x13] {
+        let (status, list) = lists(&mut bench, cns, 60);
+        assert_eq!((status, list[0], list[2], list[14]), (OK, 7, 60, 66));
+    }
+    let (_, primary) = lists(&mut bench, 0x14, 0);
+    let number = |at: usize| u32::from_le_bytes(primary[at..at + 4].try_into().unwrap());
+    assert_eq!(
+        (primary[0], primary[4], number(32), number(36)),
+        (3, 3, 63 * 65, 63 * 65)
+    );
+    assert_eq!(
+        (number(64), number(68), primary[42]),
+        (63 * 65, 63 * 65, 65)
+    );
+    let (_, list) = lists(&mut bench, 0x15, 0);
+    assert_eq!(
+        (list[0], list[32], list[34], list[36], list[40], list[42]),
+        (63, 4, 3, 0, 1, 65)
+    );
+    assert_eq!((list[64], list[68]), (5, 1));
+    let manage = |bench: &mut Bench, cdw10: u32, cdw11: u32| {
+        let sqe = Sqe::new(admin::VIRTUALIZATION_MANAGEMENT, 4);
+        bench.admin(&sqe.with_cdw(10, cdw10).with_cdw(11, cdw11))
+    };
+    let unknown = done(Status::INVALID_CONTROLLER_IDENTIFIER);
+    assert_eq!(manage(&mut bench, 0x8 | 5 << 16, 65), OK);
+    let resources = done(Status::INVALID_NUMBER_OF_CONTROLLER_RESOURCES);
+    assert_eq!(manage(&mut bench, 0x8 | 5 << 16, 3), resources);
+    assert_eq!(
+        manage(&mut bench, 0x8 | 2 << 8 | 5 << 16, 65),
+        done(Status::INVALID_RESOURCE_IDENTIFIER)
+    );
+    assert_eq!(manage(&mut bench, 0x8 | 99 << 16, 65), unknown);
+    assert_eq!(manage(&mut bench, 0x9 | 5 << 16, 0), OK);
+    let state = done(Status::INVALID_SECONDARY_CONTROLLER_STATE);
+    assert_eq!(manage(&mut bench, 0x7 | 5 << 16, 0), state);
+    assert_eq!(manage(&mut bench, 0x7 | 4 << 16, 0), OK);
+    assert_eq!(manage(&mut bench, 0x1 | 3 << 16, 0), OK);
+    assert_eq!(manage(&mut bench, 0x1 | 4 << 16, 0), unknown);
+    assert_eq!(manage(&mut bench, 0x5, 0), done(Status::INVALID_FIELD));
+    // One that is not the primary one has nothing to say about others.
+    bench.world.controllers[0].cntlid = 1;
+    assert_eq!(
+        manage(&mut bench, 0x9 | 5 << 16, 0),
+        done(Status::INVALID_OPCODE)
+    );
+    assert_eq!(lists(&mut bench, 0x14, 0).0, done(Status::INVALID_FIELD));
+}
+
+#[test]
+fn events_go_through_the_outbox_once() {
+    let mut bench = Bench::ready();
+    for _ in 0..OUTBOX {
+        assert_eq!(bench.admin(&identify(1)), OK);
+    }
+    let config = Sqe::new(admin::SET_FEATURES, 2)
+        .with_cdw(10, 0x0B)
+        .with_cdw(11, 1 << 8);
+    assert_eq!(bench.admin(&config), OK);
+    for cid in 20..24 {
+        assert_eq!(
+            bench.admin(&Sqe::new(admin::ASYNC_EVENT_REQUEST, cid)),
+            None
+        );
+    }
+    let fifth = bench.admin(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 24));
+    assert_eq!(fifth, done(Status::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED));
+    let posted = bench.function.admin_completed();
+    assert!(!bench.function.gather_events(posted));
+    bench.function.controller_mut().namespace_changed(1);
+    bench.function.controller_mut().invalid_doorbell(false, 7);
+    // No room, no event, and none is lost.
+    assert!(!bench.function.gather_events(posted - OUTBOX as u64));
+    assert!(bench.function.gather_events(posted));
+    assert_eq!(bench.function.admin_completed(), posted + 2);
+    let first = bench.function.state.completion(posted);
+    assert_eq!((first.cid(), first.result()), (20, 0x01_0100));
+    assert_eq!(bench.last().result(), 0x04_0002);
+    assert!(!bench.function.gather_events(posted + 2));
+    // Until the log page is read there is no second one.
+    bench.function.controller_mut().invalid_doorbell(false, 7);
+    assert!(!bench.function.gather_events(posted + 2));
+    let log = with_prps(
+        Sqe::new(admin::GET_LOG_PAGE, 3).with_cdw(10, 1 | 15 << 16),
+        DATA,
+        0,
+    );
+    assert_eq!(bench.admin(&log), OK);
+    bench.function.controller_mut().invalid_doorbell(true, 7);
+    assert!(bench.function.gather_events(posted + 3));
+    assert_eq!(bench.last().result(), 0x01_0000);
+}
+
+#[test]
+fn coalescing_is_per_vector() {
+    let mut bench = Bench::ready();
+    assert!(!bench.function.coalescing(1).is_on());
+    let set = |fid: u32, value: u32| {
+        Sqe::new(admin::SET_FEATURES, 2)
+            .with_cdw(10, fid)
+            .with_cdw(11, value)
+    };
+    assert_eq!(bench.admin(&set(8, 3 | 2 << 8)), OK);
+    assert_eq!(bench.admin(&set(9, 7 | 1 << 16)), OK);
+    assert_eq!(bench.admin(&set(9, 65)), done(Status::INVALID_FIELD));
+    let on = bench.function.coalescing(1);
+    assert_eq!((on.threshold, on.time_ns), (4, 200_000));
+    assert!(on.is_on() && !bench.function.coalescing(7).is_on());
+    assert_eq!(
+        bench.admin(
+            &Sqe::new(admin::GET_FEATURES, 2)
+                .with_cdw(10, 9)
+                .with_cdw(11, 7)
+        ),
+        OK
+    );
+    assert_eq!(bench.last().result(), 7 | 1 << 16);
+    let mut gathered = interrupt::Gathered::default();
+    for _ in 0..3 {
+        assert!(!gathered.posted(&on, 1000));
+    }
+    assert!(gathered.posted(&on, 1000));
+    assert!(!gathered.posted(&on, 2000) && gathered.deadline_ns(&on) == Some(202_000));
+    assert!(!gathered.tick(&on, 201_999) && gathered.tick(&on, 202_000));
+    assert_eq!(gathered.deadline_ns(&on), None);
+    assert!(interrupt::Gathered::default().posted(&interrupt::Coalescing::default(), 5));
+}
+
+#[test]
+fn shadow_doorbells_are_two_pages_of_memory() {
+    let mut bench = Bench::ready();
+    let config = |a, b| with_prps(Sqe::new(admin::DOORBELL_BUFFER_CONFIG, 2), a, b);
+    for (a, b) in [(0, DATA), (DATA, 0), (DATA + 8, DATA), (DATA, 4 << 20)] {
+        assert_eq!(bench.admin(&config(a, b)), done(Status::INVALID_FIELD));
+        assert_eq!(bench.function.shadow(), None);
+    }
+    assert_eq!(bench.admin(&config(DATA, DATA + 4096)), OK);
+    assert_eq!(bench.function.shadow(), Some((DATA, DATA + 4096)));
+    bench.write(0x14, &0u32.to_le_bytes());
+    bench.function.quiesced();
+    assert_eq!(bench.function.shadow(), None);
+    assert_eq!(Doorbell::at(0x1000 + 64 * 8 + 4), Some(Doorbell::Head(64)));
+    assert_eq!(Doorbell::at(0x1000 + 65 * 8), None);
+    assert_eq!((Doorbell::at(0x1002), Doorbell::at(0xFF8)), (None, None));
+}
+
+fn pieces(memory: &Flat, sqe: &Sqe, bytes: u32) -> Result<Vec<(u64, u32)>, Status> {
+    let mut list = Vec::new();
+    data::pieces(sqe, bytes, memory, |address, len| {
+        list.push((address, len));
+        Ok(())
+    })?;
+    assert_eq!(list.iter().map(|(_, len)| len).sum::<u32>(), bytes);
+    Ok(list)
+}
+
+#[test]
+fn prps_are_pages_and_lists_of_pages() {
+    let memory = Flat::new(4 << 20);
+    let prps = |a, b| with_prps(Sqe::new(1, 1), a, b);
+    assert_eq!(
+        pieces(&memory, &prps(0x1200, 7), 512),
+        Ok(vec![(0x1200, 512)])
+    );
+    let two = pieces(&memory, &prps(0x1200, 0x3000), 4096);
+    assert_eq!(two, Ok(vec![(0x1200, 0xE00), (0x3000, 0x200)]));
+    let odd = Err(Status::PRP_OFFSET_INVALID);
+    assert_eq!(pieces(&memory, &prps(0x1202, 0), 512), odd);
+    assert_eq!(pieces(&memory, &prps(0x1200, 0x3004), 4096), odd);
+    // 512 KiB that begin within a page: 129 entries; the list goes on in another page.
+    let entry = |n: u64| (0x10_0000 + n * 0x2000).to_le_bytes();
+    let list = 0x8000 - 16;
+    memory.put(list, &entry(0));
+    memory.put(list + 8, &0xA000u64.to_le_bytes());
+    for n in 1..128 {
+        memory.put(0xA000 + (n - 1) * 8, &entry(n));
+    }
+    let long = pieces(&memory, &prps(0x1800, list), 512 << 10).unwrap();
+    assert_eq!(
+        (long.len(), long[1], long[128]),
+        (129, (0x10_0000, 4096), (0x10_0000 + 127 * 0x2000, 0x800))
+    );
+    // Lists that lead to themselves for ever, and to nowhere.
+    memory.put(0xBFF8, &0xBFF8u64.to_le_bytes());
+    assert_eq!(pieces(&memory, &prps(0x1000, 0xBFF8), 512 << 10), odd);
+    assert_eq!(pieces(&memory, &prps(0x1000, 0xBFF4), 512 << 10), odd);
+    let lost = Err(Status::DATA_TRANSFER_ERROR);
+    assert_eq!(pieces(&memory, &prps(0x1000, 4 << 20), 512 << 10), lost);
+    assert_eq!(
+        pieces(&memory, &prps(0x1000, u64::MAX - 7), 512 << 10),
+        lost
+    );
+    assert_eq!(pieces(&memory, &prps(3, 3), 0), Ok(vec![]));
+}
+
+fn descriptor(kind: u8, address: u64, length: u32) -> SglDescriptor {
+    SglDescriptor {
+        address: U64::new(address),
+        length: U32::new(length),
+        kind,
+        ..SglDescriptor::new_zeroed()
+    }
+}
+
+#[test]
+fn sgls_are_blocks_and_segments_of_them() {
+    let memory = Flat::new(1 << 20);
+    let sgl = |kind, address, length| Sqe::new(1, 1).with_sgl(descriptor(kind, address, length));
+    let (block, segment, last) = (0x00, 0x20, 0x30);
+    assert_eq!(
+        pieces(&memory, &sgl(block, 0x1003, 512), 512),
+        Ok(vec![(0x1003, 512)])
+    );
+    let length = Err(Status::DATA_SGL_LENGTH_INVALID);
+    assert_eq!(pieces(&memory, &sgl(block, 0x1000, 511), 512), length);
+    assert_eq!(pieces(&memory, &sgl(block, 0x1000, 513), 512), length);
+    let put = |at: u64, list: &[SglDescriptor]| memory.put(at, list.as_bytes());
+    put(
+        0x100,
+        &[
+            descriptor(block, 1, 100),
+            descriptor(block, 9, 0),
+            descriptor(segment, 0x200, 32),
+        ],
+    );
+    put(
+        0x200,
+        &[descriptor(block, 3, 300), descriptor(last, 0x300, 16)],
+    );
+    put(0x300, &[descriptor(block, 5, 112)]);
+    let chain = sgl(segment, 0x100, 48);
+    assert_eq!(
+        pieces(&memory, &chain, 512),
+        Ok(vec![(1, 100), (3, 300), (5, 112)])
+    );
+    assert_eq!(pieces(&memory, &chain, 511), length);
+    let wrong = Err(Status::INVALID_SGL_SEGMENT_DESCRIPTOR);
+    // A segment that is not last has a block at its end; a last one leads on; one leads on too early.
+    assert_eq!(pieces(&memory, &sgl(segment, 0x300, 16), 112), wrong);
+    assert_eq!(pieces(&memory, &sgl(last, 0x200, 32), 300), wrong);
+    assert_eq!(pieces(&memory, &sgl(segment, 0x100, 32), 100), wrong);
+    assert_eq!(pieces(&memory, &sgl(last, 0x300, 0), 112), wrong);
+    assert_eq!(pieces(&memory, &sgl(last, 0x300, 17), 112), wrong);
+    put(0x400, &[descriptor(0x10, 0, 512)]);
+    let kind = Err(Status::SGL_DESCRIPTOR_TYPE_INVALID);
+    assert_eq!(pieces(&memory, &sgl(last, 0x400, 16), 512), kind);
+    assert_eq!(pieces(&memory, &sgl(0x5A, 0, 512), 512), kind);
+    // A segment that leads to itself.
+    put(0x500, &[descriptor(segment, 0x500, 16)]);
+    let many = Err(Status::INVALID_NUMBER_OF_SGL_DESCRIPTORS);
+    assert_eq!(pieces(&memory, &sgl(segment, 0x500, 16), 512), many);
+    assert_eq!(pieces(&memory, &sgl(last, 0, u32::MAX & !15), 512), many);
+    assert_eq!(
+        pieces(&memory, &sgl(last, 1 << 20, 16), 512),
+        Err(Status::DATA_TRANSFER_ERROR)
+    );
+    let mut reserved = sgl(block, 0, 512);
+    reserved.flags |= 0xC0;
+    assert_eq!(pieces(&memory, &reserved, 512), Err(Status::INVALID_FIELD));
+}
+
+#[test]
+fn a_damaged_state_is_refused_and_never_panics() {
+    let mut bench = Bench::ready();
+    bench.create_cq(1, 64);
+    bench.create_sq(1, 64, 1);
+    let good = *bench.function.state();
+    let refused = |change: &dyn Fn(&mut FunctionState)| {
+        let mut state = good;
+        change(&mut state);
+        assert!(Function::restore(config(), &state).is_err());
+    };
+    refused(&|s| s.sqs[1].entries = 5000);
+    refused(&|s| s.sqs[1].cqid = 2);
+    refused(&|s| s.sqs[1].cqid = 65);
+    refused(&|s| s.sqs[1].cqid = 0);
+    refused(&|s| s.sqs[1].base = 7);
+    refused(&|s| s.cqs[1].vector = 65);
+    refused(&|s| s.cqs[1].entries = 1);
+    refused(&|s| s.sqs[0].entries = 0);
+    refused(&|s| s.shadow = 4096);
+    refused(&|s| s.controller.granted_io_queues = 65);
+    let mut state = good;
+    state.space = [0xFF; space::SPACE_BYTES];
+    let mut id = [0; 4];
+    Function::restore(config(), &state)
+        .unwrap()
+        .read_config(0, &mut id);
+    assert_eq!(id[..2], VENDOR_ID.to_le_bytes());
+}
+
+#[test]
+fn a_message_table_keeps_what_it_is_told() {
+    let mut function = Function::new(config());
+    let mut entry = [0; 16];
+    function.read_msix(64 * 16, &[0; 2], &mut entry);
+    assert_eq!(entry[12], 1, "masked after a reset");
+    function.write_msix(64 * 16, &[0xFF; 40]);
+    function.read_msix(64 * 16, &[0; 2], &mut entry);
+    assert_eq!(entry[12..], [1, 0, 0, 0]);
+    let mut bits = [0; 16];
+    function.read_msix(PBA_AT, &[5, 1], &mut bits);
+    assert_eq!((bits[0], bits[8]), (5, 1));
+    function.read_msix(u64::MAX, &[!0; 2], &mut bits);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whatever a driver rings, no more is taken than what it has put there, and no completion
+    /// overwrites one that was not seen.
+    #[test]
+    fn cursors_keep_to_their_queue(
+        sq_entries in 2u32..40,
+        cq_entries in 2u32..40,
+        steps in proptest::collection::vec((0u8..4, 0u32..50), 1..200),
+    ) {
+        let mut sq = Sq::new(sq_entries, 1, 0);
+        let mut cq = Cq::new(cq_entries, None, 0, 0);
+        let mut unseen = 0u32;
+        for (step, value) in steps {
+            match step {
+                0 => prop_assert_eq!(sq.set_tail(value).is_err(), value >= sq_entries),
+                1 => {
+                    let (from, run) = sq.run();
+                    prop_assert!(from + run <= sq_entries && run < sq_entries);
+                    let n = run.min(cq.room()).min(value);
+                    sq.take(n);
+                    (0..n).for_each(|_| cq.reserve());
+                }
+                2 => {
+                    for _ in 0..cq.reserved().min(value) {
+                        prop_assert_eq!(cq.next(), place(cq_entries, cq.posted()));
+                        cq.post();
+                        unseen += 1;
+                    }
+                    prop_assert!(unseen < cq_entries);
+                }
+                _ => {
+                    let before = cq.head();
+                    if cq.set_head(value).is_ok() {
+                        unseen -= (value + cq_entries - before) % cq_entries;
+                    }
+                }
+            }
+            let again = Sq::new(sq_entries, 1, sq.taken());
+            prop_assert_eq!(again.head(), sq.head());
+            let again = Cq::new(cq_entries, None, cq.posted(), cq.head());
+            prop_assert_eq!((again.next(), again.room()), (cq.next(), cq.room() + cq.reserved().min(cq_entries - 1 - unseen)));
+            prop_assert_eq!(near(cq.posted(), cq.posted() as u32 + 3), cq.posted() + 3);
+        }
+    }
+
+    #[test]
+    fn any_data_pointer_gives_what_the_command_moves_or_an_error(
+        dptr: [u8; 16],
+        flags: u8,
+        bytes in 0u32..600_000,
+        seed: u64,
+    ) {
+        let memory = Flat::new(64 << 10);
+        let mut x = seed | 1;
+        for at in 0..(64 << 7) {
+            x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            memory.put(at * 8, &(x >> 40 & !0xFFF).to_le_bytes());
+        }
+        let mut sqe = Sqe::new(1, 1);
+        sqe.flags = flags;
+        sqe.dptr = dptr;
+        sqe.dptr[3..8].fill(0);
+        let _ = pieces(&memory, &sqe, bytes);
+    }
+
+    #[test]
+    fn any_state_is_refused_or_can_be_gone_on_with(bytes in proptest::collection::vec(any::<u8>(), 64), at in 0usize..6000) {
+        let mut bench = Bench::ready();
+        bench.create_cq(1, 64);
+        let mut state = *bench.function.state();
+        let raw = state.as_mut_bytes();
+        let at = at.min(raw.len() - 64);
+        raw[at..at + 64].copy_from_slice(&bytes);
+        if let Ok(function) = Function::restore(config(), &state) {
+            bench.function = function;
+            if bench.function.ready() {
+                bench.admin(&identify(1));
+                bench.create_sq(1, 64, 1);
+            }
+        }
+    }
+}
