@@ -2,7 +2,8 @@
 //!
 //! **Design.** What a client hands over is looked at before it is mapped: it must be a file of memory (tmpfs, where a
 //! memfd is too, or huge pages), because touching a page of any other may wait for a disk or for the client itself. The
-//! file must be as long as the range says; a seal against shrinking is noted, not demanded. Who holds the [`Mapping`]
+//! descriptor is asked nothing that its file system would have to answer before that is known: it may be the client's
+//! own. The file must be as long as the range says; a seal against shrinking is noted, not demanded. Who holds the [`Mapping`]
 //! keeps it mapped; the last one unmaps it.
 //!
 //! **What it does not do.** It doesn't keep the descriptor.
@@ -11,7 +12,7 @@
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
-use rustix::fs::{FileType, SealFlags};
+use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -24,11 +25,8 @@ const HUGETLBFS_MAGIC: u64 = 0x958_458f6;
 /// Why a client's range isn't mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
-    /// Not a regular file.
-    #[error("the descriptor is not of a file")]
-    NoFile,
-    /// A file on a disk, or that another process serves: touching it could block.
-    #[error("the file is not in memory (tmpfs, memfd or huge pages)")]
+    /// No file, or one on a disk, or that another process serves: touching it could block.
+    #[error("the descriptor is not of a file in memory (tmpfs, memfd or huge pages)")]
     NotMemory,
     /// The range is empty, or ends past what can be addressed.
     #[error("the range is empty or too long")]
@@ -63,7 +61,7 @@ impl MapError {
     /// As an error number, as protocols answer with one.
     pub fn errno(&self) -> Errno {
         match self {
-            Self::NoFile | Self::NotMemory | Self::BadRange | Self::PastEnd { .. } => Errno::INVAL,
+            Self::NotMemory | Self::BadRange | Self::PastEnd { .. } => Errno::INVAL,
             Self::Overlaps => Errno::EXIST,
             Self::TooMany { .. } | Self::TooLong { .. } => Errno::NOSPC,
             Self::System(errno) => *errno,
@@ -101,10 +99,9 @@ impl Mapping {
         len_bytes: u64,
         writable: bool,
     ) -> Result<Self, MapError> {
+        // Only files in memory have seals; any other is refused without asking its file system, which could take for ever.
+        let seals = rustix::fs::fcntl_get_seals(file).map_err(|_| MapError::NotMemory)?;
         let stat = rustix::fs::fstat(file).map_err(MapError::System)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(MapError::NoFile);
-        }
         let system = rustix::fs::fstatfs(file).map_err(MapError::System)?;
         let unit = match system.f_type as u64 {
             kind if kind == libc::TMPFS_MAGIC as u64 => PAGE_BYTES,
@@ -123,8 +120,7 @@ impl Mapping {
         let from = offset_bytes & !(unit - 1);
         let whole_bytes = usize::try_from(end.next_multiple_of(unit) - from);
         let whole_bytes = whole_bytes.map_err(|_| MapError::BadRange)?;
-        let cannot_shrink =
-            rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        let cannot_shrink = seals.contains(SealFlags::SHRINK);
         let mut protection = ProtFlags::READ;
         protection.set(ProtFlags::WRITE, writable);
         // SAFETY: a new mapping at an address of the kernel's choice touches nobody's memory. Wrong with MAP_FIXED.

@@ -38,7 +38,7 @@ fn what_is_no_memory_is_refused() {
     };
     let (pipe, _other) = rustix::pipe::pipe().expect("pipe");
     let refused = map(&mut memory, pipe.as_fd(), 0, PAGE);
-    assert_eq!(refused, Err(MapError::NoFile.to_string()));
+    assert_eq!(refused, Err(MapError::NotMemory.to_string()));
     // A file that another process or a disk stands behind.
     let slow = std::fs::File::open("/proc/self/maps").expect("opens");
     let refused = map(&mut memory, slow.as_fd(), 0, PAGE);

@@ -126,6 +126,9 @@ impl Core {
                     if let Some(buffer) = io.buffer.as_mut() {
                         let from = io.cursor as usize;
                         buffer.as_mut_slice()[from..from + n as usize].fill(0);
+                    } else if self.machines.moved_enough() {
+                        self.set_aside(token, Stage::RingWait);
+                        return;
                     } else if !self.machines.zero(i, io, n as u32) {
                         io.status = Status::INTERNAL_ERROR;
                         break;

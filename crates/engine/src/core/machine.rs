@@ -10,6 +10,9 @@
 //! its bytes are counted (`copied_bytes`), as are those of a Compare. What is compared, and the ranges of a Deallocate,
 //! are copied once before the command begins, so that they are the same whenever they are looked at.
 //!
+//! Bytes that the processor moves (zeros of holes, devices in memory) are bounded per turn ([`TURN_BYTES`]); the next
+//! turn goes on.
+//!
 //! **Not here:** how a frontend finds the pieces, and what it does of a client that goes away.
 
 #![allow(unsafe_code)]
@@ -17,7 +20,7 @@
 use super::dispatch::Put;
 use super::fused::Expected;
 use super::io::{Io, IoOp, NewIo};
-use super::staging::StagingBuffer;
+use super::staging::{MAX_TRANSFER_BYTES, StagingBuffer};
 use super::{Core, MAX_IOS, MAX_SLICES, Slice};
 use crate::lane::LaneIndex;
 use forebay_device::{Bufs, Op, Vectors};
@@ -30,7 +33,10 @@ use forebay_xlate::drain::SliceSpan;
 /// extents end, of which the shortest is 64 KiB.
 const LIST: usize = 160;
 const _: () = assert!(LIST <= u8::MAX as usize);
-const _: () = assert!(MAX_PIECES + (super::staging::MAX_TRANSFER_BYTES as usize >> 16) < LIST);
+const _: () = assert!(MAX_PIECES + (MAX_TRANSFER_BYTES as usize >> 16) < LIST);
+
+/// What the processor moves for machines in one turn, more or less: others have a right to theirs.
+const TURN_BYTES: u32 = 4 << 20;
 
 /// A slice whose bytes go through a buffer of ours.
 #[derive(Debug)]
@@ -49,6 +55,8 @@ pub(super) struct Machines {
     holds: Vec<Hold>,
     /// By the slice's place.
     bounces: Vec<Option<Bounce>>,
+    /// Bytes that the processor moved in this turn.
+    moved_bytes: u32,
 }
 
 impl Machines {
@@ -57,7 +65,20 @@ impl Machines {
             lists: Vectors::new(MAX_IOS, LIST).ok(),
             holds: (0..MAX_IOS).map(|_| Hold::default()).collect(),
             bounces: (0..MAX_SLICES).map(|_| None).collect(),
+            moved_bytes: 0,
         }
+    }
+
+    /// A turn begins.
+    #[inline]
+    pub(super) fn begin_turn(&mut self) {
+        self.moved_bytes = 0;
+    }
+
+    /// Whether the processor has moved enough in this turn.
+    #[inline]
+    pub(super) fn moved_enough(&self) -> bool {
+        self.moved_bytes >= TURN_BYTES
     }
 
     /// A command has ended, or never began: its memory may be unmapped.
@@ -110,6 +131,8 @@ impl Machines {
             unsafe { buf.ptr().write_bytes(0, buf.len_bytes() as usize) };
         }
         io.piece_at += bufs.count() as u8;
+        // At most what a command may have, a turn's bytes before.
+        self.moved_bytes += len_bytes;
         true
     }
 }
@@ -140,7 +163,8 @@ unsafe fn copy(buffer: &mut StagingBuffer, bufs: Bufs, into: bool) {
 impl Core {
     /// Begins a machine's command. Its bytes lie in its memory, in pieces as long as the operation says (and to be
     /// written if it reads); or its frontend has made a buffer of them, and there are no pieces. It comes back through
-    /// [`Core::next_machine_done`], once, and without a buffer.
+    /// [`Core::next_machine_done`], once, and without a buffer. One that reads or writes more than [`MAX_TRANSFER_BYTES`],
+    /// or more than its pieces are, fails.
     ///
     /// # Errors
     /// The command itself, when there is no room or memory for it now; then nothing was taken of the pieces.
@@ -202,7 +226,7 @@ impl Core {
             return Err(new);
         };
         // One without memory ends with an error.
-        let fits = pieces.len_bytes() >= len_bytes
+        let fits = len_bytes <= MAX_TRANSFER_BYTES.min(pieces.len_bytes())
             && (pieces.is_writable() || !matches!(new.op, IoOp::Read { .. }));
         let count = match fits {
             true => self.machines.take(index as usize, pieces),
@@ -223,6 +247,9 @@ impl Core {
         fua: bool,
         span: SliceSpan,
     ) -> Put {
+        if self.machines.moved_enough() {
+            return Put::NoRoom;
+        }
         let Some(bufs) = self.machines.next(io, &mut self.ios[io], len_bytes) else {
             return Put::NoMemory;
         };
@@ -232,12 +259,18 @@ impl Core {
             (true, true) => Op::write_pieces(device_at, bufs).with_dsync(),
         };
         let served = self.devices[usize::from(word.device().0)].as_ref();
+        let before = self.ios[io].slices;
         let put = match served.is_none_or(|served| served.device.takes(&op)) {
             true => self.put(io, word, op, span),
             false => self.put_bounced(io, word, (device_at, bufs, fua), span),
         };
         if let Put::Ok = put {
-            self.ios[io].piece_at += bufs.count() as u8;
+            let io = &mut self.ios[io];
+            io.piece_at += bufs.count() as u8;
+            if io.slices == before {
+                // Done at once: by the processor.
+                self.machines.moved_bytes += len_bytes;
+            }
         }
         put
     }

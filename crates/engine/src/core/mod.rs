@@ -577,6 +577,7 @@ impl Core {
     /// Reads the clock for the turn that begins.
     pub fn begin_turn(&mut self) -> u64 {
         self.blame(None);
+        self.machines.begin_turn();
         self.stamp();
         self.now_ns
     }

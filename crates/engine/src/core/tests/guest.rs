@@ -88,6 +88,11 @@ fn compare(offset_bytes: u64, len_bytes: u32) -> IoOp {
 
 impl Bench {
     fn start_of(&mut self, m: &mut Machine, op: IoOp, pieces: &[(u64, u32)]) -> u16 {
+        self.core.begin_turn();
+        self.start_in_turn(m, op, pieces)
+    }
+
+    fn start_in_turn(&mut self, m: &mut Machine, op: IoOp, pieces: &[(u64, u32)]) -> u16 {
         let slot = self.next_slot;
         self.next_slot += 1;
         m.pieces.clear();
@@ -105,7 +110,6 @@ impl Bench {
             buffer: None,
             record: CommandRef::machine(LANE.0, slot),
         };
-        self.core.begin_turn();
         assert!(self.core.start_machine(new, &mut m.pieces).is_ok());
         slot
     }
@@ -299,6 +303,27 @@ fn holes_read_as_zeros_where_they_are() {
 }
 
 #[test]
+fn a_turn_moves_only_so_much() {
+    for (kind, rights) in [("file", Rights::Hole), ("ram", Rights::ReadWrite)] {
+        let (mut b, mut m) = (bench_with(kind), machine());
+        b.grant(0, 0, rights, 100);
+        b.core.begin_turn();
+        for _ in 0..13 {
+            b.start_in_turn(&mut m, read(0, 512 << 10), &[(0, 512 << 10)]);
+        }
+        let mut ended = || {
+            let done = std::iter::from_fn(|| b.core.next_machine_done());
+            let count = done.filter(|done| done.status == Status::SUCCESS).count();
+            let more = b.core.must_turn();
+            b.turn();
+            (count, more)
+        };
+        assert_eq!(ended(), (8, true), "{kind}");
+        assert_eq!(ended(), (5, false), "{kind}");
+    }
+}
+
+#[test]
 fn a_command_that_parks_goes_on_where_it_was() {
     let (mut b, mut m) = (bench(), machine());
     b.grant(0, 20, Rights::ReadWrite, 1);
@@ -444,6 +469,9 @@ fn a_command_without_memory_for_it_fails() {
         (read(0, 8192), [(0, 4096)]),
         (write(0, 8192), [(0, 4096)]),
         (read(0, 4096), [(MEMORY, 4096)]),
+        // More than one command may have.
+        (read(0, 516 << 10), [(0, 516 << 10)]),
+        (write(0, 516 << 10), [(0, 516 << 10)]),
     ] {
         assert_eq!(b.run_of(&mut m, op, &pieces), Status::INTERNAL_ERROR);
     }
