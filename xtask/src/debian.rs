@@ -23,6 +23,12 @@ pub const MIRROR_VARIABLE: &str = "FOREBAY_DEBIAN_MIRROR";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const APT_LIMIT: Duration = Duration::from_secs(600);
 const UNPACK_LIMIT: Duration = Duration::from_secs(120);
+/// Between attempts to reach a mirror.
+const PAUSES: [Duration; 3] = [
+    Duration::from_secs(2),
+    Duration::from_secs(10),
+    Duration::from_secs(30),
+];
 
 /// Why packages can't be had on this machine, if so.
 #[must_use]
@@ -82,6 +88,8 @@ fn choose_mirror(indexes: &str, codename: &str) -> Option<String> {
 #[derive(Debug)]
 pub struct PrivateApt {
     folder: PathBuf,
+    /// The suite that packages come from where it has them, if there are several.
+    target: Option<String>,
 }
 
 impl PrivateApt {
@@ -90,6 +98,14 @@ impl PrivateApt {
     /// # Errors
     /// If no mirror is known or it can't be reached.
     pub fn open(folder: &Path, suite: &str) -> Result<Self> {
+        Self::open_suites(folder, &[suite])
+    }
+
+    /// An apt for several suites; packages are taken from the last of them that has them.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_suites(folder: &Path, suites: &[&str]) -> Result<Self> {
         let folder = std::path::absolute(folder)?;
         for sub in [
             "state/lists/partial",
@@ -105,12 +121,19 @@ impl PrivateApt {
         } else {
             String::new()
         };
-        let source = format!("deb {signed_by}{} {suite} main\n", mirror()?);
-        std::fs::write(folder.join("sources.list"), source)?;
+        let mirror = mirror()?;
+        let sources = suites
+            .iter()
+            .map(|suite| format!("deb {signed_by}{mirror} {suite} main\n"));
+        std::fs::write(folder.join("sources.list"), sources.collect::<String>())?;
         std::fs::write(folder.join("status"), "")?;
-        let apt = Self { folder };
+        let target = match suites {
+            [_, .., last] => Some((*last).to_owned()),
+            _ => None,
+        };
+        let apt = Self { folder, target };
         apt.run("apt-get", &["-qq", "update"])
-            .with_context(|| format!("cannot read Debian {suite}'s package lists"))?;
+            .with_context(|| format!("cannot read Debian's package lists of {suites:?}"))?;
         Ok(apt)
     }
 
@@ -127,6 +150,9 @@ impl PrivateApt {
             "--download-only",
             "install",
         ];
+        if let Some(target) = &self.target {
+            args.extend(["-t", target]);
+        }
         args.extend(packages);
         self.run("apt-get", &args)?;
         let mut files = Vec::new();
@@ -148,7 +174,7 @@ impl PrivateApt {
         std::fs::create_dir_all(into)?;
         let mut command = self.command("apt-get");
         command.args(["-qq", "download", package]).current_dir(into);
-        process::output(&mut command, APT_LIMIT)?;
+        again(|| process::output(&mut command, APT_LIMIT))?;
         let beginning = format!("{package}_");
         for entry in std::fs::read_dir(into)? {
             let entry = entry?;
@@ -173,7 +199,7 @@ impl PrivateApt {
     }
 
     fn run(&self, program: &str, args: &[&str]) -> Result<String> {
-        process::text(self.command(program).args(args), APT_LIMIT)
+        again(|| process::text(self.command(program).args(args), APT_LIMIT))
     }
 
     fn command(&self, program: &str) -> Command {
@@ -197,6 +223,18 @@ impl PrivateApt {
         command.env("LC_ALL", "C");
         command
     }
+}
+
+/// Tries a few times what a mirror's hiccup can make fail.
+fn again<T>(mut what: impl FnMut() -> Result<T>) -> Result<T> {
+    for pause in PAUSES {
+        match what() {
+            Ok(value) => return Ok(value),
+            Err(error) => eprintln!("tried again in {} s: {error:#}", pause.as_secs()),
+        }
+        std::thread::sleep(pause);
+    }
+    what()
 }
 
 /// Unpacks a package's files below `into`; none of its scripts runs.
@@ -312,7 +350,7 @@ pub fn install_on_host(needed: &[(&str, &str)]) -> Result<()> {
     }
     let mut install = vec!["-qq", "-y", "--no-install-recommends", "install"];
     install.extend(packages.iter().map(String::as_str));
-    apt(&install).with_context(|| format!("cannot install {list}"))?;
+    again(|| apt(&install)).with_context(|| format!("cannot install {list}"))?;
     let still = missing(needed);
     if !still.is_empty() {
         bail!("still missing after the installation: {}", still.join(" "));

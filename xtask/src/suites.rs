@@ -21,6 +21,8 @@ use crate::{cargo, fuzz, in_ci, repository, target_folder};
 
 /// Files in `tests/tests/` that belong to the guest suite begin so.
 const GUEST_FILES: &str = "linux_guest_";
+/// This one too: it needs the same programs.
+const LIBBLKIO_FILE: &str = "libblkio_vhost_user";
 /// Files in `tests/tests/` that mount a FUSE file system of their own, to hold I/O in the kernel.
 const MOUNTING_FILES: [&str; 3] = ["claims", "hold_selftest", "takeover_fence"];
 /// Files in `tests/tests/` that need namespaces of their own: a root, a network.
@@ -130,12 +132,16 @@ fn system(tally: &mut Tally) -> Result<()> {
             tally.skip(&format!("{file} needs root and /dev/fuse"));
         } else if !is_root && SANDBOX_FILES.contains(&file.as_str()) {
             tally.skip(&format!("{file} needs root"));
-        } else if !file.starts_with(GUEST_FILES) {
+        } else if !is_guest_file(&file) {
             command.args(["--test", &file]);
         }
     }
     forebay_is_built(&mut command);
     tests(&mut command, SUITE_LIMIT, tally)
+}
+
+fn is_guest_file(file: &str) -> bool {
+    file.starts_with(GUEST_FILES) || file == LIBBLKIO_FILE
 }
 
 fn guest(tally: &mut Tally) -> Result<()> {
@@ -145,6 +151,7 @@ fn guest(tally: &mut Tally) -> Result<()> {
     }
     let needed = [
         ("qemu-system-x86_64", "qemu-system-x86"),
+        ("linux.uml", "user-mode-linux"),
         ("zstd", "zstd"),
         ("xz", "xz-utils"),
     ];
@@ -155,7 +162,7 @@ fn guest(tally: &mut Tally) -> Result<()> {
     build_forebay()?;
     let mut command = cargo(&["test", "--package", "forebay-tests", "--no-fail-fast"]);
     for file in test_files()? {
-        if file.starts_with(GUEST_FILES) {
+        if is_guest_file(&file) {
             command.args(["--test", &file]);
         }
     }

@@ -61,16 +61,18 @@ const PROGRAMS: [&str; 15] = [
     "usr/sbin/nvme",
     "usr/sbin/resize2fs",
 ];
-const MODULES: [&str; 11] = [
+const MODULES: [&str; 13] = [
     "configfs",
     "crc32c_generic",
     "crc32c_intel",
     "ext4",
     "loop",
     "null_blk",
+    "nvme",
     "nvme_tcp",
     "nvmet",
     "nvmet_tcp",
+    "virtio_blk",
     "virtio_net",
     "nvme_fabrics",
 ];
@@ -92,6 +94,8 @@ const TEXTS: [(&str, &str); 2] = [
     ("etc/group", "root:x:0:\n"),
 ];
 const INIT: &str = include_str!("init.sh");
+/// The first process of a User Mode Linux.
+const UML_INIT: &str = include_str!("uml_init.sh");
 const LOADER: &str = "usr/lib64/ld-linux-x86-64.so.2";
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
@@ -120,12 +124,7 @@ pub fn prepare() -> Result<Image> {
     let finished = cache.join(format!("image-{:016x}", recipe()));
     if !finished.exists() {
         let work = cache.join("work");
-        for entry in std::fs::read_dir(&cache)? {
-            let path = entry?.path();
-            if path.is_dir() {
-                std::fs::remove_dir_all(path)?;
-            }
-        }
+        forget(&cache, &["image-", "work"])?;
         make(&work).context("cannot make the guest's image")?;
         std::fs::rename(work.join("image"), &finished)?;
         std::fs::remove_dir_all(&work)?;
@@ -137,7 +136,19 @@ pub fn prepare() -> Result<Image> {
     })
 }
 
-fn cache_folder() -> PathBuf {
+/// Removes the folders in `cache` whose names begin so.
+pub(super) fn forget(cache: &Path, beginnings: &[&str]) -> Result<()> {
+    for entry in std::fs::read_dir(cache)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if path.is_dir() && beginnings.iter().any(|begin| name.starts_with(begin)) {
+            std::fs::remove_dir_all(path)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn cache_folder() -> PathBuf {
     if let Some(folder) = std::env::var_os(CACHE_VARIABLE) {
         return folder.into();
     }
@@ -147,7 +158,10 @@ fn cache_folder() -> PathBuf {
 fn recipe() -> u64 {
     let mut hasher = DefaultHasher::new();
     (SUITE, KERNEL_PACKAGE, KERNEL_SERIES).hash(&mut hasher);
-    (PACKAGES, PROGRAMS, MODULES, LINKS, FOLDERS, TEXTS, INIT).hash(&mut hasher);
+    (
+        PACKAGES, PROGRAMS, MODULES, LINKS, FOLDERS, TEXTS, INIT, UML_INIT,
+    )
+        .hash(&mut hasher);
     hasher.finish()
 }
 
@@ -195,6 +209,7 @@ fn make(work: &Path) -> Result<()> {
         archive.file(path, text.as_bytes())?;
     }
     archive.file("init", INIT.as_bytes())?;
+    archive.file("uml-init", UML_INIT.as_bytes())?;
     add_programs(&mut archive, &sysroot)?;
     add_modules(&mut archive, &sysroot, &kernel, release, work)?;
     archive.finish()?;

@@ -13,6 +13,8 @@ pub mod control;
 pub mod cpio;
 pub mod image;
 pub mod modules;
+pub mod tools;
+pub mod uml;
 
 use std::fs::File;
 use std::os::unix::net::UnixListener;
@@ -52,6 +54,17 @@ pub struct GuestOptions {
     pub boot_limit: Duration,
     /// A process whose network is the machine that the guest knows as [`HOST_ADDRESS`]; `None`: the test's own.
     pub network_of: Option<u32>,
+    /// Disks that are a machine's own; with any, QEMU is the one of [`tools`], and memory is shared.
+    pub disks: Vec<MachineDisk>,
+}
+
+/// A disk of the machine that a guest is.
+#[derive(Debug, Clone)]
+pub enum MachineDisk {
+    /// An NVMe controller behind a vfio-user socket. It can be unplugged.
+    VfioUser(PathBuf),
+    /// A virtio disk behind a vhost-user-blk socket.
+    VhostUser(PathBuf),
 }
 
 impl Default for GuestOptions {
@@ -61,6 +74,7 @@ impl Default for GuestOptions {
             memory_mib: 768,
             boot_limit: Duration::from_secs(180),
             network_of: None,
+            disks: Vec::new(),
         }
     }
 }
@@ -110,6 +124,7 @@ impl Guest {
         // corrupts a register and the guest's kernel dies of a double fault.
         const QEMU: &str = "qemu-system-x86_64";
         let mut command = match options.network_of {
+            _ if !options.disks.is_empty() => tools::Tools::prepare()?.qemu(),
             None => Command::new(QEMU),
             Some(process) => {
                 let mut command = Command::new("nsenter");
@@ -117,15 +132,9 @@ impl Guest {
                 command
             }
         };
+        add_disks(&mut command, options);
         command
-            .args([
-                "-accel",
-                "tcg,thread=single",
-                "-machine",
-                "q35",
-                "-cpu",
-                "max",
-            ])
+            .args(["-accel", "tcg,thread=single", "-cpu", "max"])
             .args(["-smp", &options.cpus.to_string()])
             .args(["-m", &options.memory_mib.to_string()])
             .args(["-nodefaults", "-display", "none", "-no-reboot"])
@@ -278,6 +287,43 @@ impl Drop for Guest {
     fn drop(&mut self) {
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
+    }
+}
+
+/// The machine, with its memory and disks.
+fn add_disks(command: &mut Command, options: &GuestOptions) {
+    if options.disks.is_empty() {
+        command.args(["-machine", "q35"]);
+        return;
+    }
+    let memory = format!(
+        "memory-backend-memfd,id=mem,size={}M,share=on",
+        options.memory_mib
+    );
+    command.args(["-machine", "q35,memory-backend=mem", "-object", &memory]);
+    for (number, disk) in options.disks.iter().enumerate() {
+        let port = format!("pcie-root-port,id=port{number},chassis={number},slot={number}");
+        command.args(["-device", &port]);
+        let device = match disk {
+            MachineDisk::VfioUser(path) => serde_json::json!({
+                "driver": "vfio-user-pci",
+                "id": format!("disk{number}"),
+                "bus": format!("port{number}"),
+                "socket": { "type": "unix", "path": path },
+            }),
+            MachineDisk::VhostUser(path) => {
+                let socket = format!("socket,id=socket{number},path={}", path.display());
+                command.args(["-chardev", &socket]);
+                serde_json::json!({
+                    "driver": "vhost-user-blk-pci",
+                    "id": format!("disk{number}"),
+                    "bus": format!("port{number}"),
+                    "chardev": format!("socket{number}"),
+                    "num-queues": options.cpus,
+                })
+            }
+        };
+        command.args(["-device", &device.to_string()]);
     }
 }
 
