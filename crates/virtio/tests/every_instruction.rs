@@ -134,9 +134,8 @@ fn step(child: impl FnOnce(), mut between: impl FnMut()) -> u64 {
         assert!(libc::WIFSTOPPED(status), "the device was killed: {status}");
         if steps == 0 {
             // SAFETY: our child is stopped; it ends with us, should the test fail.
-            let set = unsafe {
-                libc::ptrace(libc::PTRACE_SETOPTIONS, pid, 0, libc::PTRACE_O_EXITKILL)
-            };
+            let set =
+                unsafe { libc::ptrace(libc::PTRACE_SETOPTIONS, pid, 0, libc::PTRACE_O_EXITKILL) };
             assert_eq!(set, 0, "ptrace");
         }
         between();

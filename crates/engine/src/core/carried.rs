@@ -22,7 +22,7 @@
 //! thread waits for it, and says so by [`Core::fenced`]).
 
 use super::io::{CommandRef, IoOp, Stage, Token};
-use super::{Core, OWNER_WAIT_LIMIT_NS};
+use super::{Core, OWNER_WAIT_LIMIT_NS, zero};
 use crate::lane::LaneIndex;
 use forebay_nvme::Status;
 use forebay_xlate::boundary::region::{MAX_LANES, MAX_QUEUES};
@@ -228,6 +228,44 @@ impl Core {
     /// The same of a machine: what is at devices may still touch its memory ([`Core::may_touch_memory_of`]).
     pub fn carry_machine(&mut self, lane: LaneIndex, carried: &[CarriedSpan]) {
         self.carry_for(Some(lane), carried);
+    }
+
+    /// Takes over one command that a machine had in hand when its engine died, as a successor finds it recorded: the
+    /// oldest first, all of them before any is started. `again`: it will be started with this name
+    /// ([`Core::start_machine`]) or the lane orphaned; otherwise nobody does it again, and it is only waited for.
+    /// `ranges` are a Deallocate's, if they are known for certain: they lie in memory that its machine may have changed.
+    pub fn carry_command(
+        &mut self,
+        lane: LaneIndex,
+        op: &IoOp,
+        ranges: Option<&[u8]>,
+        command: CommandRef,
+        again: bool,
+    ) {
+        let Some((volume, block_bytes)) = self
+            .lane(lane)
+            .map(|l| (l.volume.id(), u64::from(l.volume.config.block_bytes)))
+        else {
+            return;
+        };
+        let span = |offset_bytes: u64, len_bytes: u64| CarriedSpan {
+            volume,
+            bytes: offset_bytes..offset_bytes.saturating_add(len_bytes),
+            write: op.writes(),
+            devices: Devices::ALL,
+            command: again.then_some(command),
+        };
+        match (*op, ranges) {
+            (IoOp::Flush, _) => {}
+            (IoOp::Deallocate { ranges: count }, Some(ranges)) => {
+                let ranges = ranges.chunks_exact(16).take(usize::from(count));
+                for (offset, len) in ranges.filter_map(|r| zero::range_of(r, block_bytes)) {
+                    self.carry_machine(lane, &[span(offset, len)]);
+                }
+            }
+            (IoOp::Deallocate { .. }, None) => self.carry_machine(lane, &[span(0, u64::MAX)]),
+            _ => self.carry_machine(lane, &[span(op.offset_bytes(), op.len_bytes())]),
+        }
     }
 
     /// Whether a dead engine may still have something at a device that reads or writes a machine's memory. Until it

@@ -166,6 +166,18 @@ impl IoOp {
         }
     }
 
+    /// How many bytes of the volume; 0 where that isn't known from it alone.
+    pub(crate) fn len_bytes(&self) -> u64 {
+        match *self {
+            Self::Read { len_bytes, .. }
+            | Self::Write { len_bytes, .. }
+            | Self::Compare { len_bytes, .. }
+            | Self::CompareAndWrite { len_bytes, .. } => u64::from(len_bytes),
+            Self::WriteZeroes { len_bytes, .. } => len_bytes,
+            Self::Flush | Self::Deallocate { .. } => 0,
+        }
+    }
+
     /// Whether it changes what is stored.
     pub(super) fn writes(&self) -> bool {
         match self {

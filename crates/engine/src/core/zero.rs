@@ -26,6 +26,17 @@ const STEP_COST: u64 = 16;
 /// The longest piece that a device is asked to zero at once.
 const MAX_ZERO_BYTES: u64 = 32 << 20;
 
+/// (Offset, bytes) of a Dataset Management range.
+pub(super) fn range_of(bytes: &[u8], block_bytes: u64) -> Option<(u64, u64)> {
+    // NVM Command Set 3.2.3.1: context attributes (4), length in blocks (4), starting LBA (8).
+    let blocks = u32::from_le_bytes(bytes.get(4..8)?.try_into().ok()?);
+    let lba = u64::from_le_bytes(bytes.get(8..16)?.try_into().ok()?);
+    Some((
+        lba.checked_mul(block_bytes)?,
+        u64::from(blocks) * block_bytes,
+    ))
+}
+
 impl Core {
     /// The present range (offset, bytes) of a command; `None` when all are done.
     fn zero_range(&self, i: usize, block_bytes: u64) -> Option<(u64, u64, bool)> {
@@ -47,15 +58,9 @@ impl Core {
 
     /// A range (offset, bytes) of a Deallocate.
     pub(super) fn deallocated(&self, i: usize, range: u16, block_bytes: u64) -> Option<(u64, u64)> {
-        // NVM Command Set 3.2.3.1: context attributes (4), length in blocks (4), starting LBA (8).
         let at = usize::from(range) * 16;
         let bytes = self.ios[i].buffer.as_ref()?.as_slice().get(at..at + 16)?;
-        let blocks = u32::from_le_bytes(bytes[4..8].try_into().ok()?);
-        let lba = u64::from_le_bytes(bytes[8..16].try_into().ok()?);
-        Some((
-            lba.checked_mul(block_bytes)?,
-            u64::from(blocks) * block_bytes,
-        ))
+        range_of(bytes, block_bytes)
     }
 
     pub(super) fn zero(&mut self, token: Token) {

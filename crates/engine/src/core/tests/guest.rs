@@ -560,6 +560,80 @@ fn what_a_dead_engine_had_of_a_machine_waits_for_the_fence() {
     assert!(!b.core.may_touch_memory_of(LANE));
 }
 
+#[test]
+fn a_command_is_carried_as_what_it_was() {
+    let (mut b, mut m) = (unfenced("file"), machine());
+    b.grant(0, 0, Rights::ReadWrite, 10);
+    let mut range = [0; 16];
+    range[4..8].copy_from_slice(&1_u32.to_le_bytes());
+    range[8..].copy_from_slice(&5_u64.to_le_bytes());
+    let deallocate = IoOp::Deallocate { ranges: 1 };
+    let zeroes = IoOp::WriteZeroes {
+        offset_bytes: 7 * PAGE,
+        len_bytes: PAGE,
+        deallocate: false,
+        fua: false,
+    };
+    for (slot, op, again) in [
+        (0, write(PAGE, 4096), true),
+        (1, IoOp::Flush, true),
+        (2, deallocate, false),
+        (3, zeroes, false),
+        (4, read(3 * PAGE, 4096), false),
+    ] {
+        let command = CommandRef::machine(LANE.0, slot);
+        b.core
+            .carry_command(LANE, &op, Some(&range), command, again);
+    }
+    b.next_slot = 10;
+    // What overlaps a write waits, and what would change what is read.
+    for (waits, op) in [
+        (false, read(0, 4096)),
+        (true, read(PAGE, 4096)),
+        (false, write(2 * PAGE, 4096)),
+        (false, read(3 * PAGE, 4096)),
+        (true, write(3 * PAGE, 4096)),
+        (false, read(4 * PAGE, 4096)),
+        (true, read(5 * PAGE, 4096)),
+        (true, read(6 * PAGE, 8192)),
+    ] {
+        let slot = b.start_of(&mut m, op, &[(0, 8192)]);
+        match waits {
+            false => assert_eq!(b.end_of_machine(), (slot, Status::SUCCESS)),
+            true => {
+                b.nothing_ends();
+                assert!(b.core.next_machine_done().is_none(), "{op:?}");
+            }
+        }
+    }
+    b.core.fenced(DeviceIndex(0));
+    // All but the one that waits for the first, which is yet to be started.
+    for _ in 0..3 {
+        assert_eq!(b.end_of_machine().1, Status::SUCCESS);
+    }
+    b.nothing_ends();
+    b.next_slot = 0;
+    b.start_of(&mut m, write(PAGE, 4096), &[(0, 4096)]);
+    assert_eq!(b.end_of_machine(), (0, Status::SUCCESS));
+    assert_eq!(b.end_of_machine().1, Status::SUCCESS);
+    assert!(!b.core.carries());
+    // Ranges that may be others by now: anywhere.
+    let (mut b, mut m) = (unfenced("file"), machine());
+    b.grant(0, 0, Rights::ReadWrite, 10);
+    b.core.carry_command(
+        LANE,
+        &deallocate,
+        None,
+        CommandRef::machine(LANE.0, 9),
+        false,
+    );
+    b.start_of(&mut m, read(9 * PAGE, 4096), &[(0, 4096)]);
+    b.nothing_ends();
+    assert!(b.core.next_machine_done().is_none());
+    b.core.fenced(DeviceIndex(0));
+    assert_eq!(b.end_of_machine().1, Status::SUCCESS);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
