@@ -272,7 +272,12 @@ impl Core {
     /// hasn't, no memory is given back, and no reset is answered.
     pub fn may_touch_memory_of(&self, lane: LaneIndex) -> bool {
         let mut spans = self.carried.volumes.values().flat_map(|v| &v.spans);
-        spans.any(|span| span.machine == Some(lane) && span.devices != Devices::None)
+        // What a successor knows nothing of but that it is waited for may be anybody's.
+        let may_be = |span: &Span| match span.machine {
+            Some(machine) => machine == lane,
+            None => span.of == Of::Nobody,
+        };
+        spans.any(|span| may_be(span) && span.devices != Devices::None)
     }
 
     fn carry_for(&mut self, machine: Option<LaneIndex>, carried: &[CarriedSpan]) {

@@ -126,7 +126,7 @@ impl Core {
                     if let Some(buffer) = io.buffer.as_mut() {
                         let from = io.cursor as usize;
                         buffer.as_mut_slice()[from..from + n as usize].fill(0);
-                    } else if self.machines.moved_enough() {
+                    } else if self.machines.moved_enough(io.lane) {
                         self.set_aside(token, Stage::RingWait);
                         return;
                     } else if !self.machines.zero(i, io, n as u32) {
@@ -181,7 +181,7 @@ impl Core {
                     };
                     self.put(i, word, op, span)
                 }
-                None => self.put_pieces(i, word, device_at, n as u32, fua, span),
+                None => self.put_pieces(i, word, device_at, &mut n, fua, span),
             };
             match put {
                 Put::Ok => {

@@ -10,8 +10,9 @@
 //! its bytes are counted (`copied_bytes`), as are those of a Compare. What is compared, and the ranges of a Deallocate,
 //! are copied once before the command begins, so that they are the same whenever they are looked at.
 //!
-//! Bytes that the processor moves (zeros of holes, devices in memory) are bounded per turn ([`TURN_BYTES`]); the next
-//! turn goes on.
+//! It does so in small parts, of which a lane never has more than it leaves to all others. Bytes that the processor moves
+//! (these copies, zeros of holes, devices in memory) are bounded per lane and turn ([`TURN_BYTES`]): the next turn
+//! goes on, first with what was left.
 //!
 //! **Not here:** how a frontend finds the pieces, and what it does of a client that goes away.
 
@@ -26,17 +27,21 @@ use crate::lane::LaneIndex;
 use forebay_device::{Bufs, Op, Vectors};
 use forebay_guest::{Hold, MAX_PIECES, Pieces};
 use forebay_xlate::Word;
-use forebay_xlate::boundary::region::bump;
+use forebay_xlate::boundary::region::{MAX_LANES, bump};
 use forebay_xlate::drain::SliceSpan;
 
 /// Entries of a command's list: its pieces, and one more for each place where slices cut one in two. Those are where
-/// extents end, of which the shortest is 64 KiB.
-const LIST: usize = 160;
+/// extents end, of which the shortest is 64 KiB, and where parts that bounce do.
+const LIST: usize = 176;
 const _: () = assert!(LIST <= u8::MAX as usize);
-const _: () = assert!(MAX_PIECES + (MAX_TRANSFER_BYTES as usize >> 16) < LIST);
+const _: () = assert!(MAX_PIECES + 3 * (MAX_TRANSFER_BYTES / BOUNCE_BYTES) as usize <= LIST);
 
-/// What the processor moves for machines in one turn, more or less: others have a right to theirs.
-const TURN_BYTES: u32 = 4 << 20;
+/// What the processor moves for a machine in one turn, more or less: others have a right to theirs.
+const TURN_BYTES: u32 = 1 << 20;
+/// The longest part that bounces at once.
+const BOUNCE_BYTES: u32 = 64 << 10;
+/// How many of them a lane has at once.
+const MAX_BOUNCES: usize = 64;
 
 /// A slice whose bytes go through a buffer of ours.
 #[derive(Debug)]
@@ -55,8 +60,20 @@ pub(super) struct Machines {
     holds: Vec<Hold>,
     /// By the slice's place.
     bounces: Vec<Option<Bounce>>,
-    /// Bytes that the processor moved in this turn.
-    moved_bytes: u32,
+    turn: u64,
+    /// By lane.
+    moved: Vec<Moved>,
+}
+
+/// What the processor does for a lane.
+#[derive(Clone, Copy, Debug, Default)]
+struct Moved {
+    /// In this turn,
+    turn: u64,
+    /// so many bytes.
+    bytes: u32,
+    /// Parts that are bouncing.
+    bounces: u32,
 }
 
 impl Machines {
@@ -65,20 +82,34 @@ impl Machines {
             lists: Vectors::new(MAX_IOS, LIST).ok(),
             holds: (0..MAX_IOS).map(|_| Hold::default()).collect(),
             bounces: (0..MAX_SLICES).map(|_| None).collect(),
-            moved_bytes: 0,
+            turn: 0,
+            moved: vec![Moved::default(); MAX_LANES],
         }
     }
 
-    /// A turn begins.
+    /// Another turn: before what was set aside goes on, and before anything new.
     #[inline]
-    pub(super) fn begin_turn(&mut self) {
-        self.moved_bytes = 0;
+    pub(super) fn turn(&mut self) {
+        self.turn += 1;
     }
 
-    /// Whether the processor has moved enough in this turn.
+    /// Whether the processor has moved enough for a lane in this turn.
     #[inline]
-    pub(super) fn moved_enough(&self) -> bool {
-        self.moved_bytes >= TURN_BYTES
+    pub(super) fn moved_enough(&self, lane: LaneIndex) -> bool {
+        let moved = &self.moved[lane.0 as usize % MAX_LANES];
+        moved.turn == self.turn && moved.bytes >= TURN_BYTES
+    }
+
+    fn moves(&mut self, lane: LaneIndex, bytes: u32) {
+        let moved = &mut self.moved[lane.0 as usize % MAX_LANES];
+        if moved.turn != self.turn {
+            (moved.turn, moved.bytes) = (self.turn, 0);
+        }
+        moved.bytes = moved.bytes.saturating_add(bytes);
+    }
+
+    fn bouncing(&mut self, lane: LaneIndex) -> &mut u32 {
+        &mut self.moved[lane.0 as usize % MAX_LANES].bounces
     }
 
     /// A command has ended, or never began: its memory may be unmapped.
@@ -131,8 +162,7 @@ impl Machines {
             unsafe { buf.ptr().write_bytes(0, buf.len_bytes() as usize) };
         }
         io.piece_at += bufs.count() as u8;
-        // At most what a command may have, a turn's bytes before.
-        self.moved_bytes += len_bytes;
+        self.moves(io.lane, len_bytes);
         true
     }
 }
@@ -237,20 +267,22 @@ impl Core {
         Ok(())
     }
 
-    /// Puts a slice of a command to its device, whose bytes are the next `len_bytes` of its machine's memory.
+    /// Puts a slice of a command to its device, whose bytes are the next of its machine's memory: so many, or fewer.
     pub(super) fn put_pieces(
         &mut self,
         io: usize,
         word: Word,
         device_at: u64,
-        len_bytes: u32,
+        len_bytes: &mut u64,
         fua: bool,
         span: SliceSpan,
     ) -> Put {
-        if self.machines.moved_enough() {
+        if self.machines.moved_enough(self.ios[io].lane) {
             return Put::NoRoom;
         }
-        let Some(bufs) = self.machines.next(io, &mut self.ios[io], len_bytes) else {
+        // No longer than a command may be.
+        let bytes = *len_bytes as u32;
+        let Some(bufs) = self.machines.next(io, &mut self.ios[io], bytes) else {
             return Put::NoMemory;
         };
         let op = match (span.write, fua) {
@@ -259,17 +291,19 @@ impl Core {
             (true, true) => Op::write_pieces(device_at, bufs).with_dsync(),
         };
         let served = self.devices[usize::from(word.device().0)].as_ref();
+        if served.is_some_and(|served| !served.device.takes(&op)) {
+            let bytes = bytes.min(BOUNCE_BYTES);
+            *len_bytes = u64::from(bytes);
+            return self.put_bounced(io, word, (device_at, bytes, fua), span);
+        }
         let before = self.ios[io].slices;
-        let put = match served.is_none_or(|served| served.device.takes(&op)) {
-            true => self.put(io, word, op, span),
-            false => self.put_bounced(io, word, (device_at, bufs, fua), span),
-        };
+        let put = self.put(io, word, op, span);
         if let Put::Ok = put {
             let io = &mut self.ios[io];
             io.piece_at += bufs.count() as u8;
             if io.slices == before {
                 // Done at once: by the processor.
-                self.machines.moved_bytes += len_bytes;
+                self.machines.moves(io.lane, bytes);
             }
         }
         put
@@ -281,10 +315,17 @@ impl Core {
         &mut self,
         io: usize,
         word: Word,
-        (device_at, bufs, fua): (u64, Bufs, bool),
+        (device_at, len_bytes, fua): (u64, u32, bool),
         span: SliceSpan,
     ) -> Put {
-        let len_bytes = bufs.len_bytes();
+        let lane = self.ios[io].lane;
+        let own = *self.machines.bouncing(lane) as usize;
+        if own >= self.staging.left_for(len_bytes).clamp(1, MAX_BOUNCES) {
+            return Put::NoSlice;
+        }
+        let Some(bufs) = self.machines.next(io, &mut self.ios[io], len_bytes) else {
+            return Put::NoMemory;
+        };
         let Some(mut buffer) = self.staging.take(len_bytes) else {
             // Tried again every turn.
             return Put::NoRoom;
@@ -302,6 +343,7 @@ impl Core {
             (Some(part), true, false) => Op::write(device_at, part),
             (Some(part), true, true) => Op::write(device_at, part).with_dsync(),
         };
+        self.machines.moves(lane, len_bytes);
         // Where it will be, if it is queued.
         let index = self.free_slices.last().map_or(0, |index| *index as usize);
         let put = self.put(io, word, op, span);
@@ -309,14 +351,16 @@ impl Core {
             self.staging.give(buffer);
             return put;
         };
-        self.copied(self.ios[io].lane, len_bytes);
+        self.ios[io].piece_at += bufs.count() as u8;
+        *self.machines.bouncing(lane) += 1;
+        self.copied(lane, len_bytes);
         let bounce = Bounce { buffer, bufs };
         match self.slices[index].as_mut() {
             Some(slice) => {
                 slice.bounced = true;
                 self.machines.bounces[index] = Some(bounce);
             }
-            None => self.bounced(bounce, !span.write),
+            None => self.bounced(lane, bounce, !span.write),
         }
         Put::Ok
     }
@@ -324,16 +368,19 @@ impl Core {
     /// A slice that went through a buffer of ours has ended.
     #[cold]
     pub(super) fn bounce_ended(&mut self, index: usize, slice: &Slice, good: bool) {
+        let lane = self.ios[slice.io as usize].lane;
         if let Some(bounce) = self.machines.bounces[index].take() {
-            self.bounced(bounce, good && !slice.span.write);
+            self.bounced(lane, bounce, good && !slice.span.write);
         }
     }
 
-    fn bounced(&mut self, mut bounce: Bounce, read: bool) {
+    fn bounced(&mut self, lane: LaneIndex, mut bounce: Bounce, read: bool) {
         if read {
+            self.machines.moves(lane, bounce.bufs.len_bytes());
             // SAFETY: the pieces of a command that reads and has not ended: mapped, and to be written.
             unsafe { copy(&mut bounce.buffer, bounce.bufs, true) };
         }
+        *self.machines.bouncing(lane) -= 1;
         self.staging.give(bounce.buffer);
     }
 

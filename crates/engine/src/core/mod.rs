@@ -543,6 +543,7 @@ impl Core {
     /// The end of a turn: what found no room in the ring is tried again, and the ring is submitted.
     pub fn submit(&mut self) -> bool {
         self.blame(None);
+        self.machines.turn();
         if self.carried.any() {
             self.advance_carried();
             self.blame(None);
@@ -577,7 +578,6 @@ impl Core {
     /// Reads the clock for the turn that begins.
     pub fn begin_turn(&mut self) -> u64 {
         self.blame(None);
-        self.machines.begin_turn();
         self.stamp();
         self.now_ns
     }

@@ -254,6 +254,12 @@ impl Staging {
         ALL - self.out
     }
 
+    /// Buffers that are there for so many bytes.
+    pub(super) fn left_for(&self, len_bytes: u32) -> usize {
+        let fit = self.classes.iter().filter(|c| c.size_bytes >= len_bytes);
+        fit.map(|c| c.free.len()).sum()
+    }
+
     /// Gives some of the memory back to the system if no buffer is out; true if there is more to give.
     pub fn trim(&mut self) -> bool {
         let Some(class) = self.classes.iter_mut().find(|c| c.touched > 0) else {
