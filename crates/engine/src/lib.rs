@@ -29,6 +29,7 @@ mod patience;
 mod reactor;
 mod takeover;
 mod tcp;
+mod vhost;
 mod vm;
 mod volume;
 

@@ -47,18 +47,20 @@ pub enum Status {
     Unsupported = 2,
 }
 
-/// What breaks the device: there is no place to say what is wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BlkError {
-    /// Fewer than 16 readable bytes.
-    #[error("a request without a header")]
-    NoHeader,
-    /// No writable byte.
-    #[error("a request without a place for its status")]
-    NoStatus,
-    /// The header is not in the guest's memory.
-    #[error("a request whose header is outside the guest's memory")]
-    HeaderAddress,
+crate::named::named_errors! {
+    /// What breaks the device: there is no place to say what is wrong.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum BlkError {
+        /// Fewer than 16 readable bytes.
+        #[error("a request without a header")]
+        NoHeader,
+        /// No writable byte.
+        #[error("a request without a place for its status")]
+        NoStatus,
+        /// The header is not in the guest's memory.
+        #[error("a request whose header is outside the guest's memory")]
+        HeaderAddress,
+    }
 }
 
 /// What a device is like.

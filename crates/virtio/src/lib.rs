@@ -17,6 +17,7 @@ pub mod blk;
 pub mod inflight;
 #[cfg(any(test, fuzzing, feature = "model"))]
 pub mod model;
+mod named;
 pub mod queue;
 pub mod ring;
 pub mod vhost_user;

@@ -137,6 +137,17 @@ impl Queue {
         })
     }
 
+    /// The ring lies elsewhere in our address space from now on; its words are the same.
+    ///
+    /// # Errors
+    /// It can't be served there.
+    pub fn move_to(&mut self, windows: Windows) -> Result<(), RingError> {
+        match &mut self.ring {
+            Ring::Split { ring, .. } => ring.move_to(windows),
+            Ring::Packed { ring, .. } => ring.move_to(windows),
+        }
+    }
+
     /// How many descriptors, and so how many chains at most, it has.
     pub const fn size(&self) -> u16 {
         match &self.ring {
@@ -219,6 +230,11 @@ impl Queue {
     /// How many chains a dead device left that were not asked for yet.
     pub fn left(&self) -> usize {
         self.left.len()
+    }
+
+    /// They, oldest first.
+    pub fn all_left(&self) -> impl Iterator<Item = u16> {
+        self.left.iter().copied()
     }
 
     /// Reads the pieces of a chain in flight again.

@@ -25,6 +25,7 @@ mod talk;
 use crate::core::{CarriedSpan, Core, Devices};
 use crate::lane::LaneIndex;
 use crate::mailbox::Upcall;
+use crate::vhost::Vhost;
 use client::{Client, Place};
 use closer::Closer;
 use file::MachineFile;
@@ -567,6 +568,6 @@ fn make(turn: &mut Turn<'_>) -> Result<Box<dyn Frontend>, Closing> {
     match turn.client.export().frontend {
         Kind::NvmeTcp => Err(Closing("its export is none of a machine")),
         Kind::NvmePcie { .. } => Err(Closing("this engine serves no NVMe over vfio-user")),
-        Kind::VhostUser { .. } => Err(Closing("this engine serves no vhost-user")),
+        Kind::VhostUser { queues } => Ok(Box::new(Vhost::new(turn, queues)?)),
     }
 }

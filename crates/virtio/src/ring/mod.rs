@@ -28,54 +28,59 @@ pub(crate) const F_INDIRECT: u16 = 4;
 /// Bytes of a descriptor.
 pub(crate) const DESCRIPTOR_BYTES: usize = 16;
 
-/// What is wrong with a ring. It can't be used any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RingError {
-    /// No such size.
-    #[error("a queue of that size can't be served")]
-    Size,
-    /// A part of the ring is too short for its size.
-    #[error("a part of the ring is shorter than its size demands")]
-    TooShort,
-    /// A part of the ring can't be written.
-    #[error("a part of the ring can't be written")]
-    ReadOnly,
-    /// A part of the ring is not aligned (VIRTIO 2.7, 2.8).
-    #[error("a part of the ring is not aligned")]
-    Alignment,
-    /// The index of the available ring moved by more than the queue holds.
-    #[error("the available index is beyond the queue")]
-    AvailableIndex,
-    /// A descriptor's number is not one of the queue's.
-    #[error("a descriptor's number is beyond the queue or its table")]
-    DescriptorIndex,
-    /// A chain does not end.
-    #[error("a chain of descriptors does not end")]
-    Loop,
-    /// A descriptor of length 0.
-    #[error("a descriptor of no bytes")]
-    Empty,
-    /// A descriptor's address and length, or a chain's lengths together, overflow.
-    #[error("a descriptor's or chain's length overflows")]
-    Overflow,
-    /// A part for the device to read follows one for it to write (VIRTIO 2.7.4.2).
-    #[error("a readable descriptor follows a writable one")]
-    Order,
-    /// More pieces than a request may have.
-    #[error("a chain of more pieces than a request may have")]
-    TooManyPieces,
-    /// An indirect table without the feature, inside another, with NEXT, or of a wrong length.
-    #[error("an indirect table that may not be")]
-    Indirect,
-    /// An indirect table that is not in the guest's memory.
-    #[error("an indirect table outside the guest's memory")]
-    IndirectAddress,
-    /// A descriptor that is in use was made available again.
-    #[error("a descriptor in use was made available again")]
-    InUse,
-    /// The inflight region is not of this ring, or not what the specification says.
-    #[error("the inflight region does not fit the queue")]
-    Inflight,
+crate::named::named_errors! {
+    /// What is wrong with a ring. It can't be used any more.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum RingError {
+        /// No such size.
+        #[error("a queue of that size can't be served")]
+        Size,
+        /// A part of the ring is too short for its size.
+        #[error("a part of the ring is shorter than its size demands")]
+        TooShort,
+        /// A part of the ring is not in the memory.
+        #[error("a part of the ring is not in the guest's memory")]
+        Address,
+        /// A part of the ring can't be written.
+        #[error("a part of the ring can't be written")]
+        ReadOnly,
+        /// A part of the ring is not aligned (VIRTIO 2.7, 2.8).
+        #[error("a part of the ring is not aligned")]
+        Alignment,
+        /// The index of the available ring moved by more than the queue holds.
+        #[error("the available index is beyond the queue")]
+        AvailableIndex,
+        /// A descriptor's number is not one of the queue's.
+        #[error("a descriptor's number is beyond the queue or its table")]
+        DescriptorIndex,
+        /// A chain does not end.
+        #[error("a chain of descriptors does not end")]
+        Loop,
+        /// A descriptor of length 0.
+        #[error("a descriptor of no bytes")]
+        Empty,
+        /// A descriptor's address and length, or a chain's lengths together, overflow.
+        #[error("a descriptor's or chain's length overflows")]
+        Overflow,
+        /// A part for the device to read follows one for it to write (VIRTIO 2.7.4.2).
+        #[error("a readable descriptor follows a writable one")]
+        Order,
+        /// More pieces than a request may have.
+        #[error("a chain of more pieces than a request may have")]
+        TooManyPieces,
+        /// An indirect table without the feature, inside another, with NEXT, or of a wrong length.
+        #[error("an indirect table that may not be")]
+        Indirect,
+        /// An indirect table that is not in the guest's memory.
+        #[error("an indirect table outside the guest's memory")]
+        IndirectAddress,
+        /// A descriptor that is in use was made available again.
+        #[error("a descriptor in use was made available again")]
+        InUse,
+        /// The inflight region is not of this ring, or not what the specification says.
+        #[error("the inflight region does not fit the queue")]
+        Inflight,
+    }
 }
 
 /// What was negotiated of how rings work.

@@ -115,22 +115,7 @@ impl Packed {
         if available.index >= size || used.index >= size {
             return Err(RingError::AvailableIndex);
         }
-        let (descriptors, driver, device) = area_bytes(true, size);
-        if windows.descriptors.len() < descriptors
-            || windows.driver.len() < driver
-            || windows.device.len() < device
-        {
-            return Err(RingError::TooShort);
-        }
-        if !windows.descriptors.is_aligned(16)
-            || !windows.driver.is_aligned(4)
-            || !windows.device.is_aligned(4)
-        {
-            return Err(RingError::Alignment);
-        }
-        if !windows.descriptors.is_writable() || !windows.device.is_writable() {
-            return Err(RingError::ReadOnly);
-        }
+        check(&windows, size)?;
         Ok(Self {
             windows,
             size,
@@ -142,6 +127,13 @@ impl Packed {
             call_anyway: true,
             table: Box::default(),
         })
+    }
+
+    /// The ring lies elsewhere in our address space from now on.
+    pub(crate) fn move_to(&mut self, windows: Windows) -> Result<(), RingError> {
+        check(&windows, self.size)?;
+        self.windows = windows;
+        Ok(())
     }
 
     /// How many descriptors it has.
@@ -370,4 +362,25 @@ impl Packed {
             .device
             .store_u32(0, u32::from(EVENT_DISABLE) << 16);
     }
+}
+
+/// Whether a ring of `size` can lie there.
+fn check(windows: &Windows, size: u16) -> Result<(), RingError> {
+    let (descriptors, driver, device) = area_bytes(true, size);
+    if windows.descriptors.len() < descriptors
+        || windows.driver.len() < driver
+        || windows.device.len() < device
+    {
+        return Err(RingError::TooShort);
+    }
+    if !windows.descriptors.is_aligned(16)
+        || !windows.driver.is_aligned(4)
+        || !windows.device.is_aligned(4)
+    {
+        return Err(RingError::Alignment);
+    }
+    if !windows.descriptors.is_writable() || !windows.device.is_writable() {
+        return Err(RingError::ReadOnly);
+    }
+    Ok(())
 }

@@ -46,23 +46,7 @@ impl Split {
         if !size.is_power_of_two() || size > MAX_QUEUE_SIZE {
             return Err(RingError::Size);
         }
-        let (descriptors, driver, device) = area_bytes(false, size);
-        if windows.descriptors.len() < descriptors
-            || windows.driver.len() < driver
-            || windows.device.len() < device
-        {
-            return Err(RingError::TooShort);
-        }
-        // Natural alignment of each area's words (VIRTIO 2.7).
-        if !windows.descriptors.is_aligned(16)
-            || !windows.driver.is_aligned(2)
-            || !windows.device.is_aligned(4)
-        {
-            return Err(RingError::Alignment);
-        }
-        if !windows.device.is_writable() {
-            return Err(RingError::ReadOnly);
-        }
+        check(&windows, size)?;
         let used = windows.device.load_u16_acquire(2);
         Ok(Self {
             windows,
@@ -76,6 +60,13 @@ impl Split {
             call_anyway: true,
             table: Box::default(),
         })
+    }
+
+    /// The ring lies elsewhere in our address space from now on.
+    pub(crate) fn move_to(&mut self, windows: Windows) -> Result<(), RingError> {
+        check(&windows, self.size)?;
+        self.windows = windows;
+        Ok(())
     }
 
     /// How many descriptors it has.
@@ -248,4 +239,26 @@ fn walk_table(table: &Table, chain: &mut Chain) -> Result<(), RingError> {
         at = usize::from(next);
     }
     Err(RingError::Loop)
+}
+
+/// Whether a ring of `size` can lie there.
+fn check(windows: &Windows, size: u16) -> Result<(), RingError> {
+    let (descriptors, driver, device) = area_bytes(false, size);
+    if windows.descriptors.len() < descriptors
+        || windows.driver.len() < driver
+        || windows.device.len() < device
+    {
+        return Err(RingError::TooShort);
+    }
+    // Natural alignment of each area's words (VIRTIO 2.7).
+    if !windows.descriptors.is_aligned(16)
+        || !windows.driver.is_aligned(2)
+        || !windows.device.is_aligned(4)
+    {
+        return Err(RingError::Alignment);
+    }
+    if !windows.device.is_writable() {
+        return Err(RingError::ReadOnly);
+    }
+    Ok(())
 }

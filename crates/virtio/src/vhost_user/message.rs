@@ -53,27 +53,29 @@ pub mod request {
     pub const BACKEND_CONFIG_CHANGE: u32 = 2;
 }
 
-/// What is wrong with a message. The connection can't go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MessageError {
-    /// Its version isn't 1.
-    #[error("a message of another version of the protocol")]
-    Version,
-    /// It is a reply, which nobody asked for.
-    #[error("a reply that nobody asked for")]
-    Reply,
-    /// It is longer than any.
-    #[error("a message longer than any may be")]
-    TooLong,
-    /// Its length is not what its kind has.
-    #[error("a message whose length is not its kind's")]
-    Size,
-    /// It has more or fewer descriptors than its kind.
-    #[error("a message with more or fewer descriptors than its kind has")]
-    Descriptors,
-    /// A table of more regions than there may be.
-    #[error("a table of too many memory regions")]
-    Regions,
+crate::named::named_errors! {
+    /// What is wrong with a message. The connection can't go on.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum MessageError {
+        /// Its version isn't 1.
+        #[error("a message of another version of the protocol")]
+        Version,
+        /// It is a reply, which nobody asked for.
+        #[error("a reply that nobody asked for")]
+        Reply,
+        /// It is longer than any.
+        #[error("a message longer than any may be")]
+        TooLong,
+        /// Its length is not what its kind has.
+        #[error("a message whose length is not its kind's")]
+        Size,
+        /// It has more or fewer descriptors than its kind.
+        #[error("a message with more or fewer descriptors than its kind has")]
+        Descriptors,
+        /// A table of more regions than there may be.
+        #[error("a table of too many memory regions")]
+        Regions,
+    }
 }
 
 /// The begin of a message.

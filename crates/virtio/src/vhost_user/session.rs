@@ -13,27 +13,29 @@ use super::{MAX_MEM_SLOTS, MAX_QUEUES, protocol_feature};
 use crate::feature;
 use crate::ring::MAX_QUEUE_SIZE;
 
-/// Why a request is refused: told if an acknowledgement was asked for; otherwise the connection ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// No such request is served, or not without a feature.
-    #[error("a request that is not served, or not without a feature that was not acknowledged")]
-    Unsupported,
-    /// Features that were not offered, or can't change now.
-    #[error("features that were not offered, or that can't be changed now")]
-    Features,
-    /// No such queue.
-    #[error("a queue that there is not")]
-    Queue,
-    /// A queue of a size that isn't served.
-    #[error("a queue of a size that is not served")]
-    QueueSize,
-    /// The ring is in use.
-    #[error("a ring that would move while it is in use")]
-    InUse,
-    /// A value that makes no sense.
-    #[error("a value that makes no sense")]
-    Value,
+crate::named::named_errors! {
+    /// Why a request is refused: told if an acknowledgement was asked for; otherwise the connection ends.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Refusal {
+        /// No such request is served, or not without a feature.
+        #[error("a request that is not served, or not without a feature that was not acknowledged")]
+        Unsupported,
+        /// Features that were not offered, or can't change now.
+        #[error("features that were not offered, or that can't be changed now")]
+        Features,
+        /// No such queue.
+        #[error("a queue that there is not")]
+        Queue,
+        /// A queue of a size that isn't served.
+        #[error("a queue of a size that is not served")]
+        QueueSize,
+        /// The ring is in use.
+        #[error("a ring that would move while it is in use")]
+        InUse,
+        /// A value that makes no sense.
+        #[error("a value that makes no sense")]
+        Value,
+    }
 }
 
 /// A ring, as the front-end has described it.

@@ -1,0 +1,357 @@
+//! What messages do.
+//!
+//! **Design.** The session says whether a request may be, and what must be done about it; here that is done. Before
+//! an answer goes out, the session's state is saved for a successor; all of it may be done again from the start. A refusal is
+//! told if the client asked for acknowledgements, and otherwise ends the connection.
+
+use super::area::InflightPlace;
+use super::inflight::{create, wanted};
+use super::{BACKEND, CALL, ERR, INFLIGHT, KICK, Vhost, area};
+use crate::vm::descriptor;
+use crate::vm::file::Region;
+use crate::vm::frontend::{Answer, Closing, Deposit, Message, Turn};
+use forebay_virtio::blk::{CONFIG_BYTES, CONFIG_WRITEBACK};
+use forebay_virtio::vhost_user::MAX_CONFIG_BYTES;
+use forebay_virtio::vhost_user::message::{
+    self, Header, InflightArea, MemoryRegion, RingFd, reply_config, reply_inflight, reply_u64,
+    reply_vring_base, request,
+};
+use forebay_virtio::vhost_user::session::{Effect, Refusal};
+
+/// A message that waits for what is in flight.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Pending {
+    None,
+    /// GET_VRING_BASE of this ring.
+    Stop(u16, Header),
+    /// A reset of the device.
+    Reset(Header),
+    /// Memory was taken away, and a dead engine's I/O may still be there.
+    Memory(Header),
+}
+
+/// Why something can't be done.
+enum Fault {
+    /// The client is told.
+    Refused(&'static str),
+    /// The connection ends.
+    Fatal(Closing),
+}
+
+impl From<Closing> for Fault {
+    fn from(why: Closing) -> Self {
+        Self::Fatal(why)
+    }
+}
+
+const NO_DESCRIPTOR: Fault = Fault::Refused("a descriptor that is not what the message says");
+const NO_MEMORY: Fault = Fault::Refused("memory that can't be mapped");
+
+impl Vhost {
+    /// Carries a message out.
+    pub(super) fn handle(&mut self, turn: &mut Turn<'_>, message: &Message<'_>) -> Answer {
+        self.pending = Pending::None;
+        let decoded = message::decode(message.bytes, message.descriptors.len());
+        let (header, request) = match decoded {
+            Ok(decoded) => decoded,
+            Err(error) => return Answer::Close(Closing(error.text())),
+        };
+        let effect = match self.session.take(&request) {
+            Ok(effect) => effect,
+            Err(refusal) => return self.refuse(turn, &header, Refusal::text(refusal)),
+        };
+        match self.act(turn, &header, effect, message.descriptors) {
+            Ok(()) => self.go_on(turn),
+            Err(Fault::Refused(why)) => self.refuse(turn, &header, why),
+            Err(Fault::Fatal(why)) => Answer::Close(why),
+        }
+    }
+
+    fn refuse(&mut self, turn: &mut Turn<'_>, header: &Header, why: &'static str) -> Answer {
+        area(turn).save(&self.session.words());
+        let reply = &mut turn.client.reply;
+        reply.clear();
+        if header.request == request::GET_CONFIG {
+            reply_config(reply, 0, &[]);
+        } else if self.session.acknowledges(header.request, header.need_reply) {
+            reply_u64(reply, header.request, 1);
+        } else {
+            return Answer::Close(Closing(why));
+        }
+        Answer::Now
+    }
+
+    /// The message is carried out: saves, and answers unless that was done.
+    fn over(&mut self, turn: &mut Turn<'_>, header: &Header) -> Answer {
+        self.pending = Pending::None;
+        area(turn).save(&self.session.words());
+        if turn.client.reply.is_empty()
+            && self.session.acknowledges(header.request, header.need_reply)
+        {
+            reply_u64(&mut turn.client.reply, header.request, 0);
+        }
+        Answer::Now
+    }
+
+    /// Goes on with the message that waits, or ends the one that doesn't.
+    pub(super) fn go_on(&mut self, turn: &mut Turn<'_>) -> Answer {
+        match self.pending {
+            Pending::None => Answer::Now,
+            Pending::Stop(index, header) => {
+                if self.is_busy(index) {
+                    return Answer::Later;
+                }
+                self.stop(turn, index);
+                let base = self.session.vrings()[usize::from(index)].base;
+                reply_vring_base(&mut turn.client.reply, u32::from(index), base);
+                self.over(turn, &header)
+            }
+            Pending::Reset(header) => {
+                let queues = self.disk.queues;
+                if (0..queues).any(|index| self.is_busy(index)) || may_touch_memory(turn) {
+                    return Answer::Later;
+                }
+                for index in 0..queues {
+                    self.stop(turn, index);
+                }
+                let _ = self.session.take(&message::Request::ResetDevice);
+                self.over(turn, &header)
+            }
+            Pending::Memory(header) if may_touch_memory(turn) => {
+                self.pending = Pending::Memory(header);
+                Answer::Later
+            }
+            Pending::Memory(header) => self.over(turn, &header),
+        }
+    }
+
+    fn is_busy(&self, index: u16) -> bool {
+        let line = self.lines.get(usize::from(index));
+        let in_flight = line.and_then(Option::as_ref);
+        in_flight.is_some_and(|line| line.queue.in_flight() > 0)
+            || (self.waiting.as_ref()).is_some_and(|begun| begun.queue == index)
+    }
+
+    /// Stops a ring that has nothing in flight.
+    fn stop(&mut self, turn: &mut Turn<'_>, index: u16) {
+        self.publish(turn);
+        let at = usize::from(index);
+        if let Some(line) = self.lines[at].take() {
+            self.session.stopped(index, line.queue.base());
+            self.forget_inflight(turn, index);
+        } else {
+            let base = self.session.vrings()[at].base;
+            self.session.stopped(index, base);
+        }
+        turn.client.hold(KICK + at, None);
+    }
+
+    fn act(
+        &mut self,
+        turn: &mut Turn<'_>,
+        header: &Header,
+        effect: Effect<'_>,
+        descriptors: &[Deposit],
+    ) -> Result<(), Fault> {
+        match effect {
+            Effect::None => {}
+            Effect::Reply(value) => reply_u64(&mut turn.client.reply, header.request, value),
+            Effect::SetMemory { regions, count } => {
+                self.set_memory(turn, &regions[..count], descriptors)?;
+                self.pending = Pending::Memory(*header);
+            }
+            Effect::AddMemory(region) => self.add_memory(turn, &region, descriptors)?,
+            Effect::RemoveMemory(region) => {
+                self.remove_memory(turn, &region)?;
+                self.pending = Pending::Memory(*header);
+            }
+            Effect::RingFd {
+                which,
+                index,
+                has_fd,
+            } => {
+                let deposit = descriptors.first().filter(|_| has_fd);
+                self.set_ring_fd(turn, which, index, deposit)?;
+            }
+            Effect::Ring(index) => self.serve(turn, index)?,
+            Effect::Stop(index) => self.pending = Pending::Stop(index, *header),
+            Effect::Reset => self.pending = Pending::Reset(*header),
+            Effect::GetConfig { offset, size } => self.get_config(turn, offset, size)?,
+            Effect::SetConfig { offset, bytes } => self.set_config(offset, bytes)?,
+            Effect::GetInflight(asked) => self.get_inflight(turn, header, &asked)?,
+            Effect::SetInflight(area) => self.take_inflight(turn, area, descriptors)?,
+            Effect::Backend => {
+                let deposit = descriptors.first().ok_or(NO_DESCRIPTOR)?;
+                if !descriptor::is_unix_stream(&*deposit.fd) {
+                    return Err(NO_DESCRIPTOR);
+                }
+                turn.client.hold(BACKEND, Some(deposit));
+            }
+        }
+        if matches!(self.pending, Pending::None) {
+            self.over(turn, header);
+        }
+        Ok(())
+    }
+
+    fn set_memory(
+        &mut self,
+        turn: &mut Turn<'_>,
+        regions: &[MemoryRegion],
+        descriptors: &[Deposit],
+    ) -> Result<(), Fault> {
+        let mut all = Vec::new();
+        for (region, deposit) in regions.iter().zip(descriptors) {
+            if !descriptor::is_file(&*deposit.fd) {
+                return Err(NO_DESCRIPTOR);
+            }
+            let region = Region {
+                address: region.guest_address,
+                len: region.size,
+                offset: region.mmap_offset,
+                deposit: Some(deposit.number),
+                writable: true,
+                word: region.user_address,
+            };
+            all.push((Some(deposit), region));
+        }
+        let replaced = turn.client.replace_memory(&all);
+        replaced.map_err(|_| NO_MEMORY)?;
+        Ok(self.memory_changed(turn)?)
+    }
+
+    fn add_memory(
+        &mut self,
+        turn: &mut Turn<'_>,
+        region: &MemoryRegion,
+        descriptors: &[Deposit],
+    ) -> Result<(), Fault> {
+        let deposit = descriptors.first().ok_or(NO_DESCRIPTOR)?;
+        if !descriptor::is_file(&*deposit.fd) {
+            return Err(NO_DESCRIPTOR);
+        }
+        let mapped = turn.client.map(
+            Some(deposit),
+            region.guest_address,
+            region.size,
+            region.mmap_offset,
+            true,
+            region.user_address,
+        );
+        mapped.map_err(|_| NO_MEMORY)
+    }
+
+    fn remove_memory(&mut self, turn: &mut Turn<'_>, region: &MemoryRegion) -> Result<(), Fault> {
+        let mut regions = turn.client.memory().regions().iter();
+        let known = regions.any(|r| {
+            r.guest_address() == region.guest_address
+                && r.len_bytes() == region.size
+                && r.user_address() == region.user_address
+        });
+        if !known {
+            return Err(Fault::Refused("memory that there is not"));
+        }
+        turn.client.unmap(region.guest_address, region.size);
+        Ok(self.memory_changed(turn)?)
+    }
+
+    fn set_ring_fd(
+        &mut self,
+        turn: &mut Turn<'_>,
+        which: RingFd,
+        index: u16,
+        deposit: Option<&Deposit>,
+    ) -> Result<(), Fault> {
+        if deposit.is_some_and(|deposit| !descriptor::is_eventfd(&*deposit.fd)) {
+            return Err(NO_DESCRIPTOR);
+        }
+        let slot = usize::from(index)
+            + match which {
+                RingFd::Kick => KICK,
+                RingFd::Call => CALL,
+                RingFd::Err => ERR,
+            };
+        turn.client.hold(slot, deposit);
+        match which {
+            RingFd::Kick => {
+                if deposit.is_some() && !turn.client.watch(slot) {
+                    return Err(Fault::Refused("a kick descriptor that can't be watched"));
+                }
+                self.serve(turn, index)?;
+            }
+            // What ended before there was somebody to tell.
+            RingFd::Call => turn.client.raise(slot),
+            RingFd::Err => {}
+        }
+        Ok(())
+    }
+
+    fn get_config(&self, turn: &mut Turn<'_>, offset: u32, size: u32) -> Result<(), Fault> {
+        let mut space = [0; MAX_CONFIG_BYTES];
+        let config = self.disk.config(self.session.writeback());
+        space[..CONFIG_BYTES].copy_from_slice(&config);
+        let from = offset as usize;
+        let bytes = from
+            .checked_add(size as usize)
+            .and_then(|end| space.get(from..end));
+        match bytes {
+            Some(bytes) if !bytes.is_empty() => {
+                reply_config(&mut turn.client.reply, offset, bytes);
+                Ok(())
+            }
+            _ => Err(Fault::Refused(
+                "a part of the configuration that there is not",
+            )),
+        }
+    }
+
+    fn set_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Fault> {
+        match bytes {
+            [value @ 0..=1] if offset as usize == CONFIG_WRITEBACK => {
+                self.session.set_writeback(*value == 1);
+                Ok(())
+            }
+            _ => Err(Fault::Refused(
+                "a part of the configuration that can't be changed",
+            )),
+        }
+    }
+
+    fn get_inflight(
+        &mut self,
+        turn: &mut Turn<'_>,
+        header: &Header,
+        asked: &InflightArea,
+    ) -> Result<(), Fault> {
+        let area = wanted(asked.num_queues, asked.queue_size);
+        let no_file = Fault::Refused("there is no memory for an inflight region");
+        let deposit = create(turn, &area).ok_or(no_file)?;
+        let place = InflightPlace { area, ours: false };
+        self.set_inflight(turn, Some(place), Some(&deposit))?;
+        turn.client.reply_descriptor = Some(deposit.fd);
+        reply_inflight(&mut turn.client.reply, &area, header.size);
+        Ok(())
+    }
+
+    fn take_inflight(
+        &mut self,
+        turn: &mut Turn<'_>,
+        area: InflightArea,
+        descriptors: &[Deposit],
+    ) -> Result<(), Fault> {
+        let deposit = descriptors.first().ok_or(NO_DESCRIPTOR)?;
+        if !descriptor::is_file(&*deposit.fd) {
+            return Err(NO_DESCRIPTOR);
+        }
+        let place = InflightPlace { area, ours: false };
+        self.set_inflight(turn, Some(place), Some(deposit))?;
+        debug_assert!(turn.client.held(INFLIGHT).is_some());
+        Ok(())
+    }
+}
+
+/// Whether something of a dead engine may still be at the client's memory.
+fn may_touch_memory(turn: &Turn<'_>) -> bool {
+    let lane = turn.client.lane();
+    lane.is_some_and(|lane| turn.core.may_touch_memory_of(lane))
+}

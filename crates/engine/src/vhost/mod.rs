@@ -1,0 +1,339 @@
+//! vhost-user-blk: a machine's virtio disk.
+//!
+//! **Purpose.** Serves the request queues of one client: takes chains from its rings, has the core carry them out straight
+//! from and to the guest's memory, and returns them.
+//!
+//! **Design.** A [`Vhost`] has the session ([`forebay_virtio::vhost_user::session`]), one [`queue::Line`] for each
+//! ring that is served, and the request that the core has no room for now, if there is one: while it waits, none is taken. A turn
+//! shows the driver all that ended since the last one, with one store and at most one call for each queue, then takes
+//! what is new. Idle, it asks for kicks, which epoll sees. [`control`] is what messages do, [`request`] one
+//! request's way, [`area`] and [`resume`] are what a successor finds and how it goes on.
+//!
+//! A request longer than the core's longest transfer goes to it in parts, one after the other; the guest sees one.
+//!
+//! **What it does not do.** Live migration of the guest's memory (no dirty log), memory behind an IOMMU.
+
+mod area;
+mod control;
+mod inflight;
+mod queue;
+mod request;
+mod resume;
+#[cfg(test)]
+mod tests;
+
+use crate::core::{Core, DoneIo};
+use crate::vm::file::AREA_BYTES;
+use crate::vm::frontend::{Answer, Closing, Frame, Frontend, Message, Turn};
+use area::Area;
+use control::Pending;
+use forebay_guest::Pieces;
+use forebay_nvme::Status as NvmeStatus;
+use forebay_virtio::blk::{Disk, SECTOR_BYTES};
+use forebay_virtio::ring::{Chain, MAX_QUEUE_SIZE};
+use forebay_virtio::vhost_user::MAX_QUEUES;
+use forebay_virtio::vhost_user::message;
+use forebay_virtio::vhost_user::session::{Offer, Session};
+use inflight::Inflight;
+use queue::Line;
+use request::Begun;
+use rustix::net::SendFlags;
+
+/// Requests that one queue may begin in one turn: others are to have theirs.
+const REQUESTS_AT_ONCE: u32 = 64;
+/// And bytes, about.
+const BYTES_AT_ONCE: u32 = 4 << 20;
+
+/// Slots of descriptors: a ring's, by its number;
+const KICK: usize = 0;
+const CALL: usize = MAX_QUEUES;
+const ERR: usize = 2 * MAX_QUEUES;
+/// the inflight region's file; the channel for requests of ours.
+const INFLIGHT: usize = 3 * MAX_QUEUES;
+const BACKEND: usize = INFLIGHT + 1;
+
+const _: () = assert!(BACKEND < crate::vm::file::MAX_SLOTS && area::BYTES <= AREA_BYTES);
+
+/// See the module's text.
+pub(crate) struct Vhost {
+    session: Session,
+    disk: Disk,
+    lines: Vec<Option<Box<Line>>>,
+    inflight: Option<Inflight>,
+    /// The chain that is being looked at; kept while a request waits.
+    chain: Chain,
+    pieces: Pieces,
+    /// The core had no room for (the rest of) this one.
+    waiting: Option<Begun>,
+    /// A message that can't be answered yet.
+    pending: Pending,
+    /// Kicks are asked for.
+    armed: bool,
+    /// The client is yet to be told that the disk grew.
+    tell: bool,
+    /// Which queue is looked at first.
+    first: usize,
+    /// A command that a dead engine crashed over, and how often; counted until it ends.
+    blamed: Option<u16>,
+    closed: bool,
+}
+
+/// The number of a request among all of its client's.
+const fn slot_of(queue: u16, tag: u16) -> u16 {
+    queue * MAX_QUEUE_SIZE + tag
+}
+const _: () = assert!(MAX_QUEUES * MAX_QUEUE_SIZE as usize == 1 << 16);
+
+/// What the export is like now.
+fn disk_of(turn: &Turn<'_>, queues: u16) -> Result<Disk, Closing> {
+    let lane = turn.client.lane().and_then(|lane| turn.core.lane(lane));
+    let volume = &lane.ok_or(Closing("its export is not served"))?.volume;
+    Ok(Disk {
+        sectors: volume.config.size_bytes / SECTOR_BYTES,
+        block_bytes: volume.config.block_bytes,
+        read_only: false,
+        queues,
+        granule_bytes: volume.config.extent_bytes,
+    })
+}
+
+impl Vhost {
+    /// For a client that was just accepted, or (then [`Frontend::resume`] follows) that a dead engine had.
+    ///
+    /// # Errors
+    /// Why it can't be served.
+    pub(crate) fn new(turn: &mut Turn<'_>, queues: u16) -> Result<Self, Closing> {
+        let queues = queues.clamp(1, MAX_QUEUES as u16);
+        let disk = disk_of(turn, queues)?;
+        Ok(Self {
+            session: Session::new(offer(&disk)),
+            disk,
+            lines: (0..queues).map(|_| None).collect(),
+            inflight: None,
+            chain: Chain::default(),
+            pieces: Pieces::new(),
+            waiting: None,
+            pending: Pending::None,
+            armed: false,
+            tell: false,
+            first: 0,
+            blamed: None,
+            closed: false,
+        })
+    }
+
+    /// Shows the drivers what ended, and tells those that want to be told.
+    fn publish(&mut self, turn: &mut Turn<'_>) -> bool {
+        let mut any = false;
+        for (index, line) in self.lines.iter_mut().enumerate() {
+            let Some(line) = line else { continue };
+            if line.ended {
+                line.ended = false;
+                any = true;
+                line.queue.publish();
+                if line.queue.wants_call() {
+                    turn.client.raise(CALL + index);
+                }
+            }
+        }
+        any
+    }
+
+    /// Whether a queue may take what the driver makes available now.
+    fn may_take(&self, index: usize) -> bool {
+        self.session.is_served(index as u16)
+            && !matches!(self.pending, Pending::Reset(_))
+            && !matches!(self.pending, Pending::Stop(stop, _) if usize::from(stop) == index)
+    }
+
+    /// Takes chains of a queue and begins them.
+    fn take(&mut self, turn: &mut Turn<'_>, index: usize) -> bool {
+        let may_take = self.may_take(index);
+        let mut any = false;
+        let mut bytes = 0u32;
+        for _ in 0..REQUESTS_AT_ONCE {
+            if self.waiting.is_some() || bytes >= BYTES_AT_ONCE {
+                break;
+            }
+            let Some(Some(line)) = self.lines.get_mut(index) else {
+                break;
+            };
+            let memory = turn.client.memory();
+            let taken = if line.queue.left() > 0 {
+                line.queue.next_left(memory, &mut self.chain)
+            } else if may_take {
+                line.queue.take(memory, &mut self.chain)
+            } else {
+                Ok(None)
+            };
+            match taken {
+                Ok(Some(tag)) => {
+                    any = true;
+                    bytes = bytes.saturating_add(self.begin(turn, index as u16, tag));
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    turn.client.fail(Closing(error.text()));
+                    break;
+                }
+            }
+        }
+        any
+    }
+
+    /// Tells the client that the configuration changed, if it has a channel for that and room in it.
+    fn tell_of_growth(&mut self, turn: &mut Turn<'_>) {
+        let Some(channel) = turn.client.held(BACKEND) else {
+            self.tell = false;
+            return;
+        };
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match rustix::net::send(channel, &message::config_changed(), flags) {
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+            _ => self.tell = false,
+        }
+    }
+}
+
+fn offer(disk: &Disk) -> Offer {
+    Offer {
+        features: disk.features(),
+        queues: disk.queues,
+    }
+}
+
+impl Frontend for Vhost {
+    fn frame(&self, peeked: &[u8]) -> Result<Frame, Closing> {
+        match message::frame(peeked) {
+            Ok(message::Frame::Need(bytes)) => Ok(Frame::Need(bytes)),
+            Ok(message::Frame::Whole(bytes)) => Ok(Frame::Whole(bytes)),
+            Err(error) => Err(Closing(error.text())),
+        }
+    }
+
+    fn message(&mut self, turn: &mut Turn<'_>, message: &Message<'_>) -> Answer {
+        self.handle(turn, message)
+    }
+
+    fn later(&mut self, turn: &mut Turn<'_>) -> Answer {
+        self.go_on(turn)
+    }
+
+    fn poll(&mut self, turn: &mut Turn<'_>) -> bool {
+        if self.armed {
+            self.armed = false;
+            for line in self.lines.iter_mut().flatten() {
+                line.queue.disarm();
+            }
+        }
+        let mut any = self.publish(turn);
+        if let Some(begun) = self.waiting.take() {
+            self.start(turn, begun);
+            any |= self.waiting.is_none();
+        }
+        let count = self.lines.len();
+        self.first = (self.first + 1) % count.max(1);
+        for i in 0..count {
+            any |= self.take(turn, (self.first + i) % count);
+        }
+        any | self.publish(turn)
+    }
+
+    fn is_active(&self) -> bool {
+        self.lines.iter().any(Option::is_some)
+    }
+
+    fn arm(&mut self, turn: &mut Turn<'_>) -> bool {
+        self.armed = true;
+        let mut may = self.waiting.is_none();
+        for index in 0..self.lines.len() {
+            let takes = self.may_take(index);
+            let polled = self.session.vrings()[index].polled;
+            let Some(line) = &mut self.lines[index] else {
+                continue;
+            };
+            if line.ended || line.queue.left() > 0 {
+                may = false;
+            }
+            if !takes {
+                continue;
+            }
+            match line.queue.arm() {
+                Ok(more) => may &= !more && !polled,
+                Err(error) => {
+                    turn.client.fail(Closing(error.text()));
+                    may = false;
+                }
+            }
+        }
+        may
+    }
+
+    fn ready(&mut self, _: &mut Turn<'_>, _: usize) {
+        // A turn looks at every ring anyway.
+    }
+
+    fn done(&mut self, turn: &mut Turn<'_>, done: DoneIo) {
+        self.ended(turn, done);
+    }
+
+    fn resume(&mut self, turn: &mut Turn<'_>, blamed: Option<u16>) -> Result<(), Closing> {
+        self.take_up(turn, blamed)
+    }
+
+    fn changed(&mut self, turn: &mut Turn<'_>) {
+        let Ok(disk) = disk_of(turn, self.disk.queues) else {
+            return;
+        };
+        if disk != self.disk {
+            self.disk = disk;
+            self.tell = true;
+            self.tell_of_growth(turn);
+        }
+    }
+
+    fn removed(&mut self, _: &mut Turn<'_>) -> bool {
+        // The protocol has no word for it.
+        false
+    }
+
+    fn close(&mut self, turn: &mut Turn<'_>) {
+        self.closed = true;
+        if let Some(lane) = turn.client.lane() {
+            turn.core.orphan_machine(lane);
+        }
+        self.lines.fill_with(|| None);
+        self.waiting = None;
+    }
+
+    fn tick(&mut self, turn: &mut Turn<'_>) {
+        if self.tell {
+            self.tell_of_growth(turn);
+        }
+    }
+
+    fn deadline_ns(&self) -> Option<u64> {
+        // Soon: it is a matter of the client's reading.
+        self.tell.then_some(0)
+    }
+}
+
+/// How a command's end looks to the driver.
+fn is_good(status: NvmeStatus) -> bool {
+    status == NvmeStatus::SUCCESS
+}
+
+/// The area of a client's machine file; made anew each time, as it borrows the file.
+fn area<'a>(turn: &'a Turn<'_>) -> Area<'a> {
+    Area::of(turn.client.file())
+}
+
+/// Counts a command that ended.
+fn count(core: &Core, done: &DoneIo, bytes: u64) {
+    if let Some(lane) = core.lane(done.lane) {
+        let ns = core.now_ns().saturating_sub(done.started_ns);
+        let good = is_good(done.status);
+        let bytes = if good { bytes } else { 0 };
+        lane.record().ops[done.op.kind() as usize].record(bytes, ns, !good);
+    }
+}
