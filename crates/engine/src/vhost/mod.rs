@@ -41,7 +41,8 @@ use rustix::net::SendFlags;
 
 /// Requests that one queue may begin in one turn: others are to have theirs.
 const REQUESTS_AT_ONCE: u32 = 64;
-/// And bytes, about.
+/// What all queues of a client may begin in one turn, and bytes of it, about.
+const CLIENT_AT_ONCE: u32 = 256;
 const BYTES_AT_ONCE: u32 = 4 << 20;
 
 /// Slots of descriptors: a ring's, by its number;
@@ -146,13 +147,12 @@ impl Vhost {
             && !matches!(self.pending, Pending::Stop(stop, _) if usize::from(stop) == index)
     }
 
-    /// Takes chains of a queue and begins them.
-    fn take(&mut self, turn: &mut Turn<'_>, index: usize) -> bool {
+    /// Takes chains of a queue and begins them, as far as the turn's budget (requests, bytes) goes.
+    fn take(&mut self, turn: &mut Turn<'_>, index: usize, budget: &mut (u32, u32)) -> bool {
         let may_take = self.may_take(index);
         let mut any = false;
-        let mut bytes = 0u32;
         for _ in 0..REQUESTS_AT_ONCE {
-            if self.waiting.is_some() || bytes >= BYTES_AT_ONCE {
+            if self.waiting.is_some() || budget.0 == 0 || budget.1 == 0 {
                 break;
             }
             let Some(Some(line)) = self.lines.get_mut(index) else {
@@ -169,7 +169,9 @@ impl Vhost {
             match taken {
                 Ok(Some(tag)) => {
                     any = true;
-                    bytes = bytes.saturating_add(self.begin(turn, index as u16, tag));
+                    budget.0 -= 1;
+                    let bytes = self.begin(turn, index as u16, tag);
+                    budget.1 = budget.1.saturating_sub(bytes);
                 }
                 Ok(None) => break,
                 Err(error) => {
@@ -233,8 +235,9 @@ impl Frontend for Vhost {
         }
         let count = self.lines.len();
         self.first = (self.first + 1) % count.max(1);
+        let mut budget = (CLIENT_AT_ONCE, BYTES_AT_ONCE);
         for i in 0..count {
-            any |= self.take(turn, (self.first + i) % count);
+            any |= self.take(turn, (self.first + i) % count, &mut budget);
         }
         any | self.publish(turn)
     }
