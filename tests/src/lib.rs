@@ -2,7 +2,7 @@
 //!
 //! Purpose: [`daemon`] starts the real `forebay` and talks to it as a person would; [`guest`] boots a
 //! Linux guest, the stock host that Forebay is made for; [`host`] does everything to a volume that a host
-//! may do, and [`shadow`] remembers what may be there; [`lab`] is a pool with hosts at work; [`sandbox`] is a machine of its own for what is
+//! may do, and [`shadow`] remembers what may be there; [`lab`] is a pool with hosts at work; [`machine`] is what machines' disks are tested with; [`sandbox`] is a machine of its own for what is
 //! installed or typed, and [`book`] what README and book say to type; [`exposition`] reads metrics; [`hold`] is a file whose reads and writes a test holds;
 //! [`wait`] is how tests wait.
 //! Design: tests are ordinary integration tests in `tests/tests/`. Nothing is simulated here; whatever
@@ -16,6 +16,7 @@ pub mod guest;
 pub mod hold;
 pub mod host;
 pub mod lab;
+pub mod machine;
 pub mod sandbox;
 pub mod shadow;
 pub mod wait;

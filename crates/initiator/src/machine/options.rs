@@ -58,6 +58,8 @@ pub struct Options {
     pub event_idx: bool,
     /// Bytes of data behind one descriptor of a vhost-user disk, as a guest's pages are scattered.
     pub piece_bytes: usize,
+    /// A vhost-user disk's data begin at an odd address, as no guest's do.
+    pub odd: bool,
     /// Of a vfio-user disk.
     pub doorbells: Doorbells,
     /// The most that an answer of the target may take.
@@ -76,6 +78,7 @@ impl Default for Options {
             indirect: true,
             event_idx: true,
             piece_bytes: usize::MAX,
+            odd: false,
             doorbells: Doorbells::Shadow,
             limit: Duration::from_secs(30),
         }

@@ -52,12 +52,13 @@ impl Plan {
         let ring = AnyRing::new(options.ring == Ring::Packed, shape, layout);
         let table_bytes = 16 * chain;
         let slot_bytes = options.slot_bytes.next_multiple_of(PAGE_BYTES);
+        let odd = usize::from(options.odd);
         Self {
             ring,
             controls: layout.take(depth * CONTROL_BYTES, CONTROL_BYTES),
             tables: layout.take(depth * table_bytes, 64),
             table_bytes,
-            data: layout.take(depth * slot_bytes, PAGE_BYTES),
+            data: odd + layout.take(depth * slot_bytes + odd, PAGE_BYTES),
             slot_bytes,
         }
     }

@@ -1,0 +1,264 @@
+//! Volumes shown to virtual machines, and drivers at work on them.
+//!
+//! Purpose: what the tests of both of machines' frontends have in common: a daemon with such an export, known content
+//! written and looked for, and a verified load that goes on while engines die.
+//! Design: the drivers are the initiator's; a machine's disk keeps its connection whatever dies, so every lost connection
+//! is a failure. What is waited for is a condition: so many commands more.
+//! Not here: guests.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use forebay_initiator::machine::verify::{MachineVerifier, MachineVerify};
+use forebay_initiator::machine::{self, Disk, Done, Ended, Op, Options, Queue, Target};
+use forebay_initiator::verify::WriteReport;
+use forebay_initiator::verify::pattern;
+use serde_json::Value;
+
+use crate::daemon::{Daemon, DaemonOptions};
+use crate::wait;
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// Writes that must be acknowledged between two deaths.
+const BETWEEN_DEATHS: u64 = 200;
+/// Of a command of [`fill`] and [`look`].
+const PIECE_BYTES: u32 = 64 << 10;
+
+/// A frontend of machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Frontend {
+    /// vhost-user-blk.
+    VhostUser,
+    /// NVMe over vfio-user, its doorbells trapped.
+    NvmePcie,
+    /// NVMe over vfio-user, its doorbells mapped.
+    MappedPcie,
+}
+
+/// A daemon with a pool on a file of `size` bytes, and a tenant `t`.
+///
+/// # Errors
+/// If it can't be had.
+pub fn serve(options: &DaemonOptions, size: &str) -> Result<Daemon> {
+    let daemon = Daemon::start(options)?;
+    let device = format!("file:{}", daemon.folder().join("pool.img").display());
+    daemon.create_pool(&["--device", &device, "--size", size])?;
+    daemon.cli(&["tenant", "create", "t"])?;
+    Ok(daemon)
+}
+
+/// Makes the volume `t/NAME` and exports it to a machine; where its disk is.
+///
+/// # Errors
+/// If either fails.
+pub fn export(daemon: &Daemon, name: &str, size: &str, frontend: Frontend) -> Result<Target> {
+    let volume = format!("t/{name}");
+    daemon.cli(&["volume", "create", &volume, "--size", size])?;
+    let mut args = vec!["export", "create", &volume];
+    args.extend_from_slice(match frontend {
+        Frontend::VhostUser => &["--vhost-user", "--queues", "4"],
+        Frontend::NvmePcie => &["--nvme-pcie"],
+        Frontend::MappedPcie => &["--nvme-pcie", "--mapped-doorbells"],
+    });
+    let made = daemon.cli(&args)?;
+    let socket = made["socket"].as_str().context("an export has a socket")?;
+    let socket = PathBuf::from(socket);
+    Ok(match frontend {
+        Frontend::VhostUser => Target::VhostUser(socket),
+        Frontend::NvmePcie | Frontend::MappedPcie => Target::VfioUser(socket),
+    })
+}
+
+/// The socket of a target.
+#[must_use]
+pub fn socket(target: &Target) -> &PathBuf {
+    match target {
+        Target::VhostUser(path) | Target::VfioUser(path) => path,
+    }
+}
+
+/// What `forebay stats` says of the only export.
+///
+/// # Errors
+/// If there is none.
+pub fn lane(daemon: &Daemon) -> Result<Value> {
+    let stats = daemon.cli(&["stats"])?;
+    Ok(stats["lanes"].get(0).context("no lane")?.clone())
+}
+
+/// Connects; an earlier client may have to be gone first.
+///
+/// # Errors
+/// If that does not succeed within a minute.
+pub fn connect(target: &Target, options: &Options) -> Result<Box<dyn Disk>> {
+    let mut last = None;
+    let connected = wait::until("a connection", LIMIT, || {
+        match machine::connect(target, options) {
+            Ok(disk) => Ok(Some(disk)),
+            Err(error) => {
+                last = Some(error);
+                Ok(None)
+            }
+        }
+    });
+    connected.with_context(|| format!("the last attempt: {last:?}"))
+}
+
+/// One command to its end.
+///
+/// # Errors
+/// If it does not end well within a minute.
+pub fn execute(queue: &mut dyn Queue, op: Op) -> Result<()> {
+    match end_of(queue, op)? {
+        Ended::Well => Ok(()),
+        other => bail!("{op:?} ended with {other:?}"),
+    }
+}
+
+/// One command to its end, whichever that is.
+///
+/// # Errors
+/// If it does not end within a minute.
+pub fn end_of(queue: &mut dyn Queue, op: Op) -> Result<Ended> {
+    queue.submit(0, op)?;
+    queue.kick()?;
+    let begun = std::time::Instant::now();
+    let mut done: Vec<Done> = Vec::new();
+    while queue.poll(&mut done)? == 0 {
+        ensure!(begun.elapsed() < LIMIT, "{op:?} does not end");
+        std::thread::yield_now();
+    }
+    Ok(done[0].ended)
+}
+
+/// How [`fill`] and [`look`] drive a disk.
+fn plainly() -> Options {
+    Options {
+        slot_bytes: PIECE_BYTES as usize,
+        depth: 1,
+        ..Options::default()
+    }
+}
+
+/// Writes the first `bytes` of a disk so that each sector says where it belongs.
+///
+/// # Errors
+/// If anything does not end well.
+pub fn fill(target: &Target, bytes: u64, seed: u64) -> Result<()> {
+    let mut disk = connect(target, &plainly())?;
+    let mut queues = disk.take_queues();
+    let queue = &mut *queues[0];
+    let mut data = vec![0; PIECE_BYTES as usize];
+    for offset_bytes in (0..bytes).step_by(data.len()) {
+        pattern::fill(&mut data, seed, offset_bytes / 512, 1);
+        queue.put(0, &data);
+        let bytes = PIECE_BYTES;
+        execute(
+            queue,
+            Op::Write {
+                offset_bytes,
+                bytes,
+            },
+        )?;
+    }
+    execute(queue, Op::Flush)?;
+    drop(queues);
+    disk.close()?;
+    Ok(())
+}
+
+/// Reads the first `bytes` of a disk: they must be what [`fill`] wrote.
+///
+/// # Errors
+/// If anything does not end well, or is something else.
+pub fn look(target: &Target, bytes: u64, seed: u64) -> Result<()> {
+    let mut disk = connect(target, &plainly())?;
+    let mut queues = disk.take_queues();
+    let queue = &mut *queues[0];
+    let mut data = vec![0; PIECE_BYTES as usize];
+    for offset_bytes in (0..bytes).step_by(data.len()) {
+        let bytes = PIECE_BYTES;
+        execute(
+            queue,
+            Op::Read {
+                offset_bytes,
+                bytes,
+            },
+        )?;
+        queue.get(0, &mut data);
+        for (sector, content) in (offset_bytes / 512..).zip(data.chunks(512)) {
+            ensure!(
+                pattern::holds(content, seed, sector, 1),
+                "sector {sector} holds {}",
+                pattern::read(content)
+            );
+        }
+    }
+    drop(queues);
+    disk.close()?;
+    Ok(())
+}
+
+/// A verified load on a disk while `deaths` engines are killed under it. Between two deaths commands must end; at the end
+/// everything is read back.
+///
+/// # Errors
+/// If a connection is lost, a command ends with an error, or anything is wrong on the disk.
+pub fn verified_over_deaths(
+    daemon: &Daemon,
+    spec: MachineVerify,
+    deaths: u64,
+) -> Result<WriteReport> {
+    let mut verifier = MachineVerifier::connect(spec)?;
+    let written = AtomicU64::new(0);
+    let is_over = AtomicBool::new(false);
+    let killed = std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let result = verifier.write(&mut |writes| {
+                written.store(writes, Ordering::Relaxed);
+                if is_over.load(Ordering::Relaxed) {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            });
+            is_over.store(true, Ordering::Relaxed);
+            result
+        });
+        let more = |what: &str| {
+            let before = written.load(Ordering::Relaxed);
+            wait::until(what, LIMIT, || {
+                ensure!(!is_over.load(Ordering::Relaxed), "the load has ended");
+                let now = written.load(Ordering::Relaxed);
+                Ok((now >= before + BETWEEN_DEATHS).then_some(()))
+            })
+        };
+        let kill = || -> Result<()> {
+            more("the first writes")?;
+            for death in 1..=deaths {
+                let dead = daemon.kill_engine()?;
+                daemon.wait_engine_after(dead.generation, LIMIT)?;
+                more(&format!("writes after death {death}"))?;
+            }
+            Ok(())
+        };
+        let killed = kill();
+        is_over.store(true, Ordering::Relaxed);
+        let load = load.join();
+        let load = load.unwrap_or_else(|_| panic!("the load panicked"));
+        // The load's own error says more.
+        let load = load.map_err(|error| daemon.with_logs(error.into()));
+        load.and_then(|load| killed.map(|()| load))
+    });
+    let written = killed?;
+    ensure!(written.errors == 0, "{:?}", written.first_error);
+    verifier.flush()?;
+    let read = verifier.read_back()?;
+    ensure!(read.is_clean(), "{read}");
+    ensure!(read.bytes > 0, "nothing was read");
+    verifier.close()?;
+    Ok(written)
+}

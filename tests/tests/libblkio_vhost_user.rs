@@ -1,0 +1,82 @@
+//! libblkio's vhost-user driver uses Forebay's disk.
+//!
+//! Purpose: a third implementation of the frontend's side, one without a guest.
+//! Design: QEMU's tools with their libblkio driver; what they write is read by ours, and the other way round.
+//! Not here: guests.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use forebay_initiator::machine::{Op, Options};
+use forebay_tests::daemon::DaemonOptions;
+use forebay_tests::guest::tools::Tools;
+use forebay_tests::machine::{self, Frontend};
+use xtask::process;
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+#[test]
+#[ignore = "needs QEMU's tools: cargo xtask test guest"]
+fn libblkio_vhost_user() -> Result<()> {
+    let tools = Tools::prepare()?;
+    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    let target = machine::export(&daemon, "disk", "64M", Frontend::VhostUser)?;
+    let disk = format!(
+        "driver=virtio-blk-vhost-user,path={},cache.direct=on",
+        machine::socket(&target).display()
+    );
+    let io = |commands: &[&str]| {
+        let mut command = tools.command("qemu-io");
+        command.args(["--image-opts", &disk]);
+        for text in commands {
+            command.args(["-c", text]);
+        }
+        let said = process::text(&mut command, LIMIT);
+        let said = said.map_err(|error| daemon.with_logs(error))?;
+        ensure!(!said.contains("failed"), "{said}");
+        Ok(said)
+    };
+    io(&[
+        "write -P 0x5a 1M 4M",
+        "read -P 0x5a 1M 4M",
+        "write -z 2M 1M",
+        "read -P 0 2M 1M",
+        "discard 3M 1M",
+        "flush",
+    ])?;
+    let mut bench = tools.command("qemu-img");
+    bench.args([
+        "bench", "-c", "5000", "-d", "16", "-s", "4k", "-o", "8M", "-w",
+    ]);
+    bench.args(["-n", "-t", "none", "--image-opts", &disk]);
+    process::text(&mut bench, LIMIT).map_err(|error| daemon.with_logs(error))?;
+
+    let mut ours = machine::connect(&target, &Options::default())?;
+    let mut queues = ours.take_queues();
+    for (offset_bytes, byte) in [(1 << 20, 0x5a), (2 << 20, 0), (4 << 20, 0x5a), (6 << 20, 0)] {
+        let bytes = 4096;
+        machine::execute(
+            &mut *queues[0],
+            Op::Read {
+                offset_bytes,
+                bytes,
+            },
+        )?;
+        let mut seen = [1; 4096];
+        queues[0].get(0, &mut seen);
+        ensure!(seen == [byte; 4096], "at {offset_bytes}: {:x}", seen[0]);
+    }
+    queues[0].put(0, &[0xa5; 4096]);
+    machine::execute(
+        &mut *queues[0],
+        Op::Write {
+            offset_bytes: 0,
+            bytes: 4096,
+        },
+    )?;
+    drop(queues);
+    ours.close()?;
+    io(&["read -P 0xa5 0 4k"])?;
+    daemon.pool_check()?;
+    daemon.stop()
+}

@@ -1,0 +1,151 @@
+//! A stock Linux guest whose disk is an NVMe controller of Forebay's, over vfio-user.
+//!
+//! Purpose: a virtual machine's main promise: QEMU's own client and Linux's own driver, a filesystem, verified I/O, resets
+//! under load, growth, deaths of the engine that nobody notices, removal.
+//! Design: QEMU 11 (`guest::tools`), one guest for each test. At the end the guest's kernel must not have complained.
+//! Not here: speed, hostile guests.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_tests::daemon::{Daemon, DaemonOptions};
+use forebay_tests::guest::{Guest, GuestOptions, Job, MachineDisk};
+use forebay_tests::lab;
+use forebay_tests::machine::{self, Frontend};
+use forebay_tests::wait;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn boot(frontend: Frontend) -> Result<(Daemon, Guest, String)> {
+    let daemon = machine::serve(&DaemonOptions::default(), "2G")?;
+    let target = machine::export(&daemon, "disk", "256M", frontend)?;
+    let disk = MachineDisk::VfioUser(machine::socket(&target).clone());
+    let guest = Guest::boot(&GuestOptions {
+        disks: vec![disk],
+        ..GuestOptions::default()
+    })?;
+    guest.check("modprobe nvme", MINUTE)?;
+    let disk = guest.wait_disk().map_err(|error| daemon.with_logs(error))?;
+    guest.check("dmesg --clear", MINUTE)?;
+    Ok((daemon, guest, disk))
+}
+
+#[test]
+#[ignore = "boots a Linux guest: cargo xtask test guest"]
+fn linux_guest_nvme_pcie() -> Result<()> {
+    let (mut daemon, guest, disk) = boot(Frontend::NvmePcie)?;
+    let volume = daemon.cli(&["volume", "show", "t/disk"])?;
+    let nguid = guest.check("cat /sys/block/nvme0n1/uuid", MINUTE)?;
+    ensure!(Some(nguid.trim()) == volume["uuid"].as_str(), "{nguid}");
+
+    guest.check(&format!("mkfs.ext4 -q {disk}"), 2 * MINUTE)?;
+    guest.check(&format!("mount -t ext4 {disk} /mnt"), MINUTE)?;
+    guest.check(&fio("--bsrange=4k-256k --fsync=64 --size=24m"), 5 * MINUTE)?;
+    guest.check("fstrim /mnt", MINUTE)?;
+    reset_under_load(&daemon, &guest)?;
+    no_complaints(&guest, &["resetting controller", "queues"])?;
+
+    daemon.cli(&["volume", "resize", "t/disk", "--size", "384M"])?;
+    wait::until("the guest sees the new size", MINUTE, || {
+        let size = guest.check(&format!("blockdev --getsize64 {disk}"), MINUTE)?;
+        Ok((size.trim() == (384u64 << 20).to_string()).then_some(()))
+    })?;
+    guest.check(&format!("resize2fs {disk}"), 2 * MINUTE)?;
+    guest.check("umount /mnt", MINUTE)?;
+    guest.check(&format!("e2fsck -fn {disk}"), 2 * MINUTE)?;
+
+    daemon.cli(&["export", "delete", "t/disk"])?;
+    wait::until("the guest's disk is gone", MINUTE, || {
+        let output = guest.run(&format!("[ -b {disk} ]"), MINUTE)?;
+        Ok((output.code != 0).then_some(()))
+    })?;
+    guest.check("true", MINUTE)?;
+    guest.power_off()?;
+    daemon.pool_check()?;
+    daemon.stop()
+}
+
+fn fio(how: &str) -> String {
+    format!(
+        "fio --name=verify --directory=/mnt --rw=randwrite --ioengine=libaio --iodepth=16 --direct=1 \
+         --verify=crc32c --do_verify=1 --verify_fatal=1 {how} && rm /mnt/verify*"
+    )
+}
+
+/// fio writes and verifies, again and again.
+fn endless(guest: &Guest, fio: &str) -> Result<Job> {
+    guest.spawn(&format!(
+        "rm -f /tmp/stop; while [ ! -e /tmp/stop ]; do {fio} || exit 1; done"
+    ))
+}
+
+/// Waits until the engine has counted writes that the load made from now on.
+fn more_writes(daemon: &Daemon, load: &Job, what: &str) -> Result<()> {
+    let writes = || {
+        let lane = machine::lane(daemon)?;
+        lane["write"]["ops"].as_u64().context("no writes counted")
+    };
+    let before = writes()?;
+    wait::until(what, 2 * MINUTE, || {
+        ensure!(!load.has_ended(), "fio ended instead of {what}");
+        Ok((writes()? > before + 100).then_some(()))
+    })
+    .map_err(|error| daemon.with_logs(error))
+}
+
+/// The controller is reset again and again while a verified load runs on it.
+fn reset_under_load(daemon: &Daemon, guest: &Guest) -> Result<()> {
+    let load = endless(guest, &fio("--bs=16k --size=8m"))?;
+    for reset in 1..=3 {
+        more_writes(daemon, &load, &format!("writes before reset {reset}"))?;
+        guest.check("nvme reset /dev/nvme0", 2 * MINUTE)?;
+    }
+    more_writes(daemon, &load, "writes after the last reset")?;
+    finish(guest, load).context("fio under resets")
+}
+
+fn finish(guest: &Guest, load: Job) -> Result<()> {
+    guest.check("touch /tmp/stop", MINUTE)?;
+    let output = load.wait(5 * MINUTE)?;
+    ensure!(output.code == 0, "{}", output.text);
+    Ok(())
+}
+
+#[test]
+#[ignore = "boots a Linux guest: cargo xtask test guest"]
+fn linux_guest_pcie_survives_kill9() -> Result<()> {
+    let kills = lab::count_from("FOREBAY_GUEST_KILLS", 10);
+    let (mut daemon, guest, disk) = boot(Frontend::NvmePcie)?;
+    let fio = format!(
+        "fio --name=verify --filename={disk} --size=8m --rw=randwrite --bsrange=4k-64k --direct=1 \
+         --ioengine=libaio --iodepth=16 --verify=crc32c --do_verify=1 --verify_fatal=1 --fsync=100"
+    );
+    let load = endless(&guest, &fio)?;
+    for death in 1..=kills {
+        more_writes(&daemon, &load, &format!("writes before death {death}"))?;
+        let dead = daemon.kill_engine()?;
+        daemon.wait_engine_after(dead.generation, MINUTE)?;
+    }
+    more_writes(&daemon, &load, "writes after the last death")?;
+    finish(&guest, load).map_err(|error| daemon.with_logs(error))?;
+    no_complaints(&guest, &[])?;
+    let takeover = daemon.cli(&["stats"])?["takeover"].clone();
+    ensure!(takeover["takeovers"] == kills, "{takeover}");
+    guest.power_off()?;
+    daemon.pool_check()?;
+    daemon.stop()
+}
+
+/// Nothing about disks in the kernel's log, but for what is expected.
+fn no_complaints(guest: &Guest, expected: &[&str]) -> Result<()> {
+    let log = guest.check("dmesg", MINUTE)?;
+    let ours = |line: &&str| {
+        ["nvme", "I/O", "blk", "EXT4-fs error", "hung"]
+            .iter()
+            .any(|subject| line.contains(subject))
+            && !expected.iter().any(|words| line.contains(words))
+    };
+    let said: Vec<&str> = log.lines().filter(ours).collect();
+    ensure!(said.is_empty(), "the kernel says:\n{}", said.join("\n"));
+    Ok(())
+}

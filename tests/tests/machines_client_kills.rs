@@ -1,0 +1,89 @@
+//! User-space drivers that are killed in the middle of their work.
+//!
+//! Purpose: whatever a client leaves behind, its export can be used again at once, nothing of it lands later, and what was
+//! there stays.
+//! Design: `forebay bench machine` is the driver, a process of its own, killed by its pid once the engine has counted its
+//! writes; it writes in its own part of the disk.
+//! Not here: kills of guests (`linux_guest_vhost_user_blk.rs`).
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_initiator::machine::Target;
+use forebay_tests::daemon::{Daemon, DaemonOptions, program};
+use forebay_tests::lab;
+use forebay_tests::machine::{self, Frontend};
+use forebay_tests::wait;
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// What is looked at lies in front of what the killed ones write.
+const KEPT_BYTES: u64 = 8 << 20;
+
+#[test]
+fn client_kill_and_restart() -> Result<()> {
+    let kills = lab::count_from("FOREBAY_CLIENT_KILLS", 4);
+    for frontend in [
+        Frontend::VhostUser,
+        Frontend::NvmePcie,
+        Frontend::MappedPcie,
+    ] {
+        let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+        let target = machine::export(&daemon, "v", "64M", frontend)?;
+        machine::fill(&target, KEPT_BYTES, 7)?;
+        for kill in 0..kills {
+            let mut driver = Driver::start(&target, frontend)?;
+            let before = writes(&daemon)?;
+            wait::until("the driver's writes", MINUTE, || {
+                if let Some(status) = driver.0.try_wait()? {
+                    anyhow::bail!("the driver ended: {status}");
+                }
+                Ok((writes(&daemon)? > before).then_some(()))
+            })?;
+            drop(driver);
+            machine::look(&target, KEPT_BYTES, 7)
+                .with_context(|| format!("{frontend:?} after kill {kill}"))?;
+        }
+        daemon.pool_check()?;
+        ensure!(daemon.processes()?.generation == 1, "the engine died of it");
+        daemon.stop()?;
+    }
+    Ok(())
+}
+
+fn writes(daemon: &Daemon) -> Result<u64> {
+    let lane = machine::lane(daemon)?;
+    lane["write"]["ops"].as_u64().context("no writes counted")
+}
+
+/// A driver at work; dropped, it is killed.
+struct Driver(Child);
+
+impl Driver {
+    fn start(target: &Target, frontend: Frontend) -> Result<Self> {
+        let (option, path): (_, &PathBuf) = match target {
+            Target::VhostUser(path) => ("--vhost-user", path),
+            Target::VfioUser(path) => ("--vfio-user", path),
+        };
+        let mut command = Command::new(program());
+        command
+            .args(["bench", "machine", option])
+            .arg(path)
+            .args(["--rw", "randwrite", "--first", "8M", "--interrupts"])
+            .args(["--bs", "64K", "--seconds", "600"])
+            .stdout(Stdio::null())
+            .stdin(Stdio::null());
+        if frontend == Frontend::MappedPcie {
+            command.args(["--doorbells", "mapped"]);
+        }
+        Ok(Self(command.spawn().context("cannot start the driver")?))
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

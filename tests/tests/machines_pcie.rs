@@ -1,0 +1,198 @@
+//! Disks of virtual machines that are NVMe controllers over vfio-user, with our own driver.
+//!
+//! Purpose: verified load with every kind of doorbell, nothing copied, deaths of the engine, 64 controllers at once.
+//! Design: the real daemon and engine; the driver is the initiator's, which shares with them the types of NVMe alone.
+//! Not here: guests (`linux_guest_nvme_pcie.rs`), hostile clients.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_initiator::machine::pcie::Pcie;
+use forebay_initiator::machine::verify::{MachineVerifier, MachineVerify};
+use forebay_initiator::machine::{Disk, Doorbells, Op, Options, Target};
+use forebay_tests::daemon::DaemonOptions;
+use forebay_tests::lab;
+use forebay_tests::machine::{self, Frontend};
+use forebay_tests::wait;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const MIB: u64 = 1 << 20;
+const WRITES: u64 = 1500;
+
+fn shapes() -> Vec<(Frontend, u32, Options)> {
+    let of = |doorbells, queues, interrupts| Options {
+        depth: 16,
+        doorbells,
+        queues,
+        interrupts,
+        ..Options::default()
+    };
+    vec![
+        (Frontend::NvmePcie, 4096, of(Doorbells::Shadow, 4, false)),
+        (
+            Frontend::NvmePcie,
+            128 << 10,
+            of(Doorbells::Shadow, 1, true),
+        ),
+        (Frontend::NvmePcie, 8192, of(Doorbells::Trapped, 1, true)),
+        (Frontend::MappedPcie, 4096, of(Doorbells::Mapped, 2, false)),
+        (
+            Frontend::MappedPcie,
+            512 << 10,
+            of(Doorbells::Mapped, 1, true),
+        ),
+    ]
+}
+
+/// `zero_copy_counters` among it: what a guest's NVMe driver sends is never copied.
+#[test]
+fn verified_load_in_every_shape() -> Result<()> {
+    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    for (number, (frontend, block_bytes, options)) in shapes().into_iter().enumerate() {
+        let what = format!("{frontend:?}, {options:?}");
+        let target = machine::export(&daemon, &format!("v{number}"), "64M", frontend)?;
+        let spec = MachineVerify {
+            block_bytes,
+            span_bytes: Some(32 * MIB),
+            seed: number as u64 + 1,
+            ..MachineVerify::new(target, options)
+        };
+        verified(spec).with_context(|| what)?;
+    }
+    let stats = daemon.cli(&["stats"])?;
+    for lane in stats["lanes"].as_array().context("no lanes")? {
+        ensure!(lane["copied_bytes"] == 0, "{lane}");
+    }
+    daemon.pool_check()?;
+    daemon.stop()
+}
+
+fn verified(spec: MachineVerify) -> Result<()> {
+    let writes = WRITES.min(256 * MIB / u64::from(spec.block_bytes));
+    let mut verifier = MachineVerifier::connect(spec)?;
+    let written = verifier.write(&mut |now| {
+        if now < writes {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
+    })?;
+    ensure!(written.errors == 0, "{:?}", written.first_error);
+    verifier.flush()?;
+    let read = verifier.read_back()?;
+    ensure!(read.is_clean() && read.bytes >= 32 * MIB, "{read}");
+    verifier.close()?;
+    Ok(())
+}
+
+#[test]
+fn kill9_engine_verified_pcie() -> Result<()> {
+    let deaths = lab::count_from("FOREBAY_MACHINE_KILLS", 8);
+    for (frontend, doorbells, interrupts, queues) in [
+        (Frontend::NvmePcie, Doorbells::Shadow, true, 2),
+        (Frontend::MappedPcie, Doorbells::Mapped, false, 1),
+    ] {
+        let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+        let target = machine::export(&daemon, "v", "64M", frontend)?;
+        let options = Options {
+            doorbells,
+            interrupts,
+            queues,
+            depth: 16,
+            ..Options::default()
+        };
+        let spec = MachineVerify {
+            flush_every_writes: 100,
+            span_bytes: Some(16 * MIB),
+            ..MachineVerify::new(target, options)
+        };
+        machine::verified_over_deaths(&daemon, spec, deaths)
+            .with_context(|| format!("{frontend:?}"))?;
+        let takeover = daemon.cli(&["stats"])?["takeover"].clone();
+        ensure!(takeover["takeovers"] == deaths, "{takeover}");
+        daemon.pool_check()?;
+        daemon.stop()?;
+    }
+    Ok(())
+}
+
+/// 64 controllers over one pool, all connected at once, all at work, and through a death of the engine.
+#[test]
+fn sixty_four_controllers() -> Result<()> {
+    const CONTROLLERS: u8 = 64;
+    let mut daemon = machine::serve(&DaemonOptions::default(), "4G")?;
+    let options = Options {
+        depth: 4,
+        ..Options::default()
+    };
+    let mut machines = Vec::new();
+    for number in 0..CONTROLLERS {
+        let name = format!("v{number}");
+        let target = machine::export(&daemon, &name, "16M", Frontend::NvmePcie)?;
+        let mut disk = machine::connect(&target, &options)?;
+        let queues = disk.take_queues();
+        machines.push((number, disk, queues));
+    }
+    let (offset_bytes, bytes) = (MIB, 4096);
+    let write = Op::Write {
+        offset_bytes,
+        bytes,
+    };
+    let read = Op::Read {
+        offset_bytes,
+        bytes,
+    };
+    for (number, _, queues) in &mut machines {
+        queues[0].put(0, &[*number; 4096]);
+        machine::execute(&mut *queues[0], write)?;
+    }
+    let dead = daemon.kill_engine()?;
+    daemon.wait_engine_after(dead.generation, MINUTE)?;
+    for (number, disk, queues) in &mut machines {
+        queues[0].put(0, &[0xff; 4096]);
+        machine::execute(&mut *queues[0], read)?;
+        let mut seen = [0; 4096];
+        queues[0].get(0, &mut seen);
+        ensure!(
+            seen == [*number; 4096],
+            "controller {number} reads another's"
+        );
+        ensure!(disk.is_open());
+    }
+    let stats = daemon.cli(&["stats"])?;
+    let lanes = stats["lanes"].as_array().context("no lanes")?;
+    let connected = lanes.iter().filter(|lane| lane["queues"] == 1).count();
+    ensure!(
+        connected == usize::from(CONTROLLERS),
+        "{connected} connected"
+    );
+    for (_, disk, queues) in machines {
+        drop(queues);
+        disk.close()?;
+    }
+    daemon.stop()
+}
+
+/// Growth is seen when asked for; an export that is deleted first asks the machine to let go.
+#[test]
+fn growth_and_removal() -> Result<()> {
+    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    let target = machine::export(&daemon, "v", "64M", Frontend::NvmePcie)?;
+    let Target::VfioUser(path) = &target else {
+        unreachable!("it was asked for");
+    };
+    let mut disk = Pcie::connect(path, &Options::default())?;
+    ensure!(disk.has_shadow_doorbells());
+    ensure!(disk.geometry().size_bytes == 64 * MIB);
+    daemon.cli(&["volume", "resize", "t/v", "--size", "96M"])?;
+    wait::until("the controller's new size", MINUTE, || {
+        Ok((disk.refresh()?.size_bytes == 96 * MIB).then_some(()))
+    })?;
+    daemon.cli(&["export", "delete", "t/v"])?;
+    ensure!(disk.wait_removal(MINUTE)?, "nobody asked for the removal");
+    wait::until("the connection's end", MINUTE, || {
+        Ok((!disk.is_open()).then_some(()))
+    })?;
+    daemon.stop()
+}

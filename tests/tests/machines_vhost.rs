@@ -1,0 +1,260 @@
+//! Disks of virtual machines over vhost-user-blk, with our own driver.
+//!
+//! Purpose: verified load in every shape of ring, nothing copied, deaths of the engine and of the client, growth.
+//! Design: the real daemon and engine; the driver is the initiator's, which shares no code with them.
+//! Not here: guests (`linux_guest_vhost_user_blk.rs`), libblkio, hostile clients.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_initiator::machine::verify::{MachineVerifier, MachineVerify};
+use forebay_initiator::machine::vhost::Vhost;
+use forebay_initiator::machine::{Disk, Ended, Op, Options, Ring, Target};
+use forebay_tests::daemon::DaemonOptions;
+use forebay_tests::lab;
+use forebay_tests::machine::{self, Frontend};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const MIB: u64 = 1 << 20;
+const WRITES: u64 = 1500;
+
+/// Shapes of rings and commands.
+fn shapes() -> Vec<(&'static str, u32, Options)> {
+    let plain = Options {
+        depth: 16,
+        ..Options::default()
+    };
+    let of = |change: fn(&mut Options)| {
+        let mut options = plain.clone();
+        change(&mut options);
+        options
+    };
+    vec![
+        ("split", 4096, of(|o| o.queues = 4)),
+        (
+            "split, direct, scattered",
+            64 << 10,
+            of(|o| {
+                o.indirect = false;
+                o.piece_bytes = 4096;
+            }),
+        ),
+        (
+            "split, no event index, interrupts",
+            4096,
+            of(|o| {
+                o.event_idx = false;
+                o.interrupts = true;
+            }),
+        ),
+        (
+            "packed, scattered",
+            128 << 10,
+            of(|o| {
+                o.ring = Ring::Packed;
+                o.piece_bytes = 4096;
+                o.queues = 2;
+            }),
+        ),
+        (
+            "packed, direct, interrupts",
+            16 << 10,
+            of(|o| {
+                o.ring = Ring::Packed;
+                o.indirect = false;
+                o.interrupts = true;
+            }),
+        ),
+    ]
+}
+
+#[test]
+fn verified_load_in_every_shape() -> Result<()> {
+    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    for (number, (what, block_bytes, options)) in shapes().into_iter().enumerate() {
+        let name = format!("v{number}");
+        let target = machine::export(&daemon, &name, "64M", Frontend::VhostUser)?;
+        let spec = MachineVerify {
+            block_bytes,
+            span_bytes: Some(32 * MIB),
+            seed: number as u64 + 1,
+            ..MachineVerify::new(target, options)
+        };
+        verified(spec).with_context(|| what.to_owned())?;
+    }
+    daemon.pool_check()?;
+    daemon.stop()
+}
+
+fn verified(spec: MachineVerify) -> Result<()> {
+    let mut verifier = MachineVerifier::connect(spec)?;
+    let written = verifier.write(&mut |writes| {
+        if writes < WRITES {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
+    })?;
+    ensure!(written.errors == 0, "{:?}", written.first_error);
+    verifier.flush()?;
+    let read = verifier.read_back()?;
+    ensure!(read.is_clean() && read.bytes >= 32 * MIB, "{read}");
+    verifier.close()?;
+    Ok(())
+}
+
+/// `zero_copy_counters`: what lies as devices want it is not copied; what does not is, and is counted.
+#[test]
+fn zero_copy_counters() -> Result<()> {
+    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    let target = machine::export(&daemon, "v", "64M", Frontend::VhostUser)?;
+    for (block_bytes, ring) in [(4096, Ring::Split), (128 << 10, Ring::Packed)] {
+        let options = Options {
+            ring,
+            piece_bytes: 4096,
+            ..Options::default()
+        };
+        let spec = MachineVerify {
+            block_bytes,
+            span_bytes: Some(32 * MIB),
+            initial: forebay_initiator::verify::Initial::Any,
+            seed: block_bytes.into(),
+            ..MachineVerify::new(target.clone(), options)
+        };
+        let mut verifier = MachineVerifier::connect(spec)?;
+        verifier.write(&mut |writes| {
+            if writes < WRITES {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
+        })?;
+        let read = verifier.read_back()?;
+        ensure!(read.is_clean(), "{read}");
+        verifier.close()?;
+    }
+    let lane = machine::lane(&daemon)?;
+    ensure!(lane["copied_bytes"] == 0, "{lane}");
+    ensure!(lane["write"]["ops"].as_u64() >= Some(2 * WRITES), "{lane}");
+
+    let options = Options {
+        odd: true,
+        depth: 1,
+        ..Options::default()
+    };
+    let mut disk = machine::connect(&target, &options)?;
+    let mut queues = disk.take_queues();
+    let op = Op::Write {
+        offset_bytes: 0,
+        bytes: 4096,
+    };
+    machine::execute(&mut *queues[0], op)?;
+    drop(queues);
+    disk.close()?;
+    let lane = machine::lane(&daemon)?;
+    ensure!(lane["copied_bytes"] == 4096, "{lane}");
+    daemon.stop()
+}
+
+#[test]
+fn kill9_engine_verified_vhost() -> Result<()> {
+    let deaths = lab::count_from("FOREBAY_MACHINE_KILLS", 8);
+    for (ring, interrupts, queues) in [(Ring::Split, false, 2), (Ring::Packed, true, 1)] {
+        let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+        let target = machine::export(&daemon, "v", "64M", Frontend::VhostUser)?;
+        let options = Options {
+            ring,
+            interrupts,
+            queues,
+            depth: 16,
+            ..Options::default()
+        };
+        let spec = MachineVerify {
+            flush_every_writes: 100,
+            span_bytes: Some(16 * MIB),
+            ..MachineVerify::new(target, options)
+        };
+        machine::verified_over_deaths(&daemon, spec, deaths)
+            .with_context(|| format!("{ring:?}"))?;
+        let takeover = daemon.cli(&["stats"])?["takeover"].clone();
+        ensure!(takeover["takeovers"] == deaths, "{takeover}");
+        daemon.pool_check()?;
+        daemon.stop()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn discard_zeroes_and_growth() -> Result<()> {
+    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    let target = machine::export(&daemon, "v", "64M", Frontend::VhostUser)?;
+    let Target::VhostUser(path) = &target else {
+        unreachable!("it was asked for");
+    };
+    let options = Options {
+        depth: 1,
+        ..Options::default()
+    };
+    let mut disk = Vhost::connect(path, &options)?;
+    let geometry = disk.geometry();
+    ensure!(geometry.size_bytes == 64 * MIB, "{geometry:?}");
+    ensure!(geometry.can_flush && geometry.can_discard && geometry.can_write_zeroes);
+    let mut queues = disk.take_queues();
+    let queue = &mut *queues[0];
+    let bytes = 4096;
+    for (offset_bytes, gone) in [
+        (
+            0,
+            Op::Discard {
+                offset_bytes: 0,
+                bytes,
+            },
+        ),
+        (
+            8192,
+            Op::WriteZeroes {
+                offset_bytes: 8192,
+                bytes,
+            },
+        ),
+    ] {
+        queue.put(0, &[7; 4096]);
+        machine::execute(
+            queue,
+            Op::Write {
+                offset_bytes,
+                bytes,
+            },
+        )?;
+        machine::execute(queue, gone)?;
+        machine::execute(
+            queue,
+            Op::Read {
+                offset_bytes,
+                bytes,
+            },
+        )?;
+        let mut seen = [1; 4096];
+        queue.get(0, &mut seen);
+        ensure!(seen == [0; 4096], "{gone:?} left something");
+    }
+    let beyond = Op::Read {
+        offset_bytes: 64 * MIB,
+        bytes,
+    };
+    let ended = machine::end_of(queue, beyond)?;
+    ensure!(
+        ended == Ended::Virtio(1),
+        "a read beyond the end: {ended:?}"
+    );
+
+    daemon.cli(&["volume", "resize", "t/v", "--size", "96M"])?;
+    ensure!(disk.wait_config_change(MINUTE)?, "growth was not told");
+    let grown = disk.refresh()?;
+    ensure!(grown.size_bytes == 96 * MIB, "{grown:?}");
+    machine::execute(queue, beyond)?;
+    drop(queues);
+    Box::new(disk).close()?;
+    daemon.stop()
+}
