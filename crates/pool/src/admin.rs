@@ -8,10 +8,11 @@ use crate::{
     batch::Table,
     error::{PoolError, Result},
     pool::{Pool, Volume},
-    records::{ExportId, ExportRecord, TenantId, TenantRecord, VolumeRecord},
+    records::{ExportId, ExportRecord, NewExport, TenantId, TenantRecord, VolumeRecord},
     uuid::Uuid,
 };
 use forebay_device::size::format_bytes;
+use forebay_xlate::boundary::message::{Frontend, MAX_MACHINE_QUEUES};
 use forebay_xlate::types::VolumeId;
 
 /// The largest volume, in bytes.
@@ -20,6 +21,8 @@ pub const MAX_VOLUME_BYTES: u64 = 64 << 40;
 pub const NQN_PREFIX: &str = "nqn.2026-01.io.forebay:";
 /// NVMe Base 2.0, 4.5: an NQN's longest form, in bytes.
 const MAX_NQN_BYTES: usize = 223;
+/// The longest path of a Unix socket (sockaddr_un).
+const MAX_SOCKET_BYTES: usize = 107;
 const MAX_NAME_BYTES: usize = 63;
 const MAX_HOSTS: usize = 256;
 /// What a record takes in the catalog at most, roughly; hosts come on top.
@@ -281,11 +284,15 @@ impl Pool {
             .ok_or_else(|| PoolError::not_found(format!("no export {nqn:?}")))
     }
 
-    /// The export that shows a volume.
+    /// The exports that show a volume, oldest first.
+    pub fn exports_of(&self, volume: VolumeId) -> impl Iterator<Item = &ExportRecord> {
+        let ids = self.volume_exports.get(&volume).into_iter().flatten();
+        ids.filter_map(|id| self.exports.get(id))
+    }
+
+    /// The first of these.
     pub fn export_of(&self, volume: VolumeId) -> Option<&ExportRecord> {
-        self.volume_exports
-            .get(&volume)
-            .and_then(|id| self.exports.get(id))
+        self.exports_of(volume).next()
     }
 
     /// Shows a volume to hosts.
@@ -296,33 +303,78 @@ impl Pool {
         any_host: bool,
         now_s: u64,
     ) -> Result<ExportId> {
+        let new = NewExport {
+            hosts,
+            any_host,
+            ..NewExport::default()
+        };
+        self.create_export_as(volume, new, now_s)
+    }
+
+    /// Shows a volume to hosts, or to a machine.
+    pub fn create_export_as(
+        &mut self,
+        volume: VolumeId,
+        new: NewExport,
+        now_s: u64,
+    ) -> Result<ExportId> {
         let record = self.volume(volume)?;
         let tenant = self.tenant_by_id(record.tenant)?;
         let nqn = format!("{NQN_PREFIX}{}.{}", tenant.name, record.name);
-        check_hosts(&hosts)?;
-        if hosts.is_empty() && !any_host {
-            return Err(PoolError::invalid(
-                "an export that no host may use: name host NQNs, or allow any host",
-            ));
+        check_hosts(&new.hosts)?;
+        let for_hosts = !new.hosts.is_empty() || new.any_host;
+        if for_hosts == new.frontend.is_machine() {
+            return Err(PoolError::invalid(match for_hosts {
+                false => "an export that no host may use: name host NQNs, or allow any host",
+                true => "hosts are of NVMe/TCP: who may open a machine's socket is its client",
+            }));
         }
-        if self.volume_exports.contains_key(&volume) {
+        if let Frontend::VhostUser { queues } = new.frontend
+            && !(1..=MAX_MACHINE_QUEUES).contains(&queues)
+        {
+            return Err(PoolError::invalid(format!(
+                "a vhost-user disk has 1 to {MAX_MACHINE_QUEUES} queues"
+            )));
+        }
+        let all_share = new.shared && self.exports_of(volume).all(|export| export.shared);
+        if self.volume_exports.contains_key(&volume) && !all_share {
             return Err(PoolError::exists(format!(
-                "volume {:?} is exported",
+                "volume {:?} is exported; two exports that may write need to be shared, both of them",
                 record.name
             )));
         }
-        self.admit(RECORD_BYTES + (hosts.len() * MAX_NQN_BYTES) as u64)?;
+        let is_tcp = |export: &ExportRecord| !export.frontend.is_machine();
+        if !new.frontend.is_machine() && self.exports_of(volume).any(is_tcp) {
+            return Err(PoolError::exists(format!(
+                "volume {:?} is exported by NVMe/TCP, which has any number of hosts",
+                record.name
+            )));
+        }
+        let socket_bytes = new.socket.as_ref().map_or(0, String::len);
+        if socket_bytes > MAX_SOCKET_BYTES {
+            return Err(PoolError::invalid(format!(
+                "a socket's path has at most {MAX_SOCKET_BYTES} bytes"
+            )));
+        }
+        if new.socket.is_some() && self.exports.values().any(|e| e.socket == new.socket) {
+            return Err(PoolError::exists("another export has this socket"));
+        }
+        self.admit(RECORD_BYTES + (new.hosts.len() * MAX_NQN_BYTES + socket_bytes) as u64)?;
         let id = ExportId(self.new_id());
         let export = ExportRecord {
             id,
             volume,
             nqn,
-            hosts,
-            any_host,
+            hosts: new.hosts,
+            any_host: new.any_host,
             created_s: now_s,
+            frontend: new.frontend,
+            socket: new.socket,
+            socket_owner: new.socket_owner,
+            shared: new.shared,
         };
         self.exports.insert(id, export);
-        self.volume_exports.insert(volume, id);
+        self.volume_exports.entry(volume).or_default().insert(id);
         self.touch(Table::Exports, id.0, 0);
         Ok(id)
     }
@@ -335,7 +387,11 @@ impl Pool {
         any_host: bool,
     ) -> Result<()> {
         check_hosts(&hosts)?;
-        self.export(export)?;
+        if self.export(export)?.frontend.is_machine() {
+            return Err(PoolError::invalid(
+                "hosts are of NVMe/TCP: who may open a machine's socket is its client",
+            ));
+        }
         self.admit((hosts.len() * MAX_NQN_BYTES) as u64)?;
         if let Some(record) = self.exports.get_mut(&export) {
             record.hosts = hosts;
@@ -351,7 +407,12 @@ impl Pool {
             .exports
             .remove(&export)
             .ok_or_else(|| PoolError::not_found(format!("no {export}")))?;
-        self.volume_exports.remove(&record.volume);
+        if let Some(exports) = self.volume_exports.get_mut(&record.volume) {
+            exports.remove(&export);
+            if exports.is_empty() {
+                self.volume_exports.remove(&record.volume);
+            }
+        }
         self.touch(Table::Exports, export.0, 0);
         Ok(())
     }

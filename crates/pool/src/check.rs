@@ -228,7 +228,7 @@ impl Check {
         );
         compare(
             "exported volumes",
-            pool.volume_exports.len() as u64,
+            pool.volume_exports.values().map(|e| e.len() as u64).sum(),
             pool.exports.len() as u64,
         );
         for (run, volume) in runs {
@@ -255,7 +255,8 @@ impl Check {
             }
         }
         for export in pool.exports.values() {
-            if pool.volume_exports.get(&export.volume) != Some(&export.id)
+            let of_volume = pool.volume_exports.get(&export.volume);
+            if !of_volume.is_some_and(|exports| exports.contains(&export.id))
                 || !pool.volumes.contains_key(&export.volume)
             {
                 self.report.problem(format!(

@@ -8,9 +8,11 @@
 use crate::{
     error::{PoolError, Result},
     extents::ExtentState,
+    records::{ExportRecord, PlainExport},
     runs::DeviceRun,
     volume_map::{MAP_CHUNK, MapRun},
 };
+use forebay_xlate::boundary::message::{Frontend, MAX_MACHINE_QUEUES};
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -18,6 +20,8 @@ use serde::{Serialize, de::DeserializeOwned};
 pub(crate) const STATE_CHUNK: u64 = 1024;
 
 const VERSION: u8 = 3;
+/// Of an export that versions before this one don't know.
+const MACHINES_VERSION: u8 = 4;
 
 fn wrong(what: &str) -> PoolError {
     PoolError::damaged(format!("a catalog record cannot be read: {what}"))
@@ -45,6 +49,37 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
             "version {version}, this Forebay reads {VERSION}"
         ))),
         None => Err(wrong("it is empty")),
+    }
+}
+
+/// An export. What only this version of Forebay knows (machines' frontends, sharing) has a version of its
+/// own: others say so, and refuse the pool.
+pub(crate) fn encode_export(export: &ExportRecord) -> Result<Vec<u8>> {
+    match export.plain() {
+        Some(plain) => encode(&plain),
+        None => {
+            let mut bytes = encode(export)?;
+            bytes[0] = MACHINES_VERSION;
+            Ok(bytes)
+        }
+    }
+}
+
+/// The reverse of [`encode_export`].
+pub(crate) fn decode_export(bytes: &[u8]) -> Result<ExportRecord> {
+    match bytes.split_first() {
+        Some((&MACHINES_VERSION, rest)) => {
+            let mut known = vec![VERSION];
+            known.extend_from_slice(rest);
+            let record: ExportRecord = decode(&known)?;
+            match record.frontend {
+                Frontend::VhostUser { queues } if !(1..=MAX_MACHINE_QUEUES).contains(&queues) => {
+                    Err(wrong("a machine with no queues, or too many"))
+                }
+                _ => Ok(record),
+            }
+        }
+        _ => decode::<PlainExport>(bytes).map(ExportRecord::from),
     }
 }
 
@@ -298,6 +333,48 @@ pub(crate) fn decode_reservations(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::records::{ExportId, SocketOwner};
+
+    #[test]
+    fn only_exports_that_are_new_have_a_new_version() {
+        let tcp = ExportRecord {
+            id: ExportId(3),
+            volume: VolumeId(2),
+            nqn: "nqn.x".into(),
+            hosts: vec!["nqn.h".into()],
+            any_host: false,
+            created_s: 9,
+            frontend: Frontend::NvmeTcp,
+            socket: None,
+            socket_owner: SocketOwner::default(),
+            shared: false,
+        };
+        // As it was written before there were machines.
+        let old = encode(&(3u64, 2u64, "nqn.x", vec!["nqn.h"], false, 9u64)).unwrap();
+        assert_eq!(encode_export(&tcp).unwrap(), old);
+        assert_eq!(decode_export(&old).unwrap(), tcp);
+        let machine = ExportRecord {
+            frontend: Frontend::VhostUser { queues: 4 },
+            socket: Some("/run/x".into()),
+            hosts: vec![],
+            ..tcp.clone()
+        };
+        let shared = ExportRecord {
+            shared: true,
+            ..tcp
+        };
+        for new in [machine, shared] {
+            let bytes = encode_export(&new).unwrap();
+            assert_eq!(decode_export(&bytes).unwrap(), new);
+            let error = decode::<PlainExport>(&bytes).unwrap_err().to_string();
+            assert!(error.contains("version 4"), "{error}");
+        }
+        let many = ExportRecord {
+            frontend: Frontend::VhostUser { queues: 65 },
+            ..decode_export(&old).unwrap()
+        };
+        assert!(decode_export(&encode_export(&many).unwrap()).is_err());
+    }
     use proptest::prelude::*;
 
     fn map_runs() -> impl Strategy<Value = Vec<MapRun>> {

@@ -78,8 +78,8 @@ pub use pool::{Pool, VolumeSpace};
 pub use probe::{Probe, probe};
 pub use quarantine::QuarantineMark;
 pub use records::{
-    DeviceRecord, ExportId, ExportRecord, HostReservations, PoolInfo, PortRecord, TenantId,
-    TenantRecord, VolumeRecord,
+    DeviceRecord, ExportId, ExportRecord, HostReservations, NewExport, PoolInfo, PortRecord,
+    SocketOwner, TenantId, TenantRecord, VolumeRecord,
 };
 pub use runs::DeviceRun;
 pub use space::{Placement, PoolSettings, Space, SpaceLevel};

@@ -119,7 +119,7 @@ impl Loader {
                 self.volumes.insert(record.id, Volume::new(record));
             }
             Table::Exports => {
-                let record: ExportRecord = codec::decode(value)?;
+                let record: ExportRecord = codec::decode_export(value)?;
                 if record.id.0 != a {
                     return Err(wrong(format!("export {a} calls itself {}", record.id.0)));
                 }
@@ -303,7 +303,8 @@ pub(crate) fn load_records(
         if !pool.volumes.contains_key(&export.volume) {
             return Err(wrong(format!("{} shows no volume", export.id)));
         }
-        pool.volume_exports.insert(export.volume, export.id);
+        let exports = pool.volume_exports.entry(export.volume).or_default();
+        exports.insert(export.id);
         pool.exports.insert(export.id, export);
     }
     if let Some(id) = (loader.host_reservations.keys()).find(|id| !pool.volumes.contains_key(id)) {

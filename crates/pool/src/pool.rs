@@ -127,7 +127,7 @@ pub struct Pool {
     pub(crate) host_reservations: BTreeMap<VolumeId, HostReservations>,
     pub(crate) tenant_names: BTreeMap<String, TenantId>,
     pub(crate) volume_names: BTreeMap<(TenantId, String), VolumeId>,
-    pub(crate) volume_exports: BTreeMap<VolumeId, ExportId>,
+    pub(crate) volume_exports: BTreeMap<VolumeId, BTreeSet<ExportId>>,
     pub(crate) extents: Extents,
     pub(crate) reservations: Reservations,
     touched: BTreeSet<Key>,
@@ -332,7 +332,10 @@ impl Pool {
                 self.any_volume(VolumeId(key.a))
                     .map(|volume| &volume.record),
             ),
-            Table::Exports => record(self.exports.get(&ExportId(key.a))),
+            Table::Exports => {
+                let export = self.exports.get(&ExportId(key.a));
+                export.map(codec::encode_export).transpose()
+            }
             // A number of the table is one of 16 bits.
             Table::Ports => record(self.ports.get(&(key.a as u16))),
             Table::HostReservations => record(self.host_reservations.get(&VolumeId(key.a))),

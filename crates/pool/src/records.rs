@@ -6,7 +6,7 @@
 
 use crate::{space::PoolSettings, uuid::Uuid};
 use forebay_nvme::reservation::Reservations;
-use forebay_xlate::boundary::message::{PortConfig, ReserveToken};
+use forebay_xlate::boundary::message::{Frontend, PortConfig, ReserveToken};
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -120,6 +120,92 @@ pub struct ExportRecord {
     pub any_host: bool,
     /// When it was created, in seconds since the epoch.
     pub created_s: u64,
+    /// How it is reached.
+    pub frontend: Frontend,
+    /// Where its socket is, of a machine's; none: beneath the runtime folder.
+    pub socket: Option<String>,
+    /// To whom the socket belongs: user and group ids.
+    pub socket_owner: SocketOwner,
+    /// Whether others that say the same may show the volume too.
+    pub shared: bool,
+}
+
+/// To whom a socket belongs, by numbers; `None`: to the daemon's user or group.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SocketOwner {
+    /// The user.
+    pub user: Option<u32>,
+    /// The group.
+    pub group: Option<u32>,
+}
+
+/// An export to be made.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct NewExport {
+    /// The NQNs of the hosts that may connect; of a machine's none, and not any.
+    pub hosts: Vec<String>,
+    /// Whether any host may.
+    pub any_host: bool,
+    /// How it is reached.
+    pub frontend: Frontend,
+    /// Where its socket is, of a machine's.
+    pub socket: Option<String>,
+    /// To whom the socket belongs.
+    pub socket_owner: SocketOwner,
+    /// Whether others that say the same may show the volume too.
+    pub shared: bool,
+}
+
+/// An export of the network's that shares with nobody, as it is stored: versions of Forebay that know no
+/// other read it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct PlainExport {
+    id: ExportId,
+    volume: VolumeId,
+    nqn: String,
+    hosts: Vec<String>,
+    any_host: bool,
+    created_s: u64,
+}
+
+impl ExportRecord {
+    /// As it is stored, if it is one of these.
+    pub(crate) fn plain(&self) -> Option<PlainExport> {
+        let is_plain = self.frontend == Frontend::NvmeTcp && !self.shared;
+        is_plain.then(|| PlainExport {
+            id: self.id,
+            volume: self.volume,
+            nqn: self.nqn.clone(),
+            hosts: self.hosts.clone(),
+            any_host: self.any_host,
+            created_s: self.created_s,
+        })
+    }
+}
+
+impl From<PlainExport> for ExportRecord {
+    fn from(plain: PlainExport) -> Self {
+        let PlainExport {
+            id,
+            volume,
+            nqn,
+            hosts,
+            any_host,
+            created_s,
+        } = plain;
+        Self {
+            id,
+            volume,
+            nqn,
+            hosts,
+            any_host,
+            created_s,
+            frontend: Frontend::NvmeTcp,
+            socket: None,
+            socket_owner: SocketOwner::default(),
+            shared: false,
+        }
+    }
 }
 
 /// A port: where hosts connect, and how they should use it.

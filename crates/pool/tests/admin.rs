@@ -270,3 +270,65 @@ fn devices_are_known_by_their_labels() {
     assert_eq!(error.kind, ErrorKind::Invalid);
     assert!(error.message.contains("one pool at a time"), "{error}");
 }
+
+#[test]
+fn two_exports_of_a_volume_are_both_shared() {
+    use forebay_pool::NewExport;
+    use forebay_xlate::boundary::message::Frontend;
+    let (_, mut pool, _) = with_tenant();
+    let v = pool
+        .create_volume(&new("acme", "v", 65536, None), 0)
+        .unwrap();
+    let machine = |shared, socket: &str| NewExport {
+        frontend: Frontend::VhostUser { queues: 1 },
+        socket: Some(socket.into()),
+        shared,
+        ..NewExport::default()
+    };
+    let alone = pool.create_export_as(v, machine(false, "/a"), 0).unwrap();
+    let second = pool.create_export_as(v, machine(true, "/b"), 0);
+    assert_eq!(kind(second), ErrorKind::Exists);
+    assert_eq!(
+        kind(pool.create_export(v, vec![], true, 0)),
+        ErrorKind::Exists
+    );
+    assert!(pool.set_export_hosts(alone, vec![], true).is_err());
+    pool.delete_export(alone).unwrap();
+    assert!(pool.export_of(v).is_none());
+
+    // By another frontend later.
+    let tcp = NewExport {
+        any_host: true,
+        shared: true,
+        ..NewExport::default()
+    };
+    let first = pool.create_export_as(v, tcp.clone(), 0).unwrap();
+    assert_eq!(kind(pool.create_export_as(v, tcp, 0)), ErrorKind::Exists);
+    assert_eq!(
+        kind(pool.create_export_as(v, machine(false, "/a"), 0)),
+        ErrorKind::Exists
+    );
+    let second = pool.create_export_as(v, machine(true, "/a"), 0).unwrap();
+    assert_eq!(
+        kind(pool.create_export_as(v, machine(true, "/a"), 0)),
+        ErrorKind::Exists,
+        "one socket, one export"
+    );
+    let shown: Vec<_> = pool.exports_of(v).map(|export| export.id).collect();
+    assert_eq!(shown, [first, second]);
+    pool.delete_export(first).unwrap();
+    assert_eq!(pool.export_of(v).unwrap().id, second);
+    for bad in [
+        NewExport {
+            any_host: true,
+            ..machine(true, "/c")
+        },
+        NewExport {
+            frontend: Frontend::VhostUser { queues: 0 },
+            ..machine(true, "/c")
+        },
+        machine(true, &"x".repeat(108)),
+    ] {
+        assert_eq!(kind(pool.create_export_as(v, bad, 0)), ErrorKind::Invalid);
+    }
+}

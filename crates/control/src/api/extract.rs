@@ -101,6 +101,26 @@ impl<S: Send + Sync> FromRequestParts<S> for OfVolume {
     }
 }
 
+/// The same, where `@` and a number may follow: several exports of a volume are told apart by it.
+pub(super) struct OfExport(pub(super) String, pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for OfExport {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Path((tenant, export)) = path::<(String, String), S>(parts, state).await?;
+        validate::name("tenant", &tenant)?;
+        let (volume, number) = export.split_once('@').unwrap_or((&export, "0"));
+        validate::name("volume", volume)?;
+        if number.parse::<u64>().is_err() {
+            return Err(ApiError::invalid(
+                "an export is named VOLUME, or VOLUME@NUMBER",
+            ));
+        }
+        Ok(Self(tenant, export))
+    }
+}
+
 /// `{index}` of the path.
 pub(super) struct DeviceAt(pub(super) u8);
 

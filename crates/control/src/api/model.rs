@@ -484,6 +484,27 @@ pub struct Export {
     pub tenant: String,
     /// The volume.
     pub volume: String,
+    /// Its number in the pool: `VOLUME@ID` names it where the volume has several.
+    #[serde(default)]
+    pub id: u64,
+    /// How it is reached.
+    #[serde(default)]
+    pub frontend: ExportFrontend,
+    /// Of `nvme_pcie`: whether doorbells are a page that the machine shares and the engine polls.
+    #[serde(default)]
+    pub mapped_doorbells: bool,
+    /// Of `vhost_user`: request queues.
+    #[serde(default)]
+    pub queues: u16,
+    /// Of a machine's: the Unix socket that its client connects to.
+    #[serde(default)]
+    pub socket: Option<String>,
+    /// Of a machine's: whether a client is connected now.
+    #[serde(default)]
+    pub machine_connected: bool,
+    /// Whether others that say the same may show the volume too.
+    #[serde(default)]
+    pub shared: bool,
     /// NQN of its NVMe subsystem.
     pub nqn: String,
     /// Namespace id within the subsystem.
@@ -504,8 +525,23 @@ pub struct Export {
     pub commands_ending: u64,
 }
 
+/// How an export is reached.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum ExportFrontend {
+    /// By any number of hosts over NVMe/TCP.
+    #[default]
+    NvmeTcp,
+    /// By one virtual machine, or one user-space driver, as an NVMe disk over vfio-user.
+    NvmePcie,
+    /// By one virtual machine, or one user-space driver, as a virtio disk over vhost-user.
+    VhostUser,
+}
+
 /// Body of `POST /v1/exports`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExportCreate {
     /// Tenant of the volume.
@@ -518,6 +554,28 @@ pub struct ExportCreate {
     /// Let every host connect.
     #[serde(default)]
     pub any_host: bool,
+    /// How it is reached; hosts are of NVMe/TCP alone.
+    #[serde(default)]
+    pub frontend: ExportFrontend,
+    /// Of `nvme_pcie`: doorbells are a page that the machine shares and the engine polls.
+    #[serde(default)]
+    pub mapped_doorbells: bool,
+    /// Of `vhost_user`: request queues, 1 to 64; 1 if it isn't given.
+    #[serde(default)]
+    pub queues: Option<u16>,
+    /// Of a machine's: the absolute path of the Unix socket to be made; without it, it is beneath the
+    /// daemon's runtime folder.
+    #[serde(default)]
+    pub socket: Option<String>,
+    /// Of a machine's: the number of the user to whom the socket is to belong.
+    #[serde(default)]
+    pub socket_user: Option<u32>,
+    /// Of a machine's: the number of the group to whom the socket is to belong.
+    #[serde(default)]
+    pub socket_group: Option<u32>,
+    /// The volume may have several exports: all of them say so.
+    #[serde(default)]
+    pub shared: bool,
 }
 
 /// Body of `PATCH /v1/exports/{tenant}/{volume}`: who may connect. Hosts that are removed are

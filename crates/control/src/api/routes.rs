@@ -16,7 +16,7 @@ use axum::routing::{get, patch, post};
 use axum::{Json, Router};
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{Body, InTenant, OfVolume};
+use super::extract::{Body, InTenant, OfExport, OfVolume};
 use super::figure_routes::{events, metrics_text, stats};
 use super::model::{
     Done, Export, ExportCreate, ExportUpdate, Status, Tenant, TenantCreate, Volume, VolumeCreate,
@@ -406,6 +406,7 @@ pub(super) async fn export_create(
     validate::name("tenant", &body.tenant)?;
     validate::name("volume", &body.volume)?;
     validate::host_list(&body.hosts)?;
+    validate::frontend(&body)?;
     Ok((StatusCode::CREATED, Json(owner.export_create(body).await?)))
 }
 
@@ -425,7 +426,7 @@ pub(super) async fn export_create(
 )]
 pub(super) async fn export_show(
     State(owner): State<Handle>,
-    OfVolume(tenant, volume): OfVolume,
+    OfExport(tenant, volume): OfExport,
 ) -> Result<Json<Export>, ApiError> {
     Ok(Json(owner.export_show(tenant, volume).await?))
 }
@@ -447,7 +448,7 @@ pub(super) async fn export_show(
 )]
 pub(super) async fn export_update(
     State(owner): State<Handle>,
-    OfVolume(tenant, volume): OfVolume,
+    OfExport(tenant, volume): OfExport,
     Body(body): Body<ExportUpdate>,
 ) -> Result<Json<Export>, ApiError> {
     validate::host_list(&body.add_hosts)?;
@@ -470,7 +471,7 @@ pub(super) async fn export_update(
 )]
 pub(super) async fn export_delete(
     State(owner): State<Handle>,
-    OfVolume(tenant, volume): OfVolume,
+    OfExport(tenant, volume): OfExport,
 ) -> Result<Json<Done>, ApiError> {
     let at_devices = owner.export_delete(tenant.clone(), volume.clone()).await?;
     let left = match at_devices {
@@ -496,7 +497,7 @@ pub(super) async fn export_delete(
 )]
 pub(super) async fn export_resume(
     State(owner): State<Handle>,
-    OfVolume(tenant, volume): OfVolume,
+    OfExport(tenant, volume): OfExport,
 ) -> Result<Json<Export>, ApiError> {
     Ok(Json(owner.export_resume(tenant, volume).await?))
 }

@@ -4,7 +4,13 @@
 //! Design: pure functions from text to `Result`.
 //! Not here: whether what is named exists, and anything about sizes: that needs the pool.
 
+use forebay_xlate::boundary::message::MAX_MACHINE_QUEUES;
+
 use super::error::ApiError;
+use super::model::{ExportCreate, ExportFrontend};
+
+/// The longest path of a Unix socket (sockaddr_un: 108 bytes with its NUL).
+pub const MAX_PATH_BYTES: usize = 107;
 
 /// The longest tenant or volume name.
 pub const NAME_MAX: usize = 63;
@@ -66,6 +72,45 @@ pub fn host_list(hosts: &[String]) -> Result<(), ApiError> {
         )));
     }
     hosts.iter().try_for_each(|nqn| host_nqn(nqn))
+}
+
+/// Checks that what is said of a frontend belongs to it.
+///
+/// # Errors
+/// `invalid`, for the first thing that doesn't.
+pub fn frontend(body: &ExportCreate) -> Result<(), ApiError> {
+    let refuse = |what: &str| Err(ApiError::invalid(what.to_owned()));
+    let of_machines =
+        body.socket.is_some() || body.socket_user.is_some() || body.socket_group.is_some();
+    match body.frontend {
+        ExportFrontend::NvmeTcp if of_machines => {
+            return refuse("an export over NVMe/TCP has no socket of its own");
+        }
+        ExportFrontend::NvmePcie | ExportFrontend::NvmeTcp if body.queues.is_some() => {
+            return refuse("the number of queues is of vhost-user");
+        }
+        ExportFrontend::VhostUser | ExportFrontend::NvmeTcp if body.mapped_doorbells => {
+            return refuse("doorbells are of NVMe over vfio-user");
+        }
+        _ => {}
+    }
+    if body
+        .queues
+        .is_some_and(|queues| !(1..=MAX_MACHINE_QUEUES).contains(&queues))
+    {
+        return Err(ApiError::invalid(format!(
+            "a vhost-user disk has 1 to {MAX_MACHINE_QUEUES} queues"
+        )));
+    }
+    match &body.socket {
+        Some(path) if !path.starts_with('/') || path.contains('\0') => {
+            refuse("a socket's path is absolute")
+        }
+        Some(path) if path.len() > MAX_PATH_BYTES => Err(ApiError::invalid(format!(
+            "a socket's path has at most {MAX_PATH_BYTES} bytes"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

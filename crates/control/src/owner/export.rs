@@ -6,8 +6,10 @@
 //! before that has happened; what they have at devices may take as long as the devices do.
 //! Not here: host NQNs' syntax (checked before), connecting (the engine).
 
-use forebay_pool::ExportId;
-use forebay_xlate::boundary::message::{ExportId as EngineExportId, ToEngine};
+use std::rc::Rc;
+
+use forebay_pool::{ExportId, ExportRecord, NewExport, SocketOwner};
+use forebay_xlate::boundary::message::{ExportId as EngineExportId, Frontend, ToEngine};
 
 use super::Owner;
 use super::push::export_config;
@@ -15,19 +17,40 @@ use super::session::AskError;
 use super::volume::engine_error;
 use crate::api::error::ApiError;
 use crate::api::events::EventKind;
-use crate::api::model::{Export, ExportCreate, ExportUpdate};
+use crate::api::model::{Export, ExportCreate, ExportFrontend, ExportUpdate};
 use crate::devices::{api_error, now_s};
 use crate::events::News;
 
 impl Owner {
     /// Exports a volume.
-    pub(crate) async fn export_create(&self, body: ExportCreate) -> Result<Export, ApiError> {
+    pub(crate) async fn export_create(
+        self: &Rc<Self>,
+        body: ExportCreate,
+    ) -> Result<Export, ApiError> {
         let ExportCreate {
             tenant,
             volume,
             hosts,
             any_host,
+            frontend,
+            mapped_doorbells,
+            queues,
+            socket,
+            socket_user,
+            socket_group,
+            shared,
         } = body;
+        let frontend = match frontend {
+            ExportFrontend::NvmeTcp => Frontend::NvmeTcp,
+            ExportFrontend::NvmePcie => Frontend::NvmePcie { mapped_doorbells },
+            ExportFrontend::VhostUser => Frontend::VhostUser {
+                queues: queues.unwrap_or(1),
+            },
+        };
+        let socket_owner = SocketOwner {
+            user: socket_user,
+            group: socket_group,
+        };
         let id = self.volume_id(&tenant, &volume)?;
         let mut hosts = hosts;
         hosts.sort_unstable();
@@ -35,22 +58,52 @@ impl Owner {
         let export = {
             let mut core = self.core.borrow_mut();
             core.pool
-                .create_export(id, hosts, any_host, now_s())
+                .create_export_as(
+                    id,
+                    NewExport {
+                        hosts,
+                        any_host,
+                        frontend,
+                        socket,
+                        socket_owner,
+                        shared,
+                    },
+                    now_s(),
+                )
                 .map_err(api_error)?
         };
-        self.commit_for_api().await?;
-        if let Err(error) = self.push_export(export).await {
-            if matches!(error, AskError::Refused(_)) {
-                let undone = self.core.borrow_mut().pool.delete_export(export);
-                undone.map_err(api_error)?;
-                self.commit_for_api().await?;
-            }
-            return Err(engine_error(&error));
-        }
+        self.making.borrow_mut().insert(export);
+        let made = self.begin_export(export).await;
+        self.making.borrow_mut().remove(&export);
+        made?;
         let name = format!("{tenant}/{volume}");
         let text = format!("{name} is exported from now on");
         self.tell_export(EventKind::ExportCreated, name, text);
-        self.export_show(&tenant, &volume)
+        self.export_show(&tenant, &format!("{volume}@{}", export.0))
+    }
+
+    /// Has an export that was made be served; if that can't be, it is taken back.
+    async fn begin_export(self: &Rc<Self>, export: ExportId) -> Result<(), ApiError> {
+        self.commit_for_api().await?;
+        let error = match self.push_export(export).await {
+            Ok(_) => match self.listen_for_machine(export).await {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            },
+            Err(error @ AskError::Refused(_)) => engine_error(&error),
+            // The next engine is told of it.
+            Err(error) => return Err(engine_error(&error)),
+        };
+        let undone = self.core.borrow_mut().pool.delete_export(export);
+        undone.map_err(api_error)?;
+        self.commit_for_api().await?;
+        let of_engine = EngineExportId(export.0);
+        let message = |request| ToEngine::RemoveExport {
+            request,
+            export: of_engine,
+        };
+        let _ = self.push_settled("removing an export", message).await;
+        Err(error)
     }
 
     fn tell_export(&self, kind: EventKind, name: String, text: String) {
@@ -85,15 +138,32 @@ impl Owner {
     }
 
     pub(super) fn export_id(&self, tenant: &str, volume: &str) -> Result<ExportId, ApiError> {
-        let id = self.volume_id(tenant, volume)?;
+        // Several exports of a volume are told apart by their numbers.
+        let (name, number) = match volume.split_once('@') {
+            Some((name, number)) => (name, Some(number)),
+            None => (volume, None),
+        };
+        let id = self.volume_id(tenant, name)?;
         let core = self.core.borrow();
-        core.pool
-            .export_of(id)
-            .map(|record| record.id)
-            .ok_or_else(|| {
-                ApiError::not_found(format!("volume {tenant}/{volume} is not exported"))
-                    .hint("`forebay export list` shows what is")
-            })
+        let is_named = |export: &&ExportRecord| number.is_none_or(|n| export.id.0.to_string() == n);
+        let mut found = core.pool.exports_of(id).filter(is_named);
+        match (found.next(), found.next()) {
+            (Some(one), None) => Ok(one.id),
+            (Some(_), Some(_)) => {
+                let all = core.pool.exports_of(id);
+                let all: Vec<String> = all
+                    .map(|e| format!("{tenant}/{name}@{} ({})", e.id.0, e.frontend.name()))
+                    .collect();
+                Err(
+                    ApiError::invalid(format!("volume {tenant}/{name} has several exports"))
+                        .hint(format!("name one: {}", all.join(", "))),
+                )
+            }
+            (None, _) => Err(ApiError::not_found(format!(
+                "volume {tenant}/{volume} is not exported"
+            ))
+            .hint("`forebay export list` shows what is")),
+        }
     }
 
     /// Changes who may connect.
@@ -138,11 +208,19 @@ impl Owner {
     /// Ends an export; its hosts are disconnected. Gives back how many commands of theirs are still at
     /// devices.
     pub(crate) async fn export_delete(
-        &self,
+        self: &Rc<Self>,
         tenant: String,
         volume: String,
     ) -> Result<u64, ApiError> {
         let id = self.export_id(&tenant, &volume)?;
+        let socket = {
+            let core = self.core.borrow();
+            let record = core.pool.export(id).map_err(api_error)?;
+            let shown = core.pool.volume(record.volume).ok();
+            shown
+                .filter(|_| record.frontend.is_machine())
+                .map(|volume| self.socket_path(record, volume))
+        };
         self.core
             .borrow_mut()
             .pool
@@ -153,6 +231,9 @@ impl Owner {
         let export = EngineExportId(id.0);
         let message = |request| ToEngine::RemoveExport { request, export };
         let pushed = self.push_settled("removing an export", message).await;
+        if let Some(path) = socket {
+            self.remove_machine_listener(id, &path).await;
+        }
         let at_devices = pushed.map_err(|error| engine_error(&error))?;
         let name = format!("{tenant}/{volume}");
         let text = format!("{name} is not exported any more");

@@ -37,6 +37,7 @@ mod health;
 mod hosts;
 mod launder;
 mod locks;
+mod machines;
 mod ports;
 mod push;
 mod quarantine;
@@ -218,6 +219,9 @@ pub(crate) struct Owner {
     devices_changed: Signal,
     watched: watch::Watched,
     hosts: hosts::Hosts,
+    machines: machines::Machines,
+    /// Exports that are being made.
+    making: RefCell<BTreeSet<forebay_pool::ExportId>>,
     added: RefCell<stats::Added>,
     figures: RefCell<figures::Told>,
     pub(crate) quarantine: quarantine::Quarantine,
@@ -275,6 +279,8 @@ impl Owner {
             devices_changed: Signal::new(),
             watched: watch::Watched::default(),
             hosts: hosts::Hosts::default(),
+            machines: machines::Machines::default(),
+            making: RefCell::default(),
             added: RefCell::default(),
             figures: RefCell::default(),
             quarantine: quarantine::Quarantine::default(),
@@ -288,6 +294,7 @@ impl Owner {
         owner.spawn(owner.clone().run_watch());
         owner.spawn(owner.clone().run_deleter());
         owner.spawn(owner.clone().run_copies());
+        owner.spawn(owner.clone().run_machines());
         for device in owner.device_indexes() {
             owner.serve_device(device);
         }
@@ -526,6 +533,9 @@ impl Owner {
                 why,
                 count,
             } => self.host_refused(session, &host, &subsystem, &why, count),
+            FromEngine::Machine { .. } | FromEngine::MachineLeft { .. } => {
+                self.machine_news(session, &message);
+            }
             FromEngine::DeviceReady { device } => self.device_ready(device),
             FromEngine::DeviceFailed { device, error } => {
                 self.device_failed(session, device, error);

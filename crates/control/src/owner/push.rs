@@ -18,8 +18,7 @@ use std::rc::Rc;
 
 use forebay_pool::{DeviceRecord, ExportRecord, Pool, VolumeRecord};
 use forebay_xlate::boundary::message::{
-    DeviceConfig, ExportConfig, ExportId, Frontend, GrantOf, Held, MAX_BATCH, ToEngine,
-    VolumeConfig,
+    DeviceConfig, ExportConfig, ExportId, GrantOf, Held, MAX_BATCH, ToEngine, VolumeConfig,
 };
 use forebay_xlate::grants::Grant;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
@@ -100,7 +99,10 @@ impl Owner {
                     }
                     addresses.insert(address);
                 }
-                Held::MachineListener(_) => {}
+                Held::MachineListener(export) => {
+                    let fd = descriptors.into_iter().next();
+                    self.keep_machine_listener(export, fd);
+                }
                 // The session has noted them.
                 Held::Device(..)
                 | Held::Revoke(_)
@@ -249,6 +251,13 @@ impl Owner {
                 Err(error) => tracing::error!(address, %error, "a descriptor for the listener"),
             }
         }
+        for (what, pending) in self.say_machine_listeners(session) {
+            asked.push(Asked {
+                what,
+                device: None,
+                pending,
+            });
+        }
         asked
     }
 
@@ -396,7 +405,7 @@ pub(super) fn export_config(record: &ExportRecord, volume: &VolumeRecord) -> Exp
         serial: serial(volume),
         hosts: record.hosts.clone(),
         any_host: record.any_host,
-        frontend: Frontend::NvmeTcp,
+        frontend: record.frontend,
     }
 }
 

@@ -7,7 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use forebay_pool::{DeviceRecord, ExportRecord, Space, TenantRecord, VolumeRecord};
+use forebay_pool::{DeviceRecord, ExportId, ExportRecord, Space, TenantRecord, VolumeRecord};
+use forebay_xlate::boundary::message::Frontend;
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::{DeviceIndex, VolumeId};
 
@@ -18,8 +19,8 @@ use super::watch::size::state_text as cut_text;
 use super::{Core, Owner};
 use crate::api::error::ApiError;
 use crate::api::model::{
-    CheckProblem, CheckResult, DeviceDetails, DeviceInfo, DeviceState, Export, Placement,
-    PoolCheck, PoolInfo, PoolState, PoolUpdate, SpaceLevel, Tenant, Volume,
+    CheckProblem, CheckResult, DeviceDetails, DeviceInfo, DeviceState, Export, ExportFrontend,
+    Placement, PoolCheck, PoolInfo, PoolState, PoolUpdate, SpaceLevel, Tenant, Volume,
 };
 use crate::devices::{api_error, settings_of};
 
@@ -153,19 +154,48 @@ impl Owner {
         connected: &mut BTreeMap<u64, BTreeSet<String>>,
     ) -> Option<Export> {
         let volume = core.pool.volume(export.volume).ok()?;
+        let (frontend, mapped_doorbells, queues) = match export.frontend {
+            Frontend::NvmeTcp => (ExportFrontend::NvmeTcp, false, 0),
+            Frontend::NvmePcie { mapped_doorbells } => {
+                (ExportFrontend::NvmePcie, mapped_doorbells, 0)
+            }
+            Frontend::VhostUser { queues } => (ExportFrontend::VhostUser, false, queues),
+        };
+        let is_machine = export.frontend.is_machine();
+        let addresses = match is_machine {
+            true => Vec::new(),
+            false => self.addresses(),
+        };
+        let socket = is_machine.then(|| self.socket_path(export, volume).display().to_string());
         Some(Export {
             tenant: tenant_name(core, volume),
             volume: volume.name.clone(),
+            id: export.id.0,
+            frontend,
+            mapped_doorbells,
+            queues,
+            socket,
+            machine_connected: is_machine && self.has_machine(export.id),
+            shared: export.shared,
             nqn: export.nqn.clone(),
             nsid: 1,
             hosts: export.hosts.clone(),
             any_host: export.any_host,
-            addresses: self.addresses(),
+            addresses,
             quarantined: self.quarantine.reason(export.id),
             commands_ending: 0,
             connected_hosts: connected
                 .remove(&export.id.0)
                 .map_or_else(Vec::new, |hosts| hosts.into_iter().collect()),
+        })
+    }
+
+    /// Whether a machine's export has a client now.
+    fn has_machine(&self, export: ExportId) -> bool {
+        self.session().is_some_and(|session| {
+            let mut lanes = session.region.lanes().iter();
+            let lane = lanes.find(|lane| lane.export.load(Relaxed) == export.0 + 1);
+            lane.is_some_and(|lane| lane.connections.load(Relaxed) > 0)
         })
     }
 

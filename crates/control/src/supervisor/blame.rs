@@ -13,7 +13,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_pool::ExportId;
-use forebay_xlate::boundary::message::Blamed;
+use forebay_xlate::boundary::message::{Blamed, ExportId as EngineExportId};
 use forebay_xlate::boundary::region::{Blame, MAX_CONTROLLERS, MAX_REACTORS, Region};
 
 use super::process::{OUT_OF_MEMORY, signal_name};
@@ -72,6 +72,13 @@ pub(super) fn judge(region: Option<&Region>, how: &str) -> Verdict {
             let reactor = reactor as usize;
             let text = working_on(region, reactor);
             verdict.cause = format!("{} in reactor {reactor}, {text}", verdict.cause);
+            if let Some((export, slot)) = machine_of(region, reactor) {
+                verdict.blamed = Some(Blamed::Machine {
+                    export: EngineExportId(export.0),
+                    slot,
+                });
+                verdict.export = Some(export);
+            }
             if let Some(Blame { queue, slot }) = region.blamed(reactor) {
                 verdict.blamed = Some(Blamed::Queue { queue, slot });
                 verdict.export = export_of(region, queue);
@@ -97,6 +104,9 @@ pub(super) fn working_on(region: &Region, reactor: usize) -> String {
             _ => "looking at a new connection".to_owned(),
         };
     }
+    if let Some((_, slot)) = machine_of(region, reactor) {
+        return format!("working on command {slot} of a machine");
+    }
     match region.blamed(reactor) {
         None => "working for no host".to_owned(),
         Some(Blame { queue, slot: None }) => format!("working on what came on queue {queue}"),
@@ -117,9 +127,21 @@ pub(super) fn working_on(region: &Region, reactor: usize) -> String {
 
 /// The export that a reactor says it is working for.
 pub(super) fn export_in_work(region: &Region, reactor: usize) -> Option<ExportId> {
+    if let Some((export, _)) = machine_of(region, reactor) {
+        return Some(export);
+    }
     let record = region.reactors().get(reactor)?;
     let blame = Blame::of_word(record.blame.load(Relaxed))?;
     export_of(region, blame.queue)
+}
+
+/// The machine's command that a reactor works on: its export, and its number there.
+fn machine_of(region: &Region, reactor: usize) -> Option<(ExportId, u16)> {
+    let word = region.reactors().get(reactor)?.blame.load(Relaxed);
+    let (lane, slot) = Blame::machine_of_word(word)?;
+    let lane = region.lanes().get(lane as usize)?;
+    let export = lane.export.load(Relaxed).checked_sub(1)?;
+    Some((ExportId(export), slot))
 }
 
 /// The export that a queue belongs to, if its records say so.
@@ -189,6 +211,19 @@ mod tests {
             })
         );
         assert!(crashed.cause.contains("SIGABRT"), "{}", crashed.cause);
+
+        // A machine's.
+        region.lanes()[5].export.store(21, Relaxed);
+        reactor.blame.store(Blame::machine(5, 700), Relaxed);
+        let crashed = judge(Some(&region), "unknown");
+        let machine = Blamed::Machine {
+            export: EngineExportId(20),
+            slot: 700,
+        };
+        assert_eq!(crashed.blamed, Some(machine));
+        assert_eq!(crashed.export, Some(ExportId(20)));
+        assert_eq!(export_in_work(&region, 2), Some(ExportId(20)));
+        assert!(crashed.cause.contains("command 700 of a machine"));
 
         region.header().crash.store(11 << 32, Relaxed);
         assert_eq!(judge(Some(&region), "x").blamed, None);

@@ -221,6 +221,7 @@ fn prepare(client: &Client, guest: &Guest) -> Outcome<Export> {
                 volume: name.volume,
                 hosts: vec![host],
                 any_host: false,
+                ..ExportCreate::default()
             };
             Ok(client.post("/v1/exports", &body)?)
         }

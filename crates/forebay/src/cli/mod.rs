@@ -349,20 +349,11 @@ pub(crate) enum VolumeCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ExportCommand {
-    /// Show a volume to hosts over NVMe/TCP
-    Create {
-        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
-        volume: VolumeName,
-        /// A host that may connect (its NQN, on Linux in /etc/nvme/hostnqn); may be repeated
-        #[arg(long = "host", value_name = "NQN")]
-        hosts: Vec<String>,
-        /// Let every host connect
-        #[arg(long)]
-        any_host: bool,
-    },
+    /// Show a volume to hosts over NVMe/TCP, or to a virtual machine as its disk
+    Create(ExportCreateArgs),
     /// List the exports
     List,
-    /// Show an export and how to attach it
+    /// Show an export and how to attach it; TENANT/VOLUME@ID where a volume has several
     Show {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
         volume: VolumeName,
@@ -385,6 +376,41 @@ pub(crate) enum ExportCommand {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
         volume: VolumeName,
     },
+}
+
+/// An export to be made.
+#[derive(Debug, Args)]
+pub(crate) struct ExportCreateArgs {
+    #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+    pub(crate) volume: VolumeName,
+    /// A host that may connect (its NQN, on Linux in /etc/nvme/hostnqn); may be repeated
+    #[arg(long = "host", value_name = "NQN", conflicts_with_all = ["nvme_pcie", "vhost_user"])]
+    pub(crate) hosts: Vec<String>,
+    /// Let every host connect
+    #[arg(long, conflicts_with_all = ["nvme_pcie", "vhost_user"])]
+    pub(crate) any_host: bool,
+    /// For a virtual machine, as an NVMe disk of its own (vfio-user: QEMU 10.1 or newer)
+    #[arg(long, conflicts_with = "vhost_user")]
+    pub(crate) nvme_pcie: bool,
+    /// Have the engine poll the doorbells in shared memory: faster for a machine that is always busy, and a core
+    /// never sleeps; drivers that need the doorbells mapped (SPDK's) need it
+    #[arg(long, requires = "nvme_pcie")]
+    pub(crate) mapped_doorbells: bool,
+    /// For a virtual machine, as a virtio disk (vhost-user-blk)
+    #[arg(long)]
+    pub(crate) vhost_user: bool,
+    /// How many request queues the virtio disk has [default: 1]
+    #[arg(long, value_name = "N", requires = "vhost_user", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) queues: Option<u16>,
+    /// Where the machine's Unix socket is made [default: beneath the daemon's runtime folder]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) vm_socket: Option<PathBuf>,
+    /// To whom the machine's socket is to belong, e.g. libvirt-qemu:kvm
+    #[arg(long, value_name = "USER[:GROUP]")]
+    pub(crate) owner: Option<String>,
+    /// Let the volume have several exports; each of them must say so
+    #[arg(long)]
+    pub(crate) shared: bool,
 }
 
 /// Who may connect to an export from now on.

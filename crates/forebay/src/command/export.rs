@@ -1,33 +1,18 @@
 //! `forebay export`.
 
-use forebay_control::api::model::{Done, Export, ExportCreate, ExportUpdate};
+use forebay_control::api::model::{Done, Export, ExportCreate, ExportFrontend, ExportUpdate};
 
+use super::machine::{attach_text, owner_ids};
 use super::{Context, segment};
-use crate::cli::{ExportCommand, VolumeName};
-use crate::failure::{Failure, Outcome};
+use crate::cli::{ExportCommand, ExportCreateArgs, VolumeName};
+use crate::failure::{Failure, Outcome, While};
 use crate::output::{pairs, table};
 
 pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
     let client = &context.client;
     match command {
-        ExportCommand::Create {
-            volume,
-            hosts,
-            any_host,
-        } => {
-            if hosts.is_empty() && !any_host {
-                return Err(Failure::new("nobody could connect to this export").hint(
-                    "name the hosts with --host NQN (on Linux: cat /etc/nvme/hostnqn), or let \
-                     everybody in with --any-host",
-                ));
-            }
-            let body = ExportCreate {
-                tenant: volume.tenant,
-                volume: volume.volume,
-                hosts,
-                any_host,
-            };
-            let made: Export = client.post("/v1/exports", &body)?;
+        ExportCommand::Create(args) => {
+            let made: Export = client.post("/v1/exports", &body(args)?)?;
             context.output.show(&made, show)
         }
         ExportCommand::List => {
@@ -62,6 +47,54 @@ pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
     }
 }
 
+/// What is asked for.
+fn body(args: ExportCreateArgs) -> Outcome<ExportCreate> {
+    let frontend = match (args.nvme_pcie, args.vhost_user) {
+        (true, _) => ExportFrontend::NvmePcie,
+        (_, true) => ExportFrontend::VhostUser,
+        _ => ExportFrontend::NvmeTcp,
+    };
+    let is_machine = frontend != ExportFrontend::NvmeTcp;
+    if !is_machine && (args.vm_socket.is_some() || args.owner.is_some()) {
+        return Err(
+            Failure::new("only a machine's export has a socket of its own")
+                .hint("say --nvme-pcie or --vhost-user"),
+        );
+    }
+    if !is_machine && args.hosts.is_empty() && !args.any_host {
+        return Err(Failure::new("nobody could connect to this export").hint(
+            "name the hosts with --host NQN (on Linux: cat /etc/nvme/hostnqn), or let \
+             everybody in with --any-host; for a virtual machine say --nvme-pcie or --vhost-user",
+        ));
+    }
+    let socket = match args.vm_socket {
+        Some(path) => {
+            let path =
+                std::path::absolute(&path).while_doing(format!("find {}", path.display()))?;
+            let text = path.into_os_string().into_string();
+            Some(text.map_err(|_| Failure::new("the socket's path is not UTF-8"))?)
+        }
+        None => None,
+    };
+    let (socket_user, socket_group) = match &args.owner {
+        Some(owner) => owner_ids(owner)?,
+        None => (None, None),
+    };
+    Ok(ExportCreate {
+        tenant: args.volume.tenant,
+        volume: args.volume.volume,
+        hosts: args.hosts,
+        any_host: args.any_host,
+        frontend,
+        mapped_doorbells: args.mapped_doorbells,
+        queues: args.queues,
+        socket,
+        socket_user,
+        socket_group,
+        shared: args.shared,
+    })
+}
+
 /// The route of an export.
 pub(crate) fn path(volume: &VolumeName) -> String {
     format!(
@@ -73,17 +106,21 @@ pub(crate) fn path(volume: &VolumeName) -> String {
 
 fn list(exports: &[Export]) -> String {
     table(
-        ["EXPORT", "NQN", "HOSTS", ">CONNECTED", "STATE"],
+        ["EXPORT", "NQN OR SOCKET", "HOSTS", ">CONNECTED", "STATE"],
         exports.iter().map(|export| {
             [
-                format!("{}/{}", export.tenant, export.volume),
-                export.nqn.clone(),
-                if export.any_host {
-                    "any".to_owned()
-                } else {
-                    export.hosts.len().to_string()
+                name(export),
+                export.socket.as_ref().unwrap_or(&export.nqn).clone(),
+                match export.frontend {
+                    ExportFrontend::NvmePcie => "a machine (NVMe)".to_owned(),
+                    ExportFrontend::VhostUser => "a machine (virtio)".to_owned(),
+                    ExportFrontend::NvmeTcp if export.any_host => "any".to_owned(),
+                    ExportFrontend::NvmeTcp => export.hosts.len().to_string(),
                 },
-                export.connected_hosts.len().to_string(),
+                match export.machine_connected {
+                    true => "1".to_owned(),
+                    false => export.connected_hosts.len().to_string(),
+                },
                 match &export.quarantined {
                     None => "served".to_owned(),
                     Some(_) => "quarantined".to_owned(),
@@ -93,14 +130,51 @@ fn list(exports: &[Export]) -> String {
     )
 }
 
+/// How it is named: where a volume may have several, with its number.
+fn name(export: &Export) -> String {
+    let Export {
+        tenant, volume, id, ..
+    } = export;
+    match export.shared {
+        false => format!("{tenant}/{volume}"),
+        true => format!("{tenant}/{volume}@{id}"),
+    }
+}
+
+fn show_machine(export: &Export) -> String {
+    let frontend = match (export.frontend, export.mapped_doorbells) {
+        (ExportFrontend::NvmePcie, false) => "NVMe over vfio-user, doorbells trapped".to_owned(),
+        (ExportFrontend::NvmePcie, true) => "NVMe over vfio-user, doorbells mapped".to_owned(),
+        _ => format!("vhost-user-blk, {} queues", export.queues),
+    };
+    let connected = match export.machine_connected {
+        true => "a machine",
+        false => "",
+    };
+    let mut text = pairs([
+        ("export", name(export)),
+        ("frontend", frontend),
+        ("socket", export.socket.clone().unwrap_or_default()),
+        ("connected", connected.to_owned()),
+    ]);
+    if let Some(reason) = &export.quarantined {
+        text.push_str(&format!("quarantined: {reason}\n"));
+    }
+    text.push_str(&attach_text(export).unwrap_or_default());
+    text
+}
+
 fn show(export: &Export) -> String {
+    if export.frontend != ExportFrontend::NvmeTcp {
+        return show_machine(export);
+    }
     let hosts = if export.any_host {
         "any".to_owned()
     } else {
         export.hosts.join(", ")
     };
     let mut text = pairs([
-        ("export", format!("{}/{}", export.tenant, export.volume)),
+        ("export", name(export)),
         ("nqn", export.nqn.clone()),
         ("hosts", hosts),
         ("connected", export.connected_hosts.join(", ")),

@@ -6,6 +6,7 @@
 
 pub(crate) mod events;
 pub(crate) mod export;
+mod machine;
 pub(crate) mod pool;
 pub(crate) mod port;
 pub(crate) mod status;

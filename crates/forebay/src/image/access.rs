@@ -62,6 +62,7 @@ impl<'a> Access<'a> {
                 volume: volume.volume.clone(),
                 hosts,
                 any_host: false,
+                ..ExportCreate::default()
             };
             client.post("/v1/exports", &body)?
         };

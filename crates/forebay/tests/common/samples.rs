@@ -7,6 +7,13 @@ use forebay_control::api::model::{
 
 pub fn export() -> Export {
     Export {
+        id: 3,
+        frontend: Default::default(),
+        mapped_doorbells: false,
+        queues: 0,
+        socket: None,
+        machine_connected: false,
+        shared: false,
         tenant: "acme".to_owned(),
         volume: "disk".to_owned(),
         nqn: "nqn.2026-01.io.forebay:acme.disk".to_owned(),

@@ -335,6 +335,7 @@ impl Life {
             volume: name.to_owned(),
             hosts: Vec::new(),
             any_host: true,
+            ..ExportCreate::default()
         };
         self.with_engine(async { owner.export_create(body).await.unwrap() })
             .await;

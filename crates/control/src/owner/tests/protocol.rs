@@ -190,6 +190,7 @@ fn what_a_refusing_engine_does_not_take_is_told() {
             volume: "a".to_owned(),
             hosts: Vec::new(),
             any_host: true,
+            ..ExportCreate::default()
         };
         let create = tokio::task::spawn_local(async move { owner.export_create(body).await });
         let (message, request) = loop {
@@ -231,6 +232,7 @@ fn catalog_operations_go_on_without_an_engine() {
             volume: "a".to_owned(),
             hosts: vec!["nqn.2014-08.org.nvmexpress:uuid:1".to_owned()],
             any_host: false,
+            ..ExportCreate::default()
         };
         let export = owner.export_create(body).await.unwrap();
         assert_eq!(export.nqn, "nqn.2026-01.io.forebay:t.a");

@@ -1,0 +1,347 @@
+//! Machines' sockets: where the clients of exports to virtual machines connect.
+//!
+//! Purpose: each export of a machine has one listening socket, of whom the operator named, that the
+//! engine accepts from; it outlives engines, and is made anew by a daemon that finds neither.
+//! Design: the daemon makes the sockets and holds them, as with the listeners of NVMe/TCP. What lies
+//! at a socket's path is replaced only if it is a socket at which nobody listens. Paths may be on file
+//! systems that hang: each is looked at on a thread of its own, one for each export, that nobody waits
+//! for longer than [`LIMIT`]. A socket that can't be made is tried again every few seconds, and told of once.
+//! Not here: accepting (the engine), which export has which path (the catalog).
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_pool::{ExportId, ExportRecord, SocketOwner, VolumeRecord};
+use forebay_xlate::boundary::message::{ExportId as EngineExportId, FromEngine, ToEngine};
+use rustix::fs::{Gid, Mode, Uid};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+
+use super::Owner;
+use super::session::{Pending, Session};
+use super::show::tenant_name;
+use super::volume::engine_error;
+use crate::api::error::ApiError;
+use crate::api::events::EventKind;
+use crate::api::validate::MAX_PATH_BYTES;
+use crate::events::News;
+
+/// How long a socket's making may take.
+const LIMIT: Duration = Duration::from_secs(5);
+/// Between two looks for sockets that are missing.
+const RETRY: Duration = Duration::from_secs(5);
+/// Clients that wait to be accepted.
+const BACKLOG: i32 = 4;
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(super) struct Machines {
+    /// Where sockets are that no path was given for.
+    folder: RefCell<PathBuf>,
+    listeners: RefCell<BTreeMap<ExportId, OwnedFd>>,
+    /// Exports whose path a thread is busy with.
+    busy: RefCell<BTreeSet<ExportId>>,
+    /// Exports whose socket could not be made, and that this was told of.
+    told: RefCell<BTreeSet<ExportId>>,
+}
+
+fn with_path(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+/// Removes a socket at which nobody listens.
+fn remove_dead(path: &Path) -> io::Result<()> {
+    let there = match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        there => there?,
+    };
+    let refuse = |why: &str| Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+    if !there.file_type().is_socket() {
+        return refuse("there is something else than a socket");
+    }
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let kind = SocketType::STREAM;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
+    match rustix::net::connect(&probe, &address) {
+        Err(Errno::CONNREFUSED) => std::fs::remove_file(path),
+        Err(Errno::NOENT) => Ok(()),
+        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => refuse("another process listens there"),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes a listening socket.
+fn listen(path: &Path, make_folder: bool, owner: SocketOwner) -> io::Result<OwnedFd> {
+    if make_folder && let Some(folder) = path.parent() {
+        // Whoever may enter the runtime folder may come as far as the socket, which has a mode of its own.
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o711)
+            .create(folder)?;
+    }
+    remove_dead(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // The file gets no more than this, and then what it is to have.
+    rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
+    let finish = || -> io::Result<()> {
+        if owner != SocketOwner::default() {
+            let user = owner.user.map(Uid::from_raw);
+            let group = owner.group.map(Gid::from_raw);
+            rustix::fs::chown(path, user, group)?;
+        }
+        rustix::fs::chmod(path, Mode::from_raw_mode(0o660))?;
+        rustix::net::listen(&fd, BACKLOG)?;
+        Ok(())
+    };
+    finish().inspect_err(|_| {
+        let _ = std::fs::remove_file(path);
+    })?;
+    Ok(fd)
+}
+
+impl Owner {
+    /// Says where sockets are that no path was given for.
+    pub(crate) fn set_machines_folder(&self, folder: PathBuf) {
+        *self.machines.folder.borrow_mut() = folder;
+    }
+
+    /// Where an export's socket is.
+    pub(super) fn socket_path(&self, export: &ExportRecord, volume: &VolumeRecord) -> PathBuf {
+        if let Some(path) = &export.socket {
+            return PathBuf::from(path);
+        }
+        let core = self.core.borrow();
+        let name = match export.shared {
+            false => format!("{}.sock", volume.name),
+            true => format!("{}@{}.sock", volume.name, export.id.0),
+        };
+        let folder = self.machines.folder.borrow();
+        folder.join(tenant_name(&core, volume)).join(name)
+    }
+
+    /// Does something with an export's path, on a thread that may hang.
+    async fn at_path<T: Send + 'static>(
+        self: &Rc<Self>,
+        id: ExportId,
+        path: &Path,
+        work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        if !self.machines.busy.borrow_mut().insert(id) {
+            let error = io::Error::new(io::ErrorKind::TimedOut, "it has not answered yet");
+            return Err(with_path(path, &error));
+        }
+        let (owner, path) = (self.clone(), path.to_owned());
+        let (sender, answer) = oneshot::channel();
+        let working = {
+            let path = path.clone();
+            tokio::task::spawn_blocking(move || work(&path))
+        };
+        // It outlives whoever asked.
+        tokio::task::spawn_local(async move {
+            let result = working.await;
+            owner.machines.busy.borrow_mut().remove(&id);
+            let _ = sender.send(result);
+        });
+        let no_answer =
+            || io::Error::new(io::ErrorKind::TimedOut, format!("no answer in {LIMIT:?}"));
+        let result = match timeout(LIMIT, answer).await {
+            Ok(Ok(Ok(result))) => result,
+            Ok(_) => Err(io::Error::other("a thread of the daemon failed")),
+            Err(_) => Err(no_answer()),
+        };
+        result.map_err(|error| with_path(&path, &error))
+    }
+
+    /// Makes an export's socket if there is none, and has the engine accept from it.
+    pub(super) async fn listen_for_machine(self: &Rc<Self>, id: ExportId) -> Result<(), ApiError> {
+        let (path, is_default, owner) = {
+            let (export, volume) = {
+                let core = self.core.borrow();
+                let Ok(export) = core.pool.export(id) else {
+                    return Ok(());
+                };
+                let Ok(volume) = core.pool.volume(export.volume) else {
+                    return Ok(());
+                };
+                (export.clone(), volume.clone())
+            };
+            if !export.frontend.is_machine() {
+                return Ok(());
+            }
+            let path = self.socket_path(&export, &volume);
+            (path, export.socket.is_none(), export.socket_owner)
+        };
+        if !self.machines.listeners.borrow().contains_key(&id) {
+            if path.as_os_str().len() > MAX_PATH_BYTES {
+                return Err(ApiError::invalid(format!(
+                    "the socket's path is too long (at most {MAX_PATH_BYTES} bytes): {}",
+                    path.display()
+                ))
+                .hint("give a shorter one with --vm-socket"));
+            }
+            let making = self.at_path(id, &path, move |path| listen(path, is_default, owner));
+            let fd = making.await.map_err(|error| {
+                ApiError::unavailable(format!("can't make the socket {error}"))
+                    .hint("give another path with --vm-socket, or another owner with --owner")
+            })?;
+            // It may have been deleted meanwhile.
+            if self.core.borrow().pool.export(id).is_err() {
+                return Ok(());
+            }
+            self.machines.listeners.borrow_mut().insert(id, fd);
+        }
+        if let Some(session) = self.session()
+            && let Some(mut pending) = self.say_machine_listener(&session, id)
+        {
+            let said = pending.within(self.limits.request).await;
+            said.map_err(|error| engine_error(&error))?;
+        }
+        Ok(())
+    }
+
+    fn say_machine_listener(&self, session: &Session, id: ExportId) -> Option<Pending> {
+        if self.quarantine.has(id) {
+            return None;
+        }
+        let listeners = self.machines.listeners.borrow();
+        let fd = listeners.get(&id)?.as_fd().try_clone_to_owned();
+        let fd = fd
+            .inspect_err(|error| tracing::error!(%error, "a descriptor for a machine's socket"))
+            .ok()?;
+        let export = EngineExportId(id.0);
+        let message = |request| ToEngine::SetMachineListener { request, export };
+        Some(session.request_with("a machine's socket", fd, message))
+    }
+
+    /// Takes the descriptor of a socket that the engine has.
+    pub(super) fn keep_machine_listener(&self, export: EngineExportId, fd: Option<OwnedFd>) {
+        if let Some(fd) = fd {
+            let mut listeners = self.machines.listeners.borrow_mut();
+            listeners.entry(ExportId(export.0)).or_insert(fd);
+        }
+    }
+
+    /// Tells a conversation of all sockets.
+    pub(super) fn say_machine_listeners(&self, session: &Session) -> Vec<(String, Pending)> {
+        let ids: Vec<ExportId> = self.machines.listeners.borrow().keys().copied().collect();
+        let known = |id: &ExportId| self.core.borrow().pool.export(*id).is_ok();
+        let ids = ids.into_iter().filter(known);
+        ids.filter_map(|id| {
+            Some((
+                format!("socket of {id}"),
+                self.say_machine_listener(session, id)?,
+            ))
+        })
+        .collect()
+    }
+
+    /// An export is gone: its socket too.
+    pub(super) async fn remove_machine_listener(self: &Rc<Self>, id: ExportId, path: &Path) {
+        self.machines.told.borrow_mut().remove(&id);
+        if self.machines.listeners.borrow_mut().remove(&id).is_none() {
+            return;
+        }
+        // The engine, which had it too, has closed it: nobody listens there, unless it is another's now.
+        if let Err(error) = self.at_path(id, path, remove_dead).await {
+            tracing::warn!(%error, "removing a machine's socket");
+        }
+    }
+
+    /// Makes the sockets that are missing, for ever.
+    pub(super) async fn run_machines(self: Rc<Self>) {
+        loop {
+            let missing: Vec<ExportId> = {
+                let core = self.core.borrow();
+                let listeners = self.machines.listeners.borrow();
+                let exports = core.pool.exports();
+                let machines = exports.filter(|e| e.frontend.is_machine());
+                let missing = machines.filter(|e| !listeners.contains_key(&e.id));
+                missing.map(|export| export.id).collect()
+            };
+            for id in missing {
+                let busy = self.machines.busy.borrow().contains(&id);
+                if busy || self.making_export(id) {
+                    continue;
+                }
+                match self.listen_for_machine(id).await {
+                    Ok(()) => _ = self.machines.told.borrow_mut().remove(&id),
+                    Err(error) if self.machines.told.borrow_mut().insert(id) => {
+                        let name = self.export_name(id);
+                        let text = format!("no machine can connect to {name}: {error}");
+                        self.tell(EventKind::Warning, text, News::default());
+                    }
+                    Err(_) => {}
+                }
+            }
+            sleep(RETRY).await;
+        }
+    }
+
+    /// Whether an export is being made right now.
+    fn making_export(&self, id: ExportId) -> bool {
+        self.making.borrow().contains(&id)
+    }
+
+    /// A machine's client has come, or is gone.
+    pub(super) fn machine_news(&self, session: &Session, news: &FromEngine) {
+        let (export, kind, did) = match news {
+            FromEngine::Machine { export, .. } => (
+                *export,
+                EventKind::HostConnected,
+                "a machine connected to".to_owned(),
+            ),
+            FromEngine::MachineLeft { export, why } => (
+                *export,
+                EventKind::HostDisconnected,
+                format!("a machine was disconnected ({why}) from"),
+            ),
+            _ => return,
+        };
+        let name = self.export_name(ExportId(export.0));
+        let news = News {
+            export: Some(name.clone()),
+            count: Some(1),
+            ..News::default()
+        };
+        let text = format!("{did} {name}");
+        self.events.tell(kind, session.generation, text, news);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_dead_socket_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t/v.sock");
+        let nobody = SocketOwner::default();
+        let first = listen(&path, true, nobody).unwrap();
+        let mode = std::fs::metadata(&path).unwrap();
+        use std::os::unix::fs::PermissionsExt;
+        assert_eq!(mode.permissions().mode() & 0o777, 0o660);
+        let error = listen(&path, true, nobody).unwrap_err();
+        assert!(error.to_string().contains("another process"), "{error}");
+        assert!(remove_dead(&path).is_err() && path.exists());
+        drop(first);
+        drop(listen(&path, true, nobody).unwrap());
+        remove_dead(&path).unwrap();
+        assert!(!path.exists());
+        remove_dead(&path).unwrap();
+        std::fs::write(&path, "precious").unwrap();
+        assert!(listen(&path, true, nobody).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    }
+}

@@ -1,0 +1,208 @@
+//! What an operator gives a machine monitor so that its machine has an export as its disk.
+//!
+//! Purpose: the exact arguments of QEMU and cloud-hypervisor, and a fragment for libvirt; and whose the
+//! socket is to be.
+//! Design: pure text. A path is quoted as each reader needs it (shell, QEMU's options, JSON, XML).
+//! Not here: starting machines.
+
+use forebay_control::api::model::{Export, ExportFrontend};
+
+use crate::failure::{Failure, Outcome};
+
+/// A word for a shell.
+fn shell(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:=,@+%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+/// A value within an XML attribute in single quotes.
+fn xml(value: &str) -> String {
+    value
+        .replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('\'', "&apos;")
+}
+
+/// How to give an export to a machine; `None` for one that is not a machine's.
+pub(crate) fn attach_text(export: &Export) -> Option<String> {
+    let path = export.socket.as_deref()?;
+    // QEMU's own options end at a comma; two are one.
+    let option = path.replace(',', ",,");
+    let (qemu, cloud, libvirt) = match export.frontend {
+        ExportFrontend::NvmeTcp => return None,
+        ExportFrontend::NvmePcie => {
+            let device = serde_json::json!({
+                "driver": "vfio-user-pci",
+                "socket": { "type": "unix", "path": path },
+            });
+            let device = device.to_string();
+            (
+                vec![format!("-device {}", shell(&device))],
+                format!("--user-device {}", shell(&format!("socket={path}"))),
+                format!(
+                    "<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>\n  \
+                     <qemu:commandline>\n    <qemu:arg value='-device'/>\n    \
+                     <qemu:arg value='{}'/>\n  </qemu:commandline>",
+                    xml(&device)
+                ),
+            )
+        }
+        ExportFrontend::VhostUser => {
+            let queues = export.queues;
+            (
+                vec![
+                    format!(
+                        "-chardev {}",
+                        shell(&format!(
+                            "socket,id=forebay{},path={option},reconnect-ms=1000",
+                            export.id
+                        ))
+                    ),
+                    format!(
+                        "-device vhost-user-blk-pci,chardev=forebay{},num-queues={queues}",
+                        export.id
+                    ),
+                ],
+                format!(
+                    "--disk {}",
+                    shell(&format!(
+                        "vhost_user=true,socket={path},num_queues={queues},queue_size=256"
+                    ))
+                ),
+                format!(
+                    "<disk type='vhostuser' device='disk'>\n    \
+                     <driver name='qemu' type='raw' queues='{queues}'/>\n    \
+                     <source type='unix' path='{}'>\n      <reconnect enabled='yes' timeout='1'/>\n    \
+                     </source>\n    <target dev='vdb' bus='virtio'/>\n  </disk>",
+                    xml(path)
+                ),
+            )
+        }
+    };
+    let mut text = String::from(
+        "\nIts memory must be shared with Forebay; here it has 4 GiB. QEMU:\n  \
+         -object memory-backend-memfd,id=mem,size=4G,share=on -machine memory-backend=mem\n",
+    );
+    for line in qemu {
+        text.push_str(&format!("  {line}\n"));
+    }
+    text.push_str(&format!(
+        "cloud-hypervisor:\n  --memory size=4G,shared=on\n  {cloud}\n"
+    ));
+    text.push_str(&format!(
+        "libvirt:\n  <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>\n  \
+         {libvirt}\n"
+    ));
+    Some(text)
+}
+
+/// The numbers of `USER[:GROUP]`, by name or number. `file` reads /etc/passwd and /etc/group.
+fn ids(
+    text: &str,
+    file: impl Fn(&str) -> std::io::Result<String>,
+) -> Outcome<(Option<u32>, Option<u32>)> {
+    let (user, group) = text.split_once(':').unwrap_or((text, ""));
+    let id = |name: &str, what: &str, path: &str| {
+        if name.is_empty() {
+            return Ok(None);
+        }
+        if let Ok(number) = name.parse::<u32>() {
+            return Ok(Some(number));
+        }
+        let names = file(path).map_err(|error| Failure::new(format!("{path}: {error}")))?;
+        let found = names.lines().find_map(|line| {
+            let mut fields = line.split(':');
+            (fields.next()? == name).then(|| fields.nth(1)?.parse::<u32>().ok())?
+        });
+        match found {
+            Some(number) => Ok(Some(number)),
+            None => Err(
+                Failure::new(format!("there is no {what} {name} in {path}")).hint(format!(
+                    "give the {what}'s number (`getent {} {name}`)",
+                    path.trim_start_matches("/etc/")
+                )),
+            ),
+        }
+    };
+    match (
+        id(user, "user", "/etc/passwd")?,
+        id(group, "group", "/etc/group")?,
+    ) {
+        (None, None) => Err(Failure::new("an owner is named USER, USER:GROUP or :GROUP")),
+        both => Ok(both),
+    }
+}
+
+/// The numbers of `USER[:GROUP]` on this machine.
+pub(crate) fn owner_ids(text: &str) -> Outcome<(Option<u32>, Option<u32>)> {
+    ids(text, |path| std::fs::read_to_string(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn export(frontend: ExportFrontend, path: &str) -> Export {
+        Export {
+            tenant: "acme".into(),
+            volume: "db".into(),
+            id: 7,
+            frontend,
+            mapped_doorbells: false,
+            queues: 4,
+            socket: Some(path.into()),
+            machine_connected: false,
+            shared: false,
+            nqn: "nqn.x".into(),
+            nsid: 1,
+            hosts: vec![],
+            any_host: false,
+            addresses: vec![],
+            connected_hosts: vec![],
+            quarantined: None,
+            commands_ending: 0,
+        }
+    }
+
+    #[test]
+    fn each_monitor_gets_its_own_words() {
+        let text = attach_text(&export(ExportFrontend::NvmePcie, "/run/m/db.sock")).unwrap();
+        let device = r#"-device '{"driver":"vfio-user-pci","socket":{"path":"/run/m/db.sock","type":"unix"}}'"#;
+        assert!(text.contains(device), "{text}");
+        assert!(text.contains("--user-device socket=/run/m/db.sock\n"));
+        assert!(text.contains("<qemu:arg value='-device'/>"));
+        let text = attach_text(&export(ExportFrontend::VhostUser, "/run/m/db.sock")).unwrap();
+        assert!(
+            text.contains("-chardev socket,id=forebay7,path=/run/m/db.sock,reconnect-ms=1000\n")
+        );
+        assert!(text.contains("-device vhost-user-blk-pci,chardev=forebay7,num-queues=4\n"));
+        assert!(text.contains(
+            "--disk vhost_user=true,socket=/run/m/db.sock,num_queues=4,queue_size=256\n"
+        ));
+        assert!(text.contains("<source type='unix' path='/run/m/db.sock'>"));
+        let odd = attach_text(&export(ExportFrontend::VhostUser, "/a b,c'<&")).unwrap();
+        assert!(odd.contains(r"path=/a b,,c'\''<&,reconnect"), "{odd}");
+        assert!(odd.contains("path='/a b,c&apos;&lt;&amp;'"), "{odd}");
+        assert!(attach_text(&export(ExportFrontend::NvmeTcp, "/x")).is_none());
+    }
+
+    #[test]
+    fn an_owner_is_found_by_name_or_number() {
+        let file = |path: &str| {
+            Ok(match path {
+                "/etc/passwd" => "root:x:0:0::/:/sh\nqemu:x:107:36::/:/no\n".to_owned(),
+                _ => "kvm:x:36:qemu\n".to_owned(),
+            })
+        };
+        assert_eq!(ids("qemu:kvm", file).unwrap(), (Some(107), Some(36)));
+        assert_eq!(ids("5", file).unwrap(), (Some(5), None));
+        assert_eq!(ids(":kvm", file).unwrap(), (None, Some(36)));
+        for bad in ["", ":", "nobody", "qemu:nobody", "-1"] {
+            assert!(ids(bad, file).is_err(), "{bad}");
+        }
+    }
+}
