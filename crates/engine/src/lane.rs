@@ -4,10 +4,14 @@
 //! no lock. Its statistics are in the state region. **Not here:** budgets (they come with admission).
 
 use crate::volume::Volume;
+use forebay_nvme::controller::{Health, NamespaceInfo};
+use forebay_nvme::io::NamespaceGeometry;
 use forebay_nvme::reservation::Reservations;
 use forebay_xlate::boundary::message::{ExportConfig, Past};
-use forebay_xlate::boundary::region::{LaneRecord, Region};
+use forebay_xlate::boundary::region::{LaneRecord, OpKind, Region};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// A lane's slot: the same number in the state region and in its reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -90,5 +94,58 @@ impl Lane {
     /// Its record in the state region.
     pub fn record(&self) -> &LaneRecord {
         &self.region.lanes()[self.index.0 as usize]
+    }
+
+    /// Its volume as a namespace.
+    pub fn namespace_info(&self) -> NamespaceInfo {
+        let volume = &self.volume.config;
+        NamespaceInfo {
+            geometry: self.geometry(),
+            used_blocks: (self.figures.used_bytes).map_or(self.volume.blocks(), |bytes| {
+                bytes.div_ceil(u64::from(volume.block_bytes))
+            }),
+            extent_bytes: volume.extent_bytes,
+            nguid: volume.uuid,
+            uuid: volume.uuid,
+        }
+    }
+
+    /// Its volume's blocks.
+    #[inline]
+    pub fn geometry(&self) -> NamespaceGeometry {
+        NamespaceGeometry {
+            block_bytes: self.volume.config.block_bytes,
+            block_count: self.volume.blocks(),
+        }
+    }
+
+    /// What its hosts see as health.
+    pub fn health(&self) -> Health {
+        let of = |kind: OpKind| &self.record().ops[kind as usize];
+        let figure =
+            |past: u64, cell: &AtomicU64| u128::from(past) + u128::from(cell.load(Relaxed));
+        let past = &self.figures.past;
+        Health {
+            available_spare_percent: self.figures.spare_percent,
+            spare_threshold_percent: self.figures.spare_threshold_percent,
+            critical_warning: self.figures.warnings,
+            bytes_read: figure(past.bytes_read, &of(OpKind::Read).bytes),
+            bytes_written: figure(past.bytes_written, &of(OpKind::Write).bytes),
+            host_reads: figure(past.reads, &of(OpKind::Read).ops),
+            host_writes: figure(past.writes, &of(OpKind::Write).ops),
+            media_errors: figure(past.media_errors, &self.record().media_errors),
+            power_on_hours: hours_since(past.created_s),
+            ..Health::default()
+        }
+    }
+}
+
+/// Whole hours since then, in seconds since the epoch; 0: not known.
+fn hours_since(created_s: u64) -> u128 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now_s = now.map_or(0, |now| now.as_secs());
+    match created_s {
+        0 => 0,
+        _ => u128::from(now_s.saturating_sub(created_s) / 3600),
     }
 }

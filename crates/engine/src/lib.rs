@@ -26,6 +26,7 @@ mod mailbox;
 pub mod memory;
 #[cfg(test)]
 mod patience;
+mod pcie;
 mod reactor;
 mod takeover;
 mod tcp;

@@ -90,6 +90,15 @@ pub const POINTS: &[&str] = &[
     "vm.answered",
     "vm.consumed",
     "vm.resumed",
+    // A PCI controller's commands, and its resets.
+    "pcie.taken",
+    "pcie.fetched",
+    "pcie.completing",
+    "pcie.posted",
+    "pcie.freed",
+    "pcie.quiescing",
+    "pcie.quiesced",
+    "pcie.inherited",
     // The daemon.
     "daemon.death",
     "daemon.spawned",

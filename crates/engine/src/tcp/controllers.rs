@@ -10,14 +10,13 @@ use super::conn::Conn;
 use crate::associations::Association;
 use crate::core::{Core, DoneIo};
 use crate::exports::Exports;
-use crate::lane::LaneIndex;
+use crate::lane::{Lane, LaneIndex};
 use forebay_nvme::controller::{AdminEnv, Ana, Controller, ErrorReport, Health, NamespaceInfo};
 use forebay_nvme::fabrics::DiscoveryLogEntry;
-use forebay_nvme::io::NamespaceGeometry;
 use forebay_nvme::{Nqn, Status};
 use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::{
-    ControllerConstants, ControllerContent, ControllerRecord, OpKind, Region,
+    ControllerConstants, ControllerContent, ControllerRecord, Region,
 };
 use forebay_xlate::kill_point;
 use std::net::SocketAddr;
@@ -101,41 +100,8 @@ impl Attached {
     /// What it may ask about the world.
     pub(super) fn env(&self, core: &Core) -> Env {
         let lane = self.lane.and_then(|l| core.lane(l));
-        let namespace = lane.map(|lane| {
-            let volume = &lane.volume.config;
-            let used_bytes = lane.figures.used_bytes;
-            NamespaceInfo {
-                geometry: NamespaceGeometry {
-                    block_bytes: volume.block_bytes,
-                    block_count: lane.volume.blocks(),
-                },
-                used_blocks: used_bytes.map_or(lane.volume.blocks(), |bytes| {
-                    bytes.div_ceil(u64::from(volume.block_bytes))
-                }),
-                extent_bytes: volume.extent_bytes,
-                nguid: volume.uuid,
-                uuid: volume.uuid,
-            }
-        });
-        let health = lane.map_or_else(Health::default, |lane| {
-            let of = |kind: OpKind| &lane.record().ops[kind as usize];
-            let figure = |past: u64, cell: &std::sync::atomic::AtomicU64| {
-                u128::from(past) + u128::from(cell.load(Relaxed))
-            };
-            let past = &lane.figures.past;
-            Health {
-                available_spare_percent: lane.figures.spare_percent,
-                spare_threshold_percent: lane.figures.spare_threshold_percent,
-                critical_warning: lane.figures.warnings,
-                bytes_read: figure(past.bytes_read, &of(OpKind::Read).bytes),
-                bytes_written: figure(past.bytes_written, &of(OpKind::Write).bytes),
-                host_reads: figure(past.reads, &of(OpKind::Read).ops),
-                host_writes: figure(past.writes, &of(OpKind::Write).ops),
-                media_errors: figure(past.media_errors, &lane.record().media_errors),
-                power_on_hours: hours_since(past.created_s),
-                ..Health::default()
-            }
-        });
+        let namespace = lane.map(Lane::namespace_info);
+        let health = lane.map_or_else(Health::default, Lane::health);
         Env {
             namespace,
             health,
@@ -218,16 +184,6 @@ impl DiscoveryList {
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         })
-    }
-}
-
-/// Whole hours since then, in seconds since the epoch; 0: not known.
-fn hours_since(created_s: u64) -> u128 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let now_s = now.map_or(0, |now| now.as_secs());
-    match created_s {
-        0 => 0,
-        _ => u128::from(now_s.saturating_sub(created_s) / 3600),
     }
 }
 

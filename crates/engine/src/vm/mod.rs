@@ -567,7 +567,7 @@ const REMOVED: Closing = Closing("its export was removed");
 fn make(turn: &mut Turn<'_>) -> Result<Box<dyn Frontend>, Closing> {
     match turn.client.export().frontend {
         Kind::NvmeTcp => Err(Closing("its export is none of a machine")),
-        Kind::NvmePcie { .. } => Err(Closing("this engine serves no NVMe over vfio-user")),
+        Kind::NvmePcie { .. } => Ok(Box::new(crate::pcie::Pcie::new(turn)?)),
         Kind::VhostUser { queues } => Ok(Box::new(Vhost::new(turn, queues)?)),
     }
 }

@@ -194,8 +194,9 @@ impl Controller {
                 id.ssvid = U16::new(crate::pcie::VENDOR_ID);
                 // Bit 1: the subsystem may have other controllers.
                 id.cmic = 0b10;
-                // Bits 1:0: SGLs of any alignment and length in I/O commands.
-                id.sgls = U32::new(1);
+                // Bits 1:0: SGLs of any alignment and length in I/O commands. Bit 18: they may be longer
+                // than the data.
+                id.sgls = U32::new(1 | 1 << 18);
                 // Bit 8: Doorbell Buffer Config. Bit 7: Virtualization Management, of the primary one.
                 let primary = u16::from(self.is_primary(env));
                 id.oacs = U16::new(1 << 8 | primary << 7);

@@ -66,8 +66,13 @@ impl Function {
         self.state.admin_completed
     }
 
-    /// Commands taken from the Admin queue since it was enabled, modulo 2^32.
-    pub fn admin_taken(&self) -> u32 {
+    /// A completion of the Admin queue that is in the outbox, without its phase tag.
+    pub fn completion(&self, number: u64) -> Cqe {
+        self.state.completion(number)
+    }
+
+    /// Commands taken from the Admin queue since it was enabled.
+    pub fn admin_taken(&self) -> u64 {
         self.state.admin_taken
     }
 
@@ -116,7 +121,7 @@ impl Function {
 
     fn complete(&mut self, cid: u16, status: Status, result: u64) {
         let entries = self.state.sqs[0].entries.max(1);
-        let head = (self.state.admin_taken % entries) as u16;
+        let head = (self.state.admin_taken % u64::from(entries)) as u16;
         let cqe = Cqe::new(result, head, 0, cid, status);
         let at = (self.state.admin_completed % OUTBOX as u64) as usize;
         self.state.outbox[at].copy_from_slice(cqe.as_bytes());

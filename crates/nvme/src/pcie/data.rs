@@ -150,9 +150,9 @@ struct Walk<'a, P> {
 
 impl<P: FnMut(u64, u32) -> Result<(), Status>> Walk<'_, P> {
     fn block(&mut self, descriptor: &SglDescriptor) -> Result<(), Status> {
-        let bytes = descriptor.length_bytes();
-        // SGLS says that no list is longer than the data.
-        self.left = (self.left.checked_sub(bytes)).ok_or(Status::DATA_SGL_LENGTH_INVALID)?;
+        // SGLS says that a list may be longer than the data.
+        let bytes = descriptor.length_bytes().min(self.left);
+        self.left -= bytes;
         match bytes {
             0 => Ok(()),
             _ => (self.push)(descriptor.address(), bytes),

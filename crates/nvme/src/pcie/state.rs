@@ -58,8 +58,10 @@ pub struct FunctionState {
     pub acq: u64,
     /// Admin Queue Attributes.
     pub aqa: u32,
+    /// Zero.
+    pub reserved: u32,
     /// Commands taken from the Admin queue, since it was enabled.
-    pub admin_taken: u32,
+    pub admin_taken: u64,
     /// Where the shadow doorbells are; 0: there are none.
     pub shadow: u64,
     /// Where the event indexes are.

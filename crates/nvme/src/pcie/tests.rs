@@ -350,7 +350,10 @@ fn identify_says_what_a_pcie_controller_has() {
         1 << 8 | 1 << 7
     );
     assert_eq!((id[76], id[77], id[111]), (0b10, 7, 1));
-    assert_eq!(u32::from_le_bytes([id[536], id[537], id[538], id[539]]), 1);
+    assert_eq!(
+        u32::from_le_bytes([id[536], id[537], id[538], id[539]]),
+        1 | 1 << 18
+    );
     assert_eq!(
         (id[520], id[522]),
         (0b1101, 0),
@@ -607,7 +610,8 @@ fn sgls_are_blocks_and_segments_of_them() {
     );
     let length = Err(Status::DATA_SGL_LENGTH_INVALID);
     assert_eq!(pieces(&memory, &sgl(block, 0x1000, 511), 512), length);
-    assert_eq!(pieces(&memory, &sgl(block, 0x1000, 513), 512), length);
+    let longer = pieces(&memory, &sgl(block, 0x1000, 4096), 512);
+    assert_eq!(longer, Ok(vec![(0x1000, 512)]));
     let put = |at: u64, list: &[SglDescriptor]| memory.put(at, list.as_bytes());
     put(
         0x100,
@@ -627,7 +631,7 @@ fn sgls_are_blocks_and_segments_of_them() {
         pieces(&memory, &chain, 512),
         Ok(vec![(1, 100), (3, 300), (5, 112)])
     );
-    assert_eq!(pieces(&memory, &chain, 511), length);
+    assert_eq!(pieces(&memory, &chain, 513), length);
     let wrong = Err(Status::INVALID_SGL_SEGMENT_DESCRIPTOR);
     // A segment that is not last has a block at its end; a last one leads on; one leads on too early.
     assert_eq!(pieces(&memory, &sgl(segment, 0x300, 16), 112), wrong);

@@ -1,0 +1,56 @@
+//! A client's memory and its export, as the controller's state machine asks for them.
+
+use crate::core::Core;
+use crate::lane::{Lane, LaneIndex};
+use forebay_guest::GuestMemory;
+use forebay_nvme::controller::{AdminEnv, Health, NamespaceInfo};
+use forebay_nvme::pcie::Memory;
+
+/// The namespace of every export.
+pub(super) const NSID: u32 = 1;
+
+/// See the module's text.
+pub(super) struct ClientMemory<'a>(pub &'a GuestMemory);
+
+impl Memory for ClientMemory<'_> {
+    #[inline]
+    fn read(&self, address: u64, into: &mut [u8]) -> bool {
+        self.0.read(address, into)
+    }
+
+    fn write(&self, address: u64, from: &[u8]) -> bool {
+        self.0.write(address, from)
+    }
+
+    fn holds(&self, address: u64, bytes: u64, write: bool) -> bool {
+        let area = usize::try_from(bytes).ok();
+        let area = area.and_then(|bytes| self.0.area(address, bytes));
+        area.is_some_and(|area| !write || area.mapping().is_writable())
+    }
+}
+
+/// What a controller asks about its export.
+pub(super) struct Env {
+    namespace: Option<NamespaceInfo>,
+    health: Health,
+}
+
+impl Env {
+    pub(super) fn new(core: &Core, lane: Option<LaneIndex>) -> Self {
+        let lane = lane.and_then(|lane| core.lane(lane));
+        Self {
+            namespace: lane.map(Lane::namespace_info),
+            health: lane.map_or_else(Health::default, Lane::health),
+        }
+    }
+}
+
+impl AdminEnv for Env {
+    fn namespace(&self, nsid: u32) -> Option<NamespaceInfo> {
+        self.namespace.filter(|_| nsid == NSID)
+    }
+
+    fn health(&self) -> Health {
+        self.health
+    }
+}
