@@ -34,7 +34,7 @@ fn points(of: impl Fn(&str) -> bool) -> Vec<&'static str> {
 }
 
 fn at_work() -> Vec<&'static str> {
-    let others = ["over.", "daemon.", "reserve."];
+    let others = ["over.", "daemon.", "reserve.", "vm.", "pcie.", "vhost."];
     points(|point| !others.iter().any(|part| point.starts_with(part)))
 }
 
