@@ -1,0 +1,582 @@
+//! A vhost-user client and its guest, against the machines of a reactor, in one thread.
+//!
+//! **Design.** The test is everything: the client at the other end of the socket, the guest's driver (the model of the
+//! virtio crate), the daemon that keeps deposits, and who gives the reactor its turns. So nothing depends on time.
+
+use crate::core::staging::Staging;
+use crate::core::{Core, ServedDevice};
+use crate::lane::{Lane, LaneIndex};
+use crate::mailbox::Upcall;
+use crate::vm::closer::Closer;
+use crate::vm::file::MachineFile;
+use crate::vm::frontend::Closing;
+use crate::vm::{Machines, NewMachine};
+use crate::volume::Volume;
+use forebay_device::gate::TestGate;
+use forebay_device::ring::{Ring, RingOptions};
+use forebay_device::{Device, DeviceSpec, OpenOptions};
+use forebay_virtio::feature;
+use forebay_virtio::inflight::queue_bytes;
+use forebay_virtio::model::{Driver, GUEST_ADDRESS, Layout, Machine, Offered, USER_ADDRESS};
+use forebay_virtio::ring::RingFeatures;
+use forebay_virtio::vhost_user::message::request;
+use forebay_virtio::vhost_user::protocol_feature;
+use forebay_xlate::boundary::message::{
+    DeviceConfig, ExportConfig, ExportId, Frontend as Kind, VolumeConfig,
+};
+use forebay_xlate::boundary::region::Region;
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
+    SocketType,
+};
+use std::collections::BTreeMap;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+const EXTENT: u64 = 64 << 10;
+const V: VolumeId = VolumeId(9);
+pub(super) const SIZE: u16 = 8;
+/// Where requests' headers, statuses and data are.
+const DATA_AT: usize = 64 << 10;
+const REQUEST_BYTES: usize = 8192;
+pub(super) const MEMORY_BYTES: u64 = 16 << 20;
+
+/// How a client is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    pub packed: bool,
+    pub event_idx: bool,
+    pub queues: u16,
+    /// It asks for an inflight region.
+    pub inflight: bool,
+}
+
+pub(super) const PLAIN: Way = Way {
+    packed: false,
+    event_idx: false,
+    queues: 1,
+    inflight: false,
+};
+
+/// A guest with its client.
+pub(super) struct Guest {
+    pub way: Way,
+    pub socket: OwnedFd,
+    pub machine: Machine,
+    pub drivers: Vec<Driver>,
+    pub kicks: Vec<OwnedFd>,
+    pub calls: Vec<OwnedFd>,
+    requests: usize,
+    /// Requests offered and not returned, by queue and number: which request of the guest's.
+    open: BTreeMap<(usize, u64), usize>,
+}
+
+/// See the module's text.
+pub(super) struct Rig {
+    pub core: Core,
+    pub machines: Machines,
+    pub gate: Arc<TestGate>,
+    pub volume: Arc<Volume>,
+    epoll: Arc<OwnedFd>,
+    export: Arc<ExportConfig>,
+    path: std::path::PathBuf,
+    _dir: tempfile::TempDir,
+    next_socket: u64,
+    /// What the daemon keeps: the client's socket, its machine file, its deposits.
+    kept: Option<(u64, Arc<OwnedFd>, OwnedFd)>,
+    deposits: BTreeMap<u32, Arc<OwnedFd>>,
+    pub left: Vec<Closing>,
+}
+
+fn core_of(path: &std::path::Path) -> (Core, Arc<TestGate>, Arc<Region>) {
+    let options = OpenOptions {
+        create_missing: true,
+        ..OpenOptions::default()
+    };
+    let spec: DeviceSpec = format!("file:{}", path.display()).parse().unwrap();
+    let mut device = Device::open(&spec, &options).unwrap();
+    let gate = TestGate::new();
+    device.attach_gate(gate.clone());
+    let config = DeviceConfig {
+        device: DeviceIndex(0),
+        uuid: [1; 16],
+        spec: spec.to_string(),
+        data_offset_bytes: 1 << 20,
+        extent_bytes: EXTENT as u32,
+        extents: 200,
+    };
+    let region = Arc::new(Region::anonymous(1).unwrap());
+    let ring = Ring::new(&RingOptions::default()).unwrap();
+    let mut core = Core::new(0, region.clone(), Staging::new().unwrap(), ring);
+    core.set_device(ServedDevice {
+        config: Arc::new(config),
+        device: Arc::new(device),
+    });
+    (core, gate, region)
+}
+
+fn volume(extents: u64) -> VolumeConfig {
+    VolumeConfig {
+        volume: V,
+        uuid: [2; 16],
+        size_bytes: extents * EXTENT,
+        block_bytes: 512,
+        extent_bytes: EXTENT as u32,
+    }
+}
+
+fn epoll() -> Arc<OwnedFd> {
+    Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap())
+}
+
+impl Rig {
+    pub(super) fn new(queues: u16) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("device");
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(16 << 20).unwrap();
+        let (core, gate, region) = core_of(&path);
+        let served = Arc::new(Volume::new(volume(100)).unwrap());
+        let export = Arc::new(ExportConfig {
+            export: ExportId(V.0),
+            volume: V,
+            nqn: "nqn.2026-01.io.forebay:t.v".into(),
+            serial: "serial-number".into(),
+            hosts: vec![],
+            any_host: true,
+            frontend: Kind::VhostUser { queues },
+        });
+        let epoll = epoll();
+        let mut rig = Self {
+            core,
+            machines: Machines::new(epoll.clone(), Closer::start().unwrap()),
+            gate,
+            volume: served,
+            epoll,
+            export,
+            path,
+            _dir: dir,
+            next_socket: 1,
+            kept: None,
+            deposits: BTreeMap::new(),
+            left: Vec::new(),
+        };
+        rig.serve(&region);
+        rig.core.fenced(DeviceIndex(0));
+        rig
+    }
+
+    fn serve(&mut self, region: &Arc<Region>) {
+        let (volume, export) = (self.volume.clone(), self.export.clone());
+        self.core
+            .set_lane(Lane::new(LaneIndex(3), volume, export, region.clone()));
+        let word = Word::new(DeviceIndex(0), ExtentIndex(5), Rights::ReadWrite).unwrap();
+        self.volume.may_write_to(DeviceIndex(0));
+        self.volume.table.install(ExtentRange::new(0, 100), word);
+    }
+
+    /// A client's socket, whose other end is served.
+    pub(super) fn accept(&mut self) -> OwnedFd {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let file = MachineFile::create(self.export.export, self.export.frontend.word()).unwrap();
+        let socket = self.next_socket;
+        self.next_socket += 1;
+        let ours = Arc::new(ours);
+        self.kept = Some((
+            socket,
+            ours.clone(),
+            file.fd().try_clone_to_owned().unwrap(),
+        ));
+        self.deposits.clear();
+        let new = NewMachine {
+            socket,
+            fd: ours,
+            export: self.export.clone(),
+            file,
+            inherited: None,
+            blamed: None,
+        };
+        self.core.begin_turn();
+        self.machines.adopt(&mut self.core, new);
+        theirs
+    }
+
+    /// The engine dies; another takes over, before the device's fence has passed.
+    pub(super) fn die(&mut self, blamed: Option<u16>) {
+        let (socket, fd, file) = self.kept.take().expect("a client");
+        let (core, gate, region) = core_of(&self.path);
+        let epoll = epoll();
+        let machines = Machines::new(epoll.clone(), Closer::start().unwrap());
+        // Nothing of a dead one is put in order.
+        std::mem::forget(std::mem::replace(&mut self.core, core));
+        std::mem::forget(std::mem::replace(&mut self.machines, machines));
+        (self.gate, self.epoll) = (gate, epoll);
+        self.serve(&region);
+        let again = file.try_clone().unwrap();
+        let word = self.export.frontend.word();
+        let new = NewMachine {
+            socket,
+            fd: fd.clone(),
+            export: self.export.clone(),
+            file: MachineFile::adopt(file, self.export.export, word).unwrap(),
+            inherited: Some(self.deposits.clone()),
+            blamed,
+        };
+        self.kept = Some((socket, fd, again));
+        self.core.begin_turn();
+        self.machines.adopt(&mut self.core, new);
+    }
+
+    /// The fence of what died has passed.
+    pub(super) fn fence(&mut self) {
+        self.core.fenced(DeviceIndex(0));
+    }
+
+    /// One turn of the reactor; true if anything was done.
+    pub(super) fn turn(&mut self) -> bool {
+        self.core.begin_turn();
+        let mut any = self.core.reap();
+        any |= self.machines.poll(&mut self.core);
+        any |= self.core.submit();
+        self.look();
+        while let Some(upcall) = self.core.next_upcall() {
+            any = true;
+            match upcall {
+                Upcall::Deposits(socket, deposits) => {
+                    let last = deposits.last().expect("some").number;
+                    for deposit in deposits {
+                        self.deposits.insert(deposit.number, deposit.fd);
+                    }
+                    self.machines.deposited(socket, last, true);
+                }
+                Upcall::Withdrawn(_, numbers) => {
+                    self.deposits.retain(|number, _| !numbers.contains(number));
+                }
+                Upcall::MachineLeft(_, _, why) => self.left.push(why),
+                _ => {}
+            }
+        }
+        any
+    }
+
+    /// What epoll has seen; true if it has.
+    fn look(&mut self) -> bool {
+        let mut events = Vec::with_capacity(64);
+        let none = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let spare = rustix::buffer::spare_capacity(&mut events);
+        let _ = epoll::wait(&*self.epoll, spare, Some(&none));
+        let keys: Vec<u64> = events.iter().map(|e| e.data.u64()).collect();
+        self.machines.ready(&mut self.core, &keys);
+        !keys.is_empty()
+    }
+
+    /// Turns until the reactor would sleep, and has asked to be woken.
+    pub(super) fn until_asleep(&mut self) {
+        for _ in crate::patience::patiently() {
+            let busy = self.turn() || self.core.must_turn() || !self.machines.is_idle();
+            if !busy && self.core.busy_ios() == 0 && self.machines.arm(&mut self.core) {
+                return;
+            }
+        }
+        panic!("it never slept");
+    }
+
+    /// Whether a sleeping reactor would be woken now.
+    pub(super) fn is_woken(&mut self) -> bool {
+        self.look()
+    }
+
+    /// Turns until it is so.
+    pub(super) fn until(&mut self, what: &str, mut so: impl FnMut(&mut Self) -> bool) {
+        for _ in crate::patience::patiently() {
+            if so(self) {
+                return;
+            }
+            self.turn();
+        }
+        panic!("not in a minute: {what} ({:?})", self.left);
+    }
+
+    /// A client that has begun to use its disk.
+    pub(super) fn guest(&mut self, way: Way) -> Guest {
+        let socket = self.accept();
+        let machine = Machine::new(MEMORY_BYTES);
+        let mut guest = Guest {
+            way,
+            socket,
+            machine,
+            drivers: Vec::new(),
+            kicks: Vec::new(),
+            calls: Vec::new(),
+            requests: 0,
+            open: BTreeMap::new(),
+        };
+        guest.negotiate(self);
+        let mut at = 0;
+        for index in 0..way.queues {
+            let layout = Layout::new(at, SIZE);
+            at = layout.end.next_multiple_of(64);
+            assert!(at <= DATA_AT);
+            let features = RingFeatures {
+                event_idx: way.event_idx,
+                indirect: true,
+            };
+            let all = &guest.machine.all;
+            let driver = Driver::new(all, layout, SIZE, way.packed, features);
+            guest.drivers.push(driver);
+            guest.start_ring(self, index, &layout);
+        }
+        guest
+    }
+}
+
+impl Guest {
+    /// Sends a message.
+    pub(super) fn send(&self, kind: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        self.send_flags(kind, payload, fds, 0);
+    }
+
+    fn send_flags(&self, kind: u32, payload: &[u8], fds: &[BorrowedFd<'_>], flags: u32) {
+        let mut bytes = Vec::new();
+        for word in [kind, 1 | flags, payload.len() as u32] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes.extend(payload);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        let slices = [IoSlice::new(&bytes)];
+        let sent = rustix::net::sendmsg(&self.socket, &slices, &mut control, SendFlags::NOSIGNAL);
+        assert_eq!(sent.unwrap(), bytes.len());
+    }
+
+    /// The payload of the next answer.
+    pub(super) fn answer(&self, rig: &mut Rig) -> Vec<u8> {
+        let mut bytes = vec![0; 4096];
+        let mut len = 0;
+        rig.until("an answer", |_| {
+            match rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
+                Ok((n, _)) => {
+                    len = n;
+                    true
+                }
+                Err(_) => false,
+            }
+        });
+        assert!(len >= 12, "the socket was closed: {:?}", rig.left);
+        bytes[12..len].to_vec()
+    }
+
+    pub(super) fn has_answer(&self) -> bool {
+        let mut byte = [0];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        rustix::net::recv(&self.socket, &mut byte[..], flags).is_ok()
+    }
+
+    /// Sends a message and asks whether it was carried out.
+    pub(super) fn tell(
+        &self,
+        rig: &mut Rig,
+        kind: u32,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> u64 {
+        self.send_flags(kind, payload, fds, 1 << 3);
+        let answer = self.answer(rig);
+        u64::from_le_bytes(answer.try_into().unwrap())
+    }
+
+    /// Sends it, and it must be carried out.
+    pub(super) fn ok(&self, rig: &mut Rig, kind: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        assert_eq!(self.tell(rig, kind, payload, fds), 0, "refused: {kind}");
+    }
+
+    fn ask(&self, rig: &mut Rig, kind: u32, payload: &[u8]) -> Vec<u8> {
+        self.send(kind, payload, &[]);
+        self.answer(rig)
+    }
+
+    fn negotiate(&self, rig: &mut Rig) {
+        let offered = self.ask(rig, request::GET_FEATURES, &[]);
+        let mut bits = u64::from_le_bytes(offered.try_into().unwrap());
+        if !self.way.packed {
+            bits &= !feature::RING_PACKED;
+        }
+        if !self.way.event_idx {
+            bits &= !feature::EVENT_IDX;
+        }
+        let mut protocol = protocol_feature::ALL;
+        if !self.way.inflight {
+            protocol &= !protocol_feature::INFLIGHT_SHMFD;
+        }
+        self.send(request::SET_PROTOCOL_FEATURES, &protocol.to_le_bytes(), &[]);
+        self.ok(rig, request::SET_OWNER, &[], &[]);
+        self.ok(rig, request::SET_FEATURES, &bits.to_le_bytes(), &[]);
+        self.set_memory(rig);
+        if self.way.inflight {
+            let bytes = u64::from(self.way.queues) * queue_bytes(SIZE) as u64;
+            let mut area = vec![];
+            area.extend(0u64.to_le_bytes());
+            area.extend(0u64.to_le_bytes());
+            area.extend(self.way.queues.to_le_bytes());
+            area.extend(SIZE.to_le_bytes());
+            let answer = self.ask(rig, request::GET_INFLIGHT_FD, &area);
+            assert_eq!(answer[..8], bytes.to_le_bytes());
+        }
+    }
+
+    /// Hands all memory over.
+    pub(super) fn set_memory(&self, rig: &mut Rig) {
+        let mut table = vec![];
+        table.extend(1u32.to_le_bytes());
+        table.extend(0u32.to_le_bytes());
+        for word in [GUEST_ADDRESS, MEMORY_BYTES, USER_ADDRESS, 0] {
+            table.extend(word.to_le_bytes());
+        }
+        let fds = [self.machine.file.as_fd()];
+        self.ok(rig, request::SET_MEM_TABLE, &table, &fds);
+    }
+
+    fn start_ring(&mut self, rig: &mut Rig, index: u16, layout: &Layout) {
+        let state = |value: u32| {
+            let mut bytes = u32::from(index).to_le_bytes().to_vec();
+            bytes.extend(value.to_le_bytes());
+            bytes
+        };
+        self.ok(rig, request::SET_VRING_NUM, &state(u32::from(SIZE)), &[]);
+        let base = if self.way.packed { 0x8000_8000 } else { 0 };
+        self.ok(rig, request::SET_VRING_BASE, &state(base), &[]);
+        self.set_addresses(
+            rig,
+            index,
+            [layout.descriptors, layout.device, layout.driver],
+        );
+        let event = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+        self.kicks.push(event());
+        self.calls.push(event());
+        let queue = u64::from(index).to_le_bytes();
+        let call = [self.calls[usize::from(index)].as_fd()];
+        self.ok(rig, request::SET_VRING_CALL, &queue, &call);
+        let kick = [self.kicks[usize::from(index)].as_fd()];
+        self.ok(rig, request::SET_VRING_KICK, &queue, &kick);
+        self.ok(rig, request::SET_VRING_ENABLE, &state(1), &[]);
+    }
+
+    /// SET_VRING_ADDR, with places counted from the memory's begin.
+    pub(super) fn set_addresses(&self, rig: &mut Rig, index: u16, parts: [usize; 3]) {
+        let bytes = self.addresses(index, parts);
+        self.ok(rig, request::SET_VRING_ADDR, &bytes, &[]);
+    }
+
+    pub(super) fn addresses(&self, index: u16, parts: [usize; 3]) -> Vec<u8> {
+        let mut bytes = u32::from(index).to_le_bytes().to_vec();
+        bytes.extend(0u32.to_le_bytes());
+        for at in parts {
+            bytes.extend((USER_ADDRESS + at as u64).to_le_bytes());
+        }
+        bytes.extend(0u64.to_le_bytes());
+        bytes
+    }
+
+    fn request_at(request: usize) -> usize {
+        DATA_AT + request * REQUEST_BYTES
+    }
+
+    /// Offers a request of one piece of data; which one it is.
+    pub(super) fn offer(&mut self, queue: usize, kind: u32, sector: u64, data: Data<'_>) -> usize {
+        let request = self.requests;
+        self.requests += 1;
+        let at = Self::request_at(request);
+        let mut header = kind.to_le_bytes().to_vec();
+        header.extend(0u32.to_le_bytes());
+        header.extend(sector.to_le_bytes());
+        assert!(self.machine.all.write(at, &header));
+        assert!(self.machine.all.write(at + 16, &[0xEE]));
+        let piece = |from: usize, len: usize, writable| Offered {
+            address: GUEST_ADDRESS + from as u64,
+            len: len as u32,
+            writable,
+        };
+        let mut pieces = vec![piece(at, 16, false)];
+        match data {
+            Data::Out(bytes) => {
+                assert!(self.machine.all.write(at + 4096, bytes));
+                pieces.push(piece(at + 4096, bytes.len(), false));
+            }
+            Data::In(len) => pieces.push(piece(at + 4096, len, true)),
+            Data::None => {}
+        }
+        pieces.push(piece(at + 16, 1, true));
+        let offered = self.drivers[queue].offer(&pieces, false);
+        let number = offered.expect("room in the queue");
+        self.open.insert((queue, number), request);
+        request
+    }
+
+    /// Kicks, if the device asked for it; whether it did.
+    pub(super) fn kick(&mut self, queue: usize) -> bool {
+        let must = self.drivers[queue].must_kick();
+        if must {
+            rustix::io::write(&self.kicks[queue], &1u64.to_ne_bytes()).unwrap();
+        }
+        must
+    }
+
+    /// A request that was returned, with its status and the bytes that were written.
+    pub(super) fn collect(&mut self, queue: usize) -> Option<(usize, u8, u32)> {
+        let (number, written) = self.drivers[queue].collect()?;
+        let request = self.open.remove(&(queue, number)).expect("returned once");
+        let mut status = [0];
+        let at = Self::request_at(request);
+        assert!(self.machine.all.read(at + 16, &mut status));
+        Some((request, status[0], written))
+    }
+
+    /// Turns until a request is returned.
+    pub(super) fn end(&mut self, rig: &mut Rig, queue: usize) -> (usize, u8, u32) {
+        let mut ended = None;
+        rig.until("a request's end", |_| {
+            ended = self.collect(queue);
+            ended.is_some()
+        });
+        ended.expect("it ended")
+    }
+
+    /// A request's data as it is now.
+    pub(super) fn data(&self, request: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        assert!(
+            self.machine
+                .all
+                .read(Self::request_at(request) + 4096, &mut bytes)
+        );
+        bytes
+    }
+
+    /// How often it was called since this was last asked.
+    pub(super) fn calls(&self, queue: usize) -> u64 {
+        let mut bytes = [0; 8];
+        match rustix::io::read(&self.calls[queue], &mut bytes) {
+            Ok(8) => u64::from_ne_bytes(bytes),
+            _ => 0,
+        }
+    }
+}
+
+/// A request's data.
+pub(super) enum Data<'a> {
+    None,
+    Out(&'a [u8]),
+    In(usize),
+}
