@@ -96,6 +96,19 @@ works
 forebay --json events | grep '"took_over"'
 journalctl --no-pager --unit forebay | grep 'Started .*Forebay'
 grep 'daemon' /var/lib/forebay/log/forebay.log | tail -1
+# The daemon's log is in the journal, too: what went wrong by its priority, and the rest by its own.
+journal() { journalctl --no-pager --unit forebay --output cat --priority "$1"; }
+journal 0..4 | grep 'ERROR the engine (pid [0-9]*, generation [0-9]*) died'
+journal 6..6 | grep 'INFO configuration: /etc/forebay/forebay.toml'
+journal 0..5 | (! grep 'INFO')
+cp /etc/forebay/forebay.toml /tmp/forebay.toml
+sed '/^\[log\]/a format = "json"' /tmp/forebay.toml > /etc/forebay/forebay.toml
+before=$daemon; systemctl restart forebay; next_daemon "$before"
+json='{"time":"20[^"]*Z","level":"INFO","target":"forebay::serve","message":"configuration: [^"]*","fields":{}}'
+tail -40 /var/lib/forebay/log/forebay.log | grep -x "$json"
+journal 6..6 | grep -x "$json"
+cp /tmp/forebay.toml /etc/forebay/forebay.toml
+before=$daemon; systemctl restart forebay; next_daemon "$before"
 test -f /var/lib/forebay/log/engine.log
 # However often it dies, it is started again: the engine needs it.
 for _ in 1 2 3 4 5 6 7 8; do

@@ -1,54 +1,18 @@
-//! The daemon's log.
+//! A log file that can't fill the disk.
 //!
-//! Purpose: lines for people or programs, on the terminal if there is one, else in a file that can't fill
-//! the disk.
-//! Design: `tracing` with its plain format, or one JSON object a line; `RUST_LOG` wins over the configured level. The file is
-//! renamed to `<file>.1` when it has grown to its bound and a new one is begun, so at most two bounds
-//! of log exist. A line that can't be written is dropped: the daemon goes on.
-//! Not here: the engine's log, which never goes through this (its I/O path logs nothing).
+//! Purpose and design: the file is renamed to `<file>.1` when it has grown to its bound and a new one is begun, so at most two
+//! bounds of log exist. A line that can't be written is dropped: the daemon goes on.
+//! Not here: what a line looks like.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::fmt::writer::BoxMakeWriter;
-
-use crate::config::LogFormat;
-use crate::failure::{Outcome, While};
-
-/// How large a log file grows.
-const FILE_MAX_BYTES: u64 = 8 << 20;
-
-/// Sets up logging for this process: on stderr if that is a terminal, else in `file`.
-pub(crate) fn start(level: &str, format: LogFormat, file: &Path) -> Outcome {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    let on_terminal = io::stderr().is_terminal();
-    let writer = if on_terminal {
-        BoxMakeWriter::new(io::stderr)
-    } else {
-        let file = BoundedLog::open(file, FILE_MAX_BYTES)
-            .while_doing(format!("open the log {}", file.display()))?;
-        BoxMakeWriter::new(file)
-    };
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_target(false)
-        .with_ansi(on_terminal)
-        // It would be told on stderr with `eprintln!`, which panics when that is on the same full disk.
-        .log_internal_errors(false)
-        .with_writer(writer);
-    match format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().flatten_event(true).init(),
-    }
-    Ok(())
-}
 
 /// A log file of bounded size.
-struct BoundedLog(Mutex<Inner>);
+pub(super) struct BoundedLog(Mutex<Inner>);
 
 struct Inner {
     path: PathBuf,
@@ -58,7 +22,7 @@ struct Inner {
 }
 
 impl BoundedLog {
-    fn open(path: &Path, max_bytes: u64) -> io::Result<Self> {
+    pub(super) fn open(path: &Path, max_bytes: u64) -> io::Result<Self> {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;
         }
@@ -89,7 +53,7 @@ impl Inner {
 }
 
 /// One line on its way into the file.
-struct Line<'a>(MutexGuard<'a, Inner>);
+pub(super) struct Line<'a>(MutexGuard<'a, Inner>);
 
 impl Write for Line<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

@@ -1,0 +1,86 @@
+//! The daemon's log.
+//!
+//! Purpose: lines for people or programs: on the terminal if there is one, else in a file that can't fill
+//! the disk, and under systemd also in its journal, each with its priority.
+//! Design: `tracing`, with lines as [`lines`] says; `RUST_LOG` wins over the configured level. That stderr is the journal's, systemd
+//! says in `JOURNAL_STREAM`.
+//! Not here: the engine's log, which never goes through this (its I/O path logs nothing).
+
+mod bounded;
+mod lines;
+
+use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, Registry};
+
+use crate::config::LogFormat;
+use crate::failure::{Outcome, While};
+use bounded::BoundedLog;
+use lines::Lines;
+
+/// How large a log file grows.
+const FILE_MAX_BYTES: u64 = 8 << 20;
+
+type Output = Box<dyn Layer<Registry> + Send + Sync>;
+
+/// Sets up logging for this process.
+pub(crate) fn start(level: &str, format: LogFormat, file: &Path) -> Outcome {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let mut outputs: Vec<Output> = Vec::new();
+    if io::stderr().is_terminal() {
+        outputs.push(output(Lines::new(format), true, io::stderr));
+    } else {
+        let file = BoundedLog::open(file, FILE_MAX_BYTES)
+            .while_doing(format!("open the log {}", file.display()))?;
+        outputs.push(output(Lines::new(format), false, file));
+        let named = std::env::var("JOURNAL_STREAM");
+        if named.is_ok_and(|named| is_stream(&named, io::stderr())) {
+            outputs.push(output(Lines::for_journal(format), false, io::stderr));
+        }
+    }
+    tracing_subscriber::registry()
+        .with(outputs)
+        .with(filter)
+        .init();
+    Ok(())
+}
+
+fn output<W>(lines: Lines, ansi: bool, writer: W) -> Output
+where
+    W: for<'a> tracing_subscriber::fmt::MakeWriter<'a> + Send + Sync + 'static,
+{
+    tracing_subscriber::fmt::layer()
+        .with_ansi(ansi)
+        // It would be told on stderr with `eprintln!`, which panics when that is on the same full disk.
+        .log_internal_errors(false)
+        .with_writer(writer)
+        .event_format(lines)
+        .boxed()
+}
+
+/// Whether this is the stream that systemd names: `DEVICE:INODE` (systemd.exec(5)).
+fn is_stream(named: &str, stream: impl AsFd) -> bool {
+    let is = rustix::fs::fstat(stream).map(|is| format!("{}:{}", is.st_dev, is.st_ino));
+    is.is_ok_and(|is| is == named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_journal_is_known_by_its_stream() {
+        let file = tempfile::tempfile().unwrap();
+        let other = tempfile::tempfile().unwrap();
+        let is = rustix::fs::fstat(&file).unwrap();
+        let named = format!("{}:{}", is.st_dev, is.st_ino);
+        assert!(is_stream(&named, &file));
+        for (named, stream) in [(&*named, &other), ("", &file), ("8:x", &file)] {
+            assert!(!is_stream(named, stream), "{named}");
+        }
+    }
+}
