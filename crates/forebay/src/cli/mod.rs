@@ -9,6 +9,8 @@
 mod examples;
 #[cfg(test)]
 mod limits_page;
+#[cfg(test)]
+mod mentioned;
 pub(crate) mod pages;
 #[cfg(test)]
 mod reference;

@@ -1,0 +1,84 @@
+//! What README and book show to those who have the source is typed in a checkout.
+//!
+//! Purpose: a page can't tell of a command that does not work from a clean checkout.
+//! Design: a file of its own, because it builds with all processors, and others have time limits. Its checkout is the one that is
+//! tested, and what it builds is kept.
+//! Not here: the other blocks (`docs_commands_run`).
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_tests::book::{self, Page, Place};
+use xtask::process;
+
+/// It may build all of it.
+const LIMIT: Duration = Duration::from_secs(1800);
+
+/// The lines of `sh,source` blocks, in the order of the pages, without comments and without those that were there before.
+fn from_source(pages: &[Page]) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let parts = pages.iter().flat_map(|page| &page.parts);
+    for part in parts.filter(|part| part.place == Place::Source) {
+        for line in &part.lines {
+            let line = line.split('#').next().unwrap_or_default().trim().to_owned();
+            if !line.is_empty() && !lines.contains(&line) {
+                lines.push(line);
+            }
+        }
+    }
+    lines
+}
+
+/// Whether CI runs a line by itself, whoever shows it.
+fn is_of_ci(line: &str, ci: &str) -> bool {
+    let is_it = |run: &str| {
+        let rest = run.strip_prefix(line);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', ';']))
+    };
+    let without = |run: &str| run.replace(" --no-print-directory", "");
+    ci.lines().any(|run| is_it(&without(run.trim())))
+}
+
+/// What is built from source is typed in a checkout: this one. The lines that CI itself consists of, such as `make test`, whose
+/// part this test is, are left to it.
+#[test]
+fn docs_commands_run_from_source() -> Result<()> {
+    let ci = fs::read_to_string(book::repository().join(".ci/run"))?;
+    let lines = from_source(&book::pages()?);
+    ensure!(lines.len() > 1, "only {lines:?} was found");
+    for line in lines.iter().filter(|line| !is_of_ci(line, &ci)) {
+        println!("+ {line}");
+        typed(line)?;
+    }
+    Ok(())
+}
+
+/// Types a line in the checkout, as somebody who has just cloned it.
+fn typed(line: &str) -> Result<()> {
+    let mut command = Command::new("bash");
+    command
+        .args(["-euo", "pipefail", "-c", line])
+        .current_dir(book::repository());
+    // What the test's own cargo has set is none of theirs.
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        let is_theirs = ["CARGO_HOME", "CARGO_TERM_COLOR", "CARGO_NET_OFFLINE"].contains(&&*text);
+        if text.starts_with("CARGO") && !is_theirs || text.starts_with("FOREBAY_") {
+            command.env_remove(&name);
+        }
+    }
+    process::run(&mut command, LIMIT).with_context(|| line.to_owned())
+}
+
+/// Not a test of the pages, but of this one's teeth.
+#[test]
+fn what_is_not_known_is_seen() -> Result<()> {
+    typed("make --dry-run run > /dev/null")?;
+    ensure!(typed("make nothing-like-this").is_err(), "make");
+    let ci = "cargo xtask check || failed=1\nmake --no-print-directory test || failed=1\n";
+    ensure!(is_of_ci("make test", ci) && is_of_ci("cargo xtask check", ci));
+    ensure!(!is_of_ci("make tes", ci) && !is_of_ci("make run", ci));
+    Ok(())
+}
