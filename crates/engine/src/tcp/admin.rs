@@ -148,6 +148,10 @@ fn run(
     data: &[u8],
     mut out: Option<StagingBuffer>,
 ) -> Result<(), Stop> {
+    let subsystem = match sqe.opcode() {
+        opcode::admin::IDENTIFY => turn.controllers.of_same_export(conn.controller),
+        _ => Vec::new(),
+    };
     let Some(attached) = turn.controllers.get_mut(conn.controller) else {
         return Err(Stop::Close);
     };
@@ -156,7 +160,7 @@ fn run(
         attached.publish(conn);
         return Ok(());
     }
-    let env = attached.env(turn.core);
+    let env = attached.env(turn.core, subsystem);
     let room = out.as_mut().map_or(&mut [][..], |b| b.as_mut_slice());
     let outcome = attached
         .controller

@@ -11,7 +11,9 @@ use crate::associations::Association;
 use crate::core::{Core, DoneIo};
 use crate::exports::Exports;
 use crate::lane::{Lane, LaneIndex};
-use forebay_nvme::controller::{AdminEnv, Ana, Controller, ErrorReport, Health, NamespaceInfo};
+use forebay_nvme::controller::{
+    AdminEnv, Ana, Controller, ErrorReport, Health, NamespaceInfo, SubsystemController,
+};
 use forebay_nvme::fabrics::DiscoveryLogEntry;
 use forebay_nvme::{Nqn, Status};
 use forebay_xlate::boundary::message::ExportId;
@@ -97,14 +99,15 @@ impl Attached {
         record.used.store(1, Release);
     }
 
-    /// What it may ask about the world.
-    pub(super) fn env(&self, core: &Core) -> Env {
+    /// What it may ask about the world, with the controllers of its subsystem where it asks for these.
+    pub(super) fn env(&self, core: &Core, subsystem: Vec<SubsystemController>) -> Env {
         let lane = self.lane.and_then(|l| core.lane(l));
         let namespace = lane.map(Lane::namespace_info);
         let health = lane.map_or_else(Health::default, Lane::health);
         Env {
             namespace,
             health,
+            subsystem,
             ana: self.ana,
             persistent: lane.is_some_and(|lane| lane.reservations.ptpl()),
             list: self.discovery_list(),
@@ -191,6 +194,7 @@ impl DiscoveryList {
 pub(super) struct Env {
     namespace: Option<NamespaceInfo>,
     health: Health,
+    subsystem: Vec<SubsystemController>,
     ana: Ana,
     persistent: bool,
     list: DiscoveryList,
@@ -207,6 +211,10 @@ impl AdminEnv for Env {
 
     fn ana(&self) -> Ana {
         self.ana
+    }
+
+    fn controllers(&self) -> Vec<SubsystemController> {
+        self.subsystem.clone()
     }
 
     fn persistent_reservations(&self) -> bool {
@@ -249,6 +257,21 @@ impl Controllers {
 
     pub(super) fn get(&self, index: u32) -> Option<&Attached> {
         self.all.get(index as usize)?.as_deref()
+    }
+
+    /// The controllers of the export that this one is of: all that there are, since an export is one reactor's.
+    pub(super) fn of_same_export(&self, index: u32) -> Vec<SubsystemController> {
+        let export = self.get(index).and_then(|attached| attached.export);
+        let all = self.iter().map(|(_, attached)| attached);
+        let of_it = all.filter(|a| export.is_some() && a.export == export);
+        let mut found: Vec<SubsystemController> = of_it
+            .map(|attached| SubsystemController {
+                cntlid: attached.controller.cntlid(),
+                online: attached.admin.is_some(),
+            })
+            .collect();
+        found.sort_unstable_by_key(|controller| controller.cntlid);
+        found
     }
 
     /// All, with their places.

@@ -142,7 +142,7 @@ pub trait AdminEnv {
     }
 
     /// The controllers of the subsystem that the namespace is attached to, in rising order of their
-    /// identifiers; the one that asks is among them (PCI Express). Empty: it is the only one.
+    /// identifiers; the one that asks is among them. Empty: it is the only one.
     fn controllers(&self) -> Vec<SubsystemController> {
         Vec::new()
     }
@@ -171,7 +171,7 @@ pub trait AdminEnv {
     }
 }
 
-/// A controller of the subsystem, as others of it see it (PCI Express).
+/// A controller of the subsystem, as others of it see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubsystemController {
     /// Controller Identifier.

@@ -95,10 +95,10 @@ impl Controller {
                 // Vector 0 selects the command set of bit 0: NVM.
                 *out.first_mut().ok_or(Status::INTERNAL_ERROR)? = 1 << CSI_NVM;
             }
-            cns::NAMESPACE_CONTROLLERS
-            | cns::CONTROLLERS
-            | cns::PRIMARY_CONTROLLER
-            | cns::SECONDARY_CONTROLLERS
+            cns::NAMESPACE_CONTROLLERS | cns::CONTROLLERS => {
+                self.identify_controllers(sqe, out, env)?;
+            }
+            cns::PRIMARY_CONTROLLER | cns::SECONDARY_CONTROLLERS
                 if self.config.kind == ControllerKind::Pcie =>
             {
                 self.identify_controllers(sqe, out, env)?;

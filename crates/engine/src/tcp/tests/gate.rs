@@ -230,3 +230,53 @@ fn health_is_the_exports() {
     let (mut again, _) = rig.admin();
     assert_eq!(smart(&mut rig, &mut again), after);
 }
+
+/// Identify with CNS 12h and 13h: the controllers of the subsystem, from an identifier on.
+#[test]
+fn controllers_are_listed() {
+    let mut rig = rig();
+    let (mut admin, first) = rig.admin();
+    let (other, second) = rig.admin();
+    let list = |rig: &mut rig::Rig, admin: &mut Host, cns: u32, nsid: u32, from: u16| {
+        let sqe = Sqe::new(6, 80)
+            .with_nsid(nsid)
+            .with_cdw(10, cns | u32::from(from) << 16);
+        admin.say(
+            &sqe.with_sgl(forebay_nvme::SglDescriptor::transport(4096)),
+            &[],
+        );
+        rig.turns(2);
+        match admin.hear() {
+            Some((Pdu::C2hData(_), page)) => {
+                assert_eq!(admin.response().unwrap().status(), Status::SUCCESS);
+                let word = |at: usize| u16::from_le_bytes([page[2 * at], page[2 * at + 1]]);
+                let count = usize::from(word(0));
+                assert!(page[2 + 2 * count..].iter().all(|byte| *byte == 0));
+                Ok((1..=count).map(word).collect())
+            }
+            Some((Pdu::CapsuleResp(cqe), _)) => Err(cqe.status()),
+            said => panic!("{said:?}"),
+        }
+    };
+    for (cns, nsid) in [(0x12, 1), (0x13, 0)] {
+        let both = Ok(vec![first, second]);
+        assert_eq!(list(&mut rig, &mut admin, cns, nsid, 0), both);
+        assert_eq!(list(&mut rig, &mut admin, cns, nsid, first), both);
+        assert_eq!(
+            list(&mut rig, &mut admin, cns, nsid, second),
+            Ok(vec![second])
+        );
+        assert_eq!(
+            list(&mut rig, &mut admin, cns, nsid, second + 1),
+            Ok(vec![])
+        );
+    }
+    for nsid in [0, 2] {
+        let none = Status::INVALID_NAMESPACE_OR_FORMAT;
+        let said = list(&mut rig, &mut admin, 0x12, nsid, 0);
+        assert_eq!(said.map_err(Status::code), Err(none));
+    }
+    drop(other);
+    rig.turns(4);
+    assert_eq!(list(&mut rig, &mut admin, 0x13, 0, 0), Ok(vec![first]));
+}

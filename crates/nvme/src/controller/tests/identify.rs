@@ -205,7 +205,14 @@ fn command_set_specific() {
     assert_eq!(sets[..9], [1, 0, 0, 0, 0, 0, 0, 0, 0]);
     let other = identify(cns::COMMAND_SETS, 0).with_cdw(10, 0x0009_001C);
     assert_eq!(bench.fails(other), Status::INVALID_FIELD);
-    assert_eq!(bench.fails(identify(0x13, 0)), Status::INVALID_FIELD);
+    let primary = identify(cns::PRIMARY_CONTROLLER, 0);
+    assert_eq!(bench.fails(primary), Status::INVALID_FIELD);
+    let cntlid = bench.controller.cntlid();
+    for (what, nsid) in [(cns::NAMESPACE_CONTROLLERS, 1), (cns::CONTROLLERS, 0)] {
+        let list = bench.data(identify(what, nsid));
+        assert_eq!(list[..2], [1, 0]);
+        assert_eq!(list[2..4], cntlid.to_le_bytes());
+    }
 }
 
 #[test]
