@@ -140,6 +140,11 @@ impl Forebay {
         }
     }
 
+    /// Where everything of it is.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// The processes under test.
     pub(crate) fn processes(&self) -> [u32; 2] {
         [self.daemon.id(), self.engine]

@@ -7,11 +7,13 @@
 
 mod device;
 mod forebay;
+mod machine;
 mod measure;
 mod pool_open;
 mod recording;
 mod recording_file;
 mod spdk;
+mod spdk_machine;
 mod start;
 mod takeover;
 mod tcp;
@@ -28,21 +30,23 @@ pub(crate) struct Options {
     pub(crate) quick: bool,
     /// Where to write the figures as JSON.
     pub(crate) json: Option<PathBuf>,
-    /// Of `tcp`: only what has this in its name, e.g. `null_read_qd128`.
+    /// Of `tcp`, `vhost` and `pcie`: only what has this in its name, e.g. `null_read_qd128`.
     pub(crate) only: Option<String>,
 }
 
 type Bench = (&'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 8] = [
+const BENCHES: [Bench; 10] = [
     ("device", device::run),
     ("instructions", recording::run_instructions),
+    ("pcie", machine::run_pcie),
     ("pool-open", pool_open::run),
     ("recording", recording::run),
     ("start", start::run),
     ("takeover", takeover::run),
     ("tcp", tcp::run),
     ("thin", thin::run),
+    ("vhost", machine::run_vhost),
 ];
 
 /// Runs the benchmark that `args` name.

@@ -27,11 +27,17 @@ pub(crate) fn folder() -> Option<PathBuf> {
         .then_some(folder)
 }
 
-fn program(folder: &Path, name: &str) -> Command {
-    let mut command = Command::new(folder.join("build/bin").join(name));
+/// A program of it, by its path there.
+pub(super) fn program(folder: &Path, path: &str) -> Command {
+    let mut command = Command::new(folder.join(path));
     let libraries = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
     let own = folder.join("build/lib");
-    command.env("LD_LIBRARY_PATH", format!("{}:{libraries}", own.display()));
+    // Of its vfio-user library.
+    let vfio_user = folder.join("build/libvfio-user");
+    command.env(
+        "LD_LIBRARY_PATH",
+        format!("{}:{}:{libraries}", own.display(), vfio_user.display()),
+    );
     command
 }
 
@@ -52,7 +58,7 @@ pub(crate) fn perf(
     seconds: u32,
 ) -> Result<Perf> {
     let target = format!("trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{port} subnqn:{nqn}");
-    let mut command = program(folder, "spdk_nvme_perf");
+    let mut command = program(folder, "build/bin/spdk_nvme_perf");
     command
         .args(["--no-huge", "-s", "256", "-L", "-r", &target])
         .args(["-w", &shape.pattern(), "-o", &shape.block_bytes.to_string()])
@@ -65,7 +71,7 @@ pub(crate) fn perf(
     parse(&text)
 }
 
-fn parse(text: &str) -> Result<Perf> {
+pub(super) fn parse(text: &str) -> Result<Perf> {
     let total = text.lines().find(|line| line.starts_with("Total"));
     let total = total.with_context(|| format!("no total in what spdk_nvme_perf said:\n{text}"))?;
     let figures: Vec<f64> = total
@@ -101,7 +107,7 @@ impl Target {
     pub(crate) fn start(folder: &Path, device: &str, cpu: usize) -> Result<Self> {
         let socket = crate::target_folder().join(format!("spdk-{}.sock", std::process::id()));
         let log = std::fs::File::create(socket.with_extension("log"))?;
-        let child = program(folder, "nvmf_tgt")
+        let child = program(folder, "build/bin/nvmf_tgt")
             .args([
                 "--no-huge",
                 "--no-pci",

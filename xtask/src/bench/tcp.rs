@@ -61,7 +61,7 @@ impl Shape {
     }
 
     /// In the names of figures.
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         let (op, depth) = (self.op, self.depth);
         match self.kind {
             RANDOM => format!("{op}_qd{depth}"),
@@ -233,7 +233,8 @@ pub(super) fn load(
     })
 }
 
-fn turn(target: &[u32], run: impl FnOnce() -> Result<spdk::Perf>) -> Result<Sample> {
+/// A run's figures, and the processors' time meanwhile.
+pub(super) fn turn(target: &[u32], run: impl FnOnce() -> Result<spdk::Perf>) -> Result<Sample> {
     let clock = Clock::start(target)?;
     let perf = run()?;
     let used = clock.used()?;

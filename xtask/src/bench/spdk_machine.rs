@@ -1,0 +1,210 @@
+//! SPDK as a peer of machines' disks: its target and its clients, `spdk_nvme_perf` over vfio-user and `bdevperf` over
+//! vhost-user.
+//!
+//! Purpose: the comparison that `SPDK_DIR` asks for.
+//! Design: as [`super::spdk`]: no hugepages, no PCI, everything by its own RPC script.
+//! Not here: what is compared.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use xtask::process;
+
+use super::forebay::VOLUME_BYTES;
+use super::machine::{Kind, wait_for};
+use super::spdk::{Perf, parse, program};
+use super::tcp::Shape;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const NQN: &str = "nqn.2019-07.io.spdk:bench";
+
+/// Runs SPDK's client on processor `cpu` against a socket. Over vfio-user its name must be `cntrl`.
+pub(super) fn perf(
+    folder: &Path,
+    kind: Kind,
+    cpu: usize,
+    socket: &Path,
+    shape: &Shape,
+    seconds: u32,
+) -> Result<Perf> {
+    let mask = format!("{:#x}", 1u64 << cpu);
+    let limit = LIMIT + Duration::from_secs(seconds.into());
+    let load = [
+        ("-w", shape.pattern()),
+        ("-o", shape.block_bytes.to_string()),
+        ("-q", shape.depth.to_string()),
+        ("-t", seconds.to_string()),
+    ];
+    match kind {
+        Kind::Pcie => {
+            let at = socket.parent().context("a socket has a folder")?;
+            let target = format!("trtype:VFIOUSER traddr:{}", at.display());
+            let mut command = program(folder, "build/bin/spdk_nvme_perf");
+            command.args(["--no-huge", "-s", "256", "-L", "-r", &target, "-c", &mask]);
+            for (option, value) in load {
+                command.args([option, &value]);
+            }
+            parse(&process::text(&mut command, limit)?)
+        }
+        Kind::Vhost => {
+            let config =
+                crate::target_folder().join(format!("bdevperf-{}.json", std::process::id()));
+            let method = serde_json::json!({
+                "method": "bdev_virtio_attach_controller",
+                "params": {
+                    "name": "v", "trtype": "user", "traddr": socket, "dev_type": "blk",
+                    "vq_count": 1, "vq_size": 256,
+                },
+            });
+            let all = serde_json::json!({
+                "subsystems": [{ "subsystem": "bdev", "config": [method] }],
+            });
+            std::fs::write(&config, all.to_string())?;
+            let mut command = program(folder, "build/examples/bdevperf");
+            command.args(["--no-huge", "-s", "512", "-m", &mask, "-l", "-c"]);
+            command.arg(&config);
+            for (option, value) in load {
+                command.args([option, &value]);
+            }
+            let text = process::text(&mut command, limit);
+            let _ = std::fs::remove_file(&config);
+            parse_bdevperf(&text?)
+        }
+    }
+}
+
+/// What `bdevperf` says: columns of the total are IOPS, MiB/s, failures, time-outs, average, min, max.
+fn parse_bdevperf(text: &str) -> Result<Perf> {
+    let total = text.lines().rev().find(|line| line.contains("Total"));
+    let total = total.with_context(|| format!("no total in what bdevperf said:\n{text}"))?;
+    let figures: Vec<f64> = total
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    let p99 = text.lines().find_map(|line| {
+        let (share, time) = line.trim().split_once("% :")?;
+        if share != "99.00000" {
+            return None;
+        }
+        time.trim().strip_suffix("us")?.parse().ok()
+    });
+    match figures[..] {
+        [iops, _, _, _, mean_us, ..] => Ok(Perf {
+            iops,
+            mean_us,
+            p99_us: p99.unwrap_or(0.0),
+        }),
+        _ => bail!("the total has other columns than expected: {total}"),
+    }
+}
+
+/// SPDK's target with one disk.
+pub(super) struct SpdkTarget {
+    child: Child,
+    folder: PathBuf,
+    socket: PathBuf,
+}
+
+impl SpdkTarget {
+    /// Starts one on processor `cpu` that serves a `null` or `ram` device.
+    pub(super) fn start(spdk: &Path, device: &str, kind: Kind, cpu: usize) -> Result<Self> {
+        let folder = crate::target_folder().join(format!("spdk-machine-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder)?;
+        let log = std::fs::File::create(folder.with_extension("log"))?;
+        let rpc_socket = folder.join("rpc");
+        let child = program(spdk, "build/bin/spdk_tgt")
+            .args(["--no-huge", "--no-pci", "-s", "2048"])
+            .args(["-m", &format!("{:#x}", 1u64 << cpu), "-S"])
+            .arg(&folder)
+            .arg("-r")
+            .arg(&rpc_socket)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        let mut this = Self {
+            child,
+            socket: folder.join("cntrl"),
+            folder,
+        };
+        let rpc = |args: &[&str]| -> Result<()> {
+            let mut command = std::process::Command::new("python3");
+            command
+                .arg(spdk.join("scripts/rpc.py"))
+                .arg("-s")
+                .arg(&rpc_socket)
+                .args(args);
+            process::text(&mut command, LIMIT).map(drop)
+        };
+        let until = Instant::now() + LIMIT;
+        while rpc(&["spdk_get_version"]).is_err() {
+            if Instant::now() > until || this.child.try_wait()?.is_some() {
+                bail!(
+                    "SPDK's target did not start; see {}",
+                    this.folder.with_extension("log").display()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let megabytes = (VOLUME_BYTES / 2 >> 20).to_string();
+        match device {
+            "ram" => rpc(&["bdev_malloc_create", "-b", "b", &megabytes, "4096"])?,
+            _ => rpc(&["bdev_null_create", "b", &megabytes, "4096"])?,
+        }
+        let at = this.folder.display().to_string();
+        match kind {
+            Kind::Vhost => rpc(&["vhost_create_blk_controller", "cntrl", "b"])?,
+            Kind::Pcie => {
+                rpc(&["nvmf_create_transport", "-t", "VFIOUSER"])?;
+                rpc(&["nvmf_create_subsystem", NQN, "-a", "-s", "BENCH"])?;
+                rpc(&["nvmf_subsystem_add_ns", NQN, "b"])?;
+                let listen = "nvmf_subsystem_add_listener";
+                rpc(&[listen, NQN, "-t", "VFIOUSER", "-a", &at, "-s", "0"])?;
+            }
+        }
+        wait_for(&this.socket, &mut this.child)?;
+        Ok(this)
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(super) fn socket(&self) -> &Path {
+        &self.socket
+    }
+}
+
+impl Drop for SpdkTarget {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_bdevperf;
+
+    #[test]
+    fn bdevperf_output() {
+        let text = "\
+Device Information                     : runtime(s)       IOPS      MiB/s     Fail/s     TO/s      Average        min        max
+VirtioBlk0          :       1.00  100000.00     390.62       0.00       0.00     319.00     100.00    2000.00
+===================================================================================================================
+Total                                  :             100000.50     390.62       0.00       0.00     319.25     100.00    2000.00
+
+Latency summary for VirtioBlk0 on core 1
+ 99.00000% :   412.500us
+";
+        let perf = parse_bdevperf(text).unwrap();
+        assert!((perf.iops - 100_000.5).abs() < 0.01);
+        assert!((perf.mean_us - 319.25).abs() < 0.01);
+        assert!((perf.p99_us - 412.5).abs() < 0.01);
+        assert!(parse_bdevperf("nothing").is_err());
+    }
+}
