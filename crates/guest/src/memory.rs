@@ -118,12 +118,12 @@ pub struct Retired {
 }
 
 impl Retired {
-    /// Whether nobody uses them any more. From then on nothing of us touches them.
-    pub fn is_free(&mut self) -> bool {
+    /// Whether nobody uses them any more. From then on nothing of us touches them; they are unmapped when
+    /// this is dropped, which may take its time.
+    pub fn is_free(&self) -> bool {
         // Nobody can begin to hold what only we hold.
-        self.mappings
-            .retain(|mapping| Arc::strong_count(mapping) > 1);
-        self.mappings.is_empty()
+        let mut mappings = self.mappings.iter();
+        mappings.all(|mapping| Arc::strong_count(mapping) == 1)
     }
 
     /// How many they were.

@@ -122,7 +122,7 @@ fn regions_neither_overlap_nor_exceed_their_limits() {
     assert!(memory.unmap(4 * PAGE, PAGE).is_none() && memory.unmap(5 * PAGE, 9).is_none());
     assert!(memory.unmap(0, 0).is_none() && memory.unmap(u64::MAX, 2).is_none());
     assert_eq!(memory.regions().len(), 3);
-    let mut gone = memory.unmap(2 * PAGE, 20 * PAGE).expect("whole ones");
+    let gone = memory.unmap(2 * PAGE, 20 * PAGE).expect("whole ones");
     assert!(gone.regions() == 2 && gone.is_free());
     // Of a replacement that can't be done nothing is done.
     let bad = [
@@ -131,7 +131,7 @@ fn regions_neither_overlap_nor_exceed_their_limits() {
     ];
     assert!(matches!(memory.replace(&bad), Err(MapError::Overlaps)));
     assert_eq!(memory.regions().len(), 1);
-    let mut gone = memory.replace(&bad[1..]).expect("maps");
+    let gone = memory.replace(&bad[1..]).expect("maps");
     assert!(gone.is_free());
 }
 
@@ -218,7 +218,7 @@ fn pieces_are_what_lies_together() {
     assert!(!pieces.read(u32::MAX, &mut bytes));
     let hold = pieces.take();
     assert_eq!((pieces.count(), pieces.len_bytes()), (0, 0));
-    let mut gone = memory.unmap(16 * PAGE, 4 * PAGE).expect("whole");
+    let gone = memory.unmap(16 * PAGE, 4 * PAGE).expect("whole");
     assert!(!gone.is_free(), "a command has it");
     drop(hold);
     assert!(gone.is_free());
@@ -229,7 +229,7 @@ fn pieces_are_what_lies_together() {
     assert_eq!(lens(&pieces), [512, 512, 512]);
     assert!(memory.unmap(4 * PAGE, 4 * PAGE).expect("whole").is_free());
     let area = memory.area(12 * PAGE, 8).expect("is there");
-    let mut gone = memory.unmap_all();
+    let gone = memory.unmap_all();
     assert!(!gone.is_free());
     pieces.clear();
     assert!(!gone.is_free(), "a ring is there");

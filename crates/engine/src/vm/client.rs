@@ -44,8 +44,11 @@ pub(crate) struct Client {
     pub(super) lane: Option<LaneIndex>,
     pub(super) file: MachineFile,
     pub(super) memory: GuestMemory,
-    /// What was taken away, and may still be used.
-    pub(super) retired: Retired,
+    /// What was taken away, and may still be used; whether there is any.
+    retired: Retired,
+    retires: bool,
+    /// The lane that it had from the beginning.
+    pub(super) home: Option<LaneIndex>,
     pub(super) deposits: BTreeMap<u32, Arc<OwnedFd>>,
     slots: Box<[Option<Arc<OwnedFd>>]>,
     raised: [u64; MAX_SLOTS / 64],
@@ -91,6 +94,8 @@ impl Client {
             file,
             memory: GuestMemory::new(Limits::default()),
             retired: Retired::default(),
+            retires: false,
+            home: lane,
             deposits: BTreeMap::new(),
             slots: (0..MAX_SLOTS).map(|_| None).collect(),
             raised: [0; _],
@@ -108,11 +113,16 @@ impl Client {
     }
 
     /// Takes up what a dead engine's client had: its memory is mapped again, its descriptors are in their
-    /// slots. What it had of a message that was not answered is taken back first.
+    /// slots. What it had of a message that was not answered is taken back first. `again`: that message will be
+    /// carried out again, so a slot that it gave something that was not deposited yet is empty.
     ///
     /// # Errors
     /// Why it can't go on.
-    pub(super) fn inherit(&mut self, deposits: BTreeMap<u32, Arc<OwnedFd>>) -> Result<(), Closing> {
+    pub(super) fn inherit(
+        &mut self,
+        deposits: BTreeMap<u32, Arc<OwnedFd>>,
+        again: bool,
+    ) -> Result<(), Closing> {
         self.inherited = true;
         self.changed = true;
         self.deposits = deposits;
@@ -132,9 +142,13 @@ impl Client {
             mapped.map_err(|_| Closing("its memory can't be mapped again"))?;
         }
         for slot in 0..MAX_SLOTS {
-            if let Some(number) = self.file.slot(slot) {
-                let fd = self.deposits.get(&number).ok_or(NOT_DEPOSITED)?;
-                self.slots[slot] = Some(fd.clone());
+            let Some(number) = self.file.slot(slot) else {
+                continue;
+            };
+            match self.deposits.get(&number) {
+                Some(fd) => self.slots[slot] = Some(fd.clone()),
+                None if again => _ = self.file.set_slot(slot, None),
+                None => return Err(NOT_DEPOSITED),
             }
         }
         Ok(())
@@ -240,8 +254,8 @@ impl Client {
             .add_region(self.message_number(), &record)
             .is_none()
         {
-            if let Some(mut retired) = self.memory.unmap(address, len) {
-                let _ = retired.is_free();
+            if let Some(retired) = self.memory.unmap(address, len) {
+                self.closer.close(retired);
             }
             let limit = super::file::MAX_REGIONS;
             return Err(MapError::TooMany { limit });
@@ -317,13 +331,24 @@ impl Client {
 
     fn retire(&mut self, retired: Retired) {
         self.retired.and(retired);
+        self.retires = true;
         self.changed = true;
     }
 
     /// Whether nothing uses what was taken away.
     pub(super) fn is_settled(&mut self, core: &Core) -> bool {
-        let _ = core;
-        self.retired.is_free()
+        if !self.retires {
+            return true;
+        }
+        // Nor a dead engine.
+        let dead = self.inherited && self.home.is_some_and(|lane| core.may_touch_memory_of(lane));
+        if dead || !self.retired.is_free() {
+            return false;
+        }
+        self.retires = false;
+        // To unmap much takes its time.
+        self.closer.close(std::mem::take(&mut self.retired));
+        true
     }
 
     /// What a slot holds.
@@ -348,7 +373,7 @@ impl Client {
             return false;
         };
         if let Some(old) = std::mem::replace(place, deposit.map(|deposit| deposit.fd.clone())) {
-            self.raised[slot / 64] &= !(1 << (slot % 64));
+            // What was raised for the old one is rung at the new one.
             self.closer.close(old);
         }
         self.changed = true;

@@ -3,15 +3,21 @@
 //! **Design.** The last close of a descriptor, and an unmapping, may wait: for a network file system, for
 //! a device's driver. So whoever may not wait sends what it is done with to a thread that may. It has a
 //! queue without a bound, of what is bounded where it comes from: a client's descriptors.
+//! What may hang for ever (a descriptor that is not what we take, a client's socket, in which more of them may
+//! wait) gets a thread of its own, and if too many hang already, it is left open.
 //! **Not here:** when something is done with.
 
 use std::any::Any;
 use std::io;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::sync::{Arc, mpsc};
+
+/// Threads that may hang.
+const SUSPECTS: usize = 32;
 
 /// See the module's text. Its clones send to one thread, which ends with the last of them.
 #[derive(Clone, Debug)]
-pub(crate) struct Closer(mpsc::Sender<Box<dyn Any + Send>>);
+pub(crate) struct Closer(mpsc::Sender<Box<dyn Any + Send>>, Arc<AtomicUsize>);
 
 impl Closer {
     /// Starts the thread.
@@ -23,13 +29,33 @@ impl Closer {
         std::thread::Builder::new()
             .name("closer".into())
             .spawn(move || while receiver.recv().is_ok() {})?;
-        Ok(Self(sender))
+        Ok(Self(sender, Arc::default()))
     }
 
     /// Has it dropped there.
     pub(crate) fn close(&self, what: impl Any + Send) {
         // It ends after us.
         let _ = self.0.send(Box::new(what));
+    }
+
+    /// Has what may hang dropped on a thread of its own, or never.
+    pub(crate) fn close_suspect(&self, what: impl Any + Send) {
+        let hanging = self.1.clone();
+        // Whoever can't be sure to drop it leaves it be.
+        let what = std::mem::ManuallyDrop::new(what);
+        if hanging.fetch_add(1, AcqRel) >= SUSPECTS {
+            hanging.fetch_sub(1, AcqRel);
+            return;
+        }
+        let count = hanging.clone();
+        let thread = std::thread::Builder::new().name("suspect".into());
+        let started = thread.spawn(move || {
+            drop(std::mem::ManuallyDrop::into_inner(what));
+            count.fetch_sub(1, AcqRel);
+        });
+        if started.is_err() {
+            hanging.fetch_sub(1, AcqRel);
+        }
     }
 }
 
@@ -55,5 +81,27 @@ mod tests {
         assert!(ended.try_recv().is_err());
         go.send(()).unwrap();
         ended.recv().unwrap();
+    }
+
+    #[test]
+    fn what_hangs_keeps_nobody() {
+        let closer = Closer::start().unwrap();
+        let mut going = Vec::new();
+        let (over, ended) = mpsc::channel();
+        for _ in 0..2 * SUSPECTS {
+            let (go, waits) = mpsc::channel();
+            closer.close_suspect(Waits(waits, over.clone()));
+            going.push(go);
+        }
+        let (go, waits) = mpsc::channel();
+        closer.close(Waits(waits, over));
+        go.send(()).unwrap();
+        ended.recv().unwrap();
+        // The others are let go of; those beyond the bound never are.
+        drop(going);
+        for _ in 0..SUSPECTS {
+            ended.recv().unwrap();
+        }
+        assert!(ended.try_recv().is_err());
     }
 }

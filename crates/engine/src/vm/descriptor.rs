@@ -1,12 +1,19 @@
 //! What a descriptor that a client sent really is.
 //!
 //! **Design.** The kernel is asked, never the client: fstat for files, and the link in /proc/self/fd for
-//! what has no type of its own. **Not here:** memory files' lengths and seals (the crate guest checks
-//! those when it maps one).
+//! what has no type of its own. Nothing is asked of which the answer may be waited for: a file's own file
+//! system may be the client's. **Not here:** memory files' lengths (the crate guest checks those when it maps
+//! one).
 
-use rustix::fs::FileType;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+
+/// Whether it is something that a client may hand over at all: memory, an eventfd, a socket of this machine. Closing
+/// anything else may hang.
+pub(crate) fn is_taken(fd: impl AsFd) -> bool {
+    let fd = fd.as_fd();
+    is_file(fd) || is_eventfd(fd) || is_unix_stream(fd)
+}
 
 /// Whether it is an eventfd.
 pub(crate) fn is_eventfd(fd: impl AsFd) -> bool {
@@ -21,13 +28,12 @@ pub(crate) fn is_unix_stream(fd: impl AsFd) -> bool {
         && sockopt::socket_type(fd).is_ok_and(|kind| kind == SocketType::STREAM)
 }
 
-/// Whether it is a file with bytes that can be mapped: a memfd, a file of a file system.
+/// Whether it is memory that can be mapped: a memfd, a file of tmpfs or of huge pages. Only these have seals.
 pub(crate) fn is_file(fd: impl AsFd) -> bool {
     let fd = fd.as_fd();
     let opened = rustix::fs::fcntl_getfl(fd);
     let path_only = opened.is_ok_and(|flags| flags.contains(rustix::fs::OFlags::PATH));
-    let kind = rustix::fs::fstat(fd).map(|stat| FileType::from_raw_mode(stat.st_mode));
-    !path_only && kind == Ok(FileType::RegularFile)
+    !path_only && rustix::fs::fcntl_get_seals(fd).is_ok()
 }
 
 fn link_of(fd: impl AsFd) -> io::Result<Vec<u8>> {
@@ -49,13 +55,16 @@ mod tests {
 
     #[test]
     fn each_kind_is_told_from_all_others() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         // A name like an eventfd's makes none.
         let path = folder.path().join("anon_inode:[eventfd]");
         let file: OwnedFd = std::fs::File::create(&path).unwrap().into();
         assert_eq!(kinds(&file), (false, false, true));
         let only_a_path = rustix::fs::open(&path, OFlags::PATH, Mode::empty()).unwrap();
         assert_eq!(kinds(&only_a_path), (false, false, false));
+        let on_disk = std::fs::File::open("/proc/self/status").unwrap().into();
+        assert_eq!(kinds(&on_disk), (false, false, false));
+        assert!(is_taken(&file) && !is_taken(&on_disk) && !is_taken(&only_a_path));
         let directory = rustix::fs::open(folder.path(), OFlags::RDONLY, Mode::empty()).unwrap();
         assert_eq!(kinds(&directory), (false, false, false));
         let memory = rustix::fs::memfd_create("[eventfd]", rustix::fs::MemfdFlags::CLOEXEC);

@@ -70,7 +70,9 @@ cells! {
         peeked: AtomicU64,
         /// The next deposit's number.
         next_deposit: AtomicU64,
-        reserved: [AtomicU64; 504],
+        /// How many engines crashed over what this client said or has in its rings, in a row.
+        tries: AtomicU64,
+        reserved: [AtomicU64; 503],
     }
 }
 
@@ -217,6 +219,16 @@ impl MachineFile {
     pub(crate) fn consuming(&self) -> (u64, u64) {
         let header = self.header();
         (header.bytes.load(Relaxed), header.peeked.load(Relaxed))
+    }
+
+    /// How many engines crashed in a row over what this client said or has in its rings.
+    pub(crate) fn tries(&self) -> u64 {
+        self.header().tries.load(Relaxed)
+    }
+
+    /// It is as many.
+    pub(crate) fn set_tries(&self, tries: u64) {
+        self.header().tries.store(tries, Release);
     }
 
     /// The number of the next deposit; each call gives another.

@@ -31,6 +31,7 @@ use closer::Closer;
 use file::MachineFile;
 use forebay_nvme::Status;
 use forebay_xlate::boundary::message::{Blamed, ExportConfig, ExportId, Frontend as Kind};
+use forebay_xlate::boundary::region::Blame;
 use forebay_xlate::kill_point;
 use frontend::{Closing, Frontend, Turn};
 use rustix::event::epoll;
@@ -49,6 +50,22 @@ pub(crate) const RETRY_NS: u64 = 2_000_000;
 
 /// The top byte of the epoll keys of machines.
 pub(crate) const KEY_BYTE: u64 = 0x4D;
+
+/// In place of a command's number, where an engine says what it works on: a message of the client's.
+pub(crate) const MESSAGE: u16 = u16::MAX;
+/// The same: its rings.
+pub(crate) const RINGS: u16 = u16::MAX - 1;
+/// So many engines may crash over one or the other in a row before the client is closed.
+const MAX_TRIES: u64 = 2;
+
+/// Notes that the reactor works for a client from here on.
+#[inline]
+fn blame(core: &Core, client: &Client, what: u16) {
+    if let Some(lane) = client.home {
+        let word = Blame::machine(lane.0, what);
+        core.record().blame.store(word, Relaxed);
+    }
+}
 
 /// The epoll key of a client's socket (0) or of what it watches (its slot + 1).
 fn key(index: u32, generation: u16, what: usize) -> u64 {
@@ -138,24 +155,23 @@ impl Machines {
                 self.carry_unknown(core, lane);
             }
             let _ = rustix::net::shutdown(&*fd, Shutdown::Both);
-            self.closer.close(fd);
+            self.closer.close_suspect(fd);
             core.upcall(Upcall::MachineLeft(socket, export.export, why));
         }
     }
 
     /// Has everything that a client's lost commands may change wait for the fence.
     fn carry_unknown(&self, core: &mut Core, lane: Option<LaneIndex>) {
-        let volume = lane
-            .and_then(|lane| core.lane(lane))
-            .map(|lane| lane.volume.id());
-        if let Some(volume) = volume {
-            core.carry(&[CarriedSpan {
+        let known = lane.and_then(|lane| Some((lane, core.lane(lane)?.volume.id())));
+        if let Some((lane, volume)) = known {
+            let span = CarriedSpan {
                 volume,
                 bytes: 0..u64::MAX,
                 write: true,
                 devices: Devices::ALL,
                 command: None,
-            }]);
+            };
+            core.carry_machine(lane, &[span]);
         }
     }
 
@@ -254,12 +270,14 @@ impl Machines {
                     .fail(Closing("its memory's file was cut off"));
             }
             if machine.talk.is_active() {
+                blame(core, &machine.client, MESSAGE);
                 any |= machine.talk(core);
             }
             if machine.frontend.is_active() {
                 let Machine {
                     client, frontend, ..
                 } = &mut **machine;
+                blame(core, client, RINGS);
                 any |= frontend.poll(&mut Turn { core, client });
             }
             core.blame_nobody();
@@ -427,7 +445,9 @@ impl Machines {
                 continue;
             }
             machine.life = Life::Removed(until);
-            machine.client.lane = None;
+            if let Some(lane) = machine.client.lane.take() {
+                core.orphan_machine(lane);
+            }
             let Machine {
                 client, frontend, ..
             } = &mut **machine;
@@ -487,6 +507,9 @@ impl Machines {
         frontend.close(&mut Turn { core, client });
         client.leave();
         let lane = client.lane;
+        if let Some(lane) = lane {
+            core.orphan_machine(lane);
+        }
         self.note(core, lane, 0);
         self.drained(core, at, why);
     }
@@ -507,7 +530,7 @@ impl Machines {
             drop(frontend);
             let (socket, export) = (client.socket, client.export.export);
             self.closer.close(client.remains());
-            self.closer.close((talk.remains(), fd));
+            self.closer.close_suspect((talk.remains(), fd));
             core.upcall(Upcall::MachineLeft(socket, export, why));
         }
     }
@@ -553,10 +576,22 @@ fn begin(
         let talk = Talk::new(fd.clone(), closer)?;
         return Ok((talk, make(&mut Turn { core, client })?));
     };
-    let talk = Talk::resume(fd.clone(), client, closer)?;
-    client.inherit(deposits)?;
+    if let Some(MESSAGE | RINGS) = blamed {
+        let tries = client.file().tries();
+        if tries + 1 >= MAX_TRIES {
+            return Err(Closing(
+                "engines crashed over what it said, or over its rings",
+            ));
+        }
+        client.file().set_tries(tries + 1);
+    }
+    let (talk, again) = Talk::resume(fd.clone(), client, closer)?;
+    client.inherit(deposits, again)?;
+    blame(core, client, MESSAGE);
     let mut frontend = make(&mut Turn { core, client })?;
+    let blamed = blamed.filter(|slot| *slot < RINGS);
     frontend.resume(&mut Turn { core, client }, blamed)?;
+    core.blame_nobody();
     kill_point!("vm.resumed");
     Ok((talk, frontend))
 }

@@ -21,7 +21,7 @@ use super::client::{Client, MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, MESSAGE_LIMIT_NS
 use super::closer::Closer;
 use super::file::Stage;
 use super::frontend::{Answer, Closing, Deposit, Frame, Frontend, Message, Turn};
-use super::peek;
+use super::{descriptor, peek};
 use crate::core::Core;
 use crate::mailbox::Upcall;
 use forebay_xlate::kill_point;
@@ -74,6 +74,8 @@ pub(super) struct Talk {
     careful: bool,
     /// There may be something to peek at.
     readable: bool,
+    /// There may be another whole message.
+    more: bool,
     /// The socket has no room: epoll says when it has.
     pub(super) blocked: bool,
     phase: Phase,
@@ -99,6 +101,7 @@ impl Talk {
             fresh: Vec::new(),
             careful: false,
             readable: true,
+            more: false,
             blocked: false,
             phase: Phase::Reading,
             deadline_ns: 0,
@@ -108,7 +111,7 @@ impl Talk {
     }
 
     /// With a client of a dead engine, of which nothing was consumed that its machine file doesn't say: settles what
-    /// was under way. From here on the file's message is over, or it begins anew.
+    /// was under way. From here on the file's message is over, or it begins anew; which goes with it.
     ///
     /// # Errors
     /// Why the client can't go on.
@@ -116,7 +119,7 @@ impl Talk {
         fd: Arc<OwnedFd>,
         client: &Client,
         closer: Closer,
-    ) -> Result<Self, Closing> {
+    ) -> Result<(Self, bool), Closing> {
         let damaged = Closing("its machine file is damaged");
         let file = client.file();
         let (number, mut stage) = file.message();
@@ -145,7 +148,7 @@ impl Talk {
         // What is undone is no part of it, what is answered is.
         file.settle();
         file.set_message(number, Stage::Idle);
-        Self::new(fd, closer)
+        Ok((Self::new(fd, closer)?, stage == Stage::Intent))
     }
 
     /// The socket has something to say, or room.
@@ -162,7 +165,7 @@ impl Talk {
     /// Whether [`Talk::step`] has something to do now.
     pub(super) fn is_active(&self) -> bool {
         match self.phase {
-            Phase::Reading => self.readable,
+            Phase::Reading => self.readable || self.more,
             Phase::Depositing(last) => self.deposited >= last,
             Phase::Applying | Phase::Settling => true,
             Phase::Sending(_) => !self.blocked,
@@ -210,7 +213,8 @@ impl Talk {
         loop {
             match self.phase {
                 Phase::Reading => {
-                    if messages == MESSAGES_AT_ONCE || !self.read(frontend)? {
+                    self.more = messages == MESSAGES_AT_ONCE;
+                    if self.more || !self.read(frontend)? {
                         return Ok(any);
                     }
                     self.deadline_ns = core.now_ns().saturating_add(MESSAGE_LIMIT_NS);
@@ -300,8 +304,12 @@ impl Talk {
     fn look_again(&mut self) -> Result<(), Closing> {
         peek::set_offset(&self.fd, 0).map_err(|_| FAILED)?;
         self.bytes.clear();
-        // They are in the socket still: nothing waits when they are closed.
-        self.fresh.clear();
+        let fresh = std::mem::take(&mut self.fresh);
+        if !fresh.iter().all(descriptor::is_taken) {
+            self.closer.close_suspect(fresh);
+            return Err(NOT_TAKEN);
+        }
+        self.closer.close(fresh);
         self.careful = true;
         self.readable = true;
         Ok(())
@@ -359,7 +367,12 @@ impl Talk {
     /// The message is whole: has the daemon keep its descriptors.
     fn keep_descriptors(&mut self, client: &mut Client) -> Result<(), Closing> {
         self.descriptors.clear();
-        for fd in std::mem::take(&mut self.fresh) {
+        let fresh = std::mem::take(&mut self.fresh);
+        if !fresh.iter().all(descriptor::is_taken) {
+            self.closer.close_suspect(fresh);
+            return Err(NOT_TAKEN);
+        }
+        for fd in fresh {
             let deposit = client.deposit(Arc::new(fd)).ok_or(TOO_MANY)?;
             self.descriptors.push(deposit);
         }
@@ -455,6 +468,7 @@ impl Talk {
         kill_point!("vm.consumed");
         client.file().settle();
         client.stage(Stage::Idle);
+        client.file().set_tries(0);
         self.bytes.drain(..self.len);
         self.len = 0;
         self.careful = false;
@@ -490,4 +504,6 @@ fn consume(fd: &OwnedFd, mut left: usize) -> Result<(), Closing> {
 const FIRST_BYTES: usize = 12;
 const TOO_LONG: Closing = Closing("a message of its is too long");
 const TOO_MANY: Closing = Closing("it sent more descriptors than it may");
+const NOT_TAKEN: Closing =
+    Closing("it sent a descriptor that is no memory, no eventfd and no socket of this machine");
 const FAILED: Closing = Closing("its socket failed");

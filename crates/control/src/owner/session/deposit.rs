@@ -22,7 +22,7 @@ use forebay_xlate::boundary::socket::MAX_DESCRIPTORS;
 use forebay_xlate::kill_point;
 use rustix::process::{Resource, getrlimit};
 
-use super::machines::Machines;
+use super::machines::{Machines, drop_elsewhere};
 use super::{AskError, Kind, Pending, Session};
 
 /// Descriptors that connections leave for everything else; half of them, where there are few.
@@ -126,7 +126,9 @@ impl Session {
     pub(super) fn drop_socket(&self, socket: u64) {
         let mut deposit = self.deposit.borrow_mut();
         deposit.sockets.remove(&socket);
-        deposit.machines.remove(&socket);
+        if let Some(machine) = deposit.machines.remove(&socket) {
+            drop_elsewhere(machine);
+        }
     }
 
     /// Connections that the engine has deposited.
@@ -193,7 +195,7 @@ impl Session {
 
     /// A later conversation with the same engine has it all.
     pub(crate) fn forget_deposit(&self) {
-        self.deposit.take();
+        drop_elsewhere(self.deposit.take().machines);
     }
 
     /// From here on this engine's own records count: takes over what the dead one had deposited, and

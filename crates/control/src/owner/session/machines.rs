@@ -8,8 +8,10 @@
 //! Not here: what the descriptors are.
 
 use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
 
 use forebay_xlate::boundary::message::{ExportId, ToEngine};
 use forebay_xlate::boundary::socket::MAX_DESCRIPTORS;
@@ -27,6 +29,27 @@ pub(super) struct Machine {
     /// Its socket and its machine file.
     fds: [Arc<OwnedFd>; 2],
     deposits: BTreeMap<u32, Arc<OwnedFd>>,
+}
+
+/// Drops what a client sent, which may take as long as it likes: on a thread of its own, of which there are a few; beyond
+/// that never.
+pub(super) fn drop_elsewhere(what: impl Send + 'static) {
+    static DROPPING: AtomicUsize = AtomicUsize::new(0);
+    const MOST: usize = 64;
+    let what = ManuallyDrop::new(what);
+    if DROPPING.fetch_add(1, AcqRel) >= MOST {
+        DROPPING.fetch_sub(1, AcqRel);
+        tracing::warn!("descriptors of machines' clients don't close: one more is left open");
+        return;
+    }
+    let thread = std::thread::Builder::new().name("closer".to_owned());
+    let started = thread.spawn(move || {
+        drop(ManuallyDrop::into_inner(what));
+        DROPPING.fetch_sub(1, AcqRel);
+    });
+    if started.is_err() {
+        DROPPING.fetch_sub(1, AcqRel);
+    }
 }
 
 /// All of them, by their sockets' numbers.
@@ -103,7 +126,10 @@ impl Session {
                 machine.deposits.extend(numbers.iter().copied().zip(fds));
                 machine.deposits.len() <= MAX_DEPOSITS
             }
-            _ => false,
+            _ => {
+                drop_elsewhere(descriptors);
+                false
+            }
         };
         drop(deposit);
         if !kept {
@@ -121,9 +147,8 @@ impl Session {
     /// These are used no more.
     pub(super) fn drop_deposits(&self, socket: u64, numbers: &[u32]) {
         if let Some(machine) = self.deposit.borrow_mut().machines.get_mut(&socket) {
-            for number in numbers {
-                machine.deposits.remove(number);
-            }
+            let removed = numbers.iter().filter_map(|n| machine.deposits.remove(n));
+            drop_elsewhere(removed.collect::<Vec<_>>());
         }
     }
 

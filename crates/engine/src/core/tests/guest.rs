@@ -426,7 +426,7 @@ fn memory_is_let_go_when_the_device_is_done_and_not_before() {
         b.gate.hold();
         let slot = b.start_of(&mut m, read(0, 8192), &pieces);
         b.turn_until_held(1);
-        let mut gone = m.unmap();
+        let gone = m.unmap();
         let which = |owner: &Owner, _: &IoOp, _: LaneIndex| owner.is_machine();
         match way {
             "its machine leaves" => b.core.orphan_machine(LANE),
