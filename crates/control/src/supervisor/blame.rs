@@ -105,7 +105,10 @@ pub(super) fn working_on(region: &Region, reactor: usize) -> String {
         };
     }
     if let Some((_, slot)) = machine_of(region, reactor) {
-        return format!("working on command {slot} of a machine");
+        return match slot {
+            Some(slot) => format!("working on command {slot} of a machine"),
+            None => "working on what a machine said or has in its rings".to_owned(),
+        };
     }
     match region.blamed(reactor) {
         None => "working for no host".to_owned(),
@@ -135,8 +138,8 @@ pub(super) fn export_in_work(region: &Region, reactor: usize) -> Option<ExportId
     export_of(region, blame.queue)
 }
 
-/// The machine's command that a reactor works on: its export, and its number there.
-fn machine_of(region: &Region, reactor: usize) -> Option<(ExportId, u16)> {
+/// The machine that a reactor works for: its export, and its command's number there, if it is one.
+fn machine_of(region: &Region, reactor: usize) -> Option<(ExportId, Option<u16>)> {
     let word = region.reactors().get(reactor)?.blame.load(Relaxed);
     let (lane, slot) = Blame::machine_of_word(word)?;
     let lane = region.lanes().get(lane as usize)?;
@@ -218,7 +221,7 @@ mod tests {
         let crashed = judge(Some(&region), "unknown");
         let machine = Blamed::Machine {
             export: EngineExportId(20),
-            slot: 700,
+            slot: Some(700),
         };
         assert_eq!(crashed.blamed, Some(machine));
         assert_eq!(crashed.export, Some(ExportId(20)));

@@ -51,18 +51,14 @@ pub(crate) const RETRY_NS: u64 = 2_000_000;
 /// The top byte of the epoll keys of machines.
 pub(crate) const KEY_BYTE: u64 = 0x4D;
 
-/// In place of a command's number, where an engine says what it works on: a message of the client's.
-pub(crate) const MESSAGE: u16 = u16::MAX;
-/// The same: its rings.
-pub(crate) const RINGS: u16 = u16::MAX - 1;
-/// So many engines may crash over one or the other in a row before the client is closed.
+/// So many engines may crash in a row over what a client said or has in its rings before it is closed.
 const MAX_TRIES: u64 = 2;
 
 /// Notes that the reactor works for a client from here on.
 #[inline]
-fn blame(core: &Core, client: &Client, what: u16) {
+fn blame(core: &Core, client: &Client) {
     if let Some(lane) = client.home {
-        let word = Blame::machine(lane.0, what);
+        let word = Blame::machine_itself(lane.0);
         core.record().blame.store(word, Relaxed);
     }
 }
@@ -88,12 +84,12 @@ pub(crate) struct NewMachine {
     pub file: MachineFile,
     /// What a dead engine's client had deposited, by number; `None`: it is new.
     pub inherited: Option<BTreeMap<u32, Arc<OwnedFd>>>,
-    /// The number of its command that the dead engine crashed over.
-    pub blamed: Option<u16>,
+    /// The dead engine crashed over it; over this command, if it is known.
+    pub blamed: Option<Option<u16>>,
 }
 
-/// The command of an export that a dead engine crashed over.
-pub(crate) fn blamed_of(blamed: Option<Blamed>, export: ExportId) -> Option<u16> {
+/// What of an export a dead engine crashed over: a command, or what its client said or has in its rings.
+pub(crate) fn blamed_of(blamed: Option<Blamed>, export: ExportId) -> Option<Option<u16>> {
     match blamed {
         Some(Blamed::Machine { export: of, slot }) if of == export => Some(slot),
         _ => None,
@@ -270,14 +266,14 @@ impl Machines {
                     .fail(Closing("its memory's file was cut off"));
             }
             if machine.talk.is_active() {
-                blame(core, &machine.client, MESSAGE);
+                blame(core, &machine.client);
                 any |= machine.talk(core);
             }
             if machine.frontend.is_active() {
                 let Machine {
                     client, frontend, ..
                 } = &mut **machine;
-                blame(core, client, RINGS);
+                blame(core, client);
                 any |= frontend.poll(&mut Turn { core, client });
             }
             core.blame_nobody();
@@ -569,14 +565,14 @@ fn begin(
     client: &mut Client,
     fd: &Arc<OwnedFd>,
     inherited: Option<BTreeMap<u32, Arc<OwnedFd>>>,
-    blamed: Option<u16>,
+    blamed: Option<Option<u16>>,
     closer: Closer,
 ) -> Result<(Talk, Box<dyn Frontend>), Closing> {
     let Some(deposits) = inherited else {
         let talk = Talk::new(fd.clone(), closer)?;
         return Ok((talk, make(&mut Turn { core, client })?));
     };
-    if let Some(MESSAGE | RINGS) = blamed {
+    if blamed == Some(None) {
         let tries = client.file().tries();
         if tries + 1 >= MAX_TRIES {
             return Err(Closing(
@@ -587,10 +583,9 @@ fn begin(
     }
     let (talk, again) = Talk::resume(fd.clone(), client, closer)?;
     client.inherit(deposits, again)?;
-    blame(core, client, MESSAGE);
+    blame(core, client);
     let mut frontend = make(&mut Turn { core, client })?;
-    let blamed = blamed.filter(|slot| *slot < RINGS);
-    frontend.resume(&mut Turn { core, client }, blamed)?;
+    frontend.resume(&mut Turn { core, client }, blamed.flatten())?;
     core.blame_nobody();
     kill_point!("vm.resumed");
     Ok((talk, frontend))

@@ -453,12 +453,12 @@ pub enum Blamed {
         /// The command's slot.
         slot: Option<u16>,
     },
-    /// A machine's command.
+    /// A machine's command, or what its client said or has in its rings.
     Machine {
         /// Whose.
         export: ExportId,
-        /// Its frontend's number for it.
-        slot: u16,
+        /// The command: its frontend's number for it.
+        slot: Option<u16>,
     },
     /// A connection that had said nothing of NVMe yet.
     Newcomer {

@@ -226,7 +226,7 @@ impl Rig {
             export: self.export.clone(),
             file: MachineFile::adopt(file, self.export.export, word).unwrap(),
             inherited: Some(self.deposits.clone()),
-            blamed,
+            blamed: blamed.map(Some),
         };
         self.kept = Some((socket, fd, again));
         self.core.begin_turn();

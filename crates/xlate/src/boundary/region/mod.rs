@@ -146,6 +146,8 @@ const OF_COMMAND: u64 = 1 << 20;
 const OF_QUEUE: u64 = OF_COMMAND << 1;
 /// The bit of one that names a machine's command: its lane and its number.
 const OF_MACHINE: u64 = 1 << 30;
+/// The bit of one that names but a machine.
+const OF_MACHINE_ITSELF: u64 = OF_MACHINE << 1;
 const _: () = assert!((MAX_LANES as u64) << 16 <= OF_MACHINE);
 const _: () = assert!(MAX_QUEUES * MAX_QUEUE_ENTRIES == OF_COMMAND as usize);
 
@@ -168,14 +170,20 @@ impl Blame {
         OF_MACHINE | (lane as u64 % MAX_LANES as u64) << 16 | slot as u64
     }
 
-    /// The lane and the number of a word that names a machine's command.
+    /// The word while a message of a machine's client, or its rings, are looked at.
     #[inline]
-    pub const fn machine_of_word(word: u64) -> Option<(u32, u16)> {
-        if word >> 30 == OF_MACHINE >> 30 {
-            let lane = (word >> 16) % MAX_LANES as u64;
-            Some((lane as u32, word as u16))
-        } else {
-            None
+    pub const fn machine_itself(lane: u32) -> u64 {
+        OF_MACHINE_ITSELF | (lane as u64 % MAX_LANES as u64) << 16
+    }
+
+    /// The lane of a word that names a machine, and its command's number, if it names one.
+    #[inline]
+    pub const fn machine_of_word(word: u64) -> Option<(u32, Option<u16>)> {
+        let lane = ((word >> 16) % MAX_LANES as u64) as u32;
+        match word >> 30 {
+            1 => Some((lane, Some(word as u16))),
+            2 => Some((lane, None)),
+            _ => None,
         }
     }
 
