@@ -51,6 +51,9 @@ impl Vhost {
     /// Carries a message out.
     pub(super) fn handle(&mut self, turn: &mut Turn<'_>, message: &Message<'_>) -> Answer {
         self.pending = Pending::None;
+        if let Err(why) = self.have_inflight(turn) {
+            return Answer::Close(why);
+        }
         let decoded = message::decode(message.bytes, message.descriptors.len());
         let (header, request) = match decoded {
             Ok(decoded) => decoded,

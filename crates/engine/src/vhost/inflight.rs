@@ -1,8 +1,8 @@
 //! The inflight region: the client's, or one of ours that only a successor sees.
 //!
 //! **Design.** It is a memory file with a part for each queue. A client that wants to keep it over its own reconnecting asks for it, and
-//! gets it, and hands it back. For one that doesn't there is one all the same, made when its first ring is
-//! served: by it a successor knows what was taken and not returned. A part of ours is zeroed when its ring
+//! gets it, and hands it back. For one that doesn't there is one all the same, made with its first message, whose answer waits
+//! until the daemon has it: by it a successor knows what was taken and not returned. A part of ours is zeroed when its ring
 //! stops, so that a ring always begins with a fresh one.
 
 use super::area::InflightPlace;
@@ -70,19 +70,24 @@ impl Vhost {
         Ok(())
     }
 
-    /// The part of a queue; there is a region from now on.
-    pub(super) fn inflight_window(
-        &mut self,
-        turn: &mut Turn<'_>,
-        index: u16,
-        size: u16,
-    ) -> Result<Window, Closing> {
+    /// There is a region from now on.
+    pub(super) fn have_inflight(&mut self, turn: &mut Turn<'_>) -> Result<(), Closing> {
         if self.inflight.is_none() {
             let area = wanted(self.disk.queues, MAX_QUEUE_SIZE);
             let deposit = create(turn, &area).ok_or(NO_FILE)?;
             let place = InflightPlace { area, ours: true };
             self.set_inflight(turn, Some(place), Some(&deposit))?;
         }
+        Ok(())
+    }
+
+    /// The part of a queue.
+    pub(super) fn inflight_window(
+        &self,
+        turn: &Turn<'_>,
+        index: u16,
+        size: u16,
+    ) -> Result<Window, Closing> {
         let part = self.part(turn, index, size).ok_or(UNFIT)?;
         Ok(part.into())
     }

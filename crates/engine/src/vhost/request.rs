@@ -92,6 +92,10 @@ impl Vhost {
             };
             let part = (data_bytes - begun.started).min(MAX_TRANSFER_BYTES);
             let tried = self.try_part(turn, &begun, part);
+            if !matches!(tried, Try::Begun) {
+                // They hold memory, for which its removal would wait.
+                self.pieces.clear();
+            }
             let Some(slot) = self.slot(begun.queue, begun.tag) else {
                 return;
             };

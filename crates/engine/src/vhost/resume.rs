@@ -9,7 +9,7 @@
 use super::area::Record;
 use super::inflight::Inflight;
 use super::request::record_of;
-use super::{CALL, KICK, Vhost, area, offer, slot_of};
+use super::{CALL, INFLIGHT, KICK, Vhost, area, offer, slot_of};
 use crate::core::staging::MAX_TRANSFER_BYTES;
 use crate::core::{CarriedSpan, Devices};
 use crate::vm::frontend::{Closing, Turn};
@@ -44,8 +44,11 @@ impl Vhost {
         }
         self.blamed = deaths.map(|(slot, _)| slot);
         self.inflight = match place {
-            Some(place) => Some(Inflight::new(place).ok_or(DAMAGED)?),
-            None => None,
+            Some(place) if turn.client.held(INFLIGHT).is_some() => {
+                Some(Inflight::new(place).ok_or(DAMAGED)?)
+            }
+            // The daemon hadn't got it yet: then no ring was started.
+            _ => None,
         };
         for index in 0..self.disk.queues {
             self.serve(turn, index)?;

@@ -1,0 +1,61 @@
+//! A vhost-user client that says anything, in any order.
+//!
+//! Design: the input is a stream of messages, each with a byte before it that says how many descriptors come with it.
+//! Checked: no panic; a frame is never longer than its limit; what the session lets through is within its limits; a
+//! successor reads from its words the session that there was.
+
+#![no_main]
+
+use forebay_virtio::ring::MAX_QUEUE_SIZE;
+use forebay_virtio::vhost_user::message::{
+    self, Frame, MAX_MESSAGE_BYTES, MAX_TABLE_REGIONS, decode, frame,
+};
+use forebay_virtio::vhost_user::session::{Effect, Offer, Session};
+use libfuzzer_sys::fuzz_target;
+
+const OFFER: Offer = Offer {
+    features: u64::MAX,
+    queues: 5,
+};
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut session = Session::new(OFFER);
+    let mut rest = bytes;
+    let mut reply = Vec::new();
+    while let Some((descriptors, stream)) = rest.split_first() {
+        let whole = match frame(stream) {
+            Ok(Frame::Whole(whole)) => whole,
+            Ok(Frame::Need(need)) => {
+                assert!(need > stream.len() && need <= MAX_MESSAGE_BYTES);
+                break;
+            }
+            Err(_) => break,
+        };
+        assert!(whole <= MAX_MESSAGE_BYTES && whole <= stream.len());
+        rest = &stream[whole..];
+        let Ok((header, request)) = decode(&stream[..whole], usize::from(descriptors % 10)) else {
+            continue;
+        };
+        let before = session.clone();
+        match session.take(&request) {
+            Ok(Effect::SetMemory { count, .. }) => assert!(count <= MAX_TABLE_REGIONS),
+            Ok(Effect::RingFd { index, .. } | Effect::Ring(index)) => assert!(index < 5),
+            Ok(Effect::Stop(index)) => {
+                assert!(index < 5);
+                session.stopped(index, 7);
+                assert!(!session.is_served(index));
+            }
+            Ok(Effect::GetInflight(area) | Effect::SetInflight(area)) => {
+                assert!(area.num_queues <= 5 && area.queue_size <= MAX_QUEUE_SIZE);
+                reply.clear();
+                message::reply_inflight(&mut reply, &area, header.size);
+                assert_eq!(reply.len(), message::HEADER_BYTES + header.size as usize);
+            }
+            Ok(Effect::GetConfig { size, .. }) => assert!(size <= 256),
+            Ok(_) => {}
+            Err(_) => assert_eq!(session, before),
+        }
+        let words = session.words();
+        assert_eq!(Session::of_words(OFFER, &words).as_ref(), Some(&session));
+    }
+});
