@@ -14,7 +14,7 @@ use forebay_virtio::vhost_user::session::SESSION_WORDS;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// 1: a session was saved.
+/// Which copy of the session was saved last, + 1.
 const SAVED: usize = 0;
 /// 0: no inflight region; 1: one of ours that nobody asked for; 2: the client's.
 const INFLIGHT_KIND: usize = 1;
@@ -23,9 +23,10 @@ const INFLIGHT_SIZE: usize = 3;
 const INFLIGHT_OFFSET: usize = 4;
 /// (slot + 1) << 8 | deaths.
 const BLAMED: usize = 5;
+/// The session, in two copies: of a death while one is stored, the other one tells.
 const SESSION: usize = 16;
-const HEAD_WORDS: usize = 512;
-const _: () = assert!(SESSION + SESSION_WORDS <= HEAD_WORDS);
+const HEAD_WORDS: usize = 1024;
+const _: () = assert!(SESSION + 2 * SESSION_WORDS <= HEAD_WORDS && HEAD_WORDS * 8 <= RECORDS_AT);
 
 const RECORDS_AT: usize = 64 << 10;
 const RECORD_WORDS: usize = 2;
@@ -74,19 +75,26 @@ impl<'a> Area<'a> {
     }
 
     pub(super) fn save(&self, session: &[u64; SESSION_WORDS]) {
+        let copy = usize::from(self.get(SAVED) == 1);
         for (at, word) in session.iter().enumerate() {
-            self.set(SESSION + at, *word);
+            self.set(SESSION + copy * SESSION_WORDS + at, *word);
         }
-        self.set(SAVED, 1);
+        self.set(SAVED, copy as u64 + 1);
     }
 
     pub(super) fn saved(&self) -> Option<[u64; SESSION_WORDS]> {
-        (self.get(SAVED) == 1).then(|| std::array::from_fn(|at| self.get(SESSION + at)))
+        let from = match self.get(SAVED) {
+            1 => SESSION,
+            2 => SESSION + SESSION_WORDS,
+            _ => return None,
+        };
+        Some(std::array::from_fn(|at| self.get(from + at)))
     }
 
     pub(super) fn set_inflight(&self, place: Option<&InflightPlace>) {
+        // While it changes there is none: no ring is started.
+        self.set(INFLIGHT_KIND, 0);
         let Some(InflightPlace { area, ours }) = place else {
-            self.set(INFLIGHT_KIND, 0);
             return;
         };
         let both = u64::from(area.num_queues) | u64::from(area.queue_size) << 16;

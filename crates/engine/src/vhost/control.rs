@@ -117,7 +117,7 @@ impl Vhost {
                 for index in 0..queues {
                     self.stop(turn, index);
                 }
-                let _ = self.session.take(&message::Request::ResetDevice);
+                self.session.reset();
                 self.over(turn, &header)
             }
             Pending::Memory(header) if may_touch_memory(turn) => {
@@ -139,13 +139,14 @@ impl Vhost {
     fn stop(&mut self, turn: &mut Turn<'_>, index: u16) {
         self.publish(turn);
         let at = usize::from(index);
-        if let Some(line) = self.lines[at].take() {
-            self.session.stopped(index, line.queue.base());
-            self.forget_inflight(turn, index);
-        } else {
-            let base = self.session.vrings()[at].base;
-            self.session.stopped(index, base);
-        }
+        let base = match self.lines[at].take() {
+            Some(line) => line.queue.base(),
+            None => self.session.vrings()[at].base,
+        };
+        self.session.stopped(index, base);
+        // Where it goes on is known for good before what tells it otherwise is forgotten.
+        area(turn).save(&self.session.words());
+        self.forget_inflight(turn, index);
         turn.client.hold(KICK + at, None);
     }
 
@@ -176,7 +177,8 @@ impl Vhost {
                 let deposit = descriptors.first().filter(|_| has_fd);
                 self.set_ring_fd(turn, which, index, deposit)?;
             }
-            Effect::Ring(index) => self.serve(turn, index)?,
+            // A turn looks at those that are served.
+            Effect::Ring(_) => {}
             Effect::Stop(index) => self.pending = Pending::Stop(index, *header),
             Effect::Reset => self.pending = Pending::Reset(*header),
             Effect::GetConfig { offset, size } => self.get_config(turn, offset, size)?,
@@ -280,7 +282,11 @@ impl Vhost {
                 if deposit.is_some() && !turn.client.watch(slot) {
                     return Err(Fault::Refused("a kick descriptor that can't be watched"));
                 }
-                self.serve(turn, index)?;
+                if self.lines[usize::from(index)].is_none() {
+                    // A death can have kept its last stop from forgetting it.
+                    self.forget_inflight(turn, index);
+                    self.serve(turn, index)?;
+                }
             }
             // What ended before there was somebody to tell.
             RingFd::Call => turn.client.raise(slot),

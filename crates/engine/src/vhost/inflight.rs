@@ -105,7 +105,7 @@ impl Vhost {
         Area::of(&Arc::new(mapping))
     }
 
-    /// A ring has stopped, with nothing in flight: what is ours of it is as new.
+    /// A ring has stopped, with nothing in flight, or starts: what is ours of it is as new.
     pub(super) fn forget_inflight(&self, turn: &Turn<'_>, index: u16) {
         let ours = self.inflight.is_some_and(|inflight| inflight.place.ours);
         if ours && let Some(part) = self.part(turn, index, MAX_QUEUE_SIZE) {

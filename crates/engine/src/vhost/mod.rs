@@ -44,6 +44,8 @@ const REQUESTS_AT_ONCE: u32 = 64;
 /// What all queues of a client may begin in one turn, and bytes of it, about.
 const CLIENT_AT_ONCE: u32 = 256;
 const BYTES_AT_ONCE: u32 = 4 << 20;
+/// A client that has no room for being told is tried again after this.
+const TELL_AGAIN_NS: u64 = 100_000_000;
 
 /// Slots of descriptors: a ring's, by its number;
 const KICK: usize = 0;
@@ -70,12 +72,14 @@ pub(crate) struct Vhost {
     pending: Pending,
     /// Kicks are asked for.
     armed: bool,
-    /// The client is yet to be told that the disk grew.
-    tell: bool,
+    /// The client is yet to be told that the disk grew: when that is tried again.
+    tell_ns: Option<u64>,
     /// Which queue is looked at first.
     first: usize,
     /// A command that a dead engine crashed over, and how often; counted until it ends.
     blamed: Option<u16>,
+    /// Requests of a dead engine's that may be at devices, and that no ring has.
+    ghosts: Vec<u16>,
     closed: bool,
 }
 
@@ -116,9 +120,10 @@ impl Vhost {
             waiting: None,
             pending: Pending::None,
             armed: false,
-            tell: false,
+            tell_ns: None,
             first: 0,
             blamed: None,
+            ghosts: Vec::new(),
             closed: false,
         })
     }
@@ -150,6 +155,8 @@ impl Vhost {
     /// Takes chains of a queue and begins them, as far as the turn's budget (requests, bytes) goes.
     fn take(&mut self, turn: &mut Turn<'_>, index: usize, budget: &mut (u32, u32)) -> bool {
         let may_take = self.may_take(index);
+        let is_left = |line: &Line| line.queue.left() > 0;
+        let redoes = self.lines[index].as_deref().is_some_and(is_left) && self.may_redo(turn);
         let mut any = false;
         for _ in 0..REQUESTS_AT_ONCE {
             if self.waiting.is_some() || budget.0 == 0 || budget.1 == 0 {
@@ -159,7 +166,7 @@ impl Vhost {
                 break;
             };
             let memory = turn.client.memory();
-            let taken = if line.queue.left() > 0 {
+            let taken = if redoes && line.queue.left() > 0 {
                 line.queue.next_left(memory, &mut self.chain)
             } else if may_take {
                 line.queue.take(memory, &mut self.chain)
@@ -186,13 +193,15 @@ impl Vhost {
     /// Tells the client that the configuration changed, if it has a channel for that and room in it.
     fn tell_of_growth(&mut self, turn: &mut Turn<'_>) {
         let Some(channel) = turn.client.held(BACKEND) else {
-            self.tell = false;
+            self.tell_ns = None;
             return;
         };
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match rustix::net::send(channel, &message::config_changed(), flags) {
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
-            _ => self.tell = false,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
+                self.tell_ns = Some(turn.core.now_ns() + TELL_AGAIN_NS);
+            }
+            _ => self.tell_ns = None,
         }
     }
 }
@@ -249,15 +258,18 @@ impl Frontend for Vhost {
     fn arm(&mut self, turn: &mut Turn<'_>) -> bool {
         self.armed = true;
         let mut may = self.waiting.is_none();
+        // What a dead engine left waits for a fence, which wakes us.
+        let left = self.lines.iter().flatten();
+        if left.into_iter().any(|line| line.queue.left() > 0) && self.may_redo(turn) {
+            may = false;
+        }
         for index in 0..self.lines.len() {
             let takes = self.may_take(index);
             let polled = self.session.vrings()[index].polled;
             let Some(line) = &mut self.lines[index] else {
                 continue;
             };
-            if line.ended || line.queue.left() > 0 {
-                may = false;
-            }
+            may &= !line.ended;
             if !takes {
                 continue;
             }
@@ -290,7 +302,6 @@ impl Frontend for Vhost {
         };
         if disk != self.disk {
             self.disk = disk;
-            self.tell = true;
             self.tell_of_growth(turn);
         }
     }
@@ -310,14 +321,16 @@ impl Frontend for Vhost {
     }
 
     fn tick(&mut self, turn: &mut Turn<'_>) {
-        if self.tell {
+        if self.tell_ns.is_some_and(|at| turn.core.now_ns() >= at) {
             self.tell_of_growth(turn);
+        }
+        if !self.ghosts.is_empty() {
+            self.may_redo(turn);
         }
     }
 
     fn deadline_ns(&self) -> Option<u64> {
-        // Soon: it is a matter of the client's reading.
-        self.tell.then_some(0)
+        self.tell_ns
     }
 }
 

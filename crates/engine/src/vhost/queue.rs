@@ -49,13 +49,13 @@ impl Vhost {
         self.session.features() & feature::RING_PACKED != 0
     }
 
-    /// Begins to serve a ring if it is to be served and isn't yet.
+    /// Begins to serve a ring if it is started and isn't served yet. (Only while it is enabled anything is taken.)
     pub(super) fn serve(&mut self, turn: &mut Turn<'_>, index: u16) -> Result<(), Closing> {
         let at = usize::from(index);
-        if !self.session.is_served(index) || self.lines.get(at).is_none_or(Option::is_some) {
+        let vring = self.session.vrings()[at];
+        if !vring.started || self.lines[at].is_some() {
             return Ok(());
         }
-        let vring = self.session.vrings()[at];
         let packed = self.is_packed();
         let config = QueueConfig {
             windows: windows(turn, &vring, packed).map_err(|e| Closing(e.text()))?,

@@ -54,12 +54,14 @@ impl Vhost {
         slot.bad = false;
         let work = match request.work {
             Ok(Work::GetId) => {
+                Self::not_begun(turn, slot_of(queue, tag));
                 let status = self.identify(turn, &request);
                 self.finish(turn, queue, tag, status);
                 return 0;
             }
             Ok(work) => work,
             Err(status) => {
+                Self::not_begun(turn, slot_of(queue, tag));
                 self.finish(turn, queue, tag, status);
                 return 0;
             }
@@ -68,6 +70,7 @@ impl Vhost {
             slot.written = request.data_bytes + 1;
         }
         if self.blamed == Some(slot_of(queue, tag)) && self.kills(turn) {
+            Self::not_begun(turn, slot_of(queue, tag));
             self.finish(turn, queue, tag, Status::IoErr);
             return 0;
         }
@@ -116,6 +119,7 @@ impl Vhost {
             if begun.started == data_bytes {
                 slot.starting = false;
                 if slot.parts == 0 {
+                    Self::not_begun(turn, slot_of(begun.queue, begun.tag));
                     self.finish(turn, begun.queue, begun.tag, Status::IoErr);
                 }
                 return;
@@ -292,7 +296,7 @@ impl Vhost {
 }
 
 /// What a request may have at devices.
-pub(super) fn record_of(work: &Work, data_bytes: u32) -> Record {
+fn record_of(work: &Work, data_bytes: u32) -> Record {
     match *work {
         Work::In { offset_bytes } => Record {
             offset_bytes,

@@ -1,21 +1,18 @@
 //! Going on where a dead engine was.
 //!
-//! **Design.** The session is read from the machine file; each ring that was served is served again, with what the
+//! **Design.** The session is read from the machine file; each ring that was started is served again, with what the
 //! inflight region says was taken and not returned. What may be at devices is told by our own records, never by the
-//! guest's memory: it is carried ([`crate::core::Core::carry_machine`]) before anything is begun again. A request whose chain
-//! still says what its record does takes its own span up; the spans of others end with the fence.
-//! Then every driver is called, and every ring looked at.
+//! guest's memory: it is carried ([`crate::core::Core::carry_machine`]) before anything is begun, under the names of the
+//! requests that had it. These are begun again when nothing of the dead engine can touch the guest's memory any more
+//! ([`Vhost::may_redo`]); others that don't overlap them go on at once. Then every driver is called, and every ring looked at.
 
 use super::area::Record;
 use super::inflight::Inflight;
-use super::request::record_of;
 use super::{CALL, INFLIGHT, KICK, Vhost, area, offer, slot_of};
-use crate::core::staging::MAX_TRANSFER_BYTES;
 use crate::core::{CarriedSpan, Devices};
 use crate::vm::frontend::{Closing, Turn};
-use forebay_virtio::blk;
 use forebay_virtio::vhost_user::session::Session;
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 const DAMAGED: Closing = Closing("its machine file is damaged");
 /// Deaths after which a request is not tried again.
@@ -28,8 +25,8 @@ impl Vhost {
         blamed: Option<u16>,
     ) -> Result<(), Closing> {
         let area = area(turn);
-        let records = (0..self.disk.queues).map(|queue| area.records(queue).collect());
-        let records: Vec<BTreeMap<u16, Record>> = records.collect();
+        let records = (0..self.disk.queues).flat_map(|queue| area.records(queue));
+        let records: Vec<(u16, Record)> = records.collect();
         let place = area.inflight();
         let before = area.blamed();
         let deaths = blamed.map(|slot| match before {
@@ -57,63 +54,69 @@ impl Vhost {
                 return Err(Closing("its kick descriptor can't be watched"));
             }
         }
-        self.carry(turn, records);
+        self.carry(turn, &records);
         for index in 0..usize::from(self.disk.queues) {
             turn.client.raise(CALL + index);
         }
-        self.tell = turn.client.held(super::BACKEND).is_some();
+        if turn.client.held(super::BACKEND).is_some() {
+            // It may have grown meanwhile.
+            self.tell_ns = Some(0);
+        }
         Ok(())
     }
 
     /// Has what may be at devices waited for.
-    fn carry(&mut self, turn: &mut Turn<'_>, mut records: Vec<BTreeMap<u16, Record>>) {
+    fn carry(&mut self, turn: &mut Turn<'_>, records: &[(u16, Record)]) {
         let Some(lane) = turn.client.lane() else {
             return;
         };
         let Some(volume) = turn.core.lane(lane).map(|lane| lane.volume.id()) else {
             return;
         };
-        let span = |record: &Record, command| CarriedSpan {
+        let spans = records.iter().map(|(slot, record)| CarriedSpan {
             volume,
             bytes: record.offset_bytes..record.offset_bytes.saturating_add(record.len_bytes),
             write: record.write,
             devices: Devices::ALL,
-            command,
-        };
-        let mut own = Vec::new();
-        for queue in 0..self.disk.queues {
-            let Some(Some(line)) = self.lines.get_mut(usize::from(queue)) else {
-                continue;
-            };
-            let left: Vec<u16> = line.queue.all_left().collect();
-            for tag in left {
-                let slot = slot_of(queue, tag);
-                let Some(record) = records[usize::from(queue)].get(&slot) else {
-                    continue;
-                };
-                let memory = turn.client.memory();
-                let again = line.queue.again(tag, memory, &mut self.chain);
-                let request = again
-                    .ok()
-                    .and_then(|()| blk::parse(&self.chain, memory, &self.disk).ok());
-                let same = request.is_some_and(|request| {
-                    request
-                        .work
-                        .is_ok_and(|work| record_of(&work, request.data_bytes) == *record)
-                        && request.data_bytes <= MAX_TRANSFER_BYTES
-                });
-                if same {
-                    let command = turn.client.command_ref(lane, slot);
-                    own.push(span(record, Some(command)));
-                    records[usize::from(queue)].remove(&slot);
-                }
-            }
-        }
-        let others = records.iter().flat_map(BTreeMap::values);
-        let mut spans: Vec<CarriedSpan> = others.map(|record| span(record, None)).collect();
-        spans.append(&mut own);
-        spans.retain(|span| !span.bytes.is_empty());
+            command: Some(turn.client.command_ref(lane, *slot)),
+        });
+        let spans: Vec<CarriedSpan> = spans.filter(|span| !span.bytes.is_empty()).collect();
         turn.core.carry_machine(lane, &spans);
+        // Of what nobody waits for, a hostile region's doing, nothing is begun again.
+        let lines = self.lines.iter().zip(0..);
+        let left = lines.filter_map(|(line, queue)| Some((line.as_ref()?, queue)));
+        let left: BTreeSet<u16> = left
+            .flat_map(|(line, queue)| line.queue.all_left().map(move |tag| slot_of(queue, tag)))
+            .collect();
+        let slots = records.iter().map(|(slot, _)| *slot);
+        self.ghosts = slots.filter(|slot| !left.contains(slot)).collect();
+    }
+
+    /// Whether what a dead engine left may be begun again, or answered.
+    pub(super) fn may_redo(&mut self, turn: &mut Turn<'_>) -> bool {
+        let Some(lane) = turn.client.lane() else {
+            return true;
+        };
+        if turn.core.may_touch_memory_of(lane) {
+            return false;
+        }
+        for slot in std::mem::take(&mut self.ghosts) {
+            turn.core
+                .carried_refused(turn.client.command_ref(lane, slot));
+            area(turn).end(slot);
+        }
+        true
+    }
+
+    /// A request that a dead engine left has ended without being begun.
+    #[cold]
+    pub(super) fn not_begun(turn: &mut Turn<'_>, slot: u16) {
+        if let Some(lane) = turn.client.lane()
+            && turn.core.carries()
+        {
+            turn.core
+                .carried_refused(turn.client.command_ref(lane, slot));
+        }
     }
 
     /// Whether the blamed request has had its chances.

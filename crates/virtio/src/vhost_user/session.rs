@@ -400,7 +400,7 @@ impl Session {
     }
 
     /// As a new device; what the front-end and we agreed on stays.
-    fn reset(&mut self) {
+    pub fn reset(&mut self) {
         for vring in &mut self.vrings {
             *vring = Vring::default();
         }
