@@ -350,8 +350,7 @@ impl Talk {
                 if received.bytes == 0 {
                     return Err(HUNG_UP);
                 }
-                // Less than there was room for: there is no more, unless descriptors have ended it.
-                self.readable = received.bytes == want || !self.fresh.is_empty();
+                // However few they are: an end that came with them is told of once, so it is looked for.
                 received.bytes
             }
             Err(Errno::AGAIN) => {
