@@ -5,6 +5,7 @@ mod rig;
 use forebay_virtio::model::{GUEST_ADDRESS, Layout, Offered, USER_ADDRESS};
 use forebay_virtio::vhost_user::message::request;
 use rig::{Data, PLAIN, Rig, Way};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use std::os::fd::AsFd;
 
 const IN: u32 = 0;
@@ -268,6 +269,171 @@ fn a_request_that_kills_ends_with_an_error() {
     rig.gate.release();
     guest.offer(0, IN, 0, Data::In(512));
     assert_eq!(guest.end(&mut rig, 0).1, 0);
+}
+
+#[test]
+fn two_deaths_before_the_first_ones_fence() {
+    for way in WAYS {
+        let mut rig = Rig::new(4);
+        let mut guest = rig.guest(way);
+        rig.gate.hold();
+        let one = guest.offer(0, OUT, 7, Data::Out(&[1; 512]));
+        rig.until("it is at the device", |rig| rig.gate.held() == 1);
+        for _ in 0..3 {
+            rig.die(None);
+            for _ in 0..5 {
+                rig.turn();
+            }
+        }
+        let two = guest.offer(0, IN, 40, Data::In(512));
+        guest.kick(0);
+        // What overlaps nothing goes on at once.
+        assert_eq!(guest.end(&mut rig, 0).0, two);
+        rig.fence();
+        assert_eq!(guest.end(&mut rig, 0), (one, 0, 1));
+    }
+}
+
+#[test]
+fn a_ring_is_stopped_over_a_death_and_goes_on() {
+    for way in WAYS {
+        for turns in 0..5 {
+            let mut rig = Rig::new(4);
+            let mut guest = rig.guest(way);
+            for _ in 0..3 {
+                guest.offer(0, IN, 0, Data::In(512));
+                guest.end(&mut rig, 0);
+            }
+            guest.send(request::GET_VRING_BASE, &[0; 8], &[]);
+            for _ in 0..turns {
+                rig.turn();
+            }
+            rig.die(None);
+            rig.fence();
+            let answer = guest.answer(&mut rig);
+            let base = u32::from_le_bytes(answer[4..8].try_into().unwrap());
+            // Nine descriptors in a ring of eight.
+            assert_eq!(base, if way.packed { 0x0001_0001 } else { 3 });
+            guest.start_ring_at(&mut rig, 0, &Layout::new(0, rig::SIZE), base);
+            rig.die(None);
+            rig.fence();
+            let request = guest.offer(0, IN, 0, Data::In(512));
+            assert_eq!(guest.end(&mut rig, 0), (request, 0, 513));
+            assert!(guest.collect(0).is_none() && rig.left.is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_reset_waits_for_what_is_in_flight() {
+    for way in WAYS {
+        let mut rig = Rig::new(4);
+        let mut guest = rig.guest(way);
+        rig.gate.hold();
+        guest.offer(0, IN, 0, Data::In(512));
+        rig.until("it is at the device", |rig| rig.gate.held() == 1);
+        guest.send(request::RESET_DEVICE, &[], &[]);
+        guest.send(request::GET_STATUS, &[], &[]);
+        for _ in 0..50 {
+            rig.turn();
+        }
+        assert!(!guest.has_answer());
+        rig.gate.release();
+        assert_eq!(guest.answer(&mut rig), [0; 8]);
+        assert!(guest.collect(0).is_some());
+        // Nobody looks at the ring any more.
+        guest.offer(0, IN, 0, Data::In(512));
+        for _ in 0..50 {
+            rig.turn();
+        }
+        assert!(guest.collect(0).is_none() && rig.left.is_empty());
+    }
+}
+
+#[test]
+fn a_long_request_goes_in_parts_and_comes_back_as_one() {
+    for way in WAYS {
+        let mut rig = Rig::new(4);
+        let mut guest = rig.guest(way);
+        let (bytes, from) = (1_300_992, 8 << 20);
+        let data: Vec<u8> = (0..bytes).map(|i| (i * 31 / 512) as u8).collect();
+        let piece = |at: usize, len: usize, writable| Offered {
+            address: GUEST_ADDRESS + at as u64,
+            len: len as u32,
+            writable,
+        };
+        for (kind, expected) in [(OUT, 1), (IN, bytes as u32 + 1)] {
+            let mut header = kind.to_le_bytes().to_vec();
+            header.extend([0; 12]);
+            header[8] = 9;
+            assert!(guest.machine.all.write(1 << 20, &header));
+            if kind == OUT {
+                assert!(guest.machine.all.write(from, &data));
+            } else {
+                assert!(guest.machine.all.write(from, &vec![0; bytes]));
+            }
+            let half = 700_416;
+            let pieces = [
+                piece(1 << 20, 16, false),
+                piece(from, half, kind == IN),
+                piece(from + half, bytes - half, kind == IN),
+                piece((1 << 20) + 16, 1, true),
+            ];
+            guest.drivers[0].offer(&pieces, true).expect("room");
+            let mut ended = None;
+            rig.until("its end", |_| {
+                ended = guest.drivers[0].collect();
+                ended.is_some()
+            });
+            assert_eq!(ended.map(|(_, written)| written), Some(expected));
+            let mut status = [9];
+            assert!(guest.machine.all.read((1 << 20) + 16, &mut status));
+            assert_eq!(status, [0]);
+        }
+        let mut read = vec![0; bytes];
+        assert!(guest.machine.all.read(from, &mut read));
+        assert!(read == data, "other bytes");
+    }
+}
+
+#[test]
+fn growth_is_told_and_the_cache_is_the_drivers_choice() {
+    let mut rig = Rig::new(2);
+    let guest = rig.guest(PLAIN);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (mine, theirs) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+    guest.ok(
+        &mut rig,
+        request::SET_BACKEND_REQ_FD,
+        &[],
+        &[theirs.as_fd()],
+    );
+    drop(theirs);
+    let mut ask = vec![0; 72];
+    ask[4] = 60;
+    let config = |rig: &mut Rig| guest.ask(rig, request::GET_CONFIG, &ask)[12..].to_vec();
+    let before = config(&mut rig);
+    assert_eq!(before[..8], (100u64 * 128).to_le_bytes());
+    assert_eq!((before[32], before[34]), (1, 2));
+    rig.grow();
+    rig.die(None);
+    rig.fence();
+    let mut message = [0; 64];
+    let (n, _) = rustix::net::recv(&mine, &mut message[..], RecvFlags::DONTWAIT).unwrap();
+    assert_eq!(message[..12], [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    // Once when it grew; perhaps once more by the successor, who can't know.
+    assert!(n == 12 || n == 24);
+    assert_eq!(config(&mut rig)[..8], (120u64 * 128).to_le_bytes());
+    let mut set = vec![0; 13];
+    (set[0], set[4]) = (32, 1);
+    guest.ok(&mut rig, request::SET_CONFIG, &set, &[]);
+    assert_eq!(config(&mut rig)[32], 0);
+    rig.die(None);
+    rig.fence();
+    assert_eq!(config(&mut rig)[32], 0);
+    set[12] = 2;
+    assert_eq!(guest.tell(&mut rig, request::SET_CONFIG, &set, &[]), 1);
 }
 
 /// A guest that does this is disconnected, for a reason that names it; the next one is served.

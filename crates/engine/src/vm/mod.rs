@@ -240,6 +240,15 @@ impl Machines {
         if self.all.is_empty() {
             return false;
         }
+        let any = self.pass(core);
+        if !core.next_machine_done_is_none() {
+            // What devices ended at once is shown in the same turn.
+            self.pass(core);
+        }
+        any
+    }
+
+    fn pass(&mut self, core: &mut Core) -> bool {
         let mut any = false;
         while let Some(done) = core.next_machine_done() {
             any = true;

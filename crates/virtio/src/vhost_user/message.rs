@@ -167,6 +167,8 @@ pub enum RingFd {
 /// What a message says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
+// One at a time, on the stack: a table of regions needs no allocation.
+#[allow(clippy::large_enum_variant)]
 pub enum Request<'a> {
     GetFeatures,
     SetFeatures(u64),

@@ -71,6 +71,8 @@ pub struct Offer {
 /// What must be done about a request that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
+// As with requests.
+#[allow(clippy::large_enum_variant)]
 pub enum Effect<'a> {
     /// Nothing: it is acknowledged if that was asked for.
     None,

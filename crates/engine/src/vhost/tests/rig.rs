@@ -233,6 +233,15 @@ impl Rig {
         self.machines.adopt(&mut self.core, new);
     }
 
+    /// The volume becomes longer.
+    pub(super) fn grow(&mut self) {
+        let grown = Arc::new(self.volume.grown(volume(120)).unwrap());
+        self.volume = grown.clone();
+        self.core.set_volume(&grown);
+        self.machines
+            .export_changed(&mut self.core, self.export.export);
+    }
+
     /// The fence of what died has passed.
     pub(super) fn fence(&mut self) {
         self.core.fenced(DeviceIndex(0));
@@ -402,7 +411,7 @@ impl Guest {
         assert_eq!(self.tell(rig, kind, payload, fds), 0, "refused: {kind}");
     }
 
-    fn ask(&self, rig: &mut Rig, kind: u32, payload: &[u8]) -> Vec<u8> {
+    pub(super) fn ask(&self, rig: &mut Rig, kind: u32, payload: &[u8]) -> Vec<u8> {
         self.send(kind, payload, &[]);
         self.answer(rig)
     }
@@ -449,13 +458,18 @@ impl Guest {
     }
 
     fn start_ring(&mut self, rig: &mut Rig, index: u16, layout: &Layout) {
+        let base = if self.way.packed { 0x8000_8000 } else { 0 };
+        self.start_ring_at(rig, index, layout, base);
+    }
+
+    /// Has a ring served that goes on there.
+    pub(super) fn start_ring_at(&mut self, rig: &mut Rig, index: u16, layout: &Layout, base: u32) {
         let state = |value: u32| {
             let mut bytes = u32::from(index).to_le_bytes().to_vec();
             bytes.extend(value.to_le_bytes());
             bytes
         };
         self.ok(rig, request::SET_VRING_NUM, &state(u32::from(SIZE)), &[]);
-        let base = if self.way.packed { 0x8000_8000 } else { 0 };
         self.ok(rig, request::SET_VRING_BASE, &state(base), &[]);
         self.set_addresses(
             rig,
@@ -463,8 +477,10 @@ impl Guest {
             [layout.descriptors, layout.device, layout.driver],
         );
         let event = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
-        self.kicks.push(event());
-        self.calls.push(event());
+        if self.kicks.len() == usize::from(index) {
+            self.kicks.push(event());
+            self.calls.push(event());
+        }
         let queue = u64::from(index).to_le_bytes();
         let call = [self.calls[usize::from(index)].as_fd()];
         self.ok(rig, request::SET_VRING_CALL, &queue, &call);
