@@ -11,7 +11,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use forebay_pool::{ExportId, ExportRecord, SocketOwner, VolumeRecord};
 use forebay_xlate::boundary::message::{ExportId as EngineExportId, FromEngine, ToEngine};
-use rustix::fs::{Gid, Mode, Uid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::sync::oneshot;
@@ -95,12 +95,20 @@ fn listen(path: &Path, make_folder: bool, owner: SocketOwner) -> io::Result<Owne
     rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
     let finish = || -> io::Result<()> {
+        // Whoever may write the folder may have put something else there: what is changed is the socket, not
+        // what its name says now.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Socket {
+            return Err(io::Error::other("something else was put there"));
+        }
         if owner != SocketOwner::default() {
             let user = owner.user.map(Uid::from_raw);
             let group = owner.group.map(Gid::from_raw);
-            rustix::fs::chown(path, user, group)?;
+            rustix::fs::chownat(&file, "", user, group, AtFlags::EMPTY_PATH)?;
         }
-        rustix::fs::chmod(path, Mode::from_raw_mode(0o660))?;
+        let by_descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());
+        rustix::fs::chmod(by_descriptor, Mode::from_raw_mode(0o660))?;
         rustix::net::listen(&fd, BACKLOG)?;
         Ok(())
     };

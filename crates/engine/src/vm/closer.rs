@@ -4,7 +4,7 @@
 //! a device's driver. So whoever may not wait sends what it is done with to a thread that may. It has a
 //! queue without a bound, of what is bounded where it comes from: a client's descriptors.
 //! What may hang for ever (a descriptor that is not what we take, a client's socket, in which more of them may
-//! wait) gets a thread of its own, and if too many hang already, it is left open.
+//! wait) gets a thread of its own; beyond a number of these, it goes to one more queue, which may never get to it.
 //! **Not here:** when something is done with.
 
 use std::any::Any;
@@ -17,7 +17,9 @@ const SUSPECTS: usize = 32;
 
 /// See the module's text. Its clones send to one thread, which ends with the last of them.
 #[derive(Clone, Debug)]
-pub(crate) struct Closer(mpsc::Sender<Box<dyn Any + Send>>, Arc<AtomicUsize>);
+pub(crate) struct Closer(Queue, Arc<AtomicUsize>, Queue);
+
+type Queue = mpsc::Sender<Box<dyn Any + Send>>;
 
 impl Closer {
     /// Starts the thread.
@@ -25,11 +27,14 @@ impl Closer {
     /// # Errors
     /// The system's.
     pub(crate) fn start() -> io::Result<Self> {
-        let (sender, receiver) = mpsc::channel::<Box<dyn Any + Send>>();
-        std::thread::Builder::new()
-            .name("closer".into())
-            .spawn(move || while receiver.recv().is_ok() {})?;
-        Ok(Self(sender, Arc::default()))
+        let queue = |name: &str| -> io::Result<Queue> {
+            let (sender, receiver) = mpsc::channel();
+            std::thread::Builder::new()
+                .name(name.into())
+                .spawn(move || while receiver.recv().is_ok() {})?;
+            Ok(sender)
+        };
+        Ok(Self(queue("closer")?, Arc::default(), queue("suspects")?))
     }
 
     /// Has it dropped there.
@@ -38,15 +43,16 @@ impl Closer {
         let _ = self.0.send(Box::new(what));
     }
 
-    /// Has what may hang dropped on a thread of its own, or never.
+    /// Has what may hang dropped on a thread of its own, or later, or never.
     pub(crate) fn close_suspect(&self, what: impl Any + Send) {
         let hanging = self.1.clone();
-        // Whoever can't be sure to drop it leaves it be.
-        let what = std::mem::ManuallyDrop::new(what);
         if hanging.fetch_add(1, AcqRel) >= SUSPECTS {
             hanging.fetch_sub(1, AcqRel);
+            let _ = self.2.send(Box::new(what));
             return;
         }
+        // In a box that is left be should the thread not start.
+        let what = std::mem::ManuallyDrop::new(what);
         let count = hanging.clone();
         let thread = std::thread::Builder::new().name("suspect".into());
         let started = thread.spawn(move || {
@@ -97,9 +103,9 @@ mod tests {
         closer.close(Waits(waits, over));
         go.send(()).unwrap();
         ended.recv().unwrap();
-        // The others are let go of; those beyond the bound never are.
+        // And when they hang no longer, all are dropped.
         drop(going);
-        for _ in 0..SUSPECTS {
+        for _ in 0..2 * SUSPECTS {
             ended.recv().unwrap();
         }
         assert!(ended.try_recv().is_err());

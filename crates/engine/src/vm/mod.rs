@@ -21,6 +21,8 @@ pub(crate) mod frontend;
 mod peek;
 pub(crate) mod signal;
 mod talk;
+#[cfg(test)]
+mod tests;
 
 use crate::core::{CarriedSpan, Core, Devices};
 use crate::lane::LaneIndex;
@@ -124,7 +126,11 @@ pub(crate) struct Machines {
     /// Breaks of mappings that were seen.
     breaks: u64,
     stopping: bool,
+    make: Make,
 }
+
+/// What makes the frontend of a client.
+type Make = fn(&mut Turn<'_>) -> Result<Box<dyn Frontend>, Closing>;
 
 impl Machines {
     /// None yet. Their sockets are watched in `epoll`, with keys of [`KEY_BYTE`].
@@ -137,7 +143,24 @@ impl Machines {
             closer,
             breaks: 0,
             stopping: false,
+            make,
         }
+    }
+
+    /// With frontends of a test's own.
+    #[cfg(test)]
+    fn with(epoll: Arc<OwnedFd>, closer: Closer, make: Make) -> Self {
+        Self {
+            make,
+            ..Self::new(epoll, closer)
+        }
+    }
+
+    /// It is as if the process had been killed: nothing is put in order, but what the kernel has few of.
+    #[cfg(test)]
+    pub(crate) fn die(mut self) {
+        drop(self.signals.take());
+        std::mem::forget(self);
     }
 
     /// Takes a client. One that can't be served is told of as gone.
@@ -184,7 +207,9 @@ impl Machines {
             // Each costs the kernel something, and most reactors have no machine.
             let made = Signals::new();
             self.signals =
-                Some(made.map_err(|_| Closing("the kernel has no room for interrupts"))?);
+                Some(made.map_err(|_| {
+                    Closing("the kernel has no room for interrupts (fs.aio-max-nr)")
+                })?);
         }
         let at = self.all.iter().position(Option::is_none);
         let at = at.unwrap_or(self.all.len());
@@ -197,7 +222,14 @@ impl Machines {
         };
         let (fd, closer) = (new.fd, self.closer.clone());
         let mut client = Client::new(new.socket, new.export, lane, new.file, place);
-        let begun = begin(core, &mut client, &fd, new.inherited, new.blamed, closer);
+        let begun = begin(
+            core,
+            &mut client,
+            &fd,
+            (new.inherited, new.blamed),
+            closer,
+            self.make,
+        );
         let data = epoll::EventData::new_u64(key(at as u32, self.generation, 0));
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         let begun = begun.and_then(|begun| match epoll::add(&*self.epoll, &fd, data, flags) {
@@ -573,9 +605,9 @@ fn begin(
     core: &mut Core,
     client: &mut Client,
     fd: &Arc<OwnedFd>,
-    inherited: Option<BTreeMap<u32, Arc<OwnedFd>>>,
-    blamed: Option<Option<u16>>,
+    (inherited, blamed): (Option<BTreeMap<u32, Arc<OwnedFd>>>, Option<Option<u16>>),
     closer: Closer,
+    make: Make,
 ) -> Result<(Talk, Box<dyn Frontend>), Closing> {
     let Some(deposits) = inherited else {
         let talk = Talk::new(fd.clone(), closer)?;

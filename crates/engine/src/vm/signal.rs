@@ -19,7 +19,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 /// Interrupts that are submitted with one call.
 const BATCH: usize = 64;
 /// Completions that the kernel keeps for us; room for more is never needed.
-const EVENTS: usize = 4 * BATCH;
+const EVENTS: usize = 2 * BATCH;
 
 /// `struct iocb` (linux/aio_abi.h), on little-endian and big-endian alike as far as it is used here.
 #[repr(C)]

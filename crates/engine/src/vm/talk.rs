@@ -12,8 +12,10 @@
 //!   that this is rare.
 //! - *answered*: the peek offset says how much is consumed; the rest is.
 //!
-//! Descriptors come with a message's first bytes. The kernel hands them out with every peek at those
-//! bytes, so a message with descriptors is peeked alone: first what says how long it is, then the rest.
+//! Descriptors belong to a piece of the stream, as it was sent. A peek with room to spare ends with the first
+//! piece that has some, and hands them out (a peek without hands out those of later pieces too, so it does not
+//! count); they are those of the last message that begins within that piece or before. Whatever else is needed of
+//! it is then peeked at alone.
 //!
 //! **Not here:** what messages mean ([`super::frontend`]).
 
@@ -70,8 +72,8 @@ pub(super) struct Talk {
     descriptors: Vec<Deposit>,
     /// Came with bytes that are being peeked at.
     fresh: Vec<OwnedFd>,
-    /// The message is peeked alone.
-    careful: bool,
+    /// Where in `bytes` the piece ends that they came with.
+    fresh_end: usize,
     /// There may be something to peek at.
     readable: bool,
     /// There may be another whole message.
@@ -99,7 +101,7 @@ impl Talk {
             len: 0,
             descriptors: Vec::new(),
             fresh: Vec::new(),
-            careful: false,
+            fresh_end: 0,
             readable: true,
             more: false,
             blocked: false,
@@ -266,10 +268,6 @@ impl Talk {
                     }
                     Frame::Whole(len) if len <= self.bytes.len() => {
                         self.len = len;
-                        if !self.fresh.is_empty() && !self.careful && len < self.bytes.len() {
-                            self.look_again()?;
-                            continue;
-                        }
                         return Ok(true);
                     }
                     Frame::Whole(len) => len,
@@ -282,50 +280,54 @@ impl Talk {
             if !self.readable {
                 return Ok(false);
             }
-            let had = self.bytes.len();
-            let had_descriptors = !self.fresh.is_empty();
-            let want = match self.careful {
-                // Whatever says how long it is comes first, alone.
-                true if had == 0 => FIRST_BYTES,
-                true => need - had,
-                false => (need - had).max(GLANCE_BYTES),
+            let want = need - self.bytes.len();
+            let peeked = match self.fresh.is_empty() {
+                true => self.glance(want)?,
+                // The rest of the message that they belong to, and no more: the next one's would be lost.
+                false => self.peek(want, false)?,
             };
-            match self.peek(want)? {
-                0 => return Ok(false),
-                _ if self.careful => {}
-                // Whose they are is not known when they come with a second look.
-                _ if had > 0 && !self.fresh.is_empty() && !had_descriptors => self.look_again()?,
-                _ => {}
+            if peeked == 0 {
+                return Ok(false);
             }
         }
     }
 
-    /// Peeks at the message once more from its begin, alone.
-    fn look_again(&mut self) -> Result<(), Closing> {
-        peek::set_offset(&self.fd, 0).map_err(|_| FAILED)?;
-        self.bytes.clear();
-        let fresh = std::mem::take(&mut self.fresh);
-        if !fresh.iter().all(descriptor::is_taken) {
-            self.closer.close_suspect(fresh);
-            return Err(NOT_TAKEN);
+    /// Peeks at more than is needed, and takes descriptors.
+    fn glance(&mut self, need: usize) -> Result<usize, Closing> {
+        let had = self.bytes.len();
+        let mut want = need.max(GLANCE_BYTES);
+        loop {
+            let count = self.peek(want, true)?;
+            if self.fresh.is_empty() {
+                return Ok(count);
+            }
+            if count < want {
+                self.fresh_end = self.bytes.len();
+                return Ok(count);
+            }
+            // They may belong to bytes behind these.
+            let fresh = std::mem::take(&mut self.fresh);
+            if !fresh.iter().all(descriptor::is_taken) {
+                self.closer.close_suspect(fresh);
+                return Err(NOT_TAKEN);
+            }
+            self.closer.close(fresh);
+            self.bytes.truncate(had);
+            let offset = u32::try_from(had).map_err(|_| TOO_LONG)?;
+            peek::set_offset(&self.fd, offset).map_err(|_| FAILED)?;
+            if want >= MOST_QUEUED {
+                return Err(TOO_LONG);
+            }
+            want = MOST_QUEUED;
         }
-        self.closer.close(fresh);
-        self.careful = true;
-        self.readable = true;
-        Ok(())
     }
 
     /// Peeks at up to `want` bytes more; how many came.
-    fn peek(&mut self, want: usize) -> Result<usize, Closing> {
+    fn peek(&mut self, want: usize, with_descriptors: bool) -> Result<usize, Closing> {
         let had = self.bytes.len();
         self.bytes.resize(had + want, 0);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-        // Those that came with the message's first bytes come again with each look at these.
-        let room = if self.fresh.is_empty() {
-            space.len()
-        } else {
-            0
-        };
+        let room = if with_descriptors { space.len() } else { 0 };
         let mut control = RecvAncillaryBuffer::new(&mut space[..room]);
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let received = loop {
@@ -337,13 +339,14 @@ impl Talk {
         };
         let count = match received {
             Ok(received) => {
-                if room > 0 {
+                if with_descriptors {
                     for message in control.drain() {
                         if let RecvAncillaryMessage::ScmRights(fds) = message {
                             self.fresh.extend(fds);
                         }
                     }
                     if received.flags.contains(ReturnFlags::CTRUNC) {
+                        self.bytes.truncate(had);
                         return Err(TOO_MANY);
                     }
                 }
@@ -366,7 +369,11 @@ impl Talk {
     /// The message is whole: has the daemon keep its descriptors.
     fn keep_descriptors(&mut self, client: &mut Client) -> Result<(), Closing> {
         self.descriptors.clear();
-        let fresh = std::mem::take(&mut self.fresh);
+        // Those that were found belong to the last message that begins before where they end.
+        let fresh = match self.len >= self.fresh_end {
+            true => std::mem::take(&mut self.fresh),
+            false => Vec::new(),
+        };
         if !fresh.iter().all(descriptor::is_taken) {
             self.closer.close_suspect(fresh);
             return Err(NOT_TAKEN);
@@ -469,8 +476,8 @@ impl Talk {
         client.stage(Stage::Idle);
         client.file().set_tries(0);
         self.bytes.drain(..self.len);
+        self.fresh_end = self.fresh_end.saturating_sub(self.len);
         self.len = 0;
-        self.careful = false;
         self.phase = Phase::Reading;
         if let Some(fd) = client.reply_descriptor.take() {
             self.closer.close(fd);
@@ -499,8 +506,8 @@ fn consume(fd: &OwnedFd, mut left: usize) -> Result<(), Closing> {
     Ok(())
 }
 
-/// No message's length is said by fewer.
-const FIRST_BYTES: usize = 12;
+/// More than a client's socket ever holds.
+const MOST_QUEUED: usize = 2 << 20;
 const TOO_LONG: Closing = Closing("a message of its is too long");
 const TOO_MANY: Closing = Closing("it sent more descriptors than it may");
 const NOT_TAKEN: Closing =

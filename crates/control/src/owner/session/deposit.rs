@@ -22,7 +22,7 @@ use forebay_xlate::boundary::socket::MAX_DESCRIPTORS;
 use forebay_xlate::kill_point;
 use rustix::process::{Resource, getrlimit};
 
-use super::machines::{Machines, drop_elsewhere};
+use super::machines::{Machine, Machines};
 use super::{AskError, Kind, Pending, Session};
 
 /// Descriptors that connections leave for everything else; half of them, where there are few.
@@ -127,7 +127,7 @@ impl Session {
         let mut deposit = self.deposit.borrow_mut();
         deposit.sockets.remove(&socket);
         if let Some(machine) = deposit.machines.remove(&socket) {
-            drop_elsewhere(machine);
+            machine.end();
         }
     }
 
@@ -195,7 +195,8 @@ impl Session {
 
     /// A later conversation with the same engine has it all.
     pub(crate) fn forget_deposit(&self) {
-        drop_elsewhere(self.deposit.take().machines);
+        let machines = self.deposit.take().machines;
+        machines.into_values().for_each(Machine::end);
     }
 
     /// From here on this engine's own records count: takes over what the dead one had deposited, and

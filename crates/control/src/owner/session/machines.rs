@@ -7,11 +7,10 @@
 //! closes that client.
 //! Not here: what the descriptors are.
 
+use std::any::Any;
 use std::collections::BTreeMap;
-use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
+use std::sync::{Arc, OnceLock, mpsc};
 
 use forebay_xlate::boundary::message::{ExportId, ToEngine};
 use forebay_xlate::boundary::socket::MAX_DESCRIPTORS;
@@ -31,25 +30,23 @@ pub(super) struct Machine {
     deposits: BTreeMap<u32, Arc<OwnedFd>>,
 }
 
-/// Drops what a client sent, which may take as long as it likes: on a thread of its own, of which there are a few; beyond
-/// that never.
-pub(super) fn drop_elsewhere(what: impl Send + 'static) {
-    static DROPPING: AtomicUsize = AtomicUsize::new(0);
-    const MOST: usize = 64;
-    let what = ManuallyDrop::new(what);
-    if DROPPING.fetch_add(1, AcqRel) >= MOST {
-        DROPPING.fetch_sub(1, AcqRel);
-        tracing::warn!("descriptors of machines' clients don't close: one more is left open");
-        return;
-    }
-    let thread = std::thread::Builder::new().name("closer".to_owned());
-    let started = thread.spawn(move || {
-        drop(ManuallyDrop::into_inner(what));
-        DROPPING.fetch_sub(1, AcqRel);
-    });
-    if started.is_err() {
-        DROPPING.fetch_sub(1, AcqRel);
-    }
+/// Drops what a client sent, which may take as long as it likes, on a thread that does nothing else. A client's
+/// socket, in which descriptors may wait that nobody has judged, has one for itself, with all others like it.
+pub(super) fn drop_elsewhere(what: impl Send + 'static, is_judged: bool) {
+    type Queue = mpsc::Sender<Box<dyn Any + Send>>;
+    static QUEUES: OnceLock<[Queue; 2]> = OnceLock::new();
+    let queue = |name: &str| {
+        let (sender, receiver) = mpsc::channel::<Box<dyn Any + Send>>();
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        // Without it, whoever drops does so where it is.
+        if let Err(error) = thread.spawn(move || while receiver.recv().is_ok() {}) {
+            tracing::warn!(%error, "starting a thread");
+        }
+        sender
+    };
+    let [judged, others] = QUEUES.get_or_init(|| [queue("closer"), queue("suspects")]);
+    let queue = if is_judged { judged } else { others };
+    let _ = queue.send(Box::new(what));
 }
 
 /// All of them, by their sockets' numbers.
@@ -57,6 +54,19 @@ pub(super) type Machines = BTreeMap<u64, Machine>;
 
 fn fits(fd: &OwnedFd, end: u64) -> bool {
     u64::from(fd.as_raw_fd().unsigned_abs()) < end
+}
+
+impl Machine {
+    /// Lets go of all of it.
+    pub(super) fn end(self) {
+        let Self {
+            export: _,
+            fds,
+            deposits,
+        } = self;
+        drop_elsewhere(deposits, true);
+        drop_elsewhere(fds, false);
+    }
 }
 
 impl Session {
@@ -127,7 +137,7 @@ impl Session {
                 machine.deposits.len() <= MAX_DEPOSITS
             }
             _ => {
-                drop_elsewhere(descriptors);
+                drop_elsewhere(descriptors, true);
                 false
             }
         };
@@ -148,7 +158,7 @@ impl Session {
     pub(super) fn drop_deposits(&self, socket: u64, numbers: &[u32]) {
         if let Some(machine) = self.deposit.borrow_mut().machines.get_mut(&socket) {
             let removed = numbers.iter().filter_map(|n| machine.deposits.remove(n));
-            drop_elsewhere(removed.collect::<Vec<_>>());
+            drop_elsewhere(removed.collect::<Vec<_>>(), true);
         }
     }
 

@@ -215,7 +215,7 @@ impl Rig {
         let machines = Machines::new(epoll.clone(), Closer::start().unwrap());
         // Nothing of a dead one is put in order.
         std::mem::forget(std::mem::replace(&mut self.core, core));
-        std::mem::forget(std::mem::replace(&mut self.machines, machines));
+        std::mem::replace(&mut self.machines, machines).die();
         (self.gate, self.epoll) = (gate, epoll);
         self.serve(&region);
         let again = file.try_clone().unwrap();
