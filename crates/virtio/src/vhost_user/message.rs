@@ -408,9 +408,9 @@ fn mem_table(payload: &[u8], descriptors: usize) -> Result<Request<'_>, MessageE
     if count > MAX_TABLE_REGIONS {
         return Err(MessageError::Regions);
     }
-    // Some front-ends send the whole array.
-    let whole = 8 + MAX_TABLE_REGIONS * 32;
-    if payload.len() != 8 + count * 32 && payload.len() != whole {
+    // Some front-ends send a whole array, of as many places as theirs has: User Mode Linux's has two.
+    let places = payload.len().saturating_sub(8) / 32;
+    if payload.len() != 8 + places * 32 || !(count..=MAX_TABLE_REGIONS).contains(&places) {
         return Err(MessageError::Size);
     }
     if descriptors != count {
