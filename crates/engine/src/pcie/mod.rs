@@ -19,6 +19,9 @@ mod quiesce;
 mod record;
 mod resume;
 
+#[cfg(test)]
+mod tests;
+
 use crate::core::{DoneIo, IoOp};
 use crate::vm::client::Client;
 use crate::vm::file::MachineFile;

@@ -1,0 +1,823 @@
+//! A core and its machines, with the test as their reactor, their daemon and their drivers.
+//!
+//! Sockets are socket pairs, turns are made by the test, and a driver's memory is a memfd. A dead engine is one
+//! that is not called any more; its successor gets what the daemon held.
+
+use crate::core::staging::Staging;
+use crate::core::{Core, ServedDevice};
+use crate::lane::{Lane, LaneIndex};
+use crate::mailbox::Upcall;
+use crate::memory::Memory;
+use crate::vm::closer::Closer;
+use crate::vm::file::MachineFile;
+use crate::vm::{Machines, NewMachine};
+use crate::volume::Volume;
+use forebay_device::gate::TestGate;
+use forebay_device::ring::{Ring, RingOptions};
+use forebay_device::{Device, OpenOptions};
+use forebay_guest::{GuestMemory, NewRegion};
+use forebay_nvme::opcode::admin;
+use forebay_nvme::{Cqe, Sqe, Status};
+use forebay_vfio_user::Header;
+use forebay_vfio_user::wire::{command, dma, irq_set_flags, pci_irq, pci_region};
+use forebay_xlate::boundary::message::{
+    DeviceConfig, ExportConfig, ExportId, Frontend as Kind, VolumeConfig,
+};
+use forebay_xlate::boundary::region::Region;
+use forebay_xlate::kill::{Killed, arm_here};
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::fs::MemfdFlags;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use std::collections::BTreeMap;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use zerocopy::{FromBytes, IntoBytes};
+
+pub(super) const EXTENT: u64 = 64 << 10;
+/// Extents of each volume.
+pub(super) const EXTENTS: u64 = 16;
+pub(super) const BLOCK: u64 = 4096;
+/// Turns that something may take.
+const PATIENCE: usize = 200_000;
+
+/// What the daemon holds of a client.
+#[derive(Default)]
+struct Held {
+    sockets: BTreeMap<u64, (Arc<OwnedFd>, usize, OwnedFd)>,
+    deposits: BTreeMap<u64, BTreeMap<u32, Arc<OwnedFd>>>,
+}
+
+struct Engine {
+    core: Core,
+    machines: Machines,
+    epoll: Arc<OwnedFd>,
+}
+
+pub(super) struct Rig {
+    engine: Option<Engine>,
+    pub region: Arc<Region>,
+    pub volumes: Vec<Arc<Volume>>,
+    exports: Vec<Arc<ExportConfig>>,
+    pub gate: Arc<TestGate>,
+    device: Arc<Device>,
+    device_config: Arc<DeviceConfig>,
+    held: Held,
+    next_socket: u64,
+    /// Why clients left.
+    pub left: Vec<&'static str>,
+    /// Extends time.
+    late_ns: u64,
+    _dir: tempfile::TempDir,
+}
+
+impl Rig {
+    pub(super) fn new(kind: &str, machines: usize, mapped_doorbells: bool) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let size = (machines as u64 * EXTENTS * EXTENT) + (2 << 20);
+        let path = dir.path().join("device");
+        let spec = match kind {
+            "file" => {
+                std::fs::File::create(&path).unwrap().set_len(size).unwrap();
+                format!("file:{}", path.display())
+            }
+            _ => format!("{kind}:{}?size={size}", path.display()),
+        };
+        let spec = spec.parse().unwrap();
+        let options = OpenOptions {
+            create_missing: true,
+            ..OpenOptions::default()
+        };
+        let mut device = Device::open(&spec, &options).unwrap();
+        let gate = TestGate::new();
+        if kind == "file" {
+            device.attach_gate(gate.clone());
+        }
+        let device_config = Arc::new(DeviceConfig {
+            device: DeviceIndex(0),
+            uuid: [1; 16],
+            spec: spec.to_string(),
+            data_offset_bytes: 1 << 20,
+            extent_bytes: EXTENT as u32,
+            extents: machines as u64 * EXTENTS,
+        });
+        let mut volumes = Vec::new();
+        let mut exports = Vec::new();
+        for n in 0..machines as u64 {
+            let volume = Volume::new(VolumeConfig {
+                volume: VolumeId(n + 9),
+                uuid: [n as u8 + 1; 16],
+                size_bytes: EXTENTS * EXTENT,
+                block_bytes: BLOCK as u32,
+                extent_bytes: EXTENT as u32,
+            });
+            let volume = Arc::new(volume.unwrap());
+            let first = ExtentIndex(n * EXTENTS);
+            let word = Word::new(DeviceIndex(0), first, Rights::ReadWrite).unwrap();
+            volume.may_write_to(DeviceIndex(0));
+            volume.table.install(ExtentRange::new(0, EXTENTS), word);
+            exports.push(Arc::new(ExportConfig {
+                export: ExportId(n + 1),
+                volume: volume.id(),
+                nqn: format!("nqn.2026-01.io.forebay:t.v{n}"),
+                serial: "s".into(),
+                hosts: vec![],
+                any_host: false,
+                frontend: Kind::NvmePcie { mapped_doorbells },
+            }));
+            volumes.push(volume);
+        }
+        let mut rig = Self {
+            engine: None,
+            region: Arc::new(Region::anonymous(1).unwrap()),
+            volumes,
+            exports,
+            gate,
+            device: Arc::new(device),
+            device_config,
+            held: Held::default(),
+            next_socket: 1,
+            left: Vec::new(),
+            late_ns: 0,
+            _dir: dir,
+        };
+        rig.begin_engine();
+        rig.fence();
+        rig
+    }
+
+    fn begin_engine(&mut self) {
+        let of_reactor = Memory::create().unwrap().reactor(0).unwrap();
+        let ring = Ring::new(&RingOptions::default()).unwrap();
+        let staging = Staging::over(of_reactor.staging);
+        let mut core = Core::new(0, self.region.clone(), staging, ring);
+        core.set_device(ServedDevice {
+            config: self.device_config.clone(),
+            device: self.device.clone(),
+        });
+        for (n, (volume, export)) in self.volumes.iter().zip(&self.exports).enumerate() {
+            core.set_lane(Lane::new(
+                LaneIndex(n as u32 + 3),
+                volume.clone(),
+                export.clone(),
+                self.region.clone(),
+            ));
+        }
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+        let machines = Machines::new(epoll.clone(), Closer::start().unwrap());
+        self.engine = Some(Engine {
+            core,
+            machines,
+            epoll,
+        });
+    }
+
+    /// Nothing of an earlier engine is at the device.
+    pub(super) fn fence(&mut self) {
+        self.engine().core.fenced(DeviceIndex(0));
+    }
+
+    fn engine(&mut self) -> &mut Engine {
+        self.engine.as_mut().expect("an engine lives")
+    }
+
+    pub(super) fn lane_record(&self, n: usize) -> &forebay_xlate::boundary::region::LaneRecord {
+        &self.region.lanes()[n + 3]
+    }
+
+    /// A driver of a machine's controller.
+    pub(super) fn connect(&mut self, n: usize) -> Driver {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let pair =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let socket = self.next_socket;
+        self.next_socket += 1;
+        let export = self.exports[n].clone();
+        let file = MachineFile::create(export.export, export.frontend.word()).unwrap();
+        let ours = Arc::new(pair.0);
+        let file_fd = file.fd().try_clone_to_owned().unwrap();
+        self.held.sockets.insert(socket, (ours.clone(), n, file_fd));
+        let engine = self.engine();
+        engine.machines.adopt(
+            &mut engine.core,
+            NewMachine {
+                socket,
+                fd: ours,
+                export,
+                file,
+                inherited: None,
+                blamed: None,
+            },
+        );
+        Driver::new(pair.1)
+    }
+
+    /// One turn; false if the engine died in it.
+    pub(super) fn turn(&mut self) -> bool {
+        let Some(mut engine) = self.engine.take() else {
+            return false;
+        };
+        let late_ns = self.late_ns;
+        let lived = catch_unwind(AssertUnwindSafe(|| {
+            let Engine {
+                core,
+                machines,
+                epoll,
+            } = &mut engine;
+            let now_ns = core.begin_turn();
+            core.set_now_ns(now_ns + late_ns);
+            let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; 64];
+            let none = rustix::time::Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            let (events, _) = epoll::wait(&*epoll, &mut events[..], Some(&none)).unwrap();
+            let keys: Vec<u64> = events.iter().map(|e| e.data.u64()).collect();
+            machines.ready(core, &keys);
+            core.reap();
+            machines.poll(core);
+            core.submit();
+            core.tick();
+            machines.tick(core);
+        }));
+        if let Err(panic) = lived {
+            if panic.downcast_ref::<Killed>().is_none() {
+                resume_unwind(panic);
+            }
+            self.bury(engine);
+            return false;
+        }
+        while let Some(upcall) = engine.core.next_upcall() {
+            match upcall {
+                Upcall::Deposits(socket, deposits) => {
+                    let last = deposits.last().unwrap().number;
+                    let held = self.held.deposits.entry(socket).or_default();
+                    held.extend(deposits.into_iter().map(|d| (d.number, d.fd)));
+                    engine.machines.deposited(socket, last, true);
+                }
+                Upcall::Withdrawn(socket, numbers) => {
+                    let held = self.held.deposits.entry(socket).or_default();
+                    held.retain(|number, _| !numbers.contains(number));
+                }
+                Upcall::MachineLeft(socket, _, why) => {
+                    self.held.sockets.remove(&socket);
+                    self.held.deposits.remove(&socket);
+                    self.left.push(why.0);
+                }
+                _ => {}
+            }
+        }
+        self.engine = Some(engine);
+        true
+    }
+
+    /// Nothing of a dead engine runs any more; its ring is closed with what is in flight.
+    fn bury(&self, engine: Engine) {
+        let Engine {
+            core,
+            machines,
+            epoll,
+        } = engine;
+        std::mem::forget(machines);
+        drop(core);
+        drop(epoll);
+    }
+
+    /// The engine dies now.
+    pub(super) fn kill(&mut self) {
+        let engine = self.engine.take().expect("an engine lives");
+        self.bury(engine);
+    }
+
+    /// The engine dies when it comes to a point for the `count`th time; 0: never.
+    pub(super) fn arm(&self, point: &str, count: u32) {
+        arm_here(point, count);
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        self.engine.is_none()
+    }
+
+    /// A successor takes over what the daemon holds. Whether it lives.
+    pub(super) fn succeed(&mut self, blamed: Option<u16>) -> bool {
+        assert!(self.is_dead());
+        self.begin_engine();
+        let mut engine = self.engine.take().unwrap();
+        let mut taken = Vec::new();
+        for (socket, (fd, n, file)) in &self.held.sockets {
+            let export = self.exports[*n].clone();
+            let file = file.try_clone().unwrap();
+            let kind = export.frontend.word();
+            let file = MachineFile::adopt(file, export.export, kind).unwrap();
+            let deposits = self.held.deposits.get(socket);
+            taken.push(NewMachine {
+                socket: *socket,
+                fd: fd.clone(),
+                export,
+                file,
+                inherited: Some(deposits.cloned().unwrap_or_default()),
+                blamed,
+            });
+        }
+        let lived = catch_unwind(AssertUnwindSafe(|| {
+            for new in taken {
+                engine.machines.adopt(&mut engine.core, new);
+            }
+        }));
+        if let Err(panic) = lived {
+            if panic.downcast_ref::<Killed>().is_none() {
+                resume_unwind(panic);
+            }
+            self.bury(engine);
+            return false;
+        }
+        self.engine = Some(engine);
+        true
+    }
+
+    /// Time passes.
+    pub(super) fn pass_time(&mut self, ns: u64) {
+        self.late_ns += ns;
+    }
+
+    /// Whether the reactor may sleep.
+    pub(super) fn may_sleep(&mut self) -> bool {
+        let engine = self.engine();
+        engine.machines.is_idle() && engine.machines.arm(&mut engine.core)
+    }
+
+    /// Turns until something is so.
+    #[track_caller]
+    pub(super) fn until(&mut self, what: &str, mut is_so: impl FnMut(&mut Self) -> bool) {
+        for _ in 0..PATIENCE {
+            if is_so(self) {
+                return;
+            }
+            assert!(self.turn(), "the engine died before {what}");
+            std::thread::yield_now();
+        }
+        panic!("{what} did not come");
+    }
+
+    /// As many turns as anything that happens at once needs.
+    pub(super) fn turns(&mut self) {
+        for _ in 0..64 {
+            self.turn();
+        }
+    }
+
+    /// The volume is larger now.
+    pub(super) fn grow(&mut self, n: usize) {
+        let mut config = self.volumes[n].config.clone();
+        config.size_bytes += EXTENT;
+        let volume = Arc::new(self.volumes[n].grown(config).unwrap());
+        self.volumes[n] = volume.clone();
+        let export = self.exports[n].export;
+        let engine = self.engine();
+        engine.core.set_volume(&volume);
+        engine.machines.export_changed(&mut engine.core, export);
+    }
+
+    /// Overwrites what a dead engine left of a client, but for what all clients have in common.
+    pub(super) fn damage(&mut self, of: usize) {
+        let (_, (_, _, file)) = (self.held.sockets.iter())
+            .find(|(_, (_, n, _))| *n == of)
+            .expect("a client");
+        let area_at = crate::vm::file::FILE_BYTES - crate::vm::file::AREA_BYTES;
+        let noise: Vec<u8> = (0..200_000u32)
+            .map(|n| (n.wrapping_mul(2654435761) >> 13) as u8)
+            .collect();
+        // The version stays.
+        rustix::io::pwrite(file, &noise, area_at as u64 + 8).unwrap();
+    }
+
+    pub(super) fn remove(&mut self, n: usize) {
+        let export = self.exports[n].export;
+        let engine = self.engine();
+        engine.machines.export_removed(&mut engine.core, export);
+    }
+}
+
+/// A queue pair of a driver.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pair {
+    pub qid: u16,
+    pub sq: u64,
+    pub cq: u64,
+    pub entries: u32,
+    pub tail: u32,
+    pub head: u32,
+    pub phase: bool,
+}
+
+impl Pair {
+    pub(super) fn new(qid: u16, sq: u64, cq: u64, entries: u32) -> Self {
+        Self {
+            qid,
+            sq,
+            cq,
+            entries,
+            tail: 0,
+            head: 0,
+            phase: true,
+        }
+    }
+}
+
+/// An answer to a message.
+pub(super) struct Reply {
+    pub header: Header,
+    pub payload: Vec<u8>,
+    pub fds: Vec<OwnedFd>,
+}
+
+pub(super) const MEMORY: u64 = 4 << 20;
+/// Where the driver's memory begins for the device.
+pub(super) const BASE: u64 = 0x10_0000;
+
+/// Somebody who drives a controller.
+pub(super) struct Driver {
+    pub fd: OwnedFd,
+    pub memfd: OwnedFd,
+    pub memory: GuestMemory,
+    input: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    next_id: u16,
+    pub admin: Pair,
+    pub eventfds: Vec<OwnedFd>,
+    /// Shadow doorbells, where it has them.
+    pub shadow: Option<u64>,
+    /// The doorbells' page, where it has mapped it.
+    pub page: Option<GuestMemory>,
+}
+
+impl Driver {
+    fn new(fd: OwnedFd) -> Self {
+        let memfd = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memfd, MEMORY).unwrap();
+        let mut memory = GuestMemory::default();
+        let all = NewRegion {
+            guest_address: BASE,
+            user_address: 0,
+            len_bytes: MEMORY,
+            writable: true,
+            file: Some((memfd.as_fd(), 0)),
+        };
+        memory.map(&all).unwrap();
+        Self {
+            fd,
+            memfd,
+            memory,
+            input: Vec::new(),
+            fds: Vec::new(),
+            next_id: 1,
+            admin: Pair::new(0, BASE, BASE + 0x1000, 32),
+            eventfds: Vec::new(),
+            shadow: None,
+            page: None,
+        }
+    }
+
+    pub(super) fn put(&self, at: u64, bytes: &[u8]) {
+        assert!(self.memory.write(at, bytes));
+    }
+
+    pub(super) fn get(&self, at: u64, bytes: usize) -> Vec<u8> {
+        let mut into = vec![0; bytes];
+        assert!(self.memory.read(at, &mut into));
+        into
+    }
+
+    /// Sends a message; its number.
+    pub(super) fn send(&mut self, code: u16, payload: &[u8], fds: &[&OwnedFd]) -> u16 {
+        let id = self.next_id;
+        self.next_id = self.next_id.wrapping_add(1);
+        let header = Header::command(id, code, 16 + payload.len() as u32, false);
+        self.send_raw(&[&header.to_bytes(), payload].concat(), fds);
+        id
+    }
+
+    pub(super) fn send_raw(&mut self, bytes: &[u8], fds: &[&OwnedFd]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let borrowed: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+        if !borrowed.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(&borrowed)));
+        }
+        let sent = rustix::net::sendmsg(
+            &self.fd,
+            &[IoSlice::new(bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        );
+        assert_eq!(sent.unwrap(), bytes.len());
+    }
+
+    /// The next answer, if it is there.
+    pub(super) fn reply(&mut self) -> Option<Reply> {
+        let mut bytes = [0; 4096];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut into = [IoSliceMut::new(&mut bytes)];
+        if let Ok(got) =
+            rustix::net::recvmsg(&self.fd, &mut into, &mut control, RecvFlags::DONTWAIT)
+        {
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(fds) = message {
+                    self.fds.extend(fds);
+                }
+            }
+            self.input.extend_from_slice(&bytes[..got.bytes]);
+        }
+        let header = Header::read(&self.input)?;
+        let size = header.size_bytes as usize;
+        if self.input.len() < size {
+            return None;
+        }
+        let payload = self.input[16..size].to_vec();
+        self.input.drain(..size);
+        Some(Reply {
+            header,
+            payload,
+            fds: std::mem::take(&mut self.fds),
+        })
+    }
+
+    /// Whether the client's end was closed.
+    pub(super) fn is_closed(&mut self) -> bool {
+        let mut bytes = [0; 4096];
+        matches!(
+            rustix::net::recv(&self.fd, &mut bytes, RecvFlags::DONTWAIT | RecvFlags::PEEK),
+            Ok((0, _)) | Err(rustix::io::Errno::CONNRESET)
+        )
+    }
+
+    pub(super) fn call(
+        &mut self,
+        rig: &mut Rig,
+        code: u16,
+        payload: &[u8],
+        fds: &[&OwnedFd],
+    ) -> Reply {
+        let id = self.send(code, payload, fds);
+        self.answered(rig, id)
+    }
+
+    pub(super) fn answered(&mut self, rig: &mut Rig, id: u16) -> Reply {
+        let mut reply = None;
+        rig.until("the answer to a message", |_| {
+            reply = self.reply();
+            reply.is_some()
+        });
+        let reply = reply.unwrap();
+        assert_eq!(reply.header.id, id);
+        reply
+    }
+
+    pub(super) fn map_message(address: u64, len: u64, offset: u64) -> Vec<u8> {
+        let mut payload = words(&[32, dma::READABLE | dma::WRITABLE]);
+        payload.extend([offset, address, len].iter().flat_map(|w| w.to_le_bytes()));
+        payload
+    }
+
+    pub(super) fn unmap_message(address: u64, len: u64) -> Vec<u8> {
+        let mut payload = words(&[24, 0]);
+        payload.extend([address, len].iter().flat_map(|w| w.to_le_bytes()));
+        payload
+    }
+
+    pub(super) fn map(&mut self, rig: &mut Rig) {
+        let memfd = self.memfd.try_clone().unwrap();
+        let payload = Self::map_message(BASE, MEMORY, 0);
+        let reply = self.call(rig, command::DMA_MAP, &payload, &[&memfd]);
+        assert!(!reply.header.is_error(), "{:?}", reply.header);
+    }
+
+    pub(super) fn access(region: u32, at: u64, len: u32) -> Vec<u8> {
+        let mut payload = at.to_le_bytes().to_vec();
+        payload.extend(words(&[region, len]));
+        payload
+    }
+
+    pub(super) fn write(&mut self, rig: &mut Rig, region: u32, at: u64, from: &[u8]) -> Reply {
+        let mut payload = Self::access(region, at, from.len() as u32);
+        payload.extend_from_slice(from);
+        self.call(rig, command::REGION_WRITE, &payload, &[])
+    }
+
+    pub(super) fn read(&mut self, rig: &mut Rig, region: u32, at: u64, len: u32) -> Vec<u8> {
+        let payload = Self::access(region, at, len);
+        let reply = self.call(rig, command::REGION_READ, &payload, &[]);
+        assert!(!reply.header.is_error());
+        reply.payload[16..].to_vec()
+    }
+
+    pub(super) fn register(&mut self, rig: &mut Rig, at: u64) -> u32 {
+        let bytes = self.read(rig, pci_region::BAR0, at, 4);
+        u32::from_le_bytes(bytes.try_into().unwrap())
+    }
+
+    /// Agrees on the version, maps memory, takes all vectors, enables the controller.
+    pub(super) fn begin(&mut self, rig: &mut Rig) {
+        let reply = self.call(
+            rig,
+            command::VERSION,
+            b"\0\0\0\0{\"capabilities\":{}}\0",
+            &[],
+        );
+        assert!(!reply.header.is_error());
+        self.map(rig);
+        self.take_vectors(rig);
+        self.enable(rig);
+    }
+
+    pub(super) fn take_vectors(&mut self, rig: &mut Rig) {
+        let new = |_| eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+        self.eventfds = (0..4).map(new).collect();
+        let fds: Vec<OwnedFd> = (self.eventfds.iter())
+            .map(|fd| fd.try_clone().unwrap())
+            .collect();
+        let flags = irq_set_flags::DATA_EVENTFD | irq_set_flags::ACTION_TRIGGER;
+        let payload = words(&[20, flags, pci_irq::MSIX, 0, 4]);
+        let fds: Vec<&OwnedFd> = fds.iter().collect();
+        let reply = self.call(rig, command::DEVICE_SET_IRQS, &payload, &fds);
+        assert!(!reply.header.is_error());
+    }
+
+    /// How often a vector was raised since the last look.
+    pub(super) fn raised(&self, vector: usize) -> u64 {
+        let mut bytes = [0; 8];
+        match rustix::io::read(&self.eventfds[vector], &mut bytes) {
+            Ok(8) => u64::from_ne_bytes(bytes),
+            _ => 0,
+        }
+    }
+
+    pub(super) fn enable(&mut self, rig: &mut Rig) {
+        self.admin = Pair::new(0, self.admin.sq, self.admin.cq, self.admin.entries);
+        self.put(self.admin.cq, &[0; 512]);
+        let size = self.admin.entries - 1;
+        self.write(
+            rig,
+            pci_region::BAR0,
+            0x24,
+            &(size | size << 16).to_le_bytes(),
+        );
+        let (sq, cq) = (self.admin.sq, self.admin.cq);
+        self.write(rig, pci_region::BAR0, 0x28, &sq.to_le_bytes());
+        self.write(rig, pci_region::BAR0, 0x30, &cq.to_le_bytes());
+        self.write(rig, pci_region::BAR0, 0x14, &0x0046_0001u32.to_le_bytes());
+        assert_eq!(self.register(rig, 0x1C), 1);
+    }
+
+    /// Rings a doorbell, one way or the other.
+    pub(super) fn ring(&mut self, offset: usize, value: u32) {
+        let qid = offset / 8;
+        if let Some(page) = &self.page {
+            assert!(page.write(0x1000 + offset as u64, &value.to_le_bytes()));
+            return;
+        }
+        if let Some(shadow) = self.shadow
+            && qid > 0
+        {
+            let at = shadow + offset as u64;
+            let old = u32::from_le_bytes(self.get(at, 4).try_into().unwrap());
+            self.put(at, &value.to_le_bytes());
+            let index = self.get(at + 4096, 4);
+            let index = u32::from_le_bytes(index.try_into().unwrap());
+            if !forebay_nvme::pcie::shadow::rings(index as u16, value as u16, old as u16) {
+                return;
+            }
+        }
+        let mut payload = Self::access(pci_region::BAR0, 0x1000 + offset as u64, 4);
+        payload.extend(value.to_le_bytes());
+        let id = self.next_id;
+        self.next_id = self.next_id.wrapping_add(1);
+        let size = 16 + payload.len() as u32;
+        let header = Header::command(id, command::REGION_WRITE, size, true);
+        self.send_raw(&[&header.to_bytes()[..], &payload].concat(), &[]);
+    }
+
+    /// Puts a command into a queue, without ringing.
+    pub(super) fn queue(&mut self, pair: &mut Pair, sqe: &Sqe) {
+        self.put(pair.sq + u64::from(pair.tail) * 64, sqe.as_bytes());
+        pair.tail = (pair.tail + 1) % pair.entries;
+    }
+
+    pub(super) fn submit(&mut self, pair: &mut Pair, sqe: &Sqe) {
+        self.queue(pair, sqe);
+        self.ring(usize::from(pair.qid) * 8, pair.tail);
+    }
+
+    /// The next completion, if there is one.
+    pub(super) fn next(&mut self, pair: &mut Pair) -> Option<Cqe> {
+        let bytes = self.get(pair.cq + u64::from(pair.head) * 16, 16);
+        let cqe = Cqe::read_from_bytes(&bytes).unwrap();
+        if cqe.phase() != pair.phase {
+            return None;
+        }
+        pair.head += 1;
+        if pair.head == pair.entries {
+            pair.head = 0;
+            pair.phase = !pair.phase;
+        }
+        self.ring(usize::from(pair.qid) * 8 + 4, pair.head);
+        Some(cqe)
+    }
+
+    #[track_caller]
+    pub(super) fn completion(&mut self, rig: &mut Rig, pair: &mut Pair) -> Cqe {
+        let mut cqe = None;
+        rig.until("a completion", |_| {
+            cqe = self.next(pair);
+            cqe.is_some()
+        });
+        cqe.unwrap()
+    }
+
+    #[track_caller]
+    pub(super) fn run(&mut self, rig: &mut Rig, pair: &mut Pair, sqe: &Sqe) -> Status {
+        self.submit(pair, sqe);
+        let cqe = self.completion(rig, pair);
+        assert_eq!((cqe.cid(), cqe.sqid()), (sqe.cid(), pair.qid));
+        cqe.status()
+    }
+
+    pub(super) fn admin(&mut self, rig: &mut Rig, sqe: &Sqe) -> Status {
+        let mut pair = self.admin;
+        let status = self.run(rig, &mut pair, sqe);
+        self.admin = pair;
+        status
+    }
+
+    /// Makes an I/O queue pair.
+    pub(super) fn make_pair(&mut self, rig: &mut Rig, qid: u16, entries: u32) -> Pair {
+        let at = BASE + 0x1_0000 + u64::from(qid) * 0x8000;
+        let pair = Pair::new(qid, at, at + 0x4000, entries);
+        self.put(pair.cq, &vec![0; entries as usize * 16]);
+        let size = u32::from(qid) | (entries - 1) << 16;
+        let vector = u32::from(qid).min(3);
+        let cq = Sqe::new(admin::CREATE_IO_CQ, 1)
+            .with_cdw(10, size)
+            .with_cdw(11, 3 | vector << 16);
+        assert_eq!(self.admin(rig, &prps(cq, pair.cq, 0)), Status::SUCCESS);
+        let sq = Sqe::new(admin::CREATE_IO_SQ, 2)
+            .with_cdw(10, size)
+            .with_cdw(11, 1 | u32::from(qid) << 16);
+        assert_eq!(self.admin(rig, &prps(sq, pair.sq, 0)), Status::SUCCESS);
+        pair
+    }
+
+    /// Names shadow doorbells.
+    pub(super) fn use_shadow(&mut self, rig: &mut Rig) {
+        let at = BASE + 0x8000;
+        self.put(at, &[0; 8192]);
+        let sqe = prps(Sqe::new(admin::DOORBELL_BUFFER_CONFIG, 3), at, at + 4096);
+        assert_eq!(self.admin(rig, &sqe), Status::SUCCESS);
+        self.shadow = Some(at);
+    }
+
+    /// Maps the page of doorbells.
+    pub(super) fn map_page(&mut self, rig: &mut Rig) {
+        let payload = words(&[64, 0, pci_region::BAR0, 0, 0, 0, 0, 0]);
+        let reply = self.call(rig, command::DEVICE_GET_REGION_INFO, &payload, &[]);
+        let [fd] = &reply.fds[..] else {
+            panic!("one descriptor");
+        };
+        let mut page = GuestMemory::default();
+        let all = NewRegion {
+            guest_address: 0x1000,
+            user_address: 0,
+            len_bytes: 0x1000,
+            writable: true,
+            file: Some((fd.as_fd(), 0x1000)),
+        };
+        page.map(&all).unwrap();
+        self.page = Some(page);
+    }
+}
+
+pub(super) fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|w| w.to_le_bytes()).collect()
+}
+
+pub(super) fn prps(mut sqe: Sqe, prp1: u64, prp2: u64) -> Sqe {
+    sqe.dptr[..8].copy_from_slice(&prp1.to_le_bytes());
+    sqe.dptr[8..].copy_from_slice(&prp2.to_le_bytes());
+    sqe
+}
+
+/// A block's read or write.
+pub(super) fn io(opcode: u8, cid: u16, lba: u64, at: u64) -> Sqe {
+    prps(
+        Sqe::new(opcode, cid).with_nsid(1).with_cdw64(10, lba),
+        at,
+        0,
+    )
+}
