@@ -1,7 +1,7 @@
 //! A reactor: a thread with one io_uring that polls when busy and sleeps when idle.
 //!
 //! **Design.** A turn takes posts, completions and network input, and submits. After
-//! [`SPIN_NS`] without anything to do, and with nothing that must be tried again, it arms everything
+//! [`SPIN_NS`] without anything to do, or at once where devices have much to do ([`Core::waits_for_devices`]), and with nothing that must be tried again, it arms everything
 //! (sockets and mailbox are in one epoll set, which the ring polls) and sleeps in one
 //! `io_uring_enter`. **Not here:** what commands mean ([`crate::core`], [`crate::tcp`]).
 
@@ -56,10 +56,15 @@ impl Reactor {
         let (mut busy_at, mut tick_at, mut turn) = (now, now + TICK_NS, 0u64);
         let mut trim_at = None;
         let mut stop_by = None;
+        let mut was_busy = false;
         // What it inherits may stop it in its first turn.
         self.core.record().last_turn_ns.store(now, Relaxed);
         loop {
+            let begun = now;
             now = self.core.begin_turn();
+            if was_busy {
+                bump(&self.core.record().busy_ns, now - begun);
+            }
             turn += 1;
             let mut busy = false;
             while let Some(post) = self.mailbox.next() {
@@ -89,6 +94,7 @@ impl Reactor {
             {
                 break;
             }
+            was_busy = busy;
             if busy {
                 busy_at = now;
                 bump(&self.core.record().busy_turns, 1);
@@ -97,7 +103,7 @@ impl Reactor {
                 }
                 continue;
             }
-            if now - busy_at < SPIN_NS
+            if now - busy_at < SPIN_NS && !self.core.waits_for_devices()
                 || self.core.must_turn()
                 || !self.frontend.is_idle()
                 || !self.machines.is_idle()

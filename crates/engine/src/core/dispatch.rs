@@ -341,6 +341,7 @@ impl Core {
             return;
         };
         self.free_slices.push(index as u32);
+        self.slice_ended_ns = self.now_ns;
         if slice.bounced {
             self.bounce_ended(index, &slice, error.is_none());
         }

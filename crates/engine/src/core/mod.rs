@@ -57,6 +57,11 @@ use std::sync::atomic::Ordering::Relaxed;
 pub const MAX_IOS: usize = 4096;
 /// Slices at devices at once.
 const MAX_SLICES: usize = 8192;
+/// With so many slices at devices, the wait for one of them is not worth a processor: they end by interrupt, and
+/// whoever polls meanwhile may keep the kernel from its side of the work.
+const SLEEP_SLICES: usize = 8;
+/// Devices at which nothing ended for so long are slow, or hang: others are polled for as ever.
+const LIVELY_NS: u64 = 1_000_000;
 /// A command that waits for the daemon longer than this ends with Command Interrupted.
 pub const OWNER_WAIT_LIMIT_NS: u64 = 20_000_000_000;
 
@@ -107,6 +112,8 @@ pub struct Core {
     free_ios: Vec<u32>,
     slices: Vec<Option<Slice>>,
     free_slices: Vec<u32>,
+    /// When a slice ended last.
+    slice_ended_ns: u64,
     drains: Drains,
     settles: Settles,
     carried: Carried,
@@ -150,6 +157,7 @@ impl Core {
             free_ios: (0..MAX_IOS as u32).rev().collect(),
             slices: (0..MAX_SLICES).map(|_| None).collect(),
             free_slices: (0..MAX_SLICES as u32).rev().collect(),
+            slice_ended_ns: 0,
             drains: Drains::default(),
             settles: Settles::default(),
             carried: Carried::new(),
@@ -618,6 +626,14 @@ impl Core {
             || self.has_upcalls()
             || self.jobs.must_turn()
             || self.carried.must_turn()
+    }
+
+    /// Whether devices have so much, and end it so fast, that who finds nothing to do should sleep at once until one of them
+    /// has something.
+    #[inline]
+    pub fn waits_for_devices(&self) -> bool {
+        MAX_SLICES - self.free_slices.len() >= SLEEP_SLICES
+            && self.now_ns.saturating_sub(self.slice_ended_ns) < LIVELY_NS
     }
 
     /// Whether any command is in hand.

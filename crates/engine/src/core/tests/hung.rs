@@ -304,3 +304,27 @@ fn jobs_of_a_hung_device_hold_up_no_others() {
     }
     assert_eq!(done, 50);
 }
+
+/// Sleeping at once is for what devices are about to end, not for one or two commands, nor for a device that hangs.
+#[test]
+fn only_busy_devices_are_slept_for() {
+    let mut b = bench();
+    b.grant(0, 0, Rights::ReadWrite, 100);
+    assert_eq!(b.write(0, &[1; 4096]).0, Status::SUCCESS);
+    b.gate.hold_some(0..u64::MAX, &[OpKind::Write]);
+    for at in 0..SLEEP_SLICES as u64 {
+        assert!(!b.core.waits_for_devices(), "{at}");
+        b.start(write(at, 4096), Some(&[2; 4096]));
+        b.core.submit();
+        // One that ended just now.
+        b.core.slice_ended_ns = b.core.now_ns();
+    }
+    assert!(b.core.waits_for_devices());
+    b.core.set_now_ns(b.core.slice_ended_ns + LIVELY_NS);
+    assert!(!b.core.waits_for_devices(), "nothing ends any more");
+    b.gate.release();
+    for _ in 0..SLEEP_SLICES {
+        assert_eq!(b.end().1, Status::SUCCESS);
+    }
+    assert!(!b.core.waits_for_devices(), "nothing is there");
+}

@@ -1,6 +1,6 @@
 //! A fixed load on the core alone, without a network, that `cargo xtask bench device` times.
 //!
-//! Design: 4 KiB at random in a file, so many at once; the ring is polled, as a busy reactor does.
+//! Design: 4 KiB at random in a file, so many at once; the ring is polled, or slept in, as a reactor does it.
 //! `FOREBAY_SPEED` says what to do: `/path:randread:32:2` for two seconds of reads at depth 32 in
 //! this file, of which all but the first MiB is used. It prints the commands that ended per second, and
 //! the processor time that each took in ns.
@@ -112,6 +112,10 @@ impl Load {
             }
         }
         self.core.submit();
+        if ended == 0 && self.core.waits_for_devices() {
+            let limit = std::time::Duration::from_millis(100);
+            self.core.ring.wait(1, Some(limit)).unwrap();
+        }
         ended
     }
 }

@@ -108,7 +108,9 @@ cells! {
         /// Not 0: something of an earlier engine may still be at a device, and no command's record
         /// says so any more.
         pub orphans: AtomicU64,
-        reserved: [AtomicU64; 7],
+        /// How long turns with something to do took, ns.
+        pub busy_ns: AtomicU64,
+        reserved: [AtomicU64; 6],
     }
 }
 
