@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use fake::{Config, HOSTNQN, SUBNQN, Target};
-use forebay_initiator::load::{Access, Amount, LoadSpec, run};
+use forebay_initiator::load::{Access, Amount, LoadSpec, Pace, run};
 use forebay_initiator::{Error, Wait};
 
 #[test]
@@ -177,5 +177,44 @@ fn errors_are_counted_and_a_death_is_an_error() {
     assert!(
         error.is_connection_lost() && !matches!(error, Error::Argument(_)),
         "{error}"
+    );
+}
+
+/// It may be slower than its pace, never faster.
+#[test]
+fn a_load_has_its_pace() {
+    let target = Target::start(Config::default());
+    for (cpu, queues, wait, burst) in [
+        (None, 1, Wait::Spin, 8),
+        (None, 1, Wait::Block, 1),
+        (Some(0), 2, Wait::Block, 8),
+    ] {
+        let every = Duration::from_millis(2);
+        let spec = LoadSpec {
+            queue_depth: 16,
+            queues,
+            cpu,
+            wait,
+            pace: Some(Pace { burst, every }),
+            amount: Amount::Bytes(80 * 4096),
+            ..LoadSpec::new(target.addr(), SUBNQN, HOSTNQN)
+        };
+        let report = run(&spec, &mut |_| ()).unwrap();
+        assert_eq!((report.total.ops, report.errors), (80, 0));
+        let bursts = 80u32.div_ceil(u32::from(burst) * u32::from(queues));
+        assert!(report.elapsed >= every * (bursts - 1), "{report:?}");
+    }
+    let none = LoadSpec {
+        pace: Some(Pace {
+            burst: 1,
+            every: Duration::ZERO,
+        }),
+        ..LoadSpec::new(target.addr(), SUBNQN, HOSTNQN)
+    };
+    assert!(
+        run(&none, &mut |_| ())
+            .unwrap_err()
+            .to_string()
+            .contains("pace")
     );
 }

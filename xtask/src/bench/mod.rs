@@ -5,6 +5,7 @@
 //! prints its own tables.
 //! Not here: any benchmark.
 
+mod busy;
 mod device;
 mod forebay;
 mod machine;

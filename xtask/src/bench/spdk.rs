@@ -95,6 +95,25 @@ pub(super) fn parse(text: &str) -> Result<Perf> {
     }
 }
 
+fn rpc_command(folder: &Path, socket: &Path) -> Command {
+    let mut command = Command::new("python3");
+    command
+        .arg(folder.join("scripts/rpc.py"))
+        .arg("-s")
+        .arg(socket);
+    command
+}
+
+/// What `framework_get_reactors` says of all reactors.
+fn busy_ns(text: &str) -> Result<f64> {
+    let said: serde_json::Value = serde_json::from_str(text)?;
+    let rate = said["tick_rate"].as_f64().filter(|rate| *rate > 0.0);
+    let reactors = said["reactors"].as_array().context("no reactors")?;
+    let busy = reactors.iter().map(|reactor| reactor["busy"].as_f64());
+    let ticks: f64 = busy.sum::<Option<f64>>().context("no busy ticks")?;
+    Ok(ticks * 1e9 / rate.context("no tick_rate")?)
+}
+
 /// SPDK's target with one namespace.
 pub(crate) struct Target {
     child: Child,
@@ -131,13 +150,8 @@ impl Target {
             socket,
         };
         let rpc = |args: &[&str]| -> Result<()> {
-            let mut command = Command::new("python3");
-            command
-                .arg(folder.join("scripts/rpc.py"))
-                .arg("-s")
-                .arg(&this.socket)
-                .args(args);
-            process::text(&mut command, LIMIT).map(|_| ())
+            let mut command = rpc_command(folder, &this.socket);
+            process::text(command.args(args), LIMIT).map(|_| ())
         };
         let until = Instant::now() + LIMIT;
         while rpc(&["spdk_get_version"]).is_err() {
@@ -175,6 +189,13 @@ impl Target {
         self.child.id()
     }
 
+    /// How long its reactors were busy since it started, in ns.
+    pub(crate) fn busy_ns(&self, folder: &Path) -> Result<f64> {
+        let mut command = rpc_command(folder, &self.socket);
+        let text = process::text(command.arg("framework_get_reactors"), LIMIT)?;
+        busy_ns(&text)
+    }
+
     pub(crate) fn nqn(&self) -> &'static str {
         NQN
     }
@@ -190,7 +211,14 @@ impl Drop for Target {
 
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::{busy_ns, parse};
+
+    #[test]
+    fn busy_reactors() {
+        let text = r#"{"tick_rate": 2000000000, "reactors": [{"lcore": 0, "busy": 3000, "idle": 9}, {"lcore": 1, "busy": 1000}]}"#;
+        assert!((busy_ns(text).unwrap() - 2000.0).abs() < 1e-6);
+        assert!(busy_ns(r#"{"reactors": []}"#).is_err());
+    }
 
     #[test]
     fn perf_output() {

@@ -6,7 +6,7 @@
 //! target and its own in turns. Digests are measured with its client alone.
 //! Design: rounds go through all sides in turn, so that a change of the machine's mood meets all of
 //! them; medians of the undisturbed runs; ratios are ours over theirs with the same client.
-//! Not here: guests, several connections.
+//! Not here: guests, several connections. At a fixed pace what counts is how busy the target is ([`busy`]).
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -17,10 +17,10 @@ use xtask::process;
 
 use super::forebay::{self, Forebay};
 use super::measure::{Clock, Sample, Summary, median, quiet};
-use super::{Options, spdk};
+use super::{Options, busy, spdk};
 
 pub(super) const TARGET_CPU: usize = 0;
-const CLIENT_CPU: usize = 1;
+pub(super) const CLIENT_CPU: usize = 1;
 
 /// What is loaded how.
 #[derive(Debug, Clone, Copy)]
@@ -173,6 +173,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             }
         }
     }
+    for device in ["null", "ram"] {
+        busy::run(options, &mut summary, &program, peer.as_deref(), device)?;
+    }
     summary.print("tcp", options.json.as_deref())
 }
 
@@ -193,11 +196,15 @@ pub(super) fn fill(program: &std::path::Path, ours: &Forebay) -> Result<()> {
 }
 
 fn client(program: &std::path::Path, ours: &Forebay) -> Command {
+    load_on(program, &format!("127.0.0.1:{}", ours.port), &ours.nqn)
+}
+
+/// Our client, on any target.
+pub(super) fn load_on(program: &std::path::Path, address: &str, nqn: &str) -> Command {
     let mut command = Command::new(program);
     command
-        .args(["--json", "bench", "load", "--addr"])
-        .arg(format!("127.0.0.1:{}", ours.port))
-        .args(["--nqn", &ours.nqn]);
+        .args(["--json", "bench", "load", "--addr", address])
+        .args(["--nqn", nqn]);
     command
 }
 

@@ -45,6 +45,8 @@ pub struct EngineStats {
     pub asleep_ns: u64,
     /// Time reactors spent awake, summed over reactors.
     pub busy_ns: u64,
+    /// Of that, time in turns that found something to do.
+    pub working_ns: u64,
 }
 
 /// Space and events of the pool.

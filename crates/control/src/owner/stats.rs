@@ -253,6 +253,10 @@ fn engine_stats(session: &Session) -> Option<EngineStats> {
         resident_bytes,
         asleep_ns: life_ns.saturating_mul(reactors).saturating_sub(busy_ns),
         busy_ns,
+        working_ns: (session.region.reactors().iter().take(reactors as usize))
+            .fold(0, |sum, reactor| {
+                sum.saturating_add(reactor.busy_ns.load(Relaxed))
+            }),
     })
 }
 

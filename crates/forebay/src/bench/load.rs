@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use forebay_device::size::parse_bytes;
-use forebay_initiator::Wait;
-use forebay_initiator::load::{self, Access, Amount, LoadSpec};
+use forebay_initiator::load::{self, Access, Amount, LoadSpec, Pace};
+use forebay_initiator::{Options, Wait};
 
 use super::report::Report;
 use crate::failure::{Failure, Outcome};
@@ -55,6 +55,15 @@ pub(crate) struct LoadArgs {
     /// Write or read the first block of every so many bytes, each once, in random order; ends by itself
     #[arg(long, value_parser = parse_bytes)]
     once_per: Option<u64>,
+    /// Begin so many commands a second on each queue, and no more
+    #[arg(long, value_name = "PER_SECOND", value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    rate: Option<u32>,
+    /// With --rate: so many of them at once
+    #[arg(long, default_value_t = 1, requires = "rate", value_parser = clap::value_parser!(u16).range(1..))]
+    burst: u16,
+    /// Ask for digests of headers and data
+    #[arg(long)]
+    digests: bool,
     /// Drive all queues by one thread on this CPU
     #[arg(long)]
     cpu: Option<usize>,
@@ -105,6 +114,15 @@ impl LoadArgs {
             queues: self.queues,
             amount: Amount::Duration(Duration::from_secs(self.seconds)),
             span_bytes: self.span,
+            pace: self.rate.map(|rate| Pace {
+                burst: self.burst,
+                every: Duration::from_secs(1) * u32::from(self.burst) / rate,
+            }),
+            options: Options {
+                header_digest: self.digests,
+                data_digest: self.digests,
+                ..Options::default()
+            },
             seed: self.seed,
             cpu: self.cpu,
             wait: if self.spin { Wait::Spin } else { Wait::Block },
@@ -179,6 +197,11 @@ mod tests {
         assert_eq!((written.cpu, written.span_bytes), (Some(1), Some(1 << 30)));
         assert_eq!(written.amount, Amount::Duration(Duration::from_secs(3)));
         assert_eq!(spec("--rw randrw --read-percent 30").read_percent, 30);
+        assert_eq!((plain.pace, plain.options.data_digest), (None, false));
+        let paced = spec("--rate 200000 --burst 32 --digests");
+        let every = Duration::from_micros(160);
+        assert_eq!(paced.pace, Some(Pace { burst: 32, every }));
+        assert!(paced.options.data_digest && paced.options.header_digest);
     }
 
     #[test]
@@ -208,6 +231,8 @@ mod tests {
             "--seconds 0",
             "--rw x",
             "--read-percent 101",
+            "--rate 0",
+            "--burst 8",
         ] {
             let line = format!("bench --addr 127.0.0.1:4420 --nqn nqn.x {more}");
             assert!(

@@ -49,6 +49,15 @@ pub enum Amount {
     Bytes(u64),
 }
 
+/// How fast commands are begun on a queue, as far as its depth lets them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// So many at once ...
+    pub burst: u16,
+    /// ... and the next ones so much later. What was missed is not made up for.
+    pub every: Duration,
+}
+
 /// A load.
 #[derive(Clone, Debug)]
 pub struct LoadSpec {
@@ -72,6 +81,8 @@ pub struct LoadSpec {
     pub amount: Amount,
     /// How much of the namespace, from its beginning; `None`: all of it.
     pub span_bytes: Option<u64>,
+    /// How fast; `None`: as fast as commands end.
+    pub pace: Option<Pace>,
     /// Where.
     pub access: Access,
     /// Start of all random numbers.
@@ -99,6 +110,7 @@ impl LoadSpec {
             queues: 1,
             amount: Amount::Duration(Duration::from_secs(10)),
             span_bytes: None,
+            pace: None,
             access: Access::Random,
             seed: 1,
             cpu: None,
@@ -235,6 +247,11 @@ fn check(spec: &LoadSpec) -> Result<(), Error> {
         "read_percent is above 100"
     } else if spec.queue_depth == 0 || spec.queues == 0 {
         "queue depth and number of queues must be at least 1"
+    } else if spec
+        .pace
+        .is_some_and(|pace| pace.burst == 0 || pace.every.is_zero())
+    {
+        "a pace needs commands and time"
     } else if spec.block_bytes == 0 {
         "the I/O size must not be 0"
     } else {

@@ -13,7 +13,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::report::Outcome;
-use super::{Access, Geometry, LoadSpec, OpReport, Rng, Shared};
+use super::{Access, Geometry, LoadSpec, OpReport, Pace, Rng, Shared};
 use crate::{Done, Error, IoOp, IoQueue, Wait};
 
 /// How long a turn sleeps at most before it looks whether the load has ended.
@@ -36,6 +36,8 @@ struct Lane {
     end: u64,
     /// What is left of a load that takes each place once, the next one last.
     once: Vec<u64>,
+    /// When the next commands are begun, of a load with a pace.
+    due: Instant,
 }
 
 pub(crate) struct Worker {
@@ -44,6 +46,7 @@ pub(crate) struct Worker {
     read_percent: u64,
     geometry: Geometry,
     access: Access,
+    pace: Option<Pace>,
     block_bytes: u64,
     bytes_limited: bool,
     duration: Option<Duration>,
@@ -92,6 +95,7 @@ impl Worker {
                 next: first,
                 first,
                 end,
+                due: now,
             }
         });
         let lanes = lanes.collect();
@@ -101,6 +105,7 @@ impl Worker {
             read_percent: u64::from(spec.read_percent),
             geometry,
             access: spec.access,
+            pace: spec.pace,
             block_bytes: u64::from(spec.block_bytes),
             bytes_limited: matches!(spec.amount, super::Amount::Bytes(_)),
             duration: match spec.amount {
@@ -142,6 +147,9 @@ impl Worker {
     fn measure(&mut self) -> Result<(), Error> {
         let cpu_before = thread_cpu();
         let begun = Instant::now();
+        for lane in &mut self.lanes {
+            lane.due = begun;
+        }
         let end = self.duration.map(|duration| begun + duration);
         let overdue = end.map(|end| end + self.command_timeout + DRAIN);
         let mut done = Vec::with_capacity(self.lanes.iter().map(|l| l.slots.len()).sum());
@@ -156,7 +164,7 @@ impl Worker {
                 }
                 in_flight += self.lanes[lane].queue.in_flight();
             }
-            if in_flight == 0 {
+            if in_flight == 0 && !(more && self.waits_for_its_time()) {
                 break;
             }
             now = self.turn(&mut done, end)?;
@@ -172,14 +180,45 @@ impl Worker {
         Ok(())
     }
 
-    /// Submits until the lane is at its depth. False: there is nothing more to submit.
+    /// Whether any lane has commands that are to be begun later.
+    fn waits_for_its_time(&self) -> bool {
+        let has_more = |lane: &Lane| match self.access {
+            Access::Once { .. } => !lane.once.is_empty(),
+            Access::Random | Access::Sequential => true,
+        };
+        self.pace.is_some() && self.lanes.iter().any(has_more)
+    }
+
+    /// When the next commands of any lane are begun.
+    fn due(&self) -> Option<Instant> {
+        self.pace
+            .and_then(|_| self.lanes.iter().map(|lane| lane.due).min())
+    }
+
+    /// Submits until the lane is at its depth, or as many as its pace says. False: there is nothing more to submit.
     fn fill(&mut self, lane: usize) -> bool {
         let lane = &mut self.lanes[lane];
         if lane.idle.is_empty() {
             return true;
         }
         let begun = Instant::now();
-        while let Some((tag, buf)) = lane.idle.pop() {
+        let mut left = usize::MAX;
+        if let Some(pace) = self.pace {
+            if begun < lane.due {
+                return true;
+            }
+            left = pace.burst.into();
+            let next = lane.due + pace.every;
+            lane.due = if next > begun {
+                next
+            } else {
+                begun + pace.every
+            };
+        }
+        while left > 0
+            && let Some((tag, buf)) = lane.idle.pop()
+        {
+            left -= 1;
             if matches!(self.access, Access::Once { .. }) && lane.once.is_empty() {
                 // Other lanes may have more; the load ends when nothing is in flight.
                 lane.idle.push((tag, buf));
@@ -225,7 +264,11 @@ impl Worker {
     /// Asks every queue once, and takes what ended before `end`.
     fn turn(&mut self, done: &mut Vec<Done>, end: Option<Instant>) -> Result<Instant, Error> {
         let alone = self.lanes.len() == 1;
-        let limit = if alone { TURN } else { Duration::ZERO };
+        let mut limit = if alone { TURN } else { Duration::ZERO };
+        let until_due = self
+            .due()
+            .map(|due| due.saturating_duration_since(Instant::now()));
+        limit = limit.min(until_due.unwrap_or(limit));
         let mut now = Instant::now();
         let mut ended = 0;
         for lane in &mut self.lanes {
@@ -257,7 +300,8 @@ impl Worker {
         }
         self.shared.ops.fetch_add(ended as u64, Ordering::Relaxed);
         if ended == 0 && !alone && self.wait == Wait::Block {
-            IoQueue::sleep_any(self.lanes.iter().map(|lane| &lane.queue), TURN)?;
+            let sleep = until_due.unwrap_or(TURN).min(TURN);
+            IoQueue::sleep_any(self.lanes.iter().map(|lane| &lane.queue), sleep)?;
         }
         Ok(now)
     }

@@ -306,6 +306,7 @@ pub(super) mod tests {
                 resident_bytes: 1 << 24,
                 asleep_ns: 0,
                 busy_ns: 0,
+                working_ns: 0,
             }),
             pool: Some(PoolStats {
                 capacity_bytes: 100 << 30,
