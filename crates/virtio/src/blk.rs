@@ -171,7 +171,7 @@ pub fn parse(chain: &Chain, memory: &GuestMemory, disk: &Disk) -> Result<Request
     Ok(Request {
         work,
         status_address,
-        data_bytes,
+        data_bytes: if work.is_ok() { data_bytes } else { 0 },
     })
 }
 

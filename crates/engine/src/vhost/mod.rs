@@ -257,7 +257,8 @@ impl Frontend for Vhost {
 
     fn arm(&mut self, turn: &mut Turn<'_>) -> bool {
         self.armed = true;
-        let mut may = self.waiting.is_none();
+        // Who makes room for a request that waits, wakes us.
+        let mut may = true;
         // What a dead engine left waits for a fence, which wakes us.
         let left = self.lines.iter().flatten();
         if left.into_iter().any(|line| line.queue.left() > 0) && self.may_redo(turn) {

@@ -123,6 +123,12 @@ fn transfers_lie_within_the_disk_and_are_whole_blocks() {
     ] {
         assert_eq!(read(sector, bytes), Err(Status::IoErr), "{sector} {bytes}");
     }
+    let refused = case(&header(T_IN, 1), &[], &[4096, 1]);
+    let request = refused.parse_on(&DISK).expect("a request");
+    assert_eq!(
+        (request.data_bytes, request.data(&refused.chain).count()),
+        (0, 0)
+    );
     let none = case(&header(T_IN, 0), &[], &[1]);
     assert_eq!(none.work(), Err(Status::IoErr));
     let mut write = header(T_OUT, 0);
