@@ -322,7 +322,7 @@ impl Rig {
                 export,
                 file,
                 inherited: Some(deposits.cloned().unwrap_or_default()),
-                blamed,
+                blamed: blamed.map(Some),
             });
         }
         let lived = catch_unwind(AssertUnwindSafe(|| {
