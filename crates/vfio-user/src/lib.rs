@@ -50,4 +50,4 @@ pub const MAX_ANSWER_BYTES: usize = MAX_MESSAGE_BYTES;
 pub const MAX_DESCRIPTORS: usize = 16;
 
 /// The most regions of memory that a client may have mapped at once. Clients are told.
-pub const MAX_DMA_MAPS: u32 = 4096;
+pub const MAX_DMA_MAPS: u32 = 256;

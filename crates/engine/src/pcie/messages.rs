@@ -174,7 +174,10 @@ impl Pcie {
             0,
         );
         match mapped {
-            Ok(()) => Outcome::Done,
+            Ok(()) => {
+                self.find_shadow(turn);
+                Outcome::Done
+            }
             Err(error) => Outcome::Failed(Errno::of_os(error.errno().raw_os_error())),
         }
     }
@@ -199,6 +202,7 @@ impl Pcie {
                 }
             }
         }
+        self.find_shadow(turn);
         Outcome::Done
     }
 

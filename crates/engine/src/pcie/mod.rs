@@ -144,6 +144,10 @@ pub(crate) struct Pcie {
     pieces: Pieces,
     batch: Box<[u8; BATCH * 64]>,
     refused: Vec<(u16, Status)>,
+    /// What commands may still cost in this turn.
+    budget: u32,
+    /// The queue that is looked at first.
+    first: usize,
     scratch: Vec<u8>,
     out: Box<[u8]>,
 }
@@ -199,6 +203,8 @@ impl Pcie {
             pieces: Pieces::new(),
             batch: Box::new([0; BATCH * 64]),
             refused: Vec::with_capacity(BATCH),
+            budget: 0,
+            first: 0,
             scratch: vec![0; MDTS_BYTES as usize],
             out: vec![0; MAX_ANSWER_BYTES].into(),
         };
@@ -268,6 +274,16 @@ impl Pcie {
             };
         }
         self.pieces.clear();
+    }
+
+    /// The client's memory is another: shadow doorbells are where they are now, or missed.
+    fn find_shadow(&mut self, turn: &Turn<'_>) {
+        if self.shadow.is_some() {
+            self.make_shadow(turn.client.memory());
+            if self.shadow.as_ref().is_some_and(|s| s.bells.is_none()) {
+                self.miss_memory(turn.core.now_ns());
+            }
+        }
     }
 
     /// Memory of a queue isn't there.

@@ -28,6 +28,12 @@ use zerocopy::FromBytes;
 
 /// Entries that are taken from one queue in one turn.
 pub(super) const BATCH: usize = 32;
+/// What a client's commands may cost in one turn: others are to have theirs.
+const BUDGET: u32 = 256;
+/// Commands that move more have a list of addresses, which must be read,
+const LISTED_BYTES: u32 = 8192;
+/// and that costs so many others.
+const LIST_COST: u32 = 3;
 /// The engines that may die of a command.
 const MAX_DEATHS: u8 = 3;
 
@@ -192,10 +198,19 @@ impl Pcie {
             any |= self.begin_again(turn);
         }
         any |= self.poll_admin(turn);
-        for at in 0..self.active.len() {
+        self.budget = BUDGET;
+        let queues = self.active.len();
+        for at in 0..queues {
+            // Who comes first when there is too much for a turn changes with each.
+            let at = (self.first + at) % queues;
             let Some(qid) = self.active.get(at).copied() else {
                 break;
             };
+            if self.budget == 0 {
+                self.first = at;
+                self.more = true;
+                break;
+            }
             any |= self.fetch(turn, qid);
         }
         any
@@ -225,7 +240,7 @@ impl Pcie {
         };
         let cqid = sq.cursor.cqid;
         let (from, run) = sq.cursor.run();
-        let most = run.min(BATCH as u32);
+        let most = run.min(BATCH as u32).min(self.budget);
         let mut wanted = most;
         let Some(cq) = self.cqs[usize::from(cqid)].as_mut() else {
             return false;
@@ -254,6 +269,7 @@ impl Pcie {
             return false;
         }
         if let Some(sq) = self.sqs[usize::from(qid)].as_ref() {
+            self.budget = self.budget.saturating_sub(taken as u32);
             self.records.set_taken(qid, sq.cursor.taken());
             kill_point!("pcie.fetched");
             self.more |= taken == most as usize && !sq.cursor.is_empty();
@@ -374,6 +390,9 @@ impl Pcie {
             }
         };
         self.note(turn, qid, slot, sqe.cid(), work);
+        if transfer.bytes() > LISTED_BYTES {
+            self.budget = self.budget.saturating_sub(LIST_COST);
+        }
         self.pieces.clear();
         let to_host = matches!(transfer, Transfer::ToHost(_));
         let memory = turn.client.memory();
@@ -482,7 +501,7 @@ impl Pcie {
             status => status,
         };
         if let (Work::Durable(op), true) = (command.work, status.is_success())
-            && self.live
+            && !self.answers_nobody()
         {
             return self.after_flush(turn, slot, op);
         }
@@ -520,12 +539,17 @@ impl Pcie {
         }
     }
 
+    /// Whether nobody waits for answers.
+    #[inline]
+    fn answers_nobody(&self) -> bool {
+        self.closed || self.quiesce.as_ref().is_some_and(|q| q.drops())
+    }
+
     /// Answers a command, and frees its slot.
     #[inline]
     pub(super) fn complete(&mut self, turn: &mut Turn<'_>, slot: u16, status: Status) {
         let command = self.commands[usize::from(slot) % COMMANDS];
-        if self.closed || self.quiesce.as_ref().is_some_and(|q| q.drops()) {
-            // Nobody waits for an answer.
+        if self.answers_nobody() {
             self.forget(slot);
             return;
         }
@@ -585,7 +609,10 @@ impl Pcie {
         if let Some(sq) = self.sqs[usize::from(sqid)].as_mut() {
             sq.in_flight = sq.in_flight.saturating_sub(1);
         }
-        self.records.free(slot);
+        // Until a reset is answered, a successor must find what may be at a device.
+        if !self.quiesce.as_ref().is_some_and(|q| q.drops()) {
+            self.records.free(slot);
+        }
         self.free.push(slot);
     }
 

@@ -98,6 +98,9 @@ impl Pcie {
             return Answer::Later;
         }
         let why = self.quiesce.take().map(|q| q.why);
+        for slot in 0..COMMANDS as u16 {
+            self.records.free(slot);
+        }
         match why {
             Some(Why::Shutdown) => self.function.quiesced(),
             Some(Why::Controller) => {

@@ -63,6 +63,9 @@ impl Pcie {
                 _ => self.records.taken(qid),
             };
             self.make_sq(qid, taken);
+            if qid == 0 {
+                self.count_admin(turn);
+            }
             self.make_cq(qid, self.records.posted(qid));
         }
         // The outbox has the last of them.
@@ -71,6 +74,26 @@ impl Pcie {
             Some(left) if left <= forebay_nvme::pcie::OUTBOX as u64 => Ok(()),
             _ if self.sqs[0].is_none() => Ok(()),
             _ => Err(DAMAGED),
+        }
+    }
+
+    /// A completion of the Admin queue that is in its place is posted, and its host may have gone past it,
+    /// though nobody has counted it yet.
+    fn count_admin(&mut self, turn: &Turn<'_>) {
+        let cq = self.function.queues().1[0];
+        let (posted, completed) = (self.records.posted(0), self.function.admin_completed());
+        if cq.entries == 0 || posted >= completed {
+            return;
+        }
+        let (index, phase) = queue::place(cq.entries, posted);
+        let mut bytes = [0; 16];
+        let at = cq.base + u64::from(index) * 16;
+        if !turn.client.memory().read(at, &mut bytes) {
+            return;
+        }
+        let there: Cqe = zerocopy::transmute!(bytes);
+        if there == self.function.completion(posted).with_phase(phase) {
+            self.records.set_posted(0, posted + 1);
         }
     }
 

@@ -181,6 +181,26 @@ fn a_sleeping_reactor_is_rung_and_a_busy_one_is_left_alone() {
 }
 
 #[test]
+fn doorbells_in_memory_are_found_again_when_other_memory_comes_and_goes() {
+    let (mut rig, mut driver, mut pair) = ready("ram", Doorbells::Shadow);
+    for asleep in [false, true] {
+        if asleep {
+            rig.turns();
+            assert!(rig.may_sleep());
+        }
+        let far = BASE + (1 << 30);
+        let memfd = driver.memfd.try_clone().unwrap();
+        let payload = Driver::map_message(far, MEMORY, 0);
+        driver.call(&mut rig, command::DMA_MAP, &payload, &[&memfd]);
+        let read = io(nvm::READ, 1, 0, DATA);
+        assert_eq!(driver.run(&mut rig, &mut pair, &read), Status::SUCCESS);
+        let payload = Driver::unmap_message(far, MEMORY);
+        driver.call(&mut rig, command::DMA_UNMAP, &payload, &[]);
+        assert_eq!(driver.run(&mut rig, &mut pair, &read), Status::SUCCESS);
+    }
+}
+
+#[test]
 fn a_full_completion_queue_takes_no_commands_and_loses_none() {
     let (mut rig, mut driver, _) = ready("ram", Doorbells::Trapped);
     let mut pair = driver.make_pair(&mut rig, 2, 4);

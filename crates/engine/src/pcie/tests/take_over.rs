@@ -111,6 +111,11 @@ fn what_was_at_a_device_waits_for_its_fence_and_so_does_a_reset() {
         driver.reply().is_none(),
         "a dead engine's read may still write into memory"
     );
+    // Nor does it, when the one that waits dies too.
+    rig.kill();
+    assert!(rig.succeed(None));
+    rig.turns();
+    assert!(driver.reply().is_none(), "it still may");
     rig.fence();
     driver.answered(&mut rig, id);
     assert_eq!(driver.register(&mut rig, 0x1C), 0);
