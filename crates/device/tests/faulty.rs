@@ -113,6 +113,37 @@ fn errors_and_torn_writes_come_by_the_seed() {
 }
 
 #[test]
+fn a_torn_write_of_pieces_leaves_some_of_them() {
+    let lab = Lab::new(3);
+    let device = lab.open();
+    let mut driver = Driver::new();
+    let mut left = [0; 4];
+    for i in 0..100_u8 {
+        lab.set(Faults::default());
+        driver.write(&device, 0, &[0; 16384]);
+        lab.set(Faults {
+            torn_ppm: MILLION,
+            ..Faults::default()
+        });
+        // Another order in memory than on the device.
+        let pieces = [12288, 0, 8192, 4096].map(|from| (from, 4096));
+        driver.fill(1, &[i + 1; 16384]);
+        let bufs = driver.pieces(1, &pieces);
+        let result = driver.run(&device, Op::write_pieces(0, bufs));
+        assert_eq!(result, Err(Errno::IO));
+        lab.set(Faults::default());
+        let now = driver.read(&device, 0, 16384);
+        let new = now
+            .chunks(4096)
+            .map(|chunk| chunk.iter().all(|byte| *byte == i + 1));
+        let new = new.filter(|new| *new).count();
+        assert!(new < 4, "a write that failed is never whole");
+        left[new] += 1;
+    }
+    assert!(left[1..].iter().all(|count| *count > 5), "{left:?}");
+}
+
+#[test]
 fn nothing_begins_while_it_hangs() {
     let lab = Lab::new(1);
     let device = lab.open();

@@ -25,6 +25,14 @@ fn list(driver: &mut Driver, pieces: &[(u32, u32, u32)]) -> Bufs {
     unsafe { driver.lists.bufs(list, 0, pieces.len()) }.expect("a list")
 }
 
+impl Driver {
+    /// Pieces (from, length) of a slot, in this order.
+    pub fn pieces(&mut self, slot: u32, pieces: &[(u32, u32)]) -> Bufs {
+        let pieces = pieces.iter().map(|(from, len)| (slot, *from, *len));
+        list(self, &pieces.collect::<Vec<_>>())
+    }
+}
+
 /// A buffer cut into pieces, sometimes; `None`: it stays one.
 pub(super) fn in_pieces(
     driver: &mut Driver,
