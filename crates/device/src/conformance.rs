@@ -99,6 +99,9 @@ impl Driver {
 
     /// Starts an operation; its end, if it came at once.
     pub fn start(&mut self, device: &Device, op: Op, user_data: u64) -> Option<Result<(), Errno>> {
+        if device.is_native() {
+            self.ring.prepare_native().expect("a second ring");
+        }
         let mut op = op;
         loop {
             match device.submit(&mut self.ring, &mut op, user_data) {

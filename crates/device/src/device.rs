@@ -9,6 +9,8 @@
 //! only), then by writing zeros in pieces; punching begins with the hole. The descriptor stays inside, because the
 //! fence's lock lives on it ([`crate::fence`]).
 //!
+//! An NVMe namespace has another descriptor, to which reads and writes go as commands where that is possible (`native`).
+//!
 //! **What it does not do.** It keeps no list of what is in flight, orders nothing (a flush covers what *completed*
 //! before it), and retries no error. It registers no files and no buffers with the ring.
 
@@ -21,8 +23,9 @@ use rustix::io::Errno;
 use crate::error::DeviceError;
 use crate::fence::{self, FenceError};
 use crate::mem::{Memory, ZEROS_BYTES, zeros};
-use crate::op::{Method, Op, OpKind};
-use crate::open::{Access, DeviceInfo, DeviceKind, OpenOptions};
+use crate::native::Native;
+use crate::op::{Method, Op, OpKind, Way};
+use crate::open::{Access, DeviceInfo, DeviceKind, Identity, OpenOptions};
 use crate::ram::Ram;
 use crate::ring::{Io, Ring};
 use crate::spec::DeviceSpec;
@@ -57,6 +60,8 @@ pub struct Device {
     ram: Option<Ram>,
     /// From here on nothing is stored; the capacity for all but null devices.
     nothing_from_bytes: u64,
+    /// Of an NVMe namespace.
+    native: Option<Native>,
     /// Whether `FALLOC_FL_ZERO_RANGE` is known, as far as we know.
     zero_range: AtomicBool,
     /// Whether `FALLOC_FL_PUNCH_HOLE` is known, as far as we know.
@@ -96,9 +101,17 @@ impl Device {
             DeviceKind::Null => options.data_offset_bytes,
             _ => info.capacity_bytes,
         };
+        let native = match info.identity {
+            Identity::Block { rdev } => {
+                let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
+                Native::find(major, minor, fd.as_fd())
+            }
+            Identity::Inode { .. } => None,
+        };
         Ok(Self {
             zero_range: AtomicBool::new(true),
             punch_hole: AtomicBool::new(info.can_punch),
+            native,
             fd,
             info,
             ram,
@@ -140,6 +153,19 @@ impl Device {
         if let Some(result) = self.at_once(op) {
             return Submitted::Done(result);
         }
+        if let Some(native) = &self.native
+            && op.way != Way::Usual
+            && ring.takes_native()
+            && let Some(io) = native.io(op)
+        {
+            return match ring.push_io(&io, user_data) {
+                Ok(()) => {
+                    op.way = Way::Native;
+                    Submitted::Queued
+                }
+                Err(crate::ring::RingFull) => Submitted::RingFull,
+            };
+        }
         match ring.push_io(&self.io(op), user_data) {
             Ok(()) => Submitted::Queued,
             Err(crate::ring::RingFull) => Submitted::RingFull,
@@ -157,6 +183,15 @@ impl Device {
         #[cfg(feature = "test-device")]
         if op.torn {
             return Finish::Failed(Errno::IO);
+        }
+        if op.way == Way::Native
+            && let Some(native) = &self.native
+        {
+            if native.is_done(result) {
+                return Finish::Done;
+            }
+            let way = Way::Usual;
+            return Finish::Again(Op { way, ..op });
         }
         let Ok(done_bytes) = u64::try_from(result) else {
             return self.failed(op, Errno::from_raw_os_error(result.saturating_neg()));
@@ -216,12 +251,17 @@ impl Device {
         if let Some(faulty) = &self.faulty {
             faulty.generation_is(generation);
         }
-        fence::take(self.fd.as_fd(), self.info.spec.path(), generation)
+        fence::take(self.fd.as_fd(), self.info.spec.path(), generation)?;
+        match &self.native {
+            Some(native) => fence::take(native.fd(), self.info.spec.path(), generation),
+            None => Ok(()),
+        }
     }
 
     /// Whether no earlier generation has anything in flight here.
     pub fn predecessors_gone(&self, generation: u64) -> Result<bool, FenceError> {
-        fence::predecessors_gone(self.fd.as_fd(), self.info.spec.path(), generation)
+        let gone = |fd| fence::predecessors_gone(fd, self.info.spec.path(), generation);
+        Ok(gone(self.fd.as_fd())? && self.native.as_ref().map_or(Ok(true), |n| gone(n.fd()))?)
     }
 
     /// Sleeps until no earlier generation has anything in flight here; says how long it took. For a helper thread.
@@ -230,7 +270,24 @@ impl Device {
         generation: u64,
         limit: Duration,
     ) -> Result<Duration, FenceError> {
-        fence::wait_for_predecessors(self.fd.as_fd(), self.info.spec.path(), generation, limit)
+        let wait =
+            |fd, limit| fence::wait_for_predecessors(fd, self.info.spec.path(), generation, limit);
+        let first = wait(self.fd.as_fd(), limit)?;
+        match &self.native {
+            Some(native) => Ok(first + wait(native.fd(), limit.saturating_sub(first))?),
+            None => Ok(first),
+        }
+    }
+
+    /// Whether it is an NVMe namespace that takes commands as such, of rings that are prepared for them
+    /// ([`Ring::prepare_native`]).
+    pub fn is_native(&self) -> bool {
+        self.native.is_some()
+    }
+
+    /// How many commands it has carried out as such.
+    pub fn native_commands(&self) -> u64 {
+        self.native.as_ref().map_or(0, Native::done)
     }
 
     /// Puts a gate before all operations. Before the device is shared.

@@ -21,6 +21,7 @@ pub mod error;
 pub mod fence;
 mod kernel;
 pub mod mem;
+mod native;
 pub mod op;
 mod open;
 mod ram;

@@ -35,12 +35,24 @@ pub(crate) enum Method {
     WriteZeros,
 }
 
+/// How an operation goes to an NVMe namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// As it can.
+    Any,
+    /// It went as a command.
+    Native,
+    /// Through the block device.
+    Usual,
+}
+
 /// One operation. Make it with the functions below.
 #[derive(Debug, Clone, Copy)]
 pub struct Op {
     pub(crate) kind: OpKind,
     pub(crate) method: Method,
     pub(crate) dsync: bool,
+    pub(crate) way: Way,
     /// It has not begun, and begins when its completion comes.
     #[cfg(feature = "test-device")]
     pub(crate) held: bool,
@@ -58,6 +70,7 @@ impl Op {
             kind,
             method: Method::WriteZeros,
             dsync: false,
+            way: Way::Any,
             #[cfg(feature = "test-device")]
             held: false,
             #[cfg(feature = "test-device")]

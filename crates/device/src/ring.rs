@@ -19,7 +19,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-use io_uring::squeue::Entry;
+use io_uring::cqueue::Entry32;
+use io_uring::squeue::{Entry, Entry128};
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 use rustix::io::Errno;
@@ -27,9 +28,16 @@ use rustix::io::Errno;
 use crate::kernel::forbidden_reason;
 pub use crate::kernel::{KernelVersion, MINIMUM_KERNEL, check_kernel};
 use crate::mem::Memory;
+use crate::native::CommandBytes;
 
 /// This crate's own mark on entries whose completion nobody waits for. Nobody else may use it.
 pub const RESERVED_USER_DATA: u64 = u64::MAX;
+/// The mark of the poll that says that the second ring has completions.
+const NATIVE_USER_DATA: u64 = u64::MAX - 1;
+
+/// `linux/nvme_ioctl.h`: `_IOWR('N', 0x80, struct nvme_uring_cmd)`, whose size is 72, and the same with 0x81.
+const NVME_URING_CMD_IO: u32 = 0xc048_4e80;
+const NVME_URING_CMD_IO_VEC: u32 = 0xc048_4e81;
 
 /// What a ring is made with.
 #[derive(Debug, Clone)]
@@ -123,9 +131,19 @@ pub enum Wake {
     Interrupted,
 }
 
+/// A second ring, whose entries are long enough for NVMe commands. The first one wakes for it.
+struct NativeRing {
+    inner: IoUring<Entry128, Entry32>,
+    /// The first ring polls it.
+    is_watched: bool,
+}
+
 /// One io_uring. See the module.
 pub struct Ring {
     inner: IoUring,
+    /// For NVMe commands, if they were prepared for.
+    native: Option<Box<NativeRing>>,
+    options: RingOptions,
     /// SINGLE_ISSUER: only the creating thread may submit, so the ring must stay on it.
     _not_send: PhantomData<*mut ()>,
 }
@@ -157,6 +175,8 @@ impl Ring {
         let inner = builder.build(options.entries).map_err(setup_error)?;
         let ring = Self {
             inner,
+            native: None,
+            options: options.clone(),
             _not_send: PhantomData,
         };
         ring.limit_workers(options)?;
@@ -219,25 +239,119 @@ impl Ring {
         unsafe { self.push(&entry) }
     }
 
-    /// Hands what is queued to the kernel, and lets it finish what waits for that. No system call if there is neither.
-    /// Returns how many entries were taken.
-    pub fn submit(&mut self) -> io::Result<usize> {
-        let queue = self.inner.submission();
+    /// Makes it able to take NVMe commands ([`crate::Device::is_native`]): once, later calls are free. It costs a second
+    /// ring in the kernel, which completes, sleeps and wakes with the first.
+    ///
+    /// # Errors
+    /// The system's; then such devices are used in the usual way.
+    pub fn prepare_native(&mut self) -> io::Result<()> {
+        if self.native.is_some() {
+            return Ok(());
+        }
+        let mut builder = IoUring::<Entry128, Entry32>::builder();
+        builder
+            .dontfork()
+            .setup_single_issuer()
+            .setup_submit_all()
+            .setup_taskrun_flag()
+            .setup_cqsize(self.options.cq_entries.max(self.options.entries));
+        if self.options.defer_taskrun {
+            builder.setup_defer_taskrun();
+        } else {
+            builder.setup_coop_taskrun();
+        }
+        let inner = builder.build(self.options.entries)?;
+        self.native = Some(Box::new(NativeRing {
+            inner,
+            is_watched: false,
+        }));
+        Ok(())
+    }
+
+    /// Whether it takes NVMe commands.
+    #[inline]
+    pub(crate) fn takes_native(&self) -> bool {
+        self.native.is_some()
+    }
+
+    /// Hands what is queued in the second ring to the kernel.
+    #[cold]
+    fn submit_native(&mut self) -> io::Result<usize> {
+        let Some(native) = &mut self.native else {
+            return Ok(0);
+        };
+        let queue = native.inner.submission();
         let idle = queue.is_empty() && !queue.taskrun() && !queue.cq_overflow();
         drop(queue);
         if idle {
             return Ok(0);
         }
-        match self.inner.submit() {
-            // EBUSY: the completion queue overflowed and must be drained first. The others pass by themselves.
+        match native.inner.submit() {
             Err(error) if is_transient(&error) => Ok(0),
             other => other,
+        }
+    }
+
+    /// Before a sleep: has the first ring wake when the second has completions. False if it has some, or may not sleep.
+    #[cold]
+    fn watch_native(&mut self) -> io::Result<bool> {
+        self.submit_native()?;
+        let Some(native) = &mut self.native else {
+            return Ok(true);
+        };
+        if !native.is_watched {
+            let entry = opcode::PollAdd::new(Fd(native.inner.as_raw_fd()), libc::POLLIN as u32)
+                .build()
+                .user_data(NATIVE_USER_DATA);
+            // SAFETY: as in `poll_add`; the second ring lives as long as the first.
+            native.is_watched = unsafe { self.inner.submission().push(&entry) }.is_ok();
+        }
+        let ready = !native.inner.completion().is_empty();
+        Ok(native.is_watched && !ready)
+    }
+
+    /// What the second ring has completed.
+    #[cold]
+    fn next_native(&mut self) -> Option<Completion> {
+        let entry = self.native.as_mut()?.inner.completion().next()?;
+        Some(Completion {
+            user_data: entry.user_data(),
+            result: entry.result(),
+        })
+    }
+
+    /// Hands what is queued to the kernel, and lets it finish what waits for that. No system call if there is neither.
+    /// Returns how many entries were taken.
+    pub fn submit(&mut self) -> io::Result<usize> {
+        let others = match self.native {
+            Some(_) => self.submit_native()?,
+            None => 0,
+        };
+        let queue = self.inner.submission();
+        let idle = queue.is_empty() && !queue.taskrun() && !queue.cq_overflow();
+        drop(queue);
+        if idle {
+            return Ok(others);
+        }
+        match self.inner.submit() {
+            // EBUSY: the completion queue overflowed and must be drained first. The others pass by themselves.
+            Err(error) if is_transient(&error) => Ok(others),
+            other => other.map(|taken| taken + others),
         }
     }
 
     /// Submits, then sleeps until there are `min_complete` completions, the time is over, or a signal comes: one system
     /// call. Without a time limit only if something else is sure to wake it.
     pub fn wait(&mut self, min_complete: u32, timeout: Option<Duration>) -> io::Result<Wake> {
+        if self.native.is_some() && !self.watch_native()? {
+            // It has completions; or the first ring is full, which submitting mends.
+            self.submit()?;
+            return Ok(if self.has_completions() {
+                Wake::Completions
+            } else {
+                Wake::Interrupted
+            });
+        }
         let want = min_complete as usize;
         let entered = match timeout {
             None => self.inner.submit_and_wait(want),
@@ -269,16 +383,28 @@ impl Ring {
             let got = self.inner.completion().fill(&mut batch[..room]);
             let count = got.len();
             for entry in got {
-                if entry.user_data() != RESERVED_USER_DATA {
+                if entry.user_data() < NATIVE_USER_DATA {
                     out[taken] = Completion {
                         user_data: entry.user_data(),
                         result: entry.result(),
                     };
                     taken += 1;
+                } else if entry.user_data() == NATIVE_USER_DATA
+                    && let Some(native) = &mut self.native
+                {
+                    native.is_watched = false;
                 }
             }
             if count < room {
                 break;
+            }
+        }
+        if self.native.is_some() {
+            while taken < out.len()
+                && let Some(done) = self.next_native()
+            {
+                out[taken] = done;
+                taken += 1;
             }
         }
         taken
@@ -287,26 +413,27 @@ impl Ring {
     /// Takes all completions that are there, and says how many.
     pub fn for_each_completion(&mut self, mut f: impl FnMut(Completion)) -> usize {
         let mut taken = 0;
-        for entry in self.inner.completion() {
-            if entry.user_data() != RESERVED_USER_DATA {
-                taken += 1;
-                f(Completion {
-                    user_data: entry.user_data(),
-                    result: entry.result(),
-                });
+        let mut batch = [Completion::default(); 32];
+        loop {
+            let count = self.drain(&mut batch);
+            batch[..count].iter().for_each(|done| f(*done));
+            taken += count;
+            if count < batch.len() {
+                return taken;
             }
         }
-        taken
     }
 
     /// Whether there are completions to take.
     pub fn has_completions(&mut self) -> bool {
         !self.inner.completion().is_empty()
+            || (self.native.as_mut()).is_some_and(|native| !native.inner.completion().is_empty())
     }
 
     /// How many entries are queued and not yet handed to the kernel.
     pub fn queued(&mut self) -> usize {
-        self.inner.submission().len()
+        let others = self.native.as_mut();
+        self.inner.submission().len() + others.map_or(0, |native| native.inner.submission().len())
     }
 
     /// How many more entries fit.
@@ -316,10 +443,35 @@ impl Ring {
     }
 
     pub(crate) fn push_io(&mut self, io: &Io<'_>, user_data: u64) -> Result<(), RingFull> {
+        if let Io::Native { fd, vector, bytes } = io {
+            return self.push_native(*fd, *vector, *bytes, user_data);
+        }
         let entry = io.entry(self).user_data(user_data);
         // SAFETY: buffers inside an `Io` are `Buf`s, whose maker promised `Buf::new`'s contract, or lists of them, whose
         // maker promised `Vectors::bufs`'s: which is what `push` asks for. The kernel takes its own reference to the file at submission.
         unsafe { self.push(&entry) }
+    }
+
+    #[cold]
+    fn push_native(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        vector: bool,
+        bytes: CommandBytes,
+        user_data: u64,
+    ) -> Result<(), RingFull> {
+        let command = if vector {
+            NVME_URING_CMD_IO_VEC
+        } else {
+            NVME_URING_CMD_IO
+        };
+        let entry = opcode::UringCmd80::new(Fd(fd.as_raw_fd()), command)
+            .cmd(bytes)
+            .build()
+            .user_data(user_data);
+        let native = self.native.as_mut().ok_or(RingFull)?;
+        // SAFETY: as in `push_io`: the command's memory is that of an operation, and the kernel copies the entry itself.
+        unsafe { native.inner.submission().push(&entry) }.map_err(|_| RingFull)
     }
 
     /// Queues `io` to start when `gate` becomes readable.
@@ -382,6 +534,12 @@ pub(crate) enum Io<'a> {
     Flush {
         fd: BorrowedFd<'a>,
     },
+    /// An NVMe command, for the second ring.
+    Native {
+        fd: BorrowedFd<'a>,
+        vector: bool,
+        bytes: CommandBytes,
+    },
     Fallocate {
         fd: BorrowedFd<'a>,
         offset_bytes: u64,
@@ -431,6 +589,8 @@ impl Io<'_> {
                 .offset(offset_bytes)
                 .rw_flags(if dsync { libc::RWF_DSYNC } else { 0 })
                 .build(),
+            // `push_io` doesn't ask.
+            Io::Native { .. } => opcode::Nop::new().build(),
             Io::Flush { fd } => opcode::Fsync::new(Fd(fd.as_raw_fd()))
                 .flags(FsyncFlags::DATASYNC)
                 .build(),

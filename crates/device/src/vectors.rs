@@ -61,6 +61,17 @@ impl Bufs {
         self.count
     }
 
+    /// Whether all but the first begin with a page, and all but the last end with one.
+    pub(crate) fn are_of_pages(&self, page_bytes: usize) -> bool {
+        let mut before_ends_well = true;
+        self.iter().enumerate().all(|(at, buf)| {
+            let from = buf.ptr().addr().get();
+            let fits = before_ends_well && (at == 0 || from.is_multiple_of(page_bytes));
+            before_ends_well = (from + buf.len_bytes() as usize).is_multiple_of(page_bytes);
+            fits
+        })
+    }
+
     pub(crate) fn ptr(&self) -> NonNull<libc::iovec> {
         self.ptr
     }

@@ -426,6 +426,10 @@ impl Core {
     /// A device is served from now on; but see [`Core::fenced`].
     pub fn set_device(&mut self, served: ServedDevice) {
         let at = usize::from(served.config.device.0);
+        if served.device.is_native() {
+            // Without, it is used as any block device is.
+            let _ = self.ring.prepare_native();
+        }
         self.devices[at] = Some(served);
         self.take_up(|_, io| io.stage == Stage::DeviceWait, Self::dispatch);
     }
