@@ -56,6 +56,17 @@ pub struct GuestOptions {
     pub network_of: Option<u32>,
     /// Disks that are a machine's own; with any, QEMU is the one of [`tools`], and memory is shared.
     pub disks: Vec<MachineDisk>,
+    /// Files that are disks which QEMU itself emulates.
+    pub drives: Vec<Drive>,
+}
+
+/// A file that is a disk of the guest.
+#[derive(Debug, Clone)]
+pub enum Drive {
+    /// An NVMe namespace, `/dev/nvme0n1` if it is the first.
+    Nvme(PathBuf),
+    /// A virtio disk that can't be written: a tape for `tar x`.
+    Tape(PathBuf),
 }
 
 /// A disk of the machine that a guest is.
@@ -75,6 +86,7 @@ impl Default for GuestOptions {
             boot_limit: Duration::from_secs(180),
             network_of: None,
             disks: Vec::new(),
+            drives: Vec::new(),
         }
     }
 }
@@ -133,6 +145,7 @@ impl Guest {
             }
         };
         add_disks(&mut command, options);
+        add_drives(&mut command, options);
         command
             .args(["-accel", "tcg,thread=single", "-cpu", "max"])
             .args(["-smp", &options.cpus.to_string()])
@@ -324,6 +337,22 @@ fn add_disks(command: &mut Command, options: &GuestOptions) {
             }
         };
         command.args(["-device", &device.to_string()]);
+    }
+}
+
+/// What QEMU emulates by itself.
+fn add_drives(command: &mut Command, options: &GuestOptions) {
+    for (number, drive) in options.drives.iter().enumerate() {
+        let (path, more, device) = match drive {
+            Drive::Nvme(path) => (path, "", format!("nvme,serial=emulated{number}")),
+            Drive::Tape(path) => (path, ",readonly=on", "virtio-blk-pci".to_owned()),
+        };
+        let file = format!(
+            "if=none,id=drive{number},format=raw{more},file={}",
+            path.display()
+        );
+        command.args(["-drive", &file]);
+        command.args(["-device", &format!("{device},drive=drive{number}")]);
     }
 }
 

@@ -205,23 +205,36 @@ impl Control {
     /// For a device that the dead engine itself waited for, this one waits too: what is older than both
     /// is nowhere recorded.
     pub(super) fn serve_devices(&mut self, served: &[u64]) {
-        let opening = self.opening.values().map(|opening| &opening.config);
-        let known = self.devices.values().map(|known| &*known.served.config);
-        let was_served = |config: &&DeviceConfig| {
-            served.get(usize::from(config.device.0)) == Some(&device_mark(&config.uuid))
-        };
-        let early: Vec<DeviceIndex> = (opening.chain(known))
-            .filter(was_served)
-            .map(|config| config.device)
-            .collect();
-        for index in early {
+        for index in self.were_served(served) {
             if self.opening.contains_key(&index) {
                 self.early.insert(index);
+                self.expected.insert(index);
                 self.post_all(|| Post::Expect(index, true));
             } else {
                 self.serve_device(index);
             }
         }
+    }
+
+    /// The same where nothing may be served before its fence: what was in flight waits for the fences all the same.
+    pub(super) fn expect_devices(&mut self, served: &[u64]) {
+        for index in self.were_served(served) {
+            self.expected.insert(index);
+            self.post_all(|| Post::Expect(index, true));
+        }
+    }
+
+    /// The devices known by now that a dead engine served.
+    fn were_served(&self, served: &[u64]) -> Vec<DeviceIndex> {
+        let opening = self.opening.values().map(|opening| &opening.config);
+        let known = self.devices.values().map(|known| &*known.served.config);
+        let was_served = |config: &&DeviceConfig| {
+            served.get(usize::from(config.device.0)) == Some(&device_mark(&config.uuid))
+        };
+        (opening.chain(known))
+            .filter(was_served)
+            .map(|config| config.device)
+            .collect()
     }
 
     fn serve_device(&mut self, index: DeviceIndex) {
@@ -262,7 +275,8 @@ impl Control {
     }
 
     fn not_opened(&mut self, index: DeviceIndex, error: &str) {
-        if self.early.remove(&index) {
+        self.early.remove(&index);
+        if self.expected.remove(&index) {
             // It is served after its fence, if ever.
             self.post_all(|| Post::Expect(index, false));
         }

@@ -217,8 +217,9 @@ impl Control {
         self.region.header().resumed.store(1, Release);
         kill_point!("over.resumed");
         // Before what needs them; unless something may land that nobody knows the place of.
-        if !inheritance.after_fence {
-            self.serve_devices(&inheritance.served);
+        match inheritance.after_fence {
+            false => self.serve_devices(&inheritance.served),
+            true => self.expect_devices(&inheritance.served),
         }
         for part in &inheritance.parts {
             self.resume_machines(&part.machines);

@@ -87,6 +87,8 @@ pub struct Control {
     opening: BTreeMap<DeviceIndex, devices::Opening>,
     /// Those of `opening` that are served before their fence.
     early: BTreeSet<DeviceIndex>,
+    /// Those that the reactors were told to expect.
+    expected: BTreeSet<DeviceIndex>,
     identities: devices::Identities,
     device_news: mpsc::Receiver<devices::News>,
     device_sender: mpsc::Sender<devices::News>,
@@ -161,6 +163,7 @@ impl Control {
             devices: BTreeMap::new(),
             opening: BTreeMap::new(),
             early: BTreeSet::new(),
+            expected: BTreeSet::new(),
             identities: devices::Identities::default(),
             device_news,
             device_sender,
