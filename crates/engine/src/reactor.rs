@@ -129,7 +129,7 @@ impl Reactor {
 
     fn sleep(&mut self, now: u64, stopping: bool, trim_at: Option<u64>) {
         let mut until = now + MAX_SLEEP_NS;
-        if stopping || self.core.has_waiting() {
+        if stopping || self.core.has_waiting() || self.machines.is_draining() {
             until = now + TICK_NS;
         }
         if self.frontend.must_retry() {

@@ -94,6 +94,7 @@ impl Owner {
             // The next engine is told of it.
             Err(error) => return Err(engine_error(&error)),
         };
+        let path = self.machine_path(export);
         let undone = self.core.borrow_mut().pool.delete_export(export);
         undone.map_err(api_error)?;
         self.commit_for_api().await?;
@@ -103,6 +104,9 @@ impl Owner {
             export: of_engine,
         };
         let _ = self.push_settled("removing an export", message).await;
+        if let Some(path) = path {
+            self.remove_machine_listener(export, &path).await;
+        }
         Err(error)
     }
 
@@ -213,14 +217,7 @@ impl Owner {
         volume: String,
     ) -> Result<u64, ApiError> {
         let id = self.export_id(&tenant, &volume)?;
-        let socket = {
-            let core = self.core.borrow();
-            let record = core.pool.export(id).map_err(api_error)?;
-            let shown = core.pool.volume(record.volume).ok();
-            shown
-                .filter(|_| record.frontend.is_machine())
-                .map(|volume| self.socket_path(record, volume))
-        };
+        let socket = self.machine_path(id);
         self.core
             .borrow_mut()
             .pool

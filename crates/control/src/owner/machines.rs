@@ -26,7 +26,7 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 use super::Owner;
-use super::session::{Pending, Session};
+use super::session::{AskError, Pending, Session};
 use super::show::tenant_name;
 use super::volume::engine_error;
 use crate::api::error::ApiError;
@@ -138,6 +138,15 @@ impl Owner {
         folder.join(tenant_name(&core, volume)).join(name)
     }
 
+    /// The same of an export by its number; `None` for one that is no machine's.
+    pub(super) fn machine_path(&self, id: ExportId) -> Option<PathBuf> {
+        let core = self.core.borrow();
+        let export = core.pool.export(id).ok()?;
+        let volume = core.pool.volume(export.volume).ok()?;
+        let is_machine = export.frontend.is_machine();
+        is_machine.then(|| self.socket_path(export, volume))
+    }
+
     /// Does something with an export's path, on a thread that may hang.
     async fn at_path<T: Send + 'static>(
         self: &Rc<Self>,
@@ -212,8 +221,11 @@ impl Owner {
         if let Some(session) = self.session()
             && let Some(mut pending) = self.say_machine_listener(&session, id)
         {
-            let said = pending.within(self.limits.request).await;
-            said.map_err(|error| engine_error(&error))?;
+            match pending.within(self.limits.request).await {
+                // The next engine is told of it.
+                Ok(()) | Err(AskError::Gone) => {}
+                Err(error) => return Err(engine_error(&error)),
+            }
         }
         Ok(())
     }

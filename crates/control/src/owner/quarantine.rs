@@ -90,7 +90,7 @@ impl Owner {
 
     /// Serves a quarantined export again.
     pub(crate) async fn export_resume(
-        &self,
+        self: &std::rc::Rc<Self>,
         tenant: String,
         volume: String,
     ) -> Result<Export, ApiError> {
@@ -111,6 +111,7 @@ impl Owner {
             self.push_export(id)
                 .await
                 .map_err(|error| engine_error(&error))?;
+            self.listen_for_machine(id).await?;
         }
         self.export_show(&tenant, &volume)
     }

@@ -30,8 +30,13 @@ use std::sync::Arc;
 /// The top byte of the epoll keys of machines' listeners.
 pub(super) const KEY_BYTE: u64 = 0xC3;
 
+/// Clients accepted for one event, so that the control thread gets to its other work.
+const ACCEPT_BATCH: usize = 4;
+
 struct Listener {
     fd: OwnedFd,
+    /// Out of descriptors: not listened to until the next tick.
+    muted: bool,
     /// Who came when the client before it had hung up, but was not put away.
     waiting: Option<OwnedFd>,
 }
@@ -96,10 +101,12 @@ impl Control {
         rustix::io::ioctl_fionbio(&fd, true).map_err(|e| format!("listening: {e}"))?;
         epoll::add(&*self.epoll, &fd, key(export), epoll::EventFlags::IN)
             .map_err(|e| format!("listening: {e}"))?;
-        let waiting = None;
-        self.machines
-            .listeners
-            .insert(export, Listener { fd, waiting });
+        let listener = Listener {
+            fd,
+            muted: false,
+            waiting: None,
+        };
+        self.machines.listeners.insert(export, listener);
         Ok(())
     }
 
@@ -107,31 +114,56 @@ impl Control {
     pub(super) fn remove_machine_listener(&mut self, export: ExportId) {
         if let Some(listener) = self.machines.listeners.remove(&export) {
             let _ = epoll::delete(&*self.epoll, &listener.fd);
-            self.closer.close((listener.fd, listener.waiting));
+            // Others have it too.
+            let _ = rustix::net::shutdown(&listener.fd, Shutdown::Both);
+            self.closer.close_suspect((listener.fd, listener.waiting));
         }
     }
 
     /// No export accepts anybody any more.
     pub(super) fn remove_machine_listeners(&mut self) {
-        while let Some(export) = self.machines.listeners.keys().next().copied() {
-            self.remove_machine_listener(export);
+        for listener in std::mem::take(&mut self.machines.listeners).into_values() {
+            let _ = epoll::delete(&*self.epoll, &listener.fd);
+            self.closer.close_suspect((listener.fd, listener.waiting));
         }
     }
 
     /// Somebody is at the listener of this key.
     pub(super) fn accept_machine(&mut self, key: u64) {
         let export = ExportId(key & ((1 << 56) - 1));
-        loop {
-            let Some(listener) = self.machines.listeners.get(&export) else {
+        for _ in 0..ACCEPT_BATCH {
+            let Some(listener) = self.machines.listeners.get_mut(&export) else {
                 return;
             };
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             match rustix::net::accept_with(&listener.fd, flags) {
                 Ok(fd) => self.admit_machine(export, fd),
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                    let none = epoll::EventFlags::empty();
+                    let muted = epoll::modify(&*self.epoll, &listener.fd, self::key(export), none);
+                    listener.muted = muted.is_ok();
+                    return;
+                }
                 Err(_) => return,
             }
         }
+    }
+
+    /// Listens again where descriptors had run out.
+    pub(super) fn tick_machines(&mut self) {
+        for (export, listener) in &mut self.machines.listeners {
+            if listener.muted {
+                let flags = epoll::EventFlags::IN;
+                let again = epoll::modify(&*self.epoll, &listener.fd, key(*export), flags);
+                listener.muted = again.is_err();
+            }
+        }
+    }
+
+    /// Whether some listener is not listened to now.
+    pub(super) fn is_muted(&self) -> bool {
+        self.machines.listeners.values().any(|l| l.muted)
     }
 
     fn admit_machine(&mut self, export: ExportId, fd: OwnedFd) {
@@ -143,19 +175,21 @@ impl Control {
                 && listener.waiting.as_ref().is_none_or(has_hung_up)
             {
                 let before = listener.waiting.replace(fd);
-                self.closer.close(before);
+                self.closer.close_suspect(before);
             } else {
                 // One at a time: it sees its socket closed.
-                self.closer.close(fd);
+                self.closer.close_suspect(fd);
             }
             return;
         }
         let Some((config, reactor)) = self.machine_export(export) else {
+            self.closer.close_suspect(fd);
             return;
         };
         let made = MachineFile::create(export, config.frontend.word());
         let file = made.and_then(|file| Ok((file.fd().try_clone_to_owned()?, file)));
         let Ok((held, file)) = file else {
+            self.closer.close_suspect(fd);
             self.notice(
                 "a machine's client was not let in: there is no memory or descriptor for it",
             );
@@ -232,7 +266,8 @@ impl Control {
     /// A client is put away: the next one may come.
     pub(super) fn machine_left(&mut self, socket: u64, export: ExportId, why: Closing) {
         if let Some(known) = self.machines.clients.remove(&socket) {
-            self.closer.close((known.fd, known.file, known.deposits));
+            self.closer.close((known.file, known.deposits));
+            self.closer.close_suspect(known.fd);
         }
         let why = why.0.to_string();
         self.say(&FromEngine::MachineLeft { export, why });
@@ -389,7 +424,7 @@ impl Control {
             if let Some(fd) = fd {
                 // The daemon has it too: closing alone says nothing to the client.
                 let _ = rustix::net::shutdown(&fd, Shutdown::Both);
-                self.closer.close(fd);
+                self.closer.close_suspect(fd);
             }
             self.machine_left(socket, export, why);
         }

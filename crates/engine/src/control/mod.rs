@@ -185,6 +185,7 @@ impl Control {
         while self.stopped < self.mailboxes.len() {
             events.clear();
             let soon = self.door.is_busy()
+                || self.is_muted()
                 || self.side.holds_back()
                 || self.mailboxes.iter().any(ToReactor::is_behind);
             let wait_ms = if soon { TICK_MS } else { IDLE_TICK_MS };
@@ -223,6 +224,7 @@ impl Control {
             let now = monotonic_ns();
             if now >= self.turns_ns {
                 self.turns_ns = now + TICK_MS as u64 * 1_000_000;
+                self.tick_machines();
                 self.side.take_turns(&mut self.effects);
                 self.carry_out();
             }

@@ -92,7 +92,7 @@ impl Client {
             export,
             lane,
             file,
-            memory: GuestMemory::new(Limits::default()),
+            memory: GuestMemory::new(LIMITS),
             retired: Retired::default(),
             retires: false,
             home: lane,
@@ -488,5 +488,11 @@ impl Client {
         self.file.set_message(self.message_number(), stage);
     }
 }
+
+/// Of the process's addresses, one client takes but a part.
+const LIMITS: Limits = Limits {
+    regions: 256,
+    bytes: 1 << 40,
+};
 
 const NOT_DEPOSITED: Closing = Closing("a descriptor of its was not deposited");

@@ -72,7 +72,9 @@ cells! {
         next_deposit: AtomicU64,
         /// How many engines crashed over what this client said or has in its rings, in a row.
         tries: AtomicU64,
-        reserved: [AtomicU64; 503],
+        /// 1: when its answer was sent, the client had received all before it.
+        alone: AtomicU64,
+        reserved: [AtomicU64; 502],
     }
 }
 
@@ -213,6 +215,16 @@ impl MachineFile {
     pub(crate) fn set_consuming(&self, bytes: u64, peeked: u64) {
         self.header().bytes.store(bytes, Relaxed);
         self.header().peeked.store(peeked, Relaxed);
+    }
+
+    /// Whether the client had received everything when its answer was sent.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.header().alone.load(Relaxed) == 1
+    }
+
+    /// Before an answer is sent.
+    pub(crate) fn set_alone(&self, alone: bool) {
+        self.header().alone.store(u64::from(alone), Relaxed);
     }
 
     /// What [`MachineFile::set_consuming`] said last.

@@ -398,8 +398,14 @@ impl Machines {
 
     /// Whether something is waited for that nobody tells of.
     pub(crate) fn must_retry(&self) -> bool {
-        let retries = |m: &Machine| matches!(m.life, Life::Draining(_)) || m.talk.must_retry();
+        let retries = |m: &Machine| !matches!(m.life, Life::Draining(_)) && m.talk.must_retry();
         self.all.iter().flatten().any(|m| retries(m))
+    }
+
+    /// Whether commands of a client that is gone are waited for.
+    pub(crate) fn is_draining(&self) -> bool {
+        let mut all = self.all.iter().flatten();
+        all.any(|m| matches!(m.life, Life::Draining(_)))
     }
 
     /// The reactor is about to sleep: has the guests ring. False: it must not sleep.

@@ -7,7 +7,8 @@
 //!
 //! - *intent*: nothing was answered. What the message did to the memory's regions is taken back, and it is
 //!   peeked and carried out again.
-//! - *answering*: either it was answered or it was not. If the client has something unread, it was.
+//! - *answering*: either it was answered or it was not. If the client has something unread, and had nothing
+//!   before, it was.
 //!   Otherwise it can't be known, and the client is closed: so short is the time between two instructions
 //!   that this is rare.
 //! - *answered*: the peek offset says how much is consumed; the rest is.
@@ -40,7 +41,7 @@ use std::sync::Arc;
 /// Bytes that are peeked at when it is not known yet how many will come.
 const GLANCE_BYTES: usize = 4096;
 /// Messages carried out in one turn: others are to have theirs.
-const MESSAGES_AT_ONCE: usize = 16;
+const MESSAGES_AT_ONCE: usize = 8;
 
 /// Why a client ends that just went.
 pub(super) const HUNG_UP: Closing = Closing("it hung up");
@@ -128,7 +129,7 @@ impl Talk {
         let (bytes, peeked) = file.consuming();
         if stage == Stage::Answering {
             match peek::unreceived(&fd) {
-                Ok(1..) if bytes != u64::MAX => stage = Stage::Answered,
+                Ok(1..) if bytes != u64::MAX && file.is_alone() => stage = Stage::Answered,
                 _ => return Err(ANSWERED_OR_NOT),
             }
         }
@@ -181,14 +182,15 @@ impl Talk {
 
     /// When it has waited too long.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
-        (self.phase != Phase::Reading).then_some(self.deadline_ns)
+        // Without a daemon it waits, as long as that takes.
+        let waits = matches!(self.phase, Phase::Reading | Phase::Depositing(_));
+        (!waits).then_some(self.deadline_ns)
     }
 
     /// What it waited for too long.
     pub(super) fn overdue(&self) -> Closing {
         Closing(match self.phase {
-            Phase::Reading => "a message of its did not come",
-            Phase::Depositing(_) => "the daemon did not take a descriptor of its",
+            Phase::Reading | Phase::Depositing(_) => "a message of its did not come",
             Phase::Applying => "a message of its could not be carried out in time",
             Phase::Settling => "memory that it took away was used for too long",
             Phase::Sending(_) => "it did not take an answer in time",
@@ -219,7 +221,6 @@ impl Talk {
                     if self.more || !self.read(frontend)? {
                         return Ok(any);
                     }
-                    self.deadline_ns = core.now_ns().saturating_add(MESSAGE_LIMIT_NS);
                     self.keep_descriptors(client)?;
                 }
                 Phase::Depositing(last) => {
@@ -227,6 +228,7 @@ impl Talk {
                         return Ok(any);
                     }
                     kill_point!("vm.deposited");
+                    self.deadline_ns = core.now_ns().saturating_add(MESSAGE_LIMIT_NS);
                     self.begin(core, client, frontend)?;
                 }
                 Phase::Applying => {
@@ -347,7 +349,10 @@ impl Talk {
                     }
                     if received.flags.contains(ReturnFlags::CTRUNC) {
                         self.bytes.truncate(had);
-                        return Err(TOO_MANY);
+                        return Err(match self.fresh.len() {
+                            MAX_DESCRIPTORS => TOO_MANY,
+                            _ => Closing("this engine had no descriptors left"),
+                        });
                     }
                 }
                 if received.bytes == 0 {
@@ -427,6 +432,10 @@ impl Talk {
         if sent == 0 {
             let (len, peeked) = (self.len as u64, self.bytes.len() as u64);
             client.file().set_consuming(len, peeked);
+            if !client.reply.is_empty() {
+                let alone = peek::unreceived(&self.fd) == Ok(0);
+                client.file().set_alone(alone);
+            }
         }
         while let Some(bytes) = client.reply.get(sent..).filter(|bytes| !bytes.is_empty()) {
             client.stage(Stage::Answering);

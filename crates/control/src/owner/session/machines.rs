@@ -131,10 +131,14 @@ impl Session {
         let complete = descriptors.len() == numbers.len();
         let mut deposit = self.deposit.borrow_mut();
         let kept = match deposit.machines.get_mut(&socket) {
-            Some(machine) if complete && descriptors.iter().all(|fd| fits(fd, end)) => {
+            Some(machine)
+                if complete
+                    && machine.deposits.len() + numbers.len() <= MAX_DEPOSITS
+                    && descriptors.iter().all(|fd| fits(fd, end)) =>
+            {
                 let fds = descriptors.into_iter().map(Arc::new);
                 machine.deposits.extend(numbers.iter().copied().zip(fds));
-                machine.deposits.len() <= MAX_DEPOSITS
+                true
             }
             _ => {
                 drop_elsewhere(descriptors, true);
@@ -160,14 +164,6 @@ impl Session {
             let removed = numbers.iter().filter_map(|n| machine.deposits.remove(n));
             drop_elsewhere(removed.collect::<Vec<_>>(), true);
         }
-    }
-
-    /// Deposits that are kept of a client.
-    #[cfg(test)]
-    pub(crate) fn deposits_of(&self, socket: u64) -> Option<Vec<u32>> {
-        let deposit = self.deposit.borrow();
-        let machine = deposit.machines.get(&socket)?;
-        Some(machine.deposits.keys().copied().collect())
     }
 
     /// Gives a successor all clients of a dead engine.

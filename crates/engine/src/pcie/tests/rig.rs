@@ -284,7 +284,7 @@ impl Rig {
             machines,
             epoll,
         } = engine;
-        std::mem::forget(machines);
+        machines.die();
         drop(core);
         drop(epoll);
     }
