@@ -151,20 +151,13 @@ fn mend(at: usize) -> bool {
         let Some((start, len_bytes)) = entry.range_with(at) else {
             continue;
         };
-        // SAFETY: exactly a range that a `Mapping` has mapped and not yet unmapped: an access to it is going on, so
-        // its owner is alive. Its bytes are a client's and nobody has a reference to them, so they may become zeros at
-        // any time. mmap is a plain system call, which a handler may make.
-        let mapped = unsafe {
-            libc::mmap(
-                without_provenance_mut(start),
-                len_bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
-                -1,
-                0,
-            )
+        // All of it; or, where the system has no room for so much (no overcommit), what is around the fault.
+        let around = |unit: usize| {
+            let from = start.max(at & !(unit - 1));
+            zeros(from, (start + len_bytes - from).min(unit))
         };
-        if mapped == libc::MAP_FAILED {
+        let mapped = zeros(start, len_bytes) || around(2 << 20) || around(4096);
+        if !mapped {
             return false;
         }
         entry.broken.store(true, Relaxed);
@@ -172,6 +165,24 @@ fn mend(at: usize) -> bool {
         return true;
     }
     false
+}
+
+/// Maps private zeros over a part of a range of the table.
+fn zeros(start: usize, len_bytes: usize) -> bool {
+    // SAFETY: of a range that a `Mapping` has mapped and not yet unmapped: an access to it is going on, so its owner is
+    // alive. Its bytes are a client's and nobody has a reference to them, so they may become zeros at any time. mmap is a
+    // plain system call, which a handler may make.
+    let mapped = unsafe {
+        libc::mmap(
+            without_provenance_mut(start),
+            len_bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+            -1,
+            0,
+        )
+    };
+    mapped != libc::MAP_FAILED
 }
 
 extern "C" fn on_bus(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {

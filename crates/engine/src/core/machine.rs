@@ -20,12 +20,13 @@
 
 use super::dispatch::Put;
 use super::fused::Expected;
-use super::io::{Io, IoOp, NewIo};
+use super::io::{DoneIo, Io, IoOp, NewIo};
 use super::staging::{MAX_TRANSFER_BYTES, StagingBuffer};
 use super::{Core, MAX_IOS, MAX_SLICES, Slice};
 use crate::lane::LaneIndex;
 use forebay_device::{Bufs, Op, Vectors};
 use forebay_guest::{Hold, MAX_PIECES, Pieces};
+use forebay_nvme::Status;
 use forebay_xlate::Word;
 use forebay_xlate::boundary::region::{MAX_LANES, bump};
 use forebay_xlate::drain::SliceSpan;
@@ -193,8 +194,8 @@ unsafe fn copy(buffer: &mut StagingBuffer, bufs: Bufs, into: bool) {
 impl Core {
     /// Begins a machine's command. Its bytes lie in its memory, in pieces as long as the operation says (and to be
     /// written if it reads); or its frontend has made a buffer of them, and there are no pieces. It comes back through
-    /// [`Core::next_machine_done`], once, and without a buffer. One that reads or writes more than [`MAX_TRANSFER_BYTES`],
-    /// or more than its pieces are, fails.
+    /// [`Core::next_machine_done`], once, and without a buffer. One of more than [`MAX_TRANSFER_BYTES`], or more than its
+    /// pieces are, fails.
     ///
     /// # Errors
     /// The command itself, when there is no room or memory for it now; then nothing was taken of the pieces.
@@ -210,7 +211,23 @@ impl Core {
         if !self.may_start(new.lane) {
             return Err(new);
         }
-        let copies = len_bytes > 0 && new.buffer.is_none() && pieces.len_bytes() >= len_bytes;
+        let has_bytes = len_bytes <= MAX_TRANSFER_BYTES.min(pieces.len_bytes());
+        if new.buffer.is_none() && !has_bytes {
+            pieces.clear();
+            self.give_back(DoneIo {
+                owner: new.owner,
+                lane: new.lane,
+                op: new.op,
+                status: Status::INTERNAL_ERROR,
+                buffer: None,
+                started_ns: self.now_ns,
+            });
+            if self.carried.any() {
+                self.carried_refused(new.record);
+            }
+            return Ok(());
+        }
+        let copies = len_bytes > 0 && new.buffer.is_none();
         if copies {
             let Some(mut buffer) = self.staging.take(len_bytes) else {
                 return Err(new);

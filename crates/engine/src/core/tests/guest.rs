@@ -498,6 +498,10 @@ fn a_command_without_memory_for_it_fails() {
         // More than one command may have.
         (read(0, 516 << 10), [(0, 516 << 10)]),
         (write(0, 516 << 10), [(0, 516 << 10)]),
+        (compare(0, 8192), [(0, 4096)]),
+        (compare(0, 516 << 10), [(0, 516 << 10)]),
+        (IoOp::Deallocate { ranges: 2 }, [(0, 16)]),
+        (IoOp::Deallocate { ranges: u16::MAX }, [(0, 1 << 20)]),
     ] {
         assert_eq!(b.run_of(&mut m, op, &pieces), Status::INTERNAL_ERROR);
     }
