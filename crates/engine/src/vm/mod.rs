@@ -606,12 +606,15 @@ impl Machine {
     }
 }
 
+/// What a client has deposited, by number.
+type Deposits = BTreeMap<u32, Arc<OwnedFd>>;
+
 /// Begins with a client, or goes on with a dead engine's.
 fn begin(
     core: &mut Core,
     client: &mut Client,
     fd: &Arc<OwnedFd>,
-    (inherited, blamed): (Option<BTreeMap<u32, Arc<OwnedFd>>>, Option<Option<u16>>),
+    (inherited, blamed): (Option<Deposits>, Option<Option<u16>>),
     closer: Closer,
     make: Make,
 ) -> Result<(Talk, Box<dyn Frontend>), Closing> {
