@@ -104,7 +104,13 @@ impl Device {
         let native = match info.identity {
             Identity::Block { rdev } => {
                 let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
-                Native::find(major, minor, fd.as_fd())
+                Native::find(major, minor, fd.as_fd()).map_err(|errno| {
+                    DeviceError::from_errno(
+                        info.spec.path(),
+                        "asking what NVMe namespace it is",
+                        errno,
+                    )
+                })?
             }
             Identity::Inode { .. } => None,
         };

@@ -8,7 +8,8 @@
 //! first does. A command that it can't take as it is (too long, pieces that don't fit pages), or that ends with
 //! anything but success, goes the usual way through the block device: there the kernel splits, tries again, and judges.
 //! Flushes and zeroing always go that way: they reach the same drive. Whatever is unusual about a namespace (a
-//! partition, metadata, zones, no such character device, no right to open it) means that it isn't used natively.
+//! partition, metadata, zones, no such character device, no right to open it) means that it isn't used natively. That
+//! must be the same for each engine of a pool: the right to it is not to be taken away while one runs.
 //!
 //! **What it does not do.** No polling of the drive's queues, no admin commands.
 #![allow(unsafe_code)]
@@ -51,27 +52,51 @@ pub(crate) struct Native {
 
 impl Native {
     /// That of the block device with this number; `None`: it is none, or not to be used.
-    pub(crate) fn find(major: u32, minor: u32, block: BorrowedFd<'_>) -> Option<Self> {
-        let link = fs::read_link(format!("/sys/dev/block/{major}:{minor}")).ok()?;
-        let name = link.file_name()?.to_str()?;
-        let generic = generic_name(name)?;
+    ///
+    /// # Errors
+    /// The system's, where it can't be told. It must be told: an earlier engine's commands hold the lock of this
+    /// descriptor alone, so a successor that went without would not wait for them.
+    pub(crate) fn find(
+        major: u32,
+        minor: u32,
+        block: BorrowedFd<'_>,
+    ) -> Result<Option<Self>, Errno> {
+        let link = format!("/sys/dev/block/{major}:{minor}");
+        let Some(link) = known(fs::read_link(link))? else {
+            return Ok(None);
+        };
+        let name = link.file_name().and_then(|name| name.to_str());
+        let Some((name, generic)) = name.and_then(|name| Some((name, generic_name(name)?))) else {
+            return Ok(None);
+        };
         let sys = Path::new("/sys/block").join(name);
-        let text = |path: &str| fs::read_to_string(sys.join(path)).ok();
-        let number = |path: &str| text(path)?.trim().parse::<u64>().ok();
-        let plain = number("metadata_bytes")? == 0 && text("queue/zoned")?.trim() == "none";
+        let text = |path: &str| known(fs::read_to_string(sys.join(path)));
+        let number = |path: &str| -> Result<u64, Errno> {
+            Ok(text(path)?
+                .and_then(|text| text.trim().parse().ok())
+                .unwrap_or(0))
+        };
+        let has_no_metadata = text("metadata_bytes")?.is_some_and(|text| text.trim() == "0");
+        let has_no_zones = text("queue/zoned")?.is_some_and(|text| text.trim() == "none");
         let block_bytes = number("queue/logical_block_size")?;
-        if !plain || !block_bytes.is_power_of_two() || block_bytes < 512 {
-            return None;
-        }
         // A page more than it has, if it begins within one.
         let segments = number("queue/max_segments")?.saturating_sub(1);
-        let max_bytes = (number("queue/max_hw_sectors_kb")?.checked_mul(1024)?)
+        let max_bytes = (number("queue/max_hw_sectors_kb")?.saturating_mul(1024))
             .min(segments * u64::from(PAGE_BYTES))
             .min(1 << 30);
+        let is_usual = block_bytes.is_power_of_two() && (512..=max_bytes).contains(&block_bytes);
+        let device = known(fs::read_to_string(format!(
+            "/sys/class/nvme-generic/{generic}/dev"
+        )))?;
+        let Some(device) = device.filter(|_| has_no_metadata && has_no_zones && is_usual) else {
+            return Ok(None);
+        };
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        let device = fs::read_to_string(format!("/sys/class/nvme-generic/{generic}/dev")).ok()?;
-        let fd = rustix::fs::open(format!("/dev/{generic}"), flags, Mode::empty()).ok()?;
-        let stat = rustix::fs::fstat(&fd).ok()?;
+        let opened = rustix::fs::open(format!("/dev/{generic}"), flags, Mode::empty());
+        let Some(fd) = known(opened.map_err(std::io::Error::from))? else {
+            return Ok(None);
+        };
+        let stat = rustix::fs::fstat(&fd)?;
         let (major, minor) = (
             rustix::fs::major(stat.st_rdev),
             rustix::fs::minor(stat.st_rdev),
@@ -79,17 +104,17 @@ impl Native {
         let is_it = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
             && device.trim() == format!("{major}:{minor}");
         let namespace = namespace(fd.as_fd())?;
-        if !is_it || namespace != self::namespace(block)? || max_bytes < block_bytes {
-            return None;
+        if !is_it || namespace != self::namespace(block)? {
+            return Ok(None);
         }
-        Some(Self {
+        Ok(Some(Self {
             fd,
             namespace,
             block_shift: block_bytes.trailing_zeros(),
             max_bytes,
             refused: AtomicBool::new(false),
             done: AtomicU64::new(0),
-        })
+        }))
     }
 
     /// What carries a lock of the fence besides the block device's.
@@ -171,10 +196,23 @@ fn generic_name(name: &str) -> Option<String> {
     (is_number(controller) && is_number(namespace)).then(|| format!("ng{rest}"))
 }
 
-fn namespace(fd: BorrowedFd<'_>) -> Option<u32> {
+/// What is there; `None` where there is nothing, or no right to it.
+fn known<T>(found: std::io::Result<T>) -> Result<Option<T>, Errno> {
+    use std::io::ErrorKind::{NotFound, PermissionDenied};
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if matches!(error.kind(), NotFound | PermissionDenied) => Ok(None),
+        Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+    }
+}
+
+fn namespace(fd: BorrowedFd<'_>) -> Result<u32, Errno> {
     // SAFETY: this request takes no argument and answers with a number; a device that doesn't know it says so.
     let answer = unsafe { libc::ioctl(fd.as_raw_fd(), NVME_IOCTL_ID as libc::Ioctl) };
-    u32::try_from(answer).ok().filter(|n| *n > 0)
+    u32::try_from(answer).map_err(|_| {
+        let error = std::io::Error::last_os_error();
+        Errno::from_io_error(&error).unwrap_or(Errno::IO)
+    })
 }
 
 #[cfg(test)]

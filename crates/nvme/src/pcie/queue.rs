@@ -204,7 +204,10 @@ impl Cq {
 /// Index and phase tag of the completion of this number, from 0, in a queue of so many entries.
 pub fn place(entries: u32, number: u64) -> (u32, bool) {
     let entries = u64::from(entries.max(1));
-    ((number % entries) as u32, (number / entries).is_multiple_of(2))
+    (
+        (number % entries) as u32,
+        (number / entries).is_multiple_of(2),
+    )
 }
 
 /// The whole of a number of which the lower half is known, near another.
