@@ -255,10 +255,8 @@ impl Control {
     /// A client's deposits are used no more.
     pub(super) fn machine_withdrawn(&mut self, socket: u64, numbers: Vec<u32>) {
         if let Some(known) = self.machines.clients.get_mut(&socket) {
-            let fds: Vec<_> = (numbers.iter())
-                .filter_map(|number| known.deposits.remove(number))
-                .collect();
-            self.closer.close(fds);
+            let fds = numbers.iter().filter_map(|n| known.deposits.remove(n));
+            self.closer.close_all(fds);
         }
         self.say(&FromEngine::Withdrawn { socket, numbers });
     }
@@ -266,7 +264,8 @@ impl Control {
     /// A client is put away: the next one may come.
     pub(super) fn machine_left(&mut self, socket: u64, export: ExportId, why: Closing) {
         if let Some(known) = self.machines.clients.remove(&socket) {
-            self.closer.close((known.file, known.deposits));
+            self.closer.close(known.file);
+            self.closer.close_all(known.deposits.into_values());
             self.closer.close_suspect(known.fd);
         }
         let why = why.0.to_string();

@@ -165,10 +165,13 @@ impl Client {
         let _ = epoll::modify(&*self.epoll, fd, data, flags);
     }
 
-    /// What must be let go of elsewhere: mappings before their files.
-    pub(super) fn remains(self) -> impl std::any::Any + Send {
-        let fds = (self.deposits, self.slots, self.reply_descriptor);
-        (self.memory, self.retired, self.file, fds)
+    /// Lets go of everything elsewhere: mappings before their files.
+    pub(super) fn end(self) {
+        let closer = self.closer;
+        closer.close((self.memory, self.retired, self.file));
+        closer.close_all(self.deposits.into_values());
+        closer.close_all(self.slots.into_iter().flatten());
+        closer.close_all(self.reply_descriptor);
     }
 
     /// Its export.
@@ -374,7 +377,7 @@ impl Client {
         };
         if let Some(old) = std::mem::replace(place, deposit.map(|deposit| deposit.fd.clone())) {
             // What was raised for the old one is rung at the new one.
-            self.closer.close(old);
+            self.closer.close_all([old]);
         }
         self.changed = true;
         self.file
@@ -423,7 +426,7 @@ impl Client {
             .iter()
             .filter_map(|n| self.deposits.remove(n))
             .collect();
-        self.closer.close(fds);
+        self.closer.close_all(fds);
         self.upcalls.push(Upcall::Withdrawn(self.socket, unused));
     }
 

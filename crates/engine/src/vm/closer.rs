@@ -7,8 +7,10 @@
 //! wait) gets a thread of its own; beyond a number of these, it goes to one more queue, which may never get to it.
 //! **Not here:** when something is done with.
 
+use super::descriptor;
 use std::any::Any;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::sync::{Arc, mpsc};
 
@@ -41,6 +43,16 @@ impl Closer {
     pub(crate) fn close(&self, what: impl Any + Send) {
         // It ends after us.
         let _ = self.0.send(Box::new(what));
+    }
+
+    /// Has descriptors dropped that were judged. A socket is not what it seems: more may wait in it.
+    pub(crate) fn close_all(&self, fds: impl IntoIterator<Item = Arc<OwnedFd>>) {
+        let is_socket = |fd: &Arc<OwnedFd>| descriptor::is_unix_stream(&**fd);
+        let (sockets, others): (Vec<_>, Vec<_>) = fds.into_iter().partition(is_socket);
+        if !sockets.is_empty() {
+            self.close_suspect(sockets);
+        }
+        self.close(others);
     }
 
     /// Has what may hang dropped on a thread of its own, or later, or never.

@@ -240,7 +240,7 @@ impl Machines {
             Ok(begun) => begun,
             Err(why) => {
                 client.leave();
-                self.closer.close(client.remains());
+                client.end();
                 return Err(why);
             }
         };
@@ -572,7 +572,7 @@ impl Machines {
             } = *machine;
             drop(frontend);
             let (socket, export) = (client.socket, client.export.export);
-            self.closer.close(client.remains());
+            client.end();
             self.closer.close_suspect((talk.remains(), fd));
             core.upcall(Upcall::MachineLeft(socket, export, why));
         }

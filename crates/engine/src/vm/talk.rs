@@ -145,7 +145,7 @@ impl Talk {
                 if left > bytes {
                     return Err(damaged);
                 }
-                consume(&fd, left as usize)?;
+                consume(&fd, left as usize, &closer)?;
             }
         }
         // What is undone is no part of it, what is answered is.
@@ -313,7 +313,7 @@ impl Talk {
                 self.closer.close_suspect(fresh);
                 return Err(NOT_TAKEN);
             }
-            self.closer.close(fresh);
+            self.closer.close_all(fresh.into_iter().map(Arc::new));
             self.bytes.truncate(had);
             let offset = u32::try_from(had).map_err(|_| TOO_LONG)?;
             peek::set_offset(&self.fd, offset).map_err(|_| FAILED)?;
@@ -479,7 +479,7 @@ impl Talk {
         // Only now: until then whatever is there may be answered again, or not at all.
         client.stage(Stage::Answered);
         kill_point!("vm.answered");
-        consume(&self.fd, self.len)?;
+        consume(&self.fd, self.len, &self.closer)?;
         kill_point!("vm.consumed");
         client.file().settle();
         client.stage(Stage::Idle);
@@ -488,32 +488,52 @@ impl Talk {
         self.fresh_end = self.fresh_end.saturating_sub(self.len);
         self.len = 0;
         self.phase = Phase::Reading;
-        if let Some(fd) = client.reply_descriptor.take() {
-            self.closer.close(fd);
-        }
-        let descriptors = std::mem::take(&mut self.descriptors);
-        if !descriptors.is_empty() {
-            self.closer.close(descriptors);
+        self.closer.close_all(client.reply_descriptor.take());
+        if !self.descriptors.is_empty() {
+            let descriptors = std::mem::take(&mut self.descriptors);
+            self.closer.close_all(descriptors.into_iter().map(|d| d.fd));
         }
         client.withdraw_unused();
         Ok(())
     }
 }
 
-/// Consumes so many bytes, which are there.
-fn consume(fd: &OwnedFd, mut left: usize) -> Result<(), Closing> {
+/// Consumes so many bytes, which are there. Descriptors come out with them, and perhaps such as nobody has
+/// looked at: were they not taken, the kernel would close them here.
+fn consume(fd: &OwnedFd, mut left: usize, closer: &Closer) -> Result<(), Closing> {
     let mut scratch = [0u8; 4096];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_AT_ONCE))];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     while left > 0 {
         let want = left.min(scratch.len());
-        match rustix::net::recv(fd, &mut scratch[..want], RecvFlags::DONTWAIT) {
-            Ok((0, _)) => return Err(HUNG_UP),
-            Ok((count, _)) => left -= count,
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut into = [IoSliceMut::new(&mut scratch[..want])];
+        match rustix::net::recvmsg(fd, &mut into, &mut control, flags) {
+            Ok(received) => {
+                for message in control.drain() {
+                    if let RecvAncillaryMessage::ScmRights(fds) = message {
+                        let (taken, others): (Vec<_>, Vec<_>) =
+                            fds.partition(|fd: &OwnedFd| descriptor::is_taken(fd));
+                        closer.close_all(taken.into_iter().map(Arc::new));
+                        if !others.is_empty() {
+                            closer.close_suspect(others);
+                        }
+                    }
+                }
+                if received.bytes == 0 {
+                    return Err(HUNG_UP);
+                }
+                left -= received.bytes;
+            }
             Err(Errno::INTR) => {}
             Err(_) => return Err(HUNG_UP),
         }
     }
     Ok(())
 }
+
+/// Descriptors in one piece of a stream: the kernel's limit (SCM_MAX_FD).
+const MOST_AT_ONCE: usize = 253;
 
 /// More than a client's socket ever holds.
 const MOST_QUEUED: usize = 2 << 20;

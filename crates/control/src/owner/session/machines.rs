@@ -9,7 +9,9 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
 use std::sync::{Arc, OnceLock, mpsc};
 
 use forebay_xlate::boundary::message::{ExportId, ToEngine};
@@ -30,11 +32,12 @@ pub(super) struct Machine {
     deposits: BTreeMap<u32, Arc<OwnedFd>>,
 }
 
-/// Drops what a client sent, which may take as long as it likes, on a thread that does nothing else. A client's
-/// socket, in which descriptors may wait that nobody has judged, has one for itself, with all others like it.
+/// Drops what a client sent, which may take as long as it likes, on a thread that does nothing else. What nobody has
+/// judged (a socket, in which more may wait) has a thread for itself, while there are not too many of these.
 pub(super) fn drop_elsewhere(what: impl Send + 'static, is_judged: bool) {
     type Queue = mpsc::Sender<Box<dyn Any + Send>>;
     static QUEUES: OnceLock<[Queue; 2]> = OnceLock::new();
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
     let queue = |name: &str| {
         let (sender, receiver) = mpsc::channel::<Box<dyn Any + Send>>();
         let thread = std::thread::Builder::new().name(name.to_owned());
@@ -45,8 +48,36 @@ pub(super) fn drop_elsewhere(what: impl Send + 'static, is_judged: bool) {
         sender
     };
     let [judged, others] = QUEUES.get_or_init(|| [queue("closer"), queue("suspects")]);
-    let queue = if is_judged { judged } else { others };
-    let _ = queue.send(Box::new(what));
+    let what: Box<dyn Any + Send> = Box::new(what);
+    if is_judged {
+        let _ = judged.send(what);
+        return;
+    }
+    if THREADS.fetch_add(1, AcqRel) < 32 {
+        // In a box that is left be should the thread not start.
+        let what = ManuallyDrop::new(what);
+        let thread = std::thread::Builder::new().name("suspect".to_owned());
+        let started = thread.spawn(move || {
+            drop(ManuallyDrop::into_inner(what));
+            THREADS.fetch_sub(1, AcqRel);
+        });
+        if started.is_err() {
+            THREADS.fetch_sub(1, AcqRel);
+        }
+        return;
+    }
+    THREADS.fetch_sub(1, AcqRel);
+    let _ = others.send(what);
+}
+
+/// The same of descriptors that the engine has judged: but for sockets.
+fn drop_all(fds: impl IntoIterator<Item = Arc<OwnedFd>>) {
+    let is_socket = |fd: &Arc<OwnedFd>| rustix::net::sockopt::socket_type(&**fd).is_ok();
+    let (sockets, others): (Vec<_>, Vec<_>) = fds.into_iter().partition(is_socket);
+    if !sockets.is_empty() {
+        drop_elsewhere(sockets, false);
+    }
+    drop_elsewhere(others, true);
 }
 
 /// All of them, by their sockets' numbers.
@@ -64,7 +95,7 @@ impl Machine {
             fds,
             deposits,
         } = self;
-        drop_elsewhere(deposits, true);
+        drop_all(deposits.into_values());
         drop_elsewhere(fds, false);
     }
 }
@@ -141,7 +172,7 @@ impl Session {
                 true
             }
             _ => {
-                drop_elsewhere(descriptors, true);
+                drop_elsewhere(descriptors, false);
                 false
             }
         };
@@ -162,7 +193,7 @@ impl Session {
     pub(super) fn drop_deposits(&self, socket: u64, numbers: &[u32]) {
         if let Some(machine) = self.deposit.borrow_mut().machines.get_mut(&socket) {
             let removed = numbers.iter().filter_map(|n| machine.deposits.remove(n));
-            drop_elsewhere(removed.collect::<Vec<_>>(), true);
+            drop_all(removed);
         }
     }
 
