@@ -156,7 +156,11 @@ impl Session {
         let payload = &bytes[HEADER_BYTES..];
         let request = match (self.negotiated.is_some(), is_version) {
             (false, false) => return Err(Broken::Version),
-            (true, true) => Err(Errno::EINVAL),
+            // The one that was agreed on, once more: whoever answered it may have died.
+            (true, true) => match version::judge(payload) {
+                Ok(same) if self.negotiated == Some(same) => Ok(Request::Version(same)),
+                _ => Err(Errno::EINVAL),
+            },
             _ => request::judge(header.command, payload, descriptors, &self.device),
         };
         Ok(Message { header, request })

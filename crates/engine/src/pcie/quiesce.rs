@@ -59,19 +59,23 @@ impl Pcie {
             _ => Flush::Ended,
         };
         let quiesce = Quiesce { why, flush };
-        if quiesce.drops() {
-            let any = self.in_hand() > 0;
+        let drops = quiesce.drops();
+        // Before anything is forgotten: whatever overlaps it waits.
+        if drops
+            && self.in_hand() > 0
+            && let Some(lane) = lane_of(turn)
+        {
+            turn.core.orphan_machine(lane);
+        }
+        self.quiesce = Some(quiesce);
+        self.look_alive();
+        if drops {
             // Those that nobody has begun yet, or that wait for memory, never will.
             while let Some(slot) = self.again.pop_front() {
                 self.forget(slot);
             }
             self.give_up_held(turn);
-            if any && let Some(lane) = lane_of(turn) {
-                turn.core.orphan_machine(lane);
-            }
         }
-        self.quiesce = Some(quiesce);
-        self.look_alive();
         kill_point!("pcie.quiescing");
         self.go_on_quiescing(turn)
     }

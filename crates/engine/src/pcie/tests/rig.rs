@@ -8,6 +8,7 @@ use crate::core::{Core, ServedDevice};
 use crate::lane::{Lane, LaneIndex};
 use crate::mailbox::Upcall;
 use crate::memory::Memory;
+use crate::patience::patiently;
 use crate::vm::closer::Closer;
 use crate::vm::file::MachineFile;
 use crate::vm::{Machines, NewMachine};
@@ -44,8 +45,6 @@ pub(super) const EXTENT: u64 = 64 << 10;
 /// Extents of each volume.
 pub(super) const EXTENTS: u64 = 16;
 pub(super) const BLOCK: u64 = 4096;
-/// Turns that something may take.
-const PATIENCE: usize = 200_000;
 
 /// What the daemon holds of a client.
 #[derive(Default)]
@@ -68,12 +67,14 @@ pub(super) struct Rig {
     pub gate: Arc<TestGate>,
     device: Arc<Device>,
     device_config: Arc<DeviceConfig>,
+    /// Cores that died: their rings are open, and nobody looks at them.
+    dead: Vec<Core>,
     held: Held,
     next_socket: u64,
     /// Why clients left.
     pub left: Vec<&'static str>,
-    /// Extends time.
-    late_ns: u64,
+    /// What time it is: it passes only when the test says so.
+    now_ns: u64,
     _dir: tempfile::TempDir,
 }
 
@@ -141,10 +142,11 @@ impl Rig {
             gate,
             device: Arc::new(device),
             device_config,
+            dead: Vec::new(),
             held: Held::default(),
             next_socket: 1,
             left: Vec::new(),
-            late_ns: 0,
+            now_ns: 1_000_000_000_000,
             _dir: dir,
         };
         rig.begin_engine();
@@ -223,15 +225,15 @@ impl Rig {
         let Some(mut engine) = self.engine.take() else {
             return false;
         };
-        let late_ns = self.late_ns;
+        let now_ns = self.now_ns;
         let lived = catch_unwind(AssertUnwindSafe(|| {
             let Engine {
                 core,
                 machines,
                 epoll,
             } = &mut engine;
-            let now_ns = core.begin_turn();
-            core.set_now_ns(now_ns + late_ns);
+            core.begin_turn();
+            core.set_now_ns(now_ns);
             let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; 64];
             let none = rustix::time::Timespec {
                 tv_sec: 0,
@@ -277,16 +279,11 @@ impl Rig {
         true
     }
 
-    /// Nothing of a dead engine runs any more; its ring is closed with what is in flight.
-    fn bury(&self, engine: Engine) {
-        let Engine {
-            core,
-            machines,
-            epoll,
-        } = engine;
+    /// Nothing of a dead engine runs any more; what is in flight ends, and nobody looks at it.
+    fn bury(&mut self, engine: Engine) {
+        let Engine { core, machines, .. } = engine;
         machines.die();
-        drop(core);
-        drop(epoll);
+        self.dead.push(core);
     }
 
     /// The engine dies now.
@@ -343,7 +340,7 @@ impl Rig {
 
     /// Time passes.
     pub(super) fn pass_time(&mut self, ns: u64) {
-        self.late_ns += ns;
+        self.now_ns += ns;
     }
 
     /// Whether the reactor may sleep.
@@ -355,12 +352,11 @@ impl Rig {
     /// Turns until something is so.
     #[track_caller]
     pub(super) fn until(&mut self, what: &str, mut is_so: impl FnMut(&mut Self) -> bool) {
-        for _ in 0..PATIENCE {
+        for () in patiently() {
             if is_so(self) {
                 return;
             }
             assert!(self.turn(), "the engine died before {what}");
-            std::thread::yield_now();
         }
         panic!("{what} did not come");
     }

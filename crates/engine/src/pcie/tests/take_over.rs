@@ -25,7 +25,7 @@ fn succeed(rig: &mut Rig) {
 
 fn gather(rig: &mut Rig, driver: &mut Driver, pair: &mut Pair, count: usize) -> Vec<Cqe> {
     let mut all = Vec::new();
-    for _ in 0..100_000 {
+    for () in crate::patience::patiently() {
         while let Some(cqe) = driver.next(pair) {
             all.push(cqe);
         }
