@@ -103,7 +103,9 @@ impl Reactor {
                 }
                 continue;
             }
-            if now - busy_at < SPIN_NS && !self.core.waits_for_devices()
+            // A machine that is asked to ring for what it has would pay more for it.
+            let sleeps_at_once = self.core.waits_for_devices() && self.machines.count() == 0;
+            if now - busy_at < SPIN_NS && !sleeps_at_once
                 || self.core.must_turn()
                 || !self.frontend.is_idle()
                 || !self.machines.is_idle()
