@@ -1,18 +1,16 @@
-//! Stock Linux guests whose disk is Forebay's over vhost-user: User Mode Linux, and QEMU.
+//! A stock Linux guest whose disk is Forebay's over vhost-user, in QEMU.
 //!
-//! Purpose: Linux's own virtio drivers and two different frontends: a filesystem, verified I/O, space given back, growth,
-//! deaths of the engine, and of the guest.
-//! Design: User Mode Linux boots in two seconds and does one job; QEMU 11 takes commands.
-//! Not here: speed, hostile guests, libblkio.
+//! Purpose: Linux's own virtio driver and QEMU's frontend: a filesystem, verified I/O, a death of the engine, space given
+//! back, growth.
+//! Design: QEMU 11 (`guest::tools`), one guest.
+//! Not here: speed, hostile guests, libblkio, User Mode Linux.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_initiator::machine::Target;
 use forebay_tests::daemon::{Daemon, DaemonOptions};
-use forebay_tests::guest::uml::Uml;
 use forebay_tests::guest::{Guest, GuestOptions, MachineDisk};
-use forebay_tests::lab;
 use forebay_tests::machine::{self, Frontend};
 use forebay_tests::wait;
 
@@ -31,63 +29,9 @@ fn writes(daemon: &Daemon) -> Result<u64> {
     lane["write"]["ops"].as_u64().context("no writes counted")
 }
 
-fn wait_writes(daemon: &Daemon, uml: &mut Uml) -> Result<()> {
-    let before = writes(daemon)?;
-    wait::until("the guest's writes", 2 * MINUTE, || {
-        ensure!(!uml.has_ended()?, "the guest ended: {}", uml.said());
-        Ok((writes(daemon)? > before + 50).then_some(()))
-    })
-    .map_err(|error| daemon.with_logs(error))
-}
-
 #[test]
 #[ignore = "boots a Linux guest: cargo xtask test guest"]
 fn linux_guest_vhost_user_blk() -> Result<()> {
-    let (mut daemon, target) = set_up()?;
-    let socket = machine::socket(&target);
-
-    // User Mode Linux: the engine dies under its load.
-    let job = format!(
-        "set -e
-        mkfs.ext4 -q /dev/vda
-        mount -t ext4 -o discard /dev/vda /mnt
-        {FIO} --size=48m --fsync=32
-        rm /mnt/verify*
-        fstrim /mnt
-        umount /mnt
-        e2fsck -fn /dev/vda
-        if dmesg | grep -e 'I/O error' -e 'EXT4-fs error'; then exit 1; fi"
-    );
-    let mut uml = Uml::start(socket, &job)?;
-    let kills = lab::count_from("FOREBAY_GUEST_KILLS", 3);
-    for _ in 0..kills {
-        wait_writes(&daemon, &mut uml)?;
-        let dead = daemon.kill_engine()?;
-        daemon.wait_engine_after(dead.generation, MINUTE)?;
-    }
-    let output = uml
-        .wait(5 * MINUTE)
-        .map_err(|error| daemon.with_logs(error))?;
-    ensure!(output.code == 0, "{}", output.text);
-
-    // The guest dies in the middle of its work; another one finds a filesystem that can be mended.
-    let job = "mount -t ext4 /dev/vda /mnt && while true; do dd if=/dev/urandom of=/mnt/file bs=64k count=64 oflag=direct; done";
-    let mut uml = Uml::start(socket, job)?;
-    wait_writes(&daemon, &mut uml)?;
-    drop(uml);
-    let job = "e2fsck -fy /dev/vda; [ $? -le 1 ] && mount -t ext4 /dev/vda /mnt && cat /mnt/file >/dev/null && umount /mnt";
-    let uml = Uml::start(socket, job)?;
-    let output = uml
-        .wait(5 * MINUTE)
-        .map_err(|error| daemon.with_logs(error))?;
-    ensure!(output.code == 0, "{}", output.text);
-    daemon.pool_check()?;
-    daemon.stop()
-}
-
-#[test]
-#[ignore = "boots a Linux guest: cargo xtask test guest"]
-fn linux_guest_vhost_user_blk_qemu() -> Result<()> {
     let (mut daemon, target) = set_up()?;
     let guest = Guest::boot(&GuestOptions {
         disks: vec![MachineDisk::VhostUser(machine::socket(&target).clone())],

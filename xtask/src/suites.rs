@@ -152,7 +152,6 @@ fn guest(tally: &mut Tally) -> Result<()> {
     }
     let needed = [
         ("qemu-system-x86_64", "qemu-system-x86"),
-        ("linux.uml", "user-mode-linux"),
         ("zstd", "zstd"),
         ("xz", "xz-utils"),
     ];

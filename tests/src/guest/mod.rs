@@ -14,7 +14,6 @@ pub mod cpio;
 pub mod image;
 pub mod modules;
 pub mod tools;
-pub mod uml;
 
 use std::fs::File;
 use std::os::unix::net::UnixListener;
