@@ -94,8 +94,6 @@ const TEXTS: [(&str, &str); 2] = [
     ("etc/group", "root:x:0:\n"),
 ];
 const INIT: &str = include_str!("init.sh");
-/// The first process of a User Mode Linux.
-const UML_INIT: &str = include_str!("uml_init.sh");
 const LOADER: &str = "usr/lib64/ld-linux-x86-64.so.2";
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
@@ -158,10 +156,7 @@ pub(super) fn cache_folder() -> PathBuf {
 fn recipe() -> u64 {
     let mut hasher = DefaultHasher::new();
     (SUITE, KERNEL_PACKAGE, KERNEL_SERIES).hash(&mut hasher);
-    (
-        PACKAGES, PROGRAMS, MODULES, LINKS, FOLDERS, TEXTS, INIT, UML_INIT,
-    )
-        .hash(&mut hasher);
+    (PACKAGES, PROGRAMS, MODULES, LINKS, FOLDERS, TEXTS, INIT).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -209,7 +204,6 @@ fn make(work: &Path) -> Result<()> {
         archive.file(path, text.as_bytes())?;
     }
     archive.file("init", INIT.as_bytes())?;
-    archive.file("uml-init", UML_INIT.as_bytes())?;
     add_programs(&mut archive, &sysroot)?;
     add_modules(&mut archive, &sysroot, &kernel, release, work)?;
     archive.finish()?;
