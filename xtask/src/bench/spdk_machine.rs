@@ -149,7 +149,7 @@ impl SpdkTarget {
             }
             std::thread::sleep(Duration::from_millis(200));
         }
-        let megabytes = (VOLUME_BYTES / 2 >> 20).to_string();
+        let megabytes = (VOLUME_BYTES >> 21).to_string();
         match device {
             "ram" => rpc(&["bdev_malloc_create", "-b", "b", &megabytes, "4096"])?,
             _ => rpc(&["bdev_null_create", "b", &megabytes, "4096"])?,
