@@ -647,7 +647,7 @@ fn sgls_are_blocks_and_segments_of_them() {
     put(0x500, &[descriptor(segment, 0x500, 16)]);
     let many = Err(Status::INVALID_NUMBER_OF_SGL_DESCRIPTORS);
     assert_eq!(pieces(&memory, &sgl(segment, 0x500, 16), 512), many);
-    assert_eq!(pieces(&memory, &sgl(last, 0, u32::MAX & !15), 512), many);
+    assert_eq!(pieces(&memory, &sgl(last, 0, !15), 512), many);
     assert_eq!(
         pieces(&memory, &sgl(last, 1 << 20, 16), 512),
         Err(Status::DATA_TRANSFER_ERROR)
