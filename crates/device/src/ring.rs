@@ -212,8 +212,8 @@ impl Ring {
     ///
     /// # Safety
     ///
-    /// What the entry points to must stay valid, and its buffers must obey the contract of [`Buf::new`], until its
-    /// completion was taken from this ring. Its user data must not be [`RESERVED_USER_DATA`].
+    /// What the entry points to must stay valid, and its buffers must obey the contract of
+    /// [`Buf::new`](crate::Buf::new), until its completion was taken from this ring. Its user data must not be [`RESERVED_USER_DATA`].
     #[inline]
     pub unsafe fn push(&mut self, entry: &Entry) -> Result<(), RingFull> {
         // SAFETY: the caller answers for the entry, as documented above.

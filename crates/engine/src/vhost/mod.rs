@@ -7,7 +7,7 @@
 //! ring that is served, and the request that the core has no room for now, if there is one: while it waits, none is taken. A turn
 //! shows the driver all that ended since the last one, with one store and at most one call for each queue, then takes
 //! what is new. Idle, it asks for kicks, which epoll sees. [`control`] is what messages do, [`request`] one
-//! request's way, [`area`] and [`resume`] are what a successor finds and how it goes on.
+//! request's way, [`mod@area`] and [`resume`] are what a successor finds and how it goes on.
 //!
 //! A request longer than the core's longest transfer goes to it in parts, one after the other; the guest sees one.
 //!

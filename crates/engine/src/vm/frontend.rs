@@ -3,7 +3,7 @@
 //! **Design.** [`super::Machines`] has the sockets, deposits, machine files and interrupts; a
 //! [`Frontend`] has the protocol and the rings. It is told what came and what ended, by one thread, the
 //! reactor's; it never sees its own client's socket. All that it needs is in a [`Turn`].
-//! Everything that a successor must know lies in the machine file ([`Client::area`]) *before* it has an
+//! Everything that a successor must know lies in the machine file ([`MachineFile::area`](super::file::MachineFile::area)) *before* it has an
 //! effect that the client sees.
 //!
 //! **The message rule.** A message may be handled again from its start by a successor, after a death at any

@@ -6,12 +6,10 @@
 //!
 //! **Design.** One [`Machines`] for each reactor, beside its TCP connections. A client has a socket and its
 //! messages ([`talk`]), memory and descriptors ([`client`]), and a file in which a successor finds all of it
-//! ([`file`]). A client that goes is *drained*: its socket is shut down, but the daemon keeps what it
+//! ([`mod@file`]). A client that goes is *drained*: its socket is shut down, but the daemon keeps what it
 //! deposited until its last command is back from the devices; only then may the next client come.
 //!
 //! **Not here:** accepting (the control thread's [`crate::control`]), what the messages mean.
-
-#![allow(dead_code)]
 
 pub(crate) mod client;
 pub(crate) mod closer;
