@@ -40,7 +40,8 @@ pub(super) fn perf(
     match kind {
         Kind::Pcie => {
             let at = socket.parent().context("a socket has a folder")?;
-            let target = format!("trtype:VFIOUSER traddr:{}", at.display());
+            // Without a subsystem's name SPDK takes any controller for one of discovery, and asks it nothing.
+            let target = format!("trtype:VFIOUSER traddr:{} subnqn:{NQN}", at.display());
             let mut command = program(folder, "build/bin/spdk_nvme_perf");
             command.args(["--no-huge", "-s", "256", "-L", "-r", &target, "-c", &mask]);
             for (option, value) in load {
