@@ -346,8 +346,10 @@ fn child() {
     let spec: DeviceSpec = spec.parse().expect("spec");
     let device = Device::open(&spec, &OpenOptions::default()).expect("opens");
     device.take_fence(1).expect("free");
-    println!("WRITES");
     let (mut driver, mut rng) = (Driver::new(), Rng(std::process::id().into()));
+    // One is done before the parent is told, however soon the kill comes after it.
+    driver.write(&device, 0, &bytes(0, 1));
+    println!("WRITES");
     for number in 1.. {
         // Large, so that the kill comes in the middle of one.
         let (from, sectors) = (rng.below(SECTORS), 480);
