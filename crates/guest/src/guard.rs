@@ -5,7 +5,8 @@
 //!
 //! **Design.** A process-wide handler knows the ranges of all mappings, in a fixed table without locks (each entry is
 //! read between two looks at its sequence number). A fault inside a range maps private zeros over the whole of it, marks
-//! it broken, and the access goes on with zeros. Whoever uses the mapping looks at [`breaks`], which changes
+//! it broken, and the access goes on with zeros. (A range of huge pages is mapped whole, or by whole huge pages: the
+//! kernel cuts them nowhere else.) Whoever uses the mapping looks at [`breaks`], which changes
 //! with every break. Any other `SIGBUS` goes to whoever handled it before: that one's handler is put back, and the
 //! access faults again.
 //!
@@ -33,6 +34,16 @@ struct Entry {
     start: AtomicUsize,
     /// 0: free.
     len_bytes: AtomicUsize,
+    /// Of its pages.
+    page_bytes: AtomicUsize,
+}
+
+/// What of an entry the handler needs.
+#[derive(Clone, Copy)]
+struct Range {
+    start: usize,
+    len_bytes: usize,
+    page_bytes: usize,
 }
 
 static TABLE: [Entry; MAX_MAPPINGS] = [const {
@@ -41,6 +52,7 @@ static TABLE: [Entry; MAX_MAPPINGS] = [const {
         broken: AtomicBool::new(false),
         start: AtomicUsize::new(0),
         len_bytes: AtomicUsize::new(0),
+        page_bytes: AtomicUsize::new(0),
     }
 }; MAX_MAPPINGS];
 
@@ -95,8 +107,9 @@ fn last() -> Errno {
 pub(crate) struct Guarded(usize);
 
 impl Guarded {
-    /// Has the handler know a range that was just mapped, all of it in one call.
-    pub(crate) fn new(start: usize, len_bytes: usize) -> Result<Self, Errno> {
+    /// Has the handler know a range that was just mapped, all of it in one call, and of whole pages of that size (a
+    /// power of two).
+    pub(crate) fn new(start: usize, len_bytes: usize, page_bytes: usize) -> Result<Self, Errno> {
         install()?;
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         let index = match free.pop() {
@@ -104,7 +117,11 @@ impl Guarded {
             None if USED.load(Relaxed) < MAX_MAPPINGS => USED.fetch_add(1, AcqRel),
             None => return Err(Errno::NOMEM),
         };
-        TABLE[index].set(start, len_bytes);
+        TABLE[index].set(Range {
+            start,
+            len_bytes,
+            page_bytes,
+        });
         Ok(Self(index))
     }
 
@@ -117,30 +134,39 @@ impl Guarded {
 impl Drop for Guarded {
     fn drop(&mut self) {
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
-        TABLE[self.0].set(0, 0);
+        TABLE[self.0].set(Range {
+            start: 0,
+            len_bytes: 0,
+            page_bytes: 0,
+        });
         free.push(self.0);
     }
 }
 
 impl Entry {
     /// By the holder of [`FREE`] alone.
-    fn set(&self, start: usize, len_bytes: usize) {
+    fn set(&self, range: Range) {
         let sequence = self.sequence.load(Relaxed);
         self.sequence.store(sequence.wrapping_add(1), Relaxed);
         fence(Release);
-        self.start.store(start, Relaxed);
-        self.len_bytes.store(len_bytes, Relaxed);
+        self.start.store(range.start, Relaxed);
+        self.len_bytes.store(range.len_bytes, Relaxed);
+        self.page_bytes.store(range.page_bytes, Relaxed);
         self.broken.store(false, Relaxed);
         self.sequence.store(sequence.wrapping_add(2), Release);
     }
 
     /// The range, if `at` is in it. An entry that is being changed has no range that anybody is inside of.
-    fn range_with(&self, at: usize) -> Option<(usize, usize)> {
+    fn range_with(&self, at: usize) -> Option<Range> {
         let sequence = self.sequence.load(Acquire);
-        let (start, len_bytes) = (self.start.load(Relaxed), self.len_bytes.load(Relaxed));
+        let range = Range {
+            start: self.start.load(Relaxed),
+            len_bytes: self.len_bytes.load(Relaxed),
+            page_bytes: self.page_bytes.load(Relaxed),
+        };
         fence(Acquire);
         let whole = sequence.is_multiple_of(2) && self.sequence.load(Relaxed) == sequence;
-        (whole && at.wrapping_sub(start) < len_bytes).then_some((start, len_bytes))
+        (whole && at.wrapping_sub(range.start) < range.len_bytes).then_some(range)
     }
 }
 
@@ -148,11 +174,13 @@ impl Entry {
 fn mend(at: usize) -> bool {
     let used = USED.load(Acquire).min(MAX_MAPPINGS);
     for entry in &TABLE[..used] {
-        let Some((start, len_bytes)) = entry.range_with(at) else {
+        let Some(range) = entry.range_with(at) else {
             continue;
         };
+        let (start, len_bytes) = (range.start, range.len_bytes);
         // All of it; or, where the system has no room for so much (no overcommit), what is around the fault.
         let around = |unit: usize| {
+            let unit = unit.max(range.page_bytes);
             let from = start.max(at & !(unit - 1));
             zeros(from, (start + len_bytes - from).min(unit))
         };

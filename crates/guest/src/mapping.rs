@@ -152,7 +152,7 @@ impl Mapping {
             // SAFETY: names exactly the new mapping; neither changes what it holds. A dump would hold a tenant's memory.
             let _ = unsafe { rustix::mm::madvise(whole.as_ptr().cast(), whole_bytes, advice) };
         }
-        let guarded = Guarded::new(whole.addr().get(), whole_bytes);
+        let guarded = Guarded::new(whole.addr().get(), whole_bytes, unit as usize);
         mapping.guarded = Some(guarded.map_err(MapError::System)?);
         Ok(mapping)
     }
