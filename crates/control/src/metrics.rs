@@ -318,21 +318,33 @@ fn exports(out: &mut Exposition, lanes: &[LaneStats]) {
             out.sample(name, &labels, value(lane));
         }
     }
-    for (name, help, value) in [
+    for (name, kind, help, value) in [
         (
             "forebay_volume_copied_bytes_total",
-            "Bytes that were copied on their way between a machine's memory and the devices.",
+            COUNTER,
+            "Bytes of data that were copied on their way between the network, or a machine's memory, and the devices.",
             (|lane| lane.copied_bytes) as fn(&LaneStats) -> u64,
         ),
         (
+            "forebay_volume_registered_bytes",
+            GAUGE,
+            "Bytes of a machine's memory that are registered with the kernel now.",
+            |lane| lane.registered_bytes,
+        ),
+        (
             "forebay_volume_interrupts_total",
+            COUNTER,
             "Interrupts raised for a machine.",
             |lane| lane.interrupts,
         ),
     ] {
-        out.family(name, COUNTER, help);
+        out.family(name, kind, help);
         for lane in lanes {
-            let labels = [("tenant", &*lane.tenant), ("volume", &*lane.volume)];
+            let labels = [
+                ("tenant", &*lane.tenant),
+                ("volume", &*lane.volume),
+                ("transport", &*lane.transport),
+            ];
             out.sample(name, &labels, value(lane));
         }
     }
@@ -489,7 +501,9 @@ mod tests {
                 in_flight: 2,
                 parked: 0,
                 queues: 4,
-                copied_bytes: 0,
+                transport: "nvme-tcp".to_owned(),
+                copied_bytes: 4096,
+                registered_bytes: 0,
                 interrupts: 7,
             }],
         }
@@ -511,6 +525,8 @@ mod tests {
             r#"forebay_volume_commands_total{tenant="acme",volume="db",op="read"} 3"#,
             r#"forebay_volume_commands_total{tenant="acme",volume="db",op="write"} 0"#,
             r#"forebay_volume_connections{tenant="acme",volume="db"} 4"#,
+            r#"forebay_volume_copied_bytes_total{tenant="acme",volume="db",transport="nvme-tcp"} 4096"#,
+            r#"forebay_volume_registered_bytes{tenant="acme",volume="db",transport="nvme-tcp"} 0"#,
         ] {
             assert!(text.lines().any(|is| is == line), "{line}\n{text}");
         }

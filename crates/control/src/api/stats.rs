@@ -230,10 +230,16 @@ pub struct LaneStats {
     pub parked: u64,
     /// Connections (queues) open now; of a machine's export, 1 while it has a client.
     pub queues: u64,
-    /// Bytes that were copied on their way between a machine's memory and the devices, by the engine that
-    /// runs now.
+    /// How it is reached: `nvme-tcp`, `nvme-pcie` or `vhost-user`.
+    #[serde(default)]
+    pub transport: String,
+    /// Bytes of data that the engine that runs now has copied on their way between the network, or a machine's
+    /// memory, and the devices.
     #[serde(default)]
     pub copied_bytes: u64,
+    /// Bytes of its machine's memory that are registered with the kernel now, so that no transfer has to look them up.
+    #[serde(default)]
+    pub registered_bytes: u64,
     /// Interrupts raised for a machine, by the engine that runs now.
     #[serde(default)]
     pub interrupts: u64,

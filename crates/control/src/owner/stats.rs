@@ -200,17 +200,13 @@ impl Added {
     }
 }
 
-fn lane_stats(
-    totals: Totals,
-    lane: Option<&LaneRecord>,
-    tenant: String,
-    volume: String,
-) -> LaneStats {
+/// What an export has counted; whose it is, is for the caller to say.
+fn lane_stats(totals: Totals, lane: Option<&LaneRecord>) -> LaneStats {
     let [read, write, flush, deallocate] = totals.ops;
     let now = |gauge: fn(&LaneRecord) -> &AtomicU64| lane.map_or(0, |l| gauge(l).load(Relaxed));
     LaneStats {
-        tenant,
-        volume,
+        tenant: String::new(),
+        volume: String::new(),
         read,
         write,
         flush,
@@ -218,7 +214,9 @@ fn lane_stats(
         in_flight: now(|lane| &lane.in_flight),
         parked: now(|lane| &lane.parked),
         queues: now(|lane| &lane.connections),
+        transport: String::new(),
         copied_bytes: now(|lane| &lane.copied_bytes),
+        registered_bytes: now(|lane| &lane.registered_bytes),
         interrupts: now(|lane| &lane.interrupts),
     }
 }
@@ -313,8 +311,12 @@ impl Owner {
                 totals = plus(before, &totals);
             }
             let lane = lane.filter(|_| lives);
-            let (tenant, volume) = (tenant_name(&core, volume), volume.name.clone());
-            lanes.push(lane_stats(totals, lane, tenant, volume));
+            lanes.push(LaneStats {
+                tenant: tenant_name(&core, volume),
+                volume: volume.name.clone(),
+                transport: export.frontend.name().to_owned(),
+                ..lane_stats(totals, lane)
+            });
         }
         lanes.sort_by(|a, b| (&a.tenant, &a.volume).cmp(&(&b.tenant, &b.volume)));
         let space = pool.space();

@@ -264,6 +264,7 @@ impl Control {
             &record.connections,
             &record.media_errors,
             &record.copied_bytes,
+            &record.registered_bytes,
             &record.interrupts,
         ] {
             gauge.store(0, Relaxed);

@@ -28,7 +28,7 @@ use forebay_device::{Bufs, Op, Vectors};
 use forebay_guest::{Hold, MAX_PIECES, Pieces};
 use forebay_nvme::Status;
 use forebay_xlate::Word;
-use forebay_xlate::boundary::region::{MAX_LANES, bump};
+use forebay_xlate::boundary::region::MAX_LANES;
 use forebay_xlate::drain::SliceSpan;
 
 /// Entries of a command's list: its pieces, and one more for each place where slices cut one in two. Those are where
@@ -399,12 +399,5 @@ impl Core {
         }
         *self.machines.bouncing(lane) -= 1;
         self.staging.give(bounce.buffer);
-    }
-
-    /// Counts bytes of a machine that were copied.
-    fn copied(&mut self, lane: LaneIndex, bytes: u32) {
-        if let Some(lane) = self.lane(lane) {
-            bump(&lane.record().copied_bytes, u64::from(bytes));
-        }
     }
 }

@@ -227,6 +227,14 @@ impl Core {
         self.record
     }
 
+    /// Counts bytes of data that were copied on their way.
+    #[inline]
+    pub(crate) fn copied(&self, lane: LaneIndex, bytes: u32) {
+        if let Some(lane) = self.lane(lane) {
+            bump(&lane.record().copied_bytes, u64::from(bytes));
+        }
+    }
+
     /// Counts in the state region that an operation on a device failed.
     #[cold]
     fn count_error(&self, device: u8, op: &Op, errno: Errno) {

@@ -126,6 +126,9 @@ pub(super) fn accept(
         match turn.core.staging.take(judged.len_bytes) {
             Some(mut taken) => {
                 taken.as_mut_slice()[..data.len()].copy_from_slice(data);
+                if let Some(lane) = conn.lane {
+                    turn.core.copied(lane, data.len() as u32);
+                }
                 conn.held.take(taken.len());
                 buffer = Some(taken);
             }

@@ -276,6 +276,9 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                     None => return (at, Stop::Close),
                 }
                 at += n;
+                if let Some(lane) = conn.lane {
+                    turn.core.copied(lane, n as u32);
+                }
                 placed_data(conn, n as u32);
                 match conn.rx.expect {
                     Expect::Data { left: 0, .. } => {

@@ -289,7 +289,9 @@ pub(super) mod tests {
             in_flight: queue,
             parked: 0,
             queues: 1,
+            transport: "nvme-tcp".to_owned(),
             copied_bytes: 0,
+            registered_bytes: 0,
             interrupts: 0,
         }
     }

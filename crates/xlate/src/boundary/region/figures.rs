@@ -200,13 +200,15 @@ cells! {
         pub faults: AtomicU64,
         /// Connections open now; of a machine's, 1 while it has a client.
         pub connections: AtomicU64,
-        /// Bytes that were copied on their way between a machine's memory and the devices.
+        /// Bytes of data that were copied here on their way between who sent or asked for them and the devices.
         pub copied_bytes: AtomicU64,
         /// Interrupts raised for a machine.
         pub interrupts: AtomicU64,
         /// Commands that ended with an error of a device since the start.
         pub media_errors: AtomicU64,
-        reserved: [AtomicU64; 22],
+        /// Bytes of a machine's memory that are registered with the ring now.
+        pub registered_bytes: AtomicU64,
+        reserved: [AtomicU64; 21],
         /// By [`OpKind`].
         pub ops: [OpStats; 4],
     }
