@@ -1,9 +1,9 @@
 //! A stock Linux guest whose disk is an NVMe controller of Forebay's, over vfio-user.
 //!
 //! Purpose: a virtual machine's main promise: QEMU's own client and Linux's own driver, a filesystem, verified I/O, resets
-//! under load, growth, deaths of the engine that nobody notices.
+//! under load, growth, hot unplug by the monitor and by the export's end, deaths of the engine that nobody notices.
 //! Design: QEMU 11 (`guest::tools`), one guest for each test. At the end the guest's kernel must not have complained.
-//! Not here: speed, hostile guests, removal while the guest runs.
+//! Not here: speed, hostile guests.
 
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ use forebay_tests::machine::{self, Frontend};
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
+/// What the other disk holds.
+const OTHER_BYTES: u64 = 4 << 20;
 
 fn boot(frontend: Frontend) -> Result<(Daemon, Guest, String)> {
     let daemon = machine::serve(&DaemonOptions::default(), "2G")?;
@@ -60,8 +62,8 @@ fn linux_guest_nvme_pcie() -> Result<()> {
     guest.check("umount /mnt", MINUTE)?;
     guest.check(&format!("e2fsck -fn {disk}"), 2 * MINUTE)?;
 
+    hot_unplug(&daemon, &guest)?;
     guest.power_off()?;
-    daemon.cli(&["export", "delete", "t/disk"])?;
     daemon.pool_check()?;
     daemon.stop()
 }
@@ -82,9 +84,13 @@ fn endless(guest: &Guest, fio: &str) -> Result<Job> {
 
 /// Waits until the engine has counted writes that the load made from now on.
 fn more_writes(daemon: &Daemon, load: &Job, what: &str) -> Result<()> {
-    let writes = || {
-        let lane = machine::lane(daemon)?;
-        lane["write"]["ops"].as_u64().context("no writes counted")
+    let writes = || -> Result<u64> {
+        let stats = daemon.cli(&["stats"])?;
+        let lanes = stats["lanes"].as_array().context("no lanes")?;
+        let writes = lanes
+            .iter()
+            .filter_map(|lane| lane["write"]["ops"].as_u64());
+        Ok(writes.sum::<u64>())
     };
     let before = writes()?;
     wait::until(what, 2 * MINUTE, || {
@@ -103,6 +109,71 @@ fn reset_under_load(daemon: &Daemon, guest: &Guest) -> Result<()> {
     }
     more_writes(daemon, &load, "writes after the last reset")?;
     finish(guest, load).context("fio under resets")
+}
+
+/// The disk goes under a load, first as a machine's monitor takes it out, then because its export is deleted; each time
+/// it comes back with what was on it. Meanwhile another machine's disk works as ever.
+fn hot_unplug(daemon: &Daemon, guest: &Guest) -> Result<()> {
+    let other = machine::export(daemon, "other", "64M", Frontend::NvmePcie)?;
+    machine::fill(&other, OTHER_BYTES, 7)?;
+    let plug = || {
+        let export = daemon.cli(&["export", "show", "t/disk"])?;
+        let socket = export["socket"].as_str().context("no socket")?;
+        guest.plug(0, &MachineDisk::VfioUser(socket.into()))?;
+        guest.wait_disk().map_err(|error| daemon.with_logs(error))
+    };
+    let content = |disk: &str| {
+        let sum = format!("head -c 32M {disk} | md5sum");
+        guest.check(&sum, 2 * MINUTE)
+    };
+    let disk = guest.wait_disk()?;
+    let before = content(&disk)?;
+
+    let load = beyond_content(daemon, guest, &disk)?;
+    guest.unplug(0)?;
+    gone(guest, load).context("after device_del")?;
+    machine::look(&other, OTHER_BYTES, 7)?;
+    let disk = plug()?;
+    ensure!(content(&disk)? == before, "another content");
+
+    let load = beyond_content(daemon, guest, &disk)?;
+    daemon.cli(&["export", "delete", "t/disk"])?;
+    gone(guest, load).context("after the export was deleted")?;
+    // What is left of it is a controller that nobody answers for.
+    guest.unplug(0)?;
+    machine::look(&other, OTHER_BYTES, 7)?;
+    daemon.cli(&["export", "create", "t/disk", "--nvme-pcie"])?;
+    let disk = plug()?;
+    ensure!(content(&disk)? == before, "another content");
+    guest.check(
+        "dmesg | grep -c 'blocked for more than' | grep -qx 0",
+        MINUTE,
+    )?;
+    guest.unplug(0)?;
+    daemon.cli(&["export", "delete", "t/disk"])?;
+    Ok(())
+}
+
+/// A load on what lies behind the first 64 MiB, that is under way.
+fn beyond_content(daemon: &Daemon, guest: &Guest, disk: &str) -> Result<Job> {
+    let load = endless(
+        guest,
+        &format!(
+            "fio --name=verify --filename={disk} --offset=64m --size=8m --rw=randwrite --bsrange=4k-64k --direct=1 \
+             --ioengine=libaio --iodepth=16 --verify=crc32c --do_verify=1 --verify_fatal=1"
+        ),
+    )?;
+    more_writes(daemon, &load, "writes before the disk goes")?;
+    Ok(load)
+}
+
+/// The disk is gone, and so is who worked on it.
+fn gone(guest: &Guest, load: Job) -> Result<()> {
+    let vanished = "for try in $(seq 600); do ls /dev/nvme*n1 > /dev/null 2>&1 || exit 0; sleep 0.1; done; exit 1";
+    guest.check(vanished, 2 * MINUTE)?;
+    let output = load.wait(2 * MINUTE)?;
+    ensure!(output.code != 0, "fio did not notice:\n{}", output.text);
+    Ok(())
 }
 
 fn finish(guest: &Guest, load: Job) -> Result<()> {

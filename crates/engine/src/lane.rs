@@ -6,7 +6,7 @@
 use crate::volume::Volume;
 use forebay_nvme::controller::{Health, NamespaceInfo};
 use forebay_nvme::io::NamespaceGeometry;
-use forebay_nvme::reservation::Reservations;
+use forebay_nvme::reservation::{Access, Reservations};
 use forebay_xlate::boundary::message::{ExportConfig, Past};
 use forebay_xlate::boundary::region::{LaneRecord, OpKind, Region};
 use std::sync::Arc;
@@ -54,6 +54,8 @@ pub struct Lane {
     pub volume: Arc<Volume>,
     /// Who is registered with it, and who may do what.
     pub reservations: Arc<Reservations>,
+    /// What machines may do, which can't register.
+    pub machines_may: Access,
     /// What the owner says of it.
     pub figures: Figures,
     /// To whom and as what.
@@ -81,6 +83,7 @@ impl Lane {
             index,
             volume,
             reservations: Arc::default(),
+            machines_may: Access::ALL,
             figures: Figures::default(),
             export,
             in_flight: 0,
@@ -89,6 +92,12 @@ impl Lane {
             commit_asked: 0,
             region,
         }
+    }
+
+    /// The reservations of its volume are these.
+    pub fn set_reservations(&mut self, reservations: &Arc<Reservations>) {
+        self.machines_may = reservations.access_of_strangers();
+        self.reservations = reservations.clone();
     }
 
     /// Its record in the state region.

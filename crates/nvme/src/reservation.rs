@@ -267,10 +267,15 @@ impl Reservations {
         if held.holder == Some(*host) || registered && held.rtype.serves_registrants() {
             return Access::ALL;
         }
-        Access {
+        self.access_of_strangers()
+    }
+
+    /// What a host may do that can't register: one without an identifier.
+    pub fn access_of_strangers(&self) -> Access {
+        self.held.map_or(Access::ALL, |held| Access {
             read: held.rtype.lets_read(),
             write: false,
-        }
+        })
     }
 
     fn key_of(&self, host: &HostId) -> Option<u64> {

@@ -13,16 +13,18 @@ pub mod control;
 pub mod cpio;
 pub mod image;
 pub mod modules;
+pub mod qmp;
 pub mod tools;
 
 use std::fs::File;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use xtask::process;
 
@@ -31,6 +33,7 @@ pub use control::{Job, Output};
 use crate::daemon::{Daemon, DaemonOptions};
 
 use control::Control;
+use qmp::Qmp;
 
 /// Where the guest finds the machine's loopback address.
 pub const HOST_ADDRESS: &str = "10.0.2.2";
@@ -109,6 +112,7 @@ pub fn serve_disk(options: &DaemonOptions, pool: &str, volume: &str) -> Result<D
 pub struct Guest {
     qemu: Child,
     control: Control,
+    monitor: PathBuf,
     console: PathBuf,
     kernel_release: String,
     _folder: TempDir,
@@ -128,6 +132,7 @@ impl Guest {
             .tempdir()?;
         let socket = folder.path().join("control");
         let console = folder.path().join("console");
+        let monitor = folder.path().join("monitor");
         let listener = UnixListener::bind(&socket)?;
         let messages = File::create(folder.path().join("qemu"))?;
 
@@ -161,6 +166,8 @@ impl Guest {
             .arg("-chardev")
             .arg(format!("socket,id=control,path={}", socket.display()))
             .args(["-device", "virtio-serial-pci"])
+            .arg("-qmp")
+            .arg(format!("unix:{},server=on,wait=off", monitor.display()))
             .args([
                 "-device",
                 "virtserialport,chardev=control,name=forebay.control",
@@ -176,6 +183,7 @@ impl Guest {
         let mut guest = Self {
             qemu,
             control: Control::unconnected(),
+            monitor,
             console,
             kernel_release: image.kernel_release,
             _folder: folder,
@@ -262,6 +270,33 @@ impl Guest {
             .map_err(|error| self.with_console(error))
     }
 
+    /// Takes the disk of this number out, as whoever runs the machine does: waits until the guest has let it go.
+    ///
+    /// # Errors
+    /// If QEMU refuses, or the guest does not let it go.
+    pub fn unplug(&self, number: usize) -> Result<()> {
+        let id = format!("disk{number}");
+        let unplugged = || -> Result<()> {
+            let mut monitor = Qmp::connect(&self.monitor)?;
+            monitor.execute("device_del", json!({ "id": id }))?;
+            monitor.event("DEVICE_DELETED", &id)
+        };
+        unplugged().map_err(|error| self.with_console(error))
+    }
+
+    /// Puts a disk in again, where that number was.
+    ///
+    /// # Errors
+    /// If QEMU refuses.
+    pub fn plug(&self, number: usize, disk: &MachineDisk) -> Result<()> {
+        let MachineDisk::VfioUser(path) = disk else {
+            bail!("only vfio-user disks are plugged by tests");
+        };
+        let mut monitor = Qmp::connect(&self.monitor)?;
+        let plugged = monitor.execute("device_add", vfio_user(number, path));
+        plugged.map(drop).map_err(|error| self.with_console(error))
+    }
+
     /// What has been printed on its console so far.
     #[must_use]
     pub fn console(&self) -> String {
@@ -317,16 +352,11 @@ fn add_disks(command: &mut Command, options: &GuestOptions) {
         let port = format!("pcie-root-port,id=port{number},chassis={number},slot={number}");
         command.args(["-device", &port]);
         let device = match disk {
-            MachineDisk::VfioUser(path) => serde_json::json!({
-                "driver": "vfio-user-pci",
-                "id": format!("disk{number}"),
-                "bus": format!("port{number}"),
-                "socket": { "type": "unix", "path": path },
-            }),
+            MachineDisk::VfioUser(path) => vfio_user(number, path),
             MachineDisk::VhostUser(path) => {
                 let socket = format!("socket,id=socket{number},path={}", path.display());
                 command.args(["-chardev", &socket]);
-                serde_json::json!({
+                json!({
                     "driver": "vhost-user-blk-pci",
                     "id": format!("disk{number}"),
                     "bus": format!("port{number}"),
@@ -337,6 +367,16 @@ fn add_disks(command: &mut Command, options: &GuestOptions) {
         };
         command.args(["-device", &device.to_string()]);
     }
+}
+
+/// A vfio-user device, in the port of its number.
+fn vfio_user(number: usize, path: &Path) -> Value {
+    json!({
+        "driver": "vfio-user-pci",
+        "id": format!("disk{number}"),
+        "bus": format!("port{number}"),
+        "socket": { "type": "unix", "path": path },
+    })
 }
 
 /// What QEMU emulates by itself.

@@ -242,7 +242,7 @@ impl Control {
         };
         self.known_exports.insert(config.export, known);
         let mut new = Lane::new(lane, volume, config.clone(), self.region.clone());
-        new.reservations = self.reserves.state(config.volume);
+        new.set_reservations(&self.reserves.state(config.volume));
         new.figures = self
             .figures
             .get(&config.volume)

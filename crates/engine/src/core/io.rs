@@ -8,6 +8,7 @@ use super::parked::NONE;
 use super::staging::StagingBuffer;
 use crate::lane::LaneIndex;
 use forebay_nvme::Status;
+use forebay_nvme::reservation::Access;
 use forebay_xlate::boundary::region::{Blame, MAX_QUEUE_ENTRIES, MAX_QUEUES, OpKind};
 use forebay_xlate::reactor_side::Parked;
 
@@ -143,6 +144,16 @@ pub enum IoOp {
 }
 
 impl IoOp {
+    /// Whether a machine with this access may do it. A flush changes nothing that others see, and may be the first half
+    /// of a read.
+    pub(crate) fn is_let_by(&self, access: &Access) -> bool {
+        match self {
+            Self::Read { .. } | Self::Compare { .. } => access.read,
+            Self::Flush => true,
+            _ => access.write,
+        }
+    }
+
     /// As what it is counted.
     #[inline]
     pub fn kind(&self) -> OpKind {

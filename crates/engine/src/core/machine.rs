@@ -27,6 +27,7 @@ use crate::lane::LaneIndex;
 use forebay_device::{Bufs, Op, Vectors};
 use forebay_guest::{Hold, MAX_PIECES, Pieces};
 use forebay_nvme::Status;
+use forebay_nvme::reservation::Access;
 use forebay_xlate::Word;
 use forebay_xlate::boundary::region::MAX_LANES;
 use forebay_xlate::drain::SliceSpan;
@@ -200,6 +201,10 @@ impl Core {
     /// # Errors
     /// The command itself, when there is no room or memory for it now; then nothing was taken of the pieces.
     pub fn start_machine(&mut self, mut new: NewIo, pieces: &mut Pieces) -> Result<(), NewIo> {
+        if self.is_kept_out(new.lane, &new.op) {
+            self.refuse(new, pieces);
+            return Ok(());
+        }
         let len_bytes = match new.op {
             IoOp::Read { len_bytes, .. } | IoOp::Write { len_bytes, .. } => {
                 return self.start_direct(new, pieces, len_bytes);
@@ -253,6 +258,34 @@ impl Core {
         }
         pieces.clear();
         Ok(())
+    }
+
+    /// Whether a host has reserved the volume, and machines may not do this.
+    #[inline]
+    fn is_kept_out(&self, lane: LaneIndex, op: &IoOp) -> bool {
+        match self.lane(lane) {
+            Some(lane) if lane.machines_may != Access::ALL => !op.is_let_by(&lane.machines_may),
+            _ => false,
+        }
+    }
+
+    #[cold]
+    fn refuse(&mut self, mut new: NewIo, pieces: &mut Pieces) {
+        pieces.clear();
+        if let Some(buffer) = new.buffer.take() {
+            self.staging.give(buffer);
+        }
+        self.give_back(DoneIo {
+            owner: new.owner,
+            lane: new.lane,
+            op: new.op,
+            status: Status::RESERVATION_CONFLICT.with_dnr(),
+            buffer: None,
+            started_ns: self.now_ns,
+        });
+        if self.carried.any() {
+            self.carried_refused(new.record);
+        }
     }
 
     /// Begins a read or a write.

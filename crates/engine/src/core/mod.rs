@@ -479,7 +479,7 @@ impl Core {
     pub fn set_reservations(&mut self, volume: VolumeId, reservations: &Arc<Reservations>) {
         let lanes = self.lanes.iter_mut().flatten();
         for lane in lanes.filter(|l| l.volume.id() == volume) {
-            lane.reservations = reservations.clone();
+            lane.set_reservations(reservations);
         }
     }
 

@@ -375,9 +375,16 @@ impl Frontend for Pcie {
     }
 
     fn removed(&mut self, turn: &mut Turn<'_>) -> bool {
+        // A monitor that listens unplugs the device. QEMU 11 does not, so the host itself is told: its namespace is gone.
         let tells = turn.client.held(slot::REQ).is_some();
         turn.client.raise(slot::REQ);
-        tells
+        if self.live {
+            let controller = self.function.controller_mut();
+            controller.namespace_changed(memory::NSID);
+            self.events = true;
+            self.save();
+        }
+        tells || self.live
     }
 
     fn close(&mut self, _turn: &mut Turn<'_>) {

@@ -249,8 +249,26 @@ fn growth_is_told_of_and_removal_asked_for() {
     let payload = words(&[20, 0b10_0100, pci_irq::REQ, 0, 1]);
     let other = req.try_clone().unwrap();
     driver.call(&mut rig, command::DEVICE_SET_IRQS, &payload, &[&other]);
+    let mut queue = driver.admin;
+    driver.submit(&mut queue, &Sqe::new(admin::ASYNC_EVENT_REQUEST, 78));
+    let changed = prps(
+        Sqe::new(admin::GET_LOG_PAGE, 5)
+            .with_nsid(u32::MAX)
+            .with_cdw(10, 4 | 1023 << 16),
+        DATA,
+        0,
+    );
+    driver.admin = queue;
+    assert_eq!(driver.admin(&mut rig, &changed), Status::SUCCESS);
     rig.remove(0);
-    rig.turns();
+    // Whoever does not listen for that is told that the namespace is gone.
+    let mut queue = driver.admin;
+    let cqe = driver.completion(&mut rig, &mut queue);
+    assert_eq!((cqe.cid(), cqe.result()), (78, 0x04_0002));
+    driver.admin = queue;
+    let list = prps(Sqe::new(admin::IDENTIFY, 1).with_cdw(10, 2), DATA, 0);
+    assert_eq!(driver.admin(&mut rig, &list), Status::SUCCESS);
+    assert_eq!(driver.get(DATA, 4), [0; 4]);
     assert!(rustix::io::read(&req, &mut [0; 8]).is_ok());
     assert!(rig.left.is_empty());
     // For some seconds commands are refused; then it is shut out.

@@ -245,7 +245,11 @@ impl Frontend {
         core.set_reservations(volume, state);
         self.volume_changed(core, volume);
         let conns = &self.conns;
+        let machines_may = state.access_of_strangers();
         let drain = core.drain(volume, status, |owner, op| {
+            if owner.is_machine() {
+                return !op.is_let_by(&machines_may);
+            }
             if owner.slot == NONE {
                 // A shutdown's own flush, which changes nothing that others see.
                 return false;

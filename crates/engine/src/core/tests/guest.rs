@@ -2,6 +2,8 @@
 
 use super::*;
 use forebay_guest::{GuestMemory, NewRegion, Pieces, Retired};
+use forebay_nvme::opcode::nvm;
+use forebay_nvme::reservation::{ReservationCommand, Reservations};
 use proptest::prelude::*;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -508,6 +510,55 @@ fn a_command_without_memory_for_it_fails() {
     let status = b.run_of(&mut m, write(0, 4096), &[(MEMORY, 4096)]);
     assert_eq!(status, Status::SUCCESS);
     assert_eq!((b.errors(), b.core.busy_ios()), (0, 0));
+}
+
+#[test]
+fn a_host_s_reservation_holds_against_machines() {
+    let (mut b, mut m) = (bench(), machine());
+    b.grant(0, 1, Rights::ReadWrite, 4);
+    let page = [(0, 4096)];
+    let conflict = Status::RESERVATION_CONFLICT.with_dnr();
+    let zeroes = IoOp::WriteZeroes {
+        offset_bytes: 0,
+        len_bytes: 4096,
+        deallocate: false,
+        fua: false,
+    };
+    let statuses = |b: &mut Bench, m: &mut Machine| {
+        let all = [read(0, 4096), compare(0, 4096), write(0, 4096), zeroes];
+        let mut of = all.map(|op| b.run_of(m, op, &page)).to_vec();
+        of.push(b.run_of(m, IoOp::Deallocate { ranges: 1 }, &[(8192, 16)]));
+        of.push(b.run_of(m, IoOp::Flush, &[]));
+        of
+    };
+    let good = Status::SUCCESS;
+    assert_eq!(statuses(&mut b, &mut m), [good; 6]);
+    for (rtype, may_read) in [
+        (1, good),
+        (2, conflict),
+        (3, good),
+        (4, conflict),
+        (5, good),
+    ] {
+        let mut state = Reservations::default();
+        let run = |state: &mut Reservations, opcode, low: u32, keys| {
+            let sqe = forebay_nvme::Sqe::new(opcode, 0).with_cdw(10, low);
+            let action = forebay_nvme::reservation::action_of(&sqe);
+            let command = ReservationCommand::new(action, keys).unwrap();
+            state.apply([7; 16], &command).unwrap();
+        };
+        run(&mut state, nvm::RESERVATION_REGISTER, 0, [0, 5]);
+        run(&mut state, nvm::RESERVATION_ACQUIRE, rtype << 8, [5, 0]);
+        b.core.set_reservations(V, &Arc::new(state));
+        let expected = [may_read, may_read, conflict, conflict, conflict, good];
+        assert_eq!(statuses(&mut b, &mut m), expected, "type {rtype}");
+    }
+    b.core.set_reservations(V, &Arc::default());
+    assert_eq!(statuses(&mut b, &mut m), [good; 6]);
+    assert_eq!(
+        (b.errors(), b.core.busy_ios(), b.core.staging.out()),
+        (0, 0, 0)
+    );
 }
 
 #[test]

@@ -1,0 +1,82 @@
+//! QEMU's monitor (QMP): what the one who runs a virtual machine does to its hardware.
+//!
+//! Purpose: devices are unplugged and plugged while the guest runs.
+//! Design: one command at a time, as lines of JSON on a Unix socket; events that come before what is waited for are
+//! dropped. Each wait is limited. Not here: what the guest makes of it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+/// How long QEMU may take for an answer or an event.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A monitor that takes commands.
+#[derive(Debug)]
+pub struct Qmp {
+    stream: BufReader<UnixStream>,
+}
+
+impl Qmp {
+    /// Connects to a QEMU that has opened this socket.
+    ///
+    /// # Errors
+    /// If it does not greet.
+    pub fn connect(socket: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(socket).context("QEMU's monitor")?;
+        let mut qmp = Self {
+            stream: BufReader::new(stream),
+        };
+        qmp.wait("greeting", |message| message.get("QMP").is_some())?;
+        qmp.execute("qmp_capabilities", json!({}))?;
+        Ok(qmp)
+    }
+
+    /// Carries a command out; what it returned.
+    ///
+    /// # Errors
+    /// If QEMU refuses it.
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
+        let line = json!({ "execute": command, "arguments": arguments });
+        writeln!(self.stream.get_mut(), "{line}").context("QEMU's monitor")?;
+        let answered = |message: &Value| message.get("event").is_none();
+        let answer = self.wait(command, answered)?;
+        match answer.get("return") {
+            Some(value) => Ok(value.clone()),
+            None => bail!("QEMU refuses {command}: {answer}"),
+        }
+    }
+
+    /// Waits for an event about a device.
+    ///
+    /// # Errors
+    /// If it does not come.
+    pub fn event(&mut self, event: &str, device: &str) -> Result<()> {
+        let is_it = |m: &Value| m["event"] == event && m["data"]["device"] == device;
+        self.wait(event, is_it).map(drop)
+    }
+
+    fn wait(&mut self, what: &str, is_it: impl Fn(&Value) -> bool) -> Result<Value> {
+        let end = Instant::now() + LIMIT;
+        let mut line = String::new();
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let left = left.max(Duration::from_millis(1));
+            self.stream.get_ref().set_read_timeout(Some(left))?;
+            line.clear();
+            let read = self.stream.read_line(&mut line);
+            let bytes = read.with_context(|| format!("QEMU says nothing of {what}"))?;
+            if bytes == 0 {
+                bail!("QEMU ended instead of {what}");
+            }
+            let message: Value = serde_json::from_str(&line).with_context(|| line.clone())?;
+            if is_it(&message) {
+                return Ok(message);
+            }
+        }
+    }
+}
