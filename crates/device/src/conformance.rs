@@ -20,6 +20,7 @@ use rustix::io::Errno;
 
 use crate::device::{Device, Finish, Submitted};
 use crate::fence::{FenceError, Holder, who_holds};
+use crate::fixed::Pinned;
 use crate::gate::TestGate;
 use crate::mem::{Buf, StaticRegion};
 use crate::op::{Op, OpKind};
@@ -71,6 +72,14 @@ impl Driver {
             running: HashMap::new(),
             lists: Vectors::new(SLOTS as usize, scattered::PIECES).expect("memory"),
         }
+    }
+
+    /// The same with its memory registered; `None`: the kernel doesn't know how (before Linux 6.13).
+    pub fn registered() -> Option<Self> {
+        let mut driver = Self::new();
+        let pinned = Pinned::of_region(&driver.region).expect("16 MiB can be held");
+        driver.ring.register(pinned).ok()?;
+        Some(driver)
     }
 
     /// The first `len_bytes` of a slot.
@@ -218,6 +227,7 @@ pub fn run(subject: &Subject<'_>) {
         many_in_flight(&mut driver, &plain, from, 0xfeed);
         the_last_block_is_usable(&mut driver, &device);
         punching_gives_space_back(&mut driver, &device, from);
+        in_registered_memory(subject, &device);
     } else {
         writes_vanish(&mut driver, &device, from);
         scattered::nothing_reads_as_zeros(&mut driver, &device, from);
@@ -226,6 +236,22 @@ pub fn run(subject: &Subject<'_>) {
     fence_is_kept(subject);
     gate_holds_and_fails(subject);
     scattered::gate_holds_pieces(subject);
+}
+
+/// The same once more with memory that the ring knows.
+fn in_registered_memory(subject: &Subject<'_>, device: &Device) {
+    let Some(mut driver) = Driver::registered() else {
+        eprintln!("registered memory is not tried: it needs Linux 6.13");
+        return;
+    };
+    let from = subject.from_bytes;
+    scattered::pieces_are_read_and_written(&mut driver, device, from);
+    scattered::a_rest_goes_where_it_should(&mut driver, device, from);
+    writes_are_read_back(&mut driver, subject, device);
+    many_in_flight(&mut driver, device, from, 0xf1ed);
+    // Devices that are files or below go by the ring.
+    let direct = matches!(device.info().kind, DeviceKind::File | DeviceKind::Block);
+    assert!(!direct || driver.ring.fixed_requests() > 100);
 }
 
 fn info_is_sound(device: &Device) {

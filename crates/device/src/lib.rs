@@ -19,6 +19,7 @@ pub mod device;
 mod dying;
 pub mod error;
 pub mod fence;
+mod fixed;
 mod kernel;
 pub mod mem;
 mod native;
@@ -47,6 +48,7 @@ pub mod volatile;
 
 pub use device::{Device, Finish, Submitted};
 pub use error::DeviceError;
+pub use fixed::{MAX_ENTRIES, MAX_ENTRY_BYTES, Pinned, Registration};
 pub use mem::Buf;
 pub use op::{Op, OpKind};
 pub use open::{DeviceInfo, DeviceKind, Identity, OpenOptions};

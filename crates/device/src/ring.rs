@@ -25,6 +25,7 @@ use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 use rustix::io::Errno;
 
+use crate::fixed::{Fixed, Pinned, Registration};
 use crate::kernel::forbidden_reason;
 pub use crate::kernel::{KernelVersion, MINIMUM_KERNEL, check_kernel};
 use crate::mem::Memory;
@@ -143,6 +144,8 @@ pub struct Ring {
     inner: IoUring,
     /// For NVMe commands, if they were prepared for.
     native: Option<Box<NativeRing>>,
+    /// Memory that is registered with both.
+    fixed: Fixed,
     options: RingOptions,
     /// SINGLE_ISSUER: only the creating thread may submit, so the ring must stay on it.
     _not_send: PhantomData<*mut ()>,
@@ -176,6 +179,7 @@ impl Ring {
         let ring = Self {
             inner,
             native: None,
+            fixed: Fixed::default(),
             options: options.clone(),
             _not_send: PhantomData,
         };
@@ -261,11 +265,41 @@ impl Ring {
             builder.setup_coop_taskrun();
         }
         let inner = builder.build(self.options.entries)?;
+        self.fixed.also(&inner.submitter())?;
         self.native = Some(Box::new(NativeRing {
             inner,
             is_watched: false,
         }));
         Ok(())
+    }
+
+    /// Has the kernel know memory that it holds already: from now on requests in it cost less. Given back if that can't
+    /// be: requests go on as ever.
+    pub fn register(&mut self, pinned: Pinned) -> Result<Registration, (Pinned, io::Error)> {
+        let name = self.fixed.add(&self.inner.submitter(), pinned)?;
+        let native = self.native.as_ref();
+        let also = native.map_or(Ok(()), |ring| self.fixed.also(&ring.inner.submitter()));
+        match also {
+            Ok(()) => Ok(name),
+            Err(error) => match self.unregister(name) {
+                Some(pinned) => Err((pinned, error)),
+                None => Ok(name),
+            },
+        }
+    }
+
+    /// Has the kernel forget memory, of which no request is queued or in flight. What held it is given back: to drop it
+    /// may take long.
+    pub fn unregister(&mut self, name: Registration) -> Option<Pinned> {
+        if let Some(native) = &self.native {
+            self.fixed.forget(&native.inner.submitter(), name);
+        }
+        self.fixed.remove(&self.inner.submitter(), name)
+    }
+
+    /// Requests so far whose memory was registered.
+    pub fn fixed_requests(&self) -> u64 {
+        self.fixed.used.get()
     }
 
     /// Whether it takes NVMe commands.
@@ -555,7 +589,64 @@ pub(crate) enum Io<'a> {
 }
 
 impl Io<'_> {
-    fn entry(&self, _ring: &Ring) -> Entry {
+    /// That of a transfer whose memory is the ring's entry of this number.
+    fn fixed_entry(&self, index: u16) -> Entry {
+        match *self {
+            Io::Read {
+                fd,
+                offset_bytes,
+                memory: Memory::One(buf),
+            } => {
+                let (fd, ptr) = (Fd(fd.as_raw_fd()), buf.ptr().as_ptr());
+                opcode::ReadFixed::new(fd, ptr, buf.len_bytes(), index)
+                    .offset(offset_bytes)
+                    .build()
+            }
+            Io::Read {
+                fd,
+                offset_bytes,
+                memory: Memory::Many(bufs),
+            } => {
+                let (fd, list) = (Fd(fd.as_raw_fd()), bufs.ptr().as_ptr());
+                opcode::ReadvFixed::new(fd, list, bufs.count(), index)
+                    .offset(offset_bytes)
+                    .build()
+            }
+            Io::Write {
+                fd,
+                offset_bytes,
+                memory: Memory::One(buf),
+                dsync,
+            } => {
+                let (fd, ptr) = (Fd(fd.as_raw_fd()), buf.ptr().as_ptr());
+                opcode::WriteFixed::new(fd, ptr, buf.len_bytes(), index)
+                    .offset(offset_bytes)
+                    .rw_flags(if dsync { libc::RWF_DSYNC } else { 0 })
+                    .build()
+            }
+            Io::Write {
+                fd,
+                offset_bytes,
+                memory: Memory::Many(bufs),
+                dsync,
+            } => {
+                let (fd, list) = (Fd(fd.as_raw_fd()), bufs.ptr().as_ptr());
+                opcode::WritevFixed::new(fd, list, bufs.count(), index)
+                    .offset(offset_bytes)
+                    .rw_flags(if dsync { libc::RWF_DSYNC } else { 0 })
+                    .build()
+            }
+            // Nothing else has such memory.
+            _ => opcode::Nop::new().build(),
+        }
+    }
+
+    fn entry(&self, ring: &Ring) -> Entry {
+        if let Io::Read { memory, .. } | Io::Write { memory, .. } = self
+            && let Some(index) = ring.fixed.index_of(memory)
+        {
+            return self.fixed_entry(index);
+        }
         match *self {
             Io::Read {
                 fd,
@@ -606,7 +697,7 @@ impl Io<'_> {
             // A message to the ring itself brings any result with any mark; its own completion stays away.
             #[cfg(feature = "test-device")]
             Io::Answer { result, user_data } => {
-                opcode::MsgRingData::new(Fd(_ring.inner.as_raw_fd()), result, user_data, None)
+                opcode::MsgRingData::new(Fd(ring.inner.as_raw_fd()), result, user_data, None)
                     .build()
                     .flags(io_uring::squeue::Flags::SKIP_SUCCESS)
             }

@@ -11,10 +11,11 @@
 //! kill the process: [`guard`] puts zeros there instead, and marks that mapping *broken*.
 //!
 //! **What it does not do.** It speaks no protocol, receives no descriptor and closes no client; it decides nothing when
-//! a mapping is broken. It pins no pages and registers nothing with a ring.
+//! a mapping is broken. It has pages held where it is asked to ([`Mapping::pin`]), and registers nothing with a ring.
 
 mod area;
 pub mod guard;
+mod held;
 mod mapping;
 mod memory;
 mod pieces;

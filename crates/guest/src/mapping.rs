@@ -11,6 +11,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
@@ -18,7 +19,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::guard::Guarded;
 
-const PAGE_BYTES: u64 = 4096;
+pub(crate) const PAGE_BYTES: u64 = 4096;
 /// Of a file system of huge pages (`linux/magic.h`).
 const HUGETLBFS_MAGIC: u64 = 0x958_458f6;
 
@@ -78,8 +79,14 @@ pub struct Mapping {
     writable: bool,
     cannot_shrink: bool,
     /// What was mapped: whole pages around the range.
-    whole: NonNull<u8>,
-    whole_bytes: usize,
+    pub(crate) whole: NonNull<u8>,
+    pub(crate) whole_bytes: usize,
+    /// Of its pages.
+    pub(crate) page_bytes: usize,
+    /// Whether it is known which pages are there.
+    pub(crate) tells: bool,
+    /// It was taken away: nobody begins anything with it.
+    retired: AtomicBool,
     /// `None` once it is being unmapped.
     guarded: Option<Guarded>,
 }
@@ -146,6 +153,9 @@ impl Mapping {
             cannot_shrink,
             whole,
             whole_bytes,
+            page_bytes: unit as usize,
+            tells: crate::held::tells(file),
+            retired: AtomicBool::new(false),
             guarded: None,
         };
         for advice in [Advice::LinuxDontDump, Advice::LinuxDontFork] {
@@ -167,6 +177,16 @@ impl Mapping {
     #[inline]
     pub fn is_writable(&self) -> bool {
         self.writable
+    }
+
+    /// It is being taken away: whoever works on it in the background need not go on.
+    pub(crate) fn retire(&self) {
+        self.retired.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is being taken away.
+    pub fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Relaxed)
     }
 
     /// Whether the file is sealed against being shrunk.

@@ -121,9 +121,19 @@ impl Retired {
     /// Whether nobody uses them any more. From then on nothing of us touches them; they are unmapped when
     /// this is dropped, which may take its time.
     pub fn is_free(&self) -> bool {
+        self.is_free_but_for(|_| 0)
+    }
+
+    /// The same where so many holders of each are known, which use nothing.
+    pub fn is_free_but_for(&self, others: impl Fn(&Arc<Mapping>) -> usize) -> bool {
         // Nobody can begin to hold what only we hold.
         let mut mappings = self.mappings.iter();
-        mappings.all(|mapping| Arc::strong_count(mapping) == 1)
+        mappings.all(|mapping| Arc::strong_count(mapping) == 1 + others(mapping))
+    }
+
+    /// The mappings.
+    pub fn mappings(&self) -> &[Arc<Mapping>] {
+        &self.mappings
     }
 
     /// How many they were.
@@ -366,7 +376,10 @@ fn retire<'a>(regions: impl Iterator<Item = &'a Region>) -> Retired {
     let mut retired = Retired::default();
     for region in regions {
         retired.regions += 1;
-        retired.mappings.extend(region.mapping.clone());
+        if let Some(mapping) = &region.mapping {
+            mapping.retire();
+            retired.mappings.push(mapping.clone());
+        }
     }
     retired
 }

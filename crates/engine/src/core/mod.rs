@@ -34,7 +34,7 @@ use crate::volume::Volume;
 use carried::Carried;
 use flush::Flusher;
 use forebay_device::ring::{Completion, Ring};
-use forebay_device::{Device, Errno, Op, OpKind};
+use forebay_device::{Device, Errno, Op, OpKind, Pinned, Registration};
 use forebay_nvme::Status;
 use forebay_nvme::reservation::Reservations;
 use forebay_xlate::boundary::message::DeviceConfig;
@@ -440,6 +440,23 @@ impl Core {
         }
         self.devices[at] = Some(served);
         self.take_up(|_, io| io.stage == Stage::DeviceWait, Self::dispatch);
+    }
+
+    /// Has the ring know memory that is held; given back if that can't be.
+    pub(crate) fn register(&mut self, pinned: Pinned) -> Result<Registration, Pinned> {
+        self.ring.register(pinned).map_err(|(pinned, _)| pinned)
+    }
+
+    /// Has the ring forget memory, of which nothing is at devices or on its way there. What held it is to be dropped
+    /// elsewhere.
+    pub(crate) fn unregister(&mut self, name: Registration) -> Option<Pinned> {
+        self.ring.unregister(name)
+    }
+
+    /// Requests so far whose memory the ring knew.
+    #[cfg(test)]
+    pub(crate) fn fixed_requests(&self) -> u64 {
+        self.ring.fixed_requests()
     }
 
     /// Adds a lane, or changes what an existing one shows.

@@ -18,6 +18,7 @@ mod guest;
 mod hung;
 mod orders;
 mod parked;
+mod registered;
 mod speed;
 mod zeroing;
 

@@ -11,17 +11,20 @@
 use super::closer::Closer;
 use super::file::{MAX_SLOTS, MachineFile, Region, Stage};
 use super::frontend::{Closing, Deposit};
+use super::registered::{Asker, Ready};
 use super::signal::Signals;
 use crate::core::{CommandRef, Core, Owner};
 use crate::lane::LaneIndex;
 use crate::mailbox::Upcall;
-use forebay_guest::{GuestMemory, Limits, MapError, NewRegion, Retired};
+use forebay_device::Registration;
+use forebay_guest::{GuestMemory, Limits, MapError, Mapping, NewRegion, Retired};
 use forebay_xlate::boundary::message::ExportConfig;
 use forebay_xlate::boundary::region::bump;
 use rustix::event::epoll;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 
 /// The longest message, in bytes.
 pub(crate) const MAX_MESSAGE_BYTES: usize = 64 * 1024 + 64;
@@ -66,6 +69,17 @@ pub(crate) struct Client {
     changed: bool,
     /// Something of a dead engine may still be at its memory.
     pub(super) inherited: bool,
+    /// Has its memory registered, if it is to be.
+    asker: Option<Asker>,
+    /// What of its memory the ring knows.
+    registered: Vec<Registered>,
+}
+
+/// A part of a mapping that the ring knows; it holds the mapping once.
+struct Registered {
+    mapping: Weak<Mapping>,
+    name: Registration,
+    bytes: u64,
 }
 
 /// Where a client is among those of its reactor.
@@ -74,6 +88,7 @@ pub(super) struct Place {
     pub generation: u16,
     pub epoll: Arc<OwnedFd>,
     pub closer: Closer,
+    pub asker: Option<Asker>,
 }
 
 impl Client {
@@ -109,6 +124,80 @@ impl Client {
             upcalls: Vec::new(),
             changed: false,
             inherited: false,
+            asker: place.asker,
+            registered: Vec::new(),
+        }
+    }
+
+    /// Has regions that are new registered, in the background: that at an address, or all.
+    fn have_registered(&self, address: Option<u64>) {
+        let Some(asker) = &self.asker else {
+            return;
+        };
+        for region in self.memory.regions() {
+            if address.is_none_or(|address| region.guest_address() == address)
+                && let Some(mapping) = region.mapping()
+            {
+                asker.hold(mapping);
+            }
+        }
+    }
+
+    /// Has the ring know a part of its memory that is held, if it is still wanted.
+    pub(super) fn register(&mut self, core: &mut Core, ready: Ready) {
+        let Ready {
+            mapping, pinned, ..
+        } = ready;
+        let wanted = mapping.upgrade().is_some_and(|m| !m.is_retired());
+        if !wanted {
+            self.closer.close(pinned);
+            return;
+        }
+        let bytes = pinned.bytes();
+        match core.register(pinned) {
+            Ok(name) => self.registered.push(Registered {
+                mapping,
+                name,
+                bytes,
+            }),
+            // It is served unregistered.
+            Err(pinned) => self.closer.close(pinned),
+        }
+        self.show_registered(core);
+    }
+
+    /// Has the ring forget those of which this says so: of nothing that is still used.
+    fn unregister(&mut self, core: &mut Core, which: impl Fn(&Weak<Mapping>) -> bool) {
+        for at in (0..self.registered.len()).rev() {
+            if which(&self.registered[at].mapping) {
+                let name = self.registered.swap_remove(at).name;
+                // To let go of much takes its time.
+                self.closer.close(core.unregister(name));
+            }
+        }
+        self.show_registered(core);
+    }
+
+    /// The same with all of them: none of its commands are left.
+    pub(super) fn unregister_all(&mut self, core: &mut Core) {
+        self.unregister(core, |_| true);
+    }
+
+    /// How much of its memory the ring knows.
+    pub(super) fn registered_bytes(&self) -> u64 {
+        self.registered.iter().map(|r| r.bytes).sum()
+    }
+
+    /// Whether its memory is to be registered at all.
+    #[cfg(test)]
+    pub(super) fn has_memory_registered(&self) -> bool {
+        self.asker.is_some()
+    }
+
+    fn show_registered(&self, core: &Core) {
+        let bytes = self.registered_bytes();
+        if let Some(lane) = self.home.and_then(|lane| core.lane(lane)) {
+            lane.record().registered_bytes.store(bytes, Relaxed);
         }
     }
 
@@ -151,6 +240,7 @@ impl Client {
                 None => return Err(NOT_DEPOSITED),
             }
         }
+        self.have_registered(None);
         Ok(())
     }
 
@@ -263,6 +353,7 @@ impl Client {
             let limit = super::file::MAX_REGIONS;
             return Err(MapError::TooMany { limit });
         }
+        self.have_registered(Some(address));
         Ok(())
     }
 
@@ -300,6 +391,7 @@ impl Client {
                 self.fail(Closing("it has more memory regions than can be recorded"));
             }
         }
+        self.have_registered(None);
         Ok(())
     }
 
@@ -339,16 +431,30 @@ impl Client {
     }
 
     /// Whether nothing uses what was taken away.
-    pub(super) fn is_settled(&mut self, core: &Core) -> bool {
+    pub(super) fn is_settled(&mut self, core: &mut Core) -> bool {
         if !self.retires {
             return true;
         }
         // Nor a dead engine.
         let dead = self.inherited && self.home.is_some_and(|lane| core.may_touch_memory_of(lane));
-        if dead || !self.retired.is_free() {
+        let registered = &self.registered;
+        let known = |mapping: &Arc<Mapping>| {
+            let of = |r: &&Registered| r.mapping.as_ptr() == Arc::as_ptr(mapping);
+            registered.iter().filter(of).count()
+        };
+        if dead || !self.retired.is_free_but_for(known) {
             return false;
         }
         self.retires = false;
+        if !self.registered.is_empty() {
+            let retired = std::mem::take(&mut self.retired);
+            let is_one = |gone: &Weak<Mapping>| {
+                let mut mappings = retired.mappings().iter();
+                mappings.any(|mapping| Arc::as_ptr(mapping) == gone.as_ptr())
+            };
+            self.unregister(core, is_one);
+            self.retired = retired;
+        }
         // To unmap much takes its time.
         self.closer.close(std::mem::take(&mut self.retired));
         true

@@ -17,6 +17,7 @@ pub(crate) mod descriptor;
 pub(crate) mod file;
 pub(crate) mod frontend;
 mod peek;
+mod registered;
 pub(crate) mod signal;
 mod talk;
 #[cfg(test)]
@@ -34,6 +35,7 @@ use forebay_xlate::boundary::message::{Blamed, ExportConfig, ExportId, Frontend 
 use forebay_xlate::boundary::region::Blame;
 use forebay_xlate::kill_point;
 use frontend::{Closing, Frontend, Turn};
+use registered::Registrar;
 use rustix::event::epoll;
 use rustix::net::Shutdown;
 use signal::Signals;
@@ -120,6 +122,8 @@ pub(crate) struct Machines {
     generation: u16,
     epoll: Arc<OwnedFd>,
     signals: Option<Signals>,
+    /// As with the first client.
+    registrar: Option<Registrar>,
     closer: Closer,
     /// Breaks of mappings that were seen.
     breaks: u64,
@@ -138,6 +142,7 @@ impl Machines {
             generation: 0,
             epoll,
             signals: None,
+            registrar: None,
             closer,
             breaks: 0,
             stopping: false,
@@ -212,11 +217,19 @@ impl Machines {
         let at = self.all.iter().position(Option::is_none);
         let at = at.unwrap_or(self.all.len());
         self.generation = self.generation.wrapping_add(1);
+        if self.registrar.is_none() {
+            // Without, memory is served unregistered.
+            self.registrar = Registrar::start().ok();
+        }
+        // Others may take pages out of their memory, and put new ones there.
+        let keeps = matches!(new.export.frontend, Kind::NvmePcie { .. });
+        let registrar = self.registrar.as_ref().filter(|_| keeps);
         let place = Place {
             index: at as u32,
             generation: self.generation,
             epoll: self.epoll.clone(),
             closer: self.closer.clone(),
+            asker: registrar.map(|r| r.for_client((at as u32, self.generation))),
         };
         let (fd, closer) = (new.fd, self.closer.clone());
         let mut client = Client::new(new.socket, new.export, lane, new.file, place);
@@ -270,12 +283,27 @@ impl Machines {
         if self.all.is_empty() {
             return false;
         }
+        self.register(core);
         let any = self.pass(core);
         if !core.next_machine_done_is_none() {
             // What devices ended at once is shown in the same turn.
             self.pass(core);
         }
         any
+    }
+
+    /// Has the ring know what of clients' memory is held since the last turn.
+    #[inline]
+    fn register(&mut self, core: &mut Core) {
+        while let Some(ready) = self.registrar.as_ref().and_then(Registrar::next) {
+            let (index, generation) = ready.who;
+            match self.get(index, generation) {
+                Some(machine) if !matches!(machine.life, Life::Draining(_)) => {
+                    machine.client.register(core, ready);
+                }
+                _ => self.closer.close(ready.pinned),
+            }
+        }
     }
 
     fn pass(&mut self, core: &mut Core) -> bool {
@@ -562,13 +590,14 @@ impl Machines {
         }
         if let Some(machine) = self.all.get_mut(at).and_then(Option::take) {
             let Machine {
-                client,
+                mut client,
                 talk,
                 fd,
                 frontend,
                 ..
             } = *machine;
             drop(frontend);
+            client.unregister_all(core);
             let (socket, export) = (client.socket, client.export.export);
             client.end();
             self.closer.close_suspect((talk.remains(), fd));

@@ -9,16 +9,16 @@ use std::os::fd::{AsFd, OwnedFd};
 
 const PAGE: u64 = 4096;
 /// Of a machine's memory, in two regions.
-const MEMORY: u64 = 4 << 20;
+pub(super) const MEMORY: u64 = 4 << 20;
 const LANE: LaneIndex = LaneIndex(3);
 
-struct Machine {
-    memory: GuestMemory,
+pub(super) struct Machine {
+    pub(super) memory: GuestMemory,
     file: OwnedFd,
     pieces: Pieces,
 }
 
-fn machine() -> Machine {
+pub(super) fn machine() -> Machine {
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     let file = rustix::fs::memfd_create("machine", flags).unwrap();
     rustix::fs::ftruncate(&file, MEMORY).unwrap();
@@ -41,7 +41,7 @@ fn machine() -> Machine {
 }
 
 impl Machine {
-    fn put(&self, pieces: &[(u64, u32)], bytes: &[u8]) {
+    pub(super) fn put(&self, pieces: &[(u64, u32)], bytes: &[u8]) {
         let mut rest = bytes;
         for (at, len) in pieces {
             let (now, later) = rest.split_at(*len as usize);
@@ -50,7 +50,7 @@ impl Machine {
         }
     }
 
-    fn get(&self, pieces: &[(u64, u32)]) -> Vec<u8> {
+    pub(super) fn get(&self, pieces: &[(u64, u32)]) -> Vec<u8> {
         let mut all = Vec::new();
         for (at, len) in pieces {
             let mut bytes = vec![0; *len as usize];
@@ -60,20 +60,24 @@ impl Machine {
         all
     }
 
+    pub(super) fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
     /// Takes both regions away, whoever uses them.
-    fn unmap(&mut self) -> Retired {
+    pub(super) fn unmap(&mut self) -> Retired {
         self.memory.unmap(0, MEMORY).unwrap()
     }
 }
 
-fn read(offset_bytes: u64, len_bytes: u32) -> IoOp {
+pub(super) fn read(offset_bytes: u64, len_bytes: u32) -> IoOp {
     IoOp::Read {
         offset_bytes,
         len_bytes,
     }
 }
 
-fn write(offset_bytes: u64, len_bytes: u32) -> IoOp {
+pub(super) fn write(offset_bytes: u64, len_bytes: u32) -> IoOp {
     IoOp::Write {
         offset_bytes,
         len_bytes,
@@ -127,14 +131,14 @@ impl Bench {
         panic!("no command ended");
     }
 
-    fn run_of(&mut self, m: &mut Machine, op: IoOp, pieces: &[(u64, u32)]) -> Status {
+    pub(super) fn run_of(&mut self, m: &mut Machine, op: IoOp, pieces: &[(u64, u32)]) -> Status {
         let slot = self.start_of(m, op, pieces);
         let (ended, status) = self.end_of_machine();
         assert_eq!(ended, slot);
         status
     }
 
-    fn copied_bytes(&self) -> u64 {
+    pub(super) fn copied_bytes(&self) -> u64 {
         self.core
             .lane(LANE)
             .unwrap()
@@ -154,7 +158,7 @@ impl Bench {
         panic!("nothing is held");
     }
 
-    fn errors(&self) -> u64 {
+    pub(super) fn errors(&self) -> u64 {
         let record = &self.core.region.devices()[0];
         record.read_errors.load(Relaxed) + record.write_errors.load(Relaxed)
     }
@@ -166,12 +170,12 @@ impl Bench {
     }
 }
 
-fn numbers(len: u64) -> Vec<u8> {
+pub(super) fn numbers(len: u64) -> Vec<u8> {
     (0..len).map(|i| (i / 512) as u8 ^ i as u8).collect()
 }
 
 /// Whole pages and blocks of them, none next to the one before.
-fn scattered() -> Vec<(u64, u32)> {
+pub(super) fn scattered() -> Vec<(u64, u32)> {
     let pages = [
         (9, 1),
         (3, 2),
