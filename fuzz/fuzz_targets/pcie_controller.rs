@@ -83,7 +83,8 @@ fuzz_target!(|bytes: &[u8]| {
             }
             3 => {
                 if function.write_config(at % 300, value) {
-                    function.reset();
+                    function.begin_reset();
+                    function.quiesced();
                 }
                 function.write_msix(at % 2000, value);
             }

@@ -323,6 +323,12 @@ impl Guest {
         while !console.is_char_boundary(begin) {
             begin += 1;
         }
+        let said = std::fs::read_to_string(self._folder.path().join("qemu"));
+        let said = said.unwrap_or_default();
+        let error = match said.trim() {
+            "" => error,
+            said => error.context(format!("QEMU says:\n{said}")),
+        };
         error.context(format!(
             "--- the end of the guest's console ---\n{}\n---",
             console[begin..].trim_end()

@@ -211,7 +211,7 @@ impl Pcie {
             posted += 1;
             self.records.set_posted(0, posted);
             if let Some(vector) = cq.cursor.vector {
-                raise(&self.records, turn, vector);
+                raise(&self.records, self.masks_all, turn, vector);
             }
         }
         if std::mem::take(&mut bad) {
@@ -223,8 +223,8 @@ impl Pcie {
 }
 
 /// [`Pcie::raise`], while a queue is borrowed.
-fn raise(records: &super::Records, turn: &mut Turn<'_>, vector: u16) {
-    if records.is_masked(vector) {
+fn raise(records: &super::Records, masks_all: bool, turn: &mut Turn<'_>, vector: u16) {
+    if masks_all || records.is_masked(vector) {
         records.set_pending(vector, true);
     } else {
         turn.client.raise(super::slot::vector(vector));

@@ -71,8 +71,8 @@ fn slot_of(index: u32, number: u32) -> Option<usize> {
 enum Outcome {
     Done,
     Failed(Errno),
-    /// It waits until nothing is in flight.
-    Quiesce(Why),
+    /// The function is reset, and it waits until nothing is in flight.
+    Reset,
 }
 
 impl Pcie {
@@ -120,7 +120,7 @@ impl Pcie {
                 Outcome::Done
             }
             Ok(Request::RegionWrite(access, from)) => self.write(turn, &access, from),
-            Ok(Request::Reset) => Outcome::Quiesce(Why::Bus),
+            Ok(Request::Reset) => Outcome::Reset,
             // The others are described.
             Ok(_) => Outcome::Failed(Errno::ENOTSUP),
             Err(error) => Outcome::Failed(error),
@@ -128,10 +128,12 @@ impl Pcie {
         let answer = match outcome {
             Outcome::Done => judged.done(read, &mut self.out),
             Outcome::Failed(error) => judged.refuse(error, &mut self.out),
-            Outcome::Quiesce(why) => {
+            Outcome::Reset => {
+                self.function.begin_reset();
+                self.begin_quiescing(turn, Why::Reset);
                 self.waiting.clear();
                 self.waiting.extend_from_slice(message.bytes);
-                return self.begin_quiescing(turn, why);
+                return self.answer_reset(turn);
             }
         };
         let reply = self.out.get(..answer.bytes).unwrap_or_default();
@@ -140,10 +142,13 @@ impl Pcie {
     }
 
     /// Writes the answer of the message that waited.
-    pub(super) fn answer_waiting(&mut self, turn: &mut Turn<'_>) {
+    pub(super) fn answer_waiting(&mut self, turn: &mut Turn<'_>, error: Option<Errno>) {
         let waiting = std::mem::take(&mut self.waiting);
         if let Ok(judged) = self.session.judge(&waiting, 0) {
-            let answer = judged.done(&[], &mut self.out);
+            let answer = match error {
+                None => judged.done(&[], &mut self.out),
+                Some(error) => judged.refuse(error, &mut self.out),
+            };
             let reply = self.out.get(..answer.bytes).unwrap_or_default();
             turn.client.reply.extend_from_slice(reply);
         }
@@ -257,11 +262,7 @@ impl Pcie {
                 IrqAction::Mask => self.records.set_masked(vector, true),
                 IrqAction::Unmask => {
                     self.records.set_masked(vector, false);
-                    let word = self.records.pending()[usize::from(vector / 64) % 2];
-                    if word & 1 << (vector % 64) != 0 {
-                        client.raise(slot);
-                        self.records.set_pending(vector, false);
-                    }
+                    self.raise_pending(client);
                 }
             }
         }
@@ -285,10 +286,11 @@ impl Pcie {
         let at = access.offset_bytes;
         match access.region {
             pci_region::CONFIG => {
+                let was_master = self.function.is_bus_master();
                 if self.function.write_config(at, from) {
-                    return Outcome::Quiesce(Why::Function);
+                    return Outcome::Reset;
                 }
-                self.save();
+                self.space_written(turn, was_master);
             }
             pci_region::BAR4 => {
                 self.function.write_msix(at, from);
@@ -311,8 +313,8 @@ impl Pcie {
                 self.begin_admin_queue();
                 self.save();
             }
-            RegisterEffect::Reset => return Outcome::Quiesce(Why::Controller),
-            RegisterEffect::Shutdown => return Outcome::Quiesce(Why::Shutdown),
+            RegisterEffect::Reset => self.begin_quiescing(turn, Why::Reset),
+            RegisterEffect::Shutdown => self.begin_quiescing(turn, Why::Shutdown),
         }
         self.look_alive();
         Outcome::Done

@@ -140,6 +140,8 @@ pub(crate) struct Pcie {
     armed: bool,
     /// Commands are taken.
     live: bool,
+    /// No vector may be raised: the function mask.
+    masks_all: bool,
     closed: bool,
     pieces: Pieces,
     batch: Box<[u8; BATCH * 64]>,
@@ -199,6 +201,7 @@ impl Pcie {
             more: false,
             armed: false,
             live: false,
+            masks_all: false,
             closed: false,
             pieces: Pieces::new(),
             batch: Box::new([0; BATCH * 64]),
@@ -228,17 +231,18 @@ impl Pcie {
         })
     }
 
-    /// Saves the function's state. While commands are ended for a reset, what is saved is what was before it:
-    /// a successor begins the reset anew.
+    /// Saves the function's state.
     fn save(&mut self) {
-        if self.quiesce.is_none() {
-            self.records.save(self.function.state());
-        }
+        self.records.save(self.function.state());
     }
 
     /// Whether commands are taken, now that something may have changed that.
     fn look_alive(&mut self) {
-        self.live = self.function.ready() && self.quiesce.is_none() && !self.closed;
+        self.masks_all = self.function.masks_all();
+        self.live = self.function.ready()
+            && self.function.is_bus_master()
+            && self.quiesce.is_none()
+            && !self.closed;
     }
 
     /// The controller fails: its host must reset it.
@@ -252,11 +256,36 @@ impl Pcie {
     /// Raises a vector, unless the client has masked it.
     #[inline]
     fn raise(&self, client: &mut Client, vector: u16) {
-        if self.records.is_masked(vector) {
+        if self.masks_all || self.records.is_masked(vector) {
             self.records.set_pending(vector, true);
         } else {
             client.raise(slot::vector(vector));
         }
+    }
+
+    /// Vectors may be masked no more: what they held back is raised.
+    fn raise_pending(&mut self, client: &mut Client) {
+        let pending = self.records.pending();
+        for vector in 0..VECTORS {
+            if pending[usize::from(vector / 64)] & 1 << (vector % 64) != 0 {
+                self.records.set_pending(vector, false);
+                self.raise(client, vector);
+            }
+        }
+    }
+
+    /// Configuration space has been written: whether memory may be reached, and whether interrupts may be raised.
+    fn space_written(&mut self, turn: &mut Turn<'_>, was_master: bool) {
+        self.save();
+        let is_master = self.function.is_bus_master();
+        if was_master && !is_master {
+            // What ends now is held until it may be told of.
+            self.let_go_of_memory();
+        } else if is_master && !was_master {
+            self.find_shadow(turn);
+        }
+        self.look_alive();
+        self.raise_pending(turn.client);
     }
 
     /// Lets go of all memory of the client's; it is looked for again when needed.
@@ -331,7 +360,7 @@ impl Frontend for Pcie {
     }
 
     fn later(&mut self, turn: &mut Turn<'_>) -> Answer {
-        self.go_on_quiescing(turn)
+        self.answer_reset(turn)
     }
 
     #[inline]
@@ -341,7 +370,7 @@ impl Frontend for Pcie {
 
     #[inline]
     fn is_active(&self) -> bool {
-        self.live || !self.held.is_empty()
+        self.live || self.quiesce.is_some() || !self.held.is_empty()
     }
 
     fn arm(&mut self, turn: &mut Turn<'_>) -> bool {
@@ -398,7 +427,9 @@ impl Frontend for Pcie {
 
     fn tick(&mut self, turn: &mut Turn<'_>) {
         let now_ns = turn.core.now_ns();
-        self.gathered(turn.client, now_ns);
+        if self.function.is_bus_master() {
+            self.gathered(turn.client, now_ns);
+        }
         let lost = self
             .lost_ns
             .map(|since| since.saturating_add(LOST_LIMIT_NS));

@@ -184,7 +184,7 @@ impl Pcie {
     #[inline]
     pub(super) fn poll_queues(&mut self, turn: &mut Turn<'_>) -> bool {
         if !self.live {
-            return false;
+            return self.quiesce.is_some() && self.go_on_quiescing(turn);
         }
         self.more = false;
         if self.armed {
@@ -378,6 +378,10 @@ impl Pcie {
         sqe: &Sqe,
         geometry: &NamespaceGeometry,
     ) -> Begun {
+        if let Some(lane) = turn.client.lane() {
+            let record = turn.client.command_ref(lane, slot);
+            turn.core.record().blame.store(record.blame(), Relaxed);
+        }
         let (work, transfer) = match judge(sqe, geometry) {
             Ok((Some(work), transfer)) => (work, transfer),
             Ok((None, _)) => {
@@ -462,7 +466,6 @@ impl Pcie {
             return Begun::Ended(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr());
         };
         let record = turn.client.command_ref(lane, slot);
-        turn.core.record().blame.store(record.blame(), Relaxed);
         let op = match work {
             Work::Io(op) => op,
             Work::Durable(_) => IoOp::Flush,
@@ -562,14 +565,17 @@ impl Pcie {
             self.forget(slot);
             return;
         };
-        if cq.ring.is_none() {
+        let is_master = cq.ring.is_some() || self.function.is_bus_master();
+        if cq.ring.is_none() && is_master {
             let state = &self.function.queues().1[usize::from(cqid)];
             let bytes = state.entries as usize * 16;
             cq.ring = turn.client.memory().area(state.base, bytes);
         }
         let Some(ring) = cq.ring.as_ref() else {
             self.held.push((slot, status));
-            self.miss_memory(turn.core.now_ns());
+            if is_master {
+                self.miss_memory(turn.core.now_ns());
+            }
             return;
         };
         let (index, phase) = cq.cursor.next();
@@ -633,7 +639,7 @@ impl Pcie {
 
     /// Looks for memory that was missed.
     #[cold]
-    fn find_memory(&mut self, turn: &mut Turn<'_>) {
+    pub(super) fn find_memory(&mut self, turn: &mut Turn<'_>) {
         let memory = turn.client.memory();
         let (sq_states, cq_states) = self.function.queues();
         let mut missing = false;

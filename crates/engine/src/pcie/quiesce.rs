@@ -1,32 +1,40 @@
-//! Resets and shutdowns: everything in flight ends before the answer.
+//! Resets and shutdowns: everything in flight ends before the host is told that they are over.
 //!
-//! **Design.** What a guest gets as the answer to a reset is a promise that nobody reads or writes its memory on
-//! account of old commands: so the message waits until the core has given every command back, and until what a
+//! **Design.** What a guest is told of the end of a reset is a promise that nobody reads or writes its memory on
+//! account of old commands: so the end waits until the core has given every command back, and until what a
 //! dead engine may still have at a device has ended there too. Commands that a reset ends get no
-//! completion; before a shutdown is complete they do, and what was written is made durable. **Not here:** a client
-//! that goes away ([`crate::vm`] waits for its commands).
+//! completion; before a shutdown is complete they do, and what was written is made durable.
+//!
+//! The *message* that asks for it does not wait: a client gives an answer up after some seconds (QEMU after 5), and a
+//! device that hangs must not cost a guest its connection. A write of CC is answered at once, and CSTS.RDY and CSTS.SHST
+//! say when it is over, as the specification has it (Base 2.0, 3.5.3, 3.6). A function level reset and
+//! VFIO_USER_DEVICE_RESET, after which nobody is obliged to look, are answered when they are over, or with an error after
+//! [`ANSWER_LIMIT_NS`]; CSTS.RDY tells of the rest.
+//!
+//! A successor finds what is unfinished in the function's state. **Not here:** a client that goes away
+//! ([`crate::vm`] waits for its commands).
 
 use super::record::COMMANDS;
 use super::{Pcie, lane_of};
 use crate::core::{IoOp, NewIo};
 use crate::vm::frontend::{Answer, Turn};
 use forebay_nvme::Status;
+use forebay_nvme::pcie::RegisterEffect;
+use forebay_vfio_user::Errno;
 use forebay_xlate::kill_point;
 
 /// The number of a flush of our own: no command's.
 const FLUSH: u16 = COMMANDS as u16;
+/// How long the answer to a reset by the bus waits.
+const ANSWER_LIMIT_NS: u64 = 3_000_000_000;
 
-/// What asked for it.
+/// What is under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Why {
-    /// CC.EN was cleared.
-    Controller,
+    /// CC.EN was cleared, or the whole function is reset.
+    Reset,
     /// CC.SHN was set.
     Shutdown,
-    /// A function level reset.
-    Function,
-    /// VFIO_USER_DEVICE_RESET.
-    Bus,
 }
 
 /// How far the flush of a shutdown is.
@@ -41,35 +49,44 @@ enum Flush {
 pub(super) struct Quiesce {
     why: Why,
     flush: Flush,
+    since_ns: u64,
 }
 
 impl Quiesce {
     /// Whether commands end without an answer.
     #[inline]
     pub(super) fn drops(&self) -> bool {
-        self.why != Why::Shutdown
+        self.why == Why::Reset
     }
 }
 
 impl Pcie {
-    /// Starts nothing more, and waits for what is in flight.
-    pub(super) fn begin_quiescing(&mut self, turn: &mut Turn<'_>, why: Why) -> Answer {
-        let flush = match why {
-            Why::Shutdown => Flush::Needed,
-            _ => Flush::Ended,
+    /// Starts nothing more, and waits for what is in flight. The function's state says why, and is saved first.
+    pub(super) fn begin_quiescing(&mut self, turn: &mut Turn<'_>, why: Why) {
+        self.save();
+        let before = self.quiesce.as_ref().map(|q| (q.why, q.flush));
+        let flush = match (why, before) {
+            // A reset ends all else, but for a flush that is under way.
+            (Why::Shutdown, Some((Why::Reset, _))) => return,
+            (_, Some((_, Flush::Begun))) => Flush::Begun,
+            (Why::Shutdown, _) => Flush::Needed,
+            (Why::Reset, _) => Flush::Ended,
         };
-        let quiesce = Quiesce { why, flush };
-        let drops = quiesce.drops();
         // Before anything is forgotten: whatever overlaps it waits.
-        if drops
+        if why == Why::Reset
             && self.in_hand() > 0
             && let Some(lane) = lane_of(turn)
         {
             turn.core.orphan_machine(lane);
         }
-        self.quiesce = Some(quiesce);
+        let since_ns = turn.core.now_ns();
+        self.quiesce = Some(Quiesce {
+            why,
+            flush,
+            since_ns,
+        });
         self.look_alive();
-        if drops {
+        if why == Why::Reset {
             // Those that nobody has begun yet, or that wait for memory, never will.
             while let Some(slot) = self.again.pop_front() {
                 self.forget(slot);
@@ -77,7 +94,29 @@ impl Pcie {
             self.give_up_held(turn);
         }
         kill_point!("pcie.quiescing");
-        self.go_on_quiescing(turn)
+        self.go_on_quiescing(turn);
+    }
+
+    /// What a dead engine left unfinished is gone on with.
+    pub(super) fn resume_quiescing(&mut self, turn: &mut Turn<'_>) {
+        match self.function.unfinished() {
+            RegisterEffect::Reset => self.begin_quiescing(turn, Why::Reset),
+            RegisterEffect::Shutdown => self.begin_quiescing(turn, Why::Shutdown),
+            RegisterEffect::None | RegisterEffect::Enabled => {}
+        }
+    }
+
+    /// The answer to a reset by the bus.
+    pub(super) fn answer_reset(&mut self, turn: &mut Turn<'_>) -> Answer {
+        let error = match &self.quiesce {
+            None => None,
+            Some(q) if turn.core.now_ns().saturating_sub(q.since_ns) >= ANSWER_LIMIT_NS => {
+                Some(Errno::ETIMEDOUT)
+            }
+            Some(_) => return Answer::Later,
+        };
+        self.answer_waiting(turn, error);
+        Answer::Now
     }
 
     /// Commands that have not ended.
@@ -85,43 +124,35 @@ impl Pcie {
         COMMANDS - self.free.len()
     }
 
-    pub(super) fn go_on_quiescing(&mut self, turn: &mut Turn<'_>) -> Answer {
+    /// Looks whether it is over; true if it is.
+    #[cold]
+    pub(super) fn go_on_quiescing(&mut self, turn: &mut Turn<'_>) -> bool {
         let Some(quiesce) = &self.quiesce else {
-            self.answer_waiting(turn);
-            return Answer::Now;
+            return true;
         };
         if !quiesce.drops() && !self.again.is_empty() {
             self.begin_again(turn);
         }
+        if !self.held.is_empty() && self.function.is_bus_master() {
+            self.find_memory(turn);
+        }
         let lane = lane_of(turn);
         let touched = lane.is_some_and(|lane| turn.core.may_touch_memory_of(lane));
-        if self.in_hand() > 0 || touched {
-            return Answer::Later;
+        if self.in_hand() > 0 || touched || !self.is_flushed(turn) {
+            return false;
         }
-        if !self.is_flushed(turn) {
-            return Answer::Later;
-        }
-        let why = self.quiesce.take().map(|q| q.why);
+        let resets = self.quiesce.take().is_some_and(|q| q.drops());
         for slot in 0..COMMANDS as u16 {
             self.records.free(slot);
         }
-        match why {
-            Some(Why::Shutdown) => self.function.quiesced(),
-            Some(Why::Controller) => {
-                self.function.quiesced();
-                self.drop_queues();
-            }
-            Some(Why::Function | Why::Bus) => {
-                self.function.reset();
-                self.drop_queues();
-            }
-            None => {}
+        self.function.quiesced();
+        if resets {
+            self.drop_queues();
         }
         self.save();
         kill_point!("pcie.quiesced");
         self.look_alive();
-        self.answer_waiting(turn);
-        Answer::Now
+        true
     }
 
     fn drop_queues(&mut self) {

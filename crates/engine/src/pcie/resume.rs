@@ -14,7 +14,7 @@ use super::{Command, Pcie, Work, no_entry, slot};
 use crate::core::{CarriedSpan, Devices, IoOp};
 use crate::lane::LaneIndex;
 use crate::vm::frontend::{Closing, Turn};
-use forebay_nvme::pcie::{Function, QUEUES, VECTORS, queue};
+use forebay_nvme::pcie::{Function, QUEUES, RegisterEffect, VECTORS, queue};
 use forebay_nvme::{Cqe, Sqe, Status};
 use forebay_vfio_user::Session;
 use forebay_xlate::kill_point;
@@ -40,6 +40,7 @@ impl Pcie {
         }
         self.look_alive();
         self.take_over_commands(turn, blamed)?;
+        self.resume_quiescing(turn);
         kill_point!("pcie.inherited");
         // Whether its host has seen the last of them is not known.
         for vector in 0..VECTORS {
@@ -200,7 +201,9 @@ impl Pcie {
                 .collect();
             turn.core.carry_machine(lane, &spans);
         }
-        self.begin_again(turn);
+        if self.function.unfinished() != RegisterEffect::Reset {
+            self.begin_again(turn);
+        }
         Ok(())
     }
 

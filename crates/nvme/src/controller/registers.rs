@@ -125,6 +125,21 @@ impl Controller {
         sizes && cc.css() == 0 && cc.mps() == 0 && cc.ams() == 0
     }
 
+    /// A reset of what the controller is part of begins: as [`Effect::Reset`], whoever asked for it.
+    pub fn begin_reset(&mut self) {
+        self.state.cc = self.cc().with_en(false).into_bits();
+    }
+
+    /// Whether the owner has yet to say [`Controller::quiesced`], and what it was asked for.
+    pub fn unfinished(&self) -> Effect {
+        let csts = self.csts();
+        match self.cc().en() {
+            false if csts.rdy() => Effect::Reset,
+            true if csts.shst() == Csts::SHST_OCCURRING => Effect::Shutdown,
+            _ => Effect::None,
+        }
+    }
+
     /// The owner's answer to [`Effect::Reset`] and [`Effect::Shutdown`]: no I/O command runs any
     /// more, the I/O queues are gone, and after a shutdown what was written is durable.
     pub fn quiesced(&mut self) {

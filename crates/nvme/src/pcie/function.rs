@@ -33,9 +33,9 @@ pub enum RegisterEffect {
     /// The controller is enabled, or has failed to be: the Admin queue is new.
     Enabled,
     /// Controller reset: start no command, let those in flight end, drop all queues; then
-    /// [`Function::quiesced`]. The write is answered after that.
+    /// [`Function::quiesced`]. The write is answered at once: until then CSTS.RDY says that it isn't over.
     Reset,
-    /// Shutdown: as a reset, with everything written made durable first.
+    /// Shutdown: as a reset, with everything written made durable first; CSTS.SHST tells of it.
     Shutdown,
 }
 
@@ -117,13 +117,18 @@ impl Function {
         }
     }
 
+    /// Whether all vectors are masked.
+    pub fn masks_all(&self) -> bool {
+        space::masks_all(&self.state.space)
+    }
+
     /// Reads configuration space.
     pub fn read_config(&self, at: u64, into: &mut [u8]) {
         space::read(&self.state.space, at, into);
     }
 
-    /// Writes configuration space. True: a function level reset is asked for. Then the owner lets what is in flight end, and calls
-    /// [`Function::reset`].
+    /// Writes configuration space. True: a function level reset is asked for. Then the owner calls
+    /// [`Function::begin_reset`], and [`Function::quiesced`] when what is in flight has ended.
     pub fn write_config(&mut self, at: u64, from: &[u8]) -> bool {
         space::write(&mut self.state.space, at, from)
     }
@@ -301,10 +306,29 @@ impl Function {
         self.state.event_index = 0;
     }
 
-    /// Function level reset, or a reset by the bus: everything is as after power-on. No command is in flight
-    /// any more.
-    pub fn reset(&mut self) {
-        *self = Self::new(*self.controller.config());
+    /// Function level reset, or a reset by the bus: everything but the controller itself is as after power-on, and that
+    /// is being reset, as by [`RegisterEffect::Reset`].
+    pub fn begin_reset(&mut self) {
+        self.state.space = space::after_reset();
+        self.mask_vectors();
+        (self.state.aqa, self.state.asq, self.state.acq) = (0, 0, 0);
+        self.controller.begin_reset();
+    }
+
+    /// What the owner has yet to say [`Function::quiesced`] to.
+    pub fn unfinished(&self) -> RegisterEffect {
+        match self.controller.unfinished() {
+            Effect::Reset => RegisterEffect::Reset,
+            Effect::Shutdown => RegisterEffect::Shutdown,
+            Effect::None | Effect::Enabled => RegisterEffect::None,
+        }
+    }
+
+    /// Whether it may reach into memory (PCI Express Base, Command Register, Bus Master Enable): a function that may not
+    /// fetches nothing, completes nothing and raises no interrupt.
+    #[inline]
+    pub fn is_bus_master(&self) -> bool {
+        space::is_bus_master(&self.state.space)
     }
 
     /// Something went so wrong that the host must reset the controller.

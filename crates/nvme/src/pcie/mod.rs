@@ -13,8 +13,9 @@
 //!
 //! # What it does not do
 //! It starts no command, raises no interrupt and knows no vfio-user. There is no memory buffer of the controller, no
-//! NVM subsystem reset, no pin interrupt, no MSI. Vectors' mask bits and the bus master bit are kept for
-//! whoever reads them: whether an interrupt gets through is up to the machine that is given it.
+//! NVM subsystem reset, no pin interrupt, no MSI. Vectors' mask bits are kept for
+//! whoever reads them: whether an interrupt gets through is up to the machine that is given it, whose monitor has the
+//! table (vfio: masks are set by messages of their own).
 
 mod admin;
 pub mod data;

@@ -103,6 +103,16 @@ pub fn read(space: &[u8; SPACE_BYTES], offset: u64, into: &mut [u8]) {
     }
 }
 
+/// Bus Master Enable.
+pub const fn is_bus_master(space: &[u8; SPACE_BYTES]) -> bool {
+    space[COMMAND] & 1 << 2 != 0
+}
+
+/// Whether all vectors are masked: MSI-X is enabled, and so is its function mask (PCI 3.0, 6.8.2.3).
+pub const fn masks_all(space: &[u8; SPACE_BYTES]) -> bool {
+    space[MSIX + 3] >> 6 == 0b11
+}
+
 /// Writes what can be written. True: a function level reset was asked for.
 pub fn write(space: &mut [u8; SPACE_BYTES], offset: u64, from: &[u8]) -> bool {
     let mut flr = false;

@@ -232,7 +232,22 @@ fn registers_are_what_the_specification_says() {
         ASQ as u32,
         "a controller reset leaves these"
     );
-    bench.function.reset();
+    // The whole function, with commands in flight.
+    bench.function.write_config(0x04, &[6, 0]);
+    assert!(bench.function.is_bus_master());
+    bench.enable(ASQ, ACQ, 31, 31);
+    bench.function.begin_reset();
+    assert!(!bench.function.is_bus_master() && !bench.function.ready());
+    assert_eq!(bench.function.unfinished(), RegisterEffect::Reset);
+    assert_eq!(bench.register(0x1C), 1, "not before they have ended");
+    let enabling = bench.write(0x14, &0x0046_0001u32.to_le_bytes());
+    assert_eq!(
+        (enabling, bench.function.ready()),
+        (RegisterEffect::None, false)
+    );
+    bench.function.quiesced();
+    assert_eq!(bench.function.unfinished(), RegisterEffect::None);
+    assert_eq!(bench.register(0x1C), 0);
     assert_eq!(bench.register(0x28), 0);
 }
 

@@ -619,6 +619,24 @@ impl Driver {
         u32::from_le_bytes(bytes.try_into().unwrap())
     }
 
+    /// Until a register has this value.
+    #[track_caller]
+    pub(super) fn wait_register(&mut self, rig: &mut Rig, at: u64, wanted: u32) {
+        for () in patiently() {
+            if self.register(rig, at) == wanted {
+                return;
+            }
+            rig.turn();
+        }
+        panic!("register {at:#x} is {:#x}", self.register(rig, at));
+    }
+
+    /// Bus master, or not.
+    pub(super) fn set_master(&mut self, rig: &mut Rig, is_master: bool) {
+        let command: u16 = 2 | if is_master { 4 } else { 0 };
+        self.write(rig, pci_region::CONFIG, 4, &command.to_le_bytes());
+    }
+
     /// Agrees on the version, maps memory, takes all vectors, enables the controller.
     pub(super) fn begin(&mut self, rig: &mut Rig) {
         let reply = self.call(
@@ -656,6 +674,7 @@ impl Driver {
     }
 
     pub(super) fn enable(&mut self, rig: &mut Rig) {
+        self.set_master(rig, true);
         self.admin = Pair::new(0, self.admin.sq, self.admin.cq, self.admin.entries);
         self.put(self.admin.cq, &[0; 512]);
         let size = self.admin.entries - 1;
