@@ -74,7 +74,7 @@ pub enum Drive {
 /// A disk of the machine that a guest is.
 #[derive(Debug, Clone)]
 pub enum MachineDisk {
-    /// An NVMe controller behind a vfio-user socket. It can be unplugged.
+    /// An NVMe controller behind a vfio-user socket.
     VfioUser(PathBuf),
     /// A virtio disk behind a vhost-user-blk socket.
     VhostUser(PathBuf),
@@ -270,21 +270,7 @@ impl Guest {
             .map_err(|error| self.with_console(error))
     }
 
-    /// Takes the disk of this number out, as whoever runs the machine does: waits until the guest has let it go.
-    ///
-    /// # Errors
-    /// If QEMU refuses, or the guest does not let it go.
-    pub fn unplug(&self, number: usize) -> Result<()> {
-        let id = format!("disk{number}");
-        let unplugged = || -> Result<()> {
-            let mut monitor = Qmp::connect(&self.monitor)?;
-            monitor.execute("device_del", json!({ "id": id }))?;
-            monitor.event("DEVICE_DELETED", &id)
-        };
-        unplugged().map_err(|error| self.with_console(error))
-    }
-
-    /// Puts a disk in again, where that number was.
+    /// Puts a disk in while the guest runs: of the number that follows those of [`GuestOptions::disks`].
     ///
     /// # Errors
     /// If QEMU refuses.
@@ -354,9 +340,12 @@ fn add_disks(command: &mut Command, options: &GuestOptions) {
         options.memory_mib
     );
     command.args(["-machine", "q35,memory-backend=mem", "-object", &memory]);
-    for (number, disk) in options.disks.iter().enumerate() {
+    // One more, to plug something in.
+    for number in 0..=options.disks.len() {
         let port = format!("pcie-root-port,id=port{number},chassis={number},slot={number}");
         command.args(["-device", &port]);
+    }
+    for (number, disk) in options.disks.iter().enumerate() {
         let device = match disk {
             MachineDisk::VfioUser(path) => vfio_user(number, path),
             MachineDisk::VhostUser(path) => {
