@@ -11,6 +11,7 @@ use forebay_virtio::vhost_user::message::{
     self, Frame, MAX_MESSAGE_BYTES, MAX_TABLE_REGIONS, decode, frame,
 };
 use forebay_virtio::vhost_user::session::{Effect, Offer, Session};
+use forebay_virtio::vhost_user::protocol_feature;
 use libfuzzer_sys::fuzz_target;
 
 const OFFER: Offer = Offer {
@@ -40,10 +41,20 @@ fuzz_target!(|bytes: &[u8]| {
         match session.take(&request) {
             Ok(Effect::SetMemory { count, .. }) => assert!(count <= MAX_TABLE_REGIONS),
             Ok(Effect::RingFd { index, .. } | Effect::Ring(index)) => assert!(index < 5),
+            Ok(Effect::Kick(index)) => {
+                assert!(index < 5 && session.vrings()[usize::from(index)].started);
+                assert!(session.has_protocol(protocol_feature::INBAND_NOTIFICATIONS));
+                let call = message::vring_call(index);
+                assert_eq!(frame(&call), Ok(Frame::Whole(call.len())));
+            }
             Ok(Effect::Stop(index)) => {
                 assert!(index < 5);
                 session.stopped(index, 7);
                 assert!(!session.is_served(index));
+            }
+            Ok(Effect::Rebase { index, base }) => {
+                assert!(index < 5 && !session.is_served(index));
+                session.stopped(index, base);
             }
             Ok(Effect::GetInflight(area) | Effect::SetInflight(area)) => {
                 assert!(area.num_queues <= 5 && area.queue_size <= MAX_QUEUE_SIZE);

@@ -11,12 +11,12 @@ use crate::vm::descriptor;
 use crate::vm::file::Region;
 use crate::vm::frontend::{Answer, Closing, Deposit, Message, Turn};
 use forebay_virtio::blk::{CONFIG_BYTES, CONFIG_WRITEBACK};
-use forebay_virtio::vhost_user::MAX_CONFIG_BYTES;
 use forebay_virtio::vhost_user::message::{
-    self, Header, InflightArea, MemoryRegion, RingFd, reply_config, reply_inflight, reply_u64,
-    reply_vring_base, request,
+    self, Header, InflightArea, MemoryRegion, Request, RingFd, reply_config, reply_inflight,
+    reply_u64, reply_vring_base, request,
 };
 use forebay_virtio::vhost_user::session::{Effect, Refusal};
+use forebay_virtio::vhost_user::{MAX_CONFIG_BYTES, protocol_feature};
 
 /// A message that waits for what is in flight.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +24,8 @@ pub(super) enum Pending {
     None,
     /// GET_VRING_BASE of this ring.
     Stop(u16, Header),
+    /// SET_VRING_BASE of this ring, which is disabled: where it goes on.
+    Rebase(u16, u32, Header),
     /// A reset of the device.
     Reset(Header),
     /// Memory was taken away, and a dead engine's I/O may still be there.
@@ -59,13 +61,27 @@ impl Vhost {
             Ok(decoded) => decoded,
             Err(error) => return Answer::Close(Closing(error.text())),
         };
+        if let Request::VringKick { index } = request
+            && self
+                .session
+                .has_protocol(protocol_feature::INBAND_NOTIFICATIONS)
+            && let Some(Some(_)) = self.lines.get(index as usize)
+        {
+            // A turn looks at every ring anyway.
+            self.acknowledge(turn, &header);
+            return Answer::Now;
+        }
+        let before = self.session.clone();
         let effect = match self.session.take(&request) {
             Ok(effect) => effect,
             Err(refusal) => return self.refuse(turn, &header, Refusal::text(refusal)),
         };
         match self.act(turn, &header, effect, message.descriptors) {
             Ok(()) => self.go_on(turn),
-            Err(Fault::Refused(why)) => self.refuse(turn, &header, why),
+            Err(Fault::Refused(why)) => {
+                self.session = before;
+                self.refuse(turn, &header, why)
+            }
             Err(Fault::Fatal(why)) => Answer::Close(why),
         }
     }
@@ -88,12 +104,16 @@ impl Vhost {
     fn over(&mut self, turn: &mut Turn<'_>, header: &Header) -> Answer {
         self.pending = Pending::None;
         area(turn).save(&self.session.words());
+        self.acknowledge(turn, header);
+        Answer::Now
+    }
+
+    fn acknowledge(&self, turn: &mut Turn<'_>, header: &Header) {
         if turn.client.reply.is_empty()
             && self.session.acknowledges(header.request, header.need_reply)
         {
             reply_u64(&mut turn.client.reply, header.request, 0);
         }
-        Answer::Now
     }
 
     /// Goes on with the message that waits, or ends the one that doesn't.
@@ -107,6 +127,14 @@ impl Vhost {
                 self.stop(turn, index);
                 let base = self.session.vrings()[usize::from(index)].base;
                 reply_vring_base(&mut turn.client.reply, u32::from(index), base);
+                self.over(turn, &header)
+            }
+            Pending::Rebase(index, base, header) => {
+                if self.is_busy(index) {
+                    return Answer::Later;
+                }
+                self.stop(turn, index);
+                self.session.stopped(index, base);
                 self.over(turn, &header)
             }
             Pending::Reset(header) => {
@@ -179,7 +207,9 @@ impl Vhost {
             }
             // A turn looks at those that are served.
             Effect::Ring(_) => {}
+            Effect::Kick(index) => self.start_ring(turn, index)?,
             Effect::Stop(index) => self.pending = Pending::Stop(index, *header),
+            Effect::Rebase { index, base } => self.pending = Pending::Rebase(index, base, *header),
             Effect::Reset => self.pending = Pending::Reset(*header),
             Effect::GetConfig { offset, size } => self.get_config(turn, offset, size)?,
             Effect::SetConfig { offset, bytes } => self.set_config(offset, bytes)?,
@@ -191,6 +221,7 @@ impl Vhost {
                     return Err(NO_DESCRIPTOR);
                 }
                 turn.client.hold(BACKEND, Some(deposit));
+                self.calls_ns = None;
             }
         }
         if matches!(self.pending, Pending::None) {
@@ -282,15 +313,24 @@ impl Vhost {
                 if deposit.is_some() && !turn.client.watch(slot) {
                     return Err(Fault::Refused("a kick descriptor that can't be watched"));
                 }
-                if self.lines[usize::from(index)].is_none() {
-                    // A death can have kept its last stop from forgetting it.
-                    self.forget_inflight(turn, index);
-                    self.serve(turn, index)?;
-                }
+                self.start_ring(turn, index)?;
             }
             // What ended before there was somebody to tell.
-            RingFd::Call => turn.client.raise(slot),
+            RingFd::Call => {
+                self.calls &= !(1 << index);
+                turn.client.raise(slot);
+            }
             RingFd::Err => {}
+        }
+        Ok(())
+    }
+
+    /// A ring is started, if it wasn't.
+    fn start_ring(&mut self, turn: &mut Turn<'_>, index: u16) -> Result<(), Closing> {
+        if self.lines[usize::from(index)].is_none() {
+            // A death can have kept its last stop from forgetting it.
+            self.forget_inflight(turn, index);
+            self.serve(turn, index)?;
         }
         Ok(())
     }

@@ -6,7 +6,8 @@
 //! **Design.** A [`Vhost`] has the session ([`forebay_virtio::vhost_user::session`]), one [`queue::Line`] for each
 //! ring that is served, and the request that the core has no room for now, if there is one: while it waits, none is taken. A turn
 //! shows the driver all that ended since the last one, with one store and at most one call for each queue, then takes
-//! what is new. Idle, it asks for kicks, which epoll sees. [`control`] is what messages do, [`request`] one
+//! what is new. Idle, it asks for kicks, which epoll sees: at a descriptor, or at the client's socket, where a kick is a
+//! message like others. [`mod@calls`] tells drivers, [`control`] is what messages do, [`request`] one
 //! request's way, [`mod@area`] and [`resume`] are what a successor finds and how it goes on.
 //!
 //! A request longer than the core's longest transfer goes to it in parts, one after the other; the guest sees one.
@@ -14,6 +15,7 @@
 //! **What it does not do.** Live migration of the guest's memory (no dirty log), memory behind an IOMMU.
 
 mod area;
+mod calls;
 mod control;
 mod inflight;
 mod queue;
@@ -37,15 +39,12 @@ use forebay_virtio::vhost_user::session::{Offer, Session};
 use inflight::Inflight;
 use queue::Line;
 use request::Begun;
-use rustix::net::SendFlags;
 
 /// Requests that one queue may begin in one turn: others are to have theirs.
 const REQUESTS_AT_ONCE: u32 = 64;
 /// What all queues of a client may begin in one turn, and bytes of it, about.
 const CLIENT_AT_ONCE: u32 = 256;
 const BYTES_AT_ONCE: u32 = 4 << 20;
-/// A client that has no room for being told is tried again after this.
-const TELL_AGAIN_NS: u64 = 100_000_000;
 
 /// Slots of descriptors: a ring's, by its number;
 const KICK: usize = 0;
@@ -74,6 +73,9 @@ pub(crate) struct Vhost {
     armed: bool,
     /// The client is yet to be told that the disk grew: when that is tried again.
     tell_ns: Option<u64>,
+    /// Queues of which the driver is yet to be called by a message; when that is tried again.
+    calls: u64,
+    calls_ns: Option<u64>,
     /// Which queue is looked at first.
     first: usize,
     /// A command that a dead engine crashed over, and how often; counted until it ends.
@@ -121,6 +123,8 @@ impl Vhost {
             pending: Pending::None,
             armed: false,
             tell_ns: None,
+            calls: 0,
+            calls_ns: None,
             first: 0,
             blamed: None,
             ghosts: Vec::new(),
@@ -131,17 +135,20 @@ impl Vhost {
     /// Shows the drivers what ended, and tells those that want to be told.
     fn publish(&mut self, turn: &mut Turn<'_>) -> bool {
         let mut any = false;
-        for (index, line) in self.lines.iter_mut().enumerate() {
-            let Some(line) = line else { continue };
+        for index in 0..self.lines.len() {
+            let Some(line) = &mut self.lines[index] else {
+                continue;
+            };
             if line.ended {
                 line.ended = false;
                 any = true;
                 line.queue.publish();
                 if line.queue.wants_call() {
-                    turn.client.raise(CALL + index);
+                    self.call(turn, index);
                 }
             }
         }
+        self.send_calls(turn);
         any
     }
 
@@ -188,21 +195,6 @@ impl Vhost {
             }
         }
         any
-    }
-
-    /// Tells the client that the configuration changed, if it has a channel for that and room in it.
-    fn tell_of_growth(&mut self, turn: &mut Turn<'_>) {
-        let Some(channel) = turn.client.held(BACKEND) else {
-            self.tell_ns = None;
-            return;
-        };
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match rustix::net::send(channel, &message::config_changed(), flags) {
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
-                self.tell_ns = Some(turn.core.now_ns() + TELL_AGAIN_NS);
-            }
-            _ => self.tell_ns = None,
-        }
     }
 }
 
@@ -325,13 +317,14 @@ impl Frontend for Vhost {
         if self.tell_ns.is_some_and(|at| turn.core.now_ns() >= at) {
             self.tell_of_growth(turn);
         }
+        self.send_calls(turn);
         if !self.ghosts.is_empty() {
             self.may_redo(turn);
         }
     }
 
     fn deadline_ns(&self) -> Option<u64> {
-        self.tell_ns
+        self.tell_ns.into_iter().chain(self.calls_ns).min()
     }
 }
 

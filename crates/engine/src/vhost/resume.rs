@@ -8,7 +8,7 @@
 
 use super::area::Record;
 use super::inflight::Inflight;
-use super::{CALL, INFLIGHT, KICK, Vhost, area, offer, slot_of};
+use super::{INFLIGHT, KICK, Vhost, area, offer, slot_of};
 use crate::core::{CarriedSpan, Devices};
 use crate::vm::frontend::{Closing, Turn};
 use forebay_virtio::vhost_user::session::Session;
@@ -56,7 +56,7 @@ impl Vhost {
         }
         self.carry(turn, &records);
         for index in 0..usize::from(self.disk.queues) {
-            turn.client.raise(CALL + index);
+            self.call(turn, index);
         }
         if turn.client.held(super::BACKEND).is_some() {
             // It may have grown meanwhile.

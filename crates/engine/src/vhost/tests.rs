@@ -1,5 +1,6 @@
 //! The frontend with a client, a guest and a device, in one thread.
 
+mod in_band;
 mod rig;
 
 use forebay_virtio::model::{GUEST_ADDRESS, Layout, Offered, USER_ADDRESS};
@@ -15,7 +16,7 @@ const GET_ID: u32 = 8;
 const DISCARD: u32 = 11;
 const WRITE_ZEROES: u32 = 13;
 
-const WAYS: [Way; 4] = [
+const WAYS: [Way; 6] = [
     PLAIN,
     Way {
         packed: true,
@@ -32,6 +33,18 @@ const WAYS: [Way; 4] = [
         event_idx: true,
         queues: 2,
         inflight: true,
+        ..PLAIN
+    },
+    Way {
+        event_idx: true,
+        queues: 2,
+        in_band: true,
+        ..PLAIN
+    },
+    Way {
+        packed: true,
+        in_band: true,
+        ..PLAIN
     },
 ];
 

@@ -21,13 +21,16 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBMACHIN");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// Memory regions that a client may have at once.
 pub(crate) const MAX_REGIONS: usize = 512;
 /// Slots for descriptors that a client keeps here.
 pub(crate) const MAX_SLOTS: usize = 512;
 /// Bytes of the frontend's own area.
 pub(crate) const AREA_BYTES: usize = 4 << 20;
+
+/// Bytes for answers that are being sent.
+pub(super) const ANSWER_BYTES: usize = 64 << 10;
 
 /// How far the message of the header's number is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,7 +40,7 @@ pub(crate) enum Stage {
     Idle = 0,
     /// It is handled, and may be so again.
     Intent = 1,
-    /// It is carried out for good, its answer is being sent: whether it was is not known.
+    /// It is carried out for good, its answer is being sent.
     Answering = 2,
     /// Its answer, if it needs one, is sent; it is being consumed.
     Answered = 3,
@@ -74,7 +77,10 @@ cells! {
         tries: AtomicU64,
         /// 1: when its answer was sent, the client had received all before it.
         alone: AtomicU64,
-        reserved: [AtomicU64; 502],
+        /// Where in the file the answer that is being sent begins and ends; 0: it doesn't lie here.
+        answer_begin: AtomicU64,
+        answer_end: AtomicU64,
+        reserved: [AtomicU64; 500],
     }
 }
 
@@ -101,7 +107,9 @@ const REGIONS_AT: usize = size_of::<Header>();
 const SLOTS_AT: usize = REGIONS_AT + MAX_REGIONS * size_of::<RegionRecord>();
 const AREA_AT: usize = SLOTS_AT + MAX_SLOTS * size_of::<AtomicU64>();
 /// Bytes of a machine file (sparse).
-pub(crate) const FILE_BYTES: usize = AREA_AT + AREA_BYTES;
+pub(crate) const FILE_BYTES: usize = ANSWERS_AT + ANSWER_BYTES;
+/// Where the answers lie.
+pub(super) const ANSWERS_AT: usize = AREA_AT + AREA_BYTES;
 const _: () = assert!(AREA_AT.is_multiple_of(4096));
 
 /// A memory region of a client.
@@ -225,6 +233,32 @@ impl MachineFile {
     /// Before an answer is sent.
     pub(crate) fn set_alone(&self, alone: bool) {
         self.header().alone.store(u64::from(alone), Relaxed);
+    }
+
+    /// An answer lies between these bytes, and is about to be sent from there.
+    pub(super) fn set_answer(&self, begin: u64, end: u64) {
+        self.header().answer_begin.store(begin, Relaxed);
+        self.header().answer_end.store(end, Release);
+    }
+
+    /// The next one lies elsewhere.
+    pub(super) fn no_answer(&self) {
+        self.set_answer(0, 0);
+    }
+
+    /// What [`MachineFile::set_answer`] said last.
+    pub(super) fn answer(&self) -> Option<(u64, u64)> {
+        let header = self.header();
+        let answer = (
+            header.answer_begin.load(Relaxed),
+            header.answer_end.load(Relaxed),
+        );
+        (answer.0 < answer.1).then_some(answer)
+    }
+
+    /// `count` values from byte `offset` of the answers on; `None` when they don't fit or aren't aligned.
+    pub(super) fn answers<T: Cells>(&self, offset: usize, count: usize) -> Option<&[T]> {
+        self.memory.cells(ANSWERS_AT + offset, count)
     }
 
     /// What [`MachineFile::set_consuming`] said last.

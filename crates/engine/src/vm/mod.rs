@@ -11,6 +11,7 @@
 //!
 //! **Not here:** accepting (the control thread's [`crate::control`]), what the messages mean.
 
+mod answer;
 pub(crate) mod client;
 pub(crate) mod closer;
 pub(crate) mod descriptor;

@@ -7,10 +7,10 @@
 //!
 //! - *intent*: nothing was answered. What the message did to the memory's regions is taken back, and it is
 //!   peeked and carried out again.
-//! - *answering*: either it was answered or it was not. If the client has something unread, and had nothing
-//!   before, it was.
-//!   Otherwise it can't be known, and the client is closed: so short is the time between two instructions
-//!   that this is rare.
+//! - *answering*: either it was answered or it was not. The kernel counted what was sent ([`super::answer`]); of an
+//!   answer with a descriptor it does not: if the client has something unread, and had nothing
+//!   before, it was sent. Otherwise it can't be known, and the client is closed: so few have one, and so short is the time
+//!   between two instructions that this is rare.
 //! - *answered*: the peek offset says how much is consumed; the rest is.
 //!
 //! Descriptors belong to a piece of the stream, as it was sent. A peek with room to spare ends with the first
@@ -20,6 +20,7 @@
 //!
 //! **Not here:** what messages mean ([`super::frontend`]).
 
+use super::answer::{self, Laid, Sent};
 use super::client::{Client, MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, MESSAGE_LIMIT_NS};
 use super::closer::Closer;
 use super::file::Stage;
@@ -47,6 +48,8 @@ const MESSAGES_AT_ONCE: usize = 8;
 pub(super) const HUNG_UP: Closing = Closing("it hung up");
 const ANSWERED_OR_NOT: Closing =
     Closing("the engine died while it answered a message, and whether it had is not known");
+
+const PARTLY: Closing = Closing("the engine died while the client took a part of an answer");
 
 /// How far the message at the stream's begin is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,6 +85,8 @@ pub(super) struct Talk {
     /// The socket has no room: epoll says when it has.
     pub(super) blocked: bool,
     phase: Phase,
+    /// Where the answer lies that is being sent, unless it has a descriptor.
+    laid: Option<Laid>,
     deadline_ns: u64,
     /// The daemon has the deposits up to this one.
     deposited: Option<u32>,
@@ -107,6 +112,7 @@ impl Talk {
             more: false,
             blocked: false,
             phase: Phase::Reading,
+            laid: None,
             deadline_ns: 0,
             deposited: None,
             closer,
@@ -127,6 +133,14 @@ impl Talk {
         let file = client.file();
         let (number, mut stage) = file.message();
         let (bytes, peeked) = file.consuming();
+        if stage == Stage::Answering {
+            match answer::sent(file) {
+                Some(Sent::All) => stage = Stage::Answered,
+                Some(Sent::Nothing) => stage = Stage::Intent,
+                Some(Sent::Some) => return Err(PARTLY),
+                None => {}
+            }
+        }
         if stage == Stage::Answering {
             match peek::unreceived(&fd) {
                 Ok(1..) if bytes != u64::MAX && file.is_alone() => stage = Stage::Answered,
@@ -429,16 +443,27 @@ impl Talk {
 
     /// Sends the answer from `sent` on, if there is one; true when all of it is.
     fn send(&mut self, client: &mut Client, mut sent: usize) -> Result<bool, Closing> {
-        if sent == 0 {
+        if sent == 0 && self.laid.is_none() {
             let (len, peeked) = (self.len as u64, self.bytes.len() as u64);
             client.file().set_consuming(len, peeked);
             if !client.reply.is_empty() {
-                let alone = peek::unreceived(&self.fd) == Ok(0);
-                client.file().set_alone(alone);
+                self.lay(client);
             }
         }
         while let Some(bytes) = client.reply.get(sent..).filter(|bytes| !bytes.is_empty()) {
             client.stage(Stage::Answering);
+            if let Some(laid) = &self.laid {
+                match laid.send(client.file(), &self.fd) {
+                    Ok(count) if count > 0 => sent += count,
+                    Err(Errno::INTR) => {}
+                    Err(Errno::AGAIN) => {
+                        self.wait_for_room(client, sent);
+                        return Ok(false);
+                    }
+                    _ => return Err(HUNG_UP),
+                }
+                continue;
+            }
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             let fd = client.reply_descriptor.as_ref().filter(|_| sent == 0);
@@ -457,18 +482,36 @@ impl Talk {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    if sent == 0 {
-                        // Nothing was: it can be done again.
-                        client.stage(Stage::Intent);
-                    }
-                    self.blocked = true;
-                    self.phase = Phase::Sending(sent);
+                    self.wait_for_room(client, sent);
                     return Ok(false);
                 }
                 Err(_) => return Err(HUNG_UP),
             }
         }
         Ok(true)
+    }
+
+    /// An answer is about to be sent.
+    fn lay(&mut self, client: &Client) {
+        let file = client.file();
+        // What the last one was does not count for this one.
+        file.no_answer();
+        if client.reply_descriptor.is_none() {
+            self.laid = Laid::new(file, &self.fd, &client.reply);
+        }
+        if self.laid.is_none() {
+            file.set_alone(peek::unreceived(&self.fd) == Ok(0));
+        }
+    }
+
+    /// The socket takes no more of an answer, of which so much is sent.
+    fn wait_for_room(&mut self, client: &Client, sent: usize) {
+        if sent == 0 {
+            // Nothing was: it can be done again.
+            client.stage(Stage::Intent);
+        }
+        self.blocked = true;
+        self.phase = Phase::Sending(sent);
     }
 
     /// The message is answered: consumes it.
@@ -487,6 +530,7 @@ impl Talk {
         self.bytes.drain(..self.len);
         self.fresh_end = self.fresh_end.saturating_sub(self.len);
         self.len = 0;
+        self.laid = None;
         self.phase = Phase::Reading;
         self.closer.close_all(client.reply_descriptor.take());
         if !self.descriptors.is_empty() {

@@ -389,6 +389,10 @@ fn script() -> Vec<(Vec<u8>, Option<OwnedFd>, Vec<u8>)> {
 fn wherever_it_dies(point: &str, at_once: bool) {
     let all = script().len();
     for at in 1..=all as u32 {
+        // Whether an answer with a descriptor was sent is known only if the client had nothing unread before.
+        if at_once && point == "vm.sent" && script()[at as usize - 1].0[0] == Own as u8 {
+            continue;
+        }
         let mut rig = Rig::new();
         let mut deaths = 0;
         arm_here(point, at);
@@ -439,10 +443,7 @@ fn a_message_is_answered_once_wherever_the_engine_dies() {
         "vm.consumed",
     ] {
         wherever_it_dies(point, false);
-        // Whether an answer was sent is known only of one that the client had nothing unread before.
-        if point != "vm.sent" {
-            wherever_it_dies(point, true);
-        }
+        wherever_it_dies(point, true);
     }
 }
 
@@ -547,10 +548,26 @@ fn can_register() -> bool {
 }
 
 #[test]
-fn an_answer_that_may_have_been_read_ends_the_client() {
+fn an_answer_that_was_read_is_not_sent_again() {
+    let mut rig = Rig::new();
+    for round in 0..200u32 {
+        let echo = message(Echo, round, &vec![round as u8; 1000 + round as usize]);
+        arm_here("vm.sent", 1);
+        rig.send(&echo, &[]);
+        assert!(rig.dies());
+        assert_eq!(rig.answers(), echo, "read before anybody looks");
+        rig.succeed(None);
+        rig.run();
+        assert_eq!(rig.answers(), [0; 0]);
+    }
+    assert_eq!(rig.left, [""; 0]);
+}
+
+#[test]
+fn an_answer_with_a_descriptor_that_may_have_been_read_ends_the_client() {
     let mut rig = Rig::new();
     arm_here("vm.sent", 1);
-    rig.send(&message(Echo, 0, b"x"), &[]);
+    rig.send(&message(Own, 5, b""), &[]);
     assert!(rig.dies());
     assert!(
         !rig.answers().is_empty(),

@@ -44,6 +44,7 @@ pub mod request {
     pub const GET_INFLIGHT_FD: u32 = 31;
     pub const SET_INFLIGHT_FD: u32 = 32;
     pub const RESET_DEVICE: u32 = 34;
+    pub const VRING_KICK: u32 = 35;
     pub const GET_MAX_MEM_SLOTS: u32 = 36;
     pub const ADD_MEM_REG: u32 = 37;
     pub const REM_MEM_REG: u32 = 38;
@@ -51,6 +52,8 @@ pub mod request {
     pub const GET_STATUS: u32 = 40;
     /// Of the backend's: VHOST_USER_BACKEND_CONFIG_CHANGE_MSG.
     pub const BACKEND_CONFIG_CHANGE: u32 = 2;
+    /// Of the backend's: VHOST_USER_BACKEND_VRING_CALL.
+    pub const BACKEND_VRING_CALL: u32 = 4;
 }
 
 crate::named::named_errors! {
@@ -204,6 +207,10 @@ pub enum Request<'a> {
         /// A descriptor came; otherwise there is none from now on.
         has_fd: bool,
     },
+    /// There is something in this ring.
+    VringKick {
+        index: u32,
+    },
     GetProtocolFeatures,
     SetProtocolFeatures(u64),
     GetQueueNum,
@@ -331,7 +338,8 @@ fn body(kind: u32, payload: &[u8], descriptors: usize) -> Result<Request<'_>, Me
         request::SET_VRING_NUM
         | request::SET_VRING_BASE
         | request::GET_VRING_BASE
-        | request::SET_VRING_ENABLE => {
+        | request::SET_VRING_ENABLE
+        | request::VRING_KICK => {
             let mut words = exactly(8)?;
             with(0, vring_state(kind, words.u32(), words.u32()))
         }
@@ -397,6 +405,7 @@ fn vring_state(kind: u32, index: u32, num: u32) -> Request<'static> {
         request::SET_VRING_NUM => Request::SetVringNum { index, num },
         request::SET_VRING_BASE => Request::SetVringBase { index, base: num },
         request::GET_VRING_BASE => Request::GetVringBase { index },
+        request::VRING_KICK => Request::VringKick { index },
         _ => Request::SetVringEnable { index, enable: num },
     }
 }
@@ -485,6 +494,20 @@ pub fn reply_inflight(out: &mut Vec<u8>, area: &InflightArea, size: u32) {
     let mut bytes = parts.concat();
     bytes.resize(size as usize, 0);
     write(out, request::GET_INFLIGHT_FD, REPLY, &[&bytes]);
+}
+
+/// Bytes of [`vring_call`].
+pub const CALL_BYTES: usize = HEADER_BYTES + 8;
+
+/// The backend's own message that something of a ring has ended. It asks for no answer.
+#[must_use]
+pub fn vring_call(index: u16) -> [u8; CALL_BYTES] {
+    let mut out = [0; CALL_BYTES];
+    let words = [request::BACKEND_VRING_CALL, VERSION, 8, u32::from(index)];
+    for (bytes, word) in out.chunks_exact_mut(4).zip(words) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    out
 }
 
 /// The backend's own message that the configuration changed.

@@ -21,6 +21,8 @@ pub mod protocol_feature {
     pub const INFLIGHT_SHMFD: u64 = 1 << 12;
     /// RESET_DEVICE.
     pub const RESET_DEVICE: u64 = 1 << 13;
+    /// Kicks and calls may be messages.
+    pub const INBAND_NOTIFICATIONS: u64 = 1 << 14;
     /// ADD_MEM_REG and REM_MEM_REG.
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
     /// SET_STATUS and GET_STATUS.
@@ -32,6 +34,7 @@ pub mod protocol_feature {
         | CONFIG
         | INFLIGHT_SHMFD
         | RESET_DEVICE
+        | INBAND_NOTIFICATIONS
         | CONFIGURE_MEM_SLOTS
         | STATUS;
 }

@@ -1,9 +1,10 @@
 //! The state of a vhost-user session, as the backend sees it.
 //!
 //! **Design.** [`Session::take`] checks a request against the state, changes the state, and says what else must be done.
-//! A ring is *started* from SET_VRING_KICK on, and until GET_VRING_BASE or a reset; it is served while it is started
+//! A ring is *started* from SET_VRING_KICK or VRING_KICK on, and until GET_VRING_BASE or a reset; it is served while it is started
 //! *and* enabled. Without VHOST_USER_F_PROTOCOL_FEATURES rings are enabled when they start. What a ring is made of can't
-//! be changed while it is started. The state can be written as words and read again ([`Session::words`]), for a successor,
+//! be changed while it is started; a driver that goes and comes again only disables its rings, so one that is disabled
+//! stops when it is told where to go on. The state can be written as words and read again ([`Session::words`]), for a successor,
 //! which takes every value for hostile. **Not here:** carrying out, and answering late.
 
 use super::message::{
@@ -53,10 +54,12 @@ pub struct Vring {
     pub base: u32,
     /// SET_VRING_ENABLE.
     pub enabled: bool,
-    /// Between SET_VRING_KICK and GET_VRING_BASE.
+    /// Between the first kick, or the descriptor for kicks, and GET_VRING_BASE.
     pub started: bool,
     /// It is to be polled: there is no kick descriptor.
     pub polled: bool,
+    /// The driver polls: it is not to be called.
+    pub uncalled: bool,
 }
 
 /// What a device offers.
@@ -93,6 +96,13 @@ pub enum Effect<'a> {
     },
     /// A ring may have to be served, or not any longer ([`Session::is_served`]).
     Ring(u16),
+    /// Something is in a ring, which is started now if it wasn't.
+    Kick(u16),
+    /// A ring that is disabled is to be stopped as by [`Effect::Stop`]; it goes on there.
+    Rebase {
+        index: u16,
+        base: u32,
+    },
     /// A ring is to be stopped: what is in flight ends first, then [`Session::stopped`], then its base is the reply.
     Stop(u16),
     GetConfig {
@@ -178,6 +188,13 @@ impl Session {
     /// Whether a ring is to be served.
     pub fn is_served(&self, index: u16) -> bool {
         (self.vrings().get(usize::from(index))).is_some_and(|v| v.started && v.enabled)
+    }
+
+    /// Whether the driver of a ring that has no descriptor for it is called by a message.
+    pub fn calls_in_band(&self, index: u16) -> bool {
+        let both = protocol_feature::INBAND_NOTIFICATIONS | protocol_feature::BACKEND_REQ;
+        self.protocol & both == both
+            && (self.vrings().get(usize::from(index))).is_some_and(|v| v.started && !v.uncalled)
     }
 
     /// A ring is stopped, and goes on there.
@@ -340,6 +357,12 @@ impl Session {
                 Ok(Effect::None)
             }
             Request::SetVringBase { index, base } => {
+                let may_be_disabled = self.features & feature::PROTOCOL_FEATURES != 0;
+                let vring = self.vring(index)?;
+                if vring.started && !vring.enabled && may_be_disabled {
+                    let index = index as u16;
+                    return Ok(Effect::Rebase { index, base });
+                }
                 self.idle_vring(index)?.base = base;
                 Ok(Effect::None)
             }
@@ -354,16 +377,28 @@ impl Session {
             } => {
                 let always = self.features & feature::PROTOCOL_FEATURES == 0;
                 let vring = self.vring(u32::from(index))?;
-                if which == RingFd::Kick {
-                    vring.started = true;
-                    vring.polled = !has_fd;
-                    vring.enabled |= always;
+                match which {
+                    RingFd::Kick => {
+                        vring.started = true;
+                        vring.polled = !has_fd;
+                        vring.enabled |= always;
+                    }
+                    RingFd::Call => vring.uncalled = !has_fd,
+                    RingFd::Err => {}
                 }
                 Ok(Effect::RingFd {
                     which,
                     index: u16::from(index),
                     has_fd,
                 })
+            }
+            Request::VringKick { index } => {
+                self.demand(protocol_feature::INBAND_NOTIFICATIONS)?;
+                let always = self.features & feature::PROTOCOL_FEATURES == 0;
+                let vring = self.vring(index)?;
+                vring.started = true;
+                vring.enabled |= always;
+                Ok(Effect::Kick(index as u16))
             }
             Request::SetVringEnable { index, enable } => {
                 if enable > 1 {
@@ -421,7 +456,8 @@ impl Session {
             words[0] = u64::from(vring.size)
                 | u64::from(vring.enabled) << 16
                 | u64::from(vring.started) << 17
-                | u64::from(vring.polled) << 18;
+                | u64::from(vring.polled) << 18
+                | u64::from(vring.uncalled) << 19;
             words[1] = vring.descriptors;
             words[2] = vring.driver;
             words[3] = vring.device;
@@ -446,7 +482,7 @@ impl Session {
         session.writeback = words[2] & 1 << 8 != 0;
         for (vring, words) in (session.vrings.iter_mut()).zip(words[4..].chunks(VRING_WORDS)) {
             let size = words[0] as u16;
-            if size > MAX_QUEUE_SIZE || words[0] >= 1 << 19 || words[4] > u64::from(u32::MAX) {
+            if size > MAX_QUEUE_SIZE || words[0] >= 1 << 20 || words[4] > u64::from(u32::MAX) {
                 return None;
             }
             *vring = Vring {
@@ -454,6 +490,7 @@ impl Session {
                 enabled: words[0] & 1 << 16 != 0,
                 started: words[0] & 1 << 17 != 0,
                 polled: words[0] & 1 << 18 != 0,
+                uncalled: words[0] & 1 << 19 != 0,
                 descriptors: words[1],
                 driver: words[2],
                 device: words[3],

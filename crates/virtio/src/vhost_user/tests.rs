@@ -99,6 +99,7 @@ fn lengths_and_descriptors_are_each_kinds() {
         (request::REM_MEM_REG, vec![0; 40], 1),
         (request::SET_BACKEND_REQ_FD, vec![], 1),
         (request::SET_STATUS, words(&[3]), 0),
+        (request::VRING_KICK, state(1, 0), 0),
         (99, vec![1; 77], 5),
     ];
     for (kind, payload, fds) in sound {
@@ -150,6 +151,13 @@ fn a_ring_is_served_while_started_and_enabled_and_does_not_move() {
     assert_eq!(rebased, Err(Refusal::InUse));
     let refeatured = take(&mut s, request::SET_FEATURES, &words(&[0]), 0);
     assert_eq!(refeatured, Err(Refusal::Features));
+    take(&mut s, request::SET_VRING_ENABLE, &state(1, 0), 0).expect("there");
+    let moved = take(&mut s, request::SET_VRING_ADDR, &address, 0);
+    assert_eq!(moved, Err(Refusal::InUse));
+    let rebased = take(&mut s, request::SET_VRING_BASE, &state(1, 3), 0);
+    assert_eq!(rebased, Ok("Rebase { index: 1, base: 3 }".into()));
+    assert!(s.vrings()[1].started && s.vrings()[1].base == 5);
+    take(&mut s, request::SET_VRING_ENABLE, &state(1, 1), 0).expect("there");
     let inflight = words(&[0, 0, 1 | 256 << 16]);
     let inflight = take(&mut s, request::GET_INFLIGHT_FD, &inflight, 0);
     assert_eq!(inflight, Err(Refusal::InUse));
@@ -158,6 +166,45 @@ fn a_ring_is_served_while_started_and_enabled_and_does_not_move() {
     s.stopped(1, 9);
     assert!(!s.is_served(1) && s.vrings()[1].base == 9);
     take(&mut s, request::SET_VRING_ADDR, &address, 0).expect("idle again");
+}
+
+#[test]
+fn kicks_and_calls_may_be_messages() {
+    let mut s = session();
+    take(&mut s, request::SET_VRING_ENABLE, &state(1, 1), 0).expect("there");
+    assert!(!s.is_served(1) && !s.calls_in_band(1));
+    let kick = take(&mut s, request::VRING_KICK, &state(1, 0), 0);
+    assert_eq!(kick, Ok("Kick(1)".into()));
+    assert!(s.is_served(1) && s.calls_in_band(1) && !s.calls_in_band(0));
+    // Whoever polls is not called, whoever hands a descriptor over again may be.
+    take(&mut s, request::SET_VRING_CALL, &words(&[0x101]), 0).expect("there");
+    assert!(!s.calls_in_band(1));
+    let again = Session::of_words(OFFER, &s.words()).expect("its own");
+    assert!(!again.calls_in_band(1) && again.is_served(1));
+    take(&mut s, request::SET_VRING_CALL, &words(&[1]), 1).expect("there");
+    assert!(s.calls_in_band(1));
+    // What polls goes on polling.
+    take(&mut s, request::SET_VRING_KICK, &words(&[0x100]), 0).expect("there");
+    take(&mut s, request::VRING_KICK, &state(0, 0), 0).expect("there");
+    assert!(s.vrings()[0].polled);
+    s.stopped(1, 3);
+    assert!(!s.calls_in_band(1));
+    take(&mut s, request::VRING_KICK, &state(1, 0), 0).expect("there");
+    assert!(s.is_served(1) && s.vrings()[1].base == 3);
+    // Without a channel for it nobody is called.
+    let without = protocol_feature::ALL & !protocol_feature::BACKEND_REQ;
+    take(
+        &mut s,
+        request::SET_PROTOCOL_FEATURES,
+        &words(&[without]),
+        0,
+    )
+    .expect("offered");
+    assert!(!s.calls_in_band(1));
+    assert_eq!(
+        message::vring_call(3).to_vec(),
+        bytes(request::BACKEND_VRING_CALL, 0, &state(3, 0))
+    );
 }
 
 #[test]
@@ -187,7 +234,8 @@ fn what_is_refused() {
             Refusal::QueueSize,
         ),
         (6, vec![0; 16], Refusal::Unsupported),
-        (35, vec![0; 8], Refusal::Unsupported),
+        (request::VRING_KICK, state(2, 0), Refusal::Queue),
+        (33, vec![0; 8], Refusal::Unsupported),
     ] {
         assert_eq!(take(&mut s, kind, &payload, 0), Err(why), "{kind}");
     }
@@ -198,6 +246,7 @@ fn what_is_refused() {
         (request::GET_MAX_MEM_SLOTS, vec![]),
         (request::RESET_DEVICE, vec![]),
         (request::GET_STATUS, vec![]),
+        (request::VRING_KICK, state(0, 0)),
         (request::GET_INFLIGHT_FD, words(&[0, 0, 1 | 8 << 16])),
     ] {
         let refused = take(&mut bare, kind, &payload, 0);

@@ -19,7 +19,7 @@ use forebay_virtio::feature;
 use forebay_virtio::inflight::queue_bytes;
 use forebay_virtio::model::{Driver, GUEST_ADDRESS, Layout, Machine, Offered, USER_ADDRESS};
 use forebay_virtio::ring::RingFeatures;
-use forebay_virtio::vhost_user::message::request;
+use forebay_virtio::vhost_user::message::{CALL_BYTES, request, vring_call};
 use forebay_virtio::vhost_user::protocol_feature;
 use forebay_xlate::boundary::message::{
     DeviceConfig, ExportConfig, ExportId, Frontend as Kind, VolumeConfig,
@@ -31,6 +31,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
     SocketType,
 };
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -53,6 +54,8 @@ pub(super) struct Way {
     pub queues: u16,
     /// It asks for an inflight region.
     pub inflight: bool,
+    /// Kicks and calls are messages.
+    pub in_band: bool,
 }
 
 pub(super) const PLAIN: Way = Way {
@@ -60,6 +63,7 @@ pub(super) const PLAIN: Way = Way {
     event_idx: false,
     queues: 1,
     inflight: false,
+    in_band: false,
 };
 
 /// A guest with its client.
@@ -70,6 +74,9 @@ pub(super) struct Guest {
     pub drivers: Vec<Driver>,
     pub kicks: Vec<OwnedFd>,
     pub calls: Vec<OwnedFd>,
+    /// The channel for requests of the device's, and calls that came over it, by queue.
+    pub channel: Option<OwnedFd>,
+    called: RefCell<Vec<u64>>,
     requests: usize,
     /// Requests offered and not returned, by queue and number: which request of the guest's.
     open: BTreeMap<(usize, u64), usize>,
@@ -326,10 +333,15 @@ impl Rig {
             drivers: Vec::new(),
             kicks: Vec::new(),
             calls: Vec::new(),
+            channel: None,
+            called: RefCell::new(vec![0; usize::from(way.queues)]),
             requests: 0,
             open: BTreeMap::new(),
         };
         guest.negotiate(self);
+        if way.in_band {
+            guest.open_channel(self);
+        }
         let mut at = 0;
         for index in 0..way.queues {
             let layout = Layout::new(at, SIZE);
@@ -445,6 +457,16 @@ impl Guest {
         }
     }
 
+    /// Gives the device a channel for its requests.
+    pub(super) fn open_channel(&mut self, rig: &mut Rig) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (mine, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let fd = [theirs.as_fd()];
+        self.ok(rig, request::SET_BACKEND_REQ_FD, &[], &fd);
+        self.channel = Some(mine);
+    }
+
     /// Hands all memory over.
     pub(super) fn set_memory(&self, rig: &mut Rig) {
         let mut table = vec![];
@@ -476,6 +498,11 @@ impl Guest {
             index,
             [layout.descriptors, layout.device, layout.driver],
         );
+        if self.way.in_band {
+            self.ok(rig, request::SET_VRING_ENABLE, &state(1), &[]);
+            self.ok(rig, request::VRING_KICK, &state(0), &[]);
+            return;
+        }
         let event = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
         if self.kicks.len() == usize::from(index) {
             self.kicks.push(event());
@@ -543,7 +570,10 @@ impl Guest {
     /// Kicks, if the device asked for it; whether it did.
     pub(super) fn kick(&mut self, queue: usize) -> bool {
         let must = self.drivers[queue].must_kick();
-        if must {
+        if must && self.way.in_band {
+            let state = (queue as u64).to_le_bytes();
+            self.send(request::VRING_KICK, &state, &[]);
+        } else if must {
             rustix::io::write(&self.kicks[queue], &1u64.to_ne_bytes()).unwrap();
         }
         must
@@ -582,6 +612,17 @@ impl Guest {
 
     /// How often it was called since this was last asked.
     pub(super) fn calls(&self, queue: usize) -> u64 {
+        if let Some(channel) = &self.channel {
+            let mut message = [0; CALL_BYTES];
+            while let Ok((n, _)) = rustix::net::recv(channel, &mut message[..], RecvFlags::DONTWAIT)
+            {
+                assert_eq!(n, message.len(), "the channel ended");
+                let called = u16::from_le_bytes([message[12], message[13]]);
+                assert_eq!(message, vring_call(called));
+                self.called.borrow_mut()[usize::from(called)] += 1;
+            }
+            return std::mem::take(&mut self.called.borrow_mut()[queue]);
+        }
         let mut bytes = [0; 8];
         match rustix::io::read(&self.calls[queue], &mut bytes) {
             Ok(8) => u64::from_ne_bytes(bytes),
