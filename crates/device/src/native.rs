@@ -145,9 +145,9 @@ impl Native {
         if refused || !fits || !whole || op.len_bytes > self.max_bytes {
             return None;
         }
-        let (address, len, vector) = match memory {
-            Memory::One(buf) => (buf.ptr().addr().get(), buf.len_bytes(), false),
-            Memory::Many(bufs) => (bufs.ptr().addr().get(), bufs.count(), true),
+        let (address, len) = match memory {
+            Memory::One(buf) => (buf.ptr().addr().get(), buf.len_bytes()),
+            Memory::Many(bufs) => (bufs.ptr().addr().get(), bufs.count()),
         };
         let lba = op.offset_bytes >> self.block_shift;
         // As `struct nvme_uring_cmd` (`linux/nvme_ioctl.h`) has it: the first dwords of the command but its number,
@@ -163,7 +163,7 @@ impl Native {
         bytes[48..52].copy_from_slice(&dword_12.to_ne_bytes());
         Some(Io::Native {
             fd: self.fd.as_fd(),
-            vector,
+            memory,
             bytes,
         })
     }

@@ -477,8 +477,8 @@ impl Ring {
     }
 
     pub(crate) fn push_io(&mut self, io: &Io<'_>, user_data: u64) -> Result<(), RingFull> {
-        if let Io::Native { fd, vector, bytes } = io {
-            return self.push_native(*fd, *vector, *bytes, user_data);
+        if let Io::Native { fd, memory, bytes } = io {
+            return self.push_native(*fd, memory, *bytes, user_data);
         }
         let entry = io.entry(self).user_data(user_data);
         // SAFETY: buffers inside an `Io` are `Buf`s, whose maker promised `Buf::new`'s contract, or lists of them, whose
@@ -490,17 +490,18 @@ impl Ring {
     fn push_native(
         &mut self,
         fd: BorrowedFd<'_>,
-        vector: bool,
+        memory: &Memory,
         bytes: CommandBytes,
         user_data: u64,
     ) -> Result<(), RingFull> {
-        let command = if vector {
-            NVME_URING_CMD_IO_VEC
-        } else {
-            NVME_URING_CMD_IO
+        // A list is never known to be registered here: which kernels take that is not asked.
+        let (command, index) = match memory {
+            Memory::One(_) => (NVME_URING_CMD_IO, self.fixed.index_of(memory)),
+            Memory::Many(_) => (NVME_URING_CMD_IO_VEC, None),
         };
         let entry = opcode::UringCmd80::new(Fd(fd.as_raw_fd()), command)
             .cmd(bytes)
+            .buf_index(index)
             .build()
             .user_data(user_data);
         let native = self.native.as_mut().ok_or(RingFull)?;
@@ -571,7 +572,7 @@ pub(crate) enum Io<'a> {
     /// An NVMe command, for the second ring.
     Native {
         fd: BorrowedFd<'a>,
-        vector: bool,
+        memory: Memory,
         bytes: CommandBytes,
     },
     Fallocate {

@@ -67,6 +67,8 @@ pub struct GuestOptions {
 pub enum Drive {
     /// An NVMe namespace, `/dev/nvme0n1` if it is the first.
     Nvme(PathBuf),
+    /// One of an unusual controller: properties of QEMU's `nvme`, and of its `nvme-ns`.
+    OddNvme(PathBuf, &'static str, &'static str),
     /// A virtio disk that can't be written: a tape for `tar x`.
     Tape(PathBuf),
 }
@@ -379,6 +381,12 @@ fn add_drives(command: &mut Command, options: &GuestOptions) {
     for (number, drive) in options.drives.iter().enumerate() {
         let (path, more, device) = match drive {
             Drive::Nvme(path) => (path, "", format!("nvme,serial=emulated{number}")),
+            Drive::OddNvme(path, controller, namespace) => {
+                let controller =
+                    format!("nvme,serial=emulated{number},id=odd{number},{controller}");
+                command.args(["-device", &controller]);
+                (path, "", format!("nvme-ns,bus=odd{number},{namespace}"))
+            }
             Drive::Tape(path) => (path, ",readonly=on", "virtio-blk-pci".to_owned()),
         };
         let file = format!(
