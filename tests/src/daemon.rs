@@ -16,6 +16,7 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -30,7 +31,7 @@ use crate::wait;
 const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const CLI_LIMIT: Duration = Duration::from_secs(120);
-const STATUS_LIMIT: Duration = Duration::from_secs(10);
+const STATUS_LIMIT: Duration = Duration::from_secs(60);
 /// How much of a log an error shows.
 const LOG_TAIL_BYTES: usize = 4000;
 
@@ -553,14 +554,25 @@ fn processes(status: &Value) -> Option<Processes> {
     .filter(|_| status["engine_state"] == "running")
 }
 
-/// Ports that nobody listens on now.
-fn free_ports(count: usize) -> Result<Vec<u16>> {
-    // All are taken before one is given back, so that no two are the same.
-    let taken = (0..count)
-        .map(|_| TcpListener::bind(("127.0.0.1", 0)))
-        .collect::<std::io::Result<Vec<TcpListener>>>()?;
-    let port = |listener: &TcpListener| Ok(listener.local_addr()?.port());
-    taken.iter().map(port).collect()
+/// Ports that nobody listens on now, and that nobody else is given: the kernel gives others, so they stay free also while
+/// a daemon that has one is restarted.
+///
+/// # Errors
+/// If there are not so many.
+pub fn free_ports(count: usize) -> Result<Vec<u16>> {
+    /// Below those that the kernel gives to whoever does not mind which.
+    const PORTS: std::ops::Range<u32> = 10_240..32_768;
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    // Test programs that run at the same time begin at different ones.
+    let first = std::process::id().wrapping_mul(64);
+    let mut tries = PORTS.map(|_| {
+        let next = first.wrapping_add(GIVEN.fetch_add(1, Ordering::Relaxed));
+        (PORTS.start + next % (PORTS.end - PORTS.start)) as u16
+    });
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    (0..count)
+        .map(|_| tries.find(free).context("no port is free"))
+        .collect()
 }
 
 /// `kill -9`, whoever it is.

@@ -6,11 +6,11 @@
 //! Not here: the text's details (unit tests of the crate `control`).
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use forebay_tests::daemon::{Daemon, DaemonOptions};
+use forebay_tests::daemon::{Daemon, DaemonOptions, free_ports};
 use forebay_tests::exposition::{self, Metrics};
 use forebay_tests::wait;
 
@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 #[test]
 fn metrics_say_what_stats_say_and_do_not_fall_at_a_death() -> Result<()> {
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let port = free_ports(1)?[0];
     let mut daemon = Daemon::start(&DaemonOptions {
         config: format!("metrics = \"127.0.0.1:{port}\"\n"),
         ..DaemonOptions::default()

@@ -122,7 +122,7 @@ impl Lab {
     fn round(&mut self, seed: u64) -> Result<Vec<Cut>> {
         let mut dice = Dice(seed);
         let processes = self.daemon.processes()?;
-        let dead = AtomicBool::new(false);
+        let (dying, dead) = (AtomicBool::new(false), AtomicBool::new(false));
         let delay = Duration::from_millis(100 + dice.below(900));
         let engine_first = dice.below(2) == 0;
         // Each flush and each commit makes the others' writes durable, too, so in some rounds there are few.
@@ -157,6 +157,7 @@ impl Lab {
                 .collect();
             let killer = scope.spawn(|| {
                 std::thread::sleep(delay);
+                dying.store(true, SeqCst);
                 let mut pids = [processes.daemon, processes.engine];
                 if engine_first {
                     pids.reverse();
@@ -166,7 +167,7 @@ impl Lab {
                 killed
             });
             let passed = match mood {
-                Mood::Busy => self.come_and_go(&mut dice, &dead),
+                Mood::Busy => self.come_and_go(&mut dice, &dying),
                 Mood::Calm | Mood::Overwriting => Ok(()),
             };
             for killed in killer.join().expect("it does not panic") {
@@ -186,16 +187,13 @@ impl Lab {
         Ok(cuts)
     }
 
-    /// Makes and deletes volumes until the death.
-    fn come_and_go(&mut self, dice: &mut Dice, dead: &AtomicBool) -> Result<()> {
-        while !dead.load(SeqCst) {
+    /// Makes and deletes volumes until the death begins.
+    fn come_and_go(&mut self, dice: &mut Dice, dying: &AtomicBool) -> Result<()> {
+        while !dying.load(SeqCst) {
             let result = self.come_or_go(dice);
             // What failed because of the death may have happened or not.
-            if !dead.load(SeqCst) {
-                std::thread::sleep(Duration::from_millis(5));
-                if !dead.load(SeqCst) {
-                    result?;
-                }
+            if !dying.load(SeqCst) {
+                result?;
             }
         }
         Ok(())

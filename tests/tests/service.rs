@@ -35,6 +35,22 @@ active() {
     systemctl --no-pager status forebay
     return 1
 }
+# Until an engine runs that is not $1.
+next_engine() {
+    for _ in $(seq 300); do
+        engine=$(pid_of engine) && test -n "$engine" && test "$engine" != "$1" && return
+        sleep 0.1
+    done
+    return 1
+}
+# Until the words after $2 (of priorities $1) are in the journal, which takes what it is told when it has the time.
+journal() { journalctl --no-pager --unit forebay --output cat --priority "$1"; }
+told() {
+    priorities=$1
+    shift
+    for _ in $(seq 300); do journal "$priorities" | grep "$@" && return; sleep 0.1; done
+    return 1
+}
 # The machine's manual pages need not be indexed again.
 rm -f /var/lib/man-db/auto-update
 set -x
@@ -89,24 +105,24 @@ systemctl start forebay
 next_daemon "$before"
 works
 # An engine that dies is replaced by the daemon, whatever systemd thinks of it.
+before=$engine
 kill -KILL "$engine"
 ended "$engine"
-for _ in $(seq 300); do engine=$(pid_of engine); test -n "$engine" && break; sleep 0.1; done
+next_engine "$before"
 works
 forebay --json events | grep '"took_over"'
-journalctl --no-pager --unit forebay | grep 'Started .*Forebay'
+told 0..7 'Started .*Forebay'
 grep 'daemon' /var/lib/forebay/log/forebay.log | tail -1
 # The daemon's log is in the journal, too: what went wrong by its priority, and the rest by its own.
-journal() { journalctl --no-pager --unit forebay --output cat --priority "$1"; }
-journal 0..4 | grep 'ERROR the engine (pid [0-9]*, generation [0-9]*) died'
-journal 6..6 | grep 'INFO configuration: /etc/forebay/forebay.toml'
+told 0..4 'ERROR the engine (pid [0-9]*, generation [0-9]*) died'
+told 6..6 'INFO configuration: /etc/forebay/forebay.toml'
 journal 0..5 | (! grep 'INFO')
 cp /etc/forebay/forebay.toml /tmp/forebay.toml
 sed '/^\[log\]/a format = "json"' /tmp/forebay.toml > /etc/forebay/forebay.toml
 before=$daemon; systemctl restart forebay; next_daemon "$before"
 json='{"time":"20[^"]*Z","level":"INFO","target":"forebay::serve","message":"configuration: [^"]*","fields":{}}'
 tail -40 /var/lib/forebay/log/forebay.log | grep -x "$json"
-journal 6..6 | grep -x "$json"
+told 6..6 -x "$json"
 cp /tmp/forebay.toml /etc/forebay/forebay.toml
 before=$daemon; systemctl restart forebay; next_daemon "$before"
 test -f /var/lib/forebay/log/engine.log

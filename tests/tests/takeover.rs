@@ -195,7 +195,7 @@ fn poison_command_hurts_one_lane() -> Result<()> {
 
 #[test]
 fn stuck_reactor_is_replaced() -> Result<()> {
-    let mut lab = faulty_lab("stuck_s = 1")?;
+    let mut lab = faulty_lab("stuck_s = 3")?;
     let mut victim = Victim::new(&lab)?;
     let spin = Faults {
         spin: Some(victim.place),
@@ -224,7 +224,7 @@ fn stuck_reactor_is_replaced() -> Result<()> {
 #[test]
 fn stuck_control_thread_is_replaced() -> Result<()> {
     let mut lab = Lab::new(&LabOptions {
-        config: "[engine]\nreactors = 2\nstuck_s = 1\n".into(),
+        config: "[engine]\nreactors = 2\nstuck_s = 3\n".into(),
         environment: vec![("FOREBAY_KILL".into(), "engine2:door.answered:hang:1".into())],
         ..LabOptions::volumes(2, 32 * MIB)
     })?;

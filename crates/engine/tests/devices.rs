@@ -9,7 +9,7 @@ use forebay_xlate::DeviceIndex;
 
 /// Waits until a device is ready.
 fn wait_for(engine: &TestEngine, device: u8) {
-    let limit = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let limit = std::time::Instant::now() + std::time::Duration::from_secs(120);
     while !engine
         .log
         .lock()

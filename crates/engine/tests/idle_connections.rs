@@ -6,8 +6,8 @@
 
 mod common;
 
-use common::TestEngine;
 use common::host::{PLAIN, RawHost, admin, io_queue};
+use common::{HANG, TestEngine};
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -59,13 +59,20 @@ fn three_hundred_idle_connections_cost_little() {
     let each = resident_bytes().saturating_sub(before) / CONNECTIONS;
     println!("{each} bytes a connection, both ends together");
     assert!(each < 8192, "{each} bytes a connection");
-    let (cpu, time) = (engine_ns(), std::time::Instant::now());
-    std::thread::sleep(Duration::from_secs(2));
-    let share = (engine_ns() - cpu) as f64 / time.elapsed().as_nanos() as f64;
-    println!("{:.2} % of a processor", share * 100.0);
-    assert!(
-        cpu > 0 && share < 0.02,
-        "{share} of a processor while nobody asks for anything"
-    );
+    // What came before may take its time; an engine that does not sleep never comes to rest.
+    let limit = std::time::Instant::now() + HANG;
+    loop {
+        let (cpu, time) = (engine_ns(), std::time::Instant::now());
+        std::thread::sleep(Duration::from_secs(1));
+        let share = (engine_ns() - cpu) as f64 / time.elapsed().as_nanos() as f64;
+        println!("{:.2} % of a processor", share * 100.0);
+        if cpu > 0 && share < 0.02 {
+            break;
+        }
+        assert!(
+            time < limit,
+            "{share} of a processor while nobody asks for anything"
+        );
+    }
     drop((first, all));
 }

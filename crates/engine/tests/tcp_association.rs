@@ -5,8 +5,9 @@
 mod common;
 
 use common::host::{Ask, FLUSH, PLAIN, RawHost, WRITE, admin, attach, connect_data, io_queue, rw};
-use common::{HOST, TestEngine};
+use common::{HANG, HOST, TestEngine};
 use forebay_nvme::fabrics::{ConnectCommand, ConnectData};
+use forebay_nvme::tcp::Pdu;
 use forebay_nvme::{SglDescriptor, Sqe, Status};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -314,7 +315,7 @@ fn reset_closes_the_queues_and_shutdown_flushes() {
     assert_eq!(host.property_set(CC, 0x0046_0000).status(), Status::SUCCESS);
     assert!(io.end().is_none());
     let wait = |host: &mut RawHost, mask: u64, value: u64| {
-        let limit = Instant::now() + Duration::from_secs(20);
+        let limit = Instant::now() + HANG;
         while host.property_get(CSTS, false) & mask != value {
             assert!(Instant::now() < limit, "CSTS does not become {value:#x}");
         }
@@ -336,27 +337,47 @@ fn reset_closes_the_queues_and_shutdown_flushes() {
 #[test]
 fn keep_alive_that_stops_ends_the_association() {
     let (engine, nqn) = engine();
-    let mut host = RawHost::open(engine.address, PLAIN);
-    let cqe = host.connect(
-        ConnectCommand::new(0, 0, 32, 500),
-        &connect_data(0xffff, &nqn, HOST),
-    );
-    host.enable();
-    let io = io_queue(
-        engine.address,
-        &nqn,
-        cqe.result() as u16,
-        1,
-        32,
-        PLAIN,
-        true,
-    );
+    let limit = Instant::now() + HANG;
+    while !keeps_alive(&engine, &nqn) {
+        assert!(Instant::now() < limit, "the machine never has the time");
+    }
+}
+
+/// Whether the machine let the host say in time that it is alive. If not, nothing is known.
+fn keeps_alive(engine: &TestEngine, nqn: &str) -> bool {
+    const KEPT: Duration = Duration::from_secs(1);
+    let mut said = Instant::now();
+    let address = engine.address;
+    let begun = std::panic::catch_unwind(|| {
+        let mut host = RawHost::open(address, PLAIN);
+        let command = ConnectCommand::new(0, 0, 32, KEPT.as_millis() as u32);
+        let cntlid = host
+            .connect(command, &connect_data(0xffff, nqn, HOST))
+            .result() as u16;
+        host.enable();
+        let io = io_queue(address, nqn, cntlid, 1, 32, PLAIN, true);
+        (host, io)
+    });
+    let (mut host, io) = match begun {
+        Ok(both) => both,
+        Err(_) if said.elapsed() >= KEPT => return false,
+        Err(panic) => std::panic::resume_unwind(panic),
+    };
     for _ in 0..4 {
-        std::thread::sleep(Duration::from_millis(250));
-        assert_eq!(host.command(Sqe::new(0x18, 0)).status(), Status::SUCCESS);
+        std::thread::sleep(KEPT / 2);
+        let before = std::mem::replace(&mut said, Instant::now());
+        let cid = host.next_cid();
+        let capsule = host.capsule_bytes(&Sqe::new(0x18, cid), &[]);
+        let _ = std::io::Write::write_all(&mut host.socket, &capsule);
+        match host.try_hear() {
+            Some((Pdu::CapsuleResp(cqe), _)) => assert_eq!(cqe.status(), Status::SUCCESS),
+            None if before.elapsed() >= KEPT => return false,
+            other => panic!("it is not kept alive: {other:?}"),
+        }
     }
     assert!(io.end().is_none());
     assert!(host.end().is_none());
+    true
 }
 
 #[test]

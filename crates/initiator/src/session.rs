@@ -52,7 +52,7 @@ impl Default for Options {
             data_digest: false,
             kato_ms: 15_000,
             disable_sq_flow_control: true,
-            connect_timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(20),
             command_timeout: Duration::from_secs(30),
             host_id: None,
         }

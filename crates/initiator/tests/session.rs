@@ -9,12 +9,12 @@ use fake::{Config, HOSTNQN, SUBNQN, Target};
 use forebay_initiator::{Error, Host, IoOp, Options, Session, Wait, dsm_ranges};
 use forebay_nvme::Status;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn options() -> Options {
     Options {
         kato_ms: 0,
-        command_timeout: Duration::from_secs(10),
+        command_timeout: Duration::from_secs(60),
         ..Options::default()
     }
 }
@@ -219,7 +219,7 @@ fn an_unanswered_command_and_a_dead_target_are_told_apart() {
     });
     let options = Options {
         io_queues: 2,
-        command_timeout: Duration::from_millis(600),
+        command_timeout: Duration::from_secs(3),
         ..options()
     };
     let mut session = Session::connect(target.addr(), SUBNQN, HOSTNQN, &options).unwrap();

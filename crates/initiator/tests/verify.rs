@@ -17,7 +17,7 @@ fn spec(target: &Target) -> VerifySpec {
         queue_depth: 8,
         flush_every_writes: 50,
         seed: 0xf0,
-        reconnect_limit: Duration::from_secs(20),
+        reconnect_limit: Duration::from_secs(120),
         options: Options {
             kato_ms: 0,
             ..Options::default()

@@ -400,7 +400,7 @@ fn add_drives(command: &mut Command, options: &GuestOptions) {
 
 /// Takes QEMU's connection to the control socket, which it makes as it starts.
 fn accept(listener: &UnixListener, qemu: &mut Child) -> Result<std::os::unix::net::UnixStream> {
-    for _ in 0..300 {
+    for _ in 0..1200 {
         let mut socket = [PollFd::new(listener, PollFlags::IN)];
         let tenth = Timespec {
             tv_sec: 0,
@@ -413,5 +413,5 @@ fn accept(listener: &UnixListener, qemu: &mut Child) -> Result<std::os::unix::ne
             bail!("QEMU ended at once: {status}");
         }
     }
-    bail!("QEMU has not opened its control socket within 30 s");
+    bail!("QEMU has not opened its control socket within two minutes");
 }

@@ -47,7 +47,7 @@ fn with_engine<F: Future<Output = ()>>(
         let supervisor = Supervisor::new(config, at, at, None, Rc::default());
         tokio::task::spawn_local(supervisor.clone().run(owner.clone(), None));
         let test = test(supervisor, owner, at.to_owned());
-        timeout(Duration::from_secs(60), test)
+        timeout(Duration::from_secs(300), test)
             .await
             .expect("the test hangs");
     }));

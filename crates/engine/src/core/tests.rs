@@ -411,13 +411,7 @@ fn flush_goes_to_the_device_then_to_the_owner() {
     assert_eq!(b.gate.held(), 1, "the second waits for the next flush");
     assert_eq!(b.upcall(), "None", "the owner is asked after the device");
     b.gate.release();
-    for _ in 0..100 {
-        b.turn();
-        std::thread::sleep(std::time::Duration::from_millis(1));
-        if b.core.has_upcalls() {
-            break;
-        }
-    }
+    b.turn_until_upcall();
     assert!(
         b.upcall()
             .contains("CommitWanted { volume: VolumeId(9), sequence: 5 }")

@@ -23,6 +23,9 @@ use std::time::{Duration, Instant};
 pub const EXTENT_BYTES: u64 = 64 << 10;
 pub const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555";
 
+/// Nothing takes so long.
+pub const HANG: Duration = Duration::from_secs(120);
+
 /// What the owner did, for assertions.
 #[derive(Default, Debug)]
 pub struct Log {
@@ -38,13 +41,15 @@ pub struct Log {
 
 /// A message and its descriptors.
 type Order = (ToEngine, Vec<std::os::fd::OwnedFd>);
+/// What is said with nothing heard in between.
+type Orders = Vec<Order>;
 
 pub struct TestEngine {
     pub address: SocketAddr,
     pub log: Arc<Mutex<Log>>,
     /// While true, faults are not answered.
     pub deaf: Arc<AtomicBool>,
-    orders: Sender<Order>,
+    orders: Sender<Orders>,
     done: Receiver<(u64, Option<String>)>,
     next_request: u64,
     owner: Option<JoinHandle<()>>,
@@ -148,14 +153,16 @@ impl Owner {
         }
     }
 
-    fn run(mut self, orders: Receiver<Order>) {
+    fn run(mut self, orders: Receiver<Orders>) {
         loop {
             match orders.try_recv() {
-                Ok((order, fds)) => {
-                    let stop = order == ToEngine::Stop;
-                    let _ = self.channel.send(&order, fds);
-                    if stop {
-                        return;
+                Ok(orders) => {
+                    for (order, fds) in orders {
+                        let stop = order == ToEngine::Stop;
+                        let _ = self.channel.send(&order, fds);
+                        if stop {
+                            return;
+                        }
                     }
                 }
                 Err(std::sync::mpsc::TryRecvError::Disconnected) => return,
@@ -255,7 +262,8 @@ impl TestEngine {
             request,
             address: address.to_string(),
         };
-        this.orders.send((message, vec![listener.into()])).unwrap();
+        let order = (message, vec![listener.into()]);
+        this.orders.send(vec![order]).unwrap();
         this.wait(request);
         this
     }
@@ -271,9 +279,9 @@ impl TestEngine {
 
     /// Why a request was refused; `None` when it was carried out.
     fn answer(&mut self, request: u64) -> Option<String> {
-        let limit = Instant::now() + Duration::from_secs(20);
+        let limit = Instant::now() + HANG;
         while Instant::now() < limit {
-            let (done, error) = self.done.recv_timeout(Duration::from_secs(20)).unwrap();
+            let (done, error) = self.done.recv_timeout(HANG).unwrap();
             if done == request {
                 return error;
             }
@@ -284,7 +292,7 @@ impl TestEngine {
     /// Gives the engine an order and waits until it is done; gives its number.
     pub fn order(&mut self, order: impl FnOnce(u64) -> ToEngine) -> u64 {
         let request = self.number();
-        self.orders.send((order(request), vec![])).unwrap();
+        self.orders.send(vec![(order(request), vec![])]).unwrap();
         self.wait(request);
         request
     }
@@ -300,8 +308,7 @@ impl TestEngine {
             extent_bytes: EXTENT_BYTES as u32,
             extents: 4,
         };
-        let message = ToEngine::SetDevice { request, device };
-        self.orders.send((message, vec![])).unwrap();
+        self.say(ToEngine::SetDevice { request, device });
         self.answer(request)
     }
 
@@ -312,7 +319,13 @@ impl TestEngine {
 
     /// Says something that is not answered by `Done`.
     pub fn say(&self, message: ToEngine) {
-        self.orders.send((message, vec![])).unwrap();
+        self.say_together([message]);
+    }
+
+    /// The same for several messages: no fault is answered between them.
+    pub fn say_together(&self, messages: impl IntoIterator<Item = ToEngine>) {
+        let orders = messages.into_iter().map(|message| (message, vec![]));
+        self.orders.send(orders.collect()).unwrap();
     }
 
     /// Serves (or grows) volume `volume` of `size_bytes`.
@@ -356,7 +369,7 @@ impl TestEngine {
 
 impl Drop for TestEngine {
     fn drop(&mut self) {
-        let _ = self.orders.send((ToEngine::Stop, vec![]));
+        let _ = self.orders.send(vec![(ToEngine::Stop, vec![])]);
         if let Some(owner) = self.owner.take() {
             let _ = owner.join();
         }

@@ -41,7 +41,7 @@ impl Life {
 
     /// Lets the owner go on until something is so.
     async fn wait_until(&mut self, what: impl Fn(&Self) -> bool) {
-        for _ in 0..200 {
+        for _ in 0..1200 {
             if what(self) {
                 return;
             }

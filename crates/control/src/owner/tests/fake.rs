@@ -31,7 +31,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
 
 /// Stops a test that hangs.
-const HANG: Duration = Duration::from_secs(20);
+const HANG: Duration = Duration::from_secs(120);
 
 pub(super) struct Fake {
     channel: Channel,
@@ -272,9 +272,14 @@ impl Fake {
         }
     }
 
-    /// Takes in what there is, until nothing comes for a moment.
+    /// Takes in what there is, until nothing comes for a while.
     pub(super) async fn settle(&mut self) {
-        while let Ok((message, _)) = timeout(Duration::from_millis(150), self.receive()).await {
+        self.quiet(Duration::from_millis(600)).await;
+    }
+
+    /// Takes in what there is, until nothing comes for so long.
+    pub(super) async fn quiet(&mut self, time: Duration) {
+        while let Ok((message, _)) = timeout(time, self.receive()).await {
             self.take(&message);
             self.log.push(message);
         }

@@ -10,9 +10,9 @@ const HUNG: u8 = 1;
 
 fn impatient() -> Begin {
     let mut begin = Begin::default();
-    begin.limits.revoke = Duration::from_millis(200);
-    begin.limits.settle = Duration::from_millis(200);
-    begin.limits.job = Duration::from_millis(300);
+    begin.limits.revoke = Duration::from_millis(600);
+    begin.limits.settle = Duration::from_millis(600);
+    begin.limits.job = Duration::from_millis(900);
     begin
 }
 

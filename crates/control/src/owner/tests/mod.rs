@@ -112,14 +112,14 @@ impl Default for Begin {
             capacity: 4096,
             boot: BOOT,
             limits: Limits {
-                request: Duration::from_secs(5),
-                revoke: Duration::from_secs(5),
+                request: Duration::from_secs(60),
+                revoke: Duration::from_secs(60),
                 settle: Duration::from_millis(300),
-                job: Duration::from_secs(5),
-                launder: Duration::from_secs(2),
+                job: Duration::from_secs(60),
+                launder: Duration::from_secs(60),
                 inherited: Duration::from_millis(100),
-                convert: Duration::from_secs(5),
-                adoption: Duration::from_secs(5),
+                convert: Duration::from_secs(60),
+                adoption: Duration::from_secs(60),
                 // Only what a test asks for.
                 sync_every: Duration::from_secs(3600),
                 device_retry: Duration::from_millis(50),
@@ -136,7 +136,7 @@ fn run<F: Future<Output = ()>>(test: F) {
         .unwrap();
     let all = LocalSet::new();
     runtime.block_on(all.run_until(async {
-        tokio::time::timeout(Duration::from_secs(60), test)
+        tokio::time::timeout(Duration::from_secs(300), test)
             .await
             .expect("the test hangs");
     }));
@@ -214,7 +214,7 @@ impl Life {
         let pool = open.pool.info().uuid.0;
         let fd = fake.reconnect();
         let table = Some(std::fs::File::open(place.grants()).unwrap().into());
-        let greet = Session::greet(fd, pool, None, Duration::from_secs(5));
+        let greet = Session::greet(fd, pool, None, Duration::from_secs(60));
         let (greeting, _) = tokio::join!(greet, fake.welcome(pool, table));
         let mut greeting = greeting.unwrap();
         let table = std::fs::File::options()
@@ -269,7 +269,7 @@ impl Life {
             .fd()
             .try_clone_to_owned()
             .unwrap();
-        let greet = Session::greet(fd, pool, Some(table), Duration::from_secs(5));
+        let greet = Session::greet(fd, pool, Some(table), Duration::from_secs(60));
         let (greeting, table) = tokio::join!(greet, self.fake.welcome(pool, None));
         assert!(table.is_some(), "a fresh engine gets the grant table");
         let owner = self.owner.clone();
@@ -287,7 +287,7 @@ impl Life {
             () = owner.wait_open() => {}
             () = self.fake.until(|_| None::<()>) => {}
         }
-        self.fake.settle().await;
+        self.fake.quiet(Duration::from_millis(150)).await;
     }
 
     /// Another engine takes the place of the one that is gone.
