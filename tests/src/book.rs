@@ -22,7 +22,7 @@ cp /root/.packaged.toml /etc/forebay/forebay.toml
 ln -sf /root/target/release/forebay /usr/local/bin/forebay
 daemon() {
     forebay serve --config /etc/forebay/forebay.toml &
-    for _ in $(seq 200); do forebay status > /dev/null 2>&1 && return; sleep 0.1; done
+    for _ in $(seq 600); do forebay status > /dev/null 2>&1 && return; sleep 0.1; done
     return 1
 }
 set -x

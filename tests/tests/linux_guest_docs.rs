@@ -17,7 +17,7 @@ use forebay_tests::guest::{Guest, GuestOptions, HOST_ADDRESS};
 use forebay_tests::sandbox::Running;
 use forebay_tests::wait;
 
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(600);
 const LINE_LIMIT: Duration = Duration::from_secs(120);
 /// The host that the pages tell of.
 const HOST_ID: &str = "5d3f9a52-1c7b-4a0e-9a55-6d1f0d3c2b11";

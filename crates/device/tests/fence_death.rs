@@ -140,8 +140,8 @@ fn a_successor_waits_for_what_is_in_flight() {
     let spec = DeviceSpec::Block {
         path: device.path.clone(),
     };
-    // 2 MiB in flight at 2 MiB a second.
-    let Some(slow) = Slow::new(what, &device.path, 2 << 20) else {
+    // 2 MiB in flight, at 32 KiB a second until all was looked at.
+    let Some(slow) = Slow::new(what, &device.path, 32 << 10) else {
         return;
     };
     let mut engine = Engine::start(&spec, 7, CHUNKS);
@@ -160,6 +160,8 @@ fn a_successor_waits_for_what_is_in_flight() {
         [7, 8].map(|generation| Holder::Engine { generation })
     );
     let at_exit = look(&successor, CHUNKS);
+    assert!(!successor.predecessors_gone(8).expect("ask"));
+    slow.release();
     let waited = successor.wait_for_predecessors(8, HANG).expect("it falls");
     let at_lock = look(&successor, CHUNKS);
     eprintln!("the lock fell {waited:?} after the exit was seen");
@@ -226,6 +228,9 @@ fn a_ram_device_is_free_when_its_engine_is_gone() {
 /// A control group whose members write to one device slowly.
 struct Slow {
     dir: PathBuf,
+    /// What says how slowly, and what is written there to end it.
+    file: &'static str,
+    no_limit: String,
 }
 
 impl Slow {
@@ -236,16 +241,21 @@ impl Slow {
         let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
         let v1 = Path::new("/sys/fs/cgroup/blkio");
         let v2 = Path::new("/sys/fs/cgroup");
-        let (dir, file, text) = if v1.is_dir() {
-            let text = format!("{major}:{minor} {bytes_per_second}");
-            (v1.join(name), "blkio.throttle.write_bps_device", text)
+        let (dir, file, [text, no_limit]) = if v1.is_dir() {
+            let texts = [bytes_per_second, 0].map(|bytes| format!("{major}:{minor} {bytes}"));
+            (v1.join(name), "blkio.throttle.write_bps_device", texts)
         } else {
             let _ = std::fs::write(v2.join("cgroup.subtree_control"), "+io");
-            let text = format!("{major}:{minor} wbps={bytes_per_second}");
-            (v2.join(name), "io.max", text)
+            let bytes = bytes_per_second.to_string();
+            let texts = [&bytes, "max"].map(|bytes| format!("{major}:{minor} wbps={bytes}"));
+            (v2.join(name), "io.max", texts)
         };
         let made = std::fs::create_dir(&dir).and_then(|()| std::fs::write(dir.join(file), text));
-        let slow = Self { dir };
+        let slow = Self {
+            dir,
+            file,
+            no_limit,
+        };
         match made {
             Ok(()) => Some(slow),
             Err(error) => {
@@ -256,6 +266,11 @@ impl Slow {
                 None
             }
         }
+    }
+
+    /// They write as fast as they can, also what waits already.
+    fn release(&self) {
+        std::fs::write(self.dir.join(self.file), &self.no_limit).expect("no limit");
     }
 
     fn add(&self, pid: u32) {

@@ -79,7 +79,7 @@ impl Line {
         self.life.fake = fake.after(&self.life.fake).with_memory();
         let owner = self.life.owner.clone();
         let pool = owner.core.borrow().pool.info().uuid.0;
-        let greet = Session::greet(fd, pool, None, Duration::from_secs(5));
+        let greet = Session::greet(fd, pool, None, Duration::from_secs(60));
         let (greeting, _) = tokio::join!(greet, self.life.fake.welcome(pool, None));
         let greeting = greeting.unwrap();
         self.session = greeting.session.clone();

@@ -110,7 +110,7 @@ fn a_new_daemon_goes_on_with_a_live_engine() {
         fake.held = vec![(Held::Listener(address.clone()), vec![listener.into()])];
         // It waits for a commit, and for a fault's answer, since the first daemon.
         fake.held.push((Held::Revoke(77), vec![]));
-        let greet = Session::greet(fd, pool, None, Duration::from_secs(5));
+        let greet = Session::greet(fd, pool, None, Duration::from_secs(60));
         let (greeting, _) = tokio::join!(greet, fake.welcome(pool, Some(table)));
         let mut greeting = greeting.unwrap();
         let table = greeting
