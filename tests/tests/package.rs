@@ -22,7 +22,7 @@ const PRELUDE: &str = r#"
 up() {
     setpriv --reuid=forebay --regid=forebay --init-groups \
         /usr/bin/forebay serve --keep-engine --config /etc/forebay/forebay.toml &
-    for _ in $(seq 200); do forebay status > /dev/null 2>&1 && return; sleep 0.1; done
+    for _ in $(seq 600); do forebay status > /dev/null 2>&1 && return; sleep 0.1; done
     cat /var/lib/forebay/log/forebay.log
     return 1
 }
@@ -33,6 +33,11 @@ nobody() {
 }
 pid_of() {
     forebay --json status | sed -n "s/.*\"$1_pid\": \([0-9]*\).*/\1/p"
+}
+# Until a file has such words.
+shows() {
+    for _ in $(seq 600); do grep -a "$1" "$2" && return; sleep 0.1; done
+    return 1
 }
 # Some images leave manual pages and documentation out.
 everything='--path-include=/usr/share/man/* --path-include=/usr/share/doc/*'
@@ -93,10 +98,13 @@ for told in "forebay status" "forebay events" "cat /var/lib/forebay/log/forebay.
     $told | grep 'taken at their word'
 done
 forebay volume list | grep acme/kept
-timeout 2 forebay events --follow --json > followed || test $? = 124
-grep '"kind":"daemon_started"' followed
+forebay events --follow --json > followed &
+follows=$!
+shows '"kind":"daemon_started"' followed
+kill "$follows"
 # A terminal of its own: drawn, and put back at the end.
-(sleep 3; printf q) | script -qec 'stty cols 80 rows 24; forebay top; stty -a' /dev/null > screen
+: > screen
+(shows 'TENANT/VOLUME' screen > /dev/null; printf q) | script -qec 'stty cols 80 rows 24; forebay top; stty -a' /dev/null > screen
 grep -a 'TENANT/VOLUME' screen
 grep -a ' icanon' screen
 forebay pool check

@@ -31,6 +31,7 @@ use xtask::process;
 pub use control::{Job, Output};
 
 use crate::daemon::{Daemon, DaemonOptions};
+use crate::wait;
 
 use control::Control;
 use qmp::Qmp;
@@ -213,11 +214,11 @@ impl Guest {
     /// Runs a shell command to its end.
     ///
     /// # Errors
-    /// If it has not ended within `limit`, or the guest is gone. A command that fails is no error:
+    /// If it has not ended within [`PATIENCE`](wait::PATIENCE) times `limit`, or the guest is gone. A command that fails is no error:
     /// see [`Output::code`].
     pub fn run(&self, command: &str, limit: Duration) -> Result<Output> {
         self.spawn(command)?
-            .wait(limit)
+            .wait(limit * wait::PATIENCE)
             .map_err(|error| self.with_console(error))
     }
 

@@ -471,7 +471,7 @@ impl Blocks {
 
 /// Waits a little more the longer it takes: TCP has timers of its own.
 pub(super) fn patience(turns: u32, what: &str) {
-    assert!(turns < 100_000, "{what} does not come");
+    assert!(turns < 600_000, "{what} does not come");
     if turns > 2000 {
         std::thread::sleep(std::time::Duration::from_micros(100));
     }
