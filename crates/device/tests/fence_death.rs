@@ -247,7 +247,8 @@ impl Slow {
         } else {
             let _ = std::fs::write(v2.join("cgroup.subtree_control"), "+io");
             let bytes = bytes_per_second.to_string();
-            let texts = [bytes.as_str(), "max"].map(|bytes| format!("{major}:{minor} wbps={bytes}"));
+            let texts =
+                [bytes.as_str(), "max"].map(|bytes| format!("{major}:{minor} wbps={bytes}"));
             (v2.join(name), "io.max", texts)
         };
         let made = std::fs::create_dir(&dir).and_then(|()| std::fs::write(dir.join(file), text));
