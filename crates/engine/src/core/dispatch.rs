@@ -270,6 +270,7 @@ impl Core {
                     lane.slices += 1;
                 }
                 kill_point!("core.put");
+                self.feed_devices();
                 Put::Ok
             }
             Submitted::Done(result) => {

@@ -2,8 +2,9 @@
 //!
 //! **Design.** All state is the reactor's own and of fixed size. A command goes
 //! start -> [`dispatch`] (translate, slice, submit) -> slices end -> flush and commit where asked
-//! ([`flush`]) -> [`Core::next_done`]. A miss parks it until the owner's answer comes through the
-//! mailbox. The internal lane's jobs ([`jobs`]) use the same ring.
+//! ([`flush`]) -> [`Core::next_done`]. The ring is entered when a turn ends, and before that where devices have
+//! little to do. A miss parks a command until the owner's answer comes through the mailbox. The internal lane's jobs
+//! ([`jobs`]) use the same ring.
 //!
 //! **Not here:** sockets and protocols ([`crate::tcp`]), the loop itself ([`crate::reactor`]).
 
@@ -605,11 +606,25 @@ impl Core {
         }
         self.retry_flushes();
         self.advance_jobs();
-        // A failed submission leaves its entries queued: the next turn tries again.
+        self.enter();
+        again
+    }
+
+    /// Hands what is queued to the kernel. What fails of it stays queued: the next turn tries again.
+    fn enter(&mut self) {
         if self.ring.submit().is_ok_and(|entered| entered > 0) {
             kill_point!("core.entered");
         }
-        again
+    }
+
+    /// The same before the turn ends, as soon as devices have no more than what is queued for them. So one that is idle has
+    /// its first command at once, and works while the rest of a batch is prepared; a busy one gets batches.
+    #[inline]
+    fn feed_devices(&mut self) {
+        let slices = MAX_SLICES - self.free_slices.len();
+        if 2 * self.ring.queued() >= slices {
+            self.enter();
+        }
     }
 
     /// Reads the clock for the turn that begins.
