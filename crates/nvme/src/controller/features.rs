@@ -272,8 +272,12 @@ impl Controller {
         if self.state.io_queues != [0; 2] {
             return Err(Status::COMMAND_SEQUENCE_ERROR);
         }
-        // A Fabrics queue is a pair, so the smaller number counts.
-        let wanted = submission.min(completion) + 1;
+        // A Fabrics queue is a pair, so the smaller number counts. In memory several submission queues may share a
+        // completion queue; there is no harm in granting more of the other kind than was asked for (Base 2.0, 5.27.1.5).
+        let wanted = match self.config.kind {
+            ControllerKind::Pcie => submission.max(completion) + 1,
+            _ => submission.min(completion) + 1,
+        };
         self.state.granted_io_queues = wanted.min(self.config.max_io_queues);
         Ok(Reply::result(granted(self.state.granted_io_queues)))
     }

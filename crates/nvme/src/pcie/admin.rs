@@ -274,8 +274,11 @@ impl Function {
         let cqid = (sqe.cdw(11) >> 16) as u16;
         let there = |qid: usize| self.state.sqs[qid].entries > 0;
         let (qid, entries, base) = self.new_queue(sqe, there, 64, false, memory)?;
-        let cq = self.state.cqs.get(usize::from(cqid));
-        if cqid == 0 || cq.is_none_or(|cq| cq.entries == 0) {
+        // Of a queue that can't be and of one that isn't there the status differs (Base 2.0, 5.5).
+        if cqid == 0 || cqid > self.controller.granted_io_queues() {
+            return Err(Status::INVALID_QUEUE_IDENTIFIER);
+        }
+        if self.state.cqs[usize::from(cqid)].entries == 0 {
             return Err(Status::COMPLETION_QUEUE_INVALID);
         }
         self.state.sqs[usize::from(qid)] = SqState {

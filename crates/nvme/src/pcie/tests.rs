@@ -296,14 +296,10 @@ fn queues_are_created_and_deleted_by_the_rules() {
         bench.create_sq(1, 64, 1),
         done(Status::COMPLETION_QUEUE_INVALID)
     );
-    assert_eq!(
-        bench.create_sq(1, 64, 0),
-        done(Status::COMPLETION_QUEUE_INVALID)
-    );
-    assert_eq!(
-        bench.create_sq(1, 64, 500),
-        done(Status::COMPLETION_QUEUE_INVALID)
-    );
+    // No other than an I/O completion queue that there can be.
+    for cqid in [0, 65, 500] {
+        assert_eq!(bench.create_sq(1, 64, cqid), invalid_qid);
+    }
     assert_eq!(bench.create_cq(0, 64), invalid_qid);
     assert_eq!(bench.create_cq(65, 64), invalid_qid);
     assert_eq!(bench.create_cq(1, 1025), done(Status::INVALID_QUEUE_SIZE));
@@ -349,6 +345,14 @@ fn queues_are_created_and_deleted_by_the_rules() {
         assert_eq!(bench.admin(&delete(sq, qid)), invalid_qid);
         assert_eq!(bench.admin(&delete(cq, qid)), invalid_qid);
     }
+    // Several submission queues may share a completion queue: the larger number counts.
+    assert_eq!(bench.admin(&number.with_cdw(11, 6 | 1 << 16)), OK);
+    assert_eq!(bench.create_cq(2, 64), OK);
+    assert_eq!(bench.create_sq(7, 64, 2), OK);
+    assert_eq!(bench.create_sq(8, 64, 2), invalid_qid);
+    assert_eq!(bench.create_sq(6, 64, 8), invalid_qid);
+    assert_eq!(bench.admin(&delete(sq, 7)), OK);
+    assert_eq!(bench.admin(&delete(cq, 2)), OK);
     assert_eq!(bench.admin(&number.with_cdw(11, 3 | 3 << 16)), OK);
     assert_eq!(bench.create_cq(5, 64), invalid_qid);
     assert_eq!(bench.create_cq(4, 64), OK);
