@@ -229,7 +229,7 @@ impl Session {
         let mut needed = 32;
         if let Some(area) = mappable {
             needed = 64;
-            flags |= region_flags::MMAP | region_flags::CAPS;
+            flags |= region_flags::MMAP;
             // VFIO cap header: id, version, next; then nr_areas, reserved, offset, size.
             info[32..34].copy_from_slice(&region_flags::CAP_SPARSE_MMAP.to_le_bytes());
             info[34..36].copy_from_slice(&1u16.to_le_bytes());
@@ -237,9 +237,14 @@ impl Session {
             info[48..56].copy_from_slice(&area.offset_bytes.to_le_bytes());
             info[56..64].copy_from_slice(&area.len_bytes.to_le_bytes());
         }
-        // A client whose buffer is too short is told how long it must be, and asks again.
+        // A client whose buffer is too short is told how long it must be, and asks again. QEMU takes CAPS without an offset
+        // for a mistake.
         let full = argsz >= needed;
-        let cap_offset: u32 = if full && mappable.is_some() { 32 } else { 0 };
+        let mut cap_offset = 0u32;
+        if full && mappable.is_some() {
+            flags |= region_flags::CAPS;
+            cap_offset = 32;
+        }
         info[0..4].copy_from_slice(&needed.to_le_bytes());
         info[4..8].copy_from_slice(&flags.to_le_bytes());
         info[8..12].copy_from_slice(&index.to_le_bytes());

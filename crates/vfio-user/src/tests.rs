@@ -226,6 +226,9 @@ fn regions_are_described_with_what_may_be_mapped() {
     };
     let (answer, info) = told(&session, 0, 32);
     assert_eq!((answer.with_region, info.len(), info[0]), (None, 32, 64));
+    // No capability is spoken of that isn't there: QEMU would give the device up.
+    assert_eq!(wire::u32_at(&info, 4), Some(7));
+    assert_eq!(wire::u32_at(&info, 12), Some(0));
     let (answer, info) = told(&session, 0, 64);
     assert_eq!((answer.with_region, info.len()), (Some(0), 64));
     assert_eq!(wire::u64_at(&info, 16), Some(0x4000));
