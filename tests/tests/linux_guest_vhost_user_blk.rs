@@ -41,6 +41,9 @@ fn linux_guest_vhost_user_blk() -> Result<()> {
     wait::until("the disk", MINUTE, || {
         Ok((guest.run("[ -b /dev/vda ]", MINUTE)?.code == 0).then_some(()))
     })?;
+    // Else it would never flush, and what it wrote would not be durable.
+    let cache = guest.check("cat /sys/block/vda/cache_type", MINUTE)?;
+    ensure!(cache.trim() == "write back", "the guest's disk is {cache}");
     guest.check("dmesg --clear", MINUTE)?;
     guest.check("mkfs.ext4 -q /dev/vda", 2 * MINUTE)?;
     guest.check("mount -t ext4 /dev/vda /mnt", MINUTE)?;

@@ -337,7 +337,7 @@ impl Vhost {
 
     fn get_config(&self, turn: &mut Turn<'_>, offset: u32, size: u32) -> Result<(), Fault> {
         let mut space = [0; MAX_CONFIG_BYTES];
-        let config = self.disk.config(self.session.writeback());
+        let config = self.disk.config(self.session.config_writeback());
         space[..CONFIG_BYTES].copy_from_slice(&config);
         let from = offset as usize;
         let bytes = from

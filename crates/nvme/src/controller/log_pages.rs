@@ -314,17 +314,17 @@ fn commands_supported(kind: ControllerKind) -> [U32; log_page::COMMANDS_SUPPORTE
             nvm::RESERVATION_ACQUIRE,
             nvm::RESERVATION_RELEASE,
         ] {
-            set(256 + usize::from(op), log_page::SCOPE_NAMESPACE);
+            set(256 + usize::from(op), 0);
         }
     }
+    // No scope of I/O commands: they are a namespace's anyway, and Linux warns of effects that it does not expect.
     if kind.has_io() {
         set(usize::from(admin::ABORT), log_page::SCOPE_CONTROLLER);
         for op in [nvm::FLUSH, nvm::READ, nvm::COMPARE] {
-            set(256 + usize::from(op), log_page::SCOPE_NAMESPACE);
+            set(256 + usize::from(op), 0);
         }
         for op in [nvm::WRITE, nvm::WRITE_ZEROES, nvm::DATASET_MANAGEMENT] {
-            let bits = log_page::SCOPE_NAMESPACE | log_page::EFFECT_LBCC;
-            set(256 + usize::from(op), bits);
+            set(256 + usize::from(op), log_page::EFFECT_LBCC);
         }
     }
     page

@@ -166,13 +166,17 @@ impl Session {
     }
 
     /// Whether the device has a volatile write cache for the driver (VIRTIO 5.2.6.2): then FLUSH makes durable, otherwise
-    /// each write is.
+    /// each write is. Who didn't take FLUSH has none.
     pub const fn writeback(&self) -> bool {
-        if self.features & feature::BLK_CONFIG_WCE != 0 {
-            self.writeback
-        } else {
-            self.features & feature::BLK_FLUSH != 0
-        }
+        let chooses = self.features & feature::BLK_CONFIG_WCE != 0;
+        self.features & feature::BLK_FLUSH != 0 && (self.writeback || !chooses)
+    }
+
+    /// What the configuration space says of it. A front-end may look before the driver has acknowledged a feature, and
+    /// show the driver what it saw then (QEMU does); so it mustn't say less than [`Self::writeback`] will.
+    pub const fn config_writeback(&self) -> bool {
+        let refused = feature::BLK_CONFIG_WCE | feature::BLK_FLUSH;
+        self.writeback && self.features & refused != feature::BLK_CONFIG_WCE
     }
 
     /// The driver has chosen.
@@ -436,13 +440,13 @@ impl Session {
         Ok(())
     }
 
-    /// As a new device; what the front-end and we agreed on stays.
+    /// As a new device; what the front-end and we agreed on stays, and so does the driver's choice of a cache: a
+    /// front-end may have kept what it last saw of it, and no driver may take each write for durable that isn't.
     pub fn reset(&mut self) {
         for vring in &mut self.vrings {
             *vring = Vring::default();
         }
         self.status = 0;
-        self.writeback = true;
     }
 
     /// What a successor needs.

@@ -281,14 +281,32 @@ fn who_is_answered() {
 
 #[test]
 fn write_back_is_what_was_negotiated() {
+    let both = feature::BLK_FLUSH | feature::BLK_CONFIG_WCE;
+    // Before anything is acknowledged: what a driver that takes both will find.
+    assert!(Session::new(OFFER).config_writeback());
     let mut s = session();
-    assert!(s.writeback());
+    assert!(s.writeback() && s.config_writeback());
     s.set_writeback(false);
-    assert!(!s.writeback());
-    // Without the driver's choice, it is FLUSH that tells.
-    for (bits, expected) in [(feature::BLK_FLUSH, true), (0, false)] {
+    assert!(!s.writeback() && !s.config_writeback());
+    // A front-end may have kept it, so it outlives a reset.
+    take(&mut s, request::SET_STATUS, &words(&[0]), 0).expect("a reset");
+    assert!(!s.writeback() && !s.config_writeback());
+    let cases = [
+        (both, false, false),
+        (both, true, true),
+        // Without the driver's choice, it is FLUSH that tells.
+        (feature::BLK_FLUSH, false, true),
+        (feature::BLK_FLUSH, true, true),
+        (feature::BLK_CONFIG_WCE, true, false),
+        (0, true, false),
+    ];
+    for (bits, chosen, expected) in cases {
         take(&mut s, request::SET_FEATURES, &words(&[bits]), 0).expect("offered");
-        assert_eq!(s.writeback(), expected);
+        s.set_writeback(chosen);
+        assert_eq!(s.writeback(), expected, "{bits:x} {chosen}");
+        if bits & feature::BLK_CONFIG_WCE != 0 {
+            assert_eq!(s.config_writeback(), expected, "{bits:x} {chosen}");
+        }
     }
 }
 
