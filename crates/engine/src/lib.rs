@@ -28,6 +28,7 @@ pub mod memory;
 mod patience;
 mod pcie;
 mod reactor;
+mod spin;
 mod takeover;
 mod tcp;
 mod vhost;

@@ -1,12 +1,14 @@
 //! A reactor: a thread with one io_uring that polls when busy and sleeps when idle.
 //!
 //! **Design.** A turn takes posts, completions and network input, and submits. After
-//! [`SPIN_NS`] without anything to do, or at once where devices have much to do ([`Core::waits_for_devices`]), and with nothing that must be tried again, it arms everything
+//! some time without anything to do ([`Spin`]), or at once where devices have much to do
+//! ([`Core::waits_for_devices`]), and with nothing that must be tried again, it arms everything
 //! (sockets and mailbox are in one epoll set, which the ring polls) and sleeps in one
 //! `io_uring_enter`. **Not here:** what commands mean ([`crate::core`], [`crate::tcp`]).
 
 use crate::core::Core;
 use crate::mailbox::{Post, ToControl, Upcall};
+use crate::spin::Spin;
 use crate::tcp::Frontend;
 use crate::vm::{self, Machines};
 use forebay_nvme::Status;
@@ -18,8 +20,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// How long a reactor polls without finding anything before it sleeps.
-const SPIN_NS: u64 = 30_000;
 /// How often time limits are looked at.
 const TICK_NS: u64 = 100_000_000;
 /// The longest sleep while a connection waits for memory or room.
@@ -53,16 +53,19 @@ impl Reactor {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(256);
         let mut keys: Vec<u64> = Vec::with_capacity(256);
         let mut now = self.core.begin_turn();
-        let (mut busy_at, mut tick_at, mut turn) = (now, now + TICK_NS, 0u64);
+        let (mut idle_since, mut tick_at, mut turn) = (now, now + TICK_NS, 0u64);
         let mut trim_at = None;
         let mut stop_by = None;
         let mut was_busy = false;
+        let mut spin = Spin::new();
         // What it inherits may stop it in its first turn.
         self.core.record().last_turn_ns.store(now, Relaxed);
         loop {
             let begun = now;
             now = self.core.begin_turn();
             if was_busy {
+                // From its end on: a long turn is no pause.
+                idle_since = now;
                 bump(&self.core.record().busy_ns, now - begun);
             }
             turn += 1;
@@ -96,7 +99,6 @@ impl Reactor {
             }
             was_busy = busy;
             if busy {
-                busy_at = now;
                 bump(&self.core.record().busy_turns, 1);
                 if turn.is_multiple_of(64) {
                     self.look_at_sockets(&mut events, &mut keys);
@@ -105,7 +107,7 @@ impl Reactor {
             }
             // A machine that is asked to ring for what it has would pay more for it.
             let sleeps_at_once = self.core.waits_for_devices() && self.machines.count() == 0;
-            if now - busy_at < SPIN_NS && !sleeps_at_once
+            if now - idle_since < spin.limit_ns() && !sleeps_at_once
                 || self.core.must_turn()
                 || !self.frontend.is_idle()
                 || !self.machines.is_idle()
@@ -121,15 +123,19 @@ impl Reactor {
                 // A little at a time: nobody is to wait for it.
                 trim_at = self.core.staging.trim().then_some(now + TRIM_STEP_NS);
             }
-            self.sleep(now, stop_by.is_some(), trim_at);
+            let slept = self.sleep(now, stop_by.is_some(), trim_at);
             self.look_at_sockets(&mut events, &mut keys);
-            busy_at = self.core.begin_turn();
+            let paused_since = std::mem::replace(&mut idle_since, self.core.begin_turn());
+            if slept && !sleeps_at_once {
+                spin.paused(idle_since - paused_since);
+            }
         }
         self.core.upcall(Upcall::Stopped);
         self.send_upcalls();
     }
 
-    fn sleep(&mut self, now: u64, stopping: bool, trim_at: Option<u64>) {
+    /// Sleeps until there is something to do. False if there was already.
+    fn sleep(&mut self, now: u64, stopping: bool, trim_at: Option<u64>) -> bool {
         let mut until = now + MAX_SLEEP_NS;
         if stopping || self.core.has_waiting() || self.machines.is_draining() {
             until = now + TICK_NS;
@@ -152,7 +158,7 @@ impl Reactor {
             until = until.min(trim);
         }
         if !self.mailbox.fall_asleep() {
-            return;
+            return false;
         }
         let record = self.core.record();
         bump(&record.sleeps, 1);
@@ -163,6 +169,7 @@ impl Reactor {
         );
         self.core.record().asleep.store(0, Relaxed);
         self.mailbox.awake();
+        true
     }
 
     fn look_at_sockets(&mut self, events: &mut Vec<epoll::Event>, keys: &mut Vec<u64>) {
