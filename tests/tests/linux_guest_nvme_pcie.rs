@@ -49,6 +49,7 @@ fn linux_guest_nvme_pcie() -> Result<()> {
         "resetting controller",
         "queues",
         "no usable path",
+        "callbacks suppressed",
         "mounted",
     ];
     no_complaints(&guest, &of_resets)?;
