@@ -329,7 +329,7 @@ impl Pool {
                 true => "hosts are of NVMe/TCP: who may open a machine's socket is its client",
             }));
         }
-        if let Frontend::VhostUser { queues } = new.frontend
+        if let Frontend::VhostUser { queues, .. } = new.frontend
             && !(1..=MAX_MACHINE_QUEUES).contains(&queues)
         {
             return Err(PoolError::invalid(format!(

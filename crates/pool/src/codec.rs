@@ -73,7 +73,9 @@ pub(crate) fn decode_export(bytes: &[u8]) -> Result<ExportRecord> {
             known.extend_from_slice(rest);
             let record: ExportRecord = decode(&known)?;
             match record.frontend {
-                Frontend::VhostUser { queues } if !(1..=MAX_MACHINE_QUEUES).contains(&queues) => {
+                Frontend::VhostUser { queues, .. }
+                    if !(1..=MAX_MACHINE_QUEUES).contains(&queues) =>
+                {
                     Err(wrong("a machine with no queues, or too many"))
                 }
                 _ => Ok(record),
@@ -354,7 +356,10 @@ mod tests {
         assert_eq!(encode_export(&tcp).unwrap(), old);
         assert_eq!(decode_export(&old).unwrap(), tcp);
         let machine = ExportRecord {
-            frontend: Frontend::VhostUser { queues: 4 },
+            frontend: Frontend::VhostUser {
+                queues: 4,
+                pinned_memory: true,
+            },
             socket: Some("/run/x".into()),
             hosts: vec![],
             ..tcp.clone()
@@ -370,7 +375,10 @@ mod tests {
             assert!(error.contains("version 4"), "{error}");
         }
         let many = ExportRecord {
-            frontend: Frontend::VhostUser { queues: 65 },
+            frontend: Frontend::VhostUser {
+                queues: 65,
+                pinned_memory: false,
+            },
             ..decode_export(&old).unwrap()
         };
         assert!(decode_export(&encode_export(&many).unwrap()).is_err());

@@ -280,7 +280,10 @@ fn two_exports_of_a_volume_are_both_shared() {
         .create_volume(&new("acme", "v", 65536, None), 0)
         .unwrap();
     let machine = |shared, socket: &str| NewExport {
-        frontend: Frontend::VhostUser { queues: 1 },
+        frontend: Frontend::VhostUser {
+            queues: 1,
+            pinned_memory: false,
+        },
         socket: Some(socket.into()),
         shared,
         ..NewExport::default()
@@ -324,7 +327,10 @@ fn two_exports_of_a_volume_are_both_shared() {
             ..machine(true, "/c")
         },
         NewExport {
-            frontend: Frontend::VhostUser { queues: 0 },
+            frontend: Frontend::VhostUser {
+                queues: 0,
+                pinned_memory: false,
+            },
             ..machine(true, "/c")
         },
         machine(true, &"x".repeat(108)),

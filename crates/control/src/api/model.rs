@@ -496,6 +496,10 @@ pub struct Export {
     /// Of `vhost_user`: request queues.
     #[serde(default)]
     pub queues: u16,
+    /// Of a machine's: whether its memory is registered with the kernel, page for page, as far as the machine has
+    /// touched it.
+    #[serde(default)]
+    pub pinned_memory: bool,
     /// Of a machine's: the Unix socket that its client connects to.
     #[serde(default)]
     pub socket: Option<String>,
@@ -563,6 +567,10 @@ pub struct ExportCreate {
     /// Of `vhost_user`: request queues, 1 to 64; 1 if it isn't given.
     #[serde(default)]
     pub queues: Option<u16>,
+    /// Of `vhost_user`: the machine never takes pages out of its memory (it has no balloon), so that all of it may be
+    /// registered with the kernel.
+    #[serde(default)]
+    pub pinned_memory: bool,
     /// Of a machine's: the absolute path of the Unix socket to be made; without it, it is beneath the
     /// daemon's runtime folder.
     #[serde(default)]

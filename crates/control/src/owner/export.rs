@@ -35,6 +35,7 @@ impl Owner {
             frontend,
             mapped_doorbells,
             queues,
+            pinned_memory,
             socket,
             socket_user,
             socket_group,
@@ -45,6 +46,7 @@ impl Owner {
             ExportFrontend::NvmePcie => Frontend::NvmePcie { mapped_doorbells },
             ExportFrontend::VhostUser => Frontend::VhostUser {
                 queues: queues.unwrap_or(1),
+                pinned_memory,
             },
         };
         let socket_owner = SocketOwner {

@@ -159,7 +159,7 @@ impl Owner {
             Frontend::NvmePcie { mapped_doorbells } => {
                 (ExportFrontend::NvmePcie, mapped_doorbells, 0)
             }
-            Frontend::VhostUser { queues } => (ExportFrontend::VhostUser, false, queues),
+            Frontend::VhostUser { queues, .. } => (ExportFrontend::VhostUser, false, queues),
         };
         let is_machine = export.frontend.is_machine();
         let addresses = match is_machine {
@@ -174,6 +174,7 @@ impl Owner {
             frontend,
             mapped_doorbells,
             queues,
+            pinned_memory: export.frontend.keeps_memory(),
             socket,
             machine_connected: is_machine && self.has_machine(export.id),
             shared: export.shared,

@@ -8,7 +8,7 @@
 //! back to the system with them. Nor are buffers of zeros ([`Staging::zeros`]): all are the same bytes,
 //! which nobody can change, so that an answer of zeros needs neither memory nor zeroing.
 //!
-//! **Not here:** registration with the ring, huge pages.
+//! **Not here:** registration with the ring (memory that the kernel holds can't be given back to the system), huge pages.
 
 #![allow(unsafe_code)]
 

@@ -223,7 +223,7 @@ impl Machines {
             self.registrar = Registrar::start().ok();
         }
         // Others may take pages out of their memory, and put new ones there.
-        let keeps = matches!(new.export.frontend, Kind::NvmePcie { .. });
+        let keeps = new.export.frontend.keeps_memory();
         let registrar = self.registrar.as_ref().filter(|_| keeps);
         let place = Place {
             index: at as u32,
@@ -676,6 +676,6 @@ fn make(turn: &mut Turn<'_>) -> Result<Box<dyn Frontend>, Closing> {
     match turn.client.export().frontend {
         Kind::NvmeTcp => Err(Closing("its export is none of a machine")),
         Kind::NvmePcie { .. } => Ok(Box::new(crate::pcie::Pcie::new(turn)?)),
-        Kind::VhostUser { queues } => Ok(Box::new(Vhost::new(turn, queues)?)),
+        Kind::VhostUser { queues, .. } => Ok(Box::new(Vhost::new(turn, queues)?)),
     }
 }

@@ -201,7 +201,10 @@ fn bell() -> OwnedFd {
 
 impl Rig {
     fn new() -> Self {
-        Self::of(Kind::VhostUser { queues: 1 })
+        Self::of(Kind::VhostUser {
+            queues: 1,
+            pinned_memory: false,
+        })
     }
 
     fn of(frontend: Kind) -> Self {
@@ -538,6 +541,11 @@ fn memory_that_its_client_may_take_pages_out_of_is_not_registered() {
     rig.run();
     rig.answers();
     assert!(!rig.client().has_memory_registered());
+    let mut promised = Rig::of(Kind::VhostUser {
+        queues: 1,
+        pinned_memory: true,
+    });
+    assert!(promised.client().has_memory_registered());
 }
 
 fn can_register() -> bool {

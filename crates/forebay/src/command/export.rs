@@ -88,6 +88,7 @@ fn body(args: ExportCreateArgs) -> Outcome<ExportCreate> {
         frontend,
         mapped_doorbells: args.mapped_doorbells,
         queues: args.queues,
+        pinned_memory: args.pinned_memory,
         socket,
         socket_user,
         socket_group,

@@ -154,6 +154,7 @@ mod tests {
             frontend,
             mapped_doorbells: false,
             queues: 4,
+            pinned_memory: false,
             socket: Some(path.into()),
             machine_connected: false,
             shared: false,

@@ -11,6 +11,7 @@ pub const MAX_MACHINE_QUEUES: u16 = 64;
 #[derive(
     Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize,
 )]
+#[serde(from = "Written", into = "Written")]
 pub enum Frontend {
     /// NVMe/TCP: any host that is allowed, by the listeners.
     #[default]
@@ -25,7 +26,47 @@ pub enum Frontend {
     VhostUser {
         /// Request queues, 1 to [`MAX_MACHINE_QUEUES`].
         queues: u16,
+        /// Its machine never gives pages of its memory back (it has no balloon), so that they may be held.
+        pinned_memory: bool,
     },
+}
+
+/// As it is written down: the number of queues has the flag in its highest bit, since that came later.
+#[derive(Serialize, Deserialize)]
+enum Written {
+    NvmeTcp,
+    NvmePcie { mapped_doorbells: bool },
+    VhostUser { queues: u16 },
+}
+
+const PINNED: u16 = 1 << 15;
+
+impl From<Frontend> for Written {
+    fn from(frontend: Frontend) -> Self {
+        match frontend {
+            Frontend::NvmeTcp => Self::NvmeTcp,
+            Frontend::NvmePcie { mapped_doorbells } => Self::NvmePcie { mapped_doorbells },
+            Frontend::VhostUser {
+                queues,
+                pinned_memory,
+            } => Self::VhostUser {
+                queues: queues | if pinned_memory { PINNED } else { 0 },
+            },
+        }
+    }
+}
+
+impl From<Written> for Frontend {
+    fn from(written: Written) -> Self {
+        match written {
+            Written::NvmeTcp => Self::NvmeTcp,
+            Written::NvmePcie { mapped_doorbells } => Self::NvmePcie { mapped_doorbells },
+            Written::VhostUser { queues } => Self::VhostUser {
+                queues: queues & !PINNED,
+                pinned_memory: queues & PINNED != 0,
+            },
+        }
+    }
 }
 
 impl Frontend {
@@ -43,12 +84,25 @@ impl Frontend {
         }
     }
 
+    /// Whether its machine keeps all of its memory while it is mapped here: over vfio-user always, as a DMA mapping is
+    /// a promise to.
+    pub const fn keeps_memory(self) -> bool {
+        match self {
+            Self::NvmeTcp => false,
+            Self::NvmePcie { .. } => true,
+            Self::VhostUser { pinned_memory, .. } => pinned_memory,
+        }
+    }
+
     /// A word for records: which it is, with its settings; never 0.
     pub const fn word(self) -> u64 {
         match self {
             Self::NvmeTcp => 1,
             Self::NvmePcie { mapped_doorbells } => 2 | (mapped_doorbells as u64) << 8,
-            Self::VhostUser { queues } => 3 | (queues as u64) << 8,
+            Self::VhostUser {
+                queues,
+                pinned_memory,
+            } => 3 | (queues as u64) << 8 | (pinned_memory as u64) << 32,
         }
     }
 }
@@ -67,11 +121,37 @@ mod tests {
             Frontend::NvmePcie {
                 mapped_doorbells: true,
             },
-            Frontend::VhostUser { queues: 1 },
-            Frontend::VhostUser { queues: 64 },
+            vhost(1, false),
+            vhost(64, false),
+            vhost(1, true),
         ];
         let words: std::collections::BTreeSet<u64> = all.iter().map(|f| f.word()).collect();
         assert_eq!(words.len(), all.len());
         assert!(!words.contains(&0));
+        for frontend in all {
+            let bytes = postcard::to_allocvec(&frontend).expect("encodes");
+            assert_eq!(postcard::from_bytes::<Frontend>(&bytes), Ok(frontend));
+        }
+    }
+
+    #[test]
+    fn what_was_written_before_memory_could_be_pinned_is_read() {
+        #[derive(Serialize)]
+        #[allow(dead_code)]
+        enum Before {
+            NvmeTcp,
+            NvmePcie { mapped_doorbells: bool },
+            VhostUser { queues: u16 },
+        }
+        let before = postcard::to_allocvec(&Before::VhostUser { queues: 7 }).expect("encodes");
+        assert_eq!(postcard::from_bytes(&before), Ok(vhost(7, false)));
+        assert_eq!(postcard::to_allocvec(&vhost(7, false)), Ok(before));
+    }
+
+    fn vhost(queues: u16, pinned_memory: bool) -> Frontend {
+        Frontend::VhostUser {
+            queues,
+            pinned_memory,
+        }
     }
 }

@@ -155,7 +155,10 @@ impl Rig {
             serial: "serial-number".into(),
             hosts: vec![],
             any_host: true,
-            frontend: Kind::VhostUser { queues },
+            frontend: Kind::VhostUser {
+                queues,
+                pinned_memory: false,
+            },
         });
         let epoll = epoll();
         let mut rig = Self {
