@@ -11,6 +11,7 @@ pub fn export() -> Export {
         frontend: Default::default(),
         mapped_doorbells: false,
         queues: 0,
+        pinned_memory: false,
         socket: None,
         machine_connected: false,
         shared: false,
