@@ -42,6 +42,27 @@ fn shapes() -> Vec<(Frontend, u32, Options)> {
             512 << 10,
             of(Doorbells::Mapped, 1, true),
         ),
+        // All queues, each with a vector of its own.
+        (Frontend::NvmePcie, 4096, of(Doorbells::Shadow, 64, true)),
+        // The longest ones.
+        (
+            Frontend::NvmePcie,
+            4096,
+            Options {
+                depth: 1023,
+                ..of(Doorbells::Shadow, 2, true)
+            },
+        ),
+        // Interrupts for eight completions, or after 200 us; data in scatter/gather lists.
+        (
+            Frontend::NvmePcie,
+            128 << 10,
+            Options {
+                gather: 7 | 2 << 8,
+                sgl: true,
+                ..of(Doorbells::Shadow, 2, true)
+            },
+        ),
     ]
 }
 

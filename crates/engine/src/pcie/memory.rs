@@ -3,8 +3,11 @@
 use crate::core::Core;
 use crate::lane::{Lane, LaneIndex};
 use forebay_guest::GuestMemory;
-use forebay_nvme::controller::{AdminEnv, Health, NamespaceInfo};
+use forebay_nvme::controller::{AdminEnv, Health, NamespaceInfo, SubsystemController};
 use forebay_nvme::pcie::Memory;
+use forebay_xlate::VolumeId;
+use forebay_xlate::boundary::message::{ExportId, Frontend as Kind};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// The namespace of every export.
 pub(super) const NSID: u32 = 1;
@@ -33,6 +36,26 @@ impl Memory for ClientMemory<'_> {
 pub(super) struct Env {
     namespace: Option<NamespaceInfo>,
     health: Health,
+    controllers: Vec<SubsystemController>,
+}
+
+/// The controller identifier of an export, whichever engine serves it.
+pub(super) fn cntlid(export: ExportId) -> u16 {
+    (export.0 % 0xFFE0) as u16 + 1
+}
+
+/// The controllers of a volume's machines: a volume is an NVM subsystem, and another tenant's volume another one.
+fn controllers(core: &Core, volume: VolumeId) -> Vec<SubsystemController> {
+    let exports = core.exports_of(volume).into_iter();
+    let lanes = exports.filter_map(|export| core.lane(core.lane_of_export(export)?));
+    lanes
+        .filter(|lane| matches!(lane.export.frontend, Kind::NvmePcie { .. }))
+        .map(|lane| SubsystemController {
+            cntlid: cntlid(lane.export.export),
+            // A machine has it.
+            online: lane.record().connections.load(Relaxed) > 0,
+        })
+        .collect()
 }
 
 impl Env {
@@ -41,6 +64,7 @@ impl Env {
         Self {
             namespace: lane.map(Lane::namespace_info),
             health: lane.map_or_else(Health::default, Lane::health),
+            controllers: lane.map_or_else(Vec::new, |lane| controllers(core, lane.volume.id())),
         }
     }
 }
@@ -52,5 +76,9 @@ impl AdminEnv for Env {
 
     fn health(&self) -> Health {
         self.health
+    }
+
+    fn controllers(&self) -> Vec<SubsystemController> {
+        self.controllers.clone()
     }
 }

@@ -15,8 +15,8 @@ use forebay_nvme::pcie::{
 };
 use forebay_vfio_user::wire::{pci_irq, pci_region};
 use forebay_vfio_user::{
-    Broken, Device, DmaMap, DmaUnmap, Errno, Irq, IrqAction, IrqData, MAX_DATA_BYTES, Region,
-    RegionAccess, Request, SetIrqs, SparseArea,
+    Broken, Device, DmaMap, DmaUnmap, Errno, Header, Irq, IrqAction, IrqData, MAX_DATA_BYTES,
+    Region, RegionAccess, Request, SetIrqs, SparseArea,
 };
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::sync::atomic::Ordering::Relaxed;
@@ -77,6 +77,12 @@ enum Outcome {
 
 impl Pcie {
     pub(super) fn carry_out(&mut self, turn: &mut Turn<'_>, message: &Message<'_>) -> Answer {
+        if let Some(header) = Header::read(message.bytes)
+            && header.is_reply()
+            && self.records.has_asked()
+        {
+            return self.told(turn, &header, message.bytes);
+        }
         let judged = self.session.judge(message.bytes, message.descriptors.len());
         let judged = match judged {
             Ok(judged) => judged,

@@ -17,6 +17,7 @@ mod messages;
 mod queues;
 mod quiesce;
 mod record;
+mod remote;
 mod resume;
 
 #[cfg(test)]
@@ -37,6 +38,7 @@ use forebay_xlate::boundary::message::Frontend as Kind;
 use queues::{BATCH, lane_of};
 use quiesce::Quiesce;
 use record::{COMMANDS, Records};
+use remote::Remote;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use zerocopy::FromZeros;
@@ -123,6 +125,8 @@ pub(crate) struct Pcie {
     free: Vec<u16>,
     /// Commands that a dead engine had in hand, to be begun again.
     again: VecDeque<u16>,
+    /// Commands whose data only the client reaches.
+    remote: Remote,
     /// Commands that ended while their completion queue's memory was away.
     held: Vec<(u16, Status)>,
     /// Since when memory of a queue is missed.
@@ -192,6 +196,7 @@ impl Pcie {
             commands: vec![nothing; COMMANDS].into(),
             free: (0..COMMANDS as u16).rev().collect(),
             again: VecDeque::with_capacity(COMMANDS),
+            remote: Remote::default(),
             held: Vec::with_capacity(COMMANDS),
             lost_ns: None,
             events: false,
@@ -223,8 +228,7 @@ impl Pcie {
     fn config(client: &Client) -> Result<ControllerConfig, Closing> {
         let export = client.export();
         let nqn = Nqn::parse(&export.nqn).map_err(|_| Closing("its export has no sound NQN"))?;
-        // The same whichever engine serves it.
-        let cntlid = (export.export.0 % 0xFFE0) as u16 + 1;
+        let cntlid = memory::cntlid(export.export);
         Ok(ControllerConfig {
             mdts_bytes: MDTS_BYTES,
             ..ControllerConfig::pcie(cntlid, nqn, &export.serial)
@@ -421,6 +425,7 @@ impl Frontend for Pcie {
         self.look_alive();
         self.held.clear();
         self.again.clear();
+        self.remote.clear();
         self.let_go_of_memory();
         self.bells = Bells::Registers;
     }
@@ -430,6 +435,7 @@ impl Frontend for Pcie {
         if self.function.is_bus_master() {
             self.gathered(turn.client, now_ns);
         }
+        self.look_at_asked(turn);
         let lost = self
             .lost_ns
             .map(|since| since.saturating_add(LOST_LIMIT_NS));
@@ -446,7 +452,7 @@ impl Frontend for Pcie {
         let lost = self
             .lost_ns
             .map(|since| since.saturating_add(LOST_LIMIT_NS));
-        gathered.chain(lost).min()
+        gathered.chain(lost).chain(self.remote.deadline_ns()).min()
     }
 }
 

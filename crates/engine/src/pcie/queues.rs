@@ -197,6 +197,9 @@ impl Pcie {
         if !self.again.is_empty() {
             any |= self.begin_again(turn);
         }
+        if self.remote.busy {
+            any |= self.move_remote(turn);
+        }
         any |= self.poll_admin(turn);
         self.budget = BUDGET;
         let queues = self.active.len();
@@ -412,6 +415,9 @@ impl Pcie {
             },
         );
         if let Err(status) = found {
+            if status == Status::DATA_TRANSFER_ERROR {
+                return self.begin_remote(turn, slot, work, transfer.bytes(), to_host);
+            }
             self.pieces.clear();
             return Begun::Ended(status.with_dnr());
         }
@@ -423,7 +429,7 @@ impl Pcie {
 
     /// Ranges are copied once: what was checked is what is done.
     #[cold]
-    fn begin_deallocating(
+    pub(super) fn begin_deallocating(
         &mut self,
         turn: &mut Turn<'_>,
         slot: u16,
@@ -451,7 +457,7 @@ impl Pcie {
 
     /// Gives a command to the core; its pieces are there.
     #[inline]
-    fn start(
+    pub(super) fn start(
         &mut self,
         turn: &mut Turn<'_>,
         slot: u16,
@@ -509,6 +515,9 @@ impl Pcie {
             return self.after_flush(turn, slot, op);
         }
         count(turn.core, done, &command, status);
+        if self.remote.busy && self.goes_out(slot, status, self.answers_nobody()) {
+            return;
+        }
         self.complete(turn, slot, status);
     }
 
@@ -532,6 +541,9 @@ impl Pcie {
         });
         let begun = match found {
             Ok(()) => self.start(turn, slot, Work::Io(op), None),
+            Err(Status::DATA_TRANSFER_ERROR) => {
+                self.begin_remote(turn, slot, Work::Io(op), bytes, to_host)
+            }
             Err(status) => Begun::Ended(status.with_dnr()),
         };
         match begun {

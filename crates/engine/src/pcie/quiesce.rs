@@ -91,6 +91,7 @@ impl Pcie {
             while let Some(slot) = self.again.pop_front() {
                 self.forget(slot);
             }
+            self.drop_remote();
             self.give_up_held(turn);
         }
         kill_point!("pcie.quiescing");
@@ -135,6 +136,9 @@ impl Pcie {
         }
         if !self.held.is_empty() && self.function.is_bus_master() {
             self.find_memory(turn);
+        }
+        if self.remote.busy {
+            self.move_remote(turn);
         }
         let lane = lane_of(turn);
         let touched = lane.is_some_and(|lane| turn.core.may_touch_memory_of(lane));

@@ -74,6 +74,8 @@ cells! {
         snapshots: [Snapshot; 2],
         queues: [QueueCells; QUEUES],
         commands: [CommandCells; COMMANDS],
+        /// How many messages were sent to the client.
+        asks: AtomicU64,
     }
 }
 
@@ -223,6 +225,18 @@ impl Records {
 
     pub(super) fn set_blocks(&self, blocks: u64) {
         put(&self.area().blocks, blocks);
+    }
+
+    /// The number of the next message to the client: another than any that a dead engine may have sent.
+    pub(super) fn next_ask(&self) -> u16 {
+        let number = self.area().asks.load(Relaxed).wrapping_add(1);
+        put(&self.area().asks, number);
+        number as u16
+    }
+
+    /// Whether any was ever sent.
+    pub(super) fn has_asked(&self) -> bool {
+        self.area().asks.load(Relaxed) != 0
     }
 
     /// Whether the client has masked a vector.

@@ -1,6 +1,7 @@
 //! Controllers and their drivers: good ones, hostile ones, and such whose engine dies.
 
 mod hostile;
+mod remote;
 mod rig;
 mod take_over;
 
@@ -476,6 +477,65 @@ fn a_function_that_may_not_be_bus_master_leaves_memory_alone() {
     assert_eq!(driver.raised(1), 1);
     let pba = driver.read(&mut rig, pci_region::BAR4, 0x1000, 8);
     assert_eq!(pba[0] & 2, 0);
+}
+
+#[test]
+fn machines_of_one_volume_are_primary_and_secondary_controllers() {
+    let mut rig = Rig::new("ram", 4, false);
+    rig.share(1, 0);
+    rig.share(2, 0);
+    let mut primary = rig.connect(0);
+    primary.begin(&mut rig);
+    let mut secondary = rig.connect(1);
+    secondary.begin(&mut rig);
+    let identify = |what| prps(Sqe::new(admin::IDENTIFY, 1).with_cdw(10, what), DATA, 0);
+    let manage = |action: u32, cntlid: u32, number: u32| {
+        Sqe::new(admin::VIRTUALIZATION_MANAGEMENT, 2)
+            .with_cdw(10, action | cntlid << 16)
+            .with_cdw(11, number)
+    };
+    // Identifiers 2, 3 and 4; the fourth machine's volume is another subsystem.
+    let list = primary.admin(&mut rig, &identify(0x15));
+    assert_eq!(list, Status::SUCCESS);
+    let list = primary.get(DATA, 32 * 4);
+    assert_eq!(list[0], 2, "secondary controllers");
+    assert_eq!(
+        (&list[32..37], &list[64..69]),
+        (&[3, 0, 2, 0, 1][..], &[4, 0, 2, 0, 0][..])
+    );
+    let capabilities = primary.admin(&mut rig, &identify(0x14));
+    assert_eq!(capabilities, Status::SUCCESS);
+    assert_eq!(primary.get(DATA, 2), [2, 0]);
+    let all = primary.admin(&mut rig, &identify(0x13));
+    assert_eq!(all, Status::SUCCESS);
+    assert_eq!(primary.get(DATA, 8), [3, 0, 2, 0, 3, 0, 4, 0]);
+    // What is, is confirmed; nobody's controller is taken away by another's guest.
+    for (sqe, expected) in [
+        (manage(9, 3, 0), Status::SUCCESS),
+        (manage(7, 3, 0), Status::INVALID_SECONDARY_CONTROLLER_STATE),
+        (manage(7, 4, 0), Status::SUCCESS),
+        (manage(9, 4, 0), Status::INVALID_SECONDARY_CONTROLLER_STATE),
+        (manage(8, 4, 65), Status::SUCCESS),
+        (
+            manage(8, 4, 1),
+            Status::INVALID_NUMBER_OF_CONTROLLER_RESOURCES,
+        ),
+        (manage(7, 5, 0), Status::INVALID_CONTROLLER_IDENTIFIER),
+    ] {
+        assert_eq!(primary.admin(&mut rig, &sqe).code(), expected, "{sqe:?}");
+    }
+    let status = secondary.admin(&mut rig, &identify(0x15));
+    assert_eq!(status.code(), Status::INVALID_FIELD);
+    let status = secondary.admin(&mut rig, &manage(9, 3, 0));
+    assert_eq!(status.code(), Status::INVALID_OPCODE);
+    drop(secondary);
+    rig.until("its end", |rig| !rig.left.is_empty());
+    let status = primary.admin(&mut rig, &manage(7, 3, 0));
+    assert_eq!(status, Status::SUCCESS);
+    let mut fourth = rig.connect(3);
+    fourth.begin(&mut rig);
+    assert_eq!(fourth.admin(&mut rig, &identify(0x15)), Status::SUCCESS);
+    assert_eq!(fourth.get(DATA, 1), [0]);
 }
 
 #[test]

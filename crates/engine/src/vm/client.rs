@@ -43,6 +43,10 @@ pub(crate) struct Client {
     pub reply: Vec<u8>,
     /// What goes with it.
     pub reply_descriptor: Option<Arc<OwnedFd>>,
+    /// A message of the frontend's own, put here when there is none: sent as soon as no answer is under way.
+    pub request: Vec<u8>,
+    /// So much of it is sent.
+    pub(super) request_sent: usize,
     pub(super) export: Arc<ExportConfig>,
     pub(super) lane: Option<LaneIndex>,
     pub(super) file: MachineFile,
@@ -103,6 +107,8 @@ impl Client {
         Self {
             socket,
             reply: Vec::new(),
+            request: Vec::new(),
+            request_sent: 0,
             reply_descriptor: None,
             export,
             lane,

@@ -80,7 +80,9 @@ cells! {
         /// Where in the file the answer that is being sent begins and ends; 0: it doesn't lie here.
         answer_begin: AtomicU64,
         answer_end: AtomicU64,
-        reserved: [AtomicU64; 500],
+        /// 1: a message of the frontend's own is being sent to it.
+        asking: AtomicU64,
+        reserved: [AtomicU64; 499],
     }
 }
 
@@ -259,6 +261,16 @@ impl MachineFile {
     /// `count` values from byte `offset` of the answers on; `None` when they don't fit or aren't aligned.
     pub(super) fn answers<T: Cells>(&self, offset: usize, count: usize) -> Option<&[T]> {
         self.memory.cells(ANSWERS_AT + offset, count)
+    }
+
+    /// Whether a message of the frontend's own is being sent: how much of it the client has is then not known.
+    pub(crate) fn set_asking(&self, asking: bool) {
+        self.header().asking.store(u64::from(asking), Release);
+    }
+
+    /// See [`MachineFile::set_asking`].
+    pub(crate) fn is_asking(&self) -> bool {
+        self.header().asking.load(Relaxed) != 0
     }
 
     /// What [`MachineFile::set_consuming`] said last.

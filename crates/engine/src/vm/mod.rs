@@ -333,7 +333,7 @@ impl Machines {
                     .client
                     .fail(Closing("its memory's file was cut off"));
             }
-            if machine.talk.is_active() {
+            if machine.talk.is_active() || machine.asks() {
                 blame(core, &machine.client);
                 any |= machine.talk(core);
             }
@@ -418,6 +418,7 @@ impl Machines {
             !matches!(m.life, Life::Draining(_))
                 && (m.client.closing.is_some()
                     || m.client.any_raised
+                    || m.asks()
                     || m.talk.is_active() && !m.talk.must_retry())
         };
         !self.all.iter().flatten().any(|m| busy(m))
@@ -608,6 +609,11 @@ impl Machines {
 }
 
 impl Machine {
+    /// Whether its frontend has something to say, and the socket has room.
+    fn asks(&self) -> bool {
+        !self.client.request.is_empty() && !self.talk.blocked
+    }
+
     /// Goes on with its messages.
     fn talk(&mut self, core: &mut Core) -> bool {
         let Machine {

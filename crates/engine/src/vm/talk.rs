@@ -50,6 +50,9 @@ const ANSWERED_OR_NOT: Closing =
     Closing("the engine died while it answered a message, and whether it had is not known");
 
 const PARTLY: Closing = Closing("the engine died while the client took a part of an answer");
+const ASKED_OR_NOT: Closing = Closing(
+    "the engine died while it sent a message, and how much of it the client has is not known",
+);
 
 /// How far the message at the stream's begin is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -131,6 +134,9 @@ impl Talk {
     ) -> Result<(Self, bool), Closing> {
         let damaged = Closing("its machine file is damaged");
         let file = client.file();
+        if file.is_asking() {
+            return Err(ASKED_OR_NOT);
+        }
         let (number, mut stage) = file.message();
         let (bytes, peeked) = file.consuming();
         if stage == Stage::Answering {
@@ -181,12 +187,14 @@ impl Talk {
 
     /// Whether [`Talk::step`] has something to do now.
     pub(super) fn is_active(&self) -> bool {
-        match self.phase {
-            Phase::Reading => self.readable || self.more,
-            Phase::Depositing(last) => self.deposited >= last,
-            Phase::Applying | Phase::Settling => true,
-            Phase::Sending(_) => !self.blocked,
-        }
+        // Nothing is said while the socket has no room.
+        !self.blocked
+            && match self.phase {
+                Phase::Reading => self.readable || self.more,
+                Phase::Depositing(last) => self.deposited >= last,
+                Phase::Applying | Phase::Settling => true,
+                Phase::Sending(_) => !self.blocked,
+            }
     }
 
     /// Whether it waits for what nobody tells of.
@@ -229,6 +237,12 @@ impl Talk {
         let mut messages = 0;
         let mut any = false;
         loop {
+            if !client.request.is_empty() && !matches!(self.phase, Phase::Sending(1..)) {
+                if !self.send_request(client)? {
+                    return Ok(any);
+                }
+                any = true;
+            }
             match self.phase {
                 Phase::Reading => {
                     self.more = messages == MESSAGES_AT_ONCE;
@@ -512,6 +526,31 @@ impl Talk {
         }
         self.blocked = true;
         self.phase = Phase::Sending(sent);
+    }
+
+    /// Sends a message of the frontend's own; true when all of it is.
+    fn send_request(&mut self, client: &mut Client) -> Result<bool, Closing> {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        while let Some(rest) = (client.request.get(client.request_sent..)).filter(|r| !r.is_empty())
+        {
+            client.file().set_asking(true);
+            match rustix::net::send(&self.fd, rest, flags) {
+                Ok(count) => client.request_sent += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    if client.request_sent == 0 {
+                        client.file().set_asking(false);
+                    }
+                    self.blocked = true;
+                    return Ok(false);
+                }
+                Err(_) => return Err(HUNG_UP),
+            }
+        }
+        client.file().set_asking(false);
+        client.request.clear();
+        client.request_sent = 0;
+        Ok(true)
     }
 
     /// The message is answered: consumes it.

@@ -62,6 +62,11 @@ pub struct Options {
     pub odd: bool,
     /// Of a vfio-user disk.
     pub doorbells: Doorbells,
+    /// A vfio-user disk's data are named by scatter/gather lists, else by PRPs.
+    pub sgl: bool,
+    /// A vfio-user disk's interrupts are gathered: Interrupt Coalescing's threshold and time (Base 2.0, 5.27.1.6); 0: each is
+    /// raised.
+    pub gather: u16,
     /// The most that an answer of the target may take.
     pub limit: Duration,
 }
@@ -80,6 +85,8 @@ impl Default for Options {
             piece_bytes: usize::MAX,
             odd: false,
             doorbells: Doorbells::Shadow,
+            sgl: false,
+            gather: 0,
             limit: Duration::from_secs(30),
         }
     }

@@ -393,6 +393,20 @@ impl Rig {
         rustix::io::pwrite(file, &noise, area_at as u64 + 8).unwrap();
     }
 
+    /// An export shows another's volume.
+    pub(super) fn share(&mut self, n: usize, with: usize) {
+        let volume = self.volumes[with].clone();
+        let export = Arc::new(ExportConfig {
+            volume: volume.id(),
+            nqn: self.exports[with].nqn.clone(),
+            ..(*self.exports[n]).clone()
+        });
+        self.volumes[n] = volume.clone();
+        self.exports[n] = export.clone();
+        let lane = Lane::new(LaneIndex(n as u32 + 3), volume, export, self.region.clone());
+        self.engine().core.set_lane(lane);
+    }
+
     pub(super) fn remove(&mut self, n: usize) {
         let export = self.exports[n].export;
         let engine = self.engine();

@@ -18,7 +18,7 @@ use forebay_nvme::host::command::{self, cns, property};
 use forebay_nvme::host::identify::{ControllerInfo, NamespaceInfo};
 use forebay_nvme::opcode::admin;
 use forebay_nvme::register::{Cap, Cc, Csts};
-use forebay_nvme::{Sqe, Status};
+use forebay_nvme::{Sqe, Status, feature};
 use zerocopy::little_endian::U16;
 
 use super::event::{Event, is_open};
@@ -354,6 +354,12 @@ impl Pcie {
             return Err(Error::Unusable(what));
         }
         let interrupts = self.options.interrupts;
+        if self.options.gather != 0 {
+            let gather = Sqe::new(admin::SET_FEATURES, 0)
+                .with_cdw(10, feature::INTERRUPT_COALESCING.into())
+                .with_cdw(11, self.options.gather.into());
+            self.command("Interrupt Coalescing", gather)?;
+        }
         let events = std::mem::take(&mut self.events);
         for ((qid, plan), event) in (1u16..).zip(plans).zip(events) {
             let memory = Arc::clone(&self.wire.memory);
@@ -375,11 +381,11 @@ impl Pcie {
                 .with_cdw(11, u32::from(qid) << 16 | 1);
             sqe.dptr = data_pointer([memory.guest(plan.submission), 0]);
             self.command("Create I/O Submission Queue", sqe)?;
-            let (wire, depth) = (self.wire.clone(), self.options.depth);
+            let (wire, options) = (self.wire.clone(), &self.options);
             let block_bytes = self.geometry.block_bytes;
             let event = interrupts.then_some(event);
             self.queues
-                .push(PcieQueue::new(wire, qid, plan, block_bytes, depth, event));
+                .push(PcieQueue::new(wire, qid, plan, block_bytes, options, event));
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //!
 //! Design: Base 4 (queues), 3.1.3.4 (doorbells), 5.8 (Doorbell Buffer Config). A slot's command identifier has the
 //! slot's number below and how often it was used above, so a completion that comes twice or late is noticed. Data are
-//! named by PRPs; a slot has its own page for a list of them.
+//! named by PRPs, or by an SGL; a slot has its own page for a list of them.
 //! What it does *not* do: create queues; the admin side does.
 
 use std::sync::atomic::{Ordering, fence};
@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_nvme::host::command;
-use forebay_nvme::{Cqe, Sqe};
-use zerocopy::little_endian::U16;
+use forebay_nvme::{Cqe, SglDescriptor, Sqe};
+use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::event::Event;
@@ -193,6 +193,7 @@ pub struct PcieQueue {
     slots: Vec<Slot>,
     in_flight: u16,
     event: Option<Event>,
+    sgl: bool,
 }
 
 impl PcieQueue {
@@ -201,9 +202,10 @@ impl PcieQueue {
         qid: u16,
         plan: Plan,
         block_bytes: u32,
-        depth: u16,
+        options: &Options,
         event: Option<Event>,
     ) -> Self {
+        let depth = options.depth;
         let memory = Arc::clone(&wire.memory);
         let places = (plan.submission, plan.completion);
         let slots = (0..depth).map(|cid| Slot { cid, busy: false });
@@ -215,11 +217,40 @@ impl PcieQueue {
             slots: slots.collect(),
             in_flight: 0,
             event,
+            sgl: options.sgl,
         }
     }
 
     fn data(&self, slot: u16) -> usize {
         self.plan.data + usize::from(slot) * self.plan.slot_bytes
+    }
+
+    /// The SGL of the slot's data (Base 4.1.2): one block, or a segment of three.
+    fn scattered(&self, slot: u16, bytes: u32) -> SglDescriptor {
+        let data = self.data(slot);
+        let block = |at: u32, length: u32| SglDescriptor {
+            address: U64::new(self.memory.guest(data + at as usize)),
+            length: U32::new(length),
+            reserved: [0; 3],
+            kind: SglDescriptor::DATA_BLOCK_ADDRESS,
+        };
+        let page = PAGE_BYTES as u32;
+        if bytes <= 3 * page {
+            return block(0, bytes);
+        }
+        let list = self.plan.lists + usize::from(slot) * PAGE_BYTES;
+        let blocks = [
+            block(0, page),
+            block(page, 2 * page),
+            block(3 * page, bytes - 3 * page),
+        ];
+        self.memory.write(list, blocks.as_bytes());
+        SglDescriptor {
+            address: U64::new(self.memory.guest(list)),
+            length: U32::new(size_of_val(&blocks) as u32),
+            reserved: [0; 3],
+            kind: SglDescriptor::LAST_SEGMENT,
+        }
     }
 
     /// PRP 1 and 2 of the slot's data (Base 4.1.1).
@@ -318,6 +349,9 @@ impl Queue for PcieQueue {
         };
         sqe.cid = U16::new(cid);
         sqe.dptr = data_pointer(prps);
+        if has_data && self.sgl {
+            sqe = sqe.with_sgl(self.scattered(slot, bytes));
+        }
         self.pair.push(&sqe);
         Ok(())
     }

@@ -1,0 +1,281 @@
+//! Memory that was mapped without a descriptor, and clients that answer for it, or do not.
+
+use super::*;
+use crate::patience::patiently;
+use forebay_nvme::Cqe;
+use forebay_vfio_user::Header;
+
+const FAR: u64 = BASE + (1 << 40);
+const FAR_BYTES: usize = 1 << 20;
+
+/// Memory that only the client has.
+struct Far {
+    bytes: Vec<u8>,
+    /// As QEMU has it: a count of 4 bytes, and data behind it; a write is answered by a header.
+    short: bool,
+    asked: usize,
+}
+
+impl Far {
+    fn new(rig: &mut Rig, driver: &mut Driver, short: bool) -> Self {
+        let payload = Driver::map_message(FAR, FAR_BYTES as u64, 0);
+        let reply = driver.call(rig, command::DMA_MAP, &payload, &[]);
+        assert!(!reply.header.is_error());
+        Self {
+            bytes: vec![0; FAR_BYTES],
+            short,
+            asked: 0,
+        }
+    }
+
+    /// Answers what the engine has asked; false: nothing.
+    fn serve(&mut self, driver: &mut Driver) -> bool {
+        let Some(asked) = driver.reply() else {
+            return false;
+        };
+        let answer = self.answer(&asked);
+        driver.send_raw(&answer, &[]);
+        true
+    }
+
+    fn answer(&mut self, asked: &Reply) -> Vec<u8> {
+        self.asked += 1;
+        assert!(asked.header.is_command() && !asked.header.no_reply());
+        let address = u64::from_le_bytes(asked.payload[..8].try_into().unwrap());
+        let count = u32::from_le_bytes(asked.payload[8..12].try_into().unwrap());
+        let from = if self.short { 12 } else { 16 };
+        assert!(count <= 64 << 10);
+        let at = (address - FAR) as usize;
+        let there = &mut self.bytes[at..at + count as usize];
+        let mut payload = asked.payload[..from].to_vec();
+        match asked.header.command {
+            command::DMA_READ => {
+                payload.extend_from_slice(there);
+                payload.resize(16 + count as usize, 0);
+            }
+            command::DMA_WRITE => {
+                assert_eq!(asked.payload.len(), 16 + count as usize);
+                there.copy_from_slice(&asked.payload[from..from + count as usize]);
+                payload.truncate(if self.short { 0 } else { 12 });
+            }
+            other => panic!("asked {other}"),
+        }
+        let header = asked.header.reply(payload.len() as u32);
+        [&header.to_bytes()[..], &payload].concat()
+    }
+
+    #[track_caller]
+    fn run(&mut self, rig: &mut Rig, driver: &mut Driver, pair: &mut Pair, sqe: &Sqe) -> Status {
+        driver.submit(pair, sqe);
+        self.end(rig, driver, pair).status()
+    }
+
+    #[track_caller]
+    fn end(&mut self, rig: &mut Rig, driver: &mut Driver, pair: &mut Pair) -> Cqe {
+        for () in patiently() {
+            self.serve(driver);
+            if let Some(cqe) = driver.next(pair) {
+                return cqe;
+            }
+            rig.turn();
+        }
+        panic!("no command ended");
+    }
+}
+
+fn ready_far(short: bool) -> (Rig, Driver, Pair, Far) {
+    let (mut rig, mut driver, pair) = ready("file", Doorbells::Trapped);
+    let far = Far::new(&mut rig, &mut driver, short);
+    (rig, driver, pair, far)
+}
+
+#[test]
+fn memory_without_a_descriptor_is_reached_by_asking() {
+    for short in [false, true] {
+        let (mut rig, mut driver, mut pair, mut far) = ready_far(short);
+        // 128 pages of both kinds in turns, by a list.
+        let list = BASE + 0x6000;
+        let pages: Vec<u64> = (0..128u64)
+            .map(|n| match n % 3 {
+                0 => DATA + n * BLOCK,
+                _ => FAR + (127 - n) * BLOCK,
+            })
+            .collect();
+        for (n, page) in pages.iter().enumerate() {
+            // Zeros first: they tell the client's structure from nothing.
+            let mut content = vec![n as u8 + 1; BLOCK as usize];
+            content[..4].fill(0);
+            match page.checked_sub(FAR) {
+                Some(at) => far.bytes[at as usize..][..content.len()].copy_from_slice(&content),
+                None => driver.put(*page, &content),
+            }
+            if n > 0 {
+                driver.put(list + (n as u64 - 1) * 8, &page.to_le_bytes());
+            }
+        }
+        let whole = |opcode| {
+            let sqe = Sqe::new(opcode, 5).with_nsid(1).with_cdw(12, 127);
+            prps(sqe, pages[0], list)
+        };
+        let mut run = |sqe: &Sqe, far: &mut Far| far.run(&mut rig, &mut driver, &mut pair, sqe);
+        assert_eq!(run(&whole(nvm::WRITE), &mut far), Status::SUCCESS);
+        assert_eq!(run(&whole(nvm::COMPARE), &mut far), Status::SUCCESS);
+        let before = std::mem::replace(&mut far.bytes, vec![9; FAR_BYTES]);
+        assert_eq!(run(&whole(nvm::READ), &mut far), Status::SUCCESS);
+        for page in &pages {
+            if let Some(at) = page.checked_sub(FAR) {
+                let at = at as usize;
+                assert!(
+                    far.bytes[at..at + 4096] == before[at..at + 4096],
+                    "{page:x}"
+                );
+            }
+        }
+        let durable = Sqe::new(nvm::READ, 7).with_nsid(1).with_cdw64(10, 3);
+        let durable = prps(durable.with_cdw(12, 1 << 30), FAR + 17 * 4, FAR + 4096);
+        assert_eq!(run(&durable, &mut far), Status::SUCCESS);
+        assert_eq!(far.bytes[68..76], [0, 0, 0, 0, 4, 4, 4, 4]);
+        let mut range = [0u8; 16];
+        range[4] = 2;
+        far.bytes[..16].copy_from_slice(&range);
+        let dsm = Sqe::new(nvm::DATASET_MANAGEMENT, 7).with_nsid(1);
+        let dsm = prps(dsm.with_cdw(11, 4), FAR, 0);
+        assert_eq!(run(&dsm, &mut far), Status::SUCCESS);
+        // The end of it.
+        let beyond = io(nvm::WRITE, 1, 0, FAR + FAR_BYTES as u64);
+        let failed = Status::DATA_TRANSFER_ERROR.with_dnr();
+        assert_eq!(run(&beyond, &mut far), failed);
+        let copied = rig.lane_record(0).copied_bytes.load(Relaxed);
+        assert!(copied >= 3 * (512 << 10), "{copied}");
+        // What can be reached isn't copied.
+        let status = driver.run(&mut rig, &mut pair, &io(nvm::READ, 1, 9, DATA));
+        assert_eq!(status, Status::SUCCESS);
+        assert_eq!(rig.lane_record(0).copied_bytes.load(Relaxed), copied);
+        assert!(rig.left.is_empty());
+    }
+}
+
+#[test]
+fn more_commands_than_places_and_a_client_that_refuses() {
+    let (mut rig, mut driver, mut pair, mut far) = ready_far(false);
+    for n in 0..20u16 {
+        let at = usize::from(n) * 4096;
+        far.bytes[at..at + 4096].fill(n as u8 + 1);
+        let write = io(nvm::WRITE, n, n.into(), FAR + at as u64);
+        driver.queue(&mut pair, &write);
+    }
+    driver.ring(8, pair.tail);
+    for _ in 0..20 {
+        let cqe = far.end(&mut rig, &mut driver, &mut pair);
+        assert_eq!(cqe.status(), Status::SUCCESS);
+    }
+    for n in 0..20u16 {
+        let read = io(nvm::READ, 1, n.into(), DATA);
+        assert_eq!(driver.run(&mut rig, &mut pair, &read), Status::SUCCESS);
+        assert_eq!(driver.get(DATA, 2), [n as u8 + 1; 2]);
+    }
+    // An error, an answer that is too short, and one to nothing.
+    for wrong in ["error", "short", "nothing"] {
+        driver.submit(&mut pair, &io(nvm::WRITE, 1, 0, FAR));
+        let mut asked = None;
+        rig.until("a question", |_| {
+            asked = driver.reply();
+            asked.is_some()
+        });
+        let asked = asked.unwrap();
+        let mut answer = far.answer(&asked);
+        let good = answer.clone();
+        match wrong {
+            "error" => {
+                let error = forebay_vfio_user::Errno::EACCES;
+                answer = asked.header.error_reply(error).to_bytes().to_vec();
+            }
+            "short" => {
+                answer.truncate(answer.len() - 8);
+                answer[4..8].copy_from_slice(&(4096 + 24u32).to_le_bytes());
+            }
+            _ => {
+                let other = Header {
+                    id: asked.header.id.wrapping_add(7),
+                    ..asked.header
+                };
+                answer = other.reply(0).to_bytes().to_vec();
+                answer.extend(good);
+            }
+        }
+        driver.send_raw(&answer, &[]);
+        let status = driver.completion(&mut rig, &mut pair).status();
+        let expected = match wrong {
+            "nothing" => Status::SUCCESS,
+            _ => Status::DATA_TRANSFER_ERROR.with_dnr(),
+        };
+        assert_eq!(status, expected, "{wrong}");
+    }
+    // Nobody waits for ever.
+    driver.submit(&mut pair, &io(nvm::WRITE, 1, 0, FAR));
+    rig.until("a question", |_| driver.reply().is_some());
+    rig.pass_time(21_000_000_000);
+    rig.until("its end", |rig| !rig.left.is_empty());
+    assert_eq!(
+        rig.left,
+        ["it did not answer for memory that it alone reaches"]
+    );
+}
+
+#[test]
+fn an_engine_that_dies_while_it_asks_is_not_noticed_and_a_reset_waits() {
+    for answered_late in [false, true] {
+        let (mut rig, mut driver, mut pair, mut far) = ready_far(true);
+        far.bytes[..4096].fill(7);
+        driver.submit(&mut pair, &io(nvm::WRITE, 1, 5, FAR));
+        // The first is to write nothing.
+        let question = |rig: &mut Rig, driver: &mut Driver| {
+            let mut asked = None;
+            rig.until("a question", |_| {
+                asked = driver.reply();
+                asked.is_some()
+            });
+            asked.unwrap()
+        };
+        let first = question(&mut rig, &mut driver);
+        let answer = far.answer(&first);
+        driver.send_raw(&answer, &[]);
+        let old = question(&mut rig, &mut driver);
+        assert_eq!(old.header.command, command::DMA_READ);
+        rig.kill();
+        if answered_late {
+            let answer = far.answer(&old);
+            driver.send_raw(&answer, &[]);
+        }
+        assert!(rig.succeed(None));
+        rig.fence();
+        let cqe = far.end(&mut rig, &mut driver, &mut pair);
+        assert_eq!((cqe.cid(), cqe.status()), (1, Status::SUCCESS));
+        let read = io(nvm::READ, 1, 5, DATA);
+        assert_eq!(driver.run(&mut rig, &mut pair, &read), Status::SUCCESS);
+        assert_eq!(driver.get(DATA, 4096), [7; 4096]);
+        // A reset is not over before the client has answered.
+        driver.submit(&mut pair, &io(nvm::WRITE, 1, 5, FAR));
+        let asked = question(&mut rig, &mut driver);
+        let mut payload = Driver::access(pci_region::BAR0, 0x14, 4);
+        payload.extend(0x0046_0000u32.to_le_bytes());
+        let id = driver.send(command::REGION_WRITE, &payload, &[]);
+        driver.answered(&mut rig, id);
+        assert_eq!(driver.register(&mut rig, 0x1C), 1);
+        let answer = far.answer(&asked);
+        driver.send_raw(&answer, &[]);
+        driver.wait_register(&mut rig, 0x1C, 0);
+        assert_eq!(driver.next(&mut pair), None);
+        driver.enable(&mut rig);
+        let mut pair = driver.make_pair(&mut rig, 1, 64);
+        let again = far.run(
+            &mut rig,
+            &mut driver,
+            &mut pair,
+            &io(nvm::READ, 1, 5, FAR + 8192),
+        );
+        assert_eq!(again, Status::SUCCESS);
+        assert_eq!(far.bytes[8192..8200], [7; 8]);
+        assert!(rig.left.is_empty());
+    }
+}
