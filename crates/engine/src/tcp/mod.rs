@@ -4,8 +4,8 @@
 //!
 //! **Design.** A turn ([`Frontend::poll`]) takes what the core has ended, then visits the connections
 //! that are *active*: each receives once, as much as there is, and takes its PDUs in place; every few
-//! commands, completions are taken again, and responses are sent when [`SEND_BYTES`] or more of them have
-//! come together, the rest at the end of the turn. A connection that was quiet for a while leaves the list of
+//! commands, completions are taken again, and responses are sent when [`SEND_BYTES`] or more of at least
+//! [`SEND_ITEMS`] have come together, the rest at the end of the turn. A connection that was quiet for a while leaves the list of
 //! active ones and is woken by epoll. One that the core or the memory has no room for is tried again
 //! each turn; one that doesn't take its answers is not listened to.
 //!
@@ -70,6 +70,8 @@ const SEND_BYTES: usize = 32 * 1024;
 /// work. What [`tx`] sends at once.
 const SEND_LATE_BYTES: usize = 120 * 1024;
 const MUCH_BYTES: usize = 2 * 1024;
+/// Either way so many of them: large ones cost the kernel half when they go together.
+const SEND_ITEMS: usize = 8;
 /// Turns without data after which a connection is left to epoll, divided by how many are active.
 const QUIET_TURNS: u32 = 4000;
 /// Data that an R2T asked for must come within this time.
@@ -456,7 +458,10 @@ impl Frontend {
                 _ => self.controllers.note_failure(conn, core, &done),
             };
             command::ended(conn, core, done, interrupted);
-            if conn.tx.queued_bytes() >= conn.send_at_bytes && !conn.tx.blocked() {
+            if conn.tx.queued_bytes() >= conn.send_at_bytes
+                && conn.tx.count() >= SEND_ITEMS
+                && !conn.tx.blocked()
+            {
                 self.send(core, index);
             } else {
                 self.mark_dirty(index);

@@ -45,6 +45,9 @@ const MOST_BYTES: usize =
 const _: () = assert!(MOST_ITEMS <= MAX_ITEMS && MOST_BYTES < HEADER_BYTES);
 /// Parts of one `sendmsg`.
 const MAX_PARTS: usize = 64;
+/// With so few items, room is made for their parts alone: a header and data of each, and what [`gather`] leaves free.
+const FEW_ITEMS: usize = 8;
+const FEW_PARTS: usize = 2 * FEW_ITEMS + 2;
 
 /// What is in a list's records, with the buffers themselves.
 #[derive(Debug)]
@@ -145,7 +148,9 @@ impl Tx {
         self.at
     }
 
-    fn count(&self) -> usize {
+    /// How many items they are.
+    #[inline]
+    pub(super) fn count(&self) -> usize {
         self.list.as_ref().map_or(0, |l| l.items.len())
     }
 
@@ -240,20 +245,16 @@ impl Tx {
         fd: impl AsFd,
         mut ended: impl FnMut(u16, Option<StagingBuffer>),
     ) -> Result<(), Errno> {
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         self.publish(records);
         while let Some(list) = &self.list
             && !self.blocked
         {
-            let mut parts = [IoSlice::new(&[]); MAX_PARTS];
-            let (count, want) = gather(list, self.sent, &mut parts);
-            match rustix::net::sendmsg(
-                &fd,
-                &parts[..count],
-                &mut SendAncillaryBuffer::default(),
-                flags,
-            ) {
-                Ok(n) => {
+            let sent = match list.items.len() <= FEW_ITEMS {
+                true => send::<FEW_PARTS>(&fd, list, self.sent),
+                false => send::<MAX_PARTS>(&fd, list, self.sent),
+            };
+            match sent {
+                Ok((n, want)) => {
                     kill_point!("tx.sent");
                     self.advance(pool, records, n, &mut ended);
                     self.blocked = n < want;
@@ -328,13 +329,25 @@ impl Tx {
     }
 }
 
+/// Sends what comes after the first `skip` bytes, in at most so many parts; returns how many bytes the socket took, and
+/// how many it was given.
+#[inline]
+fn send<const PARTS: usize>(
+    fd: impl AsFd,
+    list: &List,
+    skip: usize,
+) -> Result<(usize, usize), Errno> {
+    let mut parts = [IoSlice::new(&[]); PARTS];
+    let (count, want) = gather(list, skip, &mut parts);
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let mut none = SendAncillaryBuffer::default();
+    let n = rustix::net::sendmsg(fd, &parts[..count], &mut none, flags)?;
+    Ok((n, want))
+}
+
 /// Collects the parts to send next, after the first `skip` bytes; returns how many they are, and their
 /// bytes.
-fn gather<'a>(
-    list: &'a List,
-    mut skip: usize,
-    parts: &mut [IoSlice<'a>; MAX_PARTS],
-) -> (usize, usize) {
+fn gather<'a>(list: &'a List, mut skip: usize, parts: &mut [IoSlice<'a>]) -> (usize, usize) {
     let headers = list.headers.bytes();
     let (mut count, mut bytes) = (0, 0);
     // A run of neighbours among the headers.
@@ -353,7 +366,7 @@ fn gather<'a>(
             }
             (from, to) = (start, end);
         }
-        if count + 2 >= MAX_PARTS {
+        if count + 2 >= parts.len() {
             break;
         }
         if let Some(data) = item.data.as_ref().filter(|_| item.data_len > 0) {
