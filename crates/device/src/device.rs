@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use crate::Buf;
 use crate::error::DeviceError;
 use crate::fence::{self, FenceError};
 use crate::mem::{Memory, ZEROS_BYTES, zeros};
@@ -176,6 +177,51 @@ impl Device {
             Ok(()) => Submitted::Queued,
             Err(crate::ring::RingFull) => Submitted::RingFull,
         }
+    }
+
+    /// Reads or writes here and now, where no ring is needed for it: on a device whose bytes are in memory, or that keeps
+    /// none. `None`: it must be submitted, and if that can't be, [`Device::submit`] says why. The buffers have `len_bytes`
+    /// together; [`crate::Buf::new`]'s contract holds for them meanwhile.
+    #[inline]
+    pub fn transfer_now(
+        &self,
+        write: bool,
+        offset_bytes: u64,
+        len_bytes: u32,
+        bufs: impl Iterator<Item = Buf>,
+    ) -> Option<Result<(), Errno>> {
+        #[cfg(feature = "test-device")]
+        if self.gate.is_some() || self.faulty.is_some() || self.volatile.is_some() {
+            return None;
+        }
+        let keeps_nothing = offset_bytes >= self.nothing_from_bytes;
+        if self.ram.is_none() && !keeps_nothing || self.info.memory_align_bytes > 1 {
+            return None;
+        }
+        let align = u64::from(self.info.offset_align_bytes);
+        let len = u64::from(len_bytes);
+        let end = offset_bytes.checked_add(len)?;
+        if len == 0 || (offset_bytes | len) & (align - 1) != 0 || end > self.info.capacity_bytes {
+            return None;
+        }
+        let Some(ram) = &self.ram else {
+            if !write {
+                bufs.for_each(|buf| buf.fill_zero());
+            }
+            return Some(Ok(()));
+        };
+        let (fd, mut at) = (self.fd.as_fd(), offset_bytes);
+        for buf in bufs {
+            let done = match write {
+                true => ram.write(fd, at, buf),
+                false => ram.read(fd, at, buf),
+            };
+            if done.is_err() {
+                return Some(done);
+            }
+            at += u64::from(buf.len_bytes());
+        }
+        Some(Ok(()))
     }
 
     /// Judges the result of `op`'s completion.

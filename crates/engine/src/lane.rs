@@ -45,6 +45,25 @@ impl Default for Figures {
     }
 }
 
+/// Commands that ended well as soon as they were begun, to be counted together.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct AtOnce {
+    any: bool,
+    /// How many, and their bytes: reads, then writes.
+    kinds: [(u64, u64); 2],
+}
+
+impl AtOnce {
+    /// One more.
+    #[inline]
+    pub fn add(&mut self, write: bool, bytes: u32) {
+        let (ops, sum) = &mut self.kinds[usize::from(write)];
+        *ops += 1;
+        *sum += u64::from(bytes);
+        self.any = true;
+    }
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct Lane {
@@ -103,6 +122,20 @@ impl Lane {
     /// Its record in the state region.
     pub fn record(&self) -> &LaneRecord {
         &self.region.lanes()[self.index.0 as usize]
+    }
+
+    /// Counts commands that ended at once, and forgets them.
+    #[inline]
+    pub fn count_at_once(&self, ended: &mut AtOnce) {
+        if std::mem::take(&mut ended.any) {
+            let ops = &self.record().ops;
+            for (kind, at) in [(OpKind::Read, 0), (OpKind::Write, 1)] {
+                let (count, bytes) = std::mem::take(&mut ended.kinds[at]);
+                if count > 0 {
+                    ops[kind as usize].record_at_once(count, bytes);
+                }
+            }
+        }
     }
 
     /// Its volume as a namespace.

@@ -2,7 +2,8 @@
 //!
 //! **Design.** A frontend has one [`Pieces`], fills it from a command's list of addresses, and hands it to the core,
 //! which takes over what it holds ([`Hold`]): the mappings in question stay mapped until that is dropped, after the
-//! devices are done. Neighbours that lie together become one piece. Nothing is allocated.
+//! devices are done. Neighbours that lie together become one piece. Nothing is allocated. The mapping that a command's
+//! first piece lay in is held on for the next command, which needs no count then: [`Pieces::let_go`] ends that.
 //!
 //! **What it does not do.** It doesn't say what may be at a device as it is: the device does.
 #![allow(unsafe_code)]
@@ -121,11 +122,18 @@ impl Pieces {
         }
     }
 
-    /// Forgets what it has: for the next command.
+    /// Lets go of everything, of the mapping that was kept for the next command too: before memory is taken away.
+    pub fn let_go(&mut self) {
+        self.clear();
+        self.hold = Hold::default();
+    }
+
+    /// Forgets what it has: for the next command. One mapping may still be held.
     #[inline]
     pub fn clear(&mut self) {
-        if self.held > 0 {
-            self.hold = Hold::default();
+        if self.held > 1 {
+            self.hold.few[1..].fill(None);
+            self.hold.all = None;
         }
         self.held = 0;
         self.last_region = usize::MAX;
@@ -192,8 +200,11 @@ impl Pieces {
         self.held > FEW || self.regions[..self.held].contains(&region)
     }
 
+    #[inline]
     fn keep(&mut self, region: usize, mapping: &Arc<Mapping>, memory: &GuestMemory) {
         match self.hold.few.get_mut(self.held) {
+            // As it was for the last command.
+            Some(Some(kept)) if Arc::ptr_eq(kept, mapping) => self.regions[self.held] = region,
             Some(few) => {
                 *few = Some(mapping.clone());
                 self.regions[self.held] = region;
@@ -231,7 +242,10 @@ impl Pieces {
     #[inline]
     #[must_use = "they are mapped while this lives"]
     pub fn take(&mut self) -> Hold {
-        let hold = std::mem::take(&mut self.hold);
+        let hold = match self.held {
+            0 => Hold::default(),
+            _ => std::mem::take(&mut self.hold),
+        };
         self.held = 0;
         self.clear();
         hold

@@ -27,6 +27,7 @@ pub struct NamespaceGeometry {
 
 impl NamespaceGeometry {
     /// Whether `blocks` blocks at `lba` lie inside the namespace.
+    #[inline]
     pub fn contains(&self, lba: u64, blocks: u32) -> bool {
         lba.checked_add(u64::from(blocks))
             .is_some_and(|end| end <= self.block_count)
@@ -46,6 +47,7 @@ pub enum Transfer {
 
 impl Transfer {
     /// The bytes that move, either way.
+    #[inline]
     pub fn bytes(self) -> u32 {
         match self {
             Self::None => 0,
@@ -125,6 +127,7 @@ pub enum IoCommand {
 
 impl IoCommand {
     /// The data that the command moves.
+    #[inline]
     pub fn transfer(&self, geometry: &NamespaceGeometry) -> Transfer {
         // In range: `decode` bounded blocks by MDTS, and ranges by 256.
         match *self {
@@ -163,6 +166,7 @@ pub const FUSE_SECOND: u8 = 2;
 ///
 /// `mdts_bytes` is the controller's maximum data transfer. Every status has Do Not Retry set,
 /// because the same command would fail again.
+#[inline]
 pub fn decode(
     sqe: &Sqe,
     nsid: u32,
@@ -214,6 +218,7 @@ pub fn fuses_with(first: &IoCommand, second: &IoCommand) -> bool {
     }
 }
 
+#[inline]
 fn decode_inner(
     sqe: &Sqe,
     nsid: u32,

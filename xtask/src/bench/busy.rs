@@ -19,7 +19,7 @@ use super::measure::{Clock, DISTURBED_CORES, Summary, median};
 use super::{Options, spdk, tcp};
 
 /// Commands a second.
-const RATE: u32 = 200_000;
+pub(super) const RATE: u32 = 200_000;
 /// So much of the pace must be kept.
 const KEPT: f64 = 0.98;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -60,10 +60,10 @@ fn is_wanted(options: &Options, name: &str) -> bool {
 
 /// A run's figures.
 #[derive(Clone, Copy)]
-struct Run {
-    busy_ns: f64,
-    iops: f64,
-    others_cores: f64,
+pub(super) struct Run {
+    pub(super) busy_ns: f64,
+    pub(super) iops: f64,
+    pub(super) others_cores: f64,
 }
 
 /// Measures what is wanted of these on a device that our target has.
@@ -113,7 +113,8 @@ pub(super) fn run(
     Ok(())
 }
 
-fn busy_of_ours(ours: &Forebay) -> Result<f64> {
+/// How long our reactors were busy since the engine began, in ns.
+pub(super) fn busy_of_ours(ours: &Forebay) -> Result<f64> {
     let stats = ours.cli(&["stats"])?;
     let working = stats["engine"]["working_ns"].as_f64();
     working.with_context(|| format!("no working_ns in {stats}"))
@@ -164,7 +165,8 @@ impl Load<'_> {
     }
 }
 
-fn report(summary: &mut Summary, name: &str, all: &[Vec<Run>; 2]) {
+/// Prints what both sides took at the same pace: ours, then SPDK's.
+pub(super) fn report(summary: &mut Summary, name: &str, all: &[Vec<Run>; 2]) {
     let mut busy = Vec::new();
     for (side, runs) in ["forebay", "spdk"].iter().zip(all) {
         if runs.is_empty() {

@@ -2,8 +2,9 @@
 //!
 //! Purpose: 4 KiB random reads and writes at depth 1, 32 and 128 on a null and a ram device, target on processor 0, client
 //! on processor 1: our driver against ours and, for vhost-user, qemu-storage-daemon; when `SPDK_DIR` names a built SPDK,
-//! also against its target, and its own client against both. Doorbells are mapped, as SPDK's are. Then what an idle
-//! machine costs, and how soon its first command after a pause is answered.
+//! also against its target, and its own client against both. Doorbells are mapped, as SPDK's are. What a target is busy for
+//! per I/O at a fixed rate is [`machine_busy`]'s. Then what an idle machine costs, and how soon its first command after a pause
+//! is answered, beside the least that such a wake takes here ([`floor`]).
 //! Design: rounds go through all sides in turn, so that a change of the machine's mood meets all of them; medians of the
 //! undisturbed runs; ratios are ours over theirs with the same client.
 //! Not here: guests.
@@ -20,7 +21,7 @@ use super::forebay::{self, Forebay, VOLUME_BYTES};
 use super::measure::{Sample, Summary, median, quiet};
 use super::spdk_machine::{self, SpdkTarget};
 use super::tcp::{Shape, TARGET_CPU, turn};
-use super::{Options, spdk};
+use super::{Options, busy, floor, machine_busy, spdk};
 
 pub(super) const CLIENT_CPU: usize = 1;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -99,6 +100,7 @@ pub(crate) fn run_pcie(options: &Options) -> Result<()> {
 fn run(kind: Kind, options: &Options) -> Result<()> {
     let program = forebay::build()?;
     let peer = spdk::folder();
+    let mut client_of_spdk = peer.is_some();
     if peer.is_none() {
         println!("SPDK_DIR names no built SPDK: the comparison with it is left out");
     }
@@ -122,7 +124,12 @@ fn run(kind: Kind, options: &Options) -> Result<()> {
             .flat_map(|op| DEPTHS.map(|depth| Shape::random(op, depth)))
             .filter(wanted)
             .collect();
-        if all.is_empty() {
+        let paced = ["read", "write"]
+            .map(|op| (op, machine_busy::name(device, op)))
+            .into_iter()
+            .filter(|(_, name)| options.only.as_ref().is_none_or(|only| name.contains(only)));
+        let paced: Vec<(&str, String)> = paced.collect();
+        if all.is_empty() && paced.is_empty() {
             continue;
         }
         let ours = Ours::start(&program, device, kind, true)?;
@@ -143,12 +150,41 @@ fn run(kind: Kind, options: &Options) -> Result<()> {
                         spdk_machine::perf(folder, kind, CLIENT_CPU, socket, &shape, seconds)
                     })
                 };
-                put(Side::SpdkToOurs, perf(ours.pid(), &ours.socket)?);
+                if client_of_spdk {
+                    match perf(ours.pid(), &ours.socket) {
+                        Ok(sample) => put(Side::SpdkToOurs, sample),
+                        Err(error) => {
+                            println!(
+                                "SPDK's client failed, and is left out from here on: {error:#}"
+                            );
+                            client_of_spdk = false;
+                        }
+                    }
+                }
                 let theirs = SpdkTarget::start(folder, device, kind, TARGET_CPU)?;
-                put(Side::SpdkToSpdk, perf(theirs.pid(), theirs.socket())?);
+                if client_of_spdk {
+                    put(Side::SpdkToSpdk, perf(theirs.pid(), theirs.socket())?);
+                }
                 put(Side::ToSpdk, load(theirs.pid(), theirs.socket())?);
             }
             report(&mut summary, device, &shape, &samples);
+        }
+        for (op, name) in paced {
+            let mut all = [Vec::new(), Vec::new()];
+            for _ in 0..rounds {
+                let paced = |socket: &Path, pid, busy: &dyn Fn() -> Result<f64>| {
+                    let mut command = client(&program, kind, true, socket);
+                    machine_busy::run(&mut command, op, seconds, pid, busy)
+                };
+                let busy = || busy::busy_of_ours(&ours.forebay);
+                all[0].push(paced(&ours.socket, ours.pid(), &busy)?);
+                if let Some(folder) = &peer {
+                    let theirs = SpdkTarget::start(folder, device, kind, TARGET_CPU)?;
+                    let busy = || theirs.busy_ns(folder);
+                    all[1].push(paced(theirs.socket(), theirs.pid(), &busy)?);
+                }
+            }
+            busy::report(&mut summary, &name, &all);
         }
     }
     if options.only.is_none() {
@@ -300,13 +336,16 @@ fn idle(program: &Path, kind: Kind, quick: bool, summary: &mut Summary) -> Resul
     let used = turn(&[ours.pid()], || figures(&mut command).map(|f| f.perf))?;
     let mut command = with_pauses(pauses, seconds);
     let resumed = figures(&mut command)?;
+    let floor_us = floor::wake_us(Duration::from_millis(pauses), seconds as u32 * 40)?;
     println!(
-        "idle: {:.2} % of a core; the first command after {pauses} ms: median {:.1} us, mean {:.1} us, p99 {:.1} us",
+        "idle: {:.2} % of a core; the first command after {pauses} ms: median {:.1} us, mean {:.1} us, p99 {:.1} us; a bare wake here: {floor_us:.1} us",
         used.target_cores * 100.0,
         resumed.p50_us,
         resumed.perf.mean_us,
         resumed.perf.p99_us
     );
+    summary.put("resume_floor_us", floor_us);
+    summary.put("resume_over_floor", resumed.p50_us / floor_us);
     summary.put("idle_cores", used.target_cores);
     summary.put("resume_p50_us", resumed.p50_us);
     summary.put("resume_mean_us", resumed.perf.mean_us);

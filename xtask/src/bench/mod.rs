@@ -7,8 +7,10 @@
 
 mod busy;
 mod device;
+mod floor;
 mod forebay;
 mod machine;
+mod machine_busy;
 mod measure;
 mod pool_open;
 mod recording;
@@ -31,7 +33,7 @@ pub(crate) struct Options {
     pub(crate) quick: bool,
     /// Where to write the figures as JSON.
     pub(crate) json: Option<PathBuf>,
-    /// Of `tcp`, `vhost` and `pcie`: only what has this in its name, e.g. `null_read_qd128`.
+    /// Of `tcp`, `vhost`, `pcie` and `instructions`: only what has this in its name, e.g. `null_read_qd128`.
     pub(crate) only: Option<String>,
 }
 

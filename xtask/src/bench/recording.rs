@@ -8,8 +8,8 @@
 //! of recording, with everything that the compiler had to do for it. Both are built with rustix's
 //! libc backend, because valgrind knows no other start of a program. The kernel's instructions are not
 //! in it; they are the same in both.
-//! `cargo xtask bench instructions` counts the first build alone and compares it with what is committed
-//! ([`EXPECTED`]): so that growth is seen where it comes from. CI runs it.
+//! `cargo xtask bench instructions` counts the first build alone, machines' disks too (`cost.rs` of `pcie` and
+//! `vhost`), and compares it with what is committed ([`EXPECTED`]): so that growth is seen where it comes from. CI runs it.
 //! Not here: time ([`super::recording_file`]), several connections, R2Ts, which are rare with 4 KiB.
 
 use std::path::{Path, PathBuf};
@@ -22,7 +22,9 @@ use super::Options;
 use super::measure::Summary;
 
 const LIMIT: Duration = Duration::from_secs(1800);
-const TEST: &str = "tcp::tests::cost::batches_are_carried_out";
+const TCP: &str = "tcp::tests::cost::batches_are_carried_out";
+const PCIE: &str = "pcie::tests::cost::commands_are_carried_out";
+const VHOST: &str = "vhost::tests::cost::requests_are_carried_out";
 /// The function of the test that is counted.
 const COUNTED: &str = "*counted_turn*";
 /// Builds: the name, and features that make it so.
@@ -30,12 +32,25 @@ const WITH: (&str, &str) = ("with", "no-kill-points");
 const WITHOUT: (&str, &str) = ("without", "no-kill-points,no-recording");
 /// I/Os that are said at once.
 const BATCHES: [u64; 2] = [1, 8];
-/// What each I/O of the first build costs, by operation and batch. Whoever changes it says why.
-const EXPECTED: [(&str, u64, f64); 4] = [
-    ("read", 1, 3264.0),
-    ("read", 8, 2256.0),
-    ("write", 1, 3840.0),
-    ("write", 8, 2796.0),
+/// What each I/O of the first build costs: the run and its name, its way (of machines: doorbells, ring), operation, how
+/// many at once. Whoever changes it says why.
+const EXPECTED: [(&str, &str, &str, &str, u64, f64); 16] = [
+    (TCP, "tcp", "", "read", 1, 3264.0),
+    (TCP, "tcp", "", "read", 8, 2256.0),
+    (TCP, "tcp", "", "write", 1, 3840.0),
+    (TCP, "tcp", "", "write", 8, 2796.0),
+    (PCIE, "pcie", "mapped", "read", 1, 0.0),
+    (PCIE, "pcie", "mapped", "read", 8, 0.0),
+    (PCIE, "pcie", "mapped", "write", 1, 0.0),
+    (PCIE, "pcie", "mapped", "write", 8, 0.0),
+    (PCIE, "pcie", "shadow", "read", 1, 0.0),
+    (PCIE, "pcie", "shadow", "read", 8, 0.0),
+    (VHOST, "vhost", "split", "read", 1, 0.0),
+    (VHOST, "vhost", "split", "read", 8, 0.0),
+    (VHOST, "vhost", "split", "write", 8, 0.0),
+    (VHOST, "vhost", "packed", "read", 1, 0.0),
+    (VHOST, "vhost", "packed", "read", 8, 0.0),
+    (VHOST, "vhost", "packed", "write", 8, 0.0),
 ];
 /// So much more or less is the compiler's mood.
 const TOLERANCE: f64 = 40.0;
@@ -51,16 +66,24 @@ pub(crate) fn run_instructions(options: &Options) -> Result<()> {
     let mut summary = Summary::default();
     let mut grown = Vec::new();
     println!(
-        "{:<7}{:>6}{:>18}{:>12}",
-        "op", "batch", "instructions/IO", "expected"
+        "{:<14}{:<7}{:>6}{:>18}{:>12}",
+        "frontend", "op", "batch", "instructions/IO", "expected"
     );
-    for (op, batch, expected) in EXPECTED {
-        let all = count(&program, &format!("{op}:{batch}:{rounds}"))? as f64;
+    for (test, frontend, way, op, batch, expected) in EXPECTED {
+        let name = format!("{frontend} {way}");
+        if (options.only.as_ref()).is_some_and(|only| !name.contains(only)) {
+            continue;
+        }
+        let all = count(&program, test, &format!("{op}:{batch}:{rounds}:{way}"))? as f64;
         let each = all / (batch * rounds) as f64;
-        println!("{op:<7}{batch:>6}{each:>18.1}{expected:>12.1}");
-        summary.put(format!("{op}_batch{batch}_instructions"), each);
+        println!("{name:<14}{op:<7}{batch:>6}{each:>18.1}{expected:>12.1}");
+        let metric = match frontend {
+            "tcp" => format!("{op}_batch{batch}_instructions"),
+            _ => format!("{frontend}_{way}_{op}_batch{batch}_instructions"),
+        };
+        summary.put(metric, each);
         if (each - expected).abs() > TOLERANCE {
-            grown.push(format!("{op} {batch}: {expected:.0} -> {each:.0}"));
+            grown.push(format!("{name} {op} {batch}: {expected:.0} -> {each:.0}"));
         }
     }
     if !grown.is_empty() {
@@ -88,8 +111,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         for batch in BATCHES {
             let what = format!("{op}:{batch}:{rounds}");
             let ios = (batch * rounds) as f64;
-            let all = count(&with, &what)? as f64 / ios;
-            let rest = count(&without, &what)? as f64 / ios;
+            let all = count(&with, TCP, &what)? as f64 / ios;
+            let rest = count(&without, TCP, &what)? as f64 / ios;
             println!(
                 "{op:<7}{batch:>6}{all:>18.1}{rest:>18.1}{:>12.1}",
                 all - rest
@@ -135,7 +158,7 @@ fn build((name, features): (&str, &str)) -> Result<PathBuf> {
 }
 
 /// Instructions of a run.
-fn count(program: &Path, what: &str) -> Result<u64> {
+fn count(program: &Path, test: &str, what: &str) -> Result<u64> {
     let file = program.with_extension("callgrind");
     let mut valgrind = std::process::Command::new("valgrind");
     valgrind
@@ -143,7 +166,7 @@ fn count(program: &Path, what: &str) -> Result<u64> {
         .arg(format!("--toggle-collect={COUNTED}"))
         .arg(format!("--callgrind-out-file={}", file.display()))
         .arg(program)
-        .args(["--exact", TEST])
+        .args(["--exact", test])
         .env("FOREBAY_COST", what);
     process::text(&mut valgrind, LIMIT)?;
     let text = std::fs::read_to_string(&file)?;

@@ -95,7 +95,7 @@ pub(super) fn parse(text: &str) -> Result<Perf> {
     }
 }
 
-fn rpc_command(folder: &Path, socket: &Path) -> Command {
+pub(super) fn rpc_command(folder: &Path, socket: &Path) -> Command {
     let mut command = Command::new("python3");
     command
         .arg(folder.join("scripts/rpc.py"))
@@ -105,7 +105,7 @@ fn rpc_command(folder: &Path, socket: &Path) -> Command {
 }
 
 /// What `framework_get_reactors` says of all reactors.
-fn busy_ns(text: &str) -> Result<f64> {
+pub(super) fn busy_ns(text: &str) -> Result<f64> {
     let said: serde_json::Value = serde_json::from_str(text)?;
     let rate = said["tick_rate"].as_f64().filter(|rate| *rate > 0.0);
     let reactors = said["reactors"].as_array().context("no reactors")?;

@@ -14,7 +14,7 @@ use xtask::process;
 
 use super::forebay::VOLUME_BYTES;
 use super::machine::{Kind, wait_for};
-use super::spdk::{Perf, parse, program};
+use super::spdk::{Perf, busy_ns, parse, program, rpc_command};
 use super::tcp::Shape;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -132,13 +132,7 @@ impl SpdkTarget {
             folder,
         };
         let rpc = |args: &[&str]| -> Result<()> {
-            let mut command = std::process::Command::new("python3");
-            command
-                .arg(spdk.join("scripts/rpc.py"))
-                .arg("-s")
-                .arg(&rpc_socket)
-                .args(args);
-            process::text(&mut command, LIMIT).map(drop)
+            process::text(rpc_command(spdk, &rpc_socket).args(args), LIMIT).map(drop)
         };
         let until = Instant::now() + LIMIT;
         while rpc(&["spdk_get_version"]).is_err() {
@@ -172,6 +166,15 @@ impl SpdkTarget {
 
     pub(super) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// How long its reactors were busy since it started, in ns.
+    pub(super) fn busy_ns(&self, spdk: &Path) -> Result<f64> {
+        let mut command = rpc_command(spdk, &self.folder.join("rpc"));
+        busy_ns(&process::text(
+            command.arg("framework_get_reactors"),
+            LIMIT,
+        )?)
     }
 
     pub(super) fn socket(&self) -> &Path {

@@ -14,6 +14,9 @@
 //! (these copies, zeros of holes, devices in memory) are bounded per lane and turn ([`TURN_BYTES`]): the next turn
 //! goes on, first with what was left.
 //!
+//! Most commands on a device in memory, or on one that keeps nothing, need none of that: they are over before they would
+//! have had a place here ([`Core::at_once`]).
+//!
 //! **Not here:** how a frontend finds the pieces, and what it does of a client that goes away.
 
 #![allow(unsafe_code)]
@@ -31,6 +34,7 @@ use forebay_nvme::reservation::Access;
 use forebay_xlate::Word;
 use forebay_xlate::boundary::region::MAX_LANES;
 use forebay_xlate::drain::SliceSpan;
+use forebay_xlate::reactor_side::{self, access};
 
 /// Entries of a command's list: its pieces, and one more for each place where slices cut one in two. Those are where
 /// extents end, of which the shortest is 64 KiB, and where parts that bounce do.
@@ -102,6 +106,7 @@ impl Machines {
         moved.turn == self.turn && moved.bytes >= TURN_BYTES
     }
 
+    #[inline]
     fn moves(&mut self, lane: LaneIndex, bytes: u32) {
         let moved = &mut self.moved[lane.0 as usize % MAX_LANES];
         if moved.turn != self.turn {
@@ -193,6 +198,59 @@ unsafe fn copy(buffer: &mut StagingBuffer, bufs: Bufs, into: bool) {
 }
 
 impl Core {
+    /// Carries a read or a write out here and now, where its device needs no ring for it, all of it lies in one extent that is
+    /// translated, and nothing has to be waited for, before or after. False: it is to be started. So is what failed: it
+    /// fails once more then, and is counted.
+    #[inline]
+    pub fn at_once(&mut self, lane: LaneIndex, op: &IoOp, pieces: &Pieces) -> bool {
+        let (offset, len_bytes, write) = match *op {
+            IoOp::Read {
+                offset_bytes,
+                len_bytes,
+            } => (offset_bytes, len_bytes, false),
+            IoOp::Write {
+                offset_bytes,
+                len_bytes,
+                fua: false,
+            } => (offset_bytes, len_bytes, true),
+            _ => return false,
+        };
+        let fits = len_bytes == pieces.len_bytes() && (write || pieces.is_writable());
+        if !fits || self.carried.any() || self.machines.moved_enough(lane) {
+            return false;
+        }
+        let Some(Some(of)) = self.lanes.get(lane.0 as usize) else {
+            return false;
+        };
+        let volume = &of.volume;
+        let (extent, extent_bytes) = (offset >> volume.extent_shift, 1 << volume.extent_shift);
+        let within = offset & (extent_bytes - 1);
+        let is_let = of.machines_may == Access::ALL && !of.removed;
+        if !is_let || within + u64::from(len_bytes) > extent_bytes {
+            return false;
+        }
+        let reactor_side::Access::Device(word) = access(volume.table.lookup(extent), write) else {
+            return false;
+        };
+        let Some(Some(served)) = self.devices.get(usize::from(word.device().0)) else {
+            return false;
+        };
+        let config = &served.config;
+        if word.extent().0 >= config.extents {
+            return false;
+        }
+        let at =
+            config.data_offset_bytes + word.extent().0 * u64::from(config.extent_bytes) + within;
+        // SAFETY: `pieces` holds them, and outlives this; for a read they may be written, as was just asked.
+        let bufs = pieces.slices().iter().map(|slice| unsafe { slice.buf() });
+        let done = served.device.transfer_now(write, at, len_bytes, bufs);
+        if !matches!(done, Some(Ok(()))) {
+            return false;
+        }
+        self.machines.moves(lane, len_bytes);
+        true
+    }
+
     /// Begins a machine's command. Its bytes lie in its memory, in pieces as long as the operation says (and to be
     /// written if it reads); or its frontend has made a buffer of them, and there are no pieces. It comes back through
     /// [`Core::next_machine_done`], once, and without a buffer. One of more than [`MAX_TRANSFER_BYTES`], or more than its

@@ -24,6 +24,7 @@ mod resume;
 mod tests;
 
 use crate::core::{DoneIo, IoOp};
+use crate::lane::AtOnce;
 use crate::vm::client::Client;
 use crate::vm::file::MachineFile;
 use crate::vm::frontend::{Answer, Closing, Frame, Frontend, Message, Turn};
@@ -149,7 +150,10 @@ pub(crate) struct Pcie {
     closed: bool,
     pieces: Pieces,
     batch: Box<[u8; BATCH * 64]>,
-    refused: Vec<(u16, Status)>,
+    /// Commands of the batch that is being taken that are over already: refused, or carried out at once.
+    over: Vec<(u16, Status)>,
+    /// Those of them that were carried out.
+    at_once: AtOnce,
     /// What commands may still cost in this turn.
     budget: u32,
     /// The queue that is looked at first.
@@ -210,7 +214,8 @@ impl Pcie {
             closed: false,
             pieces: Pieces::new(),
             batch: Box::new([0; BATCH * 64]),
-            refused: Vec::with_capacity(BATCH),
+            over: Vec::with_capacity(BATCH),
+            at_once: AtOnce::default(),
             budget: 0,
             first: 0,
             scratch: vec![0; MDTS_BYTES as usize],
@@ -306,7 +311,7 @@ impl Pcie {
                 event_index: None,
             };
         }
-        self.pieces.clear();
+        self.pieces.let_go();
     }
 
     /// The client's memory is another: shadow doorbells are where they are now, or missed.

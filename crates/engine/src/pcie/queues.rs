@@ -1,8 +1,8 @@
 //! The path of an I/O command: doorbell, fetch, start, completion.
 //!
 //! **Design.** Each turn looks at each queue's tail once and takes a batch of entries with one copy. A command
-//! gets a slot and a record, then its data is found and the core begins it; what is refused is recorded all the same, so that
-//! it too is answered once. When the batch is taken, the queue's cursor is recorded. A completion is noted in the command's
+//! gets a slot and a record, then its data is found and the core begins it; what is refused, or over at once, is recorded all
+//! the same, so that it too is answered once. When the batch is taken, the queue's cursor is recorded, and what is over already is answered. A completion is noted in the command's
 //! record with its place, written to the queue (the half with the phase tag last), the cursor is recorded, and
 //! the slot is free: a successor that finds the note writes the same to the same place.
 //!
@@ -277,10 +277,21 @@ impl Pcie {
             kill_point!("pcie.fetched");
             self.more |= taken == most as usize && !sq.cursor.is_empty();
         }
-        while let Some((slot, status)) = self.refused.pop() {
+        self.count_at_once(turn);
+        for at in 0..self.over.len() {
+            let (slot, status) = self.over[at];
             self.complete(turn, slot, status);
         }
+        self.over.clear();
         true
+    }
+
+    /// Counts what was over at once.
+    #[inline]
+    fn count_at_once(&mut self, turn: &Turn<'_>) {
+        if let Some(lane) = turn.client.lane().and_then(|lane| turn.core.lane(lane)) {
+            lane.count_at_once(&mut self.at_once);
+        }
     }
 
     /// Copies entries out of a queue's memory. False if that isn't there.
@@ -313,10 +324,6 @@ impl Pcie {
         at: usize,
         geometry: Option<&NamespaceGeometry>,
     ) -> bool {
-        let lane = turn.client.lane();
-        if lane.is_some_and(|lane| !turn.core.may_start(lane)) {
-            return false;
-        }
         let Ok(sqe) = Sqe::ref_from_bytes(&self.batch[at * 64..at * 64 + 64]) else {
             return false;
         };
@@ -336,7 +343,7 @@ impl Pcie {
         };
         match begun {
             Begun::Yes => {}
-            Begun::Ended(status) => self.refused.push((slot, status)),
+            Begun::Ended(status) => self.over.push((slot, status)),
             Begun::NoRoom => {
                 self.records.free(slot);
                 self.free.push(slot);
@@ -421,10 +428,28 @@ impl Pcie {
             self.pieces.clear();
             return Begun::Ended(status.with_dnr());
         }
-        if let Work::Io(IoOp::Deallocate { ranges }) = work {
-            return self.begin_deallocating(turn, slot, ranges, geometry);
+        match work {
+            Work::Io(IoOp::Deallocate { ranges }) => {
+                self.begin_deallocating(turn, slot, ranges, geometry)
+            }
+            Work::Io(op) if self.is_over(turn, &op) => Begun::Ended(Status::SUCCESS),
+            _ => self.start(turn, slot, work, None),
         }
-        self.start(turn, slot, work, None)
+    }
+
+    /// Whether a command could be carried out at once: then it was.
+    #[inline]
+    fn is_over(&mut self, turn: &mut Turn<'_>, op: &IoOp) -> bool {
+        let Some(lane) = turn.client.lane() else {
+            return false;
+        };
+        if !turn.core.at_once(lane, op, &self.pieces) {
+            return false;
+        }
+        let write = matches!(op, IoOp::Write { .. });
+        self.at_once.add(write, self.pieces.len_bytes());
+        self.pieces.clear();
+        true
     }
 
     /// Ranges are copied once: what was checked is what is done.
@@ -514,7 +539,9 @@ impl Pcie {
         {
             return self.after_flush(turn, slot, op);
         }
-        count(turn.core, done, &command, status);
+        let (Work::Io(op) | Work::Durable(op)) = &command.work;
+        let times = (command.taken_ns, done.started_ns);
+        count(turn.core, done.lane, op, status, times);
         if self.remote.busy && self.goes_out(slot, status, self.answers_nobody()) {
             return;
         }
@@ -726,6 +753,7 @@ impl Pcie {
             }
             any = true;
         }
+        self.count_at_once(turn);
         any
     }
 
@@ -813,14 +841,19 @@ impl Pcie {
     }
 }
 
-/// The lane's statistics.
+/// The lane's statistics, of a command that was taken and given to the core then.
 #[inline]
-fn count(core: &Core, done: &DoneIo, command: &Command, status: Status) {
-    let Some(lane) = core.lane(done.lane) else {
+fn count(
+    core: &Core,
+    lane: LaneIndex,
+    op: &IoOp,
+    status: Status,
+    (taken_ns, started_ns): (u64, u64),
+) {
+    let Some(lane) = core.lane(lane) else {
         return;
     };
-    let (Work::Io(op) | Work::Durable(op)) = command.work;
-    let bytes = match op {
+    let bytes = match *op {
         IoOp::Read { len_bytes, .. }
         | IoOp::Compare { len_bytes, .. }
         | IoOp::Write { len_bytes, .. }
@@ -831,10 +864,10 @@ fn count(core: &Core, done: &DoneIo, command: &Command, status: Status) {
     let error = !status.is_success();
     let now_ns = core.now_ns();
     let figures = &lane.record().ops[op.kind() as usize];
-    let ns = now_ns.saturating_sub(command.taken_ns);
+    let ns = now_ns.saturating_sub(taken_ns);
     figures.record(if error { 0 } else { bytes }, ns, error);
-    if done.started_ns != now_ns {
-        let at_device = now_ns.saturating_sub(done.started_ns);
+    if started_ns != now_ns {
+        let at_device = now_ns.saturating_sub(started_ns);
         figures.times[TimesOf::Device as usize].record(at_device);
     }
 }

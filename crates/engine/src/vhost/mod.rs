@@ -24,14 +24,15 @@ mod resume;
 #[cfg(test)]
 mod tests;
 
-use crate::core::{Core, DoneIo};
+use crate::core::{Core, DoneIo, IoOp};
+use crate::lane::{AtOnce, LaneIndex};
 use crate::vm::file::AREA_BYTES;
 use crate::vm::frontend::{Answer, Closing, Frame, Frontend, Message, Turn};
 use area::Area;
 use control::Pending;
 use forebay_guest::Pieces;
 use forebay_nvme::Status as NvmeStatus;
-use forebay_virtio::blk::{Disk, SECTOR_BYTES};
+use forebay_virtio::blk::{Disk, SECTOR_BYTES, Status};
 use forebay_virtio::ring::{Chain, MAX_QUEUE_SIZE};
 use forebay_virtio::vhost_user::MAX_QUEUES;
 use forebay_virtio::vhost_user::message;
@@ -65,6 +66,10 @@ pub(crate) struct Vhost {
     /// The chain that is being looked at; kept while a request waits.
     chain: Chain,
     pieces: Pieces,
+    /// Requests that were over as soon as they were begun, and are yet to be returned: queue, tag, how they ended.
+    over: Vec<(u16, u16, Status)>,
+    /// Commands of theirs that were carried out.
+    at_once: AtOnce,
     /// The core had no room for (the rest of) this one.
     waiting: Option<Begun>,
     /// A message that can't be answered yet.
@@ -119,6 +124,8 @@ impl Vhost {
             inflight: None,
             chain: Chain::default(),
             pieces: Pieces::new(),
+            over: Vec::with_capacity(CLIENT_AT_ONCE as usize + 1),
+            at_once: AtOnce::default(),
             waiting: None,
             pending: Pending::None,
             armed: false,
@@ -194,6 +201,7 @@ impl Vhost {
                 }
             }
         }
+        self.finish_over(turn);
         any
     }
 }
@@ -232,6 +240,7 @@ impl Frontend for Vhost {
         let mut any = self.publish(turn);
         if let Some(begun) = self.waiting.take() {
             self.start(turn, begun);
+            self.finish_over(turn);
             any |= self.waiting.is_none();
         }
         let count = self.lines.len();
@@ -339,11 +348,14 @@ fn area<'a>(turn: &'a Turn<'_>) -> Area<'a> {
 }
 
 /// Counts a command that ended.
-fn count(core: &Core, done: &DoneIo, bytes: u64) {
-    if let Some(lane) = core.lane(done.lane) {
-        let ns = core.now_ns().saturating_sub(done.started_ns);
-        let good = is_good(done.status);
-        let bytes = if good { bytes } else { 0 };
-        lane.record().ops[done.op.kind() as usize].record(bytes, ns, !good);
+#[inline]
+fn count(core: &Core, lane: LaneIndex, op: &IoOp, good: bool, started_ns: u64) {
+    if let Some(lane) = core.lane(lane) {
+        let ns = core.now_ns().saturating_sub(started_ns);
+        let bytes = match *op {
+            IoOp::Read { len_bytes, .. } | IoOp::Write { len_bytes, .. } if good => len_bytes,
+            _ => 0,
+        };
+        lane.record().ops[op.kind() as usize].record(u64::from(bytes), ns, !good);
     }
 }

@@ -78,6 +78,7 @@ impl Vhost {
 
     /// The memory changed: rings that are served are found in it again.
     pub(super) fn memory_changed(&mut self, turn: &Turn<'_>) -> Result<(), Closing> {
+        self.pieces.let_go();
         let packed = self.is_packed();
         for (line, vring) in self.lines.iter_mut().zip(self.session.vrings()) {
             if let Some(line) = line {

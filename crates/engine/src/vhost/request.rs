@@ -12,6 +12,7 @@ use crate::core::{DoneIo, IoOp, NewIo};
 use crate::vm::frontend::{Closing, Turn};
 use forebay_virtio::blk::{self, ID_BYTES, Request, Status, Work};
 use forebay_virtio::ring::MAX_QUEUE_SIZE;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// A request that begins.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +28,8 @@ pub(super) struct Begun {
 /// How the core's try of a command went.
 enum Try {
     Begun,
+    /// It is over already.
+    Over,
     NoRoom,
     Failed,
 }
@@ -96,7 +99,7 @@ impl Vhost {
             let part = (data_bytes - begun.started).min(MAX_TRANSFER_BYTES);
             let tried = self.try_part(turn, &begun, part);
             if !matches!(tried, Try::Begun) {
-                // They hold memory, for which its removal would wait.
+                // They may hold memory, for which its removal would wait.
                 self.pieces.clear();
             }
             let Some(slot) = self.slot(begun.queue, begun.tag) else {
@@ -111,6 +114,7 @@ impl Vhost {
                     slot.parts += 1;
                     begun.started += part;
                 }
+                Try::Over => begun.started += part,
                 Try::Failed => {
                     slot.bad = true;
                     begun.started = data_bytes;
@@ -119,8 +123,9 @@ impl Vhost {
             if begun.started == data_bytes {
                 slot.starting = false;
                 if slot.parts == 0 {
+                    let status = if slot.bad { Status::IoErr } else { Status::Ok };
                     Self::not_begun(turn, slot_of(begun.queue, begun.tag));
-                    self.finish(turn, begun.queue, begun.tag, Status::IoErr);
+                    self.over.push((begun.queue, begun.tag, status));
                 }
                 return;
             }
@@ -183,12 +188,21 @@ impl Vhost {
         if part > 0 && !self.collect(turn, begun, part) {
             return Try::Failed;
         }
+        let record = turn.client.command_ref(lane, slot);
+        if buffer.is_none() {
+            turn.core.record().blame.store(record.blame(), Relaxed);
+            if turn.core.at_once(lane, &op, &self.pieces) {
+                self.pieces.clear();
+                self.at_once.add(matches!(op, IoOp::Write { .. }), part);
+                return Try::Over;
+            }
+        }
         let new = NewIo {
             owner: turn.client.owner(slot),
             lane,
             op,
             buffer,
-            record: turn.client.command_ref(lane, slot),
+            record,
         };
         match turn.core.start_machine(new, &mut self.pieces) {
             Ok(()) => Try::Begun,
@@ -239,6 +253,19 @@ impl Vhost {
         Status::Ok
     }
 
+    /// Returns the chains of what was over as soon as it was begun: together, so that the driver is shown them together.
+    #[inline]
+    pub(super) fn finish_over(&mut self, turn: &mut Turn<'_>) {
+        if let Some(lane) = turn.client.lane().and_then(|lane| turn.core.lane(lane)) {
+            lane.count_at_once(&mut self.at_once);
+        }
+        for at in 0..self.over.len() {
+            let (queue, tag, status) = self.over[at];
+            self.finish(turn, queue, tag, status);
+        }
+        self.over.clear();
+    }
+
     /// Returns a chain with its status.
     fn finish(&mut self, turn: &mut Turn<'_>, queue: u16, tag: u16, status: Status) {
         let number = slot_of(queue, tag);
@@ -271,18 +298,14 @@ impl Vhost {
     pub(super) fn ended(&mut self, turn: &mut Turn<'_>, done: DoneIo) {
         let number = done.owner.slot;
         let (queue, tag) = (number / MAX_QUEUE_SIZE, number % MAX_QUEUE_SIZE);
-        let bytes = match done.op {
-            IoOp::Read { len_bytes, .. } | IoOp::Write { len_bytes, .. } => u64::from(len_bytes),
-            _ => 0,
-        };
-        count(turn.core, &done, bytes);
+        let good = is_good(done.status);
+        count(turn.core, done.lane, &done.op, good, done.started_ns);
         if let Some(buffer) = done.buffer {
             turn.core.staging.give(buffer);
         }
         if self.closed {
             return;
         }
-        let good = is_good(done.status);
         let Some(slot) = self.slot(queue, tag) else {
             return;
         };

@@ -1,5 +1,6 @@
 //! The frontend with a client, a guest and a device, in one thread.
 
+mod cost;
 mod in_band;
 mod rig;
 

@@ -66,6 +66,7 @@ impl Machine {
 
     /// Takes both regions away, whoever uses them.
     pub(super) fn unmap(&mut self) -> Retired {
+        self.pieces.let_go();
         self.memory.unmap(0, MEMORY).unwrap()
     }
 }

@@ -279,6 +279,15 @@ impl Rig {
         true
     }
 
+    /// What a turn does where nothing but commands comes.
+    pub(super) fn bare_turn(&mut self) {
+        let Engine { core, machines, .. } = self.engine();
+        core.begin_turn();
+        core.reap();
+        machines.poll(core);
+        core.submit();
+    }
+
     /// Nothing of a dead engine runs any more; what is in flight ends, and nobody looks at it.
     fn bury(&mut self, engine: Engine) {
         let Engine { core, machines, .. } = engine;

@@ -14,7 +14,7 @@ use crate::vm::{Machines, NewMachine};
 use crate::volume::Volume;
 use forebay_device::gate::TestGate;
 use forebay_device::ring::{Ring, RingOptions};
-use forebay_device::{Device, DeviceSpec, OpenOptions};
+use forebay_device::{Device, DeviceKind, DeviceSpec, OpenOptions};
 use forebay_virtio::feature;
 use forebay_virtio::inflight::queue_bytes;
 use forebay_virtio::model::{Driver, GUEST_ADDRESS, Layout, Machine, Offered, USER_ADDRESS};
@@ -90,7 +90,7 @@ pub(super) struct Rig {
     pub volume: Arc<Volume>,
     epoll: Arc<OwnedFd>,
     export: Arc<ExportConfig>,
-    path: std::path::PathBuf,
+    spec: String,
     _dir: tempfile::TempDir,
     next_socket: u64,
     /// What the daemon keeps: the client's socket, its machine file, its deposits.
@@ -99,15 +99,17 @@ pub(super) struct Rig {
     pub left: Vec<Closing>,
 }
 
-fn core_of(path: &std::path::Path) -> (Core, Arc<TestGate>, Arc<Region>) {
+fn core_of(spec: &str) -> (Core, Arc<TestGate>, Arc<Region>) {
     let options = OpenOptions {
         create_missing: true,
         ..OpenOptions::default()
     };
-    let spec: DeviceSpec = format!("file:{}", path.display()).parse().unwrap();
+    let spec: DeviceSpec = spec.parse().unwrap();
     let mut device = Device::open(&spec, &options).unwrap();
     let gate = TestGate::new();
-    device.attach_gate(gate.clone());
+    if device.info().kind == DeviceKind::File {
+        device.attach_gate(gate.clone());
+    }
     let config = DeviceConfig {
         device: DeviceIndex(0),
         uuid: [1; 16],
@@ -142,11 +144,22 @@ fn epoll() -> Arc<OwnedFd> {
 
 impl Rig {
     pub(super) fn new(queues: u16) -> Self {
+        Self::on("file", queues)
+    }
+
+    /// On another kind of device, which has no gate.
+    pub(super) fn on(kind: &str, queues: u16) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("device");
-        let file = std::fs::File::create(&path).unwrap();
-        file.set_len(16 << 20).unwrap();
-        let (core, gate, region) = core_of(&path);
+        let spec = match kind {
+            "file" => {
+                let file = std::fs::File::create(&path).unwrap();
+                file.set_len(16 << 20).unwrap();
+                format!("file:{}", path.display())
+            }
+            _ => format!("{kind}:{}?size=16M", path.display()),
+        };
+        let (core, gate, region) = core_of(&spec);
         let served = Arc::new(Volume::new(volume(100)).unwrap());
         let export = Arc::new(ExportConfig {
             export: ExportId(V.0),
@@ -168,7 +181,7 @@ impl Rig {
             volume: served,
             epoll,
             export,
-            path,
+            spec,
             _dir: dir,
             next_socket: 1,
             kept: None,
@@ -220,7 +233,7 @@ impl Rig {
     /// The engine dies; another takes over, before the device's fence has passed.
     pub(super) fn die(&mut self, blamed: Option<u16>) {
         let (socket, fd, file) = self.kept.take().expect("a client");
-        let (core, gate, region) = core_of(&self.path);
+        let (core, gate, region) = core_of(&self.spec);
         let epoll = epoll();
         let machines = Machines::new(epoll.clone(), Closer::start().unwrap());
         // Nothing of a dead one is put in order.
@@ -568,6 +581,24 @@ impl Guest {
         let number = offered.expect("room in the queue");
         self.open.insert((queue, number), request);
         request
+    }
+
+    /// Offers 4 KiB by an indirect chain, in a request's place that is used again and again. Whoever does must not ask
+    /// for it by [`Guest::collect`].
+    pub(super) fn offer_again(&mut self, request: usize, kind: u32, sector: u64) {
+        let at = Self::request_at(request);
+        let mut header = kind.to_le_bytes().to_vec();
+        header.extend(0u32.to_le_bytes());
+        header.extend(sector.to_le_bytes());
+        assert!(self.machine.all.write(at, &header));
+        let piece = |from: usize, len: u32, writable| Offered {
+            address: GUEST_ADDRESS + from as u64,
+            len,
+            writable,
+        };
+        let data = piece(at + 4096, 4096, kind == 0);
+        let pieces = [piece(at, 16, false), data, piece(at + 16, 1, true)];
+        assert!(self.drivers[0].offer(&pieces, true).is_some());
     }
 
     /// Kicks, if the device asked for it; whether it did.

@@ -130,6 +130,17 @@ impl OpStats {
         self.times[TimesOf::Total as usize].record(ns);
     }
 
+    /// Counts so many that ended well within the turn that took them, with their bytes together.
+    #[inline]
+    pub fn record_at_once(&self, ops: u64, bytes: u64) {
+        bump(&self.ops, ops);
+        bump(&self.bytes, bytes);
+        bump(
+            &self.times[TimesOf::Total as usize].buckets[latency_bucket(0)],
+            ops,
+        );
+    }
+
     /// All its counters.
     pub fn counters(&self) -> impl Iterator<Item = &AtomicU64> {
         let times = (self.times.iter()).flat_map(|t| std::iter::once(&t.sum_ns).chain(&t.buckets));
