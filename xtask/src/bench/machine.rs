@@ -55,7 +55,8 @@ impl Kind {
     /// Options of `forebay export create`.
     fn export(self, mapped: bool) -> &'static [&'static str] {
         match (self, mapped) {
-            (Self::Vhost, _) => &["--vhost-user"],
+            // SPDK's client wants two.
+            (Self::Vhost, _) => &["--vhost-user", "--queues", "2"],
             (Self::Pcie, true) => &["--nvme-pcie", "--mapped-doorbells"],
             (Self::Pcie, false) => &["--nvme-pcie"],
         }
