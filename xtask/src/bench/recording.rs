@@ -32,25 +32,22 @@ const WITH: (&str, &str) = ("with", "no-kill-points");
 const WITHOUT: (&str, &str) = ("without", "no-kill-points,no-recording");
 /// I/Os that are said at once.
 const BATCHES: [u64; 2] = [1, 8];
-/// What each I/O of the first build costs: the run and its name, its way (of machines: doorbells, ring), operation, how
+/// What each I/O of the first build costs (of a machine's read some 4100 are zeros, one for each byte as valgrind counts
+/// `rep stosb`): the run and its name, its way (of machines: doorbells, ring), operation, how
 /// many at once. Whoever changes it says why.
-const EXPECTED: [(&str, &str, &str, &str, u64, f64); 16] = [
+const EXPECTED: [(&str, &str, &str, &str, u64, f64); 12] = [
     (TCP, "tcp", "", "read", 1, 3264.0),
     (TCP, "tcp", "", "read", 8, 2256.0),
     (TCP, "tcp", "", "write", 1, 3840.0),
     (TCP, "tcp", "", "write", 8, 2796.0),
-    (PCIE, "pcie", "mapped", "read", 1, 0.0),
-    (PCIE, "pcie", "mapped", "read", 8, 0.0),
-    (PCIE, "pcie", "mapped", "write", 1, 0.0),
-    (PCIE, "pcie", "mapped", "write", 8, 0.0),
-    (PCIE, "pcie", "shadow", "read", 1, 0.0),
-    (PCIE, "pcie", "shadow", "read", 8, 0.0),
-    (VHOST, "vhost", "split", "read", 1, 0.0),
-    (VHOST, "vhost", "split", "read", 8, 0.0),
-    (VHOST, "vhost", "split", "write", 8, 0.0),
-    (VHOST, "vhost", "packed", "read", 1, 0.0),
-    (VHOST, "vhost", "packed", "read", 8, 0.0),
-    (VHOST, "vhost", "packed", "write", 8, 0.0),
+    (PCIE, "pcie", "mapped", "read", 1, 6030.0),
+    (PCIE, "pcie", "mapped", "read", 8, 5180.0),
+    (PCIE, "pcie", "mapped", "write", 1, 1910.0),
+    (PCIE, "pcie", "mapped", "write", 8, 1060.0),
+    (VHOST, "vhost", "split", "read", 8, 5780.0),
+    (VHOST, "vhost", "split", "write", 8, 1660.0),
+    (VHOST, "vhost", "packed", "read", 8, 6010.0),
+    (VHOST, "vhost", "packed", "write", 8, 1890.0),
 ];
 /// So much more or less is the compiler's mood.
 const TOLERANCE: f64 = 40.0;
