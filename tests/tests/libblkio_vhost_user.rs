@@ -77,6 +77,9 @@ fn libblkio_vhost_user() -> Result<()> {
     drop(queues);
     ours.close()?;
     io(&["read -P 0xa5 0 4k"])?;
+    daemon.cli(&["volume", "resize", "t/disk", "--size", "96M"])?;
+    let said = io(&["write -P 0x77 90M 1M", "read -P 0x77 90M 1M", "length"])?;
+    ensure!(said.contains("96 MiB"), "{said}");
     daemon.pool_check()?;
     daemon.stop()
 }

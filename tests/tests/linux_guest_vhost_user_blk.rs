@@ -1,22 +1,29 @@
-//! A stock Linux guest whose disk is Forebay's over vhost-user, in QEMU.
+//! Stock Linux guests whose disk is Forebay's over vhost-user: User Mode Linux, and QEMU.
 //!
-//! Purpose: Linux's own virtio driver and QEMU's frontend: a filesystem, verified I/O, a death of the engine, space given
-//! back, growth.
-//! Design: QEMU 11 (`guest::tools`), one guest.
-//! Not here: speed, hostile guests, libblkio, User Mode Linux.
+//! Purpose: Linux's own virtio driver and two different frontends: a filesystem, verified I/O, deaths of the engine, space
+//! given back, growth; and deaths of the guests themselves.
+//! Design: User Mode Linux boots in seconds and does one job; QEMU 11 (`guest::tools`) takes commands.
+//! Not here: speed, hostile guests, libblkio.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_initiator::machine::Target;
 use forebay_tests::daemon::{Daemon, DaemonOptions};
+use forebay_tests::guest::uml::Uml;
 use forebay_tests::guest::{Guest, GuestOptions, MachineDisk};
+use forebay_tests::lab;
 use forebay_tests::machine::{self, Frontend};
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const FIO: &str = "fio --name=verify --directory=/mnt --rw=randwrite --bsrange=4k-64k --ioengine=libaio \
     --iodepth=16 --direct=1 --verify=crc32c --do_verify=1 --verify_fatal=1";
+/// What the kernels say when a disk is not as it should be.
+const COMPLAINTS: [&str; 3] = ["I/O error", "EXT4-fs error", "hung"];
+/// The sizes before and after growth.
+const GROWN_BYTES: u64 = 384 << 20;
 
 fn set_up() -> Result<(Daemon, Target)> {
     let daemon = machine::serve(&DaemonOptions::default(), "2G")?;
@@ -29,12 +36,104 @@ fn writes(daemon: &Daemon) -> Result<u64> {
     lane["write"]["ops"].as_u64().context("no writes counted")
 }
 
+/// Waits until the engine has counted 50 writes more.
+fn more_writes(daemon: &Daemon, mut ended: impl FnMut() -> Result<Option<String>>) -> Result<()> {
+    let before = writes(daemon)?;
+    wait::until("the guest's writes", 2 * MINUTE, || {
+        if let Some(said) = ended()? {
+            anyhow::bail!("the guest ended: {said}");
+        }
+        Ok((writes(daemon)? > before + 50).then_some(()))
+    })
+    .map_err(|error| daemon.with_logs(error))
+}
+
+fn more_writes_of(daemon: &Daemon, uml: &mut Uml) -> Result<()> {
+    more_writes(daemon, || Ok(uml.has_ended()?.then(|| uml.said())))
+}
+
 #[test]
-#[ignore = "boots a Linux guest: cargo xtask test guest"]
+#[ignore = "boots Linux guests: cargo xtask test guest"]
 fn linux_guest_vhost_user_blk() -> Result<()> {
     let (mut daemon, target) = set_up()?;
+    in_user_mode_linux(&mut daemon, machine::socket(&target))?;
+    daemon.pool_check()?;
+    daemon.stop()?;
+
+    let (mut daemon, target) = set_up()?;
+    in_qemu(&mut daemon, machine::socket(&target))?;
+    daemon.pool_check()?;
+    daemon.stop()
+}
+
+fn in_user_mode_linux(daemon: &mut Daemon, socket: &Path) -> Result<()> {
+    let complaints = COMPLAINTS.map(|words| format!("-e '{words}'")).join(" ");
+    let job = format!(
+        "set -e
+        mkfs.ext4 -q /dev/vda
+        mount -t ext4 -o discard /dev/vda /mnt
+        while [ ! -e /host/stop ]; do {FIO} --size=16m --fsync=32; rm /mnt/verify*; done
+        touch /host/stopped
+        until [ $(blockdev --getsize64 /dev/vda) = {GROWN_BYTES} ]; do sleep 0.1; done
+        resize2fs /dev/vda
+        {FIO} --size=16m
+        rm /mnt/verify*
+        fstrim /mnt
+        umount /mnt
+        e2fsck -fn /dev/vda
+        # The driver goes and comes: rings are set up anew on the same connection.
+        rmmod virtio_blk
+        modprobe virtio_blk
+        e2fsck -fn /dev/vda
+        if dmesg | grep {complaints}; then exit 1; fi"
+    );
+    let mut uml = Uml::start(socket, &job)?;
+    for _ in 0..lab::count_from("FOREBAY_GUEST_KILLS", 5) {
+        more_writes_of(daemon, &mut uml)?;
+        let dead = daemon.kill_engine()?;
+        daemon.wait_engine_after(dead.generation, MINUTE)?;
+    }
+    more_writes_of(daemon, &mut uml)?;
+    uml.make_file("stop")?;
+    let stopped = uml.wait_file("stopped", 5 * MINUTE);
+    stopped.map_err(|error| daemon.with_logs(error))?;
+    daemon.cli(&["volume", "resize", "t/disk", "--size", "384M"])?;
+    let output = uml.wait(5 * MINUTE);
+    let output = output.map_err(|error| daemon.with_logs(error))?;
+    ensure!(output.code == 0, "{}", output.text);
+    Ok(())
+}
+
+fn in_qemu(daemon: &mut Daemon, socket: &Path) -> Result<()> {
+    let guest = boot(socket)?;
+    guest.check("mkfs.ext4 -q /dev/vda", 2 * MINUTE)?;
+    guest.check("mount -t ext4 /dev/vda /mnt", MINUTE)?;
+    let load = guest.spawn(&format!("{FIO} --size=24m --fsync=64"))?;
+    more_writes(daemon, || Ok(load.has_ended().then(String::new)))?;
+    let dead = daemon.kill_engine()?;
+    daemon.wait_engine_after(dead.generation, MINUTE)?;
+    let output = load.wait(5 * MINUTE)?;
+    ensure!(output.code == 0, "{}", output.text);
+    guest.check("rm /mnt/verify* && fstrim /mnt", MINUTE)?;
+
+    daemon.cli(&["volume", "resize", "t/disk", "--size", "384M"])?;
+    wait::until("the guest sees the new size", MINUTE, || {
+        let size = guest.check("blockdev --getsize64 /dev/vda", MINUTE)?;
+        Ok((size.trim() == GROWN_BYTES.to_string()).then_some(()))
+    })?;
+    guest.check("resize2fs /dev/vda", 2 * MINUTE)?;
+    guest.check("umount /mnt && e2fsck -fn /dev/vda", 2 * MINUTE)?;
+    let log = guest.check("dmesg", MINUTE)?;
+    for words in COMPLAINTS {
+        ensure!(!log.contains(words), "the kernel says:\n{log}");
+    }
+    guest.power_off()
+}
+
+/// A guest in QEMU that has found its disk.
+fn boot(socket: &Path) -> Result<Guest> {
     let guest = Guest::boot(&GuestOptions {
-        disks: vec![MachineDisk::VhostUser(machine::socket(&target).clone())],
+        disks: vec![MachineDisk::VhostUser(socket.into())],
         ..GuestOptions::default()
     })?;
     guest.check("modprobe virtio_blk", MINUTE)?;
@@ -45,31 +144,43 @@ fn linux_guest_vhost_user_blk() -> Result<()> {
     let cache = guest.check("cat /sys/block/vda/cache_type", MINUTE)?;
     ensure!(cache.trim() == "write back", "the guest's disk is {cache}");
     guest.check("dmesg --clear", MINUTE)?;
-    guest.check("mkfs.ext4 -q /dev/vda", 2 * MINUTE)?;
-    guest.check("mount -t ext4 /dev/vda /mnt", MINUTE)?;
-    let load = guest.spawn(&format!("{FIO} --size=24m --fsync=64"))?;
-    let before = writes(&daemon)?;
-    wait::until("the guest's writes", 2 * MINUTE, || {
-        Ok((writes(&daemon)? > before + 50).then_some(()))
-    })?;
-    let dead = daemon.kill_engine()?;
-    daemon.wait_engine_after(dead.generation, MINUTE)?;
-    let output = load.wait(5 * MINUTE)?;
-    ensure!(output.code == 0, "{}", output.text);
-    guest.check("rm /mnt/verify* && fstrim /mnt", MINUTE)?;
+    Ok(guest)
+}
 
-    daemon.cli(&["volume", "resize", "t/disk", "--size", "384M"])?;
-    wait::until("the guest sees the new size", MINUTE, || {
-        let size = guest.check("blockdev --getsize64 /dev/vda", MINUTE)?;
-        Ok((size.trim() == (384u64 << 20).to_string()).then_some(()))
-    })?;
-    guest.check("resize2fs /dev/vda", 2 * MINUTE)?;
-    guest.check("umount /mnt && e2fsck -fn /dev/vda", 2 * MINUTE)?;
-    let log = guest.check("dmesg", MINUTE)?;
-    for words in ["I/O error", "EXT4-fs error", "hung"] {
-        ensure!(!log.contains(words), "the kernel says:\n{log}");
+/// The guests die in the middle of their work; another one finds a filesystem that can be mended. (Of user-space drivers:
+/// `machines_client_kills.rs`.)
+#[test]
+#[ignore = "boots Linux guests: cargo xtask test guest"]
+fn client_kill_and_restart_guests() -> Result<()> {
+    let (mut daemon, target) = set_up()?;
+    let socket = machine::socket(&target);
+    let work = "while true; do dd if=/dev/urandom of=/mnt/file bs=64k count=64 oflag=direct; done";
+    let look =
+        "e2fsck -fy /dev/vda; [ $? -le 1 ] && mount -t ext4 /dev/vda /mnt && cat /mnt/* >/dev/null";
+
+    let uml = Uml::start(
+        socket,
+        "mkfs.ext4 -q /dev/vda && mount -t ext4 /dev/vda /mnt && umount /mnt",
+    )?;
+    let output = uml.wait(5 * MINUTE);
+    let output = output.map_err(|error| daemon.with_logs(error))?;
+    ensure!(output.code == 0, "{}", output.text);
+    for kill in 0..lab::count_from("FOREBAY_CLIENT_KILLS", 3) {
+        let mut uml = Uml::start(socket, &format!("{look} && {work}"))?;
+        let worked = more_writes_of(&daemon, &mut uml);
+        worked.with_context(|| format!("User Mode Linux after kill {kill}: {}", uml.said()))?;
     }
-    guest.power_off()?;
+    let guest = boot(socket)?;
+    guest.check(look, 5 * MINUTE)?;
+    let load = guest.spawn(work)?;
+    more_writes(&daemon, || Ok(load.has_ended().then(String::new)))?;
+    // As by kill -9: nothing is asked of it.
+    drop((load, guest));
+    let uml = Uml::start(socket, look)?;
+    let output = uml.wait(5 * MINUTE);
+    let output = output.map_err(|error| daemon.with_logs(error))?;
+    ensure!(output.code == 0, "{}", output.text);
     daemon.pool_check()?;
+    ensure!(daemon.processes()?.generation == 1, "the engine died of it");
     daemon.stop()
 }

@@ -154,6 +154,7 @@ fn guest(tally: &mut Tally) -> Result<()> {
         ("qemu-system-x86_64", "qemu-system-x86"),
         ("zstd", "zstd"),
         ("xz", "xz-utils"),
+        ("linux.uml", "user-mode-linux"),
     ];
     if let Err(error) = debian::install_on_host(&needed) {
         tally.skip(&format!("{error:#}"));

@@ -15,6 +15,7 @@ pub mod image;
 pub mod modules;
 pub mod qmp;
 pub mod tools;
+pub mod uml;
 
 use std::fs::File;
 use std::os::unix::net::UnixListener;

@@ -37,9 +37,11 @@ use forebay_virtio::ring::{Chain, MAX_QUEUE_SIZE};
 use forebay_virtio::vhost_user::MAX_QUEUES;
 use forebay_virtio::vhost_user::message;
 use forebay_virtio::vhost_user::session::{Offer, Session};
+use forebay_xlate::boundary::region::Blame;
 use inflight::Inflight;
 use queue::Line;
 use request::Begun;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Requests that one queue may begin in one turn: others are to have theirs.
 const REQUESTS_AT_ONCE: u32 = 64;
@@ -191,7 +193,9 @@ impl Vhost {
                 Ok(Some(tag)) => {
                     any = true;
                     budget.0 -= 1;
+                    blame(turn, Some(slot_of(index as u16, tag)));
                     let bytes = self.begin(turn, index as u16, tag);
+                    blame(turn, None);
                     budget.1 = budget.1.saturating_sub(bytes);
                 }
                 Ok(None) => break,
@@ -262,7 +266,8 @@ impl Frontend for Vhost {
         let mut may = true;
         // What a dead engine left waits for a fence, which wakes us.
         let left = self.lines.iter().flatten();
-        if left.into_iter().any(|line| line.queue.left() > 0) && self.may_redo(turn) {
+        let is_left = left.into_iter().any(|line| line.queue.left() > 0);
+        if is_left && self.waiting.is_none() && self.may_redo(turn) {
             may = false;
         }
         for index in 0..self.lines.len() {
@@ -334,6 +339,18 @@ impl Frontend for Vhost {
 
     fn deadline_ns(&self) -> Option<u64> {
         self.tell_ns.into_iter().chain(self.calls_ns).min()
+    }
+}
+
+/// Says what crashes the engine from here on: this request, or what else its client has in its rings.
+#[inline]
+fn blame(turn: &Turn<'_>, slot: Option<u16>) {
+    if let Some(lane) = turn.client.lane() {
+        let word = match slot {
+            Some(slot) => turn.client.command_ref(lane, slot).blame(),
+            None => Blame::machine_itself(lane.0),
+        };
+        turn.core.record().blame.store(word, Relaxed);
     }
 }
 

@@ -134,6 +134,9 @@ pub struct Session {
     vrings: [Vring; MAX_QUEUES],
 }
 
+/// The base of a packed ring that nobody has used: both wrap counters are 1.
+const FRESH_PACKED_BASE: u32 = 0x8000_8000;
+
 /// Words of a session that a successor needs.
 pub const SESSION_WORDS: usize = 4 + MAX_QUEUES * VRING_WORDS;
 const VRING_WORDS: usize = 5;
@@ -361,6 +364,7 @@ impl Session {
                 Ok(Effect::None)
             }
             Request::SetVringBase { index, base } => {
+                let base = self.base(base);
                 let may_be_disabled = self.features & feature::PROTOCOL_FEATURES != 0;
                 let vring = self.vring(index)?;
                 if vring.started && !vring.enabled && may_be_disabled {
@@ -412,6 +416,17 @@ impl Session {
                 Ok(Effect::Ring(index as u16))
             }
             _ => Err(Refusal::Unsupported),
+        }
+    }
+
+    /// Where a ring goes on, as the front-end means it. User Mode Linux, the front-end that speaks in band, says 0 of any
+    /// ring; of a packed one that would be after an odd number of rounds, but it has always gone none.
+    fn base(&self, base: u32) -> u32 {
+        let packed = self.features & feature::RING_PACKED != 0;
+        if base == 0 && packed && self.has_protocol(protocol_feature::INBAND_NOTIFICATIONS) {
+            FRESH_PACKED_BASE
+        } else {
+            base
         }
     }
 

@@ -208,6 +208,35 @@ fn kicks_and_calls_may_be_messages() {
 }
 
 #[test]
+fn a_fresh_packed_ring_of_a_front_end_that_kicks_in_band() {
+    for (protocol, expected) in [
+        (protocol_feature::ALL, 0x8000_8000),
+        (
+            protocol_feature::ALL & !protocol_feature::INBAND_NOTIFICATIONS,
+            0,
+        ),
+    ] {
+        let mut s = Session::new(Offer {
+            features: OFFER.features | feature::RING_PACKED,
+            ..OFFER
+        });
+        let bits = OFFER.features | feature::RING_PACKED | feature::PROTOCOL_FEATURES;
+        take(
+            &mut s,
+            request::SET_PROTOCOL_FEATURES,
+            &words(&[protocol]),
+            0,
+        )
+        .expect("offered");
+        take(&mut s, request::SET_FEATURES, &words(&[bits]), 0).expect("offered");
+        take(&mut s, request::SET_VRING_BASE, &state(0, 0), 0).expect("idle");
+        assert_eq!(s.vrings()[0].base, expected);
+        take(&mut s, request::SET_VRING_BASE, &state(0, 5), 0).expect("idle");
+        assert_eq!(s.vrings()[0].base, 5);
+    }
+}
+
+#[test]
 fn what_is_refused() {
     let mut s = session();
     for (kind, payload, why) in [
