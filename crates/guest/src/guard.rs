@@ -23,8 +23,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::io::Errno;
 
-/// Mappings in a process at once.
-pub const MAX_MAPPINGS: usize = 8192;
+/// Mappings in a process at once: of 64 clients with as many regions as they may have, and more.
+pub const MAX_MAPPINGS: usize = 20_480;
 
 /// A range in the table.
 struct Entry {

@@ -86,6 +86,7 @@ pub const POINTS: &[&str] = &[
     "vm.deposited",
     "vm.intent",
     "vm.applied",
+    "vm.answering",
     "vm.sent",
     "vm.answered",
     "vm.consumed",

@@ -214,7 +214,7 @@ impl Histogram {
 pub struct LaneStats {
     /// Tenant of the volume.
     pub tenant: String,
-    /// The volume.
+    /// The volume; `VOLUME@ID`, with the export's number, where that is shared.
     pub volume: String,
     /// Reads.
     pub read: OpStats,

@@ -244,6 +244,12 @@ impl Owner {
         Some(session.request_with("a machine's socket", fd, message))
     }
 
+    /// Nobody is let in as long as an export is not served: who connects hears that at once. The dead engine is gone, so
+    /// this one was the last descriptor.
+    pub(super) fn forget_machine_listener(&self, id: ExportId) {
+        self.machines.listeners.borrow_mut().remove(&id);
+    }
+
     /// Takes the descriptor of a socket that the engine has.
     pub(super) fn keep_machine_listener(&self, export: EngineExportId, fd: Option<OwnedFd>) {
         if let Some(fd) = fd {
@@ -286,7 +292,8 @@ impl Owner {
                 let listeners = self.machines.listeners.borrow();
                 let exports = core.pool.exports();
                 let machines = exports.filter(|e| e.frontend.is_machine());
-                let missing = machines.filter(|e| !listeners.contains_key(&e.id));
+                let served = machines.filter(|e| !self.quarantine.has(e.id));
+                let missing = served.filter(|e| !listeners.contains_key(&e.id));
                 missing.map(|export| export.id).collect()
             };
             for id in missing {

@@ -77,6 +77,7 @@ impl Owner {
         }
         let name = self.export_name(export);
         let reason = self.quarantine.reason(export).unwrap_or_default();
+        self.forget_machine_listener(export);
         let text = format!(
             "export {name} is not served any more: {reason}; `forebay export resume {name}` serves it again"
         );

@@ -20,7 +20,8 @@ use super::{Core, Owner};
 use crate::api::error::ApiError;
 use crate::api::model::{
     CheckProblem, CheckResult, DeviceDetails, DeviceInfo, DeviceState, Export, ExportFrontend,
-    Placement, PoolCheck, PoolInfo, PoolState, PoolUpdate, SpaceLevel, Tenant, Volume,
+    MachineClient, Placement, PoolCheck, PoolInfo, PoolState, PoolUpdate, SpaceLevel, Tenant,
+    Volume,
 };
 use crate::devices::{api_error, settings_of};
 
@@ -176,7 +177,7 @@ impl Owner {
             queues,
             pinned_memory: export.frontend.keeps_memory(),
             socket,
-            machine_connected: is_machine && self.has_machine(export.id),
+            machine: is_machine.then(|| self.machine_of(export.id)).flatten(),
             shared: export.shared,
             nqn: export.nqn.clone(),
             nsid: 1,
@@ -191,12 +192,15 @@ impl Owner {
         })
     }
 
-    /// Whether a machine's export has a client now.
-    fn has_machine(&self, export: ExportId) -> bool {
-        self.session().is_some_and(|session| {
-            let mut lanes = session.region.lanes().iter();
-            let lane = lanes.find(|lane| lane.export.load(Relaxed) == export.0 + 1);
-            lane.is_some_and(|lane| lane.connections.load(Relaxed) > 0)
+    /// The client of a machine's export, as the engine says.
+    fn machine_of(&self, export: ExportId) -> Option<MachineClient> {
+        let session = self.session()?;
+        let mut lanes = session.region.lanes().iter();
+        let lane = lanes.find(|lane| lane.export.load(Relaxed) == export.0 + 1)?;
+        (lane.connections.load(Relaxed) > 0).then(|| MachineClient {
+            since_unix_s: lane.machine_since_s.load(Relaxed),
+            memory_bytes: lane.machine_memory_bytes.load(Relaxed),
+            queues: lane.machine_queues.load(Relaxed),
         })
     }
 

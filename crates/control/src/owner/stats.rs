@@ -313,7 +313,10 @@ impl Owner {
             let lane = lane.filter(|_| lives);
             lanes.push(LaneStats {
                 tenant: tenant_name(&core, volume),
-                volume: volume.name.clone(),
+                volume: match export.shared {
+                    false => volume.name.clone(),
+                    true => format!("{}@{}", volume.name, export.id.0),
+                },
                 transport: export.frontend.name().to_owned(),
                 ..lane_stats(totals, lane)
             });

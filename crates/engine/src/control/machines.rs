@@ -2,7 +2,7 @@
 //!
 //! **Design.** Each export of a machine has one listening socket, which the daemon made. A client that
 //! connects while another is served is closed at once; one that comes when the other has hung up already
-//! waits until that one is put away. A client's socket, its machine file and its deposits are the
+//! is not accepted until that one is put away: so it waits in the kernel, where it outlives us. A client's socket, its machine file and its deposits are the
 //! daemon's to keep too: all are told to it, and to each new daemon again. An acknowledgement goes to the
 //! client's reactor, which acts on nothing that the daemon doesn't hold.
 //!
@@ -35,10 +35,8 @@ const ACCEPT_BATCH: usize = 4;
 
 struct Listener {
     fd: OwnedFd,
-    /// Out of descriptors: not listened to until the next tick.
+    /// Out of descriptors, or the client before is not put away: not listened to until that is, or the next tick.
     muted: bool,
-    /// Who came when the client before it had hung up, but was not put away.
-    waiting: Option<OwnedFd>,
 }
 
 struct Known {
@@ -64,6 +62,29 @@ pub(super) struct Gathered {
 pub(super) struct Machines {
     listeners: BTreeMap<ExportId, Listener>,
     clients: BTreeMap<u64, Known>,
+}
+
+impl Listener {
+    /// Nothing of it is told.
+    fn mute(&mut self, epoll: impl AsFd, export: ExportId) {
+        let none = epoll::EventFlags::empty();
+        self.muted = epoll::modify(epoll, &self.fd, key(export), none).is_ok();
+    }
+
+    /// It is told again who is there.
+    fn listen(&mut self, epoll: impl AsFd, export: ExportId) {
+        if self.muted {
+            let flags = epoll::EventFlags::IN;
+            self.muted = epoll::modify(epoll, &self.fd, key(export), flags).is_err();
+        }
+    }
+}
+
+impl Machines {
+    /// An export's client.
+    fn of(&self, export: ExportId) -> Option<&Known> {
+        self.clients.values().find(|known| known.export == export)
+    }
 }
 
 fn key(export: ExportId) -> epoll::EventData {
@@ -101,11 +122,7 @@ impl Control {
         rustix::io::ioctl_fionbio(&fd, true).map_err(|e| format!("listening: {e}"))?;
         epoll::add(&*self.epoll, &fd, key(export), epoll::EventFlags::IN)
             .map_err(|e| format!("listening: {e}"))?;
-        let listener = Listener {
-            fd,
-            muted: false,
-            waiting: None,
-        };
+        let listener = Listener { fd, muted: false };
         self.machines.listeners.insert(export, listener);
         Ok(())
     }
@@ -116,7 +133,7 @@ impl Control {
             let _ = epoll::delete(&*self.epoll, &listener.fd);
             // Others have it too.
             let _ = rustix::net::shutdown(&listener.fd, Shutdown::Both);
-            self.closer.close_suspect((listener.fd, listener.waiting));
+            self.closer.close_suspect(listener.fd);
         }
     }
 
@@ -124,7 +141,7 @@ impl Control {
     pub(super) fn remove_machine_listeners(&mut self) {
         for listener in std::mem::take(&mut self.machines.listeners).into_values() {
             let _ = epoll::delete(&*self.epoll, &listener.fd);
-            self.closer.close_suspect((listener.fd, listener.waiting));
+            self.closer.close_suspect(listener.fd);
         }
     }
 
@@ -132,18 +149,19 @@ impl Control {
     pub(super) fn accept_machine(&mut self, key: u64) {
         let export = ExportId(key & ((1 << 56) - 1));
         for _ in 0..ACCEPT_BATCH {
+            let present = self.machines.of(export).map(|known| known.fd.clone());
             let Some(listener) = self.machines.listeners.get_mut(&export) else {
                 return;
             };
+            if present.is_some_and(|present| has_hung_up(&*present)) {
+                return listener.mute(&self.epoll, export);
+            }
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             match rustix::net::accept_with(&listener.fd, flags) {
                 Ok(fd) => self.admit_machine(export, fd),
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    let none = epoll::EventFlags::empty();
-                    let muted = epoll::modify(&*self.epoll, &listener.fd, self::key(export), none);
-                    listener.muted = muted.is_ok();
-                    return;
+                    return listener.mute(&self.epoll, export);
                 }
                 Err(_) => return,
             }
@@ -153,11 +171,7 @@ impl Control {
     /// Listens again where descriptors had run out.
     pub(super) fn tick_machines(&mut self) {
         for (export, listener) in &mut self.machines.listeners {
-            if listener.muted {
-                let flags = epoll::EventFlags::IN;
-                let again = epoll::modify(&*self.epoll, &listener.fd, key(*export), flags);
-                listener.muted = again.is_err();
-            }
+            listener.listen(&self.epoll, *export);
         }
     }
 
@@ -167,19 +181,9 @@ impl Control {
     }
 
     fn admit_machine(&mut self, export: ExportId, fd: OwnedFd) {
-        let mut present = self.machines.clients.values();
-        let present = present.find(|known| known.export == export);
-        if let Some(present) = present {
-            if has_hung_up(&*present.fd)
-                && let Some(listener) = self.machines.listeners.get_mut(&export)
-                && listener.waiting.as_ref().is_none_or(has_hung_up)
-            {
-                let before = listener.waiting.replace(fd);
-                self.closer.close_suspect(before);
-            } else {
-                // One at a time: it sees its socket closed.
-                self.closer.close_suspect(fd);
-            }
+        if self.machines.of(export).is_some() {
+            // One at a time: it sees its socket closed.
+            self.closer.close_suspect(fd);
             return;
         }
         let Some((config, reactor)) = self.machine_export(export) else {
@@ -271,9 +275,8 @@ impl Control {
         let why = why.0.to_string();
         self.say(&FromEngine::MachineLeft { export, why });
         self.say(&FromEngine::SocketGone { socket });
-        let listener = self.machines.listeners.get_mut(&export);
-        if let Some(fd) = listener.and_then(|listener| listener.waiting.take()) {
-            self.admit_machine(export, fd);
+        if let Some(listener) = self.machines.listeners.get_mut(&export) {
+            listener.listen(&self.epoll, export);
         }
     }
 

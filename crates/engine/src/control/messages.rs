@@ -266,6 +266,9 @@ impl Control {
             &record.copied_bytes,
             &record.registered_bytes,
             &record.interrupts,
+            &record.machine_since_s,
+            &record.machine_memory_bytes,
+            &record.machine_queues,
         ] {
             gauge.store(0, Relaxed);
         }

@@ -377,6 +377,10 @@ impl Frontend for Pcie {
         self.poll_queues(turn)
     }
 
+    fn queues(&self) -> usize {
+        self.sqs.iter().skip(1).flatten().count()
+    }
+
     #[inline]
     fn is_active(&self) -> bool {
         self.live || self.quiesce.is_some() || !self.held.is_empty()

@@ -226,6 +226,10 @@ impl Frontend for Vhost {
         }
     }
 
+    fn takes_socket(&self, bytes: &[u8]) -> bool {
+        bytes.starts_with(&message::request::SET_BACKEND_REQ_FD.to_le_bytes())
+    }
+
     fn message(&mut self, turn: &mut Turn<'_>, message: &Message<'_>) -> Answer {
         self.handle(turn, message)
     }
@@ -258,6 +262,10 @@ impl Frontend for Vhost {
 
     fn is_active(&self) -> bool {
         self.lines.iter().any(Option::is_some)
+    }
+
+    fn queues(&self) -> usize {
+        self.lines.iter().flatten().count()
     }
 
     fn arm(&mut self, turn: &mut Turn<'_>) -> bool {

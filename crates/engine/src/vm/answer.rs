@@ -1,145 +1,131 @@
-//! An answer's way to its client, such that a successor knows how much of it went.
+//! Sending an answer so that a successor knows whether it was sent.
 //!
-//! **Design.** An answer is laid into the machine file and sent from there by sendfile(2) at the file's own offset. The
-//! kernel moves that offset on by what it sent, within the one call, which a death does not cut in two; and the offset is the
-//! open file's, which the daemon has too. So a successor reads it: all, nothing or a part was sent, and whether
-//! the client has read it does not matter. The kernel sends the file's pages themselves, so a place is used again only
-//! when the client has received everything.
+//! **Design.** sendmmsg(2) has the kernel store, in the caller's memory, how many bytes of a message it took, before the
+//! call comes back; and a thread that is killed ends when it comes back from a call, not within. So with that structure
+//! in the machine file ([`Note`]), the file says what of an answer was sent, whichever instruction this process dies at.
+//! All else in the structure is addresses of this process, which mean nothing to another one.
 //!
-//! **Not here:** answers with a descriptor, which sendfile can't send ([`super::talk`]).
+//! **Not here:** what is made of it ([`super::talk`]).
 
-use super::file::{ANSWER_BYTES, ANSWERS_AT, MachineFile};
-use super::peek;
-use rustix::fs::{SeekFrom, seek, sendfile};
+#![allow(unsafe_code)]
+
 use rustix::io::Errno;
-use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::mem::offset_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// How far a dead engine was with an answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Sent {
-    Nothing,
-    Some,
-    All,
+const WORDS: usize = size_of::<libc::mmsghdr>() / 8;
+const LEN_WORD: usize = offset_of!(libc::mmsghdr, msg_len) / 8;
+const _: () = assert!(size_of::<libc::mmsghdr>() == WORDS * 8 && align_of::<libc::mmsghdr>() == 8);
+const _: () = assert!(offset_of!(libc::mmsghdr, msg_len).is_multiple_of(8));
+
+/// What the kernel notes of a message: a `struct mmsghdr`, as words of a machine file.
+pub(super) type Note = [AtomicU64; WORDS];
+
+/// Nothing is sent yet.
+pub(super) fn clear(note: &Note) {
+    note[LEN_WORD].store(0, Release);
 }
 
-/// Where in the machine file the answer that is being sent lies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Laid {
-    end: u64,
+/// So many bytes were sent since [`clear`].
+pub(super) fn sent(note: &Note) -> u64 {
+    // What is behind the length is padding.
+    note[LEN_WORD].load(Relaxed) & u64::from(u32::MAX)
 }
 
-impl Laid {
-    /// Puts an answer to where the file's offset is, or can be. `None`: there is no room now.
-    pub(super) fn new(file: &MachineFile, socket: impl AsFd, answer: &[u8]) -> Option<Self> {
-        let first = ANSWERS_AT as u64;
-        let last = first + ANSWER_BYTES as u64;
-        let now = seek(file.fd(), SeekFrom::Current(0)).ok()?;
-        let mut at = now.max(first).next_multiple_of(4);
-        if at > last || last - at < answer.len() as u64 {
-            if answer.len() > ANSWER_BYTES || peek::unreceived(socket) != Ok(0) {
-                return None;
-            }
-            at = first;
+/// Room for one descriptor beside a message, as a `struct cmsghdr` wants it.
+#[repr(C, align(8))]
+struct Control([u8; 24]);
+
+/// Sends bytes, with a descriptor beside them, without waiting; how many went. They are in the note, too.
+pub(super) fn send(
+    socket: impl AsFd,
+    bytes: &[u8],
+    fd: Option<BorrowedFd<'_>>,
+    note: &Note,
+) -> Result<usize, Errno> {
+    let mut control = Control([0; 24]);
+    let mut piece = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    // SAFETY: plain numbers and pointers, of which zeros are none.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = &raw mut piece;
+    header.msg_iovlen = 1;
+    if let Some(fd) = fd {
+        header.msg_control = (&raw mut control).cast();
+        header.msg_controllen = control.0.len();
+        // SAFETY: the room is aligned, and as long as one descriptor needs (CMSG_SPACE is asserted below).
+        unsafe {
+            debug_assert_eq!(libc::CMSG_SPACE(4) as usize, control.0.len());
+            let first = libc::CMSG_FIRSTHDR(&raw const header);
+            (*first).cmsg_level = libc::SOL_SOCKET;
+            (*first).cmsg_type = libc::SCM_RIGHTS;
+            (*first).cmsg_len = libc::CMSG_LEN(4) as usize;
+            libc::CMSG_DATA(first)
+                .cast::<libc::c_int>()
+                .write_unaligned(fd.as_raw_fd());
         }
-        if at != now {
-            seek(file.fd(), SeekFrom::Start(at)).ok()?;
-        }
-        let cells = file.answers::<AtomicU32>((at - first) as usize, answer.len().div_ceil(4))?;
-        for (cell, bytes) in cells.iter().zip(answer.chunks(4)) {
-            let mut word = [0; 4];
-            word[..bytes.len()].copy_from_slice(bytes);
-            cell.store(u32::from_ne_bytes(word), Relaxed);
-        }
-        let end = at + answer.len() as u64;
-        file.set_answer(at, end);
-        Some(Self { end })
     }
-
-    /// Sends what is left of it; how many bytes went.
-    pub(super) fn send(&self, file: &MachineFile, socket: impl AsFd) -> Result<usize, Errno> {
-        let now = seek(file.fd(), SeekFrom::Current(0))?;
-        let left = self.end.checked_sub(now).ok_or(Errno::INVAL)?;
-        sendfile(socket, file.fd(), None, left as usize)
+    let place = ptr::from_ref(note).cast_mut().cast::<libc::mmsghdr>();
+    // SAFETY: the words are as long and as aligned, and may change behind a shared reference; nobody else stores there.
+    unsafe { (&raw mut (*place).msg_hdr).write(header) };
+    clear(note);
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: what the header names lives across the call; the kernel stores only the length.
+    let count = unsafe { libc::sendmmsg(socket.as_fd().as_raw_fd(), place, 1, flags) };
+    match count {
+        1 => Ok(sent(note) as usize),
+        _ => Err(std::io::Error::last_os_error()
+            .raw_os_error()
+            .map_or(Errno::IO, Errno::from_raw_os_error)),
     }
-}
-
-/// How much a dead engine sent of the answer that it was sending. `None`: it was sent in another way.
-pub(super) fn sent(file: &MachineFile) -> Option<Sent> {
-    let (begin, end) = file.answer()?;
-    let now = seek(file.fd(), SeekFrom::Current(0)).ok()?;
-    Some(match now {
-        _ if now == begin => Sent::Nothing,
-        _ if now == end => Sent::All,
-        _ => Sent::Some,
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_xlate::boundary::message::ExportId;
-    use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
-    use std::os::fd::OwnedFd;
+    use rustix::net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags,
+        SocketType, recv, recvmsg, socketpair,
+    };
+    use std::mem::MaybeUninit;
 
-    fn sockets() -> (OwnedFd, OwnedFd) {
+    fn pair() -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
     }
 
     #[test]
-    fn the_files_offset_says_what_was_sent() {
-        let file = MachineFile::create(ExportId(4), 1).unwrap();
-        let (ours, theirs) = sockets();
-        assert_eq!(sent(&file), None);
-        let mut bytes = vec![0; ANSWER_BYTES];
-        let mut read = || {
-            let (n, _) = recv(&theirs, &mut bytes[..], RecvFlags::empty()).unwrap();
-            bytes[..n].to_vec()
+    fn what_is_sent_is_noted() {
+        let note = Note::default();
+        let (ours, theirs) = pair();
+        assert_eq!(send(&ours, b"four", None, &note), Ok(4));
+        assert_eq!(sent(&note), 4);
+        clear(&note);
+        assert_eq!(sent(&note), 0);
+        let own = rustix::fs::memfd_create("own", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        assert_eq!(send(&ours, b"with it", Some(own.as_fd()), &note), Ok(7));
+        let mut bytes = [0; 64];
+        let (read, _) = recv(&theirs, &mut bytes[..4], RecvFlags::empty()).unwrap();
+        assert_eq!(&bytes[..read], b"four");
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut into = [std::io::IoSliceMut::new(&mut bytes)];
+        let read = recvmsg(&theirs, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+        assert_eq!(read.bytes, 7);
+        let messages: Vec<_> = control.drain().collect();
+        let [RecvAncillaryMessage::ScmRights(_)] = &messages[..] else {
+            panic!("a descriptor came with it");
         };
-        for len in [1, 20, 4097, 30_000, 50_000, ANSWER_BYTES, 3] {
-            let answer: Vec<u8> = (0..len).map(|at| (at * 7 + len) as u8).collect();
-            let laid = Laid::new(&file, &ours, &answer).unwrap();
-            assert_eq!(sent(&file), Some(Sent::Nothing));
-            let mut left = &answer[..];
-            while !left.is_empty() {
-                let count = laid.send(&file, &ours).unwrap();
-                let state = if count < left.len() {
-                    Sent::Some
-                } else {
-                    Sent::All
-                };
-                assert_eq!(sent(&file), Some(state));
-                assert_eq!(read(), left[..count]);
-                left = &left[count..];
-            }
-        }
-        assert!(Laid::new(&file, &ours, &vec![0; ANSWER_BYTES + 1]).is_none());
-        file.no_answer();
-        assert_eq!(sent(&file), None);
-    }
-
-    #[test]
-    fn what_was_sent_is_not_written_over_before_it_is_received() {
-        let file = MachineFile::create(ExportId(4), 1).unwrap();
-        let (ours, theirs) = sockets();
-        let long = vec![1; ANSWER_BYTES - 100];
-        let laid = Laid::new(&file, &ours, &long).unwrap();
-        let mut count = laid.send(&file, &ours).unwrap();
-        assert!(Laid::new(&file, &ours, &[2; 200]).is_none() || count < long.len());
-        let mut all = vec![0; ANSWER_BYTES];
-        let mut got = 0;
-        while got < long.len() {
-            got += recv(&theirs, &mut all[..], RecvFlags::empty()).unwrap().0;
-            if count < long.len() {
-                count += laid.send(&file, &ours).unwrap();
-            }
-        }
-        assert!(Laid::new(&file, &ours, &[2; 200]).is_some());
-        // Who is gone gets nothing.
+        // Nothing goes: nothing is noted.
+        while send(&ours, &[7; 30_000], None, &note).is_ok() {}
+        assert_eq!(send(&ours, b"more", None, &note), Err(Errno::AGAIN));
+        assert_eq!(sent(&note), 0);
         drop(theirs);
-        let laid = Laid::new(&file, &ours, &[3; 8]).unwrap();
-        assert_eq!(laid.send(&file, &ours), Err(Errno::PIPE));
-        assert_eq!(sent(&file), Some(Sent::Nothing));
+        assert_eq!(send(&ours, b"more", None, &note), Err(Errno::PIPE));
+        assert_eq!(sent(&note), 0);
     }
 }

@@ -13,12 +13,14 @@
 //! Whoever takes it over ([`MachineFile::adopt`]) holds every value for hostile. **Not here:** when what
 //! is stored ([`super::client`]).
 
+use super::answer::{self, Note};
 use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::cells;
 use forebay_xlate::shm::{Cells, SharedMemory};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::time::SystemTime;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBMACHIN");
 const VERSION: u64 = 2;
@@ -29,9 +31,6 @@ pub(crate) const MAX_SLOTS: usize = 512;
 /// Bytes of the frontend's own area.
 pub(crate) const AREA_BYTES: usize = 4 << 20;
 
-/// Bytes for answers that are being sent.
-pub(super) const ANSWER_BYTES: usize = 64 << 10;
-
 /// How far the message of the header's number is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
@@ -40,7 +39,7 @@ pub(crate) enum Stage {
     Idle = 0,
     /// It is handled, and may be so again.
     Intent = 1,
-    /// It is carried out for good, its answer is being sent.
+    /// It is carried out for good, its answer is being sent: the note says whether it was.
     Answering = 2,
     /// Its answer, if it needs one, is sent; it is being consumed.
     Answered = 3,
@@ -75,14 +74,15 @@ cells! {
         next_deposit: AtomicU64,
         /// How many engines crashed over what this client said or has in its rings, in a row.
         tries: AtomicU64,
-        /// 1: when its answer was sent, the client had received all before it.
-        alone: AtomicU64,
-        /// Where in the file the answer that is being sent begins and ends; 0: it doesn't lie here.
-        answer_begin: AtomicU64,
-        answer_end: AtomicU64,
+        /// The bytes of its answer.
+        answer: AtomicU64,
+        /// What the kernel notes of sending it.
+        note: Note,
+        /// When the client connected, seconds since 1970.
+        since_s: AtomicU64,
         /// 1: a message of the frontend's own is being sent to it.
         asking: AtomicU64,
-        reserved: [AtomicU64; 499],
+        reserved: [AtomicU64; 492],
     }
 }
 
@@ -109,9 +109,7 @@ const REGIONS_AT: usize = size_of::<Header>();
 const SLOTS_AT: usize = REGIONS_AT + MAX_REGIONS * size_of::<RegionRecord>();
 const AREA_AT: usize = SLOTS_AT + MAX_SLOTS * size_of::<AtomicU64>();
 /// Bytes of a machine file (sparse).
-pub(crate) const FILE_BYTES: usize = ANSWERS_AT + ANSWER_BYTES;
-/// Where the answers lie.
-pub(super) const ANSWERS_AT: usize = AREA_AT + AREA_BYTES;
+pub(crate) const FILE_BYTES: usize = AREA_AT + AREA_BYTES;
 const _: () = assert!(AREA_AT.is_multiple_of(4096));
 
 /// A memory region of a client.
@@ -150,6 +148,9 @@ impl MachineFile {
         header.version.store(VERSION, Relaxed);
         header.export.store(export.0 + 1, Relaxed);
         header.kind.store(kind, Relaxed);
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let since_s = since.map_or(0, |since| since.as_secs());
+        header.since_s.store(since_s, Relaxed);
         header.magic.store(MAGIC, Release);
         Ok(file)
     }
@@ -227,40 +228,21 @@ impl MachineFile {
         self.header().peeked.store(peeked, Relaxed);
     }
 
-    /// Whether the client had received everything when its answer was sent.
-    pub(crate) fn is_alone(&self) -> bool {
-        self.header().alone.load(Relaxed) == 1
+    /// An answer of so many bytes is about to be sent.
+    pub(super) fn begin_answer(&self, bytes: u64) {
+        self.header().answer.store(bytes, Relaxed);
+        answer::clear(&self.header().note);
     }
 
-    /// Before an answer is sent.
-    pub(crate) fn set_alone(&self, alone: bool) {
-        self.header().alone.store(u64::from(alone), Relaxed);
+    /// Where the kernel is to note what is sent.
+    pub(super) fn note(&self) -> &Note {
+        &self.header().note
     }
 
-    /// An answer lies between these bytes, and is about to be sent from there.
-    pub(super) fn set_answer(&self, begin: u64, end: u64) {
-        self.header().answer_begin.store(begin, Relaxed);
-        self.header().answer_end.store(end, Release);
-    }
-
-    /// The next one lies elsewhere.
-    pub(super) fn no_answer(&self) {
-        self.set_answer(0, 0);
-    }
-
-    /// What [`MachineFile::set_answer`] said last.
-    pub(super) fn answer(&self) -> Option<(u64, u64)> {
+    /// What was sent of the last answer, and how long it is.
+    pub(super) fn sent(&self) -> (u64, u64) {
         let header = self.header();
-        let answer = (
-            header.answer_begin.load(Relaxed),
-            header.answer_end.load(Relaxed),
-        );
-        (answer.0 < answer.1).then_some(answer)
-    }
-
-    /// `count` values from byte `offset` of the answers on; `None` when they don't fit or aren't aligned.
-    pub(super) fn answers<T: Cells>(&self, offset: usize, count: usize) -> Option<&[T]> {
-        self.memory.cells(ANSWERS_AT + offset, count)
+        (answer::sent(&header.note), header.answer.load(Relaxed))
     }
 
     /// Whether a message of the frontend's own is being sent: how much of it the client has is then not known.
@@ -277,6 +259,11 @@ impl MachineFile {
     pub(crate) fn consuming(&self) -> (u64, u64) {
         let header = self.header();
         (header.bytes.load(Relaxed), header.peeked.load(Relaxed))
+    }
+
+    /// When the client connected, seconds since 1970.
+    pub(super) fn since_s(&self) -> u64 {
+        self.header().since_s.load(Relaxed)
     }
 
     /// How many engines crashed in a row over what this client said or has in its rings.

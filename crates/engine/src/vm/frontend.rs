@@ -76,6 +76,11 @@ pub(crate) trait Frontend {
     /// How long the message is that begins with these bytes (at least one). Called again with more.
     fn frame(&self, peeked: &[u8]) -> Result<Frame, Closing>;
 
+    /// Whether a message may bring a socket. What may wait in a socket nobody can look at, so it is taken for nothing else.
+    fn takes_socket(&self, _message: &[u8]) -> bool {
+        false
+    }
+
     /// Carries a message out, or begins to.
     fn message(&mut self, turn: &mut Turn<'_>, message: &Message<'_>) -> Answer;
 
@@ -88,6 +93,11 @@ pub(crate) trait Frontend {
 
     /// Whether there is anything that [`Frontend::poll`] would look at.
     fn is_active(&self) -> bool;
+
+    /// Queues in use, an Admin queue not counted: for people.
+    fn queues(&self) -> usize {
+        0
+    }
 
     /// The reactor is about to sleep: asks the guest to ring (event indexes, flags), then looks once
     /// more. False when there is something to do, or when nothing would ring (mapped doorbells).

@@ -9,6 +9,8 @@
 //! ([`mod@file`]). A client that goes is *drained*: its socket is shut down, but the daemon keeps what it
 //! deposited until its last command is back from the devices; only then may the next client come.
 //!
+//! How clients go is in [`leave`].
+//!
 //! **Not here:** accepting (the control thread's [`crate::control`]), what the messages mean.
 
 mod answer;
@@ -17,6 +19,7 @@ pub(crate) mod closer;
 pub(crate) mod descriptor;
 pub(crate) mod file;
 pub(crate) mod frontend;
+mod leave;
 mod peek;
 mod registered;
 pub(crate) mod signal;
@@ -31,7 +34,6 @@ use crate::vhost::Vhost;
 use client::{Client, Place};
 use closer::Closer;
 use file::MachineFile;
-use forebay_nvme::Status;
 use forebay_xlate::boundary::message::{Blamed, ExportConfig, ExportId, Frontend as Kind};
 use forebay_xlate::boundary::region::Blame;
 use forebay_xlate::kill_point;
@@ -265,18 +267,12 @@ impl Machines {
             life: Life::Open,
             watches_room: false,
         };
-        self.note(core, lane, 1);
+        machine.show(core);
         match self.all.get_mut(at) {
             Some(free) => *free = Some(Box::new(machine)),
             None => self.all.push(Some(Box::new(machine))),
         }
         Ok(())
-    }
-
-    fn note(&self, core: &Core, lane: Option<LaneIndex>, connections: u64) {
-        if let Some(lane) = lane.and_then(|lane| core.lane(lane)) {
-            lane.record().connections.store(connections, Relaxed);
-        }
     }
 
     /// One turn; true if anything was done.
@@ -335,7 +331,11 @@ impl Machines {
             }
             if machine.talk.is_active() || machine.asks() {
                 blame(core, &machine.client);
-                any |= machine.talk(core);
+                let talked = machine.talk(core);
+                any |= talked;
+                if talked {
+                    machine.show(core);
+                }
             }
             if machine.frontend.is_active() {
                 let Machine {
@@ -357,6 +357,10 @@ impl Machines {
             }
             if let Some(why) = machine.client.closing {
                 any = true;
+                // What is to be rung is known by its number, which is another's as soon as it is let go of.
+                if let Some(signals) = &mut self.signals {
+                    signals.flush();
+                }
                 self.close(core, at, why);
             }
         }
@@ -488,6 +492,7 @@ impl Machines {
                 client, frontend, ..
             } = &mut **machine;
             frontend.tick(&mut Turn { core, client });
+            machine.show(core);
         }
     }
 
@@ -502,116 +507,40 @@ impl Machines {
             }
         }
     }
-
-    /// An export is removed: its client may go by itself for a moment, but starts no command any more. Gives
-    /// how many of its commands have not ended.
-    pub(crate) fn export_removed(&mut self, core: &mut Core, export: ExportId) -> u32 {
-        let until = core.now_ns().saturating_add(REMOVAL_GRACE_NS);
-        let mut left = 0;
-        for at in 0..self.all.len() {
-            let Some(machine) = &mut self.all[at] else {
-                continue;
-            };
-            if machine.client.export.export != export || machine.life != Life::Open {
-                continue;
-            }
-            machine.life = Life::Removed(until);
-            if let Some(lane) = machine.client.lane.take() {
-                core.orphan_machine(lane);
-            }
-            let Machine {
-                client, frontend, ..
-            } = &mut **machine;
-            let stays = frontend.removed(&mut Turn { core, client });
-            left += self.end_commands(core, at);
-            if !stays {
-                self.close(core, at, REMOVED);
-            }
-        }
-        left
-    }
-
-    /// Closes all.
-    pub(crate) fn close_all(&mut self, core: &mut Core) {
-        self.stopping = true;
-        for at in 0..self.all.len() {
-            self.close(core, at, Closing("the engine stops"));
-        }
-    }
-
-    /// Ends those of a client's commands that wait; how many are left.
-    fn end_commands(&mut self, core: &mut Core, at: usize) -> u32 {
-        let Some(Some(machine)) = self.all.get(at) else {
-            return 0;
-        };
-        let mine = machine.client.owner(0);
-        let left = core.end_waiting(Status::COMMAND_INTERRUPTED, |of, _, _| {
-            of.conn == mine.conn && of.conn_generation == mine.conn_generation
-        });
-        // Those that ended just now are put away first.
-        while let Some(done) = core.next_machine_done() {
-            let owner = done.owner;
-            if let Some(machine) = self.get(owner.conn, owner.conn_generation as u16) {
-                let Machine {
-                    client, frontend, ..
-                } = machine;
-                frontend.done(&mut Turn { core, client }, done);
-            }
-        }
-        left
-    }
-
-    /// Shuts a client out.
-    fn close(&mut self, core: &mut Core, at: usize, why: Closing) {
-        let Some(Some(machine)) = self.all.get_mut(at) else {
-            return;
-        };
-        if matches!(machine.life, Life::Draining(_)) {
-            return;
-        }
-        machine.life = Life::Draining(why);
-        let _ = rustix::net::shutdown(&*machine.fd, Shutdown::Both);
-        let _ = epoll::delete(&*self.epoll, &*machine.fd);
-        let Machine {
-            client, frontend, ..
-        } = &mut **machine;
-        frontend.close(&mut Turn { core, client });
-        client.leave();
-        let lane = client.lane;
-        if let Some(lane) = lane {
-            core.orphan_machine(lane);
-        }
-        self.note(core, lane, 0);
-        self.drained(core, at, why);
-    }
-
-    /// Lets go of a client whose last command is back.
-    fn drained(&mut self, core: &mut Core, at: usize, why: Closing) {
-        if self.end_commands(core, at) > 0 {
-            return;
-        }
-        if let Some(machine) = self.all.get_mut(at).and_then(Option::take) {
-            let Machine {
-                mut client,
-                talk,
-                fd,
-                frontend,
-                ..
-            } = *machine;
-            drop(frontend);
-            client.unregister_all(core);
-            let (socket, export) = (client.socket, client.export.export);
-            client.end();
-            self.closer.close_suspect((talk.remains(), fd));
-            core.upcall(Upcall::MachineLeft(socket, export, why));
-        }
-    }
 }
 
 impl Machine {
     /// Whether its frontend has something to say, and the socket has room.
     fn asks(&self) -> bool {
         !self.client.request.is_empty() && !self.talk.blocked
+    }
+
+    /// Says in its lane's record what there is of it. A message may change that, and an Admin command.
+    fn show(&self, core: &Core) {
+        let Some(lane) = self.client.lane.and_then(|lane| core.lane(lane)) else {
+            return;
+        };
+        let record = lane.record();
+        let regions = self.client.memory.regions().iter();
+        let bytes = regions.map(|region| region.len_bytes()).sum();
+        record
+            .machine_since_s
+            .store(self.client.file.since_s(), Relaxed);
+        record.machine_memory_bytes.store(bytes, Relaxed);
+        record
+            .machine_queues
+            .store(self.frontend.queues() as u64, Relaxed);
+        record.connections.store(1, Relaxed);
+    }
+
+    /// Nobody is there any more.
+    fn hide(&self, core: &Core) {
+        if let Some(lane) = self.client.lane.and_then(|lane| core.lane(lane)) {
+            let record = lane.record();
+            record.connections.store(0, Relaxed);
+            record.machine_memory_bytes.store(0, Relaxed);
+            record.machine_queues.store(0, Relaxed);
+        }
     }
 
     /// Goes on with its messages.

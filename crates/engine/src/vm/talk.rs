@@ -7,10 +7,9 @@
 //!
 //! - *intent*: nothing was answered. What the message did to the memory's regions is taken back, and it is
 //!   peeked and carried out again.
-//! - *answering*: either it was answered or it was not. The kernel counted what was sent ([`super::answer`]); of an
-//!   answer with a descriptor it does not: if the client has something unread, and had nothing
-//!   before, it was sent. Otherwise it can't be known, and the client is closed: so few have one, and so short is the time
-//!   between two instructions that this is rare.
+//! - *answering*: the kernel has noted in the file whether it took the answer ([`super::answer`]). If it did, it is as
+//!   answered; if not, as intent. Only of an answer of which the socket took a part (no room; longer than 32 KiB) the
+//!   rest is lost, and with it the client.
 //! - *answered*: the peek offset says how much is consumed; the rest is.
 //!
 //! Descriptors belong to a piece of the stream, as it was sent. A peek with room to spare ends with the first
@@ -20,36 +19,31 @@
 //!
 //! **Not here:** what messages mean ([`super::frontend`]).
 
-use super::answer::{self, Laid, Sent};
 use super::client::{Client, MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, MESSAGE_LIMIT_NS};
 use super::closer::Closer;
 use super::file::Stage;
 use super::frontend::{Answer, Closing, Deposit, Frame, Frontend, Message, Turn};
-use super::{descriptor, peek};
+use super::{answer, descriptor, peek};
 use crate::core::Core;
 use crate::mailbox::Upcall;
 use forebay_xlate::kill_point;
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
-use std::io::{IoSlice, IoSliceMut};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
+use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// Bytes that are peeked at when it is not known yet how many will come.
 const GLANCE_BYTES: usize = 4096;
+/// Who has been served for so long is not what the engine before this one crashed over.
+pub(super) const CALM_NS: u64 = 60_000_000_000;
 /// Messages carried out in one turn: others are to have theirs.
 const MESSAGES_AT_ONCE: usize = 8;
 
 /// Why a client ends that just went.
 pub(super) const HUNG_UP: Closing = Closing("it hung up");
-const ANSWERED_OR_NOT: Closing =
-    Closing("the engine died while it answered a message, and whether it had is not known");
-
-const PARTLY: Closing = Closing("the engine died while the client took a part of an answer");
+const CUT_OFF: Closing = Closing("the engine died in the middle of an answer");
 const ASKED_OR_NOT: Closing = Closing(
     "the engine died while it sent a message, and how much of it the client has is not known",
 );
@@ -88,11 +82,11 @@ pub(super) struct Talk {
     /// The socket has no room: epoll says when it has.
     pub(super) blocked: bool,
     phase: Phase,
-    /// Where the answer lies that is being sent, unless it has a descriptor.
-    laid: Option<Laid>,
     deadline_ns: u64,
     /// The daemon has the deposits up to this one.
     deposited: Option<u32>,
+    /// When its first message here was over.
+    begun_ns: Option<u64>,
     closer: Closer,
 }
 
@@ -115,9 +109,9 @@ impl Talk {
             more: false,
             blocked: false,
             phase: Phase::Reading,
-            laid: None,
             deadline_ns: 0,
             deposited: None,
+            begun_ns: None,
             closer,
         })
     }
@@ -140,18 +134,12 @@ impl Talk {
         let (number, mut stage) = file.message();
         let (bytes, peeked) = file.consuming();
         if stage == Stage::Answering {
-            match answer::sent(file) {
-                Some(Sent::All) => stage = Stage::Answered,
-                Some(Sent::Nothing) => stage = Stage::Intent,
-                Some(Sent::Some) => return Err(PARTLY),
-                None => {}
-            }
-        }
-        if stage == Stage::Answering {
-            match peek::unreceived(&fd) {
-                Ok(1..) if bytes != u64::MAX && file.is_alone() => stage = Stage::Answered,
-                _ => return Err(ANSWERED_OR_NOT),
-            }
+            stage = match file.sent() {
+                _ if bytes == u64::MAX => return Err(CUT_OFF),
+                (0, _) => Stage::Intent,
+                (sent, all) if sent == all => Stage::Answered,
+                _ => return Err(CUT_OFF),
+            };
         }
         match stage {
             Stage::Idle | Stage::Answering => {}
@@ -249,7 +237,7 @@ impl Talk {
                     if self.more || !self.read(frontend)? {
                         return Ok(any);
                     }
-                    self.keep_descriptors(client)?;
+                    self.keep_descriptors(client, frontend)?;
                 }
                 Phase::Depositing(last) => {
                     if self.deposited < last {
@@ -280,6 +268,10 @@ impl Talk {
                         return Ok(any);
                     }
                     self.finish(client)?;
+                    let begun_ns = *self.begun_ns.get_or_insert(core.now_ns());
+                    if core.now_ns() >= begun_ns.saturating_add(CALM_NS) {
+                        client.file().set_tries(0);
+                    }
                     messages += 1;
                 }
             }
@@ -400,14 +392,23 @@ impl Talk {
     }
 
     /// The message is whole: has the daemon keep its descriptors.
-    fn keep_descriptors(&mut self, client: &mut Client) -> Result<(), Closing> {
+    fn keep_descriptors(
+        &mut self,
+        client: &mut Client,
+        frontend: &dyn Frontend,
+    ) -> Result<(), Closing> {
         self.descriptors.clear();
         // Those that were found belong to the last message that begins before where they end.
         let fresh = match self.len >= self.fresh_end {
             true => std::mem::take(&mut self.fresh),
             false => Vec::new(),
         };
-        if !fresh.iter().all(descriptor::is_taken) {
+        let message = self.bytes.get(..self.len).unwrap_or_default();
+        let is_taken = |fd: &OwnedFd| {
+            descriptor::is_taken(fd)
+                && (!descriptor::is_unix_stream(fd) || frontend.takes_socket(message))
+        };
+        if !fresh.iter().all(is_taken) {
             self.closer.close_suspect(fresh);
             return Err(NOT_TAKEN);
         }
@@ -457,36 +458,17 @@ impl Talk {
 
     /// Sends the answer from `sent` on, if there is one; true when all of it is.
     fn send(&mut self, client: &mut Client, mut sent: usize) -> Result<bool, Closing> {
-        if sent == 0 && self.laid.is_none() {
+        if sent == 0 {
             let (len, peeked) = (self.len as u64, self.bytes.len() as u64);
             client.file().set_consuming(len, peeked);
-            if !client.reply.is_empty() {
-                self.lay(client);
-            }
+            client.file().begin_answer(client.reply.len() as u64);
         }
         while let Some(bytes) = client.reply.get(sent..).filter(|bytes| !bytes.is_empty()) {
             client.stage(Stage::Answering);
-            if let Some(laid) = &self.laid {
-                match laid.send(client.file(), &self.fd) {
-                    Ok(count) if count > 0 => sent += count,
-                    Err(Errno::INTR) => {}
-                    Err(Errno::AGAIN) => {
-                        self.wait_for_room(client, sent);
-                        return Ok(false);
-                    }
-                    _ => return Err(HUNG_UP),
-                }
-                continue;
-            }
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
+            kill_point!("vm.answering");
             let fd = client.reply_descriptor.as_ref().filter(|_| sent == 0);
-            let fds = fd.map(|fd| [fd.as_fd()]);
-            if let Some(fds) = &fds {
-                control.push(SendAncillaryMessage::ScmRights(fds));
-            }
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            match rustix::net::sendmsg(&self.fd, &[IoSlice::new(bytes)], &mut control, flags) {
+            let fd = fd.map(|fd| fd.as_fd());
+            match answer::send(&self.fd, bytes, fd, client.file().note()) {
                 Ok(count) => {
                     sent += count;
                     if sent < client.reply.len() {
@@ -496,36 +478,18 @@ impl Talk {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    self.wait_for_room(client, sent);
+                    if sent == 0 {
+                        // Nothing was: it can be done again.
+                        client.stage(Stage::Intent);
+                    }
+                    self.blocked = true;
+                    self.phase = Phase::Sending(sent);
                     return Ok(false);
                 }
                 Err(_) => return Err(HUNG_UP),
             }
         }
         Ok(true)
-    }
-
-    /// An answer is about to be sent.
-    fn lay(&mut self, client: &Client) {
-        let file = client.file();
-        // What the last one was does not count for this one.
-        file.no_answer();
-        if client.reply_descriptor.is_none() {
-            self.laid = Laid::new(file, &self.fd, &client.reply);
-        }
-        if self.laid.is_none() {
-            file.set_alone(peek::unreceived(&self.fd) == Ok(0));
-        }
-    }
-
-    /// The socket takes no more of an answer, of which so much is sent.
-    fn wait_for_room(&mut self, client: &Client, sent: usize) {
-        if sent == 0 {
-            // Nothing was: it can be done again.
-            client.stage(Stage::Intent);
-        }
-        self.blocked = true;
-        self.phase = Phase::Sending(sent);
     }
 
     /// Sends a message of the frontend's own; true when all of it is.
@@ -565,11 +529,9 @@ impl Talk {
         kill_point!("vm.consumed");
         client.file().settle();
         client.stage(Stage::Idle);
-        client.file().set_tries(0);
         self.bytes.drain(..self.len);
         self.fresh_end = self.fresh_end.saturating_sub(self.len);
         self.len = 0;
-        self.laid = None;
         self.phase = Phase::Reading;
         self.closer.close_all(client.reply_descriptor.take());
         if !self.descriptors.is_empty() {
@@ -622,6 +584,7 @@ const MOST_AT_ONCE: usize = 253;
 const MOST_QUEUED: usize = 2 << 20;
 const TOO_LONG: Closing = Closing("a message of its is too long");
 const TOO_MANY: Closing = Closing("it sent more descriptors than it may");
-const NOT_TAKEN: Closing =
-    Closing("it sent a descriptor that is no memory, no eventfd and no socket of this machine");
+const NOT_TAKEN: Closing = Closing(
+    "it sent a descriptor that is no memory and no eventfd, nor a socket where one belongs",
+);
 const FAILED: Closing = Closing("its socket failed");

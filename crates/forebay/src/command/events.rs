@@ -87,7 +87,7 @@ fn line(event: &Event) -> String {
 }
 
 /// `2026-11-22T07:05:00.042Z`.
-fn utc(unix_ms: u64) -> String {
+pub(super) fn utc(unix_ms: u64) -> String {
     let (days, ms) = (unix_ms / 86_400_000, unix_ms % 86_400_000);
     // Counted in years that begin in March, so that a leap day is a year's last; from 0000-03-01 on.
     let days = days + 719_468;

@@ -2,11 +2,12 @@
 
 use forebay_control::api::model::{Done, Export, ExportCreate, ExportFrontend, ExportUpdate};
 
+use super::events::utc;
 use super::machine::{attach_text, owner_ids};
 use super::{Context, segment};
 use crate::cli::{ExportCommand, ExportCreateArgs, VolumeName};
 use crate::failure::{Failure, Outcome, While};
-use crate::output::{pairs, table};
+use crate::output::{exactly, pairs, table};
 
 pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
     let client = &context.client;
@@ -118,9 +119,9 @@ fn list(exports: &[Export]) -> String {
                     ExportFrontend::NvmeTcp if export.any_host => "any".to_owned(),
                     ExportFrontend::NvmeTcp => export.hosts.len().to_string(),
                 },
-                match export.machine_connected {
-                    true => "1".to_owned(),
-                    false => export.connected_hosts.len().to_string(),
+                match export.machine {
+                    Some(_) => "1".to_owned(),
+                    None => export.connected_hosts.len().to_string(),
                 },
                 match &export.quarantined {
                     None => "served".to_owned(),
@@ -148,15 +149,19 @@ fn show_machine(export: &Export) -> String {
         (ExportFrontend::NvmePcie, true) => "NVMe over vfio-user, doorbells mapped".to_owned(),
         _ => format!("vhost-user-blk, {} queues", export.queues),
     };
-    let connected = match export.machine_connected {
-        true => "a machine",
-        false => "",
-    };
+    let connected = export.machine.map_or_else(String::new, |machine| {
+        format!(
+            "since {}, {} queues, shares {}",
+            utc(machine.since_unix_s * 1000),
+            machine.queues,
+            exactly(machine.memory_bytes)
+        )
+    });
     let mut text = pairs([
         ("export", name(export)),
         ("frontend", frontend),
         ("socket", export.socket.clone().unwrap_or_default()),
-        ("connected", connected.to_owned()),
+        ("connected", connected),
     ]);
     if let Some(reason) = &export.quarantined {
         text.push_str(&format!("quarantined: {reason}\n"));

@@ -27,6 +27,16 @@ fn xml(value: &str) -> String {
         .replace('\'', "&apos;")
 }
 
+/// A value among cloud-hypervisor's options, which end at a comma unless it is between quotes.
+fn cloud_value(value: &str) -> String {
+    let plain = !value.contains([',', '[', ']']);
+    if plain {
+        value.to_owned()
+    } else {
+        format!("\"{value}\"")
+    }
+}
+
 /// How to give an export to a machine; `None` for one that is not a machine's.
 pub(crate) fn attach_text(export: &Export) -> Option<String> {
     let path = export.socket.as_deref()?;
@@ -42,12 +52,18 @@ pub(crate) fn attach_text(export: &Export) -> Option<String> {
             let device = device.to_string();
             (
                 vec![format!("-device {}", shell(&device))],
-                format!("--user-device {}", shell(&format!("socket={path}"))),
                 format!(
-                    "<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>\n  \
-                     <qemu:commandline>\n    <qemu:arg value='-device'/>\n    \
-                     <qemu:arg value='{}'/>\n  </qemu:commandline>",
-                    xml(&device)
+                    "--user-device {}",
+                    shell(&format!("socket={}", cloud_value(path)))
+                ),
+                // libvirt knows no such device yet: QEMU gets its own words.
+                (
+                    " xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'",
+                    format!(
+                        "<qemu:commandline>\n      <qemu:arg value='-device'/>\n      \
+                         <qemu:arg value='{}'/>\n    </qemu:commandline>",
+                        xml(&device)
+                    ),
                 ),
             )
         }
@@ -70,15 +86,20 @@ pub(crate) fn attach_text(export: &Export) -> Option<String> {
                 format!(
                     "--disk {}",
                     shell(&format!(
-                        "vhost_user=true,socket={path},num_queues={queues},queue_size=256"
+                        "vhost_user=true,socket={},num_queues={queues},queue_size=256",
+                        cloud_value(path)
                     ))
                 ),
-                format!(
-                    "<disk type='vhostuser' device='disk'>\n    \
-                     <driver name='qemu' type='raw' queues='{queues}'/>\n    \
-                     <source type='unix' path='{}'>\n      <reconnect enabled='yes' timeout='1'/>\n    \
-                     </source>\n    <target dev='vdb' bus='virtio'/>\n  </disk>",
-                    xml(path)
+                (
+                    "",
+                    format!(
+                        "<devices>\n      <disk type='vhostuser' device='disk'>\n        \
+                         <driver name='qemu' type='raw' queues='{queues}'/>\n        \
+                         <source type='unix' path='{}'>\n          \
+                         <reconnect enabled='yes' timeout='1'/>\n        </source>\n        \
+                         <target dev='vdb' bus='virtio'/>\n      </disk>\n    </devices>",
+                        xml(path)
+                    ),
                 ),
             )
         }
@@ -93,9 +114,11 @@ pub(crate) fn attach_text(export: &Export) -> Option<String> {
     text.push_str(&format!(
         "cloud-hypervisor:\n  --memory size=4G,shared=on\n  {cloud}\n"
     ));
+    let (namespace, device) = libvirt;
     text.push_str(&format!(
-        "libvirt:\n  <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>\n  \
-         {libvirt}\n"
+        "libvirt, to be put into its domain:\n  <domain type='kvm'{namespace}>\n    <memoryBacking>\n      \
+         <source type='memfd'/>\n      <access mode='shared'/>\n    </memoryBacking>\n    \
+         {device}\n  </domain>\n"
     ));
     Some(text)
 }
@@ -156,7 +179,7 @@ mod tests {
             queues: 4,
             pinned_memory: false,
             socket: Some(path.into()),
-            machine_connected: false,
+            machine: None,
             shared: false,
             nqn: "nqn.x".into(),
             nsid: 1,
@@ -188,7 +211,74 @@ mod tests {
         let odd = attach_text(&export(ExportFrontend::VhostUser, "/a b,c'<&")).unwrap();
         assert!(odd.contains(r"path=/a b,,c'\''<&,reconnect"), "{odd}");
         assert!(odd.contains("path='/a b,c&apos;&lt;&amp;'"), "{odd}");
+        assert!(odd.contains(r#"socket="/a b,c'\''<&",num"#), "{odd}");
         assert!(attach_text(&export(ExportFrontend::NvmeTcp, "/x")).is_none());
+    }
+
+    /// What is opened is closed, in order; attributes are between quotes; nothing stands where it must be written otherwise.
+    /// Gives the elements' names and what they are in.
+    fn parse(xml: &str) -> Vec<String> {
+        let (mut open, mut seen) = (Vec::new(), Vec::new());
+        let mut rest = xml.trim();
+        while !rest.is_empty() {
+            let tag = rest.strip_prefix('<').expect("text is between no elements");
+            // A '>' may stand within quotes.
+            let mut quoted = false;
+            let end = tag.find(|c| {
+                quoted ^= c == '\'';
+                c == '>' && !quoted
+            });
+            let (tag, after) = tag.split_at(end.expect("a tag ends"));
+            rest = after[1..].trim_start();
+            if let Some(name) = tag.strip_prefix('/') {
+                assert_eq!(open.pop().as_deref(), Some(name));
+                continue;
+            }
+            let (tag, is_empty) = match tag.strip_suffix('/') {
+                Some(tag) => (tag, true),
+                None => (tag, false),
+            };
+            let (name, mut attributes) = tag.split_once(' ').unwrap_or((tag, ""));
+            while !attributes.is_empty() {
+                let (key, value) = attributes.split_once("='").expect("a value");
+                assert!(key.chars().all(|c| c.is_ascii_alphabetic() || c == ':'));
+                let (value, more) = value.split_once('\'').expect("the value ends");
+                assert!(!value.contains('<'), "{value}");
+                for entity in value.split('&').skip(1) {
+                    let known = ["amp;", "lt;", "apos;"];
+                    assert!(known.iter().any(|k| entity.starts_with(k)), "{entity}");
+                }
+                attributes = more.trim_start();
+            }
+            if name.contains(':') {
+                assert!(xml.contains("xmlns:qemu="), "{name}");
+            }
+            seen.push(format!("{}/{name}", open.join("/")));
+            if !is_empty {
+                open.push(name.to_owned());
+            }
+        }
+        assert!(open.is_empty(), "{open:?}");
+        seen
+    }
+
+    #[test]
+    fn what_libvirt_gets_is_xml() {
+        for path in ["/run/m/db.sock", "/a b,c'<&>\"", "/ü"] {
+            for (frontend, device) in [
+                (ExportFrontend::NvmePcie, "domain/qemu:commandline/qemu:arg"),
+                (
+                    ExportFrontend::VhostUser,
+                    "domain/devices/disk/source/reconnect",
+                ),
+            ] {
+                let text = attach_text(&export(frontend, path)).unwrap();
+                let at = text.find("<domain").unwrap();
+                let seen = parse(&text[at..]);
+                assert!(seen.contains(&device.to_owned()), "{seen:?}");
+                assert!(seen.contains(&"domain/memoryBacking/access".to_owned()));
+            }
+        }
     }
 
     #[test]

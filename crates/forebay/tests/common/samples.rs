@@ -13,7 +13,7 @@ pub fn export() -> Export {
         queues: 0,
         pinned_memory: false,
         socket: None,
-        machine_connected: false,
+        machine: None,
         shared: false,
         tenant: "acme".to_owned(),
         volume: "disk".to_owned(),

@@ -201,6 +201,8 @@ fn kill9_during_dma_map() {
         "vm.deposited",
         "vm.intent",
         "vm.applied",
+        "vm.answering",
+        "vm.sent",
         "vm.answered",
         "vm.consumed",
     ];

@@ -219,7 +219,13 @@ cells! {
         pub media_errors: AtomicU64,
         /// Bytes of a machine's memory that are registered with the ring now.
         pub registered_bytes: AtomicU64,
-        reserved: [AtomicU64; 21],
+        /// When a machine's client connected, seconds since 1970.
+        pub machine_since_s: AtomicU64,
+        /// Bytes of memory that it shares.
+        pub machine_memory_bytes: AtomicU64,
+        /// Queues of its that are in use, an Admin queue not counted.
+        pub machine_queues: AtomicU64,
+        reserved: [AtomicU64; 18],
         /// By [`OpKind`].
         pub ops: [OpStats; 4],
     }

@@ -1,0 +1,108 @@
+//! Clients' memory, registered with the ring.
+
+use super::*;
+
+impl Rig {
+    /// Turns until so many bytes of its client's memory are registered; false where the kernel can't.
+    fn registers(&mut self, bytes: u64) {
+        for _ in crate::patience::patiently() {
+            self.turn();
+            if self
+                .machines
+                .all
+                .iter()
+                .flatten()
+                .next()
+                .map(|m| m.client.registered_bytes())
+                == Some(bytes)
+            {
+                return;
+            }
+        }
+        panic!("{bytes} bytes are not registered");
+    }
+}
+
+fn touched() -> OwnedFd {
+    let memory = memory();
+    rustix::io::pwrite(&memory, &[1; 4096], 0).unwrap();
+    memory
+}
+
+#[test]
+fn memory_is_registered_behind_the_clients_back_and_forgotten_with_it() {
+    let mut rig = Rig::of(Kind::NvmePcie {
+        mapped_doorbells: false,
+    });
+    let yes = 1u32.to_le_bytes();
+    for page in [1, 2] {
+        rig.send(&message(Map, page, b""), &[touched().as_fd()]);
+    }
+    // One that its client has not touched is left alone.
+    rig.send(&message(Map, 3, b""), &[memory().as_fd()]);
+    rig.run();
+    assert_eq!(rig.answers(), [yes, yes, yes].concat(), "at once");
+    if !can_register() {
+        println!("skipped: registered memory needs Linux 6.13");
+        return;
+    }
+    rig.registers(2 * 4096);
+    // A successor serves, and registers again meanwhile.
+    rig.succeed(None);
+    assert_eq!(rig.client().registered_bytes(), 0);
+    rig.send(&message(Echo, 0, b"x"), &[]);
+    rig.run();
+    assert_eq!(rig.answers(), message(Echo, 0, b"x"));
+    rig.registers(2 * 4096);
+    // What is unmapped is forgotten before the answer; what is used is waited for.
+    rig.send(&message(Use, 2, b""), &[]);
+    rig.run();
+    rig.answers();
+    rig.send(&message(Unmap, 2, b""), &[]);
+    for _ in 0..10 {
+        rig.turn();
+        assert!(rig.answers().is_empty());
+        assert_eq!(rig.client().registered_bytes(), 2 * 4096);
+    }
+    USED.set(None);
+    let mut answered = Vec::new();
+    for _ in crate::patience::patiently() {
+        rig.turn();
+        answered = rig.answers();
+        if !answered.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(answered, yes);
+    assert_eq!(rig.client().registered_bytes(), 4096);
+    // And with the client all of it.
+    drop(std::mem::replace(&mut rig.client, bell()));
+    for _ in crate::patience::patiently() {
+        rig.turn();
+        if !rig.left.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(rig.left.len(), 1);
+}
+
+#[test]
+fn memory_that_its_client_may_take_pages_out_of_is_not_registered() {
+    let mut rig = Rig::new();
+    rig.send(&message(Map, 1, b""), &[touched().as_fd()]);
+    rig.run();
+    rig.answers();
+    assert!(!rig.client().has_memory_registered());
+    let mut promised = Rig::of(Kind::VhostUser {
+        queues: 1,
+        pinned_memory: true,
+    });
+    assert!(promised.client().has_memory_registered());
+}
+
+fn can_register() -> bool {
+    let memory = forebay_device::mem::StaticRegion::anonymous(4096).unwrap();
+    let pinned = forebay_device::Pinned::of_region(&memory).unwrap();
+    let mut ring = Ring::new(&RingOptions::default()).unwrap();
+    ring.register(pinned).is_ok()
+}
