@@ -583,6 +583,14 @@ pub fn kill_by_pid(pid: u32) -> Result<()> {
     kill(pid, Signal::KILL)
 }
 
+/// Stops a process, or lets it go on.
+///
+/// # Errors
+/// If there is no such process.
+pub fn hold_by_pid(pid: u32, hold: bool) -> Result<()> {
+    kill(pid, if hold { Signal::STOP } else { Signal::CONT })
+}
+
 fn kill(pid: u32, signal: Signal) -> Result<()> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     kill_process(pid.context("no such process")?, signal).context("cannot kill it")

@@ -57,12 +57,26 @@ pub fn serve(options: &DaemonOptions, size: &str) -> Result<Daemon> {
 pub fn export(daemon: &Daemon, name: &str, size: &str, frontend: Frontend) -> Result<Target> {
     let volume = format!("t/{name}");
     daemon.cli(&["volume", "create", &volume, "--size", size])?;
-    let mut args = vec!["export", "create", &volume];
+    export_as(daemon, &volume, frontend, &[])
+}
+
+/// Exports a volume that there is to a machine; where its disk is.
+///
+/// # Errors
+/// If it is refused.
+pub fn export_as(
+    daemon: &Daemon,
+    volume: &str,
+    frontend: Frontend,
+    more: &[&str],
+) -> Result<Target> {
+    let mut args = vec!["export", "create", volume];
     args.extend_from_slice(match frontend {
         Frontend::VhostUser => &["--vhost-user", "--queues", "4"],
         Frontend::NvmePcie => &["--nvme-pcie"],
         Frontend::MappedPcie => &["--nvme-pcie", "--mapped-doorbells"],
     });
+    args.extend_from_slice(more);
     let made = daemon.cli(&args)?;
     let socket = made["socket"].as_str().context("an export has a socket")?;
     let socket = PathBuf::from(socket);
@@ -202,63 +216,114 @@ pub fn look(target: &Target, bytes: u64, seed: u64) -> Result<()> {
     Ok(())
 }
 
+/// What the loads of [`during_loads`] have done so far.
+#[derive(Debug)]
+pub struct Work {
+    written: Vec<AtomicU64>,
+    is_over: AtomicBool,
+}
+
+impl Work {
+    /// Fails if a load has ended.
+    ///
+    /// # Errors
+    /// As said.
+    pub fn alive(&self) -> Result<()> {
+        ensure!(!self.is_over.load(Ordering::Relaxed), "a load has ended");
+        Ok(())
+    }
+
+    /// Waits until each load has written more.
+    ///
+    /// # Errors
+    /// If one has ended, or does not within a minute.
+    pub fn more(&self, what: &str) -> Result<()> {
+        let now = || self.written.iter().map(|w| w.load(Ordering::Relaxed));
+        let before: Vec<u64> = now().collect();
+        wait::until(what, LIMIT, || {
+            self.alive()?;
+            let mut both = before.iter().zip(now());
+            Ok(both
+                .all(|(before, now)| now >= before + BETWEEN_DEATHS)
+                .then_some(()))
+        })
+    }
+}
+
+/// Verified loads on disks, each by a thread, while `work` does what it likes; at the end everything is read back.
+///
+/// # Errors
+/// If a connection is lost, a command ends with an error, or anything is wrong on a disk; or `work`'s.
+pub fn during_loads(
+    daemon: &mut Daemon,
+    specs: Vec<MachineVerify>,
+    work: impl FnOnce(&mut Daemon, &Work) -> Result<()>,
+) -> Result<Vec<WriteReport>> {
+    let connected = specs.into_iter().map(MachineVerifier::connect);
+    let mut verifiers = connected.collect::<Result<Vec<_>, _>>()?;
+    let done = Work {
+        written: verifiers.iter().map(|_| AtomicU64::new(0)).collect(),
+        is_over: AtomicBool::new(false),
+    };
+    let (worked, loads) = std::thread::scope(|scope| {
+        let begun = verifiers.iter_mut().zip(&done.written);
+        let begun: Vec<_> = begun
+            .map(|(verifier, written)| {
+                let is_over = &done.is_over;
+                scope.spawn(move || {
+                    let result = verifier.write(&mut |writes| {
+                        written.store(writes, Ordering::Relaxed);
+                        if is_over.load(Ordering::Relaxed) {
+                            ControlFlow::Break(())
+                        } else {
+                            ControlFlow::Continue(())
+                        }
+                    });
+                    is_over.store(true, Ordering::Relaxed);
+                    result
+                })
+            })
+            .collect();
+        let worked = work(daemon, &done);
+        done.is_over.store(true, Ordering::Relaxed);
+        let loads: Vec<_> = begun
+            .into_iter()
+            .map(|load| load.join().unwrap_or_else(|_| panic!("a load panicked")))
+            .collect();
+        (worked, loads)
+    });
+    let mut all = Vec::new();
+    for load in loads {
+        // The load's own error says more.
+        let load = load.map_err(|error| daemon.with_logs(error.into()))?;
+        ensure!(load.errors == 0, "{:?}", load.first_error);
+        all.push(load);
+    }
+    worked?;
+    for mut verifier in verifiers {
+        verifier.flush()?;
+        let read = verifier.read_back()?;
+        ensure!(read.is_clean(), "{read}");
+        ensure!(read.bytes > 0, "nothing was read");
+        verifier.close()?;
+    }
+    Ok(all)
+}
+
 /// A verified load on a disk while `deaths` engines are killed under it. Between two deaths commands must end; at the end
 /// everything is read back.
 ///
 /// # Errors
 /// If a connection is lost, a command ends with an error, or anything is wrong on the disk.
-pub fn verified_over_deaths(
-    daemon: &Daemon,
-    spec: MachineVerify,
-    deaths: u64,
-) -> Result<WriteReport> {
-    let mut verifier = MachineVerifier::connect(spec)?;
-    let written = AtomicU64::new(0);
-    let is_over = AtomicBool::new(false);
-    let killed = std::thread::scope(|scope| {
-        let load = scope.spawn(|| {
-            let result = verifier.write(&mut |writes| {
-                written.store(writes, Ordering::Relaxed);
-                if is_over.load(Ordering::Relaxed) {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
-                }
-            });
-            is_over.store(true, Ordering::Relaxed);
-            result
-        });
-        let more = |what: &str| {
-            let before = written.load(Ordering::Relaxed);
-            wait::until(what, LIMIT, || {
-                ensure!(!is_over.load(Ordering::Relaxed), "the load has ended");
-                let now = written.load(Ordering::Relaxed);
-                Ok((now >= before + BETWEEN_DEATHS).then_some(()))
-            })
-        };
-        let kill = || -> Result<()> {
-            more("the first writes")?;
-            for death in 1..=deaths {
-                let dead = daemon.kill_engine()?;
-                daemon.wait_engine_after(dead.generation, LIMIT)?;
-                more(&format!("writes after death {death}"))?;
-            }
-            Ok(())
-        };
-        let killed = kill();
-        is_over.store(true, Ordering::Relaxed);
-        let load = load.join();
-        let load = load.unwrap_or_else(|_| panic!("the load panicked"));
-        // The load's own error says more.
-        let load = load.map_err(|error| daemon.with_logs(error.into()));
-        load.and_then(|load| killed.map(|()| load))
-    });
-    let written = killed?;
-    ensure!(written.errors == 0, "{:?}", written.first_error);
-    verifier.flush()?;
-    let read = verifier.read_back()?;
-    ensure!(read.is_clean(), "{read}");
-    ensure!(read.bytes > 0, "nothing was read");
-    verifier.close()?;
-    Ok(written)
+pub fn verified_over_deaths(daemon: &mut Daemon, spec: MachineVerify, deaths: u64) -> Result<()> {
+    during_loads(daemon, vec![spec], |daemon, work| {
+        work.more("the first writes")?;
+        for death in 1..=deaths {
+            let dead = daemon.kill_engine()?;
+            daemon.wait_engine_after(dead.generation, LIMIT)?;
+            work.more(&format!("writes after death {death}"))?;
+        }
+        Ok(())
+    })?;
+    Ok(())
 }

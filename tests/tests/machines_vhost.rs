@@ -175,7 +175,7 @@ fn kill9_engine_verified_vhost() -> Result<()> {
             span_bytes: Some(16 * MIB),
             ..MachineVerify::new(target, options)
         };
-        machine::verified_over_deaths(&daemon, spec, deaths)
+        machine::verified_over_deaths(&mut daemon, spec, deaths)
             .with_context(|| format!("{ring:?}"))?;
         let takeover = daemon.cli(&["stats"])?["takeover"].clone();
         ensure!(takeover["takeovers"] == deaths, "{takeover}");

@@ -1,0 +1,326 @@
+//! Machines' disks while engines and daemons die.
+//!
+//! Purpose: whichever instruction an engine dies at, and whichever daemon with it, machines keep their disks: no connection
+//! is lost while one of both lives. Who connects while nobody is there to answer is answered later.
+//! Design: engines of one daemon die in a chain, each at its own point ([`forebay_xlate::kill`]), while both kinds of disk are
+//! at work and visitors come and go, so that each point is come to however slow the machine is.
+//! Not here: network hosts (`takeover_points.rs`), one kind of disk through many deaths (`machines_pcie.rs`,
+//! `machines_vhost.rs`), every instruction of a message (`crates/engine`).
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_initiator::machine::verify::MachineVerify;
+use forebay_initiator::machine::{self as driver, Doorbells, Op, Options, Ring, Target};
+use forebay_tests::daemon::{Daemon, DaemonOptions, hold_by_pid};
+use forebay_tests::host::Dice;
+use forebay_tests::lab;
+use forebay_tests::machine::{self, Frontend, Work};
+use forebay_tests::wait;
+use forebay_xlate::kill::POINTS;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const MIB: u64 = 1 << 20;
+
+/// A daemon with a disk of each kind, each under a load.
+fn served() -> Result<(Daemon, Vec<MachineVerify>)> {
+    let daemon = machine::serve(&DaemonOptions::default(), "2G")?;
+    let kinds = [
+        ("p", Frontend::NvmePcie, Doorbells::Shadow, Ring::Split),
+        ("m", Frontend::MappedPcie, Doorbells::Mapped, Ring::Split),
+        ("v", Frontend::VhostUser, Doorbells::Shadow, Ring::Packed),
+    ];
+    let mut specs = Vec::new();
+    for (name, frontend, doorbells, ring) in kinds {
+        let target = machine::export(&daemon, name, "64M", frontend)?;
+        let options = Options {
+            doorbells,
+            ring,
+            interrupts: frontend != Frontend::MappedPcie,
+            depth: 8,
+            ..Options::default()
+        };
+        specs.push(MachineVerify {
+            flush_every_writes: 100,
+            span_bytes: Some(8 * MIB),
+            ..MachineVerify::new(target, options)
+        });
+    }
+    Ok((daemon, specs))
+}
+
+/// Connects, writes and reads, leaves. False if the connection was lost while it was made.
+fn visit(target: &Target, byte: u8) -> Result<bool> {
+    let options = Options {
+        depth: 1,
+        limit: MINUTE,
+        ..Options::default()
+    };
+    let Ok(mut disk) = driver::connect(target, &options) else {
+        return Ok(false);
+    };
+    let mut queues = disk.take_queues();
+    let (offset_bytes, bytes) = (MIB, 4096);
+    queues[0].put(0, &[byte; 4096]);
+    let write = Op::Write {
+        offset_bytes,
+        bytes,
+    };
+    machine::execute(&mut *queues[0], write)?;
+    queues[0].put(0, &[0; 4096]);
+    let read = Op::Read {
+        offset_bytes,
+        bytes,
+    };
+    machine::execute(&mut *queues[0], read)?;
+    let mut found = [0; 4096];
+    queues[0].get(0, &mut found);
+    ensure!(found == [byte; 4096], "the visitor's own write");
+    drop(queues);
+    disk.close()?;
+    Ok(true)
+}
+
+/// Engines die at these points, in this order; the last one lives.
+fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
+    let kills: Vec<String> = chain
+        .iter()
+        .enumerate()
+        .map(|(i, (point, count))| format!("engine{}:{point}:{count}", i + 1))
+        .collect();
+    let (mut daemon, specs) = served()?;
+    let visited = [
+        machine::export(&daemon, "a", "16M", Frontend::NvmePcie)?,
+        machine::export(&daemon, "b", "16M", Frontend::VhostUser)?,
+    ];
+    let over = AtomicBool::new(false);
+    let visits = AtomicU64::new(0);
+    machine::during_loads(&mut daemon, specs, |daemon, work| {
+        work.more("the first writes")?;
+        // The engines of another daemon are armed, so that all disks are connected before the first dies.
+        daemon.kill_daemon()?;
+        daemon.environment = vec![("FOREBAY_KILL".into(), kills.join(","))];
+        daemon.start_again()?;
+        daemon.kill_engine()?;
+        std::thread::scope(|scope| {
+            let visitors = visited.each_ref().map(|target| {
+                let (over, visits) = (&over, &visits);
+                scope.spawn(move || -> Result<u64> {
+                    let mut turned_away = 0;
+                    for turn in 1u64.. {
+                        if over.load(SeqCst) {
+                            break;
+                        }
+                        match visit(target, turn as u8).context("a visitor")? {
+                            true => _ = visits.fetch_add(1, SeqCst),
+                            false => turned_away += 1,
+                        }
+                    }
+                    Ok(turned_away)
+                })
+            });
+            let waited = (|| -> Result<()> {
+                let mut armed = 0;
+                while armed < chain.len() {
+                    wait::until("a death", MINUTE, || {
+                        work.alive()?;
+                        let next = daemon.engine_number().ok().filter(|n| *n > armed + 1);
+                        armed = next.map_or(armed, |n| n - 1);
+                        Ok(next)
+                    })
+                    .with_context(|| format!("it never died at {:?}", chain[armed]))?;
+                }
+                let before = visits.load(SeqCst);
+                wait::until("visits after the last death", MINUTE, || {
+                    Ok((visits.load(SeqCst) >= before + 4).then_some(()))
+                })?;
+                work.more("work after the last death")
+            })();
+            over.store(true, SeqCst);
+            let visitors = visitors.map(|v| v.join().expect("a visitor does not panic"));
+            waited?;
+            for turned_away in visitors {
+                // Between accept(2) and the daemon's having the socket, a connection dies with its engine.
+                let turned_away = turned_away?;
+                ensure!(
+                    turned_away <= chain.len() as u64 / 8,
+                    "{turned_away} turned away"
+                );
+            }
+            Ok(())
+        })
+    })
+    .map_err(|error| daemon.with_logs(error))?;
+    println!("{} deaths, {} visits", chain.len(), visits.load(SeqCst));
+    daemon.pool_check()?;
+    daemon.stop()
+}
+
+#[test]
+fn kill_at_each_point_of_machines() -> Result<()> {
+    let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 4));
+    let parts = ["vm.", "pcie."];
+    let mut over = ["over.adopted", "over.converted", "over.resumed"]
+        .iter()
+        .cycle();
+    let mut chain = Vec::new();
+    for point in POINTS
+        .iter()
+        .filter(|p| parts.iter().any(|part| p.starts_with(part)))
+    {
+        // What is come to once in a life, or in a take-over, and what is at every command.
+        let often = ["taken", "fetched", "completing", "posted", "freed"];
+        let is_often = point.starts_with("pcie.") && often.iter().any(|end| point.ends_with(end));
+        let most = match point.starts_with("vm.") {
+            _ if is_often => 30,
+            true if !["vm.accepted", "vm.resumed"].contains(point) => 12,
+            _ => 1,
+        };
+        chain.push((*point, 1 + dice.below(most)));
+        if chain.len() % 4 == 0 {
+            chain.extend(over.next().map(|point| (*point, 1)));
+        }
+    }
+    chain_of_deaths(&chain)
+}
+
+/// An engine's death, a daemon's, an engine's that a new daemon found, and two engines' in a row: in turns.
+#[test]
+fn engines_and_daemons_die_in_turns() -> Result<()> {
+    let (mut daemon, specs) = served()?;
+    let engine_dies = |daemon: &Daemon, work: &Work, what: &str| -> Result<()> {
+        let dead = daemon.kill_engine()?;
+        daemon.wait_engine_after(dead.generation, MINUTE)?;
+        work.more(what)
+    };
+    machine::during_loads(&mut daemon, specs, |daemon, work| {
+        work.more("the first writes")?;
+        for round in 0..3 {
+            engine_dies(daemon, work, "writes after an engine's death")?;
+            daemon.kill_daemon()?;
+            daemon.start_again()?;
+            work.more("writes after a daemon's death")?;
+            engine_dies(
+                daemon,
+                work,
+                "writes after the death of an engine that was found",
+            )?;
+            // The next engine dies when it takes over, or when another daemon finds it.
+            let before = daemon.processes()?;
+            daemon.kill_daemon()?;
+            let (point, found) = [
+                ("over.adopted:1", false),
+                ("over.resumed:1", false),
+                ("over.greeted:2", true),
+            ][round];
+            daemon.environment = vec![("FOREBAY_KILL".into(), format!("engine1:{point}"))];
+            daemon.start_again()?;
+            daemon.kill_engine()?;
+            if found {
+                daemon.wait_engine_after(before.generation, MINUTE)?;
+                work.more("writes before it is found")?;
+                daemon.kill_daemon()?;
+                daemon.environment.clear();
+                daemon.start_again()?;
+            }
+            daemon.wait_engine_after(before.generation + 1, MINUTE)?;
+            work.more("writes after two deaths in a row")?;
+            daemon.environment.clear();
+        }
+        Ok(())
+    })?;
+    daemon.pool_check()?;
+    daemon.stop()
+}
+
+#[test]
+fn both_die_and_machines_connect_again() -> Result<()> {
+    const BYTES: u64 = 4 * MIB;
+    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    let mut disks = Vec::new();
+    for (name, frontend) in [("p", Frontend::NvmePcie), ("v", Frontend::VhostUser)] {
+        let target = machine::export(&daemon, name, "64M", frontend)?;
+        machine::fill(&target, BYTES, 3)?;
+        let options = Options::default();
+        let disk = machine::connect(&target, &options)?;
+        disks.push((target, disk));
+    }
+    for (point, count) in [
+        (None, 1),
+        (Some("daemon.death"), 1),
+        (Some("daemon.told"), 2),
+    ] {
+        match point {
+            None => daemon.kill_all()?,
+            // The daemon dies of what its engine's death brings: then the new engine goes as well.
+            Some(point) => {
+                daemon.kill_daemon()?;
+                daemon.environment =
+                    vec![("FOREBAY_KILL".into(), format!("daemon:{point}:{count}"))];
+                daemon.start_again()?;
+                daemon.kill_engine()?;
+                daemon.wait_daemon_death()?;
+                daemon.environment.clear();
+            }
+        }
+        for (_, disk) in &disks {
+            wait::until("the end of a connection", MINUTE, || {
+                Ok((!disk.is_open()).then_some(()))
+            })?;
+        }
+        daemon.start_again()?;
+        for (target, disk) in &mut disks {
+            machine::look(target, BYTES, 3).with_context(|| format!("{target:?}, {point:?}"))?;
+            *disk = machine::connect(target, &Options::default())?;
+        }
+    }
+    drop(disks);
+    daemon.pool_check()?;
+    daemon.stop()
+}
+
+/// How many sockets of this path there are: who listens, who is connected, and who waits for that.
+fn sockets_at(path: &Path) -> Result<usize> {
+    let path = path.display().to_string();
+    let all = std::fs::read_to_string("/proc/net/unix")?;
+    Ok(all.lines().filter(|line| line.ends_with(&path)).count())
+}
+
+#[test]
+fn who_connects_while_nobody_is_there_is_served_later() -> Result<()> {
+    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    for (name, frontend) in [("p", Frontend::NvmePcie), ("v", Frontend::VhostUser)] {
+        let target = machine::export(&daemon, name, "64M", frontend)?;
+        // No engine: it is dead, and its daemon can't know yet.
+        let processes = daemon.processes()?;
+        hold_by_pid(processes.daemon, true)?;
+        forebay_tests::daemon::kill_by_pid(processes.engine)?;
+        let before = sockets_at(machine::socket(&target))?;
+        std::thread::scope(|scope| -> Result<()> {
+            let visitor = scope.spawn(|| visit(&target, 1));
+            let waiting = wait::until("a client in the queue", MINUTE, || {
+                let now = sockets_at(machine::socket(&target))?;
+                Ok((now > before).then_some(()))
+            });
+            // In any case, or it never ends.
+            hold_by_pid(processes.daemon, false)?;
+            waiting?;
+            let served = visitor.join().expect("it does not panic")?;
+            ensure!(served, "{frontend:?}: it was turned away");
+            Ok(())
+        })?;
+        // No daemon: the engine lets it in, and waits with its memory until a daemon holds it too.
+        daemon.kill_daemon()?;
+        std::thread::scope(|scope| -> Result<()> {
+            let visitor = scope.spawn(|| visit(&target, 2));
+            daemon.start_again()?;
+            let served = visitor.join().expect("it does not panic")?;
+            ensure!(served, "{frontend:?}: it was turned away without a daemon");
+            Ok(())
+        })?;
+    }
+    daemon.pool_check()?;
+    daemon.stop()
+}
