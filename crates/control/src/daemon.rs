@@ -341,7 +341,7 @@ impl Daemon {
         owner.note_ports();
         owner.set_state_dir(&self.config.state_dir);
         owner.set_run_dir(&self.config.run_dir);
-        owner.set_machines_folder(self.config.run_dir.join("machines"));
+        owner.begin_machines(self.config.run_dir.join("machines"));
         let supervisor = Supervisor::new(
             self.config.engine.clone(),
             &self.config.run_dir,

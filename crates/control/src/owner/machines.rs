@@ -119,9 +119,10 @@ fn listen(path: &Path, make_folder: bool, owner: SocketOwner) -> io::Result<Owne
 }
 
 impl Owner {
-    /// Says where sockets are that no path was given for.
-    pub(crate) fn set_machines_folder(&self, folder: PathBuf) {
+    /// Says where sockets are that no path was given for; only then those that are missing are made.
+    pub(crate) fn begin_machines(self: &Rc<Self>, folder: PathBuf) {
         *self.machines.folder.borrow_mut() = folder;
+        self.spawn(self.clone().run_machines());
     }
 
     /// Where an export's socket is.
@@ -285,7 +286,7 @@ impl Owner {
     }
 
     /// Makes the sockets that are missing, for ever.
-    pub(super) async fn run_machines(self: Rc<Self>) {
+    async fn run_machines(self: Rc<Self>) {
         loop {
             let missing: Vec<ExportId> = {
                 let core = self.core.borrow();
