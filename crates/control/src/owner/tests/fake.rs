@@ -272,14 +272,9 @@ impl Fake {
         }
     }
 
-    /// Takes in what there is, until nothing comes for a while.
+    /// Takes in what there is, until nothing comes for a moment.
     pub(super) async fn settle(&mut self) {
-        self.quiet(Duration::from_millis(600)).await;
-    }
-
-    /// Takes in what there is, until nothing comes for so long.
-    pub(super) async fn quiet(&mut self, time: Duration) {
-        while let Ok((message, _)) = timeout(time, self.receive()).await {
+        while let Ok((message, _)) = timeout(Duration::from_millis(150), self.receive()).await {
             self.take(&message);
             self.log.push(message);
         }

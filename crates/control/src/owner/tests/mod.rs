@@ -112,14 +112,14 @@ impl Default for Begin {
             capacity: 4096,
             boot: BOOT,
             limits: Limits {
-                request: Duration::from_secs(60),
-                revoke: Duration::from_secs(60),
+                request: Duration::from_secs(5),
+                revoke: Duration::from_secs(5),
                 settle: Duration::from_millis(300),
-                job: Duration::from_secs(60),
-                launder: Duration::from_secs(60),
+                job: Duration::from_secs(5),
+                launder: Duration::from_secs(2),
                 inherited: Duration::from_millis(100),
-                convert: Duration::from_secs(60),
-                adoption: Duration::from_secs(60),
+                convert: Duration::from_secs(5),
+                adoption: Duration::from_secs(5),
                 // Only what a test asks for.
                 sync_every: Duration::from_secs(3600),
                 device_retry: Duration::from_millis(50),
@@ -287,7 +287,7 @@ impl Life {
             () = owner.wait_open() => {}
             () = self.fake.until(|_| None::<()>) => {}
         }
-        self.fake.quiet(Duration::from_millis(150)).await;
+        self.fake.settle().await;
     }
 
     /// Another engine takes the place of the one that is gone.
