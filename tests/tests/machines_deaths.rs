@@ -179,7 +179,7 @@ fn kill_at_each_point_of_machines() -> Result<()> {
             _ => 1,
         };
         chain.push((*point, 1 + dice.below(most)));
-        if chain.len() % 4 == 0 {
+        if chain.len().is_multiple_of(4) {
             chain.extend(over.next().map(|point| (*point, 1)));
         }
     }

@@ -4,7 +4,7 @@
 //! fills them, the client in the command line, and the OpenAPI document.
 //! Design: plain data; sizes are bytes and say so in their names; request bodies refuse unknown
 //! fields, answers tolerate them (an old client may read a newer daemon).
-//! Exports are in [`export`].
+//! Exports are in a file of their own.
 //! Not here: validation (`validate`), statistics (`stats`), and any meaning: the owner has that.
 
 use serde::{Deserialize, Serialize};
