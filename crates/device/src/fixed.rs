@@ -37,7 +37,7 @@ const MAX_SLOTS: u32 = 1 << 14;
 
 /// Memory that the kernel holds for this process, for as long as this lives or a ring knows it.
 pub struct Pinned {
-    ring: IoUring,
+    ring: Box<IoUring>,
     /// Where each entry begins, and its length.
     entries: Vec<(usize, usize)>,
     keeps: Arc<dyn Any + Send + Sync>,
@@ -61,7 +61,7 @@ impl Pinned {
         let ring = IoUring::builder().dontfork().build(1)?;
         ring.submitter().register_buffers_sparse(MAX_ENTRIES)?;
         Ok(Self {
-            ring,
+            ring: Box::new(ring),
             entries: Vec::new(),
             keeps,
         })
