@@ -257,6 +257,7 @@ fn gaps(covered: &[Range<usize>], range: Range<usize>) -> Vec<Range<usize>> {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)]
 mod tests {
     use super::*;
 

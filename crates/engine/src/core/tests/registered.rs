@@ -1,4 +1,5 @@
 //! Machines' memory that the ring knows.
+#![allow(clippy::single_range_in_vec_init)]
 
 use super::guest::{MEMORY, machine, numbers, read, scattered, write};
 use super::*;
