@@ -131,7 +131,8 @@ impl Pcie {
         let Some(quiesce) = &self.quiesce else {
             return true;
         };
-        if !quiesce.drops() && !self.again.is_empty() {
+        let may = !quiesce.drops() && self.function.is_bus_master();
+        if may && !self.again.is_empty() {
             self.begin_again(turn);
         }
         if !self.held.is_empty() && self.function.is_bus_master() {

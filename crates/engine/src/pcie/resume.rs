@@ -201,7 +201,8 @@ impl Pcie {
                 .collect();
             turn.core.carry_machine(lane, &spans);
         }
-        if self.function.unfinished() != RegisterEffect::Reset {
+        let resets = self.function.unfinished() == RegisterEffect::Reset;
+        if !resets && self.function.is_bus_master() {
             self.begin_again(turn);
         }
         Ok(())
