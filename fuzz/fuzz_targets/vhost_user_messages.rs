@@ -10,8 +10,8 @@ use forebay_virtio::ring::MAX_QUEUE_SIZE;
 use forebay_virtio::vhost_user::message::{
     self, Frame, MAX_MESSAGE_BYTES, MAX_TABLE_REGIONS, decode, frame,
 };
-use forebay_virtio::vhost_user::session::{Effect, Offer, Session};
 use forebay_virtio::vhost_user::protocol_feature;
+use forebay_virtio::vhost_user::session::{Effect, Offer, Session};
 use libfuzzer_sys::fuzz_target;
 
 const OFFER: Offer = Offer {
