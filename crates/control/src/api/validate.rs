@@ -89,8 +89,8 @@ pub fn frontend(body: &ExportCreate) -> Result<(), ApiError> {
         ExportFrontend::NvmePcie | ExportFrontend::NvmeTcp if body.queues.is_some() => {
             return refuse("the number of queues is of vhost-user");
         }
-        ExportFrontend::NvmePcie | ExportFrontend::NvmeTcp if body.pinned_memory => {
-            return refuse("only of vhost-user it must be said that memory may be pinned");
+        ExportFrontend::NvmeTcp if body.pinned_memory => {
+            return refuse("only a machine has memory that may be pinned");
         }
         ExportFrontend::VhostUser | ExportFrontend::NvmeTcp if body.mapped_doorbells => {
             return refuse("doorbells are of NVMe over vfio-user");

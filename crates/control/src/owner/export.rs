@@ -43,7 +43,10 @@ impl Owner {
         } = body;
         let frontend = match frontend {
             ExportFrontend::NvmeTcp => Frontend::NvmeTcp,
-            ExportFrontend::NvmePcie => Frontend::NvmePcie { mapped_doorbells },
+            ExportFrontend::NvmePcie => Frontend::NvmePcie {
+                mapped_doorbells,
+                pinned_memory,
+            },
             ExportFrontend::VhostUser => Frontend::VhostUser {
                 queues: queues.unwrap_or(1),
                 pinned_memory,

@@ -157,9 +157,9 @@ impl Owner {
         let volume = core.pool.volume(export.volume).ok()?;
         let (frontend, mapped_doorbells, queues) = match export.frontend {
             Frontend::NvmeTcp => (ExportFrontend::NvmeTcp, false, 0),
-            Frontend::NvmePcie { mapped_doorbells } => {
-                (ExportFrontend::NvmePcie, mapped_doorbells, 0)
-            }
+            Frontend::NvmePcie {
+                mapped_doorbells, ..
+            } => (ExportFrontend::NvmePcie, mapped_doorbells, 0),
             Frontend::VhostUser { queues, .. } => (ExportFrontend::VhostUser, false, queues),
         };
         let is_machine = export.frontend.is_machine();

@@ -177,7 +177,8 @@ impl Pcie {
         let mapped = matches!(
             export.frontend,
             Kind::NvmePcie {
-                mapped_doorbells: true
+                mapped_doorbells: true,
+                ..
             }
         );
         let config = Self::config(client)?;

@@ -404,9 +404,9 @@ pub(crate) struct ExportCreateArgs {
     /// How many request queues the virtio disk has [default: 1]
     #[arg(long, value_name = "N", requires = "vhost_user", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) queues: Option<u16>,
-    /// Say that the virtio disk's machine has no balloon and keeps all of its memory, so that the kernel may hold it:
-    /// large transfers cost half as much (over vfio-user it is so anyway)
-    #[arg(long, requires = "vhost_user")]
+    /// Say that the machine has no balloon and keeps all of its memory, so that the kernel may hold it: large transfers
+    /// cost half as much
+    #[arg(long)]
     pub(crate) pinned_memory: bool,
     /// Where the machine's Unix socket is made [default: beneath the daemon's runtime folder]
     #[arg(long, value_name = "PATH")]

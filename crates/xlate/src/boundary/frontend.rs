@@ -21,6 +21,8 @@ pub enum Frontend {
         /// Doorbells are a shared page that is polled while the controller is enabled; else each store to
         /// one that the shadow doorbells don't spare is a message.
         mapped_doorbells: bool,
+        /// As of [`Frontend::VhostUser`].
+        pinned_memory: bool,
     },
     /// vhost-user-blk: one virtual machine, or one user-space driver.
     VhostUser {
@@ -31,21 +33,37 @@ pub enum Frontend {
     },
 }
 
-/// As it is written down: the number of queues has the flag in its highest bit, since that came later.
+/// As it is written down: what came later lies in bits that were 0 before.
 #[derive(Serialize, Deserialize)]
 enum Written {
     NvmeTcp,
-    NvmePcie { mapped_doorbells: bool },
-    VhostUser { queues: u16 },
+    /// Of one byte, as a boolean is.
+    NvmePcie {
+        flags: u8,
+    },
+    VhostUser {
+        queues: u16,
+    },
 }
 
+const MAPPED_DOORBELLS: u8 = 1;
+const PINNED_PCIE: u8 = 1 << 1;
 const PINNED: u16 = 1 << 15;
 
 impl From<Frontend> for Written {
     fn from(frontend: Frontend) -> Self {
         match frontend {
             Frontend::NvmeTcp => Self::NvmeTcp,
-            Frontend::NvmePcie { mapped_doorbells } => Self::NvmePcie { mapped_doorbells },
+            Frontend::NvmePcie {
+                mapped_doorbells,
+                pinned_memory,
+            } => Self::NvmePcie {
+                flags: if mapped_doorbells {
+                    MAPPED_DOORBELLS
+                } else {
+                    0
+                } | if pinned_memory { PINNED_PCIE } else { 0 },
+            },
             Frontend::VhostUser {
                 queues,
                 pinned_memory,
@@ -60,7 +78,10 @@ impl From<Written> for Frontend {
     fn from(written: Written) -> Self {
         match written {
             Written::NvmeTcp => Self::NvmeTcp,
-            Written::NvmePcie { mapped_doorbells } => Self::NvmePcie { mapped_doorbells },
+            Written::NvmePcie { flags } => Self::NvmePcie {
+                mapped_doorbells: flags & MAPPED_DOORBELLS != 0,
+                pinned_memory: flags & PINNED_PCIE != 0,
+            },
             Written::VhostUser { queues } => Self::VhostUser {
                 queues: queues & !PINNED,
                 pinned_memory: queues & PINNED != 0,
@@ -84,13 +105,14 @@ impl Frontend {
         }
     }
 
-    /// Whether its machine keeps all of its memory while it is mapped here: over vfio-user always, as a DMA mapping is
-    /// a promise to.
+    /// Whether its machine is said to keep all of its memory while it is mapped here. No protocol promises it: QEMU keeps
+    /// balloons from memory that it maps over vfio-user, Cloud Hypervisor does not.
     pub const fn keeps_memory(self) -> bool {
         match self {
             Self::NvmeTcp => false,
-            Self::NvmePcie { .. } => true,
-            Self::VhostUser { pinned_memory, .. } => pinned_memory,
+            Self::NvmePcie { pinned_memory, .. } | Self::VhostUser { pinned_memory, .. } => {
+                pinned_memory
+            }
         }
     }
 
@@ -98,7 +120,10 @@ impl Frontend {
     pub const fn word(self) -> u64 {
         match self {
             Self::NvmeTcp => 1,
-            Self::NvmePcie { mapped_doorbells } => 2 | (mapped_doorbells as u64) << 8,
+            Self::NvmePcie {
+                mapped_doorbells,
+                pinned_memory,
+            } => 2 | (mapped_doorbells as u64) << 8 | (pinned_memory as u64) << 32,
             Self::VhostUser {
                 queues,
                 pinned_memory,
@@ -115,12 +140,10 @@ mod tests {
     fn each_has_a_word_of_its_own() {
         let all = [
             Frontend::NvmeTcp,
-            Frontend::NvmePcie {
-                mapped_doorbells: false,
-            },
-            Frontend::NvmePcie {
-                mapped_doorbells: true,
-            },
+            pcie(false, false),
+            pcie(true, false),
+            pcie(false, true),
+            pcie(true, true),
             vhost(1, false),
             vhost(64, false),
             vhost(1, true),
@@ -146,6 +169,20 @@ mod tests {
         let before = postcard::to_allocvec(&Before::VhostUser { queues: 7 }).expect("encodes");
         assert_eq!(postcard::from_bytes(&before), Ok(vhost(7, false)));
         assert_eq!(postcard::to_allocvec(&vhost(7, false)), Ok(before));
+        for mapped_doorbells in [false, true] {
+            let before = postcard::to_allocvec(&Before::NvmePcie { mapped_doorbells });
+            let before = before.expect("encodes");
+            let now = pcie(mapped_doorbells, false);
+            assert_eq!(postcard::from_bytes(&before), Ok(now));
+            assert_eq!(postcard::to_allocvec(&now), Ok(before));
+        }
+    }
+
+    fn pcie(mapped_doorbells: bool, pinned_memory: bool) -> Frontend {
+        Frontend::NvmePcie {
+            mapped_doorbells,
+            pinned_memory,
+        }
     }
 
     fn vhost(queues: u16, pinned_memory: bool) -> Frontend {

@@ -106,7 +106,7 @@ pub struct ExportCreate {
     /// Of `vhost_user`: request queues, 1 to 64; 1 if it isn't given.
     #[serde(default)]
     pub queues: Option<u16>,
-    /// Of `vhost_user`: the machine never takes pages out of its memory (it has no balloon), so that all of it may be
+    /// Of a machine's: the machine never takes pages out of its memory (it has no balloon), so that all of it may be
     /// registered with the kernel.
     #[serde(default)]
     pub pinned_memory: bool,

@@ -130,7 +130,10 @@ impl Rig {
                 serial: "s".into(),
                 hosts: vec![],
                 any_host: false,
-                frontend: Kind::NvmePcie { mapped_doorbells },
+                frontend: Kind::NvmePcie {
+                    mapped_doorbells,
+                    pinned_memory: false,
+                },
             }));
             volumes.push(volume);
         }

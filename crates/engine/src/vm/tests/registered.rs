@@ -33,6 +33,7 @@ fn touched() -> OwnedFd {
 fn memory_is_registered_behind_the_clients_back_and_forgotten_with_it() {
     let mut rig = Rig::of(Kind::NvmePcie {
         mapped_doorbells: false,
+        pinned_memory: true,
     });
     let yes = 1u32.to_le_bytes();
     for page in [1, 2] {
