@@ -34,6 +34,15 @@ impl Vhost {
         }
     }
 
+    /// There is a new channel: what an old one took with it is not known, so every driver that is called by messages is.
+    pub(super) fn call_again(&mut self, turn: &mut Turn<'_>) {
+        for index in 0..self.lines.len() {
+            if self.lines[index].is_some() && turn.client.held(CALL + index).is_none() {
+                self.call(turn, index);
+            }
+        }
+    }
+
     /// Sends the messages that call drivers, as far as there is room.
     #[inline]
     pub(super) fn send_calls(&mut self, turn: &mut Turn<'_>) {
@@ -68,7 +77,7 @@ impl Vhost {
                     self.calls_ns = Some(now + CALL_AGAIN_NS);
                     break;
                 }
-                // Nobody is there any more.
+                // Nobody is there any more. Whoever comes is called for all: see `call_again`.
                 Err(_) => self.calls = 0,
             }
         }

@@ -222,6 +222,7 @@ impl Vhost {
                 }
                 turn.client.hold(BACKEND, Some(deposit));
                 self.calls_ns = None;
+                self.call_again(turn);
             }
         }
         if matches!(self.pending, Pending::None) {

@@ -144,6 +144,8 @@ fn calls_wait_for_a_channel_and_are_not_made_for_who_polls() {
     guest.offer(0, IN, 0, Data::In(512));
     guest.end(&mut rig, 0);
     guest.open_channel(&mut rig);
+    rig.until("the call that was lost", |_| guest.calls(0) > 0);
+    assert_eq!(guest.calls(1), 0);
     guest.drivers[0].want_call(true);
     guest.offer(0, IN, 0, Data::In(512));
     rig.until("a call", |_| guest.calls(0) > 0);
