@@ -55,6 +55,7 @@ pub struct Region {
     guest_address: u64,
     user_address: u64,
     len_bytes: u64,
+    writable: bool,
     mapping: Option<Arc<Mapping>>,
 }
 
@@ -79,6 +80,7 @@ impl Region {
             guest_address: new.guest_address,
             user_address: new.user_address,
             len_bytes: new.len_bytes,
+            writable: new.writable,
             mapping,
         })
     }
@@ -96,6 +98,11 @@ impl Region {
     /// Its length.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
+    }
+
+    /// Whether its client lets anybody write there, be it reached or not.
+    pub fn is_writable(&self) -> bool {
+        self.writable
     }
 
     /// Its bytes, if they can be reached.

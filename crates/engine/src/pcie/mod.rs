@@ -273,8 +273,11 @@ impl Pcie {
         }
     }
 
-    /// Vectors may be masked no more: what they held back is raised.
+    /// Vectors may be masked no more: what they held back is raised, if the function may write at all.
     fn raise_pending(&mut self, client: &mut Client) {
+        if !self.function.is_bus_master() {
+            return;
+        }
         let pending = self.records.pending();
         for vector in 0..VECTORS {
             if pending[usize::from(vector / 64)] & 1 << (vector % 64) != 0 {

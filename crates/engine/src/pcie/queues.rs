@@ -33,7 +33,7 @@ const BUDGET: u32 = 256;
 /// Commands that move more have a list of addresses, which must be read,
 const LISTED_BYTES: u32 = 8192;
 /// and that costs so many others.
-const LIST_COST: u32 = 3;
+pub(super) const LIST_COST: u32 = 3;
 /// The engines that may die of a command.
 const MAX_DEATHS: u8 = 3;
 
@@ -280,6 +280,10 @@ impl Pcie {
         self.count_at_once(turn);
         for at in 0..self.over.len() {
             let (slot, status) = self.over[at];
+            if let Some(lane) = lane {
+                let record = turn.client.command_ref(lane, slot);
+                turn.core.record().blame.store(record.blame(), Relaxed);
+            }
             self.complete(turn, slot, status);
         }
         self.over.clear();
@@ -553,6 +557,9 @@ impl Pcie {
     fn after_flush(&mut self, turn: &mut Turn<'_>, slot: u16, op: IoOp) {
         let command = &mut self.commands[usize::from(slot) % COMMANDS];
         command.work = Work::Io(op);
+        if self.remote.busy && self.goes_on(slot, op) {
+            return;
+        }
         let sqe = self.records.sqe(slot);
         let (to_host, bytes) = match op {
             IoOp::Read { len_bytes, .. } => (true, len_bytes),
@@ -728,7 +735,8 @@ impl Pcie {
             .and_then(|lane| turn.core.lane(lane))
             .map(Lane::geometry);
         let mut any = false;
-        while let Some(slot) = self.again.pop_front() {
+        // The first stays there until it is begun: see `begin_remote`.
+        while let Some(slot) = self.again.front().copied() {
             let sqid = self.commands[usize::from(slot) % COMMANDS].sqid;
             let sqe = self.records.sqe(slot);
             let dead = self.records.state(slot).deaths() >= MAX_DEATHS;
@@ -737,19 +745,16 @@ impl Pcie {
                 Some(geometry) => self.begin(turn, sqid, slot, &sqe, geometry),
                 None => Begun::Ended(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr()),
             };
-            match begun {
-                Begun::Yes => {}
-                Begun::Ended(status) => {
-                    if let Some(lane) = lane {
-                        let record = turn.client.command_ref(lane, slot);
-                        turn.core.carried_refused(record);
-                    }
-                    self.complete(turn, slot, status);
+            if matches!(begun, Begun::NoRoom) {
+                break;
+            }
+            self.again.pop_front();
+            if let Begun::Ended(status) = begun {
+                if let Some(lane) = lane {
+                    let record = turn.client.command_ref(lane, slot);
+                    turn.core.carried_refused(record);
                 }
-                Begun::NoRoom => {
-                    self.again.push_front(slot);
-                    break;
-                }
+                self.complete(turn, slot, status);
             }
             any = true;
         }

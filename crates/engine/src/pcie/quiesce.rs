@@ -138,7 +138,7 @@ impl Pcie {
         if !self.held.is_empty() && self.function.is_bus_master() {
             self.find_memory(turn);
         }
-        if self.remote.busy {
+        if self.remote.busy && self.function.is_bus_master() {
             self.move_remote(turn);
         }
         let lane = lane_of(turn);

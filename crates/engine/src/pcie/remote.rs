@@ -4,7 +4,7 @@
 //! What it writes is asked for before (VFIO_USER_DMA_READ), what it reads is sent afterwards (VFIO_USER_DMA_WRITE): one
 //! message at a time, no longer than the client takes, and a client that does not answer within [`ASK_LIMIT_NS`] is
 //! closed. [`PLACES`] commands have such memory at once; others wait in their queues. Each byte is counted as copied.
-//! It is slow, and it may allocate.
+//! A command before which a flush comes has its place before that. It is slow, and it may allocate.
 //!
 //! A successor begins these commands anew; an answer to what a dead engine has asked is an answer to no question, and
 //! is dropped. A reset waits for the answer that is under way: until then the client may still be at it.
@@ -15,7 +15,7 @@
 //! **Not here:** queues, lists of addresses and the data of Admin commands, which must be reachable memory.
 
 use super::memory::ClientMemory;
-use super::queues::Begun;
+use super::queues::{Begun, LIST_COST};
 use super::{COMMANDS, MDTS_BYTES, Pcie, Work};
 use crate::core::IoOp;
 use crate::vm::frontend::{Answer, Closing, Turn};
@@ -148,10 +148,13 @@ const fn base_of(place: usize) -> u64 {
     place as u64 * MDTS_BYTES as u64
 }
 
-/// Whether an address can be reached by us, and for how many bytes that stays so; `None`: nobody can.
-fn run(memory: &GuestMemory, address: u64, len: u32) -> Option<(bool, u32)> {
+/// Whether an address can be reached by us, and for how many bytes that stays so; `None`: nobody can, or may.
+fn run(memory: &GuestMemory, address: u64, len: u32, to_host: bool) -> Option<(bool, u32)> {
     let mut regions = memory.regions().iter();
     let region = regions.find(|r| address.wrapping_sub(r.guest_address()) < r.len_bytes())?;
+    if to_host && !region.is_writable() {
+        return None;
+    }
     let left = region.len_bytes() - (address - region.guest_address());
     let run = u64::from(len).min(left) as u32;
     Some((region.mapping().is_some(), run))
@@ -171,6 +174,13 @@ impl Pcie {
         to_host: bool,
     ) -> Begun {
         self.pieces.clear();
+        // Those that have found no place once come first.
+        let waits = self.again.front().is_some_and(|first| *first != slot);
+        let place = self.remote.jobs.iter().position(Option::is_none);
+        let Some(place) = place.filter(|_| !waits) else {
+            return Begun::NoRoom;
+        };
+        self.budget = self.budget.saturating_sub(LIST_COST);
         let memory = turn.client.memory();
         let mut pieces = Vec::new();
         let mut is_remote = false;
@@ -181,7 +191,7 @@ impl Pcie {
             &ClientMemory(memory),
             |mut address, mut len| {
                 while len > 0 {
-                    let (reached, bytes) = run(memory, address, len).ok_or(FAILED)?;
+                    let (reached, bytes) = run(memory, address, len, to_host).ok_or(FAILED)?;
                     is_remote |= !reached;
                     pieces.push((address, bytes));
                     address = address.checked_add(bytes.into()).ok_or(FAILED)?;
@@ -196,13 +206,6 @@ impl Pcie {
         if !is_remote {
             return Begun::Ended(FAILED.with_dnr());
         }
-        if let Work::Durable(_) = work {
-            // The flush that comes first has no data.
-            return self.start(turn, slot, work, None);
-        }
-        let Some(place) = self.remote.jobs.iter().position(Option::is_none) else {
-            return Begun::NoRoom;
-        };
         if self.remote.make_memory().is_none() {
             return Begun::Ended(Status::INTERNAL_ERROR);
         }
@@ -257,7 +260,8 @@ impl Pcie {
                 self.start_remote(turn, place);
                 return;
             };
-            let Some((reached, len)) = run(turn.client.memory(), address, left) else {
+            let to_host = step == Step::Out;
+            let Some((reached, len)) = run(turn.client.memory(), address, left, to_host) else {
                 return self.end_remote(turn, place, FAILED.with_dnr());
             };
             let len = len.min(MAX_DATA_BYTES);
@@ -409,6 +413,18 @@ impl Pcie {
         true
     }
 
+    /// What came before a command is durable. True: it is one of these, and goes on in its place.
+    pub(super) fn goes_on(&mut self, slot: u16, op: IoOp) -> bool {
+        let mut jobs = self.remote.jobs.iter_mut().flatten();
+        let Some(job) = jobs.find(|job| job.slot == slot && job.step == Step::Begun) else {
+            return false;
+        };
+        job.work = Work::Io(op);
+        job.step = Step::Ready;
+        self.more = true;
+        true
+    }
+
     /// The core has ended a command. True: it is one of these, and its bytes are to go out first.
     #[cold]
     pub(super) fn goes_out(&mut self, slot: u16, status: Status, nobody: bool) -> bool {
@@ -462,8 +478,14 @@ impl Pcie {
 
     /// A client that does not answer is closed.
     pub(super) fn look_at_asked(&mut self, turn: &mut Turn<'_>) {
-        let limit = self.remote.deadline_ns();
-        if limit.is_some_and(|limit| turn.core.now_ns() >= limit) {
+        let now_ns = turn.core.now_ns();
+        let Some(asked) = &mut self.remote.asked else {
+            return;
+        };
+        if !turn.client.is_heard {
+            // It may have answered, and nobody reads that before its message is over, which has a limit of its own.
+            asked.until_ns = now_ns.saturating_add(ASK_LIMIT_NS);
+        } else if now_ns >= asked.until_ns {
             turn.client.fail(LATE);
         }
     }

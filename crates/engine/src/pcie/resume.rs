@@ -44,8 +44,9 @@ impl Pcie {
         kill_point!("pcie.inherited");
         // Whether its host has seen the last of them is not known.
         for vector in 0..VECTORS {
-            self.raise(turn.client, vector);
+            self.records.set_pending(vector, true);
         }
+        self.raise_pending(turn.client);
         self.events = true;
         self.more = true;
         let lane = turn.client.lane().and_then(|lane| turn.core.lane(lane));

@@ -47,6 +47,8 @@ pub(crate) struct Client {
     pub request: Vec<u8>,
     /// So much of it is sent.
     pub(super) request_sent: usize,
+    /// What it says is looked at: no message of its is under way. Said before each [`super::frontend::Frontend::tick`].
+    pub is_heard: bool,
     pub(super) export: Arc<ExportConfig>,
     pub(super) lane: Option<LaneIndex>,
     pub(super) file: MachineFile,
@@ -109,6 +111,7 @@ impl Client {
             reply: Vec::new(),
             request: Vec::new(),
             request_sent: 0,
+            is_heard: true,
             reply_descriptor: None,
             export,
             lane,

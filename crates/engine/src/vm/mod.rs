@@ -488,6 +488,7 @@ impl Machines {
                 let why = machine.talk.overdue();
                 machine.client.fail(why);
             }
+            machine.client.is_heard = machine.talk.hears();
             let Machine {
                 client, frontend, ..
             } = &mut **machine;

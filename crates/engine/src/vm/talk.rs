@@ -190,6 +190,11 @@ impl Talk {
         matches!(self.phase, Phase::Applying | Phase::Settling)
     }
 
+    /// Whether the stream is looked at.
+    pub(super) fn hears(&self) -> bool {
+        self.phase == Phase::Reading
+    }
+
     /// When it has waited too long.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         // Without a daemon it waits, as long as that takes.

@@ -4,6 +4,7 @@ use super::*;
 use crate::patience::patiently;
 use forebay_nvme::Cqe;
 use forebay_vfio_user::Header;
+use forebay_vfio_user::wire::dma;
 
 const FAR: u64 = BASE + (1 << 40);
 const FAR_BYTES: usize = 1 << 20;
@@ -278,4 +279,75 @@ fn an_engine_that_dies_while_it_asks_is_not_noticed_and_a_reset_waits() {
         assert_eq!(far.bytes[8192..8200], [7; 8]);
         assert!(rig.left.is_empty());
     }
+}
+
+#[test]
+fn a_client_that_is_not_heard_has_answered_in_time() {
+    let (mut rig, mut driver, mut pair, mut far) = ready_far(false);
+    let write = io(nvm::WRITE, 1, 0, FAR);
+    let status = far.run(&mut rig, &mut driver, &mut pair, &write);
+    assert_eq!(status, Status::SUCCESS);
+    // Memory that a device is at is taken away: what the client says after that waits.
+    let other = FAR + (1 << 30);
+    let map = Driver::map_message(other, BLOCK, DATA - BASE);
+    let memory = driver.memfd.try_clone().unwrap();
+    let reply = driver.call(&mut rig, command::DMA_MAP, &map, &[&memory]);
+    assert!(!reply.header.is_error());
+    rig.gate.hold();
+    driver.submit(&mut pair, &io(nvm::WRITE, 2, 1, other));
+    rig.until("a write at the device", |rig| rig.gate.held() >= 1);
+    driver.submit(&mut pair, &io(nvm::WRITE, 3, 2, FAR));
+    let mut asked = None;
+    rig.until("a question", |_| {
+        asked = driver.reply();
+        asked.is_some()
+    });
+    let unmap = Driver::unmap_message(other, BLOCK);
+    let id = driver.send(command::DMA_UNMAP, &unmap, &[]);
+    rig.turns();
+    let answer = far.answer(&asked.unwrap());
+    driver.send_raw(&answer, &[]);
+    rig.pass_time(21_000_000_000);
+    rig.turns();
+    assert!(rig.left.is_empty(), "{:?}", rig.left);
+    rig.gate.release();
+    driver.answered(&mut rig, id);
+    for _ in 0..2 {
+        let cqe = far.end(&mut rig, &mut driver, &mut pair);
+        assert_eq!(cqe.status(), Status::SUCCESS);
+    }
+    assert!(rig.left.is_empty());
+}
+
+#[test]
+fn a_command_behind_a_flush_keeps_its_place_and_what_is_read_only_is_left_alone() {
+    let (mut rig, mut driver, mut pair) = ready("ram", Doorbells::Trapped);
+    let mut far = Far::new(&mut rig, &mut driver, false);
+    let durable = io(nvm::READ, 100, 0, FAR);
+    let durable = durable.with_cdw(12, 1 << 30);
+    driver.queue(&mut pair, &durable);
+    for n in 0..20 {
+        driver.queue(&mut pair, &io(nvm::WRITE, n, 1, FAR + 4096));
+    }
+    driver.ring(8, pair.tail);
+    let mut ended = Vec::new();
+    for _ in 0..21 {
+        let cqe = far.end(&mut rig, &mut driver, &mut pair);
+        assert_eq!(cqe.status(), Status::SUCCESS);
+        ended.push(cqe.cid());
+    }
+    let at = ended.iter().position(|cid| *cid == 100);
+    assert!(at.is_some_and(|at| at < 20), "{ended:?}");
+    // Its client may be asked for what lies there, and for no more.
+    let fixed = FAR + (1 << 30);
+    let mut map = Driver::map_message(fixed, BLOCK, 0);
+    map[4..8].copy_from_slice(&dma::READABLE.to_le_bytes());
+    let reply = driver.call(&mut rig, command::DMA_MAP, &map, &[]);
+    assert!(!reply.header.is_error());
+    let asked = far.asked;
+    let read = io(nvm::READ, 1, 0, fixed);
+    let status = far.run(&mut rig, &mut driver, &mut pair, &read);
+    assert_eq!(status, Status::DATA_TRANSFER_ERROR.with_dnr());
+    assert_eq!(far.asked, asked);
+    assert!(rig.left.is_empty());
 }
