@@ -333,7 +333,7 @@ impl Daemon {
     }
 
     /// Starts to serve a pool.
-    fn begin(&self, owner: Rc<Owner>, live: Option<(EngineProcess, Greeting)>) {
+    fn begin(&self, owner: Rc<Owner>, mut live: Option<(EngineProcess, Greeting)>) {
         owner
             .listeners
             .borrow_mut()
@@ -341,6 +341,10 @@ impl Daemon {
         owner.note_ports();
         owner.set_state_dir(&self.config.state_dir);
         owner.set_run_dir(&self.config.run_dir);
+        if let Some((_, greeting)) = &mut live {
+            // What the engine listens on already is not missing.
+            owner.keep_machine_listeners(&mut greeting.held);
+        }
         owner.begin_machines(self.config.run_dir.join("machines"));
         let supervisor = Supervisor::new(
             self.config.engine.clone(),

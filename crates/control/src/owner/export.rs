@@ -109,7 +109,10 @@ impl Owner {
             export: of_engine,
         };
         let _ = self.push_settled("removing an export", message).await;
-        if let Some(path) = path {
+        // One that could not be made may be another's.
+        if let Some(path) = path
+            && self.has_machine_listener(export)
+        {
             self.remove_machine_listener(export, &path).await;
         }
         Err(error)

@@ -18,7 +18,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_pool::{ExportId, ExportRecord, SocketOwner, VolumeRecord};
-use forebay_xlate::boundary::message::{ExportId as EngineExportId, FromEngine, ToEngine};
+use forebay_xlate::boundary::message::{ExportId as EngineExportId, FromEngine, Held, ToEngine};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -200,7 +200,7 @@ impl Owner {
             let path = self.socket_path(&export, &volume);
             (path, export.socket.is_none(), export.socket_owner)
         };
-        if !self.machines.listeners.borrow().contains_key(&id) {
+        if !self.has_machine_listener(id) {
             if path.as_os_str().len() > MAX_PATH_BYTES {
                 return Err(ApiError::invalid(format!(
                     "the socket's path is too long (at most {MAX_PATH_BYTES} bytes): {}",
@@ -213,8 +213,13 @@ impl Owner {
                 ApiError::unavailable(format!("can't make the socket {error}"))
                     .hint("give another path with --vm-socket, or another owner with --owner")
             })?;
-            // It may have been deleted meanwhile.
-            if self.core.borrow().pool.export(id).is_err() {
+            // It may have been deleted meanwhile, or be served no more.
+            let is_deleted = self.core.borrow().pool.export(id).is_err();
+            if is_deleted || self.quarantine.has(id) {
+                drop(fd);
+                if is_deleted {
+                    self.remove_machine_listener(id, &path).await;
+                }
                 return Ok(());
             }
             self.machines.listeners.borrow_mut().insert(id, fd);
@@ -259,6 +264,20 @@ impl Owner {
         }
     }
 
+    /// The same of all that are in what it holds.
+    pub(crate) fn keep_machine_listeners(&self, held: &mut [(Held, Vec<OwnedFd>)]) {
+        for (held, descriptors) in held {
+            if let Held::MachineListener(export) = held {
+                self.keep_machine_listener(*export, descriptors.pop());
+            }
+        }
+    }
+
+    /// Whether it has an export's socket.
+    pub(super) fn has_machine_listener(&self, id: ExportId) -> bool {
+        self.machines.listeners.borrow().contains_key(&id)
+    }
+
     /// Tells a conversation of all sockets.
     pub(super) fn say_machine_listeners(&self, session: &Session) -> Vec<(String, Pending)> {
         let ids: Vec<ExportId> = self.machines.listeners.borrow().keys().copied().collect();
@@ -273,12 +292,10 @@ impl Owner {
         .collect()
     }
 
-    /// An export is gone: its socket too.
+    /// An export is gone: its socket too, and what is left of one that was forgotten.
     pub(super) async fn remove_machine_listener(self: &Rc<Self>, id: ExportId, path: &Path) {
         self.machines.told.borrow_mut().remove(&id);
-        if self.machines.listeners.borrow_mut().remove(&id).is_none() {
-            return;
-        }
+        self.machines.listeners.borrow_mut().remove(&id);
         // The engine, which had it too, has closed it: nobody listens there, unless it is another's now.
         if let Err(error) = self.at_path(id, path, remove_dead).await {
             tracing::warn!(%error, "removing a machine's socket");
