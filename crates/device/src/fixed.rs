@@ -169,6 +169,15 @@ struct Known {
 }
 
 impl Known {
+    fn entries(&self) -> impl Iterator<Item = Entry> {
+        let entries = self.pinned.entries.iter().zip(self.first_slot..);
+        entries.map(|((start, len), slot)| Entry {
+            start: *start,
+            end: start + len,
+            slot: slot as u16,
+        })
+    }
+
     fn end_slot(&self) -> u32 {
         self.first_slot + self.pinned.entries.len() as u32
     }
@@ -238,11 +247,26 @@ impl Fixed {
         self.next += 1;
         let at = self.known.partition_point(|k| k.first_slot < first_slot);
         self.known.insert(at, known);
-        for later in at + 1..self.known.len() {
+        let mut is_as_before = true;
+        for later in &mut self.known[at + 1..] {
             // A kernel may have forgotten them; what it doesn't take again is not used.
-            self.known[later].usable = clone(ring, &self.known[later]).is_ok();
+            let usable = clone(ring, later).is_ok();
+            is_as_before &= usable == std::mem::replace(&mut later.usable, usable);
         }
-        self.sort();
+        if !is_as_before {
+            self.entries.clear();
+        }
+        let new = if is_as_before {
+            at..at + 1
+        } else {
+            0..self.known.len()
+        };
+        for known in self.known[new].iter().filter(|known| known.usable) {
+            self.entries.extend(known.entries());
+        }
+        // It finds what is sorted already, and merges that.
+        self.entries.sort_by_key(|entry| entry.start);
+        self.last.set(0);
         Ok(self.known[at].name)
     }
 
@@ -268,7 +292,9 @@ impl Fixed {
         self.forget(ring, name);
         let at = self.known.iter().position(|known| known.name == name)?;
         let known = self.known.remove(at);
-        self.sort();
+        let slots = known.first_slot..known.end_slot();
+        (self.entries).retain(|entry| !slots.contains(&u32::from(entry.slot)));
+        self.last.set(0);
         Some(known.pinned)
     }
 
@@ -287,24 +313,15 @@ impl Fixed {
         let _ = unsafe { ring.register_buffers_update(known.first_slot, &nothing, None) };
     }
 
-    fn sort(&mut self) {
-        self.entries.clear();
-        for known in self.known.iter().filter(|known| known.usable) {
-            for ((start, len), slot) in known.pinned.entries.iter().zip(known.first_slot..) {
-                self.entries.push(Entry {
-                    start: *start,
-                    end: start + len,
-                    slot: slot as u16,
-                });
-            }
-        }
-        self.entries.sort_unstable_by_key(|entry| entry.start);
-        self.last.set(0);
-    }
-
     /// Has another ring know the same.
     pub(crate) fn also(&self, ring: &Submitter<'_>) -> io::Result<()> {
         self.known.iter().try_for_each(|known| clone(ring, known))
+    }
+
+    /// Has another ring, which knows all others, know this too; and again what is behind it.
+    pub(crate) fn also_new(&self, ring: &Submitter<'_>, name: Registration) -> io::Result<()> {
+        let mut new = self.known.iter().skip_while(|known| known.name != name);
+        new.try_for_each(|known| clone(ring, known))
     }
 }
 

@@ -278,7 +278,9 @@ impl Ring {
     pub fn register(&mut self, pinned: Pinned) -> Result<Registration, (Pinned, io::Error)> {
         let name = self.fixed.add(&self.inner.submitter(), pinned)?;
         let native = self.native.as_ref();
-        let also = native.map_or(Ok(()), |ring| self.fixed.also(&ring.inner.submitter()));
+        let also = native.map_or(Ok(()), |ring| {
+            self.fixed.also_new(&ring.inner.submitter(), name)
+        });
         match also {
             Ok(()) => Ok(name),
             Err(error) => match self.unregister(name) {

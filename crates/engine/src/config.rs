@@ -116,6 +116,8 @@ impl Engine {
         let exports = Exports::default();
         let bell = ControlBell::new().map_err(system("making an eventfd"))?;
         let closer = Closer::start().map_err(system("starting the closer"))?;
+        // Before any reactor has a processor of its own: threads have that of who starts them.
+        let everywhere = rustix::thread::sched_getaffinity(None).ok();
         let mut mailboxes = Vec::new();
         let mut reactors = Vec::new();
         for number in 0..config.reactors {
@@ -157,7 +159,7 @@ impl Engine {
                         Ok::<_, EngineError>(Reactor {
                             core,
                             frontend,
-                            machines: Machines::new(set.clone(), closer),
+                            machines: Machines::new(set.clone(), closer).beside(everywhere),
                             mailbox: to_control,
                             epoll: set,
                         })

@@ -35,6 +35,10 @@ pub(crate) const MESSAGE_LIMIT_NS: u64 = 30_000_000_000;
 /// Deposits that a client may have at once.
 pub(crate) const MAX_DEPOSITS: usize = 1024;
 
+/// What a ring knows of one client at most, in parts and in their entries: to forget one looks at all of the ring's.
+const MAX_REGISTERED: usize = 64;
+const MAX_REGISTERED_ENTRIES: usize = 512;
+
 /// See the module's text.
 pub(crate) struct Client {
     /// The socket's number.
@@ -85,6 +89,7 @@ pub(crate) struct Client {
 struct Registered {
     mapping: Weak<Mapping>,
     name: Registration,
+    entries: usize,
     bytes: u64,
 }
 
@@ -162,11 +167,20 @@ impl Client {
             self.closer.close(pinned);
             return;
         }
-        let bytes = pinned.bytes();
+        let (entries, bytes) = (pinned.entries(), pinned.bytes());
+        let known: usize = self.registered.iter().map(|r| r.entries).sum();
+        if self.registered.len() >= MAX_REGISTERED
+            || known.saturating_add(entries) > MAX_REGISTERED_ENTRIES
+        {
+            // The rest is served unregistered.
+            self.closer.close(pinned);
+            return;
+        }
         match core.register(pinned) {
             Ok(name) => self.registered.push(Registered {
                 mapping,
                 name,
+                entries,
                 bytes,
             }),
             // It is served unregistered.
@@ -205,9 +219,18 @@ impl Client {
 
     fn show_registered(&self, core: &Core) {
         let bytes = self.registered_bytes();
-        if let Some(lane) = self.home.and_then(|lane| core.lane(lane)) {
+        if let Some(lane) = self.own_lane(core).and_then(|lane| core.lane(lane)) {
             lane.record().registered_bytes.store(bytes, Relaxed);
         }
+    }
+
+    /// Its lane, and when its export is removed the one that it had, unless that is another's now.
+    #[inline]
+    pub(super) fn own_lane(&self, core: &Core) -> Option<LaneIndex> {
+        let is_own = |lane: &LaneIndex| {
+            (core.lane(*lane)).is_some_and(|lane| lane.export.export == self.export.export)
+        };
+        self.lane.or_else(|| self.home.filter(is_own))
     }
 
     /// Takes up what a dead engine's client had: its memory is mapped again, its descriptors are in their
@@ -265,9 +288,11 @@ impl Client {
     }
 
     /// Lets go of everything elsewhere: mappings before their files.
-    pub(super) fn end(self) {
+    pub(super) fn end(mut self) {
+        // Whoever is still about to hold some of it sees that it is over.
+        let gone = self.memory.unmap_all();
         let closer = self.closer;
-        closer.close((self.memory, self.retired, self.file));
+        closer.close((gone, self.retired, self.file));
         closer.close_all(self.deposits.into_values());
         closer.close_all(self.slots.into_iter().flatten());
         closer.close_all(self.reply_descriptor);

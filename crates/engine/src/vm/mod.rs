@@ -41,6 +41,7 @@ use frontend::{Closing, Frontend, Turn};
 use registered::Registrar;
 use rustix::event::epoll;
 use rustix::net::Shutdown;
+use rustix::thread::CpuSet;
 use signal::Signals;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -53,6 +54,9 @@ pub(crate) const REMOVAL_GRACE_NS: u64 = 5_000_000_000;
 /// The longest sleep while something is waited for that nobody tells of.
 pub(crate) const RETRY_NS: u64 = 2_000_000;
 
+/// What is registered in one turn: each takes a call of the kernel.
+const READY_AT_ONCE: usize = 4;
+
 /// The top byte of the epoll keys of machines.
 pub(crate) const KEY_BYTE: u64 = 0x4D;
 
@@ -62,7 +66,7 @@ const MAX_TRIES: u64 = 2;
 /// Notes that the reactor works for a client from here on.
 #[inline]
 fn blame(core: &Core, client: &Client) {
-    if let Some(lane) = client.home {
+    if let Some(lane) = client.own_lane(core) {
         let word = Blame::machine_itself(lane.0);
         core.record().blame.store(word, Relaxed);
     }
@@ -127,6 +131,8 @@ pub(crate) struct Machines {
     signals: Option<Signals>,
     /// As with the first client.
     registrar: Option<Registrar>,
+    /// Where what is beside the reactor runs; `None`: where the reactor does.
+    cpus: Option<CpuSet>,
     closer: Closer,
     /// Breaks of mappings that were seen.
     breaks: u64,
@@ -146,11 +152,17 @@ impl Machines {
             epoll,
             signals: None,
             registrar: None,
+            cpus: None,
             closer,
             breaks: 0,
             stopping: false,
             make,
         }
+    }
+
+    /// Has what is beside the reactor, which has a processor of its own, run on these.
+    pub(crate) fn beside(self, cpus: Option<CpuSet>) -> Self {
+        Self { cpus, ..self }
     }
 
     /// With frontends of a test's own.
@@ -222,7 +234,7 @@ impl Machines {
         self.generation = self.generation.wrapping_add(1);
         if self.registrar.is_none() {
             // Without, memory is served unregistered.
-            self.registrar = Registrar::start().ok();
+            self.registrar = Registrar::start(self.cpus).ok();
         }
         // Others may take pages out of their memory, and put new ones there.
         let keeps = new.export.frontend.keeps_memory();
@@ -292,7 +304,10 @@ impl Machines {
     /// Has the ring know what of clients' memory is held since the last turn.
     #[inline]
     fn register(&mut self, core: &mut Core) {
-        while let Some(ready) = self.registrar.as_ref().and_then(Registrar::next) {
+        for _ in 0..READY_AT_ONCE {
+            let Some(ready) = self.registrar.as_ref().and_then(Registrar::next) else {
+                return;
+            };
             let (index, generation) = ready.who;
             match self.get(index, generation) {
                 Some(machine) if !matches!(machine.life, Life::Draining(_)) => {

@@ -16,6 +16,7 @@
 
 use forebay_device::Pinned;
 use forebay_guest::Mapping;
+use rustix::thread::CpuSet;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -23,12 +24,17 @@ use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
-/// What is looked at, and held, at once.
-const STEP_BYTES: usize = forebay_device::MAX_ENTRY_BYTES;
+/// What is looked at, and held, at once, at least: meanwhile nothing of the process can be mapped or unmapped.
+const STEP_BYTES: usize = 64 << 20;
+/// Steps for a mapping at most, while that makes none longer than an entry may be. Half of the entries is left for
+/// what lies in pieces.
+const STEPS: usize = forebay_device::MAX_ENTRIES as usize / 2;
 /// Shorter parts are left out, but for a whole mapping.
 const LEAST_BYTES: usize = 2 << 20;
 /// What a mapping is held by at most: each was one look at it.
 const MOST: u32 = 16;
+/// How often one is looked at at most: about an hour.
+const LOOKS: u32 = 64;
 /// The first wait until it is looked at again; the longest is 64 times as long.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -50,18 +56,24 @@ pub(super) struct Registrar {
 }
 
 impl Registrar {
-    /// Starts the thread.
+    /// Starts the thread, on these processors, and not on the one that is its starter's own.
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn start() -> io::Result<Self> {
+    pub(super) fn start(cpus: Option<CpuSet>) -> io::Result<Self> {
         let (jobs, asked) = mpsc::channel();
         let (held, ready) = mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let count = waiting.clone();
         std::thread::Builder::new()
             .name("registrar".into())
-            .spawn(move || work(&asked, &held, &count))?;
+            .spawn(move || {
+                if let Some(cpus) = cpus {
+                    // Should it fail, it is but slower.
+                    let _ = rustix::thread::sched_setaffinity(None, &cpus);
+                }
+                work(&asked, &held, &count);
+            })?;
         Ok(Self {
             jobs,
             ready,
@@ -181,18 +193,26 @@ fn work(asked: &mpsc::Receiver<Job>, held: &mpsc::Sender<Ready>, waiting: &Atomi
         }
         match step {
             Step::Again => now.push_back(job),
-            Step::Later if job.held < MOST => {
-                job.at = 0;
-                job.due = Instant::now() + AGAIN * (1 << job.rounds.min(6));
-                job.rounds += 1;
-                later.push(job);
+            Step::Later => {
+                if let Some(wait) = job.next_look() {
+                    job.due = Instant::now() + wait;
+                    later.push(job);
+                }
             }
-            Step::Later | Step::Over => {}
+            Step::Over => {}
         }
     }
 }
 
 impl Job {
+    /// Begins anew; how long to wait before. `None`: it is left as it is.
+    fn next_look(&mut self) -> Option<Duration> {
+        self.at = 0;
+        let wait = AGAIN * (1 << self.rounds.min(6));
+        self.rounds += 1;
+        (self.held < MOST && self.rounds < LOOKS).then_some(wait)
+    }
+
     /// Holds what is there of the next part.
     fn step(&mut self) -> Step {
         let mapping = self.mapping.upgrade();
@@ -201,7 +221,7 @@ impl Job {
             return Step::Over;
         };
         let all = mapping.whole_bytes();
-        let part = self.at..(self.at + STEP_BYTES).min(all);
+        let part = self.at..(self.at + step_bytes(all)).min(all);
         for gap in gaps(&self.covered, part.clone()) {
             for range in mapping.present(gap) {
                 if range.len() < LEAST_BYTES.min(all) {
@@ -240,6 +260,12 @@ impl Job {
     }
 }
 
+/// What is held at once of a mapping that is so long.
+fn step_bytes(all: usize) -> usize {
+    let step = all.div_ceil(STEPS).next_multiple_of(LEAST_BYTES);
+    step.clamp(STEP_BYTES, forebay_device::MAX_ENTRY_BYTES)
+}
+
 /// What of a range is in none of these.
 fn gaps(covered: &[Range<usize>], range: Range<usize>) -> Vec<Range<usize>> {
     let mut from = range.start;
@@ -260,6 +286,40 @@ fn gaps(covered: &[Range<usize>], range: Range<usize>) -> Vec<Range<usize>> {
 #[allow(clippy::single_range_in_vec_init)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_are_short_and_not_too_many() {
+        assert_eq!(step_bytes(4096), STEP_BYTES);
+        assert_eq!(step_bytes(8 << 30), STEP_BYTES);
+        for all in [(8 << 30) + 1, 64 << 30, 128 << 30] {
+            let step = step_bytes(all);
+            assert!(step > STEP_BYTES && step <= forebay_device::MAX_ENTRY_BYTES);
+            assert!(all.div_ceil(step) <= STEPS && step.is_multiple_of(LEAST_BYTES));
+        }
+        assert_eq!(step_bytes(1 << 40), forebay_device::MAX_ENTRY_BYTES);
+    }
+
+    #[test]
+    fn what_is_never_all_there_is_not_looked_at_for_ever() {
+        let job = || Job {
+            who: (0, 0),
+            mapping: Weak::new(),
+            at: 0,
+            covered: Vec::new(),
+            pinned: None,
+            rounds: 0,
+            held: 0,
+            due: Instant::now(),
+        };
+        let mut sparse = job();
+        let waits: Vec<Duration> = std::iter::from_fn(|| sparse.next_look()).take(99).collect();
+        assert_eq!(waits.len() as u32, LOOKS - 1);
+        assert_eq!((waits[0], waits[1]), (AGAIN, 2 * AGAIN));
+        assert_eq!(waits.iter().max(), Some(&(64 * AGAIN)));
+        let mut scattered = job();
+        scattered.held = MOST;
+        assert_eq!(scattered.next_look(), None);
+    }
 
     #[test]
     fn gaps_are_what_is_not_covered() {

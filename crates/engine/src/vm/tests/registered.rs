@@ -1,6 +1,9 @@
 //! Clients' memory, registered with the ring.
 
 use super::*;
+use crate::lane::{Lane, LaneIndex};
+use crate::volume::Volume;
+use forebay_xlate::boundary::message::VolumeConfig;
 
 impl Rig {
     /// Turns until so many bytes of its client's memory are registered; false where the kernel can't.
@@ -99,6 +102,52 @@ fn memory_that_its_client_may_take_pages_out_of_is_not_registered() {
         pinned_memory: true,
     });
     assert!(promised.client().has_memory_registered());
+}
+
+#[test]
+fn whoever_still_holds_a_gone_clients_memory_sees_that_it_is_over() {
+    let mut rig = Rig::new();
+    rig.send(&message(Map, 1, b""), &[touched().as_fd()]);
+    rig.run();
+    let region = &rig.client().memory().regions()[0];
+    let mapping = region.mapping().unwrap().clone();
+    assert!(!mapping.is_retired());
+    drop(std::mem::replace(&mut rig.client, bell()));
+    for _ in crate::patience::patiently() {
+        rig.turn();
+        if !rig.left.is_empty() {
+            break;
+        }
+    }
+    assert!(mapping.is_retired());
+}
+
+#[test]
+fn a_lane_that_is_anothers_now_is_left_alone() {
+    let mut rig = Rig::new();
+    let config = VolumeConfig {
+        volume: rig.export.volume,
+        uuid: [2; 16],
+        size_bytes: 1 << 20,
+        block_bytes: 4096,
+        extent_bytes: 1 << 20,
+    };
+    let volume = Arc::new(Volume::new(config).unwrap());
+    let region = Arc::new(Region::anonymous(1).unwrap());
+    let home = Some(LaneIndex(3));
+    let lane = Lane::new(LaneIndex(3), volume, rig.export.clone(), region);
+    rig.core.set_lane(lane);
+    let Rig { core, machines, .. } = &mut rig;
+    let client = &mut machines.all[0].as_mut().unwrap().client;
+    // Its export is removed; the lane waits for its commands.
+    (client.lane, client.home) = (None, home);
+    assert_eq!(client.own_lane(core), home);
+    // As if the lane were of another export since then.
+    client.export = Arc::new(ExportConfig {
+        export: ExportId(77),
+        ..(*client.export).clone()
+    });
+    assert_eq!(client.own_lane(core), None);
 }
 
 fn can_register() -> bool {
