@@ -1,12 +1,12 @@
 //! `cargo xtask soak`: all troubles at random, under verification.
 //!
 //! Purpose: deaths, bad devices, cut connections, commands that kill and changes of volumes, one by one and all at
-//! the same time, for as many minutes as asked, from a seed; then many kills in a row, and many pairs of points of
-//! death. Fails on any byte or error that is not explained; prints what was survived.
+//! the same time, for as many minutes as asked, from a seed; then many kills in a row, many pairs of points of
+//! death, and many kills under machines' disks and of their drivers. Fails on any byte or error that is not explained; prints what was survived.
 //! Design: the example `soak` and tests of the crate in `tests/` do the work, against the release build
 //! with the devices that only tests use, or the program that `FOREBAY_BIN` names. Everything is built before
 //! anything runs.
-//! Not here: the troubles.
+//! Not here: the troubles; guests, which `cargo xtask test guest` boots.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -27,6 +27,8 @@ struct Wanted {
     seed: u64,
     kills: u64,
     pairs: u64,
+    machine_kills: u64,
+    client_kills: u64,
 }
 
 /// Runs it; true if all went well.
@@ -38,7 +40,13 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
         tests.env("FOREBAY_BIN", &program);
         tests
     };
-    for file in ["takeover", "takeover_points"] {
+    for file in [
+        "takeover",
+        "takeover_points",
+        "machines_vhost",
+        "machines_pcie",
+        "machines_client_kills",
+    ] {
         process::run(tests(file).arg("--no-run"), BUILD_LIMIT)?;
     }
     let minutes = wanted.minutes.to_string();
@@ -66,6 +74,27 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
             "FOREBAY_PAIRS",
             "takeover_points",
             "at_pairs",
+        ),
+        (
+            wanted.machine_kills,
+            "kills under a machine's virtio disk",
+            "FOREBAY_MACHINE_KILLS",
+            "machines_vhost",
+            "kill9_engine_verified_vhost",
+        ),
+        (
+            wanted.machine_kills,
+            "kills under a machine's NVMe disk",
+            "FOREBAY_MACHINE_KILLS",
+            "machines_pcie",
+            "kill9_engine_verified_pcie",
+        ),
+        (
+            wanted.client_kills,
+            "killed drivers of each kind of machine's disk",
+            "FOREBAY_CLIENT_KILLS",
+            "machines_client_kills",
+            "client_kill_and_restart",
         ),
     ] {
         if count == 0 {
@@ -102,6 +131,8 @@ fn wanted(args: &[String]) -> Result<Wanted> {
         seed: 1,
         kills: 1000,
         pairs: 400,
+        machine_kills: 200,
+        client_kills: 50,
     };
     let mut args = args.iter();
     while let Some(arg) = args.next() {
@@ -113,8 +144,10 @@ fn wanted(args: &[String]) -> Result<Wanted> {
             "--seed" => wanted.seed = value.parse()?,
             "--kills" => wanted.kills = value.parse()?,
             "--pairs" => wanted.pairs = value.parse()?,
+            "--machine-kills" => wanted.machine_kills = value.parse()?,
+            "--client-kills" => wanted.client_kills = value.parse()?,
             other => bail!(
-                "unknown argument '{other}'; there are: --minutes N, --seed N, --kills N, --pairs N"
+                "unknown argument '{other}'; there are: --minutes N, --seed N, --kills N, --pairs N, --machine-kills N, --client-kills N"
             ),
         }
     }
