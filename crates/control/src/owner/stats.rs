@@ -88,12 +88,18 @@ pub(super) struct Totals {
     ops: [OpStats; 4],
     /// That ended with an error of a device.
     media_errors: u64,
+    #[serde(default)]
+    copied_bytes: u64,
+    #[serde(default)]
+    interrupts: u64,
 }
 
 fn plus(a: &Totals, b: &Totals) -> Totals {
     Totals {
         ops: std::array::from_fn(|kind| a.ops[kind].plus(&b.ops[kind])),
         media_errors: a.media_errors.saturating_add(b.media_errors),
+        copied_bytes: a.copied_bytes.saturating_add(b.copied_bytes),
+        interrupts: a.interrupts.saturating_add(b.interrupts),
     }
 }
 
@@ -111,9 +117,13 @@ fn totals_of<'a>(
         }
         let export = lane.export.load(Relaxed).checked_sub(1).map(ExportId);
         if let Some(export) = export.filter(|export| exports.contains(export)) {
-            let ops = KINDS.map(|kind| op_stats(&lane.ops[kind as usize]));
-            let media_errors = lane.media_errors.load(Relaxed);
-            all.insert(export, (Totals { ops, media_errors }, lane));
+            let totals = Totals {
+                ops: KINDS.map(|kind| op_stats(&lane.ops[kind as usize])),
+                media_errors: lane.media_errors.load(Relaxed),
+                copied_bytes: lane.copied_bytes.load(Relaxed),
+                interrupts: lane.interrupts.load(Relaxed),
+            };
+            all.insert(export, (totals, lane));
         }
     }
     all
@@ -215,9 +225,9 @@ fn lane_stats(totals: Totals, lane: Option<&LaneRecord>) -> LaneStats {
         parked: now(|lane| &lane.parked),
         queues: now(|lane| &lane.connections),
         transport: String::new(),
-        copied_bytes: now(|lane| &lane.copied_bytes),
+        copied_bytes: totals.copied_bytes,
         registered_bytes: now(|lane| &lane.registered_bytes),
-        interrupts: now(|lane| &lane.interrupts),
+        interrupts: totals.interrupts,
     }
 }
 
