@@ -162,13 +162,15 @@ fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
 fn kill_at_each_point_of_machines() -> Result<()> {
     let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 4));
     let parts = ["vm.", "pcie."];
+    // Only a client with memory that has no descriptor is asked anything (`pcie::tests::remote` in the engine's crate).
+    let asks = ["vm.asking", "vm.asked"];
     let mut over = ["over.adopted", "over.converted", "over.resumed"]
         .iter()
         .cycle();
     let mut chain = Vec::new();
     for point in POINTS
         .iter()
-        .filter(|p| parts.iter().any(|part| p.starts_with(part)))
+        .filter(|p| parts.iter().any(|part| p.starts_with(part)) && !asks.contains(p))
     {
         // What is come to once in a life, or in a take-over, and what is at every command.
         let often = ["taken", "fetched", "completing", "posted", "freed"];

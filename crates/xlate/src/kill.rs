@@ -90,6 +90,8 @@ pub const POINTS: &[&str] = &[
     "vm.sent",
     "vm.answered",
     "vm.consumed",
+    "vm.asking",
+    "vm.asked",
     "vm.resumed",
     // A PCI controller's commands, and its resets.
     "pcie.taken",

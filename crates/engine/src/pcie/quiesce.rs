@@ -27,6 +27,9 @@ use forebay_xlate::kill_point;
 const FLUSH: u16 = COMMANDS as u16;
 /// How long the answer to a reset by the bus waits.
 const ANSWER_LIMIT_NS: u64 = 3_000_000_000;
+/// The same when it waits for the client alone ([`super::remote`]): QEMU answers nothing while it waits itself. So long a
+/// function may take (PCI Express Base, 6.6.2), and so long hosts wait in any case.
+const CLIENT_LIMIT_NS: u64 = 100_000_000;
 
 /// What is under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,9 +112,13 @@ impl Pcie {
 
     /// The answer to a reset by the bus.
     pub(super) fn answer_reset(&mut self, turn: &mut Turn<'_>) -> Answer {
+        let limit_ns = match self.remote.may_write() && !self.is_at_devices(turn) {
+            true => CLIENT_LIMIT_NS,
+            false => ANSWER_LIMIT_NS,
+        };
         let error = match &self.quiesce {
             None => None,
-            Some(q) if turn.core.now_ns().saturating_sub(q.since_ns) >= ANSWER_LIMIT_NS => {
+            Some(q) if turn.core.now_ns().saturating_sub(q.since_ns) >= limit_ns => {
                 Some(Errno::ETIMEDOUT)
             }
             Some(_) => return Answer::Later,
@@ -123,6 +130,12 @@ impl Pcie {
     /// Commands that have not ended.
     pub(super) fn in_hand(&self) -> usize {
         COMMANDS - self.free.len()
+    }
+
+    /// Whether there are commands in hand, or a dead engine's may be at a device.
+    fn is_at_devices(&self, turn: &Turn<'_>) -> bool {
+        let touches = |lane| turn.core.may_touch_memory_of(lane);
+        self.in_hand() > 0 || lane_of(turn).is_some_and(touches)
     }
 
     /// Looks whether it is over; true if it is.
@@ -141,9 +154,7 @@ impl Pcie {
         if self.remote.busy && self.function.is_bus_master() {
             self.move_remote(turn);
         }
-        let lane = lane_of(turn);
-        let touched = lane.is_some_and(|lane| turn.core.may_touch_memory_of(lane));
-        if self.in_hand() > 0 || touched || !self.is_flushed(turn) {
+        if self.is_at_devices(turn) || self.remote.may_write() || !self.is_flushed(turn) {
             return false;
         }
         let resets = self.quiesce.take().is_some_and(|q| q.drops());

@@ -74,8 +74,10 @@ cells! {
         snapshots: [Snapshot; 2],
         queues: [QueueCells; QUEUES],
         commands: [CommandCells; COMMANDS],
-        /// How many messages were sent to the client.
+        /// How many messages were made for the client.
         asks: AtomicU64,
+        /// The number of the last of them that it has answered.
+        answered: AtomicU64,
     }
 }
 
@@ -228,10 +230,22 @@ impl Records {
     }
 
     /// The number of the next message to the client: another than any that a dead engine may have sent.
-    pub(super) fn next_ask(&self) -> u16 {
-        let number = self.area().asks.load(Relaxed).wrapping_add(1);
+    pub(super) fn next_ask(&self) -> u64 {
+        let number = self.area().asks.load(Relaxed).wrapping_add(1).max(1);
         put(&self.area().asks, number);
-        number as u16
+        number
+    }
+
+    /// The client has answered the message of this number.
+    pub(super) fn set_answered(&self, number: u64) {
+        put(&self.area().answered, number);
+    }
+
+    /// The message that a dead engine has sent and that the client has not answered, if there is one.
+    pub(super) fn unanswered(&self) -> Option<u64> {
+        let asked = self.file.asked();
+        let answered = self.area().answered.load(Relaxed);
+        (asked != 0 && asked != answered).then_some(asked)
     }
 
     /// Whether any was ever sent.

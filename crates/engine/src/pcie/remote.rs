@@ -6,8 +6,10 @@
 //! closed. [`PLACES`] commands have such memory at once; others wait in their queues. Each byte is counted as copied.
 //! A command before which a flush comes has its place before that. It is slow, and it may allocate.
 //!
-//! A successor begins these commands anew; an answer to what a dead engine has asked is an answer to no question, and
-//! is dropped. A reset waits for the answer that is under way: until then the client may still be at it.
+//! A successor begins these commands anew, when the client has answered what the dead engine asked last: the machine file
+//! says whether there is such a question ([`crate::vm::talk`]). A reset waits for the answer to a DMA_WRITE: until then
+//! the client may still be at it. Nobody reads or writes memory on account of another question whose command is gone, so
+//! its answer is merely dropped.
 //!
 //! QEMU (10.1 to 11.1) has another structure than the specification: `count` has 4 bytes, and data follow at once. It also
 //! answers a DMA_WRITE without a payload, which tells it apart before any byte is trusted: the first message is a write of none.
@@ -56,8 +58,6 @@ struct Job {
     /// So many of them are in, or out.
     moved: u32,
     step: Step,
-    /// A reset has ended it; its last question is yet to be answered.
-    dropped: bool,
 }
 
 impl Job {
@@ -83,12 +83,16 @@ enum Ask {
     Read(u64, u32),
     /// To write so many.
     Write(u32),
+    /// Whatever it was, for a command that is gone: a reset has ended it, or an engine's death.
+    Forgotten,
 }
 
 struct Asked {
-    id: u16,
+    number: u64,
     place: usize,
     ask: Ask,
+    /// Until the answer, the client may write its memory.
+    may_write: bool,
     until_ns: u64,
 }
 
@@ -109,6 +113,11 @@ impl Remote {
     /// When the client has taken too long.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         self.asked.as_ref().map(|asked| asked.until_ns)
+    }
+
+    /// Whether the client may still be at its memory on our account.
+    pub(super) fn may_write(&self) -> bool {
+        self.asked.as_ref().is_some_and(|asked| asked.may_write)
     }
 
     /// Forgets everything: the client is gone.
@@ -217,7 +226,6 @@ impl Pcie {
             bytes,
             moved: 0,
             step: if to_host { Step::Ready } else { Step::In },
-            dropped: false,
         });
         self.remote.busy = true;
         // In the next turn: its command is not in hand before this one is over.
@@ -311,11 +319,11 @@ impl Pcie {
         };
         let count = if ask == Ask::Nothing { 0 } else { len };
         let data_bytes = if let Ask::Write(len) = ask { len } else { 0 };
-        let id = self.records.next_ask();
+        let number = self.records.next_ask();
         let size = HEADER_BYTES as u32 + 16 + data_bytes;
         let message = &mut turn.client.request;
         message.clear();
-        message.extend(Header::command(id, code, size, false).to_bytes());
+        message.extend(Header::command(number as u16, code, size, false).to_bytes());
         message.extend(address.to_le_bytes());
         message.extend(u64::from(count).to_le_bytes());
         if data_bytes > 0 {
@@ -332,30 +340,43 @@ impl Pcie {
                 return self.end_remote(turn, place, Status::INTERNAL_ERROR);
             }
         }
-        let until_ns = turn.core.now_ns().saturating_add(ASK_LIMIT_NS);
+        turn.client.request_number = number;
         self.remote.asked = Some(Asked {
-            id,
+            number,
             place,
             ask,
-            until_ns,
+            may_write: data_bytes > 0,
+            until_ns: turn.core.now_ns().saturating_add(ASK_LIMIT_NS),
+        });
+    }
+
+    /// What a dead engine asked is answered before anything else is asked.
+    pub(super) fn inherit_asked(&mut self, turn: &Turn<'_>) {
+        self.remote.asked = self.records.unanswered().map(|number| Asked {
+            number,
+            place: 0,
+            ask: Ask::Forgotten,
+            may_write: true,
+            until_ns: turn.core.now_ns().saturating_add(ASK_LIMIT_NS),
         });
     }
 
     /// The client has answered something.
     pub(super) fn told(&mut self, turn: &mut Turn<'_>, header: &Header, bytes: &[u8]) -> Answer {
-        let asked = self.remote.asked.take_if(|asked| asked.id == header.id);
-        let Some(Asked { place, ask, .. }) = asked else {
+        let is_it = |asked: &mut Asked| asked.number as u16 == header.id;
+        let Some(Asked {
+            number, place, ask, ..
+        }) = self.remote.asked.take_if(is_it)
+        else {
             return Answer::Now;
         };
+        self.records.set_answered(number);
         let payload = bytes.get(HEADER_BYTES..).unwrap_or_default();
         self.more = true;
         let Some(job) = &self.remote.jobs[place] else {
             return Answer::Now;
         };
-        if job.dropped {
-            if let Some(job) = self.remote.take(place) {
-                self.forget(job.slot);
-            }
+        if ask == Ask::Forgotten {
             return Answer::Now;
         }
         if header.is_error() {
@@ -363,6 +384,7 @@ impl Pcie {
             return Answer::Now;
         }
         match ask {
+            Ask::Forgotten => {}
             Ask::Nothing => self.remote.is_short = Some(payload.is_empty()),
             Ask::Write(len) => self.has_moved(turn, place, len),
             Ask::Read(address, len) => {
@@ -460,18 +482,17 @@ impl Pcie {
         self.complete(turn, job.slot % COMMANDS as u16, status);
     }
 
-    /// A reset: nobody is asked any more, and what was asked is waited for.
+    /// A reset: nobody is asked any more.
     pub(super) fn drop_remote(&mut self) {
+        if let Some(asked) = &mut self.remote.asked {
+            asked.ask = Ask::Forgotten;
+        }
         for place in 0..PLACES {
-            let is_asked = (self.remote.asked.as_ref()).is_some_and(|asked| asked.place == place);
-            match &mut self.remote.jobs[place] {
-                Some(job) if is_asked => job.dropped = true,
-                Some(job) if job.step != Step::Begun => {
-                    let slot = job.slot;
-                    self.remote.take(place);
-                    self.forget(slot);
-                }
-                _ => {}
+            let job = self.remote.jobs[place].as_ref();
+            if job.is_some_and(|job| job.step != Step::Begun)
+                && let Some(job) = self.remote.take(place)
+            {
+                self.forget(job.slot);
             }
         }
     }

@@ -38,6 +38,7 @@ impl Pcie {
             self.function = Function::restore(config, &state).map_err(|_| DAMAGED)?;
             self.make_queues(turn)?;
         }
+        self.inherit_asked(turn);
         self.look_alive();
         self.take_over_commands(turn, blamed)?;
         self.resume_quiescing(turn);

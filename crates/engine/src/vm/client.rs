@@ -49,6 +49,8 @@ pub(crate) struct Client {
     pub reply_descriptor: Option<Arc<OwnedFd>>,
     /// A message of the frontend's own, put here when there is none: sent as soon as no answer is under way.
     pub request: Vec<u8>,
+    /// Its number, another for each: what a successor knows it by ([`MachineFile::asked`]).
+    pub request_number: u64,
     /// So much of it is sent.
     pub(super) request_sent: usize,
     /// What it says is looked at: no message of its is under way. Said before each [`super::frontend::Frontend::tick`].
@@ -115,6 +117,7 @@ impl Client {
             socket,
             reply: Vec::new(),
             request: Vec::new(),
+            request_number: 0,
             request_sent: 0,
             is_heard: true,
             reply_descriptor: None,

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::SystemTime;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBMACHIN");
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 /// Memory regions that a client may have at once.
 pub(crate) const MAX_REGIONS: usize = 512;
 /// Slots for descriptors that a client keeps here.
@@ -80,9 +80,15 @@ cells! {
         note: Note,
         /// When the client connected, seconds since 1970.
         since_s: AtomicU64,
-        /// 1: a message of the frontend's own is being sent to it.
+        /// The number of the frontend's own message that is being sent to it; 0: none is.
         asking: AtomicU64,
-        reserved: [AtomicU64; 492],
+        /// That message's bytes; `u64::MAX`: the socket took a part of it.
+        ask: AtomicU64,
+        /// What the kernel notes of sending it.
+        ask_note: Note,
+        /// The number of the last one that was sent; 0: none was.
+        asked: AtomicU64,
+        reserved: [AtomicU64; 482],
     }
 }
 
@@ -245,14 +251,51 @@ impl MachineFile {
         (answer::sent(&header.note), header.answer.load(Relaxed))
     }
 
-    /// Whether a message of the frontend's own is being sent: how much of it the client has is then not known.
-    pub(crate) fn set_asking(&self, asking: bool) {
-        self.header().asking.store(u64::from(asking), Release);
+    /// A message of the frontend's own, of this number and so many bytes, is about to be sent.
+    pub(super) fn begin_ask(&self, number: u64, bytes: u64) {
+        let header = self.header();
+        header.ask.store(bytes, Relaxed);
+        answer::clear(&header.ask_note);
+        header.asking.store(number, Release);
     }
 
-    /// See [`MachineFile::set_asking`].
-    pub(crate) fn is_asking(&self) -> bool {
-        self.header().asking.load(Relaxed) != 0
+    /// Where the kernel is to note what of it is sent.
+    pub(super) fn ask_note(&self) -> &Note {
+        &self.header().ask_note
+    }
+
+    /// The socket took a part of it: another engine can't go on with that.
+    pub(super) fn tear_ask(&self) {
+        self.header().ask.store(u64::MAX, Release);
+    }
+
+    /// It is sent.
+    pub(super) fn end_ask(&self) {
+        let header = self.header();
+        let number = header.asking.load(Relaxed);
+        header.asked.store(number, Release);
+        header.asking.store(0, Release);
+    }
+
+    /// What a dead engine was sending is sent, or was not. False: a part of it is.
+    pub(super) fn settle_ask(&self) -> bool {
+        let header = self.header();
+        if header.asking.load(Relaxed) == 0 {
+            return true;
+        }
+        let all = header.ask.load(Relaxed);
+        match answer::sent(&header.ask_note) {
+            _ if all == u64::MAX => return false,
+            0 => header.asking.store(0, Release),
+            sent if sent == all => self.end_ask(),
+            _ => return false,
+        }
+        true
+    }
+
+    /// The number of the last message of the frontend's own that the client has, or will have; 0: none was sent.
+    pub(crate) fn asked(&self) -> u64 {
+        self.header().asked.load(Relaxed)
     }
 
     /// What [`MachineFile::set_consuming`] said last.
@@ -426,6 +469,31 @@ mod tests {
         }
         assert!(file.add_region(4, &region(1 << 40)).is_none());
         assert_eq!(file.regions().next().unwrap().1, region(0));
+    }
+
+    #[test]
+    fn a_message_of_ours_was_sent_or_not() {
+        let file = file();
+        assert!(file.settle_ask() && file.asked() == 0);
+        file.begin_ask(1, 100);
+        assert!(file.settle_ask() && file.asked() == 0, "nothing went");
+        let noted = |bytes| {
+            let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+            answer::send(&ours, &vec![0; bytes], None, file.ask_note()).unwrap();
+            drop(theirs);
+        };
+        file.begin_ask(2, 100);
+        noted(100);
+        assert!(file.settle_ask() && file.asked() == 2, "all of it went");
+        assert!(file.settle_ask() && file.asked() == 2);
+        file.begin_ask(3, 100);
+        noted(40);
+        assert!(!file.settle_ask(), "a part went");
+        file.tear_ask();
+        answer::clear(file.ask_note());
+        assert!(!file.settle_ask(), "and nothing of the rest");
+        file.end_ask();
+        assert!(file.settle_ask() && file.asked() == 3);
     }
 
     #[test]

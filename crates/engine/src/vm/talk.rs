@@ -12,6 +12,8 @@
 //!   rest is lost, and with it the client.
 //! - *answered*: the peek offset says how much is consumed; the rest is.
 //!
+//! A message of the frontend's own is sent the same way, with a note of its own: a successor knows whether the client has it.
+//!
 //! Descriptors belong to a piece of the stream, as it was sent. A peek with room to spare ends with the first
 //! piece that has some, and hands them out (a peek without hands out those of later pieces too, so it does not
 //! count); they are those of the last message that begins within that piece or before. Whatever else is needed of
@@ -28,7 +30,7 @@ use crate::core::Core;
 use crate::mailbox::Upcall;
 use forebay_xlate::kill_point;
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -44,9 +46,7 @@ const MESSAGES_AT_ONCE: usize = 8;
 /// Why a client ends that just went.
 pub(super) const HUNG_UP: Closing = Closing("it hung up");
 const CUT_OFF: Closing = Closing("the engine died in the middle of an answer");
-const ASKED_OR_NOT: Closing = Closing(
-    "the engine died while it sent a message, and how much of it the client has is not known",
-);
+const CUT_OFF_ASKING: Closing = Closing("the engine died in the middle of a message to it");
 
 /// How far the message at the stream's begin is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -128,8 +128,8 @@ impl Talk {
     ) -> Result<(Self, bool), Closing> {
         let damaged = Closing("its machine file is damaged");
         let file = client.file();
-        if file.is_asking() {
-            return Err(ASKED_OR_NOT);
+        if !file.settle_ask() {
+            return Err(CUT_OFF_ASKING);
         }
         let (number, mut stage) = file.message();
         let (bytes, peeked) = file.consuming();
@@ -499,24 +499,30 @@ impl Talk {
 
     /// Sends a message of the frontend's own; true when all of it is.
     fn send_request(&mut self, client: &mut Client) -> Result<bool, Closing> {
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        if client.request_sent == 0 {
+            let bytes = client.request.len() as u64;
+            client.file().begin_ask(client.request_number, bytes);
+            kill_point!("vm.asking");
+        }
         while let Some(rest) = (client.request.get(client.request_sent..)).filter(|r| !r.is_empty())
         {
-            client.file().set_asking(true);
-            match rustix::net::send(&self.fd, rest, flags) {
-                Ok(count) => client.request_sent += count,
+            match answer::send(&self.fd, rest, None, client.file().ask_note()) {
+                Ok(count) => {
+                    client.request_sent += count;
+                    if client.request_sent < client.request.len() {
+                        client.file().tear_ask();
+                    }
+                }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    if client.request_sent == 0 {
-                        client.file().set_asking(false);
-                    }
                     self.blocked = true;
                     return Ok(false);
                 }
                 Err(_) => return Err(HUNG_UP),
             }
         }
-        client.file().set_asking(false);
+        kill_point!("vm.asked");
+        client.file().end_ask();
         client.request.clear();
         client.request_sent = 0;
         Ok(true)

@@ -84,6 +84,30 @@ impl Far {
     }
 }
 
+/// The next thing that the engine asks.
+#[track_caller]
+fn question(rig: &mut Rig, driver: &mut Driver) -> Reply {
+    let mut asked = None;
+    rig.until("a question", |_| {
+        asked = driver.reply();
+        asked.is_some()
+    });
+    asked.unwrap()
+}
+
+/// A command's question is open: to write (a read's), or to read.
+#[track_caller]
+fn open_question(rig: &mut Rig, driver: &mut Driver, pair: &mut Pair, writes: bool) -> Reply {
+    let (opcode, code) = match writes {
+        true => (nvm::READ, command::DMA_WRITE),
+        false => (nvm::WRITE, command::DMA_READ),
+    };
+    driver.submit(pair, &io(opcode, 1, 5, FAR));
+    let asked = question(rig, driver);
+    assert_eq!(asked.header.command, code);
+    asked
+}
+
 fn ready_far(short: bool) -> (Rig, Driver, Pair, Far) {
     let (mut rig, mut driver, pair) = ready("file", Doorbells::Trapped);
     let far = Far::new(&mut rig, &mut driver, short);
@@ -230,14 +254,6 @@ fn an_engine_that_dies_while_it_asks_is_not_noticed_and_a_reset_waits() {
         far.bytes[..4096].fill(7);
         driver.submit(&mut pair, &io(nvm::WRITE, 1, 5, FAR));
         // The first is to write nothing.
-        let question = |rig: &mut Rig, driver: &mut Driver| {
-            let mut asked = None;
-            rig.until("a question", |_| {
-                asked = driver.reply();
-                asked.is_some()
-            });
-            asked.unwrap()
-        };
         let first = question(&mut rig, &mut driver);
         let answer = far.answer(&first);
         driver.send_raw(&answer, &[]);
@@ -250,14 +266,20 @@ fn an_engine_that_dies_while_it_asks_is_not_noticed_and_a_reset_waits() {
         }
         assert!(rig.succeed(None));
         rig.fence();
+        rig.turns();
+        if !answered_late {
+            // One question at a time, whoever asked it.
+            assert!(driver.reply().is_none());
+            let answer = far.answer(&old);
+            driver.send_raw(&answer, &[]);
+        }
         let cqe = far.end(&mut rig, &mut driver, &mut pair);
         assert_eq!((cqe.cid(), cqe.status()), (1, Status::SUCCESS));
         let read = io(nvm::READ, 1, 5, DATA);
         assert_eq!(driver.run(&mut rig, &mut pair, &read), Status::SUCCESS);
         assert_eq!(driver.get(DATA, 4096), [7; 4096]);
-        // A reset is not over before the client has answered.
-        driver.submit(&mut pair, &io(nvm::WRITE, 1, 5, FAR));
-        let asked = question(&mut rig, &mut driver);
+        // A reset is not over before the client has written.
+        let asked = open_question(&mut rig, &mut driver, &mut pair, true);
         let mut payload = Driver::access(pci_region::BAR0, 0x14, 4);
         payload.extend(0x0046_0000u32.to_le_bytes());
         let id = driver.send(command::REGION_WRITE, &payload, &[]);
@@ -278,6 +300,122 @@ fn an_engine_that_dies_while_it_asks_is_not_noticed_and_a_reset_waits() {
         assert_eq!(again, Status::SUCCESS);
         assert_eq!(far.bytes[8192..8200], [7; 8]);
         assert!(rig.left.is_empty());
+    }
+}
+
+/// Clears CC.EN.
+fn disable(rig: &mut Rig, driver: &mut Driver) {
+    driver.write(rig, pci_region::BAR0, 0x14, &0x0046_0000u32.to_le_bytes());
+}
+
+#[test]
+fn a_reset_waits_for_what_dead_engines_asked_to_be_written() {
+    // Engines die before the reset, in it, and both.
+    for (before, within) in [(1, 0), (0, 1), (2, 2)] {
+        let (mut rig, mut driver, mut pair, mut far) = ready_far(false);
+        // It is known which structure the client has.
+        let write = io(nvm::WRITE, 1, 5, FAR);
+        let status = far.run(&mut rig, &mut driver, &mut pair, &write);
+        assert_eq!(status, Status::SUCCESS);
+        let asked = open_question(&mut rig, &mut driver, &mut pair, true);
+        let dies = |rig: &mut Rig| {
+            rig.kill();
+            assert!(rig.succeed(None));
+            rig.fence();
+            rig.turns();
+        };
+        for _ in 0..before {
+            dies(&mut rig);
+        }
+        disable(&mut rig, &mut driver);
+        for _ in 0..within {
+            dies(&mut rig);
+        }
+        rig.turns();
+        assert_eq!(driver.register(&mut rig, 0x1C), 1, "{before} {within}");
+        let answer = far.answer(&asked);
+        driver.send_raw(&answer, &[]);
+        driver.wait_register(&mut rig, 0x1C, 0);
+        driver.enable(&mut rig);
+        let mut pair = driver.make_pair(&mut rig, 1, 64);
+        let read = io(nvm::READ, 2, 5, FAR + 4096);
+        let status = far.run(&mut rig, &mut driver, &mut pair, &read);
+        assert_eq!(status, Status::SUCCESS);
+        assert!(rig.left.is_empty(), "{:?}", rig.left);
+    }
+}
+
+#[test]
+fn a_bus_reset_with_an_open_question_is_soon_answered() {
+    for writes in [true, false] {
+        let (mut rig, mut driver, mut pair, mut far) = ready_far(true);
+        let write = io(nvm::WRITE, 1, 5, FAR);
+        let status = far.run(&mut rig, &mut driver, &mut pair, &write);
+        assert_eq!(status, Status::SUCCESS);
+        let asked = open_question(&mut rig, &mut driver, &mut pair, writes);
+        let id = driver.send(command::DEVICE_RESET, &[], &[]);
+        rig.turns();
+        if writes {
+            // It waits as long as a function may take, for a client that may be waiting itself.
+            assert!(driver.reply().is_none());
+            rig.pass_time(99_000_000);
+            rig.turns();
+            assert!(driver.reply().is_none());
+            rig.pass_time(1_000_000);
+        }
+        let reply = driver.answered(&mut rig, id);
+        assert_eq!(reply.header.is_error(), writes);
+        // Either way nothing of the client's is touched once it can be told that it is ready again.
+        let answer = far.answer(&asked);
+        driver.send_raw(&answer, &[]);
+        driver.enable(&mut rig);
+        let mut pair = driver.make_pair(&mut rig, 1, 64);
+        far.bytes[..4096].fill(9);
+        let write = io(nvm::WRITE, 2, 5, FAR);
+        let status = far.run(&mut rig, &mut driver, &mut pair, &write);
+        assert_eq!(status, Status::SUCCESS);
+        let read = io(nvm::READ, 3, 5, DATA);
+        assert_eq!(driver.run(&mut rig, &mut pair, &read), Status::SUCCESS);
+        assert_eq!(driver.get(DATA, 4096), [9; 4096]);
+        assert!(rig.left.is_empty(), "{:?}", rig.left);
+    }
+}
+
+#[test]
+fn a_question_is_asked_once_wherever_the_engine_dies() {
+    for (point, at) in [
+        ("vm.asking", 1),
+        ("vm.asking", 2),
+        ("vm.asked", 1),
+        ("vm.asked", 2),
+    ] {
+        let (mut rig, mut driver, mut pair, mut far) = ready_far(false);
+        far.bytes[..4096].fill(7);
+        rig.arm(point, at);
+        driver.submit(&mut pair, &io(nvm::WRITE, 1, 5, FAR));
+        for () in patiently() {
+            if !rig.turn() {
+                break;
+            }
+            far.serve(&mut driver);
+        }
+        assert!(rig.is_dead(), "{point} {at}");
+        let unanswered = driver.reply();
+        assert_eq!(unanswered.is_some(), point == "vm.asked");
+        assert!(rig.succeed(None));
+        rig.fence();
+        rig.turns();
+        if let Some(asked) = unanswered {
+            assert!(driver.reply().is_none(), "one at a time");
+            let answer = far.answer(&asked);
+            driver.send_raw(&answer, &[]);
+        }
+        let cqe = far.end(&mut rig, &mut driver, &mut pair);
+        assert_eq!(cqe.status(), Status::SUCCESS);
+        let read = io(nvm::READ, 1, 5, DATA);
+        assert_eq!(driver.run(&mut rig, &mut pair, &read), Status::SUCCESS);
+        assert_eq!(driver.get(DATA, 4096), [7; 4096]);
+        assert!(rig.left.is_empty(), "{point} {at}: {:?}", rig.left);
     }
 }
 
