@@ -37,6 +37,12 @@ fuzz_target!(|bytes: &[u8]| {
         let Ok((header, request)) = decode(&stream[..whole], usize::from(descriptors % 10)) else {
             continue;
         };
+        let stops = session.stops_before(&request);
+        for index in (0..u64::BITS as u16).filter(|index| stops >> index & 1 == 1) {
+            let vring = session.vrings()[usize::from(index)];
+            assert!(vring.started && !vring.enabled);
+            session.stopped(index, 7);
+        }
         let before = session.clone();
         match session.take(&request) {
             Ok(Effect::SetMemory { count, .. }) => assert!(count <= MAX_TABLE_REGIONS),
@@ -52,10 +58,7 @@ fuzz_target!(|bytes: &[u8]| {
                 session.stopped(index, 7);
                 assert!(!session.is_served(index));
             }
-            Ok(Effect::Rebase { index, base }) => {
-                assert!(index < 5 && !session.is_served(index));
-                session.stopped(index, base);
-            }
+            Ok(Effect::Disable(index)) => assert!(index < 5 && !session.is_served(index)),
             Ok(Effect::GetInflight(area) | Effect::SetInflight(area)) => {
                 assert!(area.num_queues <= 5 && area.queue_size <= MAX_QUEUE_SIZE);
                 reply.clear();

@@ -24,8 +24,8 @@ pub(super) enum Pending {
     None,
     /// GET_VRING_BASE of this ring.
     Stop(u16, Header),
-    /// SET_VRING_BASE of this ring, which is disabled: where it goes on.
-    Rebase(u16, u32, Header),
+    /// SET_VRING_ENABLE, which disables this ring.
+    Disable(u16, Header),
     /// A reset of the device.
     Reset(Header),
     /// Memory was taken away, and a dead engine's I/O may still be there.
@@ -71,6 +71,7 @@ impl Vhost {
             self.acknowledge(turn, &header);
             return Answer::Now;
         }
+        self.stop_before(turn, &request);
         let before = self.session.clone();
         let effect = match self.session.take(&request) {
             Ok(effect) => effect,
@@ -129,12 +130,11 @@ impl Vhost {
                 reply_vring_base(&mut turn.client.reply, u32::from(index), base);
                 self.over(turn, &header)
             }
-            Pending::Rebase(index, base, header) => {
+            Pending::Disable(index, header) => {
                 if self.is_busy(index) {
                     return Answer::Later;
                 }
-                self.stop(turn, index);
-                self.session.stopped(index, base);
+                self.publish(turn);
                 self.over(turn, &header)
             }
             Pending::Reset(header) => {
@@ -161,6 +161,21 @@ impl Vhost {
         let in_flight = line.and_then(Option::as_ref);
         in_flight.is_some_and(|line| line.queue.in_flight() > 0)
             || (self.waiting.as_ref()).is_some_and(|begun| begun.queue == index)
+    }
+
+    /// Stops disabled rings that a request would change, unless it will be refused.
+    fn stop_before(&mut self, turn: &mut Turn<'_>, request: &Request<'_>) {
+        let stops = self.session.stops_before(request);
+        if stops == 0 {
+            return;
+        }
+        let rings = (0..self.disk.queues).filter(|index| stops >> index & 1 == 1);
+        let mut after = self.session.clone();
+        rings.clone().for_each(|index| after.stopped(index, 0));
+        // Whatever disabled them has waited for what was in flight.
+        if after.take(request).is_ok() && !rings.clone().any(|index| self.is_busy(index)) {
+            rings.for_each(|index| self.stop(turn, index));
+        }
     }
 
     /// Stops a ring that has nothing in flight.
@@ -209,7 +224,7 @@ impl Vhost {
             Effect::Ring(_) => {}
             Effect::Kick(index) => self.start_ring(turn, index)?,
             Effect::Stop(index) => self.pending = Pending::Stop(index, *header),
-            Effect::Rebase { index, base } => self.pending = Pending::Rebase(index, base, *header),
+            Effect::Disable(index) => self.pending = Pending::Disable(index, *header),
             Effect::Reset => self.pending = Pending::Reset(*header),
             Effect::GetConfig { offset, size } => self.get_config(turn, offset, size)?,
             Effect::SetConfig { offset, bytes } => self.set_config(offset, bytes)?,
@@ -312,7 +327,7 @@ impl Vhost {
         match which {
             RingFd::Kick => {
                 if deposit.is_some() && !turn.client.watch(slot) {
-                    return Err(Fault::Refused("a kick descriptor that can't be watched"));
+                    return Err(Closing("its kick descriptor can't be watched").into());
                 }
                 self.start_ring(turn, index)?;
             }

@@ -57,6 +57,7 @@ impl Vhost {
         slot.bad = false;
         let work = match request.work {
             Ok(Work::GetId) => {
+                slot.written = request.data_bytes.min(ID_BYTES as u32) + 1;
                 Self::not_begun(turn, slot_of(queue, tag));
                 let status = self.identify(turn, &request);
                 self.finish(turn, queue, tag, status);

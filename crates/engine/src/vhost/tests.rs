@@ -1,12 +1,14 @@
 //! The frontend with a client, a guest and a device, in one thread.
 
 mod cost;
+mod guest;
 mod in_band;
 mod rig;
 
 use forebay_virtio::model::{GUEST_ADDRESS, Layout, Offered, USER_ADDRESS};
 use forebay_virtio::vhost_user::message::request;
-use rig::{Data, PLAIN, Rig, Way};
+use guest::{Data, PLAIN, Way};
+use rig::Rig;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use std::os::fd::AsFd;
 
@@ -169,7 +171,7 @@ fn mem_hotplug_no_lost_kick() {
             let mut table = vec![];
             table.extend(1u32.to_le_bytes());
             table.extend(0u32.to_le_bytes());
-            for word in [GUEST_ADDRESS, rig::MEMORY_BYTES, USER_ADDRESS, 0] {
+            for word in [GUEST_ADDRESS, guest::MEMORY_BYTES, USER_ADDRESS, 0] {
                 table.extend(word.to_le_bytes());
             }
             guest.send(
@@ -328,7 +330,7 @@ fn a_ring_is_stopped_over_a_death_and_goes_on() {
             let base = u32::from_le_bytes(answer[4..8].try_into().unwrap());
             // Nine descriptors in a ring of eight.
             assert_eq!(base, if way.packed { 0x0001_0001 } else { 3 });
-            guest.start_ring_at(&mut rig, 0, &Layout::new(0, rig::SIZE), base);
+            guest.start_ring_at(&mut rig, 0, &Layout::new(0, guest::SIZE), base);
             rig.die(None);
             rig.fence();
             let request = guest.offer(0, IN, 0, Data::In(512));
@@ -465,7 +467,7 @@ fn is_closed(rig: &mut Rig, what: &str) {
 fn hostile_guest_available_index_beyond_the_queue() {
     let mut rig = Rig::new(1);
     let guest = rig.guest(PLAIN);
-    let layout = Layout::new(0, rig::SIZE);
+    let layout = Layout::new(0, guest::SIZE);
     assert!(
         guest
             .machine
@@ -480,9 +482,9 @@ fn hostile_guest_descriptor_loop() {
     for packed in [false, true] {
         let mut rig = Rig::new(1);
         let guest = rig.guest(Way { packed, ..PLAIN });
-        let layout = Layout::new(0, rig::SIZE);
+        let layout = Layout::new(0, guest::SIZE);
         let address = GUEST_ADDRESS;
-        for i in 0..usize::from(rig::SIZE) {
+        for i in 0..usize::from(guest::SIZE) {
             // Each goes on: split in a circle, packed without end.
             let mut d = address.to_le_bytes().to_vec();
             d.extend(16u32.to_le_bytes());

@@ -9,8 +9,9 @@ use super::MAX_CONFIG_BYTES;
 pub const HEADER_BYTES: usize = 12;
 /// The longest message, whatever it is.
 pub const MAX_MESSAGE_BYTES: usize = HEADER_BYTES + 4096;
-/// Regions in one memory table (VHOST_MEMORY_BASELINE_NREGIONS).
-pub const MAX_TABLE_REGIONS: usize = 8;
+/// Regions in one memory table: 8 by the specification (VHOST_MEMORY_BASELINE_NREGIONS), but front-ends built on rust-vmm's
+/// (Cloud Hypervisor) send as many as they can send descriptors.
+pub const MAX_TABLE_REGIONS: usize = 32;
 /// The most descriptors that come with a message.
 pub const MAX_DESCRIPTORS: usize = MAX_TABLE_REGIONS;
 
@@ -435,10 +436,12 @@ fn mem_table(payload: &[u8], descriptors: usize) -> Result<Request<'_>, MessageE
 fn config(kind: u32, payload: &[u8]) -> Result<Request<'_>, MessageError> {
     let mut words = Words(payload);
     let (offset, size, _flags) = (words.u32(), words.u32(), words.u32());
+    // Some front-ends (SPDK's) always send all of their array, whatever part of it they mean.
     let bytes = payload.get(12..).ok_or(MessageError::Size)?;
-    if size as usize > MAX_CONFIG_BYTES || bytes.len() != size as usize {
+    if bytes.len() > MAX_CONFIG_BYTES {
         return Err(MessageError::Size);
     }
+    let bytes = bytes.get(..size as usize).ok_or(MessageError::Size)?;
     Ok(match kind {
         request::GET_CONFIG => Request::GetConfig { offset, size },
         _ => Request::SetConfig { offset, bytes },

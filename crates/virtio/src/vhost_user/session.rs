@@ -3,8 +3,9 @@
 //! **Design.** [`Session::take`] checks a request against the state, changes the state, and says what else must be done.
 //! A ring is *started* from SET_VRING_KICK or VRING_KICK on, and until GET_VRING_BASE or a reset; it is served while it is started
 //! *and* enabled. Without VHOST_USER_F_PROTOCOL_FEATURES rings are enabled when they start. What a ring is made of can't
-//! be changed while it is started; a driver that goes and comes again only disables its rings, so one that is disabled
-//! stops when it is told where to go on. The state can be written as words and read again ([`Session::words`]), for a successor,
+//! be changed while it is started. But front-ends there are (Cloud Hypervisor, User Mode Linux) that only disable the
+//! rings of a driver that goes, and describe the next one's; so what would change disabled rings stops them first
+//! ([`Session::stops_before`]). The state can be written as words and read again ([`Session::words`]), for a successor,
 //! which takes every value for hostile. **Not here:** carrying out, and answering late.
 
 use super::message::{
@@ -94,15 +95,12 @@ pub enum Effect<'a> {
         index: u16,
         has_fd: bool,
     },
-    /// A ring may have to be served, or not any longer ([`Session::is_served`]).
+    /// A ring may have to be served ([`Session::is_served`]).
     Ring(u16),
     /// Something is in a ring, which is started now if it wasn't.
     Kick(u16),
-    /// A ring that is disabled is to be stopped as by [`Effect::Stop`]; it goes on there.
-    Rebase {
-        index: u16,
-        base: u32,
-    },
+    /// A ring is disabled: what is in flight ends first.
+    Disable(u16),
     /// A ring is to be stopped: what is in flight ends first, then [`Session::stopped`], then its base is the reply.
     Stop(u16),
     GetConfig {
@@ -256,7 +254,40 @@ impl Session {
         }
     }
 
-    /// Takes a request.
+    /// Disabled rings that stop before a request, as it would change what they are made of: a bit each. Only where
+    /// no ring that is enabled would have to.
+    #[must_use]
+    pub fn stops_before(&self, request: &Request<'_>) -> u64 {
+        let changes = |at: usize, v: &Vring| match *request {
+            Request::SetVringNum { index, num } => index as usize == at && u32::from(v.size) != num,
+            Request::SetVringAddr {
+                index,
+                descriptors,
+                device,
+                driver,
+                ..
+            } => {
+                index as usize == at
+                    && (descriptors, device, driver) != (v.descriptors, v.device, v.driver)
+            }
+            Request::SetVringBase { index, .. } => index as usize == at,
+            Request::SetFeatures(bits) => bits != self.features,
+            Request::GetInflightFd(_) | Request::SetInflightFd(_) => true,
+            _ => false,
+        };
+        let mut stops = 0;
+        for (at, vring) in self.vrings().iter().enumerate() {
+            if vring.started && changes(at, vring) {
+                if vring.enabled || self.features & feature::PROTOCOL_FEATURES == 0 {
+                    return 0;
+                }
+                stops |= 1 << at;
+            }
+        }
+        stops
+    }
+
+    /// Takes a request. What [`Session::stops_before`] says has stopped.
     ///
     /// # Errors
     /// It is refused, and nothing is changed.
@@ -365,12 +396,6 @@ impl Session {
             }
             Request::SetVringBase { index, base } => {
                 let base = self.base(base);
-                let may_be_disabled = self.features & feature::PROTOCOL_FEATURES != 0;
-                let vring = self.vring(index)?;
-                if vring.started && !vring.enabled && may_be_disabled {
-                    let index = index as u16;
-                    return Ok(Effect::Rebase { index, base });
-                }
                 self.idle_vring(index)?.base = base;
                 Ok(Effect::None)
             }
@@ -413,7 +438,10 @@ impl Session {
                     return Err(Refusal::Value);
                 }
                 self.vring(index)?.enabled = enable == 1;
-                Ok(Effect::Ring(index as u16))
+                Ok(match enable {
+                    1 => Effect::Ring(index as u16),
+                    _ => Effect::Disable(index as u16),
+                })
             }
             _ => Err(Refusal::Unsupported),
         }

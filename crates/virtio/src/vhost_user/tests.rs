@@ -87,11 +87,11 @@ fn lengths_and_descriptors_are_each_kinds() {
     let sound = [
         (request::GET_FEATURES, vec![], 0),
         (request::SET_MEM_TABLE, table(3), 3),
-        (request::SET_MEM_TABLE, table(8), 8),
+        (request::SET_MEM_TABLE, table(32), 32),
         (request::SET_VRING_ADDR, vec![0; 40], 0),
         (request::SET_VRING_KICK, words(&[1]), 1),
         (request::SET_VRING_KICK, words(&[0x101]), 0),
-        (request::GET_CONFIG, config(60, 60), 0),
+        (request::GET_CONFIG, config(256, 256), 0),
         (request::GET_INFLIGHT_FD, vec![0; 20], 0),
         (request::SET_INFLIGHT_FD, vec![0; 24], 1),
         (request::ADD_MEM_REG, vec![0; 40], 1),
@@ -113,16 +113,26 @@ fn lengths_and_descriptors_are_each_kinds() {
             Some(MessageError::Size),
             "{kind}"
         );
-        if !payload.is_empty() {
-            assert!(wrong(kind, &payload[1..], fds).is_some(), "{kind}");
+        if let Some((_, shorter)) = payload.split_last() {
+            assert!(wrong(kind, shorter, fds).is_some(), "{kind}");
         }
         let more = wrong(kind, &payload, fds + 2);
         assert_eq!(more, Some(MessageError::Descriptors), "{kind}");
     }
-    let nine = wrong(request::SET_MEM_TABLE, &table(9), 9);
-    assert_eq!(nine, Some(MessageError::Regions));
-    let big = wrong(request::GET_CONFIG, &config(257, 257), 0);
-    assert_eq!(big, Some(MessageError::Size));
+    let more = wrong(request::SET_MEM_TABLE, &table(33), 33);
+    assert_eq!(more, Some(MessageError::Regions));
+    for (size, bytes) in [(257, 257), (1, 257), (61, 60), (u32::MAX, 0)] {
+        let wrong = wrong(request::GET_CONFIG, &config(size, bytes), 0);
+        assert_eq!(wrong, Some(MessageError::Size), "{size} {bytes}");
+    }
+    // Whoever sends more of its array than it means.
+    let message = bytes(request::SET_CONFIG, 0, &config(1, 256));
+    let (_, request) = decode(&message, 0).expect("sound");
+    let one = Request::SetConfig {
+        offset: 0,
+        bytes: &[0],
+    };
+    assert_eq!(request, one);
 }
 
 #[test]
@@ -151,13 +161,6 @@ fn a_ring_is_served_while_started_and_enabled_and_does_not_move() {
     assert_eq!(rebased, Err(Refusal::InUse));
     let refeatured = take(&mut s, request::SET_FEATURES, &words(&[0]), 0);
     assert_eq!(refeatured, Err(Refusal::Features));
-    take(&mut s, request::SET_VRING_ENABLE, &state(1, 0), 0).expect("there");
-    let moved = take(&mut s, request::SET_VRING_ADDR, &address, 0);
-    assert_eq!(moved, Err(Refusal::InUse));
-    let rebased = take(&mut s, request::SET_VRING_BASE, &state(1, 3), 0);
-    assert_eq!(rebased, Ok("Rebase { index: 1, base: 3 }".into()));
-    assert!(s.vrings()[1].started && s.vrings()[1].base == 5);
-    take(&mut s, request::SET_VRING_ENABLE, &state(1, 1), 0).expect("there");
     let inflight = words(&[0, 0, 1 | 256 << 16]);
     let inflight = take(&mut s, request::GET_INFLIGHT_FD, &inflight, 0);
     assert_eq!(inflight, Err(Refusal::InUse));
@@ -166,6 +169,56 @@ fn a_ring_is_served_while_started_and_enabled_and_does_not_move() {
     s.stopped(1, 9);
     assert!(!s.is_served(1) && s.vrings()[1].base == 9);
     take(&mut s, request::SET_VRING_ADDR, &address, 0).expect("idle again");
+}
+
+#[test]
+fn what_would_change_disabled_rings_stops_them() {
+    let mut s = session();
+    let mut address = vec![0; 40];
+    address[8] = 16;
+    for index in [0, 1] {
+        take(&mut s, request::SET_VRING_NUM, &state(index, 256), 0).expect("idle");
+        address[0] = index as u8;
+        take(&mut s, request::SET_VRING_ADDR, &address, 0).expect("idle");
+        let kick = words(&[u64::from(index)]);
+        take(&mut s, request::SET_VRING_KICK, &kick, 1).expect("idle");
+    }
+    let features = s.features();
+    let stops = |s: &Session, kind, payload: &[u8]| {
+        let message = bytes(kind, 0, payload);
+        s.stops_before(&decode(&message, 0).expect("sound").1)
+    };
+    let moved = [&address[..8], &[32], &address[9..]].concat();
+    let inflight = words(&[0, 0, 1 | 256 << 16]);
+    // (what, which rings it changes)
+    let cases = [
+        (request::SET_VRING_NUM, state(1, 256), 0),
+        (request::SET_VRING_NUM, state(1, 128), 2),
+        (request::SET_VRING_ADDR, address, 0),
+        (request::SET_VRING_ADDR, moved, 2),
+        (request::SET_VRING_BASE, state(0, 0), 1),
+        (request::SET_VRING_BASE, state(7, 0), 0),
+        (request::SET_FEATURES, words(&[features]), 0),
+        (request::SET_FEATURES, words(&[0]), 3),
+        (request::GET_INFLIGHT_FD, inflight, 3),
+        (request::GET_QUEUE_NUM, vec![], 0),
+    ];
+    for (kind, payload, rings) in &cases {
+        assert_eq!(stops(&s, *kind, payload), *rings, "{kind}");
+    }
+    // One that is enabled stays as it is, and what would change it is refused.
+    let enabled = take(&mut s, request::SET_VRING_ENABLE, &state(1, 1), 0);
+    assert_eq!(enabled, Ok("Ring(1)".into()));
+    for (kind, payload, rings) in &cases {
+        let left = if rings & 2 == 0 { *rings } else { 0 };
+        assert_eq!(stops(&s, *kind, payload), left, "{kind}");
+    }
+    let disabled = take(&mut s, request::SET_VRING_ENABLE, &state(1, 0), 0);
+    assert_eq!(disabled, Ok("Disable(1)".into()));
+    // Those of a front-end that knows no disabled rings are never changed.
+    let mut bare = Session::new(OFFER);
+    take(&mut bare, request::SET_VRING_KICK, &words(&[0]), 1).expect("there");
+    assert_eq!(stops(&bare, request::SET_VRING_NUM, &state(0, 8)), 0);
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! As `tcp::tests::cost`: so many requests of 4 KiB at once, each an indirect chain as Linux makes them, a turn on a null
 //! device, their returns. `FOREBAY_COST` says what, how many at once, how often and by which ring: `read:8:1000:packed`.
 
-use super::rig::{Guest, PLAIN, Rig, Way};
+use super::guest::{Guest, PLAIN, Way};
+use super::rig::Rig;
 use super::{IN, OUT};
 
 /// Rounds before those that are counted.
