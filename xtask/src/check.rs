@@ -25,6 +25,7 @@ const ORDER: &[&str] = &[
     "forebay-guest",
     "forebay-vfio-user",
     "forebay-virtio",
+    "forebay-burst",
     "forebay-initiator",
     "forebay-pool",
     "forebay-engine",

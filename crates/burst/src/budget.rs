@@ -1,0 +1,292 @@
+//! What a tenant or a volume may use, as people state it.
+//!
+//! **Design.** A base that is theirs at any time, and a burst limit that is reached out of what others leave: by credit,
+//! which is earned below the base and spent above it, or metered, where all above the base is counted for a bill. Both in
+//! operations and in bytes a second. What cannot be is refused with which number it is and what could be.
+//! **Not here:** whether a node has it ([`crate::admission`]).
+
+/// Operations and bytes a second.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rate {
+    /// Operations a second.
+    pub iops: u64,
+    /// Bytes a second.
+    pub bytes: u64,
+}
+
+/// How a tenant comes above its base.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Burst {
+    /// What was not used of the base, for as long as that of so many seconds at most.
+    Credit {
+        /// So many seconds of whole base can be saved.
+        seconds: u32,
+    },
+    /// Without end; what is above the base is counted.
+    Metered,
+}
+
+/// See the module's text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Budget {
+    /// Theirs at any time.
+    pub base: Rate,
+    /// Never more than this.
+    pub burst: Rate,
+    /// How they come above the base.
+    pub how: Burst,
+}
+
+/// The least and the most that can be stated. The most of a disk is well above the paper's (1 M IOPS, 4 GB/s).
+pub const LEAST: Rate = Rate {
+    iops: 10,
+    bytes: 64 << 10,
+};
+/// See [`LEAST`].
+pub const MOST: Rate = Rate {
+    iops: 20_000_000,
+    bytes: 100_000_000_000,
+};
+/// The longest time whose base can be saved.
+pub const MOST_CREDIT_SECONDS: u32 = 7 * 24 * 3600;
+
+/// What of a budget is meant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Field {
+    /// `base.iops`.
+    BaseIops,
+    /// `base.bytes`.
+    BaseBytes,
+    /// `burst.iops`.
+    BurstIops,
+    /// `burst.bytes`.
+    BurstBytes,
+    /// The credit's seconds.
+    CreditSeconds,
+}
+
+impl Field {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::BaseIops => "base IOPS",
+            Self::BaseBytes => "base bytes/s",
+            Self::BurstIops => "burst IOPS",
+            Self::BurstBytes => "burst bytes/s",
+            Self::CreditSeconds => "credit seconds",
+        }
+    }
+}
+
+/// A budget that cannot be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BadBudget {
+    /// A number that is too small or too large.
+    Range {
+        /// Which.
+        field: Field,
+        /// What was stated.
+        value: u64,
+        /// The least that fits.
+        least: u64,
+        /// The most that fits.
+        most: u64,
+    },
+    /// A base above its burst limit.
+    BaseOverBurst {
+        /// Which base.
+        field: Field,
+        /// The base.
+        base: u64,
+        /// Its burst limit: the most that fits.
+        burst: u64,
+    },
+    /// The volumes' bases are more than their tenant's.
+    VolumesOverTenant {
+        /// Which.
+        field: Field,
+        /// What was stated.
+        value: u64,
+        /// What is left of the tenant's: the most that fits.
+        left: u64,
+    },
+}
+
+impl std::fmt::Display for BadBudget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Range {
+                field,
+                value,
+                least,
+                most,
+            } => write!(
+                f,
+                "{} of {value} does not fit: {least} to {most} does",
+                field.name()
+            ),
+            Self::BaseOverBurst { field, base, burst } => write!(
+                f,
+                "{} of {base} is above its burst limit of {burst}: a base of at most {burst} fits",
+                field.name()
+            ),
+            Self::VolumesOverTenant { field, value, left } => write!(
+                f,
+                "{} of {value} for this volume is more than its tenant has left for volumes: at most {left} fits",
+                field.name()
+            ),
+        }
+    }
+}
+
+impl std::error::Error for BadBudget {}
+
+impl Budget {
+    /// Whether it can be at all.
+    ///
+    /// # Errors
+    /// Which number cannot, and what would fit.
+    pub fn check(&self) -> Result<(), BadBudget> {
+        use Field::{BaseBytes, BaseIops, BurstBytes, BurstIops, CreditSeconds};
+        let rows = [
+            (BaseIops, self.base.iops, LEAST.iops, MOST.iops),
+            (BaseBytes, self.base.bytes, LEAST.bytes, MOST.bytes),
+            (BurstIops, self.burst.iops, LEAST.iops, MOST.iops),
+            (BurstBytes, self.burst.bytes, LEAST.bytes, MOST.bytes),
+        ];
+        for (field, value, least, most) in rows {
+            if !(least..=most).contains(&value) {
+                return Err(BadBudget::Range {
+                    field,
+                    value,
+                    least,
+                    most,
+                });
+            }
+        }
+        for (field, base, burst) in [
+            (BaseIops, self.base.iops, self.burst.iops),
+            (BaseBytes, self.base.bytes, self.burst.bytes),
+        ] {
+            if base > burst {
+                return Err(BadBudget::BaseOverBurst { field, base, burst });
+            }
+        }
+        if let Burst::Credit { seconds } = self.how
+            && !(1..=MOST_CREDIT_SECONDS).contains(&seconds)
+        {
+            return Err(BadBudget::Range {
+                field: CreditSeconds,
+                value: seconds.into(),
+                least: 1,
+                most: MOST_CREDIT_SECONDS.into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether a volume with this budget fits its tenant's, beside others of which `taken` is the sum of bases.
+    ///
+    /// # Errors
+    /// Which number is too much, and what would fit.
+    pub fn check_volume(&self, tenant: &Self, taken: Rate) -> Result<(), BadBudget> {
+        self.check()?;
+        for (field, value, whole, taken) in [
+            (
+                Field::BaseIops,
+                self.base.iops,
+                tenant.base.iops,
+                taken.iops,
+            ),
+            (
+                Field::BaseBytes,
+                self.base.bytes,
+                tenant.base.bytes,
+                taken.bytes,
+            ),
+        ] {
+            let left = whole.saturating_sub(taken);
+            if value > left {
+                return Err(BadBudget::VolumesOverTenant { field, value, left });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> Budget {
+        Budget {
+            base: Rate {
+                iops: 20_000,
+                bytes: 100_000_000,
+            },
+            burst: Rate {
+                iops: 60_000,
+                bytes: 300_000_000,
+            },
+            how: Burst::Credit { seconds: 60 },
+        }
+    }
+
+    fn said(change: impl FnOnce(&mut Budget)) -> String {
+        let mut budget = good();
+        change(&mut budget);
+        budget
+            .check()
+            .map_or_else(|bad| bad.to_string(), |()| "good".to_owned())
+    }
+
+    #[test]
+    fn bad_budgets_are_refused_with_which_and_what_would_fit() {
+        assert_eq!(said(|_| ()), "good");
+        assert_eq!(said(|b| b.how = Burst::Metered), "good");
+        assert_eq!(
+            said(|b| b.base.iops = 60_001),
+            "base IOPS of 60001 is above its burst limit of 60000: a base of at most 60000 fits"
+        );
+        assert_eq!(
+            said(|b| b.base.bytes = 300_000_001),
+            "base bytes/s of 300000001 is above its burst limit of 300000000: a base of at most 300000000 fits"
+        );
+        assert_eq!(
+            said(|b| b.base.iops = 0),
+            "base IOPS of 0 does not fit: 10 to 20000000 does"
+        );
+        assert_eq!(
+            said(|b| b.burst.bytes = u64::MAX),
+            format!(
+                "burst bytes/s of {} does not fit: 65536 to 100000000000 does",
+                u64::MAX
+            )
+        );
+        assert_eq!(
+            said(|b| b.how = Burst::Credit { seconds: 0 }),
+            "credit seconds of 0 does not fit: 1 to 604800 does"
+        );
+    }
+
+    #[test]
+    fn volumes_share_what_their_tenant_has() {
+        let tenant = good();
+        let taken = Rate {
+            iops: 15_000,
+            bytes: 0,
+        };
+        let mut volume = good();
+        volume.base.iops = 5000;
+        assert_eq!(volume.check_volume(&tenant, taken), Ok(()));
+        volume.base.iops = 5001;
+        let bad = volume
+            .check_volume(&tenant, taken)
+            .map_err(|bad| bad.to_string());
+        assert_eq!(
+            bad,
+            Err("base IOPS of 5001 for this volume is more than its tenant has left for volumes: at most 5000 fits".to_owned())
+        );
+    }
+}

@@ -1,0 +1,214 @@
+//! What an I/O costs: of each resource, by operation, size and frontend.
+//!
+//! **Design.** A [`Profile`] is what was measured (or is said to have been): time at six sizes. A [`CostTable`] is made of
+//! profiles once, a row for every 4 KiB up to 128 KiB, so that a cost is one look-up; longer I/Os go on along the last
+//! two sizes. A tenant's own bytes are exact. **Not here:** how far off it is today ([`crate::estimator`]).
+
+use crate::budget::Rate;
+use crate::units::{PARTS, PLENTY, Resource, Units};
+
+/// Where it came in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub enum Frontend {
+    /// NVMe/TCP.
+    Tcp = 0,
+    /// NVMe over vfio-user.
+    Pcie = 1,
+    /// virtio-blk over vhost-user.
+    Vhost = 2,
+}
+
+/// All of them.
+pub const FRONTENDS: [Frontend; 3] = [Frontend::Tcp, Frontend::Pcie, Frontend::Vhost];
+
+/// What it does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub enum Operation {
+    /// Reads.
+    Read = 0,
+    /// Writes, zeroes too.
+    Write = 1,
+    /// Flushes, deallocates: no bytes.
+    Other = 2,
+}
+
+/// All of them.
+pub const OPERATIONS: [Operation; 3] = [Operation::Read, Operation::Write, Operation::Other];
+
+/// The sizes that are measured.
+pub const SIZES: [u32; 6] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10];
+const STEP: u32 = 4 << 10;
+const ROWS: usize = 33;
+
+/// What was measured of one operation of one frontend.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Profile {
+    /// Time of the reactor's processor at each of [`SIZES`], ns.
+    pub cpu_ns: [f64; 6],
+    /// Time of the devices at each of [`SIZES`], ns, if one came after the other.
+    pub device_ns: [f64; 6],
+    /// Bytes on the link besides the data.
+    pub header_bytes: u32,
+}
+
+impl Profile {
+    /// A straight line for each.
+    #[must_use]
+    pub fn line(cpu: (f64, f64), device: (f64, f64), header_bytes: u32) -> Self {
+        let at = |(fixed, byte): (f64, f64)| SIZES.map(|size| fixed + byte * f64::from(size));
+        Self {
+            cpu_ns: at(cpu),
+            device_ns: at(device),
+            header_bytes,
+        }
+    }
+}
+
+/// At `len` bytes, of what was measured at [`SIZES`].
+fn at(measured: &[f64; 6], len: u32) -> f64 {
+    if len <= SIZES[0] {
+        return measured[0];
+    }
+    let upper = SIZES.iter().position(|size| len <= *size).unwrap_or(5);
+    let (low, high) = (f64::from(SIZES[upper - 1]), f64::from(SIZES[upper]));
+    let part = (f64::from(len) - low) / (high - low);
+    measured[upper - 1] + part * (measured[upper] - measured[upper - 1])
+}
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub struct CostTable {
+    rows: Box<[Units]>,
+    profiles: [[Profile; 3]; 3],
+}
+
+impl CostTable {
+    /// Of profiles, by frontend and operation. Numbers that are none, or below 0, count as 0.
+    #[must_use]
+    pub fn new(profiles: [[Profile; 3]; 3]) -> Self {
+        let mut rows = Vec::with_capacity(9 * ROWS);
+        for by_operation in &profiles {
+            for (operation, profile) in OPERATIONS.into_iter().zip(by_operation) {
+                for row in 0..ROWS as u32 {
+                    rows.push(units(operation, profile, row * STEP));
+                }
+            }
+        }
+        Self {
+            rows: rows.into(),
+            profiles,
+        }
+    }
+
+    /// What such an I/O costs.
+    #[inline]
+    #[must_use]
+    pub fn of(&self, frontend: Frontend, operation: Operation, len: u32) -> Units {
+        let row = len.div_ceil(STEP) as usize;
+        if row >= ROWS {
+            return self.of_long(frontend, operation, len);
+        }
+        let mut cost = self.rows[(frontend as usize * 3 + operation as usize) * ROWS + row];
+        cost.0[Resource::Bytes as usize] = len as i32;
+        cost
+    }
+
+    #[cold]
+    fn of_long(&self, frontend: Frontend, operation: Operation, len: u32) -> Units {
+        let profile = &self.profiles[frontend as usize][operation as usize];
+        units(operation, profile, len)
+    }
+
+    /// At most so much a second of each shared resource uses whoever stays within `rate`, whatever the sizes and frontends.
+    #[must_use]
+    pub fn most_of(&self, rate: Rate) -> [f64; crate::units::SHARED] {
+        let mut most = [0f64; crate::units::SHARED];
+        for operations in self.rows.chunks(ROWS) {
+            for (resource, most) in most.iter_mut().enumerate() {
+                let cost = |row: usize| f64::from(operations[row].0[resource]);
+                // As a line above all rows: so much for each operation, and so much for each byte beyond the first step.
+                let slope = (2..ROWS)
+                    .map(|row| (cost(row) - cost(1)) / ((row - 1) as f64 * f64::from(STEP)))
+                    .fold(0.0, f64::max);
+                let sum = rate.iops as f64 * cost(1) + rate.bytes as f64 * slope;
+                *most = most.max(sum);
+            }
+        }
+        most
+    }
+}
+
+fn units(operation: Operation, profile: &Profile, len: u32) -> Units {
+    let amount = |value: f64| value.round().clamp(0.0, f64::from(PLENTY)) as i32;
+    let mut cost = Units::ZERO;
+    let (device, link) = match operation {
+        Operation::Read => (Resource::DeviceRead, Resource::LinkOut),
+        Operation::Write | Operation::Other => (Resource::DeviceWrite, Resource::LinkIn),
+    };
+    cost[Resource::Cpu] = amount(at(&profile.cpu_ns, len));
+    cost[device] = amount(at(&profile.device_ns, len));
+    cost[link] = amount(f64::from(len) + f64::from(profile.header_bytes));
+    cost[Resource::Software] = PARTS;
+    cost[Resource::Ops] = PARTS;
+    cost[Resource::Bytes] = amount(f64::from(len));
+    cost
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A table with round figures: 1 us and 0.05 ns a byte of the processor, reads as the paper's 4 KiB I/O.
+    pub(crate) fn table() -> CostTable {
+        let read = Profile::line((1000.0, 0.05), (500.0, 0.1), 64);
+        let write = Profile::line((1200.0, 0.04), (900.0, 0.15), 96);
+        let other = Profile::line((800.0, 0.0), (2000.0, 0.0), 64);
+        CostTable::new([[read, write, other]; 3])
+    }
+
+    #[test]
+    fn costs_follow_what_was_measured() {
+        let table = table();
+        let cost = table.of(Frontend::Tcp, Operation::Read, 16 << 10);
+        assert_eq!(cost[Resource::Cpu], 1819);
+        assert_eq!(cost[Resource::DeviceRead], 2138);
+        assert_eq!(cost[Resource::DeviceWrite], 0);
+        assert_eq!(cost[Resource::LinkOut], 16448);
+        assert_eq!(cost[Resource::LinkIn], 0);
+        assert_eq!(cost[Resource::Ops], PARTS);
+        assert_eq!(cost[Resource::Bytes], 16384);
+        // Longer than the longest measured: along the same line.
+        let cost = table.of(Frontend::Pcie, Operation::Write, 1 << 20);
+        assert_eq!(cost[Resource::Cpu], 1200 + 41943);
+        // The longest there is doesn't overflow.
+        let cost = table.of(Frontend::Vhost, Operation::Write, u32::MAX);
+        assert_eq!(cost[Resource::Bytes], PLENTY);
+        assert_eq!(cost[Resource::LinkIn], PLENTY);
+    }
+
+    proptest! {
+        /// Nobody within a rate costs more than is set aside for it.
+        #[test]
+        fn a_rate_is_never_more_than_its_most(sizes in proptest::collection::vec((0u32..300_000, 0usize..3, 0usize..3), 1..60)) {
+            let table = table();
+            let mut rate = Rate { iops: 0, bytes: 0 };
+            let mut sum = [0f64; crate::units::SHARED];
+            for (len, operation, frontend) in sizes {
+                rate.iops += 1;
+                rate.bytes += u64::from(len);
+                let cost = table.of(FRONTENDS[frontend], OPERATIONS[operation], len);
+                for (sum, cost) in sum.iter_mut().zip(&cost.0) {
+                    *sum += f64::from(*cost);
+                }
+            }
+            // Less than one for each I/O is rounding.
+            let rounding = rate.iops as f64;
+            for (most, sum) in table.most_of(rate).into_iter().zip(sum) {
+                prop_assert!(sum <= most + rounding, "{sum} of {most}");
+            }
+        }
+    }
+}

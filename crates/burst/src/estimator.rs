@@ -1,0 +1,115 @@
+//! How far costs are off, told by delay.
+//!
+//! **Design.** What is calibrated is wrong at times: another kernel, a hot processor, a neighbour outside. The queueing of
+//! a resource (the backend's own time not in it) says so: above what is aimed at, its costs are taken for more, a step a
+//! window; below, while the resource is busy, for less; idle, the correction goes back towards 1. Both ways within bounds,
+//! so that who knows this can't move it far. **Not here:** measuring the delay.
+
+use crate::params::Params;
+use crate::units::SHARED;
+
+/// The corrections of one reactor.
+#[derive(Clone, Debug)]
+pub struct Estimator {
+    factor: [f32; SHARED],
+    sum_ns: [u64; SHARED],
+    count: [u32; SHARED],
+}
+
+impl Default for Estimator {
+    fn default() -> Self {
+        Self {
+            factor: [1.0; SHARED],
+            sum_ns: [0; SHARED],
+            count: [0; SHARED],
+        }
+    }
+}
+
+impl Estimator {
+    /// `count` I/Os waited `sum_ns` together for resource number `resource`, in this window.
+    #[inline]
+    pub fn observe(&mut self, resource: usize, sum_ns: u64, count: u32) {
+        self.sum_ns[resource] = self.sum_ns[resource].saturating_add(sum_ns);
+        self.count[resource] = self.count[resource].saturating_add(count);
+    }
+
+    /// A window has ended, in which `used` (0 to 1) of each was used.
+    pub fn turn(&mut self, params: &Params, used: &[f32; SHARED]) {
+        for (resource, used) in used.iter().enumerate() {
+            let count = std::mem::take(&mut self.count[resource]);
+            let sum = std::mem::take(&mut self.sum_ns[resource]);
+            let factor = &mut self.factor[resource];
+            let delay = sum.checked_div(count.into()).unwrap_or(0);
+            let next = if count > 0 && delay > params.target_delay_ns {
+                *factor * (1.0 + params.step_up)
+            } else if count > 0 && *used >= params.busy {
+                *factor * (1.0 - params.step_down)
+            } else if *factor > 1.0 {
+                (*factor * (1.0 - params.step_down)).max(1.0)
+            } else {
+                (*factor * (1.0 + params.step_down)).min(1.0)
+            };
+            *factor = next.clamp(params.correction_least, params.correction_most);
+        }
+    }
+
+    /// So many times what is calibrated do costs count.
+    #[must_use]
+    pub fn factors(&self) -> &[f32; SHARED] {
+        &self.factor
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::params::Params;
+
+    /// A resource whose costs are really `truth` times what is calibrated, given out to its end: its queue grows by what is
+    /// too much and shrinks by what is too little.
+    fn settle(truth: f32, start: Estimator, windows: u32) -> (Estimator, Vec<f32>) {
+        let params = Params::default();
+        let window = params.window_ns as f32;
+        let mut estimator = start;
+        let mut backlog = 0f32;
+        let mut seen = Vec::new();
+        for _ in 0..windows {
+            let given = window * params.utilisation / estimator.factors()[0];
+            let work = given * truth;
+            backlog = (backlog + work - window).clamp(0.0, 20.0 * window);
+            estimator.observe(0, backlog as u64 * 100, 100);
+            // As calibrated.
+            let used = (given / window).min(1.0);
+            estimator.turn(&params, &[used, 0.0, 0.0, 0.0, 0.0, 0.0]);
+            seen.push(estimator.factors()[0]);
+        }
+        (estimator, seen)
+    }
+
+    #[test]
+    fn estimator_converges_both_ways() {
+        let mean = |seen: &[f32]| seen.iter().rev().take(500).sum::<f32>() / 500.0;
+        // Costs are double (a fault of the hardware), then they are as calibrated again, then less.
+        let (estimator, seen) = settle(2.0, Estimator::default(), 2000);
+        assert!((1.8..=2.3).contains(&mean(&seen)), "{}", mean(&seen));
+        let (estimator, seen) = settle(1.0, estimator, 2000);
+        assert!((0.9..=1.15).contains(&mean(&seen)), "{}", mean(&seen));
+        let (_, seen) = settle(0.7, estimator, 2000);
+        assert!((0.63..=0.8).contains(&mean(&seen)), "{}", mean(&seen));
+    }
+
+    #[test]
+    fn a_correction_is_bounded_and_forgets() {
+        let params = Params::default();
+        let (estimator, _) = settle(50.0, Estimator::default(), 1000);
+        assert_eq!(estimator.factors()[0], params.correction_most);
+        let (mut estimator, _) = settle(0.01, estimator, 4000);
+        assert_eq!(estimator.factors()[0], params.correction_least);
+        // Nothing to do: back to what is calibrated, from either side.
+        for _ in 0..1000 {
+            estimator.turn(&params, &[0.0; SHARED]);
+        }
+        assert_eq!(estimator.factors()[0], 1.0);
+    }
+}

@@ -1,0 +1,193 @@
+//! What can be set, by name.
+//!
+//! **Design.** The paper names some of these and gives none but the size of the reserve; the defaults are those that
+//! `cargo xtask sweep burst` finds good. **Not here:** the models of devices and links ([`crate::sim`] has its own).
+
+use crate::units::MAX_WINDOW_NS;
+
+/// How the reactor's time and the node's resources are given out.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Policy {
+    /// Base guaranteed, the rest shared: BurstCBS.
+    #[default]
+    Burst,
+    /// Everyone has their base and never more: the paper's BaseCBS.
+    Base,
+    /// Everyone up to their burst limit, and whoever comes first: the paper's WildCBS.
+    Wild,
+}
+
+impl Policy {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Burst, Self::Base, Self::Wild];
+
+    /// Its name in a setting.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Burst => "burst",
+            Self::Base => "base",
+            Self::Wild => "wild",
+        }
+    }
+}
+
+/// See the module's text.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Params {
+    /// How things are given out.
+    pub policy: Policy,
+    /// The length of a window, ns.
+    pub window_ns: u64,
+    /// What is left of an allocation in the next window to a tenant that neither bursts nor waits (the paper's alpha).
+    pub keep: f32,
+    /// What waits counts so many times what was used (the paper's `weight_throttle`).
+    pub weight_waiting: f32,
+    /// So much of what there is may be given out: the rest is the price of short queues.
+    pub utilisation: f32,
+    /// So many tenants can come back to their base out of the reserve at once ...
+    pub reserve_tenants: u32,
+    /// ... as far as that is at most this part of what there is.
+    pub reserve_most: f32,
+    /// So many windows' base can be saved for use within one: load is not even.
+    pub saved_windows: u32,
+    /// Whoever stays within their base is given so much more than they used last, up to it; and so is a volume of what its
+    /// siblings can spare.
+    pub headroom: f32,
+    /// The queueing that is aimed at, ns: more of it, and costs were estimated too low.
+    pub target_delay_ns: u64,
+    /// A correction grows so much in a window.
+    pub step_up: f32,
+    /// A correction shrinks so much in a window.
+    pub step_down: f32,
+    /// The least that a cost is taken for, of what is calibrated.
+    pub correction_least: f32,
+    /// The most.
+    pub correction_most: f32,
+    /// Below this part of use, delay says nothing about costs.
+    pub busy: f32,
+    /// Below this part of its base, an allocation that nobody uses is nothing, and its tenant is forgotten until it comes back.
+    pub forget: f32,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            policy: Policy::Burst,
+            window_ns: 1_000_000,
+            keep: 0.5,
+            weight_waiting: 1.0,
+            utilisation: 0.97,
+            reserve_tenants: 2,
+            reserve_most: 0.05,
+            saved_windows: 4,
+            headroom: 0.125,
+            target_delay_ns: 20_000,
+            step_up: 0.04,
+            step_down: 0.01,
+            correction_least: 0.5,
+            correction_most: 4.0,
+            busy: 0.5,
+            forget: 1.0 / 64.0,
+        }
+    }
+}
+
+/// A parameter that makes no sense.
+#[derive(Clone, PartialEq, Debug)]
+pub struct BadParam {
+    /// Which.
+    pub name: &'static str,
+    /// What it was set to.
+    pub value: f64,
+    /// What can be.
+    pub least: f64,
+    /// What can be.
+    pub most: f64,
+}
+
+impl std::fmt::Display for BadParam {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            name,
+            value,
+            least,
+            most,
+        } = self;
+        write!(f, "{name} is {value}: it can be {least} to {most}")
+    }
+}
+
+impl std::error::Error for BadParam {}
+
+impl Params {
+    /// Each within its range.
+    ///
+    /// # Errors
+    /// The first that is not.
+    pub fn check(&self) -> Result<(), BadParam> {
+        let least = f64::from(self.correction_least);
+        let rows: [(&'static str, f64, f64, f64); 15] = [
+            (
+                "window_ns",
+                self.window_ns as f64,
+                50_000.0,
+                MAX_WINDOW_NS as f64,
+            ),
+            ("keep", self.keep.into(), 0.0, 0.99),
+            ("weight_waiting", self.weight_waiting.into(), 0.0, 1000.0),
+            ("utilisation", self.utilisation.into(), 0.1, 1.0),
+            ("reserve_tenants", self.reserve_tenants.into(), 0.0, 1024.0),
+            ("reserve_most", self.reserve_most.into(), 0.0, 0.5),
+            ("saved_windows", self.saved_windows.into(), 1.0, 1000.0),
+            ("headroom", self.headroom.into(), 0.0, 10.0),
+            (
+                "target_delay_ns",
+                self.target_delay_ns as f64,
+                1000.0,
+                10_000_000.0,
+            ),
+            ("step_up", self.step_up.into(), 0.0001, 1.0),
+            ("step_down", self.step_down.into(), 0.0001, 0.5),
+            ("correction_least", least, 0.1, 1.0),
+            ("correction_most", self.correction_most.into(), 1.0, 100.0),
+            ("busy", self.busy.into(), 0.0, 1.0),
+            ("forget", self.forget.into(), 0.0001, 1.0),
+        ];
+        for (name, value, least, most) in rows {
+            if !(least..=most).contains(&value) {
+                return Err(BadParam {
+                    name,
+                    value,
+                    least,
+                    most,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_good_and_what_is_not_is_named() {
+        assert_eq!(Params::default().check(), Ok(()));
+        let bad = Params {
+            keep: f32::NAN,
+            ..Params::default()
+        };
+        assert_eq!(bad.check().map_err(|bad| bad.name), Err("keep"));
+        let bad = Params {
+            window_ns: 0,
+            ..Params::default()
+        };
+        let said = bad.check().map_err(|bad| bad.to_string());
+        assert_eq!(
+            said,
+            Err("window_ns is 0: it can be 50000 to 10000000".to_owned())
+        );
+    }
+}

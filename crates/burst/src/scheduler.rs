@@ -1,0 +1,247 @@
+//! One reactor's share of everything, given out once a window.
+//!
+//! **Design.** Algorithm 1 of BurstCBS. A lane (a volume through this reactor) has an allocation of everything, and an I/O
+//! that it covers may begin: that is all there is on the path of an I/O ([`Scheduler::admit`]). What it doesn't cover is
+//! looked at more closely ([`fallback`]): what a sibling left, what nobody was given, what a bursting tenant was given above
+//! its base (the better of two at random), the reserve. Of the last two only a tenant *below its base* may take: the guard that
+//! the printed algorithm lacks. At a window's end ([`Scheduler::turn`]) what was used and what waits says who is given what.
+//!
+//! Four things differ from the paper, each for a reason. Resources are judged one by one, so that who reads does not hold
+//! what others could write. Only what a tenant does not use of its allocation fades, or a steady one waits every few windows. What is left because its best taker is at its burst limit lies free for anyone who is not. And a
+//! base may be saved for a few windows ([`crate::params::Params::saved_windows`]), because a load is not even, and a
+//! window of a small base is less than one I/O; what is not saved becomes credit.
+//!
+//! **Not here:** the commands that wait (the lane keeps them, in order, and says so: [`Scheduler::wait`]), their order among
+//! lanes, time.
+
+mod fallback;
+mod state;
+#[cfg(test)]
+mod tests;
+mod turn;
+
+use crate::board::Board;
+use crate::budget::{Budget, Burst, Rate};
+use crate::cost::CostTable;
+use crate::estimator::Estimator;
+use crate::params::{BadParam, Params};
+use crate::units::{PARTS, PLENTY, Resource, SHARED, Units, in_window};
+use state::{Lane, NOBODY, Tenant};
+use std::sync::Arc;
+
+pub use state::Seen;
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Scheduler {
+    params: Params,
+    /// Of shared resources in a window: this reactor's processor, and all of the rest.
+    whole: [f32; SHARED],
+    lanes: Vec<Lane>,
+    tenants: Vec<Tenant>,
+    /// Tenants that are given something.
+    active: Vec<u32>,
+    /// Of them those that are given more than their base.
+    bursting: Vec<u32>,
+    reserve: Units,
+    /// What nobody was given.
+    free: Units,
+    window: u64,
+    random: u32,
+    estimator: Estimator,
+    awake: bool,
+    board: Arc<Board>,
+}
+
+impl Scheduler {
+    /// For `lanes` lanes at most, of the board's tenants, on a reactor of a node that has `per_second` of each shared
+    /// resource ([`crate::admission::Capacity::per_second`]; of processor time, this reactor's).
+    ///
+    /// # Errors
+    /// A parameter that is out of its range.
+    pub fn new(
+        params: Params,
+        per_second: &[f64; SHARED],
+        lanes: usize,
+        board: &Arc<Board>,
+    ) -> Result<Self, BadParam> {
+        params.check()?;
+        let mut whole = [0f32; SHARED];
+        for (whole, per_second) in whole.iter_mut().zip(per_second) {
+            let usable = per_second * f64::from(params.utilisation);
+            *whole = in_window(usable, params.window_ns) as f32;
+        }
+        let tenants = board.tenants();
+        Ok(Self {
+            params,
+            whole,
+            lanes: (0..lanes).map(|_| Lane::default()).collect(),
+            tenants: (0..tenants).map(|_| Tenant::default()).collect(),
+            active: Vec::with_capacity(tenants),
+            bursting: Vec::with_capacity(tenants),
+            reserve: Units::ZERO,
+            free: Units::ZERO,
+            window: 0,
+            random: 0x9E37_79B9,
+            estimator: Estimator::default(),
+            awake: false,
+            board: board.clone(),
+        })
+    }
+
+    /// The tenant has this budget from now on. What it was given in this window is cut to it at once; all else follows
+    /// with the next.
+    pub fn set_budget(&mut self, tenant: usize, budget: &Budget, costs: &CostTable) {
+        let window = self.params.window_ns;
+        let vector = |rate: Rate| {
+            let mut units = self.own(rate);
+            for (unit, most) in units.0.iter_mut().zip(costs.most_of(rate)) {
+                *unit = in_window(most, window);
+            }
+            units
+        };
+        let (base, burst) = (vector(budget.base), vector(budget.burst));
+        let metered = matches!(budget.how, Burst::Metered);
+        if let Burst::Credit { seconds } = budget.how {
+            let seconds = u64::from(seconds);
+            let [ops, bytes] = &self.board.entry(tenant).credit;
+            ops.set_cap(budget.base.iops * seconds * PARTS as u64);
+            bytes.set_cap(budget.base.bytes * seconds);
+        }
+        let one = &mut self.tenants[tenant];
+        (one.base, one.burst, one.metered) = (base, burst, metered);
+        for lane in &one.lanes {
+            let lane = &mut self.lanes[*lane as usize];
+            let left = lane.left.min(&burst);
+            let mut cut = lane.left;
+            cut.sub(&left);
+            lane.given.sub(&cut);
+            lane.left = left;
+        }
+    }
+
+    /// The volume of this lane may use so much of its tenant's: a part of the base that is its own, and a limit.
+    /// `None`: an equal part, no limit.
+    pub fn set_volume(&mut self, lane: usize, budget: Option<&Budget>) {
+        let (base, limit) = match budget {
+            Some(budget) => (self.own(budget.base), self.own(budget.burst)),
+            None => (Units::ZERO, Units::PLENTY),
+        };
+        let lane = &mut self.lanes[lane];
+        // Of shared resources it takes what its budget comes to.
+        let mut room = limit;
+        room.0[..SHARED].fill(PLENTY);
+        (lane.base, lane.limit, lane.room) = (base, limit, room);
+    }
+
+    /// What a budget says, in a window.
+    fn own(&self, rate: Rate) -> Units {
+        let mut units = Units::ZERO;
+        let window = self.params.window_ns;
+        units[Resource::Ops] = in_window(rate.iops as f64 * f64::from(PARTS), window);
+        units[Resource::Bytes] = in_window(rate.bytes as f64, window);
+        units
+    }
+
+    /// This lane is of that tenant. It had none before.
+    pub fn attach(&mut self, lane: usize, tenant: usize) {
+        self.lanes[lane] = Lane {
+            tenant: tenant as u32,
+            ..Lane::default()
+        };
+        let one = &mut self.tenants[tenant];
+        if one.lanes.is_empty() {
+            self.board.entry(tenant).attach(true);
+        }
+        one.lanes.push(lane as u32);
+    }
+
+    /// This lane is nobody's any more.
+    pub fn detach(&mut self, lane: usize) {
+        let gone = std::mem::take(&mut self.lanes[lane]);
+        if gone.tenant == NOBODY {
+            return;
+        }
+        let tenant = gone.tenant as usize;
+        let one = &mut self.tenants[tenant];
+        let mut used = gone.given;
+        used.sub(&gone.left);
+        one.extra.add(&used);
+        one.lanes.retain(|other| *other as usize != lane);
+        if one.lanes.is_empty() {
+            let entry = self.board.entry(tenant);
+            entry.share(one.demand_told, 0);
+            entry.attach(false);
+            one.demand_told = 0;
+        }
+    }
+
+    /// Whether an I/O of this lane that costs so much may begin; if so, that is paid. An I/O that may not, waits behind
+    /// those of its lane that wait already ([`Self::wait`]).
+    #[inline]
+    pub fn admit(&mut self, lane: usize, cost: &Units) -> bool {
+        if self.lanes[lane].left.take(cost) {
+            return true;
+        }
+        self.fall_back(lane, cost)
+    }
+
+    /// An I/O begins to wait in its lane: said once of each.
+    pub fn wait(&mut self, lane: usize, cost: &Units) {
+        let lane = &mut self.lanes[lane];
+        lane.waiting.add(cost);
+        self.tenants[lane.tenant as usize].seen.waited += 1;
+    }
+
+    /// Whether the first I/O that waits in this lane may begin; if so, it does not wait any more.
+    #[inline]
+    pub fn resume(&mut self, lane: usize, cost: &Units) -> bool {
+        let admitted = self.admit(lane, cost);
+        if admitted {
+            self.lanes[lane].waiting.sub(cost);
+        }
+        admitted
+    }
+
+    /// An I/O that waited is gone.
+    pub fn cancel(&mut self, lane: usize, cost: &Units) {
+        self.lanes[lane].waiting.sub(cost);
+    }
+
+    /// I/Os waited so long for a resource in this window: what costs are corrected by.
+    pub fn observe(&mut self, resource: Resource, sum_ns: u64, count: u32) {
+        if (resource as usize) < SHARED {
+            self.estimator.observe(resource as usize, sum_ns, count);
+        }
+    }
+
+    /// What is known of a tenant on this reactor.
+    #[must_use]
+    pub fn seen(&self, tenant: usize) -> Seen {
+        let one = &self.tenants[tenant];
+        let entry = self.board.entry(tenant);
+        Seen {
+            credit_parts: entry.credit[0].has() + one.drawn_credit(0),
+            credit_bytes: entry.credit[1].has() + one.drawn_credit(1),
+            ..one.seen
+        }
+    }
+
+    /// How many times what is calibrated costs count now.
+    #[must_use]
+    pub fn corrections(&self) -> &[f32; SHARED] {
+        self.estimator.factors()
+    }
+
+    /// Tenants that are given something.
+    #[must_use]
+    pub fn active(&self) -> usize {
+        self.active.len()
+    }
+
+    /// The parameters.
+    #[must_use]
+    pub fn params(&self) -> &Params {
+        &self.params
+    }
+}

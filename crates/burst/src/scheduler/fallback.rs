@@ -1,0 +1,191 @@
+//! An I/O that its lane's allocation does not cover.
+//!
+//! **Design.** Its own lane's budget must allow it; then each source is asked for all that is shared of it. Nothing here is on
+//! the path of an I/O of a tenant within what it was given. **Not here:** what waits.
+
+use super::Scheduler;
+use super::state::NOBODY;
+use crate::params::Policy;
+use crate::units::{COUNT, SHARED, Units};
+
+impl Scheduler {
+    #[cold]
+    #[inline(never)]
+    pub(super) fn fall_back(&mut self, lane: usize, cost: &Units) -> bool {
+        let tenant = self.lanes[lane].tenant;
+        if tenant == NOBODY {
+            return false;
+        }
+        if !self.tenants[tenant as usize].active {
+            self.activate(tenant as usize);
+            if self.lanes[lane].left.take(cost) {
+                return true;
+            }
+        }
+        let began = self.begin_beyond(lane, tenant as usize, cost);
+        if !began {
+            self.lanes[lane].wanted = *cost;
+        }
+        began
+    }
+
+    fn begin_beyond(&mut self, lane: usize, tenant: usize, cost: &Units) -> bool {
+        // What its budget says: its lane's part, or with it what the tenant's lanes have not been given.
+        let own = cost.own();
+        let mut short = own;
+        short.sub(&self.lanes[lane].left);
+        let one = &mut self.tenants[tenant];
+        if !one.spare.covers(&short) {
+            return false;
+        }
+        if !short.is_zero() {
+            // No volume comes above its limit by its siblings' part.
+            let mut would = self.lanes[lane].used();
+            would.add(&own);
+            if !self.lanes[lane].room.covers(&would.own()) {
+                return false;
+            }
+        }
+        let shared = cost.shared();
+        let mut source = one.spare.take(&shared);
+        if !source && self.params.policy == Policy::Burst {
+            source = self.free.take(&shared);
+            if !source && self.is_below_base(tenant, &own) {
+                source = self.take_from_bursting(tenant, &shared);
+                if !source && self.reserve.take(&shared) {
+                    self.tenants[tenant].seen.from_reserve += 1;
+                    source = true;
+                }
+            }
+        }
+        if source {
+            let lane = &mut self.lanes[lane];
+            let mut from_lane = own;
+            from_lane.sub(&short);
+            lane.left.sub(&from_lane);
+            let mut beyond = shared;
+            beyond.add(&short);
+            lane.beyond.add(&beyond);
+            self.tenants[tenant].spare.sub(&short);
+        }
+        source
+    }
+
+    /// The guard: with this I/O too, the tenant is not above its base.
+    fn is_below_base(&self, tenant: usize, own: &Units) -> bool {
+        let one = &self.tenants[tenant];
+        let mut would = one.extra;
+        for lane in &one.lanes {
+            would.add(&self.lanes[*lane as usize].used());
+        }
+        would.add(own);
+        one.due.covers(&would.own())
+    }
+
+    /// Of the better of two bursting tenants, what it was given above its base.
+    fn take_from_bursting(&mut self, tenant: usize, shared: &Units) -> bool {
+        let count = self.bursting.len();
+        if count == 0 {
+            return false;
+        }
+        let (first, second) = (self.draw(count), self.draw(count));
+        let (first, second) = (
+            self.bursting[first] as usize,
+            self.bursting[second] as usize,
+        );
+        let (a, b) = (self.stealable(first), self.stealable(second));
+        // The better: who has more of what this I/O needs most of.
+        let better = |of: &Units| {
+            let parts = of.0.iter().zip(&shared.0);
+            let parts = parts.filter(|(_, need)| **need > 0);
+            parts
+                .map(|(has, need)| i64::from(*has) * 1024 / i64::from(*need))
+                .min()
+                .unwrap_or(0)
+        };
+        let (victim, has) = if better(&b) > better(&a) {
+            (second, b)
+        } else {
+            (first, a)
+        };
+        if victim == tenant || !has.covers(shared) {
+            return false;
+        }
+        let mut need = *shared;
+        let one = &mut self.tenants[victim];
+        let from_spare = one.spare.min(&need);
+        one.spare.sub(&from_spare);
+        need.sub(&from_spare);
+        for at in 0..one.lanes.len() {
+            let lane = &mut self.lanes[self.tenants[victim].lanes[at] as usize];
+            let part = lane.left.min(&need).shared();
+            lane.left.sub(&part);
+            lane.given.sub(&part);
+            need.sub(&part);
+        }
+        let one = &mut self.tenants[victim];
+        for (allocated, lost) in one.allocated.iter_mut().zip(&shared.0) {
+            *allocated = (*allocated - *lost as f32).max(0.0);
+        }
+        one.seen.lost += 1;
+        self.tenants[tenant].seen.taken += 1;
+        true
+    }
+
+    /// What may be taken from it: what it has left, as far as it was given it above its base.
+    fn stealable(&self, tenant: usize) -> Units {
+        let one = &self.tenants[tenant];
+        let mut left = one.spare;
+        for lane in &one.lanes {
+            left.add(&self.lanes[*lane as usize].left);
+        }
+        let mut most = Units::ZERO;
+        for resource in 0..SHARED {
+            let above = one.allocated[resource] - one.base.0[resource] as f32 * one.share;
+            most.0[resource] = left.0[resource].min(above.max(0.0) as i32);
+        }
+        most
+    }
+
+    fn draw(&mut self, below: usize) -> usize {
+        // xorshift (Marsaglia 2003): any choice will do, it need not be good.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 17;
+        self.random ^= self.random << 5;
+        ((u64::from(self.random) * below as u64) >> 32) as usize
+    }
+
+    /// A tenant that was idle is here again: it may have its base at once, as far as there is anything.
+    fn activate(&mut self, tenant: usize) {
+        let idle = self.window.saturating_sub(self.tenants[tenant].last);
+        let entry = self.board.entry(tenant);
+        let one = &mut self.tenants[tenant];
+        one.active = true;
+        one.allocated = [0.0; COUNT];
+        one.share = entry.share(one.demand_told, one.demand_told);
+        one.spare = Units::ZERO;
+        // What its base was worth meanwhile: saved, the rest is credit.
+        one.earn(entry, idle.max(1), self.params.saved_windows);
+        one.last = self.window;
+        self.active.push(tenant as u32);
+        if !self.awake {
+            self.awake = true;
+            self.board.wake(true);
+        }
+        let limit = one.limit(entry, self.params.policy);
+        let unlimited = self.params.policy != Policy::Burst;
+        one.spare = if unlimited {
+            Units::PLENTY.shared()
+        } else {
+            Units::ZERO
+        };
+        one.spare.add(&limit);
+        if one.lanes.len() == 1 {
+            // No sibling to share with.
+            let lane = &mut self.lanes[one.lanes[0] as usize];
+            let part = one.spare.min(&lane.room);
+            (lane.left, lane.given) = (part, part);
+            one.spare = Units::ZERO;
+        }
+    }
+}

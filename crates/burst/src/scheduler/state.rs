@@ -1,0 +1,131 @@
+//! What is known of a lane and of a tenant.
+
+use crate::units::{COUNT, Units};
+
+/// No tenant.
+pub(super) const NOBODY: u32 = u32::MAX;
+
+/// One lane. What an I/O looks at comes first.
+#[derive(Clone, Debug)]
+pub(super) struct Lane {
+    /// What may still be used in this window.
+    pub(super) left: Units,
+    /// What was given at its beginning, less what was taken away.
+    pub(super) given: Units,
+    /// Of the I/Os that wait.
+    pub(super) waiting: Units,
+    /// Of the I/O that was refused last: it is saved for.
+    pub(super) wanted: Units,
+    /// The volume's own part of its tenant's base, in a window.
+    pub(super) base: Units,
+    /// Its limit, in a window.
+    pub(super) limit: Units,
+    /// What its limit allows in this window, saved from earlier ones too.
+    pub(super) room: Units,
+    /// Used in the last window, and what waits: what the next is divided by.
+    pub(super) demand: Units,
+    /// Used in this window beyond what was given: out of what was not its own.
+    pub(super) beyond: Units,
+    pub(super) tenant: u32,
+}
+
+impl Default for Lane {
+    fn default() -> Self {
+        Self {
+            left: Units::ZERO,
+            given: Units::ZERO,
+            waiting: Units::ZERO,
+            wanted: Units::ZERO,
+            base: Units::ZERO,
+            limit: Units::PLENTY,
+            room: Units::PLENTY,
+            demand: Units::ZERO,
+            beyond: Units::ZERO,
+            tenant: NOBODY,
+        }
+    }
+}
+
+impl Lane {
+    /// Whether its volume has a limit.
+    #[inline]
+    pub(super) fn is_limited(&self) -> bool {
+        self.limit != Units::PLENTY
+    }
+
+    /// Used in this window.
+    #[inline]
+    pub(super) fn used(&self) -> Units {
+        let mut used = self.given;
+        used.sub(&self.left);
+        used.add(&self.beyond);
+        used
+    }
+}
+
+/// One tenant on this reactor.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Tenant {
+    /// In a window, on all reactors together.
+    pub(super) base: Units,
+    /// The same.
+    pub(super) burst: Units,
+    pub(super) metered: bool,
+    pub(super) active: bool,
+    /// What it may still use as its base, saved from earlier windows too; only what is its own. At a window's beginning.
+    pub(super) due: Units,
+    /// Given to it and to no lane of it yet.
+    pub(super) spare: Units,
+    /// Used by lanes that are gone.
+    pub(super) extra: Units,
+    /// The last allocation of each resource.
+    pub(super) allocated: [f32; COUNT],
+    /// What it used and what waits, weighed.
+    pub(super) demand: [f32; COUNT],
+    /// Its part of the tenant: this reactor's demand by all reactors'.
+    pub(super) share: f32,
+    /// What the board was told last.
+    pub(super) demand_told: u64,
+    /// Drawn from credit for this window: operations, bytes.
+    pub(super) drawn: [u64; 2],
+    /// The window in which it was last active.
+    pub(super) last: u64,
+    pub(super) lanes: Vec<u32>,
+    pub(super) seen: Seen,
+}
+
+impl Tenant {
+    /// What lies ready for this window of its credit.
+    pub(super) fn drawn_credit(&self, own: usize) -> u64 {
+        if self.metered { 0 } else { self.drawn[own] }
+    }
+}
+
+/// What can be told of a tenant. All but the last window's are sums since the beginning.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub struct Seen {
+    /// Operations used, in parts of 1/65536.
+    pub used_parts: u64,
+    /// Bytes used.
+    pub used_bytes: u64,
+    /// Of them above the base: what is metered.
+    pub metered_parts: u64,
+    /// The same of bytes.
+    pub metered_bytes: u64,
+    /// I/Os that had to wait.
+    pub waited: u64,
+    /// I/Os that began out of what a bursting tenant was given.
+    pub taken: u64,
+    /// I/Os of others that began out of what this one was given.
+    pub lost: u64,
+    /// I/Os that began out of the reserve.
+    pub from_reserve: u64,
+    /// What it has saved: operations, in parts.
+    pub credit_parts: u64,
+    /// What it has saved: bytes.
+    pub credit_bytes: u64,
+    /// The last window: what was given, and what was used of it.
+    pub given: Units,
+    /// The last window.
+    pub used: Units,
+}

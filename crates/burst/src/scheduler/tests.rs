@@ -1,0 +1,436 @@
+//! The scheduler under loads, on a reactor that is really as fast as is said: one I/O after the other, each for its time of
+//! the processor, and a queue for each tenant.
+
+mod adversaries;
+mod storm;
+
+use super::Scheduler;
+use crate::board::Board;
+use crate::budget::{Budget, Burst, Rate};
+use crate::cost::{CostTable, Frontend, Operation, tests::table};
+use crate::params::Params;
+use crate::units::{PARTS, Resource, Units};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// A window is so many steps: what is asked for comes at each.
+const STEPS: usize = 20;
+
+/// What a tenant asks for in a step: I/Os, and of how many bytes.
+type Load<'a> = &'a dyn Fn(usize, u64, usize) -> (usize, u32);
+
+pub(super) struct Bench {
+    pub(super) scheduler: Scheduler,
+    costs: CostTable,
+    queues: Vec<VecDeque<Units>>,
+    /// In the window that ended: I/Os of each, and the processor's time.
+    pub(super) ended: Vec<u64>,
+    pub(super) cpu_ns: i64,
+    /// The processor's time that is left of a step: may be owed.
+    time: i64,
+    pub(super) window: u64,
+    from: usize,
+}
+
+/// A budget in 4 KiB I/Os.
+pub(super) fn budget(base: u64, burst: u64, how: Burst) -> Budget {
+    let rate = |iops: u64| Rate {
+        iops,
+        bytes: iops * 4096,
+    };
+    Budget {
+        base: rate(base),
+        burst: rate(burst),
+        how,
+    }
+}
+
+impl Bench {
+    pub(super) fn new(budgets: &[Budget], params: Params) -> Self {
+        let costs = table();
+        let board = Arc::new(Board::new(budgets.len()));
+        let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
+        let mut scheduler = Scheduler::new(params, &whole, budgets.len(), &board).expect("good");
+        for (tenant, budget) in budgets.iter().enumerate() {
+            budget.check().expect("a good budget");
+            scheduler.set_budget(tenant, budget, &costs);
+            scheduler.attach(tenant, tenant);
+        }
+        Self {
+            scheduler,
+            costs,
+            queues: vec![VecDeque::new(); budgets.len()],
+            ended: vec![0; budgets.len()],
+            cpu_ns: 0,
+            time: 0,
+            window: 0,
+            from: 0,
+        }
+    }
+
+    pub(super) fn set_budget(&mut self, tenant: usize, budget: &Budget) {
+        self.scheduler.set_budget(tenant, budget, &self.costs);
+    }
+
+    /// One window under `load`; at most `depth` I/Os wait for each tenant, more are not asked for.
+    pub(super) fn window(&mut self, depth: usize, load: Load<'_>) {
+        self.ended.fill(0);
+        self.cpu_ns = 0;
+        for step in 0..STEPS {
+            for tenant in 0..self.queues.len() {
+                let (count, len) = load(tenant, self.window, step);
+                let cost = self.costs.of(Frontend::Tcp, Operation::Read, len);
+                for _ in 0..count {
+                    if self.queues[tenant].len() < depth {
+                        self.queues[tenant].push_back(cost);
+                        self.scheduler.wait(tenant, &cost);
+                    }
+                }
+            }
+            self.step();
+        }
+        self.scheduler.turn(1);
+        self.window += 1;
+    }
+
+    /// The reactor goes round, one I/O of each that may, until its time or what may is at an end.
+    fn step(&mut self) {
+        let step_ns = self.scheduler.params.window_ns as i64 / STEPS as i64;
+        self.time = (self.time + step_ns).min(step_ns);
+        let mut idle = 0;
+        let count = self.queues.len();
+        while self.time > 0 && idle < count {
+            let tenant = self.from % count;
+            self.from += 1;
+            idle += 1;
+            let Some(cost) = self.queues[tenant].front().copied() else {
+                continue;
+            };
+            let before = self.scheduler.seen(tenant);
+            if !self.scheduler.resume(tenant, &cost) {
+                continue;
+            }
+            let after = self.scheduler.seen(tenant);
+            if after.taken + after.from_reserve > before.taken + before.from_reserve {
+                self.assert_below_base(tenant);
+            }
+            idle = 0;
+            self.queues[tenant].pop_front();
+            self.ended[tenant] += 1;
+            self.time -= i64::from(cost[Resource::Cpu]);
+            self.cpu_ns += i64::from(cost[Resource::Cpu]);
+        }
+    }
+
+    /// Whoever took from the bursting or from the reserve has used no more than was its own.
+    fn assert_below_base(&self, tenant: usize) {
+        let one = &self.scheduler.tenants[tenant];
+        let mut used = one.extra;
+        for lane in &one.lanes {
+            used.add(&self.scheduler.lanes[*lane as usize].used());
+        }
+        assert!(one.due.covers(&used.own()), "{:?} {used:?}", one.due);
+    }
+}
+
+/// As much as it can get, in 4 KiB I/Os.
+pub(super) const ALL: (usize, u32) = (100, 4096);
+/// Nothing.
+pub(super) const NONE: (usize, u32) = (0, 4096);
+
+/// So many 4 KiB I/Os a window, evenly.
+pub(super) fn even(each: usize, window: u64, step: usize) -> (usize, u32) {
+    let at = window as usize * STEPS + step;
+    ((at + 1) * each / STEPS - at * each / STEPS, 4096)
+}
+
+/// 4 KiB reads take 1.205 us: so many fit into a window of 1 ms.
+pub(super) const FIT: u64 = 830;
+
+#[test]
+fn no_steal_by_tenants_above_base() {
+    // Two burst without end, one keeps to its base, one comes now and then.
+    let mut bench = Bench::new(
+        &[budget(100_000, 900_000, Burst::Metered); 4],
+        Params::default(),
+    );
+    for window in 0..400 {
+        let taken = |bench: &Bench, tenant: usize| {
+            let seen = bench.scheduler.seen(tenant);
+            seen.taken + seen.from_reserve
+        };
+        let before = taken(&bench, 0) + taken(&bench, 1);
+        bench.window(300, &|tenant, window, step| match tenant {
+            0 | 1 => ALL,
+            2 => even(100, window, step),
+            _ if window % 40 < 4 => ALL,
+            _ => NONE,
+        });
+        // `Bench::step` looks at each that was taken. Those that are above their base all the time never take.
+        if window > 10 {
+            let after = taken(&bench, 0) + taken(&bench, 1);
+            assert_eq!(after, before, "window {window}");
+        }
+        if window > 10 && window % 40 == 0 {
+            // Woken, it has its base within the window.
+            assert!(bench.ended[3] >= 95, "window {window}: {:?}", bench.ended);
+        }
+    }
+    let seen = bench.scheduler.seen(3);
+    assert!(seen.taken + seen.from_reserve > 0, "{seen:?}");
+    assert!(bench.scheduler.seen(0).lost > 0);
+}
+
+#[test]
+fn work_conserving() {
+    // Whatever part of the tenants has something to do: as long as one that may waits, all of the processor's time that
+    // may be given out is, but for the reserve.
+    for busy in 1..=8usize {
+        let mut bench = Bench::new(
+            &[budget(50_000, 2_000_000, Burst::Metered); 8],
+            Params::default(),
+        );
+        let params = bench.scheduler.params.clone();
+        let floor = f64::from(params.utilisation * (1.0 - params.reserve_most)) - 0.012;
+        let mut sum = 0;
+        for window in 0..200u64 {
+            // Others each 50 windows.
+            bench.window(300, &|tenant, window, _| {
+                let turn = (window / 50) as usize * 3;
+                if (tenant + turn) % 8 < busy {
+                    ALL
+                } else {
+                    NONE
+                }
+            });
+            let part = bench.cpu_ns as f64 / params.window_ns as f64;
+            // What who stopped was given fades over some windows.
+            if window % 50 > 15 {
+                assert!(part >= floor, "{busy} busy, window {window}: {part}");
+            }
+            sum += bench.cpu_ns;
+        }
+        assert!(sum as f64 / 200e6 >= floor - 0.03, "{busy} busy: {sum}");
+    }
+}
+
+#[test]
+fn what_is_left_of_the_bursting_is_shared_by_demand() {
+    let mut bench = Bench::new(
+        &[budget(50_000, 900_000, Burst::Metered); 3],
+        Params::default(),
+    );
+    for _ in 0..100 {
+        bench.window(400, &|_, _, _| ALL);
+    }
+    let [a, b, c] = bench.ended[..] else { panic!() };
+    assert!(a.abs_diff(b) < 30 && b.abs_diff(c) < 30, "{a} {b} {c}");
+    assert!(a + b + c > FIT * 91 / 100);
+}
+
+#[test]
+fn base_policy_gives_the_base_and_wild_all_that_is_asked_for() {
+    let run = |policy| {
+        let params = Params {
+            policy,
+            ..Params::default()
+        };
+        let mut bench = Bench::new(&[budget(100_000, 400_000, Burst::Metered); 3], params);
+        let mut sums = [0; 3];
+        for window in 0..100 {
+            bench.window(2000, &|tenant, _, _| if tenant < 2 { ALL } else { NONE });
+            if window >= 50 {
+                for (sum, ended) in sums.iter_mut().zip(&bench.ended) {
+                    *sum += ended;
+                }
+            }
+        }
+        (sums[0], sums[1], bench.scheduler.seen(0).metered_parts)
+    };
+    assert_eq!(run(crate::params::Policy::Base), (5000, 5000, 0));
+    let (a, b, metered) = run(crate::params::Policy::Wild);
+    assert!(a + b > 50 * (FIT - 40), "{a} {b}");
+    // What is above the base is counted to the operation: 300 a window, less what was saved in the beginning.
+    assert!(
+        metered > 100 * 250 * PARTS as u64,
+        "{}",
+        metered / PARTS as u64
+    );
+}
+
+#[test]
+fn credit_is_earned_below_the_base_and_spent_above() {
+    let seconds = 1;
+    let mut bench = Bench::new(
+        &[budget(100_000, 300_000, Burst::Credit { seconds })],
+        Params::default(),
+    );
+    let cap = 100_000 * PARTS as u64;
+    let mut most = 0;
+    let mut ended = 0;
+    let mut run = |bench: &mut Bench, windows: u64, each: usize| {
+        let mut sum = 0;
+        for _ in 0..windows {
+            bench.window(1000, &|_, window, step| even(each, window, step));
+            sum += bench.ended[0];
+            ended += bench.ended[0];
+            let credit = bench.scheduler.seen(0).credit_parts;
+            assert!(credit <= cap);
+            most = most.max(credit);
+            // Never more than what was due since the beginning, with one window's burst.
+            assert!(ended <= 100 * bench.window + 300, "{ended}");
+        }
+        sum
+    };
+    // Nothing saved: nothing above the base.
+    let base = run(&mut bench, 100, 1000);
+    assert!((9_900..=10_100).contains(&base), "{base}");
+    bench.queues[0].clear();
+    let cost = bench.scheduler.lanes[0].waiting;
+    bench.scheduler.cancel(0, &cost);
+    // Half of the base for 400 windows: 200 windows' base saved, which is 100 windows at three times the base.
+    run(&mut bench, 400, 50);
+    let burst = run(&mut bench, 100, 1000);
+    assert!((28_000..=30_500).contains(&burst), "{burst}");
+    let after = run(&mut bench, 100, 1000);
+    assert!((9_900..=11_500).contains(&after), "{after}");
+    bench.queues[0].clear();
+    let cost = bench.scheduler.lanes[0].waiting;
+    bench.scheduler.cancel(0, &cost);
+    // Idle for as long as one likes: the cap.
+    run(&mut bench, 3000, 0);
+    run(&mut bench, 1, 1);
+    assert_eq!(most, cap);
+}
+
+#[test]
+fn a_tenants_volumes_share_it_fairly() {
+    let costs = table();
+    let board = Arc::new(Board::new(1));
+    let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
+    let mut scheduler = Scheduler::new(Params::default(), &whole, 4, &board).expect("good");
+    scheduler.set_budget(0, &budget(100_000, 200_000, Burst::Metered), &costs);
+    for lane in 0..4 {
+        scheduler.attach(lane, 0);
+    }
+    // One has a limit, one asks for little, two for all; one of them comes far more often.
+    scheduler.set_volume(2, Some(&budget(10_000, 20_000, Burst::Metered)));
+    let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
+    for lane in 0..4 {
+        scheduler.wait(lane, &cost);
+    }
+    let mut ended = [0u32; 4];
+    for window in 0..200 {
+        let mut little = 10;
+        let mut idle = 0;
+        for round in 0.. {
+            let lane = [0, 0, 0, 1, 2, 3][round % 6];
+            idle += 1;
+            if lane == 3 && little == 0 {
+                continue;
+            }
+            if scheduler.admit(lane, &cost) {
+                idle = 0;
+                if lane == 3 {
+                    little -= 1;
+                }
+                if window >= 100 {
+                    ended[lane] += 1;
+                }
+            }
+            if idle > 12 {
+                break;
+            }
+        }
+        scheduler.turn(1);
+    }
+    let [a, b, limited, little] = ended;
+    assert_eq!(little, 1000);
+    assert!((1950..=2050).contains(&limited), "{limited}");
+    assert!(
+        (7900..=8700).contains(&a) && (7900..=8700).contains(&b),
+        "{a} {b}"
+    );
+    // Less than an I/O may be left of each lane's part.
+    let sum: u32 = ended.iter().sum();
+    assert!((19_500..=20_000).contains(&sum), "{ended:?}");
+}
+
+#[test]
+fn a_small_budget_of_many_volumes_starves_none() {
+    let costs = table();
+    let board = Arc::new(Board::new(1));
+    let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
+    let mut scheduler = Scheduler::new(Params::default(), &whole, 8, &board).expect("good");
+    // Half an I/O in a window, for eight; each large.
+    let small = Budget {
+        base: Rate {
+            iops: 500,
+            bytes: 128 << 20,
+        },
+        burst: Rate {
+            iops: 500,
+            bytes: 128 << 20,
+        },
+        how: Burst::Metered,
+    };
+    scheduler.set_budget(0, &small, &costs);
+    let cost = costs.of(Frontend::Tcp, Operation::Write, 256 << 10);
+    for lane in 0..8 {
+        scheduler.attach(lane, 0);
+        scheduler.wait(lane, &cost);
+    }
+    let mut ended = [0u32; 8];
+    let mut from = 0;
+    for _ in 0..1000 {
+        for at in 0..8 {
+            let lane = (from + at) % 8;
+            if scheduler.admit(lane, &cost) {
+                ended[lane] += 1;
+                from = lane + 1;
+            }
+        }
+        scheduler.turn(1);
+    }
+    let sum: u32 = ended.iter().sum();
+    assert!((490..=505).contains(&sum), "{ended:?}");
+    assert!(
+        ended.iter().all(|ended| (60..=65).contains(ended)),
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn several_reactors_share_a_tenants_budget() {
+    let costs = table();
+    let board = Arc::new(Board::new(1));
+    let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
+    let mut reactors: Vec<Scheduler> = (0..3)
+        .map(|_| {
+            let mut scheduler = Scheduler::new(Params::default(), &whole, 1, &board).expect("good");
+            scheduler.set_budget(0, &budget(100_000, 300_000, Burst::Metered), &costs);
+            scheduler.attach(0, 0);
+            scheduler
+        })
+        .collect();
+    let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
+    // Which of them are busy changes each 20 windows: together never more than the burst limit, but in the window of a change.
+    for window in 0..300usize {
+        let mut sum = 0;
+        for (at, scheduler) in reactors.iter_mut().enumerate() {
+            let busy = (window / 20 + at) % 3 < 1 + window / 100;
+            while busy && scheduler.admit(0, &cost) {
+                sum += 1;
+            }
+        }
+        for scheduler in &mut reactors {
+            scheduler.turn(1);
+        }
+        let change = window % 20 < 4;
+        assert!(
+            sum <= if change { 1200 } else { 330 },
+            "window {window}: {sum}"
+        );
+        assert!(change || sum >= 240, "window {window}: {sum}");
+    }
+}

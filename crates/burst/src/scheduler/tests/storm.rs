@@ -1,0 +1,71 @@
+//! Budgets that change all the time.
+
+use super::{ALL, Bench, budget, even};
+use crate::budget::Burst;
+use crate::params::Params;
+
+#[test]
+fn qos_set_storm() {
+    // 10,000 changes of six tenants, 25 in each window, some of them while it runs; two others keep to their base.
+    let mut bench = Bench::new(
+        &[budget(50_000, 600_000, Burst::Metered); 8],
+        Params::default(),
+    );
+    let mut random = 7u64;
+    let mut draw = |below: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % below
+    };
+    let mut limits = [600u64; 8];
+    let mut changes = 0;
+    let mut ended = [0u64; 2];
+    while changes < 10_000 {
+        for _ in 0..25 {
+            let tenant = 2 + draw(6) as usize;
+            let base = 10_000 + 1000 * draw(60);
+            let burst = base + 1000 * draw(500);
+            let how = if draw(2) == 0 {
+                Burst::Metered
+            } else {
+                Burst::Credit { seconds: 1 }
+            };
+            bench.set_budget(tenant, &budget(base, burst, how));
+            limits[tenant] = burst.div_ceil(1000);
+            changes += 1;
+        }
+        bench.window(300, &|tenant, window, step| {
+            if tenant < 2 {
+                even(50, window, step)
+            } else {
+                ALL
+            }
+        });
+        // What was given before was cut at once: nobody has more than the new limit and what they had saved of a base.
+        for tenant in 2..8 {
+            let most = limits[tenant] + 4 * 70;
+            assert!(
+                bench.ended[tenant] <= most,
+                "{} of {most}",
+                bench.ended[tenant]
+            );
+        }
+        ended[0] += bench.ended[0];
+        ended[1] += bench.ended[1];
+        let asked = 50 * bench.window;
+        for ended in ended {
+            assert!(ended + 50 >= asked, "{ended} of {asked}");
+        }
+    }
+    // Whoever stays has the last budget, to the operation.
+    for tenant in 2..8 {
+        bench.set_budget(tenant, &budget(20_000, 30_000, Burst::Metered));
+    }
+    for _ in 0..20 {
+        bench.window(300, &|tenant, _, _| {
+            if tenant < 2 { (0, 4096) } else { ALL }
+        });
+    }
+    assert_eq!(bench.ended[2..], [30; 6]);
+}
