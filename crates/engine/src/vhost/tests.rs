@@ -1,13 +1,15 @@
 //! The frontend with a client, a guest and a device, in one thread.
 
 mod cost;
+mod foreign;
 mod guest;
 mod in_band;
+mod memory;
 mod rig;
 
 use forebay_virtio::model::{GUEST_ADDRESS, Layout, Offered, USER_ADDRESS};
 use forebay_virtio::vhost_user::message::request;
-use guest::{Data, PLAIN, Way};
+use guest::{Data, PLAIN, Way, table};
 use rig::Rig;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use std::os::fd::AsFd;
@@ -151,48 +153,6 @@ fn a_stopped_ring_has_nothing_in_flight() {
             rig.turn();
         }
         assert!(guest.collect(0).is_none());
-        assert!(rig.left.is_empty());
-    }
-}
-
-#[test]
-fn mem_hotplug_no_lost_kick() {
-    for way in WAYS {
-        let mut rig = Rig::new(4);
-        let mut guest = rig.guest(way);
-        for _ in 0..10 {
-            rig.until_asleep();
-            // Memory changes; the guest goes on meanwhile: before the message is taken, and after.
-            let before = guest.offer(0, IN, 0, Data::In(512));
-            let kicked = guest.kick(0);
-            assert!(kicked);
-            rig.gate.hold();
-            rig.until("it is at the device", |rig| rig.gate.held() > 0);
-            let mut table = vec![];
-            table.extend(1u32.to_le_bytes());
-            table.extend(0u32.to_le_bytes());
-            for word in [GUEST_ADDRESS, guest::MEMORY_BYTES, USER_ADDRESS, 0] {
-                table.extend(word.to_le_bytes());
-            }
-            guest.send(
-                request::SET_MEM_TABLE,
-                &table,
-                &[guest.machine.file.as_fd()],
-            );
-            for _ in 0..20 {
-                rig.turn();
-            }
-            let during = guest.offer(0, IN, 0, Data::In(512));
-            guest.kick(0);
-            rig.gate.release();
-            let mut ended = vec![guest.end(&mut rig, 0).0, guest.end(&mut rig, 0).0];
-            ended.sort_unstable();
-            assert_eq!(ended, [before, during]);
-            rig.until_asleep();
-            let after = guest.offer(0, IN, 0, Data::In(512));
-            assert!(guest.kick(0) && rig.is_woken(), "a kick was lost: {way:?}");
-            assert_eq!(guest.end(&mut rig, 0).0, after);
-        }
         assert!(rig.left.is_empty());
     }
 }
@@ -562,11 +522,7 @@ fn hostile_guest_ring_that_moves_while_in_use() {
 fn hostile_guest_ring_outside_memory() {
     let mut rig = Rig::new(1);
     let guest = rig.guest(PLAIN);
-    let mut table = vec![0u8; 8];
-    table[0] = 1;
-    for word in [GUEST_ADDRESS + 4096, 4096, USER_ADDRESS + 4096, 4096] {
-        table.extend(word.to_le_bytes());
-    }
+    let table = table(&[[GUEST_ADDRESS + 4096, 4096, USER_ADDRESS + 4096, 4096]]);
     guest.send(
         request::SET_MEM_TABLE,
         &table,

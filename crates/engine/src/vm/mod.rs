@@ -340,9 +340,7 @@ impl Machines {
                 continue;
             }
             if look_at_memory && machine.client.memory.is_broken() {
-                machine
-                    .client
-                    .fail(Closing("its memory's file was cut off"));
+                machine.client.fail(CUT_OFF);
             }
             if machine.talk.is_active() || machine.asks() {
                 blame(core, &machine.client);
@@ -370,8 +368,12 @@ impl Machines {
                     core.upcall(upcall);
                 }
             }
-            if let Some(why) = machine.client.closing {
+            if let Some(mut why) = machine.client.closing {
                 any = true;
+                // Whatever made no sense was read as zeros.
+                if machine.client.memory.is_broken() {
+                    why = CUT_OFF;
+                }
                 // What is to be rung is known by its number, which is another's as soon as it is let go of.
                 if let Some(signals) = &mut self.signals {
                     signals.flush();
@@ -621,6 +623,7 @@ fn begin(
 }
 
 const REMOVED: Closing = Closing("its export was removed");
+const CUT_OFF: Closing = Closing("its memory's file was cut off");
 
 /// The frontend of a client, for its export.
 fn make(turn: &mut Turn<'_>) -> Result<Box<dyn Frontend>, Closing> {

@@ -37,6 +37,8 @@ pub(super) struct Way {
     pub inflight: bool,
     /// Kicks and calls are messages.
     pub in_band: bool,
+    /// Descriptors of a ring.
+    pub size: u16,
 }
 
 pub(super) const PLAIN: Way = Way {
@@ -45,7 +47,22 @@ pub(super) const PLAIN: Way = Way {
     queues: 1,
     inflight: false,
     in_band: false,
+    size: SIZE,
 };
+
+/// A region, as messages have it: guest address, bytes, the client's address, where in its file.
+pub(super) type Region = [u64; 4];
+/// All memory that a guest begins with.
+pub(super) const ALL: Region = [GUEST_ADDRESS, MEMORY_BYTES, USER_ADDRESS, 0];
+
+/// SET_MEM_TABLE's payload.
+pub(super) fn table(regions: &[Region]) -> Vec<u8> {
+    let mut bytes = (regions.len() as u64).to_le_bytes().to_vec();
+    for word in regions.iter().flatten() {
+        bytes.extend(word.to_le_bytes());
+    }
+    bytes
+}
 
 /// A guest with its client.
 pub(super) struct Guest {
@@ -86,7 +103,7 @@ impl Rig {
         }
         let mut at = 0;
         for index in 0..way.queues {
-            let layout = Layout::new(at, SIZE);
+            let layout = Layout::new(at, way.size);
             at = layout.end.next_multiple_of(64);
             assert!(at <= DATA_AT);
             let features = RingFeatures {
@@ -94,7 +111,7 @@ impl Rig {
                 indirect: true,
             };
             let all = &guest.machine.all;
-            let driver = Driver::new(all, layout, SIZE, way.packed, features);
+            let driver = Driver::new(all, layout, way.size, way.packed, features);
             guest.drivers.push(driver);
             guest.start_ring(self, index, &layout);
         }
@@ -114,7 +131,7 @@ impl Guest {
             bytes.extend(word.to_le_bytes());
         }
         bytes.extend(payload);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
             assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
@@ -147,6 +164,13 @@ impl Guest {
         rustix::net::recv(&self.socket, &mut byte[..], flags).is_ok()
     }
 
+    /// Whether its socket was closed.
+    pub(super) fn is_shut_out(&self) -> bool {
+        let mut byte = [0];
+        let received = rustix::net::recv(&self.socket, &mut byte[..], RecvFlags::DONTWAIT);
+        matches!(received, Ok((0, _)))
+    }
+
     /// Sends a message and asks whether it was carried out.
     pub(super) fn tell(
         &self,
@@ -155,7 +179,17 @@ impl Guest {
         payload: &[u8],
         fds: &[BorrowedFd<'_>],
     ) -> u64 {
+        self.begin(kind, payload, fds);
+        self.told(rig)
+    }
+
+    /// Sends a message that is to be acknowledged ...
+    pub(super) fn begin(&self, kind: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         self.send_flags(kind, payload, fds, 1 << 3);
+    }
+
+    /// ... and waits for that: 0 if it was carried out.
+    pub(super) fn told(&self, rig: &mut Rig) -> u64 {
         let answer = self.answer(rig);
         u64::from_le_bytes(answer.try_into().unwrap())
     }
@@ -188,15 +222,20 @@ impl Guest {
         self.ok(rig, request::SET_FEATURES, &bits.to_le_bytes(), &[]);
         self.set_memory(rig);
         if self.way.inflight {
-            let bytes = u64::from(self.way.queues) * queue_bytes(SIZE) as u64;
-            let mut area = vec![];
-            area.extend(0u64.to_le_bytes());
-            area.extend(0u64.to_le_bytes());
-            area.extend(self.way.queues.to_le_bytes());
-            area.extend(SIZE.to_le_bytes());
-            let answer = self.ask(rig, request::GET_INFLIGHT_FD, &area);
-            assert_eq!(answer[..8], bytes.to_le_bytes());
+            self.get_inflight(rig);
         }
+    }
+
+    /// Asks for an inflight region, which the device keeps too.
+    pub(super) fn get_inflight(&self, rig: &mut Rig) {
+        let bytes = u64::from(self.way.queues) * queue_bytes(self.way.size) as u64;
+        let mut area = vec![];
+        area.extend(0u64.to_le_bytes());
+        area.extend(0u64.to_le_bytes());
+        area.extend(self.way.queues.to_le_bytes());
+        area.extend(self.way.size.to_le_bytes());
+        let answer = self.ask(rig, request::GET_INFLIGHT_FD, &area);
+        assert_eq!(answer[..8], bytes.to_le_bytes());
     }
 
     /// Gives the device a channel for its requests.
@@ -211,12 +250,7 @@ impl Guest {
 
     /// Hands all memory over.
     pub(super) fn set_memory(&self, rig: &mut Rig) {
-        let mut table = vec![];
-        table.extend(1u32.to_le_bytes());
-        table.extend(0u32.to_le_bytes());
-        for word in [GUEST_ADDRESS, MEMORY_BYTES, USER_ADDRESS, 0] {
-            table.extend(word.to_le_bytes());
-        }
+        let table = table(&[ALL]);
         let fds = [self.machine.file.as_fd()];
         self.ok(rig, request::SET_MEM_TABLE, &table, &fds);
     }
@@ -233,7 +267,12 @@ impl Guest {
             bytes.extend(value.to_le_bytes());
             bytes
         };
-        self.ok(rig, request::SET_VRING_NUM, &state(u32::from(SIZE)), &[]);
+        self.ok(
+            rig,
+            request::SET_VRING_NUM,
+            &state(u32::from(self.way.size)),
+            &[],
+        );
         self.ok(rig, request::SET_VRING_BASE, &state(base), &[]);
         self.set_addresses(
             rig,
@@ -300,6 +339,11 @@ impl Guest {
                 pieces.push(piece(at + 4096, bytes.len(), false));
             }
             Data::In(len) => pieces.push(piece(at + 4096, len, true)),
+            Data::At(address, len) => pieces.push(Offered {
+                address,
+                len,
+                writable: kind == 0,
+            }),
             Data::None => {}
         }
         pieces.push(piece(at + 16, 1, true));
@@ -396,4 +440,6 @@ pub(super) enum Data<'a> {
     None,
     Out(&'a [u8]),
     In(usize),
+    /// At a guest address of the test's choice: so many bytes.
+    At(u64, u32),
 }

@@ -211,6 +211,19 @@ impl Rig {
             .export_changed(&mut self.core, self.export.export);
     }
 
+    /// Holds what is in flight at one of the volume's extents.
+    pub(super) fn hold_extent(&self, number: u64) {
+        let at = (1 << 20) + (5 + number) * EXTENT;
+        self.gate.hold_some(at..at + EXTENT, &[]);
+    }
+
+    /// So many turns that what is not done by then waits for something.
+    pub(super) fn turns(&mut self) {
+        for _ in 0..50 {
+            self.turn();
+        }
+    }
+
     /// The fence of what died has passed.
     pub(super) fn fence(&mut self) {
         self.core.fenced(DeviceIndex(0));
