@@ -174,6 +174,18 @@ impl Daemon {
         })
     }
 
+    /// Runs `forebay ARGS...` and returns what people are told.
+    ///
+    /// # Errors
+    /// If it fails, or has not ended in time.
+    pub fn cli_text(&self, args: &[&str]) -> Result<String> {
+        let mut command = Command::new(program());
+        command.arg("--socket").arg(self.socket()).args(args);
+        let said =
+            process::output(&mut command, CLI_LIMIT).map_err(|error| self.with_logs(error))?;
+        Ok(String::from_utf8(said)?)
+    }
+
     /// The command `forebay --json ARGS...`, to be run in another way.
     #[must_use]
     pub fn cli_command(&self, args: &[&str]) -> Command {

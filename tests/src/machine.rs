@@ -8,6 +8,7 @@
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use forebay_initiator::machine::{self, Disk, Done, Ended, Op, Options, Queue, Ta
 use forebay_initiator::verify::WriteReport;
 use forebay_initiator::verify::pattern;
 use serde_json::Value;
+use xtask::process;
 
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::wait;
@@ -84,6 +86,26 @@ pub fn export_as(
         Frontend::VhostUser => Target::VhostUser(socket),
         Frontend::NvmePcie | Frontend::MappedPcie => Target::VfioUser(socket),
     })
+}
+
+/// The arguments for QEMU that `forebay export show` prints, as a shell has them.
+///
+/// # Errors
+/// If it prints none.
+pub fn printed_arguments(daemon: &Daemon, volume: &str) -> Result<Vec<String>> {
+    let text = daemon.cli_text(&["export", "show", volume])?;
+    let lines = text.split_once("QEMU:\n").and_then(|(_, behind)| {
+        let (lines, _) = behind.split_once("cloud-hypervisor:")?;
+        Some(lines.replace('\n', " "))
+    });
+    let lines = lines.with_context(|| format!("it prints no arguments for QEMU:\n{text}"))?;
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("printf '%s\\n' {lines}")]);
+    let words = process::output(&mut shell, LIMIT)?;
+    Ok(String::from_utf8(words)?
+        .lines()
+        .map(str::to_owned)
+        .collect())
 }
 
 /// The socket of a target.

@@ -1,7 +1,7 @@
 //! A stock Linux guest whose disk is an NVMe controller of Forebay's, over vfio-user.
 //!
 //! Purpose: a virtual machine's main promise: QEMU's own client and Linux's own driver, a filesystem, verified I/O, resets
-//! under load, growth, hot unplug and plug, deaths of the engine that nobody notices.
+//! under load, growth, hot unplug and plug, deaths of the engine that nobody notices, deaths of QEMU, and doorbells of each kind.
 //! Design: QEMU 11 (`guest::tools`), one guest for each test. At the end the guest's kernel must not have complained.
 //! Not here: speed, hostile guests.
 
@@ -18,24 +18,31 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// What the other disk holds.
 const OTHER_BYTES: u64 = 4 << 20;
 
-fn boot(frontend: Frontend) -> Result<(Daemon, Guest, String)> {
+fn boot() -> Result<(Daemon, Guest, String)> {
     let daemon = machine::serve(&DaemonOptions::default(), "2G")?;
-    let target = machine::export(&daemon, "disk", "256M", frontend)?;
+    let target = machine::export(&daemon, "disk", "256M", Frontend::NvmePcie)?;
     let disk = MachineDisk::VfioUser(machine::socket(&target).clone());
-    let guest = Guest::boot(&GuestOptions {
+    let options = GuestOptions {
         disks: vec![disk],
         ..GuestOptions::default()
-    })?;
+    };
+    let (guest, disk) = boot_with(&daemon, &options)?;
+    Ok((daemon, guest, disk))
+}
+
+/// A guest that has found its disk.
+fn boot_with(daemon: &Daemon, options: &GuestOptions) -> Result<(Guest, String)> {
+    let guest = Guest::boot(options).map_err(|error| daemon.with_logs(error))?;
     guest.check("modprobe nvme", MINUTE)?;
     let disk = guest.wait_disk().map_err(|error| daemon.with_logs(error))?;
     guest.check("dmesg --clear", MINUTE)?;
-    Ok((daemon, guest, disk))
+    Ok((guest, disk))
 }
 
 #[test]
 #[ignore = "boots a Linux guest: cargo xtask test guest"]
 fn linux_guest_nvme_pcie() -> Result<()> {
-    let (mut daemon, guest, disk) = boot(Frontend::NvmePcie)?;
+    let (mut daemon, guest, disk) = boot()?;
     let volume = daemon.cli(&["volume", "show", "t/disk"])?;
     let nguid = guest.check("cat /sys/block/nvme0n1/uuid", MINUTE)?;
     ensure!(Some(nguid.trim()) == volume["uuid"].as_str(), "{nguid}");
@@ -102,12 +109,21 @@ fn more_writes(daemon: &Daemon, load: &Job, what: &str) -> Result<()> {
     .map_err(|error| daemon.with_logs(error))
 }
 
-/// The controller is reset again and again while a verified load runs on it.
+/// The controller is reset again and again while a verified load runs on it, and so is the whole function.
 fn reset_under_load(daemon: &Daemon, guest: &Guest) -> Result<()> {
+    let function = "/sys/class/nvme/nvme0/device";
+    let set_level = format!("echo flr > {function}/reset_method && cat {function}/reset_method");
+    let level = guest.check(&set_level, MINUTE)?;
+    ensure!(level.trim() == "flr", "it is reset by {level}");
     let load = endless(guest, &fio("--bs=16k --size=8m"))?;
-    for reset in 1..=3 {
-        more_writes(daemon, &load, &format!("writes before reset {reset}"))?;
-        guest.check("nvme reset /dev/nvme0", 2 * MINUTE)?;
+    for how in [
+        "nvme reset /dev/nvme0",
+        &format!("echo 1 > {function}/reset"),
+        "nvme reset /dev/nvme0",
+        &format!("echo 1 > {function}/reset"),
+    ] {
+        more_writes(daemon, &load, &format!("writes before {how}"))?;
+        guest.check(how, 2 * MINUTE)?;
     }
     more_writes(daemon, &load, "writes after the last reset")?;
     finish(guest, load).context("fio under resets")
@@ -181,12 +197,8 @@ fn finish(guest: &Guest, load: Job) -> Result<()> {
 #[ignore = "boots a Linux guest: cargo xtask test guest"]
 fn linux_guest_pcie_survives_kill9() -> Result<()> {
     let kills = lab::count_from("FOREBAY_GUEST_KILLS", 10);
-    let (mut daemon, guest, disk) = boot(Frontend::NvmePcie)?;
-    let fio = format!(
-        "fio --name=verify --filename={disk} --size=8m --rw=randwrite --bsrange=4k-64k --direct=1 \
-         --ioengine=libaio --iodepth=16 --verify=crc32c --do_verify=1 --verify_fatal=1 --fsync=100"
-    );
-    let load = endless(&guest, &fio)?;
+    let (mut daemon, guest, disk) = boot()?;
+    let load = endless(&guest, &on_disk(&disk))?;
     for death in 1..=kills {
         more_writes(&daemon, &load, &format!("writes before death {death}"))?;
         let dead = daemon.kill_engine()?;
@@ -197,9 +209,63 @@ fn linux_guest_pcie_survives_kill9() -> Result<()> {
     no_complaints(&guest, &[])?;
     let takeover = daemon.cli(&["stats"])?["takeover"].clone();
     ensure!(takeover["takeovers"] == kills, "{takeover}");
+    mapped_doorbells(&mut daemon, &guest)?;
+    let guest = qemu_dies(&daemon, guest, &disk)?;
     guest.power_off()?;
     daemon.pool_check()?;
     daemon.stop()
+}
+
+fn on_disk(disk: &str) -> String {
+    format!(
+        "fio --name=verify --filename={disk} --size=8m --rw=randwrite --bsrange=4k-64k --direct=1 \
+         --ioengine=libaio --iodepth=16 --verify=crc32c --do_verify=1 --verify_fatal=1 --fsync=100"
+    )
+}
+
+/// A disk whose doorbells the guest writes to a page that it shares with the engine is plugged in, and its engine dies too.
+fn mapped_doorbells(daemon: &mut Daemon, guest: &Guest) -> Result<()> {
+    let target = machine::export(daemon, "mapped", "64M", Frontend::MappedPcie)?;
+    guest.plug(1, &MachineDisk::VfioUser(machine::socket(&target).clone()))?;
+    let disk = "/dev/nvme1n1";
+    let find =
+        format!("for try in $(seq 300); do [ -b {disk} ] && exit 0; sleep 0.1; done; exit 1");
+    let found = guest.check(&find, MINUTE);
+    found.map_err(|error| daemon.with_logs(error))?;
+    let load = endless(guest, &on_disk(disk))?;
+    more_writes(daemon, &load, "writes by mapped doorbells")?;
+    let dead = daemon.kill_engine()?;
+    daemon.wait_engine_after(dead.generation, MINUTE)?;
+    more_writes(daemon, &load, "writes by mapped doorbells after a death")?;
+    finish(guest, load).map_err(|error| daemon.with_logs(error))?;
+    no_complaints(guest, &["pci function", "enabling device", "queues"])
+}
+
+/// QEMU is killed under a load. Another one, started as `export show` says, finds what was there, and works on.
+fn qemu_dies(daemon: &Daemon, guest: Guest, disk: &str) -> Result<Guest> {
+    let content = |guest: &Guest, disk: &str| {
+        let part = "bs=64k skip=512 count=128 iflag=direct 2> /dev/null";
+        guest.check(&format!("dd if={disk} {part} | md5sum"), MINUTE)
+    };
+    let kept = format!(
+        "dd if=/dev/urandom of={disk} bs=64k seek=512 count=128 oflag=direct conv=fsync 2> /dev/null"
+    );
+    guest.check(&kept, MINUTE)?;
+    let kept = content(&guest, disk)?;
+    let load = endless(&guest, &on_disk(disk))?;
+    more_writes(daemon, &load, "writes before QEMU dies")?;
+    // As by kill -9: nothing is asked of it.
+    drop((load, guest));
+    let options = GuestOptions {
+        given: machine::printed_arguments(daemon, "t/disk")?,
+        ..GuestOptions::default()
+    };
+    let (guest, disk) = boot_with(daemon, &options)?;
+    let found = content(&guest, &disk)?;
+    ensure!(found == kept, "{found} instead of {kept}");
+    guest.check(&on_disk(&disk), 2 * MINUTE)?;
+    no_complaints(&guest, &[])?;
+    Ok(guest)
 }
 
 /// Nothing about disks in the kernel's log, but for what is expected.

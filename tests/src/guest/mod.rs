@@ -60,6 +60,8 @@ pub struct GuestOptions {
     pub network_of: Option<u32>,
     /// Disks that are a machine's own; with any, QEMU is the one of [`tools`], and memory is shared.
     pub disks: Vec<MachineDisk>,
+    /// Arguments that give QEMU (again that of [`tools`]) such a disk, and its memory: `memory_mib` is not asked then.
+    pub given: Vec<String>,
     /// Files that are disks which QEMU itself emulates.
     pub drives: Vec<Drive>,
 }
@@ -92,6 +94,7 @@ impl Default for GuestOptions {
             boot_limit: Duration::from_secs(180),
             network_of: None,
             disks: Vec::new(),
+            given: Vec::new(),
             drives: Vec::new(),
         }
     }
@@ -109,6 +112,13 @@ pub fn serve_disk(options: &DaemonOptions, pool: &str, volume: &str) -> Result<D
     daemon.cli(&["volume", "create", "t/disk", "--size", volume])?;
     daemon.cli(&["export", "create", "t/disk", "--any-host"])?;
     Ok(daemon)
+}
+
+impl GuestOptions {
+    /// Whether any disk is a machine's own.
+    fn is_served(&self) -> bool {
+        !(self.disks.is_empty() && self.given.is_empty())
+    }
 }
 
 /// A running guest.
@@ -144,7 +154,7 @@ impl Guest {
         // corrupts a register and the guest's kernel dies of a double fault.
         const QEMU: &str = "qemu-system-x86_64";
         let mut command = match options.network_of {
-            _ if !options.disks.is_empty() => tools::Tools::prepare()?.qemu(),
+            _ if options.is_served() => tools::Tools::prepare()?.qemu(),
             None => Command::new(QEMU),
             Some(process) => {
                 let mut command = Command::new("nsenter");
@@ -157,7 +167,6 @@ impl Guest {
         command
             .args(["-accel", "tcg,thread=single", "-cpu", "max"])
             .args(["-smp", &options.cpus.to_string()])
-            .args(["-m", &options.memory_mib.to_string()])
             .args(["-nodefaults", "-display", "none", "-no-reboot"])
             .arg("-kernel")
             .arg(&image.kernel)
@@ -335,15 +344,20 @@ impl Drop for Guest {
 
 /// The machine, with its memory and disks.
 fn add_disks(command: &mut Command, options: &GuestOptions) {
-    if options.disks.is_empty() {
-        command.args(["-machine", "q35"]);
+    command.args(["-machine", "q35"]).args(&options.given);
+    if options.given.is_empty() {
+        command.args(["-m", &options.memory_mib.to_string()]);
+    }
+    if !options.is_served() {
         return;
     }
-    let memory = format!(
-        "memory-backend-memfd,id=mem,size={}M,share=on",
-        options.memory_mib
-    );
-    command.args(["-machine", "q35,memory-backend=mem", "-object", &memory]);
+    if options.given.is_empty() {
+        let memory = format!(
+            "memory-backend-memfd,id=mem,size={}M,share=on",
+            options.memory_mib
+        );
+        command.args(["-machine", "memory-backend=mem", "-object", &memory]);
+    }
     // One more, to plug something in.
     for number in 0..=options.disks.len() {
         let port = format!("pcie-root-port,id=port{number},chassis={number},slot={number}");
