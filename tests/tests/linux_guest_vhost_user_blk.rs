@@ -60,8 +60,8 @@ fn linux_guest_vhost_user_blk() -> Result<()> {
     daemon.pool_check()?;
     daemon.stop()?;
 
-    let (mut daemon, target) = set_up()?;
-    in_qemu(&mut daemon, machine::socket(&target))?;
+    let (mut daemon, _) = set_up()?;
+    in_qemu(&mut daemon)?;
     daemon.pool_check()?;
     daemon.stop()
 }
@@ -104,8 +104,12 @@ fn in_user_mode_linux(daemon: &mut Daemon, socket: &Path) -> Result<()> {
     Ok(())
 }
 
-fn in_qemu(daemon: &mut Daemon, socket: &Path) -> Result<()> {
-    let guest = boot(socket)?;
+fn in_qemu(daemon: &mut Daemon) -> Result<()> {
+    // As its operator would start it.
+    let guest = boot(&GuestOptions {
+        given: machine::printed_arguments(daemon, "t/disk")?,
+        ..GuestOptions::default()
+    })?;
     guest.check("mkfs.ext4 -q /dev/vda", 2 * MINUTE)?;
     guest.check("mount -t ext4 /dev/vda /mnt", MINUTE)?;
     let load = guest.spawn(&format!("{FIO} --size=24m --fsync=64"))?;
@@ -131,11 +135,8 @@ fn in_qemu(daemon: &mut Daemon, socket: &Path) -> Result<()> {
 }
 
 /// A guest in QEMU that has found its disk.
-fn boot(socket: &Path) -> Result<Guest> {
-    let guest = Guest::boot(&GuestOptions {
-        disks: vec![MachineDisk::VhostUser(socket.into())],
-        ..GuestOptions::default()
-    })?;
+fn boot(options: &GuestOptions) -> Result<Guest> {
+    let guest = Guest::boot(options)?;
     guest.check("modprobe virtio_blk", MINUTE)?;
     wait::until("the disk", MINUTE, || {
         Ok((guest.run("[ -b /dev/vda ]", MINUTE)?.code == 0).then_some(()))
@@ -169,7 +170,10 @@ fn client_kill_and_restart_guests() -> Result<()> {
         let worked = more_writes_of(&daemon, &mut uml);
         worked.with_context(|| format!("User Mode Linux after kill {kill}: {}", uml.said()))?;
     }
-    let guest = boot(socket)?;
+    let guest = boot(&GuestOptions {
+        disks: vec![MachineDisk::VhostUser(socket.into())],
+        ..GuestOptions::default()
+    })?;
     guest.check(look, 5 * MINUTE)?;
     let load = guest.spawn(work)?;
     more_writes(&daemon, || Ok(load.has_ended().then(String::new)))?;
