@@ -230,7 +230,7 @@ pub fn run(subject: &Subject<'_>) {
         in_registered_memory(subject, &device);
     } else {
         writes_vanish(&mut driver, &device, from);
-        scattered::nothing_reads_as_zeros(&mut driver, &device, from);
+        scattered::nothing_is_put_there(&mut driver, &device, from);
     }
     drop(device);
     fence_is_kept(subject);

@@ -180,7 +180,7 @@ impl Device {
     }
 
     /// Reads or writes here and now, where no ring is needed for it: on a device whose bytes are in memory, or that keeps
-    /// none. `None`: it must be submitted, and if that can't be, [`Device::submit`] says why. The buffers have `len_bytes`
+    /// none; who reads data that was not kept finds in its own memory what was there before. `None`: it must be submitted, and if that can't be, [`Device::submit`] says why. The buffers have `len_bytes`
     /// together; [`crate::Buf::new`]'s contract holds for them meanwhile.
     #[inline]
     pub fn transfer_now(
@@ -205,9 +205,7 @@ impl Device {
             return None;
         }
         let Some(ram) = &self.ram else {
-            if !write {
-                bufs.for_each(|buf| buf.fill_zero());
-            }
+            // Data that nobody keeps is whatever the reader's own memory holds.
             return Some(Ok(()));
         };
         let (fd, mut at) = (self.fd.as_fd(), offset_bytes);
@@ -407,8 +405,9 @@ impl Device {
             });
         }
         if self.stores_nothing(op) {
-            if let (OpKind::Read, Some(memory)) = (op.kind, op.memory()) {
-                memory.fill_zero();
+            // A buffer may hold others' bytes. Pieces are the reader's own memory, and keep what they hold.
+            if let (OpKind::Read, Some(Memory::One(buf))) = (op.kind, op.memory()) {
+                buf.fill_zero();
             }
             return Some(Ok(()));
         }

@@ -7,8 +7,11 @@
 //! file:/path               a regular file
 //! block:/path              a block device
 //! ram:/path?size=1G        a file (best on tmpfs) that is copied by the CPU through a mapping
-//! null:/path?size=64G      the file keeps label and catalog; data vanishes and reads as zeros
+//! null:/path?size=64G      the file keeps label and catalog; data vanishes
 //! ```
+//!
+//! What is read of data that vanished is undefined: zeros where it passes through a buffer of ours, as over the network;
+//! whatever was in its own memory before for who reads directly into that, as a machine does.
 //!
 //! **Design.** Paths are absolute, because daemon and engine need not share a working directory;
 //! [`DeviceSpec::parse_in`] makes them so for the command line. Only UTF-8 paths: a spec travels as JSON.

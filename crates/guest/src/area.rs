@@ -7,11 +7,13 @@
 //! **What it does not do.** It gives out no reference.
 #![allow(unsafe_code)]
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::mapping::Mapping;
+use crate::memory::GuestMemory;
 
 /// See the module's text.
 #[derive(Debug, Clone)]
@@ -106,6 +108,14 @@ impl Area {
         load_u64 store_u64 u64, AtomicU64;
     }
 
+    /// Has the processor fetch what is at an offset, which is about to be looked at.
+    #[inline]
+    pub fn prefetch(&self, at: usize) {
+        if at < self.len_bytes {
+            prefetch(self.ptr.as_ptr().wrapping_add(at));
+        }
+    }
+
     /// Copies bytes out, each once. False, and nothing is done, if they aren't all inside.
     #[inline]
     #[must_use]
@@ -137,6 +147,58 @@ impl Area {
         }
         // SAFETY: inside the area, or one past its end.
         Some(unsafe { self.ptr.add(at) })
+    }
+}
+
+/// Has the processor fetch a line: while it comes from another's cache, there is something else to do.
+#[inline]
+pub(crate) fn prefetch(ptr: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, for whatever address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(ptr.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = ptr;
+}
+
+/// Bytes of guest memory that lie together, to be looked at once: what an [`Area`] is to what is used again and again.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    ptr: NonNull<u8>,
+    len_bytes: usize,
+    _memory: PhantomData<&'a GuestMemory>,
+}
+
+impl<'a> View<'a> {
+    /// # Safety
+    /// So many bytes from `ptr` on are mapped as long as the memory isn't changed.
+    #[inline]
+    pub(crate) unsafe fn new(ptr: NonNull<u8>, len_bytes: usize, _: &'a GuestMemory) -> Self {
+        Self {
+            ptr,
+            len_bytes,
+            _memory: PhantomData,
+        }
+    }
+
+    /// Its length.
+    #[inline]
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// The two words at an offset, each in one load; `None` if they aren't inside, or not aligned.
+    #[inline]
+    pub fn load_two(&self, at: usize) -> Option<[u64; 2]> {
+        let ptr = self.ptr.as_ptr().wrapping_add(at).cast::<[AtomicU64; 2]>();
+        if at.checked_add(16)? > self.len_bytes || !ptr.is_aligned() {
+            return None;
+        }
+        // SAFETY: inside what is mapped, and aligned; any bytes are valid atomics, and others may change them.
+        let words = unsafe { &*ptr };
+        Some([0, 1].map(|at| u64::from_le(words[at].load(Ordering::Relaxed))))
     }
 }
 

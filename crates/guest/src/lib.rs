@@ -20,7 +20,7 @@ mod mapping;
 mod memory;
 mod pieces;
 
-pub use area::Area;
+pub use area::{Area, View};
 pub use mapping::{MapError, Mapping};
 pub use memory::{GuestMemory, Limits, NewRegion, Region, Retired};
 pub use pieces::{GuestSlice, Hold, MAX_PIECES, PieceError, Pieces};

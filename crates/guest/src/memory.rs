@@ -12,8 +12,9 @@ use std::cell::Cell;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use crate::area::{Area, copy_in, copy_out};
+use crate::area::{Area, View, copy_in, copy_out, prefetch};
 use crate::mapping::{MapError, Mapping};
 
 /// What one client may map.
@@ -328,6 +329,42 @@ impl GuestMemory {
     fn region_of_user(&self, user_address: u64) -> Option<&Region> {
         let mut regions = self.regions.iter();
         regions.find(|r| user_address.wrapping_sub(r.user_address) < r.len_bytes)
+    }
+
+    /// Bytes to be looked at once; `None` if they aren't there, or not in one region.
+    #[inline]
+    pub fn view(&self, guest_address: u64, len_bytes: usize) -> Option<View<'_>> {
+        let found = self.find(guest_address)?;
+        let ptr = found.mapping.at(found.from_bytes, len_bytes as u64)?;
+        // SAFETY: mapped, as the lookup says, while this memory holds its mapping: it can't be changed meanwhile.
+        Some(unsafe { View::new(ptr, len_bytes, self) })
+    }
+
+    /// Has the processor fetch what is at an address, which is about to be looked at. Nothing comes of it if it is nowhere.
+    #[inline]
+    pub fn prefetch(&self, guest_address: u64) {
+        if let Some(found) = self.find(guest_address)
+            && let Some(ptr) = found.mapping.at(found.from_bytes, 1)
+        {
+            prefetch(ptr.as_ptr());
+        }
+    }
+
+    /// Stores a byte; false if it can't be written.
+    #[inline]
+    #[must_use]
+    pub fn store_u8(&self, guest_address: u64, value: u8) -> bool {
+        let Some(found) = self.find(guest_address) else {
+            return false;
+        };
+        match found.mapping.at(found.from_bytes, 1) {
+            Some(ptr) if found.mapping.is_writable() => {
+                // SAFETY: mapped, and may be written; others may change it at any time, as they may an atomic.
+                unsafe { AtomicU8::from_ptr(ptr.as_ptr()) }.store(value, Relaxed);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Copies bytes out, each once, from one region or several that follow each other. False if they aren't all there;

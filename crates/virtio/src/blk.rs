@@ -137,12 +137,8 @@ pub fn parse(chain: &Chain, memory: &GuestMemory, disk: &Disk) -> Result<Request
         return Err(BlkError::NoStatus);
     };
     let status_address = last.address + u64::from(last.len) - 1;
-    let mut header = [0; HEADER_BYTES as usize];
-    if !read(chain.readable(), 0, &mut header, memory) {
-        return Err(BlkError::HeaderAddress);
-    }
-    let header = u128::from_le_bytes(header);
-    let (kind, sector) = (header as u32, (header >> 64) as u64);
+    let [kind, sector] = header(chain.readable(), memory).ok_or(BlkError::HeaderAddress)?;
+    let kind = kind as u32;
     let out_bytes = chain.readable_bytes() - HEADER_BYTES;
     let in_bytes = chain.writable_bytes() - 1;
     let (work, data_bytes) = match kind {
@@ -176,6 +172,23 @@ pub fn parse(chain: &Chain, memory: &GuestMemory, disk: &Disk) -> Result<Request
 }
 
 impl Request {
+    /// Its data's pieces where header and status have pieces of their own, as they have with every driver that is known;
+    /// of other requests [`Request::data`] tells.
+    #[inline]
+    pub fn plain_data<'c>(&self, chain: &'c Chain) -> Option<&'c [Piece]> {
+        match self.work {
+            Ok(Work::In { .. }) => match chain.writable() {
+                [data @ .., status] if status.len == 1 => Some(data),
+                _ => None,
+            },
+            Ok(Work::Out { .. }) => match chain.readable() {
+                [header, data @ ..] if header.len == HEADER_BYTES => Some(data),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     /// Its data's pieces: for [`Work::In`] and [`Work::GetId`] to be written, else to be read.
     #[inline]
     pub fn data<'c>(&self, chain: &'c Chain) -> impl Iterator<Item = Piece> + 'c {
@@ -195,6 +208,21 @@ impl Request {
             })
         })
     }
+}
+
+/// The two words of a request's header. Most have it in one piece, and aligned.
+#[inline]
+fn header(pieces: &[Piece], memory: &GuestMemory) -> Option<[u64; 2]> {
+    let first = pieces.first().filter(|piece| piece.len >= HEADER_BYTES);
+    let view = first.and_then(|piece| memory.view(piece.address, HEADER_BYTES as usize));
+    if let Some(words) = view.and_then(|view| view.load_two(0)) {
+        return Some(words);
+    }
+    let mut bytes = [0; HEADER_BYTES as usize];
+    read(pieces, 0, &mut bytes, memory).then(|| {
+        let both = u128::from_le_bytes(bytes);
+        [both as u64, (both >> 64) as u64]
+    })
 }
 
 /// Copies bytes of pieces out, from byte `skip` of them on.

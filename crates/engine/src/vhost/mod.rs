@@ -32,7 +32,7 @@ use area::Area;
 use control::Pending;
 use forebay_guest::Pieces;
 use forebay_nvme::Status as NvmeStatus;
-use forebay_virtio::blk::{Disk, SECTOR_BYTES, Status};
+use forebay_virtio::blk::{Disk, SECTOR_BYTES};
 use forebay_virtio::ring::{Chain, MAX_QUEUE_SIZE};
 use forebay_virtio::vhost_user::MAX_QUEUES;
 use forebay_virtio::vhost_user::message;
@@ -40,7 +40,7 @@ use forebay_virtio::vhost_user::session::{Offer, Session};
 use forebay_xlate::boundary::region::Blame;
 use inflight::Inflight;
 use queue::Line;
-use request::Begun;
+use request::{Begun, Over};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Requests that one queue may begin in one turn: others are to have theirs.
@@ -68,8 +68,8 @@ pub(crate) struct Vhost {
     /// The chain that is being looked at; kept while a request waits.
     chain: Chain,
     pieces: Pieces,
-    /// Requests that were over as soon as they were begun, and are yet to be returned: queue, tag, how they ended.
-    over: Vec<(u16, u16, Status)>,
+    /// Requests that were over as soon as they were begun, and are yet to be returned.
+    over: Vec<Over>,
     /// Commands of theirs that were carried out.
     at_once: AtOnce,
     /// The core had no room for (the rest of) this one.
@@ -182,7 +182,8 @@ impl Vhost {
                 break;
             };
             let memory = turn.client.memory();
-            let taken = if redoes && line.queue.left() > 0 {
+            let again = redoes && line.queue.left() > 0;
+            let taken = if again {
                 line.queue.next_left(memory, &mut self.chain)
             } else if may_take {
                 line.queue.take(memory, &mut self.chain)
@@ -194,7 +195,7 @@ impl Vhost {
                     any = true;
                     budget.0 -= 1;
                     blame(turn, Some(slot_of(index as u16, tag)));
-                    let bytes = self.begin(turn, index as u16, tag);
+                    let bytes = self.begin(turn, index as u16, tag, again);
                     blame(turn, None);
                     budget.1 = budget.1.saturating_sub(bytes);
                 }
@@ -247,7 +248,7 @@ impl Frontend for Vhost {
         }
         let mut any = self.publish(turn);
         if let Some(begun) = self.waiting.take() {
-            self.start(turn, begun);
+            self.start(turn, begun, false);
             self.finish_over(turn);
             any |= self.waiting.is_none();
         }

@@ -20,6 +20,8 @@ pub(super) struct Slot {
     pub starting: bool,
     /// Something of it failed.
     pub bad: bool,
+    /// It has a record of what it may have at devices.
+    pub recorded: bool,
 }
 
 /// A ring with its requests.

@@ -6,6 +6,7 @@
 //! chain returned.
 
 use super::area::Record;
+use super::queue::Slot;
 use super::{Vhost, area, count, is_good, slot_of};
 use crate::core::staging::MAX_TRANSFER_BYTES;
 use crate::core::{DoneIo, IoOp, NewIo};
@@ -25,6 +26,29 @@ pub(super) struct Begun {
     started: u32,
 }
 
+/// A request that is over, and yet to be returned.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Over {
+    queue: u16,
+    tag: u16,
+    status: Status,
+    /// It has a record.
+    recorded: bool,
+    /// Where its status byte is.
+    status_address: u64,
+    /// Bytes that were written to it, if it ended well.
+    written: u32,
+}
+
+/// How the first try of a request went.
+enum Tried {
+    /// There was none.
+    No,
+    /// It isn't over at once; its pieces are collected.
+    Collected,
+    Over,
+}
+
 /// How the core's try of a command went.
 enum Try {
     Begun,
@@ -35,8 +59,8 @@ enum Try {
 }
 
 impl Vhost {
-    /// Begins the request in [`Vhost::chain`]; about how many bytes it moves.
-    pub(super) fn begin(&mut self, turn: &mut Turn<'_>, queue: u16, tag: u16) -> u32 {
+    /// Begins the request in [`Vhost::chain`], which a dead engine may have begun before; about how many bytes it moves.
+    pub(super) fn begin(&mut self, turn: &mut Turn<'_>, queue: u16, tag: u16, again: bool) -> u32 {
         let request = match blk::parse(&self.chain, turn.client.memory(), &self.disk) {
             Ok(request) => request,
             Err(error) => {
@@ -44,41 +68,38 @@ impl Vhost {
                 return 0;
             }
         };
-        let Some(Some(line)) = self.lines.get_mut(usize::from(queue)) else {
-            return 0;
+        let written = match request.work {
+            Ok(Work::In { .. }) => request.data_bytes + 1,
+            Ok(Work::GetId) => request.data_bytes.min(ID_BYTES as u32) + 1,
+            _ => 1,
         };
-        let Some(slot) = line.slots.get_mut(usize::from(tag)) else {
-            return 0;
+        let over = |status| Over {
+            queue,
+            tag,
+            status,
+            recorded: again,
+            status_address: request.status_address,
+            written,
         };
-        slot.status_address = request.status_address;
-        slot.written = 1;
-        slot.parts = 0;
-        slot.starting = true;
-        slot.bad = false;
         let work = match request.work {
             Ok(Work::GetId) => {
-                slot.written = request.data_bytes.min(ID_BYTES as u32) + 1;
                 Self::not_begun(turn, slot_of(queue, tag));
                 let status = self.identify(turn, &request);
-                self.finish(turn, queue, tag, status);
+                self.finish(turn, &over(status));
                 return 0;
             }
             Ok(work) => work,
             Err(status) => {
                 Self::not_begun(turn, slot_of(queue, tag));
-                self.finish(turn, queue, tag, status);
+                self.finish(turn, &over(status));
                 return 0;
             }
         };
-        if let Work::In { .. } = work {
-            slot.written = request.data_bytes + 1;
-        }
         if self.blamed == Some(slot_of(queue, tag)) && self.kills(turn) {
             Self::not_begun(turn, slot_of(queue, tag));
-            self.finish(turn, queue, tag, Status::IoErr);
+            self.finish(turn, &over(Status::IoErr));
             return 0;
         }
-        area(turn).begin(slot_of(queue, tag), &record_of(&work, request.data_bytes));
         let begun = Begun {
             queue,
             tag,
@@ -86,21 +107,75 @@ impl Vhost {
             work,
             started: 0,
         };
-        self.start(turn, begun);
+        let tried = match again {
+            true => Tried::No,
+            false => self.try_at_once(turn, &begun),
+        };
+        if matches!(tried, Tried::Over) {
+            self.over.push(over(Status::Ok));
+            return request.data_bytes;
+        }
+        let Some(slot) = self.slot(queue, tag) else {
+            return 0;
+        };
+        *slot = Slot {
+            status_address: request.status_address,
+            written,
+            parts: 0,
+            starting: true,
+            bad: false,
+            recorded: true,
+        };
+        area(turn).begin(slot_of(queue, tag), &record_of(&work, request.data_bytes));
+        self.start(turn, begun, matches!(tried, Tried::Collected));
         request.data_bytes
     }
 
+    /// Carries a whole read or write out at once, if the core can: then nothing of it was ever at a device, and no record
+    /// says so.
+    #[inline]
+    fn try_at_once(&mut self, turn: &mut Turn<'_>, begun: &Begun) -> Tried {
+        let len_bytes = begun.request.data_bytes;
+        let op = match begun.work {
+            Work::In { offset_bytes } => IoOp::Read {
+                offset_bytes,
+                len_bytes,
+            },
+            Work::Out { offset_bytes } => IoOp::Write {
+                offset_bytes,
+                len_bytes,
+                fua: !self.session.writeback(),
+            },
+            _ => return Tried::No,
+        };
+        let lane = match turn.client.lane() {
+            Some(lane) if len_bytes <= MAX_TRANSFER_BYTES => lane,
+            _ => return Tried::No,
+        };
+        self.pieces.clear();
+        if !self.collect(turn, begun, len_bytes) {
+            return Tried::No;
+        }
+        if !turn.core.at_once(lane, &op, &self.pieces) {
+            return Tried::Collected;
+        }
+        self.pieces.clear();
+        self.at_once
+            .add(matches!(op, IoOp::Write { .. }), len_bytes);
+        Tried::Over
+    }
+
     /// Gives the core what it hasn't got of a request, or keeps the rest waiting.
-    pub(super) fn start(&mut self, turn: &mut Turn<'_>, mut begun: Begun) {
+    /// `collected`: its pieces are, and at once it can't be over.
+    pub(super) fn start(&mut self, turn: &mut Turn<'_>, mut begun: Begun, mut collected: bool) {
         loop {
             let data_bytes = match begun.work {
                 Work::In { .. } | Work::Out { .. } => begun.request.data_bytes,
                 _ => 0,
             };
             let part = (data_bytes - begun.started).min(MAX_TRANSFER_BYTES);
-            let tried = self.try_part(turn, &begun, part);
+            let tried = self.try_part(turn, &begun, part, std::mem::take(&mut collected));
             if !matches!(tried, Try::Begun) {
-                // They may hold memory, for which its removal would wait.
                 self.pieces.clear();
             }
             let Some(slot) = self.slot(begun.queue, begun.tag) else {
@@ -124,29 +199,31 @@ impl Vhost {
             if begun.started == data_bytes {
                 slot.starting = false;
                 if slot.parts == 0 {
-                    let status = if slot.bad { Status::IoErr } else { Status::Ok };
+                    let over = slot.over(begun.queue, begun.tag);
                     Self::not_begun(turn, slot_of(begun.queue, begun.tag));
-                    self.over.push((begun.queue, begun.tag, status));
+                    self.over.push(over);
                 }
                 return;
             }
         }
     }
 
-    fn slot(&mut self, queue: u16, tag: u16) -> Option<&mut super::queue::Slot> {
+    fn slot(&mut self, queue: u16, tag: u16) -> Option<&mut Slot> {
         let line = self.lines.get_mut(usize::from(queue))?.as_mut()?;
         line.slots.get_mut(usize::from(tag))
     }
 
     /// Gives the core one command of a request: `part` bytes of its data.
-    fn try_part(&mut self, turn: &mut Turn<'_>, begun: &Begun, part: u32) -> Try {
+    fn try_part(&mut self, turn: &mut Turn<'_>, begun: &Begun, part: u32, collected: bool) -> Try {
         let Some(lane) = turn.client.lane() else {
             return Try::Failed;
         };
         let slot = slot_of(begun.queue, begun.tag);
         let durable = !self.session.writeback();
         let mut buffer = None;
-        self.pieces.clear();
+        if !collected {
+            self.pieces.clear();
+        }
         let op = match begun.work {
             Work::In { offset_bytes } => IoOp::Read {
                 offset_bytes: offset_bytes + u64::from(begun.started),
@@ -186,11 +263,11 @@ impl Vhost {
             }
             Work::GetId => return Try::Failed,
         };
-        if part > 0 && !self.collect(turn, begun, part) {
+        if part > 0 && !collected && !self.collect(turn, begun, part) {
             return Try::Failed;
         }
         let record = turn.client.command_ref(lane, slot);
-        if buffer.is_none() {
+        if buffer.is_none() && !collected {
             turn.core.record().blame.store(record.blame(), Relaxed);
             if turn.core.at_once(lane, &op, &self.pieces) {
                 self.pieces.clear();
@@ -219,9 +296,15 @@ impl Vhost {
     /// Finds `part` bytes of a request's data in memory, from those on that the core has.
     #[inline]
     fn collect(&mut self, turn: &Turn<'_>, begun: &Begun, part: u32) -> bool {
-        let (mut skip, mut left) = (begun.started, part);
         let write = matches!(begun.work, Work::In { .. });
         let memory = turn.client.memory();
+        if part == begun.request.data_bytes
+            && let Some(pieces) = begun.request.plain_data(&self.chain)
+        {
+            let mut pieces = pieces.iter();
+            return pieces.all(|p| self.pieces.push(memory, p.address, p.len, write).is_ok());
+        }
+        let (mut skip, mut left) = (begun.started, part);
         for piece in begun.request.data(&self.chain) {
             let skipped = skip.min(piece.len);
             skip -= skipped;
@@ -261,36 +344,34 @@ impl Vhost {
             lane.count_at_once(&mut self.at_once);
         }
         for at in 0..self.over.len() {
-            let (queue, tag, status) = self.over[at];
-            self.finish(turn, queue, tag, status);
+            let over = self.over[at];
+            self.finish(turn, &over);
         }
         self.over.clear();
     }
 
     /// Returns a chain with its status.
-    fn finish(&mut self, turn: &mut Turn<'_>, queue: u16, tag: u16, status: Status) {
-        let number = slot_of(queue, tag);
-        area(turn).end(number);
+    #[inline]
+    fn finish(&mut self, turn: &mut Turn<'_>, over: &Over) {
+        let number = slot_of(over.queue, over.tag);
+        if over.recorded {
+            area(turn).end(number);
+        }
         if self.blamed == Some(number) {
             self.blamed = None;
             area(turn).set_blamed(None);
         }
-        let Some(Some(line)) = self.lines.get_mut(usize::from(queue)) else {
-            return;
-        };
-        let Some(slot) = line.slots.get(usize::from(tag)) else {
+        let Some(Some(line)) = self.lines.get_mut(usize::from(over.queue)) else {
             return;
         };
         // Without a place for it there is nobody to tell.
-        let _ = turn
-            .client
-            .memory()
-            .write(slot.status_address, &[status as u8]);
-        let written = match status {
-            Status::Ok => slot.written,
+        let memory = turn.client.memory();
+        let _ = memory.store_u8(over.status_address, over.status as u8);
+        let written = match over.status {
+            Status::Ok => over.written,
             _ => 1,
         };
-        line.queue.put(tag, written);
+        line.queue.put(over.tag, written);
         line.ended = true;
     }
 
@@ -313,8 +394,22 @@ impl Vhost {
         slot.parts = slot.parts.saturating_sub(1);
         slot.bad |= !good;
         if slot.parts == 0 && !slot.starting {
-            let status = if slot.bad { Status::IoErr } else { Status::Ok };
-            self.finish(turn, queue, tag, status);
+            let over = slot.over(queue, tag);
+            self.finish(turn, &over);
+        }
+    }
+}
+
+impl Slot {
+    /// A request of which everything has ended.
+    fn over(&self, queue: u16, tag: u16) -> Over {
+        Over {
+            queue,
+            tag,
+            status: if self.bad { Status::IoErr } else { Status::Ok },
+            recorded: self.recorded,
+            status_address: self.status_address,
+            written: self.written,
         }
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! **Not here:** what of a ring outlives its device ([`crate::inflight`]).
 
-use forebay_guest::GuestMemory;
+use forebay_guest::{GuestMemory, View};
 
 mod chain;
 pub mod packed;
@@ -147,26 +147,32 @@ impl Descriptor {
             words: [(rest >> 32) as u16, (rest >> 48) as u16],
         }
     }
-
-    fn of_bytes(bytes: &[u8; DESCRIPTOR_BYTES]) -> Self {
-        let both = u128::from_le_bytes(*bytes);
-        Self::of_words(both as u64, (both >> 64) as u64)
-    }
 }
 
-/// A table of descriptors, copied out of the guest's memory in one go.
-pub(crate) struct Table {
-    bytes: [u8; MAX_PIECES * DESCRIPTOR_BYTES],
-    /// Entries the table has.
-    pub entries: u32,
-    /// Entries that were read.
-    read: usize,
+/// Memory for a table of descriptors that must be copied out.
+pub(crate) struct Table([u8; MAX_PIECES * DESCRIPTOR_BYTES]);
+
+/// An indirect table.
+pub(crate) struct Entries<'a> {
+    /// How many it has; no more than [`MAX_PIECES`] of them can be got.
+    pub count: u32,
+    at: Place<'a>,
+}
+
+/// Where its descriptors are: each is read once, by itself where they lie together and aligned, else all of them together.
+enum Place<'a> {
+    Memory(View<'a>),
+    Copied(&'a [u8]),
 }
 
 impl Table {
-    /// Reads the table that `at` points to.
+    /// The table that `at` points to.
     #[inline]
-    pub(crate) fn read(&mut self, at: &Descriptor, memory: &GuestMemory) -> Result<(), RingError> {
+    pub(crate) fn read<'a>(
+        &'a mut self,
+        at: &Descriptor,
+        memory: &'a GuestMemory,
+    ) -> Result<Entries<'a>, RingError> {
         let len = at.len as usize;
         if len == 0 || !len.is_multiple_of(DESCRIPTOR_BYTES) {
             return Err(RingError::Indirect);
@@ -174,28 +180,39 @@ impl Table {
         if at.address.checked_add(u64::from(at.len)).is_none() {
             return Err(RingError::Overflow);
         }
-        self.entries = (len / DESCRIPTOR_BYTES) as u32;
-        self.read = (len / DESCRIPTOR_BYTES).min(MAX_PIECES);
-        let bytes = &mut self.bytes[..self.read * DESCRIPTOR_BYTES];
-        if memory.read(at.address, bytes) {
-            Ok(())
-        } else {
-            Err(RingError::IndirectAddress)
-        }
+        let count = (len / DESCRIPTOR_BYTES) as u32;
+        let len = len.min(MAX_PIECES * DESCRIPTOR_BYTES);
+        let at = match memory.view(at.address, len) {
+            Some(view) if view.load_two(0).is_some() => Place::Memory(view),
+            _ => Place::Copied(self.copy(at.address, len, memory)?),
+        };
+        Ok(Entries { count, at })
     }
 
+    #[cold]
+    fn copy(&mut self, address: u64, len: usize, memory: &GuestMemory) -> Result<&[u8], RingError> {
+        let bytes = &mut self.0[..len];
+        match memory.read(address, bytes) {
+            true => Ok(bytes),
+            false => Err(RingError::IndirectAddress),
+        }
+    }
+}
+
+impl Entries<'_> {
     #[inline]
     pub(crate) fn get(&self, entry: usize) -> Result<Descriptor, RingError> {
-        if entry >= self.read {
-            return Err(if entry < self.entries as usize {
-                RingError::TooManyPieces
-            } else {
-                RingError::DescriptorIndex
-            });
-        }
         let from = entry * DESCRIPTOR_BYTES;
-        match self.bytes[from..].first_chunk() {
-            Some(bytes) => Ok(Descriptor::of_bytes(bytes)),
+        let found = match &self.at {
+            Place::Memory(view) => view.load_two(from),
+            Place::Copied(bytes) => (bytes.get(from..))
+                .and_then(|bytes| bytes.first_chunk())
+                .map(|bytes| u128::from_le_bytes(*bytes))
+                .map(|both| [both as u64, (both >> 64) as u64]),
+        };
+        match found {
+            Some([address, rest]) => Ok(Descriptor::of_words(address, rest)),
+            None if entry < self.count as usize => Err(RingError::TooManyPieces),
             None => Err(RingError::DescriptorIndex),
         }
     }
@@ -203,10 +220,6 @@ impl Table {
 
 impl Default for Table {
     fn default() -> Self {
-        Self {
-            bytes: [0; MAX_PIECES * DESCRIPTOR_BYTES],
-            entries: 0,
-            read: 0,
-        }
+        Self([0; MAX_PIECES * DESCRIPTOR_BYTES])
     }
 }

@@ -278,9 +278,9 @@ impl Packed {
         if !self.features.indirect || flags & F_NEXT != 0 || !is_first {
             return Err(RingError::Indirect);
         }
-        self.table.read(d, memory)?;
-        for entry in 0..self.table.entries as usize {
-            let d = self.table.get(entry)?;
+        let table = self.table.read(d, memory)?;
+        for entry in 0..table.count as usize {
+            let d = table.get(entry)?;
             if d.words[1] & F_INDIRECT != 0 {
                 return Err(RingError::Indirect);
             }

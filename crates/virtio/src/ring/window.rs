@@ -64,6 +64,12 @@ impl Window {
         self.0.is_writable()
     }
 
+    /// Has the processor fetch what is at an offset, which is about to be looked at.
+    #[inline]
+    pub fn prefetch(&self, offset: usize) {
+        self.0.prefetch(offset);
+    }
+
     accesses!(u8, load_u8, load_u8_acquire, store_u8);
     accesses!(u16, load_u16, load_u16_acquire, store_u16);
     accesses!(u32, load_u32, load_u32_acquire, store_u32);
