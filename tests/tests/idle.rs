@@ -1,4 +1,4 @@
-//! `idle_engine_sleeps`: 100 exports with a host each, nothing to do: below 2 % of a core and 64 MiB.
+//! `idle_engine_sleeps`: 100 exports with a host each and three with a machine, nothing to do: below 2 % of a core and 64 MiB.
 //!
 //! Not here: the daemon's own use, which nobody polls.
 
@@ -6,8 +6,10 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use forebay_initiator::machine::{self as driver, Doorbells, Op};
 use forebay_initiator::{IoOp, Options, Session};
 use forebay_tests::daemon::{Daemon, DaemonOptions, cpu_time, resident_bytes};
+use forebay_tests::machine::{self, Frontend};
 use forebay_tests::wait;
 
 const HOST: &str = "nqn.2026-01.test:host";
@@ -46,6 +48,30 @@ fn idle_engine_sleeps() -> Result<()> {
         }
         hosts.push((session, queues));
     }
+    let mut machines = Vec::new();
+    for (name, frontend, doorbells) in [
+        ("shadow", Frontend::NvmePcie, Doorbells::Shadow),
+        ("trapped", Frontend::NvmePcie, Doorbells::Trapped),
+        ("virtio", Frontend::VhostUser, Doorbells::Shadow),
+    ] {
+        let target = machine::export(&daemon, name, "1G", frontend)?;
+        let options = driver::Options {
+            doorbells,
+            depth: 4,
+            queues: 2,
+            ..driver::Options::default()
+        };
+        let mut disk = machine::connect(&target, &options)?;
+        let mut queues = disk.take_queues();
+        for queue in &mut queues {
+            let op = Op::Write {
+                offset_bytes: 0,
+                bytes: 4096,
+            };
+            machine::execute(&mut **queue, op)?;
+        }
+        machines.push((disk, queues));
+    }
     let engine = daemon.processes()?.engine;
     // First staging memory is given back, and background commits are made; an engine that does not sleep never comes
     // to rest.
@@ -61,6 +87,14 @@ fn idle_engine_sleeps() -> Result<()> {
     })
     .with_context(|| seen.clone())?;
     println!("idle: {seen}");
+    // It wakes up for each of them.
+    for (disk, mut queues) in machines {
+        for queue in &mut queues {
+            machine::execute(&mut **queue, Op::Flush)?;
+        }
+        drop(queues);
+        disk.close()?;
+    }
     for (session, queues) in hosts {
         drop(queues);
         session.close()?;

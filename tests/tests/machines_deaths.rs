@@ -188,7 +188,8 @@ fn kill_at_each_point_of_machines() -> Result<()> {
     chain_of_deaths(&chain)
 }
 
-/// An engine's death, a daemon's, an engine's that a new daemon found, and two engines' in a row: in turns.
+/// An engine's death, a daemon's, an engine's that a new daemon found, an engine that makes way for another, and two engines'
+/// deaths in a row: in turns.
 #[test]
 fn engines_and_daemons_die_in_turns() -> Result<()> {
     let (mut daemon, specs) = served()?;
@@ -209,6 +210,12 @@ fn engines_and_daemons_die_in_turns() -> Result<()> {
                 work,
                 "writes after the death of an engine that was found",
             )?;
+            let before = daemon.processes()?;
+            daemon.cli(&["upgrade"])?;
+            let after = daemon.processes()?;
+            ensure!(after.engine != before.engine && after.daemon == before.daemon);
+            ensure!(lab::events(daemon)?.contains_key("engine_replaced"));
+            work.more("writes after an upgrade")?;
             // The next engine dies when it takes over, or when another daemon finds it.
             let before = daemon.processes()?;
             daemon.kill_daemon()?;

@@ -340,6 +340,7 @@ fn look(all: &mut Three, may_read: bool, may_write: bool) -> Result<()> {
             machine.end_of_write(7, 0xbb)?,
             machine.end_of(zeroes)?,
             machine.end_of(discard)?,
+            machine.end_of(Op::Flush)?,
         ];
         for ended in writes.map(plain) {
             ensure!(ended == expected(may_write, at), "{at} writes: {ended:?}");

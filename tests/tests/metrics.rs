@@ -1,7 +1,7 @@
 //! What Prometheus reads.
 //!
 //! Purpose: the exposition is well formed, says what the API's statistics say, and its counters do not fall
-//! when an engine dies under load.
+//! when an engine dies under load; what concerns one transport is told of that one.
 //! Design: one daemon with a listener for metrics; the text is read strictly (`exposition`).
 //! Not here: the text's details (unit tests of the crate `control`).
 
@@ -10,8 +10,10 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use forebay_initiator::machine::{Op, Options};
 use forebay_tests::daemon::{Daemon, DaemonOptions, free_ports};
 use forebay_tests::exposition::{self, Metrics};
+use forebay_tests::machine::{self, Frontend};
 use forebay_tests::wait;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -112,6 +114,99 @@ fn metrics_say_what_stats_say_and_do_not_fall_at_a_death() -> Result<()> {
         "more than metrics: {head}"
     );
     daemon.stop()
+}
+
+/// What is copied, registered and interrupted is told of each transport.
+#[test]
+fn transports_have_their_figures() -> Result<()> {
+    let port = free_ports(1)?[0];
+    let mut daemon = machine::serve(
+        &DaemonOptions {
+            config: format!("metrics = \"127.0.0.1:{port}\"\n"),
+            ..DaemonOptions::default()
+        },
+        "1G",
+    )?;
+    daemon.cli(&["volume", "create", "t/net", "--size", "64M"])?;
+    let export = daemon.cli(&["export", "create", "t/net", "--any-host"])?;
+    let nqn = export["nqn"].as_str().context("an NQN")?.to_owned();
+    let addr = format!("127.0.0.1:{}", daemon.port());
+    let at = ["--addr", &addr, "--nqn", &nqn];
+    let rest = ["--rw", "randwrite", "--seconds", "1"];
+    daemon.cli(&[&["bench", "load"][..], &at, &rest].concat())?;
+    let options = Options {
+        interrupts: true,
+        depth: 16,
+        slot_bytes: 512 << 10,
+        ..Options::default()
+    };
+    let mut disks = Vec::new();
+    for (name, frontend, transport) in [
+        ("p", Frontend::NvmePcie, "nvme-pcie"),
+        ("v", Frontend::VhostUser, "vhost-user"),
+    ] {
+        let volume = format!("t/{name}");
+        daemon.cli(&["volume", "create", &volume, "--size", "64M"])?;
+        let target = machine::export_as(&daemon, &volume, frontend, &["--pinned-memory"])?;
+        let mut disk = machine::connect(&target, &options)?;
+        let mut queues = disk.take_queues();
+        for slot in 0..options.depth {
+            // What it has not touched is not held.
+            queues[0].put(slot, &vec![slot as u8; options.slot_bytes]);
+        }
+        for offset_bytes in (0..4 << 20).step_by(options.slot_bytes) {
+            let bytes = options.slot_bytes as u32;
+            let write = Op::Write {
+                offset_bytes,
+                bytes,
+            };
+            machine::execute(&mut *queues[0], write)?;
+        }
+        disks.push((name, transport, disk, queues));
+    }
+    let labels = |volume: &str, transport: &str| {
+        format!("{{tenant=\"t\",volume=\"{volume}\",transport=\"{transport}\"}}")
+    };
+    let registers = can_register();
+    wait::until("machines' figures", LIMIT, || {
+        let now = scrape(port)?;
+        for (name, transport, ..) in &disks {
+            let of = labels(name, transport);
+            let get = |metric: &str| now.get(&format!("forebay_volume_{metric}{of}"));
+            ensure!(
+                get("copied_bytes_total")? == 0.0,
+                "{name}: something is copied"
+            );
+            let registered = get("registered_bytes")? > 0.0;
+            if get("interrupts_total")? == 0.0 || registers && !registered {
+                return Ok(None);
+            }
+        }
+        Ok(Some(()))
+    })?;
+    if !registers {
+        eprintln!("NOT SEEN: registered memory, which needs Linux 6.13");
+    }
+    let now = scrape(port)?;
+    let of = labels("net", "nvme-tcp");
+    let copied = now.get(&format!("forebay_volume_copied_bytes_total{of}"))?;
+    ensure!(copied > 0.0, "what comes with a command is copied");
+    for metric in ["registered_bytes", "interrupts_total"] {
+        ensure!(now.get(&format!("forebay_volume_{metric}{of}"))? == 0.0);
+    }
+    for (.., disk, queues) in disks {
+        drop(queues);
+        disk.close()?;
+    }
+    daemon.stop()
+}
+
+/// Whether the kernel lets one ring's buffers be another's (Linux 6.13).
+fn can_register() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut next = || numbers.next().and_then(|n| n.parse().ok());
+    (next().unwrap_or(0), next().unwrap_or(0)) >= (6_u32, 13_u32)
 }
 
 fn does_not_fall(before: &Metrics, now: &Metrics) -> Result<()> {

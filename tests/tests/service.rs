@@ -1,7 +1,7 @@
 //! The service as systemd runs it.
 //!
 //! Purpose: the unit is what it says: a user of its own, memory that may be locked, a daemon that is restarted, stopped and killed
-//! while the engine serves on and hosts notice nothing.
+//! while the engine serves on and hosts notice nothing, nor of an upgrade.
 //! Design: systemd itself, as the first process of a sandbox; the package is installed there, which enables and starts the service. A
 //! load reads and writes all the time: it ends badly at the first error or lost connection. What operations say of `systemctl` is done.
 //! Not here: what removing keeps (`package`), what hosts see of deaths (`takeover`).
@@ -131,7 +131,31 @@ for _ in 1 2 3 4 5 6 7 8; do
     before=$daemon; systemctl kill --kill-who=main --signal=KILL forebay; next_daemon "$before"
 done
 works
+
+# An upgrade: another daemon, then another engine, and the host works on.
+before=$daemon
+old=$engine
+dpkg --force-unsafe-io --install /root/forebay_*.deb
+ended "$before"
+ended "$old"
+daemon=$(pid_of daemon)
+engine=$(pid_of engine)
+works
+forebay --json events | grep '"engine_replaced"'
+# One that could not go on with what runs has it end first.
+dpkg-deb --raw-extract /root/forebay_*.deb /tmp/other
+sed -i "s/\"$(forebay formats)\"/\"0.0.0.0\"/" /tmp/other/DEBIAN/preinst
+grep '0.0.0.0' /tmp/other/DEBIAN/preinst
+dpkg-deb -Znone --root-owner-group --build /tmp/other /tmp/other.deb
 kill "$load"
+before=$daemon
+old=$engine
+dpkg --force-unsafe-io --install /tmp/other.deb
+ended "$before"
+ended "$old"
+next_daemon "$before"
+next_engine "$old"
+forebay --json events | (! grep '"engine_replaced"')
 
 # Both end in good order, and stay so.
 forebay shutdown

@@ -3,7 +3,7 @@
 //! Purpose: `cargo xtask package` makes a `.deb` with the program, its service, its configuration, manual
 //! pages, completion, and the book.
 //! Design: the files are laid out in a folder and `dpkg-deb` packs them. What the program knows about
-//! itself (pages, completion) it writes itself. Templates and scripts are in `packaging/`. The licences of
+//! itself (pages, completion, formats) it writes itself. Templates and scripts are in `packaging/`. The licences of
 //! what is linked in are collected from the crates' own folders.
 //! Not here: signing, repositories, other formats.
 
@@ -93,8 +93,13 @@ pub fn build(options: &Options) -> Result<PathBuf> {
     tree.put("DEBIAN/control", control.as_bytes(), 0o644)?;
     tree.put("DEBIAN/md5sums", sums.as_bytes(), 0o644)?;
     tree.put("DEBIAN/conffiles", b"/etc/forebay/forebay.toml\n", 0o644)?;
-    for script in ["postinst", "prerm", "postrm"] {
-        tree.put(&format!("DEBIAN/{script}"), &from(script)?, 0o755)?;
+    let formats = process::text(Command::new(&options.program).arg("formats"), LIMIT)?;
+    let end = String::from_utf8(from("end")?)?;
+    for script in ["preinst", "postinst", "prerm", "postrm"] {
+        let text = String::from_utf8(from(script)?)?
+            .replace("@END@\n", &end)
+            .replace("@FORMATS@", formats.trim());
+        tree.put(&format!("DEBIAN/{script}"), text.as_bytes(), 0o755)?;
     }
     let package = options
         .output

@@ -70,6 +70,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Export(command) => command::export::export(&context()?, command),
         Command::Events(args) => command::events::events(&context()?, &args),
         Command::Port(command) => command::port::port(&context()?, &command),
+        Command::Upgrade => command::status::upgrade(&context()?),
         Command::Shutdown => command::status::shutdown(&context()?),
         Command::Stats => command::status::stats(&context()?),
         Command::Status => command::status::status(&context()?),
@@ -77,6 +78,10 @@ fn run(cli: Cli) -> Outcome {
         Command::Completion { shell } => cli::pages::completion(shell),
         Command::Man { folder } => cli::pages::manual(&folder),
         Command::Serve(args) => serve::serve(&args, cli.socket),
+        Command::Formats => {
+            println!("{}", forebay_xlate::boundary::formats());
+            Ok(())
+        }
         Command::Engine(args) => engine::engine(args),
         Command::Bench(command) => bench::bench(output, &command),
     }

@@ -18,6 +18,8 @@ pub enum EventKind {
     DaemonDied,
     /// An engine died.
     EngineDied,
+    /// An engine was ended, as was asked for, so that another one of the installed program goes on.
+    EngineReplaced,
     /// A reactor took no turn for too long; the engine is killed.
     EngineStuck,
     /// A successor goes on with a dead engine's connections and commands.

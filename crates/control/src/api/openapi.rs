@@ -24,6 +24,7 @@ use super::{figure_routes, pool_routes, port_routes, routes};
         figure_routes::stats,
         figure_routes::metrics_text,
         figure_routes::events,
+        routes::engine_replace,
         routes::shutdown,
         pool_routes::pool_create,
         pool_routes::pool_open,

@@ -146,6 +146,8 @@ pub enum Request {
         wait: Duration,
         reply: Reply<EventList>,
     },
+    /// Another engine, of the installed program, goes on where the running one is. The answer says which.
+    EngineReplace(Reply<String>),
     /// Stop engine and daemon in good order; the reply comes before the stop.
     Shutdown(Reply<()>),
 }
@@ -268,6 +270,8 @@ handle_methods! {
         |reply| Request::Events { after, wait, reply };
     /// Counters.
     stats() -> Stats = Request::Stats;
+    /// Has another engine go on.
+    engine_replace() -> String = Request::EngineReplace;
     /// Stops engine and daemon.
     shutdown() -> () = Request::Shutdown;
 }

@@ -44,6 +44,7 @@ pub(super) fn router(owner: Handle, time_limit: Duration) -> Router {
         .route("/v1/stats", get(stats))
         .route("/v1/metrics", get(metrics_text))
         .route("/v1/events", get(events))
+        .route("/v1/engine/replace", post(engine_replace))
         .route("/v1/shutdown", post(shutdown))
         .route(
             "/v1/pool",
@@ -143,6 +144,21 @@ pub(super) async fn document() -> Json<utoipa::openapi::OpenApi> {
 )]
 pub(super) async fn status(State(owner): State<Handle>) -> Result<Json<Status>, ApiError> {
     Ok(Json(owner.status().await?))
+}
+
+/// Has another engine, of the program as it is installed now, go on where the running one is; hosts and machines keep their
+/// connections. The answer comes when it serves.
+#[utoipa::path(
+    post,
+    path = "/v1/engine/replace",
+    tag = "daemon",
+    responses(
+        (status = 200, description = "Done", body = Done),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn engine_replace(State(owner): State<Handle>) -> Result<Json<Done>, ApiError> {
+    Ok(done(owner.engine_replace().await?))
 }
 
 /// Stops engine and daemon in good order; the answer comes before the stop.

@@ -146,4 +146,53 @@ mod tests {
         }
         host_nqn(&format!("nqn.{}", "x".repeat(220))).unwrap_err();
     }
+
+    #[test]
+    fn what_is_said_of_a_frontend_belongs_to_it() {
+        let of = |frontend| ExportCreate {
+            frontend,
+            ..ExportCreate::default()
+        };
+        let pinned = |frontend| ExportCreate {
+            pinned_memory: true,
+            ..of(frontend)
+        };
+        let mapped = |frontend| ExportCreate {
+            mapped_doorbells: true,
+            ..of(frontend)
+        };
+        let queues = |frontend, queues| ExportCreate {
+            queues: Some(queues),
+            ..of(frontend)
+        };
+        use ExportFrontend::{NvmePcie, NvmeTcp, VhostUser};
+        for good in [
+            of(NvmeTcp),
+            pinned(NvmePcie),
+            pinned(VhostUser),
+            mapped(NvmePcie),
+            queues(VhostUser, MAX_MACHINE_QUEUES),
+        ] {
+            frontend(&good).unwrap();
+        }
+        for bad in [
+            pinned(NvmeTcp),
+            mapped(NvmeTcp),
+            mapped(VhostUser),
+            queues(NvmeTcp, 1),
+            queues(NvmePcie, 1),
+            queues(VhostUser, 0),
+            queues(VhostUser, MAX_MACHINE_QUEUES + 1),
+            ExportCreate {
+                socket: Some("/s".to_owned()),
+                ..of(NvmeTcp)
+            },
+            ExportCreate {
+                socket: Some("s".to_owned()),
+                ..of(NvmePcie)
+            },
+        ] {
+            frontend(&bad).unwrap_err();
+        }
+    }
 }

@@ -174,6 +174,16 @@ impl Daemon {
                     owner.export_resume(tenant, volume).await
                 });
             }
+            Request::EngineReplace(reply) => {
+                let supervisor = self.serving().map(|serving| serving.supervisor.clone());
+                let absent = self.absent();
+                self.change(reply, move |_| async move {
+                    match supervisor {
+                        Some(supervisor) => supervisor.replace().await,
+                        None => Err(absent),
+                    }
+                });
+            }
             // The daemon's loop takes it out.
             Request::Shutdown(reply) => _ = reply.send(Ok(())),
         }

@@ -10,6 +10,7 @@
 //! written once the successor serves. An engine that an earlier daemon left running is taken over as
 //! it is. A conversation that breaks while the process lives is begun again; an engine that can't be
 //! talked to is killed. Engines that fail again and again are started ever later, and never given up.
+//! One that runs can be [replaced](`mod@replace`).
 //! Not here: what is said to an engine (`owner`), who is to blame for a death ([`blame`]), which
 //! threads are stuck ([`watchdog`]).
 
@@ -17,6 +18,7 @@ mod blame;
 mod connect;
 mod line;
 pub(crate) mod process;
+mod replace;
 pub(crate) mod report;
 mod tell;
 #[cfg(test)]
@@ -93,6 +95,8 @@ pub(crate) struct Supervisor {
     death: RefCell<Option<Death>>,
     /// A generation that is durable and not used yet.
     next_generation: Cell<Option<u64>>,
+    /// The running engine is ended to be replaced.
+    replacing: Cell<bool>,
     wanted: Cell<bool>,
     over: Cell<bool>,
     changed: Signal,
@@ -158,6 +162,7 @@ impl Supervisor {
             died_at: Cell::new(None),
             death: RefCell::new(None),
             next_generation: Cell::new(None),
+            replacing: Cell::new(false),
             wanted: Cell::new(true),
             over: Cell::new(false),
             changed: Signal::new(),
@@ -436,6 +441,16 @@ impl Supervisor {
         kill_point!("daemon.death");
         if self.died_at.get().is_none() {
             self.died_at.set(Some(Instant::now()));
+        }
+        if self.replacing.take() && !verdict.crashed {
+            let text = format!(
+                "the engine (pid {pid}, generation {generation}) makes way for another, as was asked for"
+            );
+            let news = News::default();
+            self.events
+                .tell(EventKind::EngineReplaced, generation, text, news);
+            self.keep_estate(session, &verdict);
+            return;
         }
         let (of, news) = about(owner, verdict.export);
         let text = format!(

@@ -75,7 +75,8 @@ fn start_ticks(pid: u32) -> Option<u64> {
     fields.get(22 - 3)?.parse().ok()
 }
 
-fn watch(pid: u32) -> io::Result<AsyncFd<OwnedFd>> {
+/// Readable when the process has ended.
+pub(super) fn watch(pid: u32) -> io::Result<AsyncFd<OwnedFd>> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let number = number.ok_or_else(|| io::Error::other(format!("{pid} is no process id")))?;
     let pidfd = rustix::process::pidfd_open(number, PidfdFlags::empty())?;

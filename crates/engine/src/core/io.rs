@@ -144,8 +144,8 @@ pub enum IoOp {
 }
 
 impl IoOp {
-    /// Whether a machine with this access may do it. A flush changes nothing that others see, and may be the first half
-    /// of a read.
+    /// Whether a machine with this access may do it. A flush may be the first half of a read
+    /// ([`super::Core::keeps_machines_from_writing`]).
     pub(crate) fn is_let_by(&self, access: &Access) -> bool {
         match self {
             Self::Read { .. } | Self::Compare { .. } => access.read,

@@ -327,6 +327,12 @@ impl Core {
         }
     }
 
+    /// Whether a host's reservation keeps machines from writing, and so from flushing (Base 2.0, 8.19.1). Frontends ask
+    /// for a guest's own flush: one that [`Core::start_machine`] is given may be the first half of a read, or a shutdown's.
+    pub(crate) fn keeps_machines_from_writing(&self, lane: LaneIndex) -> bool {
+        self.lane(lane).is_some_and(|lane| !lane.machines_may.write)
+    }
+
     #[cold]
     fn refuse(&mut self, mut new: NewIo, pieces: &mut Pieces) {
         pieces.clear();

@@ -502,6 +502,10 @@ impl Pcie {
         };
         let record = turn.client.command_ref(lane, slot);
         let op = match work {
+            // Only the guest's own: no buffer comes with one.
+            Work::Io(IoOp::Flush) if turn.core.keeps_machines_from_writing(lane) => {
+                return Begun::Ended(Status::RESERVATION_CONFLICT.with_dnr());
+            }
             Work::Io(op) => op,
             Work::Durable(_) => IoOp::Flush,
         };

@@ -234,6 +234,7 @@ impl Vhost {
                 len_bytes: part,
                 fua: durable,
             },
+            Work::Flush if turn.core.keeps_machines_from_writing(lane) => return Try::Failed,
             Work::Flush => IoOp::Flush,
             Work::WriteZeroes {
                 offset_bytes,

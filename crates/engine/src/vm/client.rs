@@ -5,25 +5,28 @@
 //! What is taken away (memory, descriptors) is let go of only when the message is over, and elsewhere
 //! ([`super::closer`]).
 //!
+//! What of its memory the ring knows is in [`known`].
+//!
 //! **Not here:** the client's socket and its messages ([`super::talk`]), what messages mean
 //! ([`super::frontend`]).
 
+mod known;
+
+use self::known::Registered;
 use super::closer::Closer;
 use super::file::{MAX_SLOTS, MachineFile, Region, Stage};
 use super::frontend::{Closing, Deposit};
-use super::registered::{Asker, Ready};
+use super::registered::Asker;
 use super::signal::Signals;
 use crate::core::{CommandRef, Core, Owner};
 use crate::lane::LaneIndex;
 use crate::mailbox::Upcall;
-use forebay_device::Registration;
 use forebay_guest::{GuestMemory, Limits, MapError, Mapping, NewRegion, Retired};
 use forebay_xlate::boundary::message::ExportConfig;
 use forebay_xlate::boundary::region::bump;
 use rustix::event::epoll;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 
 /// The longest message, in bytes.
@@ -34,10 +37,6 @@ pub(crate) const MAX_DESCRIPTORS: usize = 32;
 pub(crate) const MESSAGE_LIMIT_NS: u64 = 30_000_000_000;
 /// Deposits that a client may have at once.
 pub(crate) const MAX_DEPOSITS: usize = 1024;
-
-/// What a ring knows of one client at most, in parts and in their entries: to forget one looks at all of the ring's.
-const MAX_REGISTERED: usize = 64;
-const MAX_REGISTERED_ENTRIES: usize = 512;
 
 /// See the module's text.
 pub(crate) struct Client {
@@ -85,14 +84,6 @@ pub(crate) struct Client {
     asker: Option<Asker>,
     /// What of its memory the ring knows.
     registered: Vec<Registered>,
-}
-
-/// A part of a mapping that the ring knows; it holds the mapping once.
-struct Registered {
-    mapping: Weak<Mapping>,
-    name: Registration,
-    entries: usize,
-    bytes: u64,
 }
 
 /// Where a client is among those of its reactor.
@@ -143,87 +134,6 @@ impl Client {
             inherited: false,
             asker: place.asker,
             registered: Vec::new(),
-        }
-    }
-
-    /// Has regions that are new registered, in the background: that at an address, or all.
-    fn have_registered(&self, address: Option<u64>) {
-        let Some(asker) = &self.asker else {
-            return;
-        };
-        for region in self.memory.regions() {
-            if address.is_none_or(|address| region.guest_address() == address)
-                && let Some(mapping) = region.mapping()
-            {
-                asker.hold(mapping);
-            }
-        }
-    }
-
-    /// Has the ring know a part of its memory that is held, if it is still wanted.
-    pub(super) fn register(&mut self, core: &mut Core, ready: Ready) {
-        let Ready {
-            mapping, pinned, ..
-        } = ready;
-        let wanted = mapping.upgrade().is_some_and(|m| !m.is_retired());
-        if !wanted {
-            self.closer.close(pinned);
-            return;
-        }
-        let (entries, bytes) = (pinned.entries(), pinned.bytes());
-        let known: usize = self.registered.iter().map(|r| r.entries).sum();
-        if self.registered.len() >= MAX_REGISTERED
-            || known.saturating_add(entries) > MAX_REGISTERED_ENTRIES
-        {
-            // The rest is served unregistered.
-            self.closer.close(pinned);
-            return;
-        }
-        match core.register(pinned) {
-            Ok(name) => self.registered.push(Registered {
-                mapping,
-                name,
-                entries,
-                bytes,
-            }),
-            // It is served unregistered.
-            Err(pinned) => self.closer.close(pinned),
-        }
-        self.show_registered(core);
-    }
-
-    /// Has the ring forget those of which this says so: of nothing that is still used.
-    fn unregister(&mut self, core: &mut Core, which: impl Fn(&Weak<Mapping>) -> bool) {
-        for at in (0..self.registered.len()).rev() {
-            if which(&self.registered[at].mapping) {
-                let name = self.registered.swap_remove(at).name;
-                // To let go of much takes its time.
-                self.closer.close(core.unregister(name));
-            }
-        }
-        self.show_registered(core);
-    }
-
-    /// The same with all of them: none of its commands are left.
-    pub(super) fn unregister_all(&mut self, core: &mut Core) {
-        self.unregister(core, |_| true);
-    }
-
-    /// How much of its memory the ring knows.
-    pub(super) fn registered_bytes(&self) -> u64 {
-        self.registered.iter().map(|r| r.bytes).sum()
-    }
-
-    /// Whether its memory is to be registered at all.
-    #[cfg(test)]
-    pub(super) fn has_memory_registered(&self) -> bool {
-        self.asker.is_some()
-    }
-
-    fn show_registered(&self, core: &Core) {
-        let bytes = self.registered_bytes();
-        if let Some(lane) = self.own_lane(core).and_then(|lane| core.lane(lane)) {
-            lane.record().registered_bytes.store(bytes, Relaxed);
         }
     }
 

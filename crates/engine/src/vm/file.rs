@@ -14,6 +14,7 @@
 //! is stored ([`super::client`]).
 
 use super::answer::{self, Note};
+use forebay_xlate::boundary::MACHINE_FILE_VERSION;
 use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::cells;
 use forebay_xlate::shm::{Cells, SharedMemory};
@@ -23,7 +24,6 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::SystemTime;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBMACHIN");
-const VERSION: u64 = 3;
 /// Memory regions that a client may have at once.
 pub(crate) const MAX_REGIONS: usize = 512;
 /// Slots for descriptors that a client keeps here.
@@ -151,7 +151,7 @@ impl MachineFile {
             memory: SharedMemory::anonymous("forebay-machine", FILE_BYTES)?,
         };
         let header = file.header();
-        header.version.store(VERSION, Relaxed);
+        header.version.store(MACHINE_FILE_VERSION, Relaxed);
         header.export.store(export.0 + 1, Relaxed);
         header.kind.store(kind, Relaxed);
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -172,7 +172,9 @@ impl MachineFile {
         }
         let file = Self { memory };
         let header = file.header();
-        if header.magic.load(Acquire) != MAGIC || header.version.load(Relaxed) != VERSION {
+        if header.magic.load(Acquire) != MAGIC
+            || header.version.load(Relaxed) != MACHINE_FILE_VERSION
+        {
             return Err(io::Error::other("its layout is another version's"));
         }
         if header.export.load(Relaxed) != export.0.wrapping_add(1)

@@ -8,14 +8,16 @@ mod clients;
 mod deaths;
 mod registered;
 
-use super::file::MAX_SLOTS;
+use super::file::{MAX_SLOTS, MachineFile};
 use super::frontend::{Answer, Frame, Message};
 use super::*;
 use crate::core::DoneIo;
 use crate::core::staging::Staging;
+use crate::mailbox::Upcall;
 use forebay_device::ring::{Ring, RingOptions};
 use forebay_guest::Area;
 use forebay_xlate::VolumeId;
+use forebay_xlate::boundary::message::{ExportConfig, Frontend as Kind};
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::kill::{Killed, arm_here};
 use rustix::event::{EventfdFlags, eventfd};
@@ -25,6 +27,7 @@ use rustix::net::{
     SocketType,
 };
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};

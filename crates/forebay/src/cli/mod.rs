@@ -80,6 +80,9 @@ pub(crate) enum Command {
     /// Measured loads
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Have an engine of the program as it is installed now go on where the running one is; hosts and virtual machines keep
+    /// their connections
+    Upgrade,
     /// End engine and daemon in good order; hosts wait until they are served again
     Shutdown,
     /// Print a script that completes commands and options in a shell
@@ -93,6 +96,9 @@ pub(crate) enum Command {
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
+    /// Print the versions of what this program's processes leave to another's
+    #[command(hide = true)]
+    Formats,
     /// The data plane; the daemon starts it
     #[command(hide = true)]
     Engine(EngineArgs),

@@ -1,4 +1,4 @@
-//! `forebay status`, `forebay stats` and `forebay shutdown`.
+//! `forebay status`, `forebay stats`, `forebay upgrade` and `forebay shutdown`.
 
 use forebay_control::api::events::TakeoverStats;
 use forebay_control::api::model::{DeathReport, Done, Status};
@@ -40,6 +40,11 @@ pub(crate) fn shutdown(context: &Context) -> Outcome {
     context.output.done(&Done {
         done: "engine and daemon have ended".to_owned(),
     })
+}
+
+pub(crate) fn upgrade(context: &Context) -> Outcome {
+    let done: Done = context.client.post("/v1/engine/replace", &())?;
+    context.output.done(&done)
 }
 
 /// How the API writes a word of an enumeration.

@@ -5,6 +5,9 @@
 //! which the engine records its queues, commands and statistics as it works. What recovery needs is
 //! recorded from the first day, since it can't be added later.
 //!
+//! [`formats`] says which versions of all of it this program speaks: a process goes on with what another left only if both
+//! say the same.
+//!
 //! **Not here:** what either side does about it.
 
 pub mod frontend;
@@ -12,3 +15,18 @@ pub mod message;
 pub mod parts;
 pub mod region;
 pub mod socket;
+
+/// The version of machine files (`engine::vm::file`), which the daemon keeps without reading them.
+pub const MACHINE_FILE_VERSION: u64 = 3;
+
+/// The versions of everything that one program's processes leave to another's: messages, state regions, machine files, the
+/// grant table.
+#[must_use]
+pub fn formats() -> String {
+    format!(
+        "{}.{}.{MACHINE_FILE_VERSION}.{}",
+        message::BOUNDARY_VERSION,
+        region::REGION_VERSION,
+        crate::grants::GRANT_TABLE_VERSION
+    )
+}
