@@ -47,13 +47,33 @@ impl Pcie {
     pub(super) fn make_cq(&mut self, qid: u16, posted: u64) {
         let state = self.function.queues().1[usize::from(qid)];
         let vector = (state.interrupts == 1).then_some(state.vector);
-        let head = self.bell(Doorbell::Head(qid));
+        let head = match &self.shadow {
+            // As long as nobody can say what its host has seen, that is nothing.
+            Some(Shadow { bells: None, .. }) if qid > 0 => {
+                (place(state.entries.max(2), posted).0 + 1) % state.entries.max(2)
+            }
+            _ => self.bell(Doorbell::Head(qid)),
+        };
         self.cqs[usize::from(qid)] = (state.entries > 0).then(|| CqLive {
             cursor: Cq::new(state.entries, vector, posted, head),
             ring: None,
             gathered: Gathered::default(),
             coalescing: self.function.coalescing(state.vector),
         });
+    }
+
+    /// What was rung and not looked at yet counts, though doorbells move elsewhere.
+    fn look_at_bells(&mut self) {
+        for qid in 1..self.sqs.len() as u16 {
+            let tail = self.bell(Doorbell::Tail(qid));
+            if let Some(sq) = self.sqs[usize::from(qid)].as_mut() {
+                let _ = sq.cursor.set_tail(tail);
+            }
+            let head = self.bell(Doorbell::Head(qid));
+            if let Some(cq) = self.cqs[usize::from(qid)].as_mut() {
+                let _ = cq.cursor.set_head(head);
+            }
+        }
     }
 
     /// Where shadow doorbells are, if there are any.
@@ -158,6 +178,7 @@ impl Pcie {
             Change::SqDeleted(qid) => self.make_sq(qid, 0),
             Change::CqDeleted(qid) => self.make_cq(qid, 0),
             Change::Shadow => {
+                self.look_at_bells();
                 self.make_shadow(turn.client.memory());
                 self.fill_shadow();
             }

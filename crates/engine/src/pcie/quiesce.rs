@@ -134,8 +134,7 @@ impl Pcie {
 
     /// Whether there are commands in hand, or a dead engine's may be at a device.
     fn is_at_devices(&self, turn: &Turn<'_>) -> bool {
-        let touches = |lane| turn.core.may_touch_memory_of(lane);
-        self.in_hand() > 0 || lane_of(turn).is_some_and(touches)
+        self.in_hand() > 0 || turn.client.may_be_touched(turn.core)
     }
 
     /// Looks whether it is over; true if it is.

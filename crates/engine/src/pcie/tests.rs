@@ -203,6 +203,18 @@ fn doorbells_in_memory_are_found_again_when_other_memory_comes_and_goes() {
 }
 
 #[test]
+fn what_was_rung_before_there_were_shadow_doorbells_counts() {
+    let (mut rig, mut driver, mut pair) = ready("ram", Doorbells::Trapped);
+    driver.submit(&mut pair, &io(nvm::READ, 5, 0, DATA));
+    // In the same turn.
+    let at = BASE + 0x8000;
+    let config = prps(Sqe::new(admin::DOORBELL_BUFFER_CONFIG, 3), at, at + 4096);
+    assert_eq!(driver.admin(&mut rig, &config), Status::SUCCESS);
+    driver.shadow = Some(at);
+    assert_eq!(driver.completion(&mut rig, &mut pair).cid(), 5);
+}
+
+#[test]
 fn a_full_completion_queue_takes_no_commands_and_loses_none() {
     let (mut rig, mut driver, _) = ready("ram", Doorbells::Trapped);
     let mut pair = driver.make_pair(&mut rig, 2, 4);

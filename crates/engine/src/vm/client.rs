@@ -189,6 +189,11 @@ impl Client {
         Ok(())
     }
 
+    /// Whether a dead engine's commands may still be at its memory; when its export is removed, too.
+    pub(crate) fn may_be_touched(&self, core: &Core) -> bool {
+        self.home.is_some_and(|lane| core.may_touch_memory_of(lane))
+    }
+
     /// Which use of its place it is.
     pub(super) fn generation(&self) -> u16 {
         self.generation
@@ -383,7 +388,7 @@ impl Client {
             return true;
         }
         // Nor a dead engine.
-        let dead = self.inherited && self.home.is_some_and(|lane| core.may_touch_memory_of(lane));
+        let dead = self.inherited && self.may_be_touched(core);
         let registered = &self.registered;
         let known = |mapping: &Arc<Mapping>| {
             let of = |r: &&Registered| r.mapping.as_ptr() == Arc::as_ptr(mapping);

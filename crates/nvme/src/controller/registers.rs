@@ -99,11 +99,18 @@ impl Controller {
                 Ok(Effect::Reset)
             }
             (enabled, _) => {
-                // While enabled only EN and SHN may change (Base 2.0, 3.1.3.5); a shutdown once
-                // begun ends with a reset.
+                // While enabled only EN and SHN may change, and the sizes of I/O queues' entries, which a host chooses
+                // when it has seen Identify Controller (Base 2.0, 3.1.3.5, 3.5.1); a shutdown once begun ends with a reset.
                 let begins = new.shn() != 0 && old.shn() == 0;
                 let shn = if old.shn() == 0 { new.shn() } else { old.shn() };
-                self.state.cc = if enabled { old } else { new }.with_shn(shn).into_bits();
+                let kept = match (enabled, self.config.kind) {
+                    (false, _) => new,
+                    (true, ControllerKind::Pcie) => {
+                        old.with_iosqes(new.iosqes()).with_iocqes(new.iocqes())
+                    }
+                    (true, _) => old,
+                };
+                self.state.cc = kept.with_shn(shn).into_bits();
                 if !begins {
                     return Ok(Effect::None);
                 }
@@ -117,12 +124,23 @@ impl Controller {
         }
     }
 
-    /// Whether the controller can be enabled with these settings (Base 2.0, 3.1.3.5). A
-    /// Discovery controller has no I/O queues, so their entry sizes don't matter to it.
+    /// Whether the controller can be enabled with these settings (Base 2.0, 3.1.3.5). A Discovery controller has no I/O
+    /// queues, so their entry sizes don't matter to it; on PCI Express they matter when a queue is made.
     fn cc_supported(&self, cc: Cc) -> bool {
-        let sizes =
-            self.config.kind == ControllerKind::Discovery || (cc.iosqes() == 6 && cc.iocqes() == 4);
-        sizes && cc.css() == 0 && cc.mps() == 0 && cc.ams() == 0
+        (self.config.kind != ControllerKind::Io || Self::entry_sizes_supported(cc))
+            && cc.css() == 0
+            && cc.mps() == 0
+            && cc.ams() == 0
+    }
+
+    /// Whether I/O queues' entries have the sizes that there are: 64 and 16 bytes.
+    fn entry_sizes_supported(cc: Cc) -> bool {
+        cc.iosqes() == 6 && cc.iocqes() == 4
+    }
+
+    /// Whether I/O queues can be made in memory: their entries have the only sizes that there are.
+    pub(crate) fn may_make_queues(&self) -> bool {
+        Self::entry_sizes_supported(self.cc())
     }
 
     /// A reset of what the controller is part of begins: as [`Effect::Reset`], whoever asked for it.

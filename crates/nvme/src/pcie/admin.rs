@@ -236,7 +236,8 @@ impl Function {
             return Err(Status::INVALID_QUEUE_IDENTIFIER);
         }
         let entries = (sqe.cdw(10) >> 16) + 1;
-        if entries < 2 || entries > self.controller.config().max_queue_entries {
+        let most = self.controller.config().max_queue_entries;
+        if entries < 2 || entries > most || !self.controller.may_make_queues() {
             return Err(Status::INVALID_QUEUE_SIZE);
         }
         // CAP.CQR: queues are contiguous.

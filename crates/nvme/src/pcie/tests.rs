@@ -289,6 +289,32 @@ fn an_admin_queue_that_cannot_be_is_fatal() {
 }
 
 #[test]
+fn entry_sizes_may_be_chosen_after_identify() {
+    let mut bench = Bench::ready();
+    bench.write(0x14, &0u32.to_le_bytes());
+    bench.function.quiesced();
+    bench.enable(ASQ, ACQ, 31, 31);
+    bench.write(0x14, &0u32.to_le_bytes());
+    bench.function.quiesced();
+    // Enabled before a host knows them, as the specification's own sequence has it.
+    assert_eq!(
+        bench.write(0x14, &1u32.to_le_bytes()),
+        RegisterEffect::Enabled
+    );
+    assert!(bench.function.ready());
+    assert_eq!(bench.admin(&identify(1)), OK);
+    assert_eq!(bench.create_cq(1, 64), done(Status::INVALID_QUEUE_SIZE));
+    let none = bench.write(0x14, &0x0046_0001u32.to_le_bytes());
+    assert_eq!(none, RegisterEffect::None);
+    assert_eq!(bench.register(0x14), 0x0046_0001);
+    assert_eq!(bench.create_cq(1, 64), OK);
+    assert_eq!(bench.create_sq(1, 64, 1), OK);
+    // All else stays as it was when it was enabled.
+    bench.write(0x14, &0x0046_3FF1u32.to_le_bytes());
+    assert_eq!(bench.register(0x14), 0x0046_0001);
+}
+
+#[test]
 fn queues_are_created_and_deleted_by_the_rules() {
     let mut bench = Bench::ready();
     let invalid_qid = done(Status::INVALID_QUEUE_IDENTIFIER);

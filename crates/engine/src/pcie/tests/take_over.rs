@@ -129,6 +129,64 @@ fn what_was_at_a_device_waits_for_its_fence_and_so_does_a_reset() {
 }
 
 #[test]
+fn a_reset_waits_for_what_was_at_a_device_when_the_export_is_removed_too() {
+    let (mut rig, mut driver, mut pair) = ready("file", Doorbells::Trapped);
+    rig.gate.hold();
+    driver.submit(&mut pair, &io(nvm::READ, 1, 0, DATA));
+    rig.until("a read at the device", |rig| rig.gate.held() >= 1);
+    rig.kill();
+    rig.gate.release();
+    assert!(rig.succeed(None));
+    rig.remove(0);
+    let off = 0x0046_0000u32.to_le_bytes();
+    driver.write(&mut rig, pci_region::BAR0, 0x14, &off);
+    rig.turns();
+    assert_eq!(driver.register(&mut rig, 0x1C), 1, "it may still write");
+    rig.fence();
+    driver.wait_register(&mut rig, 0x1C, 0);
+}
+
+#[test]
+fn what_its_host_has_seen_is_not_guessed_while_shadow_doorbells_are_away() {
+    let (mut rig, mut driver, _) = ready("ram", Doorbells::Trapped);
+    let (near, far) = (BASE + 0x8000, BASE + (1 << 30));
+    let map = Driver::map_message(far, 2 * BLOCK, near - BASE);
+    let memory = driver.memfd.try_clone().unwrap();
+    driver.call(&mut rig, command::DMA_MAP, &map, &[&memory]);
+    driver.put(near, &[0; 2 * BLOCK as usize]);
+    let config = Sqe::new(admin::DOORBELL_BUFFER_CONFIG, 3);
+    let config = prps(config, far, far + BLOCK);
+    assert_eq!(driver.admin(&mut rig, &config), Status::SUCCESS);
+    driver.shadow = Some(near);
+    let mut pair = driver.make_pair(&mut rig, 2, 8);
+    for cid in 0..6 {
+        let read = io(nvm::READ, cid, 0, DATA);
+        assert_eq!(driver.run(&mut rig, &mut pair, &read), Status::SUCCESS);
+    }
+    // Four more, which its host has not seen yet, and then as many as there is room for.
+    for cids in [6..10, 10..16] {
+        for cid in cids {
+            driver.queue(&mut pair, &io(nvm::READ, cid, 0, DATA));
+        }
+        driver.ring(16, pair.tail);
+        rig.turns();
+        if pair.tail == 2 {
+            let unmap = Driver::unmap_message(far, 2 * BLOCK);
+            driver.call(&mut rig, command::DMA_UNMAP, &unmap, &[]);
+            rig.kill();
+            assert!(rig.succeed(None));
+            rig.fence();
+            rig.turns();
+            driver.call(&mut rig, command::DMA_MAP, &map, &[&memory]);
+        }
+    }
+    for cid in 6..16 {
+        assert_eq!(driver.completion(&mut rig, &mut pair).cid(), cid);
+    }
+    assert!(rig.left.is_empty());
+}
+
+#[test]
 fn a_reset_that_an_engine_dies_in_is_done_by_its_successor() {
     for point in ["pcie.quiescing", "pcie.quiesced"] {
         let (mut rig, mut driver, mut pair) = ready("file", Doorbells::Shadow);
