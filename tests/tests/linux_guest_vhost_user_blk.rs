@@ -24,6 +24,8 @@ const FIO: &str = "fio --name=verify --directory=/mnt --rw=randwrite --bsrange=4
 const COMPLAINTS: [&str; 3] = ["I/O error", "EXT4-fs error", "hung"];
 /// The sizes before and after growth.
 const GROWN_BYTES: u64 = 384 << 20;
+/// Memory that is plugged in.
+const SPARE_MIB: u32 = 128;
 
 fn set_up() -> Result<(Daemon, Target)> {
     let daemon = machine::serve(&DaemonOptions::default(), "2G")?;
@@ -108,6 +110,7 @@ fn in_qemu(daemon: &mut Daemon) -> Result<()> {
     // As its operator would start it.
     let guest = boot(&GuestOptions {
         given: machine::printed_arguments(daemon, "t/disk")?,
+        plugs_memory: true,
         ..GuestOptions::default()
     })?;
     guest.check("mkfs.ext4 -q /dev/vda", 2 * MINUTE)?;
@@ -126,12 +129,49 @@ fn in_qemu(daemon: &mut Daemon) -> Result<()> {
         Ok((size.trim() == GROWN_BYTES.to_string()).then_some(()))
     })?;
     guest.check("resize2fs /dev/vda", 2 * MINUTE)?;
+    memory_comes_and_goes(daemon, &guest)?;
     guest.check("umount /mnt && e2fsck -fn /dev/vda", 2 * MINUTE)?;
     let log = guest.check("dmesg", MINUTE)?;
     for words in COMPLAINTS {
         ensure!(!log.contains(words), "the kernel says:\n{log}");
     }
     guest.power_off()
+}
+
+/// Memory is plugged in while the guest works, used, and taken out while it works.
+fn memory_comes_and_goes(daemon: &Daemon, guest: &Guest) -> Result<()> {
+    let memory = || {
+        let shown = daemon.cli(&["export", "show", "t/disk"])?;
+        let bytes = shown["machine"]["memory_bytes"].as_u64();
+        bytes.with_context(|| format!("no memory in {shown}"))
+    };
+    let before = memory()?;
+    // What is put in is used first, and only for what can be moved out of it.
+    let policy = "echo online_movable > /sys/devices/system/memory/auto_online_blocks";
+    guest.check(policy, MINUTE)?;
+    let load = guest.spawn(&format!("{FIO} --size=16m --fsync=64"))?;
+    more_writes(daemon, || Ok(load.has_ended().then(String::new)))?;
+    guest.plug_memory(SPARE_MIB)?;
+    wait::until("the engine has the memory", MINUTE, || {
+        Ok((memory()? == before + (u64::from(SPARE_MIB) << 20)).then_some(()))
+    })?;
+    let online = "awk '/zone  *Movable/ { movable = 1 } movable && /managed/ { print $2; exit }' /proc/zoneinfo";
+    wait::until("the guest has the memory", MINUTE, || {
+        let pages = guest.check(online, MINUTE)?;
+        Ok((pages.trim().parse::<u64>().unwrap_or(0) > 0).then_some(()))
+    })?;
+    let output = load.wait(5 * MINUTE)?;
+    ensure!(output.code == 0, "{}", output.text);
+    let load = guest.spawn(&format!("{FIO} --size=16m --fsync=64"))?;
+    more_writes(daemon, || Ok(load.has_ended().then(String::new)))?;
+    guest.unplug_memory()?;
+    wait::until("the memory is out", 2 * MINUTE, || {
+        Ok((memory()? == before).then_some(()))
+    })?;
+    let output = load.wait(5 * MINUTE)?;
+    ensure!(output.code == 0, "{}", output.text);
+    guest.check("rm /mnt/verify*", MINUTE)?;
+    Ok(())
 }
 
 /// A guest in QEMU that has found its disk.

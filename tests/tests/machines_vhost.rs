@@ -1,6 +1,7 @@
 //! Disks of virtual machines over vhost-user-blk, with our own driver.
 //!
-//! Purpose: verified load in every shape of ring, nothing copied, deaths of the engine and of the client, growth.
+//! Purpose: verified load in every shape of ring, nothing copied, huge pages and registered memory, deaths of the
+//! engine, growth, removal.
 //! Design: the real daemon and engine; the driver is the initiator's, which shares no code with them.
 //! Not here: guests (`linux_guest_vhost_user_blk.rs`), libblkio, hostile clients.
 
@@ -14,6 +15,7 @@ use forebay_initiator::machine::{Disk, Ended, Op, Options, Ring, Target};
 use forebay_tests::daemon::DaemonOptions;
 use forebay_tests::lab;
 use forebay_tests::machine::{self, Frontend};
+use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
@@ -256,5 +258,141 @@ fn discard_zeroes_and_growth() -> Result<()> {
     machine::execute(queue, beyond)?;
     drop(queues);
     Box::new(disk).close()?;
+    daemon.stop()
+}
+
+/// Huge pages that this machine's kernel has set aside, until it is dropped.
+struct HugePages(u64);
+
+impl HugePages {
+    const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+
+    fn number(name: &str) -> Option<u64> {
+        let text = std::fs::read_to_string(format!("{}/{name}", Self::POOL)).ok()?;
+        text.trim().parse().ok()
+    }
+
+    fn set(pages: u64) -> Option<()> {
+        std::fs::write(format!("{}/nr_hugepages", Self::POOL), pages.to_string()).ok()
+    }
+
+    /// `None`: there are not so many, or nobody may ask for them.
+    fn set_aside(pages: u64) -> Option<Self> {
+        let own = Self(Self::number("nr_hugepages")?);
+        Self::set(own.0 + pages)?;
+        (Self::number("free_hugepages")? >= pages).then_some(own)
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _ = Self::set(self.0);
+    }
+}
+
+/// Whether this kernel lets a ring have memory that another one registered (Linux 6.13).
+fn registers() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split('.').map(|n| n.parse::<u32>().unwrap_or(0));
+    (numbers.next(), numbers.next()) >= (Some(6), Some(13))
+}
+
+#[test]
+fn huge_pages_are_registered_and_not_copied() -> Result<()> {
+    let Some(_pages) = HugePages::set_aside(16) else {
+        println!("skipped: this machine has no 16 huge pages to give, or no right to ask");
+        return Ok(());
+    };
+    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    daemon.cli(&["volume", "create", "t/v", "--size", "64M"])?;
+    let pinned = &["--pinned-memory"];
+    let target = machine::export_as(&daemon, "t/v", Frontend::VhostUser, pinned)?;
+    let options = Options {
+        queues: 2,
+        depth: 16,
+        slot_bytes: 64 << 10,
+        huge_pages: true,
+        ..Options::default()
+    };
+    let spec = MachineVerify {
+        block_bytes: 64 << 10,
+        span_bytes: Some(32 * MIB),
+        ..MachineVerify::new(target, options)
+    };
+    let mut verifier = MachineVerifier::connect(spec)?;
+    let mut until = |writes| {
+        verifier.write(&mut |done| match done < writes {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        })
+    };
+    let written = until(WRITES)?;
+    ensure!(written.errors == 0, "{:?}", written.first_error);
+    if registers() {
+        wait::until("its memory is registered", MINUTE, || {
+            let registered = machine::lane(&daemon)?["registered_bytes"].as_u64();
+            Ok((registered >= Some(2 * MIB)).then_some(()))
+        })?;
+    } else {
+        println!("not looked at: registered memory needs Linux 6.13");
+    }
+    let written = until(WRITES)?;
+    ensure!(written.errors == 0, "{:?}", written.first_error);
+    let read = verifier.read_back()?;
+    ensure!(read.is_clean() && read.bytes >= 32 * MIB, "{read}");
+    verifier.close()?;
+    let lane = machine::lane(&daemon)?;
+    ensure!(lane["copied_bytes"] == 0, "{lane}");
+    daemon.pool_check()?;
+    daemon.stop()
+}
+
+#[test]
+fn a_connected_disk_is_removed_and_made_again() -> Result<()> {
+    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    let target = machine::export(&daemon, "goes", "64M", Frontend::VhostUser)?;
+    let other = machine::export(&daemon, "stays", "64M", Frontend::VhostUser)?;
+    let options = Options {
+        depth: 1,
+        ..Options::default()
+    };
+    let connect = |target| machine::connect(target, &options);
+    let (mut goes, mut stays) = (connect(&target)?, connect(&other)?);
+    let mut queues = [goes.take_queues(), stays.take_queues()];
+    let (offset_bytes, bytes) = (8192, 4096);
+    let write = Op::Write {
+        offset_bytes,
+        bytes,
+    };
+    let read = Op::Read {
+        offset_bytes,
+        bytes,
+    };
+    for queues in &mut queues {
+        queues[0].put(0, &[7; 4096]);
+        machine::execute(&mut *queues[0], write)?;
+    }
+    // The protocol has no word for it: the connection ends.
+    daemon.cli(&["export", "delete", "t/goes"])?;
+    let path = machine::socket(&target);
+    wait::until("the end of connection and socket", MINUTE, || {
+        Ok((!goes.is_open() && !path.exists()).then_some(()))
+    })?;
+    ensure!(stays.is_open());
+    machine::execute(&mut *queues[1][0], write)?;
+    // Made again, it is where it was, and has what was written.
+    let again = machine::export_as(&daemon, "t/goes", Frontend::VhostUser, &[])?;
+    ensure!(again == target, "another place: {again:?}");
+    let mut disk = connect(&again)?;
+    let mut found = disk.take_queues();
+    machine::execute(&mut *found[0], read)?;
+    let mut seen = [0; 4096];
+    found[0].get(0, &mut seen);
+    ensure!(seen == [7; 4096], "it lost what was written");
+    drop((queues, found));
+    disk.close()?;
+    stays.close()?;
+    ensure!(daemon.processes()?.generation == 1, "the engine died of it");
+    daemon.pool_check()?;
     daemon.stop()
 }

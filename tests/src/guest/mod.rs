@@ -54,6 +54,8 @@ pub struct GuestOptions {
     pub cpus: u32,
     /// Memory; the initramfs stays in it.
     pub memory_mib: u32,
+    /// There is room for more memory ([`Guest::plug_memory`]).
+    pub plugs_memory: bool,
     /// Until the guest takes commands.
     pub boot_limit: Duration,
     /// A process whose network is the machine that the guest knows as [`HOST_ADDRESS`]; `None`: the test's own.
@@ -91,6 +93,7 @@ impl Default for GuestOptions {
         Self {
             cpus: 2,
             memory_mib: 768,
+            plugs_memory: false,
             boot_limit: Duration::from_secs(180),
             network_of: None,
             disks: Vec::new(),
@@ -296,6 +299,33 @@ impl Guest {
         plugged.map(drop).map_err(|error| self.with_console(error))
     }
 
+    /// Puts memory in while the guest runs ([`GuestOptions::plugs_memory`]).
+    ///
+    /// # Errors
+    /// If QEMU refuses.
+    pub fn plug_memory(&self, mib: u32) -> Result<()> {
+        let mut monitor = Qmp::connect(&self.monitor)?;
+        let size = u64::from(mib) << 20;
+        let backend = json!({
+            "qom-type": "memory-backend-memfd", "id": "spare", "size": size, "share": true,
+        });
+        let plugged = monitor.execute("object-add", backend).and_then(|_| {
+            let dimm = json!({ "driver": "pc-dimm", "id": "dimm", "memdev": "spare" });
+            monitor.execute("device_add", dimm)
+        });
+        plugged.map(drop).map_err(|error| self.with_console(error))
+    }
+
+    /// Asks the guest to give that memory back. When it has, QEMU takes it out.
+    ///
+    /// # Errors
+    /// If QEMU refuses.
+    pub fn unplug_memory(&self) -> Result<()> {
+        let mut monitor = Qmp::connect(&self.monitor)?;
+        let asked = monitor.execute("device_del", json!({ "id": "dimm" }));
+        asked.map(drop).map_err(|error| self.with_console(error))
+    }
+
     /// What has been printed on its console so far.
     #[must_use]
     pub fn console(&self) -> String {
@@ -347,6 +377,9 @@ fn add_disks(command: &mut Command, options: &GuestOptions) {
     command.args(["-machine", "q35"]).args(&options.given);
     if options.given.is_empty() {
         command.args(["-m", &options.memory_mib.to_string()]);
+    }
+    if options.plugs_memory {
+        command.args(["-m", "slots=1,maxmem=8G"]);
     }
     if !options.is_served() {
         return;

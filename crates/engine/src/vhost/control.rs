@@ -355,7 +355,9 @@ impl Vhost {
         let mut space = [0; MAX_CONFIG_BYTES];
         let config = self.disk.config(self.session.config_writeback());
         space[..CONFIG_BYTES].copy_from_slice(&config);
+        // For some front-ends (Cloud Hypervisor's up to v50) it begins behind where any can end.
         let from = offset as usize;
+        let from = from.checked_sub(MAX_CONFIG_BYTES).unwrap_or(from);
         let bytes = from
             .checked_add(size as usize)
             .and_then(|end| space.get(from..end));

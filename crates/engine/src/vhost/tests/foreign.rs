@@ -399,9 +399,20 @@ fn the_configuration_is_read_in_pieces() {
         let part = offset as usize..(offset + size) as usize;
         assert_eq!(answer[12..], all[part]);
     }
-    for (offset, size) in [(256, 1), (255, 2), (1, 256), (u32::MAX, 2), (0, 0)] {
+    for (offset, size) in [
+        (512, 1),
+        (257, 256),
+        (255, 2),
+        (1, 256),
+        (u32::MAX, 2),
+        (0, 0),
+    ] {
         assert!(ask(&mut rig, offset, size).is_empty(), "{offset} {size}");
     }
+    // As Cloud Hypervisor has asked for it.
+    let answer = ask(&mut rig, 256, 96);
+    assert_eq!(answer[..4], 256u32.to_le_bytes());
+    assert_eq!(answer[12..], all[..96]);
     // The cache alone may be chosen, by SPDK's length too.
     for (offset, value, bytes, told) in [
         (32u32, 0u8, 1, 0),
