@@ -161,6 +161,7 @@ impl Memory {
     }
 
     /// Writes zeros over it. Only for a read operation in progress.
+    #[cfg(feature = "test-device")]
     pub(crate) fn fill_zero(&self) {
         match self {
             Self::One(buf) => buf.fill_zero(),

@@ -54,6 +54,12 @@ pub struct AtOnce {
 }
 
 impl AtOnce {
+    /// Whether there are none.
+    #[inline]
+    pub fn is_none(&self) -> bool {
+        !self.any
+    }
+
     /// One more.
     #[inline]
     pub fn add(&mut self, write: bool, bytes: u32) {

@@ -6,7 +6,7 @@
 //! **Design.** A [`Vhost`] has the session ([`forebay_virtio::vhost_user::session`]), one [`queue::Line`] for each
 //! ring that is served, and the request that the core has no room for now, if there is one: while it waits, none is taken. A turn
 //! shows the driver all that ended since the last one, with one store and at most one call for each queue, then takes
-//! what is new. Idle, it asks for kicks, which epoll sees: at a descriptor, or at the client's socket, where a kick is a
+//! what is new; of that, what is over at once is shown in small portions, so that both sides work at the same time. Idle, it asks for kicks, which epoll sees: at a descriptor, or at the client's socket, where a kick is a
 //! message like others. [`mod@calls`] tells drivers, [`control`] is what messages do, [`request`] one
 //! request's way, [`mod@area`] and [`resume`] are what a successor finds and how it goes on.
 //!
@@ -48,6 +48,8 @@ const REQUESTS_AT_ONCE: u32 = 64;
 /// What all queues of a client may begin in one turn, and bytes of it, about.
 const CLIENT_AT_ONCE: u32 = 256;
 const BYTES_AT_ONCE: u32 = 4 << 20;
+/// So many requests that are over as soon as they are begun are shown to the driver together.
+const SHOWN_AT_ONCE: usize = 8;
 
 /// Slots of descriptors: a ring's, by its number;
 const KICK: usize = 0;
@@ -161,6 +163,17 @@ impl Vhost {
         any
     }
 
+    /// Returns what is over while there is more to do: so the driver goes on while we do.
+    #[inline]
+    fn show_some(&mut self, turn: &mut Turn<'_>, index: usize) {
+        if self.over.len() >= SHOWN_AT_ONCE {
+            self.finish_over(turn);
+            if let Some(Some(line)) = self.lines.get_mut(index) {
+                line.queue.publish();
+            }
+        }
+    }
+
     /// Whether a queue may take what the driver makes available now.
     fn may_take(&self, index: usize) -> bool {
         self.session.is_served(index as u16)
@@ -198,6 +211,7 @@ impl Vhost {
                     let bytes = self.begin(turn, index as u16, tag, again);
                     blame(turn, None);
                     budget.1 = budget.1.saturating_sub(bytes);
+                    self.show_some(turn, index);
                 }
                 Ok(None) => break,
                 Err(error) => {

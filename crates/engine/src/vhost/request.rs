@@ -341,6 +341,9 @@ impl Vhost {
     /// Returns the chains of what was over as soon as it was begun: together, so that the driver is shown them together.
     #[inline]
     pub(super) fn finish_over(&mut self, turn: &mut Turn<'_>) {
+        if self.over.is_empty() && self.at_once.is_none() {
+            return;
+        }
         if let Some(lane) = turn.client.lane().and_then(|lane| turn.core.lane(lane)) {
             lane.count_at_once(&mut self.at_once);
         }

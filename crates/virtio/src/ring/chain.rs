@@ -81,6 +81,12 @@ impl Chain {
         Ok(())
     }
 
+    /// Where it begins; of none it means nothing.
+    #[inline]
+    pub(crate) fn first_address(&self) -> u64 {
+        self.pieces[0].address
+    }
+
     /// What the device reads.
     #[inline]
     pub fn readable(&self) -> &[Piece] {

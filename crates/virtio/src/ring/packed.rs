@@ -21,6 +21,9 @@ const EVENT_ENABLE: u16 = 0;
 const EVENT_DISABLE: u16 = 1;
 const EVENT_DESC: u16 = 2;
 
+/// So many descriptors ahead what they point to is fetched.
+const AHEAD: u16 = 4;
+
 /// A place in the ring, with the wrap counter of the pass that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
@@ -94,6 +97,9 @@ pub struct Packed {
     /// The first descriptor of what is put and not yet shown: its place, and its second half.
     first: Option<(u16, u64)>,
     call_anyway: bool,
+    /// Where the last descriptor of the chain that was taken last points, and where its first piece is: the next one's are
+    /// often there.
+    last: [u64; 2],
     table: Box<Table>,
 }
 
@@ -125,6 +131,7 @@ impl Packed {
             asked: used,
             first: None,
             call_anyway: true,
+            last: [0; 2],
             table: Box::default(),
         })
     }
@@ -176,7 +183,11 @@ impl Packed {
     /// The second half of the next available descriptor, if there is one.
     #[inline]
     fn available(&self) -> Option<u64> {
-        let at = self.next_available;
+        self.available_at(self.next_available)
+    }
+
+    #[inline]
+    fn available_at(&self, at: Position) -> Option<u64> {
         // Length, identifier and flags are one word: nothing of them can be older than the flags.
         let rest = (self.windows.descriptors).load_u64_acquire(16 * usize::from(at.index) + 8);
         let flags = (rest >> 48) as u16;
@@ -187,6 +198,20 @@ impl Packed {
     #[inline]
     pub fn has_available(&self) -> bool {
         self.available().is_some()
+    }
+
+    /// Has the processor fetch what will be looked at next, as with a split ring. Descriptors follow each other, so it is what
+    /// they point to.
+    #[inline]
+    fn fetch_ahead(&self, memory: &GuestMemory) {
+        let at = self.next_available.plus(AHEAD % self.size, self.size);
+        if self.available_at(at).is_some() {
+            memory.prefetch((self.windows.descriptors).load_u64(16 * usize::from(at.index)));
+        } else {
+            for address in self.last {
+                memory.prefetch(address);
+            }
+        }
     }
 
     /// Takes the next chain. `keep` gets each of its descriptors, of which there may be `room` at most. Gives the buffer
@@ -205,6 +230,7 @@ impl Packed {
         let Some(mut rest) = self.available() else {
             return Ok(None);
         };
+        self.fetch_ahead(memory);
         chain.clear();
         let mut at = self.next_available;
         let mut count = 0;
@@ -231,6 +257,7 @@ impl Packed {
             self.piece(&d, count == 1, memory, chain)?;
             if flags & F_NEXT == 0 {
                 self.next_available = at;
+                self.last = [address, chain.first_address()];
                 return Ok(Some((id, count)));
             }
             rest = (self.windows.descriptors).load_u64(16 * usize::from(at.index) + 8);
