@@ -9,6 +9,7 @@ mod bench;
 mod check;
 mod docs;
 mod fuzz;
+mod sim;
 mod soak;
 mod suites;
 mod tally;
@@ -26,6 +27,7 @@ cargo xtask test [SUITE...]    run every test there is, or the suites named: uni
 cargo xtask check [STEP...]    fmt clippy layers licences docs
 cargo xtask fuzz [--seconds N] [TARGET...]
 cargo xtask bench NAME [--quick] [--json FILE] [--only NAME]
+cargo xtask sim FIGURE|all [--quick] [--svg FOLDER]
 cargo xtask soak [--minutes N] [--seed N] [--kills N] [--pairs N]
 ";
 
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
         Some("check") => check::run(&args),
         Some("fuzz") => fuzz::run(&args),
         Some("bench") => bench::run(&args),
+        Some("sim") => sim::run(&args),
         Some("soak") => soak::run(&args),
         Some("package") => package(&args),
         Some("help" | "--help" | "-h") => {

@@ -2,7 +2,7 @@
 //!
 //! **Design.** What is calibrated is wrong at times: another kernel, a hot processor, a neighbour outside. The queueing of
 //! a resource (the backend's own time not in it) says so: above what is aimed at, its costs are taken for more, a step a
-//! window; below, while the resource is busy, for less; idle, the correction goes back towards 1. Both ways within bounds,
+//! window; below a quarter of it, while the resource is busy, for less; else the correction goes back towards 1. Both ways within bounds,
 //! so that who knows this can't move it far. **Not here:** measuring the delay.
 
 use crate::params::Params;
@@ -43,7 +43,7 @@ impl Estimator {
             let delay = sum.checked_div(count.into()).unwrap_or(0);
             let next = if count > 0 && delay > params.target_delay_ns {
                 *factor * (1.0 + params.step_up)
-            } else if count > 0 && *used >= params.busy {
+            } else if count > 0 && *used >= params.busy && delay < params.target_delay_ns / 4 {
                 *factor * (1.0 - params.step_down)
             } else if *factor > 1.0 {
                 (*factor * (1.0 - params.step_down)).max(1.0)
@@ -69,7 +69,11 @@ mod tests {
     /// A resource whose costs are really `truth` times what is calibrated, given out to its end: its queue grows by what is
     /// too much and shrinks by what is too little.
     fn settle(truth: f32, start: Estimator, windows: u32) -> (Estimator, Vec<f32>) {
-        let params = Params::default();
+        let params = Params {
+            window_ns: 1_000_000,
+            target_delay_ns: 20_000,
+            ..Params::default()
+        };
         let window = params.window_ns as f32;
         let mut estimator = start;
         let mut backlog = 0f32;

@@ -2,7 +2,7 @@
 //!
 //! **Purpose.** Who may begin an I/O now. Tenants have budgets ([`budget`]); what a node can carry and whom it takes is
 //! [`admission`]'s; what an I/O costs is in [`cost`], and how far that is wrong in [`estimator`]; [`scheduler`] shares what
-//! there is, once a window, for one reactor, and several reactors agree by way of a [`board`].
+//! there is, once a window, for one reactor, and several reactors agree by way of a [`board`]; [`spread`] names the ways in which they serve queues.
 //!
 //! **Design.** BurstCBS (OSDI'24), its Algorithm 1 with the guard that the printed algorithm lacks; what the paper leaves
 //! open is in [`params`], by name. No clock, no thread, no I/O, and after its making nothing here allocates on the path of
@@ -23,4 +23,7 @@ pub mod credit;
 pub mod estimator;
 pub mod params;
 pub mod scheduler;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
+pub mod spread;
 pub mod units;

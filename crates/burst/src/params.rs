@@ -74,7 +74,7 @@ impl Default for Params {
     fn default() -> Self {
         Self {
             policy: Policy::Burst,
-            window_ns: 1_000_000,
+            window_ns: 300_000,
             keep: 0.5,
             weight_waiting: 1.0,
             utilisation: 0.97,
@@ -82,7 +82,7 @@ impl Default for Params {
             reserve_most: 0.05,
             saved_windows: 4,
             headroom: 0.125,
-            target_delay_ns: 20_000,
+            target_delay_ns: 200_000,
             step_up: 0.04,
             step_down: 0.01,
             correction_least: 0.5,

@@ -133,6 +133,14 @@ impl Bench {
     }
 }
 
+/// The defaults, in round windows of 1 ms.
+pub(super) fn params() -> Params {
+    Params {
+        window_ns: 1_000_000,
+        ..Params::default()
+    }
+}
+
 /// As much as it can get, in 4 KiB I/Os.
 pub(super) const ALL: (usize, u32) = (100, 4096);
 /// Nothing.
@@ -150,10 +158,7 @@ pub(super) const FIT: u64 = 830;
 #[test]
 fn no_steal_by_tenants_above_base() {
     // Two burst without end, one keeps to its base, one comes now and then.
-    let mut bench = Bench::new(
-        &[budget(100_000, 900_000, Burst::Metered); 4],
-        Params::default(),
-    );
+    let mut bench = Bench::new(&[budget(100_000, 900_000, Burst::Metered); 4], params());
     for window in 0..400 {
         let taken = |bench: &Bench, tenant: usize| {
             let seen = bench.scheduler.seen(tenant);
@@ -186,10 +191,7 @@ fn work_conserving() {
     // Whatever part of the tenants has something to do: as long as one that may waits, all of the processor's time that
     // may be given out is, but for the reserve.
     for busy in 1..=8usize {
-        let mut bench = Bench::new(
-            &[budget(50_000, 2_000_000, Burst::Metered); 8],
-            Params::default(),
-        );
+        let mut bench = Bench::new(&[budget(50_000, 2_000_000, Burst::Metered); 8], params());
         let params = bench.scheduler.params.clone();
         let floor = f64::from(params.utilisation * (1.0 - params.reserve_most)) - 0.012;
         let mut sum = 0;
@@ -216,10 +218,7 @@ fn work_conserving() {
 
 #[test]
 fn what_is_left_of_the_bursting_is_shared_by_demand() {
-    let mut bench = Bench::new(
-        &[budget(50_000, 900_000, Burst::Metered); 3],
-        Params::default(),
-    );
+    let mut bench = Bench::new(&[budget(50_000, 900_000, Burst::Metered); 3], params());
     for _ in 0..100 {
         bench.window(400, &|_, _, _| ALL);
     }
@@ -231,10 +230,7 @@ fn what_is_left_of_the_bursting_is_shared_by_demand() {
 #[test]
 fn base_policy_gives_the_base_and_wild_all_that_is_asked_for() {
     let run = |policy| {
-        let params = Params {
-            policy,
-            ..Params::default()
-        };
+        let params = Params { policy, ..params() };
         let mut bench = Bench::new(&[budget(100_000, 400_000, Burst::Metered); 3], params);
         let mut sums = [0; 3];
         for window in 0..100 {
@@ -263,7 +259,7 @@ fn credit_is_earned_below_the_base_and_spent_above() {
     let seconds = 1;
     let mut bench = Bench::new(
         &[budget(100_000, 300_000, Burst::Credit { seconds })],
-        Params::default(),
+        params(),
     );
     let cap = 100_000 * PARTS as u64;
     let mut most = 0;
@@ -308,7 +304,7 @@ fn a_tenants_volumes_share_it_fairly() {
     let costs = table();
     let board = Arc::new(Board::new(1));
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
-    let mut scheduler = Scheduler::new(Params::default(), &whole, 4, &board).expect("good");
+    let mut scheduler = Scheduler::new(params(), &whole, 4, &board).expect("good");
     scheduler.set_budget(0, &budget(100_000, 200_000, Burst::Metered), &costs);
     for lane in 0..4 {
         scheduler.attach(lane, 0);
@@ -361,7 +357,7 @@ fn a_small_budget_of_many_volumes_starves_none() {
     let costs = table();
     let board = Arc::new(Board::new(1));
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
-    let mut scheduler = Scheduler::new(Params::default(), &whole, 8, &board).expect("good");
+    let mut scheduler = Scheduler::new(params(), &whole, 8, &board).expect("good");
     // Half an I/O in a window, for eight; each large.
     let small = Budget {
         base: Rate {
@@ -407,7 +403,7 @@ fn several_reactors_share_a_tenants_budget() {
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
     let mut reactors: Vec<Scheduler> = (0..3)
         .map(|_| {
-            let mut scheduler = Scheduler::new(Params::default(), &whole, 1, &board).expect("good");
+            let mut scheduler = Scheduler::new(params(), &whole, 1, &board).expect("good");
             scheduler.set_budget(0, &budget(100_000, 300_000, Burst::Metered), &costs);
             scheduler.attach(0, 0);
             scheduler

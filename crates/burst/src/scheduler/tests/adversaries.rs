@@ -1,8 +1,7 @@
 //! Tenants that know how this works. What they cost those who keep to their base: at most two windows' base, at any time.
 
-use super::{ALL, Bench, FIT, NONE, STEPS, budget, even};
+use super::{ALL, Bench, FIT, NONE, STEPS, budget, even, params};
 use crate::budget::Burst;
-use crate::params::Params;
 
 /// Windows' base that a tenant within its base may be behind.
 const BEHIND: u64 = 2;
@@ -13,7 +12,7 @@ fn against(
     windows: u64,
     adversary: &dyn Fn(usize, u64, usize) -> (usize, u32),
 ) -> Bench {
-    let mut bench = Bench::new(&[budget(50_000, 900_000, how); 16], Params::default());
+    let mut bench = Bench::new(&[budget(50_000, 900_000, how); 16], params());
     let mut ended = [0u64; 4];
     for _ in 0..windows {
         bench.window(1000, &|tenant, window, step| {
@@ -89,7 +88,7 @@ fn all_wake_at_once() {
     budgets[0] = budget(50_000, 900_000, Burst::Metered);
     budgets[1] = budgets[0];
     for phase in 0..STEPS {
-        let mut bench = Bench::new(&budgets, Params::default());
+        let mut bench = Bench::new(&budgets, params());
         let wake = 30;
         let mut ended = vec![0u64; 34];
         for window in 0..60u64 {

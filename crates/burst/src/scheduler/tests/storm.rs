@@ -1,16 +1,12 @@
 //! Budgets that change all the time.
 
-use super::{ALL, Bench, budget, even};
+use super::{ALL, Bench, budget, even, params};
 use crate::budget::Burst;
-use crate::params::Params;
 
 #[test]
 fn qos_set_storm() {
     // 10,000 changes of six tenants, 25 in each window, some of them while it runs; two others keep to their base.
-    let mut bench = Bench::new(
-        &[budget(50_000, 600_000, Burst::Metered); 8],
-        Params::default(),
-    );
+    let mut bench = Bench::new(&[budget(50_000, 600_000, Burst::Metered); 8], params());
     let mut random = 7u64;
     let mut draw = |below: u64| {
         random ^= random << 13;

@@ -1,0 +1,488 @@
+//! The machine: events in order of their time.
+//!
+//! **Design.** A tenant keeps so many I/Os under way. One that may begin stands before its reactor's processor, first come
+//! first served; then its data goes over a link, the backend takes its time, and a read's data comes back over the other
+//! link. What may not begin waits in its lane, and at each window's turn lanes begin one I/O each in turns.
+
+use super::model::{Guest, Model};
+use super::stats::Had;
+use crate::admission::Capacity;
+use crate::board::Board;
+use crate::cost::{CostTable, Frontend, Operation};
+use crate::params::{BadParam, Params};
+use crate::scheduler::Scheduler;
+use crate::units::{Resource, Units};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
+
+pub use crate::spread::Spread;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Event {
+    /// A tenant asks for its next I/O.
+    Ask(u32),
+    /// A reactor's processor has finished with this I/O.
+    Cpu(u32, u32),
+    /// The backend has answered.
+    Backend(u32),
+    /// The I/O has ended.
+    End(u32),
+    /// A window ends.
+    Turn,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Io {
+    tenant: u32,
+    lane: u32,
+    len: u32,
+    read: bool,
+    stolen: bool,
+    asked: u64,
+    ready: u64,
+    cost: Units,
+}
+
+#[derive(Debug)]
+struct Reactor {
+    scheduler: Scheduler,
+    ready: VecDeque<u32>,
+    /// The processor's time that stands in `ready`.
+    ahead_ns: u64,
+    busy: bool,
+    /// In this measurement.
+    busy_ns: u64,
+    /// Lanes in which something waits, in turns.
+    turns: VecDeque<u32>,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Machine {
+    model: Model,
+    costs: CostTable,
+    guests: Vec<Guest>,
+    spread: Spread,
+    reactors: Vec<Reactor>,
+    /// By reactor and lane: what waits.
+    waiting: Vec<Vec<VecDeque<u32>>>,
+    ios: Vec<Io>,
+    free: Vec<u32>,
+    under_way: Vec<u32>,
+    /// When a tenant with a rate may ask next; whether it will.
+    due: Vec<u64>,
+    asks: Vec<bool>,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    sequence: u64,
+    links: [u64; 2],
+    now: u64,
+    window_ns: u64,
+    random: u64,
+    measure_from: u64,
+    had: Vec<Had>,
+    windows: bool,
+}
+
+/// Which lane is whose: as many as a tenant has queues.
+fn lanes_of(guests: &[Guest]) -> Vec<(usize, usize)> {
+    let mut lanes = Vec::new();
+    for (tenant, guest) in guests.iter().enumerate() {
+        for queue in 0..guest.queues.len() {
+            lanes.push((tenant, queue));
+        }
+    }
+    lanes
+}
+
+impl Machine {
+    /// With these tenants.
+    ///
+    /// # Errors
+    /// A parameter that is out of its range.
+    pub fn new(
+        model: Model,
+        params: &Params,
+        guests: Vec<Guest>,
+        spread: Spread,
+        seed: u64,
+    ) -> Result<Self, BadParam> {
+        let costs = model.costs();
+        let board = Arc::new(Board::new(guests.len()));
+        let lanes = lanes_of(&guests);
+        let own = Capacity {
+            reactors: 1,
+            ..model.capacity()
+        };
+        let mut reactors = Vec::new();
+        for number in 0..model.reactors {
+            let mut scheduler =
+                Scheduler::new(params.clone(), &own.per_second(), lanes.len(), &board)?;
+            for (tenant, guest) in guests.iter().enumerate() {
+                scheduler.set_budget(tenant, &guest.budget, &costs);
+            }
+            for (lane, (tenant, _)) in lanes.iter().enumerate() {
+                if spread == Spread::OneToN || spread.home(lane, model.reactors) == number {
+                    scheduler.attach(lane, *tenant);
+                }
+            }
+            reactors.push(Reactor {
+                scheduler,
+                ready: VecDeque::new(),
+                ahead_ns: 0,
+                busy: false,
+                busy_ns: 0,
+                turns: VecDeque::new(),
+            });
+        }
+        let count = guests.len();
+        let mut machine = Self {
+            waiting: vec![vec![VecDeque::new(); lanes.len()]; model.reactors],
+            reactors,
+            costs,
+            spread,
+            ios: Vec::new(),
+            free: Vec::new(),
+            under_way: vec![0; count],
+            due: guests.iter().map(|guest| guest.load.start_ns).collect(),
+            asks: vec![false; count],
+            events: BinaryHeap::new(),
+            sequence: 0,
+            links: [0; 2],
+            now: 0,
+            window_ns: params.window_ns,
+            random: seed | 1,
+            measure_from: 0,
+            had: vec![Had::default(); count],
+            windows: false,
+            model,
+            guests,
+        };
+        machine.at(machine.window_ns, Event::Turn);
+        for tenant in 0..count {
+            machine.ask_later(tenant as u32);
+        }
+        Ok(machine)
+    }
+
+    /// Runs for `warm_ns` and forgets it, then for `ns`. Says what each tenant had.
+    pub fn run(&mut self, warm_ns: u64, ns: u64) -> &[Had] {
+        self.until(self.now + warm_ns);
+        self.had.fill(Had::default());
+        self.measure_from = self.now;
+        for reactor in &mut self.reactors {
+            reactor.busy_ns = 0;
+        }
+        self.until(self.now + ns);
+        &self.had
+    }
+
+    /// How much of the measurement each reactor was busy.
+    #[must_use]
+    pub fn busy(&self) -> Vec<f64> {
+        let time = (self.now - self.measure_from).max(1) as f64;
+        let parts = self.reactors.iter();
+        parts.map(|reactor| reactor.busy_ns as f64 / time).collect()
+    }
+
+    /// Of the first reactor: how many times what is calibrated a processor's costs count.
+    #[must_use]
+    pub fn correction(&self) -> f32 {
+        self.reactors[0].scheduler.corrections()[0]
+    }
+
+    /// Another truth of the processor, from now on.
+    pub fn set_truth(&mut self, truth: f64) {
+        self.model.cpu_truth = truth;
+    }
+
+    /// Windows are counted one by one.
+    pub fn count_windows(&mut self) {
+        self.windows = true;
+    }
+
+    fn until(&mut self, end: u64) {
+        while let Some(Reverse((time, _, _))) = self.events.peek() {
+            if *time > end {
+                break;
+            }
+            let Some(Reverse((time, _, event))) = self.events.pop() else {
+                break;
+            };
+            self.now = time;
+            match event {
+                Event::Ask(tenant) => self.ask(tenant),
+                Event::Cpu(reactor, io) => self.served(reactor as usize, io),
+                Event::Backend(io) => self.answered(io),
+                Event::End(io) => self.ended(io),
+                Event::Turn => self.turn(),
+            }
+        }
+        self.now = end;
+    }
+
+    fn at(&mut self, time: u64, event: Event) {
+        self.sequence += 1;
+        self.events.push(Reverse((time, self.sequence, event)));
+    }
+
+    fn draw(&mut self) -> f64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// The next I/O of a tenant is asked for when its rate and its pulse allow it.
+    fn ask_later(&mut self, tenant: u32) {
+        let at = tenant as usize;
+        let load = &self.guests[at].load;
+        if self.asks[at] || self.under_way[at] >= load.depth {
+            return;
+        }
+        let mut time = self.due[at].max(self.now);
+        if let Some((on, of)) = load.pulse
+            && time % of >= on
+        {
+            time += of - time % of;
+        }
+        self.asks[at] = true;
+        self.at(time, Event::Ask(tenant));
+    }
+
+    fn ask(&mut self, tenant: u32) {
+        let at = tenant as usize;
+        self.asks[at] = false;
+        let (first, second, third) = (self.draw(), self.draw(), self.draw());
+        let load = &self.guests[at].load;
+        if let Some(rate) = load.rate {
+            self.due[at] = self.due[at].max(self.now) + (1e9 / rate) as u64;
+        }
+        let len = load.sizes[(first * load.sizes.len() as f64) as usize];
+        let read = second * 100.0 < f64::from(load.reads);
+        // Its queue, by how its machine's processors are used.
+        let mut queue = 0;
+        let mut sum = 0.0;
+        for (number, part) in self.guests[at].queues.iter().enumerate() {
+            sum += part;
+            queue = number;
+            if third * 100.0 < sum {
+                break;
+            }
+        }
+        let before: usize = self.guests[..at]
+            .iter()
+            .map(|guest| guest.queues.len())
+            .sum();
+        let lane = (before + queue) as u32;
+        let operation = if read {
+            Operation::Read
+        } else {
+            Operation::Write
+        };
+        let io = Io {
+            tenant,
+            lane,
+            len,
+            read,
+            stolen: false,
+            asked: self.now,
+            ready: 0,
+            cost: self.costs.of(Frontend::Pcie, operation, len),
+        };
+        let number = match self.free.pop() {
+            Some(number) => {
+                self.ios[number as usize] = io;
+                number
+            }
+            None => {
+                self.ios.push(io);
+                self.ios.len() as u32 - 1
+            }
+        };
+        self.under_way[at] += 1;
+        self.arrive(number);
+        self.ask_later(tenant);
+    }
+
+    fn arrive(&mut self, io: u32) {
+        let Io {
+            lane, cost, tenant, ..
+        } = self.ios[io as usize];
+        let lane = lane as usize;
+        let count = self.reactors.len();
+        let number = match self.spread {
+            Spread::OneToN => {
+                let load = |number: &usize| self.reactors[*number].ahead_ns;
+                // The least loaded; of equals the next in turn.
+                (0..count)
+                    .map(|at| (at + io as usize) % count)
+                    .min_by_key(load)
+                    .unwrap_or(0)
+            }
+            Spread::OneToOne | Spread::Stealing => self.spread.home(lane, count),
+        };
+        let may_begin = self.reactors[number].ahead_ns < self.model.ahead_ns;
+        let reactor = &mut self.reactors[number];
+        let waiting = &mut self.waiting[number][lane];
+        if waiting.is_empty() && may_begin && reactor.scheduler.admit(lane, &cost) {
+            self.begin(number, io);
+            return;
+        }
+        if waiting.is_empty() {
+            reactor.turns.push_back(lane as u32);
+        }
+        waiting.push_back(io);
+        reactor.scheduler.wait(lane, &cost);
+        self.had[tenant as usize].throttled += 1;
+    }
+
+    /// It stands before the processor.
+    fn begin(&mut self, number: usize, io: u32) {
+        let cpu = self.cpu_ns(io);
+        self.ios[io as usize].ready = self.now;
+        let reactor = &mut self.reactors[number];
+        reactor.ready.push_back(io);
+        reactor.ahead_ns += cpu;
+        if !reactor.busy {
+            self.serve(number);
+        } else if self.spread == Spread::Stealing {
+            // Whoever is idle looks around.
+            if let Some(idle) = self.reactors.iter().position(|other| !other.busy) {
+                self.serve(idle);
+            }
+        }
+    }
+
+    fn cpu_ns(&self, io: u32) -> u64 {
+        let io = &self.ios[io as usize];
+        let more = if io.stolen {
+            1.0 + self.model.steal_cost
+        } else {
+            1.0
+        };
+        (f64::from(io.cost[Resource::Cpu]) * self.model.cpu_truth * more) as u64
+    }
+
+    /// The processor takes the next.
+    fn serve(&mut self, number: usize) {
+        let mut from = number;
+        if self.reactors[number].ready.is_empty() {
+            if self.spread != Spread::Stealing {
+                return;
+            }
+            let longest = (0..self.reactors.len()).max_by_key(|at| self.reactors[*at].ready.len());
+            from = longest.unwrap_or(number);
+        }
+        let Some(io) = self.reactors[from].ready.pop_front() else {
+            return;
+        };
+        let plain = self.cpu_ns(io);
+        self.reactors[from].ahead_ns = self.reactors[from].ahead_ns.saturating_sub(plain);
+        self.ios[io as usize].stolen = from != number;
+        let waited = self.now - self.ios[io as usize].ready;
+        let scheduler = &mut self.reactors[from].scheduler;
+        scheduler.observe(Resource::Cpu, waited, 1);
+        let cpu = self.cpu_ns(io);
+        let reactor = &mut self.reactors[number];
+        reactor.busy = true;
+        reactor.busy_ns += cpu;
+        self.at(self.now + cpu, Event::Cpu(number as u32, io));
+    }
+
+    fn served(&mut self, number: usize, io: u32) {
+        self.reactors[number].busy = false;
+        let Io { read, len, .. } = self.ios[io as usize];
+        let bytes = if read { 0 } else { len } + self.model.header;
+        let sent = self.carry(0, bytes);
+        let (least, mean) = if read {
+            self.model.backend_read_ns
+        } else {
+            self.model.backend_write_ns
+        };
+        let delay = least - mean * (1.0 - self.draw()).ln();
+        self.at(sent + delay as u64, Event::Backend(io));
+        if self.model.ahead_ns != u64::MAX {
+            self.resume(number);
+        }
+        if !self.reactors[number].busy {
+            self.serve(number);
+        }
+    }
+
+    /// A link carries one after the other. Says when it has.
+    fn carry(&mut self, link: usize, bytes: u32) -> u64 {
+        let begins = self.links[link].max(self.now);
+        let time = f64::from(bytes) * 1e9 / self.model.link;
+        self.links[link] = begins + time as u64;
+        self.links[link]
+    }
+
+    fn answered(&mut self, io: u32) {
+        let Io { read, len, .. } = self.ios[io as usize];
+        let end = if read {
+            self.carry(1, len + self.model.header)
+        } else {
+            self.now
+        };
+        self.at(end, Event::End(io));
+    }
+
+    fn ended(&mut self, io: u32) {
+        let Io {
+            tenant, len, asked, ..
+        } = self.ios[io as usize];
+        let had = &mut self.had[tenant as usize];
+        if asked >= self.measure_from {
+            had.latency.add(self.now - asked);
+        }
+        had.bytes += u64::from(len);
+        if self.windows {
+            let window = ((self.now - self.measure_from) / self.window_ns) as usize;
+            had.by_window.resize(had.by_window.len().max(window + 1), 0);
+            had.by_window[window] += 1;
+        }
+        self.under_way[tenant as usize] -= 1;
+        self.free.push(io);
+        self.ask_later(tenant);
+    }
+
+    fn turn(&mut self) {
+        for number in 0..self.reactors.len() {
+            self.reactors[number].scheduler.turn(1);
+            self.resume(number);
+        }
+        self.at(self.now + self.window_ns, Event::Turn);
+    }
+
+    /// Of the lanes in which something waits, each in turn begins one, as long as they may.
+    fn resume(&mut self, number: usize) {
+        let mut refused = 0;
+        while refused < self.reactors[number].turns.len()
+            && self.reactors[number].ahead_ns < self.model.ahead_ns
+        {
+            let reactor = &mut self.reactors[number];
+            let Some(lane) = reactor.turns.pop_front() else {
+                break;
+            };
+            let waiting = &mut self.waiting[number][lane as usize];
+            let Some(io) = waiting.front().copied() else {
+                continue;
+            };
+            if reactor
+                .scheduler
+                .resume(lane as usize, &self.ios[io as usize].cost)
+            {
+                waiting.pop_front();
+                refused = 0;
+                if !waiting.is_empty() {
+                    reactor.turns.push_back(lane);
+                }
+                self.begin(number, io);
+            } else {
+                refused += 1;
+                reactor.turns.push_back(lane);
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! `cargo xtask sim`: the paper's figures, simulated with the scheduler's own code.
+//!
+//! Purpose: a table, a plot, and the paper's values beside ours.
+//! Design: `forebay-burst` makes the figures; this prints them and writes an SVG file each.
+//! Not here: what is simulated, and its parameters (`crates/burst/src/sim`).
+
+mod svg;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use forebay_burst::sim::figures::{Effort, FIGURES, Figure, make};
+
+pub(crate) fn run(args: &[String]) -> Result<bool> {
+    let mut effort = Effort::FULL;
+    let mut folder = crate::target_folder().join("sim");
+    let mut names = Vec::new();
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--quick" => effort = Effort::QUICK,
+            "--svg" => folder = PathBuf::from(args.next().context("--svg needs a folder")?),
+            "all" => names.extend(FIGURES.iter().map(|(name, _, _)| *name)),
+            name => match FIGURES.iter().find(|(own, _, _)| *own == name) {
+                Some((own, _, _)) => names.push(own),
+                None => bail!("no figure '{name}'; there are:\n{}", list()),
+            },
+        }
+    }
+    if names.is_empty() {
+        bail!("which figure? There are:\n{}", list());
+    }
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let mut good = true;
+    for name in names {
+        let start = Instant::now();
+        let figure = make(name, effort).context("no such figure")?;
+        print(&figure);
+        good &= figure.claims.iter().all(|claim| claim.holds());
+        let file = folder.join(format!("{name}.svg"));
+        write(&file, &svg::plot(&figure))?;
+        let seconds = start.elapsed().as_secs_f64();
+        println!("{} ({seconds:.1} s)\n", file.display());
+    }
+    Ok(good)
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    std::fs::write(file, text).with_context(|| file.display().to_string())
+}
+
+fn list() -> String {
+    let lines = FIGURES.iter();
+    let lines: Vec<String> = lines
+        .map(|(name, what, _)| format!("  {name:<14}{what}"))
+        .collect();
+    lines.join("\n")
+}
+
+fn print(figure: &Figure) {
+    println!("{}, {}", figure.title, figure.unit);
+    println!("assumed: {}", figure.assumed);
+    let widths: Vec<usize> = figure
+        .columns
+        .iter()
+        .map(|name| name.len().max(9) + 2)
+        .collect();
+    print!("{:<14}", figure.across);
+    for (name, width) in figure.columns.iter().zip(&widths) {
+        print!("{name:>width$}");
+    }
+    println!();
+    for (at, (x, values)) in figure.rows.iter().enumerate() {
+        match figure.names.get(at) {
+            Some(name) => print!("{name:<14}"),
+            None => print!("{x:<14}"),
+        }
+        for (value, width) in values.iter().zip(&widths) {
+            print!("{:>width$}", number(*value));
+        }
+        println!();
+    }
+    for claim in &figure.claims {
+        let verdict = if claim.holds() {
+            "within"
+        } else {
+            "NOT within"
+        };
+        println!(
+            "{}: ours {}, the paper's {}: {verdict} {} to {}{}",
+            claim.what,
+            number(claim.ours),
+            claim.paper,
+            number(claim.range.0),
+            number(claim.range.1),
+            if claim.why.is_empty() {
+                String::new()
+            } else {
+                format!(". {}", claim.why)
+            },
+        );
+    }
+}
+
+fn number(value: f64) -> String {
+    match value.abs() {
+        large if large >= 1000.0 => format!("{value:.0}"),
+        small if small < 10.0 => format!("{value:.2}"),
+        _ => format!("{value:.1}"),
+    }
+}
