@@ -77,7 +77,7 @@ impl Default for Params {
             window_ns: 300_000,
             keep: 0.5,
             weight_waiting: 1.0,
-            utilisation: 0.97,
+            utilisation: 0.99,
             reserve_tenants: 2,
             reserve_most: 0.05,
             saved_windows: 4,

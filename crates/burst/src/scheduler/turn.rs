@@ -233,8 +233,17 @@ impl Lane {
         }
         self.demand = own;
         self.demand.add(&self.waiting);
-        // What is saved for the I/O that was refused.
-        self.left = self.left.min(&self.wanted).shared();
+        // Saved while something waits: for the I/O that was refused, which may be more than a window's, and for those
+        // behind it, which may need other things, at most what one window gave.
+        let mut most = if self.wanted.is_zero() {
+            Units::ZERO
+        } else {
+            self.given
+        };
+        for (most, wanted) in most.0.iter_mut().zip(&self.wanted.0) {
+            *most = (*most).max(*wanted);
+        }
+        self.left = self.left.min(&most).shared();
         self.beyond = Units::ZERO;
     }
 
@@ -244,8 +253,8 @@ impl Lane {
         let saved = self.left;
         self.left = given;
         for ((left, saved), wanted) in self.left.0.iter_mut().zip(&saved.0).zip(&self.wanted.0) {
-            // Only as far as the I/O needs it: it was not used when it could have been.
-            *left = (*left).max(left.saturating_add(*saved).min(*wanted));
+            let most = left.saturating_mul(2).max(*wanted);
+            *left = left.saturating_add(*saved).min(most);
         }
         self.given = self.left;
     }

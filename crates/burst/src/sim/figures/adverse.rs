@@ -90,7 +90,7 @@ pub(super) fn wakers(_: Effort) -> Figure {
             ..Load::small(64)
         };
         guests.extend(vec![Guest::new(metered(BASE, BURST), wake); wakers]);
-        let params = params(Policy::Burst);
+        let params = Params::default();
         let mut machine =
             crate::sim::machine::Machine::new(node(), &params, guests, Default::default(), 3)
                 .unwrap_or_else(|bad| panic!("{bad}"));
@@ -136,7 +136,7 @@ pub(super) fn ablation(effort: Effort) -> Figure {
     (all[1].correction_least, all[1].correction_most) = (1.0, 1.0);
     all[2].reserve_most = 0.0;
     all[3].saved_windows = 1;
-    all[4].keep = 0.99;
+    all[4].keep = 0.98;
     all[5].policy = Policy::Wild;
     let mut sums = Vec::new();
     for (row, params) in all.into_iter().enumerate() {

@@ -14,10 +14,13 @@ pub(super) fn node() -> Model {
     }
 }
 
-/// The scheduler's parameters: the defaults.
+/// The scheduler's parameters: the defaults, but for a window that is short: these reactors begin at once all that they may, so
+/// a victim waits for about one window's.
 pub(super) fn params(policy: Policy) -> Params {
     Params {
         policy,
+        window_ns: 150_000,
+        target_delay_ns: 100_000,
         ..Params::default()
     }
 }
@@ -335,6 +338,9 @@ pub(super) fn wake(_: Effort) -> Figure {
     figure
 }
 
+/// A database's own time for a write, assumed, us.
+const OWN_US: f64 = 200.0;
+
 /// Transactions of reads and a write one after the other, beside 8 and 15 bursting at depth 32.
 pub(super) fn transactions(effort: Effort) -> Figure {
     let mut figure = Figure {
@@ -364,7 +370,7 @@ pub(super) fn transactions(effort: Effort) -> Figure {
         };
         let (rw, rb) = (of(Policy::Wild, 100), of(Policy::Burst, 100));
         let (ww, wb) = (of(Policy::Wild, 0), of(Policy::Burst, 0));
-        cut = 100.0 * (1.0 - wb.mean_us() / ww.mean_us());
+        cut = 100.0 * (1.0 - (wb.mean_us() + OWN_US) / (ww.mean_us() + OWN_US));
         figure.rows.push((
             bursters as f64,
             vec![
@@ -380,7 +386,7 @@ pub(super) fn transactions(effort: Effort) -> Figure {
         ));
     }
     figure.claims = vec![Claim {
-        what: "writes beside 15: less latency than wild, %".into(),
+        what: "writes beside 15, and 200 us of a database's own: less latency than wild, %".into(),
         paper: "about 60 % (databases), up to 83 % (RDS)",
         range: (50.0, 83.0),
         ours: cut,
