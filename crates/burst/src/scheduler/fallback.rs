@@ -22,11 +22,33 @@ impl Scheduler {
                 return true;
             }
         }
-        let began = self.begin_beyond(lane, tenant as usize, cost);
+        let began = self.begin_owing(lane, cost) || self.begin_beyond(lane, tenant as usize, cost);
         if !began {
             self.lanes[lane].wanted = *cost;
         }
         began
+    }
+
+    /// An I/O that is larger than what is left, while there is something left of all that it needs: the rest is owed, and
+    /// the next windows give less. Otherwise what is less than an I/O would be lost in each window.
+    fn begin_owing(&mut self, lane: usize, cost: &Units) -> bool {
+        let left = &mut self.lanes[lane].left;
+        let (shared, own) = cost.0.split_at(SHARED);
+        let some = left
+            .0
+            .iter()
+            .zip(shared)
+            .all(|(left, cost)| *cost == 0 || *left > 0);
+        let whole = left.0[SHARED..]
+            .iter()
+            .zip(own)
+            .all(|(left, cost)| left >= cost);
+        if some && whole {
+            for (left, cost) in left.0.iter_mut().zip(&cost.0) {
+                *left -= cost;
+            }
+        }
+        some && whole
     }
 
     fn begin_beyond(&mut self, lane: usize, tenant: usize, cost: &Units) -> bool {

@@ -233,16 +233,13 @@ impl Lane {
         }
         self.demand = own;
         self.demand.add(&self.waiting);
-        // Saved while something waits: for the I/O that was refused, which may be more than a window's, and for those
-        // behind it, which may need other things, at most what one window gave.
-        let mut most = if self.wanted.is_zero() {
+        // What is owed stays. While something waits, what is left is saved, at most what one window gave: the I/O that
+        // waits keeps those behind it from using it.
+        let most = if self.wanted.is_zero() {
             Units::ZERO
         } else {
             self.given
         };
-        for (most, wanted) in most.0.iter_mut().zip(&self.wanted.0) {
-            *most = (*most).max(*wanted);
-        }
         self.left = self.left.min(&most).shared();
         self.beyond = Units::ZERO;
     }
@@ -252,9 +249,8 @@ impl Lane {
     fn begin(&mut self, given: Units) {
         let saved = self.left;
         self.left = given;
-        for ((left, saved), wanted) in self.left.0.iter_mut().zip(&saved.0).zip(&self.wanted.0) {
-            let most = left.saturating_mul(2).max(*wanted);
-            *left = left.saturating_add(*saved).min(most);
+        for (left, saved) in self.left.0.iter_mut().zip(&saved.0) {
+            *left = left.saturating_add((*saved).min(*left));
         }
         self.given = self.left;
     }

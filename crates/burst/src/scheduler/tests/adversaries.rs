@@ -119,8 +119,8 @@ fn all_wake_at_once() {
                     ended[tenant]
                 );
                 if window == wake as u64 + 5 {
-                    // Nothing stays behind.
-                    assert!(ended[tenant] + 2 >= asked, "{} of {asked}", ended[tenant]);
+                    // Some I/Os stay behind at most.
+                    assert!(ended[tenant] + 5 >= asked, "{} of {asked}", ended[tenant]);
                 }
             }
         }
