@@ -29,9 +29,12 @@ impl Scheduler {
         began
     }
 
-    /// An I/O that is larger than what is left, while there is something left of all that it needs: the rest is owed, and
-    /// the next windows give less. Otherwise what is less than an I/O would be lost in each window.
+    /// An I/O that is larger than what a window gives, while there is something left of all that it needs: the rest is
+    /// owed, and the next windows give less. It would have to be saved for otherwise, by keeping others from what is saved.
     fn begin_owing(&mut self, lane: usize, cost: &Units) -> bool {
+        if self.lanes[lane].given.covers(&cost.shared()) {
+            return false;
+        }
         let left = &mut self.lanes[lane].left;
         let (shared, own) = cost.0.split_at(SHARED);
         let some = left
