@@ -8,11 +8,10 @@
 use super::memory::{ClientMemory, Env};
 use super::{CqLive, Pcie, Shadow, SqLive};
 use crate::vm::frontend::Turn;
-use forebay_guest::GuestMemory;
 use forebay_nvme::Sqe;
 use forebay_nvme::pcie::interrupt::Gathered;
 use forebay_nvme::pcie::queue::{Cq, Sq, place};
-use forebay_nvme::pcie::{Change, Doorbell, PAGE_BYTES};
+use forebay_nvme::pcie::{Change, Doorbell};
 use std::sync::atomic::Ordering::Release;
 use zerocopy::FromBytes;
 
@@ -59,28 +58,6 @@ impl Pcie {
             ring: None,
             gathered: Gathered::default(),
             coalescing: self.function.coalescing(state.vector),
-        });
-    }
-
-    /// What was rung and not looked at yet counts, though doorbells move elsewhere.
-    fn look_at_bells(&mut self) {
-        for qid in 1..self.sqs.len() as u16 {
-            let tail = self.bell(Doorbell::Tail(qid));
-            if let Some(sq) = self.sqs[usize::from(qid)].as_mut() {
-                let _ = sq.cursor.set_tail(tail);
-            }
-            let head = self.bell(Doorbell::Head(qid));
-            if let Some(cq) = self.cqs[usize::from(qid)].as_mut() {
-                let _ = cq.cursor.set_head(head);
-            }
-        }
-    }
-
-    /// Where shadow doorbells are, if there are any.
-    pub(super) fn make_shadow(&mut self, memory: &GuestMemory) {
-        self.shadow = self.function.shadow().map(|(bells, event_index)| Shadow {
-            bells: memory.area(bells, PAGE_BYTES as usize),
-            event_index: memory.area(event_index, PAGE_BYTES as usize),
         });
     }
 

@@ -2,7 +2,7 @@
 //!
 //! **Design.** The protocol is `forebay-vfio-user`'s, the controller's rules are `forebay_nvme::pcie`'s; this ties
 //! both to a client ([`crate::vm`]) and to the core. Messages are in [`messages`]; the path of a command is
-//! [`queues`] (doorbell, fetch, start, completion), [`admin`] for the Admin queue; [`quiesce`] ends all
+//! [`bells`], [`queues`] (fetch, start) and [`completion`], [`admin`] for the Admin queue; [`quiesce`] ends all
 //! commands for a reset; [`record`] is what a successor finds, and [`resume`] the successor.
 //!
 //! Doorbells come in one of three ways: as messages (*trapped*), by memory of the client's that its driver has
@@ -12,6 +12,8 @@
 //! **Not here:** sockets, descriptors, interrupts ([`crate::vm`]).
 
 mod admin;
+mod bells;
+mod completion;
 mod memory;
 mod messages;
 mod queues;

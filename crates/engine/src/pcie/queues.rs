@@ -1,29 +1,27 @@
-//! The path of an I/O command: doorbell, fetch, start, completion.
+//! The begin of an I/O command: fetch, record, start.
 //!
 //! **Design.** Each turn looks at each queue's tail once and takes a batch of entries with one copy. A command
 //! gets a slot and a record, then its data is found and the core begins it; what is refused, or over at once, is recorded all
-//! the same, so that it too is answered once. When the batch is taken, the queue's cursor is recorded, and what is over already is answered. A completion is noted in the command's
-//! record with its place, written to the queue (the half with the phase tag last), the cursor is recorded, and
-//! the slot is free: a successor that finds the note writes the same to the same place.
+//! the same, so that it too is answered once. When the batch is taken, the queue's cursor is recorded, and what is over already
+//! is answered.
 //!
 //! A command is taken only when its completion has room, so a completion queue is never full, and its head is looked at only
-//! when there seems to be none. No allocation, lock, log or system call. **Not here:** the Admin queue ([`super::admin`]).
+//! when there seems to be none. No allocation, lock, log or system call. **Not here:** doorbells ([`super::bells`]), the end
+//! ([`super::completion`]), the Admin queue ([`super::admin`]).
 
 use super::memory::{ClientMemory, NSID};
-use super::record::{Completion, Stage};
-use super::{Bells, COMMANDS, Command, MDTS_BYTES, Pcie, Work};
+use super::record::Stage;
+use super::{COMMANDS, Command, MDTS_BYTES, Pcie, Work};
 use crate::core::staging::StagingBuffer;
-use crate::core::{Core, DoneIo, IoOp, NewIo};
+use crate::core::{IoOp, NewIo};
 use crate::lane::{Lane, LaneIndex};
 use crate::vm::frontend::Turn;
 use forebay_guest::PieceError;
 use forebay_nvme::io::{self, IoCommand, NamespaceGeometry, Transfer};
-use forebay_nvme::pcie::{Doorbell, data, queue, shadow};
-use forebay_nvme::{Cqe, Sqe, Status};
-use forebay_xlate::boundary::region::TimesOf;
+use forebay_nvme::pcie::{Doorbell, data, queue};
+use forebay_nvme::{Sqe, Status};
 use forebay_xlate::kill_point;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::fence;
+use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::FromBytes;
 
 /// Entries that are taken from one queue in one turn.
@@ -100,87 +98,6 @@ pub(super) enum Begun {
 }
 
 impl Pcie {
-    /// What a doorbell says now.
-    #[inline]
-    pub(super) fn bell(&self, doorbell: Doorbell) -> u32 {
-        let (Doorbell::Tail(qid) | Doorbell::Head(qid)) = doorbell;
-        match (&self.shadow, &self.bells) {
-            // The Admin queue's are written to their registers, always.
-            (Some(shadow), _) if qid > 0 => {
-                let bells = shadow.bells.as_ref();
-                let value = bells.and_then(|bells| bells.load_u32(doorbell.offset(), Acquire));
-                // As it was, where its memory is away.
-                value.unwrap_or_else(|| self.known(doorbell))
-            }
-            (_, Bells::Page(page)) => page.load_u32(doorbell.offset(), Acquire).unwrap_or(0),
-            (_, Bells::Registers) => self.records.doorbell(doorbell),
-        }
-    }
-
-    /// What a doorbell said last.
-    fn known(&self, doorbell: Doorbell) -> u32 {
-        match doorbell {
-            Doorbell::Tail(qid) => {
-                let sq = self.sqs.get(usize::from(qid)).and_then(Option::as_ref);
-                sq.map_or(0, |sq| sq.cursor.tail())
-            }
-            Doorbell::Head(qid) => {
-                let cq = self.cqs.get(usize::from(qid)).and_then(Option::as_ref);
-                cq.map_or(0, |cq| cq.cursor.head())
-            }
-        }
-    }
-
-    /// A doorbell in memory has a value that it can't have: it gets the last one that was sound.
-    #[cold]
-    pub(super) fn mend_bell(&self, doorbell: Doorbell) {
-        let (Doorbell::Tail(qid) | Doorbell::Head(qid)) = doorbell;
-        let known = self.known(doorbell);
-        let page = match (&self.shadow, &self.bells) {
-            (Some(shadow), _) if qid > 0 => shadow.bells.as_ref(),
-            (_, Bells::Page(page)) => Some(page),
-            (_, Bells::Registers) => None,
-        };
-        if let Some(page) = page {
-            let _ = page.store_u32(doorbell.offset(), known, Relaxed);
-        }
-    }
-
-    /// A doorbell was written that belongs to no queue, or with a value that it can't have.
-    #[cold]
-    pub(super) fn bad_doorbell(&mut self, register: bool, qid: u16) {
-        let controller = self.function.controller_mut();
-        controller.invalid_doorbell(register, qid);
-        self.events = true;
-        self.save();
-    }
-
-    /// The doorbells of a new queue begin at 0.
-    pub(super) fn clear_bells(&self, qid: u16, tail: bool, head: bool) {
-        if let Bells::Page(page) = &self.bells {
-            for (doorbell, clears) in [(Doorbell::Tail(qid), tail), (Doorbell::Head(qid), head)] {
-                if clears {
-                    let _ = page.store_u32(doorbell.offset(), 0, Relaxed);
-                }
-            }
-        }
-    }
-
-    /// Shadow doorbells begin where the queues are that there were before them.
-    pub(super) fn fill_shadow(&self) {
-        let Some(shadow) = &self.shadow else { return };
-        for qid in 1..self.sqs.len() as u16 {
-            for doorbell in [Doorbell::Tail(qid), Doorbell::Head(qid)] {
-                if let Some(bells) = &shadow.bells {
-                    let _ = bells.store_u32(doorbell.offset(), self.known(doorbell), Relaxed);
-                }
-                if let Some(index) = &shadow.event_index {
-                    let _ = index.store_u32(doorbell.offset(), shadow::QUIET, Relaxed);
-                }
-            }
-        }
-    }
-
     #[inline]
     pub(super) fn poll_queues(&mut self, turn: &mut Turn<'_>) -> bool {
         if !self.live {
@@ -528,209 +445,6 @@ impl Pcie {
         }
     }
 
-    /// The core ended a command.
-    #[inline]
-    pub(super) fn ended(&mut self, turn: &mut Turn<'_>, done: &DoneIo) {
-        let slot = done.owner.slot;
-        if usize::from(slot) >= COMMANDS {
-            return self.flushed(done.status);
-        }
-        let record = turn.client.command_ref(done.lane, slot);
-        turn.core.record().blame.store(record.blame(), Relaxed);
-        let command = self.commands[usize::from(slot)];
-        let status = match done.status {
-            Status::COMMAND_INTERRUPTED => self.function.controller().interrupted_status(),
-            status => status,
-        };
-        if let (Work::Durable(op), true) = (command.work, status.is_success())
-            && !self.answers_nobody()
-        {
-            return self.after_flush(turn, slot, op);
-        }
-        let (Work::Io(op) | Work::Durable(op)) = &command.work;
-        let times = (command.taken_ns, done.started_ns);
-        count(turn.core, done.lane, op, status, times);
-        if self.remote.busy && self.goes_out(slot, status, self.answers_nobody()) {
-            return;
-        }
-        self.complete(turn, slot, status);
-    }
-
-    /// What there was is durable: now the command itself, whose entry is in its record.
-    #[cold]
-    fn after_flush(&mut self, turn: &mut Turn<'_>, slot: u16, op: IoOp) {
-        let command = &mut self.commands[usize::from(slot) % COMMANDS];
-        command.work = Work::Io(op);
-        if self.remote.busy && self.goes_on(slot, op) {
-            return;
-        }
-        let sqe = self.records.sqe(slot);
-        let (to_host, bytes) = match op {
-            IoOp::Read { len_bytes, .. } => (true, len_bytes),
-            IoOp::Compare { len_bytes, .. } => (false, len_bytes),
-            _ => (false, 0),
-        };
-        self.pieces.clear();
-        let memory = turn.client.memory();
-        let pieces = &mut self.pieces;
-        let found = data::pieces(&sqe, bytes, &ClientMemory(memory), |address, len| {
-            let pushed = pieces.push(memory, address, len, to_host);
-            pushed.map_err(|_| Status::DATA_TRANSFER_ERROR)
-        });
-        let begun = match found {
-            Ok(()) => self.start(turn, slot, Work::Io(op), None),
-            Err(Status::DATA_TRANSFER_ERROR) => {
-                self.begin_remote(turn, slot, Work::Io(op), bytes, to_host)
-            }
-            Err(status) => Begun::Ended(status.with_dnr()),
-        };
-        match begun {
-            Begun::Yes => {}
-            Begun::Ended(status) => self.complete(turn, slot, status),
-            // From its beginning, when there is.
-            Begun::NoRoom => self.again.push_back(slot),
-        }
-    }
-
-    /// Whether nobody waits for answers.
-    #[inline]
-    fn answers_nobody(&self) -> bool {
-        self.closed || self.quiesce.as_ref().is_some_and(|q| q.drops())
-    }
-
-    /// Answers a command, and frees its slot.
-    #[inline]
-    pub(super) fn complete(&mut self, turn: &mut Turn<'_>, slot: u16, status: Status) {
-        let command = self.commands[usize::from(slot) % COMMANDS];
-        if self.answers_nobody() {
-            self.forget(slot);
-            return;
-        }
-        let Some(sq) = self.sqs[usize::from(command.sqid)].as_mut() else {
-            self.forget(slot);
-            return;
-        };
-        let (cqid, head) = (sq.cursor.cqid, sq.cursor.head());
-        let Some(cq) = self.cqs[usize::from(cqid)].as_mut() else {
-            self.forget(slot);
-            return;
-        };
-        let is_master = cq.ring.is_some() || self.function.is_bus_master();
-        if cq.ring.is_none() && is_master {
-            let state = &self.function.queues().1[usize::from(cqid)];
-            let bytes = state.entries as usize * 16;
-            cq.ring = turn.client.memory().area(state.base, bytes);
-        }
-        let Some(ring) = cq.ring.as_ref() else {
-            self.held.push((slot, status));
-            if is_master {
-                self.miss_memory(turn.core.now_ns());
-            }
-            return;
-        };
-        let (index, phase) = cq.cursor.next();
-        let number = cq.cursor.posted() as u32;
-        let noted = Completion {
-            number,
-            status: status.0,
-        };
-        self.records.complete(slot, noted);
-        kill_point!("pcie.completing");
-        let cqe = Cqe::new(0, head, command.sqid, command.cid, status).with_phase(phase);
-        let words: [[u8; 8]; 2] = zerocopy::transmute!(cqe);
-        let [first, last] = words.map(u64::from_ne_bytes);
-        let at = index as usize * 16;
-        // Both are inside: the ring is as long as the queue. One that may not be written loses its host's answers.
-        let _ = ring.store_u64(at, first, Relaxed);
-        let _ = ring.store_u64(at + 8, last, Release);
-        kill_point!("pcie.posted");
-        cq.cursor.post();
-        self.records.set_posted(cqid, cq.cursor.posted());
-        sq.in_flight -= 1;
-        let raises = cq.cursor.vector.filter(|_| {
-            !cq.coalescing.is_on() || cq.gathered.posted(&cq.coalescing, turn.core.now_ns())
-        });
-        self.records.free(slot);
-        kill_point!("pcie.freed");
-        self.free.push(slot);
-        if let Some(vector) = raises {
-            self.raise(turn.client, vector);
-        }
-    }
-
-    /// A command ends without an answer.
-    #[cold]
-    pub(super) fn forget(&mut self, slot: u16) {
-        let sqid = self.commands[usize::from(slot) % COMMANDS].sqid;
-        if let Some(sq) = self.sqs[usize::from(sqid)].as_mut() {
-            sq.in_flight = sq.in_flight.saturating_sub(1);
-        }
-        // Until a reset is answered, a successor must find what may be at a device.
-        if !self.quiesce.as_ref().is_some_and(|q| q.drops()) {
-            self.records.free(slot);
-        }
-        self.free.push(slot);
-    }
-
-    /// The head of a completion queue, as its host says.
-    #[cold]
-    fn look_at_head(&mut self, cqid: u16) {
-        let doorbell = Doorbell::Head(cqid);
-        let head = self.bell(doorbell);
-        let bad = match self.cqs[usize::from(cqid)].as_mut() {
-            Some(cq) => cq.cursor.set_head(head).is_err(),
-            None => false,
-        };
-        if bad {
-            self.mend_bell(doorbell);
-            self.bad_doorbell(false, cqid);
-        }
-    }
-
-    /// Looks for memory that was missed.
-    #[cold]
-    pub(super) fn find_memory(&mut self, turn: &mut Turn<'_>) {
-        let memory = turn.client.memory();
-        let (sq_states, cq_states) = self.function.queues();
-        let mut missing = false;
-        for (sq, state) in self.sqs.iter_mut().zip(sq_states).skip(1) {
-            if let Some(sq) = sq.as_mut().filter(|sq| sq.ring.is_none()) {
-                sq.ring = memory.area(state.base, state.entries as usize * 64);
-                missing |= sq.ring.is_none();
-            }
-        }
-        for (cq, state) in self.cqs.iter_mut().zip(cq_states).skip(1) {
-            if let Some(cq) = cq.as_mut().filter(|cq| cq.ring.is_none()) {
-                cq.ring = memory.area(state.base, state.entries as usize * 16);
-                missing |= cq.ring.is_none();
-            }
-        }
-        for (base, bytes) in [
-            (sq_states[0].base, sq_states[0].entries as usize * 64),
-            (cq_states[0].base, cq_states[0].entries as usize * 16),
-        ] {
-            missing |= bytes > 0 && memory.area(base, bytes).is_none();
-        }
-        if self.shadow.as_ref().is_some_and(|s| s.bells.is_none()) {
-            self.make_shadow(turn.client.memory());
-            missing |= self.shadow.as_ref().is_some_and(|s| s.bells.is_none());
-        }
-        if !missing {
-            self.lost_ns = None;
-        }
-        for _ in 0..self.held.len() {
-            let (slot, status) = self.held.swap_remove(0);
-            self.complete(turn, slot, status);
-        }
-    }
-
-    /// What waits for memory to come back waits no longer.
-    pub(super) fn give_up_held(&mut self, _turn: &mut Turn<'_>) {
-        while let Some((slot, _)) = self.held.pop() {
-            self.forget(slot);
-        }
-    }
-
     /// Begins what a dead engine had in hand, or what found no room. True if there was any.
     #[cold]
     pub(super) fn begin_again(&mut self, turn: &mut Turn<'_>) -> bool {
@@ -766,67 +480,6 @@ impl Pcie {
         any
     }
 
-    /// Event indexes say that nobody need ring.
-    #[cold]
-    fn be_quiet(&mut self) {
-        self.armed = false;
-        let Some(shadow) = &self.shadow else { return };
-        let Some(index) = &shadow.event_index else {
-            return;
-        };
-        for qid in &self.active {
-            let _ = index.store_u32(Doorbell::Tail(*qid).offset(), shadow::QUIET, Relaxed);
-        }
-    }
-
-    /// Has the host ring, and looks once more. False: there is something to do.
-    pub(super) fn ask_to_ring(&mut self, turn: &mut Turn<'_>) -> bool {
-        let _ = turn;
-        if !self.live {
-            return true;
-        }
-        if self.more || matches!(self.bells, Bells::Page(_)) && self.shadow.is_none() {
-            return false;
-        }
-        if matches!(self.bells, Bells::Page(_)) {
-            // The Admin queue's doorbells are in the page.
-            return false;
-        }
-        let Some(shadow) = &self.shadow else {
-            return true;
-        };
-        let Some(index) = &shadow.event_index else {
-            return true;
-        };
-        self.armed = true;
-        for qid in &self.active {
-            let Some(sq) = &self.sqs[usize::from(*qid)] else {
-                continue;
-            };
-            let tail = sq.cursor.tail();
-            let _ = index.store_u32(Doorbell::Tail(*qid).offset(), tail, Relaxed);
-            if let (false, Some(cq)) =
-                (sq.cursor.is_empty(), &self.cqs[usize::from(sq.cursor.cqid)])
-            {
-                // It may wait for room there.
-                let doorbell = Doorbell::Head(sq.cursor.cqid);
-                let _ = index.store_u32(doorbell.offset(), cq.cursor.head(), Relaxed);
-            }
-        }
-        // Either the host sees the event index, or we see its doorbell.
-        fence(SeqCst);
-        !self.active.iter().any(|qid| {
-            let Some(sq) = &self.sqs[usize::from(*qid)] else {
-                return false;
-            };
-            let cqid = sq.cursor.cqid;
-            let rang = self.bell(Doorbell::Tail(*qid)) != sq.cursor.tail();
-            let room = !sq.cursor.is_empty()
-                && self.bell(Doorbell::Head(cqid)) != self.known(Doorbell::Head(cqid));
-            rang || room
-        })
-    }
-
     /// What a dead engine left of the commands of a queue. See [`super::resume`].
     pub(super) fn inherited(&self, slot: u16) -> Option<(Stage, u16, u64)> {
         let state = self.records.state(slot);
@@ -847,37 +500,6 @@ impl Pcie {
             }
             _ => None,
         }
-    }
-}
-
-/// The lane's statistics, of a command that was taken and given to the core then.
-#[inline]
-fn count(
-    core: &Core,
-    lane: LaneIndex,
-    op: &IoOp,
-    status: Status,
-    (taken_ns, started_ns): (u64, u64),
-) {
-    let Some(lane) = core.lane(lane) else {
-        return;
-    };
-    let bytes = match *op {
-        IoOp::Read { len_bytes, .. }
-        | IoOp::Compare { len_bytes, .. }
-        | IoOp::Write { len_bytes, .. }
-        | IoOp::CompareAndWrite { len_bytes, .. } => u64::from(len_bytes),
-        IoOp::WriteZeroes { len_bytes, .. } => len_bytes,
-        IoOp::Flush | IoOp::Deallocate { .. } => 0,
-    };
-    let error = !status.is_success();
-    let now_ns = core.now_ns();
-    let figures = &lane.record().ops[op.kind() as usize];
-    let ns = now_ns.saturating_sub(taken_ns);
-    figures.record(if error { 0 } else { bytes }, ns, error);
-    if started_ns != now_ns {
-        let at_device = now_ns.saturating_sub(started_ns);
-        figures.times[TimesOf::Device as usize].record(at_device);
     }
 }
 

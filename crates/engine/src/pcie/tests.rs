@@ -1,11 +1,13 @@
 //! Controllers and their drivers: good ones, hostile ones, and such whose engine dies.
 
 mod cost;
+mod driver;
 mod hostile;
 mod remote;
 mod rig;
 mod take_over;
 
+use driver::*;
 use forebay_nvme::opcode::{admin, nvm};
 use forebay_nvme::{SglDescriptor, Sqe, Status};
 use forebay_vfio_user::wire::{command, pci_irq, pci_region};
