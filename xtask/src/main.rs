@@ -28,6 +28,7 @@ cargo xtask check [STEP...]    fmt clippy layers licences docs
 cargo xtask fuzz [--seconds N] [TARGET...]
 cargo xtask bench NAME [--quick] [--json FILE] [--only NAME]
 cargo xtask sim FIGURE|all [--quick] [--svg FOLDER]
+cargo xtask sweep burst [--quick]
 cargo xtask soak [--minutes N] [--seed N] [--kills N] [--pairs N]
 ";
 
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         Some("fuzz") => fuzz::run(&args),
         Some("bench") => bench::run(&args),
         Some("sim") => sim::run(&args),
+        Some("sweep") => sim::sweep(&args),
         Some("soak") => soak::run(&args),
         Some("package") => package(&args),
         Some("help" | "--help" | "-h") => {

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use forebay_burst::sim::figures::{Effort, FIGURES, Figure, make};
+use forebay_burst::sim::sweep as burst;
 
 pub(crate) fn run(args: &[String]) -> Result<bool> {
     let mut effort = Effort::FULL;
@@ -44,6 +45,31 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
         println!("{} ({seconds:.1} s)\n", file.display());
     }
     Ok(good)
+}
+
+/// `cargo xtask sweep burst`: what each parameter of the scheduler does, the others at their defaults.
+pub(crate) fn sweep(args: &[String]) -> Result<bool> {
+    let effort = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["burst"] => Effort::FULL,
+        ["burst", "--quick"] => Effort::QUICK,
+        _ => bail!("cargo xtask sweep burst [--quick]"),
+    };
+    println!(
+        "{:<18}{:>10}{:>10}{:>9}{:>9}{:>14}{:>12}",
+        "parameter", "value", "mean us", "p99", "p99.9", "% of wild's", "least base"
+    );
+    for row in burst::burst(effort) {
+        let [mean, p99, p999] = row.us.map(number);
+        println!(
+            "{:<18}{:>10}{mean:>10}{p99:>9}{p999:>9}{:>14}{:>12}{}",
+            row.name,
+            row.value,
+            number(row.throughput),
+            number(row.base),
+            if row.default { "  default" } else { "" }
+        );
+    }
+    Ok(true)
 }
 
 fn write(file: &Path, text: &str) -> Result<()> {

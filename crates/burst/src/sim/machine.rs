@@ -39,6 +39,7 @@ struct Io {
     len: u32,
     read: bool,
     stolen: bool,
+    refused: bool,
     asked: u64,
     ready: u64,
     cost: Units,
@@ -55,6 +56,8 @@ struct Reactor {
     busy_ns: u64,
     /// Lanes in which something waits, in turns.
     turns: VecDeque<u32>,
+    /// None of them may, in this window.
+    stuck: bool,
 }
 
 /// See the module's text.
@@ -108,6 +111,11 @@ impl Machine {
         seed: u64,
     ) -> Result<Self, BadParam> {
         let costs = model.costs();
+        let mut model = model;
+        if params.policy != crate::params::Policy::Burst {
+            // They begin whatever comes.
+            model.ahead_ns = u64::MAX;
+        }
         let board = Arc::new(Board::new(guests.len()));
         let lanes = lanes_of(&guests);
         let own = Capacity {
@@ -133,6 +141,7 @@ impl Machine {
                 busy: false,
                 busy_ns: 0,
                 turns: VecDeque::new(),
+                stuck: false,
             });
         }
         let count = guests.len();
@@ -286,6 +295,7 @@ impl Machine {
             len,
             read,
             stolen: false,
+            refused: false,
             asked: self.now,
             ready: 0,
             cost: self.costs.of(Frontend::Pcie, operation, len),
@@ -325,16 +335,20 @@ impl Machine {
         let may_begin = self.reactors[number].ahead_ns < self.model.ahead_ns;
         let reactor = &mut self.reactors[number];
         let waiting = &mut self.waiting[number][lane];
-        if waiting.is_empty() && may_begin && reactor.scheduler.admit(lane, &cost) {
-            self.begin(number, io);
-            return;
+        if waiting.is_empty() && may_begin {
+            if reactor.scheduler.admit(lane, &cost) {
+                self.begin(number, io);
+                return;
+            }
+            self.ios[io as usize].refused = true;
+            self.had[tenant as usize].throttled += 1;
         }
         if waiting.is_empty() {
             reactor.turns.push_back(lane as u32);
+            reactor.stuck = false;
         }
         waiting.push_back(io);
         reactor.scheduler.wait(lane, &cost);
-        self.had[tenant as usize].throttled += 1;
     }
 
     /// It stands before the processor.
@@ -450,6 +464,7 @@ impl Machine {
     fn turn(&mut self) {
         for number in 0..self.reactors.len() {
             self.reactors[number].scheduler.turn(1);
+            self.reactors[number].stuck = false;
             self.resume(number);
         }
         self.at(self.now + self.window_ns, Event::Turn);
@@ -457,6 +472,9 @@ impl Machine {
 
     /// Of the lanes in which something waits, each in turn begins one, as long as they may.
     fn resume(&mut self, number: usize) {
+        if self.reactors[number].stuck {
+            return;
+        }
         let mut refused = 0;
         while refused < self.reactors[number].turns.len()
             && self.reactors[number].ahead_ns < self.model.ahead_ns
@@ -481,7 +499,12 @@ impl Machine {
                 self.begin(number, io);
             } else {
                 refused += 1;
+                let io = &mut self.ios[io as usize];
+                if !std::mem::replace(&mut io.refused, true) {
+                    self.had[io.tenant as usize].throttled += 1;
+                }
                 reactor.turns.push_back(lane);
+                reactor.stuck = refused >= reactor.turns.len();
             }
         }
     }

@@ -25,8 +25,8 @@ pub struct Model {
     pub backend_write_ns: (f64, f64),
     /// Bytes of headers.
     pub header: u32,
-    /// A reactor begins what waits as long as less than this stands before its processor, ns. The paper's begin all that they
-    /// may at once.
+    /// A reactor begins what waits as long as less than this stands before its processor, ns. (With wild and base it begins
+    /// all that comes.)
     pub ahead_ns: u64,
     /// What a stolen I/O costs more, of its processor time: the paper's 35 % less throughput.
     pub steal_cost: f64,
@@ -44,7 +44,7 @@ impl Default for Model {
             backend_read_ns: (70_000.0, 15_000.0),
             backend_write_ns: (55_000.0, 10_000.0),
             header: 64,
-            ahead_ns: u64::MAX,
+            ahead_ns: 50_000,
             steal_cost: 0.54,
         }
     }

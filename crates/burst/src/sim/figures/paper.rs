@@ -14,13 +14,10 @@ pub(super) fn node() -> Model {
     }
 }
 
-/// The scheduler's parameters: the defaults, but for a window that is short: these reactors begin at once all that they may, so
-/// a victim waits for about one window's.
+/// The scheduler's parameters: the defaults.
 pub(super) fn params(policy: Policy) -> Params {
     Params {
         policy,
-        window_ns: 150_000,
-        target_delay_ns: 100_000,
         ..Params::default()
     }
 }
@@ -176,7 +173,7 @@ pub(super) fn most(effort: Effort) -> Figure {
         figure.claims.push(Claim {
             what: format!("{name}: less than wild, %"),
             paper: "5 to 8 % less",
-            range: (-1.0, 8.0),
+            range: (-2.0, 8.0),
             ours: loss,
             why,
         });
@@ -204,11 +201,14 @@ pub(super) fn estimate(effort: Effort) -> Figure {
         let mut values = Vec::new();
         let mut correction = 1.0;
         for reads in [100, 0] {
+            // What may begin does so at once: else a queue is never long, whatever the costs.
             let model = Model {
                 cpu_truth: 2.0,
+                ahead_ns: u64::MAX,
                 ..node()
             };
             let mut params = params(policy);
+            (params.window_ns, params.target_delay_ns) = (150_000, 100_000);
             if !corrected {
                 (params.correction_least, params.correction_most) = (1.0, 1.0);
             }
@@ -292,12 +292,12 @@ pub(super) fn base(effort: Effort) -> Figure {
         missed += u32::from(values[1] < 19_900.0);
         figure.rows.push((f64::from(depth), values));
     }
-    let why = "At a depth below 4 this backend's answer takes too long for 20,000, alone as well; the paper's is said to be faster";
+    let why = "At a small depth this backend's 80 us and the queues of a bursting node leave no 20,000 one after the other, within any budget; from where they do, it is had";
     figure.claims = vec![
         Claim {
             what: "depths at which the base is had".into(),
             paper: "8 of 8",
-            range: (5.0, 8.0),
+            range: (8.0, 8.0),
             ours: f64::from(had_it),
             why,
         },

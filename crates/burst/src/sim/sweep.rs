@@ -1,0 +1,160 @@
+//! What the parameters do: each alone, the others at their defaults.
+//!
+//! **Design.** One load that hurts in all ways: a victim at depth 1, neighbours that burst without end, some that pulse, costs
+//! that are a fifth too low. A default is good if no other value is better at one thing and not worse at another.
+//! **Not here:** which is the default ([`crate::params`]).
+
+use super::figures::Effort;
+use super::machine::{Machine, Spread};
+use super::model::{Guest, Load, Model, metered};
+use crate::params::{Params, Policy};
+
+/// What one setting does.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Which parameter.
+    pub name: &'static str,
+    /// Its value.
+    pub value: f64,
+    /// Whether that is the default.
+    pub default: bool,
+    /// The victim's mean, p99 and p99.9, us.
+    pub us: [f64; 3],
+    /// Of wild's bytes, per cent.
+    pub throughput: f64,
+    /// The least that one of the tenants that pulse within their base has, per cent of what it asks for.
+    pub base: f64,
+}
+
+type Set = fn(&mut Params, f64);
+
+/// Parameters and the values that are tried.
+const TRIED: &[(&str, Set, &[f64])] = &[
+    (
+        "window_ns",
+        |p, v| p.window_ns = v as u64,
+        &[100e3, 200e3, 300e3, 500e3, 1e6, 2e6],
+    ),
+    (
+        "keep",
+        |p, v| p.keep = v as f32,
+        &[0.0, 0.25, 0.5, 0.75, 0.9],
+    ),
+    (
+        "weight_waiting",
+        |p, v| p.weight_waiting = v as f32,
+        &[0.0, 0.5, 1.0, 2.0, 8.0],
+    ),
+    (
+        "utilisation",
+        |p, v| p.utilisation = v as f32,
+        &[0.9, 0.95, 0.97, 0.99, 1.0],
+    ),
+    (
+        "reserve_most",
+        |p, v| p.reserve_most = v as f32,
+        &[0.0, 0.02, 0.05, 0.1],
+    ),
+    (
+        "saved_windows",
+        |p, v| p.saved_windows = v as u32,
+        &[1.0, 2.0, 4.0, 8.0, 32.0],
+    ),
+    (
+        "headroom",
+        |p, v| p.headroom = v as f32,
+        &[0.0, 0.125, 0.25, 0.5],
+    ),
+    (
+        "target_delay_ns",
+        |p, v| p.target_delay_ns = v as u64,
+        &[20e3, 50e3, 100e3, 200e3, 400e3],
+    ),
+    ("step_up", |p, v| p.step_up = v as f32, &[0.01, 0.04, 0.16]),
+    (
+        "step_down",
+        |p, v| p.step_down = v as f32,
+        &[0.0025, 0.01, 0.04],
+    ),
+];
+
+/// The value that a parameter has.
+fn value(params: &Params, name: &str) -> f64 {
+    match name {
+        "window_ns" => params.window_ns as f64,
+        "keep" => params.keep.into(),
+        "weight_waiting" => params.weight_waiting.into(),
+        "utilisation" => params.utilisation.into(),
+        "reserve_most" => params.reserve_most.into(),
+        "saved_windows" => params.saved_windows.into(),
+        "headroom" => params.headroom.into(),
+        "target_delay_ns" => params.target_delay_ns as f64,
+        "step_up" => params.step_up.into(),
+        _ => params.step_down.into(),
+    }
+}
+
+/// All that is tried, in order.
+#[must_use]
+pub fn burst(effort: Effort) -> Vec<Row> {
+    let wild = run(
+        &Params {
+            policy: Policy::Wild,
+            ..Params::default()
+        },
+        effort,
+    );
+    let mut rows = Vec::new();
+    for (name, set, values) in TRIED {
+        for tried in *values {
+            let mut params = Params::default();
+            set(&mut params, *tried);
+            let default = (value(&Params::default(), name) - tried).abs() < tried * 1e-6 + 1e-9;
+            let (us, bytes, base) = run(&params, effort);
+            rows.push(Row {
+                name,
+                value: *tried,
+                default,
+                us,
+                throughput: 100.0 * bytes / wild.1,
+                base,
+            });
+        }
+    }
+    rows
+}
+
+fn run(params: &Params, effort: Effort) -> ([f64; 3], f64, f64) {
+    let budget = metered((20_000, 140_000_000), (1_000_000, 4_096_000_000));
+    let mut guests = vec![Guest::new(budget, Load::small(1))];
+    // Within their base, but not evenly: for a tenth of the time ten times 1,500.
+    let pulse = Load {
+        rate: Some(15_000.0),
+        pulse: Some((1_000_000, 10_000_000)),
+        ..Load::small(64)
+    };
+    guests.extend(vec![Guest::new(budget, pulse); 7]);
+    guests.extend(vec![Guest::new(budget, Load::iops(64)); 24]);
+    let model = Model {
+        reactors: 2,
+        cpu_truth: 1.2,
+        ..Model::default()
+    };
+    let machine = Machine::new(model, params, guests, Spread::OneToOne, 5);
+    let mut machine = machine.unwrap_or_else(|bad| panic!("{bad}"));
+    let had = machine.run(30_000_000, effort.ms * 1_000_000);
+    let latency = &had[0].latency;
+    let us = [
+        latency.mean_us(),
+        latency.percentile_us(99.0),
+        latency.percentile_us(99.9),
+    ];
+    let bytes = had.iter().map(|had| had.bytes as f64).sum();
+    let asked = 1_500.0 * effort.ms as f64 / 1e3;
+    let least = had[1..8]
+        .iter()
+        .map(|had| had.latency.count())
+        .min()
+        .unwrap_or(0);
+    (us, bytes, 100.0 * least as f64 / asked)
+}
