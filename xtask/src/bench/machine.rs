@@ -5,8 +5,10 @@
 //! also against its target, and its own client against both. Doorbells are mapped, as SPDK's are. What a target is busy for
 //! per I/O at a fixed rate is [`machine_busy`]'s. Then what an idle machine costs, and how soon its first command after a pause
 //! is answered, beside the least that such a wake takes here ([`floor`]).
-//! Design: rounds go through all sides in turn, so that a change of the machine's mood meets all of them; medians of the
-//! undisturbed runs; ratios are ours over theirs with the same client.
+//! Design: rounds go through all sides in turn, so that a change of the machine's mood meets all of them, and are many and
+//! short: where a hypervisor moves processors about, a line takes three times as long from one to the other for some
+//! seconds, and then not. Medians of the undisturbed runs; ratios are ours over theirs with the same client, the median of
+//! the rounds'.
 //! Not here: guests.
 
 use std::collections::BTreeMap;
@@ -18,7 +20,7 @@ use anyhow::{Context, Result, bail};
 use xtask::process;
 
 use super::forebay::{self, Forebay, VOLUME_BYTES};
-use super::measure::{Sample, Summary, median, quiet};
+use super::measure::{DISTURBED_CORES, Sample, Summary, median, quiet};
 use super::spdk_machine::{self, SpdkTarget};
 use super::tcp::{Shape, TARGET_CPU, turn};
 use super::{Options, busy, floor, machine_busy, spdk};
@@ -109,7 +111,7 @@ fn run(kind: Kind, options: &Options) -> Result<()> {
     if kind == Kind::Vhost && !has_qsd {
         println!("{QSD} is not installed (package qemu-utils): the comparison is left out");
     }
-    let (seconds, rounds) = if options.quick { (1, 1) } else { (4, 3) };
+    let (seconds, rounds) = if options.quick { (1, 1) } else { (2, 7) };
     let mut summary = Summary::default();
     println!(
         "{:<7}{:<6}{:>4}  {:<20}{:>10}{:>10}{:>10}{:>8}{:>8}",
@@ -140,17 +142,25 @@ fn run(kind: Kind, options: &Options) -> Result<()> {
             for _ in 0..rounds {
                 let mut put = |side, sample| samples.entry(side).or_default().push(sample);
                 let load = |pid, socket: &Path| load(&program, kind, pid, socket, &shape, seconds);
-                put(Side::Ours, load(ours.pid(), &ours.socket)?);
+                // Those that are compared follow each other.
                 if has_qsd {
                     let qsd = Qsd::start(device)?;
                     put(Side::ToQsd, load(qsd.child.id(), &qsd.socket)?);
                 }
+                put(Side::Ours, load(ours.pid(), &ours.socket)?);
                 let Some(folder) = &peer else { continue };
                 let perf = |pid, socket: &Path| {
                     turn(&[pid], || {
                         spdk_machine::perf(folder, kind, CLIENT_CPU, socket, &shape, seconds)
                     })
                 };
+                {
+                    let theirs = SpdkTarget::start(folder, device, kind, TARGET_CPU)?;
+                    put(Side::ToSpdk, load(theirs.pid(), theirs.socket())?);
+                    if client_of_spdk {
+                        put(Side::SpdkToSpdk, perf(theirs.pid(), theirs.socket())?);
+                    }
+                }
                 if client_of_spdk {
                     match perf(ours.pid(), &ours.socket) {
                         Ok(sample) => put(Side::SpdkToOurs, sample),
@@ -162,11 +172,6 @@ fn run(kind: Kind, options: &Options) -> Result<()> {
                         }
                     }
                 }
-                let theirs = SpdkTarget::start(folder, device, kind, TARGET_CPU)?;
-                if client_of_spdk {
-                    put(Side::SpdkToSpdk, perf(theirs.pid(), theirs.socket())?);
-                }
-                put(Side::ToSpdk, load(theirs.pid(), theirs.socket())?);
             }
             report(&mut summary, device, &shape, &samples);
         }
@@ -287,7 +292,6 @@ fn report(
     shape: &Shape,
     samples: &BTreeMap<Side, Vec<Sample>>,
 ) {
-    let mut medians = BTreeMap::new();
     let (op, depth) = (shape.op, shape.depth);
     let name = format!("{device}_{}", shape.name());
     for (side, samples) in samples {
@@ -306,17 +310,35 @@ fn report(
         summary.put(format!("{name}_iops"), iops);
         summary.put(format!("{name}_mean_us"), mean_us);
         summary.put(format!("{name}_p99_us"), p99_us);
-        medians.insert(*side, (iops, mean_us));
     }
     for (ours, theirs, what) in [
         (Side::SpdkToOurs, Side::SpdkToSpdk, ""),
         (Side::Ours, Side::ToSpdk, "own_client_"),
         (Side::Ours, Side::ToQsd, "qsd_"),
     ] {
-        if let (Some(ours), Some(theirs)) = (medians.get(&ours), medians.get(&theirs)) {
-            summary.put(format!("{name}_{what}iops_ratio"), ours.0 / theirs.0);
-            summary.put(format!("{name}_{what}latency_ratio"), ours.1 / theirs.1);
+        let (Some(ours), Some(theirs)) = (samples.get(&ours), samples.get(&theirs)) else {
+            continue;
+        };
+        let pairs: Vec<(&Sample, &Sample)> = ours.iter().zip(theirs).collect();
+        let is_quiet =
+            |(a, b): &(&Sample, &Sample)| a.others_cores.max(b.others_cores) <= DISTURBED_CORES;
+        let mut kept = pairs.clone();
+        kept.retain(is_quiet);
+        if kept.is_empty() {
+            kept = pairs;
         }
+        let ratio =
+            |of: fn(&Sample) -> f64| median(kept.iter().map(|(a, b)| of(a) / of(b)).collect());
+        let (iops, latency) = (ratio(|s| s.iops), ratio(|s| s.mean_us));
+        let with = match what {
+            "" => "spdk_client_",
+            what => what,
+        };
+        println!(
+            "{device:<7}{op:<6}{depth:>4}  {with:<14}ours over theirs: IOPS {iops:.2}, latency {latency:.2}"
+        );
+        summary.put(format!("{name}_{what}iops_ratio"), iops);
+        summary.put(format!("{name}_{what}latency_ratio"), latency);
     }
 }
 
