@@ -134,7 +134,7 @@ impl Vhost {
                 if self.is_busy(index) {
                     return Answer::Later;
                 }
-                self.publish(turn);
+                self.rest(turn, index);
                 self.over(turn, &header)
             }
             Pending::Reset(header) => {
@@ -178,18 +178,23 @@ impl Vhost {
         }
     }
 
-    /// Stops a ring that has nothing in flight.
-    fn stop(&mut self, turn: &mut Turn<'_>, index: u16) {
+    /// A ring that has nothing in flight is not looked at any more: its driver may be gone, and what was its memory
+    /// another's.
+    fn rest(&mut self, turn: &mut Turn<'_>, index: u16) {
         self.publish(turn);
-        let at = usize::from(index);
-        let base = match self.lines[at].take() {
-            Some(line) => line.queue.base(),
-            None => self.session.vrings()[at].base,
-        };
-        self.session.stopped(index, base);
+        if let Some(line) = self.lines[usize::from(index)].take() {
+            self.session.rests(index, line.queue.base());
+        }
         // Where it goes on is known for good before what tells it otherwise is forgotten.
         area(turn).save(&self.session.words());
         self.forget_inflight(turn, index);
+    }
+
+    /// Stops a ring that has nothing in flight.
+    fn stop(&mut self, turn: &mut Turn<'_>, index: u16) {
+        let at = usize::from(index);
+        self.session.stopped(index, self.session.vrings()[at].base);
+        self.rest(turn, index);
         turn.client.hold(KICK + at, None);
     }
 
@@ -220,9 +225,7 @@ impl Vhost {
                 let deposit = descriptors.first().filter(|_| has_fd);
                 self.set_ring_fd(turn, which, index, deposit)?;
             }
-            // A turn looks at those that are served.
-            Effect::Ring(_) => {}
-            Effect::Kick(index) => self.start_ring(turn, index)?,
+            Effect::Ring(index) | Effect::Kick(index) => self.start_ring(turn, index)?,
             Effect::Stop(index) => self.pending = Pending::Stop(index, *header),
             Effect::Disable(index) => self.pending = Pending::Disable(index, *header),
             Effect::Reset => self.pending = Pending::Reset(*header),
@@ -341,10 +344,10 @@ impl Vhost {
         Ok(())
     }
 
-    /// A ring is started, if it wasn't.
+    /// A ring is served, if it is to be and wasn't.
     fn start_ring(&mut self, turn: &mut Turn<'_>, index: u16) -> Result<(), Closing> {
         if self.lines[usize::from(index)].is_none() {
-            // A death can have kept its last stop from forgetting it.
+            // A death can have kept its last stop or rest from forgetting it.
             self.forget_inflight(turn, index);
             self.serve(turn, index)?;
         }

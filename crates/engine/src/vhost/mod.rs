@@ -89,8 +89,6 @@ pub(crate) struct Vhost {
     first: usize,
     /// A command that a dead engine crashed over, and how often; counted until it ends.
     blamed: Option<u16>,
-    /// Requests of a dead engine's that may be at devices, and that no ring has.
-    ghosts: Vec<u16>,
     closed: bool,
 }
 
@@ -138,7 +136,6 @@ impl Vhost {
             calls_ns: None,
             first: 0,
             blamed: None,
-            ghosts: Vec::new(),
             closed: false,
         })
     }
@@ -355,9 +352,6 @@ impl Frontend for Vhost {
             self.tell_of_growth(turn);
         }
         self.send_calls(turn);
-        if !self.ghosts.is_empty() {
-            self.may_redo(turn);
-        }
     }
 
     fn deadline_ns(&self) -> Option<u64> {

@@ -51,11 +51,11 @@ impl Vhost {
         self.session.features() & feature::RING_PACKED != 0
     }
 
-    /// Begins to serve a ring if it is started and isn't served yet. (Only while it is enabled anything is taken.)
+    /// Begins to serve a ring if it is to be served and isn't yet.
     pub(super) fn serve(&mut self, turn: &mut Turn<'_>, index: u16) -> Result<(), Closing> {
         let at = usize::from(index);
         let vring = self.session.vrings()[at];
-        if !vring.started || self.lines[at].is_some() {
+        if !self.session.is_served(index) || self.lines[at].is_some() {
             return Ok(());
         }
         let packed = self.is_packed();

@@ -54,6 +54,9 @@ impl Vhost {
                 return Err(Closing("its kick descriptor can't be watched"));
             }
         }
+        if !self.all_left(&records) {
+            return Err(DAMAGED);
+        }
         self.carry(turn, &records);
         for index in 0..usize::from(self.disk.queues) {
             self.call(turn, index);
@@ -63,6 +66,17 @@ impl Vhost {
             self.tell_ns = Some(0);
         }
         Ok(())
+    }
+
+    /// Whether each request that may be at a device is one that its ring has not got back. Where a hostile inflight
+    /// region hides one, its number could be given to another while its record is still needed.
+    fn all_left(&self, records: &[(u16, Record)]) -> bool {
+        let lines = self.lines.iter().zip(0..);
+        let left = lines.filter_map(|(line, queue)| Some((line.as_ref()?, queue)));
+        let left: BTreeSet<u16> = left
+            .flat_map(|(line, queue)| line.queue.all_left().map(move |tag| slot_of(queue, tag)))
+            .collect();
+        records.iter().all(|(slot, _)| left.contains(slot))
     }
 
     /// Has what may be at devices waited for.
@@ -82,14 +96,6 @@ impl Vhost {
         });
         let spans: Vec<CarriedSpan> = spans.filter(|span| !span.bytes.is_empty()).collect();
         turn.core.carry_machine(lane, &spans);
-        // Of what nobody waits for, a hostile region's doing, nothing is begun again.
-        let lines = self.lines.iter().zip(0..);
-        let left = lines.filter_map(|(line, queue)| Some((line.as_ref()?, queue)));
-        let left: BTreeSet<u16> = left
-            .flat_map(|(line, queue)| line.queue.all_left().map(move |tag| slot_of(queue, tag)))
-            .collect();
-        let slots = records.iter().map(|(slot, _)| *slot);
-        self.ghosts = slots.filter(|slot| !left.contains(slot)).collect();
     }
 
     /// Whether what a dead engine left may be begun again, or answered.
@@ -97,15 +103,7 @@ impl Vhost {
         let Some(lane) = turn.client.lane() else {
             return true;
         };
-        if turn.core.may_touch_memory_of(lane) {
-            return false;
-        }
-        for slot in std::mem::take(&mut self.ghosts) {
-            turn.core
-                .carried_refused(turn.client.command_ref(lane, slot));
-            area(turn).end(slot);
-        }
-        true
+        !turn.core.may_touch_memory_of(lane)
     }
 
     /// A request that a dead engine left has ended without being begun.

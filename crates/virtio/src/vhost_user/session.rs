@@ -95,11 +95,11 @@ pub enum Effect<'a> {
         index: u16,
         has_fd: bool,
     },
-    /// A ring may have to be served ([`Session::is_served`]).
+    /// A ring is enabled: it may have to be served ([`Session::is_served`]).
     Ring(u16),
     /// Something is in a ring, which is started now if it wasn't.
     Kick(u16),
-    /// A ring is disabled: what is in flight ends first.
+    /// A ring is disabled: what is in flight ends first, then [`Session::rests`], and nobody looks at it.
     Disable(u16),
     /// A ring is to be stopped: what is in flight ends first, then [`Session::stopped`], then its base is the reply.
     Stop(u16),
@@ -202,11 +202,18 @@ impl Session {
             && (self.vrings().get(usize::from(index))).is_some_and(|v| v.started && !v.uncalled)
     }
 
+    /// A ring that is not looked at any more goes on there when it is enabled again.
+    pub fn rests(&mut self, index: u16, base: u32) {
+        if let Some(vring) = self.vrings.get_mut(usize::from(index)) {
+            vring.base = base;
+        }
+    }
+
     /// A ring is stopped, and goes on there.
     pub fn stopped(&mut self, index: u16, base: u32) {
+        self.rests(index, base);
         if let Some(vring) = self.vrings.get_mut(usize::from(index)) {
             vring.started = false;
-            vring.base = base;
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! **Not here:** User Mode Linux, which kicks by messages ([`super::in_band`]).
 
-use super::guest::{Data, Guest, PLAIN, SIZE, Way};
+use super::guest::{ALL, Data, Guest, MEMORY_BYTES, PLAIN, SIZE, Way, table};
 use super::rig::Rig;
 use super::{GET_ID, IN, OUT, WAYS, is_closed, segment};
 use forebay_virtio::model::{Driver, GUEST_ADDRESS, Layout, Offered};
@@ -105,6 +105,83 @@ fn another(rig: &mut Rig, guest: &mut Guest, dies: bool) {
 }
 
 #[test]
+fn a_disabled_ring_is_let_alone() {
+    // Its driver is gone, and what was its memory another's.
+    for way in WAYS {
+        for dies in [false, true] {
+            let mut rig = Rig::new(4);
+            let mut guest = rig.guest(way);
+            for _ in 0..3 {
+                guest.offer(0, IN, 0, Data::In(512));
+                guest.end(&mut rig, 0);
+            }
+            rig.until_asleep();
+            for index in 0..u32::from(way.queues) {
+                guest.ok(&mut rig, request::SET_VRING_ENABLE, &state(index, 0), &[]);
+            }
+            let theirs = vec![0xA5; 64 << 10];
+            assert!(guest.machine.all.write(0, &theirs));
+            let untouched = |guest: &Guest| {
+                let mut now = vec![0; theirs.len()];
+                assert!(guest.machine.all.read(0, &mut now));
+                assert!(now == theirs, "{way:?} {dies}");
+            };
+            for _ in 0..3 {
+                rig.until_asleep();
+                rig.turns();
+                if dies {
+                    rig.die(None);
+                    rig.fence();
+                }
+            }
+            untouched(&guest);
+            // Nor is it looked for: its memory may go.
+            let [address, _, user, _] = ALL;
+            let rest = [
+                address + (1 << 20),
+                MEMORY_BYTES - (1 << 20),
+                user + (1 << 20),
+                1 << 20,
+            ];
+            let fd = [guest.machine.file.as_fd()];
+            guest.ok(&mut rig, request::SET_MEM_TABLE, &table(&[rest]), &fd);
+            another(&mut rig, &mut guest, dies);
+            untouched(&guest);
+            assert!(rig.left.is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_disabled_ring_goes_on_where_it_was() {
+    // As who pauses a machine does.
+    for way in WAYS {
+        let mut rig = Rig::new(4);
+        let mut guest = rig.guest(way);
+        for round in 0..30 {
+            guest.offer(0, IN, 0, Data::In(512));
+            guest.kick(0);
+            guest.end(&mut rig, 0);
+            if round % 3 == 0 {
+                rig.until_asleep();
+            }
+            guest.ok(&mut rig, request::SET_VRING_ENABLE, &state(0, 0), &[]);
+            let late = guest.offer(0, IN, 0, Data::In(512));
+            guest.kick(0);
+            if round % 4 == 0 {
+                rig.die(None);
+                rig.fence();
+            }
+            rig.turns();
+            assert!(guest.collect(0).is_none());
+            guest.ok(&mut rig, request::SET_VRING_ENABLE, &state(0, 1), &[]);
+            assert_eq!(guest.end(&mut rig, 0), (late, 0, 513));
+        }
+        assert!(rig.left.is_empty());
+    }
+}
+
+#[test]
 fn rings_are_started_enabled_and_stopped_in_any_order() {
     for way in WAYS.into_iter().filter(|way| !way.in_band) {
         let mut rig = Rig::new(4);
@@ -183,7 +260,8 @@ fn rings_of_any_size() {
                 [layout.descriptors, layout.device, layout.driver],
             );
             let kick = [guest.kicks[0].as_fd()];
-            guest.send(request::SET_VRING_KICK, &[0; 8], &kick);
+            guest.ok(&mut rig, request::SET_VRING_KICK, &[0; 8], &kick);
+            guest.send(request::SET_VRING_ENABLE, &state(0, 1), &[]);
             is_closed(&mut rig, "a queue of that size can't be served");
             continue;
         }

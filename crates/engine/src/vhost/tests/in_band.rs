@@ -170,7 +170,8 @@ fn hostile_guest_kicks_a_ring_that_lies_nowhere() {
     let mut rig = Rig::new(3);
     let guest = rig.guest(IN_BAND);
     guest.ok(&mut rig, request::SET_VRING_NUM, &state(2, 8), &[]);
-    guest.send(request::VRING_KICK, &state(2, 0), &[]);
+    guest.ok(&mut rig, request::VRING_KICK, &state(2, 0), &[]);
+    guest.send(request::SET_VRING_ENABLE, &state(2, 1), &[]);
     is_closed(&mut rig, "a part of the ring is not in the guest's memory");
 }
 

@@ -1,8 +1,9 @@
 //! Memory that comes and goes, with data in it; and clients that take away what is in use, or never was.
 
-use super::guest::{ALL, Data, Guest, MEMORY_BYTES, PLAIN, Region, SIZE, table};
+use super::guest::{ALL, Data, Guest, MEMORY_BYTES, PLAIN, Region, SIZE, Way, table};
 use super::rig::Rig;
 use super::{IN, OUT, WAYS};
+use crate::lane::LaneIndex;
 use crate::vm::client::MESSAGE_LIMIT_NS;
 use forebay_virtio::model::{Driver, GUEST_ADDRESS, Layout, Machine, USER_ADDRESS};
 use forebay_virtio::ring::RingFeatures;
@@ -379,4 +380,45 @@ fn hostile_guest_cuts_off_its_memory() {
     assert_eq!(bad.end(&mut rig, 0), (there, 1, 1));
     assert!(rig.left.is_empty());
     still_good(&mut rig, &mut good);
+}
+
+#[test]
+fn hostile_guest_hides_what_is_in_flight() {
+    for packed in [false, true] {
+        let mut rig = Rig::new(1);
+        let mut guest = rig.guest(Way {
+            packed,
+            inflight: true,
+            ..PLAIN
+        });
+        // An inflight region of its own, which it changes.
+        let region = Machine::new(1 << 20);
+        guest.ok(&mut rig, request::RESET_DEVICE, &[], &[]);
+        let mut area = (1u64 << 20).to_le_bytes().to_vec();
+        area.extend(0u64.to_le_bytes());
+        area.extend(1u16.to_le_bytes());
+        area.extend(SIZE.to_le_bytes());
+        let fd = [region.file.as_fd()];
+        guest.ok(&mut rig, request::SET_INFLIGHT_FD, &area, &fd);
+        let layout = Layout::new(8 << 20, SIZE);
+        let features = RingFeatures::default();
+        guest.drivers[0] = Driver::new(&guest.machine.all, layout, SIZE, packed, features);
+        let base = if packed { 0x8000_8000 } else { 0 };
+        guest.start_ring_at(&mut rig, 0, &layout, base);
+        rig.gate.hold();
+        guest.offer(0, OUT, 7, Data::Out(&[1; 512]));
+        rig.until("it is at the device", |rig| rig.gate.held() == 1);
+        assert!(region.all.write(0, &vec![0; 1 << 20]));
+        rig.die(None);
+        rig.until("its end", |rig| !rig.left.is_empty());
+        let why = rig.left.pop().map(|left| left.0);
+        assert_eq!(why, Some("its machine file is damaged"));
+        // The device is waited for all the same.
+        assert!(rig.core.may_touch_memory_of(LaneIndex(3)));
+        rig.fence();
+        let mut next = rig.guest(PLAIN);
+        let wrote = next.offer(0, OUT, 7, Data::Out(&[2; 512]));
+        assert_eq!(next.end(&mut rig, 0), (wrote, 0, 1));
+        assert!(rig.left.is_empty());
+    }
 }
