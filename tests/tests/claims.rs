@@ -216,3 +216,53 @@ fn a_pool_that_a_killed_daemon_waits_for_is_opened_by_the_next_one_when_that_end
     daemon.pool_check()?;
     daemon.stop()
 }
+
+/// The killed daemon still has the socket of the hosts' address, and the engine that had it too is dead.
+#[test]
+fn an_address_that_a_killed_daemon_still_has_is_listened_at_when_that_ends() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let hold = Hold::new(folder.path(), 256 * MIB)?;
+    let mut daemon = Daemon::start(&DaemonOptions::default())?;
+    let first = format!("file:{}", daemon.folder().join("first").display());
+    daemon.create_pool(&["--device", &first, "--size", "256M"])?;
+    daemon.cli(&["tenant", "create", "t"])?;
+    daemon.cli(&["volume", "create", "t/v", "--size", "16M"])?;
+    daemon.cli(&["export", "create", "t/v", "--any-host"])?;
+    let address = format!("127.0.0.1:{}", daemon.port());
+    let mut host = Host::new(address.parse()?, "t/v", 16 * MIB, 4096, 1);
+    host.fill()?;
+    let second = format!("file:{}", hold.path().display());
+    daemon.cli(&["device", "add", &second])?;
+
+    hold.hold_writes(0..256 * MIB);
+    let mut waiting = daemon.cli_command(&["tenant", "create", "u"]).spawn()?;
+    hold.wait_held(1)?;
+    let mut killed = daemon.replace_hanging_pair()?;
+    waiting.kill()?;
+    waiting.wait()?;
+    wait::until("the first device is there", MINUTE, || {
+        let (here, _) = state(&daemon, "0").unwrap_or_default();
+        Ok((here == "online").then_some(()))
+    })?;
+    ensure!(killed.try_wait()?.is_none(), "it can't end");
+    let is_told = || -> Result<bool> {
+        let status = daemon.cli(&["status"])?;
+        let warnings = status["warnings"].as_array().context("warnings")?;
+        let mut warnings = warnings.iter().filter_map(|warning| warning.as_str());
+        Ok(warnings.any(|w| w.starts_with(&format!("nobody can connect at {address}"))))
+    };
+    ensure!(is_told()?, "nobody says that {address} is another's");
+
+    hold.release();
+    killed.wait()?;
+    wait::until("it listens", MINUTE, || Ok((!is_told()?).then_some(())))?;
+    wait::until("hosts are served", MINUTE, || Ok(host.connect().ok()))?;
+    host.verify(Promise::Acknowledged)?;
+    wait::until("the device is taken back", MINUTE, || {
+        let state = state(&daemon, "1").unwrap_or_default();
+        Ok((state.0 == "online").then_some(()))
+    })?;
+    host.check()?;
+    daemon.pool_check()?;
+    daemon.stop()
+}

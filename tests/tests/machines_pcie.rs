@@ -8,10 +8,11 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use forebay_device::faulty::{self, Faults};
 use forebay_initiator::machine::pcie::Pcie;
 use forebay_initiator::machine::verify::{MachineVerifier, MachineVerify};
-use forebay_initiator::machine::{Disk, Doorbells, Op, Options, Target};
-use forebay_tests::daemon::DaemonOptions;
+use forebay_initiator::machine::{Disk, Doorbells, Ended, Op, Options, Target};
+use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::lab;
 use forebay_tests::machine::{self, Frontend};
 use forebay_tests::wait;
@@ -193,6 +194,134 @@ fn sixty_four_controllers() -> Result<()> {
         disk.close()?;
     }
     daemon.stop()
+}
+
+/// All queues at their longest, full, over a device that hangs: so many commands are in hand as the book says, and the others
+/// wait in the machine's memory. When the device goes on, each ends well.
+#[test]
+fn full_queues_wait_for_the_commands_in_hand() -> Result<()> {
+    const QUEUES: u16 = 64;
+    const DEPTH: u16 = 1023;
+    const IN_HAND: u64 = 1024;
+    /// Slots of each queue that read; only their data are ever touched.
+    const READS: u16 = 16;
+    let mut daemon = Daemon::start(&DaemonOptions {
+        config: "[devices]\nallow_faulty = true\n".into(),
+        ..DaemonOptions::default()
+    })?;
+    let pool = daemon.folder().join("pool.img");
+    let device = format!("faulty:{}?size=1G&seed=1", pool.display());
+    daemon.create_pool(&["--device", &device])?;
+    daemon.cli(&["tenant", "create", "t"])?;
+    let target = machine::export(&daemon, "v", "64M", Frontend::NvmePcie)?;
+    machine::fill(&target, MIB, 3)?;
+    let options = Options {
+        queues: QUEUES,
+        depth: DEPTH,
+        limit: MINUTE,
+        ..Options::default()
+    };
+    let mut disk = machine::connect(&target, &options)?;
+    let mut queues = disk.take_queues();
+    ensure!(queues.len() == usize::from(QUEUES));
+    let hang = Faults {
+        hang: true,
+        ..Faults::default()
+    };
+    faulty::set(&pool, &hang)?;
+    for queue in &mut queues {
+        for slot in 0..DEPTH {
+            let read = Op::Read {
+                offset_bytes: u64::from(slot) * 4096,
+                bytes: 4096,
+            };
+            queue.submit(slot, if slot < READS { read } else { Op::Flush })?;
+        }
+        queue.kick()?;
+    }
+    wait::until("all that there may be is in hand", MINUTE, || {
+        let in_hand = machine::lane(&daemon)?["in_flight"].as_u64();
+        ensure!(in_hand <= Some(IN_HAND), "{in_hand:?} in hand");
+        Ok((in_hand == Some(IN_HAND)).then_some(()))
+    })?;
+    faulty::set(&pool, &Faults::default())?;
+    let all = u32::from(QUEUES) * u32::from(DEPTH);
+    let (mut ended, mut done) = (0, Vec::new());
+    wait::until("the end of all", MINUTE, || {
+        for queue in &mut queues {
+            queue.poll(&mut done)?;
+        }
+        ended += done.len() as u32;
+        for done in done.drain(..) {
+            ensure!(done.ended == Ended::Well, "it ended {:?}", done.ended);
+        }
+        Ok((ended == all).then_some(()))
+    })?;
+    drop(queues);
+    disk.close()?;
+    daemon.stop()
+}
+
+/// The pool lies on a block device: what goes there is not copied either.
+#[test]
+fn zero_copy_counters_over_a_block_device() -> Result<()> {
+    let mut daemon = Daemon::start(&DaemonOptions::default())?;
+    let Some(device) = Loop::over(&daemon.folder().join("device.img"))? else {
+        return Ok(());
+    };
+    daemon.create_pool(&["--device", &device.0])?;
+    daemon.cli(&["tenant", "create", "t"])?;
+    for (name, frontend) in [("p", Frontend::NvmePcie), ("v", Frontend::VhostUser)] {
+        let target = machine::export(&daemon, name, "64M", frontend)?;
+        let options = Options {
+            depth: 16,
+            interrupts: true,
+            ..Options::default()
+        };
+        verified(MachineVerify {
+            block_bytes: 64 << 10,
+            span_bytes: Some(32 * MIB),
+            ..MachineVerify::new(target, options)
+        })
+        .with_context(|| format!("{frontend:?}"))?;
+    }
+    let stats = daemon.cli(&["stats"])?;
+    for lane in stats["lanes"].as_array().context("no lanes")? {
+        ensure!(lane["copied_bytes"] == 0, "{lane}");
+        ensure!(lane["write"]["ops"].as_u64() > Some(0), "{lane}");
+    }
+    daemon.pool_check()?;
+    daemon.stop()
+}
+
+/// A block device over a file.
+struct Loop(String);
+
+impl Loop {
+    /// `None`, and it is said why, where there can't be one.
+    fn over(file: &std::path::Path) -> Result<Option<Self>> {
+        std::fs::File::create_new(file)?.set_len(1 << 30)?;
+        let mut losetup = std::process::Command::new("losetup");
+        let made = losetup.args(["--find", "--show"]).arg(file).output();
+        let why = match made {
+            Ok(made) if made.status.success() => {
+                let path = String::from_utf8(made.stdout)?;
+                return Ok(Some(Self(path.trim().to_owned())));
+            }
+            Ok(made) => String::from_utf8_lossy(&made.stderr).into_owned(),
+            Err(error) => error.to_string(),
+        };
+        eprintln!("NOT RUN: this needs a loop device: {why}");
+        Ok(None)
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let mut losetup = std::process::Command::new("losetup");
+        // While somebody still has it open, it goes with the last of them.
+        let _ = losetup.args(["--detach", &self.0]).status();
+    }
 }
 
 /// Growth is seen when asked for; an export that is deleted first asks the machine to let go.

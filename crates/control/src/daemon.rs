@@ -10,16 +10,15 @@
 //! Not here: what the operations do (`owner`), processes (`supervisor`).
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_xlate::boundary::message::Held;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, LocalSet};
@@ -41,6 +40,7 @@ use crate::supervisor::report;
 use crate::supervisor::{GREET_LIMIT, Supervisor, connect_socket};
 use crate::systemd;
 
+mod listeners;
 mod pool;
 mod reopen;
 mod requests;
@@ -106,6 +106,8 @@ struct Daemon {
     serving: RefCell<Option<Rc<Serving>>>,
     /// Listeners while there is no pool to serve.
     spare_listeners: RefCell<BTreeMap<String, OwnedFd>>,
+    /// Addresses that somebody has who is expected to end.
+    in_use: RefCell<BTreeSet<SocketAddr>>,
     /// A pool is being made, opened or destroyed.
     changing_pool: Cell<bool>,
     /// By the daemon itself, because devices may answer now.
@@ -148,6 +150,7 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
         started: Instant::now(),
         serving: RefCell::new(None),
         spare_listeners: RefCell::default(),
+        in_use: RefCell::default(),
         changing_pool: Cell::new(false),
         looks_again: Cell::new(false),
         trouble: RefCell::new(None),
@@ -157,6 +160,7 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
     });
     daemon.start().await?;
     let looking = tokio::task::spawn_local(daemon.clone().take_silent_back());
+    tokio::task::spawn_local(daemon.clone().listen_at_the_rest());
     let (handle, mut requests) = api::request::channel();
     let (stop_api, stopped) = oneshot::channel::<()>();
     let stopped = async {
@@ -236,7 +240,7 @@ impl Daemon {
                     .map_or(Ok(None), |record| EngineProcess::find(&record))?
                     .is_none()
                 {
-                    self.bind_listeners()?;
+                    self.bind_listeners(self.may_open_later())?;
                 }
                 return Ok(());
             }
@@ -245,7 +249,7 @@ impl Daemon {
             Some(open) => self.take_over(open, record).await,
             None => {
                 self.refuse_lonely_engine(record)?;
-                self.bind_listeners()
+                self.bind_listeners(false)
             }
         }
     }
@@ -313,7 +317,8 @@ impl Daemon {
             // At once: it may die before anything else is done with it.
             self.keep_listeners(greeting)?;
         }
-        self.bind_listeners()?;
+        // Who hangs at a silent device may still have them.
+        self.bind_listeners(missing.iter().any(|device| device.is_silent))?;
         let (catalog, limits) = (Arc::new(catalog), Limits::default());
         let owner = Owner::new(pool, catalog, devices, grants, limits, self.events.clone());
         if live.is_none() {
@@ -462,48 +467,6 @@ impl Daemon {
         });
     }
 
-    /// Has what an engine listens on, too.
-    fn keep_listeners(&self, greeting: &Greeting) -> io::Result<()> {
-        let mut listeners = self.spare_listeners.borrow_mut();
-        for (held, descriptors) in &greeting.held {
-            if let (Held::Listener(address), Some(descriptor)) = (held, descriptors.first())
-                && !listeners.contains_key(address)
-            {
-                listeners.insert(address.clone(), descriptor.try_clone()?);
-            }
-        }
-        Ok(())
-    }
-
-    /// Binds the configured addresses that no engine holds.
-    fn bind_listeners(&self) -> Result<(), DaemonError> {
-        let held: Vec<String> = self.spare_listeners.borrow().keys().cloned().collect();
-        for address in &self.config.nvme_tcp {
-            // A configured port 0 is any port: one that is held for the address will do.
-            let is_held = held.iter().any(|held| {
-                held.parse::<SocketAddr>().is_ok_and(|held| {
-                    held == *address || address.port() == 0 && held.ip() == address.ip()
-                })
-            });
-            if is_held {
-                continue;
-            }
-            let (bound, fd) = bind(*address).map_err(|error| {
-                let told = DaemonError::new(format!("can't listen on {address}: {error}"));
-                told.with_hint(match error.kind() {
-                    io::ErrorKind::AddrInUse => {
-                        "another program listens there, or an engine of which run_dir knows nothing any more (`ss -ltnp` says which): stop it, or change `nvme_tcp` under [listen] in forebay.toml"
-                    }
-                    _ => "see `nvme_tcp` under [listen] in forebay.toml",
-                })
-            })?;
-            self.spare_listeners
-                .borrow_mut()
-                .insert(bound.to_string(), fd);
-        }
-        Ok(())
-    }
-
     fn serving(&self) -> Option<Rc<Serving>> {
         self.serving.borrow().clone()
     }
@@ -534,6 +497,7 @@ impl Daemon {
         let serving = self.serving();
         let view = serving.as_ref().map(|serving| serving.supervisor.view());
         let mut warnings = self.exposures();
+        warnings.extend(self.addresses_in_use());
         let nvme_tcp = self.addresses();
         let mut pool = None;
         if let Some(serving) = &serving {
@@ -577,15 +541,6 @@ impl Daemon {
             |serving| serving.owner.stats(self.events.stats()),
         )
     }
-}
-
-fn bind(address: SocketAddr) -> io::Result<(SocketAddr, OwnedFd)> {
-    // Sets SO_REUSEADDR, so that a restart doesn't wait for old connections' last state.
-    let listener = TcpListener::bind(address)?;
-    listener.set_nonblocking(true)?;
-    // Room for many hosts that reconnect at once, after an engine's death.
-    rustix::net::listen(&listener, 1024)?;
-    Ok((listener.local_addr()?, listener.into()))
 }
 
 async fn blocking<T: Send + 'static>(

@@ -22,6 +22,7 @@ mod crash;
 mod door;
 mod exports;
 mod lane;
+pub mod limits;
 mod mailbox;
 pub mod memory;
 #[cfg(test)]

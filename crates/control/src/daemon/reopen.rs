@@ -24,7 +24,7 @@ use crate::files;
 use crate::supervisor::process::{self, EngineProcess};
 
 /// How often it is looked whether a device that did not answer may answer now.
-const LOOK_AGAIN: Duration = Duration::from_secs(3);
+pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(3);
 /// The least and the most there is between two vain attempts to take such devices back: each leaves the engine for a while.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 const TRY_AGAIN_MAX: Duration = Duration::from_secs(300);
@@ -233,7 +233,7 @@ impl Daemon {
     }
 
     /// Whether there is a pool that could not be opened for a reason that may pass by itself.
-    fn may_open_later(&self) -> bool {
+    pub(super) fn may_open_later(&self) -> bool {
         let trouble = self.trouble.borrow();
         trouble.as_ref().is_some_and(|trouble| {
             matches!(
@@ -292,7 +292,7 @@ impl Daemon {
         files::remove(&process::record_path(&self.config.run_dir)).map_err(gone)?;
         files::remove(&self.grants_path()).map_err(gone)?;
         self.trouble.borrow_mut().take();
-        self.bind_listeners()?;
+        self.bind_listeners(false)?;
         Ok("the pool is forgotten; its devices are as they were".to_owned())
     }
 }

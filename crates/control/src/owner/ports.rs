@@ -7,12 +7,14 @@
 //! dead engine's is taken over, and listeners only after that.
 //! Not here: sockets (`daemon`), which state hosts are told (the engine).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use forebay_xlate::boundary::message::{AnaState, PortConfig, ToEngine};
 
 use super::Owner;
+use super::push::Asked;
 use super::session::{Pending, Session};
 use super::volume::engine_error;
 use crate::api::error::ApiError;
@@ -55,6 +57,29 @@ impl Owner {
             Ok(false) => {}
             Err(error) => tracing::error!(%error, "the ports"),
         }
+    }
+
+    /// These are listeners, too, from now on.
+    pub(crate) async fn listen_also(self: &Rc<Self>, new: BTreeMap<String, OwnedFd>) {
+        if new.is_empty() {
+            return;
+        }
+        let others: HashSet<String> = self.listeners.borrow().keys().cloned().collect();
+        self.listeners.borrow_mut().extend(new);
+        self.note_ports();
+        // One that does not act yet is told of all listeners when it does.
+        let acts = |session: &Rc<Session>| self.acting.get() == session.generation;
+        let Some(session) = self.session().filter(acts) else {
+            return;
+        };
+        let asked = |(what, pending)| Asked {
+            what,
+            device: None,
+            pending,
+        };
+        let mut all: Vec<Asked> = self.say_ports(&session).into_iter().map(asked).collect();
+        all.extend(self.say_hosts_listeners(&session, &others));
+        self.carried_out(&session, all).await;
     }
 
     /// The ports, by address.

@@ -28,10 +28,10 @@ use super::session::{AskError, DeviceState, Pending, Session};
 
 /// Something that the engine was told of in the beginning.
 pub(super) struct Asked {
-    what: String,
+    pub(super) what: String,
     /// If it is a device.
-    device: Option<DeviceIndex>,
-    pending: Pending,
+    pub(super) device: Option<DeviceIndex>,
+    pub(super) pending: Pending,
 }
 
 impl Owner {
@@ -232,6 +232,23 @@ impl Owner {
         session: &Session,
         addresses: &HashSet<String>,
     ) -> Vec<Asked> {
+        let mut asked = self.say_hosts_listeners(session, addresses);
+        for (what, pending) in self.say_machine_listeners(session) {
+            asked.push(Asked {
+                what,
+                device: None,
+                pending,
+            });
+        }
+        asked
+    }
+
+    /// Those of hosts alone, but for these.
+    pub(super) fn say_hosts_listeners(
+        &self,
+        session: &Session,
+        addresses: &HashSet<String>,
+    ) -> Vec<Asked> {
         let mut asked = Vec::new();
         for (address, descriptor) in &*self.listeners.borrow() {
             if addresses.contains(address) {
@@ -250,13 +267,6 @@ impl Owner {
                 }),
                 Err(error) => tracing::error!(address, %error, "a descriptor for the listener"),
             }
-        }
-        for (what, pending) in self.say_machine_listeners(session) {
-            asked.push(Asked {
-                what,
-                device: None,
-                pending,
-            });
         }
         asked
     }

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Commands that a controller has in hand at once.
-pub(super) const COMMANDS: usize = 1024;
+pub(crate) const COMMANDS: usize = 1024;
 const VERSION: u64 = 1;
 const STATE_WORDS: usize = size_of::<FunctionState>() / 8;
 

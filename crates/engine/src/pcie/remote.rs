@@ -30,9 +30,9 @@ use rustix::fs::MemfdFlags;
 use std::os::fd::AsFd;
 
 /// Commands at once.
-const PLACES: usize = 2;
+pub(crate) const PLACES: usize = 2;
 /// How long a client may take for an answer.
-const ASK_LIMIT_NS: u64 = 20_000_000_000;
+pub(crate) const ASK_LIMIT_NS: u64 = 20_000_000_000;
 const LATE: Closing = Closing("it did not answer for memory that it alone reaches");
 
 /// How far a command is.

@@ -13,6 +13,7 @@
 mod known;
 
 use self::known::Registered;
+pub(crate) use self::known::{MAX_REGISTERED, MAX_REGISTERED_ENTRIES};
 use super::closer::Closer;
 use super::file::{MAX_SLOTS, MachineFile, Region, Stage};
 use super::frontend::{Closing, Deposit};
@@ -551,7 +552,7 @@ impl Client {
 }
 
 /// Of the process's addresses, one client takes but a part.
-const LIMITS: Limits = Limits {
+pub(crate) const LIMITS: Limits = Limits {
     regions: 256,
     bytes: 1 << 40,
 };

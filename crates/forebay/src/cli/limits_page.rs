@@ -9,7 +9,9 @@ use forebay_control::api::validate::{HOSTS_MAX, NAME_MAX, NQN_MAX};
 use forebay_control::api::{BODY_MAX_BYTES, TIME_LIMIT};
 use forebay_engine::core::OWNER_WAIT_LIMIT_NS;
 use forebay_engine::core::staging::MAX_TRANSFER_BYTES;
+use forebay_engine::limits;
 use forebay_nvme::reservation::MAX_REGISTRANTS;
+use forebay_xlate::boundary::message::MAX_MACHINE_QUEUES;
 use forebay_xlate::boundary::region::{
     MAX_CONTROLLERS, MAX_DEVICES, MAX_LANES, MAX_QUEUE_ENTRIES, MAX_QUEUES, MAX_REACTORS, R2T_PARTS,
 };
@@ -17,6 +19,7 @@ use forebay_xlate::boundary::region::{
 #[test]
 fn the_page_of_limits_has_not_drifted() {
     let page = include_str!("../../../../docs/src/limits.md");
+    assert_eq!(limits::NVME_QUEUES, MAX_MACHINE_QUEUES);
     for (what, number) in [
         ("exports", MAX_LANES.to_string()),
         (
@@ -50,6 +53,51 @@ fn the_page_of_limits_has_not_drifted() {
         (
             "R2Ts of one command at once, where its host takes several (MAXR2T)",
             R2T_PARTS.to_string(),
+        ),
+        (
+            "queues of an NVMe disk (pairs), of a virtio disk",
+            limits::NVME_QUEUES.to_string(),
+        ),
+        ("entries of a queue", limits::QUEUE_ENTRIES.to_string()),
+        (
+            "data of one NVMe command (MDTS)",
+            format!("{} KiB", MAX_TRANSFER_BYTES / 1024),
+        ),
+        (
+            "pieces that the data of one command lies in",
+            limits::PIECES.to_string(),
+        ),
+        (
+            "commands in hand of one NVMe controller, over all its queues",
+            limits::NVME_COMMANDS.to_string(),
+        ),
+        (
+            "ranges of memory; bytes of them",
+            format!(
+                "{}; {} TiB",
+                limits::MEMORY_REGIONS,
+                limits::MEMORY_BYTES >> 40
+            ),
+        ),
+        (
+            "descriptors that a client has handed over; with one message",
+            format!("{}; {}", limits::DESCRIPTORS, limits::DESCRIPTORS_AT_ONCE),
+        ),
+        (
+            "what one message may take",
+            format!("{} s", limits::MESSAGE_NS / 1_000_000_000),
+        ),
+        (
+            "a client's answer to a question of ours (memory without a descriptor)",
+            format!("{} s", limits::ASK_NS / 1_000_000_000),
+        ),
+        (
+            "commands at once whose data lie in such memory",
+            limits::ASKING.to_string(),
+        ),
+        (
+            "parts of its memory that are held (`--pinned-memory`); the ring's entries for them",
+            format!("{}; {}", limits::HELD_PARTS, limits::HELD_ENTRIES),
         ),
         (
             "body of a request",

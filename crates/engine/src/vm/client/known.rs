@@ -14,8 +14,8 @@ use std::sync::Weak;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// What a ring knows of one client at most, in parts and in their entries: to forget one looks at all of the ring's.
-const MAX_REGISTERED: usize = 64;
-const MAX_REGISTERED_ENTRIES: usize = 512;
+pub(crate) const MAX_REGISTERED: usize = 64;
+pub(crate) const MAX_REGISTERED_ENTRIES: usize = 512;
 
 /// A part of a mapping that the ring knows; it holds the mapping once.
 pub(super) struct Registered {
