@@ -3,7 +3,7 @@
 //! **Design.** Three tables of words: a head (the session, where the inflight region is, the command that is blamed),
 //! and for each request in flight two words that say which bytes it may have at devices, by its number. These are ours alone: what
 //! a guest writes into its rings or its inflight region can't hide what is at a device. A record is made before a
-//! request gets to the core, and cleared when the core has given it back.
+//! request gets to a device, and cleared when the core has given it back; one that is over at once has none.
 //!
 //! Whoever takes it over holds every value for hostile. **Not here:** memory and descriptors ([`crate::vm::file`]).
 
