@@ -30,6 +30,9 @@ const STOP_LIMIT_NS: u64 = 5_000_000_000;
 const TRIM_NS: u64 = 500_000_000;
 /// And then so much apart.
 const TRIM_STEP_NS: u64 = 1_000_000;
+/// Machines' rings are not looked at in so many turns after one in which there was something: to make more of what it was just
+/// given takes a driver longer, and to look takes the line away from it that it is about to write.
+const REST_TURNS: u32 = 2;
 /// The epoll key of the mailbox.
 pub const WAKE_KEY: u64 = u64::MAX;
 
@@ -58,6 +61,7 @@ impl Reactor {
         let mut stop_by = None;
         let mut was_busy = false;
         let mut spin = Spin::new();
+        let mut rest = 0;
         // What it inherits may stop it in its first turn.
         self.core.record().last_turn_ns.store(now, Relaxed);
         loop {
@@ -79,7 +83,12 @@ impl Reactor {
             }
             busy |= self.core.reap();
             busy |= self.frontend.poll(&mut self.core);
-            busy |= self.machines.poll(&mut self.core);
+            if rest > 0 && self.core.next_machine_done_is_none() {
+                rest -= 1;
+            } else if self.machines.poll(&mut self.core) {
+                busy = true;
+                rest = REST_TURNS;
+            }
             busy |= self.core.submit();
             self.send_upcalls();
             if now >= tick_at {
@@ -124,6 +133,11 @@ impl Reactor {
                 trim_at = self.core.staging.trim().then_some(now + TRIM_STEP_NS);
             }
             let slept = self.sleep(now, stop_by.is_some(), trim_at);
+            if slept {
+                // Most often it is a machine that rang. All that comes before it is answered is cold by now.
+                self.core.stamp();
+                self.machines.poll(&mut self.core);
+            }
             self.look_at_sockets(&mut events, &mut keys);
             let paused_since = std::mem::replace(&mut idle_since, self.core.begin_turn());
             if slept && !sleeps_at_once {
