@@ -596,6 +596,6 @@ const MOST_QUEUED: usize = 2 << 20;
 const TOO_LONG: Closing = Closing("a message of its is too long");
 const TOO_MANY: Closing = Closing("it sent more descriptors than it may");
 const NOT_TAKEN: Closing = Closing(
-    "it sent a descriptor that is no memory and no eventfd, nor a socket where one belongs",
+    "it sent a descriptor that is neither memory (memfd, tmpfs, huge pages; not a file on a disk) nor an eventfd, nor a socket where one belongs",
 );
 const FAILED: Closing = Closing("its socket failed");
