@@ -109,7 +109,8 @@ impl Node {
         Self {
             capacity,
             oversubscription: oversubscription.max(1.0),
-            usable: f64::from(params.utilisation),
+            // The reserve is nobody's base.
+            usable: f64::from(params.utilisation * (1.0 - params.reserve_most)),
             promised: [0.0; SHARED],
             tenants: 0,
         }

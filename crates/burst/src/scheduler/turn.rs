@@ -146,11 +146,13 @@ impl Scheduler {
             // Costs that are taken for more are the same as having less.
             let whole = whole[resource] / self.estimator.factors()[resource];
             let reserve = (whole * self.params.reserve_most).min(largest[resource] * most);
+            // It is not taken from bases.
+            let reserve = reserve.min((whole - owed[resource]).max(0.0));
             self.reserve.0[resource] = reserve as i32;
             left[resource] = whole - reserve - owed[resource];
             if left[resource] < 0.0 {
                 // More was promised than there is.
-                scale[resource] = (whole - reserve) / owed[resource];
+                scale[resource] = whole / owed[resource];
                 left[resource] = 0.0;
             }
             if demand_sum[resource] > 0.0 {

@@ -39,7 +39,10 @@ struct Io {
     len: u32,
     read: bool,
     stolen: bool,
+    /// It was over budget at least once.
     refused: bool,
+    /// Its wait is the processor's.
+    told: bool,
     asked: u64,
     ready: u64,
     cost: Units,
@@ -296,6 +299,7 @@ impl Machine {
             read,
             stolen: false,
             refused: false,
+            told: true,
             asked: self.now,
             ready: 0,
             cost: self.costs.of(Frontend::Pcie, operation, len),
@@ -341,11 +345,14 @@ impl Machine {
                 return;
             }
             self.ios[io as usize].refused = true;
+            self.ios[io as usize].told = false;
             self.had[tenant as usize].throttled += 1;
         }
         if waiting.is_empty() {
             reactor.turns.push_back(lane as u32);
             reactor.stuck = false;
+        } else {
+            self.ios[io as usize].told = false;
         }
         waiting.push_back(io);
         reactor.scheduler.wait(lane, &cost);
@@ -394,9 +401,17 @@ impl Machine {
         let plain = self.cpu_ns(io);
         self.reactors[from].ahead_ns = self.reactors[from].ahead_ns.saturating_sub(plain);
         self.ios[io as usize].stolen = from != number;
-        let waited = self.now - self.ios[io as usize].ready;
+        // Whoever was within its budget, and not behind others of its own, waited for the processor from the beginning on,
+        // also where the lane kept it. Of the others that can't be told but where all that may begin does at once.
+        let Io {
+            told, asked, ready, ..
+        } = self.ios[io as usize];
         let scheduler = &mut self.reactors[from].scheduler;
-        scheduler.observe(Resource::Cpu, waited, 1);
+        if told {
+            scheduler.observe(Resource::Cpu, self.now - asked, 1);
+        } else if self.model.ahead_ns == u64::MAX {
+            scheduler.observe(Resource::Cpu, self.now - ready, 1);
+        }
         let cpu = self.cpu_ns(io);
         let reactor = &mut self.reactors[number];
         reactor.busy = true;
@@ -500,6 +515,7 @@ impl Machine {
             } else {
                 refused += 1;
                 let io = &mut self.ios[io as usize];
+                io.told = false;
                 if !std::mem::replace(&mut io.refused, true) {
                     self.had[io.tenant as usize].throttled += 1;
                 }
