@@ -42,8 +42,12 @@ pub(super) fn beside(budget: crate::budget::Budget, neighbours: usize, load: &Lo
 }
 
 const DEPTHS: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
-/// The paper's two products, by what a disk has: more IOPS, more bytes.
-const PRODUCTS: [(&str, (u64, u64), (u64, u64)); 2] = [
+/// Operations and bytes a second.
+type Rates = (u64, u64);
+/// A load at a depth.
+type LoadAt = fn(u32) -> Load;
+/// Two products, as the paper has: a name, a base and a burst limit each.
+const PRODUCTS: [(&str, Rates, Rates); 2] = [
     ("small", (20_000, 140_000_000), (1_000_000, 4_096_000_000)),
     ("large", (45_000, 315_000_000), (1_000_000, 4_096_000_000)),
 ];
@@ -60,7 +64,7 @@ pub(super) fn latency(effort: Effort) -> Figure {
         .iter()
         .map(|depth| (f64::from(*depth), Vec::new()))
         .collect();
-    let kinds: [(&str, fn(u32) -> Load); 2] = [("bytes", Load::bytes), ("IOPS", Load::iops)];
+    let kinds: [(&str, LoadAt); 2] = [("bytes", Load::bytes), ("IOPS", Load::iops)];
     for (kind, load) in kinds {
         let mut cuts = Vec::new();
         for (product, base, burst) in PRODUCTS {
