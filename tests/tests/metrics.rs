@@ -206,7 +206,21 @@ fn can_register() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     let mut next = || numbers.next().and_then(|n| n.parse().ok());
-    (next().unwrap_or(0), next().unwrap_or(0)) >= (6_u32, 13_u32)
+    let is_new = (next().unwrap_or(0), next().unwrap_or(0)) >= (6_u32, 13_u32);
+    // And it must be let lock as much.
+    let read = |file| std::fs::read_to_string(file).unwrap_or_default();
+    let limits = read("/proc/self/limits");
+    let limit = limits
+        .lines()
+        .find_map(|l| l.strip_prefix("Max locked memory"));
+    let limit = limit.and_then(|l| l.split_whitespace().next());
+    let enough =
+        limit.is_some_and(|l| l.parse::<u64>().map_or(l == "unlimited", |l| l >= 64 << 20));
+    let status = read("/proc/self/status");
+    let rights = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    let rights = rights.and_then(|r| u64::from_str_radix(r.trim(), 16).ok());
+    // CAP_IPC_LOCK.
+    is_new && (enough || rights.is_some_and(|rights| rights & 1 << 14 != 0))
 }
 
 fn does_not_fall(before: &Metrics, now: &Metrics) -> Result<()> {

@@ -180,6 +180,12 @@ test -d "/proc/$engine"
 dpkg --remove forebay
 ended "$engine"
 test -f /srv/disks/pool.img
+# Installed again, it serves as before.
+dpkg --force-unsafe-io --install /root/forebay_*.deb
+active active
+next_daemon none
+systemctl is-enabled forebay
+forebay volume list | grep t/disk
 "#;
 
 #[test]

@@ -394,6 +394,17 @@ impl Daemon {
                 }
             }
         };
+        let ours = forebay_xlate::boundary::formats();
+        if let Some(engine) = &found
+            && !record.formats.is_empty()
+            && record.formats != ours
+        {
+            return Err(DaemonError::new(format!(
+                "the running engine (pid {}) speaks formats {}, this daemon {ours}",
+                engine.pid, record.formats
+            ))
+            .with_hint("end both in good order (`forebay shutdown`) with the version that started it, then start this one"));
+        }
         let limit = Duration::from_secs(if found.is_some() { 5 } else { 1 });
         let greeted = match connect_socket(&record.socket, limit).await {
             Ok(fd) => Session::greet(fd, pool_id, None, GREET_LIMIT).await,

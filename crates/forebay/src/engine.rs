@@ -36,6 +36,9 @@ pub(crate) struct EngineArgs {
     /// The first conversation with the daemon is what is standard input now
     #[arg(long)]
     daemon_on_stdin: bool,
+    /// Start with everything that is made before a daemon speaks, print the formats, and end
+    #[arg(long)]
+    check: bool,
     /// CPUs to pin them to, in turn
     #[arg(long, value_delimiter = ',')]
     cpus: Vec<usize>,
@@ -72,8 +75,14 @@ pub(crate) fn engine(args: EngineArgs) -> Outcome {
         orphan_limit_s: ORPHAN_LIMIT_S,
     };
     let channel = args.daemon_on_stdin.then(take_stdin).transpose()?;
+    let socket = config.socket.clone();
     let engine =
         Engine::start_with(config, channel).map_err(|error| Failure::new(error.to_string()))?;
+    if args.check {
+        let _ = std::fs::remove_file(&socket);
+        println!("{}", forebay_xlate::boundary::formats());
+        std::process::exit(0);
+    }
     engine.join();
     Ok(())
 }

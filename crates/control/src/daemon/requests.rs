@@ -177,9 +177,9 @@ impl Daemon {
             Request::EngineReplace(reply) => {
                 let supervisor = self.serving().map(|serving| serving.supervisor.clone());
                 let absent = self.absent();
-                self.change(reply, move |_| async move {
+                self.change(reply, move |owner| async move {
                     match supervisor {
-                        Some(supervisor) => supervisor.replace().await,
+                        Some(supervisor) => supervisor.replace(&owner).await,
                         None => Err(absent),
                     }
                 });

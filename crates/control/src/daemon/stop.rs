@@ -17,7 +17,7 @@ use super::reopen::PLACES_LIMIT;
 use super::{Daemon, DaemonError, Serving};
 use crate::api::model::EngineState;
 use crate::files;
-use crate::supervisor::process;
+use crate::supervisor::process::{self, EngineProcess};
 
 /// How long a daemon that leaves its engine waits until one serves.
 const SERVES_LIMIT: Duration = Duration::from_secs(10);
@@ -53,6 +53,15 @@ impl Daemon {
     /// Ends everything in good order.
     pub(super) async fn stop(&self) -> Result<(), DaemonError> {
         let Some(serving) = self.serving.borrow_mut().take() else {
+            // The pool is not open, and the engine of before may serve on.
+            let left = process::recorded(&self.config.run_dir)?.filter(|record| record.pid != 0);
+            if let Some(engine) = left.map_or(Ok(None), |record| EngineProcess::find(&record))? {
+                engine.kill();
+                if timeout(STOP_LIMIT, engine.ended()).await.is_err() {
+                    let told = format!("the engine (pid {}) does not end", engine.pid);
+                    return Err(DaemonError::new(told).with_hint("it waits for a device"));
+                }
+            }
             return Ok(());
         };
         let owner = &serving.owner;

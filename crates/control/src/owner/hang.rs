@@ -87,7 +87,7 @@ impl Owner {
     }
 
     /// What people must know about hanging devices and quarantined extents.
-    pub(super) fn hang_troubles(&self) -> Vec<String> {
+    pub(crate) fn hang_troubles(&self) -> Vec<String> {
         let core = self.core.borrow();
         let extent_bytes = core.pool.info().extent_bytes;
         let mut troubles = Vec::new();

@@ -32,6 +32,8 @@ pub(super) struct Counts {
     estate_crashes: Cell<u32>,
     young_crashes: Cell<u32>,
     failed_starts: Cell<u32>,
+    /// Estates that were dropped.
+    drops: Cell<u32>,
 }
 
 impl Counts {
@@ -45,6 +47,11 @@ impl Counts {
         self.estate_crashes.set(0);
     }
 
+    /// How many estates were dropped so far.
+    pub(super) fn drops(&self) -> u32 {
+        self.drops.get()
+    }
+
     fn reset(&self) {
         self.estate_crashes.set(0);
         self.young_crashes.set(0);
@@ -56,6 +63,7 @@ impl Supervisor {
     /// An estate is of no use.
     pub(super) fn dropped(&self, generation: u64, why: &str) {
         self.line.reset();
+        self.line.drops.set(self.line.drops.get() + 1);
         let text = format!("what the dead engine left is dropped, its hosts connect again: {why}");
         self.events
             .tell(EventKind::NotTakenOver, generation, text, News::default());

@@ -37,6 +37,9 @@ pub(crate) struct EngineRecord {
     pub(crate) start_ticks: u64,
     /// Whose it is: the daemon that wrote this; 0 if that one has left it to the next.
     pub(crate) daemon_pid: u32,
+    /// Which formats it speaks.
+    #[serde(default)]
+    pub(crate) formats: String,
 }
 
 /// The most of a dead engine's log that is looked at for its last line.
@@ -130,6 +133,26 @@ fn next_role() -> String {
     format!("engine{}", STARTED.fetch_add(1, Relaxed) + 1)
 }
 
+impl EngineConfig {
+    /// What starts an engine.
+    pub(super) fn command(&self, socket: &Path, generation: u64) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .arg("engine")
+            .arg("--socket")
+            .arg(socket)
+            .arg("--generation")
+            .arg(generation.to_string())
+            .arg("--reactors")
+            .arg(self.reactors.to_string());
+        if !self.cpus.is_empty() {
+            let list: Vec<String> = self.cpus.iter().map(u16::to_string).collect();
+            command.arg("--cpus").arg(list.join(","));
+        }
+        command
+    }
+}
+
 /// Writes the record if there is room. An engine that is not recorded serves all the same; it is only
 /// not found by a daemon that starts after this one's death.
 fn note(path: &Path, record: &EngineRecord) {
@@ -169,6 +192,7 @@ impl EngineProcess {
             socket: socket.clone(),
             start_ticks: 0,
             daemon_pid: std::process::id(),
+            formats: forebay_xlate::boundary::formats(),
         };
         let record_at = record_path(run_dir);
         note(&record_at, &record);
@@ -180,21 +204,8 @@ impl EngineProcess {
             .create(true)
             .mode(0o640)
             .open(log)?;
-        let mut command = Command::new(&config.program);
-        command
-            .arg("engine")
-            .arg("--socket")
-            .arg(&socket)
-            .arg("--generation")
-            .arg(generation.to_string())
-            .arg("--reactors")
-            .arg(config.reactors.to_string())
-            .arg("--run-dir")
-            .arg(run_dir);
-        if !config.cpus.is_empty() {
-            let list: Vec<String> = config.cpus.iter().map(u16::to_string).collect();
-            command.arg("--cpus").arg(list.join(","));
-        }
+        let mut command = config.command(&socket, generation);
+        command.arg("--run-dir").arg(run_dir);
         let (channel, theirs) = forebay_xlate::boundary::socket::pair()?;
         #[cfg(feature = "test-device")]
         command.env(forebay_xlate::kill::ROLE_VARIABLE, next_role());
@@ -385,7 +396,7 @@ mod tests {
             assert_eq!(
                 told.trim(),
                 format!(
-                    "engine --socket {at}/engine-2.sock --generation 2 --reactors 1 --run-dir {at} --cpus 0,1 --daemon-on-stdin"
+                    "engine --socket {at}/engine-2.sock --generation 2 --reactors 1 --cpus 0,1 --run-dir {at} --daemon-on-stdin"
                 )
             );
         });

@@ -1,21 +1,22 @@
 //! An engine makes way for another one, of the program as it is installed now.
 //!
 //! Purpose: an upgrade of which hosts and machines notice nothing but a pause.
-//! Design: the program is first asked which formats it speaks: one that can't be run, or could not go on with what the
-//! running engine leaves, ends nothing. Then the engine is killed, and its successor goes on as after any death: there is
+//! Design: an engine of the program is first tried, with everything that it makes before anybody speaks with it, and says
+//! which formats it speaks: one that does not start, or could not go on with what the running engine leaves, ends nothing. Nor
+//! is one ended whose successor has no number yet, or that waits for a device: it might not be gone for long. Then the engine is killed, and its successor goes on as after any death: there is
 //! one way to take over, and it is the one that is tested most. But it is told of as what it is, and no death is counted.
 //! Not here: the daemon's own replacement (whoever started it starts another), what a successor does.
 
 use std::io;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
-use forebay_xlate::boundary::formats;
 use tokio::time::{sleep, timeout};
 
 use super::{Supervisor, process};
 use crate::api::error::ApiError;
 use crate::api::model::EngineState;
+use crate::owner::Owner;
 
 /// How long it is waited for an engine that can be replaced.
 const BEGIN_LIMIT: Duration = Duration::from_secs(15);
@@ -26,21 +27,38 @@ const SERVES_LIMIT: Duration = Duration::from_secs(30);
 
 impl Supervisor {
     /// Ends the running engine so that another one goes on. The answer says which.
-    pub(crate) async fn replace(&self) -> Result<String, ApiError> {
+    pub(crate) async fn replace(&self, owner: &Owner) -> Result<String, ApiError> {
         // A daemon that has just begun has yet to greet its engine.
         let before = self.next_serving(BEGIN_LIMIT, None).await.ok_or_else(|| {
             ApiError::unavailable("no engine serves").hint("`forebay status` says why")
         })?;
         self.program_can_follow().await?;
+        if let Some(trouble) = owner.hang_troubles().into_iter().next() {
+            return Err(ApiError::unavailable(trouble)
+                .hint("an engine that waits for a device may not end: try again when it answers"));
+        }
+        if self.next_generation.get().is_none() {
+            let why = "the next engine's number is not in the catalog";
+            return Err(ApiError::unavailable(why).hint(
+                "try again in a moment; `forebay status` says what is wrong with the catalog",
+            ));
+        }
+        let drops = self.line.drops();
         // It may have died meanwhile, and its successor is of that program.
         if self.serving_engine() == Some(before) {
             tracing::info!(generation = before, "the engine is replaced");
             self.replacing.set(true);
+            // From here on: whoever would leave this engine waits for the next one.
+            self.view.borrow_mut().state = EngineState::Restarting;
             self.kill();
         }
         if (self.next_serving(SERVES_LIMIT, Some(before)).await).is_none() {
             let why = "the engine has ended, and no other one serves yet";
             return Err(ApiError::unavailable(why).hint("`forebay status` says why"));
+        }
+        if self.line.drops() != drops {
+            let why = "another engine serves, but could not go on where the one before stopped: hosts connect again";
+            return Err(ApiError::unavailable(why).hint("`forebay events` says why"));
         }
         let view = self.view();
         Ok(format!(
@@ -76,7 +94,11 @@ impl Supervisor {
             ApiError::unavailable(format!("{program} can't be run: {error}"))
                 .hint("the running engine goes on")
         })?;
-        let ours = formats();
+        // The running engine's own, which may be another program's than this daemon.
+        let ours = match process::recorded(&self.run_dir) {
+            Ok(Some(record)) if !record.formats.is_empty() => record.formats,
+            _ => "unknown ones".to_owned(),
+        };
         if theirs == ours {
             return Ok(());
         }
@@ -87,10 +109,13 @@ impl Supervisor {
             .hint("`forebay shutdown` ends both in good order; then start the new version"))
     }
 
-    /// The formats that the program as it is now speaks.
+    /// Starts an engine of the program as it is now, which ends at once: the formats that it speaks.
     async fn ask_formats(&self) -> io::Result<String> {
-        let mut child = Command::new(&self.config.program)
-            .arg("formats")
+        let mut command = self
+            .config
+            .command(&self.run_dir.join("engine-check.sock"), 0);
+        let mut child = command
+            .arg("--check")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -108,7 +133,7 @@ impl Supervisor {
         match in_time && output.status.success() {
             true => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
             false => Err(io::Error::other(format!(
-                "asked for its formats, it ended with {}",
+                "an engine of its ended with {}",
                 output.status
             ))),
         }
@@ -119,6 +144,7 @@ impl Supervisor {
 mod tests {
     use super::*;
     use crate::config::EngineConfig;
+    use forebay_xlate::boundary::formats;
     use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
     use std::rc::Rc;
@@ -148,17 +174,27 @@ mod tests {
             .unwrap();
         runtime.block_on(async {
             let ours = formats();
-            assert_eq!(said_by(at, &format!("echo {ours}")).await, Ok(()));
-            let asked = said_by(at, &format!("[ \"$*\" = formats ] && echo {ours}")).await;
-            assert_eq!(asked, Ok(()));
+            let says = format!("echo {ours}");
+            let unknown = said_by(at, &says).await.unwrap_err();
+            assert!(unknown.contains("unknown ones"), "{unknown}");
+            let record = process::EngineRecord {
+                pid: 1,
+                generation: 1,
+                socket: at.join("s"),
+                start_ticks: 0,
+                daemon_pid: 1,
+                formats: ours.clone(),
+            };
+            crate::files::write_json(&process::record_path(at), &record, false).unwrap();
+            assert_eq!(said_by(at, &says).await, Ok(()));
+            let asked = format!("case \"$*\" in engine*--reactors*--check) echo {ours};; esac");
+            assert_eq!(said_by(at, &asked).await, Ok(()));
             let other = said_by(at, "echo 0.0.0.0").await.unwrap_err();
             assert!(
                 other.contains("\"0.0.0.0\"") && other.contains(&ours),
                 "{other}"
             );
-            let broken = said_by(at, &format!("echo {ours}; exit 3"))
-                .await
-                .unwrap_err();
+            let broken = said_by(at, &format!("{says}; exit 3")).await.unwrap_err();
             assert!(broken.contains("exit status: 3"), "{broken}");
         });
     }

@@ -20,7 +20,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Commands that a controller has in hand at once.
 pub(crate) const COMMANDS: usize = 1024;
-const VERSION: u64 = 1;
+/// The machine file's: what is between them is one layout.
+const VERSION: u64 = forebay_xlate::boundary::MACHINE_FILE_VERSION;
 const STATE_WORDS: usize = size_of::<FunctionState>() / 8;
 
 cells! {

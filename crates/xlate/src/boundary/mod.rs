@@ -18,13 +18,16 @@ pub mod socket;
 
 /// The version of machine files (`engine::vm::file`), which the daemon keeps without reading them.
 pub const MACHINE_FILE_VERSION: u64 = 3;
+/// The version of the engine's memory file (`engine::memory`): where what lies in it, and what its state region says of that.
+pub const MEMORY_VERSION: u64 = 1;
 
 /// The versions of everything that one program's processes leave to another's: messages, state regions, machine files, the
-/// grant table.
+/// grant table, memory files. Whoever changes the layout of one of them, however little, raises its number: an upgrade goes by
+/// this alone.
 #[must_use]
 pub fn formats() -> String {
     format!(
-        "{}.{}.{MACHINE_FILE_VERSION}.{}",
+        "{}.{}.{MACHINE_FILE_VERSION}.{}.{MEMORY_VERSION}",
         message::BOUNDARY_VERSION,
         region::REGION_VERSION,
         crate::grants::GRANT_TABLE_VERSION
