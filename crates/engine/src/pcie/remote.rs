@@ -7,7 +7,7 @@
 //! A command before which a flush comes has its place before that. It is slow, and it may allocate.
 //!
 //! A successor begins these commands anew, when the client has answered what the dead engine asked last: the machine file
-//! says whether there is such a question ([`crate::vm::talk`]). A reset waits for the answer to a DMA_WRITE: until then
+//! says whether there is such a question (`vm::talk`). A reset waits for the answer to a DMA_WRITE: until then
 //! the client may still be at it. Nobody reads or writes memory on account of another question whose command is gone, so
 //! its answer is merely dropped.
 //!
