@@ -110,6 +110,7 @@ impl Scheduler {
         }
         let one = &mut self.tenants[tenant];
         (one.base, one.burst, one.metered) = (base, burst, metered);
+        one.spare = one.spare.min(&burst);
         for lane in &one.lanes {
             let lane = &mut self.lanes[*lane as usize];
             let left = lane.left.min(&burst);

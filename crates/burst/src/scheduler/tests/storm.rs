@@ -64,4 +64,14 @@ fn qos_set_storm() {
         });
     }
     assert_eq!(bench.ended[2..], [30; 6]);
+    // One that has the whole reactor, and then a limit: what it was given for this window is cut too.
+    let alone = |tenant: usize, _: u64, _: usize| if tenant == 2 { ALL } else { (0, 4096) };
+    bench.set_budget(2, &budget(20_000, 600_000, Burst::Metered));
+    for _ in 0..40 {
+        bench.window(300, &alone);
+    }
+    assert!(bench.ended[2] >= 590, "{:?}", bench.ended);
+    bench.set_budget(2, &budget(20_000, 30_000, Burst::Metered));
+    bench.window(300, &alone);
+    assert!(bench.ended[2] <= 31, "{:?}", bench.ended);
 }
