@@ -66,7 +66,7 @@ pub(crate) enum Command {
     /// Volumes: logical disks
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Exports: volumes shown to hosts over NVMe/TCP
+    /// Exports: volumes shown to hosts over NVMe/TCP, or to virtual machines
     #[command(subcommand)]
     Export(ExportCommand),
     /// Show counters of engine, pool and exports
