@@ -268,19 +268,6 @@ impl Daemon {
         self.wait_ready().map(|()| killed)
     }
 
-    /// The same, and its engine dies with it, before it can start another.
-    ///
-    /// # Errors
-    /// If either has ended already, or the next does not answer.
-    pub fn replace_hanging_pair(&mut self) -> Result<Child> {
-        let engine = self.processes()?.engine;
-        self.child.kill()?;
-        kill(engine, Signal::KILL)?;
-        let next = spawn(self.folder.path(), &self.environment, &self.arguments)?;
-        let killed = std::mem::replace(&mut self.child, next);
-        self.wait_ready().map(|()| killed)
-    }
-
     /// Whether the daemon has died by itself.
     ///
     /// # Errors
