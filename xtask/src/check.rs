@@ -20,12 +20,12 @@ const LIMIT: Duration = Duration::from_secs(30 * 60);
 /// The crates, ground floor first: each may use only those before it.
 const ORDER: &[&str] = &[
     "forebay-nvme",
+    "forebay-burst",
     "forebay-xlate",
     "forebay-device",
     "forebay-guest",
     "forebay-vfio-user",
     "forebay-virtio",
-    "forebay-burst",
     "forebay-initiator",
     "forebay-pool",
     "forebay-engine",

@@ -5,8 +5,10 @@
 //! operations and in bytes a second. What cannot be is refused with which number it is and what could be.
 //! **Not here:** whether a node has it ([`crate::admission`]).
 
+use serde::{Deserialize, Serialize};
+
 /// Operations and bytes a second.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 pub struct Rate {
     /// Operations a second.
     pub iops: u64,
@@ -15,7 +17,7 @@ pub struct Rate {
 }
 
 /// How a tenant comes above its base.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 pub enum Burst {
     /// What was not used of the base, for as long as that of so many seconds at most.
     Credit {
@@ -27,7 +29,7 @@ pub enum Burst {
 }
 
 /// See the module's text.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 pub struct Budget {
     /// Theirs at any time.
     pub base: Rate,

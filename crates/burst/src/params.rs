@@ -4,9 +4,10 @@
 //! `cargo xtask sweep burst` finds good. **Not here:** the models of devices and links ([`crate::sim`] has its own).
 
 use crate::units::MAX_WINDOW_NS;
+use serde::{Deserialize, Serialize};
 
 /// How the reactor's time and the node's resources are given out.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Hash, Serialize, Deserialize)]
 pub enum Policy {
     /// Base guaranteed, the rest shared: BurstCBS.
     #[default]

@@ -4,8 +4,10 @@
 //! queue. `one-to-n`: each queue has a lane on every reactor, and each I/O goes to whoever has the least before it.
 //! **Not here:** the order rules of NVMe and virtio, which need a volume's home ([`Spread::home`] is it).
 
+use serde::{Deserialize, Serialize};
+
 /// See the module's text.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Hash, Serialize, Deserialize)]
 pub enum Spread {
     /// A queue is one reactor's.
     #[default]

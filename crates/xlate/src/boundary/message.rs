@@ -25,7 +25,7 @@ use forebay_nvme::reservation::Reservations;
 use serde::{Deserialize, Serialize};
 
 /// The language's version; a side that hears another one says so and hangs up.
-pub const BOUNDARY_VERSION: u32 = 5;
+pub const BOUNDARY_VERSION: u32 = 6;
 /// The longest message in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// The most faults or grants in one message.
@@ -89,6 +89,35 @@ pub enum ToEngine {
         request: u64,
         /// Which.
         port: PortConfig,
+    },
+    /// How I/O is admitted from now on; `None`: all of it is, at once. Comes before budgets, and again when it changes.
+    SetScheduling {
+        /// Returned in `Done`.
+        request: u64,
+        /// How.
+        scheduling: Option<Box<Scheduling>>,
+    },
+    /// What a tenant may use. Comes before its volumes are exported, and again when it changes. `None`: there is no such
+    /// tenant any more.
+    SetTenantBudget {
+        /// Returned in `Done`.
+        request: u64,
+        /// Whose.
+        tenant: TenantId,
+        /// How much.
+        budget: Option<Budget>,
+    },
+    /// Whose a volume is, and what of the tenant's it may use. Comes after `SetVolume` and before its export, and again
+    /// when it changes.
+    SetVolumeBudget {
+        /// Returned in `Done`.
+        request: u64,
+        /// Which.
+        volume: VolumeId,
+        /// Whose.
+        tenant: TenantId,
+        /// Its part; `None`: an equal part, no limit of its own.
+        budget: Option<Budget>,
     },
     /// Who has reserved a volume. Comes before its export, and whenever the daemon changes it.
     SetReservations {

@@ -4,6 +4,9 @@
 
 use super::frontend::Frontend;
 use crate::types::{DeviceIndex, ExtentRange, VolumeId};
+pub use forebay_burst::budget::{Budget, Burst, Rate};
+pub use forebay_burst::params::Policy;
+pub use forebay_burst::spread::Spread;
 use serde::{Deserialize, Serialize};
 
 /// An export's identity within its pool; never reused.
@@ -175,4 +178,51 @@ pub struct Past {
     pub media_errors: u64,
     /// When the export was created, in seconds since the epoch; 0: not known.
     pub created_s: u64,
+}
+
+/// A tenant's identity within its pool; never reused.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct TenantId(pub u64);
+
+/// What one operation of one frontend costs, as measured at [`forebay_burst::cost::SIZES`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct CostProfile {
+    /// Time of a reactor's processor, in picoseconds.
+    pub cpu_ps: [u64; 6],
+    /// Time of the devices, in picoseconds, if one came after the other.
+    pub device_ps: [u64; 6],
+    /// Bytes on the link besides the data.
+    pub header_bytes: u32,
+}
+
+/// What a node has of each resource but processors, of which each reactor has one. Endless: [`u64::MAX`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct NodeCapacity {
+    /// Thousandths of devices that can be read at their whole speed at once, in the profiles' terms: 1000 if they are of
+    /// all devices together.
+    pub device_reads_milli: u64,
+    /// The same of writes.
+    pub device_writes_milli: u64,
+    /// Bytes a second that can come in.
+    pub link_in_bytes_s: u64,
+    /// Bytes a second that can go out.
+    pub link_out_bytes_s: u64,
+    /// Operations a second that the software carries at most.
+    pub operations_s: u64,
+}
+
+/// How I/O is admitted: [`forebay_burst`]. Without it, everything is, at once.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Scheduling {
+    /// How things are given out.
+    pub policy: Policy,
+    /// Which reactors serve what of a queue.
+    pub spread: Spread,
+    /// Settings that are not at their default: a field's name of [`forebay_burst::params::Params`], and its value's
+    /// [`f64::to_bits`].
+    pub params: Vec<(String, u64)>,
+    /// What there is.
+    pub capacity: NodeCapacity,
+    /// By [`forebay_burst::cost::Frontend`] and [`forebay_burst::cost::Operation`].
+    pub costs: [[CostProfile; 3]; 3],
 }

@@ -225,9 +225,54 @@ cells! {
         pub machine_memory_bytes: AtomicU64,
         /// Queues of its that are in use, an Admin queue not counted.
         pub machine_queues: AtomicU64,
-        reserved: [AtomicU64; 18],
+        /// Commands that were over budget, and so had to wait, since the start.
+        pub throttled_ops: AtomicU64,
+        /// Of them those that wait now.
+        pub throttled: AtomicU64,
+        reserved: [AtomicU64; 16],
         /// By [`OpKind`].
         pub ops: [OpStats; 4],
+        /// How long those that were over budget waited for it.
+        pub throttled_times: Times,
+    }
+}
+
+cells! {
+    /// A tenant, of all reactors together. Sums are since the start, and added to by each reactor now and then.
+    pub struct TenantRecord {
+        /// Tenant id + 1; 0 is a free slot.
+        pub tenant: AtomicU64,
+        /// Commands that its budget paid for.
+        pub used_ops: AtomicU64,
+        /// Their bytes.
+        pub used_bytes: AtomicU64,
+        /// Of them those above its base, if it is metered.
+        pub metered_ops: AtomicU64,
+        /// Their bytes.
+        pub metered_bytes: AtomicU64,
+        /// Commands that had to wait because it was over budget.
+        pub throttled_ops: AtomicU64,
+        /// How long they waited together, ns.
+        pub throttled_ns: AtomicU64,
+        /// Commands that began out of what a bursting tenant had been given.
+        pub taken_ops: AtomicU64,
+        /// Others' commands that began out of what this one had been given.
+        pub lost_ops: AtomicU64,
+        /// Commands that began out of the reserve.
+        pub reserve_ops: AtomicU64,
+        /// What it has saved: commands.
+        pub credit_ops: AtomicU64,
+        /// What it has saved: bytes.
+        pub credit_bytes: AtomicU64,
+        /// What it was given in the newest window of the reactor that said so last, as commands a second,
+        pub granted_ops_s: AtomicU64,
+        /// and bytes a second.
+        pub granted_bytes_s: AtomicU64,
+        /// Windows in which it had more than its base, on any reactor.
+        pub burst_windows: AtomicU64,
+        /// Windows in which it had anything.
+        pub active_windows: AtomicU64,
+        reserved: [AtomicU64; 16],
     }
 }
 

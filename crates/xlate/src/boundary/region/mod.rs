@@ -26,8 +26,8 @@ pub use command::{
 };
 pub use controller::{ControllerConstants, ControllerContent, ControllerCopy, ControllerRecord};
 pub use figures::{
-    DeviceOp, DeviceRecord, LATENCY_BUCKETS, LaneRecord, OpKind, OpStats, Times, TimesOf, bump,
-    device_mark, latency_bucket, latency_bucket_end_ns,
+    DeviceOp, DeviceRecord, LATENCY_BUCKETS, LaneRecord, OpKind, OpStats, TenantRecord, Times,
+    TimesOf, bump, device_mark, latency_bucket, latency_bucket_end_ns,
 };
 pub use item::{Item, ItemRecord, Span};
 pub use queue::{QueueConstants, QueueIdentity, QueueRecord, queue_use};
@@ -40,7 +40,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBREGION");
 /// Layout version.
-pub const REGION_VERSION: u64 = 6;
+pub const REGION_VERSION: u64 = 7;
 /// Lanes (exports) that a region has room for.
 pub const MAX_LANES: usize = 1024;
 /// Controllers (hosts attached).
@@ -51,6 +51,8 @@ pub const MAX_QUEUES: usize = 4096;
 pub const MAX_LISTS: usize = MAX_QUEUES;
 /// Commands in flight on one queue: the most entries that a queue may have.
 pub const MAX_QUEUE_ENTRIES: usize = 256;
+/// Tenants that have volumes which are served.
+pub const MAX_TENANTS: usize = MAX_LANES;
 /// Reactors.
 pub const MAX_REACTORS: usize = 64;
 /// Devices: as many as a pool may have.
@@ -110,7 +112,18 @@ cells! {
         pub orphans: AtomicU64,
         /// How long turns with something to do took, ns.
         pub busy_ns: AtomicU64,
-        reserved: [AtomicU64; 6],
+        /// Windows of its scheduler that ended.
+        pub windows: AtomicU64,
+        /// How long their ends took, ns.
+        pub scheduling_ns: AtomicU64,
+        /// So many times what is calibrated costs count now, in thousandths, by shared resource of
+        /// [`forebay_burst::units`]; 0: there is no scheduler.
+        pub corrections_milli: [AtomicU64; 6],
+        /// Commands that other reactors were given to carry out.
+        pub handed_over: AtomicU64,
+        /// Commands that it carried out for others.
+        pub carried_out: AtomicU64,
+        reserved: [AtomicU64; 12],
     }
 }
 
@@ -212,13 +225,14 @@ impl Blame {
     }
 }
 
-const _: () = assert!(size_of::<RegionHeader>() == 4096 && size_of::<ReactorRecord>() == 128);
+const _: () = assert!(size_of::<RegionHeader>() == 4096 && size_of::<ReactorRecord>() == 256);
 const _: () = assert!(size_of::<DeviceRecord>() == 64);
 
 const REACTORS_AT: usize = 4096;
 const DEVICES_AT: usize = REACTORS_AT + MAX_REACTORS * size_of::<ReactorRecord>();
 const LANES_AT: usize = DEVICES_AT + MAX_DEVICES * size_of::<DeviceRecord>();
-const CONTROLLERS_AT: usize = LANES_AT + MAX_LANES * size_of::<LaneRecord>();
+const TENANTS_AT: usize = LANES_AT + MAX_LANES * size_of::<LaneRecord>();
+const CONTROLLERS_AT: usize = TENANTS_AT + MAX_TENANTS * size_of::<TenantRecord>();
 const QUEUES_AT: usize = CONTROLLERS_AT + MAX_CONTROLLERS * size_of::<ControllerRecord>();
 const COMMANDS_AT: usize = QUEUES_AT + MAX_QUEUES * size_of::<QueueRecord>();
 const ITEMS_AT: usize = COMMANDS_AT + MAX_QUEUES * size_of::<[CommandRecord; MAX_QUEUE_ENTRIES]>();
@@ -310,6 +324,11 @@ impl Region {
     /// By lane slot.
     pub fn lanes(&self) -> &[LaneRecord] {
         self.table(LANES_AT, MAX_LANES)
+    }
+
+    /// By tenant slot.
+    pub fn tenants(&self) -> &[TenantRecord] {
+        self.table(TENANTS_AT, MAX_TENANTS)
     }
 
     /// By controller slot.
