@@ -145,6 +145,17 @@ impl std::fmt::Display for BadBudget {
 impl std::error::Error for BadBudget {}
 
 impl Budget {
+    /// Of a tenant for which nothing is stated, beside others for which something is: next to nothing is its own, and it has
+    /// what others leave.
+    #[must_use]
+    pub const fn unstated() -> Self {
+        Self {
+            base: LEAST,
+            burst: MOST,
+            how: Burst::Metered,
+        }
+    }
+
     /// Whether it can be at all.
     ///
     /// # Errors

@@ -121,51 +121,89 @@ impl std::fmt::Display for BadParam {
 
 impl std::error::Error for BadParam {}
 
+/// A parameter that can be set by its name: its range, and its place.
+struct Row {
+    name: &'static str,
+    least: f64,
+    most: f64,
+    get: fn(&Params) -> f64,
+    set: fn(&mut Params, f64),
+}
+
+macro_rules! rows {
+    ($($name:ident: $type:ty, $least:expr, $most:expr;)*) => {
+        [$(Row {
+            name: stringify!($name),
+            least: $least,
+            most: $most,
+            get: |params| params.$name as f64,
+            set: |params, value| params.$name = value as $type,
+        }),*]
+    };
+}
+
+/// All but the policy.
+static ROWS: [Row; 15] = rows! {
+    window_ns: u64, 50_000.0, MAX_WINDOW_NS as f64;
+    keep: f32, 0.0, 0.99;
+    weight_waiting: f32, 0.0, 1000.0;
+    utilisation: f32, 0.1, 1.0;
+    reserve_tenants: u32, 0.0, 1024.0;
+    reserve_most: f32, 0.0, 0.5;
+    saved_windows: u32, 1.0, 1000.0;
+    headroom: f32, 0.0, 10.0;
+    target_delay_ns: u64, 1000.0, 10_000_000.0;
+    step_up: f32, 0.0001, 1.0;
+    step_down: f32, 0.0001, 0.5;
+    correction_least: f32, 0.1, 1.0;
+    correction_most: f32, 1.0, 100.0;
+    busy: f32, 0.0, 1.0;
+    forget: f32, 0.0001, 1.0;
+};
+
 impl Params {
     /// Each within its range.
     ///
     /// # Errors
     /// The first that is not.
     pub fn check(&self) -> Result<(), BadParam> {
-        let least = f64::from(self.correction_least);
-        let rows: [(&'static str, f64, f64, f64); 15] = [
-            (
-                "window_ns",
-                self.window_ns as f64,
-                50_000.0,
-                MAX_WINDOW_NS as f64,
-            ),
-            ("keep", self.keep.into(), 0.0, 0.99),
-            ("weight_waiting", self.weight_waiting.into(), 0.0, 1000.0),
-            ("utilisation", self.utilisation.into(), 0.1, 1.0),
-            ("reserve_tenants", self.reserve_tenants.into(), 0.0, 1024.0),
-            ("reserve_most", self.reserve_most.into(), 0.0, 0.5),
-            ("saved_windows", self.saved_windows.into(), 1.0, 1000.0),
-            ("headroom", self.headroom.into(), 0.0, 10.0),
-            (
-                "target_delay_ns",
-                self.target_delay_ns as f64,
-                1000.0,
-                10_000_000.0,
-            ),
-            ("step_up", self.step_up.into(), 0.0001, 1.0),
-            ("step_down", self.step_down.into(), 0.0001, 0.5),
-            ("correction_least", least, 0.1, 1.0),
-            ("correction_most", self.correction_most.into(), 1.0, 100.0),
-            ("busy", self.busy.into(), 0.0, 1.0),
-            ("forget", self.forget.into(), 0.0001, 1.0),
-        ];
-        for (name, value, least, most) in rows {
-            if !(least..=most).contains(&value) {
-                return Err(BadParam {
-                    name,
-                    value,
-                    least,
-                    most,
-                });
-            }
+        ROWS.iter().try_for_each(|row| row.check((row.get)(self)))
+    }
+
+    /// All by name, but the policy.
+    pub fn values(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        ROWS.iter().map(|row| (row.name, (row.get)(self)))
+    }
+
+    /// Sets one by its name; false if there is none of that name.
+    ///
+    /// # Errors
+    /// It can't be set to this; then it is as it was.
+    pub fn set(&mut self, name: &str, value: f64) -> Result<bool, BadParam> {
+        let Some(row) = ROWS.iter().find(|row| row.name == name) else {
+            return Ok(false);
+        };
+        row.check(value)?;
+        (row.set)(self, value);
+        Ok(true)
+    }
+}
+
+impl Row {
+    fn check(&self, value: f64) -> Result<(), BadParam> {
+        // What is an f32 is a little off when it is written as an f64.
+        let slack = f64::from(f32::EPSILON);
+        let least = self.least * (1.0 - slack);
+        let most = self.most * (1.0 + slack);
+        match (least..=most).contains(&value) {
+            true => Ok(()),
+            false => Err(BadParam {
+                name: self.name,
+                value,
+                least: self.least,
+                most: self.most,
+            }),
         }
-        Ok(())
     }
 }
 
@@ -190,5 +228,19 @@ mod tests {
             said,
             Err("window_ns is 0: it can be 50000 to 10000000".to_owned())
         );
+    }
+
+    #[test]
+    fn a_parameter_is_set_by_its_name() {
+        let mut params = Params::default();
+        for (name, value) in Params::default().values() {
+            assert_eq!(params.set(name, value), Ok(true), "{name}");
+        }
+        assert_eq!(params, Params::default());
+        assert_eq!(params.set("reserve_tenants", 7.0), Ok(true));
+        assert_eq!(params.reserve_tenants, 7);
+        assert_eq!(params.set("no_such", 1.0), Ok(false));
+        assert!(params.set("keep", 1.0).is_err());
+        assert_eq!(params.keep, 0.5);
     }
 }

@@ -1,0 +1,130 @@
+//! How admission is told across, and what the crate `burst` makes of it.
+//!
+//! **Design.** Messages carry whole numbers, so that they can be compared; here they become what is calculated with, and back.
+//! What makes no sense is refused by name. **Not here:** what the numbers mean (`forebay_burst`).
+
+use super::parts::{CostProfile, NodeCapacity, Scheduling};
+use forebay_burst::admission::Capacity;
+use forebay_burst::cost::{CostTable, Profile};
+use forebay_burst::params::Params;
+
+impl CostProfile {
+    /// In the terms of the crate `burst`.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        let ns = |ps: [u64; 6]| ps.map(|ps| ps as f64 / 1000.0);
+        Profile {
+            cpu_ns: ns(self.cpu_ps),
+            device_ns: ns(self.device_ps),
+            header_bytes: self.header_bytes,
+        }
+    }
+}
+
+impl From<&Profile> for CostProfile {
+    /// What is no number counts as 0.
+    fn from(profile: &Profile) -> Self {
+        let ps = |ns: [f64; 6]| ns.map(|ns| (ns * 1000.0).round() as u64);
+        Self {
+            cpu_ps: ps(profile.cpu_ns),
+            device_ps: ps(profile.device_ns),
+            header_bytes: profile.header_bytes,
+        }
+    }
+}
+
+impl NodeCapacity {
+    /// One device of the kind that was measured, and no limit besides.
+    pub const UNLIMITED: Self = Self {
+        device_reads_milli: 1000,
+        device_writes_milli: 1000,
+        link_in_bytes_s: u64::MAX,
+        link_out_bytes_s: u64::MAX,
+        operations_s: u64::MAX,
+    };
+
+    /// With so many reactors.
+    #[must_use]
+    pub fn capacity(&self, reactors: u32) -> Capacity {
+        Capacity {
+            reactors,
+            device_reads: self.device_reads_milli as f64 / 1000.0,
+            device_writes: self.device_writes_milli as f64 / 1000.0,
+            link_in: self.link_in_bytes_s as f64,
+            link_out: self.link_out_bytes_s as f64,
+            operations: self.operations_s as f64,
+        }
+    }
+}
+
+impl Scheduling {
+    /// The parameters.
+    ///
+    /// # Errors
+    /// One that there is not, or that can't be set to this: which, and what could be.
+    pub fn params(&self) -> Result<Params, String> {
+        let mut params = Params {
+            policy: self.policy,
+            ..Params::default()
+        };
+        for (name, bits) in &self.params {
+            match params.set(name, f64::from_bits(*bits)) {
+                Ok(true) => {}
+                Ok(false) => {
+                    let known: Vec<&str> = params.values().map(|(name, _)| name).collect();
+                    let known = known.join(", ");
+                    return Err(format!("no parameter {name:?}: there are {known}"));
+                }
+                Err(bad) => return Err(bad.to_string()),
+            }
+        }
+        Ok(params)
+    }
+
+    /// The costs.
+    #[must_use]
+    pub fn cost_table(&self) -> CostTable {
+        CostTable::new(self.costs.map(|row| row.map(|profile| profile.profile())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_burst::cost::default_profiles;
+
+    fn scheduling(params: &[(&str, f64)]) -> Scheduling {
+        let params = params.iter();
+        Scheduling {
+            policy: Default::default(),
+            spread: Default::default(),
+            params: params
+                .map(|(name, value)| ((*name).to_owned(), value.to_bits()))
+                .collect(),
+            capacity: NodeCapacity::UNLIMITED,
+            costs: default_profiles().map(|row| row.each_ref().map(CostProfile::from)),
+        }
+    }
+
+    #[test]
+    fn what_is_told_is_what_is_calculated_with() {
+        let told = scheduling(&[("keep", 0.25), ("window_ns", 500_000.0)]);
+        let params = told.params().unwrap();
+        assert_eq!((params.keep, params.window_ns), (0.25, 500_000));
+        for (told, own) in told.costs.iter().zip(default_profiles()) {
+            for (told, own) in told.iter().zip(own) {
+                assert!((told.profile().cpu_ns[3] - own.cpu_ns[3]).abs() < 0.001);
+            }
+        }
+        let endless = told.capacity.capacity(2).per_second();
+        assert_eq!((endless[0], endless[1]), (2e9, 1e9));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        let said = |params: &[(&str, f64)]| scheduling(params).params().unwrap_err();
+        assert!(said(&[("speed", 1.0)]).contains("window_ns"));
+        assert_eq!(said(&[("keep", 7.0)]), "keep is 7: it can be 0 to 0.99");
+        assert!(said(&[("keep", f64::NAN)]).contains("keep"));
+    }
+}
