@@ -72,6 +72,11 @@ impl Scheduler {
             *whole = in_window(usable, params.window_ns) as f32;
         }
         let tenants = board.tenants();
+        // Before the first window's end, all lies free for who comes first.
+        let mut free = Units::ZERO;
+        for (free, whole) in free.0.iter_mut().zip(whole) {
+            *free = whole as i32;
+        }
         Ok(Self {
             params,
             whole,
@@ -80,7 +85,7 @@ impl Scheduler {
             active: Vec::with_capacity(tenants),
             bursting: Vec::with_capacity(tenants),
             reserve: Units::ZERO,
-            free: Units::ZERO,
+            free,
             window: 0,
             random: 0x9E37_79B9,
             estimator: Estimator::default(),
@@ -184,7 +189,9 @@ impl Scheduler {
         if self.lanes[lane].left.take(cost) {
             return true;
         }
-        self.fall_back(lane, cost)
+        // A copy, so that who looks a cost up need not put it into memory first.
+        let cost = *cost;
+        self.fall_back(lane, &cost)
     }
 
     /// An I/O begins to wait in its lane: said once of each.

@@ -69,7 +69,7 @@ impl Resource {
 
 /// An amount of each [`Resource`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-#[repr(C, align(32))]
+#[repr(C, align(16))]
 pub struct Units(pub [i32; COUNT]);
 
 impl Units {
@@ -86,13 +86,7 @@ impl Units {
         for ((rest, has), cost) in rest.iter_mut().zip(&self.0).zip(&cost.0) {
             *rest = has.wrapping_sub(*cost);
         }
-        // Below nothing anywhere: its sign. In halves, which is how a processor does it best.
-        let (low, high) = rest.split_at(COUNT / 2);
-        let mut signs = [0; COUNT / 2];
-        for ((sign, low), high) in signs.iter_mut().zip(low).zip(high) {
-            *sign = low | high;
-        }
-        let enough = (signs[0] | signs[1] | signs[2] | signs[3]) >= 0;
+        let enough = !is_below_nothing(&rest);
         if enough {
             self.0 = rest;
         }
@@ -103,11 +97,11 @@ impl Units {
     #[inline]
     #[must_use]
     pub fn covers(&self, cost: &Self) -> bool {
-        let mut signs = 0;
-        for (has, cost) in self.0.iter().zip(&cost.0) {
-            signs |= has.wrapping_sub(*cost);
+        let mut rest = [0; COUNT];
+        for ((rest, has), cost) in rest.iter_mut().zip(&self.0).zip(&cost.0) {
+            *rest = has.wrapping_sub(*cost);
         }
-        signs >= 0
+        !is_below_nothing(&rest)
     }
 
     /// Both together.
@@ -161,6 +155,14 @@ impl Units {
     pub fn is_zero(&self) -> bool {
         *self == Self::ZERO
     }
+}
+
+/// Anywhere: by its sign. In halves, which is how a processor does it best.
+#[inline(always)]
+fn is_below_nothing(amounts: &[i32; COUNT]) -> bool {
+    let [a, b, c, d, e, f, g, h] = *amounts;
+    let both = [a | e, b | f, c | g, d | h];
+    (both[0] | both[1] | both[2] | both[3]) < 0
 }
 
 impl Index<Resource> for Units {

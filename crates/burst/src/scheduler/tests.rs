@@ -2,6 +2,7 @@
 //! the processor, and a queue for each tenant.
 
 mod adversaries;
+mod cost;
 mod storm;
 
 use super::Scheduler;

@@ -1,0 +1,56 @@
+//! A fixed run whose instructions `cargo xtask bench instructions` counts.
+//!
+//! Design: what an I/O of a tenant within what it was given costs, from its operation and size to "it may begin". Only what
+//! [`counted_admission`] calls is to be counted (it is found by its name). `FOREBAY_COST` says how many.
+
+use super::{Bench, budget, params};
+use crate::budget::Burst;
+use crate::cost::{CostTable, Frontend, OPERATIONS, Operation};
+use crate::scheduler::Scheduler;
+
+#[test]
+fn an_admission_is_counted() {
+    let wanted = std::env::var("FOREBAY_COST").unwrap_or("1000".into());
+    let rounds: u32 = wanted.parse().expect("a number");
+    let mut bench = Bench::new(
+        &[budget(20_000_000, 20_000_000, Burst::Metered); 4],
+        params(),
+    );
+    for tenant in 0..4 {
+        // It is active from here on.
+        assert!(
+            bench
+                .scheduler
+                .admit(tenant, &bench.costs.of(Frontend::Tcp, Operation::Read, 512))
+        );
+    }
+    let mut begun = 0;
+    for round in 0..rounds {
+        if round % 20 == 0 {
+            bench.scheduler.turn(1);
+        }
+        let operation = OPERATIONS[(round % 2) as usize];
+        let len = 4096 * (1 + round % 2);
+        let lane = (round % 4) as usize;
+        begun += u32::from(counted_admission(
+            &mut bench.scheduler,
+            &bench.costs,
+            lane,
+            operation,
+            len,
+        ));
+    }
+    assert!(begun + rounds / 20 >= rounds, "{begun} of {rounds}");
+}
+
+#[inline(never)]
+fn counted_admission(
+    scheduler: &mut Scheduler,
+    costs: &CostTable,
+    lane: usize,
+    operation: Operation,
+    len: u32,
+) -> bool {
+    let cost = costs.of(Frontend::Pcie, operation, len);
+    scheduler.admit(lane, &cost)
+}
