@@ -127,6 +127,11 @@ fn engine(out: &mut Exposition, source: &Source<'_>) {
             help,
             engine.resident_bytes,
         );
+        let name = "forebay_staging_bytes";
+        let help = "Memory for commands' data: what stays at hand, and what bursts have borrowed until they end.";
+        out.family(name, GAUGE, help);
+        out.sample(name, &[("tier", "own")], engine.staging_own_bytes);
+        out.sample(name, &[("tier", "borrowed")], engine.staging_borrowed_bytes);
     }
     let help = "Things that `forebay status` warns of.";
     out.one("forebay_warnings", GAUGE, help, status.warnings.len());

@@ -47,6 +47,12 @@ pub struct EngineStats {
     pub busy_ns: u64,
     /// Of that, time in turns that found something to do.
     pub working_ns: u64,
+    /// Staging memory that stays at hand for lanes, of all reactors.
+    #[serde(default)]
+    pub staging_own_bytes: u64,
+    /// Staging memory that bursts have borrowed, until they end.
+    #[serde(default)]
+    pub staging_borrowed_bytes: u64,
 }
 
 /// Space and events of the pool.

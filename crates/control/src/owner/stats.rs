@@ -18,8 +18,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use forebay_pool::{ExportId, ExportRecord};
 use forebay_xlate::boundary::message::Past;
 use forebay_xlate::boundary::region::{
-    LaneRecord, MAX_REACTORS, OpKind, OpStats as RegionOpStats, Region, Times, TimesOf,
-    latency_bucket_end_ns,
+    LaneRecord, MAX_REACTORS, OpKind, OpStats as RegionOpStats, ReactorRecord, Region, Times,
+    TimesOf, latency_bucket_end_ns,
 };
 use serde::{Deserialize, Serialize};
 
@@ -252,6 +252,10 @@ fn engine_stats(session: &Session) -> Option<EngineStats> {
     let life_ns = now_ns.saturating_sub(header.started_ns.load(Relaxed));
     // A reactor that is awake uses its CPU; so what it didn't use it slept.
     let busy_ns = ((cpu_user_s + cpu_system_s) * 1e9) as u64;
+    let sum = |cell: fn(&ReactorRecord) -> &AtomicU64| {
+        let all = session.region.reactors().iter().take(reactors as usize);
+        all.fold(0u64, |sum, one| sum.saturating_add(cell(one).load(Relaxed)))
+    };
     Some(EngineStats {
         pid: session.pid,
         // At most MAX_REACTORS.
@@ -261,10 +265,9 @@ fn engine_stats(session: &Session) -> Option<EngineStats> {
         resident_bytes,
         asleep_ns: life_ns.saturating_mul(reactors).saturating_sub(busy_ns),
         busy_ns,
-        working_ns: (session.region.reactors().iter().take(reactors as usize))
-            .fold(0, |sum, reactor| {
-                sum.saturating_add(reactor.busy_ns.load(Relaxed))
-            }),
+        working_ns: sum(|reactor| &reactor.busy_ns),
+        staging_own_bytes: sum(|reactor| &reactor.staging_own_bytes),
+        staging_borrowed_bytes: sum(|reactor| &reactor.staging_borrowed_bytes),
     })
 }
 

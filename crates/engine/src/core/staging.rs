@@ -2,8 +2,13 @@
 //!
 //! **Design.** A reactor's part of the engine's memory ([`crate::memory`]), cut into size classes with a
 //! free list each, last in first out, so that a quiet engine touches little. A buffer can be named by
-//! a [`BufferRef`], from which a successor finds its bytes. [`Staging::trim`] gives pages back to the
-//! system when the reactor has been idle, a little at a time, so that it is never away for long.
+//! a [`BufferRef`], from which a successor finds its bytes.
+//!
+//! In two tiers (BurstCBS's): a few buffers for each lane that is served stay at hand, and what a burst needs beyond them is
+//! borrowed from what is everybody's. Borrowed buffers are kept as long as the burst goes on, and when it has ended their pages
+//! go back to the system ([`Staging::settle`]), whoever else is busy. [`Staging::trim`] gives all of them back when the reactor
+//! has been idle. Both do so a little at a time, so that it is never away for long.
+//!
 //! Buffers that a successor inherits ([`StagingBuffer::inherited`]) are of no class: their pages go
 //! back to the system with them. Nor are buffers of zeros ([`Staging::zeros`]): all are the same bytes,
 //! which nobody can change, so that an answer of zeros needs neither memory nor zeroing.
@@ -32,8 +37,14 @@ const CLASSES: [(u32, u32); 5] = [
 const INHERITED: u8 = CLASSES.len() as u8;
 /// The class of what is zeros.
 const ZEROS: u8 = INHERITED + 1;
-/// What [`Staging::trim`] gives back at once.
+/// Of each class, what stays at hand for a lane: the first tier.
+const OWN: [u32; CLASSES.len()] = [8, 4, 2, 1, 0];
+/// A burst has ended once no more than the first tier was out for so many looks ([`Staging::settle`]).
+const BURST_OVER: u32 = 5;
+/// What is given back at once,
 const TRIM_BYTES: u32 = 1 << 20;
+/// in at most so many buffers.
+const TRIM_BUFFERS: usize = 64;
 
 const fn sum(of_bytes: bool) -> usize {
     let mut sum = 0;
@@ -145,9 +156,67 @@ struct Class {
     base: NonNull<u8>,
     /// Where it is in the memory's file.
     offset_bytes: u64,
-    free: Vec<u32>,
-    /// Buffers below this one were used since they were trimmed.
-    touched: u32,
+    /// Free ones that have pages: the last one used comes last.
+    warm: Vec<u32>,
+    /// Free ones that have none.
+    cold: Vec<u32>,
+    /// The others.
+    out: u32,
+    /// The most that were out since the last look.
+    most_out: u32,
+    /// Looks in a row at which there was no burst.
+    calm: u32,
+}
+
+impl Class {
+    #[inline]
+    fn take(&mut self) -> Option<u32> {
+        let index = self.warm.pop().or_else(|| self.cold.pop())?;
+        self.out += 1;
+        self.most_out = self.most_out.max(self.out);
+        Some(index)
+    }
+
+    fn free(&self) -> usize {
+        self.warm.len() + self.cold.len()
+    }
+
+    /// Gives pages of free buffers back to the system, so that `keep` or more of them have some; true if there is more to give.
+    fn cool(&mut self, keep: usize) -> bool {
+        let extra = self.warm.len().saturating_sub(keep);
+        if extra == 0 {
+            return false;
+        }
+        let most = (TRIM_BYTES / self.size_bytes).max(1) as usize;
+        let count = extra.min(most).min(TRIM_BUFFERS);
+        // Neighbours lie together then, and go with one call.
+        self.warm.sort_unstable();
+        let from = self.warm.len() - count;
+        let mut next = None;
+        let mut run = 0;
+        for &index in self.warm[from..].iter().chain([&u32::MAX]) {
+            if run > 0 && next != Some(index) {
+                let first = next.unwrap_or_default() - run;
+                let at = first as usize * self.size_bytes as usize;
+                // SAFETY: within the class, since these were handed out once; they are free, so no byte of them matters.
+                unsafe { memory::remove(self.base.add(at), (run * self.size_bytes) as usize) };
+                run = 0;
+            }
+            run += 1;
+            next = index.checked_add(1);
+        }
+        self.cold.extend(self.warm.drain(from..).rev());
+        extra > count
+    }
+}
+
+/// What a reactor's staging memory takes of the system's.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Tiers {
+    /// Bytes of buffers that stay at hand.
+    pub own_bytes: u64,
+    /// Bytes of those that a burst has borrowed, until it ends.
+    pub borrowed_bytes: u64,
 }
 
 /// See the module's text.
@@ -171,8 +240,12 @@ impl Staging {
                 // SAFETY: within the part, whose size is the sum over the classes.
                 base: unsafe { memory.base.add(at) },
                 offset_bytes: memory.offset_bytes + at as u64,
-                free: (0..count).rev().collect(),
-                touched: 0,
+                // As many as can be in it: nothing is allocated later.
+                warm: Vec::with_capacity(count as usize),
+                cold: (0..count).rev().collect(),
+                out: 0,
+                most_out: 0,
+                calm: 0,
             };
             at += size_bytes as usize * count as usize;
             class
@@ -201,10 +274,9 @@ impl Staging {
     pub fn take(&mut self, len_bytes: u32) -> Option<StagingBuffer> {
         for (number, class) in (0u8..).zip(&mut self.classes) {
             if class.size_bytes >= len_bytes
-                && let Some(index) = class.free.pop()
+                && let Some(index) = class.take()
             {
                 self.out += 1;
-                class.touched = class.touched.max(index + 1);
                 let at = index as usize * class.size_bytes as usize;
                 // SAFETY: `index` is below the class's count.
                 let ptr = unsafe { class.base.add(at) };
@@ -230,8 +302,9 @@ impl Staging {
             Some(class) => {
                 self.out -= 1;
                 let at = buffer.reference().offset_bytes - class.offset_bytes;
+                class.out -= 1;
                 class
-                    .free
+                    .warm
                     .push((at >> class.size_bytes.trailing_zeros()) as u32);
             }
             None if buffer.is_zeros() => {}
@@ -257,23 +330,33 @@ impl Staging {
     /// Buffers that are there for so many bytes.
     pub(super) fn left_for(&self, len_bytes: u32) -> usize {
         let fit = self.classes.iter().filter(|c| c.size_bytes >= len_bytes);
-        fit.map(|c| c.free.len()).sum()
+        fit.map(Class::free).sum()
     }
 
-    /// Gives some of the memory back to the system if no buffer is out; true if there is more to give.
+    /// The reactor is idle: gives some of the memory back to the system; true if there is more to give.
     pub fn trim(&mut self) -> bool {
-        let Some(class) = self.classes.iter_mut().find(|c| c.touched > 0) else {
-            return false;
-        };
-        if self.out > 0 {
-            return false;
+        let class = self.classes.iter_mut().find(|c| !c.warm.is_empty());
+        class.is_some_and(|class| class.cool(0)) || self.classes.iter().any(|c| !c.warm.is_empty())
+    }
+
+    /// Looks, every now and then, whether the burst of each class has ended, with so many lanes served; if so, some of what it
+    /// borrowed goes back to the system. Says what is kept.
+    pub fn settle(&mut self, lanes: u32) -> Tiers {
+        let mut tiers = Tiers::default();
+        for (class, own) in self.classes.iter_mut().zip(OWN) {
+            let own = own.saturating_mul(lanes);
+            let most = std::mem::replace(&mut class.most_out, class.out);
+            class.calm = if most > own { 0 } else { class.calm + 1 };
+            if class.calm >= BURST_OVER {
+                class.cool((own - class.out.min(own)) as usize);
+            }
+            let present = class.warm.len() as u64 + u64::from(class.out);
+            let size = u64::from(class.size_bytes);
+            let stays = present.min(own.into());
+            tiers.own_bytes += stays * size;
+            tiers.borrowed_bytes += (present - stays) * size;
         }
-        let step = (TRIM_BYTES / class.size_bytes).max(1).min(class.touched);
-        class.touched -= step;
-        let at = class.touched as usize * class.size_bytes as usize;
-        // SAFETY: within the class; no buffer is out, so no byte of it matters.
-        unsafe { memory::remove(class.base.add(at), (step * class.size_bytes) as usize) };
-        self.classes.iter().any(|c| c.touched > 0)
+        tiers
     }
 }
 
@@ -301,7 +384,6 @@ mod tests {
         assert!(all[0].part(MAX_TRANSFER_BYTES - 4096, 4097).is_none());
         let small = s.take(1).unwrap();
         assert_eq!(small.ptr.as_ptr() as usize % 4096, 0);
-        assert!(!s.trim(), "a buffer is out");
         s.give(small);
         for b in all {
             s.give(b);
@@ -315,6 +397,60 @@ mod tests {
         let b = s.take(MAX_TRANSFER_BYTES).unwrap();
         assert_eq!(b.as_slice()[0], 0, "trimmed memory comes back empty");
         s.give(b);
+    }
+
+    #[test]
+    fn burst_buffers_return() {
+        let memory = Memory::create().unwrap();
+        let used_bytes = || rustix::fs::fstat(memory.fd()).unwrap().st_blocks as u64 * 512;
+        let mut s = Staging::over(memory.reactor(0).unwrap().staging);
+        let touch = |s: &mut Staging, len: u32| {
+            let mut buffer = s.take(len).unwrap();
+            buffer.as_mut_slice().fill(7);
+            buffer
+        };
+        let lanes = 2;
+        // Within the first tier: nothing is borrowed, and what was used stays, however long.
+        let steady: Vec<_> = (0..16).map(|_| touch(&mut s, 4096)).collect();
+        let before = used_bytes();
+        for _ in 0..100 {
+            let tiers = s.settle(lanes);
+            assert_eq!((tiers.own_bytes, tiers.borrowed_bytes), (16 << 12, 0));
+        }
+        // A burst borrows; while it goes on, whatever it ever needed is kept for it.
+        for round in 0..50 {
+            let count = if round == 0 { 500 } else { 20 };
+            let mut burst: Vec<_> = (0..count).map(|_| touch(&mut s, 4096)).collect();
+            burst.extend((0..count / 5).map(|_| touch(&mut s, 128 << 10)));
+            for buffer in burst {
+                s.give(buffer);
+            }
+            let tiers = s.settle(lanes);
+            assert_eq!(
+                tiers.borrowed_bytes,
+                (500 << 12) + (98 << 17),
+                "round {round}"
+            );
+        }
+        assert!(used_bytes() >= before + (500 << 12) + (100 << 17));
+        // It ends: all that was borrowed goes back to the system, though buffers are out. The first tier stays.
+        let mut looks = 0;
+        while s.settle(lanes).borrowed_bytes > 0 {
+            looks += 1;
+            assert!(looks < 200, "what was borrowed doesn't return");
+        }
+        assert!(looks as u32 >= BURST_OVER, "a pause is no end");
+        assert_eq!(s.settle(lanes).own_bytes, (16 << 12) + (2 << 17));
+        assert!(used_bytes() <= before + (2 << 17), "{}", used_bytes());
+        assert!(steady.iter().all(|b| b.as_slice() == [7; 4096]));
+        // What went back is handed out again, empty.
+        let again: Vec<_> = (0..500).map(|_| s.take(4096).unwrap()).collect();
+        assert!(again.iter().all(|b| b.as_slice() == [0; 4096]));
+        for buffer in again.into_iter().chain(steady) {
+            s.give(buffer);
+        }
+        while s.trim() {}
+        assert_eq!((s.settle(lanes), s.left()), (Tiers::default(), ALL));
     }
 
     #[test]

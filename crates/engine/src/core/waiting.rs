@@ -13,6 +13,7 @@ use crate::lane::LaneIndex;
 use crate::mailbox::Upcall;
 use forebay_nvme::Status;
 use forebay_xlate::VolumeId;
+use std::sync::atomic::Ordering::Relaxed;
 
 impl Core {
     /// Sets a command aside until the owner or a device answers.
@@ -184,11 +185,21 @@ impl Core {
         left.count() as u32
     }
 
+    /// What bursts borrowed of staging memory goes back when they have ended.
+    fn tick_staging(&mut self) {
+        let lanes = self.lanes.iter().flatten().count() as u32;
+        let tiers = self.staging.settle(lanes);
+        let record = self.record();
+        record.staging_own_bytes.store(tiers.own_bytes, Relaxed);
+        (record.staging_borrowed_bytes).store(tiers.borrowed_bytes, Relaxed);
+    }
+
     /// Every ~100 ms: ends commands that waited for the daemon too long. A release is not ended
     /// here: the owner might carry it out afterwards, over what the tenant has written since. The
     /// control thread, which hears the owner's revoke, says whether it is too late to give it up.
     pub fn tick(&mut self) {
         let now = self.now_ns;
+        self.tick_staging();
         self.tick_parked();
         self.tick_flushes();
         for at in 0..self.waiting.len() {

@@ -309,6 +309,8 @@ pub(super) mod tests {
                 asleep_ns: 0,
                 busy_ns: 0,
                 working_ns: 0,
+                staging_own_bytes: 0,
+                staging_borrowed_bytes: 0,
             }),
             pool: Some(PoolStats {
                 capacity_bytes: 100 << 30,

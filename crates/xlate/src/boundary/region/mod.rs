@@ -123,7 +123,11 @@ cells! {
         pub handed_over: AtomicU64,
         /// Commands that it carried out for others.
         pub carried_out: AtomicU64,
-        reserved: [AtomicU64; 12],
+        /// Bytes of staging memory that stay at hand for its lanes.
+        pub staging_own_bytes: AtomicU64,
+        /// Bytes of it that bursts have borrowed, until they end.
+        pub staging_borrowed_bytes: AtomicU64,
+        reserved: [AtomicU64; 10],
     }
 }
 
