@@ -4,10 +4,10 @@
 //! control thread, and returns; [`Engine::join`] waits for the end. **Not here:** the command line.
 
 use crate::control::Control;
-use crate::core::Core;
 use crate::core::staging::Staging;
+use crate::core::{Core, links};
 use crate::exports::Exports;
-use crate::mailbox::{ControlBell, mailbox};
+use crate::mailbox::{ControlBell, ToControl, mailbox};
 use crate::memory::{Memory, ReactorMemory};
 use crate::reactor::{Reactor, WAKE_KEY};
 use crate::tcp::Frontend;
@@ -120,10 +120,16 @@ impl Engine {
         let everywhere = rustix::thread::sched_getaffinity(None).ok();
         let mut mailboxes = Vec::new();
         let mut reactors = Vec::new();
-        for number in 0..config.reactors {
+        let mut theirs = Vec::new();
+        for _ in 0..config.reactors {
             let (to_reactor, to_control) =
                 mailbox(bell.clone()).map_err(system("making a mailbox"))?;
             mailboxes.push(to_reactor);
+            theirs.push(to_control);
+        }
+        let bells: Vec<_> = theirs.iter().map(ToControl::bell).collect();
+        let theirs = theirs.into_iter().zip(links(&bells)).enumerate();
+        for (number, (to_control, links)) in theirs {
             let cpu = (!config.cpus.is_empty()).then(|| config.cpus[number % config.cpus.len()]);
             let (region, closer) = (region.clone(), closer.clone());
             let (started, starting) = mpsc::channel();
@@ -148,7 +154,8 @@ impl Engine {
                                 EngineError::Config(format!("reactor {number} is there twice"))
                             })?;
                         let staging = Staging::over(staging);
-                        let core = Core::new(number, region.clone(), staging, ring);
+                        let mut core = Core::new(number, region.clone(), staging, ring);
+                        core.link(links);
                         let set = epoll::create(epoll::CreateFlags::CLOEXEC)
                             .map_err(|e| system("making an epoll set")(e.into()))?;
                         let data = epoll::EventData::new_u64(WAKE_KEY);

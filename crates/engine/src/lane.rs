@@ -89,6 +89,8 @@ pub struct Lane {
     pub in_flight: u32,
     /// Slices of them at devices.
     pub slices: u32,
+    /// Those of them that other reactors carry out.
+    pub away: u32,
     /// The export is removed; the lane waits for its commands.
     pub removed: bool,
     /// The highest commit that the owner was asked for.
@@ -113,6 +115,7 @@ impl Lane {
             export,
             in_flight: 0,
             slices: 0,
+            away: 0,
             removed: false,
             commit_asked: 0,
             region,

@@ -17,6 +17,7 @@ use crate::volume::Volume;
 use forebay_device::Errno;
 use forebay_nvme::Status;
 use forebay_nvme::reservation::Reservations;
+use forebay_xlate::boundary::message::Spread;
 use forebay_xlate::boundary::message::{ExportId, FaultFailure, Job, ReserveAsk, ReserveToken};
 use forebay_xlate::{DeviceIndex, ExtentRange, Rights, VolumeId};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
@@ -91,6 +92,9 @@ pub enum Post {
     Reservations(VolumeId, Arc<Reservations>),
     /// A reservation command is carried out, or refused; the state is as it is now.
     Reserved(ReserveToken, VolumeId, Status, Arc<Reservations>),
+    /// Queues are spread over reactors like this from now on. Nobody says so yet: they are not.
+    #[allow(dead_code)]
+    Spread(Spread),
     /// The set of exports changed.
     DiscoveryChanged,
     /// Close everything and end.
@@ -206,6 +210,41 @@ impl Sleeper {
     fn must_be_woken(&self) -> bool {
         fence(SeqCst);
         self.0.load(SeqCst)
+    }
+}
+
+/// What wakes a reactor, for other reactors.
+#[derive(Clone, Debug)]
+pub struct ReactorBell {
+    asleep: Arc<Sleeper>,
+    wake: Arc<OwnedFd>,
+}
+
+impl ReactorBell {
+    /// A bell for a reactor that is awake.
+    ///
+    /// # Errors
+    /// The system's.
+    #[cfg(test)]
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            asleep: Arc::default(),
+            wake: Arc::new(eventfd()?),
+        })
+    }
+
+    /// Sees to it that the reactor looks at what was put there for it.
+    #[inline]
+    pub fn ring(&self) {
+        if self.asleep.must_be_woken() {
+            ring_bell(&*self.wake);
+        }
+    }
+
+    /// Whether it sleeps, as far as that can be seen.
+    #[inline]
+    pub fn sleeps(&self) -> bool {
+        self.asleep.0.load(Relaxed)
     }
 }
 
@@ -355,9 +394,18 @@ impl ToControl {
         }
     }
 
-    /// Says that the reactor is about to sleep; false when a message came meanwhile.
-    pub fn fall_asleep(&self) -> bool {
-        self.asleep.fall_asleep(|| self.posts.is_empty())
+    /// Says that the reactor is about to sleep; false when a message came meanwhile, or there is something else.
+    pub fn fall_asleep(&self, nothing: impl FnOnce() -> bool) -> bool {
+        self.asleep
+            .fall_asleep(|| self.posts.is_empty() && nothing())
+    }
+
+    /// What wakes this reactor.
+    pub fn bell(&self) -> ReactorBell {
+        ReactorBell {
+            asleep: self.asleep.clone(),
+            wake: self.wake.clone(),
+        }
     }
 
     /// Says that the reactor is awake.

@@ -89,6 +89,7 @@ impl Reactor {
                 busy = true;
                 rest = REST_TURNS;
             }
+            busy |= self.core.carry_out(busy);
             busy |= self.core.submit();
             self.send_upcalls();
             if now >= tick_at {
@@ -101,6 +102,7 @@ impl Reactor {
             if let Some(limit) = stop_by
                 && (now >= limit
                     || self.core.busy_ios() == 0
+                        && self.core.may_leave()
                         && self.frontend.connections() == 0
                         && self.machines.count() == 0)
             {
@@ -114,6 +116,7 @@ impl Reactor {
                 }
                 continue;
             }
+            self.core.is_idle();
             // A machine that is asked to ring for what it has would pay more for it.
             let sleeps_at_once = self.core.waits_for_devices() && self.machines.count() == 0;
             if now - idle_since < spin.limit_ns() && !sleeps_at_once
@@ -171,7 +174,8 @@ impl Reactor {
         if let Some(trim) = trim_at {
             until = until.min(trim);
         }
-        if !self.mailbox.fall_asleep() {
+        let core = &self.core;
+        if !self.mailbox.fall_asleep(|| core.nothing_from_others()) {
             return false;
         }
         let record = self.core.record();
@@ -293,8 +297,10 @@ impl Reactor {
             Post::Reserved(token, volume, status, state) => {
                 self.frontend.reserved(core, token, volume, status, &state);
             }
+            Post::Spread(spread) => core.set_spread(spread),
             Post::DiscoveryChanged => self.frontend.discovery_changed(core),
             Post::Stop => {
+                core.be_quiet();
                 self.frontend.close_all(core);
                 self.machines.close_all(core);
             }

@@ -242,39 +242,30 @@ impl Core {
         let Some(index) = self.free_slices.pop() else {
             return Put::NoSlice;
         };
+        if self.away.spreads()
+            && let Some(whose) = self.whose(self.ios[io].lane, 1)
+        {
+            let slice = self.begin_slice(io, device, op, span);
+            self.slices[index as usize] = Some(slice);
+            self.hand_over(whose, index as usize);
+            return Put::Ok;
+        }
         match served.device.submit(
             &mut self.ring,
             &mut op,
             kind::SLICE << kind::SHIFT | u64::from(index),
         ) {
             Submitted::Queued => {
-                // From when the ring is entered on, a successor must reckon with it. What was done at once
-                // has no end that could come late.
-                let record = self.ios[io].record;
-                if !record.is_machine() {
-                    self.commands[record.place()].submit_to(device);
-                }
-                let span = SliceSpan {
-                    number: self.drains.begin(),
-                    ..span
-                };
-                self.slices[index as usize] = Some(Slice {
-                    io: io as u32,
-                    device,
-                    bounced: false,
-                    op,
-                    span,
-                });
-                self.ios[io].slices += 1;
-                if let Some(lane) = self.lanes[lane].as_mut() {
-                    lane.slices += 1;
-                }
+                // What was done at once has no end that could come late.
+                let slice = self.begin_slice(io, device, op, span);
+                self.slices[index as usize] = Some(slice);
                 kill_point!("core.put");
                 self.feed_devices();
                 Put::Ok
             }
             Submitted::Done(result) => {
                 self.free_slices.push(index);
+                self.away.did_now();
                 match result {
                     Ok(()) => Put::Ok,
                     Err(errno) => {
@@ -287,6 +278,31 @@ impl Core {
                 self.free_slices.push(index);
                 Put::NoRoom
             }
+        }
+    }
+
+    /// Counts a slice that begins now, as part of its command.
+    fn begin_slice(&mut self, io: usize, device: u8, op: Op, span: SliceSpan) -> Slice {
+        // From when the ring is entered on, a successor must reckon with it.
+        let record = self.ios[io].record;
+        if !record.is_machine() {
+            self.commands[record.place()].submit_to(device);
+        }
+        let span = SliceSpan {
+            number: self.drains.begin(),
+            ..span
+        };
+        self.ios[io].slices += 1;
+        if let Some(lane) = self.lanes[self.ios[io].lane.0 as usize].as_mut() {
+            lane.slices += 1;
+        }
+        Slice {
+            io: io as u32,
+            device,
+            bounced: false,
+            away: false,
+            op,
+            span,
         }
     }
 
@@ -313,7 +329,7 @@ impl Core {
     }
 
     /// Submits the rest of a slice's operation; it stays the same slice.
-    fn submit_again(&mut self, index: usize) {
+    pub(super) fn submit_again(&mut self, index: usize) {
         let Some(slice) = self.slices[index].as_mut() else {
             return;
         };
@@ -337,7 +353,7 @@ impl Core {
         }
     }
 
-    fn slice_ended(&mut self, index: usize, error: Option<Errno>) {
+    pub(super) fn slice_ended(&mut self, index: usize, error: Option<Errno>) {
         let Some(slice) = self.slices[index].take() else {
             return;
         };

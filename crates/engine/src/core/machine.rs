@@ -106,6 +106,13 @@ impl Machines {
         moved.turn == self.turn && moved.bytes >= TURN_BYTES
     }
 
+    /// Whether it has moved anything for it in this turn.
+    #[inline]
+    pub(super) fn moved_any(&self, lane: LaneIndex) -> bool {
+        let moved = &self.moved[lane.0 as usize % MAX_LANES];
+        moved.turn == self.turn && moved.bytes > 0
+    }
+
     #[inline]
     fn moves(&mut self, lane: LaneIndex, bytes: u32) {
         let moved = &mut self.moved[lane.0 as usize % MAX_LANES];
@@ -219,6 +226,9 @@ impl Core {
         if !fits || self.carried.any() || self.machines.moved_enough(lane) {
             return false;
         }
+        if self.away.spreads() && self.whose(lane, 0).is_some() {
+            return false;
+        }
         let Some(Some(of)) = self.lanes.get(lane.0 as usize) else {
             return false;
         };
@@ -248,6 +258,7 @@ impl Core {
             return false;
         }
         self.machines.moves(lane, len_bytes);
+        self.away.did_now();
         true
     }
 

@@ -8,6 +8,7 @@
 //!
 //! **Not here:** sockets and protocols ([`crate::tcp`]), the loop itself ([`crate::reactor`]).
 
+mod away;
 mod carried;
 mod dispatch;
 mod flush;
@@ -22,6 +23,7 @@ pub mod staging;
 mod waiting;
 mod zero;
 
+pub use away::{Links, links};
 pub use carried::{CarriedSpan, Devices};
 pub use fused::Expected;
 pub use io::{CommandRef, DoneIo, IoOp, NewIo, Owner};
@@ -32,6 +34,7 @@ use crate::lane::{Figures, Lane, LaneIndex};
 use crate::mailbox::Upcall;
 use crate::tcp::record::keep_for_ever;
 use crate::volume::Volume;
+use away::Away;
 use carried::Carried;
 use flush::Flusher;
 use forebay_device::ring::{Completion, Ring};
@@ -72,6 +75,7 @@ mod kind {
     pub(super) const FLUSH: u64 = 2;
     pub(super) const JOB: u64 = 3;
     pub(super) const WAKE: u64 = 4;
+    pub(super) const AWAY: u64 = 5;
     pub(super) const SHIFT: u32 = 56;
 }
 
@@ -90,6 +94,8 @@ struct Slice {
     device: u8,
     /// Its bytes go through a buffer of ours ([`machine`]).
     bounced: bool,
+    /// Another reactor carries it out ([`away`]).
+    away: bool,
     op: Op,
     span: SliceSpan,
 }
@@ -115,6 +121,7 @@ pub struct Core {
     free_slices: Vec<u32>,
     /// When a slice ended last.
     slice_ended_ns: u64,
+    away: Away,
     drains: Drains,
     settles: Settles,
     carried: Carried,
@@ -159,6 +166,7 @@ impl Core {
             slices: (0..MAX_SLICES).map(|_| None).collect(),
             free_slices: (0..MAX_SLICES as u32).rev().collect(),
             slice_ended_ns: 0,
+            away: Away::new(),
             drains: Drains::default(),
             settles: Settles::default(),
             carried: Carried::new(),
@@ -548,11 +556,11 @@ impl Core {
 
     /// Takes what the ring completed; true if there was anything.
     pub fn reap(&mut self) -> bool {
+        let mut any = self.take_answers();
         if !self.ring.has_completions() {
-            return false;
+            return any;
         }
         let mut batch = [Completion::default(); 64];
-        let mut any = false;
         loop {
             let n = self.ring.drain(&mut batch);
             for completion in &batch[..n] {
@@ -560,6 +568,7 @@ impl Core {
                 let at = (completion.user_data & ((1 << kind::SHIFT) - 1)) as usize;
                 match completion.user_data >> kind::SHIFT {
                     kind::SLICE => self.slice_completed(at, completion.result),
+                    kind::AWAY => self.away_completed(at, completion.result),
                     kind::FLUSH => {
                         self.blame(None);
                         self.flush_completed(at, completion.result);
@@ -582,6 +591,7 @@ impl Core {
     pub fn submit(&mut self) -> bool {
         self.blame(None);
         self.machines.turn();
+        self.away.turn();
         if self.carried.any() {
             self.advance_carried();
             self.blame(None);
@@ -607,6 +617,7 @@ impl Core {
         self.retry_flushes();
         self.advance_jobs();
         self.enter();
+        self.tell_others();
         again
     }
 
@@ -621,8 +632,7 @@ impl Core {
     /// its first command at once, and works while the rest of a batch is prepared; a busy one gets batches.
     #[inline]
     fn feed_devices(&mut self) {
-        let slices = MAX_SLICES - self.free_slices.len();
-        if 2 * self.ring.queued() >= slices {
+        if 2 * self.ring.queued() >= self.at_devices() {
             self.enter();
         }
     }
@@ -670,13 +680,14 @@ impl Core {
             || self.has_upcalls()
             || self.jobs.must_turn()
             || self.carried.must_turn()
+            || self.away.must_turn()
     }
 
     /// Whether devices have so much, and end it so fast, that who finds nothing to do should sleep at once until one of them
     /// has something.
     #[inline]
     pub fn waits_for_devices(&self) -> bool {
-        MAX_SLICES - self.free_slices.len() >= SLEEP_SLICES
+        self.at_devices() >= SLEEP_SLICES
             && self.now_ns.saturating_sub(self.slice_ended_ns) < LIVELY_NS
     }
 
