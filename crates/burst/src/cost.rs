@@ -52,7 +52,7 @@ pub struct Profile {
     pub cpu_ns: [f64; 6],
     /// Time of the devices at each of [`SIZES`], ns, if one came after the other.
     pub device_ns: [f64; 6],
-    /// Bytes on the link besides the data.
+    /// Bytes on the link besides the data. Machines' I/O uses no link.
     pub header_bytes: u32,
 }
 
@@ -116,7 +116,12 @@ impl CostTable {
         for (kind, rows) in rows.iter_mut().enumerate() {
             let profile = &profiles[kind / 3][kind % 3];
             for (row, units) in rows.iter_mut().enumerate() {
-                *units = self::units(OPERATIONS[kind % 3], profile, row as u32 * STEP);
+                *units = self::units(
+                    FRONTENDS[kind / 3],
+                    OPERATIONS[kind % 3],
+                    profile,
+                    row as u32 * STEP,
+                );
             }
         }
         Self { rows, profiles }
@@ -143,7 +148,7 @@ impl CostTable {
     #[inline(never)]
     fn of_odd(&self, frontend: Frontend, operation: Operation, len: u32) -> Units {
         let profile = &self.profiles[frontend as usize][operation as usize];
-        units(operation, profile, len)
+        units(frontend, operation, profile, len)
     }
 
     /// At most so much a second of each shared resource uses whoever stays within `rate`, whatever the sizes and kinds, mixed
@@ -184,7 +189,7 @@ impl CostTable {
     }
 }
 
-fn units(operation: Operation, profile: &Profile, len: u32) -> Units {
+fn units(frontend: Frontend, operation: Operation, profile: &Profile, len: u32) -> Units {
     let amount = |value: f64| value.round().clamp(0.0, f64::from(PLENTY)) as i32;
     let mut cost = Units::ZERO;
     let (device, link) = match operation {
@@ -193,7 +198,10 @@ fn units(operation: Operation, profile: &Profile, len: u32) -> Units {
     };
     cost[Resource::Cpu] = amount(at(&profile.cpu_ns, len));
     cost[device] = amount(at(&profile.device_ns, len));
-    cost[link] = amount(f64::from(len) + f64::from(profile.header_bytes));
+    // A machine on this node needs no link.
+    if frontend == Frontend::Tcp {
+        cost[link] = amount(f64::from(len) + f64::from(profile.header_bytes));
+    }
     cost[Resource::Software] = PARTS;
     cost[Resource::Ops] = PARTS;
     cost[Resource::Bytes] = amount(f64::from(len));
@@ -231,6 +239,8 @@ pub(crate) mod tests {
         // The longest there is doesn't overflow.
         let cost = table.of(Frontend::Vhost, Operation::Write, u32::MAX);
         assert_eq!(cost[Resource::Bytes], PLENTY);
+        assert_eq!(cost[Resource::LinkIn], 0);
+        let cost = table.of(Frontend::Tcp, Operation::Write, u32::MAX);
         assert_eq!(cost[Resource::LinkIn], PLENTY);
     }
 

@@ -216,6 +216,16 @@ impl Scheduler {
         self.lanes[lane].waiting.sub(cost);
     }
 
+    /// Whether this lane's tenant has used no more in this window than is due to it of its base: those whose I/Os are begun
+    /// first. For a reactor's turn, not for each I/O.
+    #[must_use]
+    pub fn is_within_base(&self, lane: usize) -> bool {
+        match self.lanes[lane].tenant {
+            NOBODY => false,
+            tenant => self.is_below_base(tenant as usize, &Units::ZERO),
+        }
+    }
+
     /// I/Os waited so long for a resource in this window: what costs are corrected by.
     pub fn observe(&mut self, resource: Resource, sum_ns: u64, count: u32) {
         if (resource as usize) < SHARED {

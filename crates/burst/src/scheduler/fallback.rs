@@ -97,7 +97,7 @@ impl Scheduler {
     }
 
     /// The guard: with this I/O too, the tenant is not above its base.
-    fn is_below_base(&self, tenant: usize, own: &Units) -> bool {
+    pub(super) fn is_below_base(&self, tenant: usize, own: &Units) -> bool {
         let one = &self.tenants[tenant];
         let mut would = one.extra;
         for lane in &one.lanes {

@@ -1,6 +1,7 @@
 //! What is known of a lane and of a tenant.
 
-use crate::units::{COUNT, Units};
+use crate::budget::Rate;
+use crate::units::{COUNT, PARTS, Resource, SHARED, Units};
 
 /// No tenant.
 pub(super) const NOBODY: u32 = u32::MAX;
@@ -120,6 +121,10 @@ pub struct Seen {
     pub lost: u64,
     /// I/Os that began out of the reserve.
     pub from_reserve: u64,
+    /// Windows in which it used more than what was due of its base.
+    pub burst_windows: u64,
+    /// Windows in which it used anything.
+    pub active_windows: u64,
     /// What it has saved: operations, in parts.
     pub credit_parts: u64,
     /// What it has saved: bytes.
@@ -128,4 +133,31 @@ pub struct Seen {
     pub given: Units,
     /// The last window.
     pub used: Units,
+}
+
+impl Seen {
+    /// What the last window gave it, a second: as its budget says, or less, as far as what it was given of something else does
+    /// for I/Os like those that it used last.
+    #[must_use]
+    pub fn granted(&self, window_ns: u64) -> Rate {
+        let mut part = f64::MAX;
+        for resource in 0..SHARED {
+            let used = self.used.0[resource];
+            if used > 0 {
+                part = part.min(f64::from(self.given.0[resource]) / f64::from(used));
+            }
+        }
+        let a_second = |own: Resource, each: f64| {
+            let like = (f64::from(self.used[own]) * part).max(0.0);
+            let given = match self.used[own] {
+                0 => f64::from(self.given[own]),
+                _ => f64::from(self.given[own]).min(like),
+            };
+            (given / each * 1e9 / window_ns.max(1) as f64) as u64
+        };
+        Rate {
+            iops: a_second(Resource::Ops, f64::from(PARTS)),
+            bytes: a_second(Resource::Bytes, 1.0),
+        }
+    }
 }

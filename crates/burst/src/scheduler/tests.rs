@@ -184,6 +184,18 @@ fn no_steal_by_tenants_above_base() {
     }
     let seen = bench.scheduler.seen(3);
     assert!(seen.taken + seen.from_reserve > 0, "{seen:?}");
+    // What is told of them: who bursts, and what each was given.
+    let told = |tenant: usize| {
+        let seen = bench.scheduler.seen(tenant);
+        let window_ns = bench.scheduler.params.window_ns;
+        (
+            seen.burst_windows * 100 / seen.active_windows,
+            seen.granted(window_ns).iops,
+        )
+    };
+    assert_eq!((told(0).0, told(2).0), (100, 0));
+    assert!((250_000..450_000).contains(&told(0).1), "{:?}", told(0));
+    assert!((100_000..450_000).contains(&told(2).1), "{:?}", told(2));
     assert!(bench.scheduler.seen(0).lost > 0);
 }
 
@@ -343,6 +355,12 @@ fn a_tenants_volumes_share_it_fairly() {
     }
     let [a, b, limited, little] = ended;
     assert_eq!(little, 1000);
+    // All of the tenant is above its base, until a window begins.
+    assert!(scheduler.is_within_base(0));
+    for lane in [0, 1] {
+        while scheduler.admit(lane, &cost) {}
+    }
+    assert!(!scheduler.is_within_base(0) && !scheduler.is_within_base(3));
     assert!((1950..=2050).contains(&limited), "{limited}");
     assert!(
         (7900..=8700).contains(&a) && (7900..=8700).contains(&b),

@@ -69,6 +69,8 @@ impl Tenant {
             self.seen.metered_parts += above[0];
             self.seen.metered_bytes += above[1];
         }
+        self.seen.burst_windows += u64::from(above != [0; 2]);
+        self.seen.active_windows += u64::from(used.0[OWN[0]] > 0);
         self.seen.used = *used;
     }
 

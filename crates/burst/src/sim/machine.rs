@@ -302,7 +302,7 @@ impl Machine {
             told: true,
             asked: self.now,
             ready: 0,
-            cost: self.costs.of(Frontend::Pcie, operation, len),
+            cost: self.costs.of(Frontend::Tcp, operation, len),
         };
         let number = match self.free.pop() {
             Some(number) => {

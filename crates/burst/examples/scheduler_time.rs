@@ -1,0 +1,94 @@
+//! How long the end of a window takes, by active tenants: `cargo xtask sim scheduler_time` runs this, in release.
+//!
+//! Design: a scheduler of 1024 tenants with a lane each. In each window those that are active begin I/Os: every other one
+//! keeps to its base, the rest burst, and something of theirs waits. Only [`Scheduler::turn`] is timed. A line each: how many are
+//! active, the median, the 99th of a hundred, ns.
+//! Not here: what turns cost besides, like looking at the time.
+
+use forebay_burst::board::Board;
+use forebay_burst::budget::{Budget, Burst, Rate};
+use forebay_burst::cost::{CostTable, Frontend, Operation, Profile};
+use forebay_burst::params::Params;
+use forebay_burst::scheduler::Scheduler;
+use forebay_burst::units::PARTS;
+use std::sync::Arc;
+use std::time::Instant;
+
+const TENANTS: usize = 1024;
+const ACTIVE: [usize; 1] = [64];
+const WARM: usize = 200;
+const WINDOWS: usize = 2000;
+
+fn main() {
+    for active in ACTIVE {
+        let mut times = windows(active);
+        times.sort_unstable();
+        println!(
+            "{active} {} {}",
+            times[WINDOWS / 2],
+            times[WINDOWS * 99 / 100]
+        );
+    }
+}
+
+fn windows(active: usize) -> Vec<u128> {
+    let profile = Profile::line((1000.0, 0.04), (500.0, 0.1), 64);
+    let costs = CostTable::new([[profile; 3]; 3]);
+    let board = Arc::new(Board::new(TENANTS));
+    let whole = [1e9, 4e9, 4e9, 12.5e9, 12.5e9, 4e6 * f64::from(PARTS)];
+    let Ok(mut scheduler) = Scheduler::new(Params::default(), &whole, TENANTS, &board) else {
+        return Vec::new();
+    };
+    let rate = |iops: u64| Rate {
+        iops,
+        bytes: iops * 8192,
+    };
+    for tenant in 0..TENANTS {
+        let how = match tenant % 3 {
+            0 => Burst::Credit { seconds: 60 },
+            _ => Burst::Metered,
+        };
+        let budget = Budget {
+            base: rate(1000),
+            burst: rate(100_000),
+            how,
+        };
+        scheduler.set_budget(tenant, &budget, &costs);
+        scheduler.attach(tenant, tenant);
+    }
+    let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let mut waits = vec![false; TENANTS];
+    let mut times = Vec::with_capacity(WINDOWS);
+    let step = TENANTS / active;
+    for window in 0..WARM + WINDOWS {
+        for tenant in (0..TENANTS).step_by(step) {
+            let bursts = (tenant / step) % 2 == 1;
+            let wants = if bursts {
+                16
+            } else {
+                usize::from((window + tenant) % 4 == 0)
+            };
+            for _ in 0..wants {
+                let begins = match waits[tenant] {
+                    true => scheduler.resume(tenant, &cost),
+                    false => scheduler.admit(tenant, &cost),
+                };
+                if !begins && !waits[tenant] {
+                    scheduler.wait(tenant, &cost);
+                }
+                waits[tenant] = !begins;
+                if !begins {
+                    break;
+                }
+            }
+        }
+        let start = Instant::now();
+        scheduler.turn(1);
+        let took = start.elapsed();
+        if window >= WARM {
+            times.push(took.as_nanos());
+        }
+    }
+
+    times
+}
