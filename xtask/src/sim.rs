@@ -5,6 +5,7 @@
 //! Not here: what is simulated, and its parameters (`crates/burst/src/sim`).
 
 mod svg;
+mod time;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -22,9 +23,9 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
         match arg.as_str() {
             "--quick" => effort = Effort::QUICK,
             "--svg" => folder = PathBuf::from(args.next().context("--svg needs a folder")?),
-            "all" => names.extend(FIGURES.iter().map(|(name, _, _)| *name)),
-            name => match FIGURES.iter().find(|(own, _, _)| *own == name) {
-                Some((own, _, _)) => names.push(own),
+            "all" => names.extend(all().map(|(name, _)| name)),
+            name => match all().find(|(own, _)| *own == name) {
+                Some((own, _)) => names.push(own),
                 None => bail!("no figure '{name}'; there are:\n{}", list()),
             },
         }
@@ -36,7 +37,10 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
     let mut good = true;
     for name in names {
         let start = Instant::now();
-        let figure = make(name, effort).context("no such figure")?;
+        let figure = match name {
+            name if name == time::FIGURE.0 => time::make()?,
+            name => make(name, effort).context("no such figure")?,
+        };
         print(&figure);
         good &= figure.claims.iter().all(|claim| claim.holds());
         let file = folder.join(format!("{name}.svg"));
@@ -76,10 +80,14 @@ fn write(file: &Path, text: &str) -> Result<()> {
     std::fs::write(file, text).with_context(|| file.display().to_string())
 }
 
+fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let simulated = FIGURES.iter().map(|(name, what, _)| (*name, *what));
+    simulated.chain([time::FIGURE])
+}
+
 fn list() -> String {
-    let lines = FIGURES.iter();
-    let lines: Vec<String> = lines
-        .map(|(name, what, _)| format!("  {name:<14}{what}"))
+    let lines: Vec<String> = all()
+        .map(|(name, what)| format!("  {name:<16}{what}"))
         .collect();
     lines.join("\n")
 }

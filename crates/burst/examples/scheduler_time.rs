@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 const TENANTS: usize = 1024;
-const ACTIVE: [usize; 1] = [64];
+const ACTIVE: [usize; 8] = [1, 16, 32, 64, 128, 256, 512, 1024];
 const WARM: usize = 200;
 const WINDOWS: usize = 2000;
 
@@ -90,5 +90,6 @@ fn windows(active: usize) -> Vec<u128> {
         }
     }
 
+    assert_eq!(scheduler.active(), active);
     times
 }

@@ -83,20 +83,31 @@ impl Entry {
         }
     }
 
-    /// This reactor's demand was `old` and is `new`; its share of the tenant (0 to 1).
+    /// More than one reactor has lanes of this tenant: what one of them needs has to be told.
     #[inline]
-    pub fn share(&self, old: u64, new: u64) -> f32 {
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.reactors.load(Relaxed) > 1
+    }
+
+    /// This reactor told a demand of `told`, and it is `new` now; its share of the tenant (0 to 1). Whoever is the only one
+    /// has all of it and tells nothing.
+    #[inline]
+    pub fn share(&self, told: &mut u64, new: u64) -> f32 {
         let reactors = u64::from(self.reactors.load(Relaxed));
         if reactors <= 1 {
-            self.demand.fetch_add(new.wrapping_sub(old), Relaxed);
             return 1.0;
         }
-        let sum = self
-            .demand
-            .fetch_add(new.wrapping_sub(old), Relaxed)
-            .wrapping_add(new.wrapping_sub(old));
+        let change = new.wrapping_sub(std::mem::replace(told, new));
+        let sum = self.demand.fetch_add(change, Relaxed).wrapping_add(change);
         let sum = sum.max(new) + BEGINNER * reactors;
         (new + BEGINNER) as f32 / sum as f32
+    }
+
+    /// A reactor that told this has no lane any more.
+    pub fn leave(&self, told: u64) {
+        self.demand.fetch_sub(told, Relaxed);
+        self.attach(false);
     }
 }
 
@@ -108,20 +119,28 @@ mod tests {
     fn shares_follow_demand_and_make_a_whole() {
         let board = Board::new(1);
         let entry = board.entry(0);
+        let (mut first, mut second) = (0, 0);
         entry.attach(true);
-        assert_eq!(entry.share(0, WHOLE), 1.0);
+        assert_eq!(entry.share(&mut first, WHOLE), 1.0);
         entry.attach(true);
-        let other = entry.share(0, 0);
+        entry.share(&mut first, WHOLE);
+        let other = entry.share(&mut second, 0);
         assert!(other > 0.0 && other < 0.1, "{other}");
         // Both see the same demand: half of it each.
-        let other = entry.share(0, WHOLE);
-        let one = entry.share(WHOLE, WHOLE);
+        let other = entry.share(&mut second, WHOLE);
+        let one = entry.share(&mut first, WHOLE);
         assert_eq!((one, other), (0.5, 0.5));
         // One stops: the other has nearly all.
-        let one = entry.share(WHOLE, 0);
-        let other = entry.share(WHOLE, WHOLE);
+        let one = entry.share(&mut first, 0);
+        let other = entry.share(&mut second, WHOLE);
         assert!((one + other - 1.0).abs() < 0.001, "{one} {other}");
         assert!(other > 0.9);
+        // It is gone: all is the other's, and of the next that comes it is not counted.
+        entry.leave(first);
+        assert_eq!(entry.share(&mut second, WHOLE), 1.0);
+        entry.attach(true);
+        let (one, other) = (entry.share(&mut 0, WHOLE), entry.share(&mut second, WHOLE));
+        assert_eq!((one, other), (0.5, 0.5));
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! **Not here:** the commands that wait (the lane keeps them, in order, and says so: [`Scheduler::wait`]), their order among
 //! lanes, time.
 
+mod each;
 mod fallback;
 mod state;
 #[cfg(test)]
@@ -26,6 +27,7 @@ use crate::cost::CostTable;
 use crate::estimator::Estimator;
 use crate::params::{BadParam, Params};
 use crate::units::{PARTS, PLENTY, Resource, SHARED, Units, in_window};
+use each::Each;
 use state::{Lane, NOBODY, Tenant};
 use std::sync::Arc;
 
@@ -115,6 +117,7 @@ impl Scheduler {
         }
         let one = &mut self.tenants[tenant];
         (one.base, one.burst, one.metered) = (base, burst, metered);
+        (one.shared_base, one.shared_burst) = (Each::shared(&base), Each::shared(&burst));
         one.spare = one.spare.min(&burst);
         for lane in &one.lanes {
             let lane = &mut self.lanes[*lane as usize];
@@ -138,6 +141,7 @@ impl Scheduler {
         let mut room = limit;
         room.0[..SHARED].fill(PLENTY);
         (lane.base, lane.limit, lane.room) = (base, limit, room);
+        lane.limited = budget.is_some();
     }
 
     /// What a budget says, in a window.
@@ -160,6 +164,7 @@ impl Scheduler {
             self.board.entry(tenant).attach(true);
         }
         one.lanes.push(lane as u32);
+        one.count_lanes();
     }
 
     /// This lane is nobody's any more.
@@ -174,11 +179,10 @@ impl Scheduler {
         used.sub(&gone.left);
         one.extra.add(&used);
         one.lanes.retain(|other| *other as usize != lane);
+        one.count_lanes();
         if one.lanes.is_empty() {
-            let entry = self.board.entry(tenant);
-            entry.share(one.demand_told, 0);
-            entry.attach(false);
-            one.demand_told = 0;
+            let told = std::mem::take(&mut one.demand_told);
+            self.board.entry(tenant).leave(told);
         }
     }
 
@@ -198,6 +202,7 @@ impl Scheduler {
     pub fn wait(&mut self, lane: usize, cost: &Units) {
         let lane = &mut self.lanes[lane];
         lane.waiting.add(cost);
+        lane.waiters += 1;
         self.tenants[lane.tenant as usize].seen.waited += 1;
     }
 
@@ -206,14 +211,14 @@ impl Scheduler {
     pub fn resume(&mut self, lane: usize, cost: &Units) -> bool {
         let admitted = self.admit(lane, cost);
         if admitted {
-            self.lanes[lane].waiting.sub(cost);
+            self.lanes[lane].waits_no_more(cost);
         }
         admitted
     }
 
     /// An I/O that waited is gone.
     pub fn cancel(&mut self, lane: usize, cost: &Units) {
-        self.lanes[lane].waiting.sub(cost);
+        self.lanes[lane].waits_no_more(cost);
     }
 
     /// Whether this lane's tenant has used no more in this window than is due to it of its base: those whose I/Os are begun

@@ -112,6 +112,28 @@ impl Units {
         }
     }
 
+    /// The sum of amounts of which two can be added.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn plus(&self, other: &Self) -> Self {
+        let mut sum = *self;
+        for (sum, other) in sum.0.iter_mut().zip(&other.0) {
+            *sum = sum.wrapping_add(*other);
+        }
+        sum
+    }
+
+    /// The difference of such amounts.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn minus(&self, other: &Self) -> Self {
+        let mut rest = *self;
+        for (rest, other) in rest.0.iter_mut().zip(&other.0) {
+            *rest = rest.wrapping_sub(*other);
+        }
+        rest
+    }
+
     /// Without `other`, at least 0.
     #[inline]
     pub fn sub(&mut self, other: &Self) {

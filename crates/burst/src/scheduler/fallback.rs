@@ -4,9 +4,10 @@
 //! the path of an I/O of a tenant within what it was given. **Not here:** what waits.
 
 use super::Scheduler;
+use super::each::Each;
 use super::state::NOBODY;
 use crate::params::Policy;
-use crate::units::{COUNT, SHARED, Units};
+use crate::units::{SHARED, Units};
 
 impl Scheduler {
     #[cold]
@@ -24,7 +25,8 @@ impl Scheduler {
         }
         let began = self.begin_owing(lane, cost) || self.begin_beyond(lane, tenant as usize, cost);
         if !began {
-            self.lanes[lane].wanted = *cost;
+            let lane = &mut self.lanes[lane];
+            (lane.wanted, lane.wants) = (*cost, true);
         }
         began
     }
@@ -149,9 +151,8 @@ impl Scheduler {
             need.sub(&part);
         }
         let one = &mut self.tenants[victim];
-        for (allocated, lost) in one.allocated.iter_mut().zip(&shared.0) {
-            *allocated = (*allocated - *lost as f32).max(0.0);
-        }
+        let lost = Each::of(shared);
+        one.allocated = one.allocated.with(&lost, |had, lost| (had - lost).max(0.0));
         one.seen.lost += 1;
         self.tenants[tenant].seen.taken += 1;
         true
@@ -166,7 +167,7 @@ impl Scheduler {
         }
         let mut most = Units::ZERO;
         for resource in 0..SHARED {
-            let above = one.allocated[resource] - one.base.0[resource] as f32 * one.share;
+            let above = one.allocated.0[resource] - one.shared_base.0[resource] * one.share;
             most.0[resource] = left.0[resource].min(above.max(0.0) as i32);
         }
         most
@@ -186,8 +187,9 @@ impl Scheduler {
         let entry = self.board.entry(tenant);
         let one = &mut self.tenants[tenant];
         one.active = true;
-        one.allocated = [0.0; COUNT];
-        one.share = entry.share(one.demand_told, one.demand_told);
+        one.allocated = Each::ZERO;
+        let told = one.demand_told;
+        one.share = entry.share(&mut one.demand_told, told);
         one.spare = Units::ZERO;
         // What its base was worth meanwhile: saved, the rest is credit.
         one.earn(entry, idle.max(1), self.params.saved_windows);

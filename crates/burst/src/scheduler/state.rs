@@ -1,13 +1,15 @@
 //! What is known of a lane and of a tenant.
 
+use super::each::Each;
 use crate::budget::Rate;
-use crate::units::{COUNT, PARTS, Resource, SHARED, Units};
+use crate::units::{PARTS, Resource, SHARED, Units};
 
 /// No tenant.
 pub(super) const NOBODY: u32 = u32::MAX;
 
 /// One lane. What an I/O looks at comes first.
 #[derive(Clone, Debug)]
+#[repr(C, align(64))]
 pub(super) struct Lane {
     /// What may still be used in this window.
     pub(super) left: Units,
@@ -28,6 +30,12 @@ pub(super) struct Lane {
     /// Used in this window beyond what was given: out of what was not its own.
     pub(super) beyond: Units,
     pub(super) tenant: u32,
+    /// I/Os that wait.
+    pub(super) waiters: u32,
+    /// Something is saved for.
+    pub(super) wants: bool,
+    /// Its volume has a limit.
+    pub(super) limited: bool,
 }
 
 impl Default for Lane {
@@ -43,29 +51,36 @@ impl Default for Lane {
             demand: Units::ZERO,
             beyond: Units::ZERO,
             tenant: NOBODY,
+            waiters: 0,
+            wants: false,
+            limited: false,
         }
     }
 }
 
 impl Lane {
-    /// Whether its volume has a limit.
-    #[inline]
-    pub(super) fn is_limited(&self) -> bool {
-        self.limit != Units::PLENTY
-    }
-
     /// Used in this window.
     #[inline]
     pub(super) fn used(&self) -> Units {
-        let mut used = self.given;
-        used.sub(&self.left);
-        used.add(&self.beyond);
-        used
+        let used = self.given.minus(&self.left);
+        used.plus(&self.beyond)
+    }
+
+    /// One I/O less waits.
+    #[inline]
+    pub(super) fn waits_no_more(&mut self, cost: &Units) {
+        self.waiters = self.waiters.saturating_sub(1);
+        // Of many that are large, the sum may be cut; of none, it is nothing.
+        match self.waiters {
+            0 => self.waiting = Units::ZERO,
+            _ => self.waiting.sub(cost),
+        }
     }
 }
 
 /// One tenant on this reactor.
 #[derive(Clone, Default, Debug)]
+#[repr(align(64))]
 pub(super) struct Tenant {
     /// In a window, on all reactors together.
     pub(super) base: Units,
@@ -79,14 +94,22 @@ pub(super) struct Tenant {
     pub(super) spare: Units,
     /// Used by lanes that are gone.
     pub(super) extra: Units,
-    /// The last allocation of each resource.
-    pub(super) allocated: [f32; COUNT],
+    /// The last allocation of each shared resource.
+    pub(super) allocated: Each,
     /// What it used and what waits, weighed.
-    pub(super) demand: [f32; COUNT],
+    pub(super) demand: Each,
+    /// Of what is shared, its base and its burst limit, as in `base` and `burst`.
+    pub(super) shared_base: Each,
+    /// See there.
+    pub(super) shared_burst: Each,
     /// Its part of the tenant: this reactor's demand by all reactors'.
     pub(super) share: f32,
     /// What the board was told last.
     pub(super) demand_told: u64,
+    /// It used nothing in the last window, and nothing waits.
+    pub(super) rests: bool,
+    /// Its lane, if that is the only one: [`NOBODY`] else.
+    pub(super) only: u32,
     /// Drawn from credit for this window: operations, bytes.
     pub(super) drawn: [u64; 2],
     /// The window in which it was last active.
@@ -96,6 +119,14 @@ pub(super) struct Tenant {
 }
 
 impl Tenant {
+    /// Its lanes are others now.
+    pub(super) fn count_lanes(&mut self) {
+        self.only = match self.lanes[..] {
+            [lane] => lane,
+            _ => NOBODY,
+        };
+    }
+
     /// What lies ready for this window of its credit.
     pub(super) fn drawn_credit(&self, own: usize) -> u64 {
         if self.metered { 0 } else { self.drawn[own] }

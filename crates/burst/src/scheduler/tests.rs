@@ -73,6 +73,13 @@ impl Bench {
         self.scheduler.set_budget(tenant, budget, &self.costs);
     }
 
+    /// What waits is gone.
+    fn forget(&mut self, tenant: usize) {
+        for cost in self.queues[tenant].drain(..) {
+            self.scheduler.cancel(tenant, &cost);
+        }
+    }
+
     /// One window under `load`; at most `depth` I/Os wait for each tenant, more are not asked for.
     pub(super) fn window(&mut self, depth: usize, load: Load<'_>) {
         self.ended.fill(0);
@@ -294,18 +301,14 @@ fn credit_is_earned_below_the_base_and_spent_above() {
     // Nothing saved: nothing above the base.
     let base = run(&mut bench, 100, 1000);
     assert!((9_900..=10_100).contains(&base), "{base}");
-    bench.queues[0].clear();
-    let cost = bench.scheduler.lanes[0].waiting;
-    bench.scheduler.cancel(0, &cost);
+    bench.forget(0);
     // Half of the base for 400 windows: 200 windows' base saved, which is 100 windows at three times the base.
     run(&mut bench, 400, 50);
     let burst = run(&mut bench, 100, 1000);
     assert!((28_000..=30_500).contains(&burst), "{burst}");
     let after = run(&mut bench, 100, 1000);
     assert!((9_900..=11_500).contains(&after), "{after}");
-    bench.queues[0].clear();
-    let cost = bench.scheduler.lanes[0].waiting;
-    bench.scheduler.cancel(0, &cost);
+    bench.forget(0);
     // Idle for as long as one likes: the cap.
     run(&mut bench, 3000, 0);
     run(&mut bench, 1, 1);

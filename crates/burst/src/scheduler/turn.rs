@@ -5,7 +5,8 @@
 //! **Not here:** when a window ends.
 
 use super::Scheduler;
-use super::state::{Lane, Tenant};
+use super::each::Each;
+use super::state::{Lane, NOBODY, Tenant};
 use crate::board::{Entry, WHOLE};
 use crate::params::{Params, Policy};
 use crate::units::{COUNT, PARTS, PLENTY, Resource, SHARED, Units};
@@ -19,9 +20,10 @@ impl Tenant {
         self.save(entry, windows, saved, &Units::ZERO);
     }
 
+    #[inline]
     fn save(&mut self, entry: &Entry, windows: u64, saved: u32, wanted: &Units) {
         for (credit, own) in entry.credit.iter().zip(OWN) {
-            let base = (self.base.0[own] as f32 * self.share) as u64;
+            let base = self.part(self.base.0[own]) as u64;
             let most = (base * u64::from(saved))
                 .max(wanted.0[own] as u64)
                 .min(PLENTY as u64);
@@ -34,12 +36,21 @@ impl Tenant {
         }
     }
 
+    /// This reactor's part of an amount of the tenant's.
+    #[inline]
+    fn part(&self, amount: i32) -> i32 {
+        match self.share {
+            1.0 => amount,
+            share => (amount as f32 * share) as i32,
+        }
+    }
+
     /// What it may use of its own in the window that begins.
+    #[inline]
     pub(super) fn limit(&mut self, entry: &Entry, policy: Policy) -> Units {
         let mut limit = self.due.own();
         for (at, own) in OWN.into_iter().enumerate() {
-            let above = (self.burst.0[own] - self.base.0[own]).max(0);
-            let above = (above as f32 * self.share) as u64;
+            let above = self.part((self.burst.0[own] - self.base.0[own]).max(0)) as u64;
             let more = match policy {
                 Policy::Base => 0,
                 _ if self.metered => above,
@@ -52,6 +63,7 @@ impl Tenant {
     }
 
     /// What was used in the window that ended is paid: first of what was due, then of what was drawn.
+    #[inline]
     fn settle(&mut self, entry: &Entry, used: &Units) {
         let mut above = [0u64; 2];
         for (at, own) in OWN.into_iter().enumerate() {
@@ -92,44 +104,84 @@ impl Scheduler {
     pub fn turn(&mut self, passed: u64) {
         let passed = passed.max(1);
         self.window += passed;
-        let policy = self.params.policy;
-        let mut used_sum = [0f32; SHARED];
-        let mut demand_sum = [0f32; SHARED];
-        let mut owed = [0f32; SHARED];
-        let mut largest = [0f32; SHARED];
-        for &tenant in &self.active {
-            let one = &mut self.tenants[tenant as usize];
-            let entry = self.board.entry(tenant as usize);
+        let sums = self.settle_all(passed);
+        let (each, scale, left) = self.shares(&sums);
+        self.give_all(&each, &scale, left);
+        let awake = !self.active.is_empty();
+        if awake != self.awake {
+            self.awake = awake;
+            self.board.wake(awake);
+        }
+    }
+
+    /// The first pass: what was used is paid, and what each is owed set aside.
+    fn settle_all(&mut self, passed: u64) -> Sums {
+        let Self {
+            params,
+            active,
+            tenants,
+            lanes,
+            board,
+            ..
+        } = self;
+        let mut sums = Sums::default();
+        let (keep, weight) = (params.keep, params.weight_waiting);
+        let headroom = 1.0 + params.headroom;
+        for &tenant in &*active {
+            let one = &mut tenants[tenant as usize];
+            let entry = board.entry(tenant as usize);
             let mut used = std::mem::take(&mut one.extra);
             let (mut waiting, mut wanted) = (Units::ZERO, Units::ZERO);
-            for lane in &one.lanes {
-                let lane = &mut self.lanes[*lane as usize];
-                lane.end(&self.params, &mut used, &mut waiting, &mut wanted);
+            if one.only != NOBODY {
+                let lane = &mut lanes[one.only as usize];
+                used.add(&lane.end(params));
+                (waiting, wanted) = (lane.waiting, lane.wanted);
+            } else {
+                for lane in &one.lanes {
+                    let lane = &mut lanes[*lane as usize];
+                    let own = lane.end(params);
+                    lane.demand = own;
+                    lane.demand.add(&lane.waiting);
+                    used.add(&own);
+                    waiting.add(&lane.waiting);
+                    for (wanted, own) in wanted.0.iter_mut().zip(&lane.wanted.0) {
+                        *wanted = (*wanted).max(*own);
+                    }
+                }
             }
             one.settle(entry, &used);
-            let told = one.told(&used, &waiting);
-            one.share = entry.share(one.demand_told, told);
-            one.demand_told = told;
-            one.save(entry, passed, self.params.saved_windows, &wanted);
-            for resource in 0..SHARED {
-                let base = one.base.0[resource] as f32 * one.share;
-                let waits = waiting.0[resource] as f32;
-                let demand = used.0[resource] as f32 + waits * self.params.weight_waiting;
-                let had = &mut one.allocated[resource];
-                *had = if waits > 0.0 || *had > base {
-                    base
-                } else {
-                    // Only what is not used fades: as printed, a steady tenant waits every few windows.
-                    let uses = used.0[resource] as f32 * (1.0 + self.params.headroom);
-                    (*had * self.params.keep).max(uses).min(base)
-                };
-                one.demand[resource] = demand;
-                used_sum[resource] += used.0[resource] as f32;
-                demand_sum[resource] += demand;
-                owed[resource] += *had;
-                largest[resource] = largest[resource].max(base);
+            one.rests = used.0[OWN[0]] | waiting.0[OWN[0]] == 0;
+            one.share = match entry.is_shared() {
+                true => {
+                    let told = one.told(&used, &waiting);
+                    entry.share(&mut one.demand_told, told)
+                }
+                false => 1.0,
+            };
+            one.save(entry, passed, params.saved_windows, &wanted);
+            let base = one.shared_base.times(one.share);
+            let (uses, waits) = (Each::shared(&used), Each::shared(&waiting));
+            // Only what is not used fades: as printed, a steady tenant waits every few windows.
+            let had = one.allocated;
+            let fades = had.times(keep).max(&uses.times(headroom)).min(&base);
+            let mut owed = base;
+            for at in 0..COUNT {
+                let whole = (waits.0[at] > 0.0) | (had.0[at] > base.0[at]);
+                owed.0[at] = if whole { base.0[at] } else { fades.0[at] };
             }
+            one.demand = uses.plus(&waits.times(weight));
+            one.allocated = owed;
+            sums.used = sums.used.plus(&uses);
+            sums.demand = sums.demand.plus(&one.demand);
+            sums.owed = sums.owed.plus(&owed);
+            sums.largest = sums.largest.max(&base);
         }
+        sums
+    }
+
+    /// What there is in the window that begins: for each unit of demand, of each that is owed, and all that is not owed. What
+    /// is reserved is set aside.
+    fn shares(&mut self, sums: &Sums) -> (Each, Each, Each) {
         let mut whole = self.whole;
         let awake = self.board.awake() as f32;
         for whole in &mut whole[1..] {
@@ -137,95 +189,111 @@ impl Scheduler {
         }
         let mut parts = [0f32; SHARED];
         for resource in 0..SHARED {
-            parts[resource] = used_sum[resource] / whole[resource].max(1.0);
+            parts[resource] = sums.used.0[resource] / whole[resource].max(1.0);
         }
         self.estimator.turn(&self.params, &parts);
         let most = self.params.reserve_tenants as f32;
-        let mut left = [0f32; SHARED];
-        let mut each = [0f32; SHARED];
-        let mut scale = [1f32; SHARED];
+        let (mut left, mut each) = (Each::ZERO, Each::ZERO);
+        let mut scale = Each([1.0; COUNT]);
         for resource in 0..SHARED {
             // Costs that are taken for more are the same as having less.
             let whole = whole[resource] / self.estimator.factors()[resource];
-            let reserve = (whole * self.params.reserve_most).min(largest[resource] * most);
+            let owed = sums.owed.0[resource];
+            let reserve = (whole * self.params.reserve_most).min(sums.largest.0[resource] * most);
             // It is not taken from bases.
-            let reserve = reserve.min((whole - owed[resource]).max(0.0));
+            let reserve = reserve.min((whole - owed).max(0.0));
             self.reserve.0[resource] = reserve as i32;
-            left[resource] = whole - reserve - owed[resource];
-            if left[resource] < 0.0 {
+            left.0[resource] = whole - reserve - owed;
+            if left.0[resource] < 0.0 {
                 // More was promised than there is.
-                scale[resource] = whole / owed[resource];
-                left[resource] = 0.0;
+                scale.0[resource] = whole / owed;
+                left.0[resource] = 0.0;
             }
-            if demand_sum[resource] > 0.0 {
-                each[resource] = left[resource] / demand_sum[resource];
+            if sums.demand.0[resource] > 0.0 {
+                each.0[resource] = left.0[resource] / sums.demand.0[resource];
             }
         }
-        self.bursting.clear();
+        (each, scale, left)
+    }
+
+    /// The second pass: each is given what it is owed and its part of the rest.
+    fn give_all(&mut self, each: &Each, scale: &Each, mut left: Each) {
+        let Self {
+            params,
+            active,
+            tenants,
+            lanes,
+            board,
+            bursting,
+            ..
+        } = self;
+        let policy = params.policy;
+        bursting.clear();
         let mut at = 0;
-        while let Some(&tenant) = self.active.get(at) {
-            let one = &mut self.tenants[tenant as usize];
-            let mut bursts = false;
-            let mut idle = one.demand_told == 0;
-            let mut given = Units::ZERO;
-            for resource in 0..SHARED {
-                let base = one.base.0[resource] as f32 * one.share;
-                let burst = one.burst.0[resource] as f32 * one.share;
-                let owed = one.allocated[resource] * scale[resource];
-                let more = one.demand[resource] * each[resource];
-                let sum = (owed + more).min(burst);
-                left[resource] -= (sum - owed).max(0.0);
-                one.allocated[resource] = sum;
-                bursts |= sum > base;
-                idle &= sum <= base * self.params.forget;
-                given.0[resource] = sum as i32;
-            }
-            if idle {
+        while let Some(&tenant) = active.get(at) {
+            let one = &mut tenants[tenant as usize];
+            let base = one.shared_base.times(one.share);
+            let burst = one.shared_burst.times(one.share);
+            let owed = one.allocated.with(scale, |owed, scale| owed * scale);
+            let more = one.demand.with(each, |demand, each| demand * each);
+            let sum = owed.plus(&more).min(&burst);
+            let taken = sum.with(&owed, |sum, owed| sum - owed).max(&Each::ZERO);
+            left = left.with(&taken, |left, taken| left - taken);
+            one.allocated = sum;
+            if one.rests && !sum.exceeds(&base.times(params.forget)) {
                 one.active = false;
                 one.last = self.window;
                 one.spare = Units::ZERO;
                 for lane in &one.lanes {
-                    self.lanes[*lane as usize].begin(Units::ZERO);
+                    lanes[*lane as usize].begin(&Units::ZERO);
                 }
-                self.active.swap_remove(at);
+                active.swap_remove(at);
                 continue;
             }
             at += 1;
+            let mut given = sum.units();
             if policy != Policy::Burst {
                 given = Units::PLENTY.shared();
-            } else if bursts {
-                self.bursting.push(tenant);
+            } else if sum.exceeds(&base) {
+                bursting.push(tenant);
             }
-            let entry = self.board.entry(tenant as usize);
-            given.add(&one.limit(entry, policy));
+            // Of its own and of what is shared: nothing is in both.
+            given = given.plus(&one.limit(board.entry(tenant as usize), policy));
             one.seen.given = given;
-            one.spare = divide(&given, &one.lanes, &mut self.lanes, &self.params);
+            if one.only == NOBODY {
+                one.spare = divide(&given, &one.lanes, lanes, params);
+            } else {
+                let lane = &mut lanes[one.only as usize];
+                let part = match lane.limited {
+                    true => given.min(&lane.room),
+                    false => given,
+                };
+                lane.begin(&part);
+                one.spare = Units::ZERO;
+            }
         }
-        for (free, left) in self.free.0.iter_mut().zip(left) {
-            *free = left.max(0.0) as i32;
-        }
-        let awake = !self.active.is_empty();
-        if awake != self.awake {
-            self.awake = awake;
-            self.board.wake(awake);
-        }
+        self.free = left.max(&Each::ZERO).units();
     }
 }
 
+/// Of all active tenants.
+#[derive(Default)]
+struct Sums {
+    used: Each,
+    demand: Each,
+    owed: Each,
+    largest: Each,
+}
+
 impl Lane {
-    /// A window ends; what it was goes to the sums.
+    /// A window ends. Says what was used in it.
     #[inline]
-    fn end(&mut self, params: &Params, used: &mut Units, waiting: &mut Units, wanted: &mut Units) {
+    fn end(&mut self, params: &Params) -> Units {
         let own = self.used();
-        used.add(&own);
-        waiting.add(&self.waiting);
-        if self.waiting.is_zero() {
-            self.wanted = Units::ZERO;
+        if self.waiters == 0 && self.wants {
+            (self.wanted, self.wants) = (Units::ZERO, false);
         }
-        for (wanted, own) in wanted.0.iter_mut().zip(&self.wanted.0) {
-            *wanted = (*wanted).max(*own);
-        }
-        if self.is_limited() {
+        if self.limited {
             for resource in OWN {
                 let limit = self.limit.0[resource];
                 let most = limit
@@ -235,27 +303,21 @@ impl Lane {
                 self.room.0[resource] = room.max(0).saturating_add(limit).min(most);
             }
         }
-        self.demand = own;
-        self.demand.add(&self.waiting);
         // What is owed stays. While something waits, what is left is saved, at most what one window gave: the I/O that
         // waits keeps those behind it from using it.
-        let most = if self.wanted.is_zero() {
-            Units::ZERO
-        } else {
-            self.given
+        let most = match self.wants {
+            false => Units::ZERO,
+            true => self.given,
         };
         self.left = self.left.min(&most).shared();
         self.beyond = Units::ZERO;
+        own
     }
 
     /// A window begins, with so much and what was saved.
     #[inline]
-    fn begin(&mut self, given: Units) {
-        let saved = self.left;
-        self.left = given;
-        for (left, saved) in self.left.0.iter_mut().zip(&saved.0) {
-            *left = left.saturating_add((*saved).min(*left));
-        }
+    fn begin(&mut self, given: &Units) {
+        self.left = given.plus(&self.left.min(given));
         self.given = self.left;
     }
 }
@@ -263,12 +325,6 @@ impl Lane {
 /// Among the tenant's lanes: to each what it wants as far as that is fair; to those that want more the rest. What nobody
 /// wants is told, and any of them may have it.
 fn divide(given: &Units, own: &[u32], lanes: &mut [Lane], params: &Params) -> Units {
-    if let [lane] = own {
-        let lane = &mut lanes[*lane as usize];
-        let part = given.min(&lane.room);
-        lane.begin(part);
-        return Units::ZERO;
-    }
     let mut spare = *given;
     let mut parts = 0;
     let mut promised = Units::ZERO;
@@ -336,7 +392,7 @@ fn divide(given: &Units, own: &[u32], lanes: &mut [Lane], params: &Params) -> Un
         let mut cut = part;
         cut.sub(&within);
         spare.add(&cut);
-        lane.begin(within);
+        lane.begin(&within);
     }
     spare
 }

@@ -1,0 +1,75 @@
+//! The figure `scheduler_time`: the end of a window, in real time.
+//!
+//! Purpose: the one figure that virtual time can't show. Design: the crate's example of the same name, built in release, says
+//! a line for each number of active tenants; the best of three runs counts, because others use this machine too.
+//! Not here: what is timed (`crates/burst/examples/scheduler_time.rs`).
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use forebay_burst::sim::figures::{Claim, Figure};
+use xtask::process;
+
+/// Its name, and what it is.
+pub(super) const FIGURE: (&str, &str) = (
+    "scheduler_time",
+    "how long the end of a window takes, by active tenants (real time, on this machine)",
+);
+const LIMIT: Duration = Duration::from_secs(600);
+
+pub(super) fn make() -> Result<Figure> {
+    let mut rows: Vec<(f64, Vec<f64>)> = Vec::new();
+    for _ in 0..3 {
+        let mut cargo = crate::cargo(&["run", "--quiet", "--release"]);
+        cargo.args(["--package", "forebay-burst", "--example", FIGURE.0]);
+        let text = process::text(&mut cargo, LIMIT)?;
+        for (at, line) in text.lines().enumerate() {
+            let numbers = line.split_whitespace().map(str::parse);
+            let numbers: Vec<f64> = numbers.collect::<Result<_, _>>().context("no number")?;
+            let [active, median, tail] = numbers[..] else {
+                anyhow::bail!("not three numbers: {line}");
+            };
+            let row = vec![median / 1e3, tail / 1e3];
+            match rows.get_mut(at) {
+                Some((_, best)) => {
+                    for (best, new) in best.iter_mut().zip(row) {
+                        *best = best.min(new);
+                    }
+                }
+                None => rows.push((active, row)),
+            }
+        }
+    }
+    let at = |wanted: f64| {
+        let row = rows.iter().find(|(active, _)| *active == wanted);
+        row.map_or(f64::NAN, |(_, values)| values[0])
+    };
+    let claim = |what: &str, paper, most, ours| Claim {
+        what: what.to_owned(),
+        paper,
+        range: (0.0, most),
+        ours,
+        why: "The paper's processors run at 2 GHz; these are this machine's",
+    };
+    let claims = vec![
+        claim("64 active of 1024, us", "below 5 us", 5.0, at(64.0)),
+        claim("1024 active, us", "below 100 us", 100.0, at(1024.0)),
+        claim(
+            "16 times as many take so many times as long",
+            "linear",
+            24.0,
+            at(1024.0) / at(64.0),
+        ),
+    ];
+    Ok(Figure {
+        title: "The end of a window, by active tenants of 1024".into(),
+        across: "active",
+        unit: "us",
+        columns: vec!["median".into(), "p99".into()],
+        rows,
+        claims,
+        assumed: "this machine, one reactor; every other tenant bursts, and something of its waits"
+            .into(),
+        ..Figure::default()
+    })
+}
