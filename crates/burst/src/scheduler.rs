@@ -238,6 +238,23 @@ impl Scheduler {
         }
     }
 
+    /// Whether other reactors reckon with what this one uses: until it has said that it uses nothing any more, its windows
+    /// must end.
+    #[must_use]
+    pub fn is_reckoned_with(&self) -> bool {
+        self.awake && self.board.awake() > 1
+    }
+
+    /// This reactor does without it from now on: nobody reckons with what it told any more. It has no lanes afterwards.
+    pub fn leave(&mut self) {
+        for lane in 0..self.lanes.len() {
+            self.detach(lane);
+        }
+        if std::mem::take(&mut self.awake) {
+            self.board.wake(false);
+        }
+    }
+
     /// What is known of a tenant on this reactor.
     #[must_use]
     pub fn seen(&self, tenant: usize) -> Seen {

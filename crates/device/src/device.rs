@@ -53,6 +53,38 @@ pub enum Finish {
     Failed(Errno),
 }
 
+/// Bytes that need no ring ([`Device::now`]).
+#[derive(Debug)]
+pub struct Now<'a> {
+    ram: Option<&'a Ram>,
+    fd: &'a OwnedFd,
+    offset_bytes: u64,
+}
+
+impl Now<'_> {
+    /// Reads or writes them; who reads data that was not kept finds in its own memory what was there before. The buffers have
+    /// as many bytes together; [`crate::Buf::new`]'s contract holds for them meanwhile.
+    ///
+    /// # Errors
+    /// As of [`Submitted::Done`].
+    #[inline]
+    pub fn transfer(self, write: bool, bufs: impl Iterator<Item = Buf>) -> Result<(), Errno> {
+        let Some(ram) = self.ram else {
+            // Data that nobody keeps is whatever the reader's own memory holds.
+            return Ok(());
+        };
+        let (fd, mut at) = (self.fd.as_fd(), self.offset_bytes);
+        for buf in bufs {
+            match write {
+                true => ram.write(fd, at, buf)?,
+                false => ram.read(fd, at, buf)?,
+            }
+            at += u64::from(buf.len_bytes());
+        }
+        Ok(())
+    }
+}
+
 /// An open device. Shared by all reactors; one per device and process.
 #[derive(Debug)]
 pub struct Device {
@@ -179,17 +211,10 @@ impl Device {
         }
     }
 
-    /// Reads or writes here and now, where no ring is needed for it: on a device whose bytes are in memory, or that keeps
-    /// none; who reads data that was not kept finds in its own memory what was there before. `None`: it must be submitted, and if that can't be, [`Device::submit`] says why. The buffers have `len_bytes`
-    /// together; [`crate::Buf::new`]'s contract holds for them meanwhile.
+    /// What can be read or written here and now, where no ring is needed for it: on a device whose bytes are in memory, or that
+    /// keeps none. `None`: it must be submitted, and if that can't be, [`Device::submit`] says why.
     #[inline]
-    pub fn transfer_now(
-        &self,
-        write: bool,
-        offset_bytes: u64,
-        len_bytes: u32,
-        bufs: impl Iterator<Item = Buf>,
-    ) -> Option<Result<(), Errno>> {
+    pub fn now(&self, offset_bytes: u64, len_bytes: u32) -> Option<Now<'_>> {
         #[cfg(feature = "test-device")]
         if self.gate.is_some() || self.faulty.is_some() || self.volatile.is_some() {
             return None;
@@ -204,22 +229,11 @@ impl Device {
         if len == 0 || (offset_bytes | len) & (align - 1) != 0 || end > self.info.capacity_bytes {
             return None;
         }
-        let Some(ram) = &self.ram else {
-            // Data that nobody keeps is whatever the reader's own memory holds.
-            return Some(Ok(()));
-        };
-        let (fd, mut at) = (self.fd.as_fd(), offset_bytes);
-        for buf in bufs {
-            let done = match write {
-                true => ram.write(fd, at, buf),
-                false => ram.read(fd, at, buf),
-            };
-            if done.is_err() {
-                return Some(done);
-            }
-            at += u64::from(buf.len_bytes());
-        }
-        Some(Ok(()))
+        Some(Now {
+            ram: self.ram.as_ref(),
+            fd: &self.fd,
+            offset_bytes,
+        })
     }
 
     /// Judges the result of `op`'s completion.

@@ -46,7 +46,7 @@ pub mod power;
 #[cfg(feature = "test-device")]
 pub mod volatile;
 
-pub use device::{Device, Finish, Submitted};
+pub use device::{Device, Finish, Now, Submitted};
 pub use error::DeviceError;
 pub use fixed::{MAX_ENTRIES, MAX_ENTRY_BYTES, Pinned, Registration};
 pub use mem::Buf;

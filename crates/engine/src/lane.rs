@@ -1,9 +1,10 @@
 //! A lane: one export's private path through a reactor.
 //!
 //! **Design.** All connections of an export live on one reactor, so a lane has one writer and needs
-//! no lock. Its statistics are in the state region. **Not here:** budgets (they come with admission).
+//! no lock. Its statistics are in the state region. **Not here:** who may begin a command ([`crate::core::Admission`]).
 
 use crate::volume::Volume;
+use forebay_burst::budget::Budget;
 use forebay_nvme::controller::{Health, NamespaceInfo};
 use forebay_nvme::io::NamespaceGeometry;
 use forebay_nvme::reservation::{Access, Reservations};
@@ -70,6 +71,15 @@ impl AtOnce {
     }
 }
 
+/// Whose a volume is, and what of its tenant's it may use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Share {
+    /// The tenant's slot in the state region.
+    pub tenant: u32,
+    /// Its part; `None`: an equal part, no limit of its own.
+    pub budget: Option<Budget>,
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct Lane {
@@ -83,6 +93,8 @@ pub struct Lane {
     pub machines_may: Access,
     /// What the owner says of it.
     pub figures: Figures,
+    /// What its volume may use; `None`: nothing is charged.
+    pub share: Option<Share>,
     /// To whom and as what.
     pub export: Arc<ExportConfig>,
     /// Commands in flight; the lane goes only when there are none.
@@ -112,6 +124,7 @@ impl Lane {
             reservations: Arc::default(),
             machines_may: Access::ALL,
             figures: Figures::default(),
+            share: None,
             export,
             in_flight: 0,
             slices: 0,

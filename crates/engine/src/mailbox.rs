@@ -6,14 +6,15 @@
 //! ring is the sender's business: it keeps the message and tries again. **Not here:** what the
 //! messages do.
 
-use crate::core::ServedDevice;
+use crate::core::{Admission, ServedDevice};
 use crate::door::NewConnection;
 use crate::exports::Port;
-use crate::lane::{Figures, Lane, LaneIndex};
+use crate::lane::{Figures, Lane, LaneIndex, Share};
 use crate::takeover::Part;
 use crate::vm::NewMachine;
 use crate::vm::frontend::{Closing, Deposit};
 use crate::volume::Volume;
+use forebay_burst::budget::Budget;
 use forebay_device::Errno;
 use forebay_nvme::Status;
 use forebay_nvme::reservation::Reservations;
@@ -37,6 +38,12 @@ pub enum Post {
     Ports(Arc<Vec<Port>>),
     /// What the owner says of a volume.
     Figures(VolumeId, Figures),
+    /// How I/O is admitted; `None`: all of it is. Tenants' budgets are in it.
+    Admission(Option<Box<Admission>>),
+    /// The tenant in this slot has this budget.
+    Budget(u32, Budget),
+    /// Whose a volume is, and what it may use; `None`: nobody's.
+    Share(VolumeId, Option<Share>),
     /// Nothing of an earlier engine is at a device that is served.
     Fenced(DeviceIndex),
     /// The device will be served before its fence, as soon as it is open; or it won't after all.

@@ -71,6 +71,7 @@ impl Reactor {
                 // From its end on: a long turn is no pause.
                 idle_since = now;
                 bump(&self.core.record().busy_ns, now - begun);
+                self.core.turn_took(now - begun);
             }
             turn += 1;
             let mut busy = false;
@@ -171,6 +172,9 @@ impl Reactor {
         if let Some(deadline) = deadlines.into_iter().flatten().min() {
             until = until.min(deadline.max(now + 1_000_000));
         }
+        if let Some(window_ends) = self.core.window_ends_ns() {
+            until = until.min(window_ends);
+        }
         if let Some(trim) = trim_at {
             until = until.min(trim);
         }
@@ -234,6 +238,9 @@ impl Reactor {
                 core.set_figures(volume, figures);
                 self.frontend.volume_changed(core, volume);
             }
+            Post::Admission(admission) => core.set_admission(admission),
+            Post::Budget(tenant, budget) => core.set_budget(tenant, &budget),
+            Post::Share(volume, share) => core.set_share(volume, share),
             Post::Fenced(device) => core.fenced(device),
             Post::Expect(device, expected) => core.expect(device, expected),
             Post::Lane(lane, request) => {

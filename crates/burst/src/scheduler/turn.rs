@@ -244,6 +244,7 @@ impl Scheduler {
                 one.active = false;
                 one.last = self.window;
                 one.spare = Units::ZERO;
+                one.seen.given = Units::ZERO;
                 for lane in &one.lanes {
                     lanes[*lane as usize].begin(&Units::ZERO);
                 }

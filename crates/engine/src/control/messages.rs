@@ -56,6 +56,7 @@ impl Control {
                     self.volumes.0.remove(&volume);
                     self.reserves.forget(volume);
                     self.figures.remove(&volume);
+                    self.budgets.forget(volume);
                     self.side.forget(volume);
                     Ok(())
                 };
@@ -107,6 +108,30 @@ impl Control {
                 };
                 self.figures.insert(volume, figures);
                 self.post_all(|| Post::Figures(volume, figures));
+            }
+            ToEngine::SetScheduling {
+                request,
+                scheduling,
+            } => {
+                let result = self.set_scheduling(scheduling);
+                self.done(request, result);
+            }
+            ToEngine::SetTenantBudget {
+                request,
+                tenant,
+                budget,
+            } => {
+                let result = self.set_tenant_budget(tenant, budget);
+                self.done(request, result);
+            }
+            ToEngine::SetVolumeBudget {
+                request,
+                volume,
+                tenant,
+                budget,
+            } => {
+                let result = self.set_volume_budget(volume, tenant, budget);
+                self.done(request, result);
             }
             ToEngine::SetReservations {
                 request,
@@ -248,6 +273,7 @@ impl Control {
             .get(&config.volume)
             .copied()
             .unwrap_or_default();
+        new.share = self.budgets.share(config.volume);
         self.mailboxes[reactor].post(Post::Lane(Box::new(new), request));
         // After the lane: whoever finds the export can be served.
         self.exports.set(Served { config, reactor });
@@ -269,8 +295,14 @@ impl Control {
             &record.machine_since_s,
             &record.machine_memory_bytes,
             &record.machine_queues,
+            &record.throttled_ops,
+            &record.throttled,
         ] {
             gauge.store(0, Relaxed);
+        }
+        let times = &record.throttled_times;
+        for counter in times.buckets.iter().chain([&times.sum_ns]) {
+            counter.store(0, Relaxed);
         }
         for op in &record.ops {
             for counter in op.counters() {

@@ -6,6 +6,7 @@
 //! everything granted goes on. **Not here:** commands of tenants ([`crate::core`]); what else the
 //! daemon says ([`messages`]); opening and fencing devices ([`devices`]).
 
+mod budgets;
 mod devices;
 mod handover;
 mod machines;
@@ -96,6 +97,7 @@ pub struct Control {
     known_exports: BTreeMap<ExportId, KnownExport>,
     /// What the owner says of volumes.
     figures: BTreeMap<VolumeId, Figures>,
+    budgets: budgets::Budgets,
     lanes_used: Vec<bool>,
     /// Connections, by number: the daemon has their sockets too.
     sockets: BTreeMap<u64, Arc<OwnedFd>>,
@@ -170,6 +172,7 @@ impl Control {
             volumes: Volumes::default(),
             known_exports: BTreeMap::new(),
             figures: BTreeMap::new(),
+            budgets: budgets::Budgets::default(),
             lanes_used: vec![false; MAX_LANES],
             sockets: BTreeMap::new(),
             handover: Handover::None,

@@ -137,6 +137,13 @@ impl Carried {
         self.busy
     }
 
+    /// Whether a dead engine had begun this command.
+    #[cold]
+    pub(super) fn is_carried(&self, record: CommandRef) -> bool {
+        let mut spans = self.volumes.values().flat_map(|v| &v.spans);
+        spans.any(|span| span.of == Of::Command(record))
+    }
+
     /// Whether those that wait must be looked at.
     pub(super) fn must_turn(&self) -> bool {
         self.look || self.any_closed

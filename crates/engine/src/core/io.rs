@@ -264,6 +264,8 @@ pub(super) enum Stage {
     Committing,
     /// The owner was asked to take back extents.
     Releasing,
+    /// It is not admitted yet: its lane is over budget, or had enough of this turn.
+    Throttled,
 }
 
 /// A command in the slab.
@@ -290,8 +292,8 @@ pub(super) struct Io {
     pub commit: u64,
     /// Bytes that the owner was asked to take back.
     pub releasing: u64,
-    /// The command that parked before it in its chain.
-    pub parked_before: u32,
+    /// In the chain that it is in: the command that parked before it, or that is throttled after it.
+    pub link: u32,
     /// Which use of the slot: stale answers are ignored.
     pub generation: u32,
     /// Entries of its list ([`super::machine`]); 0: it has none.
@@ -322,7 +324,7 @@ impl Io {
             flushes: 0,
             commit: 0,
             releasing: 0,
-            parked_before: NONE,
+            link: NONE,
             generation: 0,
             pieces: 0,
             piece_at: 0,

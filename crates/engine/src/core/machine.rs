@@ -251,10 +251,15 @@ impl Core {
         }
         let at =
             config.data_offset_bytes + word.extent().0 * u64::from(config.extent_bytes) + within;
+        let Some(now) = served.device.now(at, len_bytes) else {
+            return false;
+        };
+        if !Self::is_admitted_at_once(&mut self.admission, lane, op) {
+            return false;
+        }
         // SAFETY: `pieces` holds them, and outlives this; for a read they may be written, as was just asked.
         let bufs = pieces.slices().iter().map(|slice| unsafe { slice.buf() });
-        let done = served.device.transfer_now(write, at, len_bytes, bufs);
-        if !matches!(done, Some(Ok(()))) {
+        if now.transfer(write, bufs).is_err() {
             return false;
         }
         self.machines.moves(lane, len_bytes);

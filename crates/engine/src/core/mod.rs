@@ -8,6 +8,7 @@
 //!
 //! **Not here:** sockets and protocols ([`crate::tcp`]), the loop itself ([`crate::reactor`]).
 
+mod admit;
 mod away;
 mod carried;
 mod dispatch;
@@ -23,6 +24,7 @@ pub mod staging;
 mod waiting;
 mod zero;
 
+pub use admit::Admission;
 pub use away::{Links, links};
 pub use carried::{CarriedSpan, Devices};
 pub use fused::Expected;
@@ -115,6 +117,7 @@ pub struct Core {
     now_ns: u64,
     lanes: Vec<Option<Lane>>,
     devices: Vec<Option<ServedDevice>>,
+    admission: Option<Box<Admission>>,
     ios: Vec<Io>,
     free_ios: Vec<u32>,
     slices: Vec<Option<Slice>>,
@@ -161,6 +164,7 @@ impl Core {
                 .map(|_| None)
                 .collect(),
             devices: (0..256).map(|_| None).collect(),
+            admission: None,
             ios: (0..MAX_IOS).map(|_| Io::empty()).collect(),
             free_ios: (0..MAX_IOS as u32).rev().collect(),
             slices: (0..MAX_SLICES).map(|_| None).collect(),
@@ -330,10 +334,10 @@ impl Core {
                 lane.record()
                     .in_flight
                     .store(u64::from(lane.in_flight), Relaxed);
-                if self.carried.any() {
-                    self.begin_beside_carried(token);
+                if self.is_admitted(token.index()) {
+                    self.begin_admitted(token);
                 } else {
-                    self.dispatch(token);
+                    self.throttle(token);
                 }
             }
             _ => {
@@ -353,6 +357,16 @@ impl Core {
                 self.give_back(done);
                 self.carried_refused(new.record);
             }
+        }
+    }
+
+    /// Begins a command that is paid for.
+    #[inline]
+    fn begin_admitted(&mut self, token: Token) {
+        if self.carried.any() {
+            self.begin_beside_carried(token);
+        } else {
+            self.dispatch(token);
         }
     }
 
@@ -470,14 +484,17 @@ impl Core {
 
     /// Adds a lane, or changes what an existing one shows.
     pub fn set_lane(&mut self, lane: Lane) {
-        let at = lane.index.0 as usize;
+        let index = lane.index;
+        let at = index.0 as usize;
         match self.lanes[at].as_mut() {
             Some(old) if old.export.export == lane.export.export => {
                 old.export = lane.export;
                 old.volume = lane.volume;
+                old.share = lane.share;
             }
             _ => self.lanes[at] = Some(lane),
         }
+        self.attach(index);
     }
 
     /// The exports of a volume that are served here.
@@ -532,6 +549,7 @@ impl Core {
 
     fn lane_gone(&mut self, index: LaneIndex) {
         self.lanes[index.0 as usize] = None;
+        self.detach(index);
         self.upcalls.push_back(Upcall::LaneGone { lane: index });
     }
 
@@ -596,6 +614,7 @@ impl Core {
             self.advance_carried();
             self.blame(None);
         }
+        let admitted = self.begin_throttled();
         let again = !self.ring_wait.is_empty() || !self.slice_again.is_empty();
         if again {
             self.retry_slices();
@@ -618,7 +637,7 @@ impl Core {
         self.advance_jobs();
         self.enter();
         self.tell_others();
-        again
+        again || admitted
     }
 
     /// Hands what is queued to the kernel. What fails of it stays queued: the next turn tries again.
@@ -641,6 +660,7 @@ impl Core {
     pub fn begin_turn(&mut self) -> u64 {
         self.blame(None);
         self.stamp();
+        self.begin_admission();
         self.now_ns
     }
 
@@ -678,6 +698,7 @@ impl Core {
             || !self.slice_again.is_empty()
             || self.slices_freed && self.slice_waits > 0
             || self.has_upcalls()
+            || self.has_ready()
             || self.jobs.must_turn()
             || self.carried.must_turn()
             || self.away.must_turn()

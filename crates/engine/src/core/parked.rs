@@ -26,7 +26,7 @@ pub(super) const NONE: u32 = u32::MAX;
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct ParkedTable {
-    /// The newest command of each chain; older ones follow ([`super::io::Io::parked_before`]).
+    /// The newest command of each chain; older ones follow ([`super::io::Io::link`]).
     homes: Box<[u32]>,
     count: usize,
     /// Since when each command waits, CLOCK_MONOTONIC ns.
@@ -62,11 +62,11 @@ impl Core {
         while next != NONE && !asked {
             let io = &self.ios[next as usize];
             asked = io.stage == Stage::Parked(parked);
-            next = io.parked_before;
+            next = io.link;
         }
         let io = &mut self.ios[i];
         io.stage = Stage::Parked(parked);
-        io.parked_before = self.parked.homes[at];
+        io.link = self.parked.homes[at];
         if let Some(lane) = self.lanes[io.lane.0 as usize].as_ref() {
             let record = lane.record();
             bump(&record.faults, 1);
@@ -147,13 +147,13 @@ impl Core {
         let mut newer = NONE;
         let mut next = self.parked.homes[at];
         while next != NONE {
-            let before = self.ios[next as usize].parked_before;
+            let before = self.ios[next as usize].link;
             let taken =
                 matches!(&self.ios[next as usize].stage, Stage::Parked(parked) if which(parked));
             if taken {
                 match newer {
                     NONE => self.parked.homes[at] = before,
-                    newer => self.ios[newer as usize].parked_before = before,
+                    newer => self.ios[newer as usize].link = before,
                 }
                 self.parked.count -= 1;
                 chosen.push(next);
@@ -169,7 +169,7 @@ impl Core {
     fn unparked(&mut self, index: u32) -> Token {
         let io = &mut self.ios[index as usize];
         io.stage = Stage::Moving;
-        io.parked_before = NONE;
+        io.link = NONE;
         let waited_ns = (self.now_ns).saturating_sub(self.parked.since_ns[index as usize]);
         // What is left from there on is the devices' time.
         io.started_ns += waited_ns;
@@ -199,14 +199,14 @@ impl Core {
             }
             let at = home(parked.volume, parked.extent);
             let mut next = self.parked.homes[at];
-            let before = io.parked_before;
+            let before = io.link;
             if next == index {
                 self.parked.homes[at] = before;
             } else {
-                while self.ios[next as usize].parked_before != index {
-                    next = self.ios[next as usize].parked_before;
+                while self.ios[next as usize].link != index {
+                    next = self.ios[next as usize].link;
                 }
-                self.ios[next as usize].parked_before = before;
+                self.ios[next as usize].link = before;
             }
             self.parked.count -= 1;
             let token = self.unparked(index);

@@ -202,6 +202,7 @@ impl Core {
         self.tick_staging();
         self.tick_parked();
         self.tick_flushes();
+        self.tick_throttled();
         for at in 0..self.waiting.len() {
             let index = self.waiting[at];
             let io = &mut self.ios[index as usize];

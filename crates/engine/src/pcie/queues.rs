@@ -171,15 +171,16 @@ impl Pcie {
             wanted = wanted.min(room.map_or(0, |cq| cq.cursor.room()));
         }
         let wanted = (wanted as usize).min(self.free.len());
-        if wanted == 0 || !self.read_entries(turn, qid, from, wanted) {
+        let lane = turn.client.lane();
+        let may_fetch = |turn: &Turn<'_>| lane.is_none_or(|lane| turn.core.may_fetch(lane));
+        if wanted == 0 || !may_fetch(turn) || !self.read_entries(turn, qid, from, wanted) {
             return false;
         }
-        let lane = turn.client.lane();
         let geometry = lane
             .and_then(|lane| turn.core.lane(lane))
             .map(Lane::geometry);
         let mut taken = 0;
-        while taken < wanted {
+        while taken < wanted && (taken == 0 || may_fetch(turn)) {
             if !self.take_one(turn, qid, taken, geometry.as_ref()) {
                 break;
             }

@@ -183,9 +183,11 @@ impl Vhost {
         let may_take = self.may_take(index);
         let is_left = |line: &Line| line.queue.left() > 0;
         let redoes = self.lines[index].as_deref().is_some_and(is_left) && self.may_redo(turn);
+        let lane = turn.client.lane();
+        let may_fetch = |turn: &Turn<'_>| lane.is_none_or(|lane| turn.core.may_fetch(lane));
         let mut any = false;
         for _ in 0..REQUESTS_AT_ONCE {
-            if self.waiting.is_some() || budget.0 == 0 || budget.1 == 0 {
+            if self.waiting.is_some() || budget.0 == 0 || budget.1 == 0 || !may_fetch(turn) {
                 break;
             }
             let Some(Some(line)) = self.lines.get_mut(index) else {
@@ -290,6 +292,9 @@ impl Frontend for Vhost {
         if is_left && self.waiting.is_none() && self.may_redo(turn) {
             may = false;
         }
+        // Nor is there any use in looking while its lane is over budget: the window's end wakes us.
+        let lane = turn.client.lane();
+        let held_back = lane.is_some_and(|lane| turn.core.is_held_back(lane));
         for index in 0..self.lines.len() {
             let takes = self.may_take(index);
             let polled = self.session.vrings()[index].polled;
@@ -301,7 +306,7 @@ impl Frontend for Vhost {
                 continue;
             }
             match line.queue.arm() {
-                Ok(more) => may &= !more && !polled,
+                Ok(more) => may &= (!more || held_back) && !polled,
                 Err(error) => {
                     turn.client.fail(Closing(error.text()));
                     may = false;

@@ -1,0 +1,247 @@
+//! How I/O is admitted, as the daemon says: parameters, costs, tenants, and whose volumes are.
+//!
+//! **Design.** A tenant has a slot, which is its place in the state region, in each reactor's scheduler and on the board that
+//! they share. A new way to admit is made here, all budgets in it, and handed to each reactor whole; a budget that changes
+//! is posted alone. The board stays for as long as there is any scheduling, so that credit does. A slot that was let go of is
+//! used again last: what a reactor still writes into its record is not the next tenant's.
+//!
+//! **Not here:** what is done with it ([`crate::core::Admission`]), and what is promised to whom (the daemon).
+
+use super::Control;
+use crate::core::Admission;
+use crate::lane::Share;
+use crate::mailbox::Post;
+use forebay_burst::board::Board;
+use forebay_xlate::VolumeId;
+use forebay_xlate::boundary::message::{Budget, Scheduling, TenantId};
+use forebay_xlate::boundary::region::{MAX_TENANTS, TenantRecord};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+/// See the module's text.
+#[derive(Default)]
+pub(super) struct Budgets {
+    active: Option<Active>,
+}
+
+/// While there is scheduling.
+struct Active {
+    scheduling: Box<Scheduling>,
+    board: Arc<Board>,
+    tenants: BTreeMap<TenantId, (u32, Budget)>,
+    free: VecDeque<u32>,
+    volumes: BTreeMap<VolumeId, (TenantId, Option<Budget>)>,
+}
+
+impl Budgets {
+    /// What a volume may use.
+    pub(super) fn share(&self, volume: VolumeId) -> Option<Share> {
+        let active = self.active.as_ref()?;
+        let (tenant, budget) = *active.volumes.get(&volume)?;
+        let (tenant, _) = *active.tenants.get(&tenant)?;
+        Some(Share { tenant, budget })
+    }
+
+    /// There is no such volume any more.
+    pub(super) fn forget(&mut self, volume: VolumeId) {
+        if let Some(active) = &mut self.active {
+            active.volumes.remove(&volume);
+        }
+    }
+}
+
+impl Active {
+    /// What each of so many reactors admits by.
+    fn admissions(
+        &self,
+        scheduling: &Scheduling,
+        reactors: usize,
+    ) -> Result<Vec<Admission>, String> {
+        let params = scheduling.params()?;
+        let capacity = &scheduling.capacity;
+        for (name, value) in [
+            ("device reads", capacity.device_reads_milli),
+            ("device writes", capacity.device_writes_milli),
+            ("bytes that come in", capacity.link_in_bytes_s),
+            ("bytes that go out", capacity.link_out_bytes_s),
+            ("operations", capacity.operations_s),
+        ] {
+            if value == 0 {
+                return Err(format!("a node that has no {name} admits nothing"));
+            }
+        }
+        // Of processors, each has its own.
+        let per_second = capacity.capacity(1).per_second();
+        let costs = Arc::new(scheduling.cost_table());
+        let make = |_| {
+            let mut admission = Admission::new(params.clone(), &per_second, &costs, &self.board)
+                .map_err(|bad| bad.to_string())?;
+            for (slot, budget) in self.tenants.values() {
+                admission.set_budget(*slot, budget);
+            }
+            Ok(admission)
+        };
+        (0..reactors).map(make).collect()
+    }
+}
+
+/// A tenant's record begins, or (`None`) is let go of.
+fn begin(record: &TenantRecord, tenant: Option<TenantId>) {
+    record.tenant.store(0, Relaxed);
+    for cell in [
+        &record.used_ops,
+        &record.used_bytes,
+        &record.metered_ops,
+        &record.metered_bytes,
+        &record.throttled_ops,
+        &record.throttled_ns,
+        &record.taken_ops,
+        &record.lost_ops,
+        &record.reserve_ops,
+        &record.credit_ops,
+        &record.credit_bytes,
+        &record.granted_ops_s,
+        &record.granted_bytes_s,
+        &record.burst_windows,
+        &record.active_windows,
+    ] {
+        cell.store(0, Relaxed);
+    }
+    record.tenant.store(tenant.map_or(0, |t| t.0 + 1), Release);
+}
+
+impl Control {
+    /// How I/O is admitted from now on. Without scheduling, tenants and shares are forgotten.
+    pub(super) fn set_scheduling(
+        &mut self,
+        scheduling: Option<Box<Scheduling>>,
+    ) -> Result<(), String> {
+        let Some(scheduling) = scheduling else {
+            if let Some(old) = self.budgets.active.take() {
+                for (slot, _) in old.tenants.values() {
+                    begin(&self.region.tenants()[*slot as usize], None);
+                }
+                self.post_all(|| Post::Admission(None));
+                for volume in old.volumes.keys() {
+                    self.post_all(|| Post::Share(*volume, None));
+                }
+            }
+            return Ok(());
+        };
+        let was_on = match &self.budgets.active {
+            Some(active) if active.scheduling == scheduling => return Ok(()),
+            active => active.is_some(),
+        };
+        let mut active = match self.budgets.active.take() {
+            Some(active) => active,
+            None => Active {
+                scheduling: scheduling.clone(),
+                board: Arc::new(Board::new(MAX_TENANTS)),
+                tenants: BTreeMap::new(),
+                free: (0..MAX_TENANTS as u32).collect(),
+                volumes: BTreeMap::new(),
+            },
+        };
+        let made = active.admissions(&scheduling, self.mailboxes.len());
+        match made {
+            Ok(admissions) => {
+                active.scheduling = scheduling;
+                self.budgets.active = Some(active);
+                for (mailbox, admission) in self.mailboxes.iter_mut().zip(admissions) {
+                    mailbox.post(Post::Admission(Some(Box::new(admission))));
+                }
+                Ok(())
+            }
+            Err(why) => {
+                // As it was.
+                self.budgets.active = was_on.then_some(active);
+                Err(why)
+            }
+        }
+    }
+
+    /// What a tenant may use. `None`: there is none, and what volumes it has are nobody's.
+    pub(super) fn set_tenant_budget(
+        &mut self,
+        tenant: TenantId,
+        budget: Option<Budget>,
+    ) -> Result<(), String> {
+        let id = tenant.0;
+        let Some(active) = &mut self.budgets.active else {
+            // Nothing is charged, so nobody is known.
+            return match budget {
+                Some(_) => Err(format!("tenant {id}: a budget without scheduling")),
+                None => Ok(()),
+            };
+        };
+        let Some(budget) = budget else {
+            let Some((slot, _)) = active.tenants.remove(&tenant) else {
+                return Ok(());
+            };
+            active.free.push_back(slot);
+            for credit in &active.board.entry(slot as usize).credit {
+                credit.set_cap(0);
+            }
+            begin(&self.region.tenants()[slot as usize], None);
+            let mut left = Vec::new();
+            active.volumes.retain(|volume, (of, _)| {
+                if *of == tenant {
+                    left.push(*volume);
+                }
+                *of != tenant
+            });
+            for volume in left {
+                self.post_all(|| Post::Share(volume, None));
+            }
+            return Ok(());
+        };
+        budget
+            .check()
+            .map_err(|bad| format!("tenant {id}: {bad}"))?;
+        let slot = match active.tenants.get_mut(&tenant) {
+            Some((_, known)) if *known == budget => return Ok(()),
+            Some((slot, known)) => {
+                *known = budget;
+                *slot
+            }
+            None => {
+                let slot = active.free.pop_front();
+                let slot = slot.ok_or_else(|| {
+                    format!("tenant {id}: an engine has at most {MAX_TENANTS} tenants")
+                })?;
+                active.tenants.insert(tenant, (slot, budget));
+                begin(&self.region.tenants()[slot as usize], Some(tenant));
+                slot
+            }
+        };
+        self.post_all(|| Post::Budget(slot, budget));
+        Ok(())
+    }
+
+    /// Whose a volume is, and what of its tenant's it may use.
+    pub(super) fn set_volume_budget(
+        &mut self,
+        volume: VolumeId,
+        tenant: TenantId,
+        budget: Option<Budget>,
+    ) -> Result<(), String> {
+        let Some(active) = &mut self.budgets.active else {
+            return Err(format!("{volume}: a budget without scheduling"));
+        };
+        if !self.volumes.0.contains_key(&volume) {
+            return Err(format!("{volume} is not served"));
+        }
+        if !active.tenants.contains_key(&tenant) {
+            return Err(format!("{volume}: tenant {} has no budget", tenant.0));
+        }
+        if let Some(budget) = &budget {
+            budget.check().map_err(|bad| format!("{volume}: {bad}"))?;
+        }
+        if active.volumes.insert(volume, (tenant, budget)) != Some((tenant, budget)) {
+            let share = self.budgets.share(volume);
+            self.post_all(|| Post::Share(volume, share));
+        }
+        Ok(())
+    }
+}
