@@ -5,6 +5,7 @@
 //! Not here: logic; that is in the crates.
 
 mod bench;
+mod calibrate;
 mod cli;
 mod command;
 mod config;
@@ -84,5 +85,6 @@ fn run(cli: Cli) -> Outcome {
         }
         Command::Engine(args) => engine::engine(args),
         Command::Bench(command) => bench::bench(output, &command),
+        Command::Calibrate(args) => calibrate::calibrate(&context()?, &args),
     }
 }

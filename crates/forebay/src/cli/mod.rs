@@ -24,6 +24,7 @@ use forebay_control::api::model::{AnaState, Placement};
 use forebay_device::size::parse_bytes;
 
 use crate::bench::BenchCommand;
+use crate::calibrate::CalibrateArgs;
 use crate::engine::EngineArgs;
 use crate::serve::ServeArgs;
 
@@ -80,6 +81,8 @@ pub(crate) enum Command {
     /// Measured loads
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Measure what an I/O costs on this machine: volumes of its own are read and written; nobody else should be
+    Calibrate(CalibrateArgs),
     /// Have an engine of the program as it is installed now go on where the running one is; hosts and virtual machines keep
     /// their connections
     Upgrade,

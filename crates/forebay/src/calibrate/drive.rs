@@ -1,0 +1,375 @@
+//! A volume under load, over any frontend.
+//!
+//! Purpose: keep so many commands of one kind in flight for so long, and count them.
+//! Design: one queue, of the initiator's session or of its machines' drivers, behind the same few calls; commands are polled
+//! for. A command that fails ends the calibration: what failed costs something else.
+//! Not here: what is measured meanwhile, and what to make of it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use forebay_burst::cost::Frontend;
+use forebay_control::api::model::Export;
+use forebay_initiator::machine::{self, Disk, Ended, Op, Queue, Target};
+use forebay_initiator::{Done, IoOp, IoQueue, Options, Session, Wait, dsm_ranges};
+
+use crate::failure::{Failure, Outcome, While};
+
+/// The host that measures.
+pub(super) const HOST: &str = "nqn.2026-01.io.forebay:calibrate";
+/// Commands in flight.
+pub(super) const DEPTH: u16 = 32;
+/// Bytes of the largest command.
+pub(super) const LARGEST: u32 = 128 << 10;
+/// So long nothing may end.
+const STALL_LIMIT: Duration = Duration::from_secs(30);
+/// When nothing has ended for so long, it is looked whether there is anybody.
+const LOOK: Duration = Duration::from_millis(200);
+/// So long a machine's socket may take to appear.
+const SOCKET_LIMIT: Duration = Duration::from_secs(10);
+
+/// Which commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Writes, one after the other, each place once.
+    Fill,
+    Read,
+    Write,
+    Flush,
+    /// Of one block each.
+    Deallocate,
+}
+
+/// A load.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Load {
+    pub(super) kind: Kind,
+    /// Of each command.
+    pub(super) bytes: u32,
+    /// Where they go.
+    pub(super) first: u64,
+    pub(super) span: u64,
+    /// How long new ones are begun.
+    pub(super) time: Duration,
+}
+
+/// What a load was.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Counted {
+    pub(super) ops: u64,
+    /// Until the last had ended.
+    pub(super) elapsed: Duration,
+    pub(super) depth: u16,
+}
+
+/// A queue of any frontend.
+trait Lane {
+    /// Makes a command ready in a free slot.
+    fn submit(&mut self, slot: u16, op: Op) -> Outcome;
+    /// Sends what is ready, and adds the slots of what ended.
+    fn turn(&mut self, free: &mut Vec<u16>) -> Outcome;
+    /// Whether the engine still holds its end, as far as can be told without a command's end.
+    fn is_open(&self) -> bool {
+        true
+    }
+    /// Ends it in good order.
+    fn close(self: Box<Self>) -> Outcome;
+}
+
+/// See the module's text.
+pub(super) struct Drive {
+    lane: Box<dyn Lane>,
+    random: u64,
+}
+
+impl Drive {
+    /// Connects to an export.
+    pub(super) fn connect(frontend: Frontend, export: &Export) -> Outcome<Self> {
+        let lane: Box<dyn Lane> = match frontend {
+            Frontend::Tcp => Box::new(Tcp::connect(export)?),
+            Frontend::Pcie | Frontend::Vhost => Box::new(Machine::connect(frontend, export)?),
+        };
+        Ok(Self {
+            lane,
+            random: 0x9e37_79b9_7f4a_7c15,
+        })
+    }
+
+    /// Puts the load on until its time is over, or each place is written.
+    pub(super) fn load(&mut self, load: &Load) -> Outcome<Counted> {
+        let depth = match load.bytes {
+            LARGEST.. => DEPTH / 2,
+            _ => DEPTH,
+        };
+        let step = u64::from(load.bytes.max(4096));
+        let places = (load.span / step).max(1);
+        let mut free: Vec<u16> = (0..depth).collect();
+        let (mut ops, mut next) = (0, 0);
+        let begun = Instant::now();
+        let mut moved = begun;
+        loop {
+            let now = Instant::now();
+            let more = now < begun + load.time;
+            while more
+                && !(load.kind == Kind::Fill && next == places)
+                && let Some(slot) = free.pop()
+            {
+                let place = if load.kind == Kind::Fill {
+                    next
+                } else {
+                    self.below(places)
+                };
+                next += 1;
+                let (offset_bytes, bytes) = (load.first + place * step, load.bytes);
+                let op = match load.kind {
+                    Kind::Fill | Kind::Write => Op::Write {
+                        offset_bytes,
+                        bytes,
+                    },
+                    Kind::Read => Op::Read {
+                        offset_bytes,
+                        bytes,
+                    },
+                    Kind::Flush => Op::Flush,
+                    Kind::Deallocate => Op::Discard {
+                        offset_bytes,
+                        bytes: 4096,
+                    },
+                };
+                self.lane.submit(slot, op)?;
+            }
+            if free.len() == usize::from(depth) {
+                break;
+            }
+            let before = free.len();
+            self.lane.turn(&mut free)?;
+            if free.len() > before {
+                ops += (free.len() - before) as u64;
+                moved = now;
+            } else {
+                let stalled = now.saturating_duration_since(moved);
+                if stalled > LOOK && !self.lane.is_open() {
+                    return Err(Failure::new("the engine has hung up"));
+                }
+                if stalled > STALL_LIMIT {
+                    return Err(Failure::new(format!(
+                        "no command has ended for {} s",
+                        STALL_LIMIT.as_secs()
+                    )));
+                }
+                // The engine may need this very processor.
+                std::thread::yield_now();
+            }
+        }
+        Ok(Counted {
+            ops,
+            elapsed: begun.elapsed(),
+            depth,
+        })
+    }
+
+    /// Ends the connection.
+    pub(super) fn close(self) -> Outcome {
+        self.lane.close()
+    }
+
+    /// Any number below `bound` (SplitMix64).
+    fn below(&mut self, bound: u64) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut value = self.random;
+        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        value ^= value >> 31;
+        ((u128::from(value) * u128::from(bound)) >> 64) as u64
+    }
+}
+
+/// Bytes that no device is tempted to compress.
+fn content(bytes: usize) -> Vec<u8> {
+    let words = (0..bytes as u64 / 8).map(|i| (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    words
+        .flat_map(|word| word.rotate_left(17).to_le_bytes())
+        .collect()
+}
+
+/// NVMe/TCP.
+struct Tcp {
+    session: Session,
+    queue: IoQueue,
+    buffers: Vec<Option<Vec<u8>>>,
+    done: Vec<Done>,
+}
+
+impl Tcp {
+    fn connect(export: &Export) -> Outcome<Self> {
+        let address = export.addresses.first();
+        let address =
+            address.ok_or_else(|| Failure::new("the daemon listens nowhere for NVMe/TCP"))?;
+        let address: SocketAddr = address
+            .parse()
+            .while_doing(format!("use the address {address}"))?;
+        let options = Options {
+            io_queues: 1,
+            queue_entries: u32::from(DEPTH) + 1,
+            ..Options::default()
+        };
+        let failed = |error: forebay_initiator::Error| Failure::new(error.to_string());
+        let mut session = Session::connect(address, &export.nqn, HOST, &options).map_err(failed)?;
+        if session.queue_depth() < usize::from(DEPTH) {
+            return Err(Failure::new(format!(
+                "its queues hold {} commands, not {DEPTH}",
+                session.queue_depth()
+            )));
+        }
+        let queue = session.open_queue(export.nsid).map_err(failed)?;
+        Ok(Self {
+            session,
+            queue,
+            buffers: vec![Some(content(LARGEST as usize)); usize::from(DEPTH)],
+            done: Vec::new(),
+        })
+    }
+}
+
+impl Lane for Tcp {
+    fn submit(&mut self, slot: u16, op: Op) -> Outcome {
+        let block = self.queue.block_bytes();
+        let lba = |offset: u64| offset / u64::from(block);
+        let buffer = self.buffers.get_mut(usize::from(slot));
+        let mut buffer = buffer
+            .and_then(Option::take)
+            .unwrap_or_else(|| content(LARGEST as usize));
+        let op = match op {
+            Op::Read {
+                offset_bytes,
+                bytes,
+            } => IoOp::Read {
+                lba: lba(offset_bytes),
+                blocks: bytes / block,
+            },
+            Op::Write {
+                offset_bytes,
+                bytes,
+            } => IoOp::Write {
+                lba: lba(offset_bytes),
+                blocks: bytes / block,
+                fua: false,
+            },
+            Op::WriteZeroes { .. } | Op::Flush => IoOp::Flush,
+            Op::Discard {
+                offset_bytes,
+                bytes,
+            } => {
+                let ranges = dsm_ranges(&[(lba(offset_bytes), bytes / block)]);
+                buffer[..ranges.len()].copy_from_slice(&ranges);
+                IoOp::Deallocate { ranges: 1 }
+            }
+        };
+        let refused = self.queue.submit(&op, slot.into(), buffer);
+        refused.map_err(|refused| Failure::new(format!("{op:?}: {:?}", refused.reason)))
+    }
+
+    fn turn(&mut self, free: &mut Vec<u16>) -> Outcome {
+        let limit = Duration::from_millis(20);
+        let polled = self.queue.poll(&mut self.done, Wait::Block, limit);
+        polled.map_err(|error| Failure::new(error.to_string()))?;
+        for done in self.done.drain(..) {
+            if !done.status.is_success() {
+                return Err(Failure::new(format!(
+                    "a command ended with an error: {:?}",
+                    done.status
+                )));
+            }
+            if let Some(buffer) = self.buffers.get_mut(done.tag as usize) {
+                *buffer = Some(done.buf);
+            }
+            free.push(done.tag as u16);
+        }
+        Ok(())
+    }
+
+    fn close(self: Box<Self>) -> Outcome {
+        drop(self.queue);
+        let closed = self.session.close();
+        closed.map_err(|error| Failure::new(error.to_string()))
+    }
+}
+
+/// A machine's disk.
+struct Machine {
+    disk: Box<dyn Disk>,
+    queue: Box<dyn Queue>,
+    done: Vec<machine::Done>,
+}
+
+impl Machine {
+    fn connect(frontend: Frontend, export: &Export) -> Outcome<Self> {
+        let path = export.socket.as_deref();
+        let path = PathBuf::from(path.ok_or_else(|| Failure::new("the export has no socket"))?);
+        let target = match frontend {
+            Frontend::Vhost => Target::VhostUser(path.clone()),
+            Frontend::Pcie | Frontend::Tcp => Target::VfioUser(path.clone()),
+        };
+        let options = machine::Options {
+            depth: DEPTH,
+            slot_bytes: LARGEST as usize,
+            ..machine::Options::default()
+        };
+        let until = Instant::now() + SOCKET_LIMIT;
+        let mut disk = loop {
+            match machine::connect(&target, &options) {
+                Ok(disk) => break disk,
+                // The engine makes the socket when it has heard of it.
+                Err(_) if !path.exists() && Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Err(error) => return Err(Failure::new(error.to_string())),
+            }
+        };
+        let queue = disk.take_queues().pop();
+        let queue = queue.ok_or_else(|| Failure::new("the disk has no queue"))?;
+        let data = content(LARGEST as usize);
+        for slot in 0..DEPTH {
+            queue.put(slot, &data);
+        }
+        Ok(Self {
+            disk,
+            queue,
+            done: Vec::new(),
+        })
+    }
+}
+
+impl Lane for Machine {
+    fn submit(&mut self, slot: u16, op: Op) -> Outcome {
+        let submitted = self.queue.submit(slot, op);
+        submitted.map_err(|error| Failure::new(error.to_string()))
+    }
+
+    fn turn(&mut self, free: &mut Vec<u16>) -> Outcome {
+        let failed = |error: machine::Error| Failure::new(error.to_string());
+        self.queue.kick().map_err(failed)?;
+        self.queue.poll(&mut self.done).map_err(failed)?;
+        for done in self.done.drain(..) {
+            if done.ended != Ended::Well {
+                return Err(Failure::new(format!(
+                    "a command ended with an error: {:?}",
+                    done.ended
+                )));
+            }
+            free.push(done.slot);
+        }
+        Ok(())
+    }
+
+    fn is_open(&self) -> bool {
+        self.disk.is_open()
+    }
+
+    fn close(self: Box<Self>) -> Outcome {
+        drop(self.queue);
+        let closed = self.disk.close();
+        closed.map_err(|error| Failure::new(error.to_string()))
+    }
+}

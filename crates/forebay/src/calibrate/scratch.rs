@@ -1,0 +1,201 @@
+//! The volumes that are measured, and that nothing is left of them.
+//!
+//! Purpose: a tenant of the calibration's own, a volume and an export for each frontend.
+//! Design: a guard: whatever way the command ends, its exports, volumes and tenant are removed. A killed one's are removed by
+//! the next: a volume's name says which process made it, and while that lives, another calibration is refused.
+//! Not here: what is measured.
+
+use std::time::{Duration, Instant};
+
+use forebay_burst::cost::Frontend;
+use forebay_control::api::client::{Client, ClientError};
+use forebay_control::api::error::ErrorKind;
+use forebay_control::api::model::{
+    Done, Export, ExportCreate, ExportFrontend, PoolInfo, Tenant, TenantCreate, Volume,
+    VolumeCreate,
+};
+use rustix::process::{Pid, test_kill_process};
+
+use super::drive::HOST;
+use crate::failure::{Failure, Outcome};
+
+/// Whose the volumes are.
+pub(super) const TENANT: &str = "forebay-calibrate";
+/// The least that a volume must have room for.
+const LEAST_BYTES: u64 = 4 << 20;
+/// Of the pool's free space, all of it together takes at most this part.
+const PART: u64 = 4;
+/// So long space may be laundered before it is begun.
+const LAUNDER_LIMIT: Duration = Duration::from_secs(10);
+/// So long an export may hold its volume after its end.
+const REMOVE_LIMIT: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(50);
+
+/// See the module's text.
+pub(super) struct Scratch {
+    client: Client,
+    /// Of each volume.
+    pub(super) bytes: u64,
+}
+
+impl Scratch {
+    /// Makes room: what others left is removed, and freed space is waited for. A volume has at most `bytes`.
+    pub(super) fn make(client: &Client, bytes: u64, volumes: u64) -> Outcome<Self> {
+        refuse_another(client)?;
+        remove(client)?;
+        let until = Instant::now() + LAUNDER_LIMIT;
+        let pool = loop {
+            let pool: PoolInfo = client.get("/v1/pool")?;
+            if pool.dirty_bytes == 0 || Instant::now() > until {
+                break pool;
+            }
+            std::thread::sleep(POLL);
+        };
+        let least = LEAST_BYTES.max(8 * pool.extent_bytes);
+        let bytes = bytes.min(pool.free_bytes / PART / volumes);
+        if bytes < least {
+            return Err(Failure::new(format!(
+                "the pool has {} bytes free: too few to measure in",
+                pool.free_bytes
+            ))
+            .hint(format!(
+                "{} bytes are the least; delete a volume, or add a device",
+                least * PART * volumes
+            )));
+        }
+        let name = TENANT.to_owned();
+        let _: Tenant = client.post("/v1/tenants", &TenantCreate { name })?;
+        Ok(Self {
+            client: client.clone(),
+            bytes: bytes / pool.extent_bytes * pool.extent_bytes,
+        })
+    }
+
+    /// A volume, shown over a frontend.
+    pub(super) fn export(&self, frontend: Frontend) -> Outcome<Export> {
+        let name = format!("p{}-{}", std::process::id(), short(frontend));
+        let volume = VolumeCreate {
+            name: name.clone(),
+            size_bytes: self.bytes,
+            block_bytes: None,
+            reserved_bytes: 0,
+        };
+        let path = format!("/v1/tenants/{TENANT}/volumes");
+        let _: Volume = self.client.post(&path, &volume)?;
+        let frontend = kind(frontend);
+        let hosts = match frontend {
+            ExportFrontend::NvmeTcp => vec![HOST.to_owned()],
+            _ => Vec::new(),
+        };
+        let export = ExportCreate {
+            tenant: TENANT.to_owned(),
+            volume: name,
+            hosts,
+            frontend,
+            ..ExportCreate::default()
+        };
+        Ok(self.client.post("/v1/exports", &export)?)
+    }
+
+    /// Removes everything.
+    pub(super) fn remove(self) -> Outcome {
+        let removed = remove(&self.client);
+        std::mem::forget(self);
+        removed
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Something else has failed and is told; what stays is removed by the next.
+        let _ = remove(&self.client);
+    }
+}
+
+/// How a frontend is named in the API.
+pub(super) fn kind(frontend: Frontend) -> ExportFrontend {
+    match frontend {
+        Frontend::Tcp => ExportFrontend::NvmeTcp,
+        Frontend::Pcie => ExportFrontend::NvmePcie,
+        Frontend::Vhost => ExportFrontend::VhostUser,
+    }
+}
+
+/// And to people.
+pub(super) fn short(frontend: Frontend) -> &'static str {
+    match frontend {
+        Frontend::Tcp => "nvme-tcp",
+        Frontend::Pcie => "nvme-pcie",
+        Frontend::Vhost => "vhost-user",
+    }
+}
+
+fn volumes(client: &Client) -> Outcome<Vec<Volume>> {
+    match client.get(&format!("/v1/tenants/{TENANT}/volumes")) {
+        Ok(volumes) => Ok(volumes),
+        Err(ClientError::Refused(error)) if error.kind == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// An error if the process lives that made one of the volumes.
+fn refuse_another(client: &Client) -> Outcome {
+    for volume in volumes(client)? {
+        let Some(pid) = maker(&volume.name).filter(|pid| *pid != std::process::id()) else {
+            continue;
+        };
+        let Some(process) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+            continue;
+        };
+        // Not ours to signal is alive too.
+        if !matches!(test_kill_process(process), Err(rustix::io::Errno::SRCH)) {
+            let wrong = format!("another calibration (pid {pid}) is at work");
+            let hint = format!("if it is not, delete the volume {TENANT}/{}", volume.name);
+            return Err(Failure::new(wrong).hint(hint));
+        }
+    }
+    Ok(())
+}
+
+/// The process that made a volume of this name.
+fn maker(name: &str) -> Option<u32> {
+    name.strip_prefix('p')?.split_once('-')?.0.parse().ok()
+}
+
+/// Removes the tenant, its volumes and their exports.
+fn remove(client: &Client) -> Outcome {
+    for volume in volumes(client)? {
+        gone(client, &format!("/v1/exports/{TENANT}/{}", volume.name))?;
+        gone(
+            client,
+            &format!("/v1/tenants/{TENANT}/volumes/{}", volume.name),
+        )?;
+    }
+    gone(client, &format!("/v1/tenants/{TENANT}"))
+}
+
+/// Deletes one thing, which may not be there, or be in use for another moment.
+fn gone(client: &Client, path: &str) -> Outcome {
+    let until = Instant::now() + REMOVE_LIMIT;
+    loop {
+        match client.delete::<Done>(path) {
+            Ok(_) => return Ok(()),
+            Err(ClientError::Refused(error)) if error.kind == ErrorKind::NotFound => return Ok(()),
+            Err(ClientError::Refused(_)) if Instant::now() < until => std::thread::sleep(POLL),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_says_whose_it_is() {
+        assert_eq!(maker("p123-nvme-tcp"), Some(123));
+        assert_eq!(maker("p-nvme-tcp"), None);
+        assert_eq!(maker("db"), None);
+        assert_eq!(maker("p99999999999-x"), None);
+    }
+}
