@@ -13,7 +13,7 @@ use crate::lane::Share;
 use crate::mailbox::Post;
 use forebay_burst::board::Board;
 use forebay_xlate::VolumeId;
-use forebay_xlate::boundary::message::{Budget, Scheduling, TenantId};
+use forebay_xlate::boundary::message::{Budget, Scheduling, Spread, TenantId};
 use forebay_xlate::boundary::region::{MAX_TENANTS, TenantRecord};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -71,8 +71,12 @@ impl Active {
                 return Err(format!("a node that has no {name} admits nothing"));
             }
         }
-        // Of processors, each has its own.
-        let per_second = capacity.capacity(1).per_second();
+        // Of processors each has its own, unless they help each other.
+        let processors = match scheduling.spread {
+            Spread::OneToOne => 1,
+            Spread::Stealing | Spread::OneToN => reactors as u32,
+        };
+        let per_second = capacity.capacity(processors).per_second();
         let costs = Arc::new(scheduling.cost_table());
         let make = |_| {
             let mut admission = Admission::new(params.clone(), &per_second, &costs, &self.board)
@@ -123,6 +127,7 @@ impl Control {
                     begin(&self.region.tenants()[*slot as usize], None);
                 }
                 self.post_all(|| Post::Admission(None));
+                self.post_all(|| Post::Spread(Spread::OneToOne));
                 for volume in old.volumes.keys() {
                     self.post_all(|| Post::Share(*volume, None));
                 }
@@ -146,10 +151,12 @@ impl Control {
         let made = active.admissions(&scheduling, self.mailboxes.len());
         match made {
             Ok(admissions) => {
+                let spread = scheduling.spread;
                 active.scheduling = scheduling;
                 self.budgets.active = Some(active);
                 for (mailbox, admission) in self.mailboxes.iter_mut().zip(admissions) {
                     mailbox.post(Post::Admission(Some(Box::new(admission))));
+                    mailbox.post(Post::Spread(spread));
                 }
                 Ok(())
             }

@@ -224,7 +224,7 @@ impl Admission {
     fn look_closer(&mut self, at: usize, op: &IoOp) -> bool {
         let gate = &self.gates[at];
         if gate.closer != 0 {
-            return gate.closer & FREE != 0;
+            return gate.closer == FREE;
         }
         let cost = cost_of(&self.costs, gate.frontend, op);
         !self.has_enough(at) && self.scheduler.admit(at, &cost)
@@ -234,7 +234,7 @@ impl Admission {
     #[cold]
     fn has_enough(&mut self, at: usize) -> bool {
         let gate = &mut self.gates[at];
-        if gate.left > 0 || gate.turn != self.turn {
+        if gate.left > 0 || gate.turn != self.turn || gate.closer & FREE != 0 {
             return false;
         }
         if gate.above != self.turn {
@@ -261,8 +261,10 @@ impl Admission {
         let at = io.lane.0 as usize % MAX_LANES;
         let gate = &mut self.gates[at];
         io.link = NONE;
-        self.scheduler
-            .wait(at, &cost_of(&self.costs, gate.frontend, &io.op));
+        if gate.closer & FREE == 0 {
+            let cost = cost_of(&self.costs, gate.frontend, &io.op);
+            self.scheduler.wait(at, &cost);
+        }
         match gate.last {
             NONE => gate.first = index,
             last => ios[last as usize].link = index,
@@ -314,7 +316,7 @@ impl Admission {
             return Asked::Enough;
         }
         let gate = &mut self.gates[at];
-        if !self.scheduler.resume(at, &cost) {
+        if gate.closer & FREE == 0 && !self.scheduler.resume(at, &cost) {
             gate.refused_ns = now_ns;
             return Asked::Refused;
         }

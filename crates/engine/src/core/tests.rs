@@ -10,6 +10,7 @@ use forebay_xlate::{DeviceIndex, ExtentIndex, Word};
 const EXTENT: u64 = 64 << 10;
 const V: VolumeId = VolumeId(9);
 
+mod admit;
 mod ahead;
 mod carried;
 mod errors;

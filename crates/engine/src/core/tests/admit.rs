@@ -1,0 +1,410 @@
+//! Admission: who is over budget waits, in order, and is ended by what ends commands that wait; who is not, doesn't.
+//! Time passes by the test's own clock.
+
+use super::*;
+use crate::lane::Share;
+use forebay_burst::board::Board;
+use forebay_burst::budget::{Budget, Burst, Rate};
+use forebay_burst::cost::{CostTable, default_profiles};
+use forebay_burst::params::Params;
+use forebay_xlate::boundary::message::NodeCapacity;
+use std::sync::atomic::Ordering::Relaxed;
+
+const WINDOW_NS: u64 = 1_000_000;
+const QUIET: VolumeId = VolumeId(10);
+
+/// A noisy lane (3) and a quiet one (4), each of a tenant of its own.
+struct Rig {
+    b: Bench,
+    now_ns: u64,
+    board: Arc<Board>,
+}
+
+/// So many operations in a window and no more; and of bytes as many as one likes.
+fn fixed(ops: u64) -> Budget {
+    let iops = (ops * 1_000_000_000 / WINDOW_NS).max(10);
+    let rate = Rate {
+        iops,
+        bytes: 10_000_000_000,
+    };
+    Budget {
+        base: rate,
+        burst: rate,
+        how: Burst::Credit { seconds: 1 },
+    }
+}
+
+fn admission(board: &Arc<Board>) -> Box<Admission> {
+    let params = Params {
+        window_ns: WINDOW_NS,
+        saved_windows: 1,
+        ..Params::default()
+    };
+    let per_second = NodeCapacity::UNLIMITED.capacity(1).per_second();
+    let costs = Arc::new(CostTable::new(default_profiles()));
+    Box::new(Admission::new(params, &per_second, &costs, board).unwrap())
+}
+
+fn quiet_lane(region: &Arc<Region>) -> Lane {
+    let (lane, volume) = lane(4, QUIET, region);
+    let word = Word::new(DeviceIndex(0), ExtentIndex(100), Rights::ReadWrite).unwrap();
+    volume.table.install(ExtentRange::new(0, 100), word);
+    lane
+}
+
+fn rig(noisy: &Budget, quiet: &Budget) -> Rig {
+    let mut b = bench_with("ram");
+    let region = b.core.region.clone();
+    b.core.set_lane(quiet_lane(&region));
+    b.grant(0, 0, Rights::ReadWrite, 100);
+    let board = Arc::new(Board::new(2));
+    let mut rig = Rig {
+        now_ns: b.core.now_ns(),
+        b,
+        board,
+    };
+    rig.switch_on(noisy, quiet);
+    rig
+}
+
+impl Rig {
+    fn switch_on(&mut self, noisy: &Budget, quiet: &Budget) {
+        let mut admission = admission(&self.board);
+        admission.set_budget(0, noisy);
+        admission.set_budget(1, quiet);
+        self.b.core.set_admission(Some(admission));
+        for (tenant, volume) in [(0, V), (1, QUIET)] {
+            let share = Share {
+                tenant,
+                budget: None,
+            };
+            self.b.core.set_share(volume, Some(share));
+        }
+        self.pass(0);
+    }
+
+    /// A turn begins, so much later.
+    fn pass(&mut self, ns: u64) {
+        self.now_ns += ns;
+        self.b.core.set_now_ns(self.now_ns);
+        self.b.core.begin_admission();
+    }
+
+    fn start(&mut self, lane: u32, op: IoOp) -> u16 {
+        let slot = self.b.next_slot;
+        self.b.next_slot += 1;
+        let len_bytes = op.len_bytes() as u32;
+        let buffer = (len_bytes > 0).then(|| self.b.core.staging.take(len_bytes).unwrap());
+        let new = NewIo {
+            owner: Owner {
+                conn: lane,
+                conn_generation: 0,
+                slot,
+            },
+            lane: LaneIndex(lane),
+            op,
+            buffer,
+            record: CommandRef::new(lane, slot % 256),
+        };
+        self.b.core.start(new).unwrap();
+        slot
+    }
+
+    fn read(&mut self, lane: u32) -> u16 {
+        let op = IoOp::Read {
+            offset_bytes: 0,
+            len_bytes: 4096,
+        };
+        self.start(lane, op)
+    }
+
+    /// The rest of the turn: what ended in it. The device is memory: what begins has ended.
+    fn ended(&mut self) -> Vec<(u16, Status)> {
+        self.b.core.submit();
+        for _ in crate::patience::patiently() {
+            self.b.core.reap();
+            if self.b.core.slices.iter().all(Option::is_none) && !self.b.core.flusher.is_busy() {
+                break;
+            }
+        }
+        let mut ended = Vec::new();
+        while let Some(done) = self.b.core.next_done() {
+            if let Some(buffer) = done.buffer {
+                self.b.core.staging.give(buffer);
+            }
+            ended.push((done.owner.slot, done.status));
+        }
+        ended
+    }
+
+    fn ended_well(&mut self) -> Vec<u16> {
+        let ended = self.ended();
+        assert!(ended.iter().all(|(_, status)| *status == Status::SUCCESS));
+        ended.into_iter().map(|(slot, _)| slot).collect()
+    }
+
+    /// Commands of a lane that waited or wait for the budget, and that wait for anything here.
+    fn throttled(&self, lane: u32) -> (u64, u64) {
+        let record = self.b.core.lane(LaneIndex(lane)).unwrap().record();
+        let (ops, now) = (&record.throttled_ops, &record.throttled);
+        (ops.load(Relaxed), now.load(Relaxed))
+    }
+}
+
+#[test]
+fn over_budget_waits_in_order_and_goes_on() {
+    let mut rig = rig(&fixed(2), &fixed(100));
+    let mut all: Vec<u16> = (0..6).map(|_| rig.read(3)).collect();
+    all.push(rig.start(3, IoOp::Flush));
+    all.extend((0..6).map(|_| rig.read(3)));
+    let mut ended = rig.ended_well();
+    assert_eq!(ended.len(), 2, "{ended:?}");
+    assert_eq!(rig.throttled(3), (0, 11));
+    // Within the window nothing changes, and nobody asks for a turn.
+    rig.pass(WINDOW_NS / 2);
+    assert!(rig.ended().is_empty() && !rig.b.core.must_turn());
+    assert!(
+        rig.b
+            .core
+            .window_ends_ns()
+            .is_some_and(|at| at > rig.now_ns)
+    );
+    // Each window lets two more begin, and a flush is one as any other: nothing overtakes it.
+    let mut windows = 0;
+    while ended.len() < all.len() {
+        rig.pass(WINDOW_NS);
+        let more = rig.ended_well();
+        assert!(more.len() <= 2, "{more:?}");
+        ended.extend(more);
+        windows += 1;
+        assert!(windows < 20, "{ended:?} after {windows} windows");
+    }
+    assert_eq!(ended, all);
+    assert_eq!(rig.throttled(3), (11, 0));
+    let times = &rig
+        .b
+        .core
+        .lane(LaneIndex(3))
+        .unwrap()
+        .record()
+        .throttled_times;
+    let counted: u64 = times.buckets.iter().map(|b| b.load(Relaxed)).sum();
+    assert_eq!(counted, 11);
+    assert!(times.sum_ns.load(Relaxed) >= 11 * WINDOW_NS / 2);
+    // Who is within the budget now, does not wait.
+    rig.pass(4 * WINDOW_NS);
+    rig.read(3);
+    assert_eq!(rig.ended_well().len(), 1);
+}
+
+#[test]
+fn within_its_base_a_lane_waits_for_no_neighbour() {
+    let mut rig = rig(&Budget::unstated(), &fixed(50));
+    // Warm: so that it is given what others leave.
+    for _ in 0..20 {
+        for _ in 0..20 {
+            rig.read(3);
+        }
+        rig.pass(WINDOW_NS);
+        while !rig.ended_well().is_empty() {
+            rig.pass(1000);
+        }
+    }
+    rig.pass(1000);
+    let before = rig.throttled(3).0;
+    let noisy: Vec<u16> = (0..64).map(|_| rig.read(3)).collect();
+    let quiet = rig.read(4);
+    let first = rig.ended_well();
+    assert!(first.contains(&quiet), "{first:?}");
+    // Of the noisy one a turn's part.
+    assert!((2..20).contains(&first.len()), "{first:?}");
+    assert!(
+        rig.b.core.must_turn(),
+        "what may begin is begun without an event"
+    );
+    let mut noisy_ended: Vec<u16> = first.into_iter().filter(|slot| *slot != quiet).collect();
+    let mut turns = 0;
+    while noisy_ended.len() < noisy.len() {
+        rig.pass(1000);
+        let quiet = rig.read(4);
+        let ended = rig.ended_well();
+        assert!(ended.contains(&quiet), "{ended:?}");
+        assert!(ended.len() < 20, "{ended:?}");
+        noisy_ended.extend(ended.into_iter().filter(|slot| *slot != quiet));
+        turns += 1;
+        assert!(turns < 40, "{noisy_ended:?}");
+    }
+    assert_eq!(noisy_ended, noisy);
+    // That was no window's end, and nobody was over budget.
+    assert_eq!(rig.throttled(3), (before, 0));
+    assert_eq!(rig.throttled(4), (0, 0));
+}
+
+#[test]
+fn what_is_throttled_ends_with_its_owner_its_connection_or_its_lane() {
+    let mut rig = rig(&fixed(1), &fixed(1));
+    let aborted = Status::COMMAND_ABORT_REQUESTED;
+    let noisy: Vec<u16> = (0..9).map(|_| rig.read(3)).collect();
+    let quiet: Vec<u16> = (0..4).map(|_| rig.read(4)).collect();
+    assert_eq!(rig.ended_well(), [noisy[0], quiet[0]]);
+    // One in the middle, the last and the first.
+    for slot in [noisy[4], noisy[8], noisy[1]] {
+        let left = (rig.b.core).end_waiting(aborted, |of, _, _| of.conn == 3 && of.slot == slot);
+        assert_eq!(left, 0);
+        assert_eq!(rig.ended(), [(slot, aborted)]);
+    }
+    let more = rig.read(3);
+    rig.pass(WINDOW_NS);
+    let ended = rig.ended_well();
+    assert_eq!(ended, [noisy[2], quiet[1]]);
+    assert_eq!(rig.throttled(3).1, 5);
+    // Its connection.
+    rig.b.core.orphan(3);
+    let ended = rig.ended();
+    let expected = [noisy[3], noisy[5], noisy[6], noisy[7], more];
+    let interrupted = Status::COMMAND_INTERRUPTED;
+    assert_eq!(ended, expected.map(|slot| (slot, interrupted)));
+    assert_eq!(rig.throttled(3).1, 0);
+    // Its lane.
+    rig.b.core.remove_lane(LaneIndex(4));
+    let ended = rig.ended();
+    assert_eq!(ended, [quiet[2], quiet[3]].map(|slot| (slot, interrupted)));
+    assert!(rig.b.upcall().contains("LaneGone"));
+    // Nothing is left of it, and another one in its place is not its tenant's.
+    rig.pass(WINDOW_NS);
+    assert!(rig.ended().is_empty() && rig.b.core.window_ends_ns().is_none());
+    let region = rig.b.core.region.clone();
+    rig.b.core.set_lane(quiet_lane(&region));
+    let free: Vec<u16> = (0..50).map(|_| rig.read(4)).collect();
+    assert_eq!(rig.ended_well(), free);
+}
+
+#[test]
+fn a_budget_changes_within_a_window_and_without_scheduling_all_begin() {
+    let mut rig = rig(&fixed(1), &fixed(100));
+    let all: Vec<u16> = (0..40).map(|_| rig.read(3)).collect();
+    let mut ended = rig.ended_well();
+    assert_eq!(ended.len(), 1);
+    rig.b.core.set_budget(0, &fixed(10));
+    rig.pass(WINDOW_NS);
+    while ended.len() < 8 {
+        let more = rig.ended_well();
+        assert!(!more.is_empty(), "{ended:?}");
+        ended.extend(more);
+        rig.pass(1000);
+    }
+    assert!(ended.len() <= 12, "{ended:?}");
+    // Other costs and parameters: whoever waits still does, in the same order.
+    rig.switch_on(&fixed(1), &fixed(100));
+    assert!(rig.throttled(3).1 >= 40 - 12 - 2);
+    rig.b.core.set_admission(None);
+    ended.extend(rig.ended_well());
+    assert_eq!(ended, all);
+    assert_eq!(rig.throttled(3).1, 0);
+    let more = rig.read(3);
+    assert_eq!(rig.ended_well(), [more]);
+}
+
+#[test]
+fn what_a_dead_engine_had_begun_is_not_charged() {
+    let mut rig = rig(&fixed(1), &fixed(1));
+    let first = rig.read(3);
+    rig.read(3);
+    assert_eq!(rig.ended_well(), [first]);
+    let slot = rig.b.next_slot;
+    rig.b.core.carry(&[CarriedSpan {
+        volume: V,
+        bytes: 0..4096,
+        write: true,
+        devices: Devices::None,
+        command: Some(CommandRef::new(3, slot)),
+    }]);
+    let op = IoOp::Write {
+        offset_bytes: 0,
+        len_bytes: 4096,
+        fua: false,
+    };
+    assert_eq!(rig.start(3, op), slot);
+    assert_eq!(rig.ended_well(), [slot]);
+    assert_eq!(rig.throttled(3).1, 1);
+}
+
+/// Ten thousand changes while commands come and go: each command ends once, in its lane's order.
+#[test]
+fn qos_set_storm() {
+    let mut rig = rig(&fixed(3), &fixed(3));
+    let mut random = 0x2545_F491_4F6C_DD1Du64;
+    let mut draw = move |below: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % below
+    };
+    let mut begun = [Vec::new(), Vec::new()];
+    let mut ended = [Vec::new(), Vec::new()];
+    for change in 0..10_000u32 {
+        let budget = match draw(3) {
+            0 => Budget::unstated(),
+            _ => fixed(1 + draw(20)),
+        };
+        match draw(100) {
+            0 => rig.b.core.set_admission(None),
+            1 | 2 => rig.switch_on(&budget, &fixed(5)),
+            3 | 4 => rig.b.core.set_share(V, None),
+            5..9 => {
+                let share = Share {
+                    tenant: 0,
+                    budget: Some(budget),
+                };
+                rig.b.core.set_share(V, Some(share));
+            }
+            _ => rig.b.core.set_budget(draw(2) as u32, &budget),
+        }
+        for (lane, begun) in [3, 4].into_iter().zip(&mut begun) {
+            if begun.len() < 20_000 && rig.throttled(lane).1 < 50 {
+                begun.push(rig.read(lane));
+            }
+        }
+        rig.pass(draw(2 * WINDOW_NS / (1 + u64::from(change) % 7)));
+        rig.b.core.submit();
+        while let Some(done) = rig.b.core.next_done() {
+            ended[done.lane.0 as usize - 3].push(done.owner.slot);
+            assert_eq!(done.status, Status::SUCCESS);
+            rig.b.core.staging.give(done.buffer.unwrap());
+        }
+    }
+    rig.b.core.set_admission(None);
+    rig.b.core.submit();
+    while let Some(done) = rig.b.core.next_done() {
+        ended[done.lane.0 as usize - 3].push(done.owner.slot);
+    }
+    assert!(ended == begun, "each once, and in order");
+    assert_eq!((rig.throttled(3).1, rig.throttled(4).1), (0, 0));
+}
+
+/// What the state region says of a tenant.
+#[test]
+fn a_tenant_has_its_record() {
+    let mut rig = rig(&fixed(2), &fixed(100));
+    for _ in 0..8 {
+        rig.read(3);
+    }
+    for _ in 0..40 {
+        rig.pass(WINDOW_NS);
+        rig.ended_well();
+    }
+    let region = rig.b.core.region.clone();
+    let record = &region.tenants()[0];
+    assert_eq!(record.used_ops.load(Relaxed), 8);
+    assert_eq!(record.used_bytes.load(Relaxed), 8 * 4096);
+    assert_eq!(record.throttled_ops.load(Relaxed), 6);
+    assert!(record.throttled_ns.load(Relaxed) >= 6 * WINDOW_NS);
+    assert!(record.active_windows.load(Relaxed) > 0);
+    assert!(record.credit_ops.load(Relaxed) > 0);
+    assert_eq!(region.tenants()[1].used_ops.load(Relaxed), 0);
+    let reactor = &region.reactors()[0];
+    assert_eq!(reactor.windows.load(Relaxed), 41);
+    assert!(reactor.corrections_milli[0].load(Relaxed) > 0);
+    rig.b.core.set_admission(None);
+    assert_eq!(reactor.corrections_milli[0].load(Relaxed), 0);
+}
