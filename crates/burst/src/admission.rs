@@ -146,11 +146,16 @@ impl Node {
                 },
             });
         }
-        for (promised, most) in self.promised.iter_mut().zip(most) {
+        self.keep(budget, costs);
+        Ok(())
+    }
+
+    /// One that was promised before, whatever there is now.
+    pub fn keep(&mut self, budget: &Budget, costs: &CostTable) {
+        for (promised, most) in self.promised.iter_mut().zip(costs.most_of(budget.base)) {
             *promised += most;
         }
         self.tenants += 1;
-        Ok(())
     }
 
     /// Gives back what [`Self::take`] took.
@@ -159,6 +164,21 @@ impl Node {
             *promised = (*promised - most).max(0.0);
         }
         self.tenants = self.tenants.saturating_sub(1);
+    }
+
+    /// What of each resource is promised, as a part of what may be without oversubscription.
+    #[must_use]
+    pub fn promised(&self) -> [f64; SHARED] {
+        let whole = self.capacity.per_second();
+        std::array::from_fn(|resource| {
+            self.promised[resource] / (whole[resource] * self.usable).max(1.0)
+        })
+    }
+
+    /// Tenants that were taken.
+    #[must_use]
+    pub fn tenants(&self) -> u32 {
+        self.tenants
     }
 
     /// What of a resource can still be promised, a second.

@@ -345,6 +345,7 @@ impl Daemon {
             .append(&mut self.spare_listeners.borrow_mut());
         owner.note_ports();
         owner.set_state_dir(&self.config.state_dir);
+        owner.set_node(&self.config.state_dir, self.config.engine.reactors);
         owner.set_run_dir(&self.config.run_dir);
         if let Some((_, greeting)) = &mut live {
             // What the engine listens on already is not missing.

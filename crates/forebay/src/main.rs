@@ -69,6 +69,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Tenant(command) => command::tenant::tenant(&context()?, command),
         Command::Volume(command) => command::volume::volume(&context()?, command),
         Command::Export(command) => command::export::export(&context()?, command),
+        Command::Scheduling(command) => command::scheduling::scheduling(&context()?, command),
         Command::Events(args) => command::events::events(&context()?, &args),
         Command::Port(command) => command::port::port(&context()?, &command),
         Command::Upgrade => command::status::upgrade(&context()?),

@@ -114,6 +114,8 @@ fn answer(request: Request, tell: &mpsc::Sender<String>) {
                     volumes: 0,
                     provisioned_bytes: 0,
                     allocated_bytes: 0,
+                    budget: None,
+                    credit: None,
                 })
             });
         }

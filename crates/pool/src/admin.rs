@@ -141,6 +141,7 @@ impl Pool {
         }
         self.tenants.remove(&id);
         self.tenant_names.remove(name);
+        self.forget_tenant_budget(id);
         self.touch(Table::Tenants, id.0, 0);
         Ok(())
     }

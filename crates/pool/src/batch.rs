@@ -23,6 +23,8 @@ pub(crate) enum Table {
     Ports,
     /// (volume, 0): what hosts have reserved.
     HostReservations,
+    /// (tenant or volume, 0 or 1): what it may use. A catalog of a version that knows no budgets has no such table.
+    Budgets,
     /// (device, 0).
     Devices,
     /// (device, chunk of extents).
@@ -34,13 +36,14 @@ pub(crate) enum Table {
 }
 
 impl Table {
-    pub(crate) const ALL: [Table; 10] = [
+    pub(crate) const ALL: [Table; 11] = [
         Table::Meta,
         Table::Tenants,
         Table::Volumes,
         Table::Exports,
         Table::Ports,
         Table::HostReservations,
+        Table::Budgets,
         Table::Devices,
         Table::States,
         Table::Reservations,
@@ -56,6 +59,7 @@ impl Table {
             Table::Exports => "exports",
             Table::Ports => "ports",
             Table::HostReservations => "host_reservations",
+            Table::Budgets => "budgets",
             Table::Devices => "devices",
             Table::States => "states",
             Table::Reservations => "reservations",

@@ -363,7 +363,11 @@ impl Catalog {
         let transaction = database.begin_read().map_err(convert)?;
         let mut used = 0;
         for table in Table::ALL {
-            let records = transaction.open_table(definition(table)).map_err(convert)?;
+            let records = match transaction.open_table(definition(table)) {
+                // Made with the first budget, where an earlier version made the catalog.
+                Err(redb::TableError::TableDoesNotExist(_)) if table == Table::Budgets => continue,
+                records => records.map_err(convert)?,
+            };
             for record in records.iter().map_err(convert)? {
                 let (key, value) = record.map_err(convert)?;
                 let (a, b) = key.value();

@@ -50,6 +50,7 @@ impl Pool {
         (gone.owed, gone.catalog_bytes) = (0, 0);
         self.volume_names.remove(&name);
         self.forget_host_reservations(volume);
+        self.forget_volume_budget(volume);
         gone.record.name.clear();
         gone.record.reserved_bytes = 0;
         // What a batch carries is durable before this is.

@@ -22,6 +22,7 @@ mod ahead;
 mod area;
 mod batch;
 mod bounded;
+mod budgets;
 mod catalog;
 mod check;
 mod codec;

@@ -8,6 +8,7 @@
 
 use crate::{
     batch::Table,
+    budgets::Budgets,
     catalog::{Catalog, Usage},
     codec::{self, STATE_CHUNK},
     error::{PoolError, Result},
@@ -71,6 +72,7 @@ struct Loader {
     exports: Vec<ExportRecord>,
     ports: BTreeMap<u16, PortRecord>,
     host_reservations: BTreeMap<VolumeId, HostReservations>,
+    budgets: Budgets,
     reservations: Reservations,
     claimed: u64,
 }
@@ -138,6 +140,12 @@ impl Loader {
                     return Err(wrong(format!("volume {a} remembers too many reservations")));
                 }
                 self.host_reservations.insert(VolumeId(a), record);
+            }
+            Table::Budgets => {
+                let budget = codec::decode(value)?;
+                if !self.budgets.load(a, b, budget) {
+                    return Err(wrong(format!("the budget {a}/{b} cannot be")));
+                }
             }
             Table::States => self.states_chunk(a, b, value)?,
             Table::Reservations => {
@@ -314,6 +322,9 @@ pub(crate) fn load_records(
     }
     pool.host_reservations = loader.host_reservations;
     pool.ports = loader.ports;
+    pool.budgets = loader.budgets;
+    // A version that knows no budgets has deleted what they were of.
+    pool.forget_lost_budgets();
     Ok(pool)
 }
 

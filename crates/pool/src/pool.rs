@@ -13,6 +13,7 @@
 
 use crate::{
     batch::{Batch, BatchId, Key, Table},
+    budgets::Budgets,
     catalog::{CatalogUsage, Usage},
     codec::{self, STATE_CHUNK},
     delete::SLICE_EXTENTS,
@@ -125,6 +126,7 @@ pub struct Pool {
     pub(crate) exports: BTreeMap<ExportId, ExportRecord>,
     pub(crate) ports: BTreeMap<u16, PortRecord>,
     pub(crate) host_reservations: BTreeMap<VolumeId, HostReservations>,
+    pub(crate) budgets: Budgets,
     pub(crate) tenant_names: BTreeMap<String, TenantId>,
     pub(crate) volume_names: BTreeMap<(TenantId, String), VolumeId>,
     pub(crate) volume_exports: BTreeMap<VolumeId, BTreeSet<ExportId>>,
@@ -172,6 +174,7 @@ impl Pool {
             exports: BTreeMap::new(),
             ports: BTreeMap::new(),
             host_reservations: BTreeMap::new(),
+            budgets: Budgets::default(),
             tenant_names: BTreeMap::new(),
             volume_names: BTreeMap::new(),
             volume_exports: BTreeMap::new(),
@@ -339,6 +342,7 @@ impl Pool {
             // A number of the table is one of 16 bits.
             Table::Ports => record(self.ports.get(&(key.a as u16))),
             Table::HostReservations => record(self.host_reservations.get(&VolumeId(key.a))),
+            Table::Budgets => record(self.budgets.stored(key.a, key.b)),
             Table::Devices => record(self.devices.get(key.a as usize)),
             Table::States => {
                 let states = self.extents.stored_chunk(key.a, key.b, STATE_CHUNK);

@@ -116,6 +116,18 @@ impl Client {
         self.with_body("POST", path, body)
     }
 
+    /// `PUT path` with a body.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn put<B: Serialize, T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &B,
+    ) -> Result<T, ClientError> {
+        self.with_body("PUT", path, body)
+    }
+
     /// `PATCH path` with a body.
     ///
     /// # Errors

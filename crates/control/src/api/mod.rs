@@ -19,6 +19,8 @@ mod pool_routes;
 mod port_routes;
 pub mod request;
 mod routes;
+pub mod scheduling;
+mod scheduling_routes;
 mod server;
 pub mod stats;
 pub mod validate;

@@ -16,6 +16,7 @@ use super::error::ApiError;
 pub use super::hosts::{
     AnaState, Port, PortUpdate, ReservationKind, ReservationRegistrant, VolumeReservation,
 };
+use super::scheduling::{Budget, Credit};
 pub use export::{Export, ExportCreate, ExportFrontend, ExportUpdate, MachineClient};
 
 /// How the engine is doing, as its supervisor sees it.
@@ -414,6 +415,12 @@ pub struct Tenant {
     pub provisioned_bytes: u64,
     /// Extents its volumes own or have reserved.
     pub allocated_bytes: u64,
+    /// What it may use, if that is stated.
+    #[serde(default)]
+    pub budget: Option<Budget>,
+    /// What it has saved of its base, if it can.
+    #[serde(default)]
+    pub credit: Option<Credit>,
 }
 
 /// Body of `POST /v1/tenants`.
@@ -451,6 +458,9 @@ pub struct Volume {
     pub exported: bool,
     /// Who among its hosts has reserved it (NVMe reservations); nobody has registered if it is not there.
     pub reservation: Option<VolumeReservation>,
+    /// What it may use of its tenant's, if that is stated.
+    #[serde(default)]
+    pub budget: Option<Budget>,
 }
 
 /// Body of `POST /v1/tenants/{tenant}/volumes`.

@@ -8,7 +8,7 @@
 
 use utoipa::OpenApi;
 
-use super::{figure_routes, pool_routes, port_routes, routes};
+use super::{figure_routes, pool_routes, port_routes, routes, scheduling_routes};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -47,6 +47,15 @@ use super::{figure_routes, pool_routes, port_routes, routes};
         routes::volume_show,
         routes::volume_update,
         routes::volume_delete,
+        scheduling_routes::tenant_budget_put,
+        scheduling_routes::tenant_budget_delete,
+        scheduling_routes::volume_budget_put,
+        scheduling_routes::volume_budget_delete,
+        scheduling_routes::scheduling_show,
+        scheduling_routes::scheduling_update,
+        scheduling_routes::costs_show,
+        scheduling_routes::costs_put,
+        scheduling_routes::costs_delete,
         routes::export_list,
         routes::export_create,
         routes::export_show,
@@ -60,6 +69,7 @@ use super::{figure_routes, pool_routes, port_routes, routes};
         (name = "port", description = "Addresses at which hosts connect"),
         (name = "tenant", description = "Who is served"),
         (name = "volume", description = "Logical disks"),
+        (name = "scheduling", description = "Who may use how much"),
         (name = "export", description = "Volumes shown to hosts"),
     ),
 )]

@@ -20,6 +20,7 @@ use super::model::{
     PoolCheck, PoolCreate, PoolInfo, PoolOpen, PoolUpdate, Port, PortUpdate, Status, Tenant,
     Volume, VolumeCreate, VolumeUpdate,
 };
+use super::scheduling::{BudgetPut, Costs, CostsPut, Scheduling, SchedulingUpdate, TenantBudget};
 use super::stats::Stats;
 
 /// What the owner answers.
@@ -75,6 +76,30 @@ pub enum Request {
     TenantDelete {
         name: String,
         reply: Reply<()>,
+    },
+    /// Without a budget, none is stated from now on.
+    TenantBudget {
+        name: String,
+        budget: Option<BudgetPut>,
+        reply: Reply<TenantBudget>,
+    },
+    /// The same of a volume.
+    VolumeBudget {
+        tenant: String,
+        volume: String,
+        budget: Option<BudgetPut>,
+        reply: Reply<Volume>,
+    },
+    SchedulingShow(Reply<Scheduling>),
+    SchedulingUpdate {
+        body: SchedulingUpdate,
+        reply: Reply<Scheduling>,
+    },
+    CostsShow(Reply<Costs>),
+    /// Without any, the defaults count from now on.
+    CostsPut {
+        body: Option<CostsPut>,
+        reply: Reply<Costs>,
     },
     VolumeCreate {
         tenant: String,
@@ -229,6 +254,21 @@ handle_methods! {
     tenant_show(name: String) -> Tenant = |reply| Request::TenantShow { name, reply };
     /// Ends a tenant that has no volumes.
     tenant_delete(name: String) -> () = |reply| Request::TenantDelete { name, reply };
+    /// States what a tenant may use, or takes that back.
+    tenant_budget(name: String, budget: Option<BudgetPut>) -> TenantBudget =
+        |reply| Request::TenantBudget { name, budget, reply };
+    /// States what a volume may use of its tenant's, or takes that back.
+    volume_budget(tenant: String, volume: String, budget: Option<BudgetPut>) -> Volume =
+        |reply| Request::VolumeBudget { tenant, volume, budget, reply };
+    /// How I/O is admitted.
+    scheduling_show() -> Scheduling = Request::SchedulingShow;
+    /// Changes how I/O is admitted.
+    scheduling_update(body: SchedulingUpdate) -> Scheduling =
+        |reply| Request::SchedulingUpdate { body, reply };
+    /// What I/O costs.
+    costs_show() -> Costs = Request::CostsShow;
+    /// What I/O costs from now on; nothing: the defaults.
+    costs_put(body: Option<CostsPut>) -> Costs = |reply| Request::CostsPut { body, reply };
     /// Makes a volume.
     volume_create(tenant: String, body: VolumeCreate) -> Volume =
         |reply| Request::VolumeCreate { tenant, body, reply };

@@ -12,7 +12,7 @@ use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use axum::routing::{get, patch, post};
+use axum::routing::{get, patch, post, put};
 use axum::{Json, Router};
 
 use super::error::{ApiError, ErrorBody};
@@ -28,6 +28,10 @@ use super::pool_routes::{
 };
 use super::port_routes::{port_list, port_update};
 use super::request::Handle;
+use super::scheduling_routes::{
+    costs_delete, costs_put, costs_show, scheduling_show, scheduling_update, tenant_budget_delete,
+    tenant_budget_put, volume_budget_delete, volume_budget_put,
+};
 use super::{openapi, validate};
 
 /// The largest request body.
@@ -63,6 +67,22 @@ pub(super) fn router(owner: Handle, time_limit: Duration) -> Router {
         .route(
             "/v1/tenants/{tenant}",
             get(tenant_show).delete(tenant_delete),
+        )
+        .route(
+            "/v1/tenants/{tenant}/budget",
+            put(tenant_budget_put).delete(tenant_budget_delete),
+        )
+        .route(
+            "/v1/tenants/{tenant}/volumes/{volume}/budget",
+            put(volume_budget_put).delete(volume_budget_delete),
+        )
+        .route(
+            "/v1/scheduling",
+            get(scheduling_show).patch(scheduling_update),
+        )
+        .route(
+            "/v1/scheduling/costs",
+            get(costs_show).put(costs_put).delete(costs_delete),
         )
         .route("/v1/volumes", get(volume_list_all))
         .route(

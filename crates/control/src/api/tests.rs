@@ -77,6 +77,8 @@ async fn tenants_only(mut requests: mpsc::Receiver<Request>) {
                         volumes: 0,
                         provisioned_bytes: 0,
                         allocated_bytes: 0,
+                        budget: None,
+                        credit: None,
                     };
                     tenants.push(tenant.clone());
                     Ok(tenant)

@@ -95,6 +95,40 @@ impl Daemon {
                     owner.tenant_delete(name).await
                 });
             }
+            Request::TenantBudget {
+                name,
+                budget,
+                reply,
+            } => {
+                self.change(reply, move |owner| async move {
+                    owner.tenant_budget(&name, budget).await
+                });
+            }
+            Request::VolumeBudget {
+                tenant,
+                volume,
+                budget,
+                reply,
+            } => {
+                self.change(reply, move |owner| async move {
+                    owner.volume_budget(&tenant, &volume, budget).await
+                });
+            }
+            Request::SchedulingShow(reply) => {
+                self.read(reply, move |owner| Ok(owner.scheduling_show()));
+            }
+            Request::SchedulingUpdate { body, reply } => {
+                self.change(reply, move |owner| async move {
+                    owner.scheduling_update(body).await
+                });
+            }
+            Request::CostsShow(reply) => self.read(reply, move |owner| Ok(owner.costs_show())),
+            Request::CostsPut { body, reply } => {
+                self.change(
+                    reply,
+                    move |owner| async move { owner.costs_put(body).await },
+                );
+            }
             Request::VolumeCreate {
                 tenant,
                 body,

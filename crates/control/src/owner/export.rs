@@ -90,6 +90,8 @@ impl Owner {
     /// Has an export that was made be served; if that can't be, it is taken back.
     async fn begin_export(self: &Rc<Self>, export: ExportId) -> Result<(), ApiError> {
         self.commit_for_api().await?;
+        let known = self.push_budgets().await;
+        known.map_err(|error| engine_error(&error))?;
         let error = match self.push_export(export).await {
             Ok(_) => match self.listen_for_machine(export).await {
                 Ok(()) => return Ok(()),
@@ -109,6 +111,7 @@ impl Owner {
             export: of_engine,
         };
         let _ = self.push_settled("removing an export", message).await;
+        let _ = self.push_budgets().await;
         // One that could not be made may be another's.
         if let Some(path) = path
             && self.has_machine_listener(export)
@@ -240,6 +243,8 @@ impl Owner {
             self.remove_machine_listener(id, &path).await;
         }
         let at_devices = pushed.map_err(|error| engine_error(&error))?;
+        // A tenant that has no exports any more takes no place; what goes wrong is logged.
+        let _ = self.push_budgets().await;
         let name = format!("{tenant}/{volume}");
         let text = format!("{name} is not exported any more");
         self.tell_export(EventKind::ExportDeleted, name, text);

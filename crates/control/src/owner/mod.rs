@@ -23,6 +23,7 @@
 
 mod adopt;
 mod ahead;
+mod budgets;
 mod check;
 mod commit;
 mod copies;
@@ -44,6 +45,7 @@ mod quarantine;
 mod release;
 mod reserve;
 mod revoke;
+mod scheduling;
 pub(crate) mod session;
 mod show;
 mod stats;
@@ -224,6 +226,8 @@ pub(crate) struct Owner {
     making: RefCell<BTreeSet<forebay_pool::ExportId>>,
     added: RefCell<stats::Added>,
     figures: RefCell<figures::Told>,
+    told_budgets: budgets::Told,
+    node: scheduling::NodeState,
     pub(crate) quarantine: quarantine::Quarantine,
     adding: tokio::sync::Mutex<()>,
     closed: Cell<bool>,
@@ -283,6 +287,8 @@ impl Owner {
             making: RefCell::default(),
             added: RefCell::default(),
             figures: RefCell::default(),
+            told_budgets: budgets::Told::default(),
+            node: scheduling::NodeState::default(),
             quarantine: quarantine::Quarantine::default(),
             adding: tokio::sync::Mutex::new(()),
             closed: Cell::new(false),

@@ -1,7 +1,7 @@
 //! Telling the engine what there is.
 //!
 //! Purpose: a conversation begins with everything (devices, volumes, what hosts have reserved of them,
-//! exports, ports, listeners), and each
+//! who may use how much, exports, ports, listeners), and each
 //! later change is told as it happens.
 //! Design: what is needed to serve is said in one step without a wait in it, and from the same step
 //! on changes are told; so nothing falls between. All of it is idempotent. With it goes what a FLUSH
@@ -86,6 +86,7 @@ impl Owner {
         };
         let (mut volumes, mut exports) = (HashSet::new(), HashSet::new());
         let mut addresses = HashSet::new();
+        let is_known = !held.is_empty();
         for (one, descriptors) in held {
             match one {
                 Held::Volume(config) => _ = volumes.insert(config.volume),
@@ -148,6 +149,9 @@ impl Owner {
         }
         drop(core);
         for (what, pending) in self.say_reservations(session) {
+            ask(what, None, pending);
+        }
+        for (what, pending) in self.say_all_budgets(session, is_known) {
             ask(what, None, pending);
         }
         for (what, pending) in self.say_ports(session) {

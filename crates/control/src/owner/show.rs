@@ -12,6 +12,7 @@ use forebay_xlate::boundary::message::Frontend;
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::{DeviceIndex, VolumeId};
 
+use super::budgets::show_budget;
 use super::push::serial;
 use super::reserve::show_reservation;
 use super::session::DeviceState as EngineDevice;
@@ -41,6 +42,8 @@ fn show_tenant(core: &Core, tenant: &TenantRecord) -> Tenant {
         volumes: 0,
         provisioned_bytes: 0,
         allocated_bytes: 0,
+        budget: core.pool.tenant_budget(tenant.id).map(show_budget),
+        credit: None,
     };
     for volume in core.pool.volumes_of(tenant.id) {
         shown.volumes += 1;
@@ -74,6 +77,7 @@ fn show_volume(core: &Core, volume: &VolumeRecord) -> Volume {
         reserved_bytes: volume.reserved_bytes,
         exported: core.pool.export_of(volume.id).is_some(),
         reservation: show_reservation(core, volume.id),
+        budget: core.pool.volume_budget(volume.id).map(show_budget),
     }
 }
 

@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use forebay_control::api::model::{AnaState, Placement};
+use forebay_control::api::scheduling::{Policy, Spread};
 use forebay_device::size::parse_bytes;
 
 use crate::bench::BenchCommand;
@@ -61,6 +62,9 @@ pub(crate) enum Command {
     /// Tenants: who is served
     #[command(subcommand)]
     Tenant(TenantCommand),
+    /// How I/O is admitted where tenants have budgets: policy, capacity, what is promised
+    #[command(subcommand)]
+    Scheduling(SchedulingCommand),
     /// Ports: the addresses at which hosts connect
     #[command(subcommand)]
     Port(PortCommand),
@@ -233,11 +237,69 @@ pub(crate) enum TenantCommand {
         /// Its name
         name: String,
     },
+    /// State what a tenant may use (its quality of service, QoS), or take that away; says whether its base can be
+    /// guaranteed
+    Budget {
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        budget: BudgetArgs,
+        /// Let it save this much unused base for bursts, and burst out of that only, e.g. 60s or 10m
+        #[arg(long, value_name = "TIME", value_parser = parse_seconds, conflicts_with_all = ["metered", "none"])]
+        credit: Option<u32>,
+        /// Let it burst whenever others leave something, and count what is above the base [default without --credit]
+        #[arg(long, conflicts_with = "none")]
+        metered: bool,
+    },
     /// End a tenant that has no volumes
     Delete {
         /// Its name
         name: String,
     },
+}
+
+/// A base that is theirs at any time, and a limit that bursts reach.
+#[derive(Debug, Args)]
+#[command(group(
+    ArgGroup::new("what")
+        .args(["base_iops", "burst_iops", "none"])
+        .required(true)
+        .multiple(true)
+))]
+pub(crate) struct BudgetArgs {
+    /// Operations a second that are theirs at any time
+    #[arg(long, value_name = "N", requires = "base_bandwidth")]
+    pub(crate) base_iops: Option<u64>,
+    /// Bytes a second that are theirs at any time, e.g. 100M
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, requires = "base_iops")]
+    pub(crate) base_bandwidth: Option<u64>,
+    /// Operations a second that they never have more than [default: the base]
+    #[arg(long, value_name = "N", requires = "burst_bandwidth")]
+    pub(crate) burst_iops: Option<u64>,
+    /// Bytes a second that they never have more than, e.g. 300M [default: the base]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, requires = "burst_iops")]
+    pub(crate) burst_bandwidth: Option<u64>,
+    /// Take the budget away
+    #[arg(long, conflicts_with_all = ["base_iops", "burst_iops"])]
+    pub(crate) none: bool,
+}
+
+/// A number of seconds, minutes, hours or days: `60s`, `10m`.
+fn parse_seconds(text: &str) -> Result<u32, String> {
+    let wrong = || "a time is written like 60s, 10m, 2h or 1d".to_owned();
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let unit = match unit {
+        "s" | "" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => return Err(wrong()),
+    };
+    let number: u32 = number.parse().map_err(|_| wrong())?;
+    number.checked_mul(unit).ok_or_else(wrong)
 }
 
 /// `TENANT/VOLUME`.
@@ -336,6 +398,13 @@ pub(crate) enum VolumeCommand {
         /// A size (0: nothing is promised), or `full`
         #[arg(long, value_name = "SIZE|full", value_parser = Reserve::parse)]
         reserve: Reserve,
+    },
+    /// State what a volume may use of its tenant's budget (QoS), or take that away
+    Budget {
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+        volume: VolumeName,
+        #[command(flatten)]
+        budget: BudgetArgs,
     },
     /// End a volume that is not exported
     Delete {
@@ -445,6 +514,139 @@ pub(crate) struct ExportSetArgs {
     /// Let only the hosts connect that are listed: takes back `--any-host`
     #[arg(long, conflicts_with = "any_host")]
     pub(crate) listed_hosts: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SchedulingCommand {
+    /// Show what is set, what the node has, and what is promised of it
+    Show,
+    /// Show what I/O costs on this machine, as it was measured; or as it is assumed, if it was not
+    Costs {
+        /// Forget what was measured
+        #[arg(long)]
+        reset: bool,
+    },
+    /// Change how I/O is admitted on this node
+    Set(Box<SchedulingArgs>),
+}
+
+/// How I/O is admitted.
+#[derive(Debug, Args)]
+#[command(group(
+    ArgGroup::new("changes")
+        .args([
+            "policy", "spread", "oversubscription", "wants_base", "device_reads", "device_writes",
+            "link_bandwidth", "iops_limit", "params",
+        ])
+        .required(true)
+        .multiple(true)
+))]
+pub(crate) struct SchedulingArgs {
+    /// How the node's time and devices are given out
+    #[arg(long, value_enum)]
+    pub(crate) policy: Option<PolicyArg>,
+    /// Which reactors serve what of a queue
+    #[arg(long, value_enum)]
+    pub(crate) spread: Option<SpreadArg>,
+    /// Promise so many times what there is; 1 guarantees all bases
+    #[arg(long, value_name = "N")]
+    pub(crate) oversubscription: Option<f64>,
+    /// The probability with which a tenant wants its base at any time, for the probability of interference
+    #[arg(long, value_name = "P")]
+    pub(crate) wants_base: Option<f64>,
+    /// So many devices like the one that was measured can be read at once at their whole speed
+    #[arg(long, value_name = "N")]
+    pub(crate) device_reads: Option<f64>,
+    /// The same of writes
+    #[arg(long, value_name = "N")]
+    pub(crate) device_writes: Option<f64>,
+    /// Bytes a second that the network carries in each direction, or `none`
+    #[arg(long, value_name = "SIZE|none", value_parser = Limit::parse_bytes)]
+    pub(crate) link_bandwidth: Option<Limit>,
+    /// Operations a second that the node is to carry at most, or `none`
+    #[arg(long, value_name = "N|none", value_parser = Limit::parse)]
+    pub(crate) iops_limit: Option<Limit>,
+    /// Set a parameter of the scheduler, or `NAME=default`; may be repeated
+    #[arg(long = "param", value_name = "NAME=VALUE", value_parser = parse_param)]
+    pub(crate) params: Vec<(String, Option<f64>)>,
+}
+
+/// A limit, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limit(pub(crate) Option<u64>);
+
+impl Limit {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self(None)),
+            number => match number.parse() {
+                Ok(number) => Ok(Self(Some(number))),
+                Err(_) => Err("a number, or `none`".to_owned()),
+            },
+        }
+    }
+
+    fn parse_bytes(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self(None)),
+            size => match parse_bytes(size) {
+                Ok(bytes) => Ok(Self(Some(bytes))),
+                Err(error) => Err(format!("{error}; or say `none`")),
+            },
+        }
+    }
+}
+
+fn parse_param(text: &str) -> Result<(String, Option<f64>), String> {
+    let wrong = || "a parameter is set as NAME=VALUE, or NAME=default".to_owned();
+    let (name, value) = text.split_once('=').ok_or_else(wrong)?;
+    let value = match value {
+        "default" => None,
+        value => Some(value.parse().map_err(|_| wrong())?),
+    };
+    Ok((name.to_owned(), value))
+}
+
+/// How the node's time and devices are given out.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum PolicyArg {
+    /// Bases are guaranteed, the rest is shared
+    Burst,
+    /// Everyone has their base and never more
+    Base,
+    /// Everyone up to their burst limit, first come first served
+    Wild,
+}
+
+impl From<PolicyArg> for Policy {
+    fn from(policy: PolicyArg) -> Self {
+        match policy {
+            PolicyArg::Burst => Self::Burst,
+            PolicyArg::Base => Self::Base,
+            PolicyArg::Wild => Self::Wild,
+        }
+    }
+}
+
+/// Which reactors serve what of a queue.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum SpreadArg {
+    /// A queue is one reactor's
+    OneToOne,
+    /// A queue is one reactor's, and reactors with nothing to do help
+    Stealing,
+    /// Each I/O goes to the reactor that has the least to do
+    OneToN,
+}
+
+impl From<SpreadArg> for Spread {
+    fn from(spread: SpreadArg) -> Self {
+        match spread {
+            SpreadArg::OneToOne => Self::OneToOne,
+            SpreadArg::Stealing => Self::Stealing,
+            SpreadArg::OneToN => Self::OneToN,
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]

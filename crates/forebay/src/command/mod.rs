@@ -9,6 +9,7 @@ pub(crate) mod export;
 mod machine;
 pub(crate) mod pool;
 pub(crate) mod port;
+pub(crate) mod scheduling;
 pub(crate) mod status;
 pub(crate) mod tenant;
 pub(crate) mod terminal;

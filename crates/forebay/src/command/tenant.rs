@@ -1,12 +1,14 @@
 //! `forebay tenant`.
 
 use forebay_control::api::model::{Done, Tenant, TenantCreate};
+use forebay_control::api::scheduling::TenantBudget;
 use forebay_device::size::format_bytes;
 
+use super::scheduling::{admission_text, budget_cells, budget_line, put_of};
 use super::{Context, segment};
 use crate::cli::TenantCommand;
 use crate::failure::Outcome;
-use crate::output::table;
+use crate::output::{pairs, table};
 
 pub(crate) fn tenant(context: &Context, command: TenantCommand) -> Outcome {
     match command {
@@ -23,9 +25,20 @@ pub(crate) fn tenant(context: &Context, command: TenantCommand) -> Outcome {
         TenantCommand::Show { name } => {
             let path = format!("/v1/tenants/{}", segment(&name));
             let tenant: Tenant = context.client.get(&path)?;
-            context
-                .output
-                .show(&tenant, |tenant| list(std::slice::from_ref(tenant)))
+            context.output.show(&tenant, show)
+        }
+        TenantCommand::Budget {
+            name,
+            budget,
+            credit,
+            metered: _,
+        } => {
+            let path = format!("/v1/tenants/{}/budget", segment(&name));
+            let set: TenantBudget = match put_of(&budget, credit) {
+                Some(put) => context.client.put(&path, &put)?,
+                None => context.client.delete(&path)?,
+            };
+            context.output.show(&set, budget_text)
         }
         TenantCommand::Delete { name } => {
             let done: Done = context
@@ -36,15 +49,66 @@ pub(crate) fn tenant(context: &Context, command: TenantCommand) -> Outcome {
     }
 }
 
+fn budget_text(set: &TenantBudget) -> String {
+    let name = &set.tenant;
+    let mut text = match &set.budget {
+        Some(budget) => format!("tenant {name} has {}\n", budget_line(budget)),
+        None => format!("tenant {name} has no budget: it has what others leave\n"),
+    };
+    text.push_str(&admission_text(&set.admission));
+    text
+}
+
+fn show(tenant: &Tenant) -> String {
+    let mut rows = vec![
+        ("tenant", tenant.name.clone()),
+        ("volumes", tenant.volumes.to_string()),
+        ("provisioned", format_bytes(tenant.provisioned_bytes)),
+        ("allocated", format_bytes(tenant.allocated_bytes)),
+        (
+            "budget",
+            tenant
+                .budget
+                .as_ref()
+                .map_or_else(|| "none".to_owned(), budget_line),
+        ),
+    ];
+    if let Some(credit) = &tenant.credit {
+        rows.push((
+            "credit",
+            format!(
+                "{} of {} operations, {} of {}",
+                credit.ops,
+                credit.most_ops,
+                format_bytes(credit.bytes),
+                format_bytes(credit.most_bytes)
+            ),
+        ));
+    }
+    pairs(rows)
+}
+
 fn list(tenants: &[Tenant]) -> String {
     table(
-        ["TENANT", ">VOLUMES", ">PROVISIONED", ">ALLOCATED"],
+        [
+            "TENANT",
+            ">VOLUMES",
+            ">PROVISIONED",
+            ">ALLOCATED",
+            ">BASE",
+            ">BURST",
+            "CREDIT",
+        ],
         tenants.iter().map(|tenant| {
+            let [base, burst, credit] = budget_cells(tenant.budget.as_ref());
             [
                 tenant.name.clone(),
                 tenant.volumes.to_string(),
                 format_bytes(tenant.provisioned_bytes),
                 format_bytes(tenant.allocated_bytes),
+                base,
+                burst,
+                credit,
             ]
         }),
     )

@@ -3,6 +3,7 @@
 use forebay_control::api::model::{Done, Volume, VolumeCreate, VolumeUpdate};
 use forebay_device::size::format_bytes;
 
+use super::scheduling::{limit_line, put_of};
 use super::{Context, segment};
 use crate::cli::{Reserve, VolumeCommand, VolumeName};
 use crate::failure::Outcome;
@@ -74,6 +75,17 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
                 )
             })
         }
+        VolumeCommand::Budget { volume, budget } => {
+            let path = format!("{}/budget", path(&volume));
+            let set: Volume = match put_of(&budget, None) {
+                Some(put) => client.put(&path, &put)?,
+                None => client.delete(&path)?,
+            };
+            context.output.show(&set, |set| match &set.budget {
+                Some(budget) => format!("volume {volume} has {}", limit_line(budget)),
+                None => format!("volume {volume} has no budget of its own"),
+            })
+        }
         VolumeCommand::Delete { volume } => {
             let done: Done = client.delete(&path(&volume))?;
             context.output.done(&done)
@@ -128,5 +140,12 @@ fn show(volume: &Volume) -> String {
         ("uuid", volume.uuid.clone()),
         ("serial", volume.serial.clone()),
         ("exported", yes_no(volume.exported)),
+        (
+            "budget",
+            volume
+                .budget
+                .as_ref()
+                .map_or_else(|| "none of its own".to_owned(), limit_line),
+        ),
     ])
 }

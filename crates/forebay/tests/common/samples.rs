@@ -42,6 +42,7 @@ pub fn volume(size_bytes: u64) -> Volume {
         reserved_bytes: 1 << 20,
         exported: true,
         reservation: None,
+        budget: None,
     }
 }
 

@@ -306,6 +306,9 @@ impl Fake {
             | ToEngine::SetListener { request, .. }
             | ToEngine::SetPort { request, .. }
             | ToEngine::SetReservations { request, .. }
+            | ToEngine::SetScheduling { request, .. }
+            | ToEngine::SetTenantBudget { request, .. }
+            | ToEngine::SetVolumeBudget { request, .. }
             | ToEngine::Resume { request }
                 if self.answer_requests =>
             {

@@ -1,0 +1,244 @@
+//! Budgets, and how I/O is admitted, as the API says them.
+//!
+//! Purpose: the bodies of `/v1/scheduling`, of the budgets of tenants and volumes, and of costs.
+//! Design: plain data, as in `model`; rates are a second's, and say so. What is not limited is absent.
+//! Not here: what a budget may be (`forebay_burst`), keeping anybody to it (the engine).
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::model::ExportFrontend;
+
+/// Operations and bytes a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rate {
+    /// Operations a second.
+    pub iops: u64,
+    /// Bytes a second.
+    pub bytes_s: u64,
+}
+
+/// What a tenant or a volume may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Budget {
+    /// Theirs at any time. Of a volume, out of its tenant's.
+    pub base: Rate,
+    /// Never more than this, out of what others leave.
+    pub burst: Rate,
+    /// What is not used of the base is saved, for as long as so many seconds of it at most, and being above the base
+    /// spends that. Absent: what is above the base is counted (metered).
+    #[serde(default)]
+    pub credit_s: Option<u32>,
+}
+
+/// Body of `PUT` of a budget: `base` or `burst`, or both.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BudgetPut {
+    /// Theirs at any time; if not given, next to nothing: there is a limit only.
+    #[serde(default)]
+    pub base: Option<Rate>,
+    /// Never more than this; the base if not given.
+    #[serde(default)]
+    pub burst: Option<Rate>,
+    /// So many seconds of unused base can be saved for bursts; metered if not given. Of tenants only.
+    #[serde(default)]
+    pub credit_s: Option<u32>,
+}
+
+/// What was saved for bursts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Credit {
+    /// Operations.
+    pub ops: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// The most operations that can be saved.
+    pub most_ops: u64,
+    /// The most bytes that can be saved.
+    pub most_bytes: u64,
+}
+
+/// Whether what is promised can be had.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Admission {
+    /// Whether all bases can be had at once.
+    pub guaranteed: bool,
+    /// Whether that is calculated from what was measured on this machine; from defaults otherwise.
+    pub calibrated: bool,
+    /// Tenants with a budget.
+    pub tenants: u32,
+    /// So many of them, of the mean base, can have it at once.
+    pub at_once: u32,
+    /// The probability that not all who want their base can have it, if each wants it with the probability that is set.
+    pub interference: f64,
+    /// What of each resource is promised, in percent of what may be.
+    pub promised: Vec<Promised>,
+}
+
+/// How much of a resource is promised.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Promised {
+    /// Which.
+    pub resource: String,
+    /// How much of what may be promised without oversubscription, in percent.
+    pub percent: f64,
+}
+
+/// Answer to `PUT` and `DELETE` of a tenant's budget.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct TenantBudget {
+    /// The tenant.
+    pub tenant: String,
+    /// Its budget from now on; absent: none is stated.
+    pub budget: Option<Budget>,
+    /// Whether all that is promised can be had.
+    pub admission: Admission,
+}
+
+/// How the node's time and devices are given out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Policy {
+    /// Bases are guaranteed, the rest is shared.
+    #[default]
+    Burst,
+    /// Everyone has their base and never more.
+    Base,
+    /// Everyone up to their burst limit, first come first served.
+    Wild,
+}
+
+/// Which reactors serve what of a queue.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Spread {
+    /// A queue is one reactor's.
+    #[default]
+    OneToOne,
+    /// A queue is one reactor's, and reactors with nothing to do help.
+    Stealing,
+    /// Each I/O goes to the reactor that has the least to do.
+    OneToN,
+}
+
+/// What a node has besides processors.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NodeCapacity {
+    /// Devices that can be read at once at their whole speed, in the terms of costs: 1 if those are of all devices.
+    pub device_reads: f64,
+    /// The same of writes.
+    pub device_writes: f64,
+    /// Bytes a second that can come in; no limit if absent.
+    #[serde(default)]
+    pub link_in_bytes_s: Option<u64>,
+    /// Bytes a second that can go out; no limit if absent.
+    #[serde(default)]
+    pub link_out_bytes_s: Option<u64>,
+    /// Operations a second that the software is to carry at most; no limit if absent.
+    #[serde(default)]
+    pub operations_s: Option<u64>,
+}
+
+/// How I/O is admitted.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Scheduling {
+    /// Whether it is: some tenant or volume has a budget.
+    pub on: bool,
+    /// How the node's time and devices are given out.
+    pub policy: Policy,
+    /// Which reactors serve what of a queue.
+    pub spread: Spread,
+    /// So many times what there is may be promised.
+    pub oversubscription: f64,
+    /// With this probability a tenant wants its base at any time: what interference is calculated with.
+    pub wants_base: f64,
+    /// What the node has besides processors.
+    pub capacity: NodeCapacity,
+    /// Processors: reactors of the engine.
+    pub reactors: u32,
+    /// All parameters, by name.
+    pub params: BTreeMap<String, f64>,
+    /// Whether all that is promised can be had.
+    pub admission: Admission,
+}
+
+/// Body of `PATCH /v1/scheduling`: what is given is changed.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SchedulingUpdate {
+    /// How the node's time and devices are given out.
+    #[serde(default)]
+    pub policy: Option<Policy>,
+    /// Which reactors serve what of a queue.
+    #[serde(default)]
+    pub spread: Option<Spread>,
+    /// So many times what there is may be promised: 1 to 100.
+    #[serde(default)]
+    pub oversubscription: Option<f64>,
+    /// With this probability a tenant wants its base at any time.
+    #[serde(default)]
+    pub wants_base: Option<f64>,
+    /// What the node has besides processors, all of it.
+    #[serde(default)]
+    pub capacity: Option<NodeCapacity>,
+    /// Parameters by name; null: the default.
+    #[serde(default)]
+    pub params: BTreeMap<String, Option<f64>>,
+}
+
+/// What a command does, as its cost is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CostOperation {
+    /// Reads.
+    Read,
+    /// Writes, and zeroes.
+    Write,
+    /// What moves no bytes: flushes, deallocations.
+    Other,
+}
+
+/// What one operation of one frontend costs, at 4, 8, 16, 32, 64 and 128 KiB.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CostProfile {
+    /// How it comes in.
+    pub frontend: ExportFrontend,
+    /// What it does.
+    pub operation: CostOperation,
+    /// Time of a reactor's processor, ns.
+    pub cpu_ns: [f64; 6],
+    /// Time of the devices, ns, if one came after the other.
+    pub device_ns: [f64; 6],
+    /// Bytes on the link besides the data.
+    pub header_bytes: u32,
+}
+
+/// What I/O costs on this machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Costs {
+    /// Whether it was measured here; these are defaults otherwise.
+    pub calibrated: bool,
+    /// When, in seconds since the epoch.
+    pub measured_at_s: Option<u64>,
+    /// What was said of the measurement.
+    pub note: Option<String>,
+    /// Of each frontend and operation.
+    pub profiles: Vec<CostProfile>,
+}
+
+/// Body of `PUT /v1/scheduling/costs`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CostsPut {
+    /// What was measured. Frontends and operations that are not named stay as they are.
+    pub profiles: Vec<CostProfile>,
+    /// Something about the measurement, at most 1000 bytes.
+    #[serde(default)]
+    pub note: Option<String>,
+}

@@ -1,0 +1,184 @@
+//! The handlers of budgets, and of how I/O is admitted.
+//!
+//! Purpose: from an HTTP request to a call on the owner's [`Handle`] and back.
+//! Design: as in `routes`, which has the table of routes.
+//! Not here: what a budget may be (`forebay_burst`), whether the node has it (the owner).
+
+use axum::Json;
+use axum::extract::State;
+
+use super::error::{ApiError, ErrorBody};
+use super::extract::{Body, InTenant, OfVolume};
+use super::model::Volume;
+use super::request::Handle;
+use super::scheduling::{BudgetPut, Costs, CostsPut, Scheduling, SchedulingUpdate, TenantBudget};
+
+/// States what a tenant may use, and whether its base can be guaranteed. It holds when this is answered.
+#[utoipa::path(
+    put,
+    path = "/v1/tenants/{tenant}/budget",
+    tag = "scheduling",
+    params(
+        ("tenant" = String, Path, description = "Tenant"),
+    ),
+    request_body = BudgetPut,
+    responses(
+        (status = 200, description = "As it is", body = TenantBudget),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn tenant_budget_put(
+    State(owner): State<Handle>,
+    InTenant(tenant): InTenant,
+    Body(body): Body<BudgetPut>,
+) -> Result<Json<TenantBudget>, ApiError> {
+    Ok(Json(owner.tenant_budget(tenant, Some(body)).await?))
+}
+
+/// Takes a tenant's budget away: it has what others leave.
+#[utoipa::path(
+    delete,
+    path = "/v1/tenants/{tenant}/budget",
+    tag = "scheduling",
+    params(
+        ("tenant" = String, Path, description = "Tenant"),
+    ),
+    responses(
+        (status = 200, description = "As it is", body = TenantBudget),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn tenant_budget_delete(
+    State(owner): State<Handle>,
+    InTenant(tenant): InTenant,
+) -> Result<Json<TenantBudget>, ApiError> {
+    Ok(Json(owner.tenant_budget(tenant, None).await?))
+}
+
+/// States what a volume may use of its tenant's.
+#[utoipa::path(
+    put,
+    path = "/v1/tenants/{tenant}/volumes/{volume}/budget",
+    tag = "scheduling",
+    params(
+        ("tenant" = String, Path, description = "Tenant"),
+        ("volume" = String, Path, description = "Volume"),
+    ),
+    request_body = BudgetPut,
+    responses(
+        (status = 200, description = "As it is", body = Volume),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn volume_budget_put(
+    State(owner): State<Handle>,
+    OfVolume(tenant, volume): OfVolume,
+    Body(body): Body<BudgetPut>,
+) -> Result<Json<Volume>, ApiError> {
+    if body.credit_s.is_some() {
+        return Err(ApiError::invalid("a volume has no credit of its own")
+            .hint("its tenant has: `forebay tenant budget --credit`"));
+    }
+    Ok(Json(owner.volume_budget(tenant, volume, Some(body)).await?))
+}
+
+/// Takes a volume's budget away: it has an equal part of its tenant's.
+#[utoipa::path(
+    delete,
+    path = "/v1/tenants/{tenant}/volumes/{volume}/budget",
+    tag = "scheduling",
+    params(
+        ("tenant" = String, Path, description = "Tenant"),
+        ("volume" = String, Path, description = "Volume"),
+    ),
+    responses(
+        (status = 200, description = "As it is", body = Volume),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn volume_budget_delete(
+    State(owner): State<Handle>,
+    OfVolume(tenant, volume): OfVolume,
+) -> Result<Json<Volume>, ApiError> {
+    Ok(Json(owner.volume_budget(tenant, volume, None).await?))
+}
+
+/// How I/O is admitted, and what is promised.
+#[utoipa::path(
+    get,
+    path = "/v1/scheduling",
+    tag = "scheduling",
+    responses(
+        (status = 200, description = "As it is", body = Scheduling),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn scheduling_show(
+    State(owner): State<Handle>,
+) -> Result<Json<Scheduling>, ApiError> {
+    Ok(Json(owner.scheduling_show().await?))
+}
+
+/// Changes how I/O is admitted on this node.
+#[utoipa::path(
+    patch,
+    path = "/v1/scheduling",
+    tag = "scheduling",
+    request_body = SchedulingUpdate,
+    responses(
+        (status = 200, description = "As it is", body = Scheduling),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn scheduling_update(
+    State(owner): State<Handle>,
+    Body(body): Body<SchedulingUpdate>,
+) -> Result<Json<Scheduling>, ApiError> {
+    Ok(Json(owner.scheduling_update(body).await?))
+}
+
+/// What I/O costs on this machine.
+#[utoipa::path(
+    get,
+    path = "/v1/scheduling/costs",
+    tag = "scheduling",
+    responses(
+        (status = 200, description = "As it is", body = Costs),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn costs_show(State(owner): State<Handle>) -> Result<Json<Costs>, ApiError> {
+    Ok(Json(owner.costs_show().await?))
+}
+
+/// What I/O costs on this machine from now on: `forebay calibrate` measures it.
+#[utoipa::path(
+    put,
+    path = "/v1/scheduling/costs",
+    tag = "scheduling",
+    request_body = CostsPut,
+    responses(
+        (status = 200, description = "As it is", body = Costs),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn costs_put(
+    State(owner): State<Handle>,
+    Body(body): Body<CostsPut>,
+) -> Result<Json<Costs>, ApiError> {
+    Ok(Json(owner.costs_put(Some(body)).await?))
+}
+
+/// Forgets what was measured: the defaults count again.
+#[utoipa::path(
+    delete,
+    path = "/v1/scheduling/costs",
+    tag = "scheduling",
+    responses(
+        (status = 200, description = "As it is", body = Costs),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn costs_delete(State(owner): State<Handle>) -> Result<Json<Costs>, ApiError> {
+    Ok(Json(owner.costs_put(None).await?))
+}

@@ -1,0 +1,290 @@
+//! Budgets of tenants and volumes: stated by people, kept by the engine.
+//!
+//! Purpose: what is stated is durable, and the engine keeps to it within a window of the answer.
+//! Design: the catalog has them. What the engine has to know follows from that: nothing while nobody has a budget; else how
+//! I/O is admitted, each tenant that has exports (those without a budget have what others leave) and each volume that is
+//! exported. What it was told is remembered for as long as its conversation, and each change tells the difference, in an
+//! order in which nothing is named before it is there; so however many changes come together, each is told once. They are
+//! told one after the other, and whoever finds nothing to tell has waited for those who told it. An engine that was there
+//! before this daemon may know tenants that are gone: its region names them.
+//! Not here: what can be stated (`forebay_burst::budget`), what the node has (`scheduling`).
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+use std::sync::atomic::Ordering::Relaxed;
+
+use forebay_burst::budget::{Budget, Burst, LEAST, Rate};
+use forebay_pool::TenantId;
+use forebay_xlate::VolumeId;
+use forebay_xlate::boundary::message::{Scheduling, TenantId as EngineTenantId, ToEngine};
+use forebay_xlate::boundary::region::MAX_TENANTS;
+
+use super::session::{AskError, Pending, Session};
+use super::volume::engine_error;
+use super::{Core, Owner};
+use crate::api::error::ApiError;
+use crate::api::model::Volume;
+use crate::api::scheduling::{self as api, BudgetPut, TenantBudget};
+use crate::devices::api_error;
+
+/// What an engine is to know.
+#[derive(Debug, Default, Clone, PartialEq)]
+struct Known {
+    scheduling: Option<Scheduling>,
+    tenants: BTreeMap<TenantId, Budget>,
+    volumes: BTreeMap<VolumeId, (TenantId, Option<Budget>)>,
+}
+
+/// What the engine was told.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    session: RefCell<Weak<Session>>,
+    known: RefCell<Known>,
+    /// One change is told at a time.
+    telling: tokio::sync::Mutex<()>,
+}
+
+/// A budget as the API says it.
+pub(super) fn show_budget(budget: &Budget) -> api::Budget {
+    let rate = |rate: Rate| api::Rate {
+        iops: rate.iops,
+        bytes_s: rate.bytes,
+    };
+    api::Budget {
+        base: rate(budget.base),
+        burst: rate(budget.burst),
+        credit_s: match budget.how {
+            Burst::Credit { seconds } => Some(seconds),
+            Burst::Metered => None,
+        },
+    }
+}
+
+/// What was asked for, as it is kept.
+fn budget_of(put: &BudgetPut) -> Result<Budget, ApiError> {
+    let rate = |rate: api::Rate| Rate {
+        iops: rate.iops,
+        bytes: rate.bytes_s,
+    };
+    let Some(burst) = put.burst.or(put.base).map(rate) else {
+        return Err(ApiError::invalid(
+            "a budget has a base, a burst limit, or both",
+        ));
+    };
+    let budget = Budget {
+        base: put.base.map_or(LEAST, rate),
+        burst,
+        how: match put.credit_s {
+            Some(seconds) => Burst::Credit { seconds },
+            None => Burst::Metered,
+        },
+    };
+    match budget.check() {
+        Ok(()) => Ok(budget),
+        Err(bad) => Err(ApiError::invalid(bad.to_string())),
+    }
+}
+
+/// Something of the budgets as they are to be.
+fn wanted(core: &Core, scheduling: impl FnOnce() -> Scheduling) -> Known {
+    let pool = &core.pool;
+    if pool.tenant_budgets().next().is_none() && pool.volume_budgets().next().is_none() {
+        return Known::default();
+    }
+    let mut known = Known {
+        scheduling: Some(scheduling()),
+        ..Known::default()
+    };
+    for export in pool.exports() {
+        let Ok(volume) = pool.volume(export.volume) else {
+            continue;
+        };
+        let tenant = volume.tenant;
+        if known.tenants.len() >= MAX_TENANTS && !known.tenants.contains_key(&tenant) {
+            continue;
+        }
+        let budget = pool.tenant_budget(tenant).copied();
+        known
+            .tenants
+            .insert(tenant, budget.unwrap_or(Budget::unstated()));
+        let budget = pool.volume_budget(volume.id).copied();
+        known.volumes.insert(volume.id, (tenant, budget));
+    }
+    known
+}
+
+impl Owner {
+    /// Whether anybody has a budget.
+    pub(super) fn has_budgets(&self) -> bool {
+        let pool = &self.core.borrow().pool;
+        pool.tenant_budgets().next().is_some() || pool.volume_budgets().next().is_some()
+    }
+
+    /// Tells a new conversation how I/O is admitted. `is_known`: the engine was there before this daemon.
+    pub(super) fn say_all_budgets(
+        &self,
+        session: &Rc<Session>,
+        is_known: bool,
+    ) -> Vec<(String, Pending)> {
+        *self.told_budgets.session.borrow_mut() = Rc::downgrade(session);
+        *self.told_budgets.known.borrow_mut() = Known::default();
+        let mut asked = Vec::new();
+        let now = wanted(&self.core.borrow(), || self.scheduling_config());
+        if is_known && now.scheduling.is_none() {
+            asked.push(say_scheduling(session, None));
+        } else if is_known {
+            for record in session.region.tenants() {
+                let tenant = record.tenant.load(Relaxed).checked_sub(1).map(TenantId);
+                if let Some(tenant) = tenant.filter(|id| !now.tenants.contains_key(id)) {
+                    asked.push(say_tenant(session, tenant, None));
+                }
+            }
+        }
+        asked.extend(self.say_budgets(session));
+        asked
+    }
+
+    /// Tells a conversation what has changed since it was told last.
+    fn say_budgets(&self, session: &Rc<Session>) -> Vec<(String, Pending)> {
+        let now = wanted(&self.core.borrow(), || self.scheduling_config());
+        let mut asked = Vec::new();
+        let mut told = self.told_budgets.known.borrow_mut();
+        if told.scheduling != now.scheduling {
+            asked.push(say_scheduling(session, now.scheduling.clone()));
+            if now.scheduling.is_none() {
+                // It forgets all of it with that.
+                *told = Known::default();
+            }
+        }
+        for (tenant, budget) in &now.tenants {
+            if told.tenants.get(tenant) != Some(budget) {
+                asked.push(say_tenant(session, *tenant, Some(*budget)));
+            }
+        }
+        for (volume, of) in &now.volumes {
+            if told.volumes.get(volume) != Some(of) {
+                asked.push(say_volume(session, *volume, *of));
+            }
+        }
+        for tenant in told.tenants.keys() {
+            if !now.tenants.contains_key(tenant) {
+                asked.push(say_tenant(session, *tenant, None));
+            }
+        }
+        *told = now;
+        asked
+    }
+
+    /// Has the engine know, if there is one, what is stated now; the next one is told everything anyway.
+    pub(super) async fn push_budgets(&self) -> Result<(), AskError> {
+        let one = self.told_budgets.telling.lock().await;
+        let Some(session) = self.session() else {
+            return Ok(());
+        };
+        if !std::ptr::eq(
+            self.told_budgets.session.borrow().as_ptr(),
+            Rc::as_ptr(&session),
+        ) {
+            return Ok(());
+        }
+        let mut answer = Ok(());
+        for (what, mut pending) in self.say_budgets(&session) {
+            match pending.within(self.limits.request).await {
+                Ok(()) => {}
+                Err(AskError::Gone) => return Ok(()),
+                Err(error) => {
+                    tracing::error!(what, %error, "telling the engine");
+                    answer = Err(error);
+                }
+            }
+        }
+        if answer.is_err() {
+            // With the next change it is told everything again.
+            *self.told_budgets.known.borrow_mut() = Known::default();
+        }
+        drop(one);
+        answer
+    }
+
+    /// Makes a change of budgets durable, and has the engine know of it.
+    async fn keep_budgets(&self) -> Result<(), ApiError> {
+        self.commit_for_api().await?;
+        self.push_budgets()
+            .await
+            .map_err(|error| engine_error(&error))
+    }
+
+    /// States what a tenant may use, or takes that back.
+    pub(crate) async fn tenant_budget(
+        &self,
+        name: &str,
+        put: Option<BudgetPut>,
+    ) -> Result<TenantBudget, ApiError> {
+        let budget = put.as_ref().map(budget_of).transpose()?;
+        let core = self.core.borrow();
+        let id = core.pool.tenant(name).map_err(api_error)?.id;
+        drop(core);
+        if let Some(budget) = &budget {
+            self.admit_base(id, budget)?;
+        }
+        let set = self.core.borrow_mut().pool.set_tenant_budget(id, budget);
+        set.map_err(api_error)?;
+        self.keep_budgets().await?;
+        let core = self.core.borrow();
+        let budget = core.pool.tenant_budget(id).map(show_budget);
+        drop(core);
+        Ok(TenantBudget {
+            tenant: name.to_owned(),
+            budget,
+            admission: self.admission(),
+        })
+    }
+
+    /// States what a volume may use of its tenant's, or takes that back.
+    pub(crate) async fn volume_budget(
+        &self,
+        tenant: &str,
+        name: &str,
+        put: Option<BudgetPut>,
+    ) -> Result<Volume, ApiError> {
+        let budget = put.as_ref().map(budget_of).transpose()?;
+        let id = self.volume_id(tenant, name)?;
+        let set = self.core.borrow_mut().pool.set_volume_budget(id, budget);
+        set.map_err(api_error)?;
+        self.keep_budgets().await?;
+        self.volume_show(tenant, name)
+    }
+}
+
+fn say_scheduling(session: &Session, scheduling: Option<Scheduling>) -> (String, Pending) {
+    let scheduling = scheduling.map(Box::new);
+    let pending = session.request("how I/O is admitted", |request| ToEngine::SetScheduling {
+        request,
+        scheduling,
+    });
+    ("how I/O is admitted".to_owned(), pending)
+}
+
+fn say_tenant(session: &Session, tenant: TenantId, budget: Option<Budget>) -> (String, Pending) {
+    let pending = session.request("a tenant's budget", |request| ToEngine::SetTenantBudget {
+        request,
+        tenant: EngineTenantId(tenant.0),
+        budget,
+    });
+    (format!("the budget of {tenant}"), pending)
+}
+
+fn say_volume(
+    session: &Session,
+    volume: VolumeId,
+    (tenant, budget): (TenantId, Option<Budget>),
+) -> (String, Pending) {
+    let pending = session.request("a volume's budget", |request| ToEngine::SetVolumeBudget {
+        request,
+        volume,
+        tenant: EngineTenantId(tenant.0),
+        budget,
+    });
+    (format!("the budget of {volume}"), pending)
+}

@@ -1,0 +1,529 @@
+//! How I/O is admitted on this node: what is set, what I/O costs, what is promised.
+//!
+//! Purpose: the operator's settings and the measured costs, kept over restarts; and whether a base can be guaranteed.
+//! Design: both belong to the node, not to the pool, which may be opened elsewhere: two files in the state folder, written
+//! whole and read when a pool is opened. One that can't be read counts as not there, and is told of: nobody's bytes depend
+//! on it. A base is refused that doesn't fit beside what is promised already, times the oversubscription that is set; one
+//! that was promised stays so, whatever is measured or set later.
+//! Not here: whose budgets there are, and telling the engine (`budgets`); the arithmetic (`forebay_burst`).
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use forebay_burst::admission::Node;
+use forebay_burst::budget::{Budget, Rate};
+use forebay_burst::cost::{CostTable, default_profiles};
+use forebay_burst::params::{self, Params};
+use forebay_burst::spread;
+use forebay_burst::units::SHARED_RESOURCES;
+use forebay_pool::TenantId;
+use forebay_xlate::boundary::message::{
+    CostProfile as ToldProfile, NodeCapacity as ToldCapacity, Scheduling as Told,
+};
+use serde::{Deserialize, Serialize};
+
+use super::Owner;
+use super::volume::engine_error;
+use crate::api::error::ApiError;
+use crate::api::events::EventKind;
+use crate::api::model::ExportFrontend;
+use crate::api::scheduling::{
+    Admission, CostOperation, CostProfile, Costs, CostsPut, NodeCapacity, Policy, Promised,
+    Scheduling, SchedulingUpdate, Spread,
+};
+use crate::devices::now_s;
+use crate::events::News;
+use crate::files;
+
+/// In `forebay_burst::cost`'s order.
+const FRONTENDS: [ExportFrontend; 3] = [
+    ExportFrontend::NvmeTcp,
+    ExportFrontend::NvmePcie,
+    ExportFrontend::VhostUser,
+];
+/// The same.
+const OPERATIONS: [CostOperation; 3] = [
+    CostOperation::Read,
+    CostOperation::Write,
+    CostOperation::Other,
+];
+/// So many times what there is may be promised.
+const MOST_OVERSUBSCRIPTION: f64 = 100.0;
+/// The longest note.
+const NOTE_BYTES: usize = 1000;
+/// What an operation can take at most, ns: more is no measurement.
+const MOST_NS: f64 = 1e10;
+
+/// `scheduling.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct Settings {
+    policy: Policy,
+    spread: Spread,
+    oversubscription: f64,
+    wants_base: f64,
+    capacity: NodeCapacity,
+    /// Those that are not at their default.
+    params: BTreeMap<String, f64>,
+}
+
+const UNLIMITED: NodeCapacity = NodeCapacity {
+    device_reads: 1.0,
+    device_writes: 1.0,
+    link_in_bytes_s: None,
+    link_out_bytes_s: None,
+    operations_s: None,
+};
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            policy: Policy::default(),
+            spread: Spread::default(),
+            oversubscription: 1.0,
+            wants_base: 0.5,
+            capacity: UNLIMITED,
+            params: BTreeMap::new(),
+        }
+    }
+}
+
+/// `costs.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Measured {
+    at_s: u64,
+    note: Option<String>,
+    profiles: Vec<CostProfile>,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct NodeState {
+    settings: RefCell<Settings>,
+    measured: RefCell<Option<Measured>>,
+    folder: RefCell<Option<PathBuf>>,
+    reactors: Cell<u32>,
+    /// One change at a time.
+    changing: tokio::sync::Mutex<()>,
+}
+
+impl Default for NodeState {
+    fn default() -> Self {
+        Self {
+            settings: RefCell::default(),
+            measured: RefCell::default(),
+            folder: RefCell::default(),
+            reactors: Cell::new(1),
+            changing: tokio::sync::Mutex::default(),
+        }
+    }
+}
+
+impl Settings {
+    fn policy(&self) -> params::Policy {
+        match self.policy {
+            Policy::Burst => params::Policy::Burst,
+            Policy::Base => params::Policy::Base,
+            Policy::Wild => params::Policy::Wild,
+        }
+    }
+
+    fn spread(&self) -> spread::Spread {
+        match self.spread {
+            Spread::OneToOne => spread::Spread::OneToOne,
+            Spread::Stealing => spread::Spread::Stealing,
+            Spread::OneToN => spread::Spread::OneToN,
+        }
+    }
+
+    fn params(&self) -> Result<Params, String> {
+        let mut params = Params {
+            policy: self.policy(),
+            ..Params::default()
+        };
+        for (name, value) in &self.params {
+            match params.set(name, *value) {
+                Ok(true) => {}
+                Ok(false) => {
+                    let known: Vec<&str> = params.values().map(|(name, _)| name).collect();
+                    return Err(format!(
+                        "there is no parameter `{name}`: there are {}",
+                        known.join(", ")
+                    ));
+                }
+                Err(bad) => return Err(bad.to_string()),
+            }
+        }
+        Ok(params)
+    }
+
+    fn capacity(&self) -> ToldCapacity {
+        let capacity = &self.capacity;
+        // Checked: some thousands at most.
+        let milli = |devices: f64| (devices * 1000.0).round() as u64;
+        ToldCapacity {
+            device_reads_milli: milli(capacity.device_reads),
+            device_writes_milli: milli(capacity.device_writes),
+            link_in_bytes_s: capacity.link_in_bytes_s.unwrap_or(u64::MAX),
+            link_out_bytes_s: capacity.link_out_bytes_s.unwrap_or(u64::MAX),
+            operations_s: capacity.operations_s.unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Whether it makes sense.
+    fn check(&self) -> Result<(), String> {
+        self.params()?;
+        let capacity = &self.capacity;
+        let numbers = [
+            (
+                "oversubscription",
+                self.oversubscription,
+                1.0,
+                MOST_OVERSUBSCRIPTION,
+            ),
+            ("wants_base", self.wants_base, 0.0, 1.0),
+            ("device_reads", capacity.device_reads, 0.001, 10_000.0),
+            ("device_writes", capacity.device_writes, 0.001, 10_000.0),
+        ];
+        for (name, value, least, most) in numbers {
+            if !(least..=most).contains(&value) {
+                return Err(format!("{name} is {value}: it can be {least} to {most}"));
+            }
+        }
+        let limits = [
+            ("link_in_bytes_s", capacity.link_in_bytes_s, 1_000_000),
+            ("link_out_bytes_s", capacity.link_out_bytes_s, 1_000_000),
+            ("operations_s", capacity.operations_s, 1000),
+        ];
+        for (name, value, least) in limits {
+            if value.is_some_and(|value| value < least) {
+                return Err(format!("{name} is below {least}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn index_of(profile: &CostProfile) -> (usize, usize) {
+    let frontend = FRONTENDS.iter().position(|f| *f == profile.frontend);
+    let operation = OPERATIONS.iter().position(|o| *o == profile.operation);
+    (frontend.unwrap_or(0), operation.unwrap_or(0))
+}
+
+/// The defaults, as the API says them.
+fn default_costs() -> Vec<CostProfile> {
+    let mut all = Vec::new();
+    for (frontend, row) in FRONTENDS.into_iter().zip(default_profiles()) {
+        for (operation, profile) in OPERATIONS.into_iter().zip(row) {
+            all.push(CostProfile {
+                frontend,
+                operation,
+                cpu_ns: profile.cpu_ns,
+                device_ns: profile.device_ns,
+                header_bytes: profile.header_bytes,
+            });
+        }
+    }
+    all
+}
+
+fn check_costs(profiles: &[CostProfile]) -> Result<(), String> {
+    if profiles.is_empty() || profiles.len() > 9 {
+        return Err("there are 9 profiles: of 3 frontends and 3 operations".to_owned());
+    }
+    for (at, profile) in profiles.iter().enumerate() {
+        let what = format!("{:?} {:?}", profile.frontend, profile.operation);
+        let is_time = |ns: &f64| (0.0..=MOST_NS).contains(ns);
+        if !profile.cpu_ns.iter().all(is_time) || !profile.device_ns.iter().all(is_time) {
+            return Err(format!("{what}: a time is 0 to {MOST_NS} ns"));
+        }
+        if profile.cpu_ns.iter().any(|ns| *ns <= 0.0) {
+            return Err(format!("{what}: nothing takes no processor time"));
+        }
+        if profile.header_bytes > 1 << 20 {
+            return Err(format!("{what}: too many bytes besides the data"));
+        }
+        if profiles[..at]
+            .iter()
+            .any(|other| index_of(other) == index_of(profile))
+        {
+            return Err(format!("{what} is there twice"));
+        }
+    }
+    Ok(())
+}
+
+fn invalid(what: String) -> ApiError {
+    ApiError::invalid(what)
+}
+
+impl Owner {
+    /// Says where this node's settings are, and how many reactors its engines have.
+    pub(crate) fn set_node(&self, folder: &Path, reactors: u16) {
+        let node = &self.node;
+        *node.folder.borrow_mut() = Some(folder.to_owned());
+        node.reactors.set(reactors.into());
+        let (settings, costs) = (settings_path(folder), costs_path(folder));
+        let read = files::read_json::<Settings>(&settings).map_err(|error| error.to_string());
+        let read = read.and_then(|read| {
+            if let Some(read) = &read {
+                read.check()
+                    .map_err(|error| format!("{}: {error}", settings.display()))?;
+            }
+            Ok(read)
+        });
+        match read {
+            Ok(read) => *node.settings.borrow_mut() = read.unwrap_or_default(),
+            Err(error) => {
+                self.tell_damaged("how I/O is admitted", "`forebay scheduling set`", &error)
+            }
+        }
+        let read = files::read_json::<Measured>(&costs).map_err(|error| error.to_string());
+        let read = read.and_then(|read| {
+            if let Some(read) = &read {
+                check_costs(&read.profiles)
+                    .map_err(|error| format!("{}: {error}", costs.display()))?;
+            }
+            Ok(read)
+        });
+        match read {
+            Ok(read) => *node.measured.borrow_mut() = read,
+            Err(error) => self.tell_damaged("what I/O costs", "`forebay calibrate`", &error),
+        }
+    }
+
+    fn tell_damaged(&self, what: &str, remedy: &str, error: &str) {
+        let text = format!(
+            "the record of {what} can't be used, the defaults count until {remedy}: {error}"
+        );
+        self.tell(EventKind::Warning, text, News::default());
+    }
+
+    fn profiles(&self) -> Vec<CostProfile> {
+        let mut all = default_costs();
+        if let Some(measured) = &*self.node.measured.borrow() {
+            for profile in &measured.profiles {
+                let (frontend, operation) = index_of(profile);
+                all[frontend * 3 + operation] = *profile;
+            }
+        }
+        all
+    }
+
+    /// How I/O is admitted, as an engine is told of it.
+    pub(super) fn scheduling_config(&self) -> Told {
+        let settings = self.node.settings.borrow();
+        let all = self.profiles();
+        let ps = |ns: [f64; 6]| ns.map(|ns| (ns * 1000.0).round() as u64);
+        let of = |frontend: usize, operation: usize| {
+            let profile = &all[frontend * 3 + operation];
+            ToldProfile {
+                cpu_ps: ps(profile.cpu_ns),
+                device_ps: ps(profile.device_ns),
+                header_bytes: profile.header_bytes,
+            }
+        };
+        let params = settings.params.iter();
+        Told {
+            policy: settings.policy(),
+            spread: settings.spread(),
+            params: params
+                .map(|(name, value)| (name.clone(), value.to_bits()))
+                .collect(),
+            capacity: settings.capacity(),
+            costs: std::array::from_fn(|frontend| {
+                std::array::from_fn(|operation| of(frontend, operation))
+            }),
+        }
+    }
+
+    /// The node with what is promised, but for one tenant; and its costs.
+    fn promised_node(&self, but: Option<TenantId>) -> (Node, CostTable) {
+        let told = self.scheduling_config();
+        let costs = told.cost_table();
+        let params = told.params().unwrap_or_default();
+        let capacity = told.capacity.capacity(self.node.reactors.get());
+        let oversubscription = self.node.settings.borrow().oversubscription;
+        let mut node = Node::new(capacity, &params, oversubscription);
+        let core = self.core.borrow();
+        for (tenant, budget) in core.pool.tenant_budgets() {
+            if Some(tenant) != but {
+                node.keep(budget, &costs);
+            }
+        }
+        (node, costs)
+    }
+
+    /// Refuses a tenant's budget whose base the node does not have.
+    pub(super) fn admit_base(&self, tenant: TenantId, budget: &Budget) -> Result<(), ApiError> {
+        let (mut node, costs) = self.promised_node(Some(tenant));
+        let core = self.core.borrow();
+        let before = core.pool.tenant_budget(tenant).map(|budget| budget.base);
+        let is_less =
+            |before: Rate| budget.base.iops <= before.iops && budget.base.bytes <= before.bytes;
+        budget
+            .check()
+            .map_err(|bad| ApiError::invalid(bad.to_string()))?;
+        if before.is_some_and(is_less) {
+            return Ok(());
+        }
+        node.take(budget, &costs).map_err(|refused| {
+            let hint = match self.node.measured.borrow().is_some() {
+                true => "this was calculated from what `forebay calibrate` measured; `forebay scheduling set \
+                         --oversubscription` lets more be promised",
+                false => "this was calculated from defaults: `forebay calibrate` measures this machine; `forebay \
+                          scheduling set --oversubscription` lets more be promised",
+            };
+            ApiError::new(crate::api::error::ErrorKind::NoSpace, refused.to_string()).hint(hint)
+        })
+    }
+
+    /// Whether what is promised can be had.
+    pub(super) fn admission(&self) -> Admission {
+        let (node, _) = self.promised_node(None);
+        let settings = self.node.settings.borrow();
+        let promised = SHARED_RESOURCES.into_iter().zip(node.promised());
+        Admission {
+            guaranteed: node.at_once() >= node.tenants(),
+            calibrated: self.node.measured.borrow().is_some(),
+            tenants: node.tenants(),
+            at_once: node.at_once(),
+            interference: node.interference(settings.wants_base),
+            promised: promised
+                .map(|(resource, part)| Promised {
+                    resource: resource.name().to_owned(),
+                    percent: (part * 100_000.0).round() / 1000.0,
+                })
+                .collect(),
+        }
+    }
+
+    /// How I/O is admitted.
+    pub(crate) fn scheduling_show(&self) -> Scheduling {
+        let settings = self.node.settings.borrow();
+        let params = settings.params().unwrap_or_default();
+        Scheduling {
+            on: self.has_budgets(),
+            policy: settings.policy,
+            spread: settings.spread,
+            oversubscription: settings.oversubscription,
+            wants_base: settings.wants_base,
+            capacity: settings.capacity,
+            reactors: self.node.reactors.get(),
+            params: params
+                .values()
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect(),
+            admission: self.admission(),
+        }
+    }
+
+    /// Changes how I/O is admitted.
+    pub(crate) async fn scheduling_update(
+        &self,
+        body: SchedulingUpdate,
+    ) -> Result<Scheduling, ApiError> {
+        let one = self.node.changing.lock().await;
+        let mut settings = self.node.settings.borrow().clone();
+        settings.policy = body.policy.unwrap_or(settings.policy);
+        settings.spread = body.spread.unwrap_or(settings.spread);
+        settings.oversubscription = body.oversubscription.unwrap_or(settings.oversubscription);
+        settings.wants_base = body.wants_base.unwrap_or(settings.wants_base);
+        settings.capacity = body.capacity.unwrap_or(settings.capacity);
+        for (name, value) in body.params {
+            match value {
+                Some(value) => _ = settings.params.insert(name, value),
+                None => _ = settings.params.remove(&name),
+            }
+        }
+        settings.check().map_err(invalid)?;
+        let folder = self.node.folder.borrow().clone();
+        if let Some(folder) = folder {
+            write(settings_path(&folder), Some(settings.clone())).await?;
+        }
+        *self.node.settings.borrow_mut() = settings;
+        drop(one);
+        self.push_budgets()
+            .await
+            .map_err(|error| engine_error(&error))?;
+        Ok(self.scheduling_show())
+    }
+
+    /// What I/O costs.
+    pub(crate) fn costs_show(&self) -> Costs {
+        let measured = self.node.measured.borrow();
+        Costs {
+            calibrated: measured.is_some(),
+            measured_at_s: measured.as_ref().map(|measured| measured.at_s),
+            note: measured.as_ref().and_then(|measured| measured.note.clone()),
+            profiles: self.profiles(),
+        }
+    }
+
+    /// What I/O costs from now on; nothing: the defaults.
+    pub(crate) async fn costs_put(&self, body: Option<CostsPut>) -> Result<Costs, ApiError> {
+        let one = self.node.changing.lock().await;
+        let measured = match body {
+            None => None,
+            Some(body) => {
+                check_costs(&body.profiles).map_err(invalid)?;
+                if body
+                    .note
+                    .as_ref()
+                    .is_some_and(|note| note.len() > NOTE_BYTES)
+                {
+                    return Err(invalid(format!("a note has at most {NOTE_BYTES} bytes")));
+                }
+                let before = self.node.measured.borrow().clone();
+                let mut profiles = before.map_or_else(Vec::new, |before| before.profiles);
+                profiles.retain(|old| {
+                    let is_new = |new: &CostProfile| index_of(new) == index_of(old);
+                    !body.profiles.iter().any(is_new)
+                });
+                profiles.extend(body.profiles);
+                profiles.sort_by_key(index_of);
+                Some(Measured {
+                    at_s: now_s(),
+                    note: body.note,
+                    profiles,
+                })
+            }
+        };
+        let folder = self.node.folder.borrow().clone();
+        if let Some(folder) = folder {
+            write(costs_path(&folder), measured.clone()).await?;
+        }
+        *self.node.measured.borrow_mut() = measured;
+        drop(one);
+        self.push_budgets()
+            .await
+            .map_err(|error| engine_error(&error))?;
+        Ok(self.costs_show())
+    }
+}
+
+fn settings_path(folder: &Path) -> PathBuf {
+    folder.join("scheduling.json")
+}
+
+fn costs_path(folder: &Path) -> PathBuf {
+    folder.join("costs.json")
+}
+
+/// Writes a file that survives a power cut, or removes it.
+async fn write<T: Serialize + Send + 'static>(
+    path: PathBuf,
+    value: Option<T>,
+) -> Result<(), ApiError> {
+    let written = tokio::task::spawn_blocking(move || match value {
+        Some(value) => files::write_json(&path, &value, true),
+        None => files::remove(&path),
+    });
+    match written.await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(ApiError::unavailable(error.to_string())
+            .hint("nothing was changed; the state folder needs some room")),
+        Err(_) => Err(ApiError::internal("the thread that writes it failed")),
+    }
+}

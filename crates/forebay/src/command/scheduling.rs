@@ -1,0 +1,220 @@
+//! `forebay scheduling`, and how budgets are read and shown.
+
+use forebay_control::api::model::ExportFrontend;
+use forebay_control::api::scheduling::{
+    Admission, Budget, BudgetPut, Costs, Rate, Scheduling, SchedulingUpdate,
+};
+use forebay_device::size::format_bytes;
+
+use super::Context;
+use super::status::word;
+use crate::cli::{BudgetArgs, SchedulingArgs, SchedulingCommand};
+use crate::failure::Outcome;
+use crate::output::{duration_ns, pairs, table};
+
+pub(crate) fn scheduling(context: &Context, command: SchedulingCommand) -> Outcome {
+    let client = &context.client;
+    match command {
+        SchedulingCommand::Show => {
+            let now: Scheduling = client.get("/v1/scheduling")?;
+            context.output.show(&now, show)
+        }
+        SchedulingCommand::Costs { reset } => {
+            let costs: Costs = match reset {
+                true => client.delete("/v1/scheduling/costs")?,
+                false => client.get("/v1/scheduling/costs")?,
+            };
+            context.output.show(&costs, costs_text)
+        }
+        SchedulingCommand::Set(args) => {
+            let args = *args;
+            let before: Scheduling = client.get("/v1/scheduling")?;
+            let now: Scheduling = client.patch("/v1/scheduling", &update_of(args, &before))?;
+            context.output.show(&now, show)
+        }
+    }
+}
+
+fn update_of(args: SchedulingArgs, before: &Scheduling) -> SchedulingUpdate {
+    let mut capacity = before.capacity;
+    if let Some(devices) = args.device_reads {
+        capacity.device_reads = devices;
+    }
+    if let Some(devices) = args.device_writes {
+        capacity.device_writes = devices;
+    }
+    if let Some(limit) = args.link_bandwidth {
+        (capacity.link_in_bytes_s, capacity.link_out_bytes_s) = (limit.0, limit.0);
+    }
+    if let Some(limit) = args.iops_limit {
+        capacity.operations_s = limit.0;
+    }
+    SchedulingUpdate {
+        policy: args.policy.map(Into::into),
+        spread: args.spread.map(Into::into),
+        oversubscription: args.oversubscription,
+        wants_base: args.wants_base,
+        capacity: (capacity != before.capacity).then_some(capacity),
+        params: args.params.into_iter().collect(),
+    }
+}
+
+/// What is asked for; nothing: to take the budget away.
+pub(crate) fn put_of(args: &BudgetArgs, credit_s: Option<u32>) -> Option<BudgetPut> {
+    let rate = |iops: Option<u64>, bytes_s: Option<u64>| {
+        let (iops, bytes_s) = iops.zip(bytes_s)?;
+        Some(Rate { iops, bytes_s })
+    };
+    (!args.none).then(|| BudgetPut {
+        base: rate(args.base_iops, args.base_bandwidth),
+        burst: rate(args.burst_iops, args.burst_bandwidth),
+        credit_s,
+    })
+}
+
+fn rate_text(rate: &Rate) -> String {
+    format!("{} IOPS and {}/s", rate.iops, format_bytes(rate.bytes_s))
+}
+
+fn time_text(seconds: u32) -> String {
+    match seconds {
+        s if s % 86_400 == 0 => format!("{}d", s / 86_400),
+        s if s % 3600 == 0 => format!("{}h", s / 3600),
+        s if s % 60 == 0 => format!("{}m", s / 60),
+        s => format!("{s}s"),
+    }
+}
+
+/// A tenant's budget in a sentence's part.
+pub(crate) fn budget_line(budget: &Budget) -> String {
+    let how = match budget.credit_s {
+        Some(seconds) => format!("out of at most {} of saved base", time_text(seconds)),
+        None => "metered".to_owned(),
+    };
+    format!(
+        "a base of {}, bursts to {}, {how}",
+        rate_text(&budget.base),
+        rate_text(&budget.burst)
+    )
+}
+
+/// A volume's.
+pub(crate) fn limit_line(budget: &Budget) -> String {
+    format!(
+        "a base of {}, at most {}",
+        rate_text(&budget.base),
+        rate_text(&budget.burst)
+    )
+}
+
+/// Base, burst limit and credit for a table.
+pub(crate) fn budget_cells(budget: Option<&Budget>) -> [String; 3] {
+    let rate = |rate: &Rate| format!("{} {}/s", rate.iops, format_bytes(rate.bytes_s));
+    match budget {
+        Some(budget) => [
+            rate(&budget.base),
+            rate(&budget.burst),
+            budget
+                .credit_s
+                .map_or_else(|| "metered".to_owned(), time_text),
+        ],
+        None => ["-", "-", "-"].map(str::to_owned),
+    }
+}
+
+/// Whether what is promised can be had, in sentences.
+pub(crate) fn admission_text(admission: &Admission) -> String {
+    let from = match admission.calibrated {
+        true => "calculated from what was measured on this machine",
+        false => "calculated from defaults: `forebay calibrate` measures this machine",
+    };
+    let most = admission
+        .promised
+        .iter()
+        .max_by(|a, b| a.percent.total_cmp(&b.percent));
+    let most = most.map_or_else(String::new, |most| {
+        format!("; {:.1} % of {} is promised", most.percent, most.resource)
+    });
+    match admission.guaranteed {
+        true => format!("all bases are guaranteed{most} ({from})\n"),
+        false => format!(
+            "bases are oversubscribed: {} of {} tenants can have theirs at once, and with a probability of {:.2} % more \
+             want it{most} ({from})\n",
+            admission.at_once,
+            admission.tenants,
+            admission.interference * 100.0
+        ),
+    }
+}
+
+fn limit(value: Option<u64>, text: impl Fn(u64) -> String) -> String {
+    value.map_or_else(|| "no limit".to_owned(), text)
+}
+
+fn show(now: &Scheduling) -> String {
+    let bandwidth = |value| limit(value, |bytes| format!("{}/s", format_bytes(bytes)));
+    let on = match now.on {
+        true => "yes",
+        false => "no: nobody has a budget",
+    };
+    let mut text = pairs([
+        ("scheduled", on.to_owned()),
+        ("policy", word(&now.policy)),
+        ("spread", word(&now.spread).replace('_', "-")),
+        ("oversubscription", now.oversubscription.to_string()),
+        ("wants base", now.wants_base.to_string()),
+        ("reactors", now.reactors.to_string()),
+        ("device reads", now.capacity.device_reads.to_string()),
+        ("device writes", now.capacity.device_writes.to_string()),
+        ("link in", bandwidth(now.capacity.link_in_bytes_s)),
+        ("link out", bandwidth(now.capacity.link_out_bytes_s)),
+        (
+            "software limit",
+            limit(now.capacity.operations_s, |n| format!("{n} IOPS")),
+        ),
+    ]);
+    text.push_str(&admission_text(&now.admission));
+    for (name, value) in &now.params {
+        // What is kept with fewer digits shows no more of them.
+        text.push_str(&format!("{name} = {}\n", *value as f32));
+    }
+    text
+}
+
+fn costs_text(costs: &Costs) -> String {
+    let mut text = match (costs.calibrated, &costs.note) {
+        (true, Some(note)) => format!("measured on this machine: {note}\n"),
+        (true, None) => "measured on this machine\n".to_owned(),
+        (false, _) => "defaults: `forebay calibrate` measures this machine\n".to_owned(),
+    };
+    let time = |ns: f64| duration_ns(ns.round() as u64);
+    let rows = costs.profiles.iter().map(|profile| {
+        let frontend = match profile.frontend {
+            ExportFrontend::NvmeTcp => "nvme-tcp",
+            ExportFrontend::NvmePcie => "nvme-pcie",
+            ExportFrontend::VhostUser => "vhost-user",
+        };
+        [
+            frontend.to_owned(),
+            word(&profile.operation),
+            time(profile.cpu_ns[0]),
+            time(profile.cpu_ns[5]),
+            time(profile.device_ns[0]),
+            time(profile.device_ns[5]),
+            profile.header_bytes.to_string(),
+        ]
+    });
+    text.push_str(&table(
+        [
+            "FRONTEND",
+            "OPERATION",
+            ">CPU 4K",
+            ">CPU 128K",
+            ">DEVICE 4K",
+            ">DEVICE 128K",
+            ">HEADERS",
+        ],
+        rows,
+    ));
+    text
+}
