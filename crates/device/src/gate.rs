@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -28,6 +29,7 @@ pub struct TestGate {
     /// Readable while open.
     open: OwnedFd,
     held: AtomicU64,
+    cost_ns: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -72,6 +74,7 @@ impl TestGate {
             state: Mutex::default(),
             open: open.expect("an eventfd for a test"),
             held: AtomicU64::new(0),
+            cost_ns: AtomicU64::new(0),
         })
     }
 
@@ -117,6 +120,11 @@ impl TestGate {
         });
     }
 
+    /// Each operation costs the processor so much from now on.
+    pub fn cost(&self, ns: u64) {
+        self.cost_ns.store(ns, Ordering::Relaxed);
+    }
+
     /// Takes the operation if the gate has something to do with it.
     pub(crate) fn submit(
         &self,
@@ -125,6 +133,13 @@ impl TestGate {
         op: &mut Op,
         user_data: u64,
     ) -> Option<Submitted> {
+        let cost = Duration::from_nanos(self.cost_ns.load(Ordering::Relaxed));
+        if !cost.is_zero() {
+            let begin = Instant::now();
+            while begin.elapsed() < cost {
+                std::hint::spin_loop();
+            }
+        }
         let mut state = self.state();
         let held = state.hold.as_ref().is_some_and(|hold| hold.matches(op));
         let failure = state

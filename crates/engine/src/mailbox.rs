@@ -99,8 +99,7 @@ pub enum Post {
     Reservations(VolumeId, Arc<Reservations>),
     /// A reservation command is carried out, or refused; the state is as it is now.
     Reserved(ReserveToken, VolumeId, Status, Arc<Reservations>),
-    /// Queues are spread over reactors like this from now on. Nobody says so yet: they are not.
-    #[allow(dead_code)]
+    /// Queues are spread over reactors like this from now on.
     Spread(Spread),
     /// The set of exports changed.
     DiscoveryChanged,

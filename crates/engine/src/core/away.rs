@@ -13,7 +13,8 @@
 //! too: home does it itself.
 //!
 //! *Who*: [`Spread::OneToOne`]: nobody, which is the default. [`Spread::OneToN`]: whoever has the least of what home has
-//! handed over, if that is less than home has itself. [`Spread::Stealing`]: whoever had nothing to do and said so
+//! handed over, if that is less than home has itself,
+//! or than its part of what home began in its last turn. [`Spread::Stealing`]: whoever had nothing to do and said so
 //! gets one, and asks again. Either only where home has a few in hand, and a lane more than one: at depth 1 nothing
 //! is gained. A reactor that sleeps is woken for more than that. As everywhere, a lane never has more away than it
 //! leaves to all others, so a device that hangs holds up its own.
@@ -80,7 +81,7 @@ pub struct Peer {
 }
 
 /// One that is carried out here.
-struct Carrying {
+pub(super) struct Carrying {
     home: usize,
     slice: u32,
     device: u8,
@@ -140,11 +141,14 @@ pub(super) struct Away {
     quiet: Arc<AtomicUsize>,
     is_quiet: bool,
     /// Slices of ours that are away.
-    out: usize,
+    pub(super) out: usize,
     /// What was done here at once in this turn.
     done_now: usize,
-    carrying: Vec<Option<Carrying>>,
-    free: Vec<u32>,
+    /// What was begun in this turn, wherever, and in the one before.
+    begun: usize,
+    begun_before: usize,
+    pub(super) carrying: Vec<Option<Carrying>>,
+    pub(super) free: Vec<u32>,
     /// Those that found no room in the ring.
     again: Vec<u32>,
     /// Whose work is taken first in the next turn.
@@ -162,6 +166,8 @@ impl Away {
             is_quiet: false,
             out: 0,
             done_now: 0,
+            begun: 0,
+            begun_before: 0,
             carrying: Vec::new(),
             free: Vec::new(),
             again: Vec::new(),
@@ -175,16 +181,18 @@ impl Away {
         self.spread != Spread::OneToOne
     }
 
-    /// Something was done at once.
+    /// Something was begun; `now`: and is done.
     #[inline]
-    pub(super) fn did_now(&mut self) {
-        self.done_now += 1;
+    pub(super) fn began(&mut self, now: bool) {
+        self.begun += 1;
+        self.done_now += usize::from(now);
     }
 
     /// Another turn.
     #[inline]
     pub(super) fn turn(&mut self) {
         self.done_now = 0;
+        self.begun_before = std::mem::take(&mut self.begun);
     }
 
     /// Operations of others that are in hand here.
@@ -267,19 +275,26 @@ impl Core {
         let of = self.lanes.get(lane.0 as usize)?.as_ref()?;
         let is_deep = of.in_flight > own_commands || self.machines.moved_any(lane);
         let room = self.away.peers.len() * LINK_ENTRIES - self.away.out;
-        if own < FEW || !is_deep || of.away as usize >= room {
+        // What is done at once is never in hand: this turn will be as the one before.
+        let (before, all) = (self.away.begun_before, 1 + self.away.peers.len());
+        let hand = own.max(before);
+        if hand < FEW || !is_deep || of.away as usize >= room {
             return None;
         }
-        let limit = LINK_ENTRIES.min(own);
+        let limit = own.max(before / all);
         let peers = self.away.peers.iter().enumerate();
-        let open = peers.filter(|(_, p)| p.out < limit && (own >= FEW_ASLEEP || !p.bell.sleeps()));
+        let peers = peers.map(|(at, p)| (at, p, p.out - p.answers_in.slots()));
+        // Answers that are not taken yet hold their place.
+        let has_room = |p: &Peer, left| left < limit && p.out < LINK_ENTRIES;
+        let open = peers
+            .filter(|(_, p, left)| has_room(p, *left) && (hand >= FEW_ASLEEP || !p.bell.sleeps()));
         match self.away.spread {
             Spread::OneToOne => None,
-            Spread::OneToN => open.min_by_key(|(_, p)| p.out).map(|(at, _)| at),
+            Spread::OneToN => open.min_by_key(|(.., left)| *left).map(|(at, ..)| at),
             Spread::Stealing => open
-                .filter(|(_, p)| p.hungry.load(Relaxed))
-                .find(|(_, p)| p.hungry.swap(false, AcqRel))
-                .map(|(at, _)| at),
+                .filter(|(_, p, _)| p.hungry.load(Relaxed))
+                .find(|(_, p, _)| p.hungry.swap(false, AcqRel))
+                .map(|(at, ..)| at),
         }
     }
 
@@ -314,6 +329,7 @@ impl Core {
         if let Some(lane) = self.lanes[lane.0 as usize].as_mut() {
             lane.away += 1;
         }
+        self.away.began(false);
         bump(&self.record().handed_over, 1);
     }
 

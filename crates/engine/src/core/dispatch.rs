@@ -259,13 +259,18 @@ impl Core {
                 // What was done at once has no end that could come late.
                 let slice = self.begin_slice(io, device, op, span);
                 self.slices[index as usize] = Some(slice);
+                self.away.began(false);
                 kill_point!("core.put");
                 self.feed_devices();
                 Put::Ok
             }
             Submitted::Done(result) => {
                 self.free_slices.push(index);
-                self.away.did_now();
+                self.away.began(true);
+                if self.away.spreads() {
+                    // None, as its bytes are counted elsewhere.
+                    self.machines.moves(self.ios[io].lane, 0);
+                }
                 match result {
                     Ok(()) => Put::Ok,
                     Err(errno) => {

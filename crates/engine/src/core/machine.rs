@@ -106,15 +106,14 @@ impl Machines {
         moved.turn == self.turn && moved.bytes >= TURN_BYTES
     }
 
-    /// Whether it has moved anything for it in this turn.
+    /// Whether anything was over at once for it in this turn.
     #[inline]
     pub(super) fn moved_any(&self, lane: LaneIndex) -> bool {
-        let moved = &self.moved[lane.0 as usize % MAX_LANES];
-        moved.turn == self.turn && moved.bytes > 0
+        self.moved[lane.0 as usize % MAX_LANES].turn == self.turn
     }
 
     #[inline]
-    fn moves(&mut self, lane: LaneIndex, bytes: u32) {
+    pub(super) fn moves(&mut self, lane: LaneIndex, bytes: u32) {
         let moved = &mut self.moved[lane.0 as usize % MAX_LANES];
         if moved.turn != self.turn {
             (moved.turn, moved.bytes) = (self.turn, 0);
@@ -263,7 +262,7 @@ impl Core {
             return false;
         }
         self.machines.moves(lane, len_bytes);
-        self.away.did_now();
+        self.away.began(true);
         true
     }
 

@@ -12,6 +12,7 @@ const V: VolumeId = VolumeId(9);
 
 mod admit;
 mod ahead;
+mod away;
 mod carried;
 mod errors;
 mod fused;
@@ -91,7 +92,10 @@ fn unfenced(kind: &str) -> Bench {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("device");
     let spec: DeviceSpec = match kind {
-        "ram" => format!("ram:{}?size=16M", path.display()).parse().unwrap(),
+        "ram" | "volatile" => {
+            let spec = format!("{kind}:{}?size=16M", path.display());
+            spec.parse().unwrap()
+        }
         _ => {
             std::fs::File::create(&path)
                 .unwrap()

@@ -1,0 +1,306 @@
+//! Slices that other reactors carry out: two cores in one thread, turned as a test wants it.
+
+use super::*;
+use crate::mailbox::ReactorBell;
+use forebay_xlate::boundary::message::Spread;
+use forebay_xlate::boundary::region::CommandState;
+
+mod rules;
+mod speed;
+
+const BLOCK: u64 = 4096;
+const LANE: LaneIndex = LaneIndex(3);
+
+/// A bench, and another reactor.
+struct Two {
+    b: Bench,
+    other: Core,
+}
+
+fn two(kind: &str, spread: Spread) -> Two {
+    let mut b = bench_with(kind);
+    let bells = [ReactorBell::new().unwrap(), ReactorBell::new().unwrap()];
+    let [of_home, of_other]: [Links; 2] = links(&bells).try_into().ok().unwrap();
+    let ring = Ring::new(&RingOptions::default()).unwrap();
+    let mut other = Core::new(1, b.core.region.clone(), Staging::new().unwrap(), ring);
+    other.set_device(b.core.devices[0].clone().unwrap());
+    other.link(of_other);
+    other.set_spread(spread);
+    b.core.link(of_home);
+    b.core.set_spread(spread);
+    b.grant(0, 3, Rights::ReadWrite, 50);
+    b.grant(50, 120, Rights::ReadWrite, 50);
+    Two { b, other }
+}
+
+fn write(block: u64, blocks: u64) -> IoOp {
+    IoOp::Write {
+        offset_bytes: block * BLOCK,
+        len_bytes: (blocks * BLOCK) as u32,
+        fua: false,
+    }
+}
+
+fn read(block: u64, blocks: u64) -> IoOp {
+    IoOp::Read {
+        offset_bytes: block * BLOCK,
+        len_bytes: (blocks * BLOCK) as u32,
+    }
+}
+
+impl Two {
+    fn turn_other(&mut self) {
+        self.other.begin_turn();
+        let busy = self.other.reap();
+        if !self.other.carry_out(false) && !busy {
+            self.other.is_idle();
+        }
+        self.other.submit();
+    }
+
+    /// So many writes of a block each in one turn, of which some are away then.
+    fn writes(&mut self, count: u64) -> Vec<u16> {
+        self.turn_other();
+        let one = |at| self.b.start(write(at, 1), Some(&[at as u8 + 1; 4096]));
+        let slots = (0..count).map(one).collect();
+        assert!(self.b.core.away.out > 0, "nothing is away");
+        slots
+    }
+
+    fn away(&self) -> usize {
+        self.b.core.away.out
+    }
+
+    fn handed_over(&self) -> u64 {
+        self.b.core.record().handed_over.load(Relaxed)
+    }
+
+    /// Turns both until so many have ended; their statuses.
+    fn ends(&mut self, count: usize) -> Vec<Status> {
+        let mut all = Vec::new();
+        for _ in crate::patience::patiently() {
+            while let Some(done) = self.b.core.next_done() {
+                all.push(done.status);
+                self.b.core.staging.give(done.buffer.unwrap());
+            }
+            if all.len() >= count {
+                break;
+            }
+            self.turn_other();
+            self.b.turn();
+        }
+        assert_eq!(all.len(), count);
+        all
+    }
+
+    fn nothing_is_left(&self) {
+        assert_eq!((self.away(), self.b.core.busy_ios()), (0, 0));
+        assert_eq!(self.b.core.staging.out(), 0);
+        assert_eq!(self.other.away.free.len(), self.other.away.carrying.len());
+        assert!(self.b.core.lane(LANE).is_none_or(|lane| lane.away == 0));
+        assert!(self.b.core.nothing_from_others() && self.other.nothing_from_others());
+    }
+}
+
+#[test]
+fn one_command_at_a_time_stays_at_home_and_many_are_shared() {
+    for kind in ["file", "ram"] {
+        let mut t = two(kind, Spread::OneToN);
+        for at in 0..50 {
+            t.b.write(at * BLOCK, &[7; 4096]);
+            t.b.turn();
+        }
+        assert_eq!(t.handed_over(), 0, "{kind}");
+        t.writes(40);
+        // One of them is there for each that is at home, but for the first few.
+        assert!((17..=20).contains(&t.away()), "{kind}: {}", t.away());
+        assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
+        assert_eq!(t.other.record().carried_out.load(Relaxed), t.handed_over());
+        for at in 0..40 {
+            assert_eq!(t.b.read(at * BLOCK, 4096), [at as u8 + 1; 4096], "{at}");
+            t.b.turn();
+        }
+        t.nothing_is_left();
+        // And never without being told to.
+        t.b.core.set_spread(Spread::OneToOne);
+        let before = t.handed_over();
+        (0..40).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
+        assert_eq!((t.ends(40).len(), t.handed_over()), (40, before));
+    }
+}
+
+#[test]
+fn who_steals_gets_one_for_each_time_that_it_has_nothing() {
+    let mut t = two("file", Spread::Stealing);
+    (0..20).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
+    assert_eq!(t.away(), 0, "it has not said that it has nothing");
+    t.turn_other();
+    (20..40).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
+    assert_eq!(t.away(), 1);
+    assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
+    t.nothing_is_left();
+}
+
+#[test]
+fn who_has_not_the_device_gives_it_back() {
+    let mut t = two("file", Spread::OneToN);
+    t.other.devices[0] = None;
+    t.writes(40);
+    assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
+    assert!(t.handed_over() > 0 && t.other.record().carried_out.load(Relaxed) == 0);
+    // One by that name that is another's.
+    let (another, _) = device(0, &format!("file:{}", t.b.path.display()).parse().unwrap());
+    t.other.set_device(another);
+    t.writes(40);
+    assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
+    assert_eq!(t.other.record().carried_out.load(Relaxed), 0);
+    t.nothing_is_left();
+}
+
+#[test]
+fn what_fails_elsewhere_fails_and_is_counted() {
+    let mut t = two("file", Spread::OneToN);
+    t.writes(40);
+    let away = t.away();
+    // What is at home is at its device.
+    t.b.core.submit();
+    t.b.gate
+        .fail(0..u64::MAX, &[OpKind::Write], Errno::IO, 1000);
+    let ends = t.ends(40);
+    let failed = ends.iter().filter(|s| **s == Status::WRITE_FAULT).count();
+    assert_eq!(failed, away);
+    let errors = &t.b.core.lane(LANE).unwrap().record().media_errors;
+    assert_eq!(errors.load(Relaxed), away as u64);
+    t.nothing_is_left();
+}
+
+/// That a device is in a command's record before anybody can have given it anything.
+#[test]
+fn a_successor_reckons_with_what_is_away() {
+    let mut t = two("file", Spread::OneToN);
+    t.turn_other();
+    t.b.gate.hold();
+    for slot in 0..40 {
+        let record = &t.b.core.commands[slot];
+        let taken = CommandState::taken(slot as u64 + 1);
+        record.state.store(taken.0, Relaxed);
+        t.b.next_slot = slot as u16;
+        t.b.start(write(slot as u64, 1), Some(&[1; 4096]));
+        let at_device = record.state().0 != taken.0;
+        assert!(
+            at_device,
+            "{slot} may be at its device, and its record says no"
+        );
+    }
+    assert!(t.away() > 10);
+    t.b.gate.release();
+    assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
+    // Who works on one of another's says whose it is.
+    t.writes(40);
+    t.other.blame_nobody();
+    t.other.carry_out(false);
+    let blame = t.other.record().blame.load(Relaxed);
+    let blamed: Vec<u64> = (0..)
+        .zip(&t.b.core.slices)
+        .filter_map(|(at, slice)| {
+            let io = slice.as_ref().filter(|slice| slice.away)?.io;
+            (at < MAX_SLICES).then(|| t.b.core.ios[io as usize].record.blame())
+        })
+        .collect();
+    assert!(blamed.contains(&blame));
+    t.ends(40);
+    t.nothing_is_left();
+}
+
+#[test]
+fn revokes_drain_when_what_is_away_is_back() {
+    for kind in ["file", "ram"] {
+        let mut t = two(kind, Spread::OneToN);
+        t.b.gate.hold();
+        t.writes(40);
+        let range = ExtentRange::new(0, 50);
+        t.b.volume.table.clear(range, None);
+        t.b.core.revoke(1, V, range, None);
+        t.b.core.settle(5, DeviceIndex(0));
+        // It has nothing of that volume of its own.
+        t.other.revoke(1, V, range, None);
+        assert_eq!(
+            format!("{:?}", t.other.next_upcall()),
+            "Some(Drained { revoke: 1 })"
+        );
+        t.turn_other();
+        t.b.turn();
+        assert!(!t.b.core.has_upcalls());
+        t.b.gate.release();
+        let away = t.away();
+        for _ in crate::patience::patiently() {
+            t.b.turn();
+            if t.b.core.done.len() == 40 - away {
+                break;
+            }
+        }
+        assert!(
+            !t.b.core.has_upcalls(),
+            "what is away is still at its device"
+        );
+        assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
+        assert_eq!(t.b.upcall(), "Some(Drained { revoke: 1 })");
+        assert_eq!(t.b.upcall(), "Some(Settled { job: 5 })");
+        t.nothing_is_left();
+    }
+}
+
+#[test]
+fn an_export_goes_when_what_is_away_is_back() {
+    let mut t = two("file", Spread::OneToN);
+    t.writes(40);
+    let away = t.away();
+    t.b.core.remove_lane(LANE);
+    t.b.core.orphan(0);
+    for _ in crate::patience::patiently() {
+        t.b.turn();
+        if t.b.core.done.len() == 40 - away {
+            break;
+        }
+    }
+    assert!(t.b.core.lane(LANE).is_some() && t.b.core.staging.out() > 0);
+    assert!(!t.b.core.has_upcalls());
+    t.ends(40);
+    assert_eq!(t.b.upcall(), "Some(LaneGone { lane: LaneIndex(3) })");
+    t.nothing_is_left();
+}
+
+#[test]
+fn nobody_leaves_whom_others_may_need() {
+    let mut t = two("file", Spread::OneToN);
+    assert!(bench().core.may_leave(), "alone, any time");
+    t.writes(40);
+    t.other.be_quiet();
+    assert!(!t.other.may_leave(), "more may come");
+    t.b.core.be_quiet();
+    assert!(!t.other.may_leave(), "that is yet to be done");
+    let before = t.handed_over();
+    assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
+    assert!(t.other.may_leave() && t.b.core.may_leave());
+    t.b.core.set_spread(Spread::OneToN);
+    (0..40).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
+    assert_eq!((t.ends(40).len(), t.handed_over()), (40, before));
+}
+
+/// A lane whose device hangs leaves room for others', there as well.
+#[test]
+fn what_hangs_elsewhere_takes_no_more_than_it_leaves() {
+    let mut t = two("file", Spread::OneToN);
+    t.b.gate.hold();
+    t.turn_other();
+    for at in 0..500 {
+        t.b.start(write(at, 1), Some(&[1; 4096]));
+        t.turn_other();
+        t.b.turn();
+    }
+    let (away, room) = (t.away(), t.other.away.carrying.len());
+    assert!(away > 8 && away <= room / 2 + 1, "{away} of {room}");
+    t.b.gate.release();
+    assert_eq!(t.ends(500), [Status::SUCCESS; 500]);
+    t.nothing_is_left();
+}

@@ -1,0 +1,409 @@
+//! The order rules of NVMe while several reactors carry out one queue's commands, against a model.
+//!
+//! Design: commands of all kinds begin at random on few blocks, both reactors turn at random, connections close, and what
+//! waits is ended, the same each time. Of each block the model keeps its writes: when each began, when it ended (or
+//! its connection closed: nothing later is overtaken by it), and whether it may have come to nothing. What a block may
+//! hold are those writes that no other one follows for certain: one that began after the first had ended, or, with a
+//! compare-and-write among the two, after it had begun. At the end the power is cut: every write that had ended before a flush
+//! began that ended well counts then as one that is there.
+
+use super::*;
+use forebay_device::power;
+use std::collections::BTreeMap;
+
+const BLOCKS: u64 = 24;
+const SLOTS: u16 = 100;
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+/// A write of a block.
+#[derive(Clone, Copy, Debug)]
+struct Written {
+    slot_number: u64,
+    value: u32,
+    from: u64,
+    /// When it was known to have ended.
+    until: Option<u64>,
+    pair: bool,
+    /// It may have come to nothing.
+    perhaps: bool,
+}
+
+impl Written {
+    /// Whether it follows `before` for certain.
+    fn follows(&self, before: &Written) -> bool {
+        before.until.is_some_and(|until| self.from > until)
+            || (self.pair || before.pair) && self.from > before.from
+    }
+}
+
+enum What {
+    Read { block: u64, blocks: u64 },
+    Write { block: u64, blocks: u64 },
+    Pair { block: u64, expected: u32 },
+    Flush,
+}
+
+struct Command {
+    what: What,
+    /// When it began, which is also its number.
+    from: u64,
+    queue: u32,
+    value: u32,
+    /// What is after it is not bound by its end any more.
+    closed: bool,
+}
+
+struct Run {
+    t: Two,
+    random: Random,
+    now: u64,
+    queue: u32,
+    value: u32,
+    hand: BTreeMap<(u32, u16), Command>,
+    blocks: Vec<Vec<Written>>,
+    /// When the last flush began that ended well.
+    flushed: u64,
+    pairs: [u32; 2],
+}
+
+fn pattern(value: u32) -> [u8; 4096] {
+    let mut bytes = [0; 4096];
+    for word in bytes.chunks_exact_mut(4) {
+        word.copy_from_slice(&value.to_le_bytes());
+    }
+    bytes
+}
+
+/// What a block holds, all of it.
+fn value_of(bytes: &[u8]) -> Option<u32> {
+    let value = u32::from_le_bytes(bytes[..4].try_into().unwrap());
+    (bytes == pattern(value)).then_some(value)
+}
+
+impl Run {
+    fn new(kind: &str, spread: Spread, seed: u64) -> Self {
+        Self {
+            t: two(kind, spread),
+            random: Random(seed),
+            now: 1,
+            queue: 0,
+            value: 0,
+            hand: BTreeMap::new(),
+            blocks: vec![vec![]; BLOCKS as usize],
+            flushed: 0,
+            pairs: [0; 2],
+        }
+    }
+
+    /// What a block may hold for a command that began then: of its writes that are not younger.
+    fn candidates(&self, block: u64, before: u64) -> Vec<u32> {
+        let of_block = &self.blocks[block as usize];
+        let older = || of_block.iter().filter(move |w| w.from < before);
+        let mut all: Vec<u32> = older()
+            .filter(|w| !older().any(|o| !o.perhaps && o.follows(w)))
+            .map(|w| w.value)
+            .collect();
+        if older().all(|w| w.perhaps || w.until.is_none_or(|until| until > before) && !w.pair) {
+            all.push(0);
+        }
+        all
+    }
+
+    /// Whether a write of the block was at its device at any time since then.
+    fn is_quiet(&self, block: u64, since: u64) -> bool {
+        let of_block = &self.blocks[block as usize];
+        of_block
+            .iter()
+            .all(|w| w.until.is_some_and(|until| until < since))
+    }
+
+    fn begin(&mut self) {
+        // Devices take their time.
+        for _ in crate::patience::patiently() {
+            if self.hand.len() < 40 {
+                break;
+            }
+            self.t.turn_other();
+            self.t.b.turn();
+            self.take_ended();
+        }
+        let slot = (0..SLOTS).find(|slot| !self.hand.contains_key(&(self.queue, *slot)));
+        let slot = slot.expect("no more are in hand");
+        self.now += 1;
+        let (from, queue) = (self.now, self.queue);
+        let block = self.random.below(BLOCKS);
+        let blocks = (1 + self.random.below(6)).min(BLOCKS - block);
+        let dice = self.random.below(100);
+        self.value += 1;
+        let value = self.value;
+        let (what, op) = match dice {
+            0..40 => (What::Write { block, blocks }, write(block, blocks)),
+            40..80 => (What::Read { block, blocks }, read(block, blocks)),
+            80..88 => (What::Flush, IoOp::Flush),
+            _ => {
+                // What it finds, if nobody comes before it; or not.
+                let found = self.candidates(block, from);
+                let at = self.random.below(found.len() as u64 + 1) as usize;
+                let expected = found.get(at).copied().unwrap_or(u32::MAX);
+                let op = IoOp::CompareAndWrite {
+                    offset_bytes: block * BLOCK,
+                    len_bytes: BLOCK as u32,
+                    fua: false,
+                };
+                (What::Pair { block, expected }, op)
+            }
+        };
+        let mut buffer = match op.len_bytes() {
+            0 => None,
+            len => Some(self.t.b.core.staging.take(len as u32).unwrap()),
+        };
+        if op.writes()
+            && let Some(buffer) = &mut buffer
+        {
+            let blocks = buffer.as_mut_slice().chunks_exact_mut(BLOCK as usize);
+            blocks.for_each(|b| b.copy_from_slice(&pattern(value)));
+        }
+        let new = NewIo {
+            owner: Owner {
+                conn: queue,
+                conn_generation: 0,
+                slot,
+            },
+            lane: LANE,
+            op,
+            buffer,
+            record: CommandRef::new(queue, slot),
+        };
+        self.t.b.core.begin_turn();
+        let written = |pair| Written {
+            slot_number: from,
+            value,
+            from,
+            until: None,
+            pair,
+            perhaps: pair,
+        };
+        let started = match &what {
+            What::Pair { block, expected } => {
+                self.blocks[*block as usize].push(written(true));
+                let bytes = pattern(*expected);
+                let expected = Expected {
+                    bytes: &bytes,
+                    durable: dice > 97,
+                };
+                self.t.b.core.start_comparing(new, expected)
+            }
+            What::Write { block, blocks } => {
+                let all = &mut self.blocks[*block as usize..(*block + *blocks) as usize];
+                all.iter_mut().for_each(|b| b.push(written(false)));
+                self.t.b.core.start(new)
+            }
+            _ => self.t.b.core.start(new),
+        };
+        assert!(started.is_ok(), "there is room");
+        let command = Command {
+            what,
+            from,
+            queue,
+            value,
+            closed: false,
+        };
+        self.hand.insert((queue, slot), command);
+    }
+
+    fn take_ended(&mut self) {
+        while let Some(done) = self.t.b.core.next_done() {
+            self.now += 1;
+            let key = (done.owner.conn, done.owner.slot);
+            let command = self.hand.remove(&key).expect("it was in hand, once");
+            self.ended(&command, &done);
+            self.t.b.core.pair_answered(CommandRef::new(key.0, key.1));
+            if let Some(buffer) = done.buffer {
+                self.t.b.core.staging.give(buffer);
+            }
+        }
+    }
+
+    fn ended(&mut self, command: &Command, done: &DoneIo) {
+        let (now, ok) = (self.now, done.status == Status::SUCCESS);
+        let retry = done.status == Status::COMMAND_INTERRUPTED;
+        let (block, blocks) = match command.what {
+            What::Flush => {
+                assert!(ok || retry, "{:?}", done.status);
+                if ok {
+                    self.flushed = self.flushed.max(command.from);
+                }
+                return;
+            }
+            What::Read { block, blocks } => {
+                assert!(ok || retry, "{:?}", done.status);
+                let bytes = done.buffer.as_ref().unwrap().as_slice();
+                for (at, bytes) in (block..block + blocks).zip(bytes.chunks_exact(4096)) {
+                    if ok && self.is_quiet(at, command.from) {
+                        let found = value_of(bytes).expect("a whole block");
+                        let may = self.candidates(at, command.from);
+                        assert!(may.contains(&found), "block {at}: {found}, not {may:?}");
+                    }
+                }
+                return;
+            }
+            What::Write { block, blocks } => {
+                assert!(ok || retry, "{:?}", done.status);
+                (block, blocks)
+            }
+            What::Pair { block, expected } => {
+                let may = self.candidates(block, command.from);
+                let differs = done.status == Status::COMPARE_FAILURE;
+                assert!(ok || retry || differs, "{:?}", done.status);
+                if ok {
+                    assert!(may.contains(&expected), "{expected} is not of {may:?}");
+                } else if differs {
+                    assert!(may.iter().any(|m| *m != expected), "only {may:?}");
+                }
+                self.pairs[usize::from(ok)] += 1;
+                if differs {
+                    self.blocks[block as usize].retain(|w| w.slot_number != command.from);
+                }
+                (block, 1)
+            }
+        };
+        for of_block in &mut self.blocks[block as usize..(block + blocks) as usize] {
+            let own = of_block
+                .iter_mut()
+                .filter(|w| w.slot_number == command.from);
+            for written in own {
+                written.until.get_or_insert(now);
+                written.perhaps = !ok;
+                assert_eq!(written.value, command.value);
+            }
+        }
+    }
+
+    /// A connection closes: what comes by the next one is not overtaken.
+    fn close(&mut self) {
+        self.now += 1;
+        self.t.b.core.orphan(self.queue);
+        let now = self.now;
+        for command in self.hand.values_mut().filter(|c| c.queue == self.queue) {
+            command.closed = true;
+            for written in self.blocks.iter_mut().flatten() {
+                if written.slot_number == command.from {
+                    written.until.get_or_insert(now);
+                    written.perhaps = true;
+                }
+            }
+        }
+        self.queue += 1;
+    }
+
+    fn step(&mut self) {
+        match self.random.below(100) {
+            0..75 => self.begin(),
+            75..86 => self.t.turn_other(),
+            86..97 => {
+                self.t.b.turn();
+                self.take_ended();
+            }
+            97 => {
+                // Some of what waits.
+                let slot = self.random.below(u64::from(SLOTS)) as u16;
+                let status = Status::COMMAND_INTERRUPTED;
+                self.t
+                    .b
+                    .core
+                    .end_waiting(status, |owner, _, _| owner.slot == slot);
+                self.take_ended();
+            }
+            98 if self.random.below(4) == 0 => self.close(),
+            _ => {
+                // Old ones that nothing can bring back.
+                for of_block in &mut self.blocks {
+                    let all = of_block.clone();
+                    let flushed = self.flushed;
+                    let lasts = |o: &Written| !o.perhaps && o.until.is_some_and(|u| u < flushed);
+                    of_block.retain(|w| !all.iter().any(|o| lasts(o) && o.follows(w)));
+                }
+            }
+        }
+    }
+
+    fn finish(&mut self) {
+        for _ in crate::patience::patiently() {
+            self.t.b.turn();
+            self.take_ended();
+            if self.hand.is_empty() {
+                break;
+            }
+            self.t.turn_other();
+        }
+        assert!(self.hand.is_empty());
+        self.t.b.turn();
+        self.t.nothing_is_left();
+    }
+
+    /// What there is at the end, by `look`.
+    fn look(&self, path: &std::path::Path, flushed: u64) {
+        let raw = std::fs::read(path).unwrap();
+        for block in 0..BLOCKS {
+            let at = (1 << 20) + 3 * EXTENT + block * BLOCK;
+            let found = value_of(&raw[at as usize..][..4096]);
+            let of_block = &self.blocks[block as usize];
+            let lasts = |o: &&Written| !o.perhaps && o.until.is_some_and(|u| u < flushed);
+            let gone = |w: &Written| of_block.iter().filter(lasts).any(|o| o.follows(w));
+            let mut may: Vec<u32> = (of_block.iter().filter(|w| !gone(w)))
+                .map(|w| w.value)
+                .collect();
+            if !of_block.iter().any(|o| lasts(&o)) {
+                may.push(0);
+            }
+            // What was not flushed may be torn.
+            let torn = of_block.iter().any(|w| !lasts(&w) && !gone(w));
+            let good = found.map_or(torn, |found| may.contains(&found) || torn && found == 0);
+            assert!(good, "block {block}: {found:?}, not {may:?}");
+        }
+    }
+}
+
+#[test]
+fn one_to_n_keeps_order_rules() {
+    let ways = [Spread::OneToN, Spread::OneToN, Spread::Stealing];
+    for (kind, steps) in [("file", 2000), ("ram", 2000), ("volatile", 400)] {
+        for (seed, spread) in (7..).zip(ways) {
+            let mut run = Run::new(kind, spread, seed);
+            (0..steps).for_each(|_| run.step());
+            run.finish();
+            let what = format!("{kind}, {spread:?}");
+            assert!(
+                run.t.handed_over() > steps / 100,
+                "{what}: nothing was away"
+            );
+            assert!(
+                run.pairs.iter().all(|n| *n > 0) && run.flushed > 0,
+                "{what}"
+            );
+            if kind == "volatile" {
+                let path = run.t.b.path.clone();
+                let last = run.now + 1;
+                run.look(&path, last);
+                let Two { b, other } = &mut run.t;
+                b.core.devices[0] = None;
+                other.devices[0] = None;
+                power::cut(&path, seed).unwrap();
+                run.look(&path, run.flushed);
+            } else if kind == "file" {
+                run.look(&run.t.b.path, run.now + 1);
+            }
+        }
+    }
+}
