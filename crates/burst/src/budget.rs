@@ -156,6 +156,20 @@ impl Budget {
         }
     }
 
+    /// So many operations a second and no more, and as many bytes as one likes.
+    #[must_use]
+    pub const fn fixed(iops: u64) -> Self {
+        let rate = Rate {
+            iops,
+            bytes: MOST.bytes,
+        };
+        Self {
+            base: rate,
+            burst: rate,
+            how: Burst::Credit { seconds: 1 },
+        }
+    }
+
     /// Whether it can be at all.
     ///
     /// # Errors

@@ -573,6 +573,29 @@ impl Core {
         old.record_all(self.record, &self.region);
     }
 
+    /// All lanes are of one tenant with this budget, in windows of 1 ms.
+    #[cfg(test)]
+    pub(crate) fn admit_all_by(&mut self, budget: &Budget) {
+        let params = Params {
+            window_ns: 1_000_000,
+            saved_windows: 1,
+            ..Params::default()
+        };
+        let capacity = forebay_xlate::boundary::message::NodeCapacity::UNLIMITED.capacity(1);
+        let costs = Arc::new(CostTable::new(forebay_burst::cost::default_profiles()));
+        let board = Arc::new(Board::new(1));
+        let mut admission = Admission::new(params, &capacity.per_second(), &costs, &board).unwrap();
+        admission.set_budget(0, budget);
+        for lane in self.lanes.iter_mut().flatten() {
+            lane.share = Some(Share {
+                tenant: 0,
+                budget: None,
+            });
+        }
+        self.set_admission(Some(Box::new(admission)));
+        self.begin_admission();
+    }
+
     /// A tenant has this budget from now on.
     pub fn set_budget(&mut self, tenant: u32, budget: &Budget) {
         if let Some(admission) = &mut self.admission {

@@ -115,6 +115,9 @@ pub struct Core {
     commands: &'static [CommandRecord; MAX_QUEUES * MAX_QUEUE_ENTRIES],
     ring: Ring,
     now_ns: u64,
+    /// A test's clock.
+    #[cfg(test)]
+    clock_ns: Option<u64>,
     lanes: Vec<Option<Lane>>,
     devices: Vec<Option<ServedDevice>>,
     admission: Option<Box<Admission>>,
@@ -160,6 +163,8 @@ impl Core {
             reactor,
             ring,
             now_ns: monotonic_ns(),
+            #[cfg(test)]
+            clock_ns: None,
             lanes: (0..forebay_xlate::boundary::region::MAX_LANES)
                 .map(|_| None)
                 .collect(),
@@ -201,6 +206,13 @@ impl Core {
     #[cfg(test)]
     pub(crate) fn set_now_ns(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
+    }
+
+    /// From now on it is as late as a test says, in turns too.
+    #[cfg(test)]
+    pub(crate) fn set_clock_ns(&mut self, clock_ns: u64) {
+        self.clock_ns = Some(clock_ns);
+        self.now_ns = clock_ns;
     }
 
     /// A lane that is served here.
@@ -667,6 +679,11 @@ impl Core {
     /// Reads the clock within a turn.
     #[inline]
     pub fn stamp(&mut self) {
+        #[cfg(test)]
+        if let Some(clock_ns) = self.clock_ns {
+            self.now_ns = clock_ns;
+            return;
+        }
         self.now_ns = monotonic_ns();
     }
 

@@ -146,7 +146,9 @@ impl Pcie {
 
     /// Has the host ring, and looks once more. False: there is something to do.
     pub(super) fn ask_to_ring(&mut self, turn: &mut Turn<'_>) -> bool {
-        let _ = turn;
+        // Room is of no use to a lane that is over budget: the window's end wakes us.
+        let lane = turn.client.lane();
+        let held_back = lane.is_some_and(|lane| turn.core.is_held_back(lane));
         if !self.live {
             return true;
         }
@@ -186,7 +188,8 @@ impl Pcie {
             };
             let cqid = sq.cursor.cqid;
             let rang = self.bell(Doorbell::Tail(*qid)) != sq.cursor.tail();
-            let room = !sq.cursor.is_empty()
+            let room = !held_back
+                && !sq.cursor.is_empty()
                 && self.bell(Doorbell::Head(cqid)) != self.known(Doorbell::Head(cqid));
             rang || room
         })

@@ -1,5 +1,6 @@
 //! Controllers and their drivers: good ones, hostile ones, and such whose engine dies.
 
+mod admit;
 mod cost;
 mod driver;
 mod hostile;

@@ -3,6 +3,7 @@
 //! What a whole engine shows is in `tests/tcp_protocol.rs`.
 
 mod abort;
+mod admit;
 mod bad_input;
 mod blame;
 mod cost;

@@ -1,5 +1,6 @@
 //! The frontend with a client, a guest and a device, in one thread.
 
+mod admit;
 mod cost;
 mod foreign;
 mod guest;

@@ -4,7 +4,7 @@
 use super::*;
 use crate::lane::Share;
 use forebay_burst::board::Board;
-use forebay_burst::budget::{Budget, Burst, Rate};
+use forebay_burst::budget::Budget;
 use forebay_burst::cost::{CostTable, default_profiles};
 use forebay_burst::params::Params;
 use forebay_xlate::boundary::message::NodeCapacity;
@@ -20,18 +20,9 @@ struct Rig {
     board: Arc<Board>,
 }
 
-/// So many operations in a window and no more; and of bytes as many as one likes.
+/// So many operations in a window and no more.
 fn fixed(ops: u64) -> Budget {
-    let iops = (ops * 1_000_000_000 / WINDOW_NS).max(10);
-    let rate = Rate {
-        iops,
-        bytes: 10_000_000_000,
-    };
-    Budget {
-        base: rate,
-        burst: rate,
-        how: Burst::Credit { seconds: 1 },
-    }
+    Budget::fixed(ops * 1_000_000_000 / WINDOW_NS)
 }
 
 fn admission(board: &Arc<Board>) -> Box<Admission> {

@@ -14,6 +14,7 @@ use crate::vm::closer::Closer;
 use crate::vm::file::MachineFile;
 use crate::vm::{Machines, NewMachine};
 use crate::volume::Volume;
+use forebay_burst::budget::Budget;
 use forebay_device::gate::TestGate;
 use forebay_device::ring::{Ring, RingOptions};
 use forebay_device::{Device, OpenOptions};
@@ -30,6 +31,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 pub(super) const EXTENT: u64 = 64 << 10;
 /// Extents of each volume.
@@ -225,8 +227,8 @@ impl Rig {
                 machines,
                 epoll,
             } = &mut engine;
+            core.set_clock_ns(now_ns);
             core.begin_turn();
-            core.set_now_ns(now_ns);
             let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; 64];
             let none = rustix::time::Timespec {
                 tv_sec: 0,
@@ -343,6 +345,27 @@ impl Rig {
     /// Time passes.
     pub(super) fn pass_time(&mut self, ns: u64) {
         self.now_ns += ns;
+    }
+
+    /// Everybody has so many operations in a window of 1 ms.
+    pub(super) fn admit(&mut self, operations: u64) {
+        let now_ns = self.now_ns;
+        let core = &mut self.engine().core;
+        core.set_clock_ns(now_ns);
+        core.admit_all_by(&Budget::fixed(operations * 1000));
+    }
+
+    /// Commands of a machine that the core has, of them those that wait for their budget, and those that had to.
+    pub(super) fn throttled(&self, n: usize) -> [u64; 3] {
+        let record = self.lane_record(n);
+        [&record.in_flight, &record.throttled, &record.throttled_ops].map(|cell| cell.load(Relaxed))
+    }
+
+    /// Whether the reactor would sleep until a window ends.
+    pub(super) fn may_sleep_for_a_window(&mut self) -> bool {
+        let core = &self.engine().core;
+        let waits = !core.must_turn() && core.window_ends_ns().is_some();
+        waits && self.may_sleep()
     }
 
     /// Whether the reactor may sleep.

@@ -5,10 +5,10 @@ use crate::lane::Lane;
 use forebay_device::OpKind;
 use forebay_xlate::boundary::message::{ExportConfig, ExportId};
 
-const ABORTED: Status = Status::COMMAND_ABORT_REQUESTED;
+pub(super) const ABORTED: Status = Status::COMMAND_ABORT_REQUESTED;
 
 /// Aborts command `cid` of queue 1; bit 0 of the answer.
-fn abort(rig: &mut rig::Rig, admin: &mut Host, sqid: u16, cid: u16) -> u64 {
+pub(super) fn abort(rig: &mut rig::Rig, admin: &mut Host, sqid: u16, cid: u16) -> u64 {
     let id = u32::from(cid) << 16 | u32::from(sqid);
     admin.say(&Sqe::new(8, 90).with_cdw(10, id), &[]);
     for _ in 0..10 {
@@ -21,7 +21,7 @@ fn abort(rig: &mut rig::Rig, admin: &mut Host, sqid: u16, cid: u16) -> u64 {
     panic!("no answer to the Abort");
 }
 
-fn answers(rig: &mut rig::Rig, host: &mut Host) -> Vec<(u16, Status)> {
+pub(super) fn answers(rig: &mut rig::Rig, host: &mut Host) -> Vec<(u16, Status)> {
     let mut all = Vec::new();
     for _ in 0..20 {
         rig.turns(1);
