@@ -154,7 +154,6 @@ impl Control {
                 let spread = scheduling.spread;
                 active.scheduling = scheduling;
                 self.budgets.active = Some(active);
-                self.post_all(|| Post::Spread(spread));
                 for (mailbox, admission) in self.mailboxes.iter_mut().zip(admissions) {
                     mailbox.post(Post::Admission(Some(Box::new(admission))));
                     mailbox.post(Post::Spread(spread));
