@@ -549,6 +549,8 @@ impl Daemon {
                 pool: None,
                 takeover: self.events.stats(),
                 lanes: Vec::new(),
+                tenants: Vec::new(),
+                reactors: Vec::new(),
             },
             |serving| serving.owner.stats(self.events.stats()),
         )

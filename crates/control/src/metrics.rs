@@ -7,6 +7,8 @@
 //! counted anything have no histogram.
 //! Not here: gathering (the owner), HTTP (`api`).
 
+mod budgets;
+
 use std::fmt::Write as _;
 
 use crate::api::model::{DeviceState, EngineState, PoolInfo, Status, Volume};
@@ -69,6 +71,9 @@ pub fn text(source: &Source<'_>) -> String {
     }
     volumes(&mut out, source.volumes);
     exports(&mut out, &source.stats.lanes);
+    budgets::tenants(&mut out, &source.stats.tenants);
+    budgets::throttled(&mut out, &source.stats.lanes);
+    budgets::reactors(&mut out, &source.stats.reactors);
     out.0
 }
 
@@ -398,34 +403,23 @@ fn exports(out: &mut Exposition, lanes: &[LaneStats]) {
                 ("device", &latency.device),
             ] {
                 if times.count > 0 {
-                    histogram(out, [&lane.tenant, &lane.volume, op, part], times);
+                    let labels = [
+                        ("tenant", &*lane.tenant),
+                        ("volume", &*lane.volume),
+                        ("op", op),
+                        ("part", part),
+                    ];
+                    histogram(out, "forebay_volume_latency_seconds", &labels, times);
                 }
             }
         }
     }
 }
 
-fn histogram(out: &mut Exposition, [tenant, volume, op, part]: [&str; 4], times: &Histogram) {
-    let name = "forebay_volume_latency_seconds";
-    let labels = [
-        ("tenant", tenant),
-        ("volume", volume),
-        ("op", op),
-        ("part", part),
-    ];
-    let with_bound = |bound: &str| {
-        let mut all = labels.to_vec();
-        all.push(("le", bound));
-        all.iter()
-            .map(|(name, text)| (*name, (*text).to_owned()))
-            .collect::<Vec<_>>()
-    };
+fn histogram(out: &mut Exposition, name: &str, labels: &[(&str, &str)], times: &Histogram) {
     let mut bucket = |bound: &str, count: u64| {
-        let labels = with_bound(bound);
-        let labels: Vec<_> = labels
-            .iter()
-            .map(|(name, text)| (*name, text.as_str()))
-            .collect();
+        let mut labels = labels.to_vec();
+        labels.push(("le", bound));
         out.sample(&format!("{name}_bucket"), &labels, count);
     };
     for power in BOUNDS.step_by(2) {
@@ -433,15 +427,16 @@ fn histogram(out: &mut Exposition, [tenant, volume, op, part]: [&str; 4], times:
         bucket(&seconds(end_ns).to_string(), times.below(end_ns));
     }
     bucket("+Inf", times.count);
-    out.sample(&format!("{name}_sum"), &labels, seconds(times.sum_ns));
-    out.sample(&format!("{name}_count"), &labels, times.count);
+    out.sample(&format!("{name}_sum"), labels, seconds(times.sum_ns));
+    out.sample(&format!("{name}_count"), labels, times.count);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::api::events::TakeoverStats;
-    use crate::api::stats::{Bucket, Latency};
+    use crate::api::scheduling::{Budget, Credit, Rate};
+    use crate::api::stats::{Bucket, Correction, Latency, ReactorStats, TenantStats};
     use forebay_xlate::boundary::region::latency_bucket_end_ns;
 
     fn status() -> Status {
@@ -510,6 +505,50 @@ mod tests {
                 copied_bytes: 4096,
                 registered_bytes: 0,
                 interrupts: 7,
+                throttled_ops: 1,
+                throttled: 1,
+                throttled_times: Histogram {
+                    count: 1,
+                    sum_ns: 3_000_000,
+                    buckets: vec![Bucket {
+                        end_ns: 1 << 22,
+                        count: 1,
+                    }],
+                },
+            }],
+            tenants: vec![TenantStats {
+                tenant: "acme".to_owned(),
+                budget: Some(Budget {
+                    base: Rate {
+                        iops: 100,
+                        bytes_s: 1 << 20,
+                    },
+                    burst: Rate {
+                        iops: 200,
+                        bytes_s: 2 << 20,
+                    },
+                    credit_s: Some(60),
+                }),
+                used_ops: 3,
+                metered_bytes: 9,
+                throttled_ns: 1_500_000_000,
+                lost_ops: 5,
+                granted_ops_s: 150,
+                credit: Some(Credit {
+                    ops: 10,
+                    bytes: 20,
+                    most_ops: 6000,
+                    most_bytes: 60 << 20,
+                }),
+                ..TenantStats::default()
+            }],
+            reactors: vec![ReactorStats {
+                windows: 8,
+                corrections: vec![Correction {
+                    resource: "device reads".to_owned(),
+                    times: 1.25,
+                }],
+                ..ReactorStats::default()
             }],
         }
     }
@@ -529,6 +568,18 @@ mod tests {
             "forebay_warnings 1",
             r#"forebay_volume_commands_total{tenant="acme",volume="db",op="read"} 3"#,
             r#"forebay_volume_commands_total{tenant="acme",volume="db",op="write"} 0"#,
+            r#"forebay_volume_commands_throttled{tenant="acme",volume="db"} 1"#,
+            r#"forebay_volume_throttled_seconds_bucket{tenant="acme",volume="db",le="0.004194304"} 1"#,
+            r#"forebay_volume_throttled_seconds_sum{tenant="acme",volume="db"} 0.003"#,
+            r#"forebay_tenant_commands_total{tenant="acme"} 3"#,
+            r#"forebay_tenant_metered_bytes_total{tenant="acme"} 9"#,
+            r#"forebay_tenant_throttled_seconds_total{tenant="acme"} 1.5"#,
+            r#"forebay_tenant_lost_commands_total{tenant="acme"} 5"#,
+            r#"forebay_tenant_granted_commands_per_second{tenant="acme"} 150"#,
+            r#"forebay_tenant_burst_bytes_per_second{tenant="acme"} 2097152"#,
+            r#"forebay_tenant_credit_limit_commands{tenant="acme"} 6000"#,
+            r#"forebay_reactor_windows_total{reactor="0"} 8"#,
+            r#"forebay_reactor_cost_correction{reactor="0",resource="device_reads"} 1.25"#,
             r#"forebay_volume_connections{tenant="acme",volume="db"} 4"#,
             r#"forebay_volume_copied_bytes_total{tenant="acme",volume="db",transport="nvme-tcp"} 4096"#,
             r#"forebay_volume_registered_bytes{tenant="acme",volume="db",transport="nvme-tcp"} 0"#,

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::events::TakeoverStats;
+use super::scheduling::{Budget, Credit};
 
 /// Everything `GET /v1/stats` says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -26,6 +27,75 @@ pub struct Stats {
     pub takeover: TakeoverStats,
     /// One entry per lane, that is per export.
     pub lanes: Vec<LaneStats>,
+    /// Tenants with a budget, and others whose use was counted.
+    #[serde(default)]
+    pub tenants: Vec<TenantStats>,
+    /// The engine's reactors.
+    #[serde(default)]
+    pub reactors: Vec<ReactorStats>,
+}
+
+/// What a tenant used of its budget. Sums go on over engines' deaths.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TenantStats {
+    /// Name.
+    pub tenant: String,
+    /// Its budget, if one is stated.
+    pub budget: Option<Budget>,
+    /// Commands that its budget paid for.
+    pub used_ops: u64,
+    /// Their bytes.
+    pub used_bytes: u64,
+    /// Of them those above its base, if it is metered.
+    pub metered_ops: u64,
+    /// Their bytes.
+    pub metered_bytes: u64,
+    /// Commands that waited because it was over budget.
+    pub throttled_ops: u64,
+    /// How long they waited together.
+    pub throttled_ns: u64,
+    /// Commands that began out of what a bursting tenant had been given.
+    pub taken_ops: u64,
+    /// Others' commands that began out of what this one had been given.
+    pub lost_ops: u64,
+    /// Commands that began out of the reserve.
+    pub reserve_ops: u64,
+    /// Windows in which it had more than its base, on any reactor.
+    pub burst_windows: u64,
+    /// Windows in which it had anything.
+    pub active_windows: u64,
+    /// What it was given in the newest window: commands a second.
+    pub granted_ops_s: u64,
+    /// Bytes a second.
+    pub granted_bytes_s: u64,
+    /// What it has saved, if it can.
+    pub credit: Option<Credit>,
+}
+
+/// What a reactor did for scheduling. Sums go on over engines' deaths.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ReactorStats {
+    /// Which.
+    pub reactor: u32,
+    /// Windows that ended.
+    pub windows: u64,
+    /// How long their ends took.
+    pub scheduling_ns: u64,
+    /// Commands that other reactors were given to carry out.
+    pub handed_over: u64,
+    /// Commands that it carried out for others.
+    pub carried_out: u64,
+    /// How far costs are off now, of each resource; nothing while there are no budgets.
+    pub corrections: Vec<Correction>,
+}
+
+/// How far the costs of a resource are off.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Correction {
+    /// Which resource.
+    pub resource: String,
+    /// So many times what is calibrated they count now.
+    pub times: f64,
 }
 
 /// The engine process.
@@ -249,6 +319,15 @@ pub struct LaneStats {
     /// Interrupts raised for a machine, by the engine that runs now.
     #[serde(default)]
     pub interrupts: u64,
+    /// Commands that waited because they were over budget.
+    #[serde(default)]
+    pub throttled_ops: u64,
+    /// Of them those that wait now.
+    #[serde(default)]
+    pub throttled: u64,
+    /// How long they waited for it; that is in no other time but `total`.
+    #[serde(default)]
+    pub throttled_times: Histogram,
 }
 
 #[cfg(test)]

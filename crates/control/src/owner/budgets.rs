@@ -10,7 +10,7 @@
 //! Not here: what can be stated (`forebay_burst::budget`), what the node has (`scheduling`).
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -121,6 +121,11 @@ impl Owner {
         pool.tenant_budgets().next().is_some() || pool.volume_budgets().next().is_some()
     }
 
+    /// Whether the newest engine was told of budgets.
+    pub(super) fn tells_budgets(&self) -> bool {
+        self.told_budgets.known.borrow().scheduling.is_some()
+    }
+
     /// Tells a new conversation how I/O is admitted. `is_known`: the engine was there before this daemon.
     pub(super) fn say_all_budgets(
         &self,
@@ -189,7 +194,24 @@ impl Owner {
             return Ok(());
         }
         let mut answer = Ok(());
-        for (what, mut pending) in self.say_budgets(&session) {
+        let before: BTreeSet<TenantId> = self
+            .told_budgets
+            .known
+            .borrow()
+            .tenants
+            .keys()
+            .copied()
+            .collect();
+        let asked = self.say_budgets(&session);
+        let gone = {
+            let known = self.told_budgets.known.borrow();
+            before
+                .into_iter()
+                .filter(|id| !known.tenants.contains_key(id))
+                .collect()
+        };
+        self.added.borrow_mut().let_go(&session, &gone);
+        for (what, mut pending) in asked {
             match pending.within(self.limits.request).await {
                 Ok(()) => {}
                 Err(AskError::Gone) => return Ok(()),

@@ -52,6 +52,7 @@ mod stats;
 #[cfg(test)]
 mod tests;
 mod together;
+mod used;
 mod volume;
 mod warn;
 mod watch;

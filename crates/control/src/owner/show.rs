@@ -121,7 +121,10 @@ impl Owner {
     pub(crate) fn tenant_show(&self, name: &str) -> Result<Tenant, ApiError> {
         let core = self.core.borrow();
         let tenant = core.pool.tenant(name).map_err(api_error)?;
-        Ok(show_tenant(&core, tenant))
+        let mut shown = show_tenant(&core, tenant);
+        let budget = core.pool.tenant_budget(tenant.id);
+        shown.credit = budget.and_then(|budget| self.credit(tenant.id, budget));
+        Ok(shown)
     }
 
     /// Volumes of one tenant, or of all.

@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use forebay_pool::{ExportId, ExportRecord};
+use forebay_pool::{ExportId, ExportRecord, TenantId};
 use forebay_xlate::boundary::message::Past;
 use forebay_xlate::boundary::region::{
     LaneRecord, MAX_REACTORS, OpKind, OpStats as RegionOpStats, ReactorRecord, Region, Times,
@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use super::Owner;
 use super::session::Session;
 use super::show::{tenant_name, total_extents};
+use super::used::{UsedBefore, tenant_stats};
 use crate::api::events::TakeoverStats;
 use crate::api::stats::{
     Bucket, EngineStats, Histogram, LaneStats, Latency, OpStats, PoolStats, Stats,
@@ -92,6 +93,10 @@ pub(super) struct Totals {
     copied_bytes: u64,
     #[serde(default)]
     interrupts: u64,
+    #[serde(default)]
+    throttled_ops: u64,
+    #[serde(default)]
+    throttled_times: Histogram,
 }
 
 fn plus(a: &Totals, b: &Totals) -> Totals {
@@ -100,6 +105,8 @@ fn plus(a: &Totals, b: &Totals) -> Totals {
         media_errors: a.media_errors.saturating_add(b.media_errors),
         copied_bytes: a.copied_bytes.saturating_add(b.copied_bytes),
         interrupts: a.interrupts.saturating_add(b.interrupts),
+        throttled_ops: a.throttled_ops.saturating_add(b.throttled_ops),
+        throttled_times: a.throttled_times.plus(&b.throttled_times),
     }
 }
 
@@ -122,6 +129,8 @@ fn totals_of<'a>(
                 media_errors: lane.media_errors.load(Relaxed),
                 copied_bytes: lane.copied_bytes.load(Relaxed),
                 interrupts: lane.interrupts.load(Relaxed),
+                throttled_ops: lane.throttled_ops.load(Relaxed),
+                throttled_times: histogram(&lane.throttled_times),
             };
             all.insert(export, (totals, lane));
         }
@@ -137,6 +146,7 @@ pub(super) struct Added {
     counting: Option<(u64, Rc<Region>)>,
     /// Of the engines before it.
     before: BTreeMap<ExportId, Totals>,
+    used: UsedBefore,
     /// Whether the file lacks something.
     unsaved: bool,
     file: Option<PathBuf>,
@@ -148,12 +158,19 @@ struct Saved {
     /// Of the engine that counts on, and is not in it.
     generation: u64,
     before: Vec<(u64, Totals)>,
+    #[serde(default)]
+    used: UsedBefore,
 }
 
 impl Added {
     /// Another engine counts from here on, or the same one in another conversation. An earlier daemon knew
     /// of the engines before this one.
-    pub(super) fn begin(&mut self, session: &Session, exports: &BTreeSet<ExportId>) {
+    pub(super) fn begin(
+        &mut self,
+        session: &Session,
+        exports: &BTreeSet<ExportId>,
+        tenants: &BTreeSet<TenantId>,
+    ) {
         let generation = session.generation;
         let new = Some((generation, session.region.clone()));
         match std::mem::replace(&mut self.counting, new) {
@@ -164,15 +181,17 @@ impl Added {
                     let before = self.before.entry(export).or_default();
                     *before = plus(before, &totals);
                 }
+                self.used.add_region(&region, tenants);
                 self.unsaved = true;
             }
             None => {
                 let file = self.file.as_deref();
                 let saved = file.and_then(|file| files::read_json::<Saved>(file).ok()?);
                 let saved = saved.filter(|saved| saved.generation == generation);
-                let before = saved
-                    .map_or_else(Vec::new, |saved| saved.before)
-                    .into_iter();
+                let (before, used) =
+                    saved.map_or_else(Default::default, |saved| (saved.before, saved.used));
+                self.used = used;
+                let before = before.into_iter();
                 self.before = before.map(|(id, totals)| (ExportId(id), totals)).collect();
                 self.unsaved = true;
             }
@@ -194,6 +213,18 @@ impl Added {
         }
     }
 
+    /// The engine that counts lets go of these tenants.
+    pub(super) fn let_go(&mut self, session: &Session, tenants: &BTreeSet<TenantId>) {
+        if self
+            .counting
+            .as_ref()
+            .is_some_and(|(generation, _)| *generation == session.generation)
+        {
+            self.used.add_tenants(&session.region, tenants);
+            self.unsaved = true;
+        }
+    }
+
     /// What is to be written where, if the file lacks something.
     fn unsaved(&mut self) -> Option<(PathBuf, Saved)> {
         let (generation, _) = self.counting.as_ref()?;
@@ -205,6 +236,7 @@ impl Added {
         let saved = Saved {
             generation: *generation,
             before: before.collect(),
+            used: self.used.clone(),
         };
         std::mem::take(&mut self.unsaved).then_some((file, saved))
     }
@@ -228,6 +260,9 @@ fn lane_stats(totals: Totals, lane: Option<&LaneRecord>) -> LaneStats {
         copied_bytes: totals.copied_bytes,
         registered_bytes: now(|lane| &lane.registered_bytes),
         interrupts: totals.interrupts,
+        throttled_ops: totals.throttled_ops,
+        throttled: now(|lane| &lane.throttled),
+        throttled_times: totals.throttled_times,
     }
 }
 
@@ -285,7 +320,10 @@ impl Owner {
     /// An engine counts from here on.
     pub(super) fn count_on(&self, session: &Session) {
         let exports = self.export_ids();
-        self.added.borrow_mut().begin(session, &exports);
+        let tenants = (self.core.borrow().pool.tenants())
+            .map(|tenant| tenant.id)
+            .collect();
+        self.added.borrow_mut().begin(session, &exports, &tenants);
     }
 
     /// Has the next daemon know what this one adds up, if that has changed.
@@ -357,6 +395,16 @@ impl Owner {
             }),
             takeover,
             lanes,
+            tenants: tenant_stats(
+                &added.used,
+                region
+                    .map(|region| &**region)
+                    .filter(|_| self.tells_budgets()),
+                lives,
+                pool.tenants()
+                    .map(|tenant| (tenant.id, &*tenant.name, pool.tenant_budget(tenant.id))),
+            ),
+            reactors: added.used.reactors(region.map(|region| &**region)),
         }
     }
 }

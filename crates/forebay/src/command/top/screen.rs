@@ -7,7 +7,7 @@
 
 use forebay_device::size::format_bytes;
 
-use super::view::{Figures, View};
+use super::view::{Figures, Use, View};
 use crate::output::latency;
 
 /// A window.
@@ -45,6 +45,10 @@ pub(crate) fn text(view: &View, size: Size, last: &str) -> String {
     let mut rows = vec![row("all", &view.total, name_width)];
     for tenant in &view.tenants {
         rows.push(row(&tenant.name, &tenant.figures, name_width));
+        let words = tenant.budget.as_ref().map(Use::words);
+        if let Some(words) = words.filter(|words| !words.is_empty()) {
+            rows.push(format!("  {words}"));
+        }
         for volume in &tenant.volumes {
             rows.push(row(
                 &format!("  {}", volume.name),

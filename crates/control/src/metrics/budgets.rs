@@ -1,0 +1,228 @@
+//! Figures of budgets and of scheduling: tenants, throttled commands, reactors.
+//!
+//! Purpose: a bill, and who is noisy and who is hurt, out of one scrape.
+//! Design: as in the module above; rates are for the reader to take, but for what is stated and given as a rate.
+//! Not here: gathering (the owner).
+
+use super::{COUNTER, Exposition, GAUGE, histogram, seconds};
+use crate::api::scheduling::Budget;
+use crate::api::stats::{LaneStats, ReactorStats, TenantStats};
+
+type Sum = fn(&TenantStats) -> u64;
+type Stated = fn(&Budget) -> u64;
+
+/// What adds up of a tenant.
+const SUMS: [(&str, &str, Sum); 10] = [
+    (
+        "commands_total",
+        "Commands that a tenant's budget paid for.",
+        |t| t.used_ops,
+    ),
+    (
+        "bytes_total",
+        "Bytes of commands that a tenant's budget paid for.",
+        |t| t.used_bytes,
+    ),
+    (
+        "metered_commands_total",
+        "Commands above the base of a tenant that is metered.",
+        |t| t.metered_ops,
+    ),
+    (
+        "metered_bytes_total",
+        "Bytes above the base of a tenant that is metered.",
+        |t| t.metered_bytes,
+    ),
+    (
+        "throttled_commands_total",
+        "Commands that waited because their tenant was over budget.",
+        |t| t.throttled_ops,
+    ),
+    (
+        "taken_commands_total",
+        "Commands that began out of what a bursting tenant had been given.",
+        |t| t.taken_ops,
+    ),
+    (
+        "lost_commands_total",
+        "Others' commands that began out of what this tenant had been given.",
+        |t| t.lost_ops,
+    ),
+    (
+        "reserve_commands_total",
+        "Commands that began out of the reserve.",
+        |t| t.reserve_ops,
+    ),
+    (
+        "burst_windows_total",
+        "Windows in which a tenant had more than its base.",
+        |t| t.burst_windows,
+    ),
+    (
+        "active_windows_total",
+        "Windows in which a tenant had anything.",
+        |t| t.active_windows,
+    ),
+];
+
+/// What is stated of a tenant.
+const STATED: [(&str, &str, Stated); 4] = [
+    ("base_commands_per_second", "A tenant's base.", |b| {
+        b.base.iops
+    }),
+    ("base_bytes_per_second", "A tenant's base.", |b| {
+        b.base.bytes_s
+    }),
+    (
+        "burst_commands_per_second",
+        "A tenant's burst limit.",
+        |b| b.burst.iops,
+    ),
+    ("burst_bytes_per_second", "A tenant's burst limit.", |b| {
+        b.burst.bytes_s
+    }),
+];
+
+/// All of tenants.
+pub(super) fn tenants(out: &mut Exposition, tenants: &[TenantStats]) {
+    for (name, help, sum) in SUMS {
+        let name = format!("forebay_tenant_{name}");
+        out.family(&name, COUNTER, help);
+        for tenant in tenants {
+            out.sample(&name, &[("tenant", &tenant.tenant)], sum(tenant));
+        }
+    }
+    let name = "forebay_tenant_throttled_seconds_total";
+    let help = "How long a tenant's commands waited because it was over budget.";
+    out.family(name, COUNTER, help);
+    for tenant in tenants {
+        let labels = [("tenant", &*tenant.tenant)];
+        out.sample(name, &labels, seconds(tenant.throttled_ns));
+    }
+    for (name, help, given) in [
+        (
+            "forebay_tenant_granted_commands_per_second",
+            "What a tenant was given in the newest window.",
+            (|t| t.granted_ops_s) as Sum,
+        ),
+        (
+            "forebay_tenant_granted_bytes_per_second",
+            "What a tenant was given in the newest window.",
+            |t| t.granted_bytes_s,
+        ),
+    ] {
+        out.family(name, GAUGE, help);
+        for tenant in tenants {
+            out.sample(name, &[("tenant", &tenant.tenant)], given(tenant));
+        }
+    }
+    for (name, help, stated) in STATED {
+        let name = format!("forebay_tenant_{name}");
+        out.family(&name, GAUGE, help);
+        for tenant in tenants {
+            if let Some(budget) = &tenant.budget {
+                out.sample(&name, &[("tenant", &tenant.tenant)], stated(budget));
+            }
+        }
+    }
+    let saved = |at: usize| {
+        let credits = tenants.iter().filter_map(move |tenant| {
+            let credit = tenant.credit?;
+            let parts = [credit.ops, credit.bytes, credit.most_ops, credit.most_bytes];
+            Some((&*tenant.tenant, parts[at]))
+        });
+        credits.collect::<Vec<_>>()
+    };
+    for (at, name, help) in [
+        (0, "credit_commands", "What a tenant has saved of its base."),
+        (1, "credit_bytes", "What a tenant has saved of its base."),
+        (
+            2,
+            "credit_limit_commands",
+            "The most that a tenant can save.",
+        ),
+        (3, "credit_limit_bytes", "The most that a tenant can save."),
+    ] {
+        let name = format!("forebay_tenant_{name}");
+        out.family(&name, GAUGE, help);
+        for (tenant, value) in saved(at) {
+            out.sample(&name, &[("tenant", tenant)], value);
+        }
+    }
+}
+
+/// What waited of each export because it was over budget.
+pub(super) fn throttled(out: &mut Exposition, lanes: &[LaneStats]) {
+    fn labels(lane: &LaneStats) -> [(&str, &str); 2] {
+        [("tenant", &*lane.tenant), ("volume", &*lane.volume)]
+    }
+    let name = "forebay_volume_throttled_commands_total";
+    out.family(
+        name,
+        COUNTER,
+        "Commands that waited because they were over budget.",
+    );
+    for lane in lanes {
+        out.sample(name, &labels(lane), lane.throttled_ops);
+    }
+    let name = "forebay_volume_commands_throttled";
+    out.family(
+        name,
+        GAUGE,
+        "Commands that wait now because they are over budget.",
+    );
+    for lane in lanes {
+        out.sample(name, &labels(lane), lane.throttled);
+    }
+    let name = "forebay_volume_throttled_seconds";
+    let help = "How long commands waited because they were over budget, of those that did.";
+    out.family(name, "histogram", help);
+    for lane in lanes {
+        if lane.throttled_times.count > 0 {
+            histogram(out, name, &labels(lane), &lane.throttled_times);
+        }
+    }
+}
+
+/// What scheduling took of each reactor.
+pub(super) fn reactors(out: &mut Exposition, reactors: &[ReactorStats]) {
+    let numbers: Vec<String> = reactors.iter().map(|r| r.reactor.to_string()).collect();
+    let all = || reactors.iter().zip(&numbers);
+    for (name, help, sum) in [
+        (
+            "forebay_reactor_windows_total",
+            "Windows of a reactor's scheduler that ended.",
+            (|r| r.windows) as fn(&ReactorStats) -> u64,
+        ),
+        (
+            "forebay_reactor_handed_over_total",
+            "Commands that other reactors were given to carry out.",
+            |r| r.handed_over,
+        ),
+        (
+            "forebay_reactor_carried_out_total",
+            "Commands that a reactor carried out for others.",
+            |r| r.carried_out,
+        ),
+    ] {
+        out.family(name, COUNTER, help);
+        for (reactor, number) in all() {
+            out.sample(name, &[("reactor", number)], sum(reactor));
+        }
+    }
+    let name = "forebay_reactor_scheduling_seconds_total";
+    out.family(name, COUNTER, "How long the ends of windows took.");
+    for (reactor, number) in all() {
+        out.sample(name, &[("reactor", number)], seconds(reactor.scheduling_ns));
+    }
+    let name = "forebay_reactor_cost_correction";
+    let help = "So many times what is calibrated I/O counts now, of each resource.";
+    out.family(name, GAUGE, help);
+    for (reactor, number) in all() {
+        for correction in &reactor.corrections {
+            let resource = correction.resource.replace(' ', "_");
+            let labels = [("reactor", &**number), ("resource", &*resource)];
+            out.sample(name, &labels, correction.times);
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What tenants used of their budgets, and what scheduling took of reactors, over all engines.
+//!
+//! Purpose: the figures of the state region's tenants and reactors, none of which falls when an engine dies.
+//! Design: as exports' (`stats`), of which this is a part: what engines before counted is added. A tenant that has no
+//! exports, or no budget, is let go of by the engine, and its record with it: that is added too.
+//! Not here: budgets (`budgets`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use forebay_burst::budget::{Budget, Burst};
+use forebay_burst::units::SHARED_RESOURCES;
+use forebay_pool::TenantId;
+use forebay_xlate::boundary::region::{MAX_REACTORS, ReactorRecord, Region, TenantRecord};
+use serde::{Deserialize, Serialize};
+
+use super::Owner;
+use crate::api::scheduling::Credit;
+use crate::api::stats::{Correction, ReactorStats, TenantStats};
+
+/// Sums, in the order of [`TENANT_CELLS`] and [`REACTOR_CELLS`].
+type Sums<const N: usize> = [u64; N];
+/// What a tenant has added up to.
+pub(super) type TenantSums = Sums<11>;
+/// What a reactor has.
+type ReactorSums = Sums<4>;
+
+const TENANT_CELLS: [fn(&TenantRecord) -> &AtomicU64; 11] = [
+    |record| &record.used_ops,
+    |record| &record.used_bytes,
+    |record| &record.metered_ops,
+    |record| &record.metered_bytes,
+    |record| &record.throttled_ops,
+    |record| &record.throttled_ns,
+    |record| &record.taken_ops,
+    |record| &record.lost_ops,
+    |record| &record.reserve_ops,
+    |record| &record.burst_windows,
+    |record| &record.active_windows,
+];
+
+const REACTOR_CELLS: [fn(&ReactorRecord) -> &AtomicU64; 4] = [
+    |record| &record.windows,
+    |record| &record.scheduling_ns,
+    |record| &record.handed_over,
+    |record| &record.carried_out,
+];
+
+fn add<const N: usize>(sums: &mut Sums<N>, more: &Sums<N>) {
+    for (sum, more) in sums.iter_mut().zip(more) {
+        *sum = sum.saturating_add(*more);
+    }
+}
+
+/// Of these tenants, what an engine has counted, and their records.
+fn tenants_of<'a>(
+    region: &'a Region,
+    tenants: &BTreeSet<TenantId>,
+) -> BTreeMap<TenantId, (TenantSums, &'a TenantRecord)> {
+    let mut all = BTreeMap::new();
+    for record in region.tenants() {
+        // Looking at the rest of the table would only make memory of it.
+        if all.len() == tenants.len() {
+            break;
+        }
+        let tenant = record.tenant.load(Relaxed).checked_sub(1).map(TenantId);
+        if let Some(tenant) = tenant.filter(|tenant| tenants.contains(tenant)) {
+            let sums = TENANT_CELLS.map(|cell| cell(record).load(Relaxed));
+            all.insert(tenant, (sums, record));
+        }
+    }
+    all
+}
+
+fn reactors_of(region: &Region) -> &[ReactorRecord] {
+    let reactors = region.header().reactors.load(Relaxed);
+    let reactors = reactors.min(MAX_REACTORS as u64) as usize;
+    &region.reactors()[..reactors]
+}
+
+/// What engines before the one that counts now have counted.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+pub(super) struct UsedBefore {
+    tenants: Vec<(u64, TenantSums)>,
+    reactors: Vec<ReactorSums>,
+}
+
+impl UsedBefore {
+    fn of(&self, tenant: TenantId) -> TenantSums {
+        let found = self.tenants.iter().find(|(id, _)| *id == tenant.0);
+        found.map_or([0; 11], |(_, sums)| *sums)
+    }
+
+    /// Adds what an engine has counted that is gone.
+    pub(super) fn add_region(&mut self, region: &Region, tenants: &BTreeSet<TenantId>) {
+        self.tenants
+            .retain(|(id, _)| tenants.contains(&TenantId(*id)));
+        self.add_tenants(region, tenants);
+        for (at, record) in reactors_of(region).iter().enumerate() {
+            if self.reactors.len() <= at {
+                self.reactors.push([0; 4]);
+            }
+            let sums = REACTOR_CELLS.map(|cell| cell(record).load(Relaxed));
+            add(&mut self.reactors[at], &sums);
+        }
+    }
+
+    /// Adds what an engine has counted of tenants that it lets go of.
+    pub(super) fn add_tenants(&mut self, region: &Region, tenants: &BTreeSet<TenantId>) {
+        for (tenant, (sums, _)) in tenants_of(region, tenants) {
+            match self.tenants.iter_mut().find(|(id, _)| *id == tenant.0) {
+                Some((_, before)) => add(before, &sums),
+                None => self.tenants.push((tenant.0, sums)),
+            }
+        }
+    }
+
+    /// What the reactors have added up to, with those of the engine that counts.
+    pub(super) fn reactors(&self, region: Option<&Region>) -> Vec<ReactorStats> {
+        let now = region.map_or(&[][..], reactors_of);
+        let all = now.len().max(self.reactors.len());
+        let of = |at: usize| {
+            let mut sums = self.reactors.get(at).copied().unwrap_or_default();
+            let record = now.get(at);
+            if let Some(record) = record {
+                add(
+                    &mut sums,
+                    &REACTOR_CELLS.map(|cell| cell(record).load(Relaxed)),
+                );
+            }
+            let [windows, scheduling_ns, handed_over, carried_out] = sums;
+            let milli = |at: usize| record.map_or(0, |r| r.corrections_milli[at].load(Relaxed));
+            let corrections = SHARED_RESOURCES.into_iter().enumerate();
+            ReactorStats {
+                // At most MAX_REACTORS.
+                reactor: at as u32,
+                windows,
+                scheduling_ns,
+                handed_over,
+                carried_out,
+                corrections: corrections
+                    .filter(|(at, _)| milli(*at) > 0)
+                    .map(|(at, resource)| Correction {
+                        resource: resource.name().to_owned(),
+                        times: milli(at) as f64 / 1000.0,
+                    })
+                    .collect(),
+            }
+        };
+        (0..all).map(of).collect()
+    }
+}
+
+/// A tenant's credit: what it has, of what its budget lets it save.
+pub(super) fn credit_of(budget: &Budget, record: Option<&TenantRecord>) -> Option<Credit> {
+    let Burst::Credit { seconds } = budget.how else {
+        return None;
+    };
+    let most = |rate: u64| rate.saturating_mul(seconds.into());
+    let has = |cell: fn(&TenantRecord) -> &AtomicU64| record.map_or(0, |r| cell(r).load(Relaxed));
+    let (most_ops, most_bytes) = (most(budget.base.iops), most(budget.base.bytes));
+    Some(Credit {
+        ops: has(|record| &record.credit_ops).min(most_ops),
+        bytes: has(|record| &record.credit_bytes).min(most_bytes),
+        most_ops,
+        most_bytes,
+    })
+}
+
+/// What tenants have used: those with a budget, and those of whom something was counted.
+pub(super) fn tenant_stats<'a>(
+    before: &UsedBefore,
+    region: Option<&Region>,
+    lives: bool,
+    tenants: impl Iterator<Item = (TenantId, &'a str, Option<&'a Budget>)>,
+) -> Vec<TenantStats> {
+    let tenants: Vec<_> = tenants.collect();
+    let ids = tenants.iter().map(|(id, ..)| *id).collect();
+    let now = region.map_or_else(BTreeMap::new, |region| tenants_of(region, &ids));
+    let mut all = Vec::new();
+    for (id, name, budget) in tenants {
+        let mut sums = before.of(id);
+        let found = now.get(&id);
+        if let Some((more, _)) = found {
+            add(&mut sums, more);
+        }
+        if budget.is_none() && found.is_none() && sums == [0; 11] {
+            continue;
+        }
+        let record = found.map(|(_, record)| *record).filter(|_| lives);
+        let gauge = |cell: fn(&TenantRecord) -> &AtomicU64| {
+            record.map_or(0, |record| cell(record).load(Relaxed))
+        };
+        let [
+            used_ops,
+            used_bytes,
+            metered_ops,
+            metered_bytes,
+            throttled_ops,
+            throttled_ns,
+            taken_ops,
+            lost_ops,
+            reserve_ops,
+            burst_windows,
+            active_windows,
+        ] = sums;
+        all.push(TenantStats {
+            tenant: name.to_owned(),
+            budget: budget.map(super::budgets::show_budget),
+            used_ops,
+            used_bytes,
+            metered_ops,
+            metered_bytes,
+            throttled_ops,
+            throttled_ns,
+            taken_ops,
+            lost_ops,
+            reserve_ops,
+            burst_windows,
+            active_windows,
+            granted_ops_s: gauge(|record| &record.granted_ops_s),
+            granted_bytes_s: gauge(|record| &record.granted_bytes_s),
+            credit: budget.and_then(|budget| credit_of(budget, record)),
+        });
+    }
+    all.sort_by(|a, b| a.tenant.cmp(&b.tenant));
+    all
+}
+
+impl Owner {
+    /// What a tenant has saved.
+    pub(super) fn credit(&self, tenant: TenantId, budget: &Budget) -> Option<Credit> {
+        let session = self.session();
+        let records = session
+            .as_ref()
+            .map_or(&[][..], |session| session.region.tenants());
+        let is_its = |record: &&TenantRecord| record.tenant.load(Relaxed) == tenant.0 + 1;
+        credit_of(budget, records.iter().find(is_its))
+    }
+}
