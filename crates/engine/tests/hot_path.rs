@@ -8,7 +8,7 @@ mod common;
 
 use common::{EXTENT_BYTES, HANG, HOST, TestEngine};
 use forebay_initiator::load::{Amount, LoadSpec, run};
-use forebay_xlate::boundary::message::{GrantOf, ToEngine};
+use forebay_xlate::boundary::message::{GrantOf, Spread, ToEngine};
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, VolumeId, Word};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
@@ -17,6 +17,8 @@ use std::time::Instant;
 
 /// The thread whose allocations are counted.
 static WATCHED: AtomicI32 = AtomicI32::new(0);
+/// Another one.
+static ALSO: AtomicI32 = AtomicI32::new(0);
 static COUNT: AtomicU64 = AtomicU64::new(0);
 /// Show where the first allocation comes from (`FOREBAY_SHOW_ALLOCATION=1`).
 static SHOW: AtomicBool = AtomicBool::new(false);
@@ -27,7 +29,11 @@ struct Counting;
 
 fn note() {
     let watched = WATCHED.load(SeqCst);
-    if watched != 0 && rustix::thread::gettid().as_raw_nonzero().get() == watched {
+    if watched == 0 {
+        return;
+    }
+    let this = rustix::thread::gettid().as_raw_nonzero().get();
+    if this == watched || this == ALSO.load(SeqCst) {
         COUNT.fetch_add(1, SeqCst);
         if SHOW.load(SeqCst) && WATCHED.swap(0, SeqCst) != 0 {
             eprintln!("{}", std::backtrace::Backtrace::force_capture());
@@ -54,10 +60,14 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 fn reactor_thread() -> i32 {
+    thread("reactor-0")
+}
+
+fn thread(name: &str) -> i32 {
     for entry in std::fs::read_dir("/proc/self/task").unwrap() {
         let path = entry.unwrap().path();
-        let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
-        if name.trim() == "reactor-0" {
+        let comm = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+        if comm.trim() == name {
             return path.file_name().unwrap().to_str().unwrap().parse().unwrap();
         }
     }
@@ -138,6 +148,56 @@ fn hot_path_does_not_allocate() {
     );
     counted("ram");
     counted("file");
+}
+
+/// Nor while one reactor's queue is served by two of them.
+#[test]
+fn what_others_carry_out_does_not_allocate() {
+    let _alone = ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut engine = TestEngine::start("file", 128 << 20, 2);
+    engine.volume(1, 32 << 20, 4096);
+    let nqn = engine.export(1, &[]);
+    // Grants, and lists at their largest.
+    run(&load(&engine, &nqn, 0, 65536, 64), &mut |_| {}).unwrap();
+    assert_eq!(engine.handed_over(0), [0; 2]);
+    let mut ways = vec![Spread::OneToN, Spread::Stealing];
+    let until = Instant::now() + HANG;
+    while let Some(&spread) = ways.first() {
+        engine.spread(spread);
+        let (mut before, mut counted) = (None, None);
+        let spec = LoadSpec {
+            amount: Amount::Duration(std::time::Duration::from_secs(2)),
+            ..load(&engine, &nqn, 50, 4096, 64)
+        };
+        let report = run(&spec, &mut |at| {
+            if at.fraction > 0.3 && before.is_none() {
+                before = Some(engine.handed_over(0)[0]);
+                COUNT.store(0, SeqCst);
+                ALSO.store(thread("reactor-1"), SeqCst);
+                WATCHED.store(reactor_thread(), SeqCst);
+            } else if at.fraction > 0.8 && counted.is_none() {
+                WATCHED.store(0, SeqCst);
+                counted = Some((COUNT.load(SeqCst), engine.handed_over(0)[0]));
+            }
+        })
+        .unwrap();
+        WATCHED.store(0, SeqCst);
+        ALSO.store(0, SeqCst);
+        assert_eq!(report.errors, 0);
+        match (before, counted) {
+            (Some(before), Some((count, after))) if after > before => {
+                assert_eq!(count, 0, "{spread:?}: allocations of the reactors");
+                ways.remove(0);
+            }
+            // A machine that stood still: once more.
+            _ => assert!(Instant::now() < until, "nothing can be counted"),
+        }
+    }
+    let [there, home] = [engine.handed_over(1), engine.handed_over(0)];
+    assert_eq!([there[0], home[1]], [0; 2]);
+    assert_eq!(there[1], home[0], "each was carried out once");
 }
 
 /// A first write that claims a place ahead is on the hot path too.

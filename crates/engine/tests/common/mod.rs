@@ -5,12 +5,15 @@
 
 pub mod host;
 
+use forebay_burst::cost::default_profiles;
 use forebay_engine::{Engine, EngineConfig};
 use forebay_xlate::boundary::message::{
-    BOUNDARY_VERSION, DeviceConfig, ExportConfig, ExportId, FaultAsk, FromEngine, GrantOf,
-    ToEngine, VolumeConfig,
+    BOUNDARY_VERSION, CostProfile, DeviceConfig, ExportConfig, ExportId, FaultAsk, FromEngine,
+    GrantOf, NodeCapacity, Scheduling, Spread, ToEngine, VolumeConfig,
 };
+use forebay_xlate::boundary::region::Region;
 use forebay_xlate::boundary::socket::{self, Channel};
+use forebay_xlate::shm::SharedMemory;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
@@ -37,6 +40,8 @@ pub struct Log {
     pub settled: Vec<(u64, u32)>,
     /// Hosts that were not let in.
     pub refused: Vec<String>,
+    /// The state region.
+    pub region: Option<std::os::fd::OwnedFd>,
 }
 
 /// A message and its descriptors.
@@ -174,6 +179,9 @@ impl Owner {
                 }
             }
             match self.channel.receive::<FromEngine>() {
+                Ok(Some((FromEngine::Welcome { .. }, descriptors))) => {
+                    self.log.lock().unwrap().region = descriptors.into_iter().next();
+                }
                 Ok(Some((message, _))) => self.hear(message),
                 Ok(None) => {
                     let _ = self.channel.flush();
@@ -326,6 +334,30 @@ impl TestEngine {
     pub fn say_together(&self, messages: impl IntoIterator<Item = ToEngine>) {
         let orders = messages.into_iter().map(|message| (message, vec![]));
         self.orders.send(orders.collect()).unwrap();
+    }
+
+    /// How its queues are spread over its reactors. Nobody is charged anything.
+    pub fn spread(&mut self, spread: Spread) {
+        let scheduling = Scheduling {
+            policy: Default::default(),
+            spread,
+            params: vec![],
+            capacity: NodeCapacity::UNLIMITED,
+            costs: default_profiles().map(|row| row.each_ref().map(CostProfile::from)),
+        };
+        self.order(|request| ToEngine::SetScheduling {
+            request,
+            scheduling: Some(Box::new(scheduling)),
+        });
+    }
+
+    /// Operations that a reactor has handed over to others, and that it has carried out for them.
+    pub fn handed_over(&self, reactor: usize) -> [u64; 2] {
+        let log = self.log.lock().unwrap();
+        let fd = log.region.as_ref().unwrap().try_clone().unwrap();
+        let region = Region::adopt(SharedMemory::from_fd(fd).unwrap()).unwrap();
+        let record = &region.reactors()[reactor];
+        [&record.handed_over, &record.carried_out].map(|n| n.load(Ordering::Relaxed))
     }
 
     /// Serves (or grows) volume `volume` of `size_bytes`.

@@ -274,9 +274,9 @@ fn an_export_goes_when_what_is_away_is_back() {
 fn nobody_leaves_whom_others_may_need() {
     let mut t = two("file", Spread::OneToN);
     assert!(bench().core.may_leave(), "alone, any time");
-    t.writes(40);
     t.other.be_quiet();
-    assert!(!t.other.may_leave(), "more may come");
+    assert!(!t.other.may_leave(), "something may come");
+    t.writes(40);
     t.b.core.be_quiet();
     assert!(!t.other.may_leave(), "that is yet to be done");
     let before = t.handed_over();
