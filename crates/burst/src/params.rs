@@ -50,6 +50,8 @@ pub struct Params {
     pub reserve_tenants: u32,
     /// ... as far as that is at most this part of what there is.
     pub reserve_most: f32,
+    /// Of the reserve that nobody came for, this part is given out in the next window.
+    pub reserve_carried: f32,
     /// So many windows' base can be saved for use within one: load is not even.
     pub saved_windows: u32,
     /// Whoever stays within their base is given so much more than they used last, up to it; and so is a volume of what its
@@ -81,6 +83,7 @@ impl Default for Params {
             utilisation: 0.99,
             reserve_tenants: 2,
             reserve_most: 0.05,
+            reserve_carried: 1.0,
             saved_windows: 4,
             headroom: 0.125,
             target_delay_ns: 200_000,
@@ -143,13 +146,14 @@ macro_rules! rows {
 }
 
 /// All but the policy.
-static ROWS: [Row; 15] = rows! {
+static ROWS: [Row; 16] = rows! {
     window_ns: u64, 50_000.0, MAX_WINDOW_NS as f64;
     keep: f32, 0.0, 0.99;
     weight_waiting: f32, 0.0, 1000.0;
     utilisation: f32, 0.1, 1.0;
     reserve_tenants: u32, 0.0, 1024.0;
     reserve_most: f32, 0.0, 0.5;
+    reserve_carried: f32, 0.0, 1.0;
     saved_windows: u32, 1.0, 1000.0;
     headroom: f32, 0.0, 10.0;
     target_delay_ns: u64, 1000.0, 10_000_000.0;

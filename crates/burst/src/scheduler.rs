@@ -33,6 +33,9 @@ use std::sync::Arc;
 
 pub use state::Seen;
 
+/// Bytes of an I/O that is small whatever a base is.
+const SMALL: i32 = 16 << 10;
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -221,14 +224,21 @@ impl Scheduler {
         self.lanes[lane].waits_no_more(cost);
     }
 
-    /// Whether this lane's tenant has used no more in this window than is due to it of its base: those whose I/Os are begun
-    /// first. For a reactor's turn, not for each I/O.
+    /// Whether this lane's tenant has used no more in this window than is due to it of its base, and no more than one window's
+    /// of that or one small I/O: those whose I/Os are begun first. Whoever saved for a large one gets it, but not before others.
+    /// For a reactor's turn, not for each I/O.
     #[must_use]
     pub fn is_within_base(&self, lane: usize) -> bool {
-        match self.lanes[lane].tenant {
-            NOBODY => false,
-            tenant => self.is_below_base(tenant as usize, &Units::ZERO),
+        let tenant = self.lanes[lane].tenant;
+        if tenant == NOBODY {
+            return false;
         }
+        let one = &self.tenants[tenant as usize];
+        let used = self.used(tenant as usize).own();
+        let mut most = one.base;
+        most[Resource::Ops] = most[Resource::Ops].max(PARTS);
+        most[Resource::Bytes] = most[Resource::Bytes].max(SMALL);
+        one.due.covers(&used) && most.covers(&used)
     }
 
     /// I/Os waited so long for a resource in this window: what costs are corrected by.

@@ -99,14 +99,20 @@ impl Scheduler {
     }
 
     /// The guard: with this I/O too, the tenant is not above its base.
-    pub(super) fn is_below_base(&self, tenant: usize, own: &Units) -> bool {
-        let one = &self.tenants[tenant];
-        let mut would = one.extra;
-        for lane in &one.lanes {
-            would.add(&self.lanes[*lane as usize].used());
-        }
+    fn is_below_base(&self, tenant: usize, own: &Units) -> bool {
+        let mut would = self.used(tenant);
         would.add(own);
-        one.due.covers(&would.own())
+        self.tenants[tenant].due.covers(&would.own())
+    }
+
+    /// In this window.
+    pub(super) fn used(&self, tenant: usize) -> Units {
+        let one = &self.tenants[tenant];
+        let mut used = one.extra;
+        for lane in &one.lanes {
+            used.add(&self.lanes[*lane as usize].used());
+        }
+        used
     }
 
     /// Of the better of two bursting tenants, what it was given above its base.

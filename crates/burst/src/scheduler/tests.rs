@@ -133,10 +133,7 @@ impl Bench {
     /// Whoever took from the bursting or from the reserve has used no more than was its own.
     fn assert_below_base(&self, tenant: usize) {
         let one = &self.scheduler.tenants[tenant];
-        let mut used = one.extra;
-        for lane in &one.lanes {
-            used.add(&self.scheduler.lanes[*lane as usize].used());
-        }
+        let used = self.scheduler.used(tenant);
         assert!(one.due.covers(&used.own()), "{:?} {used:?}", one.due);
     }
 }

@@ -202,8 +202,10 @@ impl Scheduler {
             let reserve = (whole * self.params.reserve_most).min(sums.largest.0[resource] * most);
             // It is not taken from bases.
             let reserve = reserve.min((whole - owed).max(0.0));
+            // Nor is it lost: what nobody came for is in the next window's.
+            let carried = self.reserve.0[resource] as f32 * self.params.reserve_carried;
             self.reserve.0[resource] = reserve as i32;
-            left.0[resource] = whole - reserve - owed;
+            left.0[resource] = whole - reserve - owed + carried;
             if left.0[resource] < 0.0 {
                 // More was promised than there is.
                 scale.0[resource] = whole / owed;

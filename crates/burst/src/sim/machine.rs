@@ -51,6 +51,8 @@ struct Io {
 #[derive(Debug)]
 struct Reactor {
     scheduler: Scheduler,
+    /// Of those within their base: they go first.
+    first: VecDeque<u32>,
     ready: VecDeque<u32>,
     /// The processor's time that stands in `ready`.
     ahead_ns: u64,
@@ -71,7 +73,7 @@ pub struct Machine {
     guests: Vec<Guest>,
     spread: Spread,
     reactors: Vec<Reactor>,
-    /// By reactor and lane: what waits.
+    /// By reactor, lane and direction: what waits.
     waiting: Vec<Vec<VecDeque<u32>>>,
     ios: Vec<Io>,
     free: Vec<u32>,
@@ -118,6 +120,7 @@ impl Machine {
         if params.policy != crate::params::Policy::Burst {
             // They begin whatever comes.
             model.ahead_ns = u64::MAX;
+            model.base_first = false;
         }
         let board = Arc::new(Board::new(guests.len()));
         let lanes = lanes_of(&guests);
@@ -139,6 +142,7 @@ impl Machine {
             }
             reactors.push(Reactor {
                 scheduler,
+                first: VecDeque::new(),
                 ready: VecDeque::new(),
                 ahead_ns: 0,
                 busy: false,
@@ -149,7 +153,7 @@ impl Machine {
         }
         let count = guests.len();
         let mut machine = Self {
-            waiting: vec![vec![VecDeque::new(); lanes.len()]; model.reactors],
+            waiting: vec![vec![VecDeque::new(); 2 * lanes.len()]; model.reactors],
             reactors,
             costs,
             spread,
@@ -321,9 +325,14 @@ impl Machine {
 
     fn arrive(&mut self, io: u32) {
         let Io {
-            lane, cost, tenant, ..
+            lane,
+            cost,
+            tenant,
+            read,
+            ..
         } = self.ios[io as usize];
         let lane = lane as usize;
+        let queue = 2 * lane + usize::from(read && self.model.apart);
         let count = self.reactors.len();
         let number = match self.spread {
             Spread::OneToN => {
@@ -336,9 +345,10 @@ impl Machine {
             }
             Spread::OneToOne | Spread::Stealing => self.spread.home(lane, count),
         };
-        let may_begin = self.reactors[number].ahead_ns < self.model.ahead_ns;
+        let may_begin =
+            self.reactors[number].ahead_ns < self.model.ahead_ns || self.is_first(number, lane);
         let reactor = &mut self.reactors[number];
-        let waiting = &mut self.waiting[number][lane];
+        let waiting = &mut self.waiting[number][queue];
         if waiting.is_empty() && may_begin {
             if reactor.scheduler.admit(lane, &cost) {
                 self.begin(number, io);
@@ -349,7 +359,7 @@ impl Machine {
             self.had[tenant as usize].throttled += 1;
         }
         if waiting.is_empty() {
-            reactor.turns.push_back(lane as u32);
+            reactor.turns.push_back(queue as u32);
             reactor.stuck = false;
         } else {
             self.ios[io as usize].told = false;
@@ -358,12 +368,20 @@ impl Machine {
         reactor.scheduler.wait(lane, &cost);
     }
 
+    fn is_first(&self, number: usize, lane: usize) -> bool {
+        self.model.base_first && self.reactors[number].scheduler.is_within_base(lane)
+    }
+
     /// It stands before the processor.
     fn begin(&mut self, number: usize, io: u32) {
         let cpu = self.cpu_ns(io);
         self.ios[io as usize].ready = self.now;
+        let first = self.is_first(number, self.ios[io as usize].lane as usize);
         let reactor = &mut self.reactors[number];
-        reactor.ready.push_back(io);
+        match first {
+            true => reactor.first.push_back(io),
+            false => reactor.ready.push_back(io),
+        }
         reactor.ahead_ns += cpu;
         if !reactor.busy {
             self.serve(number);
@@ -388,14 +406,17 @@ impl Machine {
     /// The processor takes the next.
     fn serve(&mut self, number: usize) {
         let mut from = number;
-        if self.reactors[number].ready.is_empty() {
+        let stand = |reactor: &Reactor| reactor.first.len() + reactor.ready.len();
+        if stand(&self.reactors[number]) == 0 {
             if self.spread != Spread::Stealing {
                 return;
             }
-            let longest = (0..self.reactors.len()).max_by_key(|at| self.reactors[*at].ready.len());
+            let longest = (0..self.reactors.len()).max_by_key(|at| stand(&self.reactors[*at]));
             from = longest.unwrap_or(number);
         }
-        let Some(io) = self.reactors[from].ready.pop_front() else {
+        let reactor = &mut self.reactors[from];
+        let next = reactor.first.pop_front();
+        let Some(io) = next.or_else(|| reactor.ready.pop_front()) else {
             return;
         };
         let plain = self.cpu_ns(io);
@@ -432,7 +453,7 @@ impl Machine {
         let delay = least - mean * (1.0 - self.draw()).ln();
         self.at(sent + delay as u64, Event::Backend(io));
         if self.model.ahead_ns != u64::MAX {
-            self.resume(number);
+            self.resume(number, false);
         }
         if !self.reactors[number].busy {
             self.serve(number);
@@ -480,36 +501,43 @@ impl Machine {
         for number in 0..self.reactors.len() {
             self.reactors[number].scheduler.turn(1);
             self.reactors[number].stuck = false;
-            self.resume(number);
+            if self.model.base_first {
+                self.resume(number, true);
+            }
+            self.resume(number, false);
         }
         self.at(self.now + self.window_ns, Event::Turn);
     }
 
-    /// Of the lanes in which something waits, each in turn begins one, as long as they may.
-    fn resume(&mut self, number: usize) {
+    /// Of the lanes in which something waits, each in turn begins one, as long as they may. `first`: those within their base,
+    /// whatever stands before the processor.
+    fn resume(&mut self, number: usize, first: bool) {
         if self.reactors[number].stuck {
             return;
         }
         let mut refused = 0;
         while refused < self.reactors[number].turns.len()
-            && self.reactors[number].ahead_ns < self.model.ahead_ns
+            && (first || self.reactors[number].ahead_ns < self.model.ahead_ns)
         {
-            let reactor = &mut self.reactors[number];
-            let Some(lane) = reactor.turns.pop_front() else {
+            let Some(queue) = self.reactors[number].turns.pop_front() else {
                 break;
             };
-            let waiting = &mut self.waiting[number][lane as usize];
+            let lane = queue as usize / 2;
+            if first && !self.is_first(number, lane) {
+                refused += 1;
+                self.reactors[number].turns.push_back(queue);
+                continue;
+            }
+            let reactor = &mut self.reactors[number];
+            let waiting = &mut self.waiting[number][queue as usize];
             let Some(io) = waiting.front().copied() else {
                 continue;
             };
-            if reactor
-                .scheduler
-                .resume(lane as usize, &self.ios[io as usize].cost)
-            {
+            if reactor.scheduler.resume(lane, &self.ios[io as usize].cost) {
                 waiting.pop_front();
                 refused = 0;
                 if !waiting.is_empty() {
-                    reactor.turns.push_back(lane);
+                    reactor.turns.push_back(queue);
                 }
                 self.begin(number, io);
             } else {
@@ -519,8 +547,8 @@ impl Machine {
                 if !std::mem::replace(&mut io.refused, true) {
                     self.had[io.tenant as usize].throttled += 1;
                 }
-                reactor.turns.push_back(lane);
-                reactor.stuck = refused >= reactor.turns.len();
+                reactor.turns.push_back(queue);
+                reactor.stuck = !first && refused >= reactor.turns.len();
             }
         }
     }

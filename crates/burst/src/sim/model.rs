@@ -28,6 +28,10 @@ pub struct Model {
     /// A reactor begins what waits as long as less than this stands before its processor, ns. (With wild and base it begins
     /// all that comes.)
     pub ahead_ns: u64,
+    /// Whoever is within its base stands before the others at the processor. (With wild and base nobody does.)
+    pub base_first: bool,
+    /// Reads and writes of a lane wait apart.
+    pub apart: bool,
     /// What a stolen I/O costs more, of its processor time: the paper's 35 % less throughput.
     pub steal_cost: f64,
 }
@@ -45,6 +49,8 @@ impl Default for Model {
             backend_write_ns: (55_000.0, 10_000.0),
             header: 64,
             ahead_ns: 50_000,
+            base_first: true,
+            apart: false,
             steal_cost: 0.54,
         }
     }
