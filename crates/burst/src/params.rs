@@ -52,6 +52,8 @@ pub struct Params {
     pub reserve_most: f32,
     /// Of the reserve that nobody came for, this part is given out in the next window.
     pub reserve_carried: f32,
+    /// So many bursting tenants are looked at, of which the better gives: the paper's two; 1; or none, and nobody gives.
+    pub choices: u32,
     /// So many windows' base can be saved for use within one: load is not even.
     pub saved_windows: u32,
     /// Whoever stays within their base is given so much more than they used last, up to it; and so is a volume of what its
@@ -84,6 +86,7 @@ impl Default for Params {
             reserve_tenants: 2,
             reserve_most: 0.05,
             reserve_carried: 1.0,
+            choices: 2,
             saved_windows: 4,
             headroom: 0.125,
             target_delay_ns: 200_000,
@@ -146,7 +149,7 @@ macro_rules! rows {
 }
 
 /// All but the policy.
-static ROWS: [Row; 16] = rows! {
+static ROWS: [Row; 17] = rows! {
     window_ns: u64, 50_000.0, MAX_WINDOW_NS as f64;
     keep: f32, 0.0, 0.99;
     weight_waiting: f32, 0.0, 1000.0;
@@ -154,6 +157,7 @@ static ROWS: [Row; 16] = rows! {
     reserve_tenants: u32, 0.0, 1024.0;
     reserve_most: f32, 0.0, 0.5;
     reserve_carried: f32, 0.0, 1.0;
+    choices: u32, 0.0, 2.0;
     saved_windows: u32, 1.0, 1000.0;
     headroom: f32, 0.0, 10.0;
     target_delay_ns: u64, 1000.0, 10_000_000.0;

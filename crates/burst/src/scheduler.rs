@@ -74,13 +74,14 @@ impl Scheduler {
         let mut whole = [0f32; SHARED];
         for (whole, per_second) in whole.iter_mut().zip(per_second) {
             let usable = per_second * f64::from(params.utilisation);
-            *whole = in_window(usable, params.window_ns) as f32;
+            // Of all reactors together it may be more than fits; each one's part does ([`turn`]).
+            *whole = (usable * params.window_ns as f64 / 1e9).max(0.0) as f32;
         }
         let tenants = board.tenants();
         // Before the first window's end, all lies free for who comes first.
         let mut free = Units::ZERO;
         for (free, whole) in free.0.iter_mut().zip(whole) {
-            *free = whole as i32;
+            *free = whole.min(PLENTY as f32) as i32;
         }
         Ok(Self {
             params,
@@ -224,7 +225,7 @@ impl Scheduler {
         self.lanes[lane].waits_no_more(cost);
     }
 
-    /// Whether this lane's tenant has used no more in this window than is due to it of its base, and no more than one window's
+    /// Whether this lane's tenant has used no more in this window than is due to it of its base, and no more than two windows'
     /// of that or one small I/O: those whose I/Os are begun first. Whoever saved for a large one gets it, but not before others.
     /// For a reactor's turn, not for each I/O.
     #[must_use]
@@ -235,7 +236,7 @@ impl Scheduler {
         }
         let one = &self.tenants[tenant as usize];
         let used = self.used(tenant as usize).own();
-        let mut most = one.base;
+        let mut most = one.base.plus(&one.base);
         most[Resource::Ops] = most[Resource::Ops].max(PARTS);
         most[Resource::Bytes] = most[Resource::Bytes].max(SMALL);
         one.due.covers(&used) && most.covers(&used)

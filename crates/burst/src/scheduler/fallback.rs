@@ -118,10 +118,12 @@ impl Scheduler {
     /// Of the better of two bursting tenants, what it was given above its base.
     fn take_from_bursting(&mut self, tenant: usize, shared: &Units) -> bool {
         let count = self.bursting.len();
-        if count == 0 {
+        let choices = self.params.choices;
+        if count == 0 || choices == 0 {
             return false;
         }
-        let (first, second) = (self.draw(count), self.draw(count));
+        let first = self.draw(count);
+        let second = if choices > 1 { self.draw(count) } else { first };
         let (first, second) = (
             self.bursting[first] as usize,
             self.bursting[second] as usize,

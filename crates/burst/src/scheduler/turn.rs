@@ -187,6 +187,9 @@ impl Scheduler {
         for whole in &mut whole[1..] {
             *whole /= awake;
         }
+        for whole in &mut whole {
+            *whole = whole.min(PLENTY as f32);
+        }
         let mut parts = [0f32; SHARED];
         for resource in 0..SHARED {
             parts[resource] = sums.used.0[resource] / whole[resource].max(1.0);

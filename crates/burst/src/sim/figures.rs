@@ -74,6 +74,7 @@ pub const FIGURES: &[(&str, &str, Make)] = &[
         "a victim's latency against its neighbours' depth, two workloads, two products",
         paper::latency,
     ),
+    ("tails", "the same victim's p99 and p99.9", paper::tails),
     (
         "burst",
         "the most that one tenant and all together get, each policy",
@@ -103,6 +104,11 @@ pub const FIGURES: &[(&str, &str, Make)] = &[
         "balance",
         "one tenant's queues over 1 to 6 reactors, each way of spreading",
         scale::balance,
+    ),
+    (
+        "scale",
+        "32 to 2048 tenants on 1 to 64 reactors",
+        scale::scale,
     ),
     (
         "adversaries",

@@ -39,6 +39,8 @@ struct Io {
     len: u32,
     read: bool,
     stolen: bool,
+    /// Who admitted it.
+    reactor: u32,
     /// It was over budget at least once.
     refused: bool,
     /// Its wait is the processor's.
@@ -46,6 +48,8 @@ struct Io {
     asked: u64,
     ready: u64,
     cost: Units,
+    /// The processor's time that it is said to take.
+    cpu: i32,
 }
 
 #[derive(Debug)]
@@ -296,17 +300,20 @@ impl Machine {
         } else {
             Operation::Write
         };
+        let charged = if self.model.counted { 4096 } else { len };
         let io = Io {
             tenant,
             lane,
             len,
             read,
             stolen: false,
+            reactor: 0,
             refused: false,
             told: true,
             asked: self.now,
             ready: 0,
-            cost: self.costs.of(Frontend::Tcp, operation, len),
+            cost: self.costs.of(Frontend::Tcp, operation, charged),
+            cpu: self.costs.of(Frontend::Tcp, operation, len)[Resource::Cpu],
         };
         let number = match self.free.pop() {
             Some(number) => {
@@ -376,6 +383,7 @@ impl Machine {
     fn begin(&mut self, number: usize, io: u32) {
         let cpu = self.cpu_ns(io);
         self.ios[io as usize].ready = self.now;
+        self.ios[io as usize].reactor = number as u32;
         let first = self.is_first(number, self.ios[io as usize].lane as usize);
         let reactor = &mut self.reactors[number];
         match first {
@@ -400,7 +408,7 @@ impl Machine {
         } else {
             1.0
         };
-        (f64::from(io.cost[Resource::Cpu]) * self.model.cpu_truth * more) as u64
+        (f64::from(io.cpu) * self.model.cpu_truth * more) as u64
     }
 
     /// The processor takes the next.
@@ -444,7 +452,7 @@ impl Machine {
         self.reactors[number].busy = false;
         let Io { read, len, .. } = self.ios[io as usize];
         let bytes = if read { 0 } else { len } + self.model.header;
-        let sent = self.carry(0, bytes);
+        let sent = self.carry(io, 0, bytes);
         let (least, mean) = if read {
             self.model.backend_read_ns
         } else {
@@ -461,8 +469,14 @@ impl Machine {
     }
 
     /// A link carries one after the other. Says when it has.
-    fn carry(&mut self, link: usize, bytes: u32) -> u64 {
+    fn carry(&mut self, io: u32, link: usize, bytes: u32) -> u64 {
         let begins = self.links[link].max(self.now);
+        if self.model.links_told {
+            let resource = [Resource::LinkIn, Resource::LinkOut][link];
+            let number = self.ios[io as usize].reactor as usize;
+            let scheduler = &mut self.reactors[number].scheduler;
+            scheduler.observe(resource, begins - self.now, 1);
+        }
         let time = f64::from(bytes) * 1e9 / self.model.link;
         self.links[link] = begins + time as u64;
         self.links[link]
@@ -471,7 +485,7 @@ impl Machine {
     fn answered(&mut self, io: u32) {
         let Io { read, len, .. } = self.ios[io as usize];
         let end = if read {
-            self.carry(1, len + self.model.header)
+            self.carry(io, 1, len + self.model.header)
         } else {
             self.now
         };

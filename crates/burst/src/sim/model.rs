@@ -32,6 +32,10 @@ pub struct Model {
     pub base_first: bool,
     /// Reads and writes of a lane wait apart.
     pub apart: bool,
+    /// How long links keep I/Os waiting is known, as it is of processors.
+    pub links_told: bool,
+    /// Every I/O is charged as if it had 4 KiB: no cost vector, but a count.
+    pub counted: bool,
     /// What a stolen I/O costs more, of its processor time: the paper's 35 % less throughput.
     pub steal_cost: f64,
 }
@@ -51,6 +55,8 @@ impl Default for Model {
             ahead_ns: 50_000,
             base_first: true,
             apart: false,
+            links_told: true,
+            counted: false,
             steal_cost: 0.54,
         }
     }
@@ -74,7 +80,7 @@ impl Model {
             device_writes: 1000.0,
             link_in: self.link,
             link_out: self.link,
-            operations: 20e6,
+            operations: 2e6 * self.reactors as f64,
         }
     }
 }

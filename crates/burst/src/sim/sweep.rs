@@ -56,6 +56,12 @@ const TRIED: &[(&str, Set, &[f64])] = &[
         &[0.0, 0.02, 0.05, 0.1],
     ),
     (
+        "reserve_carried",
+        |p, v| p.reserve_carried = v as f32,
+        &[0.0, 0.5, 1.0],
+    ),
+    ("choices", |p, v| p.choices = v as u32, &[0.0, 1.0, 2.0]),
+    (
         "saved_windows",
         |p, v| p.saved_windows = v as u32,
         &[1.0, 2.0, 4.0, 8.0, 32.0],
@@ -80,18 +86,10 @@ const TRIED: &[(&str, Set, &[f64])] = &[
 
 /// The value that a parameter has.
 fn value(params: &Params, name: &str) -> f64 {
-    match name {
-        "window_ns" => params.window_ns as f64,
-        "keep" => params.keep.into(),
-        "weight_waiting" => params.weight_waiting.into(),
-        "utilisation" => params.utilisation.into(),
-        "reserve_most" => params.reserve_most.into(),
-        "saved_windows" => params.saved_windows.into(),
-        "headroom" => params.headroom.into(),
-        "target_delay_ns" => params.target_delay_ns as f64,
-        "step_up" => params.step_up.into(),
-        _ => params.step_down.into(),
-    }
+    let mut values = params.values();
+    values
+        .find(|(own, _)| *own == name)
+        .map_or(f64::NAN, |(_, value)| value)
 }
 
 /// All that is tried, in order.

@@ -68,18 +68,17 @@ pub(super) fn adversaries(effort: Effort) -> Figure {
     figure
 }
 
-/// So many wake at once and ask for their base: what the slowest of them has in the first windows.
+/// So many wake at once and ask for their base: what the slowest of them has had since.
 pub(super) fn wakers(_: Effort) -> Figure {
     let mut figure = Figure {
-        title: "Tenants that wake at once: the slowest one's part of its base, by window".into(),
+        title: "Tenants that wake at once: what the slowest had of its base, since it woke".into(),
         across: "wakers",
         unit: "% of its base",
-        columns: ["window 1", "window 2", "window 3", "window 4"]
+        columns: ["2 windows", "4 windows", "8 windows", "32 windows", "most behind, I/Os"]
             .map(str::to_owned)
             .to_vec(),
-        assumed:
-            "2 reactors, 100 Gbit/s, 2 bursting at depth 512; each wakes with a base of 20,000"
-                .into(),
+        assumed: "2 reactors, 100 Gbit/s, 2 bursting at depth 512; each wakes with a base of 20,000 (6 I/Os a window); an I/O that is under way is not had yet"
+            .into(),
         ..Figure::default()
     };
     for wakers in [1usize, 2, 4, 8, 16, 32] {
@@ -96,17 +95,21 @@ pub(super) fn wakers(_: Effort) -> Figure {
                 .unwrap_or_else(|bad| panic!("{bad}"));
         machine.count_windows();
         let had = machine.run(30_000_000, 10_000_000);
-        // The first I/Os end a backend's time later: windows are counted from then on.
         let base = 20_000.0 * params.window_ns as f64 / 1e9;
-        let row = (0..4)
-            .map(|window| {
-                let of = |had: &crate::sim::stats::Had| {
-                    had.by_window.get(window + 1).copied().unwrap_or(0)
-                };
-                let least = had[2..].iter().map(of).min().unwrap_or(0);
-                100.0 * f64::from(least) / base
-            })
-            .collect();
+        let (mut parts, mut behind) = ([f64::MAX; 4], 0f64);
+        for one in &had[2..] {
+            let mut sum = 0.0;
+            for window in 0..32 {
+                sum += f64::from(one.by_window.get(window).copied().unwrap_or(0));
+                let due = base * (window + 1) as f64;
+                behind = behind.max(due - sum);
+                if let Some(at) = [2, 4, 8, 32].iter().position(|end| *end == window + 1) {
+                    parts[at] = parts[at].min(100.0 * sum / due);
+                }
+            }
+        }
+        let mut row = parts.to_vec();
+        row.push(behind);
         figure.rows.push((wakers as f64, row));
     }
     figure
@@ -115,41 +118,53 @@ pub(super) fn wakers(_: Effort) -> Figure {
 /// Without one technique each.
 pub(super) fn ablation(effort: Effort) -> Figure {
     let mut figure = Figure {
-        title: "Without one technique each: a victim at depth 1, 31 neighbours at depth 64".into(),
+        title: "Without one technique each: a victim at depth 1, 7 that pulse within their base, 24 bursting at depth 64".into(),
         across: "without",
-        unit: "us, and % of wild's bytes",
-        columns: ["mean", "p99", "p99.9", "throughput %"]
+        unit: "us, and %",
+        columns: ["mean", "p99", "p99.9", "bytes, % of wild's", "pulses throttled, %"]
             .map(str::to_owned)
             .to_vec(),
         names: vec![
             "nothing",
+            "cost vector",
             "correction",
             "reserve",
+            "taking",
             "saving",
             "fading",
-            "policy",
+            "base first",
+            "short queue",
+            "policy (wild)",
         ],
-        assumed: "2 reactors, 100 Gbit/s, 4 to 16 KiB, costs 1.5 times what is calibrated".into(),
+        assumed: "2 reactors, 100 Gbit/s, 4 to 16 KiB, costs 1.3 times what is calibrated".into(),
         ..Figure::default()
     };
-    let mut all: Vec<Params> = vec![params(Policy::Burst); 6];
-    (all[1].correction_least, all[1].correction_most) = (1.0, 1.0);
-    all[2].reserve_most = 0.0;
-    all[3].saved_windows = 1;
-    all[4].keep = 0.98;
-    all[5].policy = Policy::Wild;
+    let model = || crate::sim::model::Model {
+        cpu_truth: 1.3,
+        ..node()
+    };
+    let mut all = vec![(params(Policy::Burst), model()); figure.names.len()];
+    all[1].1.counted = true;
+    (all[2].0.correction_least, all[2].0.correction_most) = (1.0, 1.0);
+    all[3].0.reserve_most = 0.0;
+    all[4].0.choices = 0;
+    all[5].0.saved_windows = 1;
+    all[6].0.keep = 0.98;
+    all[7].1.base_first = false;
+    all[8].1.ahead_ns = u64::MAX;
+    all[9].0.policy = Policy::Wild;
     let mut sums = Vec::new();
-    for (row, params) in all.into_iter().enumerate() {
-        let model = crate::sim::model::Model {
-            cpu_truth: 1.5,
-            ..node()
-        };
-        let (had, _) = run(
-            model,
-            &params,
-            beside(metered(BASE, BURST), 31, &Load::iops(64)),
-            effort,
-        );
+    for (row, (params, model)) in all.into_iter().enumerate() {
+        let mut guests = beside(metered(BASE, BURST), 31, &Load::iops(64));
+        for guest in &mut guests[1..8] {
+            // A tenth of the time ten times 1,500.
+            guest.load = Load {
+                rate: Some(15_000.0),
+                pulse: Some((1_000_000, 10_000_000)),
+                ..Load::small(64)
+            };
+        }
+        let (had, _) = run(model, &params, guests, effort);
         let latency = &had[0].latency;
         figure.rows.push((
             row as f64,
@@ -159,10 +174,14 @@ pub(super) fn ablation(effort: Effort) -> Figure {
                 latency.percentile_us(99.9),
             ],
         ));
-        sums.push(had.iter().map(|had| had.bytes as f64).sum::<f64>());
+        let asked: u64 = had[1..8].iter().map(|had| had.latency.count()).sum();
+        let throttled: u64 = had[1..8].iter().map(|had| had.throttled).sum();
+        let bytes = had.iter().map(|had| had.bytes as f64).sum::<f64>();
+        sums.push((bytes, 100.0 * throttled as f64 / asked.max(1) as f64));
     }
-    for (row, sum) in figure.rows.iter_mut().zip(&sums) {
-        row.1.push(100.0 * sum / sums[5]);
+    let wild = sums.last().map_or(1.0, |(bytes, _)| *bytes);
+    for (row, (bytes, throttled)) in figure.rows.iter_mut().zip(&sums) {
+        row.1.extend([100.0 * bytes / wild, *throttled]);
     }
     figure
 }

@@ -1,6 +1,6 @@
 //! Figures of several reactors.
 
-use super::paper::{node, params};
+use super::paper::{beside, node, params};
 use super::{Claim, Effort, Figure};
 use crate::params::Policy;
 use crate::sim::machine::{Machine, Spread};
@@ -75,5 +75,50 @@ pub(super) fn balance(effort: Effort) -> Figure {
             why: "",
         })
         .collect();
+    figure
+}
+
+/// A node that grows: 32 tenants to each reactor, up to 64 of these.
+pub(super) fn scale(effort: Effort) -> Figure {
+    let mut figure = Figure {
+        title:
+            "A node that grows: 32 tenants to each reactor, one of them at depth 1 within its base"
+                .into(),
+        across: "reactors",
+        unit: "us; million IOPS",
+        columns: ["tenants", "mean", "p99", "wild mean", "IOPS", "wild IOPS"]
+            .map(str::to_owned)
+            .to_vec(),
+        assumed: "100 Gbit/s to each two reactors, the others at depth 16, 4 to 16 KiB".into(),
+        ..Figure::default()
+    };
+    // Many more I/Os than elsewhere: less time tells as much.
+    let ms = (effort.ms / 20).max(5);
+    for reactors in [1usize, 4, 16, 64] {
+        let tenants = 32 * reactors;
+        let mut row = vec![tenants as f64];
+        let mut rates = Vec::new();
+        for policy in [Policy::Burst, Policy::Wild] {
+            let model = Model {
+                reactors,
+                link: 6.25e9 * reactors as f64,
+                ..node()
+            };
+            let budget = metered((15_000, 100_000_000), (1_000_000, 4_096_000_000));
+            let guests = beside(budget, tenants - 1, &Load::iops(16));
+            let machine = Machine::new(model, &params(policy), guests, Spread::OneToOne, 11);
+            let mut machine = machine.unwrap_or_else(|bad| panic!("{bad}"));
+            let had = machine.run(15_000_000, ms * 1_000_000);
+            let latency = &had[0].latency;
+            row.push(latency.mean_us());
+            if policy == Policy::Burst {
+                row.push(latency.percentile_us(99.0));
+            }
+            let count: u64 = had.iter().map(|had| had.latency.count()).sum();
+            rates.push(count as f64 / ms as f64 / 1e3);
+        }
+        row.extend(rates);
+        figure.rows.push((reactors as f64, row));
+    }
     figure
 }
