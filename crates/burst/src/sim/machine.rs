@@ -128,8 +128,12 @@ impl Machine {
         }
         let board = Arc::new(Board::new(guests.len()));
         let lanes = lanes_of(&guests);
+        // What is begun here may be carried out anywhere where who is idle helps.
         let own = Capacity {
-            reactors: 1,
+            reactors: match spread {
+                Spread::Stealing => model.reactors as u32,
+                _ => 1,
+            },
             ..model.capacity()
         };
         let mut reactors = Vec::new();
