@@ -136,6 +136,7 @@ impl Reactor {
                 // A little at a time: nobody is to wait for it.
                 trim_at = self.core.staging.trim().then_some(now + TRIM_STEP_NS);
             }
+            let waits_for_window = self.core.window_ends_ns().is_some();
             let slept = self.sleep(now, stop_by.is_some(), trim_at);
             if slept {
                 // Most often it is a machine that rang. All that comes before it is answered is cold by now.
@@ -144,7 +145,8 @@ impl Reactor {
             }
             self.look_at_sockets(&mut events, &mut keys);
             let paused_since = std::mem::replace(&mut idle_since, self.core.begin_turn());
-            if slept && !sleeps_at_once {
+            // A window's end is no host that asks anew.
+            if slept && !sleeps_at_once && !waits_for_window {
                 spin.paused(idle_since - paused_since);
             }
         }

@@ -305,6 +305,13 @@ impl TestEngine {
         request
     }
 
+    /// The same of one that may be refused; why it was.
+    pub fn refusal(&mut self, order: impl FnOnce(u64) -> ToEngine) -> Option<String> {
+        let request = self.number();
+        self.say(order(request));
+        self.answer(request)
+    }
+
     /// Tells the engine of another device; why it refused that, if it did.
     pub fn device(&mut self, index: u8, spec: String) -> Option<String> {
         let request = self.number();
