@@ -156,12 +156,12 @@ impl Budget {
         }
     }
 
-    /// So many operations a second and no more, and as many bytes as one likes.
+    /// So many operations a second and no more, each of up to 128 KiB.
     #[must_use]
     pub const fn fixed(iops: u64) -> Self {
         let rate = Rate {
             iops,
-            bytes: MOST.bytes,
+            bytes: iops * (128 << 10),
         };
         Self {
             base: rate,

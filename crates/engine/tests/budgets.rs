@@ -158,10 +158,6 @@ fn reactors_share_a_tenants_budget() {
     assert!(reports.iter().all(|report| report.errors == 0));
     assert!(reports.iter().all(|report| report.iops > 0.0));
     // A second's may have been saved before.
-    eprintln!(
-        "{sum} {longest:?} {:?}",
-        reports.iter().map(|r| r.iops).collect::<Vec<_>>()
-    );
     let most = 3000.0 * (longest.as_secs_f64() + 1.0) * 1.1 + 100.0;
     assert!(sum <= most, "{sum} of {most}");
 }
