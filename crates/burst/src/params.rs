@@ -56,6 +56,8 @@ pub struct Params {
     pub choices: u32,
     /// So many windows' base can be saved for use within one: load is not even.
     pub saved_windows: u32,
+    /// So many windows that a reactor was late are made up for in the next one.
+    pub late_windows: u32,
     /// Whoever stays within their base is given so much more than they used last, up to it; and so is a volume of what its
     /// siblings can spare.
     pub headroom: f32,
@@ -88,6 +90,7 @@ impl Default for Params {
             reserve_carried: 1.0,
             choices: 2,
             saved_windows: 4,
+            late_windows: 64,
             headroom: 0.125,
             target_delay_ns: 200_000,
             step_up: 0.04,
@@ -149,7 +152,7 @@ macro_rules! rows {
 }
 
 /// All but the policy.
-static ROWS: [Row; 17] = rows! {
+static ROWS: [Row; 18] = rows! {
     window_ns: u64, 50_000.0, MAX_WINDOW_NS as f64;
     keep: f32, 0.0, 0.99;
     weight_waiting: f32, 0.0, 1000.0;
@@ -159,6 +162,7 @@ static ROWS: [Row; 17] = rows! {
     reserve_carried: f32, 0.0, 1.0;
     choices: u32, 0.0, 2.0;
     saved_windows: u32, 1.0, 1000.0;
+    late_windows: u32, 1.0, 1000.0;
     headroom: f32, 0.0, 10.0;
     target_delay_ns: u64, 1000.0, 10_000_000.0;
     step_up: f32, 0.0001, 1.0;

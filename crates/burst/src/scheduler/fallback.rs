@@ -200,7 +200,12 @@ impl Scheduler {
         one.share = entry.share(&mut one.demand_told, told);
         one.spare = Units::ZERO;
         // What its base was worth meanwhile: saved, the rest is credit.
-        one.earn(entry, idle.max(1), self.params.saved_windows);
+        one.save(
+            entry,
+            idle.max(1),
+            self.params.saved_windows.into(),
+            &Units::ZERO,
+        );
         one.last = self.window;
         self.active.push(tenant as u32);
         if !self.awake {

@@ -110,6 +110,8 @@ pub(super) struct Tenant {
     pub(super) rests: bool,
     /// Its lane, if that is the only one: [`NOBODY`] else.
     pub(super) only: u32,
+    /// What it may use above its base in this window, saved from earlier ones too: operations, bytes.
+    pub(super) above: [u64; 2],
     /// Drawn from credit for this window: operations, bytes.
     pub(super) drawn: [u64; 2],
     /// The window in which it was last active.

@@ -449,3 +449,48 @@ fn several_reactors_share_a_tenants_budget() {
         assert!(change || sum >= 240, "window {window}: {sum}");
     }
 }
+
+#[test]
+fn a_late_reactor_makes_up_for_what_passed() {
+    // Neither a base nor a burst limit is less for being less than one I/O in a window, nor for windows that end late.
+    let costs = table();
+    let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
+    for how in [Burst::Metered, Burst::Credit { seconds: 3600 }] {
+        for passed in [1, 2, 14, 60] {
+            let params = Params {
+                window_ns: 300_000,
+                ..Params::default()
+            };
+            let mut bench = Bench::new(&[budget(2000, 3000, how)], params);
+            let scheduler = &mut bench.scheduler;
+            // An hour of idleness fills what can be saved.
+            scheduler.turn(12_000_000);
+            let turns = 20_000 / passed;
+            let mut begun = 0u64;
+            let mut waits = false;
+            for _ in 0..turns {
+                loop {
+                    let may = if waits {
+                        scheduler.resume(0, &cost)
+                    } else {
+                        scheduler.admit(0, &cost)
+                    };
+                    if !may {
+                        break;
+                    }
+                    (begun, waits) = (begun + 1, false);
+                }
+                if !std::mem::replace(&mut waits, true) {
+                    scheduler.wait(0, &cost);
+                }
+                scheduler.turn(passed);
+            }
+            let seconds = (turns * passed) as f64 * 0.0003;
+            let rate = begun as f64 / seconds;
+            assert!(
+                (2940.0..=3080.0).contains(&rate),
+                "{how:?} {passed}: {rate}"
+            );
+        }
+    }
+}

@@ -15,18 +15,16 @@ use crate::units::{COUNT, PARTS, PLENTY, Resource, SHARED, Units};
 const OWN: [usize; 2] = [Resource::Ops as usize, Resource::Bytes as usize];
 
 impl Tenant {
-    /// So many windows' base: saved for the next windows, and what is above that is credit.
-    pub(super) fn earn(&mut self, entry: &Entry, windows: u64, saved: u32) {
-        self.save(entry, windows, saved, &Units::ZERO);
-    }
-
+    /// So many windows' base: saved for the next windows, at most `saved` windows' of it, and what is above that is credit. What
+    /// it may use above its base is saved likewise.
     #[inline]
-    fn save(&mut self, entry: &Entry, windows: u64, saved: u32, wanted: &Units) {
-        for (credit, own) in entry.credit.iter().zip(OWN) {
+    pub(super) fn save(&mut self, entry: &Entry, windows: u64, saved: u64, wanted: &Units) {
+        for (at, (credit, own)) in entry.credit.iter().zip(OWN).enumerate() {
+            let above = self.part((self.burst.0[own] - self.base.0[own]).max(0)) as u64;
+            let sum = self.above[at] + above.saturating_mul(windows);
+            self.above[at] = sum.min(above * saved).min(PLENTY as u64);
             let base = self.part(self.base.0[own]) as u64;
-            let most = (base * u64::from(saved))
-                .max(wanted.0[own] as u64)
-                .min(PLENTY as u64);
+            let most = (base * saved).max(wanted.0[own] as u64).min(PLENTY as u64);
             let sum = self.due.0[own] as u64 + base.saturating_mul(windows);
             let due = sum.min(most);
             self.due.0[own] = due as i32;
@@ -50,7 +48,7 @@ impl Tenant {
     pub(super) fn limit(&mut self, entry: &Entry, policy: Policy) -> Units {
         let mut limit = self.due.own();
         for (at, own) in OWN.into_iter().enumerate() {
-            let above = self.part((self.burst.0[own] - self.base.0[own]).max(0)) as u64;
+            let above = self.above[at];
             let more = match policy {
                 Policy::Base => 0,
                 _ if self.metered => above,
@@ -70,6 +68,7 @@ impl Tenant {
             let due = self.due.0[own].min(used.0[own]);
             self.due.0[own] -= due;
             above[at] = (used.0[own] - due) as u64;
+            self.above[at] = self.above[at].saturating_sub(above[at]);
             let drawn = std::mem::take(&mut self.drawn[at]);
             if !self.metered {
                 entry.credit[at].put(drawn.saturating_sub(above[at]));
@@ -99,14 +98,16 @@ impl Tenant {
 }
 
 impl Scheduler {
-    /// A window has ended, and the next begins: the next but `passed - 1`, where a reactor was late or slept. What it did
-    /// not see of others' use of the node is not made up for; bases are, as far as they can be saved.
+    /// A window has ended, and the next begins: the next but `passed - 1`, where a reactor was late or slept. The next then
+    /// gives as much as those together, up to `late_windows`: who is not let run for a while by the system does not take from
+    /// its tenants what is theirs.
     pub fn turn(&mut self, passed: u64) {
         let passed = passed.max(1);
         self.window += passed;
         let sums = self.settle_all(passed);
-        let (each, scale, left) = self.shares(&sums);
-        self.give_all(&each, &scale, left);
+        let late = passed.min(self.params.late_windows.into()) as f32;
+        let (each, scale, left) = self.shares(&sums, late);
+        self.give_all(&each, &scale, left, late);
         let awake = !self.active.is_empty();
         if awake != self.awake {
             self.awake = awake;
@@ -127,6 +128,8 @@ impl Scheduler {
         let mut sums = Sums::default();
         let (keep, weight) = (params.keep, params.weight_waiting);
         let headroom = 1.0 + params.headroom;
+        let late = passed.min(params.late_windows.into());
+        let saved = late - 1 + u64::from(params.saved_windows);
         for &tenant in &*active {
             let one = &mut tenants[tenant as usize];
             let entry = board.entry(tenant as usize);
@@ -134,12 +137,12 @@ impl Scheduler {
             let (mut waiting, mut wanted) = (Units::ZERO, Units::ZERO);
             if one.only != NOBODY {
                 let lane = &mut lanes[one.only as usize];
-                used.add(&lane.end(params));
+                used.add(&lane.end(passed, saved));
                 (waiting, wanted) = (lane.waiting, lane.wanted);
             } else {
                 for lane in &one.lanes {
                     let lane = &mut lanes[*lane as usize];
-                    let own = lane.end(params);
+                    let own = lane.end(passed, saved);
                     lane.demand = own;
                     lane.demand.add(&lane.waiting);
                     used.add(&own);
@@ -158,8 +161,8 @@ impl Scheduler {
                 }
                 false => 1.0,
             };
-            one.save(entry, passed, params.saved_windows, &wanted);
-            let base = one.shared_base.times(one.share);
+            one.save(entry, passed, saved, &wanted);
+            let base = one.shared_base.times(one.share * late as f32);
             let (uses, waits) = (Each::shared(&used), Each::shared(&waiting));
             // Only what is not used fades: as printed, a steady tenant waits every few windows.
             let had = one.allocated;
@@ -181,8 +184,8 @@ impl Scheduler {
 
     /// What there is in the window that begins: for each unit of demand, of each that is owed, and all that is not owed. What
     /// is reserved is set aside.
-    fn shares(&mut self, sums: &Sums) -> (Each, Each, Each) {
-        let mut whole = self.whole;
+    fn shares(&mut self, sums: &Sums, late: f32) -> (Each, Each, Each) {
+        let mut whole = self.whole.map(|whole| (whole * late).min(PLENTY as f32));
         let awake = self.board.awake() as f32;
         for whole in &mut whole[1..] {
             *whole /= awake;
@@ -222,7 +225,7 @@ impl Scheduler {
     }
 
     /// The second pass: each is given what it is owed and its part of the rest.
-    fn give_all(&mut self, each: &Each, scale: &Each, mut left: Each) {
+    fn give_all(&mut self, each: &Each, scale: &Each, mut left: Each, late: f32) {
         let Self {
             params,
             active,
@@ -233,12 +236,13 @@ impl Scheduler {
             ..
         } = self;
         let policy = params.policy;
+        let plenty = Each([PLENTY as f32; COUNT]);
         bursting.clear();
         let mut at = 0;
         while let Some(&tenant) = active.get(at) {
             let one = &mut tenants[tenant as usize];
-            let base = one.shared_base.times(one.share);
-            let burst = one.shared_burst.times(one.share);
+            let base = one.shared_base.times(one.share * late);
+            let burst = one.shared_burst.times(one.share * late).min(&plenty);
             let owed = one.allocated.with(scale, |owed, scale| owed * scale);
             let more = one.demand.with(each, |demand, each| demand * each);
             let sum = owed.plus(&more).min(&burst);
@@ -265,7 +269,8 @@ impl Scheduler {
             }
             // Of its own and of what is shared: nothing is in both.
             given = given.plus(&one.limit(board.entry(tenant as usize), policy));
-            one.seen.given = given;
+            // Of its own, what is so in the long run: more is there to make up for earlier windows.
+            one.seen.given = given.min(&one.burst);
             if one.only == NOBODY {
                 one.spare = divide(&given, &one.lanes, lanes, params);
             } else {
@@ -294,19 +299,18 @@ struct Sums {
 impl Lane {
     /// A window ends. Says what was used in it.
     #[inline]
-    fn end(&mut self, params: &Params) -> Units {
+    fn end(&mut self, passed: u64, saved: u64) -> Units {
         let own = self.used();
         if self.waiters == 0 && self.wants {
             (self.wanted, self.wants) = (Units::ZERO, false);
         }
         if self.limited {
             for resource in OWN {
-                let limit = self.limit.0[resource];
-                let most = limit
-                    .saturating_mul(params.saved_windows as i32)
-                    .max(self.wanted.0[resource]);
-                let room = self.room.0[resource] - own.0[resource];
-                self.room.0[resource] = room.max(0).saturating_add(limit).min(most);
+                let limit = self.limit.0[resource] as u64;
+                let most = (limit * saved).max(self.wanted.0[resource] as u64);
+                let room = (self.room.0[resource] - own.0[resource]).max(0) as u64;
+                let room = (room + limit.saturating_mul(passed)).min(most);
+                self.room.0[resource] = room.min(PLENTY as u64) as i32;
             }
         }
         // What is owed stays. While something waits, what is left is saved, at most what one window gave: the I/O that
