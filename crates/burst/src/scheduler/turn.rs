@@ -237,12 +237,14 @@ impl Scheduler {
         } = self;
         let policy = params.policy;
         let plenty = Each([PLENTY as f32; COUNT]);
+        let most = late - 1.0 + params.saved_windows as f32;
         bursting.clear();
         let mut at = 0;
         while let Some(&tenant) = active.get(at) {
             let one = &mut tenants[tenant as usize];
             let base = one.shared_base.times(one.share * late);
-            let burst = one.shared_burst.times(one.share * late).min(&plenty);
+            // As much as it may have saved: its own limits hold as well.
+            let burst = one.shared_burst.times(one.share * most).min(&plenty);
             let owed = one.allocated.with(scale, |owed, scale| owed * scale);
             let more = one.demand.with(each, |demand, each| demand * each);
             let sum = owed.plus(&more).min(&burst);
