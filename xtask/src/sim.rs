@@ -59,16 +59,17 @@ pub(crate) fn sweep(args: &[String]) -> Result<bool> {
         _ => bail!("cargo xtask sweep burst [--quick]"),
     };
     println!(
-        "{:<18}{:>10}{:>10}{:>9}{:>9}{:>14}{:>12}",
-        "parameter", "value", "mean us", "p99", "p99.9", "% of wild's", "least base"
+        "{:<18}{:>10}{:>10}{:>9}{:>9}{:>14}{:>13}{:>12}",
+        "parameter", "value", "mean us", "p99", "p99.9", "% of wild's", "throttled %", "least base"
     );
     for row in burst::burst(effort) {
         let [mean, p99, p999] = row.us.map(number);
         println!(
-            "{:<18}{:>10}{mean:>10}{p99:>9}{p999:>9}{:>14}{:>12}{}",
+            "{:<18}{:>10}{mean:>10}{p99:>9}{p999:>9}{:>14}{:>13}{:>12}{}",
             row.name,
             row.value,
             number(row.throughput),
+            number(row.throttled),
             number(row.base),
             if row.default { "  default" } else { "" }
         );

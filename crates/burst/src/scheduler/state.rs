@@ -9,7 +9,7 @@ pub(super) const NOBODY: u32 = u32::MAX;
 
 /// One lane. What an I/O looks at comes first.
 #[derive(Clone, Debug)]
-#[repr(C, align(64))]
+#[repr(C)]
 pub(super) struct Lane {
     /// What may still be used in this window.
     pub(super) left: Units,

@@ -185,7 +185,7 @@ impl Scheduler {
     /// What there is in the window that begins: for each unit of demand, of each that is owed, and all that is not owed. What
     /// is reserved is set aside.
     fn shares(&mut self, sums: &Sums, late: f32) -> (Each, Each, Each) {
-        let mut whole = self.whole.map(|whole| (whole * late).min(PLENTY as f32));
+        let mut whole = self.whole.map(|whole| whole * late);
         let awake = self.board.awake() as f32;
         for whole in &mut whole[1..] {
             *whole /= awake;

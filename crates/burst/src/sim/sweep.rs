@@ -22,6 +22,8 @@ pub struct Row {
     pub us: [f64; 3],
     /// Of wild's bytes, per cent.
     pub throughput: f64,
+    /// Of the I/Os of those that pulse within their base, so many had to wait for their budget, per cent.
+    pub throttled: f64,
     /// The least that one of the tenants that pulse within their base has, per cent of what it asks for.
     pub base: f64,
 }
@@ -51,6 +53,11 @@ const TRIED: &[(&str, Set, &[f64])] = &[
         &[0.9, 0.95, 0.97, 0.99, 1.0],
     ),
     (
+        "reserve_tenants",
+        |p, v| p.reserve_tenants = v as u32,
+        &[0.0, 1.0, 2.0, 4.0, 16.0],
+    ),
+    (
         "reserve_most",
         |p, v| p.reserve_most = v as f32,
         &[0.0, 0.02, 0.05, 0.1],
@@ -67,6 +74,11 @@ const TRIED: &[(&str, Set, &[f64])] = &[
         &[1.0, 2.0, 4.0, 8.0, 32.0],
     ),
     (
+        "late_windows",
+        |p, v| p.late_windows = v as u32,
+        &[1.0, 64.0],
+    ),
+    (
         "headroom",
         |p, v| p.headroom = v as f32,
         &[0.0, 0.125, 0.25, 0.5],
@@ -81,6 +93,22 @@ const TRIED: &[(&str, Set, &[f64])] = &[
         "step_down",
         |p, v| p.step_down = v as f32,
         &[0.0025, 0.01, 0.04],
+    ),
+    (
+        "correction_least",
+        |p, v| p.correction_least = v as f32,
+        &[0.25, 0.5, 1.0],
+    ),
+    (
+        "correction_most",
+        |p, v| p.correction_most = v as f32,
+        &[1.0, 2.0, 4.0, 16.0],
+    ),
+    ("busy", |p, v| p.busy = v as f32, &[0.0, 0.25, 0.5, 0.9]),
+    (
+        "forget",
+        |p, v| p.forget = v as f32,
+        &[1.0 / 256.0, 1.0 / 64.0, 1.0 / 8.0],
     ),
 ];
 
@@ -108,13 +136,14 @@ pub fn burst(effort: Effort) -> Vec<Row> {
             let mut params = Params::default();
             set(&mut params, *tried);
             let default = (value(&Params::default(), name) - tried).abs() < tried * 1e-6 + 1e-9;
-            let (us, bytes, base) = run(&params, effort);
+            let (us, bytes, base, throttled) = run(&params, effort);
             rows.push(Row {
                 name,
                 value: *tried,
                 default,
                 us,
                 throughput: 100.0 * bytes / wild.1,
+                throttled,
                 base,
             });
         }
@@ -122,7 +151,7 @@ pub fn burst(effort: Effort) -> Vec<Row> {
     rows
 }
 
-fn run(params: &Params, effort: Effort) -> ([f64; 3], f64, f64) {
+fn run(params: &Params, effort: Effort) -> ([f64; 3], f64, f64, f64) {
     let budget = metered((20_000, 140_000_000), (1_000_000, 4_096_000_000));
     let mut guests = vec![Guest::new(budget, Load::small(1))];
     // Within their base, but not evenly: for a tenth of the time ten times 1,500.
@@ -149,10 +178,32 @@ fn run(params: &Params, effort: Effort) -> ([f64; 3], f64, f64) {
     ];
     let bytes = had.iter().map(|had| had.bytes as f64).sum();
     let asked = 1_500.0 * effort.ms as f64 / 1e3;
-    let least = had[1..8]
-        .iter()
-        .map(|had| had.latency.count())
-        .min()
-        .unwrap_or(0);
-    (us, bytes, 100.0 * least as f64 / asked)
+    let pulsing = &had[1..8];
+    let counts = || pulsing.iter().map(|had| had.latency.count());
+    let least = counts().min().unwrap_or(0);
+    let throttled: u64 = pulsing.iter().map(|had| had.throttled).sum();
+    let throttled = 100.0 * throttled as f64 / counts().sum::<u64>().max(1) as f64;
+    (us, bytes, 100.0 * least as f64 / asked, throttled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_parameter_is_tried_at_its_default_too() {
+        let defaults = Params::default();
+        for (name, default) in defaults.values() {
+            let tried = TRIED.iter().find(|(own, _, _)| *own == name);
+            let (_, set, values) = tried.unwrap_or_else(|| panic!("{name} is not tried"));
+            let mut params = defaults.clone();
+            assert!(
+                values.iter().any(|value| {
+                    set(&mut params, *value);
+                    super::value(&params, name) == default
+                }),
+                "{name}: its default is not tried"
+            );
+        }
+    }
 }
