@@ -5,6 +5,9 @@
 //! prints its own tables.
 //! Not here: any benchmark.
 
+mod burst;
+mod burst_client;
+mod burst_rig;
 mod busy;
 mod device;
 mod floor;
@@ -39,7 +42,8 @@ pub(crate) struct Options {
 
 type Bench = (&'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 10] = [
+const BENCHES: [Bench; 11] = [
+    ("burst", burst::run),
     ("device", device::run),
     ("instructions", recording::run_instructions),
     ("pcie", machine::run_pcie),

@@ -1,0 +1,316 @@
+//! `cargo xtask bench burst`: what neighbours' bursts cost whoever stays within its base.
+//!
+//! Purpose: a victim at depth 1, inside its base, beside three neighbours that burst at depths from 1 to 64: its mean and p99
+//! beside what it has alone and under `wild`; a tenant that asks for its base at eight depths; the throughput of all; a tenant
+//! that wakes, and 32 that wake at once; and what scheduling costs where nobody is over budget, on a file.
+//! Design: a ram device, one reactor on processor 0 that is always busy, all hosts in one thread on processor 1
+//! ([`super::burst_client`]); over vfio-user, then over NVMe/TCP. Costs are measured first, as an operator would. Policies
+//! take turns in each round; figures are medians of rounds. A reactor's capacity is what it does with scheduling off.
+//! Not here: the simulator (`cargo xtask sim`).
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::burst_client::{Did, Does, run as load};
+use super::burst_rig::{POLICIES, Policy, Rig, Way};
+use super::measure::{Clock, DISTURBED_CORES, Summary, median};
+use super::{Options, forebay};
+
+/// The victim is the first.
+const TENANTS: usize = 4;
+const NEIGHBOURS: std::ops::Range<usize> = 1..TENANTS;
+/// That wake at once.
+const WAKERS: usize = 32;
+/// A window, us.
+const WINDOW_US: f64 = 300.0;
+/// Parts of a reactor's capacity: the victim's and each neighbour's base; the base of all that wake.
+const BASE_PART: f64 = 0.1;
+const WAKERS_PART: f64 = 0.3;
+/// Of its base, the victim at depth 1 asks for so much; and at most so many a second, as at more depth 1 is the limit.
+const INSIDE: f64 = 0.5;
+const INSIDE_MOST: f64 = 20_000.0;
+/// Who asks for its base and gets so much of it, gets it.
+const KEPT: f64 = 0.98;
+const CLIENT_CPU: usize = 1;
+
+struct Bench {
+    summary: Summary,
+    quick: bool,
+    time: Duration,
+    rounds: u32,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let program = forebay::build()?;
+    let mut bench = Bench {
+        summary: Summary::default(),
+        quick: options.quick,
+        time: Duration::from_millis(if options.quick { 250 } else { 1500 }),
+        rounds: if options.quick { 1 } else { 5 },
+    };
+    let wanted = |name: &str| options.only.as_ref().is_none_or(|only| name.contains(only));
+    for way in [Way::Pcie, Way::Tcp] {
+        if !wanted(way.name()) {
+            continue;
+        }
+        let mut rig = Rig::start(&program, "ram", way, TENANTS)?;
+        rig.calibrate(options.quick)?;
+        pin()?;
+        bench.prepare(&mut rig, way, TENANTS, BASE_PART)?;
+        bench.victim(&mut rig, way)?;
+        bench.base(&mut rig, way)?;
+        bench.wake(&mut rig, way, 1)?;
+        unpin()?;
+    }
+    if wanted("wake") {
+        let mut rig = Rig::start(&program, "ram", Way::Pcie, TENANTS + WAKERS)?;
+        rig.calibrate(options.quick)?;
+        pin()?;
+        let way = Way::Pcie;
+        bench.prepare(&mut rig, way, TENANTS, BASE_PART)?;
+        let each = rig.bases[0] as f64 / BASE_PART * WAKERS_PART / WAKERS as f64;
+        for base in rig.bases.iter_mut().skip(TENANTS) {
+            *base = each as u64;
+        }
+        bench.wake(&mut rig, way, WAKERS)?;
+        unpin()?;
+    }
+    for device in ["file", "ram"] {
+        if wanted("overhead") {
+            let mut rig = Rig::start(&program, device, Way::Pcie, 1)?;
+            rig.calibrate(options.quick)?;
+            pin()?;
+            bench.overhead(&mut rig, device)?;
+            unpin()?;
+        }
+    }
+    bench.summary.print("burst", options.json.as_deref())
+}
+
+/// This thread on a processor of its own.
+fn pin() -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(CLIENT_CPU);
+    sched_setaffinity(None, &set).context("pin the hosts' thread")
+}
+
+/// Programs that are started from here on may run anywhere.
+fn unpin() -> Result<()> {
+    let mut set = CpuSet::new();
+    let processors = std::thread::available_parallelism().map_or(2, |n| n.get().max(2));
+    (0..processors).for_each(|cpu| set.set(cpu));
+    sched_setaffinity(None, &set).context("unpin the hosts' thread")
+}
+
+fn all(depth: u16) -> Vec<(usize, Does)> {
+    NEIGHBOURS.map(|at| (at, Does::All(depth))).collect()
+}
+
+impl Bench {
+    /// A load, and whether somebody else was at work meanwhile.
+    fn load(&mut self, rig: &mut Rig, does: &[(usize, Does)]) -> Result<Vec<Did>> {
+        let clock = Clock::start(&rig.forebay.processes())?;
+        let did = load(&mut rig.streams, does, self.time)?;
+        self.summary.disturbed |= clock.used()?.others_cores > DISTURBED_CORES;
+        Ok(did)
+    }
+
+    /// Everyone's base, out of what the reactor can do.
+    fn prepare(&mut self, rig: &mut Rig, way: Way, tenants: usize, part: f64) -> Result<()> {
+        rig.set(Policy::Off)?;
+        let does: Vec<_> = (0..TENANTS).map(|at| (at, Does::All(32))).collect();
+        let mut sums = Vec::new();
+        for _ in 0..self.rounds {
+            let did = self.load(rig, &does)?;
+            sums.push(did.iter().map(Did::iops).sum());
+        }
+        let capacity = median(sums);
+        println!("{:<6}a reactor's capacity: {capacity:.0} IOPS", way.name());
+        self.summary
+            .put(format!("{}_capacity", way.name()), capacity);
+        for base in rig.bases.iter_mut().take(tenants) {
+            *base = (capacity * part) as u64;
+        }
+        Ok(())
+    }
+
+    /// A victim at depth 1 beside bursts.
+    fn victim(&mut self, rig: &mut Rig, way: Way) -> Result<()> {
+        let way = way.name();
+        let depths: &[u16] = if self.quick {
+            &[1, 16, 64]
+        } else {
+            &[1, 2, 4, 8, 16, 32, 64]
+        };
+        let pace = (rig.bases[0] as f64 * INSIDE).min(INSIDE_MOST);
+        let victim = (0, Does::Pace(1, pace));
+        println!(
+            "{way:<6}a victim with {pace:.0} IOPS, of a base of {}\n{:<6}{:<7}{:<7}{:>10}{:>10}{:>10}{:>12}",
+            rig.bases[0], "", "depth", "policy", "mean us", "p99 us", "IOPS", "others IOPS"
+        );
+        let mut worst = [f64::INFINITY, 0.0, 0.0, f64::INFINITY];
+        for depth in depths {
+            let mut figures: Vec<[Vec<f64>; 4]> = vec![Default::default(); POLICIES.len() + 1];
+            for _ in 0..self.rounds {
+                for (policy, figures) in POLICIES.into_iter().zip(&mut figures) {
+                    rig.set(policy)?;
+                    let does = [vec![victim], all(*depth)].concat();
+                    let did = self.load(rig, &does)?;
+                    put(figures, &did);
+                }
+                let did = self.load(rig, &[victim])?;
+                if let Some(alone) = figures.last_mut() {
+                    put(alone, &did);
+                }
+            }
+            let names = POLICIES.map(Policy::name).into_iter().chain(["alone"]);
+            let mut of = Vec::new();
+            for (name, figures) in names.zip(figures) {
+                let [mean, p99, own, others] = figures.map(median);
+                println!(
+                    "{way:<6}{depth:<7}{name:<7}{mean:>10.1}{p99:>10.1}{own:>10.0}{others:>12.0}"
+                );
+                let prefix = format!("{way}_depth{depth}_{name}");
+                self.summary.put(format!("{prefix}_victim_mean_us"), mean);
+                self.summary.put(format!("{prefix}_victim_p99_us"), p99);
+                if name != "alone" {
+                    self.summary.put(format!("{prefix}_others_iops"), others);
+                }
+                of.push((mean, p99, own + others));
+            }
+            let [_, wild, _, burst, alone] = of[..] else {
+                continue;
+            };
+            let ratios = [
+                (1.0 - burst.0 / wild.0) * 100.0,
+                burst.0 / alone.0,
+                burst.1 / alone.1,
+                burst.2 / wild.2,
+            ];
+            println!(
+                "{way:<6}{depth:<7}mean {:.0} % below wild's, {:.2} times alone; p99 {:.2} times alone; throughput {:.3} of wild's",
+                ratios[0], ratios[1], ratios[2], ratios[3]
+            );
+            worst[0] = worst[0].min(ratios[0]);
+            worst[1] = worst[1].max(ratios[1]);
+            worst[2] = worst[2].max(ratios[2]);
+            worst[3] = worst[3].min(ratios[3]);
+            self.summary
+                .put(format!("{way}_depth{depth}_below_wild_percent"), ratios[0]);
+        }
+        for (name, value) in [
+            "least_below_wild_percent",
+            "worst_mean_over_alone",
+            "worst_p99_over_alone",
+            "least_throughput_over_wild",
+        ]
+        .into_iter()
+        .zip(worst)
+        {
+            self.summary.put(format!("{way}_{name}"), value);
+        }
+        Ok(())
+    }
+
+    /// A tenant that asks for its base at each depth, beside neighbours at the same.
+    fn base(&mut self, rig: &mut Rig, way: Way) -> Result<()> {
+        let base = rig.bases[0] as f64;
+        rig.set(Policy::Burst)?;
+        let mut got = 0;
+        for depth in [1u16, 2, 4, 8, 16, 32, 64, 128] {
+            let does = [vec![(0, Does::Pace(depth, base))], all(depth.min(64))].concat();
+            let mut parts = Vec::new();
+            for _ in 0..self.rounds {
+                parts.push(self.load(rig, &does)?[0].iops() / base);
+            }
+            // A depth that is too small for the base with nobody beside gets what it gets alone.
+            let mut alone = Vec::new();
+            for _ in 0..self.rounds {
+                alone.push(self.load(rig, &does[..1])?[0].iops() / base);
+            }
+            let (part, alone) = (median(parts), median(alone).min(1.0));
+            let has = part >= KEPT || alone < KEPT && part >= KEPT * alone / 1.3;
+            got += u32::from(has);
+            println!(
+                "{:<6}depth {depth:<4} asks for its base of {base:.0}, gets {:.1} % ({:.1} % alone)",
+                way.name(),
+                part * 100.0,
+                alone * 100.0
+            );
+        }
+        self.summary
+            .put(format!("{}_base_at_depths", way.name()), f64::from(got));
+        println!("{:<6}base at {got} of 8 depths", way.name());
+        Ok(())
+    }
+
+    /// Idle tenants that wake and ask for one window of their base.
+    fn wake(&mut self, rig: &mut Rig, way: Way, wakers: usize) -> Result<()> {
+        rig.set(Policy::Burst)?;
+        let first = if wakers == 1 { 0 } else { TENANTS };
+        let many = (rig.bases[first] as f64 * WINDOW_US / 1e6).clamp(1.0, 128.0) as u16;
+        let pause = Duration::from_millis(40);
+        let does: Vec<_> = (first..first + wakers)
+            .map(|at| (at, Does::Wake(pause, many)))
+            .chain(all(32))
+            .collect();
+        let time = std::mem::replace(&mut self.time, Duration::from_millis(60));
+        let mut longest = Vec::new();
+        for _ in 0..if self.quick { 10 } else { 100 } {
+            let did = self.load(rig, &does)?;
+            let of = |did: &Did| did.part_us(1.0);
+            longest.push(did.iter().take(wakers).map(of).fold(0.0, f64::max));
+        }
+        self.time = time;
+        longest.sort_by(f64::total_cmp);
+        let at = |part: f64| longest[((longest.len() - 1) as f64 * part) as usize] / WINDOW_US;
+        let name = format!("{}_wake{wakers}", way.name());
+        println!(
+            "{:<6}{wakers} that wake beside bursts, {many} commands each: all done after {:.2} windows, p90 {:.2}, at most {:.2}",
+            way.name(),
+            at(0.5),
+            at(0.9),
+            at(1.0)
+        );
+        self.summary.put(format!("{name}_windows"), at(0.5));
+        self.summary.put(format!("{name}_p90_windows"), at(0.9));
+        Ok(())
+    }
+
+    /// What it costs where nobody is over budget.
+    fn overhead(&mut self, rig: &mut Rig, device: &str) -> Result<()> {
+        rig.bases[0] = 2_000_000;
+        let mut ratios = Vec::new();
+        for _ in 0..if self.quick { 2 } else { 15 } {
+            let mut iops = [0.0; 2];
+            for (iops, policy) in iops.iter_mut().zip([Policy::Off, Policy::Burst]) {
+                rig.set(policy)?;
+                *iops = self.load(rig, &[(0, Does::All(32))])?[0].iops();
+            }
+            ratios.push(iops[1] / iops[0]);
+        }
+        let ratio = median(ratios);
+        println!("{device:<6}IOPS with scheduling over those without: {ratio:.3}");
+        self.summary
+            .put(format!("{device}_overhead_iops_ratio"), ratio);
+        Ok(())
+    }
+}
+
+/// Adds the figures of a victim and those beside it.
+fn put(figures: &mut [Vec<f64>; 4], did: &[Did]) {
+    let Some((victim, others)) = did.split_first() else {
+        return;
+    };
+    let values = [
+        victim.mean_us(),
+        victim.part_us(0.99),
+        victim.iops(),
+        others.iter().map(Did::iops).sum(),
+    ];
+    for (figures, value) in figures.iter_mut().zip(values) {
+        figures.push(value);
+    }
+}

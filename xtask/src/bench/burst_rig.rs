@@ -1,0 +1,157 @@
+//! A target with tenants that have budgets, and a host for each.
+//!
+//! Purpose: what `cargo xtask bench burst` measures.
+//! Design: a daemon as people have it, on a ram device or a file, one reactor; tenants, volumes, exports, budgets and policies
+//! over its command line; connections held open from beginning to end.
+//! Not here: loads, figures.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::burst_client::{BLOCK, Host, Stream, fill};
+use super::forebay::Forebay;
+
+/// Of each tenant's volume.
+const VOLUME_BYTES: u64 = 16 << 20;
+/// A burst limit that is none.
+const ENDLESS: u64 = 100_000_000;
+
+/// Over what hosts come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Pcie,
+    Tcp,
+}
+
+impl Way {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Pcie => "pcie",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// How I/O is admitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Policy {
+    /// Nobody has a budget.
+    Off,
+    Wild,
+    Base,
+    Burst,
+}
+
+pub(super) const POLICIES: [Policy; 4] = [Policy::Off, Policy::Wild, Policy::Base, Policy::Burst];
+
+impl Policy {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Wild => "wild",
+            Self::Base => "base",
+            Self::Burst => "burst",
+        }
+    }
+}
+
+/// See the module's text.
+pub(super) struct Rig {
+    pub(super) forebay: Forebay,
+    pub(super) streams: Vec<Stream>,
+    tenants: Vec<String>,
+    /// Operations a second, by tenant.
+    pub(super) bases: Vec<u64>,
+    policy: Policy,
+}
+
+impl Rig {
+    /// So many tenants on a device.
+    pub(super) fn start(program: &Path, device: &str, way: Way, tenants: usize) -> Result<Self> {
+        let forebay = match device {
+            "file" => {
+                let size = VOLUME_BYTES.to_string();
+                Forebay::start_with(program, "file:pool.img?size=2G", 0, &size)?
+            }
+            device => Forebay::start(program, device, 0)?,
+        };
+        let mut this = Self {
+            forebay,
+            streams: Vec::new(),
+            tenants: Vec::new(),
+            bases: vec![0; tenants],
+            policy: Policy::Off,
+        };
+        for tenant in 0..tenants {
+            let name = format!("t{tenant}");
+            let volume = format!("{name}/v");
+            let cli = |args: &[&str]| this.forebay.cli(args);
+            cli(&["tenant", "create", &name])?;
+            cli(&[
+                "volume",
+                "create",
+                &volume,
+                "--size",
+                &VOLUME_BYTES.to_string(),
+            ])?;
+            let host = match way {
+                Way::Pcie => {
+                    let export = cli(&["export", "create", &volume, "--nvme-pcie"])?;
+                    let socket = export["socket"].as_str().context("no socket")?;
+                    Host::machine(&this.forebay.folder().join(PathBuf::from(socket)))?
+                }
+                Way::Tcp => Host::tcp(this.forebay.port, &this.forebay.export(&volume)?)?,
+            };
+            let mut stream = Stream {
+                host,
+                places: VOLUME_BYTES / u64::from(BLOCK),
+            };
+            fill(&mut stream)?;
+            this.streams.push(stream);
+            this.tenants.push(name);
+        }
+        // What bases are promised is the bench's own affair.
+        (this.forebay).cli(&["scheduling", "set", "--oversubscription", "100"])?;
+        Ok(this)
+    }
+
+    /// Measures what I/O costs, and has it stored.
+    pub(super) fn calibrate(&self, quick: bool) -> Result<()> {
+        let quick: &[&str] = if quick {
+            &["--quick"]
+        } else {
+            &["--seconds", "30"]
+        };
+        let args = [&["calibrate", "--anyway"][..], quick].concat();
+        self.forebay.cli(&args).map(drop)
+    }
+
+    /// Sets how I/O is admitted, and everyone's budget.
+    pub(super) fn set(&mut self, policy: Policy) -> Result<()> {
+        if policy == self.policy {
+            return Ok(());
+        }
+        if policy != Policy::Off {
+            (self.forebay).cli(&["scheduling", "set", "--policy", policy.name()])?;
+        }
+        let (was_off, is_off) = (self.policy == Policy::Off, policy == Policy::Off);
+        self.policy = policy;
+        if was_off == is_off {
+            return Ok(());
+        }
+        for (name, base) in self.tenants.iter().zip(&self.bases) {
+            let number = |iops: u64| (iops.to_string(), (iops * u64::from(BLOCK)).to_string());
+            let ((base, bytes), (most, most_bytes)) = (number(*base), number(ENDLESS));
+            let mut args = vec!["tenant", "budget", name.as_str()];
+            if is_off {
+                args.push("--none");
+            } else {
+                args.extend(["--base-iops", &base, "--base-bandwidth", &bytes]);
+                args.extend(["--burst-iops", &most, "--burst-bandwidth", &most_bytes]);
+            }
+            self.forebay.cli(&args)?;
+        }
+        Ok(())
+    }
+}
