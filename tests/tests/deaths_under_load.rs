@@ -63,6 +63,30 @@ impl Lab {
         Ok(Verifier::connect(spec)?)
     }
 
+    /// From now on each reactor carries out a part of the other's commands. That takes somebody with a budget.
+    fn spread(&self) -> Result<()> {
+        self.daemon.cli(&["tenant", "create", "u"])?;
+        let base = ["--base-iops", "100", "--base-bandwidth", "1M"];
+        let budget = [&["tenant", "budget", "u"][..], &base].concat();
+        self.daemon.cli(&budget)?;
+        self.daemon
+            .cli(&["scheduling", "set", "--spread", "one-to-n"])?;
+        Ok(())
+    }
+
+    fn waits_until_reactors_help_each_other(&self) -> Result<()> {
+        let handed_over = || -> Result<u64> {
+            let stats = self.daemon.cli(&["stats"])?;
+            let reactors = stats["reactors"].as_array().context("no reactors")?;
+            let each = reactors.iter().map(|r| r["handed_over"].as_u64());
+            Ok(each.flatten().sum())
+        };
+        let before = handed_over()?;
+        wait::until("a command that is handed over", MINUTE, || {
+            Ok((handed_over()? > before).then_some(()))
+        })
+    }
+
     /// Writes every block once, so that nothing faults afterwards.
     fn fill(&self, volume: &str, size_bytes: u64) -> Result<()> {
         let nqn = format!("nqn.2026-01.io.forebay:t.{volume}");
@@ -184,6 +208,7 @@ fn kill9_daemon_under_load() -> Result<()> {
 #[test]
 fn kill9_engine_under_load() -> Result<()> {
     let mut lab = lab(&[("a", 256 * MIB), ("b", 256 * MIB)])?;
+    lab.spread()?;
     let mut a = lab.writer("a")?;
     let mut b = lab.writer("b")?;
     let (over, bytes) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -202,6 +227,7 @@ fn kill9_engine_under_load() -> Result<()> {
         let result = (|| -> Result<()> {
             for _ in 0..3 {
                 running.writes_more("writes before a death", 2 * MIB)?;
+                lab.waits_until_reactors_help_each_other()?;
                 let dead = lab.daemon.kill_engine()?;
                 lab.daemon.wait_engine_after(dead.generation, MINUTE)?;
                 running.writes_more("writes after a death", 2 * MIB)?;
