@@ -259,20 +259,13 @@ impl Running {
         let mut most = FEW;
         match self.does {
             Does::All(_) => {}
+            // What was missed for a moment is made up for, by as many as the depth.
             Does::Pace(_, rate) => {
-                let every = Duration::from_secs_f64(1.0 / rate);
-                // What was missed for a moment is made up for, by as many as the depth.
-                let missed = now.duration_since(self.due).as_secs_f64() * rate;
-                most = (missed as usize + 1).min(self.depth.into());
-                self.due += every * most as u32;
-                self.due = self.due.max(
-                    now.checked_sub(every * u32::from(self.depth))
-                        .unwrap_or(now),
-                );
+                most = (now.duration_since(self.due).as_secs_f64() * rate) as usize + 1
             }
             Does::Wake(_, many) => most = many.into(),
         }
-        let mut begun = false;
+        let mut begun = 0;
         for _ in 0..most {
             let Some(slot) = self.free.pop() else { break };
             *random = random
@@ -284,12 +277,17 @@ impl Running {
             }
             stream.host.submit(slot, true, place)?;
             self.left -= 1;
-            begun = true;
+            begun += 1;
         }
-        if begun {
+        if begun > 0 {
             stream.host.kick()?;
         }
-        Ok(begun)
+        if let Does::Pace(depth, rate) = self.does {
+            let every = Duration::from_secs_f64(1.0 / rate);
+            let least = now.checked_sub(every * u32::from(depth)).unwrap_or(now);
+            self.due = (self.due + every * begun).max(least);
+        }
+        Ok(begun > 0)
     }
 }
 

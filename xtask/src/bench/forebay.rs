@@ -20,8 +20,11 @@ static STARTED: AtomicU32 = AtomicU32::new(0);
 /// The volume measured.
 pub(crate) const VOLUME_BYTES: u64 = 1 << 30;
 
-/// The release build's program, built now.
+/// The release build's program, built now; or the one that `FOREBAY_BIN` names.
 pub(crate) fn build() -> Result<PathBuf> {
+    if let Some(program) = std::env::var_os("FOREBAY_BIN") {
+        return std::path::absolute(program).context("FOREBAY_BIN");
+    }
     let mut cargo = crate::cargo(&["build", "--release", "--package", "forebay"]);
     process::run(&mut cargo, Duration::from_secs(1800))?;
     Ok(crate::target_folder().join("release/forebay"))

@@ -24,6 +24,8 @@ const DEALLOCATED_PART: u64 = 8;
 const OTHERS_PART: u64 = 50;
 /// Reactors that work for less than this part of the time wait for something else.
 const REACTOR_BUSY: f64 = 0.85;
+/// Reactors that work for less than this part of it may sleep between commands.
+const ASLEEP: f64 = 0.5;
 /// A device has so much of the commands if they wait for it.
 const AT_DEVICE: f64 = 0.5;
 /// A load before it counts, of its time, one in ...
@@ -57,6 +59,8 @@ pub(super) const LOADS: u32 = 2 * SIZES.len() as u32 + 2;
 struct Seen {
     generation: u64,
     working_ns: u64,
+    /// Of its processes' time, polling too.
+    processor_ns: u64,
     /// The sum of what our own commands were at devices.
     at_device_ns: u64,
     others: u64,
@@ -70,6 +74,7 @@ fn look(client: &Client) -> Outcome<Seen> {
     let mut seen = Seen {
         generation: stats.generation,
         working_ns: engine.working_ns,
+        processor_ns: engine.busy_ns,
         at_device_ns: 0,
         others: 0,
     };
@@ -217,10 +222,16 @@ fn sample(client: &Client, drive: &mut Drive, load: &Load, plan: &Plan) -> Outco
     }
     let elapsed_ns = counted.elapsed.as_nanos() as f64;
     let working_ns = after.working_ns.saturating_sub(before.working_ns) as f64;
+    // What a reactor does as it wakes is in no turn of its; where it sleeps much, only the kernel knows its time.
+    let mut cpu_ns = working_ns;
+    if working_ns < ASLEEP * elapsed_ns {
+        let processor_ns = after.processor_ns.saturating_sub(before.processor_ns);
+        cpu_ns = working_ns.max(processor_ns as f64);
+    }
     let at_device_ns = after.at_device_ns.saturating_sub(before.at_device_ns) as f64;
     let waits = at_device_ns > AT_DEVICE * elapsed_ns * f64::from(counted.depth);
     Ok(Sample {
-        cpu_ns: working_ns / ops as f64,
+        cpu_ns: cpu_ns / ops as f64,
         between_ns: elapsed_ns / ops as f64,
         busy: working_ns / elapsed_ns,
         device_is_limit: waits && working_ns < REACTOR_BUSY * elapsed_ns,

@@ -2,7 +2,8 @@
 //!
 //! Purpose: measure the cost of each operation by running it.
 //! Design: a client like any other. It makes volumes of its own (`scratch`), drives them over each frontend (`drive`), reads the
-//! engine's counters around each load (`measure`), makes costs of the samples (`fit`), and prints a table.
+//! engine's counters around each load (`measure`), makes costs of the samples (`fit`), prints a table, and stores them over the
+//! API. Where a frontend can't be driven, what is stored of it stays.
 //! Not here: what costs are for (the crate `burst`).
 
 mod drive;
@@ -16,14 +17,17 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use forebay_burst::cost::{FRONTENDS, Frontend, OPERATIONS, Operation, Profile, SIZES};
 use forebay_control::api::client::Client;
-use forebay_control::api::model::{EngineState, Status};
+use forebay_control::api::model::{EngineState, ExportFrontend, Status};
+use forebay_control::api::scheduling::{
+    CostOperation, CostProfile, Costs, CostsPut, NodeCapacity, Scheduling, SchedulingUpdate,
+};
 use forebay_control::api::stats::Stats;
 use forebay_device::size::format_bytes;
 use serde::Serialize;
 
 use self::fit::Rounds;
 use self::measure::{LOADS, Measured, Plan};
-use self::scratch::{Scratch, short};
+use self::scratch::{Scratch, kind};
 use crate::command::Context;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::Interrupt;
@@ -41,6 +45,9 @@ pub(crate) struct CalibrateArgs {
     /// Even if others' exports are under load: costs will be too high
     #[arg(long)]
     anyway: bool,
+    /// Show what was measured, and store nothing
+    #[arg(long)]
+    dry_run: bool,
 }
 
 /// Of the whole time, this part is for first writes.
@@ -62,18 +69,17 @@ struct Found {
     link_bytes_per_second: Option<u64>,
     /// How far rounds were apart at most, of their median.
     noise: f64,
-    /// Frontends that could not be driven, and why.
+    /// Frontends that could not be driven, and why; what was stored of them stays.
     left_out: Vec<String>,
+    /// Whether the daemon keeps it.
+    stored: bool,
 }
 
 /// Of one operation of one frontend.
 #[derive(Debug, Clone, Serialize)]
 struct Cost {
-    frontend: &'static str,
-    operation: &'static str,
-    cpu_ns: [f64; 6],
-    device_ns: [f64; 6],
-    header_bytes: u32,
+    #[serde(flatten)]
+    profile: CostProfile,
     noise: f64,
 }
 
@@ -99,8 +105,48 @@ pub(crate) fn calibrate(context: &Context, args: &CalibrateArgs) -> Outcome {
         costs,
         link_bytes_per_second: link::bytes_per_second(&status.nvme_tcp),
         left_out,
+        stored: !args.dry_run,
     };
+    if found.stored {
+        store(client, &found)?;
+    }
     context.output.show(&found, text)
+}
+
+/// Has the daemon keep it: costs, and the capacity that they are measured against.
+fn store(client: &Client, found: &Found) -> Outcome {
+    let costs = CostsPut {
+        profiles: found.costs.iter().map(|cost| cost.profile).collect(),
+        note: Some(format!(
+            "rounds up to {:.0} % apart{}",
+            found.noise * 100.0,
+            if found.left_out.is_empty() {
+                ""
+            } else {
+                "; not every frontend could be driven"
+            }
+        )),
+    };
+    let _: Costs = client.put("/v1/scheduling/costs", &costs)?;
+    let Some(link) = found.link_bytes_per_second else {
+        return Ok(());
+    };
+    let scheduling: Scheduling = client.get("/v1/scheduling")?;
+    let capacity = scheduling.capacity;
+    if capacity.link_in_bytes_s.is_some() || capacity.link_out_bytes_s.is_some() {
+        // Somebody has said it, and knows better.
+        return Ok(());
+    }
+    let update = SchedulingUpdate {
+        capacity: Some(NodeCapacity {
+            link_in_bytes_s: Some(link),
+            link_out_bytes_s: Some(link),
+            ..capacity
+        }),
+        ..SchedulingUpdate::default()
+    };
+    let _: Scheduling = client.patch("/v1/scheduling", &update)?;
+    Ok(())
 }
 
 /// Waits for the engine of a pool that was made or opened just now; how many reactors it has.
@@ -190,14 +236,18 @@ fn costs(frontends: &[(Frontend, Measured)], reactors: u32) -> Vec<Cost> {
                 Operation::Write => spread(&measured.writes),
                 Operation::Other => fit::spread(&measured.flushes),
             };
-            costs.push(Cost {
-                frontend: short(*frontend),
-                operation: name(operation),
+            let profile = CostProfile {
+                frontend: kind(*frontend),
+                operation: match operation {
+                    Operation::Read => CostOperation::Read,
+                    Operation::Write => CostOperation::Write,
+                    Operation::Other => CostOperation::Other,
+                },
                 cpu_ns: profile.cpu_ns,
                 device_ns: profile.device_ns,
                 header_bytes,
-                noise,
-            });
+            };
+            costs.push(Cost { profile, noise });
         }
     }
     costs
@@ -207,22 +257,31 @@ fn spread(sizes: &[Rounds; 6]) -> f64 {
     fit::median(sizes.iter().map(|rounds| fit::spread(rounds)).collect())
 }
 
-fn name(operation: Operation) -> &'static str {
-    match operation {
-        Operation::Read => "read",
-        Operation::Write => "write",
-        Operation::Other => "other",
-    }
+fn names(profile: &CostProfile) -> [String; 2] {
+    let frontend = match profile.frontend {
+        ExportFrontend::NvmeTcp => "nvme-tcp",
+        ExportFrontend::NvmePcie => "nvme-pcie",
+        ExportFrontend::VhostUser => "vhost-user",
+    };
+    let operation = match profile.operation {
+        CostOperation::Read => "read",
+        CostOperation::Write => "write",
+        CostOperation::Other => "other",
+    };
+    [frontend.to_owned(), operation.to_owned()]
 }
 
 fn text(found: &Found) -> String {
     let sizes = SIZES.map(|size| format!(">{}", format_bytes(size.into())));
     let [a, b, c, d, e, f] = sizes.each_ref().map(String::as_str);
     let mut rows = Vec::new();
-    for cost in &found.costs {
-        for (what, times) in [("processor", &cost.cpu_ns), ("device", &cost.device_ns)] {
+    for Cost { profile, .. } in &found.costs {
+        for (what, times) in [
+            ("processor", &profile.cpu_ns),
+            ("device", &profile.device_ns),
+        ] {
             let [a, b, c, d, e, f] = times.map(|ns| format!("{:.2} us", ns / 1000.0));
-            let (frontend, operation) = (cost.frontend.to_owned(), cost.operation.to_owned());
+            let [frontend, operation] = names(profile);
             rows.push([frontend, operation, what.to_owned(), a, b, c, d, e, f]);
         }
     }
@@ -237,5 +296,9 @@ fn text(found: &Found) -> String {
             found.noise * 100.0
         ));
     }
+    text.push_str(match found.stored {
+        true => "\nstored: `forebay scheduling costs` shows it",
+        false => "\nnothing was stored",
+    });
     text
 }
