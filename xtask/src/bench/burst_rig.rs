@@ -15,7 +15,7 @@ use super::forebay::Forebay;
 /// Of each tenant's volume.
 const VOLUME_BYTES: u64 = 16 << 20;
 /// A burst limit that is none.
-const ENDLESS: u64 = 100_000_000;
+const ENDLESS: u64 = 4_000_000;
 
 /// Over what hosts come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
