@@ -201,6 +201,85 @@ fn transports_have_their_figures() -> Result<()> {
     daemon.stop()
 }
 
+/// What is over a budget waits, and is told apart from a slow device; the budget and its sums outlive the engine.
+#[test]
+fn budgets_are_kept_to_and_seen() -> Result<()> {
+    let port = free_ports(1)?[0];
+    let mut daemon = Daemon::start(&DaemonOptions {
+        config: format!("metrics = \"127.0.0.1:{port}\"\n"),
+        ..DaemonOptions::default()
+    })?;
+    let device = format!("file:{}", daemon.folder().join("pool.img").display());
+    daemon.create_pool(&["--device", &device, "--size", "1G"])?;
+    daemon.cli(&["tenant", "create", "acme"])?;
+    daemon.cli(&["volume", "create", "acme/db", "--size", "64M"])?;
+    let export = daemon.cli(&["export", "create", "acme/db", "--any-host"])?;
+    let nqn = export["nqn"].as_str().context("an NQN")?.to_owned();
+    let load = || {
+        let addr = format!("127.0.0.1:{}", daemon.port());
+        let rest = ["--rw", "randread", "--seconds", "1"];
+        daemon.cli(
+            &[
+                &["bench", "load", "--addr", &addr, "--nqn", &nqn][..],
+                &rest,
+            ]
+            .concat(),
+        )
+    };
+    let of = "{tenant=\"acme\"}";
+    load()?;
+    ensure!(
+        scrape(port)?
+            .get(&format!("forebay_tenant_commands_total{of}"))
+            .is_err(),
+        "nothing is counted while nobody has a budget"
+    );
+    let budget = [
+        "tenant",
+        "budget",
+        "acme",
+        "--base-iops",
+        "200",
+        "--base-bandwidth",
+        "10M",
+        "--credit",
+        "10s",
+    ];
+    let set = daemon.cli(&budget)?;
+    ensure!(set["admission"]["guaranteed"] == true, "{set}");
+    load()?;
+    let seen = |least: f64| {
+        wait::until("what the tenant used", LIMIT, || {
+            let now = scrape(port)?;
+            let get = |name: &str| now.get(&format!("forebay_tenant_{name}{of}"));
+            let all = get("commands_total").unwrap_or(0.0) > least
+                && get("throttled_commands_total")? > 0.0
+                && get("throttled_seconds_total")? > 0.0;
+            Ok(all.then_some(now))
+        })
+    };
+    let first = seen(0.0)?;
+    let used = first.get(&format!("forebay_tenant_commands_total{of}"))?;
+    let most = first.get(&format!("forebay_tenant_credit_limit_commands{of}"))?;
+    ensure!(most == 2000.0, "10 s of 200: {most}");
+    let labels = "{tenant=\"acme\",volume=\"db\"}";
+    let times = first.get(&format!("forebay_volume_throttled_seconds_count{labels}"))?;
+    ensure!(times > 0.0, "who waits is timed");
+    let before = daemon.kill_engine()?;
+    daemon.wait_engine_after(before.generation, LIMIT)?;
+    wait::until("the successor", LIMIT, || {
+        Ok((scrape(port)?.get("forebay_engine_up")? == 1.0).then_some(()))
+    })?;
+    does_not_fall(&first, &scrape(port)?)?;
+    load()?;
+    does_not_fall(&first, &seen(used)?)?;
+    let gone = daemon.cli(&["tenant", "budget", "acme", "--none"])?;
+    ensure!(gone["budget"].is_null(), "{gone}");
+    does_not_fall(&first, &scrape(port)?)?;
+    load()?;
+    daemon.stop()
+}
+
 /// Whether the kernel lets one ring's buffers be another's (Linux 6.13).
 fn can_register() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();

@@ -134,20 +134,42 @@ impl Node {
                 }
             }
         }
-        if let Some((part, resource)) = worst {
+        if let Some((_, resource)) = worst {
             let percent = |value: f64| 100.0 * value / whole[resource].max(1.0);
             return Err(Refused::Full {
                 resource: SHARED_RESOURCES[resource],
                 needed_percent: percent(most[resource]),
                 left_percent: percent(self.left(resource).max(0.0)),
-                fits: Rate {
-                    iops: (budget.base.iops as f64 * part) as u64,
-                    bytes: (budget.base.bytes as f64 * part) as u64,
-                },
+                fits: self.fits(budget.base, costs),
             });
         }
         self.keep(budget, costs);
         Ok(())
+    }
+
+    /// The largest base like this one that there is left for: the same, smaller, but not below the least that there is.
+    fn fits(&self, base: Rate, costs: &CostTable) -> Rate {
+        let of = |part: f64| Rate {
+            iops: ((base.iops as f64 * part) as u64).max(LEAST.iops),
+            bytes: ((base.bytes as f64 * part) as u64).max(LEAST.bytes),
+        };
+        let has = |part: f64| {
+            let most = costs.most_of(of(part));
+            (0..SHARED).all(|resource| most[resource] <= self.left(resource))
+        };
+        if !has(0.0) {
+            return Rate { iops: 0, bytes: 0 };
+        }
+        let (mut fits, mut too_much) = (0.0, 1.0);
+        for _ in 0..40 {
+            let middle = (fits + too_much) / 2.0;
+            *if has(middle) {
+                &mut fits
+            } else {
+                &mut too_much
+            } = middle;
+        }
+        of(fits)
     }
 
     /// One that was promised before, whatever there is now.

@@ -340,6 +340,7 @@ mod tests {
         store::MemStore,
         volume_map::MapRun,
     };
+    use forebay_burst::budget::Budget;
 
     /// A pool of 64 extents whose catalog gets these records on top: what loading says.
     fn load_with(records: Records) -> Result<Pool> {
@@ -446,6 +447,36 @@ mod tests {
         assert_eq!(pool.space().owned, 10);
     }
 
+    fn budget(a: u64, b: u64, iops: u64) -> (Key, Vec<u8>) {
+        let mut budget = Budget::unstated();
+        budget.base.iops = iops;
+        (
+            Key::new(Table::Budgets, a, b),
+            codec::encode(&budget).unwrap(),
+        )
+    }
+
+    #[test]
+    fn budgets_of_what_was_deleted_meanwhile_are_dropped() {
+        let records = vec![
+            budget(1, 0, 100),
+            budget(A, 1, 50),
+            budget(99, 0, 100),
+            budget(98, 1, 100),
+        ];
+        let mut pool = load_with(records).unwrap();
+        assert_eq!(pool.tenant_budgets().count(), 1);
+        assert_eq!(pool.volume_budget(VolumeId(A)).unwrap().base.iops, 50);
+        assert_eq!(pool.volume_budgets().count(), 1);
+        // Their records go with the next batch.
+        let batch = pool.take_batch().unwrap().unwrap();
+        let gone = [
+            Key::new(Table::Budgets, 98, 1),
+            Key::new(Table::Budgets, 99, 0),
+        ];
+        assert_eq!(batch.records, gone.map(|key| (key, None)));
+    }
+
     #[test]
     fn contradictions_are_damage() {
         let wrong: Vec<(&str, Records)> = vec![
@@ -529,6 +560,12 @@ mod tests {
                 "cannot be read",
                 vec![(Key::new(Table::Tenants, 1, 0), vec![9])],
             ),
+            (
+                "cannot be read",
+                vec![(Key::new(Table::Budgets, 1, 0), vec![3, 1])],
+            ),
+            ("the budget 1/2 cannot be", vec![budget(1, 2, 100)]),
+            ("the budget 1/0 cannot be", vec![budget(1, 0, 0)]),
             (
                 "cannot be read",
                 vec![(Key::new(Table::Maps, A, 0), vec![])],

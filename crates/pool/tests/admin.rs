@@ -5,6 +5,7 @@
 mod common;
 
 use common::{DRAINED, commit, new_pool, reopen, spec, stores, try_open};
+use forebay_burst::budget::{Budget, Burst, LEAST, Rate};
 use forebay_pool::{
     ErrorKind, MAX_VOLUME_BYTES, NewVolume, Pool, PoolError, Probe, Uuid, create, destroy, probe,
 };
@@ -337,4 +338,98 @@ fn two_exports_of_a_volume_are_both_shared() {
     ] {
         assert_eq!(kind(pool.create_export_as(v, bad, 0)), ErrorKind::Invalid);
     }
+}
+
+/// Whatever is stated in whatever order: volumes' bases are together at most their tenant's, and all of it is there again
+/// when the pool is opened.
+#[test]
+fn budgets_are_kept_and_volumes_share_their_tenants() {
+    let budget = |iops: u64| Budget {
+        base: Rate {
+            iops,
+            bytes: 1 << 20,
+        },
+        burst: Rate {
+            iops: 100_000,
+            bytes: 1 << 30,
+        },
+        how: Burst::Credit { seconds: 60 },
+    };
+    let (stores, mut pool, mut catalog) = with_tenant();
+    let tenant = pool.tenant("acme").unwrap().id;
+    let volumes: Vec<_> = ["a", "b", "c"]
+        .map(|name| {
+            pool.create_volume(&new("acme", name, 4096, None), 0)
+                .unwrap()
+        })
+        .into();
+    // A base of the least counts as none, and bytes are not what is short here.
+    let of_volume = |iops: u64| Budget {
+        base: Rate {
+            iops,
+            bytes: LEAST.bytes,
+        },
+        ..budget(iops)
+    };
+    let (mut whole, mut parts) = (None, [None; 3]);
+    let mut random = 7u64;
+    let mut next = |below: u64| {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (random >> 33) % below
+    };
+    let mut refused = 0;
+    for step in 0..200 {
+        let iops = (next(4) > 0).then(|| 10 + next(1000));
+        let who = next(4) as usize;
+        let (mut new_whole, mut new_parts) = (whole, parts);
+        let done = match who {
+            3 => {
+                new_whole = iops;
+                pool.set_tenant_budget(tenant, iops.map(budget))
+            }
+            volume => {
+                new_parts[volume] = iops;
+                pool.set_volume_budget(volumes[volume], iops.map(of_volume))
+            }
+        };
+        let counted = |iops: &Option<u64>| iops.filter(|iops| *iops > 10).unwrap_or(0);
+        let fits = new_parts.iter().map(counted).sum::<u64>() <= new_whole.unwrap_or(0);
+        let shrinks = who < 3 && counted(&new_parts[who]) == 0;
+        assert_eq!(
+            done.is_ok(),
+            fits || shrinks,
+            "step {step}: {new_whole:?} {new_parts:?}"
+        );
+        match done {
+            Ok(_) => (whole, parts) = (new_whole, new_parts),
+            Err(error) => {
+                assert_eq!(error.kind, ErrorKind::Invalid);
+                refused += 1;
+            }
+        }
+        if step % 50 == 49 {
+            commit(&mut pool, &catalog);
+            drop((pool, catalog));
+            (pool, catalog) = reopen(&stores, true);
+        }
+        assert_eq!(pool.tenant_budget(tenant).copied(), whole.map(budget));
+        for (volume, part) in volumes.iter().zip(parts) {
+            assert_eq!(pool.volume_budget(*volume).copied(), part.map(of_volume));
+        }
+    }
+    assert!((20..180).contains(&refused), "{refused}");
+    // They go with what they are of.
+    for volume in &volumes {
+        pool.delete_volume(*volume, &DRAINED).unwrap();
+    }
+    pool.delete_tenant("acme").unwrap();
+    commit(&mut pool, &catalog);
+    drop((pool, catalog));
+    let (pool, _catalog) = reopen(&stores, true);
+    assert_eq!(
+        (pool.tenant_budgets().count(), pool.volume_budgets().count()),
+        (0, 0)
+    );
 }

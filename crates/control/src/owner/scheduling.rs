@@ -273,12 +273,11 @@ impl Owner {
             }
             Ok(read)
         });
-        match read {
-            Ok(read) => *node.settings.borrow_mut() = read.unwrap_or_default(),
-            Err(error) => {
-                self.tell_damaged("how I/O is admitted", "`forebay scheduling set`", &error)
-            }
-        }
+        let read = read.unwrap_or_else(|error| {
+            self.tell_damaged("how I/O is admitted", "`forebay scheduling set`", &error);
+            None
+        });
+        *node.settings.borrow_mut() = read.unwrap_or_default();
         let read = files::read_json::<Measured>(&costs).map_err(|error| error.to_string());
         let read = read.and_then(|read| {
             if let Some(read) = &read {
@@ -287,10 +286,10 @@ impl Owner {
             }
             Ok(read)
         });
-        match read {
-            Ok(read) => *node.measured.borrow_mut() = read,
-            Err(error) => self.tell_damaged("what I/O costs", "`forebay calibrate`", &error),
-        }
+        *node.measured.borrow_mut() = read.unwrap_or_else(|error| {
+            self.tell_damaged("what I/O costs", "`forebay calibrate`", &error);
+            None
+        });
     }
 
     fn tell_damaged(&self, what: &str, remedy: &str, error: &str) {

@@ -5,6 +5,7 @@
 //! kind of event that the API's document knows must be named.
 //! Not here: the limits.
 
+use forebay_burst::budget::{MOST, MOST_CREDIT_SECONDS};
 use forebay_control::api::validate::{HOSTS_MAX, NAME_MAX, NQN_MAX};
 use forebay_control::api::{BODY_MAX_BYTES, TIME_LIMIT};
 use forebay_engine::core::OWNER_WAIT_LIMIT_NS;
@@ -13,7 +14,8 @@ use forebay_engine::limits;
 use forebay_nvme::reservation::MAX_REGISTRANTS;
 use forebay_xlate::boundary::message::MAX_MACHINE_QUEUES;
 use forebay_xlate::boundary::region::{
-    MAX_CONTROLLERS, MAX_DEVICES, MAX_LANES, MAX_QUEUE_ENTRIES, MAX_QUEUES, MAX_REACTORS, R2T_PARTS,
+    MAX_CONTROLLERS, MAX_DEVICES, MAX_LANES, MAX_QUEUE_ENTRIES, MAX_QUEUES, MAX_REACTORS,
+    MAX_TENANTS, R2T_PARTS,
 };
 
 #[test]
@@ -46,6 +48,19 @@ fn the_page_of_limits_has_not_drifted() {
             NAME_MAX.to_string(),
         ),
         ("bytes of an NQN", NQN_MAX.to_string()),
+        (
+            "tenants that have exports, where there are budgets",
+            MAX_TENANTS.to_string(),
+        ),
+        ("IOPS of a base or a burst limit", MOST.iops.to_string()),
+        (
+            "bytes a second of a base or a burst limit",
+            MOST.bytes.to_string(),
+        ),
+        (
+            "seconds of a base that can be saved (credit)",
+            MOST_CREDIT_SECONDS.to_string(),
+        ),
         (
             "data of one command (MDTS)",
             format!("{} KiB", MAX_TRANSFER_BYTES / 1024),

@@ -174,3 +174,34 @@ fn a_foreign_database_is_named() {
     let error = catalog.commit(&batch(0..5, Some(9))).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Damaged, "{error}");
 }
+
+/// Versions before budgets made catalogs without a table for them.
+#[test]
+fn a_catalog_of_before_there_were_budgets_is_read_and_gets_some() {
+    let store = Arc::new(MemStore::new(BYTES as usize));
+    let device = forebay_xlate::types::DeviceIndex(0);
+    let area = Area::new(store, device, 0, BYTES, [1; 16]).unwrap();
+    let catalog = Catalog::create(vec![area]).unwrap();
+    catalog.commit(&batch(1..3, Some(5))).unwrap();
+    let without = |table| {
+        let dropped = catalog.with_database(|database| {
+            let transaction = begin(database)?;
+            transaction
+                .delete_table(definition(table))
+                .map_err(convert)?;
+            transaction.commit().map_err(convert)
+        });
+        dropped.unwrap();
+    };
+    without(Table::Budgets);
+    assert_eq!(contents(&catalog), [(1, 5), (2, 5)]);
+    let one = Batch {
+        id: BatchId(2),
+        records: vec![(Key::new(Table::Budgets, 7, 0), Some(vec![7; 9]))],
+    };
+    catalog.commit(&one).unwrap();
+    assert_eq!(contents(&catalog), [(1, 5), (2, 5), (7, 9)]);
+    // Any other table is always there.
+    without(Table::Ports);
+    assert!(catalog.load(|_, _, _, _| Ok(())).is_err());
+}

@@ -4,6 +4,7 @@
 //! same file and the same grant table, as after a kill.
 
 mod ahead;
+mod budgets;
 mod fake;
 mod handing_over;
 mod hang;

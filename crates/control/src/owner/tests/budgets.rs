@@ -1,0 +1,337 @@
+//! Budgets: what an engine is told of them and when, what is refused, and what outlives whom.
+
+use std::cell::Cell;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::*;
+use crate::api::error::ErrorKind;
+use crate::api::events::EventKind;
+use crate::api::scheduling::{
+    BudgetPut, CostsPut, NodeCapacity, Policy, Rate, SchedulingUpdate, TenantBudget,
+};
+
+fn put(base_iops: u64, burst_iops: u64) -> BudgetPut {
+    let rate = |iops: u64| Rate {
+        iops,
+        bytes_s: 1 << 20,
+    };
+    BudgetPut {
+        base: Some(rate(base_iops)),
+        burst: Some(rate(burst_iops)),
+        credit_s: Some(60),
+    }
+}
+
+/// What an engine is told of budgets and exports, in words.
+fn word(message: &ToEngine) -> Option<String> {
+    Some(match message {
+        ToEngine::SetScheduling { scheduling, .. } => match scheduling {
+            Some(scheduling) => format!("on {:?}", scheduling.policy),
+            None => "off".to_owned(),
+        },
+        ToEngine::SetTenantBudget { budget, .. } => match budget {
+            Some(budget) => format!("tenant {}", budget.base.iops),
+            None => "tenant gone".to_owned(),
+        },
+        ToEngine::SetVolumeBudget { budget, .. } => match budget {
+            Some(budget) => format!("volume {}", budget.burst.iops),
+            None => "volume".to_owned(),
+        },
+        ToEngine::SetExport { .. } => "export".to_owned(),
+        ToEngine::RemoveExport { .. } => "no export".to_owned(),
+        _ => return None,
+    })
+}
+
+fn said(fake: &mut Fake) -> Vec<String> {
+    let said = fake.log.iter().filter_map(word).collect();
+    fake.log.clear();
+    said
+}
+
+impl Life {
+    async fn tenant_budget(
+        &mut self,
+        put: Option<BudgetPut>,
+    ) -> Result<TenantBudget, crate::api::error::ApiError> {
+        let owner = self.owner.clone();
+        self.with_engine(async { owner.tenant_budget("t", put).await })
+            .await
+    }
+}
+
+#[test]
+fn an_engine_is_told_of_budgets_before_exports_and_only_while_there_are_some() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.volume("v", 1 << 20).await;
+        life.volume("w", 1 << 20).await;
+        life.export("v").await;
+        assert_eq!(said(&mut life.fake), ["export"]);
+        let set = life.tenant_budget(Some(put(1000, 5000))).await.unwrap();
+        assert!(
+            set.admission.guaranteed && !set.admission.calibrated,
+            "{set:?}"
+        );
+        assert_eq!(said(&mut life.fake), ["on Burst", "tenant 1000", "volume"]);
+        // The same again is nothing to tell.
+        life.tenant_budget(Some(put(1000, 5000))).await.unwrap();
+        assert_eq!(said(&mut life.fake), Vec::<String>::new());
+        life.export("w").await;
+        assert_eq!(said(&mut life.fake), ["volume", "export"]);
+        let owner = life.owner.clone();
+        let limit = BudgetPut {
+            base: None,
+            burst: put(0, 70).burst,
+            credit_s: None,
+        };
+        let shown = life.with_engine(async { owner.volume_budget("t", "w", Some(limit)).await });
+        assert_eq!(shown.await.unwrap().budget.unwrap().burst.iops, 70);
+        assert_eq!(said(&mut life.fake), ["volume 70"]);
+        let update = SchedulingUpdate {
+            policy: Some(Policy::Wild),
+            ..SchedulingUpdate::default()
+        };
+        let update = life.with_engine(async { owner.scheduling_update(update).await });
+        assert!(update.await.unwrap().on);
+        assert_eq!(said(&mut life.fake), ["on Wild"]);
+        // The next engine, and the next daemon's, are told all of it before exports.
+        let all = [
+            "on Wild",
+            "tenant 1000",
+            "volume",
+            "volume 70",
+            "export",
+            "export",
+        ];
+        life.replace_engine(|_| {}).await;
+        life.fake.settle().await;
+        assert_eq!(said(&mut life.fake), all);
+        drop(owner);
+        let before = life.kill().await;
+        let begin = Begin {
+            generation: 3,
+            ..Begin::default()
+        };
+        let mut life = Life::next(&place, begin, &before).await;
+        let all = all.map(|word| word.replace("Wild", "Burst"));
+        assert_eq!(said(&mut life.fake), all);
+        // A tenant without exports takes no place; without budgets there is no scheduling.
+        let owner = life.owner.clone();
+        for volume in ["v", "w"] {
+            let gone = owner.export_delete("t".to_owned(), volume.to_owned());
+            life.with_engine(gone).await.unwrap();
+        }
+        assert_eq!(
+            said(&mut life.fake),
+            ["no export", "no export", "tenant gone"]
+        );
+        life.with_engine(async { owner.volume_budget("t", "w", None).await })
+            .await
+            .unwrap();
+        life.tenant_budget(None).await.unwrap();
+        assert_eq!(said(&mut life.fake), ["off"]);
+    });
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_what_would_fit() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.volume("v", 1 << 20).await;
+        let refused = life.tenant_budget(Some(put(20, 15))).await.unwrap_err();
+        assert!(refused.message.contains("at most"), "{refused}");
+        let refused = life.tenant_budget(Some(put(0, 9000))).await.unwrap_err();
+        assert!(refused.message.contains("10 to"), "{refused}");
+        let much = put(10_000_000, 10_000_000);
+        let refused = life.tenant_budget(Some(much)).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::NoSpace);
+        let fits = refused.message.split(": a base of ").nth(1).unwrap();
+        let fits: u64 = fits.split(' ').next().unwrap().parse().unwrap();
+        let fits = BudgetPut {
+            base: Some(Rate {
+                iops: fits,
+                bytes_s: 65_536,
+            }),
+            ..much
+        };
+        life.tenant_budget(Some(fits)).await.unwrap();
+        life.tenant_budget(None).await.unwrap();
+        assert!(
+            refused.hint.unwrap().contains("defaults"),
+            "it says from what"
+        );
+        life.tenant_budget(Some(put(1000, 5000))).await.unwrap();
+        let owner = life.owner.clone();
+        let refused = owner.volume_budget("t", "v", Some(put(1001, 5000))).await;
+        assert!(refused.unwrap_err().message.contains("at most 1000 fits"));
+        let kept =
+            life.with_engine(async { owner.volume_budget("t", "v", Some(put(900, 5000))).await });
+        kept.await.unwrap();
+        let refused = life.tenant_budget(Some(put(800, 5000))).await.unwrap_err();
+        assert!(refused.message.contains("at least 900 fits"), "{refused}");
+        assert!(
+            life.tenant_budget(None).await.is_err(),
+            "its volumes have bases"
+        );
+    });
+}
+
+#[test]
+fn ten_thousand_changes_are_kept_and_told() {
+    run(async {
+        const CHANGES: u64 = 10_000;
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.volume("v", 1 << 20).await;
+        life.export("v").await;
+        let done = Rc::new(Cell::new(0));
+        for change in 0..CHANGES {
+            let (owner, done) = (life.owner.clone(), done.clone());
+            tokio::task::spawn_local(async move {
+                let budget = (change % 100 != 0 || change == 0).then(|| put(100 + change, 50_000));
+                owner.tenant_budget("t", budget).await.unwrap();
+                done.set(done.get() + 1);
+            });
+        }
+        life.with_engine(async {
+            while done.get() < CHANGES {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        let last = life
+            .fake
+            .log
+            .iter()
+            .rev()
+            .find_map(|message| match message {
+                ToEngine::SetTenantBudget { budget, .. } => *budget,
+                _ => None,
+            });
+        assert_eq!(last.unwrap().base.iops, 100 + CHANGES - 1);
+        assert!(
+            life.owner.committer.commits() < CHANGES / 4,
+            "changes share commits"
+        );
+    });
+}
+
+#[test]
+fn settings_and_costs_outlive_the_daemon_and_damage_is_told() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        let folder = place.folder.path();
+        let owner = life.owner.clone();
+        owner.set_node(folder, 2);
+        assert!(!owner.costs_show().calibrated);
+        let mut measured = owner.costs_show().profiles[4];
+        measured.cpu_ns = [500.0; 6];
+        let costs = CostsPut {
+            profiles: vec![measured],
+            note: Some("here".to_owned()),
+        };
+        let bad = |change: fn(&mut CostsPut)| {
+            let mut costs = costs.clone();
+            change(&mut costs);
+            costs
+        };
+        for bad in [
+            bad(|costs| costs.profiles[0].cpu_ns[3] = f64::NAN),
+            bad(|costs| costs.profiles[0].device_ns[0] = -1.0),
+            bad(|costs| costs.profiles[0].cpu_ns = [0.0; 6]),
+            bad(|costs| costs.profiles.clear()),
+            bad(|costs| costs.profiles.push(costs.profiles[0])),
+        ] {
+            let refused = owner.costs_put(Some(bad)).await.unwrap_err();
+            assert_eq!(refused.kind, ErrorKind::Invalid);
+        }
+        let put = life.with_engine(async { owner.costs_put(Some(costs)).await });
+        assert_eq!(put.await.unwrap().profiles[4].cpu_ns, [500.0; 6]);
+        let update = |name: &str, value: f64| SchedulingUpdate {
+            params: [(name.to_owned(), Some(value))].into(),
+            ..SchedulingUpdate::default()
+        };
+        for bad in [
+            update("keep", 7.0),
+            update("speed", 1.0),
+            SchedulingUpdate {
+                oversubscription: Some(0.5),
+                ..SchedulingUpdate::default()
+            },
+            SchedulingUpdate {
+                capacity: Some(NodeCapacity {
+                    device_reads: f64::INFINITY,
+                    ..owner.scheduling_show().capacity
+                }),
+                ..SchedulingUpdate::default()
+            },
+        ] {
+            let refused = owner.scheduling_update(bad).await.unwrap_err();
+            assert_eq!(refused.kind, ErrorKind::Invalid);
+        }
+        let set = owner
+            .scheduling_update(update("window_ns", 500_000.0))
+            .await;
+        assert_eq!(set.unwrap().params["window_ns"], 500_000.0);
+        // As the next daemon does.
+        owner.set_node(folder, 2);
+        assert_eq!(owner.costs_show().note.as_deref(), Some("here"));
+        assert_eq!(owner.scheduling_show().params["window_ns"], 500_000.0);
+        let warnings = || {
+            let events = owner.events.all();
+            let warned = events.iter().filter(|e| e.kind == EventKind::Warning);
+            warned.map(|e| e.message.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(warnings(), Vec::<String>::new());
+        for (name, text) in [
+            ("costs.json", "{\"at_s\": 1, \"profiles\": []}"),
+            ("costs.json", "{"),
+            ("scheduling.json", "{\"oversubscription\": -1}"),
+        ] {
+            std::fs::write(folder.join(name), text).unwrap();
+        }
+        owner.set_node(folder, 2);
+        assert_eq!(warnings().len(), 2, "{:?}", warnings());
+    });
+}
+
+#[test]
+fn what_tenants_used_does_not_fall_when_their_engine_does() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.volume("v", 1 << 20).await;
+        life.export("v").await;
+        life.tenant_budget(Some(put(1000, 5000))).await.unwrap();
+        let id = life.owner.core.borrow().pool.tenant("t").unwrap().id.0;
+        let count = |fake: &Fake, used: u64, credit: u64| {
+            let record = &fake.region.tenants()[3];
+            record.tenant.store(id + 1, Relaxed);
+            record.used_ops.store(used, Relaxed);
+            record.credit_ops.store(credit, Relaxed);
+            record.granted_ops_s.store(900, Relaxed);
+            fake.region.header().reactors.store(1, Relaxed);
+            fake.region.reactors()[0].windows.store(used, Relaxed);
+        };
+        let seen = |life: &Life| {
+            let stats = life.owner.stats(Default::default());
+            let [tenant] = &stats.tenants[..] else {
+                panic!("{:?}", stats.tenants);
+            };
+            let windows = stats.reactors[0].windows;
+            (tenant.used_ops, windows, tenant.credit.unwrap().ops)
+        };
+        count(&life.fake, 500, 70_000);
+        // No more credit than its budget allows is shown.
+        assert_eq!(seen(&life), (500, 500, 60_000));
+        let shown = life.owner.tenant_show("t").unwrap();
+        assert_eq!(shown.credit.unwrap().most_ops, 60_000);
+        life.replace_engine(|fake| count(fake, 20, 30)).await;
+        life.fake.settle().await;
+        assert_eq!(seen(&life), (520, 520, 30));
+    });
+}
