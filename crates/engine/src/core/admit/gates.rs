@@ -1,0 +1,543 @@
+//! The gates of a reactor's lanes, and the queues behind them.
+//!
+//! **Design.** A lane's gate says what must be looked at before a command of it is charged: nothing, most often. What is not
+//! admitted is in its lane's queue, linked through the slab, and the lane in one of two lists: those that may go on in
+//! a turn, and those that wait for the window's end. All of it is made once, and allocates nothing.
+//!
+//! **Not here:** what is done with a command ([`super`]).
+
+use super::super::io::{Io, IoOp};
+use super::super::parked::NONE;
+use crate::lane::{Lane, LaneIndex};
+use forebay_burst::board::Board;
+use forebay_burst::budget::Budget;
+use forebay_burst::cost::{CostTable, Frontend, Operation};
+use forebay_burst::params::{BadParam, Params, Policy};
+use forebay_burst::scheduler::{Scheduler, Seen};
+use forebay_burst::units::{PARTS, Resource, SHARED, Units};
+use forebay_xlate::boundary::message::Frontend as ExportFrontend;
+use forebay_xlate::boundary::region::{MAX_LANES, ReactorRecord, Region, bump};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Of a turn, lanes above their base have so much processor time together, by what their commands cost.
+const TURN_NS: i32 = 20_000;
+/// A lane with so many commands that wait takes no more from its machine's rings.
+const ENOUGH: u32 = 8;
+/// Tenants whose records are written at a window's end: each is about every 10 ms.
+const RECORDED_AT_ONCE: usize = 32;
+/// What is charged at most for zeroing: its bytes are on no link, and devices do it in their own way.
+const MAX_ZEROED_BYTES: u64 = 1 << 20;
+
+/// How a reactor admits commands.
+#[derive(Debug)]
+pub struct Admission {
+    pub(super) scheduler: Scheduler,
+    costs: Arc<CostTable>,
+    gates: Box<[Gate]>,
+    tenants: Box<[Told]>,
+    /// Lanes that wait and were not refused in this window.
+    pub(super) ready: Vec<u32>,
+    /// Of them the one that is asked next.
+    at: usize,
+    /// Lanes that wait for the next window.
+    refused: Vec<u32>,
+    pub(super) ends_ns: u64,
+    turn: u32,
+    /// What a lane above its base has of a turn; and how many wanted more in this one.
+    quantum: i32,
+    pub(super) wanting: i32,
+    /// Some lane may have to leave what is in its rings.
+    pub(super) stops: bool,
+    /// Turns in this window that had something to do: how long together, and how many.
+    pub(super) turns: (u64, u64),
+    /// The tenant whose record is written next.
+    record_at: usize,
+}
+
+/// A lane, as far as it is asked whether a command may begin.
+#[derive(Clone, Debug)]
+struct Gate {
+    /// Whether more than its budget must be looked at: [`FREE`], [`WAITS`].
+    closer: u8,
+    frontend: Frontend,
+    /// It is in one of the lists.
+    listed: bool,
+    /// The turn in which it was found above its base, with its part of it used.
+    above: u32,
+    /// The turn that the next one is of.
+    turn: u32,
+    left: i32,
+    tenant: u32,
+    /// Commands that wait.
+    first: u32,
+    last: u32,
+    count: u32,
+    refused_ns: u64,
+}
+
+/// Its volume is no tenant's: nothing is charged.
+const FREE: u8 = 1;
+/// Commands wait.
+const WAITS: u8 = 2;
+
+/// What a tenant's record was told.
+#[derive(Clone, Default, Debug)]
+struct Told {
+    lanes: u32,
+    seen: Seen,
+    throttled_ops: u64,
+    throttled_ns: u64,
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self {
+            closer: FREE,
+            frontend: Frontend::Tcp,
+            listed: false,
+            above: 0,
+            turn: 0,
+            left: 0,
+            tenant: u32::MAX,
+            first: NONE,
+            last: NONE,
+            count: 0,
+            refused_ns: 0,
+        }
+    }
+}
+
+impl Gate {
+    /// One waits no more.
+    fn popped(&mut self) {
+        self.count -= 1;
+        if self.count == 0 {
+            (self.first, self.last) = (NONE, NONE);
+            self.closer &= !WAITS;
+        }
+    }
+}
+
+/// What comes of asking a lane that waits.
+enum Asked {
+    Begin(u32),
+    /// Nothing waits there.
+    Empty,
+    /// It has had its part of this turn.
+    Enough,
+    Refused,
+}
+
+#[inline]
+fn cost_of(costs: &CostTable, frontend: Frontend, op: &IoOp) -> Units {
+    let (operation, len_bytes) = match *op {
+        IoOp::Read { len_bytes, .. } | IoOp::Compare { len_bytes, .. } => {
+            (Operation::Read, len_bytes)
+        }
+        IoOp::Write { len_bytes, .. } | IoOp::CompareAndWrite { len_bytes, .. } => {
+            (Operation::Write, len_bytes)
+        }
+        IoOp::WriteZeroes {
+            len_bytes,
+            deallocate: false,
+            ..
+        } => (Operation::Write, len_bytes.min(MAX_ZEROED_BYTES) as u32),
+        IoOp::WriteZeroes { .. } | IoOp::Flush | IoOp::Deallocate { .. } => (Operation::Other, 0),
+    };
+    costs.of(frontend, operation, len_bytes)
+}
+
+impl Admission {
+    /// For one reactor, which has `per_second` of each resource. The first window ends with the first turn.
+    ///
+    /// # Errors
+    /// A parameter that is out of its range.
+    pub fn new(
+        params: Params,
+        per_second: &[f64; SHARED],
+        costs: &Arc<CostTable>,
+        board: &Arc<Board>,
+    ) -> Result<Self, BadParam> {
+        Ok(Self {
+            scheduler: Scheduler::new(params, per_second, MAX_LANES, board)?,
+            costs: costs.clone(),
+            gates: vec![Gate::default(); MAX_LANES].into(),
+            tenants: vec![Told::default(); board.tenants()].into(),
+            ready: Vec::with_capacity(MAX_LANES),
+            at: 0,
+            refused: Vec::with_capacity(MAX_LANES),
+            ends_ns: 0,
+            turn: 1,
+            quantum: TURN_NS,
+            wanting: 0,
+            stops: false,
+            turns: (0, 0),
+            record_at: 0,
+        })
+    }
+
+    /// A tenant has this budget from now on.
+    pub fn set_budget(&mut self, tenant: u32, budget: &Budget) {
+        if (tenant as usize) < self.tenants.len() {
+            (self.scheduler).set_budget(tenant as usize, budget, &self.costs);
+        }
+    }
+
+    /// Whether a command may begin; if so, it is paid for.
+    #[inline]
+    pub(super) fn admit(&mut self, lane: LaneIndex, op: &IoOp) -> bool {
+        let at = lane.0 as usize % MAX_LANES;
+        let gate = &mut self.gates[at];
+        if gate.turn != self.turn {
+            (gate.turn, gate.left) = (self.turn, self.quantum);
+        }
+        if gate.closer != 0 || gate.left <= 0 {
+            return self.look_closer(at, op);
+        }
+        let cost = cost_of(&self.costs, gate.frontend, op);
+        let admitted = self.scheduler.admit(at, &cost);
+        if admitted {
+            gate.left -= cost[Resource::Cpu];
+            if gate.left <= 0 {
+                self.has_enough(at);
+            }
+        }
+        admitted
+    }
+
+    #[cold]
+    fn look_closer(&mut self, at: usize, op: &IoOp) -> bool {
+        let gate = &self.gates[at];
+        if gate.closer != 0 {
+            return gate.closer == FREE;
+        }
+        let cost = cost_of(&self.costs, gate.frontend, op);
+        !self.has_enough(at) && self.scheduler.admit(at, &cost)
+    }
+
+    /// Whether a lane has had its part of this turn; who is within their base never has.
+    #[cold]
+    fn has_enough(&mut self, at: usize) -> bool {
+        let gate = &mut self.gates[at];
+        if gate.left > 0 || gate.turn != self.turn || gate.closer & FREE != 0 {
+            return false;
+        }
+        if gate.above != self.turn {
+            if self.scheduler.is_within_base(at) {
+                return false;
+            }
+            gate.above = self.turn;
+            self.wanting += 1;
+            self.stops = true;
+        }
+        true
+    }
+
+    /// Whether a lane that has room may take commands from its machine's rings.
+    #[inline]
+    pub(super) fn may_fetch(&self, lane: LaneIndex) -> bool {
+        let gate = &self.gates[lane.0 as usize % MAX_LANES];
+        gate.count < ENOUGH && gate.above != self.turn
+    }
+
+    /// Whether so many commands of a lane wait that nobody looks at its machine's rings.
+    pub(super) fn is_full(&self, lane: LaneIndex) -> bool {
+        self.gates[lane.0 as usize % MAX_LANES].count >= ENOUGH
+    }
+
+    /// A command waits.
+    pub(super) fn push(&mut self, index: u32, ios: &mut [Io], now_ns: u64) {
+        let io = &mut ios[index as usize];
+        let at = io.lane.0 as usize % MAX_LANES;
+        let gate = &mut self.gates[at];
+        io.link = NONE;
+        if gate.closer & FREE == 0 {
+            let cost = cost_of(&self.costs, gate.frontend, &io.op);
+            self.scheduler.wait(at, &cost);
+        }
+        match gate.last {
+            NONE => gate.first = index,
+            last => ios[last as usize].link = index,
+        }
+        gate.last = index;
+        gate.count += 1;
+        gate.closer |= WAITS;
+        self.stops = true;
+        if !std::mem::replace(&mut gate.listed, true) {
+            if gate.above == self.turn {
+                self.ready.push(at as u32);
+            } else {
+                gate.refused_ns = now_ns;
+                self.refused.push(at as u32);
+            }
+        }
+    }
+
+    /// The next command that waited and may begin in this turn.
+    pub(super) fn next(&mut self, ios: &mut [Io], now_ns: u64) -> Option<u32> {
+        while let Some(lane) = self.ready.get(self.at).copied() {
+            match self.ask(lane as usize, ios, now_ns) {
+                Asked::Begin(index) => return Some(index),
+                Asked::Enough => self.at += 1,
+                Asked::Empty => {
+                    self.gates[lane as usize].listed = false;
+                    self.ready.swap_remove(self.at);
+                }
+                Asked::Refused => {
+                    self.refused.push(lane);
+                    self.ready.swap_remove(self.at);
+                }
+            }
+        }
+        self.at = 0;
+        None
+    }
+
+    fn ask(&mut self, at: usize, ios: &mut [Io], now_ns: u64) -> Asked {
+        let gate = &mut self.gates[at];
+        let Some(io) = ios.get_mut(gate.first as usize) else {
+            return Asked::Empty;
+        };
+        if gate.turn != self.turn {
+            (gate.turn, gate.left) = (self.turn, self.quantum);
+        }
+        let cost = cost_of(&self.costs, gate.frontend, &io.op);
+        if self.has_enough(at) {
+            return Asked::Enough;
+        }
+        let gate = &mut self.gates[at];
+        if gate.closer & FREE == 0 && !self.scheduler.resume(at, &cost) {
+            gate.refused_ns = now_ns;
+            return Asked::Refused;
+        }
+        gate.left -= cost[Resource::Cpu];
+        let index = gate.first;
+        gate.first = std::mem::replace(&mut io.link, NONE);
+        gate.popped();
+        Asked::Begin(index)
+    }
+
+    /// Takes out what waits and should end by now.
+    pub(super) fn take_overdue(&mut self, ios: &mut [Io], now_ns: u64, overdue: &mut Vec<u32>) {
+        for lane in self.ready.iter().chain(&self.refused) {
+            let at = *lane as usize;
+            let gate = &mut self.gates[at];
+            let (mut before, mut next) = (NONE, gate.first);
+            while let Some(io) = ios.get_mut(next as usize) {
+                let (index, link) = (next, io.link);
+                next = link;
+                if io.deadline_ns > now_ns {
+                    before = index;
+                    continue;
+                }
+                self.scheduler
+                    .cancel(at, &cost_of(&self.costs, gate.frontend, &io.op));
+                io.link = NONE;
+                match before {
+                    NONE => gate.first = link,
+                    before => ios[before as usize].link = link,
+                }
+                if gate.last == index {
+                    gate.last = before;
+                }
+                gate.popped();
+                overdue.push(index);
+            }
+        }
+    }
+
+    /// Whether a command that waits no more was over budget; if so, its tenant is told.
+    pub(super) fn was_over_budget(&mut self, io: &Io, waited_ns: u64) -> bool {
+        let gate = &self.gates[io.lane.0 as usize % MAX_LANES];
+        let over = gate.refused_ns >= io.started_ns;
+        if over && let Some(tenant) = self.tenants.get_mut(gate.tenant as usize) {
+            tenant.throttled_ops += 1;
+            tenant.throttled_ns += waited_ns;
+        }
+        over
+    }
+
+    /// A lane has this share.
+    pub(super) fn attach(&mut self, lane: &Lane) {
+        let at = lane.index.0 as usize % MAX_LANES;
+        let gate = &mut self.gates[at];
+        gate.frontend = match lane.export.frontend {
+            ExportFrontend::NvmeTcp => Frontend::Tcp,
+            ExportFrontend::NvmePcie { .. } => Frontend::Pcie,
+            ExportFrontend::VhostUser { .. } => Frontend::Vhost,
+        };
+        let share = lane
+            .share
+            .filter(|share| (share.tenant as usize) < self.tenants.len());
+        let Some(share) = share else {
+            self.detach(at);
+            return;
+        };
+        if gate.tenant != share.tenant {
+            self.detach(at);
+            let gate = &mut self.gates[at];
+            (gate.tenant, gate.closer) = (share.tenant, gate.closer & !FREE);
+            self.tenants[share.tenant as usize].lanes += 1;
+            self.scheduler.attach(at, share.tenant as usize);
+        }
+        self.scheduler.set_volume(at, share.budget.as_ref());
+    }
+
+    /// A lane is nobody's.
+    pub(super) fn detach(&mut self, at: usize) {
+        let gate = &mut self.gates[at];
+        gate.closer |= FREE;
+        let tenant = std::mem::replace(&mut gate.tenant, u32::MAX);
+        if let Some(tenant) = self.tenants.get_mut(tenant as usize) {
+            tenant.lanes -= 1;
+            self.scheduler.detach(at);
+        }
+    }
+
+    /// Gives up everything that waits, in order within each lane.
+    pub(super) fn give_up(&mut self, ios: &mut [Io], waited: &mut Vec<u32>) {
+        self.scheduler.leave();
+        for lane in self.ready.drain(..).chain(self.refused.drain(..)) {
+            let mut next = self.gates[lane as usize].first;
+            while let Some(io) = ios.get_mut(next as usize) {
+                waited.push(next);
+                next = std::mem::replace(&mut io.link, NONE);
+            }
+        }
+    }
+
+    /// A turn begins.
+    #[inline]
+    pub(super) fn begin_turn(
+        &mut self,
+        now_ns: u64,
+        ios: &[Io],
+        record: &ReactorRecord,
+        region: &Region,
+    ) {
+        self.turn = self.turn.wrapping_add(1);
+        self.quantum = match self.scheduler.params().policy {
+            Policy::Burst => TURN_NS / std::mem::take(&mut self.wanting).max(1),
+            Policy::Base | Policy::Wild => i32::MAX,
+        };
+        if now_ns >= self.ends_ns {
+            self.end_window(now_ns, ios, record, region);
+        }
+        self.stops = self.waits();
+    }
+
+    /// Whether any lane waits.
+    #[inline]
+    pub(super) fn waits(&self) -> bool {
+        !self.ready.is_empty() || !self.refused.is_empty()
+    }
+
+    #[cold]
+    fn end_window(&mut self, now_ns: u64, ios: &[Io], record: &ReactorRecord, region: &Region) {
+        let window_ns = self.scheduler.params().window_ns;
+        let passed = match self.ends_ns {
+            0 => 1,
+            ends_ns => (now_ns - ends_ns) / window_ns + 1,
+        };
+        self.ends_ns = match self.ends_ns {
+            0 => now_ns + window_ns,
+            ends_ns => ends_ns + passed * window_ns,
+        };
+        // What arrives waits for the turn that it finds; and what may begin, but has no turn, for those before it.
+        let (sum_ns, turns) = std::mem::take(&mut self.turns);
+        let turn_ns = sum_ns.checked_div(turns).unwrap_or(0);
+        let first = |lane: &u32| ios.get(self.gates[*lane as usize].first as usize);
+        let queued = self.ready.iter().filter_map(first);
+        let queued_ns = queued.map(|io| now_ns.saturating_sub(io.started_ns)).max();
+        let delay_ns = turn_ns.max(queued_ns.unwrap_or(0));
+        if delay_ns > 0 {
+            self.scheduler.observe(Resource::Cpu, delay_ns, 1);
+        }
+        self.scheduler.turn(passed);
+        self.ready.append(&mut self.refused);
+        for _ in 0..RECORDED_AT_ONCE.min(self.tenants.len()) {
+            let tenant = self.record_at;
+            self.record_at = (tenant + 1) % self.tenants.len();
+            self.record(tenant, region);
+        }
+        for (cell, factor) in record
+            .corrections_milli
+            .iter()
+            .zip(self.scheduler.corrections())
+        {
+            cell.store((factor * 1000.0) as u64, Relaxed);
+        }
+        bump(&record.windows, passed);
+        bump(
+            &record.scheduling_ns,
+            crate::core::monotonic_ns().saturating_sub(now_ns),
+        );
+    }
+
+    /// Writes what is known of a tenant into its record.
+    fn record(&mut self, tenant: usize, region: &Region) {
+        let Some(record) = region.tenants().get(tenant) else {
+            return;
+        };
+        let told = &mut self.tenants[tenant];
+        let seen = self.scheduler.seen(tenant);
+        if told.lanes == 0 && seen == told.seen && told.throttled_ops == 0 {
+            return;
+        }
+        let old = std::mem::replace(&mut told.seen, seen);
+        let add = |cell: &AtomicU64, more: u64| {
+            if more > 0 {
+                cell.fetch_add(more, Relaxed);
+            }
+        };
+        let parts = |new: u64, old: u64| new / PARTS as u64 - old / PARTS as u64;
+        add(&record.used_ops, parts(seen.used_parts, old.used_parts));
+        add(&record.used_bytes, seen.used_bytes - old.used_bytes);
+        add(
+            &record.metered_ops,
+            parts(seen.metered_parts, old.metered_parts),
+        );
+        add(
+            &record.metered_bytes,
+            seen.metered_bytes - old.metered_bytes,
+        );
+        add(
+            &record.throttled_ops,
+            std::mem::take(&mut told.throttled_ops),
+        );
+        add(&record.throttled_ns, std::mem::take(&mut told.throttled_ns));
+        add(&record.taken_ops, seen.taken - old.taken);
+        add(&record.lost_ops, seen.lost - old.lost);
+        add(&record.reserve_ops, seen.from_reserve - old.from_reserve);
+        add(
+            &record.active_windows,
+            seen.active_windows - old.active_windows,
+        );
+        add(
+            &record.burst_windows,
+            seen.burst_windows - old.burst_windows,
+        );
+        let granted = seen.granted(self.scheduler.params().window_ns);
+        for (cell, value) in [
+            (&record.credit_ops, seen.credit_parts / PARTS as u64),
+            (&record.credit_bytes, seen.credit_bytes),
+            (&record.granted_ops_s, granted.iops),
+            (&record.granted_bytes_s, granted.bytes),
+        ] {
+            cell.store(value, Relaxed);
+        }
+    }
+
+    /// Writes all records, for the last time.
+    pub(super) fn record_all(&mut self, record: &ReactorRecord, region: &Region) {
+        for tenant in 0..self.tenants.len() {
+            self.record(tenant, region);
+        }
+        record
+            .corrections_milli
+            .iter()
+            .for_each(|cell| cell.store(0, Relaxed));
+    }
+}
