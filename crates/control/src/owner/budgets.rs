@@ -244,18 +244,20 @@ impl Owner {
         put: Option<BudgetPut>,
     ) -> Result<TenantBudget, ApiError> {
         let budget = put.as_ref().map(budget_of).transpose()?;
-        let core = self.core.borrow();
-        let id = core.pool.tenant(name).map_err(api_error)?.id;
-        drop(core);
+        let id = {
+            let core = self.core.borrow();
+            core.pool.tenant(name).map_err(api_error)?.id
+        };
         if let Some(budget) = &budget {
             self.admit_base(id, budget)?;
         }
         let set = self.core.borrow_mut().pool.set_tenant_budget(id, budget);
         set.map_err(api_error)?;
         self.keep_budgets().await?;
-        let core = self.core.borrow();
-        let budget = core.pool.tenant_budget(id).map(show_budget);
-        drop(core);
+        let budget = {
+            let core = self.core.borrow();
+            core.pool.tenant_budget(id).map(show_budget)
+        };
         Ok(TenantBudget {
             tenant: name.to_owned(),
             budget,
