@@ -308,7 +308,10 @@ fn put(figures: &mut [Vec<f64>; 4], did: &[Did]) {
         victim.mean_us(),
         victim.part_us(0.99),
         victim.iops(),
-        others.iter().map(Did::iops).sum(),
+        others
+            .iter()
+            .map(Did::iops)
+            .fold(0.0, |sum, iops| sum + iops),
     ];
     for (figures, value) in figures.iter_mut().zip(values) {
         figures.push(value);

@@ -22,6 +22,8 @@ const FEW: usize = 8;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A connection to a volume.
+// There are few, and none is moved while it is measured.
+#[allow(clippy::large_enum_variant)]
 pub(super) enum Host {
     Machine {
         queue: Box<dyn Queue>,

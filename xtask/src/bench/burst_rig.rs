@@ -124,7 +124,21 @@ impl Rig {
             &["--seconds", "30"]
         };
         let args = [&["calibrate", "--anyway"][..], quick].concat();
-        self.forebay.cli(&args).map(drop)
+        let costs = &self.forebay.cli(&args)?["costs"];
+        let reads = costs
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(|cost| cost["operation"] == "read");
+        for cost in reads {
+            println!(
+                "a read of 4 KiB over {}: {:.0} ns of the processor, {:.0} ns of the device",
+                cost["frontend"],
+                cost["cpu_ns"][0].as_f64().unwrap_or(0.0),
+                cost["device_ns"][0].as_f64().unwrap_or(0.0)
+            );
+        }
+        Ok(())
     }
 
     /// Sets how I/O is admitted, and everyone's budget.

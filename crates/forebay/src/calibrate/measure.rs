@@ -26,6 +26,9 @@ const OTHERS_PART: u64 = 50;
 const REACTOR_BUSY: f64 = 0.85;
 /// Reactors that work for less than this part of it may sleep between commands.
 const ASLEEP: f64 = 0.5;
+/// Reactors whose processes had less than this part of what their turns took had to leave their processor to others; the
+/// kernel's clock is too coarse for less.
+const ROBBED: f64 = 0.8;
 /// A device has so much of the commands if they wait for it.
 const AT_DEVICE: f64 = 0.5;
 /// A load before it counts, of its time, one in ...
@@ -222,12 +225,16 @@ fn sample(client: &Client, drive: &mut Drive, load: &Load, plan: &Plan) -> Outco
     }
     let elapsed_ns = counted.elapsed.as_nanos() as f64;
     let working_ns = after.working_ns.saturating_sub(before.working_ns) as f64;
-    // What a reactor does as it wakes is in no turn of its; where it sleeps much, only the kernel knows its time.
-    let mut cpu_ns = working_ns;
-    if working_ns < ASLEEP * elapsed_ns {
-        let processor_ns = after.processor_ns.saturating_sub(before.processor_ns);
-        cpu_ns = working_ns.max(processor_ns as f64);
-    }
+    // What a reactor does as it wakes is in no turn of its; where it sleeps much, only the kernel knows its time. And where
+    // others took its processor from it, its turns took longer than they had.
+    let processor_ns = after.processor_ns.saturating_sub(before.processor_ns) as f64;
+    let cpu_ns = if working_ns < ASLEEP * elapsed_ns {
+        working_ns.max(processor_ns)
+    } else if processor_ns < ROBBED * working_ns && processor_ns > 0.0 {
+        processor_ns
+    } else {
+        working_ns
+    };
     let at_device_ns = after.at_device_ns.saturating_sub(before.at_device_ns) as f64;
     let waits = at_device_ns > AT_DEVICE * elapsed_ns * f64::from(counted.depth);
     Ok(Sample {
