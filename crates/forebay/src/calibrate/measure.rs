@@ -101,6 +101,9 @@ struct Driven {
     span: u64,
 }
 
+/// What each frontend gave, and why those that are not there could not be driven.
+pub(super) type Found = (Vec<(Frontend, Measured)>, Vec<String>);
+
 /// Measures everything. Frontends that can't be driven are named with why. `step` is told how far it is.
 pub(super) fn measure(
     client: &Client,
@@ -108,7 +111,7 @@ pub(super) fn measure(
     plan: &Plan,
     interrupt: &Interrupt,
     step: &mut dyn FnMut(f64),
-) -> Outcome<(Vec<(Frontend, Measured)>, Vec<String>)> {
+) -> Outcome<Found> {
     let (mut driven, mut left_out) = (Vec::new(), Vec::new());
     for frontend in FRONTENDS {
         interrupt.check()?;
