@@ -69,15 +69,15 @@ impl Profile {
     }
 }
 
-/// What is taken for costs where nothing was measured: of a plain server processor, and of one fast drive. By frontend and
-/// operation.
+/// What is taken for costs where nothing was measured: of a plain server processor, and of so fast drives that
+/// nobody is held back for them: what is taken for too dear would lie idle. By frontend and operation.
 #[must_use]
 pub fn default_profiles() -> [[Profile; 3]; 3] {
     let of = |fixed_ns: f64, header_bytes: u32| {
         [
-            Profile::line((fixed_ns, 0.05), (1500.0, 0.15), header_bytes),
-            Profile::line((fixed_ns * 1.15, 0.05), (2000.0, 0.3), header_bytes),
-            Profile::line((fixed_ns, 0.0), (5000.0, 0.0), header_bytes),
+            Profile::line((fixed_ns, 0.05), (150.0, 0.015), header_bytes),
+            Profile::line((fixed_ns * 1.15, 0.05), (200.0, 0.03), header_bytes),
+            Profile::line((fixed_ns, 0.0), (500.0, 0.0), header_bytes),
         ]
     };
     // A machine's data is not copied; over TCP each byte is.

@@ -95,7 +95,7 @@ impl Default for Params {
             target_delay_ns: 200_000,
             step_up: 0.04,
             step_down: 0.01,
-            correction_least: 0.5,
+            correction_least: 0.1,
             correction_most: 4.0,
             busy: 0.5,
             forget: 1.0 / 64.0,
@@ -167,7 +167,7 @@ static ROWS: [Row; 18] = rows! {
     target_delay_ns: u64, 1000.0, 10_000_000.0;
     step_up: f32, 0.0001, 1.0;
     step_down: f32, 0.0001, 0.5;
-    correction_least: f32, 0.1, 1.0;
+    correction_least: f32, 0.01, 1.0;
     correction_most: f32, 1.0, 100.0;
     busy: f32, 0.0, 1.0;
     forget: f32, 0.0001, 1.0;

@@ -97,7 +97,7 @@ const TRIED: &[(&str, Set, &[f64])] = &[
     (
         "correction_least",
         |p, v| p.correction_least = v as f32,
-        &[0.25, 0.5, 1.0],
+        &[0.1, 0.25, 0.5, 1.0],
     ),
     (
         "correction_most",
