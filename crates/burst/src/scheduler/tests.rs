@@ -454,9 +454,13 @@ fn several_reactors_share_a_tenants_budget() {
 fn a_late_reactor_makes_up_for_what_passed() {
     // Neither a base nor a burst limit is less for being less than one I/O in a window, nor for windows that end late.
     let costs = table();
-    let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
     let saved = Burst::Credit { seconds: 3600 };
-    for (base, how) in [(2000, Burst::Metered), (2000, saved), (3000, saved)] {
+    let budgets = [(2000, Burst::Metered), (2000, saved), (3000, saved)];
+    for (len, (base, how)) in [4096, 128 << 10]
+        .into_iter()
+        .flat_map(|len| budgets.map(|b| (len, b)))
+    {
+        let cost = costs.of(Frontend::Tcp, Operation::Read, len);
         for passed in [1, 2, 14, 60] {
             let params = Params {
                 window_ns: 300_000,
@@ -487,10 +491,11 @@ fn a_late_reactor_makes_up_for_what_passed() {
                 scheduler.turn(passed);
             }
             let seconds = (turns * passed) as f64 * 0.0003;
-            let rate = begun as f64 / seconds;
+            // As if in 4 KiB.
+            let rate = begun as f64 * f64::from(len) / 4096.0 / seconds;
             assert!(
                 (2940.0..=3080.0).contains(&rate),
-                "{base} {how:?} {passed}: {rate}"
+                "{len} {base} {how:?} {passed}: {rate}"
             );
         }
     }

@@ -22,9 +22,12 @@ impl Tenant {
         for (at, (credit, own)) in entry.credit.iter().zip(OWN).enumerate() {
             let above = self.part((self.burst.0[own] - self.base.0[own]).max(0)) as u64;
             let sum = self.above[at] + above.saturating_mul(windows);
-            self.above[at] = sum.min(above * saved).min(PLENTY as u64);
+            // And what is left of an I/O that is larger than that.
+            let wanted = wanted.0[own] as u64;
+            let most = above * saved + wanted;
+            self.above[at] = sum.min(most).min(PLENTY as u64);
             let base = self.part(self.base.0[own]) as u64;
-            let most = (base * saved).max(wanted.0[own] as u64).min(PLENTY as u64);
+            let most = (base * saved + wanted).min(PLENTY as u64);
             let sum = self.due.0[own] as u64 + base.saturating_mul(windows);
             let due = sum.min(most);
             self.due.0[own] = due as i32;
