@@ -33,9 +33,6 @@ use std::sync::Arc;
 
 pub use state::Seen;
 
-/// Bytes of an I/O that is small whatever a base is.
-const SMALL: i32 = 16 << 10;
-
 /// See the module's text.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -55,6 +52,9 @@ pub struct Scheduler {
     random: u32,
     estimator: Estimator,
     awake: bool,
+    /// Somebody may begin an I/O, had they more of the processor.
+    wants_processor: bool,
+    somebody_bursts: bool,
     board: Arc<Board>,
 }
 
@@ -96,6 +96,8 @@ impl Scheduler {
             random: 0x9E37_79B9,
             estimator: Estimator::default(),
             awake: false,
+            wants_processor: false,
+            somebody_bursts: false,
             board: board.clone(),
         })
     }
@@ -225,21 +227,38 @@ impl Scheduler {
         self.lanes[lane].waits_no_more(cost);
     }
 
-    /// Whether this lane's tenant has used no more in this window than is due to it of its base, and no more than two windows'
-    /// of that or one small I/O: those whose I/Os are begun first. Whoever saved for a large one gets it, but not before others.
-    /// For a reactor's turn, not for each I/O.
+    /// Whether this lane's tenant stays within its base: it had no more than that in the last window, and has had no more than is
+    /// due to it in this one. Those are begun first, and wait for no more than a turn. For a turn, not for each I/O.
     #[must_use]
     pub fn is_within_base(&self, lane: usize) -> bool {
         let tenant = self.lanes[lane].tenant;
-        if tenant == NOBODY {
+        let Some(one) = self.tenants.get(tenant as usize) else {
             return false;
+        };
+        !one.bursts && one.due.covers(&self.used(tenant as usize).own())
+    }
+
+    /// Whether any tenant used more than its base in the last window.
+    #[must_use]
+    pub fn somebody_bursts(&self) -> bool {
+        self.somebody_bursts
+    }
+
+    /// The processor has nothing to do: if somebody who waits may begin an I/O but for that, there is so much more of it now, and
+    /// this is true. So costs that are taken for too high hold nobody back.
+    pub fn is_idle(&mut self, ns: i32) -> bool {
+        let wanted = std::mem::take(&mut self.wants_processor);
+        if wanted {
+            let free = &mut self.free[Resource::Cpu];
+            *free = free.saturating_add(ns).min(PLENTY);
         }
-        let one = &self.tenants[tenant as usize];
-        let used = self.used(tenant as usize).own();
-        let mut most = one.base.plus(&one.base);
-        most[Resource::Ops] = most[Resource::Ops].max(PARTS);
-        most[Resource::Bytes] = most[Resource::Bytes].max(SMALL);
-        one.due.covers(&used) && most.covers(&used)
+        wanted
+    }
+
+    /// Of what it was given in this window, what a lane has left of the processor.
+    #[must_use]
+    pub fn processor_left_ns(&self, lane: usize) -> u64 {
+        self.lanes[lane].left[Resource::Cpu].max(0) as u64
     }
 
     /// I/Os waited so long for a resource in this window: what costs are corrected by.

@@ -153,6 +153,17 @@ impl Units {
         least
     }
 
+    /// The larger of each.
+    #[inline]
+    #[must_use]
+    pub fn max(&self, other: &Self) -> Self {
+        let mut most = *self;
+        for (own, other) in most.0.iter_mut().zip(&other.0) {
+            *own = (*own).max(*other);
+        }
+        most
+    }
+
     /// Only what is shared.
     #[inline]
     #[must_use]

@@ -71,7 +71,6 @@ impl Reactor {
                 // From its end on: a long turn is no pause.
                 idle_since = now;
                 bump(&self.core.record().busy_ns, now - begun);
-                self.core.turn_took(now - begun);
             }
             turn += 1;
             let mut busy = false;
@@ -84,7 +83,7 @@ impl Reactor {
             }
             busy |= self.core.reap();
             busy |= self.frontend.poll(&mut self.core);
-            if rest > 0 && self.core.next_machine_done_is_none() {
+            if rest > 0 && self.core.next_machine_done_is_none() && !self.core.has_ready() {
                 rest -= 1;
             } else if self.machines.poll(&mut self.core) {
                 busy = true;

@@ -259,7 +259,7 @@ impl Connection {
             .collect()
     }
 
-    fn sleep(&self, limit: Duration) -> Result<(), Error> {
+    pub(crate) fn sleep(&self, limit: Duration) -> Result<(), Error> {
         poll_sockets(&mut [self.poll_fd()], limit).map_err(|source| self.socket_error(source))
     }
 

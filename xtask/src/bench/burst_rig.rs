@@ -99,7 +99,9 @@ impl Rig {
                 Way::Pcie => {
                     let export = cli(&["export", "create", &volume, "--nvme-pcie"])?;
                     let socket = export["socket"].as_str().context("no socket")?;
-                    Host::machine(&this.forebay.folder().join(PathBuf::from(socket)))?
+                    let socket = this.forebay.folder().join(PathBuf::from(socket));
+                    // The victim is the first.
+                    Host::machine(&socket, tenant == 0)?
                 }
                 Way::Tcp => Host::tcp(this.forebay.port, &this.forebay.export(&volume)?)?,
             };

@@ -7,7 +7,7 @@ use super::Scheduler;
 use super::each::Each;
 use super::state::NOBODY;
 use crate::params::Policy;
-use crate::units::{SHARED, Units};
+use crate::units::{Resource, SHARED, Units};
 
 impl Scheduler {
     #[cold]
@@ -56,44 +56,45 @@ impl Scheduler {
         some && whole
     }
 
+    /// What its lane was given, as far as that goes; all the rest from one of the sources.
     fn begin_beyond(&mut self, lane: usize, tenant: usize, cost: &Units) -> bool {
-        // What its budget says: its lane's part, or with it what the tenant's lanes have not been given.
-        let own = cost.own();
-        let mut short = own;
-        short.sub(&self.lanes[lane].left);
+        let mut short = *cost;
+        // What is owed is not asked for again.
+        short.sub(&self.lanes[lane].left.max(&Units::ZERO));
+        let own = short.own();
         let one = &mut self.tenants[tenant];
-        if !one.spare.covers(&short) {
+        if !one.spare.covers(&own) {
             return false;
         }
-        if !short.is_zero() {
+        if !own.is_zero() {
             // No volume comes above its limit by its siblings' part.
             let mut would = self.lanes[lane].used();
-            would.add(&own);
+            would.add(&cost.own());
             if !self.lanes[lane].room.covers(&would.own()) {
                 return false;
             }
         }
-        let shared = cost.shared();
+        let shared = short.shared();
         let mut source = one.spare.take(&shared);
         if !source && self.params.policy == Policy::Burst {
             source = self.free.take(&shared);
-            if !source && self.is_below_base(tenant, &own) {
+            if !source && self.is_below_base(tenant, &cost.own()) {
                 source = self.take_from_bursting(tenant, &shared);
                 if !source && self.reserve.take(&shared) {
                     self.tenants[tenant].seen.from_reserve += 1;
                     source = true;
                 }
             }
+            let cpu = Resource::Cpu;
+            self.wants_processor |= !source && shared[cpu] > self.free[cpu];
         }
         if source {
             let lane = &mut self.lanes[lane];
-            let mut from_lane = own;
+            let mut from_lane = *cost;
             from_lane.sub(&short);
             lane.left.sub(&from_lane);
-            let mut beyond = shared;
-            beyond.add(&short);
-            lane.beyond.add(&beyond);
-            self.tenants[tenant].spare.sub(&short);
+            lane.beyond.add(&short);
+            self.tenants[tenant].spare.sub(&own);
         }
         source
     }

@@ -108,6 +108,8 @@ pub(super) struct Tenant {
     pub(super) demand_told: u64,
     /// It used nothing in the last window, and nothing waits.
     pub(super) rests: bool,
+    /// It used more than what was due to it in the last window.
+    pub(super) bursts: bool,
     /// Its lane, if that is the only one: [`NOBODY`] else.
     pub(super) only: u32,
     /// What it may use above its base in this window, saved from earlier ones too: operations, bytes.

@@ -355,7 +355,9 @@ fn a_tenants_volumes_share_it_fairly() {
     }
     let [a, b, limited, little] = ended;
     assert_eq!(little, 1000);
-    // All of the tenant is above its base, until a window begins.
+    // All of the tenant is above its base, until it was not for a window.
+    assert!(!scheduler.is_within_base(0));
+    (0..2).for_each(|_| scheduler.turn(1));
     assert!(scheduler.is_within_base(0));
     for lane in [0, 1] {
         while scheduler.admit(lane, &cost) {}

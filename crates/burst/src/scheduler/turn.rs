@@ -83,7 +83,8 @@ impl Tenant {
             self.seen.metered_parts += above[0];
             self.seen.metered_bytes += above[1];
         }
-        self.seen.burst_windows += u64::from(above != [0; 2]);
+        self.bursts = above != [0; 2];
+        self.seen.burst_windows += u64::from(self.bursts);
         self.seen.active_windows += u64::from(used.0[OWN[0]] > 0);
         self.seen.used = *used;
     }
@@ -108,6 +109,7 @@ impl Scheduler {
         let passed = passed.max(1);
         self.window += passed;
         let sums = self.settle_all(passed);
+        self.somebody_bursts = sums.bursts;
         let late = passed.min(self.params.late_windows.into()) as f32;
         let (each, scale, left) = self.shares(&sums, late);
         self.give_all(&each, &scale, left, late);
@@ -156,6 +158,7 @@ impl Scheduler {
                 }
             }
             one.settle(entry, &used);
+            sums.bursts |= one.bursts;
             one.rests = used.0[OWN[0]] | waiting.0[OWN[0]] == 0;
             one.share = match entry.is_shared() {
                 true => {
@@ -289,6 +292,7 @@ impl Scheduler {
             }
         }
         self.free = left.max(&Each::ZERO).units();
+        self.wants_processor = false;
     }
 }
 
@@ -299,6 +303,8 @@ struct Sums {
     demand: Each,
     owed: Each,
     largest: Each,
+    /// Some tenant used more than what was due to it.
+    bursts: bool,
 }
 
 impl Lane {

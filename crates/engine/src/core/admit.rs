@@ -5,8 +5,8 @@
 //! its lane waits behind it, so nothing is overtaken. At a window's end everything is given out anew, and in each
 //! turn what waits is asked again, lane after lane.
 //!
-//! Who is above their base has only so much of a turn's processor time (`TURN_NS`, by what commands cost, shared by those
-//! that want more), and goes on in the next one. So turns stay short, and whoever is within their base waits for no
+//! A lane has only so much of a turn's processor time, and all above their base together as much as one
+//! ([`gates`]); the rest goes on in the next. So turns stay short, and whoever is within their base waits for no
 //! neighbour's whole queue. This is not over budget, and not counted as such.
 //!
 //! A machine's commands stay in its ring while its lane has enough that wait ([`Core::may_fetch`]).
@@ -120,8 +120,8 @@ impl Core {
     /// Whether a machine's lane may take commands from its rings. Who may not, goes on by itself: the
     /// reactor makes a turn, or wakes when the window ends.
     #[inline]
-    pub(crate) fn may_fetch(&self, lane: LaneIndex) -> bool {
-        match &self.admission {
+    pub(crate) fn may_fetch(&mut self, lane: LaneIndex) -> bool {
+        match &mut self.admission {
             Some(admission) if admission.stops => admission.may_fetch(lane),
             _ => true,
         }
@@ -131,6 +131,13 @@ impl Core {
     pub(crate) fn is_held_back(&self, lane: LaneIndex) -> bool {
         let admission = self.admission.as_ref();
         admission.is_some_and(|a| a.is_full(lane))
+    }
+
+    /// Whether commands of a lane wait for a turn of theirs, and for nothing else.
+    #[inline]
+    pub(crate) fn waits_for_turns(&self, lane: LaneIndex) -> bool {
+        let admission = self.admission.as_ref();
+        admission.is_some_and(|a| a.waits_for_turns(lane))
     }
 
     /// Whether a command may begin; if so, it is paid for. One that a dead engine had begun may.
@@ -247,23 +254,22 @@ impl Core {
     #[inline]
     pub(super) fn begin_admission(&mut self) {
         if let Some(admission) = &mut self.admission {
-            admission.begin_turn(self.now_ns, &self.ios, self.record, &self.region);
+            admission.begin_turn(self.now_ns, self.record, &self.region);
         }
     }
 
-    /// A turn in which there was something to do took so long.
+    /// A turn had nothing to do.
     #[inline]
-    pub(crate) fn turn_took(&mut self, ns: u64) {
+    pub(super) fn admission_is_idle(&mut self) {
         if let Some(admission) = &mut self.admission {
-            admission.turns.0 += ns;
-            admission.turns.1 += 1;
+            admission.is_idle();
         }
     }
 
     /// Whether the next turn has something to begin.
-    pub(super) fn has_ready(&self) -> bool {
+    pub(crate) fn has_ready(&self) -> bool {
         let admission = self.admission.as_ref();
-        admission.is_some_and(|a| !a.ready.is_empty() || a.wanting > 0)
+        admission.is_some_and(|a| !a.ready.is_empty() || a.again)
     }
 
     /// Tenants that are given something.

@@ -255,7 +255,8 @@ impl Core {
 
     /// This reactor has nothing to do.
     #[inline]
-    pub fn is_idle(&self) {
+    pub fn is_idle(&mut self) {
+        self.admission_is_idle();
         if self.away.spread == Spread::Stealing && !self.away.hungry.load(Relaxed) {
             self.away.hungry.store(true, Release);
         }

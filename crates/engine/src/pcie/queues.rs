@@ -172,7 +172,7 @@ impl Pcie {
         }
         let wanted = (wanted as usize).min(self.free.len());
         let lane = turn.client.lane();
-        let may_fetch = |turn: &Turn<'_>| lane.is_none_or(|lane| turn.core.may_fetch(lane));
+        let may_fetch = |turn: &mut Turn<'_>| lane.is_none_or(|lane| turn.core.may_fetch(lane));
         if wanted == 0 || !may_fetch(turn) || !self.read_entries(turn, qid, from, wanted) {
             return false;
         }

@@ -96,6 +96,10 @@ pub(super) struct Conn {
     pub send_at_bytes: usize,
     /// Turns without data.
     pub quiet_turns: u32,
+    /// Turns in which nothing was received, as the lane has enough that waits.
+    pub skipped_turns: u32,
+    /// Turns in which responses were held back for more of them to go together.
+    pub held_turns: u32,
     /// To be looked at each turn.
     pub active: bool,
     /// In the list of those that are.
@@ -155,6 +159,8 @@ impl Conn {
             watched: epoll::EventFlags::IN,
             send_at_bytes: super::SEND_BYTES,
             quiet_turns: 0,
+            skipped_turns: 0,
+            held_turns: 0,
             active: false,
             listed: false,
             dirty: false,
@@ -439,6 +445,17 @@ impl Conn {
             Some(fd) => epoll::add(&self.shared.epoll, fd, key, self.watched),
             None => Ok(()),
         }
+    }
+
+    /// Whether what is to be sent waits for more: as long as more of the lane's commands are sure to begin soon.
+    pub(super) fn holds_back(&mut self, core: &Core) -> bool {
+        let holds = self.lane.is_some_and(|lane| core.waits_for_turns(lane))
+            && self.is_open()
+            && !self.tx.blocked()
+            && self.tx.queued_bytes() < super::HELD_BYTES
+            && self.held_turns < super::HELD_TURNS;
+        self.held_turns = if holds { self.held_turns + 1 } else { 0 };
+        holds
     }
 
     /// Has the socket watched for what the connection waits for now.

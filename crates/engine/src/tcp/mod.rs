@@ -72,6 +72,12 @@ const SEND_LATE_BYTES: usize = 120 * 1024;
 const MUCH_BYTES: usize = 2 * 1024;
 /// Either way so many of them: large ones cost the kernel half when they go together.
 const SEND_ITEMS: usize = 8;
+/// While more of a lane's commands wait for their turns, its responses wait for one another so many turns at most, and up to so
+/// many bytes: what one segment of the largest size holds.
+const HELD_TURNS: u32 = 8;
+const HELD_BYTES: usize = 60 * 1024;
+/// A lane that has enough that waits is listened to only in each so many-th turn: its host may be gone.
+pub(crate) const SKIPPED_TURNS: u32 = 64;
 /// Turns without data after which a connection is left to epoll, divided by how many are active.
 const QUIET_TURNS: u32 = 4000;
 /// Data that an R2T asked for must come within this time.
@@ -306,6 +312,14 @@ impl Frontend {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return any;
         };
+        if conn.qid != 0
+            && conn.skipped_turns < SKIPPED_TURNS
+            && conn.lane.is_some_and(|lane| core.is_held_back(lane))
+        {
+            conn.skipped_turns += 1;
+            return any;
+        }
+        conn.skipped_turns = 0;
         conn.records.blame_stream();
         let received = rx::receive(conn, &mut self.buffer);
         let (from, to) = match received {
@@ -461,6 +475,7 @@ impl Frontend {
             if conn.tx.queued_bytes() >= conn.send_at_bytes
                 && conn.tx.count() >= SEND_ITEMS
                 && !conn.tx.blocked()
+                && !conn.lane.is_some_and(|lane| core.waits_for_turns(lane))
             {
                 self.send(core, index);
             } else {
@@ -491,12 +506,20 @@ impl Frontend {
 
     fn send_all(&mut self, core: &mut Core) -> bool {
         let mut any = false;
-        while let Some(index) = self.dirty.pop() {
-            any = true;
-            if let Some(Some(conn)) = self.conns.get_mut(index as usize) {
-                conn.dirty = false;
-                self.send(core, index);
+        // Who was last has most likely waited least.
+        for at in (0..self.dirty.len()).rev() {
+            let index = self.dirty[at];
+            let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+                self.dirty.swap_remove(at);
+                continue;
+            };
+            if conn.holds_back(core) {
+                continue;
             }
+            any = true;
+            conn.dirty = false;
+            self.dirty.swap_remove(at);
+            self.send(core, index);
         }
         any
     }

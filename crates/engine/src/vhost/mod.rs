@@ -184,7 +184,7 @@ impl Vhost {
         let is_left = |line: &Line| line.queue.left() > 0;
         let redoes = self.lines[index].as_deref().is_some_and(is_left) && self.may_redo(turn);
         let lane = turn.client.lane();
-        let may_fetch = |turn: &Turn<'_>| lane.is_none_or(|lane| turn.core.may_fetch(lane));
+        let may_fetch = |turn: &mut Turn<'_>| lane.is_none_or(|lane| turn.core.may_fetch(lane));
         let mut any = false;
         for _ in 0..REQUESTS_AT_ONCE {
             if self.waiting.is_some() || budget.0 == 0 || budget.1 == 0 || !may_fetch(turn) {

@@ -52,7 +52,10 @@ impl Closer {
         if !sockets.is_empty() {
             self.close_suspect(sockets);
         }
-        self.close(others);
+        // Most messages bring none: nobody is woken for that.
+        if !others.is_empty() {
+            self.close(others);
+        }
     }
 
     /// Has what may hang dropped on a thread of its own, or later, or never.

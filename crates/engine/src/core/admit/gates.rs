@@ -4,6 +4,10 @@
 //! admitted is in its lane's queue, linked through the slab, and the lane in one of two lists: those that may go on in
 //! a turn, and those that wait for the window's end. All of it is made once, and allocates nothing.
 //!
+//! Of a turn, each lane has a *lump* of processor time, by what its commands cost; those above their base share one lump
+//! among them. Who of these finds nothing left stands in a *line*, and the next turns are theirs in that order, whichever frontend
+//! they come by. So a turn is short, and still a lane's commands go in batches.
+//!
 //! **Not here:** what is done with a command ([`super`]).
 
 use super::super::io::{Io, IoOp};
@@ -17,12 +21,17 @@ use forebay_burst::scheduler::{Scheduler, Seen};
 use forebay_burst::units::{PARTS, Resource, SHARED, Units};
 use forebay_xlate::boundary::message::Frontend as ExportFrontend;
 use forebay_xlate::boundary::region::{MAX_LANES, ReactorRecord, Region, bump};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Of a turn, lanes above their base have so much processor time together, by what their commands cost.
-const TURN_NS: i32 = 20_000;
+/// A lane has so much processor time in a turn, and all above their base together.
+const LUMP_NS: i32 = 12_000;
+/// The least of it that is set aside for a lane above its base.
+const LEAST_LUMP_NS: i32 = 500;
+/// Work that lanes in line were given and are still to begin when a window ends counts as a delay so many times: as if it stayed.
+const BACKLOG_WEIGHT: u64 = 4;
 /// A lane with so many commands that wait takes no more from its machine's rings.
 const ENOUGH: u32 = 8;
 /// Tenants whose records are written at a window's end: each is about every 10 ms.
@@ -45,13 +54,16 @@ pub struct Admission {
     refused: Vec<u32>,
     pub(super) ends_ns: u64,
     turn: u32,
-    /// What a lane above its base has of a turn; and how many wanted more in this one.
-    quantum: i32,
-    pub(super) wanting: i32,
+    /// Lanes above their base that wait for a turn of theirs.
+    line: VecDeque<u32>,
+    /// Of this turn's lump for those, what is left.
+    lump_ns: i32,
+    /// Some lane had its part of this turn, and may have more in the next.
+    pub(super) again: bool,
+    /// Some lane waited, or wanted more than its part of the last turn, or was above its base in the last window.
+    contended: bool,
     /// Some lane may have to leave what is in its rings.
     pub(super) stops: bool,
-    /// Turns in this window that had something to do: how long together, and how many.
-    pub(super) turns: (u64, u64),
     /// The tenant whose record is written next.
     record_at: usize,
 }
@@ -64,11 +76,16 @@ struct Gate {
     frontend: Frontend,
     /// It is in one of the lists.
     listed: bool,
-    /// The turn in which it was found above its base, with its part of it used.
-    above: u32,
-    /// The turn that the next one is of.
+    /// It is in the line.
+    in_line: bool,
+    /// The turn that the line gave it.
+    granted: u32,
+    /// The turn that the next ones are of: what it had of it, and what is left.
     turn: u32,
+    had: i32,
     left: i32,
+    /// What is set aside for it in a turn, while it is above its base: as much as it came for before.
+    lump: i32,
     tenant: u32,
     /// Commands that wait.
     first: u32,
@@ -81,6 +98,8 @@ struct Gate {
 const FREE: u8 = 1;
 /// Commands wait.
 const WAITS: u8 = 2;
+/// It is above its base, in this turn.
+const BURSTS: u8 = 4;
 
 /// What a tenant's record was told.
 #[derive(Clone, Default, Debug)]
@@ -97,9 +116,12 @@ impl Default for Gate {
             closer: FREE,
             frontend: Frontend::Tcp,
             listed: false,
-            above: 0,
+            in_line: false,
+            granted: 0,
             turn: 0,
+            had: 0,
             left: 0,
+            lump: LEAST_LUMP_NS,
             tenant: u32::MAX,
             first: NONE,
             last: NONE,
@@ -170,10 +192,11 @@ impl Admission {
             refused: Vec::with_capacity(MAX_LANES),
             ends_ns: 0,
             turn: 1,
-            quantum: TURN_NS,
-            wanting: 0,
+            line: VecDeque::with_capacity(MAX_LANES),
+            lump_ns: LUMP_NS,
+            again: false,
+            contended: false,
             stops: false,
-            turns: (0, 0),
             record_at: 0,
         })
     }
@@ -189,12 +212,12 @@ impl Admission {
     #[inline]
     pub(super) fn admit(&mut self, lane: LaneIndex, op: &IoOp) -> bool {
         let at = lane.0 as usize % MAX_LANES;
-        let gate = &mut self.gates[at];
-        if gate.turn != self.turn {
-            (gate.turn, gate.left) = (self.turn, self.quantum);
+        if self.gates[at].turn != self.turn {
+            self.begin_turn_of(at);
         }
-        if gate.closer != 0 || gate.left <= 0 {
-            return self.look_closer(at, op);
+        let gate = &mut self.gates[at];
+        if gate.closer & (FREE | WAITS) != 0 || gate.left <= 0 {
+            return self.look_closer(at);
         }
         let cost = cost_of(&self.costs, gate.frontend, op);
         let admitted = self.scheduler.admit(at, &cost);
@@ -208,43 +231,88 @@ impl Admission {
     }
 
     #[cold]
-    fn look_closer(&mut self, at: usize, op: &IoOp) -> bool {
-        let gate = &self.gates[at];
-        if gate.closer != 0 {
-            return gate.closer == FREE;
+    fn look_closer(&mut self, at: usize) -> bool {
+        let closer = self.gates[at].closer;
+        if closer & FREE == 0 && closer & WAITS == 0 {
+            self.has_enough(at);
         }
-        let cost = cost_of(&self.costs, gate.frontend, op);
-        !self.has_enough(at) && self.scheduler.admit(at, &cost)
+        closer & FREE != 0 && closer & WAITS == 0
     }
 
-    /// Whether a lane has had its part of this turn; who is within their base never has.
-    #[cold]
-    fn has_enough(&mut self, at: usize) -> bool {
+    /// A lane asks for the first time in this turn.
+    fn begin_turn_of(&mut self, at: usize) {
         let gate = &mut self.gates[at];
-        if gate.left > 0 || gate.turn != self.turn || gate.closer & FREE != 0 {
-            return false;
+        gate.turn = self.turn;
+        let burst = self.contended
+            && gate.closer & FREE == 0
+            && self.scheduler.params().policy == Policy::Burst
+            && !self.scheduler.is_within_base(at);
+        let gate = &mut self.gates[at];
+        if !burst {
+            gate.closer &= !BURSTS;
+            gate.left = match self.scheduler.params().policy {
+                Policy::Burst => LUMP_NS,
+                Policy::Base | Policy::Wild => i32::MAX,
+            };
+            return;
         }
-        if gate.above != self.turn {
-            if self.scheduler.is_within_base(at) {
-                return false;
-            }
-            gate.above = self.turn;
-            self.wanting += 1;
-            self.stops = true;
+        if gate.closer & BURSTS != 0 && gate.had > 0 {
+            let used = gate.had - gate.left;
+            gate.lump = match gate.left > 0 {
+                true => used.clamp(LEAST_LUMP_NS, LUMP_NS),
+                false => used.saturating_mul(2).clamp(LEAST_LUMP_NS, LUMP_NS),
+            };
         }
-        true
+        gate.closer |= BURSTS;
+        let is_mine = gate.granted == self.turn;
+        if !is_mine && self.lump_ns > 0 && self.line.is_empty() {
+            self.lump_ns -= gate.lump;
+            gate.had = gate.lump;
+        } else {
+            gate.had = if is_mine { gate.lump } else { 0 };
+        }
+        gate.left = gate.had;
+    }
+
+    /// A lane has had its part of this turn.
+    #[cold]
+    fn has_enough(&mut self, at: usize) {
+        self.stops = true;
+        self.again = true;
+        let gate = &mut self.gates[at];
+        if gate.closer & BURSTS != 0 && !gate.in_line {
+            gate.in_line = true;
+            self.line.push_back(at as u32);
+        }
     }
 
     /// Whether a lane that has room may take commands from its machine's rings.
     #[inline]
-    pub(super) fn may_fetch(&self, lane: LaneIndex) -> bool {
-        let gate = &self.gates[lane.0 as usize % MAX_LANES];
-        gate.count < ENOUGH && gate.above != self.turn
+    pub(super) fn may_fetch(&mut self, lane: LaneIndex) -> bool {
+        let at = lane.0 as usize % MAX_LANES;
+        if self.gates[at].turn != self.turn {
+            self.begin_turn_of(at);
+        }
+        let gate = &self.gates[at];
+        if gate.closer & FREE != 0 {
+            return gate.count < ENOUGH;
+        }
+        if gate.left <= 0 {
+            self.has_enough(at);
+            return false;
+        }
+        gate.count < ENOUGH
     }
 
     /// Whether so many commands of a lane wait that nobody looks at its machine's rings.
     pub(super) fn is_full(&self, lane: LaneIndex) -> bool {
         self.gates[lane.0 as usize % MAX_LANES].count >= ENOUGH
+    }
+
+    /// Whether commands of it wait for a turn.
+    pub(super) fn waits_for_turns(&self, lane: LaneIndex) -> bool {
+        let gate = &self.gates[lane.0 as usize % MAX_LANES];
+        gate.count > 0 && gate.in_line
     }
 
     /// A command waits.
@@ -265,8 +333,11 @@ impl Admission {
         gate.count += 1;
         gate.closer |= WAITS;
         self.stops = true;
-        if !std::mem::replace(&mut gate.listed, true) {
-            if gate.above == self.turn {
+        // It had enough of this turn, or its budget did not allow it.
+        let enough = gate.turn == self.turn && gate.left <= 0;
+        if !gate.listed && !(enough && gate.in_line) {
+            gate.listed = true;
+            if enough {
                 self.ready.push(at as u32);
             } else {
                 gate.refused_ns = now_ns;
@@ -280,8 +351,9 @@ impl Admission {
         while let Some(lane) = self.ready.get(self.at).copied() {
             match self.ask(lane as usize, ios, now_ns) {
                 Asked::Begin(index) => return Some(index),
-                Asked::Enough => self.at += 1,
-                Asked::Empty => {
+                Asked::Enough if !self.gates[lane as usize].in_line => self.at += 1,
+                // Its place in the line brings it back.
+                Asked::Enough | Asked::Empty => {
                     self.gates[lane as usize].listed = false;
                     self.ready.swap_remove(self.at);
                 }
@@ -300,14 +372,15 @@ impl Admission {
         let Some(io) = ios.get_mut(gate.first as usize) else {
             return Asked::Empty;
         };
-        if gate.turn != self.turn {
-            (gate.turn, gate.left) = (self.turn, self.quantum);
-        }
         let cost = cost_of(&self.costs, gate.frontend, &io.op);
-        if self.has_enough(at) {
-            return Asked::Enough;
+        if gate.turn != self.turn {
+            self.begin_turn_of(at);
         }
         let gate = &mut self.gates[at];
+        if gate.left <= 0 && gate.closer & FREE == 0 {
+            self.has_enough(at);
+            return Asked::Enough;
+        }
         if gate.closer & FREE == 0 && !self.scheduler.resume(at, &cost) {
             gate.refused_ns = now_ns;
             return Asked::Refused;
@@ -319,10 +392,17 @@ impl Admission {
         Asked::Begin(index)
     }
 
+    /// All lanes in which something waits: not for each turn.
+    fn lanes_that_wait(&self) -> Vec<u32> {
+        let line = (self.line.iter()).filter(|lane| !self.gates[**lane as usize].listed);
+        let lanes = self.ready.iter().chain(&self.refused).chain(line);
+        lanes.copied().collect()
+    }
+
     /// Takes out what waits and should end by now.
     pub(super) fn take_overdue(&mut self, ios: &mut [Io], now_ns: u64, overdue: &mut Vec<u32>) {
-        for lane in self.ready.iter().chain(&self.refused) {
-            let at = *lane as usize;
+        for lane in self.lanes_that_wait() {
+            let at = lane as usize;
             let gate = &mut self.gates[at];
             let (mut before, mut next) = (NONE, gate.first);
             while let Some(io) = ios.get_mut(next as usize) {
@@ -399,7 +479,7 @@ impl Admission {
     /// Gives up everything that waits, in order within each lane.
     pub(super) fn give_up(&mut self, ios: &mut [Io], waited: &mut Vec<u32>) {
         self.scheduler.leave();
-        for lane in self.ready.drain(..).chain(self.refused.drain(..)) {
+        for lane in self.lanes_that_wait() {
             let mut next = self.gates[lane as usize].first;
             while let Some(io) = ios.get_mut(next as usize) {
                 waited.push(next);
@@ -410,32 +490,49 @@ impl Admission {
 
     /// A turn begins.
     #[inline]
-    pub(super) fn begin_turn(
-        &mut self,
-        now_ns: u64,
-        ios: &[Io],
-        record: &ReactorRecord,
-        region: &Region,
-    ) {
+    pub(super) fn begin_turn(&mut self, now_ns: u64, record: &ReactorRecord, region: &Region) {
         self.turn = self.turn.wrapping_add(1);
-        self.quantum = match self.scheduler.params().policy {
-            Policy::Burst => TURN_NS / std::mem::take(&mut self.wanting).max(1),
-            Policy::Base | Policy::Wild => i32::MAX,
-        };
         if now_ns >= self.ends_ns {
-            self.end_window(now_ns, ios, record, region);
+            self.end_window(now_ns, record, region);
         }
-        self.stops = self.waits();
+        self.stops = std::mem::take(&mut self.again) || self.waits();
+        self.contended = self.stops || self.scheduler.somebody_bursts();
+        self.lump_ns = LUMP_NS;
+        while self.lump_ns > 0
+            && let Some(lane) = self.line.pop_front()
+        {
+            self.again = true;
+            let gate = &mut self.gates[lane as usize];
+            (gate.in_line, gate.granted) = (false, self.turn);
+            self.lump_ns -= gate.lump;
+            self.list_ready(lane);
+        }
+    }
+
+    /// What waits in a lane is asked for in this turn.
+    fn list_ready(&mut self, lane: u32) {
+        let gate = &mut self.gates[lane as usize];
+        if gate.count > 0 && !std::mem::replace(&mut gate.listed, true) {
+            self.ready.push(lane);
+        }
+    }
+
+    /// There is nothing to do in this turn: who is only short of processor time may go on.
+    #[inline]
+    pub(super) fn is_idle(&mut self) {
+        if !self.refused.is_empty() && self.scheduler.is_idle(LUMP_NS) {
+            self.ready.append(&mut self.refused);
+        }
     }
 
     /// Whether any lane waits.
     #[inline]
     pub(super) fn waits(&self) -> bool {
-        !self.ready.is_empty() || !self.refused.is_empty()
+        !self.ready.is_empty() || !self.refused.is_empty() || !self.line.is_empty()
     }
 
     #[cold]
-    fn end_window(&mut self, now_ns: u64, ios: &[Io], record: &ReactorRecord, region: &Region) {
+    fn end_window(&mut self, now_ns: u64, record: &ReactorRecord, region: &Region) {
         let window_ns = self.scheduler.params().window_ns;
         let passed = match self.ends_ns {
             0 => 1,
@@ -445,17 +542,18 @@ impl Admission {
             0 => now_ns + window_ns,
             ends_ns => ends_ns + passed * window_ns,
         };
-        // What arrives waits for the turn that it finds; and what may begin, but has no turn, for those before it.
-        let (sum_ns, turns) = std::mem::take(&mut self.turns);
-        let turn_ns = sum_ns.checked_div(turns).unwrap_or(0);
-        let first = |lane: &u32| ios.get(self.gates[*lane as usize].first as usize);
-        let queued = self.ready.iter().filter_map(first);
-        let queued_ns = queued.map(|io| now_ns.saturating_sub(io.started_ns)).max();
-        let delay_ns = turn_ns.max(queued_ns.unwrap_or(0));
-        if delay_ns > 0 {
-            self.scheduler.observe(Resource::Cpu, delay_ns, 1);
-        }
+        // What was given and is still in line: more than there is was given.
+        let left = |lane: &u32| self.scheduler.processor_left_ns(*lane as usize);
+        let backlog_ns: u64 = self.line.iter().map(left).sum();
+        (self.scheduler).observe(Resource::Cpu, BACKLOG_WEIGHT * backlog_ns, 1);
         self.scheduler.turn(passed);
+        // Who is within its base by now stands in no line.
+        for at in 0..self.line.len() {
+            let lane = self.line[at];
+            if self.scheduler.is_within_base(lane as usize) {
+                self.list_ready(lane);
+            }
+        }
         self.ready.append(&mut self.refused);
         for _ in 0..RECORDED_AT_ONCE.min(self.tenants.len()) {
             let tenant = self.record_at;
