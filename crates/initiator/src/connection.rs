@@ -259,7 +259,7 @@ impl Connection {
             .collect()
     }
 
-    pub(crate) fn sleep(&self, limit: Duration) -> Result<(), Error> {
+    fn sleep(&self, limit: Duration) -> Result<(), Error> {
         poll_sockets(&mut [self.poll_fd()], limit).map_err(|source| self.socket_error(source))
     }
 

@@ -272,14 +272,6 @@ impl IoQueue {
         self.connection.poll(out, wait, limit)
     }
 
-    /// Sleeps until there is something to receive, or room to send what waits for it, or `limit` is over.
-    ///
-    /// # Errors
-    /// poll(2) failed.
-    pub fn wait(&self, limit: Duration) -> Result<(), Error> {
-        self.connection.sleep(limit)
-    }
-
     /// Sleeps until a queue has something to receive or room to send, or `limit` is over.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 //! Purpose: a victim at depth 1, inside its base, beside three neighbours that burst at depths from 1 to 64: its mean and p99
 //! beside what it has alone and under `wild`; a tenant that asks for its base at eight depths; the throughput of all; a tenant
 //! that wakes, and 32 that wake at once; and what scheduling costs where nobody is over budget, on a file.
-//! Design: a ram device, one reactor on processor 0 that is always busy, all hosts on processor 1
+//! Design: a ram device, one reactor on processor 0 that is always busy, all hosts in one thread on processor 1
 //! ([`super::burst_client`]); over vfio-user, then over NVMe/TCP. Costs are measured first, as an operator would. Policies
 //! take turns in each round; figures are medians of rounds. A reactor's capacity is what it does with scheduling off.
 //! Not here: the simulator (`cargo xtask sim`).
@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::burst_client::{Did, Does, run as load, run_beside};
+use super::burst_client::{Did, Does, run as load};
 use super::burst_rig::{POLICIES, Policy, Rig, Way};
 use super::measure::{Clock, DISTURBED_CORES, Summary, median};
 use super::{Options, forebay};
@@ -117,14 +117,6 @@ impl Bench {
         Ok(did)
     }
 
-    /// The same with a victim at depth 1.
-    fn beside(&mut self, rig: &mut Rig, pace: f64, others: &[(usize, Does)]) -> Result<Vec<Did>> {
-        let clock = Clock::start(&rig.forebay.processes())?;
-        let did = run_beside(&mut rig.streams, pace, others, self.time)?;
-        self.summary.disturbed |= clock.used()?.others_cores > DISTURBED_CORES;
-        Ok(did)
-    }
-
     /// Everyone's base, out of what the reactor can do.
     fn prepare(&mut self, rig: &mut Rig, way: Way, tenants: usize, part: f64) -> Result<()> {
         rig.set(Policy::Off)?;
@@ -153,6 +145,7 @@ impl Bench {
             &[1, 2, 4, 8, 16, 32, 64]
         };
         let pace = (rig.bases[0] as f64 * INSIDE).min(INSIDE_MOST);
+        let victim = (0, Does::Pace(1, pace));
         println!(
             "{way:<6}a victim with {pace:.0} IOPS, of a base of {}\n{:<6}{:<7}{:<7}{:>10}{:>10}{:>10}{:>12}",
             rig.bases[0], "", "depth", "policy", "mean us", "p99 us", "IOPS", "others IOPS"
@@ -163,10 +156,11 @@ impl Bench {
             for _ in 0..self.rounds {
                 for (policy, figures) in POLICIES.into_iter().zip(&mut figures) {
                     rig.set(policy)?;
-                    let did = self.beside(rig, pace, &all(*depth))?;
+                    let does = [vec![victim], all(*depth)].concat();
+                    let did = self.load(rig, &does)?;
                     put(figures, &did);
                 }
-                let did = self.beside(rig, pace, &[])?;
+                let did = self.load(rig, &[victim])?;
                 if let Some(alone) = figures.last_mut() {
                     put(alone, &did);
                 }

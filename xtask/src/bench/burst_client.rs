@@ -1,16 +1,12 @@
-//! Many tenants' hosts on one processor.
+//! Many tenants' hosts in one thread.
 //!
 //! Purpose: on a machine with two processors a victim's latency beside neighbours can be told only if nothing but the target
-//! makes it wait.
-//! Design: one thread polls all connections in turn. A stream keeps a depth, or a pace that is not made up for; or it waits, then
-//! begins so many at once. Latency is from submission to the end being seen. A victim ([`run_beside`]) has a thread of its
-//! own, which sleeps until it is interrupted as real hosts do, and comes before the others on their processor by the
-//! system's real-time priority; that one is always busy, so that no processor has to wake up first.
+//! makes it wait; threads or processes of ours that share a processor would.
+//! Design: one thread polls all connections in turn, the victim's between any few commands of others. A stream keeps a depth, or
+//! a pace that is not made up for; or it waits, then begins so many at once. Latency is from submission to the end being seen.
 //! Not here: what the streams are for.
 
 use std::path::Path;
-use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -43,13 +39,12 @@ pub(super) enum Host {
 }
 
 impl Host {
-    /// A machine's NVMe disk. Who is interrupted need not poll.
-    pub(super) fn machine(socket: &Path, interrupts: bool) -> Result<Self> {
+    /// A machine's NVMe disk.
+    pub(super) fn machine(socket: &Path) -> Result<Self> {
         let target = Target::VfioUser(socket.to_owned());
         let options = machine::Options {
             depth: DEPTH,
             slot_bytes: BLOCK as usize,
-            interrupts,
             ..machine::Options::default()
         };
         let until = Instant::now() + LIMIT;
@@ -155,20 +150,6 @@ impl Host {
             }
         }
         Ok(())
-    }
-}
-
-impl Host {
-    /// Sleeps until something may have ended.
-    fn wait(&mut self, until: Instant) -> Result<()> {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            bail!("a command has not ended within {} s", LIMIT.as_secs());
-        }
-        match self {
-            Self::Machine { queue, .. } => Ok(queue.wait(left)?),
-            Self::Tcp { queue, .. } => Ok(queue.wait(left)?),
-        }
     }
 }
 
@@ -302,6 +283,10 @@ impl Running {
         }
         if begun > 0 {
             stream.host.kick()?;
+            if timed {
+                // Over TCP it leaves with a poll.
+                self.reap(&mut stream.host, &mut Vec::new())?;
+            }
         }
         if let Does::Pace(depth, rate) = self.does {
             let every = Duration::from_secs_f64(1.0 / rate);
@@ -366,90 +351,6 @@ pub(super) fn run(
         }
     }
     Ok(all.into_iter().map(|running| running.did).collect())
-}
-
-/// The same with a victim, which is the first stream and has one command at a time at a pace, in a thread of its own. Without
-/// others, that processor does nothing of use.
-pub(super) fn run_beside(
-    streams: &mut [Stream],
-    rate: f64,
-    others: &[(usize, Does)],
-    time: Duration,
-) -> Result<Vec<Did>> {
-    let (victim, rest) = streams.split_first_mut().context("no victim")?;
-    let others: Vec<_> = others.iter().map(|(at, does)| (at - 1, *does)).collect();
-    let ended = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            let did = come_first().and_then(|()| pace(victim, rate, time));
-            ended.store(true, Ordering::Release);
-            did
-        });
-        let mut did = match others.is_empty() {
-            true => Vec::new(),
-            false => run(rest, &others, time)?,
-        };
-        while !ended.load(Ordering::Acquire) {
-            std::hint::spin_loop();
-        }
-        let first = thread
-            .join()
-            .map_err(|_| anyhow::anyhow!("the victim's thread panicked"))??;
-        did.insert(0, first);
-        Ok(did)
-    })
-}
-
-/// This thread comes before all others on its processor.
-fn come_first() -> Result<()> {
-    let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
-    let status = Command::new("chrt")
-        .args(["--fifo", "--pid", "1", &thread])
-        .status();
-    if !status.context("run chrt (of util-linux)")?.success() {
-        bail!(
-            "no real-time priority for the victim's thread: run as root, or allow it (ulimit -r 1)"
-        );
-    }
-    Ok(())
-}
-
-/// One command after the other, so many a second.
-fn pace(stream: &mut Stream, rate: f64, time: Duration) -> Result<Did> {
-    let (begun, every) = (Instant::now(), Duration::from_secs_f64(1.0 / rate));
-    let (mut due, mut did) = (begun, Did::default());
-    let (mut slots, mut random) = (Vec::new(), 0x2545_f491_4f6c_dd1du64);
-    loop {
-        let mut now = Instant::now();
-        if now < due {
-            std::thread::sleep(due - now);
-            now = Instant::now();
-        }
-        if now >= begun + time {
-            break;
-        }
-        random = random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        let place = ((u128::from(random) * u128::from(stream.places)) >> 64) as u64;
-        let before = Instant::now();
-        stream.host.submit(0, true, place)?;
-        stream.host.kick()?;
-        slots.clear();
-        stream.host.poll(&mut slots)?;
-        while slots.is_empty() {
-            stream.host.wait(before + LIMIT)?;
-            stream.host.poll(&mut slots)?;
-        }
-        let took = before.elapsed();
-        did.times
-            .push(u32::try_from(took.as_nanos()).unwrap_or(u32::MAX));
-        did.ops += 1;
-        // What was missed is not made up for.
-        due = (due + every).max(now);
-    }
-    did.seconds = begun.elapsed().as_secs_f64();
-    Ok(did)
 }
 
 /// Writes every place of a volume.

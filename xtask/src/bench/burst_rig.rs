@@ -99,9 +99,7 @@ impl Rig {
                 Way::Pcie => {
                     let export = cli(&["export", "create", &volume, "--nvme-pcie"])?;
                     let socket = export["socket"].as_str().context("no socket")?;
-                    let socket = this.forebay.folder().join(PathBuf::from(socket));
-                    // The victim is the first.
-                    Host::machine(&socket, tenant == 0)?
+                    Host::machine(&this.forebay.folder().join(PathBuf::from(socket)))?
                 }
                 Way::Tcp => Host::tcp(this.forebay.port, &this.forebay.export(&volume)?)?,
             };
