@@ -67,12 +67,17 @@ impl Now<'_> {
     ///
     /// # Errors
     /// As of [`Submitted::Done`].
-    #[inline]
+    #[inline(always)]
     pub fn transfer(self, write: bool, bufs: impl Iterator<Item = Buf>) -> Result<(), Errno> {
-        let Some(ram) = self.ram else {
+        match self.ram {
+            Some(ram) => self.copy(ram, write, bufs),
             // Data that nobody keeps is whatever the reader's own memory holds.
-            return Ok(());
-        };
+            None => Ok(()),
+        }
+    }
+
+    #[inline(never)]
+    fn copy(&self, ram: &Ram, write: bool, bufs: impl Iterator<Item = Buf>) -> Result<(), Errno> {
         let (fd, mut at) = (self.fd.as_fd(), self.offset_bytes);
         for buf in bufs {
             match write {
@@ -213,7 +218,7 @@ impl Device {
 
     /// What can be read or written here and now, where no ring is needed for it: on a device whose bytes are in memory, or that
     /// keeps none. `None`: it must be submitted, and if that can't be, [`Device::submit`] says why.
-    #[inline]
+    #[inline(always)]
     pub fn now(&self, offset_bytes: u64, len_bytes: u32) -> Option<Now<'_>> {
         #[cfg(feature = "test-device")]
         if self.gate.is_some() || self.faulty.is_some() || self.volatile.is_some() {

@@ -140,7 +140,9 @@ impl Reactor {
             if slept {
                 // Most often it is a machine that rang. All that comes before it is answered is cold by now.
                 self.core.stamp();
-                self.machines.poll(&mut self.core);
+                now = self.core.now_ns();
+                was_busy = self.machines.poll(&mut self.core);
+                bump(&self.core.record().busy_turns, u64::from(was_busy));
             }
             self.look_at_sockets(&mut events, &mut keys);
             let paused_since = std::mem::replace(&mut idle_since, self.core.begin_turn());

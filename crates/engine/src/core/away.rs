@@ -181,7 +181,7 @@ impl Away {
         self.spread != Spread::OneToOne
     }
 
-    /// Something was begun; `now`: and is done.
+    /// Something was begun; `now`: and is done, which counts only while anything may be handed over.
     #[inline]
     pub(super) fn began(&mut self, now: bool) {
         self.begun += 1;
@@ -270,7 +270,8 @@ impl Core {
 
     /// Whether a lane's next slice is another reactor's to carry out, and whose. Its command is one of so many that
     /// are counted in the lane.
-    #[inline]
+    #[cold]
+    #[inline(never)]
     pub(super) fn whose(&self, lane: LaneIndex, own_commands: u32) -> Option<usize> {
         let own = MAX_SLICES - self.free_slices.len() - self.away.out + self.away.done_now;
         let of = self.lanes.get(lane.0 as usize)?.as_ref()?;
@@ -335,6 +336,7 @@ impl Core {
     }
 
     /// Takes what others have carried out; true if there was anything.
+    #[inline(never)]
     pub(super) fn take_answers(&mut self) -> bool {
         let mut any = false;
         for at in 0..self.away.peers.len() {

@@ -266,8 +266,8 @@ impl Core {
             }
             Submitted::Done(result) => {
                 self.free_slices.push(index);
-                self.away.began(true);
                 if self.away.spreads() {
+                    self.away.began(true);
                     // None, as its bytes are counted elsewhere.
                     self.machines.moves(self.ios[io].lane, 0);
                 }

@@ -262,7 +262,9 @@ impl Core {
             return false;
         }
         self.machines.moves(lane, len_bytes);
-        self.away.began(true);
+        if self.away.spreads() {
+            self.away.began(true);
+        }
         true
     }
 

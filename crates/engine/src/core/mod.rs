@@ -2,9 +2,8 @@
 //!
 //! **Design.** All state is the reactor's own and of fixed size. A command goes
 //! start -> [`dispatch`] (translate, slice, submit) -> slices end -> flush and commit where asked
-//! ([`flush`]) -> [`Core::next_done`]. The ring is entered when a turn ends, and before that where devices have
-//! little to do. A miss parks a command until the owner's answer comes through the mailbox. The internal lane's jobs
-//! ([`jobs`]) use the same ring.
+//! ([`flush`]) -> [`Core::next_done`]. What happens once a turn is in [`turn`]. A miss parks a command until the owner's
+//! answer comes through the mailbox. The internal lane's jobs ([`jobs`]) use the same ring.
 //!
 //! **Not here:** sockets and protocols ([`crate::tcp`]), the loop itself ([`crate::reactor`]).
 
@@ -16,11 +15,13 @@ mod flush;
 mod fused;
 mod io;
 mod jobs;
+mod lanes;
 mod machine;
 mod parked;
 mod reserve;
 mod settle;
 pub mod staging;
+mod turn;
 mod waiting;
 mod zero;
 
@@ -31,24 +32,23 @@ pub use fused::Expected;
 pub use io::{CommandRef, DoneIo, IoOp, NewIo, Owner};
 use io::{Io, Stage, Token};
 pub use reserve::Drain;
+pub use turn::monotonic_ns;
 
-use crate::lane::{Figures, Lane, LaneIndex};
+use crate::lane::{Lane, LaneIndex};
 use crate::mailbox::Upcall;
 use crate::tcp::record::keep_for_ever;
-use crate::volume::Volume;
 use away::Away;
 use carried::Carried;
 use flush::Flusher;
-use forebay_device::ring::{Completion, Ring};
+use forebay_device::ring::Ring;
 use forebay_device::{Device, Errno, Op, OpKind, Pinned, Registration};
 use forebay_nvme::Status;
-use forebay_nvme::reservation::Reservations;
 use forebay_xlate::boundary::message::DeviceConfig;
 use forebay_xlate::boundary::region::{
     CommandRecord, DeviceOp, MAX_QUEUE_ENTRIES, MAX_QUEUES, RECORDS, ReactorRecord, Region, bump,
 };
 use forebay_xlate::drain::{Drains, SliceSpan};
-use forebay_xlate::{ExtentRange, Rights, VolumeId, kill_point};
+use forebay_xlate::{ExtentRange, Rights, VolumeId};
 use fused::Fused;
 use jobs::Jobs;
 use machine::Machines;
@@ -63,11 +63,6 @@ use std::sync::atomic::Ordering::Relaxed;
 pub const MAX_IOS: usize = 4096;
 /// Slices at devices at once.
 const MAX_SLICES: usize = 8192;
-/// With so many slices at devices, the wait for one of them is not worth a processor: they end by interrupt, and
-/// whoever polls meanwhile may keep the kernel from its side of the work.
-const SLEEP_SLICES: usize = 8;
-/// Devices at which nothing ended for so long are slow, or hang: others are polled for as ever.
-const LIVELY_NS: u64 = 1_000_000;
 /// A command that waits for the daemon longer than this ends with Command Interrupted.
 pub const OWNER_WAIT_LIMIT_NS: u64 = 20_000_000_000;
 
@@ -213,23 +208,6 @@ impl Core {
     pub(crate) fn set_clock_ns(&mut self, clock_ns: u64) {
         self.clock_ns = Some(clock_ns);
         self.now_ns = clock_ns;
-    }
-
-    /// A lane that is served here.
-    pub fn lane(&self, index: LaneIndex) -> Option<&Lane> {
-        self.lanes.get(index.0 as usize)?.as_ref()
-    }
-
-    /// The lane of an export.
-    pub fn lane_of_export(
-        &self,
-        export: forebay_xlate::boundary::message::ExportId,
-    ) -> Option<LaneIndex> {
-        self.lanes
-            .iter()
-            .flatten()
-            .find(|l| l.export.export == export && !l.removed)
-            .map(|l| l.index)
     }
 
     /// Whether [`Core::start`] has room for another command of this lane. A lane never gets more than
@@ -494,77 +472,6 @@ impl Core {
         self.ring.fixed_requests()
     }
 
-    /// Adds a lane, or changes what an existing one shows.
-    pub fn set_lane(&mut self, lane: Lane) {
-        let index = lane.index;
-        let at = index.0 as usize;
-        match self.lanes[at].as_mut() {
-            Some(old) if old.export.export == lane.export.export => {
-                old.export = lane.export;
-                old.volume = lane.volume;
-                old.share = lane.share;
-            }
-            _ => self.lanes[at] = Some(lane),
-        }
-        self.attach(index);
-    }
-
-    /// The exports of a volume that are served here.
-    pub fn exports_of(&self, volume: VolumeId) -> Vec<forebay_xlate::boundary::message::ExportId> {
-        let lanes = self.lanes.iter().flatten();
-        lanes
-            .filter(|l| l.volume.id() == volume)
-            .map(|l| l.export.export)
-            .collect()
-    }
-
-    /// A volume grew.
-    pub fn set_volume(&mut self, volume: &Arc<Volume>) {
-        for lane in self
-            .lanes
-            .iter_mut()
-            .flatten()
-            .filter(|l| l.volume.id() == volume.id())
-        {
-            lane.volume = volume.clone();
-        }
-    }
-
-    /// The reservations of a volume are these now.
-    pub fn set_reservations(&mut self, volume: VolumeId, reservations: &Arc<Reservations>) {
-        let lanes = self.lanes.iter_mut().flatten();
-        for lane in lanes.filter(|l| l.volume.id() == volume) {
-            lane.set_reservations(reservations);
-        }
-    }
-
-    /// The owner says something of a volume.
-    pub fn set_figures(&mut self, volume: VolumeId, figures: Figures) {
-        let lanes = self.lanes.iter_mut().flatten();
-        for lane in lanes.filter(|l| l.volume.id() == volume) {
-            lane.figures = figures;
-        }
-    }
-
-    /// Removes a lane as soon as its commands have ended, and tells the control thread. What isn't at
-    /// a device yet ends now and never gets there.
-    pub fn remove_lane(&mut self, index: LaneIndex) {
-        if let Some(lane) = self.lanes[index.0 as usize].as_mut() {
-            lane.removed = true;
-            if lane.in_flight == 0 {
-                self.lane_gone(index);
-            } else {
-                self.end_waiting_of(index);
-            }
-        }
-    }
-
-    fn lane_gone(&mut self, index: LaneIndex) {
-        self.lanes[index.0 as usize] = None;
-        self.detach(index);
-        self.upcalls.push_back(Upcall::LaneGone { lane: index });
-    }
-
     /// Takes a revoke whose words are cleared; answers now or when the overlapping slices ended.
     pub fn revoke(
         &mut self,
@@ -582,109 +489,6 @@ impl Core {
     /// The owner has given a revoke up.
     pub fn abandon(&mut self, revoke: u64) {
         self.drains.abandon(revoke);
-    }
-
-    /// Takes what the ring completed; true if there was anything.
-    pub fn reap(&mut self) -> bool {
-        let mut any = self.take_answers();
-        if !self.ring.has_completions() {
-            return any;
-        }
-        let mut batch = [Completion::default(); 64];
-        loop {
-            let n = self.ring.drain(&mut batch);
-            for completion in &batch[..n] {
-                any = true;
-                let at = (completion.user_data & ((1 << kind::SHIFT) - 1)) as usize;
-                match completion.user_data >> kind::SHIFT {
-                    kind::SLICE => self.slice_completed(at, completion.result),
-                    kind::AWAY => self.away_completed(at, completion.result),
-                    kind::FLUSH => {
-                        self.blame(None);
-                        self.flush_completed(at, completion.result);
-                    }
-                    kind::JOB => {
-                        self.blame(None);
-                        self.job_completed(at, completion.result);
-                    }
-                    kind::WAKE => self.wake_armed = false,
-                    _ => {}
-                }
-            }
-            if n < batch.len() {
-                return any;
-            }
-        }
-    }
-
-    /// The end of a turn: what found no room in the ring is tried again, and the ring is submitted.
-    pub fn submit(&mut self) -> bool {
-        self.blame(None);
-        self.machines.turn();
-        self.away.turn();
-        if self.carried.any() {
-            self.advance_carried();
-            self.blame(None);
-        }
-        let admitted = self.begin_throttled();
-        let again = !self.ring_wait.is_empty() || !self.slice_again.is_empty();
-        if again {
-            self.retry_slices();
-            let mut waiting = std::mem::take(&mut self.scratch);
-            waiting.append(&mut self.ring_wait);
-            for i in waiting.drain(..) {
-                self.ios[i as usize].stage = Stage::Moving;
-                self.blame(Some(i));
-                self.dispatch(Token::take(i));
-            }
-            self.scratch = waiting;
-            self.blame(None);
-        }
-        if std::mem::take(&mut self.slices_freed) && self.slice_waits > 0 {
-            self.slice_waits = 0;
-            self.take_up(|_, io| io.stage == Stage::SliceWait, Self::dispatch);
-            self.blame(None);
-        }
-        self.retry_flushes();
-        self.advance_jobs();
-        self.enter();
-        self.tell_others();
-        again || admitted
-    }
-
-    /// Hands what is queued to the kernel. What fails of it stays queued: the next turn tries again.
-    fn enter(&mut self) {
-        if self.ring.submit().is_ok_and(|entered| entered > 0) {
-            kill_point!("core.entered");
-        }
-    }
-
-    /// The same before the turn ends, as soon as devices have no more than what is queued for them. So one that is idle has
-    /// its first command at once, and works while the rest of a batch is prepared; a busy one gets batches.
-    #[inline]
-    fn feed_devices(&mut self) {
-        if 2 * self.ring.queued() >= self.at_devices() {
-            self.enter();
-        }
-    }
-
-    /// Reads the clock for the turn that begins.
-    pub fn begin_turn(&mut self) -> u64 {
-        self.blame(None);
-        self.stamp();
-        self.begin_admission();
-        self.now_ns
-    }
-
-    /// Reads the clock within a turn.
-    #[inline]
-    pub fn stamp(&mut self) {
-        #[cfg(test)]
-        if let Some(clock_ns) = self.clock_ns {
-            self.now_ns = clock_ns;
-            return;
-        }
-        self.now_ns = monotonic_ns();
     }
 
     /// The next message for the control thread.
@@ -707,28 +511,6 @@ impl Core {
         !self.upcalls.is_empty()
     }
 
-    /// Whether anything must be tried again without an event to wait for.
-    pub fn must_turn(&self) -> bool {
-        !self.done.is_empty()
-            || !self.machines_done.is_empty()
-            || !self.ring_wait.is_empty()
-            || !self.slice_again.is_empty()
-            || self.slices_freed && self.slice_waits > 0
-            || self.has_upcalls()
-            || self.has_ready()
-            || self.jobs.must_turn()
-            || self.carried.must_turn()
-            || self.away.must_turn()
-    }
-
-    /// Whether devices have so much, and end it so fast, that who finds nothing to do should sleep at once until one of them
-    /// has something.
-    #[inline]
-    pub fn waits_for_devices(&self) -> bool {
-        self.at_devices() >= SLEEP_SLICES
-            && self.now_ns.saturating_sub(self.slice_ended_ns) < LIVELY_NS
-    }
-
     /// Whether any command is in hand.
     pub fn busy_ios(&self) -> usize {
         MAX_IOS - self.free_ios.len()
@@ -738,25 +520,7 @@ impl Core {
     pub fn has_waiting(&self) -> bool {
         !self.waiting.is_empty() || !self.parked.is_empty() || self.flusher.is_busy()
     }
-
-    /// Sleeps until a completion, readiness of `epoll`, or the time limit.
-    pub fn sleep(&mut self, epoll: impl std::os::fd::AsFd, limit: std::time::Duration) {
-        if !self.wake_armed {
-            let events = rustix::event::PollFlags::IN.bits() as u32;
-            self.wake_armed = self
-                .ring
-                .poll_add(epoll, events, kind::WAKE << kind::SHIFT)
-                .is_ok();
-        }
-        let _ = self.ring.wait(1, Some(limit));
-    }
 }
 
 #[cfg(test)]
 mod tests;
-
-/// CLOCK_MONOTONIC in ns.
-pub fn monotonic_ns() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
-}

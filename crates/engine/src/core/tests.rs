@@ -1,6 +1,7 @@
 //! The core against real device files, with the test playing the owner.
 
 use super::*;
+use crate::volume::Volume;
 use forebay_device::gate::TestGate;
 use forebay_device::ring::RingOptions;
 use forebay_device::{DeviceSpec, Errno, OpKind, OpenOptions};

@@ -1,6 +1,7 @@
 //! A device that hangs, or isn't served, and what it must not do to others.
 
 use super::*;
+use crate::core::turn::{LIVELY_NS, SLEEP_SLICES};
 
 const W: VolumeId = VolumeId(10);
 
