@@ -1,12 +1,15 @@
 //! What several reactors that serve the same tenants tell each other.
 //!
 //! **Design.** For each tenant one sum of what each reactor last saw of its demand. A reactor adds the change once a
-//! window, and the same instruction gives it the sum: its share of the tenant's budget is its part of the demand. No lock;
+//! window, and the same instruction gives it the sum: its share of the tenant's budget is its part of the demand. What
+//! volumes have as a base of their own is not shared by demand: each reactor has that of its volumes first. No lock;
 //! nothing is read or written on the path of an I/O. Credit lies here as well, as it is the tenant's and not a reactor's.
 //! What the node shares besides processors is divided by the reactors that are awake.
 //! **Not here:** processors, of which each reactor has its own.
 
+use crate::budget::{Budget, Burst, Rate};
 use crate::credit::Account;
+use crate::units::PARTS;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -16,8 +19,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 pub struct Entry {
     /// All reactors' demand, as parts of base, in 1/65536.
     demand: AtomicU64,
+    /// The same of what their volumes' own bases come to.
+    promised: AtomicU64,
     /// Reactors that have lanes of it.
     reactors: AtomicU32,
+    /// What reactors gave it together, a second, as they said last: operations, bytes.
+    granted: [AtomicU64; 2],
     /// What it saved: operations, bytes.
     pub credit: [Account; 2],
 }
@@ -68,12 +75,48 @@ impl Board {
     }
 }
 
+/// What a reactor tells of its part of a tenant, in parts of the tenant's base ([`WHOLE`]).
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Told {
+    /// What its volumes want, without what is promised to them.
+    pub demand: u64,
+    /// What its volumes have of the base for themselves, as far as they want it.
+    pub promised: u64,
+}
+
+/// Adds what has changed. Says the sum.
+fn tell(sum: &AtomicU64, old: u64, new: u64) -> u64 {
+    let change = new.wrapping_sub(old);
+    match change {
+        0 => sum.load(Relaxed),
+        _ => sum.fetch_add(change, Relaxed).wrapping_add(change),
+    }
+}
+
 /// Demand as large as the whole base.
 pub const WHOLE: u64 = 1 << 16;
 /// What a reactor that has just begun counts as: so that it has a share before it is known.
 const BEGINNER: u64 = WHOLE / 16;
 
 impl Entry {
+    /// What can be saved is what this budget says.
+    pub fn set_budget(&self, budget: &Budget) {
+        if let Burst::Credit { seconds } = budget.how {
+            let [ops, bytes] = &self.credit;
+            let cap = |rate: u64| rate.saturating_mul(seconds.into());
+            ops.set_cap(cap(budget.base.iops).saturating_mul(PARTS as u64));
+            bytes.set_cap(cap(budget.base.bytes));
+        }
+    }
+
+    /// It had saved so much before, operations and bytes, and has this budget now. Says what it has of that.
+    pub fn save(&self, budget: &Budget, [ops, bytes]: [u64; 2]) -> [u64; 2] {
+        self.set_budget(budget);
+        self.credit[0].put(ops.saturating_mul(PARTS as u64));
+        self.credit[1].put(bytes);
+        [self.credit[0].has() / PARTS as u64, self.credit[1].has()]
+    }
+
     /// A reactor has its first lane of this tenant (`true`), or no lane any more.
     pub fn attach(&self, attached: bool) {
         if attached {
@@ -90,23 +133,53 @@ impl Entry {
         self.reactors.load(Relaxed) > 1
     }
 
-    /// This reactor told a demand of `told`, and it is `new` now; its share of the tenant (0 to 1). Whoever is the only one
+    /// This reactor told `told`, and it is `new` now; its share of the tenant (0 to 1). Whoever is the only one
     /// has all of it and tells nothing.
     #[inline]
-    pub fn share(&self, told: &mut u64, new: u64) -> f32 {
+    pub fn share(&self, told: &mut Told, new: Told) -> f32 {
         let reactors = u64::from(self.reactors.load(Relaxed));
         if reactors <= 1 {
             return 1.0;
         }
-        let change = new.wrapping_sub(std::mem::replace(told, new));
-        let sum = self.demand.fetch_add(change, Relaxed).wrapping_add(change);
-        let sum = sum.max(new) + BEGINNER * reactors;
-        (new + BEGINNER) as f32 / sum as f32
+        let (demand, promised) = self.tell(told, new);
+        let demand = demand.max(new.demand) + BEGINNER * reactors;
+        let part = (new.demand + BEGINNER) as f32 / demand as f32;
+        if promised == 0 {
+            return part;
+        }
+        let whole = promised.max(new.promised).max(WHOLE);
+        let rest = whole.saturating_sub(promised) as f32;
+        (new.promised as f32 + rest * part) / whole as f32
+    }
+
+    fn tell(&self, told: &mut Told, new: Told) -> (u64, u64) {
+        let old = std::mem::replace(told, new);
+        (
+            tell(&self.demand, old.demand, new.demand),
+            tell(&self.promised, old.promised, new.promised),
+        )
+    }
+
+    /// This reactor said that it gave `told`, and it is `new` now. Says what all do together.
+    pub fn grant(&self, told: &mut Rate, new: Rate) -> Rate {
+        let old = std::mem::replace(told, new);
+        let [ops, bytes] = &self.granted;
+        Rate {
+            iops: tell(ops, old.iops, new.iops),
+            bytes: tell(bytes, old.bytes, new.bytes),
+        }
+    }
+
+    /// This reactor wants nothing any more of what it told.
+    pub fn rest(&self, told: &mut Told) {
+        if *told != Told::default() {
+            self.tell(told, Told::default());
+        }
     }
 
     /// A reactor that told this has no lane any more.
-    pub fn leave(&self, told: u64) {
-        self.demand.fetch_sub(told, Relaxed);
+    pub fn leave(&self, mut told: Told) {
+        self.rest(&mut told);
         self.attach(false);
     }
 }
@@ -119,28 +192,54 @@ mod tests {
     fn shares_follow_demand_and_make_a_whole() {
         let board = Board::new(1);
         let entry = board.entry(0);
-        let (mut first, mut second) = (0, 0);
+        let (mut first, mut second) = (Told::default(), Told::default());
+        let demand = |demand| Told {
+            demand,
+            promised: 0,
+        };
         entry.attach(true);
-        assert_eq!(entry.share(&mut first, WHOLE), 1.0);
+        assert_eq!(entry.share(&mut first, demand(WHOLE)), 1.0);
         entry.attach(true);
-        entry.share(&mut first, WHOLE);
-        let other = entry.share(&mut second, 0);
+        entry.share(&mut first, demand(WHOLE));
+        let other = entry.share(&mut second, demand(0));
         assert!(other > 0.0 && other < 0.1, "{other}");
         // Both see the same demand: half of it each.
-        let other = entry.share(&mut second, WHOLE);
-        let one = entry.share(&mut first, WHOLE);
+        let other = entry.share(&mut second, demand(WHOLE));
+        let one = entry.share(&mut first, demand(WHOLE));
         assert_eq!((one, other), (0.5, 0.5));
         // One stops: the other has nearly all.
-        let one = entry.share(&mut first, 0);
-        let other = entry.share(&mut second, WHOLE);
+        let one = entry.share(&mut first, demand(0));
+        let other = entry.share(&mut second, demand(WHOLE));
         assert!((one + other - 1.0).abs() < 0.001, "{one} {other}");
         assert!(other > 0.9);
         // It is gone: all is the other's, and of the next that comes it is not counted.
         entry.leave(first);
-        assert_eq!(entry.share(&mut second, WHOLE), 1.0);
+        assert_eq!(entry.share(&mut second, demand(WHOLE)), 1.0);
         entry.attach(true);
-        let (one, other) = (entry.share(&mut 0, WHOLE), entry.share(&mut second, WHOLE));
+        let (one, other) = (
+            entry.share(&mut Told::default(), demand(WHOLE)),
+            entry.share(&mut second, demand(WHOLE)),
+        );
         assert_eq!((one, other), (0.5, 0.5));
+        // A third has a volume with half of the base for itself: the others share the rest.
+        entry.attach(true);
+        let mut third = Told::default();
+        let new = Told {
+            demand: 0,
+            promised: WHOLE / 2,
+        };
+        let its = entry.share(&mut third, new);
+        assert!((0.5..0.52).contains(&its), "{its}");
+        let other = entry.share(&mut second, demand(WHOLE));
+        assert!((0.23..0.25).contains(&other), "{other}");
+        // More than all is promised: none has more than its part of it.
+        let more = Told {
+            demand: WHOLE,
+            promised: WHOLE * 3 / 2,
+        };
+        let other = entry.share(&mut second, more);
+        let its = entry.share(&mut third, new);
+        assert_eq!((other, its), (0.75, 0.25));
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Operations and bytes a second.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Hash, Serialize, Deserialize)]
 pub struct Rate {
     /// Operations a second.
     pub iops: u64,

@@ -115,12 +115,7 @@ impl Scheduler {
         };
         let (base, burst) = (vector(budget.base), vector(budget.burst));
         let metered = matches!(budget.how, Burst::Metered);
-        if let Burst::Credit { seconds } = budget.how {
-            let seconds = u64::from(seconds);
-            let [ops, bytes] = &self.board.entry(tenant).credit;
-            ops.set_cap(budget.base.iops * seconds * PARTS as u64);
-            bytes.set_cap(budget.base.bytes * seconds);
-        }
+        self.board.entry(tenant).set_budget(budget);
         let one = &mut self.tenants[tenant];
         (one.base, one.burst, one.metered) = (base, burst, metered);
         (one.shared_base, one.shared_burst) = (Each::shared(&base), Each::shared(&burst));
@@ -187,8 +182,9 @@ impl Scheduler {
         one.lanes.retain(|other| *other as usize != lane);
         one.count_lanes();
         if one.lanes.is_empty() {
-            let told = std::mem::take(&mut one.demand_told);
+            let told = std::mem::take(&mut one.told);
             self.board.entry(tenant).leave(told);
+            self.grant(tenant);
         }
     }
 
@@ -268,11 +264,11 @@ impl Scheduler {
         }
     }
 
-    /// Whether other reactors reckon with what this one uses: until it has said that it uses nothing any more, its windows
-    /// must end.
+    /// Whether other reactors reckon with what this one uses, or will when they wake: until it has said that it uses nothing any
+    /// more, which is some windows after it does, its windows must end.
     #[must_use]
     pub fn is_reckoned_with(&self) -> bool {
-        self.awake && self.board.awake() > 1
+        self.awake
     }
 
     /// This reactor does without it from now on: nobody reckons with what it told any more. It has no lanes afterwards.
@@ -295,6 +291,16 @@ impl Scheduler {
             credit_bytes: entry.credit[1].has() + one.drawn_credit(1),
             ..one.seen
         }
+    }
+
+    /// What a tenant was given in the last window, a second, on all reactors together, as each said last by asking for this.
+    pub fn grant(&mut self, tenant: usize) -> Rate {
+        let one = &mut self.tenants[tenant];
+        let new = match one.lanes.is_empty() {
+            true => Rate::default(),
+            false => one.seen.granted(self.params.window_ns),
+        };
+        self.board.entry(tenant).grant(&mut one.granted, new)
     }
 
     /// How many times what is calibrated costs count now.

@@ -5,7 +5,7 @@
 
 use super::Scheduler;
 use super::each::Each;
-use super::state::NOBODY;
+use super::state::{NOBODY, Tenant};
 use crate::params::Policy;
 use crate::units::{Resource, SHARED, Units};
 
@@ -100,10 +100,21 @@ impl Scheduler {
     }
 
     /// The guard: with this I/O too, the tenant is not above its base.
-    fn is_below_base(&self, tenant: usize, own: &Units) -> bool {
-        let mut would = self.used(tenant);
-        would.add(own);
-        self.tenants[tenant].due.covers(&would.own())
+    fn is_below_base(&mut self, tenant: usize, own: &Units) -> bool {
+        let allows = |one: &Tenant, used: &Units| {
+            let mut would = *used;
+            would.add(own);
+            one.due.covers(&would.own())
+        };
+        // What was used only grows in a window: not every volume that is refused looks at all of its siblings.
+        let one = &self.tenants[tenant];
+        if !allows(one, &one.found) {
+            return false;
+        }
+        let used = self.used(tenant);
+        let one = &mut self.tenants[tenant];
+        one.found = used;
+        allows(one, &used)
     }
 
     /// In this window.
@@ -197,8 +208,8 @@ impl Scheduler {
         let one = &mut self.tenants[tenant];
         one.active = true;
         one.allocated = Each::ZERO;
-        let told = one.demand_told;
-        one.share = entry.share(&mut one.demand_told, told);
+        let told = one.told;
+        one.share = entry.share(&mut one.told, told);
         one.spare = Units::ZERO;
         // What its base was worth meanwhile: saved, the rest is credit.
         one.save(

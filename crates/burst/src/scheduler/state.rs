@@ -1,6 +1,7 @@
 //! What is known of a lane and of a tenant.
 
 use super::each::Each;
+use crate::board::Told;
 use crate::budget::Rate;
 use crate::units::{PARTS, Resource, SHARED, Units};
 
@@ -105,7 +106,9 @@ pub(super) struct Tenant {
     /// Its part of the tenant: this reactor's demand by all reactors'.
     pub(super) share: f32,
     /// What the board was told last.
-    pub(super) demand_told: u64,
+    pub(super) told: Told,
+    /// Of its part of what a window's base gives, and of what may be above that, what was less than one: operations, bytes.
+    pub(super) fractions: [[f32; 2]; 2],
     /// It used nothing in the last window, and nothing waits.
     pub(super) rests: bool,
     /// It used more than what was due to it in the last window.
@@ -116,6 +119,10 @@ pub(super) struct Tenant {
     pub(super) above: [u64; 2],
     /// Drawn from credit for this window: operations, bytes.
     pub(super) drawn: [u64; 2],
+    /// So much was used in this window at least, as it was found last.
+    pub(super) found: Units,
+    /// What the board was told that was given.
+    pub(super) granted: Rate,
     /// The window in which it was last active.
     pub(super) last: u64,
     pub(super) lanes: Vec<u32>,

@@ -3,6 +3,7 @@
 
 mod adversaries;
 mod cost;
+mod reactors;
 mod storm;
 
 use super::Scheduler;

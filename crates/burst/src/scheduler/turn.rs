@@ -7,7 +7,7 @@
 use super::Scheduler;
 use super::each::Each;
 use super::state::{Lane, NOBODY, Tenant};
-use crate::board::{Entry, WHOLE};
+use crate::board::{Entry, Told, WHOLE};
 use crate::params::{Params, Policy};
 use crate::units::{COUNT, PARTS, PLENTY, Resource, SHARED, Units};
 
@@ -20,29 +20,22 @@ impl Tenant {
     #[inline]
     pub(super) fn save(&mut self, entry: &Entry, windows: u64, saved: u64, wanted: &Units) {
         for (at, (credit, own)) in entry.credit.iter().zip(OWN).enumerate() {
-            let above = self.part((self.burst.0[own] - self.base.0[own]).max(0)) as u64;
-            let sum = self.above[at] + above.saturating_mul(windows);
+            let above = (self.burst.0[own] - self.base.0[own]).max(0);
+            let [of_base, of_above] = &mut self.fractions;
+            let (more, above) = part(above, self.share, windows, &mut of_above[at]);
+            let sum = self.above[at].saturating_add(more);
             // And what is left of an I/O that is larger than that.
             let wanted = wanted.0[own] as u64;
             let most = above * saved + wanted;
             self.above[at] = sum.min(most).min(PLENTY as u64);
-            let base = self.part(self.base.0[own]) as u64;
+            let (more, base) = part(self.base.0[own], self.share, windows, &mut of_base[at]);
             let most = (base * saved + wanted).min(PLENTY as u64);
-            let sum = self.due.0[own] as u64 + base.saturating_mul(windows);
+            let sum = (self.due.0[own] as u64).saturating_add(more);
             let due = sum.min(most);
             self.due.0[own] = due as i32;
             if !self.metered {
                 credit.put(sum - due);
             }
-        }
-    }
-
-    /// This reactor's part of an amount of the tenant's.
-    #[inline]
-    fn part(&self, amount: i32) -> i32 {
-        match self.share {
-            1.0 => amount,
-            share => (amount as f32 * share) as i32,
         }
     }
 
@@ -89,28 +82,61 @@ impl Tenant {
         self.seen.used = *used;
     }
 
-    /// Its demand as parts of its base.
-    fn told(&self, used: &Units, waiting: &Units) -> u64 {
-        let mut most = 0f32;
-        for own in OWN {
-            let demand = used.0[own] as f32 + waiting.0[own] as f32;
-            most = most.max(demand / (self.base.0[own].max(1) as f32));
+    /// What it wants here, in parts of its base: what was used; and of each volume in which something waits, however long its
+    /// queue is, as much as the base, or as its limit. So reactors come to equal parts for volumes that want more than that. What
+    /// volumes have as a base of their own is told apart.
+    fn told(&self, lanes: &[Lane], used: &Units, headroom: f32) -> Told {
+        let of_base = |amount: i32, own: usize| amount as f32 / self.base.0[own].max(1) as f32;
+        let most = |of: &dyn Fn(usize) -> f32| OWN.into_iter().map(of).fold(0f32, f32::max);
+        let mut demand = most(&|own| of_base(used.0[own], own));
+        let mut promised = 0f32;
+        for lane in &self.lanes {
+            let lane = &lanes[*lane as usize];
+            promised += most(&|own| {
+                let wants = lane.demand.0[own] as f32 * headroom;
+                of_base(lane.base.0[own].min(wants as i32), own)
+            });
+            if lane.waiters > 0 {
+                let limits = OWN.map(|own| of_base(lane.limit.0[own], own));
+                demand += limits.into_iter().fold(1f32, f32::min);
+            }
         }
-        // A queue may be long, but no demand is a thousand times a base.
-        (most.min(1000.0) * WHOLE as f32) as u64
+        let told = |parts: f32| (parts.clamp(0.0, MOST_TOLD) * WHOLE as f32) as u64;
+        Told {
+            demand: told(demand - promised),
+            promised: told(promised),
+        }
     }
+}
+
+/// No demand is told as more than so many times a base.
+const MOST_TOLD: f32 = 1000.0;
+
+/// A reactor's part of so many windows' `amount`, and of one window's, rounded up. What is less than one is carried on: of a
+/// small budget a window's part is always less.
+#[inline]
+fn part(amount: i32, share: f32, windows: u64, fraction: &mut f32) -> (u64, u64) {
+    if share == 1.0 {
+        let amount = amount as u64;
+        return (amount.saturating_mul(windows), amount);
+    }
+    let one = f64::from(amount) * f64::from(share);
+    let sum = one * windows as f64 + f64::from(*fraction);
+    *fraction = sum.fract() as f32;
+    (sum as u64, one.ceil() as u64)
 }
 
 impl Scheduler {
     /// A window has ended, and the next begins: the next but `passed - 1`, where a reactor was late or slept. The next then
     /// gives as much as those together, up to `late_windows`: who is not let run for a while by the system does not take from
-    /// its tenants what is theirs.
+    /// its tenants what is theirs. Of what is shared, only if somebody was there to miss it: whoever slept finds one window's.
     pub fn turn(&mut self, passed: u64) {
         let passed = passed.max(1);
         self.window += passed;
         let sums = self.settle_all(passed);
         self.somebody_bursts = sums.bursts;
         let late = passed.min(self.params.late_windows.into()) as f32;
+        let late = if sums.busy { late } else { 1.0 };
         let (each, scale, left) = self.shares(&sums, late);
         self.give_all(&each, &scale, left, late);
         let awake = !self.active.is_empty();
@@ -138,12 +164,18 @@ impl Scheduler {
         for &tenant in &*active {
             let one = &mut tenants[tenant as usize];
             let entry = board.entry(tenant as usize);
+            one.found = Units::ZERO;
             let mut used = std::mem::take(&mut one.extra);
             let (mut waiting, mut wanted) = (Units::ZERO, Units::ZERO);
+            let is_shared = entry.is_shared();
             if one.only != NOBODY {
                 let lane = &mut lanes[one.only as usize];
                 used.add(&lane.end(passed, saved));
                 (waiting, wanted) = (lane.waiting, lane.wanted);
+                if is_shared {
+                    lane.demand = used;
+                    lane.demand.add(&waiting);
+                }
             } else {
                 for lane in &one.lanes {
                     let lane = &mut lanes[*lane as usize];
@@ -160,14 +192,16 @@ impl Scheduler {
             one.settle(entry, &used);
             sums.bursts |= one.bursts;
             one.rests = used.0[OWN[0]] | waiting.0[OWN[0]] == 0;
-            one.share = match entry.is_shared() {
+            sums.busy |= !one.rests;
+            one.share = match is_shared {
                 true => {
-                    let told = one.told(&used, &waiting);
-                    entry.share(&mut one.demand_told, told)
+                    let told = one.told(lanes, &used, headroom);
+                    entry.share(&mut one.told, told)
                 }
                 false => 1.0,
             };
             one.save(entry, passed, saved, &wanted);
+            let late = if one.rests { 1 } else { late };
             let base = one.shared_base.times(one.share * late as f32);
             let (uses, waits) = (Each::shared(&used), Each::shared(&waiting));
             // Only what is not used fades: as printed, a steady tenant waits every few windows.
@@ -260,6 +294,7 @@ impl Scheduler {
             if one.rests && !sum.exceeds(&base.times(params.forget)) {
                 one.active = false;
                 one.last = self.window;
+                board.entry(tenant as usize).rest(&mut one.told);
                 one.spare = Units::ZERO;
                 one.seen.given = Units::ZERO;
                 for lane in &one.lanes {
@@ -305,6 +340,8 @@ struct Sums {
     largest: Each,
     /// Some tenant used more than what was due to it.
     bursts: bool,
+    /// Somebody used something, or waited.
+    busy: bool,
 }
 
 impl Lane {

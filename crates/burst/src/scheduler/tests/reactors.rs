@@ -1,0 +1,168 @@
+//! Several reactors with volumes of one tenant, and those that sleep.
+
+use super::*;
+
+/// Reactors with so many lanes each, all of tenant 0.
+fn reactors(lanes: &[usize], budget: &Budget, params: &Params) -> (Vec<Scheduler>, Units) {
+    let costs = table();
+    let board = Arc::new(Board::new(1));
+    let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
+    let make = |lanes: &usize| {
+        let mut scheduler = Scheduler::new(params.clone(), &whole, *lanes, &board).expect("good");
+        scheduler.set_budget(0, budget, &costs);
+        (0..*lanes).for_each(|lane| scheduler.attach(lane, 0));
+        scheduler
+    };
+    let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
+    (lanes.iter().map(make).collect(), cost)
+}
+
+/// A volume with 256 that wait on one reactor, one with a single one on the other: how many of each in 200 windows.
+fn begun(own: Option<&Budget>) -> [u64; 2] {
+    let all = budget(10_000, 10_000, Burst::Metered);
+    let (mut reactors, cost) = reactors(&[1, 1], &all, &params());
+    reactors[1].set_volume(0, own);
+    for (scheduler, depth) in reactors.iter_mut().zip([256, 1]) {
+        (0..depth).for_each(|_| scheduler.wait(0, &cost));
+    }
+    let mut begun = [0; 2];
+    for window in 0..400 {
+        for _ in 0..STEPS {
+            for (scheduler, begun) in reactors.iter_mut().zip(&mut begun) {
+                if scheduler.resume(0, &cost) {
+                    *begun += u64::from(window >= 200);
+                    scheduler.wait(0, &cost);
+                }
+            }
+        }
+        reactors.iter_mut().for_each(|scheduler| scheduler.turn(1));
+    }
+    begun
+}
+
+#[test]
+fn a_long_queue_does_not_take_a_tenants_budget_from_its_volumes_elsewhere() {
+    let [long, short] = begun(None);
+    assert!((1900..=2010).contains(&(long + short)), "{long} {short}");
+    assert!(short >= 900, "{long} {short}");
+    // What a volume has for itself it has on any reactor, whatever the others want; of the rest it has its part.
+    let [long, short] = begun(Some(&budget(8_000, 10_000, Burst::Metered)));
+    assert!((1900..=2010).contains(&(long + short)), "{long} {short}");
+    assert!((1600..=1900).contains(&short), "{long} {short}");
+}
+
+#[test]
+fn a_part_of_a_small_budget_is_not_nothing() {
+    let small = Budget {
+        base: Rate {
+            iops: 1000,
+            bytes: 64 << 10,
+        },
+        burst: Rate {
+            iops: 1000,
+            bytes: 64 << 10,
+        },
+        how: Burst::Metered,
+    };
+    let (mut reactors, cost) = reactors(&[40, 1], &small, &Params::default());
+    for scheduler in &mut reactors {
+        for lane in 0..scheduler.lanes.len() {
+            scheduler.wait(lane, &cost);
+        }
+    }
+    let mut begun = [0u32; 2];
+    // 10 s.
+    for _ in 0..33_333 {
+        for (scheduler, begun) in reactors.iter_mut().zip(&mut begun) {
+            let lane = *begun as usize % scheduler.lanes.len();
+            if scheduler.resume(lane, &cost) {
+                *begun += 1;
+                scheduler.wait(lane, &cost);
+            }
+            scheduler.turn(1);
+        }
+    }
+    // Of 16 a second, one of 41 volumes has 4 in that time.
+    let [many, one] = begun;
+    assert!((3..=6).contains(&one), "{many} {one}");
+    assert!((150..=166).contains(&(many + one)), "{many} {one}");
+}
+
+#[test]
+fn a_reactor_that_sleeps_has_no_claim() {
+    let all = budget(10_000, 10_000, Burst::Metered);
+    let (mut reactors, cost) = reactors(&[1, 1], &all, &params());
+    let [first, second] = &mut reactors[..] else {
+        panic!()
+    };
+    // Alone, and busy.
+    for _ in 0..20 {
+        while first.admit(0, &cost) {}
+        first.turn(1);
+    }
+    // It goes on until nothing is left of that.
+    let mut windows = 0;
+    while first.is_reckoned_with() {
+        first.turn(1);
+        windows += 1;
+        assert!(windows <= 10);
+    }
+    let board = first.board.clone();
+    assert_eq!(board.awake(), 1);
+    // Who wakes now has nearly all, and everything else that there is.
+    second.wait(0, &cost);
+    while second.resume(0, &cost) {
+        second.wait(0, &cost);
+    }
+    second.turn(1);
+    assert_eq!(board.awake(), 1);
+    assert!(second.tenants[0].share > 0.9, "{}", second.tenants[0].share);
+}
+
+#[test]
+fn who_slept_finds_one_windows_worth_of_what_is_shared() {
+    let all = budget(10_000, 10_000, Burst::Metered);
+    let (mut reactors, cost) = reactors(&[1], &all, &params());
+    let scheduler = &mut reactors[0];
+    let at = Resource::Cpu as usize;
+    // With the last window's reserve.
+    let most = scheduler.whole[at] * 1.06;
+    let there = |scheduler: &Scheduler| {
+        let given = scheduler.free.0[at] + scheduler.reserve.0[at];
+        given as f32 + scheduler.tenants[0].allocated.0[at]
+    };
+    scheduler.turn(1000);
+    assert!(there(scheduler) <= most, "{}", there(scheduler));
+    assert!(scheduler.admit(0, &cost));
+    // That was used.
+    scheduler.turn(8);
+    assert!(there(scheduler) > 7.0 * most, "{}", there(scheduler));
+    // And nothing since.
+    scheduler.turn(8);
+    scheduler.turn(64);
+    assert!(there(scheduler) <= most, "{}", there(scheduler));
+}
+
+#[test]
+fn what_a_tenant_is_given_is_a_sum_over_reactors() {
+    let all = budget(100_000, 100_000, Burst::Metered);
+    let (mut reactors, cost) = reactors(&[1, 1], &all, &params());
+    let mut sum = 0;
+    for _ in 0..50 {
+        for scheduler in &mut reactors {
+            scheduler.wait(0, &cost);
+            while scheduler.resume(0, &cost) {
+                scheduler.wait(0, &cost);
+            }
+            scheduler.turn(1);
+            sum = scheduler.grant(0).iops;
+        }
+    }
+    assert!((90_000..=110_000).contains(&sum), "{sum}");
+    // Who leaves gives nothing any more.
+    for (scheduler, most) in reactors.iter_mut().zip([60_000, 0]) {
+        scheduler.leave();
+        let left = scheduler.grant(0).iops;
+        assert!(left <= most, "{left}");
+    }
+}
