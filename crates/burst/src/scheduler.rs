@@ -176,9 +176,7 @@ impl Scheduler {
         }
         let tenant = gone.tenant as usize;
         let one = &mut self.tenants[tenant];
-        let mut used = gone.given;
-        used.sub(&gone.left);
-        one.extra.add(&used);
+        one.extra.add(&gone.used());
         one.lanes.retain(|other| *other as usize != lane);
         one.count_lanes();
         if one.lanes.is_empty() {
@@ -301,6 +299,27 @@ impl Scheduler {
             false => one.seen.granted(self.params.window_ns),
         };
         self.board.entry(tenant).grant(&mut one.granted, new)
+    }
+
+    /// What a lane was given in the window that has just begun, a second: of what its tenant was ([`Seen::granted`]), its part.
+    #[must_use]
+    pub fn granted_to(&self, lane: usize) -> Rate {
+        let one = &self.lanes[lane];
+        let Some(tenant) = self.tenants.get(one.tenant as usize) else {
+            return Rate { iops: 0, bytes: 0 };
+        };
+        let whole = tenant.seen.granted(self.params.window_ns);
+        let part = |rate: u64, own: Resource| {
+            let (given, of) = (
+                one.given[own].max(0) as u64,
+                tenant.whole[own].max(1) as u64,
+            );
+            (u128::from(rate) * u128::from(given.min(of)) / u128::from(of)) as u64
+        };
+        Rate {
+            iops: part(whole.iops, Resource::Ops),
+            bytes: part(whole.bytes, Resource::Bytes),
+        }
     }
 
     /// How many times what is calibrated costs count now.

@@ -93,6 +93,8 @@ pub(super) struct Tenant {
     pub(super) due: Units,
     /// Given to it and to no lane of it yet.
     pub(super) spare: Units,
+    /// Given to it for this window, before its lanes had their parts.
+    pub(super) whole: Units,
     /// Used by lanes that are gone.
     pub(super) extra: Units,
     /// The last allocation of each shared resource.

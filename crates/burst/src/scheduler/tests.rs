@@ -503,3 +503,44 @@ fn a_late_reactor_makes_up_for_what_passed() {
         }
     }
 }
+
+/// What a volume is given is told: its part of its tenant's, and nothing of an idle one.
+#[test]
+fn what_lanes_are_given_is_their_tenants() {
+    let one = budget(20_000, 20_000, Burst::Metered);
+    let other = budget(1000, 1000, Burst::Metered);
+    let mut bench = Bench::new(&[one, other], Params::default());
+    // The second lane is the first tenant's, too.
+    bench.scheduler.detach(1);
+    bench.scheduler.attach(1, 0);
+    let granted = |bench: &Bench| [0, 1].map(|lane| bench.scheduler.granted_to(lane).iops);
+    for _ in 0..200 {
+        bench.window(64, &|lane, _, _| (usize::from(lane == 0), 4096));
+    }
+    let whole = bench
+        .scheduler
+        .seen(0)
+        .granted(bench.scheduler.params.window_ns);
+    let [first, second] = granted(&bench);
+    assert!(
+        first > 15_000 && first <= whole.iops,
+        "{first} of {whole:?}"
+    );
+    assert_eq!(second, 0);
+    for _ in 0..200 {
+        bench.window(64, &|_, _, _| (1, 4096));
+    }
+    let [first, second] = granted(&bench);
+    let whole = bench
+        .scheduler
+        .seen(0)
+        .granted(bench.scheduler.params.window_ns);
+    assert!(
+        first + second <= whole.iops + 1,
+        "{first} {second} of {whole:?}"
+    );
+    assert!(
+        first.abs_diff(second) < 3000 && first > 7000,
+        "{first} {second}"
+    );
+}

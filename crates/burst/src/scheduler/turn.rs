@@ -295,7 +295,7 @@ impl Scheduler {
                 one.active = false;
                 one.last = self.window;
                 board.entry(tenant as usize).rest(&mut one.told);
-                one.spare = Units::ZERO;
+                (one.spare, one.whole) = (Units::ZERO, Units::ZERO);
                 one.seen.given = Units::ZERO;
                 for lane in &one.lanes {
                     lanes[*lane as usize].begin(&Units::ZERO);
@@ -312,6 +312,7 @@ impl Scheduler {
             }
             // Of its own and of what is shared: nothing is in both.
             given = given.plus(&one.limit(board.entry(tenant as usize), policy));
+            one.whole = given;
             // Of its own, what is so in the long run: more is there to make up for earlier windows.
             one.seen.given = given.min(&one.burst);
             if one.only == NOBODY {

@@ -23,6 +23,8 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 #[derive(Default)]
 pub(super) struct Budgets {
     active: Option<Active>,
+    /// Slots of nobody, while there is no scheduling.
+    free: VecDeque<u32>,
 }
 
 /// While there is scheduling.
@@ -123,9 +125,12 @@ impl Control {
     ) -> Result<(), String> {
         let Some(scheduling) = scheduling else {
             if let Some(old) = self.budgets.active.take() {
+                let mut free = old.free;
                 for (slot, _) in old.tenants.values() {
                     begin(&self.region.tenants()[*slot as usize], None);
+                    free.push_back(*slot);
                 }
+                self.budgets.free = free;
                 self.post_all(|| Post::Admission(None));
                 self.post_all(|| Post::Spread(Spread::OneToOne));
                 for volume in old.volumes.keys() {
@@ -144,7 +149,10 @@ impl Control {
                 scheduling: scheduling.clone(),
                 board: Arc::new(Board::new(MAX_TENANTS)),
                 tenants: BTreeMap::new(),
-                free: (0..MAX_TENANTS as u32).collect(),
+                free: match self.budgets.free.is_empty() {
+                    true => (0..MAX_TENANTS as u32).collect(),
+                    false => std::mem::take(&mut self.budgets.free),
+                },
                 volumes: BTreeMap::new(),
             },
         };
@@ -162,7 +170,10 @@ impl Control {
             }
             Err(why) => {
                 // As it was.
-                self.budgets.active = was_on.then_some(active);
+                match was_on {
+                    true => self.budgets.active = Some(active),
+                    false => self.budgets.free = active.free,
+                }
                 Err(why)
             }
         }

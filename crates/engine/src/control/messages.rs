@@ -297,6 +297,8 @@ impl Control {
             &record.machine_queues,
             &record.throttled_ops,
             &record.throttled,
+            &record.granted_ops_s,
+            &record.granted_bytes_s,
         ] {
             gauge.store(0, Relaxed);
         }

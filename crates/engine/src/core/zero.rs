@@ -12,6 +12,7 @@ use super::io::{IoOp, Stage, Token};
 use crate::mailbox::Upcall;
 use forebay_device::Op;
 use forebay_nvme::Status;
+use forebay_xlate::boundary::region::{OpKind, bump};
 use forebay_xlate::drain::SliceSpan;
 use forebay_xlate::reactor_side::Parked;
 use forebay_xlate::{ExtentRange, Rights};
@@ -86,6 +87,10 @@ impl Core {
             };
             let cursor = io.cursor;
             if cursor >= len {
+                if let IoOp::Deallocate { .. } = io.op {
+                    // Its ranges are not known where a command's end is counted.
+                    bump(&lane.record().ops[OpKind::Deallocate as usize].bytes, len);
+                }
                 self.ios[i].range_index += 1;
                 self.ios[i].cursor = 0;
                 continue;

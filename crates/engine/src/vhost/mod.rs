@@ -392,9 +392,12 @@ fn count(core: &Core, lane: LaneIndex, op: &IoOp, good: bool, started_ns: u64) {
     if let Some(lane) = core.lane(lane) {
         let ns = core.now_ns().saturating_sub(started_ns);
         let bytes = match *op {
-            IoOp::Read { len_bytes, .. } | IoOp::Write { len_bytes, .. } if good => len_bytes,
+            IoOp::Read { len_bytes, .. } | IoOp::Write { len_bytes, .. } if good => {
+                u64::from(len_bytes)
+            }
+            IoOp::WriteZeroes { len_bytes, .. } if good => len_bytes,
             _ => 0,
         };
-        lane.record().ops[op.kind() as usize].record(u64::from(bytes), ns, !good);
+        lane.record().ops[op.kind() as usize].record(bytes, ns, !good);
     }
 }

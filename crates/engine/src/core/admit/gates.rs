@@ -14,13 +14,13 @@ use super::super::io::{Io, IoOp};
 use super::super::parked::NONE;
 use crate::lane::{Lane, LaneIndex};
 use forebay_burst::board::Board;
-use forebay_burst::budget::Budget;
+use forebay_burst::budget::{Budget, Rate};
 use forebay_burst::cost::{CostTable, Frontend, Operation};
 use forebay_burst::params::{BadParam, Params, Policy};
 use forebay_burst::scheduler::{Scheduler, Seen};
 use forebay_burst::units::{PARTS, Resource, SHARED, Units};
 use forebay_xlate::boundary::message::Frontend as ExportFrontend;
-use forebay_xlate::boundary::region::{MAX_LANES, ReactorRecord, Region, bump};
+use forebay_xlate::boundary::region::{LaneRecord, MAX_LANES, ReactorRecord, Region, bump};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -36,6 +36,8 @@ const BACKLOG_WEIGHT: u64 = 4;
 const ENOUGH: u32 = 8;
 /// Tenants whose records are written at a window's end: each is about every 10 ms.
 const RECORDED_AT_ONCE: usize = 32;
+/// The same of lanes, which are more.
+const LANES_AT_ONCE: usize = 8;
 /// What is charged at most for zeroing: its bytes are on no link, and devices do it in their own way.
 const MAX_ZEROED_BYTES: u64 = 1 << 20;
 
@@ -66,6 +68,9 @@ pub struct Admission {
     pub(super) stops: bool,
     /// The tenant whose record is written next.
     record_at: usize,
+    /// The same of lanes, of which there have been so many.
+    lane_at: usize,
+    lanes: usize,
 }
 
 /// A lane, as far as it is asked whether a command may begin.
@@ -171,6 +176,12 @@ fn cost_of(costs: &CostTable, frontend: Frontend, op: &IoOp) -> Units {
     costs.of(frontend, operation, len_bytes)
 }
 
+/// A lane's record says that it was given this.
+fn grant(record: &LaneRecord, rate: Rate) {
+    record.granted_ops_s.store(rate.iops, Relaxed);
+    record.granted_bytes_s.store(rate.bytes, Relaxed);
+}
+
 impl Admission {
     /// For one reactor, which has `per_second` of each resource. The first window ends with the first turn.
     ///
@@ -198,6 +209,8 @@ impl Admission {
             contended: false,
             stops: false,
             record_at: 0,
+            lane_at: 0,
+            lanes: 0,
         })
     }
 
@@ -453,8 +466,10 @@ impl Admission {
             .filter(|share| (share.tenant as usize) < self.tenants.len());
         let Some(share) = share else {
             self.detach(at);
+            grant(lane.record(), Rate { iops: 0, bytes: 0 });
             return;
         };
+        self.lanes = self.lanes.max(at + 1);
         if gate.tenant != share.tenant {
             self.detach(at);
             let gate = &mut self.gates[at];
@@ -560,6 +575,15 @@ impl Admission {
             self.record_at = (tenant + 1) % self.tenants.len();
             self.record(tenant, region);
         }
+        for _ in 0..LANES_AT_ONCE.min(self.lanes) {
+            let lane = self.lane_at;
+            self.lane_at = (lane + 1) % self.lanes;
+            // The record of a lane that is not here is another reactor's to write.
+            if self.gates[lane].tenant != u32::MAX {
+                let granted = self.scheduler.granted_to(lane);
+                grant(&region.lanes()[lane], granted);
+            }
+        }
         for (cell, factor) in record
             .corrections_milli
             .iter()
@@ -637,5 +661,10 @@ impl Admission {
             .corrections_milli
             .iter()
             .for_each(|cell| cell.store(0, Relaxed));
+        for (gate, lane) in self.gates.iter().zip(region.lanes()) {
+            if gate.tenant != u32::MAX {
+                grant(lane, Rate { iops: 0, bytes: 0 });
+            }
+        }
     }
 }

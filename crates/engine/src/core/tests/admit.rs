@@ -409,3 +409,41 @@ fn a_tenant_has_its_record() {
     rig.b.core.set_admission(None);
     assert_eq!(reactor.corrections_milli[0].load(Relaxed), 0);
 }
+
+/// What waits goes on in order, and whoever's volume it is when it begins pays for it.
+#[test]
+fn a_lane_that_changes_its_tenant_loses_no_command_and_charges_each_once() {
+    let mut rig = rig(&fixed(2), &fixed(3));
+    let all: Vec<u16> = (0..12).map(|_| rig.read(3)).collect();
+    let mut ended = rig.ended_well();
+    assert_eq!(ended.len(), 2, "{ended:?}");
+    let share = |tenant| {
+        let budget = None;
+        Some(Share { tenant, budget })
+    };
+    rig.b.core.set_share(V, share(1));
+    let mut windows = 0;
+    while ended.len() < 8 {
+        rig.pass(WINDOW_NS);
+        let more = rig.ended_well();
+        assert!(more.len() <= 3, "{more:?}");
+        ended.extend(more);
+        windows += 1;
+        assert!(windows < 20, "{ended:?} after {windows} windows");
+    }
+    let others = ended.len() as u64 - 2;
+    // And back, as if nothing had been.
+    rig.b.core.set_share(V, share(0));
+    while ended.len() < all.len() {
+        rig.pass(WINDOW_NS);
+        ended.extend(rig.ended_well());
+        windows += 1;
+        assert!(windows < 40, "{ended:?} after {windows} windows");
+    }
+    assert_eq!(ended, all);
+    assert_eq!(rig.throttled(3).1, 0);
+    rig.pass(WINDOW_NS);
+    rig.b.core.set_admission(None);
+    let used = |tenant: usize| rig.b.core.region.tenants()[tenant].used_ops.load(Relaxed);
+    assert_eq!((used(0), used(1)), (12 - others, others));
+}

@@ -229,7 +229,11 @@ cells! {
         pub throttled_ops: AtomicU64,
         /// Of them those that wait now.
         pub throttled: AtomicU64,
-        reserved: [AtomicU64; 16],
+        /// Its part of what its tenant was given in its newest window, as commands a second,
+        pub granted_ops_s: AtomicU64,
+        /// and bytes a second.
+        pub granted_bytes_s: AtomicU64,
+        reserved: [AtomicU64; 14],
         /// By [`OpKind`].
         pub ops: [OpStats; 4],
         /// How long those that were over budget waited for it.
