@@ -398,7 +398,9 @@ impl Daemon {
         Ok(())
     }
 
-    fn socket(&self) -> PathBuf {
+    /// Where its API listens.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
         self.folder.path().join(SOCKET)
     }
 

@@ -1,4 +1,5 @@
-//! Hosts that come in crowds, say nothing, stop in the middle, or take nothing, beside a load that is verified.
+//! Hosts that come in crowds, say nothing, stop in the middle, or take nothing, and operators who change budgets as fast as
+//! they can, beside a load that is verified.
 //!
 //! Purpose: whoever can reach the listener can do all this without a name; it costs others nothing that lasts.
 //! Design: each test counts descriptors and memory of both processes before and after, and asks that the load beside
@@ -14,11 +15,13 @@ use forebay_initiator::Host as Discovery;
 use forebay_nvme::SglDescriptor;
 use forebay_nvme::fabrics::ConnectCommand;
 use forebay_nvme::tcp::{self, Pdu};
-use forebay_tests::daemon::resident_bytes;
-use forebay_tests::host::Dice;
-use forebay_tests::lab::{Lab, LabOptions, MIB, MINUTE, Noticed, count_from};
+use forebay_tests::api::Api;
+use forebay_tests::daemon::{Daemon, resident_bytes};
+use forebay_tests::host::{Dice, Host};
+use forebay_tests::lab::{BLOCK, Lab, LabOptions, MIB, MINUTE, Noticed, count_from};
 use forebay_tests::wait;
 use raw::{PLAIN, READ, RawHost, WRITE, attach, connect_data, ic_req, rw};
+use serde_json::json;
 use zerocopy::IntoBytes;
 
 #[allow(missing_docs, dead_code)]
@@ -35,6 +38,7 @@ struct Held {
     engine_descriptors: usize,
     daemon_descriptors: usize,
     engine_bytes: u64,
+    daemon_bytes: u64,
 }
 
 fn descriptors(pid: u32) -> Result<usize> {
@@ -43,12 +47,13 @@ fn descriptors(pid: u32) -> Result<usize> {
         .count())
 }
 
-fn held(lab: &Lab) -> Result<Held> {
-    let processes = lab.daemon.processes()?;
+fn held(daemon: &Daemon) -> Result<Held> {
+    let processes = daemon.processes()?;
     Ok(Held {
         engine_descriptors: descriptors(processes.engine)?,
         daemon_descriptors: descriptors(processes.daemon)?,
         engine_bytes: resident_bytes(processes.engine)?,
+        daemon_bytes: resident_bytes(processes.daemon)?,
     })
 }
 
@@ -56,14 +61,15 @@ fn held(lab: &Lab) -> Result<Held> {
 fn wait_given_back(lab: &Lab, before: Held) -> Result<()> {
     let mut now = before;
     wait::until("everything is given back", MINUTE, || {
-        now = held(lab)?;
+        now = held(&lab.daemon)?;
         let back = now.engine_descriptors <= before.engine_descriptors + 2
             && now.daemon_descriptors <= before.daemon_descriptors + 2;
         Ok(back.then_some(()))
     })
     .with_context(|| format!("before {before:?}, now {now:?}"))?;
     ensure!(
-        now.engine_bytes <= before.engine_bytes + SLACK_BYTES,
+        now.engine_bytes <= before.engine_bytes + SLACK_BYTES
+            && now.daemon_bytes <= before.daemon_bytes + SLACK_BYTES,
         "before {before:?}, now {now:?}"
     );
     Ok(())
@@ -145,12 +151,7 @@ fn connect_discover_storm() -> Result<()> {
     let mut took = Duration::ZERO;
     lab.during_load(Noticed::Nothing, |daemon, progress| {
         progress.more("the load has begun", 100)?;
-        let processes = daemon.processes()?;
-        before = Some(Held {
-            engine_descriptors: descriptors(processes.engine)?,
-            daemon_descriptors: descriptors(processes.daemon)?,
-            engine_bytes: resident_bytes(processes.engine)?,
-        });
+        before = Some(held(daemon)?);
         std::thread::scope(|scope| {
             let crowd: Vec<_> = (0..4u64)
                 .map(|number| {
@@ -189,7 +190,7 @@ fn connect_discover_storm() -> Result<()> {
 #[test]
 fn half_open_thousands_keep_nobody_out() -> Result<()> {
     let mut lab = Lab::new(&LabOptions::volumes(1, 64 * MIB))?;
-    let before = held(&lab)?;
+    let before = held(&lab.daemon)?;
     let address = lab.address;
     lab.during_load(Noticed::Nothing, |_, progress| {
         progress.more("the load has begun", 100)?;
@@ -226,7 +227,7 @@ fn slow_reader_does_not_stall_others() -> Result<()> {
     })?;
     lab.hosts.truncate(1);
     let (address, nqn) = (lab.address, subsystem("b"));
-    let before = held(&lab)?;
+    let before = held(&lab.daemon)?;
     lab.during_load(Noticed::Nothing, |daemon, progress| {
         progress.more("the load has begun", 100)?;
         let (admin, mut io) = attach(address, &nqn, PLAIN, true);
@@ -277,7 +278,7 @@ fn silent_writers_are_ended_and_hold_up_nobody() -> Result<()> {
     })?;
     lab.hosts.truncate(1);
     let (address, nqn) = (lab.address, subsystem("b"));
-    let before = held(&lab)?;
+    let before = held(&lab.daemon)?;
     let over = AtomicBool::new(false);
     lab.during_load(Noticed::Nothing, |_, progress| {
         progress.more("the load has begun", 100)?;
@@ -313,5 +314,223 @@ fn silent_writers_are_ended_and_hold_up_nobody() -> Result<()> {
         progress.more("the load goes on when they are gone", 100)
     })?;
     wait_given_back(&lab, before)?;
+    lab.finish()
+}
+
+/// One change of what is stated: method, path, body, and whether it can be nothing but refused.
+fn change(dice: &mut Dice) -> (&'static str, String, String, bool) {
+    let tenant = ["t", "t", "u"][dice.below(3) as usize];
+    let volume = ["a", "b", "c", "d"][dice.below(4) as usize];
+    let of_tenant = format!("/v1/tenants/{tenant}/budget");
+    let of_volume = format!("/v1/tenants/t/volumes/{volume}/budget");
+    // Some of it, and never so little that hosts seem to hang.
+    let rate = |dice: &mut Dice, least: u64| {
+        let (iops, bytes_s) = (
+            least + dice.below(2000),
+            (least + dice.below(2000)) * 16_384,
+        );
+        match dice.below(3) {
+            0 => json!({ "iops": iops }),
+            1 => json!({ "bytes_s": bytes_s }),
+            _ => json!({ "iops": iops, "bytes_s": bytes_s }),
+        }
+    };
+    match dice.below(100) {
+        0..35 => {
+            let mut put = json!({ "base": rate(dice, 1000), "burst": rate(dice, 3000) });
+            if dice.below(2) == 0 {
+                put["credit_s"] = json!(1 + dice.below(60));
+            }
+            ("PUT", of_tenant, put.to_string(), false)
+        }
+        35..42 => ("DELETE", of_tenant, String::new(), false),
+        42..60 => {
+            let mut put = json!({ "burst": rate(dice, 1000) });
+            if dice.below(2) == 0 {
+                put["base"] = json!({ "iops": 100 + dice.below(300), "bytes_s": 1 << 20 });
+            }
+            ("PUT", of_volume, put.to_string(), false)
+        }
+        60..68 => ("DELETE", of_volume, String::new(), false),
+        68..88 => {
+            let bad = [
+                r#"{"base":{"iops":5000},"burst":{"iops":4000}}"#,
+                r#"{"base":{"iops":0}}"#,
+                r#"{"base":{"bytes_s":-1}}"#,
+                r#"{"burst":{"iops":18446744073709551615}}"#,
+                r#"{"base":{"iops":1000},"credit_s":0}"#,
+                r#"{"burst":{"iops":1000},"credit_s":60}"#,
+                r#"{"base":{"iops":1000},"speed":1}"#,
+                "{",
+                "{}",
+            ];
+            let bad = bad[dice.below(bad.len() as u64) as usize].to_owned();
+            let of = if dice.below(2) == 0 {
+                of_tenant
+            } else {
+                of_volume
+            };
+            ("PUT", of, bad, true)
+        }
+        88..90 => {
+            let policies = ["burst", "base", "wild"];
+            let spreads = ["one_to_one", "stealing", "one_to_n"];
+            let update = json!({
+                "policy": policies[dice.below(3) as usize],
+                "spread": spreads[dice.below(3) as usize],
+                "params": { "window_ns": 200_000 + dice.below(800_000) },
+            });
+            (
+                "PATCH",
+                "/v1/scheduling".to_owned(),
+                update.to_string(),
+                false,
+            )
+        }
+        90..95 => ("POST", "/v1/exports".to_owned(), EXPORT.to_owned(), false),
+        _ => ("DELETE", "/v1/exports/t/d".to_owned(), String::new(), false),
+    }
+}
+
+/// The volume that comes and goes.
+const EXPORT: &str = r#"{"tenant":"t","volume":"d","any_host":true}"#;
+
+/// Windows that have passed on each reactor, and what tenant `t` has used.
+fn passed(api: &mut Api) -> Result<(Vec<u64>, u64)> {
+    let stats = api.must("GET", "/v1/stats", "")?;
+    let all = |key: &str| stats[key].as_array().cloned().unwrap_or_default();
+    let windows = all("reactors")
+        .iter()
+        .filter_map(|r| r["windows"].as_u64())
+        .collect();
+    let tenants = all("tenants");
+    let tenant = tenants.iter().find(|tenant| tenant["tenant"] == "t");
+    let used = tenant.and_then(|tenant| tenant["used_ops"].as_u64());
+    Ok((windows, used.context("what t has used")?))
+}
+
+/// However many changes there were, whoever sent them, whatever hosts did meanwhile: what was stated last counts.
+#[test]
+fn qos_set_storm() -> Result<()> {
+    const CLIENTS: u64 = 16;
+    /// What is stated at the end, and a default window's part of a second.
+    const LAST_IOPS: u64 = 300;
+    const WINDOW_NS: u64 = 300_000;
+    let changes = count_from("FOREBAY_STORM_CHANGES", 4000);
+    let mut lab = Lab::new(&LabOptions::volumes(4, 16 * MIB))?;
+    lab.daemon.cli(&["tenant", "create", "u"])?;
+    lab.daemon
+        .cli(&["volume", "create", "u/x", "--size", "16M"])?;
+    lab.daemon.cli(&["export", "create", "u/x", "--any-host"])?;
+    let other = Host::new(lab.address, "u/x", 16 * MIB, BLOCK, 5);
+    let coming_and_going = std::mem::replace(&mut lab.hosts[3], other);
+    let counts = [const { AtomicU64::new(0) }; 3];
+    let [done, refused, full] = &counts;
+    let mut before = None;
+    let begun = Instant::now();
+    let mut took = Duration::ZERO;
+    lab.during_load(Noticed::Nothing, |daemon, progress| {
+        let socket = daemon.socket();
+        let mut api = Api::connect(&socket)?;
+        api.must("PUT", "/v1/tenants/t/budget", r#"{"base":{"iops":3000}}"#)?;
+        progress.more("the load has begun", 100)?;
+        before = Some(held(daemon)?);
+        std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..CLIENTS)
+                .map(|number| {
+                    let socket = &socket;
+                    scope.spawn(move || -> Result<()> {
+                        let mut dice = Dice(1000 + number);
+                        let mut api = Api::connect(socket)?;
+                        for _ in 0..changes / CLIENTS {
+                            let (method, path, body, bad) = change(&mut dice);
+                            let (status, answer) = api.call(method, &path, &body)?;
+                            let counts = match status {
+                                200 | 201 if !bad => done,
+                                400 => refused,
+                                // What somebody else has done or undone meanwhile; a base that there is no room for.
+                                404 | 409 if path.starts_with("/v1/exports") => refused,
+                                507 if method == "PUT" => full,
+                                _ => anyhow::bail!("{method} {path} {body}: {status} {answer}"),
+                            };
+                            counts.fetch_add(1, Relaxed);
+                        }
+                        Ok(())
+                    })
+                })
+                .collect();
+            let all = clients.into_iter();
+            all.map(|client| client.join().expect("a client does not panic"))
+                .collect::<Result<Vec<()>>>()
+        })?;
+        took = begun.elapsed();
+        // A connection that is idle for ten seconds is closed.
+        let mut api = Api::connect(&socket)?;
+        for volume in ["a", "b", "c", "d"] {
+            api.must(
+                "DELETE",
+                &format!("/v1/tenants/t/volumes/{volume}/budget"),
+                "",
+            )?;
+        }
+        let last =
+            json!({ "policy": "burst", "spread": "one_to_one", "params": { "window_ns": null } });
+        api.must("PATCH", "/v1/scheduling", &last.to_string())?;
+        api.must("PUT", "/v1/tenants/u/budget", r#"{"burst":{"iops":5000}}"#)?;
+        let rate = json!({ "iops": LAST_IOPS, "bytes_s": 40_000_000 });
+        let last = json!({ "base": rate, "burst": rate });
+        api.must("PUT", "/v1/tenants/t/budget", &last.to_string())?;
+        let shown = api.must("GET", "/v1/tenants/t", "")?;
+        ensure!(
+            shown["budget"]["base"] == rate && shown["budget"]["burst"] == rate,
+            "{shown}"
+        );
+        // Its export is there whenever that is asked for last.
+        let (status, answer) = api.call("DELETE", "/v1/exports/t/d", "")?;
+        ensure!(status == 200 || status == 404, "{status} {answer}");
+        api.must("POST", "/v1/exports", EXPORT)?;
+        progress.more("the load goes on", 100)?;
+
+        let mut windows_later = |windows: u64, used: u64, from: &(Vec<u64>, u64)| {
+            wait::until("windows pass, and commands end", MINUTE, || {
+                progress.alive()?;
+                let now = passed(&mut api)?;
+                let most = now
+                    .0
+                    .iter()
+                    .zip(&from.0)
+                    .map(|(now, from)| now - from)
+                    .max();
+                let most = most.unwrap_or(0);
+                let enough = most >= windows && now.1 - from.1 >= used;
+                Ok(enough.then_some((now, most)))
+            })
+        };
+        // Records lag behind by some ten milliseconds.
+        let none = passed(&mut Api::connect(&socket)?)?;
+        let (from, _) = windows_later(200, 0, &none)?;
+        let (to, windows) = windows_later(0, 2 * LAST_IOPS, &from)?;
+        let used = to.1 - from.1;
+        let most = LAST_IOPS * windows * WINDOW_NS / 1_000_000_000;
+        println!("{used} commands in {windows} windows, in which there may be {most}");
+        // What is saved for a window that comes late, and what was not told yet.
+        ensure!(
+            used <= most + 60,
+            "{used} commands in {windows} windows: there may be {most}"
+        );
+        Ok(())
+    })?;
+    let [done, refused, full] = counts.each_ref().map(|count| count.load(Relaxed));
+    println!(
+        "{changes} changes in {:.1} s: {done} done, {refused} refused, {full} found no room",
+        took.as_secs_f64()
+    );
+    ensure!(
+        done > changes / 3 && refused > changes / 10,
+        "{done} {refused} {full}"
+    );
+    wait_given_back(&lab, before.context("counted")?)?;
+    lab.hosts.push(coming_and_going);
+    lab.hosts[4].fill()?;
     lab.finish()
 }

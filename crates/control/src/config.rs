@@ -95,12 +95,10 @@ pub struct EmbeddedPool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn listeners_beyond_loopback_are_told_of() {
-        let mut config = DaemonConfig {
+impl DaemonConfig {
+    /// Of a daemon that has nothing.
+    pub(crate) fn empty() -> Self {
+        Self {
             keep_engine: false,
             state_dir: PathBuf::new(),
             run_dir: PathBuf::new(),
@@ -116,7 +114,17 @@ mod tests {
             embedded_pool: None,
             pool_devices: Vec::new(),
             version: String::new(),
-        };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listeners_beyond_loopback_are_told_of() {
+        let mut config = DaemonConfig::empty();
         for safe in [
             "127.0.0.1:4420",
             "127.9.9.9:1",

@@ -145,19 +145,7 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
         Some(address) => Some(api::bind_metrics(address, listener.passed_over).await?),
         None => None,
     };
-    let daemon = Rc::new(Daemon {
-        config,
-        started: Instant::now(),
-        serving: RefCell::new(None),
-        spare_listeners: RefCell::default(),
-        in_use: RefCell::default(),
-        changing_pool: Cell::new(false),
-        looks_again: Cell::new(false),
-        trouble: RefCell::new(None),
-        left_engine: RefCell::new(None),
-        last_death: RefCell::new(None),
-        events: Rc::default(),
-    });
+    let daemon = Rc::new(Daemon::new(config));
     daemon.start().await?;
     let looking = tokio::task::spawn_local(daemon.clone().take_silent_back());
     tokio::task::spawn_local(daemon.clone().listen_at_the_rest());
@@ -222,6 +210,22 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
 }
 
 impl Daemon {
+    fn new(config: DaemonConfig) -> Self {
+        Self {
+            config,
+            started: Instant::now(),
+            serving: RefCell::new(None),
+            spare_listeners: RefCell::default(),
+            in_use: RefCell::default(),
+            changing_pool: Cell::new(false),
+            looks_again: Cell::new(false),
+            trouble: RefCell::new(None),
+            left_engine: RefCell::new(None),
+            last_death: RefCell::new(None),
+            events: Rc::default(),
+        }
+    }
+
     fn grants_path(&self) -> PathBuf {
         self.config.run_dir.join("grants")
     }

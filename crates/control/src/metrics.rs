@@ -505,6 +505,9 @@ mod tests {
                 copied_bytes: 4096,
                 registered_bytes: 0,
                 interrupts: 7,
+                budget: None,
+                granted_ops_s: 140,
+                granted_bytes_s: 573_440,
                 throttled_ops: 1,
                 throttled: 1,
                 throttled_times: Histogram {
@@ -568,6 +571,8 @@ mod tests {
             "forebay_warnings 1",
             r#"forebay_volume_commands_total{tenant="acme",volume="db",op="read"} 3"#,
             r#"forebay_volume_commands_total{tenant="acme",volume="db",op="write"} 0"#,
+            r#"forebay_volume_granted_commands_per_second{tenant="acme",volume="db"} 140"#,
+            r#"forebay_volume_granted_bytes_per_second{tenant="acme",volume="db"} 573440"#,
             r#"forebay_volume_commands_throttled{tenant="acme",volume="db"} 1"#,
             r#"forebay_volume_throttled_seconds_bucket{tenant="acme",volume="db",le="0.004194304"} 1"#,
             r#"forebay_volume_throttled_seconds_sum{tenant="acme",volume="db"} 0.003"#,

@@ -6,7 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use forebay_burst::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
+use serde::de::{Error, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 use super::model::ExportFrontend;
@@ -34,19 +36,77 @@ pub struct Budget {
     pub credit_s: Option<u32>,
 }
 
-/// Body of `PUT` of a budget: `base` or `burst`, or both.
+/// What is stated of a rate: operations, bytes, or both.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, expecting = "`iops`, `bytes_s`, or both")]
+pub struct RatePut {
+    /// Operations a second: 10 to 20,000,000.
+    #[serde(default, deserialize_with = "iops")]
+    pub iops: Option<u64>,
+    /// Bytes a second: 65,536 to 100,000,000,000.
+    #[serde(default, deserialize_with = "bytes_s")]
+    pub bytes_s: Option<u64>,
+}
+
+/// Body of `PUT` of a budget: `base` or `burst`, or both, each in operations, in bytes, or in both.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BudgetPut {
-    /// Theirs at any time; if not given, next to nothing: there is a limit only.
+    /// Theirs at any time; if not given, next to nothing: there is a limit only. A base of operations alone has 4 KiB for
+    /// each; a base of bytes alone has an operation for every 128 KiB.
     #[serde(default)]
-    pub base: Option<Rate>,
-    /// Never more than this; the base if not given.
+    pub base: Option<RatePut>,
+    /// Never more than this; what is not given of it is as in the base, and what is in neither has no limit.
     #[serde(default)]
-    pub burst: Option<Rate>,
-    /// So many seconds of unused base can be saved for bursts; metered if not given. Of tenants only.
-    #[serde(default)]
+    pub burst: Option<RatePut>,
+    /// So many seconds of unused base can be saved for bursts, 1 to 604,800; metered if not given. Of tenants only.
+    #[serde(default, deserialize_with = "credit_s")]
     pub credit_s: Option<u32>,
+}
+
+/// A number; what is none is refused with what would fit. Whether it does is the budget's own to say.
+struct Whole {
+    least: u64,
+    most: u64,
+}
+
+impl Visitor<'_> for Whole {
+    type Value = Option<u64>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "a whole number, {} to {}", self.least, self.most)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Option<u64>, E> {
+        Ok(None)
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Option<u64>, E> {
+        Ok(Some(value))
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Option<u64>, E> {
+        match u64::try_from(value) {
+            Ok(value) => Ok(Some(value)),
+            Err(_) => Err(E::invalid_value(Unexpected::Signed(value), &self)),
+        }
+    }
+}
+
+fn iops<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    let (least, most) = (LEAST.iops, MOST.iops);
+    from.deserialize_any(Whole { least, most })
+}
+
+fn bytes_s<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    let (least, most) = (LEAST.bytes, MOST.bytes);
+    from.deserialize_any(Whole { least, most })
+}
+
+fn credit_s<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    let (least, most) = (1, MOST_CREDIT_SECONDS.into());
+    let read = from.deserialize_any(Whole { least, most })?;
+    Ok(read.map(|seconds| u32::try_from(seconds).unwrap_or(u32::MAX)))
 }
 
 /// What was saved for bursts.

@@ -319,6 +319,16 @@ pub struct LaneStats {
     /// Interrupts raised for a machine, by the engine that runs now.
     #[serde(default)]
     pub interrupts: u64,
+    /// What its volume may use of its tenant's, if that is stated.
+    #[serde(default)]
+    pub budget: Option<Budget>,
+    /// Its part of what its tenant was given in its newest window: commands a second. What it used is what is counted
+    /// above.
+    #[serde(default)]
+    pub granted_ops_s: u64,
+    /// Bytes a second.
+    #[serde(default)]
+    pub granted_bytes_s: u64,
     /// Commands that waited because they were over budget.
     #[serde(default)]
     pub throttled_ops: u64,

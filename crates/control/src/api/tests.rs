@@ -240,6 +240,49 @@ fn wrong_bodies() {
 }
 
 #[test]
+fn wrong_numbers_of_budgets_are_named_with_what_would_fit() {
+    let daemon = daemon(tenants_only);
+    let (iops, bytes) = ("10 to 20000000", "65536 to 100000000000");
+    for (body, parts) in [
+        (r#"{"base":{"iops":-5}}"#, ["`base.iops`", "`-5`", iops]),
+        (r#"{"base":{"iops":1.5}}"#, ["`base.iops`", "`1.5`", iops]),
+        (r#"{"base":{"iops":"2000"}}"#, ["`base.iops`", "2000", iops]),
+        (
+            r#"{"base":{"bytes_s":1e30}}"#,
+            ["`base.bytes_s`", "1e+30", bytes],
+        ),
+        (
+            r#"{"burst":{"bytes_s":99999999999999999999}}"#,
+            ["`burst.bytes_s`", "1e+20", bytes],
+        ),
+        (
+            r#"{"base":{"iops":NaN}}"#,
+            ["`base.iops`", "expected", "value"],
+        ),
+        (
+            r#"{"base":{"iops":1e999}}"#,
+            ["`base.iops`", "out of range", ""],
+        ),
+        (r#"{"credit_s":-1}"#, ["`credit_s`", "`-1`", "1 to 604800"]),
+        (r#"{"base":2000}"#, ["`base`", "2000", "or both"]),
+        (
+            r#"{"base":{"speed":1}}"#,
+            ["`speed`", "`iops`", "`bytes_s`"],
+        ),
+        (r#"{"basis":{}}"#, ["`basis`", "`base`", "`credit_s`"]),
+    ] {
+        for path in ["/v1/tenants/a/budget", "/v1/tenants/a/volumes/b/budget"] {
+            let (status, answer) = exchange(&daemon, "PUT", path, Some(body));
+            let message = answer["error"]["message"].as_str().unwrap();
+            assert_eq!(status, 400, "{body}: {message}");
+            for part in parts {
+                assert!(message.contains(part), "{body}: {message}");
+            }
+        }
+    }
+}
+
+#[test]
 fn large_body_is_refused() {
     let daemon = daemon(tenants_only);
     let body = format!(r#"{{"name":"{}"}}"#, "a".repeat(BODY_MAX_BYTES));

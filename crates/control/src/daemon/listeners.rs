@@ -113,3 +113,40 @@ fn bind(address: SocketAddr) -> io::Result<(SocketAddr, OwnedFd)> {
     rustix::net::listen(&listener, 1024)?;
     Ok((listener.local_addr()?, listener.into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::DaemonConfig;
+
+    #[test]
+    fn an_address_that_somebody_has_is_told_of_and_tried_until_it_is_free() {
+        // Nobody else is given one of these.
+        let other = TcpListener::bind("127.77.0.1:0").unwrap();
+        let address = other.local_addr().unwrap();
+        let daemon = Daemon::new(DaemonConfig {
+            nvme_tcp: vec![address],
+            ..DaemonConfig::empty()
+        });
+        let error = daemon.bind_listeners(false).unwrap_err();
+        assert!(error.to_string().contains(&address.to_string()), "{error}");
+        assert!(daemon.addresses_in_use().is_empty());
+        // While a device is silent it is waited for, and from then on.
+        for may_wait in [true, true, false] {
+            daemon.bind_listeners(may_wait).unwrap();
+            let told = daemon.addresses_in_use();
+            assert!(
+                told.len() == 1 && told[0].contains(&address.to_string()),
+                "{told:?}"
+            );
+            assert!(daemon.addresses().is_empty());
+        }
+        drop(other);
+        for _ in 0..2 {
+            daemon.bind_listeners(true).unwrap();
+            assert!(daemon.addresses_in_use().is_empty());
+            assert_eq!(daemon.addresses(), [address.to_string()]);
+        }
+        std::net::TcpStream::connect(address).unwrap();
+    }
+}

@@ -151,10 +151,25 @@ pub(super) fn tenants(out: &mut Exposition, tenants: &[TenantStats]) {
     }
 }
 
-/// What waited of each export because it was over budget.
+/// What each export was given, and what waited of it because it was over budget.
 pub(super) fn throttled(out: &mut Exposition, lanes: &[LaneStats]) {
     fn labels(lane: &LaneStats) -> [(&str, &str); 2] {
         [("tenant", &*lane.tenant), ("volume", &*lane.volume)]
+    }
+    for (name, given) in [
+        (
+            "forebay_volume_granted_commands_per_second",
+            (|lane| lane.granted_ops_s) as fn(&LaneStats) -> u64,
+        ),
+        ("forebay_volume_granted_bytes_per_second", |lane| {
+            lane.granted_bytes_s
+        }),
+    ] {
+        let help = "An export's part of what its tenant was given in its newest window.";
+        out.family(name, GAUGE, help);
+        for lane in lanes {
+            out.sample(name, &labels(lane), given(lane));
+        }
     }
     let name = "forebay_volume_throttled_commands_total";
     out.family(

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_burst::budget::{Budget, Burst, LEAST, Rate};
+use forebay_burst::budget::{Budget, Burst, LEAST, MOST, Rate};
 use forebay_pool::TenantId;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{Scheduling, TenantId as EngineTenantId, ToEngine};
@@ -61,19 +61,48 @@ pub(super) fn show_budget(budget: &Budget) -> api::Budget {
     }
 }
 
-/// What was asked for, as it is kept.
+/// Of operations alone, a base has so many bytes for each: IOPS are quoted for blocks.
+const SMALL_BYTES: u64 = 4 << 10;
+/// Of bytes alone, a base has an operation for so many: bandwidth is quoted for large ones.
+const LARGE_BYTES: u64 = 128 << 10;
+
+/// What was asked for, as it is kept: what of the base is not stated follows from the rest of it, and what is stated
+/// neither as a base nor as a limit is not limited.
 fn budget_of(put: &BudgetPut) -> Result<Budget, ApiError> {
-    let rate = |rate: api::Rate| Rate {
-        iops: rate.iops,
-        bytes: rate.bytes_s,
-    };
-    let Some(burst) = put.burst.or(put.base).map(rate) else {
+    let (base, burst) = (put.base.unwrap_or_default(), put.burst.unwrap_or_default());
+    let has_base = base.iops.or(base.bytes_s).is_some();
+    if !has_base && burst.iops.or(burst.bytes_s).is_none() {
         return Err(ApiError::invalid(
-            "a budget has a base, a burst limit, or both",
+            "a budget has a base, a burst limit, or both, in IOPS, in bytes/s, or in both",
         ));
+    }
+    if !has_base && put.credit_s.is_some() {
+        return Err(ApiError::invalid(
+            "credit is what is not used of a base, and there is no base",
+        )
+        .hint("state a base; without credit, bursts are metered"));
+    }
+    let burst = Rate {
+        iops: burst.iops.or(base.iops).unwrap_or(MOST.iops),
+        bytes: burst.bytes_s.or(base.bytes_s).unwrap_or(MOST.bytes),
+    };
+    let base = match (base.iops, base.bytes_s) {
+        (Some(iops), Some(bytes)) => Rate { iops, bytes },
+        (Some(iops), None) => {
+            let bytes = iops.saturating_mul(SMALL_BYTES).max(LEAST.bytes);
+            Rate {
+                iops,
+                bytes: bytes.min(burst.bytes),
+            }
+        }
+        (None, Some(bytes)) => Rate {
+            iops: (bytes / LARGE_BYTES).max(LEAST.iops).min(burst.iops),
+            bytes,
+        },
+        (None, None) => LEAST,
     };
     let budget = Budget {
-        base: put.base.map_or(LEAST, rate),
+        base,
         burst,
         how: match put.credit_s {
             Some(seconds) => Burst::Credit { seconds },
@@ -83,6 +112,24 @@ fn budget_of(put: &BudgetPut) -> Result<Budget, ApiError> {
     match budget.check() {
         Ok(()) => Ok(budget),
         Err(bad) => Err(ApiError::invalid(bad.to_string())),
+    }
+}
+
+/// A refusal that names what of a base was not stated says what was taken for it.
+fn or_say_assumed(error: ApiError, put: Option<&BudgetPut>) -> ApiError {
+    let base = put.and_then(|put| put.base).unwrap_or_default();
+    let what = match (base.iops, base.bytes_s) {
+        (Some(_), None) if error.message.contains("bytes/s") => {
+            "bandwidth was not stated: a base of IOPS alone has 4 KiB/s for each"
+        }
+        (None, Some(_)) if error.message.contains("IOPS") => {
+            "IOPS were not stated: a base of bandwidth alone has one for every 128 KiB/s"
+        }
+        _ => return error,
+    };
+    match error.hint.clone() {
+        Some(hint) => error.hint(format!("{what}; {hint}")),
+        None => error.hint(what),
     }
 }
 
@@ -121,11 +168,6 @@ impl Owner {
         pool.tenant_budgets().next().is_some() || pool.volume_budgets().next().is_some()
     }
 
-    /// Whether the newest engine was told of budgets.
-    pub(super) fn tells_budgets(&self) -> bool {
-        self.told_budgets.known.borrow().scheduling.is_some()
-    }
-
     /// Tells a new conversation how I/O is admitted. `is_known`: the engine was there before this daemon.
     pub(super) fn say_all_budgets(
         &self,
@@ -136,15 +178,20 @@ impl Owner {
         *self.told_budgets.known.borrow_mut() = Known::default();
         let mut asked = Vec::new();
         let now = wanted(&self.core.borrow(), || self.scheduling_config());
-        if is_known && now.scheduling.is_none() {
-            asked.push(say_scheduling(session, None));
-        } else if is_known {
-            for record in session.region.tenants() {
-                let tenant = record.tenant.load(Relaxed).checked_sub(1).map(TenantId);
-                if let Some(tenant) = tenant.filter(|id| !now.tenants.contains_key(id)) {
-                    asked.push(say_tenant(session, tenant, None));
+        if is_known {
+            let records = session.region.tenants().iter();
+            let gone: BTreeSet<TenantId> = records
+                .filter_map(|record| record.tenant.load(Relaxed).checked_sub(1).map(TenantId))
+                .filter(|id| !now.tenants.contains_key(id))
+                .collect();
+            match now.scheduling {
+                None => asked.push(say_scheduling(session, None)),
+                Some(_) => {
+                    let gone = gone.iter();
+                    asked.extend(gone.map(|tenant| say_tenant(session, *tenant, None)));
                 }
             }
+            self.added.borrow_mut().let_go(session, &gone);
         }
         asked.extend(self.say_budgets(session));
         asked
@@ -210,7 +257,11 @@ impl Owner {
                 .filter(|id| !known.tenants.contains_key(id))
                 .collect()
         };
-        self.added.borrow_mut().let_go(&session, &gone);
+        {
+            let mut added = self.added.borrow_mut();
+            added.let_go(&session, &gone);
+            added.counts_again(self.told_budgets.known.borrow().tenants.keys());
+        }
         for (what, mut pending) in asked {
             match pending.within(self.limits.request).await {
                 Ok(()) => {}
@@ -248,11 +299,12 @@ impl Owner {
             let core = self.core.borrow();
             core.pool.tenant(name).map_err(api_error)?.id
         };
+        let refused = |error| or_say_assumed(error, put.as_ref());
         if let Some(budget) = &budget {
-            self.admit_base(id, budget)?;
+            self.admit_base(id, budget).map_err(refused)?;
         }
         let set = self.core.borrow_mut().pool.set_tenant_budget(id, budget);
-        set.map_err(api_error)?;
+        set.map_err(api_error).map_err(refused)?;
         self.keep_budgets().await?;
         let budget = {
             let core = self.core.borrow();
@@ -275,7 +327,16 @@ impl Owner {
         let budget = put.as_ref().map(budget_of).transpose()?;
         let id = self.volume_id(tenant, name)?;
         let set = self.core.borrow_mut().pool.set_volume_budget(id, budget);
-        set.map_err(api_error)?;
+        set.map_err(|error| {
+            let error = api_error(error);
+            let core = self.core.borrow();
+            let of = core.pool.tenant(tenant).ok();
+            let of = of.and_then(|of| core.pool.tenant_budget(of.id));
+            match of.is_none_or(|of| of.base == LEAST) {
+                true => error.hint("its tenant has no base: `forebay tenant budget` states one; or leave the volume's base out, to limit it only"),
+                false => or_say_assumed(error, put.as_ref()),
+            }
+        })?;
         self.keep_budgets().await?;
         self.volume_show(tenant, name)
     }

@@ -24,6 +24,7 @@ use forebay_xlate::boundary::region::{
 use serde::{Deserialize, Serialize};
 
 use super::Owner;
+use super::budgets::show_budget;
 use super::session::Session;
 use super::show::{tenant_name, total_extents};
 use super::used::{UsedBefore, tenant_stats};
@@ -147,6 +148,9 @@ pub(super) struct Added {
     /// Of the engines before it.
     before: BTreeMap<ExportId, Totals>,
     used: UsedBefore,
+    /// Tenants that the engine was asked to let go of: what it has counted of them is in `used`, and may be in its region
+    /// still.
+    let_go: BTreeSet<TenantId>,
     /// Whether the file lacks something.
     unsaved: bool,
     file: Option<PathBuf>,
@@ -176,12 +180,14 @@ impl Added {
         match std::mem::replace(&mut self.counting, new) {
             Some((known, _)) if known == generation => {}
             Some((_, region)) => {
+                let counted = tenants.difference(&self.let_go).copied().collect();
                 self.before.retain(|export, _| exports.contains(export));
                 for (export, (totals, _)) in totals_of(&region, exports) {
                     let before = self.before.entry(export).or_default();
                     *before = plus(before, &totals);
                 }
-                self.used.add_region(&region, tenants);
+                self.used.add_region(&region, tenants, &counted);
+                self.let_go.clear();
                 self.unsaved = true;
             }
             None => {
@@ -220,8 +226,17 @@ impl Added {
             .as_ref()
             .is_some_and(|(generation, _)| *generation == session.generation)
         {
-            self.used.add_tenants(&session.region, tenants);
+            let new = tenants.difference(&self.let_go).copied().collect();
+            self.used.add_tenants(&session.region, &new);
+            self.let_go.extend(new);
             self.unsaved = true;
+        }
+    }
+
+    /// The engine is told of these tenants from now on: it has let go of those before.
+    pub(super) fn counts_again<'a>(&mut self, tenants: impl Iterator<Item = &'a TenantId>) {
+        for tenant in tenants {
+            self.let_go.remove(tenant);
         }
     }
 
@@ -260,6 +275,9 @@ fn lane_stats(totals: Totals, lane: Option<&LaneRecord>) -> LaneStats {
         copied_bytes: totals.copied_bytes,
         registered_bytes: now(|lane| &lane.registered_bytes),
         interrupts: totals.interrupts,
+        budget: None,
+        granted_ops_s: now(|lane| &lane.granted_ops_s),
+        granted_bytes_s: now(|lane| &lane.granted_bytes_s),
         throttled_ops: totals.throttled_ops,
         throttled: now(|lane| &lane.throttled),
         throttled_times: totals.throttled_times,
@@ -369,6 +387,7 @@ impl Owner {
                     true => format!("{}@{}", volume.name, export.id.0),
                 },
                 transport: export.frontend.name().to_owned(),
+                budget: pool.volume_budget(volume.id).map(show_budget),
                 ..lane_stats(totals, lane)
             });
         }
@@ -397,9 +416,8 @@ impl Owner {
             lanes,
             tenants: tenant_stats(
                 &added.used,
-                region
-                    .map(|region| &**region)
-                    .filter(|_| self.tells_budgets()),
+                region.map(|region| &**region),
+                &added.let_go,
                 lives,
                 pool.tenants()
                     .map(|tenant| (tenant.id, &*tenant.name, pool.tenant_budget(tenant.id))),

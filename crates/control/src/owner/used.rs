@@ -92,11 +92,16 @@ impl UsedBefore {
         found.map_or([0; 11], |(_, sums)| *sums)
     }
 
-    /// Adds what an engine has counted that is gone.
-    pub(super) fn add_region(&mut self, region: &Region, tenants: &BTreeSet<TenantId>) {
+    /// Adds what an engine has counted that is gone: of all tenants that there are, of those that were `counted` there.
+    pub(super) fn add_region(
+        &mut self,
+        region: &Region,
+        tenants: &BTreeSet<TenantId>,
+        counted: &BTreeSet<TenantId>,
+    ) {
         self.tenants
             .retain(|(id, _)| tenants.contains(&TenantId(*id)));
-        self.add_tenants(region, tenants);
+        self.add_tenants(region, counted);
         for (at, record) in reactors_of(region).iter().enumerate() {
             if self.reactors.len() <= at {
                 self.reactors.push([0; 4]);
@@ -168,15 +173,18 @@ pub(super) fn credit_of(budget: &Budget, record: Option<&TenantRecord>) -> Optio
     })
 }
 
-/// What tenants have used: those with a budget, and those of whom something was counted.
+/// What tenants have used: those with a budget, and those of whom something was counted. What the engine's region says of
+/// `let_go` is in `before`.
 pub(super) fn tenant_stats<'a>(
     before: &UsedBefore,
     region: Option<&Region>,
+    let_go: &BTreeSet<TenantId>,
     lives: bool,
     tenants: impl Iterator<Item = (TenantId, &'a str, Option<&'a Budget>)>,
 ) -> Vec<TenantStats> {
     let tenants: Vec<_> = tenants.collect();
-    let ids = tenants.iter().map(|(id, ..)| *id).collect();
+    let ids = tenants.iter().map(|(id, ..)| *id);
+    let ids = ids.filter(|id| !let_go.contains(id)).collect();
     let now = region.map_or_else(BTreeMap::new, |region| tenants_of(region, &ids));
     let mut all = Vec::new();
     for (id, name, budget) in tenants {

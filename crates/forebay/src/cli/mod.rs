@@ -6,6 +6,7 @@
 //! Sizes are read by the same parser as in device specifications and the configuration.
 //! Not here: what the commands do.
 
+mod budgets;
 mod examples;
 #[cfg(test)]
 mod limits_page;
@@ -21,9 +22,10 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use forebay_control::api::model::{AnaState, Placement};
-use forebay_control::api::scheduling::{Policy, Spread};
 use forebay_device::size::parse_bytes;
 
+use self::budgets::parse_seconds;
+pub(crate) use self::budgets::{BudgetArgs, SchedulingArgs, SchedulingCommand};
 use crate::bench::BenchCommand;
 use crate::calibrate::CalibrateArgs;
 use crate::engine::EngineArgs;
@@ -258,50 +260,6 @@ pub(crate) enum TenantCommand {
     },
 }
 
-/// A base that is theirs at any time, and a limit that bursts reach.
-#[derive(Debug, Args)]
-#[command(group(
-    ArgGroup::new("what")
-        .args(["base_iops", "burst_iops", "none"])
-        .required(true)
-        .multiple(true)
-))]
-pub(crate) struct BudgetArgs {
-    /// Operations a second that are theirs at any time
-    #[arg(long, value_name = "N", requires = "base_bandwidth")]
-    pub(crate) base_iops: Option<u64>,
-    /// Bytes a second that are theirs at any time, e.g. 100M
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, requires = "base_iops")]
-    pub(crate) base_bandwidth: Option<u64>,
-    /// Operations a second that they never have more than [default: the base]
-    #[arg(long, value_name = "N", requires = "burst_bandwidth")]
-    pub(crate) burst_iops: Option<u64>,
-    /// Bytes a second that they never have more than, e.g. 300M [default: the base]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, requires = "burst_iops")]
-    pub(crate) burst_bandwidth: Option<u64>,
-    /// Take the budget away
-    #[arg(long, conflicts_with_all = ["base_iops", "burst_iops"])]
-    pub(crate) none: bool,
-}
-
-/// A number of seconds, minutes, hours or days: `60s`, `10m`.
-fn parse_seconds(text: &str) -> Result<u32, String> {
-    let wrong = || "a time is written like 60s, 10m, 2h or 1d".to_owned();
-    let end = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(end);
-    let unit = match unit {
-        "s" | "" => 1,
-        "m" => 60,
-        "h" => 3600,
-        "d" => 86_400,
-        _ => return Err(wrong()),
-    };
-    let number: u32 = number.parse().map_err(|_| wrong())?;
-    number.checked_mul(unit).ok_or_else(wrong)
-}
-
 /// `TENANT/VOLUME`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VolumeName {
@@ -517,139 +475,6 @@ pub(crate) struct ExportSetArgs {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum SchedulingCommand {
-    /// Show what is set, what the node has, and what is promised of it
-    Show,
-    /// Show what I/O costs on this machine, as it was measured; or as it is assumed, if it was not
-    Costs {
-        /// Forget what was measured
-        #[arg(long)]
-        reset: bool,
-    },
-    /// Change how I/O is admitted on this node
-    Set(Box<SchedulingArgs>),
-}
-
-/// How I/O is admitted.
-#[derive(Debug, Args)]
-#[command(group(
-    ArgGroup::new("changes")
-        .args([
-            "policy", "spread", "oversubscription", "wants_base", "device_reads", "device_writes",
-            "link_bandwidth", "iops_limit", "params",
-        ])
-        .required(true)
-        .multiple(true)
-))]
-pub(crate) struct SchedulingArgs {
-    /// How the node's time and devices are given out
-    #[arg(long, value_enum)]
-    pub(crate) policy: Option<PolicyArg>,
-    /// Which reactors serve what of a queue
-    #[arg(long, value_enum)]
-    pub(crate) spread: Option<SpreadArg>,
-    /// Promise so many times what there is; 1 guarantees all bases
-    #[arg(long, value_name = "N")]
-    pub(crate) oversubscription: Option<f64>,
-    /// The probability with which a tenant wants its base at any time, for the probability of interference
-    #[arg(long, value_name = "P")]
-    pub(crate) wants_base: Option<f64>,
-    /// So many devices like the one that was measured can be read at once at their whole speed
-    #[arg(long, value_name = "N")]
-    pub(crate) device_reads: Option<f64>,
-    /// The same of writes
-    #[arg(long, value_name = "N")]
-    pub(crate) device_writes: Option<f64>,
-    /// Bytes a second that the network carries in each direction, or `none`
-    #[arg(long, value_name = "SIZE|none", value_parser = Limit::parse_bytes)]
-    pub(crate) link_bandwidth: Option<Limit>,
-    /// Operations a second that the node is to carry at most, or `none`
-    #[arg(long, value_name = "N|none", value_parser = Limit::parse)]
-    pub(crate) iops_limit: Option<Limit>,
-    /// Set a parameter of the scheduler, or `NAME=default`; may be repeated
-    #[arg(long = "param", value_name = "NAME=VALUE", value_parser = parse_param)]
-    pub(crate) params: Vec<(String, Option<f64>)>,
-}
-
-/// A limit, or none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Limit(pub(crate) Option<u64>);
-
-impl Limit {
-    fn parse(text: &str) -> Result<Self, String> {
-        match text {
-            "none" => Ok(Self(None)),
-            number => match number.parse() {
-                Ok(number) => Ok(Self(Some(number))),
-                Err(_) => Err("a number, or `none`".to_owned()),
-            },
-        }
-    }
-
-    fn parse_bytes(text: &str) -> Result<Self, String> {
-        match text {
-            "none" => Ok(Self(None)),
-            size => match parse_bytes(size) {
-                Ok(bytes) => Ok(Self(Some(bytes))),
-                Err(error) => Err(format!("{error}; or say `none`")),
-            },
-        }
-    }
-}
-
-fn parse_param(text: &str) -> Result<(String, Option<f64>), String> {
-    let wrong = || "a parameter is set as NAME=VALUE, or NAME=default".to_owned();
-    let (name, value) = text.split_once('=').ok_or_else(wrong)?;
-    let value = match value {
-        "default" => None,
-        value => Some(value.parse().map_err(|_| wrong())?),
-    };
-    Ok((name.to_owned(), value))
-}
-
-/// How the node's time and devices are given out.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum PolicyArg {
-    /// Bases are guaranteed, the rest is shared
-    Burst,
-    /// Everyone has their base and never more
-    Base,
-    /// Everyone up to their burst limit, first come first served
-    Wild,
-}
-
-impl From<PolicyArg> for Policy {
-    fn from(policy: PolicyArg) -> Self {
-        match policy {
-            PolicyArg::Burst => Self::Burst,
-            PolicyArg::Base => Self::Base,
-            PolicyArg::Wild => Self::Wild,
-        }
-    }
-}
-
-/// Which reactors serve what of a queue.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum SpreadArg {
-    /// A queue is one reactor's
-    OneToOne,
-    /// A queue is one reactor's, and reactors with nothing to do help
-    Stealing,
-    /// Each I/O goes to the reactor that has the least to do
-    OneToN,
-}
-
-impl From<SpreadArg> for Spread {
-    fn from(spread: SpreadArg) -> Self {
-        match spread {
-            SpreadArg::OneToOne => Self::OneToOne,
-            SpreadArg::Stealing => Self::Stealing,
-            SpreadArg::OneToN => Self::OneToN,
-        }
-    }
-}
-
-#[derive(Debug, Subcommand)]
 pub(crate) enum PortCommand {
     /// List the ports
     List,
@@ -708,6 +533,8 @@ pub(crate) enum TopOrder {
     P99,
     /// Commands in flight
     Queue,
+    /// Commands a second that wait because they are over budget
+    Throttled,
     /// The name, smallest first
     Name,
 }
@@ -717,7 +544,7 @@ pub(crate) struct TopArgs {
     /// Seconds from one look to the next
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub(crate) interval: u32,
-    /// What to sort by; on a terminal the keys i, b, p, u and n change it
+    /// What to sort by; on a terminal the keys i, b, p, u, t and n change it
     #[arg(long, value_enum, default_value_t = TopOrder::Iops)]
     pub(crate) sort: TopOrder,
     /// Print one interval's figures and end; so does `--json`

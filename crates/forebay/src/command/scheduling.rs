@@ -1,8 +1,9 @@
 //! `forebay scheduling`, and how budgets are read and shown.
 
+use forebay_burst::budget::{LEAST, MOST};
 use forebay_control::api::model::ExportFrontend;
 use forebay_control::api::scheduling::{
-    Admission, Budget, BudgetPut, Costs, Rate, Scheduling, SchedulingUpdate,
+    Admission, Budget, BudgetPut, Costs, Rate, RatePut, Scheduling, SchedulingUpdate,
 };
 use forebay_device::size::format_bytes;
 
@@ -62,8 +63,7 @@ fn update_of(args: SchedulingArgs, before: &Scheduling) -> SchedulingUpdate {
 /// What is asked for; nothing: to take the budget away.
 pub(crate) fn put_of(args: &BudgetArgs, credit_s: Option<u32>) -> Option<BudgetPut> {
     let rate = |iops: Option<u64>, bytes_s: Option<u64>| {
-        let (iops, bytes_s) = iops.zip(bytes_s)?;
-        Some(Rate { iops, bytes_s })
+        (iops.or(bytes_s).is_some()).then_some(RatePut { iops, bytes_s })
     };
     (!args.none).then(|| BudgetPut {
         base: rate(args.base_iops, args.base_bandwidth),
@@ -72,8 +72,36 @@ pub(crate) fn put_of(args: &BudgetArgs, credit_s: Option<u32>) -> Option<BudgetP
     })
 }
 
-fn rate_text(rate: &Rate) -> String {
-    format!("{} IOPS and {}/s", rate.iops, format_bytes(rate.bytes_s))
+/// What follows from the rest of a base because it was not stated.
+pub(crate) fn assumed_text(args: &BudgetArgs) -> &'static str {
+    match (args.base_iops, args.base_bandwidth) {
+        (Some(_), None) => "bandwidth was not stated: the base has 4 KiB/s for each of its IOPS\n",
+        (None, Some(_)) => "IOPS were not stated: the base has one for every 128 KiB/s\n",
+        _ => "",
+    }
+}
+
+/// The base; nothing where there is a limit only.
+fn base_text(rate: &Rate) -> String {
+    match rate.iops <= LEAST.iops && rate.bytes_s <= LEAST.bytes {
+        true => "no base".to_owned(),
+        false => format!(
+            "a base of {} IOPS and {}/s",
+            rate.iops,
+            format_bytes(rate.bytes_s)
+        ),
+    }
+}
+
+/// The most of it, as far as it is limited.
+fn limit_text(rate: &Rate) -> String {
+    let iops = (rate.iops < MOST.iops).then(|| format!("{} IOPS", rate.iops));
+    let bytes = (rate.bytes_s < MOST.bytes).then(|| format!("{}/s", format_bytes(rate.bytes_s)));
+    match (iops, bytes) {
+        (Some(iops), Some(bytes)) => format!("{iops} and {bytes}"),
+        (Some(one), None) | (None, Some(one)) => one,
+        (None, None) => "whatever there is".to_owned(),
+    }
 }
 
 fn time_text(seconds: u32) -> String {
@@ -92,28 +120,27 @@ pub(crate) fn budget_line(budget: &Budget) -> String {
         None => "metered".to_owned(),
     };
     format!(
-        "a base of {}, bursts to {}, {how}",
-        rate_text(&budget.base),
-        rate_text(&budget.burst)
+        "{}, bursts to {}, {how}",
+        base_text(&budget.base),
+        limit_text(&budget.burst)
     )
 }
 
 /// A volume's.
 pub(crate) fn limit_line(budget: &Budget) -> String {
     format!(
-        "a base of {}, at most {}",
-        rate_text(&budget.base),
-        rate_text(&budget.burst)
+        "{}, at most {}",
+        base_text(&budget.base),
+        limit_text(&budget.burst)
     )
 }
 
 /// Base, burst limit and credit for a table.
 pub(crate) fn budget_cells(budget: Option<&Budget>) -> [String; 3] {
-    let rate = |rate: &Rate| format!("{} {}/s", rate.iops, format_bytes(rate.bytes_s));
     match budget {
         Some(budget) => [
-            rate(&budget.base),
-            rate(&budget.burst),
+            base_text(&budget.base).replace("a base of ", ""),
+            limit_text(&budget.burst),
             budget
                 .credit_s
                 .map_or_else(|| "metered".to_owned(), time_text),

@@ -4,7 +4,7 @@ use forebay_control::api::model::{Done, Tenant, TenantCreate};
 use forebay_control::api::scheduling::TenantBudget;
 use forebay_device::size::format_bytes;
 
-use super::scheduling::{admission_text, budget_cells, budget_line, put_of};
+use super::scheduling::{admission_text, assumed_text, budget_cells, budget_line, put_of};
 use super::{Context, segment};
 use crate::cli::TenantCommand;
 use crate::failure::Outcome;
@@ -38,7 +38,9 @@ pub(crate) fn tenant(context: &Context, command: TenantCommand) -> Outcome {
                 Some(put) => context.client.put(&path, &put)?,
                 None => context.client.delete(&path)?,
             };
-            context.output.show(&set, budget_text)
+            context
+                .output
+                .show(&set, |set| budget_text(set, assumed_text(&budget)))
         }
         TenantCommand::Delete { name } => {
             let done: Done = context
@@ -49,12 +51,13 @@ pub(crate) fn tenant(context: &Context, command: TenantCommand) -> Outcome {
     }
 }
 
-fn budget_text(set: &TenantBudget) -> String {
+fn budget_text(set: &TenantBudget, assumed: &str) -> String {
     let name = &set.tenant;
     let mut text = match &set.budget {
         Some(budget) => format!("tenant {name} has {}\n", budget_line(budget)),
         None => format!("tenant {name} has no budget: it has what others leave\n"),
     };
+    text.push_str(assumed);
     text.push_str(&admission_text(&set.admission));
     text
 }

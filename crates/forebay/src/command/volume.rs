@@ -3,7 +3,7 @@
 use forebay_control::api::model::{Done, Volume, VolumeCreate, VolumeUpdate};
 use forebay_device::size::format_bytes;
 
-use super::scheduling::{limit_line, put_of};
+use super::scheduling::{assumed_text, limit_line, put_of};
 use super::{Context, segment};
 use crate::cli::{Reserve, VolumeCommand, VolumeName};
 use crate::failure::Outcome;
@@ -75,14 +75,21 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
                 )
             })
         }
-        VolumeCommand::Budget { volume, budget } => {
+        VolumeCommand::Budget {
+            volume,
+            budget: args,
+        } => {
             let path = format!("{}/budget", path(&volume));
-            let set: Volume = match put_of(&budget, None) {
+            let set: Volume = match put_of(&args, None) {
                 Some(put) => client.put(&path, &put)?,
                 None => client.delete(&path)?,
             };
             context.output.show(&set, |set| match &set.budget {
-                Some(budget) => format!("volume {volume} has {}", limit_line(budget)),
+                Some(budget) => format!(
+                    "volume {volume} has {}\n{}",
+                    limit_line(budget),
+                    assumed_text(&args)
+                ),
                 None => format!("volume {volume} has no budget of its own"),
             })
         }

@@ -7,13 +7,14 @@ use super::*;
 use crate::api::error::ErrorKind;
 use crate::api::events::EventKind;
 use crate::api::scheduling::{
-    BudgetPut, CostsPut, NodeCapacity, Policy, Rate, SchedulingUpdate, TenantBudget,
+    BudgetPut, CostsPut, NodeCapacity, Policy, Rate, RatePut, SchedulingUpdate, TenantBudget,
 };
+use forebay_burst::budget::MOST;
 
 fn put(base_iops: u64, burst_iops: u64) -> BudgetPut {
-    let rate = |iops: u64| Rate {
-        iops,
-        bytes_s: 1 << 20,
+    let rate = |iops: u64| RatePut {
+        iops: Some(iops),
+        bytes_s: Some(1 << 20),
     };
     BudgetPut {
         base: Some(rate(base_iops)),
@@ -151,9 +152,9 @@ fn what_cannot_be_is_refused_with_what_would_fit() {
         let fits = refused.message.split(": a base of ").nth(1).unwrap();
         let fits: u64 = fits.split(' ').next().unwrap().parse().unwrap();
         let fits = BudgetPut {
-            base: Some(Rate {
-                iops: fits,
-                bytes_s: 65_536,
+            base: Some(RatePut {
+                iops: Some(fits),
+                bytes_s: Some(65_536),
             }),
             ..much
         };
@@ -176,6 +177,119 @@ fn what_cannot_be_is_refused_with_what_would_fit() {
             life.tenant_budget(None).await.is_err(),
             "its volumes have bases"
         );
+    });
+}
+
+#[test]
+fn what_is_not_stated_follows_from_the_rest() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.volume("v", 1 << 20).await;
+        let rate = |iops, bytes_s| (iops, bytes_s) != (None, None);
+        let of = |base: (Option<u64>, Option<u64>), burst: (Option<u64>, Option<u64>)| {
+            let put = |(iops, bytes_s)| rate(iops, bytes_s).then_some(RatePut { iops, bytes_s });
+            BudgetPut {
+                base: put(base),
+                burst: put(burst),
+                credit_s: None,
+            }
+        };
+        let no = (None, None);
+        let (any_iops, any_bytes) = (MOST.iops, MOST.bytes);
+        for (put, base, burst) in [
+            // IOPS alone, with 4 KiB for each, as many bytes as others leave.
+            (
+                of((Some(2000), None), no),
+                (2000, 8_192_000),
+                (2000, any_bytes),
+            ),
+            // Bandwidth alone, with one for every 128 KiB.
+            (
+                of((None, Some(64 << 20)), no),
+                (512, 64 << 20),
+                (any_iops, 64 << 20),
+            ),
+            // A limit alone.
+            (of(no, (Some(900), None)), (10, 65_536), (900, any_bytes)),
+            (
+                of(no, (None, Some(1 << 20))),
+                (10, 65_536),
+                (any_iops, 1 << 20),
+            ),
+            // Not above a limit that is stated, nor below the least.
+            (
+                of((Some(2000), None), (Some(3000), Some(5_000_000))),
+                (2000, 5_000_000),
+                (3000, 5_000_000),
+            ),
+            (of((Some(10), None), no), (10, 65_536), (10, any_bytes)),
+            (
+                of((None, Some(65_536)), no),
+                (10, 65_536),
+                (any_iops, 65_536),
+            ),
+            // Both: each is its own limit, where none is stated.
+            (
+                of((Some(1000), Some(1 << 20)), (Some(5000), None)),
+                (1000, 1 << 20),
+                (5000, 1 << 20),
+            ),
+        ] {
+            let set = life.tenant_budget(Some(put)).await.unwrap();
+            let budget = set.budget.unwrap();
+            let is = |rate: Rate| (rate.iops, rate.bytes_s);
+            assert_eq!(
+                (is(budget.base), is(budget.burst)),
+                (base, burst),
+                "{put:?}"
+            );
+        }
+        let nothing = of(no, no);
+        let refused = life.tenant_budget(Some(nothing)).await.unwrap_err();
+        assert!(
+            refused.message.contains("a base, a burst limit"),
+            "{refused}"
+        );
+        let empty = BudgetPut {
+            base: Some(RatePut::default()),
+            ..nothing
+        };
+        life.tenant_budget(Some(empty)).await.unwrap_err();
+        let unearned = BudgetPut {
+            credit_s: Some(60),
+            ..of(no, (Some(900), None))
+        };
+        let refused = life.tenant_budget(Some(unearned)).await.unwrap_err();
+        assert!(refused.message.contains("there is no base"), "{refused}");
+        // Refused is what was taken for it, so that is said.
+        let much = of((Some(10_000_000), None), no);
+        let refused = life.tenant_budget(Some(much)).await.unwrap_err();
+        let hint = refused.hint.unwrap();
+        assert!(
+            hint.contains("4 KiB") && hint.contains("defaults"),
+            "{hint}"
+        );
+        let owner = life.owner.clone();
+        life.tenant_budget(Some(of((Some(600), Some(1 << 20)), no)))
+            .await
+            .unwrap();
+        let base = of((Some(601), None), no);
+        let refused = owner.volume_budget("t", "v", Some(base)).await.unwrap_err();
+        assert!(refused.message.contains("at most 600 fits"), "{refused}");
+        assert_eq!(refused.hint, None, "what was stated is too much");
+        let base = of((Some(600), None), no);
+        let refused = owner.volume_budget("t", "v", Some(base)).await.unwrap_err();
+        assert!(
+            refused.message.contains("at most 1048576 fits"),
+            "{refused}"
+        );
+        assert!(refused.hint.unwrap().contains("4 KiB"));
+        life.tenant_budget(None).await.unwrap();
+        let refused = owner.volume_budget("t", "v", Some(base)).await.unwrap_err();
+        assert!(refused.hint.unwrap().contains("its tenant has no base"));
+        let none = owner.core.borrow().pool.volume_budgets().next().is_none();
+        assert!(none, "nothing was changed");
     });
 }
 
@@ -333,5 +447,46 @@ fn what_tenants_used_does_not_fall_when_their_engine_does() {
         life.replace_engine(|fake| count(fake, 20, 30)).await;
         life.fake.settle().await;
         assert_eq!(seen(&life), (520, 520, 30));
+    });
+}
+
+/// Between the daemon's word and the engine's deed its record is there still.
+#[test]
+fn what_a_tenant_used_is_counted_once_when_the_engine_lets_go_of_it() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.volume("v", 1 << 20).await;
+        life.export("v").await;
+        life.tenant_budget(Some(put(1000, 5000))).await.unwrap();
+        let id = life.owner.core.borrow().pool.tenant("t").unwrap().id.0;
+        let count = |fake: &Fake, used: u64| {
+            let record = &fake.region.tenants()[3];
+            record.tenant.store(id + 1, Relaxed);
+            record.used_ops.store(used, Relaxed);
+        };
+        let used = |life: &Life| life.owner.stats(Default::default()).tenants[0].used_ops;
+        count(&life.fake, 500);
+        assert_eq!(used(&life), 500);
+        // Without exports it has no place; that others have budgets is of no importance.
+        let owner = life.owner.clone();
+        let gone = owner.export_delete("t".to_owned(), "v".to_owned());
+        life.with_engine(gone).await.unwrap();
+        assert_eq!(used(&life), 500, "its record is there still");
+        // The engine has let go of it, and begins anew.
+        count(&life.fake, 0);
+        life.export("v").await;
+        count(&life.fake, 7);
+        assert_eq!(used(&life), 507);
+        // The same when the last budget goes, and comes again.
+        life.tenant_budget(None).await.unwrap();
+        assert_eq!(used(&life), 507);
+        count(&life.fake, 0);
+        life.tenant_budget(Some(put(1000, 5000))).await.unwrap();
+        count(&life.fake, 1);
+        assert_eq!(used(&life), 508);
+        life.replace_engine(|fake| count(fake, 2)).await;
+        life.fake.settle().await;
+        assert_eq!(used(&life), 510);
     });
 }

@@ -7,6 +7,7 @@
 //! shows one interval and ends.
 //! Not here: the terminal (`terminal`), the counters (the daemon).
 
+mod budget;
 mod screen;
 mod view;
 
@@ -85,7 +86,7 @@ fn watch(context: &Context, mut order: TopOrder, interval: Duration) -> Outcome 
     }
 }
 
-const KEYS: &str = "sort by: i IOPS, b bytes, p P99, u queue, n name; q ends";
+const KEYS: &str = "sort by: i IOPS, b bytes, p P99, u queue, t throttled, n name; q ends";
 
 fn order_of(key: u8) -> Option<TopOrder> {
     Some(match key {
@@ -93,6 +94,7 @@ fn order_of(key: u8) -> Option<TopOrder> {
         b'b' => TopOrder::Bytes,
         b'p' => TopOrder::P99,
         b'u' => TopOrder::Queue,
+        b't' => TopOrder::Throttled,
         b'n' => TopOrder::Name,
         _ => return None,
     })

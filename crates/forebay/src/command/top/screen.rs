@@ -7,7 +7,8 @@
 
 use forebay_device::size::format_bytes;
 
-use super::view::{Figures, Use, View};
+use super::budget::Use;
+use super::view::{Figures, Reactor, View};
 use crate::output::latency;
 
 /// A window.
@@ -55,6 +56,10 @@ pub(crate) fn text(view: &View, size: Size, last: &str) -> String {
                 &volume.figures,
                 name_width,
             ));
+            let words = volume.words();
+            if !words.is_empty() {
+                rows.push(format!("    {words}"));
+            }
         }
     }
     // The last line is kept free for `last`.
@@ -96,7 +101,26 @@ fn head(view: &View) -> Vec<String> {
         ),
         None => "no pool is open".to_owned(),
     };
-    vec![first, second, String::new()]
+    vec![first, second, off(&view.reactors)]
+}
+
+/// Which costs are off, and how far; nothing while all are as they are calibrated.
+fn off(reactors: &[Reactor]) -> String {
+    let of = |reactor: &Reactor| {
+        let mut off = String::new();
+        for correction in &reactor.corrections {
+            if (correction.times - 1.0).abs() >= 0.01 {
+                let (resource, times) = (&correction.resource, correction.times);
+                off.push_str(&format!(" {resource} x{times:.2}"));
+            }
+        }
+        (!off.is_empty()).then(|| format!("reactor {}{off}", reactor.reactor))
+    };
+    let all: Vec<String> = reactors.iter().filter_map(of).collect();
+    match all.is_empty() {
+        true => String::new(),
+        false => format!("costs are corrected: {}", all.join(", ")),
+    }
 }
 
 fn row(name: &str, figures: &Figures, name_width: usize) -> String {
@@ -140,6 +164,7 @@ mod tests {
     use super::super::view::tests::samples;
     use super::*;
     use crate::cli::TopOrder;
+    use forebay_control::api::stats::Correction;
 
     const SMALL: Size = Size {
         columns: 80,
@@ -183,6 +208,32 @@ q ends";
                 assert!(widest.unwrap_or(0) <= columns, "{columns} {lines}\n{text}");
             }
         }
+    }
+
+    #[test]
+    fn costs_that_are_off_are_told() {
+        let mut view = view();
+        let correction = |resource: &str, times| Correction {
+            resource: resource.to_owned(),
+            times,
+        };
+        view.reactors = vec![
+            Reactor {
+                reactor: 0,
+                windows_s: 0.0,
+                scheduling_percent: 0.0,
+                corrections: vec![correction("processor time", 1.3), correction("x", 1.001)],
+            },
+            Reactor {
+                reactor: 1,
+                windows_s: 0.0,
+                scheduling_percent: 0.0,
+                corrections: Vec::new(),
+            },
+        ];
+        let text = text(&view, SMALL, "");
+        let third = "costs are corrected: reactor 0 processor time x1.30";
+        assert_eq!(text.lines().nth(2), Some(third));
     }
 
     #[test]

@@ -8,12 +8,13 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use forebay_control::api::scheduling::Rate;
-use forebay_control::api::stats::{Histogram, LaneStats, OpStats, PoolStats, Stats, TenantStats};
+use forebay_control::api::stats::{
+    Correction, Histogram, LaneStats, OpStats, PoolStats, ReactorStats, Stats, TenantStats,
+};
 use serde::Serialize;
 
+use super::budget::{Part, Use};
 use crate::cli::TopOrder;
-use crate::output::latency;
 
 /// What happened between two samples.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -34,6 +35,35 @@ pub(crate) struct View {
     pub(crate) total: Figures,
     /// In the order that was asked for.
     pub(crate) tenants: Vec<Tenant>,
+    /// What scheduling takes, and how far it is off.
+    pub(crate) reactors: Vec<Reactor>,
+}
+
+/// A reactor's scheduler.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Reactor {
+    /// Which.
+    pub(crate) reactor: u32,
+    /// Windows a second that ended.
+    pub(crate) windows_s: f64,
+    /// So much of its time their ends took, in percent.
+    pub(crate) scheduling_percent: f64,
+    /// The estimator's error: so many times what is calibrated costs count now.
+    pub(crate) corrections: Vec<Correction>,
+}
+
+impl Reactor {
+    fn between(before: Option<&ReactorStats>, now: &ReactorStats, seconds: f64) -> Self {
+        let none = ReactorStats::default();
+        let before = before.unwrap_or(&none);
+        let ns = change(now.scheduling_ns, before.scheduling_ns);
+        Self {
+            reactor: now.reactor,
+            windows_s: change(now.windows, before.windows) as f64 / seconds,
+            scheduling_percent: ns as f64 / 1e7 / seconds,
+            corrections: now.corrections.clone(),
+        }
+    }
 }
 
 /// The pool's space.
@@ -62,113 +92,6 @@ pub(crate) struct Tenant {
     pub(crate) volumes: Vec<Volume>,
 }
 
-/// What a tenant does with its budget.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub(crate) struct Use {
-    /// Its base: operations a second, if it has one.
-    pub(crate) base_iops: Option<u64>,
-    /// Bytes a second.
-    pub(crate) base_bytes_s: Option<u64>,
-    /// Operations a second that its budget paid for.
-    pub(crate) used_iops: f64,
-    /// Bytes a second that its budget paid for.
-    pub(crate) used_bytes_s: f64,
-    /// Operations a second that it was given in the newest window.
-    pub(crate) granted_iops: u64,
-    /// Commands a second that waited because it was over budget.
-    pub(crate) throttled_s: f64,
-    /// How long they waited in the mean.
-    pub(crate) throttled_ns: Option<u64>,
-    /// In so much of its time it had more than its base, in percent.
-    pub(crate) burst_percent: f64,
-    /// Commands a second above the base that are counted for a bill.
-    pub(crate) metered_iops: f64,
-    /// Others' commands a second that began out of what it had been given.
-    pub(crate) lost_s: f64,
-    /// What it has saved, in percent of what it can.
-    pub(crate) credit_percent: Option<f64>,
-    /// It uses more than its base.
-    pub(crate) noisy: bool,
-    /// Its commands wait, or others began out of what was its own.
-    pub(crate) hurt: bool,
-}
-
-impl Use {
-    fn between(before: Option<&TenantStats>, now: &TenantStats, seconds: f64) -> Self {
-        let none = TenantStats::default();
-        let before = before.unwrap_or(&none);
-        let diff = |of: fn(&TenantStats) -> u64| change(of(now), of(before));
-        let rate = |of: fn(&TenantStats) -> u64| diff(of) as f64 / seconds;
-        let (waited, active) = (diff(|t| t.throttled_ops), diff(|t| t.active_windows));
-        let base = now.budget.map(|budget| budget.base);
-        let (used_iops, used_bytes_s) = (rate(|t| t.used_ops), rate(|t| t.used_bytes));
-        let burst_windows = diff(|t| t.burst_windows).min(active);
-        let is_above = |base: Rate| {
-            // A base is had in windows: a little more of one in an interval is no burst.
-            used_iops > base.iops as f64 * 1.05 || used_bytes_s > base.bytes_s as f64 * 1.05
-        };
-        let percent = |has: u64, most: u64| has as f64 * 100.0 / most.max(1) as f64;
-        Self {
-            base_iops: base.map(|base| base.iops),
-            base_bytes_s: base.map(|base| base.bytes_s),
-            used_iops,
-            used_bytes_s,
-            granted_iops: now.granted_ops_s,
-            throttled_s: rate(|t| t.throttled_ops),
-            throttled_ns: diff(|t| t.throttled_ns).checked_div(waited),
-            burst_percent: percent(burst_windows, active),
-            metered_iops: rate(|t| t.metered_ops),
-            lost_s: rate(|t| t.lost_ops),
-            credit_percent: now.credit.map(|credit| {
-                percent(credit.ops, credit.most_ops).min(percent(credit.bytes, credit.most_bytes))
-            }),
-            noisy: match base {
-                Some(base) => is_above(base),
-                // What is used without a base is what others leave.
-                None => used_iops > 0.0,
-            },
-            hurt: waited > 0 || diff(|t| t.lost_ops) > 0,
-        }
-    }
-
-    /// What there is to say of it, in a few words; nothing while all is well.
-    pub(crate) fn words(&self) -> String {
-        let mut words = Vec::new();
-        if self.noisy {
-            words.push(match self.base_iops {
-                Some(base) => format!(
-                    "NOISY: {:.0} IOPS and {:.1} MB/s of a base of {base} and {:.1}",
-                    self.used_iops,
-                    self.used_bytes_s / 1e6,
-                    self.base_bytes_s.unwrap_or(0) as f64 / 1e6
-                ),
-                None => "no budget: it has what others leave".to_owned(),
-            });
-            if self.metered_iops > 0.0 {
-                words.push(format!("{:.0}/s metered", self.metered_iops));
-            }
-        }
-        if self.throttled_s > 0.0 {
-            let why = if self.noisy { "" } else { "HURT: " };
-            words.push(format!(
-                "{why}{:.0}/s wait {} over budget",
-                self.throttled_s,
-                latency(self.throttled_ns)
-            ));
-        }
-        if self.lost_s > 0.0 {
-            words.push(format!(
-                "{:.0}/s given up to those below their base",
-                self.lost_s
-            ));
-        }
-        if let Some(percent) = self.credit_percent {
-            words.push(format!("credit {percent:.0} %"));
-        }
-        words.join(", ")
-    }
-}
-
 /// A volume.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Volume {
@@ -176,6 +99,8 @@ pub(crate) struct Volume {
     pub(crate) name: String,
     /// What it did.
     pub(crate) figures: Figures,
+    /// What it has of its tenant's budget, if that or others' are stated.
+    pub(crate) budget: Option<Part>,
 }
 
 /// Rates, and the state at the second sample.
@@ -199,6 +124,8 @@ pub(crate) struct Figures {
     pub(crate) p99_ns: Option<u64>,
     /// Commands in flight.
     pub(crate) queue: u64,
+    /// Commands a second that waited because they were over budget.
+    pub(crate) throttled_s: f64,
 }
 
 impl Figures {
@@ -216,10 +143,12 @@ struct Counts {
     other: u64,
     errors: u64,
     queue: u64,
+    throttled: u64,
     times: Histogram,
 }
 
-fn change(now: u64, before: u64) -> u64 {
+/// How much a counter has grown.
+pub(super) fn change(now: u64, before: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
 }
 
@@ -246,6 +175,10 @@ impl Counts {
             write: [ops[1], bytes[1]],
             other: ops[2].saturating_add(ops[3]),
             queue: now.in_flight,
+            throttled: change(
+                now.throttled_ops,
+                before.map_or(0, |lane| lane.throttled_ops),
+            ),
             ..Self::default()
         };
         for (before, now) in pairs {
@@ -264,6 +197,7 @@ impl Counts {
             (&mut self.other, other.other),
             (&mut self.errors, other.errors),
             (&mut self.queue, other.queue),
+            (&mut self.throttled, other.throttled),
         ];
         for (sum, more) in read.chain(write).chain(rest) {
             *sum = sum.saturating_add(more);
@@ -283,6 +217,7 @@ impl Counts {
             p50_ns: self.times.percentile_ns(50),
             p99_ns: self.times.percentile_ns(99),
             queue: self.queue,
+            throttled_s: rate(self.throttled),
         }
     }
 }
@@ -306,6 +241,7 @@ impl View {
             volumes.push(Volume {
                 name: lane.volume.clone(),
                 figures: counts.figures(seconds),
+                budget: of_tenant(now, &lane.tenant).map(|_| Part::between(earlier, lane)),
             });
         }
         let tenants = tenants.into_iter().map(|(name, (sum, mut volumes))| {
@@ -314,7 +250,8 @@ impl View {
                 name: name.to_owned(),
                 figures: sum.figures(seconds),
                 budget: of_tenant(now, name)
-                    .map(|of| Use::between(of_tenant(before, name), of, seconds)),
+                    .map(|of| Use::between(of_tenant(before, name), of, seconds))
+                    .map(|of| of.beside(&volumes)),
                 volumes,
             }
         });
@@ -347,6 +284,15 @@ impl View {
             pool,
             total: total.figures(seconds),
             tenants,
+            reactors: now
+                .reactors
+                .iter()
+                .map(|reactor| {
+                    let mut of = before.reactors.iter();
+                    let before = of.find(|before| before.reactor == reactor.reactor);
+                    Reactor::between(before, reactor, seconds)
+                })
+                .collect(),
         }
     }
 }
@@ -363,6 +309,7 @@ fn rank(order: TopOrder, figures: &Figures) -> Reverse<u64> {
         TopOrder::Bytes => ((figures.read_bytes_s + figures.write_bytes_s) * 1e3) as u64,
         TopOrder::P99 => figures.p99_ns.unwrap_or(0),
         TopOrder::Queue => figures.queue,
+        TopOrder::Throttled => (figures.throttled_s * 1e3) as u64,
         TopOrder::Name => 0,
     })
 }
@@ -371,7 +318,6 @@ fn rank(order: TopOrder, figures: &Figures) -> Reverse<u64> {
 pub(super) mod tests {
     use super::*;
     use forebay_control::api::events::TakeoverStats;
-    use forebay_control::api::scheduling::Budget;
     use forebay_control::api::stats::{Bucket, EngineStats, Latency};
 
     /// Commands, bytes of each, and the end of the bucket that all are in.
@@ -411,6 +357,9 @@ pub(super) mod tests {
             copied_bytes: 0,
             registered_bytes: 0,
             interrupts: 0,
+            budget: None,
+            granted_ops_s: 0,
+            granted_bytes_s: 0,
             throttled_ops: 0,
             throttled: 0,
             throttled_times: Histogram::default(),
@@ -495,57 +444,6 @@ pub(super) mod tests {
         assert_eq!(view.tenants[1].figures.read_iops, 2000.0);
         assert_eq!(view.total.read_iops, 2100.0);
         assert_eq!(view.total.queue, 164);
-    }
-
-    #[test]
-    fn who_is_noisy_and_who_is_hurt_is_told() {
-        let (mut before, mut now) = samples();
-        let tenant = |name: &str, iops: u64| TenantStats {
-            tenant: name.to_owned(),
-            budget: Some(Budget {
-                base: Rate {
-                    iops,
-                    bytes_s: 1 << 30,
-                },
-                burst: Rate {
-                    iops: 10 * iops,
-                    bytes_s: 1 << 30,
-                },
-                credit_s: None,
-            }),
-            ..TenantStats::default()
-        };
-        before.tenants = vec![tenant("acme", 1000), tenant("zoo", 1000)];
-        now.tenants = vec![
-            TenantStats {
-                used_ops: 10_000,
-                metered_ops: 8000,
-                active_windows: 100,
-                burst_windows: 75,
-                ..tenant("acme", 1000)
-            },
-            TenantStats {
-                used_ops: 1000,
-                throttled_ops: 20,
-                throttled_ns: 20_000_000,
-                ..tenant("zoo", 1000)
-            },
-        ];
-        let view = View::between(&before, &now, TopOrder::Iops);
-        let [acme, zoo] = [0, 1].map(|at| view.tenants[at].budget.clone().unwrap());
-        assert_eq!(
-            (acme.noisy, acme.hurt, acme.burst_percent),
-            (true, false, 75.0)
-        );
-        assert!(
-            acme.words().starts_with("NOISY: 5000 IOPS"),
-            "{}",
-            acme.words()
-        );
-        assert!(acme.words().ends_with("4000/s metered"), "{}", acme.words());
-        assert_eq!((zoo.noisy, zoo.hurt), (false, true));
-        assert_eq!(zoo.words(), "HURT: 10/s wait 1.0 ms over budget");
-        assert_eq!(Use::default().words(), "");
     }
 
     #[test]

@@ -1,0 +1,262 @@
+//! The options of budgets, and of how I/O is admitted.
+//!
+//! Purpose: what people state, read so that what is no number is refused with how one is written.
+//! Design: as in the module above. What is not stated of a budget is the daemon's to fill in.
+//! Not here: what can be stated, which the daemon checks.
+
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
+use forebay_control::api::scheduling::{Policy, Spread};
+use forebay_device::size::parse_bytes;
+
+/// A base that is theirs at any time, and a limit that bursts reach.
+#[derive(Debug, Args)]
+#[command(group(
+    ArgGroup::new("what")
+        .args(["base_iops", "base_bandwidth", "burst_iops", "burst_bandwidth", "none"])
+        .required(true)
+        .multiple(true)
+))]
+pub(crate) struct BudgetArgs {
+    /// Operations a second that are theirs at any time, e.g. 2000 or 20k [default: one for every 128 KiB/s of the base, if it has bandwidth]
+    #[arg(long, value_name = "N", value_parser = parse_iops, allow_negative_numbers = true)]
+    pub(crate) base_iops: Option<u64>,
+    /// Bytes a second that are theirs at any time, e.g. 100M [default: 4 KiB for each of its IOPS, if it has some]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, allow_negative_numbers = true)]
+    pub(crate) base_bandwidth: Option<u64>,
+    /// Operations a second that they never have more than [default: --base-iops; no limit without that]
+    #[arg(long, value_name = "N", value_parser = parse_iops, allow_negative_numbers = true)]
+    pub(crate) burst_iops: Option<u64>,
+    /// Bytes a second that they never have more than, e.g. 300M [default: --base-bandwidth; no limit without that]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, allow_negative_numbers = true)]
+    pub(crate) burst_bandwidth: Option<u64>,
+    /// Take the budget away
+    #[arg(long, conflicts_with_all = ["base_iops", "base_bandwidth", "burst_iops", "burst_bandwidth"])]
+    pub(crate) none: bool,
+}
+
+/// A number of seconds, minutes, hours or days: `60s`, `10m`.
+pub(super) fn parse_seconds(text: &str) -> Result<u32, String> {
+    let wrong = || "a time is written like 60s, 10m, 2h or 1d".to_owned();
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let unit = match unit {
+        "s" | "" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => return Err(wrong()),
+    };
+    let number: u32 = number.parse().map_err(|_| wrong())?;
+    number.checked_mul(unit).ok_or_else(wrong)
+}
+
+/// A whole number, or so many thousands or millions.
+fn parse_iops(text: &str) -> Result<u64, String> {
+    let wrong = || "IOPS are a whole number, like 2000, 20k or 1M".to_owned();
+    let (number, times) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1000),
+        Some((at, 'm' | 'M')) => (&text[..at], 1_000_000),
+        _ => (text, 1),
+    };
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    number.checked_mul(times).ok_or_else(wrong)
+}
+
+/// What JSON has no word for is no number.
+fn parse_number(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite());
+    number.ok_or_else(|| "a number is needed".to_owned())
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SchedulingCommand {
+    /// Show what is set, what the node has, and what is promised of it
+    Show,
+    /// Show what I/O costs on this machine, as it was measured; or as it is assumed, if it was not
+    Costs {
+        /// Forget what was measured
+        #[arg(long)]
+        reset: bool,
+    },
+    /// Change how I/O is admitted on this node
+    Set(Box<SchedulingArgs>),
+}
+
+/// How I/O is admitted.
+#[derive(Debug, Args)]
+#[command(group(
+    ArgGroup::new("changes")
+        .args([
+            "policy", "spread", "oversubscription", "wants_base", "device_reads", "device_writes",
+            "link_bandwidth", "iops_limit", "params",
+        ])
+        .required(true)
+        .multiple(true)
+))]
+pub(crate) struct SchedulingArgs {
+    /// How the node's time and devices are given out
+    #[arg(long, value_enum)]
+    pub(crate) policy: Option<PolicyArg>,
+    /// Which reactors serve what of a queue
+    #[arg(long, value_enum)]
+    pub(crate) spread: Option<SpreadArg>,
+    /// Promise so many times what there is; 1 guarantees all bases
+    #[arg(long, value_name = "N", value_parser = parse_number, allow_negative_numbers = true)]
+    pub(crate) oversubscription: Option<f64>,
+    /// The probability with which a tenant wants its base at any time, for the probability of interference
+    #[arg(long, value_name = "P", value_parser = parse_number, allow_negative_numbers = true)]
+    pub(crate) wants_base: Option<f64>,
+    /// So many devices like the one that was measured can be read at once at their whole speed
+    #[arg(long, value_name = "N", value_parser = parse_number, allow_negative_numbers = true)]
+    pub(crate) device_reads: Option<f64>,
+    /// The same of writes
+    #[arg(long, value_name = "N", value_parser = parse_number, allow_negative_numbers = true)]
+    pub(crate) device_writes: Option<f64>,
+    /// Bytes a second that the network carries in each direction, or `none`
+    #[arg(long, value_name = "SIZE|none", value_parser = Limit::parse_bytes)]
+    pub(crate) link_bandwidth: Option<Limit>,
+    /// Operations a second that the node is to carry at most, or `none`
+    #[arg(long, value_name = "N|none", value_parser = Limit::parse)]
+    pub(crate) iops_limit: Option<Limit>,
+    /// Set a parameter of the scheduler, or `NAME=default`; may be repeated
+    #[arg(long = "param", value_name = "NAME=VALUE", value_parser = parse_param)]
+    pub(crate) params: Vec<(String, Option<f64>)>,
+}
+
+/// A limit, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limit(pub(crate) Option<u64>);
+
+impl Limit {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self(None)),
+            number => match parse_iops(number) {
+                Ok(number) => Ok(Self(Some(number))),
+                Err(error) => Err(format!("{error}; or say `none`")),
+            },
+        }
+    }
+
+    fn parse_bytes(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self(None)),
+            size => match parse_bytes(size) {
+                Ok(bytes) => Ok(Self(Some(bytes))),
+                Err(error) => Err(format!("{error}; or say `none`")),
+            },
+        }
+    }
+}
+
+fn parse_param(text: &str) -> Result<(String, Option<f64>), String> {
+    let wrong = || "a parameter is set as NAME=VALUE, or NAME=default".to_owned();
+    let (name, value) = text.split_once('=').ok_or_else(wrong)?;
+    let value = match value {
+        "default" => None,
+        value => Some(parse_number(value).map_err(|_| wrong())?),
+    };
+    Ok((name.to_owned(), value))
+}
+
+/// How the node's time and devices are given out.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum PolicyArg {
+    /// Bases are guaranteed, the rest is shared
+    Burst,
+    /// Everyone has their base and never more
+    Base,
+    /// Everyone up to their burst limit, first come first served
+    Wild,
+}
+
+impl From<PolicyArg> for Policy {
+    fn from(policy: PolicyArg) -> Self {
+        match policy {
+            PolicyArg::Burst => Self::Burst,
+            PolicyArg::Base => Self::Base,
+            PolicyArg::Wild => Self::Wild,
+        }
+    }
+}
+
+/// Which reactors serve what of a queue.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum SpreadArg {
+    /// A queue is one reactor's
+    OneToOne,
+    /// A queue is one reactor's, and reactors with nothing to do help
+    Stealing,
+    /// Each I/O goes to the reactor that has the least to do
+    OneToN,
+}
+
+impl From<SpreadArg> for Spread {
+    fn from(spread: SpreadArg) -> Self {
+        match spread {
+            SpreadArg::OneToOne => Self::OneToOne,
+            SpreadArg::Stealing => Self::Stealing,
+            SpreadArg::OneToN => Self::OneToN,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command, TenantCommand};
+    use clap::Parser;
+
+    #[test]
+    fn numbers_are_read_or_refused() {
+        for (text, iops) in [("2000", 2000), ("20k", 20_000), ("3M", 3_000_000), ("0", 0)] {
+            assert_eq!(parse_iops(text), Ok(iops));
+        }
+        for wrong in [
+            "",
+            "k",
+            "-5",
+            "1.5",
+            "1e3",
+            "NaN",
+            "99999999999999999999",
+            "9999999999999999M",
+        ] {
+            parse_iops(wrong).unwrap_err();
+        }
+        for wrong in ["NaN", "inf", "-inf", "1e999", ""] {
+            parse_number(wrong).unwrap_err();
+            parse_param(&format!("keep={wrong}")).unwrap_err();
+        }
+        assert_eq!(parse_param("keep=default"), Ok(("keep".to_owned(), None)));
+        for line in [
+            "tenant budget a",
+            "tenant budget a --credit 60s",
+            "tenant budget a --base-iops",
+            "tenant budget a --base-iops -5",
+            "tenant budget a --base-bandwidth -5M",
+            "tenant budget a --base-iops 5 --none",
+            "tenant budget a --burst-bandwidth 5M --none",
+            "tenant budget a --base-iops 5 --credit 60s --metered",
+            "volume budget a/b --base-iops 5 --credit 60s",
+            "scheduling set",
+            "scheduling set --oversubscription NaN",
+            "scheduling set --param keep=inf",
+        ] {
+            let words = std::iter::once("forebay").chain(line.split(' '));
+            let wrong = Cli::try_parse_from(words).unwrap_err();
+            assert_eq!(wrong.exit_code(), 2, "{line}");
+        }
+        let line = "forebay tenant budget a --burst-bandwidth 5M --base-iops 2k";
+        let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+        let Command::Tenant(TenantCommand::Budget { budget, .. }) = cli.command else {
+            panic!("another command");
+        };
+        let stated = (budget.base_iops, budget.base_bandwidth);
+        assert_eq!(stated, (Some(2000), None));
+        let stated = (budget.burst_iops, budget.burst_bandwidth);
+        assert_eq!(stated, (None, Some(5 << 20)));
+    }
+}

@@ -1,0 +1,363 @@
+//! What tenants and volumes do with their budgets, between two samples.
+//!
+//! Purpose: who is noisy, who is hurt, and why commands wait.
+//! Design: pure. The reason is told from sums: whoever uses less than its base in an interval and still waits is hurt, though
+//! it may have asked for all of it in one moment.
+//! Not here: figures of commands (`view`), text but for a few words.
+
+use forebay_control::api::scheduling::Rate;
+use forebay_control::api::stats::{Histogram, LaneStats, TenantStats};
+use serde::Serialize;
+
+use super::view::{Volume, change};
+use crate::output::latency;
+
+/// What a tenant does with its budget.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub(crate) struct Use {
+    /// Its base: operations a second, if it has one.
+    pub(crate) base_iops: Option<u64>,
+    /// Bytes a second.
+    pub(crate) base_bytes_s: Option<u64>,
+    /// Its burst limit: operations a second.
+    pub(crate) burst_iops: Option<u64>,
+    /// Bytes a second.
+    pub(crate) burst_bytes_s: Option<u64>,
+    /// Operations a second that its budget paid for.
+    pub(crate) used_iops: f64,
+    /// Bytes a second that its budget paid for.
+    pub(crate) used_bytes_s: f64,
+    /// Operations a second that it was given in the newest window.
+    pub(crate) granted_iops: u64,
+    /// Bytes a second.
+    pub(crate) granted_bytes_s: u64,
+    /// Commands a second that waited because it was over budget.
+    pub(crate) throttled_s: f64,
+    /// How long they waited in the mean.
+    pub(crate) throttled_ns: Option<u64>,
+    /// In so much of its time it had more than its base, in percent.
+    pub(crate) burst_percent: f64,
+    /// Commands a second above the base that are counted for a bill.
+    pub(crate) metered_iops: f64,
+    /// Others' commands a second that began out of what it had been given.
+    pub(crate) lost_s: f64,
+    /// What it has saved, in percent of what it can.
+    pub(crate) credit_percent: Option<f64>,
+    /// It uses more than its base.
+    pub(crate) noisy: bool,
+    /// Its commands wait although it uses less than its base.
+    pub(crate) hurt: bool,
+    /// Why its commands wait, if some do.
+    pub(crate) why: Option<&'static str>,
+}
+
+/// Whether so much is used that hardly any more may be.
+fn is_near(used: f64, most: Option<u64>) -> bool {
+    most.is_some_and(|most| used >= most as f64 * 0.95)
+}
+
+const BELOW_BASE: &str = "below its base";
+
+impl Use {
+    /// What it did between two samples, that long apart.
+    pub(super) fn between(before: Option<&TenantStats>, now: &TenantStats, seconds: f64) -> Self {
+        let none = TenantStats::default();
+        let before = before.unwrap_or(&none);
+        let diff = |of: fn(&TenantStats) -> u64| change(of(now), of(before));
+        let rate = |of: fn(&TenantStats) -> u64| diff(of) as f64 / seconds;
+        let (waited, active) = (diff(|t| t.throttled_ops), diff(|t| t.active_windows));
+        let base = now.budget.map(|budget| budget.base);
+        let (used_iops, used_bytes_s) = (rate(|t| t.used_ops), rate(|t| t.used_bytes));
+        let burst_windows = diff(|t| t.burst_windows).min(active);
+        let is_above = |base: Rate| {
+            // A base is had in windows: a little more of one in an interval is no burst.
+            used_iops > base.iops as f64 * 1.05 || used_bytes_s > base.bytes_s as f64 * 1.05
+        };
+        let percent = |has: u64, most: u64| has as f64 * 100.0 / most.max(1) as f64;
+        let burst = now.budget.map(|budget| budget.burst);
+        let mut all = Self {
+            base_iops: base.map(|base| base.iops),
+            base_bytes_s: base.map(|base| base.bytes_s),
+            burst_iops: burst.map(|burst| burst.iops),
+            burst_bytes_s: burst.map(|burst| burst.bytes_s),
+            used_iops,
+            used_bytes_s,
+            granted_iops: now.granted_ops_s,
+            granted_bytes_s: now.granted_bytes_s,
+            throttled_s: rate(|t| t.throttled_ops),
+            throttled_ns: diff(|t| t.throttled_ns).checked_div(waited),
+            burst_percent: percent(burst_windows, active),
+            metered_iops: rate(|t| t.metered_ops),
+            lost_s: rate(|t| t.lost_ops),
+            credit_percent: now.credit.map(|credit| {
+                percent(credit.ops, credit.most_ops).min(percent(credit.bytes, credit.most_bytes))
+            }),
+            noisy: match base {
+                Some(base) => is_above(base),
+                // What is used without a base is what others leave.
+                None => used_iops > 0.0,
+            },
+            hurt: false,
+            why: None,
+        };
+        all.why = (waited > 0).then(|| all.reason());
+        all.hurt = all.why == Some(BELOW_BASE);
+        all
+    }
+
+    /// What keeps its commands waiting, as far as its sums say.
+    fn reason(&self) -> &'static str {
+        let is_near =
+            |iops, bytes_s| is_near(self.used_iops, iops) || is_near(self.used_bytes_s, bytes_s);
+        let has_base = is_near(self.base_iops, self.base_bytes_s);
+        if is_near(self.burst_iops, self.burst_bytes_s) {
+            "at its limit"
+        } else if has_base && self.credit_percent.is_some_and(|percent| percent < 1.0) {
+            "its credit is spent"
+        } else if has_base || self.base_iops.is_none() {
+            "others leave no more"
+        } else {
+            BELOW_BASE
+        }
+    }
+
+    /// What there is to say of it, in a few words; nothing while all is well.
+    pub(crate) fn words(&self) -> String {
+        let mut words = Vec::new();
+        if self.noisy {
+            words.push(match self.base_iops {
+                Some(base) => format!(
+                    "NOISY: {:.0} IOPS and {:.1} MB/s of a base of {base} and {:.1}",
+                    self.used_iops,
+                    self.used_bytes_s / 1e6,
+                    self.base_bytes_s.unwrap_or(0) as f64 / 1e6
+                ),
+                None => "no budget: it has what others leave".to_owned(),
+            });
+            if self.metered_iops > 0.0 {
+                words.push(format!("{:.0}/s metered", self.metered_iops));
+            }
+        }
+        if let Some(why) = self.why {
+            let who = if self.hurt { "HURT: " } else { "" };
+            words.push(format!(
+                "{who}{:.0}/s wait {}, {why}",
+                self.throttled_s,
+                latency(self.throttled_ns)
+            ));
+        }
+        if self.lost_s > 0.0 {
+            words.push(format!(
+                "{:.0}/s given up to those below their base",
+                self.lost_s
+            ));
+        }
+        if let Some(percent) = self.credit_percent {
+            words.push(format!("credit {percent:.0} %"));
+        }
+        words.join(", ")
+    }
+}
+
+/// A volume's part of its tenant's budget. What it uses of that is in its figures.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Part {
+    /// Its own base: operations a second, if it has one.
+    pub(crate) base_iops: Option<u64>,
+    /// Bytes a second.
+    pub(crate) base_bytes_s: Option<u64>,
+    /// Its own limit: operations a second, if it has one.
+    pub(crate) limit_iops: Option<u64>,
+    /// Bytes a second.
+    pub(crate) limit_bytes_s: Option<u64>,
+    /// Operations a second that it was given in the newest window.
+    pub(crate) granted_iops: u64,
+    /// Bytes a second.
+    pub(crate) granted_bytes_s: u64,
+    /// How long its commands that were over budget waited in the mean.
+    pub(crate) throttled_ns: Option<u64>,
+}
+
+impl Part {
+    /// What it has, and how long its commands waited between two samples.
+    pub(super) fn between(before: Option<&LaneStats>, now: &LaneStats) -> Self {
+        let none = Histogram::default();
+        let times = (now.throttled_times).since(before.map_or(&none, |b| &b.throttled_times));
+        let budget = now.budget;
+        Self {
+            base_iops: budget.map(|budget| budget.base.iops),
+            base_bytes_s: budget.map(|budget| budget.base.bytes_s),
+            limit_iops: budget.map(|budget| budget.burst.iops),
+            limit_bytes_s: budget.map(|budget| budget.burst.bytes_s),
+            granted_iops: now.granted_ops_s,
+            granted_bytes_s: now.granted_bytes_s,
+            throttled_ns: times.sum_ns.checked_div(times.count),
+        }
+    }
+}
+
+impl Use {
+    /// Who waits for its volumes' own limits only is not hurt.
+    pub(super) fn beside(mut self, volumes: &[Volume]) -> Self {
+        let waits = |volume: &&Volume| volume.figures.throttled_s > 0.0;
+        let waiting: Vec<&Volume> = volumes.iter().filter(waits).collect();
+        if self.hurt && !waiting.is_empty() && waiting.iter().all(|v| v.is_at_limit()) {
+            (self.why, self.hurt) = (Some("its volumes are at their own limits"), false);
+        }
+        self
+    }
+}
+
+impl Volume {
+    /// Whether it uses all that its own limit allows.
+    fn is_at_limit(&self) -> bool {
+        let figures = &self.figures;
+        let bytes_s = figures.read_bytes_s + figures.write_bytes_s;
+        self.budget.as_ref().is_some_and(|part| {
+            is_near(figures.iops(), part.limit_iops) || is_near(bytes_s, part.limit_bytes_s)
+        })
+    }
+
+    /// What there is to say of its part of a budget; nothing while nothing waits.
+    pub(crate) fn words(&self) -> String {
+        let figures = &self.figures;
+        let Some(part) = self.budget.as_ref().filter(|_| figures.throttled_s > 0.0) else {
+            return String::new();
+        };
+        format!(
+            "{:.0}/s wait {}{}, given {} IOPS and {:.1} MB/s",
+            figures.throttled_s,
+            latency(part.throttled_ns),
+            if self.is_at_limit() {
+                ", at its own limit"
+            } else {
+                ""
+            },
+            part.granted_iops,
+            part.granted_bytes_s as f64 / 1e6
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::view::View;
+    use super::super::view::tests::samples;
+    use super::*;
+    use crate::cli::TopOrder;
+    use forebay_control::api::scheduling::Budget;
+
+    #[test]
+    fn who_is_noisy_and_who_is_hurt_is_told() {
+        let (mut before, mut now) = samples();
+        let tenant = |name: &str, iops: u64| TenantStats {
+            tenant: name.to_owned(),
+            budget: Some(Budget {
+                base: Rate {
+                    iops,
+                    bytes_s: 1 << 30,
+                },
+                burst: Rate {
+                    iops: 10 * iops,
+                    bytes_s: 1 << 30,
+                },
+                credit_s: None,
+            }),
+            ..TenantStats::default()
+        };
+        before.tenants = vec![tenant("acme", 1000), tenant("zoo", 1000)];
+        now.tenants = vec![
+            TenantStats {
+                used_ops: 10_000,
+                metered_ops: 8000,
+                active_windows: 100,
+                burst_windows: 75,
+                ..tenant("acme", 1000)
+            },
+            TenantStats {
+                used_ops: 1000,
+                throttled_ops: 20,
+                throttled_ns: 20_000_000,
+                ..tenant("zoo", 1000)
+            },
+        ];
+        let view = View::between(&before, &now, TopOrder::Iops);
+        let [acme, zoo] = [0, 1].map(|at| view.tenants[at].budget.clone().unwrap());
+        assert_eq!(
+            (acme.noisy, acme.hurt, acme.burst_percent),
+            (true, false, 75.0)
+        );
+        assert!(
+            acme.words().starts_with("NOISY: 5000 IOPS"),
+            "{}",
+            acme.words()
+        );
+        assert!(acme.words().ends_with("4000/s metered"), "{}", acme.words());
+        assert_eq!((zoo.noisy, zoo.hurt), (false, true));
+        assert_eq!(zoo.words(), "HURT: 10/s wait 1.0 ms, below its base");
+        assert_eq!(Use::default().words(), "");
+        // Who asks for more than was stated is not hurt.
+        for (used_iops, credit_percent, why) in [
+            (960.0, None, "others leave no more"),
+            (960.0, Some(0.5), "its credit is spent"),
+            (9600.0, Some(50.0), "at its limit"),
+        ] {
+            let one = Use {
+                used_iops,
+                credit_percent,
+                ..zoo.clone()
+            };
+            assert_eq!(one.reason(), why);
+        }
+    }
+
+    #[test]
+    fn whose_commands_wait_comes_first_and_is_told_by_volume() {
+        let (before, mut now) = samples();
+        now.tenants = vec![TenantStats {
+            tenant: "zoo".to_owned(),
+            budget: Some(Budget {
+                base: Rate {
+                    iops: 5000,
+                    bytes_s: 1 << 30,
+                },
+                burst: Rate {
+                    iops: 5000,
+                    bytes_s: 1 << 30,
+                },
+                credit_s: None,
+            }),
+            throttled_ops: 3000,
+            ..TenantStats::default()
+        }];
+        let lane = &mut now.lanes[2];
+        lane.throttled_ops = 3000;
+        lane.throttled_times = Histogram {
+            count: 3000,
+            sum_ns: 6_000_000_000,
+            buckets: Vec::new(),
+        };
+        lane.granted_ops_s = 2100;
+        lane.granted_bytes_s = 275_000_000;
+        let rate = |iops: u64| Rate {
+            iops,
+            bytes_s: 1 << 30,
+        };
+        lane.budget = Some(Budget {
+            base: rate(10),
+            burst: rate(2000),
+            credit_s: None,
+        });
+        let view = View::between(&before, &now, TopOrder::Throttled);
+        assert_eq!(view.tenants[0].name, "zoo");
+        let words = "1500/s wait 2.0 ms, at its own limit, given 2100 IOPS and 275.0 MB/s";
+        assert_eq!(view.tenants[0].volumes[0].words(), words);
+        let zoo = view.tenants[0].budget.clone().unwrap();
+        assert_eq!(
+            (zoo.hurt, zoo.why),
+            (false, Some("its volumes are at their own limits"))
+        );
+        assert_eq!(view.tenants[1].volumes[0].words(), "");
+        assert_eq!(view.tenants[1].volumes[0].budget, None);
+    }
+}

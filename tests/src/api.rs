@@ -1,0 +1,81 @@
+//! A client of the daemon's API that keeps its connection.
+//!
+//! Purpose: thousands of requests as fast as they go, from several threads.
+//! Design: HTTP/1.1 by hand over the daemon's socket; answers have a length.
+//! Not here: what is asked and answered, which is JSON.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+/// Nothing takes this long unless it hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A connection.
+#[derive(Debug)]
+pub struct Api {
+    stream: BufReader<UnixStream>,
+}
+
+impl Api {
+    /// Connects to a daemon's socket.
+    ///
+    /// # Errors
+    /// If nobody listens.
+    pub fn connect(socket: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        stream.set_write_timeout(Some(LIMIT))?;
+        let stream = BufReader::new(stream);
+        Ok(Self { stream })
+    }
+
+    /// Sends a request, with a body that need not be JSON; returns the answer's status and JSON.
+    ///
+    /// # Errors
+    /// If the connection ends, or the answer is not HTTP with JSON.
+    pub fn call(&mut self, method: &str, path: &str, body: &str) -> Result<(u16, Value)> {
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: forebay\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        self.stream.get_mut().write_all(request.as_bytes())?;
+        let status = self.line()?;
+        let status = status.split(' ').nth(1).context("a status")?.parse()?;
+        let mut length = None;
+        loop {
+            let line = self.line()?.to_ascii_lowercase();
+            if line.is_empty() {
+                break;
+            }
+            if let Some(value) = line.strip_prefix("content-length:") {
+                length = Some(value.trim().parse()?);
+            }
+        }
+        let mut answer = vec![0; length.context("an answer's length")?];
+        self.stream.read_exact(&mut answer)?;
+        let answer = serde_json::from_slice(&answer)
+            .with_context(|| format!("{method} {path} {body}: status {status}"))?;
+        Ok((status, answer))
+    }
+
+    /// The same of a request that must be carried out.
+    ///
+    /// # Errors
+    /// If it is refused, too.
+    pub fn must(&mut self, method: &str, path: &str, body: &str) -> Result<Value> {
+        let (status, answer) = self.call(method, path, body)?;
+        ensure!(status < 300, "{method} {path} {body}: {status} {answer}");
+        Ok(answer)
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        ensure!(self.stream.read_line(&mut line)? > 0, "the daemon hung up");
+        Ok(line.trim_end().to_owned())
+    }
+}
