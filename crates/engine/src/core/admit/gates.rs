@@ -49,7 +49,7 @@ pub struct Admission {
     gates: Box<[Gate]>,
     tenants: Box<[Told]>,
     /// Lanes that wait and were not refused in this window.
-    pub(super) ready: Vec<u32>,
+    pub(super) ready: VecDeque<u32>,
     /// Of them the one that is asked next.
     at: usize,
     /// Lanes that wait for the next window.
@@ -81,6 +81,8 @@ struct Gate {
     frontend: Frontend,
     /// It is in one of the lists.
     listed: bool,
+    /// One of its commands that waited has begun in this window.
+    began: bool,
     /// It is in the line.
     in_line: bool,
     /// The turn that the line gave it.
@@ -121,6 +123,7 @@ impl Default for Gate {
             closer: FREE,
             frontend: Frontend::Tcp,
             listed: false,
+            began: false,
             in_line: false,
             granted: 0,
             turn: 0,
@@ -198,7 +201,7 @@ impl Admission {
             costs: costs.clone(),
             gates: vec![Gate::default(); MAX_LANES].into(),
             tenants: vec![Told::default(); board.tenants()].into(),
-            ready: Vec::with_capacity(MAX_LANES),
+            ready: VecDeque::with_capacity(MAX_LANES),
             at: 0,
             refused: Vec::with_capacity(MAX_LANES),
             ends_ns: 0,
@@ -349,9 +352,9 @@ impl Admission {
         // It had enough of this turn, or its budget did not allow it.
         let enough = gate.turn == self.turn && gate.left <= 0;
         if !gate.listed && !(enough && gate.in_line) {
-            gate.listed = true;
+            (gate.listed, gate.began) = (true, false);
             if enough {
-                self.ready.push(at as u32);
+                self.ready.push_back(at as u32);
             } else {
                 gate.refused_ns = now_ns;
                 self.refused.push(at as u32);
@@ -368,11 +371,11 @@ impl Admission {
                 // Its place in the line brings it back.
                 Asked::Enough | Asked::Empty => {
                     self.gates[lane as usize].listed = false;
-                    self.ready.swap_remove(self.at);
+                    self.ready.remove(self.at);
                 }
                 Asked::Refused => {
                     self.refused.push(lane);
-                    self.ready.swap_remove(self.at);
+                    self.ready.remove(self.at);
                 }
             }
         }
@@ -399,6 +402,7 @@ impl Admission {
             return Asked::Refused;
         }
         gate.left -= cost[Resource::Cpu];
+        gate.began = true;
         let index = gate.first;
         gate.first = std::mem::replace(&mut io.link, NONE);
         gate.popped();
@@ -528,7 +532,7 @@ impl Admission {
     fn list_ready(&mut self, lane: u32) {
         let gate = &mut self.gates[lane as usize];
         if gate.count > 0 && !std::mem::replace(&mut gate.listed, true) {
-            self.ready.push(lane);
+            self.ready.push_back(lane);
         }
     }
 
@@ -536,7 +540,7 @@ impl Admission {
     #[inline]
     pub(super) fn is_idle(&mut self) {
         if !self.refused.is_empty() && self.scheduler.is_idle(LUMP_NS) {
-            self.ready.append(&mut self.refused);
+            self.ready.extend(self.refused.drain(..));
         }
     }
 
@@ -569,7 +573,14 @@ impl Admission {
                 self.list_ready(lane);
             }
         }
-        self.ready.append(&mut self.refused);
+        // A budget may be less than one command of each of a tenant's volumes: who had something goes behind who had nothing.
+        for began in [false, true] {
+            let of = |lane: &&u32| self.gates[**lane as usize].began == began;
+            self.ready.extend(self.refused.iter().filter(of));
+        }
+        for lane in self.refused.drain(..) {
+            self.gates[lane as usize].began = false;
+        }
         for _ in 0..RECORDED_AT_ONCE.min(self.tenants.len()) {
             let tenant = self.record_at;
             self.record_at = (tenant + 1) % self.tenants.len();
@@ -641,7 +652,7 @@ impl Admission {
             &record.burst_windows,
             seen.burst_windows - old.burst_windows,
         );
-        let granted = seen.granted(self.scheduler.params().window_ns);
+        let granted = self.scheduler.grant(tenant);
         for (cell, value) in [
             (&record.credit_ops, seen.credit_parts / PARTS as u64),
             (&record.credit_bytes, seen.credit_bytes),

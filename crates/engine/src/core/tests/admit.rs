@@ -37,7 +37,11 @@ fn admission(board: &Arc<Board>) -> Box<Admission> {
 }
 
 fn quiet_lane(region: &Arc<Region>) -> Lane {
-    let (lane, volume) = lane(4, QUIET, region);
+    lane_of(4, QUIET, region)
+}
+
+fn lane_of(at: u32, volume: VolumeId, region: &Arc<Region>) -> Lane {
+    let (lane, volume) = lane(at, volume, region);
     let word = Word::new(DeviceIndex(0), ExtentIndex(100), Rights::ReadWrite).unwrap();
     volume.table.install(ExtentRange::new(0, 100), word);
     lane
@@ -381,6 +385,44 @@ fn qos_set_storm() {
     }
     assert!(ended == begun, "each once, and in order");
     assert_eq!((rig.throttled(3).1, rig.throttled(4).1), (0, 0));
+}
+
+/// Volumes of one tenant whose budget is less than one command of each in a window: all come to the same.
+#[test]
+fn a_small_budget_starves_no_volume() {
+    let mut small = Budget::fixed(900);
+    (small.base.bytes, small.burst.bytes) = (900 * 4096, 900 * 4096);
+    let mut rig = rig(&small, &fixed(1));
+    let region = rig.b.core.region.clone();
+    let lanes = [3, 4, 5, 6, 7];
+    for lane in &lanes[2..] {
+        let volume = VolumeId(20 + u64::from(*lane));
+        rig.b.core.set_lane(lane_of(*lane, volume, &region));
+    }
+    let volumes = [V, QUIET, VolumeId(25), VolumeId(26), VolumeId(27)];
+    for volume in volumes {
+        let share = Share {
+            tenant: 0,
+            budget: None,
+        };
+        rig.b.core.set_share(volume, Some(share));
+    }
+    let mut begun = [0u32; 5];
+    let mut of_slot = std::collections::BTreeMap::new();
+    for at in [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] {
+        of_slot.insert(rig.read(lanes[at]), at);
+    }
+    for _ in 0..200 {
+        rig.pass(WINDOW_NS);
+        for slot in rig.ended_well() {
+            let at = of_slot.remove(&slot).unwrap();
+            begun[at] += 1;
+            of_slot.insert(rig.read(lanes[at]), at);
+        }
+    }
+    let sum: u32 = begun.iter().sum();
+    assert!((170..=190).contains(&sum), "{begun:?}");
+    assert!(begun.iter().all(|n| (30..=42).contains(n)), "{begun:?}");
 }
 
 /// What the state region says of a tenant.

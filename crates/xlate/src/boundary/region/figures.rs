@@ -268,7 +268,7 @@ cells! {
         pub credit_ops: AtomicU64,
         /// What it has saved: bytes.
         pub credit_bytes: AtomicU64,
-        /// What it was given in the newest window of the reactor that said so last, as commands a second,
+        /// What it was given in the newest window, of all reactors together, as commands a second,
         pub granted_ops_s: AtomicU64,
         /// and bytes a second.
         pub granted_bytes_s: AtomicU64,
