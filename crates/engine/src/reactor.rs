@@ -135,7 +135,7 @@ impl Reactor {
                 // A little at a time: nobody is to wait for it.
                 trim_at = self.core.staging.trim().then_some(now + TRIM_STEP_NS);
             }
-            let waits_for_window = self.core.window_ends_ns().is_some();
+            let window_ends = self.core.window_ends_ns();
             let slept = self.sleep(now, stop_by.is_some(), trim_at);
             if slept {
                 // Most often it is a machine that rang. All that comes before it is answered is cold by now.
@@ -145,10 +145,13 @@ impl Reactor {
                 bump(&self.core.record().busy_turns, u64::from(was_busy));
             }
             self.look_at_sockets(&mut events, &mut keys);
-            let paused_since = std::mem::replace(&mut idle_since, self.core.begin_turn());
-            // A window's end is no host that asks anew.
-            if slept && !sleeps_at_once && !waits_for_window {
-                spin.paused(idle_since - paused_since);
+            let woke = self.core.begin_turn();
+            // A window's end is no host that asks anew: the pause goes on.
+            if !slept || window_ends.is_none_or(|ends| woke < ends) {
+                let paused_since = std::mem::replace(&mut idle_since, woke);
+                if slept && !sleeps_at_once {
+                    spin.paused(idle_since - paused_since);
+                }
             }
         }
         self.core.upcall(Upcall::Stopped);
