@@ -265,12 +265,19 @@ fn budgets_are_kept_to_and_seen() -> Result<()> {
     let labels = "{tenant=\"acme\",volume=\"db\"}";
     let times = first.get(&format!("forebay_volume_throttled_seconds_count{labels}"))?;
     ensure!(times > 0.0, "who waits is timed");
+    let saved = first.get(&format!("forebay_tenant_credit_bytes{of}"))?;
+    ensure!(saved > 0.0, "of its bytes it needs a tenth");
     let before = daemon.kill_engine()?;
     daemon.wait_engine_after(before.generation, LIMIT)?;
     wait::until("the successor", LIMIT, || {
         Ok((scrape(port)?.get("forebay_engine_up")? == 1.0).then_some(()))
     })?;
     does_not_fall(&first, &scrape(port)?)?;
+    // None of it was spent, and while nobody is served nothing is earned.
+    wait::until("what was saved", LIMIT, || {
+        let has = scrape(port)?.get(&format!("forebay_tenant_credit_bytes{of}"));
+        Ok((has.unwrap_or(0.0) >= saved).then_some(()))
+    })?;
     load()?;
     does_not_fall(&first, &seen(used)?)?;
     let gone = daemon.cli(&["tenant", "budget", "acme", "--none"])?;

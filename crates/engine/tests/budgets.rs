@@ -38,6 +38,7 @@ fn tenant(tenant: u64, budget: Option<Budget>) -> impl FnOnce(u64) -> ToEngine {
         request,
         tenant: TenantId(tenant),
         budget,
+        credit: [0; 2],
     }
 }
 
@@ -108,6 +109,38 @@ fn what_makes_no_sense_is_refused_by_name() {
         assert_eq!(said!(set(None)), "");
     }
     assert!(said!(volume(1, 1, None)).contains("without scheduling"));
+}
+
+/// What a tenant had saved in the engine before is its again, as far as its budget lets it be saved.
+#[test]
+fn credit_goes_on_in_the_next_engine() {
+    let mut engine = TestEngine::start("ram", 8 << 20, 1);
+    let mut budget = Budget::fixed(1000);
+    budget.how = Burst::Credit { seconds: 2 };
+    engine.order(set(scheduling(&[])));
+    let said = |engine: &mut TestEngine, of: u64, budget, credit| {
+        engine.order(|request| ToEngine::SetTenantBudget {
+            request,
+            tenant: TenantId(of),
+            budget: Some(budget),
+            credit,
+        });
+        engine.credit(of)
+    };
+    assert_eq!(said(&mut engine, 1, budget, [700, 5]), Some([700, 5]));
+    assert_eq!(said(&mut engine, 2, budget, [u64::MAX, 0]), Some([2000, 0]));
+    // It is known now, and has what it has.
+    budget.how = Burst::Credit { seconds: 3 };
+    assert_eq!(said(&mut engine, 1, budget, [1, 1]), Some([700, 5]));
+    budget.how = Burst::Metered;
+    assert_eq!(said(&mut engine, 3, budget, [700, 5]), Some([0, 0]));
+    // Whoever has its place afterwards has none of that.
+    engine.order(tenant(1, None));
+    assert_eq!(engine.credit(1), None);
+    for other in 4..=MAX_TENANTS as u64 + 1 {
+        engine.order(tenant(other, Some(Budget::fixed(1000))));
+        assert_eq!(engine.credit(other), Some([0, 0]));
+    }
 }
 
 fn load(engine: &TestEngine, nqn: &str) -> LoadSpec {

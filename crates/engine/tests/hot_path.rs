@@ -111,6 +111,7 @@ fn limit(engine: &mut TestEngine) {
         request,
         tenant: TenantId(1),
         budget: Some(Budget::fixed(5000)),
+        credit: [0; 2],
     });
     engine.order(|request| ToEngine::SetVolumeBudget {
         request,

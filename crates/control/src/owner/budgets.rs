@@ -188,7 +188,7 @@ impl Owner {
                 None => asked.push(say_scheduling(session, None)),
                 Some(_) => {
                     let gone = gone.iter();
-                    asked.extend(gone.map(|tenant| say_tenant(session, *tenant, None)));
+                    asked.extend(gone.map(|tenant| say_tenant(session, *tenant, None, [0; 2])));
                 }
             }
             self.added.borrow_mut().let_go(session, &gone);
@@ -211,7 +211,8 @@ impl Owner {
         }
         for (tenant, budget) in &now.tenants {
             if told.tenants.get(tenant) != Some(budget) {
-                asked.push(say_tenant(session, *tenant, Some(*budget)));
+                let credit = self.added.borrow().credit(session, *tenant);
+                asked.push(say_tenant(session, *tenant, Some(*budget), credit));
             }
         }
         for (volume, of) in &now.volumes {
@@ -221,7 +222,7 @@ impl Owner {
         }
         for tenant in told.tenants.keys() {
             if !now.tenants.contains_key(tenant) {
-                asked.push(say_tenant(session, *tenant, None));
+                asked.push(say_tenant(session, *tenant, None, [0; 2]));
             }
         }
         *told = now;
@@ -351,11 +352,17 @@ fn say_scheduling(session: &Session, scheduling: Option<Scheduling>) -> (String,
     ("how I/O is admitted".to_owned(), pending)
 }
 
-fn say_tenant(session: &Session, tenant: TenantId, budget: Option<Budget>) -> (String, Pending) {
+fn say_tenant(
+    session: &Session,
+    tenant: TenantId,
+    budget: Option<Budget>,
+    credit: [u64; 2],
+) -> (String, Pending) {
     let pending = session.request("a tenant's budget", |request| ToEngine::SetTenantBudget {
         request,
         tenant: EngineTenantId(tenant.0),
         budget,
+        credit,
     });
     (format!("the budget of {tenant}"), pending)
 }

@@ -219,6 +219,14 @@ impl Added {
         }
     }
 
+    /// What a tenant had saved before this engine knew it: operations, bytes.
+    pub(super) fn credit(&self, session: &Session, tenant: TenantId) -> [u64; 2] {
+        // One that is to go on where another still serves is told before it counts.
+        let other = self.counting.as_ref();
+        let other = other.filter(|(generation, _)| *generation != session.generation);
+        self.used.credit(other.map(|(_, region)| &**region), tenant)
+    }
+
     /// The engine that counts lets go of these tenants.
     pub(super) fn let_go(&mut self, session: &Session, tenants: &BTreeSet<TenantId>) {
         if self

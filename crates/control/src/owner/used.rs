@@ -2,7 +2,8 @@
 //!
 //! Purpose: the figures of the state region's tenants and reactors, none of which falls when an engine dies.
 //! Design: as exports' (`stats`), of which this is a part: what engines before counted is added. A tenant that has no
-//! exports, or no budget, is let go of by the engine, and its record with it: that is added too.
+//! exports, or no budget, is let go of by the engine, and its record with it: that is added too. What it had saved then is kept for
+//! the next engine, or for when it is back.
 //! Not here: budgets (`budgets`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -84,12 +85,28 @@ fn reactors_of(region: &Region) -> &[ReactorRecord] {
 pub(super) struct UsedBefore {
     tenants: Vec<(u64, TenantSums)>,
     reactors: Vec<ReactorSums>,
+    /// What tenants had saved when an engine knew them last: operations, bytes.
+    #[serde(default)]
+    credit: Vec<(u64, [u64; 2])>,
+}
+
+fn saved_of(record: &TenantRecord) -> [u64; 2] {
+    [&record.credit_ops, &record.credit_bytes].map(|cell| cell.load(Relaxed))
 }
 
 impl UsedBefore {
     fn of(&self, tenant: TenantId) -> TenantSums {
         let found = self.tenants.iter().find(|(id, _)| *id == tenant.0);
         found.map_or([0; 11], |(_, sums)| *sums)
+    }
+
+    /// What a tenant had saved when an engine knew it last; `region`: of an engine that knows it still.
+    pub(super) fn credit(&self, region: Option<&Region>, tenant: TenantId) -> [u64; 2] {
+        let now = region.and_then(|region| tenants_of(region, &[tenant].into()).remove(&tenant));
+        let before = || self.credit.iter().find(|(id, _)| *id == tenant.0);
+        now.map(|(_, record)| saved_of(record))
+            .or_else(|| before().map(|(_, saved)| *saved))
+            .unwrap_or_default()
     }
 
     /// Adds what an engine has counted that is gone: of all tenants that there are, of those that were `counted` there.
@@ -100,6 +117,8 @@ impl UsedBefore {
         counted: &BTreeSet<TenantId>,
     ) {
         self.tenants
+            .retain(|(id, _)| tenants.contains(&TenantId(*id)));
+        self.credit
             .retain(|(id, _)| tenants.contains(&TenantId(*id)));
         self.add_tenants(region, counted);
         for (at, record) in reactors_of(region).iter().enumerate() {
@@ -113,7 +132,9 @@ impl UsedBefore {
 
     /// Adds what an engine has counted of tenants that it lets go of.
     pub(super) fn add_tenants(&mut self, region: &Region, tenants: &BTreeSet<TenantId>) {
-        for (tenant, (sums, _)) in tenants_of(region, tenants) {
+        for (tenant, (sums, record)) in tenants_of(region, tenants) {
+            self.credit.retain(|(id, _)| *id != tenant.0);
+            self.credit.push((tenant.0, saved_of(record)));
             match self.tenants.iter_mut().find(|(id, _)| *id == tenant.0) {
                 Some((_, before)) => add(before, &sums),
                 None => self.tenants.push((tenant.0, sums)),

@@ -179,11 +179,13 @@ impl Control {
         }
     }
 
-    /// What a tenant may use. `None`: there is none, and what volumes it has are nobody's.
+    /// What a tenant may use; and, if it was not known, what it had saved before. `None`: there is none, and what volumes it has
+    /// are nobody's.
     pub(super) fn set_tenant_budget(
         &mut self,
         tenant: TenantId,
         budget: Option<Budget>,
+        credit: [u64; 2],
     ) -> Result<(), String> {
         let id = tenant.0;
         let Some(active) = &mut self.budgets.active else {
@@ -229,7 +231,12 @@ impl Control {
                     format!("tenant {id}: an engine has at most {MAX_TENANTS} tenants")
                 })?;
                 active.tenants.insert(tenant, (slot, budget));
-                begin(&self.region.tenants()[slot as usize], Some(tenant));
+                let record = &self.region.tenants()[slot as usize];
+                begin(record, Some(tenant));
+                let [ops, bytes] = active.board.entry(slot as usize).save(&budget, credit);
+                // For the engine after this one, should it have to begin at once.
+                record.credit_ops.store(ops, Relaxed);
+                record.credit_bytes.store(bytes, Relaxed);
                 slot
             }
         };

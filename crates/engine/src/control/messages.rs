@@ -120,8 +120,9 @@ impl Control {
                 request,
                 tenant,
                 budget,
+                credit,
             } => {
-                let result = self.set_tenant_budget(tenant, budget);
+                let result = self.set_tenant_budget(tenant, budget, credit);
                 self.done(request, result);
             }
             ToEngine::SetVolumeBudget {

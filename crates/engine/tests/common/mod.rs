@@ -11,7 +11,7 @@ use forebay_xlate::boundary::message::{
     BOUNDARY_VERSION, CostProfile, DeviceConfig, ExportConfig, ExportId, FaultAsk, FromEngine,
     GrantOf, NodeCapacity, Scheduling, Spread, ToEngine, VolumeConfig,
 };
-use forebay_xlate::boundary::region::Region;
+use forebay_xlate::boundary::region::{Region, TenantRecord};
 use forebay_xlate::boundary::socket::{self, Channel};
 use forebay_xlate::shm::SharedMemory;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
@@ -358,11 +358,23 @@ impl TestEngine {
         });
     }
 
-    /// Operations that a reactor has handed over to others, and that it has carried out for them.
-    pub fn handed_over(&self, reactor: usize) -> [u64; 2] {
+    /// What the state region says of a tenant's credit: operations, bytes.
+    pub fn credit(&self, tenant: u64) -> Option<[u64; 2]> {
+        let region = self.region();
+        let record = |at: &&TenantRecord| at.tenant.load(Ordering::Relaxed) == tenant + 1;
+        let record = region.tenants().iter().find(record)?;
+        Some([&record.credit_ops, &record.credit_bytes].map(|n| n.load(Ordering::Relaxed)))
+    }
+
+    fn region(&self) -> Region {
         let log = self.log.lock().unwrap();
         let fd = log.region.as_ref().unwrap().try_clone().unwrap();
-        let region = Region::adopt(SharedMemory::from_fd(fd).unwrap()).unwrap();
+        Region::adopt(SharedMemory::from_fd(fd).unwrap()).unwrap()
+    }
+
+    /// Operations that a reactor has handed over to others, and that it has carried out for them.
+    pub fn handed_over(&self, reactor: usize) -> [u64; 2] {
+        let region = self.region();
         let record = &region.reactors()[reactor];
         [&record.handed_over, &record.carried_out].map(|n| n.load(Ordering::Relaxed))
     }

@@ -25,7 +25,7 @@ use forebay_nvme::reservation::Reservations;
 use serde::{Deserialize, Serialize};
 
 /// The language's version; a side that hears another one says so and hangs up.
-pub const BOUNDARY_VERSION: u32 = 6;
+pub const BOUNDARY_VERSION: u32 = 7;
 /// The longest message in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// The most faults or grants in one message.
@@ -106,6 +106,8 @@ pub enum ToEngine {
         tenant: TenantId,
         /// How much.
         budget: Option<Budget>,
+        /// What it had saved when an engine knew it last: operations, bytes. One that knows it keeps what it has.
+        credit: [u64; 2],
     },
     /// Whose a volume is, and what of the tenant's it may use. Comes after `SetVolume` and before its export, and again
     /// when it changes.

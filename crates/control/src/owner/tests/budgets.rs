@@ -444,9 +444,26 @@ fn what_tenants_used_does_not_fall_when_their_engine_does() {
         assert_eq!(seen(&life), (500, 500, 60_000));
         let shown = life.owner.tenant_show("t").unwrap();
         assert_eq!(shown.credit.unwrap().most_ops, 60_000);
+        let told = |life: &mut Life| {
+            let told = life.fake.log.drain(..).filter_map(|message| match message {
+                ToEngine::SetTenantBudget { credit, .. } => Some(credit),
+                _ => None,
+            });
+            told.collect::<Vec<_>>()
+        };
+        assert_eq!(told(&mut life), [[0; 2]]);
         life.replace_engine(|fake| count(fake, 20, 30)).await;
         life.fake.settle().await;
         assert_eq!(seen(&life), (520, 520, 30));
+        // What it had saved goes on: over an engine's end, and over a time in which none knows it.
+        assert_eq!(told(&mut life), [[70_000, 0]]);
+        let owner = life.owner.clone();
+        let gone = owner.export_delete("t".to_owned(), "v".to_owned());
+        life.with_engine(gone).await.unwrap();
+        told(&mut life);
+        life.fake.region.tenants()[3].tenant.store(0, Relaxed);
+        life.export("v").await;
+        assert_eq!(told(&mut life), [[30, 0]]);
     });
 }
 
