@@ -216,6 +216,22 @@ impl Scheduler {
         admitted
     }
 
+    /// An I/O begins whatever there is: later windows give its tenant less.
+    pub fn owe(&mut self, lane: usize, cost: &Units) {
+        let tenant = self.lanes[lane].tenant;
+        if tenant == NOBODY {
+            return;
+        }
+        if !self.tenants[tenant as usize].active {
+            self.activate(tenant as usize);
+        }
+        let lane = &mut self.lanes[lane];
+        for (left, cost) in lane.left.0.iter_mut().zip(&cost.shared().0) {
+            *left = left.saturating_sub(*cost).max(-PLENTY);
+        }
+        lane.beyond.add(&cost.own());
+    }
+
     /// An I/O that waited is gone.
     pub fn cancel(&mut self, lane: usize, cost: &Units) {
         self.lanes[lane].waits_no_more(cost);

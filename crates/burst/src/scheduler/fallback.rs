@@ -202,7 +202,7 @@ impl Scheduler {
     }
 
     /// A tenant that was idle is here again: it may have its base at once, as far as there is anything.
-    fn activate(&mut self, tenant: usize) {
+    pub(super) fn activate(&mut self, tenant: usize) {
         let idle = self.window.saturating_sub(self.tenants[tenant].last);
         let entry = self.board.entry(tenant);
         let one = &mut self.tenants[tenant];

@@ -125,6 +125,8 @@ pub(super) struct Tenant {
     pub(super) found: Units,
     /// What the board was told that was given.
     pub(super) granted: Rate,
+    /// Used beyond all that it might: paid before anything is saved. Operations, bytes.
+    pub(super) owed: [u64; 2],
     /// The window in which it was last active.
     pub(super) last: u64,
     pub(super) lanes: Vec<u32>,

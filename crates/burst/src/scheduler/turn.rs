@@ -30,7 +30,9 @@ impl Tenant {
             self.above[at] = sum.min(most).min(PLENTY as u64);
             let (more, base) = part(self.base.0[own], self.share, windows, &mut of_base[at]);
             let most = (base * saved + wanted).min(PLENTY as u64);
-            let sum = (self.due.0[own] as u64).saturating_add(more);
+            let paid = more.min(self.owed[at]);
+            self.owed[at] -= paid;
+            let sum = (self.due.0[own] as u64).saturating_add(more - paid);
             let due = sum.min(most);
             self.due.0[own] = due as i32;
             if !self.metered {
@@ -64,8 +66,9 @@ impl Tenant {
             let due = self.due.0[own].min(used.0[own]);
             self.due.0[own] -= due;
             above[at] = (used.0[own] - due) as u64;
-            self.above[at] = self.above[at].saturating_sub(above[at]);
             let drawn = std::mem::take(&mut self.drawn[at]);
+            self.owed[at] += above[at].saturating_sub(drawn);
+            self.above[at] = self.above[at].saturating_sub(above[at]);
             if !self.metered {
                 entry.credit[at].put(drawn.saturating_sub(above[at]));
             }

@@ -25,7 +25,6 @@ use forebay_burst::budget::Budget;
 use forebay_nvme::Status;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::region::{MAX_LANES, bump};
-use std::sync::atomic::Ordering::Relaxed;
 
 pub use gates::Admission;
 
@@ -173,18 +172,16 @@ impl Core {
         io.stage = Stage::Throttled;
         // However small a budget is, waiting for it is no failure.
         io.deadline_ns = u64::MAX;
+        self.count_throttled(token.index(), true);
         let index = token.entrust();
-        let lane = self.ios[index as usize].lane;
         if let Some(admission) = &mut self.admission {
             admission.push(index, &mut self.ios, self.now_ns);
-        }
-        if let Some(lane) = self.lane(lane) {
-            bump(&lane.record().throttled, 1);
         }
     }
 
     /// A command waits for its budget no more.
     fn waited(&mut self, index: u32, admission: &mut Admission) {
+        self.count_throttled(index as usize, false);
         let now_ns = self.now_ns;
         let io = &mut self.ios[index as usize];
         let waited_ns = now_ns.saturating_sub(io.started_ns);
@@ -194,8 +191,6 @@ impl Core {
         io.started_ns += waited_ns;
         if let Some(lane) = self.lanes[io.lane.0 as usize].as_ref() {
             let record = lane.record();
-            let throttled = record.throttled.load(Relaxed);
-            record.throttled.store(throttled.saturating_sub(1), Relaxed);
             if over {
                 bump(&record.throttled_ops, 1);
                 record.throttled_times.record(waited_ns);
@@ -219,14 +214,19 @@ impl Core {
             (self.admission.as_mut()).and_then(|a| a.next(&mut self.ios, self.now_ns))
         {
             any = true;
-            self.no_longer_throttled(index);
-            let io = &mut self.ios[index as usize];
-            io.deadline_ns = self.now_ns + OWNER_WAIT_LIMIT_NS;
-            self.blame(Some(index));
-            self.begin_admitted(Token::take(index));
+            self.begin_waited(index);
         }
         self.blame(None);
         any
+    }
+
+    /// Begins a command that waits no more.
+    pub(super) fn begin_waited(&mut self, index: u32) {
+        self.no_longer_throttled(index);
+        let io = &mut self.ios[index as usize];
+        io.deadline_ns = self.now_ns + OWNER_WAIT_LIMIT_NS;
+        self.blame(Some(index));
+        self.begin_admitted(Token::take(index));
     }
 
     fn no_longer_throttled(&mut self, index: u32) {

@@ -13,6 +13,7 @@ mod carried;
 mod dispatch;
 mod flush;
 mod fused;
+mod held;
 mod io;
 mod jobs;
 mod lanes;
@@ -50,6 +51,7 @@ use forebay_xlate::boundary::region::{
 use forebay_xlate::drain::{Drains, SliceSpan};
 use forebay_xlate::{ExtentRange, Rights, VolumeId};
 use fused::Fused;
+use held::Throttled;
 use jobs::Jobs;
 use machine::Machines;
 use parked::ParkedTable;
@@ -116,6 +118,7 @@ pub struct Core {
     lanes: Vec<Option<Lane>>,
     devices: Vec<Option<ServedDevice>>,
     admission: Option<Box<Admission>>,
+    throttled: Throttled,
     ios: Vec<Io>,
     free_ios: Vec<u32>,
     slices: Vec<Option<Slice>>,
@@ -165,6 +168,7 @@ impl Core {
                 .collect(),
             devices: (0..256).map(|_| None).collect(),
             admission: None,
+            throttled: Throttled::default(),
             ios: (0..MAX_IOS).map(|_| Io::empty()).collect(),
             free_ios: (0..MAX_IOS as u32).rev().collect(),
             slices: (0..MAX_SLICES).map(|_| None).collect(),
@@ -215,6 +219,12 @@ impl Core {
     /// however many lanes it takes along, a lane that has little in flight gets on.
     #[inline]
     pub fn may_start(&self, lane: LaneIndex) -> bool {
+        self.has_room(lane) && self.may_hold(lane)
+    }
+
+    /// The same, whatever waits for the lane's budget.
+    #[inline]
+    pub fn has_room(&self, lane: LaneIndex) -> bool {
         let left = self.free_ios.len().min(self.staging.left());
         match self.lanes.get(lane.0 as usize) {
             Some(Some(lane)) => {

@@ -179,7 +179,7 @@ impl Core {
                 io.deadline_ns = self.now_ns;
             }
         }
-        self.tick();
+        self.end_late();
         let left = self.ios.iter();
         let left = left.filter(|io| io.stage != Stage::Free && which(&io.owner, &io.op, io.lane));
         left.count() as u32
@@ -194,12 +194,17 @@ impl Core {
         (record.staging_borrowed_bytes).store(tiers.borrowed_bytes, Relaxed);
     }
 
-    /// Every ~100 ms: ends commands that waited for the daemon too long. A release is not ended
+    /// Every ~100 ms: what time alone brings about.
+    pub fn tick(&mut self) {
+        self.tick_staging();
+        self.end_late();
+    }
+
+    /// Ends commands that waited for the daemon too long. A release is not ended
     /// here: the owner might carry it out afterwards, over what the tenant has written since. The
     /// control thread, which hears the owner's revoke, says whether it is too late to give it up.
-    pub fn tick(&mut self) {
+    fn end_late(&mut self) {
         let now = self.now_ns;
-        self.tick_staging();
         self.tick_parked();
         self.tick_flushes();
         self.tick_throttled();

@@ -94,6 +94,9 @@ impl Pcie {
             if let Some(qid) = self.deleting
                 && self.is_busy(qid)
             {
+                if let Some(lane) = turn.client.lane() {
+                    turn.core.begin_owing(lane);
+                }
                 break;
             }
             self.run_one(turn, &sqe);

@@ -144,6 +144,8 @@ impl Pcie {
             return true;
         };
         let may = !quiesce.drops() && self.function.is_bus_master();
+        // What a reset doesn't end, its host waits for: not for the budget, too.
+        let waits = !quiesce.drops() && self.in_hand() > 0;
         if may && !self.again.is_empty() {
             self.begin_again(turn);
         }
@@ -152,6 +154,9 @@ impl Pcie {
         }
         if self.remote.busy && self.function.is_bus_master() {
             self.move_remote(turn);
+        }
+        if waits && let Some(lane) = lane_of(turn) {
+            turn.core.begin_owing(lane);
         }
         if self.is_at_devices(turn) || self.remote.may_write() || !self.is_flushed(turn) {
             return false;
@@ -202,6 +207,7 @@ impl Pcie {
             if turn.core.start_machine(new, &mut self.pieces).is_ok() {
                 quiesce.flush = Flush::Begun;
             }
+            turn.core.begin_owing(lane);
         }
         quiesce.flush == Flush::Ended
     }

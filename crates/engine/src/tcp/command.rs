@@ -119,7 +119,7 @@ pub(super) fn accept(
             .unwrap_or(&[]);
         // What is in the stream must get out of it: what the connection holds doesn't bound this, but
         // what the lane has in flight does, since that ends without anything from the stream.
-        if !conn.lane.is_none_or(|lane| turn.core.may_start(lane)) {
+        if !may_hold(conn, turn.core, &judged.work) {
             conn.slots.release(slot);
             return Err(Stop::Stalled);
         }
@@ -155,6 +155,15 @@ pub(super) fn accept(
         begin(conn, turn.core, slot);
     }
     Ok(())
+}
+
+/// Whether the lane may hold memory for one more command. What is for no device waits for no budget.
+#[inline]
+fn may_hold(conn: &Conn, core: &Core, work: &Work) -> bool {
+    conn.lane.is_none_or(|lane| match work {
+        Work::Reserve { .. } | Work::Report { .. } | Work::Hint => core.has_room(lane),
+        _ => core.may_start(lane),
+    })
 }
 
 /// A slot for a command that is not taken from the stream yet; `None` when it was answered without one,
@@ -320,13 +329,16 @@ pub(super) fn admin_source<'a>(
 /// Begins a command, or has it wait its turn. One that has its memory goes before those that wait for
 /// some: they wait for what it will give back.
 pub(super) fn begin(conn: &mut Conn, core: &mut Core, slot: u16) {
-    let lacks = |s: &super::slots::Slot| s.len_bytes > 0 && s.buffer.is_none();
-    if conn.slots.get(slot).is_some_and(lacks) {
-        if conn.slots.first_waiting().is_some() || !advance(conn, core, slot) {
-            conn.slots.wait(slot);
-        }
-    } else if !advance(conn, core, slot) {
-        conn.slots.wait_first(slot);
+    let Some(s) = conn.slots.get(slot) else {
+        return;
+    };
+    let others_wait = match &s.work {
+        Work::Reserve { .. } => false,
+        _ if s.is_ready() => conn.slots.ready_waits(),
+        _ => conn.slots.first_waiting().is_some(),
+    };
+    if others_wait || !advance(conn, core, slot) {
+        conn.slots.wait(slot);
     }
 }
 
@@ -351,12 +363,12 @@ fn advance(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
     let Some(s) = conn.slots.get(slot) else {
         return true;
     };
-    let (by_r2t, len_bytes, lacks) = (s.by_r2t, s.len_bytes, s.len_bytes > 0 && s.buffer.is_none());
-    if lacks {
+    let (by_r2t, len_bytes) = (s.by_r2t, s.len_bytes);
+    if !s.is_ready() {
         let may_ask = conn.receiving < MAX_R2TS_OF_ONE
             && conn.shared.r2ts.get() < MAX_R2TS
             && conn.held.may_ask();
-        if by_r2t && !may_ask || !conn.lane.is_none_or(|lane| core.may_start(lane)) {
+        if by_r2t && !may_ask || !may_hold(conn, core, &s.work) {
             return false;
         }
         let Some(buffer) = conn.take_buffer(core, len_bytes) else {
@@ -424,13 +436,14 @@ fn count_part(core: &Core, lane: LaneIndex, kind: OpKind, of: TimesOf, since_ns:
     }
 }
 
-/// Starts a flush that belongs to no command of the host. False when the core has no room now.
+/// Starts a flush that belongs to no command of the host, and waits for no budget. False when the core has no room now.
 pub(super) fn start_internal_flush(conn: &mut Conn, core: &mut Core, lane: LaneIndex) -> bool {
     let owner = Owner {
         slot: super::slots::NONE,
         ..conn.owner(0)
     };
     let record = CommandRef::new(conn.queue, super::INTERNAL_SLOT);
+    core.begin_owing(lane);
     let started = core
         .start(NewIo {
             owner,
@@ -440,6 +453,7 @@ pub(super) fn start_internal_flush(conn: &mut Conn, core: &mut Core, lane: LaneI
             record,
         })
         .is_ok();
+    core.begin_owing(lane);
     conn.in_flight += u32::from(started);
     started
 }

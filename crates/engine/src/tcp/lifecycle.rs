@@ -246,6 +246,10 @@ impl Frontend {
                 Life::Draining => false,
                 Life::Leaving { until_ns } => now >= until_ns,
                 Life::Open => {
+                    if conn.rx.stalled() {
+                        // Its data may lie behind what is not taken yet.
+                        conn.slots.asked_now(now);
+                    }
                     let past =
                         |since_ns: u64, limit_ns: u64| now >= since_ns.saturating_add(limit_ns);
                     (conn.blocked_since_ns > 0 && past(conn.blocked_since_ns, BLOCKED_LIMIT_NS))

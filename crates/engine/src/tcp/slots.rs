@@ -99,6 +99,11 @@ pub(super) struct Slot {
 }
 
 impl Slot {
+    /// Whether it lacks no memory.
+    pub(super) fn is_ready(&self) -> bool {
+        self.len_bytes == 0 || self.buffer.is_some()
+    }
+
     fn taken(cid: u16, taken_ns: u64) -> Self {
         Self {
             cid,
@@ -135,6 +140,8 @@ pub(super) struct Slots {
     cids: Cids,
     first: u16,
     last: u16,
+    /// Of those that wait, the last of those in front that lack no memory.
+    ready: u16,
     used: usize,
 }
 
@@ -147,6 +154,7 @@ impl Slots {
             cids: Cids::new(entries),
             first: NONE,
             last: NONE,
+            ready: NONE,
             used: 0,
         }
     }
@@ -167,6 +175,14 @@ impl Slots {
     /// The slots made so far, free ones too.
     pub(super) fn all(&self) -> impl Iterator<Item = (u16, &Slot)> {
         (0..).zip(&self.slots)
+    }
+
+    /// Data that is waited for is so from now on.
+    pub(super) fn asked_now(&mut self, now_ns: u64) {
+        let receiving = self.slots.iter_mut();
+        for s in receiving.filter(|s| s.stage == Stage::Receiving) {
+            s.asked_ns = now_ns;
+        }
     }
 
     /// The slot of a command in use.
@@ -254,30 +270,48 @@ impl Slots {
         (self.first != NONE).then_some(self.first)
     }
 
-    /// Puts a command at the end of those that wait.
+    /// Puts a command behind those that wait; one that lacks no memory before those that do, behind others like it.
     pub(super) fn wait(&mut self, slot: u16) {
-        let Some(s) = self.slots.get_mut(usize::from(slot)) else {
-            return;
-        };
-        s.stage = Stage::Waiting;
-        s.next = NONE;
-        match self.last {
-            NONE => self.first = slot,
-            last => self.slots[usize::from(last)].next = slot,
+        let is_ready = self.get(slot).is_some_and(Slot::is_ready);
+        let before = if is_ready { self.ready } else { self.last };
+        self.wait_behind(before, slot);
+        if is_ready {
+            self.ready = slot;
         }
-        self.last = slot;
     }
 
-    /// Puts a command before those that wait.
+    /// Puts the command that has waited longest back.
     pub(super) fn wait_first(&mut self, slot: u16) {
-        let first = self.first;
+        self.wait_behind(NONE, slot);
+        if self.ready == NONE
+            && self
+                .slots
+                .get(usize::from(slot))
+                .is_some_and(Slot::is_ready)
+        {
+            self.ready = slot;
+        }
+    }
+
+    /// Whether one that lacks no memory waits.
+    pub(super) fn ready_waits(&self) -> bool {
+        self.ready != NONE
+    }
+
+    fn wait_behind(&mut self, before: u16, slot: u16) {
+        let next = match self.slots.get(usize::from(before)) {
+            Some(before) => before.next,
+            None => self.first,
+        };
         let Some(s) = self.slots.get_mut(usize::from(slot)) else {
             return;
         };
-        s.stage = Stage::Waiting;
-        s.next = first;
-        self.first = slot;
-        if first == NONE {
+        (s.stage, s.next) = (Stage::Waiting, next);
+        match self.slots.get_mut(usize::from(before)) {
+            Some(before) => before.next = slot,
+            None => self.first = slot,
+        }
+        if next == NONE {
             self.last = slot;
         }
     }
@@ -303,6 +337,9 @@ impl Slots {
         if self.last == slot {
             self.last = before;
         }
+        if self.ready == slot {
+            self.ready = before;
+        }
         true
     }
 
@@ -310,6 +347,9 @@ impl Slots {
     pub(super) fn take_waiting(&mut self) {
         if let Some(s) = self.slots.get_mut(usize::from(self.first)) {
             s.stage = Stage::Taken;
+            if self.ready == self.first {
+                self.ready = NONE;
+            }
             self.first = s.next;
             if self.first == NONE {
                 self.last = NONE;

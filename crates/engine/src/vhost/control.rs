@@ -122,7 +122,7 @@ impl Vhost {
         match self.pending {
             Pending::None => Answer::Now,
             Pending::Stop(index, header) => {
-                if self.is_busy(index) {
+                if self.is_still_busy(turn, index) {
                     return Answer::Later;
                 }
                 self.stop(turn, index);
@@ -131,7 +131,7 @@ impl Vhost {
                 self.over(turn, &header)
             }
             Pending::Disable(index, header) => {
-                if self.is_busy(index) {
+                if self.is_still_busy(turn, index) {
                     return Answer::Later;
                 }
                 self.rest(turn, index);
@@ -139,7 +139,8 @@ impl Vhost {
             }
             Pending::Reset(header) => {
                 let queues = self.disk.queues;
-                if (0..queues).any(|index| self.is_busy(index)) || may_touch_memory(turn) {
+                let busy = (0..queues).any(|index| self.is_still_busy(turn, index));
+                if busy || may_touch_memory(turn) {
                     return Answer::Later;
                 }
                 for index in 0..queues {
@@ -154,6 +155,15 @@ impl Vhost {
             }
             Pending::Memory(header) => self.over(turn, &header),
         }
+    }
+
+    /// The same, for a client that waits for it: what waits for the budget alone begins.
+    fn is_still_busy(&self, turn: &mut Turn<'_>, index: u16) -> bool {
+        let busy = self.is_busy(index);
+        if busy && let Some(lane) = turn.client.lane() {
+            turn.core.begin_owing(lane);
+        }
+        busy
     }
 
     fn is_busy(&self, index: u16) -> bool {

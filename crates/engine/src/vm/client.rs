@@ -396,6 +396,9 @@ impl Client {
             registered.iter().filter(of).count()
         };
         if dead || !self.retired.is_free_but_for(known) {
+            if let Some(lane) = self.lane {
+                core.begin_owing(lane);
+            }
             return false;
         }
         self.retires = false;

@@ -40,6 +40,8 @@ const RECORDED_AT_ONCE: usize = 32;
 const LANES_AT_ONCE: usize = 8;
 /// What is charged at most for zeroing: its bytes are on no link, and devices do it in their own way.
 const MAX_ZEROED_BYTES: u64 = 1 << 20;
+/// What zeroes or gives back counts as so many operations at most: a small budget must be able to save for it.
+const MAX_PIECES: u64 = 32;
 
 /// How a reactor admits commands.
 #[derive(Debug)]
@@ -176,7 +178,23 @@ fn cost_of(costs: &CostTable, frontend: Frontend, op: &IoOp) -> Units {
         } => (Operation::Write, len_bytes.min(MAX_ZEROED_BYTES) as u32),
         IoOp::WriteZeroes { .. } | IoOp::Flush | IoOp::Deallocate { .. } => (Operation::Other, 0),
     };
-    costs.of(frontend, operation, len_bytes)
+    let mut cost = costs.of(frontend, operation, len_bytes);
+    if operation == Operation::Other || u64::from(len_bytes) == MAX_ZEROED_BYTES {
+        let other = costs.of(frontend, Operation::Other, 0);
+        (1..pieces_of(op)).for_each(|_| cost.add(&other));
+    }
+    cost
+}
+
+/// What is done to many places counts as so many operations.
+#[cold]
+fn pieces_of(op: &IoOp) -> u64 {
+    let pieces = match *op {
+        IoOp::WriteZeroes { len_bytes, .. } => len_bytes.div_ceil(MAX_ZEROED_BYTES),
+        IoOp::Deallocate { ranges } => ranges.into(),
+        _ => 1,
+    };
+    pieces.clamp(1, MAX_PIECES)
 }
 
 /// A lane's record says that it was given this.
@@ -414,6 +432,22 @@ impl Admission {
         let line = (self.line.iter()).filter(|lane| !self.gates[**lane as usize].listed);
         let lanes = self.ready.iter().chain(&self.refused).chain(line);
         lanes.copied().collect()
+    }
+
+    /// The first command that waits in a lane, to begin now: what it costs is owed.
+    pub(in crate::core) fn take_owing(&mut self, lane: LaneIndex, ios: &mut [Io]) -> Option<u32> {
+        let at = lane.0 as usize % MAX_LANES;
+        let gate = &mut self.gates[at];
+        let index = gate.first;
+        let io = ios.get_mut(index as usize)?;
+        if gate.closer & FREE == 0 {
+            let cost = cost_of(&self.costs, gate.frontend, &io.op);
+            self.scheduler.cancel(at, &cost);
+            self.scheduler.owe(at, &cost);
+        }
+        gate.first = std::mem::replace(&mut io.link, NONE);
+        gate.popped();
+        Some(index)
     }
 
     /// Takes out what waits and should end by now.

@@ -1,6 +1,8 @@
 //! Admission: who is over budget waits, in order, and is ended by what ends commands that wait; who is not, doesn't.
 //! Time passes by the test's own clock.
 
+mod held;
+
 use super::*;
 use crate::lane::Share;
 use forebay_burst::board::Board;
@@ -37,11 +39,11 @@ fn admission(board: &Arc<Board>) -> Box<Admission> {
 }
 
 fn quiet_lane(region: &Arc<Region>) -> Lane {
-    lane_of(4, QUIET, region)
+    mapped_lane(4, QUIET, region)
 }
 
-fn lane_of(at: u32, volume: VolumeId, region: &Arc<Region>) -> Lane {
-    let (lane, volume) = lane(at, volume, region);
+fn mapped_lane(index: u32, volume: VolumeId, region: &Arc<Region>) -> Lane {
+    let (lane, volume) = lane(index, volume, region);
     let word = Word::new(DeviceIndex(0), ExtentIndex(100), Rights::ReadWrite).unwrap();
     volume.table.install(ExtentRange::new(0, 100), word);
     lane
@@ -88,7 +90,10 @@ impl Rig {
     fn start(&mut self, lane: u32, op: IoOp) -> u16 {
         let slot = self.b.next_slot;
         self.b.next_slot += 1;
-        let len_bytes = op.len_bytes() as u32;
+        let len_bytes = match op {
+            IoOp::WriteZeroes { .. } => 0,
+            _ => op.len_bytes() as u32,
+        };
         let buffer = (len_bytes > 0).then(|| self.b.core.staging.take(len_bytes).unwrap());
         let new = NewIo {
             owner: Owner {
@@ -287,7 +292,7 @@ fn what_is_throttled_ends_with_its_owner_its_connection_or_its_lane() {
 #[test]
 fn a_budget_changes_within_a_window_and_without_scheduling_all_begin() {
     let mut rig = rig(&fixed(1), &fixed(100));
-    let all: Vec<u16> = (0..40).map(|_| rig.read(3)).collect();
+    let all: Vec<u16> = (0..30).map(|_| rig.read(3)).collect();
     let mut ended = rig.ended_well();
     assert_eq!(ended.len(), 1);
     rig.b.core.set_budget(0, &fixed(10));
@@ -301,7 +306,7 @@ fn a_budget_changes_within_a_window_and_without_scheduling_all_begin() {
     assert!(ended.len() <= 12, "{ended:?}");
     // Other costs and parameters: whoever waits still does, in the same order.
     rig.switch_on(&fixed(1), &fixed(100));
-    assert!(rig.throttled(3).1 >= 40 - 12 - 2);
+    assert!(rig.throttled(3).1 >= 30 - 12 - 2);
     rig.b.core.set_admission(None);
     ended.extend(rig.ended_well());
     assert_eq!(ended, all);
@@ -366,7 +371,7 @@ fn qos_set_storm() {
             _ => rig.b.core.set_budget(draw(2) as u32, &budget),
         }
         for (lane, begun) in [3, 4].into_iter().zip(&mut begun) {
-            if begun.len() < 20_000 && rig.throttled(lane).1 < 50 {
+            if begun.len() < 20_000 && rig.throttled(lane).1 < 30 {
                 begun.push(rig.read(lane));
             }
         }
@@ -397,7 +402,7 @@ fn a_small_budget_starves_no_volume() {
     let lanes = [3, 4, 5, 6, 7];
     for lane in &lanes[2..] {
         let volume = VolumeId(20 + u64::from(*lane));
-        rig.b.core.set_lane(lane_of(*lane, volume, &region));
+        rig.b.core.set_lane(mapped_lane(*lane, volume, &region));
     }
     let volumes = [V, QUIET, VolumeId(25), VolumeId(26), VolumeId(27)];
     for volume in volumes {

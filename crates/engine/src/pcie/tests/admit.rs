@@ -76,6 +76,25 @@ fn a_reset_ends_what_is_over_budget() {
     assert_eq!(status, Status::SUCCESS);
 }
 
+/// Whoever takes memory away or shuts down waits for no window.
+#[test]
+fn nobody_waits_long_for_what_is_over_budget() {
+    let (mut rig, mut driver, mut pair) = ready("file", Doorbells::Trapped);
+    rig.admit(1);
+    for n in 0..20 {
+        driver.queue(&mut pair, &io(nvm::WRITE, n, u64::from(n), DATA));
+    }
+    driver.ring(8, pair.tail);
+    rig.until("some wait", |rig| rig.throttled(0)[1] >= 8);
+    let mut payload = Driver::access(pci_region::BAR0, 0x14, 4);
+    payload.extend(0x0046_4001u32.to_le_bytes());
+    let id = driver.send(command::REGION_WRITE, &payload, &[]);
+    driver.answered(&mut rig, id);
+    // No window has passed. CSTS.SHST: complete.
+    driver.wait_register(&mut rig, 0x1C, 0b1001);
+    assert_eq!(rig.throttled(0)[..2], [0, 0]);
+}
+
 /// Its successor has it begin again, and charges nothing for it.
 #[test]
 fn a_death_over_budget() {

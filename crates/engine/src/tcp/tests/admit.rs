@@ -55,3 +55,86 @@ fn what_is_over_budget_waits_is_aborted_and_goes_with_its_connection() {
     rig.turns(2);
     assert_eq!(rig.core.busy_ios(), 0);
 }
+
+/// What there is no room for waits in its connection: in order, without memory, and the reactor sleeps meanwhile.
+#[test]
+fn deep_queues_over_budget_wait_in_their_connections() {
+    let mut rig = rig();
+    rig.map_all();
+    let (mut admin, cntlid) = rig.admin();
+    let mut host = rig.io(cntlid, 1, 128);
+    let now_ns = rig.core.now_ns();
+    rig.core.set_clock_ns(now_ns);
+    rig.core.admit_all_by(&Budget::fixed(2000));
+    for cid in 0..40 {
+        host.say(&rw(2, cid, u64::from(cid), 1), &[]);
+    }
+    // Data in capsules stops the stream, and what is behind it.
+    for cid in 40..46 {
+        host.say(&write_in_capsule(cid, u64::from(cid), 1), &[5; 4096]);
+    }
+    for cid in 46..60 {
+        host.say(&Sqe::new(0, cid).with_nsid(1), &[]);
+    }
+    let mut ended: Vec<u16> = Vec::new();
+    let mut next = |rig: &mut rig::Rig, host: &mut Host| {
+        let more = answers(rig, host);
+        assert!(more.iter().all(|(_, status)| *status == Status::SUCCESS));
+        ended.extend(more.iter().map(|(cid, _)| *cid));
+        ended.len()
+    };
+    assert_eq!(next(&mut rig, &mut host), 2);
+    let held = |rig: &rig::Rig| (rig.core.busy_ios(), rig.core.staging.out());
+    assert_eq!(held(&rig), (32, 32));
+    rig.core.begin_turn();
+    rig.turns(1);
+    assert!(rig.frontend.is_idle() && !rig.core.must_turn());
+    assert!(rig.core.window_ends_ns().is_some());
+    // One that waits in its connection.
+    assert_eq!(abort(&mut rig, &mut admin, 1, 38), 0);
+    assert_eq!(answers(&mut rig, &mut host), [(38, ABORTED)]);
+    for _ in 0..40 {
+        pass_window(&mut rig);
+        let before = next(&mut rig, &mut host);
+        assert!(before <= 59 && held(&rig).0 <= 32);
+    }
+    let all: Vec<u16> = (0..60).filter(|cid| *cid != 38).collect();
+    assert_eq!(ended, all);
+    assert_eq!((rig.held_bytes(), held(&rig)), (0, (0, 0)));
+    // They go with their connection as well.
+    for cid in 0..60 {
+        host.say(&rw(2, cid, u64::from(cid), 1), &[]);
+    }
+    rig.turns(5);
+    drop((host, admin));
+    rig.turns(10);
+    assert_eq!((rig.frontend.connections(), held(&rig)), (0, (0, 0)));
+}
+
+/// The flush of a shutdown is no tenant's.
+#[test]
+fn a_shutdown_waits_for_no_budget() {
+    let mut rig = rig();
+    rig.map_all();
+    let (mut admin, _) = rig.admin();
+    let (_other, cntlid) = rig.admin();
+    let mut host = rig.io(cntlid, 1, 128);
+    let now_ns = rig.core.now_ns();
+    rig.core.set_clock_ns(now_ns);
+    rig.core.admit_all_by(&Budget::fixed(1000));
+    for cid in 0..60 {
+        host.say(&rw(2, cid, u64::from(cid), 1), &[]);
+    }
+    assert_eq!(answers(&mut rig, &mut host).len(), 1);
+    // CC.SHN: normal.
+    let shutdown = PropertyCommand::set(1, 0x14, false, 0x46_4001);
+    admin.say(&shutdown.to_sqe(), &[]);
+    rig.turns(5);
+    rig.frontend.tick(&mut rig.core);
+    rig.turns(5);
+    assert_eq!(admin.response().map(|c| c.status()), Some(Status::SUCCESS));
+    admin.say(&PropertyCommand::get(2, 0x1c, false).to_sqe(), &[]);
+    rig.turns(2);
+    // CSTS.SHST: complete.
+    assert_eq!(admin.response().unwrap().result() >> 2 & 3, 2);
+}

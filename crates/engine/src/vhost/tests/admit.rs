@@ -79,3 +79,18 @@ fn a_client_that_leaves_takes_along_what_is_over_budget() {
     });
     assert_eq!((throttled(&rig), rig.core.busy_ios()), (0, 0));
 }
+
+/// A client that stops a ring waits for no window.
+#[test]
+fn to_stop_a_ring_waits_for_no_budget() {
+    let mut rig = Rig::new(1);
+    let mut guest = rig.guest(Way { size: 64, ..PLAIN });
+    admit(&mut rig, 1);
+    for n in 0..12 {
+        guest.offer(0, OUT, n * 8, Data::Out(&[7; 512]));
+    }
+    guest.kick(0);
+    rig.until("some wait", |rig| throttled(rig) >= 8);
+    guest.ask(&mut rig, request::GET_VRING_BASE, &[0; 8]);
+    assert_eq!((throttled(&rig), rig.core.busy_ios()), (0, 0));
+}

@@ -1,0 +1,78 @@
+//! What commands hold that wait for a budget.
+//!
+//! **Design.** They may wait for minutes, each in its place of the slab and with its buffer, which others then lack. So a lane
+//! has no more than [`MAX_THROTTLED`] of them, and all lanes together a part of what there is; but one each, so that every
+//! lane goes on. What is beyond that waits where it came from: in its connection, without place and buffer, or in its
+//! machine's rings. It is tried again each turn, and when a window's end begins some there is room for as many.
+//!
+//! Where somebody else waits for them who may not wait so long (a machine's monitor that takes memory away, or stops a ring; a
+//! shutdown), they begin at once ([`Core::begin_owing`]), and what they cost is owed: later windows give their tenant less.
+//!
+//! **Not here:** who waits ([`super::admit`]).
+
+use super::{Core, MAX_IOS};
+use crate::lane::LaneIndex;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Commands of a lane that may wait for its budget.
+const MAX_THROTTLED: u32 = 32;
+/// Those of all lanes, but for the first of each.
+const MAX_ALL: usize = MAX_IOS / 8;
+/// The same of their buffers' bytes: half of what there is of the longest.
+const MAX_ALL_BYTES: usize = 16 << 20;
+
+/// Commands that wait for budgets.
+#[derive(Default)]
+pub(super) struct Throttled {
+    pub(super) count: usize,
+    pub(super) bytes: usize,
+}
+
+impl Core {
+    /// Whether a lane may have one more command that would have to wait for its budget.
+    #[inline]
+    pub(super) fn may_hold(&self, lane: LaneIndex) -> bool {
+        match self.lanes.get(lane.0 as usize) {
+            Some(Some(lane)) if lane.throttled > 0 => {
+                let all = &self.throttled;
+                lane.throttled < MAX_THROTTLED && all.count < MAX_ALL && all.bytes < MAX_ALL_BYTES
+            }
+            _ => true,
+        }
+    }
+
+    /// A command begins to wait for its budget (`true`), or waits no more.
+    pub(super) fn count_throttled(&mut self, index: usize, waits: bool) {
+        let io = &self.ios[index];
+        let bytes = io.buffer.as_ref().map_or(0, |buffer| buffer.len());
+        let all = &mut self.throttled;
+        let lane = self.lanes[io.lane.0 as usize].as_mut();
+        if waits {
+            (all.count, all.bytes) = (all.count + 1, all.bytes + bytes);
+        } else {
+            (all.count, all.bytes) = (all.count - 1, all.bytes - bytes);
+        }
+        if let Some(lane) = lane {
+            lane.throttled = if waits {
+                lane.throttled + 1
+            } else {
+                lane.throttled - 1
+            };
+            let now = u64::from(lane.throttled);
+            lane.record().throttled.store(now, Relaxed);
+        }
+    }
+
+    /// Begins what waits for a lane's budget, whatever that says. It is charged all the same.
+    pub(crate) fn begin_owing(&mut self, lane: LaneIndex) {
+        if self.lane(lane).is_none_or(|lane| lane.throttled == 0) {
+            return;
+        }
+        while let Some(index) =
+            (self.admission.as_mut()).and_then(|a| a.take_owing(lane, &mut self.ios))
+        {
+            self.begin_waited(index);
+        }
+        self.blame(None);
+    }
+}

@@ -1,0 +1,140 @@
+//! What waits for a budget leaves room to others, and begins at once where nobody may wait for it.
+
+use super::*;
+
+/// Lanes of the noisy tenant.
+const NOISY: std::ops::Range<u32> = 5..19;
+
+fn read_of(len_bytes: u32) -> IoOp {
+    IoOp::Read {
+        offset_bytes: 0,
+        len_bytes,
+    }
+}
+
+#[test]
+fn over_budget_many_lanes_leave_room_to_others() {
+    for len_bytes in [4096, 512 << 10] {
+        let mut rig = rig(&fixed(1), &Budget::unstated());
+        rig.b.core.set_share(QUIET, None);
+        let region = rig.b.core.region.clone();
+        for lane in NOISY {
+            let volume = VolumeId(100 + u64::from(lane));
+            rig.b.core.set_lane(mapped_lane(lane, volume, &region));
+            let share = Share {
+                tenant: 0,
+                budget: None,
+            };
+            rig.b.core.set_share(volume, Some(share));
+        }
+        let mut noisy = Vec::new();
+        for lane in NOISY {
+            for _ in 0..1000 {
+                if !rig.b.core.may_start(LaneIndex(lane)) {
+                    break;
+                }
+                noisy.push(rig.start(lane, read_of(len_bytes)));
+            }
+        }
+        assert!(noisy.len() > 2 * NOISY.len(), "{}", noisy.len());
+        let begun = rig.ended_well();
+        let victim: Vec<u16> = (0..64).map(|_| rig.read(4)).collect();
+        assert_eq!(rig.ended_well(), victim);
+        let large: Vec<u16> = (0..8).map(|_| rig.start(4, read_of(512 << 10))).collect();
+        assert_eq!(rig.ended_well(), large);
+        // Each lane goes on: as many as a window begins find room.
+        rig.pass(40 * WINDOW_NS);
+        let more = rig.ended_well();
+        assert!(!more.is_empty());
+        rig.b.core.set_admission(None);
+        let rest = rig.ended_well();
+        assert_eq!(begun.len() + more.len() + rest.len(), noisy.len());
+        assert_eq!(
+            (rig.b.core.throttled.count, rig.b.core.throttled.bytes),
+            (0, 0)
+        );
+        assert_eq!((rig.b.core.busy_ios(), rig.b.core.staging.out()), (0, 0));
+    }
+}
+
+#[test]
+fn what_begins_owing_is_paid_later() {
+    let mut rig = rig(&fixed(2), &fixed(100));
+    let all: Vec<u16> = (0..12).map(|_| rig.read(3)).collect();
+    assert_eq!(rig.ended_well(), all[..2]);
+    rig.b.core.begin_owing(LaneIndex(3));
+    assert_eq!(rig.ended_well(), all[2..]);
+    assert_eq!(rig.throttled(3).1, 0);
+    // Ten of two a window are owed: the next five begin none.
+    let next = rig.read(3);
+    for _ in 0..4 {
+        rig.pass(WINDOW_NS);
+        assert!(rig.ended().is_empty());
+    }
+    let mut windows = 4;
+    while rig.ended_well() != [next] {
+        rig.pass(WINDOW_NS);
+        windows += 1;
+        assert!(windows < 9, "more than was owed");
+    }
+    // What waits for nothing owes nothing.
+    rig.b.core.begin_owing(LaneIndex(3));
+    rig.pass(WINDOW_NS);
+    rig.read(3);
+    assert_eq!(rig.ended_well().len(), 1);
+}
+
+/// Whoever aborts, again and again, does not cool everyone's burst buffers.
+#[test]
+fn to_end_commands_takes_no_memory_from_bursts() {
+    let mut b = bench_with("ram");
+    let burst: Vec<_> = (0..64)
+        .map_while(|_| b.core.staging.take(64 << 10))
+        .collect();
+    burst
+        .into_iter()
+        .for_each(|buffer| b.core.staging.give(buffer));
+    b.core.tick();
+    let record = b.core.record();
+    let before = record.staging_borrowed_bytes.load(Relaxed);
+    assert!(before > 0);
+    for _ in 0..100 {
+        b.core
+            .end_waiting(Status::COMMAND_ABORT_REQUESTED, |_, _, _| false);
+    }
+    b.core.tick();
+    assert_eq!(record.staging_borrowed_bytes.load(Relaxed), before);
+}
+
+/// What goes to many places counts as many operations, as far as a small budget can save for it.
+#[test]
+fn ranges_and_zeroes_are_charged_by_pieces() {
+    for (op, operations) in [
+        (IoOp::Deallocate { ranges: 1 }, 1),
+        (IoOp::Deallocate { ranges: 5 }, 5),
+        (IoOp::Deallocate { ranges: 256 }, 32),
+        (zeroes(4096, false), 1),
+        (zeroes(4 << 20, false), 4),
+        (zeroes(3 << 20, true), 3),
+    ] {
+        let mut rig = rig(&fixed(40), &fixed(100));
+        rig.b.grant(0, 0, Rights::Hole, 100);
+        let slot = rig.start(3, op);
+        assert_eq!(rig.ended_well(), [slot], "{op:?}");
+        rig.pass(WINDOW_NS);
+        for _ in 0..4 {
+            rig.pass(4 * WINDOW_NS);
+        }
+        let used = &rig.b.core.region.tenants()[0].used_ops;
+        assert_eq!(used.load(Relaxed), operations, "{op:?}");
+    }
+}
+
+fn zeroes(len_bytes: u64, deallocate: bool) -> IoOp {
+    IoOp::WriteZeroes {
+        offset_bytes: 0,
+        len_bytes,
+        deallocate,
+        fua: false,
+    }
+}
