@@ -3,7 +3,8 @@
 //! **Design.** What is calibrated is wrong at times: another kernel, a hot processor, a neighbour outside. The queueing of
 //! a resource (the backend's own time not in it) says so: above what is aimed at, its costs are taken for more, a step a
 //! window; below a quarter of it, while the resource is busy, for less; else the correction goes back towards 1. Both ways within bounds,
-//! so that who knows this can't move it far. **Not here:** measuring the delay.
+//! so that who knows this can't move it far. Where nothing is known of this window, but something is under way that will tell, it stays.
+//! **Not here:** measuring the delay.
 
 use crate::params::Params;
 use crate::units::SHARED;
@@ -14,6 +15,7 @@ pub struct Estimator {
     factor: [f32; SHARED],
     sum_ns: [u64; SHARED],
     count: [u32; SHARED],
+    held: [bool; SHARED],
 }
 
 impl Default for Estimator {
@@ -22,6 +24,7 @@ impl Default for Estimator {
             factor: [1.0; SHARED],
             sum_ns: [0; SHARED],
             count: [0; SHARED],
+            held: [false; SHARED],
         }
     }
 }
@@ -34,11 +37,20 @@ impl Estimator {
         self.count[resource] = self.count[resource].saturating_add(count);
     }
 
+    /// Something is under way that will tell, later than in this window.
+    #[inline]
+    pub fn hold(&mut self, resource: usize) {
+        self.held[resource] = true;
+    }
+
     /// A window has ended, in which `used` (0 to 1) of each was used.
     pub fn turn(&mut self, params: &Params, used: &[f32; SHARED]) {
         for (resource, used) in used.iter().enumerate() {
             let count = std::mem::take(&mut self.count[resource]);
             let sum = std::mem::take(&mut self.sum_ns[resource]);
+            if std::mem::take(&mut self.held[resource]) && count == 0 {
+                continue;
+            }
             let factor = &mut self.factor[resource];
             let delay = sum.checked_div(count.into()).unwrap_or(0);
             let next = if count > 0 && delay > params.target_delay_ns {

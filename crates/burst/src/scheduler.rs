@@ -278,6 +278,13 @@ impl Scheduler {
         }
     }
 
+    /// What an I/O waits for this resource is not known in this window, but will be.
+    pub fn hold(&mut self, resource: Resource) {
+        if (resource as usize) < SHARED {
+            self.estimator.hold(resource as usize);
+        }
+    }
+
     /// Whether other reactors reckon with what this one uses, or will when they wake: until it has said that it uses nothing any
     /// more, which is some windows after it does, its windows must end.
     #[must_use]

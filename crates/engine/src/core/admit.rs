@@ -16,6 +16,7 @@
 //!
 //! **Not here:** what is given to whom (`forebay_burst`), what the daemon says of it ([`crate::control`]).
 
+mod delays;
 mod gates;
 
 use super::io::{IoOp, Stage, Token};
@@ -263,6 +264,7 @@ impl Core {
     pub(super) fn admission_is_idle(&mut self) {
         if let Some(admission) = &mut self.admission {
             admission.is_idle();
+            admission.delays.idle();
         }
     }
 

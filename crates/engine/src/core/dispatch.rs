@@ -7,7 +7,7 @@
 use super::io::{Io, IoOp, Stage, Token};
 use super::settle::Ended;
 use super::staging::Staging;
-use super::{Core, Slice, kind};
+use super::{BOUNCED, Core, Slice, TIMED, kind};
 use forebay_device::{Errno, Finish, Op, Submitted};
 use forebay_nvme::Status;
 use forebay_xlate::drain::SliceSpan;
@@ -304,7 +304,7 @@ impl Core {
         Slice {
             io: io as u32,
             device,
-            bounced: false,
+            marks: 0,
             away: false,
             op,
             span,
@@ -364,8 +364,8 @@ impl Core {
         };
         self.free_slices.push(index as u32);
         self.slice_ended_ns = self.now_ns;
-        if slice.bounced {
-            self.bounce_ended(index, &slice, error.is_none());
+        if slice.marks != 0 {
+            self.marked_ended(index, &slice, error.is_none());
         }
         if let Some(errno) = error {
             self.count_error(slice.device, &slice.op, errno);
@@ -388,6 +388,16 @@ impl Core {
         // Elsewhere (parked, waiting for room), whoever takes it up again sees the count.
         if io.slices == 0 && io.stage == Stage::Moving {
             self.moved(Token::take(slice.io));
+        }
+    }
+
+    #[cold]
+    fn marked_ended(&mut self, index: usize, slice: &Slice, good: bool) {
+        if slice.marks & BOUNCED != 0 {
+            self.bounce_ended(index, slice, good);
+        }
+        if slice.marks & TIMED != 0 {
+            self.timed_ended(index, good);
         }
     }
 

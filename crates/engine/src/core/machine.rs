@@ -25,7 +25,7 @@ use super::dispatch::Put;
 use super::fused::Expected;
 use super::io::{DoneIo, Io, IoOp, NewIo};
 use super::staging::{MAX_TRANSFER_BYTES, StagingBuffer};
-use super::{Core, MAX_IOS, MAX_SLICES, Slice};
+use super::{BOUNCED, Core, MAX_IOS, MAX_SLICES, Slice};
 use crate::lane::LaneIndex;
 use forebay_device::{Bufs, Op, Vectors};
 use forebay_guest::{Hold, MAX_PIECES, Pieces};
@@ -488,7 +488,7 @@ impl Core {
         let bounce = Bounce { buffer, bufs };
         match self.slices[index].as_mut() {
             Some(slice) => {
-                slice.bounced = true;
+                slice.marks |= BOUNCED;
                 self.machines.bounces[index] = Some(bounce);
             }
             None => self.bounced(lane, bounce, !span.write),

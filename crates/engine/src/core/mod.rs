@@ -87,12 +87,18 @@ pub struct ServedDevice {
     pub device: Arc<Device>,
 }
 
+/// A slice's bytes go through a buffer of ours ([`machine`]).
+const BOUNCED: u8 = 1;
+/// How long it is at its device is looked at ([`admit`]).
+const TIMED: u8 = 2;
+
 /// The part of a command that is contiguous on one device.
+#[derive(Debug)]
 struct Slice {
     io: u32,
     device: u8,
-    /// Its bytes go through a buffer of ours ([`machine`]).
-    bounced: bool,
+    /// What its end is more for than others': [`BOUNCED`], [`TIMED`].
+    marks: u8,
     /// Another reactor carries it out ([`away`]).
     away: bool,
     op: Op,
@@ -457,6 +463,7 @@ impl Core {
     /// A device is served from now on; but see [`Core::fenced`].
     pub fn set_device(&mut self, served: ServedDevice) {
         let at = usize::from(served.config.device.0);
+        self.forget_delays(at);
         if served.device.is_native() {
             // Without, it is used as any block device is.
             let _ = self.ring.prepare_native();

@@ -15,6 +15,7 @@ mod admit;
 mod ahead;
 mod away;
 mod carried;
+mod delays;
 mod errors;
 mod fused;
 mod guest;

@@ -43,6 +43,7 @@ impl Core {
                 }
             }
             if n < batch.len() {
+                self.note_next_slice();
                 return any;
             }
         }
@@ -78,6 +79,7 @@ impl Core {
         }
         self.retry_flushes();
         self.advance_jobs();
+        self.time_one();
         self.enter();
         self.tell_others();
         again || admitted

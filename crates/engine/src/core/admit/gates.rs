@@ -12,6 +12,7 @@
 
 use super::super::io::{Io, IoOp};
 use super::super::parked::NONE;
+use super::delays::Delays;
 use crate::lane::{Lane, LaneIndex};
 use forebay_burst::board::Board;
 use forebay_burst::budget::{Budget, Rate};
@@ -68,6 +69,8 @@ pub struct Admission {
     contended: bool,
     /// Some lane may have to leave what is in its rings.
     pub(super) stops: bool,
+    /// How long operations wait at devices.
+    pub(super) delays: Delays,
     /// The tenant whose record is written next.
     record_at: usize,
     /// The same of lanes, of which there have been so many.
@@ -229,6 +232,7 @@ impl Admission {
             again: false,
             contended: false,
             stops: false,
+            delays: Delays::new(),
             record_at: 0,
             lane_at: 0,
             lanes: 0,
@@ -545,6 +549,7 @@ impl Admission {
     #[inline]
     pub(super) fn begin_turn(&mut self, now_ns: u64, record: &ReactorRecord, region: &Region) {
         self.turn = self.turn.wrapping_add(1);
+        self.delays.turn(now_ns);
         if now_ns >= self.ends_ns {
             self.end_window(now_ns, record, region);
         }
@@ -599,6 +604,7 @@ impl Admission {
         let left = |lane: &u32| self.scheduler.processor_left_ns(*lane as usize);
         let backlog_ns: u64 = self.line.iter().map(left).sum();
         (self.scheduler).observe(Resource::Cpu, BACKLOG_WEIGHT * backlog_ns, 1);
+        self.delays.tell(&mut self.scheduler, now_ns);
         self.scheduler.turn(passed);
         // Who is within its base by now stands in no line.
         for at in 0..self.line.len() {

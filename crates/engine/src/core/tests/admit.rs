@@ -13,7 +13,7 @@ use forebay_xlate::boundary::message::NodeCapacity;
 use std::sync::atomic::Ordering::Relaxed;
 
 const WINDOW_NS: u64 = 1_000_000;
-const QUIET: VolumeId = VolumeId(10);
+pub(super) const QUIET: VolumeId = VolumeId(10);
 
 /// A noisy lane (3) and a quiet one (4), each of a tenant of its own.
 struct Rig {
@@ -38,7 +38,7 @@ fn admission(board: &Arc<Board>) -> Box<Admission> {
     Box::new(Admission::new(params, &per_second, &costs, board).unwrap())
 }
 
-fn quiet_lane(region: &Arc<Region>) -> Lane {
+pub(super) fn quiet_lane(region: &Arc<Region>) -> Lane {
     mapped_lane(4, QUIET, region)
 }
 

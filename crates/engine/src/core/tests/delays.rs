@@ -1,0 +1,259 @@
+//! Costs of a device that are wrong. Time passes by the test's own clock; the device's operations end at once in truth, and are
+//! told to the core when a device would have ended them that takes one after the other.
+
+use super::admit::{QUIET, quiet_lane};
+use super::*;
+use crate::lane::Share;
+use forebay_burst::board::Board;
+use forebay_burst::budget::{Budget, Burst, Rate};
+use forebay_burst::cost::{CostTable, Profile};
+use forebay_burst::params::Params;
+use forebay_burst::units::Resource;
+use forebay_device::ring::Completion;
+use forebay_xlate::boundary::message::NodeCapacity;
+
+const WINDOW_NS: u64 = 1_000_000;
+const STEP_NS: u64 = 50_000;
+/// What an operation takes at least, however idle the device is.
+const LEAST_NS: u64 = 80_000;
+/// What the device is said to take for 4 KiB, and of that for each byte.
+const SAID_NS: f64 = 20_000.0;
+const BYTE_NS: f64 = 0.8;
+const SMALL: u32 = 4096;
+/// Windows until corrections have settled.
+const WARM: u64 = 200;
+
+/// A noisy lane (3) and a quiet one (4) before one device.
+struct Rig {
+    b: Bench,
+    now_ns: u64,
+    /// What the device takes, of what is said.
+    truth: f64,
+    free_ns: f64,
+    /// At the device: when it ends, which slice, with what.
+    there: VecDeque<(u64, usize, i32)>,
+    sent: usize,
+    asked_ns: Vec<u64>,
+    /// Of the quiet lane: how many ended, and how long they took together.
+    quiet: (u64, u64),
+    noisy: u64,
+}
+
+fn metered(base: u64, burst: u64) -> Budget {
+    let rate = |iops: u64| Rate {
+        iops,
+        bytes: iops * (64 << 10),
+    };
+    Budget {
+        base: rate(base),
+        burst: rate(burst),
+        how: Burst::Metered,
+    }
+}
+
+fn rig(params: Params, noisy: &Budget, truth: f64) -> Rig {
+    let mut b = bench();
+    let region = b.core.region.clone();
+    b.core.set_lane(quiet_lane(&region));
+    b.grant(0, 0, Rights::ReadWrite, 100);
+    let device = (SAID_NS - BYTE_NS * f64::from(SMALL), BYTE_NS);
+    let costs = CostTable::new([[Profile::line((100.0, 0.0), device, 0); 3]; 3]);
+    let per_second = NodeCapacity::UNLIMITED.capacity(1).per_second();
+    let board = Arc::new(Board::new(2));
+    let params = Params {
+        window_ns: WINDOW_NS,
+        ..params
+    };
+    let mut admission = Admission::new(params, &per_second, &Arc::new(costs), &board).unwrap();
+    admission.set_budget(0, noisy);
+    admission.set_budget(1, &metered(5_000, 5_000));
+    b.core.set_admission(Some(Box::new(admission)));
+    for (tenant, volume) in [(0, V), (1, QUIET)] {
+        let budget = None;
+        b.core.set_share(volume, Some(Share { tenant, budget }));
+    }
+    let now_ns = b.core.now_ns();
+    let mut rig = Rig {
+        b,
+        now_ns,
+        truth,
+        free_ns: 0.0,
+        there: VecDeque::new(),
+        sent: 0,
+        asked_ns: Vec::new(),
+        quiet: (0, 0),
+        noisy: 0,
+    };
+    // Alone, before anybody bursts.
+    rig.runs(5, 0, &[SMALL]);
+    rig
+}
+
+impl Rig {
+    fn read(&mut self, lane: u32, len_bytes: u32) {
+        let slot = self.asked_ns.len();
+        self.asked_ns.push(self.now_ns);
+        let new = NewIo {
+            owner: Owner {
+                conn: slot as u32,
+                conn_generation: 0,
+                slot: slot as u16,
+            },
+            lane: LaneIndex(lane),
+            op: IoOp::Read {
+                offset_bytes: 0,
+                len_bytes,
+            },
+            buffer: self.b.core.staging.take(len_bytes),
+            record: CommandRef::new(lane, (slot % 256) as u16),
+        };
+        assert!(self.b.core.start(new).is_ok());
+    }
+
+    /// What was submitted is at the device now.
+    fn submitted(&mut self) {
+        let mut new = Vec::new();
+        for _ in crate::patience::patiently() {
+            let mut batch = [Completion::default(); 64];
+            let count = self.b.core.ring.drain(&mut batch);
+            new.extend_from_slice(&batch[..count]);
+            if self.sent + new.len() == self.b.core.at_devices() {
+                break;
+            }
+        }
+        assert_eq!(self.sent + new.len(), self.b.core.at_devices());
+        self.sent += new.len();
+        let mut new: Vec<(usize, i32)> = (new.iter())
+            .map(|c| ((c.user_data & 0xffff_ffff) as usize, c.result))
+            .collect();
+        // In the order of their commands.
+        new.sort_by_key(|(at, _)| {
+            let slice = self.b.core.slices[*at].as_ref().unwrap();
+            self.b.core.ios[slice.io as usize].owner.conn
+        });
+        for (at, result) in new {
+            let len = self.b.core.slices[at].as_ref().unwrap().op.len_bytes() as f64;
+            let takes = self.truth * (SAID_NS + BYTE_NS * (len - f64::from(SMALL)));
+            let begins = self.free_ns.max(self.now_ns as f64);
+            self.free_ns = begins + takes;
+            let ends = (begins + takes.max(LEAST_NS as f64)) as u64;
+            self.there.push_back((ends, at, result));
+        }
+    }
+
+    /// So many windows, in which the noisy lane has so many reads of these sizes in hand, and the quiet one, now and then, a small one.
+    fn runs(&mut self, windows: u64, depth: u64, sizes: &[u32]) {
+        for _ in 0..windows * WINDOW_NS / STEP_NS {
+            self.now_ns += STEP_NS;
+            self.b.core.set_clock_ns(self.now_ns);
+            self.b.core.begin_turn();
+            while let Some((ends, at, result)) = self.there.front().copied()
+                && ends <= self.now_ns
+            {
+                self.there.pop_front();
+                self.sent -= 1;
+                self.b.core.slice_completed(at, result);
+            }
+            self.b.core.note_next_slice();
+            while let Some(done) = self.b.core.next_done() {
+                assert_eq!(done.status, Status::SUCCESS);
+                self.b.core.staging.give(done.buffer.unwrap());
+                let took = self.now_ns - self.asked_ns[done.owner.conn as usize];
+                match done.lane {
+                    LaneIndex(3) => self.noisy += 1,
+                    _ => self.quiet = (self.quiet.0 + 1, self.quiet.1 + took),
+                }
+            }
+            let in_hand = |rig: &Self, lane| rig.b.core.lane(LaneIndex(lane)).unwrap().in_flight;
+            while u64::from(in_hand(self, 3)) < depth {
+                self.read(3, sizes[self.asked_ns.len() % sizes.len()]);
+            }
+            if in_hand(self, 4) == 0 && self.now_ns / STEP_NS % 10 == 0 {
+                self.read(4, SMALL);
+            }
+            self.b.core.submit();
+            self.submitted();
+        }
+    }
+
+    fn correction(&self) -> f64 {
+        let cell = &self.b.core.record().corrections_milli[Resource::DeviceRead as usize];
+        cell.load(Relaxed) as f64 / 1000.0
+    }
+
+    /// After corrections have settled: reads of the noisy lane in a window, and the quiet one's mean time, us.
+    fn settled(&mut self, depth: u64, sizes: &[u32]) -> (f64, f64) {
+        self.runs(WARM, depth, sizes);
+        (self.noisy, self.quiet) = (0, (0, 0));
+        self.runs(50, depth, sizes);
+        let mean_us = self.quiet.1 as f64 / self.quiet.0 as f64 / 1e3;
+        (self.noisy as f64 / 50.0, mean_us)
+    }
+}
+
+fn uncorrected() -> Params {
+    Params {
+        correction_least: 1.0,
+        correction_most: 1.0,
+        ..Params::default()
+    }
+}
+
+#[test]
+fn a_device_slower_than_its_cost_is_charged_more_and_a_victim_feels_little() {
+    let noisy = metered(1_000, 1_000_000);
+    let (_, without_us) = rig(uncorrected(), &noisy, 3.0).settled(64, &[SMALL]);
+    let mut rig = rig(Params::default(), &noisy, 3.0);
+    let (noisy, us) = rig.settled(64, &[SMALL]);
+    assert!(
+        (2.3..=3.8).contains(&rig.correction()),
+        "{}",
+        rig.correction()
+    );
+    assert!(us < 0.4 * without_us, "{us} us, {without_us} uncorrected");
+    // It can do 16 in a window, of which the quiet one has a few.
+    assert!(noisy > 8.0, "{noisy}");
+}
+
+#[test]
+fn a_device_faster_than_its_cost_is_charged_less() {
+    let noisy = metered(1_000, 1_000_000);
+    let (without, _) = rig(uncorrected(), &noisy, 0.2).settled(64, &[SMALL]);
+    let mut rig = rig(Params::default(), &noisy, 0.2);
+    let (noisy, us) = rig.settled(64, &[SMALL]);
+    assert!(rig.correction() < 0.4, "{}", rig.correction());
+    assert!(noisy > 2.5 * without, "{noisy}, {without} uncorrected");
+    assert!(us < 1000.0, "{us}");
+}
+
+#[test]
+fn who_is_over_budget_or_reads_much_at_once_makes_no_device_slow() {
+    // A long queue before its budget, of 10 in a window.
+    let mut over = rig(Params::default(), &metered(10_000, 10_000), 1.0);
+    over.settled(200, &[SMALL]);
+    assert!(
+        over.b
+            .core
+            .lane(LaneIndex(3))
+            .unwrap()
+            .record()
+            .throttled
+            .load(Relaxed)
+            > 150
+    );
+    assert!(
+        (0.9..=1.1).contains(&over.correction()),
+        "{}",
+        over.correction()
+    );
+    // As long as is said, which for a large one is long; and small ones between.
+    for sizes in [&[512 << 10][..], &[SMALL, 512 << 10]] {
+        let mut large = rig(Params::default(), &metered(1_000, 1_000_000), 1.0);
+        large.settled(4, sizes);
+        assert!(
+            (0.6..=1.3).contains(&large.correction()),
+            "{sizes:?}: {}",
+            large.correction()
+        );
+    }
+}
