@@ -6,6 +6,7 @@
 
 use crate::budget::Rate;
 use crate::units::{PARTS, PLENTY, Resource, SHARED, Units};
+use std::sync::Arc;
 
 /// Where it came in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,6 +18,14 @@ pub enum Frontend {
     Pcie = 1,
     /// virtio-blk over vhost-user.
     Vhost = 2,
+}
+
+impl Frontend {
+    /// Where its kinds begin in a row of costs.
+    #[inline]
+    pub(crate) const fn kinds(self) -> u32 {
+        self as u32 * 3
+    }
 }
 
 /// All of them.
@@ -101,10 +110,11 @@ fn at(measured: &[f64; 6], len: u32) -> f64 {
     measured[upper - 1] + part * (measured[upper] - measured[upper - 1])
 }
 
-/// See the module's text.
+/// See the module's text. Copies share the rows.
 #[derive(Clone, Debug)]
 pub struct CostTable {
-    rows: Box<[[Units; ROWS]; KINDS]>,
+    /// By size, and in that by kind: so one comparison says whether there is such a row.
+    rows: Arc<[Units; ROWS * KINDS]>,
     profiles: [[Profile; 3]; 3],
 }
 
@@ -112,17 +122,15 @@ impl CostTable {
     /// Of profiles, by frontend and operation. Numbers that are none, or below 0, count as 0.
     #[must_use]
     pub fn new(profiles: [[Profile; 3]; 3]) -> Self {
-        let mut rows = Box::new([[Units::ZERO; ROWS]; KINDS]);
-        for (kind, rows) in rows.iter_mut().enumerate() {
-            let profile = &profiles[kind / 3][kind % 3];
-            for (row, units) in rows.iter_mut().enumerate() {
-                *units = self::units(
-                    FRONTENDS[kind / 3],
-                    OPERATIONS[kind % 3],
-                    profile,
-                    row as u32 * STEP,
-                );
-            }
+        let mut rows = Arc::new([Units::ZERO; ROWS * KINDS]);
+        for (at, units) in Arc::make_mut(&mut rows).iter_mut().enumerate() {
+            let (row, kind) = (at / KINDS, at % KINDS);
+            *units = self::units(
+                FRONTENDS[kind / 3],
+                OPERATIONS[kind % 3],
+                &profiles[kind / 3][kind % 3],
+                row as u32 * STEP,
+            );
         }
         Self { rows, profiles }
     }
@@ -131,9 +139,7 @@ impl CostTable {
     #[inline]
     #[must_use]
     pub fn of(&self, frontend: Frontend, operation: Operation, len: u32) -> Units {
-        // The row, and far beyond all rows if it is no whole number of blocks.
-        let row = len.rotate_right(STEP.trailing_zeros()) as usize;
-        match self.rows[frontend as usize * 3 + operation as usize].get(row) {
+        match self.row(frontend.kinds(), operation, len) {
             Some(cost) => *cost,
             None => {
                 // A copy, so that the usual cost need not go through memory.
@@ -144,11 +150,24 @@ impl CostTable {
         }
     }
 
+    /// The same where it can be looked up, of the frontend with these kinds.
+    #[inline(always)]
+    pub(crate) fn row(&self, kinds: u32, operation: Operation, len: u32) -> Option<&Units> {
+        // The row, and far beyond all rows if it is no whole number of blocks.
+        let row = len.rotate_right(STEP.trailing_zeros()) as usize;
+        (self.rows).get(row * KINDS + kinds as usize + operation as usize)
+    }
+
     #[cold]
     #[inline(never)]
     fn of_odd(&self, frontend: Frontend, operation: Operation, len: u32) -> Units {
         let profile = &self.profiles[frontend as usize][operation as usize];
         units(frontend, operation, profile, len)
+    }
+
+    /// Of one of [`SIZES`], or of nothing: what each kind costs.
+    fn kinds(&self, size: u32) -> &[Units] {
+        &self.rows[(size / STEP) as usize * KINDS..][..KINDS]
     }
 
     /// At most so much a second of each shared resource uses whoever stays within `rate`, whatever the sizes and kinds, mixed
@@ -163,15 +182,12 @@ impl CostTable {
                 0, SIZES[0], SIZES[1], SIZES[2], SIZES[3], SIZES[4], SIZES[5],
             ]
             .map(|size| {
-                let costs = self
-                    .rows
-                    .iter()
-                    .map(|rows| rows[(size / STEP) as usize].0[resource]);
+                let costs = self.kinds(size).iter().map(|cost| cost.0[resource]);
                 (f64::from(size), f64::from(costs.max().unwrap_or(0)))
             });
-            let slopes = self.rows.iter().map(|rows| {
-                let at = |size: u32| f64::from(rows[(size / STEP) as usize].0[resource]);
-                (at(SIZES[5]) - at(SIZES[4])) / f64::from(SIZES[5] - SIZES[4])
+            let last = self.kinds(SIZES[4]).iter().zip(self.kinds(SIZES[5]));
+            let slopes = last.map(|(shorter, longer)| {
+                f64::from(longer.0[resource] - shorter.0[resource]) / f64::from(SIZES[5] - SIZES[4])
             });
             let slope = slopes.fold(0.0, f64::max);
             let mut each = 0f64;

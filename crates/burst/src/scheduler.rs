@@ -1,7 +1,7 @@
 //! One reactor's share of everything, given out once a window.
 //!
 //! **Design.** Algorithm 1 of BurstCBS. A lane (a volume through this reactor) has an allocation of everything, and an I/O
-//! that it covers may begin: that is all there is on the path of an I/O ([`Scheduler::admit`]). What it doesn't cover is
+//! that it covers may begin: that is all there is on the path of an I/O ([`Scheduler::pass`]). What it doesn't cover is
 //! looked at more closely ([`fallback`]): what a sibling left, what nobody was given, what a bursting tenant was given above
 //! its base (the better of two at random), the reserve. Of the last two only a tenant *below its base* may take: the guard that
 //! the printed algorithm lacks. At a window's end ([`Scheduler::turn`]) what was used and what waits says who is given what.
@@ -23,12 +23,12 @@ mod turn;
 
 use crate::board::Board;
 use crate::budget::{Budget, Burst, Rate};
-use crate::cost::CostTable;
+use crate::cost::{CostTable, Frontend, Operation};
 use crate::estimator::Estimator;
 use crate::params::{BadParam, Params};
 use crate::units::{PARTS, PLENTY, Resource, SHARED, Units, in_window};
 use each::Each;
-use state::{Lane, NOBODY, Tenant};
+use state::{Lane, NOBODY, SHUT, Tenant};
 use std::sync::Arc;
 
 pub use state::Seen;
@@ -184,6 +184,49 @@ impl Scheduler {
             self.board.entry(tenant).leave(told);
             self.grant(tenant);
         }
+    }
+
+    /// The short way: an I/O of a lane that is open ([`Self::open`]) and whose allocation covers it begins, and is paid for; it says
+    /// whether the lane's part is used up by it. `None`: nothing more was looked at, ask [`Self::admit`].
+    #[inline(always)]
+    pub fn pass(
+        &mut self,
+        lane: usize,
+        costs: &CostTable,
+        operation: Operation,
+        len: u32,
+    ) -> Option<bool> {
+        let lane = self.lanes.get_mut(lane)?;
+        // A copy, so that it is known how it lies in memory.
+        let cost = *costs.row(lane.kinds, operation, len)?;
+        if !lane.left.take(&cost) {
+            return None;
+        }
+        let (part_ns, cpu_ns) = (lane.part_ns, cost[Resource::Cpu]);
+        lane.part_ns = part_ns - cpu_ns;
+        Some(part_ns <= cpu_ns)
+    }
+
+    /// I/Os of this lane, which come by this frontend, may pass from now on.
+    pub fn open(&mut self, lane: usize, frontend: Frontend) {
+        self.lanes[lane].kinds = frontend.kinds();
+    }
+
+    /// None of them pass any more.
+    pub fn shut(&mut self, lane: usize) {
+        self.lanes[lane].kinds = SHUT;
+    }
+
+    /// Of the processor's time, the part that a lane may use until it is looked at again, as far as it is left: the caller's
+    /// business, but for what passes.
+    #[must_use]
+    pub fn part_ns(&self, lane: usize) -> i32 {
+        self.lanes[lane].part_ns
+    }
+
+    /// It is so much from now on.
+    pub fn set_part_ns(&mut self, lane: usize, part_ns: i32) {
+        self.lanes[lane].part_ns = part_ns;
     }
 
     /// Whether an I/O of this lane that costs so much may begin; if so, that is paid. An I/O that may not, waits behind

@@ -79,7 +79,7 @@ impl Units {
     pub const PLENTY: Self = Self([PLENTY; COUNT]);
 
     /// Takes `cost` if there is so much of everything.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn take(&mut self, cost: &Self) -> bool {
         let mut rest = [0; COUNT];
@@ -195,7 +195,8 @@ impl Units {
 fn is_below_nothing(amounts: &[i32; COUNT]) -> bool {
     let [a, b, c, d, e, f, g, h] = *amounts;
     let both = [a | e, b | f, c | g, d | h];
-    (both[0] | both[1] | both[2] | both[3]) < 0
+    let pair = |low: i32, high: i32| u64::from(low as u32) | u64::from(high as u32) << 32;
+    (pair(both[0], both[1]) | pair(both[2], both[3])) & (1 << 63 | 1 << 31) != 0
 }
 
 impl Index<Resource> for Units {

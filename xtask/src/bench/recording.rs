@@ -10,6 +10,7 @@
 //! in it; they are the same in both.
 //! `cargo xtask bench instructions` counts the first build alone, machines' disks too (`cost.rs` of `pcie` and
 //! `vhost`; and of `burst`, from an I/O's size to its admission), and compares it with what is committed ([`EXPECTED`]): so that growth is seen where it comes from. CI runs it.
+//! Of some it counts what scheduling costs them ([`EXPECTED_SCHEDULING`]).
 //! Not here: time ([`super::recording_file`]), several connections, R2Ts, which are rare with 4 KiB.
 
 use std::path::{Path, PathBuf};
@@ -50,8 +51,19 @@ const EXPECTED: [(&str, &str, &str, &str, u64, f64); 13] = [
     (VHOST, "vhost", "packed", "read", 8, 1605.0),
     (VHOST, "vhost", "packed", "write", 8, 1603.0),
 ];
+/// What of it scheduling costs: eight at once of a tenant that has plenty, against scheduling switched off. A window's
+/// end is not in it (`cargo xtask sim scheduler_time`).
+const EXPECTED_SCHEDULING: [(&str, &str, &str, &str, f64); 5] = [
+    (TCP, "tcp", "", "read", 40.0),
+    (TCP, "tcp", "", "write", 40.0),
+    (PCIE, "pcie", "mapped", "read", 40.0),
+    (VHOST, "vhost", "split", "read", 40.0),
+    (VHOST, "vhost", "packed", "read", 40.0),
+];
 /// So much more or less is the compiler's mood.
 const TOLERANCE: f64 = 40.0;
+/// The same of what scheduling costs.
+const SCHEDULING_TOLERANCE: f64 = 5.0;
 
 /// What [`EXPECTED`] says, against what is.
 pub(crate) fn run_instructions(options: &Options) -> Result<()> {
@@ -87,17 +99,34 @@ pub(crate) fn run_instructions(options: &Options) -> Result<()> {
             true => rounds.to_string(),
             false => format!("{op}:{batch}:{rounds}:{way}"),
         };
-        let each = count(program, test, &what)? as f64 / (batch * rounds) as f64;
+        let ios = (batch * rounds) as f64;
+        let each = count(program, test, &what)? as f64 / ios;
         println!("{name:<14}{op:<7}{batch:>6}{each:>18.1}{expected:>12.1}");
         let metric = match frontend {
             "tcp" => format!("{op}_batch{batch}_instructions"),
             "burst" => "admission_instructions".to_owned(),
             _ => format!("{frontend}_{way}_{op}_batch{batch}_instructions"),
         };
-        summary.put(metric, each);
+        summary.put(metric.clone(), each);
         let tolerance = if is_burst { 1.0 } else { TOLERANCE };
         if (each - expected).abs() > tolerance {
             grown.push(format!("{name} {op} {batch}: {expected:.0} -> {each:.0}"));
+        }
+        let scheduling = EXPECTED_SCHEDULING
+            .iter()
+            .find(|row| (row.0, row.2, row.3, 8) == (test, way, op, batch));
+        if let Some((.., expected)) = scheduling {
+            let more = count(program, test, &format!("{what}:admitted"))? as f64 / ios - each;
+            println!(
+                "{name:<14}{op:<7}{:>6}{more:>18.1}{expected:>12.1}",
+                "sched."
+            );
+            summary.put(format!("{metric}_scheduling"), more);
+            if (more - expected).abs() > SCHEDULING_TOLERANCE {
+                grown.push(format!(
+                    "{name} {op} scheduling: {expected:.0} -> {more:.0}"
+                ));
+            }
         }
     }
     if !grown.is_empty() {

@@ -8,12 +8,26 @@ use crate::units::{PARTS, Resource, SHARED, Units};
 /// No tenant.
 pub(super) const NOBODY: u32 = u32::MAX;
 
-/// One lane. What an I/O looks at comes first.
+/// In a lane's place of its kinds: it is shut, and no cost is found.
+pub(super) const SHUT: u32 = u32::MAX;
+
+/// One lane. What an I/O looks at comes first, in a line of its own.
 #[derive(Clone, Debug)]
-#[repr(C)]
+#[repr(C, align(64))]
 pub(super) struct Lane {
     /// What may still be used in this window.
     pub(super) left: Units,
+    /// Of the processor's time, what may be used until it is looked at again.
+    pub(super) part_ns: i32,
+    /// Where its frontend's costs are in a row, or [`SHUT`].
+    pub(super) kinds: u32,
+    pub(super) tenant: u32,
+    /// I/Os that wait.
+    pub(super) waiters: u32,
+    /// Something is saved for.
+    pub(super) wants: bool,
+    /// Its volume has a limit.
+    pub(super) limited: bool,
     /// What was given at its beginning, less what was taken away.
     pub(super) given: Units,
     /// Of the I/Os that wait.
@@ -30,19 +44,18 @@ pub(super) struct Lane {
     pub(super) demand: Units,
     /// Used in this window beyond what was given: out of what was not its own.
     pub(super) beyond: Units,
-    pub(super) tenant: u32,
-    /// I/Os that wait.
-    pub(super) waiters: u32,
-    /// Something is saved for.
-    pub(super) wants: bool,
-    /// Its volume has a limit.
-    pub(super) limited: bool,
 }
 
 impl Default for Lane {
     fn default() -> Self {
         Self {
             left: Units::ZERO,
+            part_ns: 0,
+            kinds: SHUT,
+            tenant: NOBODY,
+            waiters: 0,
+            wants: false,
+            limited: false,
             given: Units::ZERO,
             waiting: Units::ZERO,
             wanted: Units::ZERO,
@@ -51,10 +64,6 @@ impl Default for Lane {
             room: Units::PLENTY,
             demand: Units::ZERO,
             beyond: Units::ZERO,
-            tenant: NOBODY,
-            waiters: 0,
-            wants: false,
-            limited: false,
         }
     }
 }

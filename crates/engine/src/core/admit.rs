@@ -16,13 +16,15 @@
 //!
 //! **Not here:** what is given to whom (`forebay_burst`), what the daemon says of it ([`crate::control`]).
 
+mod costs;
 mod delays;
 mod gates;
 
-use super::io::{IoOp, Stage, Token};
+use super::io::{CommandRef, IoOp, Stage, Token};
 use super::{Core, OWNER_WAIT_LIMIT_NS};
 use crate::lane::{LaneIndex, Share};
 use forebay_burst::budget::Budget;
+use forebay_burst::cost::Operation;
 use forebay_nvme::Status;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::region::{MAX_LANES, bump};
@@ -46,7 +48,9 @@ impl Core {
         for index in waited.drain(..) {
             // Who still has to wait does so again, in the same order.
             let token = Token::take(index);
-            if self.is_admitted(token.index()) {
+            let io = &self.ios[token.index()];
+            let (lane, op, record) = (io.lane, io.op, io.record);
+            if self.is_admitted(lane, &op, record) {
                 self.waited(index, &mut old);
                 self.ios[token.index()].deadline_ns = self.now_ns + OWNER_WAIT_LIMIT_NS;
                 self.begin_admitted(token);
@@ -61,7 +65,13 @@ impl Core {
     /// All lanes are of one tenant with this budget, in windows of 1 ms.
     #[cfg(test)]
     pub(crate) fn admit_all_by(&mut self, budget: &Budget) {
-        use forebay_burst::{board::Board, cost, params::Params};
+        use forebay_burst::cost;
+        self.admit_all_at(budget, &cost::CostTable::new(cost::default_profiles()));
+    }
+
+    #[cfg(test)]
+    fn admit_all_at(&mut self, budget: &Budget, costs: &forebay_burst::cost::CostTable) {
+        use forebay_burst::{board::Board, params::Params};
         use std::sync::Arc;
         let params = Params {
             window_ns: 1_000_000,
@@ -69,9 +79,8 @@ impl Core {
             ..Params::default()
         };
         let capacity = forebay_xlate::boundary::message::NodeCapacity::UNLIMITED.capacity(1);
-        let costs = Arc::new(cost::CostTable::new(cost::default_profiles()));
         let board = Arc::new(Board::new(1));
-        let mut admission = Admission::new(params, &capacity.per_second(), &costs, &board).unwrap();
+        let mut admission = Admission::new(params, &capacity.per_second(), costs, &board).unwrap();
         admission.set_budget(0, budget);
         for lane in self.lanes.iter_mut().flatten() {
             lane.share = Some(Share {
@@ -81,6 +90,36 @@ impl Core {
         }
         self.set_admission(Some(Box::new(admission)));
         self.begin_admission();
+    }
+
+    /// For tests of what an I/O costs: the same with plenty for all of them, given out anew before each eighth round, and in no
+    /// turn of it. Costs are such that eight are no more than a turn's part.
+    #[cfg(test)]
+    pub(crate) fn admit_plenty(&mut self, round: u64) {
+        use forebay_burst::budget::{Burst, Rate};
+        use forebay_burst::cost::{CostTable, Profile};
+        if !round.is_multiple_of(8) {
+            return;
+        }
+        if self.admission.is_none() {
+            let rate = Rate {
+                iops: 1_000_000,
+                bytes: 4 << 30,
+            };
+            let budget = Budget {
+                base: rate,
+                burst: rate,
+                how: Burst::Metered,
+            };
+            let profile = Profile::line((400.0, 0.05), (150.0, 0.015), 96);
+            self.admit_all_at(&budget, &CostTable::new([[profile; 3]; 3]));
+        }
+        for ends_ns in [self.now_ns, u64::MAX] {
+            if let Some(admission) = &mut self.admission {
+                admission.ends_ns = ends_ns;
+            }
+            self.begin_admission();
+        }
     }
 
     /// A tenant has this budget from now on.
@@ -128,6 +167,7 @@ impl Core {
     }
 
     /// Whether a machine's lane waits for a window, so that there is no use in looking at its rings.
+    #[inline]
     pub(crate) fn is_held_back(&self, lane: LaneIndex) -> bool {
         let admission = self.admission.as_ref();
         admission.is_some_and(|a| a.is_full(lane))
@@ -141,28 +181,18 @@ impl Core {
     }
 
     /// Whether a command may begin; if so, it is paid for. One that a dead engine had begun may.
-    #[inline]
-    pub(super) fn is_admitted(&mut self, index: usize) -> bool {
+    #[inline(always)]
+    pub(super) fn is_admitted(&mut self, lane: LaneIndex, op: &IoOp, record: CommandRef) -> bool {
         let Some(admission) = &mut self.admission else {
             return true;
         };
-        let io = &self.ios[index];
-        if self.carried.any() && self.carried.is_carried(io.record) {
+        if self.carried.any() && self.carried.is_carried(record) {
             return true;
         }
-        admission.admit(io.lane, &io.op)
-    }
-
-    /// The same of one that would be over at once.
-    #[inline]
-    pub(super) fn is_admitted_at_once(
-        admission: &mut Option<Box<Admission>>,
-        lane: LaneIndex,
-        op: &IoOp,
-    ) -> bool {
-        match admission {
-            Some(admission) => admission.admit(lane, op),
-            None => true,
+        match *op {
+            IoOp::Read { len_bytes, .. } => admission.admit(lane, Operation::Read, len_bytes),
+            IoOp::Write { len_bytes, .. } => admission.admit(lane, Operation::Write, len_bytes),
+            _ => admission.admit_any(lane, op),
         }
     }
 

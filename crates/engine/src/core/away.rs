@@ -188,6 +188,12 @@ impl Away {
         self.done_now += usize::from(now);
     }
 
+    /// Whether there are other reactors.
+    #[inline]
+    pub(super) fn has_peers(&self) -> bool {
+        !self.peers.is_empty()
+    }
+
     /// Another turn.
     #[inline]
     pub(super) fn turn(&mut self) {
@@ -491,6 +497,7 @@ impl Core {
     }
 
     /// Wakes those for whom there is something, if they sleep.
+    #[inline(never)]
     pub(super) fn tell_others(&mut self) {
         for peer in &mut self.away.peers {
             if std::mem::take(&mut peer.tell) {

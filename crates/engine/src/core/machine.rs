@@ -27,6 +27,7 @@ use super::io::{DoneIo, Io, IoOp, NewIo};
 use super::staging::{MAX_TRANSFER_BYTES, StagingBuffer};
 use super::{BOUNCED, Core, MAX_IOS, MAX_SLICES, Slice};
 use crate::lane::LaneIndex;
+use forebay_burst::cost::Operation;
 use forebay_device::{Bufs, Op, Vectors};
 use forebay_guest::{Hold, MAX_PIECES, Pieces};
 use forebay_nvme::Status;
@@ -253,8 +254,15 @@ impl Core {
         let Some(now) = served.device.now(at, len_bytes) else {
             return false;
         };
-        if !Self::is_admitted_at_once(&mut self.admission, lane, op) {
-            return false;
+        if let Some(admission) = &mut self.admission {
+            let operation = if write {
+                Operation::Write
+            } else {
+                Operation::Read
+            };
+            if !admission.admit(lane, operation, len_bytes) {
+                return false;
+            }
         }
         // SAFETY: `pieces` holds them, and outlives this; for a read they may be written, as was just asked.
         let bufs = pieces.slices().iter().map(|slice| unsafe { slice.buf() });

@@ -340,7 +340,7 @@ impl Core {
                 lane.record()
                     .in_flight
                     .store(u64::from(lane.in_flight), Relaxed);
-                if self.is_admitted(token.index()) {
+                if self.is_admitted(new.lane, &new.op, new.record) {
                     self.begin_admitted(token);
                 } else {
                     self.throttle(token);

@@ -53,7 +53,9 @@ impl Core {
     pub fn submit(&mut self) -> bool {
         self.blame(None);
         self.machines.turn();
-        self.away.turn();
+        if self.away.spreads() {
+            self.away.turn();
+        }
         if self.carried.any() {
             self.advance_carried();
             self.blame(None);
@@ -81,7 +83,9 @@ impl Core {
         self.advance_jobs();
         self.time_one();
         self.enter();
-        self.tell_others();
+        if self.away.has_peers() {
+            self.tell_others();
+        }
         again || admitted
     }
 
@@ -102,10 +106,13 @@ impl Core {
     }
 
     /// Reads the clock for the turn that begins.
+    #[inline]
     pub fn begin_turn(&mut self) -> u64 {
         self.blame(None);
         self.stamp();
-        self.begin_admission();
+        if self.admission.is_some() {
+            self.begin_admission();
+        }
         self.now_ns
     }
 

@@ -180,11 +180,11 @@ impl Pcie {
             .and_then(|lane| turn.core.lane(lane))
             .map(Lane::geometry);
         let mut taken = 0;
-        while taken < wanted && (taken == 0 || may_fetch(turn)) {
-            if !self.take_one(turn, qid, taken, geometry.as_ref()) {
+        while self.take_one(turn, qid, taken, geometry.as_ref()) {
+            taken += 1;
+            if taken == wanted || !may_fetch(turn) {
                 break;
             }
-            taken += 1;
         }
         if taken == 0 {
             return false;

@@ -168,6 +168,7 @@ fn may_hold(conn: &Conn, core: &Core, work: &Work) -> bool {
 
 /// A slot for a command that is not taken from the stream yet; `None` when it was answered without one,
 /// and taken.
+#[inline(always)]
 pub(super) fn slot_for(
     conn: &mut Conn,
     core: &Core,

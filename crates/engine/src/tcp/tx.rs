@@ -238,6 +238,7 @@ impl Tx {
     ///
     /// # Errors
     /// The connection's.
+    #[inline(always)]
     pub(super) fn flush(
         &mut self,
         pool: &RefCell<Pool>,

@@ -23,6 +23,8 @@ fn an_admission_is_counted() {
                 .scheduler
                 .admit(tenant, &bench.costs.of(Frontend::Tcp, Operation::Read, 512))
         );
+        bench.scheduler.open(tenant, Frontend::Pcie);
+        bench.scheduler.set_part_ns(tenant, i32::MAX);
     }
     let mut begun = 0;
     for round in 0..rounds {
@@ -51,6 +53,5 @@ fn counted_admission(
     operation: Operation,
     len: u32,
 ) -> bool {
-    let cost = costs.of(Frontend::Pcie, operation, len);
-    scheduler.admit(lane, &cost)
+    scheduler.pass(lane, costs, operation, len).is_some()
 }

@@ -1,54 +1,45 @@
 //! The gates of a reactor's lanes, and the queues behind them.
 //!
-//! **Design.** A lane's gate says what must be looked at before a command of it is charged: nothing, most often. What is not
+//! **Design.** Most often a lane is open: then a command is charged and begins, and nothing else is looked at
+//! ([`Scheduler::pass`]). A lane's gate says what must be looked at else. What is not
 //! admitted is in its lane's queue, linked through the slab, and the lane in one of two lists: those that may go on in
 //! a turn, and those that wait for the window's end. All of it is made once, and allocates nothing.
 //!
-//! Of a turn, each lane has a *lump* of processor time, by what its commands cost; those above their base share one lump
-//! among them. Who of these finds nothing left stands in a *line*, and the next turns are theirs in that order, whichever frontend
-//! they come by. So a turn is short, and still a lane's commands go in batches.
-//!
-//! **Not here:** what is done with a command ([`super`]).
+//! **Not here:** what is done with a command ([`super`]), a lane's part of a turn ([`parts`]).
+
+mod parts;
+mod records;
 
 use super::super::io::{Io, IoOp};
 use super::super::parked::NONE;
+use super::costs::cost_of;
 use super::delays::Delays;
 use crate::lane::{Lane, LaneIndex};
 use forebay_burst::board::Board;
 use forebay_burst::budget::{Budget, Rate};
 use forebay_burst::cost::{CostTable, Frontend, Operation};
-use forebay_burst::params::{BadParam, Params, Policy};
+use forebay_burst::params::{BadParam, Params};
 use forebay_burst::scheduler::{Scheduler, Seen};
-use forebay_burst::units::{PARTS, Resource, SHARED, Units};
+use forebay_burst::units::{Resource, SHARED, Units};
 use forebay_xlate::boundary::message::Frontend as ExportFrontend;
-use forebay_xlate::boundary::region::{LaneRecord, MAX_LANES, ReactorRecord, Region, bump};
+use forebay_xlate::boundary::region::{MAX_LANES, ReactorRecord, Region, bump};
+use parts::LEAST_LUMP_NS;
+use records::grant;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// A lane has so much processor time in a turn, and all above their base together.
 const LUMP_NS: i32 = 12_000;
-/// The least of it that is set aside for a lane above its base.
-const LEAST_LUMP_NS: i32 = 500;
 /// Work that lanes in line were given and are still to begin when a window ends counts as a delay so many times: as if it stayed.
 const BACKLOG_WEIGHT: u64 = 4;
 /// A lane with so many commands that wait takes no more from its machine's rings.
 const ENOUGH: u32 = 8;
-/// Tenants whose records are written at a window's end: each is about every 10 ms.
-const RECORDED_AT_ONCE: usize = 32;
-/// The same of lanes, which are more.
-const LANES_AT_ONCE: usize = 8;
-/// What is charged at most for zeroing: its bytes are on no link, and devices do it in their own way.
-const MAX_ZEROED_BYTES: u64 = 1 << 20;
-/// What zeroes or gives back counts as so many operations at most: a small budget must be able to save for it.
-const MAX_PIECES: u64 = 32;
 
 /// How a reactor admits commands.
 #[derive(Debug)]
 pub struct Admission {
     pub(super) scheduler: Scheduler,
-    costs: Arc<CostTable>,
+    costs: CostTable,
     gates: Box<[Gate]>,
     tenants: Box<[Told]>,
     /// Lanes that wait and were not refused in this window.
@@ -71,6 +62,8 @@ pub struct Admission {
     pub(super) stops: bool,
     /// How long operations wait at devices.
     pub(super) delays: Delays,
+    /// Lanes that were opened: each turn shuts them, while there is anything to contend for.
+    opened: Vec<u32>,
     /// The tenant whose record is written next.
     record_at: usize,
     /// The same of lanes, of which there have been so many.
@@ -90,12 +83,13 @@ struct Gate {
     began: bool,
     /// It is in the line.
     in_line: bool,
+    /// It is among those that were opened.
+    opened: bool,
     /// The turn that the line gave it.
     granted: u32,
-    /// The turn that the next ones are of: what it had of it, and what is left.
+    /// The turn of which it was last given a part, and that part.
     turn: u32,
     had: i32,
-    left: i32,
     /// What is set aside for it in a turn, while it is above its base: as much as it came for before.
     lump: i32,
     tenant: u32,
@@ -130,10 +124,10 @@ impl Default for Gate {
             listed: false,
             began: false,
             in_line: false,
+            opened: false,
             granted: 0,
             turn: 0,
             had: 0,
-            left: 0,
             lump: LEAST_LUMP_NS,
             tenant: u32::MAX,
             first: NONE,
@@ -165,47 +159,6 @@ enum Asked {
     Refused,
 }
 
-#[inline]
-fn cost_of(costs: &CostTable, frontend: Frontend, op: &IoOp) -> Units {
-    let (operation, len_bytes) = match *op {
-        IoOp::Read { len_bytes, .. } | IoOp::Compare { len_bytes, .. } => {
-            (Operation::Read, len_bytes)
-        }
-        IoOp::Write { len_bytes, .. } | IoOp::CompareAndWrite { len_bytes, .. } => {
-            (Operation::Write, len_bytes)
-        }
-        IoOp::WriteZeroes {
-            len_bytes,
-            deallocate: false,
-            ..
-        } => (Operation::Write, len_bytes.min(MAX_ZEROED_BYTES) as u32),
-        IoOp::WriteZeroes { .. } | IoOp::Flush | IoOp::Deallocate { .. } => (Operation::Other, 0),
-    };
-    let mut cost = costs.of(frontend, operation, len_bytes);
-    if operation == Operation::Other || u64::from(len_bytes) == MAX_ZEROED_BYTES {
-        let other = costs.of(frontend, Operation::Other, 0);
-        (1..pieces_of(op)).for_each(|_| cost.add(&other));
-    }
-    cost
-}
-
-/// What is done to many places counts as so many operations.
-#[cold]
-fn pieces_of(op: &IoOp) -> u64 {
-    let pieces = match *op {
-        IoOp::WriteZeroes { len_bytes, .. } => len_bytes.div_ceil(MAX_ZEROED_BYTES),
-        IoOp::Deallocate { ranges } => ranges.into(),
-        _ => 1,
-    };
-    pieces.clamp(1, MAX_PIECES)
-}
-
-/// A lane's record says that it was given this.
-fn grant(record: &LaneRecord, rate: Rate) {
-    record.granted_ops_s.store(rate.iops, Relaxed);
-    record.granted_bytes_s.store(rate.bytes, Relaxed);
-}
-
 impl Admission {
     /// For one reactor, which has `per_second` of each resource. The first window ends with the first turn.
     ///
@@ -214,7 +167,7 @@ impl Admission {
     pub fn new(
         params: Params,
         per_second: &[f64; SHARED],
-        costs: &Arc<CostTable>,
+        costs: &CostTable,
         board: &Arc<Board>,
     ) -> Result<Self, BadParam> {
         Ok(Self {
@@ -233,6 +186,7 @@ impl Admission {
             contended: false,
             stops: false,
             delays: Delays::new(),
+            opened: Vec::with_capacity(MAX_LANES),
             record_at: 0,
             lane_at: 0,
             lanes: 0,
@@ -246,81 +200,64 @@ impl Admission {
         }
     }
 
-    /// Whether a command may begin; if so, it is paid for.
-    #[inline]
-    pub(super) fn admit(&mut self, lane: LaneIndex, op: &IoOp) -> bool {
+    /// Whether such a command may begin; if so, it is paid for.
+    #[inline(always)]
+    pub(crate) fn admit(&mut self, lane: LaneIndex, operation: Operation, len_bytes: u32) -> bool {
+        let at = lane.0 as usize;
+        match (self.scheduler).pass(at, &self.costs, operation, len_bytes) {
+            Some(used_up) => {
+                if used_up {
+                    self.used_up(at);
+                }
+                true
+            }
+            None => self.look_closer(at % MAX_LANES, operation, len_bytes),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_closer(&mut self, at: usize, operation: Operation, len_bytes: u32) -> bool {
+        let cost = (self.costs).of(self.gates[at].frontend, operation, len_bytes);
+        self.admit_cost(at, &cost)
+    }
+
+    /// The same of any command.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn admit_any(&mut self, lane: LaneIndex, op: &IoOp) -> bool {
         let at = lane.0 as usize % MAX_LANES;
-        if self.gates[at].turn != self.turn {
-            self.begin_turn_of(at);
+        let cost = cost_of(&self.costs, self.gates[at].frontend, op);
+        self.admit_cost(at, &cost)
+    }
+
+    fn admit_cost(&mut self, at: usize, cost: &Units) -> bool {
+        let gate = &self.gates[at];
+        if gate.closer & (FREE | WAITS) != 0 {
+            return gate.closer & WAITS == 0;
         }
-        let gate = &mut self.gates[at];
-        if gate.closer & (FREE | WAITS) != 0 || gate.left <= 0 {
-            return self.look_closer(at);
+        if !self.has_part(at) || !self.scheduler.admit(at, cost) {
+            return false;
         }
-        let cost = cost_of(&self.costs, gate.frontend, op);
-        let admitted = self.scheduler.admit(at, &cost);
-        if admitted {
-            gate.left -= cost[Resource::Cpu];
-            if gate.left <= 0 {
-                self.has_enough(at);
+        self.spend(at, cost);
+        if self.has_part(at) {
+            let gate = &mut self.gates[at];
+            self.scheduler.open(at, gate.frontend);
+            if !std::mem::replace(&mut gate.opened, true) {
+                self.opened.push(at as u32);
             }
         }
-        admitted
+        true
     }
 
+    /// A lane that is open has used its part. If it has another one, it stays open.
     #[cold]
-    fn look_closer(&mut self, at: usize) -> bool {
-        let closer = self.gates[at].closer;
-        if closer & FREE == 0 && closer & WAITS == 0 {
-            self.has_enough(at);
-        }
-        closer & FREE != 0 && closer & WAITS == 0
-    }
-
-    /// A lane asks for the first time in this turn.
-    fn begin_turn_of(&mut self, at: usize) {
-        let gate = &mut self.gates[at];
-        gate.turn = self.turn;
-        let burst = self.contended
-            && gate.closer & FREE == 0
-            && self.scheduler.params().policy == Policy::Burst
-            && !self.scheduler.is_within_base(at);
-        let gate = &mut self.gates[at];
-        if !burst {
-            gate.closer &= !BURSTS;
-            gate.left = match self.scheduler.params().policy {
-                Policy::Burst => LUMP_NS,
-                Policy::Base | Policy::Wild => i32::MAX,
-            };
-            return;
-        }
-        if gate.closer & BURSTS != 0 && gate.had > 0 {
-            let used = gate.had - gate.left;
-            gate.lump = match gate.left > 0 {
-                true => used.clamp(LEAST_LUMP_NS, LUMP_NS),
-                false => used.saturating_mul(2).clamp(LEAST_LUMP_NS, LUMP_NS),
-            };
-        }
-        gate.closer |= BURSTS;
-        let is_mine = gate.granted == self.turn;
-        if !is_mine && self.lump_ns > 0 && self.line.is_empty() {
-            self.lump_ns -= gate.lump;
-            gate.had = gate.lump;
+    #[inline(never)]
+    fn used_up(&mut self, at: usize) {
+        if !self.contended && self.gates[at].turn != self.turn {
+            self.begin_calm_turn_of(at);
         } else {
-            gate.had = if is_mine { gate.lump } else { 0 };
-        }
-        gate.left = gate.had;
-    }
-
-    /// A lane has had its part of this turn.
-    #[cold]
-    fn has_enough(&mut self, at: usize) {
-        self.stops = true;
-        self.again = true;
-        let gate = &mut self.gates[at];
-        if gate.closer & BURSTS != 0 && !gate.in_line {
-            gate.in_line = true;
-            self.line.push_back(at as u32);
+            self.has_part(at);
         }
     }
 
@@ -328,18 +265,8 @@ impl Admission {
     #[inline]
     pub(super) fn may_fetch(&mut self, lane: LaneIndex) -> bool {
         let at = lane.0 as usize % MAX_LANES;
-        if self.gates[at].turn != self.turn {
-            self.begin_turn_of(at);
-        }
         let gate = &self.gates[at];
-        if gate.closer & FREE != 0 {
-            return gate.count < ENOUGH;
-        }
-        if gate.left <= 0 {
-            self.has_enough(at);
-            return false;
-        }
-        gate.count < ENOUGH
+        gate.count < ENOUGH && (gate.closer & FREE != 0 || self.has_part(at))
     }
 
     /// Whether so many commands of a lane wait that nobody looks at its machine's rings.
@@ -372,7 +299,8 @@ impl Admission {
         gate.closer |= WAITS;
         self.stops = true;
         // It had enough of this turn, or its budget did not allow it.
-        let enough = gate.turn == self.turn && gate.left <= 0;
+        let enough = gate.turn == self.turn && self.scheduler.part_ns(at) <= 0;
+        self.scheduler.shut(at);
         if !gate.listed && !(enough && gate.in_line) {
             (gate.listed, gate.began) = (true, false);
             if enough {
@@ -410,20 +338,18 @@ impl Admission {
         let Some(io) = ios.get_mut(gate.first as usize) else {
             return Asked::Empty;
         };
-        let cost = cost_of(&self.costs, gate.frontend, &io.op);
-        if gate.turn != self.turn {
-            self.begin_turn_of(at);
+        if gate.closer & FREE == 0 {
+            let cost = cost_of(&self.costs, gate.frontend, &io.op);
+            if !self.has_part(at) {
+                return Asked::Enough;
+            }
+            if !self.scheduler.resume(at, &cost) {
+                self.gates[at].refused_ns = now_ns;
+                return Asked::Refused;
+            }
+            self.spend(at, &cost);
         }
         let gate = &mut self.gates[at];
-        if gate.left <= 0 && gate.closer & FREE == 0 {
-            self.has_enough(at);
-            return Asked::Enough;
-        }
-        if gate.closer & FREE == 0 && !self.scheduler.resume(at, &cost) {
-            gate.refused_ns = now_ns;
-            return Asked::Refused;
-        }
-        gate.left -= cost[Resource::Cpu];
         gate.began = true;
         let index = gate.first;
         gate.first = std::mem::replace(&mut io.link, NONE);
@@ -498,6 +424,7 @@ impl Admission {
     pub(super) fn attach(&mut self, lane: &Lane) {
         let at = lane.index.0 as usize % MAX_LANES;
         let gate = &mut self.gates[at];
+        self.scheduler.shut(at);
         gate.frontend = match lane.export.frontend {
             ExportFrontend::NvmeTcp => Frontend::Tcp,
             ExportFrontend::NvmePcie { .. } => Frontend::Pcie,
@@ -516,6 +443,8 @@ impl Admission {
             self.detach(at);
             let gate = &mut self.gates[at];
             (gate.tenant, gate.closer) = (share.tenant, gate.closer & !FREE);
+            // Its part begins anew.
+            gate.turn = 0;
             self.tenants[share.tenant as usize].lanes += 1;
             self.scheduler.attach(at, share.tenant as usize);
         }
@@ -550,11 +479,25 @@ impl Admission {
     pub(super) fn begin_turn(&mut self, now_ns: u64, record: &ReactorRecord, region: &Region) {
         self.turn = self.turn.wrapping_add(1);
         self.delays.turn(now_ns);
+        // What stops somebody says so; without, all is as it was.
+        if now_ns >= self.ends_ns || self.stops || self.contended {
+            self.begin_contended_turn(now_ns, record, region);
+        }
+    }
+
+    #[inline(never)]
+    fn begin_contended_turn(&mut self, now_ns: u64, record: &ReactorRecord, region: &Region) {
         if now_ns >= self.ends_ns {
             self.end_window(now_ns, record, region);
         }
         self.stops = std::mem::take(&mut self.again) || self.waits();
         self.contended = self.stops || self.scheduler.somebody_bursts();
+        if self.contended {
+            for lane in self.opened.drain(..) {
+                self.gates[lane as usize].opened = false;
+                self.scheduler.shut(lane as usize);
+            }
+        }
         self.lump_ns = LUMP_NS;
         while self.lump_ns > 0
             && let Some(lane) = self.line.pop_front()
@@ -621,101 +564,11 @@ impl Admission {
         for lane in self.refused.drain(..) {
             self.gates[lane as usize].began = false;
         }
-        for _ in 0..RECORDED_AT_ONCE.min(self.tenants.len()) {
-            let tenant = self.record_at;
-            self.record_at = (tenant + 1) % self.tenants.len();
-            self.record(tenant, region);
-        }
-        for _ in 0..LANES_AT_ONCE.min(self.lanes) {
-            let lane = self.lane_at;
-            self.lane_at = (lane + 1) % self.lanes;
-            // The record of a lane that is not here is another reactor's to write.
-            if self.gates[lane].tenant != u32::MAX {
-                let granted = self.scheduler.granted_to(lane);
-                grant(&region.lanes()[lane], granted);
-            }
-        }
-        for (cell, factor) in record
-            .corrections_milli
-            .iter()
-            .zip(self.scheduler.corrections())
-        {
-            cell.store((factor * 1000.0) as u64, Relaxed);
-        }
+        self.record_some(record, region);
         bump(&record.windows, passed);
         bump(
             &record.scheduling_ns,
             crate::core::monotonic_ns().saturating_sub(now_ns),
         );
-    }
-
-    /// Writes what is known of a tenant into its record.
-    fn record(&mut self, tenant: usize, region: &Region) {
-        let Some(record) = region.tenants().get(tenant) else {
-            return;
-        };
-        let told = &mut self.tenants[tenant];
-        let seen = self.scheduler.seen(tenant);
-        if told.lanes == 0 && seen == told.seen && told.throttled_ops == 0 {
-            return;
-        }
-        let old = std::mem::replace(&mut told.seen, seen);
-        let add = |cell: &AtomicU64, more: u64| {
-            if more > 0 {
-                cell.fetch_add(more, Relaxed);
-            }
-        };
-        let parts = |new: u64, old: u64| new / PARTS as u64 - old / PARTS as u64;
-        add(&record.used_ops, parts(seen.used_parts, old.used_parts));
-        add(&record.used_bytes, seen.used_bytes - old.used_bytes);
-        add(
-            &record.metered_ops,
-            parts(seen.metered_parts, old.metered_parts),
-        );
-        add(
-            &record.metered_bytes,
-            seen.metered_bytes - old.metered_bytes,
-        );
-        add(
-            &record.throttled_ops,
-            std::mem::take(&mut told.throttled_ops),
-        );
-        add(&record.throttled_ns, std::mem::take(&mut told.throttled_ns));
-        add(&record.taken_ops, seen.taken - old.taken);
-        add(&record.lost_ops, seen.lost - old.lost);
-        add(&record.reserve_ops, seen.from_reserve - old.from_reserve);
-        add(
-            &record.active_windows,
-            seen.active_windows - old.active_windows,
-        );
-        add(
-            &record.burst_windows,
-            seen.burst_windows - old.burst_windows,
-        );
-        let granted = self.scheduler.grant(tenant);
-        for (cell, value) in [
-            (&record.credit_ops, seen.credit_parts / PARTS as u64),
-            (&record.credit_bytes, seen.credit_bytes),
-            (&record.granted_ops_s, granted.iops),
-            (&record.granted_bytes_s, granted.bytes),
-        ] {
-            cell.store(value, Relaxed);
-        }
-    }
-
-    /// Writes all records, for the last time.
-    pub(super) fn record_all(&mut self, record: &ReactorRecord, region: &Region) {
-        for tenant in 0..self.tenants.len() {
-            self.record(tenant, region);
-        }
-        record
-            .corrections_milli
-            .iter()
-            .for_each(|cell| cell.store(0, Relaxed));
-        for (gate, lane) in self.gates.iter().zip(region.lanes()) {
-            if gate.tenant != u32::MAX {
-                grant(lane, Rate { iops: 0, bytes: 0 });
-            }
-        }
     }
 }

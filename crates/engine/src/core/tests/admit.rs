@@ -216,7 +216,7 @@ fn within_its_base_a_lane_waits_for_no_neighbour() {
     rig.pass(1000);
     let before = rig.throttled(3).0;
     let noisy: Vec<u16> = (0..32).map(|_| rig.read(3)).collect();
-    // More than a turn's part, but within its base.
+    // A turn's part, and within its base.
     let quiet: Vec<u16> = (0..3).map(|_| rig.read(4)).collect();
     let first = rig.ended_well();
     assert!(quiet.iter().all(|slot| first.contains(slot)), "{first:?}");

@@ -355,6 +355,11 @@ impl Rig {
         core.admit_all_by(&Budget::fixed(operations * 1000));
     }
 
+    /// Everybody has plenty.
+    pub(super) fn admit_plenty(&mut self, round: u64) {
+        self.engine().core.admit_plenty(round);
+    }
+
     /// Commands of a machine that the core has, of them those that wait for their budget, and those that had to.
     pub(super) fn throttled(&self, n: usize) -> [u64; 3] {
         let record = self.lane_record(n);

@@ -3,10 +3,12 @@
 //! Design: a host on a socket pair says so many commands at once, the reactor's turns carry them out on
 //! a null device, the host hears the answers. Only what [`counted_turn`] calls is to be counted (it is
 //! found by its name), once everything is warm. `FOREBAY_COST` says what to do: `read:8:1000` for
-//! 1000 times eight reads of 4 KiB.
+//! 1000 times eight reads of 4 KiB; `read:8:1000::admitted` for the same of a tenant that has plenty of everything.
 
 use super::rig::{Host, Rig, rig_on, rw, write_in_capsule};
 use forebay_nvme::tcp::Pdu;
+use forebay_xlate::boundary::message::ExportId;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// The variable that says what to do.
 const VARIABLE: &str = "FOREBAY_COST";
@@ -21,6 +23,7 @@ fn batches_are_carried_out() {
     let is_write = words.next() == Some("write");
     let mut number = || words.next().and_then(|word| word.parse().ok()).unwrap();
     let (batch, rounds): (u64, u64) = (number(), number());
+    let admitted = words.nth(1) == Some("admitted");
     let mut rig = rig_on("null");
     rig.map_all();
     let (_admin, cntlid) = rig.admin();
@@ -33,12 +36,18 @@ fn batches_are_carried_out() {
                 false => host.say(&rw(2, cid, lba, 1), &[]),
             }
         }
+        if admitted {
+            rig.core.admit_plenty(round);
+        }
         match round < WARM_ROUNDS {
             true => turn(&mut rig),
             false => counted_turn(&mut rig),
         }
         assert_eq!(answers(&mut host), batch);
     }
+    let lane = rig.core.lane_of_export(ExportId(1)).unwrap();
+    let record = rig.core.lane(lane).unwrap().record();
+    assert_eq!(record.throttled_ops.load(Relaxed), 0);
 }
 
 /// One is enough: a null device ends what it is given at once.

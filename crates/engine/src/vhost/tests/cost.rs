@@ -1,11 +1,14 @@
 //! A fixed run whose instructions `cargo xtask bench instructions` counts.
 //!
 //! As `tcp::tests::cost`: so many requests of 4 KiB at once, each an indirect chain as Linux makes them, a turn on a null
-//! device, their returns. `FOREBAY_COST` says what, how many at once, how often and by which ring: `read:8:1000:packed`.
+//! device, their returns. `FOREBAY_COST` says what, how many at once, how often and by which ring: `read:8:1000:packed`;
+//! with `:admitted`, for a tenant that has plenty of everything.
 
 use super::guest::{Guest, PLAIN, Way};
 use super::rig::Rig;
 use super::{IN, OUT};
+use crate::lane::LaneIndex;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Rounds before those that are counted.
 const WARM_ROUNDS: u64 = 100;
@@ -30,6 +33,9 @@ fn requests_are_carried_out() {
         for i in 0..batch {
             guest.offer_again(i as usize, kind, (round * 7 + i * 5) % 1600 * 8);
         }
+        if words.get(4) == Some(&"admitted") {
+            rig.core.admit_plenty(round);
+        }
         match round < WARM_ROUNDS {
             true => turn(&mut rig),
             false => counted_turn(&mut rig),
@@ -38,6 +44,8 @@ fn requests_are_carried_out() {
             assert!(is_done(&mut guest));
         }
     }
+    let record = rig.core.lane(LaneIndex(3)).unwrap().record();
+    assert_eq!(record.throttled_ops.load(Relaxed), 0);
 }
 
 fn is_done(guest: &mut Guest) -> bool {

@@ -1,0 +1,92 @@
+//! What a lane may begin of a turn.
+//!
+//! **Design.** Of a turn, each lane has a *lump* of processor time, by what its commands cost (while nobody is above their base: a new one
+//! when the last is used up, but not in the same turn); those above their base share one lump
+//! among them. Who of these finds nothing left stands in a *line*, and the next turns are theirs in that order, whichever frontend
+//! they come by. So a turn is short, and still a lane's commands go in batches.
+//!
+//! **Not here:** who is in the line first, and what a turn begins with ([`super`]).
+
+use super::{Admission, BURSTS, FREE, LUMP_NS};
+use forebay_burst::params::Policy;
+use forebay_burst::units::{Resource, Units};
+
+/// The least of a lump that is set aside for a lane above its base.
+pub(super) const LEAST_LUMP_NS: i32 = 500;
+
+impl Admission {
+    /// Whether a lane may begin anything in this turn.
+    pub(super) fn has_part(&mut self, at: usize) -> bool {
+        let (gate, left) = (&self.gates[at], self.scheduler.part_ns(at));
+        if gate.turn != self.turn && (self.contended || left <= 0) {
+            self.begin_turn_of(at);
+        }
+        let has = self.scheduler.part_ns(at) > 0;
+        if !has {
+            self.has_enough(at);
+        }
+        has
+    }
+
+    pub(super) fn spend(&mut self, at: usize, cost: &Units) {
+        let left = self.scheduler.part_ns(at) - cost[Resource::Cpu];
+        self.scheduler.set_part_ns(at, left);
+    }
+
+    /// A lane asks for the first time in this turn.
+    fn begin_turn_of(&mut self, at: usize) {
+        let gate = &mut self.gates[at];
+        gate.turn = self.turn;
+        let burst = self.contended
+            && gate.closer & FREE == 0
+            && self.scheduler.params().policy == Policy::Burst
+            && !self.scheduler.is_within_base(at);
+        let gate = &mut self.gates[at];
+        if !burst {
+            self.begin_calm_turn_of(at);
+            return;
+        }
+        if gate.closer & BURSTS != 0 && gate.had > 0 {
+            let left = self.scheduler.part_ns(at);
+            let used = gate.had - left;
+            gate.lump = match left > 0 {
+                true => used.clamp(LEAST_LUMP_NS, LUMP_NS),
+                false => used.saturating_mul(2).clamp(LEAST_LUMP_NS, LUMP_NS),
+            };
+        }
+        gate.closer |= BURSTS;
+        let is_mine = gate.granted == self.turn;
+        if !is_mine && self.lump_ns > 0 && self.line.is_empty() {
+            self.lump_ns -= gate.lump;
+            gate.had = gate.lump;
+        } else {
+            gate.had = if is_mine { gate.lump } else { 0 };
+        }
+        self.scheduler.set_part_ns(at, gate.had);
+    }
+
+    /// The same while there is nothing to contend for, or of one that is within its base.
+    pub(super) fn begin_calm_turn_of(&mut self, at: usize) {
+        let gate = &mut self.gates[at];
+        gate.turn = self.turn;
+        gate.closer &= !BURSTS;
+        let part_ns = match self.scheduler.params().policy {
+            Policy::Burst => LUMP_NS,
+            Policy::Base | Policy::Wild => i32::MAX,
+        };
+        self.scheduler.set_part_ns(at, part_ns);
+    }
+
+    /// A lane has had its part of this turn.
+    #[cold]
+    pub(super) fn has_enough(&mut self, at: usize) {
+        self.stops = true;
+        self.again = true;
+        self.scheduler.shut(at);
+        let gate = &mut self.gates[at];
+        if gate.closer & BURSTS != 0 && !gate.in_line {
+            gate.in_line = true;
+            self.line.push_back(at as u32);
+        }
+    }
+}
