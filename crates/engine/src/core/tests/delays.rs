@@ -90,9 +90,9 @@ fn rig(params: Params, noisy: &Budget, truth: f64) -> Rig {
 }
 
 impl Rig {
-    fn read(&mut self, lane: u32, len_bytes: u32) {
+    /// False: there is no room for it yet.
+    fn read(&mut self, lane: u32, len_bytes: u32) -> bool {
         let slot = self.asked_ns.len();
-        self.asked_ns.push(self.now_ns);
         let new = NewIo {
             owner: Owner {
                 conn: slot as u32,
@@ -107,7 +107,11 @@ impl Rig {
             buffer: self.b.core.staging.take(len_bytes),
             record: CommandRef::new(lane, (slot % 256) as u16),
         };
-        assert!(self.b.core.start(new).is_ok());
+        match self.b.core.start(new) {
+            Ok(()) => self.asked_ns.push(self.now_ns),
+            Err(new) => self.b.core.staging.give(new.buffer.unwrap()),
+        }
+        self.asked_ns.len() > slot
     }
 
     /// What was submitted is at the device now.
@@ -165,11 +169,11 @@ impl Rig {
                 }
             }
             let in_hand = |rig: &Self, lane| rig.b.core.lane(LaneIndex(lane)).unwrap().in_flight;
-            while u64::from(in_hand(self, 3)) < depth {
-                self.read(3, sizes[self.asked_ns.len() % sizes.len()]);
-            }
+            while u64::from(in_hand(self, 3)) < depth
+                && self.read(3, sizes[self.asked_ns.len() % sizes.len()])
+            {}
             if in_hand(self, 4) == 0 && self.now_ns / STEP_NS % 10 == 0 {
-                self.read(4, SMALL);
+                assert!(self.read(4, SMALL));
             }
             self.b.core.submit();
             self.submitted();
