@@ -14,9 +14,9 @@
 //!
 //! *Who*: [`Spread::OneToOne`]: nobody, which is the default. [`Spread::OneToN`]: whoever has the least of what home has
 //! handed over, if that is less than home has itself,
-//! or than its part of what home began in its last turn. [`Spread::Stealing`]: whoever had nothing to do and said so
-//! gets one, and asks again. Either only where home has a few in hand, and a lane more than one: at depth 1 nothing
-//! is gained. A reactor that sleeps is woken for more than that. As everywhere, a lane never has more away than it
+//! or not more than its part of what home began in its last turn. [`Spread::Stealing`]: whoever had nothing to do and said so
+//! gets one, and asks again. Either only where home has a few in hand, or they wait for its processor, and a lane more than one:
+//! at depth 1 nothing is gained. A reactor that sleeps is woken for more than that. As everywhere, a lane never has more away than it
 //! leaves to all others, so a device that hangs holds up its own.
 //!
 //! **Not here:** flushes, jobs of the internal lane, what takes no ring and is over at once at depth 1.
@@ -37,7 +37,8 @@ const LINK_ENTRIES: usize = 128;
 const FEW: usize = 4;
 /// With fewer it doesn't wake another.
 const FEW_ASLEEP: usize = 8;
-/// What is done for others in a turn: with work of one's own, and without.
+/// What is done for others in a turn: with work of one's own, and without. With scheduling no more than a lane may begin in one,
+/// so that whoever is within their base here waits for no other reactor's queue.
 const TURN: [usize; 2] = [8, 32];
 
 /// An operation that another reactor is to carry out.
@@ -210,7 +211,8 @@ impl Away {
     /// Whether somebody waits for this reactor's work on something that it hasn't seen, or that found no room.
     #[inline]
     pub(super) fn must_turn(&self) -> bool {
-        !self.again.is_empty() || self.peers.iter().any(|p| !p.errands_in.is_empty())
+        let waits = |p: &Peer| p.tell || !p.errands_in.is_empty();
+        !self.again.is_empty() || self.peers.iter().any(waits)
     }
 }
 
@@ -236,6 +238,9 @@ impl Core {
             false => spread,
         };
         self.away.hungry.store(false, Relaxed);
+        // Nobody counted the turns, if nothing was handed over.
+        let away = &mut self.away;
+        (away.begun, away.begun_before, away.done_now) = (0, 0, 0);
     }
 
     /// Nothing is handed over any more.
@@ -285,11 +290,15 @@ impl Core {
         let room = self.away.peers.len() * LINK_ENTRIES - self.away.out;
         // What is done at once is never in hand: this turn will be as the one before.
         let (before, all) = (self.away.begun_before, 1 + self.away.peers.len());
-        let hand = own.max(before);
+        // Nor is what waits for the next turn's part of the processor; that there is more of it elsewhere is the very point.
+        let waits = self.admission.as_ref();
+        let waits = waits.map_or(0, |a| a.waits_for_processor(lane)) as usize;
+        let hand = own.max(before).max(waits);
         if hand < FEW || !is_deep || of.away as usize >= room {
             return None;
         }
-        let limit = own.max(before / all);
+        // One ahead: who has ended it needs not wait for another turn here.
+        let limit = own.max(1 + before / all);
         let peers = self.away.peers.iter().enumerate();
         let peers = peers.map(|(at, p)| (at, p, p.out - p.answers_in.slots()));
         // Answers that are not taken yet hold their place.
@@ -390,6 +399,8 @@ impl Core {
             return false;
         }
         let mut left = TURN[usize::from(!busy)];
+        let admission = self.admission.as_ref();
+        let mut left_ns = admission.map_or(i32::MAX, |a| a.whole_lump_ns());
         let mut any = false;
         for _ in 0..self.away.again.len() {
             let place = self.away.again.swap_remove(0);
@@ -402,7 +413,7 @@ impl Core {
         self.away.first = (first + 1) % peers;
         let mut nothing = 0;
         for at in (0..peers).cycle().skip(first) {
-            if left == 0 || nothing == peers {
+            if left == 0 || left_ns <= 0 || nothing == peers {
                 break;
             }
             let Ok(errand) = self.away.peers[at].errands_in.pop() else {
@@ -411,6 +422,9 @@ impl Core {
             };
             nothing = 0;
             left -= 1;
+            if let Some(admission) = &self.admission {
+                left_ns = left_ns.saturating_sub(admission.errand_ns(&errand.op));
+            }
             any = true;
             self.take_errand(at, errand);
         }

@@ -266,7 +266,9 @@ impl Core {
                 continue;
             }
             left -= 1;
-            if other == index || !io.op.writes() || self.volume_of(io) != Some(volume) {
+            // What waits for its budget has yet to begin, and comes after this one then.
+            let waits = io.stage == Stage::Throttled;
+            if other == index || waits || !io.op.writes() || self.volume_of(io) != Some(volume) {
                 continue;
             }
             self.each_range(other as usize, |range| {

@@ -85,6 +85,8 @@ struct Gate {
     in_line: bool,
     /// It is among those that were opened.
     opened: bool,
+    /// It used up what it was last given of a turn.
+    short: bool,
     /// The turn that the line gave it.
     granted: u32,
     /// The turn of which it was last given a part, and that part.
@@ -125,6 +127,7 @@ impl Default for Gate {
             began: false,
             in_line: false,
             opened: false,
+            short: false,
             granted: 0,
             turn: 0,
             had: 0,
@@ -267,6 +270,13 @@ impl Admission {
         let at = lane.0 as usize % MAX_LANES;
         let gate = &self.gates[at];
         gate.count < ENOUGH && (gate.closer & FREE != 0 || self.has_part(at))
+    }
+
+    /// How many commands of a lane wait for more of the processor's time than it is given in a turn, with the one that begins
+    /// now.
+    pub(in crate::core) fn waits_for_processor(&self, lane: LaneIndex) -> u32 {
+        let gate = &self.gates[lane.0 as usize % MAX_LANES];
+        if gate.short { gate.count + 1 } else { 0 }
     }
 
     /// Whether so many commands of a lane wait that nobody looks at its machine's rings.

@@ -5,6 +5,7 @@ use crate::mailbox::ReactorBell;
 use forebay_xlate::boundary::message::Spread;
 use forebay_xlate::boundary::region::CommandState;
 
+mod budget;
 mod rules;
 mod speed;
 
@@ -126,6 +127,11 @@ fn one_command_at_a_time_stays_at_home_and_many_are_shared() {
         let before = t.handed_over();
         (0..40).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
         assert_eq!((t.ends(40).len(), t.handed_over()), (40, before));
+        // What was begun until then doesn't count afterwards.
+        t.b.core.set_spread(Spread::OneToN);
+        t.b.turn();
+        (0..2).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
+        assert_eq!((t.ends(2).len(), t.handed_over()), (2, before));
     }
 }
 
@@ -162,8 +168,10 @@ fn what_fails_elsewhere_fails_and_is_counted() {
     let mut t = two("file", Spread::OneToN);
     t.writes(40);
     let away = t.away();
+    assert!(t.b.core.must_turn(), "somebody is yet to be told");
     // What is at home is at its device.
     t.b.core.submit();
+    assert!(!t.b.core.must_turn());
     t.b.gate
         .fail(0..u64::MAX, &[OpKind::Write], Errno::IO, 1000);
     let ends = t.ends(40);

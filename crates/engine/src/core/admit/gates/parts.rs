@@ -8,8 +8,10 @@
 //! **Not here:** who is in the line first, and what a turn begins with ([`super`]).
 
 use super::{Admission, BURSTS, FREE, LUMP_NS};
+use forebay_burst::cost::{Frontend, Operation};
 use forebay_burst::params::Policy;
 use forebay_burst::units::{Resource, Units};
+use forebay_device::{Op, OpKind};
 
 /// The least of a lump that is set aside for a lane above its base.
 pub(super) const LEAST_LUMP_NS: i32 = 500;
@@ -37,6 +39,7 @@ impl Admission {
     fn begin_turn_of(&mut self, at: usize) {
         let gate = &mut self.gates[at];
         gate.turn = self.turn;
+        gate.short = self.scheduler.part_ns(at) <= 0;
         let burst = self.contended
             && gate.closer & FREE == 0
             && self.scheduler.params().policy == Policy::Burst
@@ -70,11 +73,26 @@ impl Admission {
         let gate = &mut self.gates[at];
         gate.turn = self.turn;
         gate.closer &= !BURSTS;
-        let part_ns = match self.scheduler.params().policy {
+        self.scheduler.set_part_ns(at, self.whole_lump_ns());
+    }
+
+    /// What a lane has of a turn, and so have all other reactors together.
+    pub(in crate::core) fn whole_lump_ns(&self) -> i32 {
+        match self.scheduler.params().policy {
             Policy::Burst => LUMP_NS,
             Policy::Base | Policy::Wild => i32::MAX,
+        }
+    }
+
+    /// What another reactor's operation takes of the processor here: at most what it costs without a network.
+    pub(in crate::core) fn errand_ns(&self, op: &Op) -> i32 {
+        let operation = match op.kind() {
+            OpKind::Read => Operation::Read,
+            OpKind::Write => Operation::Write,
+            OpKind::Flush | OpKind::WriteZeroes | OpKind::Punch => Operation::Other,
         };
-        self.scheduler.set_part_ns(at, part_ns);
+        let len_bytes = op.len_bytes().min(u32::MAX.into()) as u32;
+        self.costs.of(Frontend::Pcie, operation, len_bytes)[Resource::Cpu]
     }
 
     /// A lane has had its part of this turn.

@@ -138,3 +138,50 @@ fn zeroes(len_bytes: u64, deallocate: bool) -> IoOp {
         fua: false,
     }
 }
+
+#[test]
+fn a_pair_waits_for_nothing_that_waits_behind_it() {
+    let mut rig = rig(&fixed(1), &fixed(100));
+    let first = rig.read(3);
+    let block = |core: &mut Core, value: u8| {
+        let mut buffer = core.staging.take(4096).unwrap();
+        buffer.as_mut_slice().fill(value);
+        Some(buffer)
+    };
+    let (offset_bytes, len_bytes, fua) = (0, 4096, false);
+    let record = CommandRef::new(3, 100);
+    let pair = NewIo {
+        owner: Owner {
+            conn: 3,
+            conn_generation: 0,
+            slot: 100,
+        },
+        lane: LaneIndex(3),
+        op: IoOp::CompareAndWrite {
+            offset_bytes,
+            len_bytes,
+            fua,
+        },
+        buffer: block(&mut rig.b.core, 1),
+        record,
+    };
+    let expected = Expected {
+        bytes: &[0; 4096],
+        durable: false,
+    };
+    assert!(rig.b.core.start_comparing(pair, expected).is_ok());
+    let behind = rig.start(
+        3,
+        IoOp::Write {
+            offset_bytes,
+            len_bytes,
+            fua,
+        },
+    );
+    assert_eq!(rig.ended_well(), [first]);
+    rig.pass(WINDOW_NS);
+    assert_eq!(rig.ended_well(), [100]);
+    rig.b.core.pair_answered(record);
+    rig.pass(WINDOW_NS);
+    assert_eq!(rig.ended_well(), [behind]);
+}

@@ -8,6 +8,7 @@
 //! began that ended well counts then as one that is there.
 
 use super::*;
+use forebay_burst::budget::Budget;
 use forebay_device::power;
 use std::collections::BTreeMap;
 
@@ -71,6 +72,8 @@ struct Run {
     queue: u32,
     value: u32,
     hand: BTreeMap<(u32, u16), Command>,
+    /// So many at once.
+    most: usize,
     blocks: Vec<Vec<Written>>,
     /// When the last flush began that ended well.
     flushed: u64,
@@ -100,6 +103,7 @@ impl Run {
             queue: 0,
             value: 0,
             hand: BTreeMap::new(),
+            most: 40,
             blocks: vec![vec![]; BLOCKS as usize],
             flushed: 0,
             pairs: [0; 2],
@@ -131,7 +135,7 @@ impl Run {
     fn begin(&mut self) {
         // Devices take their time.
         for _ in crate::patience::patiently() {
-            if self.hand.len() < 40 {
+            if self.hand.len() < self.most {
                 break;
             }
             self.t.turn_other();
@@ -371,6 +375,35 @@ impl Run {
             let torn = of_block.iter().any(|w| !lasts(&w) && !gone(w));
             let good = found.map_or(torn, |found| may.contains(&found) || torn && found == 0);
             assert!(good, "block {block}: {found:?}, not {may:?}");
+        }
+    }
+}
+
+/// The same while most of them wait for a budget, and its end comes at times.
+#[test]
+fn order_rules_are_kept_within_a_budget() {
+    for (kind, spread) in [("file", Spread::OneToN), ("ram", Spread::OneToN)] {
+        let mut run = Run::new(kind, spread, 11);
+        // As many as may wait.
+        run.most = 30;
+        for step in 0..1500 {
+            match step % 300 {
+                0 => run.t.b.core.admit_all_by(&Budget::fixed(10_000)),
+                280 => run.t.b.core.set_admission(None),
+                _ => run.step(),
+            }
+        }
+        run.t.b.core.set_admission(None);
+        run.finish();
+        let throttled = &run.t.b.core.lane(LANE).unwrap().record().throttled_ops;
+        let (throttled, handed_over) = (throttled.load(Relaxed), run.t.handed_over());
+        assert!(
+            throttled > 100 && handed_over > 0,
+            "{kind}: {throttled} waited, {handed_over} were away"
+        );
+        assert!(run.pairs.iter().all(|n| *n > 0) && run.flushed > 0);
+        if kind == "file" {
+            run.look(&run.t.b.path, run.now + 1);
         }
     }
 }

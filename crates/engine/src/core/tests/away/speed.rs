@@ -2,7 +2,7 @@
 //!
 //! Design: two threads, as a reactor's loop; one has a lane and starts 4 KiB reads at random on a device in memory, so
 //! many at once, to which each operation costs the processor so many ns. `FOREBAY_SPREAD` says what to do:
-//! `one-to-n:64:2:5000` for two seconds at depth 64 with 5 us each. It prints the reads per second, how many each reactor has
+//! `one-to-n:64:2:5000` for two seconds at depth 64 with 5 us each; `alone` instead of `one-to-n`: without another reactor. It prints the reads per second, how many each reactor has
 //! carried out, and how long each was at it per cent.
 
 use super::*;
@@ -32,8 +32,10 @@ fn a_queue_is_spread() {
     let wanted = std::env::var(VARIABLE).unwrap_or_else(|_| "one-to-n:32:0:0".into());
     let mut words = wanted.split(':');
     let name = words.next().unwrap();
+    let alone = name == "alone";
     let spread = Spread::ALL.into_iter().find(|spread| spread.name() == name);
-    let spread = spread.expect("one-to-one, stealing or one-to-n");
+    let spread = spread.or(alone.then_some(Spread::OneToOne));
+    let spread = spread.expect("alone, one-to-one, stealing or one-to-n");
     let depth: u64 = words.next().unwrap().parse().unwrap();
     let seconds: f64 = words.next().unwrap().parse().unwrap();
     let cost_ns: u64 = words.next().unwrap().parse().unwrap();
@@ -43,9 +45,11 @@ fn a_queue_is_spread() {
     b.gate.cost(cost_ns);
     let bells = [ReactorBell::new().unwrap(), ReactorBell::new().unwrap()];
     let [of_home, of_other]: [Links; 2] = links(&bells).try_into().ok().unwrap();
-    b.core.link(of_home);
-    b.core.set_spread(spread);
-    let stop = AtomicBool::new(false);
+    if !alone {
+        b.core.link(of_home);
+        b.core.set_spread(spread);
+    }
+    let stop = AtomicBool::new(alone);
     let (region, served) = (b.core.region.clone(), b.core.devices[0].clone().unwrap());
     let (mut ended, mut busy_ns, mut random) = (0u64, 0, 1u64);
     let mut elapsed = 0.0;

@@ -1,0 +1,169 @@
+//! One queue over two reactors while there are budgets: two cores in one thread, each with a time of its own, which a turn
+//! moves on by what it would have taken.
+
+use super::super::admit::{QUIET, quiet_lane};
+use super::*;
+use crate::lane::Share;
+use forebay_burst::board::Board;
+use forebay_burst::budget::{Budget, Burst, Rate};
+use forebay_burst::cost::{CostTable, Profile};
+use forebay_burst::params::Params;
+use forebay_xlate::boundary::message::NodeCapacity;
+
+/// What an operation takes of the processor of its home, and of whoever gives it to its device.
+const HOME_NS: u64 = 300;
+/// A turn takes no less.
+const TURN_NS: u64 = 200;
+/// Fewer than a lane may have that wait.
+const DEPTH: usize = 24;
+/// How often the other reactor's own tenant asks.
+const EVERY_NS: u64 = 100_000;
+const OTHER: LaneIndex = LaneIndex(4);
+
+fn metered(base: u64, burst: u64) -> Budget {
+    let rate = |iops: u64| Rate {
+        iops,
+        bytes: iops * BLOCK,
+    };
+    Budget {
+        base: rate(base),
+        burst: rate(burst),
+        how: Burst::Metered,
+    }
+}
+
+/// One of the two.
+#[derive(Default)]
+struct Reactor {
+    now_ns: u64,
+    started: usize,
+    /// How many it had started and given to its device when its last turn ended.
+    before: (usize, usize),
+}
+
+impl Reactor {
+    fn begin(&mut self, core: &mut Core) {
+        core.set_clock_ns(self.now_ns);
+        core.begin_turn();
+        core.reap();
+    }
+
+    fn ask(&mut self, core: &mut Core, lane: LaneIndex) {
+        self.started += 1;
+        let new = NewIo {
+            owner: Owner {
+                conn: 0,
+                conn_generation: 0,
+                slot: 0,
+            },
+            lane,
+            op: read(0, 1),
+            buffer: core.staging.take(BLOCK as u32),
+            record: CommandRef::new(lane.0, self.started as u16 % 256),
+        };
+        assert!(core.start(new).is_ok(), "there is room");
+    }
+
+    /// The turn ends: all that it gave to its device, which is memory, has ended.
+    fn end(&mut self, core: &mut Core, device_ns: u64) {
+        core.submit();
+        let record = core.record();
+        let (handed_over, carried_out) = (&record.handed_over, &record.carried_out);
+        let back = handed_over.load(Relaxed) as usize - core.away.out;
+        let own = self.started - core.busy_ios();
+        let given = own - back + carried_out.load(Relaxed) as usize;
+        let begun = own + core.away.out;
+        let took = (begun - self.before.0, given - self.before.1);
+        self.before = (begun, given);
+        if took == (0, 0) {
+            core.is_idle();
+        }
+        let took_ns = took.0 as u64 * HOME_NS + took.1 as u64 * device_ns;
+        self.now_ns += took_ns.max(TURN_NS);
+    }
+}
+
+/// How many of the queue's reads end in a ms, and how long the other reactor's own tenant waits: on average and at most, in ns.
+fn run(spread: Spread, device_ns: u64) -> (f64, u64, u64) {
+    let mut t = two("ram", spread);
+    let region = t.b.core.region.clone();
+    t.other.set_lane(quiet_lane(&region));
+    let profile = Profile::line(((device_ns + HOME_NS) as f64, 0.0), (0.0, 0.0), 0);
+    let costs = CostTable::new([[profile; 3]; 3]);
+    let board = Arc::new(Board::new(2));
+    let processors = if spread == Spread::OneToOne { 1 } else { 2 };
+    let per_second = NodeCapacity::UNLIMITED.capacity(processors).per_second();
+    for core in [&mut t.b.core, &mut t.other] {
+        let mut admission = Admission::new(Params::default(), &per_second, &costs, &board).unwrap();
+        admission.set_budget(0, &metered(5_000, 5_000_000));
+        admission.set_budget(1, &metered(20_000, 20_000));
+        core.set_admission(Some(Box::new(admission)));
+        for (tenant, volume) in [(0, V), (1, QUIET)] {
+            let budget = None;
+            core.set_share(volume, Some(Share { tenant, budget }));
+        }
+    }
+    let now_ns = t.b.core.now_ns();
+    let (warm_ns, end_ns) = (now_ns + 30_000_000, now_ns + 60_000_000);
+    let reactor = || Reactor {
+        now_ns,
+        ..Reactor::default()
+    };
+    let (mut home, mut other) = (reactor(), reactor());
+    let (mut in_hand, mut ended) = (0, 0u64);
+    let (mut next_ns, mut asked, mut waited) = (now_ns, VecDeque::new(), Vec::new());
+    while home.now_ns < end_ns {
+        if home.now_ns <= other.now_ns {
+            let core = &mut t.b.core;
+            home.begin(core);
+            while let Some(done) = core.next_done() {
+                assert_eq!(done.status, Status::SUCCESS);
+                core.staging.give(done.buffer.unwrap());
+                in_hand -= 1;
+                ended += u64::from(home.now_ns >= warm_ns);
+            }
+            while in_hand < DEPTH {
+                in_hand += 1;
+                home.ask(core, LANE);
+            }
+            home.end(core, device_ns);
+        } else {
+            let core = &mut t.other;
+            other.begin(core);
+            let mut busy = false;
+            while let Some(done) = core.next_done() {
+                busy = true;
+                core.staging.give(done.buffer.unwrap());
+                let asked_ns: u64 = asked.pop_front().unwrap();
+                waited.push(other.now_ns - asked_ns);
+            }
+            while next_ns <= other.now_ns {
+                busy = true;
+                asked.push_back(next_ns);
+                other.ask(core, OTHER);
+                next_ns += EVERY_NS;
+            }
+            core.carry_out(busy);
+            other.end(core, device_ns);
+        }
+    }
+    let mean = waited.iter().sum::<u64>() / waited.len() as u64;
+    let most = waited.into_iter().max().unwrap_or(0);
+    (ended as f64 / 30.0, mean, most)
+}
+
+#[test]
+fn a_queue_within_a_budget_gets_what_two_reactors_can_do() {
+    // Cheap ones, such of which a turn's part is no more than two, and such that are more than that.
+    for device_ns in [1_500, 5_000, 20_000] {
+        let (one, ..) = run(Spread::OneToOne, device_ns);
+        let (two, mean_ns, most_ns) = run(Spread::OneToN, device_ns);
+        let what = format!(
+            "{device_ns}: {one:.1} and {two:.1} in a ms; on the other one {mean_ns} and {most_ns}"
+        );
+        println!("{what}");
+        assert!(two >= 1.7 * one, "{what}");
+        // Who is within its base there waits for what is being done, and a turn's part of what is to be.
+        assert!(most_ns <= 5 * device_ns.max(12_000), "{what}");
+    }
+}
