@@ -2,7 +2,8 @@
 //!
 //! Purpose: a victim at depth 1, inside its base, beside three neighbours that burst at depths from 1 to 64: its mean and p99
 //! beside what it has alone and under `wild`; a tenant that asks for its base at eight depths; the throughput of all; a tenant
-//! that wakes, and 32 that wake at once; and what scheduling costs where nobody is over budget, on a file.
+//! that wakes, and 32 that wake at once; and what scheduling costs where nobody is over budget, on a file. One queue over two
+//! reactors is a bench of its own ([`super::burst_spread`]).
 //! Design: a ram device, one reactor on processor 0 that is always busy, all hosts in one thread on processor 1
 //! ([`super::burst_client`]); over vfio-user, then over NVMe/TCP. Costs are measured first, as an operator would. Policies
 //! take turns in each round; figures are medians of rounds. A reactor's capacity is what it does with scheduling off.
@@ -16,7 +17,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use super::burst_client::{Did, Does, run as load};
 use super::burst_rig::{POLICIES, Policy, Rig, Way};
 use super::measure::{Clock, DISTURBED_CORES, Summary, median};
-use super::{Options, forebay};
+use super::{Options, burst_spread, forebay};
 
 /// The victim is the first.
 const TENANTS: usize = 4;
@@ -43,7 +44,6 @@ struct Bench {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let program = forebay::build()?;
     let mut bench = Bench {
         summary: Summary::default(),
         quick: options.quick,
@@ -51,6 +51,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         rounds: if options.quick { 1 } else { 5 },
     };
     let wanted = |name: &str| options.only.as_ref().is_none_or(|only| name.contains(only));
+    if wanted("spread") {
+        burst_spread::run(options, &mut bench.summary)?;
+    }
+    if options.only.as_deref() == Some("spread") {
+        return bench.summary.print("burst", options.json.as_deref());
+    }
+    let program = forebay::build()?;
     for way in [Way::Pcie, Way::Tcp] {
         if !wanted(way.name()) {
             continue;

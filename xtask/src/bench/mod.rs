@@ -8,6 +8,7 @@
 mod burst;
 mod burst_client;
 mod burst_rig;
+mod burst_spread;
 mod busy;
 mod device;
 mod floor;

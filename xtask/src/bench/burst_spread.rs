@@ -1,0 +1,166 @@
+//! `cargo xtask bench burst --only spread`: one queue over two reactors.
+//!
+//! Purpose: what `one-to-n` and `stealing` make of a second reactor where the first one is the bottleneck, and what they cost
+//! where nothing can be won.
+//! Design: the engine's test `core::tests::away::speed`, in release: its thread is host and reactor at once, another one the second
+//! reactor, and each read of a device in memory costs whoever carries it out so much of the processor besides its copy. Ways
+//! take turns in each round; figures are medians of rounds, without those that others disturbed, unless all were.
+//! Not here: networks and machines, for which two processors are too few beside two reactors; more reactors (`cargo xtask sim balance`).
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use xtask::process;
+
+use super::measure::{Clock, DISTURBED_CORES, Summary, median};
+use super::{Options, recording};
+
+const LIMIT: Duration = Duration::from_secs(120);
+const TEST: &str = "core::tests::away::speed::a_queue_is_spread";
+/// One reactor without another one, and the ways of two.
+const WAYS: [&str; 4] = ["alone", "one-to-one", "stealing", "one-to-n"];
+/// So many at once, of which each costs so many us besides.
+const LOADS: [(u32, u32); 8] = [
+    (64, 20),
+    (64, 10),
+    (64, 5),
+    (64, 2),
+    (64, 0),
+    (8, 5),
+    (8, 0),
+    (1, 0),
+];
+/// The load that is told as the result.
+const HEADLINE: (u32, u32) = (64, 20);
+
+/// Of a run: reads a second; the busiest reactor's over the idlest's, of reads carried out and of time.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+struct Figures {
+    iops: f64,
+    reads: f64,
+    busy: f64,
+}
+
+/// Puts the figures into `summary`.
+pub(super) fn run(options: &Options, summary: &mut Summary) -> Result<()> {
+    let (seconds, rounds) = if options.quick { (0.3, 3) } else { (1.0, 5) };
+    let program = recording::build_engine()?;
+    println!(
+        "{:<6}{:>5}{:>9}  {:<11}{:>10}{:>12}{:>13}{:>15}{:>14}",
+        "spread",
+        "QD",
+        "cost us",
+        "way",
+        "IOPS",
+        "over alone",
+        "one-to-one",
+        "reads balance",
+        "time balance"
+    );
+    for (depth, cost_us) in LOADS {
+        let mut all: [Vec<(Figures, bool)>; 4] = Default::default();
+        for _ in 0..rounds {
+            for (way, all) in WAYS.iter().zip(&mut all) {
+                let clock = Clock::start(&[])?;
+                let figures = one(&program, way, depth, seconds, cost_us)?;
+                all.push((figures, clock.used()?.others_user_cores <= DISTURBED_CORES));
+            }
+        }
+        let mut of = [Figures::default(); 4];
+        for (of, mut all) in of.iter_mut().zip(all) {
+            if all.iter().any(|(_, quiet)| *quiet) {
+                all.retain(|(_, quiet)| *quiet);
+            } else {
+                summary.disturbed = true;
+            }
+            let each =
+                |figure: fn(&Figures) -> f64| median(all.iter().map(|(f, _)| figure(f)).collect());
+            *of = Figures {
+                iops: each(|f| f.iops),
+                reads: each(|f| f.reads),
+                busy: each(|f| f.busy),
+            };
+        }
+        for (way, figures) in WAYS.iter().zip(&of) {
+            println!(
+                "{:<6}{depth:>5}{cost_us:>9}  {way:<11}{:>10.0}{:>12.2}{:>13.2}{:>15.2}{:>14.2}",
+                "",
+                figures.iops,
+                figures.iops / of[0].iops,
+                figures.iops / of[1].iops,
+                figures.reads,
+                figures.busy
+            );
+        }
+        let [alone, one_to_one, stealing, one_to_n] = of;
+        let prefix = match (depth, cost_us) {
+            HEADLINE => "spread".to_owned(),
+            _ => format!("spread_qd{depth}_{cost_us}us"),
+        };
+        for (name, value) in [
+            ("one_to_n_throughput_ratio", one_to_n.iops / alone.iops),
+            ("stealing_throughput_ratio", stealing.iops / alone.iops),
+            (
+                "one_to_n_over_stealing_ratio",
+                one_to_n.iops / stealing.iops,
+            ),
+            (
+                "one_to_n_over_one_to_one_ratio",
+                one_to_n.iops / one_to_one.iops,
+            ),
+            ("one_to_n_busiest_to_idlest", one_to_n.busy),
+            ("one_to_n_most_to_least_reads", one_to_n.reads),
+        ] {
+            summary.put(format!("{prefix}_{name}"), value);
+        }
+    }
+    Ok(())
+}
+
+fn one(program: &Path, way: &str, depth: u32, seconds: f64, cost_us: u32) -> Result<Figures> {
+    let mut command = Command::new(program);
+    command.args(["--exact", TEST, "--nocapture"]).env(
+        "FOREBAY_SPREAD",
+        format!("{way}:{depth}:{seconds}:{}", cost_us * 1000),
+    );
+    let text = process::text(&mut command, LIMIT)?;
+    parse(&text).with_context(|| format!("no figures in what the engine said:\n{text}"))
+}
+
+/// `iops I home H there T busy A B`
+fn parse(text: &str) -> Option<Figures> {
+    let (_, line) = text.lines().find_map(|line| line.split_once("iops "))?;
+    let numbers: Vec<f64> = line
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    let [iops, home, there, here_busy, there_busy] = numbers[..] else {
+        return None;
+    };
+    // Of nothing it is so many times everything.
+    let over = |a: f64, b: f64| a.max(b) / a.min(b).max(1e-3);
+    Some(Figures {
+        iops,
+        reads: over(home, there),
+        busy: over(here_busy, there_busy),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_read() {
+        let text = "running 1 test\ntest a ... iops 1500.5 home 30 there 20 busy 80 99.5\nok\n";
+        let wanted = Figures {
+            iops: 1500.5,
+            reads: 1.5,
+            busy: 99.5 / 80.0,
+        };
+        assert_eq!(parse(text), Some(wanted));
+        assert_eq!(parse("iops 1 home 2\n"), None);
+    }
+}
