@@ -115,6 +115,8 @@ impl Scheduler {
         };
         let (base, burst) = (vector(budget.base), vector(budget.burst));
         let metered = matches!(budget.how, Burst::Metered);
+        // By what was stated until now.
+        self.earn(tenant);
         self.board.entry(tenant).set_budget(budget);
         let one = &mut self.tenants[tenant];
         (one.base, one.burst, one.metered) = (base, burst, metered);
@@ -163,6 +165,8 @@ impl Scheduler {
         let one = &mut self.tenants[tenant];
         if one.lanes.is_empty() {
             self.board.entry(tenant).attach(true);
+            // Nothing was earned here before.
+            one.last = self.window;
         }
         one.lanes.push(lane as u32);
         one.count_lanes();
@@ -175,6 +179,7 @@ impl Scheduler {
             return;
         }
         let tenant = gone.tenant as usize;
+        self.earn(tenant);
         let one = &mut self.tenants[tenant];
         one.extra.add(&gone.used());
         one.lanes.retain(|other| *other as usize != lane);

@@ -201,24 +201,35 @@ impl Scheduler {
         ((u64::from(self.random) * below as u64) >> 32) as usize
     }
 
+    /// What the base of a tenant that rests was worth since this was asked last: saved, and the rest is credit. It comes to the
+    /// same when it is back; but so it can be seen, and lost by nobody's death.
+    pub fn earn(&mut self, tenant: usize) {
+        let one = &self.tenants[tenant];
+        let idle = self.window.saturating_sub(one.last);
+        if idle > 0 && !one.active && !one.lanes.is_empty() {
+            self.save_idle(tenant, idle);
+        }
+    }
+
+    fn save_idle(&mut self, tenant: usize, windows: u64) {
+        let saved = self.params.saved_windows.into();
+        let entry = self.board.entry(tenant);
+        let one = &mut self.tenants[tenant];
+        let told = one.told;
+        one.share = entry.share(&mut one.told, told);
+        one.save(entry, windows, saved, &Units::ZERO);
+        one.last = self.window;
+    }
+
     /// A tenant that was idle is here again: it may have its base at once, as far as there is anything.
     pub(super) fn activate(&mut self, tenant: usize) {
         let idle = self.window.saturating_sub(self.tenants[tenant].last);
+        self.save_idle(tenant, idle.max(1));
         let entry = self.board.entry(tenant);
         let one = &mut self.tenants[tenant];
         one.active = true;
         one.allocated = Each::ZERO;
-        let told = one.told;
-        one.share = entry.share(&mut one.told, told);
         one.spare = Units::ZERO;
-        // What its base was worth meanwhile: saved, the rest is credit.
-        one.save(
-            entry,
-            idle.max(1),
-            self.params.saved_windows.into(),
-            &Units::ZERO,
-        );
-        one.last = self.window;
         self.active.push(tenant as u32);
         if !self.awake {
             self.awake = true;

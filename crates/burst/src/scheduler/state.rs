@@ -136,7 +136,7 @@ pub(super) struct Tenant {
     pub(super) granted: Rate,
     /// Used beyond all that it might: paid before anything is saved. Operations, bytes.
     pub(super) owed: [u64; 2],
-    /// The window in which it was last active.
+    /// The window in which it was last active, or what it earns was last added up.
     pub(super) last: u64,
     pub(super) lanes: Vec<u32>,
     pub(super) seen: Seen,

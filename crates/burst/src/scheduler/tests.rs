@@ -314,6 +314,40 @@ fn credit_is_earned_below_the_base_and_spent_above() {
 }
 
 #[test]
+fn who_rests_earns_what_is_stated_while_it_is_there() {
+    let costs = table();
+    let board = Arc::new(Board::new(1));
+    let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
+    let mut scheduler = Scheduler::new(params(), &whole, 1, &board).expect("good");
+    let credit = Burst::Credit { seconds: 600 };
+    let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let has = |scheduler: &Scheduler| scheduler.seen(0).credit_parts / PARTS as u64;
+    // What was before it had a volume here is not its own.
+    scheduler.turn(5000);
+    scheduler.set_budget(0, &budget(10_000, 20_000, credit), &costs);
+    scheduler.attach(0, 0);
+    assert!(scheduler.admit(0, &cost));
+    assert_eq!(has(&scheduler), 0);
+    while scheduler.is_reckoned_with() {
+        scheduler.turn(1);
+    }
+    let begun = has(&scheduler);
+    // 10 in a window: seen before it is back, and no more when it is.
+    scheduler.turn(1000);
+    scheduler.earn(0);
+    let earned = has(&scheduler) - begun;
+    assert!((9_900..=10_000).contains(&earned), "{earned}");
+    scheduler.earn(0);
+    assert_eq!(has(&scheduler) - begun, earned);
+    // A change counts from its time on.
+    scheduler.turn(1000);
+    scheduler.set_budget(0, &budget(100_000, 200_000, credit), &costs);
+    assert!(scheduler.admit(0, &cost));
+    let earned = has(&scheduler) - begun - earned;
+    assert!((9_900..=10_110).contains(&earned), "{earned}");
+}
+
+#[test]
 fn a_tenants_volumes_share_it_fairly() {
     let costs = table();
     let board = Arc::new(Board::new(1));

@@ -293,7 +293,7 @@ impl Core {
     #[inline]
     pub(super) fn admission_is_idle(&mut self) {
         if let Some(admission) = &mut self.admission {
-            admission.is_idle();
+            admission.is_idle(&self.region);
             admission.delays.idle();
         }
     }

@@ -24,7 +24,7 @@ use forebay_burst::units::{Resource, SHARED, Units};
 use forebay_xlate::boundary::message::Frontend as ExportFrontend;
 use forebay_xlate::boundary::region::{MAX_LANES, ReactorRecord, Region, bump};
 use parts::LEAST_LUMP_NS;
-use records::grant;
+use records::{A_ROUND, grant};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -66,6 +66,8 @@ pub struct Admission {
     opened: Vec<u32>,
     /// The tenant whose record is written next.
     record_at: usize,
+    /// Tenants' records are older than that makes them: all are written when there is nothing else to do.
+    stale: bool,
     /// The same of lanes, of which there have been so many.
     lane_at: usize,
     lanes: usize,
@@ -191,6 +193,7 @@ impl Admission {
             delays: Delays::new(),
             opened: Vec::with_capacity(MAX_LANES),
             record_at: 0,
+            stale: false,
             lane_at: 0,
             lanes: 0,
         })
@@ -530,7 +533,10 @@ impl Admission {
 
     /// There is nothing to do in this turn: who is only short of processor time may go on.
     #[inline]
-    pub(super) fn is_idle(&mut self) {
+    pub(super) fn is_idle(&mut self, region: &Region) {
+        if std::mem::take(&mut self.stale) {
+            self.record_tenants(region);
+        }
         if !self.refused.is_empty() && self.scheduler.is_idle(LUMP_NS) {
             self.ready.extend(self.refused.drain(..));
         }
@@ -558,7 +564,10 @@ impl Admission {
         let backlog_ns: u64 = self.line.iter().map(left).sum();
         (self.scheduler).observe(Resource::Cpu, BACKLOG_WEIGHT * backlog_ns, 1);
         self.delays.tell(&mut self.scheduler, now_ns);
+        let was_reckoned_with = self.scheduler.is_reckoned_with();
         self.scheduler.turn(passed);
+        let rests = was_reckoned_with && !self.scheduler.is_reckoned_with();
+        self.stale |= rests || passed > A_ROUND;
         // Who is within its base by now stands in no line.
         for at in 0..self.line.len() {
             let lane = self.line[at];

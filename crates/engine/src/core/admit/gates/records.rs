@@ -11,6 +11,8 @@ use std::sync::atomic::Ordering::Relaxed;
 const RECORDED_AT_ONCE: usize = 32;
 /// The same of lanes, which are more.
 const LANES_AT_ONCE: usize = 8;
+/// So many windows are about a round of them.
+pub(super) const A_ROUND: u64 = 32;
 
 /// A lane's record says that it was given this.
 pub(super) fn grant(record: &LaneRecord, rate: Rate) {
@@ -50,6 +52,9 @@ impl Admission {
             return;
         };
         let told = &mut self.tenants[tenant];
+        if told.lanes > 0 {
+            self.scheduler.earn(tenant);
+        }
         let seen = self.scheduler.seen(tenant);
         if told.lanes == 0 && seen == told.seen && told.throttled_ops == 0 {
             return;
@@ -98,11 +103,16 @@ impl Admission {
         }
     }
 
-    /// Writes all records, for the last time.
-    pub(in crate::core::admit) fn record_all(&mut self, record: &ReactorRecord, region: &Region) {
+    #[cold]
+    pub(super) fn record_tenants(&mut self, region: &Region) {
         for tenant in 0..self.tenants.len() {
             self.record(tenant, region);
         }
+    }
+
+    /// Writes all records, for the last time.
+    pub(in crate::core::admit) fn record_all(&mut self, record: &ReactorRecord, region: &Region) {
+        self.record_tenants(region);
         record
             .corrections_milli
             .iter()
