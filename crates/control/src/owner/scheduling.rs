@@ -398,6 +398,16 @@ impl Owner {
         }
     }
 
+    /// Bases were promised that can't all be had, and nobody asked for that: costs or reactors are others now.
+    pub(super) fn promise_warning(&self) -> Option<String> {
+        let now = self.admission();
+        let is_meant = self.node.settings.borrow().oversubscription > 1.0;
+        (!now.guaranteed && !is_meant).then(|| {
+            let (some, all) = (now.at_once, now.tenants);
+            format!("only {some} of {all} tenants can have their bases at once, as this node is now: see `forebay scheduling show`")
+        })
+    }
+
     /// How I/O is admitted.
     pub(crate) fn scheduling_show(&self) -> Scheduling {
         let settings = self.node.settings.borrow();

@@ -227,6 +227,13 @@ impl Added {
         self.used.credit(other.map(|(_, region)| &**region), tenant)
     }
 
+    /// What a tenant has saved.
+    pub(super) fn saved(&self, tenant: TenantId) -> [u64; 2] {
+        let known = self.counting.as_ref();
+        let known = known.filter(|_| !self.let_go.contains(&tenant));
+        self.used.credit(known.map(|(_, region)| &**region), tenant)
+    }
+
     /// The engine that counts lets go of these tenants.
     pub(super) fn let_go(&mut self, session: &Session, tenants: &BTreeSet<TenantId>) {
         if self

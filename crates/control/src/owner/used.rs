@@ -103,8 +103,14 @@ impl UsedBefore {
     /// What a tenant had saved when an engine knew it last; `region`: of an engine that knows it still.
     pub(super) fn credit(&self, region: Option<&Region>, tenant: TenantId) -> [u64; 2] {
         let now = region.and_then(|region| tenants_of(region, &[tenant].into()).remove(&tenant));
+        self.saved(tenant, now.map(|(_, record)| record))
+    }
+
+    /// The same; `record`: in the region of an engine that knows it still.
+    fn saved(&self, tenant: TenantId, record: Option<&TenantRecord>) -> [u64; 2] {
         let before = || self.credit.iter().find(|(id, _)| *id == tenant.0);
-        now.map(|(_, record)| saved_of(record))
+        record
+            .map(saved_of)
             .or_else(|| before().map(|(_, saved)| *saved))
             .unwrap_or_default()
     }
@@ -179,16 +185,15 @@ impl UsedBefore {
 }
 
 /// A tenant's credit: what it has, of what its budget lets it save.
-pub(super) fn credit_of(budget: &Budget, record: Option<&TenantRecord>) -> Option<Credit> {
+fn credit_of(budget: &Budget, [ops, bytes]: [u64; 2]) -> Option<Credit> {
     let Burst::Credit { seconds } = budget.how else {
         return None;
     };
     let most = |rate: u64| rate.saturating_mul(seconds.into());
-    let has = |cell: fn(&TenantRecord) -> &AtomicU64| record.map_or(0, |r| cell(r).load(Relaxed));
     let (most_ops, most_bytes) = (most(budget.base.iops), most(budget.base.bytes));
     Some(Credit {
-        ops: has(|record| &record.credit_ops).min(most_ops),
-        bytes: has(|record| &record.credit_bytes).min(most_bytes),
+        ops: ops.min(most_ops),
+        bytes: bytes.min(most_bytes),
         most_ops,
         most_bytes,
     })
@@ -250,7 +255,11 @@ pub(super) fn tenant_stats<'a>(
             active_windows,
             granted_ops_s: gauge(|record| &record.granted_ops_s),
             granted_bytes_s: gauge(|record| &record.granted_bytes_s),
-            credit: budget.and_then(|budget| credit_of(budget, record)),
+            // Without an engine, or exports, it keeps what it has.
+            credit: budget.and_then(|budget| {
+                let record = found.map(|(_, record)| *record);
+                credit_of(budget, before.saved(id, record))
+            }),
         });
     }
     all.sort_by(|a, b| a.tenant.cmp(&b.tenant));
@@ -260,11 +269,6 @@ pub(super) fn tenant_stats<'a>(
 impl Owner {
     /// What a tenant has saved.
     pub(super) fn credit(&self, tenant: TenantId, budget: &Budget) -> Option<Credit> {
-        let session = self.session();
-        let records = session
-            .as_ref()
-            .map_or(&[][..], |session| session.region.tenants());
-        let is_its = |record: &&TenantRecord| record.tenant.load(Relaxed) == tenant.0 + 1;
-        credit_of(budget, records.iter().find(is_its))
+        credit_of(budget, self.added.borrow().saved(tenant))
     }
 }

@@ -111,6 +111,7 @@ impl Owner {
         warnings.extend(self.copies_warnings());
         warnings.extend(self.room_warnings().into_iter().map(|(_, text)| text));
         warnings.extend(self.troubles());
+        warnings.extend(self.promise_warning());
         warnings
     }
 

@@ -177,6 +177,23 @@ fn what_cannot_be_is_refused_with_what_would_fit() {
             life.tenant_budget(None).await.is_err(),
             "its volumes have bases"
         );
+        // What was promised stays so when costs turn out higher; and it is said.
+        let is_said = || {
+            let warnings = owner.warnings();
+            let of_bases =
+                |warning: &String| warning.contains("0 of 1 tenants can have their bases");
+            warnings.iter().any(of_bases)
+        };
+        assert!(!is_said(), "{:?}", owner.warnings());
+        let mut profiles = owner.costs_show().profiles;
+        profiles.iter_mut().for_each(|of| of.cpu_ns = [1e7; 6]);
+        let costs = CostsPut {
+            profiles,
+            note: None,
+        };
+        let put = life.with_engine(async { owner.costs_put(Some(costs)).await });
+        put.await.unwrap();
+        assert!(is_said(), "{:?}", owner.warnings());
     });
 }
 
@@ -462,6 +479,8 @@ fn what_tenants_used_does_not_fall_when_their_engine_does() {
         life.with_engine(gone).await.unwrap();
         told(&mut life);
         life.fake.region.tenants()[3].tenant.store(0, Relaxed);
+        let shown = life.owner.tenant_show("t").unwrap();
+        assert_eq!((seen(&life).2, shown.credit.unwrap().ops), (30, 30));
         life.export("v").await;
         assert_eq!(told(&mut life), [[30, 0]]);
     });
