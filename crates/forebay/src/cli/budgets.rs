@@ -5,8 +5,9 @@
 //! Not here: what can be stated, which the daemon checks.
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
+use forebay_burst::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
 use forebay_control::api::scheduling::{Policy, Spread};
-use forebay_device::size::parse_bytes;
+use forebay_device::size::{SizeError, parse_bytes};
 
 /// A base that is theirs at any time, and a limit that bursts reach.
 #[derive(Debug, Args)]
@@ -18,16 +19,16 @@ use forebay_device::size::parse_bytes;
 ))]
 pub(crate) struct BudgetArgs {
     /// Operations a second that are theirs at any time, e.g. 2000 or 20k [default: one for every 128 KiB/s of the base, if it has bandwidth]
-    #[arg(long, value_name = "N", value_parser = parse_iops, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = parse_rate, allow_negative_numbers = true)]
     pub(crate) base_iops: Option<u64>,
     /// Bytes a second that are theirs at any time, e.g. 100M [default: 4 KiB for each of its IOPS, if it has some]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, allow_negative_numbers = true)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bandwidth, allow_negative_numbers = true)]
     pub(crate) base_bandwidth: Option<u64>,
     /// Operations a second that they never have more than [default: --base-iops; no limit without that]
-    #[arg(long, value_name = "N", value_parser = parse_iops, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = parse_rate, allow_negative_numbers = true)]
     pub(crate) burst_iops: Option<u64>,
     /// Bytes a second that they never have more than, e.g. 300M [default: --base-bandwidth; no limit without that]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, allow_negative_numbers = true)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bandwidth, allow_negative_numbers = true)]
     pub(crate) burst_bandwidth: Option<u64>,
     /// Take the budget away
     #[arg(long, conflicts_with_all = ["base_iops", "base_bandwidth", "burst_iops", "burst_bandwidth"])]
@@ -36,7 +37,12 @@ pub(crate) struct BudgetArgs {
 
 /// A number of seconds, minutes, hours or days: `60s`, `10m`.
 pub(super) fn parse_seconds(text: &str) -> Result<u32, String> {
-    let wrong = || "a time is written like 60s, 10m, 2h or 1d".to_owned();
+    let wrong = || {
+        format!(
+            "a time is written like 60s, 10m, 2h or 1d, and 1s to {}d fits",
+            MOST_CREDIT_SECONDS / 86_400
+        )
+    };
     let end = text
         .find(|c: char| !c.is_ascii_digit())
         .unwrap_or(text.len());
@@ -50,6 +56,22 @@ pub(super) fn parse_seconds(text: &str) -> Result<u32, String> {
     };
     let number: u32 = number.parse().map_err(|_| wrong())?;
     number.checked_mul(unit).ok_or_else(wrong)
+}
+
+/// IOPS of a budget. Whether a number fits is the daemon's to say; what is none is refused with what would.
+fn parse_rate(text: &str) -> Result<u64, String> {
+    let fits = |error| format!("{error}; {} to {} fits", LEAST.iops, MOST.iops);
+    parse_iops(text).map_err(fits)
+}
+
+/// The same of bytes a second.
+fn parse_bandwidth(text: &str) -> Result<u64, String> {
+    let error = match parse_bytes(text) {
+        Ok(bytes) => return Ok(bytes),
+        Err(SizeError::TooLarge(text)) => format!("`{text}` is too large"),
+        Err(error) => error.to_string(),
+    };
+    Err(format!("{error}; {} to {} fits", LEAST.bytes, MOST.bytes))
 }
 
 /// A whole number, or so many thousands or millions.
@@ -225,6 +247,14 @@ mod tests {
             "9999999999999999M",
         ] {
             parse_iops(wrong).unwrap_err();
+        }
+        for overflow in ["99999999999999999999", "9999999999999999M"] {
+            let iops = parse_rate(overflow).unwrap_err();
+            assert!(iops.ends_with("10 to 20000000 fits"), "{iops}");
+            let bytes = parse_bandwidth(overflow).unwrap_err();
+            assert!(bytes.ends_with("65536 to 100000000000 fits"), "{bytes}");
+            let time = parse_seconds(&format!("{overflow}d")).unwrap_err();
+            assert!(time.ends_with("1s to 7d fits"), "{time}");
         }
         for wrong in ["NaN", "inf", "-inf", "1e999", ""] {
             parse_number(wrong).unwrap_err();

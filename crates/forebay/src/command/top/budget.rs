@@ -5,6 +5,7 @@
 //! it may have asked for all of it in one moment.
 //! Not here: figures of commands (`view`), text but for a few words.
 
+use forebay_burst::budget::LEAST;
 use forebay_control::api::scheduling::Rate;
 use forebay_control::api::stats::{Histogram, LaneStats, TenantStats};
 use serde::Serialize;
@@ -121,19 +122,24 @@ impl Use {
         }
     }
 
-    /// What there is to say of it, in a few words; nothing while all is well.
-    pub(crate) fn words(&self) -> String {
+    /// What there is to say of it; nothing while it does nothing.
+    pub(crate) fn words(&self) -> Vec<String> {
         let mut words = Vec::new();
-        if self.noisy {
+        if self.used_iops > 0.0 {
             words.push(match self.base_iops {
-                Some(base) => format!(
-                    "NOISY: {:.0} IOPS and {:.1} MB/s of a base of {base} and {:.1}",
+                Some(iops) => format!(
+                    "{} {:.0} IOPS and {:.1} MB/s of {}",
+                    if self.noisy { "NOISY:" } else { "used" },
                     self.used_iops,
                     self.used_bytes_s / 1e6,
-                    self.base_bytes_s.unwrap_or(0) as f64 / 1e6
+                    base_text(iops, self.base_bytes_s.unwrap_or(0))
                 ),
                 None => "no budget: it has what others leave".to_owned(),
             });
+            words.push(given_text(self.granted_iops, self.granted_bytes_s));
+            if self.burst_percent >= 0.5 {
+                words.push(format!("{:.0} % of it bursting", self.burst_percent));
+            }
             if self.metered_iops > 0.0 {
                 words.push(format!("{:.0}/s metered", self.metered_iops));
             }
@@ -155,8 +161,20 @@ impl Use {
         if let Some(percent) = self.credit_percent {
             words.push(format!("credit {percent:.0} %"));
         }
-        words.join(", ")
+        words
     }
+}
+
+/// A base; none where there is a limit only.
+fn base_text(iops: u64, bytes_s: u64) -> String {
+    match iops <= LEAST.iops && bytes_s <= LEAST.bytes {
+        true => "no base".to_owned(),
+        false => format!("a base of {iops} and {:.1}", bytes_s as f64 / 1e6),
+    }
+}
+
+fn given_text(iops: u64, bytes_s: u64) -> String {
+    format!("given {iops} IOPS and {:.1} MB/s", bytes_s as f64 / 1e6)
 }
 
 /// A volume's part of its tenant's budget. What it uses of that is in its figures.
@@ -219,23 +237,18 @@ impl Volume {
     }
 
     /// What there is to say of its part of a budget; nothing while nothing waits.
-    pub(crate) fn words(&self) -> String {
+    pub(crate) fn words(&self) -> Vec<String> {
         let figures = &self.figures;
         let Some(part) = self.budget.as_ref().filter(|_| figures.throttled_s > 0.0) else {
-            return String::new();
+            return Vec::new();
         };
-        format!(
-            "{:.0}/s wait {}{}, given {} IOPS and {:.1} MB/s",
-            figures.throttled_s,
-            latency(part.throttled_ns),
-            if self.is_at_limit() {
-                ", at its own limit"
-            } else {
-                ""
-            },
-            part.granted_iops,
-            part.granted_bytes_s as f64 / 1e6
-        )
+        let (throttled_s, time) = (figures.throttled_s, latency(part.throttled_ns));
+        let mut words = vec![format!("{throttled_s:.0}/s wait {time}")];
+        if self.is_at_limit() {
+            words.push("at its own limit".to_owned());
+        }
+        words.push(given_text(part.granted_iops, part.granted_bytes_s));
+        words
     }
 }
 
@@ -270,6 +283,7 @@ mod tests {
             TenantStats {
                 used_ops: 10_000,
                 metered_ops: 8000,
+                granted_ops_s: 7000,
                 active_windows: 100,
                 burst_windows: 75,
                 ..tenant("acme", 1000)
@@ -287,15 +301,22 @@ mod tests {
             (acme.noisy, acme.hurt, acme.burst_percent),
             (true, false, 75.0)
         );
-        assert!(
-            acme.words().starts_with("NOISY: 5000 IOPS"),
-            "{}",
-            acme.words()
-        );
-        assert!(acme.words().ends_with("4000/s metered"), "{}", acme.words());
+        let words = [
+            "NOISY: 5000 IOPS and 0.0 MB/s of a base of 1000 and 1073.7",
+            "given 7000 IOPS and 0.0 MB/s",
+            "75 % of it bursting",
+            "4000/s metered",
+        ];
+        assert_eq!(acme.words(), words);
         assert_eq!((zoo.noisy, zoo.hurt), (false, true));
-        assert_eq!(zoo.words(), "HURT: 10/s wait 1.0 ms, below its base");
-        assert_eq!(Use::default().words(), "");
+        let words = [
+            "used 500 IOPS and 0.0 MB/s of a base of 1000 and 1073.7",
+            "given 0 IOPS and 0.0 MB/s",
+            "HURT: 10/s wait 1.0 ms, below its base",
+        ];
+        assert_eq!(zoo.words(), words);
+        assert_eq!(Use::default().words(), Vec::<String>::new());
+        assert_eq!(base_text(LEAST.iops, LEAST.bytes), "no base");
         // Who asks for more than was stated is not hurt.
         for (used_iops, credit_percent, why) in [
             (960.0, None, "others leave no more"),
@@ -350,14 +371,18 @@ mod tests {
         });
         let view = View::between(&before, &now, TopOrder::Throttled);
         assert_eq!(view.tenants[0].name, "zoo");
-        let words = "1500/s wait 2.0 ms, at its own limit, given 2100 IOPS and 275.0 MB/s";
+        let words = [
+            "1500/s wait 2.0 ms",
+            "at its own limit",
+            "given 2100 IOPS and 275.0 MB/s",
+        ];
         assert_eq!(view.tenants[0].volumes[0].words(), words);
         let zoo = view.tenants[0].budget.clone().unwrap();
         assert_eq!(
             (zoo.hurt, zoo.why),
             (false, Some("its volumes are at their own limits"))
         );
-        assert_eq!(view.tenants[1].volumes[0].words(), "");
+        assert_eq!(view.tenants[1].volumes[0].words(), Vec::<String>::new());
         assert_eq!(view.tenants[1].volumes[0].budget, None);
     }
 }

@@ -47,19 +47,14 @@ pub(crate) fn text(view: &View, size: Size, last: &str) -> String {
     for tenant in &view.tenants {
         rows.push(row(&tenant.name, &tenant.figures, name_width));
         let words = tenant.budget.as_ref().map(Use::words);
-        if let Some(words) = words.filter(|words| !words.is_empty()) {
-            rows.push(format!("  {words}"));
-        }
+        say(&mut rows, 2, words.unwrap_or_default(), size.columns);
         for volume in &tenant.volumes {
             rows.push(row(
                 &format!("  {}", volume.name),
                 &volume.figures,
                 name_width,
             ));
-            let words = volume.words();
-            if !words.is_empty() {
-                rows.push(format!("    {words}"));
-            }
+            say(&mut rows, 4, volume.words(), size.columns);
         }
     }
     // The last line is kept free for `last`.
@@ -76,6 +71,28 @@ pub(crate) fn text(view: &View, size: Size, last: &str) -> String {
     }
     let cut = lines.iter().map(|line| cut(line, size.columns));
     cut.collect::<Vec<_>>().join("\n")
+}
+
+/// Words beneath a row, as many in a line as there is room for.
+fn say(rows: &mut Vec<String>, indent: usize, words: Vec<String>, columns: usize) {
+    let mut line = String::new();
+    let rest = words.len();
+    for (at, word) in words.iter().enumerate() {
+        let comma = if at + 1 < rest { "," } else { "" };
+        let wide = line.chars().count() + 1 + word.chars().count() + comma.len();
+        if !line.is_empty() && wide > columns {
+            rows.push(std::mem::take(&mut line));
+        }
+        match line.is_empty() {
+            true => line = " ".repeat(indent),
+            false => line.push(' '),
+        }
+        line.push_str(word);
+        line.push_str(comma);
+    }
+    if !line.is_empty() {
+        rows.push(line);
+    }
 }
 
 fn head(view: &View) -> Vec<String> {
@@ -208,6 +225,34 @@ q ends";
                 assert!(widest.unwrap_or(0) <= columns, "{columns} {lines}\n{text}");
             }
         }
+    }
+
+    #[test]
+    fn no_word_of_a_budget_is_cut_off() {
+        let mut view = view();
+        view.tenants[0].budget = Some(Use {
+            base_iops: Some(1000),
+            base_bytes_s: Some(4_096_000),
+            used_iops: 5000.0,
+            used_bytes_s: 20_480_000.0,
+            granted_iops: 5300,
+            granted_bytes_s: 21_700_000,
+            throttled_s: 70.0,
+            throttled_ns: Some(1_000_000),
+            burst_percent: 75.0,
+            credit_percent: Some(40.0),
+            noisy: true,
+            why: Some("others leave no more"),
+            ..Use::default()
+        });
+        let text = text(&view, SMALL, "");
+        let said: Vec<_> = text.lines().skip(6).take(3).collect();
+        let expected = [
+            "  NOISY: 5000 IOPS and 20.5 MB/s of a base of 1000 and 4.1,",
+            "  given 5300 IOPS and 21.7 MB/s, 75 % of it bursting,",
+            "  70/s wait 1.0 ms, others leave no more, credit 40 %",
+        ];
+        assert_eq!(said, expected, "{text}");
     }
 
     #[test]
