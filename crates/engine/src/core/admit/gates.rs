@@ -303,6 +303,7 @@ impl Admission {
             let cost = cost_of(&self.costs, gate.frontend, &io.op);
             self.scheduler.wait(at, &cost);
         }
+        let is_first = gate.count == 0;
         match gate.last {
             NONE => gate.first = index,
             last => ios[last as usize].link = index,
@@ -314,7 +315,8 @@ impl Admission {
         // It had enough of this turn, or its budget did not allow it.
         let enough = gate.turn == self.turn && self.scheduler.part_ns(at) <= 0;
         self.scheduler.shut(at);
-        if !gate.listed && !(enough && gate.in_line) {
+        // Whoever waits behind another, waits where that does.
+        if is_first && !gate.listed && !(enough && gate.in_line) {
             (gate.listed, gate.began) = (true, false);
             if enough {
                 self.ready.push_back(at as u32);

@@ -245,6 +245,46 @@ fn within_its_base_a_lane_waits_for_no_neighbour() {
     assert_eq!(rig.throttled(4), (0, 0));
 }
 
+/// Whoever waits for a turn is not over budget, however many more come behind what waits.
+#[test]
+fn what_comes_behind_a_lane_in_line_goes_on_in_its_turns() {
+    let mut rig = rig(&Budget::unstated(), &fixed(50));
+    let region = rig.b.core.region.clone();
+    rig.b.core.set_lane(mapped_lane(5, VolumeId(25), &region));
+    let budget = None;
+    let share = Some(Share { tenant: 0, budget });
+    rig.b.core.set_share(VolumeId(25), share);
+    for _ in 0..20 {
+        for _ in 0..20 {
+            rig.read(3);
+            rig.read(5);
+        }
+        rig.pass(WINDOW_NS);
+        while !rig.ended_well().is_empty() {
+            rig.pass(1000);
+        }
+    }
+    rig.pass(1000);
+    let throttled = |rig: &Rig| [3, 5].map(|lane| rig.throttled(lane));
+    let before = throttled(&rig).map(|(ops, _)| (ops, 0));
+    let mut all = Vec::new();
+    for _ in 0..12 {
+        all.extend([rig.read(3), rig.read(5)]);
+    }
+    let mut ended = rig.ended_well();
+    assert!(ended.len() < all.len(), "{ended:?}");
+    // None of these turns is a window's end.
+    for turn in 0..100 {
+        rig.pass(1000);
+        if turn < 10 {
+            all.extend([rig.read(3), rig.read(5)]);
+        }
+        ended.extend(rig.ended_well());
+    }
+    assert_eq!(ended.len(), all.len());
+    assert_eq!(throttled(&rig), before);
+}
+
 #[test]
 fn what_is_throttled_ends_with_its_owner_its_connection_or_its_lane() {
     let mut rig = rig(&fixed(1), &fixed(1));
