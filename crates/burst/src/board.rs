@@ -4,12 +4,13 @@
 //! window, and the same instruction gives it the sum: its share of the tenant's budget is its part of the demand. What
 //! volumes have as a base of their own is not shared by demand: each reactor has that of its volumes first. No lock;
 //! nothing is read or written on the path of an I/O. Credit lies here as well, as it is the tenant's and not a reactor's.
-//! What the node shares besides processors is divided by the reactors that are awake.
+//! Of what the node shares besides processors, each reactor has what it owes to its tenants, which it tells likewise; the rest is
+//! divided by the reactors that are awake.
 //! **Not here:** processors, of which each reactor has its own.
 
 use crate::budget::{Budget, Burst, Rate};
 use crate::credit::Account;
-use crate::units::PARTS;
+use crate::units::{PARTS, SHARED};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -34,6 +35,8 @@ pub struct Entry {
 pub struct Board {
     entries: Box<[Entry]>,
     awake: AtomicU32,
+    /// What reactors owe to their tenants in a window, of each shared resource.
+    owed: [AtomicU64; SHARED],
 }
 
 impl Board {
@@ -43,6 +46,7 @@ impl Board {
         Self {
             entries: (0..tenants).map(|_| Entry::default()).collect(),
             awake: AtomicU32::new(0),
+            owed: Default::default(),
         }
     }
 
@@ -72,6 +76,16 @@ impl Board {
     #[must_use]
     pub fn awake(&self) -> u32 {
         self.awake.load(Relaxed).max(1)
+    }
+}
+
+impl Board {
+    /// This reactor told that it owes `told` of a resource, and it is `new` now. Says what all of them do.
+    #[inline]
+    pub fn owe(&self, resource: usize, told: &mut u64, new: u64) -> u64 {
+        let sum = tell(&self.owed[resource], *told, new);
+        *told = new;
+        sum.max(new)
     }
 }
 

@@ -52,6 +52,8 @@ pub struct Scheduler {
     random: u32,
     estimator: Estimator,
     awake: bool,
+    /// What it told that it owes of each resource.
+    told_owed: [u64; SHARED],
     /// Somebody may begin an I/O, had they more of the processor.
     wants_processor: bool,
     somebody_bursts: bool,
@@ -96,6 +98,7 @@ impl Scheduler {
             random: 0x9E37_79B9,
             estimator: Estimator::default(),
             awake: false,
+            told_owed: [0; SHARED],
             wants_processor: false,
             somebody_bursts: false,
             board: board.clone(),
@@ -346,7 +349,14 @@ impl Scheduler {
             self.detach(lane);
         }
         if std::mem::take(&mut self.awake) {
-            self.board.wake(false);
+            self.sleep();
+        }
+    }
+
+    fn sleep(&mut self) {
+        self.board.wake(false);
+        for (resource, told) in self.told_owed.iter_mut().enumerate() {
+            self.board.owe(resource, told, 0);
         }
     }
 

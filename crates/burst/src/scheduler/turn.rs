@@ -145,7 +145,10 @@ impl Scheduler {
         let awake = !self.active.is_empty();
         if awake != self.awake {
             self.awake = awake;
-            self.board.wake(awake);
+            match awake {
+                true => self.board.wake(true),
+                false => self.sleep(),
+            }
         }
     }
 
@@ -228,13 +231,21 @@ impl Scheduler {
     /// What there is in the window that begins: for each unit of demand, of each that is owed, and all that is not owed. What
     /// is reserved is set aside.
     fn shares(&mut self, sums: &Sums, late: f32) -> (Each, Each, Each) {
-        let mut whole = self.whole.map(|whole| whole * late);
+        let mut whole = self.whole;
         let awake = self.board.awake() as f32;
-        for whole in &mut whole[1..] {
-            *whole /= awake;
+        // Bases fit into the node, wherever they are asked for: each reactor has what it owes, and of the rest an equal part.
+        for resource in 1..SHARED {
+            let owed = sums.owed.0[resource] / late;
+            let told = &mut self.told_owed[resource];
+            let all = self.board.owe(resource, told, owed as u64) as f32;
+            let whole = &mut whole[resource];
+            *whole = match all > *whole {
+                true => *whole * owed / all,
+                false => owed + (*whole - all) / awake,
+            };
         }
         for whole in &mut whole {
-            *whole = whole.min(PLENTY as f32);
+            *whole = (*whole * late).min(PLENTY as f32);
         }
         let mut parts = [0f32; SHARED];
         for resource in 0..SHARED {
