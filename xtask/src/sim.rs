@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use forebay_burst::sim::figures::{Effort, FIGURES, Figure, make};
+use forebay_burst::sim::figures::{Claim, Effort, FIGURES, Figure, make};
 use forebay_burst::sim::sweep as burst;
 
 pub(crate) fn run(args: &[String]) -> Result<bool> {
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
             name => make(name, effort).context("no such figure")?,
         };
         print(&figure);
-        good &= figure.claims.iter().all(|claim| claim.holds());
+        good &= figure.claims.iter().all(Claim::is_expected);
         let file = folder.join(format!("{name}.svg"));
         write(&file, &svg::plot(&figure))?;
         let seconds = start.elapsed().as_secs_f64();
@@ -96,6 +96,7 @@ fn list() -> String {
 fn print(figure: &Figure) {
     println!("{}, {}", figure.title, figure.unit);
     println!("assumed: {}", figure.assumed);
+    println!("parameters: {}", figure.parameters);
     let widths: Vec<usize> = figure
         .columns
         .iter()
@@ -117,10 +118,10 @@ fn print(figure: &Figure) {
         println!();
     }
     for claim in &figure.claims {
-        let verdict = if claim.holds() {
-            "within"
-        } else {
-            "NOT within"
+        let verdict = match (claim.is_within(), claim.holds()) {
+            (true, _) => "within",
+            (false, true) => "better than",
+            (false, false) => "NOT within",
         };
         println!(
             "{}: ours {}, the paper's {}: {verdict} {} to {}{}",

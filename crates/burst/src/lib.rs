@@ -9,7 +9,7 @@
 //! an I/O: time is a number of windows, usage comes in as costs.
 //!
 //! **What it does not do.** Hold the commands that wait (that is a lane's), measure (it is told), weigh tenants against
-//! each other other than by their base and their demand, move tenants between nodes. The engine does not use it yet.
+//! each other other than by their base and their demand, move tenants between nodes.
 
 #![deny(unsafe_code)]
 // Resources are numbers, and most loops over them are over several arrays.

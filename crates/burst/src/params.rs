@@ -75,6 +75,10 @@ pub struct Params {
     pub busy: f32,
     /// Below this part of its base, an allocation that nobody uses is nothing, and its tenant is forgotten until it comes back.
     pub forget: f32,
+    /// The processor's time, by what its I/Os cost, that a lane may begin in a reactor's turn, and all above their base together, ns.
+    pub lump_ns: u32,
+    /// What lanes were given of the processor and have not begun when a window ends counts as a delay so many times: as if it stayed.
+    pub backlog_weight: u32,
 }
 
 impl Default for Params {
@@ -99,6 +103,8 @@ impl Default for Params {
             correction_most: 4.0,
             busy: 0.5,
             forget: 1.0 / 64.0,
+            lump_ns: 12_000,
+            backlog_weight: 4,
         }
     }
 }
@@ -152,7 +158,7 @@ macro_rules! rows {
 }
 
 /// All but the policy.
-static ROWS: [Row; 18] = rows! {
+static ROWS: [Row; 20] = rows! {
     window_ns: u64, 50_000.0, MAX_WINDOW_NS as f64;
     keep: f32, 0.0, 0.99;
     weight_waiting: f32, 0.0, 1000.0;
@@ -171,6 +177,8 @@ static ROWS: [Row; 18] = rows! {
     correction_most: f32, 1.0, 100.0;
     busy: f32, 0.0, 1.0;
     forget: f32, 0.0001, 1.0;
+    lump_ns: u32, 1000.0, 1_000_000.0;
+    backlog_weight: u32, 0.0, 1000.0;
 };
 
 impl Params {

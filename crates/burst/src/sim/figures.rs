@@ -7,6 +7,9 @@ mod adverse;
 mod paper;
 mod scale;
 
+use super::model::Model;
+use crate::params::Params;
+
 /// A line of what the paper says.
 #[derive(Clone, Debug)]
 pub struct Claim {
@@ -14,19 +17,58 @@ pub struct Claim {
     pub what: String,
     /// In the paper.
     pub paper: &'static str,
-    /// What of ours counts as the same.
+    /// The range that was published; of a single value, what is [`about`] it.
     pub range: (f64, f64),
+    /// On which side of it lies what is better than the paper's.
+    pub better: Better,
     /// Ours.
     pub ours: f64,
+    /// Where ours lies if it is neither, for the reason that is said: what comes out elsewhere has changed.
+    pub known: Option<(f64, f64)>,
     /// Why they differ, or what makes them alike.
     pub why: &'static str,
+}
+
+/// What is better than a published range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Better {
+    /// Nothing.
+    Neither,
+    /// What is below it.
+    Less,
+    /// What is above it.
+    More,
+}
+
+/// What counts as a value that was published alone, or as "about" so much: a tenth less to a tenth more.
+#[must_use]
+pub fn about(value: f64) -> (f64, f64) {
+    (0.9 * value, 1.1 * value)
 }
 
 impl Claim {
     /// Whether ours lies within the published range.
     #[must_use]
-    pub fn holds(&self) -> bool {
+    pub fn is_within(&self) -> bool {
         (self.range.0..=self.range.1).contains(&self.ours)
+    }
+
+    /// Whether it does, or is better.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        let better = match self.better {
+            Better::Neither => false,
+            Better::Less => self.ours < self.range.0,
+            Better::More => self.ours > self.range.1,
+        };
+        better || self.is_within()
+    }
+
+    /// Whether it does, or lies where it is known to, for the reason that is said.
+    #[must_use]
+    pub fn is_expected(&self) -> bool {
+        let known = self.known.filter(|_| !self.why.is_empty());
+        self.holds() || known.is_some_and(|(least, most)| (least..=most).contains(&self.ours))
     }
 }
 
@@ -47,8 +89,10 @@ pub struct Figure {
     pub names: Vec<&'static str>,
     /// What the paper says.
     pub claims: Vec<Claim>,
-    /// What was assumed.
+    /// What was assumed of loads.
     pub assumed: String,
+    /// All of the node and the scheduler: of what nothing else is said, the defaults.
+    pub parameters: String,
 }
 
 /// How long is simulated: a quick look, or enough for tails.
@@ -63,6 +107,18 @@ impl Effort {
     pub const QUICK: Self = Self { ms: 40 };
     /// Enough for tails.
     pub const FULL: Self = Self { ms: 400 };
+}
+
+/// All parameters of a node and its scheduler, for people.
+#[must_use]
+pub fn told(model: &Model, params: &Params) -> String {
+    let mut all = model.told();
+    all.extend(
+        params
+            .values()
+            .map(|(name, value)| format!("{name} {value}")),
+    );
+    all.join(", ")
 }
 
 type Make = fn(Effort) -> Figure;
@@ -121,6 +177,11 @@ pub const FIGURES: &[(&str, &str, Make)] = &[
         adverse::wakers,
     ),
     (
+        "device",
+        "a device of our own that is slower or faster than its costs say",
+        adverse::device,
+    ),
+    (
         "ablation",
         "the same neighbours, without one technique each",
         adverse::ablation,
@@ -131,5 +192,11 @@ pub const FIGURES: &[(&str, &str, Make)] = &[
 #[must_use]
 pub fn make(name: &str, effort: Effort) -> Option<Figure> {
     let found = FIGURES.iter().find(|(own, _, _)| *own == name);
-    found.map(|(_, _, make)| make(effort))
+    found.map(|(_, _, make)| {
+        let mut figure = make(effort);
+        if figure.parameters.is_empty() {
+            figure.parameters = told(&paper::node(), &Params::default());
+        }
+        figure
+    })
 }

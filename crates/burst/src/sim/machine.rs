@@ -2,7 +2,10 @@
 //!
 //! **Design.** A tenant keeps so many I/Os under way. One that may begin stands before its reactor's processor, first come
 //! first served; then its data goes over a link, the backend takes its time, and a read's data comes back over the other
-//! link. What may not begin waits in its lane, and at each window's turn lanes begin one I/O each in turns.
+//! link. What may not begin waits in its lane, and at each window's turn lanes begin one I/O each in turns. A reactor that works
+//! in turns ([`Model::turn_ns`]) looks at what came, and at what waits, only between them.
+
+mod turns;
 
 use super::model::{Guest, Model};
 use super::stats::Had;
@@ -24,6 +27,8 @@ enum Event {
     Ask(u32),
     /// A reactor's processor has finished with this I/O.
     Cpu(u32, u32),
+    /// A reactor has looked at all that there is to do.
+    Looked(u32),
     /// The backend has answered.
     Backend(u32),
     /// The I/O has ended.
@@ -38,7 +43,6 @@ struct Io {
     lane: u32,
     len: u32,
     read: bool,
-    stolen: bool,
     /// Who admitted it.
     reactor: u32,
     /// It was over budget at least once.
@@ -60,6 +64,10 @@ struct Reactor {
     ready: VecDeque<u32>,
     /// The processor's time that stands in `ready`.
     ahead_ns: u64,
+    /// What came since the last turn.
+    came: Vec<u32>,
+    /// Of a turn's lump, what is left.
+    lump_ns: i64,
     busy: bool,
     /// In this measurement.
     busy_ns: u64,
@@ -88,8 +96,12 @@ pub struct Machine {
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     sequence: u64,
     links: [u64; 2],
+    /// When the device has ended what was given to it.
+    device: u64,
     now: u64,
     window_ns: u64,
+    lump_ns: i64,
+    backlog_weight: u64,
     random: u64,
     measure_from: u64,
     had: Vec<Had>,
@@ -153,6 +165,8 @@ impl Machine {
                 first: VecDeque::new(),
                 ready: VecDeque::new(),
                 ahead_ns: 0,
+                came: Vec::new(),
+                lump_ns: 0,
                 busy: false,
                 busy_ns: 0,
                 turns: VecDeque::new(),
@@ -173,8 +187,14 @@ impl Machine {
             events: BinaryHeap::new(),
             sequence: 0,
             links: [0; 2],
+            device: 0,
             now: 0,
             window_ns: params.window_ns,
+            lump_ns: match params.policy {
+                crate::params::Policy::Burst => params.lump_ns.into(),
+                _ => i64::MAX / 2,
+            },
+            backlog_weight: params.backlog_weight.into(),
             random: seed | 1,
             measure_from: 0,
             had: vec![Had::default(); count],
@@ -209,10 +229,10 @@ impl Machine {
         parts.map(|reactor| reactor.busy_ns as f64 / time).collect()
     }
 
-    /// Of the first reactor: how many times what is calibrated a processor's costs count.
+    /// Of the first reactor: how many times what is calibrated costs count.
     #[must_use]
-    pub fn correction(&self) -> f32 {
-        self.reactors[0].scheduler.corrections()[0]
+    pub fn correction(&self, resource: Resource) -> f32 {
+        self.reactors[0].scheduler.corrections()[resource as usize]
     }
 
     /// Another truth of the processor, from now on.
@@ -237,6 +257,7 @@ impl Machine {
             match event {
                 Event::Ask(tenant) => self.ask(tenant),
                 Event::Cpu(reactor, io) => self.served(reactor as usize, io),
+                Event::Looked(reactor) => self.looked(reactor as usize),
                 Event::Backend(io) => self.answered(io),
                 Event::End(io) => self.ended(io),
                 Event::Turn => self.turn(),
@@ -310,7 +331,6 @@ impl Machine {
             lane,
             len,
             read,
-            stolen: false,
             reactor: 0,
             refused: false,
             told: true,
@@ -330,20 +350,13 @@ impl Machine {
             }
         };
         self.under_way[at] += 1;
-        self.arrive(number);
+        self.come(number);
         self.ask_later(tenant);
     }
 
-    fn arrive(&mut self, io: u32) {
-        let Io {
-            lane,
-            cost,
-            tenant,
-            read,
-            ..
-        } = self.ios[io as usize];
-        let lane = lane as usize;
-        let queue = 2 * lane + usize::from(read && self.model.apart);
+    /// It comes to its reactor.
+    fn come(&mut self, io: u32) {
+        let lane = self.ios[io as usize].lane as usize;
         let count = self.reactors.len();
         let number = match self.spread {
             Spread::OneToN => {
@@ -356,8 +369,26 @@ impl Machine {
             }
             Spread::OneToOne | Spread::Stealing => self.spread.home(lane, count),
         };
-        let may_begin =
-            self.reactors[number].ahead_ns < self.model.ahead_ns || self.is_first(number, lane);
+        if self.model.turn_ns == 0 {
+            self.arrive(number, io);
+            return;
+        }
+        self.reactors[number].came.push(io);
+        self.look(number);
+    }
+
+    /// It is admitted, or waits.
+    fn arrive(&mut self, number: usize, io: u32) {
+        let Io {
+            lane,
+            cost,
+            tenant,
+            read,
+            ..
+        } = self.ios[io as usize];
+        let lane = lane as usize;
+        let queue = 2 * lane + usize::from(read && self.model.apart);
+        let may_begin = self.has_room(number) || self.is_first(number, lane);
         let reactor = &mut self.reactors[number];
         let waiting = &mut self.waiting[number][queue];
         if waiting.is_empty() && may_begin {
@@ -392,9 +423,15 @@ impl Machine {
         let reactor = &mut self.reactors[number];
         match first {
             true => reactor.first.push_back(io),
-            false => reactor.ready.push_back(io),
+            false => {
+                reactor.ready.push_back(io);
+                reactor.lump_ns -= cpu as i64;
+            }
         }
         reactor.ahead_ns += cpu;
+        if self.model.turn_ns > 0 {
+            return;
+        }
         if !reactor.busy {
             self.serve(number);
         } else if self.spread == Spread::Stealing {
@@ -407,10 +444,9 @@ impl Machine {
 
     fn cpu_ns(&self, io: u32) -> u64 {
         let io = &self.ios[io as usize];
-        let more = if io.stolen {
-            1.0 + self.model.steal_cost
-        } else {
-            1.0
+        let more = match self.spread {
+            Spread::Stealing => 1.0 + self.model.steal_cost,
+            Spread::OneToOne | Spread::OneToN => 1.0,
         };
         (f64::from(io.cpu) * self.model.cpu_truth * more) as u64
     }
@@ -421,6 +457,7 @@ impl Machine {
         let stand = |reactor: &Reactor| reactor.first.len() + reactor.ready.len();
         if stand(&self.reactors[number]) == 0 {
             if self.spread != Spread::Stealing {
+                self.look(number);
                 return;
             }
             let longest = (0..self.reactors.len()).max_by_key(|at| stand(&self.reactors[*at]));
@@ -433,14 +470,15 @@ impl Machine {
         };
         let plain = self.cpu_ns(io);
         self.reactors[from].ahead_ns = self.reactors[from].ahead_ns.saturating_sub(plain);
-        self.ios[io as usize].stolen = from != number;
         // Whoever was within its budget, and not behind others of its own, waited for the processor from the beginning on,
         // also where the lane kept it. Of the others that can't be told but where all that may begin does at once.
         let Io {
             told, asked, ready, ..
         } = self.ios[io as usize];
         let scheduler = &mut self.reactors[from].scheduler;
-        if told {
+        if self.model.turn_ns > 0 {
+            // What is left when a window ends says it.
+        } else if told {
             scheduler.observe(Resource::Cpu, self.now - asked, 1);
         } else if self.model.ahead_ns == u64::MAX {
             scheduler.observe(Resource::Cpu, self.now - ready, 1);
@@ -457,6 +495,7 @@ impl Machine {
         let Io { read, len, .. } = self.ios[io as usize];
         let bytes = if read { 0 } else { len } + self.model.header;
         let sent = self.carry(io, 0, bytes);
+        let sent = self.use_device(io, sent);
         let (least, mean) = if read {
             self.model.backend_read_ns
         } else {
@@ -464,7 +503,7 @@ impl Machine {
         };
         let delay = least - mean * (1.0 - self.draw()).ln();
         self.at(sent + delay as u64, Event::Backend(io));
-        if self.model.ahead_ns != u64::MAX {
+        if self.model.ahead_ns != u64::MAX && self.model.turn_ns == 0 {
             self.resume(number, false);
         }
         if !self.reactors[number].busy {
@@ -484,6 +523,28 @@ impl Machine {
         let time = f64::from(bytes) * 1e9 / self.model.link;
         self.links[link] = begins + time as u64;
         self.links[link]
+    }
+
+    /// The device takes one after the other. Says when it has ended this one, which is there from `at` on.
+    fn use_device(&mut self, io: u32, at: u64) -> u64 {
+        let (fixed, byte) = self.model.device_ns;
+        if fixed == 0.0 && byte == 0.0 {
+            return at;
+        }
+        let Io {
+            read, len, reactor, ..
+        } = self.ios[io as usize];
+        let begins = self.device.max(at);
+        let resource = if read {
+            Resource::DeviceRead
+        } else {
+            Resource::DeviceWrite
+        };
+        let scheduler = &mut self.reactors[reactor as usize].scheduler;
+        scheduler.observe(resource, begins - at, 1);
+        let takes = self.model.device_truth * (fixed + byte * f64::from(len));
+        self.device = begins + takes as u64;
+        self.device
     }
 
     fn answered(&mut self, io: u32) {
@@ -513,61 +574,5 @@ impl Machine {
         self.under_way[tenant as usize] -= 1;
         self.free.push(io);
         self.ask_later(tenant);
-    }
-
-    fn turn(&mut self) {
-        for number in 0..self.reactors.len() {
-            self.reactors[number].scheduler.turn(1);
-            self.reactors[number].stuck = false;
-            if self.model.base_first {
-                self.resume(number, true);
-            }
-            self.resume(number, false);
-        }
-        self.at(self.now + self.window_ns, Event::Turn);
-    }
-
-    /// Of the lanes in which something waits, each in turn begins one, as long as they may. `first`: those within their base,
-    /// whatever stands before the processor.
-    fn resume(&mut self, number: usize, first: bool) {
-        if self.reactors[number].stuck {
-            return;
-        }
-        let mut refused = 0;
-        while refused < self.reactors[number].turns.len()
-            && (first || self.reactors[number].ahead_ns < self.model.ahead_ns)
-        {
-            let Some(queue) = self.reactors[number].turns.pop_front() else {
-                break;
-            };
-            let lane = queue as usize / 2;
-            if first && !self.is_first(number, lane) {
-                refused += 1;
-                self.reactors[number].turns.push_back(queue);
-                continue;
-            }
-            let reactor = &mut self.reactors[number];
-            let waiting = &mut self.waiting[number][queue as usize];
-            let Some(io) = waiting.front().copied() else {
-                continue;
-            };
-            if reactor.scheduler.resume(lane, &self.ios[io as usize].cost) {
-                waiting.pop_front();
-                refused = 0;
-                if !waiting.is_empty() {
-                    reactor.turns.push_back(queue);
-                }
-                self.begin(number, io);
-            } else {
-                refused += 1;
-                let io = &mut self.ios[io as usize];
-                io.told = false;
-                if !std::mem::replace(&mut io.refused, true) {
-                    self.had[io.tenant as usize].throttled += 1;
-                }
-                reactor.turns.push_back(queue);
-                reactor.stuck = !first && refused >= reactor.turns.len();
-            }
-        }
     }
 }

@@ -19,6 +19,10 @@ pub struct Model {
     pub cpu_ns: (f64, f64),
     /// What an I/O really takes of the processor, of what it is said to.
     pub cpu_truth: f64,
+    /// A device of our own before that, which takes one I/O after the other: fixed, and for a byte, ns; nothing: none.
+    pub device_ns: (f64, f64),
+    /// What an I/O really takes of it, of what it is said to.
+    pub device_truth: f64,
     /// Backend: the least, and the mean of what is random above it, ns.
     pub backend_read_ns: (f64, f64),
     /// The same of writes.
@@ -28,15 +32,20 @@ pub struct Model {
     /// A reactor begins what waits as long as less than this stands before its processor, ns. (With wild and base it begins
     /// all that comes.)
     pub ahead_ns: u64,
+    /// What a turn of a reactor takes besides its I/Os, ns: it looks at all that came since, begins a lump
+    /// ([`crate::params::Params::lump_ns`]) of those above their base, and carries it out before it looks again, as the engine
+    /// does. Nothing: it looks between any two I/Os, and begins so much ahead.
+    pub turn_ns: u64,
     /// Whoever is within its base stands before the others at the processor. (With wild and base nobody does.)
     pub base_first: bool,
     /// Reads and writes of a lane wait apart.
     pub apart: bool,
-    /// How long links keep I/Os waiting is known, as it is of processors.
+    /// How long links keep I/Os waiting is known, as it is of processors. The engine does not know it.
     pub links_told: bool,
     /// Every I/O is charged as if it had 4 KiB: no cost vector, but a count.
     pub counted: bool,
-    /// What a stolen I/O costs more, of its processor time: the paper's 35 % less throughput.
+    /// What an I/O costs more, of its processor time, where it goes through a ring from which others may steal it: the
+    /// paper's 35 % less throughput.
     pub steal_cost: f64,
 }
 
@@ -49,13 +58,16 @@ impl Default for Model {
             link: 12.5e9,
             cpu_ns: (1160.0 - 4096.0 * byte, byte),
             cpu_truth: 1.0,
+            device_ns: (0.0, 0.0),
+            device_truth: 1.0,
             backend_read_ns: (70_000.0, 15_000.0),
             backend_write_ns: (55_000.0, 10_000.0),
             header: 64,
             ahead_ns: 50_000,
+            turn_ns: 0,
             base_first: true,
             apart: false,
-            links_told: true,
+            links_told: false,
             counted: false,
             steal_cost: 0.54,
         }
@@ -63,21 +75,54 @@ impl Default for Model {
 }
 
 impl Model {
-    /// What an I/O is said to cost. Devices are the backend's, and not limited here.
+    /// All of it, for people.
+    #[must_use]
+    pub fn told(&self) -> Vec<String> {
+        let ns = |(first, second): (f64, f64)| format!("{:.0} + {:.0} ns", first, second);
+        vec![
+            format!("reactors {}", self.reactors),
+            format!("link {} GB/s", self.link / 1e9),
+            format!(
+                "cpu {:.0} ns + {:.4} ns a byte",
+                self.cpu_ns.0, self.cpu_ns.1
+            ),
+            format!("truth of that {}", self.cpu_truth),
+            format!(
+                "device {} ns + {} ns a byte",
+                self.device_ns.0, self.device_ns.1
+            ),
+            format!("truth of that {}", self.device_truth),
+            format!("backend reads {}", ns(self.backend_read_ns)),
+            format!("writes {}", ns(self.backend_write_ns)),
+            format!("header {} bytes", self.header),
+            match self.ahead_ns {
+                u64::MAX => "all begins at once".into(),
+                ahead_ns => format!("begun ahead {ahead_ns} ns"),
+            },
+            format!("a turn {} ns", self.turn_ns),
+            format!("base first {}", self.base_first),
+            format!("reads and writes apart {}", self.apart),
+            format!("links told {}", self.links_told),
+            format!("counted, not weighed {}", self.counted),
+            format!("stealing costs {}", self.steal_cost),
+        ]
+    }
+
+    /// What an I/O is said to cost.
     #[must_use]
     pub fn costs(&self) -> CostTable {
-        let data = Profile::line(self.cpu_ns, (0.0, 0.0), self.header);
+        let data = Profile::line(self.cpu_ns, self.device_ns, self.header);
         let other = Profile::line((self.cpu_ns.0, 0.0), (0.0, 0.0), self.header);
         CostTable::new([[data, data, other]; 3])
     }
 
-    /// What there is of everything.
+    /// What there is of everything. Who reads leaves writes what is left of the device only by its correction.
     #[must_use]
     pub fn capacity(&self) -> Capacity {
         Capacity {
             reactors: self.reactors as u32,
-            device_reads: 1000.0,
-            device_writes: 1000.0,
+            device_reads: 1.0,
+            device_writes: 1.0,
             link_in: self.link,
             link_out: self.link,
             operations: 2e6 * self.reactors as f64,

@@ -1,7 +1,7 @@
 //! What the parameters do: each alone, the others at their defaults.
 //!
 //! **Design.** One load that hurts in all ways: a victim at depth 1, neighbours that burst without end, some that pulse, costs
-//! that are a fifth too low. A default is good if no other value is better at one thing and not worse at another.
+//! that are a fifth too low; reactors that work in turns, as the engine's. A default is good if no other value is better at one thing and not worse at another.
 //! **Not here:** which is the default ([`crate::params`]).
 
 use super::figures::Effort;
@@ -27,6 +27,9 @@ pub struct Row {
     /// The least that one of the tenants that pulse within their base has, per cent of what it asks for.
     pub base: f64,
 }
+
+/// What a turn takes besides its I/Os, assumed: an entry into the kernel.
+const TURN_NS: u64 = 500;
 
 type Set = fn(&mut Params, f64);
 
@@ -110,6 +113,16 @@ const TRIED: &[(&str, Set, &[f64])] = &[
         |p, v| p.forget = v as f32,
         &[1.0 / 256.0, 1.0 / 64.0, 1.0 / 8.0],
     ),
+    (
+        "lump_ns",
+        |p, v| p.lump_ns = v as u32,
+        &[3e3, 6e3, 8e3, 10e3, 12e3, 16e3, 24e3, 48e3],
+    ),
+    (
+        "backlog_weight",
+        |p, v| p.backlog_weight = v as u32,
+        &[0.0, 1.0, 2.0, 4.0, 8.0, 16.0],
+    ),
 ];
 
 /// The value that a parameter has.
@@ -165,6 +178,7 @@ fn run(params: &Params, effort: Effort) -> ([f64; 3], f64, f64, f64) {
     let model = Model {
         reactors: 2,
         cpu_truth: 1.2,
+        turn_ns: TURN_NS,
         ..Model::default()
     };
     let machine = Machine::new(model, params, guests, Spread::OneToOne, 5);

@@ -28,10 +28,6 @@ use records::{A_ROUND, grant};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// A lane has so much processor time in a turn, and all above their base together.
-const LUMP_NS: i32 = 12_000;
-/// Work that lanes in line were given and are still to begin when a window ends counts as a delay so many times: as if it stayed.
-const BACKLOG_WEIGHT: u64 = 4;
 /// A lane with so many commands that wait takes no more from its machine's rings.
 const ENOUGH: u32 = 8;
 
@@ -186,7 +182,7 @@ impl Admission {
             ends_ns: 0,
             turn: 1,
             line: VecDeque::with_capacity(MAX_LANES),
-            lump_ns: LUMP_NS,
+            lump_ns: 0,
             again: false,
             contended: false,
             stops: false,
@@ -513,7 +509,7 @@ impl Admission {
                 self.scheduler.shut(lane as usize);
             }
         }
-        self.lump_ns = LUMP_NS;
+        self.lump_ns = self.whole_lump_ns();
         while self.lump_ns > 0
             && let Some(lane) = self.line.pop_front()
         {
@@ -539,7 +535,8 @@ impl Admission {
         if std::mem::take(&mut self.stale) {
             self.record_tenants(region);
         }
-        if !self.refused.is_empty() && self.scheduler.is_idle(LUMP_NS) {
+        let lump_ns = self.whole_lump_ns();
+        if !self.refused.is_empty() && self.scheduler.is_idle(lump_ns) {
             self.ready.extend(self.refused.drain(..));
         }
     }
@@ -564,7 +561,8 @@ impl Admission {
         // What was given and is still in line: more than there is was given.
         let left = |lane: &u32| self.scheduler.processor_left_ns(*lane as usize);
         let backlog_ns: u64 = self.line.iter().map(left).sum();
-        (self.scheduler).observe(Resource::Cpu, BACKLOG_WEIGHT * backlog_ns, 1);
+        let weight = u64::from(self.scheduler.params().backlog_weight);
+        (self.scheduler).observe(Resource::Cpu, weight * backlog_ns, 1);
         self.delays.tell(&mut self.scheduler, now_ns);
         let was_reckoned_with = self.scheduler.is_reckoned_with();
         self.scheduler.turn(passed);

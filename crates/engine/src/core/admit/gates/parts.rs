@@ -7,13 +7,13 @@
 //!
 //! **Not here:** who is in the line first, and what a turn begins with ([`super`]).
 
-use super::{Admission, BURSTS, FREE, LUMP_NS};
+use super::{Admission, BURSTS, FREE};
 use forebay_burst::cost::{Frontend, Operation};
 use forebay_burst::params::Policy;
 use forebay_burst::units::{Resource, Units};
 use forebay_device::{Op, OpKind};
 
-/// The least of a lump that is set aside for a lane above its base.
+/// The least of a lump that is set aside for a lane above its base. No lump is less (`Params`).
 pub(super) const LEAST_LUMP_NS: i32 = 500;
 
 impl Admission {
@@ -44,6 +44,7 @@ impl Admission {
             && gate.closer & FREE == 0
             && self.scheduler.params().policy == Policy::Burst
             && !self.scheduler.is_within_base(at);
+        let most = self.whole_lump_ns();
         let gate = &mut self.gates[at];
         if !burst {
             self.begin_calm_turn_of(at);
@@ -53,8 +54,8 @@ impl Admission {
             let left = self.scheduler.part_ns(at);
             let used = gate.had - left;
             gate.lump = match left > 0 {
-                true => used.clamp(LEAST_LUMP_NS, LUMP_NS),
-                false => used.saturating_mul(2).clamp(LEAST_LUMP_NS, LUMP_NS),
+                true => used.clamp(LEAST_LUMP_NS, most),
+                false => used.saturating_mul(2).clamp(LEAST_LUMP_NS, most),
             };
         }
         gate.closer |= BURSTS;
@@ -76,10 +77,11 @@ impl Admission {
         self.scheduler.set_part_ns(at, self.whole_lump_ns());
     }
 
-    /// What a lane has of a turn, and so have all other reactors together.
+    /// What a lane has of a turn, and so have all above their base together, and all other reactors.
     pub(in crate::core) fn whole_lump_ns(&self) -> i32 {
-        match self.scheduler.params().policy {
-            Policy::Burst => LUMP_NS,
+        let params = self.scheduler.params();
+        match params.policy {
+            Policy::Burst => params.lump_ns as i32,
             Policy::Base | Policy::Wild => i32::MAX,
         }
     }

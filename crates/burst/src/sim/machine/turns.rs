@@ -1,0 +1,118 @@
+//! When a reactor looks at what there is to do.
+//!
+//! **Design.** At a window's end, and between any two I/Os; or, as the engine, in turns, each of which begins a lump of those above
+//! their base and is carried out before the next.
+//! **Not here:** what an I/O takes ([`super`]).
+
+use super::{Event, Machine};
+use crate::units::{PLENTY, Resource};
+
+impl Machine {
+    /// A turn begins, if there is anything to do.
+    pub(super) fn look(&mut self, number: usize) {
+        let reactor = &mut self.reactors[number];
+        if self.model.turn_ns == 0 || reactor.busy {
+            return;
+        }
+        // An idle processor is had by who is only short of that.
+        let lump_ns = self.lump_ns.min(PLENTY.into()) as i32;
+        if reactor.stuck && reactor.came.is_empty() && reactor.scheduler.is_idle(lump_ns) {
+            reactor.stuck = false;
+        }
+        let waits = !reactor.stuck && !reactor.turns.is_empty();
+        if waits || !reactor.came.is_empty() {
+            reactor.busy = true;
+            let end = self.now + self.model.turn_ns;
+            self.at(end, Event::Looked(number as u32));
+        }
+    }
+
+    /// What waits is asked first, then what came.
+    pub(super) fn looked(&mut self, number: usize) {
+        self.reactors[number].busy = false;
+        self.reactors[number].lump_ns = self.lump_ns;
+        if self.model.base_first {
+            self.resume(number, true);
+        }
+        self.resume(number, false);
+        for io in std::mem::take(&mut self.reactors[number].came) {
+            self.arrive(number, io);
+        }
+        self.serve(number);
+    }
+
+    /// Whether a reactor begins anything of those above their base.
+    pub(super) fn has_room(&self, number: usize) -> bool {
+        let reactor = &self.reactors[number];
+        match self.model.turn_ns {
+            0 => reactor.ahead_ns < self.model.ahead_ns,
+            _ => reactor.lump_ns > 0,
+        }
+    }
+
+    pub(super) fn turn(&mut self) {
+        for number in 0..self.reactors.len() {
+            let reactor = &mut self.reactors[number];
+            if self.model.turn_ns > 0 {
+                let lanes = reactor.turns.iter().map(|queue| *queue as usize / 2);
+                let left = lanes.map(|lane| reactor.scheduler.processor_left_ns(lane));
+                let backlog_ns: u64 = left.sum();
+                let delay_ns = self.backlog_weight * backlog_ns;
+                reactor.scheduler.observe(Resource::Cpu, delay_ns, 1);
+            }
+            reactor.scheduler.turn(1);
+            reactor.stuck = false;
+            if self.model.turn_ns > 0 {
+                self.look(number);
+                continue;
+            }
+            if self.model.base_first {
+                self.resume(number, true);
+            }
+            self.resume(number, false);
+        }
+        self.at(self.now + self.window_ns, Event::Turn);
+    }
+
+    /// Of the lanes in which something waits, each in turn begins one, as long as they may. `first`: those within their base,
+    /// whatever stands before the processor.
+    pub(super) fn resume(&mut self, number: usize, first: bool) {
+        if self.reactors[number].stuck {
+            return;
+        }
+        let mut refused = 0;
+        while refused < self.reactors[number].turns.len() && (first || self.has_room(number)) {
+            let Some(queue) = self.reactors[number].turns.pop_front() else {
+                break;
+            };
+            let lane = queue as usize / 2;
+            if first && !self.is_first(number, lane) {
+                refused += 1;
+                self.reactors[number].turns.push_back(queue);
+                continue;
+            }
+            let reactor = &mut self.reactors[number];
+            let waiting = &mut self.waiting[number][queue as usize];
+            let Some(io) = waiting.front().copied() else {
+                continue;
+            };
+            if reactor.scheduler.resume(lane, &self.ios[io as usize].cost) {
+                waiting.pop_front();
+                refused = 0;
+                if !waiting.is_empty() {
+                    reactor.turns.push_back(queue);
+                }
+                self.begin(number, io);
+            } else {
+                refused += 1;
+                let io = &mut self.ios[io as usize];
+                io.told = false;
+                if !std::mem::replace(&mut io.refused, true) {
+                    self.had[io.tenant as usize].throttled += 1;
+                }
+                reactor.turns.push_back(queue);
+                reactor.stuck = !first && refused >= reactor.turns.len();
+            }
+        }
+    }
+}
