@@ -1,8 +1,8 @@
 //! What tenants and volumes do with their budgets, between two samples.
 //!
 //! Purpose: who is noisy, who is hurt, and why commands wait.
-//! Design: pure. The reason is told from sums: whoever uses less than its base in an interval and still waits is hurt, though
-//! it may have asked for all of it in one moment.
+//! Design: pure. The reason is told from sums, and from what the newest window gave: whoever uses less than its base in an interval, was given
+//! less, and waits, is hurt.
 //! Not here: figures of commands (`view`), text but for a few words.
 
 use forebay_burst::budget::LEAST;
@@ -108,15 +108,24 @@ impl Use {
 
     /// What keeps its commands waiting, as far as its sums say.
     fn reason(&self) -> &'static str {
-        let is_near =
-            |iops, bytes_s| is_near(self.used_iops, iops) || is_near(self.used_bytes_s, bytes_s);
-        let has_base = is_near(self.base_iops, self.base_bytes_s);
-        if is_near(self.burst_iops, self.burst_bytes_s) {
+        let used = (self.used_iops, self.used_bytes_s);
+        let given = (self.granted_iops as f64, self.granted_bytes_s as f64);
+        let is_near = |(iops, bytes_s): (f64, f64), most_iops, most_bytes_s| {
+            is_near(iops, most_iops) || is_near(bytes_s, most_bytes_s)
+        };
+        let has_base = is_near(used, self.base_iops, self.base_bytes_s);
+        // A reactor that is not let run gives what it may, and less of that is used.
+        if [used, given]
+            .iter()
+            .any(|one| is_near(*one, self.burst_iops, self.burst_bytes_s))
+        {
             "at its limit"
         } else if has_base && self.credit_percent.is_some_and(|percent| percent < 1.0) {
             "its credit is spent"
         } else if has_base || self.base_iops.is_none() {
             "others leave no more"
+        } else if is_near(given, self.base_iops, self.base_bytes_s) {
+            "it asks for more at once"
         } else {
             BELOW_BASE
         }
@@ -232,7 +241,10 @@ impl Volume {
         let figures = &self.figures;
         let bytes_s = figures.read_bytes_s + figures.write_bytes_s;
         self.budget.as_ref().is_some_and(|part| {
-            is_near(figures.iops(), part.limit_iops) || is_near(bytes_s, part.limit_bytes_s)
+            is_near(figures.iops(), part.limit_iops)
+                || is_near(part.granted_iops as f64, part.limit_iops)
+                || is_near(bytes_s, part.limit_bytes_s)
+                || is_near(part.granted_bytes_s as f64, part.limit_bytes_s)
         })
     }
 
@@ -326,6 +338,17 @@ mod tests {
             let one = Use {
                 used_iops,
                 credit_percent,
+                ..zoo.clone()
+            };
+            assert_eq!(one.reason(), why);
+        }
+        for (granted_iops, why) in [
+            (900, BELOW_BASE),
+            (1000, "it asks for more at once"),
+            (10_000, "at its limit"),
+        ] {
+            let one = Use {
+                granted_iops,
                 ..zoo.clone()
             };
             assert_eq!(one.reason(), why);
