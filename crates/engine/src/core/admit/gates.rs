@@ -54,6 +54,8 @@ pub struct Admission {
     pub(super) again: bool,
     /// Some lane waited, or wanted more than its part of the last turn, or was above its base in the last window.
     contended: bool,
+    /// A lane within its base began something in this turn.
+    calm: bool,
     /// Some lane may have to leave what is in its rings.
     pub(super) stops: bool,
     /// How long operations wait at devices.
@@ -185,6 +187,7 @@ impl Admission {
             lump_ns: 0,
             again: false,
             contended: false,
+            calm: false,
             stops: false,
             delays: Delays::new(),
             opened: Vec::with_capacity(MAX_LANES),
@@ -286,7 +289,7 @@ impl Admission {
     /// Whether commands of it wait for a turn.
     pub(super) fn waits_for_turns(&self, lane: LaneIndex) -> bool {
         let gate = &self.gates[lane.0 as usize % MAX_LANES];
-        gate.count > 0 && gate.in_line
+        gate.count > 0 && (gate.in_line || gate.granted == self.turn)
     }
 
     /// A command waits.
@@ -501,6 +504,10 @@ impl Admission {
         if now_ns >= self.ends_ns {
             self.end_window(now_ns, record, region);
         }
+        // A turn of those above their base alone is as good as an idle one.
+        if !std::mem::take(&mut self.calm) {
+            self.give_idle();
+        }
         self.stops = std::mem::take(&mut self.again) || self.waits();
         self.contended = self.stops || self.scheduler.somebody_bursts();
         if self.contended {
@@ -535,6 +542,11 @@ impl Admission {
         if std::mem::take(&mut self.stale) {
             self.record_tenants(region);
         }
+        self.give_idle();
+    }
+
+    /// Nobody within their base is kept waiting: who is only short of processor time has a lump more.
+    fn give_idle(&mut self) {
         let lump_ns = self.whole_lump_ns();
         if !self.refused.is_empty() && self.scheduler.is_idle(lump_ns) {
             self.ready.extend(self.refused.drain(..));

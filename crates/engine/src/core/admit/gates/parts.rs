@@ -74,6 +74,7 @@ impl Admission {
         let gate = &mut self.gates[at];
         gate.turn = self.turn;
         gate.closer &= !BURSTS;
+        self.calm = true;
         self.scheduler.set_part_ns(at, self.whole_lump_ns());
     }
 
