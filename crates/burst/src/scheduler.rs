@@ -33,6 +33,9 @@ use std::sync::Arc;
 
 pub use state::Seen;
 
+/// Operations (in parts) and bytes that may be owed in any case.
+const MOST_OWED: (i64, i64) = (256 * PARTS as i64, 32 << 20);
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -143,8 +146,12 @@ impl Scheduler {
             None => (Units::ZERO, Units::PLENTY),
         };
         let lane = &mut self.lanes[lane];
-        // Of shared resources it takes what its budget comes to.
+        if (lane.base, lane.limit, lane.limited) == (base, limit, budget.is_some()) {
+            return;
+        }
+        // What was used before there was this limit is not owed; of shared resources it takes what its budget comes to.
         let mut room = limit;
+        room.add(&lane.used().own());
         room.0[..SHARED].fill(PLENTY);
         (lane.base, lane.limit, lane.room) = (base, limit, room);
         lane.limited = budget.is_some();
@@ -186,6 +193,9 @@ impl Scheduler {
         let one = &mut self.tenants[tenant];
         one.extra.add(&gone.used());
         one.lanes.retain(|other| *other as usize != lane);
+        if one.saver == Some(lane as u32) {
+            one.save_for_nobody();
+        }
         one.count_lanes();
         if one.lanes.is_empty() {
             let told = std::mem::take(&mut one.told);
@@ -265,6 +275,28 @@ impl Scheduler {
             self.lanes[lane].waits_no_more(cost);
         }
         admitted
+    }
+
+    /// Whether an I/O may begin whatever there is ([`Self::owe`]): not where as much is owed already as a second brings, and more
+    /// than waits as a rule.
+    #[must_use]
+    pub fn may_owe(&self, lane: usize) -> bool {
+        let one = &self.lanes[lane];
+        let Some(tenant) = self.tenants.get(one.tenant as usize) else {
+            return true;
+        };
+        let second = (1_000_000_000 / self.params.window_ns.max(1)) as i64;
+        let used = self.used(one.tenant as usize);
+        let own = [(Resource::Ops, MOST_OWED.0), (Resource::Bytes, MOST_OWED.1)];
+        own.into_iter().enumerate().all(|(at, (own, least))| {
+            let most = |a_window: i32| {
+                let most = (i64::from(a_window) * second).max(least);
+                most.min(i64::from(PLENTY / 2))
+            };
+            let owed = tenant.owed[at] as i64 + i64::from(used[own]);
+            let over = i64::from(one.used()[own]) - i64::from(one.room[own]);
+            owed < most(tenant.burst[own]) && (!one.limited || over < most(one.limit[own]))
+        })
     }
 
     /// An I/O begins whatever there is: later windows give its tenant less.

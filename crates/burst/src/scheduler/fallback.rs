@@ -63,14 +63,23 @@ impl Scheduler {
         short.sub(&self.lanes[lane].left.max(&Units::ZERO));
         let own = short.own();
         let one = &mut self.tenants[tenant];
-        if !one.spare.covers(&own) {
-            return false;
-        }
+        let saves = one.saver == Some(lane as u32);
         if !own.is_zero() {
             // No volume comes above its limit by its siblings' part.
             let mut would = self.lanes[lane].used();
             would.add(&cost.own());
             if !self.lanes[lane].room.covers(&would.own()) {
+                if saves {
+                    one.save_for_nobody();
+                }
+                return false;
+            }
+            let mut open = one.spare;
+            if !saves {
+                open.sub(&one.aside);
+            }
+            if !open.covers(&own) {
+                one.is_short = true;
                 return false;
             }
         }
@@ -92,9 +101,16 @@ impl Scheduler {
             let lane = &mut self.lanes[lane];
             let mut from_lane = *cost;
             from_lane.sub(&short);
-            lane.left.sub(&from_lane);
+            lane.left = lane.left.minus(&from_lane);
             lane.beyond.add(&short);
-            self.tenants[tenant].spare.sub(&own);
+            let one = &mut self.tenants[tenant];
+            one.spare.sub(&own);
+            if !own.is_zero() {
+                lane.began = self.window;
+            }
+            if saves {
+                one.save_for_nobody();
+            }
         }
         source
     }
@@ -128,7 +144,7 @@ impl Scheduler {
     }
 
     /// Of the better of two bursting tenants, what it was given above its base.
-    fn take_from_bursting(&mut self, tenant: usize, shared: &Units) -> bool {
+    pub(super) fn take_from_bursting(&mut self, tenant: usize, shared: &Units) -> bool {
         let count = self.bursting.len();
         let choices = self.params.choices;
         if count == 0 || choices == 0 {
@@ -165,8 +181,9 @@ impl Scheduler {
         need.sub(&from_spare);
         for at in 0..one.lanes.len() {
             let lane = &mut self.lanes[self.tenants[victim].lanes[at] as usize];
-            let part = lane.left.min(&need).shared();
-            lane.left.sub(&part);
+            // What one of them owes is not the others' to give.
+            let part = lane.left.max(&Units::ZERO).min(&need).shared();
+            lane.left = lane.left.minus(&part);
             lane.given.sub(&part);
             need.sub(&part);
         }
@@ -246,7 +263,7 @@ impl Scheduler {
         if one.lanes.len() == 1 {
             // No sibling to share with.
             let lane = &mut self.lanes[one.lanes[0] as usize];
-            let part = one.spare.min(&lane.room);
+            let part = one.spare.min(&lane.may());
             (lane.left, lane.given) = (part, part);
             one.spare = Units::ZERO;
         }

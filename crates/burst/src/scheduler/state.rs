@@ -28,6 +28,8 @@ pub(super) struct Lane {
     pub(super) wants: bool,
     /// Its volume has a limit.
     pub(super) limited: bool,
+    /// The window in which an I/O of it last began out of what its tenant was given and no lane.
+    pub(super) began: u64,
     /// What was given at its beginning, less what was taken away.
     pub(super) given: Units,
     /// Of the I/Os that wait.
@@ -38,7 +40,7 @@ pub(super) struct Lane {
     pub(super) base: Units,
     /// Its limit, in a window.
     pub(super) limit: Units,
-    /// What its limit allows in this window, saved from earlier ones too.
+    /// What its limit allows in this window, saved from earlier ones too. Below nothing: owed.
     pub(super) room: Units,
     /// Used in the last window, and what waits: what the next is divided by.
     pub(super) demand: Units,
@@ -56,6 +58,7 @@ impl Default for Lane {
             waiters: 0,
             wants: false,
             limited: false,
+            began: 0,
             given: Units::ZERO,
             waiting: Units::ZERO,
             wanted: Units::ZERO,
@@ -74,6 +77,12 @@ impl Lane {
     pub(super) fn used(&self) -> Units {
         let used = self.given.minus(&self.left);
         used.plus(&self.beyond)
+    }
+
+    /// What its limit allows to be given to it.
+    #[inline]
+    pub(super) fn may(&self) -> Units {
+        self.room.max(&Units::ZERO)
     }
 
     /// One I/O less waits.
@@ -104,6 +113,12 @@ pub(super) struct Tenant {
     pub(super) spare: Units,
     /// Given to it for this window, before its lanes had their parts.
     pub(super) whole: Units,
+    /// A lane was refused because there is too little of the tenant's own.
+    pub(super) is_short: bool,
+    /// Of those the one that began nothing for the longest time: it saves, and no sibling's smaller I/Os take what is set aside for it.
+    pub(super) saver: Option<u32>,
+    /// So much is, for the I/O that it waits with.
+    pub(super) aside: Units,
     /// Used by lanes that are gone.
     pub(super) extra: Units,
     /// The last allocation of each shared resource.
@@ -149,6 +164,11 @@ impl Tenant {
             [lane] => lane,
             _ => NOBODY,
         };
+    }
+
+    /// Nobody saves, until this window's end.
+    pub(super) fn save_for_nobody(&mut self) {
+        (self.saver, self.aside) = (None, Units::ZERO);
     }
 
     /// What lies ready for this window of its credit.

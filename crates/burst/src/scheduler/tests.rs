@@ -5,6 +5,7 @@ mod adversaries;
 mod cost;
 mod reactors;
 mod storm;
+mod volumes;
 
 use super::Scheduler;
 use crate::board::Board;

@@ -58,6 +58,36 @@ impl Tenant {
         limit
     }
 
+    /// Of what is given for the next window and was not there in the last, who saves has its part, and that of all others who
+    /// began nothing: they save after it. One part is left to whoever needs less.
+    fn set_aside(&mut self, given: &Units, lanes: &[Lane]) {
+        self.is_short = false;
+        let (mut parts, mut idle) = (0, 0);
+        let mut longest: Option<(u64, u32)> = None;
+        for &at in &self.lanes {
+            let lane = &lanes[at as usize];
+            parts += i32::from(!lane.demand.is_zero());
+            if lane.waiters > 0 && lane.wants {
+                idle += i32::from(lane.demand == lane.waiting);
+                if longest.is_none_or(|(since, _)| lane.began < since) {
+                    longest = Some((lane.began, at));
+                }
+            }
+        }
+        let saver = self.saver.or(longest.map(|(_, at)| at));
+        self.saver = saver;
+        let Some(saver) = saver.map(|at| &lanes[at as usize]) else {
+            return;
+        };
+        for own in OWN {
+            let new = i64::from((given.0[own] - self.whole.0[own]).max(0));
+            let part = new * i64::from(idle.min(parts - 1).max(1)) / i64::from(parts.max(1));
+            let part = (part as i32).max(saver.base.0[own].min(new as i32));
+            let aside = self.aside.0[own].saturating_add(part);
+            self.aside.0[own] = aside.min(saver.wanted.0[own]);
+        }
+    }
+
     /// What was used in the window that ended is paid: first of what was due, then of what was drawn.
     #[inline]
     fn settle(&mut self, entry: &Entry, used: &Units) {
@@ -194,7 +224,12 @@ impl Scheduler {
                         *wanted = (*wanted).max(*own);
                     }
                 }
+                if (one.saver).is_some_and(|saver| lanes[saver as usize].waiters == 0) {
+                    one.save_for_nobody();
+                }
             }
+            // What is left of its own, without what it was given of anything else.
+            one.whole.sub(&used);
             one.settle(entry, &used);
             sums.bursts |= one.bursts;
             one.rests = used.0[OWN[0]] | waiting.0[OWN[0]] == 0;
@@ -326,6 +361,9 @@ impl Scheduler {
             }
             // Of its own and of what is shared: nothing is in both.
             given = given.plus(&one.limit(board.entry(tenant as usize), policy));
+            if one.is_short && one.only == NOBODY {
+                one.set_aside(&given, lanes);
+            }
             one.whole = given;
             // Of its own, what is so in the long run: more is there to make up for earlier windows.
             one.seen.given = given.min(&one.burst);
@@ -334,7 +372,7 @@ impl Scheduler {
             } else {
                 let lane = &mut lanes[one.only as usize];
                 let part = match lane.limited {
-                    true => given.min(&lane.room),
+                    true => given.min(&lane.may()),
                     false => given,
                 };
                 lane.begin(&part);
@@ -369,11 +407,13 @@ impl Lane {
         }
         if self.limited {
             for resource in OWN {
-                let limit = self.limit.0[resource] as u64;
-                let most = (limit * saved).max(self.wanted.0[resource] as u64);
-                let room = (self.room.0[resource] - own.0[resource]).max(0) as u64;
-                let room = (room + limit.saturating_mul(passed)).min(most);
-                self.room.0[resource] = room.min(PLENTY as u64) as i32;
+                let limit = i64::from(self.limit.0[resource]);
+                let most = limit.saturating_mul(saved as i64);
+                let most = most.max(self.wanted.0[resource].into());
+                let room = i64::from(self.room.0[resource]) - i64::from(own.0[resource]);
+                let room = room.saturating_add(limit.saturating_mul(passed as i64));
+                let plenty = i64::from(PLENTY);
+                self.room.0[resource] = room.min(most).clamp(-plenty, plenty) as i32;
             }
         }
         // What is owed stays. While something waits, what is left is saved, at most what one window gave: the I/O that
@@ -408,8 +448,9 @@ fn divide(given: &Units, own: &[u32], lanes: &mut [Lane], params: &Params) -> Un
     }
     let mut fair = *given;
     fair.sub(&promised);
-    let mut largest = Units::ZERO;
-    largest[Resource::Ops] = PARTS;
+    let mut least = Units::ZERO;
+    least[Resource::Ops] = PARTS;
+    let mut largest = least;
     for lane in own {
         for (largest, wanted) in largest.0.iter_mut().zip(&lanes[*lane as usize].wanted.0) {
             *largest = (*largest).max(*wanted);
@@ -418,24 +459,45 @@ fn divide(given: &Units, own: &[u32], lanes: &mut [Lane], params: &Params) -> Un
     for fair in &mut fair.0 {
         *fair /= parts.max(1);
     }
-    // What is less than an I/O for each is for whoever comes first.
+    // What is less than an I/O for each is for whoever comes first: but for what a volume has for itself.
     let mut whole = [false; COUNT];
     for resource in OWN {
         whole[resource] = fair.0[resource] < largest.0[resource];
+        if whole[resource] {
+            fair.0[resource] = 0;
+        }
     }
+    // Where more is promised than there is, each has its part.
+    let base = |lane: &Lane, resource: usize| {
+        let (base, promised) = (lane.base.0[resource], promised.0[resource]);
+        match given.0[resource] {
+            given if promised > given => {
+                (i64::from(base) * i64::from(given.max(0)) / i64::from(promised)) as i32
+            }
+            _ => base,
+        }
+    };
     let want = |lane: &Lane, resource: usize| {
         let want = lane.demand.0[resource] as f32 * (1.0 + params.headroom);
         let want = want.min(PLENTY as f32) as i32;
-        if whole[resource] { 0 } else { want }
+        let one = match OWN.contains(&resource) {
+            true => lane.wanted.0[resource].max(least.0[resource]),
+            false => 0,
+        };
+        if whole[resource] && base(lane, resource) < one {
+            0
+        } else {
+            want
+        }
     };
     let mut hungry = [0i32; COUNT];
     for lane in own {
         let lane = &lanes[*lane as usize];
         for resource in 0..COUNT {
-            let fair = lane.base.0[resource] + fair.0[resource];
+            let fair = base(lane, resource) + fair.0[resource];
             let want = want(lane, resource);
             spare.0[resource] -= want.min(fair);
-            hungry[resource] += i32::from(want > fair);
+            hungry[resource] += i32::from(want > fair && !whole[resource]);
         }
     }
     let mut rest = Units::ZERO;
@@ -453,7 +515,7 @@ fn divide(given: &Units, own: &[u32], lanes: &mut [Lane], params: &Params) -> Un
         let lane = &mut lanes[*lane as usize];
         let mut part = Units::ZERO;
         for resource in 0..COUNT {
-            let fair = lane.base.0[resource] + fair.0[resource];
+            let fair = base(lane, resource) + fair.0[resource];
             let want = want(lane, resource);
             part.0[resource] = if want > fair {
                 fair.saturating_add(rest.0[resource])
@@ -461,7 +523,7 @@ fn divide(given: &Units, own: &[u32], lanes: &mut [Lane], params: &Params) -> Un
                 want
             };
         }
-        let within = part.min(&lane.room);
+        let within = part.min(&lane.may());
         let mut cut = part;
         cut.sub(&within);
         spare.add(&cut);
