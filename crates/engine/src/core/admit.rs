@@ -37,7 +37,7 @@ impl Core {
         let old = std::mem::replace(&mut self.admission, admission);
         if let Some(admission) = &mut self.admission {
             for lane in self.lanes.iter().flatten() {
-                admission.attach(lane);
+                admission.attach(lane, &self.ios);
             }
         }
         let Some(mut old) = old else {
@@ -135,7 +135,7 @@ impl Core {
             if lane.volume.id() == volume {
                 lane.share = share;
                 if let Some(admission) = &mut self.admission {
-                    admission.attach(lane);
+                    admission.attach(lane, &self.ios);
                 }
             }
         }
@@ -145,7 +145,7 @@ impl Core {
     pub(super) fn attach(&mut self, index: LaneIndex) {
         let lane = self.lanes[index.0 as usize].as_ref();
         if let (Some(admission), Some(lane)) = (&mut self.admission, lane) {
-            admission.attach(lane);
+            admission.attach(lane, &self.ios);
         }
     }
 
@@ -166,11 +166,12 @@ impl Core {
         }
     }
 
-    /// Whether a machine's lane waits for a window, so that there is no use in looking at its rings.
+    /// Whether a machine's lane waits for a window, so that there is no use in looking at its rings: it has enough that waits,
+    /// or all lanes together have.
     #[inline]
     pub(crate) fn is_held_back(&self, lane: LaneIndex) -> bool {
         let admission = self.admission.as_ref();
-        admission.is_some_and(|a| a.is_full(lane))
+        admission.is_some_and(|a| a.is_full(lane) || !self.may_hold(lane))
     }
 
     /// Whether commands of a lane wait for a turn of theirs, and for nothing else.

@@ -413,7 +413,7 @@ impl Core {
                 }
             }
         }
-        self.tick();
+        self.end_late();
         let known: Vec<VolumeId> = self.carried.volumes.keys().copied().collect();
         for volume in known {
             let gone = |of| matches!(of, Of::Command(command) if closed(command));

@@ -41,6 +41,15 @@ impl Core {
         }
     }
 
+    /// Whether a host may be asked for data of a lane's command that would have to wait for its budget with it. Over budget, all
+    /// lanes together leave half of what there is of buffers to others.
+    pub(crate) fn may_ask(&self, lane: LaneIndex, len_bytes: u32) -> bool {
+        match self.lane(lane) {
+            Some(lane) if lane.throttled > 0 => self.staging.is_half_left_for(len_bytes),
+            _ => true,
+        }
+    }
+
     /// A command begins to wait for its budget (`true`), or waits no more.
     pub(super) fn count_throttled(&mut self, index: usize, waits: bool) {
         let io = &self.ios[index];
@@ -63,7 +72,8 @@ impl Core {
         }
     }
 
-    /// Begins what waits for a lane's budget, whatever that says. It is charged all the same.
+    /// Begins what waits for a lane's budget, whatever that says. It is charged all the same, and where a tenant owes too much
+    /// already, who has it begin waits as well: or to do so again and again would be a way around its budget.
     pub(crate) fn begin_owing(&mut self, lane: LaneIndex) {
         if self.lane(lane).is_none_or(|lane| lane.throttled == 0) {
             return;

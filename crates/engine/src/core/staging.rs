@@ -333,6 +333,12 @@ impl Staging {
         fit.map(Class::free).sum()
     }
 
+    /// Whether half or more of the buffers for so many bytes are there.
+    pub(super) fn is_half_left_for(&self, len_bytes: u32) -> bool {
+        let fit = CLASSES.iter().filter(|(size, _)| *size >= len_bytes);
+        2 * self.left_for(len_bytes) >= fit.map(|(_, count)| *count as usize).sum()
+    }
+
     /// The reactor is idle: gives some of the memory back to the system; true if there is more to give.
     pub fn trim(&mut self) -> bool {
         let class = self.classes.iter_mut().find(|c| !c.warm.is_empty());

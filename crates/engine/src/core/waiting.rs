@@ -203,7 +203,7 @@ impl Core {
     /// Ends commands that waited for the daemon too long. A release is not ended
     /// here: the owner might carry it out afterwards, over what the tenant has written since. The
     /// control thread, which hears the owner's revoke, says whether it is too late to give it up.
-    fn end_late(&mut self) {
+    pub(super) fn end_late(&mut self) {
         let now = self.now_ns;
         self.tick_parked();
         self.tick_flushes();

@@ -368,7 +368,8 @@ fn advance(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
     if !s.is_ready() {
         let may_ask = conn.receiving < MAX_R2TS_OF_ONE
             && conn.shared.r2ts.get() < MAX_R2TS
-            && conn.held.may_ask();
+            && conn.held.may_ask()
+            && (conn.lane).is_none_or(|lane| core.may_ask(lane, len_bytes));
         if by_r2t && !may_ask || !may_hold(conn, core, &s.work) {
             return false;
         }

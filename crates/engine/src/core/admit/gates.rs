@@ -378,13 +378,16 @@ impl Admission {
         lanes.copied().collect()
     }
 
-    /// The first command that waits in a lane, to begin now: what it costs is owed.
+    /// The first command that waits in a lane, to begin now: what it costs is owed. None if too much is owed already.
     pub(in crate::core) fn take_owing(&mut self, lane: LaneIndex, ios: &mut [Io]) -> Option<u32> {
         let at = lane.0 as usize % MAX_LANES;
         let gate = &mut self.gates[at];
         let index = gate.first;
         let io = ios.get_mut(index as usize)?;
         if gate.closer & FREE == 0 {
+            if !self.scheduler.may_owe(at) {
+                return None;
+            }
             let cost = cost_of(&self.costs, gate.frontend, &io.op);
             self.scheduler.cancel(at, &cost);
             self.scheduler.owe(at, &cost);
@@ -435,7 +438,7 @@ impl Admission {
     }
 
     /// A lane has this share.
-    pub(super) fn attach(&mut self, lane: &Lane) {
+    pub(super) fn attach(&mut self, lane: &Lane, ios: &[Io]) {
         let at = lane.index.0 as usize % MAX_LANES;
         let gate = &mut self.gates[at];
         self.scheduler.shut(at);
@@ -461,6 +464,14 @@ impl Admission {
             gate.turn = 0;
             self.tenants[share.tenant as usize].lanes += 1;
             self.scheduler.attach(at, share.tenant as usize);
+            // What waits there, waits for this tenant's budget now.
+            let gate = &self.gates[at];
+            let mut next = gate.first;
+            while let Some(io) = ios.get(next as usize) {
+                let cost = cost_of(&self.costs, gate.frontend, &io.op);
+                self.scheduler.wait(at, &cost);
+                next = io.link;
+            }
         }
         self.scheduler.set_volume(at, share.budget.as_ref());
     }

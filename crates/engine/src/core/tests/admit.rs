@@ -503,6 +503,31 @@ fn a_tenant_has_its_record() {
     assert_eq!(reactor.corrections_milli[0].load(Relaxed), 0);
 }
 
+/// A command that is saved for is saved for by whoever its volume's tenant is.
+#[test]
+fn a_lane_that_is_given_its_tenant_again_goes_on_saving() {
+    let mut small = fixed(2);
+    (small.base.bytes, small.burst.bytes) = (4096 * 1000, 4096 * 1000);
+    let mut rig = rig(&small, &fixed(1));
+    let op = IoOp::Read {
+        offset_bytes: 0,
+        len_bytes: 64 << 10,
+    };
+    let slot = rig.start(3, op);
+    assert!(rig.ended().is_empty());
+    let (tenant, budget) = (0, None);
+    for share in [None, Some(Share { tenant, budget })] {
+        rig.b.core.set_share(V, share);
+    }
+    let mut windows = 0;
+    while rig.ended_well() != [slot] {
+        rig.pass(WINDOW_NS);
+        windows += 1;
+        assert!(windows < 40);
+    }
+    assert!(windows > 10, "{windows}");
+}
+
 /// What waits goes on in order, and whoever's volume it is when it begins pays for it.
 #[test]
 fn a_lane_that_changes_its_tenant_loses_no_command_and_charges_each_once() {

@@ -3,6 +3,7 @@
 use super::abort::{ABORTED, abort, answers};
 use super::*;
 use forebay_burst::budget::Budget;
+use forebay_nvme::tcp::Pdu;
 use forebay_xlate::boundary::message::ExportId;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -109,6 +110,39 @@ fn deep_queues_over_budget_wait_in_their_connections() {
     drop((host, admin));
     rig.turns(10);
     assert_eq!((rig.frontend.connections(), held(&rig)), (0, (0, 0)));
+}
+
+/// Data that would wait with its command is not asked for while buffers are short.
+#[test]
+fn over_budget_data_is_asked_for_while_half_of_the_buffers_are_left() {
+    let mut rig = rig();
+    rig.map_all();
+    let (_admin, cntlid) = rig.admin();
+    let mut host = rig.io(cntlid, 1, 32);
+    let now_ns = rig.core.now_ns();
+    rig.core.set_clock_ns(now_ns);
+    rig.core.admit_all_by(&Budget::fixed(1000));
+    let long = 512 << 10;
+    let others: Vec<_> = (0..40).map(|_| rig.core.staging.take(long)).collect();
+    let is_asked = |host: &mut Host| matches!(host.hear(), Some((Pdu::R2t(_), _)));
+    let write = |cid| rw(1, cid, 0, 128);
+    // Who is within the budget is asked for it.
+    host.say(&write(1), &[]);
+    rig.turns(2);
+    assert!(is_asked(&mut host));
+    for cid in [2, 3] {
+        host.say(&rw(2, cid, 0, 1), &[]);
+    }
+    rig.turns(2);
+    while host.hear().is_some() {}
+    host.say(&write(4), &[]);
+    rig.turns(3);
+    assert!(!is_asked(&mut host));
+    for buffer in others.into_iter().flatten() {
+        rig.core.staging.give(buffer);
+    }
+    rig.turns(2);
+    assert!(is_asked(&mut host));
 }
 
 /// The flush of a shutdown is no tenant's.

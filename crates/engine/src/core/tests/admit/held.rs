@@ -37,6 +37,11 @@ fn over_budget_many_lanes_leave_room_to_others() {
             }
         }
         assert!(noisy.len() > 2 * NOISY.len(), "{}", noisy.len());
+        // There is no use in looking for more of them.
+        for lane in NOISY {
+            assert!(rig.b.core.is_held_back(LaneIndex(lane)), "{lane}");
+        }
+        assert!(!rig.b.core.is_held_back(LaneIndex(4)));
         let begun = rig.ended_well();
         let victim: Vec<u16> = (0..64).map(|_| rig.read(4)).collect();
         assert_eq!(rig.ended_well(), victim);
@@ -84,7 +89,28 @@ fn what_begins_owing_is_paid_later() {
     assert_eq!(rig.ended_well().len(), 1);
 }
 
-/// Whoever aborts, again and again, does not cool everyone's burst buffers.
+#[test]
+fn to_have_commands_begin_owing_again_and_again_is_no_way_around_a_budget() {
+    let mut rig = rig(&fixed(1), &fixed(1));
+    let mut begun = 0;
+    for _ in 0..200 {
+        while rig.throttled(3).1 < 8 {
+            rig.read(3);
+        }
+        rig.b.core.begin_owing(LaneIndex(3));
+        begun += rig.ended_well().len();
+    }
+    // A second's.
+    assert!((900..=1010).contains(&begun), "{begun}");
+    // What is left waits as ever, and ends as such.
+    assert_eq!(rig.throttled(3).1, 8);
+    rig.pass(WINDOW_NS);
+    assert!(rig.ended().is_empty());
+    rig.b.core.set_admission(None);
+    assert_eq!(rig.ended_well().len(), 8);
+}
+
+/// Whoever aborts or closes connections, again and again, does not cool everyone's burst buffers.
 #[test]
 fn to_end_commands_takes_no_memory_from_bursts() {
     let mut b = bench_with("ram");
@@ -101,6 +127,8 @@ fn to_end_commands_takes_no_memory_from_bursts() {
     for _ in 0..100 {
         b.core
             .end_waiting(Status::COMMAND_ABORT_REQUESTED, |_, _, _| false);
+        b.core.orphan(3);
+        b.core.submit();
     }
     b.core.tick();
     assert_eq!(record.staging_borrowed_bytes.load(Relaxed), before);
