@@ -14,7 +14,7 @@
 //!
 //! *Who*: [`Spread::OneToOne`]: nobody, which is the default. [`Spread::OneToN`]: whoever has the least of what home has
 //! handed over, if that is less than home has itself,
-//! or not more than its part of what home began in its last turn. [`Spread::Stealing`]: whoever had nothing to do and said so
+//! or than its part of what home began in its last turn. [`Spread::Stealing`]: whoever had nothing to do and said so
 //! gets one, and asks again. Either only where home has a few in hand, or they wait for its processor, and a lane more than one:
 //! at depth 1 nothing is gained. A reactor that sleeps is woken for more than that. As everywhere, a lane never has more away than it
 //! leaves to all others, so a device that hangs holds up its own.
@@ -39,7 +39,7 @@ const FEW: usize = 4;
 const FEW_ASLEEP: usize = 8;
 /// What is done for others in a turn: with work of one's own, and without. With scheduling no more than a lane may begin in one,
 /// so that whoever is within their base here waits for no other reactor's queue.
-const TURN: [usize; 2] = [8, 32];
+pub(super) const TURN: [usize; 2] = [8, 32];
 
 /// An operation that another reactor is to carry out.
 struct Errand {
@@ -297,8 +297,7 @@ impl Core {
         if hand < FEW || !is_deep || of.away as usize >= room {
             return None;
         }
-        // One ahead: who has ended it needs not wait for another turn here.
-        let limit = own.max(1 + before / all);
+        let limit = own.max(before / all);
         let peers = self.away.peers.iter().enumerate();
         let peers = peers.map(|(at, p)| (at, p, p.out - p.answers_in.slots()));
         // Answers that are not taken yet hold their place.

@@ -1,6 +1,7 @@
 //! Slices that other reactors carry out: two cores in one thread, turned as a test wants it.
 
 use super::*;
+use crate::core::away::TURN;
 use crate::mailbox::ReactorBell;
 use forebay_xlate::boundary::message::Spread;
 use forebay_xlate::boundary::region::CommandState;
@@ -293,6 +294,25 @@ fn nobody_leaves_whom_others_may_need() {
     t.b.core.set_spread(Spread::OneToN);
     (0..40).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
     assert_eq!((t.ends(40).len(), t.handed_over()), (40, before));
+}
+
+/// Whoever is within their base there waits for no more than a lane's part of a turn.
+#[test]
+fn with_budgets_a_turn_does_only_so_much_for_others() {
+    let mut t = two("file", Spread::OneToN);
+    t.other
+        .admit_all_by(&forebay_burst::budget::Budget::fixed(1000));
+    t.writes(100);
+    t.other.begin_turn();
+    t.other.carry_out(false);
+    let done = t.other.record().carried_out.load(Relaxed);
+    assert!(
+        (1..TURN[1] as u64).contains(&done) && t.away() > TURN[1],
+        "{done} of {}",
+        t.away()
+    );
+    assert_eq!(t.ends(100), [Status::SUCCESS; 100]);
+    t.nothing_is_left();
 }
 
 /// A lane whose device hangs leaves room for others', there as well.
