@@ -1,7 +1,8 @@
 //! What the parameters do: each alone, the others at their defaults.
 //!
 //! **Design.** One load that hurts in all ways: a victim at depth 1, neighbours that burst without end, some that pulse, costs
-//! that are a fifth too low; reactors that work in turns, as the engine's. A default is good if no other value is better at one thing and not worse at another.
+//! that are a fifth too low. Where it is about turns, reactors work in turns, as the engine's do: each takes some time besides its
+//! I/Os, so that of a short one throughput is lost, and of a long one the victim waits. A default is good if no other value is better at one thing and not worse at another.
 //! **Not here:** which is the default ([`crate::params`]).
 
 use super::figures::Effort;
@@ -30,6 +31,8 @@ pub struct Row {
 
 /// What a turn takes besides its I/Os, assumed: an entry into the kernel.
 const TURN_NS: u64 = 500;
+/// Parameters of turns.
+const OF_TURNS: [&str; 2] = ["lump_ns", "backlog_weight"];
 
 type Set = fn(&mut Params, f64);
 
@@ -136,26 +139,26 @@ fn value(params: &Params, name: &str) -> f64 {
 /// All that is tried, in order.
 #[must_use]
 pub fn burst(effort: Effort) -> Vec<Row> {
-    let wild = run(
-        &Params {
-            policy: Policy::Wild,
-            ..Params::default()
-        },
-        effort,
-    );
+    let wild = Params {
+        policy: Policy::Wild,
+        ..Params::default()
+    };
+    let wild = [0, TURN_NS].map(|turn_ns| run(&wild, turn_ns, effort).1);
     let mut rows = Vec::new();
     for (name, set, values) in TRIED {
+        let turns = OF_TURNS.contains(name);
         for tried in *values {
             let mut params = Params::default();
             set(&mut params, *tried);
             let default = (value(&Params::default(), name) - tried).abs() < tried * 1e-6 + 1e-9;
-            let (us, bytes, base, throttled) = run(&params, effort);
+            let (us, bytes, base, throttled) =
+                run(&params, if turns { TURN_NS } else { 0 }, effort);
             rows.push(Row {
                 name,
                 value: *tried,
                 default,
                 us,
-                throughput: 100.0 * bytes / wild.1,
+                throughput: 100.0 * bytes / wild[usize::from(turns)],
                 throttled,
                 base,
             });
@@ -164,7 +167,7 @@ pub fn burst(effort: Effort) -> Vec<Row> {
     rows
 }
 
-fn run(params: &Params, effort: Effort) -> ([f64; 3], f64, f64, f64) {
+fn run(params: &Params, turn_ns: u64, effort: Effort) -> ([f64; 3], f64, f64, f64) {
     let budget = metered((20_000, 140_000_000), (1_000_000, 4_096_000_000));
     let mut guests = vec![Guest::new(budget, Load::small(1))];
     // Within their base, but not evenly: for a tenth of the time ten times 1,500.
@@ -178,7 +181,7 @@ fn run(params: &Params, effort: Effort) -> ([f64; 3], f64, f64, f64) {
     let model = Model {
         reactors: 2,
         cpu_truth: 1.2,
-        turn_ns: TURN_NS,
+        turn_ns,
         ..Model::default()
     };
     let machine = Machine::new(model, params, guests, Spread::OneToOne, 5);
