@@ -349,7 +349,7 @@ pub(super) fn estimate(effort: Effort) -> Figure {
         for (at, published) in published.into_iter().enumerate() {
             let kind = ["reads", "writes"][at % 2];
             let how = ["corrected", "uncorrected"][at / 2];
-            let known = name != "" && at >= 2;
+            let known = !name.is_empty() && at >= 2;
             figure.claims.push(Claim {
                 what: format!("{kind}, {how}{name}: % of wild's"),
                 paper: ["22.7", "31.1", "77.4", "86.3"][at],
