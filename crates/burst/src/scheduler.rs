@@ -59,6 +59,10 @@ pub struct Scheduler {
     told_owed: [u64; SHARED],
     /// Somebody may begin an I/O, had they more of the processor.
     wants_processor: bool,
+    /// Of the processor there is as much as all bases need.
+    bases_fit: bool,
+    /// Of the processor's time, what was used of the next window's.
+    overdrawn_ns: i32,
     somebody_bursts: bool,
     board: Arc<Board>,
 }
@@ -103,6 +107,8 @@ impl Scheduler {
             awake: false,
             told_owed: [0; SHARED],
             wants_processor: false,
+            bases_fit: false,
+            overdrawn_ns: 0,
             somebody_bursts: false,
             board: board.clone(),
         })

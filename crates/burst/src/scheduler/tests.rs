@@ -579,3 +579,33 @@ fn what_lanes_are_given_is_their_tenants() {
         "{first} {second}"
     );
 }
+
+#[test]
+fn whoever_is_below_its_base_waits_for_no_processor() {
+    let base =
+        1e9 / f64::from(table().of(Frontend::Tcp, Operation::Read, 4096)[Resource::Cpu]) * 0.2;
+    let budgets =
+        [base, 10.0 * base].map(|burst| budget(base as u64, burst as u64, Burst::Metered));
+    let mut bench = Bench::new(&budgets, params());
+    let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let window_s = bench.scheduler.params.window_ns as f64 / 1e9;
+    let begins = |bench: &mut Bench, tenant, most: usize| {
+        let ios = 0..most;
+        ios.take_while(|_| bench.scheduler.admit(tenant, &cost))
+            .count()
+    };
+    let mut had = 0;
+    for _ in 0..100 {
+        // One of them asks for next to nothing, the other for all that there is.
+        bench.scheduler.turn(1);
+        assert_eq!(begins(&mut bench, 0, 1), 1);
+        had = begins(&mut bench, 1, 100_000);
+    }
+    // It comes when nothing is left.
+    let due = (base * window_s) as usize - 1;
+    assert_eq!(begins(&mut bench, 0, due), due);
+    // The next window has less for the other, by more than the first has there.
+    bench.scheduler.turn(1);
+    let has = begins(&mut bench, 1, 100_000);
+    assert!(has + 2 * due < had, "{has}, {had} before, {due}");
+}

@@ -301,11 +301,15 @@ impl Scheduler {
             let carried = self.reserve.0[resource] as f32 * self.params.reserve_carried;
             self.reserve.0[resource] = reserve as i32;
             left.0[resource] = whole - reserve - owed + carried;
-            if left.0[resource] < 0.0 {
+            if resource == Resource::Cpu as usize {
+                self.bases_fit = owed <= whole;
+                left.0[resource] -= std::mem::take(&mut self.overdrawn_ns) as f32;
+            }
+            if owed > whole {
                 // More was promised than there is.
                 scale.0[resource] = whole / owed;
-                left.0[resource] = 0.0;
             }
+            left.0[resource] = left.0[resource].max(0.0);
             if sums.demand.0[resource] > 0.0 {
                 each.0[resource] = left.0[resource] / sums.demand.0[resource];
             }
