@@ -3,7 +3,7 @@
 //! Purpose: what `one-to-n` and `stealing` make of a second reactor where the first one is the bottleneck, and what they cost
 //! where nothing can be won.
 //! Design: the engine's test `core::tests::away::speed`, in release: its thread is host and reactor at once, another one the second
-//! reactor, and each read of a device in memory costs whoever carries it out so much of the processor besides its copy. Ways
+//! reactor, with nothing of its own or with as much, and each read of a device in memory costs whoever carries it out so much of the processor besides its copy. Ways
 //! take turns in each round; figures are medians of rounds, without those that others disturbed, unless all were.
 //! Not here: networks and machines, for which two processors are too few beside two reactors; more reactors (`cargo xtask sim balance`).
 
@@ -21,19 +21,23 @@ const LIMIT: Duration = Duration::from_secs(120);
 const TEST: &str = "core::tests::away::speed::a_queue_is_spread";
 /// One reactor without another one, and the ways of two.
 const WAYS: [&str; 4] = ["alone", "one-to-one", "stealing", "one-to-n"];
-/// So many at once, of which each costs so many us besides.
-const LOADS: [(u32, u32); 8] = [
-    (64, 20),
-    (64, 10),
-    (64, 5),
-    (64, 2),
-    (64, 0),
-    (8, 5),
-    (8, 0),
-    (1, 0),
+/// So many at once, of which each costs so many us besides; and whether the second reactor has as many of its own.
+const LOADS: [(u32, u32, bool); 9] = [
+    HEADLINE,
+    (64, 10, false),
+    (64, 5, false),
+    (64, 2, false),
+    (64, 0, false),
+    (8, 0, false),
+    (1, 0, false),
+    (64, 5, true),
+    (64, 0, true),
 ];
 /// The load that is told as the result.
-const HEADLINE: (u32, u32) = (64, 20);
+const HEADLINE: (u32, u32, bool) = (64, 20, false);
+
+/// So many times of what another one does: that does nothing.
+const NOTHING: f64 = 1000.0;
 
 /// Of a run: reads a second; the busiest reactor's over the idlest's, of reads carried out and of time.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
@@ -49,7 +53,7 @@ pub(super) fn run(options: &Options, summary: &mut Summary) -> Result<()> {
     let program = recording::build_engine()?;
     println!(
         "{:<6}{:>5}{:>9}  {:<11}{:>10}{:>12}{:>13}{:>15}{:>14}",
-        "spread",
+        "loads",
         "QD",
         "cost us",
         "way",
@@ -59,12 +63,13 @@ pub(super) fn run(options: &Options, summary: &mut Summary) -> Result<()> {
         "reads balance",
         "time balance"
     );
-    for (depth, cost_us) in LOADS {
+    for load in LOADS {
+        let (depth, cost_us, both) = load;
         let mut all: [Vec<(Figures, bool)>; 4] = Default::default();
         for _ in 0..rounds {
             for (way, all) in WAYS.iter().zip(&mut all) {
                 let clock = Clock::start(&[])?;
-                let figures = one(&program, way, depth, seconds, cost_us)?;
+                let figures = one(&program, way, load, seconds)?;
                 all.push((figures, clock.used()?.others_user_cores <= DISTURBED_CORES));
             }
         }
@@ -85,19 +90,20 @@ pub(super) fn run(options: &Options, summary: &mut Summary) -> Result<()> {
         }
         for (way, figures) in WAYS.iter().zip(&of) {
             println!(
-                "{:<6}{depth:>5}{cost_us:>9}  {way:<11}{:>10.0}{:>12.2}{:>13.2}{:>15.2}{:>14.2}",
-                "",
+                "{:<6}{depth:>5}{cost_us:>9}  {way:<11}{:>10.0}{:>12.2}{:>13.2}{:>15}{:>14}",
+                if both { "both" } else { "one" },
                 figures.iops,
                 figures.iops / of[0].iops,
                 figures.iops / of[1].iops,
-                figures.reads,
-                figures.busy
+                shown(figures.reads),
+                shown(figures.busy)
             );
         }
         let [alone, one_to_one, stealing, one_to_n] = of;
-        let prefix = match (depth, cost_us) {
-            HEADLINE => "spread".to_owned(),
-            _ => format!("spread_qd{depth}_{cost_us}us"),
+        let prefix = match (load, both) {
+            (HEADLINE, _) => "spread".to_owned(),
+            (_, false) => format!("spread_qd{depth}_{cost_us}us"),
+            (_, true) => format!("spread_both_qd{depth}_{cost_us}us"),
         };
         for (name, value) in [
             ("one_to_n_throughput_ratio", one_to_n.iops / alone.iops),
@@ -113,17 +119,33 @@ pub(super) fn run(options: &Options, summary: &mut Summary) -> Result<()> {
             ("one_to_n_busiest_to_idlest", one_to_n.busy),
             ("one_to_n_most_to_least_reads", one_to_n.reads),
         ] {
-            summary.put(format!("{prefix}_{name}"), value);
+            if value < NOTHING {
+                summary.put(format!("{prefix}_{name}"), value);
+            }
         }
     }
     Ok(())
 }
 
-fn one(program: &Path, way: &str, depth: u32, seconds: f64, cost_us: u32) -> Result<Figures> {
+/// How unlike two reactors are; of one that does nothing it says nothing.
+fn shown(ratio: f64) -> String {
+    match ratio < NOTHING {
+        true => format!("{ratio:.2}"),
+        false => "-".to_owned(),
+    }
+}
+
+fn one(
+    program: &Path,
+    way: &str,
+    (depth, cost_us, both): (u32, u32, bool),
+    seconds: f64,
+) -> Result<Figures> {
+    let both = if both { ":both" } else { "" };
     let mut command = Command::new(program);
     command.args(["--exact", TEST, "--nocapture"]).env(
         "FOREBAY_SPREAD",
-        format!("{way}:{depth}:{seconds}:{}", cost_us * 1000),
+        format!("{way}:{depth}:{seconds}:{}{both}", cost_us * 1000),
     );
     let text = process::text(&mut command, LIMIT)?;
     parse(&text).with_context(|| format!("no figures in what the engine said:\n{text}"))

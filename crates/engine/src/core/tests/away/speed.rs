@@ -3,8 +3,9 @@
 //! Design: two threads, as a reactor's loop; one has a lane and starts 4 KiB reads at random on a device in memory, so
 //! many at once, to which each operation costs the processor so many ns. `FOREBAY_SPREAD` says what to do:
 //! `one-to-n:64:2:5000` for two seconds at depth 64 with 5 us each; `alone` instead of `one-to-n`: without another reactor. It prints the reads per second, how many each reactor has
-//! carried out, and how long each was at it per cent.
+//! carried out, and how long each was at it per cent. With `:both` behind it the second reactor has as much of its own.
 
+use super::super::admit::quiet_lane;
 use super::*;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -12,18 +13,75 @@ use std::time::Instant;
 /// The variable that says what to do.
 const VARIABLE: &str = "FOREBAY_SPREAD";
 
-/// A turn of who has nothing of its own; ns that it was busy.
-fn other_turn(core: &mut Core) -> u64 {
-    let begun = core.begin_turn();
-    let mut busy = core.reap();
-    busy |= core.carry_out(false);
-    if !busy {
-        core.is_idle();
+/// A host in a reactor's thread, with so many reads at once.
+struct Host {
+    lane: LaneIndex,
+    depth: u64,
+    random: u64,
+    left: u64,
+    ended: u64,
+    /// How long the reactor was at it.
+    busy_ns: u64,
+}
+
+impl Host {
+    fn new(lane: LaneIndex, depth: u64) -> Self {
+        Self {
+            lane,
+            depth,
+            random: 1 + u64::from(lane.0),
+            left: 0,
+            ended: 0,
+            busy_ns: 0,
+        }
     }
-    core.submit();
-    match busy {
-        true => monotonic_ns() - begun,
-        false => 0,
+
+    fn start(&mut self, core: &mut Core, slot: u16) {
+        self.random = self.random.wrapping_mul(0x5851_f42d_4c95_7f2d) | 1;
+        self.left += 1;
+        let new = NewIo {
+            owner: Owner {
+                conn: 0,
+                conn_generation: 0,
+                slot,
+            },
+            lane: self.lane,
+            op: read(
+                (self.random ^ self.random >> 33) % (100 * EXTENT / BLOCK),
+                1,
+            ),
+            buffer: core.staging.take(BLOCK as u32),
+            record: CommandRef::new(self.lane.0, slot),
+        };
+        assert!(core.start(new).is_ok());
+    }
+
+    /// A reactor's turn; what ended is started anew while `more`. False when nothing is left.
+    fn turn(&mut self, core: &mut Core, more: bool) -> bool {
+        let begun = core.begin_turn();
+        let mut busy = core.reap();
+        if more && self.left == 0 {
+            (0..self.depth as u16).for_each(|slot| self.start(core, slot));
+        }
+        // As many as there are now: what ends at once is the next turn's.
+        for _ in 0..core.done.len() {
+            let Some(done) = core.next_done() else { break };
+            assert_eq!(done.status, Status::SUCCESS);
+            core.staging.give(done.buffer.unwrap());
+            (busy, self.ended, self.left) = (true, self.ended + 1, self.left - 1);
+            if more {
+                self.start(core, done.owner.slot);
+            }
+        }
+        busy |= core.carry_out(busy);
+        if !busy {
+            core.is_idle();
+        }
+        core.submit();
+        if busy {
+            self.busy_ns += monotonic_ns() - begun;
+        }
+        self.left > 0
     }
 }
 
@@ -39,6 +97,7 @@ fn a_queue_is_spread() {
     let depth: u64 = words.next().unwrap().parse().unwrap();
     let seconds: f64 = words.next().unwrap().parse().unwrap();
     let cost_ns: u64 = words.next().unwrap().parse().unwrap();
+    let both = words.next() == Some("both");
 
     let mut b = bench_with("ram");
     b.grant(0, 3, Rights::ReadWrite, 100);
@@ -51,76 +110,54 @@ fn a_queue_is_spread() {
     }
     let stop = AtomicBool::new(alone);
     let (region, served) = (b.core.region.clone(), b.core.devices[0].clone().unwrap());
-    let (mut ended, mut busy_ns, mut random) = (0u64, 0, 1u64);
+    let mut host = Host::new(LANE, depth);
     let mut elapsed = 0.0;
-    let other_ns = std::thread::scope(|scope| {
+    let others = std::thread::scope(|scope| {
         let other = scope.spawn(|| {
             let ring = Ring::new(&RingOptions::default()).unwrap();
-            let mut core = Core::new(1, region, Staging::new().unwrap(), ring);
+            let mut core = Core::new(1, region.clone(), Staging::new().unwrap(), ring);
             core.set_device(served);
+            core.fenced(DeviceIndex(0));
+            core.set_lane(quiet_lane(&region));
             core.link(of_other);
             core.set_spread(spread);
-            let mut busy_ns = 0;
-            while !stop.load(Relaxed) {
-                busy_ns += other_turn(&mut core);
-            }
-            busy_ns
-        });
-        let mut start = |core: &mut Core, slot: u16| {
-            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d) | 1;
-            let new = NewIo {
-                owner: Owner {
-                    conn: 0,
-                    conn_generation: 0,
-                    slot,
-                },
-                lane: LANE,
-                op: read((random ^ random >> 33) % (100 * EXTENT / BLOCK), 1),
-                buffer: core.staging.take(BLOCK as u32),
-                record: CommandRef::new(0, slot),
-            };
-            assert!(core.start(new).is_ok());
-        };
-        let begun = Instant::now();
-        (0..depth as u16).for_each(|slot| start(&mut b.core, slot));
-        let mut left = depth;
-        for _ in std::iter::repeat(()) {
-            let core = &mut b.core;
-            let turn = core.begin_turn();
-            let mut busy = core.reap();
-            let more = ended < 1000 || begun.elapsed().as_secs_f64() < seconds;
-            // As many as there are now: what ends at once is the next turn's.
-            for _ in 0..core.done.len() {
-                let Some(done) = core.next_done() else { break };
-                assert_eq!(done.status, Status::SUCCESS);
-                core.staging.give(done.buffer.unwrap());
-                (busy, ended) = (true, ended + 1);
-                match more {
-                    true => start(core, done.owner.slot),
-                    false => left -= 1,
+            let mut host = Host::new(LaneIndex(4), depth);
+            loop {
+                let stops = stop.load(Relaxed);
+                let left = host.turn(&mut core, both && !stops);
+                if stops && !left {
+                    break host;
                 }
             }
-            core.submit();
-            if busy {
-                busy_ns += monotonic_ns() - turn;
-            }
-            if left == 0 {
+        });
+        let begun = Instant::now();
+        for _ in std::iter::repeat(()) {
+            let more = host.ended < 1000 || begun.elapsed().as_secs_f64() < seconds;
+            if !host.turn(&mut b.core, more) && !more {
                 break;
             }
         }
         elapsed = begun.elapsed().as_secs_f64();
         stop.store(true, Relaxed);
+        // It may still have given something to this one.
+        while !other.is_finished() {
+            host.turn(&mut b.core, false);
+        }
         other.join().unwrap()
     });
-    let there = b.core.region.reactors()[1].carried_out.load(Relaxed);
-    assert_eq!(there, b.core.record().handed_over.load(Relaxed));
+    let record = |at: usize| &b.core.region.reactors()[at];
+    let there = record(1).carried_out.load(Relaxed);
+    let here = record(0).carried_out.load(Relaxed);
+    assert_eq!(there, record(0).handed_over.load(Relaxed));
+    assert_eq!(here, record(1).handed_over.load(Relaxed));
     assert_eq!((b.core.staging.out(), b.core.away.out), (0, 0));
     let per_cent = |ns: u64| ns as f64 / elapsed / 1e7;
     println!(
-        "iops {} home {} there {there} busy {} {}",
-        ended as f64 / elapsed,
-        ended - there,
-        per_cent(busy_ns),
-        per_cent(other_ns)
+        "iops {} home {} there {} busy {} {}",
+        (host.ended + others.ended) as f64 / elapsed,
+        host.ended + here - there,
+        others.ended + there - here,
+        per_cent(host.busy_ns),
+        per_cent(others.busy_ns)
     );
 }
