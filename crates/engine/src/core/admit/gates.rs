@@ -64,6 +64,8 @@ pub struct Admission {
     opened: Vec<u32>,
     /// The tenant whose record is written next.
     record_at: usize,
+    /// The lanes of one look at all that wait.
+    looked_at: Vec<u32>,
     /// Tenants' records are older than that makes them: all are written when there is nothing else to do.
     stale: bool,
     /// The same of lanes, of which there have been so many.
@@ -192,6 +194,7 @@ impl Admission {
             delays: Delays::new(),
             opened: Vec::with_capacity(MAX_LANES),
             record_at: 0,
+            looked_at: Vec::with_capacity(MAX_LANES),
             stale: false,
             lane_at: 0,
             lanes: 0,
@@ -371,11 +374,14 @@ impl Admission {
         Asked::Begin(index)
     }
 
-    /// All lanes in which something waits: not for each turn.
-    fn lanes_that_wait(&self) -> Vec<u32> {
+    /// All lanes in which something waits: not for each turn. The list is to be given back to `looked_at`.
+    fn lanes_that_wait(&mut self) -> Vec<u32> {
+        let mut all = std::mem::take(&mut self.looked_at);
         let line = (self.line.iter()).filter(|lane| !self.gates[**lane as usize].listed);
         let lanes = self.ready.iter().chain(&self.refused).chain(line);
-        lanes.copied().collect()
+        all.clear();
+        all.extend(lanes);
+        all
     }
 
     /// The first command that waits in a lane, to begin now: what it costs is owed. None if too much is owed already.
@@ -399,8 +405,9 @@ impl Admission {
 
     /// Takes out what waits and should end by now.
     pub(super) fn take_overdue(&mut self, ios: &mut [Io], now_ns: u64, overdue: &mut Vec<u32>) {
-        for lane in self.lanes_that_wait() {
-            let at = lane as usize;
+        let lanes = self.lanes_that_wait();
+        for lane in &lanes {
+            let at = *lane as usize;
             let gate = &mut self.gates[at];
             let (mut before, mut next) = (NONE, gate.first);
             while let Some(io) = ios.get_mut(next as usize) {
@@ -424,6 +431,7 @@ impl Admission {
                 overdue.push(index);
             }
         }
+        self.looked_at = lanes;
     }
 
     /// Whether a command that waits no more was over budget; if so, its tenant is told.
