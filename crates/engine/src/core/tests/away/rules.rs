@@ -74,6 +74,8 @@ struct Run {
     hand: BTreeMap<(u32, u16), Command>,
     /// So many at once.
     most: usize,
+    /// A time of its own, which passes with its steps, and while something waits for a budget.
+    clock_ns: Option<u64>,
     blocks: Vec<Vec<Written>>,
     /// When the last flush began that ended well.
     flushed: u64,
@@ -104,6 +106,7 @@ impl Run {
             value: 0,
             hand: BTreeMap::new(),
             most: 40,
+            clock_ns: None,
             blocks: vec![vec![]; BLOCKS as usize],
             flushed: 0,
             pairs: [0; 2],
@@ -132,11 +135,21 @@ impl Run {
             .all(|w| w.until.is_some_and(|until| until < since))
     }
 
+    fn pass(&mut self) {
+        if let Some(clock_ns) = &mut self.clock_ns {
+            *clock_ns += 20_000;
+            self.t.b.core.set_clock_ns(*clock_ns);
+        }
+    }
+
     fn begin(&mut self) {
         // Devices take their time.
         for _ in crate::patience::patiently() {
             if self.hand.len() < self.most {
                 break;
+            }
+            if self.t.b.core.throttled.count > 0 {
+                self.pass();
             }
             self.t.turn_other();
             self.t.b.turn();
@@ -312,6 +325,7 @@ impl Run {
     }
 
     fn step(&mut self) {
+        self.pass();
         match self.random.below(100) {
             0..75 => self.begin(),
             75..86 => self.t.turn_other(),
@@ -386,6 +400,7 @@ fn order_rules_are_kept_within_a_budget() {
         let mut run = Run::new(kind, spread, 11);
         // As many as may wait.
         run.most = 30;
+        run.clock_ns = Some(run.t.b.core.now_ns());
         for step in 0..1500 {
             match step % 300 {
                 0 => run.t.b.core.admit_all_by(&Budget::fixed(10_000)),
