@@ -271,4 +271,25 @@ mod tests {
         account.set_cap(100);
         assert_eq!((account.has(), account.cap()), (100, 100));
     }
+
+    #[test]
+    fn what_was_saved_before_is_there_once() {
+        let board = Board::new(1);
+        let rate = Rate {
+            iops: 100,
+            bytes: 1 << 20,
+        };
+        let budget = Budget {
+            base: rate,
+            burst: rate,
+            how: Burst::Credit { seconds: 60 },
+        };
+        let entry = board.entry(0);
+        assert_eq!(entry.save(&budget, [500, 7000]), [500, 7000]);
+        let has = || [entry.credit[0].has() / PARTS as u64, entry.credit[1].has()];
+        assert_eq!(has(), [500, 7000]);
+        // And no more than can be saved.
+        assert_eq!(entry.save(&budget, [u64::MAX; 2]), [6000, 60 << 20]);
+        assert_eq!(has(), [6000, 60 << 20]);
+    }
 }

@@ -174,3 +174,14 @@ fn what_a_lane_owes_is_not_forgiven_by_who_takes_from_its_tenant() {
     let left = [0, 1].map(|lane: usize| scheduler.lanes[lane].left[cpu]);
     assert_eq!(left, [-50_000, 190_000]);
 }
+
+#[test]
+fn what_a_lane_owes_it_owes_though_it_begins_out_of_what_is_free() {
+    let all = budget(100_000, 900_000, Burst::Metered);
+    let (mut scheduler, cost) = scheduler(1, &all);
+    assert!(scheduler.admit(0, &cost(4096)));
+    let cpu = Resource::Cpu;
+    scheduler.lanes[0].left[cpu] = -50_000;
+    assert!(scheduler.admit(0, &cost(4096)));
+    assert_eq!(scheduler.lanes[0].left[cpu], -50_000);
+}

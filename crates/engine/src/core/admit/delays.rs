@@ -225,3 +225,56 @@ impl Core {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: u64 = 1000;
+
+    /// A read of 4 KiB begins in a turn at `begun`; the next turns are at these times, of which the last sees its end. Before
+    /// that, the reactor had something to do, or not.
+    fn read(delays: &mut Delays, begun: u64, turns: &[u64], busy: bool, good: bool) {
+        delays.idle();
+        delays.turn(begun);
+        delays.timed[0] = Timed {
+            slice: 7,
+            turn_ns: begun,
+            ..delays.timed[0]
+        };
+        delays.timed[0].after_ns = 0;
+        for at in turns {
+            if !busy {
+                delays.idle();
+            }
+            delays.turn(*at);
+        }
+        delays.ended(7, good, turns[turns.len() - 1]);
+    }
+
+    #[test]
+    fn what_an_operation_waited_is_what_nothing_else_explains() {
+        let mut delays = Delays::new();
+        let waited = |delays: &mut Delays| delays.timed[0].waited_ns.take().map(|ns| ns / US);
+        // One that is alone says how long it takes.
+        read(&mut delays, 1000 * US, &[1080 * US], false, true);
+        assert_eq!(waited(&mut delays), Some(0));
+        // What failed says nothing.
+        read(&mut delays, 1200 * US, &[1210 * US], false, false);
+        assert_eq!(waited(&mut delays), None);
+        // More than twice that has waited, from the turn after it on.
+        let late = [2010 * US, 2400 * US];
+        read(&mut delays, 2000 * US, &late, false, true);
+        assert_eq!(waited(&mut delays), Some(390 - 160));
+        // Not where the reactor could not look.
+        read(&mut delays, 2000 * US, &late, true, true);
+        assert_eq!(waited(&mut delays), Some(0));
+        // Of a window the least counts.
+        read(&mut delays, 2000 * US, &late, false, true);
+        read(&mut delays, 3000 * US, &[3010 * US, 3900 * US], false, true);
+        assert_eq!(waited(&mut delays), Some(390 - 160));
+        // Another's end is none of this one's.
+        delays.ended(8, true, 4000 * US);
+        assert_eq!(waited(&mut delays), None);
+    }
+}

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Lanes of the noisy tenant.
-const NOISY: std::ops::Range<u32> = 5..19;
+const NOISY: std::ops::Range<u32> = 5..25;
 
 fn read_of(len_bytes: u32) -> IoOp {
     IoOp::Read {
@@ -37,6 +37,10 @@ fn over_budget_many_lanes_leave_room_to_others() {
             }
         }
         assert!(noisy.len() > 2 * NOISY.len(), "{}", noisy.len());
+        // With one of each lane.
+        let (count, bytes) = (rig.b.core.throttled.count, rig.b.core.throttled.bytes);
+        assert!(count <= 512 + NOISY.len(), "{count}");
+        assert!(bytes <= (16 << 20) + NOISY.len() * (512 << 10), "{bytes}");
         // There is no use in looking for more of them.
         for lane in NOISY {
             assert!(rig.b.core.is_held_back(LaneIndex(lane)), "{lane}");

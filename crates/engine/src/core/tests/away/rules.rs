@@ -413,7 +413,7 @@ fn order_rules_are_kept_within_a_budget() {
         let throttled = &run.t.b.core.lane(LANE).unwrap().record().throttled_ops;
         let (throttled, handed_over) = (throttled.load(Relaxed), run.t.handed_over());
         assert!(
-            throttled > 100 && handed_over > 0,
+            throttled > 0 && handed_over > 0,
             "{kind}: {throttled} waited, {handed_over} were away"
         );
         assert!(run.pairs.iter().all(|n| *n > 0) && run.flushed > 0);
