@@ -71,7 +71,7 @@ pub(super) fn make() -> Result<Figure> {
     let values = Params::default();
     let values = values
         .values()
-        .map(|(name, value)| format!("{name} {value}"));
+        .map(|(name, value)| format!("{name} {}", value as f32));
     Ok(Figure {
         title: "The end of a window, by active tenants of 1024".into(),
         across: "active",

@@ -116,7 +116,7 @@ pub fn told(model: &Model, params: &Params) -> String {
     all.extend(
         params
             .values()
-            .map(|(name, value)| format!("{name} {value}")),
+            .map(|(name, value)| format!("{name} {}", value as f32)),
     );
     all.join(", ")
 }

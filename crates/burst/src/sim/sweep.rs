@@ -177,7 +177,8 @@ fn run(params: &Params, turn_ns: u64, effort: Effort) -> ([f64; 3], f64, f64, f6
         ..Load::small(64)
     };
     guests.extend(vec![Guest::new(budget, pulse); 7]);
-    guests.extend(vec![Guest::new(budget, Load::iops(64)); 24]);
+    guests.extend(vec![Guest::new(budget, Load::iops(64)); 12]);
+    guests.extend(vec![Guest::new(budget, Load::bytes(32)); 12]);
     let model = Model {
         reactors: 2,
         cpu_truth: 1.2,
