@@ -32,6 +32,7 @@ impl Pcie {
     pub(super) fn make_sq(&mut self, qid: u16, taken: u64) {
         let state = self.function.queues().0[usize::from(qid)];
         self.sqs[usize::from(qid)] = (state.entries > 0).then(|| SqLive {
+            quiet: 0,
             cursor: Sq::new(state.entries, state.cqid, taken),
             ring: None,
             in_flight: 0,

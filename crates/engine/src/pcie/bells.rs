@@ -116,15 +116,45 @@ impl Pcie {
         }
     }
 
+    /// A host has come far: what its tail's event index was set to is not to be passed by the next lap.
+    #[inline]
+    pub(super) fn stay_quiet(&mut self, qid: u16) {
+        let Some(sq) = &self.sqs[usize::from(qid)] else {
+            return;
+        };
+        let (head, entries) = (u32::from(sq.cursor.head()), sq.cursor.entries());
+        let lap = if head < sq.quiet { entries } else { 0 };
+        if head + lap - sq.quiet > entries / 4 {
+            self.set_quiet(qid);
+        }
+    }
+
+    #[cold]
+    fn set_quiet(&mut self, qid: u16) {
+        let Some(sq) = self.sqs[usize::from(qid)].as_mut() else {
+            return;
+        };
+        sq.quiet = shadow::behind(u32::from(sq.cursor.head()), sq.cursor.entries());
+        let index = self.shadow.as_ref().and_then(|s| s.event_index.as_ref());
+        if let Some(index) = index.filter(|_| qid > 0) {
+            let _ = index.store_u32(Doorbell::Tail(qid).offset(), sq.quiet, Relaxed);
+        }
+    }
+
     /// The head of a completion queue, as its host says.
     #[cold]
     pub(super) fn look_at_head(&mut self, cqid: u16) {
         let doorbell = Doorbell::Head(cqid);
         let head = self.bell(doorbell);
-        let bad = match self.cqs[usize::from(cqid)].as_mut() {
-            Some(cq) => cq.cursor.set_head(head).is_err(),
-            None => false,
+        let Some(cq) = self.cqs[usize::from(cqid)].as_mut() else {
+            return;
         };
+        let bad = cq.cursor.set_head(head).is_err();
+        let index = self.shadow.as_ref().and_then(|s| s.event_index.as_ref());
+        if let Some(index) = index.filter(|_| cqid > 0 && !self.armed) {
+            let quiet = shadow::behind(cq.cursor.head(), cq.cursor.entries());
+            let _ = index.store_u32(doorbell.offset(), quiet, Relaxed);
+        }
         if bad {
             self.mend_bell(doorbell);
             self.bad_doorbell(false, cqid);
@@ -135,12 +165,8 @@ impl Pcie {
     #[cold]
     pub(super) fn be_quiet(&mut self) {
         self.armed = false;
-        let Some(shadow) = &self.shadow else { return };
-        let Some(index) = &shadow.event_index else {
-            return;
-        };
-        for qid in &self.active {
-            let _ = index.store_u32(Doorbell::Tail(*qid).offset(), shadow::QUIET, Relaxed);
+        for at in 0..self.active.len() {
+            self.set_quiet(self.active[at]);
         }
     }
 

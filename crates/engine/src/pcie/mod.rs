@@ -84,6 +84,8 @@ struct Shadow {
 
 struct SqLive {
     cursor: Sq,
+    /// The event index of its tail, while nobody need ring.
+    quiet: u32,
     ring: Option<Area>,
     /// Commands that were taken and have not ended.
     in_flight: u32,

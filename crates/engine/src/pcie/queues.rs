@@ -194,6 +194,7 @@ impl Pcie {
             self.records.set_taken(qid, sq.cursor.taken());
             kill_point!("pcie.fetched");
             self.more |= taken == most as usize && !sq.cursor.is_empty();
+            self.stay_quiet(qid);
         }
         self.count_at_once(turn);
         for at in 0..self.over.len() {
