@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 
 use super::burst_client::{BLOCK, Host, Stream, fill};
 use super::forebay::Forebay;
+use super::recording_file::RemovedAtEnd;
 
 /// Of each tenant's volume.
 const VOLUME_BYTES: u64 = 16 << 20;
@@ -64,15 +65,20 @@ pub(super) struct Rig {
     /// Operations a second, by tenant.
     pub(super) bases: Vec<u64>,
     policy: Policy,
+    _file: RemovedAtEnd,
 }
 
 impl Rig {
     /// So many tenants on a device.
     pub(super) fn start(program: &Path, device: &str, way: Way, tenants: usize) -> Result<Self> {
+        let file = format!("bench-burst-{}.img", std::process::id());
+        let file = RemovedAtEnd(crate::target_folder().join(file));
         let forebay = match device {
             "file" => {
                 let size = VOLUME_BYTES.to_string();
-                Forebay::start_with(program, "file:pool.img?size=2G", 0, &size)?
+                std::fs::File::create(&file.0)?.set_len(2 << 30)?;
+                let spec = format!("file:{}", file.0.display());
+                Forebay::start_with(program, &spec, 0, &size)?
             }
             device => Forebay::start(program, device, 0)?,
         };
@@ -82,6 +88,7 @@ impl Rig {
             tenants: Vec::new(),
             bases: vec![0; tenants],
             policy: Policy::Off,
+            _file: file,
         };
         for tenant in 0..tenants {
             let name = format!("t{tenant}");

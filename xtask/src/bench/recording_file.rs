@@ -88,7 +88,7 @@ fn build_without() -> Result<PathBuf> {
     Ok(folder.join("release/forebay"))
 }
 
-struct RemovedAtEnd(PathBuf);
+pub(super) struct RemovedAtEnd(pub(super) PathBuf);
 
 impl Drop for RemovedAtEnd {
     fn drop(&mut self) {

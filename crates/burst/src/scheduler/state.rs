@@ -200,6 +200,10 @@ pub struct Seen {
     pub burst_windows: u64,
     /// Windows in which it used anything.
     pub active_windows: u64,
+    /// Time of processors and devices that its I/Os cost as they are calibrated, ns.
+    pub cost_ns: u64,
+    /// The same as it counted, corrected.
+    pub corrected_ns: u64,
     /// What it has saved: operations, in parts.
     pub credit_parts: u64,
     /// What it has saved: bytes.

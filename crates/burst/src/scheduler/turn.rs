@@ -14,6 +14,13 @@ use crate::units::{COUNT, PARTS, PLENTY, Resource, SHARED, Units};
 /// The tenant's own resources, in the order of its credit.
 const OWN: [usize; 2] = [Resource::Ops as usize, Resource::Bytes as usize];
 
+/// What is counted in time.
+const TIMED: [usize; 3] = [
+    Resource::Cpu as usize,
+    Resource::DeviceRead as usize,
+    Resource::DeviceWrite as usize,
+];
+
 impl Tenant {
     /// So many windows' base: saved for the next windows, at most `saved` windows' of it, and what is above that is credit. What
     /// it may use above its base is saved likewise.
@@ -190,10 +197,12 @@ impl Scheduler {
             tenants,
             lanes,
             board,
+            estimator,
             ..
         } = self;
         let mut sums = Sums::default();
         let (keep, weight) = (params.keep, params.weight_waiting);
+        let times = *estimator.factors();
         let headroom = 1.0 + params.headroom;
         let late = passed.min(params.late_windows.into());
         let saved = late - 1 + u64::from(params.saved_windows);
@@ -231,6 +240,11 @@ impl Scheduler {
             // What is left of its own, without what it was given of anything else.
             one.whole.sub(&used);
             one.settle(entry, &used);
+            for at in TIMED {
+                let ns = used.0[at].max(0);
+                one.seen.cost_ns += ns as u64;
+                one.seen.corrected_ns += (ns as f32 * times[at]) as u64;
+            }
             sums.bursts |= one.bursts;
             one.rests = used.0[OWN[0]] | waiting.0[OWN[0]] == 0;
             sums.busy |= !one.rests;

@@ -64,6 +64,12 @@ pub struct TenantStats {
     pub burst_windows: u64,
     /// Windows in which it had anything.
     pub active_windows: u64,
+    /// Time of processors and devices that its commands cost as they are calibrated.
+    #[serde(default)]
+    pub cost_ns: u64,
+    /// The same as it counted, corrected: how far that is from the other is the estimator's error.
+    #[serde(default)]
+    pub corrected_ns: u64,
     /// What it was given in the newest window: commands a second.
     pub granted_ops_s: u64,
     /// Bytes a second.

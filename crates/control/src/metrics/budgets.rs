@@ -92,12 +92,28 @@ pub(super) fn tenants(out: &mut Exposition, tenants: &[TenantStats]) {
             out.sample(&name, &[("tenant", &tenant.tenant)], sum(tenant));
         }
     }
-    let name = "forebay_tenant_throttled_seconds_total";
-    let help = "How long a tenant's commands waited because it was over budget.";
-    out.family(name, COUNTER, help);
-    for tenant in tenants {
-        let labels = [("tenant", &*tenant.tenant)];
-        out.sample(name, &labels, seconds(tenant.throttled_ns));
+    for (name, help, ns) in [
+        (
+            "forebay_tenant_throttled_seconds_total",
+            "How long a tenant's commands waited because it was over budget.",
+            (|t| t.throttled_ns) as Sum,
+        ),
+        (
+            "forebay_tenant_cost_seconds_total",
+            "Time of processors and devices that a tenant's commands cost, as they are calibrated.",
+            |t| t.cost_ns,
+        ),
+        (
+            "forebay_tenant_corrected_cost_seconds_total",
+            "The same as it counted: corrected by what commands wait.",
+            |t| t.corrected_ns,
+        ),
+    ] {
+        out.family(name, COUNTER, help);
+        for tenant in tenants {
+            let labels = [("tenant", &*tenant.tenant)];
+            out.sample(name, &labels, seconds(ns(tenant)));
+        }
     }
     for (name, help, given) in [
         (

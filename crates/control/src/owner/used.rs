@@ -14,7 +14,7 @@ use forebay_burst::budget::{Budget, Burst};
 use forebay_burst::units::SHARED_RESOURCES;
 use forebay_pool::TenantId;
 use forebay_xlate::boundary::region::{MAX_REACTORS, ReactorRecord, Region, TenantRecord};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Owner;
 use crate::api::scheduling::Credit;
@@ -23,11 +23,11 @@ use crate::api::stats::{Correction, ReactorStats, TenantStats};
 /// Sums, in the order of [`TENANT_CELLS`] and [`REACTOR_CELLS`].
 type Sums<const N: usize> = [u64; N];
 /// What a tenant has added up to.
-pub(super) type TenantSums = Sums<11>;
+pub(super) type TenantSums = Sums<13>;
 /// What a reactor has.
 type ReactorSums = Sums<4>;
 
-const TENANT_CELLS: [fn(&TenantRecord) -> &AtomicU64; 11] = [
+const TENANT_CELLS: [fn(&TenantRecord) -> &AtomicU64; 13] = [
     |record| &record.used_ops,
     |record| &record.used_bytes,
     |record| &record.metered_ops,
@@ -39,6 +39,8 @@ const TENANT_CELLS: [fn(&TenantRecord) -> &AtomicU64; 11] = [
     |record| &record.reserve_ops,
     |record| &record.burst_windows,
     |record| &record.active_windows,
+    |record| &record.cost_ns,
+    |record| &record.corrected_ns,
 ];
 
 const REACTOR_CELLS: [fn(&ReactorRecord) -> &AtomicU64; 4] = [
@@ -80,9 +82,21 @@ fn reactors_of(region: &Region) -> &[ReactorRecord] {
     &region.reactors()[..reactors]
 }
 
+/// What daemons before this one did not count yet is nothing.
+fn with_all_sums<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(u64, TenantSums)>, D::Error> {
+    let found = Vec::<(u64, Vec<u64>)>::deserialize(from)?;
+    let padded = found.into_iter().map(|(tenant, sums)| {
+        let mut all = TenantSums::default();
+        all.iter_mut().zip(sums).for_each(|(all, sum)| *all = sum);
+        (tenant, all)
+    });
+    Ok(padded.collect())
+}
+
 /// What engines before the one that counts now have counted.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(super) struct UsedBefore {
+    #[serde(deserialize_with = "with_all_sums")]
     tenants: Vec<(u64, TenantSums)>,
     reactors: Vec<ReactorSums>,
     /// What tenants had saved when an engine knew them last: operations, bytes.
@@ -97,7 +111,7 @@ fn saved_of(record: &TenantRecord) -> [u64; 2] {
 impl UsedBefore {
     fn of(&self, tenant: TenantId) -> TenantSums {
         let found = self.tenants.iter().find(|(id, _)| *id == tenant.0);
-        found.map_or([0; 11], |(_, sums)| *sums)
+        found.map_or([0; 13], |(_, sums)| *sums)
     }
 
     /// What a tenant had saved when an engine knew it last; `region`: of an engine that knows it still.
@@ -219,7 +233,7 @@ pub(super) fn tenant_stats<'a>(
         if let Some((more, _)) = found {
             add(&mut sums, more);
         }
-        if budget.is_none() && found.is_none() && sums == [0; 11] {
+        if budget.is_none() && found.is_none() && sums == [0; 13] {
             continue;
         }
         let record = found.map(|(_, record)| *record).filter(|_| lives);
@@ -238,6 +252,8 @@ pub(super) fn tenant_stats<'a>(
             reserve_ops,
             burst_windows,
             active_windows,
+            cost_ns,
+            corrected_ns,
         ] = sums;
         all.push(TenantStats {
             tenant: name.to_owned(),
@@ -253,6 +269,8 @@ pub(super) fn tenant_stats<'a>(
             reserve_ops,
             burst_windows,
             active_windows,
+            cost_ns,
+            corrected_ns,
             granted_ops_s: gauge(|record| &record.granted_ops_s),
             granted_bytes_s: gauge(|record| &record.granted_bytes_s),
             // Without an engine, or exports, it keeps what it has.
@@ -270,5 +288,20 @@ impl Owner {
     /// What a tenant has saved.
     pub(super) fn credit(&self, tenant: TenantId, budget: &Budget) -> Option<Credit> {
         credit_of(budget, self.added.borrow().saved(tenant))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_of_an_older_daemon_go_on() {
+        let older = r#"{"tenants":[[7,[1,2,3,4,5,6,7,8,9,10,11]]],"reactors":[]}"#;
+        let before: UsedBefore = serde_json::from_str(older).unwrap();
+        assert_eq!(
+            before.of(TenantId(7)),
+            [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0, 0]
+        );
     }
 }

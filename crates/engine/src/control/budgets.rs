@@ -111,6 +111,8 @@ fn begin(record: &TenantRecord, tenant: Option<TenantId>) {
         &record.granted_bytes_s,
         &record.burst_windows,
         &record.active_windows,
+        &record.cost_ns,
+        &record.corrected_ns,
     ] {
         cell.store(0, Relaxed);
     }

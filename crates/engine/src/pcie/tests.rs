@@ -168,6 +168,13 @@ fn a_sleeping_reactor_is_rung_and_a_busy_one_is_left_alone() {
     driver.queue(&mut pair, &io(nvm::READ, 1, 0, DATA));
     driver.put(at, &pair.tail.to_le_bytes());
     driver.completion(&mut rig, &mut pair);
+    // Lap for lap.
+    let sent = driver.next_id;
+    for cid in 0..500 {
+        driver.submit(&mut pair, &io(nvm::READ, cid, 0, DATA));
+        driver.completion(&mut rig, &mut pair);
+    }
+    assert!(driver.next_id <= sent + 1, "the head's first lap, perhaps");
     rig.turns();
     // About to sleep: the event index is the tail, and whoever wrote just before is seen.
     assert!(rig.may_sleep());

@@ -62,7 +62,7 @@ pub(super) struct Driver {
     pub memory: GuestMemory,
     input: Vec<u8>,
     fds: Vec<OwnedFd>,
-    next_id: u16,
+    pub(super) next_id: u16,
     pub admin: Pair,
     pub eventfds: Vec<OwnedFd>,
     /// Shadow doorbells, where it has them.

@@ -42,6 +42,8 @@ pub(crate) struct Use {
     pub(crate) metered_iops: f64,
     /// Others' commands a second that began out of what it had been given.
     pub(crate) lost_s: f64,
+    /// Its commands count as so many times what is calibrated: how far estimates of their costs are off.
+    pub(crate) cost_times: Option<f64>,
     /// What it has saved, in percent of what it can.
     pub(crate) credit_percent: Option<f64>,
     /// It uses more than its base.
@@ -90,6 +92,10 @@ impl Use {
             burst_percent: percent(burst_windows, active),
             metered_iops: rate(|t| t.metered_ops),
             lost_s: rate(|t| t.lost_ops),
+            cost_times: match diff(|t| t.cost_ns) {
+                0 => None,
+                ns => Some(diff(|t| t.corrected_ns) as f64 / ns as f64),
+            },
             credit_percent: now.credit.map(|credit| {
                 percent(credit.ops, credit.most_ops).min(percent(credit.bytes, credit.most_bytes))
             }),
@@ -166,6 +172,9 @@ impl Use {
                 "{:.0}/s given up to those below their base",
                 self.lost_s
             ));
+        }
+        if let Some(times) = self.cost_times.filter(|times| (times - 1.0).abs() >= 0.01) {
+            words.push(format!("costs {times:.2} times as calibrated"));
         }
         if let Some(percent) = self.credit_percent {
             words.push(format!("credit {percent:.0} %"));
@@ -298,6 +307,8 @@ mod tests {
                 granted_ops_s: 7000,
                 active_windows: 100,
                 burst_windows: 75,
+                cost_ns: 1_000_000,
+                corrected_ns: 1_300_000,
                 ..tenant("acme", 1000)
             },
             TenantStats {
@@ -318,6 +329,7 @@ mod tests {
             "given 7000 IOPS and 0.0 MB/s",
             "75 % of it bursting",
             "4000/s metered",
+            "costs 1.30 times as calibrated",
         ];
         assert_eq!(acme.words(), words);
         assert_eq!((zoo.noisy, zoo.hurt), (false, true));

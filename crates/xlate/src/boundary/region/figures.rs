@@ -276,7 +276,11 @@ cells! {
         pub burst_windows: AtomicU64,
         /// Windows in which it had anything.
         pub active_windows: AtomicU64,
-        reserved: [AtomicU64; 16],
+        /// Time of processors and devices that its commands cost as they are calibrated, ns.
+        pub cost_ns: AtomicU64,
+        /// The same as it counted, corrected.
+        pub corrected_ns: AtomicU64,
+        reserved: [AtomicU64; 14],
     }
 }
 

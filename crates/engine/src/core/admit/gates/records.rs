@@ -88,6 +88,8 @@ impl Admission {
             &record.active_windows,
             seen.active_windows - old.active_windows,
         );
+        add(&record.cost_ns, seen.cost_ns - old.cost_ns);
+        add(&record.corrected_ns, seen.corrected_ns - old.corrected_ns);
         add(
             &record.burst_windows,
             seen.burst_windows - old.burst_windows,
