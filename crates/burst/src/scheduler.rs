@@ -114,6 +114,14 @@ impl Scheduler {
         })
     }
 
+    /// The tenant is another from now on: what the last one had saved, or owes, is not this one's.
+    pub fn begin_tenant(&mut self, tenant: usize) {
+        let one = &mut self.tenants[tenant];
+        (one.due, one.above, one.owed) = (Units::ZERO, [0; 2], [0; 2]);
+        (one.drawn, one.fractions) = ([0; 2], [[0.0; 2]; 2]);
+        one.last = self.window;
+    }
+
     /// The tenant has this budget from now on. What it was given in this window is cut to it at once; all else follows
     /// with the next.
     pub fn set_budget(&mut self, tenant: usize, budget: &Budget, costs: &CostTable) {
@@ -139,7 +147,7 @@ impl Scheduler {
             let left = lane.left.min(&burst);
             let mut cut = lane.left;
             cut.sub(&left);
-            lane.given.sub(&cut);
+            lane.given = lane.given.minus(&cut);
             lane.left = left;
         }
     }

@@ -42,6 +42,8 @@ pub enum Post {
     Admission(Option<Box<Admission>>),
     /// The tenant in this slot has this budget.
     Budget(u32, Budget),
+    /// There is another tenant in this slot, with this budget.
+    NewTenant(u32, Budget),
     /// Whose a volume is, and what it may use; `None`: nobody's.
     Share(VolumeId, Option<Share>),
     /// Nothing of an earlier engine is at a device that is served.

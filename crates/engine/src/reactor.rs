@@ -139,8 +139,8 @@ impl Reactor {
             let slept = self.sleep(now, stop_by.is_some(), trim_at);
             if slept {
                 // Most often it is a machine that rang. All that comes before it is answered is cold by now.
-                self.core.stamp();
-                now = self.core.now_ns();
+                // Windows have ended meanwhile: who comes now finds what one gives.
+                now = self.core.begin_turn();
                 was_busy = self.machines.poll(&mut self.core);
                 bump(&self.core.record().busy_turns, u64::from(was_busy));
             }
@@ -246,6 +246,7 @@ impl Reactor {
             }
             Post::Admission(admission) => core.set_admission(admission),
             Post::Budget(tenant, budget) => core.set_budget(tenant, &budget),
+            Post::NewTenant(tenant, budget) => core.begin_tenant(tenant, &budget),
             Post::Share(volume, share) => core.set_share(volume, share),
             Post::Fenced(device) => core.fenced(device),
             Post::Expect(device, expected) => core.expect(device, expected),

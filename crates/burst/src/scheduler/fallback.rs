@@ -199,7 +199,7 @@ impl Scheduler {
             // What one of them owes is not the others' to give.
             let part = lane.left.max(&Units::ZERO).min(&need).shared();
             lane.left = lane.left.minus(&part);
-            lane.given.sub(&part);
+            lane.given = lane.given.minus(&part);
             need.sub(&part);
         }
         let one = &mut self.tenants[victim];

@@ -221,11 +221,12 @@ impl Control {
         budget
             .check()
             .map_err(|bad| format!("tenant {id}: {bad}"))?;
-        let slot = match active.tenants.get_mut(&tenant) {
-            Some((_, known)) if *known == budget => return Ok(()),
+        match active.tenants.get_mut(&tenant) {
+            Some((_, known)) if *known == budget => {}
             Some((slot, known)) => {
                 *known = budget;
-                *slot
+                let slot = *slot;
+                self.post_all(|| Post::Budget(slot, budget));
             }
             None => {
                 let slot = active.free.pop_front();
@@ -239,10 +240,9 @@ impl Control {
                 // For the engine after this one, should it have to begin at once.
                 record.credit_ops.store(ops, Relaxed);
                 record.credit_bytes.store(bytes, Relaxed);
-                slot
+                self.post_all(|| Post::NewTenant(slot, budget));
             }
-        };
-        self.post_all(|| Post::Budget(slot, budget));
+        }
         Ok(())
     }
 

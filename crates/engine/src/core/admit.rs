@@ -122,6 +122,14 @@ impl Core {
         }
     }
 
+    /// A tenant is another from now on, with this budget.
+    pub fn begin_tenant(&mut self, tenant: u32, budget: &Budget) {
+        if let Some(admission) = &mut self.admission {
+            admission.begin_tenant(tenant);
+            admission.set_budget(tenant, budget);
+        }
+    }
+
     /// A tenant has this budget from now on.
     pub fn set_budget(&mut self, tenant: u32, budget: &Budget) {
         if let Some(admission) = &mut self.admission {

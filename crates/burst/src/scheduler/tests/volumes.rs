@@ -185,3 +185,22 @@ fn what_a_lane_owes_it_owes_though_it_begins_out_of_what_is_free() {
     assert!(scheduler.admit(0, &cost(4096)));
     assert_eq!(scheduler.lanes[0].left[cpu], -50_000);
 }
+
+#[test]
+fn a_slots_next_tenant_owes_nothing() {
+    let small = budget(1000, 1000, Burst::Metered);
+    let (mut scheduler, cost) = scheduler(1, &small);
+    // More than a second of it.
+    (0..50).for_each(|_| scheduler.owe(0, &cost(128 << 10)));
+    scheduler.turn(1);
+    scheduler.detach(0);
+    for is_new in [false, true] {
+        if is_new {
+            scheduler.begin_tenant(0);
+        }
+        scheduler.attach(0, 0);
+        scheduler.turn(10);
+        assert_eq!(scheduler.admit(0, &cost(4096)), is_new);
+        scheduler.detach(0);
+    }
+}

@@ -201,6 +201,13 @@ impl Admission {
         })
     }
 
+    /// A tenant is another from now on.
+    pub(super) fn begin_tenant(&mut self, tenant: u32) {
+        if (tenant as usize) < self.tenants.len() {
+            self.scheduler.begin_tenant(tenant as usize);
+        }
+    }
+
     /// A tenant has this budget from now on.
     pub fn set_budget(&mut self, tenant: u32, budget: &Budget) {
         if (tenant as usize) < self.tenants.len() {
