@@ -53,8 +53,13 @@ fn lab(volumes: &[(&str, u64)]) -> Result<Lab> {
 
 impl Lab {
     fn writer(&self, volume: &str) -> Result<Verifier> {
-        let nqn = format!("nqn.2026-01.io.forebay:t.{volume}");
+        self.writer_of(&format!("t.{volume}"), 4096)
+    }
+
+    fn writer_of(&self, volume: &str, block_bytes: u32) -> Result<Verifier> {
+        let nqn = format!("nqn.2026-01.io.forebay:{volume}");
         let spec = VerifySpec {
+            block_bytes,
             promise: Promise::Acknowledged,
             flush_every_writes: 200,
             reconnect_limit: MINUTE,
@@ -63,10 +68,28 @@ impl Lab {
         Ok(Verifier::connect(spec)?)
     }
 
+    /// A writer whose tenant has a budget, of which it wants much more; data of some of its commands is asked for.
+    fn writer_over_budget(&self) -> Result<Verifier> {
+        self.daemon
+            .cli(&["volume", "create", "u/c", "--size", "16M"])?;
+        self.daemon
+            .cli(&["export", "create", "u/c", "--any-host"])?;
+        self.writer_of("u.c", 16384)
+    }
+
+    fn waits_until_commands_wait_for_a_budget(&self) -> Result<()> {
+        wait::until("a command that waits for a budget", MINUTE, || {
+            let stats = self.daemon.cli(&["stats"])?;
+            let lanes = stats["lanes"].as_array().context("no lanes")?;
+            let waits = lanes.iter().any(|lane| lane["throttled"] != 0);
+            Ok(waits.then_some(()))
+        })
+    }
+
     /// From now on each reactor carries out a part of the other's commands. That takes somebody with a budget.
     fn spread(&self) -> Result<()> {
         self.daemon.cli(&["tenant", "create", "u"])?;
-        let base = ["--base-iops", "100", "--base-bandwidth", "1M"];
+        let base = ["--base-iops", "100", "--base-bandwidth", "4M"];
         let budget = [&["tenant", "budget", "u"][..], &base].concat();
         self.daemon.cli(&budget)?;
         self.daemon
@@ -211,27 +234,26 @@ fn kill9_engine_under_load() -> Result<()> {
     lab.spread()?;
     let mut a = lab.writer("a")?;
     let mut b = lab.writer("b")?;
-    let (over, bytes) = (AtomicBool::new(false), AtomicU64::new(0));
-    let running = Running {
-        over: &over,
-        bytes: &bytes,
-    };
-    let other = AtomicU64::new(0);
-    let running_b = Running {
-        over: &over,
-        bytes: &other,
-    };
-    let reports = std::thread::scope(|scope| -> Result<[WriteReport; 2]> {
+    let mut c = lab.writer_over_budget()?;
+    let over = AtomicBool::new(false);
+    let bytes = [const { AtomicU64::new(0) }; 3];
+    let [running, running_b, running_c] =
+        bytes.each_ref().map(|bytes| Running { over: &over, bytes });
+    let reports = std::thread::scope(|scope| -> Result<[WriteReport; 3]> {
         let write_a = scope.spawn(|| running.write(&mut a));
         let write_b = scope.spawn(|| running_b.write(&mut b));
+        let write_c = scope.spawn(|| running_c.write(&mut c));
         let result = (|| -> Result<()> {
             for _ in 0..3 {
                 running.writes_more("writes before a death", 2 * MIB)?;
                 lab.waits_until_reactors_help_each_other()?;
+                lab.waits_until_commands_wait_for_a_budget()?;
                 let dead = lab.daemon.kill_engine()?;
                 lab.daemon.wait_engine_after(dead.generation, MINUTE)?;
                 running.writes_more("writes after a death", 2 * MIB)?;
                 running_b.writes_more("the other tenant's writes after a death", 2 * MIB)?;
+                // More than was in hand: what had no place in the engine as well.
+                running_c.writes_more("what waited for a budget", MIB)?;
             }
             Ok(())
         })();
@@ -239,6 +261,7 @@ fn kill9_engine_under_load() -> Result<()> {
         let reports = [
             write_a.join().expect("a writer does not panic")?,
             write_b.join().expect("a writer does not panic")?,
+            write_c.join().expect("a writer does not panic")?,
         ];
         result?;
         Ok(reports)
@@ -247,8 +270,10 @@ fn kill9_engine_under_load() -> Result<()> {
         ensure!(report.errors == 0, "{:?}", report.first_error);
         ensure!(report.reconnects == 0, "a death was noticed: {report:?}");
     }
-    read_back_clean(&mut a)?;
-    read_back_clean(&mut b)?;
+    lab.daemon.cli(&["tenant", "budget", "u", "--none"])?;
+    for verifier in [&mut a, &mut b, &mut c] {
+        read_back_clean(verifier)?;
+    }
     let folder = lab.daemon.folder().join("var/state/reports");
     let reports = std::fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
     ensure!(

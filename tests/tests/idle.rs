@@ -1,13 +1,14 @@
 //! `idle_engine_sleeps`: 100 exports with a host each and three with a machine, nothing to do: below 2 % of a core and 64 MiB.
+//! `an_engine_whose_hosts_are_over_budget_sleeps`: hosts and machines that have sent far more than they are given.
 //!
 //! Not here: the daemon's own use, which nobody polls.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use forebay_initiator::machine::{self as driver, Doorbells, Op};
-use forebay_initiator::{IoOp, Options, Session};
+use anyhow::{Context, Result, ensure};
+use forebay_initiator::machine::{self as driver, Doorbells, Ended, Op};
+use forebay_initiator::{IoOp, IoQueue, Options, Session, Wait};
 use forebay_tests::daemon::{Daemon, DaemonOptions, cpu_time, resident_bytes};
 use forebay_tests::machine::{self, Frontend};
 use forebay_tests::wait;
@@ -99,5 +100,137 @@ fn idle_engine_sleeps() -> Result<()> {
         drop(queues);
         session.close()?;
     }
+    daemon.stop()
+}
+
+/// Commands that each queue sends at once.
+const DEPTH: u16 = 128;
+
+/// Sends all that a queue takes: reads, writes with their data, and writes whose data is asked for.
+fn flood(queue: &mut IoQueue) -> Result<()> {
+    for n in 0..u64::from(DEPTH) {
+        let (lba, blocks) = (n * 8, if n % 8 == 7 { 8 } else { 1 });
+        let op = match n % 2 {
+            0 => IoOp::Read { lba, blocks },
+            _ => IoOp::Write {
+                lba,
+                blocks,
+                fua: false,
+            },
+        };
+        let buffer = vec![3; blocks as usize * 4096];
+        ensure!(queue.submit(&op, n, buffer).is_ok(), "{n} is not taken");
+    }
+    Ok(())
+}
+
+/// What is over budget waits for windows, which come and go; between them there is nothing to do, whatever lies in sockets and
+/// rings. A spinning reactor takes all of a processor.
+#[test]
+fn an_engine_whose_hosts_are_over_budget_sleeps() -> Result<()> {
+    let mut daemon = machine::serve(
+        &DaemonOptions {
+            config: "[engine]\nreactors = 1\n".into(),
+            ..DaemonOptions::default()
+        },
+        "1G",
+    )?;
+    daemon.cli(&["tenant", "budget", "t", "--base-iops", "20"])?;
+    daemon.cli(&["volume", "create", "t/tcp", "--size", "64M"])?;
+    daemon.cli(&["export", "create", "t/tcp", "--any-host"])?;
+    let address: SocketAddr = format!("127.0.0.1:{}", daemon.port()).parse()?;
+    let options = Options {
+        io_queues: 2,
+        command_timeout: 2 * MINUTE,
+        ..Options::default()
+    };
+    let nqn = "nqn.2026-01.io.forebay:t.tcp";
+    let mut session = Session::connect(address, nqn, HOST, &options)?;
+    let mut hosts = [session.open_queue(1)?, session.open_queue(1)?];
+    let mut machines = Vec::new();
+    for (name, frontend, doorbells) in [
+        ("shadow", Frontend::NvmePcie, Doorbells::Shadow),
+        ("trapped", Frontend::NvmePcie, Doorbells::Trapped),
+        ("virtio", Frontend::VhostUser, Doorbells::Shadow),
+    ] {
+        let target = machine::export(&daemon, name, "64M", frontend)?;
+        let options = driver::Options {
+            doorbells,
+            depth: DEPTH,
+            ..driver::Options::default()
+        };
+        let mut disk = machine::connect(&target, &options)?;
+        let mut queue = disk.take_queues().remove(0);
+        for slot in 0..DEPTH {
+            let (offset_bytes, bytes) = (u64::from(slot) * 4096, 4096);
+            let op = match slot % 2 {
+                0 => Op::Read {
+                    offset_bytes,
+                    bytes,
+                },
+                _ => Op::Write {
+                    offset_bytes,
+                    bytes,
+                },
+            };
+            queue.submit(slot, op)?;
+        }
+        queue.kick()?;
+        machines.push((disk, queue));
+    }
+    for queue in &mut hosts {
+        flood(queue)?;
+    }
+    let mut answered = Vec::new();
+    for death in [false, true] {
+        if death {
+            let dead = daemon.kill_engine()?;
+            daemon.wait_engine_after(dead.generation, MINUTE)?;
+        }
+        let engine = daemon.processes()?.engine;
+        let mut seen = String::new();
+        wait::until("the engine sleeps", MINUTE, || {
+            let (before, begun) = (cpu_time(engine)?, Instant::now());
+            while begun.elapsed() < Duration::from_secs(2) {
+                for queue in &mut hosts {
+                    queue.poll(&mut answered, Wait::Block, Duration::from_millis(50))?;
+                }
+            }
+            let used = cpu_time(engine)?.saturating_sub(before);
+            let share = used.as_secs_f64() / begun.elapsed().as_secs_f64();
+            let stats = daemon.cli(&["stats"])?;
+            let lanes = stats["lanes"].as_array().context("no lanes")?;
+            let wait = lanes.iter().all(|lane| lane["throttled"] != 0);
+            ensure!(lanes.len() == 4 && wait, "not all are over budget: {seen}");
+            seen = format!("{:.1} % of a core", share * 100.0);
+            println!("over budget: {seen}");
+            Ok((share < 0.25).then_some(()))
+        })
+        .with_context(|| seen.clone())?;
+    }
+    // Nothing of it is lost.
+    daemon.cli(&["tenant", "budget", "t", "--none"])?;
+    wait::until("all commands end", MINUTE, || {
+        for queue in &mut hosts {
+            queue.poll(&mut answered, Wait::Block, Duration::from_millis(10))?;
+        }
+        Ok((answered.len() == 2 * usize::from(DEPTH)).then_some(()))
+    })?;
+    ensure!(
+        answered.iter().all(|done| done.status.is_success()),
+        "failed"
+    );
+    for (disk, mut queue) in machines {
+        let mut done = Vec::new();
+        wait::until("a machine's commands end", MINUTE, || {
+            queue.poll(&mut done)?;
+            Ok((done.len() == usize::from(DEPTH)).then_some(()))
+        })?;
+        ensure!(done.iter().all(|done| done.ended == Ended::Well), "failed");
+        drop(queue);
+        disk.close()?;
+    }
+    drop(hosts);
+    session.close()?;
     daemon.stop()
 }

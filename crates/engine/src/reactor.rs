@@ -123,6 +123,7 @@ impl Reactor {
                 || self.core.must_turn()
                 || !self.frontend.is_idle()
                 || !self.machines.is_idle()
+                || !self.frontend.arm(&mut self.core)
                 || !self.machines.arm(&mut self.core)
             {
                 if turn.is_multiple_of(8) {
@@ -247,12 +248,16 @@ impl Reactor {
             Post::Admission(admission) => core.set_admission(admission),
             Post::Budget(tenant, budget) => core.set_budget(tenant, &budget),
             Post::NewTenant(tenant, budget) => core.begin_tenant(tenant, &budget),
-            Post::Share(volume, share) => core.set_share(volume, share),
+            Post::Share(volume, share) => {
+                core.set_share(volume, share);
+                self.frontend.shares_changed(core);
+            }
             Post::Fenced(device) => core.fenced(device),
             Post::Expect(device, expected) => core.expect(device, expected),
             Post::Lane(lane, request) => {
                 let export = lane.export.export;
                 core.set_lane(*lane);
+                self.frontend.shares_changed(core);
                 let at_devices = self.frontend.export_changed(core, export);
                 self.machines.export_changed(core, export);
                 core.upcall(Upcall::ExportSettled {

@@ -161,6 +161,15 @@ impl Queue {
         self.in_flight
     }
 
+    /// Whether no chain is available.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        match &self.ring {
+            Ring::Split { ring, .. } => ring.is_empty(),
+            Ring::Packed { ring, .. } => !ring.has_available(),
+        }
+    }
+
     /// Takes the next available chain; its tag.
     ///
     /// # Errors

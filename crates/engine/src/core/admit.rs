@@ -168,10 +168,16 @@ impl Core {
     /// reactor makes a turn, or wakes when the window ends.
     #[inline]
     pub(crate) fn may_fetch(&mut self, lane: LaneIndex) -> bool {
-        match &mut self.admission {
-            Some(admission) if admission.stops => admission.may_fetch(lane),
-            _ => true,
+        if self
+            .admission
+            .as_ref()
+            .is_none_or(|admission| !admission.stops)
+        {
+            return true;
         }
+        // Without room for it, it needs no part of the turn.
+        self.may_hold(lane)
+            && (self.admission.as_mut()).is_none_or(|admission| admission.may_fetch(lane))
     }
 
     /// Whether a machine's lane waits for a window, so that there is no use in looking at its rings: it has enough that waits,

@@ -333,6 +333,12 @@ impl Staging {
         fit.map(Class::free).sum()
     }
 
+    /// Bytes of them.
+    pub(crate) fn left_bytes_for(&self, len_bytes: u32) -> u64 {
+        let fit = self.classes.iter().filter(|c| c.size_bytes >= len_bytes);
+        fit.map(|c| c.free() as u64 * u64::from(c.size_bytes)).sum()
+    }
+
     /// Whether half or more of the buffers for so many bytes are there.
     pub(super) fn is_half_left_for(&self, len_bytes: u32) -> bool {
         let fit = CLASSES.iter().filter(|(size, _)| *size >= len_bytes);

@@ -4,7 +4,7 @@
 //! a slot, and goes to the core as soon as it has what it needs: staging memory, room in the core, and
 //! for larger writes the data that an R2T asks for. What it lacks it waits for in its connection's list,
 //! in order, while the stream is read on; only data that came inside a capsule and finds no memory makes
-//! the stream itself wait. R2Ts are limited ([`MAX_R2TS`]), so that memory which hosts are asked to fill
+//! the stream itself wait. R2Ts are limited ([`super::share`]), so that memory which hosts are asked to fill
 //! never is all the memory there is.
 //!
 //! **Not here:** admin commands ([`super::admin`]), the stream ([`super::rx`]).
@@ -27,8 +27,6 @@ use forebay_xlate::boundary::region::{OpKind, TimesOf};
 pub(crate) const NSID: u32 = 1;
 /// Commands of one connection that may have R2Ts at once.
 pub(super) const MAX_R2TS_OF_ONE: u32 = 64;
-/// The same of a reactor: fewer than there are staging buffers larger than a capsule's data.
-const MAX_R2TS: u32 = 768;
 
 /// A command capsule.
 pub(super) struct Capsule<'a> {
@@ -367,7 +365,6 @@ fn advance(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
     let (by_r2t, len_bytes) = (s.by_r2t, s.len_bytes);
     if !s.is_ready() {
         let may_ask = conn.receiving < MAX_R2TS_OF_ONE
-            && conn.shared.r2ts.get() < MAX_R2TS
             && conn.held.may_ask()
             && (conn.lane).is_none_or(|lane| core.may_ask(lane, len_bytes));
         if by_r2t && !may_ask || !may_hold(conn, core, &s.work) {

@@ -91,7 +91,9 @@ pub(super) struct Conn {
     pub number: u64,
     /// Since when the socket takes nothing.
     pub blocked_since_ns: u64,
-    watched: epoll::EventFlags,
+    pub watched: epoll::EventFlags,
+    /// Its host has gone, which was seen while nothing was taken from it.
+    pub hung_up: bool,
     /// With so many bytes queued, they are sent.
     pub send_at_bytes: usize,
     /// Turns without data.
@@ -157,6 +159,7 @@ impl Conn {
             number: new.number,
             blocked_since_ns: 0,
             watched: epoll::EventFlags::IN,
+            hung_up: false,
             send_at_bytes: super::SEND_BYTES,
             quiet_turns: 0,
             skipped_turns: 0,
@@ -230,7 +233,7 @@ impl Conn {
     pub(super) fn take_buffer(&mut self, core: &mut Core, len_bytes: u32) -> Option<StagingBuffer> {
         let len = u64::from(len_bytes);
         let own_share = self.held.bytes == 0 || self.held.bytes + len <= MAX_HELD_BYTES;
-        if !own_share || !self.held.may_take(len) {
+        if !own_share || !self.held.may_take(len_bytes, &core.staging) {
             return None;
         }
         let Some(buffer) = core.staging.take(len_bytes) else {
@@ -438,15 +441,6 @@ impl Conn {
         Ok(())
     }
 
-    /// Has the socket watched from now on.
-    pub(super) fn begin_watch(&mut self) -> Result<(), Errno> {
-        let key = epoll::EventData::new_u64(self.key());
-        match &self.fd {
-            Some(fd) => epoll::add(&self.shared.epoll, fd, key, self.watched),
-            None => Ok(()),
-        }
-    }
-
     /// Whether what is to be sent waits for more: as long as more of the lane's commands are sure to begin soon.
     pub(super) fn holds_back(&mut self, core: &Core) -> bool {
         let holds = self.lane.is_some_and(|lane| core.waits_for_turns(lane))
@@ -456,24 +450,6 @@ impl Conn {
             && self.held_turns < super::HELD_TURNS;
         self.held_turns = if holds { self.held_turns + 1 } else { 0 };
         holds
-    }
-
-    /// Has the socket watched for what the connection waits for now.
-    pub(super) fn watch(&mut self) -> Result<(), Errno> {
-        // While the host doesn't take what it asked for, it gets to ask for nothing more.
-        let wanted = if self.tx.blocked() {
-            epoll::EventFlags::OUT
-        } else {
-            epoll::EventFlags::IN
-        };
-        if wanted != self.watched
-            && let Some(fd) = &self.fd
-        {
-            let key = epoll::EventData::new_u64(self.key());
-            epoll::modify(&self.shared.epoll, fd, key, wanted)?;
-            self.watched = wanted;
-        }
-        Ok(())
     }
 
     /// Says why in a C2HTermReq (TCP 3.6.2.5); nothing more is taken from the host.

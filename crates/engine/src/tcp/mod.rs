@@ -10,7 +10,7 @@
 //! each turn; one that doesn't take its answers is not listened to.
 //!
 //! [`rx`] takes PDUs ([`r2t`]: data of several R2Ts), [`command`] and [`admin`] are what they ask for, [`slots`] the commands of a queue,
-//! [`tx`] what there is to send, [`conn`] one connection, [`gate`] what its host may not do, [`controllers`] the associations, [`pool`]
+//! [`tx`] what there is to send, [`watch`] what sockets are watched for, [`conn`] one connection, [`gate`] what its host may not do, [`controllers`] the associations, [`pool`]
 //! what connections share, [`place`] and [`lifecycle`] are how connections and associations begin and end,
 //! and [`record`] is what of all this a successor finds.
 //!
@@ -35,6 +35,7 @@ mod share;
 mod shared;
 mod slots;
 mod tx;
+mod watch;
 
 use crate::core::{CommandRef, Core, DoneIo};
 use crate::exports::Port;
@@ -202,6 +203,7 @@ impl Frontend {
                 && conn.key() == *key
             {
                 conn.quiet_turns = 0;
+                conn.hung_up |= conn.is_watched_for_its_end();
                 conn.active = conn.life != Life::Draining;
                 if conn.active && !conn.listed {
                     conn.listed = true;
@@ -271,6 +273,10 @@ impl Frontend {
                 return false;
             }
             Life::Leaving { .. } => return self.visit_leaving(core, index),
+            Life::Open if conn.hung_up => {
+                self.close(core, index);
+                return true;
+            }
             Life::Open => {}
         }
         if conn.tx.blocked() {
@@ -312,10 +318,7 @@ impl Frontend {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return any;
         };
-        if conn.qid != 0
-            && conn.skipped_turns < SKIPPED_TURNS
-            && conn.lane.is_some_and(|lane| core.is_held_back(lane))
-        {
+        if conn.skipped_turns < SKIPPED_TURNS && conn.is_held_back(core) {
             conn.skipped_turns += 1;
             return any;
         }
@@ -329,6 +332,9 @@ impl Frontend {
                     && !conn.must_retry()
                 {
                     conn.active = false;
+                    if conn.listen(true).is_err() {
+                        self.close(core, index);
+                    }
                 }
                 return any;
             }
@@ -425,7 +431,9 @@ impl Frontend {
         let Some(fd) = &conn.fd else { return false };
         match rustix::net::recv(fd, &mut self.buffer[..], rustix::net::RecvFlags::DONTWAIT) {
             Ok((_, n)) if n > 0 => true,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)
+                if conn.listen(true).is_ok() =>
+            {
                 conn.active = false;
                 false
             }

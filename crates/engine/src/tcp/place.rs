@@ -349,6 +349,9 @@ impl Frontend {
         if let Some(lane) = conn.lane.and_then(|l| core.lane(l)) {
             bump(&lane.record().connections, 1);
         }
+        if let Some(lane) = conn.lane {
+            self.shared.is_of(lane, core);
+        }
         let index = conn.index;
         conn.active = true;
         conn.listed = true;

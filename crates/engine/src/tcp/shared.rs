@@ -5,11 +5,11 @@
 
 use super::pool::Pool;
 use super::record::keep_for_ever;
-use super::share::LaneUse;
+use super::share::{LaneUse, Use};
 use crate::core::staging::StagingBuffer;
 use crate::memory::Memory;
 use forebay_nvme::tcp;
-use forebay_xlate::boundary::region::Region;
+use forebay_xlate::boundary::region::{MAX_TENANTS, Region};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -27,6 +27,8 @@ pub(super) struct Shared {
     /// What each lane holds, and how many hold anything.
     pub lanes: RefCell<BTreeMap<u32, Rc<LaneUse>>>,
     pub lanes_holding: Cell<u32>,
+    /// The same of each tenant.
+    pub tenants: Box<[Use]>,
     pub pool: RefCell<Pool>,
     /// Reservation commands that are to be looked at: connection, its generation, slot.
     pub reserve: RefCell<Vec<(u32, u32, u16)>>,
@@ -44,6 +46,7 @@ impl Shared {
             r2ts: Cell::new(0),
             lanes: RefCell::default(),
             lanes_holding: Cell::new(0),
+            tenants: (0..MAX_TENANTS).map(|_| Use::default()).collect(),
             pool: RefCell::default(),
             reserve: RefCell::default(),
             zeros_digest: Cell::new((0, tcp::crc32c(&[]))),

@@ -183,6 +183,11 @@ impl Vhost {
         let may_take = self.may_take(index);
         let is_left = |line: &Line| line.queue.left() > 0;
         let redoes = self.lines[index].as_deref().is_some_and(is_left) && self.may_redo(turn);
+        // Who has nothing to begin asks for no part of the turn: a reactor would not sleep for so many who do.
+        let is_empty = |line: &Line| !redoes && line.queue.is_empty();
+        if self.lines[index].as_deref().is_none_or(is_empty) {
+            return false;
+        }
         let lane = turn.client.lane();
         let may_fetch = |turn: &mut Turn<'_>| lane.is_none_or(|lane| turn.core.may_fetch(lane));
         let mut any = false;

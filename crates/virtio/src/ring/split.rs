@@ -179,6 +179,12 @@ impl Split {
         }
     }
 
+    /// Whether no chain is available. Nothing of what is seen is kept.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.known() == 0 && self.windows.driver.load_u16_acquire(2) == self.next_available
+    }
+
     /// Whether a chain is available.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use super::*;
 use forebay_burst::budget::Budget;
 use forebay_nvme::tcp::Pdu;
 use forebay_xlate::boundary::message::ExportId;
+use rustix::event::epoll;
 use std::sync::atomic::Ordering::Relaxed;
 
 const WINDOW_NS: u64 = 1_000_000;
@@ -171,4 +172,134 @@ fn a_shutdown_waits_for_no_budget() {
     rig.turns(2);
     // CSTS.SHST: complete.
     assert_eq!(admin.response().unwrap().result() >> 2 & 3, 2);
+}
+
+/// Makes turns until there is nothing to do.
+fn rest(rig: &mut rig::Rig) {
+    for _ in 0..3 {
+        rig.core.begin_turn();
+        rig.turns(1);
+        while rig.core.next_upcall().is_some() {}
+    }
+    assert!(!rig.core.must_turn() && rig.frontend.is_idle());
+}
+
+/// Whether something in a socket would wake the reactor, which is about to sleep.
+fn is_awake(rig: &mut rig::Rig) -> bool {
+    assert!(rig.frontend.arm(&mut rig.core));
+    let mut events = Vec::with_capacity(8);
+    let none = rustix::event::Timespec::default();
+    let events_of = rustix::buffer::spare_capacity(&mut events);
+    epoll::wait(&*rig.epoll, events_of, Some(&none)).unwrap();
+    !events.is_empty()
+}
+
+/// What a host sends that would not be taken wakes nobody; when it may be, nothing is lost. That the host has gone, does.
+#[test]
+fn what_waits_in_a_socket_over_budget_keeps_nobody_awake() {
+    let mut rig = rig();
+    rig.map_all();
+    let (_admin, cntlid) = rig.admin();
+    let now_ns = rig.core.now_ns();
+    rig.core.set_clock_ns(now_ns);
+    rig.core.admit_all_by(&Budget::fixed(3000));
+    let mut host = rig.io(cntlid, 1, 128);
+    let say = |host: &mut Host, cids: std::ops::Range<u16>| {
+        for cid in cids {
+            match cid % 3 {
+                0 => host.say(&write_in_capsule(cid, u64::from(cid), 1), &[5; 4096]),
+                _ => host.say(&rw(2, cid, u64::from(cid), 1), &[]),
+            }
+        }
+    };
+    say(&mut host, 0..40);
+    let mut ended = answers(&mut rig, &mut host);
+    assert_eq!(ended.len(), 3);
+    // Of these nothing is received.
+    say(&mut host, 40..70);
+    for _ in 0..3 {
+        rest(&mut rig);
+        assert!(!is_awake(&mut rig), "its window has not ended");
+    }
+    while ended.len() < 70 {
+        pass_window(&mut rig);
+        let more = answers(&mut rig, &mut host);
+        assert!(!more.is_empty(), "{} in time", ended.len());
+        ended.extend(more);
+        if ended.len() < 50 {
+            rest(&mut rig);
+            assert!(!is_awake(&mut rig));
+        }
+    }
+    assert!(ended.iter().all(|(_, status)| *status == Status::SUCCESS));
+    assert!(ended.is_sorted_by_key(|(cid, _)| *cid));
+    // Now it is listened to again: in the list of those that are looked at, and when it has left that.
+    for turns in [1, QUIET_TURNS as usize + 2] {
+        rig.turns(turns);
+        assert!(!is_awake(&mut rig));
+        say(&mut host, 0..1);
+        assert!(is_awake(&mut rig));
+        pass_window(&mut rig);
+        assert_eq!(answers(&mut rig, &mut host).len(), 1);
+    }
+    // It goes.
+    say(&mut host, 0..70);
+    answers(&mut rig, &mut host);
+    rest(&mut rig);
+    assert!(!is_awake(&mut rig));
+    drop(host);
+    assert!(is_awake(&mut rig));
+    rest(&mut rig);
+    assert!(!is_awake(&mut rig) && rig.frontend.connections() == 1);
+    assert_eq!((rig.core.busy_ios(), rig.held_bytes()), (0, 0));
+}
+
+/// Hosts of a tenant that ask to write much, by however many volumes and queues, and send nothing of it.
+#[test]
+fn a_tenant_that_sends_no_data_takes_nothing_from_others() {
+    for (blocks, queues, others) in [(3, 3, 12), (128, 1, 16)] {
+        let mut rig = rig();
+        rig.map_all();
+        let now_ns = rig.core.now_ns();
+        rig.core.set_clock_ns(now_ns);
+        let mut asked = 0;
+        let mut hosts = Vec::new();
+        for export in 0..others {
+            rig.serve(export, 0);
+            let (admin, cntlid) = rig.admin();
+            hosts.push(admin);
+            for qid in 1..=queues {
+                let mut host = rig.io(cntlid, qid, 128);
+                for cid in 0..64 {
+                    host.say(&rw(1, cid, 0, blocks), &[]);
+                }
+                rig.turns(3);
+                asked += std::iter::from_fn(|| host.hear()).count();
+                hosts.push(host);
+            }
+        }
+        assert!(asked >= 32, "{asked}");
+        // Nobody else waits.
+        rig.serve(others, 1);
+        let (_admin, cntlid) = rig.admin();
+        let mut quiet = rig.io(cntlid, 1, 32);
+        for cid in 0..4 {
+            quiet.say(&rw(1, cid, 0, blocks), &[]);
+            quiet.say(&rw(2, 4 + cid, 0, blocks), &[]);
+        }
+        let mut heard = Vec::new();
+        for _ in 0..100 {
+            rig.turns(1);
+            heard.extend(std::iter::from_fn(|| quiet.hear()).map(|pdu| pdu.0));
+        }
+        let asks = heard
+            .iter()
+            .filter(|pdu| matches!(pdu, Pdu::R2t(_)))
+            .count();
+        assert_eq!(
+            (asks, heard.len()),
+            (4, 8),
+            "{blocks} blocks: {asked} before"
+        );
+    }
 }

@@ -42,6 +42,8 @@ pub(super) struct Rig {
     pub digests: (bool, bool),
     /// Its MAXR2T.
     pub max_r2t: u32,
+    /// Which export it connects to.
+    pub export: ExportId,
     /// The address here that it connects to.
     pub local: &'static str,
     /// Every socket, as the daemon holds them.
@@ -131,6 +133,7 @@ pub(super) fn rig_on(kind: &str) -> Rig {
         host_id: [7; 16],
         digests: (false, false),
         max_r2t: 0,
+        export: ExportId(1),
         local: "127.0.0.1:4420",
         held: Vec::new(),
         associations: Associations::default(),
@@ -144,6 +147,24 @@ impl Rig {
         self.volume
             .table
             .install(ExtentRange::new(0, EXTENTS), word);
+    }
+
+    /// Hosts that connect next come to another export of the volume, of this tenant.
+    pub(in crate::tcp) fn serve(&mut self, export: u32, tenant: u32) {
+        let config = &self.core.lane(LaneIndex(3)).unwrap().export;
+        self.export = ExportId(100 + u64::from(export));
+        let config = ExportConfig {
+            export: self.export,
+            ..(**config).clone()
+        };
+        let (index, volume) = (LaneIndex(100 + export), self.volume.clone());
+        let region = self.core.region.clone();
+        let mut lane = Lane::new(index, volume, Arc::new(config), region);
+        lane.share = Some(crate::lane::Share {
+            tenant,
+            budget: None,
+        });
+        self.core.set_lane(lane);
     }
 
     pub(in crate::tcp) fn connect(&mut self, command: ConnectCommand, cntlid: u16) -> Host {
@@ -168,7 +189,7 @@ impl Rig {
                     .begin(0, subsystem, name, self.host_id)
                     .unwrap(),
                 connect: Box::new(check_admin_connect(&command, &data, MAX_ADMIN_ENTRIES).unwrap()),
-                target: Target::Export(ExportId(1)),
+                target: Target::Export(self.export),
             },
             _ => NewKind::Io { cntlid },
         };

@@ -1,0 +1,90 @@
+//! What sockets are watched for, so that a reactor that sleeps is woken for what it would do, and for nothing else.
+//!
+//! **Design.** As a rule a socket is watched for what its host sends; for room, while it has none. What is sent to a connection
+//! that would not take it (its stream waits for memory, or its lane has enough that waits for a budget) lies in the socket, and
+//! would wake the reactor again and again. So before it sleeps ([`Frontend::arm`]), such a socket is watched for its end alone.
+//! It stays in the list of those that are looked at each turn, and the reactor wakes when the window ends, or to try again;
+//! when it may be taken from once more, it is listened to before the next sleep.
+//!
+//! **Not here:** when a reactor sleeps, and until when at most ([`crate::reactor`]).
+
+use super::Frontend;
+use super::conn::Conn;
+use crate::core::Core;
+use rustix::event::epoll::{self, EventFlags};
+use rustix::io::Errno;
+
+/// What a socket is watched for whose host is not listened to: a hang-up, which is always told of, and the end of its stream.
+const END: EventFlags = EventFlags::RDHUP;
+
+impl Frontend {
+    /// The reactor is about to sleep: what hosts have sent is to wake it where that would be taken, and there only. What must be
+    /// tried again ([`Frontend::must_retry`]) or waits for a window's end is looked at then, whatever its socket says. False:
+    /// the reactor must not sleep.
+    pub(crate) fn arm(&mut self, core: &mut Core) -> bool {
+        for at in 0..self.active.len() {
+            let index = self.active[at];
+            let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+                continue;
+            };
+            let takes = !conn.is_open() || !conn.rx.stalled() && !conn.is_held_back(core);
+            if conn.listen(takes).is_err() {
+                self.close(core, index);
+            }
+        }
+        self.is_idle()
+    }
+}
+
+impl Conn {
+    /// Has the socket watched from now on.
+    pub(super) fn begin_watch(&mut self) -> Result<(), Errno> {
+        let key = epoll::EventData::new_u64(self.key());
+        match &self.fd {
+            Some(fd) => epoll::add(&self.shared.epoll, fd, key, self.watched),
+            None => Ok(()),
+        }
+    }
+
+    /// Has the socket watched for room while it has none.
+    pub(super) fn watch(&mut self) -> Result<(), Errno> {
+        match (self.tx.blocked(), self.watched == EventFlags::OUT) {
+            // While the host doesn't take what it asked for, it gets to ask for nothing more.
+            (true, _) => self.watch_for(EventFlags::OUT),
+            (false, true) => self.watch_for(EventFlags::IN),
+            (false, false) => Ok(()),
+        }
+    }
+
+    /// Has the socket watched for what comes or, where that would not be taken (`false`), for its end alone: or what lies
+    /// there would wake the reactor again and again.
+    pub(super) fn listen(&mut self, listens: bool) -> Result<(), Errno> {
+        match (self.tx.blocked(), listens) {
+            (true, _) => Ok(()),
+            (false, true) => self.watch_for(EventFlags::IN),
+            (false, false) => self.watch_for(END),
+        }
+    }
+
+    /// Whether it is watched for its end alone: then an event is that.
+    pub(super) fn is_watched_for_its_end(&self) -> bool {
+        self.watched == END
+    }
+
+    /// Whether its lane has enough that waits for a budget: nothing more is received then, for most turns.
+    #[inline]
+    pub(super) fn is_held_back(&self, core: &Core) -> bool {
+        self.qid != 0 && self.lane.is_some_and(|lane| core.is_held_back(lane))
+    }
+
+    fn watch_for(&mut self, wanted: EventFlags) -> Result<(), Errno> {
+        if wanted != self.watched
+            && let Some(fd) = &self.fd
+        {
+            let key = epoll::EventData::new_u64(self.key());
+            epoll::modify(&self.shared.epoll, fd, key, wanted)?;
+            self.watched = wanted;
+        }
+        Ok(())
+    }
+}
