@@ -4,6 +4,7 @@
 //! window, and the same instruction gives it the sum: its share of the tenant's budget is its part of the demand. What
 //! volumes have as a base of their own is not shared by demand: each reactor has that of its volumes first. No lock;
 //! nothing is read or written on the path of an I/O. Credit lies here as well, as it is the tenant's and not a reactor's.
+//! A volume's own budget is shared likewise among its lanes, wherever they are ([`Shares`]).
 //! Of what the node shares besides processors, each reactor has what it owes to its tenants, which it tells likewise; the rest is
 //! divided by the reactors that are awake.
 //! **Not here:** processors, of which each reactor has its own.
@@ -14,16 +15,23 @@ use crate::units::{PARTS, SHARED};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+/// What several have together: reactors a tenant's budget, lanes their volume's.
+#[derive(Default, Debug)]
+pub struct Shares {
+    /// The demand of all of them, as parts of base, in 1/65536.
+    demand: AtomicU64,
+    /// The same of what their volumes' own bases come to.
+    promised: AtomicU64,
+    /// So many have a part.
+    takers: AtomicU32,
+}
+
 /// A tenant's, in lines of memory of its own.
 #[derive(Default, Debug)]
 #[repr(align(128))]
 pub struct Entry {
-    /// All reactors' demand, as parts of base, in 1/65536.
-    demand: AtomicU64,
-    /// The same of what their volumes' own bases come to.
-    promised: AtomicU64,
     /// Reactors that have lanes of it.
-    reactors: AtomicU32,
+    pub shares: Shares,
     /// What reactors gave it together, a second, as they said last: operations, bytes.
     granted: [AtomicU64; 2],
     /// What it saved: operations, bytes.
@@ -111,6 +119,8 @@ fn tell(sum: &AtomicU64, old: u64, new: u64) -> u64 {
 pub const WHOLE: u64 = 1 << 16;
 /// What a reactor that has just begun counts as: so that it has a share before it is known.
 const BEGINNER: u64 = WHOLE / 16;
+/// The same of a lane of a volume. A limit is nothing that must be there at once, so it is not kept from others.
+const NEW_LANE: u64 = WHOLE / 256;
 
 impl Entry {
     /// What can be saved is what this budget says.
@@ -131,49 +141,6 @@ impl Entry {
         [self.credit[0].has() / PARTS as u64, self.credit[1].has()]
     }
 
-    /// A reactor has its first lane of this tenant (`true`), or no lane any more.
-    pub fn attach(&self, attached: bool) {
-        if attached {
-            self.reactors.fetch_add(1, Relaxed);
-        } else {
-            self.reactors.fetch_sub(1, Relaxed);
-        }
-    }
-
-    /// More than one reactor has lanes of this tenant: what one of them needs has to be told.
-    #[inline]
-    #[must_use]
-    pub fn is_shared(&self) -> bool {
-        self.reactors.load(Relaxed) > 1
-    }
-
-    /// This reactor told `told`, and it is `new` now; its share of the tenant (0 to 1). Whoever is the only one
-    /// has all of it and tells nothing.
-    #[inline]
-    pub fn share(&self, told: &mut Told, new: Told) -> f32 {
-        let reactors = u64::from(self.reactors.load(Relaxed));
-        if reactors <= 1 {
-            return 1.0;
-        }
-        let (demand, promised) = self.tell(told, new);
-        let demand = demand.max(new.demand) + BEGINNER * reactors;
-        let part = (new.demand + BEGINNER) as f32 / demand as f32;
-        if promised == 0 {
-            return part;
-        }
-        let whole = promised.max(new.promised).max(WHOLE);
-        let rest = whole.saturating_sub(promised) as f32;
-        (new.promised as f32 + rest * part) / whole as f32
-    }
-
-    fn tell(&self, told: &mut Told, new: Told) -> (u64, u64) {
-        let old = std::mem::replace(told, new);
-        (
-            tell(&self.demand, old.demand, new.demand),
-            tell(&self.promised, old.promised, new.promised),
-        )
-    }
-
     /// This reactor said that it gave `told`, and it is `new` now. Says what all do together.
     pub fn grant(&self, told: &mut Rate, new: Rate) -> Rate {
         let old = std::mem::replace(told, new);
@@ -183,15 +150,74 @@ impl Entry {
             bytes: tell(bytes, old.bytes, new.bytes),
         }
     }
+}
 
-    /// This reactor wants nothing any more of what it told.
+impl Shares {
+    /// There is one more that has a part (`true`), or one less: a reactor that has lanes of this tenant, a lane of this volume.
+    pub fn attach(&self, attached: bool) {
+        if attached {
+            self.takers.fetch_add(1, Relaxed);
+        } else {
+            self.takers.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// More than one has a part: what each needs has to be told.
+    #[inline]
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.takers.load(Relaxed) > 1
+    }
+
+    /// This reactor told `told`, and it is `new` now; its share of the tenant (0 to 1). Whoever is the only one
+    /// has all of it and tells nothing.
+    #[inline]
+    pub fn share(&self, told: &mut Told, new: Told) -> f32 {
+        if !self.is_shared() {
+            return 1.0;
+        }
+        self.tell(told, new);
+        let part = self.part(told, BEGINNER);
+        let promised = self.promised.load(Relaxed);
+        if promised == 0 {
+            return part;
+        }
+        let whole = promised.max(new.promised).max(WHOLE);
+        let rest = whole.saturating_sub(promised) as f32;
+        (new.promised as f32 + rest * part) / whole as f32
+    }
+
+    /// The share of a lane that told this, of its volume.
+    #[must_use]
+    pub fn of_lane(&self, told: &Told) -> f32 {
+        match self.is_shared() {
+            true => self.part(told, NEW_LANE),
+            false => 1.0,
+        }
+    }
+
+    fn part(&self, told: &Told, beginner: u64) -> f32 {
+        let takers = u64::from(self.takers.load(Relaxed));
+        let demand = self.demand.load(Relaxed).max(told.demand) + beginner * takers;
+        (told.demand + beginner) as f32 / demand as f32
+    }
+
+    /// It told `told`, and it is `new` now.
+    #[inline]
+    pub fn tell(&self, told: &mut Told, new: Told) {
+        let old = std::mem::replace(told, new);
+        tell(&self.demand, old.demand, new.demand);
+        tell(&self.promised, old.promised, new.promised);
+    }
+
+    /// It wants nothing any more of what it told.
     pub fn rest(&self, told: &mut Told) {
         if *told != Told::default() {
             self.tell(told, Told::default());
         }
     }
 
-    /// A reactor that told this has no lane any more.
+    /// Who told this has no part any more.
     pub fn leave(&self, mut told: Told) {
         self.rest(&mut told);
         self.attach(false);
@@ -205,7 +231,7 @@ mod tests {
     #[test]
     fn shares_follow_demand_and_make_a_whole() {
         let board = Board::new(1);
-        let entry = board.entry(0);
+        let entry = &board.entry(0).shares;
         let (mut first, mut second) = (Told::default(), Told::default());
         let demand = |demand| Told {
             demand,

@@ -21,14 +21,14 @@ mod state;
 mod tests;
 mod turn;
 
-use crate::board::Board;
+use crate::board::{Board, Shares};
 use crate::budget::{Budget, Burst, Rate};
 use crate::cost::{CostTable, Frontend, Operation};
 use crate::estimator::Estimator;
 use crate::params::{BadParam, Params};
 use crate::units::{PARTS, PLENTY, Resource, SHARED, Units, in_window};
 use each::Each;
-use state::{Lane, NOBODY, SHUT, Tenant};
+use state::{Common, Lane, NOBODY, SHUT, Tenant};
 use std::sync::Arc;
 
 pub use state::Seen;
@@ -153,22 +153,33 @@ impl Scheduler {
     }
 
     /// The volume of this lane may use so much of its tenant's: a part of the base that is its own, and a limit.
-    /// `None`: an equal part, no limit.
-    pub fn set_volume(&mut self, lane: usize, budget: Option<&Budget>) {
+    /// `None`: an equal part, no limit. If others show the volume too, all of them have that together: by `shares`.
+    pub fn set_volume(
+        &mut self,
+        lane: usize,
+        budget: Option<&Budget>,
+        shares: Option<&Arc<Shares>>,
+    ) {
         let (base, limit) = match budget {
             Some(budget) => (self.own(budget.base), self.own(budget.burst)),
             None => (Units::ZERO, Units::PLENTY),
         };
+        let shares = shares.filter(|_| budget.is_some());
         let lane = &mut self.lanes[lane];
-        if (lane.base, lane.limit, lane.limited) == (base, limit, budget.is_some()) {
+        if (lane.whole, lane.limited) == ((base, limit), budget.is_some()) && lane.has(shares) {
             return;
         }
+        if !lane.has(shares) {
+            lane.leave_volume();
+            lane.common = shares.map(Common::new);
+        }
+        (lane.whole, lane.limited) = ((base, limit), budget.is_some());
+        lane.take_part();
         // What was used before there was this limit is not owed; of shared resources it takes what its budget comes to.
-        let mut room = limit;
+        let mut room = lane.limit;
         room.add(&lane.used().own());
         room.0[..SHARED].fill(PLENTY);
-        (lane.base, lane.limit, lane.room) = (base, limit, room);
-        lane.limited = budget.is_some();
+        lane.room = room;
     }
 
     /// What a budget says, in a window.
@@ -188,7 +199,7 @@ impl Scheduler {
         };
         let one = &mut self.tenants[tenant];
         if one.lanes.is_empty() {
-            self.board.entry(tenant).attach(true);
+            self.board.entry(tenant).shares.attach(true);
             // Nothing was earned here before.
             one.last = self.window;
         }
@@ -198,7 +209,8 @@ impl Scheduler {
 
     /// This lane is nobody's any more.
     pub fn detach(&mut self, lane: usize) {
-        let gone = std::mem::take(&mut self.lanes[lane]);
+        let mut gone = std::mem::take(&mut self.lanes[lane]);
+        gone.leave_volume();
         if gone.tenant == NOBODY {
             return;
         }
@@ -213,7 +225,7 @@ impl Scheduler {
         one.count_lanes();
         if one.lanes.is_empty() {
             let told = std::mem::take(&mut one.told);
-            self.board.entry(tenant).leave(told);
+            self.board.entry(tenant).shares.leave(told);
             self.grant(tenant);
         }
     }

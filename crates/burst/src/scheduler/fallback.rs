@@ -248,7 +248,7 @@ impl Scheduler {
         let entry = self.board.entry(tenant);
         let one = &mut self.tenants[tenant];
         let told = one.told;
-        one.share = entry.share(&mut one.told, told);
+        one.share = entry.shares.share(&mut one.told, told);
         one.save(entry, windows, saved, &Units::ZERO);
         one.last = self.window;
     }

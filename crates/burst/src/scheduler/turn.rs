@@ -141,7 +141,6 @@ impl Tenant {
                 demand += limits.into_iter().fold(1f32, f32::min);
             }
         }
-        let told = |parts: f32| (parts.clamp(0.0, MOST_TOLD) * WHOLE as f32) as u64;
         Told {
             demand: told(demand - promised),
             promised: told(promised),
@@ -151,6 +150,10 @@ impl Tenant {
 
 /// No demand is told as more than so many times a base.
 const MOST_TOLD: f32 = 1000.0;
+
+fn told(parts: f32) -> u64 {
+    (parts.clamp(0.0, MOST_TOLD) * WHOLE as f32) as u64
+}
 
 /// A reactor's part of so many windows' `amount`, and of one window's, rounded up. What is less than one is carried on: of a
 /// small budget a window's part is always less.
@@ -212,9 +215,10 @@ impl Scheduler {
             one.found = Units::ZERO;
             let mut used = std::mem::take(&mut one.extra);
             let (mut waiting, mut wanted) = (Units::ZERO, Units::ZERO);
-            let is_shared = entry.is_shared();
+            let is_shared = entry.shares.is_shared();
             if one.only != NOBODY {
                 let lane = &mut lanes[one.only as usize];
+                lane.tell();
                 used.add(&lane.end(passed, saved));
                 (waiting, wanted) = (lane.waiting, lane.wanted);
                 if is_shared {
@@ -222,6 +226,10 @@ impl Scheduler {
                     lane.demand.add(&waiting);
                 }
             } else {
+                // All of them, before any has its part: so here, parts make a whole.
+                for lane in &one.lanes {
+                    lanes[*lane as usize].tell();
+                }
                 for lane in &one.lanes {
                     let lane = &mut lanes[*lane as usize];
                     let own = lane.end(passed, saved);
@@ -251,7 +259,7 @@ impl Scheduler {
             one.share = match is_shared {
                 true => {
                     let told = one.told(lanes, &used, headroom);
-                    entry.share(&mut one.told, told)
+                    entry.shares.share(&mut one.told, told)
                 }
                 false => 1.0,
             };
@@ -361,7 +369,8 @@ impl Scheduler {
             if one.rests && !sum.exceeds(&base.times(params.forget)) {
                 one.active = false;
                 one.last = self.window;
-                board.entry(tenant as usize).rest(&mut one.told);
+                let entry = board.entry(tenant as usize);
+                entry.shares.rest(&mut one.told);
                 (one.spare, one.whole) = (Units::ZERO, Units::ZERO);
                 one.seen.given = Units::ZERO;
                 for lane in &one.lanes {
@@ -416,6 +425,34 @@ struct Sums {
 }
 
 impl Lane {
+    /// A window ends: those who have its volume together are told what it wants of that. That is what it used, and if something
+    /// waits, however much, as much as the whole base, or limit.
+    #[inline]
+    fn tell(&mut self) {
+        let Some(common) = &mut self.common else {
+            return;
+        };
+        if !common.shares.is_shared() {
+            common.shares.rest(&mut common.told);
+            return;
+        }
+        let used = self.given.minus(&self.left).plus(&self.beyond);
+        let (base, limit) = &self.whole;
+        let wants = OWN.map(|own| {
+            let whole = match base.0[own] {
+                0 => limit.0[own],
+                base => base,
+            };
+            used.0[own] as f32 / whole.max(1) as f32
+        });
+        let waits = f32::from(u8::from(self.waiters > 0));
+        let new = Told {
+            demand: told(wants.into_iter().fold(0f32, f32::max) + waits),
+            promised: 0,
+        };
+        common.shares.tell(&mut common.told, new);
+    }
+
     /// A window ends. Says what was used in it.
     #[inline]
     fn end(&mut self, passed: u64, saved: u64) -> Units {
@@ -423,14 +460,24 @@ impl Lane {
         if self.waiters == 0 && self.wants {
             (self.wanted, self.wants) = (Units::ZERO, false);
         }
+        if let Some(common) = &mut self.common {
+            let share = common.shares.of_lane(&common.told);
+            if share != std::mem::replace(&mut common.share, share) {
+                self.take_part();
+            }
+        }
         if self.limited {
-            for resource in OWN {
-                let limit = i64::from(self.limit.0[resource]);
-                let most = limit.saturating_mul(saved as i64);
-                let most = most.max(self.wanted.0[resource].into());
-                let room = i64::from(self.room.0[resource]) - i64::from(own.0[resource]);
-                let room = room.saturating_add(limit.saturating_mul(passed as i64));
+            let share = self.share();
+            for (at, resource) in OWN.into_iter().enumerate() {
+                let fraction = &mut self.fractions[at];
+                let (more, limit) = part(self.whole.1.0[resource], share, passed, fraction);
                 let plenty = i64::from(PLENTY);
+                let [more, limit, most] = [more, limit, limit.saturating_mul(saved)]
+                    .map(|units| units.min(PLENTY as u64) as i64);
+                // For an I/O that is larger; and what is left of the window that completes it.
+                let most = most.max(i64::from(self.wanted.0[resource]) + limit);
+                let room = i64::from(self.room.0[resource]) - i64::from(own.0[resource]);
+                let room = room + more;
                 self.room.0[resource] = room.min(most).clamp(-plenty, plenty) as i32;
             }
         }

@@ -9,6 +9,9 @@
 //! ([`gates`]); the rest goes on in the next. So turns stay short, and whoever is within their base waits for no
 //! neighbour's whole queue. This is not over budget, and not counted as such.
 //!
+//! What counts as time over budget is counted by lane ([`Core::over_ns`]): while the first that waits there was refused, all wait for
+//! that, those too for which there is no place here. Each notes when it begins to wait, and when it doesn't any more.
+//!
 //! A machine's commands stay in its ring while its lane has enough that wait ([`Core::may_fetch`]).
 //!
 //! What waits is ended by whatever ends waiting commands ([`Core::end_waiting`]); for the budget alone it waits without end.
@@ -38,6 +41,9 @@ impl Core {
         if let Some(admission) = &mut self.admission {
             for lane in self.lanes.iter().flatten() {
                 admission.attach(lane, &self.ios);
+            }
+            if let Some(old) = &old {
+                admission.go_on_counting(old, self.now_ns);
             }
         }
         let Some(mut old) = old else {
@@ -211,6 +217,13 @@ impl Core {
         }
     }
 
+    /// How long a lane has waited for its budget so far. A frontend that sets a command aside says with it, when it comes
+    /// ([`super::NewIo::over_ns`]), what this was then.
+    pub(crate) fn over_ns(&self, lane: LaneIndex) -> u64 {
+        let admission = self.admission.as_ref();
+        admission.map_or(0, |a| a.over_ns(lane, self.now_ns))
+    }
+
     /// Sets a command aside until it is admitted.
     #[cold]
     pub(super) fn throttle(&mut self, token: Token) {
@@ -228,19 +241,32 @@ impl Core {
     /// A command waits for its budget no more.
     fn waited(&mut self, index: u32, admission: &mut Admission) {
         self.count_throttled(index as usize, false);
-        let now_ns = self.now_ns;
+        self.count_over(index, admission);
         let io = &mut self.ios[index as usize];
-        let waited_ns = now_ns.saturating_sub(io.started_ns);
-        let over = admission.was_over_budget(io, waited_ns);
         io.stage = Stage::Moving;
         // What is left from there on is the devices' time.
-        io.started_ns += waited_ns;
-        if let Some(lane) = self.lanes[io.lane.0 as usize].as_ref() {
+        io.started_ns = io.started_ns.max(self.now_ns);
+    }
+
+    /// The time that a command waited because its lane was over budget is counted: here, and before it came.
+    fn count_over(&mut self, index: u32, admission: &mut Admission) {
+        let io = &mut self.ios[index as usize];
+        let over_ns = admission.was_over_budget(io, self.now_ns);
+        io.over_ns = None;
+        let lane = self.lanes[io.lane.0 as usize].as_ref();
+        if let Some(lane) = lane.filter(|_| over_ns > 0) {
             let record = lane.record();
-            if over {
-                bump(&record.throttled_ops, 1);
-                record.throttled_times.record(waited_ns);
-            }
+            bump(&record.throttled_ops, 1);
+            record.throttled_times.record(over_ns);
+        }
+    }
+
+    /// A command that had waited in its frontend begins at once.
+    #[cold]
+    pub(super) fn waited_elsewhere(&mut self, index: u32) {
+        if let Some(mut admission) = self.admission.take() {
+            self.count_over(index, &mut admission);
+            self.admission = Some(admission);
         }
     }
 

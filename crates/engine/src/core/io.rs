@@ -222,6 +222,8 @@ pub struct NewIo {
     pub buffer: Option<StagingBuffer>,
     /// Its record.
     pub record: CommandRef,
+    /// If its frontend had it wait: how long its lane had waited for its budget until then ([`super::Core::over_ns`]).
+    pub over_ns: Option<u64>,
 }
 
 /// A command that ended.
@@ -276,6 +278,8 @@ pub(super) struct Io {
     pub op: IoOp,
     pub buffer: Option<StagingBuffer>,
     pub record: CommandRef,
+    /// How long its lane had waited for its budget when it began to wait, here or before it came.
+    pub over_ns: Option<u64>,
     pub started_ns: u64,
     pub deadline_ns: u64,
     pub stage: Stage,
@@ -314,6 +318,7 @@ impl Io {
             op: IoOp::Flush,
             buffer: None,
             record: CommandRef::new(0, 0),
+            over_ns: None,
             started_ns: 0,
             deadline_ns: 0,
             stage: Stage::Free,

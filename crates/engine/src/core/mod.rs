@@ -323,6 +323,7 @@ impl Core {
             op: new.op,
             buffer: new.buffer,
             record: new.record,
+            over_ns: new.over_ns,
             started_ns: now,
             deadline_ns: now + OWNER_WAIT_LIMIT_NS,
             stage: Stage::Moving,
@@ -341,6 +342,9 @@ impl Core {
                     .in_flight
                     .store(u64::from(lane.in_flight), Relaxed);
                 if self.is_admitted(new.lane, &new.op, new.record) {
+                    if new.over_ns.is_some() {
+                        self.waited_elsewhere(index);
+                    }
                     self.begin_admitted(token);
                 } else {
                     self.throttle(token);

@@ -166,6 +166,7 @@ impl Bench {
             op,
             buffer,
             record: CommandRef::new(self.queue, slot),
+            over_ns: None,
         };
         self.core.begin_turn();
         match self.core.start(new) {

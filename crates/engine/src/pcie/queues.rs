@@ -434,6 +434,7 @@ impl Pcie {
             op,
             buffer,
             record,
+            over_ns: None,
         };
         match turn.core.start_machine(new, &mut self.pieces) {
             Ok(()) => Begun::Yes,

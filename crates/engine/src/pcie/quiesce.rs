@@ -202,6 +202,7 @@ impl Pcie {
                 op: IoOp::Flush,
                 buffer: None,
                 record: turn.client.command_ref(lane, FLUSH),
+                over_ns: None,
             };
             self.pieces.clear();
             if turn.core.start_machine(new, &mut self.pieces).is_ok() {

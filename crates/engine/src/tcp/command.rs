@@ -10,7 +10,7 @@
 //! **Not here:** admin commands ([`super::admin`]), the stream ([`super::rx`]).
 
 pub(super) use super::MDTS_BYTES;
-use super::conn::Conn;
+use super::conn::{Conn, Stalled};
 use super::gate;
 use super::rx::Stop;
 use super::slots::{NoSlot, Stage, Work};
@@ -118,8 +118,7 @@ pub(super) fn accept(
         // What is in the stream must get out of it: what the connection holds doesn't bound this, but
         // what the lane has in flight does, since that ends without anything from the stream.
         if !may_hold(conn, turn.core, &judged.work) {
-            conn.slots.release(slot);
-            return Err(Stop::Stalled);
+            return stall(conn, turn.core, slot);
         }
         match turn.core.staging.take(judged.len_bytes) {
             Some(mut taken) => {
@@ -132,8 +131,7 @@ pub(super) fn accept(
             }
             None => {
                 forebay_xlate::boundary::region::bump(&turn.core.record().staging_waits, 1);
-                conn.slots.release(slot);
-                return Err(Stop::Stalled);
+                return stall(conn, turn.core, slot);
             }
         }
     }
@@ -143,6 +141,9 @@ pub(super) fn accept(
     s.work = judged.work;
     s.len_bytes = judged.len_bytes;
     s.by_r2t = matches!(judged.source, Source::Host);
+    if let Some(stalled) = conn.stalled {
+        (s.taken_ns, s.over_ns) = (stalled.since_ns, Some(stalled.over_ns));
+    }
     let place = buffer.as_ref().map(StagingBuffer::reference);
     s.buffer = buffer;
     let now = turn.core.now_ns();
@@ -153,6 +154,17 @@ pub(super) fn accept(
         begin(conn, turn.core, slot);
     }
     Ok(())
+}
+
+/// A command with its data stays in the stream, and so does what came behind it: all of it has been here since then.
+#[cold]
+fn stall(conn: &mut Conn, core: &Core, slot: u16) -> Result<(), Stop> {
+    conn.slots.release(slot);
+    conn.stalled.get_or_insert(Stalled {
+        since_ns: core.now_ns(),
+        over_ns: conn.lane.map_or(0, |lane| core.over_ns(lane)),
+    });
+    Err(Stop::Stalled)
 }
 
 /// Whether the lane may hold memory for one more command. What is for no device waits for no budget.
@@ -337,7 +349,15 @@ pub(super) fn begin(conn: &mut Conn, core: &mut Core, slot: u16) {
         _ => conn.slots.first_waiting().is_some(),
     };
     if others_wait || !advance(conn, core, slot) {
+        note_over(conn, core, slot);
         conn.slots.wait(slot);
+    }
+}
+
+/// A command waits here: from now on its budget may be what it waits for.
+pub(super) fn note_over(conn: &mut Conn, core: &Core, slot: u16) {
+    if let (Some(lane), Some(s)) = (conn.lane, conn.slots.get_mut(slot)) {
+        s.over_ns.get_or_insert(core.over_ns(lane));
     }
 }
 
@@ -377,6 +397,7 @@ fn advance(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
             s.buffer = Some(buffer);
         }
         if by_r2t {
+            note_over(conn, core, slot);
             r2t::ask(conn, core, slot);
             return true;
         }
@@ -401,19 +422,25 @@ fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
         Work::Reserve { .. } | Work::Report { .. } => return reserve::begin(conn, slot),
         Work::Hint | Work::Admin(_) => return true,
     };
+    let over_ns = s.over_ns;
     let new = NewIo {
         owner,
         lane,
         op,
         buffer,
         record: CommandRef::new(queue, slot),
+        over_ns,
     };
     match core.start(new) {
         Ok(()) => {
             s.stage = Stage::InFlight;
+            s.over_ns = None;
             conn.in_flight += 1;
-            if s.taken_ns != core.now_ns() {
-                count_part(core, lane, op.kind(), TimesOf::Waiting, s.taken_ns);
+            // What it waited for its budget is counted apart.
+            let over_ns = over_ns.map_or(0, |then| core.over_ns(lane).saturating_sub(then));
+            let since_ns = s.taken_ns + over_ns;
+            if since_ns < core.now_ns() {
+                count_part(core, lane, op.kind(), TimesOf::Waiting, since_ns);
             }
             true
         }
@@ -450,6 +477,7 @@ pub(super) fn start_internal_flush(conn: &mut Conn, core: &mut Core, lane: LaneI
             op: IoOp::Flush,
             buffer: None,
             record,
+            over_ns: None,
         })
         .is_ok();
     core.begin_owing(lane);

@@ -100,6 +100,8 @@ pub(super) struct Conn {
     pub quiet_turns: u32,
     /// Turns in which nothing was received, as the lane has enough that waits.
     pub skipped_turns: u32,
+    /// Since when the stream waits, if it does for the data of a command, or did for what came with that.
+    pub stalled: Option<Stalled>,
     /// Turns in which responses were held back for more of them to go together.
     pub held_turns: u32,
     /// To be looked at each turn.
@@ -108,6 +110,14 @@ pub(super) struct Conn {
     pub listed: bool,
     /// In the list of those with something to send.
     pub dirty: bool,
+}
+
+/// When a stream began to wait.
+#[derive(Clone, Copy)]
+pub(super) struct Stalled {
+    pub since_ns: u64,
+    /// How long its lane had waited for its budget until then.
+    pub over_ns: u64,
 }
 
 /// What a connection begins with: a new one, or one that a successor inherits.
@@ -163,6 +173,7 @@ impl Conn {
             send_at_bytes: super::SEND_BYTES,
             quiet_turns: 0,
             skipped_turns: 0,
+            stalled: None,
             held_turns: 0,
             active: false,
             listed: false,

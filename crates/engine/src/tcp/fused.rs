@@ -293,6 +293,7 @@ pub(super) fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
             }
             let started = start_pair(conn, core, first, second);
             if !started && is_first {
+                command::note_over(conn, core, second);
                 conn.slots.wait_first(second);
             }
             started || is_first
@@ -342,10 +343,12 @@ pub(super) fn hand_over(
         op,
         buffer: s.buffer.take(),
         record,
+        over_ns: s.over_ns,
     };
     match core.start_comparing(new, expected) {
         Ok(()) => {
             s.stage = Stage::InFlight;
+            s.over_ns = None;
             conn.in_flight += 1;
             true
         }

@@ -323,6 +323,7 @@ impl Frontend {
             return any;
         }
         conn.skipped_turns = 0;
+        conn.stalled = None;
         conn.records.blame_stream();
         let received = rx::receive(conn, &mut self.buffer);
         let (from, to) = match received {

@@ -96,6 +96,8 @@ pub(super) struct Slot {
     /// When it was taken; for data that is waited for, when it was asked for. CLOCK_MONOTONIC ns.
     pub taken_ns: u64,
     pub asked_ns: u64,
+    /// If it has had to wait: how long its lane had waited for its budget until then.
+    pub over_ns: Option<u64>,
 }
 
 impl Slot {
@@ -118,6 +120,7 @@ impl Slot {
             buffer: None,
             taken_ns,
             asked_ns: 0,
+            over_ns: None,
         }
     }
 }

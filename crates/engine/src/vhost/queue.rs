@@ -22,6 +22,8 @@ pub(super) struct Slot {
     pub bad: bool,
     /// It has a record of what it may have at devices.
     pub recorded: bool,
+    /// When it was taken from its ring.
+    pub taken_ns: u64,
 }
 
 /// A ring with its requests.

@@ -125,6 +125,7 @@ impl Vhost {
             starting: true,
             bad: false,
             recorded: true,
+            taken_ns: turn.core.now_ns(),
         };
         area(turn).begin(slot_of(queue, tag), &record_of(&work, request.data_bytes));
         self.start(turn, begun, matches!(tried, Tried::Collected));
@@ -282,6 +283,7 @@ impl Vhost {
             op,
             buffer,
             record,
+            over_ns: None,
         };
         match turn.core.start_machine(new, &mut self.pieces) {
             Ok(()) => Try::Begun,
@@ -385,7 +387,10 @@ impl Vhost {
         let number = done.owner.slot;
         let (queue, tag) = (number / MAX_QUEUE_SIZE, number % MAX_QUEUE_SIZE);
         let good = is_good(done.status);
-        count(turn.core, done.lane, &done.op, good, done.started_ns);
+        let slot = self.slot(queue, tag);
+        // All of what its budget or the daemon kept it waiting is in it.
+        let since_ns = slot.map_or(done.started_ns, |slot| slot.taken_ns);
+        count(turn.core, done.lane, &done.op, good, since_ns);
         if let Some(buffer) = done.buffer {
             turn.core.staging.give(buffer);
         }

@@ -21,7 +21,7 @@ fn reactors(lanes: &[usize], budget: &Budget, params: &Params) -> (Vec<Scheduler
 fn begun(own: Option<&Budget>) -> [u64; 2] {
     let all = budget(10_000, 10_000, Burst::Metered);
     let (mut reactors, cost) = reactors(&[1, 1], &all, &params());
-    reactors[1].set_volume(0, own);
+    reactors[1].set_volume(0, own, None);
     for (scheduler, depth) in reactors.iter_mut().zip([256, 1]) {
         (0..depth).for_each(|_| scheduler.wait(0, &cost));
     }
@@ -164,5 +164,46 @@ fn what_a_tenant_is_given_is_a_sum_over_reactors() {
         scheduler.leave();
         let left = scheduler.grant(0).iops;
         assert!(left <= most, "{left}");
+    }
+}
+
+/// Whoever uses the exports of a volume by turns, however often it changes, has little more than by one.
+#[test]
+fn a_volumes_limit_holds_over_reactors() {
+    let all = budget(100_000, 900_000, Burst::Metered);
+    let own = budget(0, 10_000, Burst::Metered);
+    for period in [0, 1, 2, 3, 4, 5, 8] {
+        let (mut reactors, cost) = reactors(&[1, 1], &all, &params());
+        let shares = Arc::default();
+        for scheduler in &mut reactors {
+            scheduler.set_volume(0, Some(&own), Some(&shares));
+        }
+        let mut begun = [0u64; 2];
+        for window in 0..1000usize {
+            let wants = |at: usize| match period {
+                0 => true,
+                // For a part of the time both do.
+                _ => (window + at * period) / period % 4 < 2,
+            };
+            for (at, scheduler) in reactors.iter_mut().enumerate() {
+                if wants(at) {
+                    while scheduler.admit(0, &cost) {
+                        begun[at] += 1;
+                    }
+                    scheduler.wait(0, &cost);
+                }
+                scheduler.turn(1);
+                if wants(at) {
+                    scheduler.cancel(0, &cost);
+                }
+            }
+        }
+        let sum: u64 = begun.iter().sum();
+        let least = if period == 0 { 9_800 } else { 5_000 };
+        assert!((least..=11_500).contains(&sum), "{period}: {begun:?}");
+        if period == 0 {
+            assert!(sum <= 10_100, "{begun:?}");
+            assert!(begun.iter().all(|begun| *begun >= 4_500), "{begun:?}");
+        }
     }
 }

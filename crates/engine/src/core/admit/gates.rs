@@ -101,7 +101,9 @@ struct Gate {
     first: u32,
     last: u32,
     count: u32,
-    refused_ns: u64,
+    /// Since when it waits for its budget, if it does; and how long it did before.
+    refused_ns: Option<u64>,
+    over_ns: u64,
 }
 
 /// Its volume is no tenant's: nothing is charged.
@@ -138,7 +140,8 @@ impl Default for Gate {
             first: NONE,
             last: NONE,
             count: 0,
-            refused_ns: 0,
+            refused_ns: None,
+            over_ns: 0,
         }
     }
 }
@@ -151,6 +154,17 @@ impl Gate {
             (self.first, self.last) = (NONE, NONE);
             self.closer &= !WAITS;
         }
+    }
+
+    /// It does not wait for its budget any more, but perhaps for its turn.
+    fn let_on(&mut self, now_ns: u64) {
+        self.over_ns = self.over_ns(now_ns);
+        self.refused_ns = None;
+    }
+
+    fn over_ns(&self, now_ns: u64) -> u64 {
+        let now = (self.refused_ns).map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
+        self.over_ns + now
     }
 }
 
@@ -308,6 +322,7 @@ impl Admission {
         let at = io.lane.0 as usize % MAX_LANES;
         let gate = &mut self.gates[at];
         io.link = NONE;
+        io.over_ns.get_or_insert(gate.over_ns(now_ns));
         if gate.closer & FREE == 0 {
             let cost = cost_of(&self.costs, gate.frontend, &io.op);
             self.scheduler.wait(at, &cost);
@@ -330,7 +345,7 @@ impl Admission {
             if enough {
                 self.ready.push_back(at as u32);
             } else {
-                gate.refused_ns = now_ns;
+                gate.refused_ns = Some(now_ns);
                 self.refused.push(at as u32);
             }
         }
@@ -360,20 +375,23 @@ impl Admission {
     fn ask(&mut self, at: usize, ios: &mut [Io], now_ns: u64) -> Asked {
         let gate = &mut self.gates[at];
         let Some(io) = ios.get_mut(gate.first as usize) else {
+            gate.let_on(now_ns);
             return Asked::Empty;
         };
         if gate.closer & FREE == 0 {
             let cost = cost_of(&self.costs, gate.frontend, &io.op);
             if !self.has_part(at) {
+                self.gates[at].let_on(now_ns);
                 return Asked::Enough;
             }
             if !self.scheduler.resume(at, &cost) {
-                self.gates[at].refused_ns = now_ns;
+                self.gates[at].refused_ns.get_or_insert(now_ns);
                 return Asked::Refused;
             }
             self.spend(at, &cost);
         }
         let gate = &mut self.gates[at];
+        gate.let_on(now_ns);
         gate.began = true;
         let index = gate.first;
         gate.first = std::mem::replace(&mut io.link, NONE);
@@ -441,15 +459,31 @@ impl Admission {
         self.looked_at = lanes;
     }
 
-    /// Whether a command that waits no more was over budget; if so, its tenant is told.
-    pub(super) fn was_over_budget(&mut self, io: &Io, waited_ns: u64) -> bool {
+    /// How long a lane has waited for its budget, all in all: while it does, that grows as time does. What it waits for its turns is
+    /// not in it.
+    pub(super) fn over_ns(&self, lane: LaneIndex, now_ns: u64) -> u64 {
+        self.gates[lane.0 as usize % MAX_LANES].over_ns(now_ns)
+    }
+
+    /// Of the time that a command waited, which it does no more, that in which its lane was over budget; its tenant is told.
+    pub(super) fn was_over_budget(&mut self, io: &Io, now_ns: u64) -> u64 {
         let gate = &self.gates[io.lane.0 as usize % MAX_LANES];
-        let over = gate.refused_ns >= io.started_ns;
-        if over && let Some(tenant) = self.tenants.get_mut(gate.tenant as usize) {
+        let over_ns = gate.over_ns(now_ns);
+        let ns = over_ns.saturating_sub(io.over_ns.unwrap_or(over_ns));
+        if ns > 0
+            && let Some(tenant) = self.tenants.get_mut(gate.tenant as usize)
+        {
             tenant.throttled_ops += 1;
-            tenant.throttled_ns += waited_ns;
+            tenant.throttled_ns += ns;
         }
-        over
+        ns
+    }
+
+    /// How long lanes have waited so far is what another one says.
+    pub(super) fn go_on_counting(&mut self, other: &Self, now_ns: u64) {
+        for (gate, other) in self.gates.iter_mut().zip(&other.gates) {
+            gate.over_ns = other.over_ns(now_ns);
+        }
     }
 
     /// A lane has this share.
@@ -488,7 +522,8 @@ impl Admission {
                 next = io.link;
             }
         }
-        self.scheduler.set_volume(at, share.budget.as_ref());
+        let shares = Some(&lane.volume.shares);
+        (self.scheduler).set_volume(at, share.budget.as_ref(), shares);
     }
 
     /// A lane is nobody's.

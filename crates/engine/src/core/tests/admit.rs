@@ -1,7 +1,9 @@
 //! Admission: who is over budget waits, in order, and is ended by what ends commands that wait; who is not, doesn't.
 //! Time passes by the test's own clock.
 
+mod exports;
 mod held;
+mod times;
 
 use super::*;
 use crate::lane::Share;
@@ -105,6 +107,7 @@ impl Rig {
             op,
             buffer,
             record: CommandRef::new(lane, slot % 256),
+            over_ns: None,
         };
         self.b.core.start(new).unwrap();
         slot

@@ -109,6 +109,7 @@ impl Rig {
             },
             buffer: self.b.core.staging.take(len_bytes),
             record: CommandRef::new(lane, (slot % 256) as u16),
+            over_ns: None,
         };
         match self.b.core.start(new) {
             Ok(()) => self.asked_ns.push(self.now_ns),

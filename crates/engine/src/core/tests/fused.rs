@@ -51,6 +51,7 @@ impl Bench {
             op,
             buffer: Some(buffer),
             record: CommandRef::new(self.queue, slot),
+            over_ns: None,
         };
         self.core.begin_turn();
         let expected = Expected {

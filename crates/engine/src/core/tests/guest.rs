@@ -116,6 +116,7 @@ impl Bench {
             op,
             buffer: None,
             record: CommandRef::machine(LANE.0, slot),
+            over_ns: None,
         };
         assert!(self.core.start_machine(new, &mut m.pieces).is_ok());
         slot

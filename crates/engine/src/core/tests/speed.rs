@@ -94,6 +94,7 @@ impl Load {
             op,
             buffer: self.core.staging.take(BLOCK),
             record,
+            over_ns: None,
         };
         assert!(self.core.start(new).is_ok());
     }

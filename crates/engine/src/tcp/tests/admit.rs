@@ -3,8 +3,9 @@
 use super::abort::{ABORTED, abort, answers};
 use super::*;
 use forebay_burst::budget::Budget;
-use forebay_nvme::tcp::Pdu;
+use forebay_nvme::tcp::{H2cData, Pdu, R2t};
 use forebay_xlate::boundary::message::ExportId;
+use forebay_xlate::boundary::region::{Times, TimesOf};
 use rustix::event::epoll;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -14,6 +15,23 @@ fn pass_window(rig: &mut rig::Rig) {
     let now_ns = rig.core.now_ns();
     rig.core.set_clock_ns(now_ns + WINDOW_NS);
     rig.core.begin_turn();
+}
+
+/// All that an R2T asks for.
+fn send_data(host: &Host, r2t: &R2t) {
+    let data = H2cData {
+        cid: r2t.cid,
+        ttag: r2t.ttag,
+        offset_bytes: r2t.offset_bytes,
+        length_bytes: r2t.length_bytes,
+        last: true,
+    };
+    let mut out = vec![0; tcp::MAX_HEADER_BYTES];
+    let n = tcp::put_h2c_data(&mut out, &host.params, &data);
+    out.truncate(n);
+    out.resize(n + r2t.length_bytes as usize, 7);
+    let sent = rustix::net::send(&host.fd, &out, SendFlags::NOSIGNAL).unwrap();
+    assert_eq!(sent, out.len());
 }
 
 #[test]
@@ -111,6 +129,64 @@ fn deep_queues_over_budget_wait_in_their_connections() {
     drop((host, admin));
     rig.turns(10);
     assert_eq!((rig.frontend.connections(), held(&rig)), (0, (0, 0)));
+}
+
+/// However deep a queue is: all that its commands wait for their budget is counted as that, and as nothing else.
+#[test]
+fn what_waits_in_a_connection_for_its_budget_is_counted_as_over_budget() {
+    let mut rig = rig();
+    rig.map_all();
+    let (_admin, cntlid) = rig.admin();
+    let mut host = rig.io(cntlid, 1, 128);
+    let now_ns = rig.core.now_ns();
+    rig.core.set_clock_ns(now_ns);
+    rig.core.admit_all_by(&Budget::fixed(2000));
+    for cid in 0..40 {
+        host.say(&rw(2, cid, u64::from(cid), 1), &[]);
+    }
+    // Asked for while their lane is over budget; and what stops the stream, with what is behind it.
+    host.say(&rw(1, 40, 0, 1), &[]);
+    for cid in 41..46 {
+        host.say(&write_in_capsule(cid, u64::from(cid), 1), &[5; 4096]);
+    }
+    for cid in 46..60 {
+        host.say(&Sqe::new(0, cid).with_nsid(1), &[]);
+    }
+    let mut ended = 0;
+    for _ in crate::patience::patiently() {
+        rig.turns(3);
+        while let Some((pdu, _)) = host.hear() {
+            match pdu {
+                Pdu::R2t(r2t) => send_data(&host, &r2t),
+                _ => ended += 1,
+            }
+        }
+        if ended == 60 {
+            break;
+        }
+        pass_window(&mut rig);
+    }
+    let lane = rig.core.lane_of_export(ExportId(1)).unwrap();
+    let record = rig.core.lane(lane).unwrap().record();
+    let counted = |times: &Times| times.buckets.iter().map(|b| b.load(Relaxed)).sum::<u64>();
+    let times = &record.throttled_times;
+    // Two begin in each window, whatever they are.
+    let expected = (2..60).map(|n| n / 2 * WINDOW_NS).sum::<u64>();
+    assert_eq!((counted(times), times.sum_ns.load(Relaxed)), (58, expected));
+    assert_eq!(record.throttled_ops.load(Relaxed), 58);
+    // It is in no other time but the whole.
+    let sum = |of: TimesOf| {
+        let ops = record.ops.iter();
+        ops.map(|ops| ops.times[of as usize].sum_ns.load(Relaxed))
+            .sum::<u64>()
+    };
+    assert_eq!(sum(TimesOf::Total), expected);
+    assert_eq!((sum(TimesOf::Waiting), sum(TimesOf::Device)), (0, 0));
+    // What is told of the tenant is the same.
+    rig.core.set_admission(None);
+    let tenant = &rig.core.region.tenants()[0];
+    let (ops, ns) = (&tenant.throttled_ops, &tenant.throttled_ns);
+    assert_eq!((ops.load(Relaxed), ns.load(Relaxed)), (58, expected));
 }
 
 /// Data that would wait with its command is not asked for while buffers are short.

@@ -3,6 +3,7 @@
 use super::guest::Guest;
 use super::*;
 use forebay_burst::budget::Budget;
+use forebay_xlate::boundary::region::{OpKind, TimesOf};
 use std::sync::atomic::Ordering::Relaxed;
 
 const WINDOW_NS: u64 = 1_000_000;
@@ -57,6 +58,13 @@ fn what_is_over_budget_stays_in_the_ring() {
             }
             done.sort_unstable();
             assert_eq!((done, throttled(&rig)), (all, 0));
+            // What they waited is time over budget, and in all of their time.
+            let lane = rig.core.lane(crate::lane::LaneIndex(3)).unwrap();
+            let record = lane.record();
+            let waited_ns = record.throttled_times.sum_ns.load(Relaxed);
+            let reads = &record.ops[OpKind::Read as usize].times[TimesOf::Total as usize];
+            assert!(waited_ns >= 8 * WINDOW_NS, "{kind} {way:?}: {waited_ns}");
+            assert!(reads.sum_ns.load(Relaxed) >= waited_ns, "{kind} {way:?}");
             assert!(rig.left.is_empty());
         }
     }

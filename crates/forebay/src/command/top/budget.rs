@@ -9,6 +9,7 @@ use forebay_burst::budget::LEAST;
 use forebay_control::api::scheduling::Rate;
 use forebay_control::api::stats::{Histogram, LaneStats, TenantStats};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 use super::view::{Volume, change};
 use crate::output::latency;
@@ -212,6 +213,9 @@ pub(crate) struct Part {
     pub(crate) granted_bytes_s: u64,
     /// How long its commands that were over budget waited in the mean.
     pub(crate) throttled_ns: Option<u64>,
+    /// What all exports of its volume use and were given together, which have its limit together: IOPS, bytes a second.
+    #[serde(skip)]
+    together: [(f64, f64); 2],
 }
 
 impl Part {
@@ -228,6 +232,30 @@ impl Part {
             granted_iops: now.granted_ops_s,
             granted_bytes_s: now.granted_bytes_s,
             throttled_ns: times.sum_ns.checked_div(times.count),
+            together: [(0.0, 0.0); 2],
+        }
+    }
+}
+
+/// Says of each export of a tenant what all of its volume do: `db@3` is one of `db`.
+pub(super) fn add_up(volumes: &mut [Volume]) {
+    let name = |export: &Volume| {
+        let name = export.name.split_once('@').map(|(name, _)| name);
+        name.unwrap_or(&export.name).to_owned()
+    };
+    let mut sums: BTreeMap<String, [(f64, f64); 2]> = BTreeMap::new();
+    for export in &*volumes {
+        let (figures, sum) = (&export.figures, sums.entry(name(export)).or_default());
+        let given = |of: fn(&Part) -> u64| export.budget.as_ref().map_or(0.0, |p| of(p) as f64);
+        sum[0].0 += figures.iops();
+        sum[0].1 += figures.read_bytes_s + figures.write_bytes_s;
+        sum[1].0 += given(|part| part.granted_iops);
+        sum[1].1 += given(|part| part.granted_bytes_s);
+    }
+    for export in volumes {
+        let sum = sums.get(&name(export));
+        if let (Some(sum), Some(part)) = (sum, &mut export.budget) {
+            part.together = *sum;
         }
     }
 }
@@ -245,15 +273,12 @@ impl Use {
 }
 
 impl Volume {
-    /// Whether it uses all that its own limit allows.
+    /// Whether its volume uses all that its own limit allows.
     fn is_at_limit(&self) -> bool {
-        let figures = &self.figures;
-        let bytes_s = figures.read_bytes_s + figures.write_bytes_s;
         self.budget.as_ref().is_some_and(|part| {
-            is_near(figures.iops(), part.limit_iops)
-                || is_near(part.granted_iops as f64, part.limit_iops)
-                || is_near(bytes_s, part.limit_bytes_s)
-                || is_near(part.granted_bytes_s as f64, part.limit_bytes_s)
+            (part.together.iter()).any(|(iops, bytes_s)| {
+                is_near(*iops, part.limit_iops) || is_near(*bytes_s, part.limit_bytes_s)
+            })
         })
     }
 
@@ -404,6 +429,16 @@ mod tests {
             burst: rate(2000),
             credit_s: None,
         });
+        // By what all its exports use together.
+        let mut shared = now.clone();
+        let mut other = shared.lanes[2].clone();
+        (other.granted_ops_s, shared.lanes[2].granted_ops_s) = (1500, 600);
+        other.volume.push_str("@7");
+        shared.lanes.push(other);
+        let view = View::between(&before, &shared, TopOrder::Throttled);
+        for export in &view.tenants[0].volumes[..2] {
+            assert_eq!(export.words()[1], "at its own limit", "{}", export.name);
+        }
         let view = View::between(&before, &now, TopOrder::Throttled);
         assert_eq!(view.tenants[0].name, "zoo");
         let words = [

@@ -13,7 +13,7 @@ use forebay_control::api::stats::{
 };
 use serde::Serialize;
 
-use super::budget::{Part, Use};
+use super::budget::{Part, Use, add_up};
 use crate::cli::TopOrder;
 
 /// What happened between two samples.
@@ -246,6 +246,7 @@ impl View {
         }
         let tenants = tenants.into_iter().map(|(name, (sum, mut volumes))| {
             volumes.sort_by_key(|volume| rank(order, &volume.figures));
+            add_up(&mut volumes);
             Tenant {
                 name: name.to_owned(),
                 figures: sum.figures(seconds),

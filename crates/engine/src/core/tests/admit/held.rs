@@ -196,6 +196,7 @@ fn a_pair_waits_for_nothing_that_waits_behind_it() {
         },
         buffer: block(&mut rig.b.core, 1),
         record,
+        over_ns: None,
     };
     let expected = Expected {
         bytes: &[0; 4096],

@@ -60,6 +60,7 @@ impl Reactor {
             op: read(0, 1),
             buffer: core.staging.take(BLOCK as u32),
             record: CommandRef::new(lane.0, self.started as u16 % 256),
+            over_ns: None,
         };
         assert!(core.start(new).is_ok(), "there is room");
     }

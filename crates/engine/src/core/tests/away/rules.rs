@@ -201,6 +201,7 @@ impl Run {
             op,
             buffer,
             record: CommandRef::new(queue, slot),
+            over_ns: None,
         };
         self.t.b.core.begin_turn();
         let written = |pair| Written {

@@ -52,6 +52,7 @@ impl Host {
             ),
             buffer: core.staging.take(BLOCK as u32),
             record: CommandRef::new(self.lane.0, slot),
+            over_ns: None,
         };
         assert!(core.start(new).is_ok());
     }
