@@ -43,6 +43,11 @@ impl Estimator {
         self.held[resource] = true;
     }
 
+    /// Whoever needs this resource from now on is not who made it dear.
+    pub fn relieve(&mut self, resource: usize) {
+        self.factor[resource] = self.factor[resource].min(1.0);
+    }
+
     /// A window has ended, in which `used` (0 to 1) of each was used.
     pub fn turn(&mut self, params: &Params, used: &[f32; SHARED]) {
         for (resource, used) in used.iter().enumerate() {

@@ -394,6 +394,13 @@ impl Scheduler {
         }
     }
 
+    /// Somebody needs this resource who did not make it dear: its costs are taken for no more than is calibrated.
+    pub fn relieve(&mut self, resource: Resource) {
+        if (resource as usize) < SHARED {
+            self.estimator.relieve(resource as usize);
+        }
+    }
+
     /// Whether other reactors reckon with what this one uses, or will when they wake: until it has said that it uses nothing any
     /// more, which is some windows after it does, its windows must end.
     #[must_use]

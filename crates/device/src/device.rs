@@ -354,6 +354,16 @@ impl Device {
         self.native.is_some()
     }
 
+    /// Whether it carries out what it is given while that is submitted ([`Submitted::Done`]).
+    #[must_use]
+    pub fn ends_at_once(&self) -> bool {
+        #[cfg(feature = "test-device")]
+        if self.gate.is_some() || self.faulty.is_some() || self.volatile.is_some() {
+            return false;
+        }
+        self.ram.is_some() || self.info.kind == DeviceKind::Null
+    }
+
     /// How many commands it has carried out as such.
     pub fn native_commands(&self) -> u64 {
         self.native.as_ref().map_or(0, Native::done)

@@ -46,6 +46,7 @@ impl Core {
                 admission.go_on_counting(old, self.now_ns);
             }
         }
+        self.note_devices();
         let Some(mut old) = old else {
             return;
         };

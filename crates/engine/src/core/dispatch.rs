@@ -397,7 +397,7 @@ impl Core {
             self.bounce_ended(index, slice, good);
         }
         if slice.marks & TIMED != 0 {
-            self.timed_ended(index, good);
+            self.timed_ended(index, slice, good);
         }
     }
 

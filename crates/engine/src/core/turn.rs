@@ -81,7 +81,7 @@ impl Core {
         }
         self.retry_flushes();
         self.advance_jobs();
-        self.time_one();
+        self.time_some();
         self.enter();
         if self.away.has_peers() {
             self.tell_others();

@@ -1,7 +1,9 @@
 //! How long operations wait at devices: what their costs are corrected by.
 //!
-//! **Design.** Of each kind (reads, writes) one operation at a time is *timed*: the first that begins in a turn, if none
-//! is. It is found by its place, once a turn, so nothing is added to an I/O's path; and the clock is the turns' own.
+//! **Design.** Of each device and kind (reads, writes) one operation at a time is *timed*. In a turn two that it began are looked
+//! at: the first, and one further back, each turn the next one, so that whoever is never the first is found too; and whose that
+//! is says who begins how much. They are found by their places, once a turn, so nothing is added to an I/O's path; and the clock
+//! is the turns' own.
 //! As that is coarse, two times are kept. *At most* it took from the begin of the turn that submitted it to the turn that
 //! saw its end: the least of those, by device, kind and size, is what such a one takes with nobody before it, and ages by a
 //! thousandth a second (as BBR knows a path's round trip). *At least* it took from the next turn on, less the last turn
@@ -9,40 +11,59 @@
 //! take its devices for slow. What that is above twice the least, it *waited*. Of a window the least counts (as with CoDel): a queue
 //! that stands, not one that a batch or a large neighbour leaves behind for a moment.
 //!
+//! There is one correction for all devices, and it follows those that are well. A device is *slow* if its last operation waited
+//! longer than is aimed at, or the one under way has. While any other is in use, a slow one has no say: it neither makes
+//! costs dear nor holds a correction where it is. If all that are in use are slow, they are the resource, and the least counts. One that
+//! comes into use takes dearness away at once. For less than that costs are taken only if devices that have half of what begins
+//! are quick, so that a few operations on an idle one do not hide that another is full. A device is in use for a second after the last one
+//! that was timed; one that hangs so long is given up, and its device with it.
+//!
 //! What waits for its budget is not at a device yet, and not in this. While the timed one is under way, the
-//! correction stays as it is: a slow device's moves at that device's pace. One that hangs is given up.
+//! correction stays as it is: where all are slow, it moves at their pace.
 //!
 //! **Not here:** what follows from it ([`forebay_burst::estimator`]). What other reactors carry out is not timed, nor
-//! what devices end at once.
+//! what devices end at once: those are taken for well, and in use as long as they are there.
 
 use super::super::parked::NONE;
-use super::super::{Core, Slice, TIMED};
+use super::super::{Core, ServedDevice, Slice, TIMED};
 use forebay_burst::scheduler::Scheduler;
 use forebay_burst::units::Resource;
 use forebay_device::OpKind;
 
 /// What is timed, in the order of [`kind_of`].
 const RESOURCES: [Resource; 2] = [Resource::DeviceRead, Resource::DeviceWrite];
+const KINDS: usize = RESOURCES.len();
 /// Sizes that are told apart: up to 4 KiB, and twice as much each.
 const SIZES: usize = 9;
 const DEVICES: usize = 256;
 /// How often the least times grow, by a 1024th.
 const AGE_NS: u64 = 1_000_000_000;
-/// An operation that takes so long says nothing of costs.
+/// An operation that takes so long says nothing of costs; nor does a device of which none was timed for so long.
 const GIVEN_UP_NS: u64 = 1_000_000_000;
-
-/// Of a device, by kind and size, ns.
-type Least = [[u32; SIZES]; RESOURCES.len()];
-const UNSEEN: Least = [[u32::MAX; SIZES]; RESOURCES.len()];
+/// In [`Timed::begun`], one that was seen; a 16th of all is forgotten in a window.
+const ONE_BEGUN: u32 = 256;
+/// In the place of a number of [`Delays::timed`].
+const NOBODY: u16 = u16::MAX;
 
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Delays {
-    /// The least time, by device; of what was not seen, the most there is.
-    least_ns: Box<[Least]>,
-    timed: [Timed; RESOURCES.len()],
-    /// Where the next slice goes that begins, unless others end before.
-    next: u32,
+    /// By device and kind.
+    timed: Box<[Timed]>,
+    /// Which of them are in use.
+    in_use: Vec<u16>,
+    /// Those whose operation began in the last turn.
+    new: [u16; 2],
+    /// Where slices go that begin, unless others end before: the first, the one before that which is looked at,
+    /// and that one, unless it is the first: so many are begun before it.
+    next: [u32; 3],
+    before: usize,
+    /// How many places were free then.
+    free: usize,
+    /// So many began in a turn lately.
+    most: usize,
+    /// Nobody waits for one of the devices.
+    some_at_once: bool,
     turn_ns: u64,
     /// How long the turn before this one was at something.
     took_ns: u64,
@@ -50,29 +71,71 @@ pub(super) struct Delays {
     aged_ns: u64,
 }
 
-/// Of a kind.
+/// Of a device and kind.
 #[derive(Clone, Copy, Debug)]
 struct Timed {
     /// The place of the slice, or [`NONE`].
     slice: u32,
-    device: u8,
     size: u8,
+    in_use: bool,
+    /// It came into use in this window.
+    came: bool,
+    /// Of those that begin, how many were seen lately.
+    begun: u32,
     /// The turn that submitted it.
     turn_ns: u64,
     /// The next one; 0: not yet.
     after_ns: u64,
+    /// When one was timed last: its begin, or its end.
+    seen_ns: u64,
     /// The least that one of them waited in this window.
     waited_ns: Option<u64>,
+    /// The same of the last window in which one did.
+    known_ns: Option<u64>,
+    /// The least time, by size, ns; of what was not seen, the most there is.
+    least_ns: [u32; SIZES],
 }
 
 const NOTHING: Timed = Timed {
     slice: NONE,
-    device: 0,
     size: 0,
+    in_use: false,
+    came: false,
+    begun: 0,
     turn_ns: 0,
     after_ns: 0,
+    seen_ns: 0,
     waited_ns: None,
+    known_ns: None,
+    least_ns: [u32::MAX; SIZES],
 };
+
+impl Timed {
+    /// How long it waited, if it ends now.
+    fn waited_by(&self, now_ns: u64, took_ns: u64) -> u64 {
+        let at_least = match self.after_ns {
+            0 => 0,
+            after_ns => now_ns.saturating_sub(after_ns + took_ns),
+        };
+        at_least.saturating_sub(2 * u64::from(self.least_ns[usize::from(self.size)]))
+    }
+
+    /// Nothing is known of what it waits for.
+    fn forget(&mut self) {
+        *self = Self {
+            least_ns: self.least_ns,
+            ..NOTHING
+        };
+    }
+}
+
+/// What devices say of a window, those that are well or those that are slow.
+#[derive(Clone, Copy, Default)]
+struct Said {
+    any: bool,
+    under_way: bool,
+    waited_ns: Option<u64>,
+}
 
 fn kind_of(slice: &Slice) -> Option<usize> {
     match slice.op.kind() {
@@ -87,12 +150,25 @@ fn size_of(slice: &Slice) -> usize {
     (blocks.next_power_of_two().ilog2() as usize).min(SIZES - 1)
 }
 
+/// Whose it is, in [`Delays::timed`]; nobody's, if it is not to be timed.
+fn number_of(slice: &Slice) -> u16 {
+    match kind_of(slice) {
+        Some(kind) if !slice.away => (usize::from(slice.device) * KINDS + kind) as u16,
+        _ => NOBODY,
+    }
+}
+
 impl Delays {
     pub(super) fn new() -> Self {
         Self {
-            least_ns: vec![UNSEEN; DEVICES].into(),
-            timed: [NOTHING; RESOURCES.len()],
-            next: NONE,
+            timed: vec![NOTHING; DEVICES * KINDS].into(),
+            in_use: Vec::with_capacity(DEVICES * KINDS),
+            new: [NOBODY; 2],
+            next: [NONE; 3],
+            before: 0,
+            free: 0,
+            most: 0,
+            some_at_once: false,
             turn_ns: 0,
             took_ns: 0,
             was_idle: false,
@@ -107,8 +183,8 @@ impl Delays {
             true => 0,
             false => now_ns.saturating_sub(self.turn_ns),
         };
-        for timed in &mut self.timed {
-            if timed.after_ns == 0 {
+        for new in std::mem::replace(&mut self.new, [NOBODY; 2]) {
+            if let Some(timed) = self.timed.get_mut(usize::from(new)) {
                 timed.after_ns = now_ns;
             }
         }
@@ -121,107 +197,209 @@ impl Delays {
         self.was_idle = true;
     }
 
-    /// A turn ends: times what it began first.
+    /// A turn ends, with so many places free: looks at what it began.
     #[inline]
-    fn choose(&mut self, slices: &mut [Option<Slice>]) {
-        let next = std::mem::replace(&mut self.next, NONE);
-        let Some(Some(slice)) = slices.get_mut(next as usize) else {
-            return;
+    fn choose(&mut self, slices: &mut [Option<Slice>], free: usize) {
+        let [first, before, other] = std::mem::replace(&mut self.next, [NONE; 3]);
+        if matches!(slices.get(first as usize), Some(Some(_))) {
+            self.look(
+                slices,
+                [first, before, other],
+                self.free.saturating_sub(free),
+            );
+        }
+    }
+
+    fn look(&mut self, slices: &mut [Option<Slice>], next: [u32; 3], begun: usize) {
+        let [first, before, other] = next;
+        let begun = begun.max(1);
+        let numbers = [before, other].map(|place| {
+            let slice = slices.get(place as usize).and_then(Option::as_ref);
+            slice.map(number_of)
+        });
+        let mut seen = self.time(slices, first, 0);
+        if let [before, Some(number)] = numbers {
+            // Behind another of its device it would wait for its own batch.
+            if number != seen && before != Some(number) {
+                self.time(slices, other, 1);
+            }
+            seen = number;
+        }
+        if let Some(timed) = self.timed.get_mut(usize::from(seen)) {
+            timed.begun = timed.begun.saturating_add(begun as u32 * ONE_BEGUN);
+        }
+        // Of all that turns began lately, each is looked at in its turn.
+        self.most = (self.most - self.most.div_ceil(16)).max(begun);
+        self.before = (self.before + 1) % self.most;
+    }
+
+    /// Times a slice that has just begun, unless one of its kind and device is. Says whose it is.
+    fn time(&mut self, slices: &mut [Option<Slice>], place: u32, at: usize) -> u16 {
+        let Some(Some(slice)) = slices.get_mut(place as usize) else {
+            return NOBODY;
         };
-        let Some(kind) = kind_of(slice).filter(|_| !slice.away) else {
-            return;
+        let number = number_of(slice);
+        let Some(timed) = self.timed.get_mut(usize::from(number)) else {
+            return NOBODY;
         };
-        let timed = &mut self.timed[kind];
         if timed.slice != NONE {
-            return;
+            return number;
         }
         slice.marks |= TIMED;
-        *timed = Timed {
-            slice: next,
-            device: slice.device,
-            size: size_of(slice) as u8,
-            turn_ns: self.turn_ns,
-            after_ns: 0,
-            waited_ns: timed.waited_ns,
-        };
+        timed.slice = place;
+        timed.size = size_of(slice) as u8;
+        (timed.turn_ns, timed.after_ns) = (self.turn_ns, 0);
+        timed.seen_ns = self.turn_ns;
+        if !std::mem::replace(&mut timed.in_use, true) {
+            timed.came = true;
+            self.in_use.push(number);
+        }
+        self.new[at] = number;
+        number
     }
 
     /// A timed slice has ended; false: it failed.
-    fn ended(&mut self, place: u32, good: bool, now_ns: u64) {
-        let Some(kind) = self.timed.iter().position(|timed| timed.slice == place) else {
+    fn ended(&mut self, place: u32, number: u16, good: bool, now_ns: u64) {
+        let took_ns = self.took_ns;
+        let timed = self.timed.get_mut(usize::from(number));
+        let Some(timed) = timed.filter(|timed| timed.slice == place) else {
             // It was given up.
             return;
         };
-        let timed = &mut self.timed[kind];
         timed.slice = NONE;
+        timed.seen_ns = now_ns;
         if !good {
             return;
         }
-        let least = &mut self.least_ns[usize::from(timed.device)][kind][usize::from(timed.size)];
         let at_most = now_ns.saturating_sub(timed.turn_ns);
+        let least = &mut timed.least_ns[usize::from(timed.size)];
         *least = (*least).min(u32::try_from(at_most).unwrap_or(u32::MAX));
-        let at_least = match timed.after_ns {
-            0 => 0,
-            after_ns => now_ns.saturating_sub(after_ns + self.took_ns),
-        };
-        let waited_ns = at_least.saturating_sub(2 * u64::from(*least));
-        timed.waited_ns = Some(
-            timed
-                .waited_ns
-                .map_or(waited_ns, |other| other.min(waited_ns)),
-        );
+        let waited_ns = timed.waited_by(now_ns, took_ns);
+        let least_ns = timed.waited_ns.unwrap_or(u64::MAX);
+        timed.waited_ns = Some(least_ns.min(waited_ns));
     }
 
     /// A window has ended.
     pub(super) fn tell(&mut self, scheduler: &mut Scheduler, now_ns: u64) {
-        for (timed, resource) in self.timed.iter_mut().zip(RESOURCES) {
-            match timed.waited_ns.take() {
-                Some(waited_ns) => scheduler.observe(resource, waited_ns, 1),
-                None if timed.slice == NONE => {}
-                None if now_ns.saturating_sub(timed.turn_ns) < GIVEN_UP_NS => {
-                    scheduler.hold(resource);
-                }
-                None => timed.slice = NONE,
+        let timed = &mut self.timed;
+        self.in_use.retain(|number| {
+            let timed = &mut timed[usize::from(*number)];
+            let since_ns = match timed.slice {
+                NONE => timed.seen_ns,
+                _ => timed.turn_ns,
+            };
+            let keep = now_ns.saturating_sub(since_ns) < GIVEN_UP_NS;
+            if !keep {
+                timed.forget();
             }
+            keep
+        });
+        for kind in 0..KINDS {
+            self.tell_kind(scheduler, kind, now_ns);
         }
         if now_ns.saturating_sub(self.aged_ns) >= AGE_NS {
             self.aged_ns = now_ns;
-            for least in self.least_ns.iter_mut().flatten().flatten() {
+            for least in self.timed.iter_mut().flat_map(|timed| &mut timed.least_ns) {
                 *least = least.saturating_add(*least >> 10);
             }
+        }
+    }
+
+    fn tell_kind(&mut self, scheduler: &mut Scheduler, kind: usize, now_ns: u64) {
+        let resource = RESOURCES[kind];
+        let target_ns = scheduler.params().target_delay_ns;
+        let (mut well, mut slow) = (Said::default(), Said::default());
+        well.any = self.some_at_once;
+        let (mut begun, mut begun_at_quick) = (0, 0);
+        for number in &self.in_use {
+            let timed = &mut self.timed[usize::from(*number)];
+            if usize::from(*number) % KINDS != kind {
+                continue;
+            }
+            let waited_ns = timed.waited_ns.take();
+            timed.known_ns = waited_ns.or(timed.known_ns);
+            let under_way = timed.slice != NONE;
+            let is_slow = timed.known_ns.is_some_and(|ns| ns > target_ns)
+                || under_way && timed.waited_by(now_ns, self.took_ns) > target_ns;
+            let said = if is_slow { &mut slow } else { &mut well };
+            said.any = true;
+            said.under_way |= under_way;
+            said.waited_ns = [said.waited_ns, waited_ns].into_iter().flatten().min();
+            if std::mem::take(&mut timed.came) && !is_slow {
+                scheduler.relieve(resource);
+            }
+            begun += timed.begun;
+            if !is_slow && timed.known_ns.is_some_and(|ns| ns < target_ns / 4) {
+                begun_at_quick += timed.begun;
+            }
+            timed.begun -= timed.begun >> 4;
+        }
+        let said = if well.any { well } else { slow };
+        match said.waited_ns {
+            // Neither dear nor cheap.
+            Some(ns) if well.any && 2 * begun_at_quick < begun => {
+                scheduler.observe(resource, ns.max(target_ns / 4), 1);
+            }
+            Some(ns) => scheduler.observe(resource, ns, 1),
+            None if said.under_way => scheduler.hold(resource),
+            None => {}
         }
     }
 }
 
 impl Core {
-    /// What has ended is taken: the place that is free next is where the next slice goes.
+    /// What has ended is taken: the places that are free next are where the next slices go.
     #[inline]
     pub(in crate::core) fn note_next_slice(&mut self) {
         if let Some(admission) = &mut self.admission {
-            admission.delays.next = self.free_slices.last().copied().unwrap_or(NONE);
+            let delays = &mut admission.delays;
+            let free = &self.free_slices;
+            delays.free = free.len();
+            delays.next = match delays.before {
+                0 => [free.last().copied().unwrap_or(NONE), NONE, NONE],
+                before => [1, before, before + 1].map(|back| {
+                    let at = free.len().checked_sub(back);
+                    at.map_or(NONE, |at| free[at])
+                }),
+            };
         }
     }
 
-    /// A turn ends: one of what it began is timed, unless one is.
+    /// A turn ends: some of what it began are timed, unless others are.
     #[inline]
-    pub(in crate::core) fn time_one(&mut self) {
+    pub(in crate::core) fn time_some(&mut self) {
         if let Some(admission) = &mut self.admission {
-            admission.delays.choose(&mut self.slices);
+            admission
+                .delays
+                .choose(&mut self.slices, self.free_slices.len());
             self.note_next_slice();
         }
     }
 
-    /// A timed slice has ended.
-    pub(in crate::core) fn timed_ended(&mut self, index: usize, good: bool) {
+    /// A timed slice has ended, which was in this place.
+    pub(in crate::core) fn timed_ended(&mut self, index: usize, slice: &Slice, good: bool) {
         if let Some(admission) = &mut self.admission {
-            admission.delays.ended(index as u32, good, self.now_ns);
+            let number = number_of(slice);
+            (admission.delays).ended(index as u32, number, good, self.now_ns);
         }
     }
 
     /// Another device may be there now.
     pub(in crate::core) fn forget_delays(&mut self, device: usize) {
         if let Some(admission) = &mut self.admission {
-            admission.delays.least_ns[device] = UNSEEN;
+            let delays = &mut admission.delays;
+            delays.timed[device * KINDS..][..KINDS].fill(NOTHING);
+            let is_other = |number: &u16| usize::from(*number) / KINDS != device;
+            delays.in_use.retain(is_other);
+        }
+        self.note_devices();
+    }
+
+    /// Which devices there are.
+    pub(super) fn note_devices(&mut self) {
+        if let Some(admission) = &mut self.admission {
+            let ends_at_once = |served: &ServedDevice| served.device.ends_at_once();
+            admission.delays.some_at_once = self.devices.iter().flatten().any(ends_at_once);
         }
     }
 }
@@ -229,27 +407,40 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_burst::board::Board;
+    use forebay_burst::params::Params;
+    use std::sync::Arc;
 
     const US: u64 = 1000;
+    const MS: u64 = 1000 * US;
 
-    /// A read of 4 KiB begins in a turn at `begun`; the next turns are at these times, of which the last sees its end. Before
-    /// that, the reactor had something to do, or not.
+    /// A read of 4 KiB begins at a device in a turn at `begun`; the next turns are at these times, of which the last sees its end.
+    /// Before that, the reactor had something to do, or not.
     fn read(delays: &mut Delays, begun: u64, turns: &[u64], busy: bool, good: bool) {
         delays.idle();
         delays.turn(begun);
-        delays.timed[0] = Timed {
-            slice: 7,
-            turn_ns: begun,
-            ..delays.timed[0]
-        };
-        delays.timed[0].after_ns = 0;
+        begins(delays, 0);
         for at in turns {
             if !busy {
                 delays.idle();
             }
             delays.turn(*at);
         }
-        delays.ended(7, good, turns[turns.len() - 1]);
+        delays.ended(7, 0, good, turns[turns.len() - 1]);
+    }
+
+    /// The same as [`Delays::time`] does it, without a slice.
+    fn begins(delays: &mut Delays, device: u16) {
+        let number = device * KINDS as u16;
+        let timed = &mut delays.timed[usize::from(number)];
+        timed.slice = 7 + u32::from(device);
+        (timed.turn_ns, timed.after_ns) = (delays.turn_ns, 0);
+        timed.seen_ns = delays.turn_ns;
+        if !std::mem::replace(&mut timed.in_use, true) {
+            timed.came = true;
+            delays.in_use.push(number);
+        }
+        delays.new[usize::from(device)] = number;
     }
 
     #[test]
@@ -274,7 +465,107 @@ mod tests {
         read(&mut delays, 3000 * US, &[3010 * US, 3900 * US], false, true);
         assert_eq!(waited(&mut delays), Some(390 - 160));
         // Another's end is none of this one's.
-        delays.ended(8, true, 4000 * US);
+        delays.ended(8, 0, true, 4000 * US);
+        delays.ended(7, 1, true, 4000 * US);
         assert_eq!(waited(&mut delays), None);
+    }
+
+    /// Two devices, and what follows for reads.
+    struct Desk {
+        delays: Delays,
+        scheduler: Scheduler,
+        now_ns: u64,
+    }
+
+    impl Desk {
+        fn new() -> Self {
+            let board = Arc::new(Board::new(1));
+            let scheduler = Scheduler::new(Params::default(), &[1e9; 6], 1, &board).unwrap();
+            let (delays, now_ns) = (Delays::new(), MS);
+            Self {
+                delays,
+                scheduler,
+                now_ns,
+            }
+        }
+
+        /// So many windows of a millisecond, in each of which these devices say how long one waited, us.
+        fn windows(&mut self, count: u64, said: &[(u16, u64)]) -> f32 {
+            for _ in 0..count {
+                for (device, us) in said {
+                    self.delays.turn(self.now_ns);
+                    begins(&mut self.delays, *device);
+                    let timed = &mut self.delays.timed[usize::from(*device) * KINDS];
+                    (timed.slice, timed.waited_ns) = (NONE, Some(us * US));
+                    timed.least_ns[0] = 80_000;
+                }
+                self.pass(1);
+            }
+            self.factor()
+        }
+
+        fn pass(&mut self, windows: u64) -> f32 {
+            for _ in 0..windows {
+                self.now_ns += MS;
+                self.delays.idle();
+                self.delays.turn(self.now_ns);
+                self.delays.tell(&mut self.scheduler, self.now_ns);
+                self.scheduler.turn(1);
+            }
+            self.factor()
+        }
+
+        fn begins(&mut self, device: u16) {
+            begins(&mut self.delays, device);
+        }
+
+        fn factor(&self) -> f32 {
+            self.scheduler.corrections()[Resource::DeviceRead as usize]
+        }
+    }
+
+    const SLOW: (u16, u64) = (0, 5_000);
+
+    #[test]
+    fn a_slow_device_makes_costs_dear_only_where_no_other_is_in_use() {
+        let mut desk = Desk::new();
+        assert_eq!(desk.windows(100, &[SLOW]), 4.0);
+        // Whoever comes to another does not pay for that, from the first on.
+        desk.begins(1);
+        assert_eq!(desk.pass(1), 1.0);
+        assert_eq!(desk.windows(100, &[SLOW, (1, 0)]), 1.0);
+        // Also where that one has something now and then.
+        for _ in 0..10 {
+            assert_eq!(desk.windows(90, &[SLOW]), 1.0);
+            assert_eq!(desk.windows(1, &[SLOW, (1, 0)]), 1.0);
+        }
+        // What it said long ago does not count.
+        desk.windows(1000, &[SLOW]);
+        assert_eq!(desk.windows(100, &[SLOW]), 4.0);
+        // Both are slow.
+        let both = [SLOW, (1, 300)];
+        desk.windows(1, &both);
+        assert_eq!(desk.windows(100, &both), 4.0);
+    }
+
+    #[test]
+    fn what_is_under_way_at_a_slow_device_holds_nobody_elses_correction() {
+        let mut desk = Desk::new();
+        let both = [SLOW, (1, 300)];
+        assert_eq!(desk.windows(100, &both), 4.0);
+        // One is well again, and does nothing now; at the other there is one under way.
+        assert!(desk.windows(1, &[(1, 0)]) < 4.0);
+        desk.begins(0);
+        assert_eq!(desk.pass(200), 1.0);
+        // Alone it holds, for a second and no longer.
+        let mut desk = Desk::new();
+        assert_eq!(desk.windows(100, &[SLOW]), 4.0);
+        desk.begins(0);
+        assert_eq!(desk.pass(900), 4.0);
+        assert_eq!(desk.pass(300), 1.0);
+        assert!(desk.delays.in_use.is_empty());
+        // Its end, should it come, is nobody's.
+        desk.delays.ended(7, 0, true, desk.now_ns);
+        assert_eq!(desk.delays.timed[0].waited_ns, None);
     }
 }

@@ -23,17 +23,24 @@ const SMALL: u32 = 4096;
 /// Windows until corrections have settled.
 const WARM: u64 = 200;
 
-/// A noisy lane (3) and a quiet one (4) before one device.
+/// A volume on another device, of a third tenant.
+const OTHER: VolumeId = VolumeId(11);
+
+/// A noisy lane (3) and a quiet one (4) before one device; and one (5) before another, which has nothing to do at first.
 struct Rig {
     b: Bench,
     now_ns: u64,
     /// So many steps were made: the quiet lane's reads come at any of a window's, but the same in each run.
     step: u64,
-    /// What the device takes, of what is said.
-    truth: f64,
-    free_ns: f64,
-    /// At the device: when it ends, which slice, with what.
-    there: VecDeque<(u64, usize, i32)>,
+    /// What each device takes, of what is said.
+    truth: [f64; 2],
+    free_ns: [f64; 2],
+    /// At each device: when it ends, which slice, with what.
+    there: [VecDeque<(u64, usize, i32)>; 2],
+    /// So many reads of the other device are in hand, and another one begins after so many steps at the earliest.
+    other_depth: u64,
+    other_every: u64,
+    other: u64,
     sent: usize,
     asked_ns: Vec<u64>,
     /// Of the quiet lane: how many ended, and how long they took together.
@@ -58,10 +65,20 @@ fn rig(params: Params, noisy: &Budget, truth: f64) -> Rig {
     let region = b.core.region.clone();
     b.core.set_lane(quiet_lane(&region));
     b.grant(0, 0, Rights::ReadWrite, 100);
+    let path = b.path.with_file_name("second");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(16 << 20).unwrap();
+    let spec = format!("file:{}", path.display()).parse().unwrap();
+    b.core.set_device(device(1, &spec).0);
+    b.core.fenced(DeviceIndex(1));
+    let (other, volume) = lane(5, OTHER, &region);
+    let word = Word::new(DeviceIndex(1), ExtentIndex(0), Rights::ReadWrite).unwrap();
+    volume.table.install(volume.whole(), word);
+    b.core.set_lane(other);
     let device = (SAID_NS - BYTE_NS * f64::from(SMALL), BYTE_NS);
     let costs = CostTable::new([[Profile::line((100.0, 0.0), device, 0); 3]; 3]);
     let per_second = NodeCapacity::UNLIMITED.capacity(1).per_second();
-    let board = Arc::new(Board::new(2));
+    let board = Arc::new(Board::new(3));
     let params = Params {
         window_ns: WINDOW_NS,
         ..params
@@ -69,8 +86,9 @@ fn rig(params: Params, noisy: &Budget, truth: f64) -> Rig {
     let mut admission = Admission::new(params, &per_second, &Arc::new(costs), &board).unwrap();
     admission.set_budget(0, noisy);
     admission.set_budget(1, &metered(5_000, 5_000));
+    admission.set_budget(2, &metered(1_000, 1_000_000));
     b.core.set_admission(Some(Box::new(admission)));
-    for (tenant, volume) in [(0, V), (1, QUIET)] {
+    for (tenant, volume) in [(0, V), (1, QUIET), (2, OTHER)] {
         let budget = None;
         b.core.set_share(volume, Some(Share { tenant, budget }));
     }
@@ -79,9 +97,12 @@ fn rig(params: Params, noisy: &Budget, truth: f64) -> Rig {
         b,
         now_ns,
         step: 0,
-        truth,
-        free_ns: 0.0,
-        there: VecDeque::new(),
+        truth: [truth, 1.0],
+        free_ns: [0.0; 2],
+        there: [VecDeque::new(), VecDeque::new()],
+        other_depth: 0,
+        other_every: 1,
+        other: 0,
         sent: 0,
         asked_ns: Vec::new(),
         quiet: (0, 0),
@@ -140,12 +161,13 @@ impl Rig {
             self.b.core.ios[slice.io as usize].owner.conn
         });
         for (at, result) in new {
-            let len = self.b.core.slices[at].as_ref().unwrap().op.len_bytes() as f64;
-            let takes = self.truth * (SAID_NS + BYTE_NS * (len - f64::from(SMALL)));
-            let begins = self.free_ns.max(self.now_ns as f64);
-            self.free_ns = begins + takes;
+            let slice = self.b.core.slices[at].as_ref().unwrap();
+            let (len, device) = (slice.op.len_bytes() as f64, usize::from(slice.device));
+            let takes = self.truth[device] * (SAID_NS + BYTE_NS * (len - f64::from(SMALL)));
+            let begins = self.free_ns[device].max(self.now_ns as f64);
+            self.free_ns[device] = begins + takes;
             let ends = (begins + takes.max(LEAST_NS as f64)) as u64;
-            self.there.push_back((ends, at, result));
+            self.there[device].push_back((ends, at, result));
         }
     }
 
@@ -156,12 +178,14 @@ impl Rig {
             self.step += 1;
             self.b.core.set_clock_ns(self.now_ns);
             self.b.core.begin_turn();
-            while let Some((ends, at, result)) = self.there.front().copied()
-                && ends <= self.now_ns
-            {
-                self.there.pop_front();
-                self.sent -= 1;
-                self.b.core.slice_completed(at, result);
+            for device in 0..2 {
+                while let Some((ends, at, result)) = self.there[device].front().copied()
+                    && ends <= self.now_ns
+                {
+                    self.there[device].pop_front();
+                    self.sent -= 1;
+                    self.b.core.slice_completed(at, result);
+                }
             }
             self.b.core.note_next_slice();
             while let Some(done) = self.b.core.next_done() {
@@ -170,10 +194,15 @@ impl Rig {
                 let took = self.now_ns - self.asked_ns[done.owner.conn as usize];
                 match done.lane {
                     LaneIndex(3) => self.noisy += 1,
+                    LaneIndex(5) => self.other += 1,
                     _ => self.quiet = (self.quiet.0 + 1, self.quiet.1 + took),
                 }
             }
             let in_hand = |rig: &Self, lane| rig.b.core.lane(LaneIndex(lane)).unwrap().in_flight;
+            while self.step.is_multiple_of(self.other_every)
+                && u64::from(in_hand(self, 5)) < self.other_depth
+                && self.read(5, SMALL)
+            {}
             while u64::from(in_hand(self, 3)) < depth
                 && self.read(3, sizes[self.asked_ns.len() % sizes.len()])
             {}
@@ -265,4 +294,61 @@ fn who_is_over_budget_or_reads_much_at_once_makes_no_device_slow() {
             large.correction()
         );
     }
+}
+
+/// The other device had quiet moments too: it is known what it takes.
+fn both_known(params: Params, noisy: &Budget, truth: f64) -> Rig {
+    let mut rig = rig(params, noisy, truth);
+    rig.other_depth = 1;
+    rig.runs(5, 0, &[SMALL]);
+    rig
+}
+
+#[test]
+fn a_device_that_is_slow_or_hangs_costs_nobody_on_another_what_they_had() {
+    // Costs are right; or too high, which was found out.
+    for truth in [1.0, 0.4] {
+        let noisy = metered(30_000, 1_000_000);
+        let (had, had_us) = rig(Params::default(), &noisy, truth).settled(64, &[SMALL]);
+        let mut rig = both_known(Params::default(), &noisy, truth);
+        rig.other_depth = 0;
+        rig.runs(WARM, 64, &[SMALL]);
+        // It is slow, and has a queue; and then it ends nothing any more.
+        rig.other_depth = 8;
+        for other in [100.0, 1e9] {
+            rig.truth[1] = other;
+            let (noisy, us) = rig.settled(64, &[SMALL]);
+            let at = format!("{truth}, {other}: {}", rig.correction());
+            assert!(noisy > 0.9 * had, "{at}: {noisy} of {had}");
+            assert!(us < 1.3 * had_us + 50.0, "{at}: {us} us of {had_us}");
+        }
+        assert!(rig.other > 0);
+    }
+}
+
+#[test]
+fn costs_are_dear_while_all_devices_are_slow_and_not_for_what_hangs_elsewhere() {
+    let noisy = metered(30_000, 1_000_000);
+    let mut rig = both_known(Params::default(), &noisy, 3.0);
+    (rig.truth[1], rig.other_depth) = (30.0, 8);
+    rig.runs(WARM, 64, &[SMALL]);
+    assert!(rig.correction() > 2.0, "{}", rig.correction());
+    // Not so many at once that they wait for each other.
+    rig.truth = [1.0, 1e9];
+    rig.runs(WARM, 4, &[SMALL]);
+    assert!(rig.correction() < 1.2, "{}", rig.correction());
+}
+
+#[test]
+fn a_few_operations_on_an_idle_device_do_not_hide_that_another_is_full() {
+    let noisy = metered(1_000, 1_000_000);
+    let mut alone = rig(Params::default(), &noisy, 1.0);
+    let (had, had_us) = alone.settled(64, &[SMALL]);
+    let mut rig = both_known(Params::default(), &noisy, 1.0);
+    rig.other_every = 7;
+    let (has, us) = rig.settled(64, &[SMALL]);
+    let (least, at) = (0.8 * alone.correction(), rig.correction());
+    assert!(at > least, "{at}, {} alone", alone.correction());
+    assert!(us < 1.3 * had_us, "{us} us, {had_us} alone");
+    assert!(has > 0.8 * had, "{has}, {had} alone");
 }
