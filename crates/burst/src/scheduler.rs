@@ -30,11 +30,9 @@ use crate::units::{PARTS, PLENTY, Resource, SHARED, Units, in_window};
 use each::Each;
 use state::{Common, Lane, NOBODY, SHUT, Tenant};
 use std::sync::Arc;
+use turn::OWN;
 
 pub use state::Seen;
-
-/// Operations (in parts) and bytes that may be owed in any case.
-const MOST_OWED: (i64, i64) = (256 * PARTS as i64, 32 << 20);
 
 /// See the module's text.
 #[derive(Debug)]
@@ -119,7 +117,7 @@ impl Scheduler {
         let one = &mut self.tenants[tenant];
         (one.due, one.above, one.owed) = (Units::ZERO, [0; 2], [0; 2]);
         (one.drawn, one.fractions) = ([0; 2], [[0.0; 2]; 2]);
-        one.last = self.window;
+        (one.last, one.is_known) = (self.window, false);
     }
 
     /// The tenant has this budget from now on. What it was given in this window is cut to it at once; all else follows
@@ -303,26 +301,47 @@ impl Scheduler {
         admitted
     }
 
-    /// Whether an I/O may begin whatever there is ([`Self::owe`]): not where as much is owed already as a second brings, and more
-    /// than waits as a rule.
+    /// Whether an I/O may begin whatever there is ([`Self::owe`]): as long as less is owed than a second brings of what is the
+    /// tenant's whatever others do, and less of its volume's limit. So one may begin whatever it costs, while nothing is owed; and
+    /// what is owed is paid within a second and the time of that one.
     #[must_use]
-    pub fn may_owe(&self, lane: usize) -> bool {
+    pub fn may_owe(&mut self, lane: usize) -> bool {
+        let tenant = self.lanes[lane].tenant as usize;
+        if tenant == NOBODY as usize {
+            return true;
+        }
+        // What was owed may be paid by now.
+        self.earn(tenant);
+        let (one, tenant) = (&self.lanes[lane], &self.tenants[tenant]);
+        let used = self.used(one.tenant as usize);
+        OWN.into_iter().enumerate().all(|(at, own)| {
+            let paid = u64::from(tenant.due.0[own].max(0) as u32) + tenant.drawn[at];
+            let owed = tenant.owed[at] + (used.0[own].max(0) as u64).saturating_sub(paid);
+            let over = i64::from(one.used().0[own]) - i64::from(one.room.0[own]);
+            (owed as i64) < self.second(tenant.brings(self.params.policy, own))
+                && (!one.limited || over < self.second(one.whole.1.0[own]))
+        })
+    }
+
+    /// Whether less waits in this lane than what it may owe at once: so whoever may not wait for its budget ([`Self::may_owe`]) has
+    /// all of it begin, unless it did so just before.
+    #[must_use]
+    pub fn may_hold(&self, lane: usize) -> bool {
         let one = &self.lanes[lane];
         let Some(tenant) = self.tenants.get(one.tenant as usize) else {
             return true;
         };
-        let second = (1_000_000_000 / self.params.window_ns.max(1)) as i64;
-        let used = self.used(one.tenant as usize);
-        let own = [(Resource::Ops, MOST_OWED.0), (Resource::Bytes, MOST_OWED.1)];
-        own.into_iter().enumerate().all(|(at, (own, least))| {
-            let most = |a_window: i32| {
-                let most = (i64::from(a_window) * second).max(least);
-                most.min(i64::from(PLENTY / 2))
-            };
-            let owed = tenant.owed[at] as i64 + i64::from(used[own]);
-            let over = i64::from(one.used()[own]) - i64::from(one.room[own]);
-            owed < most(tenant.burst[own]) && (!one.limited || over < most(one.limit[own]))
+        OWN.into_iter().all(|own| {
+            let waiting = i64::from(one.waiting.0[own]);
+            let brings = tenant.brings(self.params.policy, own);
+            waiting < self.second(brings.min(one.whole.1.0[own]))
         })
+    }
+
+    /// What so much a window comes to in a second, as far as it can be counted.
+    fn second(&self, a_window: i32) -> i64 {
+        let second = 1_000_000_000 / self.params.window_ns.max(1);
+        (i64::from(a_window) * second as i64).min(i64::from(PLENTY / 2))
     }
 
     /// An I/O begins whatever there is: later windows give its tenant less.
@@ -408,10 +427,26 @@ impl Scheduler {
         self.awake
     }
 
-    /// This reactor does without it from now on: nobody reckons with what it told any more. It has no lanes afterwards.
+    /// This reactor does without it from now on: nobody reckons with what it told any more. It has no lanes afterwards. What was
+    /// saved of its tenants' bases is credit, what was drawn and not used too.
     pub fn leave(&mut self) {
         for lane in 0..self.lanes.len() {
             self.detach(lane);
+        }
+        for tenant in self.active.drain(..) {
+            let entry = self.board.entry(tenant as usize);
+            let one = &mut self.tenants[tenant as usize];
+            let used = std::mem::take(&mut one.extra);
+            one.settle(entry, &used);
+            one.active = false;
+        }
+        for (tenant, one) in self.tenants.iter_mut().enumerate() {
+            let due = std::mem::take(&mut one.due);
+            for (credit, own) in self.board.entry(tenant).credit.iter().zip(OWN) {
+                if !one.metered {
+                    credit.put(due.0[own].max(0) as u64);
+                }
+            }
         }
         if std::mem::take(&mut self.awake) {
             self.sleep();

@@ -7,7 +7,7 @@ use super::Scheduler;
 use super::each::Each;
 use super::state::{NOBODY, Tenant};
 use crate::params::Policy;
-use crate::units::{Resource, SHARED, Units};
+use crate::units::{COUNT, PLENTY, Resource, SHARED, Units};
 
 impl Scheduler {
     #[cold]
@@ -249,14 +249,27 @@ impl Scheduler {
         let one = &mut self.tenants[tenant];
         let told = one.told;
         one.share = entry.shares.share(&mut one.told, told);
-        one.save(entry, windows, saved, &Units::ZERO);
+        one.save(entry, self.params.policy, windows, saved, &Units::ZERO);
         one.last = self.window;
+        // Its volumes' limits hold as ever, and what they owe of what is shared is paid out of its base.
+        let base = one.shared_base.times(one.share * windows as f32);
+        let mut pays = base.min(&Each([PLENTY as f32; COUNT])).units();
+        for lane in &one.lanes {
+            let lane = &mut self.lanes[*lane as usize];
+            lane.pay(&mut pays);
+            lane.fill(&Units::ZERO, windows, saved);
+        }
     }
 
-    /// A tenant that was idle is here again: it may have its base at once, as far as there is anything.
+    /// A tenant that was idle is here again: it may have its base at once, as far as there is anything. Who was not idle for a
+    /// whole window has had this one's: only who is new has it here, or to rest and come back would be worth a window each time.
     pub(super) fn activate(&mut self, tenant: usize) {
-        let idle = self.window.saturating_sub(self.tenants[tenant].last);
-        self.save_idle(tenant, idle.max(1));
+        let one = &mut self.tenants[tenant];
+        let is_new = !std::mem::replace(&mut one.is_known, true);
+        let idle = self.window.saturating_sub(one.last);
+        if idle > 0 || is_new {
+            self.save_idle(tenant, idle.max(1));
+        }
         let entry = self.board.entry(tenant);
         let one = &mut self.tenants[tenant];
         one.active = true;
@@ -279,7 +292,9 @@ impl Scheduler {
             // No sibling to share with.
             let lane = &mut self.lanes[one.lanes[0] as usize];
             let part = one.spare.min(&lane.may());
-            (lane.left, lane.given) = (part, part);
+            // What it owes, it owes still.
+            lane.left = lane.left.plus(&part);
+            lane.given = lane.left;
             one.spare = Units::ZERO;
         }
     }

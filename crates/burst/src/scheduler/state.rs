@@ -3,6 +3,7 @@
 use super::each::Each;
 use crate::board::{Shares, Told};
 use crate::budget::Rate;
+use crate::params::Policy;
 use crate::units::{PARTS, Resource, SHARED, Units};
 use std::sync::Arc;
 
@@ -172,6 +173,8 @@ pub(super) struct Tenant {
     pub(super) burst: Units,
     pub(super) metered: bool,
     pub(super) active: bool,
+    /// It was active before.
+    pub(super) is_known: bool,
     /// What it may still use as its base, saved from earlier windows too; only what is its own. At a window's beginning.
     pub(super) due: Units,
     /// Given to it and to no lane of it yet.
@@ -234,6 +237,14 @@ impl Tenant {
     /// Nobody saves, until this window's end.
     pub(super) fn save_for_nobody(&mut self) {
         (self.saver, self.aside) = (None, Units::ZERO);
+    }
+
+    /// What a window brings it of its own, whatever others do and without what it saved.
+    pub(super) fn brings(&self, policy: Policy, own: usize) -> i32 {
+        match policy {
+            Policy::Burst | Policy::Wild if self.metered => self.burst.0[own],
+            _ => self.base.0[own],
+        }
     }
 
     /// What lies ready for this window of its credit.

@@ -4,6 +4,7 @@
 mod adversaries;
 mod cost;
 mod reactors;
+mod rests;
 mod storm;
 mod volumes;
 

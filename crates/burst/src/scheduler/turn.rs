@@ -12,7 +12,7 @@ use crate::params::{Params, Policy};
 use crate::units::{COUNT, PARTS, PLENTY, Resource, SHARED, Units};
 
 /// The tenant's own resources, in the order of its credit.
-const OWN: [usize; 2] = [Resource::Ops as usize, Resource::Bytes as usize];
+pub(super) const OWN: [usize; 2] = [Resource::Ops as usize, Resource::Bytes as usize];
 
 /// What is counted in time.
 const TIMED: [usize; 3] = [
@@ -23,14 +23,27 @@ const TIMED: [usize; 3] = [
 
 impl Tenant {
     /// So many windows' base: saved for the next windows, at most `saved` windows' of it, and what is above that is credit. What
-    /// it may use above its base is saved likewise.
+    /// it may use above its base is saved likewise. Of either, what is owed is paid first.
     #[inline]
-    pub(super) fn save(&mut self, entry: &Entry, windows: u64, saved: u64, wanted: &Units) {
+    pub(super) fn save(
+        &mut self,
+        entry: &Entry,
+        policy: Policy,
+        windows: u64,
+        saved: u64,
+        wanted: &Units,
+    ) {
         for (at, (credit, own)) in entry.credit.iter().zip(OWN).enumerate() {
             let above = (self.burst.0[own] - self.base.0[own]).max(0);
             let [of_base, of_above] = &mut self.fractions;
             let (more, above) = part(above, self.share, windows, &mut of_above[at]);
-            let sum = self.above[at].saturating_add(more);
+            let paid = match policy {
+                Policy::Base => 0,
+                _ if self.metered => more.min(self.owed[at]),
+                _ => credit.draw(more.min(self.owed[at])),
+            };
+            self.owed[at] -= paid;
+            let sum = self.above[at].saturating_add(more - paid);
             // And what is left of an I/O that is larger than that.
             let wanted = wanted.0[own] as u64;
             let most = above * saved + wanted;
@@ -97,7 +110,7 @@ impl Tenant {
 
     /// What was used in the window that ended is paid: first of what was due, then of what was drawn.
     #[inline]
-    fn settle(&mut self, entry: &Entry, used: &Units) {
+    pub(super) fn settle(&mut self, entry: &Entry, used: &Units) {
         let mut above = [0u64; 2];
         for (at, own) in OWN.into_iter().enumerate() {
             let due = self.due.0[own].min(used.0[own]);
@@ -263,7 +276,7 @@ impl Scheduler {
                 }
                 false => 1.0,
             };
-            one.save(entry, passed, saved, &wanted);
+            one.save(entry, params.policy, passed, saved, &wanted);
             let late = if one.rests { 1 } else { late };
             let base = one.shared_base.times(one.share * late as f32);
             let (uses, waits) = (Each::shared(&used), Each::shared(&waiting));
@@ -466,21 +479,7 @@ impl Lane {
                 self.take_part();
             }
         }
-        if self.limited {
-            let share = self.share();
-            for (at, resource) in OWN.into_iter().enumerate() {
-                let fraction = &mut self.fractions[at];
-                let (more, limit) = part(self.whole.1.0[resource], share, passed, fraction);
-                let plenty = i64::from(PLENTY);
-                let [more, limit, most] = [more, limit, limit.saturating_mul(saved)]
-                    .map(|units| units.min(PLENTY as u64) as i64);
-                // For an I/O that is larger; and what is left of the window that completes it.
-                let most = most.max(i64::from(self.wanted.0[resource]) + limit);
-                let room = i64::from(self.room.0[resource]) - i64::from(own.0[resource]);
-                let room = room + more;
-                self.room.0[resource] = room.min(most).clamp(-plenty, plenty) as i32;
-            }
-        }
+        self.fill(&own, passed, saved);
         // What is owed stays. While something waits, what is left is saved, at most what one window gave: the I/O that
         // waits keeps those behind it from using it.
         let most = match self.wants {
@@ -490,6 +489,36 @@ impl Lane {
         self.left = self.left.min(&most).shared();
         self.beyond = Units::ZERO;
         own
+    }
+
+    /// Windows end in which so much was used: what its limit allows then, saved for so many of them at most.
+    #[inline]
+    pub(super) fn fill(&mut self, used: &Units, passed: u64, saved: u64) {
+        if !self.limited {
+            return;
+        }
+        let share = self.share();
+        for (at, resource) in OWN.into_iter().enumerate() {
+            let fraction = &mut self.fractions[at];
+            let (more, limit) = part(self.whole.1.0[resource], share, passed, fraction);
+            let plenty = i64::from(PLENTY);
+            let [more, limit, most] = [more, limit, limit.saturating_mul(saved)]
+                .map(|units| units.min(PLENTY as u64) as i64);
+            // For an I/O that is larger; and what is left of the window that completes it.
+            let most = most.max(i64::from(self.wanted.0[resource]) + limit);
+            let room = i64::from(self.room.0[resource]) - i64::from(used.0[resource]);
+            let room = room + more;
+            self.room.0[resource] = room.min(most).clamp(-plenty, plenty) as i32;
+        }
+    }
+
+    /// What it owes of what is shared is paid, as far as there is so much. Its tenant rests.
+    pub(super) fn pay(&mut self, pays: &mut Units) {
+        let owes = Units::ZERO.minus(&self.left.min(&Units::ZERO));
+        let paid = owes.min(pays);
+        self.left = self.left.plus(&paid);
+        self.given = self.given.plus(&paid);
+        pays.sub(&paid);
     }
 
     /// A window begins, with so much and what was saved.

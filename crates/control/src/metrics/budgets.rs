@@ -200,7 +200,7 @@ pub(super) fn throttled(out: &mut Exposition, lanes: &[LaneStats]) {
     out.family(
         name,
         GAUGE,
-        "Commands that wait now because they are over budget.",
+        "Commands that wait now, for their budget or for a turn of their reactor.",
     );
     for lane in lanes {
         out.sample(name, &labels(lane), lane.throttled);

@@ -60,11 +60,13 @@ impl Core {
             if self.is_admitted(lane, &op, record) {
                 self.waited(index, &mut old);
                 self.ios[token.index()].deadline_ns = self.now_ns + OWNER_WAIT_LIMIT_NS;
+                self.blame(Some(index));
                 self.begin_admitted(token);
             } else if let Some(admission) = &mut self.admission {
                 admission.push(token.entrust(), &mut self.ios, self.now_ns);
             }
         }
+        self.blame(None);
         self.scratch = waited;
         old.record_all(self.record, &self.region);
     }

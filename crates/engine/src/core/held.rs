@@ -1,12 +1,13 @@
 //! What commands hold that wait for a budget.
 //!
-//! **Design.** They may wait for minutes, each in its place of the slab and with its buffer, which others then lack. So a lane
-//! has no more than [`MAX_THROTTLED`] of them, and all lanes together a part of what there is; but one each, so that every
-//! lane goes on. What is beyond that waits where it came from: in its connection, without place and buffer, or in its
-//! machine's rings. It is tried again each turn, and when a window's end begins some there is room for as many.
+//! **Design.** They wait in a place of the slab and with a buffer, which others then lack. So a lane has no more than
+//! [`MAX_THROTTLED`] of them, and no more than its budget brings in a second, and all lanes together a part of what there is; but one
+//! each, so that every lane goes on. What is beyond that waits where it came from: in its connection, without place and buffer, or
+//! in its machine's rings. It is tried again each turn, and when a window's end begins some there is room for as many.
 //!
 //! Where somebody else waits for them who may not wait so long (a machine's monitor that takes memory away, or stops a ring; a
-//! shutdown), they begin at once ([`Core::begin_owing`]), and what they cost is owed: later windows give their tenant less.
+//! shutdown), they begin at once ([`Core::begin_owing`]), and what they cost is owed: later windows give their tenant less. As
+//! a lane has no more than may be owed at once, only who does that again before it is paid waits for it, a second or so.
 //!
 //! **Not here:** who waits ([`super::admit`]).
 
@@ -35,7 +36,11 @@ impl Core {
         match self.lanes.get(lane.0 as usize) {
             Some(Some(lane)) if lane.throttled > 0 => {
                 let all = &self.throttled;
-                lane.throttled < MAX_THROTTLED && all.count < MAX_ALL && all.bytes < MAX_ALL_BYTES
+                let admission = self.admission.as_ref();
+                lane.throttled < MAX_THROTTLED
+                    && all.count < MAX_ALL
+                    && all.bytes < MAX_ALL_BYTES
+                    && admission.is_none_or(|a| a.may_hold(lane.index))
             }
             _ => true,
         }
@@ -72,8 +77,8 @@ impl Core {
         }
     }
 
-    /// Begins what waits for a lane's budget, whatever that says. It is charged all the same, and where a tenant owes too much
-    /// already, who has it begin waits as well: or to do so again and again would be a way around its budget.
+    /// Begins what waits for a lane's budget, whatever that says. It is charged all the same, and where a tenant owes a second's
+    /// worth already, who has it begin waits as well: or to do so again and again would be a way around its budget.
     pub(crate) fn begin_owing(&mut self, lane: LaneIndex) {
         if self.lane(lane).is_none_or(|lane| lane.throttled == 0) {
             return;

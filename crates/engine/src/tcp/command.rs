@@ -462,7 +462,8 @@ fn count_part(core: &Core, lane: LaneIndex, kind: OpKind, of: TimesOf, since_ns:
     }
 }
 
-/// Starts a flush that belongs to no command of the host, and waits for no budget. False when the core has no room now.
+/// Starts a flush that belongs to no command of the host, and waits for no budget unless a second's worth is owed already. False
+/// when the core has no room now.
 pub(super) fn start_internal_flush(conn: &mut Conn, core: &mut Core, lane: LaneIndex) -> bool {
     let owner = Owner {
         slot: super::slots::NONE,

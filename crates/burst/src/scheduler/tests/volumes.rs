@@ -120,7 +120,7 @@ fn what_a_volume_owes_above_its_limit_is_paid() {
 
 #[test]
 fn no_more_is_owed_than_a_second_brings() {
-    for (iops, most) in [(10, 256), (1000, 1000), (100_000, 100_000)] {
+    for iops in [10, 1000, 100_000] {
         for limited in [false, true] {
             let own = budget(iops, iops, Burst::Metered);
             let all = match limited {
@@ -141,7 +141,8 @@ fn no_more_is_owed_than_a_second_brings() {
                     owing += 1;
                 }
                 let earned = iops * window / 1000;
-                let most = most.min(4096);
+                // As much as is counted.
+                let most = iops.min(4096);
                 assert!(
                     owing <= most + earned + iops / 100 + 10,
                     "{iops}: {owing} in {window}"

@@ -310,6 +310,11 @@ impl Admission {
         self.gates[lane.0 as usize % MAX_LANES].count >= ENOUGH
     }
 
+    /// Whether a lane in which something waits may have more that does ([`Scheduler::may_hold`]).
+    pub(in crate::core) fn may_hold(&self, lane: LaneIndex) -> bool {
+        self.scheduler.may_hold(lane.0 as usize % MAX_LANES)
+    }
+
     /// Whether commands of it wait for a turn.
     pub(super) fn waits_for_turns(&self, lane: LaneIndex) -> bool {
         let gate = &self.gates[lane.0 as usize % MAX_LANES];
@@ -409,7 +414,7 @@ impl Admission {
         all
     }
 
-    /// The first command that waits in a lane, to begin now: what it costs is owed. None if too much is owed already.
+    /// The first command that waits in a lane, to begin now: what it costs is owed. None if a second's worth is owed already.
     pub(in crate::core) fn take_owing(&mut self, lane: LaneIndex, ios: &mut [Io]) -> Option<u32> {
         let at = lane.0 as usize % MAX_LANES;
         let gate = &mut self.gates[at];

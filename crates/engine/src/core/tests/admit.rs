@@ -12,6 +12,8 @@ use forebay_burst::budget::Budget;
 use forebay_burst::cost::{CostTable, default_profiles};
 use forebay_burst::params::Params;
 use forebay_xlate::boundary::message::NodeCapacity;
+use forebay_xlate::kill::{self, Killed};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
 
 const WINDOW_NS: u64 = 1_000_000;
@@ -52,7 +54,11 @@ fn mapped_lane(index: u32, volume: VolumeId, region: &Arc<Region>) -> Lane {
 }
 
 fn rig(noisy: &Budget, quiet: &Budget) -> Rig {
-    let mut b = bench_with("ram");
+    rig_on("ram", noisy, quiet)
+}
+
+fn rig_on(device: &str, noisy: &Budget, quiet: &Budget) -> Rig {
+    let mut b = bench_with(device);
     let region = b.core.region.clone();
     b.core.set_lane(quiet_lane(&region));
     b.grant(0, 0, Rights::ReadWrite, 100);
@@ -362,6 +368,23 @@ fn a_budget_changes_within_a_window_and_without_scheduling_all_begin() {
     assert_eq!(rig.throttled(3).1, 0);
     let more = rig.read(3);
     assert_eq!(rig.ended_well(), [more]);
+}
+
+#[test]
+fn who_begins_as_scheduling_ends_is_to_blame_for_itself() {
+    let mut rig = rig_on("file", &fixed(1), &fixed(100));
+    let all: Vec<u16> = (0..3).map(|_| rig.read(3)).collect();
+    assert_eq!(rig.ended_well(), all[..1]);
+    kill::arm_here("core.put", 2);
+    let killed = catch_unwind(AssertUnwindSafe(|| rig.b.core.set_admission(None)));
+    assert!(killed.is_err_and(|why| why.is::<Killed>()));
+    let blamed = rig.b.core.record().blame.load(Relaxed);
+    assert_eq!(blamed, CommandRef::new(3, all[2] % 256).blame());
+    let mut rig = rig_on("file", &fixed(1), &fixed(100));
+    (0..3).for_each(|_| _ = rig.read(3));
+    rig.b.core.set_admission(None);
+    assert_eq!(rig.b.core.record().blame.load(Relaxed), 0);
+    assert_eq!(rig.ended_well().len(), 3);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What waits for a budget leaves room to others, and begins at once where nobody may wait for it.
 
 use super::*;
+use forebay_burst::budget::{Burst, Rate};
 
 /// Lanes of the noisy tenant.
 const NOISY: std::ops::Range<u32> = 5..25;
@@ -112,6 +113,45 @@ fn to_have_commands_begin_owing_again_and_again_is_no_way_around_a_budget() {
     assert!(rig.ended().is_empty());
     rig.b.core.set_admission(None);
     assert_eq!(rig.ended_well().len(), 8);
+}
+
+/// However small a budget is, a lane has no more that waits than who can't wait for it may have begin at once.
+#[test]
+fn a_stop_waits_for_no_tiny_budget() {
+    let rate = Rate {
+        iops: 1000,
+        bytes: 64 << 10,
+    };
+    let tiny = Budget {
+        base: rate,
+        burst: rate,
+        how: Burst::Metered,
+    };
+    let mut rig = rig(&tiny, &fixed(100));
+    let hold = |rig: &mut Rig| {
+        let mut held = 0;
+        while rig.b.core.may_start(LaneIndex(3)) {
+            rig.start(3, read_of(64 << 10));
+            held += 1;
+        }
+        held
+    };
+    // A second's, and the one that it ends in.
+    assert_eq!(hold(&mut rig), 2);
+    assert!(rig.ended().is_empty());
+    rig.b.core.begin_owing(LaneIndex(3));
+    assert_eq!(rig.ended_well().len(), 2);
+    // Again: one second later.
+    assert_eq!(hold(&mut rig), 2);
+    let (mut begun, mut windows) = (0, 0);
+    while begun < 2 {
+        rig.b.core.begin_owing(LaneIndex(3));
+        begun += rig.ended_well().len();
+        rig.pass(WINDOW_NS);
+        windows += 1;
+        assert!(windows < 2100, "{begun}");
+    }
+    assert!(windows > 1800, "{windows}");
 }
 
 /// Whoever aborts or closes connections, again and again, does not cool everyone's burst buffers.

@@ -1,0 +1,193 @@
+//! Who rests and comes back: nothing is forgiven, and nothing is had twice.
+
+use super::*;
+
+fn rests(scheduler: &mut Scheduler) {
+    for _ in 0..20 {
+        scheduler.turn(1);
+        if scheduler.active() == 0 {
+            return;
+        }
+    }
+    panic!("it is never forgotten");
+}
+
+/// In any time, its base for that long; and once what can be saved, a window for being new, and an I/O.
+#[test]
+fn who_rests_and_comes_back_has_no_more_than_its_budget() {
+    const BASE: u64 = 50;
+    for (burst, how) in [(BASE, Burst::Metered), (900, Burst::Credit { seconds: 10 })] {
+        let all = budget(BASE * 1000, burst * 1000, how);
+        for forget in [1.0 / 64.0, 1.0] {
+            for idle in [1, 2, 7, 8, 9, 12] {
+                let params = Params { forget, ..params() };
+                let once = BASE * (u64::from(params.saved_windows) + 1) + 1;
+                let mut bench = Bench::new(&[all], params);
+                let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
+                let scheduler = &mut bench.scheduler;
+                let (mut begun, mut rested) = (0, 0);
+                for round in 1..=300 {
+                    // All that it can, and then nothing.
+                    while scheduler.admit(0, &cost) {
+                        begun += 1;
+                    }
+                    (0..=idle).for_each(|_| scheduler.turn(1));
+                    rested += u32::from(scheduler.active() == 0);
+                    let most = BASE * round * (idle + 1) + once;
+                    assert!(
+                        begun <= most,
+                        "{how:?} {forget} {idle}: {begun} of {most} in {round}"
+                    );
+                }
+                assert_eq!(
+                    rested > 0,
+                    forget == 1.0 || idle > 6,
+                    "{forget} {idle} {rested}"
+                );
+                // Nor less, where all can be saved.
+                let least = BASE * 299 * (idle + 1) - once;
+                assert!(
+                    how == Burst::Metered || begun >= least,
+                    "{begun} of {least}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_lane_owes_its_tenants_base_has_to_pay() {
+    let all = budget(100_000, 100_000, Burst::Metered);
+    let mut bench = Bench::new(&[all], params());
+    let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let scheduler = &mut bench.scheduler;
+    let cpu = Resource::Cpu;
+    let owed = |scheduler: &Scheduler| -scheduler.lanes[0].left[cpu];
+    let base = scheduler.tenants[0].base[cpu];
+    let mut much = Units::ZERO;
+    much[cpu] = 20 * base;
+    scheduler.owe(0, &much);
+    rests(scheduler);
+    let left = owed(scheduler);
+    assert!(left > 10 * base, "{left}");
+    // It is back at once: no less is owed.
+    assert!(scheduler.admit(0, &cost));
+    assert_eq!(owed(scheduler), left);
+    rests(scheduler);
+    let left = owed(scheduler);
+    assert!(left > 5 * base, "{left}");
+    // Five windows pay as much as their base.
+    scheduler.turn(5);
+    scheduler.earn(0);
+    assert_eq!(owed(scheduler), left - 5 * base);
+    scheduler.turn(1000);
+    assert!(scheduler.admit(0, &cost));
+    assert!(owed(scheduler) <= 0);
+}
+
+/// What of a volume's limit was owed is paid by time alone.
+#[test]
+fn a_volumes_limit_holds_while_its_tenant_rests() {
+    let all = budget(100_000, 100_000, Burst::Metered);
+    let mut bench = Bench::new(&[all], params());
+    let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let scheduler = &mut bench.scheduler;
+    scheduler.set_volume(0, Some(&budget(1000, 1000, Burst::Metered)), None);
+    (0..100).for_each(|_| scheduler.owe(0, &cost));
+    rests(scheduler);
+    scheduler.turn(30);
+    assert!(!scheduler.admit(0, &cost));
+    rests(scheduler);
+    scheduler.turn(70);
+    assert!(scheduler.admit(0, &cost));
+}
+
+#[test]
+fn what_was_saved_or_drawn_is_credit_where_a_reactor_does_without() {
+    let all = budget(10_000, 50_000, Burst::Credit { seconds: 10 });
+    let mut bench = Bench::new(&[all], params());
+    let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let scheduler = &mut bench.scheduler;
+    assert!(scheduler.admit(0, &cost));
+    rests(scheduler);
+    scheduler.turn(1000);
+    assert!(scheduler.admit(0, &cost));
+    let board = scheduler.board.clone();
+    let has = || [0, 1].map(|at: usize| board.entry(0).credit[at].has());
+    let all = [
+        scheduler.seen(0).credit_parts,
+        scheduler.seen(0).credit_bytes,
+    ];
+    assert!(has()[0] < all[0] && has()[1] < all[1], "nothing was drawn");
+    // Four windows' base was due, of which one I/O was used.
+    let due = [PARTS as u64, 4096].map(|each| each * (4 * 10 - 1));
+    scheduler.leave();
+    assert_eq!(has(), [all[0] + due[0], all[1] + due[1]]);
+    assert_eq!(scheduler.seen(0).used_parts, 2 * PARTS as u64);
+}
+
+/// What waits in a lane that has no more than it may is begun by who can't wait, however small the budget is; and who does so
+/// again waits until the second and that one I/O are paid.
+#[test]
+fn a_stop_waits_for_no_more_than_seconds() {
+    let rate = |bytes| Rate { iops: 1000, bytes };
+    let small = |base, burst, how| Budget {
+        base: rate(base),
+        burst: rate(burst),
+        how,
+    };
+    let saved = Burst::Credit { seconds: 10 };
+    for (one, bytes) in [
+        (small(66_000, 66_000, Burst::Metered), 66_000),
+        (small(66_000, 1_000_000, Burst::Metered), 1_000_000),
+        (small(66_000, 1_000_000, saved), 66_000),
+        (small(8_000_000, 8_000_000, saved), 8_000_000),
+    ] {
+        for len in [4096, 128 << 10, 1 << 20] {
+            let mut bench = Bench::new(&[one], params());
+            let cost = bench.costs.of(Frontend::Tcp, Operation::Write, len);
+            let scheduler = &mut bench.scheduler;
+            let hold = |scheduler: &mut Scheduler| {
+                let mut waits = 0u64;
+                while waits < 32 && (waits == 0 || scheduler.may_hold(0)) {
+                    scheduler.wait(0, &cost);
+                    waits += 1;
+                }
+                waits
+            };
+            let begin = |scheduler: &mut Scheduler, waits: &mut u64| {
+                while *waits > 0 && scheduler.may_owe(0) {
+                    scheduler.cancel(0, &cost);
+                    scheduler.owe(0, &cost);
+                    *waits -= 1;
+                }
+            };
+            let mut waits = hold(scheduler);
+            let second = bytes + u64::from(len);
+            assert!(waits == 32 || waits * u64::from(len) >= bytes);
+            assert!(waits * u64::from(len) <= second + 1000, "{waits}");
+            let mut sum = waits;
+            begin(scheduler, &mut waits);
+            assert_eq!(waits, 0, "{len} of {one:?}");
+            // Again and again.
+            let (mut windows, mut longest) = (0u64, 0);
+            for _ in 0..6 {
+                let mut since = 0u64;
+                waits = hold(scheduler);
+                sum += waits;
+                while waits > 0 {
+                    scheduler.turn(1);
+                    since += 1;
+                    begin(scheduler, &mut waits);
+                }
+                windows += since;
+                longest = longest.max(since);
+            }
+            let most = 1000 * (bytes + 2 * u64::from(len)) / bytes + 100;
+            assert!(longest <= most, "{longest} of {most}: {len} of {one:?}");
+            let most = bytes * windows / 1000 + second + bytes / 10;
+            let begun = sum * u64::from(len);
+            assert!(begun <= most, "{begun} of {most}: {len} of {one:?}");
+        }
+    }
+}
