@@ -135,7 +135,7 @@ fn an_engine_whose_hosts_are_over_budget_sleeps() -> Result<()> {
         },
         "1G",
     )?;
-    daemon.cli(&["tenant", "budget", "t", "--base-iops", "20"])?;
+    daemon.cli(&["tenant", "budget", "t", "--base-iops", "16"])?;
     daemon.cli(&["volume", "create", "t/tcp", "--size", "64M"])?;
     daemon.cli(&["export", "create", "t/tcp", "--any-host"])?;
     let address: SocketAddr = format!("127.0.0.1:{}", daemon.port()).parse()?;
@@ -160,7 +160,10 @@ fn an_engine_whose_hosts_are_over_budget_sleeps() -> Result<()> {
             ..driver::Options::default()
         };
         let mut disk = machine::connect(&target, &options)?;
-        let mut queue = disk.take_queues().remove(0);
+        let queue = disk.take_queues().remove(0);
+        machines.push((disk, queue));
+    }
+    for (_, queue) in &mut machines {
         for slot in 0..DEPTH {
             let (offset_bytes, bytes) = (u64::from(slot) * 4096, 4096);
             let op = match slot % 2 {
@@ -176,7 +179,6 @@ fn an_engine_whose_hosts_are_over_budget_sleeps() -> Result<()> {
             queue.submit(slot, op)?;
         }
         queue.kick()?;
-        machines.push((disk, queue));
     }
     for queue in &mut hosts {
         flood(queue)?;
