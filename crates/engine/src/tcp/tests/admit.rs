@@ -141,11 +141,12 @@ fn what_waits_in_a_connection_for_its_budget_is_counted_as_over_budget() {
     let now_ns = rig.core.now_ns();
     rig.core.set_clock_ns(now_ns);
     rig.core.admit_all_by(&Budget::fixed(2000));
-    for cid in 0..40 {
-        host.say(&rw(2, cid, u64::from(cid), 1), &[]);
+    // Of two writes the host is asked for the data: at once, and when there is a place.
+    for cid in 0..=40 {
+        let opcode = if matches!(cid, 10 | 40) { 1 } else { 2 };
+        host.say(&rw(opcode, cid, u64::from(cid), 1), &[]);
     }
-    // Asked for while their lane is over budget; and what stops the stream, with what is behind it.
-    host.say(&rw(1, 40, 0, 1), &[]);
+    // And what stops the stream, with what is behind it.
     for cid in 41..46 {
         host.say(&write_in_capsule(cid, u64::from(cid), 1), &[5; 4096]);
     }

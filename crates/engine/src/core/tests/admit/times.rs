@@ -1,6 +1,7 @@
 //! What is counted as time over budget: all of it, and nothing else.
 
 use super::*;
+use forebay_burst::budget::Burst;
 
 /// What is counted of a lane: commands, and their time.
 fn counted(rig: &Rig, lane: u32) -> (u64, u64) {
@@ -69,4 +70,74 @@ fn of_a_command_that_waits_for_its_budget_and_then_for_its_turn_only_the_former_
         ended += rig.ended_well().len();
     }
     assert_eq!(counted(&rig, 3), (12, 12 * left_ns));
+}
+
+/// A frontend says since when it had a command wait.
+#[test]
+fn what_waited_in_its_frontend_and_begins_at_once_is_counted() {
+    let mut rig = rig(&fixed(2), &fixed(100));
+    for _ in 0..3 {
+        rig.read(3);
+    }
+    assert_eq!(rig.ended_well().len(), 2);
+    rig.pass(WINDOW_NS / 4);
+    let over_ns = Some(rig.b.core.over_ns(LaneIndex(3)));
+    rig.pass(WINDOW_NS * 3 / 4);
+    assert_eq!(rig.ended_well().len(), 1);
+    let new = NewIo {
+        owner: Owner {
+            conn: 3,
+            conn_generation: 0,
+            slot: 100,
+        },
+        lane: LaneIndex(3),
+        op: IoOp::Flush,
+        buffer: None,
+        record: CommandRef::new(3, 100),
+        over_ns,
+    };
+    rig.b.core.start(new).unwrap();
+    assert_eq!(rig.ended_well(), [100]);
+    assert_eq!(counted(&rig, 3), (2, WINDOW_NS + WINDOW_NS * 3 / 4));
+}
+
+/// Above the base, turns are in a line.
+#[test]
+fn a_lane_that_stands_in_line_is_not_over_budget() {
+    let mut noisy = fixed(1);
+    noisy.burst = fixed(40).burst;
+    noisy.how = Burst::Metered;
+    let mut rig = rig(&noisy, &fixed(100));
+    let region = rig.b.core.region.clone();
+    rig.b.core.set_lane(mapped_lane(5, VolumeId(25), &region));
+    let budget = None;
+    let share = Some(Share { tenant: 0, budget });
+    rig.b.core.set_share(VolumeId(25), share);
+    let mut in_line = 0;
+    for _ in 0..20 {
+        for lane in [3, 5] {
+            while rig.throttled(lane).1 < 32 {
+                rig.read(lane);
+            }
+        }
+        while !rig.ended_well().is_empty() {
+            rig.pass(1000);
+        }
+        let ends_ns = rig.b.core.window_ends_ns().unwrap();
+        let waits = [3, 5].map(|lane| rig.throttled(lane).1);
+        rig.pass(ends_ns - rig.now_ns);
+        rig.ended_well();
+        // Who might begin in the window's first turn, and had no part of it.
+        for (lane, before) in [3, 5].into_iter().zip(waits) {
+            let (index, core) = (LaneIndex(lane), &rig.b.core);
+            if core.waits_for_turns(index) && rig.throttled(lane).1 == before {
+                in_line += 1;
+                let over_ns = rig.b.core.over_ns(index);
+                rig.b.core.set_now_ns(rig.now_ns + 1000);
+                assert_eq!(rig.b.core.over_ns(index), over_ns);
+                rig.b.core.set_now_ns(rig.now_ns);
+            }
+        }
+    }
+    assert!(in_line > 5, "{in_line}");
 }
