@@ -1,7 +1,7 @@
 //! How long operations wait at devices: what their costs are corrected by.
 //!
 //! **Design.** Of each device and kind (reads, writes) one operation at a time is *timed*. In a turn two that it began are looked
-//! at: the first, and one further back, each turn the next one, so that whoever is never the first is found too; and whose that
+//! at: the first, and any other, so that whoever is never the first is found too; and whose that
 //! is says who begins how much. They are found by their places, once a turn, so nothing is added to an I/O's path; and the clock
 //! is the turns' own.
 //! As that is coarse, two times are kept. *At most* it took from the begin of the turn that submitted it to the turn that
@@ -23,6 +23,9 @@
 //!
 //! **Not here:** what follows from it ([`forebay_burst::estimator`]). What other reactors carry out is not timed, nor
 //! what devices end at once: those are taken for well, and in use as long as they are there.
+
+#[cfg(test)]
+mod tests;
 
 use super::super::parked::NONE;
 use super::super::{Core, ServedDevice, Slice, TIMED};
@@ -60,8 +63,9 @@ pub(super) struct Delays {
     before: usize,
     /// How many places were free then.
     free: usize,
-    /// So many began in a turn lately.
+    /// So many began in a turn lately, in 256ths.
     most: usize,
+    random: u32,
     /// Nobody waits for one of the devices.
     some_at_once: bool,
     turn_ns: u64,
@@ -168,6 +172,7 @@ impl Delays {
             before: 0,
             free: 0,
             most: 0,
+            random: 0,
             some_at_once: false,
             turn_ns: 0,
             took_ns: 0,
@@ -195,6 +200,19 @@ impl Delays {
     #[inline]
     pub(super) fn idle(&mut self) {
         self.was_idle = true;
+    }
+
+    /// Slices that begin go to the last of these places.
+    #[inline]
+    fn note(&mut self, free: &[u32]) {
+        self.free = free.len();
+        self.next = match self.before {
+            0 => [free.last().copied().unwrap_or(NONE), NONE, NONE],
+            before => [1, before, before + 1].map(|back| {
+                let at = free.len().checked_sub(back);
+                at.map_or(NONE, |at| free[at])
+            }),
+        };
     }
 
     /// A turn ends, with so many places free: looks at what it began.
@@ -228,9 +246,10 @@ impl Delays {
         if let Some(timed) = self.timed.get_mut(usize::from(seen)) {
             timed.begun = timed.begun.saturating_add(begun as u32 * ONE_BEGUN);
         }
-        // Of all that turns began lately, each is looked at in its turn.
-        self.most = (self.most - self.most.div_ceil(16)).max(begun);
-        self.before = (self.before + 1) % self.most;
+        // Of all that turns begin, any: at random, as turns may follow a pattern.
+        self.most = (self.most - (self.most >> 8)).max(begun << 8);
+        self.random = (self.random.wrapping_mul(0x2C92_77B5)).wrapping_add(0xAC56_4B05);
+        self.before = ((u64::from(self.random) * self.most as u64) >> 40) as usize;
     }
 
     /// Times a slice that has just begun, unless one of its kind and device is. Says whose it is.
@@ -310,7 +329,7 @@ impl Delays {
         let target_ns = scheduler.params().target_delay_ns;
         let (mut well, mut slow) = (Said::default(), Said::default());
         well.any = self.some_at_once;
-        let (mut begun, mut begun_at_quick) = (0, 0);
+        let (mut begun, mut begun_at_quick) = (0u64, 0u64);
         for number in &self.in_use {
             let timed = &mut self.timed[usize::from(*number)];
             if usize::from(*number) % KINDS != kind {
@@ -328,9 +347,9 @@ impl Delays {
             if std::mem::take(&mut timed.came) && !is_slow {
                 scheduler.relieve(resource);
             }
-            begun += timed.begun;
+            begun += u64::from(timed.begun);
             if !is_slow && timed.known_ns.is_some_and(|ns| ns < target_ns / 4) {
-                begun_at_quick += timed.begun;
+                begun_at_quick += u64::from(timed.begun);
             }
             timed.begun -= timed.begun >> 4;
         }
@@ -352,16 +371,7 @@ impl Core {
     #[inline]
     pub(in crate::core) fn note_next_slice(&mut self) {
         if let Some(admission) = &mut self.admission {
-            let delays = &mut admission.delays;
-            let free = &self.free_slices;
-            delays.free = free.len();
-            delays.next = match delays.before {
-                0 => [free.last().copied().unwrap_or(NONE), NONE, NONE],
-                before => [1, before, before + 1].map(|back| {
-                    let at = free.len().checked_sub(back);
-                    at.map_or(NONE, |at| free[at])
-                }),
-            };
+            admission.delays.note(&self.free_slices);
         }
     }
 
@@ -401,171 +411,5 @@ impl Core {
             let ends_at_once = |served: &ServedDevice| served.device.ends_at_once();
             admission.delays.some_at_once = self.devices.iter().flatten().any(ends_at_once);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use forebay_burst::board::Board;
-    use forebay_burst::params::Params;
-    use std::sync::Arc;
-
-    const US: u64 = 1000;
-    const MS: u64 = 1000 * US;
-
-    /// A read of 4 KiB begins at a device in a turn at `begun`; the next turns are at these times, of which the last sees its end.
-    /// Before that, the reactor had something to do, or not.
-    fn read(delays: &mut Delays, begun: u64, turns: &[u64], busy: bool, good: bool) {
-        delays.idle();
-        delays.turn(begun);
-        begins(delays, 0);
-        for at in turns {
-            if !busy {
-                delays.idle();
-            }
-            delays.turn(*at);
-        }
-        delays.ended(7, 0, good, turns[turns.len() - 1]);
-    }
-
-    /// The same as [`Delays::time`] does it, without a slice.
-    fn begins(delays: &mut Delays, device: u16) {
-        let number = device * KINDS as u16;
-        let timed = &mut delays.timed[usize::from(number)];
-        timed.slice = 7 + u32::from(device);
-        (timed.turn_ns, timed.after_ns) = (delays.turn_ns, 0);
-        timed.seen_ns = delays.turn_ns;
-        if !std::mem::replace(&mut timed.in_use, true) {
-            timed.came = true;
-            delays.in_use.push(number);
-        }
-        delays.new[usize::from(device)] = number;
-    }
-
-    #[test]
-    fn what_an_operation_waited_is_what_nothing_else_explains() {
-        let mut delays = Delays::new();
-        let waited = |delays: &mut Delays| delays.timed[0].waited_ns.take().map(|ns| ns / US);
-        // One that is alone says how long it takes.
-        read(&mut delays, 1000 * US, &[1080 * US], false, true);
-        assert_eq!(waited(&mut delays), Some(0));
-        // What failed says nothing.
-        read(&mut delays, 1200 * US, &[1210 * US], false, false);
-        assert_eq!(waited(&mut delays), None);
-        // More than twice that has waited, from the turn after it on.
-        let late = [2010 * US, 2400 * US];
-        read(&mut delays, 2000 * US, &late, false, true);
-        assert_eq!(waited(&mut delays), Some(390 - 160));
-        // Not where the reactor could not look.
-        read(&mut delays, 2000 * US, &late, true, true);
-        assert_eq!(waited(&mut delays), Some(0));
-        // Of a window the least counts.
-        read(&mut delays, 2000 * US, &late, false, true);
-        read(&mut delays, 3000 * US, &[3010 * US, 3900 * US], false, true);
-        assert_eq!(waited(&mut delays), Some(390 - 160));
-        // Another's end is none of this one's.
-        delays.ended(8, 0, true, 4000 * US);
-        delays.ended(7, 1, true, 4000 * US);
-        assert_eq!(waited(&mut delays), None);
-    }
-
-    /// Two devices, and what follows for reads.
-    struct Desk {
-        delays: Delays,
-        scheduler: Scheduler,
-        now_ns: u64,
-    }
-
-    impl Desk {
-        fn new() -> Self {
-            let board = Arc::new(Board::new(1));
-            let scheduler = Scheduler::new(Params::default(), &[1e9; 6], 1, &board).unwrap();
-            let (delays, now_ns) = (Delays::new(), MS);
-            Self {
-                delays,
-                scheduler,
-                now_ns,
-            }
-        }
-
-        /// So many windows of a millisecond, in each of which these devices say how long one waited, us.
-        fn windows(&mut self, count: u64, said: &[(u16, u64)]) -> f32 {
-            for _ in 0..count {
-                for (device, us) in said {
-                    self.delays.turn(self.now_ns);
-                    begins(&mut self.delays, *device);
-                    let timed = &mut self.delays.timed[usize::from(*device) * KINDS];
-                    (timed.slice, timed.waited_ns) = (NONE, Some(us * US));
-                    timed.least_ns[0] = 80_000;
-                }
-                self.pass(1);
-            }
-            self.factor()
-        }
-
-        fn pass(&mut self, windows: u64) -> f32 {
-            for _ in 0..windows {
-                self.now_ns += MS;
-                self.delays.idle();
-                self.delays.turn(self.now_ns);
-                self.delays.tell(&mut self.scheduler, self.now_ns);
-                self.scheduler.turn(1);
-            }
-            self.factor()
-        }
-
-        fn begins(&mut self, device: u16) {
-            begins(&mut self.delays, device);
-        }
-
-        fn factor(&self) -> f32 {
-            self.scheduler.corrections()[Resource::DeviceRead as usize]
-        }
-    }
-
-    const SLOW: (u16, u64) = (0, 5_000);
-
-    #[test]
-    fn a_slow_device_makes_costs_dear_only_where_no_other_is_in_use() {
-        let mut desk = Desk::new();
-        assert_eq!(desk.windows(100, &[SLOW]), 4.0);
-        // Whoever comes to another does not pay for that, from the first on.
-        desk.begins(1);
-        assert_eq!(desk.pass(1), 1.0);
-        assert_eq!(desk.windows(100, &[SLOW, (1, 0)]), 1.0);
-        // Also where that one has something now and then.
-        for _ in 0..10 {
-            assert_eq!(desk.windows(90, &[SLOW]), 1.0);
-            assert_eq!(desk.windows(1, &[SLOW, (1, 0)]), 1.0);
-        }
-        // What it said long ago does not count.
-        desk.windows(1000, &[SLOW]);
-        assert_eq!(desk.windows(100, &[SLOW]), 4.0);
-        // Both are slow.
-        let both = [SLOW, (1, 300)];
-        desk.windows(1, &both);
-        assert_eq!(desk.windows(100, &both), 4.0);
-    }
-
-    #[test]
-    fn what_is_under_way_at_a_slow_device_holds_nobody_elses_correction() {
-        let mut desk = Desk::new();
-        let both = [SLOW, (1, 300)];
-        assert_eq!(desk.windows(100, &both), 4.0);
-        // One is well again, and does nothing now; at the other there is one under way.
-        assert!(desk.windows(1, &[(1, 0)]) < 4.0);
-        desk.begins(0);
-        assert_eq!(desk.pass(200), 1.0);
-        // Alone it holds, for a second and no longer.
-        let mut desk = Desk::new();
-        assert_eq!(desk.windows(100, &[SLOW]), 4.0);
-        desk.begins(0);
-        assert_eq!(desk.pass(900), 4.0);
-        assert_eq!(desk.pass(300), 1.0);
-        assert!(desk.delays.in_use.is_empty());
-        // Its end, should it come, is nobody's.
-        desk.delays.ended(7, 0, true, desk.now_ns);
-        assert_eq!(desk.delays.timed[0].waited_ns, None);
     }
 }
