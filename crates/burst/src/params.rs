@@ -54,7 +54,7 @@ pub struct Params {
     pub reserve_carried: f32,
     /// So many bursting tenants are looked at, of which the better gives: the paper's two; 1; or none, and nobody gives.
     pub choices: u32,
-    /// So many windows' base can be saved for use within one: load is not even.
+    /// So many windows' base can be saved for use within one: load is not even. With 1, what a window brings beyond whole I/Os is lost.
     pub saved_windows: u32,
     /// So many windows that a reactor was late are made up for in the next one.
     pub late_windows: u32,

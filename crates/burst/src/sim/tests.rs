@@ -8,14 +8,17 @@ use crate::params::{Params, Policy};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-/// What an I/O may take after it has begun: links and the backend.
+/// What the backend and a link that is not busy take of an I/O that has begun, at most.
 const CARRIED_NS: u64 = 400_000;
 
 /// I/Os that a tenant may be behind what it asked for within its base, at the end of any window: the others may use at once what
-/// they saved of their bases (`saved_windows`), and what waits saves another window's; besides, what is under way.
-fn behind(params: &Params, iops: f64) -> f64 {
+/// they saved of their bases (`saved_windows`), and what waits saves another window's; besides, what is under way, behind one I/O
+/// of each of the others on its link; and on each reactor that admits them, one that is saved for and one that waits behind.
+fn behind(params: &Params, all: &[Someone], link: f64, iops: f64, reactors: usize) -> f64 {
     let windows = u64::from(params.saved_windows) + 2;
-    iops * (windows * params.window_ns + CARRIED_NS) as f64 / 1e9 + 2.0
+    let ahead: f64 = all.iter().map(|one| one.largest() / link).sum();
+    let under_way = (windows * params.window_ns + CARRIED_NS) as f64 / 1e9 + ahead;
+    iops * under_way + 2.0 * reactors as f64
 }
 
 /// Someone on a node.
@@ -64,6 +67,14 @@ impl Someone {
         980.0 * self.thousand as f64
     }
 
+    /// Bytes of its largest I/O.
+    fn largest(&self) -> f64 {
+        match self.does {
+            Does::Mixes(_) => f64::from(1 << 20),
+            _ => f64::from(self.size),
+        }
+    }
+
     fn load(&self, window_ns: u64) -> Load {
         let load = |depth| Load {
             sizes: vec![self.size],
@@ -104,7 +115,7 @@ fn does() -> impl Strategy<Value = Does> {
 prop_compose! {
     fn someone()(
         thousand in 2u64..80,
-        more in 1u64..20,
+        more in 1u64..100,
         size in prop::sample::select(vec![512u32, 4096, 8192, 16384, 65536]),
         reads in prop::sample::select(vec![0u32, 50, 100]),
         credit in prop::option::of(1u32..10),
@@ -125,12 +136,15 @@ prop_compose! {
         utilisation in 0.9f32..0.99,
         reserve in (0u32..5, 0f32..0.1, 0f32..1.0),
         choices in 0u32..3,
-        saved_windows in 1u32..9,
+        // With 1, what a window brings beyond whole I/Os is lost, and the next one is above the base: so whoever asks for all of
+        // their base is above it now and then.
+        saved_windows in 2u32..9,
         headroom in 0f32..0.5,
         target_delay_ns in 100_000u64..400_000,
+        (correction_least, correction_most) in prop::sample::select(vec![(0.1f32, 4f32), (1.0, 1.0)]),
     ) -> Params {
         Params {
-            policy, window_ns, keep, weight_waiting, utilisation, choices, saved_windows, headroom, target_delay_ns,
+            policy, correction_least, correction_most, window_ns, keep, weight_waiting, utilisation, choices, saved_windows, headroom, target_delay_ns,
             reserve_tenants: reserve.0, reserve_most: reserve.1, reserve_carried: reserve.2,
             ..Params::default()
         }
@@ -159,20 +173,26 @@ fn taken(all: Vec<Someone>, model: &Model, params: &Params, spread: Spread) -> V
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, max_shrink_iters: 200, failure_persistence: None, rng_seed: RngSeed::Fixed(7), ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 120, max_shrink_iters: 200, failure_persistence: None, rng_seed: RngSeed::Fixed(14), ..ProptestConfig::default() })]
 
     /// Whoever is taken by the node and keeps to their base has it, beside whatever the others do: at no window's end are they
     /// behind by more than the bound.
     #[test]
     fn base_is_guaranteed(
         params in promising(),
-        mut all in prop::collection::vec(someone(), 2..32),
+        mut all in prop::collection::vec(someone(), 2..48),
         reactors in 1usize..4,
         spread in prop::sample::select(vec![Spread::OneToOne, Spread::OneToN]),
         seed: u64,
     ) {
         all[0].does = Does::Keeps;
-        let model = Model { reactors, ..Model::default() };
+        let mut model = Model { reactors, ..Model::default() };
+        if params.correction_most == 1.0 {
+            // Nobody goes first at the processor, and what may begin stands there at once: budgets alone must do. A correction would
+            // take such a queue, which is as long as a window, for costs that are wrong, and give less than there is.
+            (model.base_first, model.ahead_ns) = (false, u64::MAX);
+        }
+        let link = model.link;
         let all = taken(all, &model, &params, spread);
         prop_assume!(all.iter().any(|one| matches!(one.does, Does::Keeps)));
         let guests = all.iter().map(|one| Guest::new(one.budget(), one.load(params.window_ns)));
@@ -180,13 +200,14 @@ proptest! {
         machine.count_windows();
         let had = machine.run(0, 30_000_000);
         let windows = 30_000_000 / params.window_ns;
+        let admit = if spread == Spread::OneToN { reactors } else { 1 };
         for (one, had) in all.iter().zip(had).filter(|(one, _)| matches!(one.does, Does::Keeps)) {
             let (iops, mut got) = (one.iops(), 0.0);
             for window in 0..windows {
                 got += f64::from(had.by_window.get(window as usize).copied().unwrap_or(0));
                 let time_ns = ((window + 1) * params.window_ns).saturating_sub(one.start_ns);
                 let asked = iops * time_ns as f64 / 1e9;
-                prop_assert!(got + behind(&params, iops) >= asked, "{got} of {asked} at the end of window {window}: {one:?}");
+                prop_assert!(got + behind(&params, &all, link, iops, admit) >= asked, "{got} of {asked} at the end of window {window}: {one:?}");
             }
         }
     }
