@@ -32,6 +32,8 @@ pub struct Shares {
 pub struct Entry {
     /// Reactors that have lanes of it.
     pub shares: Shares,
+    /// Of them those on which it is at work.
+    at_work: AtomicU32,
     /// What reactors gave it together, a second, as they said last: operations, bytes.
     granted: [AtomicU64; 2],
     /// What it saved: operations, bytes.
@@ -43,6 +45,8 @@ pub struct Entry {
 pub struct Board {
     entries: Box<[Entry]>,
     awake: AtomicU32,
+    /// Tenants that are at work on any reactor.
+    at_work: AtomicU32,
     /// What reactors owe to their tenants in a window, of each shared resource.
     owed: [AtomicU64; SHARED],
 }
@@ -54,6 +58,7 @@ impl Board {
         Self {
             entries: (0..tenants).map(|_| Entry::default()).collect(),
             awake: AtomicU32::new(0),
+            at_work: AtomicU32::new(0),
             owed: Default::default(),
         }
     }
@@ -84,6 +89,28 @@ impl Board {
     #[must_use]
     pub fn awake(&self) -> u32 {
         self.awake.load(Relaxed).max(1)
+    }
+
+    /// A tenant begins to work on a reactor.
+    pub fn begin(&self, tenant: usize) {
+        if self.entry(tenant).at_work.fetch_add(1, Relaxed) == 0 {
+            self.at_work.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// It rests there: it wants nothing any more of what the reactor told.
+    pub fn rest(&self, tenant: usize, told: &mut Told) {
+        let entry = self.entry(tenant);
+        entry.shares.rest(told);
+        if entry.at_work.fetch_sub(1, Relaxed) == 1 {
+            self.at_work.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// Whether one tenant at most is at work on this node.
+    #[must_use]
+    pub fn is_one_alone(&self) -> bool {
+        self.at_work.load(Relaxed) <= 1
     }
 }
 

@@ -439,6 +439,7 @@ impl Scheduler {
             let used = std::mem::take(&mut one.extra);
             one.settle(entry, &used);
             one.active = false;
+            self.board.rest(tenant as usize, &mut one.told);
         }
         for (tenant, one) in self.tenants.iter_mut().enumerate() {
             let due = std::mem::take(&mut one.due);

@@ -276,6 +276,7 @@ impl Scheduler {
         one.allocated = Each::ZERO;
         one.spare = Units::ZERO;
         self.active.push(tenant as u32);
+        self.board.begin(tenant);
         if !self.awake {
             self.awake = true;
             self.board.wake(true);

@@ -183,16 +183,22 @@ fn part(amount: i32, share: f32, windows: u64, fraction: &mut f32) -> (u64, u64)
 }
 
 impl Scheduler {
-    /// A window has ended, and the next begins: the next but `passed - 1`, where a reactor was late or slept. The next then
-    /// gives as much as those together, up to `late_windows`: who is not let run for a while by the system does not take from
-    /// its tenants what is theirs. Of what is shared, only if somebody was there to miss it: whoever slept finds one window's.
+    /// A window has ended, and the next begins: the next but `passed - 1`, where a reactor was late. The next then gives as much
+    /// as those together, up to `late_windows`: who is not let run for a while by the system does not take from its tenants
+    /// what is theirs. Of what is shared, only if somebody was there to miss it.
     pub fn turn(&mut self, passed: u64) {
+        self.wake(passed, 0);
+    }
+
+    /// The same, where the reactor slept through some of them, as nobody waited. Nothing of those is made up for.
+    pub fn wake(&mut self, passed: u64, slept: u64) {
         let passed = passed.max(1);
         self.window += passed;
-        let sums = self.settle_all(passed);
+        let late = passed.saturating_sub(slept).max(1);
+        let late = late.min(self.params.late_windows.into());
+        let sums = self.settle_all(passed, late);
         self.somebody_bursts = sums.bursts;
-        let late = passed.min(self.params.late_windows.into()) as f32;
-        let late = if sums.busy { late } else { 1.0 };
+        let late = if sums.busy { late as f32 } else { 1.0 };
         let (each, scale, left) = self.shares(&sums, late);
         self.give_all(&each, &scale, left, late);
         let awake = !self.active.is_empty();
@@ -206,7 +212,7 @@ impl Scheduler {
     }
 
     /// The first pass: what was used is paid, and what each is owed set aside.
-    fn settle_all(&mut self, passed: u64) -> Sums {
+    fn settle_all(&mut self, passed: u64, late: u64) -> Sums {
         let Self {
             params,
             active,
@@ -217,10 +223,11 @@ impl Scheduler {
             ..
         } = self;
         let mut sums = Sums::default();
-        let (keep, weight) = (params.keep, params.weight_waiting);
+        // While the reactor slept, nobody used anything.
+        let keep = params.keep.powi((passed - late).min(64) as i32 + 1);
+        let weight = params.weight_waiting;
         let times = *estimator.factors();
         let headroom = 1.0 + params.headroom;
-        let late = passed.min(params.late_windows.into());
         let saved = late - 1 + u64::from(params.saved_windows);
         for &tenant in &*active {
             let one = &mut tenants[tenant as usize];
@@ -314,6 +321,12 @@ impl Scheduler {
                 false => owed + (*whole - all) / awake,
             };
         }
+        if self.board.is_one_alone() {
+            // Nobody is kept from what it takes of a device that does more than was measured; if it does not, delays say so.
+            for device in [TIMED[1], TIMED[2]] {
+                whole[device] *= self.params.alone_most;
+            }
+        }
         for whole in &mut whole {
             *whole = (*whole * late).min(PLENTY as f32);
         }
@@ -382,8 +395,7 @@ impl Scheduler {
             if one.rests && !sum.exceeds(&base.times(params.forget)) {
                 one.active = false;
                 one.last = self.window;
-                let entry = board.entry(tenant as usize);
-                entry.shares.rest(&mut one.told);
+                board.rest(tenant as usize, &mut one.told);
                 (one.spare, one.whole) = (Units::ZERO, Units::ZERO);
                 one.seen.given = Units::ZERO;
                 for lane in &one.lanes {

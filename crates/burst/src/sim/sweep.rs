@@ -32,7 +32,7 @@ pub struct Row {
 /// What a turn takes besides its I/Os, assumed: an entry into the kernel.
 const TURN_NS: u64 = 500;
 /// Parameters of turns.
-const OF_TURNS: [&str; 2] = ["lump_ns", "backlog_weight"];
+const OF_TURNS: [&str; 3] = ["lump_ns", "calm_lump_ns", "backlog_weight"];
 
 type Set = fn(&mut Params, f64);
 
@@ -120,6 +120,16 @@ const TRIED: &[(&str, Set, &[f64])] = &[
         "lump_ns",
         |p, v| p.lump_ns = v as u32,
         &[3e3, 6e3, 8e3, 10e3, 12e3, 16e3, 24e3, 48e3],
+    ),
+    (
+        "calm_lump_ns",
+        |p, v| p.calm_lump_ns = v as u32,
+        &[12e3, 40e3, 75e3, 150e3],
+    ),
+    (
+        "alone_most",
+        |p, v| p.alone_most = v as f32,
+        &[1.0, 2.0, 4.0],
     ),
     (
         "backlog_weight",

@@ -34,6 +34,9 @@ use forebay_xlate::boundary::region::{MAX_LANES, bump};
 
 pub use gates::Admission;
 
+/// So many windows later than they end, who sleeps says that nobody uses anything any more.
+const RECKONED_WINDOWS: u64 = 8;
+
 impl Core {
     /// I/O is admitted by this from now on; `None`: all of it is. What waits begins.
     pub fn set_admission(&mut self, admission: Option<Box<Admission>>) {
@@ -354,9 +357,22 @@ impl Core {
         self.admission.as_ref().map_or(0, |a| a.scheduler.active())
     }
 
-    /// When the window ends, if that is waited for.
+    /// When the reactor must wake for a window's end: where nobody waits for it, some windows later. To wake for each is what who
+    /// sleeps while its devices work would pay.
     pub(crate) fn window_ends_ns(&self) -> Option<u64> {
         let admission = self.admission.as_ref()?;
-        (admission.waits() || admission.scheduler.is_reckoned_with()).then_some(admission.ends_ns)
+        let later_ns = RECKONED_WINDOWS * admission.scheduler.params().window_ns;
+        match admission.waits() {
+            true => Some(admission.ends_ns),
+            false if admission.scheduler.is_reckoned_with() => Some(admission.ends_ns + later_ns),
+            false => None,
+        }
+    }
+
+    /// The reactor slept until now: unless somebody waited for it, windows that ended meanwhile are lost to nobody.
+    pub(super) fn woke(&mut self) {
+        if let Some(admission) = self.admission.as_mut().filter(|a| !a.waits()) {
+            admission.woke_ns = self.now_ns;
+        }
     }
 }

@@ -159,6 +159,8 @@ impl Core {
                 .is_ok();
         }
         let _ = self.ring.wait(1, Some(limit));
+        self.stamp();
+        self.woke();
     }
 }
 

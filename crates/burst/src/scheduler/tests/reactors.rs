@@ -207,3 +207,45 @@ fn a_volumes_limit_holds_over_reactors() {
         }
     }
 }
+
+/// A device that does more than was measured is used so far, unless somebody else wants it as well, on whichever reactor.
+#[test]
+fn who_is_alone_is_held_by_no_measured_device() {
+    let board = Arc::new(Board::new(2));
+    let costs = table();
+    let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let window_s = Params::default().window_ns as f64 / 1e9;
+    // Twenty reads in a window.
+    let device = 20.0 * f64::from(cost[Resource::DeviceRead]) / window_s;
+    let whole = [1e12, device, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
+    let [mut first, mut second] = [0, 1].map(|tenant| {
+        let mut one = Scheduler::new(Params::default(), &whole, 1, &board).expect("good");
+        one.set_budget(tenant, &Budget::unstated(), &costs);
+        one.attach(0, tenant);
+        one
+    });
+    let admitted = |scheduler: &mut Scheduler| {
+        let count = (0..1000).take_while(|_| scheduler.admit(0, &cost)).count();
+        scheduler.turn(1);
+        count
+    };
+    let steady = |scheduler: &mut Scheduler| {
+        (0..20).for_each(|_| _ = admitted(scheduler));
+        admitted(scheduler)
+    };
+    assert!((38..=42).contains(&steady(&mut first)));
+    // From the first window on in which there is another.
+    admitted(&mut second);
+    admitted(&mut first);
+    let both = (0..50).fold(0, |_, _| admitted(&mut first) + admitted(&mut second));
+    assert!((18..=22).contains(&both), "{both}");
+    while second.is_reckoned_with() {
+        second.turn(1);
+    }
+    assert!((38..=42).contains(&steady(&mut first)));
+    // Nor is one that is gone with its reactor.
+    admitted(&mut second);
+    assert!(!board.is_one_alone());
+    second.leave();
+    assert!(board.is_one_alone());
+}

@@ -23,7 +23,7 @@ use forebay_burst::scheduler::{Scheduler, Seen};
 use forebay_burst::units::{Resource, SHARED, Units};
 use forebay_xlate::boundary::message::Frontend as ExportFrontend;
 use forebay_xlate::boundary::region::{MAX_LANES, ReactorRecord, Region, bump};
-use parts::LEAST_LUMP_NS;
+use parts::{Alone, LEAST_LUMP_NS};
 use records::{A_ROUND, grant};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -45,6 +45,8 @@ pub struct Admission {
     /// Lanes that wait for the next window.
     refused: Vec<u32>,
     pub(super) ends_ns: u64,
+    /// When the reactor last woke, while nobody waited.
+    pub(super) woke_ns: u64,
     turn: u32,
     /// Lanes above their base that wait for a turn of theirs.
     line: VecDeque<u32>,
@@ -60,8 +62,9 @@ pub struct Admission {
     pub(super) stops: bool,
     /// How long operations wait at devices.
     pub(super) delays: Delays,
-    /// Lanes that were opened: each turn shuts them, while there is anything to contend for.
+    /// Lanes that were opened: each turn shuts them, while there is anything to contend for, and each window.
     opened: Vec<u32>,
+    alone: Alone,
     /// The tenant whose record is written next.
     record_at: usize,
     /// The lanes of one look at all that wait.
@@ -198,6 +201,7 @@ impl Admission {
             at: 0,
             refused: Vec::with_capacity(MAX_LANES),
             ends_ns: 0,
+            woke_ns: 0,
             turn: 1,
             line: VecDeque::with_capacity(MAX_LANES),
             lump_ns: 0,
@@ -207,6 +211,7 @@ impl Admission {
             stops: false,
             delays: Delays::new(),
             opened: Vec::with_capacity(MAX_LANES),
+            alone: Alone::default(),
             record_at: 0,
             looked_at: Vec::with_capacity(MAX_LANES),
             stale: false,
@@ -261,6 +266,7 @@ impl Admission {
     }
 
     fn admit_cost(&mut self, at: usize, cost: &Units) -> bool {
+        self.alone.came(at);
         let gate = &self.gates[at];
         if gate.closer & (FREE | WAITS) != 0 {
             return gate.closer & WAITS == 0;
@@ -283,7 +289,7 @@ impl Admission {
     #[cold]
     #[inline(never)]
     fn used_up(&mut self, at: usize) {
-        if !self.contended && self.gates[at].turn != self.turn {
+        if self.gates[at].turn != self.turn && !self.contended {
             self.begin_calm_turn_of(at);
         } else {
             self.has_part(at);
@@ -383,6 +389,7 @@ impl Admission {
             gate.let_on(now_ns);
             return Asked::Empty;
         };
+        self.alone.came(at);
         if gate.closer & FREE == 0 {
             let cost = cost_of(&self.costs, gate.frontend, &io.op);
             if !self.has_part(at) {
@@ -567,7 +574,8 @@ impl Admission {
 
     #[inline(never)]
     fn begin_contended_turn(&mut self, now_ns: u64, record: &ReactorRecord, region: &Region) {
-        if now_ns >= self.ends_ns {
+        let window_ends = now_ns >= self.ends_ns;
+        if window_ends {
             self.end_window(now_ns, record, region);
         }
         // A turn of those above their base alone is as good as an idle one.
@@ -576,7 +584,7 @@ impl Admission {
         }
         self.stops = std::mem::take(&mut self.again) || self.waits();
         self.contended = self.stops || self.scheduler.somebody_bursts();
-        if self.contended {
+        if self.contended || window_ends {
             for lane in self.opened.drain(..) {
                 self.gates[lane as usize].opened = false;
                 self.scheduler.shut(lane as usize);
@@ -628,10 +636,12 @@ impl Admission {
     #[cold]
     fn end_window(&mut self, now_ns: u64, record: &ReactorRecord, region: &Region) {
         let window_ns = self.scheduler.params().window_ns;
-        let passed = match self.ends_ns {
+        let ended = |until_ns: u64| match self.ends_ns {
             0 => 1,
-            ends_ns => (now_ns - ends_ns) / window_ns + 1,
+            ends_ns if until_ns < ends_ns => 0,
+            ends_ns => (until_ns - ends_ns) / window_ns + 1,
         };
+        let (passed, slept) = (ended(now_ns), ended(self.woke_ns));
         self.ends_ns = match self.ends_ns {
             0 => now_ns + window_ns,
             ends_ns => ends_ns + passed * window_ns,
@@ -643,7 +653,8 @@ impl Admission {
         (self.scheduler).observe(Resource::Cpu, weight * backlog_ns, 1);
         self.delays.tell(&mut self.scheduler, now_ns);
         let was_reckoned_with = self.scheduler.is_reckoned_with();
-        self.scheduler.turn(passed);
+        self.scheduler.wake(passed, slept);
+        self.alone.turn();
         let rests = was_reckoned_with && !self.scheduler.is_reckoned_with();
         self.stale |= rests || passed > A_ROUND;
         // Who is within its base by now stands in no line.

@@ -24,6 +24,7 @@ struct Rig {
     b: Bench,
     now_ns: u64,
     board: Arc<Board>,
+    calm_lump_ns: u32,
 }
 
 /// So many operations in a window and no more.
@@ -31,10 +32,11 @@ fn fixed(ops: u64) -> Budget {
     Budget::fixed(ops * 1_000_000_000 / WINDOW_NS)
 }
 
-fn admission(board: &Arc<Board>) -> Box<Admission> {
+fn admission(board: &Arc<Board>, calm_lump_ns: u32) -> Box<Admission> {
     let params = Params {
         window_ns: WINDOW_NS,
         saved_windows: 1,
+        calm_lump_ns,
         ..Params::default()
     };
     let per_second = NodeCapacity::UNLIMITED.capacity(1).per_second();
@@ -57,7 +59,12 @@ fn rig(noisy: &Budget, quiet: &Budget) -> Rig {
     rig_on("ram", noisy, quiet)
 }
 
+/// Nobody has more of a turn for being alone.
 fn rig_on(device: &str, noisy: &Budget, quiet: &Budget) -> Rig {
+    rig_with(device, noisy, quiet, Params::default().lump_ns)
+}
+
+fn rig_with(device: &str, noisy: &Budget, quiet: &Budget, calm_lump_ns: u32) -> Rig {
     let mut b = bench_with(device);
     let region = b.core.region.clone();
     b.core.set_lane(quiet_lane(&region));
@@ -67,6 +74,7 @@ fn rig_on(device: &str, noisy: &Budget, quiet: &Budget) -> Rig {
         now_ns: b.core.now_ns(),
         b,
         board,
+        calm_lump_ns,
     };
     rig.switch_on(noisy, quiet);
     rig
@@ -74,7 +82,7 @@ fn rig_on(device: &str, noisy: &Budget, quiet: &Budget) -> Rig {
 
 impl Rig {
     fn switch_on(&mut self, noisy: &Budget, quiet: &Budget) {
-        let mut admission = admission(&self.board);
+        let mut admission = admission(&self.board, self.calm_lump_ns);
         admission.set_budget(0, noisy);
         admission.set_budget(1, quiet);
         self.b.core.set_admission(Some(admission));
@@ -465,6 +473,29 @@ fn qos_set_storm() {
 }
 
 /// Volumes of one tenant whose budget is less than one command of each in a window: all come to the same.
+/// A reactor that slept has what one window gives for whoever wakes it; one that was late makes up for it.
+#[test]
+fn who_wakes_a_reactor_finds_one_window() {
+    for (late, begins) in [(false, 4), (true, 30)] {
+        let mut rig = rig(&fixed(4), &Budget::unstated());
+        rig.read(3);
+        assert_eq!(rig.ended_well().len(), 1);
+        rig.now_ns += 40 * WINDOW_NS;
+        rig.b.core.set_now_ns(rig.now_ns);
+        if !late {
+            rig.b.core.woke();
+        }
+        rig.pass(0);
+        (0..30).for_each(|_| _ = rig.read(3));
+        let mut begun = 0;
+        for _ in 0..20 {
+            begun += rig.ended_well().len();
+            rig.pass(1000);
+        }
+        assert_eq!(begun, begins, "{late}");
+    }
+}
+
 #[test]
 fn a_small_budget_starves_no_volume() {
     let mut small = Budget::fixed(900);
@@ -596,4 +627,28 @@ fn a_lane_that_changes_its_tenant_loses_no_command_and_charges_each_once() {
     rig.b.core.set_admission(None);
     let used = |tenant: usize| rig.b.core.region.tenants()[tenant].used_ops.load(Relaxed);
     assert_eq!((used(0), used(1)), (12 - others, others));
+}
+
+/// What a lane may begin of a turn is more where no other comes, and as ever from the first turn on in which one does.
+#[test]
+fn who_is_alone_has_more_of_a_turn() {
+    let lump_ns = Params::default().lump_ns;
+    let mut rig = rig_with("ram", &Budget::unstated(), &Budget::unstated(), 4 * lump_ns);
+    let mut begun = |others: bool| {
+        rig.pass(WINDOW_NS);
+        rig.ended();
+        (0..30).for_each(|_| _ = rig.read(3));
+        if others {
+            rig.read(4);
+        }
+        let first = rig.ended_well().len();
+        rig.pass(1000);
+        while !rig.ended_well().is_empty() {
+            rig.pass(1000);
+        }
+        first
+    };
+    let turns: Vec<usize> = [false; 4].into_iter().map(&mut begun).collect();
+    let shared: Vec<usize> = [true; 4].into_iter().map(&mut begun).collect();
+    assert!(turns[3] >= 2 * shared[3], "{turns:?} {shared:?}");
 }

@@ -16,6 +16,48 @@ use forebay_device::{Op, OpKind};
 /// The least of a lump that is set aside for a lane above its base. No lump is less (`Params`).
 pub(super) const LEAST_LUMP_NS: i32 = 500;
 
+/// Whether a lane is the only one that comes.
+#[derive(Debug)]
+pub(super) struct Alone {
+    /// In this window.
+    first: usize,
+    others: bool,
+    /// There were others in the last one.
+    had_others: bool,
+}
+
+impl Default for Alone {
+    fn default() -> Self {
+        Self {
+            first: usize::MAX,
+            others: false,
+            had_others: true,
+        }
+    }
+}
+
+impl Alone {
+    /// A lane asks.
+    pub(super) fn came(&mut self, at: usize) {
+        if self.first == usize::MAX {
+            self.first = at;
+        }
+        self.others |= self.first != at;
+    }
+
+    /// A window ends.
+    pub(super) fn turn(&mut self) {
+        self.had_others = std::mem::take(&mut self.others);
+        if self.had_others {
+            self.first = usize::MAX;
+        }
+    }
+
+    fn is(&self, at: usize) -> bool {
+        !self.others && !self.had_others && self.first == at
+    }
+}
+
 impl Admission {
     /// Whether a lane may begin anything in this turn.
     pub(super) fn has_part(&mut self, at: usize) -> bool {
@@ -41,6 +83,7 @@ impl Admission {
         gate.turn = self.turn;
         gate.short = self.scheduler.part_ns(at) <= 0;
         let burst = self.contended
+            && !self.alone.is(at)
             && gate.closer & FREE == 0
             && self.scheduler.params().policy == Policy::Burst
             && !self.scheduler.is_within_base(at);
@@ -75,7 +118,13 @@ impl Admission {
         gate.turn = self.turn;
         gate.closer &= !BURSTS;
         self.calm = true;
-        self.scheduler.set_part_ns(at, self.whole_lump_ns());
+        let params = self.scheduler.params();
+        let calm = !self.scheduler.somebody_bursts() || self.alone.is(at);
+        let lump_ns = match params.policy {
+            Policy::Burst if calm => params.calm_lump_ns as i32,
+            _ => self.whole_lump_ns(),
+        };
+        self.scheduler.set_part_ns(at, lump_ns);
     }
 
     /// What a lane has of a turn, and so have all above their base together, and all other reactors.
