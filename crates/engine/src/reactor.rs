@@ -22,6 +22,8 @@ use std::time::Duration;
 
 /// How often time limits are looked at.
 const TICK_NS: u64 = 100_000_000;
+/// How long who was quiet is not noticed beside others' work: a fraction of a window, and a look is some thousandth of it.
+const LOOK_NS: u64 = 100_000;
 /// The longest sleep while a connection waits for memory or room.
 const RETRY_NS: u64 = 10_000_000;
 /// How long commands may take to end at a stop.
@@ -62,6 +64,7 @@ impl Reactor {
         let mut was_busy = false;
         let mut spin = Spin::new();
         let mut rest = 0;
+        let mut looked_ns = 0;
         // What it inherits may stop it in its first turn.
         self.core.record().last_turn_ns.store(now, Relaxed);
         loop {
@@ -111,7 +114,8 @@ impl Reactor {
             was_busy = busy;
             if busy {
                 bump(&self.core.record().busy_turns, 1);
-                if turn.is_multiple_of(64) {
+                if now - looked_ns >= LOOK_NS {
+                    looked_ns = now;
                     self.look_at_sockets(&mut events, &mut keys);
                 }
                 continue;
