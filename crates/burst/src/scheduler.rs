@@ -14,6 +14,7 @@
 //! **Not here:** the commands that wait (the lane keeps them, in order, and says so: [`Scheduler::wait`]), their order among
 //! lanes, time.
 
+mod divide;
 mod each;
 mod fallback;
 mod state;
