@@ -35,21 +35,23 @@ const WITHOUT: (&str, &str) = ("without", "no-kill-points,no-recording");
 /// I/Os that are said at once.
 const BATCHES: [u64; 2] = [1, 8];
 /// What each I/O of the first build costs: the run and its name, its way (of machines: doorbells, ring), operation, how
-/// many at once. Whoever changes it says why.
+/// many at once. Whoever changes it says why. With budgets, TCP's grew by 4 to 7 %, whether scheduling is on or off: what hosts are asked
+/// for is counted by tenant too, and what waited for a budget is told apart; virtio's by 1 to 5 %, which looks at a ring before it
+/// asks for a part of the turn.
 const EXPECTED: [(&str, &str, &str, &str, u64, f64); 13] = [
-    (BURST, "burst", "", "admission", 1, 39.0),
-    (TCP, "tcp", "", "read", 1, 3148.0),
-    (TCP, "tcp", "", "read", 8, 2222.0),
-    (TCP, "tcp", "", "write", 1, 3761.0),
-    (TCP, "tcp", "", "write", 8, 2787.0),
-    (PCIE, "pcie", "mapped", "read", 1, 2009.0),
-    (PCIE, "pcie", "mapped", "read", 8, 1085.0),
-    (PCIE, "pcie", "mapped", "write", 1, 2008.0),
-    (PCIE, "pcie", "mapped", "write", 8, 1084.0),
-    (VHOST, "vhost", "split", "read", 8, 1505.0),
-    (VHOST, "vhost", "split", "write", 8, 1502.0),
-    (VHOST, "vhost", "packed", "read", 8, 1605.0),
-    (VHOST, "vhost", "packed", "write", 8, 1603.0),
+    (BURST, "burst", "", "admission", 1, 41.0),
+    (TCP, "tcp", "", "read", 1, 3377.0),
+    (TCP, "tcp", "", "read", 8, 2354.0),
+    (TCP, "tcp", "", "write", 1, 3970.0),
+    (TCP, "tcp", "", "write", 8, 2907.0),
+    (PCIE, "pcie", "mapped", "read", 1, 2054.0),
+    (PCIE, "pcie", "mapped", "read", 8, 1090.0),
+    (PCIE, "pcie", "mapped", "write", 1, 2053.0),
+    (PCIE, "pcie", "mapped", "write", 8, 1089.0),
+    (VHOST, "vhost", "split", "read", 8, 1574.0),
+    (VHOST, "vhost", "split", "write", 8, 1570.0),
+    (VHOST, "vhost", "packed", "read", 8, 1626.0),
+    (VHOST, "vhost", "packed", "write", 8, 1624.0),
 ];
 /// What of it scheduling costs: eight at once of a tenant that has plenty, against scheduling switched off. A window's
 /// end is not in it (`cargo xtask sim scheduler_time`).
