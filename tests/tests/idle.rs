@@ -135,7 +135,7 @@ fn an_engine_whose_hosts_are_over_budget_sleeps() -> Result<()> {
         },
         "1G",
     )?;
-    daemon.cli(&["tenant", "budget", "t", "--base-iops", "16"])?;
+    daemon.cli(&["tenant", "budget", "t", "--base-iops", "10"])?;
     daemon.cli(&["volume", "create", "t/tcp", "--size", "64M"])?;
     daemon.cli(&["export", "create", "t/tcp", "--any-host"])?;
     let address: SocketAddr = format!("127.0.0.1:{}", daemon.port()).parse()?;
@@ -203,10 +203,13 @@ fn an_engine_whose_hosts_are_over_budget_sleeps() -> Result<()> {
             let stats = daemon.cli(&["stats"])?;
             let lanes = stats["lanes"].as_array().context("no lanes")?;
             let wait = lanes.iter().all(|lane| lane["throttled"] != 0);
-            ensure!(lanes.len() == 4 && wait, "not all are over budget: {seen}");
-            seen = format!("{:.1} % of a core", share * 100.0);
+            seen = format!(
+                "{:.1} % of a core, {} lanes, all over budget: {wait}",
+                share * 100.0,
+                lanes.len()
+            );
             println!("over budget: {seen}");
-            Ok((share < 0.25).then_some(()))
+            Ok((lanes.len() == 4 && wait && share < 0.25).then_some(()))
         })
         .with_context(|| seen.clone())?;
     }
