@@ -7,6 +7,7 @@
 //! Not here: host NQNs' syntax (checked before), connecting (the engine).
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use forebay_pool::{ExportId, ExportRecord, NewExport, SocketOwner};
 use forebay_xlate::boundary::message::{ExportId as EngineExportId, Frontend, ToEngine};
@@ -20,6 +21,10 @@ use crate::api::events::EventKind;
 use crate::api::model::{Export, ExportCreate, ExportFrontend, ExportUpdate};
 use crate::devices::{api_error, now_s};
 use crate::events::News;
+use tokio::time::timeout;
+
+/// How long a new export waits for an engine that begins or is taken over. Without one, the next is told of it.
+const ENGINE_WAIT: Duration = Duration::from_secs(2);
 
 impl Owner {
     /// Exports a volume.
@@ -90,6 +95,8 @@ impl Owner {
     /// Has an export that was made be served; if that can't be, it is taken back.
     async fn begin_export(self: &Rc<Self>, export: ExportId) -> Result<(), ApiError> {
         self.commit_for_api().await?;
+        // An engine that is just being taken over, or begins, has hosts at its port: they are to find this export as well.
+        let _ = timeout(ENGINE_WAIT, self.wait_session()).await;
         let known = self.push_budgets().await;
         known.map_err(|error| engine_error(&error))?;
         let error = match self.push_export(export).await {
