@@ -3,7 +3,8 @@
 //! **Design.** A base is guaranteed if the most that it can use of each resource, whatever the sizes and operations, fits
 //! beside that of all others into what was measured of the node. More can be promised, as a setting says (oversubscription);
 //! then interference has a probability, and it is told: of N tenants of which each wants its base with probability p,
-//! that k or more do is `1 - sum(i < k) C(N, i) p^i (1 - p)^(N - i)`. **Not here:** measuring.
+//! that k or more do is `1 - sum(i < k) C(N, i) p^i (1 - p)^(N - i)`. **Not here:** measuring; which
+//! reactor gives it ([`crate::places`]).
 
 use crate::budget::{BadBudget, Budget, LEAST, Rate};
 use crate::cost::CostTable;
@@ -40,6 +41,34 @@ impl Capacity {
             self.operations * f64::from(crate::units::PARTS),
         ]
     }
+}
+
+/// Of what is measured, so much may be promised: the reserve is nobody's base.
+#[must_use]
+pub fn usable(params: &Params) -> f64 {
+    f64::from(params.utilisation * (1.0 - params.reserve_most))
+}
+
+/// The largest base like this one of which `has` says that there is so much: the same, smaller, but not below the least that
+/// there is; nothing if not even that.
+pub fn largest(base: Rate, has: impl Fn(Rate) -> bool) -> Rate {
+    let of = |part: f64| Rate {
+        iops: ((base.iops as f64 * part) as u64).max(LEAST.iops),
+        bytes: ((base.bytes as f64 * part) as u64).max(LEAST.bytes),
+    };
+    if !has(of(0.0)) {
+        return Rate { iops: 0, bytes: 0 };
+    }
+    let (mut fits, mut too_much) = (0.0, 1.0);
+    for _ in 0..40 {
+        let middle = (fits + too_much) / 2.0;
+        *if has(of(middle)) {
+            &mut fits
+        } else {
+            &mut too_much
+        } = middle;
+    }
+    of(fits)
 }
 
 /// A node and what it has promised.
@@ -109,8 +138,7 @@ impl Node {
         Self {
             capacity,
             oversubscription: oversubscription.max(1.0),
-            // The reserve is nobody's base.
-            usable: f64::from(params.utilisation * (1.0 - params.reserve_most)),
+            usable: usable(params),
             promised: [0.0; SHARED],
             tenants: 0,
         }
@@ -140,36 +168,14 @@ impl Node {
                 resource: SHARED_RESOURCES[resource],
                 needed_percent: percent(most[resource]),
                 left_percent: percent(self.left(resource).max(0.0)),
-                fits: self.fits(budget.base, costs),
+                fits: largest(budget.base, |base| {
+                    let most = costs.most_of(base);
+                    (0..SHARED).all(|resource| most[resource] <= self.left(resource))
+                }),
             });
         }
         self.keep(budget, costs);
         Ok(())
-    }
-
-    /// The largest base like this one that there is left for: the same, smaller, but not below the least that there is.
-    fn fits(&self, base: Rate, costs: &CostTable) -> Rate {
-        let of = |part: f64| Rate {
-            iops: ((base.iops as f64 * part) as u64).max(LEAST.iops),
-            bytes: ((base.bytes as f64 * part) as u64).max(LEAST.bytes),
-        };
-        let has = |part: f64| {
-            let most = costs.most_of(of(part));
-            (0..SHARED).all(|resource| most[resource] <= self.left(resource))
-        };
-        if !has(0.0) {
-            return Rate { iops: 0, bytes: 0 };
-        }
-        let (mut fits, mut too_much) = (0.0, 1.0);
-        for _ in 0..40 {
-            let middle = (fits + too_much) / 2.0;
-            *if has(middle) {
-                &mut fits
-            } else {
-                &mut too_much
-            } = middle;
-        }
-        of(fits)
     }
 
     /// One that was promised before, whatever there is now.

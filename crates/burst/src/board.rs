@@ -34,10 +34,34 @@ pub struct Entry {
     pub shares: Shares,
     /// Of them those on which it is at work.
     at_work: AtomicU32,
-    /// What reactors gave it together, a second, as they said last: operations, bytes.
-    granted: [AtomicU64; 2],
+    /// Its newest windows on all reactors, as they said last: see [`Newest`].
+    newest: [AtomicU64; 5],
     /// What it saved: operations, bytes.
     pub credit: [Account; 2],
+}
+
+/// What a tenant's newest window was like.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Newest {
+    /// What it was given, a second.
+    pub granted: Rate,
+    /// What it used in the one that ended last, a second.
+    pub used: Rate,
+    /// I/Os that waited at its end.
+    pub waited: u64,
+}
+
+impl Newest {
+    fn words(&self) -> [u64; 5] {
+        let (granted, used) = (&self.granted, &self.used);
+        [
+            granted.iops,
+            granted.bytes,
+            used.iops,
+            used.bytes,
+            self.waited,
+        ]
+    }
 }
 
 /// See the module's text.
@@ -168,13 +192,18 @@ impl Entry {
         [self.credit[0].has() / PARTS as u64, self.credit[1].has()]
     }
 
-    /// This reactor said that it gave `told`, and it is `new` now. Says what all do together.
-    pub fn grant(&self, told: &mut Rate, new: Rate) -> Rate {
-        let old = std::mem::replace(told, new);
-        let [ops, bytes] = &self.granted;
-        Rate {
-            iops: tell(ops, old.iops, new.iops),
-            bytes: tell(bytes, old.bytes, new.bytes),
+    /// This reactor said `told`, and it is `new` now. Says what all do together.
+    pub fn tell_newest(&self, told: &mut Newest, new: Newest) -> Newest {
+        let (old, new) = (std::mem::replace(told, new).words(), new.words());
+        let sum = |at: usize| tell(&self.newest[at], old[at], new[at]);
+        let rate = |at: usize| Rate {
+            iops: sum(at),
+            bytes: sum(at + 1),
+        };
+        Newest {
+            granted: rate(0),
+            used: rate(2),
+            waited: sum(4),
         }
     }
 }

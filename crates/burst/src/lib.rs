@@ -1,7 +1,7 @@
 //! # burst: a base for everyone, and the rest to whoever can use it
 //!
 //! **Purpose.** Who may begin an I/O now. Tenants have budgets ([`budget`]); what a node can carry and whom it takes is
-//! [`admission`]'s; what an I/O costs is in [`cost`], and how far that is wrong in [`estimator`]; [`scheduler`] shares what
+//! [`admission`]'s, and whether its reactors can give that [`places`]'s; what an I/O costs is in [`cost`], and how far that is wrong in [`estimator`]; [`scheduler`] shares what
 //! there is, once a window, for one reactor, and several reactors agree by way of a [`board`]; [`spread`] names the ways in which they serve queues.
 //!
 //! **Design.** BurstCBS (OSDI'24), its Algorithm 1 with the guard that the printed algorithm lacks; what the paper leaves
@@ -22,6 +22,7 @@ pub mod cost;
 pub mod credit;
 pub mod estimator;
 pub mod params;
+pub mod places;
 pub mod scheduler;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;

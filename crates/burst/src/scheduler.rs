@@ -22,7 +22,7 @@ mod state;
 mod tests;
 mod turn;
 
-use crate::board::{Board, Shares};
+use crate::board::{Board, Newest, Shares};
 use crate::budget::{Budget, Burst, Rate};
 use crate::cost::{CostTable, Frontend, Operation};
 use crate::estimator::Estimator;
@@ -225,7 +225,7 @@ impl Scheduler {
         if one.lanes.is_empty() {
             let told = std::mem::take(&mut one.told);
             self.board.entry(tenant).shares.leave(told);
-            self.grant(tenant);
+            self.newest(tenant);
         }
     }
 
@@ -474,14 +474,14 @@ impl Scheduler {
         }
     }
 
-    /// What a tenant was given in the last window, a second, on all reactors together, as each said last by asking for this.
-    pub fn grant(&mut self, tenant: usize) -> Rate {
+    /// What a tenant's last window was like on all reactors together, as each said last by asking for this.
+    pub fn newest(&mut self, tenant: usize) -> Newest {
         let one = &mut self.tenants[tenant];
         let new = match one.lanes.is_empty() {
-            true => Rate::default(),
-            false => one.seen.granted(self.params.window_ns),
+            true => Newest::default(),
+            false => one.seen.newest(self.params.window_ns),
         };
-        self.board.entry(tenant).grant(&mut one.granted, new)
+        self.board.entry(tenant).tell_newest(&mut one.newest, new)
     }
 
     /// What a lane was given in the window that has just begun, a second: of what its tenant was ([`Seen::granted`]), its part.

@@ -1,7 +1,7 @@
 //! What is known of a lane and of a tenant.
 
 use super::each::Each;
-use crate::board::{Shares, Told};
+use crate::board::{Newest, Shares, Told};
 use crate::budget::Rate;
 use crate::params::Policy;
 use crate::units::{PARTS, Resource, SHARED, Units};
@@ -215,8 +215,8 @@ pub(super) struct Tenant {
     pub(super) drawn: [u64; 2],
     /// So much was used in this window at least, as it was found last.
     pub(super) found: Units,
-    /// What the board was told that was given.
-    pub(super) granted: Rate,
+    /// What the board was told of the newest window.
+    pub(super) newest: Newest,
     /// Used beyond all that it might: paid before anything is saved. Operations, bytes.
     pub(super) owed: [u64; 2],
     /// The window in which it was last active, or what it earns was last added up.
@@ -288,9 +288,29 @@ pub struct Seen {
     pub given: Units,
     /// The last window.
     pub used: Units,
+    /// So many windows ended with it: more than one, if the reactor was late.
+    pub passed: u64,
+    /// I/Os that waited at its end.
+    pub waiting: u64,
 }
 
 impl Seen {
+    /// The newest window.
+    #[must_use]
+    pub(super) fn newest(&self, window_ns: u64) -> Newest {
+        let ns = window_ns.saturating_mul(self.passed).max(1) as f64;
+        let a_second =
+            |own: Resource, each: f64| (f64::from(self.used[own]) / each * 1e9 / ns) as u64;
+        Newest {
+            granted: self.granted(window_ns),
+            used: Rate {
+                iops: a_second(Resource::Ops, f64::from(PARTS)),
+                bytes: a_second(Resource::Bytes, 1.0),
+            },
+            waited: self.waiting,
+        }
+    }
+
     /// What the last window gave it, a second: as its budget says, or less, as far as what it was given of something else does
     /// for I/Os like those that it used last.
     #[must_use]

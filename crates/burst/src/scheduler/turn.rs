@@ -10,7 +10,7 @@ use super::each::Each;
 use super::state::{Lane, NOBODY, Tenant};
 use crate::board::{Entry, Told, WHOLE};
 use crate::params::Policy;
-use crate::units::{COUNT, PLENTY, Resource, SHARED, Units};
+use crate::units::{COUNT, PARTS, PLENTY, Resource, SHARED, Units};
 
 /// The tenant's own resources, in the order of its credit.
 pub(super) const OWN: [usize; 2] = [Resource::Ops as usize, Resource::Bytes as usize];
@@ -269,6 +269,8 @@ impl Scheduler {
             // What is left of its own, without what it was given of anything else.
             one.whole.sub(&used);
             one.settle(entry, &used);
+            one.seen.passed = passed;
+            one.seen.waiting = (waiting.0[OWN[0]].max(0) / PARTS) as u64;
             for at in TIMED {
                 let ns = used.0[at].max(0);
                 one.seen.cost_ns += ns as u64;

@@ -137,6 +137,53 @@ pub struct Admission {
     pub interference: f64,
     /// What of each resource is promised, in percent of what may be.
     pub promised: Vec<Promised>,
+    /// What each reactor owes to tenants that it serves exports of; empty while reactors help each other.
+    #[serde(default)]
+    pub reactors: Vec<ReactorPromised>,
+    /// Tenants whose base the reactors that serve them can't give at any time.
+    #[serde(default)]
+    pub lacking: Vec<LackingBase>,
+}
+
+/// How much of a reactor is promised.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ReactorPromised {
+    /// Which.
+    pub reactor: u32,
+    /// How much of its processor time, in percent of what may be promised without oversubscription: all of the base of each
+    /// tenant with an export there. A tenant that has no exports counts where the first would be served.
+    pub percent: f64,
+}
+
+/// A base that the reactors that serve its tenant's exports can't give at any time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LackingBase {
+    /// Whose.
+    pub tenant: String,
+    /// The reactor that owes more than it has; absent: all that serve the tenant have less than this base together.
+    pub reactor: Option<u32>,
+    /// The same base, smaller, that would fit there; absent: none.
+    pub fits: Option<Rate>,
+}
+
+impl LackingBase {
+    /// In a sentence.
+    pub fn text(&self) -> String {
+        let why = match self.reactor {
+            Some(reactor) => {
+                format!("reactor {reactor} serves exports of it, and owes more bases than it has")
+            }
+            None => "it is more than the reactors have that serve its exports".to_owned(),
+        };
+        let fits = match self.fits {
+            Some(fits) => format!("{} IOPS and {} bytes/s fit", fits.iops, fits.bytes_s),
+            None => "none fits".to_owned(),
+        };
+        format!(
+            "tenant {} can't have its base at any time: {why}; of it, {fits}",
+            self.tenant
+        )
+    }
 }
 
 /// How much of a resource is promised.

@@ -74,6 +74,15 @@ pub struct TenantStats {
     pub granted_ops_s: u64,
     /// Bytes a second.
     pub granted_bytes_s: u64,
+    /// What it used in the newest window that ended: commands a second.
+    #[serde(default)]
+    pub used_ops_s: u64,
+    /// Bytes a second.
+    #[serde(default)]
+    pub used_bytes_s: u64,
+    /// Commands that waited at the end of that window, for their budget or for a turn, and had a place in the engine.
+    #[serde(default)]
+    pub throttled: u64,
     /// What it has saved, if it can.
     pub credit: Option<Credit>,
 }

@@ -65,6 +65,35 @@ const SUMS: [(&str, &str, Sum); 10] = [
     ),
 ];
 
+/// What is of a tenant's newest window.
+const NEWEST: [(&str, &str, Sum); 5] = [
+    (
+        "granted_commands_per_second",
+        "What a tenant was given in the newest window.",
+        |t| t.granted_ops_s,
+    ),
+    (
+        "granted_bytes_per_second",
+        "What a tenant was given in the newest window.",
+        |t| t.granted_bytes_s,
+    ),
+    (
+        "used_commands_per_second",
+        "What a tenant used in the newest window that ended.",
+        |t| t.used_ops_s,
+    ),
+    (
+        "used_bytes_per_second",
+        "What a tenant used in the newest window that ended.",
+        |t| t.used_bytes_s,
+    ),
+    (
+        "commands_throttled",
+        "Commands that waited at the end of the newest window, for their budget or for a turn of their reactor.",
+        |t| t.throttled,
+    ),
+];
+
 /// What is stated of a tenant.
 const STATED: [(&str, &str, Stated); 4] = [
     ("base_commands_per_second", "A tenant's base.", |b| {
@@ -115,21 +144,11 @@ pub(super) fn tenants(out: &mut Exposition, tenants: &[TenantStats]) {
             out.sample(name, &labels, seconds(ns(tenant)));
         }
     }
-    for (name, help, given) in [
-        (
-            "forebay_tenant_granted_commands_per_second",
-            "What a tenant was given in the newest window.",
-            (|t| t.granted_ops_s) as Sum,
-        ),
-        (
-            "forebay_tenant_granted_bytes_per_second",
-            "What a tenant was given in the newest window.",
-            |t| t.granted_bytes_s,
-        ),
-    ] {
-        out.family(name, GAUGE, help);
+    for (name, help, newest) in NEWEST {
+        let name = format!("forebay_tenant_{name}");
+        out.family(&name, GAUGE, help);
         for tenant in tenants {
-            out.sample(name, &[("tenant", &tenant.tenant)], given(tenant));
+            out.sample(&name, &[("tenant", &tenant.tenant)], newest(tenant));
         }
     }
     for (name, help, stated) in STATED {

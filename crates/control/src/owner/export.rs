@@ -65,6 +65,7 @@ impl Owner {
         let mut hosts = hosts;
         hosts.sort_unstable();
         hosts.dedup();
+        let lacking = self.lacking_now();
         let export = {
             let mut core = self.core.borrow_mut();
             core.pool
@@ -89,7 +90,9 @@ impl Owner {
         let name = format!("{tenant}/{volume}");
         let text = format!("{name} is exported from now on");
         self.tell_export(EventKind::ExportCreated, name, text);
-        self.export_show(&tenant, &format!("{volume}@{}", export.0))
+        let mut shown = self.export_show(&tenant, &format!("{volume}@{}", export.0))?;
+        shown.warnings = self.say_lacking(&lacking);
+        Ok(shown)
     }
 
     /// Has an export that was made be served; if that can't be, it is taken back.

@@ -40,6 +40,7 @@ mod launder;
 mod locks;
 mod machines;
 mod ports;
+mod promises;
 mod push;
 mod quarantine;
 mod release;

@@ -1,23 +1,18 @@
-//! How I/O is admitted on this node: what is set, what I/O costs, what is promised.
+//! How I/O is admitted on this node: what is set, what I/O costs.
 //!
-//! Purpose: the operator's settings and the measured costs, kept over restarts; and whether a base can be guaranteed.
+//! Purpose: the operator's settings and the measured costs, kept over restarts.
 //! Design: both belong to the node, not to the pool, which may be opened elsewhere: two files in the state folder, written
 //! whole and read when a pool is opened. One that can't be read counts as not there, and is told of: nobody's bytes depend
-//! on it. A base is refused that doesn't fit beside what is promised already, times the oversubscription that is set; one
-//! that was promised stays so, whatever is measured or set later.
-//! Not here: whose budgets there are, and telling the engine (`budgets`); the arithmetic (`forebay_burst`).
+//! on it.
+//! Not here: whose budgets there are, and telling the engine (`budgets`); what can be promised (`promises`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use forebay_burst::admission::Node;
-use forebay_burst::budget::{Budget, Rate};
-use forebay_burst::cost::{CostTable, default_profiles};
+use forebay_burst::cost::default_profiles;
 use forebay_burst::params::{self, Params};
 use forebay_burst::spread;
-use forebay_burst::units::SHARED_RESOURCES;
-use forebay_pool::TenantId;
 use forebay_xlate::boundary::message::{
     CostProfile as ToldProfile, NodeCapacity as ToldCapacity, Scheduling as Told,
 };
@@ -29,8 +24,8 @@ use crate::api::error::ApiError;
 use crate::api::events::EventKind;
 use crate::api::model::ExportFrontend;
 use crate::api::scheduling::{
-    Admission, CostOperation, CostProfile, Costs, CostsPut, NodeCapacity, Policy, Promised,
-    Scheduling, SchedulingUpdate, Spread,
+    CostOperation, CostProfile, Costs, CostsPut, NodeCapacity, Policy, Scheduling,
+    SchedulingUpdate, Spread,
 };
 use crate::devices::now_s;
 use crate::events::News;
@@ -58,11 +53,11 @@ const MOST_NS: f64 = 1e10;
 /// `scheduling.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-struct Settings {
+pub(super) struct Settings {
     policy: Policy,
-    spread: Spread,
-    oversubscription: f64,
-    wants_base: f64,
+    pub(super) spread: Spread,
+    pub(super) oversubscription: f64,
+    pub(super) wants_base: f64,
     capacity: NodeCapacity,
     /// Those that are not at their default.
     params: BTreeMap<String, f64>,
@@ -91,7 +86,7 @@ impl Default for Settings {
 
 /// `costs.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Measured {
+pub(super) struct Measured {
     at_s: u64,
     note: Option<String>,
     profiles: Vec<CostProfile>,
@@ -100,10 +95,10 @@ struct Measured {
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct NodeState {
-    settings: RefCell<Settings>,
-    measured: RefCell<Option<Measured>>,
+    pub(super) settings: RefCell<Settings>,
+    pub(super) measured: RefCell<Option<Measured>>,
     folder: RefCell<Option<PathBuf>>,
-    reactors: Cell<u32>,
+    pub(super) reactors: Cell<u32>,
     /// One change at a time.
     changing: tokio::sync::Mutex<()>,
 }
@@ -335,77 +330,6 @@ impl Owner {
                 std::array::from_fn(|operation| of(frontend, operation))
             }),
         }
-    }
-
-    /// The node with what is promised, but for one tenant; and its costs.
-    fn promised_node(&self, but: Option<TenantId>) -> (Node, CostTable) {
-        let told = self.scheduling_config();
-        let costs = told.cost_table();
-        let params = told.params().unwrap_or_default();
-        let capacity = told.capacity.capacity(self.node.reactors.get());
-        let oversubscription = self.node.settings.borrow().oversubscription;
-        let mut node = Node::new(capacity, &params, oversubscription);
-        let core = self.core.borrow();
-        for (tenant, budget) in core.pool.tenant_budgets() {
-            if Some(tenant) != but {
-                node.keep(budget, &costs);
-            }
-        }
-        (node, costs)
-    }
-
-    /// Refuses a tenant's budget whose base the node does not have.
-    pub(super) fn admit_base(&self, tenant: TenantId, budget: &Budget) -> Result<(), ApiError> {
-        let (mut node, costs) = self.promised_node(Some(tenant));
-        let core = self.core.borrow();
-        let before = core.pool.tenant_budget(tenant).map(|budget| budget.base);
-        let is_less =
-            |before: Rate| budget.base.iops <= before.iops && budget.base.bytes <= before.bytes;
-        budget
-            .check()
-            .map_err(|bad| ApiError::invalid(bad.to_string()))?;
-        if before.is_some_and(is_less) {
-            return Ok(());
-        }
-        node.take(budget, &costs).map_err(|refused| {
-            let hint = match self.node.measured.borrow().is_some() {
-                true => "this was calculated from what `forebay calibrate` measured; `forebay scheduling set \
-                         --oversubscription` lets more be promised",
-                false => "this was calculated from defaults: `forebay calibrate` measures this machine; `forebay \
-                          scheduling set --oversubscription` lets more be promised",
-            };
-            ApiError::new(crate::api::error::ErrorKind::NoSpace, refused.to_string()).hint(hint)
-        })
-    }
-
-    /// Whether what is promised can be had.
-    pub(super) fn admission(&self) -> Admission {
-        let (node, _) = self.promised_node(None);
-        let settings = self.node.settings.borrow();
-        let promised = SHARED_RESOURCES.into_iter().zip(node.promised());
-        Admission {
-            guaranteed: node.at_once() >= node.tenants(),
-            calibrated: self.node.measured.borrow().is_some(),
-            tenants: node.tenants(),
-            at_once: node.at_once(),
-            interference: node.interference(settings.wants_base),
-            promised: promised
-                .map(|(resource, part)| Promised {
-                    resource: resource.name().to_owned(),
-                    percent: (part * 100_000.0).round() / 1000.0,
-                })
-                .collect(),
-        }
-    }
-
-    /// Bases were promised that can't all be had, and nobody asked for that: costs or reactors are others now.
-    pub(super) fn promise_warning(&self) -> Option<String> {
-        let now = self.admission();
-        let is_meant = self.node.settings.borrow().oversubscription > 1.0;
-        (!now.guaranteed && !is_meant).then(|| {
-            let (some, all) = (now.at_once, now.tenants);
-            format!("only {some} of {all} tenants can have their bases at once, as this node is now: see `forebay scheduling show`")
-        })
     }
 
     /// How I/O is admitted.

@@ -160,6 +160,7 @@ impl Owner {
         core: &Core,
         export: &ExportRecord,
         connected: &mut BTreeMap<u64, BTreeSet<String>>,
+        reactors: &BTreeMap<ExportId, u32>,
     ) -> Option<Export> {
         let volume = core.pool.volume(export.volume).ok()?;
         let (frontend, mapped_doorbells, queues) = match export.frontend {
@@ -193,6 +194,8 @@ impl Owner {
             addresses,
             quarantined: self.quarantine.reason(export.id),
             commands_ending: 0,
+            warnings: Vec::new(),
+            reactor: reactors.get(&export.id).copied(),
             connected_hosts: connected
                 .remove(&export.id.0)
                 .map_or_else(Vec::new, |hosts| hosts.into_iter().collect()),
@@ -224,10 +227,11 @@ impl Owner {
     pub(crate) fn export_list(&self) -> Vec<Export> {
         let core = self.core.borrow();
         let mut connected = self.all_connected();
+        let reactors = self.reactors_of_exports();
         let mut exports: Vec<Export> = core
             .pool
             .exports()
-            .filter_map(|export| self.show_export(&core, export, &mut connected))
+            .filter_map(|export| self.show_export(&core, export, &mut connected, &reactors))
             .collect();
         exports.sort_by(|a, b| (&a.tenant, &a.volume).cmp(&(&b.tenant, &b.volume)));
         exports
@@ -238,7 +242,8 @@ impl Owner {
         let id = self.export_id(tenant, volume)?;
         let core = self.core.borrow();
         let export = core.pool.export(id).map_err(api_error)?;
-        self.show_export(&core, export, &mut self.all_connected())
+        let reactors = self.reactors_of_exports();
+        self.show_export(&core, export, &mut self.all_connected(), &reactors)
             .ok_or_else(|| ApiError::internal(format!("{id} has no volume")))
     }
 

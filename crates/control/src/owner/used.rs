@@ -273,6 +273,9 @@ pub(super) fn tenant_stats<'a>(
             corrected_ns,
             granted_ops_s: gauge(|record| &record.granted_ops_s),
             granted_bytes_s: gauge(|record| &record.granted_bytes_s),
+            used_ops_s: gauge(|record| &record.used_ops_s),
+            used_bytes_s: gauge(|record| &record.used_bytes_s),
+            throttled: gauge(|record| &record.throttled),
             // Without an engine, or exports, it keeps what it has.
             credit: budget.and_then(|budget| {
                 let record = found.map(|(_, record)| *record);

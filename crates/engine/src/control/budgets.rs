@@ -7,13 +7,17 @@
 //!
 //! **Not here:** what is done with it ([`crate::core::Admission`]), and what is promised to whom (the daemon).
 
-use super::Control;
+use super::{Control, KnownExport};
 use crate::core::Admission;
 use crate::lane::Share;
 use crate::mailbox::Post;
+use forebay_burst::admission::usable;
 use forebay_burst::board::Board;
+use forebay_burst::cost::CostTable;
+use forebay_burst::places::Places;
+use forebay_burst::units::Resource;
 use forebay_xlate::VolumeId;
-use forebay_xlate::boundary::message::{Budget, Scheduling, Spread, TenantId};
+use forebay_xlate::boundary::message::{Budget, ExportId, Scheduling, Spread, TenantId};
 use forebay_xlate::boundary::region::{MAX_TENANTS, TenantRecord};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -30,18 +34,63 @@ pub(super) struct Budgets {
 /// While there is scheduling.
 struct Active {
     scheduling: Box<Scheduling>,
+    /// Made of it.
+    costs: Arc<CostTable>,
     board: Arc<Board>,
-    tenants: BTreeMap<TenantId, (u32, Budget)>,
+    tenants: BTreeMap<TenantId, Known>,
     free: VecDeque<u32>,
     volumes: BTreeMap<VolumeId, (TenantId, Option<Budget>)>,
 }
 
+/// A tenant.
+struct Known {
+    slot: u32,
+    budget: Budget,
+    /// What its base needs of processors at most, ns a second.
+    cpu: f64,
+}
+
+/// What a base needs of processors at most; one that nobody stated is nothing to be kept.
+fn cpu(budget: &Budget, costs: &CostTable) -> f64 {
+    match *budget == Budget::unstated() {
+        true => 0.0,
+        false => costs.most_of(budget.base)[Resource::Cpu as usize],
+    }
+}
+
 impl Budgets {
+    /// The reactor for a new export of a volume, beside these.
+    pub(super) fn best_reactor(
+        &self,
+        volume: VolumeId,
+        exports: &BTreeMap<ExportId, KnownExport>,
+        reactors: usize,
+    ) -> usize {
+        let active = self.active.as_ref();
+        // Reactors that help each other have what they have together.
+        let apart = active.filter(|active| active.scheduling.spread == Spread::OneToOne);
+        let params = apart.and_then(|active| active.scheduling.params().ok());
+        let each = 1e9 * usable(&params.unwrap_or_default());
+        let mut places = Places::new(reactors, each);
+        for (tenant, known) in apart.iter().flat_map(|active| &active.tenants) {
+            places.promise(tenant.0, known.cpu);
+        }
+        // Whose nobody knows is nobody's in particular.
+        let of = |volume| {
+            let known = apart.and_then(|active| active.volumes.get(&volume));
+            known.map_or(u64::MAX, |(tenant, _)| tenant.0)
+        };
+        for export in exports.values() {
+            places.export(of(export.config.volume), export.reactor);
+        }
+        places.best(of(volume))
+    }
+
     /// What a volume may use.
     pub(super) fn share(&self, volume: VolumeId) -> Option<Share> {
         let active = self.active.as_ref()?;
         let (tenant, budget) = *active.volumes.get(&volume)?;
-        let (tenant, _) = *active.tenants.get(&tenant)?;
+        let tenant = active.tenants.get(&tenant)?.slot;
         Some(Share { tenant, budget })
     }
 
@@ -58,6 +107,7 @@ impl Active {
     fn admissions(
         &self,
         scheduling: &Scheduling,
+        costs: &Arc<CostTable>,
         reactors: usize,
     ) -> Result<Vec<Admission>, String> {
         let params = scheduling.params()?;
@@ -79,12 +129,11 @@ impl Active {
             Spread::Stealing | Spread::OneToN => reactors as u32,
         };
         let per_second = capacity.capacity(processors).per_second();
-        let costs = Arc::new(scheduling.cost_table());
         let make = |_| {
-            let mut admission = Admission::new(params.clone(), &per_second, &costs, &self.board)
+            let mut admission = Admission::new(params.clone(), &per_second, costs, &self.board)
                 .map_err(|bad| bad.to_string())?;
-            for (slot, budget) in self.tenants.values() {
-                admission.set_budget(*slot, budget);
+            for known in self.tenants.values() {
+                admission.set_budget(known.slot, &known.budget);
             }
             Ok(admission)
         };
@@ -109,6 +158,9 @@ fn begin(record: &TenantRecord, tenant: Option<TenantId>) {
         &record.credit_bytes,
         &record.granted_ops_s,
         &record.granted_bytes_s,
+        &record.used_ops_s,
+        &record.used_bytes_s,
+        &record.throttled,
         &record.burst_windows,
         &record.active_windows,
         &record.cost_ns,
@@ -128,9 +180,9 @@ impl Control {
         let Some(scheduling) = scheduling else {
             if let Some(old) = self.budgets.active.take() {
                 let mut free = old.free;
-                for (slot, _) in old.tenants.values() {
-                    begin(&self.region.tenants()[*slot as usize], None);
-                    free.push_back(*slot);
+                for known in old.tenants.values() {
+                    begin(&self.region.tenants()[known.slot as usize], None);
+                    free.push_back(known.slot);
                 }
                 self.budgets.free = free;
                 self.post_all(|| Post::Admission(None));
@@ -145,10 +197,12 @@ impl Control {
             Some(active) if active.scheduling == scheduling => return Ok(()),
             active => active.is_some(),
         };
+        let costs = Arc::new(scheduling.cost_table());
         let mut active = match self.budgets.active.take() {
             Some(active) => active,
             None => Active {
                 scheduling: scheduling.clone(),
+                costs: costs.clone(),
                 board: Arc::new(Board::new(MAX_TENANTS)),
                 tenants: BTreeMap::new(),
                 free: match self.budgets.free.is_empty() {
@@ -158,11 +212,15 @@ impl Control {
                 volumes: BTreeMap::new(),
             },
         };
-        let made = active.admissions(&scheduling, self.mailboxes.len());
+        let made = active.admissions(&scheduling, &costs, self.mailboxes.len());
         match made {
             Ok(admissions) => {
                 let spread = scheduling.spread;
                 active.scheduling = scheduling;
+                for known in active.tenants.values_mut() {
+                    known.cpu = cpu(&known.budget, &costs);
+                }
+                active.costs = costs;
                 self.budgets.active = Some(active);
                 for (mailbox, admission) in self.mailboxes.iter_mut().zip(admissions) {
                     mailbox.post(Post::Admission(Some(Box::new(admission))));
@@ -198,7 +256,7 @@ impl Control {
             };
         };
         let Some(budget) = budget else {
-            let Some((slot, _)) = active.tenants.remove(&tenant) else {
+            let Some(Known { slot, .. }) = active.tenants.remove(&tenant) else {
                 return Ok(());
             };
             active.free.push_back(slot);
@@ -221,11 +279,12 @@ impl Control {
         budget
             .check()
             .map_err(|bad| format!("tenant {id}: {bad}"))?;
+        let cpu = cpu(&budget, &active.costs);
         match active.tenants.get_mut(&tenant) {
-            Some((_, known)) if *known == budget => {}
-            Some((slot, known)) => {
-                *known = budget;
-                let slot = *slot;
+            Some(known) if known.budget == budget => {}
+            Some(known) => {
+                (known.budget, known.cpu) = (budget, cpu);
+                let slot = known.slot;
                 self.post_all(|| Post::Budget(slot, budget));
             }
             None => {
@@ -233,7 +292,7 @@ impl Control {
                 let slot = slot.ok_or_else(|| {
                     format!("tenant {id}: an engine has at most {MAX_TENANTS} tenants")
                 })?;
-                active.tenants.insert(tenant, (slot, budget));
+                active.tenants.insert(tenant, Known { slot, budget, cpu });
                 let record = &self.region.tenants()[slot as usize];
                 begin(record, Some(tenant));
                 let [ops, bytes] = active.board.entry(slot as usize).save(&budget, credit);

@@ -232,12 +232,6 @@ impl Control {
                     ));
                 };
                 self.lanes_used[slot] = true;
-                let load = |r: usize| {
-                    self.known_exports
-                        .values()
-                        .filter(|e| e.reactor == r)
-                        .count()
-                };
                 // What an earlier export of the volume has left at devices is known to its reactor.
                 let lanes = self.region.lanes().iter().zip(&self.lanes_used);
                 let left = lanes
@@ -248,8 +242,11 @@ impl Control {
                     })
                     .map(|(record, _)| record.reactor.load(Relaxed) as usize)
                     .next();
-                let idlest = || (0..self.mailboxes.len()).min_by_key(|r| load(*r));
-                let reactor = left.or_else(idlest).unwrap_or(0);
+                let best = || {
+                    let (exports, reactors) = (&self.known_exports, self.mailboxes.len());
+                    (self.budgets).best_reactor(config.volume, exports, reactors)
+                };
+                let reactor = left.unwrap_or_else(best);
                 let lane = LaneIndex(slot as u32);
                 self.clear_lane_record(slot);
                 let record = &self.region.lanes()[slot];

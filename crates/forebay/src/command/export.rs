@@ -161,12 +161,14 @@ fn show_machine(export: &Export) -> String {
         ("export", name(export)),
         ("frontend", frontend),
         ("socket", export.socket.clone().unwrap_or_default()),
+        ("reactor", reactor(export)),
         ("connected", connected),
     ]);
     if let Some(reason) = &export.quarantined {
         text.push_str(&format!("quarantined: {reason}\n"));
     }
     text.push_str(&attach_text(export).unwrap_or_default());
+    text.push_str(&warnings(export));
     text
 }
 
@@ -183,6 +185,7 @@ fn show(export: &Export) -> String {
         ("export", name(export)),
         ("nqn", export.nqn.clone()),
         ("hosts", hosts),
+        ("reactor", reactor(export)),
         ("connected", export.connected_hosts.join(", ")),
         ("addresses", export.addresses.join(", ")),
     ]);
@@ -194,7 +197,20 @@ fn show(export: &Export) -> String {
         text.push_str(&command);
         text.push('\n');
     }
+    text.push_str(&warnings(export));
     text
+}
+
+/// The reactor that serves it.
+fn reactor(export: &Export) -> String {
+    let reactor = export.reactor.map(|reactor| reactor.to_string());
+    reactor.unwrap_or_default()
+}
+
+/// What its making has done to others.
+fn warnings(export: &Export) -> String {
+    let warnings = export.warnings.iter();
+    warnings.map(|text| format!("warning: {text}\n")).collect()
 }
 
 /// The nvme-cli command that attaches an export, if it has an address.

@@ -189,6 +189,8 @@ mod tests {
             connected_hosts: vec![],
             quarantined: None,
             commands_ending: 0,
+            warnings: Vec::new(),
+            reactor: None,
         }
     }
 

@@ -149,6 +149,12 @@ pub(crate) fn budget_cells(budget: Option<&Budget>) -> [String; 3] {
     }
 }
 
+/// So many of the tenants are told of whose base can't be had.
+const LACKING: usize = 8;
+/// What can be done about it.
+const PLACES: &str = "  a smaller base; an export that is deleted and made again is served where its tenant's base fits; several reactors \
+     serve a tenant that has several volumes; or `forebay scheduling set --spread one-to-n`\n";
+
 /// Whether what is promised can be had, in sentences.
 pub(crate) fn admission_text(admission: &Admission) -> String {
     let from = match admission.calibrated {
@@ -162,8 +168,27 @@ pub(crate) fn admission_text(admission: &Admission) -> String {
     let most = most.map_or_else(String::new, |most| {
         format!("; {:.1} % of {} is promised", most.percent, most.resource)
     });
+    let reactors = admission.reactors.iter();
+    let reactors = reactors.map(|of| format!("{:.1} %", of.percent));
+    let reactors: Vec<String> = reactors.collect();
+    let most = match reactors.len() {
+        0 | 1 => most,
+        _ => format!("{most}; of the reactors {}", reactors.join(", ")),
+    };
+    let lacks_only = admission.at_once >= admission.tenants;
     match admission.guaranteed {
         true => format!("all bases are guaranteed{most} ({from})\n"),
+        false if lacks_only => {
+            let mut text = format!("not all bases are guaranteed{most} ({from})\n");
+            for base in admission.lacking.iter().take(LACKING) {
+                text.push_str(&format!("  {}\n", base.text()));
+            }
+            if let more @ 1.. = admission.lacking.len().saturating_sub(LACKING) {
+                text.push_str(&format!("  and {more} other tenants\n"));
+            }
+            text.push_str(PLACES);
+            text
+        }
         false => format!(
             "bases are oversubscribed: {} of {} tenants can have theirs at once, and with a probability of {:.2} % more \
              want it{most} ({from})\n",

@@ -24,6 +24,8 @@ pub fn export() -> Export {
         addresses: vec!["[::1]:4420".to_owned()],
         quarantined: None,
         commands_ending: 0,
+        warnings: Vec::new(),
+        reactor: None,
         connected_hosts: Vec::new(),
     }
 }

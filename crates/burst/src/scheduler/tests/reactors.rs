@@ -1,6 +1,7 @@
 //! Several reactors with volumes of one tenant, and those that sleep.
 
 use super::*;
+use crate::board::Newest;
 
 /// Reactors with so many lanes each, all of tenant 0.
 fn reactors(lanes: &[usize], budget: &Budget, params: &Params) -> (Vec<Scheduler>, Units) {
@@ -144,10 +145,10 @@ fn who_slept_finds_one_windows_worth_of_what_is_shared() {
 }
 
 #[test]
-fn what_a_tenant_is_given_is_a_sum_over_reactors() {
+fn a_tenants_newest_window_is_a_sum_over_reactors() {
     let all = budget(100_000, 100_000, Burst::Metered);
     let (mut reactors, cost) = reactors(&[1, 1], &all, &params());
-    let mut sum = 0;
+    let mut sum = Newest::default();
     for _ in 0..50 {
         for scheduler in &mut reactors {
             scheduler.wait(0, &cost);
@@ -155,15 +156,36 @@ fn what_a_tenant_is_given_is_a_sum_over_reactors() {
                 scheduler.wait(0, &cost);
             }
             scheduler.turn(1);
-            sum = scheduler.grant(0).iops;
+            sum = scheduler.newest(0);
         }
     }
-    assert!((90_000..=110_000).contains(&sum), "{sum}");
+    for rate in [sum.granted, sum.used] {
+        assert!((90_000..=110_000).contains(&rate.iops), "{sum:?}");
+    }
+    // One more waits on each with every window.
+    assert_eq!(sum.waited, 100);
     // Who leaves gives nothing any more.
     for (scheduler, most) in reactors.iter_mut().zip([60_000, 0]) {
         scheduler.leave();
-        let left = scheduler.grant(0).iops;
+        let left = scheduler.newest(0).granted.iops;
         assert!(left <= most, "{left}");
+    }
+    assert_eq!(reactors[0].newest(0), Newest::default());
+}
+
+#[test]
+fn what_a_late_window_used_is_told_a_second() {
+    let all = budget(100_000, 100_000, Burst::Metered);
+    let (mut reactors, cost) = reactors(&[1], &all, &params());
+    let scheduler = &mut reactors[0];
+    let a_second = 1e9 / scheduler.params.window_ns as f64;
+    for passed in [1, 4] {
+        scheduler.turn(1);
+        let begun = (0..3).filter(|_| scheduler.admit(0, &cost)).count();
+        scheduler.turn(passed);
+        let used = scheduler.newest(0).used.iops as f64;
+        let expected = begun as f64 * a_second / passed as f64;
+        assert!((used - expected).abs() <= 1.0, "{used} {expected}");
     }
 }
 

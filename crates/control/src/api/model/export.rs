@@ -49,12 +49,18 @@ pub struct Export {
     pub addresses: Vec<String>,
     /// Host NQNs that are connected now (those with an admin queue).
     pub connected_hosts: Vec<String>,
+    /// The reactor that serves it now.
+    #[serde(default)]
+    pub reactor: Option<u32>,
     /// Why it is not served, if it is quarantined.
     pub quarantined: Option<String>,
     /// In the answer to a change: commands that were still at devices, of hosts that it shut out. What
     /// these write may still appear; nothing later of these hosts will.
     #[serde(default)]
     pub commands_ending: u64,
+    /// In the answer to its making: whose bases can't be had at any time since.
+    #[serde(default)]
+    pub warnings: Vec<String>,
 }
 
 /// The client of an export to a virtual machine.

@@ -11,6 +11,7 @@ mod hang;
 mod kills;
 mod lives;
 mod ports;
+mod promises;
 mod protocol;
 mod reserve;
 mod seen;

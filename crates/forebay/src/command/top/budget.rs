@@ -33,6 +33,12 @@ pub(crate) struct Use {
     pub(crate) granted_iops: u64,
     /// Bytes a second.
     pub(crate) granted_bytes_s: u64,
+    /// Operations a second that it used in the newest window.
+    pub(crate) window_iops: u64,
+    /// Bytes a second.
+    pub(crate) window_bytes_s: u64,
+    /// Commands that waited at its end.
+    pub(crate) window_throttled: u64,
     /// Commands a second that waited because it was over budget.
     pub(crate) throttled_s: f64,
     /// How long they waited in the mean.
@@ -88,6 +94,9 @@ impl Use {
             used_bytes_s,
             granted_iops: now.granted_ops_s,
             granted_bytes_s: now.granted_bytes_s,
+            window_iops: now.used_ops_s,
+            window_bytes_s: now.used_bytes_s,
+            window_throttled: now.throttled,
             throttled_s: rate(|t| t.throttled_ops),
             throttled_ns: diff(|t| t.throttled_ns).checked_div(waited),
             burst_percent: percent(burst_windows, active),
@@ -153,6 +162,14 @@ impl Use {
                 None => "no budget: it has what others leave".to_owned(),
             });
             words.push(given_text(self.granted_iops, self.granted_bytes_s));
+            words.push(format!(
+                "{} and {:.1} of that used",
+                self.window_iops,
+                self.window_bytes_s as f64 / 1e6
+            ));
+            if self.window_throttled > 0 {
+                words.push(format!("{} waiting", self.window_throttled));
+            }
             if self.burst_percent >= 0.5 {
                 words.push(format!("{:.0} % of it bursting", self.burst_percent));
             }
@@ -330,6 +347,9 @@ mod tests {
                 used_ops: 10_000,
                 metered_ops: 8000,
                 granted_ops_s: 7000,
+                used_ops_s: 6500,
+                used_bytes_s: 1_000_000,
+                throttled: 9,
                 active_windows: 100,
                 burst_windows: 75,
                 cost_ns: 1_000_000,
@@ -352,6 +372,8 @@ mod tests {
         let words = [
             "NOISY: 5000 IOPS and 0.0 MB/s of a base of 1000 and 1073.7",
             "given 7000 IOPS and 0.0 MB/s",
+            "6500 and 1.0 of that used",
+            "9 waiting",
             "75 % of it bursting",
             "4000/s metered",
             "costs 1.30 times as calibrated",
@@ -361,6 +383,7 @@ mod tests {
         let words = [
             "used 500 IOPS and 0.0 MB/s of a base of 1000 and 1073.7",
             "given 0 IOPS and 0.0 MB/s",
+            "0 and 0.0 of that used",
             "HURT: 10/s wait 1.0 ms, below its base",
         ];
         assert_eq!(zoo.words(), words);

@@ -280,7 +280,13 @@ cells! {
         pub cost_ns: AtomicU64,
         /// The same as it counted, corrected.
         pub corrected_ns: AtomicU64,
-        reserved: [AtomicU64; 14],
+        /// What it used in the newest window that ended, of all reactors together, as commands a second,
+        pub used_ops_s: AtomicU64,
+        /// and bytes a second.
+        pub used_bytes_s: AtomicU64,
+        /// Commands that waited at its end.
+        pub throttled: AtomicU64,
+        reserved: [AtomicU64; 11],
     }
 }
 

@@ -94,12 +94,15 @@ impl Admission {
             &record.burst_windows,
             seen.burst_windows - old.burst_windows,
         );
-        let granted = self.scheduler.grant(tenant);
+        let newest = self.scheduler.newest(tenant);
         for (cell, value) in [
             (&record.credit_ops, seen.credit_parts / PARTS as u64),
             (&record.credit_bytes, seen.credit_bytes),
-            (&record.granted_ops_s, granted.iops),
-            (&record.granted_bytes_s, granted.bytes),
+            (&record.granted_ops_s, newest.granted.iops),
+            (&record.granted_bytes_s, newest.granted.bytes),
+            (&record.used_ops_s, newest.used.iops),
+            (&record.used_bytes_s, newest.used.bytes),
+            (&record.throttled, newest.waited),
         ] {
             cell.store(value, Relaxed);
         }

@@ -1,0 +1,136 @@
+//! What the fake engine asks the daemon for: faults, writes, releases, flushes.
+
+use super::*;
+
+impl Fake {
+    /// Faults, and waits for the answer; it must fit what was asked.
+    pub(in super::super) async fn fault(
+        &mut self,
+        volume: VolumeId,
+        extent: u64,
+        write: bool,
+    ) -> Result<Word, FaultFailure> {
+        self.ask_fault(volume, extent, write);
+        self.answer_to(volume, extent, write).await
+    }
+
+    /// Faults, without waiting.
+    pub(in super::super) fn ask_fault(&mut self, volume: VolumeId, extent: u64, write: bool) {
+        let faults = vec![FaultAsk {
+            volume,
+            extent,
+            write,
+        }];
+        self.say(&FromEngine::Faults { faults });
+    }
+
+    /// The newest grant, which the newest message must be.
+    pub(in super::super) fn last_grant(&self) -> GrantOf {
+        match self.log.last() {
+            Some(ToEngine::Grants { grants }) => *grants.last().unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Waits for a fault's answer.
+    pub(in super::super) async fn answer_to(
+        &mut self,
+        volume: VolumeId,
+        extent: u64,
+        write: bool,
+    ) -> Result<Word, FaultFailure> {
+        let answer = self
+            .until(|message| match message {
+                ToEngine::Grants { grants } => grants.iter().rev().find_map(|grant| {
+                    if grant.volume != volume || !grant.range.contains(extent) {
+                        return None;
+                    }
+                    let mut word = Word::from_bits(grant.word).advance(extent - grant.range.first);
+                    if write {
+                        word = word.claimed();
+                    }
+                    (!write || word.writable()).then_some(Ok(word))
+                }),
+                ToEngine::FaultFailed {
+                    volume: v,
+                    range,
+                    write: w,
+                    reason,
+                } if *v == volume && *w == write && range.contains(extent) => Some(Err(*reason)),
+                _ => None,
+            })
+            .await;
+        if write && answer.is_ok() {
+            self.claim(volume, extent);
+        }
+        answer
+    }
+
+    /// A first write to a place ahead; gives back what may be written to.
+    fn claim(&mut self, volume: VolumeId, extent: u64) -> Option<Word> {
+        let word = self.grants.get_mut(&(volume, extent))?;
+        *word = word.claimed();
+        Some(*word).filter(|word| word.writable())
+    }
+
+    /// Writes: faults unless it is granted.
+    pub(in super::super) async fn write(&mut self, volume: VolumeId, extent: u64) -> Word {
+        match self.claim(volume, extent) {
+            Some(word) => word,
+            None => self.fault(volume, extent, true).await.unwrap(),
+        }
+    }
+
+    /// Asks for a deallocation, without waiting.
+    pub(in super::super) fn release(&mut self, volume: VolumeId, range: ExtentRange) -> u64 {
+        let release = self.next_release;
+        self.next_release += 1;
+        self.say(&FromEngine::Release {
+            release,
+            volume,
+            range,
+        });
+        release
+    }
+
+    pub(in super::super) async fn released(&mut self, release: u64) {
+        self.until(|m| (*m == ToEngine::ReleaseDone { release }).then_some(()))
+            .await;
+    }
+
+    pub(in super::super) async fn not_released(&mut self, release: u64) {
+        self.until(|m| (*m == ToEngine::ReleaseFailed { release }).then_some(()))
+            .await;
+    }
+
+    /// A FLUSH: asks for the commit of everything up to `sequence`.
+    pub(in super::super) async fn flush(&mut self, volume: VolumeId, sequence: u64) -> bool {
+        self.say(&FromEngine::CommitWanted { volume, sequence });
+        self.until(|message| match message {
+            ToEngine::Committed {
+                volume: v,
+                sequence: s,
+            } if *v == volume && *s >= sequence => Some(true),
+            ToEngine::CommitFailed {
+                volume: v,
+                sequence: s,
+            } if *v == volume && *s >= sequence => Some(false),
+            _ => None,
+        })
+        .await
+    }
+
+    /// The highest commit sequence that was heard for a volume.
+    pub(in super::super) fn highest_sequence(&self, volume: VolumeId) -> u64 {
+        self.log
+            .iter()
+            .flat_map(|message| match message {
+                ToEngine::Grants { grants } => &grants[..],
+                _ => &[],
+            })
+            .filter(|grant| grant.volume == volume)
+            .map(|grant| grant.commit_sequence)
+            .max()
+            .unwrap_or(0)
+    }
+}
