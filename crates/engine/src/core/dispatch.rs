@@ -51,17 +51,16 @@ fn are_zeros(table: &Table, extent: u64, count: u64) -> bool {
 /// that needs its own.
 #[inline]
 fn answer_zeros(io: &mut Io, staging: &mut Staging, len: u32) -> bool {
-    let (IoOp::Read { .. }, Some(zeros)) = (io.op, staging.zeros(len)) else {
+    let (IoOp::Read { .. }, Some(mut zeros)) = (io.op, staging.zeros(len)) else {
         return false;
     };
-    // Whoever counts what a connection holds counts by length.
-    if io.buffer.as_ref().is_none_or(|b| b.len() != zeros.len()) {
+    let Some(own) = (io.buffer.as_mut()).filter(|own| own.len() == zeros.len()) else {
         staging.give(zeros);
         return false;
-    }
-    if let Some(own) = io.buffer.replace(zeros) {
-        staging.give(own);
-    }
+    };
+    // Whoever counts what a connection holds knows nothing of it.
+    zeros.counts_as(own);
+    staging.give(std::mem::replace(own, zeros));
     io.cursor = u64::from(len);
     true
 }

@@ -33,6 +33,8 @@ const CLASSES: [(u32, u32); 5] = [
     (128 << 10, 256),
     (MAX_TRANSFER_BYTES, 64),
 ];
+/// How many there are.
+pub(crate) const SIZE_CLASSES: usize = CLASSES.len();
 /// The class of what is inherited.
 const INHERITED: u8 = CLASSES.len() as u8;
 /// The class of what is zeros.
@@ -68,8 +70,17 @@ pub const STAGING_BYTES: usize = sum(true);
 pub struct StagingBuffer {
     ptr: NonNull<u8>,
     len: u32,
-    /// Where it is in the memory's file, in pages, and its class in the lowest byte.
+    /// Where it is in the memory's file, in pages; then four bits for the class that it counts as, four for its own.
     place: u32,
+}
+
+/// What a buffer takes of the memory: whatever was asked for, others lack all of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    /// Its size class, or [`SIZE_CLASSES`] and above: none.
+    pub class: usize,
+    /// A buffer's length there.
+    pub bytes: u64,
 }
 
 // SAFETY: the memory is reached through this value alone, or by readers alone, and is never unmapped.
@@ -80,7 +91,7 @@ impl StagingBuffer {
         Self {
             ptr,
             len,
-            place: (offset_bytes >> 12 << 8) as u32 | u32::from(class),
+            place: (offset_bytes >> 12 << 8) as u32 | u32::from(class << 4 | class),
         }
     }
 
@@ -98,6 +109,29 @@ impl StagingBuffer {
     /// Whether none were asked for.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// What it takes.
+    #[inline]
+    pub(crate) fn taken(&self) -> Taken {
+        let class = self.place as usize >> 4 & 15;
+        let bytes = match CLASSES.get(class) {
+            Some((size_bytes, _)) => u64::from(*size_bytes),
+            None => u64::from(self.len).next_multiple_of(4096),
+        };
+        Taken { class, bytes }
+    }
+
+    /// It is there instead of another one, and takes as much from now on, as far as that is counted.
+    #[inline]
+    pub(crate) fn counts_as(&mut self, other: &Self) {
+        self.place = self.place & !0xF0 | other.place & 0xF0;
+    }
+
+    /// Its own class.
+    #[inline]
+    fn class(&self) -> u8 {
+        self.place as u8 & 15
     }
 
     /// Where it is in the memory's file.
@@ -118,7 +152,7 @@ impl StagingBuffer {
     /// Whether it is one of [`Staging::zeros`].
     #[inline]
     pub(crate) fn is_zeros(&self) -> bool {
-        self.place as u8 == ZEROS
+        self.class() == ZEROS
     }
 
     /// The bytes.
@@ -298,7 +332,7 @@ impl Staging {
     /// Takes a buffer back.
     #[inline]
     pub fn give(&mut self, buffer: StagingBuffer) {
-        match self.classes.get_mut(usize::from(buffer.place as u8)) {
+        match self.classes.get_mut(usize::from(buffer.class())) {
             Some(class) => {
                 self.out -= 1;
                 let at = buffer.reference().offset_bytes - class.offset_bytes;
@@ -333,10 +367,14 @@ impl Staging {
         fit.map(Class::free).sum()
     }
 
-    /// Bytes of them.
-    pub(crate) fn left_bytes_for(&self, len_bytes: u32) -> u64 {
-        let fit = self.classes.iter().filter(|c| c.size_bytes >= len_bytes);
-        fit.map(|c| c.free() as u64 * u64::from(c.size_bytes)).sum()
+    /// What the next buffer for so many bytes would take, and how many like it are there; `None` when there is none.
+    #[inline]
+    pub(crate) fn next_for(&self, len_bytes: u32) -> Option<(Taken, usize)> {
+        let mut classes = self.classes.iter().enumerate();
+        let fits = |class: &Class| class.size_bytes >= len_bytes && class.free() > 0;
+        let (class, of) = classes.find(|(_, class)| fits(class))?;
+        let bytes = u64::from(of.size_bytes);
+        Some((Taken { class, bytes }, of.free()))
     }
 
     /// Whether half or more of the buffers for so many bytes are there.

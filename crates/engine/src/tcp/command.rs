@@ -126,7 +126,7 @@ pub(super) fn accept(
                 if let Some(lane) = conn.lane {
                     turn.core.copied(lane, data.len() as u32);
                 }
-                conn.held.take(taken.len());
+                conn.held.take(taken.taken());
                 buffer = Some(taken);
             }
             None => {

@@ -251,13 +251,13 @@ impl Conn {
             bump(&core.record().staging_waits, 1);
             return None;
         };
-        self.held.take(len_bytes as usize);
+        self.held.take(buffer.taken());
         Some(buffer)
     }
 
     #[inline]
     pub(super) fn give_buffer(&mut self, core: &mut Core, buffer: StagingBuffer) {
-        self.held.give(buffer.len());
+        self.held.give(buffer.taken());
         core.staging.give(buffer);
     }
 
@@ -585,7 +585,7 @@ fn sent(
         records.end_command(slot);
     }
     if let Some(buffer) = buffer {
-        held.give(buffer.len());
+        held.give(buffer.taken());
         core.staging.give(buffer);
     }
 }

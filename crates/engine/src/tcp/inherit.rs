@@ -146,9 +146,9 @@ impl Frontend {
         };
         let (index, generation) = self.next_place();
         let mut list = List::new(inherited.list, shared.region);
-        let mut held_bytes = Vec::new();
+        let mut held = Vec::new();
         for (item, buffer) in inherited.items {
-            held_bytes.extend(buffer.as_ref().map(|b| b.len()));
+            held.extend(buffer.as_ref().map(|b| b.taken()));
             list.items.push_back(Item::inherited(&item, buffer));
         }
         let tx = if list.items.is_empty() {
@@ -192,8 +192,8 @@ impl Frontend {
                 tx,
             },
         ));
-        for bytes in held_bytes {
-            conn.held.take(bytes);
+        for taken in held {
+            conn.held.take(taken);
         }
         let mut sound = true;
         let halves: Vec<(u64, u16, u8)> = (inherited.commands.iter())
@@ -318,7 +318,7 @@ fn inherit_command(
         ..
     } = inherited;
     if let Some(buffer) = &buffer {
-        conn.held.take(buffer.len());
+        conn.held.take(buffer.taken());
     }
     if conn.slots.take_at(slot, sqe.cid(), taken_ns).is_err() {
         if let Some(buffer) = buffer {

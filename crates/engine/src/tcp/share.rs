@@ -1,11 +1,12 @@
 //! Who holds how much of the reactor's staging memory, so that one tenant can't hold all of it.
 //!
 //! **Design.** Every buffer is counted for its connection, for its lane (the export), and for its lane's tenant, where
-//! that is known: where tenants have budgets. A lane that
+//! that is known: where tenants have budgets. It counts as what it takes, not as what is asked for, and by its size class. A lane that
 //! holds something already gets no more than its share of the memory for large transfers; the share
 //! shrinks with the number of lanes that hold any, and never below two of the longest transfers. A tenant, and a lane
-//! that is nobody's, gets no more than it leaves to all others, of buffers for such a transfer: whatever its hosts
-//! ask for, by however many volumes and connections, and whether or not they send what they are asked for. The
+//! that is nobody's, gets no more than it leaves to all others, of buffers of each size class: whatever its hosts
+//! ask for, by however many volumes and connections, and whether or not they send what they are asked for. So however many
+//! small ones it has, they are not made of large ones that others then lack, and who has large ones is kept from no small one. The
 //! same for R2Ts that hosts have not answered.
 //!
 //! **Not here:** budgets; this only keeps the others going.
@@ -13,7 +14,7 @@
 use super::Frontend;
 use super::shared::Shared;
 use crate::core::Core;
-use crate::core::staging::{MAX_TRANSFER_BYTES, Staging};
+use crate::core::staging::{MAX_TRANSFER_BYTES, SIZE_CLASSES, Staging, Taken};
 use crate::lane::LaneIndex;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -33,18 +34,36 @@ const NOBODY: u32 = u32::MAX;
 #[derive(Debug, Default)]
 pub(super) struct Use {
     bytes: Cell<u64>,
+    /// Buffers of each size class.
+    buffers: [Cell<u32>; SIZE_CLASSES],
     r2ts: Cell<u32>,
 }
 
 impl Use {
     #[inline]
-    fn take(&self, len_bytes: u64) {
-        self.bytes.set(self.bytes.get() + len_bytes);
+    fn take(&self, taken: Taken) {
+        self.bytes.set(self.bytes.get() + taken.bytes);
+        if let Some(buffers) = self.buffers.get(taken.class) {
+            buffers.set(buffers.get() + 1);
+        }
     }
 
     #[inline]
-    fn give(&self, len_bytes: u64) {
-        self.bytes.set(self.bytes.get() - len_bytes);
+    fn give(&self, taken: Taken) {
+        self.bytes.set(self.bytes.get() - taken.bytes);
+        if let Some(buffers) = self.buffers.get(taken.class) {
+            buffers.set(buffers.get() - 1);
+        }
+    }
+
+    /// All that a part of it has is in it (`true`), or not any more.
+    fn move_all(&self, part: &Self, joins: bool) {
+        let moved = |all: u64, part: u64| if joins { all + part } else { all - part };
+        self.bytes.set(moved(self.bytes.get(), part.bytes.get()));
+        let pairs = self.buffers.iter().zip(&part.buffers);
+        for (all, part) in pairs.chain([(&self.r2ts, &part.r2ts)]) {
+            all.set(moved(all.get().into(), part.get().into()) as u32);
+        }
     }
 }
 
@@ -78,14 +97,10 @@ impl Shared {
     fn give_to(&self, lane: &LaneUse, tenant: Option<u32>) {
         let tenant = tenant.unwrap_or(NOBODY);
         let before = lane.tenant.replace(tenant);
-        let (bytes, r2ts) = (lane.own.bytes.get(), lane.own.r2ts.get());
-        if let Some(old) = self.tenants.get(before as usize) {
-            old.give(bytes);
-            old.r2ts.set(old.r2ts.get() - r2ts);
-        }
-        if let Some(new) = self.tenants.get(tenant as usize) {
-            new.take(bytes);
-            new.r2ts.set(new.r2ts.get() + r2ts);
+        for (tenant, joins) in [(before, false), (tenant, true)] {
+            if let Some(tenant) = self.tenants.get(tenant as usize) {
+                tenant.move_all(&lane.own, joins);
+            }
         }
     }
 }
@@ -131,12 +146,16 @@ impl Held {
     /// Whether the lane may have so much more.
     #[inline]
     pub(super) fn may_take(&self, len_bytes: u32, staging: &Staging) -> bool {
-        let len = u64::from(len_bytes);
+        let Some((next, left)) = staging.next_for(len_bytes) else {
+            // There is none to keep for anybody.
+            return true;
+        };
         let held = self.lane.own.bytes.get();
-        let all = self.tenant().unwrap_or(&self.lane.own).bytes.get();
+        let all = self.tenant().unwrap_or(&self.lane.own);
         let lanes = u64::from(self.shared.lanes_holding.get());
-        (held == 0 || held + len <= (SHARED_BYTES / (lanes + 1)).max(LEAST_BYTES))
-            && (all + len <= LEAST_BYTES || all + len <= staging.left_bytes_for(len_bytes))
+        let buffers = all.buffers.get(next.class).map_or(0, Cell::get);
+        (held == 0 || held + next.bytes <= (SHARED_BYTES / (lanes + 1)).max(LEAST_BYTES))
+            && (all.bytes.get() + next.bytes <= LEAST_BYTES || (buffers as usize) < left)
     }
 
     /// Whether the lane may ask a host for more data.
@@ -150,27 +169,25 @@ impl Held {
     }
 
     #[inline]
-    pub(super) fn take(&mut self, len_bytes: usize) {
-        let len = len_bytes as u64;
+    pub(super) fn take(&mut self, taken: Taken) {
         if self.lane.own.bytes.get() == 0 {
             self.shared
                 .lanes_holding
                 .set(self.shared.lanes_holding.get() + 1);
         }
-        self.bytes += len;
-        self.lane.own.take(len);
+        self.bytes += taken.bytes;
+        self.lane.own.take(taken);
         if let Some(tenant) = self.tenant() {
-            tenant.take(len);
+            tenant.take(taken);
         }
     }
 
     #[inline]
-    pub(super) fn give(&mut self, len_bytes: usize) {
-        let len = len_bytes as u64;
-        self.bytes -= len;
-        self.lane.own.give(len);
+    pub(super) fn give(&mut self, taken: Taken) {
+        self.bytes -= taken.bytes;
+        self.lane.own.give(taken);
         if let Some(tenant) = self.tenant() {
-            tenant.give(len);
+            tenant.give(taken);
         }
         if self.lane.own.bytes.get() == 0 {
             self.shared
@@ -228,6 +245,18 @@ mod tests {
     }
 
     impl Rig {
+        /// Takes as many for so many bytes as it gets.
+        fn fill_with(&mut self, held: &mut Held, len_bytes: u32) -> usize {
+            let before = self.taken.len();
+            while held.may_take(len_bytes, &self.staging)
+                && let Some(buffer) = self.staging.take(len_bytes)
+            {
+                held.take(buffer.taken());
+                self.taken.push(buffer);
+            }
+            self.taken.len() - before
+        }
+
         fn lane(&self, lane: u32, tenant: Option<u32>) -> Held {
             let held = Held::new(&self.shared, Some(LaneIndex(lane)));
             self.shared.give_to(&held.lane, tenant);
@@ -240,19 +269,15 @@ mod tests {
 
         /// Takes as many of the longest buffers as it gets.
         fn fill(&mut self, held: &mut Held) -> u64 {
-            while self.may_take(held)
-                && let Some(buffer) = self.staging.take(MAX_TRANSFER_BYTES)
-            {
-                held.take(buffer.len());
-                self.taken.push(buffer);
-            }
+            self.fill_with(held, MAX_TRANSFER_BYTES);
             held.bytes
         }
 
         fn empty(&mut self, held: &mut Held) {
             while held.bytes > 0 {
-                held.give(MAX_TRANSFER_BYTES as usize);
-                self.staging.give(self.taken.pop().unwrap());
+                let buffer = self.taken.pop().unwrap();
+                held.give(buffer.taken());
+                self.staging.give(buffer);
             }
         }
     }
@@ -275,6 +300,49 @@ mod tests {
         rig.empty(&mut greedy);
         assert_eq!(rig.shared.lanes_holding.get(), 1);
         assert!(rig.may_take(&more));
+    }
+
+    #[test]
+    fn short_transfers_take_no_long_buffers_and_long_ones_no_short() {
+        for (many, few) in [(512, MAX_TRANSFER_BYTES), (MAX_TRANSFER_BYTES, 512)] {
+            let mut rig = rig();
+            // Of each size, the first has half of what there is, the second half of the rest.
+            let mut lanes: Vec<Held> = Vec::new();
+            for tenant in [7, 8] {
+                let left = rig.staging.next_for(many).unwrap().1;
+                let mut sum = 0;
+                for lane in 0..100 {
+                    let mut held = rig.lane(100 * tenant + lane, Some(tenant));
+                    sum += rig.fill_with(&mut held, many);
+                    lanes.push(held);
+                }
+                assert_eq!(sum, left / 2, "{many}: {tenant}");
+            }
+            let all = rig.staging.next_for(few).unwrap();
+            assert_eq!(all.1, if few > many { 64 } else { 2048 });
+            // The same tenant, and another one.
+            for tenant in [7, 9] {
+                let mut held = rig.lane(1000 + tenant, Some(tenant));
+                assert!(rig.fill_with(&mut held, few) > 0, "{tenant}");
+            }
+        }
+    }
+
+    /// Counted is what a buffer takes: one that is answered instead of it counts the same.
+    #[test]
+    fn what_is_taken_is_what_comes_back() {
+        let mut rig = rig();
+        let mut held = rig.lane(1, Some(7));
+        let own = rig.staging.take(512).unwrap();
+        held.take(own.taken());
+        assert_eq!(held.bytes, 4096);
+        let mut zeros = rig.staging.zeros(512).unwrap();
+        zeros.counts_as(&own);
+        rig.staging.give(own);
+        assert!(zeros.is_zeros());
+        held.give(zeros.taken());
+        let all = &rig.shared.tenants[7];
+        assert_eq!((held.bytes, all.buffers[0].get()), (0, 0));
     }
 
     #[test]

@@ -27,7 +27,7 @@ fn a_carried_command_that_is_refused_holds_nobody_back() {
     let conn = rig.frontend.conns[index as usize].as_mut().unwrap();
     for slot in 0..2 {
         let buffer = rig.core.staging.take(4096).unwrap();
-        conn.held.take(buffer.len());
+        conn.held.take(buffer.taken());
         conn.slots.take_at(slot, 10 + slot, 0).unwrap();
         let s = conn.slots.get_mut(slot).unwrap();
         if slot == 0 {
