@@ -6,7 +6,7 @@
 //! (sockets and mailbox are in one epoll set, which the ring polls) and sleeps in one
 //! `io_uring_enter`. **Not here:** what commands mean ([`crate::core`], [`crate::tcp`]).
 
-use crate::core::Core;
+use crate::core::{Core, monotonic_ns};
 use crate::mailbox::{Post, ToControl, Upcall};
 use crate::spin::Spin;
 use crate::tcp::Frontend;
@@ -24,6 +24,8 @@ use std::time::Duration;
 const TICK_NS: u64 = 100_000_000;
 /// How long who was quiet is not noticed beside others' work: a fraction of a window, and a look is some thousandth of it.
 const LOOK_NS: u64 = 100_000;
+/// Where a look takes longer, as many have something, they are so many times as far apart: looking is no work.
+const LOOKS_APART: u64 = 16;
 /// The longest sleep while a connection waits for memory or room.
 const RETRY_NS: u64 = 10_000_000;
 /// How long commands may take to end at a stop.
@@ -64,7 +66,7 @@ impl Reactor {
         let mut was_busy = false;
         let mut spin = Spin::new();
         let mut rest = 0;
-        let mut looked_ns = 0;
+        let mut look_at_ns = 0;
         // What it inherits may stop it in its first turn.
         self.core.record().last_turn_ns.store(now, Relaxed);
         loop {
@@ -114,9 +116,10 @@ impl Reactor {
             was_busy = busy;
             if busy {
                 bump(&self.core.record().busy_turns, 1);
-                if now - looked_ns >= LOOK_NS {
-                    looked_ns = now;
+                if now >= look_at_ns {
+                    let from_ns = monotonic_ns();
                     self.look_at_sockets(&mut events, &mut keys);
+                    look_at_ns = next_look_ns(from_ns, monotonic_ns());
                 }
                 continue;
             }
@@ -327,6 +330,27 @@ impl Reactor {
                 self.frontend.close_all(core);
                 self.machines.close_all(core);
             }
+        }
+    }
+}
+
+/// When who was quiet is looked at again, after a look that took so long.
+fn next_look_ns(from_ns: u64, to_ns: u64) -> u64 {
+    let took_ns = to_ns.saturating_sub(from_ns);
+    to_ns + LOOK_NS.max(LOOKS_APART * took_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_at_who_was_quiet_are_a_sixteenth_of_the_time_at_most() {
+        // A thousandth of the interval, or so.
+        assert_eq!(next_look_ns(1000, 1500), 1500 + LOOK_NS);
+        for took_ns in [10_000, 1_000_000, 1_000_000_000] {
+            let apart_ns = next_look_ns(5000, 5000 + took_ns) - (5000 + took_ns);
+            assert!(apart_ns >= 16 * took_ns, "{took_ns}");
         }
     }
 }
