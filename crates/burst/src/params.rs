@@ -77,10 +77,13 @@ pub struct Params {
     pub forget: f32,
     /// The processor's time, by what its I/Os cost, that a lane may begin in a reactor's turn, and all above their base together, ns.
     pub lump_ns: u32,
-    /// The same of a lane while nobody is above their base, or no other lane is at work, ns.
+    /// The same of a lane that is alone, ns.
     pub calm_lump_ns: u32,
-    /// While one tenant alone is at work, it may use so many times what devices were measured to do.
+    /// A tenant that is alone may use so many times what devices were measured to do.
     pub alone_most: f32,
+    /// After so many windows in which no other was at work, a tenant is alone on its node, and a lane on its reactor: who comes now and
+    /// then finds all as if it were always there.
+    pub alone_windows: u32,
     /// What lanes were given of the processor and have not begun when a window ends counts as a delay so many times: as if it stayed.
     pub backlog_weight: u32,
 }
@@ -110,6 +113,7 @@ impl Default for Params {
             lump_ns: 12_000,
             calm_lump_ns: 75_000,
             alone_most: 2.0,
+            alone_windows: 32,
             backlog_weight: 4,
         }
     }
@@ -164,7 +168,7 @@ macro_rules! rows {
 }
 
 /// All but the policy.
-static ROWS: [Row; 22] = rows! {
+static ROWS: [Row; 23] = rows! {
     window_ns: u64, 50_000.0, MAX_WINDOW_NS as f64;
     keep: f32, 0.0, 0.99;
     weight_waiting: f32, 0.0, 1000.0;
@@ -186,6 +190,7 @@ static ROWS: [Row; 22] = rows! {
     lump_ns: u32, 1000.0, 1_000_000.0;
     calm_lump_ns: u32, 1000.0, 1_000_000.0;
     alone_most: f32, 1.0, 100.0;
+    alone_windows: u32, 1.0, 100_000.0;
     backlog_weight: u32, 0.0, 1000.0;
 };
 

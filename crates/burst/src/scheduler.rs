@@ -63,6 +63,10 @@ pub struct Scheduler {
     /// Of the processor's time, what was used of the next window's.
     overdrawn_ns: i32,
     somebody_bursts: bool,
+    /// So many windows' ends in a row at which one tenant at most was at work on the node.
+    alone: u32,
+    /// See [`Self::shares_with_others`].
+    tells: bool,
     board: Arc<Board>,
 }
 
@@ -109,6 +113,8 @@ impl Scheduler {
             bases_fit: false,
             overdrawn_ns: 0,
             somebody_bursts: false,
+            alone: 0,
+            tells: false,
             board: board.clone(),
         })
     }
@@ -426,6 +432,14 @@ impl Scheduler {
     #[must_use]
     pub fn is_reckoned_with(&self) -> bool {
         self.awake
+    }
+
+    /// Whether others have more of a tenant as soon as this reactor's window ends, if nothing else is used here: it told, or will,
+    /// that a tenant wants something which is theirs as well. So its windows should end in time, be it idle or not. What a volume's
+    /// exports tell each other is told with that.
+    #[must_use]
+    pub fn shares_with_others(&self) -> bool {
+        self.tells
     }
 
     /// This reactor does without it from now on: nobody reckons with what it told any more. It has no lanes afterwards. What was

@@ -277,6 +277,7 @@ impl Scheduler {
         one.spare = Units::ZERO;
         self.active.push(tenant as u32);
         self.board.begin(tenant);
+        self.tells |= entry.shares.is_shared();
         if !self.awake {
             self.awake = true;
             self.board.wake(true);

@@ -199,6 +199,7 @@ impl Scheduler {
         let late = late.min(self.params.late_windows.into());
         let sums = self.settle_all(passed, late);
         self.somebody_bursts = sums.bursts;
+        self.tells = sums.tells;
         let late = if sums.busy { late as f32 } else { 1.0 };
         let (each, scale, left) = self.shares(&sums, late);
         self.give_all(&each, &scale, left, late);
@@ -286,6 +287,7 @@ impl Scheduler {
                 }
                 false => 1.0,
             };
+            sums.tells |= is_shared && one.told != Told::default();
             one.save(entry, params.policy, passed, saved, &wanted);
             let late = if one.rests { 1 } else { late };
             let base = one.shared_base.times(one.share * late as f32);
@@ -324,7 +326,12 @@ impl Scheduler {
                 false => owed + (*whole - all) / awake,
             };
         }
-        if self.board.is_one_alone() {
+        let was_alone = self.is_alone();
+        self.alone = match self.board.is_one_alone() {
+            true => self.alone.saturating_add(1),
+            false => 0,
+        };
+        if self.is_alone() {
             // Nobody is kept from what it takes of a device that does more than was measured; if it does not, delays say so.
             for device in [TIMED[1], TIMED[2]] {
                 whole[device] *= self.params.alone_most;
@@ -338,6 +345,12 @@ impl Scheduler {
             parts[resource] = sums.used.0[resource] / whole[resource].max(1.0);
         }
         self.estimator.turn(&self.params, &parts);
+        if was_alone && !self.is_alone() {
+            // Who was alone made devices dear by what nobody else is to have: who comes now finds them as they were measured.
+            for device in [TIMED[1], TIMED[2]] {
+                self.estimator.relieve(device);
+            }
+        }
         let most = self.params.reserve_tenants as f32;
         let (mut left, mut each) = (Each::ZERO, Each::ZERO);
         let mut scale = Each([1.0; COUNT]);
@@ -366,6 +379,11 @@ impl Scheduler {
             }
         }
         (each, scale, left)
+    }
+
+    /// One tenant has been at work for a while, and no other.
+    fn is_alone(&self) -> bool {
+        self.alone >= self.params.alone_windows
     }
 
     /// The second pass: each is given what it is owed and its part of the rest.
@@ -448,6 +466,8 @@ struct Sums {
     largest: Each,
     /// Some tenant used more than what was due to it.
     bursts: bool,
+    /// Other reactors were told that some tenant wants something here.
+    tells: bool,
     /// Somebody used something, or waited.
     busy: bool,
 }

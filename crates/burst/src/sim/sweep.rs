@@ -132,6 +132,11 @@ const TRIED: &[(&str, Set, &[f64])] = &[
         &[1.0, 2.0, 4.0],
     ),
     (
+        "alone_windows",
+        |p, v| p.alone_windows = v as u32,
+        &[1.0, 8.0, 32.0, 128.0],
+    ),
+    (
         "backlog_weight",
         |p, v| p.backlog_weight = v as u32,
         &[0.0, 1.0, 2.0, 4.0, 8.0, 16.0],

@@ -34,7 +34,7 @@ use forebay_xlate::boundary::region::{MAX_LANES, bump};
 
 pub use gates::Admission;
 
-/// So many windows later than they end, who sleeps says that nobody uses anything any more.
+/// So many windows later than they end, who sleeps says that nobody uses anything any more, where others don't wait for that.
 const RECKONED_WINDOWS: u64 = 8;
 
 impl Core {
@@ -358,13 +358,14 @@ impl Core {
     }
 
     /// When the reactor must wake for a window's end: where nobody waits for it, some windows later. To wake for each is what who
-    /// sleeps while its devices work would pay.
+    /// sleeps while its devices work would pay. What others have a part of, they are told in time: for two windows after each pause.
     pub(crate) fn window_ends_ns(&self) -> Option<u64> {
         let admission = self.admission.as_ref()?;
         let later_ns = RECKONED_WINDOWS * admission.scheduler.params().window_ns;
-        match admission.waits() {
+        let scheduler = &admission.scheduler;
+        match admission.waits() || scheduler.shares_with_others() {
             true => Some(admission.ends_ns),
-            false if admission.scheduler.is_reckoned_with() => Some(admission.ends_ns + later_ns),
+            false if scheduler.is_reckoned_with() => Some(admission.ends_ns + later_ns),
             false => None,
         }
     }

@@ -279,32 +279,45 @@ fn what_a_lane_wanted_before_it_was_alone_is_forgotten() {
     assert!((1950..=2050).contains(&begun), "{begun}");
 }
 
-/// A device that does more than was measured is used so far, unless somebody else wants it as well, on whichever reactor.
-#[test]
-fn who_is_alone_is_held_by_no_measured_device() {
+/// Two reactors, each with a tenant of its own, and a device that does twenty reads in a window.
+fn at_one_device(second: &Budget) -> ([Scheduler; 2], Units) {
     let board = Arc::new(Board::new(2));
     let costs = table();
     let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
     let window_s = Params::default().window_ns as f64 / 1e9;
-    // Twenty reads in a window.
     let device = 20.0 * f64::from(cost[Resource::DeviceRead]) / window_s;
     let whole = [1e12, device, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
-    let [mut first, mut second] = [0, 1].map(|tenant| {
+    let reactors = [(0, &Budget::unstated()), (1, second)].map(|(tenant, budget)| {
         let mut one = Scheduler::new(Params::default(), &whole, 1, &board).expect("good");
-        one.set_budget(tenant, &Budget::unstated(), &costs);
+        one.set_budget(tenant, budget, &costs);
         one.attach(0, tenant);
         one
     });
-    let admitted = |scheduler: &mut Scheduler| {
-        let count = (0..1000).take_while(|_| scheduler.admit(0, &cost)).count();
-        scheduler.turn(1);
-        count
-    };
-    let steady = |scheduler: &mut Scheduler| {
-        (0..20).for_each(|_| _ = admitted(scheduler));
+    (reactors, cost)
+}
+
+/// A window in which as much is wanted as there is. Says how much began.
+fn greedy_window(scheduler: &mut Scheduler, cost: &Units) -> usize {
+    let count = (0..1000).take_while(|_| scheduler.admit(0, cost)).count();
+    scheduler.turn(1);
+    count
+}
+
+/// A device that does more than was measured is used so far by who has been alone for a while, unless somebody else wants it as
+/// well, on whichever reactor.
+#[test]
+fn who_is_alone_is_held_by_no_measured_device() {
+    let ([mut first, mut second], cost) = at_one_device(&Budget::unstated());
+    let board = first.board.clone();
+    let admitted = |scheduler: &mut Scheduler| greedy_window(scheduler, &cost);
+    let alone = Params::default().alone_windows;
+    let after = |scheduler: &mut Scheduler, windows: u32| {
+        (0..windows).for_each(|_| _ = admitted(scheduler));
         admitted(scheduler)
     };
-    assert!((38..=42).contains(&steady(&mut first)));
+    // Until then it is as for everybody.
+    assert!((18..=22).contains(&after(&mut first, alone - 2)));
+    assert!((38..=42).contains(&after(&mut first, 20)));
     // From the first window on in which there is another.
     admitted(&mut second);
     admitted(&mut first);
@@ -313,10 +326,101 @@ fn who_is_alone_is_held_by_no_measured_device() {
     while second.is_reckoned_with() {
         second.turn(1);
     }
-    assert!((38..=42).contains(&steady(&mut first)));
+    assert!((38..=42).contains(&after(&mut first, alone + 20)));
+    // Nor does one that comes now and then find it otherwise.
+    for _ in 0..3 {
+        assert!(second.admit(0, &cost));
+        admitted(&mut first);
+        while second.is_reckoned_with() {
+            second.turn(1);
+        }
+        assert!((18..=22).contains(&after(&mut first, alone - 3)));
+    }
     // Nor is one that is gone with its reactor.
     admitted(&mut second);
     assert!(!board.is_one_alone());
     second.leave();
     assert!(board.is_one_alone());
+}
+
+/// Who was alone has driven the device's costs up, as it took more of it than was measured: that is not held against who comes.
+#[test]
+fn who_joins_one_that_was_alone_finds_its_device_as_it_was_measured() {
+    let a_second = 1_000_000_000 / Params::default().window_ns;
+    let ([mut first, mut second], cost) =
+        at_one_device(&budget(10 * a_second, 10 * a_second, Burst::Metered));
+    let device = Resource::DeviceRead;
+    let dear_ns = 10 * Params::default().target_delay_ns;
+    for _ in 0..200 {
+        first.observe(device, dear_ns, 1);
+        greedy_window(&mut first, &cost);
+    }
+    let factor = |scheduler: &Scheduler| scheduler.corrections()[device as usize];
+    assert_eq!(factor(&first), Params::default().correction_most);
+    // What is under way goes on for a while.
+    let mut begun = Vec::new();
+    for _ in 0..6 {
+        begun.push(greedy_window(&mut second, &cost));
+        first.observe(device, dear_ns, 1);
+        greedy_window(&mut first, &cost);
+    }
+    assert!(factor(&first) < 1.3, "{}", factor(&first));
+    assert!(begun[1..].iter().all(|begun| *begun >= 9), "{begun:?}");
+    // Costs that are too low are found out as ever while both are there.
+    for _ in 0..60 {
+        greedy_window(&mut second, &cost);
+        first.observe(device, dear_ns, 1);
+        greedy_window(&mut first, &cost);
+    }
+    assert_eq!(factor(&first), Params::default().correction_most);
+}
+
+/// A reactor with nothing to do ends windows in time only as long as others wait for what it says then: two, and its part is theirs.
+#[test]
+fn what_a_reactor_does_without_is_the_others_after_two_windows() {
+    let all = budget(100_000, 100_000, Burst::Metered);
+    let own = budget(50_000, 100_000, Burst::Metered);
+    for volume in [None, Some(&own)] {
+        let (mut reactors, cost) = reactors(&[1, 1], &all, &params());
+        let shares = Arc::default();
+        for scheduler in &mut reactors {
+            scheduler.set_volume(0, volume, Some(&shares));
+        }
+        let window = |scheduler: &mut Scheduler| {
+            scheduler.wait(0, &cost);
+            while scheduler.resume(0, &cost) {
+                scheduler.wait(0, &cost);
+            }
+            scheduler.turn(1);
+            scheduler.cancel(0, &cost);
+        };
+        (0..50).for_each(|_| reactors.iter_mut().for_each(window));
+        let [first, second] = &mut reactors[..] else {
+            panic!()
+        };
+        let of_lane = |scheduler: &Scheduler| scheduler.lanes[0].share();
+        assert!((0.4..0.6).contains(&second.tenants[0].share));
+        let mut windows = 0;
+        while first.shares_with_others() {
+            first.turn(1);
+            windows += 1;
+            assert!(windows <= 2);
+        }
+        window(second);
+        assert!(second.tenants[0].share > 0.9, "{}", second.tenants[0].share);
+        if volume.is_some() {
+            assert!(of_lane(second) > 0.9, "{}", of_lane(second));
+        }
+        // It is reckoned with otherwise; who begins has more to say.
+        assert!(first.is_reckoned_with() && second.shares_with_others());
+        while first.is_reckoned_with() {
+            first.turn(1);
+        }
+        first.admit(0, &cost);
+        assert!(first.shares_with_others());
+        // Whoever has a tenant alone says nothing to anybody.
+        second.detach(0);
+        first.turn(1);
+        assert!(!first.shares_with_others());
+    }
 }

@@ -1,6 +1,7 @@
 //! Admission: who is over budget waits, in order, and is ended by what ends commands that wait; who is not, doesn't.
 //! Time passes by the test's own clock.
 
+mod alone;
 mod exports;
 mod held;
 mod times;
@@ -627,28 +628,4 @@ fn a_lane_that_changes_its_tenant_loses_no_command_and_charges_each_once() {
     rig.b.core.set_admission(None);
     let used = |tenant: usize| rig.b.core.region.tenants()[tenant].used_ops.load(Relaxed);
     assert_eq!((used(0), used(1)), (12 - others, others));
-}
-
-/// What a lane may begin of a turn is more where no other comes, and as ever from the first turn on in which one does.
-#[test]
-fn who_is_alone_has_more_of_a_turn() {
-    let lump_ns = Params::default().lump_ns;
-    let mut rig = rig_with("ram", &Budget::unstated(), &Budget::unstated(), 4 * lump_ns);
-    let mut begun = |others: bool| {
-        rig.pass(WINDOW_NS);
-        rig.ended();
-        (0..30).for_each(|_| _ = rig.read(3));
-        if others {
-            rig.read(4);
-        }
-        let first = rig.ended_well().len();
-        rig.pass(1000);
-        while !rig.ended_well().is_empty() {
-            rig.pass(1000);
-        }
-        first
-    };
-    let turns: Vec<usize> = [false; 4].into_iter().map(&mut begun).collect();
-    let shared: Vec<usize> = [true; 4].into_iter().map(&mut begun).collect();
-    assert!(turns[3] >= 2 * shared[3], "{turns:?} {shared:?}");
 }

@@ -1,7 +1,7 @@
 //! What a lane may begin of a turn.
 //!
 //! **Design.** Of a turn, each lane has a *lump* of processor time, by what its commands cost (while nobody is above their base: a new one
-//! when the last is used up, but not in the same turn); those above their base share one lump
+//! when the last is used up, but not in the same turn); a longer one while it is [`Alone`]; those above their base share one lump
 //! among them. Who of these finds nothing left stands in a *line*, and the next turns are theirs in that order, whichever frontend
 //! they come by. So a turn is short, and still a lane's commands go in batches.
 //!
@@ -9,21 +9,22 @@
 
 use super::{Admission, BURSTS, FREE};
 use forebay_burst::cost::{Frontend, Operation};
-use forebay_burst::params::Policy;
+use forebay_burst::params::{Params, Policy};
 use forebay_burst::units::{Resource, Units};
 use forebay_device::{Op, OpKind};
 
 /// The least of a lump that is set aside for a lane above its base. No lump is less (`Params`).
 pub(super) const LEAST_LUMP_NS: i32 = 500;
 
-/// Whether a lane is the only one that comes.
+/// Whether a lane is the only one that comes, and has been for a while: who comes now and then, every few windows, is to find turns
+/// as short as they are among many.
 #[derive(Debug)]
 pub(super) struct Alone {
-    /// In this window.
+    /// Who came first, since there were others.
     first: usize,
     others: bool,
-    /// There were others in the last one.
-    had_others: bool,
+    /// So many windows ended without others.
+    windows: u32,
 }
 
 impl Default for Alone {
@@ -31,7 +32,7 @@ impl Default for Alone {
         Self {
             first: usize::MAX,
             others: false,
-            had_others: true,
+            windows: 0,
         }
     }
 }
@@ -47,14 +48,17 @@ impl Alone {
 
     /// A window ends.
     pub(super) fn turn(&mut self) {
-        self.had_others = std::mem::take(&mut self.others);
-        if self.had_others {
-            self.first = usize::MAX;
-        }
+        *self = match self.others {
+            true => Self::default(),
+            false => Self {
+                windows: self.windows.saturating_add(1),
+                ..*self
+            },
+        };
     }
 
-    fn is(&self, at: usize) -> bool {
-        !self.others && !self.had_others && self.first == at
+    fn is(&self, at: usize, params: &Params) -> bool {
+        !self.others && self.first == at && self.windows >= params.alone_windows
     }
 }
 
@@ -83,7 +87,7 @@ impl Admission {
         gate.turn = self.turn;
         gate.short = self.scheduler.part_ns(at) <= 0;
         let burst = self.contended
-            && !self.alone.is(at)
+            && !self.alone.is(at, self.scheduler.params())
             && gate.closer & FREE == 0
             && self.scheduler.params().policy == Policy::Burst
             && !self.scheduler.is_within_base(at);
@@ -119,9 +123,8 @@ impl Admission {
         gate.closer &= !BURSTS;
         self.calm = true;
         let params = self.scheduler.params();
-        let calm = !self.scheduler.somebody_bursts() || self.alone.is(at);
         let lump_ns = match params.policy {
-            Policy::Burst if calm => params.calm_lump_ns as i32,
+            Policy::Burst if self.alone.is(at, params) => params.calm_lump_ns as i32,
             _ => self.whole_lump_ns(),
         };
         self.scheduler.set_part_ns(at, lump_ns);

@@ -1,0 +1,75 @@
+//! Who is alone at work, and who sleeps while others are.
+
+use super::*;
+
+/// What a lane may begin of a turn is more where no other came for a while, and as ever from the first turn on in which one does; so
+/// who comes every few windows finds turns as short as any.
+#[test]
+fn who_is_alone_has_more_of_a_turn() {
+    let Params {
+        lump_ns,
+        alone_windows,
+        ..
+    } = Params::default();
+    let alone_windows = alone_windows as usize;
+    let mut rig = rig_with("ram", &Budget::unstated(), &Budget::unstated(), 4 * lump_ns);
+    let mut begun = |others: bool| {
+        rig.pass(WINDOW_NS);
+        rig.ended();
+        (0..30).for_each(|_| _ = rig.read(3));
+        if others {
+            rig.read(4);
+        }
+        let first = rig.ended_well().len();
+        rig.pass(1000);
+        while !rig.ended_well().is_empty() {
+            rig.pass(1000);
+        }
+        first
+    };
+    let shared: Vec<usize> = [true; 4].into_iter().map(&mut begun).collect();
+    let alone: Vec<usize> = (0..2 * alone_windows).map(|_| begun(false)).collect();
+    // It had begun when the other came, in the first of these.
+    let again = [true; 2].map(&mut begun)[1];
+    let most = shared[3];
+    assert!(most > 0 && again <= most, "{shared:?} {again}");
+    let (before, after) = alone.split_at(alone_windows - 2);
+    assert!(before.iter().all(|n| *n <= most), "{shared:?} {before:?}");
+    assert!(
+        after[4..].iter().all(|n| *n >= 2 * most),
+        "{shared:?} {after:?}"
+    );
+    // One that comes now and then, but more often than that.
+    for window in 0..3 * alone_windows {
+        let comes = window % (alone_windows / 2) == 0;
+        let first = begun(comes);
+        assert!(first <= most + usize::from(comes), "{window}: {first}");
+    }
+}
+
+/// Who has something of a tenant that others have as well sleeps no longer than until they can have it.
+#[test]
+fn an_idle_reactor_ends_windows_in_time_where_others_have_a_part() {
+    for shared in [false, true] {
+        let mut rig = rig(&fixed(100), &fixed(1));
+        if shared {
+            // Another reactor's.
+            rig.board.entry(0).shares.attach(true);
+        }
+        rig.read(3);
+        rig.ended_well();
+        // What the reactor sleeps until, in windows.
+        let mut sleeps = || {
+            let until_ns = rig.b.core.window_ends_ns()?;
+            let ns = until_ns - rig.now_ns;
+            rig.now_ns = until_ns;
+            rig.b.core.set_now_ns(rig.now_ns);
+            rig.b.core.woke();
+            rig.pass(0);
+            Some(ns.div_ceil(WINDOW_NS))
+        };
+        let windows: Vec<u64> = std::iter::from_fn(&mut sleeps).take(10).collect();
+        let expected: &[u64] = if shared { &[1, 1, 9] } else { &[9, 9] };
+        assert_eq!(windows, expected, "{shared}");
+    }
+}
