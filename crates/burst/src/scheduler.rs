@@ -41,6 +41,8 @@ pub struct Scheduler {
     params: Params,
     /// Of shared resources in a window: this reactor's processor, and all of the rest.
     whole: [f32; SHARED],
+    /// So many processors does this reactor have.
+    processors: f32,
     lanes: Vec<Lane>,
     tenants: Vec<Tenant>,
     /// Tenants that are given something.
@@ -98,6 +100,7 @@ impl Scheduler {
         Ok(Self {
             params,
             whole,
+            processors: 1.0,
             lanes: (0..lanes).map(|_| Lane::default()).collect(),
             tenants: (0..tenants).map(|_| Tenant::default()).collect(),
             active: Vec::with_capacity(tenants),
@@ -381,6 +384,11 @@ impl Scheduler {
             return false;
         };
         !one.bursts && one.due.covers(&self.used(tenant as usize).own())
+    }
+
+    /// From the next window on this reactor has so many processors: others, that have nothing to do, do a part of its work.
+    pub fn set_processors(&mut self, processors: f32) {
+        self.processors = processors;
     }
 
     /// Whether any tenant used more than its base in the last window.

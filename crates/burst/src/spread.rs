@@ -1,7 +1,8 @@
 //! Which reactor serves what of a tenant's queues.
 //!
 //! **Design.** `one-to-one`: a queue is one reactor's, for good. `stealing`: the same, and who is idle takes from the longest
-//! queue. `one-to-n`: each queue has a lane on every reactor, and each I/O goes to whoever has the least before it.
+//! queue. `one-to-n`: each I/O goes to whoever has the least before it; in the engine, of those that have no queue of their own
+//! to serve.
 //! **Not here:** the order rules of NVMe and virtio, which need a volume's home ([`Spread::home`] is it).
 
 use serde::{Deserialize, Serialize};
@@ -10,11 +11,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Hash, Serialize, Deserialize)]
 pub enum Spread {
     /// A queue is one reactor's.
-    #[default]
     OneToOne,
     /// And who is idle helps.
     Stealing,
     /// All serve all.
+    #[default]
     OneToN,
 }
 

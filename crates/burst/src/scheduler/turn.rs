@@ -314,6 +314,7 @@ impl Scheduler {
     /// is reserved is set aside.
     fn shares(&mut self, sums: &Sums, late: f32) -> (Each, Each, Each) {
         let mut whole = self.whole;
+        whole[TIMED[0]] *= self.processors;
         let awake = self.board.awake() as f32;
         // Bases fit into the node, wherever they are asked for: each reactor has what it owes, and of the rest an equal part.
         for resource in 1..SHARED {

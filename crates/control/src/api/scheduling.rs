@@ -224,11 +224,11 @@ pub enum Policy {
 #[serde(rename_all = "snake_case")]
 pub enum Spread {
     /// A queue is one reactor's.
-    #[default]
     OneToOne,
-    /// A queue is one reactor's, and reactors with nothing to do help.
+    /// A queue is one reactor's, and reactors with nothing to do take one I/O each time.
     Stealing,
-    /// Each I/O goes to the reactor that has the least to do.
+    /// A queue is one reactor's, and all reactors with nothing of their own to do serve it as well.
+    #[default]
     OneToN,
 }
 

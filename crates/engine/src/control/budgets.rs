@@ -67,17 +67,15 @@ impl Budgets {
         reactors: usize,
     ) -> usize {
         let active = self.active.as_ref();
-        // Reactors that help each other have what they have together.
-        let apart = active.filter(|active| active.scheduling.spread == Spread::OneToOne);
-        let params = apart.and_then(|active| active.scheduling.params().ok());
+        let params = active.and_then(|active| active.scheduling.params().ok());
         let each = 1e9 * usable(&params.unwrap_or_default());
         let mut places = Places::new(reactors, each);
-        for (tenant, known) in apart.iter().flat_map(|active| &active.tenants) {
+        for (tenant, known) in active.iter().flat_map(|active| &active.tenants) {
             places.promise(tenant.0, known.cpu);
         }
         // Whose nobody knows is nobody's in particular.
         let of = |volume| {
-            let known = apart.and_then(|active| active.volumes.get(&volume));
+            let known = active.and_then(|active| active.volumes.get(&volume));
             known.map_or(u64::MAX, |(tenant, _)| tenant.0)
         };
         for export in exports.values() {
@@ -123,12 +121,8 @@ impl Active {
                 return Err(format!("a node that has no {name} admits nothing"));
             }
         }
-        // Of processors each has its own, unless they help each other.
-        let processors = match scheduling.spread {
-            Spread::OneToOne => 1,
-            Spread::Stealing | Spread::OneToN => reactors as u32,
-        };
-        let per_second = capacity.capacity(processors).per_second();
+        // Of processors each has its own; those of others that help it are added while they do.
+        let per_second = capacity.capacity(1).per_second();
         let make = |_| {
             let mut admission = Admission::new(params.clone(), &per_second, costs, &self.board)
                 .map_err(|bad| bad.to_string())?;

@@ -12,14 +12,18 @@
 //! is never more than fits into one, so an answer always finds room. A device that is not there yet, or not the same one, is an answer
 //! too: home does it itself.
 //!
-//! *Who*: [`Spread::OneToOne`]: nobody, which is the default. [`Spread::OneToN`]: whoever has the least of what home has
-//! handed over, if that is less than home has itself,
-//! or than its part of what home began in its last turn. [`Spread::Stealing`]: whoever had nothing to do and said so
+//! *Who*: [`Spread::OneToOne`]: nobody. [`Spread::OneToN`], the default: of those that have nothing of their own to do ([`idle`]),
+//! whoever has the least of what home has handed over, if that is less than home has itself,
+//! or than its part of what home began in its last turn. Who has something of its own to do by then gives back what it has not begun.
+//! So whoever is within their base feels no other reactor's burst, but for what is being done when they come.
+//! [`Spread::Stealing`]: whoever had nothing to do and said so
 //! gets one, and asks again. Either only where home has a few in hand, or they wait for its processor, and a lane more than one:
 //! at depth 1 nothing is gained. A reactor that sleeps is woken for more than that. As everywhere, a lane never has more away than it
 //! leaves to all others, so a device that hangs holds up its own.
 //!
 //! **Not here:** flushes, jobs of the internal lane, what takes no ring and is over at once at depth 1.
+
+pub(super) mod idle;
 
 use super::{Core, MAX_SLICES, kind};
 use crate::lane::LaneIndex;
@@ -27,9 +31,10 @@ use crate::mailbox::ReactorBell;
 use forebay_device::{Device, Errno, Finish, Op, Submitted};
 use forebay_xlate::boundary::message::Spread;
 use forebay_xlate::boundary::region::{RECORDS, bump};
+use idle::Said;
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicUsize, Ordering::*};
 
 /// What one reactor may have handed to another and not been answered.
 const LINK_ENTRIES: usize = 128;
@@ -59,6 +64,8 @@ enum Ended {
     Failed(Errno),
     /// It can't be done there.
     NotHere,
+    /// Who was to do it has work of its own by now.
+    NotNow,
 }
 
 struct Answer {
@@ -77,8 +84,10 @@ pub struct Peer {
     out: usize,
     /// Something was put there since it was last seen to be awake.
     tell: bool,
-    /// It has nothing to do.
-    hungry: Arc<AtomicBool>,
+    /// What it says of itself.
+    said: Arc<Said>,
+    /// It had nothing of its own to do when that was last looked at.
+    idle: bool,
 }
 
 /// One that is carried out here.
@@ -93,7 +102,7 @@ pub(super) struct Carrying {
 /// What a reactor has of all others.
 pub struct Links {
     peers: Vec<Peer>,
-    hungry: Arc<AtomicBool>,
+    said: Arc<Said>,
     /// How many of all reactors hand nothing over any more.
     quiet: Arc<AtomicUsize>,
 }
@@ -101,11 +110,11 @@ pub struct Links {
 /// Ways between all of them, in the order of their bells.
 pub fn links(bells: &[ReactorBell]) -> Vec<Links> {
     let quiet = Arc::new(AtomicUsize::new(0));
-    let hungry: Vec<Arc<AtomicBool>> = bells.iter().map(|_| Arc::default()).collect();
-    let mut links: Vec<Links> = (hungry.iter())
-        .map(|hungry| Links {
+    let said: Vec<Arc<Said>> = bells.iter().map(|_| Arc::default()).collect();
+    let mut links: Vec<Links> = (said.iter())
+        .map(|said| Links {
             peers: Vec::with_capacity(bells.len()),
-            hungry: hungry.clone(),
+            said: said.clone(),
             quiet: quiet.clone(),
         })
         .collect();
@@ -123,7 +132,8 @@ pub fn links(bells: &[ReactorBell]) -> Vec<Links> {
                 bell: bells[other].clone(),
                 out: 0,
                 tell: false,
-                hungry: hungry[other].clone(),
+                said: said[other].clone(),
+                idle: false,
             };
             let of_high = peer(to_low, answers_of_low, at_high, from_high, low);
             let of_low = peer(to_high, answers_of_high, at_low, from_low, high);
@@ -138,7 +148,14 @@ pub fn links(bells: &[ReactorBell]) -> Vec<Links> {
 pub(super) struct Away {
     spread: Spread,
     peers: Vec<Peer>,
-    hungry: Arc<AtomicBool>,
+    said: Arc<Said>,
+    /// This reactor said that it is at work; when its lanes last began something.
+    at_work: bool,
+    begun_ns: u64,
+    /// When it looked at what others say.
+    looked_ns: u64,
+    /// Somebody may take something.
+    is_helped: bool,
     quiet: Arc<AtomicUsize>,
     is_quiet: bool,
     /// Slices of ours that are away.
@@ -162,7 +179,11 @@ impl Away {
         Self {
             spread: Spread::OneToOne,
             peers: Vec::new(),
-            hungry: Arc::default(),
+            said: Arc::default(),
+            at_work: false,
+            begun_ns: 0,
+            looked_ns: 0,
+            is_helped: false,
             quiet: Arc::default(),
             is_quiet: false,
             out: 0,
@@ -176,10 +197,16 @@ impl Away {
         }
     }
 
-    /// Whether anything may be handed over.
+    /// Whether reactors help each other.
     #[inline]
     pub(super) fn spreads(&self) -> bool {
         self.spread != Spread::OneToOne
+    }
+
+    /// Whether anything may be handed over now.
+    #[inline]
+    pub(super) fn is_helped(&self) -> bool {
+        self.is_helped
     }
 
     /// Something was begun; `now`: and is done, which counts only while anything may be handed over.
@@ -193,13 +220,6 @@ impl Away {
     #[inline]
     pub(super) fn has_peers(&self) -> bool {
         !self.peers.is_empty()
-    }
-
-    /// Another turn.
-    #[inline]
-    pub(super) fn turn(&mut self) {
-        self.done_now = 0;
-        self.begun_before = std::mem::take(&mut self.begun);
     }
 
     /// Operations of others that are in hand here.
@@ -222,7 +242,7 @@ impl Core {
         let room = links.peers.len() * LINK_ENTRIES;
         self.away = Away {
             peers: links.peers,
-            hungry: links.hungry,
+            said: links.said,
             quiet: links.quiet,
             carrying: (0..room).map(|_| None).collect(),
             free: (0..room as u32).rev().collect(),
@@ -237,10 +257,20 @@ impl Core {
             true => Spread::OneToOne,
             false => spread,
         };
-        self.away.hungry.store(false, Relaxed);
+        self.away.said.hungry.store(false, Relaxed);
+        self.away.rests(self.now_ns);
         // Nobody counted the turns, if nothing was handed over.
         let away = &mut self.away;
         (away.begun, away.begun_before, away.done_now) = (0, 0, 0);
+        self.look_at_others();
+    }
+
+    /// Who may help is looked at, and what there is to give out here with their processors.
+    pub(super) fn look_at_others(&mut self) {
+        let processors = self.away.look(self.now_ns);
+        if let Some(admission) = &mut self.admission {
+            admission.set_processors(processors);
+        }
     }
 
     /// Nothing is handed over any more.
@@ -268,8 +298,8 @@ impl Core {
     #[inline]
     pub fn is_idle(&mut self) {
         self.admission_is_idle();
-        if self.away.spread == Spread::Stealing && !self.away.hungry.load(Relaxed) {
-            self.away.hungry.store(true, Release);
+        if self.away.spread == Spread::Stealing && !self.away.said.hungry.load(Relaxed) {
+            self.away.said.hungry.store(true, Release);
         }
     }
 
@@ -306,10 +336,13 @@ impl Core {
             .filter(|(_, p, left)| has_room(p, *left) && (hand >= FEW_ASLEEP || !p.bell.sleeps()));
         match self.away.spread {
             Spread::OneToOne => None,
-            Spread::OneToN => open.min_by_key(|(.., left)| *left).map(|(at, ..)| at),
+            Spread::OneToN => open
+                .filter(|(_, p, _)| p.idle)
+                .min_by_key(|(.., left)| *left)
+                .map(|(at, ..)| at),
             Spread::Stealing => open
-                .filter(|(_, p, _)| p.hungry.load(Relaxed))
-                .find(|(_, p, _)| p.hungry.swap(false, AcqRel))
+                .filter(|(_, p, _)| p.said.hungry.load(Relaxed))
+                .find(|(_, p, _)| p.said.hungry.swap(false, AcqRel))
                 .map(|(at, ..)| at),
         }
     }
@@ -356,7 +389,9 @@ impl Core {
         for at in 0..self.away.peers.len() {
             while let Ok(answer) = self.away.peers[at].answers_in.pop() {
                 any = true;
-                self.away.peers[at].out -= 1;
+                let peer = &mut self.away.peers[at];
+                peer.out -= 1;
+                peer.idle &= !matches!(answer.ended, Ended::NotNow);
                 self.answered(answer);
             }
         }
@@ -387,12 +422,12 @@ impl Core {
         match ended {
             Ended::Done => self.slice_ended(index as usize, None),
             Ended::Failed(errno) => self.slice_ended(index as usize, Some(errno)),
-            Ended::NotHere => self.submit_again(index as usize),
+            Ended::NotHere | Ended::NotNow => self.submit_again(index as usize),
         }
     }
 
-    /// Carries out what others have handed over, so much in a turn, less if it was `busy` with its own; true if there was
-    /// anything.
+    /// Carries out what others have handed over, so much in a turn, less if it was `busy` with its own, or gives it back; true
+    /// if there was anything.
     pub fn carry_out(&mut self, busy: bool) -> bool {
         if self.away.peers.is_empty() {
             return false;
@@ -411,6 +446,7 @@ impl Core {
         let first = self.away.first;
         self.away.first = (first + 1) % peers;
         let mut nothing = 0;
+        let gives_back = self.away.gives_back(self.now_ns);
         for at in (0..peers).cycle().skip(first) {
             if left == 0 || left_ns <= 0 || nothing == peers {
                 break;
@@ -420,11 +456,15 @@ impl Core {
                 continue;
             };
             nothing = 0;
+            any = true;
+            if gives_back {
+                self.answer(at, errand.slice, Ended::NotNow);
+                continue;
+            }
             left -= 1;
             if let Some(admission) = &self.admission {
                 left_ns = left_ns.saturating_sub(admission.errand_ns(&errand.op));
             }
-            any = true;
             self.take_errand(at, errand);
         }
         any

@@ -241,7 +241,7 @@ impl Core {
         let Some(index) = self.free_slices.pop() else {
             return Put::NoSlice;
         };
-        if self.away.spreads()
+        if self.away.is_helped()
             && let Some(whose) = self.whose(self.ios[io].lane, 1)
         {
             let slice = self.begin_slice(io, device, op, span);

@@ -226,7 +226,7 @@ impl Core {
         if !fits || self.carried.any() || self.machines.moved_enough(lane) {
             return false;
         }
-        if self.away.spreads() && self.whose(lane, 0).is_some() {
+        if self.away.is_helped() && self.whose(lane, 0).is_some() {
             return false;
         }
         let Some(Some(of)) = self.lanes.get(lane.0 as usize) else {

@@ -54,7 +54,7 @@ impl Core {
         self.blame(None);
         self.machines.turn();
         if self.away.spreads() {
-            self.away.turn();
+            self.away.turn(self.now_ns);
         }
         if self.carried.any() {
             self.advance_carried();
@@ -110,6 +110,9 @@ impl Core {
     pub fn begin_turn(&mut self) -> u64 {
         self.blame(None);
         self.stamp();
+        if self.away.looks(self.now_ns) {
+            self.look_at_others();
+        }
         if self.admission.is_some() {
             self.begin_admission();
         }
@@ -158,6 +161,7 @@ impl Core {
                 .poll_add(epoll, events, kind::WAKE << kind::SHIFT)
                 .is_ok();
         }
+        self.away.rests(self.now_ns);
         let _ = self.ring.wait(1, Some(limit));
         self.stamp();
         self.woke();

@@ -209,9 +209,9 @@ impl From<PolicyArg> for Policy {
 pub(crate) enum SpreadArg {
     /// A queue is one reactor's
     OneToOne,
-    /// A queue is one reactor's, and reactors with nothing to do help
+    /// A queue is one reactor's, and reactors with nothing to do take one I/O each time
     Stealing,
-    /// Each I/O goes to the reactor that has the least to do
+    /// A queue is one reactor's, and all reactors with nothing of their own to do serve it as well
     OneToN,
 }
 

@@ -145,6 +145,30 @@ fn who_slept_finds_one_windows_worth_of_what_is_shared() {
 }
 
 #[test]
+fn processors_that_help_are_given_out_as_long_as_they_do() {
+    let all = budget(10_000, 10_000_000, Burst::Metered);
+    let (mut reactors, cost) = reactors(&[1], &all, &params());
+    let scheduler = &mut reactors[0];
+    let mut in_a_window = |processors: f32| {
+        scheduler.set_processors(processors);
+        let mut begun = 0;
+        for _ in 0..20 {
+            scheduler.turn(1);
+            begun = 0;
+            scheduler.wait(0, &cost);
+            while scheduler.resume(0, &cost) {
+                begun += 1;
+                scheduler.wait(0, &cost);
+            }
+        }
+        begun as f64
+    };
+    let (one, two, again) = (in_a_window(1.0), in_a_window(2.0), in_a_window(1.0));
+    assert!((1.9..2.1).contains(&(two / one)), "{one}, {two}");
+    assert!((0.9..1.1).contains(&(again / one)), "{one}, {again}");
+}
+
+#[test]
 fn a_tenants_newest_window_is_a_sum_over_reactors() {
     let all = budget(100_000, 100_000, Burst::Metered);
     let (mut reactors, cost) = reactors(&[1, 1], &all, &params());

@@ -7,9 +7,11 @@ use super::*;
 use crate::api::error::ErrorKind;
 use crate::api::events::EventKind;
 use crate::api::scheduling::{
-    BudgetPut, CostsPut, NodeCapacity, Policy, Rate, RatePut, SchedulingUpdate, TenantBudget,
+    BudgetPut, CostsPut, NodeCapacity, Policy, Rate, RatePut, SchedulingUpdate, Spread,
+    TenantBudget,
 };
 use forebay_burst::budget::MOST;
+use forebay_burst::spread;
 
 fn put(base_iops: u64, burst_iops: u64) -> BudgetPut {
     let rate = |iops: u64| RatePut {
@@ -427,6 +429,27 @@ fn settings_and_costs_outlive_the_daemon_and_damage_is_told() {
         }
         owner.set_node(folder, 2);
         assert_eq!(warnings().len(), 2, "{:?}", warnings());
+    });
+}
+
+#[test]
+fn queues_are_spread_unless_somebody_said_otherwise() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.volume("v", 1 << 20).await;
+        let owner = life.owner.clone();
+        let folder = place.folder.path();
+        let told = || owner.scheduling_config().spread;
+        assert_eq!(owner.scheduling_show().spread, Spread::OneToN);
+        assert_eq!(told(), spread::Spread::OneToN);
+        // As daemons wrote it for whom it was the default.
+        let old = "{\"policy\":\"burst\",\"spread\":\"one_to_one\",\"oversubscription\":2.0}";
+        std::fs::write(folder.join("scheduling.json"), old).unwrap();
+        owner.set_node(folder, 2);
+        assert_eq!(owner.scheduling_show().oversubscription, 2.0);
+        assert_eq!(owner.scheduling_show().spread, Spread::OneToOne);
+        assert_eq!(told(), spread::Spread::OneToOne);
     });
 }
 

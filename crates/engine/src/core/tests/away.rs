@@ -1,7 +1,9 @@
 //! Slices that other reactors carry out: two cores in one thread, turned as a test wants it.
 
+use super::admit::quiet_lane;
 use super::*;
 use crate::core::away::TURN;
+use crate::core::away::idle::{OWN_NS, SAY_NS};
 use crate::mailbox::ReactorBell;
 use forebay_xlate::boundary::message::Spread;
 use forebay_xlate::boundary::region::CommandState;
@@ -12,6 +14,8 @@ mod speed;
 
 const BLOCK: u64 = 4096;
 const LANE: LaneIndex = LaneIndex(3);
+/// The other one's own.
+const OTHER: LaneIndex = LaneIndex(4);
 
 /// A bench, and another reactor.
 struct Two {
@@ -52,12 +56,40 @@ fn read(block: u64, blocks: u64) -> IoOp {
 
 impl Two {
     fn turn_other(&mut self) {
+        self.turn_other_with(false);
+    }
+
+    /// A turn of the other one, in which a read of its own begins, or not.
+    fn turn_other_with(&mut self, own: bool) {
         self.other.begin_turn();
         let busy = self.other.reap();
+        while let Some(done) = self.other.next_done() {
+            self.other.staging.give(done.buffer.unwrap());
+        }
+        if own {
+            self.own_read();
+        }
         if !self.other.carry_out(false) && !busy {
             self.other.is_idle();
         }
         self.other.submit();
+    }
+
+    /// A read of the other one's own begins.
+    fn own_read(&mut self) {
+        let new = NewIo {
+            owner: Owner {
+                conn: 0,
+                conn_generation: 0,
+                slot: 0,
+            },
+            lane: OTHER,
+            op: read(0, 1),
+            buffer: self.other.staging.take(BLOCK as u32),
+            record: CommandRef::new(OTHER.0, 0),
+            over_ns: None,
+        };
+        assert!(self.other.start(new).is_ok());
     }
 
     /// So many writes of a block each in one turn, of which some are away then.
@@ -146,6 +178,83 @@ fn who_steals_gets_one_for_each_time_that_it_has_nothing() {
     assert_eq!(t.away(), 1);
     assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
     t.nothing_is_left();
+}
+
+/// With nothing said, reactors help those that need it, and who has something of its own to do helps nobody.
+#[test]
+fn who_has_work_of_its_own_is_given_none() {
+    let mut t = two("file", Spread::default());
+    let region = t.b.core.region.clone();
+    t.other.set_lane(quiet_lane(&region));
+    let mut now_ns = t.b.core.now_ns();
+    let pass = |t: &mut Two, now_ns: &mut u64, ns: u64| {
+        *now_ns += ns;
+        t.b.core.set_clock_ns(*now_ns);
+        t.other.set_clock_ns(*now_ns);
+        t.turn_other();
+        t.b.core.begin_turn();
+    };
+    let many = |t: &mut Two| {
+        let before = t.handed_over();
+        (0..40).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
+        t.handed_over() - before
+    };
+    let carried_out = |t: &Two| t.other.record().carried_out.load(Relaxed);
+    pass(&mut t, &mut now_ns, SAY_NS);
+    assert!(many(&mut t) > 10);
+    assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
+    // Its own come while it has some of home's at hand.
+    pass(&mut t, &mut now_ns, SAY_NS);
+    assert!(many(&mut t) > 10);
+    let before = carried_out(&t);
+    t.turn_other_with(true);
+    assert_eq!(carried_out(&t), before, "all of it goes back");
+    t.b.core.reap();
+    assert_eq!(t.away(), 0);
+    assert_eq!(many(&mut t), 0, "who gave it back is given no more");
+    assert_eq!(t.ends(80), [Status::SUCCESS; 80]);
+    // It is in a turn for long.
+    now_ns += 10 * OWN_NS;
+    t.b.core.set_clock_ns(now_ns);
+    t.b.core.begin_turn();
+    (0..40).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
+    assert_eq!(t.away(), 0, "it is still at work");
+    assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
+    // From when it has nothing on, and not at once.
+    t.other.set_clock_ns(now_ns);
+    t.turn_other();
+    for _ in 0..OWN_NS / SAY_NS - 1 {
+        pass(&mut t, &mut now_ns, SAY_NS);
+        assert_eq!(many(&mut t), 0);
+        assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
+    }
+    pass(&mut t, &mut now_ns, SAY_NS);
+    assert!(many(&mut t) > 10, "it has nothing to do again");
+    assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
+    t.nothing_is_left();
+}
+
+/// Who sleeps says before that it has nothing to do, however soon that is.
+#[test]
+fn who_sleeps_helps() {
+    let mut t = two("ram", Spread::OneToN);
+    let region = t.b.core.region.clone();
+    t.other.set_lane(quiet_lane(&region));
+    let now_ns = t.b.core.now_ns();
+    for core in [&mut t.b.core, &mut t.other] {
+        core.set_clock_ns(now_ns);
+    }
+    t.turn_other_with(true);
+    let (quiet, _open) = std::io::pipe().unwrap();
+    t.other.sleep(&quiet, std::time::Duration::ZERO);
+    for (ns, helps) in [(OWN_NS - 1, false), (OWN_NS + SAY_NS, true)] {
+        t.b.core.set_clock_ns(now_ns + ns);
+        t.b.core.begin_turn();
+        (0..40).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
+        assert_eq!(t.away() > 0, helps, "after {ns}");
+        t.other.set_clock_ns(now_ns + ns);
+        assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
+    }
 }
 
 #[test]

@@ -139,6 +139,11 @@ impl Admission {
         }
     }
 
+    /// So many processors carry out what is charged here.
+    pub(in crate::core) fn set_processors(&mut self, processors: f32) {
+        self.scheduler.set_processors(processors);
+    }
+
     /// What another reactor's operation takes of the processor here: at most what it costs without a network.
     pub(in crate::core) fn errand_ns(&self, op: &Op) -> i32 {
         let operation = match op.kind() {

@@ -139,6 +139,7 @@ impl Run {
         if let Some(clock_ns) = &mut self.clock_ns {
             *clock_ns += 20_000;
             self.t.b.core.set_clock_ns(*clock_ns);
+            self.t.other.set_clock_ns(*clock_ns);
         }
     }
 
@@ -329,7 +330,10 @@ impl Run {
         self.pass();
         match self.random.below(100) {
             0..75 => self.begin(),
-            75..86 => self.t.turn_other(),
+            75..86 => {
+                let reads = self.clock_ns.is_some() && self.random.below(8) == 0;
+                self.t.turn_other_with(reads);
+            }
             86..97 => {
                 self.t.b.turn();
                 self.take_ended();
@@ -390,6 +394,29 @@ impl Run {
             let torn = of_block.iter().any(|w| !lasts(&w) && !gone(w));
             let good = found.map_or(torn, |found| may.contains(&found) || torn && found == 0);
             assert!(good, "block {block}: {found:?}, not {may:?}");
+        }
+    }
+}
+
+/// The same while the other reactor has something of its own at times, and gives back what it has of home's.
+#[test]
+fn order_rules_are_kept_by_what_comes_back() {
+    for (kind, seed) in [("file", 21), ("ram", 22)] {
+        let mut run = Run::new(kind, Spread::OneToN, seed);
+        let region = run.t.b.core.region.clone();
+        run.t.other.set_lane(quiet_lane(&region));
+        run.clock_ns = Some(run.t.b.core.now_ns());
+        (0..4000).for_each(|_| run.step());
+        run.finish();
+        let carried_out = run.t.other.record().carried_out.load(Relaxed);
+        let back = run.t.handed_over() - carried_out;
+        assert!(
+            back > 10 && carried_out > 100,
+            "{kind}: {back} came back, {carried_out} did not"
+        );
+        assert!(run.pairs.iter().all(|n| *n > 0) && run.flushed > 0);
+        if kind == "file" {
+            run.look(&run.t.b.path, run.now + 1);
         }
     }
 }

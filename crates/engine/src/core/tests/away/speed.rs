@@ -149,8 +149,9 @@ fn a_queue_is_spread() {
     let record = |at: usize| &b.core.region.reactors()[at];
     let there = record(1).carried_out.load(Relaxed);
     let here = record(0).carried_out.load(Relaxed);
-    assert_eq!(there, record(0).handed_over.load(Relaxed));
-    assert_eq!(here, record(1).handed_over.load(Relaxed));
+    // What was given back was done at home.
+    assert!(there <= record(0).handed_over.load(Relaxed));
+    assert!(here <= record(1).handed_over.load(Relaxed));
     assert_eq!((b.core.staging.out(), b.core.away.out), (0, 0));
     let per_cent = |ns: u64| ns as f64 / elapsed / 1e7;
     println!(

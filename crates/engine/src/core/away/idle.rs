@@ -1,0 +1,92 @@
+//! Who of the reactors has nothing of its own to do, and so may help.
+//!
+//! **Design.** A reactor says that it is at work at the end of a turn in which its own lanes began something, and since when it is
+//! not, once there was none of that for [`SAY_NS`] or it falls asleep. The others read that at a turn's begin, as far apart. Who has
+//! not been at work for [`OWN_NS`] is idle: it sleeps, or does only what others gave it. That comes about by time alone, so nobody
+//! wakes or polls to say it, and however long a turn takes, who is in it is at work. Whoever is at work has the processors of those
+//! who are idle, in equal parts with all others at work: so much is given out in its windows.
+//!
+//! **Not here:** what is handed over, and to whom of them ([`super`]).
+
+use super::Away;
+use forebay_xlate::boundary::message::Spread;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// Who was not at work for so long is idle: two windows, as they are by default.
+pub(in crate::core) const OWN_NS: u64 = 600_000;
+/// How far apart that is looked at, and said.
+pub(in crate::core) const SAY_NS: u64 = 50_000;
+
+/// Until when a reactor was at work that still is.
+const AT_WORK: u64 = u64::MAX;
+
+/// What a reactor says to all others.
+#[derive(Default)]
+#[repr(align(64))]
+pub(super) struct Said {
+    /// It had nothing to do in a turn, and takes something.
+    pub(super) hungry: AtomicBool,
+    /// Until when its own lanes had something to begin.
+    until_ns: AtomicU64,
+}
+
+impl Said {
+    fn is_idle(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.until_ns.load(Relaxed)) >= OWN_NS
+    }
+}
+
+impl Away {
+    /// Another turn.
+    #[inline]
+    pub(in crate::core) fn turn(&mut self, now_ns: u64) {
+        self.done_now = 0;
+        self.begun_before = std::mem::take(&mut self.begun);
+        if self.begun_before > 0 {
+            self.begun_ns = now_ns;
+            if !std::mem::replace(&mut self.at_work, true) {
+                self.said.until_ns.store(AT_WORK, Relaxed);
+            }
+        } else if self.at_work && now_ns.saturating_sub(self.begun_ns) >= SAY_NS {
+            self.rests(now_ns);
+        }
+    }
+
+    /// This reactor has nothing of its own to do any more.
+    pub(in crate::core) fn rests(&mut self, now_ns: u64) {
+        if std::mem::take(&mut self.at_work) {
+            self.said.until_ns.store(now_ns, Relaxed);
+        }
+    }
+
+    /// Whether there is something of its own to do here, so that what others handed over goes back.
+    pub(in crate::core) fn gives_back(&self, now_ns: u64) -> bool {
+        self.spread == Spread::OneToN && (self.begun > 0 || !self.said.is_idle(now_ns))
+    }
+
+    /// Whether it is time to look who is idle.
+    #[inline]
+    pub(in crate::core) fn looks(&self, now_ns: u64) -> bool {
+        self.spreads() && now_ns.saturating_sub(self.looked_ns) >= SAY_NS
+    }
+
+    /// Looks who is idle. Says how many processors are this reactor's while it is at work.
+    pub(in crate::core) fn look(&mut self, now_ns: u64) -> f32 {
+        self.looked_ns = now_ns;
+        let mut idle = 0;
+        for peer in &mut self.peers {
+            peer.idle = peer.said.is_idle(now_ns);
+            idle += usize::from(peer.idle);
+        }
+        self.is_helped = match self.spread {
+            Spread::OneToOne => false,
+            Spread::OneToN => idle > 0,
+            Spread::Stealing => true,
+        };
+        let all = 1 + self.peers.len();
+        match self.spreads() {
+            true => all as f32 / (all - idle) as f32,
+            false => 1.0,
+        }
+    }
+}
