@@ -14,7 +14,7 @@ pub enum Policy {
     Burst,
     /// Everyone has their base and never more: the paper's BaseCBS.
     Base,
-    /// Everyone up to their burst limit, and whoever comes first: the paper's WildCBS.
+    /// Everyone up to their burst limit, lanes in a weighted round robin: the paper's WildCBS.
     Wild,
 }
 
@@ -79,6 +79,9 @@ pub struct Params {
     pub lump_ns: u32,
     /// The same of a lane that is alone, ns.
     pub calm_lump_ns: u32,
+    /// Under `wild`: the processor's time that a lane may begin in a round, if its tenant's base is what those of all at work
+    /// are in the mean, ns.
+    pub batch_ns: u32,
     /// A tenant that is alone may use so many times what devices were measured to do.
     pub alone_most: f32,
     /// After so many windows in which no other was at work, a tenant is alone on its node, and a lane on its reactor: who comes now and
@@ -112,6 +115,7 @@ impl Default for Params {
             forget: 1.0 / 64.0,
             lump_ns: 12_000,
             calm_lump_ns: 75_000,
+            batch_ns: 75_000,
             alone_most: 2.0,
             alone_windows: 32,
             backlog_weight: 4,
@@ -168,7 +172,7 @@ macro_rules! rows {
 }
 
 /// All but the policy.
-static ROWS: [Row; 23] = rows! {
+static ROWS: [Row; 24] = rows! {
     window_ns: u64, 50_000.0, MAX_WINDOW_NS as f64;
     keep: f32, 0.0, 0.99;
     weight_waiting: f32, 0.0, 1000.0;
@@ -189,6 +193,7 @@ static ROWS: [Row; 23] = rows! {
     forget: f32, 0.0001, 1.0;
     lump_ns: u32, 1000.0, 1_000_000.0;
     calm_lump_ns: u32, 1000.0, 1_000_000.0;
+    batch_ns: u32, 1000.0, 10_000_000.0;
     alone_most: f32, 1.0, 100.0;
     alone_windows: u32, 1.0, 100_000.0;
     backlog_weight: u32, 0.0, 1000.0;

@@ -17,6 +17,7 @@
 mod divide;
 mod each;
 mod fallback;
+mod round;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -69,6 +70,8 @@ pub struct Scheduler {
     alone: u32,
     /// See [`Self::shares_with_others`].
     tells: bool,
+    /// The processor's time that is the base of a tenant at work, in the mean.
+    mean_weight: f32,
     board: Arc<Board>,
 }
 
@@ -118,6 +121,7 @@ impl Scheduler {
             somebody_bursts: false,
             alone: 0,
             tells: false,
+            mean_weight: 0.0,
             board: board.clone(),
         })
     }

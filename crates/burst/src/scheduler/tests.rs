@@ -5,6 +5,7 @@ mod adversaries;
 mod cost;
 mod reactors;
 mod rests;
+mod rounds;
 mod storm;
 mod volumes;
 

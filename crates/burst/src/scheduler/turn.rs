@@ -200,6 +200,7 @@ impl Scheduler {
         let sums = self.settle_all(passed, late);
         self.somebody_bursts = sums.bursts;
         self.tells = sums.tells;
+        self.mean_weight = sums.weights / sums.tenants.max(1) as f32;
         let late = if sums.busy { late as f32 } else { 1.0 };
         let (each, scale, left) = self.shares(&sums, late);
         self.give_all(&each, &scale, left, late);
@@ -224,7 +225,10 @@ impl Scheduler {
             estimator,
             ..
         } = self;
-        let mut sums = Sums::default();
+        let mut sums = Sums {
+            tenants: active.len(),
+            ..Sums::default()
+        };
         // While the reactor slept, nobody used anything.
         let keep = params.keep.powi((passed - late).min(64) as i32 + 1);
         let weight = params.weight_waiting;
@@ -278,6 +282,7 @@ impl Scheduler {
                 one.seen.corrected_ns += (ns as f32 * times[at]) as u64;
             }
             sums.bursts |= one.bursts;
+            sums.weights += one.shared_base.0[Resource::Cpu as usize];
             one.rests = used.0[OWN[0]] | waiting.0[OWN[0]] == 0;
             sums.busy |= !one.rests;
             one.share = match is_shared {
@@ -461,6 +466,9 @@ impl Scheduler {
 /// Of all active tenants.
 #[derive(Default)]
 struct Sums {
+    tenants: usize,
+    /// Of the processor's time, their bases.
+    weights: f32,
     used: Each,
     demand: Each,
     owed: Each,

@@ -12,7 +12,7 @@ use super::stats::Had;
 use crate::admission::Capacity;
 use crate::board::Board;
 use crate::cost::{CostTable, Frontend, Operation};
-use crate::params::{BadParam, Params};
+use crate::params::{BadParam, Params, Policy};
 use crate::scheduler::Scheduler;
 use crate::units::{Resource, Units};
 use std::cmp::Reverse;
@@ -75,6 +75,10 @@ struct Reactor {
     turns: VecDeque<u32>,
     /// None of them may, in this window.
     stuck: bool,
+    /// Under `wild`, this turn, and that of which each lane was last given a batch: outside of turns there is but one, and a lane
+    /// whose part is over was last given none.
+    round: u64,
+    rounds: Vec<u64>,
 }
 
 /// See the module's text.
@@ -102,6 +106,8 @@ pub struct Machine {
     window_ns: u64,
     lump_ns: i64,
     backlog_weight: u64,
+    /// Lanes begin in rounds.
+    wild: bool,
     random: u64,
     measure_from: u64,
     had: Vec<Had>,
@@ -133,10 +139,13 @@ impl Machine {
     ) -> Result<Self, BadParam> {
         let costs = model.costs();
         let mut model = model;
-        if params.policy != crate::params::Policy::Burst {
-            // They begin whatever comes.
-            model.ahead_ns = u64::MAX;
-            model.base_first = false;
+        model.base_first &= params.policy == Policy::Burst;
+        match params.policy {
+            Policy::Burst => {}
+            // It begins whatever comes.
+            Policy::Base => model.ahead_ns = u64::MAX,
+            // A round is of what waits.
+            Policy::Wild => model.ahead_ns = Model::default().ahead_ns,
         }
         let board = Arc::new(Board::new(guests.len()));
         let lanes = lanes_of(&guests);
@@ -171,6 +180,8 @@ impl Machine {
                 busy_ns: 0,
                 turns: VecDeque::new(),
                 stuck: false,
+                round: 1,
+                rounds: vec![0; lanes.len()],
             });
         }
         let count = guests.len();
@@ -191,10 +202,11 @@ impl Machine {
             now: 0,
             window_ns: params.window_ns,
             lump_ns: match params.policy {
-                crate::params::Policy::Burst => params.lump_ns.into(),
+                Policy::Burst => params.lump_ns.into(),
                 _ => i64::MAX / 2,
             },
             backlog_weight: params.backlog_weight.into(),
+            wild: params.policy == Policy::Wild,
             random: seed | 1,
             measure_from: 0,
             had: vec![Had::default(); count],
@@ -388,7 +400,8 @@ impl Machine {
         } = self.ios[io as usize];
         let lane = lane as usize;
         let queue = 2 * lane + usize::from(read && self.model.apart);
-        let may_begin = self.has_room(number) || self.is_first(number, lane);
+        let may_begin = (self.has_room(number) || self.is_first(number, lane))
+            && self.is_its_round(number, lane);
         let reactor = &mut self.reactors[number];
         let waiting = &mut self.waiting[number][queue];
         if waiting.is_empty() && may_begin {
@@ -419,6 +432,7 @@ impl Machine {
         let cpu = self.cpu_ns(io);
         self.ios[io as usize].ready = self.now;
         self.ios[io as usize].reactor = number as u32;
+        self.spend_batch(number, io);
         let first = self.is_first(number, self.ios[io as usize].lane as usize);
         let reactor = &mut self.reactors[number];
         match first {

@@ -127,6 +127,11 @@ const TRIED: &[(&str, Set, &[f64])] = &[
         &[12e3, 40e3, 75e3, 150e3],
     ),
     (
+        "batch_ns",
+        |p, v| p.batch_ns = v as u32,
+        &[10e3, 20e3, 40e3, 75e3, 150e3, 300e3],
+    ),
+    (
         "alone_most",
         |p, v| p.alone_most = v as f32,
         &[1.0, 2.0, 4.0],

@@ -265,3 +265,38 @@ fn one_queue_over_two_reactors() {
     let (alone, _) = iops(2, Spread::OneToOne);
     assert!(alone < 1.1 * one, "one queue is one reactor's: {alone}");
 }
+
+/// Under `wild` the processor's time goes by bases, whatever the sizes of I/Os are.
+#[test]
+fn a_weighted_round_robin_is_of_time() {
+    let base = |iops| metered((iops, iops << 12), (1_000_000, 40_000_000_000));
+    let large = Load {
+        sizes: vec![64 << 10],
+        ..Load::small(512)
+    };
+    let guests = vec![
+        Guest::new(base(30_000), Load::small(512)),
+        Guest::new(base(10_000), large),
+    ];
+    let params = Params {
+        policy: Policy::Wild,
+        ..Params::default()
+    };
+    for turn_ns in [0, 500] {
+        let model = Model {
+            turn_ns,
+            ..Model::default()
+        };
+        let (fixed, byte) = model.cpu_ns;
+        let mut machine =
+            Machine::new(model, &params, guests.clone(), Spread::OneToOne, 1).expect("good");
+        let had = machine.run(20_000_000, 40_000_000);
+        let parts = had.iter().zip([4096.0, 65536.0]);
+        let ns: Vec<f64> = parts
+            .map(|(had, size)| had.bytes as f64 * (fixed / size + byte))
+            .collect();
+        let ratio = ns[0] / ns[1];
+        assert!((2.9..3.1).contains(&ratio), "{ns:?}: {ratio}");
+        assert!(ns[0] + ns[1] > 0.95 * 40e6, "nothing is lost: {ns:?}");
+    }
+}

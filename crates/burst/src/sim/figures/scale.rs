@@ -51,14 +51,14 @@ pub(super) fn balance(effort: Effort) -> Figure {
             "near linear",
             (1.8, 2.1),
             at(1, 2) / at(0, 2),
-            "",
+            "A queue's I/Os go to whoever has the least to do, and cost no more there",
         ),
         (
             "one-to-n: busiest to idlest of six",
             "about as when users balance",
             (1.0, 1.1),
             at(5, 4),
-            "",
+            "The same",
         ),
         (
             "stealing, two reactors: less than one-to-n, %",

@@ -1,10 +1,11 @@
 //! When a reactor looks at what there is to do.
 //!
 //! **Design.** At a window's end, and between any two I/Os; or, as the engine, in turns, each of which begins a lump of those above
-//! their base and is carried out before the next.
+//! their base and is carried out before the next. Under `wild` lanes begin a batch each: in each turn,
+//! or one after the other, where whoever has had its own goes behind all others.
 //! **Not here:** what an I/O takes ([`super`]).
 
-use super::{Event, Machine};
+use super::{Event, Io, Machine};
 use crate::units::{PLENTY, Resource};
 
 impl Machine {
@@ -31,6 +32,7 @@ impl Machine {
     pub(super) fn looked(&mut self, number: usize) {
         self.reactors[number].busy = false;
         self.reactors[number].lump_ns = self.lump_ns;
+        self.reactors[number].round += 1;
         if self.model.base_first {
             self.resume(number, true);
         }
@@ -47,6 +49,49 @@ impl Machine {
         match self.model.turn_ns {
             0 => reactor.ahead_ns < self.model.ahead_ns,
             _ => reactor.lump_ns > 0,
+        }
+    }
+
+    /// Whether a lane has something left of its batch.
+    fn has_batch(&mut self, number: usize, lane: usize) -> bool {
+        if !self.wild {
+            return true;
+        }
+        let reactor = &mut self.reactors[number];
+        if std::mem::replace(&mut reactor.rounds[lane], reactor.round) != reactor.round {
+            reactor.scheduler.begin_batch(lane);
+        }
+        reactor.scheduler.part_ns(lane) > 0
+    }
+
+    /// Whether what comes in a lane may begin at once: outside of turns nobody may go before it, and then the round is over.
+    pub(super) fn is_its_round(&mut self, number: usize, lane: usize) -> bool {
+        if !self.wild || self.model.turn_ns > 0 {
+            return self.has_batch(number, lane);
+        }
+        let reactor = &self.reactors[number];
+        if !reactor.stuck && !reactor.turns.is_empty() {
+            return false;
+        }
+        while !self.has_batch(number, lane) {
+            self.end_batch(number, lane);
+        }
+        true
+    }
+
+    /// Outside of turns, a lane has another one when it is its turn again.
+    fn end_batch(&mut self, number: usize, lane: usize) {
+        if self.model.turn_ns == 0 {
+            self.reactors[number].rounds[lane] = 0;
+        }
+    }
+
+    pub(super) fn spend_batch(&mut self, number: usize, io: u32) {
+        if self.wild {
+            let Io { lane, cost, .. } = self.ios[io as usize];
+            let scheduler = &mut self.reactors[number].scheduler;
+            let left = scheduler.part_ns(lane as usize) - cost[Resource::Cpu];
+            scheduler.set_part_ns(lane as usize, left);
         }
     }
 
@@ -74,13 +119,13 @@ impl Machine {
         self.at(self.now + self.window_ns, Event::Turn);
     }
 
-    /// Of the lanes in which something waits, each in turn begins one, as long as they may. `first`: those within their base,
-    /// whatever stands before the processor.
+    /// Of the lanes in which something waits, each in turn begins one, or its batch, as long as they may. `first`: those within
+    /// their base, whatever stands before the processor.
     pub(super) fn resume(&mut self, number: usize, first: bool) {
         if self.reactors[number].stuck {
             return;
         }
-        let mut refused = 0;
+        let (mut refused, mut had_enough) = (0, false);
         while refused < self.reactors[number].turns.len() && (first || self.has_room(number)) {
             let Some(queue) = self.reactors[number].turns.pop_front() else {
                 break;
@@ -88,6 +133,14 @@ impl Machine {
             let lane = queue as usize / 2;
             if first && !self.is_first(number, lane) {
                 refused += 1;
+                self.reactors[number].turns.push_back(queue);
+                continue;
+            }
+            if !self.has_batch(number, lane) {
+                self.end_batch(number, lane);
+                if self.model.turn_ns > 0 {
+                    (refused, had_enough) = (refused + 1, true);
+                }
                 self.reactors[number].turns.push_back(queue);
                 continue;
             }
@@ -99,10 +152,16 @@ impl Machine {
             if reactor.scheduler.resume(lane, &self.ios[io as usize].cost) {
                 waiting.pop_front();
                 refused = 0;
-                if !waiting.is_empty() {
-                    reactor.turns.push_back(queue);
-                }
+                let is_empty = waiting.is_empty();
                 self.begin(number, io);
+                if !is_empty && self.wild && self.has_batch(number, lane) {
+                    self.reactors[number].turns.push_front(queue);
+                    continue;
+                }
+                self.end_batch(number, lane);
+                if !is_empty {
+                    self.reactors[number].turns.push_back(queue);
+                }
             } else {
                 refused += 1;
                 let io = &mut self.ios[io as usize];
@@ -111,7 +170,7 @@ impl Machine {
                     self.had[io.tenant as usize].throttled += 1;
                 }
                 reactor.turns.push_back(queue);
-                reactor.stuck = !first && refused >= reactor.turns.len();
+                reactor.stuck = !first && !had_enough && refused >= reactor.turns.len();
             }
         }
     }

@@ -4,6 +4,7 @@
 mod alone;
 mod exports;
 mod held;
+mod rounds;
 mod times;
 
 use super::*;

@@ -125,6 +125,8 @@ impl Admission {
         let params = self.scheduler.params();
         let lump_ns = match params.policy {
             Policy::Burst if self.alone.is(at, params) => params.calm_lump_ns as i32,
+            // A turn is a round.
+            Policy::Wild => return self.scheduler.begin_batch(at),
             _ => self.whole_lump_ns(),
         };
         self.scheduler.set_part_ns(at, lump_ns);
@@ -135,7 +137,8 @@ impl Admission {
         let params = self.scheduler.params();
         match params.policy {
             Policy::Burst => params.lump_ns as i32,
-            Policy::Base | Policy::Wild => i32::MAX,
+            Policy::Wild => params.batch_ns as i32,
+            Policy::Base => i32::MAX,
         }
     }
 
