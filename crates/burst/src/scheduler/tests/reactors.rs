@@ -312,7 +312,7 @@ fn at_one_device(second: &Budget) -> ([Scheduler; 2], Units) {
     let device = 20.0 * f64::from(cost[Resource::DeviceRead]) / window_s;
     let whole = [1e12, device, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
     let reactors = [(0, &Budget::unstated()), (1, second)].map(|(tenant, budget)| {
-        let mut one = Scheduler::new(Params::default(), &whole, 1, &board).expect("good");
+        let mut one = Scheduler::new(Params::default(), &whole, 2, &board).expect("good");
         one.set_budget(tenant, budget, &costs);
         one.attach(0, tenant);
         one
@@ -371,31 +371,34 @@ fn who_is_alone_is_held_by_no_measured_device() {
 #[test]
 fn who_joins_one_that_was_alone_finds_its_device_as_it_was_measured() {
     let a_second = 1_000_000_000 / Params::default().window_ns;
-    let ([mut first, mut second], cost) =
-        at_one_device(&budget(10 * a_second, 10 * a_second, Burst::Metered));
+    // Half of the device.
+    let base = budget(10 * a_second, 10 * a_second, Burst::Metered);
+    let ([mut first, second], cost) = at_one_device(&base);
+    drop(second);
+    first.set_budget(1, &base, &table());
+    first.attach(1, 1);
     let device = Resource::DeviceRead;
-    let dear_ns = 10 * Params::default().target_delay_ns;
-    for _ in 0..200 {
-        first.observe(device, dear_ns, 1);
-        greedy_window(&mut first, &cost);
-    }
+    // What is under way goes on for a while: it still waits after another has come.
+    let window = |scheduler: &mut Scheduler, lanes: usize| {
+        let mut begun = [0; 2];
+        for (lane, begun) in begun.iter_mut().enumerate().take(lanes) {
+            let admitted = |_: &usize| scheduler.admit(lane, &cost);
+            *begun = (0..100).take_while(admitted).count();
+            scheduler.wait(lane, &cost);
+        }
+        scheduler.observe(device, 10 * Params::default().target_delay_ns, 1);
+        scheduler.turn(1);
+        (0..lanes).for_each(|lane| scheduler.cancel(lane, &cost));
+        begun[1]
+    };
     let factor = |scheduler: &Scheduler| scheduler.corrections()[device as usize];
+    (0..200).for_each(|_| _ = window(&mut first, 1));
     assert_eq!(factor(&first), Params::default().correction_most);
-    // What is under way goes on for a while.
-    let mut begun = Vec::new();
-    for _ in 0..6 {
-        begun.push(greedy_window(&mut second, &cost));
-        first.observe(device, dear_ns, 1);
-        greedy_window(&mut first, &cost);
-    }
-    assert!(factor(&first) < 1.3, "{}", factor(&first));
+    let begun: Vec<usize> = (0..6).map(|_| window(&mut first, 2)).collect();
     assert!(begun[1..].iter().all(|begun| *begun >= 9), "{begun:?}");
+    assert!(factor(&first) < 1.3, "{}", factor(&first));
     // Costs that are too low are found out as ever while both are there.
-    for _ in 0..60 {
-        greedy_window(&mut second, &cost);
-        first.observe(device, dear_ns, 1);
-        greedy_window(&mut first, &cost);
-    }
+    (0..60).for_each(|_| _ = window(&mut first, 2));
     assert_eq!(factor(&first), Params::default().correction_most);
 }
 
