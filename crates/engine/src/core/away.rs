@@ -14,7 +14,7 @@
 //!
 //! *Who*: [`Spread::OneToOne`]: nobody. [`Spread::OneToN`], the default: of those that have nothing of their own to do ([`idle`]),
 //! whoever has the least of what home has handed over, if that is less than home has itself,
-//! or than its part of what home began in its last turn. Who has something of its own to do by then gives back what it has not begun.
+//! or than its part of what home began in its last turn; and only while home's own processor is not enough. Who has something of its own to do by then gives back what it has not begun.
 //! So whoever is within their base feels no other reactor's burst, but for what is being done when they come.
 //! [`Spread::Stealing`]: whoever had nothing to do and said so
 //! gets one, and asks again. Either only where home has a few in hand, or they wait for its processor, and a lane more than one:
@@ -31,7 +31,7 @@ use crate::mailbox::ReactorBell;
 use forebay_device::{Device, Errno, Finish, Op, Submitted};
 use forebay_xlate::boundary::message::Spread;
 use forebay_xlate::boundary::region::{RECORDS, bump};
-use idle::Said;
+use idle::{Need, Said};
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
@@ -154,6 +154,8 @@ pub(super) struct Away {
     begun_ns: u64,
     /// When it looked at what others say.
     looked_ns: u64,
+    /// Whether anything is to be handed over.
+    need: Need,
     /// Somebody may take something.
     is_helped: bool,
     quiet: Arc<AtomicUsize>,
@@ -183,6 +185,7 @@ impl Away {
             at_work: false,
             begun_ns: 0,
             looked_ns: 0,
+            need: Need::new(0),
             is_helped: false,
             quiet: Arc::default(),
             is_quiet: false,
@@ -259,6 +262,7 @@ impl Core {
         };
         self.away.said.hungry.store(false, Relaxed);
         self.away.rests(self.now_ns);
+        self.away.need = Need::new(self.now_ns);
         // Nobody counted the turns, if nothing was handed over.
         let away = &mut self.away;
         (away.begun, away.begun_before, away.done_now) = (0, 0, 0);
@@ -298,6 +302,7 @@ impl Core {
     #[inline]
     pub fn is_idle(&mut self) {
         self.admission_is_idle();
+        self.away.need.is_idle();
         if self.away.spread == Spread::Stealing && !self.away.said.hungry.load(Relaxed) {
             self.away.said.hungry.store(true, Release);
         }

@@ -110,7 +110,7 @@ impl Core {
     pub fn begin_turn(&mut self) -> u64 {
         self.blame(None);
         self.stamp();
-        if self.away.looks(self.now_ns) {
+        if self.away.spreads() && self.away.begin_turn(self.now_ns) {
             self.look_at_others();
         }
         if self.admission.is_some() {

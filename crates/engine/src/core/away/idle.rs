@@ -1,4 +1,4 @@
-//! Who of the reactors has nothing of its own to do, and so may help.
+//! Who of the reactors has nothing of its own to do, and so may help; and who needs help.
 //!
 //! **Design.** A reactor says that it is at work at the end of a turn in which its own lanes began something, and since when it is
 //! not, once there was none of that for [`SAY_NS`] or it falls asleep. The others read that at a turn's begin, as far apart. Who has
@@ -16,6 +16,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 pub(in crate::core) const OWN_NS: u64 = 600_000;
 /// How far apart that is looked at, and said.
 pub(in crate::core) const SAY_NS: u64 = 50_000;
+
+/// How far apart it is judged whether a reactor needs help.
+pub(in crate::core) const NEED_NS: u64 = 2_000_000;
+/// It does from this part of its time at work on; and no more once its own, times those who share it, is less than that.
+const NEEDS_FROM: f64 = 0.95;
+const NEEDS_UNTIL: f64 = 0.9;
 
 /// Until when a reactor was at work that still is.
 const AT_WORK: u64 = u64::MAX;
@@ -36,7 +42,67 @@ impl Said {
     }
 }
 
+/// Whether one processor is enough for a reactor's work.
+pub(super) struct Need {
+    help: bool,
+    /// The last turn found nothing to do, and when it began.
+    was_idle: bool,
+    turn_ns: u64,
+    /// Since when idle time is counted.
+    since_ns: u64,
+    idle_ns: u64,
+}
+
+impl Need {
+    /// Until it is known, it does not keep anybody from helping.
+    pub(super) fn new(now_ns: u64) -> Self {
+        Self {
+            help: true,
+            was_idle: false,
+            turn_ns: now_ns,
+            since_ns: now_ns,
+            idle_ns: 0,
+        }
+    }
+
+    /// The turn that runs found nothing to do.
+    #[inline]
+    pub(super) fn is_idle(&mut self) {
+        self.was_idle = true;
+    }
+
+    /// A turn begins.
+    #[inline]
+    fn turn(&mut self, now_ns: u64) {
+        if std::mem::take(&mut self.was_idle) {
+            self.idle_ns += now_ns.saturating_sub(self.turn_ns);
+        }
+        self.turn_ns = now_ns;
+    }
+
+    /// Whether there is, beside so many that are idle.
+    fn help(&mut self, now_ns: u64, idle: usize) -> bool {
+        let all_ns = now_ns.saturating_sub(self.since_ns);
+        if all_ns >= NEED_NS {
+            let busy = 1.0 - self.idle_ns as f64 / all_ns as f64;
+            self.help = match self.help {
+                true => busy * (1 + idle) as f64 > NEEDS_UNTIL,
+                false => busy > NEEDS_FROM,
+            };
+            (self.since_ns, self.idle_ns) = (now_ns, 0);
+        }
+        self.help
+    }
+}
+
 impl Away {
+    /// A turn begins. Whether it is time to look who is idle.
+    #[inline]
+    pub(in crate::core) fn begin_turn(&mut self, now_ns: u64) -> bool {
+        self.need.turn(now_ns);
+        now_ns.saturating_sub(self.looked_ns) >= SAY_NS
+    }
+
     /// Another turn.
     #[inline]
     pub(in crate::core) fn turn(&mut self, now_ns: u64) {
@@ -64,12 +130,6 @@ impl Away {
         self.spread == Spread::OneToN && (self.begun > 0 || !self.said.is_idle(now_ns))
     }
 
-    /// Whether it is time to look who is idle.
-    #[inline]
-    pub(in crate::core) fn looks(&self, now_ns: u64) -> bool {
-        self.spreads() && now_ns.saturating_sub(self.looked_ns) >= SAY_NS
-    }
-
     /// Looks who is idle. Says how many processors are this reactor's while it is at work.
     pub(in crate::core) fn look(&mut self, now_ns: u64) -> f32 {
         self.looked_ns = now_ns;
@@ -80,7 +140,7 @@ impl Away {
         }
         self.is_helped = match self.spread {
             Spread::OneToOne => false,
-            Spread::OneToN => idle > 0,
+            Spread::OneToN => self.need.help(now_ns, idle) && idle > 0,
             Spread::Stealing => true,
         };
         let all = 1 + self.peers.len();

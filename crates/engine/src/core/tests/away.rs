@@ -3,7 +3,7 @@
 use super::admit::quiet_lane;
 use super::*;
 use crate::core::away::TURN;
-use crate::core::away::idle::{OWN_NS, SAY_NS};
+use crate::core::away::idle::{NEED_NS, OWN_NS, SAY_NS};
 use crate::mailbox::ReactorBell;
 use forebay_xlate::boundary::message::Spread;
 use forebay_xlate::boundary::region::CommandState;
@@ -255,6 +255,35 @@ fn who_sleeps_helps() {
         t.other.set_clock_ns(now_ns + ns);
         assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
     }
+}
+
+/// What one processor can do keeps no second one awake: a deep queue of which the device, not the processor, is the limit.
+#[test]
+fn who_has_time_left_is_not_helped() {
+    let mut t = two("file", Spread::OneToN);
+    let mut now_ns = t.b.core.now_ns();
+    // Turns for a while, of which so many of eight find nothing to do.
+    let mut is_helped = |t: &mut Two, idle: u64| {
+        for turn in 0..2 * NEED_NS / SAY_NS {
+            now_ns += SAY_NS;
+            t.b.core.set_clock_ns(now_ns);
+            t.b.core.begin_turn();
+            if turn % 8 < idle {
+                t.b.core.is_idle();
+            }
+            t.b.core.submit();
+        }
+        (0..40).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
+        let helped = t.away() > 0;
+        assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
+        helped
+    };
+    assert!(is_helped(&mut t, 0));
+    assert!(is_helped(&mut t, 4), "both are half of the time at work");
+    assert!(!is_helped(&mut t, 5), "one would be enough");
+    assert!(!is_helped(&mut t, 1), "it is enough");
+    assert!(is_helped(&mut t, 0), "it is not any more");
+    t.nothing_is_left();
 }
 
 #[test]
