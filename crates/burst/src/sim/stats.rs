@@ -32,6 +32,15 @@ impl Latency {
         self.buckets[at] += 1;
     }
 
+    /// All of another's.
+    pub fn add_all(&mut self, other: &Self) {
+        self.count += other.count;
+        self.sum += other.sum;
+        for (own, other) in self.buckets.iter_mut().zip(&other.buckets) {
+            *own += other;
+        }
+    }
+
     fn bucket(ns: u64) -> usize {
         let octave = ns.ilog2() as usize;
         let within = if octave >= 5 {
