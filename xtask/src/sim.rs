@@ -67,7 +67,7 @@ pub(crate) fn sweep(args: &[String]) -> Result<bool> {
         println!(
             "{:<18}{:>10}{mean:>10}{p99:>9}{p999:>9}{:>14}{:>13}{:>12}{}",
             row.name,
-            row.value,
+            (row.value * 1e5).round() / 1e5,
             number(row.throughput),
             number(row.throttled),
             number(row.base),

@@ -168,10 +168,6 @@ fn tell(sum: &AtomicU64, old: u64, new: u64) -> u64 {
 
 /// Demand as large as the whole base.
 pub const WHOLE: u64 = 1 << 16;
-/// What a reactor that has just begun counts as: so that it has a share before it is known.
-const BEGINNER: u64 = WHOLE / 16;
-/// The same of a lane of a volume. A limit is nothing that must be there at once, so it is not kept from others.
-const NEW_LANE: u64 = WHOLE / 256;
 
 impl Entry {
     /// What can be saved is what this budget says.
@@ -225,15 +221,15 @@ impl Shares {
         self.takers.load(Relaxed) > 1
     }
 
-    /// This reactor told `told`, and it is `new` now; its share of the tenant (0 to 1). Whoever is the only one
-    /// has all of it and tells nothing.
+    /// This reactor told `told`, and it is `new` now; its share of the tenant (0 to 1), where each counts as `beginner` of a base
+    /// besides ([`Params::beginner`](crate::params::Params::beginner)). Whoever is the only one has all of it and tells nothing.
     #[inline]
-    pub fn share(&self, told: &mut Told, new: Told) -> f32 {
+    pub fn share(&self, told: &mut Told, new: Told, beginner: f32) -> f32 {
         if !self.is_shared() {
             return 1.0;
         }
         self.tell(told, new);
-        let part = self.part(told, BEGINNER);
+        let part = self.part(told, beginner);
         let promised = self.promised.load(Relaxed);
         if promised == 0 {
             return part;
@@ -243,16 +239,17 @@ impl Shares {
         (new.promised as f32 + rest * part) / whole as f32
     }
 
-    /// The share of a lane that told this, of its volume.
+    /// The share of a lane that told this, of its volume, where each counts as `beginner` besides.
     #[must_use]
-    pub fn of_lane(&self, told: &Told) -> f32 {
+    pub fn of_lane(&self, told: &Told, beginner: f32) -> f32 {
         match self.is_shared() {
-            true => self.part(told, NEW_LANE),
+            true => self.part(told, beginner),
             false => 1.0,
         }
     }
 
-    fn part(&self, told: &Told, beginner: u64) -> f32 {
+    fn part(&self, told: &Told, beginner: f32) -> f32 {
+        let beginner = ((beginner * WHOLE as f32) as u64).max(1);
         let takers = u64::from(self.takers.load(Relaxed));
         let demand = self.demand.load(Relaxed).max(told.demand) + beginner * takers;
         (told.demand + beginner) as f32 / demand as f32
@@ -284,6 +281,8 @@ impl Shares {
 mod tests {
     use super::*;
 
+    const FIRST: f32 = 1.0 / 16.0;
+
     #[test]
     fn shares_follow_demand_and_make_a_whole() {
         let board = Board::new(1);
@@ -294,27 +293,27 @@ mod tests {
             promised: 0,
         };
         entry.attach(true);
-        assert_eq!(entry.share(&mut first, demand(WHOLE)), 1.0);
+        assert_eq!(entry.share(&mut first, demand(WHOLE), FIRST), 1.0);
         entry.attach(true);
-        entry.share(&mut first, demand(WHOLE));
-        let other = entry.share(&mut second, demand(0));
+        entry.share(&mut first, demand(WHOLE), FIRST);
+        let other = entry.share(&mut second, demand(0), FIRST);
         assert!(other > 0.0 && other < 0.1, "{other}");
         // Both see the same demand: half of it each.
-        let other = entry.share(&mut second, demand(WHOLE));
-        let one = entry.share(&mut first, demand(WHOLE));
+        let other = entry.share(&mut second, demand(WHOLE), FIRST);
+        let one = entry.share(&mut first, demand(WHOLE), FIRST);
         assert_eq!((one, other), (0.5, 0.5));
         // One stops: the other has nearly all.
-        let one = entry.share(&mut first, demand(0));
-        let other = entry.share(&mut second, demand(WHOLE));
+        let one = entry.share(&mut first, demand(0), FIRST);
+        let other = entry.share(&mut second, demand(WHOLE), FIRST);
         assert!((one + other - 1.0).abs() < 0.001, "{one} {other}");
         assert!(other > 0.9);
         // It is gone: all is the other's, and of the next that comes it is not counted.
         entry.leave(first);
-        assert_eq!(entry.share(&mut second, demand(WHOLE)), 1.0);
+        assert_eq!(entry.share(&mut second, demand(WHOLE), FIRST), 1.0);
         entry.attach(true);
         let (one, other) = (
-            entry.share(&mut Told::default(), demand(WHOLE)),
-            entry.share(&mut second, demand(WHOLE)),
+            entry.share(&mut Told::default(), demand(WHOLE), FIRST),
+            entry.share(&mut second, demand(WHOLE), FIRST),
         );
         assert_eq!((one, other), (0.5, 0.5));
         // A third has a volume with half of the base for itself: the others share the rest.
@@ -324,17 +323,17 @@ mod tests {
             demand: 0,
             promised: WHOLE / 2,
         };
-        let its = entry.share(&mut third, new);
+        let its = entry.share(&mut third, new, FIRST);
         assert!((0.5..0.52).contains(&its), "{its}");
-        let other = entry.share(&mut second, demand(WHOLE));
+        let other = entry.share(&mut second, demand(WHOLE), FIRST);
         assert!((0.23..0.25).contains(&other), "{other}");
         // More than all is promised: none has more than its part of it.
         let more = Told {
             demand: WHOLE,
             promised: WHOLE * 3 / 2,
         };
-        let other = entry.share(&mut second, more);
-        let its = entry.share(&mut third, new);
+        let other = entry.share(&mut second, more, FIRST);
+        let its = entry.share(&mut third, new, FIRST);
         assert_eq!((other, its), (0.75, 0.25));
     }
 

@@ -2,7 +2,7 @@
 //!
 //! **Design.** What is calibrated is wrong at times: another kernel, a hot processor, a neighbour outside. The queueing of
 //! a resource (the backend's own time not in it) says so: above what is aimed at, its costs are taken for more, a step a
-//! window; below a quarter of it, while the resource is busy, for less; else the correction goes back towards 1. Both ways within bounds,
+//! window; below a part of it ([`Params::calm_delay`]), while the resource is busy, for less; else the correction goes back towards 1. Both ways within bounds,
 //! so that who knows this can't move it far. Where nothing is known of this window, but something is under way that will tell, it stays.
 //! **Not here:** measuring the delay.
 
@@ -50,6 +50,7 @@ impl Estimator {
 
     /// A window has ended, in which `used` (0 to 1) of each was used.
     pub fn turn(&mut self, params: &Params, used: &[f32; SHARED]) {
+        let calm_ns = (params.target_delay_ns as f32 * params.calm_delay) as u64;
         for (resource, used) in used.iter().enumerate() {
             let count = std::mem::take(&mut self.count[resource]);
             let sum = std::mem::take(&mut self.sum_ns[resource]);
@@ -60,7 +61,7 @@ impl Estimator {
             let delay = sum.checked_div(count.into()).unwrap_or(0);
             let next = if count > 0 && delay > params.target_delay_ns {
                 *factor * (1.0 + params.step_up)
-            } else if count > 0 && *used >= params.busy && delay < params.target_delay_ns / 4 {
+            } else if count > 0 && *used >= params.busy && delay < calm_ns {
                 *factor * (1.0 - params.step_down)
             } else if *factor > 1.0 {
                 (*factor * (1.0 - params.step_down)).max(1.0)

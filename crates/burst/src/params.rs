@@ -63,6 +63,8 @@ pub struct Params {
     pub headroom: f32,
     /// The queueing that is aimed at, ns: more of it, and costs were estimated too low.
     pub target_delay_ns: u64,
+    /// Less queueing than this part of it, while there is much to do, and costs were estimated too high.
+    pub calm_delay: f32,
     /// A correction grows so much in a window.
     pub step_up: f32,
     /// A correction shrinks so much in a window.
@@ -89,6 +91,13 @@ pub struct Params {
     pub alone_windows: u32,
     /// What lanes were given of the processor and have not begun when a window ends counts as a delay so many times: as if it stayed.
     pub backlog_weight: u32,
+    /// Each reactor that has volumes of a tenant counts as so much of its base, besides its demand: who wakes finds a share.
+    pub beginner: f32,
+    /// The same of each export of a volume that has several. A limit is nothing that must be there at once, so it is not kept from
+    /// others.
+    pub new_lane: f32,
+    /// No demand is told as more than so many times a base.
+    pub most_told: f32,
 }
 
 impl Default for Params {
@@ -107,6 +116,7 @@ impl Default for Params {
             late_windows: 64,
             headroom: 0.125,
             target_delay_ns: 200_000,
+            calm_delay: 0.25,
             step_up: 0.04,
             step_down: 0.01,
             correction_least: 0.1,
@@ -119,6 +129,9 @@ impl Default for Params {
             alone_most: 2.0,
             alone_windows: 32,
             backlog_weight: 4,
+            beginner: 1.0 / 16.0,
+            new_lane: 1.0 / 256.0,
+            most_told: 1000.0,
         }
     }
 }
@@ -172,7 +185,7 @@ macro_rules! rows {
 }
 
 /// All but the policy.
-static ROWS: [Row; 24] = rows! {
+static ROWS: [Row; 28] = rows! {
     window_ns: u64, 50_000.0, MAX_WINDOW_NS as f64;
     keep: f32, 0.0, 0.99;
     weight_waiting: f32, 0.0, 1000.0;
@@ -185,6 +198,7 @@ static ROWS: [Row; 24] = rows! {
     late_windows: u32, 1.0, 1000.0;
     headroom: f32, 0.0, 10.0;
     target_delay_ns: u64, 1000.0, 10_000_000.0;
+    calm_delay: f32, 0.0, 1.0;
     step_up: f32, 0.0001, 1.0;
     step_down: f32, 0.0001, 0.5;
     correction_least: f32, 0.01, 1.0;
@@ -197,6 +211,9 @@ static ROWS: [Row; 24] = rows! {
     alone_most: f32, 1.0, 100.0;
     alone_windows: u32, 1.0, 100_000.0;
     backlog_weight: u32, 0.0, 1000.0;
+    beginner: f32, 0.0001, 1.0;
+    new_lane: f32, 0.0001, 1.0;
+    most_told: f32, 1.0, 100_000.0;
 };
 
 impl Params {

@@ -32,7 +32,7 @@ const WAKERS_PART: f64 = 0.3;
 /// Of its base, the victim at depth 1 asks for so much; and at most so many a second, as at more depth 1 is the limit.
 const INSIDE: f64 = 0.5;
 const INSIDE_MOST: f64 = 20_000.0;
-/// Who asks for its base and gets so much of it, gets it.
+/// Who asks for its base and gets so much of it gets it: or of what the same host gets alone at its depth, if that is less.
 const KEPT: f64 = 0.98;
 const CLIENT_CPU: usize = 1;
 
@@ -228,24 +228,24 @@ impl Bench {
         let mut got = 0;
         for depth in [1u16, 2, 4, 8, 16, 32, 64, 128] {
             let does = [vec![(0, Does::Pace(depth, base))], all(depth.min(64))].concat();
-            let mut parts = Vec::new();
+            let (mut beside, mut alone) = (Vec::new(), Vec::new());
             for _ in 0..self.rounds {
-                parts.push(self.load(rig, &does)?[0].iops() / base);
+                beside.push(self.load(rig, &does)?[0].iops());
+                alone.push(self.load(rig, &does[..1])?[0].iops());
             }
-            // A depth that is too small for the base with nobody beside gets what it gets alone.
-            let mut alone = Vec::new();
-            for _ in 0..self.rounds {
-                alone.push(self.load(rig, &does[..1])?[0].iops() / base);
-            }
-            let (part, alone) = (median(parts), median(alone).min(1.0));
-            let has = part >= KEPT || alone < KEPT && part >= KEPT * alone / 1.3;
+            let (iops, alone) = (median(beside), median(alone));
+            let has = has_base(iops, base, alone);
             got += u32::from(has);
             println!(
-                "{:<6}depth {depth:<4} asks for its base of {base:.0}, gets {:.1} % ({:.1} % alone)",
+                "{:<6}depth {depth:<4} asks for its base of {base:.0}, gets {iops:.0}, alone {alone:.0}: {:.1} and {:.1} %{}",
                 way.name(),
-                part * 100.0,
-                alone * 100.0
+                100.0 * iops / base,
+                100.0 * alone / base,
+                if has { "" } else { ", too little" }
             );
+            let prefix = format!("{}_base_depth{depth}", way.name());
+            self.summary.put(format!("{prefix}_iops"), iops);
+            self.summary.put(format!("{prefix}_alone_iops"), alone);
         }
         self.summary
             .put(format!("{}_base_at_depths", way.name()), f64::from(got));
@@ -307,6 +307,11 @@ impl Bench {
     }
 }
 
+/// Whether who asked for so much, and gets `alone` with nobody beside, has what it should.
+fn has_base(iops: f64, asked: f64, alone: f64) -> bool {
+    iops >= KEPT * asked.min(alone)
+}
+
 /// Adds the figures of a victim and those beside it.
 fn put(figures: &mut [Vec<f64>; 4], did: &[Did]) {
     let Some((victim, others)) = did.split_first() else {
@@ -323,5 +328,19 @@ fn put(figures: &mut [Vec<f64>; 4], did: &[Did]) {
     ];
     for (figures, value) in figures.iter_mut().zip(values) {
         figures.push(value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_base;
+
+    #[test]
+    fn a_base_is_had_if_nobody_takes_of_it() {
+        assert!(has_base(98.0, 100.0, 150.0));
+        assert!(!has_base(97.0, 100.0, 150.0));
+        // Its depth is too small for it.
+        assert!(has_base(59.0, 100.0, 60.0));
+        assert!(!has_base(58.0, 100.0, 60.0));
     }
 }

@@ -248,7 +248,9 @@ impl Scheduler {
         let entry = self.board.entry(tenant);
         let one = &mut self.tenants[tenant];
         let told = one.told;
-        one.share = entry.shares.share(&mut one.told, told);
+        one.share = entry
+            .shares
+            .share(&mut one.told, told, self.params.beginner);
         one.save(entry, self.params.policy, windows, saved, &Units::ZERO);
         one.last = self.window;
         // Its volumes' limits hold as ever, and what they owe of what is shared is paid out of its base.

@@ -9,7 +9,7 @@ use super::divide::divide;
 use super::each::Each;
 use super::state::{Lane, NOBODY, Tenant};
 use crate::board::{Entry, Told, WHOLE};
-use crate::params::Policy;
+use crate::params::{Params, Policy};
 use crate::units::{COUNT, PARTS, PLENTY, Resource, SHARED, Units};
 
 /// The tenant's own resources, in the order of its credit.
@@ -139,7 +139,8 @@ impl Tenant {
     /// What it wants here, in parts of its base: what was used; and of each volume in which something waits, however long its
     /// queue is, as much as the base, or as its limit. So reactors come to equal parts for volumes that want more than that. What
     /// volumes have as a base of their own is told apart.
-    fn told(&self, lanes: &[Lane], used: &Units, headroom: f32) -> Told {
+    fn told(&self, lanes: &[Lane], used: &Units, params: &Params) -> Told {
+        let headroom = 1.0 + params.headroom;
         let of_base = |amount: i32, own: usize| amount as f32 / self.base.0[own].max(1) as f32;
         let most = |of: &dyn Fn(usize) -> f32| OWN.into_iter().map(of).fold(0f32, f32::max);
         let mut demand = most(&|own| of_base(used.0[own], own));
@@ -156,17 +157,14 @@ impl Tenant {
             }
         }
         Told {
-            demand: told(demand - promised),
-            promised: told(promised),
+            demand: told(demand - promised, params.most_told),
+            promised: told(promised, params.most_told),
         }
     }
 }
 
-/// No demand is told as more than so many times a base.
-const MOST_TOLD: f32 = 1000.0;
-
-fn told(parts: f32) -> u64 {
-    (parts.clamp(0.0, MOST_TOLD) * WHOLE as f32) as u64
+fn told(parts: f32, most: f32) -> u64 {
+    (parts.clamp(0.0, most) * WHOLE as f32) as u64
 }
 
 /// A reactor's part of so many windows' `amount`, and of one window's, rounded up. What is less than one is carried on: of a
@@ -244,8 +242,8 @@ impl Scheduler {
             let is_shared = entry.shares.is_shared();
             if one.only != NOBODY {
                 let lane = &mut lanes[one.only as usize];
-                lane.tell();
-                used.add(&lane.end(passed, saved));
+                lane.tell(params.most_told);
+                used.add(&lane.end(passed, saved, params.new_lane));
                 (waiting, wanted) = (lane.waiting, lane.wanted);
                 if is_shared {
                     lane.demand = used;
@@ -254,11 +252,11 @@ impl Scheduler {
             } else {
                 // All of them, before any has its part: so here, parts make a whole.
                 for lane in &one.lanes {
-                    lanes[*lane as usize].tell();
+                    lanes[*lane as usize].tell(params.most_told);
                 }
                 for lane in &one.lanes {
                     let lane = &mut lanes[*lane as usize];
-                    let own = lane.end(passed, saved);
+                    let own = lane.end(passed, saved, params.new_lane);
                     lane.demand = own;
                     lane.demand.add(&lane.waiting);
                     used.add(&own);
@@ -287,8 +285,8 @@ impl Scheduler {
             sums.busy |= !one.rests;
             one.share = match is_shared {
                 true => {
-                    let told = one.told(lanes, &used, headroom);
-                    entry.shares.share(&mut one.told, told)
+                    let told = one.told(lanes, &used, params);
+                    entry.shares.share(&mut one.told, told, params.beginner)
                 }
                 false => 1.0,
             };
@@ -485,7 +483,7 @@ impl Lane {
     /// A window ends: those who have its volume together are told what it wants of that. That is what it used, and if something
     /// waits, however much, as much as the whole base, or limit.
     #[inline]
-    fn tell(&mut self) {
+    fn tell(&mut self, most: f32) {
         let Some(common) = &mut self.common else {
             return;
         };
@@ -504,7 +502,7 @@ impl Lane {
         });
         let waits = f32::from(u8::from(self.waiters > 0));
         let new = Told {
-            demand: told(wants.into_iter().fold(0f32, f32::max) + waits),
+            demand: told(wants.into_iter().fold(0f32, f32::max) + waits, most),
             promised: 0,
         };
         common.shares.tell(&mut common.told, new);
@@ -512,13 +510,13 @@ impl Lane {
 
     /// A window ends. Says what was used in it.
     #[inline]
-    fn end(&mut self, passed: u64, saved: u64) -> Units {
+    fn end(&mut self, passed: u64, saved: u64, new_lane: f32) -> Units {
         let own = self.used();
         if self.waiters == 0 && self.wants {
             (self.wanted, self.wants) = (Units::ZERO, false);
         }
         if let Some(common) = &mut self.common {
-            let share = common.shares.of_lane(&common.told);
+            let share = common.shares.of_lane(&common.told, new_lane);
             if share != std::mem::replace(&mut common.share, share) {
                 self.take_part();
             }

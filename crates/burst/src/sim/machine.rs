@@ -10,7 +10,7 @@ mod turns;
 use super::model::{Guest, Model};
 use super::stats::Had;
 use crate::admission::Capacity;
-use crate::board::Board;
+use crate::board::{Board, Shares};
 use crate::cost::{CostTable, Frontend, Operation};
 use crate::params::{BadParam, Params, Policy};
 use crate::scheduler::Scheduler;
@@ -75,6 +75,10 @@ struct Reactor {
     turns: VecDeque<u32>,
     /// None of them may, in this window.
     stuck: bool,
+    /// The next I/O is carried out so much later; until when one is; and windows that ended meanwhile.
+    held_ns: u64,
+    held_until: u64,
+    late: u64,
     /// Under `wild`, this turn, and that of which each lane was last given a batch: outside of turns there is but one, and a lane
     /// whose part is over was last given none.
     round: u64,
@@ -108,6 +112,7 @@ pub struct Machine {
     backlog_weight: u64,
     /// Lanes begin in rounds.
     wild: bool,
+    calm_lump_ns: i64,
     random: u64,
     measure_from: u64,
     had: Vec<Had>,
@@ -157,6 +162,7 @@ impl Machine {
             },
             ..model.capacity()
         };
+        let volumes: Vec<_> = lanes.iter().map(|_| Arc::new(Shares::default())).collect();
         let mut reactors = Vec::new();
         for number in 0..model.reactors {
             let mut scheduler =
@@ -167,6 +173,10 @@ impl Machine {
             for (lane, (tenant, _)) in lanes.iter().enumerate() {
                 if spread == Spread::OneToN || spread.home(lane, model.reactors) == number {
                     scheduler.attach(lane, *tenant);
+                    if model.shared_volumes {
+                        let budget = Some(&guests[*tenant].budget);
+                        scheduler.set_volume(lane, budget, Some(&volumes[lane]));
+                    }
                 }
             }
             reactors.push(Reactor {
@@ -180,6 +190,9 @@ impl Machine {
                 busy_ns: 0,
                 turns: VecDeque::new(),
                 stuck: false,
+                held_ns: 0,
+                held_until: 0,
+                late: 0,
                 round: 1,
                 rounds: vec![0; lanes.len()],
             });
@@ -207,6 +220,7 @@ impl Machine {
             },
             backlog_weight: params.backlog_weight.into(),
             wild: params.policy == Policy::Wild,
+            calm_lump_ns: params.calm_lump_ns.into(),
             random: seed | 1,
             measure_from: 0,
             had: vec![Had::default(); count],
@@ -497,8 +511,12 @@ impl Machine {
         } else if self.model.ahead_ns == u64::MAX {
             scheduler.observe(Resource::Cpu, self.now - ready, 1);
         }
-        let cpu = self.cpu_ns(io);
+        let mut cpu = self.cpu_ns(io);
         let reactor = &mut self.reactors[number];
+        if reactor.held_ns > 0 {
+            cpu += std::mem::take(&mut reactor.held_ns);
+            reactor.held_until = self.now + cpu;
+        }
         reactor.busy = true;
         reactor.busy_ns += cpu;
         self.at(self.now + cpu, Event::Cpu(number as u32, io));

@@ -36,6 +36,10 @@ pub struct Model {
     /// ([`crate::params::Params::lump_ns`]) of those above their base, and carries it out before it looks again, as the engine
     /// does. Nothing: it looks between any two I/Os, and begins so much ahead.
     pub turn_ns: u64,
+    /// In each hundred windows a reactor is held up for so many, by something that is no I/O.
+    pub held_windows: u64,
+    /// A tenant's queues are exports of volumes that each reactor shows, with the tenant's budget each.
+    pub shared_volumes: bool,
     /// Whoever is within its base stands before the others at the processor. (With wild and base nobody does.)
     pub base_first: bool,
     /// Reads and writes of a lane wait apart.
@@ -65,6 +69,8 @@ impl Default for Model {
             header: 64,
             ahead_ns: 50_000,
             turn_ns: 0,
+            held_windows: 0,
+            shared_volumes: false,
             base_first: true,
             apart: false,
             links_told: false,
@@ -100,6 +106,8 @@ impl Model {
                 ahead_ns => format!("begun ahead {ahead_ns} ns"),
             },
             format!("a turn {} ns", self.turn_ns),
+            format!("held up windows {}", self.held_windows),
+            format!("volumes shared {}", self.shared_volumes),
             format!("base first {}", self.base_first),
             format!("reads and writes apart {}", self.apart),
             format!("links told {}", self.links_told),

@@ -2,7 +2,8 @@
 //!
 //! **Design.** One load that hurts in all ways: a victim at depth 1, neighbours that burst without end, some that pulse, costs
 //! that are a fifth too low. Where it is about turns, reactors work in turns, as the engine's do: each takes some time besides its
-//! I/Os, so that of a short one throughput is lost, and of a long one the victim waits. A default is good if no other value is better at one thing and not worse at another.
+//! I/Os, so that of a short one throughput is lost, and of a long one the victim waits. What matters only where a reactor is late,
+//! where a tenant has several or where one is alone has a load of that ([`Stage`]). A default is good if no other value is better at one thing and not worse at another.
 //! **Not here:** which is the default ([`crate::params`]).
 
 use super::figures::Effort;
@@ -23,16 +24,57 @@ pub struct Row {
     pub us: [f64; 3],
     /// Of wild's bytes, per cent.
     pub throughput: f64,
-    /// Of the I/Os of those that pulse within their base, so many had to wait for their budget, per cent.
+    /// Of the I/Os of those that pulse within their base, or ask for it evenly, so many had to wait for their budget, per cent.
     pub throttled: f64,
-    /// The least that one of the tenants that pulse within their base has, per cent of what it asks for.
+    /// The least that one of them has, per cent of what it asks for.
     pub base: f64,
 }
 
 /// What a turn takes besides its I/Os, assumed: an entry into the kernel.
 const TURN_NS: u64 = 500;
-/// Parameters of turns.
-const OF_TURNS: [&str; 3] = ["lump_ns", "calm_lump_ns", "backlog_weight"];
+/// Where a parameter is tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    Crowd,
+    /// The same, with turns.
+    Turns,
+    /// The same, and each reactor is held up for 20 windows of a hundred; who pulsed asks for its base instead, evenly.
+    Held,
+    /// The same crowd with all queues on two reactors, as exports of volumes that both show.
+    Several,
+    /// The policy is `wild`.
+    Wild,
+    /// One tenant, in turns.
+    Alone,
+    /// One tenant that comes now and then, before a device that is twice as fast as was measured: too seldom for its costs to be
+    /// corrected.
+    Device,
+}
+
+const STAGES: [Stage; 7] = [
+    Stage::Crowd,
+    Stage::Turns,
+    Stage::Held,
+    Stage::Several,
+    Stage::Wild,
+    Stage::Alone,
+    Stage::Device,
+];
+
+fn stage(name: &str) -> Stage {
+    match name {
+        "lump_ns" | "backlog_weight" => Stage::Turns,
+        "late_windows" => Stage::Held,
+        "beginner" | "new_lane" | "most_told" => Stage::Several,
+        "batch_ns" => Stage::Wild,
+        "calm_lump_ns" => Stage::Alone,
+        "alone_most" => Stage::Device,
+        _ => Stage::Crowd,
+    }
+}
+
+/// Nearly a base of 20,000.
+const STEADY: f64 = 19_600.0;
 
 type Set = fn(&mut Params, f64);
 
@@ -82,7 +124,7 @@ const TRIED: &[(&str, Set, &[f64])] = &[
     (
         "late_windows",
         |p, v| p.late_windows = v as u32,
-        &[1.0, 64.0],
+        &[1.0, 8.0, 64.0, 256.0],
     ),
     (
         "headroom",
@@ -93,6 +135,11 @@ const TRIED: &[(&str, Set, &[f64])] = &[
         "target_delay_ns",
         |p, v| p.target_delay_ns = v as u64,
         &[20e3, 50e3, 100e3, 200e3, 400e3],
+    ),
+    (
+        "calm_delay",
+        |p, v| p.calm_delay = v as f32,
+        &[0.0, 0.1, 0.25, 0.5, 1.0],
     ),
     ("step_up", |p, v| p.step_up = v as f32, &[0.01, 0.04, 0.16]),
     (
@@ -146,6 +193,21 @@ const TRIED: &[(&str, Set, &[f64])] = &[
         |p, v| p.backlog_weight = v as u32,
         &[0.0, 1.0, 2.0, 4.0, 8.0, 16.0],
     ),
+    (
+        "beginner",
+        |p, v| p.beginner = v as f32,
+        &[1.0 / 1024.0, 1.0 / 64.0, 1.0 / 16.0, 0.25, 1.0],
+    ),
+    (
+        "new_lane",
+        |p, v| p.new_lane = v as f32,
+        &[1.0 / 4096.0, 1.0 / 256.0, 1.0 / 16.0, 1.0],
+    ),
+    (
+        "most_told",
+        |p, v| p.most_told = v as f32,
+        &[1.0, 10.0, 1000.0, 100_000.0],
+    ),
 ];
 
 /// The value that a parameter has.
@@ -163,22 +225,24 @@ pub fn burst(effort: Effort) -> Vec<Row> {
         policy: Policy::Wild,
         ..Params::default()
     };
-    let wild = [0, TURN_NS].map(|turn_ns| run(&wild, turn_ns, effort).1);
+    let wild = STAGES.map(|stage| run(&wild, stage, effort).1);
     let mut rows = Vec::new();
     for (name, set, values) in TRIED {
-        let turns = OF_TURNS.contains(name);
+        let stage = stage(name);
         for tried in *values {
             let mut params = Params::default();
             set(&mut params, *tried);
             let default = (value(&Params::default(), name) - tried).abs() < tried * 1e-6 + 1e-9;
-            let (us, bytes, base, throttled) =
-                run(&params, if turns { TURN_NS } else { 0 }, effort);
+            if stage == Stage::Wild {
+                params.policy = Policy::Wild;
+            }
+            let (us, bytes, base, throttled) = run(&params, stage, effort);
             rows.push(Row {
                 name,
                 value: *tried,
                 default,
                 us,
-                throughput: 100.0 * bytes / wild[usize::from(turns)],
+                throughput: 100.0 * bytes / wild[stage as usize],
                 throttled,
                 base,
             });
@@ -187,7 +251,7 @@ pub fn burst(effort: Effort) -> Vec<Row> {
     rows
 }
 
-fn run(params: &Params, turn_ns: u64, effort: Effort) -> ([f64; 3], f64, f64, f64) {
+fn run(params: &Params, stage: Stage, effort: Effort) -> ([f64; 3], f64, f64, f64) {
     let budget = metered((20_000, 140_000_000), (1_000_000, 4_096_000_000));
     let mut guests = vec![Guest::new(budget, Load::small(1))];
     // Within their base, but not evenly: for a tenth of the time ten times 1,500.
@@ -199,13 +263,39 @@ fn run(params: &Params, turn_ns: u64, effort: Effort) -> ([f64; 3], f64, f64, f6
     guests.extend(vec![Guest::new(budget, pulse); 7]);
     guests.extend(vec![Guest::new(budget, Load::iops(64)); 12]);
     guests.extend(vec![Guest::new(budget, Load::bytes(32)); 12]);
-    let model = Model {
+    let mut model = Model {
         reactors: 2,
         cpu_truth: 1.2,
-        turn_ns,
         ..Model::default()
     };
-    let machine = Machine::new(model, params, guests, Spread::OneToOne, 5);
+    if !matches!(stage, Stage::Crowd | Stage::Several | Stage::Wild) {
+        model.turn_ns = TURN_NS;
+    }
+    let mut spread = Spread::OneToOne;
+    let alone = Load {
+        reads: 100,
+        ..Load::small(256)
+    };
+    match stage {
+        Stage::Crowd | Stage::Turns | Stage::Wild => {}
+        Stage::Held => {
+            model.held_windows = 20;
+            for guest in &mut guests[1..8] {
+                guest.load = Load {
+                    rate: Some(STEADY),
+                    ..Load::small(1024)
+                };
+            }
+        }
+        Stage::Several => (spread, model.shared_volumes) = (Spread::OneToN, true),
+        Stage::Alone => guests = vec![Guest::new(budget, alone)],
+        Stage::Device => {
+            (model.device_ns, model.device_truth) = ((2_900.0, 0.1), 0.5);
+            let pulse = Some((3_000_000, 30_000_000));
+            guests = vec![Guest::new(budget, Load { pulse, ..alone })];
+        }
+    }
+    let machine = Machine::new(model, params, guests, spread, 5);
     let mut machine = machine.unwrap_or_else(|bad| panic!("{bad}"));
     let had = machine.run(30_000_000, effort.ms * 1_000_000);
     let latency = &had[0].latency;
@@ -215,13 +305,19 @@ fn run(params: &Params, turn_ns: u64, effort: Effort) -> ([f64; 3], f64, f64, f6
         latency.percentile_us(99.9),
     ];
     let bytes = had.iter().map(|had| had.bytes as f64).sum();
-    let asked = 1_500.0 * effort.ms as f64 / 1e3;
-    let pulsing = &had[1..8];
+    let a_second = if stage == Stage::Held {
+        STEADY
+    } else {
+        1_500.0
+    };
+    let asked = a_second * effort.ms as f64 / 1e3;
+    let pulsing = had.get(1..8).unwrap_or_default();
     let counts = || pulsing.iter().map(|had| had.latency.count());
-    let least = counts().min().unwrap_or(0);
+    // Nobody pulses within a base there.
+    let least = counts().min().map_or(asked, |least| least as f64);
     let throttled: u64 = pulsing.iter().map(|had| had.throttled).sum();
     let throttled = 100.0 * throttled as f64 / counts().sum::<u64>().max(1) as f64;
-    (us, bytes, 100.0 * least as f64 / asked, throttled)
+    (us, bytes, 100.0 * least / asked, throttled)
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ impl Machine {
     /// What waits is asked first, then what came.
     pub(super) fn looked(&mut self, number: usize) {
         self.reactors[number].busy = false;
-        self.reactors[number].lump_ns = self.lump_ns;
+        self.reactors[number].lump_ns = self.lump_of(number);
         self.reactors[number].round += 1;
         if self.model.base_first {
             self.resume(number, true);
@@ -41,6 +41,20 @@ impl Machine {
             self.arrive(number, io);
         }
         self.serve(number);
+    }
+
+    /// What those above their base begin in this turn. As in the engine it is more while nobody is, or one lane comes alone.
+    fn lump_of(&self, number: usize) -> i64 {
+        let reactor = &self.reactors[number];
+        let waiting = reactor.turns.iter().map(|queue| queue / 2);
+        let came = reactor.came.iter().map(|io| self.ios[*io as usize].lane);
+        let mut lanes = waiting.chain(came);
+        let first = lanes.next();
+        let alone = lanes.all(|lane| Some(lane) == first);
+        match alone || !reactor.scheduler.somebody_bursts() {
+            true => self.lump_ns.max(self.calm_lump_ns),
+            false => self.lump_ns,
+        }
     }
 
     /// Whether a reactor begins anything of those above their base.
@@ -96,8 +110,17 @@ impl Machine {
     }
 
     pub(super) fn turn(&mut self) {
+        // Not all reactors at once.
+        let window = self.now / self.window_ns;
         for number in 0..self.reactors.len() {
             let reactor = &mut self.reactors[number];
+            if self.model.held_windows > 0 && (window + 37 * number as u64).is_multiple_of(100) {
+                reactor.held_ns = self.model.held_windows * self.window_ns;
+            }
+            if self.now < reactor.held_until {
+                reactor.late += 1;
+                continue;
+            }
             if self.model.turn_ns > 0 {
                 let lanes = reactor.turns.iter().map(|queue| *queue as usize / 2);
                 let left = lanes.map(|lane| reactor.scheduler.processor_left_ns(lane));
@@ -105,7 +128,9 @@ impl Machine {
                 let delay_ns = self.backlog_weight * backlog_ns;
                 reactor.scheduler.observe(Resource::Cpu, delay_ns, 1);
             }
-            reactor.scheduler.turn(1);
+            reactor
+                .scheduler
+                .turn(1 + std::mem::take(&mut reactor.late));
             reactor.stuck = false;
             if self.model.turn_ns > 0 {
                 self.look(number);
