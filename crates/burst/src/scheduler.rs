@@ -187,6 +187,9 @@ impl Scheduler {
         }
         (lane.whole, lane.limited) = ((base, limit), budget.is_some());
         lane.take_part();
+        if !lane.limited {
+            lane.due = [0; 2];
+        }
         // What was used before there was this limit is not owed; of shared resources it takes what its budget comes to.
         let mut room = lane.limit;
         room.add(&lane.used().own());

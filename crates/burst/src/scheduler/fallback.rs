@@ -259,7 +259,9 @@ impl Scheduler {
         for lane in &one.lanes {
             let lane = &mut self.lanes[*lane as usize];
             lane.pay(&mut pays);
-            lane.fill(&Units::ZERO, windows, saved);
+            if lane.limited {
+                lane.fill(&Units::ZERO, windows, saved);
+            }
         }
     }
 

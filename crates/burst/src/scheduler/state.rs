@@ -30,7 +30,7 @@ pub(super) struct Lane {
     pub(super) wants: bool,
     /// Its volume has a limit.
     pub(super) limited: bool,
-    /// The window in which an I/O of it last began out of what its tenant was given and no lane.
+    /// The window in which an I/O of it last began out of what its tenant was given and no lane, or that was divided to it first.
     pub(super) began: u64,
     /// What was given at its beginning, less what was taken away.
     pub(super) given: Units,
@@ -48,6 +48,12 @@ pub(super) struct Lane {
     pub(super) limit: Units,
     /// Of that part, what was less than one: operations, bytes.
     pub(super) fractions: [f32; 2],
+    /// Of what its volume's own base brought, what it did not use: operations, bytes.
+    pub(super) due: [i32; 2],
+    /// As above, of that base.
+    pub(super) due_fractions: [f32; 2],
+    /// Of that, what was divided to it for this window, and what is shared with it: before its siblings had anything.
+    pub(super) promise: Units,
     /// What its limit allows in this window, saved from earlier ones too. Below nothing: owed.
     pub(super) room: Units,
     /// Used in the last window, and what waits: what the next is divided by.
@@ -97,6 +103,9 @@ impl Default for Lane {
             base: Units::ZERO,
             limit: Units::PLENTY,
             fractions: [0.0; 2],
+            due: [0; 2],
+            due_fractions: [0.0; 2],
+            promise: Units::ZERO,
             room: Units::PLENTY,
             demand: Units::ZERO,
             beyond: Units::ZERO,

@@ -2,6 +2,7 @@
 //! the processor, and a queue for each tenant.
 
 mod adversaries;
+mod bases;
 mod cost;
 mod reactors;
 mod rests;

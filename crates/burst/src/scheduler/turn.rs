@@ -79,15 +79,17 @@ impl Tenant {
         limit
     }
 
-    /// Of what is given for the next window and was not there in the last, who saves has its part, and that of all others who
-    /// began nothing: they save after it. One part is left to whoever needs less.
+    /// Of what is given for the next window, was not there in the last and is no volume's own, who saves has its part, and that of
+    /// all others who began nothing: they save after it. One part is left to whoever needs less.
     fn set_aside(&mut self, given: &Units, lanes: &[Lane]) {
         self.is_short = false;
         let (mut parts, mut idle) = (0, 0);
+        let mut promised = Units::ZERO;
         let mut longest: Option<(u64, u32)> = None;
         for &at in &self.lanes {
             let lane = &lanes[at as usize];
             parts += i32::from(!lane.demand.is_zero());
+            promised.add(&lane.base.min(&lane.demand));
             if lane.waiters > 0 && lane.wants {
                 idle += i32::from(lane.demand == lane.waiting);
                 if longest.is_none_or(|(since, _)| lane.began < since) {
@@ -101,10 +103,10 @@ impl Tenant {
             return;
         };
         for own in OWN {
-            let new = i64::from((given.0[own] - self.whole.0[own]).max(0));
+            let new = i64::from(given.0[own]) - i64::from(self.whole.0[own]);
+            let new = (new - i64::from(promised.0[own])).max(0);
             let part = new * i64::from(idle.min(parts - 1).max(1)) / i64::from(parts.max(1));
-            let part = (part as i32).max(saver.base.0[own].min(new as i32));
-            let aside = self.aside.0[own].saturating_add(part);
+            let aside = self.aside.0[own].saturating_add(part as i32);
             self.aside.0[own] = aside.min(saver.wanted.0[own]);
         }
     }
@@ -170,7 +172,7 @@ fn told(parts: f32, most: f32) -> u64 {
 /// A reactor's part of so many windows' `amount`, and of one window's, rounded up. What is less than one is carried on: of a
 /// small budget a window's part is always less.
 #[inline]
-fn part(amount: i32, share: f32, windows: u64, fraction: &mut f32) -> (u64, u64) {
+pub(super) fn part(amount: i32, share: f32, windows: u64, fraction: &mut f32) -> (u64, u64) {
     if share == 1.0 {
         let amount = amount as u64;
         return (amount.saturating_mul(windows), amount);
@@ -265,7 +267,7 @@ impl Scheduler {
                         *wanted = (*wanted).max(*own);
                     }
                 }
-                if (one.saver).is_some_and(|saver| lanes[saver as usize].waiters == 0) {
+                if (one.saver).is_some_and(|saver| lanes[saver as usize].saves_no_more()) {
                     one.save_for_nobody();
                 }
             }
@@ -399,6 +401,7 @@ impl Scheduler {
             lanes,
             board,
             bursting,
+            window,
             ..
         } = self;
         let policy = params.policy;
@@ -419,7 +422,7 @@ impl Scheduler {
             one.allocated = sum;
             if one.rests && !sum.exceeds(&base.times(params.forget)) {
                 one.active = false;
-                one.last = self.window;
+                one.last = *window;
                 board.rest(tenant as usize, &mut one.told);
                 (one.spare, one.whole) = (Units::ZERO, Units::ZERO);
                 one.seen.given = Units::ZERO;
@@ -445,7 +448,7 @@ impl Scheduler {
             // Of its own, what is so in the long run: more is there to make up for earlier windows.
             one.seen.given = given.min(&one.burst);
             if one.only == NOBODY {
-                one.spare = divide(&given, &one.lanes, lanes, params);
+                one.spare = divide(&given, &mut one.lanes, lanes, params, *window, late);
             } else {
                 let lane = &mut lanes[one.only as usize];
                 let part = match lane.limited {
@@ -521,7 +524,9 @@ impl Lane {
                 self.take_part();
             }
         }
-        self.fill(&own, passed, saved);
+        if self.limited {
+            self.fill(&own, passed, saved);
+        }
         // What is owed stays. While something waits, what is left is saved, at most what one window gave: the I/O that
         // waits keeps those behind it from using it.
         let most = match self.wants {
@@ -533,12 +538,10 @@ impl Lane {
         own
     }
 
-    /// Windows end in which so much was used: what its limit allows then, saved for so many of them at most.
+    /// Windows end in which so much was used: what its own base and its limit allow then, saved for so many of them at most.
     #[inline]
     pub(super) fn fill(&mut self, used: &Units, passed: u64, saved: u64) {
-        if !self.limited {
-            return;
-        }
+        self.earn(used, passed, saved);
         let share = self.share();
         for (at, resource) in OWN.into_iter().enumerate() {
             let fraction = &mut self.fractions[at];
@@ -552,6 +555,11 @@ impl Lane {
             let room = room + more;
             self.room.0[resource] = room.min(most).clamp(-plenty, plenty) as i32;
         }
+    }
+
+    /// It has no I/O that waits, or had its turn of its own base.
+    fn saves_no_more(&self) -> bool {
+        self.waiters == 0 || self.promise[Resource::Ops] >= PARTS
     }
 
     /// What it owes of what is shared is paid, as far as there is so much. Its tenant rests.

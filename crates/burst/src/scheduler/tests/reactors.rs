@@ -52,6 +52,52 @@ fn a_long_queue_does_not_take_a_tenants_budget_from_its_volumes_elsewhere() {
     assert!((1600..=1900).contains(&short), "{long} {short}");
 }
 
+/// A volume's own base of less than an I/O in a window, shown by both of two reactors, or by one; siblings on both want all.
+#[test]
+fn exports_of_a_volume_have_its_small_base_together() {
+    const WINDOWS: u64 = 4000;
+    let all = budget(4000, 4000, Burst::Metered);
+    for base in [300, 900, 1800] {
+        let own = budget(base, 4000, Burst::Metered);
+        for wants in [[true, true], [true, false]] {
+            let (mut reactors, cost) = reactors(&[5, 5], &all, &params());
+            let shares = Arc::default();
+            for scheduler in &mut reactors {
+                scheduler.set_volume(0, Some(&own), Some(&shares));
+                (1..5).for_each(|lane| (0..64).for_each(|_| scheduler.wait(lane, &cost)));
+            }
+            let mut begun = [0u64; 2];
+            let mut sum = 0;
+            for (scheduler, wants) in reactors.iter_mut().zip(wants) {
+                (0..2 * u64::from(wants)).for_each(|_| scheduler.wait(0, &cost));
+            }
+            for _ in 0..WINDOWS {
+                for (at, scheduler) in reactors.iter_mut().enumerate() {
+                    for lane in (0..5).rev().filter(|lane| *lane > 0 || wants[at]) {
+                        while scheduler.resume(lane, &cost) {
+                            scheduler.wait(lane, &cost);
+                            sum += 1;
+                            begun[at] += u64::from(lane == 0);
+                        }
+                    }
+                    scheduler.turn(1);
+                }
+            }
+            let due = base * WINDOWS / 1000;
+            let has: u64 = begun.iter().sum();
+            assert!(
+                has + 8 + due / 100 >= due,
+                "{base} {wants:?}: {begun:?} of {due}"
+            );
+            let whole = 4 * WINDOWS;
+            assert!(
+                (whole * 97 / 100..=whole + 40).contains(&sum),
+                "{sum}: {begun:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_part_of_a_small_budget_is_not_nothing() {
     let small = Budget {

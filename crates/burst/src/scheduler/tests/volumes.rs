@@ -3,7 +3,7 @@
 use super::*;
 
 /// Lanes of tenant 0 alone, and what an I/O of so many bytes costs.
-fn scheduler(lanes: usize, budget: &Budget) -> (Scheduler, impl Fn(u32) -> Units) {
+pub(super) fn scheduler(lanes: usize, budget: &Budget) -> (Scheduler, impl Fn(u32) -> Units) {
     let costs = table();
     let board = Arc::new(Board::new(1));
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];

@@ -1,0 +1,209 @@
+//! Bases of volumes of one tenant that are no whole number of I/Os in a window.
+
+use super::volumes::scheduler;
+use super::*;
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+
+/// A lane that has so many I/Os waiting at any time.
+struct Always {
+    lane: usize,
+    cost: Units,
+    depth: usize,
+}
+
+/// How many of each begin in so many windows; those that are named first are asked first, each window at every step.
+fn begun(scheduler: &mut Scheduler, loads: &[Always], windows: u64) -> Vec<u64> {
+    let mut begun = vec![0; loads.len()];
+    for load in loads {
+        (0..load.depth).for_each(|_| scheduler.wait(load.lane, &load.cost));
+    }
+    for _ in 0..windows {
+        for _ in 0..4 {
+            for (begun, load) in begun.iter_mut().zip(loads) {
+                while scheduler.resume(load.lane, &load.cost) {
+                    scheduler.wait(load.lane, &load.cost);
+                    *begun += 1;
+                }
+            }
+        }
+        scheduler.turn(1);
+    }
+    for load in loads {
+        (0..load.depth).for_each(|_| scheduler.cancel(load.lane, &load.cost));
+    }
+    begun
+}
+
+#[test]
+fn a_base_of_less_than_an_io_in_a_window_is_kept() {
+    const WINDOWS: u64 = 5000;
+    // Two in a window, or up to three; four siblings want all of it, and equal parts would be a third each.
+    for burst in [2000, 3000] {
+        let all = budget(2000, burst, Burst::Metered);
+        let (mut scheduler, cost) = scheduler(6, &all);
+        let bases = [(4, 1400), (5, 600)];
+        for (lane, base) in bases {
+            scheduler.set_volume(lane, Some(&budget(base, burst, Burst::Metered)), None);
+        }
+        let depth = |lane| if lane < 4 { 64 } else { 1 };
+        let loads: Vec<_> = (0..6)
+            .map(|lane| Always {
+                lane,
+                cost: cost(4096),
+                depth: depth(lane),
+            })
+            .collect();
+        let begun = begun(&mut scheduler, &loads, WINDOWS);
+        for (lane, base) in bases {
+            let due = base * WINDOWS / 1000;
+            assert!(
+                begun[lane] + 4 >= due,
+                "{burst}: {due} of lane {lane}: {begun:?}"
+            );
+        }
+        let sum: u64 = begun.iter().sum();
+        let whole = burst * WINDOWS / 1000;
+        assert!(
+            (whole * 98 / 100..=whole + 20).contains(&sum),
+            "{burst}: {begun:?}"
+        );
+    }
+}
+
+#[test]
+fn a_base_is_kept_of_ios_of_any_size() {
+    // 40 KiB in a window. One volume's are of 128 KiB, one's of 4 KiB, and siblings' of either.
+    let all = budget(10_000, 10_000, Burst::Metered);
+    let (mut scheduler, cost) = scheduler(6, &all);
+    let sizes = [4096, 128 << 10, 1 << 20, 4096, 128 << 10, 4096];
+    let bases = [0, 0, 0, 500, 6000, 2500];
+    for (lane, base) in bases.into_iter().enumerate() {
+        if base > 0 {
+            scheduler.set_volume(lane, Some(&budget(base, 10_000, Burst::Metered)), None);
+        }
+    }
+    let loads: Vec<_> = (0..6)
+        .map(|lane| Always {
+            lane,
+            cost: cost(sizes[lane]),
+            depth: if lane < 3 { 32 } else { 2 },
+        })
+        .collect();
+    let begun = begun(&mut scheduler, &loads, 5000);
+    for (lane, base) in bases.into_iter().enumerate() {
+        let has = begun[lane] * u64::from(sizes[lane]);
+        let due = base * 4096 * 5;
+        // Two of its own may be on their way.
+        assert!(
+            has + 2 * u64::from(sizes[lane]) + due / 1000 >= due,
+            "{due} of lane {lane}, {has}: {begun:?}"
+        );
+    }
+    // What is nobody's own is shared by turns, as ever.
+    assert!(begun[0] > 0 && begun[1] > 0 && begun[2] > 0, "{begun:?}");
+}
+
+/// What a base needs of the processor comes with it, where there is too little of that for all siblings.
+#[test]
+fn a_base_has_its_part_of_what_is_shared() {
+    const VOLUMES: usize = 50;
+    // Two tenants that burst, of which the second wants all; 20 I/Os in a window are the first one's base.
+    let budgets = [
+        budget(20_000, 900_000, Burst::Metered),
+        budget(700_000, 900_000, Burst::Metered),
+    ];
+    let costs = table();
+    let board = Arc::new(Board::new(2));
+    let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
+    let mut scheduler = Scheduler::new(params(), &whole, VOLUMES + 1, &board).expect("good");
+    for (tenant, budget) in budgets.iter().enumerate() {
+        scheduler.set_budget(tenant, budget, &costs);
+    }
+    (0..VOLUMES).for_each(|lane| scheduler.attach(lane, 0));
+    scheduler.attach(VOLUMES, 1);
+    let bases = [(VOLUMES - 2, 9_500), (VOLUMES - 1, 900)];
+    for (lane, base) in bases {
+        scheduler.set_volume(lane, Some(&budget(base, 900_000, Burst::Metered)), None);
+    }
+    let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let loads: Vec<_> = (0..=VOLUMES)
+        .rev()
+        .map(|lane| Always {
+            lane,
+            cost,
+            depth: if lane == VOLUMES { 2000 } else { 64 },
+        })
+        .collect();
+    let begun = begun(&mut scheduler, &loads, 2000);
+    for (lane, base) in bases {
+        let has = begun[VOLUMES - lane];
+        assert!(has + 60 >= base * 2, "{base}, {has}: {begun:?}");
+    }
+}
+
+/// A volume: the part of the tenant's base that is its own, sizes of I/Os, how many wait at any time.
+type Volume = (u64, u32, usize);
+
+fn volume() -> impl Strategy<Value = Volume> {
+    let len = prop::sample::select(vec![512, 4096, 16 << 10, 128 << 10, 1 << 20]);
+    (0u64..100, len, 1usize..40)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 64,
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(7),
+        ..ProptestConfig::default()
+    })]
+
+    /// Whatever the others do, who wants it has its base: but for two I/Os that are on their way, and the first windows.
+    #[test]
+    fn every_volume_has_its_own_base(
+        iops in 300u64..30_000,
+        more in 1u64..4,
+        volumes in prop::collection::vec(volume(), 2..12),
+        without in 0u64..3,
+    ) {
+        const WINDOWS: u64 = 2000;
+        let all = budget(iops, iops * more, Burst::Metered);
+        let lanes = volumes.len();
+        let (mut scheduler, cost) = scheduler(lanes, &all);
+        let sum = volumes.iter().map(|(part, ..)| part).sum::<u64>().max(1) * (2 + without) / 2;
+        let bases: Vec<u64> = volumes.iter().map(|(part, ..)| iops * part / sum).collect();
+        for (lane, base) in bases.iter().enumerate() {
+            if *base > 0 {
+                let own = budget(*base, iops * more, Burst::Metered);
+                scheduler.set_volume(lane, Some(&own), None);
+            }
+        }
+        let load = |(lane, (_, len, depth)): (usize, &Volume)| Always {
+            lane,
+            cost: cost(*len),
+            depth: *depth,
+        };
+        let loads: Vec<_> = volumes.iter().enumerate().map(load).collect();
+        let begun = begun(&mut scheduler, &loads, WINDOWS);
+        for (lane, base) in bases.iter().enumerate() {
+            // As if of 4 KiB, or of an operation if smaller.
+            let each = u64::from(volumes[lane].1).max(4096);
+            let has = begun[lane] * each;
+            let due = base * 4096 * (WINDOWS - 8) / 1000;
+            prop_assert!(has + 2 * each >= due, "{due} of lane {lane}, {has}: {begun:?}, {bases:?}");
+        }
+        // And all of them together what the tenant has, of operations or of bytes, and no more.
+        let whole = iops * more * (WINDOWS + 10) / 1000;
+        let bytes: u64 = begun.iter().zip(&volumes).map(|(begun, (_, len, _))| begun * u64::from(*len)).sum();
+        let used = begun.iter().sum::<u64>().max(bytes / 4096);
+        prop_assert!(used <= whole + 512, "{used} of {whole}: {begun:?}");
+        prop_assert!(used + 512 >= whole * 9 / 10, "{used} of {whole}: {begun:?}");
+        // Those that have none have a part of what is left.
+        let left = (iops * more - bases.iter().sum::<u64>()) * WINDOWS / 1000;
+        for (lane, base) in bases.iter().enumerate() {
+            let each = (u64::from(volumes[lane].1) / 4096).max(1);
+            let fair = left / lanes as u64 / each;
+            prop_assert!(*base > 0 || begun[lane] + 2 >= fair / 2, "{fair} of lane {lane}: {begun:?} {bases:?}");
+        }
+    }
+}
