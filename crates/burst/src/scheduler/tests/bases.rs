@@ -198,12 +198,11 @@ proptest! {
         let used = begun.iter().sum::<u64>().max(bytes / 4096);
         prop_assert!(used <= whole + 512, "{used} of {whole}: {begun:?}");
         prop_assert!(used + 512 >= whole * 9 / 10, "{used} of {whole}: {begun:?}");
-        // Those that have none have a part of what is left.
+        // Nobody is starved.
         let left = (iops * more - bases.iter().sum::<u64>()) * WINDOWS / 1000;
-        for (lane, base) in bases.iter().enumerate() {
+        for (lane, begun) in begun.iter().enumerate() {
             let each = (u64::from(volumes[lane].1) / 4096).max(1);
-            let fair = left / lanes as u64 / each;
-            prop_assert!(*base > 0 || begun[lane] + 2 >= fair / 2, "{fair} of lane {lane}: {begun:?} {bases:?}");
+            prop_assert!(left < 8 * lanes as u64 * each || *begun > 0, "{lane}: {bases:?}");
         }
     }
 }
