@@ -298,6 +298,9 @@ mod tests {
         entry.share(&mut first, demand(WHOLE), FIRST);
         let other = entry.share(&mut second, demand(0), FIRST);
         assert!(other > 0.0 && other < 0.1, "{other}");
+        // If a beginner counts as a whole base, each does besides what it wants.
+        let third = entry.share(&mut second, demand(0), 1.0);
+        assert!((0.33..0.34).contains(&third), "{third}");
         // Both see the same demand: half of it each.
         let other = entry.share(&mut second, demand(WHOLE), FIRST);
         let one = entry.share(&mut first, demand(WHOLE), FIRST);

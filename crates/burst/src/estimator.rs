@@ -122,6 +122,24 @@ mod tests {
     }
 
     #[test]
+    fn how_little_delay_makes_costs_less_is_a_parameter() {
+        let factor = |calm_delay| {
+            let params = Params {
+                calm_delay,
+                ..Params::default()
+            };
+            let mut estimator = Estimator::default();
+            for _ in 0..10 {
+                estimator.observe(0, params.target_delay_ns / 2, 1);
+                estimator.turn(&params, &[1.0; SHARED]);
+            }
+            estimator.factors()[0]
+        };
+        assert_eq!(factor(0.4), 1.0);
+        assert!(factor(0.6) < 0.95, "{}", factor(0.6));
+    }
+
+    #[test]
     fn a_correction_is_bounded_and_forgets() {
         let params = Params::default();
         let (estimator, _) = settle(50.0, Estimator::default(), 1000);

@@ -20,9 +20,9 @@ fn a_batch_is_in_proportion_to_the_base() {
     // Nothing is known yet.
     assert_eq!(begin(&mut bench, 1), batch_ns);
     // The third is not at work, and does not count.
-    let mut both = |tenant, _, _| if tenant < 2 { ALL } else { NONE };
+    let both = |tenant, _, _| if tenant < 2 { ALL } else { NONE };
     for _ in 0..4 {
-        bench.window(100, &mut both);
+        bench.window(100, &both);
     }
     let parts = [0, 1].map(|tenant| begin(&mut bench, tenant));
     for (part, of) in parts.into_iter().zip([3, 1]) {
