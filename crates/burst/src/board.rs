@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn credit_never_negative_nor_over_cap() {
+    fn an_account_is_never_below_nothing_nor_above_its_cap() {
         let account = Account::default();
         account.set_cap(1000);
         assert_eq!(account.draw(1), 0);

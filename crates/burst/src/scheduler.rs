@@ -496,9 +496,13 @@ impl Scheduler {
     pub fn seen(&self, tenant: usize) -> Seen {
         let one = &self.tenants[tenant];
         let entry = self.board.entry(tenant);
+        let credit = |own: usize| {
+            let account = &entry.credit[own];
+            (account.has() + one.drawn_credit(own)).min(account.cap())
+        };
         Seen {
-            credit_parts: entry.credit[0].has() + one.drawn_credit(0),
-            credit_bytes: entry.credit[1].has() + one.drawn_credit(1),
+            credit_parts: credit(0),
+            credit_bytes: credit(1),
             ..one.seen
         }
     }

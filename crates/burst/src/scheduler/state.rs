@@ -220,8 +220,9 @@ pub(super) struct Tenant {
     pub(super) only: u32,
     /// What it may use above its base in this window, saved from earlier ones too: operations, bytes.
     pub(super) above: [u64; 2],
-    /// Drawn from credit for this window: operations, bytes.
+    /// What it has for this window above its base: operations, bytes; and whether it was drawn from credit.
     pub(super) drawn: [u64; 2],
+    pub(super) of_credit: bool,
     /// So much was used in this window at least, as it was found last.
     pub(super) found: Units,
     /// What the board was told of the newest window.
@@ -258,7 +259,7 @@ impl Tenant {
 
     /// What lies ready for this window of its credit.
     pub(super) fn drawn_credit(&self, own: usize) -> u64 {
-        if self.metered { 0 } else { self.drawn[own] }
+        if self.of_credit { self.drawn[own] } else { 0 }
     }
 }
 

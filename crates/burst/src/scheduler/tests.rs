@@ -4,6 +4,7 @@
 mod adversaries;
 mod bases;
 mod cost;
+mod credit;
 mod reactors;
 mod rests;
 mod rounds;
@@ -274,81 +275,6 @@ fn base_policy_gives_the_base_and_wild_all_that_is_asked_for() {
         "{}",
         metered / PARTS as u64
     );
-}
-
-#[test]
-fn credit_is_earned_below_the_base_and_spent_above() {
-    let seconds = 1;
-    let mut bench = Bench::new(
-        &[budget(100_000, 300_000, Burst::Credit { seconds })],
-        params(),
-    );
-    let cap = 100_000 * PARTS as u64;
-    let mut most = 0;
-    let mut ended = 0;
-    let mut run = |bench: &mut Bench, windows: u64, each: usize| {
-        let mut sum = 0;
-        for _ in 0..windows {
-            bench.window(1000, &|_, window, step| even(each, window, step));
-            sum += bench.ended[0];
-            ended += bench.ended[0];
-            let credit = bench.scheduler.seen(0).credit_parts;
-            assert!(credit <= cap);
-            most = most.max(credit);
-            // Never more than what was due since the beginning, with one window's burst.
-            assert!(ended <= 100 * bench.window + 300, "{ended}");
-        }
-        sum
-    };
-    // Nothing saved: nothing above the base.
-    let base = run(&mut bench, 100, 1000);
-    assert!((9_900..=10_100).contains(&base), "{base}");
-    bench.forget(0);
-    // Half of the base for 400 windows: 200 windows' base saved, which is 100 windows at three times the base.
-    run(&mut bench, 400, 50);
-    let burst = run(&mut bench, 100, 1000);
-    assert!((28_000..=30_500).contains(&burst), "{burst}");
-    let after = run(&mut bench, 100, 1000);
-    assert!((9_900..=11_500).contains(&after), "{after}");
-    bench.forget(0);
-    // Idle for as long as one likes: the cap.
-    run(&mut bench, 3000, 0);
-    run(&mut bench, 1, 1);
-    assert_eq!(most, cap);
-}
-
-#[test]
-fn who_rests_earns_what_is_stated_while_it_is_there() {
-    let costs = table();
-    let board = Arc::new(Board::new(1));
-    let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
-    let mut scheduler = Scheduler::new(params(), &whole, 1, &board).expect("good");
-    let credit = Burst::Credit { seconds: 600 };
-    let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
-    let has = |scheduler: &Scheduler| scheduler.seen(0).credit_parts / PARTS as u64;
-    // What was before it had a volume here is not its own.
-    scheduler.turn(5000);
-    scheduler.set_budget(0, &budget(10_000, 20_000, credit), &costs);
-    scheduler.attach(0, 0);
-    assert!(scheduler.admit(0, &cost));
-    assert_eq!(has(&scheduler), 0);
-    while scheduler.is_reckoned_with() {
-        scheduler.turn(1);
-    }
-    let begun = has(&scheduler);
-    // 10 in a window: seen before it is back, and no more when it is.
-    scheduler.turn(1000);
-    scheduler.earn(0);
-    let earned = has(&scheduler) - begun;
-    assert!((9_900..=10_000).contains(&earned), "{earned}");
-    scheduler.earn(0);
-    assert_eq!(has(&scheduler) - begun, earned);
-    // A change counts from its time on.
-    scheduler.turn(1000);
-    scheduler.set_budget(0, &budget(100_000, 200_000, credit), &costs);
-    assert!(scheduler.admit(0, &cost));
-    let earned = has(&scheduler) - begun - earned;
-    assert!((9_900..=10_110).contains(&earned), "{earned}");
 }
 
 #[test]

@@ -76,6 +76,7 @@ impl Tenant {
             self.drawn[at] = more;
             limit.0[own] = limit.0[own].saturating_add(more as i32);
         }
+        self.of_credit = !self.metered;
         limit
     }
 
@@ -122,7 +123,8 @@ impl Tenant {
             let drawn = std::mem::take(&mut self.drawn[at]);
             self.owed[at] += above[at].saturating_sub(drawn);
             self.above[at] = self.above[at].saturating_sub(above[at]);
-            if !self.metered {
+            // It may have been metered when it got that.
+            if self.of_credit {
                 entry.credit[at].put(drawn.saturating_sub(above[at]));
             }
         }

@@ -137,7 +137,7 @@ pub struct Admission {
     pub interference: f64,
     /// What of each resource is promised, in percent of what may be.
     pub promised: Vec<Promised>,
-    /// What each reactor owes to tenants that it serves exports of; empty while reactors help each other.
+    /// What each reactor owes to tenants that it serves exports of.
     #[serde(default)]
     pub reactors: Vec<ReactorPromised>,
     /// Tenants whose base the reactors that serve them can't give at any time.

@@ -4,8 +4,8 @@
 //! Design: a base doesn't fit if the node has too little of something beside what is promised already, times the
 //! oversubscription that is set. One that was promised stays so, whatever is measured or set later, and wherever exports are
 //! served: an engine serves them elsewhere after its start, and the next one elsewhere again. So what a reactor can't give
-//! is no refusal, but it is said, and warned of. Exports that no engine serves now count where one would. Where
-//! reactors help each other, what they have together counts.
+//! is no refusal, but it is said, and warned of. Exports that no engine serves now count where one would.
+//! That reactors help each other counts for nothing: who helps has time left, and nobody promised that.
 //! Not here: the arithmetic (`forebay_burst`), settings and costs (`scheduling`), where exports are served (the engine).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,9 +22,7 @@ use forebay_xlate::VolumeId;
 use super::{Core, Owner};
 use crate::api::error::ApiError;
 use crate::api::events::EventKind;
-use crate::api::scheduling::{
-    self as api, Admission, LackingBase, Promised, ReactorPromised, Spread,
-};
+use crate::api::scheduling::{self as api, Admission, LackingBase, Promised, ReactorPromised};
 use crate::events::News;
 
 /// So many of the affected tenants are named.
@@ -85,10 +83,8 @@ impl Owner {
     /// Whether what is promised can be had.
     pub(super) fn admission(&self) -> Admission {
         let (node, _) = self.promised_node(None);
-        let (reactors, lacking) = match self.places() {
-            Some((places, costs)) => (places.parts(), self.lacking(&places, &costs)),
-            None => Default::default(),
-        };
+        let (places, costs) = self.places();
+        let lacking = self.lacking(&places, &costs);
         let settings = self.node.settings.borrow();
         let promised = SHARED_RESOURCES.into_iter().zip(node.promised());
         let percent = |part: f64| (part * 100_000.0).round() / 1000.0;
@@ -105,7 +101,7 @@ impl Owner {
                 })
                 .collect(),
             reactors: (0..)
-                .zip(reactors)
+                .zip(places.parts())
                 .map(|(reactor, part)| ReactorPromised {
                     reactor,
                     percent: percent(part),
@@ -163,11 +159,8 @@ impl Owner {
         all
     }
 
-    /// What each reactor has promised, and the costs of it; none, if reactors help each other.
-    fn places(&self) -> Option<(Places, CostTable)> {
-        if self.node.settings.borrow().spread != Spread::OneToOne {
-            return None;
-        }
+    /// What each reactor has promised, and the costs of it.
+    fn places(&self) -> (Places, CostTable) {
         let told = self.scheduling_config();
         let costs = told.cost_table();
         let each = told.capacity.capacity(1).per_second()[Resource::Cpu as usize];
@@ -211,7 +204,7 @@ impl Owner {
             }
         }
         places.assume_first_exports();
-        Some((places, costs))
+        (places, costs)
     }
 
     /// Whose base can't be had on the reactors that serve it.
@@ -238,10 +231,8 @@ impl Owner {
         if is_meant || !self.has_budgets() {
             return Vec::new();
         }
-        match self.places() {
-            Some((places, costs)) => self.lacking(&places, &costs),
-            None => Vec::new(),
-        }
+        let (places, costs) = self.places();
+        self.lacking(&places, &costs)
     }
 
     /// Those whose base can't be had on the reactors that serve them.

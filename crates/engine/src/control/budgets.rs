@@ -325,3 +325,95 @@ impl Control {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lane::LaneIndex;
+    use forebay_burst::budget::{Burst, Rate};
+    use forebay_burst::cost::default_profiles;
+    use forebay_xlate::boundary::message::{
+        CostProfile, ExportConfig, Frontend, NodeCapacity, Policy,
+    };
+
+    /// Tenants 1 and 2, each with a volume of the same number and most of a reactor as a base.
+    fn active() -> Active {
+        let scheduling = Box::new(Scheduling {
+            policy: Policy::default(),
+            spread: Spread::default(),
+            params: Vec::new(),
+            capacity: NodeCapacity::UNLIMITED,
+            costs: default_profiles().map(|row| row.each_ref().map(CostProfile::from)),
+        });
+        let costs = Arc::new(scheduling.cost_table());
+        let mut budget = Budget::unstated();
+        let of = |iops: u64| Rate {
+            iops,
+            bytes: 1 << 20,
+        };
+        let one = costs.most_of(of(1000))[Resource::Cpu as usize];
+        (budget.base, budget.how) = (of((0.6e9 / one * 1000.0) as u64), Burst::Metered);
+        let known = |slot| Known {
+            slot,
+            budget,
+            cpu: cpu(&budget, &costs),
+        };
+        let tenants = [1, 2].map(|id| (TenantId(id), known(id as u32)));
+        let volumes = [1, 2].map(|id| (VolumeId(id), (TenantId(id), None)));
+        Active {
+            scheduling,
+            costs: costs.clone(),
+            board: Arc::new(Board::new(4)),
+            tenants: tenants.into(),
+            free: VecDeque::new(),
+            volumes: volumes.into(),
+        }
+    }
+
+    fn export(id: u64, volume: u64, reactor: usize) -> (ExportId, KnownExport) {
+        let config = Arc::new(ExportConfig {
+            export: ExportId(id),
+            volume: VolumeId(volume),
+            nqn: String::new(),
+            serial: String::new(),
+            hosts: Vec::new(),
+            any_host: true,
+            frontend: Frontend::NvmeTcp,
+        });
+        let known = KnownExport {
+            config,
+            reactor,
+            lane: LaneIndex(id as u32),
+        };
+        (ExportId(id), known)
+    }
+
+    #[test]
+    fn an_export_is_served_where_its_tenants_base_fits() {
+        // Three of whom nobody knows on the second reactor, a base on the first.
+        let exports = [
+            export(1, 1, 0),
+            export(3, 7, 1),
+            export(4, 8, 1),
+            export(5, 9, 1),
+        ];
+        let mut exports = BTreeMap::from(exports);
+        for other in 6..12 {
+            exports.extend([export(other, other, 1)]);
+        }
+        let best = |volume| {
+            let budgets = Budgets {
+                active: Some(active()),
+                free: VecDeque::new(),
+            };
+            budgets.best_reactor(VolumeId(volume), &exports, 2)
+        };
+        assert_eq!(best(2), 1);
+        // Its own base is owed there already, and who has none goes where least is served.
+        assert_eq!(best(1), 0);
+        assert_eq!(best(20), 1);
+        // Where nobody has a budget, exports are counted.
+        let none = Budgets::default();
+        assert_eq!(none.best_reactor(VolumeId(2), &exports, 2), 0);
+    }
+}
