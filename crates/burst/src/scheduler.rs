@@ -70,6 +70,8 @@ pub struct Scheduler {
     alone: u32,
     /// See [`Self::shares_with_others`].
     tells: bool,
+    /// Of each resource, the largest base of all who have lanes here, at work or not: any of them may wake.
+    largest: Each,
     /// The processor's time that is the base of a tenant at work, in the mean.
     mean_weight: f32,
     board: Arc<Board>,
@@ -121,6 +123,7 @@ impl Scheduler {
             somebody_bursts: false,
             alone: 0,
             tells: false,
+            largest: Each::ZERO,
             mean_weight: 0.0,
             board: board.clone(),
         })
@@ -162,6 +165,7 @@ impl Scheduler {
             lane.given = lane.given.minus(&cut);
             lane.left = left;
         }
+        self.find_largest();
     }
 
     /// The volume of this lane may use so much of its tenant's: a part of the base that is its own, and a limit.
@@ -220,6 +224,12 @@ impl Scheduler {
         }
         one.lanes.push(lane as u32);
         one.count_lanes();
+        self.find_largest();
+    }
+
+    fn find_largest(&mut self) {
+        let there = self.tenants.iter().filter(|one| !one.lanes.is_empty());
+        self.largest = there.fold(Each::ZERO, |largest, one| largest.max(&one.shared_base));
     }
 
     /// This lane is nobody's any more.
@@ -242,6 +252,7 @@ impl Scheduler {
             let told = std::mem::take(&mut one.told);
             self.board.entry(tenant).shares.leave(told);
             self.newest(tenant);
+            self.find_largest();
         }
     }
 

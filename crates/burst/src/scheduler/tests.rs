@@ -239,6 +239,22 @@ fn work_conserving() {
     }
 }
 
+/// What is kept for who wakes follows the bases of all who may, not of those at work.
+#[test]
+fn the_reserve_is_for_all_who_may_wake() {
+    let small = budget(1000, 500_000, Burst::Metered);
+    let large = budget(5000, 500_000, Burst::Metered);
+    let mut bench = Bench::new(&[small, large], params());
+    let reserve = |bench: &mut Bench| {
+        (0..4).for_each(|_| bench.window(64, &|tenant, _, _| (4 * usize::from(tenant == 0), 4096)));
+        bench.scheduler.reserve[Resource::Cpu]
+    };
+    let with = reserve(&mut bench);
+    bench.scheduler.detach(1);
+    let without = reserve(&mut bench);
+    assert!(with > 3 * without && without > 0, "{with} {without}");
+}
+
 #[test]
 fn what_is_left_of_the_bursting_is_shared_by_demand() {
     let mut bench = Bench::new(&[budget(50_000, 900_000, Burst::Metered); 3], params());

@@ -312,7 +312,6 @@ impl Scheduler {
             sums.used = sums.used.plus(&uses);
             sums.demand = sums.demand.plus(&one.demand);
             sums.owed = sums.owed.plus(&owed);
-            sums.largest = sums.largest.max(&base);
         }
         sums
     }
@@ -366,7 +365,7 @@ impl Scheduler {
             // Costs that are taken for more are the same as having less.
             let whole = whole[resource] / self.estimator.factors()[resource];
             let owed = sums.owed.0[resource];
-            let reserve = (whole * self.params.reserve_most).min(sums.largest.0[resource] * most);
+            let reserve = (whole * self.params.reserve_most).min(self.largest.0[resource] * most);
             // It is not taken from bases.
             let reserve = reserve.min((whole - owed).max(0.0));
             // Nor is it lost: what nobody came for is in the next window's.
@@ -475,7 +474,6 @@ struct Sums {
     used: Each,
     demand: Each,
     owed: Each,
-    largest: Each,
     /// Some tenant used more than what was due to it.
     bursts: bool,
     /// Other reactors were told that some tenant wants something here.
