@@ -9,9 +9,9 @@
 //! libc backend, because valgrind knows no other start of a program. The kernel's instructions are not
 //! in it; they are the same in both.
 //! `cargo xtask bench instructions` counts the first build alone, machines' disks too (`cost.rs` of `pcie` and
-//! `vhost`; and of `burst`, from an I/O's size to its admission), and compares it with what is committed ([`EXPECTED`]): so that growth is seen where it comes from: with the same
-//! compiler it is an error. CI runs it.
-//! Of some it counts what scheduling costs them ([`EXPECTED_SCHEDULING`]).
+//! `vhost`; and of `burst`, from an I/O's size to its admission), and compares it with what is committed ([`EXPECTED`]): so that growth is seen where it comes from.
+//! Of some it counts what scheduling costs them ([`EXPECTED_SCHEDULING`]): if that grows, or what an admission costs, it is an error with
+//! the same compiler. Of the rest it is not: the C library copies otherwise on another processor. CI runs it.
 //! Not here: time ([`super::recording_file`]), several connections, R2Ts, which are rare with 4 KiB.
 
 use std::path::{Path, PathBuf};
@@ -81,7 +81,9 @@ pub(crate) fn run_instructions(options: &Options) -> Result<()> {
     let mut programs: [Option<PathBuf>; 2] = [None, None];
     let mut summary = Summary::default();
     let (mut grown, mut less) = (Vec::new(), Vec::new());
-    let mut note = |what: String, expected: f64, each: f64, tolerance: f64| {
+    let mut is_worse = false;
+    let mut note = |what: String, expected: f64, each: f64, tolerance: f64, is_ours: bool| {
+        is_worse |= is_ours && each - expected > tolerance;
         let line = format!("{what}: {expected:.0} -> {each:.0}");
         match each - expected {
             more if more > tolerance => grown.push(line),
@@ -123,7 +125,13 @@ pub(crate) fn run_instructions(options: &Options) -> Result<()> {
         };
         summary.put(metric.clone(), each);
         let tolerance = if is_burst { 1.0 } else { TOLERANCE };
-        note(format!("{name} {op} {batch}"), expected, each, tolerance);
+        note(
+            format!("{name} {op} {batch}"),
+            expected,
+            each,
+            tolerance,
+            is_burst,
+        );
         let scheduling = EXPECTED_SCHEDULING
             .iter()
             .find(|row| (row.0, row.2, row.3, 8) == (test, way, op, batch));
@@ -135,7 +143,7 @@ pub(crate) fn run_instructions(options: &Options) -> Result<()> {
             );
             summary.put(format!("{metric}_scheduling"), more);
             let what = format!("{name} {op} scheduling");
-            note(what, *expected, more, SCHEDULING_TOLERANCE);
+            note(what, *expected, more, SCHEDULING_TOLERANCE, true);
         }
     }
     summary.print("instructions", options.json.as_deref())?;
@@ -148,8 +156,10 @@ pub(crate) fn run_instructions(options: &Options) -> Result<()> {
         }
     }
     let version = process::text(Command::new("rustc").arg("--version"), LIMIT)?;
-    if !grown.is_empty() && is_compiler(&version) {
-        bail!("I/Os cost more instructions than they did: make it less, or say why in EXPECTED");
+    if is_worse && is_compiler(&version) {
+        bail!(
+            "scheduling costs more instructions than it did: make it less, or say why in EXPECTED"
+        );
     }
     Ok(())
 }

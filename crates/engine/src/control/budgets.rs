@@ -409,8 +409,8 @@ mod tests {
             budgets.best_reactor(VolumeId(volume), &exports, 2)
         };
         assert_eq!(best(2), 1);
-        // Its own base is owed there already, and who has none goes where least is served.
-        assert_eq!(best(1), 0);
+        // Whoever's base fits on either, and who has none, goes where least is served.
+        assert_eq!(best(1), 1);
         assert_eq!(best(20), 1);
         // Where nobody has a budget, exports are counted.
         let none = Budgets::default();
