@@ -155,6 +155,9 @@ impl Scheduler {
         self.board.entry(tenant).set_budget(budget);
         let one = &mut self.tenants[tenant];
         (one.base, one.burst, one.metered) = (base, burst, metered);
+        if one.drawn == [0; 2] {
+            one.of_credit = !metered;
+        }
         (one.shared_base, one.shared_burst) = (Each::shared(&base), Each::shared(&burst));
         one.spare = one.spare.min(&burst);
         for lane in &one.lanes {

@@ -130,7 +130,7 @@ impl Tenant {
         }
         self.seen.used_parts += used.0[OWN[0]] as u64;
         self.seen.used_bytes += used.0[OWN[1]] as u64;
-        if self.metered {
+        if !self.of_credit {
             self.seen.metered_parts += above[0];
             self.seen.metered_bytes += above[1];
         }
