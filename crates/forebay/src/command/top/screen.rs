@@ -237,6 +237,8 @@ q ends";
             used_bytes_s: 20_480_000.0,
             granted_iops: 5300,
             granted_bytes_s: 21_700_000,
+            window_iops: 5100,
+            window_bytes_s: 20_900_000,
             throttled_s: 70.0,
             throttled_ns: Some(1_000_000),
             burst_percent: 75.0,
@@ -249,8 +251,8 @@ q ends";
         let said: Vec<_> = text.lines().skip(6).take(3).collect();
         let expected = [
             "  NOISY: 5000 IOPS and 20.5 MB/s of a base of 1000 and 4.1,",
-            "  given 5300 IOPS and 21.7 MB/s, 75 % of it bursting,",
-            "  70/s wait 1.0 ms, others leave no more, credit 40 %",
+            "  given 5300 IOPS and 21.7 MB/s, 5100 and 20.9 of that used,",
+            "  75 % of it bursting, 70/s wait 1.0 ms, others leave no more, credit 40 %",
         ];
         assert_eq!(said, expected, "{text}");
     }
