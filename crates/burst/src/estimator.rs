@@ -48,6 +48,12 @@ impl Estimator {
         self.factor[resource] = self.factor[resource].min(1.0);
     }
 
+    /// There is only this part of it left: so much less is needed of it, where what was given of it was not all to be had.
+    pub fn shrink(&mut self, resource: usize, part: f32) {
+        let factor = &mut self.factor[resource];
+        *factor = (*factor * part).max(factor.min(1.0));
+    }
+
     /// A window has ended, in which `used` (0 to 1) of each was used.
     pub fn turn(&mut self, params: &Params, used: &[f32; SHARED]) {
         let calm_ns = (params.target_delay_ns as f32 * params.calm_delay) as u64;

@@ -58,8 +58,10 @@ pub struct Lack {
 #[derive(Clone, Debug)]
 pub struct Places {
     each: f64,
-    reactors: usize,
     tenants: BTreeMap<u64, Tenant>,
+    /// Of each reactor, what it owes, and what its exports count as.
+    owed: Vec<f64>,
+    served: Vec<f64>,
 }
 
 impl Places {
@@ -68,26 +70,44 @@ impl Places {
     pub fn new(reactors: usize, each: f64) -> Self {
         Self {
             each: each.max(0.0),
-            reactors: reactors.max(1),
             tenants: BTreeMap::new(),
+            owed: vec![0.0; reactors.max(1)],
+            served: vec![0.0; reactors.max(1)],
         }
     }
 
     /// A tenant's base needs `cost` of processors at most, ns a second.
     pub fn promise(&mut self, tenant: u64, cost: f64) {
-        self.tenants.entry(tenant).or_default().cost = cost;
+        self.change(tenant, |of| of.cost = cost);
+    }
+
+    /// Reactors owe and serve what a tenant has, and not what it had.
+    fn change(&mut self, tenant: u64, change: impl FnOnce(&mut Tenant)) {
+        let of = self.tenants.entry(tenant).or_default();
+        for (sign, change) in [(-1.0, Some(change)), (1.0, None)] {
+            let part = of.part(self.each);
+            for (reactor, at) in &of.at {
+                if let Some(owed) = self.owed.get_mut(*reactor) {
+                    *owed += sign * of.owed(self.each, at);
+                    self.served[*reactor] += sign * part * f64::from(at.exports);
+                }
+            }
+            if let Some(change) = change {
+                change(of);
+            }
+        }
     }
 
     /// One of its exports is served by this reactor.
     pub fn export(&mut self, tenant: u64, reactor: usize) {
-        let of = self.tenants.entry(tenant).or_default();
-        of.at.entry(reactor).or_default().exports += 1;
+        self.change(tenant, |of| {
+            of.at.entry(reactor).or_default().exports += 1;
+        });
     }
 
     /// One of its volumes, which has a base of its own that needs `cost`, is served by this reactor alone.
     pub fn own(&mut self, tenant: u64, reactor: usize, cost: f64) {
-        let of = self.tenants.entry(tenant).or_default();
-        of.at.entry(reactor).or_default().own += cost;
+        self.change(tenant, |of| of.at.entry(reactor).or_default().own += cost);
     }
 
     /// Tenants that no reactor serves yet count where their first export would go now, the largest base first.
@@ -106,20 +126,10 @@ impl Places {
     pub fn best(&self, tenant: u64) -> usize {
         let own = self.tenants.get(&tenant);
         let cost = own.map_or(0.0, |own| own.cost).min(self.each);
-        let owed = self.owed();
-        let mut served = vec![0.0; self.reactors];
-        for of in self.tenants.values() {
-            let part = of.part(self.each);
-            for (reactor, at) in &of.at {
-                if let Some(served) = served.get_mut(*reactor) {
-                    *served += part * f64::from(at.exports);
-                }
-            }
-        }
         let judged = |reactor: usize| {
             let is_there = own.is_some_and(|own| own.at.contains_key(&reactor));
-            let then = owed[reactor] + if is_there { 0.0 } else { cost };
-            (self.over(then), served[reactor])
+            let then = self.owed[reactor] + if is_there { 0.0 } else { cost };
+            (self.over(then), self.served[reactor])
         };
         let by = |a: &usize, b: &usize| {
             let ((over_a, served_a), (over_b, served_b)) = (judged(*a), judged(*b));
@@ -127,7 +137,7 @@ impl Places {
                 .total_cmp(&over_b)
                 .then(served_a.total_cmp(&served_b))
         };
-        (0..self.reactors).min_by(by).unwrap_or(0)
+        (0..self.owed.len()).min_by(by).unwrap_or(0)
     }
 
     /// What is more than a reactor has of what it would owe.
@@ -138,23 +148,10 @@ impl Places {
         }
     }
 
-    /// What each reactor owes, ns a second.
-    fn owed(&self) -> Vec<f64> {
-        let mut all = vec![0.0; self.reactors];
-        for of in self.tenants.values() {
-            for (reactor, at) in &of.at {
-                if let Some(owed) = all.get_mut(*reactor) {
-                    *owed += of.owed(self.each, at);
-                }
-            }
-        }
-        all
-    }
-
     /// What each reactor owes, as a part of what it can promise.
     #[must_use]
     pub fn parts(&self) -> Vec<f64> {
-        let owed = self.owed().into_iter();
+        let owed = self.owed.iter();
         owed.map(|owed| owed / self.each.max(1.0)).collect()
     }
 
@@ -164,17 +161,37 @@ impl Places {
         self.lacking().next().is_none()
     }
 
-    /// Tenants whose base can't be had on the reactors that serve them, whatever others do.
-    pub fn lacking(&self) -> impl Iterator<Item = (u64, Lack)> {
-        let owed = self.owed();
-        let all = self.tenants.iter();
-        all.filter_map(move |(tenant, of)| Some((*tenant, self.lack(of, &owed)?)))
+    /// Of each reactor the tenants that it serves with a base, and how many of them can have it there at once, whichever they are.
+    pub fn at_once(&self) -> impl Iterator<Item = (u32, u32)> {
+        (0..self.owed.len()).map(|reactor| {
+            let at = |of: &Tenant| {
+                let owed = of.owed(self.each, of.at.get(&reactor)?);
+                let together = self.each * of.at.len() as f64;
+                let is_had = of.cost <= together * (1.0 + ROUNDING);
+                (of.cost > 0.0).then_some(if is_had { owed } else { f64::INFINITY })
+            };
+            let mut owed: Vec<f64> = self.tenants.values().filter_map(at).collect();
+            owed.sort_by(|a, b| b.total_cmp(a));
+            let mut sum = 0.0;
+            let fits = owed.iter().take_while(|owed| {
+                sum += **owed;
+                self.over(sum) == 0.0
+            });
+            let fits = fits.count();
+            (owed.len() as u32, fits as u32)
+        })
     }
 
-    fn lack(&self, of: &Tenant, owed: &[f64]) -> Option<Lack> {
+    /// Tenants whose base can't be had on the reactors that serve them, whatever others do.
+    pub fn lacking(&self) -> impl Iterator<Item = (u64, Lack)> {
+        let all = self.tenants.iter();
+        all.filter_map(|(tenant, of)| Some((*tenant, self.lack(of)?)))
+    }
+
+    fn lack(&self, of: &Tenant) -> Option<Lack> {
         let served = of.at.iter();
         let rooms = served.filter_map(|(reactor, at)| {
-            let owed = *owed.get(*reactor)?;
+            let owed = *self.owed.get(*reactor)?;
             let others = owed - of.owed(self.each, at);
             Some((
                 *reactor,
@@ -258,9 +275,12 @@ mod tests {
             };
             assert_eq!(lack(&places, tenant), Some(over));
         }
+        let at_once = |places: &Places| places.at_once().collect::<Vec<_>>();
+        assert_eq!(at_once(&places), [(2, 1), (0, 0)]);
         // What is said to fit does, to the last.
         places.promise(2, 40.0);
         assert!(places.fit());
+        assert_eq!(at_once(&places), [(2, 2), (0, 0)]);
         // All of a base may be asked for by any of its volumes.
         places.promise(3, 60.0);
         places.export(3, 1);

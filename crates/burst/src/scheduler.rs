@@ -149,6 +149,7 @@ impl Scheduler {
             units
         };
         let (base, burst) = (vector(budget.base), vector(budget.burst));
+        let before = self.tenants[tenant].shared_base;
         let metered = matches!(budget.how, Burst::Metered);
         // By what was stated until now.
         self.earn(tenant);
@@ -168,7 +169,13 @@ impl Scheduler {
             lane.given = lane.given.minus(&cut);
             lane.left = left;
         }
-        self.find_largest();
+        if !one.lanes.is_empty() {
+            let now = one.shared_base;
+            self.largest = self.largest.max(&now);
+            if before.max(&now) != now {
+                self.find_largest();
+            }
+        }
     }
 
     /// The volume of this lane may use so much of its tenant's: a part of the base that is its own, and a limit.
@@ -227,7 +234,7 @@ impl Scheduler {
         }
         one.lanes.push(lane as u32);
         one.count_lanes();
-        self.find_largest();
+        self.largest = self.largest.max(&one.shared_base);
     }
 
     fn find_largest(&mut self) {
@@ -237,6 +244,11 @@ impl Scheduler {
 
     /// This lane is nobody's any more.
     pub fn detach(&mut self, lane: usize) {
+        self.let_go(lane);
+        self.find_largest();
+    }
+
+    fn let_go(&mut self, lane: usize) {
         let mut gone = std::mem::take(&mut self.lanes[lane]);
         gone.leave_volume();
         if gone.tenant == NOBODY {
@@ -255,7 +267,6 @@ impl Scheduler {
             let told = std::mem::take(&mut one.told);
             self.board.entry(tenant).shares.leave(told);
             self.newest(tenant);
-            self.find_largest();
         }
     }
 
@@ -408,7 +419,11 @@ impl Scheduler {
     }
 
     /// From the next window on this reactor has so many processors: others, that have nothing to do, do a part of its work.
+    /// What could not be had of theirs has made the processor dear: that is not held against this one's tenants without them.
     pub fn set_processors(&mut self, processors: f32) {
+        if processors < self.processors {
+            (self.estimator).shrink(Resource::Cpu as usize, processors / self.processors);
+        }
         self.processors = processors;
     }
 
@@ -475,7 +490,7 @@ impl Scheduler {
     /// saved of its tenants' bases is credit, what was drawn and not used too.
     pub fn leave(&mut self) {
         for lane in 0..self.lanes.len() {
-            self.detach(lane);
+            self.let_go(lane);
         }
         for tenant in self.active.drain(..) {
             let entry = self.board.entry(tenant as usize);

@@ -24,8 +24,10 @@ use std::time::Duration;
 const TICK_NS: u64 = 100_000_000;
 /// How long who was quiet is not noticed beside others' work: a fraction of a window, and a look is some thousandth of it.
 const LOOK_NS: u64 = 100_000;
-/// Where a look takes longer, as many have something, they are so many times as far apart: looking is no work.
+/// Where a look takes longer, as many have something, they are so many times as far apart: looking is no work. But no further
+/// than that: it may have been the system that took so long.
 const LOOKS_APART: u64 = 16;
+const MAX_LOOK_NS: u64 = 5_000_000;
 /// The longest sleep while a connection waits for memory or room.
 const RETRY_NS: u64 = 10_000_000;
 /// How long commands may take to end at a stop.
@@ -337,7 +339,7 @@ impl Reactor {
 /// When who was quiet is looked at again, after a look that took so long.
 fn next_look_ns(from_ns: u64, to_ns: u64) -> u64 {
     let took_ns = to_ns.saturating_sub(from_ns);
-    to_ns + LOOK_NS.max(LOOKS_APART * took_ns)
+    to_ns + (LOOKS_APART.saturating_mul(took_ns)).clamp(LOOK_NS, MAX_LOOK_NS)
 }
 
 #[cfg(test)]
@@ -348,9 +350,9 @@ mod tests {
     fn looks_at_who_was_quiet_are_a_sixteenth_of_the_time_at_most() {
         // A thousandth of the interval, or so.
         assert_eq!(next_look_ns(1000, 1500), 1500 + LOOK_NS);
-        for took_ns in [10_000, 1_000_000, 1_000_000_000] {
+        for took_ns in [10_000, 300_000, 1_000_000_000] {
             let apart_ns = next_look_ns(5000, 5000 + took_ns) - (5000 + took_ns);
-            assert!(apart_ns >= 16 * took_ns, "{took_ns}");
+            assert_eq!(apart_ns, (16 * took_ns).min(MAX_LOOK_NS), "{took_ns}");
         }
     }
 }

@@ -123,7 +123,14 @@ fn promise(
     }
     let mut left = given.max(&Units::ZERO).own();
     if !left.covers(&due) {
-        own.sort_unstable_by_key(|lane| lanes[*lane as usize].is_late_in());
+        for lane in &*own {
+            let lane = &mut lanes[*lane as usize];
+            lane.late_in = match lane.promise.is_zero() {
+                true => i64::MAX,
+                false => lane.is_late_in(),
+            };
+        }
+        own.sort_unstable_by_key(|lane| lanes[*lane as usize].late_in);
     }
     let mut sum = Units::ZERO;
     for lane in &*own {

@@ -5,7 +5,7 @@
 
 use crate::units::{COUNT, Units};
 
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
 #[repr(C, align(16))]
 pub(super) struct Each(pub(super) [f32; COUNT]);
 

@@ -52,6 +52,8 @@ pub(super) struct Lane {
     pub(super) due: [i32; 2],
     /// As above, of that base.
     pub(super) due_fractions: [f32; 2],
+    /// When the next I/O would be due after that one, where there is too little for all.
+    pub(super) late_in: i64,
     /// Of that, what was divided to it for this window, and what is shared with it: before its siblings had anything.
     pub(super) promise: Units,
     /// What its limit allows in this window, saved from earlier ones too. Below nothing: owed.
@@ -105,6 +107,7 @@ impl Default for Lane {
             fractions: [0.0; 2],
             due: [0; 2],
             due_fractions: [0.0; 2],
+            late_in: 0,
             promise: Units::ZERO,
             room: Units::PLENTY,
             demand: Units::ZERO,

@@ -215,7 +215,7 @@ pub enum Policy {
     Burst,
     /// Everyone has their base and never more.
     Base,
-    /// Everyone up to their burst limit, first come first served.
+    /// Everyone up to their burst limit, in a round robin that is weighted by bases.
     Wild,
 }
 

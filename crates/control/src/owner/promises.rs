@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_burst::admission::{Node, largest, usable};
+use forebay_burst::admission::{Node, interference, largest, usable};
 use forebay_burst::budget::{Budget, Rate};
 use forebay_burst::cost::CostTable;
 use forebay_burst::places::{Lack, Places};
@@ -19,7 +19,7 @@ use forebay_burst::units::{Resource, SHARED_RESOURCES};
 use forebay_pool::{ExportId, TenantId};
 use forebay_xlate::VolumeId;
 
-use super::{Core, Owner};
+use super::Owner;
 use crate::api::error::ApiError;
 use crate::api::events::EventKind;
 use crate::api::scheduling::{self as api, Admission, LackingBase, Promised, ReactorPromised};
@@ -28,14 +28,12 @@ use crate::events::News;
 /// So many of the affected tenants are named.
 const NAMED: usize = 5;
 
+/// Volumes that are served: whose, and by which reactors.
+type Volumes = BTreeMap<VolumeId, (TenantId, BTreeSet<usize>)>;
+
 /// What a rate needs of processors at most, ns a second.
 fn processors(rate: Rate, costs: &CostTable) -> f64 {
     costs.most_of(rate)[Resource::Cpu as usize]
-}
-
-fn tenant_name(core: &Core, id: u64) -> String {
-    let tenant = core.pool.tenants().find(|tenant| tenant.id.0 == id);
-    tenant.map_or_else(String::new, |tenant| tenant.name.clone())
 }
 
 impl Owner {
@@ -93,7 +91,10 @@ impl Owner {
             calibrated: self.node.measured.borrow().is_some(),
             tenants: node.tenants(),
             at_once: node.at_once(),
-            interference: node.interference(settings.wants_base),
+            interference: places
+                .at_once()
+                .map(|(tenants, most)| interference(tenants, most + 1, settings.wants_base))
+                .fold(node.interference(settings.wants_base), f64::max),
             promised: promised
                 .map(|(resource, part)| Promised {
                     resource: resource.name().to_owned(),
@@ -173,8 +174,8 @@ impl Owner {
         for (tenant, budget) in pool.tenant_budgets() {
             places.promise(tenant.0, processors(budget.base, &costs));
         }
-        let mut volumes: BTreeMap<VolumeId, (TenantId, BTreeSet<usize>)> = BTreeMap::new();
-        let mut add = |places: &mut Places, volume, reactor: Option<usize>| {
+        let mut volumes = Volumes::new();
+        let add = |places: &mut Places, volumes: &mut Volumes, volume, reactor: Option<usize>| {
             if let Ok(volume) = pool.volume(volume) {
                 let tenant = volume.tenant;
                 let reactor = reactor.unwrap_or_else(|| places.best(tenant.0));
@@ -189,13 +190,20 @@ impl Owner {
         for export in pool.exports() {
             match served.get(&export.id) {
                 Some(reactor) if *reactor < reactors => {
-                    add(&mut places, export.volume, Some(*reactor as usize));
+                    add(
+                        &mut places,
+                        &mut volumes,
+                        export.volume,
+                        Some(*reactor as usize),
+                    );
                 }
                 _ => rest.push(export.volume),
             }
         }
         for volume in rest {
-            add(&mut places, volume, None);
+            // An engine serves all exports of a volume on one reactor.
+            let its = volumes.get(&volume).and_then(|(_, at)| at.first().copied());
+            add(&mut places, &mut volumes, volume, its);
         }
         for (volume, (tenant, at)) in volumes {
             if let (Some(budget), 1) = (pool.volume_budget(volume), at.len()) {
@@ -210,11 +218,13 @@ impl Owner {
     /// Whose base can't be had on the reactors that serve it.
     fn lacking(&self, places: &Places, costs: &CostTable) -> Vec<LackingBase> {
         let core = self.core.borrow();
+        let all = core.pool.tenants();
+        let names: BTreeMap<u64, &str> = all.map(|of| (of.id.0, of.name.as_str())).collect();
         let of = |(tenant, lack): (u64, Lack)| {
             let budget = core.pool.tenant_budget(TenantId(tenant))?;
             let fits = largest(budget.base, |base| processors(base, costs) <= lack.fits);
             Some(LackingBase {
-                tenant: tenant_name(&core, tenant),
+                tenant: (*names.get(&tenant)?).to_owned(),
                 reactor: lack.reactor.and_then(|reactor| u32::try_from(reactor).ok()),
                 fits: (fits.iops > 0).then_some(api::Rate {
                     iops: fits.iops,

@@ -41,6 +41,8 @@ impl Core {
     /// I/O is admitted by this from now on; `None`: all of it is. What waits begins.
     pub fn set_admission(&mut self, admission: Option<Box<Admission>>) {
         let old = std::mem::replace(&mut self.admission, admission);
+        let params = self.admission.as_ref().map(|a| a.scheduler.params());
+        self.away.set_window(params.map(|params| params.window_ns));
         if let Some(admission) = &mut self.admission {
             for lane in self.lanes.iter().flatten() {
                 admission.attach(lane, &self.ios);

@@ -190,7 +190,7 @@ pub(crate) enum PolicyArg {
     Burst,
     /// Everyone has their base and never more
     Base,
-    /// Everyone up to their burst limit, first come first served
+    /// Everyone up to their burst limit, in a round robin that is weighted by bases
     Wild,
 }
 

@@ -214,6 +214,46 @@ fn processors_that_help_are_given_out_as_long_as_they_do() {
     assert!((0.9..1.1).contains(&(again / one)), "{one}, {again}");
 }
 
+/// Most of the cost is home's, so half of what is given out with a second processor stays in line, and makes the processor dear: when that
+/// one is at work itself, bases are had as ever.
+#[test]
+fn who_helps_no_more_leaves_no_processor_dear() {
+    let params = Params::default();
+    let all = budget(10_000, 10_000_000, Burst::Metered);
+    let (mut reactors, cost) = reactors(&[1], &all, &params);
+    let scheduler = &mut reactors[0];
+    let dear_ns = 10 * params.target_delay_ns;
+    let window = |scheduler: &mut Scheduler| {
+        scheduler.wait(0, &cost);
+        while scheduler.resume(0, &cost) {
+            scheduler.wait(0, &cost);
+        }
+        scheduler.turn(1);
+        scheduler.cancel(0, &cost);
+    };
+    let factor = |scheduler: &Scheduler| scheduler.corrections()[Resource::Cpu as usize];
+    scheduler.set_processors(2.0);
+    for _ in 0..15 {
+        scheduler.observe(Resource::Cpu, dear_ns, 1);
+        window(scheduler);
+    }
+    let before = factor(scheduler);
+    assert!((1.5..2.0).contains(&before), "{before}");
+    scheduler.set_processors(1.0);
+    assert_eq!(factor(scheduler), 1.0);
+    // What is dear besides stays so.
+    for _ in 0..30 {
+        scheduler.observe(Resource::Cpu, dear_ns, 1);
+        window(scheduler);
+    }
+    let before = factor(scheduler);
+    scheduler.set_processors(1.0);
+    assert_eq!(factor(scheduler), before);
+    scheduler.set_processors(2.0);
+    scheduler.set_processors(1.5);
+    assert_eq!(factor(scheduler), before * 0.75);
+}
+
 #[test]
 fn a_tenants_newest_window_is_a_sum_over_reactors() {
     let all = budget(100_000, 100_000, Burst::Metered);

@@ -58,12 +58,19 @@ fn qos_set_storm() {
     for tenant in 2..8 {
         bench.set_budget(tenant, &budget(20_000, 30_000, Burst::Metered));
     }
+    let all = |tenant: usize, _: u64, _: usize| if tenant < 2 { (0, 4096) } else { ALL };
     for _ in 0..20 {
-        bench.window(300, &|tenant, _, _| {
-            if tenant < 2 { (0, 4096) } else { ALL }
-        });
+        bench.window(300, &all);
     }
     assert_eq!(bench.ended[2..], [30; 6]);
+    // And more, from the next window on.
+    for tenant in 2..8 {
+        bench.set_budget(tenant, &budget(50_000, 60_000, Burst::Metered));
+    }
+    bench.window(300, &all);
+    bench.window(300, &all);
+    let had = &bench.ended[2..];
+    assert!(had.iter().all(|ended| *ended >= 48), "{had:?}");
     // One that has the whole reactor, and then a limit: what it was given for this window is cut too.
     let alone = |tenant: usize, _: u64, _: usize| if tenant == 2 { ALL } else { (0, 4096) };
     bench.set_budget(2, &budget(20_000, 600_000, Burst::Metered));

@@ -2,7 +2,7 @@
 //!
 //! **Design.** A reactor says that it is at work at the end of a turn in which its own lanes began something, and since when it is
 //! not, once there was none of that for [`SAY_NS`] or it falls asleep. The others read that at a turn's begin, as far apart. Who has
-//! not been at work for [`OWN_NS`] is idle: it sleeps, or does only what others gave it. That comes about by time alone, so nobody
+//! not been at work for [`OWN_WINDOWS`] is idle: it sleeps, or does only what others gave it. That comes about by time alone, so nobody
 //! wakes or polls to say it, and however long a turn takes, who is in it is at work. Whoever is at work has the processors of those
 //! who are idle, in equal parts with all others at work: so much is given out in its windows.
 //!
@@ -12,7 +12,9 @@ use super::Away;
 use forebay_xlate::boundary::message::Spread;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// Who was not at work for so long is idle: two windows, as they are by default.
+/// Who was not at work for so many windows is idle.
+const OWN_WINDOWS: u64 = 2;
+/// The same while there are no windows: as they are by default.
 pub(in crate::core) const OWN_NS: u64 = 600_000;
 /// How far apart that is looked at, and said.
 pub(in crate::core) const SAY_NS: u64 = 50_000;
@@ -37,14 +39,15 @@ pub(super) struct Said {
 }
 
 impl Said {
-    fn is_idle(&self, now_ns: u64) -> bool {
-        now_ns.saturating_sub(self.until_ns.load(Relaxed)) >= OWN_NS
+    fn is_idle(&self, now_ns: u64, own_ns: u64) -> bool {
+        now_ns.saturating_sub(self.until_ns.load(Relaxed)) >= own_ns
     }
 }
 
 /// Whether one processor is enough for a reactor's work.
 pub(super) struct Need {
     help: bool,
+    is_known: bool,
     /// The last turn found nothing to do, and when it began.
     was_idle: bool,
     turn_ns: u64,
@@ -58,6 +61,7 @@ impl Need {
     pub(super) fn new(now_ns: u64) -> Self {
         Self {
             help: true,
+            is_known: false,
             was_idle: false,
             turn_ns: now_ns,
             since_ns: now_ns,
@@ -85,7 +89,7 @@ impl Need {
         let all_ns = now_ns.saturating_sub(self.since_ns);
         if all_ns >= NEED_NS {
             let busy = 1.0 - self.idle_ns as f64 / all_ns as f64;
-            self.help = match self.help {
+            self.help = match self.help && std::mem::replace(&mut self.is_known, true) {
                 true => busy * (1 + idle) as f64 > NEEDS_UNTIL,
                 false => busy > NEEDS_FROM,
             };
@@ -96,6 +100,11 @@ impl Need {
 }
 
 impl Away {
+    /// Windows are so long from now on, if there are any.
+    pub(in crate::core) fn set_window(&mut self, window_ns: Option<u64>) {
+        self.own_ns = window_ns.map_or(OWN_NS, |ns| OWN_WINDOWS * ns);
+    }
+
     /// A turn begins. Whether it is time to look who is idle.
     #[inline]
     pub(in crate::core) fn begin_turn(&mut self, now_ns: u64) -> bool {
@@ -127,7 +136,7 @@ impl Away {
 
     /// Whether there is something of its own to do here, so that what others handed over goes back.
     pub(in crate::core) fn gives_back(&self, now_ns: u64) -> bool {
-        self.spread == Spread::OneToN && (self.begun > 0 || !self.said.is_idle(now_ns))
+        self.spread == Spread::OneToN && (self.begun > 0 || !self.said.is_idle(now_ns, self.own_ns))
     }
 
     /// Looks who is idle. Says how many processors are this reactor's while it is at work.
@@ -135,7 +144,7 @@ impl Away {
         self.looked_ns = now_ns;
         let mut idle = 0;
         for peer in &mut self.peers {
-            peer.idle = peer.said.is_idle(now_ns);
+            peer.idle = peer.said.is_idle(now_ns, self.own_ns);
             idle += usize::from(peer.idle);
         }
         self.is_helped = match self.spread {

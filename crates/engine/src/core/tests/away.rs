@@ -283,6 +283,9 @@ fn who_has_time_left_is_not_helped() {
     assert!(!is_helped(&mut t, 5), "one would be enough");
     assert!(!is_helped(&mut t, 1), "it is enough");
     assert!(is_helped(&mut t, 0), "it is not any more");
+    // Nor does help go on that was never needed.
+    t.b.core.set_spread(Spread::OneToN);
+    assert!(!is_helped(&mut t, 1));
     t.nothing_is_left();
 }
 
