@@ -153,7 +153,7 @@ pub(crate) fn budget_cells(budget: Option<&Budget>) -> [String; 3] {
 const LACKING: usize = 8;
 /// What can be done about it.
 const PLACES: &str = "  a smaller base; an export that is deleted and made again is served where its tenant's base fits; several reactors \
-     serve a tenant that has several volumes; or `forebay scheduling set --spread one-to-n`\n";
+     serve a tenant that has several volumes\n";
 
 /// Whether what is promised can be had, in sentences.
 pub(crate) fn admission_text(admission: &Admission) -> String {

@@ -223,14 +223,7 @@ fn who_helps_no_more_leaves_no_processor_dear() {
     let (mut reactors, cost) = reactors(&[1], &all, &params);
     let scheduler = &mut reactors[0];
     let dear_ns = 10 * params.target_delay_ns;
-    let window = |scheduler: &mut Scheduler| {
-        scheduler.wait(0, &cost);
-        while scheduler.resume(0, &cost) {
-            scheduler.wait(0, &cost);
-        }
-        scheduler.turn(1);
-        scheduler.cancel(0, &cost);
-    };
+    let window = |scheduler: &mut Scheduler| waiting_window(scheduler, &cost);
     let factor = |scheduler: &Scheduler| scheduler.corrections()[Resource::Cpu as usize];
     scheduler.set_processors(2.0);
     for _ in 0..15 {
@@ -406,6 +399,16 @@ fn at_one_device(second: &Budget) -> ([Scheduler; 2], Units) {
     (reactors, cost)
 }
 
+/// A window in which all begins that may, and one more waits.
+fn waiting_window(scheduler: &mut Scheduler, cost: &Units) {
+    scheduler.wait(0, cost);
+    while scheduler.resume(0, cost) {
+        scheduler.wait(0, cost);
+    }
+    scheduler.turn(1);
+    scheduler.cancel(0, cost);
+}
+
 /// A window in which as much is wanted as there is. Says how much began.
 fn greedy_window(scheduler: &mut Scheduler, cost: &Units) -> usize {
     let count = (0..1000).take_while(|_| scheduler.admit(0, cost)).count();
@@ -499,14 +502,7 @@ fn what_a_reactor_does_without_is_the_others_after_two_windows() {
         for scheduler in &mut reactors {
             scheduler.set_volume(0, volume, Some(&shares));
         }
-        let window = |scheduler: &mut Scheduler| {
-            scheduler.wait(0, &cost);
-            while scheduler.resume(0, &cost) {
-                scheduler.wait(0, &cost);
-            }
-            scheduler.turn(1);
-            scheduler.cancel(0, &cost);
-        };
+        let window = |scheduler: &mut Scheduler| waiting_window(scheduler, &cost);
         (0..50).for_each(|_| reactors.iter_mut().for_each(window));
         let [first, second] = &mut reactors[..] else {
             panic!()
