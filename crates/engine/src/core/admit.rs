@@ -93,7 +93,8 @@ impl Core {
             ..Params::default()
         };
         let capacity = forebay_xlate::boundary::message::NodeCapacity::UNLIMITED.capacity(1);
-        let board = Arc::new(Board::new(1));
+        // With room for one that a test adds.
+        let board = Arc::new(Board::new(2));
         let mut admission = Admission::new(params, &capacity.per_second(), costs, &board).unwrap();
         admission.set_budget(0, budget);
         for lane in self.lanes.iter_mut().flatten() {
@@ -207,6 +208,18 @@ impl Core {
     pub(crate) fn waits_for_turns(&self, lane: LaneIndex) -> bool {
         let admission = self.admission.as_ref();
         admission.is_some_and(|a| a.waits_for_turns(lane))
+    }
+
+    /// Whether lanes are above their base, or others wait: then it matters who is first.
+    #[inline]
+    pub(crate) fn somebody_bursts(&self) -> bool {
+        (self.admission.as_ref()).is_some_and(|a| a.is_contended())
+    }
+
+    /// Whether a lane is above its base, as it was found when it last asked.
+    #[inline]
+    pub(crate) fn bursts(&self, lane: LaneIndex) -> bool {
+        (self.admission.as_ref()).is_some_and(|admission| admission.bursts(lane))
     }
 
     /// Whether a command may begin; if so, it is paid for. One that a dead engine had begun may.

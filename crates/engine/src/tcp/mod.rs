@@ -31,19 +31,19 @@ mod r2t;
 pub(crate) mod record;
 mod reserve;
 mod rx;
+mod send;
 mod share;
 mod shared;
 mod slots;
 mod tx;
 mod watch;
 
-use crate::core::{CommandRef, Core, DoneIo};
+use crate::core::Core;
 use crate::exports::Port;
 use crate::memory::{Memory, ReceiveBuffer};
 pub(crate) use command::NSID;
 use conn::{Conn, Life};
 use controllers::{Controllers, Quiesce};
-use forebay_nvme::Status;
 use forebay_xlate::boundary::region::{MAX_QUEUE_ENTRIES, Region};
 pub(crate) use inherit::controller_config;
 pub(crate) use record::params_of_word;
@@ -442,112 +442,6 @@ impl Frontend {
                 self.close(core, index);
                 true
             }
-        }
-    }
-
-    /// Takes what the core has ended.
-    fn complete(&mut self, core: &mut Core) -> bool {
-        let mut any = false;
-        while let Some(done) = core.next_done() {
-            if !any {
-                // Some of them may have begun in this very turn: one look at the clock for all.
-                any = true;
-                core.stamp();
-            }
-            self.take_done(core, done);
-        }
-        any
-    }
-
-    #[inline]
-    fn take_done(&mut self, core: &mut Core, done: DoneIo) {
-        let index = done.owner.conn;
-        let conn = self
-            .conns
-            .get_mut(index as usize)
-            .and_then(Option::as_deref_mut);
-        let Some(conn) = conn.filter(|c| c.generation == done.owner.conn_generation) else {
-            if let Some(buffer) = done.buffer {
-                core.staging.give(buffer);
-            }
-            return;
-        };
-        conn.in_flight -= 1;
-        if done.owner.slot == slots::NONE {
-            self.events.push(Event::Flushed(conn.controller));
-        } else if conn.is_open() {
-            let interrupted = match done.status {
-                Status::SUCCESS => Status::COMMAND_INTERRUPTED,
-                _ => self.controllers.note_failure(conn, core, &done),
-            };
-            command::ended(conn, core, done, interrupted);
-            if conn.tx.queued_bytes() >= conn.send_at_bytes
-                && conn.tx.count() >= SEND_ITEMS
-                && !conn.tx.blocked()
-                && !conn.lane.is_some_and(|lane| core.waits_for_turns(lane))
-            {
-                self.send(core, index);
-            } else {
-                self.mark_dirty(index);
-            }
-            return;
-        } else {
-            conn.records.blame_stream();
-            if let Some(buffer) = done.buffer {
-                conn.give_buffer(core, buffer);
-            }
-            core.pair_answered(CommandRef::new(conn.queue, done.owner.slot));
-            conn.release(core, done.owner.slot);
-        }
-        if conn.life == Life::Draining && conn.in_flight == 0 {
-            self.events.push(Event::Drained(index));
-        }
-    }
-
-    fn mark_dirty(&mut self, index: u32) {
-        if let Some(Some(conn)) = self.conns.get_mut(index as usize)
-            && !conn.dirty
-        {
-            conn.dirty = true;
-            self.dirty.push(index);
-        }
-    }
-
-    fn send_all(&mut self, core: &mut Core) -> bool {
-        let mut any = false;
-        // Who was last has most likely waited least.
-        for at in (0..self.dirty.len()).rev() {
-            let index = self.dirty[at];
-            let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
-                self.dirty.swap_remove(at);
-                continue;
-            };
-            if conn.holds_back(core) {
-                continue;
-            }
-            any = true;
-            conn.dirty = false;
-            self.dirty.swap_remove(at);
-            self.send(core, index);
-        }
-        any
-    }
-
-    /// Sends what a connection's socket takes.
-    fn send(&mut self, core: &mut Core, index: u32) {
-        let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
-            return;
-        };
-        if conn.life == Life::Draining {
-            return;
-        }
-        conn.records.blame_stream();
-        let sent = conn.flush(core).and_then(|()| conn.watch());
-        if conn.tx.blocked() {
-            conn.active = false;
-        }
-        if sent.is_err() {
-            self.close(core, index);
         }
     }
 }

@@ -25,6 +25,7 @@ use crate::core::staging::StagingBuffer;
 use crate::lane::LaneIndex;
 use crate::mailbox::Upcall;
 use forebay_nvme::Sqe;
+use forebay_nvme::Status;
 use forebay_nvme::fabrics::{ConnectCommand, PropertyCommand};
 use forebay_nvme::tcp::{self, Pdu};
 use forebay_xlate::ExtentRange;

@@ -328,6 +328,18 @@ impl Admission {
         gate.count > 0 && (gate.in_line || gate.granted == self.turn)
     }
 
+    /// Whether a lane waited or is above its base.
+    #[inline]
+    pub(super) fn is_contended(&self) -> bool {
+        self.contended
+    }
+
+    /// Whether a lane was above its base when it last asked.
+    #[inline]
+    pub(super) fn bursts(&self, lane: LaneIndex) -> bool {
+        self.contended && self.gates[lane.0 as usize % MAX_LANES].closer & BURSTS != 0
+    }
+
     /// A command waits.
     pub(super) fn push(&mut self, index: u32, ios: &mut [Io], now_ns: u64) {
         let io = &mut ios[index as usize];

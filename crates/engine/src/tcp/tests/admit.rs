@@ -2,7 +2,7 @@
 
 use super::abort::{ABORTED, abort, answers};
 use super::*;
-use forebay_burst::budget::Budget;
+use forebay_burst::budget::{Budget, Rate};
 use forebay_nvme::tcp::{H2cData, Pdu, R2t};
 use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::{Times, TimesOf};
@@ -379,4 +379,46 @@ fn a_tenant_that_sends_no_data_takes_nothing_from_others() {
             "{blocks} blocks: {asked} before"
         );
     }
+}
+
+/// Who is within its base is answered between two bursts' answers, and not only in the next turn.
+#[test]
+fn a_look_at_who_is_within_its_base_passes_bursts_by() {
+    let mut rig = rig();
+    rig.map_all();
+    let (_admin, cntlid) = rig.admin();
+    let mut noisy = rig.io(cntlid, 1, 128);
+    let now_ns = rig.core.now_ns();
+    rig.core.set_clock_ns(now_ns);
+    let burst = Rate {
+        iops: 1_000_000,
+        bytes: 8 << 30,
+    };
+    let mut budget = Budget::fixed(2000);
+    rig.core.admit_all_by(&Budget { burst, ..budget });
+    budget.base = burst;
+    rig.core.begin_tenant(1, &Budget { burst, ..budget });
+    rig.serve(1, 1);
+    let (_quiet_admin, cntlid) = rig.admin();
+    let mut quiet = rig.io(cntlid, 1, 32);
+    for window in 0..4 {
+        for cid in 0..64 {
+            noisy.say(&rw(2, cid, u64::from(cid), 1), &[]);
+        }
+        quiet.say(&rw(2, window, 0, 1), &[]);
+        for _ in 0..200 {
+            rig.turns(1);
+            while noisy.hear().is_some() || quiet.hear().is_some() {}
+        }
+        pass_window(&mut rig);
+    }
+    assert!(rig.core.somebody_bursts());
+    noisy.say(&rw(2, 1, 0, 1), &[]);
+    assert!(!rig.frontend.look_at_calm(&mut rig.core));
+    quiet.say(&rw(2, 2, 0, 1), &[]);
+    assert!(rig.frontend.look_at_calm(&mut rig.core));
+    assert!(quiet.hear().is_some() && noisy.hear().is_none());
+    pass_window(&mut rig);
+    rig.turns(70);
+    assert!(noisy.hear().is_some());
 }

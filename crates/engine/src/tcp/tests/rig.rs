@@ -16,7 +16,7 @@ use forebay_device::{Device, OpenOptions};
 use forebay_nvme::controller::check_admin_connect;
 use forebay_nvme::fabrics::{ConnectCommand, ConnectData, PropertyCommand};
 use forebay_nvme::tcp::{self, Offer, Parsed, Pdu, TcpParams};
-use forebay_nvme::{Cqe, Nqn, SglDescriptor, Sqe};
+use forebay_nvme::{Cqe, Nqn, SglDescriptor, Sqe, Status};
 use forebay_xlate::boundary::message::{DeviceConfig, ExportConfig, ExportId, VolumeConfig};
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
 use rustix::event::epoll;
