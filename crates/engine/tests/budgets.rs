@@ -17,7 +17,6 @@ fn scheduling(params: &[(&str, f64)]) -> Option<Box<Scheduling>> {
     let params = params.iter();
     Some(Box::new(Scheduling {
         policy: Default::default(),
-        spread: Default::default(),
         params: params
             .map(|(name, value)| ((*name).to_owned(), value.to_bits()))
             .collect(),

@@ -98,7 +98,6 @@ fn load(
 fn limit(engine: &mut TestEngine) {
     let scheduling = Scheduling {
         policy: Default::default(),
-        spread: Default::default(),
         params: vec![],
         capacity: NodeCapacity::UNLIMITED,
         costs: default_profiles().map(|row| row.each_ref().map(CostProfile::from)),
@@ -192,6 +191,7 @@ fn what_others_carry_out_does_not_allocate() {
     let mut engine = TestEngine::start("file", 128 << 20, 2);
     engine.volume(1, 32 << 20, 4096);
     let nqn = engine.export(1, &[]);
+    engine.spread(Spread::OneToOne);
     // Grants, and lists at their largest.
     run(&load(&engine, &nqn, 0, 65536, 64), &mut |_| {}).unwrap();
     assert_eq!(engine.handed_over(0), [0; 2]);

@@ -3,10 +3,11 @@
 //! Purpose: what is stated is durable, and the engine keeps to it within a window of the answer.
 //! Design: the catalog has them. What the engine has to know follows from that: nothing while nobody has a budget; else how
 //! I/O is admitted, each tenant that has exports (those without a budget have what others leave) and each volume that is
-//! exported. What it was told is remembered for as long as its conversation, and each change tells the difference, in an
-//! order in which nothing is named before it is there; so however many changes come together, each is told once. They are
-//! told one after the other, and whoever finds nothing to tell has waited for those who told it. An engine that was there
-//! before this daemon may know tenants that are gone: its region names them.
+//! exported. How queues are spread over reactors is no budget's matter, but told with them, always. What it was told is
+//! remembered for as long as its conversation, and each change tells the difference, in an order in which nothing is named
+//! before it is there; so however many changes come together, each is told once. They are told one after the other, and
+//! whoever finds nothing to tell has waited for those who told it. An engine that was there before this daemon may know
+//! tenants that are gone: its region names them.
 //! Not here: what can be stated (`forebay_burst::budget`), what the node has (`scheduling`).
 
 use std::cell::RefCell;
@@ -17,12 +18,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use forebay_burst::budget::{Budget, Burst, LEAST, MOST, Rate};
 use forebay_pool::TenantId;
 use forebay_xlate::VolumeId;
-use forebay_xlate::boundary::message::{Scheduling, TenantId as EngineTenantId, ToEngine};
+use forebay_xlate::boundary::message::{Scheduling, Spread, TenantId as EngineTenantId, ToEngine};
 use forebay_xlate::boundary::region::MAX_TENANTS;
 
+use super::Owner;
 use super::session::{AskError, Pending, Session};
 use super::volume::engine_error;
-use super::{Core, Owner};
 use crate::api::error::ApiError;
 use crate::api::model::Volume;
 use crate::api::scheduling::{self as api, BudgetPut, TenantBudget};
@@ -31,6 +32,8 @@ use crate::devices::api_error;
 /// What an engine is to know.
 #[derive(Debug, Default, Clone, PartialEq)]
 struct Known {
+    /// Always, once it was told anything.
+    spread: Option<Spread>,
     scheduling: Option<Scheduling>,
     tenants: BTreeMap<TenantId, Budget>,
     volumes: BTreeMap<VolumeId, (TenantId, Option<Budget>)>,
@@ -133,34 +136,6 @@ fn or_say_assumed(error: ApiError, put: Option<&BudgetPut>) -> ApiError {
     }
 }
 
-/// Something of the budgets as they are to be.
-fn wanted(core: &Core, scheduling: impl FnOnce() -> Scheduling) -> Known {
-    let pool = &core.pool;
-    if pool.tenant_budgets().next().is_none() && pool.volume_budgets().next().is_none() {
-        return Known::default();
-    }
-    let mut known = Known {
-        scheduling: Some(scheduling()),
-        ..Known::default()
-    };
-    for export in pool.exports() {
-        let Ok(volume) = pool.volume(export.volume) else {
-            continue;
-        };
-        let tenant = volume.tenant;
-        if known.tenants.len() >= MAX_TENANTS && !known.tenants.contains_key(&tenant) {
-            continue;
-        }
-        let budget = pool.tenant_budget(tenant).copied();
-        known
-            .tenants
-            .insert(tenant, budget.unwrap_or(Budget::unstated()));
-        let budget = pool.volume_budget(volume.id).copied();
-        known.volumes.insert(volume.id, (tenant, budget));
-    }
-    known
-}
-
 impl Owner {
     /// Whether anybody has a budget.
     pub(super) fn has_budgets(&self) -> bool {
@@ -168,7 +143,36 @@ impl Owner {
         pool.tenant_budgets().next().is_some() || pool.volume_budgets().next().is_some()
     }
 
-    /// Tells a new conversation how I/O is admitted. `is_known`: the engine was there before this daemon.
+    /// What an engine is to know now.
+    fn wanted(&self) -> Known {
+        let pool = &self.core.borrow().pool;
+        let mut known = Known {
+            spread: Some(self.node.settings.borrow().spread()),
+            ..Known::default()
+        };
+        if pool.tenant_budgets().next().is_none() && pool.volume_budgets().next().is_none() {
+            return known;
+        }
+        known.scheduling = Some(self.scheduling_config());
+        for export in pool.exports() {
+            let Ok(volume) = pool.volume(export.volume) else {
+                continue;
+            };
+            let tenant = volume.tenant;
+            if known.tenants.len() >= MAX_TENANTS && !known.tenants.contains_key(&tenant) {
+                continue;
+            }
+            let budget = pool.tenant_budget(tenant).copied();
+            known
+                .tenants
+                .insert(tenant, budget.unwrap_or(Budget::unstated()));
+            let budget = pool.volume_budget(volume.id).copied();
+            known.volumes.insert(volume.id, (tenant, budget));
+        }
+        known
+    }
+
+    /// Tells a new conversation how queues are spread and I/O is admitted. `is_known`: the engine was there before this daemon.
     pub(super) fn say_all_budgets(
         &self,
         session: &Rc<Session>,
@@ -177,7 +181,7 @@ impl Owner {
         *self.told_budgets.session.borrow_mut() = Rc::downgrade(session);
         *self.told_budgets.known.borrow_mut() = Known::default();
         let mut asked = Vec::new();
-        let now = wanted(&self.core.borrow(), || self.scheduling_config());
+        let now = self.wanted();
         if is_known {
             let records = session.region.tenants().iter();
             let gone: BTreeSet<TenantId> = records
@@ -199,9 +203,12 @@ impl Owner {
 
     /// Tells a conversation what has changed since it was told last.
     fn say_budgets(&self, session: &Rc<Session>) -> Vec<(String, Pending)> {
-        let now = wanted(&self.core.borrow(), || self.scheduling_config());
+        let now = self.wanted();
         let mut asked = Vec::new();
         let mut told = self.told_budgets.known.borrow_mut();
+        if let Some(spread) = now.spread.filter(|_| told.spread != now.spread) {
+            asked.push(say_spread(session, spread));
+        }
         if told.scheduling != now.scheduling {
             asked.push(say_scheduling(session, now.scheduling.clone()));
             if now.scheduling.is_none() {
@@ -341,6 +348,12 @@ impl Owner {
         self.keep_budgets().await?;
         self.volume_show(tenant, name)
     }
+}
+
+fn say_spread(session: &Session, spread: Spread) -> (String, Pending) {
+    let what = "how queues are spread";
+    let pending = session.request(what, |request| ToEngine::SetSpread { request, spread });
+    (what.to_owned(), pending)
 }
 
 fn say_scheduling(session: &Session, scheduling: Option<Scheduling>) -> (String, Pending) {

@@ -124,7 +124,7 @@ impl Settings {
         }
     }
 
-    fn spread(&self) -> spread::Spread {
+    pub(super) fn spread(&self) -> spread::Spread {
         match self.spread {
             Spread::OneToOne => spread::Spread::OneToOne,
             Spread::Stealing => spread::Spread::Stealing,
@@ -321,7 +321,6 @@ impl Owner {
         let params = settings.params.iter();
         Told {
             policy: settings.policy(),
-            spread: settings.spread(),
             params: params
                 .map(|(name, value)| (name.clone(), value.to_bits()))
                 .collect(),

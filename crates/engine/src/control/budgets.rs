@@ -17,7 +17,7 @@ use forebay_burst::cost::CostTable;
 use forebay_burst::places::Places;
 use forebay_burst::units::Resource;
 use forebay_xlate::VolumeId;
-use forebay_xlate::boundary::message::{Budget, ExportId, Scheduling, Spread, TenantId};
+use forebay_xlate::boundary::message::{Budget, ExportId, Scheduling, TenantId};
 use forebay_xlate::boundary::region::{MAX_TENANTS, TenantRecord};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -180,7 +180,6 @@ impl Control {
                 }
                 self.budgets.free = free;
                 self.post_all(|| Post::Admission(None));
-                self.post_all(|| Post::Spread(Spread::OneToOne));
                 for volume in old.volumes.keys() {
                     self.post_all(|| Post::Share(*volume, None));
                 }
@@ -209,7 +208,6 @@ impl Control {
         let made = active.admissions(&scheduling, &costs, self.mailboxes.len());
         match made {
             Ok(admissions) => {
-                let spread = scheduling.spread;
                 active.scheduling = scheduling;
                 for known in active.tenants.values_mut() {
                     known.cpu = cpu(&known.budget, &costs);
@@ -218,7 +216,6 @@ impl Control {
                 self.budgets.active = Some(active);
                 for (mailbox, admission) in self.mailboxes.iter_mut().zip(admissions) {
                     mailbox.post(Post::Admission(Some(Box::new(admission))));
-                    mailbox.post(Post::Spread(spread));
                 }
                 Ok(())
             }
@@ -340,7 +337,6 @@ mod tests {
     fn active() -> Active {
         let scheduling = Box::new(Scheduling {
             policy: Policy::default(),
-            spread: Spread::default(),
             params: Vec::new(),
             capacity: NodeCapacity::UNLIMITED,
             costs: default_profiles().map(|row| row.each_ref().map(CostProfile::from)),

@@ -109,6 +109,10 @@ impl Control {
                 self.figures.insert(volume, figures);
                 self.post_all(|| Post::Figures(volume, figures));
             }
+            ToEngine::SetSpread { request, spread } => {
+                self.post_all(|| Post::Spread(spread));
+                self.done(request, Ok(()));
+            }
             ToEngine::SetScheduling {
                 request,
                 scheduling,

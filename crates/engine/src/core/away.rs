@@ -45,6 +45,8 @@ const FEW_ASLEEP: usize = 8;
 /// What is done for others in a turn: with work of one's own, and without. With scheduling no more than a lane may begin in one,
 /// so that whoever is within their base here waits for no other reactor's queue.
 pub(super) const TURN: [usize; 2] = [8, 32];
+/// The same without scheduling, where nobody says how long any of it takes.
+pub(super) const TURN_BYTES: u64 = 256 << 10;
 
 /// An operation that another reactor is to carry out.
 struct Errand {
@@ -243,7 +245,7 @@ impl Away {
 }
 
 impl Core {
-    /// Others may do something for this reactor, and it for them.
+    /// Others may do something for this reactor, and it for them, unless it is told otherwise.
     pub fn link(&mut self, links: Links) {
         let room = links.peers.len() * LINK_ENTRIES;
         self.away = Away {
@@ -255,6 +257,7 @@ impl Core {
             again: Vec::with_capacity(room),
             ..Away::new()
         };
+        self.set_spread(Spread::default());
     }
 
     /// How queues are spread over reactors from now on. What is away comes back.
@@ -443,6 +446,7 @@ impl Core {
         let mut left = TURN[usize::from(!busy)];
         let admission = self.admission.as_ref();
         let mut left_ns = admission.map_or(i32::MAX, |a| a.whole_lump_ns());
+        let mut left_bytes = TURN_BYTES;
         let mut any = false;
         for _ in 0..self.away.again.len() {
             let place = self.away.again.swap_remove(0);
@@ -456,7 +460,7 @@ impl Core {
         let mut nothing = 0;
         let gives_back = self.away.gives_back(self.now_ns);
         for at in (0..peers).cycle().skip(first) {
-            if left == 0 || left_ns <= 0 || nothing == peers {
+            if left == 0 || left_ns <= 0 || left_bytes == 0 || nothing == peers {
                 break;
             }
             let Ok(errand) = self.away.peers[at].errands_in.pop() else {
@@ -470,8 +474,11 @@ impl Core {
                 continue;
             }
             left -= 1;
-            if let Some(admission) = &self.admission {
-                left_ns = left_ns.saturating_sub(admission.errand_ns(&errand.op));
+            match &self.admission {
+                Some(admission) => {
+                    left_ns = left_ns.saturating_sub(admission.errand_ns(&errand.op));
+                }
+                None => left_bytes = left_bytes.saturating_sub(errand.op.len_bytes()),
             }
             self.take_errand(at, errand);
         }

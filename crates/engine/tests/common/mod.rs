@@ -5,11 +5,10 @@
 
 pub mod host;
 
-use forebay_burst::cost::default_profiles;
 use forebay_engine::{Engine, EngineConfig};
 use forebay_xlate::boundary::message::{
-    BOUNDARY_VERSION, CostProfile, DeviceConfig, ExportConfig, ExportId, FaultAsk, FromEngine,
-    GrantOf, NodeCapacity, Scheduling, Spread, ToEngine, VolumeConfig,
+    BOUNDARY_VERSION, DeviceConfig, ExportConfig, ExportId, FaultAsk, FromEngine, GrantOf, Spread,
+    ToEngine, VolumeConfig,
 };
 use forebay_xlate::boundary::region::{Region, TenantRecord};
 use forebay_xlate::boundary::socket::{self, Channel};
@@ -343,19 +342,9 @@ impl TestEngine {
         self.orders.send(orders.collect()).unwrap();
     }
 
-    /// How its queues are spread over its reactors. Nobody is charged anything.
+    /// How its queues are spread over its reactors.
     pub fn spread(&mut self, spread: Spread) {
-        let scheduling = Scheduling {
-            policy: Default::default(),
-            spread,
-            params: vec![],
-            capacity: NodeCapacity::UNLIMITED,
-            costs: default_profiles().map(|row| row.each_ref().map(CostProfile::from)),
-        };
-        self.order(|request| ToEngine::SetScheduling {
-            request,
-            scheduling: Some(Box::new(scheduling)),
-        });
+        self.order(|request| ToEngine::SetSpread { request, spread });
     }
 
     /// What the state region says of a tenant's credit: operations, bytes.

@@ -121,7 +121,7 @@ pub(crate) struct SchedulingArgs {
     /// How the node's time and devices are given out
     #[arg(long, value_enum)]
     pub(crate) policy: Option<PolicyArg>,
-    /// Which reactors serve what of a queue
+    /// Which reactors serve what of a queue, with budgets or without
     #[arg(long, value_enum)]
     pub(crate) spread: Option<SpreadArg>,
     /// Promise so many times what there is; 1 guarantees all bases

@@ -25,7 +25,7 @@ use forebay_nvme::reservation::Reservations;
 use serde::{Deserialize, Serialize};
 
 /// The language's version; a side that hears another one says so and hangs up.
-pub const BOUNDARY_VERSION: u32 = 7;
+pub const BOUNDARY_VERSION: u32 = 8;
 /// The longest message in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// The most faults or grants in one message.
@@ -89,6 +89,14 @@ pub enum ToEngine {
         request: u64,
         /// Which.
         port: PortConfig,
+    },
+    /// How queues are spread over reactors from now on, whether or not anything is admitted by a schedule. Until it is told,
+    /// as by default.
+    SetSpread {
+        /// Returned in `Done`.
+        request: u64,
+        /// How.
+        spread: Spread,
     },
     /// How I/O is admitted from now on; `None`: all of it is, at once. Comes before budgets, and again when it changes.
     SetScheduling {

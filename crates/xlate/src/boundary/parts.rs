@@ -216,8 +216,6 @@ pub struct NodeCapacity {
 pub struct Scheduling {
     /// How things are given out.
     pub policy: Policy,
-    /// Which reactors serve what of a queue.
-    pub spread: Spread,
     /// Settings that are not at their default: a field's name of [`forebay_burst::params::Params`], and its value's
     /// [`f64::to_bits`].
     pub params: Vec<(String, u64)>,

@@ -97,7 +97,6 @@ mod tests {
         let params = params.iter();
         Scheduling {
             policy: Default::default(),
-            spread: Default::default(),
             params: params
                 .map(|(name, value)| ((*name).to_owned(), value.to_bits()))
                 .collect(),

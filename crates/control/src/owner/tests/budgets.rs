@@ -11,7 +11,6 @@ use crate::api::scheduling::{
     TenantBudget,
 };
 use forebay_burst::budget::MOST;
-use forebay_burst::spread;
 
 fn put(base_iops: u64, burst_iops: u64) -> BudgetPut {
     let rate = |iops: u64| RatePut {
@@ -25,9 +24,10 @@ fn put(base_iops: u64, burst_iops: u64) -> BudgetPut {
     }
 }
 
-/// What an engine is told of budgets and exports, in words.
+/// What an engine is told of spreading, budgets and exports, in words.
 fn word(message: &ToEngine) -> Option<String> {
     Some(match message {
+        ToEngine::SetSpread { spread, .. } => spread.name().to_owned(),
         ToEngine::SetScheduling { scheduling, .. } => match scheduling {
             Some(scheduling) => format!("on {:?}", scheduling.policy),
             None => "off".to_owned(),
@@ -71,7 +71,7 @@ fn an_engine_is_told_of_budgets_before_exports_and_only_while_there_are_some() {
         life.volume("v", 1 << 20).await;
         life.volume("w", 1 << 20).await;
         life.export("v").await;
-        assert_eq!(said(&mut life.fake), ["export"]);
+        assert_eq!(said(&mut life.fake), ["one-to-n", "export"]);
         let set = life.tenant_budget(Some(put(1000, 5000))).await.unwrap();
         assert!(
             set.admission.guaranteed && !set.admission.calibrated,
@@ -101,6 +101,7 @@ fn an_engine_is_told_of_budgets_before_exports_and_only_while_there_are_some() {
         assert_eq!(said(&mut life.fake), ["on Wild"]);
         // The next engine, and the next daemon's, are told all of it before exports.
         let all = [
+            "one-to-n",
             "on Wild",
             "tenant 1000",
             "volume",
@@ -440,16 +441,63 @@ fn queues_are_spread_unless_somebody_said_otherwise() {
         life.volume("v", 1 << 20).await;
         let owner = life.owner.clone();
         let folder = place.folder.path();
-        let told = || owner.scheduling_config().spread;
         assert_eq!(owner.scheduling_show().spread, Spread::OneToN);
-        assert_eq!(told(), spread::Spread::OneToN);
         // As daemons wrote it for whom it was the default.
         let old = "{\"policy\":\"burst\",\"spread\":\"one_to_one\",\"oversubscription\":2.0}";
         std::fs::write(folder.join("scheduling.json"), old).unwrap();
         owner.set_node(folder, 2);
         assert_eq!(owner.scheduling_show().oversubscription, 2.0);
         assert_eq!(owner.scheduling_show().spread, Spread::OneToOne);
-        assert_eq!(told(), spread::Spread::OneToOne);
+    });
+}
+
+#[test]
+fn an_engine_is_told_how_queues_are_spread_whether_or_not_anybody_has_a_budget() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.volume("v", 1 << 20).await;
+        life.export("v").await;
+        let folder = place.folder.path();
+        life.owner.set_node(folder, 2);
+        assert_eq!(said(&mut life.fake), ["one-to-n", "export"]);
+        let owner = life.owner.clone();
+        let spread = async |life: &mut Life, spread| {
+            let update = SchedulingUpdate {
+                spread: Some(spread),
+                ..SchedulingUpdate::default()
+            };
+            let shown = life.with_engine(async { owner.scheduling_update(update).await });
+            assert!(!shown.await.unwrap().on);
+            said(&mut life.fake)
+        };
+        assert_eq!(spread(&mut life, Spread::Stealing).await, ["stealing"]);
+        assert_eq!(spread(&mut life, Spread::OneToOne).await, ["one-to-one"]);
+        assert!(spread(&mut life, Spread::OneToOne).await.is_empty());
+        // A budget that comes and goes is no news of it.
+        life.tenant_budget(Some(put(1000, 5000))).await.unwrap();
+        assert_eq!(said(&mut life.fake), ["on Burst", "tenant 1000", "volume"]);
+        life.tenant_budget(None).await.unwrap();
+        assert_eq!(said(&mut life.fake), ["off"]);
+        life.replace_engine(|_| {}).await;
+        life.fake.settle().await;
+        assert_eq!(said(&mut life.fake), ["one-to-one", "export"]);
+        // The next daemon tells the engine that was there before, which may know another.
+        drop(owner);
+        let fake = life.kill().await;
+        let begin = Begin {
+            generation: 2,
+            ..Begin::default()
+        };
+        let mut life = Life::take_over(&place, begin, fake).await;
+        life.fake.settle().await;
+        let all = said(&mut life.fake);
+        assert_eq!(all, ["off", "one-to-n", "export"]);
+        // With what was set, where it knows that.
+        life.owner.set_node(folder, 2);
+        life.replace_engine(|_| {}).await;
+        life.fake.settle().await;
+        assert_eq!(said(&mut life.fake), ["one-to-one", "export"]);
     });
 }
 

@@ -307,6 +307,7 @@ impl Fake {
             | ToEngine::SetListener { request, .. }
             | ToEngine::SetPort { request, .. }
             | ToEngine::SetReservations { request, .. }
+            | ToEngine::SetSpread { request, .. }
             | ToEngine::SetScheduling { request, .. }
             | ToEngine::SetTenantBudget { request, .. }
             | ToEngine::SetVolumeBudget { request, .. }

@@ -163,12 +163,13 @@ fn the_engine_is_told_of_everything_and_of_changes() {
             .map(|m| match m {
                 ToEngine::SetDevice { .. } => "device",
                 ToEngine::SetVolume { .. } => "volume",
+                ToEngine::SetSpread { .. } => "spread",
                 ToEngine::SetExport { .. } => "export",
                 ToEngine::VolumeFigures { .. } => "figures",
                 _ => "other",
             })
             .collect();
-        assert_eq!(told, ["device", "volume", "export", "figures"]);
+        assert_eq!(told, ["device", "volume", "spread", "export", "figures"]);
         let unexport = owner.export_delete("t".to_owned(), "a".to_owned());
         life.with_engine(unexport).await.unwrap();
         assert!(matches!(

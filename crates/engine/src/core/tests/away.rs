@@ -2,8 +2,8 @@
 
 use super::admit::quiet_lane;
 use super::*;
-use crate::core::away::TURN;
 use crate::core::away::idle::{NEED_NS, OWN_NS, SAY_NS};
+use crate::core::away::{TURN, TURN_BYTES};
 use crate::mailbox::ReactorBell;
 use forebay_xlate::boundary::message::Spread;
 use forebay_xlate::boundary::region::CommandState;
@@ -23,7 +23,8 @@ struct Two {
     other: Core,
 }
 
-fn two(kind: &str, spread: Spread) -> Two {
+/// Told nothing of how queues are spread.
+fn linked(kind: &str) -> Two {
     let mut b = bench_with(kind);
     let bells = [ReactorBell::new().unwrap(), ReactorBell::new().unwrap()];
     let [of_home, of_other]: [Links; 2] = links(&bells).try_into().ok().unwrap();
@@ -31,12 +32,17 @@ fn two(kind: &str, spread: Spread) -> Two {
     let mut other = Core::new(1, b.core.region.clone(), Staging::new().unwrap(), ring);
     other.set_device(b.core.devices[0].clone().unwrap());
     other.link(of_other);
-    other.set_spread(spread);
     b.core.link(of_home);
-    b.core.set_spread(spread);
     b.grant(0, 3, Rights::ReadWrite, 50);
     b.grant(50, 120, Rights::ReadWrite, 50);
     Two { b, other }
+}
+
+fn two(kind: &str, spread: Spread) -> Two {
+    let mut t = linked(kind);
+    t.other.set_spread(spread);
+    t.b.core.set_spread(spread);
+    t
 }
 
 fn write(block: u64, blocks: u64) -> IoOp {
@@ -183,7 +189,7 @@ fn who_steals_gets_one_for_each_time_that_it_has_nothing() {
 /// With nothing said, reactors help those that need it, and who has something of its own to do helps nobody.
 #[test]
 fn who_has_work_of_its_own_is_given_none() {
-    let mut t = two("file", Spread::default());
+    let mut t = linked("file");
     let region = t.b.core.region.clone();
     t.other.set_lane(quiet_lane(&region));
     let mut now_ns = t.b.core.now_ns();
@@ -453,6 +459,24 @@ fn with_budgets_a_turn_does_only_so_much_for_others() {
         t.away()
     );
     assert_eq!(t.ends(100), [Status::SUCCESS; 100]);
+    t.nothing_is_left();
+}
+
+/// Nor for long of what takes long, where nobody says what anything costs.
+#[test]
+fn without_budgets_a_turn_does_only_so_many_bytes_for_others() {
+    let mut t = linked("file");
+    t.turn_other();
+    let blocks = 16;
+    for at in 0..20 {
+        t.b.start(write(at * blocks, blocks), Some(&[1; 65536]));
+    }
+    let most = TURN_BYTES / (blocks * BLOCK);
+    assert!(t.away() as u64 > most, "{} of {most}", t.away());
+    t.other.begin_turn();
+    t.other.carry_out(false);
+    assert_eq!(t.other.record().carried_out.load(Relaxed), most);
+    assert_eq!(t.ends(20), [Status::SUCCESS; 20]);
     t.nothing_is_left();
 }
 

@@ -1,0 +1,73 @@
+//! One queue, two reactors, and nobody with a budget: who is told nothing helps, and what is told counts at once.
+//!
+//! Not here: who helps whom, and when (the core's own tests).
+#![allow(missing_docs)]
+
+mod common;
+
+use common::{HANG, HOST, TestEngine};
+use forebay_burst::cost::default_profiles;
+use forebay_initiator::load::{Amount, LoadSpec, run};
+use forebay_xlate::boundary::message::{CostProfile, NodeCapacity, Scheduling, Spread, ToEngine};
+use std::time::{Duration, Instant};
+
+/// What the reactor whose queue it is hands over during a load.
+fn handed_over(engine: &TestEngine, nqn: &str, queues: u16, depth: u16) -> u64 {
+    let before = engine.handed_over(0)[0];
+    let spec = LoadSpec {
+        read_percent: 50,
+        block_bytes: 4096,
+        queue_depth: depth,
+        queues,
+        amount: Amount::Duration(Duration::from_millis(300)),
+        ..LoadSpec::new(engine.address, nqn, HOST)
+    };
+    assert_eq!(run(&spec, &mut |_| {}).unwrap().errors, 0);
+    assert_eq!(engine.handed_over(1)[0], 0, "it has nothing of its own");
+    engine.handed_over(0)[0] - before
+}
+
+fn is_helped(engine: &TestEngine, nqn: &str) {
+    let until = Instant::now() + HANG;
+    // Whose machine stood still had time left.
+    while handed_over(engine, nqn, 2, 64) == 0 {
+        assert!(Instant::now() < until, "nobody helps");
+    }
+}
+
+/// Budgets begin to count, and don't any more.
+fn budgets_come_and_go(engine: &mut TestEngine) {
+    let scheduling = Box::new(Scheduling {
+        policy: Default::default(),
+        params: vec![],
+        capacity: NodeCapacity::UNLIMITED,
+        costs: default_profiles().map(|row| row.each_ref().map(CostProfile::from)),
+    });
+    for scheduling in [Some(scheduling), None] {
+        engine.order(|request| ToEngine::SetScheduling {
+            request,
+            scheduling,
+        });
+    }
+}
+
+#[test]
+fn a_busy_queue_is_helped_without_any_budget() {
+    let mut engine = TestEngine::start("file", 128 << 20, 2);
+    engine.volume(1, 32 << 20, 4096);
+    let nqn = engine.export(1, &[]);
+    is_helped(&engine, &nqn);
+    assert_eq!(handed_over(&engine, &nqn, 2, 1), 0, "one at a time");
+    budgets_come_and_go(&mut engine);
+    is_helped(&engine, &nqn);
+    engine.spread(Spread::OneToOne);
+    assert_eq!(handed_over(&engine, &nqn, 2, 64), 0);
+    budgets_come_and_go(&mut engine);
+    assert_eq!(handed_over(&engine, &nqn, 2, 64), 0);
+    for spread in [Spread::Stealing, Spread::OneToN] {
+        engine.spread(spread);
+        is_helped(&engine, &nqn);
+    }
+    let [home, there] = [engine.handed_over(0), engine.handed_over(1)];
+    assert!(there[1] > 0 && there[1] <= home[0]);
+}
