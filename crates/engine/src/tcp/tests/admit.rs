@@ -2,7 +2,7 @@
 
 use super::abort::{ABORTED, abort, answers};
 use super::*;
-use forebay_burst::budget::{Budget, Rate};
+use forebay_burst::budget::{Budget, Burst, Rate};
 use forebay_nvme::tcp::{H2cData, Pdu, R2t};
 use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::{Times, TimesOf};
@@ -395,24 +395,24 @@ fn a_look_at_who_is_within_its_base_passes_bursts_by() {
         bytes: 8 << 30,
     };
     let mut budget = Budget::fixed(2000);
+    budget.how = Burst::Metered;
     rig.core.admit_all_by(&Budget { burst, ..budget });
     budget.base = burst;
     rig.core.begin_tenant(1, &Budget { burst, ..budget });
     rig.serve(1, 1);
     let (_quiet_admin, cntlid) = rig.admin();
     let mut quiet = rig.io(cntlid, 1, 32);
-    for window in 0..4 {
-        for cid in 0..64 {
+    for window in 0..8 {
+        for cid in 0..6 {
             noisy.say(&rw(2, cid, u64::from(cid), 1), &[]);
         }
         quiet.say(&rw(2, window, 0, 1), &[]);
-        for _ in 0..200 {
-            rig.turns(1);
-            while noisy.hear().is_some() || quiet.hear().is_some() {}
-        }
+        rig.turns(8);
         pass_window(&mut rig);
+        rig.turns(8);
+        while noisy.hear().is_some() || quiet.hear().is_some() {}
     }
-    assert!(rig.core.somebody_bursts());
+    assert!(rig.core.somebody_bursts() && rig.core.busy_ios() < 8);
     noisy.say(&rw(2, 1, 0, 1), &[]);
     assert!(!rig.frontend.look_at_calm(&mut rig.core));
     quiet.say(&rw(2, 2, 0, 1), &[]);
