@@ -135,7 +135,9 @@ impl Rig {
         match self.b.core.start(new) {
             Ok(()) => Some(slot),
             Err(new) => {
-                new.buffer.map(|buffer| self.b.core.staging.give(buffer));
+                if let Some(buffer) = new.buffer {
+                    self.b.core.staging.give(buffer);
+                }
                 None
             }
         }
