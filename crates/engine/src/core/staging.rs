@@ -355,6 +355,12 @@ impl Staging {
         fit.map(Class::free).sum()
     }
 
+    /// Buffers that are there of a size class.
+    #[inline]
+    pub(crate) fn left_of(&self, class: usize) -> usize {
+        self.classes.get(class).map_or(0, Class::free)
+    }
+
     /// What the next buffer for so many bytes would take, and how many like it are there; `None` when there is none.
     #[inline]
     pub(crate) fn next_for(&self, len_bytes: u32) -> Option<(Taken, usize)> {
