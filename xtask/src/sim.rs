@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use forebay_burst::sim::figures::{Claim, Effort, FIGURES, Figure, make};
-use forebay_burst::sim::sweep as burst;
+use forebay_burst::sim::{pool, sweep as burst};
 
 pub(crate) fn run(args: &[String]) -> Result<bool> {
     let mut effort = Effort::FULL;
@@ -71,6 +71,21 @@ pub(crate) fn sweep(args: &[String]) -> Result<bool> {
             number(row.throughput),
             number(row.throttled),
             number(row.base),
+            if row.default { "  default" } else { "" }
+        );
+    }
+    println!(
+        "\n{:<18}{:>10}{:>16}{:>16}{:>10}",
+        "of buffers", "value", "fetched MiB/s", "fetched %", "kept MiB"
+    );
+    for row in pool::sweep(effort) {
+        println!(
+            "{:<18}{:>10}{:>16}{:>16}{:>10}{}",
+            row.name,
+            row.value,
+            number(row.fetched),
+            number(row.cold),
+            number(row.kept),
             if row.default { "  default" } else { "" }
         );
     }

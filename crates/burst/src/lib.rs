@@ -2,7 +2,8 @@
 //!
 //! **Purpose.** Who may begin an I/O now. Tenants have budgets ([`budget`]); what a node can carry and whom it takes is
 //! [`admission`]'s, and whether its reactors can give that [`places`]'s; what an I/O costs is in [`cost`], and how far that is wrong in [`estimator`]; [`scheduler`] shares what
-//! there is, once a window, for one reactor, and several reactors agree by way of a [`board`]; [`spread`] names the ways in which they serve queues.
+//! there is, once a window, for one reactor, and several reactors agree by way of a [`board`]; [`spread`] names the ways in which they serve queues; [`tiers`] says
+//! how many of a reactor's buffers stay at hand.
 //!
 //! **Design.** BurstCBS (OSDI'24), its Algorithm 1 with the guard that the printed algorithm lacks; what the paper leaves
 //! open is in [`params`], by name. No clock, no thread, no I/O, and after its making nothing here allocates on the path of
@@ -27,4 +28,5 @@ pub mod scheduler;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 pub mod spread;
+pub mod tiers;
 pub mod units;

@@ -98,6 +98,18 @@ pub struct Params {
     pub new_lane: f32,
     /// No demand is told as more than so many times a base.
     pub most_told: f32,
+    /// A reactor whose own lanes began nothing for so many windows is idle, and may help others.
+    pub idle_windows: u32,
+    /// A reactor is helped once it was at work for more than this part of its time ...
+    pub help_from: f32,
+    /// ... and until what it and those who help it are at work for is less than this part of one processor's.
+    pub help_until: f32,
+    /// Over so much time that is judged, ns.
+    pub help_ns: u64,
+    /// Of the smallest buffers, so many stay at hand for each lane, of each next size half as many.
+    pub own_buffers: u32,
+    /// What a burst has borrowed of buffers goes back after so many looks, 0.1 s apart, that found it over.
+    pub burst_over: u32,
 }
 
 impl Default for Params {
@@ -132,6 +144,12 @@ impl Default for Params {
             beginner: 1.0 / 16.0,
             new_lane: 1.0 / 256.0,
             most_told: 1000.0,
+            idle_windows: 2,
+            help_from: 0.95,
+            help_until: 0.9,
+            help_ns: 2_000_000,
+            own_buffers: 8,
+            burst_over: 5,
         }
     }
 }
@@ -185,7 +203,7 @@ macro_rules! rows {
 }
 
 /// All but the policy.
-static ROWS: [Row; 28] = rows! {
+static ROWS: [Row; 34] = rows! {
     window_ns: u64, 50_000.0, MAX_WINDOW_NS as f64;
     keep: f32, 0.0, 0.99;
     weight_waiting: f32, 0.0, 1000.0;
@@ -214,6 +232,12 @@ static ROWS: [Row; 28] = rows! {
     beginner: f32, 0.0001, 1.0;
     new_lane: f32, 0.0001, 1.0;
     most_told: f32, 1.0, 100_000.0;
+    idle_windows: u32, 1.0, 1000.0;
+    help_from: f32, 0.0, 1.0;
+    help_until: f32, 0.0, 1.0;
+    help_ns: u64, 50_000.0, 1e9;
+    own_buffers: u32, 0.0, 1024.0;
+    burst_over: u32, 1.0, 1000.0;
 };
 
 impl Params {

@@ -28,10 +28,11 @@ pub(super) mod idle;
 use super::{Core, MAX_SLICES, kind};
 use crate::lane::LaneIndex;
 use crate::mailbox::ReactorBell;
+use forebay_burst::params::Params;
 use forebay_device::{Device, Errno, Finish, Op, Submitted};
 use forebay_xlate::boundary::message::Spread;
 use forebay_xlate::boundary::region::{RECORDS, bump};
-use idle::{Need, OWN_NS, Said};
+use idle::{Need, Rules, Said};
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
@@ -156,8 +157,7 @@ pub(super) struct Away {
     begun_ns: u64,
     /// When it looked at what others say.
     looked_ns: u64,
-    /// Who was not at work for so long is idle.
-    own_ns: u64,
+    rules: Rules,
     /// Whether anything is to be handed over.
     need: Need,
     /// Somebody may take something.
@@ -189,7 +189,7 @@ impl Away {
             at_work: false,
             begun_ns: 0,
             looked_ns: 0,
-            own_ns: OWN_NS,
+            rules: Rules::from(&Params::default()),
             need: Need::new(0),
             is_helped: false,
             quiet: Arc::default(),

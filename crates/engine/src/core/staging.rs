@@ -18,6 +18,8 @@
 #![allow(unsafe_code)]
 
 use crate::memory::{self, Memory, StagingMemory, Zeros};
+use forebay_burst::params::Params;
+use forebay_burst::tiers::{Tiers, Used, returned_at_once};
 use forebay_device::Buf;
 use forebay_xlate::boundary::region::check::BufferRef;
 use std::ptr::NonNull;
@@ -39,14 +41,6 @@ pub(crate) const SIZE_CLASSES: usize = CLASSES.len();
 const INHERITED: u8 = CLASSES.len() as u8;
 /// The class of what is zeros.
 const ZEROS: u8 = INHERITED + 1;
-/// Of each class, what stays at hand for a lane: the first tier.
-const OWN: [u32; CLASSES.len()] = [8, 4, 2, 1, 0];
-/// A burst has ended once no more than the first tier was out for so many looks ([`Staging::settle`]).
-const BURST_OVER: u32 = 5;
-/// What is given back at once,
-const TRIM_BYTES: u32 = 1 << 20;
-/// in at most so many buffers.
-const TRIM_BUFFERS: usize = 64;
 
 const fn sum(of_bytes: bool) -> usize {
     let mut sum = 0;
@@ -195,19 +189,14 @@ struct Class {
     /// Free ones that have none.
     cold: Vec<u32>,
     /// The others.
-    out: u32,
-    /// The most that were out since the last look.
-    most_out: u32,
-    /// Looks in a row at which there was no burst.
-    calm: u32,
+    used: Used,
 }
 
 impl Class {
     #[inline]
     fn take(&mut self) -> Option<u32> {
         let index = self.warm.pop().or_else(|| self.cold.pop())?;
-        self.out += 1;
-        self.most_out = self.most_out.max(self.out);
+        self.used.take();
         Some(index)
     }
 
@@ -221,8 +210,7 @@ impl Class {
         if extra == 0 {
             return false;
         }
-        let most = (TRIM_BYTES / self.size_bytes).max(1) as usize;
-        let count = extra.min(most).min(TRIM_BUFFERS);
+        let count = extra.min(returned_at_once(self.size_bytes) as usize);
         // Neighbours lie together then, and go with one call.
         self.warm.sort_unstable();
         let from = self.warm.len() - count;
@@ -246,7 +234,7 @@ impl Class {
 
 /// What a reactor's staging memory takes of the system's.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Tiers {
+pub struct Held {
     /// Bytes of buffers that stay at hand.
     pub own_bytes: u64,
     /// Bytes of those that a burst has borrowed, until it ends.
@@ -259,6 +247,7 @@ pub struct Staging {
     classes: [Class; CLASSES.len()],
     out: usize,
     zeros: Zeros,
+    tiers: Tiers,
 }
 
 // SAFETY: the pointers are into memory that this value alone hands out.
@@ -277,9 +266,7 @@ impl Staging {
                 // As many as can be in it: nothing is allocated later.
                 warm: Vec::with_capacity(count as usize),
                 cold: (0..count).rev().collect(),
-                out: 0,
-                most_out: 0,
-                calm: 0,
+                used: Used::new(),
             };
             at += size_bytes as usize * count as usize;
             class
@@ -288,6 +275,7 @@ impl Staging {
             classes,
             out: 0,
             zeros: memory.zeros,
+            tiers: Tiers::from(&Params::default()),
         }
     }
 
@@ -336,7 +324,7 @@ impl Staging {
             Some(class) => {
                 self.out -= 1;
                 let at = buffer.reference().offset_bytes - class.offset_bytes;
-                class.out -= 1;
+                class.used.give();
                 class
                     .warm
                     .push((at >> class.size_bytes.trailing_zeros()) as u32);
@@ -367,6 +355,12 @@ impl Staging {
         fit.map(Class::free).sum()
     }
 
+    /// Buffers that are there of a size class.
+    #[inline]
+    pub(crate) fn left_of(&self, class: usize) -> usize {
+        self.classes.get(class).map_or(0, Class::free)
+    }
+
     /// What the next buffer for so many bytes would take, and how many like it are there; `None` when there is none.
     #[inline]
     pub(crate) fn next_for(&self, len_bytes: u32) -> Option<(Taken, usize)> {
@@ -389,24 +383,27 @@ impl Staging {
         class.is_some_and(|class| class.cool(0)) || self.classes.iter().any(|c| !c.warm.is_empty())
     }
 
+    /// What stays at hand, and how long a burst keeps what it borrowed, from now on.
+    pub(super) fn set_tiers(&mut self, params: &Params) {
+        self.tiers = Tiers::from(params);
+    }
+
     /// Looks, every now and then, whether the burst of each class has ended, with so many lanes served; if so, some of what it
     /// borrowed goes back to the system. Says what is kept.
-    pub fn settle(&mut self, lanes: u32) -> Tiers {
-        let mut tiers = Tiers::default();
-        for (class, own) in self.classes.iter_mut().zip(OWN) {
-            let own = own.saturating_mul(lanes);
-            let most = std::mem::replace(&mut class.most_out, class.out);
-            class.calm = if most > own { 0 } else { class.calm + 1 };
-            if class.calm >= BURST_OVER {
-                class.cool((own - class.out.min(own)) as usize);
+    pub fn settle(&mut self, lanes: u32) -> Held {
+        let mut held = Held::default();
+        for (at, class) in self.classes.iter_mut().enumerate() {
+            let own = self.tiers.own(at, lanes);
+            if let Some(keep) = class.used.look(own, &self.tiers) {
+                class.cool(keep as usize);
             }
-            let present = class.warm.len() as u64 + u64::from(class.out);
+            let present = class.warm.len() as u64 + u64::from(class.used.out());
             let size = u64::from(class.size_bytes);
             let stays = present.min(own.into());
-            tiers.own_bytes += stays * size;
-            tiers.borrowed_bytes += (present - stays) * size;
+            held.own_bytes += stays * size;
+            held.borrowed_bytes += (present - stays) * size;
         }
-        tiers
+        held
     }
 }
 
@@ -489,7 +486,10 @@ mod tests {
             looks += 1;
             assert!(looks < 200, "what was borrowed doesn't return");
         }
-        assert!(looks as u32 >= BURST_OVER, "a pause is no end");
+        assert!(
+            looks as u32 >= Params::default().burst_over,
+            "a pause is no end"
+        );
         assert_eq!(s.settle(lanes).own_bytes, (16 << 12) + (2 << 17));
         assert!(used_bytes() <= before + (2 << 17), "{}", used_bytes());
         assert!(steady.iter().all(|b| b.as_slice() == [7; 4096]));
@@ -500,7 +500,7 @@ mod tests {
             s.give(buffer);
         }
         while s.trim() {}
-        assert_eq!((s.settle(lanes), s.left()), (Tiers::default(), ALL));
+        assert_eq!((s.settle(lanes), s.left()), (Held::default(), ALL));
     }
 
     #[test]

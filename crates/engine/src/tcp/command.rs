@@ -116,11 +116,15 @@ pub(super) fn accept(
             .get(from..from + judged.len_bytes as usize)
             .unwrap_or(&[]);
         // What is in the stream must get out of it: what the connection holds doesn't bound this, but
-        // what the lane has in flight does, since that ends without anything from the stream.
+        // what the lane has in flight does, and what its tenant holds, since that ends without anything from the stream.
         if !may_hold(conn, turn.core, &judged.work) {
             return stall(conn, turn.core, slot);
         }
         match turn.core.staging.take(judged.len_bytes) {
+            Some(taken) if !conn.held.may_have(taken.taken(), &turn.core.staging) => {
+                turn.core.staging.give(taken);
+                return stall(conn, turn.core, slot);
+            }
             Some(mut taken) => {
                 taken.as_mut_slice()[..data.len()].copy_from_slice(data);
                 if let Some(lane) = conn.lane {

@@ -7,7 +7,7 @@
 //! that is nobody's, gets no more than it leaves to all others, of buffers of each size class: whatever its hosts
 //! ask for, by however many volumes and connections, and whether or not they send what they are asked for. So however many
 //! small ones it has, they are not made of large ones that others then lack, and who has large ones is kept from no small one. The
-//! same for R2Ts that hosts have not answered.
+//! same for R2Ts that hosts have not answered, and for data that comes in capsules, unasked ([`Held::may_have`]).
 //!
 //! **Not here:** budgets; this only keeps the others going.
 
@@ -156,6 +156,19 @@ impl Held {
         let buffers = all.buffers.get(next.class).map_or(0, Cell::get);
         (held == 0 || held + next.bytes <= (SHARED_BYTES / (lanes + 1)).max(LEAST_BYTES))
             && (all.bytes.get() + next.bytes <= LEAST_BYTES || (buffers as usize) < left)
+    }
+
+    /// Whether the lane may have this too, for data that has come in a capsule. While it may not, what is behind that in the stream is
+    /// not read: perhaps the very data that others wait for which the tenant holds. So as many as wait for data don't count:
+    /// the rest ends by itself.
+    #[inline]
+    pub(super) fn may_have(&self, taken: Taken, staging: &Staging) -> bool {
+        let all = self.tenant().unwrap_or(&self.lane.own);
+        if all.bytes.get() + taken.bytes <= LEAST_BYTES {
+            return true;
+        }
+        let buffers = all.buffers.get(taken.class).map_or(0, Cell::get);
+        buffers.saturating_sub(all.r2ts.get()) as usize <= staging.left_of(taken.class)
     }
 
     /// Whether the lane may ask a host for more data.
@@ -325,6 +338,36 @@ mod tests {
                 let mut held = rig.lane(1000 + tenant, Some(tenant));
                 assert!(rig.fill_with(&mut held, few) > 0, "{tenant}");
             }
+        }
+    }
+
+    /// Whatever comes in capsules: a tenant has no more of them than it leaves, but for those that wait for what is behind.
+    #[test]
+    fn what_comes_in_capsules_leaves_as_much_to_others() {
+        let mut rig = rig();
+        let fill = |rig: &mut Rig, held: &mut Held| {
+            let mut sum = 0;
+            while let Some(buffer) = rig.staging.take(512) {
+                if !held.may_have(buffer.taken(), &rig.staging) {
+                    rig.staging.give(buffer);
+                    break;
+                }
+                held.take(buffer.taken());
+                rig.taken.push(buffer);
+                sum += 1;
+            }
+            sum
+        };
+        let mut greedy: Vec<Held> = (0..3).map(|lane| rig.lane(lane, Some(7))).collect();
+        let had: Vec<usize> = greedy.iter_mut().map(|h| fill(&mut rig, h)).collect();
+        assert_eq!(had, [1024, 0, 0]);
+        greedy[0].asked();
+        greedy[1].asked();
+        assert_eq!(fill(&mut rig, &mut greedy[2]), 1);
+        let mut other = rig.lane(10, Some(8));
+        assert_eq!(fill(&mut rig, &mut other), 512);
+        for held in &mut greedy[..2] {
+            held.answered();
         }
     }
 

@@ -21,8 +21,15 @@
 //! What waits for its budget is not at a device yet, and not in this. While the timed one is under way, the
 //! correction stays as it is: where all are slow, it moves at their pace.
 //!
-//! **Not here:** what follows from it ([`forebay_burst::estimator`]). What other reactors carry out is not timed, nor
-//! what devices end at once: those are taken for well, and in use as long as they are there.
+//! What other reactors carry out is not timed: how long it waits for their turns says nothing of a device. But it counts as begun, or a
+//! device would seem to have little to do because others help. Nothing is lost by that, whoever is helped: corrections are of
+//! a reactor's resources, and nobody has costs of their own; home keeps as much of a queue as it hands to anybody, so of each
+//! device and kind that is helped with it has some to time, which stand in the same queue as the others'. Nor is the helpers' processor time measured: all of an operation is
+//! charged at home, as calibrated, and what could not be done of what home gave out stays in its line, which is what makes its processor
+//! dear. A helper gives what its own tenants left, a turn's part at a time, and nothing while they have work.
+//!
+//! **Not here:** what follows from it ([`forebay_burst::estimator`]), what devices end at once: those are taken for well, and in use as
+//! long as they are there.
 
 #[cfg(test)]
 mod tests;
@@ -154,11 +161,11 @@ fn size_of(slice: &Slice) -> usize {
     (blocks.next_power_of_two().ilog2() as usize).min(SIZES - 1)
 }
 
-/// Whose it is, in [`Delays::timed`]; nobody's, if it is not to be timed.
+/// Whose it is, in [`Delays::timed`]; nobody's, if nothing is known of such.
 fn number_of(slice: &Slice) -> u16 {
     match kind_of(slice) {
-        Some(kind) if !slice.away => (usize::from(slice.device) * KINDS + kind) as u16,
-        _ => NOBODY,
+        Some(kind) => (usize::from(slice.device) * KINDS + kind) as u16,
+        None => NOBODY,
     }
 }
 
@@ -252,7 +259,7 @@ impl Delays {
         self.before = ((u64::from(self.random) * self.most as u64) >> 40) as usize;
     }
 
-    /// Times a slice that has just begun, unless one of its kind and device is. Says whose it is.
+    /// Times a slice that has just begun, unless one of its kind and device is, or another reactor carries it out. Says whose it is.
     fn time(&mut self, slices: &mut [Option<Slice>], place: u32, at: usize) -> u16 {
         let Some(Some(slice)) = slices.get_mut(place as usize) else {
             return NOBODY;
@@ -261,7 +268,7 @@ impl Delays {
         let Some(timed) = self.timed.get_mut(usize::from(number)) else {
             return NOBODY;
         };
-        if timed.slice != NONE {
+        if timed.slice != NONE || slice.away {
             return number;
         }
         slice.marks |= TIMED;

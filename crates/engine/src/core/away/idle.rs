@@ -2,28 +2,19 @@
 //!
 //! **Design.** A reactor says that it is at work at the end of a turn in which its own lanes began something, and since when it is
 //! not, once there was none of that for [`SAY_NS`] or it falls asleep. The others read that at a turn's begin, as far apart. Who has
-//! not been at work for [`OWN_WINDOWS`] is idle: it sleeps, or does only what others gave it. That comes about by time alone, so nobody
+//! not been at work for so many windows (`idle_windows`) is idle: it sleeps, or does only what others gave it. That comes about by time alone, so nobody
 //! wakes or polls to say it, and however long a turn takes, who is in it is at work. Whoever is at work has the processors of those
 //! who are idle, in equal parts with all others at work: so much is given out in its windows.
 //!
 //! **Not here:** what is handed over, and to whom of them ([`super`]).
 
 use super::Away;
+use forebay_burst::params::Params;
 use forebay_xlate::boundary::message::Spread;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// Who was not at work for so many windows is idle.
-const OWN_WINDOWS: u64 = 2;
-/// The same while there are no windows: as they are by default.
-pub(in crate::core) const OWN_NS: u64 = 600_000;
-/// How far apart that is looked at, and said.
+/// How far apart it is looked at, and said, who is at work.
 pub(in crate::core) const SAY_NS: u64 = 50_000;
-
-/// How far apart it is judged whether a reactor needs help.
-pub(in crate::core) const NEED_NS: u64 = 2_000_000;
-/// It does from this part of its time at work on; and no more once its own, times those who share it, is less than that.
-const NEEDS_FROM: f64 = 0.95;
-const NEEDS_UNTIL: f64 = 0.9;
 
 /// Until when a reactor was at work that still is.
 const AT_WORK: u64 = u64::MAX;
@@ -41,6 +32,28 @@ pub(super) struct Said {
 impl Said {
     fn is_idle(&self, now_ns: u64, own_ns: u64) -> bool {
         now_ns.saturating_sub(self.until_ns.load(Relaxed)) >= own_ns
+    }
+}
+
+/// What is set of this, by name ([`Params`]).
+pub(super) struct Rules {
+    /// Who was not at work for so long is idle.
+    own_ns: u64,
+    /// How far apart it is judged whether a reactor needs help.
+    need_ns: u64,
+    /// It does from this part of its time at work on; and no more once its own, times those who share it, is less than that.
+    from: f64,
+    until: f64,
+}
+
+impl From<&Params> for Rules {
+    fn from(params: &Params) -> Self {
+        Self {
+            own_ns: u64::from(params.idle_windows) * params.window_ns,
+            need_ns: params.help_ns,
+            from: params.help_from.into(),
+            until: params.help_until.into(),
+        }
     }
 }
 
@@ -85,13 +98,13 @@ impl Need {
     }
 
     /// Whether there is, beside so many that are idle.
-    fn help(&mut self, now_ns: u64, idle: usize) -> bool {
+    fn help(&mut self, now_ns: u64, idle: usize, rules: &Rules) -> bool {
         let all_ns = now_ns.saturating_sub(self.since_ns);
-        if all_ns >= NEED_NS {
+        if all_ns >= rules.need_ns {
             let busy = 1.0 - self.idle_ns as f64 / all_ns as f64;
             self.help = match self.help && std::mem::replace(&mut self.is_known, true) {
-                true => busy * (1 + idle) as f64 > NEEDS_UNTIL,
-                false => busy > NEEDS_FROM,
+                true => busy * (1 + idle) as f64 > rules.until,
+                false => busy > rules.from,
             };
             (self.since_ns, self.idle_ns) = (now_ns, 0);
         }
@@ -100,9 +113,9 @@ impl Need {
 }
 
 impl Away {
-    /// Windows are so long from now on, if there are any.
-    pub(in crate::core) fn set_window(&mut self, window_ns: Option<u64>) {
-        self.own_ns = window_ns.map_or(OWN_NS, |ns| OWN_WINDOWS * ns);
+    /// These are the rules from now on.
+    pub(in crate::core) fn set_params(&mut self, params: &Params) {
+        self.rules = Rules::from(params);
     }
 
     /// A turn begins. Whether it is time to look who is idle.
@@ -136,7 +149,8 @@ impl Away {
 
     /// Whether there is something of its own to do here, so that what others handed over goes back.
     pub(in crate::core) fn gives_back(&self, now_ns: u64) -> bool {
-        self.spread == Spread::OneToN && (self.begun > 0 || !self.said.is_idle(now_ns, self.own_ns))
+        self.spread == Spread::OneToN
+            && (self.begun > 0 || !self.said.is_idle(now_ns, self.rules.own_ns))
     }
 
     /// Looks who is idle. Says how many processors are this reactor's while it is at work.
@@ -144,12 +158,12 @@ impl Away {
         self.looked_ns = now_ns;
         let mut idle = 0;
         for peer in &mut self.peers {
-            peer.idle = peer.said.is_idle(now_ns, self.own_ns);
+            peer.idle = peer.said.is_idle(now_ns, self.rules.own_ns);
             idle += usize::from(peer.idle);
         }
         self.is_helped = match self.spread {
             Spread::OneToOne => false,
-            Spread::OneToN => self.need.help(now_ns, idle) && idle > 0,
+            Spread::OneToN => self.need.help(now_ns, idle, &self.rules) && idle > 0,
             Spread::Stealing => true,
         };
         let all = 1 + self.peers.len();

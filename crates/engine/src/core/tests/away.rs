@@ -2,9 +2,10 @@
 
 use super::admit::quiet_lane;
 use super::*;
-use crate::core::away::idle::{NEED_NS, OWN_NS, SAY_NS};
+use crate::core::away::idle::SAY_NS;
 use crate::core::away::{TURN, TURN_BYTES};
 use crate::mailbox::ReactorBell;
+use forebay_burst::params::Params;
 use forebay_xlate::boundary::message::Spread;
 use forebay_xlate::boundary::region::CommandState;
 
@@ -13,6 +14,9 @@ mod rules;
 mod speed;
 
 const BLOCK: u64 = 4096;
+/// Who has been without work of its own for so long is idle, and how far apart it is judged who needs help: by default.
+const OWN_NS: u64 = 600_000;
+const NEED_NS: u64 = 2_000_000;
 const LANE: LaneIndex = LaneIndex(3);
 /// The other one's own.
 const OTHER: LaneIndex = LaneIndex(4);
@@ -292,6 +296,12 @@ fn who_has_time_left_is_not_helped() {
     // Nor does help go on that was never needed.
     t.b.core.set_spread(Spread::OneToN);
     assert!(!is_helped(&mut t, 1));
+    // How much is needed for it is set.
+    t.b.core.away.set_params(&Params {
+        help_from: 0.8,
+        ..Params::default()
+    });
+    assert!(is_helped(&mut t, 1));
     t.nothing_is_left();
 }
 

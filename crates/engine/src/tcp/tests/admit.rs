@@ -3,6 +3,7 @@
 use super::abort::{ABORTED, abort, answers};
 use super::*;
 use forebay_burst::budget::{Budget, Burst, Rate};
+use forebay_device::OpKind;
 use forebay_nvme::tcp::{H2cData, Pdu, R2t};
 use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::{Times, TimesOf};
@@ -421,4 +422,52 @@ fn a_look_at_who_is_within_its_base_passes_bursts_by() {
     pass_window(&mut rig);
     rig.turns(70);
     assert!(noisy.hear().is_some());
+}
+
+/// Nor does what comes unasked, in capsules, by however many exports: it waits in its connections until some of it has ended.
+#[test]
+fn data_in_capsules_takes_no_more_buffers_than_are_left_to_others() {
+    let mut rig = rig();
+    rig.map_all();
+    let scarce: Vec<_> = (0..1700)
+        .map(|_| rig.core.staging.take(4096).unwrap())
+        .collect();
+    let out = |rig: &rig::Rig| rig.core.staging.out() - scarce.len();
+    rig.gate.hold_some(0..u64::MAX, &[OpKind::Write]);
+    let mut hosts = Vec::new();
+    for export in 0..12 {
+        rig.serve(export, 0);
+        let (admin, cntlid) = rig.admin();
+        let mut host = rig.io(cntlid, 1, 128);
+        for cid in 0..30 {
+            host.say(&write_in_capsule(cid, u64::from(cid), 1), &[5; 4096]);
+        }
+        rig.turns(10);
+        hosts.push((host, admin));
+    }
+    // A tenant that has little is left alone: 1 MiB.
+    assert_eq!(out(&rig), 256);
+    rig.serve(12, 1);
+    let (_admin, cntlid) = rig.admin();
+    let mut quiet = rig.io(cntlid, 1, 32);
+    quiet.say(&write_in_capsule(0, 0, 1), &[5; 4096]);
+    rig.turns(2);
+    assert_eq!(out(&rig), 257);
+    rig.gate.release();
+    let ended = |rig: &mut rig::Rig, host: &mut Host| {
+        let mut all = 0;
+        for _ in 0..100 {
+            rig.turns(1);
+            all += answers(rig, host).len();
+        }
+        all
+    };
+    assert_eq!(ended(&mut rig, &mut quiet), 1);
+    for (host, _) in &mut hosts {
+        assert_eq!(ended(&mut rig, host), 30);
+    }
+    assert_eq!((rig.held_bytes(), out(&rig)), (0, 0));
+    for buffer in scarce {
+        rig.core.staging.give(buffer);
+    }
 }

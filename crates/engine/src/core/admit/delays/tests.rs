@@ -87,6 +87,16 @@ fn slice(device: u8, at: u64, memory: &StaticRegion) -> Slice {
 
 #[test]
 fn whoever_is_never_the_first_in_a_turn_is_found_too() {
+    shares_are_seen(|_| false);
+}
+
+/// What others carry out is not timed, but its device has it.
+#[test]
+fn what_others_carry_out_counts_as_begun() {
+    shares_are_seen(|at| (1..15).contains(&at));
+}
+
+fn shares_are_seen(is_away: impl Fn(u64) -> bool) {
     let memory = StaticRegion::anonymous(4096).unwrap();
     let mut delays = Delays::new();
     let mut slices: Vec<Option<Slice>> = (0..64).map(|_| None).collect();
@@ -98,7 +108,10 @@ fn whoever_is_never_the_first_in_a_turn_is_found_too() {
         delays.note(&free);
         for at in 0..[20, 1, 0][turn as usize % 3] {
             let place = free.pop().unwrap();
-            slices[place as usize] = Some(slice(u8::from(at >= 15), at, &memory));
+            slices[place as usize] = Some(Slice {
+                away: is_away(at),
+                ..slice(u8::from(at >= 15), at, &memory)
+            });
         }
         delays.choose(&mut slices, free.len());
         let marked = slices.iter().flatten().filter(|s| s.marks & TIMED != 0);

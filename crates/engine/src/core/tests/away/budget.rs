@@ -7,7 +7,6 @@ use crate::lane::Share;
 use forebay_burst::board::Board;
 use forebay_burst::budget::{Budget, Burst, Rate};
 use forebay_burst::cost::{CostTable, Profile};
-use forebay_burst::params::Params;
 use forebay_xlate::boundary::message::NodeCapacity;
 
 /// What an operation takes of the processor of its home, and of whoever gives it to its device.
