@@ -184,6 +184,8 @@ pub(super) struct Tenant {
     /// The same.
     pub(super) burst: Units,
     pub(super) metered: bool,
+    /// Its base comes before those of whom this is not said.
+    pub(super) guaranteed: bool,
     pub(super) active: bool,
     /// It was active before.
     pub(super) is_known: bool,

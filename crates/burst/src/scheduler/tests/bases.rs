@@ -142,6 +142,57 @@ fn a_base_has_its_part_of_what_is_shared() {
     }
 }
 
+/// Of four tenants that have half of the processor each as a base, those to whom it is guaranteed have it, whether they were
+/// at work before or wake; of the others none stands still.
+#[test]
+fn guaranteed_bases_come_first_where_there_are_too_many() {
+    let rate = Rate {
+        iops: 1000,
+        bytes: 1000 * 4096,
+    };
+    let each = table().most_of(rate)[Resource::Cpu as usize];
+    // Of the processor, what can be promised.
+    let iops = (0.47e9 / each * 1000.0) as u64;
+    let budgets = [budget(iops, 2 * iops, Burst::Metered); 4];
+    let windows = 400;
+    let run = |guaranteed: [bool; 4]| {
+        let mut bench = Bench::new(&budgets, params());
+        for (tenant, guaranteed) in guaranteed.into_iter().enumerate() {
+            bench.scheduler.set_guaranteed(tenant, guaranteed);
+        }
+        let mut ended = [0u64; 4];
+        // The second begins when all others have been at work for long.
+        let load = |tenant: usize, window: u64, _: usize| match tenant == 1 && window < windows {
+            true => (0, 4096),
+            false => (64, 4096),
+        };
+        for window in 0..2 * windows {
+            bench.window(4096, &load);
+            let counts = window >= windows;
+            for (sum, ended) in ended.iter_mut().zip(&bench.ended) {
+                *sum += ended * u64::from(counts);
+            }
+        }
+        ended
+    };
+    // A window is a millisecond.
+    let due = iops * windows / 1000;
+    let ended = run([true, true, false, false]);
+    for ended in &ended[..2] {
+        assert!(ended + 2 * due / windows >= due, "{due}: {ended:?}");
+    }
+    for ended in &ended[2..] {
+        assert!(*ended >= due / 100, "{due}: {ended:?}");
+    }
+    // Where the same is said of all, nobody comes first.
+    for said in [true, false] {
+        let all = run([said; 4]);
+        let mean = all.iter().sum::<u64>() / 4;
+        let is_mean = |ended: &u64| ended.abs_diff(mean) < mean / 20;
+        assert!(mean < due && all.iter().all(is_mean), "{due}: {all:?}");
+    }
+}
+
 /// A volume: the part of the tenant's base that is its own, sizes of I/Os, how many wait at any time.
 type Volume = (u64, u32, usize);
 
