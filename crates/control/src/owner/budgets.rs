@@ -32,7 +32,8 @@ use crate::devices::api_error;
 #[derive(Debug, Default, Clone, PartialEq)]
 struct Known {
     scheduling: Option<Scheduling>,
-    tenants: BTreeMap<TenantId, Budget>,
+    /// And whether their bases come first.
+    tenants: BTreeMap<TenantId, (Budget, bool)>,
     volumes: BTreeMap<VolumeId, (TenantId, Option<Budget>)>,
 }
 
@@ -134,7 +135,11 @@ fn or_say_assumed(error: ApiError, put: Option<&BudgetPut>) -> ApiError {
 }
 
 /// Something of the budgets as they are to be.
-fn wanted(core: &Core, scheduling: impl FnOnce() -> Scheduling) -> Known {
+fn wanted(
+    core: &Core,
+    scheduling: impl FnOnce() -> Scheduling,
+    comes_first: impl Fn(TenantId) -> bool,
+) -> Known {
     let pool = &core.pool;
     if pool.tenant_budgets().next().is_none() && pool.volume_budgets().next().is_none() {
         return Known::default();
@@ -152,9 +157,8 @@ fn wanted(core: &Core, scheduling: impl FnOnce() -> Scheduling) -> Known {
             continue;
         }
         let budget = pool.tenant_budget(tenant).copied();
-        known
-            .tenants
-            .insert(tenant, budget.unwrap_or(Budget::unstated()));
+        let budget = budget.unwrap_or(Budget::unstated());
+        known.tenants.insert(tenant, (budget, comes_first(tenant)));
         let budget = pool.volume_budget(volume.id).copied();
         known.volumes.insert(volume.id, (tenant, budget));
     }
@@ -168,6 +172,13 @@ impl Owner {
         pool.tenant_budgets().next().is_some() || pool.volume_budgets().next().is_some()
     }
 
+    fn wanted(&self) -> Known {
+        let scheduling = || self.scheduling_config();
+        wanted(&self.core.borrow(), scheduling, |tenant| {
+            self.comes_first(tenant)
+        })
+    }
+
     /// Tells a new conversation how I/O is admitted. `is_known`: the engine was there before this daemon.
     pub(super) fn say_all_budgets(
         &self,
@@ -177,7 +188,9 @@ impl Owner {
         *self.told_budgets.session.borrow_mut() = Rc::downgrade(session);
         *self.told_budgets.known.borrow_mut() = Known::default();
         let mut asked = Vec::new();
-        let now = wanted(&self.core.borrow(), || self.scheduling_config());
+        self.note_served(session);
+        self.settle_promises();
+        let now = self.wanted();
         if is_known {
             let records = session.region.tenants().iter();
             let gone: BTreeSet<TenantId> = records
@@ -199,7 +212,7 @@ impl Owner {
 
     /// Tells a conversation what has changed since it was told last.
     fn say_budgets(&self, session: &Rc<Session>) -> Vec<(String, Pending)> {
-        let now = wanted(&self.core.borrow(), || self.scheduling_config());
+        let now = self.wanted();
         let mut asked = Vec::new();
         let mut told = self.told_budgets.known.borrow_mut();
         if told.scheduling != now.scheduling {
@@ -209,10 +222,10 @@ impl Owner {
                 *told = Known::default();
             }
         }
-        for (tenant, budget) in &now.tenants {
-            if told.tenants.get(tenant) != Some(budget) {
+        for (tenant, of) in &now.tenants {
+            if told.tenants.get(tenant) != Some(of) {
                 let credit = self.added.borrow().credit(session, *tenant);
-                asked.push(say_tenant(session, *tenant, Some(*budget), credit));
+                asked.push(say_tenant(session, *tenant, Some(*of), credit));
             }
         }
         for (volume, of) in &now.volumes {
@@ -231,6 +244,7 @@ impl Owner {
 
     /// Has the engine know, if there is one, what is stated now; the next one is told everything anyway.
     pub(super) async fn push_budgets(&self) -> Result<(), AskError> {
+        self.keep_promises().await;
         let one = self.told_budgets.telling.lock().await;
         let Some(session) = self.session() else {
             return Ok(());
@@ -311,10 +325,13 @@ impl Owner {
             let core = self.core.borrow();
             core.pool.tenant_budget(id).map(show_budget)
         };
+        let mut admission = self.admission();
+        // What it asked for comes first.
+        admission.lacking.sort_by_key(|base| base.tenant != name);
         Ok(TenantBudget {
             tenant: name.to_owned(),
             budget,
-            admission: self.admission(),
+            admission,
         })
     }
 
@@ -355,14 +372,16 @@ fn say_scheduling(session: &Session, scheduling: Option<Scheduling>) -> (String,
 fn say_tenant(
     session: &Session,
     tenant: TenantId,
-    budget: Option<Budget>,
+    of: Option<(Budget, bool)>,
     credit: [u64; 2],
 ) -> (String, Pending) {
+    let (budget, guaranteed) = (of.map(|(budget, _)| budget), of.is_some_and(|of| of.1));
     let pending = session.request("a tenant's budget", |request| ToEngine::SetTenantBudget {
         request,
         tenant: EngineTenantId(tenant.0),
         budget,
         credit,
+        guaranteed,
     });
     (format!("the budget of {tenant}"), pending)
 }

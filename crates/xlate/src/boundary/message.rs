@@ -25,7 +25,7 @@ use forebay_nvme::reservation::Reservations;
 use serde::{Deserialize, Serialize};
 
 /// The language's version; a side that hears another one says so and hangs up.
-pub const BOUNDARY_VERSION: u32 = 7;
+pub const BOUNDARY_VERSION: u32 = 8;
 /// The longest message in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// The most faults or grants in one message.
@@ -74,6 +74,8 @@ pub enum ToEngine {
         request: u64,
         /// Which.
         export: ExportConfig,
+        /// The reactor that a new one is to be served by; one that serves its volume already comes first. `None`: any.
+        reactor: Option<u32>,
     },
     /// Disconnect an export's hosts and forget it.
     RemoveExport {
@@ -108,6 +110,8 @@ pub enum ToEngine {
         budget: Option<Budget>,
         /// What it had saved when an engine knew it last: operations, bytes. One that knows it keeps what it has.
         credit: [u64; 2],
+        /// Its base comes before those of whom this is not said, where bases come to more than a reactor has.
+        guaranteed: bool,
     },
     /// Whose a volume is, and what of the tenant's it may use. Comes after `SetVolume` and before its export, and again
     /// when it changes.
