@@ -137,7 +137,7 @@ impl Tenant {
         self.bursts = above != [0; 2];
         self.seen.burst_windows += u64::from(self.bursts);
         self.seen.active_windows += u64::from(used.0[OWN[0]] > 0);
-        self.seen.used = *used;
+        (self.seen.used, self.seen.above) = (*used, above);
     }
 
     /// What it wants here, in parts of its base: what was used; and of each volume in which something waits, however long its
@@ -278,11 +278,12 @@ impl Scheduler {
             one.settle(entry, &used);
             one.seen.passed = passed;
             one.seen.waiting = (waiting.0[OWN[0]].max(0) / PARTS) as u64;
-            for at in TIMED {
-                let ns = used.0[at].max(0);
-                one.seen.cost_ns += ns as u64;
-                one.seen.corrected_ns += (ns as f32 * times[at]) as u64;
-            }
+            let ns = TIMED.map(|at| used.0[at].max(0));
+            let corrected = TIMED.map(|at| (used.0[at].max(0) as f32 * times[at]) as u64);
+            let costs = [ns.iter().map(|ns| *ns as u64).sum(), corrected.iter().sum()];
+            one.seen.costs = costs;
+            one.seen.cost_ns += costs[0];
+            one.seen.corrected_ns += costs[1];
             sums.bursts |= one.bursts;
             sums.weights += one.shared_base.0[Resource::Cpu as usize];
             one.rests = used.0[OWN[0]] | waiting.0[OWN[0]] == 0;

@@ -366,6 +366,7 @@ impl TestEngine {
         Some([&record.credit_ops, &record.credit_bytes].map(|n| n.load(Ordering::Relaxed)))
     }
 
+    /// The state region.
     pub fn region(&self) -> Region {
         let log = self.log.lock().unwrap();
         let fd = log.region.as_ref().unwrap().try_clone().unwrap();
