@@ -486,6 +486,17 @@ mod tests {
         assert_ne!(one, other);
         then.settle();
         assert_eq!(guaranteed(&then), [1, 2]);
+        // Nor is another placed there, however much is served elsewhere.
+        let one = again(&two(), &[(1, 60.0, none)]);
+        let mut then = two();
+        then.promise(1, 60.0);
+        then.promise(2, 50.0);
+        for (tenant, promise) in one.promises() {
+            then.promised(tenant, promise.clone());
+        }
+        let kept = then.best(1);
+        (0..9).for_each(|_| then.export(9, 1 - kept));
+        assert_eq!(then.place(2), 1 - kept);
     }
 
     #[test]
