@@ -463,7 +463,10 @@ mod tests {
         let more = again(&first, &[(5, 41.0, &[0]), (6, 60.0, &[0])]);
         assert_eq!(guaranteed(&more), [6]);
         let there = again(&first, &[(5, 10.0, &[0]), (6, 60.0, &[0]), (7, 50.0, &[1])]);
-        let there = again(&there, &[(5, 10.0, &[0]), (6, 60.0, &[0, 1]), (7, 50.0, &[1])]);
+        let there = again(
+            &there,
+            &[(5, 10.0, &[0]), (6, 60.0, &[0, 1]), (7, 50.0, &[1])],
+        );
         assert_eq!(guaranteed(&there), [5, 7]);
         assert_eq!(lack(&there, 6).map(|lack| lack.reactor), Some(Some(1)));
         // When there is room, it is theirs.

@@ -118,7 +118,13 @@ fn an_export_is_served_where_it_is_told() {
     let mut engine = TestEngine::start("ram", 8 << 20, 2);
     (1..=5).for_each(|volume| engine.volume(volume, 1 << 20, 4096));
     // A reactor that there is not is not waited for: where the fewest are.
-    for (volume, told) in [(1, Some(1)), (2, Some(1)), (3, None), (4, Some(0)), (5, Some(7))] {
+    for (volume, told) in [
+        (1, Some(1)),
+        (2, Some(1)),
+        (3, None),
+        (4, Some(0)),
+        (5, Some(7)),
+    ] {
         engine.export_at(volume, &[], told);
         // What is told again of one that is served changes nothing.
         engine.export_at(volume, &[], Some(0));

@@ -173,7 +173,9 @@ impl LackingBase {
     pub fn text(&self) -> String {
         let why = match self.reactor {
             Some(reactor) => {
-                format!("reactor {reactor}, which serves exports of it, has too little beside what others are guaranteed")
+                format!(
+                    "reactor {reactor}, which serves exports of it, has too little beside what others are guaranteed"
+                )
             }
             None => "it is more than the reactors have that serve its exports".to_owned(),
         };

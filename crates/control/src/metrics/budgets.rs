@@ -158,7 +158,8 @@ pub(super) fn tenants(out: &mut Exposition, tenants: &[TenantStats]) {
         out.sample(name, &[("tenant", &*tenant.tenant)], tenant.burst_share());
     }
     let name = "forebay_tenant_cost_correction_ratio";
-    let help = "In the newest window, a tenant's commands counted as so many times what is calibrated.";
+    let help =
+        "In the newest window, a tenant's commands counted as so many times what is calibrated.";
     out.family(name, GAUGE, help);
     for tenant in tenants {
         if let Some(times) = tenant.window_correction() {

@@ -188,7 +188,10 @@ fn guaranteed_bases_come_first_where_there_are_too_many() {
     }
     assert!(2 * woken >= due / WINDOWS, "{due}: {woken}");
     for (ended, has) in ended[2..].iter().zip(&has[2..]) {
-        assert!(*ended >= due / 100 && *has < 0.1, "{due}: {ended:?} {has:?}");
+        assert!(
+            *ended >= due / 100 && *has < 0.1,
+            "{due}: {ended:?} {has:?}"
+        );
     }
     // Costs are others now, and not even those fit: still none goes without.
     let (.., has) = run(0.6, [true, true, false, false]);

@@ -295,7 +295,10 @@ fn what_was_above_the_base_and_what_it_cost_is_told_of_a_window() {
     let timed = [Resource::Cpu, Resource::DeviceRead, Resource::DeviceWrite];
     let each: i32 = timed.map(|of| cost[of]).iter().sum();
     let due = newest.used.iops * each as u64;
-    assert!(newest.cost_ns.abs_diff(due) <= due / 100, "{newest:?} {due}");
+    assert!(
+        newest.cost_ns.abs_diff(due) <= due / 100,
+        "{newest:?} {due}"
+    );
     assert!(newest.corrected_ns > 0, "{newest:?}");
     // Within its base nothing is above it.
     scheduler.set_budget(0, &budget(100_000, 100_000, Burst::Metered), &table());
