@@ -35,7 +35,7 @@ pub struct Entry {
     /// Of them those on which it is at work.
     at_work: AtomicU32,
     /// Its newest windows on all reactors, as they said last: see [`Newest`].
-    newest: [AtomicU64; 5],
+    newest: [AtomicU64; 9],
     /// What it saved: operations, bytes.
     pub credit: [Account; 2],
 }
@@ -47,19 +47,29 @@ pub struct Newest {
     pub granted: Rate,
     /// What it used in the one that ended last, a second.
     pub used: Rate,
+    /// Of that, what was above its base, a second.
+    pub above: Rate,
     /// I/Os that waited at its end.
     pub waited: u64,
+    /// Time of processors and devices that its I/Os cost in it as they are calibrated, ns a second.
+    pub cost_ns: u64,
+    /// The same as it counted, corrected.
+    pub corrected_ns: u64,
 }
 
 impl Newest {
-    fn words(&self) -> [u64; 5] {
-        let (granted, used) = (&self.granted, &self.used);
+    fn words(&self) -> [u64; 9] {
+        let (granted, used, above) = (&self.granted, &self.used, &self.above);
         [
             granted.iops,
             granted.bytes,
             used.iops,
             used.bytes,
+            above.iops,
+            above.bytes,
             self.waited,
+            self.cost_ns,
+            self.corrected_ns,
         ]
     }
 }
@@ -199,7 +209,10 @@ impl Entry {
         Newest {
             granted: rate(0),
             used: rate(2),
-            waited: sum(4),
+            above: rate(4),
+            waited: sum(6),
+            cost_ns: sum(7),
+            corrected_ns: sum(8),
         }
     }
 }

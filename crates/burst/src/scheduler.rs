@@ -61,8 +61,8 @@ pub struct Scheduler {
     told_owed: [u64; SHARED],
     /// Somebody may begin an I/O, had they more of the processor.
     wants_processor: bool,
-    /// Of the processor there is as much as all bases need.
-    bases_fit: bool,
+    /// Of the processor there is as much as all bases need; as those that are guaranteed do.
+    bases_fit: [bool; 2],
     /// Of the processor's time, what was used of the next window's.
     overdrawn_ns: i32,
     somebody_bursts: bool,
@@ -118,7 +118,7 @@ impl Scheduler {
             awake: false,
             told_owed: [0; SHARED],
             wants_processor: false,
-            bases_fit: false,
+            bases_fit: [false; 2],
             overdrawn_ns: 0,
             somebody_bursts: false,
             alone: 0,
@@ -176,6 +176,11 @@ impl Scheduler {
                 self.find_largest();
             }
         }
+    }
+
+    /// Whether the tenant's base comes first, where bases come to more than there is: of two of whom the same is said, neither does.
+    pub fn set_guaranteed(&mut self, tenant: usize, guaranteed: bool) {
+        self.tenants[tenant].guaranteed = guaranteed;
     }
 
     /// The volume of this lane may use so much of its tenant's: a part of the base that is its own, and a limit.

@@ -44,6 +44,8 @@ pub enum Post {
     Budget(u32, Budget),
     /// There is another tenant in this slot, with this budget.
     NewTenant(u32, Budget),
+    /// Whether the base of the tenant in this slot comes first.
+    Guaranteed(u32, bool),
     /// Whose a volume is, and what it may use; `None`: nobody's.
     Share(VolumeId, Option<Share>),
     /// Nothing of an earlier engine is at a device that is served.

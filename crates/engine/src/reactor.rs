@@ -257,6 +257,7 @@ impl Reactor {
             Post::Admission(admission) => core.set_admission(admission),
             Post::Budget(tenant, budget) => core.set_budget(tenant, &budget),
             Post::NewTenant(tenant, budget) => core.begin_tenant(tenant, &budget),
+            Post::Guaranteed(tenant, guaranteed) => core.set_guaranteed(tenant, guaranteed),
             Post::Share(volume, share) => {
                 core.set_share(volume, share);
                 self.frontend.shares_changed(core);

@@ -11,6 +11,7 @@ use forebay_initiator::load::{Amount, LoadReport, LoadSpec, run};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{CostProfile, NodeCapacity, Scheduling, TenantId, ToEngine};
 use forebay_xlate::boundary::region::MAX_TENANTS;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 fn scheduling(params: &[(&str, f64)]) -> Option<Box<Scheduling>> {
@@ -38,6 +39,7 @@ fn tenant(tenant: u64, budget: Option<Budget>) -> impl FnOnce(u64) -> ToEngine {
         tenant: TenantId(tenant),
         budget,
         credit: [0; 2],
+        guaranteed: true,
     }
 }
 
@@ -110,6 +112,32 @@ fn what_makes_no_sense_is_refused_by_name() {
     assert!(said!(volume(1, 1, None)).contains("without scheduling"));
 }
 
+#[test]
+fn an_export_is_served_where_it_is_told() {
+    let mut engine = TestEngine::start("ram", 8 << 20, 2);
+    (1..=5).for_each(|volume| engine.volume(volume, 1 << 20, 4096));
+    // A reactor that there is not is not waited for: where the fewest are.
+    for (volume, told) in [
+        (1, Some(1)),
+        (2, Some(1)),
+        (3, None),
+        (4, Some(0)),
+        (5, Some(7)),
+    ] {
+        engine.export_at(volume, &[], told);
+        // What is told again of one that is served changes nothing.
+        engine.export_at(volume, &[], Some(0));
+    }
+    let region = engine.region();
+    let mut served: Vec<(u64, u64)> = (region.lanes().iter())
+        .map(|lane| (lane.export.load(Relaxed), lane.reactor.load(Relaxed)))
+        .filter(|(export, _)| *export > 0)
+        .map(|(export, reactor)| (export - 1, reactor))
+        .collect();
+    served.sort_unstable();
+    assert_eq!(served, [(1, 1), (2, 1), (3, 0), (4, 0), (5, 0)]);
+}
+
 /// What a tenant had saved in the engine before is its again, as far as its budget lets it be saved.
 #[test]
 fn credit_goes_on_in_the_next_engine() {
@@ -123,6 +151,7 @@ fn credit_goes_on_in_the_next_engine() {
             tenant: TenantId(of),
             budget: Some(budget),
             credit,
+            guaranteed: true,
         });
         engine.credit(of)
     };

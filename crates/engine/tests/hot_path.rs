@@ -111,6 +111,7 @@ fn limit(engine: &mut TestEngine) {
         tenant: TenantId(1),
         budget: Some(Budget::fixed(5000)),
         credit: [0; 2],
+        guaranteed: true,
     });
     engine.order(|request| ToEngine::SetVolumeBudget {
         request,

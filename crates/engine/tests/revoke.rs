@@ -101,7 +101,12 @@ impl Daemon {
             any_host: true,
             frontend: Default::default(),
         };
-        daemon.order(|request| ToEngine::SetExport { request, export }, vec![]);
+        let set = |request| ToEngine::SetExport {
+            request,
+            export,
+            reactor: None,
+        };
+        daemon.order(set, vec![]);
         let listen = |request| ToEngine::SetListener {
             request,
             address: address.to_string(),

@@ -220,6 +220,7 @@ fn when_a_change_of_the_list_is_settled_who_is_off_it_is_out() {
             any_host: false,
             frontend: Default::default(),
         },
+        reactor: None,
     });
     assert_eq!(settled(&engine, request), 0);
     // Whatever it says now, nobody hears it.

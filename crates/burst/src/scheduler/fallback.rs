@@ -89,7 +89,7 @@ impl Scheduler {
             source = self.free.take(&shared);
             if !source && self.is_below_base(tenant, &cost.own()) {
                 source = self.take_from_bursting(tenant, &shared);
-                if !source && self.take_from_reserve(&shared) {
+                if !source && self.take_from_reserve(tenant, &shared) {
                     self.tenants[tenant].seen.from_reserve += 1;
                     source = true;
                 }
@@ -117,13 +117,14 @@ impl Scheduler {
 
     /// Where bases fit, the processor's time is there for whoever is below its base: it is given to those above in small parts.
     /// What the reserve has not, the next window has less.
-    fn take_from_reserve(&mut self, shared: &Units) -> bool {
+    fn take_from_reserve(&mut self, tenant: usize, shared: &Units) -> bool {
         if self.reserve.take(shared) {
             return true;
         }
         let mut others = *shared;
         let ns = std::mem::take(&mut others[Resource::Cpu]);
-        let has = ns > 0 && self.bases_fit && self.reserve.take(&others);
+        let fits = self.bases_fit[usize::from(self.tenants[tenant].guaranteed)];
+        let has = ns > 0 && fits && self.reserve.take(&others);
         if has {
             self.overdrawn_ns = self.overdrawn_ns.saturating_add(ns);
         }

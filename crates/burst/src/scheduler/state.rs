@@ -184,6 +184,8 @@ pub(super) struct Tenant {
     /// The same.
     pub(super) burst: Units,
     pub(super) metered: bool,
+    /// Its base comes before those of whom this is not said.
+    pub(super) guaranteed: bool,
     pub(super) active: bool,
     /// It was active before.
     pub(super) is_known: bool,
@@ -301,6 +303,10 @@ pub struct Seen {
     pub given: Units,
     /// The last window.
     pub used: Units,
+    /// Of that, what was above what was due: operations, in parts, and bytes.
+    pub above: [u64; 2],
+    /// Time of processors and devices that it cost, as calibrated and as it counted, ns.
+    pub costs: [u64; 2],
     /// So many windows ended with it: more than one, if the reactor was late.
     pub passed: u64,
     /// I/Os that waited at its end.
@@ -312,15 +318,20 @@ impl Seen {
     #[must_use]
     pub(super) fn newest(&self, window_ns: u64) -> Newest {
         let ns = window_ns.saturating_mul(self.passed).max(1) as f64;
-        let a_second =
-            |own: Resource, each: f64| (f64::from(self.used[own]) / each * 1e9 / ns) as u64;
+        let a_second = |amount: f64| (amount * 1e9 / ns) as u64;
+        let rate = |parts: f64, bytes: f64| Rate {
+            iops: a_second(parts / f64::from(PARTS)),
+            bytes: a_second(bytes),
+        };
+        let [parts, bytes] = [Resource::Ops, Resource::Bytes].map(|own| f64::from(self.used[own]));
+        let [cost_ns, corrected_ns] = self.costs.map(|ns| a_second(ns as f64));
         Newest {
             granted: self.granted(window_ns),
-            used: Rate {
-                iops: a_second(Resource::Ops, f64::from(PARTS)),
-                bytes: a_second(Resource::Bytes, 1.0),
-            },
+            used: rate(parts, bytes),
+            above: rate(self.above[0] as f64, self.above[1] as f64),
             waited: self.waiting,
+            cost_ns,
+            corrected_ns,
         }
     }
 

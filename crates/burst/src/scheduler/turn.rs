@@ -137,7 +137,7 @@ impl Tenant {
         self.bursts = above != [0; 2];
         self.seen.burst_windows += u64::from(self.bursts);
         self.seen.active_windows += u64::from(used.0[OWN[0]] > 0);
-        self.seen.used = *used;
+        (self.seen.used, self.seen.above) = (*used, above);
     }
 
     /// What it wants here, in parts of its base: what was used; and of each volume in which something waits, however long its
@@ -278,11 +278,12 @@ impl Scheduler {
             one.settle(entry, &used);
             one.seen.passed = passed;
             one.seen.waiting = (waiting.0[OWN[0]].max(0) / PARTS) as u64;
-            for at in TIMED {
-                let ns = used.0[at].max(0);
-                one.seen.cost_ns += ns as u64;
-                one.seen.corrected_ns += (ns as f32 * times[at]) as u64;
-            }
+            let ns = TIMED.map(|at| used.0[at].max(0));
+            let corrected = TIMED.map(|at| (used.0[at].max(0) as f32 * times[at]) as u64);
+            let costs = [ns.iter().map(|ns| *ns as u64).sum(), corrected.iter().sum()];
+            one.seen.costs = costs;
+            one.seen.cost_ns += costs[0];
+            one.seen.corrected_ns += costs[1];
             sums.bursts |= one.bursts;
             sums.weights += one.shared_base.0[Resource::Cpu as usize];
             one.rests = used.0[OWN[0]] | waiting.0[OWN[0]] == 0;
@@ -312,13 +313,16 @@ impl Scheduler {
             sums.used = sums.used.plus(&uses);
             sums.demand = sums.demand.plus(&one.demand);
             sums.owed = sums.owed.plus(&owed);
+            if one.guaranteed {
+                sums.guaranteed = sums.guaranteed.plus(&owed);
+            }
         }
         sums
     }
 
-    /// What there is in the window that begins: for each unit of demand, of each that is owed, and all that is not owed. What
-    /// is reserved is set aside.
-    fn shares(&mut self, sums: &Sums, late: f32) -> (Each, Each, Each) {
+    /// What there is in the window that begins: for each unit of demand, of each that is owed (to others, to those whose base is
+    /// guaranteed), and all that is not owed. What is reserved is set aside.
+    fn shares(&mut self, sums: &Sums, late: f32) -> (Each, [Each; 2], Each) {
         let mut whole = self.whole;
         whole[TIMED[0]] *= self.processors;
         let awake = self.board.awake() as f32;
@@ -360,7 +364,7 @@ impl Scheduler {
         }
         let most = self.params.reserve_tenants as f32;
         let (mut left, mut each) = (Each::ZERO, Each::ZERO);
-        let mut scale = Each([1.0; COUNT]);
+        let mut scale = [Each([1.0; COUNT]); 2];
         for resource in 0..SHARED {
             // Costs that are taken for more are the same as having less.
             let whole = whole[resource] / self.estimator.factors()[resource];
@@ -371,14 +375,21 @@ impl Scheduler {
             // Nor is it lost: what nobody came for is in the next window's.
             let carried = self.reserve.0[resource] as f32 * self.params.reserve_carried;
             self.reserve.0[resource] = reserve as i32;
-            left.0[resource] = whole - reserve - owed + carried;
+            let first = sums.guaranteed.0[resource];
+            let mut overdrawn = 0.0;
             if resource == Resource::Cpu as usize {
-                self.bases_fit = owed <= whole;
-                left.0[resource] -= std::mem::take(&mut self.overdrawn_ns) as f32;
+                self.bases_fit = [owed <= whole, first <= whole];
+                overdrawn = std::mem::take(&mut self.overdrawn_ns) as f32;
             }
+            left.0[resource] = whole - reserve - owed + carried - overdrawn;
             if owed > whole {
-                // More was promised than there is.
-                scale.0[resource] = whole / owed;
+                // More was promised than there is: guaranteed bases come first. Of what no base is promised out of, others have a
+                // part in any case: whoever has nothing at all stands still.
+                let rest = owed - first;
+                let part = rest.min(whole * self.params.reserve_most);
+                let had = first.min(whole - part);
+                scale[1].0[resource] = had / first.max(1.0);
+                scale[0].0[resource] = (whole - had - overdrawn).max(part) / rest.max(1.0);
             }
             left.0[resource] = left.0[resource].max(0.0);
             if sums.demand.0[resource] > 0.0 {
@@ -394,7 +405,7 @@ impl Scheduler {
     }
 
     /// The second pass: each is given what it is owed and its part of the rest.
-    fn give_all(&mut self, each: &Each, scale: &Each, mut left: Each, late: f32) {
+    fn give_all(&mut self, each: &Each, scale: &[Each; 2], mut left: Each, late: f32) {
         let Self {
             params,
             active,
@@ -415,6 +426,7 @@ impl Scheduler {
             let base = one.shared_base.times(one.share * late);
             // As much as it may have saved: its own limits hold as well.
             let burst = one.shared_burst.times(one.share * most).min(&plenty);
+            let scale = &scale[usize::from(one.guaranteed)];
             let owed = one.allocated.with(scale, |owed, scale| owed * scale);
             let more = one.demand.with(each, |demand, each| demand * each);
             let sum = owed.plus(&more).min(&burst);
@@ -474,6 +486,8 @@ struct Sums {
     used: Each,
     demand: Each,
     owed: Each,
+    /// Of that, to those whose base is guaranteed.
+    guaranteed: Each,
     /// Some tenant used more than what was due to it.
     bursts: bool,
     /// Other reactors were told that some tenant wants something here.

@@ -137,10 +137,11 @@ pub struct Admission {
     pub interference: f64,
     /// What of each resource is promised, in percent of what may be.
     pub promised: Vec<Promised>,
-    /// What each reactor owes to tenants that it serves exports of.
+    /// What the bases of the tenants come to that each reactor serves exports of.
     #[serde(default)]
     pub reactors: Vec<ReactorPromised>,
-    /// Tenants whose base the reactors that serve them can't give at any time.
+    /// Tenants whose base is not guaranteed: the reactors that serve them have too little beside what others are guaranteed.
+    /// Of a tenant's budget that was just stated, that tenant comes first.
     #[serde(default)]
     pub lacking: Vec<LackingBase>,
 }
@@ -155,12 +156,13 @@ pub struct ReactorPromised {
     pub percent: f64,
 }
 
-/// A base that the reactors that serve its tenant's exports can't give at any time.
+/// A base that is not guaranteed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LackingBase {
     /// Whose.
     pub tenant: String,
-    /// The reactor that owes more than it has; absent: all that serve the tenant have less than this base together.
+    /// The reactor that has too little beside what others are guaranteed; absent: all that serve the tenant have less than this
+    /// base together.
     pub reactor: Option<u32>,
     /// The same base, smaller, that would fit there; absent: none.
     pub fits: Option<Rate>,
@@ -171,7 +173,9 @@ impl LackingBase {
     pub fn text(&self) -> String {
         let why = match self.reactor {
             Some(reactor) => {
-                format!("reactor {reactor} serves exports of it, and owes more bases than it has")
+                format!(
+                    "reactor {reactor}, which serves exports of it, has too little beside what others are guaranteed"
+                )
             }
             None => "it is more than the reactors have that serve its exports".to_owned(),
         };
@@ -180,7 +184,7 @@ impl LackingBase {
             None => "none fits".to_owned(),
         };
         format!(
-            "tenant {} can't have its base at any time: {why}; of it, {fits}",
+            "tenant {}'s base is not guaranteed: {why}; of it, {fits}",
             self.tenant
         )
     }

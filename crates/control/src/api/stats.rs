@@ -83,8 +83,36 @@ pub struct TenantStats {
     /// Commands that waited at the end of that window, for their budget or for a turn, and had a place in the engine.
     #[serde(default)]
     pub throttled: u64,
+    /// Of what it used in that window, what was above its base: commands a second.
+    #[serde(default)]
+    pub above_ops_s: u64,
+    /// Bytes a second.
+    #[serde(default)]
+    pub above_bytes_s: u64,
+    /// Time of processors and devices that its commands cost in that window as they are calibrated: ns a second.
+    #[serde(default)]
+    pub window_cost_ns_s: u64,
+    /// The same as it counted, corrected.
+    #[serde(default)]
+    pub window_corrected_ns_s: u64,
     /// What it has saved, if it can.
     pub credit: Option<Credit>,
+}
+
+impl TenantStats {
+    /// Of what it used in the newest window, the part above its base: of operations or of bytes, whichever is more.
+    pub fn burst_share(&self) -> f64 {
+        let part = |above: u64, used: u64| above as f64 / used.max(1) as f64;
+        let ops = part(self.above_ops_s, self.used_ops_s);
+        let bytes = part(self.above_bytes_s, self.used_bytes_s);
+        ops.max(bytes).min(1.0)
+    }
+
+    /// In the newest window its commands counted as so many times what is calibrated; nothing if it used nothing.
+    pub fn window_correction(&self) -> Option<f64> {
+        let [cost, corrected] = [self.window_cost_ns_s, self.window_corrected_ns_s];
+        (cost > 0).then(|| corrected as f64 / cost as f64)
+    }
 }
 
 /// What a reactor did for scheduling. Sums go on over engines' deaths.

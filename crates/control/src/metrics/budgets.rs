@@ -151,6 +151,21 @@ pub(super) fn tenants(out: &mut Exposition, tenants: &[TenantStats]) {
             out.sample(&name, &[("tenant", &tenant.tenant)], newest(tenant));
         }
     }
+    let name = "forebay_tenant_burst_ratio";
+    let help = "Of what a tenant used in the newest window that ended, the part above its base.";
+    out.family(name, GAUGE, help);
+    for tenant in tenants {
+        out.sample(name, &[("tenant", &*tenant.tenant)], tenant.burst_share());
+    }
+    let name = "forebay_tenant_cost_correction_ratio";
+    let help =
+        "In the newest window, a tenant's commands counted as so many times what is calibrated.";
+    out.family(name, GAUGE, help);
+    for tenant in tenants {
+        if let Some(times) = tenant.window_correction() {
+            out.sample(name, &[("tenant", &*tenant.tenant)], times);
+        }
+    }
     for (name, help, stated) in STATED {
         let name = format!("forebay_tenant_{name}");
         out.family(&name, GAUGE, help);

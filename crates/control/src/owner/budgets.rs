@@ -35,7 +35,8 @@ struct Known {
     /// Always, once it was told anything.
     spread: Option<Spread>,
     scheduling: Option<Scheduling>,
-    tenants: BTreeMap<TenantId, Budget>,
+    /// And whether their bases come first.
+    tenants: BTreeMap<TenantId, (Budget, bool)>,
     volumes: BTreeMap<VolumeId, (TenantId, Option<Budget>)>,
 }
 
@@ -163,9 +164,10 @@ impl Owner {
                 continue;
             }
             let budget = pool.tenant_budget(tenant).copied();
+            let budget = budget.unwrap_or(Budget::unstated());
             known
                 .tenants
-                .insert(tenant, budget.unwrap_or(Budget::unstated()));
+                .insert(tenant, (budget, self.comes_first(tenant)));
             let budget = pool.volume_budget(volume.id).copied();
             known.volumes.insert(volume.id, (tenant, budget));
         }
@@ -181,6 +183,8 @@ impl Owner {
         *self.told_budgets.session.borrow_mut() = Rc::downgrade(session);
         *self.told_budgets.known.borrow_mut() = Known::default();
         let mut asked = Vec::new();
+        self.note_served(session);
+        self.settle_promises();
         let now = self.wanted();
         if is_known {
             let records = session.region.tenants().iter();
@@ -216,10 +220,10 @@ impl Owner {
                 *told = Known::default();
             }
         }
-        for (tenant, budget) in &now.tenants {
-            if told.tenants.get(tenant) != Some(budget) {
+        for (tenant, of) in &now.tenants {
+            if told.tenants.get(tenant) != Some(of) {
                 let credit = self.added.borrow().credit(session, *tenant);
-                asked.push(say_tenant(session, *tenant, Some(*budget), credit));
+                asked.push(say_tenant(session, *tenant, Some(*of), credit));
             }
         }
         for (volume, of) in &now.volumes {
@@ -238,6 +242,7 @@ impl Owner {
 
     /// Has the engine know, if there is one, what is stated now; the next one is told everything anyway.
     pub(super) async fn push_budgets(&self) -> Result<(), AskError> {
+        self.keep_promises().await;
         let one = self.told_budgets.telling.lock().await;
         let Some(session) = self.session() else {
             return Ok(());
@@ -318,10 +323,13 @@ impl Owner {
             let core = self.core.borrow();
             core.pool.tenant_budget(id).map(show_budget)
         };
+        let mut admission = self.admission();
+        // What it asked for comes first.
+        admission.lacking.sort_by_key(|base| base.tenant != name);
         Ok(TenantBudget {
             tenant: name.to_owned(),
             budget,
-            admission: self.admission(),
+            admission,
         })
     }
 
@@ -368,14 +376,16 @@ fn say_scheduling(session: &Session, scheduling: Option<Scheduling>) -> (String,
 fn say_tenant(
     session: &Session,
     tenant: TenantId,
-    budget: Option<Budget>,
+    of: Option<(Budget, bool)>,
     credit: [u64; 2],
 ) -> (String, Pending) {
+    let (budget, guaranteed) = (of.map(|(budget, _)| budget), of.is_some_and(|of| of.1));
     let pending = session.request("a tenant's budget", |request| ToEngine::SetTenantBudget {
         request,
         tenant: EngineTenantId(tenant.0),
         budget,
         credit,
+        guaranteed,
     });
     (format!("the budget of {tenant}"), pending)
 }

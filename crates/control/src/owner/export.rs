@@ -91,6 +91,8 @@ impl Owner {
         let text = format!("{name} is exported from now on");
         self.tell_export(EventKind::ExportCreated, name, text);
         let mut shown = self.export_show(&tenant, &format!("{volume}@{}", export.0))?;
+        // It may be served elsewhere than it was to be.
+        let _ = self.push_budgets().await;
         shown.warnings = self.say_lacking(&lacking);
         Ok(shown)
     }
@@ -155,9 +157,11 @@ impl Owner {
             };
             export_config(record, volume)
         };
+        let reactor = self.reactor_for(id);
         self.push_settled("an export", |request| ToEngine::SetExport {
             request,
             export,
+            reactor,
         })
         .await
     }

@@ -39,6 +39,7 @@ mod hosts;
 mod launder;
 mod locks;
 mod machines;
+mod places;
 mod ports;
 mod promises;
 mod push;
@@ -229,6 +230,7 @@ pub(crate) struct Owner {
     added: RefCell<stats::Added>,
     figures: RefCell<figures::Told>,
     told_budgets: budgets::Told,
+    promises: places::Promises,
     node: scheduling::NodeState,
     pub(crate) quarantine: quarantine::Quarantine,
     adding: tokio::sync::Mutex<()>,
@@ -290,6 +292,7 @@ impl Owner {
             added: RefCell::default(),
             figures: RefCell::default(),
             told_budgets: budgets::Told::default(),
+            promises: places::Promises::default(),
             node: scheduling::NodeState::default(),
             quarantine: quarantine::Quarantine::default(),
             adding: tokio::sync::Mutex::new(()),

@@ -2,24 +2,23 @@
 //!
 //! Purpose: a base is refused that the node does not have; of one that is granted it is said whether it can be had at any time.
 //! Design: a base doesn't fit if the node has too little of something beside what is promised already, times the
-//! oversubscription that is set. One that was promised stays so, whatever is measured or set later, and wherever exports are
-//! served: an engine serves them elsewhere after its start, and the next one elsewhere again. So what a reactor can't give
-//! is no refusal, but it is said, and warned of. Exports that no engine serves now count where one would.
+//! oversubscription that is set. What a reactor can't give beside what it has guaranteed to others is no refusal, but it is said, and
+//! warned of: room may come, and then it is guaranteed. Exports that no engine serves now count where one will.
 //! That reactors help each other counts for nothing: who helps has time left, and nobody promised that.
-//! Not here: the arithmetic (`forebay_burst`), settings and costs (`scheduling`), where exports are served (the engine).
+//! Not here: the arithmetic (`forebay_burst`), settings and costs (`scheduling`), who comes first and where exports are served
+//! (`places`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_burst::admission::{Node, interference, largest, usable};
+use forebay_burst::admission::{Node, interference, largest};
 use forebay_burst::budget::{Budget, Rate};
 use forebay_burst::cost::CostTable;
 use forebay_burst::places::{Lack, Places};
-use forebay_burst::units::{Resource, SHARED_RESOURCES};
-use forebay_pool::{ExportId, TenantId};
-use forebay_xlate::VolumeId;
+use forebay_burst::units::SHARED_RESOURCES;
+use forebay_pool::TenantId;
 
 use super::Owner;
+use super::places::processors;
 use crate::api::error::ApiError;
 use crate::api::events::EventKind;
 use crate::api::scheduling::{self as api, Admission, LackingBase, Promised, ReactorPromised};
@@ -27,14 +26,6 @@ use crate::events::News;
 
 /// So many of the affected tenants are named.
 const NAMED: usize = 5;
-
-/// Volumes that are served: whose, and by which reactors.
-type Volumes = BTreeMap<VolumeId, (TenantId, BTreeSet<usize>)>;
-
-/// What a rate needs of processors at most, ns a second.
-fn processors(rate: Rate, costs: &CostTable) -> f64 {
-    costs.most_of(rate)[Resource::Cpu as usize]
-}
 
 impl Owner {
     /// The node with what is promised, but for one tenant; and its costs.
@@ -81,7 +72,10 @@ impl Owner {
     /// Whether what is promised can be had.
     pub(super) fn admission(&self) -> Admission {
         let (node, _) = self.promised_node(None);
-        let (places, costs) = self.places();
+        let (mut places, costs) = self.places();
+        if self.is_meant() {
+            places.count_all();
+        }
         let lacking = self.lacking(&places, &costs);
         let settings = self.node.settings.borrow();
         let promised = SHARED_RESOURCES.into_iter().zip(node.promised());
@@ -116,8 +110,7 @@ impl Owner {
     /// served where their bases don't fit.
     pub(super) fn promise_warning(&self) -> Option<String> {
         let now = self.admission();
-        let is_meant = self.node.settings.borrow().oversubscription > 1.0;
-        if now.guaranteed || is_meant {
+        if now.guaranteed || self.is_meant() {
             return None;
         }
         let (some, all) = (now.at_once, now.tenants);
@@ -132,87 +125,8 @@ impl Owner {
             named.push_str(&format!(" and {} others", now.lacking.len() - NAMED));
         }
         Some(format!(
-            "the reactors that serve their exports can't always give these tenants their bases: {named}; see `forebay scheduling show`"
+            "the reactors that serve their exports have too little beside what others are guaranteed to give these tenants their bases: {named}; see `forebay scheduling show`"
         ))
-    }
-
-    /// Which reactor serves which export, as the engine says.
-    pub(super) fn reactors_of_exports(&self) -> BTreeMap<ExportId, u32> {
-        let mut all = BTreeMap::new();
-        let Some(session) = self.session() else {
-            return all;
-        };
-        let core = self.core.borrow();
-        let exports: BTreeSet<ExportId> = core.pool.exports().map(|export| export.id).collect();
-        for lane in session.region.lanes() {
-            // Looking at the rest of the table would only make memory of it.
-            if all.len() == exports.len() {
-                break;
-            }
-            let export = lane.export.load(Relaxed).checked_sub(1).map(ExportId);
-            let reactor = u32::try_from(lane.reactor.load(Relaxed)).ok();
-            if let (Some(export), Some(reactor)) = (export, reactor)
-                && exports.contains(&export)
-            {
-                all.insert(export, reactor);
-            }
-        }
-        all
-    }
-
-    /// What each reactor has promised, and the costs of it.
-    fn places(&self) -> (Places, CostTable) {
-        let told = self.scheduling_config();
-        let costs = told.cost_table();
-        let each = told.capacity.capacity(1).per_second()[Resource::Cpu as usize];
-        let each = each * usable(&told.params().unwrap_or_default());
-        let reactors = self.node.reactors.get();
-        let served = self.reactors_of_exports();
-        let core = self.core.borrow();
-        let pool = &core.pool;
-        let mut places = Places::new(reactors as usize, each);
-        for (tenant, budget) in pool.tenant_budgets() {
-            places.promise(tenant.0, processors(budget.base, &costs));
-        }
-        let mut volumes = Volumes::new();
-        let add = |places: &mut Places, volumes: &mut Volumes, volume, reactor: Option<usize>| {
-            if let Ok(volume) = pool.volume(volume) {
-                let tenant = volume.tenant;
-                let reactor = reactor.unwrap_or_else(|| places.best(tenant.0));
-                places.export(tenant.0, reactor);
-                let (_, at) = volumes
-                    .entry(volume.id)
-                    .or_insert((tenant, BTreeSet::new()));
-                at.insert(reactor);
-            }
-        };
-        let mut rest = Vec::new();
-        for export in pool.exports() {
-            match served.get(&export.id) {
-                Some(reactor) if *reactor < reactors => {
-                    add(
-                        &mut places,
-                        &mut volumes,
-                        export.volume,
-                        Some(*reactor as usize),
-                    );
-                }
-                _ => rest.push(export.volume),
-            }
-        }
-        for volume in rest {
-            // An engine serves all exports of a volume on one reactor.
-            let its = volumes.get(&volume).and_then(|(_, at)| at.first().copied());
-            add(&mut places, &mut volumes, volume, its);
-        }
-        for (volume, (tenant, at)) in volumes {
-            if let (Some(budget), 1) = (pool.volume_budget(volume), at.len()) {
-                let cost = processors(budget.base, &costs);
-                at.iter().for_each(|at| places.own(tenant.0, *at, cost));
-            }
-        }
-        places.assume_first_exports();
-        (places, costs)
     }
 
     /// Whose base can't be had on the reactors that serve it.
@@ -237,8 +151,7 @@ impl Owner {
 
     /// Tenants whose base can't be had on the reactors that serve them, and nobody asked for that.
     fn unmeant_lacking(&self) -> Vec<LackingBase> {
-        let is_meant = self.node.settings.borrow().oversubscription > 1.0;
-        if is_meant || !self.has_budgets() {
+        if self.is_meant() || !self.has_budgets() {
             return Vec::new();
         }
         let (places, costs) = self.places();

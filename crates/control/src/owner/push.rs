@@ -169,12 +169,14 @@ impl Owner {
             }
             exports.remove(&ExportId(record.id.0));
             let export = export_config(record, volume);
+            let reactor = self.reactor_for(record.id);
             ask(
                 record.nqn.clone(),
                 None,
                 session.request("an export", |request| ToEngine::SetExport {
                     request,
                     export,
+                    reactor,
                 }),
             );
         }

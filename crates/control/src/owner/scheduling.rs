@@ -115,6 +115,13 @@ impl Default for NodeState {
     }
 }
 
+impl NodeState {
+    /// Where what belongs to the node is kept.
+    pub(super) fn folder(&self) -> Option<PathBuf> {
+        self.folder.borrow().clone()
+    }
+}
+
 impl Settings {
     fn policy(&self) -> params::Policy {
         match self.policy {
@@ -285,6 +292,7 @@ impl Owner {
             self.tell_damaged("what I/O costs", "`forebay calibrate`", &error);
             None
         });
+        self.read_promises(folder);
     }
 
     fn tell_damaged(&self, what: &str, remedy: &str, error: &str) {
@@ -370,7 +378,7 @@ impl Owner {
             }
         }
         settings.check().map_err(invalid)?;
-        let folder = self.node.folder.borrow().clone();
+        let folder = self.node.folder();
         if let Some(folder) = folder {
             write(settings_path(&folder), Some(settings.clone())).await?;
         }
@@ -422,7 +430,7 @@ impl Owner {
                 })
             }
         };
-        let folder = self.node.folder.borrow().clone();
+        let folder = self.node.folder();
         if let Some(folder) = folder {
             write(costs_path(&folder), measured.clone()).await?;
         }

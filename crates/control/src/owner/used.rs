@@ -276,6 +276,10 @@ pub(super) fn tenant_stats<'a>(
             used_ops_s: gauge(|record| &record.used_ops_s),
             used_bytes_s: gauge(|record| &record.used_bytes_s),
             throttled: gauge(|record| &record.throttled),
+            above_ops_s: gauge(|record| &record.above_ops_s),
+            above_bytes_s: gauge(|record| &record.above_bytes_s),
+            window_cost_ns_s: gauge(|record| &record.window_cost_ns_s),
+            window_corrected_ns_s: gauge(|record| &record.window_corrected_ns_s),
             // Without an engine, or exports, it keeps what it has.
             credit: budget.and_then(|budget| {
                 let record = found.map(|(_, record)| *record);

@@ -7,17 +7,14 @@
 //!
 //! **Not here:** what is done with it ([`crate::core::Admission`]), and what is promised to whom (the daemon).
 
-use super::{Control, KnownExport};
+use super::Control;
 use crate::core::Admission;
 use crate::lane::Share;
 use crate::mailbox::Post;
-use forebay_burst::admission::usable;
 use forebay_burst::board::Board;
 use forebay_burst::cost::CostTable;
-use forebay_burst::places::Places;
-use forebay_burst::units::Resource;
 use forebay_xlate::VolumeId;
-use forebay_xlate::boundary::message::{Budget, ExportId, Scheduling, TenantId};
+use forebay_xlate::boundary::message::{Budget, Scheduling, TenantId};
 use forebay_xlate::boundary::region::{MAX_TENANTS, TenantRecord};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -34,8 +31,6 @@ pub(super) struct Budgets {
 /// While there is scheduling.
 struct Active {
     scheduling: Box<Scheduling>,
-    /// Made of it.
-    costs: Arc<CostTable>,
     board: Arc<Board>,
     tenants: BTreeMap<TenantId, Known>,
     free: VecDeque<u32>,
@@ -46,44 +41,11 @@ struct Active {
 struct Known {
     slot: u32,
     budget: Budget,
-    /// What its base needs of processors at most, ns a second.
-    cpu: f64,
-}
-
-/// What a base needs of processors at most; one that nobody stated is nothing to be kept.
-fn cpu(budget: &Budget, costs: &CostTable) -> f64 {
-    match *budget == Budget::unstated() {
-        true => 0.0,
-        false => costs.most_of(budget.base)[Resource::Cpu as usize],
-    }
+    /// Its base comes first, where bases come to more than there is.
+    guaranteed: bool,
 }
 
 impl Budgets {
-    /// The reactor for a new export of a volume, beside these.
-    pub(super) fn best_reactor(
-        &self,
-        volume: VolumeId,
-        exports: &BTreeMap<ExportId, KnownExport>,
-        reactors: usize,
-    ) -> usize {
-        let active = self.active.as_ref();
-        let params = active.and_then(|active| active.scheduling.params().ok());
-        let each = 1e9 * usable(&params.unwrap_or_default());
-        let mut places = Places::new(reactors, each);
-        for (tenant, known) in active.iter().flat_map(|active| &active.tenants) {
-            places.promise(tenant.0, known.cpu);
-        }
-        // Whose nobody knows is nobody's in particular.
-        let of = |volume| {
-            let known = active.and_then(|active| active.volumes.get(&volume));
-            known.map_or(u64::MAX, |(tenant, _)| tenant.0)
-        };
-        for export in exports.values() {
-            places.export(of(export.config.volume), export.reactor);
-        }
-        places.best(of(volume))
-    }
-
     /// What a volume may use.
     pub(super) fn share(&self, volume: VolumeId) -> Option<Share> {
         let active = self.active.as_ref()?;
@@ -128,6 +90,7 @@ impl Active {
                 .map_err(|bad| bad.to_string())?;
             for known in self.tenants.values() {
                 admission.set_budget(known.slot, &known.budget);
+                admission.set_guaranteed(known.slot, known.guaranteed);
             }
             Ok(admission)
         };
@@ -155,6 +118,10 @@ fn begin(record: &TenantRecord, tenant: Option<TenantId>) {
         &record.used_ops_s,
         &record.used_bytes_s,
         &record.throttled,
+        &record.above_ops_s,
+        &record.above_bytes_s,
+        &record.window_cost_ns_s,
+        &record.window_corrected_ns_s,
         &record.burst_windows,
         &record.active_windows,
         &record.cost_ns,
@@ -195,7 +162,6 @@ impl Control {
             Some(active) => active,
             None => Active {
                 scheduling: scheduling.clone(),
-                costs: costs.clone(),
                 board: Arc::new(Board::new(MAX_TENANTS)),
                 tenants: BTreeMap::new(),
                 free: match self.budgets.free.is_empty() {
@@ -209,10 +175,6 @@ impl Control {
         match made {
             Ok(admissions) => {
                 active.scheduling = scheduling;
-                for known in active.tenants.values_mut() {
-                    known.cpu = cpu(&known.budget, &costs);
-                }
-                active.costs = costs;
                 self.budgets.active = Some(active);
                 for (mailbox, admission) in self.mailboxes.iter_mut().zip(admissions) {
                     mailbox.post(Post::Admission(Some(Box::new(admission))));
@@ -237,6 +199,7 @@ impl Control {
         tenant: TenantId,
         budget: Option<Budget>,
         credit: [u64; 2],
+        guaranteed: bool,
     ) -> Result<(), String> {
         let id = tenant.0;
         let Some(active) = &mut self.budgets.active else {
@@ -270,20 +233,29 @@ impl Control {
         budget
             .check()
             .map_err(|bad| format!("tenant {id}: {bad}"))?;
-        let cpu = cpu(&budget, &active.costs);
         match active.tenants.get_mut(&tenant) {
-            Some(known) if known.budget == budget => {}
             Some(known) => {
-                (known.budget, known.cpu) = (budget, cpu);
                 let slot = known.slot;
-                self.post_all(|| Post::Budget(slot, budget));
+                let before = (known.budget, known.guaranteed);
+                (known.budget, known.guaranteed) = (budget, guaranteed);
+                if before.0 != budget {
+                    self.post_all(|| Post::Budget(slot, budget));
+                }
+                if before.1 != guaranteed {
+                    self.post_all(|| Post::Guaranteed(slot, guaranteed));
+                }
             }
             None => {
                 let slot = active.free.pop_front();
                 let slot = slot.ok_or_else(|| {
                     format!("tenant {id}: an engine has at most {MAX_TENANTS} tenants")
                 })?;
-                active.tenants.insert(tenant, Known { slot, budget, cpu });
+                let known = Known {
+                    slot,
+                    budget,
+                    guaranteed,
+                };
+                active.tenants.insert(tenant, known);
                 let record = &self.region.tenants()[slot as usize];
                 begin(record, Some(tenant));
                 let [ops, bytes] = active.board.entry(slot as usize).save(&budget, credit);
@@ -291,6 +263,7 @@ impl Control {
                 record.credit_ops.store(ops, Relaxed);
                 record.credit_bytes.store(bytes, Relaxed);
                 self.post_all(|| Post::NewTenant(slot, budget));
+                self.post_all(|| Post::Guaranteed(slot, guaranteed));
             }
         }
         Ok(())
@@ -320,96 +293,5 @@ impl Control {
             self.post_all(|| Post::Share(volume, share));
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::lane::LaneIndex;
-    use forebay_burst::budget::{Burst, Rate};
-    use forebay_burst::cost::default_profiles;
-    use forebay_xlate::boundary::message::{
-        CostProfile, ExportConfig, Frontend, NodeCapacity, Policy,
-    };
-
-    /// Tenants 1 and 2, each with a volume of the same number and most of a reactor as a base.
-    fn active() -> Active {
-        let scheduling = Box::new(Scheduling {
-            policy: Policy::default(),
-            params: Vec::new(),
-            capacity: NodeCapacity::UNLIMITED,
-            costs: default_profiles().map(|row| row.each_ref().map(CostProfile::from)),
-        });
-        let costs = Arc::new(scheduling.cost_table());
-        let mut budget = Budget::unstated();
-        let of = |iops: u64| Rate {
-            iops,
-            bytes: 1 << 20,
-        };
-        let one = costs.most_of(of(1000))[Resource::Cpu as usize];
-        (budget.base, budget.how) = (of((0.6e9 / one * 1000.0) as u64), Burst::Metered);
-        let known = |slot| Known {
-            slot,
-            budget,
-            cpu: cpu(&budget, &costs),
-        };
-        let tenants = [1, 2].map(|id| (TenantId(id), known(id as u32)));
-        let volumes = [1, 2].map(|id| (VolumeId(id), (TenantId(id), None)));
-        Active {
-            scheduling,
-            costs: costs.clone(),
-            board: Arc::new(Board::new(4)),
-            tenants: tenants.into(),
-            free: VecDeque::new(),
-            volumes: volumes.into(),
-        }
-    }
-
-    fn export(id: u64, volume: u64, reactor: usize) -> (ExportId, KnownExport) {
-        let config = Arc::new(ExportConfig {
-            export: ExportId(id),
-            volume: VolumeId(volume),
-            nqn: String::new(),
-            serial: String::new(),
-            hosts: Vec::new(),
-            any_host: true,
-            frontend: Frontend::NvmeTcp,
-        });
-        let known = KnownExport {
-            config,
-            reactor,
-            lane: LaneIndex(id as u32),
-        };
-        (ExportId(id), known)
-    }
-
-    #[test]
-    fn an_export_is_served_where_its_tenants_base_fits() {
-        // Three of whom nobody knows on the second reactor, a base on the first.
-        let exports = [
-            export(1, 1, 0),
-            export(3, 7, 1),
-            export(4, 8, 1),
-            export(5, 9, 1),
-        ];
-        let mut exports = BTreeMap::from(exports);
-        for other in 6..12 {
-            exports.extend([export(other, other, 1)]);
-        }
-        let best = |volume| {
-            let budgets = Budgets {
-                active: Some(active()),
-                free: VecDeque::new(),
-            };
-            budgets.best_reactor(VolumeId(volume), &exports, 2)
-        };
-        assert_eq!(best(2), 1);
-        // Whoever's base fits on either, and who has none, goes where least is served.
-        assert_eq!(best(1), 1);
-        assert_eq!(best(20), 1);
-        // Where nobody has a budget, exports are counted.
-        let none = Budgets::default();
-        assert_eq!(none.best_reactor(VolumeId(2), &exports, 2), 0);
     }
 }

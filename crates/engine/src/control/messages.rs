@@ -62,8 +62,12 @@ impl Control {
                 };
                 self.done(request, result);
             }
-            ToEngine::SetExport { request, export } => {
-                let result = self.set_export(request, export);
+            ToEngine::SetExport {
+                request,
+                export,
+                reactor,
+            } => {
+                let result = self.set_export(request, export, reactor);
                 self.done(request, result);
             }
             ToEngine::RemoveExport { request, export } => self.remove_export(request, export),
@@ -125,8 +129,9 @@ impl Control {
                 tenant,
                 budget,
                 credit,
+                guaranteed,
             } => {
-                let result = self.set_tenant_budget(tenant, budget, credit);
+                let result = self.set_tenant_budget(tenant, budget, credit, guaranteed);
                 self.done(request, result);
             }
             ToEngine::SetVolumeBudget {
@@ -212,7 +217,12 @@ impl Control {
         Ok(())
     }
 
-    fn set_export(&mut self, request: u64, config: ExportConfig) -> Result<(), String> {
+    fn set_export(
+        &mut self,
+        request: u64,
+        config: ExportConfig,
+        told: Option<u32>,
+    ) -> Result<(), String> {
         let Some(volume) = self.volumes.0.get(&config.volume).cloned() else {
             return Err(format!("export {}: its volume is not served", config.nqn));
         };
@@ -246,11 +256,9 @@ impl Control {
                     })
                     .map(|(record, _)| record.reactor.load(Relaxed) as usize)
                     .next();
-                let best = || {
-                    let (exports, reactors) = (&self.known_exports, self.mailboxes.len());
-                    (self.budgets).best_reactor(config.volume, exports, reactors)
-                };
-                let reactor = left.unwrap_or_else(best);
+                let told = told.map(|reactor| reactor as usize);
+                let told = told.filter(|reactor| *reactor < self.mailboxes.len());
+                let reactor = left.or(told).unwrap_or_else(|| self.idlest_reactor());
                 let lane = LaneIndex(slot as u32);
                 self.clear_lane_record(slot);
                 let record = &self.region.lanes()[slot];
@@ -281,6 +289,16 @@ impl Control {
         self.exports.set(Served { config, reactor });
         self.post_all(|| Post::DiscoveryChanged);
         Ok(())
+    }
+
+    /// Where the fewest exports are served.
+    fn idlest_reactor(&self) -> usize {
+        let mut exports = vec![0u32; self.mailboxes.len()];
+        for known in self.known_exports.values() {
+            exports[known.reactor] += 1;
+        }
+        let all = 0..exports.len();
+        all.min_by_key(|reactor| exports[*reactor]).unwrap_or(0)
     }
 
     fn clear_lane_record(&self, slot: usize) {

@@ -155,6 +155,13 @@ impl Core {
         }
     }
 
+    /// Whether a tenant's base comes first, where bases come to more than there is.
+    pub fn set_guaranteed(&mut self, tenant: u32, guaranteed: bool) {
+        if let Some(admission) = &mut self.admission {
+            admission.set_guaranteed(tenant, guaranteed);
+        }
+    }
+
     /// A volume is this tenant's from now on; `None`: nobody's.
     pub fn set_share(&mut self, volume: VolumeId, share: Option<Share>) {
         for lane in self.lanes.iter_mut().flatten() {

@@ -355,7 +355,8 @@ impl TestEngine {
         Some([&record.credit_ops, &record.credit_bytes].map(|n| n.load(Ordering::Relaxed)))
     }
 
-    fn region(&self) -> Region {
+    /// The state region.
+    pub fn region(&self) -> Region {
         let log = self.log.lock().unwrap();
         let fd = log.region.as_ref().unwrap().try_clone().unwrap();
         Region::adopt(SharedMemory::from_fd(fd).unwrap()).unwrap()
@@ -385,6 +386,11 @@ impl TestEngine {
 
     /// Exports a volume to every host, or to those named.
     pub fn export(&mut self, volume: u64, hosts: &[&str]) -> String {
+        self.export_at(volume, hosts, None)
+    }
+
+    /// The same, which this reactor is to serve.
+    pub fn export_at(&mut self, volume: u64, hosts: &[&str], reactor: Option<u32>) -> String {
         let export = ExportConfig {
             export: ExportId(volume),
             volume: VolumeId(volume),
@@ -394,7 +400,11 @@ impl TestEngine {
             any_host: hosts.is_empty(),
             frontend: Default::default(),
         };
-        self.order(|request| ToEngine::SetExport { request, export });
+        self.order(|request| ToEngine::SetExport {
+            request,
+            export,
+            reactor,
+        });
         nqn(volume)
     }
 

@@ -74,6 +74,8 @@ pub enum ToEngine {
         request: u64,
         /// Which.
         export: ExportConfig,
+        /// The reactor that a new one is to be served by; one that serves its volume already comes first. `None`: any.
+        reactor: Option<u32>,
     },
     /// Disconnect an export's hosts and forget it.
     RemoveExport {
@@ -116,6 +118,8 @@ pub enum ToEngine {
         budget: Option<Budget>,
         /// What it had saved when an engine knew it last: operations, bytes. One that knows it keeps what it has.
         credit: [u64; 2],
+        /// Its base comes before those of whom this is not said, where bases come to more than a reactor has.
+        guaranteed: bool,
     },
     /// Whose a volume is, and what of the tenant's it may use. Comes after `SetVolume` and before its export, and again
     /// when it changes.

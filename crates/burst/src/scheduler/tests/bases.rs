@@ -142,6 +142,71 @@ fn a_base_has_its_part_of_what_is_shared() {
     }
 }
 
+/// Of four tenants that have half of the processor each as a base, those to whom it is guaranteed have it, whether they were
+/// at work before or wake; of the others none stands still.
+#[test]
+fn guaranteed_bases_come_first_where_there_are_too_many() {
+    const WINDOWS: u64 = 400;
+    let rate = Rate {
+        iops: 1000,
+        bytes: 1000 * 4096,
+    };
+    let each = table().most_of(rate)[Resource::Cpu as usize] / 1000.0;
+    // What each begins in all windows after the second one woke, and that one in the first of them; and the parts of their
+    // bases that they have of the processor at the end.
+    let run = |part: f64, guaranteed: [bool; 4]| {
+        let iops = (part * 1e9 / each) as u64;
+        let mut bench = Bench::new(&[budget(iops, 2 * iops, Burst::Metered); 4], params());
+        for (tenant, guaranteed) in guaranteed.into_iter().enumerate() {
+            bench.scheduler.set_guaranteed(tenant, guaranteed);
+        }
+        let load = |tenant: usize, window: u64, _: usize| match tenant == 1 && window < WINDOWS {
+            true => (0, 4096),
+            false => (64, 4096),
+        };
+        let (mut ended, mut woken) = ([0u64; 4], 0);
+        for window in 0..2 * WINDOWS {
+            bench.window(4096, &load);
+            let counts = window >= WINDOWS;
+            for (sum, ended) in ended.iter_mut().zip(&bench.ended) {
+                *sum += ended * u64::from(counts);
+            }
+            if window == WINDOWS {
+                woken = bench.ended[1];
+            }
+        }
+        let has = bench.scheduler.tenants.iter();
+        let has = has.map(|one| one.allocated.0[0] / one.shared_base.0[0]);
+        // A window is a millisecond.
+        (iops * WINDOWS / 1000, ended, woken, has.collect::<Vec<_>>())
+    };
+    // Of the processor, what can be promised.
+    let (due, ended, woken, has) = run(0.47, [true, true, false, false]);
+    for (ended, has) in ended[..2].iter().zip(&has) {
+        assert!(ended + 2 * due / WINDOWS >= due, "{due}: {ended:?}");
+        assert!(*has > 0.999, "{has:?}");
+    }
+    assert!(2 * woken >= due / WINDOWS, "{due}: {woken}");
+    for (ended, has) in ended[2..].iter().zip(&has[2..]) {
+        assert!(
+            *ended >= due / 100 && *has < 0.1,
+            "{due}: {ended:?} {has:?}"
+        );
+    }
+    // Costs are others now, and not even those fit: still none goes without.
+    let (.., has) = run(0.6, [true, true, false, false]);
+    assert!(has.iter().all(|has| *has > 0.03), "{has:?}");
+    assert!(has[..2].iter().all(|has| *has > 0.7), "{has:?}");
+    // Where the same is said of all, nobody comes first.
+    for said in [true, false] {
+        let (due, ended, _, has) = run(0.47, [said; 4]);
+        let mean = ended.iter().sum::<u64>() / 4;
+        let is_mean = |ended: &u64| ended.abs_diff(mean) < mean / 20;
+        assert!(mean < due && ended.iter().all(is_mean), "{due}: {ended:?}");
+        assert!(has.iter().all(|one| (one - has[0]).abs() < 0.01), "{has:?}");
+    }
+}
+
 /// A volume: the part of the tenant's base that is its own, sizes of I/Os, how many wait at any time.
 type Volume = (u64, u32, usize);
 

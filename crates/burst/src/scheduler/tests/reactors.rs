@@ -277,6 +277,39 @@ fn a_tenants_newest_window_is_a_sum_over_reactors() {
 }
 
 #[test]
+fn what_was_above_the_base_and_what_it_cost_is_told_of_a_window() {
+    let all = budget(20_000, 100_000, Burst::Metered);
+    let (mut reactors, cost) = reactors(&[1], &all, &params());
+    let scheduler = &mut reactors[0];
+    let mut newest = Newest::default();
+    for _ in 0..50 {
+        scheduler.wait(0, &cost);
+        while scheduler.resume(0, &cost) {
+            scheduler.wait(0, &cost);
+        }
+        scheduler.turn(1);
+        newest = scheduler.newest(0);
+    }
+    let above = newest.used.iops - newest.above.iops;
+    assert!((19_000..=21_000).contains(&above), "{newest:?}");
+    let timed = [Resource::Cpu, Resource::DeviceRead, Resource::DeviceWrite];
+    let each: i32 = timed.map(|of| cost[of]).iter().sum();
+    let due = newest.used.iops * each as u64;
+    assert!(
+        newest.cost_ns.abs_diff(due) <= due / 100,
+        "{newest:?} {due}"
+    );
+    assert!(newest.corrected_ns > 0, "{newest:?}");
+    // Within its base nothing is above it.
+    scheduler.set_budget(0, &budget(100_000, 100_000, Burst::Metered), &table());
+    (0..4).for_each(|_| scheduler.turn(1));
+    assert!(scheduler.admit(0, &cost));
+    scheduler.turn(1);
+    let newest = scheduler.newest(0);
+    assert!(newest.used.iops > 0 && newest.above.iops == 0, "{newest:?}");
+}
+
+#[test]
 fn what_a_late_window_used_is_told_a_second() {
     let all = budget(100_000, 100_000, Burst::Metered);
     let (mut reactors, cost) = reactors(&[1], &all, &params());

@@ -30,6 +30,13 @@ impl Life {
         life
     }
 
+    /// The next life, with a fresh engine (both were killed).
+    async fn next_of_two(place: &Place, begin: Begin, before: &Fake) -> Self {
+        let owner = owner_of(place, &begin, false);
+        owner.set_node(place.folder.path(), 2);
+        Self::with_fresh_engine(owner, begin.generation, Some(before)).await
+    }
+
     async fn with_tenant(&mut self, tenant: &str, volumes: &[&str]) {
         let owner = self.owner.clone();
         self.with_engine(async {
@@ -68,6 +75,28 @@ impl Life {
         let sum =
             |admission: &Admission| -> f64 { admission.reactors.iter().map(|of| of.percent).sum() };
         (1000.0 * 100.0 / (sum(&set.admission) - sum(&none))) as u64
+    }
+
+    /// Which tenants with exports were told to the engine last to come first.
+    fn last_said(&self) -> Vec<(&'static str, bool)> {
+        let mut last = std::collections::BTreeMap::new();
+        for said in &self.fake.log {
+            if let ToEngine::SetTenantBudget {
+                tenant, guaranteed, ..
+            } = said
+            {
+                last.insert(tenant.0, *guaranteed);
+            }
+        }
+        let core = self.owner.core.borrow();
+        let exported = |name: &&str| {
+            let id = core.pool.tenant(name).map(|tenant| tenant.id);
+            let mut volumes = core.pool.volumes().filter(|of| Ok(of.tenant) == id);
+            volumes.any(|of| core.pool.exports_of(of.id).next().is_some())
+        };
+        let names = ["a", "b", "c"].into_iter().filter(exported);
+        let said = |name: &str| last[&core.pool.tenant(name).unwrap().id.0];
+        names.map(|name| (name, said(name))).collect()
     }
 
     /// Exports a volume, which this reactor serves.
@@ -141,7 +170,7 @@ fn a_base_that_one_reactor_does_not_have_needs_two() {
 }
 
 #[test]
-fn an_export_that_takes_a_base_from_another_is_warned_of() {
+fn who_comes_later_is_told_that_its_base_is_not_guaranteed() {
     run(async {
         let place = Place::new();
         let mut life = Life::of_two(&place).await;
@@ -154,8 +183,11 @@ fn an_export_that_takes_a_base_from_another_is_warned_of() {
         assert_eq!(life.serve("b", "v", 1).await.warnings, Vec::<String>::new());
         let made = life.serve("a", "w", 1).await;
         assert_eq!(made.reactor, Some(1));
-        assert_eq!(made.warnings.len(), 2, "{made:?}");
-        assert!(made.warnings[0].contains("tenant a"), "{made:?}");
+        let [warning] = &made.warnings[..] else {
+            panic!("{made:?}");
+        };
+        assert!(warning.contains("tenant a"), "{made:?}");
+        assert_eq!(life.last_said(), [("a", false), ("b", true)]);
         let now = life.owner.admission();
         assert!(!now.guaranteed && now.at_once == 2);
         let percents: Vec<i64> = now
@@ -169,10 +201,10 @@ fn an_export_that_takes_a_base_from_another_is_warned_of() {
             .iter()
             .map(|of| (&*of.tenant, of.reactor))
             .collect();
-        assert_eq!(lacking, [("a", Some(1)), ("b", Some(1))]);
+        assert_eq!(lacking, [("a", Some(1))]);
         let told = life.owner.events.all();
         let told = told.iter().filter(|event| event.kind == EventKind::Warning);
-        assert_eq!(told.count(), 2);
+        assert_eq!(told.count(), 1);
         // Who asked for more than there is is not warned; that reactors help each other is no promise.
         let warned = |life: &Life| life.owner.warnings().len();
         assert_eq!(warned(&life), 1);
@@ -193,7 +225,73 @@ fn an_export_that_takes_a_base_from_another_is_warned_of() {
         let apart = set(apart);
         let now = life.with_engine(twice).await;
         assert_eq!((now.guaranteed, warned(&life)), (false, 0));
+        // Nobody comes first then.
+        assert_eq!(now.lacking.len(), 2);
+        assert_eq!(life.last_said(), [("a", true), ("b", true)]);
         let now = life.with_engine(apart).await;
         assert_eq!((now.guaranteed, warned(&life)), (false, 1));
+        assert_eq!(life.last_said(), [("a", false), ("b", true)]);
+        // With room it is guaranteed again.
+        let gone = life.owner.clone();
+        let gone = gone.export_delete("a".to_owned(), "w".to_owned());
+        life.with_engine(gone).await.unwrap();
+        assert!(life.owner.admission().guaranteed);
+        assert_eq!(life.last_said(), [("a", true), ("b", true)]);
+    });
+}
+
+#[test]
+fn a_guarantee_stays_over_a_restart_and_another_engine() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::of_two(&place).await;
+        // The smaller is there first.
+        life.with_tenant("a", &["v"]).await;
+        life.with_tenant("b", &["v", "w"]).await;
+        life.with_tenant("c", &[]).await;
+        life.base("a", 30).await;
+        life.serve("a", "v", 0).await;
+        life.base("b", 60).await;
+        life.serve("b", "v", 0).await;
+        life.serve("b", "w", 0).await;
+        let lacking = |life: &Life| -> Vec<String> {
+            let all = life.owner.admission().lacking.into_iter();
+            all.map(|base| base.tenant).collect()
+        };
+        assert_eq!(lacking(&life), [""; 0]);
+        // What the node has is kept for who has no exports yet: on the other reactor.
+        let set = life.base("c", 85).await;
+        assert!(set.admission.guaranteed, "{set:?}");
+        // Raised, the oldest is the last.
+        let set = life.base("a", 50).await;
+        let first = |set: &TenantBudget| set.admission.lacking[0].clone();
+        assert_eq!((&*first(&set).tenant, first(&set).reactor), ("a", Some(0)));
+        let whole = life.whole().await;
+        let fits = first(&set).fits.unwrap().iops * 100 / whole;
+        assert!((39..41).contains(&fits), "{fits}");
+        assert_eq!(lacking(&life), ["a"]);
+        assert_eq!(life.last_said(), [("a", false), ("b", true)]);
+        let before = life.kill().await;
+        // Nothing of the engine is there any more either.
+        let next = Begin {
+            boot: [8; 16],
+            generation: 2,
+            ..Begin::default()
+        };
+        let mut life = Life::next_of_two(&place, next, &before).await;
+        assert_eq!(lacking(&life), ["a"]);
+        assert_eq!(life.last_said(), [("a", false), ("b", true)]);
+        // Where they fitted they are served.
+        let told: Vec<Option<u32>> = (life.fake.log.iter())
+            .filter_map(|said| match said {
+                ToEngine::SetExport { reactor, .. } => Some(*reactor),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(told[1..], [Some(0); 2], "{told:?}");
+        // Lowered, it is guaranteed.
+        let set = life.base("a", 10).await;
+        assert!(set.admission.guaranteed, "{set:?}");
+        assert_eq!(life.last_said(), [("a", true), ("b", true)]);
     });
 }

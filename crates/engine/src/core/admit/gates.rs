@@ -235,6 +235,13 @@ impl Admission {
         }
     }
 
+    /// Whether a tenant's base comes first.
+    pub fn set_guaranteed(&mut self, tenant: u32, guaranteed: bool) {
+        if (tenant as usize) < self.tenants.len() {
+            (self.scheduler).set_guaranteed(tenant as usize, guaranteed);
+        }
+    }
+
     /// Whether such a command may begin; if so, it is paid for.
     #[inline(always)]
     pub(crate) fn admit(&mut self, lane: LaneIndex, operation: Operation, len_bytes: u32) -> bool {

@@ -39,6 +39,10 @@ pub(crate) struct Use {
     pub(crate) window_bytes_s: u64,
     /// Commands that waited at its end.
     pub(crate) window_throttled: u64,
+    /// Of what it used in that window, so much was above its base, in percent.
+    pub(crate) window_burst_percent: f64,
+    /// In that window its commands counted as so many times what is calibrated.
+    pub(crate) window_cost_times: Option<f64>,
     /// Commands a second that waited because it was over budget.
     pub(crate) throttled_s: f64,
     /// How long they waited in the mean.
@@ -97,6 +101,8 @@ impl Use {
             window_iops: now.used_ops_s,
             window_bytes_s: now.used_bytes_s,
             window_throttled: now.throttled,
+            window_burst_percent: now.burst_share() * 100.0,
+            window_cost_times: now.window_correction(),
             throttled_s: rate(|t| t.throttled_ops),
             throttled_ns: diff(|t| t.throttled_ns).checked_div(waited),
             burst_percent: percent(burst_windows, active),
@@ -162,11 +168,15 @@ impl Use {
                 None => "no budget: it has what others leave".to_owned(),
             });
             words.push(given_text(self.granted_iops, self.granted_bytes_s));
-            words.push(format!(
+            let mut window = format!(
                 "{} and {:.1} of that used",
                 self.window_iops,
                 self.window_bytes_s as f64 / 1e6
-            ));
+            );
+            if self.window_burst_percent >= 0.5 {
+                window.push_str(&format!(" ({:.0} % above base)", self.window_burst_percent));
+            }
+            words.push(window);
             if self.window_throttled > 0 {
                 words.push(format!("{} waiting", self.window_throttled));
             }
@@ -191,8 +201,14 @@ impl Use {
                 self.lost_s
             ));
         }
-        if let Some(times) = self.cost_times.filter(|times| (times - 1.0).abs() >= 0.01) {
-            words.push(format!("costs {times:.2} times as calibrated"));
+        let is_off = |times: &Option<f64>| times.is_some_and(|times| (times - 1.0).abs() >= 0.01);
+        if [self.cost_times, self.window_cost_times].iter().any(is_off) {
+            let times = self.cost_times.unwrap_or(1.0);
+            let mut costs = format!("costs {times:.2} times as calibrated");
+            if let Some(now) = self.window_cost_times {
+                costs.push_str(&format!(" ({now:.2} now)"));
+            }
+            words.push(costs);
         }
         if let Some(percent) = self.credit_percent {
             words.push(format!("credit {percent:.0} %"));
@@ -350,6 +366,10 @@ mod tests {
                 used_ops_s: 6500,
                 used_bytes_s: 1_000_000,
                 throttled: 9,
+                above_ops_s: 1300,
+                above_bytes_s: 900_000,
+                window_cost_ns_s: 2000,
+                window_corrected_ns_s: 2500,
                 active_windows: 100,
                 burst_windows: 75,
                 cost_ns: 1_000_000,
@@ -372,11 +392,11 @@ mod tests {
         let words = [
             "NOISY: 5000 IOPS and 0.0 MB/s of a base of 1000 and 1073.7",
             "given 7000 IOPS and 0.0 MB/s",
-            "6500 and 1.0 of that used",
+            "6500 and 1.0 of that used (90 % above base)",
             "9 waiting",
             "75 % of it bursting",
             "4000/s metered",
-            "costs 1.30 times as calibrated",
+            "costs 1.30 times as calibrated (1.25 now)",
         ];
         assert_eq!(acme.words(), words);
         assert_eq!((zoo.noisy, zoo.hurt), (false, true));

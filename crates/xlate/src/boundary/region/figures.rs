@@ -286,7 +286,15 @@ cells! {
         pub used_bytes_s: AtomicU64,
         /// Commands that waited at its end.
         pub throttled: AtomicU64,
-        reserved: [AtomicU64; 11],
+        /// Of what it used in that window, what was above its base, as commands a second,
+        pub above_ops_s: AtomicU64,
+        /// and bytes a second.
+        pub above_bytes_s: AtomicU64,
+        /// Time of processors and devices that its commands cost in that window as they are calibrated, ns a second.
+        pub window_cost_ns_s: AtomicU64,
+        /// The same as it counted, corrected.
+        pub window_corrected_ns_s: AtomicU64,
+        reserved: [AtomicU64; 7],
     }
 }
 

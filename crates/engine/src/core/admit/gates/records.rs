@@ -103,6 +103,10 @@ impl Admission {
             (&record.used_ops_s, newest.used.iops),
             (&record.used_bytes_s, newest.used.bytes),
             (&record.throttled, newest.waited),
+            (&record.above_ops_s, newest.above.iops),
+            (&record.above_bytes_s, newest.above.bytes),
+            (&record.window_cost_ns_s, newest.cost_ns),
+            (&record.window_corrected_ns_s, newest.corrected_ns),
         ] {
             cell.store(value, Relaxed);
         }

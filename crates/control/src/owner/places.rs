@@ -1,0 +1,261 @@
+//! Which reactor is to serve which export, and whose base is guaranteed.
+//!
+//! Purpose: who was told that its base is guaranteed keeps it, whatever others do later; and what was served so that bases
+//! fit is served so again.
+//! Design: a promise says how much, and by which reactors; whoever needs more than it says comes after all others
+//! (`forebay_burst::places`). So it follows from what is there now and from what was promised, and is told to the engine with each
+//! budget. Promises belong to the node, as reactors do: `promises.json` in the state folder, written when
+//! they have changed, before anybody is answered. One that is not there, or of another pool, promises nothing, and who comes first
+//! is who has the largest base. This daemon says which reactor serves an export, as it alone knows who is promised what
+//! and has no exports yet; once it is served, the engine's word counts.
+//! Not here: the arithmetic (`forebay_burst`), what is said of it (`promises`).
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+
+use forebay_burst::admission::usable;
+use forebay_burst::budget::Rate;
+use forebay_burst::cost::CostTable;
+use forebay_burst::places::{Places, Promise};
+use forebay_burst::units::Resource;
+use forebay_pool::{ExportId, TenantId};
+use forebay_xlate::VolumeId;
+use serde::{Deserialize, Serialize};
+
+use super::Owner;
+use super::session::Session;
+use crate::files;
+
+/// Its name in the state folder.
+const FILE: &str = "promises.json";
+
+/// A base that is guaranteed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Kept {
+    base: Rate,
+    reactors: BTreeSet<usize>,
+}
+
+/// `promises.json`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+struct Record {
+    /// The pool's UUID.
+    pool: String,
+    /// By tenant.
+    promises: BTreeMap<u64, Kept>,
+}
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(super) struct Promises {
+    now: RefCell<BTreeMap<u64, Kept>>,
+    /// What the file says.
+    written: RefCell<BTreeMap<u64, Kept>>,
+    /// Where exports are served, or to be.
+    placed: RefCell<BTreeMap<ExportId, u32>>,
+    /// One write at a time.
+    writing: tokio::sync::Mutex<()>,
+}
+
+/// Volumes that are served: whose, and by which reactors.
+type Volumes = BTreeMap<VolumeId, (TenantId, BTreeSet<usize>)>;
+
+/// What a rate needs of processors at most, ns a second.
+pub(super) fn processors(rate: Rate, costs: &CostTable) -> f64 {
+    costs.most_of(rate)[Resource::Cpu as usize]
+}
+
+impl Owner {
+    fn pool_uuid(&self) -> String {
+        self.core.borrow().pool.info().uuid.to_string()
+    }
+
+    /// What was promised before, as this folder says.
+    pub(super) fn read_promises(&self, folder: &Path) {
+        let read = files::read_json::<Record>(&folder.join(FILE));
+        let read = read.unwrap_or_else(|error| {
+            tracing::warn!(%error, "what was promised is not known");
+            None
+        });
+        let read = read.filter(|read| read.pool == self.pool_uuid());
+        let kept = read.unwrap_or_default().promises;
+        *self.promises.written.borrow_mut() = kept.clone();
+        *self.promises.now.borrow_mut() = kept;
+    }
+
+    /// More than there is may be promised, and that is meant: nobody's base comes first.
+    pub(super) fn is_meant(&self) -> bool {
+        self.node.settings.borrow().oversubscription > 1.0
+    }
+
+    /// Whether a tenant's base comes before those of whom this is not said.
+    pub(super) fn comes_first(&self, tenant: TenantId) -> bool {
+        self.is_meant() || self.promises.now.borrow().contains_key(&tenant.0)
+    }
+
+    /// From now on is promised what follows from what there is.
+    pub(super) fn settle_promises(&self) {
+        if !self.has_budgets() {
+            return self.promises.now.borrow_mut().clear();
+        }
+        let (places, _) = self.places();
+        let core = self.core.borrow();
+        let kept = places.promises().filter_map(|(tenant, promise)| {
+            let budget = core.pool.tenant_budget(TenantId(tenant))?;
+            let kept = Kept {
+                base: budget.base,
+                reactors: promise.reactors.clone(),
+            };
+            Some((tenant, kept))
+        });
+        *self.promises.now.borrow_mut() = kept.collect();
+    }
+
+    /// The same, durably. What can't be written is written with the next change.
+    pub(super) async fn keep_promises(&self) {
+        self.settle_promises();
+        let one = self.promises.writing.lock().await;
+        let now = self.promises.now.borrow().clone();
+        let folder = self.node.folder();
+        if now != *self.promises.written.borrow()
+            && let Some(folder) = folder
+        {
+            let record = Record {
+                pool: self.pool_uuid(),
+                promises: now.clone(),
+            };
+            let path = folder.join(FILE);
+            let write = move || files::write_json(&path, &record, true);
+            match tokio::task::spawn_blocking(write).await {
+                Ok(Ok(())) => *self.promises.written.borrow_mut() = now,
+                Ok(Err(error)) => tracing::error!(%error, "keeping what was promised"),
+                Err(_) => tracing::error!("the thread that keeps what was promised failed"),
+            }
+        }
+        drop(one);
+    }
+
+    /// Where exports are served, as this engine says: so they are by the next one.
+    pub(super) fn note_served(&self, session: &Session) {
+        let served = self.reactors_in(session);
+        self.promises.placed.borrow_mut().extend(served);
+    }
+
+    /// The reactor that is to serve an export.
+    pub(super) fn reactor_for(&self, export: ExportId) -> Option<u32> {
+        let known = || self.promises.placed.borrow().get(&export).copied();
+        known().or_else(|| {
+            let _ = self.places();
+            known()
+        })
+    }
+
+    /// Which reactor serves which export, as the engine says.
+    pub(super) fn reactors_of_exports(&self) -> BTreeMap<ExportId, u32> {
+        let session = self.session();
+        session.map_or_else(BTreeMap::new, |session| self.reactors_in(&session))
+    }
+
+    fn reactors_in(&self, session: &Session) -> BTreeMap<ExportId, u32> {
+        let mut all = BTreeMap::new();
+        let core = self.core.borrow();
+        let exports: BTreeSet<ExportId> = core.pool.exports().map(|export| export.id).collect();
+        for lane in session.region.lanes() {
+            // Looking at the rest of the table would only make memory of it.
+            if all.len() == exports.len() {
+                break;
+            }
+            let export = lane.export.load(Relaxed).checked_sub(1).map(ExportId);
+            let reactor = u32::try_from(lane.reactor.load(Relaxed)).ok();
+            if let (Some(export), Some(reactor)) = (export, reactor)
+                && exports.contains(&export)
+            {
+                all.insert(export, reactor);
+            }
+        }
+        all
+    }
+
+    /// What each reactor owes to whom, and the costs of it. Exports that none is known to serve are placed.
+    pub(super) fn places(&self) -> (Places, CostTable) {
+        if let Some(session) = self.session() {
+            self.note_served(&session);
+        }
+        let told = self.scheduling_config();
+        let costs = told.cost_table();
+        let each = told.capacity.capacity(1).per_second()[Resource::Cpu as usize];
+        let each = each * usable(&told.params().unwrap_or_default());
+        let reactors = self.node.reactors.get();
+        let core = self.core.borrow();
+        let pool = &core.pool;
+        let mut places = Places::new(reactors as usize, each);
+        for (tenant, budget) in pool.tenant_budgets() {
+            places.promise(tenant.0, processors(budget.base, &costs));
+        }
+        for (tenant, kept) in &*self.promises.now.borrow() {
+            if pool.tenant_budget(TenantId(*tenant)).is_some() {
+                let promise = Promise {
+                    cost: processors(kept.base, &costs),
+                    reactors: kept.reactors.clone(),
+                };
+                places.promised(*tenant, promise);
+            }
+        }
+        let mut volumes = Volumes::new();
+        let mut served = |volume, tenant, reactor| {
+            let (_, at) = (volumes.entry(volume)).or_insert((tenant, BTreeSet::new()));
+            at.insert(reactor);
+        };
+        let mut placed = self.promises.placed.borrow_mut();
+        placed.retain(|id, reactor| pool.export(*id).is_ok() && *reactor < reactors);
+        let (mut rest, mut at) = (Vec::new(), BTreeMap::new());
+        for export in pool.exports() {
+            let Ok(volume) = pool.volume(export.volume) else {
+                continue;
+            };
+            match placed.get(&export.id) {
+                Some(reactor) => {
+                    places.export(volume.tenant.0, *reactor as usize);
+                    served(volume.id, volume.tenant, *reactor as usize);
+                    at.entry(volume.id).or_insert(*reactor as usize);
+                }
+                None => rest.push((export.id, volume.id, volume.tenant)),
+            }
+        }
+        // Everybody's first one, before others take their room.
+        let order: BTreeMap<u64, usize> = places.order().into_iter().zip(0..).collect();
+        let mut counts: BTreeMap<TenantId, usize> = BTreeMap::new();
+        let mut turns: Vec<(usize, usize)> = Vec::new();
+        for (.., tenant) in &rest {
+            let count = counts.entry(*tenant).or_default();
+            *count += 1;
+            let rank = order.get(&tenant.0).copied().unwrap_or(usize::MAX);
+            turns.push((*count, rank));
+        }
+        let mut rest: Vec<_> = turns.into_iter().zip(rest).collect();
+        rest.sort_by_key(|(turn, _)| *turn);
+        for (_, (export, volume, tenant)) in rest {
+            // An engine serves all exports of a volume on one reactor.
+            let reactor = match at.get(&volume) {
+                Some(reactor) => {
+                    places.export(tenant.0, *reactor);
+                    *reactor
+                }
+                None => places.place(tenant.0),
+            };
+            at.insert(volume, reactor);
+            served(volume, tenant, reactor);
+            placed.insert(export, reactor as u32);
+        }
+        for (volume, (tenant, at)) in volumes {
+            if let (Some(budget), 1) = (pool.volume_budget(volume), at.len()) {
+                let cost = processors(budget.base, &costs);
+                at.iter().for_each(|at| places.own(tenant.0, *at, cost));
+            }
+        }
+        places.settle();
+        (places, costs)
+    }
+}
