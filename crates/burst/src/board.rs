@@ -38,6 +38,8 @@ pub struct Entry {
     newest: [AtomicU64; 9],
     /// What it saved: operations, bytes.
     pub credit: [Account; 2],
+    /// What of its base a reactor had no use for, until another has: a window's at most.
+    pub unused: [Account; 2],
 }
 
 /// What a tenant's newest window was like.
@@ -234,8 +236,8 @@ impl Shares {
         self.takers.load(Relaxed) > 1
     }
 
-    /// This reactor told `told`, and it is `new` now; its share of the tenant (0 to 1), where each counts as `beginner` of a base
-    /// besides ([`Params::beginner`](crate::params::Params::beginner)). Whoever is the only one has all of it and tells nothing.
+    /// This reactor told `told`, and it is `new` now; its share of the tenant (0 to 1), where all count as `beginner` of a base
+    /// besides, each as its part ([`Params::beginner`](crate::params::Params::beginner)). Whoever is the only one has all of it and tells nothing.
     #[inline]
     pub fn share(&self, told: &mut Told, new: Told, beginner: f32) -> f32 {
         if !self.is_shared() {
@@ -252,7 +254,7 @@ impl Shares {
         (new.promised as f32 + rest * part) / whole as f32
     }
 
-    /// The share of a lane that told this, of its volume, where each counts as `beginner` besides.
+    /// The share of a lane that told this, of its volume, where all count as `beginner` besides.
     #[must_use]
     pub fn of_lane(&self, told: &Told, beginner: f32) -> f32 {
         match self.is_shared() {
@@ -262,8 +264,8 @@ impl Shares {
     }
 
     fn part(&self, told: &Told, beginner: f32) -> f32 {
-        let beginner = ((beginner * WHOLE as f32) as u64).max(1);
-        let takers = u64::from(self.takers.load(Relaxed));
+        let takers = u64::from(self.takers.load(Relaxed)).max(1);
+        let beginner = ((beginner * WHOLE as f32) as u64 / takers).max(1);
         let demand = self.demand.load(Relaxed).max(told.demand) + beginner * takers;
         (told.demand + beginner) as f32 / demand as f32
     }
@@ -311,9 +313,9 @@ mod tests {
         entry.share(&mut first, demand(WHOLE), FIRST);
         let other = entry.share(&mut second, demand(0), FIRST);
         assert!(other > 0.0 && other < 0.1, "{other}");
-        // If a beginner counts as a whole base, each does besides what it wants.
+        // If beginners count as a whole base, each of two does as half of one besides what it wants.
         let third = entry.share(&mut second, demand(0), 1.0);
-        assert!((0.33..0.34).contains(&third), "{third}");
+        assert!((0.25..0.26).contains(&third), "{third}");
         // Both see the same demand: half of it each.
         let other = entry.share(&mut second, demand(WHOLE), FIRST);
         let one = entry.share(&mut first, demand(WHOLE), FIRST);

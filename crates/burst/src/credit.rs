@@ -37,15 +37,17 @@ impl Account {
         self.cap.load(Relaxed)
     }
 
-    /// Earned.
+    /// Earned. Says what found no room.
     #[inline]
-    pub fn put(&self, amount: u64) {
+    pub fn put(&self, amount: u64) -> u64 {
         let cap = self.cap();
-        if amount > 0 && self.has() < cap {
-            let _ = self.has.fetch_update(Relaxed, Relaxed, |has| {
-                Some(has.saturating_add(amount).min(cap))
-            });
+        if amount == 0 || self.has() >= cap {
+            return amount;
         }
+        let before = self.has.fetch_update(Relaxed, Relaxed, |has| {
+            Some(has.saturating_add(amount).min(cap))
+        });
+        before.map_or(amount, |had| amount.saturating_sub(cap.saturating_sub(had)))
     }
 
     /// Drawn, as much as there is of `amount`. Says how much.

@@ -91,7 +91,7 @@ pub struct Params {
     pub alone_windows: u32,
     /// What lanes were given of the processor and have not begun when a window ends counts as a delay so many times: as if it stayed.
     pub backlog_weight: u32,
-    /// Each reactor that has volumes of a tenant counts as so much of its base, besides its demand: who wakes finds a share.
+    /// All reactors that have volumes of a tenant count together as so much of its base, besides their demand: who wakes finds a share.
     pub beginner: f32,
     /// The same of each export of a volume that has several. A limit is nothing that must be there at once, so it is not kept from
     /// others.
@@ -141,7 +141,7 @@ impl Default for Params {
             alone_most: 2.0,
             alone_windows: 32,
             backlog_weight: 4,
-            beginner: 1.0 / 16.0,
+            beginner: 1.0 / 256.0,
             new_lane: 1.0 / 256.0,
             most_told: 1000.0,
             idle_windows: 2,

@@ -155,6 +155,9 @@ impl Scheduler {
         self.earn(tenant);
         self.board.entry(tenant).set_budget(budget);
         let one = &mut self.tenants[tenant];
+        for (unused, own) in self.board.entry(tenant).unused.iter().zip(OWN) {
+            unused.set_cap(base.0[own] as u64);
+        }
         (one.base, one.burst, one.metered) = (base, burst, metered);
         if one.drawn == [0; 2] {
             one.of_credit = !metered;

@@ -240,11 +240,11 @@ impl Scheduler {
         let one = &self.tenants[tenant];
         let idle = self.window.saturating_sub(one.last);
         if idle > 0 && !one.active && !one.lanes.is_empty() {
-            self.save_idle(tenant, idle);
+            self.save_idle(tenant, idle, false);
         }
     }
 
-    fn save_idle(&mut self, tenant: usize, windows: u64) {
+    fn save_idle(&mut self, tenant: usize, windows: u64, wakes: bool) {
         let saved = self.params.saved_windows.into();
         let entry = self.board.entry(tenant);
         let one = &mut self.tenants[tenant];
@@ -252,7 +252,14 @@ impl Scheduler {
         one.share = entry
             .shares
             .share(&mut one.told, told, self.params.beginner);
-        one.save(entry, self.params.policy, windows, saved, &Units::ZERO);
+        one.save(
+            entry,
+            self.params.policy,
+            windows,
+            saved,
+            &Units::ZERO,
+            wakes,
+        );
         one.last = self.window;
         // Its volumes' limits hold as ever, and what they owe of what is shared is paid out of its base.
         let base = one.shared_base.times(one.share * windows as f32);
@@ -273,7 +280,7 @@ impl Scheduler {
         let is_new = !std::mem::replace(&mut one.is_known, true);
         let idle = self.window.saturating_sub(one.last);
         if idle > 0 || is_new {
-            self.save_idle(tenant, idle.max(1));
+            self.save_idle(tenant, idle.max(1), true);
         }
         let entry = self.board.entry(tenant);
         let one = &mut self.tenants[tenant];

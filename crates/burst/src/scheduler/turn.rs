@@ -33,7 +33,9 @@ impl Tenant {
         windows: u64,
         saved: u64,
         wanted: &Units,
+        wakes: bool,
     ) {
+        let is_shared = entry.shares.is_shared();
         for (at, (credit, own)) in entry.credit.iter().zip(OWN).enumerate() {
             let above = (self.burst.0[own] - self.base.0[own]).max(0);
             let [of_base, of_above] = &mut self.fractions;
@@ -54,10 +56,22 @@ impl Tenant {
             let paid = more.min(self.owed[at]);
             self.owed[at] -= paid;
             let sum = (self.due.0[own] as u64).saturating_add(more - paid);
-            let due = sum.min(most);
+            let mut due = sum.min(most);
+            let mut left = sum - due;
+            if is_shared {
+                // What one reactor has no use for is had where there is too little: it is the tenant's.
+                let unused = &entry.unused[at];
+                let most = if wakes {
+                    most.max(self.base.0[own] as u64)
+                } else {
+                    most
+                };
+                due += unused.draw(most.saturating_sub(due));
+                left = unused.put(left);
+            }
             self.due.0[own] = due as i32;
             if !self.metered {
-                credit.put(sum - due);
+                credit.put(left);
             }
         }
     }
@@ -116,10 +130,15 @@ impl Tenant {
     #[inline]
     pub(super) fn settle(&mut self, entry: &Entry, used: &Units) {
         let mut above = [0u64; 2];
+        let is_shared = entry.shares.is_shared();
         for (at, own) in OWN.into_iter().enumerate() {
             let due = self.due.0[own].min(used.0[own]);
             self.due.0[own] -= due;
             above[at] = (used.0[own] - due) as u64;
+            if is_shared {
+                // What others had no use for of the base was there for that.
+                above[at] -= entry.unused[at].draw(above[at]);
+            }
             let drawn = std::mem::take(&mut self.drawn[at]);
             self.owed[at] += above[at].saturating_sub(drawn);
             self.above[at] = self.above[at].saturating_sub(above[at]);
@@ -296,7 +315,7 @@ impl Scheduler {
                 false => 1.0,
             };
             sums.tells |= is_shared && one.told != Told::default();
-            one.save(entry, params.policy, passed, saved, &wanted);
+            one.save(entry, params.policy, passed, saved, &wanted, false);
             let late = if one.rests { 1 } else { late };
             let base = one.shared_base.times(one.share * late as f32);
             let (uses, waits) = (Each::shared(&used), Each::shared(&waiting));

@@ -4,14 +4,19 @@
 //! first served; then its data goes over a link, the backend takes its time, and a read's data comes back over the other
 //! link. What may not begin waits in its lane, and at each window's turn lanes begin one I/O each in turns. A reactor that works
 //! in turns ([`Model::turn_ns`]) looks at what came, and at what waits, only between them.
+//! **Not here:** what tenants ask for ([`load`]), what may begin ([`turns`]), what an I/O takes ([`path`]), who helps whom ([`help`]).
 
+mod help;
+mod load;
+mod path;
 mod turns;
 
+use self::help::Need;
 use super::model::{Guest, Model};
 use super::stats::Had;
 use crate::admission::Capacity;
 use crate::board::{Board, Shares};
-use crate::cost::{CostTable, Frontend, Operation};
+use crate::cost::CostTable;
 use crate::params::{BadParam, Params, Policy};
 use crate::scheduler::Scheduler;
 use crate::units::{Resource, Units};
@@ -19,6 +24,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
+#[cfg(test)]
+pub(super) use self::help::OWN_WINDOWS;
 pub use crate::spread::Spread;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -43,7 +50,7 @@ struct Io {
     lane: u32,
     len: u32,
     read: bool,
-    /// Who admitted it.
+    /// Who admitted it: its home.
     reactor: u32,
     /// It was over budget at least once.
     refused: bool,
@@ -69,8 +76,15 @@ struct Reactor {
     /// Of a turn's lump, what is left.
     lump_ns: i64,
     busy: bool,
-    /// In this measurement.
+    /// Of all time; and until this measurement began.
     busy_ns: u64,
+    before_ns: u64,
+    /// When it last began or carried out something of its own.
+    begun_ns: Option<u64>,
+    need: Need,
+    /// What others handed over and is not begun; and what each of them has from here.
+    errands: VecDeque<u32>,
+    away: Vec<usize>,
     /// Lanes in which something waits, in turns.
     turns: VecDeque<u32>,
     /// None of them may, in this window.
@@ -85,6 +99,13 @@ struct Reactor {
     rounds: Vec<u64>,
 }
 
+impl Reactor {
+    /// So many stand before its processor.
+    fn stand(&self) -> usize {
+        self.first.len() + self.ready.len()
+    }
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct Machine {
@@ -93,6 +114,9 @@ pub struct Machine {
     guests: Vec<Guest>,
     spread: Spread,
     reactors: Vec<Reactor>,
+    /// Of each lane, the reactor that admits what comes; and what it asked for that has not ended.
+    homes: Vec<usize>,
+    in_lane: Vec<u32>,
     /// By reactor, lane and direction: what waits.
     waiting: Vec<Vec<VecDeque<u32>>>,
     ios: Vec<Io>,
@@ -154,7 +178,13 @@ impl Machine {
         }
         let board = Arc::new(Board::new(guests.len()));
         let lanes = lanes_of(&guests);
-        // What is begun here may be carried out anywhere where who is idle helps.
+        // What is begun here may be carried out anywhere where who is idle steals. Who helps counts from when it is idle.
+        let homes: Vec<usize> = (lanes.iter().enumerate())
+            .map(|(lane, (tenant, queue))| {
+                let told = guests[*tenant].homes.get(*queue).copied();
+                told.unwrap_or(spread.home(lane, model.reactors))
+            })
+            .collect();
         let own = Capacity {
             reactors: match spread {
                 Spread::Stealing => model.reactors as u32,
@@ -171,7 +201,7 @@ impl Machine {
                 scheduler.set_budget(tenant, &guest.budget, &costs);
             }
             for (lane, (tenant, _)) in lanes.iter().enumerate() {
-                if spread == Spread::OneToN || spread.home(lane, model.reactors) == number {
+                if model.shared_volumes || homes[lane] == number {
                     scheduler.attach(lane, *tenant);
                     if model.shared_volumes {
                         let budget = Some(&guests[*tenant].budget);
@@ -188,6 +218,11 @@ impl Machine {
                 lump_ns: 0,
                 busy: false,
                 busy_ns: 0,
+                before_ns: 0,
+                begun_ns: None,
+                need: Need::UNKNOWN,
+                errands: VecDeque::new(),
+                away: vec![0; model.reactors],
                 turns: VecDeque::new(),
                 stuck: false,
                 held_ns: 0,
@@ -201,6 +236,8 @@ impl Machine {
         let mut machine = Self {
             waiting: vec![vec![VecDeque::new(); 2 * lanes.len()]; model.reactors],
             reactors,
+            in_lane: vec![0; homes.len()],
+            homes,
             costs,
             spread,
             ios: Vec::new(),
@@ -241,7 +278,7 @@ impl Machine {
         self.had.fill(Had::default());
         self.measure_from = self.now;
         for reactor in &mut self.reactors {
-            reactor.busy_ns = 0;
+            reactor.before_ns = reactor.busy_ns;
         }
         self.until(self.now + ns);
         &self.had
@@ -252,7 +289,8 @@ impl Machine {
     pub fn busy(&self) -> Vec<f64> {
         let time = (self.now - self.measure_from).max(1) as f64;
         let parts = self.reactors.iter();
-        parts.map(|reactor| reactor.busy_ns as f64 / time).collect()
+        let busy = |of: &Reactor| (of.busy_ns - of.before_ns) as f64 / time;
+        parts.map(busy).collect()
     }
 
     /// Of the first reactor: how many times what is calibrated costs count.
@@ -302,309 +340,5 @@ impl Machine {
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         (self.random >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// The next I/O of a tenant is asked for when its rate and its pulse allow it.
-    fn ask_later(&mut self, tenant: u32) {
-        let at = tenant as usize;
-        let load = &self.guests[at].load;
-        if self.asks[at] || self.under_way[at] >= load.depth {
-            return;
-        }
-        let mut time = self.due[at].max(self.now);
-        if let Some((on, of)) = load.pulse
-            && time % of >= on
-        {
-            time += of - time % of;
-        }
-        self.asks[at] = true;
-        self.at(time, Event::Ask(tenant));
-    }
-
-    fn ask(&mut self, tenant: u32) {
-        let at = tenant as usize;
-        self.asks[at] = false;
-        let (first, second, third) = (self.draw(), self.draw(), self.draw());
-        let load = &self.guests[at].load;
-        if let Some(rate) = load.rate {
-            self.due[at] = self.due[at].max(self.now) + (1e9 / rate) as u64;
-        }
-        let len = load.sizes[(first * load.sizes.len() as f64) as usize];
-        let read = second * 100.0 < f64::from(load.reads);
-        // Its queue, by how its machine's processors are used.
-        let mut queue = 0;
-        let mut sum = 0.0;
-        for (number, part) in self.guests[at].queues.iter().enumerate() {
-            sum += part;
-            queue = number;
-            if third * 100.0 < sum {
-                break;
-            }
-        }
-        let before: usize = self.guests[..at]
-            .iter()
-            .map(|guest| guest.queues.len())
-            .sum();
-        let lane = (before + queue) as u32;
-        let operation = if read {
-            Operation::Read
-        } else {
-            Operation::Write
-        };
-        let charged = if self.model.counted { 4096 } else { len };
-        let io = Io {
-            tenant,
-            lane,
-            len,
-            read,
-            reactor: 0,
-            refused: false,
-            told: true,
-            asked: self.now,
-            ready: 0,
-            cost: self.costs.of(Frontend::Tcp, operation, charged),
-            cpu: self.costs.of(Frontend::Tcp, operation, len)[Resource::Cpu],
-        };
-        let number = match self.free.pop() {
-            Some(number) => {
-                self.ios[number as usize] = io;
-                number
-            }
-            None => {
-                self.ios.push(io);
-                self.ios.len() as u32 - 1
-            }
-        };
-        self.under_way[at] += 1;
-        self.come(number);
-        self.ask_later(tenant);
-    }
-
-    /// It comes to its reactor.
-    fn come(&mut self, io: u32) {
-        let lane = self.ios[io as usize].lane as usize;
-        let count = self.reactors.len();
-        let number = match self.spread {
-            Spread::OneToN => {
-                let load = |number: &usize| self.reactors[*number].ahead_ns;
-                // The least loaded; of equals the next in turn.
-                (0..count)
-                    .map(|at| (at + io as usize) % count)
-                    .min_by_key(load)
-                    .unwrap_or(0)
-            }
-            Spread::OneToOne | Spread::Stealing => self.spread.home(lane, count),
-        };
-        if self.model.turn_ns == 0 {
-            self.arrive(number, io);
-            return;
-        }
-        self.reactors[number].came.push(io);
-        self.look(number);
-    }
-
-    /// It is admitted, or waits.
-    fn arrive(&mut self, number: usize, io: u32) {
-        let Io {
-            lane,
-            cost,
-            tenant,
-            read,
-            ..
-        } = self.ios[io as usize];
-        let lane = lane as usize;
-        let queue = 2 * lane + usize::from(read && self.model.apart);
-        let may_begin = (self.has_room(number) || self.is_first(number, lane))
-            && self.is_its_round(number, lane);
-        let reactor = &mut self.reactors[number];
-        let waiting = &mut self.waiting[number][queue];
-        if waiting.is_empty() && may_begin {
-            if reactor.scheduler.admit(lane, &cost) {
-                self.begin(number, io);
-                return;
-            }
-            self.ios[io as usize].refused = true;
-            self.ios[io as usize].told = false;
-            self.had[tenant as usize].throttled += 1;
-        }
-        if waiting.is_empty() {
-            reactor.turns.push_back(queue as u32);
-            reactor.stuck = false;
-        } else {
-            self.ios[io as usize].told = false;
-        }
-        waiting.push_back(io);
-        reactor.scheduler.wait(lane, &cost);
-    }
-
-    fn is_first(&self, number: usize, lane: usize) -> bool {
-        self.model.base_first && self.reactors[number].scheduler.is_within_base(lane)
-    }
-
-    /// It stands before the processor.
-    fn begin(&mut self, number: usize, io: u32) {
-        let cpu = self.cpu_ns(io);
-        self.ios[io as usize].ready = self.now;
-        self.ios[io as usize].reactor = number as u32;
-        self.spend_batch(number, io);
-        let first = self.is_first(number, self.ios[io as usize].lane as usize);
-        let reactor = &mut self.reactors[number];
-        match first {
-            true => reactor.first.push_back(io),
-            false => {
-                reactor.ready.push_back(io);
-                reactor.lump_ns -= cpu as i64;
-            }
-        }
-        reactor.ahead_ns += cpu;
-        if self.model.turn_ns > 0 {
-            return;
-        }
-        if !reactor.busy {
-            self.serve(number);
-        } else if self.spread == Spread::Stealing {
-            // Whoever is idle looks around.
-            if let Some(idle) = self.reactors.iter().position(|other| !other.busy) {
-                self.serve(idle);
-            }
-        }
-    }
-
-    fn cpu_ns(&self, io: u32) -> u64 {
-        let io = &self.ios[io as usize];
-        let more = match self.spread {
-            Spread::Stealing => 1.0 + self.model.steal_cost,
-            Spread::OneToOne | Spread::OneToN => 1.0,
-        };
-        (f64::from(io.cpu) * self.model.cpu_truth * more) as u64
-    }
-
-    /// The processor takes the next.
-    fn serve(&mut self, number: usize) {
-        let mut from = number;
-        let stand = |reactor: &Reactor| reactor.first.len() + reactor.ready.len();
-        if stand(&self.reactors[number]) == 0 {
-            if self.spread != Spread::Stealing {
-                self.look(number);
-                return;
-            }
-            let longest = (0..self.reactors.len()).max_by_key(|at| stand(&self.reactors[*at]));
-            from = longest.unwrap_or(number);
-        }
-        let reactor = &mut self.reactors[from];
-        let next = reactor.first.pop_front();
-        let Some(io) = next.or_else(|| reactor.ready.pop_front()) else {
-            return;
-        };
-        let plain = self.cpu_ns(io);
-        self.reactors[from].ahead_ns = self.reactors[from].ahead_ns.saturating_sub(plain);
-        // Whoever was within its budget, and not behind others of its own, waited for the processor from the beginning on,
-        // also where the lane kept it. Of the others that can't be told but where all that may begin does at once.
-        let Io {
-            told, asked, ready, ..
-        } = self.ios[io as usize];
-        let scheduler = &mut self.reactors[from].scheduler;
-        if self.model.turn_ns > 0 {
-            // What is left when a window ends says it.
-        } else if told {
-            scheduler.observe(Resource::Cpu, self.now - asked, 1);
-        } else if self.model.ahead_ns == u64::MAX {
-            scheduler.observe(Resource::Cpu, self.now - ready, 1);
-        }
-        let mut cpu = self.cpu_ns(io);
-        let reactor = &mut self.reactors[number];
-        if reactor.held_ns > 0 {
-            cpu += std::mem::take(&mut reactor.held_ns);
-            reactor.held_until = self.now + cpu;
-        }
-        reactor.busy = true;
-        reactor.busy_ns += cpu;
-        self.at(self.now + cpu, Event::Cpu(number as u32, io));
-    }
-
-    fn served(&mut self, number: usize, io: u32) {
-        self.reactors[number].busy = false;
-        let Io { read, len, .. } = self.ios[io as usize];
-        let bytes = if read { 0 } else { len } + self.model.header;
-        let sent = self.carry(io, 0, bytes);
-        let sent = self.use_device(io, sent);
-        let (least, mean) = if read {
-            self.model.backend_read_ns
-        } else {
-            self.model.backend_write_ns
-        };
-        let delay = least - mean * (1.0 - self.draw()).ln();
-        self.at(sent + delay as u64, Event::Backend(io));
-        if self.model.ahead_ns != u64::MAX && self.model.turn_ns == 0 {
-            self.resume(number, false);
-        }
-        if !self.reactors[number].busy {
-            self.serve(number);
-        }
-    }
-
-    /// A link carries one after the other. Says when it has.
-    fn carry(&mut self, io: u32, link: usize, bytes: u32) -> u64 {
-        let begins = self.links[link].max(self.now);
-        if self.model.links_told {
-            let resource = [Resource::LinkIn, Resource::LinkOut][link];
-            let number = self.ios[io as usize].reactor as usize;
-            let scheduler = &mut self.reactors[number].scheduler;
-            scheduler.observe(resource, begins - self.now, 1);
-        }
-        let time = f64::from(bytes) * 1e9 / self.model.link;
-        self.links[link] = begins + time as u64;
-        self.links[link]
-    }
-
-    /// The device takes one after the other. Says when it has ended this one, which is there from `at` on.
-    fn use_device(&mut self, io: u32, at: u64) -> u64 {
-        let (fixed, byte) = self.model.device_ns;
-        if fixed == 0.0 && byte == 0.0 {
-            return at;
-        }
-        let Io {
-            read, len, reactor, ..
-        } = self.ios[io as usize];
-        let begins = self.device.max(at);
-        let resource = if read {
-            Resource::DeviceRead
-        } else {
-            Resource::DeviceWrite
-        };
-        let scheduler = &mut self.reactors[reactor as usize].scheduler;
-        scheduler.observe(resource, begins - at, 1);
-        let takes = self.model.device_truth * (fixed + byte * f64::from(len));
-        self.device = begins + takes as u64;
-        self.device
-    }
-
-    fn answered(&mut self, io: u32) {
-        let Io { read, len, .. } = self.ios[io as usize];
-        let end = if read {
-            self.carry(io, 1, len + self.model.header)
-        } else {
-            self.now
-        };
-        self.at(end, Event::End(io));
-    }
-
-    fn ended(&mut self, io: u32) {
-        let Io {
-            tenant, len, asked, ..
-        } = self.ios[io as usize];
-        let had = &mut self.had[tenant as usize];
-        if asked >= self.measure_from {
-            had.latency.add(self.now - asked);
-        }
-        had.bytes += u64::from(len);
-        if self.windows {
-            let window = ((self.now - self.measure_from) / self.window_ns) as usize;
-            had.by_window.resize(had.by_window.len().max(window + 1), 0);
-            had.by_window[window] += 1;
-        }
-        self.under_way[tenant as usize] -= 1;
-        self.free.push(io);
-        self.ask_later(tenant);
     }
 }

@@ -38,7 +38,8 @@ pub struct Model {
     pub turn_ns: u64,
     /// In each hundred windows a reactor is held up for so many, by something that is no I/O.
     pub held_windows: u64,
-    /// A tenant's queues are exports of volumes that each reactor shows, with the tenant's budget each.
+    /// A tenant's queues are exports of volumes that each reactor shows, with the tenant's budget each: an I/O comes to whoever has
+    /// the least to do.
     pub shared_volumes: bool,
     /// Whoever is within its base stands before the others at the processor. (With wild and base nobody does.)
     pub base_first: bool,
@@ -197,6 +198,10 @@ pub struct Guest {
     pub load: Load,
     /// How its I/Os are spread over its queues, of a hundred each; each queue is a processor's of its machine.
     pub queues: Vec<f64>,
+    /// The reactor of each of them; of those that are not named, in turn.
+    pub homes: Vec<usize>,
+    /// All of them go to one queue for so long, then to the next.
+    pub moves_ns: Option<u64>,
 }
 
 impl Guest {
@@ -207,6 +212,8 @@ impl Guest {
             budget,
             load,
             queues: vec![100.0],
+            homes: Vec::new(),
+            moves_ns: None,
         }
     }
 }

@@ -196,7 +196,7 @@ const TRIED: &[(&str, Set, &[f64])] = &[
     (
         "beginner",
         |p, v| p.beginner = v as f32,
-        &[1.0 / 1024.0, 1.0 / 64.0, 1.0 / 16.0, 0.25, 1.0],
+        &[1.0 / 4096.0, 1.0 / 256.0, 1.0 / 64.0, 1.0 / 16.0, 1.0],
     ),
     (
         "new_lane",
@@ -276,7 +276,6 @@ fn run(params: &Params, stage: Stage, effort: Effort) -> ([f64; 3], f64, f64, f6
     if !matches!(stage, Stage::Crowd | Stage::Several | Stage::Wild) {
         model.turn_ns = TURN_NS;
     }
-    let mut spread = Spread::OneToOne;
     let alone = Load {
         reads: 100,
         ..Load::small(256)
@@ -292,7 +291,7 @@ fn run(params: &Params, stage: Stage, effort: Effort) -> ([f64; 3], f64, f64, f6
                 };
             }
         }
-        Stage::Several => (spread, model.shared_volumes) = (Spread::OneToN, true),
+        Stage::Several => model.shared_volumes = true,
         Stage::Alone => guests = vec![Guest::new(budget, alone)],
         Stage::Device => {
             (model.device_ns, model.device_truth) = ((2_900.0, 0.1), 0.5);
@@ -300,7 +299,7 @@ fn run(params: &Params, stage: Stage, effort: Effort) -> ([f64; 3], f64, f64, f6
             guests = vec![Guest::new(budget, Load { pulse, ..alone })];
         }
     }
-    let machine = Machine::new(model, params, guests, spread, 5);
+    let machine = Machine::new(model, params, guests, Spread::OneToOne, 5);
     let mut machine = machine.unwrap_or_else(|bad| panic!("{bad}"));
     let had = machine.run(30_000_000, effort.ms * 1_000_000);
     let latency = &had[0].latency;

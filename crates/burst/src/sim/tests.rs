@@ -1,12 +1,15 @@
 //! What holds of any tenants under any load.
 
-use super::machine::{Machine, Spread};
+use super::machine::{Machine, OWN_WINDOWS, Spread};
 use super::model::{Guest, Load, Model, metered};
-use crate::admission::Node;
+use crate::admission::{Node, usable};
 use crate::budget::{Budget, Burst, Rate};
 use crate::params::{Params, Policy};
+use crate::places::Places;
+use crate::units::Resource;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
+use std::collections::BTreeSet;
 
 /// What the backend and a link that is not busy take of an I/O that has begun, at most.
 const CARRIED_NS: u64 = 400_000;
@@ -32,6 +35,19 @@ struct Someone {
     credit: Option<u32>,
     start_ns: u64,
     does: Does,
+    /// Its volumes, and which of them it uses.
+    volumes: usize,
+    uses: Uses,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Uses {
+    /// All of them as much.
+    Evenly,
+    /// The first more than all others.
+    Mostly,
+    /// One at a time, the next after so many quarters of a window.
+    Moves(u64),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +91,25 @@ impl Someone {
         }
     }
 
+    fn guest(&self, homes: Vec<usize>, window_ns: u64) -> Guest {
+        let volumes = self.volumes as f64;
+        let mut queues = vec![100.0 / volumes; self.volumes];
+        if let (Uses::Mostly, [first, rest @ ..]) = (self.uses, &mut queues[..]) {
+            rest.fill(10.0 / volumes);
+            *first = 100.0 - rest.iter().sum::<f64>();
+        }
+        let moves_ns = match self.uses {
+            Uses::Moves(quarters) => Some(quarters * window_ns / 4),
+            _ => None,
+        };
+        Guest {
+            queues,
+            homes,
+            moves_ns,
+            ..Guest::new(self.budget(), self.load(window_ns))
+        }
+    }
+
     fn load(&self, window_ns: u64) -> Load {
         let load = |depth| Load {
             sizes: vec![self.size],
@@ -112,6 +147,14 @@ fn does() -> impl Strategy<Value = Does> {
     ]
 }
 
+fn uses() -> impl Strategy<Value = Uses> {
+    prop_oneof![
+        Just(Uses::Evenly),
+        Just(Uses::Mostly),
+        prop::sample::select(vec![1u64, 4, 8, 9, 40]).prop_map(Uses::Moves),
+    ]
+}
+
 prop_compose! {
     fn someone()(
         thousand in 2u64..80,
@@ -121,8 +164,10 @@ prop_compose! {
         credit in prop::option::of(1u32..10),
         start_ns in 0u64..10_000_000,
         does in does(),
+        volumes in prop::sample::select(vec![1usize, 1, 2, 3, 6]),
+        uses in uses(),
     ) -> Someone {
-        Someone { thousand, more, size, reads, credit, start_ns, does }
+        Someone { thousand, more, size, reads, credit, start_ns, does, volumes, uses }
     }
 }
 
@@ -151,22 +196,25 @@ prop_compose! {
     }
 }
 
-/// Those whose bases fit: into the node and, where queues stay with one reactor, into that.
-fn taken(all: Vec<Someone>, model: &Model, params: &Params, spread: Spread) -> Vec<Someone> {
+/// Those whose bases fit: into the node, and on the reactors that serve their volumes, which [`Places`] picks as the engine does; and
+/// which those are.
+fn taken(all: Vec<Someone>, model: &Model, params: &Params) -> Vec<(Someone, Vec<usize>)> {
     let costs = model.costs();
     let mut node = Node::new(model.capacity(), params, 1.0);
-    let one = Model {
-        reactors: 1,
-        ..model.clone()
-    };
-    let mut reactors = vec![Node::new(one.capacity(), params, 1.0); model.reactors];
+    let mut places = Places::new(model.reactors, 1e9 * usable(params));
     let mut taken = Vec::new();
     for someone in all {
         let budget = someone.budget();
-        let home = &mut reactors[spread.home(taken.len(), model.reactors)];
-        let fits = spread == Spread::OneToN || home.take(&budget, &costs).is_ok();
-        if fits && node.take(&budget, &costs).is_ok() {
-            taken.push(someone);
+        let (tenant, mut then) = (taken.len() as u64, places.clone());
+        then.promise(tenant, costs.most_of(budget.base)[Resource::Cpu as usize]);
+        let mut homes = Vec::new();
+        for _ in 0..someone.volumes {
+            homes.push(then.best(tenant));
+            then.export(tenant, homes[homes.len() - 1]);
+        }
+        if then.fit() && node.take(&budget, &costs).is_ok() {
+            places = then;
+            taken.push((someone, homes));
         }
     }
     taken
@@ -193,21 +241,23 @@ proptest! {
             (model.base_first, model.ahead_ns) = (false, u64::MAX);
         }
         let link = model.link;
-        let all = taken(all, &model, &params, spread);
+        let (all, homes): (Vec<_>, Vec<_>) = taken(all, &model, &params).into_iter().unzip();
         prop_assume!(all.iter().any(|one| matches!(one.does, Does::Keeps)));
-        let guests = all.iter().map(|one| Guest::new(one.budget(), one.load(params.window_ns)));
+        let guests = all.iter().zip(&homes).map(|(one, homes)| one.guest(homes.clone(), params.window_ns));
         let mut machine = Machine::new(model, &params, guests.collect(), spread, seed).expect("good");
         machine.count_windows();
         let had = machine.run(0, 30_000_000);
         let windows = 30_000_000 / params.window_ns;
-        let admit = if spread == Spread::OneToN { reactors } else { 1 };
-        for (one, had) in all.iter().zip(had).filter(|(one, _)| matches!(one.does, Does::Keeps)) {
+        for ((one, had), homes) in all.iter().zip(had).zip(&homes).filter(|((one, _), _)| matches!(one.does, Does::Keeps)) {
+            let admit = homes.iter().collect::<BTreeSet<_>>().len();
+
             let (iops, mut got) = (one.iops(), 0.0);
             for window in 0..windows {
                 got += f64::from(had.by_window.get(window as usize).copied().unwrap_or(0));
                 let time_ns = ((window + 1) * params.window_ns).saturating_sub(one.start_ns);
                 let asked = iops * time_ns as f64 / 1e9;
-                prop_assert!(got + behind(&params, &all, link, iops, admit) >= asked, "{got} of {asked} at the end of window {window}: {one:?}");
+                let bound = behind(&params, &all, link, iops, admit);
+                prop_assert!(got + bound >= asked, "{got} of {asked} at the end of window {window}: {one:?}");
             }
         }
     }
@@ -264,6 +314,55 @@ fn one_queue_over_two_reactors() {
     assert!(two > 1.8 * one && uneven < 1.1, "{one} {two} {uneven}");
     let (alone, _) = iops(2, Spread::OneToOne);
     assert!(alone < 1.1 * one, "one queue is one reactor's: {alone}");
+}
+
+/// Whoever comes to a reactor just when that begins to help, or helps already, has its base there as if nobody did, and waits for what is being
+/// done at most.
+#[test]
+fn a_pulse_at_the_threshold_of_help_costs_no_base() {
+    let params = Params::default();
+    let threshold_ns = OWN_WINDOWS * params.window_ns;
+    for turn_ns in [0, 500] {
+        for (late_ns, early_ns) in [(0, 0), (0, 20_000), (1000, 0), (20_000, 0), (60_000, 0)] {
+            let run = |spread| {
+                let model = Model {
+                    reactors: 2,
+                    turn_ns,
+                    ..Model::default()
+                };
+                // Within its base: 20 of its 30 in a window, once in a little more than two.
+                let pulse = Load {
+                    pulse: Some((1000, threshold_ns + late_ns - early_ns)),
+                    ..Load::small(20)
+                };
+                let budget = |base| metered((base, base << 12), (1_000_000, 40_000_000_000));
+                let victim = Guest {
+                    homes: vec![1],
+                    ..Guest::new(budget(100_000), pulse)
+                };
+                let bursts = Guest {
+                    homes: vec![0],
+                    ..Guest::new(budget(100_000), Load::small(256))
+                };
+                let guests = vec![victim, bursts];
+                let machine = Machine::new(model, &params, guests, spread, 3);
+                let mut machine = machine.expect("good");
+                let had = machine.run(20_000_000, 60_000_000);
+                let [victim, bursts] = had else { panic!() };
+                (
+                    victim.latency.count(),
+                    victim.latency.mean_us(),
+                    victim.latency.percentile_us(99.0),
+                    bursts.latency.count(),
+                )
+            };
+            let (alone, helps) = (run(Spread::OneToOne), run(Spread::OneToN));
+            assert!(
+                helps.0 + 2 >= alone.0 && helps.1 < alone.1 + 7.0 && helps.2 < alone.2 + 15.0,
+                "{turn_ns} {late_ns} {early_ns}: {alone:?} {helps:?}"
+            );
+        }
+    }
 }
 
 /// Under `wild` the processor's time goes by bases, whatever the sizes of I/Os are.

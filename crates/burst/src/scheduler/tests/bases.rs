@@ -10,17 +10,30 @@ struct Always {
     lane: usize,
     cost: Units,
     depth: usize,
+    /// In one of so many windows, and else nothing.
+    period: u64,
 }
 
 /// How many of each begin in so many windows; those that are named first are asked first, each window at every step.
 fn begun(scheduler: &mut Scheduler, loads: &[Always], windows: u64) -> Vec<u64> {
     let mut begun = vec![0; loads.len()];
-    for load in loads {
-        (0..load.depth).for_each(|_| scheduler.wait(load.lane, &load.cost));
-    }
-    for _ in 0..windows {
+    let each = |scheduler: &mut Scheduler, load: &Always, waits: bool| {
+        (0..load.depth).for_each(|_| match waits {
+            true => scheduler.wait(load.lane, &load.cost),
+            false => scheduler.cancel(load.lane, &load.cost),
+        });
+    };
+    for window in 0..windows {
+        let asks = |load: &Always| window % load.period == 0;
+        let begins = |load: &Always| asks(load) && (load.period > 1 || window == 0);
+        for load in loads.iter().filter(|load| begins(load)) {
+            each(scheduler, load, true);
+        }
         for _ in 0..4 {
             for (begun, load) in begun.iter_mut().zip(loads) {
+                if !asks(load) {
+                    continue;
+                }
                 while scheduler.resume(load.lane, &load.cost) {
                     scheduler.wait(load.lane, &load.cost);
                     *begun += 1;
@@ -28,9 +41,12 @@ fn begun(scheduler: &mut Scheduler, loads: &[Always], windows: u64) -> Vec<u64> 
             }
         }
         scheduler.turn(1);
+        for load in loads.iter().filter(|load| asks(load) && load.period > 1) {
+            each(scheduler, load, false);
+        }
     }
-    for load in loads {
-        (0..load.depth).for_each(|_| scheduler.cancel(load.lane, &load.cost));
+    for load in loads.iter().filter(|load| load.period == 1) {
+        each(scheduler, load, false);
     }
     begun
 }
@@ -52,6 +68,7 @@ fn a_base_of_less_than_an_io_in_a_window_is_kept() {
                 lane,
                 cost: cost(4096),
                 depth: depth(lane),
+                period: 1,
             })
             .collect();
         let begun = begun(&mut scheduler, &loads, WINDOWS);
@@ -88,6 +105,7 @@ fn a_base_is_kept_of_ios_of_any_size() {
             lane,
             cost: cost(sizes[lane]),
             depth: if lane < 3 { 32 } else { 2 },
+            period: 1,
         })
         .collect();
     let begun = begun(&mut scheduler, &loads, 5000);
@@ -133,6 +151,7 @@ fn a_base_has_its_part_of_what_is_shared() {
             lane,
             cost,
             depth: if lane == VOLUMES { 2000 } else { 64 },
+            period: 1,
         })
         .collect();
     let begun = begun(&mut scheduler, &loads, 2000);
@@ -207,12 +226,13 @@ fn guaranteed_bases_come_first_where_there_are_too_many() {
     }
 }
 
-/// A volume: the part of the tenant's base that is its own, sizes of I/Os, how many wait at any time.
-type Volume = (u64, u32, usize);
+/// A volume: the part of the tenant's base that is its own, sizes of I/Os, how many wait at any time, or in one of so many windows.
+type Volume = (u64, u32, usize, u64);
 
 fn volume() -> impl Strategy<Value = Volume> {
     let len = prop::sample::select(vec![512, 4096, 16 << 10, 128 << 10, 1 << 20]);
-    (0u64..100, len, 1usize..40)
+    let period = prop_oneof![3 => Just(1u64), 1 => 2u64..9];
+    (0u64..100, len, 1usize..40, period)
 }
 
 proptest! {
@@ -223,7 +243,7 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Whatever the others do, who wants it has its base: but for two I/Os that are on their way, and the first windows.
+    /// Whatever the others do, at all times or in pulses, who wants it has its base: but for two I/Os that are on their way, and the first windows.
     #[test]
     fn every_volume_has_its_own_base(
         iops in 300u64..30_000,
@@ -243,14 +263,16 @@ proptest! {
                 scheduler.set_volume(lane, Some(&own), None);
             }
         }
-        let load = |(lane, (_, len, depth)): (usize, &Volume)| Always {
+        let load = |(lane, (_, len, depth, period)): (usize, &Volume)| Always {
             lane,
             cost: cost(*len),
             depth: *depth,
+            period: *period,
         };
         let loads: Vec<_> = volumes.iter().enumerate().map(load).collect();
         let begun = begun(&mut scheduler, &loads, WINDOWS);
-        for (lane, base) in bases.iter().enumerate() {
+        let always = |lane: &usize| volumes[*lane].3 == 1;
+        for (lane, base) in bases.iter().enumerate().filter(|(lane, _)| always(lane)) {
             // As if of 4 KiB, or of an operation if smaller.
             let each = u64::from(volumes[lane].1).max(4096);
             let has = begun[lane] * each;
@@ -259,13 +281,14 @@ proptest! {
         }
         // And all of them together what the tenant has, of operations or of bytes, and no more.
         let whole = iops * more * (WINDOWS + 10) / 1000;
-        let bytes: u64 = begun.iter().zip(&volumes).map(|(begun, (_, len, _))| begun * u64::from(*len)).sum();
+        let bytes: u64 = begun.iter().zip(&volumes).map(|(begun, (_, len, ..))| begun * u64::from(*len)).sum();
         let used = begun.iter().sum::<u64>().max(bytes / 4096);
         prop_assert!(used <= whole + 512, "{used} of {whole}: {begun:?}");
-        prop_assert!(used + 512 >= whole * 9 / 10, "{used} of {whole}: {begun:?}");
+        let all_ask = (0..lanes).all(|lane| always(&lane));
+        prop_assert!(!all_ask || used + 512 >= whole * 9 / 10, "{used} of {whole}: {begun:?}");
         // Nobody is starved.
         let left = (iops * more - bases.iter().sum::<u64>()) * WINDOWS / 1000;
-        for (lane, begun) in begun.iter().enumerate() {
+        for (lane, begun) in begun.iter().enumerate().filter(|(lane, _)| always(lane)) {
             let each = (u64::from(volumes[lane].1) / 4096).max(1);
             prop_assert!(left < 8 * lanes as u64 * each || *begun > 0, "{lane}: {bases:?}");
         }

@@ -4,7 +4,11 @@ use super::*;
 use crate::board::Newest;
 
 /// Reactors with so many lanes each, all of tenant 0.
-fn reactors(lanes: &[usize], budget: &Budget, params: &Params) -> (Vec<Scheduler>, Units) {
+pub(super) fn reactors(
+    lanes: &[usize],
+    budget: &Budget,
+    params: &Params,
+) -> (Vec<Scheduler>, Units) {
     let costs = table();
     let board = Arc::new(Board::new(1));
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];

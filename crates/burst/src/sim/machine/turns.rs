@@ -1,11 +1,11 @@
-//! When a reactor looks at what there is to do.
+//! When a reactor looks at what there is to do, and what it begins.
 //!
 //! **Design.** At a window's end, and between any two I/Os; or, as the engine, in turns, each of which begins a lump of those above
 //! their base and is carried out before the next. Under `wild` lanes begin a batch each: in each turn,
 //! or one after the other, where whoever has had its own goes behind all others.
-//! **Not here:** what an I/O takes ([`super`]).
+//! **Not here:** what an I/O that has begun takes ([`super::path`]).
 
-use super::{Event, Io, Machine};
+use super::{Event, Io, Machine, Spread};
 use crate::units::{PLENTY, Resource};
 
 impl Machine {
@@ -21,8 +21,9 @@ impl Machine {
             reactor.stuck = false;
         }
         let waits = !reactor.stuck && !reactor.turns.is_empty();
-        if waits || !reactor.came.is_empty() {
+        if waits || !reactor.came.is_empty() || !reactor.errands.is_empty() {
             reactor.busy = true;
+            reactor.busy_ns += self.model.turn_ns;
             let end = self.now + self.model.turn_ns;
             self.at(end, Event::Looked(number as u32));
         }
@@ -40,11 +41,12 @@ impl Machine {
         for io in std::mem::take(&mut self.reactors[number].came) {
             self.arrive(number, io);
         }
+        self.take_errands(number);
         self.serve(number);
     }
 
     /// What those above their base begin in this turn. As in the engine it is more while nobody is, or one lane comes alone.
-    fn lump_of(&self, number: usize) -> i64 {
+    pub(super) fn lump_of(&self, number: usize) -> i64 {
         let reactor = &self.reactors[number];
         let waiting = reactor.turns.iter().map(|queue| queue / 2);
         let came = reactor.came.iter().map(|io| self.ios[*io as usize].lane);
@@ -109,10 +111,85 @@ impl Machine {
         }
     }
 
+    /// It is admitted, or waits.
+    pub(super) fn arrive(&mut self, number: usize, io: u32) {
+        let Io {
+            lane,
+            cost,
+            tenant,
+            read,
+            ..
+        } = self.ios[io as usize];
+        let lane = lane as usize;
+        let queue = 2 * lane + usize::from(read && self.model.apart);
+        let may_begin = (self.has_room(number) || self.is_first(number, lane))
+            && self.is_its_round(number, lane);
+        let reactor = &mut self.reactors[number];
+        let waiting = &mut self.waiting[number][queue];
+        if waiting.is_empty() && may_begin {
+            if reactor.scheduler.admit(lane, &cost) {
+                self.begin(number, io);
+                return;
+            }
+            self.ios[io as usize].refused = true;
+            self.ios[io as usize].told = false;
+            self.had[tenant as usize].throttled += 1;
+        }
+        if waiting.is_empty() {
+            reactor.turns.push_back(queue as u32);
+            reactor.stuck = false;
+        } else {
+            self.ios[io as usize].told = false;
+        }
+        waiting.push_back(io);
+        reactor.scheduler.wait(lane, &cost);
+    }
+
+    pub(super) fn is_first(&self, number: usize, lane: usize) -> bool {
+        self.model.base_first && self.reactors[number].scheduler.is_within_base(lane)
+    }
+
+    /// It stands before the processor.
+    pub(super) fn begin(&mut self, number: usize, io: u32) {
+        let cpu = self.cpu_ns(io);
+        self.ios[io as usize].ready = self.now;
+        self.ios[io as usize].reactor = number as u32;
+        self.reactors[number].begun_ns = Some(self.now);
+        self.spend_batch(number, io);
+        let first = self.is_first(number, self.ios[io as usize].lane as usize);
+        let lane = self.ios[io as usize].lane as usize;
+        let helper = self.whose(number, lane);
+        let reactor = &mut self.reactors[number];
+        if !first {
+            reactor.lump_ns -= cpu as i64;
+        }
+        if let Some(helper) = helper {
+            self.hand_over(helper, io);
+            return;
+        }
+        match first {
+            true => reactor.first.push_back(io),
+            false => reactor.ready.push_back(io),
+        }
+        reactor.ahead_ns += cpu;
+        if self.model.turn_ns > 0 {
+            return;
+        }
+        if !reactor.busy {
+            self.serve(number);
+        } else if self.spread == Spread::Stealing {
+            // Whoever is idle looks around.
+            if let Some(idle) = self.reactors.iter().position(|other| !other.busy) {
+                self.serve(idle);
+            }
+        }
+    }
+
     pub(super) fn turn(&mut self) {
         // Not all reactors at once.
         let window = self.now / self.window_ns;
         for number in 0..self.reactors.len() {
+            self.look_at_others(number);
             let reactor = &mut self.reactors[number];
             if self.model.held_windows > 0 && (window + 37 * number as u64).is_multiple_of(100) {
                 reactor.held_ns = self.model.held_windows * self.window_ns;

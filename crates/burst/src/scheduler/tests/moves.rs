@@ -1,0 +1,180 @@
+//! A tenant with volumes on several reactors that asks for its base unevenly, or moves it about: what it has, and what is metered.
+
+use super::reactors::reactors;
+use super::*;
+
+/// What came of it: I/Os that were asked for, that began, that were metered; and the most that waited at any window's end.
+#[derive(Clone, Copy, Default, Debug)]
+struct Had {
+    asked: f64,
+    begun: u64,
+    metered: f64,
+    behind: f64,
+}
+
+impl Had {
+    fn left(&self) -> f64 {
+        self.asked - self.begun as f64
+    }
+}
+
+/// Reactors with a lane each, of which each is asked for so many I/Os in a window, evenly; what may not begin waits.
+fn had(
+    reactors: &mut [Scheduler],
+    cost: &Units,
+    windows: u64,
+    asks: &dyn Fn(usize, u64) -> f64,
+) -> Had {
+    let mut had = Had::default();
+    let metered = |reactors: &[Scheduler]| {
+        let parts = reactors.iter().map(|one| one.seen(0).metered_parts);
+        parts.sum::<u64>() as f64 / f64::from(PARTS)
+    };
+    let before = metered(reactors);
+    let mut asked = vec![0f64; reactors.len()];
+    let mut waiting = vec![0u32; reactors.len()];
+    for window in 0..windows {
+        for _ in 0..STEPS {
+            for (at, scheduler) in reactors.iter_mut().enumerate() {
+                let more = asks(at, window) / STEPS as f64;
+                had.asked += more;
+                asked[at] += more;
+                while asked[at] >= 1.0 {
+                    asked[at] -= 1.0;
+                    waiting[at] += 1;
+                    scheduler.wait(0, cost);
+                }
+                while waiting[at] > 0 && scheduler.resume(0, cost) {
+                    waiting[at] -= 1;
+                    had.begun += 1;
+                }
+            }
+        }
+        reactors.iter_mut().for_each(|scheduler| scheduler.turn(1));
+        let behind = had.asked - had.begun as f64 - asked.iter().sum::<f64>();
+        had.behind = had.behind.max(behind);
+    }
+    had.metered = metered(reactors) - before;
+    had
+}
+
+/// Wherever its base is asked for it is had, and nothing of that is metered.
+#[test]
+fn a_base_is_had_where_it_is_asked_for() {
+    // 20 in a window. Elsewhere nothing is asked for, or little.
+    for others in [0.0, 0.03, 0.1] {
+        for count in [2usize, 3, 8] {
+            for more in [1, 4] {
+                let all = budget(20_000, 20_000 * more, Burst::Metered);
+                let (mut reactors, cost) = reactors(&vec![1; count], &all, &params());
+                let part = if others == 0.0 { 0.96 } else { 0.98 };
+                let rest = others * 20.0 / (count - 1) as f64;
+                let first = (part - others) * 20.0;
+                let asks = |at: usize, _| if at == 0 { first } else { rest };
+                let had = had(&mut reactors, &cost, 2000, &asks);
+                assert!(
+                    had.behind <= 30.0 && had.left() <= 10.0 && had.metered <= 20.0,
+                    "{others} {count} {more}: {had:?}"
+                );
+            }
+        }
+    }
+}
+
+/// So many windows at one reactor, then at the next.
+fn moves(period: u64, count: usize, each: f64) -> impl Fn(usize, u64) -> f64 {
+    move |at, window| match period {
+        0 => each / count as f64,
+        _ if (window / period) as usize % count == at => each,
+        _ => 0.0,
+    }
+}
+
+/// Whoever moves all it asks for from reactor to reactor has little more than its burst limit, or than its base and its credit.
+#[test]
+fn a_tenants_limit_holds_over_reactors() {
+    const WINDOWS: u64 = 1000;
+    for how in [Burst::Metered, Burst::Credit { seconds: 1 }] {
+        for count in [2usize, 4] {
+            for period in [0, 1, 2, 3, 4, 5, 8, 20] {
+                let all = budget(4000, 10_000, how);
+                let (mut reactors, cost) = reactors(&vec![1; count], &all, &params());
+                let mut begun = 0;
+                let mut waits = vec![false; count];
+                for window in 0..WINDOWS {
+                    for (at, scheduler) in reactors.iter_mut().enumerate() {
+                        let wants = period == 0 || (window / period) as usize % count == at;
+                        while wants && scheduler.admit(0, &cost) {
+                            begun += 1;
+                        }
+                        if wants != std::mem::replace(&mut waits[at], wants) {
+                            match wants {
+                                true => scheduler.wait(0, &cost),
+                                false => scheduler.cancel(0, &cost),
+                            }
+                        }
+                    }
+                    reactors.iter_mut().for_each(|scheduler| scheduler.turn(1));
+                }
+                let most = match how {
+                    Burst::Metered => 10_100,
+                    Burst::Credit { .. } => 4_600,
+                };
+                assert!(begun <= most, "{how:?} {count} {period}: {begun}");
+            }
+        }
+    }
+}
+
+/// Of whoever moves, what is metered is about what it used beyond its base: a sixth of the base more at most, and no less than four fifths.
+#[test]
+fn what_is_metered_of_who_moves_is_what_is_above_its_base() {
+    const WINDOWS: u64 = 1000;
+    let all = budget(10_000, 60_000, Burst::Metered);
+    for count in [2usize, 4] {
+        for period in [0, 1, 2, 3, 5, 8, 20] {
+            for each in [9.8, 15.0, 30.0] {
+                let (mut reactors, cost) = reactors(&vec![1; count], &all, &params());
+                let had = had(&mut reactors, &cost, WINDOWS, &moves(period, count, each));
+                let above = (had.begun as f64 - 10.0 * WINDOWS as f64).max(0.0);
+                // A change of reactors is known a window later.
+                let most = above + if period == 0 { 25.0 } else { 1700.0 };
+                assert!(
+                    (0.8 * above..=most).contains(&had.metered),
+                    "{count} {period} {each}: {had:?} {above}"
+                );
+            }
+        }
+    }
+}
+
+/// Over changes of the way it may burst: what is above the base while it is metered is metered, once, and nothing else.
+#[test]
+fn a_change_of_the_way_to_burst_is_metered_once() {
+    const WINDOWS: u64 = 500;
+    let credit = Burst::Credit { seconds: 1 };
+    for period in [0, 3, 7] {
+        let all = |how| budget(10_000, 40_000, how);
+        let (mut reactors, cost) = reactors(&[1, 1], &all(credit), &params());
+        let costs = table();
+        let mut phase = |how, each: f64| {
+            let change = |one: &mut Scheduler| one.set_budget(0, &all(how), &costs);
+            reactors.iter_mut().for_each(change);
+            had(&mut reactors, &cost, WINDOWS, &moves(period, 2, each))
+        };
+        // It saves half of its base, has three times as much metered, spends what it saved.
+        let [saves, metered, spends] = [
+            phase(credit, 5.0),
+            phase(Burst::Metered, 30.0),
+            phase(credit, 14.0),
+        ];
+        assert!(
+            saves.metered <= 20.0 && spends.metered <= 20.0,
+            "{saves:?} {spends:?}"
+        );
+        assert!(
+            (9_900.0..=10_400.0).contains(&metered.metered),
+            "{metered:?}"
+        );
+    }
+}

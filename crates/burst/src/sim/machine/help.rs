@@ -1,0 +1,148 @@
+//! Who helps whom, with `one-to-n`: as the engine does it (its `core/away.rs` and `core/away/idle.rs`).
+//!
+//! **Design.** A queue has a home, which alone admits what comes. What has begun may be handed to a reactor that is idle: one that has begun nothing
+//! of its own for two windows. It goes to whoever of them has the least of home's, if that is less than home has itself, and while home's own
+//! processor is not enough. Who begins something of its own gives back what it has not begun. Home gives out the processors of who is idle as well.
+//! **Not here:** what handing over costs: nothing, and no time.
+
+use super::{Io, Machine, Spread};
+
+/// Who has begun nothing of its own for so many windows is idle.
+pub(in crate::sim) const OWN_WINDOWS: u64 = 2;
+/// How far apart it is judged whether a reactor needs help.
+const NEED_NS: u64 = 2_000_000;
+/// It does from this part of its time on; and no more once its own, times those who share it, is less than that.
+const NEEDS_FROM: f64 = 0.95;
+const NEEDS_UNTIL: f64 = 0.9;
+/// With fewer at hand a reactor does everything itself; and wakes nobody.
+const FEW: usize = 4;
+const FEW_ASLEEP: usize = 8;
+/// What another may have of one's own.
+const MOST: usize = 128;
+/// What is done for others in a turn.
+const TURN: usize = 32;
+
+/// Whether one processor is enough for a reactor's work. Until that is known, it keeps nobody from helping.
+#[derive(Debug)]
+pub(super) struct Need {
+    help: bool,
+    is_known: bool,
+    since_ns: u64,
+    /// It had been busy for so long by then.
+    busy_ns: u64,
+}
+
+impl Need {
+    pub(super) const UNKNOWN: Self = Self {
+        help: true,
+        is_known: false,
+        since_ns: 0,
+        busy_ns: 0,
+    };
+
+    fn look(&mut self, now: u64, busy_ns: u64, idle: usize) {
+        let all_ns = now - self.since_ns;
+        if all_ns < NEED_NS {
+            return;
+        }
+        let busy = (busy_ns - self.busy_ns) as f64 / all_ns as f64;
+        self.help = match self.help && std::mem::replace(&mut self.is_known, true) {
+            true => busy * (1 + idle) as f64 > NEEDS_UNTIL,
+            false => busy > NEEDS_FROM,
+        };
+        (self.since_ns, self.busy_ns) = (now, busy_ns);
+    }
+}
+
+impl Machine {
+    fn is_idle(&self, number: usize) -> bool {
+        let own_ns = OWN_WINDOWS * self.window_ns;
+        let begun = self.reactors[number].begun_ns;
+        begun.is_none_or(|begun| self.now >= begun + own_ns)
+    }
+
+    /// A window ends: who is idle is counted, and what there is to give out with their processors.
+    pub(super) fn look_at_others(&mut self, number: usize) {
+        if self.spread != Spread::OneToN {
+            return;
+        }
+        let all = self.reactors.len();
+        let others = (0..all).filter(|other| *other != number);
+        let idle = others.filter(|other| self.is_idle(*other)).count();
+        let reactor = &mut self.reactors[number];
+        reactor.need.look(self.now, reactor.busy_ns, idle);
+        let processors = all as f32 / (all - idle) as f32;
+        reactor.scheduler.set_processors(processors);
+    }
+
+    /// Whether what has begun is another reactor's to carry out, and whose.
+    pub(super) fn whose(&self, home: usize, lane: usize) -> Option<usize> {
+        let own = self.reactors[home].stand() + usize::from(self.reactors[home].busy);
+        if self.spread != Spread::OneToN || own < FEW || self.in_lane[lane] < 2 {
+            return None;
+        }
+        if !self.reactors[home].need.help {
+            return None;
+        }
+        let has = |other: usize| self.reactors[home].away[other];
+        (0..self.reactors.len())
+            .filter(|other| *other != home && self.is_idle(*other))
+            .filter(|other| own >= FEW_ASLEEP || self.reactors[*other].busy)
+            .filter(|other| has(*other) < own.min(MOST))
+            .min_by_key(|other| has(*other))
+    }
+
+    /// It is to carry this out.
+    pub(super) fn hand_over(&mut self, number: usize, io: u32) {
+        let home = self.ios[io as usize].reactor as usize;
+        self.reactors[home].away[number] += 1;
+        self.reactors[number].errands.push_back(io);
+        if !self.reactors[number].busy {
+            self.serve(number);
+        }
+    }
+
+    /// Of what others handed over, what is done next: one, or in turns a turn's part. With work of its own everything goes back.
+    pub(super) fn take_errands(&mut self, number: usize) {
+        if !self.is_idle(number) {
+            self.give_back(number);
+            return;
+        }
+        let (most, mut left_ns) = match self.model.turn_ns {
+            0 => (1, 1),
+            _ => (TURN, self.lump_of(number)),
+        };
+        for _ in 0..most {
+            if left_ns <= 0 {
+                break;
+            }
+            let Some(io) = self.reactors[number].errands.pop_front() else {
+                break;
+            };
+            let cpu = self.cpu_ns(io);
+            left_ns -= cpu as i64;
+            let reactor = &mut self.reactors[number];
+            reactor.ready.push_back(io);
+            reactor.ahead_ns += cpu;
+        }
+    }
+
+    fn give_back(&mut self, number: usize) {
+        while let Some(io) = self.reactors[number].errands.pop_back() {
+            let Io { reactor, lane, .. } = self.ios[io as usize];
+            let home = reactor as usize;
+            self.reactors[home].away[number] -= 1;
+            let cpu = self.cpu_ns(io);
+            let first = self.is_first(home, lane as usize);
+            let reactor = &mut self.reactors[home];
+            reactor.ahead_ns += cpu;
+            match first {
+                true => reactor.first.push_front(io),
+                false => reactor.ready.push_front(io),
+            }
+            if !reactor.busy {
+                self.serve(home);
+            }
+        }
+    }
+}

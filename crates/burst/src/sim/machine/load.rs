@@ -1,0 +1,115 @@
+//! What tenants ask for, and to which reactor it comes.
+//!
+//! **Not here:** whether it may begin ([`super::turns`]).
+
+use super::{Event, Io, Machine};
+use crate::cost::{Frontend, Operation};
+use crate::units::Resource;
+
+impl Machine {
+    /// The next I/O of a tenant is asked for when its rate and its pulse allow it.
+    pub(super) fn ask_later(&mut self, tenant: u32) {
+        let at = tenant as usize;
+        let load = &self.guests[at].load;
+        if self.asks[at] || self.under_way[at] >= load.depth {
+            return;
+        }
+        let mut time = self.due[at].max(self.now);
+        if let Some((on, of)) = load.pulse
+            && time % of >= on
+        {
+            time += of - time % of;
+        }
+        self.asks[at] = true;
+        self.at(time, Event::Ask(tenant));
+    }
+
+    pub(super) fn ask(&mut self, tenant: u32) {
+        let at = tenant as usize;
+        self.asks[at] = false;
+        let (first, second, third) = (self.draw(), self.draw(), self.draw());
+        let load = &self.guests[at].load;
+        if let Some(rate) = load.rate {
+            self.due[at] = self.due[at].max(self.now) + (1e9 / rate) as u64;
+        }
+        let len = load.sizes[(first * load.sizes.len() as f64) as usize];
+        let read = second * 100.0 < f64::from(load.reads);
+        // Its queue, by how its machine's processors are used, or by turns.
+        let mut queue = 0;
+        let mut sum = 0.0;
+        let guest = &self.guests[at];
+        if let Some(ns) = guest.moves_ns {
+            queue = (self.now / ns) as usize % guest.queues.len();
+        }
+        let parts = guest.queues.iter().enumerate();
+        let parts = parts.filter(|_| guest.moves_ns.is_none());
+        for (number, part) in parts {
+            sum += part;
+            queue = number;
+            if third * 100.0 < sum {
+                break;
+            }
+        }
+        let before: usize = self.guests[..at]
+            .iter()
+            .map(|guest| guest.queues.len())
+            .sum();
+        let lane = (before + queue) as u32;
+        let operation = if read {
+            Operation::Read
+        } else {
+            Operation::Write
+        };
+        let charged = if self.model.counted { 4096 } else { len };
+        let io = Io {
+            tenant,
+            lane,
+            len,
+            read,
+            reactor: 0,
+            refused: false,
+            told: true,
+            asked: self.now,
+            ready: 0,
+            cost: self.costs.of(Frontend::Tcp, operation, charged),
+            cpu: self.costs.of(Frontend::Tcp, operation, len)[Resource::Cpu],
+        };
+        let number = match self.free.pop() {
+            Some(number) => {
+                self.ios[number as usize] = io;
+                number
+            }
+            None => {
+                self.ios.push(io);
+                self.ios.len() as u32 - 1
+            }
+        };
+        self.under_way[at] += 1;
+        self.in_lane[lane as usize] += 1;
+        self.come(number);
+        self.ask_later(tenant);
+    }
+
+    /// It comes to its reactor.
+    pub(super) fn come(&mut self, io: u32) {
+        let lane = self.ios[io as usize].lane as usize;
+        let count = self.reactors.len();
+        let number = match self.model.shared_volumes {
+            true => {
+                let load = |number: &usize| self.reactors[*number].ahead_ns;
+                // Its host has a way to each: the least loaded; of equals the next in turn.
+                (0..count)
+                    .map(|at| (at + io as usize) % count)
+                    .min_by_key(load)
+                    .unwrap_or(0)
+            }
+            false => self.homes[lane],
+        };
+        if self.model.turn_ns == 0 {
+            self.arrive(number, io);
+            return;
+        }
+        self.reactors[number].came.push(io);
+        self.look(number);
+    }
+}
