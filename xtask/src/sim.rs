@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use forebay_burst::sim::figures::{Claim, Effort, FIGURES, Figure, make};
-use forebay_burst::sim::{pool, sweep as burst};
+use forebay_burst::sim::{helped, pool, sweep as burst};
 
 pub(crate) fn run(args: &[String]) -> Result<bool> {
     let mut effort = Effort::FULL;
@@ -86,6 +86,23 @@ pub(crate) fn sweep(args: &[String]) -> Result<bool> {
             number(row.fetched),
             number(row.cold),
             number(row.kept),
+            if row.default { "  default" } else { "" }
+        );
+    }
+    println!(
+        "\n{:<18}{:>10}{:>12}{:>10}{:>11}{:>15}{:>14}",
+        "of help", "value", "has %", "mean us", "helpers %", "pulse's mean", "pulse's p99"
+    );
+    for row in helped::sweep(effort) {
+        println!(
+            "{:<18}{:>10}{:>12}{:>10}{:>11}{:>15}{:>14}{}",
+            row.name,
+            (row.value * 1e5).round() / 1e5,
+            number(row.has),
+            number(row.us),
+            number(row.helpers),
+            number(row.pulse_us[0]),
+            number(row.pulse_us[1]),
             if row.default { "  default" } else { "" }
         );
     }

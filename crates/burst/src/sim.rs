@@ -7,6 +7,7 @@
 //! **What it does not do.** Predict this machine: `bench` measures.
 
 pub mod figures;
+pub mod helped;
 pub mod machine;
 pub mod model;
 pub mod pool;

@@ -11,7 +11,7 @@ mod load;
 mod path;
 mod turns;
 
-use self::help::Need;
+use self::help::{Need, Rules};
 use super::model::{Guest, Model};
 use super::stats::Had;
 use crate::admission::Capacity;
@@ -24,8 +24,6 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-#[cfg(test)]
-pub(super) use self::help::OWN_WINDOWS;
 pub use crate::spread::Spread;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -113,6 +111,7 @@ pub struct Machine {
     costs: CostTable,
     guests: Vec<Guest>,
     spread: Spread,
+    rules: Rules,
     reactors: Vec<Reactor>,
     /// Of each lane, the reactor that admits what comes; and what it asked for that has not ended.
     homes: Vec<usize>,
@@ -240,6 +239,7 @@ impl Machine {
             homes,
             costs,
             spread,
+            rules: Rules::from(params),
             ios: Vec::new(),
             free: Vec::new(),
             under_way: vec![0; count],

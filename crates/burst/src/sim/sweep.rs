@@ -4,7 +4,7 @@
 //! that are a fifth too low. Where it is about turns, reactors work in turns, as the engine's do: each takes some time besides its
 //! I/Os, so that of a short one throughput is lost, and of a long one the victim waits. What matters only where a reactor is late,
 //! where a tenant has several or where one is alone has a load of that ([`Stage`]). A default is good if no other value is better at one thing and not worse at another.
-//! **Not here:** which is the default ([`crate::params`]), what a reactor keeps of buffers ([`super::pool`]).
+//! **Not here:** which is the default ([`crate::params`]), what a reactor keeps of buffers ([`super::pool`]), who helps whom ([`super::helped`]).
 
 use super::figures::Effort;
 use super::machine::{Machine, Spread};
@@ -31,7 +31,8 @@ pub struct Row {
 }
 
 /// What a turn takes besides its I/Os, assumed: an entry into the kernel.
-const TURN_NS: u64 = 500;
+pub(super) const TURN_NS: u64 = 500;
+
 /// Where a parameter is tried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
@@ -326,20 +327,14 @@ fn run(params: &Params, stage: Stage, effort: Effort) -> ([f64; 3], f64, f64, f6
 
 #[cfg(test)]
 mod tests {
-    use super::super::pool;
+    use super::super::{helped, pool};
     use super::*;
-
-    /// What the model has nothing of yet: that help is at work of its own, and ends.
-    const UNTRIED: [&str; 4] = ["idle_windows", "help_from", "help_until", "help_ns"];
 
     #[test]
     fn every_parameter_is_tried_at_its_default_too() {
         let defaults = Params::default();
         for (name, default) in defaults.values() {
-            if UNTRIED.contains(&name) {
-                continue;
-            }
-            let mut tried = TRIED.iter().chain(pool::TRIED);
+            let mut tried = TRIED.iter().chain(pool::TRIED).chain(helped::TRIED);
             let tried = tried.find(|(own, _, _)| *own == name);
             let (_, set, values) = tried.unwrap_or_else(|| panic!("{name} is not tried"));
             let mut params = defaults.clone();

@@ -1,6 +1,6 @@
 //! What holds of any tenants under any load.
 
-use super::machine::{Machine, OWN_WINDOWS, Spread};
+use super::machine::{Machine, Spread};
 use super::model::{Guest, Load, Model, metered};
 use crate::admission::{Node, usable};
 use crate::budget::{Budget, Burst, Rate};
@@ -321,7 +321,7 @@ fn one_queue_over_two_reactors() {
 #[test]
 fn a_pulse_at_the_threshold_of_help_costs_no_base() {
     let params = Params::default();
-    let threshold_ns = OWN_WINDOWS * params.window_ns;
+    let threshold_ns = u64::from(params.idle_windows) * params.window_ns;
     for turn_ns in [0, 500] {
         for (late_ns, early_ns) in [(0, 0), (0, 20_000), (1000, 0), (20_000, 0), (60_000, 0)] {
             let run = |spread| {

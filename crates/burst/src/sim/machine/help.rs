@@ -1,19 +1,13 @@
 //! Who helps whom, with `one-to-n`: as the engine does it (its `core/away.rs` and `core/away/idle.rs`).
 //!
 //! **Design.** A queue has a home, which alone admits what comes. What has begun may be handed to a reactor that is idle: one that has begun nothing
-//! of its own for two windows. It goes to whoever of them has the least of home's, if that is less than home has itself, and while home's own
+//! of its own for some windows. It goes to whoever of them has the least of home's, if that is less than home has itself, and while home's own
 //! processor is not enough. Who begins something of its own gives back what it has not begun. Home gives out the processors of who is idle as well.
 //! **Not here:** what handing over costs: nothing, and no time.
 
 use super::{Io, Machine, Spread};
+use crate::params::Params;
 
-/// Who has begun nothing of its own for so many windows is idle.
-pub(in crate::sim) const OWN_WINDOWS: u64 = 2;
-/// How far apart it is judged whether a reactor needs help.
-const NEED_NS: u64 = 2_000_000;
-/// It does from this part of its time on; and no more once its own, times those who share it, is less than that.
-const NEEDS_FROM: f64 = 0.95;
-const NEEDS_UNTIL: f64 = 0.9;
 /// With fewer at hand a reactor does everything itself; and wakes nobody.
 const FEW: usize = 4;
 const FEW_ASLEEP: usize = 8;
@@ -21,6 +15,29 @@ const FEW_ASLEEP: usize = 8;
 const MOST: usize = 128;
 /// What is done for others in a turn.
 const TURN: usize = 32;
+
+/// What is set of this, by name ([`Params`]).
+#[derive(Debug)]
+pub(super) struct Rules {
+    /// Who has begun nothing of its own for so long is idle.
+    own_ns: u64,
+    /// How far apart it is judged whether a reactor needs help.
+    need_ns: u64,
+    /// It does from this part of its time on; and no more once its own, times those who share it, is less than that.
+    from: f64,
+    until: f64,
+}
+
+impl From<&Params> for Rules {
+    fn from(params: &Params) -> Self {
+        Self {
+            own_ns: u64::from(params.idle_windows) * params.window_ns,
+            need_ns: params.help_ns,
+            from: params.help_from.into(),
+            until: params.help_until.into(),
+        }
+    }
+}
 
 /// Whether one processor is enough for a reactor's work. Until that is known, it keeps nobody from helping.
 #[derive(Debug)]
@@ -40,15 +57,15 @@ impl Need {
         busy_ns: 0,
     };
 
-    fn look(&mut self, now: u64, busy_ns: u64, idle: usize) {
+    fn look(&mut self, now: u64, busy_ns: u64, idle: usize, rules: &Rules) {
         let all_ns = now - self.since_ns;
-        if all_ns < NEED_NS {
+        if all_ns < rules.need_ns {
             return;
         }
         let busy = (busy_ns - self.busy_ns) as f64 / all_ns as f64;
         self.help = match self.help && std::mem::replace(&mut self.is_known, true) {
-            true => busy * (1 + idle) as f64 > NEEDS_UNTIL,
-            false => busy > NEEDS_FROM,
+            true => busy * (1 + idle) as f64 > rules.until,
+            false => busy > rules.from,
         };
         (self.since_ns, self.busy_ns) = (now, busy_ns);
     }
@@ -56,9 +73,8 @@ impl Need {
 
 impl Machine {
     fn is_idle(&self, number: usize) -> bool {
-        let own_ns = OWN_WINDOWS * self.window_ns;
         let begun = self.reactors[number].begun_ns;
-        begun.is_none_or(|begun| self.now >= begun + own_ns)
+        begun.is_none_or(|begun| self.now >= begun + self.rules.own_ns)
     }
 
     /// A window ends: who is idle is counted, and what there is to give out with their processors.
@@ -70,7 +86,9 @@ impl Machine {
         let others = (0..all).filter(|other| *other != number);
         let idle = others.filter(|other| self.is_idle(*other)).count();
         let reactor = &mut self.reactors[number];
-        reactor.need.look(self.now, reactor.busy_ns, idle);
+        reactor
+            .need
+            .look(self.now, reactor.busy_ns, idle, &self.rules);
         let processors = all as f32 / (all - idle) as f32;
         reactor.scheduler.set_processors(processors);
     }
