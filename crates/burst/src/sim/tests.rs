@@ -365,6 +365,35 @@ fn a_pulse_at_the_threshold_of_help_costs_no_base() {
     }
 }
 
+/// Costs that are taken for more than they are keep nobody from a processor that has nothing to do: without turns, which the
+/// engine has, as with them.
+#[test]
+fn a_wrong_correction_keeps_nobody_from_an_idle_processor() {
+    let base = metered((200_000, 819_200_000), (200_000, 819_200_000));
+    let keeps = Load {
+        rate: Some(180_000.0),
+        ..Load::small(1024)
+    };
+    // As wrong as it may be, and at once.
+    let params = Params {
+        target_delay_ns: 1000,
+        step_up: 1.0,
+        step_down: 0.0001,
+        ..Params::default()
+    };
+    let guests = vec![Guest::new(base, keeps); 3];
+    let machine = Machine::new(Model::default(), &params, guests, Spread::OneToOne, 1);
+    let mut machine = machine.expect("good");
+    let had = machine.run(20_000_000, 40_000_000);
+    let least = had.iter().map(|had| had.bytes).min().unwrap_or(0);
+    let factor = machine.correction(Resource::Cpu);
+    let asked = 4096.0 * 180_000.0 * 0.04;
+    assert!(
+        factor > 2.0 && least as f64 > 0.97 * asked,
+        "{factor}: {least} of {asked}"
+    );
+}
+
 /// Under `wild` the processor's time goes by bases, whatever the sizes of I/Os are.
 #[test]
 fn a_weighted_round_robin_is_of_time() {

@@ -9,16 +9,23 @@ use super::{Event, Io, Machine, Spread};
 use crate::units::{PLENTY, Resource};
 
 impl Machine {
-    /// A turn begins, if there is anything to do.
+    /// A turn begins, if there is anything to do; without turns, what waits begins.
     pub(super) fn look(&mut self, number: usize) {
         let reactor = &mut self.reactors[number];
-        if self.model.turn_ns == 0 || reactor.busy {
+        if reactor.busy {
             return;
         }
         // An idle processor is had by who is only short of that.
         let lump_ns = self.lump_ns.min(PLENTY.into()) as i32;
-        if reactor.stuck && reactor.came.is_empty() && reactor.scheduler.is_idle(lump_ns) {
+        let has = reactor.stuck && reactor.came.is_empty() && reactor.scheduler.is_idle(lump_ns);
+        if has {
             reactor.stuck = false;
+        }
+        if self.model.turn_ns == 0 {
+            if has {
+                self.resume_all(number);
+            }
+            return;
         }
         let waits = !reactor.stuck && !reactor.turns.is_empty();
         if waits || !reactor.came.is_empty() || !reactor.errands.is_empty() {
@@ -34,10 +41,7 @@ impl Machine {
         self.reactors[number].busy = false;
         self.reactors[number].lump_ns = self.lump_of(number);
         self.reactors[number].round += 1;
-        if self.model.base_first {
-            self.resume(number, true);
-        }
-        self.resume(number, false);
+        self.resume_all(number);
         for io in std::mem::take(&mut self.reactors[number].came) {
             self.arrive(number, io);
         }
@@ -213,12 +217,18 @@ impl Machine {
                 self.look(number);
                 continue;
             }
-            if self.model.base_first {
-                self.resume(number, true);
-            }
-            self.resume(number, false);
+            self.resume_all(number);
+            self.look(number);
         }
         self.at(self.now + self.window_ns, Event::Turn);
+    }
+
+    /// What waits begins, as far as it may: first of those within their base.
+    fn resume_all(&mut self, number: usize) {
+        if self.model.base_first {
+            self.resume(number, true);
+        }
+        self.resume(number, false);
     }
 
     /// Of the lanes in which something waits, each in turn begins one, or its batch, as long as they may. `first`: those within
