@@ -250,7 +250,10 @@ impl Delays {
             }
             seen = number;
         }
-        if let Some(timed) = self.timed.get_mut(usize::from(seen)) {
+        // Of one that is not timed here at all, as others carry out everything, nothing would be forgotten.
+        if let Some(timed) = self.timed.get_mut(usize::from(seen))
+            && timed.in_use
+        {
             timed.begun = timed.begun.saturating_add(begun as u32 * ONE_BEGUN);
         }
         // Of all that turns begin, any: at random, as turns may follow a pattern.
