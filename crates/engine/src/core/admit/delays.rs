@@ -250,10 +250,7 @@ impl Delays {
             }
             seen = number;
         }
-        // Of one that is not timed here at all, as others carry out everything, nothing would be forgotten.
-        if let Some(timed) = self.timed.get_mut(usize::from(seen))
-            && timed.in_use
-        {
+        if let Some(timed) = self.timed.get_mut(usize::from(seen)) {
             timed.begun = timed.begun.saturating_add(begun as u32 * ONE_BEGUN);
         }
         // Of all that turns begin, any: at random, as turns may follow a pattern.
