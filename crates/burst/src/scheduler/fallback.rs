@@ -89,10 +89,17 @@ impl Scheduler {
         if !source && self.params.policy == Policy::Burst {
             source = self.free.take(&shared);
             if !source && self.is_below_base(tenant, &cost.own()) {
-                source = self.take_from_bursting(tenant, &shared);
-                if !source && self.take_from_reserve(tenant, &shared) {
+                // What lies free of one resource is had with what those have of another: the processor's time of who has nothing
+                // to do is no use without a link's.
+                let free = self.free.max(&Units::ZERO).min(&shared);
+                let rest = shared.minus(&free);
+                source = self.take_from_bursting(tenant, &rest);
+                if !source && self.take_from_reserve(tenant, &rest) {
                     self.tenants[tenant].seen.from_reserve += 1;
                     source = true;
+                }
+                if source {
+                    self.free.sub(&free);
                 }
             }
             let cpu = Resource::Cpu;

@@ -256,6 +256,35 @@ fn the_reserve_is_for_all_who_may_wake() {
     assert!(with > 3 * without && without > 0, "{with} {without}");
 }
 
+/// Processor time that nobody was given and a link of the reserve make an I/O together, for whoever is below its base: where costs
+/// are taken for too high, there is no other time than that.
+#[test]
+fn what_lies_free_of_one_resource_is_had_with_another_of_the_reserve() {
+    let mut bench = Bench::new(&[budget(5000, 500_000, Burst::Metered)], params());
+    (0..8).for_each(|_| bench.window(64, &|_, _, step| (usize::from(step == 0), 4096)));
+    let cost = bench
+        .costs
+        .of(Frontend::Tcp, Operation::Read, 4096)
+        .shared();
+    let mut time = Units::ZERO;
+    time[Resource::Cpu] = cost[Resource::Cpu];
+    let rest = cost.minus(&time);
+    let scheduler = &mut bench.scheduler;
+    // Of what is shared, its lane has nothing left.
+    let lane = &mut scheduler.lanes[0];
+    (lane.left, lane.given) = (lane.left.own(), lane.given.minus(&lane.left.shared()));
+    scheduler.bases_fit = [false; 2];
+    let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
+    (scheduler.free, scheduler.reserve) = (time, Units::ZERO);
+    assert!(!scheduler.admit(0, &cost), "no link");
+    (scheduler.free, scheduler.reserve) = (Units::ZERO, rest);
+    assert!(!scheduler.admit(0, &cost), "no time");
+    (scheduler.free, scheduler.reserve) = (time, rest);
+    assert!(scheduler.admit(0, &cost));
+    let left = (scheduler.free, scheduler.reserve, scheduler.overdrawn_ns);
+    assert_eq!(left, (Units::ZERO, Units::ZERO, 0));
+}
+
 #[test]
 fn what_is_left_of_the_bursting_is_shared_by_demand() {
     let mut bench = Bench::new(&[budget(50_000, 900_000, Burst::Metered); 3], params());

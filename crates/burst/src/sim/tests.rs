@@ -231,11 +231,12 @@ proptest! {
         mut all in prop::collection::vec(someone(), 2..48),
         reactors in 1usize..4,
         spread in prop::sample::select(vec![Spread::OneToOne, Spread::OneToN]),
+        turn_ns in prop::sample::select(vec![0u64, 500]),
         seed: u64,
     ) {
         all[0].does = Does::Keeps;
-        let mut model = Model { reactors, ..Model::default() };
-        if params.correction_most == 1.0 {
+        let mut model = Model { reactors, turn_ns, ..Model::default() };
+        if params.correction_most == 1.0 && turn_ns == 0 {
             // Nobody goes first at the processor, and what may begin stands there at once: budgets alone must do. A correction would
             // take such a queue, which is as long as a window, for costs that are wrong, and give less than there is.
             (model.base_first, model.ahead_ns) = (false, u64::MAX);
