@@ -107,6 +107,7 @@ impl Machine {
         };
         if self.model.turn_ns == 0 {
             self.arrive(number, io);
+            self.look(number);
             return;
         }
         self.reactors[number].came.push(io);

@@ -15,9 +15,10 @@ impl Machine {
         if reactor.busy {
             return;
         }
-        // An idle processor is had by who is only short of that.
+        // An idle processor is had by who is only short of that. Without turns all were asked by now, and whoever came since.
         let lump_ns = self.lump_ns.min(PLENTY.into()) as i32;
-        let has = reactor.stuck && reactor.came.is_empty() && reactor.scheduler.is_idle(lump_ns);
+        let asked = reactor.stuck || self.model.turn_ns == 0;
+        let has = asked && reactor.came.is_empty() && reactor.scheduler.is_idle(lump_ns);
         if has {
             reactor.stuck = false;
         }
