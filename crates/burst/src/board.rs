@@ -40,6 +40,8 @@ pub struct Entry {
     pub credit: [Account; 2],
     /// What of its base a reactor had no use for, until another has: a window's at most.
     pub unused: [Account; 2],
+    /// So many windows' base did reactors have on which it was at work, in 1/65536 of one. Only grows.
+    had: AtomicU64,
 }
 
 /// What a tenant's newest window was like.
@@ -192,6 +194,27 @@ impl Entry {
         }
     }
 
+    /// A reactor on which it is at work has this share of so many windows' base.
+    #[inline]
+    pub fn have(&self, share: f32, windows: u64) {
+        let each = (share * WHOLE as f32) as u64;
+        self.had.fetch_add(each.saturating_mul(windows), Relaxed);
+    }
+
+    /// What those had so far: who rests remembers it.
+    #[must_use]
+    pub fn had(&self) -> u64 {
+        self.had.load(Relaxed)
+    }
+
+    /// In windows, what a reactor on which it rested for so many has of their base, since others had so much: an equal part of what
+    /// none had that was at work, whatever is wanted at this moment.
+    #[must_use]
+    pub fn idle(&self, windows: u64, since: u64) -> f64 {
+        let had = self.had().wrapping_sub(since) as f64 / WHOLE as f64;
+        (windows as f64 - had).max(0.0) / self.shares.takers() as f64
+    }
+
     /// It had saved so much before, operations and bytes, and has this budget now. Says what it has of that.
     pub fn save(&self, budget: &Budget, [ops, bytes]: [u64; 2]) -> [u64; 2] {
         self.set_budget(budget);
@@ -263,8 +286,12 @@ impl Shares {
         }
     }
 
+    fn takers(&self) -> u64 {
+        u64::from(self.takers.load(Relaxed)).max(1)
+    }
+
     fn part(&self, told: &Told, beginner: f32) -> f32 {
-        let takers = u64::from(self.takers.load(Relaxed)).max(1);
+        let takers = self.takers();
         let beginner = ((beginner * WHOLE as f32) as u64 / takers).max(1);
         let demand = self.demand.load(Relaxed).max(told.demand) + beginner * takers;
         (told.demand + beginner) as f32 / demand as f32

@@ -14,6 +14,7 @@
 //! **Not here:** the commands that wait (the lane keeps them, in order, and says so: [`Scheduler::wait`]), their order among
 //! lanes, time.
 
+mod brings;
 mod divide;
 mod each;
 mod fallback;
@@ -134,7 +135,8 @@ impl Scheduler {
         let one = &mut self.tenants[tenant];
         (one.due, one.above, one.owed) = (Units::ZERO, [0; 2], [0; 2]);
         (one.drawn, one.fractions) = ([0; 2], [[0.0; 2]; 2]);
-        (one.last, one.is_known) = (self.window, false);
+        one.is_known = false;
+        one.counts_from(self.window, self.board.entry(tenant));
     }
 
     /// The tenant has this budget from now on. What it was given in this window is cut to it at once; all else follows
@@ -236,9 +238,10 @@ impl Scheduler {
         };
         let one = &mut self.tenants[tenant];
         if one.lanes.is_empty() {
-            self.board.entry(tenant).shares.attach(true);
+            let entry = self.board.entry(tenant);
+            entry.shares.attach(true);
             // Nothing was earned here before.
-            one.last = self.window;
+            one.counts_from(self.window, entry);
         }
         one.lanes.push(lane as u32);
         one.count_lanes();

@@ -214,7 +214,7 @@ impl Lane {
         let share = self.share();
         for (at, own) in OWN.into_iter().enumerate() {
             let fraction = &mut self.due_fractions[at];
-            let (more, base) = super::turn::part(self.whole.0.0[own], share, passed, fraction);
+            let (more, base) = super::brings::part(self.whole.0.0[own], share, passed, fraction);
             let due = i64::from(self.due[at]) - i64::from(used.0[own]);
             let most = base.saturating_mul(saved) + 2 * self.wanted.0[own] as u64;
             let due = (due.max(0) as u64).saturating_add(more).min(most);

@@ -4,6 +4,7 @@
 //! the path of an I/O of a tenant within what it was given. **Not here:** what waits.
 
 use super::Scheduler;
+use super::brings::Brings;
 use super::each::Each;
 use super::state::{NOBODY, Tenant};
 use crate::params::Policy;
@@ -244,6 +245,7 @@ impl Scheduler {
         }
     }
 
+    /// What others at work had of it meanwhile is not saved once more, however little is wanted when that is asked.
     fn save_idle(&mut self, tenant: usize, windows: u64, wakes: bool) {
         let saved = self.params.saved_windows.into();
         let entry = self.board.entry(tenant);
@@ -252,17 +254,12 @@ impl Scheduler {
         one.share = entry
             .shares
             .share(&mut one.told, told, self.params.beginner);
-        one.save(
-            entry,
-            self.params.policy,
-            windows,
-            saved,
-            &Units::ZERO,
-            wakes,
-        );
-        one.last = self.window;
+        let worth = entry.idle(windows, one.had);
+        let brings = Brings::Idle(worth, wakes);
+        one.save(entry, self.params.policy, brings, saved, &Units::ZERO);
+        one.counts_from(self.window, entry);
         // Its volumes' limits hold as ever, and what they owe of what is shared is paid out of its base.
-        let base = one.shared_base.times(one.share * windows as f32);
+        let base = one.shared_base.times(worth as f32);
         let mut pays = base.min(&Each([PLENTY as f32; COUNT])).units();
         for lane in &one.lanes {
             let lane = &mut self.lanes[*lane as usize];

@@ -1,7 +1,7 @@
 //! What is known of a lane and of a tenant.
 
 use super::each::Each;
-use crate::board::{Newest, Shares, Told};
+use crate::board::{Entry, Newest, Shares, Told};
 use crate::budget::Rate;
 use crate::params::Policy;
 use crate::units::{PARTS, Resource, SHARED, Units};
@@ -236,6 +236,8 @@ pub(super) struct Tenant {
     pub(super) owed: [u64; 2],
     /// The window in which it was last active, or what it earns was last added up.
     pub(super) last: u64,
+    /// What of its base was had until then ([`Entry::had`]).
+    pub(super) had: u64,
     pub(super) lanes: Vec<u32>,
     pub(super) seen: Seen,
 }
@@ -247,6 +249,11 @@ impl Tenant {
             [lane] => lane,
             _ => NOBODY,
         };
+    }
+
+    /// From this window on it earns as one that rests.
+    pub(super) fn counts_from(&mut self, window: u64, entry: &Entry) {
+        (self.last, self.had) = (window, entry.had());
     }
 
     /// Nobody saves, until this window's end.

@@ -5,6 +5,7 @@
 //! **Not here:** when a window ends.
 
 use super::Scheduler;
+use super::brings::{Brings, part};
 use super::divide::divide;
 use super::each::Each;
 use super::state::{Lane, NOBODY, Tenant};
@@ -30,16 +31,16 @@ impl Tenant {
         &mut self,
         entry: &Entry,
         policy: Policy,
-        windows: u64,
+        brings: Brings,
         saved: u64,
         wanted: &Units,
-        wakes: bool,
     ) {
+        let wakes = matches!(brings, Brings::Idle(_, true));
         let is_shared = entry.shares.is_shared();
         for (at, (credit, own)) in entry.credit.iter().zip(OWN).enumerate() {
             let above = (self.burst.0[own] - self.base.0[own]).max(0);
             let [of_base, of_above] = &mut self.fractions;
-            let (more, above) = part(above, self.share, windows, &mut of_above[at]);
+            let (more, above) = brings.of(above, self.share, &mut of_above[at]);
             let paid = match policy {
                 Policy::Base => 0,
                 _ if self.metered => more.min(self.owed[at]),
@@ -51,7 +52,7 @@ impl Tenant {
             let wanted = wanted.0[own] as u64;
             let most = above * saved + wanted;
             self.above[at] = sum.min(most).min(PLENTY as u64);
-            let (more, base) = part(self.base.0[own], self.share, windows, &mut of_base[at]);
+            let (more, base) = brings.of(self.base.0[own], self.share, &mut of_base[at]);
             let most = (base * saved + wanted).min(PLENTY as u64);
             let paid = more.min(self.owed[at]);
             self.owed[at] -= paid;
@@ -190,20 +191,6 @@ fn told(parts: f32, most: f32) -> u64 {
     (parts.clamp(0.0, most) * WHOLE as f32) as u64
 }
 
-/// A reactor's part of so many windows' `amount`, and of one window's, rounded up. What is less than one is carried on: of a
-/// small budget a window's part is always less.
-#[inline]
-pub(super) fn part(amount: i32, share: f32, windows: u64, fraction: &mut f32) -> (u64, u64) {
-    if share == 1.0 {
-        let amount = amount as u64;
-        return (amount.saturating_mul(windows), amount);
-    }
-    let one = f64::from(amount) * f64::from(share);
-    let sum = one * windows as f64 + f64::from(*fraction);
-    *fraction = sum.fract() as f32;
-    (sum as u64, one.ceil() as u64)
-}
-
 impl Scheduler {
     /// A window has ended, and the next begins: the next but `passed - 1`, where a reactor was late. The next then gives as much
     /// as those together, up to `late_windows`: who is not let run for a while by the system does not take from its tenants
@@ -310,12 +297,14 @@ impl Scheduler {
             one.share = match is_shared {
                 true => {
                     let told = one.told(lanes, &used, params);
-                    entry.shares.share(&mut one.told, told, params.beginner)
+                    let share = (entry.shares).share(&mut one.told, told, params.beginner);
+                    entry.have(share, passed);
+                    share
                 }
                 false => 1.0,
             };
             sums.tells |= is_shared && one.told != Told::default();
-            one.save(entry, params.policy, passed, saved, &wanted, false);
+            one.save(entry, params.policy, Brings::Work(passed), saved, &wanted);
             let late = if one.rests { 1 } else { late };
             let base = one.shared_base.times(one.share * late as f32);
             let (uses, waits) = (Each::shared(&used), Each::shared(&waiting));
@@ -454,7 +443,7 @@ impl Scheduler {
             one.allocated = sum;
             if one.rests && !sum.exceeds(&base.times(params.forget)) {
                 one.active = false;
-                one.last = *window;
+                one.counts_from(*window, board.entry(tenant as usize));
                 board.rest(tenant as usize, &mut one.told);
                 (one.spare, one.whole) = (Units::ZERO, Units::ZERO);
                 one.seen.given = Units::ZERO;

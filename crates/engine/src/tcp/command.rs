@@ -121,7 +121,11 @@ pub(super) fn accept(
             return stall(conn, turn.core, slot);
         }
         match turn.core.staging.take(judged.len_bytes) {
-            Some(taken) if !conn.held.may_have(taken.taken(), &turn.core.staging) => {
+            // The second of a pair is what the first one's buffer waits for.
+            Some(taken)
+                if !conn.held.may_have(taken.taken(), &turn.core.staging)
+                    && conn.pairs.first_of(slot).is_none() =>
+            {
                 turn.core.staging.give(taken);
                 return stall(conn, turn.core, slot);
             }

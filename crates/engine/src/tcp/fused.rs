@@ -47,7 +47,7 @@ enum Open {
 }
 
 impl Pairs {
-    fn first_of(&self, second: u16) -> Option<u16> {
+    pub(super) fn first_of(&self, second: u16) -> Option<u16> {
         let pair = self.pairs.iter().find(|pair| pair.1 == second);
         pair.map(|pair| pair.0)
     }

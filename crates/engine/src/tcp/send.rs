@@ -174,9 +174,21 @@ impl Frontend {
         let mut any = false;
         for at in 0..self.active.len() {
             let index = self.active[at];
-            let conn = self.conns.get(index as usize).and_then(Option::as_deref);
-            if conn.is_some_and(|conn| conn.qid != 0 && !conn.bursts(core)) {
-                any |= self.visit(core, index);
+            let Some(Some(conn)) = self.conns.get(index as usize) else {
+                continue;
+            };
+            if conn.qid == 0 || conn.bursts(core) {
+                continue;
+            }
+            let quiet_turns = conn.quiet_turns;
+            let came = self.visit(core, index);
+            any |= came;
+            // A look is no turn: who is looked at often is not to leave the list of those that are looked at sooner.
+            if let Some(Some(conn)) = self.conns.get_mut(index as usize)
+                && !came
+                && conn.active
+            {
+                conn.quiet_turns = quiet_turns;
             }
         }
         if any {

@@ -178,3 +178,89 @@ fn a_change_of_the_way_to_burst_is_metered_once() {
         );
     }
 }
+
+/// A window in which one of them begins all that it may.
+fn busy_window(reactors: &mut [Scheduler], at: usize, cost: &Units) -> u64 {
+    let mut begun = 0;
+    while reactors[at].admit(0, cost) {
+        begun += 1;
+    }
+    reactors.iter_mut().for_each(|one| one.turn(1));
+    begun
+}
+
+/// In I/Os, with what reactors have drawn of it.
+fn saved(reactors: &[Scheduler]) -> u64 {
+    let has = reactors[0].board.entry(0).credit[0].has();
+    let drawn = reactors.iter().map(|one| one.tenants[0].drawn_credit(0));
+    (has + drawn.sum::<u64>()) / PARTS as u64
+}
+
+fn turns(reactors: &mut [Scheduler], windows: u64) {
+    (0..windows).for_each(|_| reactors.iter_mut().for_each(|one| one.turn(1)));
+}
+
+/// Each begins an I/O, if it may.
+fn all_ask(reactors: &mut [Scheduler], cost: &Units) -> u64 {
+    let each = reactors.iter_mut().map(|one| one.admit(0, cost));
+    each.map(u64::from).sum()
+}
+
+/// What one reactor has used of the base, no other saves when it wakes: not in a moment in which nothing is wanted, either.
+#[test]
+fn what_one_reactor_used_no_other_saves() {
+    const BASE: u64 = 10;
+    let all = budget(BASE * 1000, BASE * 8000, Burst::Credit { seconds: 600 });
+    for count in [2usize, 8] {
+        for quiet in [1, 2, 4, 12] {
+            let (mut reactors, cost) = reactors(&vec![1; count], &all, &params());
+            // All were at work once, and rest.
+            let mut begun = all_ask(&mut reactors, &cost);
+            let mut windows = 20;
+            turns(&mut reactors, windows);
+            // Once after a long time, and often.
+            for busy in std::iter::once(20_000).chain([30; 40]) {
+                for _ in 0..busy {
+                    begun += busy_window(&mut reactors, 0, &cost);
+                }
+                turns(&mut reactors, quiet);
+                begun += all_ask(&mut reactors, &cost);
+                windows += busy + quiet;
+                let (has, brought) = (begun + saved(&reactors), BASE * windows);
+                assert!(
+                    has <= brought + brought / 200,
+                    "{count} {quiet} {windows}: {has} of {brought}"
+                );
+            }
+        }
+    }
+}
+
+/// A tenant that is idle saves its base, whichever reactor it worked on before, and whichever wakes first.
+#[test]
+fn who_is_idle_on_all_reactors_saves_its_base() {
+    const BASE: u64 = 10;
+    const IDLE: u64 = 9000;
+    let all = budget(BASE * 1000, BASE * 1000, Burst::Credit { seconds: 600 });
+    for count in [2usize, 8] {
+        for [before, after] in [[0, 0], [0, 1], [1, 0]] {
+            let (mut reactors, cost) = reactors(&vec![1; count], &all, &params());
+            for _ in 0..1000 {
+                busy_window(&mut reactors, before, &cost);
+            }
+            let had = saved(&reactors);
+            turns(&mut reactors, IDLE);
+            // The others come while that one has all there is.
+            for _ in 0..1000 {
+                busy_window(&mut reactors, after, &cost);
+            }
+            all_ask(&mut reactors, &cost);
+            let earned = saved(&reactors) - had;
+            let due = BASE * IDLE;
+            assert!(
+                (due * 99 / 100..=due + due / 200).contains(&earned),
+                "{count} {before} {after}: {earned} of {due}"
+            );
+        }
+    }
+}

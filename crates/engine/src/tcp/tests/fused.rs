@@ -232,3 +232,42 @@ fn a_pair_with_fua() {
     }
     assert_eq!((p.rig.held_bytes(), p.rig.core.staging.out()), (0, 0));
 }
+
+/// The first halves of a tenant's pairs hold all that it may have: their second ones come nevertheless, and end them.
+#[test]
+fn second_halves_wait_for_no_share() {
+    let mut rig = rig();
+    rig.map_all();
+    let scarce: Vec<_> = (0..1700)
+        .map(|_| rig.core.staging.take(4096).unwrap())
+        .collect();
+    let (mut hosts, mut admins) = (Vec::new(), Vec::new());
+    for export in 0..9 {
+        rig.serve(export, 0);
+        let (admin, cntlid) = rig.admin();
+        for qid in 1..=30 {
+            hosts.push(rig.io(cntlid, qid, 32));
+        }
+        admins.push(admin);
+    }
+    for host in &mut hosts {
+        host.say(&half(5, FIRST, 1, 5), &[0; 4096]);
+        rig.turns(2);
+    }
+    assert_eq!(rig.core.staging.out() - scarce.len(), 256);
+    for host in &mut hosts {
+        host.say(&half(1, SECOND, 2, 5), &[0; 4096]);
+    }
+    let mut answers = Vec::new();
+    for _ in 0..1000 {
+        rig.turns(1);
+        for host in &mut hosts {
+            answers.extend(std::iter::from_fn(|| host.response()).map(|cqe| cqe.status()));
+        }
+    }
+    assert_eq!(answers, vec![OK; 2 * 270]);
+    assert_eq!(rig.core.staging.out(), scarce.len());
+    for buffer in scarce {
+        rig.core.staging.give(buffer);
+    }
+}

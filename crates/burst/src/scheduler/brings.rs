@@ -1,0 +1,43 @@
+//! What windows bring a reactor of something that it has a share of.
+//!
+//! **Design.** Of a window at work, its share by demand. Of those in which it rested, what it has of all that no reactor at work
+//! had of them ([`Entry::idle`](crate::board::Entry::idle)). What is less than one unit is carried on. **Not here:** what is saved of it.
+
+/// The windows whose base is saved.
+#[derive(Clone, Copy)]
+pub(super) enum Brings {
+    /// So many in which it was at work: of each, the reactor's share.
+    Work(u64),
+    /// In which it rested: in windows, what it has of the base; and whether it wakes.
+    Idle(f64, bool),
+}
+
+impl Brings {
+    /// As [`part`].
+    #[inline]
+    pub(super) fn of(self, amount: i32, share: f32, fraction: &mut f32) -> (u64, u64) {
+        match self {
+            Self::Work(windows) => part(amount, share, windows, fraction),
+            Self::Idle(windows, _) => {
+                let one = f64::from(amount) * f64::from(share);
+                let sum = f64::from(amount) * windows + f64::from(*fraction);
+                *fraction = sum.fract() as f32;
+                (sum as u64, one.ceil() as u64)
+            }
+        }
+    }
+}
+
+/// A reactor's part of so many windows' `amount`, and of one window's, rounded up. What is less than one is carried on: of a
+/// small budget a window's part is always less.
+#[inline]
+pub(super) fn part(amount: i32, share: f32, windows: u64, fraction: &mut f32) -> (u64, u64) {
+    if share == 1.0 {
+        let amount = amount as u64;
+        return (amount.saturating_mul(windows), amount);
+    }
+    let one = f64::from(amount) * f64::from(share);
+    let sum = one * windows as f64 + f64::from(*fraction);
+    *fraction = sum.fract() as f32;
+    (sum as u64, one.ceil() as u64)
+}
