@@ -174,6 +174,11 @@ impl Owner {
         known
     }
 
+    /// The conversation that is told, which may be about to begin.
+    pub(super) fn told_session(&self) -> Option<Rc<Session>> {
+        self.told_budgets.session.borrow().upgrade()
+    }
+
     /// Tells a new conversation how queues are spread and I/O is admitted. `is_known`: the engine was there before this daemon.
     pub(super) fn say_all_budgets(
         &self,

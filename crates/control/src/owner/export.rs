@@ -256,9 +256,9 @@ impl Owner {
         if let Some(path) = socket {
             self.remove_machine_listener(id, &path).await;
         }
-        let at_devices = pushed.map_err(|error| engine_error(&error))?;
-        // A tenant that has no exports any more takes no place; what goes wrong is logged.
+        // A tenant that has no exports any more takes no place, however that went; what goes wrong is logged.
         let _ = self.push_budgets().await;
+        let at_devices = pushed.map_err(|error| engine_error(&error))?;
         let name = format!("{tenant}/{volume}");
         let text = format!("{name} is not exported any more");
         self.tell_export(EventKind::ExportDeleted, name, text);

@@ -5,7 +5,8 @@
 //! Design: a promise says how much, and by which reactors; whoever needs more than it says comes after all others
 //! (`forebay_burst::places`). So it follows from what is there now and from what was promised, and is told to the engine with each
 //! budget. Promises belong to the node, as reactors do: `promises.json` in the state folder, written when
-//! they have changed, before anybody is answered. One that is not there, or of another pool, promises nothing, and who comes first
+//! they have changed, before anybody is answered; what can't be written is warned of and tried again. One that fits no more is kept as
+//! lapsed, as long as its tenant has a budget. A file that is not there, or of another pool, promises nothing, and who comes first
 //! is who has the largest base. This daemon says which reactor serves an export, as it alone knows who is promised what
 //! and has no exports yet; once it is served, the engine's word counts.
 //! Not here: the arithmetic (`forebay_burst`), what is said of it (`promises`).
@@ -13,6 +14,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_burst::admission::usable;
@@ -22,6 +24,7 @@ use forebay_burst::places::{Places, Promise};
 use forebay_burst::units::Resource;
 use forebay_pool::{ExportId, TenantId};
 use forebay_xlate::VolumeId;
+use forebay_xlate::boundary::region::MAX_REACTORS;
 use serde::{Deserialize, Serialize};
 
 use super::Owner;
@@ -31,11 +34,18 @@ use crate::files;
 /// Its name in the state folder.
 const FILE: &str = "promises.json";
 
-/// A base that is guaranteed.
+/// A base that was guaranteed last.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Kept {
     base: Rate,
     reactors: BTreeSet<usize>,
+    /// So much is kept; else it has lapsed.
+    #[serde(default = "held")]
+    held: bool,
+}
+
+fn held() -> bool {
+    true
 }
 
 /// `promises.json`.
@@ -51,8 +61,12 @@ struct Record {
 #[derive(Debug, Default)]
 pub(super) struct Promises {
     now: RefCell<BTreeMap<u64, Kept>>,
+    /// Who has all of its base guaranteed.
+    first: RefCell<BTreeSet<u64>>,
     /// What the file says.
     written: RefCell<BTreeMap<u64, Kept>>,
+    /// Why it does not say more, if it could not be written.
+    trouble: RefCell<Option<String>>,
     /// Where exports are served, or to be.
     placed: RefCell<BTreeMap<ExportId, u32>>,
     /// One write at a time.
@@ -76,7 +90,8 @@ impl Owner {
     pub(super) fn read_promises(&self, folder: &Path) {
         let read = files::read_json::<Record>(&folder.join(FILE));
         let read = read.unwrap_or_else(|error| {
-            tracing::warn!(%error, "what was promised is not known");
+            let until = "those with the largest bases come first";
+            self.tell_damaged("what is guaranteed", until, &error.to_string());
             None
         });
         let read = read.filter(|read| read.pool == self.pool_uuid());
@@ -92,30 +107,67 @@ impl Owner {
 
     /// Whether a tenant's base comes before those of whom this is not said.
     pub(super) fn comes_first(&self, tenant: TenantId) -> bool {
-        self.is_meant() || self.promises.now.borrow().contains_key(&tenant.0)
+        self.is_meant() || self.promises.first.borrow().contains(&tenant.0)
     }
 
     /// From now on is promised what follows from what there is.
     pub(super) fn settle_promises(&self) {
-        if !self.has_budgets() {
-            return self.promises.now.borrow_mut().clear();
+        let (mut kept, mut first) = (BTreeMap::new(), BTreeSet::new());
+        if self.has_budgets() {
+            let (places, _) = self.places();
+            let core = self.core.borrow();
+            let before = self.promises.now.borrow();
+            for (tenant, promise) in places.promises() {
+                let Some(budget) = core.pool.tenant_budget(TenantId(tenant)) else {
+                    continue;
+                };
+                let mut base = budget.base;
+                if places.is_guaranteed(tenant) {
+                    first.insert(tenant);
+                } else if let Some(before) = before.get(&tenant) {
+                    base = before.base;
+                }
+                let promise = Kept {
+                    base,
+                    reactors: promise.reactors.clone(),
+                    held: promise.held,
+                };
+                kept.insert(tenant, promise);
+            }
         }
-        let (places, _) = self.places();
-        let core = self.core.borrow();
-        let kept = places.promises().filter_map(|(tenant, promise)| {
-            let budget = core.pool.tenant_budget(TenantId(tenant))?;
-            let kept = Kept {
-                base: budget.base,
-                reactors: promise.reactors.clone(),
-            };
-            Some((tenant, kept))
-        });
-        *self.promises.now.borrow_mut() = kept.collect();
+        *self.promises.now.borrow_mut() = kept;
+        *self.promises.first.borrow_mut() = first;
     }
 
-    /// The same, durably. What can't be written is written with the next change.
+    /// The same, durably. What can't be written is tried again with each beat.
     pub(super) async fn keep_promises(&self) {
         self.settle_promises();
+        self.write_promises().await;
+    }
+
+    fn is_unwritten(&self) -> bool {
+        let promises = &self.promises;
+        self.node.folder().is_some() && *promises.now.borrow() != *promises.written.borrow()
+    }
+
+    /// Writes what is not written yet: what an engine's begin has changed, or what could not be.
+    pub(super) fn look_at_promises(self: &Rc<Self>) {
+        if self.is_unwritten() && self.promises.writing.try_lock().is_ok() {
+            let owner = self.clone();
+            self.spawn(async move { owner.write_promises().await });
+        }
+    }
+
+    /// What is guaranteed is not known to the next daemon.
+    pub(super) fn unwritten_warning(&self) -> Option<String> {
+        let trouble = self.promises.trouble.borrow();
+        let trouble = trouble.as_ref().filter(|_| self.is_unwritten())?;
+        Some(format!(
+            "whose bases are guaranteed can't be written, and is not known after a restart: {trouble}; it is tried again and again, the state folder needs some room"
+        ))
+    }
+
+    async fn write_promises(&self) {
         let one = self.promises.writing.lock().await;
         let now = self.promises.now.borrow().clone();
         let folder = self.node.folder();
@@ -128,11 +180,20 @@ impl Owner {
             };
             let path = folder.join(FILE);
             let write = move || files::write_json(&path, &record, true);
-            match tokio::task::spawn_blocking(write).await {
-                Ok(Ok(())) => *self.promises.written.borrow_mut() = now,
-                Ok(Err(error)) => tracing::error!(%error, "keeping what was promised"),
-                Err(_) => tracing::error!("the thread that keeps what was promised failed"),
+            let trouble = match tokio::task::spawn_blocking(write).await {
+                Ok(Ok(())) => {
+                    *self.promises.written.borrow_mut() = now;
+                    None
+                }
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some("the thread that writes it failed".to_owned()),
+            };
+            if let Some(error) = trouble.as_ref()
+                && trouble != *self.promises.trouble.borrow()
+            {
+                tracing::error!(error, "keeping what was promised");
             }
+            *self.promises.trouble.borrow_mut() = trouble;
         }
         drop(one);
     }
@@ -178,6 +239,16 @@ impl Owner {
         all
     }
 
+    /// How many reactors there are: the engine's that is there, or begins; else of the next one.
+    pub(super) fn reactors(&self) -> u32 {
+        let session = self.session().or_else(|| self.told_session());
+        let has = session.map_or(0, |session| session.region.header().reactors.load(Relaxed));
+        match has.min(MAX_REACTORS as u64) as u32 {
+            0 => self.node.reactors.get(),
+            has => has,
+        }
+    }
+
     /// What each reactor owes to whom, and the costs of it. Exports that none is known to serve are placed.
     pub(super) fn places(&self) -> (Places, CostTable) {
         if let Some(session) = self.session() {
@@ -187,7 +258,7 @@ impl Owner {
         let costs = told.cost_table();
         let each = told.capacity.capacity(1).per_second()[Resource::Cpu as usize];
         let each = each * usable(&told.params().unwrap_or_default());
-        let reactors = self.node.reactors.get();
+        let reactors = self.reactors();
         let core = self.core.borrow();
         let pool = &core.pool;
         let mut places = Places::new(reactors as usize, each);
@@ -199,6 +270,7 @@ impl Owner {
                 let promise = Promise {
                     cost: processors(kept.base, &costs),
                     reactors: kept.reactors.clone(),
+                    held: kept.held,
                 };
                 places.promised(*tenant, promise);
             }

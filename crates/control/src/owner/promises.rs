@@ -8,12 +8,12 @@
 //! Not here: the arithmetic (`forebay_burst`), settings and costs (`scheduling`), who comes first and where exports are served
 //! (`places`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use forebay_burst::admission::{Node, interference, largest};
 use forebay_burst::budget::{Budget, Rate};
 use forebay_burst::cost::CostTable;
-use forebay_burst::places::{Lack, Places};
+use forebay_burst::places::Lack;
 use forebay_burst::units::SHARED_RESOURCES;
 use forebay_pool::TenantId;
 
@@ -33,7 +33,7 @@ impl Owner {
         let told = self.scheduling_config();
         let costs = told.cost_table();
         let params = told.params().unwrap_or_default();
-        let capacity = told.capacity.capacity(self.node.reactors.get());
+        let capacity = told.capacity.capacity(self.reactors());
         let oversubscription = self.node.settings.borrow().oversubscription;
         let mut node = Node::new(capacity, &params, oversubscription);
         let core = self.core.borrow();
@@ -76,7 +76,8 @@ impl Owner {
         if self.is_meant() {
             places.count_all();
         }
-        let lacking = self.lacking(&places, &costs);
+        let lacking = places.lacking();
+        let lacking: Vec<_> = lacking.filter_map(|of| self.lacking(of, &costs)).collect();
         let settings = self.node.settings.borrow();
         let promised = SHARED_RESOURCES.into_iter().zip(node.promised());
         let percent = |part: f64| (part * 100_000.0).round() / 1000.0;
@@ -109,68 +110,69 @@ impl Owner {
     /// Bases were promised that can't all be had, and nobody asked for that: costs or reactors are others now, or exports are
     /// served where their bases don't fit.
     pub(super) fn promise_warning(&self) -> Option<String> {
-        let now = self.admission();
-        if now.guaranteed || self.is_meant() {
+        if self.is_meant() || !self.has_budgets() {
             return None;
         }
-        let (some, all) = (now.at_once, now.tenants);
+        let (node, _) = self.promised_node(None);
+        let (some, all) = (node.at_once(), node.tenants());
         if some < all {
             return Some(format!(
                 "only {some} of {all} tenants can have their bases at once, as this node is now: see `forebay scheduling show`"
             ));
         }
-        let names = now.lacking.iter().map(|base| base.tenant.as_str());
-        let mut named = names.take(NAMED).collect::<Vec<_>>().join(", ");
-        if now.lacking.len() > NAMED {
-            named.push_str(&format!(" and {} others", now.lacking.len() - NAMED));
+        let (places, _) = self.places();
+        let count = places.lacking().count();
+        if count == 0 {
+            return None;
+        }
+        let core = self.core.borrow();
+        let of = |(tenant, _)| core.pool.tenant_by_id(TenantId(tenant)).ok();
+        let names = places.lacking().filter_map(of).take(NAMED);
+        let mut named = names.map(|of| &*of.name).collect::<Vec<_>>().join(", ");
+        if count > NAMED {
+            named.push_str(&format!(" and {} others", count - NAMED));
         }
         Some(format!(
             "the reactors that serve their exports have too little beside what others are guaranteed to give these tenants their bases: {named}; see `forebay scheduling show`"
         ))
     }
 
-    /// Whose base can't be had on the reactors that serve it.
-    fn lacking(&self, places: &Places, costs: &CostTable) -> Vec<LackingBase> {
+    /// Of a tenant whose base can't be had on the reactors that serve it, what it lacks, and what it could have.
+    fn lacking(&self, (tenant, lack): (u64, Lack), costs: &CostTable) -> Option<LackingBase> {
         let core = self.core.borrow();
-        let all = core.pool.tenants();
-        let names: BTreeMap<u64, &str> = all.map(|of| (of.id.0, of.name.as_str())).collect();
-        let of = |(tenant, lack): (u64, Lack)| {
-            let budget = core.pool.tenant_budget(TenantId(tenant))?;
-            let fits = largest(budget.base, |base| processors(base, costs) <= lack.fits);
-            Some(LackingBase {
-                tenant: (*names.get(&tenant)?).to_owned(),
-                reactor: lack.reactor.and_then(|reactor| u32::try_from(reactor).ok()),
-                fits: (fits.iops > 0).then_some(api::Rate {
-                    iops: fits.iops,
-                    bytes_s: fits.bytes,
-                }),
-            })
-        };
-        places.lacking().filter_map(of).collect()
+        let tenant = TenantId(tenant);
+        let budget = core.pool.tenant_budget(tenant)?;
+        let fits = largest(budget.base, |base| processors(base, costs) <= lack.fits);
+        Some(LackingBase {
+            tenant: core.pool.tenant_by_id(tenant).ok()?.name.clone(),
+            reactor: lack.reactor.and_then(|reactor| u32::try_from(reactor).ok()),
+            fits: (fits.iops > 0).then_some(api::Rate {
+                iops: fits.iops,
+                bytes_s: fits.bytes,
+            }),
+        })
     }
 
     /// Tenants whose base can't be had on the reactors that serve them, and nobody asked for that.
-    fn unmeant_lacking(&self) -> Vec<LackingBase> {
+    pub(super) fn lacking_now(&self) -> BTreeSet<u64> {
         if self.is_meant() || !self.has_budgets() {
-            return Vec::new();
+            return BTreeSet::new();
         }
-        let (places, costs) = self.places();
-        self.lacking(&places, &costs)
-    }
-
-    /// Those whose base can't be had on the reactors that serve them.
-    pub(super) fn lacking_now(&self) -> BTreeSet<String> {
-        let all = self.unmeant_lacking().into_iter();
-        all.map(|base| base.tenant).collect()
+        let (places, _) = self.places();
+        places.lacking().map(|(tenant, _)| tenant).collect()
     }
 
     /// An export is served since these were all that lacked something: says whose base can't be had any more, to everybody and
     /// to its maker.
-    pub(super) fn say_lacking(&self, before: &BTreeSet<String>) -> Vec<String> {
-        let all = self.unmeant_lacking().into_iter();
-        let new = all
-            .filter(|base| !before.contains(&base.tenant))
-            .take(NAMED);
+    pub(super) fn say_lacking(&self, before: &BTreeSet<u64>) -> Vec<String> {
+        if self.is_meant() || !self.has_budgets() {
+            return Vec::new();
+        }
+        let (places, costs) = self.places();
+        let new = places
+            .lacking()
+            .filter(|(tenant, _)| !before.contains(tenant));
+        let new = new.filter_map(|of| self.lacking(of, &costs)).take(NAMED);
         let texts: Vec<String> = new.map(|base| base.text()).collect();
         for text in &texts {
             self.tell(EventKind::Warning, text.clone(), News::default());

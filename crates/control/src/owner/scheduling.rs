@@ -276,7 +276,8 @@ impl Owner {
             Ok(read)
         });
         let read = read.unwrap_or_else(|error| {
-            self.tell_damaged("how I/O is admitted", "`forebay scheduling set`", &error);
+            let until = "the defaults count until `forebay scheduling set`";
+            self.tell_damaged("how I/O is admitted", until, &error);
             None
         });
         *node.settings.borrow_mut() = read.unwrap_or_default();
@@ -289,16 +290,16 @@ impl Owner {
             Ok(read)
         });
         *node.measured.borrow_mut() = read.unwrap_or_else(|error| {
-            self.tell_damaged("what I/O costs", "`forebay calibrate`", &error);
+            let until = "the defaults count until `forebay calibrate`";
+            self.tell_damaged("what I/O costs", until, &error);
             None
         });
         self.read_promises(folder);
     }
 
-    fn tell_damaged(&self, what: &str, remedy: &str, error: &str) {
-        let text = format!(
-            "the record of {what} can't be used, the defaults count until {remedy}: {error}"
-        );
+    /// `instead`: what counts now.
+    pub(super) fn tell_damaged(&self, what: &str, instead: &str, error: &str) {
+        let text = format!("the record of {what} can't be used, {instead}: {error}");
         self.tell(EventKind::Warning, text, News::default());
     }
 
@@ -350,7 +351,7 @@ impl Owner {
             oversubscription: settings.oversubscription,
             wants_base: settings.wants_base,
             capacity: settings.capacity,
-            reactors: self.node.reactors.get(),
+            reactors: self.reactors(),
             params: params
                 .values()
                 .map(|(name, value)| (name.to_owned(), value))

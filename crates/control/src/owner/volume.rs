@@ -82,7 +82,10 @@ impl Owner {
             .pool
             .delete_tenant(&name)
             .map_err(api_error)?;
-        self.commit_for_api().await
+        self.commit_for_api().await?;
+        // What was kept for it is others' now; what goes wrong is logged.
+        let _ = self.push_budgets().await;
+        Ok(())
     }
 
     /// Makes a volume.

@@ -112,6 +112,7 @@ impl Owner {
         warnings.extend(self.room_warnings().into_iter().map(|(_, text)| text));
         warnings.extend(self.troubles());
         warnings.extend(self.promise_warning());
+        warnings.extend(self.unwritten_warning());
         warnings
     }
 

@@ -81,6 +81,7 @@ impl Owner {
             self.look_at_hosts();
             self.look_at_figures();
             self.save_figures();
+            self.look_at_promises();
             self.look_at_sizes();
         }
     }

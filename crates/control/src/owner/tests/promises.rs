@@ -8,7 +8,7 @@ use super::*;
 use crate::api::events::EventKind;
 use crate::api::model::Export;
 use crate::api::scheduling::{
-    Admission, BudgetPut, RatePut, SchedulingUpdate, Spread, TenantBudget,
+    Admission, BudgetPut, CostsPut, RatePut, SchedulingUpdate, Spread, TenantBudget,
 };
 
 /// A base of so much.
@@ -293,5 +293,191 @@ fn a_guarantee_stays_over_a_restart_and_another_engine() {
         let set = life.base("a", 10).await;
         assert!(set.admission.guaranteed, "{set:?}");
         assert_eq!(life.last_said(), [("a", true), ("b", true)]);
+    });
+}
+
+#[test]
+fn what_does_not_fit_for_a_while_is_guaranteed_again_before_others() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::of_two(&place).await;
+        for tenant in ["a", "b"] {
+            life.with_tenant(tenant, &["v"]).await;
+        }
+        for (tenant, percent) in [("a", 40), ("b", 70)] {
+            life.base(tenant, percent).await;
+            life.serve(tenant, "v", 0).await;
+        }
+        assert_eq!(life.last_said(), [("a", true), ("b", false)]);
+        // Everything costs more for a while, over a restart.
+        let owner = life.owner.clone();
+        let costs = |owner: Rc<Owner>, times: f64| async move {
+            let mut profiles = owner.costs_show().profiles;
+            for of in &mut profiles {
+                of.cpu_ns = of.cpu_ns.map(|ns| ns * times);
+            }
+            let note = None;
+            let put = owner.costs_put(Some(CostsPut { profiles, note }));
+            put.await.unwrap();
+        };
+        life.with_engine(costs(owner, 4.0)).await;
+        assert_eq!(life.last_said(), [("a", false), ("b", false)]);
+        let before = life.kill().await;
+        let next = Begin {
+            boot: [8; 16],
+            generation: 2,
+            ..Begin::default()
+        };
+        let mut life = Life::next_of_two(&place, next, &before).await;
+        // They are served together again.
+        for (lane, export) in life.owner.export_list().iter().enumerate() {
+            let record = &life.fake.region.lanes()[lane];
+            record.reactor.store(0, Relaxed);
+            record.export.store(export.id + 1, Release);
+        }
+        let owner = life.owner.clone();
+        life.with_engine(costs(owner, 0.25)).await;
+        assert_eq!(life.last_said(), [("a", true), ("b", false)]);
+        // Whoever asks for more than fits is the one who lacks, and what it had is nobody else's.
+        life.base("a", 110).await;
+        assert_eq!(life.last_said(), [("a", false), ("b", false)]);
+        let set = life.base("a", 40).await;
+        assert_eq!(set.admission.lacking.len(), 1, "{set:?}");
+        assert_eq!(life.last_said(), [("a", true), ("b", false)]);
+    });
+}
+
+#[test]
+fn what_is_left_is_told_to_the_engine_at_once() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::of_two(&place).await;
+        life.with_tenant("c", &[]).await;
+        let is_on = |life: &Life| {
+            let said = life.fake.log.iter().rev();
+            let mut said = said.filter_map(|said| match said {
+                ToEngine::SetScheduling { scheduling, .. } => Some(scheduling.is_some()),
+                _ => None,
+            });
+            said.next().unwrap()
+        };
+        life.base("c", 60).await;
+        assert!(is_on(&life));
+        let owner = life.owner.clone();
+        let gone = owner.tenant_delete("c".to_owned());
+        life.with_engine(gone).await.unwrap();
+        assert!(!is_on(&life), "nobody has a budget");
+        life.with_tenant("a", &["v"]).await;
+        life.with_tenant("b", &["v"]).await;
+        life.with_tenant("c", &[]).await;
+        life.base("a", 60).await;
+        life.serve("a", "v", 0).await;
+        life.base("c", 60).await;
+        life.base("b", 60).await;
+        life.serve("b", "v", 1).await;
+        assert_eq!(life.last_said(), [("a", true), ("b", false)]);
+        let gone = owner.tenant_delete("c".to_owned());
+        life.with_engine(gone).await.unwrap();
+        assert_eq!(life.last_said(), [("a", true), ("b", true)]);
+    });
+}
+
+#[test]
+fn an_export_whose_end_takes_too_long_leaves_its_room_too() {
+    run(async {
+        let place = Place::new();
+        let limits = Limits {
+            request: Duration::from_millis(300),
+            ..Begin::default().limits
+        };
+        let begin = Begin {
+            limits,
+            ..Begin::default()
+        };
+        let mut life = Life::first(&place, begin).await;
+        life.owner.set_node(place.folder.path(), 2);
+        life.with_tenant("a", &["v", "w"]).await;
+        life.with_tenant("b", &["v"]).await;
+        life.base("b", 60).await;
+        life.serve("b", "v", 0).await;
+        life.base("a", 60).await;
+        life.serve("a", "v", 1).await;
+        life.serve("a", "w", 0).await;
+        assert_eq!(life.last_said(), [("a", false), ("b", true)]);
+        life.fake.settle_exports = false;
+        let owner = life.owner.clone();
+        let gone = owner.export_delete("a".to_owned(), "w".to_owned());
+        assert!(life.with_engine(gone).await.is_err());
+        assert_eq!(life.last_said(), [("a", true), ("b", true)]);
+    });
+}
+
+#[test]
+fn the_reactors_that_there_are_count() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::of_two(&place).await;
+        let tenants = ["a", "b"];
+        for tenant in tenants {
+            life.with_tenant(tenant, &["v"]).await;
+            life.base(tenant, 60).await;
+        }
+        life.serve("a", "v", 0).await;
+        life.serve("b", "v", 1).await;
+        assert!(life.owner.admission().guaranteed);
+        // The next engine has one, and is told so from its begin.
+        life.replace_engine(|fake| fake.region.header().reactors.store(1, Relaxed))
+            .await;
+        life.opened().await;
+        life.fake.settle().await;
+        assert_eq!(life.last_said(), [("a", true), ("b", false)]);
+        let told = life.fake.log.iter().filter_map(|said| match said {
+            ToEngine::SetExport { reactor, .. } => Some(*reactor),
+            _ => None,
+        });
+        assert_eq!(told.collect::<Vec<_>>(), [Some(0); 2]);
+        let now = life.owner.admission();
+        assert_eq!((now.reactors.len(), now.lacking.len()), (1, 1));
+        assert_eq!(life.owner.scheduling_show().reactors, 1);
+        // More of them than the next one is to have.
+        life.replace_engine(|fake| fake.region.header().reactors.store(4, Relaxed))
+            .await;
+        life.opened().await;
+        life.fake.settle().await;
+        assert_eq!(life.owner.admission().reactors.len(), 4);
+    });
+}
+
+#[test]
+fn what_is_guaranteed_and_can_not_be_written_is_warned_of_and_tried_again() {
+    run(async {
+        let place = Place::new();
+        let file = place.folder.path().join("promises.json");
+        std::fs::write(&file, "{").unwrap();
+        let mut life = Life::of_two(&place).await;
+        let told = life.owner.events.all();
+        let told = told.iter().filter(|event| event.kind == EventKind::Warning);
+        let told: Vec<&str> = told.map(|event| &*event.message).collect();
+        assert!(
+            matches!(told[..], [text] if text.contains("largest bases come first")),
+            "{told:?}"
+        );
+        let written = || std::fs::read_to_string(&file).unwrap().contains("held");
+        let blocked = place.folder.path().join("promises.json.new");
+        std::fs::create_dir(&blocked).unwrap();
+        life.with_tenant("a", &[]).await;
+        life.base("a", 60).await;
+        let warned = life.owner.warnings();
+        assert!(
+            matches!(&warned[..], [text] if text.contains("promises.json")),
+            "{warned:?}"
+        );
+        assert!(!written());
+        // With room it is written, without anything else that happens.
+        std::fs::remove_dir(&blocked).unwrap();
+        while !life.owner.warnings().is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(written());
     });
 }
