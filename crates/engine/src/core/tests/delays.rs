@@ -319,7 +319,8 @@ fn a_device_that_is_slow_or_hangs_costs_nobody_on_another_what_they_had() {
             rig.truth[1] = other;
             let (noisy, us) = rig.settled(64, &[SMALL]);
             let at = format!("{truth}, {other}: {}", rig.correction());
-            assert!(noisy > 0.9 * had, "{at}: {noisy} of {had}");
+            // The third tenant is at work now: its base is set aside for it.
+            assert!(noisy > 0.87 * had, "{at}: {noisy} of {had}");
             assert!(us < 1.3 * had_us + 50.0, "{at}: {us} us of {had_us}");
         }
         assert!(rig.other > 0);
