@@ -39,6 +39,8 @@ const TRIM_STEP_NS: u64 = 1_000_000;
 /// Machines' rings are not looked at in so many turns after one in which there was something: to make more of what it was just
 /// given takes a driver longer, and to look takes the line away from it that it is about to write.
 const REST_TURNS: u32 = 2;
+/// Commands that waited begin so many at once, between looks at who is within its base.
+const FEW: usize = 2;
 /// The epoll key of the mailbox.
 pub const WAKE_KEY: u64 = u64::MAX;
 
@@ -89,12 +91,18 @@ impl Reactor {
                 self.take(post);
             }
             busy |= self.core.reap();
-            busy |= self.frontend.poll(&mut self.core);
+            let machines = &mut self.machines;
+            busy |= (self.frontend).poll(&mut self.core, &mut |core| machines.look(core));
             if rest > 0 && self.core.next_machine_done_is_none() && !self.core.has_ready() {
                 rest -= 1;
             } else if self.machines.poll(&mut self.core) {
                 busy = true;
                 rest = REST_TURNS;
+            }
+            // What waits is of bursts, for the most part.
+            while self.core.begin_throttled(FEW) == FEW {
+                busy = true;
+                self.machines.look(&mut self.core);
             }
             busy |= self.core.carry_out(busy);
             busy |= self.core.submit();

@@ -86,8 +86,22 @@ impl Core {
         self.admit_all_at(budget, &cost::CostTable::new(cost::default_profiles()));
     }
 
+    /// The lanes are of one tenant each, in order, with these budgets; in windows of 1 ms.
+    #[cfg(test)]
+    pub(crate) fn admit_each_by(&mut self, budgets: &[Budget]) {
+        use forebay_burst::cost;
+        let costs = cost::CostTable::new(cost::default_profiles());
+        self.admit_each_at(budgets, &costs);
+    }
+
     #[cfg(test)]
     fn admit_all_at(&mut self, budget: &Budget, costs: &forebay_burst::cost::CostTable) {
+        self.admit_each_at(std::slice::from_ref(budget), costs);
+    }
+
+    /// The last budget is of all lanes that are left.
+    #[cfg(test)]
+    fn admit_each_at(&mut self, budgets: &[Budget], costs: &forebay_burst::cost::CostTable) {
         use forebay_burst::board::Board;
         use std::sync::Arc;
         let params = Params {
@@ -97,12 +111,14 @@ impl Core {
         };
         let capacity = forebay_xlate::boundary::message::NodeCapacity::UNLIMITED.capacity(1);
         // With room for one that a test adds.
-        let board = Arc::new(Board::new(2));
+        let board = Arc::new(Board::new(budgets.len() + 1));
         let mut admission = Admission::new(params, &capacity.per_second(), costs, &board).unwrap();
-        admission.set_budget(0, budget);
-        for lane in self.lanes.iter_mut().flatten() {
+        for (tenant, budget) in (0..).zip(budgets) {
+            admission.set_budget(tenant, budget);
+        }
+        for (at, lane) in self.lanes.iter_mut().flatten().enumerate() {
             lane.share = Some(Share {
-                tenant: 0,
+                tenant: at.min(budgets.len() - 1) as u32,
                 budget: None,
             });
         }
@@ -205,6 +221,16 @@ impl Core {
             && (self.admission.as_mut()).is_none_or(|admission| admission.may_fetch(lane))
     }
 
+    /// Whether a command of a lane that is over without having begun, as it is refused or only a hint, may be answered in this turn. If
+    /// not, it stays where it is.
+    #[inline]
+    pub(crate) fn may_answer(&mut self, lane: Option<LaneIndex>) -> bool {
+        match (&mut self.admission, lane) {
+            (Some(admission), Some(lane)) => admission.may_answer(lane),
+            _ => true,
+        }
+    }
+
     /// Whether a machine's lane waits for a window, so that there is no use in looking at its rings: it has enough that waits,
     /// or all lanes together have.
     #[inline]
@@ -230,6 +256,12 @@ impl Core {
     #[inline]
     pub(crate) fn bursts(&self, lane: LaneIndex) -> bool {
         (self.admission.as_ref()).is_some_and(|admission| admission.bursts(lane))
+    }
+
+    /// Whether a lane that has nothing to begin now may have something at any time, and is to be served at once then: it is within
+    /// its base, and others burst.
+    pub(crate) fn is_calm(&self, lane: LaneIndex) -> bool {
+        (self.admission.as_ref()).is_some_and(|admission| admission.is_calm(lane))
     }
 
     /// Whether a command may begin; if so, it is paid for. One that a dead engine had begun may.
@@ -301,26 +333,27 @@ impl Core {
         }
     }
 
-    /// Begins what waited and is admitted in this turn; true if there was any.
+    /// Begins what waited and is admitted in this turn, so many at most; how many those were.
     #[inline]
-    pub(super) fn begin_throttled(&mut self) -> bool {
+    pub(crate) fn begin_throttled(&mut self, most: usize) -> usize {
         match &self.admission {
-            Some(admission) if !admission.ready.is_empty() => self.begin_ready(),
-            _ => false,
+            Some(admission) if !admission.ready.is_empty() => self.begin_ready(most),
+            _ => 0,
         }
     }
 
     #[cold]
-    fn begin_ready(&mut self) -> bool {
-        let mut any = false;
-        while let Some(index) =
-            (self.admission.as_mut()).and_then(|a| a.next(&mut self.ios, self.now_ns))
+    fn begin_ready(&mut self, most: usize) -> usize {
+        let mut begun = 0;
+        while begun < most
+            && let Some(index) =
+                (self.admission.as_mut()).and_then(|a| a.next(&mut self.ios, self.now_ns))
         {
-            any = true;
+            begun += 1;
             self.begin_waited(index);
         }
         self.blame(None);
-        any
+        begun
     }
 
     /// Begins a command that waits no more.

@@ -60,7 +60,7 @@ impl Core {
             self.advance_carried();
             self.blame(None);
         }
-        let admitted = self.begin_throttled();
+        let admitted = self.begin_throttled(usize::MAX) > 0;
         let again = !self.ring_wait.is_empty() || !self.slice_again.is_empty();
         if again {
             self.retry_slices();

@@ -30,6 +30,7 @@ use crate::lane::AtOnce;
 use crate::vm::client::Client;
 use crate::vm::file::MachineFile;
 use crate::vm::frontend::{Answer, Closing, Frame, Frontend, Message, Turn};
+use crate::vm::look::Look;
 use forebay_guest::{Area, Mapping, Pieces};
 use forebay_nvme::controller::ControllerConfig;
 use forebay_nvme::pcie::interrupt::{Coalescing, Gathered};
@@ -383,8 +384,13 @@ impl Frontend for Pcie {
     }
 
     #[inline]
-    fn poll(&mut self, turn: &mut Turn<'_>) -> bool {
-        self.poll_queues(turn)
+    fn poll(&mut self, turn: &mut Turn<'_>, look: &mut Look<'_>) -> bool {
+        self.poll_queues(turn, look)
+    }
+
+    #[inline]
+    fn has_rung(&self) -> bool {
+        self.live && self.tail_has_moved()
     }
 
     fn queues(&self) -> usize {

@@ -16,6 +16,7 @@ use crate::core::staging::StagingBuffer;
 use crate::core::{IoOp, NewIo};
 use crate::lane::{Lane, LaneIndex};
 use crate::vm::frontend::Turn;
+use crate::vm::look::Look;
 use forebay_guest::PieceError;
 use forebay_nvme::io::{self, IoCommand, NamespaceGeometry, Transfer};
 use forebay_nvme::pcie::{Doorbell, data, queue};
@@ -99,7 +100,7 @@ pub(super) enum Begun {
 
 impl Pcie {
     #[inline]
-    pub(super) fn poll_queues(&mut self, turn: &mut Turn<'_>) -> bool {
+    pub(super) fn poll_queues(&mut self, turn: &mut Turn<'_>, look: &mut Look<'_>) -> bool {
         if !self.live {
             return self.quiesce.is_some() && self.go_on_quiescing(turn);
         }
@@ -131,14 +132,29 @@ impl Pcie {
                 self.more = true;
                 break;
             }
-            any |= self.fetch(turn, qid);
+            any |= self.fetch(turn, qid, look);
+            if look.has_rung() {
+                // The same queue goes on when it is called again.
+                self.first = at;
+                self.more = true;
+                break;
+            }
         }
         any
     }
 
+    /// Whether the driver has rung for a queue since it was last looked at.
+    #[inline]
+    pub(super) fn tail_has_moved(&self) -> bool {
+        self.active.iter().any(|qid| {
+            let sq = self.sqs[usize::from(*qid)].as_ref();
+            sq.is_some_and(|sq| self.bell(Doorbell::Tail(*qid)) != sq.cursor.tail())
+        })
+    }
+
     /// Takes commands from a submission queue. True if there were any.
     #[inline]
-    fn fetch(&mut self, turn: &mut Turn<'_>, qid: u16) -> bool {
+    fn fetch(&mut self, turn: &mut Turn<'_>, qid: u16, look: &mut Look<'_>) -> bool {
         let tail = self.bell(Doorbell::Tail(qid));
         let Some(sq) = self.sqs[usize::from(qid)].as_mut() else {
             return false;
@@ -151,10 +167,10 @@ impl Pcie {
         if sq.cursor.is_empty() || self.deleting == Some(qid) {
             return false;
         }
-        self.take_batch(turn, qid)
+        self.take_batch(turn, qid, look)
     }
 
-    fn take_batch(&mut self, turn: &mut Turn<'_>, qid: u16) -> bool {
+    fn take_batch(&mut self, turn: &mut Turn<'_>, qid: u16, look: &mut Look<'_>) -> bool {
         let Some(sq) = self.sqs[usize::from(qid)].as_ref() else {
             return false;
         };
@@ -182,7 +198,7 @@ impl Pcie {
         let mut taken = 0;
         while self.take_one(turn, qid, taken, geometry.as_ref()) {
             taken += 1;
-            if taken == wanted || !may_fetch(turn) {
+            if taken == wanted || !may_fetch(turn) || look.somebody_rang() {
                 break;
             }
         }
@@ -317,6 +333,7 @@ impl Pcie {
         }
         let (work, transfer) = match judge(sqe, geometry) {
             Ok((Some(work), transfer)) => (work, transfer),
+            _ if !turn.core.may_answer(turn.client.lane()) => return Begun::NoRoom,
             Ok((None, _)) => {
                 self.note(turn, qid, slot, sqe.cid(), Work::Io(IoOp::Flush));
                 return Begun::Ended(Status::SUCCESS);

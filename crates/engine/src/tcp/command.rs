@@ -77,11 +77,15 @@ pub(super) fn take(
     let judged = match judged {
         Ok(judged) => judged,
         Err(_) if capsule.sqe.fuse() != 0 => return fused::take(conn, turn, slot, capsule),
+        Err(_) if !turn.core.may_answer(conn.lane) => return stall(conn, turn.core, slot),
         Err(status) => {
             refuse(conn, turn, slot, capsule, status);
             return Ok(());
         }
     };
+    if matches!(judged.work, Work::Hint) && !turn.core.may_answer(conn.lane) {
+        return stall(conn, turn.core, slot);
+    }
     accept(conn, turn, slot, capsule, judged)
 }
 

@@ -97,7 +97,7 @@ impl Frontend {
             self.mark_dirty(index as u32);
         }
         self.settle(core);
-        self.send_all(core);
+        self.send_all(core, &mut |_| false);
     }
 
     fn is_io(&self, index: u32) -> bool {

@@ -277,7 +277,7 @@ impl Frontend {
             self.close(core, admin);
         }
         self.settle(core);
-        self.send_all(core);
+        self.send_all(core, &mut |_| false);
     }
 
     /// An export shows something else now: hosts hear of a new size, and those that may no longer

@@ -86,6 +86,9 @@ const DATA_LIMIT_NS: u64 = 30_000_000_000;
 /// A socket that takes nothing for so long is given up.
 const BLOCKED_LIMIT_NS: u64 = 30_000_000_000;
 
+/// A look at who is within its base and comes by another way than TCP: such are served.
+type Beside<'a> = &'a mut dyn FnMut(&mut Core) -> bool;
+
 /// What the handling of one connection needs of the rest.
 struct Turn<'a> {
     core: &'a mut Core,
@@ -162,8 +165,9 @@ impl Frontend {
         }
     }
 
-    /// One turn; true if anything was done. Whoever is to blame last is so until [`Core::submit`].
-    pub(crate) fn poll(&mut self, core: &mut Core) -> bool {
+    /// One turn; true if anything was done. Whoever is to blame last is so until [`Core::submit`]. While some burst, there are looks at
+    /// who else may have asked, between what takes long: `beside` is one at those who come by other ways.
+    pub(crate) fn poll(&mut self, core: &mut Core, beside: Beside<'_>) -> bool {
         let mut any = self.complete(core);
         let active = self.active.len();
         if active > 0 {
@@ -171,7 +175,11 @@ impl Frontend {
             self.first = (self.first + 1) % active;
             for i in 0..active {
                 let index = self.active[(self.first + i) % active];
-                any |= self.visit(core, index);
+                let came = self.visit(core, index);
+                any |= came;
+                if came && core.somebody_bursts() {
+                    beside(core);
+                }
             }
             any |= self.complete(core);
             let conns = &mut self.conns;
@@ -186,10 +194,10 @@ impl Frontend {
         if self.has_reserving() {
             any |= self.reserve(core);
         }
-        any |= self.send_all(core);
+        any |= self.send_all(core, beside);
         if !self.events.is_empty() {
             self.settle(core);
-            self.send_all(core);
+            self.send_all(core, beside);
             any = true;
         }
         any

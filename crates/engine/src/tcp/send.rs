@@ -6,7 +6,7 @@
 //! **Not here:** what is sent ([`super::tx`]), who is listened to ([`super`]).
 
 use super::conn::{Conn, Life};
-use super::{Event, Frontend, SEND_ITEMS, command, slots};
+use super::{Beside, Event, Frontend, SEND_ITEMS, command, slots};
 use crate::core::{CommandRef, Core, DoneIo};
 use forebay_nvme::Status;
 
@@ -118,7 +118,7 @@ impl Frontend {
 
     /// Sends what waits for no more. While some are above their base, first of who is not: it takes a while to send what bursts have
     /// come to, so between them there is a look at who is quiet.
-    pub(super) fn send_all(&mut self, core: &mut Core) -> bool {
+    pub(super) fn send_all(&mut self, core: &mut Core, beside: Beside<'_>) -> bool {
         if !core.somebody_bursts() {
             return self.send_of(core, |_, _| true);
         }
@@ -130,7 +130,11 @@ impl Frontend {
                 continue;
             };
             any |= self.send_dirty(core, at, |core, conn| conn.bursts(core));
-            if self.dirty.get(at) != Some(&index) && looked.is_due(now_ns(core)) {
+            if self.dirty.get(at) == Some(&index) {
+                continue;
+            }
+            beside(core);
+            if looked.is_due(now_ns(core)) {
                 any |= self.look_at_calm(core);
                 looked.ended(now_ns(core));
             }

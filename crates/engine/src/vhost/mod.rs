@@ -28,6 +28,7 @@ use crate::core::{Core, DoneIo, IoOp};
 use crate::lane::{AtOnce, LaneIndex};
 use crate::vm::file::AREA_BYTES;
 use crate::vm::frontend::{Answer, Closing, Frame, Frontend, Message, Turn};
+use crate::vm::look::Look;
 use area::Area;
 use control::Pending;
 use forebay_guest::Pieces;
@@ -179,7 +180,13 @@ impl Vhost {
     }
 
     /// Takes chains of a queue and begins them, as far as the turn's budget (requests, bytes) goes.
-    fn take(&mut self, turn: &mut Turn<'_>, index: usize, budget: &mut (u32, u32)) -> bool {
+    fn take(
+        &mut self,
+        turn: &mut Turn<'_>,
+        index: usize,
+        budget: &mut (u32, u32),
+        look: &mut Look<'_>,
+    ) -> bool {
         let may_take = self.may_take(index);
         let is_left = |line: &Line| line.queue.left() > 0;
         let redoes = self.lines[index].as_deref().is_some_and(is_left) && self.may_redo(turn);
@@ -216,6 +223,9 @@ impl Vhost {
                     blame(turn, None);
                     budget.1 = budget.1.saturating_sub(bytes);
                     self.show_some(turn, index);
+                    if look.somebody_rang() {
+                        break;
+                    }
                 }
                 Ok(None) => break,
                 Err(error) => {
@@ -257,7 +267,7 @@ impl Frontend for Vhost {
         self.go_on(turn)
     }
 
-    fn poll(&mut self, turn: &mut Turn<'_>) -> bool {
+    fn poll(&mut self, turn: &mut Turn<'_>, look: &mut Look<'_>) -> bool {
         if self.armed {
             self.armed = false;
             for line in self.lines.iter_mut().flatten() {
@@ -274,9 +284,22 @@ impl Frontend for Vhost {
         self.first = (self.first + 1) % count.max(1);
         let mut budget = (CLIENT_AT_ONCE, BYTES_AT_ONCE);
         for i in 0..count {
-            any |= self.take(turn, (self.first + i) % count, &mut budget);
+            let index = (self.first + i) % count;
+            any |= self.take(turn, index, &mut budget, look);
+            if look.has_rung() {
+                // The same queue goes on when it is called again.
+                self.first = index + count - 1;
+                break;
+            }
         }
         any | self.publish(turn)
+    }
+
+    fn has_rung(&self) -> bool {
+        let mut lines = self.lines.iter().enumerate();
+        lines.any(|(index, line)| {
+            (line.as_deref()).is_some_and(|line| !line.queue.is_empty() && self.may_take(index))
+        })
     }
 
     fn is_active(&self) -> bool {

@@ -59,6 +59,12 @@ enum Try {
 }
 
 impl Vhost {
+    /// One that was taken is over without having begun: of the turn's part, there is less for the next.
+    #[cold]
+    fn answers(turn: &mut Turn<'_>) {
+        turn.core.may_answer(turn.client.lane());
+    }
+
     /// Begins the request in [`Vhost::chain`], which a dead engine may have begun before; about how many bytes it moves.
     pub(super) fn begin(&mut self, turn: &mut Turn<'_>, queue: u16, tag: u16, again: bool) -> u32 {
         let request = match blk::parse(&self.chain, turn.client.memory(), &self.disk) {
@@ -83,6 +89,7 @@ impl Vhost {
         };
         let work = match request.work {
             Ok(Work::GetId) => {
+                Self::answers(turn);
                 Self::not_begun(turn, slot_of(queue, tag));
                 let status = self.identify(turn, &request);
                 self.finish(turn, &over(status));
@@ -90,6 +97,7 @@ impl Vhost {
             }
             Ok(work) => work,
             Err(status) => {
+                Self::answers(turn);
                 Self::not_begun(turn, slot_of(queue, tag));
                 self.finish(turn, &over(status));
                 return 0;

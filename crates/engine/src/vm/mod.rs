@@ -21,6 +21,7 @@ pub(crate) mod descriptor;
 pub(crate) mod file;
 pub(crate) mod frontend;
 mod leave;
+pub(crate) mod look;
 mod peek;
 mod registered;
 pub(crate) mod signal;
@@ -103,6 +104,9 @@ pub(crate) struct Machines {
     closer: Closer,
     /// Breaks of mappings that were seen.
     breaks: u64,
+    /// Those that are looked at between bursts' commands.
+    calm: Vec<u32>,
+    calm_at: usize,
     stopping: bool,
     make: Make,
 }
@@ -122,6 +126,8 @@ impl Machines {
             cpus: None,
             closer,
             breaks: 0,
+            calm: Vec::with_capacity(look::MOST),
+            calm_at: 0,
             stopping: false,
             make: arrive::make,
         }
@@ -154,6 +160,7 @@ impl Machines {
             return false;
         }
         self.register(core);
+        self.note_calm(core);
         let any = self.pass(core);
         if !core.next_machine_done_is_none() {
             // What devices ended at once is shown in the same turn.
@@ -212,13 +219,12 @@ impl Machines {
                 }
             }
             if machine.frontend.is_active() {
-                let Machine {
-                    client, frontend, ..
-                } = &mut **machine;
-                blame(core, client);
-                any |= frontend.poll(&mut Turn { core, client });
+                any |= self.poll_machine(core, at);
             }
             core.blame_nobody();
+            let Some(machine) = &mut self.all[at] else {
+                continue;
+            };
             if machine.client.any_raised
                 && let Some(signals) = &mut self.signals
             {

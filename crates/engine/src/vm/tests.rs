@@ -10,6 +10,7 @@ mod registered;
 
 use super::file::{MAX_SLOTS, MachineFile};
 use super::frontend::{Answer, Frame, Message};
+use super::look::Look;
 use super::*;
 use crate::core::DoneIo;
 use crate::core::staging::Staging;
@@ -126,7 +127,11 @@ impl Frontend for Toy {
         Answer::Now
     }
 
-    fn poll(&mut self, _: &mut Turn<'_>) -> bool {
+    fn poll(&mut self, _: &mut Turn<'_>, _: &mut Look<'_>) -> bool {
+        false
+    }
+
+    fn has_rung(&self) -> bool {
         false
     }
 

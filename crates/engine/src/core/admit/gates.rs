@@ -19,9 +19,9 @@ use crate::lane::{Lane, LaneIndex};
 use forebay_burst::board::Board;
 use forebay_burst::budget::{Budget, Rate};
 use forebay_burst::cost::{CostTable, Frontend, Operation};
-use forebay_burst::params::{BadParam, Params};
+use forebay_burst::params::{BadParam, Params, Policy};
 use forebay_burst::scheduler::{Scheduler, Seen};
-use forebay_burst::units::{SHARED, Units};
+use forebay_burst::units::{Resource, SHARED, Units};
 use forebay_xlate::boundary::message::Frontend as ExportFrontend;
 use forebay_xlate::boundary::region::MAX_LANES;
 use parts::{Alone, LEAST_LUMP_NS};
@@ -312,6 +312,31 @@ impl Admission {
         gate.count < ENOUGH && (gate.closer & FREE != 0 || self.has_part(at))
     }
 
+    /// Whether a command that is over without having begun may be answered now. It waits for no budget, but it takes the processor's
+    /// time as others do, and counts as an operation that is owed: or who asks for nonsense alone would have a turn without an end.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn may_answer(&mut self, lane: LaneIndex) -> bool {
+        let at = lane.0 as usize % MAX_LANES;
+        let gate = &self.gates[at];
+        if gate.closer & FREE != 0 {
+            return true;
+        }
+        let whole = (self.costs).of(gate.frontend, Operation::Other, 0);
+        if !self.has_part(at) {
+            return false;
+        }
+        let mut cost = Units::ZERO;
+        for resource in [Resource::Cpu, Resource::Software, Resource::Ops] {
+            cost[resource] = whole[resource];
+        }
+        self.spend(at, &cost);
+        if self.scheduler.may_owe(at) {
+            self.scheduler.owe(at, &cost);
+        }
+        true
+    }
+
     /// How many commands of a lane wait for more of the processor's time than it is given in a turn, with the one that begins
     /// now.
     pub(in crate::core) fn waits_for_processor(&self, lane: LaneIndex) -> u32 {
@@ -339,6 +364,15 @@ impl Admission {
     #[inline]
     pub(super) fn is_contended(&self) -> bool {
         self.contended
+    }
+
+    /// Whether a lane is within its base, nothing waits there, and others burst.
+    pub(super) fn is_calm(&self, lane: LaneIndex) -> bool {
+        let at = lane.0 as usize % MAX_LANES;
+        self.contended
+            && self.scheduler.params().policy == Policy::Burst
+            && self.gates[at].closer & (FREE | WAITS) == 0
+            && self.scheduler.is_within_base(at)
     }
 
     /// Whether a lane was above its base when it last asked.

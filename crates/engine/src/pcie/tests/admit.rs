@@ -1,6 +1,8 @@
 //! A machine that is over its budget: what it may not begin stays in its rings, and the reactor sleeps meanwhile.
 
 use super::*;
+use forebay_burst::budget::{Budget, Burst, Rate};
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, Word};
 
 const WINDOW_NS: u64 = 1_000_000;
 
@@ -93,6 +95,114 @@ fn nobody_waits_long_for_what_is_over_budget() {
     // No window has passed. CSTS.SHST: complete.
     driver.wait_register(&mut rig, 0x1C, 0b1001);
     assert_eq!(rig.throttled(0)[..2], [0, 0]);
+}
+
+/// A base of so many operations a second, and burst up to as good as all.
+fn metered(base_iops: u64) -> Budget {
+    let rate = |iops| Rate {
+        iops,
+        bytes: iops * BLOCK,
+    };
+    Budget {
+        base: rate(base_iops),
+        burst: rate(1_000_000),
+        how: Burst::Metered,
+    }
+}
+
+/// Two machines whose volumes lie on the same blocks, so that each sees what the other one has done by then; the first bursts.
+fn beside_a_burst(doorbells: Doorbells) -> (Rig, [(Driver, Pair); 2]) {
+    let mut rig = Rig::new("ram", 2, doorbells == Doorbells::Mapped);
+    let word = Word::new(DeviceIndex(0), ExtentIndex(0), Rights::ReadWrite).unwrap();
+    rig.volumes[1]
+        .table
+        .install(ExtentRange::new(0, EXTENTS), word);
+    let mut both = [0, 1].map(|n| {
+        let mut driver = rig.connect(n);
+        driver.begin(&mut rig);
+        match doorbells {
+            Doorbells::Mapped => driver.map_page(&mut rig),
+            _ => driver.use_shadow(&mut rig),
+        }
+        let pair = driver.make_pair(&mut rig, 1, 64);
+        (driver, pair)
+    });
+    rig.admit_each(&[metered(1000), metered(100_000)]);
+    let (driver, pair) = &mut both[0];
+    for _ in 0..8 {
+        for n in 0..32 {
+            driver.queue(pair, &io(nvm::READ, n, u64::from(n), DATA));
+        }
+        ring(driver, pair);
+        let mut done = 0;
+        rig.pass_time(WINDOW_NS);
+        rig.until("they end", |_| {
+            done += ended(driver, pair);
+            done == 32
+        });
+    }
+    (rig, both)
+}
+
+/// Without a turn: a store, as a driver makes it.
+fn ring(driver: &mut Driver, pair: &Pair) {
+    match driver.shadow {
+        Some(shadow) => driver.put(shadow + 8, &pair.tail.to_le_bytes()),
+        None => driver.ring(8, pair.tail),
+    }
+}
+
+/// What is within its base waits for no more than one command of a burst, not for the burst's part of the turn.
+#[test]
+fn who_is_within_its_base_comes_between_a_bursts_commands() {
+    for doorbells in [Doorbells::Shadow, Doorbells::Mapped] {
+        let (mut rig, [mut burst, mut calm]) = beside_a_burst(doorbells);
+        burst.0.put(DATA, &[7; 4096]);
+        for n in 0..32 {
+            let write = io(nvm::WRITE, n, u64::from(n), DATA);
+            burst.0.queue(&mut burst.1, &write);
+        }
+        // As many as there are: which of them have been carried out by then?
+        let into = |n: u64| DATA + (1 + n) * BLOCK;
+        for n in 0..8 {
+            let read = io(nvm::READ, n as u16, n, into(n));
+            calm.0.queue(&mut calm.1, &read);
+        }
+        ring(&mut burst.0, &burst.1);
+        ring(&mut calm.0, &calm.1);
+        let mut done = [0, 0];
+        rig.until("all end", |_| {
+            done[0] += ended(&mut burst.0, &mut burst.1);
+            done[1] += ended(&mut calm.0, &mut calm.1);
+            done == [32, 8]
+        });
+        let seen: Vec<u8> = (0..8).map(|n| calm.0.get(into(n), 1)[0]).collect();
+        assert_eq!(seen, [7, 0, 0, 0, 0, 0, 0, 0], "{doorbells:?}");
+    }
+}
+
+/// Commands that make no sense have a turn's part as others do, so they keep nobody waiting for long.
+#[test]
+fn what_is_refused_takes_its_part_of_a_turn() {
+    let (mut rig, mut driver, mut pair) = ready("ram", Doorbells::Shadow);
+    rig.admit(1000);
+    for n in 0..60 {
+        driver.queue(&mut pair, &io(nvm::READ, n, 1 << 40, DATA));
+    }
+    ring(&mut driver, &pair);
+    let mut refused = 0;
+    let mut most = 0;
+    for _ in 0..64 {
+        rig.turn();
+        let before = refused;
+        while let Some(cqe) = driver.next(&mut pair) {
+            assert_eq!(cqe.status(), Status::LBA_OUT_OF_RANGE.with_dnr());
+            refused += 1;
+        }
+        most = most.max(refused - before);
+    }
+    // By what is taken for costs, 15 are a lump.
+    assert_eq!((refused, most), (60, 15));
 }
 
 /// Its successor has it begin again, and charges nothing for it.

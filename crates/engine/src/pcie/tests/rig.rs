@@ -355,6 +355,14 @@ impl Rig {
         core.admit_all_by(&Budget::fixed(operations * 1000));
     }
 
+    /// Each machine is a tenant's of its own with this budget.
+    pub(super) fn admit_each(&mut self, budgets: &[Budget]) {
+        let now_ns = self.now_ns;
+        let core = &mut self.engine().core;
+        core.set_clock_ns(now_ns);
+        core.admit_each_by(budgets);
+    }
+
     /// Everybody has plenty.
     pub(super) fn admit_plenty(&mut self, round: u64) {
         self.engine().core.admit_plenty(round);

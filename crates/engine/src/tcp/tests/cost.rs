@@ -54,7 +54,7 @@ fn batches_are_carried_out() {
 fn turn(rig: &mut Rig) {
     rig.core.begin_turn();
     rig.core.reap();
-    rig.frontend.poll(&mut rig.core);
+    rig.frontend.poll(&mut rig.core, &mut |_| false);
     rig.core.submit();
 }
 

@@ -276,7 +276,7 @@ impl Rig {
             }
             self.frontend.sockets_ready(&keys);
             self.core.reap();
-            self.frontend.poll(&mut self.core);
+            self.frontend.poll(&mut self.core, &mut |_| false);
             self.core.submit();
             let mut listed = self.frontend.active.clone();
             listed.sort_unstable();

@@ -202,7 +202,7 @@ impl Engine {
         self.core.begin_turn();
         self.frontend.sockets_ready(&keys);
         self.core.reap();
-        self.frontend.poll(&mut self.core);
+        self.frontend.poll(&mut self.core, &mut |_| false);
         self.core.submit();
         while let Some(upcall) = self.core.next_upcall() {
             match upcall {
