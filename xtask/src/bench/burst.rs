@@ -29,7 +29,7 @@ const WINDOW_US: f64 = 300.0;
 /// Parts of a reactor's capacity: the victim's and each neighbour's base; the base of all that wake.
 const BASE_PART: f64 = 0.1;
 const WAKERS_PART: f64 = 0.3;
-/// Of its base, the victim at depth 1 asks for so much; and at most so many a second, as at more depth 1 is the limit.
+/// Of its base, the victim at depth 1 asks for so much; and at most so many a second, the paper's base: at more depth 1 is the limit.
 const INSIDE: f64 = 0.5;
 const INSIDE_MOST: f64 = 20_000.0;
 /// Who asks for its base and gets so much of it gets it: or of what the same host gets alone at its depth, if that is less.
@@ -67,6 +67,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         pin()?;
         bench.prepare(&mut rig, way, TENANTS, BASE_PART)?;
         bench.victim(&mut rig, way)?;
+        bench.bursts(&mut rig, way)?;
         bench.base(&mut rig, way)?;
         bench.wake(&mut rig, way, 1)?;
         unpin()?;
@@ -221,9 +222,49 @@ impl Bench {
         Ok(())
     }
 
-    /// A tenant that asks for its base at each depth, beside neighbours at the same.
+    /// What all have together where all burst, of what they have without anything that holds them back.
+    fn bursts(&mut self, rig: &mut Rig, way: Way) -> Result<()> {
+        let mut least = f64::INFINITY;
+        for depth in [1u16, 8, 64] {
+            let does: Vec<_> = (0..TENANTS).map(|at| (at, Does::All(depth))).collect();
+            let (mut ratios, mut all) = (Vec::new(), Vec::new());
+            for _ in 0..self.rounds.max(3) {
+                let mut iops = [0.0; 2];
+                for (iops, policy) in iops.iter_mut().zip([Policy::Wild, Policy::Burst]) {
+                    rig.set(policy)?;
+                    *iops = self.load(rig, &does)?.iter().map(Did::iops).sum();
+                }
+                ratios.push(iops[1] / iops[0]);
+                all.push(iops[1]);
+            }
+            let (ratio, all) = (median(ratios), median(all));
+            least = least.min(ratio);
+            let way = way.name();
+            println!(
+                "{way:<6}all {TENANTS} burst at depth {depth}: {all:.0} IOPS, {ratio:.3} of wild's"
+            );
+            let prefix = format!("{way}_bursts_depth{depth}");
+            self.summary.put(format!("{prefix}_iops"), all);
+            self.summary.put(format!("{prefix}_iops_ratio"), ratio);
+        }
+        let name = format!("{}_least_bursts_over_wild", way.name());
+        self.summary.put(name, least);
+        Ok(())
+    }
+
+    /// A tenant that asks for its base at each depth, beside neighbours at the same: of the paper's base, and of a part of the reactor.
     fn base(&mut self, rig: &mut Rig, way: Way) -> Result<()> {
-        let base = rig.bases[0] as f64;
+        let part = rig.bases[0];
+        if part as f64 > INSIDE_MOST {
+            self.base_of(rig, way, "paper_base", INSIDE_MOST)?;
+        }
+        self.base_of(rig, way, "base", part as f64)
+    }
+
+    fn base_of(&mut self, rig: &mut Rig, way: Way, name: &str, base: f64) -> Result<()> {
+        // Budgets are told when they are set anew.
+        rig.set(Policy::Off)?;
+        let was = std::mem::replace(&mut rig.bases[0], base as u64);
         rig.set(Policy::Burst)?;
         let mut got = 0;
         for depth in [1u16, 2, 4, 8, 16, 32, 64, 128] {
@@ -243,13 +284,15 @@ impl Bench {
                 100.0 * alone / base,
                 if has { "" } else { ", too little" }
             );
-            let prefix = format!("{}_base_depth{depth}", way.name());
+            let prefix = format!("{}_{name}_depth{depth}", way.name());
             self.summary.put(format!("{prefix}_iops"), iops);
             self.summary.put(format!("{prefix}_alone_iops"), alone);
         }
         self.summary
-            .put(format!("{}_base_at_depths", way.name()), f64::from(got));
-        println!("{:<6}base at {got} of 8 depths", way.name());
+            .put(format!("{}_{name}_at_depths", way.name()), f64::from(got));
+        println!("{:<6}base of {base:.0} at {got} of 8 depths", way.name());
+        rig.set(Policy::Off)?;
+        rig.bases[0] = was;
         Ok(())
     }
 

@@ -105,6 +105,9 @@ impl Pcie {
             return self.quiesce.is_some() && self.go_on_quiescing(turn);
         }
         self.more = false;
+        if !self.over.is_empty() {
+            self.answer_over(turn);
+        }
         if self.armed {
             self.be_quiet();
         }
@@ -212,6 +215,17 @@ impl Pcie {
             self.more |= taken == most as usize && !sq.cursor.is_empty();
             self.stay_quiet(qid);
         }
+        // Who has rung is not to wait for these: it is called again at once.
+        if !look.has_rung() {
+            self.answer_over(turn);
+        }
+        true
+    }
+
+    /// Answers what is over already.
+    #[inline]
+    fn answer_over(&mut self, turn: &mut Turn<'_>) {
+        let lane = turn.client.lane();
         self.count_at_once(turn);
         for at in 0..self.over.len() {
             let (slot, status) = self.over[at];
@@ -222,7 +236,6 @@ impl Pcie {
             self.complete(turn, slot, status);
         }
         self.over.clear();
-        true
     }
 
     /// Counts what was over at once.
