@@ -29,7 +29,7 @@
 //! dear. A helper gives what its own tenants left, a turn's part at a time, and nothing while they have work.
 //!
 //! **Not here:** what follows from it ([`forebay_burst::estimator`]), what devices end at once: those are taken for well, and in use as
-//! long as they are there.
+//! long as they are there; what they take is the processor's time, which has a correction of its own.
 
 #[cfg(test)]
 mod tests;
@@ -368,6 +368,10 @@ impl Delays {
             }
             Some(ns) => scheduler.observe(resource, ns, 1),
             None if said.under_way => scheduler.hold(resource),
+            // Nobody waits for what ends at once: what is calibrated of it is too much, if that is what holds anybody back.
+            None if self.some_at_once && self.in_use.is_empty() => {
+                scheduler.observe(resource, 0, 1)
+            }
             None => {}
         }
     }

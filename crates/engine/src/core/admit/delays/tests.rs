@@ -2,7 +2,10 @@
 
 use super::*;
 use forebay_burst::board::Board;
+use forebay_burst::budget::{Budget, Burst, Rate};
+use forebay_burst::cost::{CostTable, default_profiles};
 use forebay_burst::params::Params;
+use forebay_burst::units::{PARTS, Units};
 use forebay_device::Op;
 use forebay_device::mem::StaticRegion;
 use forebay_xlate::drain::SliceSpan;
@@ -229,4 +232,42 @@ fn what_is_under_way_at_a_slow_device_holds_nobody_elses_correction() {
     // Its end, should it come, is nobody's.
     desk.delays.ended(7, 0, true, desk.now_ns);
     assert_eq!(desk.delays.timed[0].waited_ns, None);
+}
+
+/// Of a device in memory nobody knows how much it can do, but that nobody waits for it.
+#[test]
+fn what_ends_at_once_holds_nobody_back() {
+    let rate = |iops| Rate {
+        iops,
+        bytes: iops * 4096,
+    };
+    for at_once in [false, true] {
+        let mut desk = Desk::new();
+        desk.delays.some_at_once = at_once;
+        let budget = Budget {
+            base: rate(1000),
+            burst: rate(20_000_000),
+            how: Burst::Metered,
+        };
+        let costs = CostTable::new(default_profiles());
+        desk.scheduler.set_budget(0, &budget, &costs);
+        desk.scheduler.attach(0, 0);
+        // More of the device than of anything else.
+        let mut cost = Units::ZERO;
+        (cost[Resource::DeviceRead], cost[Resource::Cpu]) = (1000, 100);
+        (cost[Resource::Ops], cost[Resource::Bytes]) = (PARTS, 4096);
+        let mut begun = 0;
+        for _ in 0..1000 {
+            begun = 0;
+            while desk.scheduler.admit(0, &cost) {
+                begun += 1;
+            }
+            desk.scheduler.wait(0, &cost);
+            desk.pass(1);
+            desk.scheduler.cancel(0, &cost);
+        }
+        // Windows are of 0.3 ms: 300 by what is calibrated, and twice that of who is alone.
+        let expected = if at_once { 2500..6001 } else { 540..601 };
+        assert!(expected.contains(&begun), "{at_once}: {begun}");
+    }
 }
