@@ -124,7 +124,7 @@ impl Admission {
         self.calm = true;
         let params = self.scheduler.params();
         let lump_ns = match params.policy {
-            Policy::Burst if self.alone.is(at, params) => params.calm_lump_ns as i32,
+            Policy::Burst if self.alone.is(at, params) => self.by_costs(params.calm_lump_ns),
             // A turn is a round.
             Policy::Wild => return self.scheduler.begin_batch(at),
             _ => self.whole_lump_ns(),
@@ -136,10 +136,16 @@ impl Admission {
     pub(in crate::core) fn whole_lump_ns(&self) -> i32 {
         let params = self.scheduler.params();
         match params.policy {
-            Policy::Burst => params.lump_ns as i32,
+            Policy::Burst => self.by_costs(params.lump_ns),
             Policy::Wild => params.batch_ns as i32,
             Policy::Base => i32::MAX,
         }
+    }
+
+    /// So much processor time, by costs as they are calibrated: where those are too much, a turn would be too short to be worth it, and
+    /// where they are too little it would be long.
+    fn by_costs(&self, ns: u32) -> i32 {
+        (ns as f32 / self.scheduler.corrections()[Resource::Cpu as usize]) as i32
     }
 
     /// So many processors carry out what is charged here.
