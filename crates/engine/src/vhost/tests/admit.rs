@@ -2,7 +2,7 @@
 
 use super::guest::Guest;
 use super::*;
-use forebay_burst::budget::Budget;
+use forebay_burst::budget::{Budget, Burst, Rate};
 use forebay_xlate::boundary::region::{OpKind, TimesOf};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -101,4 +101,59 @@ fn to_stop_a_ring_waits_for_no_budget() {
     rig.until("some wait", |rig| throttled(rig) >= 8);
     guest.ask(&mut rig, request::GET_VRING_BASE, &[0; 8]);
     assert_eq!((throttled(&rig), rig.core.busy_ios()), (0, 0));
+}
+
+/// What is within its base waits for no more than one request of a burst. Both machines have the same volume, so that the one sees what
+/// the other has done by then.
+#[test]
+fn who_is_within_its_base_comes_between_a_bursts_requests() {
+    let metered = |base_iops| {
+        let rate = |iops| Rate {
+            iops,
+            bytes: iops * 4096,
+        };
+        Budget {
+            base: rate(base_iops),
+            burst: rate(1_000_000),
+            how: Burst::Metered,
+        }
+    };
+    for way in WAYS {
+        let mut rig = Rig::on("ram", 4);
+        let mut burst = rig.guest(Way { size: 64, ..way });
+        rig.export_again();
+        let mut calm = rig.guest(Way { size: 64, ..way });
+        rig.core.set_clock_ns(START_NS);
+        (rig.core).admit_each_by(&[metered(1000), metered(100_000)]);
+        for window in 1..9 {
+            for n in 0..16 {
+                burst.offer(0, IN, n, Data::In(512));
+            }
+            burst.kick(0);
+            rig.core.set_clock_ns(START_NS + window * WINDOW_NS);
+            let mut done = 0;
+            rig.until("they end", |_| {
+                done += ended(&mut burst).len();
+                done == 16
+            });
+        }
+        for n in 0..16 {
+            burst.offer(0, OUT, n, Data::Out(&[7; 512]));
+        }
+        let reads: Vec<usize> = (0..4)
+            .map(|n| calm.offer(0, IN, n, Data::In(512)))
+            .collect();
+        burst.kick(0);
+        calm.kick(0);
+        let mut done = [0, 0];
+        rig.until("all end", |_| {
+            done[0] += ended(&mut burst).len();
+            done[1] += ended(&mut calm).len();
+            done == [16, 4]
+        });
+        let seen: Vec<u8> = (reads.iter())
+            .map(|request| calm.data(*request, 1)[0])
+            .collect();
+        assert_eq!(seen, [7, 0, 0, 0], "{way:?}");
+    }
 }

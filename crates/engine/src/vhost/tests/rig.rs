@@ -148,6 +148,18 @@ impl Rig {
         self.volume.table.install(ExtentRange::new(0, 100), word);
     }
 
+    /// From now on clients are of another export of the same volume.
+    pub(super) fn export_again(&mut self) {
+        let region = self.core.region.clone();
+        self.export = Arc::new(ExportConfig {
+            export: ExportId(V.0 + 1),
+            ..ExportConfig::clone(&self.export)
+        });
+        let (volume, export) = (self.volume.clone(), self.export.clone());
+        self.core
+            .set_lane(Lane::new(LaneIndex(4), volume, export, region));
+    }
+
     /// A client's socket, whose other end is served.
     pub(super) fn accept(&mut self) -> OwnedFd {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
