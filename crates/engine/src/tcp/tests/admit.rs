@@ -77,6 +77,38 @@ fn what_is_over_budget_waits_is_aborted_and_goes_with_its_connection() {
     assert_eq!(rig.core.busy_ios(), 0);
 }
 
+/// Commands that make no sense have a turn's part as others do, on however many connections, so they keep nobody waiting for long.
+#[test]
+fn what_is_refused_takes_its_part_of_a_turn() {
+    let mut rig = rig();
+    rig.map_all();
+    let (_admin, cntlid) = rig.admin();
+    let mut hosts = [1, 2].map(|qid| rig.io(cntlid, qid, 32));
+    let now_ns = rig.core.now_ns();
+    rig.core.set_clock_ns(now_ns);
+    rig.core.admit_all_by(&Budget::fixed(1_000_000));
+    for host in &mut hosts {
+        for cid in 0..20 {
+            host.say(&rw(2, cid, 1 << 40, 1), &[]);
+        }
+    }
+    let (mut refused, mut most) = (0, 0);
+    for _ in 0..40 {
+        rig.core.begin_turn();
+        rig.turns(1);
+        let before = refused;
+        for host in &mut hosts {
+            while let Some(cqe) = host.response() {
+                assert_eq!(cqe.status(), Status::LBA_OUT_OF_RANGE.with_dnr());
+                refused += 1;
+            }
+        }
+        most = most.max(refused - before);
+    }
+    // By what is taken for costs, three are a lump.
+    assert_eq!((refused, most), (40, 3));
+}
+
 /// What there is no room for waits in its connection: in order, without memory, and the reactor sleeps meanwhile.
 #[test]
 fn deep_queues_over_budget_wait_in_their_connections() {
