@@ -72,6 +72,7 @@ fn is_near(used: f64, most: Option<u64>) -> bool {
 }
 
 const BELOW_BASE: &str = "below its base";
+const AT_ONCE: &str = "it asks for more at once";
 
 impl Use {
     /// What it did between two samples, that long apart.
@@ -152,7 +153,7 @@ impl Use {
         } else if has_base || base.is_none() {
             "others leave no more"
         } else if is_near(given, self.base_iops, self.base_bytes_s) || is_idle {
-            "it asks for more at once"
+            AT_ONCE
         } else {
             BELOW_BASE
         }
@@ -304,11 +305,12 @@ pub(super) fn add_up(volumes: &mut [Volume]) {
 }
 
 impl Use {
-    /// Who waits for its volumes' own limits only is not hurt.
+    /// Who waits for its volumes' own limits only is not hurt, nor does it ask for too much.
     pub(super) fn beside(mut self, volumes: &[Volume]) -> Self {
         let waits = |volume: &&Volume| volume.figures.throttled_s > 0.0;
         let waiting: Vec<&Volume> = volumes.iter().filter(waits).collect();
-        if self.hurt && !waiting.is_empty() && waiting.iter().all(|v| v.is_at_limit()) {
+        let is_elsewhere = self.hurt || self.why == Some(AT_ONCE);
+        if is_elsewhere && !waiting.is_empty() && waiting.iter().all(|v| v.is_at_limit()) {
             (self.why, self.hurt) = (Some("its volumes are at their own limits"), false);
         }
         self
