@@ -126,7 +126,7 @@ impl Owner {
     pub(super) fn promise_warning(&self) -> Option<String> {
         if let Some(tenants) = self.without_bases() {
             return Some(format!(
-                "no base is guaranteed: {tenants} tenants have one, but the policy is `wild`, under which nobody has anything of their \
+                "no base is guaranteed ({tenants} stated): the policy is `wild`, under which nobody has anything of their \
                  own; `forebay scheduling set --policy burst` (or `base`) guarantees them again"
             ));
         }

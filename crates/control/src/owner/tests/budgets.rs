@@ -448,24 +448,6 @@ fn settings_and_costs_outlive_the_daemon_and_damage_is_told() {
 }
 
 #[test]
-fn queues_are_spread_unless_somebody_said_otherwise() {
-    run(async {
-        let place = Place::new();
-        let mut life = Life::first(&place, Begin::default()).await;
-        life.volume("v", 1 << 20).await;
-        let owner = life.owner.clone();
-        let folder = place.folder.path();
-        assert_eq!(owner.scheduling_show().spread, Spread::OneToN);
-        // As daemons wrote it for whom it was the default.
-        let old = "{\"policy\":\"burst\",\"spread\":\"one_to_one\",\"oversubscription\":2.0}";
-        std::fs::write(folder.join("scheduling.json"), old).unwrap();
-        owner.set_node(folder, 2);
-        assert_eq!(owner.scheduling_show().oversubscription, 2.0);
-        assert_eq!(owner.scheduling_show().spread, Spread::OneToOne);
-    });
-}
-
-#[test]
 fn an_engine_is_told_how_queues_are_spread_whether_or_not_anybody_has_a_budget() {
     run(async {
         let place = Place::new();

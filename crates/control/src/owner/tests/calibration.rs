@@ -1,9 +1,10 @@
-//! When an engine is told of budgets: not of what a calibration measures, and late if the catalog is.
+//! When an engine is told of budgets: not of what a calibration measures, and late if the catalog is; and how queues are spread
+//! where nobody said it.
 
 use super::budgets::{put, said};
 use super::*;
 use crate::api::error::ErrorKind;
-use crate::api::scheduling::CALIBRATION_TENANT as TENANT;
+use crate::api::scheduling::{CALIBRATION_TENANT as TENANT, Spread};
 use forebay_device::volatile;
 
 impl Life {
@@ -125,5 +126,23 @@ fn a_budget_that_could_not_be_written_at_first_is_told_once_it_is() {
         life.with_engine(written).await;
         life.fake.listen(Duration::from_millis(300)).await;
         assert_eq!(said(&mut life.fake), ["on Burst", "tenant 1000", "volume"]);
+    });
+}
+
+#[test]
+fn queues_are_spread_unless_somebody_said_otherwise() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.volume("v", 1 << 20).await;
+        let owner = life.owner.clone();
+        let folder = place.folder.path();
+        assert_eq!(owner.scheduling_show().spread, Spread::OneToN);
+        // As daemons wrote it for whom it was the default.
+        let old = "{\"policy\":\"burst\",\"spread\":\"one_to_one\",\"oversubscription\":2.0}";
+        std::fs::write(folder.join("scheduling.json"), old).unwrap();
+        owner.set_node(folder, 2);
+        assert_eq!(owner.scheduling_show().oversubscription, 2.0);
+        assert_eq!(owner.scheduling_show().spread, Spread::OneToOne);
     });
 }
