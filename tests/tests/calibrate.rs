@@ -2,8 +2,12 @@
 //!
 //! Not here: what the figures are; only that they can be costs at all.
 
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result};
 use forebay_tests::daemon::{Daemon, DaemonOptions};
+use forebay_tests::wait;
 use serde_json::Value;
 
 #[test]
@@ -13,11 +17,23 @@ fn calibrate_stores_costs_and_leaves_nothing() -> Result<()> {
     daemon.create_pool(&["--device", &device, "--size", "1G"])?;
     let before = daemon.cli(&["scheduling", "costs"])?;
     assert_eq!(before["calibrated"], false, "{before}");
-    // What a run left that was killed: its process is no more.
-    daemon.cli(&["tenant", "create", "forebay-calibrate"])?;
-    let left = "forebay-calibrate/p999999999-nvme-tcp";
-    daemon.cli(&["volume", "create", left, "--size", "64M"])?;
-    daemon.cli(&["export", "create", left, "--any-host"])?;
+    // Nobody else has volumes of that tenant: what a run leaves is deleted by the next.
+    let refused = daemon.cli(&["tenant", "create", "forebay-calibrate"]);
+    let refused = refused.err().context("it is kept for calibrate")?;
+    anyhow::ensure!(
+        format!("{refused:#}").contains("is kept for"),
+        "{refused:#}"
+    );
+    let mut killed = daemon
+        .cli_command(&["calibrate"])
+        .stdout(Stdio::null())
+        .spawn()?;
+    let exports = || daemon.cli(&["export", "list"]);
+    wait::until("it has exports", Duration::from_secs(20), || {
+        Ok((exports()? != serde_json::json!([])).then_some(()))
+    })?;
+    killed.kill()?;
+    killed.wait()?;
 
     let said = daemon.cli(&["calibrate", "--quick", "--dry-run"])?;
     assert_eq!(said["stored"], false, "{said}");
@@ -43,5 +59,37 @@ fn calibrate_stores_costs_and_leaves_nothing() -> Result<()> {
     assert_eq!(tenants, serde_json::json!([]), "nothing is left");
     let exports = daemon.cli(&["export", "list"])?;
     assert_eq!(exports, serde_json::json!([]));
+    Ok(())
+}
+
+/// Somebody has a budget, and nobody may have more than their base: what is measured is the machine all the same.
+#[test]
+fn calibrate_is_not_scheduled_itself() -> Result<()> {
+    let daemon = Daemon::start(&DaemonOptions::default())?;
+    let device = format!("file:{}", daemon.folder().join("pool.img").display());
+    daemon.create_pool(&["--device", &device, "--size", "1G"])?;
+    daemon.cli(&["tenant", "create", "acme"])?;
+    daemon.cli(&["tenant", "budget", "acme", "--base-iops", "1000"])?;
+    daemon.cli(&["scheduling", "set", "--policy", "base"])?;
+    let begun = Instant::now();
+    let said = daemon.cli(&["calibrate", "--quick"])?;
+    assert_eq!(said["left_out"], serde_json::json!([]), "{said}");
+    // Of ten commands a second, which is all that a tenant without a budget would have, each load alone takes seconds.
+    assert!(begun.elapsed() < Duration::from_secs(60));
+    for cost in said["costs"].as_array().context("costs")? {
+        let device_ns = cost["device_ns"][0].as_f64().context("a time")?;
+        assert!(device_ns < 1e7, "{cost}");
+    }
+    let costs = daemon.cli(&["scheduling", "costs"])?;
+    let note = costs["note"].as_str().context("a note")?;
+    let at_least = said["device_at_least"].as_array().context("a list")?;
+    assert_eq!(
+        note.contains("device not at its limit: at least"),
+        !at_least.is_empty(),
+        "{note}"
+    );
+    // When it has ended, budgets count for everybody, and its name can't be had.
+    let refused = daemon.cli(&["tenant", "create", "forebay-calibrate"]);
+    assert!(refused.is_err());
     Ok(())
 }

@@ -79,6 +79,32 @@ impl Field {
             Self::CreditSeconds => "credit seconds",
         }
     }
+
+    /// The least and the most that it can be.
+    const fn range(self) -> (u64, u64) {
+        match self {
+            Self::BaseIops | Self::BurstIops => (LEAST.iops, MOST.iops),
+            Self::BaseBytes | Self::BurstBytes => (LEAST.bytes, MOST.bytes),
+            Self::CreditSeconds => (1, MOST_CREDIT_SECONDS as u64),
+        }
+    }
+
+    /// Whether it can be so much at all.
+    ///
+    /// # Errors
+    /// What would fit.
+    pub fn check(self, value: u64) -> Result<(), BadBudget> {
+        let (least, most) = self.range();
+        match (least..=most).contains(&value) {
+            true => Ok(()),
+            false => Err(BadBudget::Range {
+                field: self,
+                value,
+                least,
+                most,
+            }),
+        }
+    }
 }
 
 /// A budget that cannot be.
@@ -133,6 +159,12 @@ impl std::fmt::Display for BadBudget {
                 "{} of {base} is above its burst limit of {burst}: a base of at most {burst} fits",
                 field.name()
             ),
+            Self::VolumesOverTenant { field, value, left } if *left < field.range().0 => write!(
+                f,
+                "{} of {value} for this volume does not fit: its tenant has {left} left for volumes, which is less than any base: \
+                 leave the volume's base out, to limit it only, or raise the tenant's",
+                field.name()
+            ),
             Self::VolumesOverTenant { field, value, left } => write!(
                 f,
                 "{} of {value} for this volume is more than its tenant has left for volumes: at most {left} fits",
@@ -176,21 +208,13 @@ impl Budget {
     /// Which number cannot, and what would fit.
     pub fn check(&self) -> Result<(), BadBudget> {
         use Field::{BaseBytes, BaseIops, BurstBytes, BurstIops, CreditSeconds};
-        let rows = [
-            (BaseIops, self.base.iops, LEAST.iops, MOST.iops),
-            (BaseBytes, self.base.bytes, LEAST.bytes, MOST.bytes),
-            (BurstIops, self.burst.iops, LEAST.iops, MOST.iops),
-            (BurstBytes, self.burst.bytes, LEAST.bytes, MOST.bytes),
-        ];
-        for (field, value, least, most) in rows {
-            if !(least..=most).contains(&value) {
-                return Err(BadBudget::Range {
-                    field,
-                    value,
-                    least,
-                    most,
-                });
-            }
+        for (field, value) in [
+            (BaseIops, self.base.iops),
+            (BaseBytes, self.base.bytes),
+            (BurstIops, self.burst.iops),
+            (BurstBytes, self.burst.bytes),
+        ] {
+            field.check(value)?;
         }
         for (field, base, burst) in [
             (BaseIops, self.base.iops, self.burst.iops),
@@ -200,17 +224,10 @@ impl Budget {
                 return Err(BadBudget::BaseOverBurst { field, base, burst });
             }
         }
-        if let Burst::Credit { seconds } = self.how
-            && !(1..=MOST_CREDIT_SECONDS).contains(&seconds)
-        {
-            return Err(BadBudget::Range {
-                field: CreditSeconds,
-                value: seconds.into(),
-                least: 1,
-                most: MOST_CREDIT_SECONDS.into(),
-            });
+        match self.how {
+            Burst::Credit { seconds } => CreditSeconds.check(seconds.into()),
+            Burst::Metered => Ok(()),
         }
-        Ok(())
     }
 
     /// Whether a volume with this budget fits its tenant's, beside others of which `taken` is the sum of bases.
@@ -315,5 +332,15 @@ mod tests {
             bad,
             Err("base IOPS of 5001 for this volume is more than its tenant has left for volumes: at most 5000 fits".to_owned())
         );
+        // What is refused itself does not fit.
+        for left in [0, LEAST.iops - 1] {
+            let taken = Rate {
+                iops: tenant.base.iops - left,
+                bytes: 0,
+            };
+            let bad = volume.check_volume(&tenant, taken).unwrap_err().to_string();
+            assert!(!bad.contains("at most"), "{bad}");
+            assert!(bad.contains("leave the volume's base out"), "{bad}");
+        }
     }
 }

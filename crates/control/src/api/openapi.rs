@@ -56,6 +56,8 @@ use super::{figure_routes, pool_routes, port_routes, routes, scheduling_routes};
         scheduling_routes::costs_show,
         scheduling_routes::costs_put,
         scheduling_routes::costs_delete,
+        scheduling_routes::calibration_put,
+        scheduling_routes::calibration_delete,
         routes::export_list,
         routes::export_create,
         routes::export_show,

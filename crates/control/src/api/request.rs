@@ -95,6 +95,11 @@ pub enum Request {
         body: SchedulingUpdate,
         reply: Reply<Scheduling>,
     },
+    /// A calibration is at work for so many seconds, or no more.
+    Calibrating {
+        seconds: Option<u64>,
+        reply: Reply<()>,
+    },
     CostsShow(Reply<Costs>),
     /// Without any, the defaults count from now on.
     CostsPut {
@@ -265,6 +270,8 @@ handle_methods! {
     /// Changes how I/O is admitted.
     scheduling_update(body: SchedulingUpdate) -> Scheduling =
         |reply| Request::SchedulingUpdate { body, reply };
+    /// A calibration is at work for so many seconds, or no more.
+    calibrating(seconds: Option<u64>) -> () = |reply| Request::Calibrating { seconds, reply };
     /// What I/O costs.
     costs_show() -> Costs = Request::CostsShow;
     /// What I/O costs from now on; nothing: the defaults.

@@ -29,8 +29,9 @@ use super::pool_routes::{
 use super::port_routes::{port_list, port_update};
 use super::request::Handle;
 use super::scheduling_routes::{
-    costs_delete, costs_put, costs_show, scheduling_show, scheduling_update, tenant_budget_delete,
-    tenant_budget_put, volume_budget_delete, volume_budget_put,
+    calibration_delete, calibration_put, costs_delete, costs_put, costs_show, scheduling_show,
+    scheduling_update, tenant_budget_delete, tenant_budget_put, volume_budget_delete,
+    volume_budget_put,
 };
 use super::{openapi, validate};
 
@@ -83,6 +84,10 @@ pub(super) fn router(owner: Handle, time_limit: Duration) -> Router {
         .route(
             "/v1/scheduling/costs",
             get(costs_show).put(costs_put).delete(costs_delete),
+        )
+        .route(
+            "/v1/scheduling/calibration",
+            put(calibration_put).delete(calibration_delete),
         )
         .route("/v1/volumes", get(volume_list_all))
         .route(

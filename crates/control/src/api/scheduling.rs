@@ -64,6 +64,11 @@ pub struct BudgetPut {
     pub credit_s: Option<u32>,
 }
 
+/// Of operations alone, a base has so many bytes for each: IOPS are quoted for blocks.
+pub const SMALL_BYTES: u64 = 4 << 10;
+/// Of bytes alone, a base has an operation for so many: bandwidth is quoted for large ones.
+pub const LARGE_BYTES: u64 = 128 << 10;
+
 /// A number; what is none is refused with what would fit. Whether it does is the budget's own to say.
 struct Whole {
     least: u64,
@@ -125,10 +130,16 @@ pub struct Credit {
 /// Whether what is promised can be had.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Admission {
-    /// Whether all bases can be had at once.
+    /// Whether all bases can be had at once. Never under the policy `wild`.
     pub guaranteed: bool,
-    /// Whether that is calculated from what was measured on this machine; from defaults otherwise.
+    /// How the node's time and devices are given out.
+    #[serde(default)]
+    pub policy: Policy,
+    /// Whether that is calculated from what was measured on this machine alone; else from defaults, but for `measured`.
     pub calibrated: bool,
+    /// The frontends that were measured.
+    #[serde(default)]
+    pub measured: Vec<ExportFrontend>,
     /// Tenants with a budget.
     pub tenants: u32,
     /// So many of them, of the mean base, can have it at once.
@@ -206,6 +217,9 @@ pub struct TenantBudget {
     pub tenant: String,
     /// Its budget from now on; absent: none is stated.
     pub budget: Option<Budget>,
+    /// Whether this tenant can have its base at any time; absent: it has none.
+    #[serde(default)]
+    pub guaranteed: Option<bool>,
     /// Whether all that is promised can be had.
     pub admission: Admission,
 }
@@ -250,6 +264,9 @@ pub struct NodeCapacity {
     /// Bytes a second that can go out; no limit if absent.
     #[serde(default)]
     pub link_out_bytes_s: Option<u64>,
+    /// Whether what the links can do was found by `forebay calibrate`, which looks again each time; else somebody has said it.
+    #[serde(default)]
+    pub link_found: bool,
     /// Operations a second that the software is to carry at most; no limit if absent.
     #[serde(default)]
     pub operations_s: Option<u64>,
@@ -341,6 +358,19 @@ pub struct Costs {
     pub note: Option<String>,
     /// Of each frontend and operation.
     pub profiles: Vec<CostProfile>,
+}
+
+/// The tenant whose volumes `forebay calibrate` measures on.
+pub const CALIBRATION_TENANT: &str = "forebay-calibrate";
+/// The longest time for which a calibration can say that it is at work, in seconds.
+pub const MOST_CALIBRATION_SECONDS: u64 = 600;
+
+/// Body of `PUT /v1/scheduling/calibration`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CalibrationPut {
+    /// From now on, so many seconds, 1 to 600: it is to be said again before they are over.
+    pub seconds: u64,
 }
 
 /// Body of `PUT /v1/scheduling/costs`.

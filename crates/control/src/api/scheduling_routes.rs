@@ -9,9 +9,13 @@ use axum::extract::State;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{Body, InTenant, OfVolume};
-use super::model::Volume;
+use super::model::{Done, Volume};
 use super::request::Handle;
-use super::scheduling::{BudgetPut, Costs, CostsPut, Scheduling, SchedulingUpdate, TenantBudget};
+use super::routes::done;
+use super::scheduling::{
+    BudgetPut, CALIBRATION_TENANT, CalibrationPut, Costs, CostsPut, Scheduling, SchedulingUpdate,
+    TenantBudget,
+};
 
 /// States what a tenant may use, and whether its base can be guaranteed. It holds when this is answered.
 #[utoipa::path(
@@ -181,4 +185,44 @@ pub(super) async fn costs_put(
 )]
 pub(super) async fn costs_delete(State(owner): State<Handle>) -> Result<Json<Costs>, ApiError> {
     Ok(Json(owner.costs_put(None).await?))
+}
+
+/// A calibration is at work: the tenant `forebay-calibrate` can be made, and no budget of anybody keeps its volumes from what the
+/// machine can do. `forebay calibrate` says so again and again.
+#[utoipa::path(
+    put,
+    path = "/v1/scheduling/calibration",
+    tag = "scheduling",
+    request_body = CalibrationPut,
+    responses(
+        (status = 200, description = "Done", body = Done),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn calibration_put(
+    State(owner): State<Handle>,
+    Body(body): Body<CalibrationPut>,
+) -> Result<Json<Done>, ApiError> {
+    owner.calibrating(Some(body.seconds)).await?;
+    Ok(done(format!(
+        "for {} s, budgets do not count for the tenant {CALIBRATION_TENANT}",
+        body.seconds
+    )))
+}
+
+/// The calibration has ended: its tenant, should it be there, is one like any other.
+#[utoipa::path(
+    delete,
+    path = "/v1/scheduling/calibration",
+    tag = "scheduling",
+    responses(
+        (status = 200, description = "Done", body = Done),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn calibration_delete(
+    State(owner): State<Handle>,
+) -> Result<Json<Done>, ApiError> {
+    owner.calibrating(None).await?;
+    Ok(done("budgets count for everybody".to_owned()))
 }

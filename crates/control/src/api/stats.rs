@@ -124,10 +124,13 @@ pub struct ReactorStats {
     pub windows: u64,
     /// How long their ends took.
     pub scheduling_ns: u64,
-    /// Commands that other reactors were given to carry out.
+    /// Operations at devices that other reactors were given to carry out.
     pub handed_over: u64,
-    /// Commands that it carried out for others.
+    /// Operations at devices that it carried out for others.
     pub carried_out: u64,
+    /// Time in turns that found something to do, of the engine that serves now.
+    #[serde(default)]
+    pub working_ns: u64,
     /// How far costs are off now, of each resource; nothing while there are no budgets.
     pub corrections: Vec<Correction>,
 }

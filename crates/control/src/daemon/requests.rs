@@ -122,6 +122,11 @@ impl Daemon {
                     owner.scheduling_update(body).await
                 });
             }
+            Request::Calibrating { seconds, reply } => {
+                self.change(reply, move |owner| async move {
+                    owner.calibrating(seconds).await
+                });
+            }
             Request::CostsShow(reply) => self.read(reply, move |owner| Ok(owner.costs_show())),
             Request::CostsPut { body, reply } => {
                 self.change(

@@ -261,12 +261,12 @@ pub(super) fn reactors(out: &mut Exposition, reactors: &[ReactorStats]) {
         ),
         (
             "forebay_reactor_handed_over_total",
-            "Commands that other reactors were given to carry out.",
+            "Operations at devices (a command may be several) that other reactors were given to carry out.",
             |r| r.handed_over,
         ),
         (
             "forebay_reactor_carried_out_total",
-            "Commands that a reactor carried out for others.",
+            "Operations at devices that a reactor carried out for others.",
             |r| r.carried_out,
         ),
     ] {

@@ -7,7 +7,7 @@
 //! remembered for as long as its conversation, and each change tells the difference, in an order in which nothing is named
 //! before it is there; so however many changes come together, each is told once. They are told one after the other, and
 //! whoever finds nothing to tell has waited for those who told it. An engine that was there before this daemon may know
-//! tenants that are gone: its region names them.
+//! tenants that are gone: its region names them. Of who measures what I/O costs it is told nothing (`calibration`).
 //! Not here: what can be stated (`forebay_burst::budget`), what the node has (`scheduling`).
 
 use std::cell::RefCell;
@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_burst::budget::{Budget, Burst, LEAST, MOST, Rate};
+use forebay_burst::budget::{Budget, Burst, Field, LEAST, MOST, Rate};
 use forebay_pool::TenantId;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{Scheduling, Spread, TenantId as EngineTenantId, ToEngine};
@@ -26,7 +26,7 @@ use super::session::{AskError, Pending, Session};
 use super::volume::engine_error;
 use crate::api::error::ApiError;
 use crate::api::model::Volume;
-use crate::api::scheduling::{self as api, BudgetPut, TenantBudget};
+use crate::api::scheduling::{self as api, BudgetPut, LARGE_BYTES, SMALL_BYTES, TenantBudget};
 use crate::devices::api_error;
 
 /// What an engine is to know.
@@ -65,11 +65,6 @@ pub(super) fn show_budget(budget: &Budget) -> api::Budget {
     }
 }
 
-/// Of operations alone, a base has so many bytes for each: IOPS are quoted for blocks.
-const SMALL_BYTES: u64 = 4 << 10;
-/// Of bytes alone, a base has an operation for so many: bandwidth is quoted for large ones.
-const LARGE_BYTES: u64 = 128 << 10;
-
 /// What was asked for, as it is kept: what of the base is not stated follows from the rest of it, and what is stated
 /// neither as a base nor as a limit is not limited.
 fn budget_of(put: &BudgetPut) -> Result<Budget, ApiError> {
@@ -85,6 +80,16 @@ fn budget_of(put: &BudgetPut) -> Result<Budget, ApiError> {
             "credit is what is not used of a base, and there is no base",
         )
         .hint("state a base; without credit, bursts are metered"));
+    }
+    // What is wrong is what was stated, not what would follow from it.
+    for (field, stated) in [
+        (Field::BaseIops, base.iops),
+        (Field::BaseBytes, base.bytes_s),
+        (Field::BurstIops, burst.iops),
+        (Field::BurstBytes, burst.bytes_s),
+    ] {
+        let checked = stated.map_or(Ok(()), |value| field.check(value));
+        checked.map_err(|bad| ApiError::invalid(bad.to_string()))?;
     }
     let burst = Rate {
         iops: burst.iops.or(base.iops).unwrap_or(MOST.iops),
@@ -160,6 +165,9 @@ impl Owner {
                 continue;
             };
             let tenant = volume.tenant;
+            if self.measures(tenant) {
+                continue;
+            }
             if known.tenants.len() >= MAX_TENANTS && !known.tenants.contains_key(&tenant) {
                 continue;
             }
@@ -298,9 +306,18 @@ impl Owner {
         answer
     }
 
-    /// Makes a change of budgets durable, and has the engine know of it.
-    async fn keep_budgets(&self) -> Result<(), ApiError> {
-        self.commit_for_api().await?;
+    /// Makes a change of budgets durable, and has the engine know of it. A change that could not be made durable yet is told once
+    /// it is: it stays in the pool, and is shown.
+    async fn keep_budgets(self: &Rc<Self>) -> Result<(), ApiError> {
+        if let Err(error) = self.commit_for_api().await {
+            let owner = self.clone();
+            self.spawn(async move {
+                owner.commit_through().await;
+                // What goes wrong is logged, and told with the next change.
+                let _ = owner.push_budgets().await;
+            });
+            return Err(error);
+        }
         self.push_budgets()
             .await
             .map_err(|error| engine_error(&error))
@@ -308,7 +325,7 @@ impl Owner {
 
     /// States what a tenant may use, or takes that back.
     pub(crate) async fn tenant_budget(
-        &self,
+        self: &Rc<Self>,
         name: &str,
         put: Option<BudgetPut>,
     ) -> Result<TenantBudget, ApiError> {
@@ -334,13 +351,14 @@ impl Owner {
         Ok(TenantBudget {
             tenant: name.to_owned(),
             budget,
+            guaranteed: self.is_guaranteed(id, &admission),
             admission,
         })
     }
 
     /// States what a volume may use of its tenant's, or takes that back.
     pub(crate) async fn volume_budget(
-        &self,
+        self: &Rc<Self>,
         tenant: &str,
         name: &str,
         put: Option<BudgetPut>,

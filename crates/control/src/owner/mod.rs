@@ -24,6 +24,7 @@
 mod adopt;
 mod ahead;
 mod budgets;
+mod calibration;
 mod check;
 mod commit;
 mod copies;
@@ -232,6 +233,7 @@ pub(crate) struct Owner {
     told_budgets: budgets::Told,
     promises: places::Promises,
     node: scheduling::NodeState,
+    calibrating: calibration::Calibrating,
     pub(crate) quarantine: quarantine::Quarantine,
     adding: tokio::sync::Mutex<()>,
     closed: Cell<bool>,
@@ -294,6 +296,7 @@ impl Owner {
             told_budgets: budgets::Told::default(),
             promises: places::Promises::default(),
             node: scheduling::NodeState::default(),
+            calibrating: calibration::Calibrating::default(),
             quarantine: quarantine::Quarantine::default(),
             adding: tokio::sync::Mutex::new(()),
             closed: Cell::new(false),

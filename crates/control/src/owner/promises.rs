@@ -3,7 +3,8 @@
 //! Purpose: a base is refused that the node does not have; of one that is granted it is said whether it can be had at any time.
 //! Design: a base doesn't fit if the node has too little of something beside what is promised already, times the
 //! oversubscription that is set. What a reactor can't give beside what it has guaranteed to others is no refusal, but it is said, and
-//! warned of: room may come, and then it is guaranteed. Exports that no engine serves now count where one will.
+//! warned of: room may come, and then it is guaranteed. Exports that no engine serves now count where one will. Under a policy
+//! that knows no bases none is guaranteed, whatever there is.
 //! That reactors help each other counts for nothing: who helps has time left, and nobody promised that.
 //! Not here: the arithmetic (`forebay_burst`), settings and costs (`scheduling`), who comes first and where exports are served
 //! (`places`).
@@ -11,10 +12,10 @@
 use std::collections::BTreeSet;
 
 use forebay_burst::admission::{Node, interference, largest};
-use forebay_burst::budget::{Budget, Rate};
-use forebay_burst::cost::CostTable;
+use forebay_burst::budget::{Budget, LEAST, Rate};
+use forebay_burst::cost::{self, CostTable};
 use forebay_burst::places::Lack;
-use forebay_burst::units::SHARED_RESOURCES;
+use forebay_burst::units::{Resource, SHARED_RESOURCES};
 use forebay_pool::TenantId;
 
 use super::Owner;
@@ -24,8 +25,15 @@ use crate::api::events::EventKind;
 use crate::api::scheduling::{self as api, Admission, LackingBase, Promised, ReactorPromised};
 use crate::events::News;
 
+/// So many there are.
+const FRONTENDS: usize = cost::FRONTENDS.len();
 /// So many of the affected tenants are named.
 const NAMED: usize = 5;
+
+/// Whether anything is its own: where there is a limit only, next to nothing is.
+fn has_base(budget: &Budget) -> bool {
+    budget.base != LEAST
+}
 
 impl Owner {
     /// The node with what is promised, but for one tenant; and its costs.
@@ -59,11 +67,13 @@ impl Owner {
             return Ok(());
         }
         node.take(budget, &costs).map_err(|refused| {
-            let hint = match self.node.measured.borrow().is_some() {
-                true => "this was calculated from what `forebay calibrate` measured; `forebay scheduling set \
-                         --oversubscription` lets more be promised",
-                false => "this was calculated from defaults: `forebay calibrate` measures this machine; `forebay \
-                          scheduling set --oversubscription` lets more be promised",
+            let hint = match self.measured().len() {
+                FRONTENDS => "this was calculated from what `forebay calibrate` measured; `forebay scheduling set \
+                              --oversubscription` lets more be promised",
+                0 => "this was calculated from defaults: `forebay calibrate` measures this machine; `forebay \
+                      scheduling set --oversubscription` lets more be promised",
+                _ => "this was calculated from what `forebay calibrate` measured, and for frontends that were not \
+                      measured from defaults; `forebay scheduling set --oversubscription` lets more be promised",
             };
             ApiError::new(crate::api::error::ErrorKind::NoSpace, refused.to_string()).hint(hint)
         })
@@ -78,12 +88,16 @@ impl Owner {
         }
         let lacking = places.lacking();
         let lacking: Vec<_> = lacking.filter_map(|of| self.lacking(of, &costs)).collect();
-        let settings = self.node.settings.borrow();
+        let (settings, measured) = (self.node.settings.borrow(), self.measured());
         let promised = SHARED_RESOURCES.into_iter().zip(node.promised());
         let percent = |part: f64| (part * 100_000.0).round() / 1000.0;
         Admission {
-            guaranteed: node.at_once() >= node.tenants() && lacking.is_empty(),
-            calibrated: self.node.measured.borrow().is_some(),
+            guaranteed: settings.keeps_bases()
+                && node.at_once() >= node.tenants()
+                && lacking.is_empty(),
+            policy: settings.policy,
+            calibrated: measured.len() == FRONTENDS,
+            measured,
             tenants: node.tenants(),
             at_once: node.at_once(),
             interference: places
@@ -110,6 +124,12 @@ impl Owner {
     /// Bases were promised that can't all be had, and nobody asked for that: costs or reactors are others now, or exports are
     /// served where their bases don't fit.
     pub(super) fn promise_warning(&self) -> Option<String> {
+        if let Some(tenants) = self.without_bases() {
+            return Some(format!(
+                "no base is guaranteed ({tenants} stated): the policy is `wild`, under which nobody has anything of their \
+                 own; `forebay scheduling set --policy burst` (or `base`) guarantees them again"
+            ));
+        }
         if self.is_meant() || !self.has_budgets() {
             return None;
         }
@@ -135,6 +155,32 @@ impl Owner {
         Some(format!(
             "the reactors that serve their exports have too little beside what others are guaranteed to give these tenants their bases: {named}; see `forebay scheduling show`"
         ))
+    }
+
+    /// So many tenants have a base, if some have, that counts for nothing as the policy is.
+    fn without_bases(&self) -> Option<usize> {
+        if self.node.settings.borrow().keeps_bases() {
+            return None;
+        }
+        let core = self.core.borrow();
+        let bases = core.pool.tenant_budgets();
+        let count = bases.filter(|(_, budget)| has_base(budget)).count();
+        (count > 0).then_some(count)
+    }
+
+    /// Whether this tenant can have its base at any time; nothing if it has none.
+    pub(super) fn is_guaranteed(&self, tenant: TenantId, all: &Admission) -> Option<bool> {
+        let core = self.core.borrow();
+        core.pool.tenant_budget(tenant).filter(|of| has_base(of))?;
+        if all.guaranteed || self.is_meant() || !self.node.settings.borrow().keeps_bases() {
+            return Some(all.guaranteed);
+        }
+        // Who comes first at a reactor has that; of what all reactors share, nobody is before anybody.
+        let (node, _) = self.promised_node(None);
+        let shared = (SHARED_RESOURCES.into_iter().zip(node.promised()))
+            .filter(|(resource, _)| *resource != Resource::Cpu);
+        let fits = shared.into_iter().all(|(_, part)| part <= 1.0);
+        Some(fits && self.comes_first(tenant))
     }
 
     /// Of a tenant whose base can't be had on the reactors that serve it, what it lacks, and what it could have.

@@ -54,7 +54,7 @@ const MOST_NS: f64 = 1e10;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Settings {
-    policy: Policy,
+    pub(super) policy: Policy,
     pub(super) spread: Spread,
     pub(super) oversubscription: f64,
     pub(super) wants_base: f64,
@@ -68,6 +68,7 @@ const UNLIMITED: NodeCapacity = NodeCapacity {
     device_writes: 1.0,
     link_in_bytes_s: None,
     link_out_bytes_s: None,
+    link_found: false,
     operations_s: None,
 };
 
@@ -123,6 +124,11 @@ impl NodeState {
 }
 
 impl Settings {
+    /// Whether what is promised counts for anything: under `wild` nobody has anything of their own.
+    pub(super) fn keeps_bases(&self) -> bool {
+        self.policy != Policy::Wild
+    }
+
     fn policy(&self) -> params::Policy {
         match self.policy {
             Policy::Burst => params::Policy::Burst,
@@ -312,6 +318,16 @@ impl Owner {
             }
         }
         all
+    }
+
+    /// Frontends of which every operation was measured.
+    pub(super) fn measured(&self) -> Vec<ExportFrontend> {
+        let measured = self.node.measured.borrow();
+        let profiles = measured.as_ref().map_or(&[][..], |of| &of.profiles);
+        let count = |frontend| profiles.iter().filter(|of| of.frontend == frontend).count();
+        let all = FRONTENDS.into_iter();
+        all.filter(|frontend| count(*frontend) == OPERATIONS.len())
+            .collect()
     }
 
     /// How I/O is admitted, as an engine is told of it.

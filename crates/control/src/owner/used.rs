@@ -185,6 +185,7 @@ impl UsedBefore {
                 scheduling_ns,
                 handed_over,
                 carried_out,
+                working_ns: record.map_or(0, |record| record.busy_ns.load(Relaxed)),
                 corrections: corrections
                     .filter(|(at, _)| milli(*at) > 0)
                     .map(|(at, resource)| Correction {

@@ -66,6 +66,7 @@ impl Owner {
 
     /// Makes a tenant.
     pub(crate) async fn tenant_create(&self, name: String) -> Result<Tenant, ApiError> {
+        self.refuse_its_name(&name)?;
         self.core
             .borrow_mut()
             .pool

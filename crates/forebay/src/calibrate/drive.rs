@@ -18,8 +18,12 @@ use crate::failure::{Failure, Outcome, While};
 
 /// The host that measures.
 pub(super) const HOST: &str = "nqn.2026-01.io.forebay:calibrate";
-/// Commands in flight.
-pub(super) const DEPTH: u16 = 32;
+/// Commands in flight, where it is not known that more of them get more done.
+const DEPTH: u16 = 32;
+/// The most of them: what the queues of all frontends hold, the one that has no use of all its entries the least.
+const MOST_DEPTH: u16 = 255;
+/// Of all commands in flight, so many bytes at most.
+const MOST_BYTES: usize = 8 << 20;
 /// Bytes of the largest command.
 pub(super) const LARGEST: u32 = 128 << 10;
 /// So long nothing may end.
@@ -30,7 +34,7 @@ const LOOK: Duration = Duration::from_millis(200);
 const SOCKET_LIMIT: Duration = Duration::from_secs(10);
 
 /// Which commands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     /// Writes, one after the other, each place once.
     Fill,
@@ -52,6 +56,28 @@ pub(super) struct Load {
     pub(super) span: u64,
     /// How long new ones are begun.
     pub(super) time: Duration,
+    /// So many are in flight.
+    pub(super) depth: u16,
+}
+
+/// The depth at which a size is tried first.
+pub(super) fn first_depth(bytes: u32) -> u16 {
+    match bytes {
+        LARGEST.. => DEPTH / 2,
+        _ => DEPTH,
+    }
+}
+
+/// The next depth that can be tried with a size, if there is one.
+pub(super) fn deeper(depth: u16, bytes: u32) -> Option<u16> {
+    let most = (MOST_BYTES / bytes.max(1) as usize).min(MOST_DEPTH.into()) as u16;
+    let next = (2 * depth).min(most);
+    (next > depth).then_some(next)
+}
+
+/// The most bytes that a slot has: many are in flight of small commands alone.
+fn slot_bytes(slot: u16) -> usize {
+    (MOST_BYTES / (usize::from(slot) + 1)).min(LARGEST as usize)
 }
 
 /// What a load was.
@@ -60,7 +86,6 @@ pub(super) struct Counted {
     pub(super) ops: u64,
     /// Until the last had ended.
     pub(super) elapsed: Duration,
-    pub(super) depth: u16,
 }
 
 /// A queue of any frontend.
@@ -98,10 +123,7 @@ impl Drive {
 
     /// Puts the load on until its time is over, or each place is written.
     pub(super) fn load(&mut self, load: &Load) -> Outcome<Counted> {
-        let depth = match load.bytes {
-            LARGEST.. => DEPTH / 2,
-            _ => DEPTH,
-        };
+        let depth = load.depth;
         let step = u64::from(load.bytes.max(4096));
         let places = (load.span / step).max(1);
         let mut free: Vec<u16> = (0..depth).collect();
@@ -165,7 +187,6 @@ impl Drive {
         Ok(Counted {
             ops,
             elapsed: begun.elapsed(),
-            depth,
         })
     }
 
@@ -211,14 +232,14 @@ impl Tcp {
             .while_doing(format!("use the address {address}"))?;
         let options = Options {
             io_queues: 1,
-            queue_entries: u32::from(DEPTH) + 1,
+            queue_entries: u32::from(MOST_DEPTH) + 1,
             ..Options::default()
         };
         let failed = |error: forebay_initiator::Error| Failure::new(error.to_string());
         let mut session = Session::connect(address, &export.nqn, HOST, &options).map_err(failed)?;
-        if session.queue_depth() < usize::from(DEPTH) {
+        if session.queue_depth() < usize::from(MOST_DEPTH) {
             return Err(Failure::new(format!(
-                "its queues hold {} commands, not {DEPTH}",
+                "its queues hold {} commands, not {MOST_DEPTH}",
                 session.queue_depth()
             )));
         }
@@ -226,7 +247,9 @@ impl Tcp {
         Ok(Self {
             session,
             queue,
-            buffers: vec![Some(content(LARGEST as usize)); usize::from(DEPTH)],
+            buffers: (0..MOST_DEPTH)
+                .map(|slot| Some(content(slot_bytes(slot))))
+                .collect(),
             done: Vec::new(),
         })
     }
@@ -312,7 +335,7 @@ impl Machine {
             Frontend::Pcie | Frontend::Tcp => Target::VfioUser(path.clone()),
         };
         let options = machine::Options {
-            depth: DEPTH,
+            depth: MOST_DEPTH,
             slot_bytes: LARGEST as usize,
             ..machine::Options::default()
         };
@@ -330,8 +353,8 @@ impl Machine {
         let queue = disk.take_queues().pop();
         let queue = queue.ok_or_else(|| Failure::new("the disk has no queue"))?;
         let data = content(LARGEST as usize);
-        for slot in 0..DEPTH {
-            queue.put(slot, &data);
+        for slot in 0..MOST_DEPTH {
+            queue.put(slot, &data[..slot_bytes(slot)]);
         }
         Ok(Self {
             disk,

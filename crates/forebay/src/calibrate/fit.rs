@@ -3,9 +3,10 @@
 //! Purpose: what of many rounds is stored, and how far they were apart.
 //! Design: the median of the rounds in which reactors had the most to do (what one does as it wakes is not in its time, so who
 //! sleeps now and then seems to cost nothing), then what never falls with size: neighbours that do are averaged. Nothing costs nothing.
-//! A device's time is one command's part of the time at its full load, where the device was the limit; where reactors were, it
+//! A device's time is one command's part of the time at its full load, where the device was what commands waited for, whether or not more
+//! of them at once would have been done faster still; where reactors were, it
 //! can do more than was seen, and counts so that it will never be the limit before all reactors are: what is known of it is
-//! only that, and the correction of costs finds out the rest while it runs.
+//! only that, and the correction of costs finds out the rest while it runs. Either is said of it.
 //! Not here: measuring.
 
 use forebay_burst::cost::{Profile, SIZES};
@@ -22,8 +23,27 @@ pub(super) struct Sample {
     pub(super) between_ns: f64,
     /// Of the time, how much reactors had something to do.
     pub(super) busy: f64,
-    /// Whether the device was what they waited for.
-    pub(super) device_is_limit: bool,
+    pub(super) device: Device,
+}
+
+/// What a load says of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Device {
+    /// It does no more: commands waited for it, and more of them at once were done no faster.
+    AtLimit,
+    /// Commands waited for it, but more of them at once than there could be may be done faster.
+    Deeper,
+    /// Commands waited for something else.
+    Unknown,
+}
+
+/// Of a size, what is known of devices.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Devices {
+    /// Of one command, ns.
+    pub(super) ns: [f64; 6],
+    /// Commands a second, of sizes of which it can do that at least: it was not at its limit.
+    pub(super) at_least: [Option<f64>; 6],
 }
 
 /// The rounds of one size.
@@ -94,27 +114,42 @@ pub(super) fn cpu(sizes: &[Rounds; 6]) -> [f64; 6] {
 }
 
 /// Device time by size, out of what all frontends saw of the same devices.
-pub(super) fn device(frontends: &[&[Rounds; 6]], reactors: u32) -> [f64; 6] {
-    let mut all = [0.0; 6];
-    for (size, value) in all.iter_mut().enumerate() {
+pub(super) fn device(frontends: &[&[Rounds; 6]], reactors: u32) -> Devices {
+    let (mut all, mut at_least) = ([0.0; 6], [None; 6]);
+    for size in 0..all.len() {
         let seen = frontends.iter().filter_map(|sizes| {
             let rounds = &sizes[size];
-            let limited = rounds.iter().filter(|s| s.device_is_limit).count() * 2 > rounds.len();
+            let most = |is: fn(Device) -> bool| {
+                rounds.iter().filter(|s| is(s.device)).count() * 2 > rounds.len()
+            };
+            let device = match most(|device| device != Device::Unknown) {
+                true if most(|device| device == Device::AtLimit) => Device::AtLimit,
+                true => Device::Deeper,
+                false => Device::Unknown,
+            };
             let between = median(rounds.iter().map(|s| s.between_ns).collect());
-            (!rounds.is_empty()).then_some((limited, between))
+            (!rounds.is_empty()).then_some((device, between))
         });
-        let seen: Vec<(bool, f64)> = seen.collect();
-        let least = |wanted: bool| {
-            let of = seen.iter().filter(|(limited, _)| *limited == wanted);
-            of.map(|(_, ns)| *ns).reduce(f64::min)
+        let seen: Vec<(Device, f64)> = seen.collect();
+        let least = |is: fn(Device) -> bool| {
+            let of = seen.iter().filter(|(device, _)| is(*device));
+            of.copied().min_by(|a, b| a.1.total_cmp(&b.1))
         };
-        *value = match (least(true), least(false)) {
-            (Some(ns), _) => ns,
-            (None, Some(ns)) => ns / (2.0 * f64::from(reactors.max(1))),
+        let (waited, any) = (least(|device| device != Device::Unknown), least(|_| true));
+        all[size] = match (waited, any) {
+            (Some((_, ns)), _) => ns,
+            (None, Some((_, ns))) => ns / (2.0 * f64::from(reactors.max(1))),
             (None, None) => 0.0,
         };
+        let unknown = waited
+            .or(any)
+            .filter(|(device, _)| *device != Device::AtLimit);
+        at_least[size] = unknown.map(|(_, ns)| 1e9 / ns.max(LEAST_NS));
     }
-    rising(all)
+    Devices {
+        ns: rising(all),
+        at_least,
+    }
 }
 
 /// Of commands without data: the same at each size.
@@ -132,12 +167,12 @@ const _: () = assert!(SIZES.len() == 6);
 mod tests {
     use super::*;
 
-    fn sample(cpu_ns: f64, between_ns: f64, device_is_limit: bool) -> Sample {
+    fn sample(cpu_ns: f64, between_ns: f64, device: Device) -> Sample {
         Sample {
             cpu_ns,
             between_ns,
             busy: 1.0,
-            device_is_limit,
+            device,
         }
     }
 
@@ -145,9 +180,9 @@ mod tests {
     fn who_slept_tells_nothing() {
         let asleep = Sample {
             busy: 0.1,
-            ..sample(0.1, 1.0, false)
+            ..sample(0.1, 1.0, Device::Unknown)
         };
-        let rounds = vec![asleep, asleep, sample(70.0, 1.0, false)];
+        let rounds = vec![asleep, asleep, sample(70.0, 1.0, Device::Unknown)];
         assert_eq!(cpu(&std::array::from_fn(|_| rounds.clone())), [70.0; 6]);
     }
 
@@ -159,9 +194,9 @@ mod tests {
         );
         assert_eq!(rising([0.0, -3.0, f64::NAN, 0.5, 1.0, 60.0])[4], LEAST_NS);
         let rounds = vec![
-            sample(100.0, 1.0, false),
-            sample(900.0, 1.0, false),
-            sample(120.0, 1.0, false),
+            sample(100.0, 1.0, Device::Unknown),
+            sample(900.0, 1.0, Device::Unknown),
+            sample(120.0, 1.0, Device::Unknown),
         ];
         let sizes: [Rounds; 6] = std::array::from_fn(|_| rounds.clone());
         assert_eq!(cpu(&sizes), [120.0; 6]);
@@ -171,14 +206,22 @@ mod tests {
 
     #[test]
     fn a_device_is_judged_by_who_waited_for_it() {
-        let of = |ns: f64, limit: bool| -> [Rounds; 6] {
-            std::array::from_fn(|_| vec![sample(1.0, ns, limit); 3])
+        let of = |ns: f64, device: Device| -> [Rounds; 6] {
+            std::array::from_fn(|_| vec![sample(1.0, ns, device); 3])
         };
-        let (slow, fast) = (of(4000.0, true), of(1000.0, false));
+        let (slow, fast) = (of(4000.0, Device::AtLimit), of(1000.0, Device::Unknown));
         // Who waited for it knows.
-        assert_eq!(device(&[&slow, &fast], 2), [4000.0; 6]);
+        let known = device(&[&slow, &fast], 2);
+        assert_eq!((known.ns, known.at_least), ([4000.0; 6], [None; 6]));
         // Nobody did: two reactors have twice as much, and it is not to be the limit then.
-        assert_eq!(device(&[&of(3000.0, false), &fast], 2), [250.0; 6]);
-        assert_eq!(device(&[], 2), [LEAST_NS; 6]);
+        let unknown = device(&[&of(3000.0, Device::Unknown), &fast], 2);
+        assert_eq!(unknown.ns, [250.0; 6]);
+        assert_eq!(unknown.at_least, [Some(1e6); 6], "as was seen");
+        // Who waited for it and could not wait for more knows what it does at least.
+        let deeper = device(&[&of(2000.0, Device::Deeper), &fast], 2);
+        assert_eq!((deeper.ns, deeper.at_least), ([2000.0; 6], [Some(5e5); 6]));
+        let both = device(&[&slow, &of(2000.0, Device::Deeper)], 2);
+        assert_eq!((both.ns, both.at_least), ([2000.0; 6], [Some(5e5); 6]));
+        assert_eq!(device(&[], 2).ns, [LEAST_NS; 6]);
     }
 }

@@ -3,17 +3,19 @@
 //! Purpose: processor and device time of each operation at each size, over each frontend that can be driven here.
 //! Design: rounds go through everything in turn, so that a change of the machine's mood meets all of it. Before and after a
 //! load, which is waited for to its end, the engine's counters are read: the time of its turns that found something to do, and
-//! what others' exports did, which spoils it. A load runs a moment before it counts.
+//! what others' exports did, which spoils it. A load runs a moment before it counts; the first time it is also tried out how many commands
+//! at once it takes to have the device at its limit, if commands wait for it: twice as many, again and again, until they get hardly more done.
 //! Not here: what becomes of the samples (`fit`).
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use forebay_burst::cost::{FRONTENDS, Frontend, SIZES};
 use forebay_control::api::client::Client;
 use forebay_control::api::stats::Stats;
 
-use super::drive::{Drive, Kind, Load};
-use super::fit::{Rounds, Sample};
+use super::drive::{Drive, Kind, Load, deeper, first_depth};
+use super::fit::{Device, Rounds, Sample};
 use super::scratch::{Scratch, TENANT, short};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::Interrupt;
@@ -31,6 +33,8 @@ const ASLEEP: f64 = 0.5;
 const ROBBED: f64 = 0.8;
 /// A device has so much of the commands if they wait for it.
 const AT_DEVICE: f64 = 0.5;
+/// Twice as many commands at once have not had enough before if they get so much more done.
+const GROWTH: f64 = 1.05;
 /// A load before it counts, of its time, one in ...
 const WARM_PART: u32 = 4;
 
@@ -62,6 +66,8 @@ pub(super) const LOADS: u32 = 2 * SIZES.len() as u32 + 2;
 struct Seen {
     generation: u64,
     working_ns: u64,
+    /// Of each reactor.
+    each_working_ns: Vec<u64>,
     /// Of its processes' time, polling too.
     processor_ns: u64,
     /// The sum of what our own commands were at devices.
@@ -77,6 +83,7 @@ fn look(client: &Client) -> Outcome<Seen> {
     let mut seen = Seen {
         generation: stats.generation,
         working_ns: engine.working_ns,
+        each_working_ns: stats.reactors.iter().map(|of| of.working_ns).collect(),
         processor_ns: engine.busy_ns,
         at_device_ns: 0,
         others: 0,
@@ -93,12 +100,26 @@ fn look(client: &Client) -> Outcome<Seen> {
     Ok(seen)
 }
 
+/// What is known of how many commands at once have a device at its limit.
+#[derive(Debug, Clone, Copy)]
+struct Depth {
+    depth: u16,
+    /// Twice as many get no more done.
+    enough: bool,
+}
+
+/// A load with all that is before it takes so many times its own time at most.
+const TIMES: u32 = 3;
+
 /// A frontend that is driven.
 struct Driven {
     frontend: Frontend,
     drive: Drive,
     /// Of its volume, what is read and written.
     span: u64,
+    /// By kind and size, as it was found out. Each frontend has its own: a command costs the processor less where many come at once, so
+    /// no more of them do than the device needs.
+    depths: BTreeMap<(Kind, u32), Depth>,
 }
 
 /// What each frontend gave, and why those that are not there could not be driven.
@@ -115,6 +136,7 @@ pub(super) fn measure(
     let (mut driven, mut left_out) = (Vec::new(), Vec::new());
     for frontend in FRONTENDS {
         interrupt.check()?;
+        scratch.goes_on(plan.fill)?;
         let export = scratch.export(frontend)?;
         match Drive::connect(frontend, &export) {
             Ok(drive) => driven.push(prepare(frontend, drive, scratch.bytes, plan)?),
@@ -131,9 +153,11 @@ pub(super) fn measure(
     let (steps, mut done) = (plan.rounds * driven.len() as u32 * LOADS, 0);
     for _ in 0..plan.rounds {
         for (driven, measured) in driven.iter_mut().zip(&mut all) {
+            let span = driven.span;
             let mut one = |rounds: &mut Rounds, load: Load| {
                 interrupt.check()?;
-                rounds.push(sample(client, &mut driven.drive, &load, plan)?);
+                scratch.goes_on(TIMES * load.time)?;
+                rounds.push(sample(client, driven, load, plan)?);
                 done += 1;
                 step(f64::from(done) / f64::from(steps));
                 Outcome::Ok(())
@@ -142,8 +166,9 @@ pub(super) fn measure(
                 kind,
                 bytes,
                 first: 0,
-                span: driven.span,
+                span,
                 time: plan.time,
+                depth: first_depth(bytes),
             };
             for (size, bytes) in SIZES.into_iter().enumerate() {
                 one(&mut measured.reads[size], load(Kind::Read, bytes))?;
@@ -151,8 +176,8 @@ pub(super) fn measure(
             }
             one(&mut measured.flushes, load(Kind::Flush, 0))?;
             let load = Load {
-                first: driven.span,
-                span: scratch.bytes - driven.span,
+                first: span,
+                span: scratch.bytes - span,
                 ..load(Kind::Deallocate, 0)
             };
             one(&mut measured.deallocations, load)?;
@@ -176,12 +201,14 @@ fn prepare(frontend: Frontend, mut drive: Drive, bytes: u64, plan: &Plan) -> Out
         first: 0,
         span: most / step * step,
         time: plan.fill,
+        depth: first_depth(super::drive::LARGEST),
     };
     let counted = drive.load(&fill)?;
     Ok(Driven {
         frontend,
         drive,
         span: (counted.ops.max(1) * step).min(most),
+        depths: BTreeMap::new(),
     })
 }
 
@@ -208,11 +235,23 @@ fn disturbed(what: String) -> Failure {
     Failure::new(what).hint("wait until they are idle, or say --anyway: costs will be too high")
 }
 
-fn sample(client: &Client, drive: &mut Drive, load: &Load, plan: &Plan) -> Outcome<Sample> {
-    drive.load(&Load {
-        time: load.time / WARM_PART,
-        ..*load
-    })?;
+/// What was seen of a load.
+struct Ran {
+    ops: u64,
+    elapsed_ns: f64,
+    working_ns: f64,
+    processor_ns: f64,
+    /// Most of the commands were at devices, and reactors had time left.
+    waits: bool,
+}
+
+impl Ran {
+    fn rate(&self) -> f64 {
+        self.ops as f64 / self.elapsed_ns
+    }
+}
+
+fn run(client: &Client, drive: &mut Drive, load: &Load, plan: &Plan) -> Outcome<Ran> {
     let before = look(client)?;
     let counted = drive.load(load)?;
     let after = look(client)?;
@@ -227,10 +266,74 @@ fn sample(client: &Client, drive: &mut Drive, load: &Load, plan: &Plan) -> Outco
         )));
     }
     let elapsed_ns = counted.elapsed.as_nanos() as f64;
-    let working_ns = after.working_ns.saturating_sub(before.working_ns) as f64;
+    let each = after.each_working_ns.iter().zip(&before.each_working_ns);
+    let busiest = each
+        .map(|(after, before)| after.saturating_sub(*before))
+        .max();
+    let busiest_ns = busiest.unwrap_or(0) as f64;
+    let at_device_ns = after.at_device_ns.saturating_sub(before.at_device_ns) as f64;
+    let is_there = at_device_ns > AT_DEVICE * elapsed_ns * f64::from(load.depth);
+    Ok(Ran {
+        ops,
+        elapsed_ns,
+        working_ns: after.working_ns.saturating_sub(before.working_ns) as f64,
+        processor_ns: after.processor_ns.saturating_sub(before.processor_ns) as f64,
+        waits: is_there && busiest_ns < REACTOR_BUSY * elapsed_ns,
+    })
+}
+
+/// Runs it a moment, and if commands wait for the device, with twice as many of them as long as these get more done: the
+/// depth at which it is to be measured.
+fn try_out(client: &Client, drive: &mut Drive, load: &Load, plan: &Plan) -> Outcome<Depth> {
+    search(load.depth, load.bytes, &mut |depth| {
+        let load = Load { depth, ..*load };
+        let ran = run(client, drive, &load, plan)?;
+        Ok((ran.waits, ran.rate()))
+    })
+}
+
+/// See [`try_out`]: `run` says of a depth whether commands wait for the device, and how many end in a time.
+fn search(
+    first: u16,
+    bytes: u32,
+    run: &mut dyn FnMut(u16) -> Outcome<(bool, f64)>,
+) -> Outcome<Depth> {
+    let (mut depth, enough) = (first, |depth, enough| Ok(Depth { depth, enough }));
+    let (mut waits, mut rate) = run(depth)?;
+    while let (true, Some(next)) = (waits, deeper(depth, bytes)) {
+        let (next_waits, next_rate) = run(next)?;
+        if next_rate < rate * GROWTH {
+            // Unless it is reactors that do no more.
+            return enough(depth, next_waits);
+        }
+        (depth, waits, rate) = (next, next_waits, next_rate);
+    }
+    enough(depth, false)
+}
+
+fn sample(client: &Client, driven: &mut Driven, mut load: Load, plan: &Plan) -> Outcome<Sample> {
+    let drive = &mut driven.drive;
+    let of = (load.kind, load.bytes);
+    let mut depth = driven.depths.get(&of).copied().unwrap_or(Depth {
+        depth: load.depth,
+        // What moves no bytes is not had faster by more of it.
+        enough: !matches!(load.kind, Kind::Read | Kind::Write),
+    });
+    let warm = Load {
+        time: load.time / WARM_PART,
+        depth: depth.depth,
+        ..load
+    };
+    match depth.enough {
+        true => _ = drive.load(&warm)?,
+        false => depth = try_out(client, drive, &warm, plan)?,
+    }
+    driven.depths.insert(of, depth);
+    load.depth = depth.depth;
+    let ran = run(client, drive, &load, plan)?;
+    let (elapsed_ns, working_ns, processor_ns) = (ran.elapsed_ns, ran.working_ns, ran.processor_ns);
     // What a reactor does as it wakes is in no turn of its; where it sleeps much, only the kernel knows its time. And where
     // others took its processor from it, its turns took longer than they had.
-    let processor_ns = after.processor_ns.saturating_sub(before.processor_ns) as f64;
     let cpu_ns = if working_ns < ASLEEP * elapsed_ns {
         working_ns.max(processor_ns)
     } else if processor_ns < ROBBED * working_ns && processor_ns > 0.0 {
@@ -238,12 +341,54 @@ fn sample(client: &Client, drive: &mut Drive, load: &Load, plan: &Plan) -> Outco
     } else {
         working_ns
     };
-    let at_device_ns = after.at_device_ns.saturating_sub(before.at_device_ns) as f64;
-    let waits = at_device_ns > AT_DEVICE * elapsed_ns * f64::from(counted.depth);
     Ok(Sample {
-        cpu_ns: cpu_ns / ops as f64,
-        between_ns: elapsed_ns / ops as f64,
+        cpu_ns: cpu_ns / ran.ops as f64,
+        between_ns: elapsed_ns / ran.ops as f64,
         busy: working_ns / elapsed_ns,
-        device_is_limit: waits && working_ns < REACTOR_BUSY * elapsed_ns,
+        device: match (ran.waits, depth.enough) {
+            (true, true) => Device::AtLimit,
+            (true, false) => Device::Deeper,
+            (false, _) => Device::Unknown,
+        },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A device that does so many commands at once, each in 1: what more of them get done, and how many were tried.
+    fn searched(at_once: u16, reactors_do: f64, bytes: u32) -> (Depth, Vec<u16>) {
+        let mut tried = Vec::new();
+        let found = search(first_depth(bytes), bytes, &mut |depth| {
+            tried.push(depth);
+            let rate = f64::from(depth.min(at_once));
+            Ok((rate < reactors_do, rate.min(reactors_do)))
+        });
+        (found.unwrap(), tried)
+    }
+
+    #[test]
+    fn a_device_that_does_more_at_once_is_given_more() {
+        let (found, tried) = searched(100, 1e9, 4096);
+        assert_eq!(tried, [32, 64, 128, 255]);
+        assert_eq!((found.depth, found.enough), (128, true));
+        let (found, tried) = searched(20, 1e9, 4096);
+        assert_eq!((found.depth, found.enough, tried), (32, true, vec![32, 64]));
+        // Nor has it enough of all that there can be.
+        let (found, _) = searched(1000, 1e9, 4096);
+        assert_eq!((found.depth, found.enough), (255, false));
+        // Of large ones fewer: of what is in flight there is a bound in bytes.
+        let (found, tried) = searched(1000, 1e9, 128 << 10);
+        assert_eq!(tried, [16, 32, 64]);
+        assert!(!found.enough);
+        // Where reactors are what is waited for, it is no use.
+        let (found, _) = searched(1000, 33.0, 4096);
+        assert_eq!((found.depth, found.enough), (32, false));
+        let (found, tried) = searched(1000, 50.0, 4096);
+        assert_eq!(
+            (found.depth, found.enough, tried),
+            (64, false, vec![32, 64])
+        );
+    }
 }

@@ -52,8 +52,8 @@ pub(crate) struct CalibrateArgs {
 
 /// Of the whole time, this part is for first writes.
 const FILL_PART: f64 = 0.1;
-/// And this part for loads; the rest is for what is between.
-const LOAD_PART: f64 = 0.7;
+/// And this part for loads; the rest is for what is between, and to try out how many commands at once a device needs.
+const LOAD_PART: f64 = 0.6;
 /// Of a volume, in a short run and in a long one.
 const BYTES: [u64; 2] = [16 << 20, 128 << 20];
 /// So long an engine may take to start.
@@ -65,6 +65,8 @@ const NOISY: f64 = 0.25;
 #[derive(Debug, Serialize)]
 struct Found {
     costs: Vec<Cost>,
+    /// Of what devices do at least: they were not at their limit.
+    device_at_least: Vec<AtLeast>,
     /// Of the links by which hosts come, if known.
     link_bytes_per_second: Option<u64>,
     /// How far rounds were apart at most, of their median.
@@ -83,6 +85,14 @@ struct Cost {
     noise: f64,
 }
 
+/// Of one operation and size, what devices do at least.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct AtLeast {
+    operation: CostOperation,
+    bytes: u32,
+    per_second: u64,
+}
+
 pub(crate) fn calibrate(context: &Context, args: &CalibrateArgs) -> Outcome {
     let client = &context.client;
     let interrupt = Interrupt::watch()?;
@@ -99,10 +109,11 @@ pub(crate) fn calibrate(context: &Context, args: &CalibrateArgs) -> Outcome {
     let (frontends, left_out) = measured?;
     scratch.remove()?;
     let status: Status = client.get("/v1/status")?;
-    let costs = costs(&frontends, reactors);
+    let (costs, device_at_least) = costs(&frontends, reactors);
     let found = Found {
         noise: costs.iter().map(|cost| cost.noise).fold(0.0, f64::max),
         costs,
+        device_at_least,
         link_bytes_per_second: link::bytes_per_second(&status.nvme_tcp),
         left_out,
         stored: !args.dry_run,
@@ -113,40 +124,66 @@ pub(crate) fn calibrate(context: &Context, args: &CalibrateArgs) -> Outcome {
     context.output.show(&found, text)
 }
 
+/// What is to be known of the measurement.
+fn note(found: &Found) -> String {
+    let mut note = format!("rounds up to {:.0} % apart", found.noise * 100.0);
+    if !found.left_out.is_empty() {
+        note.push_str("; not every frontend could be driven");
+    }
+    if let Some(at_least) = at_least_text(&found.device_at_least) {
+        note.push_str(&format!("; {at_least}"));
+    }
+    note
+}
+
+/// Of what devices can do more than is known; nothing if of nothing.
+fn at_least_text(found: &[AtLeast]) -> Option<String> {
+    let of = |operation: CostOperation, name: &str| {
+        let of = found.iter().filter(|of| of.operation == operation);
+        let sizes = of.map(|of| format!("{} of {}", of.per_second, format_bytes(of.bytes.into())));
+        let sizes: Vec<String> = sizes.collect();
+        (!sizes.is_empty()).then(|| format!("{name} a second: {}", sizes.join(", ")))
+    };
+    let all = [
+        of(CostOperation::Read, "reads"),
+        of(CostOperation::Write, "writes"),
+    ];
+    let all: Vec<String> = all.into_iter().flatten().collect();
+    (!all.is_empty()).then(|| format!("device not at its limit: at least {}", all.join("; ")))
+}
+
 /// Has the daemon keep it: costs, and the capacity that they are measured against.
 fn store(client: &Client, found: &Found) -> Outcome {
     let costs = CostsPut {
         profiles: found.costs.iter().map(|cost| cost.profile).collect(),
-        note: Some(format!(
-            "rounds up to {:.0} % apart{}",
-            found.noise * 100.0,
-            if found.left_out.is_empty() {
-                ""
-            } else {
-                "; not every frontend could be driven"
-            }
-        )),
+        note: Some(note(found)),
     };
     let _: Costs = client.put("/v1/scheduling/costs", &costs)?;
-    let Some(link) = found.link_bytes_per_second else {
-        return Ok(());
-    };
     let scheduling: Scheduling = client.get("/v1/scheduling")?;
-    let capacity = scheduling.capacity;
-    if capacity.link_in_bytes_s.is_some() || capacity.link_out_bytes_s.is_some() {
-        // Somebody has said it, and knows better.
+    let capacity = with_links(scheduling.capacity, found.link_bytes_per_second);
+    if capacity == scheduling.capacity {
         return Ok(());
     }
     let update = SchedulingUpdate {
-        capacity: Some(NodeCapacity {
-            link_in_bytes_s: Some(link),
-            link_out_bytes_s: Some(link),
-            ..capacity
-        }),
+        capacity: Some(capacity),
         ..SchedulingUpdate::default()
     };
     let _: Scheduling = client.patch("/v1/scheduling", &update)?;
     Ok(())
+}
+
+/// The same with what links are now found to do. What somebody has said stays: they know better.
+fn with_links(capacity: NodeCapacity, found: Option<u64>) -> NodeCapacity {
+    let known = capacity.link_in_bytes_s.or(capacity.link_out_bytes_s);
+    if known.is_some() && !capacity.link_found {
+        return capacity;
+    }
+    NodeCapacity {
+        link_in_bytes_s: found,
+        link_out_bytes_s: found,
+        link_found: found.is_some(),
+        ..capacity
+    }
 }
 
 /// Waits for the engine of a pool that was made or opened just now; how many reactors it has.
@@ -200,7 +237,7 @@ fn header_bytes(frontend: Frontend, operation: Operation) -> u32 {
     }
 }
 
-fn costs(frontends: &[(Frontend, Measured)], reactors: u32) -> Vec<Cost> {
+fn costs(frontends: &[(Frontend, Measured)], reactors: u32) -> (Vec<Cost>, Vec<AtLeast>) {
     // Of commands without data: the dearer of the two kinds counts.
     let same = |rounds: &Rounds| -> [Rounds; 6] { std::array::from_fn(|_| rounds.clone()) };
     let device = |of: &dyn Fn(&Measured) -> [Rounds; 6]| {
@@ -209,9 +246,20 @@ fn costs(frontends: &[(Frontend, Measured)], reactors: u32) -> Vec<Cost> {
     };
     let reads = device(&|m| m.reads.clone());
     let writes = device(&|m| m.writes.clone());
-    let others = device(&|m| same(&m.flushes))[0].max(device(&|m| same(&m.deallocations))[0]);
+    let first = |of: fn(&Measured) -> &Rounds| device(&|m| same(of(m))).ns[0];
+    let others = first(|m| &m.flushes).max(first(|m| &m.deallocations));
     // A device goes on with others' commands beside a flush, however long that takes.
-    let others = others.min(writes[5]);
+    let others = others.min(writes.ns[5]);
+    let mut device_at_least = Vec::new();
+    for (operation, of) in [(CostOperation::Read, reads), (CostOperation::Write, writes)] {
+        for (bytes, at_least) in SIZES.into_iter().zip(of.at_least) {
+            device_at_least.extend(at_least.map(|per_second| AtLeast {
+                operation,
+                bytes,
+                per_second: per_second as u64,
+            }));
+        }
+    }
     let mut costs = Vec::new();
     for (frontend, measured) in frontends {
         for operation in OPERATIONS {
@@ -219,12 +267,12 @@ fn costs(frontends: &[(Frontend, Measured)], reactors: u32) -> Vec<Cost> {
             let profile = match operation {
                 Operation::Read => Profile {
                     cpu_ns: fit::cpu(&measured.reads),
-                    device_ns: reads,
+                    device_ns: reads.ns,
                     header_bytes,
                 },
                 Operation::Write => Profile {
                     cpu_ns: fit::cpu(&measured.writes),
-                    device_ns: writes,
+                    device_ns: writes.ns,
                     header_bytes,
                 },
                 Operation::Other => {
@@ -252,7 +300,7 @@ fn costs(frontends: &[(Frontend, Measured)], reactors: u32) -> Vec<Cost> {
             costs.push(Cost { profile, noise });
         }
     }
-    costs
+    (costs, device_at_least)
 }
 
 fn spread(sizes: &[Rounds; 6]) -> f64 {
@@ -292,6 +340,9 @@ fn text(found: &Found) -> String {
     for left_out in &found.left_out {
         text.push_str(&format!("\nnot measured: {left_out}"));
     }
+    if let Some(at_least) = at_least_text(&found.device_at_least) {
+        text.push_str(&format!("\n{at_least}"));
+    }
     if found.noise > NOISY {
         text.push_str(&format!(
             "\nrounds were up to {:.0} % apart: something else was at work here",
@@ -303,4 +354,66 @@ fn text(found: &Found) -> String {
         false => "\nnothing was stored",
     });
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_that_were_found_are_found_again_and_what_was_said_stays() {
+        let none = NodeCapacity {
+            device_reads: 1.0,
+            device_writes: 1.0,
+            link_in_bytes_s: None,
+            link_out_bytes_s: None,
+            link_found: false,
+            operations_s: None,
+        };
+        let found = with_links(none, Some(1000));
+        assert_eq!(
+            (found.link_in_bytes_s, found.link_found),
+            (Some(1000), true)
+        );
+        let again = with_links(found, Some(2500));
+        assert_eq!(
+            (again.link_out_bytes_s, again.link_found),
+            (Some(2500), true)
+        );
+        assert_eq!(with_links(again, None), none);
+        let said = NodeCapacity {
+            link_in_bytes_s: Some(7),
+            ..none
+        };
+        assert_eq!(with_links(said, Some(1000)), said);
+        assert_eq!(with_links(said, None), said);
+    }
+
+    #[test]
+    fn what_a_device_does_at_least_is_told_by_size() {
+        assert_eq!(at_least_text(&[]), None);
+        let of = |operation, bytes, per_second| AtLeast {
+            operation,
+            bytes,
+            per_second,
+        };
+        let text = at_least_text(&[
+            of(CostOperation::Read, 4096, 250_000),
+            of(CostOperation::Read, 8192, 200_000),
+            of(CostOperation::Write, 4096, 90_000),
+        ]);
+        assert_eq!(
+            text.as_deref(),
+            Some(
+                "device not at its limit: at least reads a second: 250000 of 4 KiB, 200000 of 8 KiB; writes a second: 90000 of 4 KiB"
+            )
+        );
+        // A note has room for all of it.
+        let sizes = SIZES.into_iter();
+        let all = sizes.flat_map(|bytes| {
+            [CostOperation::Read, CostOperation::Write]
+                .map(|operation| of(operation, bytes, 20_000_000))
+        });
+        assert!(at_least_text(&all.collect::<Vec<_>>()).unwrap().len() < 600);
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! Purpose: a tenant of the calibration's own, a volume and an export for each frontend.
 //! Design: a guard: whatever way the command ends, its exports, volumes and tenant are removed. A killed one's are removed by
-//! the next: a volume's name says which process made it, and while that lives, another calibration is refused.
+//! the next: a volume's name says which process made it, and while that lives, another calibration is refused. While it is
+//! there, the daemon is told again and again that it is: budgets are nothing to it then.
 //! Not here: what is measured.
 
 use std::time::{Duration, Instant};
@@ -14,13 +15,16 @@ use forebay_control::api::model::{
     Done, Export, ExportCreate, ExportFrontend, PoolInfo, Tenant, TenantCreate, Volume,
     VolumeCreate,
 };
+use forebay_control::api::scheduling::{
+    CALIBRATION_TENANT, CalibrationPut, MOST_CALIBRATION_SECONDS,
+};
 use rustix::process::{Pid, test_kill_process};
 
 use super::drive::HOST;
 use crate::failure::{Failure, Outcome};
 
 /// Whose the volumes are.
-pub(super) const TENANT: &str = "forebay-calibrate";
+pub(super) const TENANT: &str = CALIBRATION_TENANT;
 /// The least that a volume must have room for.
 const LEAST_BYTES: u64 = 4 << 20;
 /// Of the pool's free space, all of it together takes at most this part.
@@ -30,6 +34,8 @@ const LAUNDER_LIMIT: Duration = Duration::from_secs(10);
 /// So long an export may hold its volume after its end.
 const REMOVE_LIMIT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(50);
+/// It is said to go on for so much longer than it takes.
+const MARGIN: Duration = Duration::from_secs(30);
 
 /// See the module's text.
 pub(super) struct Scratch {
@@ -42,6 +48,11 @@ impl Scratch {
     /// Makes room: what others left is removed, and freed space is waited for. A volume has at most `bytes`.
     pub(super) fn make(client: &Client, bytes: u64, volumes: u64) -> Outcome<Self> {
         refuse_another(client)?;
+        begun(client, LAUNDER_LIMIT + 2 * REMOVE_LIMIT)?;
+        let mut scratch = Self {
+            client: client.clone(),
+            bytes: 0,
+        };
         remove(client)?;
         let until = Instant::now() + LAUNDER_LIMIT;
         let pool = loop {
@@ -65,10 +76,8 @@ impl Scratch {
         }
         let name = TENANT.to_owned();
         let _: Tenant = client.post("/v1/tenants", &TenantCreate { name })?;
-        Ok(Self {
-            client: client.clone(),
-            bytes: bytes / pool.extent_bytes * pool.extent_bytes,
-        })
+        scratch.bytes = bytes / pool.extent_bytes * pool.extent_bytes;
+        Ok(scratch)
     }
 
     /// A volume, shown over a frontend.
@@ -97,9 +106,14 @@ impl Scratch {
         Ok(self.client.post("/v1/exports", &export)?)
     }
 
+    /// Says that it goes on for so long at least.
+    pub(super) fn goes_on(&self, time: Duration) -> Outcome {
+        begun(&self.client, time)
+    }
+
     /// Removes everything.
     pub(super) fn remove(self) -> Outcome {
-        let removed = remove(&self.client);
+        let removed = remove(&self.client).and_then(|()| ended(&self.client));
         std::mem::forget(self);
         removed
     }
@@ -109,7 +123,20 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         // Something else has failed and is told; what stays is removed by the next.
         let _ = remove(&self.client);
+        let _ = ended(&self.client);
     }
+}
+
+/// Says that a calibration is at work, for so long and some time more.
+fn begun(client: &Client, time: Duration) -> Outcome {
+    let seconds = (time + MARGIN).as_secs().min(MOST_CALIBRATION_SECONDS);
+    let _: Done = client.put("/v1/scheduling/calibration", &CalibrationPut { seconds })?;
+    Ok(())
+}
+
+fn ended(client: &Client) -> Outcome {
+    let _: Done = client.delete("/v1/scheduling/calibration")?;
+    Ok(())
 }
 
 /// How a frontend is named in the API.

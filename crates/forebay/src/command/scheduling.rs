@@ -1,9 +1,12 @@
 //! `forebay scheduling`, and how budgets are read and shown.
 
+use std::cmp::Ordering;
+
 use forebay_burst::budget::{LEAST, MOST};
 use forebay_control::api::model::ExportFrontend;
 use forebay_control::api::scheduling::{
-    Admission, Budget, BudgetPut, Costs, Rate, RatePut, Scheduling, SchedulingUpdate,
+    Admission, Budget, BudgetPut, Costs, LARGE_BYTES, Policy, Rate, RatePut, SMALL_BYTES,
+    Scheduling, SchedulingUpdate,
 };
 use forebay_device::size::format_bytes;
 
@@ -46,6 +49,7 @@ fn update_of(args: SchedulingArgs, before: &Scheduling) -> SchedulingUpdate {
     }
     if let Some(limit) = args.link_bandwidth {
         (capacity.link_in_bytes_s, capacity.link_out_bytes_s) = (limit.0, limit.0);
+        capacity.link_found = false;
     }
     if let Some(limit) = args.iops_limit {
         capacity.operations_s = limit.0;
@@ -72,13 +76,31 @@ pub(crate) fn put_of(args: &BudgetArgs, credit_s: Option<u32>) -> Option<BudgetP
     })
 }
 
-/// What follows from the rest of a base because it was not stated.
-pub(crate) fn assumed_text(args: &BudgetArgs) -> &'static str {
-    match (args.base_iops, args.base_bandwidth) {
-        (Some(_), None) => "bandwidth was not stated: the base has 4 KiB/s for each of its IOPS\n",
-        (None, Some(_)) => "IOPS were not stated: the base has one for every 128 KiB/s\n",
-        _ => "",
-    }
+/// What follows from the rest of a base because it was not stated; as it was answered.
+pub(crate) fn assumed_text(args: &BudgetArgs, budget: &Budget) -> String {
+    let base = budget.base;
+    let (what, has, follows, why) = match (args.base_iops, args.base_bandwidth) {
+        (Some(_), None) => (
+            "bandwidth was",
+            (base.bytes_s, format!("{}/s", format_bytes(base.bytes_s))),
+            base.iops.saturating_mul(SMALL_BYTES),
+            format!("{}/s for each of its IOPS", format_bytes(SMALL_BYTES)),
+        ),
+        (None, Some(_)) => (
+            "IOPS were",
+            (base.iops, format!("{} IOPS", base.iops)),
+            base.bytes_s / LARGE_BYTES,
+            format!("one for every {}/s", format_bytes(LARGE_BYTES)),
+        ),
+        _ => return String::new(),
+    };
+    let (has, text) = has;
+    let why = match has.cmp(&follows) {
+        Ordering::Equal => why,
+        Ordering::Less => "its burst limit".to_owned(),
+        Ordering::Greater => "the least that a base can have".to_owned(),
+    };
+    format!("{what} not stated: the base has {text}, {why}\n")
 }
 
 /// The base; nothing where there is a limit only.
@@ -157,9 +179,16 @@ const PLACES: &str = "  a smaller base; an export that is deleted and made again
 
 /// Whether what is promised can be had, in sentences.
 pub(crate) fn admission_text(admission: &Admission) -> String {
-    let from = match admission.calibrated {
-        true => "calculated from what was measured on this machine",
-        false => "calculated from defaults: `forebay calibrate` measures this machine",
+    let measured: Vec<&str> = admission.measured.iter().map(frontend_name).collect();
+    let from = match (admission.calibrated, measured.is_empty()) {
+        (true, _) => "calculated from what was measured on this machine".to_owned(),
+        (false, true) => {
+            "calculated from defaults: `forebay calibrate` measures this machine".to_owned()
+        }
+        (false, false) => format!(
+            "calculated from what was measured on this machine of {}, and from defaults of other frontends: `forebay calibrate` says why",
+            measured.join(", ")
+        ),
     };
     let most = admission
         .promised
@@ -176,6 +205,12 @@ pub(crate) fn admission_text(admission: &Admission) -> String {
         _ => format!("{most}; of the reactors {}", reactors.join(", ")),
     };
     let lacks_only = admission.at_once >= admission.tenants;
+    if admission.policy == Policy::Wild {
+        return format!(
+            "no base is guaranteed, as the policy is `wild`: nobody has anything of their own; `forebay scheduling set --policy burst` \
+             (or `base`) guarantees bases{most} ({from})\n"
+        );
+    }
     match admission.guaranteed {
         true => format!("all bases are guaranteed{most} ({from})\n"),
         false if lacks_only => {
@@ -204,7 +239,11 @@ fn limit(value: Option<u64>, text: impl Fn(u64) -> String) -> String {
 }
 
 fn show(now: &Scheduling) -> String {
-    let bandwidth = |value| limit(value, |bytes| format!("{}/s", format_bytes(bytes)));
+    let found = match now.capacity.link_found {
+        true => ", as `forebay calibrate` found it",
+        false => "",
+    };
+    let bandwidth = |value| limit(value, |bytes| format!("{}/s{found}", format_bytes(bytes)));
     let on = match now.on {
         true => "yes",
         false => "no: nobody has a budget",
@@ -233,6 +272,14 @@ fn show(now: &Scheduling) -> String {
     text
 }
 
+fn frontend_name(frontend: &ExportFrontend) -> &'static str {
+    match frontend {
+        ExportFrontend::NvmeTcp => "nvme-tcp",
+        ExportFrontend::NvmePcie => "nvme-pcie",
+        ExportFrontend::VhostUser => "vhost-user",
+    }
+}
+
 fn costs_text(costs: &Costs) -> String {
     let mut text = match (costs.calibrated, &costs.note) {
         (true, Some(note)) => format!("measured on this machine: {note}\n"),
@@ -241,13 +288,8 @@ fn costs_text(costs: &Costs) -> String {
     };
     let time = |ns: f64| duration_ns(ns.round() as u64);
     let rows = costs.profiles.iter().map(|profile| {
-        let frontend = match profile.frontend {
-            ExportFrontend::NvmeTcp => "nvme-tcp",
-            ExportFrontend::NvmePcie => "nvme-pcie",
-            ExportFrontend::VhostUser => "vhost-user",
-        };
         [
-            frontend.to_owned(),
+            frontend_name(&profile.frontend).to_owned(),
             word(&profile.operation),
             time(profile.cpu_ns[0]),
             time(profile.cpu_ns[5]),
@@ -269,4 +311,45 @@ fn costs_text(costs: &Costs) -> String {
         rows,
     ));
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_taken_for_what_was_not_stated_is_told_as_it_is() {
+        let args = |base_iops: Option<u64>, base_bandwidth: Option<u64>| BudgetArgs {
+            base_iops,
+            base_bandwidth,
+            burst_iops: None,
+            burst_bandwidth: None,
+            none: false,
+        };
+        let text = |args: &BudgetArgs, iops: u64, bytes_s: u64| {
+            let rate = Rate { iops, bytes_s };
+            let budget = Budget {
+                base: rate,
+                burst: rate,
+                credit_s: None,
+            };
+            assumed_text(args, &budget)
+        };
+        let iops = args(Some(2000), None);
+        let each = text(&iops, 2000, 2000 * 4096);
+        assert!(each.contains("4 KiB/s for each"), "{each}");
+        let clipped = text(&iops, 2000, 5_000_000);
+        assert!(clipped.ends_with("/s, its burst limit\n"), "{clipped}");
+        let raised = text(&args(Some(10), None), 10, LEAST.bytes);
+        assert!(raised.ends_with("64 KiB/s, the least that a base can have\n"));
+        let bytes = args(None, Some(64 << 20));
+        let one = text(&bytes, 512, 64 << 20);
+        assert!(
+            one.ends_with("512 IOPS, one for every 128 KiB/s\n"),
+            "{one}"
+        );
+        let clipped = text(&bytes, 100, 64 << 20);
+        assert!(clipped.ends_with("100 IOPS, its burst limit\n"));
+        assert_eq!(text(&args(Some(1), Some(1)), 1, 1), "");
+    }
 }

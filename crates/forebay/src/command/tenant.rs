@@ -6,7 +6,7 @@ use forebay_device::size::format_bytes;
 
 use super::scheduling::{admission_text, assumed_text, budget_cells, budget_line, put_of};
 use super::{Context, segment};
-use crate::cli::TenantCommand;
+use crate::cli::{BudgetArgs, TenantCommand};
 use crate::failure::Outcome;
 use crate::output::{pairs, table};
 
@@ -38,9 +38,7 @@ pub(crate) fn tenant(context: &Context, command: TenantCommand) -> Outcome {
                 Some(put) => context.client.put(&path, &put)?,
                 None => context.client.delete(&path)?,
             };
-            context
-                .output
-                .show(&set, |set| budget_text(set, assumed_text(&budget)))
+            context.output.show(&set, |set| budget_text(set, &budget))
         }
         TenantCommand::Delete { name } => {
             let done: Done = context
@@ -51,13 +49,21 @@ pub(crate) fn tenant(context: &Context, command: TenantCommand) -> Outcome {
     }
 }
 
-fn budget_text(set: &TenantBudget, assumed: &str) -> String {
+fn budget_text(set: &TenantBudget, args: &BudgetArgs) -> String {
     let name = &set.tenant;
     let mut text = match &set.budget {
-        Some(budget) => format!("tenant {name} has {}\n", budget_line(budget)),
+        Some(budget) => format!(
+            "tenant {name} has {}\n{}",
+            budget_line(budget),
+            assumed_text(args, budget)
+        ),
         None => format!("tenant {name} has no budget: it has what others leave\n"),
     };
-    text.push_str(assumed);
+    // Where not all are: whether this one's is.
+    if let (Some(guaranteed), false) = (set.guaranteed, set.admission.guaranteed) {
+        let is = if guaranteed { "is" } else { "is not" };
+        text.push_str(&format!("its base {is} guaranteed\n"));
+    }
     text.push_str(&admission_text(&set.admission));
     text
 }

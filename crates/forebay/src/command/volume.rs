@@ -88,7 +88,7 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
                 Some(budget) => format!(
                     "volume {volume} has {}\n{}",
                     limit_line(budget),
-                    assumed_text(&args)
+                    assumed_text(&args, budget)
                 ),
                 None => format!("volume {volume} has no budget of its own"),
             })

@@ -12,7 +12,7 @@ use crate::api::scheduling::{
 };
 use forebay_burst::budget::MOST;
 
-fn put(base_iops: u64, burst_iops: u64) -> BudgetPut {
+pub(super) fn put(base_iops: u64, burst_iops: u64) -> BudgetPut {
     let rate = |iops: u64| RatePut {
         iops: Some(iops),
         bytes_s: Some(1 << 20),
@@ -46,14 +46,14 @@ fn word(message: &ToEngine) -> Option<String> {
     })
 }
 
-fn said(fake: &mut Fake) -> Vec<String> {
+pub(super) fn said(fake: &mut Fake) -> Vec<String> {
     let said = fake.log.iter().filter_map(word).collect();
     fake.log.clear();
     said
 }
 
 impl Life {
-    async fn tenant_budget(
+    pub(super) async fn tenant_budget(
         &mut self,
         put: Option<BudgetPut>,
     ) -> Result<TenantBudget, crate::api::error::ApiError> {
@@ -265,6 +265,20 @@ fn what_is_not_stated_follows_from_the_rest() {
                 "{put:?}"
             );
         }
+        // What is refused is what was stated.
+        let small = (Some(5), None);
+        for (put, named) in [
+            (of((None, Some(1 << 20)), small), "burst IOPS of 5 "),
+            (of(no, small), "burst IOPS of 5 "),
+            (
+                of((Some(100), None), (None, Some(7))),
+                "burst bytes/s of 7 ",
+            ),
+            (of(small, no), "base IOPS of 5 "),
+        ] {
+            let refused = life.tenant_budget(Some(put)).await.unwrap_err();
+            assert!(refused.message.starts_with(named), "{refused}");
+        }
         let nothing = of(no, no);
         let refused = life.tenant_budget(Some(nothing)).await.unwrap_err();
         assert!(
@@ -430,24 +444,6 @@ fn settings_and_costs_outlive_the_daemon_and_damage_is_told() {
         }
         owner.set_node(folder, 2);
         assert_eq!(warnings().len(), 2, "{:?}", warnings());
-    });
-}
-
-#[test]
-fn queues_are_spread_unless_somebody_said_otherwise() {
-    run(async {
-        let place = Place::new();
-        let mut life = Life::first(&place, Begin::default()).await;
-        life.volume("v", 1 << 20).await;
-        let owner = life.owner.clone();
-        let folder = place.folder.path();
-        assert_eq!(owner.scheduling_show().spread, Spread::OneToN);
-        // As daemons wrote it for whom it was the default.
-        let old = "{\"policy\":\"burst\",\"spread\":\"one_to_one\",\"oversubscription\":2.0}";
-        std::fs::write(folder.join("scheduling.json"), old).unwrap();
-        owner.set_node(folder, 2);
-        assert_eq!(owner.scheduling_show().oversubscription, 2.0);
-        assert_eq!(owner.scheduling_show().spread, Spread::OneToOne);
     });
 }
 

@@ -5,6 +5,7 @@
 
 mod ahead;
 mod budgets;
+mod calibration;
 mod fake;
 mod handing_over;
 mod hang;

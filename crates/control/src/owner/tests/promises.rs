@@ -8,7 +8,7 @@ use super::*;
 use crate::api::events::EventKind;
 use crate::api::model::Export;
 use crate::api::scheduling::{
-    Admission, BudgetPut, CostsPut, RatePut, SchedulingUpdate, Spread, TenantBudget,
+    Admission, BudgetPut, CostsPut, Policy, RatePut, SchedulingUpdate, Spread, TenantBudget,
 };
 
 /// A base of so much.
@@ -479,5 +479,88 @@ fn what_is_guaranteed_and_can_not_be_written_is_warned_of_and_tried_again() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert!(written());
+    });
+}
+
+#[test]
+fn nothing_is_guaranteed_where_nobody_has_anything_of_their_own() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::of_two(&place).await;
+        life.with_tenant("a", &["v"]).await;
+        let with = async |life: &mut Life, policy| {
+            let update = SchedulingUpdate {
+                policy: Some(policy),
+                ..SchedulingUpdate::default()
+            };
+            let owner = life.owner.clone();
+            let set = life.with_engine(async { owner.scheduling_update(update).await });
+            set.await.unwrap().admission
+        };
+        let said = |life: &Life| {
+            let warnings = life.owner.warnings();
+            warnings
+                .iter()
+                .any(|text| text.contains("policy is `wild`"))
+        };
+        with(&mut life, Policy::Wild).await;
+        assert!(!said(&life), "nobody has a base");
+        let set = life.base("a", 20).await;
+        assert!(!set.admission.guaranteed, "{set:?}");
+        assert_eq!(set.guaranteed, Some(false));
+        assert_eq!(set.admission.policy, Policy::Wild);
+        assert!(said(&life), "{:?}", life.owner.warnings());
+        for policy in [Policy::Base, Policy::Burst] {
+            assert!(with(&mut life, policy).await.guaranteed);
+            assert_eq!(life.base("a", 20).await.guaranteed, Some(true));
+            assert!(!said(&life));
+        }
+    });
+}
+
+#[test]
+fn a_tenant_is_told_whether_its_own_base_is_guaranteed() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::of_two(&place).await;
+        life.with_tenant("a", &["v"]).await;
+        life.with_tenant("b", &["v"]).await;
+        assert_eq!(life.base("a", 60).await.guaranteed, Some(true));
+        life.serve("a", "v", 0).await;
+        life.base("b", 20).await;
+        life.serve("b", "v", 0).await;
+        let set = life.base("b", 60).await;
+        assert_eq!(set.guaranteed, Some(false), "{set:?}");
+        let set = life.base("a", 60).await;
+        assert!(!set.admission.guaranteed, "another's is not");
+        assert_eq!(set.guaranteed, Some(true));
+        let owner = life.owner.clone();
+        let limit = BudgetPut {
+            burst: put(5000).and_then(|put| put.base),
+            ..BudgetPut::default()
+        };
+        let set = life.with_engine(async { owner.tenant_budget("a", Some(limit)).await });
+        assert_eq!(set.await.unwrap().guaranteed, None, "it has none");
+    });
+}
+
+#[test]
+fn what_was_measured_is_named_if_it_is_not_all() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::of_two(&place).await;
+        let owner = life.owner.clone();
+        let all = owner.costs_show().profiles;
+        for (count, calibrated, measured) in [(1, false, 0), (3, false, 1), (9, true, 3)] {
+            let costs = CostsPut {
+                profiles: all[..count].to_vec(),
+                note: None,
+            };
+            let put = life.with_engine(async { owner.costs_put(Some(costs)).await });
+            put.await.unwrap();
+            let now = owner.admission();
+            assert_eq!((now.calibrated, now.measured.len()), (calibrated, measured));
+        }
+        assert_eq!(owner.admission().measured[0], all[0].frontend);
     });
 }

@@ -2,7 +2,8 @@
 //!
 //! Purpose: who is noisy, who is hurt, and why commands wait.
 //! Design: pure. The reason is told from sums, and from what the newest window gave: whoever uses less than its base in an interval, was given
-//! less, and waits, is hurt.
+//! less, and waits, is hurt. Who waits no more and was given nothing has not been at work for some windows, and was not kept from anything in
+//! the newest: it asked for more in one moment than its base has for that.
 //! Not here: figures of commands (`view`), text but for a few words.
 
 use forebay_burst::budget::LEAST;
@@ -71,6 +72,7 @@ fn is_near(used: f64, most: Option<u64>) -> bool {
 }
 
 const BELOW_BASE: &str = "below its base";
+const AT_ONCE: &str = "it asks for more at once";
 
 impl Use {
     /// What it did between two samples, that long apart.
@@ -116,7 +118,8 @@ impl Use {
                 percent(credit.ops, credit.most_ops).min(percent(credit.bytes, credit.most_bytes))
             }),
             noisy: match base {
-                Some(base) => is_above(base),
+                // A limit alone says nothing of what others are owed.
+                Some(base) => !is_none(base.iops, base.bytes_s) && is_above(base),
                 // What is used without a base is what others leave.
                 None => used_iops > 0.0,
             },
@@ -136,6 +139,9 @@ impl Use {
             is_near(iops, most_iops) || is_near(bytes_s, most_bytes_s)
         };
         let has_base = is_near(used, self.base_iops, self.base_bytes_s);
+        let base = self.base_iops.zip(self.base_bytes_s);
+        let base = base.filter(|(iops, bytes_s)| !is_none(*iops, *bytes_s));
+        let is_idle = given == (0.0, 0.0) && self.window_throttled == 0;
         // A reactor that is not let run gives what it may, and less of that is used.
         if [used, given]
             .iter()
@@ -144,10 +150,10 @@ impl Use {
             "at its limit"
         } else if has_base && self.credit_percent.is_some_and(|percent| percent < 1.0) {
             "its credit is spent"
-        } else if has_base || self.base_iops.is_none() {
+        } else if has_base || base.is_none() {
             "others leave no more"
-        } else if is_near(given, self.base_iops, self.base_bytes_s) {
-            "it asks for more at once"
+        } else if is_near(given, self.base_iops, self.base_bytes_s) || is_idle {
+            AT_ONCE
         } else {
             BELOW_BASE
         }
@@ -217,9 +223,14 @@ impl Use {
     }
 }
 
+/// Whether that is the base where there is a limit only.
+fn is_none(iops: u64, bytes_s: u64) -> bool {
+    iops <= LEAST.iops && bytes_s <= LEAST.bytes
+}
+
 /// A base; none where there is a limit only.
 fn base_text(iops: u64, bytes_s: u64) -> String {
-    match iops <= LEAST.iops && bytes_s <= LEAST.bytes {
+    match is_none(iops, bytes_s) {
         true => "no base".to_owned(),
         false => format!("a base of {iops} and {:.1}", bytes_s as f64 / 1e6),
     }
@@ -294,11 +305,12 @@ pub(super) fn add_up(volumes: &mut [Volume]) {
 }
 
 impl Use {
-    /// Who waits for its volumes' own limits only is not hurt.
+    /// Who waits for its volumes' own limits only is not hurt, nor does it ask for too much.
     pub(super) fn beside(mut self, volumes: &[Volume]) -> Self {
         let waits = |volume: &&Volume| volume.figures.throttled_s > 0.0;
         let waiting: Vec<&Volume> = volumes.iter().filter(waits).collect();
-        if self.hurt && !waiting.is_empty() && waiting.iter().all(|v| v.is_at_limit()) {
+        let is_elsewhere = self.hurt || self.why == Some(AT_ONCE);
+        if is_elsewhere && !waiting.is_empty() && waiting.iter().all(|v| v.is_at_limit()) {
             (self.why, self.hurt) = (Some("its volumes are at their own limits"), false);
         }
         self
@@ -380,6 +392,8 @@ mod tests {
                 used_ops: 1000,
                 throttled_ops: 20,
                 throttled_ns: 20_000_000,
+                granted_ops_s: 400,
+                throttled: 5,
                 ..tenant("zoo", 1000)
             },
         ];
@@ -402,8 +416,9 @@ mod tests {
         assert_eq!((zoo.noisy, zoo.hurt), (false, true));
         let words = [
             "used 500 IOPS and 0.0 MB/s of a base of 1000 and 1073.7",
-            "given 0 IOPS and 0.0 MB/s",
+            "given 400 IOPS and 0.0 MB/s",
             "0 and 0.0 of that used",
+            "5 waiting",
             "HURT: 10/s wait 1.0 ms, below its base",
         ];
         assert_eq!(zoo.words(), words);
@@ -432,6 +447,72 @@ mod tests {
                 ..zoo.clone()
             };
             assert_eq!(one.reason(), why);
+        }
+    }
+
+    /// Of a base of 1000 IOPS and no more, 64 at once ten times a second: no less than its base, but not in one moment.
+    #[test]
+    fn who_pulses_is_not_hurt_whenever_it_is_looked_at() {
+        let rate = |iops| Rate {
+            iops,
+            bytes_s: 1 << 30,
+        };
+        let tenant = |base: u64, burst: u64| TenantStats {
+            tenant: "acme".to_owned(),
+            budget: Some(Budget {
+                base: rate(base),
+                burst: rate(burst),
+                credit_s: None,
+            }),
+            ..TenantStats::default()
+        };
+        let pulses = TenantStats {
+            used_ops: 640,
+            throttled_ops: 600,
+            throttled_ns: 600 * 30_000_000,
+            ..tenant(1000, 1000)
+        };
+        let seen = |now: &TenantStats| Use::between(Some(&tenant(1000, 1000)), now, 1.0);
+        // Idle: the engine has forgotten what it gave.
+        let idle = seen(&pulses);
+        assert_eq!((idle.hurt, idle.noisy), (false, false));
+        assert_eq!(idle.why, Some("it asks for more at once"));
+        // In a pulse it has its base.
+        let at_work = TenantStats {
+            granted_ops_s: 1000,
+            throttled: 40,
+            ..pulses.clone()
+        };
+        assert_eq!(seen(&at_work).why, Some("at its limit"));
+        // Whoever waits and is given less, or nothing, is hurt, and so is who was given less and does not wait just now.
+        for (granted_ops_s, throttled) in [(300, 40), (0, 40), (300, 0)] {
+            let hurt = TenantStats {
+                granted_ops_s,
+                throttled,
+                ..pulses.clone()
+            };
+            assert!(seen(&hurt).hurt, "{granted_ops_s} {throttled}");
+            assert_eq!(seen(&hurt).why, Some(BELOW_BASE));
+        }
+        // With a limit alone nobody is hurt or noisy.
+        let limited = TenantStats {
+            budget: tenant(LEAST.iops, 5000).budget.map(|of| Budget {
+                base: Rate {
+                    iops: LEAST.iops,
+                    bytes_s: LEAST.bytes,
+                },
+                ..of
+            }),
+            ..pulses.clone()
+        };
+        for used_ops in [5, 640] {
+            let limited = TenantStats {
+                used_ops,
+                throttled: 3,
+                ..limited.clone()
+            };
+            let seen = seen(&limited);
+            assert_eq!((seen.noisy, seen.hurt), (false, false), "{used_ops}");
         }
     }
 
