@@ -104,6 +104,29 @@ impl Units {
         !is_below_nothing(&rest)
     }
 
+    /// Whether there is `cost` so many times (1, 2, 4, ...), none of which is below nothing.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn has_times(&self, cost: &Self, shift: u32) -> bool {
+        let mut rest = [0; COUNT];
+        for ((rest, has), cost) in rest.iter_mut().zip(&self.0).zip(&cost.0) {
+            // So it can't overflow.
+            *rest = (*has >> shift).wrapping_sub(*cost);
+        }
+        !is_below_nothing(&rest)
+    }
+
+    /// So many times as much, which is no more than can be counted.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn times(&self, times: i32) -> Self {
+        let mut all = *self;
+        for amount in &mut all.0 {
+            *amount = amount.wrapping_mul(times);
+        }
+        all
+    }
+
     /// Both together.
     #[inline]
     pub fn add(&mut self, other: &Self) {
