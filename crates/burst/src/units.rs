@@ -104,16 +104,23 @@ impl Units {
         !is_below_nothing(&rest)
     }
 
-    /// Whether there is `cost` so many times (1, 2, 4, ...), none of which is below nothing.
+    /// Takes `cost` so many times (1, 2, 4, ...), if there is so much of everything. None of `cost` is below nothing.
     #[inline(always)]
     #[must_use]
-    pub(crate) fn has_times(&self, cost: &Self, shift: u32) -> bool {
-        let mut rest = [0; COUNT];
-        for ((rest, has), cost) in rest.iter_mut().zip(&self.0).zip(&cost.0) {
-            // So it can't overflow.
-            *rest = (*has >> shift).wrapping_sub(*cost);
+    pub(crate) fn take_times(&mut self, cost: &Self, shift: u32) -> bool {
+        let (mut rest, mut each) = ([0; COUNT], [0; COUNT]);
+        for (((rest, each), has), cost) in
+            (rest.iter_mut().zip(&mut each).zip(&self.0)).zip(&cost.0)
+        {
+            // Which can't overflow: `rest` may, and then it is not taken.
+            *each = (*has >> shift).wrapping_sub(*cost);
+            *rest = has.wrapping_sub(*cost << shift);
         }
-        !is_below_nothing(&rest)
+        let enough = !is_below_nothing(&each);
+        if enough {
+            self.0 = rest;
+        }
+        enough
     }
 
     /// So many times as much, which is no more than can be counted.
@@ -217,9 +224,8 @@ impl Units {
 #[inline(always)]
 fn is_below_nothing(amounts: &[i32; COUNT]) -> bool {
     let [a, b, c, d, e, f, g, h] = *amounts;
-    let both = [a | e, b | f, c | g, d | h];
-    let pair = |low: i32, high: i32| u64::from(low as u32) | u64::from(high as u32) << 32;
-    (pair(both[0], both[1]) | pair(both[2], both[3])) & (1 << 63 | 1 << 31) != 0
+    let [a, b, c, d] = [a | e, b | f, c | g, d | h];
+    (a | c) | (b | d) < 0
 }
 
 impl Index<Resource> for Units {

@@ -1,22 +1,25 @@
 //! What a lane may still use, and the short way of an I/O.
 //!
-//! **Design.** Most I/Os are like the one of their lane before them. So if two reads or two writes in a row are as long as each other,
-//! so many of them are paid for *ahead*, if there is enough of everything ([`SHIFT`]); then each of the others is one
-//! comparison and one count. Whoever looks at what is left, or changes it, has those given back first that did not begin. So
-//! nothing is charged, refused or found to be used up otherwise than one by one, in whatever order they come; and what is
-//! kept of costs is never older than what is paid for.
+//! **Design.** Most I/Os are like the one of their lane before them. So when a read or a write is as long as the last one was, [`AHEAD`]
+//! of them are paid for at once, if there is enough of everything; then each of the others is one comparison, one count,
+//! and the processor's time of its lane's part. Whoever looks at what is left, or changes it, has those given back first that did not
+//! begin. So nothing is charged or refused otherwise than one by one, in whatever order they come. What is kept of costs
+//! is forgotten when a lane is shut.
 //!
 //! **Not here:** what a lane is given, and what becomes of an I/O that this does not cover.
 
 use crate::cost::{CostTable, Frontend, Operation};
 use crate::units::{Resource, Units};
 
-/// Ahead are 8, with the one that begins: as many as a host often asks for at once.
+/// So many are paid for at once: as many as a host often asks for at once.
+const AHEAD: u8 = 1 << SHIFT;
 const SHIFT: u32 = 3;
 /// In the place of its kinds: it is shut, and no cost is found.
-const SHUT: u32 = u32::MAX;
+const SHUT: u16 = u16::MAX;
 /// Beside a length: the last was as long, and none is paid for.
 const NONE_AHEAD: u64 = 1 << 32;
+/// In the place of a length: none was.
+const NOTHING: u64 = u64::MAX;
 /// What is told apart: reads and writes, by [`Operation`]. All others are rare.
 const SORTS: usize = 2;
 
@@ -26,15 +29,17 @@ const SORTS: usize = 2;
 pub(super) struct Purse {
     /// What may still be used in this window, without what is paid for ahead.
     left: Units,
-    /// Of the processor's time, what may be used until it is looked at again; the same.
-    part_ns: i32,
-    /// Where its frontend's costs are in a row, or [`SHUT`].
-    kinds: u32,
     /// How long the last one was, of each sort; with [`NONE_AHEAD`] unless some are paid for.
     alike: [u64; SORTS],
-    /// So many like that are.
-    ahead: [u32; SORTS],
-    /// What each of those cost.
+    /// The processor's time that each of those takes.
+    cpu_ns: [i32; SORTS],
+    /// Of the processor's time, what may be used until it is looked at again.
+    part_ns: i32,
+    /// So many are paid for.
+    ahead: [u8; SORTS],
+    /// Where its frontend's costs are in a row, or [`SHUT`].
+    kinds: u16,
+    /// What each of those costs.
     costs: [Units; SORTS],
 }
 
@@ -42,10 +47,11 @@ impl Default for Purse {
     fn default() -> Self {
         Self {
             left: Units::ZERO,
+            alike: [NOTHING; SORTS],
+            cpu_ns: [0; SORTS],
             part_ns: 0,
-            kinds: SHUT,
-            alike: [NONE_AHEAD; SORTS],
             ahead: [0; SORTS],
+            kinds: SHUT,
             costs: [Units::ZERO; SORTS],
         }
     }
@@ -67,57 +73,66 @@ impl Purse {
                 if self.ahead[sort] == 0 {
                     *alike |= NONE_AHEAD;
                 }
-                // Or they would not be paid for.
-                Some(false)
+                Some(self.spend(self.cpu_ns[sort]))
             }
             _ => self.pass_unlike(costs, operation, len),
         }
     }
 
-    #[inline(never)]
-    fn pass_unlike(&mut self, costs: &CostTable, operation: Operation, len: u32) -> Option<bool> {
-        // A copy, so that it is known how it lies in memory.
-        let cost = *costs.row(self.kinds, operation, len)?;
-        let sort = operation as usize;
-        if let Some(alike) = self.alike.get_mut(sort) {
-            let new = u64::from(len) | NONE_AHEAD;
-            if *alike == new {
-                if self.pay_ahead(sort, &cost) {
-                    return Some(false);
-                }
-            } else {
-                self.give_back(sort);
-                self.alike[sort] = new;
-            }
-        }
-        let cpu_ns = cost[Resource::Cpu];
-        if self.part_ns > cpu_ns && self.left.take(&cost) {
-            self.part_ns -= cpu_ns;
-            return Some(false);
-        }
-        // Perhaps with what is paid for and did not begin.
-        self.settle();
-        if !self.left.take(&cost) {
-            return None;
-        }
-        let part_ns = self.part_ns;
-        self.part_ns = part_ns - cpu_ns;
-        Some(part_ns <= cpu_ns)
+    /// The part is less by this: whether it is used up.
+    #[inline(always)]
+    fn spend(&mut self, cpu_ns: i32) -> bool {
+        self.part_ns -= cpu_ns;
+        self.part_ns <= 0
     }
 
-    /// One begins, and others like it are paid for, if there is so much.
-    #[inline]
-    fn pay_ahead(&mut self, sort: usize, cost: &Units) -> bool {
-        // The last of them may not be the one that uses the part up.
-        if self.part_ns >> SHIFT <= cost[Resource::Cpu] || !self.left.has_times(cost, SHIFT) {
-            return false;
+    #[inline(never)]
+    fn pass_unlike(&mut self, costs: &CostTable, operation: Operation, len: u32) -> Option<bool> {
+        let sort = operation as usize;
+        match self.alike.get_mut(sort) {
+            Some(alike) if *alike == u64::from(len) | NONE_AHEAD => {
+                if !self.left.take_times(&self.costs[sort], SHIFT) {
+                    return self.pass_one(sort);
+                }
+                *alike = len.into();
+                self.ahead[sort] = AHEAD - 1;
+                Some(self.spend(self.cpu_ns[sort]))
+            }
+            _ => self.pass_new(costs, operation, len),
         }
-        self.left = self.left.minus(&cost.times(1 << SHIFT));
-        self.part_ns -= cost[Resource::Cpu] << SHIFT;
-        self.ahead[sort] = (1 << SHIFT) - 1;
-        self.alike[sort] &= !NONE_AHEAD;
-        self.costs[sort] = *cost;
-        true
+    }
+
+    /// One like the last, where there is not enough for many.
+    #[inline(never)]
+    fn pass_one(&mut self, sort: usize) -> Option<bool> {
+        if !self.left.take(&self.costs[sort]) {
+            // Perhaps with what is paid for of the other sort.
+            self.settle();
+            if !self.left.take(&self.costs[sort]) {
+                return None;
+            }
+        }
+        Some(self.spend(self.cpu_ns[sort]))
+    }
+
+    /// One that is not like the last.
+    #[inline(never)]
+    fn pass_new(&mut self, costs: &CostTable, operation: Operation, len: u32) -> Option<bool> {
+        let cost = costs.row(self.kinds.into(), operation, len)?;
+        if !self.left.take(cost) {
+            self.settle();
+            if !self.left.take(cost) {
+                return None;
+            }
+        }
+        let (sort, cpu_ns) = (operation as usize, cost[Resource::Cpu]);
+        if sort < SORTS {
+            self.give_back(sort);
+            self.alike[sort] = u64::from(len) | NONE_AHEAD;
+            self.cpu_ns[sort] = cpu_ns;
+            self.costs[sort] = *cost;
+        }
+        Some(self.spend(cpu_ns))
     }
 
     /// What was paid for ahead is paid for no more.
@@ -128,14 +143,18 @@ impl Purse {
         }
     }
 
+    #[inline]
     fn give_back(&mut self, sort: usize) {
-        let ahead = std::mem::take(&mut self.ahead[sort]) as i32;
-        if ahead > 0 {
-            let cost = self.costs[sort].times(ahead);
-            self.left = self.left.plus(&cost);
-            self.part_ns += cost[Resource::Cpu];
-            self.alike[sort] |= NONE_AHEAD;
+        if self.ahead[sort] > 0 {
+            self.give_back_some(sort);
         }
+    }
+
+    #[inline(never)]
+    fn give_back_some(&mut self, sort: usize) {
+        let ahead = std::mem::take(&mut self.ahead[sort]);
+        self.left = self.left.plus(&self.costs[sort].times(ahead.into()));
+        self.alike[sort] |= NONE_AHEAD;
     }
 
     /// What may still be used in this window.
@@ -144,7 +163,7 @@ impl Purse {
         let mut left = self.left;
         if self.ahead != [0; SORTS] {
             for (cost, ahead) in self.costs.iter().zip(self.ahead) {
-                left = left.plus(&cost.times(ahead as i32));
+                left = left.plus(&cost.times(ahead.into()));
             }
         }
         left
@@ -160,15 +179,12 @@ impl Purse {
     /// Of the processor's time, what may be used until it is looked at again.
     #[inline]
     pub(super) fn part_ns(&self) -> i32 {
-        let paid = self.costs.iter().zip(self.ahead);
-        let paid = paid.map(|(cost, ahead)| cost[Resource::Cpu] * ahead as i32);
-        self.part_ns + paid.sum::<i32>()
+        self.part_ns
     }
 
     /// It is so much from now on.
     #[inline]
     pub(super) fn set_part_ns(&mut self, part_ns: i32) {
-        self.settle();
         self.part_ns = part_ns;
     }
 
@@ -180,14 +196,15 @@ impl Purse {
 
     /// I/Os that come by this frontend may pass from now on.
     pub(super) fn open(&mut self, frontend: Frontend) {
-        self.settle();
-        self.kinds = frontend.kinds();
+        self.shut();
+        self.kinds = frontend.kinds() as u16;
     }
 
     /// None of them pass any more.
     #[inline]
     pub(super) fn shut(&mut self) {
         self.settle();
+        self.alike = [NOTHING; SORTS];
         self.kinds = SHUT;
     }
 }
