@@ -294,8 +294,31 @@ impl Scheduler {
         operation: Operation,
         len: u32,
     ) -> Option<bool> {
+        match self.pass_alike(lane, operation, len) {
+            None => self.pass_unlike(lane, costs, operation, len),
+            passed => passed,
+        }
+    }
+
+    /// The first half of [`Self::pass`], and by far the most usual: what is like the last I/O of its lane, and paid for with it. `None`:
+    /// ask [`Self::pass_unlike`].
+    #[inline(always)]
+    pub fn pass_alike(&mut self, lane: usize, operation: Operation, len: u32) -> Option<bool> {
         let lane = self.lanes.get_mut(lane)?;
-        lane.purse.pass(costs, operation, len)
+        lane.purse.pass_alike(operation, len)
+    }
+
+    /// The other half.
+    #[inline]
+    pub fn pass_unlike(
+        &mut self,
+        lane: usize,
+        costs: &CostTable,
+        operation: Operation,
+        len: u32,
+    ) -> Option<bool> {
+        let lane = self.lanes.get_mut(lane)?;
+        lane.purse.pass_unlike(costs, operation, len)
     }
 
     /// I/Os of this lane, which come by this frontend, may pass from now on.

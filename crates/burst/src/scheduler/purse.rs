@@ -33,8 +33,8 @@ pub(super) struct Purse {
     alike: [u64; SORTS],
     /// The processor's time that each of those takes.
     cpu_ns: [i32; SORTS],
-    /// Of the processor's time, what may be used until it is looked at again.
-    part_ns: i32,
+    /// Of the processor's time, what may be used until it is looked at again, less 1 ns: below nothing, it is used up.
+    part_rest_ns: i32,
     /// So many are paid for.
     ahead: [u8; SORTS],
     /// Where its frontend's costs are in a row, or [`SHUT`].
@@ -49,7 +49,7 @@ impl Default for Purse {
             left: Units::ZERO,
             alike: [NOTHING; SORTS],
             cpu_ns: [0; SORTS],
-            part_ns: 0,
+            part_rest_ns: -1,
             ahead: [0; SORTS],
             kinds: SHUT,
             costs: [Units::ZERO; SORTS],
@@ -58,14 +58,9 @@ impl Default for Purse {
 }
 
 impl Purse {
-    /// See [`super::Scheduler::pass`].
+    /// An I/O begins that is paid for, and it is said whether it uses the part up; `None`: it is not.
     #[inline(always)]
-    pub(super) fn pass(
-        &mut self,
-        costs: &CostTable,
-        operation: Operation,
-        len: u32,
-    ) -> Option<bool> {
+    pub(super) fn pass_alike(&mut self, operation: Operation, len: u32) -> Option<bool> {
         let sort = operation as usize;
         match self.alike.get_mut(sort) {
             Some(alike) if *alike == u64::from(len) => {
@@ -75,19 +70,25 @@ impl Purse {
                 }
                 Some(self.spend(self.cpu_ns[sort]))
             }
-            _ => self.pass_unlike(costs, operation, len),
+            _ => None,
         }
     }
 
     /// The part is less by this: whether it is used up.
     #[inline(always)]
     fn spend(&mut self, cpu_ns: i32) -> bool {
-        self.part_ns -= cpu_ns;
-        self.part_ns <= 0
+        self.part_rest_ns -= cpu_ns;
+        self.part_rest_ns < 0
     }
 
+    /// The same of one that is not paid for: it is now, if there is enough.
     #[inline(never)]
-    fn pass_unlike(&mut self, costs: &CostTable, operation: Operation, len: u32) -> Option<bool> {
+    pub(super) fn pass_unlike(
+        &mut self,
+        costs: &CostTable,
+        operation: Operation,
+        len: u32,
+    ) -> Option<bool> {
         let sort = operation as usize;
         match self.alike.get_mut(sort) {
             Some(alike) if *alike == u64::from(len) | NONE_AHEAD => {
@@ -179,13 +180,13 @@ impl Purse {
     /// Of the processor's time, what may be used until it is looked at again.
     #[inline]
     pub(super) fn part_ns(&self) -> i32 {
-        self.part_ns
+        self.part_rest_ns.saturating_add(1)
     }
 
     /// It is so much from now on.
     #[inline]
     pub(super) fn set_part_ns(&mut self, part_ns: i32) {
-        self.part_ns = part_ns;
+        self.part_rest_ns = part_ns.saturating_sub(1);
     }
 
     /// Whether such an I/O is paid for.

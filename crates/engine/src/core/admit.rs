@@ -209,14 +209,14 @@ impl Core {
     /// or all lanes together have.
     #[inline]
     pub(crate) fn is_held_back(&self, lane: LaneIndex) -> bool {
-        let admission = self.admission.as_ref();
+        let admission = self.admission.as_ref().filter(|a| a.stops);
         admission.is_some_and(|a| a.is_full(lane) || !self.may_hold(lane))
     }
 
     /// Whether commands of a lane wait for a turn of theirs, and for nothing else.
     #[inline]
     pub(crate) fn waits_for_turns(&self, lane: LaneIndex) -> bool {
-        let admission = self.admission.as_ref();
+        let admission = self.admission.as_ref().filter(|a| a.stops);
         admission.is_some_and(|a| a.waits_for_turns(lane))
     }
 
