@@ -8,6 +8,7 @@
 //!
 //! **Not here:** what a lane is given, and what becomes of an I/O that this does not cover.
 
+use super::Scheduler;
 use crate::cost::{CostTable, Frontend, Operation};
 use crate::units::{Resource, Units};
 
@@ -207,5 +208,67 @@ impl Purse {
         self.settle();
         self.alike = [NOTHING; SORTS];
         self.kinds = SHUT;
+    }
+}
+
+impl Scheduler {
+    /// The short way: an I/O of a lane that is open ([`Self::open`]) and whose allocation covers it begins, and is paid for; it says
+    /// whether the lane's part is used up by it. `None`: nothing more was looked at, ask [`Self::admit`]. As long as a lane is
+    /// open, costs are the same.
+    #[inline(always)]
+    pub fn pass(
+        &mut self,
+        lane: usize,
+        costs: &CostTable,
+        operation: Operation,
+        len: u32,
+    ) -> Option<bool> {
+        match self.pass_alike(lane, operation, len) {
+            None => self.pass_unlike(lane, costs, operation, len),
+            passed => passed,
+        }
+    }
+
+    /// The first half of [`Self::pass`], and by far the most usual: what is like the last I/O of its lane, and paid for with it. `None`:
+    /// ask [`Self::pass_unlike`].
+    #[inline(always)]
+    pub fn pass_alike(&mut self, lane: usize, operation: Operation, len: u32) -> Option<bool> {
+        let lane = self.lanes.get_mut(lane)?;
+        lane.purse.pass_alike(operation, len)
+    }
+
+    /// The other half.
+    #[inline]
+    pub fn pass_unlike(
+        &mut self,
+        lane: usize,
+        costs: &CostTable,
+        operation: Operation,
+        len: u32,
+    ) -> Option<bool> {
+        let lane = self.lanes.get_mut(lane)?;
+        lane.purse.pass_unlike(costs, operation, len)
+    }
+
+    /// I/Os of this lane, which come by this frontend, may pass from now on.
+    pub fn open(&mut self, lane: usize, frontend: Frontend) {
+        self.lanes[lane].purse.open(frontend);
+    }
+
+    /// None of them pass any more.
+    pub fn shut(&mut self, lane: usize) {
+        self.lanes[lane].purse.shut();
+    }
+
+    /// Of the processor's time, the part that a lane may use until it is looked at again, as far as it is left: the caller's
+    /// business, but for what passes.
+    #[must_use]
+    pub fn part_ns(&self, lane: usize) -> i32 {
+        self.lanes[lane].purse.part_ns()
+    }
+
+    /// It is so much from now on.
+    pub fn set_part_ns(&mut self, lane: usize, part_ns: i32) {
+        self.lanes[lane].purse.set_part_ns(part_ns);
     }
 }

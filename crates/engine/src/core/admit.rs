@@ -233,14 +233,17 @@ impl Core {
     }
 
     /// Whether a command may begin; if so, it is paid for. One that a dead engine had begun may.
-    #[inline(always)]
     pub(super) fn is_admitted(&mut self, lane: LaneIndex, op: &IoOp, record: CommandRef) -> bool {
+        let is_carried = || self.carried.any() && self.carried.is_carried(record);
+        self.admission.is_none() || is_carried() || self.is_new_admitted(lane, op)
+    }
+
+    /// The same of one that no dead engine had begun.
+    #[inline(always)]
+    pub(super) fn is_new_admitted(&mut self, lane: LaneIndex, op: &IoOp) -> bool {
         let Some(admission) = &mut self.admission else {
             return true;
         };
-        if self.carried.any() && self.carried.is_carried(record) {
-            return true;
-        }
         match *op {
             IoOp::Read { len_bytes, .. } => admission.admit(lane, Operation::Read, len_bytes),
             IoOp::Write { len_bytes, .. } => admission.admit(lane, Operation::Write, len_bytes),

@@ -252,27 +252,29 @@ impl Admission {
                 self.used_up(at);
                 true
             }
-            None => self.admit_unlike(at, operation, len_bytes),
+            None => match (self.scheduler).pass_unlike(at, &self.costs, operation, len_bytes) {
+                Some(false) => true,
+                // Few, so that is not to be where each command is.
+                passed => self.admit_else(at, operation, len_bytes, passed),
+            },
         }
     }
 
-    /// The same of one that is not paid for ahead: few, so it is not to be where each command is.
-    #[inline(never)]
-    fn admit_unlike(&mut self, at: usize, operation: Operation, len_bytes: u32) -> bool {
-        match (self.scheduler).pass_unlike(at, &self.costs, operation, len_bytes) {
-            Some(used_up) => {
-                if used_up {
-                    self.used_up(at);
-                }
-                true
-            }
-            None => self.look_closer(at % MAX_LANES, operation, len_bytes),
-        }
-    }
-
+    /// The same of one that uses the part up, or did not pass.
     #[cold]
     #[inline(never)]
-    fn look_closer(&mut self, at: usize, operation: Operation, len_bytes: u32) -> bool {
+    fn admit_else(
+        &mut self,
+        at: usize,
+        operation: Operation,
+        len_bytes: u32,
+        passed: Option<bool>,
+    ) -> bool {
+        if passed.is_some() {
+            self.used_up(at);
+            return true;
+        }
+        let at = at % MAX_LANES;
         let cost = (self.costs).of(self.gates[at].frontend, operation, len_bytes);
         self.admit_cost(at, &cost)
     }
