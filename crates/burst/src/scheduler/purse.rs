@@ -121,42 +121,51 @@ impl Purse {
     #[inline(never)]
     fn pass_new(&mut self, costs: &CostTable, operation: Operation, len: u32) -> Option<bool> {
         let cost = costs.row(self.kinds.into(), operation, len)?;
-        if !self.left.take(cost) {
-            self.settle();
-            if !self.left.take(cost) {
-                return None;
-            }
+        let sort = operation as usize;
+        // Apart from what is settled first, nothing is called: where lengths change, each I/O comes by here.
+        let is_ahead = self.ahead.get(sort).is_some_and(|ahead| *ahead > 0);
+        if is_ahead || !self.left.take(cost) {
+            return self.pass_settled(cost, sort, len);
         }
-        let (sort, cpu_ns) = (operation as usize, cost[Resource::Cpu]);
+        Some(self.passed(cost, sort, len))
+    }
+
+    /// The same with what is paid for and did not begin.
+    #[inline(never)]
+    fn pass_settled(&mut self, cost: &Units, sort: usize, len: u32) -> Option<bool> {
+        self.settle();
+        (self.left.take(cost)).then(|| self.passed(cost, sort, len))
+    }
+
+    /// One was paid for that was not like the last: perhaps the next is.
+    #[inline(always)]
+    fn passed(&mut self, cost: &Units, sort: usize, len: u32) -> bool {
+        let cpu_ns = cost[Resource::Cpu];
         if sort < SORTS {
-            self.give_back(sort);
             self.alike[sort] = u64::from(len) | NONE_AHEAD;
             self.cpu_ns[sort] = cpu_ns;
             self.costs[sort] = *cost;
         }
-        Some(self.spend(cpu_ns))
+        self.spend(cpu_ns)
     }
 
     /// What was paid for ahead is paid for no more.
     #[inline]
     fn settle(&mut self) {
         if self.ahead != [0; SORTS] {
-            (0..SORTS).for_each(|sort| self.give_back(sort));
-        }
-    }
-
-    #[inline]
-    fn give_back(&mut self, sort: usize) {
-        if self.ahead[sort] > 0 {
-            self.give_back_some(sort);
+            self.give_back();
         }
     }
 
     #[inline(never)]
-    fn give_back_some(&mut self, sort: usize) {
-        let ahead = std::mem::take(&mut self.ahead[sort]);
-        self.left = self.left.plus(&self.costs[sort].times(ahead.into()));
-        self.alike[sort] |= NONE_AHEAD;
+    fn give_back(&mut self) {
+        for sort in 0..SORTS {
+            let ahead = std::mem::take(&mut self.ahead[sort]);
+            if ahead > 0 {
+                self.left = self.left.plus(&self.costs[sort].times(ahead.into()));
+                self.alike[sort] |= NONE_AHEAD;
+            }
+        }
     }
 
     /// What may still be used in this window.
