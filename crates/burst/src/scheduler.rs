@@ -18,6 +18,7 @@ mod brings;
 mod divide;
 mod each;
 mod fallback;
+mod purse;
 mod round;
 mod state;
 #[cfg(test)]
@@ -26,12 +27,12 @@ mod turn;
 
 use crate::board::{Board, Newest, Shares};
 use crate::budget::{Budget, Burst, Rate};
-use crate::cost::{CostTable, Frontend, Operation};
+use crate::cost::CostTable;
 use crate::estimator::Estimator;
 use crate::params::{BadParam, Params};
 use crate::units::{PARTS, PLENTY, Resource, SHARED, Units, in_window};
 use each::Each;
-use state::{Common, Lane, NOBODY, SHUT, Tenant};
+use state::{Common, Lane, NOBODY, Tenant};
 use std::sync::Arc;
 use turn::OWN;
 
@@ -168,11 +169,12 @@ impl Scheduler {
         one.spare = one.spare.min(&burst);
         for lane in &one.lanes {
             let lane = &mut self.lanes[*lane as usize];
-            let left = lane.left.min(&burst);
-            let mut cut = lane.left;
+            let had = lane.purse.left_mut();
+            let left = had.min(&burst);
+            let mut cut = *had;
             cut.sub(&left);
+            *had = left;
             lane.given = lane.given.minus(&cut);
-            lane.left = left;
         }
         if !one.lanes.is_empty() {
             let now = one.shared_base;
@@ -281,54 +283,11 @@ impl Scheduler {
         }
     }
 
-    /// The short way: an I/O of a lane that is open ([`Self::open`]) and whose allocation covers it begins, and is paid for; it says
-    /// whether the lane's part is used up by it. `None`: nothing more was looked at, ask [`Self::admit`].
-    #[inline(always)]
-    pub fn pass(
-        &mut self,
-        lane: usize,
-        costs: &CostTable,
-        operation: Operation,
-        len: u32,
-    ) -> Option<bool> {
-        let lane = self.lanes.get_mut(lane)?;
-        // A copy, so that it is known how it lies in memory.
-        let cost = *costs.row(lane.kinds, operation, len)?;
-        if !lane.left.take(&cost) {
-            return None;
-        }
-        let (part_ns, cpu_ns) = (lane.part_ns, cost[Resource::Cpu]);
-        lane.part_ns = part_ns - cpu_ns;
-        Some(part_ns <= cpu_ns)
-    }
-
-    /// I/Os of this lane, which come by this frontend, may pass from now on.
-    pub fn open(&mut self, lane: usize, frontend: Frontend) {
-        self.lanes[lane].kinds = frontend.kinds();
-    }
-
-    /// None of them pass any more.
-    pub fn shut(&mut self, lane: usize) {
-        self.lanes[lane].kinds = SHUT;
-    }
-
-    /// Of the processor's time, the part that a lane may use until it is looked at again, as far as it is left: the caller's
-    /// business, but for what passes.
-    #[must_use]
-    pub fn part_ns(&self, lane: usize) -> i32 {
-        self.lanes[lane].part_ns
-    }
-
-    /// It is so much from now on.
-    pub fn set_part_ns(&mut self, lane: usize, part_ns: i32) {
-        self.lanes[lane].part_ns = part_ns;
-    }
-
     /// Whether an I/O of this lane that costs so much may begin; if so, that is paid. An I/O that may not, waits behind
     /// those of its lane that wait already ([`Self::wait`]).
     #[inline]
     pub fn admit(&mut self, lane: usize, cost: &Units) -> bool {
-        if self.lanes[lane].left.take(cost) {
+        if self.lanes[lane].purse.left_mut().take(cost) {
             return true;
         }
         // A copy, so that who looks a cost up need not put it into memory first.
@@ -407,7 +366,7 @@ impl Scheduler {
             self.activate(tenant as usize);
         }
         let lane = &mut self.lanes[lane];
-        for (left, cost) in lane.left.0.iter_mut().zip(&cost.shared().0) {
+        for (left, cost) in lane.purse.left_mut().0.iter_mut().zip(&cost.shared().0) {
             *left = left.saturating_sub(*cost).max(-PLENTY);
         }
         lane.beyond.add(&cost.own());
@@ -458,7 +417,7 @@ impl Scheduler {
     /// Of what it was given in this window, what a lane has left of the processor.
     #[must_use]
     pub fn processor_left_ns(&self, lane: usize) -> u64 {
-        self.lanes[lane].left[Resource::Cpu].max(0) as u64
+        self.lanes[lane].purse.left()[Resource::Cpu].max(0) as u64
     }
 
     /// I/Os waited so long for a resource in this window: what costs are corrected by.

@@ -104,6 +104,36 @@ impl Units {
         !is_below_nothing(&rest)
     }
 
+    /// Takes `cost` so many times (1, 2, 4, ...), if there is so much of everything. None of `cost` is below nothing.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn take_times(&mut self, cost: &Self, shift: u32) -> bool {
+        let (mut rest, mut each) = ([0; COUNT], [0; COUNT]);
+        for (((rest, each), has), cost) in
+            (rest.iter_mut().zip(&mut each).zip(&self.0)).zip(&cost.0)
+        {
+            // Which can't overflow: `rest` may, and then it is not taken.
+            *each = (*has >> shift).wrapping_sub(*cost);
+            *rest = has.wrapping_sub(*cost << shift);
+        }
+        let enough = !is_below_nothing(&each);
+        if enough {
+            self.0 = rest;
+        }
+        enough
+    }
+
+    /// So many times as much, which is no more than can be counted.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn times(&self, times: i32) -> Self {
+        let mut all = *self;
+        for amount in &mut all.0 {
+            *amount = amount.wrapping_mul(times);
+        }
+        all
+    }
+
     /// Both together.
     #[inline]
     pub fn add(&mut self, other: &Self) {
@@ -194,9 +224,8 @@ impl Units {
 #[inline(always)]
 fn is_below_nothing(amounts: &[i32; COUNT]) -> bool {
     let [a, b, c, d, e, f, g, h] = *amounts;
-    let both = [a | e, b | f, c | g, d | h];
-    let pair = |low: i32, high: i32| u64::from(low as u32) | u64::from(high as u32) << 32;
-    (pair(both[0], both[1]) | pair(both[2], both[3])) & (1 << 63 | 1 << 31) != 0
+    let [a, b, c, d] = [a | e, b | f, c | g, d | h];
+    (a | c) | (b | d) < 0
 }
 
 impl Index<Resource> for Units {

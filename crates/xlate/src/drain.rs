@@ -75,6 +75,13 @@ impl<const N: usize> Drains<N> {
         self.next_number - 1
     }
 
+    /// So many numbers were given.
+    #[inline]
+    #[must_use]
+    pub fn begun(&self) -> u64 {
+        self.next_number
+    }
+
     /// Takes a revoke whose words are already cleared. `in_flight` is every slice of this reactor.
     /// True: nothing overlaps, answer at once.
     ///

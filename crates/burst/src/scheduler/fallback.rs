@@ -20,7 +20,7 @@ impl Scheduler {
         }
         if !self.tenants[tenant as usize].active {
             self.activate(tenant as usize);
-            if self.lanes[lane].left.take(cost) {
+            if self.lanes[lane].purse.left_mut().take(cost) {
                 return true;
             }
         }
@@ -38,7 +38,7 @@ impl Scheduler {
         if self.lanes[lane].given.covers(&cost.shared()) {
             return false;
         }
-        let left = &mut self.lanes[lane].left;
+        let left = self.lanes[lane].purse.left_mut();
         let (shared, own) = cost.0.split_at(SHARED);
         let some = left
             .0
@@ -61,7 +61,7 @@ impl Scheduler {
     fn begin_beyond(&mut self, lane: usize, tenant: usize, cost: &Units) -> bool {
         let mut short = *cost;
         // What is owed is not asked for again.
-        short.sub(&self.lanes[lane].left.max(&Units::ZERO));
+        short.sub(&self.lanes[lane].purse.left().max(&Units::ZERO));
         let own = short.own();
         let one = &mut self.tenants[tenant];
         let saves = one.saver == Some(lane as u32);
@@ -109,7 +109,8 @@ impl Scheduler {
             let lane = &mut self.lanes[lane];
             let mut from_lane = *cost;
             from_lane.sub(&short);
-            lane.left = lane.left.minus(&from_lane);
+            let left = lane.purse.left_mut();
+            *left = left.minus(&from_lane);
             lane.beyond.add(&short);
             let one = &mut self.tenants[tenant];
             one.spare.sub(&own);
@@ -206,8 +207,9 @@ impl Scheduler {
         for at in 0..one.lanes.len() {
             let lane = &mut self.lanes[self.tenants[victim].lanes[at] as usize];
             // What one of them owes is not the others' to give.
-            let part = lane.left.max(&Units::ZERO).min(&need).shared();
-            lane.left = lane.left.minus(&part);
+            let left = lane.purse.left_mut();
+            let part = left.max(&Units::ZERO).min(&need).shared();
+            *left = left.minus(&part);
             lane.given = lane.given.minus(&part);
             need.sub(&part);
         }
@@ -224,7 +226,7 @@ impl Scheduler {
         let one = &self.tenants[tenant];
         let mut left = one.spare;
         for lane in &one.lanes {
-            left.add(&self.lanes[*lane as usize].left);
+            left.add(&self.lanes[*lane as usize].purse.left());
         }
         let mut most = Units::ZERO;
         for resource in 0..SHARED {
@@ -311,8 +313,9 @@ impl Scheduler {
             let lane = &mut self.lanes[one.lanes[0] as usize];
             let part = one.spare.min(&lane.may());
             // What it owes, it owes still.
-            lane.left = lane.left.plus(&part);
-            lane.given = lane.left;
+            let left = lane.purse.left_mut();
+            *left = left.plus(&part);
+            lane.given = *left;
             one.spare = Units::ZERO;
         }
     }

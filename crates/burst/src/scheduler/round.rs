@@ -18,8 +18,8 @@ impl Scheduler {
     /// A round begins for this lane: its part ([`Self::part_ns`]) is a batch.
     pub fn begin_batch(&mut self, lane: usize) {
         let batch_ns = self.batch_ns(lane);
-        let lane = &mut self.lanes[lane];
-        lane.part_ns = lane.part_ns.min(0).saturating_add(batch_ns);
+        let purse = &mut self.lanes[lane].purse;
+        purse.set_part_ns(purse.part_ns().min(0).saturating_add(batch_ns));
     }
 
     fn batch_ns(&self, lane: usize) -> i32 {

@@ -1,6 +1,7 @@
 //! What is known of a lane and of a tenant.
 
 use super::each::Each;
+use super::purse::Purse;
 use crate::board::{Entry, Newest, Shares, Told};
 use crate::budget::Rate;
 use crate::params::Policy;
@@ -10,19 +11,11 @@ use std::sync::Arc;
 /// No tenant.
 pub(super) const NOBODY: u32 = u32::MAX;
 
-/// In a lane's place of its kinds: it is shut, and no cost is found.
-pub(super) const SHUT: u32 = u32::MAX;
-
-/// One lane. What an I/O looks at comes first, in a line of its own.
+/// One lane. What an I/O looks at comes first.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(super) struct Lane {
-    /// What may still be used in this window.
-    pub(super) left: Units,
-    /// Of the processor's time, what may be used until it is looked at again.
-    pub(super) part_ns: i32,
-    /// Where its frontend's costs are in a row, or [`SHUT`].
-    pub(super) kinds: u32,
+    pub(super) purse: Purse,
     pub(super) tenant: u32,
     /// I/Os that wait.
     pub(super) waiters: u32,
@@ -89,9 +82,7 @@ impl Common {
 impl Default for Lane {
     fn default() -> Self {
         Self {
-            left: Units::ZERO,
-            part_ns: 0,
-            kinds: SHUT,
+            purse: Purse::default(),
             tenant: NOBODY,
             waiters: 0,
             wants: false,
@@ -120,7 +111,7 @@ impl Lane {
     /// Used in this window.
     #[inline]
     pub(super) fn used(&self) -> Units {
-        let used = self.given.minus(&self.left);
+        let used = self.given.minus(&self.purse.left());
         used.plus(&self.beyond)
     }
 

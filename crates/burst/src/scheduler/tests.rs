@@ -2,6 +2,7 @@
 //! the processor, and a queue for each tenant.
 
 mod adversaries;
+mod alike;
 mod bases;
 mod cost;
 mod credit;
@@ -272,7 +273,8 @@ fn what_lies_free_of_one_resource_is_had_with_another_of_the_reserve() {
     let scheduler = &mut bench.scheduler;
     // Of what is shared, its lane has nothing left.
     let lane = &mut scheduler.lanes[0];
-    (lane.left, lane.given) = (lane.left.own(), lane.given.minus(&lane.left.shared()));
+    let left = lane.purse.left_mut();
+    (*left, lane.given) = (left.own(), lane.given.minus(&left.shared()));
     scheduler.bases_fit = [false; 2];
     let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
     (scheduler.free, scheduler.reserve) = (time, Units::ZERO);

@@ -516,7 +516,7 @@ impl Lane {
             common.shares.rest(&mut common.told);
             return;
         }
-        let used = self.given.minus(&self.left).plus(&self.beyond);
+        let used = self.given.minus(&self.purse.left()).plus(&self.beyond);
         let (base, limit) = &self.whole;
         let wants = OWN.map(|own| {
             let whole = match base.0[own] {
@@ -555,7 +555,8 @@ impl Lane {
             false => Units::ZERO,
             true => self.given,
         };
-        self.left = self.left.min(&most).shared();
+        let left = self.purse.left_mut();
+        *left = left.min(&most).shared();
         self.beyond = Units::ZERO;
         own
     }
@@ -586,9 +587,10 @@ impl Lane {
 
     /// What it owes of what is shared is paid, as far as there is so much. Its tenant rests.
     pub(super) fn pay(&mut self, pays: &mut Units) {
-        let owes = Units::ZERO.minus(&self.left.min(&Units::ZERO));
+        let left = self.purse.left_mut();
+        let owes = Units::ZERO.minus(&left.min(&Units::ZERO));
         let paid = owes.min(pays);
-        self.left = self.left.plus(&paid);
+        *left = left.plus(&paid);
         self.given = self.given.plus(&paid);
         pays.sub(&paid);
     }
@@ -596,7 +598,8 @@ impl Lane {
     /// A window begins, with so much and what was saved.
     #[inline]
     pub(super) fn begin(&mut self, given: &Units) {
-        self.left = given.plus(&self.left.min(given));
-        self.given = self.left;
+        let left = self.purse.left_mut();
+        *left = given.plus(&left.min(given));
+        self.given = *left;
     }
 }

@@ -235,14 +235,14 @@ impl Core {
     /// or all lanes together have.
     #[inline]
     pub(crate) fn is_held_back(&self, lane: LaneIndex) -> bool {
-        let admission = self.admission.as_ref();
+        let admission = self.admission.as_ref().filter(|a| a.stops);
         admission.is_some_and(|a| a.is_full(lane) || !self.may_hold(lane))
     }
 
     /// Whether commands of a lane wait for a turn of theirs, and for nothing else.
     #[inline]
     pub(crate) fn waits_for_turns(&self, lane: LaneIndex) -> bool {
-        let admission = self.admission.as_ref();
+        let admission = self.admission.as_ref().filter(|a| a.stops);
         admission.is_some_and(|a| a.waits_for_turns(lane))
     }
 
@@ -265,14 +265,17 @@ impl Core {
     }
 
     /// Whether a command may begin; if so, it is paid for. One that a dead engine had begun may.
-    #[inline(always)]
     pub(super) fn is_admitted(&mut self, lane: LaneIndex, op: &IoOp, record: CommandRef) -> bool {
+        let is_carried = || self.carried.any() && self.carried.is_carried(record);
+        self.admission.is_none() || is_carried() || self.is_new_admitted(lane, op)
+    }
+
+    /// The same of one that no dead engine had begun.
+    #[inline(always)]
+    pub(super) fn is_new_admitted(&mut self, lane: LaneIndex, op: &IoOp) -> bool {
         let Some(admission) = &mut self.admission else {
             return true;
         };
-        if self.carried.any() && self.carried.is_carried(record) {
-            return true;
-        }
         match *op {
             IoOp::Read { len_bytes, .. } => admission.admit(lane, Operation::Read, len_bytes),
             IoOp::Write { len_bytes, .. } => admission.admit(lane, Operation::Write, len_bytes),

@@ -341,11 +341,15 @@ impl Core {
                 lane.record()
                     .in_flight
                     .store(u64::from(lane.in_flight), Relaxed);
-                if self.is_admitted(new.lane, &new.op, new.record) {
+                // Then some may be what a dead engine had begun.
+                if self.carried.any() {
+                    return self.begin_while_carrying(token);
+                }
+                if self.is_new_admitted(new.lane, &new.op) {
                     if new.over_ns.is_some() {
                         self.waited_elsewhere(index);
                     }
-                    self.begin_admitted(token);
+                    self.dispatch(token);
                 } else {
                     self.throttle(token);
                 }
@@ -367,6 +371,21 @@ impl Core {
                 self.give_back(done);
                 self.carried_refused(new.record);
             }
+        }
+    }
+
+    /// Begins a command that has its place, if it may, while there are some of a dead engine.
+    #[cold]
+    fn begin_while_carrying(&mut self, token: Token) {
+        let io = &self.ios[token.index()];
+        let (lane, op, record, waited) = (io.lane, io.op, io.record, io.over_ns.is_some());
+        if self.is_admitted(lane, &op, record) {
+            if waited {
+                self.waited_elsewhere(token.index() as u32);
+            }
+            self.begin_admitted(token);
+        } else {
+            self.throttle(token);
         }
     }
 

@@ -1,7 +1,8 @@
 //! Who holds how much of the reactor's staging memory, so that one tenant can't hold all of it.
 //!
 //! **Design.** Every buffer is counted for its connection, for its lane (the export), and for its lane's tenant, where
-//! that is known: where tenants have budgets. It counts as what it takes, not as what is asked for, and by its size class. A lane that
+//! that is known: where tenants have budgets. (One that has a single lane here has what that has: a sum is kept only of those that
+//! have several, [`LaneUse::sum`].) It counts as what it takes, not as what is asked for, and by its size class. A lane that
 //! holds something already gets no more than its share of the memory for large transfers; the share
 //! shrinks with the number of lanes that hold any, and never below two of the longest transfers. A tenant, and a lane
 //! that is nobody's, gets no more than it leaves to all others, of buffers of each size class: whatever its hosts
@@ -72,6 +73,8 @@ impl Use {
 pub(super) struct LaneUse {
     own: Use,
     tenant: Cell<u32>,
+    /// The tenant in whose sum it is: once that has other lanes too.
+    sum: Cell<u32>,
 }
 
 impl Default for LaneUse {
@@ -79,6 +82,7 @@ impl Default for LaneUse {
         Self {
             own: Use::default(),
             tenant: Cell::new(NOBODY),
+            sum: Cell::new(NOBODY),
         }
     }
 }
@@ -96,8 +100,27 @@ impl Shared {
 
     fn give_to(&self, lane: &LaneUse, tenant: Option<u32>) {
         let tenant = tenant.unwrap_or(NOBODY);
-        let before = lane.tenant.replace(tenant);
-        for (tenant, joins) in [(before, false), (tenant, true)] {
+        if lane.tenant.get() == tenant {
+            return;
+        }
+        self.count_in(lane, NOBODY);
+        if tenant != NOBODY {
+            let others = self.lanes.borrow();
+            for other in others.values().filter(|one| one.tenant.get() == tenant) {
+                self.count_in(other, tenant);
+                self.count_in(lane, tenant);
+            }
+        }
+        lane.tenant.set(tenant);
+    }
+
+    /// What a lane holds is in this tenant's sum from now on.
+    fn count_in(&self, lane: &LaneUse, sum: u32) {
+        let before = lane.sum.replace(sum);
+        if before == sum {
+            return;
+        }
+        for (tenant, joins) in [(before, false), (sum, true)] {
             if let Some(tenant) = self.tenants.get(tenant as usize) {
                 tenant.move_all(&lane.own, joins);
             }
@@ -138,9 +161,10 @@ impl Held {
         }
     }
 
+    /// What its tenant holds, if that has other lanes too.
     #[inline]
     fn tenant(&self) -> Option<&Use> {
-        self.shared.tenants.get(self.lane.tenant.get() as usize)
+        self.shared.tenants.get(self.lane.sum.get() as usize)
     }
 
     /// Whether the lane may have so much more.
@@ -280,6 +304,19 @@ mod tests {
             held.may_take(MAX_TRANSFER_BYTES, &self.staging)
         }
 
+        /// What a tenant's lanes hold: bytes, R2Ts. Of several, that is its sum.
+        fn of(&self, tenant: u32) -> (u64, u32) {
+            let all = self.shared.lanes.borrow();
+            let lanes = all.values().filter(|lane| lane.tenant.get() == tenant);
+            let each = lanes.map(|lane| (lane.own.bytes.get(), lane.own.r2ts.get()));
+            let each: Vec<(u64, u32)> = each.collect();
+            let sum = (each.iter()).fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
+            let kept = &self.shared.tenants[tenant as usize];
+            let kept = (kept.bytes.get(), kept.r2ts.get());
+            assert_eq!(kept, if each.len() > 1 { sum } else { (0, 0) });
+            sum
+        }
+
         /// Takes as many of the longest buffers as it gets.
         fn fill(&mut self, held: &mut Held) -> u64 {
             self.fill_with(held, MAX_TRANSFER_BYTES);
@@ -384,8 +421,34 @@ mod tests {
         rig.staging.give(own);
         assert!(zeros.is_zeros());
         held.give(zeros.taken());
-        let all = &rig.shared.tenants[7];
+        let all = &held.lane.own;
         assert_eq!((held.bytes, all.buffers[0].get()), (0, 0));
+    }
+
+    /// Of a tenant that has one lane no sum is kept: it is there as soon as there is another.
+    #[test]
+    fn what_a_lane_held_alone_counts_with_its_tenants_others() {
+        let mut rig = rig();
+        let mut first = rig.lane(1, Some(7));
+        let held = rig.fill(&mut first);
+        first.asked();
+        assert_eq!(rig.of(7), (SHARED_BYTES / 2, 1));
+        let mut second = rig.lane(2, Some(7));
+        assert_eq!((rig.fill(&mut second), rig.of(7)), (0, (held, 1)));
+        // Another tenant's, it gets what that one may have, and brings it back.
+        rig.shared.give_to(&second.lane, Some(8));
+        let more = rig.fill(&mut second);
+        assert!(more > 0 && !rig.may_take(&first));
+        let left = rig.shared.tenants[7].bytes.get();
+        assert_eq!((left, rig.of(8)), (held, (more, 0)));
+        rig.shared.give_to(&second.lane, Some(7));
+        assert_eq!(rig.of(7), (held + more, 1));
+        rig.shared.give_to(&first.lane, None);
+        rig.shared.give_to(&second.lane, None);
+        assert_eq!(rig.of(7), (0, 0));
+        rig.empty(&mut second);
+        rig.empty(&mut first);
+        first.answered();
     }
 
     #[test]
@@ -398,27 +461,23 @@ mod tests {
                 held.asked();
             }
         }
-        let of = |rig: &Rig, tenant: usize| {
-            let tenant = &rig.shared.tenants[tenant];
-            (tenant.bytes.get(), tenant.r2ts.get())
-        };
-        assert_eq!(of(&rig, 7), (SHARED_BYTES / 2, MAX_R2TS / 2));
+        assert_eq!(rig.of(7), (SHARED_BYTES / 2, MAX_R2TS / 2));
         let mut other = rig.lane(200, Some(8));
         let nobodys = rig.lane(201, None);
         assert!(other.may_ask() && nobodys.may_ask());
         assert!(rig.fill(&mut other) >= LEAST_BYTES && rig.may_take(&nobodys));
         // A volume becomes another tenant's with all that it has.
-        let (bytes, r2ts) = of(&rig, 7);
+        let (bytes, r2ts) = rig.of(7);
         rig.shared.give_to(&greedy[0].lane, Some(9));
-        let (held, asked) = of(&rig, 9);
+        let (held, asked) = rig.of(9);
         assert!(held > 0 && asked > 0);
-        assert_eq!(of(&rig, 7), (bytes - held, r2ts - asked));
+        assert_eq!(rig.of(7), (bytes - held, r2ts - asked));
         for held in &mut greedy {
             rig.empty(held);
             while held.lane.own.r2ts.get() > 0 {
                 held.answered();
             }
         }
-        assert_eq!((of(&rig, 7), of(&rig, 9)), ((0, 0), (0, 0)));
+        assert_eq!((rig.of(7), rig.of(9)), ((0, 0), (0, 0)));
     }
 }

@@ -1,7 +1,8 @@
 //! A fixed run whose instructions `cargo xtask bench instructions` counts.
 //!
 //! Design: what an I/O of a tenant within what it was given costs, from its operation and size to "it may begin". Only what
-//! [`counted_admission`] calls is to be counted (it is found by its name). `FOREBAY_COST` says how many.
+//! [`counted_admission`] calls is to be counted (it is found by its name). `FOREBAY_COST` says how many: `1000`, where those of a
+//! lane are alike, or `1000:changing`, where none is as long as the last.
 
 use super::{Bench, budget, params};
 use crate::budget::Burst;
@@ -11,7 +12,8 @@ use crate::scheduler::Scheduler;
 #[test]
 fn an_admission_is_counted() {
     let wanted = std::env::var("FOREBAY_COST").unwrap_or("1000".into());
-    let rounds: u32 = wanted.parse().expect("a number");
+    let (rounds, how) = wanted.split_once(':').unwrap_or((&wanted, ""));
+    let rounds: u32 = rounds.parse().expect("a number");
     let mut bench = Bench::new(
         &[budget(20_000_000, 20_000_000, Burst::Metered); 4],
         params(),
@@ -32,7 +34,10 @@ fn an_admission_is_counted() {
             bench.scheduler.turn(1);
         }
         let operation = OPERATIONS[(round % 2) as usize];
-        let len = 4096 * (1 + round % 2);
+        let len = match how {
+            "changing" => 4096 * (1 + round / 4 % 2),
+            _ => 4096 * (1 + round % 2),
+        };
         let lane = (round % 4) as usize;
         let passed = counted_admission(&mut bench.scheduler, &bench.costs, lane, operation, len);
         begun += u32::from(passed);

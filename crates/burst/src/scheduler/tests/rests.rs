@@ -62,7 +62,7 @@ fn what_a_lane_owes_its_tenants_base_has_to_pay() {
     let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
     let scheduler = &mut bench.scheduler;
     let cpu = Resource::Cpu;
-    let owed = |scheduler: &Scheduler| -scheduler.lanes[0].left[cpu];
+    let owed = |scheduler: &Scheduler| -scheduler.lanes[0].purse.left()[cpu];
     let base = scheduler.tenants[0].base[cpu];
     let mut much = Units::ZERO;
     much[cpu] = 20 * base;

@@ -68,8 +68,9 @@ pub(super) struct Delays {
     /// and that one, unless it is the first: so many are begun before it.
     next: [u32; 3],
     before: usize,
-    /// How many places were free then.
+    /// How many places were free then, and how many slices had been numbered.
     free: usize,
+    numbered: u64,
     /// So many began in a turn lately, in 256ths.
     most: usize,
     random: u32,
@@ -178,6 +179,7 @@ impl Delays {
             next: [NONE; 3],
             before: 0,
             free: 0,
+            numbered: u64::MAX,
             most: 0,
             random: 0,
             some_at_once: false,
@@ -195,12 +197,20 @@ impl Delays {
             true => 0,
             false => now_ns.saturating_sub(self.turn_ns),
         };
+        if self.new != [NOBODY; 2] {
+            self.begin_after(now_ns);
+        }
+        self.turn_ns = now_ns;
+    }
+
+    /// This is the next turn of those that were timed in the last.
+    #[inline(never)]
+    fn begin_after(&mut self, now_ns: u64) {
         for new in std::mem::replace(&mut self.new, [NOBODY; 2]) {
             if let Some(timed) = self.timed.get_mut(usize::from(new)) {
                 timed.after_ns = now_ns;
             }
         }
-        self.turn_ns = now_ns;
     }
 
     /// There was nothing to do in this turn.
@@ -209,10 +219,16 @@ impl Delays {
         self.was_idle = true;
     }
 
-    /// Slices that begin go to the last of these places.
+    /// Whether the same slices are there as when places were noted last: then so are the places.
     #[inline]
-    fn note(&mut self, free: &[u32]) {
-        self.free = free.len();
+    fn is_noted(&self, numbered: u64, free: usize) -> bool {
+        numbered == self.numbered && free == self.free
+    }
+
+    /// Slices that begin go to the last of these places; so many have been numbered.
+    #[inline]
+    fn note(&mut self, free: &[u32], numbered: u64) {
+        (self.free, self.numbered) = (free.len(), numbered);
         self.next = match self.before {
             0 => [free.last().copied().unwrap_or(NONE), NONE, NONE],
             before => [1, before, before + 1].map(|back| {
@@ -382,17 +398,19 @@ impl Core {
     #[inline]
     pub(in crate::core) fn note_next_slice(&mut self) {
         if let Some(admission) = &mut self.admission {
-            admission.delays.note(&self.free_slices);
+            (admission.delays).note(&self.free_slices, self.drains.begun());
         }
     }
 
     /// A turn ends: some of what it began are timed, unless others are.
     #[inline]
     pub(in crate::core) fn time_some(&mut self) {
-        if let Some(admission) = &mut self.admission {
-            admission
-                .delays
-                .choose(&mut self.slices, self.free_slices.len());
+        let Some(admission) = &mut self.admission else {
+            return;
+        };
+        let free = self.free_slices.len();
+        if !admission.delays.is_noted(self.drains.begun(), free) {
+            admission.delays.choose(&mut self.slices, free);
             self.note_next_slice();
         }
     }

@@ -1,7 +1,7 @@
 //! The gates of a reactor's lanes, and the queues behind them.
 //!
 //! **Design.** Most often a lane is open: then a command is charged and begins, and nothing else is looked at
-//! ([`Scheduler::pass`]). A lane's gate says what must be looked at else. What is not
+//! ([`Scheduler::pass`]; most often its first half is enough). A lane's gate says what must be looked at else. What is not
 //! admitted is in its lane's queue, linked through the slab, and the lane in one of two lists: those that may go on in
 //! a turn, and those that wait for the window's end. All of it is made once, and allocates nothing.
 //!
@@ -59,7 +59,7 @@ pub struct Admission {
     contended: bool,
     /// A lane within its base began something in this turn.
     calm: bool,
-    /// Some lane may have to leave what is in its rings.
+    /// Some lane may have to leave what is in its rings: always while anything waits.
     pub(super) stops: bool,
     /// How long operations wait at devices.
     pub(super) delays: Delays,
@@ -246,20 +246,35 @@ impl Admission {
     #[inline(always)]
     pub(crate) fn admit(&mut self, lane: LaneIndex, operation: Operation, len_bytes: u32) -> bool {
         let at = lane.0 as usize;
-        match (self.scheduler).pass(at, &self.costs, operation, len_bytes) {
-            Some(used_up) => {
-                if used_up {
-                    self.used_up(at);
-                }
+        match (self.scheduler).pass_alike(at, operation, len_bytes) {
+            Some(false) => true,
+            Some(true) => {
+                self.used_up(at);
                 true
             }
-            None => self.look_closer(at % MAX_LANES, operation, len_bytes),
+            None => match (self.scheduler).pass_unlike(at, &self.costs, operation, len_bytes) {
+                Some(false) => true,
+                // Few, so that is not to be where each command is.
+                passed => self.admit_else(at, operation, len_bytes, passed),
+            },
         }
     }
 
+    /// The same of one that uses the part up, or did not pass.
     #[cold]
     #[inline(never)]
-    fn look_closer(&mut self, at: usize, operation: Operation, len_bytes: u32) -> bool {
+    fn admit_else(
+        &mut self,
+        at: usize,
+        operation: Operation,
+        len_bytes: u32,
+        passed: Option<bool>,
+    ) -> bool {
+        if passed.is_some() {
+            self.used_up(at);
+            return true;
+        }
+        let at = at % MAX_LANES;
         let cost = (self.costs).of(self.gates[at].frontend, operation, len_bytes);
         self.admit_cost(at, &cost)
     }

@@ -38,6 +38,7 @@ fn batches_are_carried_out() {
         }
         if admitted {
             rig.core.admit_plenty(round);
+            rig.frontend.shares_changed(&rig.core);
         }
         match round < WARM_ROUNDS {
             true => turn(&mut rig),

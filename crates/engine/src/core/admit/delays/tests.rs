@@ -108,7 +108,7 @@ fn shares_are_seen(is_away: impl Fn(u64) -> bool) {
         // Fifteen at one device, then five at another; but in every second turn one, and in every third none.
         let mut free: Vec<u32> = (0..64).collect();
         delays.turn((turn + 1) * 1000);
-        delays.note(&free);
+        delays.note(&free, turn);
         for at in 0..[20, 1, 0][turn as usize % 3] {
             let place = free.pop().unwrap();
             slices[place as usize] = Some(Slice {
