@@ -124,6 +124,25 @@ impl Lane {
         used.plus(&self.beyond)
     }
 
+    /// What it owes of what is shared is paid, as far as there is so much. Its tenant rests.
+    pub(super) fn pay(&mut self, pays: &mut Units) {
+        let owes = Units::ZERO.minus(&self.left.min(&Units::ZERO));
+        let paid = owes.min(pays);
+        self.left = self.left.plus(&paid);
+        self.given = self.given.plus(&paid);
+        pays.sub(&paid);
+    }
+
+    /// A window begins, with so much and what was saved. Says what of that it may not keep.
+    #[inline]
+    pub(super) fn begin(&mut self, given: &Units) -> Each {
+        let kept = self.left.min(given);
+        let lost = Each::shared(&self.left.minus(&kept));
+        self.left = given.plus(&kept);
+        self.given = self.left;
+        lost
+    }
+
     /// What its limit allows to be given to it.
     #[inline]
     pub(super) fn may(&self) -> Units {

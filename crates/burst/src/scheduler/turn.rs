@@ -591,23 +591,4 @@ impl Lane {
     fn saves_no_more(&self) -> bool {
         self.waiters == 0 || self.promise[Resource::Ops] >= PARTS
     }
-
-    /// What it owes of what is shared is paid, as far as there is so much. Its tenant rests.
-    pub(super) fn pay(&mut self, pays: &mut Units) {
-        let owes = Units::ZERO.minus(&self.left.min(&Units::ZERO));
-        let paid = owes.min(pays);
-        self.left = self.left.plus(&paid);
-        self.given = self.given.plus(&paid);
-        pays.sub(&paid);
-    }
-
-    /// A window begins, with so much and what was saved. Says what is too much to be.
-    #[inline]
-    pub(super) fn begin(&mut self, given: &Units) -> Each {
-        let kept = self.left.min(given);
-        let lost = Each::shared(&self.left.minus(&kept));
-        self.left = given.plus(&kept);
-        self.given = self.left;
-        lost
-    }
 }
