@@ -42,7 +42,7 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
             name => make(name, effort).context("no such figure")?,
         };
         print(&figure);
-        good &= figure.claims.iter().all(Claim::is_expected);
+        good &= figure.claims.iter().all(Claim::holds);
         let file = folder.join(format!("{name}.svg"));
         write(&file, &svg::plot(&figure))?;
         let seconds = start.elapsed().as_secs_f64();

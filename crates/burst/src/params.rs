@@ -52,6 +52,9 @@ pub struct Params {
     pub reserve_most: f32,
     /// Of the reserve that nobody came for, this part is given out in the next window.
     pub reserve_carried: f32,
+    /// What is lost of a link, because what waits in a lane for the other keeps those behind it from this one, is given out in the
+    /// next window, but no more than this part of what there is.
+    pub link_carried: f32,
     /// So many bursting tenants are looked at, of which the better gives: the paper's two; 1; or none, and nobody gives.
     pub choices: u32,
     /// So many windows' base can be saved for use within one: load is not even. With 1, what a window brings beyond whole I/Os is lost.
@@ -123,6 +126,7 @@ impl Default for Params {
             reserve_tenants: 2,
             reserve_most: 0.05,
             reserve_carried: 1.0,
+            link_carried: 0.125,
             choices: 2,
             saved_windows: 4,
             late_windows: 64,
@@ -203,7 +207,7 @@ macro_rules! rows {
 }
 
 /// All but the policy.
-static ROWS: [Row; 34] = rows! {
+static ROWS: [Row; 35] = rows! {
     window_ns: u64, 50_000.0, MAX_WINDOW_NS as f64;
     keep: f32, 0.0, 0.99;
     weight_waiting: f32, 0.0, 1000.0;
@@ -211,6 +215,7 @@ static ROWS: [Row; 34] = rows! {
     reserve_tenants: u32, 0.0, 1024.0;
     reserve_most: f32, 0.0, 0.5;
     reserve_carried: f32, 0.0, 1.0;
+    link_carried: f32, 0.0, 0.5;
     choices: u32, 0.0, 2.0;
     saved_windows: u32, 1.0, 1000.0;
     late_windows: u32, 1.0, 1000.0;

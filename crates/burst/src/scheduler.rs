@@ -55,6 +55,8 @@ pub struct Scheduler {
     reserve: Units,
     /// What nobody was given.
     free: Units,
+    /// What lanes in which something waits had left, and may not keep.
+    lost: Each,
     window: u64,
     random: u32,
     estimator: Estimator,
@@ -114,6 +116,7 @@ impl Scheduler {
             bursting: Vec::with_capacity(tenants),
             reserve: Units::ZERO,
             free,
+            lost: Each::ZERO,
             window: 0,
             random: 0x9E37_79B9,
             estimator: Estimator::default(),

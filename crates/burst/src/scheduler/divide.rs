@@ -6,6 +6,7 @@
 //! want, who wants its base has it, at most one I/O late. Then equal parts; what one does not want is the others'. **Not here:** the
 //! parts of tenants ([`super::turn`]), of reactors ([`crate::board`]).
 
+use super::each::Each;
 use super::state::Lane;
 use super::turn::OWN;
 use crate::params::Params;
@@ -20,6 +21,7 @@ pub(super) fn divide(
     params: &Params,
     window: u64,
     late: f32,
+    lost: &mut Each,
 ) -> Units {
     let headroom = 1.0 + params.headroom;
     let promised = promise(given, own, lanes, headroom, window, late);
@@ -98,7 +100,7 @@ pub(super) fn divide(
         let mut cut = part;
         cut.sub(&within);
         spare.add(&cut);
-        lane.begin(&within);
+        *lost = lost.plus(&lane.begin(&within));
     }
     spare
 }

@@ -115,6 +115,27 @@ impl Lane {
         used.plus(&self.beyond)
     }
 
+    /// What it owes of what is shared is paid, as far as there is so much. Its tenant rests.
+    pub(super) fn pay(&mut self, pays: &mut Units) {
+        let left = self.purse.left_mut();
+        let owes = Units::ZERO.minus(&left.min(&Units::ZERO));
+        let paid = owes.min(pays);
+        *left = left.plus(&paid);
+        self.given = self.given.plus(&paid);
+        pays.sub(&paid);
+    }
+
+    /// A window begins, with so much and what was saved. Says what of that it may not keep.
+    #[inline]
+    pub(super) fn begin(&mut self, given: &Units) -> Each {
+        let left = self.purse.left_mut();
+        let kept = left.min(given);
+        let lost = Each::shared(&left.minus(&kept));
+        *left = given.plus(&kept);
+        self.given = *left;
+        lost
+    }
+
     /// What its limit allows to be given to it.
     #[inline]
     pub(super) fn may(&self) -> Units {

@@ -23,6 +23,9 @@ const TIMED: [usize; 3] = [
     Resource::DeviceWrite as usize,
 ];
 
+/// Nobody tells how long these keep I/O waiting: no correction finds that more of them may be given out.
+const LINKS: [usize; 2] = [Resource::LinkIn as usize, Resource::LinkOut as usize];
+
 impl Tenant {
     /// So many windows' base: saved for the next windows, at most `saved` windows' of it, and what is above that is credit. What
     /// it may use above its base is saved likewise. Of either, what is owed is paid first.
@@ -381,9 +384,12 @@ impl Scheduler {
             // It is not taken from bases.
             let reserve = reserve.min((whole - owed).max(0.0));
             // Nor is it lost: what nobody came for is in the next window's.
-            let carried = self.reserve.0[resource] as f32 * self.params.reserve_carried;
+            let mut carried = self.reserve.0[resource] as f32 * self.params.reserve_carried;
             self.reserve.0[resource] = reserve as i32;
             let first = sums.guaranteed.0[resource];
+            if LINKS.contains(&resource) {
+                carried += self.lost.0[resource].min(whole * self.params.link_carried);
+            }
             let mut overdrawn = 0.0;
             if resource == Resource::Cpu as usize {
                 self.bases_fit = [owed <= whole, first <= whole];
@@ -421,6 +427,7 @@ impl Scheduler {
             lanes,
             board,
             bursting,
+            lost,
             window,
             ..
         } = self;
@@ -428,6 +435,7 @@ impl Scheduler {
         let plenty = Each([PLENTY as f32; COUNT]);
         let most = late - 1.0 + params.saved_windows as f32;
         bursting.clear();
+        *lost = Each::ZERO;
         let mut at = 0;
         while let Some(&tenant) = active.get(at) {
             let one = &mut tenants[tenant as usize];
@@ -448,7 +456,7 @@ impl Scheduler {
                 (one.spare, one.whole) = (Units::ZERO, Units::ZERO);
                 one.seen.given = Units::ZERO;
                 for lane in &one.lanes {
-                    lanes[*lane as usize].begin(&Units::ZERO);
+                    let _ = lanes[*lane as usize].begin(&Units::ZERO);
                 }
                 active.swap_remove(at);
                 continue;
@@ -469,14 +477,14 @@ impl Scheduler {
             // Of its own, what is so in the long run: more is there to make up for earlier windows.
             one.seen.given = given.min(&one.burst);
             if one.only == NOBODY {
-                one.spare = divide(&given, &mut one.lanes, lanes, params, *window, late);
+                one.spare = divide(&given, &mut one.lanes, lanes, params, *window, late, lost);
             } else {
                 let lane = &mut lanes[one.only as usize];
                 let part = match lane.limited {
                     true => given.min(&lane.may()),
                     false => given,
                 };
-                lane.begin(&part);
+                *lost = lost.plus(&lane.begin(&part));
                 one.spare = Units::ZERO;
             }
         }
@@ -583,23 +591,5 @@ impl Lane {
     /// It has no I/O that waits, or had its turn of its own base.
     fn saves_no_more(&self) -> bool {
         self.waiters == 0 || self.promise[Resource::Ops] >= PARTS
-    }
-
-    /// What it owes of what is shared is paid, as far as there is so much. Its tenant rests.
-    pub(super) fn pay(&mut self, pays: &mut Units) {
-        let left = self.purse.left_mut();
-        let owes = Units::ZERO.minus(&left.min(&Units::ZERO));
-        let paid = owes.min(pays);
-        *left = left.plus(&paid);
-        self.given = self.given.plus(&paid);
-        pays.sub(&paid);
-    }
-
-    /// A window begins, with so much and what was saved.
-    #[inline]
-    pub(super) fn begin(&mut self, given: &Units) {
-        let left = self.purse.left_mut();
-        *left = given.plus(&left.min(given));
-        self.given = *left;
     }
 }

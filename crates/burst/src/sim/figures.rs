@@ -6,6 +6,7 @@
 mod adverse;
 mod paper;
 mod scale;
+mod within;
 
 use super::model::Model;
 use crate::params::Params;
@@ -23,8 +24,6 @@ pub struct Claim {
     pub better: Better,
     /// Ours.
     pub ours: f64,
-    /// Where ours lies if it is neither, for the reason that is said: what comes out elsewhere has changed.
-    pub known: Option<(f64, f64)>,
     /// Why they differ, or what makes them alike.
     pub why: &'static str,
 }
@@ -62,13 +61,6 @@ impl Claim {
             Better::More => self.ours > self.range.1,
         };
         better || self.is_within()
-    }
-
-    /// Whether it does, or lies where it is known to, for the reason that is said.
-    #[must_use]
-    pub fn is_expected(&self) -> bool {
-        let known = self.known.filter(|_| !self.why.is_empty());
-        self.holds() || known.is_some_and(|(least, most)| (least..=most).contains(&self.ours))
     }
 }
 
@@ -144,17 +136,17 @@ pub const FIGURES: &[(&str, &str, Make)] = &[
     (
         "base",
         "a base of 20,000 IOPS asked for at each depth",
-        paper::base,
+        within::base,
     ),
     (
         "wake",
         "a tenant that wakes, with streams of more and more IOPS",
-        paper::wake,
+        within::wake,
     ),
     (
         "transactions",
         "transactions of several I/Os each, with 8 and 15 bursting neighbours",
-        paper::transactions,
+        within::transactions,
     ),
     (
         "balance",

@@ -91,7 +91,7 @@ struct Reactor {
     held_ns: u64,
     held_until: u64,
     late: u64,
-    /// Under `wild`, this turn, and that of which each lane was last given a batch: outside of turns there is but one, and a lane
+    /// Where lanes begin in rounds, this turn, and that of which each lane was last given a batch: outside of turns there is but one, and a lane
     /// whose part is over was last given none.
     round: u64,
     rounds: Vec<u64>,
@@ -133,8 +133,8 @@ pub struct Machine {
     window_ns: u64,
     lump_ns: i64,
     backlog_weight: u64,
-    /// Lanes begin in rounds.
-    wild: bool,
+    /// Lanes begin in rounds, a batch in each.
+    rounds: bool,
     calm_lump_ns: i64,
     random: u64,
     measure_from: u64,
@@ -256,7 +256,7 @@ impl Machine {
                 _ => i64::MAX / 2,
             },
             backlog_weight: params.backlog_weight.into(),
-            wild: params.policy == Policy::Wild,
+            rounds: model.rounds || params.policy == Policy::Wild,
             calm_lump_ns: params.calm_lump_ns.into(),
             random: seed | 1,
             measure_from: 0,

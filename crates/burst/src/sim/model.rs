@@ -29,8 +29,8 @@ pub struct Model {
     pub backend_write_ns: (f64, f64),
     /// Bytes of headers.
     pub header: u32,
-    /// A reactor begins what waits as long as less than this stands before its processor, ns. (With wild and base it begins
-    /// all that comes.)
+    /// A reactor begins what waits as long as less than this stands before its processor, ns: a lump, as the engine's turns begin
+    /// ([`crate::params::Params::lump_ns`]). (With base it begins all that comes.)
     pub ahead_ns: u64,
     /// What a turn of a reactor takes besides its I/Os, ns: it looks at all that came since, begins a lump
     /// ([`crate::params::Params::lump_ns`]) of those above their base, and carries it out before it looks again, as the engine
@@ -43,6 +43,8 @@ pub struct Model {
     pub shared_volumes: bool,
     /// Whoever is within its base stands before the others at the processor. (With wild and base nobody does.)
     pub base_first: bool,
+    /// Lanes begin in `wild`'s rounds whatever the policy is, each as far as its budget lets it.
+    pub rounds: bool,
     /// Reads and writes of a lane wait apart.
     pub apart: bool,
     /// How long links keep I/Os waiting is known, as it is of processors. The engine does not know it.
@@ -68,11 +70,12 @@ impl Default for Model {
             backend_read_ns: (70_000.0, 15_000.0),
             backend_write_ns: (55_000.0, 10_000.0),
             header: 64,
-            ahead_ns: 50_000,
+            ahead_ns: 12_000,
             turn_ns: 0,
             held_windows: 0,
             shared_volumes: false,
             base_first: true,
+            rounds: false,
             apart: false,
             links_told: false,
             counted: false,
@@ -110,6 +113,7 @@ impl Model {
             format!("held up windows {}", self.held_windows),
             format!("volumes shared {}", self.shared_volumes),
             format!("base first {}", self.base_first),
+            format!("rounds {}", self.rounds),
             format!("reads and writes apart {}", self.apart),
             format!("links told {}", self.links_told),
             format!("counted, not weighed {}", self.counted),

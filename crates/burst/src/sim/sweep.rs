@@ -116,6 +116,11 @@ const TRIED: &[(&str, Set, &[f64])] = &[
         |p, v| p.reserve_carried = v as f32,
         &[0.0, 0.5, 1.0],
     ),
+    (
+        "link_carried",
+        |p, v| p.link_carried = v as f32,
+        &[0.0, 0.0625, 0.125, 0.25, 0.5],
+    ),
     ("choices", |p, v| p.choices = v as u32, &[0.0, 1.0, 2.0]),
     (
         "saved_windows",

@@ -180,7 +180,7 @@ prop_compose! {
         weight_waiting in 0f32..8.0,
         utilisation in 0.9f32..0.99,
         reserve in (0u32..5, 0f32..0.1, 0f32..1.0),
-        choices in 0u32..3,
+        (choices, link_carried) in (0u32..3, 0f32..0.5),
         // With 1, what a window brings beyond whole I/Os is lost, and the next one is above the base: so whoever asks for all of
         // their base is above it now and then.
         saved_windows in 2u32..9,
@@ -189,7 +189,7 @@ prop_compose! {
         (correction_least, correction_most) in prop::sample::select(vec![(0.1f32, 4f32), (1.0, 1.0)]),
     ) -> Params {
         Params {
-            policy, correction_least, correction_most, window_ns, keep, weight_waiting, utilisation, choices, saved_windows, headroom, target_delay_ns,
+            policy, link_carried, correction_least, correction_most, window_ns, keep, weight_waiting, utilisation, choices, saved_windows, headroom, target_delay_ns,
             reserve_tenants: reserve.0, reserve_most: reserve.1, reserve_carried: reserve.2,
             ..Params::default()
         }
@@ -290,6 +290,30 @@ fn a_victim_feels_little_of_its_neighbours() {
     );
     let (ours, wild) = (mean(Policy::Burst, 2.0, 15), mean(Policy::Wild, 2.0, 15));
     assert!(ours < wild * 0.4, "costs are double: {ours}, wild {wild}");
+}
+
+/// Reads and writes of each in one queue: what waits for one link keeps those behind it from the other.
+#[test]
+fn what_links_lose_by_order_is_given_out_again() {
+    let bytes = |policy, link_carried| {
+        let params = Params {
+            policy,
+            link_carried,
+            ..Params::default()
+        };
+        let model = Model {
+            link: 6e9,
+            ..Model::default()
+        };
+        let budget = metered((20_000, 140_000_000), (1_000_000, 3_000_000_000));
+        let guests = vec![Guest::new(budget, Load::bytes(32)); 16];
+        let mut machine = Machine::new(model, &params, guests, Spread::OneToOne, 1).expect("good");
+        let had = machine.run(30_000_000, 100_000_000);
+        had.iter().map(|had| had.bytes).sum::<u64>() as f64
+    };
+    let wild = bytes(Policy::Wild, 0.125);
+    let [without, with] = [0.0, 0.125].map(|carried| bytes(Policy::Burst, carried) / wild);
+    assert!(without < 0.9 && with > 0.92, "{without} {with}");
 }
 
 #[test]

@@ -80,7 +80,6 @@ pub(super) fn balance(effort: Effort) -> Figure {
             range,
             better: Better::Neither,
             ours,
-            known: None,
             why,
         })
         .collect();

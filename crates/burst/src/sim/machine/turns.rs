@@ -1,7 +1,7 @@
 //! When a reactor looks at what there is to do, and what it begins.
 //!
 //! **Design.** At a window's end, and between any two I/Os; or, as the engine, in turns, each of which begins a lump of those above
-//! their base and is carried out before the next. Under `wild` lanes begin a batch each: in each turn,
+//! their base and is carried out before the next. In rounds, as under `wild`, lanes begin a batch each: in each turn,
 //! or one after the other, where whoever has had its own goes behind all others.
 //! **Not here:** what an I/O that has begun takes ([`super::path`]).
 
@@ -75,7 +75,7 @@ impl Machine {
 
     /// Whether a lane has something left of its batch.
     fn has_batch(&mut self, number: usize, lane: usize) -> bool {
-        if !self.wild {
+        if !self.rounds {
             return true;
         }
         let reactor = &mut self.reactors[number];
@@ -87,7 +87,7 @@ impl Machine {
 
     /// Whether what comes in a lane may begin at once: outside of turns nobody may go before it, and then the round is over.
     pub(super) fn is_its_round(&mut self, number: usize, lane: usize) -> bool {
-        if !self.wild || self.model.turn_ns > 0 {
+        if !self.rounds || self.model.turn_ns > 0 {
             return self.has_batch(number, lane);
         }
         let reactor = &self.reactors[number];
@@ -108,7 +108,7 @@ impl Machine {
     }
 
     pub(super) fn spend_batch(&mut self, number: usize, io: u32) {
-        if self.wild {
+        if self.rounds {
             let Io { lane, cost, .. } = self.ios[io as usize];
             let scheduler = &mut self.reactors[number].scheduler;
             let left = scheduler.part_ns(lane as usize) - cost[Resource::Cpu];
@@ -267,7 +267,7 @@ impl Machine {
                 refused = 0;
                 let is_empty = waiting.is_empty();
                 self.begin(number, io);
-                if !is_empty && self.wild && self.has_batch(number, lane) {
+                if !is_empty && self.rounds && self.has_batch(number, lane) {
                     self.reactors[number].turns.push_front(queue);
                     continue;
                 }
