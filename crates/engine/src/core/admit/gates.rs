@@ -294,19 +294,7 @@ impl Admission {
         if gate.closer & (FREE | WAITS) != 0 {
             return gate.closer & WAITS == 0;
         }
-        if !self.has_part(at) {
-            if self.gates[at].closer & BURSTS == 0 {
-                crate::vm::look::WHY[0].fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            }
-            return false;
-        }
-        if !self.scheduler.admit(at, cost) {
-            if self.gates[at].closer & BURSTS == 0 {
-                crate::vm::look::WHY[1].fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                if self.scheduler.is_within_base(at) {
-                    crate::vm::look::WHY[2].fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                }
-            }
+        if !self.has_part(at) || !self.scheduler.admit(at, cost) {
             return false;
         }
         self.spend(at, cost);
