@@ -31,6 +31,34 @@ impl Frontend {
 /// All of them.
 pub const FRONTENDS: [Frontend; 3] = [Frontend::Tcp, Frontend::Pcie, Frontend::Vhost];
 
+/// Some of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Frontends(u8);
+
+impl Frontends {
+    /// Any: where nothing is known yet.
+    pub const ALL: Self = Self(0b111);
+
+    /// These; if there are none, any.
+    #[must_use]
+    pub fn of(frontends: impl Iterator<Item = Frontend>) -> Self {
+        match frontends.fold(0, |all, frontend| all | 1 << frontend as u8) {
+            0 => Self::ALL,
+            some => Self(some),
+        }
+    }
+
+    fn have(self, frontend: Frontend) -> bool {
+        self.0 & 1 << frontend as u8 != 0
+    }
+}
+
+impl Default for Frontends {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
 /// What it does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
@@ -174,6 +202,16 @@ impl CostTable {
     /// as they like: no I/O costs more than a line above all of them says, and of all such lines the lowest counts.
     #[must_use]
     pub fn most_of(&self, rate: Rate) -> [f64; SHARED] {
+        self.most_by(rate, Frontends::ALL)
+    }
+
+    /// The same of who comes by these frontends alone.
+    #[must_use]
+    pub fn most_by(&self, rate: Rate, frontends: Frontends) -> [f64; SHARED] {
+        let kinds = |size| {
+            let kinds = self.kinds(size).iter().enumerate();
+            kinds.filter(move |(kind, _)| frontends.have(FRONTENDS[kind / OPERATIONS.len()]))
+        };
         let mut most = [0f64; SHARED];
         let mean = rate.bytes as f64 / (rate.iops as f64).max(1.0);
         for (resource, most) in most.iter_mut().enumerate() {
@@ -182,11 +220,11 @@ impl CostTable {
                 0, SIZES[0], SIZES[1], SIZES[2], SIZES[3], SIZES[4], SIZES[5],
             ]
             .map(|size| {
-                let costs = self.kinds(size).iter().map(|cost| cost.0[resource]);
+                let costs = kinds(size).map(|(_, cost)| cost.0[resource]);
                 (f64::from(size), f64::from(costs.max().unwrap_or(0)))
             });
-            let last = self.kinds(SIZES[4]).iter().zip(self.kinds(SIZES[5]));
-            let slopes = last.map(|(shorter, longer)| {
+            let last = kinds(SIZES[4]).zip(kinds(SIZES[5]));
+            let slopes = last.map(|((_, shorter), (_, longer))| {
                 f64::from(longer.0[resource] - shorter.0[resource]) / f64::from(SIZES[5] - SIZES[4])
             });
             let slope = slopes.fold(0.0, f64::max);

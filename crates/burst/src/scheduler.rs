@@ -27,7 +27,7 @@ mod turn;
 
 use crate::board::{Board, Newest, Shares};
 use crate::budget::{Budget, Burst, Rate};
-use crate::cost::CostTable;
+use crate::cost::{CostTable, Frontends};
 use crate::estimator::Estimator;
 use crate::params::{BadParam, Params};
 use crate::units::{PARTS, PLENTY, Resource, SHARED, Units, in_window};
@@ -146,10 +146,21 @@ impl Scheduler {
     /// The tenant has this budget from now on. What it was given in this window is cut to it at once; all else follows
     /// with the next.
     pub fn set_budget(&mut self, tenant: usize, budget: &Budget, costs: &CostTable) {
+        self.set_budget_by(tenant, budget, costs, Frontends::ALL);
+    }
+
+    /// The same of a tenant that comes by these frontends alone: of what is shared, its base is what that takes by them.
+    pub fn set_budget_by(
+        &mut self,
+        tenant: usize,
+        budget: &Budget,
+        costs: &CostTable,
+        frontends: Frontends,
+    ) {
         let window = self.params.window_ns;
         let vector = |rate: Rate| {
             let mut units = self.own(rate);
-            for (unit, most) in units.0.iter_mut().zip(costs.most_of(rate)) {
+            for (unit, most) in units.0.iter_mut().zip(costs.most_by(rate, frontends)) {
                 *unit = in_window(most, window);
             }
             units

@@ -2,6 +2,7 @@
 
 use super::volumes::scheduler;
 use super::*;
+use crate::cost::{Frontends, Profile};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -292,5 +293,37 @@ proptest! {
             let each = (u64::from(volumes[lane].1) / 4096).max(1);
             prop_assert!(left < 8 * lanes as u64 * each || *begun > 0, "{lane}: {bases:?}");
         }
+    }
+}
+
+/// A machine's base is what it takes by its own frontend: by that of a network, whose I/Os are ten times as dear, the bases of these two
+/// would not fit, and whoever is within its base would be kept waiting for the processor.
+#[test]
+fn a_base_is_what_it_takes_by_the_frontends_it_comes_by() {
+    let profile = |ns: f64| Profile::line((ns, 0.0), (10.0, 0.0), 0);
+    let costs = CostTable::new([10_000.0, 1000.0, 1000.0].map(|ns| [profile(ns); 3]));
+    let machines = Frontends::of([Frontend::Pcie].into_iter());
+    // A reactor's processor carries 1000 of a machine's in a window of 1 ms.
+    for (frontends, fits) in [(machines, true), (Frontends::default(), false)] {
+        let mut bench = Bench::new(&[budget(100_000, 2_000_000, Burst::Metered); 2], params());
+        let scheduler = &mut bench.scheduler;
+        for tenant in 0..2 {
+            let budget = budget(100_000, 2_000_000, Burst::Metered);
+            scheduler.set_budget_by(tenant, &budget, &costs, frontends);
+        }
+        let cost = costs.of(Frontend::Pcie, Operation::Read, 4096);
+        let mut kept_waiting = 0;
+        // In the first nothing is given yet.
+        for window in 0..200 {
+            // One takes whatever there is; the other one asks for half of its base behind it.
+            while scheduler.resume(0, &cost) {
+                scheduler.wait(0, &cost);
+            }
+            scheduler.wait(0, &cost);
+            let refused = (0..50).filter(|_| !scheduler.admit(1, &cost)).count();
+            kept_waiting += if window > 0 { refused } else { 0 };
+            scheduler.turn(1);
+        }
+        assert_eq!(kept_waiting == 0, fits, "{frontends:?}: {kept_waiting}");
     }
 }

@@ -5,27 +5,26 @@
 //! admitted is in its lane's queue, linked through the slab, and the lane in one of two lists: those that may go on in
 //! a turn, and those that wait for the window's end. All of it is made once, and allocates nothing.
 //!
-//! **Not here:** what is done with a command ([`super`]), a lane's part of a turn ([`parts`]), what a turn and a window begin with ([`windows`]).
+//! **Not here:** what is done with a command ([`super`]), a lane's part of a turn ([`parts`]), whose lanes are ([`whose`]), what a turn and a window begin with ([`windows`]).
 
 mod parts;
 mod records;
+mod whose;
 mod windows;
 
 use super::super::io::{Io, IoOp};
 use super::super::parked::NONE;
 use super::costs::cost_of;
 use super::delays::Delays;
-use crate::lane::{Lane, LaneIndex};
+use crate::lane::LaneIndex;
 use forebay_burst::board::Board;
-use forebay_burst::budget::{Budget, Rate};
-use forebay_burst::cost::{CostTable, Frontend, Operation};
+use forebay_burst::budget::Budget;
+use forebay_burst::cost::{CostTable, Frontend, Frontends, Operation};
 use forebay_burst::params::{BadParam, Params, Policy};
 use forebay_burst::scheduler::{Scheduler, Seen};
 use forebay_burst::units::{Resource, SHARED, Units};
-use forebay_xlate::boundary::message::Frontend as ExportFrontend;
 use forebay_xlate::boundary::region::MAX_LANES;
 use parts::{Alone, LEAST_LUMP_NS};
-use records::grant;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -121,6 +120,9 @@ const BURSTS: u8 = 4;
 #[derive(Clone, Default, Debug)]
 struct Told {
     lanes: u32,
+    budget: Option<Budget>,
+    /// Its lanes' here.
+    frontends: Frontends,
     seen: Seen,
     throttled_ops: u64,
     throttled_ns: u64,
@@ -219,27 +221,6 @@ impl Admission {
             lane_at: 0,
             lanes: 0,
         })
-    }
-
-    /// A tenant is another from now on.
-    pub(super) fn begin_tenant(&mut self, tenant: u32) {
-        if (tenant as usize) < self.tenants.len() {
-            self.scheduler.begin_tenant(tenant as usize);
-        }
-    }
-
-    /// A tenant has this budget from now on.
-    pub fn set_budget(&mut self, tenant: u32, budget: &Budget) {
-        if (tenant as usize) < self.tenants.len() {
-            (self.scheduler).set_budget(tenant as usize, budget, &self.costs);
-        }
-    }
-
-    /// Whether a tenant's base comes first.
-    pub fn set_guaranteed(&mut self, tenant: u32, guaranteed: bool) {
-        if (tenant as usize) < self.tenants.len() {
-            (self.scheduler).set_guaranteed(tenant as usize, guaranteed);
-        }
     }
 
     /// Whether such a command may begin; if so, it is paid for.
@@ -564,57 +545,6 @@ impl Admission {
     pub(super) fn go_on_counting(&mut self, other: &Self, now_ns: u64) {
         for (gate, other) in self.gates.iter_mut().zip(&other.gates) {
             gate.over_ns = other.over_ns(now_ns);
-        }
-    }
-
-    /// A lane has this share.
-    pub(super) fn attach(&mut self, lane: &Lane, ios: &[Io]) {
-        let at = lane.index.0 as usize % MAX_LANES;
-        let gate = &mut self.gates[at];
-        self.scheduler.shut(at);
-        gate.frontend = match lane.export.frontend {
-            ExportFrontend::NvmeTcp => Frontend::Tcp,
-            ExportFrontend::NvmePcie { .. } => Frontend::Pcie,
-            ExportFrontend::VhostUser { .. } => Frontend::Vhost,
-        };
-        let share = lane
-            .share
-            .filter(|share| (share.tenant as usize) < self.tenants.len());
-        let Some(share) = share else {
-            self.detach(at);
-            grant(lane.record(), Rate { iops: 0, bytes: 0 });
-            return;
-        };
-        self.lanes = self.lanes.max(at + 1);
-        if gate.tenant != share.tenant {
-            self.detach(at);
-            let gate = &mut self.gates[at];
-            (gate.tenant, gate.closer) = (share.tenant, gate.closer & !FREE);
-            // Its part begins anew.
-            gate.turn = 0;
-            self.tenants[share.tenant as usize].lanes += 1;
-            self.scheduler.attach(at, share.tenant as usize);
-            // What waits there, waits for this tenant's budget now.
-            let gate = &self.gates[at];
-            let mut next = gate.first;
-            while let Some(io) = ios.get(next as usize) {
-                let cost = cost_of(&self.costs, gate.frontend, &io.op);
-                self.scheduler.wait(at, &cost);
-                next = io.link;
-            }
-        }
-        let shares = Some(&lane.volume.shares);
-        (self.scheduler).set_volume(at, share.budget.as_ref(), shares);
-    }
-
-    /// A lane is nobody's.
-    pub(super) fn detach(&mut self, at: usize) {
-        let gate = &mut self.gates[at];
-        gate.closer |= FREE;
-        let tenant = std::mem::replace(&mut gate.tenant, u32::MAX);
-        if let Some(tenant) = self.tenants.get_mut(tenant as usize) {
-            tenant.lanes -= 1;
-            self.scheduler.detach(at);
         }
     }
 

@@ -1,0 +1,110 @@
+//! Whose a reactor's lanes are, and what their tenants may have.
+//!
+//! **Design.** All of it changes seldom, by what the daemon says. **Not here:** what follows of it for a command ([`super`]).
+
+use super::super::super::io::Io;
+use super::super::costs::cost_of;
+use super::records::grant;
+use super::{Admission, FREE};
+use crate::lane::Lane;
+use forebay_burst::budget::{Budget, Rate};
+use forebay_burst::cost::{Frontend, Frontends};
+use forebay_xlate::boundary::message::Frontend as ExportFrontend;
+use forebay_xlate::boundary::region::MAX_LANES;
+
+impl Admission {
+    /// A tenant is another from now on.
+    pub(in crate::core::admit) fn begin_tenant(&mut self, tenant: u32) {
+        if (tenant as usize) < self.tenants.len() {
+            self.scheduler.begin_tenant(tenant as usize);
+        }
+    }
+
+    /// A tenant has this budget from now on.
+    pub fn set_budget(&mut self, tenant: u32, budget: &Budget) {
+        if (tenant as usize) < self.tenants.len() {
+            self.tenants[tenant as usize].budget = Some(*budget);
+            self.tell_budget(tenant);
+        }
+    }
+
+    fn tell_budget(&mut self, tenant: u32) {
+        let one = &self.tenants[tenant as usize];
+        if let Some(budget) = one.budget {
+            let (costs, frontends) = (&self.costs, one.frontends);
+            (self.scheduler).set_budget_by(tenant as usize, &budget, costs, frontends);
+        }
+    }
+
+    /// What a base takes of what is shared depends on how its tenant comes here: over a network an I/O takes many times the
+    /// processor's time that one of a machine does.
+    fn note_frontends(&mut self, tenant: u32) {
+        let gates = self.gates[..self.lanes].iter();
+        let own = gates.filter(|gate| gate.tenant == tenant);
+        let frontends = Frontends::of(own.map(|gate| gate.frontend));
+        let one = &mut self.tenants[tenant as usize];
+        if std::mem::replace(&mut one.frontends, frontends) != frontends {
+            self.tell_budget(tenant);
+        }
+    }
+
+    /// Whether a tenant's base comes first.
+    pub fn set_guaranteed(&mut self, tenant: u32, guaranteed: bool) {
+        if (tenant as usize) < self.tenants.len() {
+            (self.scheduler).set_guaranteed(tenant as usize, guaranteed);
+        }
+    }
+
+    /// A lane has this share.
+    pub(in crate::core::admit) fn attach(&mut self, lane: &Lane, ios: &[Io]) {
+        let at = lane.index.0 as usize % MAX_LANES;
+        let gate = &mut self.gates[at];
+        self.scheduler.shut(at);
+        gate.frontend = match lane.export.frontend {
+            ExportFrontend::NvmeTcp => Frontend::Tcp,
+            ExportFrontend::NvmePcie { .. } => Frontend::Pcie,
+            ExportFrontend::VhostUser { .. } => Frontend::Vhost,
+        };
+        let share = lane
+            .share
+            .filter(|share| (share.tenant as usize) < self.tenants.len());
+        let Some(share) = share else {
+            self.detach(at);
+            grant(lane.record(), Rate { iops: 0, bytes: 0 });
+            return;
+        };
+        self.lanes = self.lanes.max(at + 1);
+        if gate.tenant != share.tenant {
+            self.detach(at);
+            let gate = &mut self.gates[at];
+            (gate.tenant, gate.closer) = (share.tenant, gate.closer & !FREE);
+            // Its part begins anew.
+            gate.turn = 0;
+            self.tenants[share.tenant as usize].lanes += 1;
+            self.scheduler.attach(at, share.tenant as usize);
+            // What waits there, waits for this tenant's budget now.
+            let gate = &self.gates[at];
+            let mut next = gate.first;
+            while let Some(io) = ios.get(next as usize) {
+                let cost = cost_of(&self.costs, gate.frontend, &io.op);
+                self.scheduler.wait(at, &cost);
+                next = io.link;
+            }
+        }
+        let shares = Some(&lane.volume.shares);
+        (self.scheduler).set_volume(at, share.budget.as_ref(), shares);
+        self.note_frontends(share.tenant);
+    }
+
+    /// A lane is nobody's.
+    pub(in crate::core::admit) fn detach(&mut self, at: usize) {
+        let gate = &mut self.gates[at];
+        gate.closer |= FREE;
+        let tenant = std::mem::replace(&mut gate.tenant, u32::MAX);
+        if let Some(one) = self.tenants.get_mut(tenant as usize) {
+            one.lanes -= 1;
+            self.scheduler.detach(at);
+            self.note_frontends(tenant);
+        }
+    }
+}
