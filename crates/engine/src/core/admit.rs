@@ -246,13 +246,6 @@ impl Core {
         admission.is_some_and(|a| a.waits_for_turns(lane))
     }
 
-    /// Whether commands of a lane stand in line for a turn that is not this one.
-    #[inline]
-    pub(crate) fn is_in_line(&self, lane: LaneIndex) -> bool {
-        let admission = self.admission.as_ref();
-        admission.is_some_and(|a| a.is_contended() && a.is_in_line(lane))
-    }
-
     /// Whether lanes are above their base, or others wait: then it matters who is first.
     #[inline]
     pub(crate) fn somebody_bursts(&self) -> bool {

@@ -326,8 +326,7 @@ impl Frontend {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return any;
         };
-        if conn.skipped_turns < SKIPPED_TURNS && (conn.is_held_back(core) || conn.is_in_line(core))
-        {
+        if conn.skipped_turns < SKIPPED_TURNS && conn.is_held_back(core) {
             conn.skipped_turns += 1;
             return any;
         }

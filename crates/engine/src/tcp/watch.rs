@@ -77,13 +77,6 @@ impl Conn {
         self.qid != 0 && self.lane.is_some_and(|lane| core.is_held_back(lane))
     }
 
-    /// Whether commands of its lane stand in line for a turn: what comes behind them can't begin sooner, and to ask the socket
-    /// in each turn until then is a good part of a turn.
-    #[inline]
-    pub(super) fn is_in_line(&self, core: &Core) -> bool {
-        self.qid != 0 && self.lane.is_some_and(|lane| core.is_in_line(lane))
-    }
-
     fn watch_for(&mut self, wanted: EventFlags) -> Result<(), Errno> {
         if wanted != self.watched
             && let Some(fd) = &self.fd

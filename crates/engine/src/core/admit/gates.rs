@@ -356,13 +356,6 @@ impl Admission {
         gate.count > 0 && (gate.in_line || gate.granted == self.turn)
     }
 
-    /// Whether commands of it do, and the turn is not this one.
-    #[inline]
-    pub(super) fn is_in_line(&self, lane: LaneIndex) -> bool {
-        let gate = &self.gates[lane.0 as usize % MAX_LANES];
-        gate.in_line && gate.count > 0
-    }
-
     /// Whether a lane waited or is above its base.
     #[inline]
     pub(super) fn is_contended(&self) -> bool {
