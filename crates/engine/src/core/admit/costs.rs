@@ -1,13 +1,14 @@
 //! What a command counts as, of the operations that have costs.
 //!
 //! **Design.** Reads and writes by their bytes, which the short way looks up by itself ([`super::gates::Admission::admit`]). What
-//! is done to many places counts as so many operations: ranges that are given back, zeroes by the MiB.
+//! is done to many places counts as so many operations: ranges that are given back, zeroes by the MiB. Zeroes that a device is to write
+//! take as long there as other bytes, where it has no better way; but of a tenant's own bytes, and of the processor, next to nothing.
 
 use super::super::io::IoOp;
 use forebay_burst::cost::{CostTable, Frontend, Operation};
-use forebay_burst::units::Units;
+use forebay_burst::units::{Resource, Units};
 
-/// What is charged at most for zeroing: its bytes are on no link, and devices do it in their own way.
+/// What is charged at most of a tenant's bytes for zeroing: they are on no link. The same of the device's time, for each piece.
 const MAX_ZEROED_BYTES: u64 = 1 << 20;
 /// What zeroes or gives back counts as so many operations at most: a small budget must be able to save for it.
 const MAX_PIECES: u64 = 32;
@@ -36,9 +37,44 @@ pub(super) fn cost_of(costs: &CostTable, frontend: Frontend, op: &IoOp) -> Units
         IoOp::Deallocate { ranges } => (of(Operation::Other, 0), ranges.into()),
         IoOp::Flush => (of(Operation::Other, 0), 1),
     };
-    let (mut cost, other) = (first, of(Operation::Other, 0));
+    let (mut cost, mut other) = (first, of(Operation::Other, 0));
+    if let IoOp::WriteZeroes {
+        deallocate: false, ..
+    } = op
+    {
+        other[Resource::DeviceWrite] = first[Resource::DeviceWrite];
+    }
     for _ in 1..pieces.min(MAX_PIECES) {
         cost.add(&other);
     }
     cost
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_burst::cost::default_profiles;
+
+    #[test]
+    fn zeroes_take_a_devices_time_by_the_mib() {
+        let costs = CostTable::new(default_profiles());
+        let zeroes = |len_bytes, deallocate| {
+            let op = IoOp::WriteZeroes {
+                offset_bytes: 0,
+                len_bytes,
+                deallocate,
+                fua: false,
+            };
+            cost_of(&costs, Frontend::Pcie, &op)
+        };
+        let write = costs.of(Frontend::Pcie, Operation::Write, 1 << 20);
+        let at_device = |mib: u64, deallocate| zeroes(mib << 20, deallocate)[Resource::DeviceWrite];
+        for (mib, times) in [(1, 1), (4, 4), (32, 32), (256, 32)] {
+            assert_eq!(at_device(mib, false), times * write[Resource::DeviceWrite]);
+            let bytes = zeroes(mib << 20, false)[Resource::Bytes];
+            assert_eq!(bytes, 1 << 20, "{mib}");
+        }
+        // What is given back is no device's work.
+        assert!(at_device(256, true) < write[Resource::DeviceWrite]);
+    }
 }
