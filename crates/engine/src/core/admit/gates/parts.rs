@@ -142,10 +142,11 @@ impl Admission {
         }
     }
 
-    /// So much processor time, by costs as they are calibrated: where those are too much, a turn would be too short to be worth it, and
-    /// where they are too little it would be long.
+    /// So much processor time, by costs as they are calibrated: where those are too much, a turn would be too short to be worth it. It is never
+    /// less: what makes the processor dear may be anything that keeps a line long, and shorter turns would do less still.
     fn by_costs(&self, ns: u32) -> i32 {
-        (ns as f32 / self.scheduler.corrections()[Resource::Cpu as usize]) as i32
+        let correction = self.scheduler.corrections()[Resource::Cpu as usize];
+        (ns as f32 / correction.min(1.0)) as i32
     }
 
     /// So many processors carry out what is charged here.
