@@ -157,6 +157,30 @@ impl Scheduler {
         costs: &CostTable,
         frontends: Frontends,
     ) {
+        // By what was stated until now.
+        self.earn(tenant);
+        self.board.entry(tenant).set_budget(budget);
+        let base = self.own(budget.base);
+        for (unused, own) in self.board.entry(tenant).unused.iter().zip(OWN) {
+            unused.set_cap(base.0[own] as u64);
+        }
+        let metered = matches!(budget.how, Burst::Metered);
+        let one = &mut self.tenants[tenant];
+        one.metered = metered;
+        if one.drawn == [0; 2] {
+            one.of_credit = !metered;
+        }
+        self.set_frontends(tenant, budget, costs, frontends);
+    }
+
+    /// The tenant, which has this budget already, comes by these frontends from now on. Nothing of what all reactors have of it changes.
+    pub fn set_frontends(
+        &mut self,
+        tenant: usize,
+        budget: &Budget,
+        costs: &CostTable,
+        frontends: Frontends,
+    ) {
         let window = self.params.window_ns;
         let vector = |rate: Rate| {
             let mut units = self.own(rate);
@@ -167,18 +191,8 @@ impl Scheduler {
         };
         let (base, burst) = (vector(budget.base), vector(budget.burst));
         let before = self.tenants[tenant].shared_base;
-        let metered = matches!(budget.how, Burst::Metered);
-        // By what was stated until now.
-        self.earn(tenant);
-        self.board.entry(tenant).set_budget(budget);
         let one = &mut self.tenants[tenant];
-        for (unused, own) in self.board.entry(tenant).unused.iter().zip(OWN) {
-            unused.set_cap(base.0[own] as u64);
-        }
-        (one.base, one.burst, one.metered) = (base, burst, metered);
-        if one.drawn == [0; 2] {
-            one.of_credit = !metered;
-        }
+        (one.base, one.burst) = (base, burst);
         (one.shared_base, one.shared_burst) = (Each::shared(&base), Each::shared(&burst));
         one.spare = one.spare.min(&burst);
         for lane in &one.lanes {

@@ -100,8 +100,12 @@ impl Reactor {
                 rest = REST_TURNS;
             }
             // What waits is of bursts, for the most part.
-            while self.core.begin_throttled(FEW) == FEW {
-                busy = true;
+            loop {
+                let begun = self.core.begin_throttled(FEW);
+                busy |= begun > 0;
+                if begun < FEW {
+                    break;
+                }
                 self.machines.look(&mut self.core);
             }
             busy |= self.core.carry_out(busy);

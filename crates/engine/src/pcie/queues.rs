@@ -379,6 +379,8 @@ impl Pcie {
                 return self.begin_remote(turn, slot, work, transfer.bytes(), to_host);
             }
             self.pieces.clear();
+            // It is over all the same: of the turn's part, there is less for the next.
+            turn.core.may_answer(turn.client.lane());
             return Begun::Ended(status.with_dnr());
         }
         match work {
@@ -427,6 +429,7 @@ impl Pcie {
         self.pieces.clear();
         if let Err(status) = sound {
             turn.core.staging.give(buffer);
+            turn.core.may_answer(turn.client.lane());
             return Begun::Ended(status);
         }
         let work = Work::Io(IoOp::Deallocate { ranges });

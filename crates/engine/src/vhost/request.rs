@@ -201,6 +201,7 @@ impl Vhost {
                 }
                 Try::Over => begun.started += part,
                 Try::Failed => {
+                    Self::answers(turn);
                     slot.bad = true;
                     begun.started = data_bytes;
                 }

@@ -15,6 +15,8 @@ use crate::core::Core;
 /// So many are looked at after a command, and of so many it is known that they are within their base: others are next time.
 const AT_ONCE: usize = 4;
 pub(super) const MOST: usize = 64;
+/// A machine's turn is interrupted so many times at most: not all that is answered is charged.
+const INTERRUPTIONS: u32 = 32;
 
 /// Those that are looked at while another is served.
 pub(crate) struct Look<'a> {
@@ -105,6 +107,7 @@ impl Machines {
     /// A machine's turn, in which those that ring and are within their base come between. True if anything was done.
     pub(super) fn poll_machine(&mut self, core: &mut Core, at: usize) -> bool {
         let mut any = false;
+        let mut left = INTERRUPTIONS;
         loop {
             let (before, rest) = self.all.split_at_mut(at);
             let Some((Some(machine), behind)) = rest.split_first_mut() else {
@@ -113,8 +116,8 @@ impl Machines {
             let mut look = Look {
                 before,
                 behind,
-                calm: &self.calm,
-                next: 0,
+                calm: if left > 0 { &self.calm } else { &[] },
+                next: self.calm_next,
                 rang: None,
             };
             let Machine {
@@ -123,9 +126,12 @@ impl Machines {
             blame(core, client);
             any |= frontend.poll(&mut Turn { core, client }, &mut look);
             core.blame_nobody();
-            let Some(rang) = look.rang else {
+            let (next, rang) = (look.next, look.rang);
+            self.calm_next = next;
+            let Some(rang) = rang else {
                 return any;
             };
+            left = left.saturating_sub(1);
             self.serve_calm(core, rang);
         }
     }
@@ -139,11 +145,13 @@ impl Machines {
             before: &self.all,
             behind: &[],
             calm: &self.calm,
-            next: 0,
+            next: self.calm_next,
             rang: None,
         };
         look.look();
-        let Some(rang) = look.rang else {
+        let (next, rang) = (look.next, look.rang);
+        self.calm_next = next;
+        let Some(rang) = rang else {
             return false;
         };
         self.serve_calm(core, rang);

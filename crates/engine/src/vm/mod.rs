@@ -107,6 +107,8 @@ pub(crate) struct Machines {
     /// Those that are looked at between bursts' commands.
     calm: Vec<u32>,
     calm_at: usize,
+    /// The one of them that was looked at last.
+    calm_next: usize,
     stopping: bool,
     make: Make,
 }
@@ -128,6 +130,7 @@ impl Machines {
             breaks: 0,
             calm: Vec::with_capacity(look::MOST),
             calm_at: 0,
+            calm_next: 0,
             stopping: false,
             make: arrive::make,
         }

@@ -23,16 +23,10 @@ impl Admission {
     /// A tenant has this budget from now on.
     pub fn set_budget(&mut self, tenant: u32, budget: &Budget) {
         if (tenant as usize) < self.tenants.len() {
-            self.tenants[tenant as usize].budget = Some(*budget);
-            self.tell_budget(tenant);
-        }
-    }
-
-    fn tell_budget(&mut self, tenant: u32) {
-        let one = &self.tenants[tenant as usize];
-        if let Some(budget) = one.budget {
+            let one = &mut self.tenants[tenant as usize];
+            one.budget = Some(*budget);
             let (costs, frontends) = (&self.costs, one.frontends);
-            (self.scheduler).set_budget_by(tenant as usize, &budget, costs, frontends);
+            (self.scheduler).set_budget_by(tenant as usize, budget, costs, frontends);
         }
     }
 
@@ -43,8 +37,11 @@ impl Admission {
         let own = gates.filter(|gate| gate.tenant == tenant);
         let frontends = Frontends::of(own.map(|gate| gate.frontend));
         let one = &mut self.tenants[tenant as usize];
-        if std::mem::replace(&mut one.frontends, frontends) != frontends {
-            self.tell_budget(tenant);
+        if std::mem::replace(&mut one.frontends, frontends) != frontends
+            && let Some(budget) = one.budget
+        {
+            let costs = &self.costs;
+            (self.scheduler).set_frontends(tenant as usize, &budget, costs, frontends);
         }
     }
 
