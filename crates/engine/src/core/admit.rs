@@ -86,6 +86,12 @@ impl Core {
         self.admit_all_at(budget, &cost::CostTable::new(cost::default_profiles()));
     }
 
+    /// By which frontends a tenant is taken to come.
+    #[cfg(test)]
+    pub(crate) fn frontends_of(&self, tenant: usize) -> Option<forebay_burst::cost::Frontends> {
+        Some(self.admission.as_ref()?.frontends(tenant))
+    }
+
     /// The lanes are of one tenant each, in order, with these budgets; in windows of 1 ms.
     #[cfg(test)]
     pub(crate) fn admit_each_by(&mut self, budgets: &[Budget]) {

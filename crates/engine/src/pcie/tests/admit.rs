@@ -2,6 +2,7 @@
 
 use super::*;
 use forebay_burst::budget::{Budget, Burst, Rate};
+use forebay_burst::cost::{Frontend, Frontends};
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, Word};
 
 const WINDOW_NS: u64 = 1_000_000;
@@ -179,6 +180,17 @@ fn who_is_within_its_base_comes_between_a_bursts_commands() {
         let seen: Vec<u8> = (0..8).map(|n| calm.0.get(into(n), 1)[0]).collect();
         assert_eq!(seen, [7, 0, 0, 0, 0, 0, 0, 0], "{doorbells:?}");
     }
+}
+
+/// By a network's costs a machine's base would be many times as dear.
+#[test]
+fn a_machines_base_is_reckoned_by_its_own_frontend() {
+    let (mut rig, ..) = ready("ram", Doorbells::Shadow);
+    rig.admit(1);
+    let machines = Frontends::of([Frontend::Pcie].into_iter());
+    assert_eq!(rig.frontends_of(0), Some(machines));
+    // The second has no lane here: any may come.
+    assert_eq!(rig.frontends_of(1), Some(Frontends::ALL));
 }
 
 /// Commands that make no sense have a turn's part as others do, so they keep nobody waiting for long.

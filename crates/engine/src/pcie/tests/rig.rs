@@ -15,6 +15,7 @@ use crate::vm::file::MachineFile;
 use crate::vm::{Machines, NewMachine};
 use crate::volume::Volume;
 use forebay_burst::budget::Budget;
+use forebay_burst::cost::Frontends;
 use forebay_device::gate::TestGate;
 use forebay_device::ring::{Ring, RingOptions};
 use forebay_device::{Device, OpenOptions};
@@ -361,6 +362,11 @@ impl Rig {
         let core = &mut self.engine().core;
         core.set_clock_ns(now_ns);
         core.admit_each_by(budgets);
+    }
+
+    /// By which frontends a tenant is taken to come.
+    pub(super) fn frontends_of(&mut self, tenant: usize) -> Option<Frontends> {
+        self.engine().core.frontends_of(tenant)
     }
 
     /// Everybody has plenty.

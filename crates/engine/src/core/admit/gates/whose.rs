@@ -45,6 +45,12 @@ impl Admission {
         }
     }
 
+    /// By which frontends a tenant is taken to come.
+    #[cfg(test)]
+    pub(in crate::core::admit) fn frontends(&self, tenant: usize) -> Frontends {
+        self.tenants[tenant].frontends
+    }
+
     /// Whether a tenant's base comes first.
     pub fn set_guaranteed(&mut self, tenant: u32, guaranteed: bool) {
         if (tenant as usize) < self.tenants.len() {
