@@ -16,6 +16,7 @@ use anyhow::{Context, Result, ensure};
 use forebay_initiator::{IoOp, dsm_ranges};
 use forebay_tests::daemon::{Daemon, DaemonOptions, Processes, kill_by_pid};
 use forebay_tests::host::{Dice, Host, is_no_space};
+use forebay_tests::lab::count_from;
 use forebay_tests::shadow::Promise;
 use forebay_tests::wait;
 
@@ -26,7 +27,6 @@ const BLOCK: u32 = 4096;
 /// Most of the pool: three of them never fit.
 const VOLUME: u64 = 20 * MIB;
 const KEEPER: u64 = 4 * MIB;
-const ROUNDS: u64 = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Death {
@@ -167,9 +167,10 @@ fn delete_crash_no_double_owner() -> Result<()> {
     let mut lab = Lab::new()?;
     let (_, mut keeper) = lab.create("keeper", KEEPER)?;
     keeper.fill()?;
-    let mut dice = Dice(11);
+    let seed = count_from("FOREBAY_TEST_SEED", 11);
+    let mut dice = Dice(seed);
     let mut left: Option<(String, Host)> = None;
-    for round in 0..ROUNDS {
+    for round in 0..count_from("FOREBAY_TEST_ROUNDS", 8) {
         let (name, mut victim) = match left.take() {
             Some(there) => there,
             None => lab.create("victim", VOLUME)?,
@@ -185,7 +186,7 @@ fn delete_crash_no_double_owner() -> Result<()> {
         let mut deletion = deletion.stdout(Stdio::null()).spawn()?;
         std::thread::sleep(Duration::from_micros(dice.below(20_000)));
         let death = DEATHS[round as usize % DEATHS.len()];
-        let promise = lab.die(death, &before, round)?;
+        let promise = lab.die(death, &before, seed + round)?;
         let deleted = deletion.wait()?.success();
         let there = wait::until("it is deleted or stays", MINUTE, || {
             let there = lab.has_volume(&name)?;
@@ -216,8 +217,9 @@ fn delete_crash_no_double_owner() -> Result<()> {
 #[test]
 fn freed_extent_never_shows_old_bytes() -> Result<()> {
     let mut lab = Lab::new()?;
-    let mut dice = Dice(13);
-    for round in 0..ROUNDS {
+    let seed = count_from("FOREBAY_TEST_SEED", 13);
+    let mut dice = Dice(seed);
+    for round in 0..count_from("FOREBAY_TEST_ROUNDS", 8) {
         let (name, mut victim) = lab.create("victim", VOLUME)?;
         victim.fill()?;
         let death = DEATHS[round as usize % DEATHS.len()];
@@ -238,7 +240,7 @@ fn freed_extent_never_shows_old_bytes() -> Result<()> {
         drop((queue, session));
         let what = format!("round {round}, {death:?}, deallocates: {deallocates}");
         let promise = lab
-            .die(death, &before, 100 + round)
+            .die(death, &before, 100 + seed + round)
             .with_context(|| what.clone())?;
         println!("{what}, {blocks} extents before");
         heir.verify(promise).with_context(|| what.clone())?;

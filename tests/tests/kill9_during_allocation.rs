@@ -14,13 +14,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use forebay_tests::daemon::{Daemon, DaemonOptions, kill_by_pid};
 use forebay_tests::host::{Dice, Habits, Host, Load};
+use forebay_tests::lab::count_from;
 use forebay_tests::shadow::Promise;
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 32 * MIB;
-const ROUNDS: u64 = 9;
 
 fn lab() -> Result<(Daemon, Vec<Host>)> {
     let daemon = Daemon::start(&DaemonOptions {
@@ -97,8 +97,8 @@ fn loaded(
 #[test]
 fn kill9_during_allocation() -> Result<()> {
     let (mut daemon, mut hosts) = lab()?;
-    let mut dice = Dice(9);
-    for round in 0..ROUNDS {
+    let mut dice = Dice(count_from("FOREBAY_TEST_SEED", 9));
+    for round in 0..count_from("FOREBAY_TEST_ROUNDS", 9) {
         let before = daemon.processes()?;
         let delay = Duration::from_millis(dice.below(150));
         let loads = loaded(&mut hosts, |more| {

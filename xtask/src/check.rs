@@ -2,18 +2,19 @@
 //!
 //! Purpose: formatting, clippy with warnings denied, the order of the crates, licences and sources of
 //! dependencies, documentation.
-//! Design: every step runs, whatever the others say, and prints its seconds. `cargo-deny` is installed
-//! if it is missing (two minutes on two cores).
+//! Design: every step runs, whatever the others say. Clippy has the features of the tests' build, so that
+//! it and rustdoc share what they compile. `cargo-deny` is installed if it is missing (a minute or two).
 //! Not here: the steps' configuration (`deny.toml`, the workspace's lints), the book (`docs`).
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use xtask::process;
 
-use crate::{cargo, docs};
+use crate::programs::FEATURES;
+use crate::{cargo, docs, seconds, step};
 
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 
@@ -50,49 +51,35 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
             bail!("no step '{name}'; there are: fmt clippy layers licences docs");
         }
     }
-    let mut lines = Vec::new();
-    let mut good = true;
-    for (name, step) in STEPS {
-        if !args.is_empty() && !args.iter().any(|wanted| wanted == name) {
-            continue;
-        }
-        println!("=== {name} ===");
-        let start = Instant::now();
-        let verdict = match step() {
-            Ok(()) => "ok",
-            Err(error) => {
-                println!("{error:#}");
-                good = false;
-                "FAILED"
-            }
-        };
-        lines.push(format!(
-            "check {name:<10}{verdict:<8}{:>8.1} s",
-            start.elapsed().as_secs_f64()
-        ));
+    let start = Instant::now();
+    let wanted = |step: &&Step| args.is_empty() || args.iter().any(|name| name == step.0);
+    let failed = failures(STEPS.iter().filter(wanted));
+    seconds::print(start.elapsed().as_secs_f64());
+    for failure in &failed {
+        println!("check {failure}");
     }
-    for line in lines {
-        println!("{line}");
-    }
-    Ok(good)
+    Ok(failed.is_empty())
+}
+
+/// Runs every step; returns what failed, with why.
+pub(crate) fn all() -> Vec<String> {
+    failures(STEPS.iter())
+}
+
+fn failures<'a>(steps: impl Iterator<Item = &'a Step>) -> Vec<String> {
+    let run = |(name, step): &Step| Some(format!("{name} failed: {:#}", step().err()?));
+    steps.filter_map(run).collect()
 }
 
 fn fmt() -> Result<()> {
-    process::run(&mut cargo(&["fmt", "--all", "--check"]), LIMIT)
+    let mut command = cargo(&["fmt", "--all", "--check"]);
+    step("check", "fmt", &mut command, LIMIT)
 }
 
 fn clippy() -> Result<()> {
-    process::run(
-        &mut cargo(&[
-            "clippy",
-            "--workspace",
-            "--all-targets",
-            "--",
-            "--deny",
-            "warnings",
-        ]),
-        LIMIT,
-    )
+    let mut command = cargo(&["clippy", "--workspace", "--all-targets"]);
+    command.args(FEATURES).args(["--", "--deny", "warnings"]);
+    step("check", "clippy", &mut command, LIMIT)
 }
 
 /// A crate uses only those below it.
@@ -144,10 +131,12 @@ fn licences() -> Result<()> {
         .status();
     if !version.is_ok_and(|status| status.success()) {
         println!("cargo-deny is missing: building it");
-        process::run(&mut cargo(&["install", "cargo-deny", "--locked"]), LIMIT)?;
+        // It runs for a second, so it need not be optimized.
+        let mut install = cargo(&["install", "cargo-deny", "--locked", "--debug"]);
+        step("build", "cargo-deny", &mut install, LIMIT)?;
     }
-    let mut command: Command = cargo(&["deny", "check", "licenses", "bans", "sources"]);
-    process::run(&mut command, LIMIT)
+    let mut command = cargo(&["deny", "check", "licenses", "bans", "sources"]);
+    step("check", "licences", &mut command, LIMIT)
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 //!
 //! Purpose: `cargo doc` with warnings denied, the book in `docs/`, and the links between the
 //! repository's own pages.
-//! Design: mdbook comes from the search path, or else from its Debian package, unpacked below the
-//! target folder and run from there (building it from source would take minutes). mdbook does not look
+//! Design: mdbook comes from the search path, or else from its Debian package, unpacked in the
+//! machine's cache and run from there (building it from source would take minutes). mdbook does not look
 //! at links, so every relative link of a page must name a file that exists, and every page of the book
 //! must be in its table of contents.
 //! Not here: links to the web, anchors.
@@ -13,13 +13,17 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use xtask::cache;
 use xtask::debian::{self, PrivateApt, Sysroot};
 use xtask::process;
 
-use crate::{cargo, in_ci, repository, target_folder};
+use crate::programs::FEATURES;
+use crate::{cargo, in_ci, repository, step};
 
 /// The suite whose mdbook is used.
 const SUITE: &str = "trixie";
+/// Its name in the machine's cache.
+const MDBOOK: &str = "mdbook-trixie";
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 
 /// Builds all documentation; an error if anything is wrong with it.
@@ -42,12 +46,17 @@ pub(crate) fn check() -> Result<()> {
         "--workspace",
         "--document-private-items",
     ];
-    process::run(cargo(&args).env("RUSTDOCFLAGS", flags), LIMIT)
+    let mut command = cargo(&args);
+    command.args(FEATURES).env("RUSTDOCFLAGS", flags);
+    step("check", "rustdoc", &mut command, LIMIT)
 }
 
 fn book() -> Result<()> {
     match mdbook() {
-        Ok(mut mdbook) => process::run(mdbook.arg("build").arg(repository().join("docs")), LIMIT),
+        Ok(mut mdbook) => {
+            mdbook.arg("build").arg(repository().join("docs"));
+            step("check", "book", &mut mdbook, LIMIT)
+        }
         Err(error) if in_ci() => Err(error),
         Err(error) => {
             println!("skipped: the book, for want of mdbook: {error:#}");
@@ -60,25 +69,17 @@ fn mdbook() -> Result<Command> {
     if process::is_installed("mdbook") {
         return Ok(Command::new("mdbook"));
     }
-    let folder = target_folder().join("mdbook");
-    let sysroot = Sysroot::new(folder.join("root"));
-    let program = "usr/bin/mdbook";
-    if !sysroot.path(program).exists() {
+    let folder = cache::get(MDBOOK, |work| {
         if let Some(missing) = debian::unavailable() {
             bail!("missing: {missing}");
         }
-        let apt = PrivateApt::open(&folder.join("apt"), SUITE)?;
-        let unfinished = folder.join("unpacked");
-        if unfinished.exists() {
-            std::fs::remove_dir_all(&unfinished)?;
-        }
+        let apt = PrivateApt::open(&work.join("apt"), SUITE)?;
         for package in apt.download_with_dependencies(&["mdbook"])? {
-            debian::unpack(&package, &unfinished)?;
+            debian::unpack(&package, &work.join("result"))?;
         }
-        std::fs::rename(&unfinished, sysroot.path(""))?;
-        std::fs::remove_dir_all(folder.join("apt"))?;
-    }
-    Ok(sysroot.command(program, "mdbook"))
+        Ok(())
+    })?;
+    Ok(Sysroot::new(folder).command("usr/bin/mdbook", "mdbook"))
 }
 
 /// The repository's pages: those at its top and the book's.

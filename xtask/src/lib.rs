@@ -6,6 +6,7 @@
 //! code as the tasks.
 //! Not here: the tasks themselves (`main.rs` and its modules), and anything else about Forebay.
 
+pub mod cache;
 pub mod debian;
 pub mod package;
 pub mod process;

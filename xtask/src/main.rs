@@ -7,29 +7,36 @@
 
 mod bench;
 mod check;
+mod ci;
 mod docs;
 mod fuzz;
+mod jobs;
+mod programs;
+mod seconds;
 mod sim;
 mod soak;
 mod suites;
 mod tally;
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
-use std::time::Duration;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
 
+use anyhow::{Result, bail};
 use xtask::process;
 
 const PACKAGE_BUILD_LIMIT: Duration = Duration::from_secs(60 * 60);
 
 const USAGE: &str = "\
 cargo xtask test [SUITE...]    run every test there is, or the suites named: unit system fuzz guest
+cargo xtask ci                 all that CI runs: check, bench instructions --quick, every test
 cargo xtask check [STEP...]    fmt clippy layers licences docs
 cargo xtask fuzz [--seconds N] [TARGET...]
-cargo xtask bench NAME [--quick] [--json FILE] [--only NAME]
+cargo xtask bench NAME [--quick] [--release] [--json FILE] [--only NAME]
 cargo xtask sim FIGURE|all [--quick] [--svg FOLDER]
 cargo xtask sweep burst [--quick]
-cargo xtask soak [--minutes N] [--seed N] [--kills N] [--pairs N]
+cargo xtask soak [--minutes N] [--seed N] [--only RUN] [--list]
 ";
 
 fn main() -> ExitCode {
@@ -38,6 +45,7 @@ fn main() -> ExitCode {
     let args: Vec<String> = args.collect();
     let result = match task.as_deref() {
         Some("test") => suites::run(&args),
+        Some("ci") => Ok(ci::run()),
         Some("check") => check::run(&args),
         Some("fuzz") => fuzz::run(&args),
         Some("bench") => bench::run(&args),
@@ -65,9 +73,9 @@ fn main() -> ExitCode {
 }
 
 /// Builds the program as it is shipped, and packs it.
-fn package(args: &[String]) -> anyhow::Result<bool> {
+fn package(args: &[String]) -> Result<bool> {
     if let Some(arg) = args.first() {
-        anyhow::bail!("`package` takes no `{arg}`");
+        bail!("`package` takes no `{arg}`");
     }
     let mut build = cargo(&["build", "--release", "--locked", "--package", "forebay"]);
     process::run(&mut build, PACKAGE_BUILD_LIMIT)?;
@@ -100,6 +108,30 @@ fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(args).current_dir(repository());
     command
+}
+
+/// Runs a command to its end and adds its seconds to the table. What it prints is shown when it has
+/// ended, because others may run beside it; on a terminal, as it comes.
+fn step(kind: &'static str, name: &str, command: &mut Command, limit: Duration) -> Result<()> {
+    let start = Instant::now();
+    let is_watched = std::io::stdout().is_terminal();
+    let mut said = String::new();
+    command.stderr(Stdio::piped());
+    let ended = process::lines(command, limit, |line| match is_watched {
+        true => println!("{line}"),
+        false => {
+            said.push_str(line);
+            said.push('\n');
+        }
+    });
+    let cpu_s = ended.as_ref().map_or(0.0, |ended| ended.cpu_s);
+    let wall_s = start.elapsed().as_secs_f64();
+    seconds::add(kind, name, wall_s, cpu_s);
+    println!("=== {name}: {wall_s:.1} s ===\n{said}");
+    match ended?.status {
+        status if status.success() => Ok(()),
+        status => bail!("{name}: {status}"),
+    }
 }
 
 /// Whether this is CI, where nothing may be left out.

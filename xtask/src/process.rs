@@ -14,11 +14,20 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 const POLL: Duration = Duration::from_millis(20);
 /// How long what a program left behind may keep its output open.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// How a program ended.
+#[derive(Debug, Clone, Copy)]
+pub struct Ended {
+    /// What it told the system.
+    pub status: ExitStatus,
+    /// Processor seconds that it used, and those of its children that it waited for.
+    pub cpu_s: f64,
+}
 
 /// Runs `command` to its end, with the caller's standard streams.
 ///
@@ -47,6 +56,7 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<Vec<u8>> {
         Stream::Output => stdout.extend(bytes),
         Stream::Error => stderr.extend(bytes),
     })?;
+    let status = status.status;
     if !status.success() {
         let name = describe(command);
         bail!("{name}: {status}\n{}", String::from_utf8_lossy(&stderr));
@@ -55,7 +65,7 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<Vec<u8>> {
 }
 
 /// Runs `command` to its end and hands each line of its standard output to `on_line` as it comes;
-/// returns how it ended. Its standard error is the caller's.
+/// returns how it ended. Its standard error is the caller's, or comes as lines too if it is piped.
 ///
 /// # Errors
 /// If it can't be started, or is still running after `limit` (it is killed then).
@@ -63,19 +73,25 @@ pub fn lines(
     command: &mut Command,
     limit: Duration,
     mut on_line: impl FnMut(&str),
-) -> Result<ExitStatus> {
-    let mut rest = Vec::new();
-    let status = pump(command, limit, |_, bytes| {
+) -> Result<Ended> {
+    let (mut output, mut error) = (Vec::new(), Vec::new());
+    let ended = pump(command, limit, |stream, bytes| {
+        let rest = match stream {
+            Stream::Output => &mut output,
+            Stream::Error => &mut error,
+        };
         rest.extend(bytes);
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = rest.drain(..=end).collect();
             on_line(&String::from_utf8_lossy(&line[..end]));
         }
     })?;
-    if !rest.is_empty() {
-        on_line(&String::from_utf8_lossy(&rest));
+    for rest in [output, error] {
+        if !rest.is_empty() {
+            on_line(&String::from_utf8_lossy(&rest));
+        }
     }
-    Ok(status)
+    Ok(ended)
 }
 
 /// As [`output`], as text.
@@ -162,7 +178,7 @@ fn pump(
     command: &mut Command,
     limit: Duration,
     mut take: impl FnMut(Stream, Vec<u8>),
-) -> Result<ExitStatus> {
+) -> Result<Ended> {
     let name = describe(command);
     let mut child = command
         .stdin(Stdio::null())
@@ -179,36 +195,65 @@ fn pump(
     drop(sender);
 
     let mut end = Instant::now() + limit;
-    let mut status = None;
+    let mut ended = None;
+    let mut are_open = true;
     loop {
         match pieces.recv_timeout(POLL) {
             Ok((stream, bytes)) => take(stream, bytes),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                // Both streams are closed; it may go on all the same.
-                let left = end.saturating_duration_since(Instant::now());
-                return match status {
-                    Some(status) => Ok(status),
-                    None => wait(&mut child, left).with_context(|| name.clone()),
-                };
+                are_open = false;
+                if ended.is_none() {
+                    std::thread::sleep(POLL); // it may go on all the same
+                }
             }
         }
-        if status.is_none() {
-            status = child.try_wait()?;
-            if status.is_some() {
+        if ended.is_none() {
+            ended = try_end(&mut child)?;
+            if ended.is_some() {
                 // What it left behind may hold the streams open for ever.
                 end = end.min(Instant::now() + GRACE);
             }
         }
+        if let Some(ended) = ended
+            && !are_open
+        {
+            return Ok(ended);
+        }
         if Instant::now() >= end {
-            if let Some(status) = status {
-                return Ok(status);
+            if let Some(ended) = ended {
+                return Ok(ended);
             }
             kill_tree(child.id());
             let _ = child.wait();
             bail!("{name}: still running after {} s, killed", limit.as_secs());
         }
     }
+}
+
+/// How `child` ended, if it did.
+fn try_end(child: &mut Child) -> Result<Option<Ended>> {
+    // While it is not waited for, the kernel keeps its times.
+    let pid = Pid::from_child(child);
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    if waitid(WaitId::Pid(pid), options)?.is_none() {
+        return Ok(None);
+    }
+    let cpu_s = cpu_seconds(child.id()).unwrap_or_default();
+    let status = child.wait()?;
+    Ok(Some(Ended { status, cpu_s }))
+}
+
+/// proc_pid_stat(5): utime, stime, cutime and cstime are fields 14 to 17, in clock ticks.
+fn cpu_seconds(pid: u32) -> Option<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let ticks = fields
+        .skip(14 - 3)
+        .take(4)
+        .map(|field| field.parse::<u64>().ok());
+    let ticks: u64 = ticks.sum::<Option<u64>>()?;
+    Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
 fn read(stream: Stream, mut from: impl Read + Send + 'static, to: mpsc::Sender<Piece>) {
@@ -259,12 +304,26 @@ mod tests {
         let status = lines(&mut command, Duration::from_secs(60), |line| {
             lines_seen.push(line.to_owned());
         });
-        assert!(status.unwrap().success());
+        assert!(status.unwrap().status.success());
         let (pid, text) = lines_seen.split_last().unwrap();
         assert_eq!(text, ["one", "two"]);
         let pid = pid.trim_start_matches("three").parse().unwrap();
         assert!(is_alive(pid));
         kill_tree(pid);
+    }
+
+    #[test]
+    fn both_streams_are_lines_and_the_time_used_is_known() {
+        let script =
+            "printf o; echo e >&2; i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo ut";
+        let mut seen = Vec::new();
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stderr(Stdio::piped());
+        let ended = lines(&mut command, Duration::from_secs(120), |line| {
+            seen.push(line.to_owned());
+        });
+        assert_eq!(seen, ["e", "out"]);
+        assert!(ended.unwrap().cpu_s > 0.0);
     }
 
     #[test]

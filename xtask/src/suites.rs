@@ -1,23 +1,25 @@
 //! `cargo xtask test`: every test there is.
 //!
-//! Purpose: runs the suites one after the other, each with its seconds and a time limit, and ends with
-//! a table and the line `N passed, N failed`.
+//! Purpose: builds everything once, runs the test programs side by side, each with its seconds and a
+//! time limit, and ends with tables and the line `N passed, N failed`.
 //! Design: the suites are `unit` (every crate's own tests), `system` (the crate in `tests/`, against
 //! the built `forebay`), `fuzz` (the targets in `fuzz/`, shortly) and `guest` (the files
 //! `tests/tests/linux_guest_*.rs`, which boot a Linux guest and are marked ignored so that a plain
-//! `cargo test` leaves them out). A suite that lacks something tries to install it; failing that it is
-//! skipped visibly, which in CI is a failure.
-//! Not here: the tests.
+//! `cargo test` leaves them out). What a program prints is shown when it has ended. A suite that lacks
+//! something tries to install it; failing that it is skipped visibly, which in CI is a failure.
+//! Not here: the tests; what runs beside what (`jobs`).
 
 use std::path::Path;
-use std::process::Command;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use xtask::{debian, process};
 
+use crate::jobs::{self, Company, Job};
+use crate::programs::{self, TestProgram};
 use crate::tally::Tally;
-use crate::{cargo, fuzz, in_ci, repository, target_folder};
+use crate::{fuzz, in_ci, repository, seconds};
 
 /// Files in `tests/tests/` that belong to the guest suite begin so.
 const GUEST_FILES: &str = "linux_guest_";
@@ -27,74 +29,126 @@ const LIBBLKIO_FILE: &str = "libblkio_vhost_user";
 const MOUNTING_FILES: [&str; 3] = ["claims", "hold_selftest", "takeover_fence"];
 /// Files in `tests/tests/` that need namespaces of their own: a root, a network.
 const SANDBOX_FILES: [&str; 3] = ["docs_commands_run", "package", "service"];
-const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);
-const SUITE_LIMIT: Duration = Duration::from_secs(20 * 60);
+/// What these measure others would disturb.
+const ALONE_FILES: [&str; 1] = ["idle"];
+/// The package of the system's tests.
+const SYSTEM_PACKAGE: &str = "forebay-tests";
+const LIMIT: Duration = Duration::from_secs(20 * 60);
 
-struct Suite {
-    name: &'static str,
-    run: fn(&mut Tally) -> Result<()>,
+const SUITES: [&str; 4] = ["unit", "system", "fuzz", "guest"];
+
+/// Which suite a test program belongs to.
+fn suite_of(program: &TestProgram) -> &'static str {
+    match program.package == SYSTEM_PACKAGE {
+        true if is_guest_file(&program.target) => "guest",
+        true => "system",
+        false => "unit",
+    }
 }
 
-const SUITES: [Suite; 4] = [
-    Suite {
-        name: "unit",
-        run: unit,
-    },
-    Suite {
-        name: "system",
-        run: system,
-    },
-    Suite {
-        name: "fuzz",
-        run: fuzz::suite,
-    },
-    Suite {
-        name: "guest",
-        run: guest,
-    },
-];
+fn is_guest_file(file: &str) -> bool {
+    file.starts_with(GUEST_FILES) || file == LIBBLKIO_FILE
+}
 
-/// Runs the suites named in `args`, or all; true if all is well.
-pub(crate) fn run(args: &[String]) -> Result<bool> {
-    for name in args {
-        if !SUITES.iter().any(|suite| suite.name == name) {
-            bail!("no suite '{name}'; there are: unit system fuzz guest");
-        }
-    }
-    let mut results = Vec::new();
-    for suite in SUITES {
-        if !args.is_empty() && !args.iter().any(|name| name == suite.name) {
-            continue;
-        }
-        println!("=== {} ===", suite.name);
-        let start = Instant::now();
+/// What came of one job.
+pub(crate) struct Done {
+    suite: &'static str,
+    tally: Tally,
+}
+
+impl Done {
+    fn skipped(suite: &'static str, why: &str) -> Self {
         let mut tally = Tally::default();
-        let end = (suite.run)(&mut tally);
-        tally.end(end.err().map(|error| format!("{error:#}")));
-        if in_ci() {
-            tally.refuse_skips();
-        }
-        let seconds = start.elapsed().as_secs_f64();
-        println!("=== {}: {seconds:.1} s ===\n", suite.name);
-        results.push((suite.name, seconds, tally));
+        tally.skip(why);
+        Self { suite, tally }
     }
-    Ok(summarize(&results))
+
+    /// A job of `suite` that counted `tally` and ended well, or not.
+    pub(crate) fn new(suite: &'static str, mut tally: Tally, end: Result<()>) -> Self {
+        tally.end(end.err().map(|error| format!("{error:#}")));
+        Self { suite, tally }
+    }
 }
 
-fn summarize(results: &[(&str, f64, Tally)]) -> bool {
-    for (suite, _, tally) in results {
+/// `cargo xtask test`: runs the suites named in `args`, or all; true if all is well.
+pub(crate) fn run(args: &[String]) -> Result<bool> {
+    if let Some(unknown) = args.iter().find(|name| !SUITES.contains(&name.as_str())) {
+        bail!("no suite '{unknown}'; there are: {}", SUITES.join(" "));
+    }
+    let is_wanted = |suite: &&str| args.is_empty() || args.iter().any(|name| name == suite);
+    let wanted: Vec<&str> = SUITES.into_iter().filter(is_wanted).collect();
+    Ok(all(&wanted, Vec::new()))
+}
+
+/// Runs suites, and `others` beside them; true if all is well. Ends with the tables.
+pub(crate) fn all(suites: &[&'static str], others: Vec<Job<Done>>) -> bool {
+    let start = Instant::now();
+    let mut results: Vec<Done> = suites
+        .iter()
+        .map(|suite| Done::new(suite, Tally::default(), Ok(())))
+        .collect();
+    let mut add = |done: Done| match results.iter_mut().find(|known| known.suite == done.suite) {
+        Some(known) => known.tally.add(done.tally),
+        None => results.push(done),
+    };
+    let mut queue = Vec::new();
+    let mut short = Vec::new();
+    if suites.iter().any(|suite| *suite != "fuzz") {
+        match programs::build() {
+            Ok(built) => {
+                for program in built.tests {
+                    let suite = suite_of(&program);
+                    if !suites.contains(&suite) {
+                        continue;
+                    }
+                    match lacks(suite, &program.target) {
+                        Some(why) => add(Done::skipped(suite, &why)),
+                        None if suite == "unit" => short.push(job(suite, program, &built.forebay)),
+                        None => queue.push(job(suite, program, &built.forebay)),
+                    }
+                }
+            }
+            Err(error) => add(Done::new("unit", Tally::default(), Err(error))),
+        }
+    }
+    // The longest first: guests, then the system's tests.
+    queue.sort_by_key(|job| job.company != Company::Guest);
+    queue.extend(others);
+    if suites.contains(&"fuzz") {
+        queue.push(Job {
+            company: Company::Any,
+            work: Box::new(|| {
+                let mut tally = Tally::default();
+                let end = fuzz::suite(&mut tally);
+                Done::new("fuzz", tally, end)
+            }),
+        });
+    }
+    queue.extend(short);
+    jobs::run(queue, &mut add);
+    if in_ci() {
+        results
+            .iter_mut()
+            .for_each(|done| done.tally.refuse_skips());
+    }
+    seconds::print(start.elapsed().as_secs_f64());
+    summarize(&results)
+}
+
+fn summarize(results: &[Done]) -> bool {
+    for Done { suite, tally } in results {
         for note in &tally.notes {
             println!("{suite}: {note}");
         }
     }
     let mut all = Tally::default();
     println!(
-        "{:<10}{:>10}{:>10}{:>10}{:>10}",
-        "suite", "passed", "failed", "skipped", "seconds"
+        "{:<10}{:>10}{:>10}{:>10}",
+        "suite", "passed", "failed", "skipped"
     );
-    for (suite, seconds, tally) in results {
+    for Done { suite, tally } in results {
         println!(
-            "{suite:<10}{:>10}{:>10}{:>10}{seconds:>10.1}",
+            "{suite:<10}{:>10}{:>10}{:>10}",
             tally.passed, tally.failed, tally.skipped
         );
         all.passed += tally.passed;
@@ -105,89 +159,76 @@ fn summarize(results: &[(&str, f64, Tally)]) -> bool {
     all.failed == 0
 }
 
-fn unit(tally: &mut Tally) -> Result<()> {
-    let mut command = cargo(&[
-        "test",
-        "--workspace",
-        "--exclude",
-        "forebay-tests",
-        "--no-fail-fast",
-    ]);
-    tests(&mut command, BUILD_LIMIT + SUITE_LIMIT, tally)
+/// A job that runs a test program and prints what it said.
+fn job(suite: &'static str, program: TestProgram, forebay: &Path) -> Job<Done> {
+    let company = match suite {
+        "guest" => Company::Guest,
+        _ if ALONE_FILES.contains(&program.target.as_str()) => Company::Alone,
+        _ => Company::Any,
+    };
+    let mut command = programs::command(&program);
+    if suite == "guest" {
+        command.args(["--include-ignored", "--test-threads=1"]);
+    }
+    if std::env::var_os("FOREBAY_BIN").is_none() {
+        command.env("FOREBAY_BIN", forebay);
+    }
+    let work = move || {
+        let (mut tally, mut said) = (Tally::default(), String::new());
+        let start = Instant::now();
+        let ended = process::lines(&mut command, LIMIT, |line| {
+            tally.read(line);
+            said.push_str(line);
+            said.push('\n');
+        });
+        let wall_s = start.elapsed().as_secs_f64();
+        let name = program.name();
+        let cpu_s = ended.as_ref().map_or(0.0, |ended| ended.cpu_s);
+        seconds::add("test", &name, wall_s, cpu_s);
+        println!("=== {name}: {wall_s:.1} s ===\n{said}");
+        let end = ended.and_then(|ended| match ended.status.success() {
+            true => Ok(()),
+            false => bail!("{name}: {}", ended.status),
+        });
+        Done::new(suite, tally, end)
+    };
+    Job {
+        company,
+        work: Box::new(work),
+    }
 }
 
-fn system(tally: &mut Tally) -> Result<()> {
-    build_forebay()?;
-    let mut command = cargo(&[
-        "test",
-        "--package",
-        "forebay-tests",
-        "--no-fail-fast",
-        "--lib",
-    ]);
+/// Why a test program can't run on this machine, if so.
+fn lacks(suite: &str, file: &str) -> Option<String> {
     let is_root = rustix::process::geteuid().is_root();
     let can_mount = is_root && Path::new("/dev/fuse").exists();
-    for file in test_files()? {
-        if !can_mount && MOUNTING_FILES.contains(&file.as_str()) {
-            tally.skip(&format!("{file} needs root and /dev/fuse"));
-        } else if !is_root && SANDBOX_FILES.contains(&file.as_str()) {
-            tally.skip(&format!("{file} needs root"));
-        } else if !is_guest_file(&file) {
-            command.args(["--test", &file]);
+    match suite {
+        "system" if !can_mount && MOUNTING_FILES.contains(&file) => {
+            Some(format!("{file} needs root and /dev/fuse"))
         }
+        "system" if !is_root && SANDBOX_FILES.contains(&file) => Some(format!("{file} needs root")),
+        "guest" => guests_lack(),
+        _ => None,
     }
-    forebay_is_built(&mut command);
-    // A page shows how it is built for use: that is done, too.
-    tests(&mut command, BUILD_LIMIT + SUITE_LIMIT, tally)
 }
 
-fn is_guest_file(file: &str) -> bool {
-    file.starts_with(GUEST_FILES) || file == LIBBLKIO_FILE
-}
-
-fn guest(tally: &mut Tally) -> Result<()> {
-    if let Some(missing) = debian::unavailable() {
-        tally.skip(&format!("the guest's kernel and programs need {missing}"));
-        return Ok(());
-    }
-    let needed = [
-        ("qemu-system-x86_64", "qemu-system-x86"),
-        ("zstd", "zstd"),
-        ("xz", "xz-utils"),
-        ("linux.uml", "user-mode-linux"),
-    ];
-    if let Err(error) = debian::install_on_host(&needed) {
-        tally.skip(&format!("{error:#}"));
-        return Ok(());
-    }
-    build_forebay()?;
-    let mut command = cargo(&["test", "--package", "forebay-tests", "--no-fail-fast"]);
-    for file in test_files()? {
-        if is_guest_file(&file) {
-            command.args(["--test", &file]);
+/// What guests lack on this machine; installs it if that is possible.
+fn guests_lack() -> Option<String> {
+    static LACK: OnceLock<Option<String>> = OnceLock::new();
+    let look = || {
+        if let Some(missing) = debian::unavailable() {
+            return Some(format!("the guest's kernel and programs need {missing}"));
         }
-    }
-    command.args(["--", "--include-ignored", "--test-threads=1"]);
-    forebay_is_built(&mut command);
-    tests(&mut command, SUITE_LIMIT, tally)
-}
-
-/// The system tests run the program, so cargo does not know that they need it. They need it with the devices that only
-/// tests use.
-fn build_forebay() -> Result<()> {
-    let mut command = cargo(&["build", "--package", "forebay", "--features", "test-device"]);
-    process::run(&mut command, BUILD_LIMIT)
-}
-
-fn forebay_is_built(command: &mut Command) {
-    if std::env::var_os("FOREBAY_BIN").is_none() {
-        command.env("FOREBAY_BIN", target_folder().join("debug/forebay"));
-    }
-}
-
-/// The integration tests of `tests/`, by name.
-fn test_files() -> Result<Vec<String>> {
-    rust_files("tests/tests")
+        let needed = [
+            ("qemu-system-x86_64", "qemu-system-x86"),
+            ("zstd", "zstd"),
+            ("xz", "xz-utils"),
+            ("linux.uml", "user-mode-linux"),
+        ];
+        let installed = debian::install_on_host(&needed);
+        installed.err().map(|error| format!("{error:#}"))
+    };
+    LACK.get_or_init(look).clone()
 }
 
 /// The names, sorted and without their ending, of the Rust files right in a folder of the repository.
@@ -205,18 +246,4 @@ pub(crate) fn rust_files(folder: &str) -> Result<Vec<String>> {
     }
     names.sort();
     Ok(names)
-}
-
-/// Runs a cargo test command: shows and counts what it prints.
-fn tests(command: &mut Command, limit: Duration, tally: &mut Tally) -> Result<()> {
-    // An error that a test returns should be its message, not a trace of where it was made.
-    command.env("RUST_LIB_BACKTRACE", "0");
-    let status = process::lines(command, limit, |line| {
-        println!("{line}");
-        tally.read(line);
-    })?;
-    if !status.success() {
-        bail!("cargo test: {status}");
-    }
-    Ok(())
 }

@@ -47,6 +47,14 @@ impl Tally {
         }
     }
 
+    /// Counts another's as well.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+        self.notes.extend(other.notes);
+    }
+
     /// The suite's run ended; `error` says how, if badly.
     pub(crate) fn end(&mut self, error: Option<String>) {
         if let Some(error) = error {

@@ -1,11 +1,10 @@
 //! The guest's kernel and initramfs.
 //!
-//! Purpose: made from Debian packages once, kept in a cache folder, and used by every boot.
+//! Purpose: made from Debian packages once for each machine ([`xtask::cache`]), and used by every boot.
 //! Design: the kernel package is unpacked, its `vmlinux` taken out of the compressed image (it boots
 //! without a decompressor, which an emulated CPU is slow at), and an initramfs made of the programs
-//! that tests use, with their libraries, the kernel modules they need, and `init.sh`. The cache is
-//! keyed by the recipe: everything below in this file that decides what comes out, and `init.sh`. A
-//! lock keeps test processes from making it twice; it appears under its name only when it is whole.
+//! that tests use, with their libraries, the kernel modules they need, and `init.sh`. Its name in the
+//! cache is the recipe's: everything below in this file that decides what comes out, and `init.sh`.
 //! Not here: booting. Nothing is installed on the machine.
 
 use std::collections::BTreeSet;
@@ -17,15 +16,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::FlockOperation;
 use xtask::debian::{self, PrivateApt, Sysroot};
-use xtask::process;
+use xtask::{cache, process};
 
 use super::cpio::Archive;
 use super::modules;
-
-/// Names the cache folder, if it should not be `guest-cache` in the target folder.
-pub const CACHE_VARIABLE: &str = "FOREBAY_GUEST_CACHE";
 
 /// Debian's suite with a 6.12 kernel.
 const SUITE: &str = "trixie";
@@ -115,42 +110,12 @@ pub struct Image {
 /// # Errors
 /// If packages can't be had, or the disk is full.
 pub fn prepare() -> Result<Image> {
-    let cache = cache_folder();
-    std::fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
-    let lock = File::create(cache.join("lock"))?;
-    rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
-    let finished = cache.join(format!("image-{:016x}", recipe()));
-    if !finished.exists() {
-        let work = cache.join("work");
-        forget(&cache, &["image-", "work"])?;
-        make(&work).context("cannot make the guest's image")?;
-        std::fs::rename(work.join("image"), &finished)?;
-        std::fs::remove_dir_all(&work)?;
-    }
+    let finished = cache::get(&format!("guest-image-{:016x}", recipe()), make)?;
     Ok(Image {
         kernel: finished.join("vmlinux"),
         initramfs: finished.join("initramfs"),
         kernel_release: std::fs::read_to_string(finished.join("release"))?,
     })
-}
-
-/// Removes the folders in `cache` whose names begin so.
-pub(super) fn forget(cache: &Path, beginnings: &[&str]) -> Result<()> {
-    for entry in std::fs::read_dir(cache)? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if path.is_dir() && beginnings.iter().any(|begin| name.starts_with(begin)) {
-            std::fs::remove_dir_all(path)?;
-        }
-    }
-    Ok(())
-}
-
-pub(super) fn cache_folder() -> PathBuf {
-    if let Some(folder) = std::env::var_os(CACHE_VARIABLE) {
-        return folder.into();
-    }
-    crate::daemon::target_folder().join("guest-cache")
 }
 
 fn recipe() -> u64 {
@@ -161,8 +126,7 @@ fn recipe() -> u64 {
 }
 
 fn make(work: &Path) -> Result<()> {
-    let image = work.join("image");
-    std::fs::create_dir_all(&image)?;
+    let image = work.join("result");
     let apt = PrivateApt::open(&work.join("apt"), SUITE)?;
 
     let kernel_package = apt

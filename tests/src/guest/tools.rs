@@ -1,26 +1,23 @@
 //! Programs of a newer Debian than the machine's own may be: QEMU 11 with a vfio-user client, and libblkio.
 //!
 //! Purpose: guests whose disks are vfio-user devices, and clients that need no guest.
-//! Design: packages are unpacked in the cache folder, as the guest's image is, and run with their own loader and
-//! libraries; nothing is installed. Made once; a lock keeps test processes from making it twice.
+//! Design: packages are unpacked in the machine's cache, and run with their own loader and libraries; nothing is
+//! installed.
 //! Not here: what is run with them.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
-use rustix::fs::FlockOperation;
+use anyhow::Result;
+use xtask::cache;
 use xtask::debian::{self, PrivateApt, Sysroot};
-
-use super::image::{cache_folder, forget};
 
 /// QEMU knows vfio-user since 10.1, which is in the backports.
 const SUITES: [&str; 2] = ["trixie", "trixie-backports"];
 const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-utils", "qemu-block-extra"];
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 /// Names the folder; another when what is in it changes.
-const NAME: &str = "tools-1";
+const NAME: &str = "guest-tools-1";
 
 /// The programs.
 #[derive(Debug, Clone)]
@@ -34,19 +31,7 @@ impl Tools {
     /// # Errors
     /// If packages can't be had, or the disk is full.
     pub fn prepare() -> Result<Self> {
-        let cache = cache_folder();
-        std::fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
-        let cache = cache.canonicalize()?;
-        let lock = File::create(cache.join("tools-lock"))?;
-        rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
-        let finished = cache.join(NAME);
-        if !finished.exists() {
-            forget(&cache, &["tools-", "fetching"])?;
-            let work = cache.join("fetching");
-            make(&work).context("cannot fetch QEMU")?;
-            std::fs::rename(work.join("root"), &finished)?;
-            std::fs::remove_dir_all(&work)?;
-        }
+        let finished = cache::get(NAME, make)?;
         Ok(Self {
             sysroot: Sysroot::new(finished),
         })
@@ -79,11 +64,9 @@ impl Tools {
 }
 
 fn make(work: &Path) -> Result<()> {
-    std::fs::create_dir_all(work)?;
     let apt = PrivateApt::open_suites(&work.join("apt"), &SUITES)?;
-    let root = work.join("root");
     for package in apt.download_with_dependencies(&PACKAGES)? {
-        debian::unpack(&package, &root)?;
+        debian::unpack(&package, &work.join("result"))?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! A Forebay under test: a daemon with its engine on one processor, in a folder of its own.
 //!
 //! Purpose: benchmarks start, provision and stop it through the command line, as a person would.
-//! Design: the release build; a pool on one device; one exported volume. Dropping it stops it.
+//! Design: a pool on one device; one exported volume. Dropping it stops it.
 //! Not here: measuring.
 
 use std::net::TcpListener;
@@ -14,20 +14,20 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use xtask::process;
 
+use super::profile;
+
 const LIMIT: Duration = Duration::from_secs(120);
 /// How many were started: several may run at once.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 /// The volume measured.
 pub(crate) const VOLUME_BYTES: u64 = 1 << 30;
 
-/// The release build's program, built now; or the one that `FOREBAY_BIN` names.
+/// The program, built now with the profile for benchmarks; or the one that `FOREBAY_BIN` names.
 pub(crate) fn build() -> Result<PathBuf> {
     if let Some(program) = std::env::var_os("FOREBAY_BIN") {
         return std::path::absolute(program).context("FOREBAY_BIN");
     }
-    let mut cargo = crate::cargo(&["build", "--release", "--package", "forebay"]);
-    process::run(&mut cargo, Duration::from_secs(1800))?;
-    Ok(crate::target_folder().join("release/forebay"))
+    profile::build("forebay", profile::cargo("build").args(["-p", "forebay"]))
 }
 
 fn serve(program: &Path, folder: &Path) -> Result<Child> {

@@ -17,6 +17,7 @@ mod machine;
 mod machine_busy;
 mod measure;
 mod pool_open;
+pub(crate) mod profile;
 mod recording;
 mod recording_file;
 mod spdk;
@@ -37,6 +38,8 @@ pub(crate) struct Options {
     pub(crate) quick: bool,
     /// Where to write the figures as JSON.
     pub(crate) json: Option<PathBuf>,
+    /// The profile `release`, for figures that are published.
+    pub(crate) release: bool,
     /// Of `tcp`, `vhost`, `pcie` and `instructions`: only what has this in its name, e.g. `null_read_qd128`.
     pub(crate) only: Option<String>,
 }
@@ -65,6 +68,10 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
         let names: Vec<&str> = BENCHES.iter().map(|(name, _)| *name).collect();
         bail!("no benchmark '{name}'; there are: {}", names.join(" "));
     };
+    if options.release {
+        profile::set_release();
+    }
+    println!("profile: {}", profile::name());
     bench(&options)?;
     Ok(true)
 }
@@ -76,13 +83,16 @@ fn parse(args: &[String]) -> Result<(&str, Options)> {
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--quick" => options.quick = true,
+            "--release" => options.release = true,
             "--json" => {
                 let file = args.next().context("--json needs a file")?;
                 options.json = Some(PathBuf::from(file));
             }
             "--only" => options.only = Some(args.next().context("--only needs a name")?.clone()),
             other => {
-                bail!("unknown argument '{other}'; there are: --quick, --json FILE, --only NAME")
+                bail!(
+                    "unknown argument '{other}'; there are: --quick, --release, --json FILE, --only NAME"
+                )
             }
         }
     }
@@ -96,11 +106,20 @@ mod tests {
     #[test]
     fn arguments() {
         let args = |words: &[&str]| -> Vec<String> { words.iter().map(|w| (*w).into()).collect() };
-        let all = args(&["tcp", "--quick", "--json", "x.json", "--only", "qd1"]);
+        let all = args(&[
+            "tcp",
+            "--quick",
+            "--release",
+            "--json",
+            "x.json",
+            "--only",
+            "qd1",
+        ]);
         let (name, options) = parse(&all).unwrap();
         assert_eq!(name, "tcp");
         let wanted = Options {
             quick: true,
+            release: true,
             json: Some("x.json".into()),
             only: Some("qd1".into()),
         };

@@ -12,23 +12,15 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use xtask::process;
 
-use super::Options;
 use super::measure::{Clock, DISTURBED_CORES, Summary};
+use super::{Options, profile};
 
-const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 const LIMIT: Duration = Duration::from_secs(1800);
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let cargo = || {
-        let mut command = Command::new(env!("CARGO"));
-        command.args(["build", "--release", "-p", "forebay-pool"]);
-        command.args(["--example", "open_time"]);
-        command
-    };
-    process::run(&mut cargo(), BUILD_LIMIT)?;
-    let mut command = Command::new(env!("CARGO"));
-    command.args(["run", "--release", "--quiet", "-p", "forebay-pool"]);
-    command.args(["--example", "open_time", "--"]);
+    let mut build = profile::cargo("build");
+    build.args(["-p", "forebay-pool", "--example", "open_time"]);
+    let mut command = Command::new(profile::build("open_time", &mut build)?);
     if options.quick {
         command.arg("--quick");
     }

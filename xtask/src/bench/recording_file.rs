@@ -8,16 +8,13 @@
 //! Not here: instructions ([`super::recording`]).
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::Result;
-use xtask::process;
 
 use super::forebay::{self, Forebay, VOLUME_BYTES};
 use super::measure::{Summary, median};
-use super::{Options, recording, tcp};
+use super::{Options, profile, recording, tcp};
 
-const LIMIT: Duration = Duration::from_secs(1800);
 const DEPTH: u32 = 32;
 
 pub(super) fn run(options: &Options, summary: &mut Summary) -> Result<()> {
@@ -79,13 +76,17 @@ pub(super) fn run(options: &Options, summary: &mut Summary) -> Result<()> {
 }
 
 fn build_without() -> Result<PathBuf> {
-    let folder = recording::folder();
-    let mut cargo = crate::cargo(&["build", "--release", "--package", "forebay"]);
+    let mut cargo = profile::cargo("build");
     cargo
-        .args(["--features", "no-recording", "--target-dir"])
-        .arg(&folder);
-    process::run(&mut cargo, LIMIT)?;
-    Ok(folder.join("release/forebay"))
+        .args([
+            "-p",
+            "forebay",
+            "--features",
+            "no-recording",
+            "--target-dir",
+        ])
+        .arg(recording::folder());
+    profile::build("forebay without recording", &mut cargo)
 }
 
 pub(super) struct RemovedAtEnd(pub(super) PathBuf);

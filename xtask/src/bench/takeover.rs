@@ -3,30 +3,29 @@
 //! Purpose: the longest time between two ends of commands, per export and death, above what the same
 //! run has without a death; the fences' time apart. 64 exports at 200 commands per second each, every
 //! byte judged; an error, a lost or a doubled command fails the benchmark.
-//! Design: the example `takeover` of the crate in `tests/` does the work against the release build and
+//! Design: the example `takeover` of the crate in `tests/` does the work and
 //! prints a figure a line.
 //! Not here: what recording costs in life (`cargo xtask bench tcp`).
 
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use xtask::process;
 
 use super::measure::{Clock, DISTURBED_CORES, Summary};
-use super::{Options, forebay};
+use super::{Options, forebay, profile};
 
-const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 const LIMIT: Duration = Duration::from_secs(900);
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let program = forebay::build()?;
-    let example = ["--release", "-p", "forebay-tests", "--example", "takeover"];
-    let mut build = crate::cargo(&["build"]);
-    process::run(build.args(example), BUILD_LIMIT)?;
-    let mut command = crate::cargo(&["run", "--quiet"]);
-    command.args(example).env("FOREBAY_BIN", program);
+    let mut build = profile::cargo("build");
+    build.args(["-p", "forebay-tests", "--example", "takeover"]);
+    let mut command = Command::new(profile::build("takeover", &mut build)?);
+    command.env("FOREBAY_BIN", program);
     if options.quick {
-        command.args(["--", "--quick"]);
+        command.arg("--quick");
     }
     let clock = Clock::start(&[])?;
     let printed = process::text(&mut command, LIMIT)?;

@@ -11,6 +11,8 @@ use forebay_burst::params::Params;
 use forebay_burst::sim::figures::{Better, Claim, Figure};
 use xtask::process;
 
+use crate::bench::profile;
+
 /// Its name, and what it is.
 pub(super) const FIGURE: (&str, &str) = (
     "scheduler_time",
@@ -21,7 +23,8 @@ const LIMIT: Duration = Duration::from_secs(600);
 pub(super) fn make() -> Result<Figure> {
     let mut rows: Vec<(f64, Vec<f64>)> = Vec::new();
     for _ in 0..3 {
-        let mut cargo = crate::cargo(&["run", "--quiet", "--release"]);
+        let mut cargo = profile::cargo("run");
+        cargo.arg("--quiet");
         cargo.args(["--package", "forebay-burst", "--example", FIGURE.0]);
         let text = process::text(&mut cargo, LIMIT)?;
         for (at, line) in text.lines().enumerate() {
