@@ -340,9 +340,10 @@ impl Host {
                 let pdu: Vec<u8> = self.input.drain(..frame.total_bytes()).collect();
                 return Some((frame.pdu, pdu[frame.header_bytes..].to_vec()));
             }
-            let mut more = vec![0; 256 << 10];
-            match rustix::net::recv(&self.fd, &mut more[..], RecvFlags::DONTWAIT) {
-                Ok((_, n)) if n > 0 => self.input.extend_from_slice(&more[..n]),
+            self.input.reserve(256 << 10);
+            let room = rustix::buffer::spare_capacity(&mut self.input);
+            match rustix::net::recv(&self.fd, room, RecvFlags::DONTWAIT) {
+                Ok((_, n)) if n > 0 => {}
                 _ => return None,
             }
         }
