@@ -33,7 +33,7 @@ fn from_source(pages: &[Page]) -> Vec<String> {
 /// What this test is a part of: it can't run it.
 const WHOLE: &str = "make test";
 
-/// What is built from source is typed in a checkout: this one.
+/// The book's `sh,source` blocks run in this checkout.
 #[test]
 fn docs_commands_run_from_source() -> Result<()> {
     let lines = from_source(&book::pages()?);

@@ -416,7 +416,7 @@ fn qos_set_storm() -> Result<()> {
     /// What is stated at the end, and a default window's part of a second.
     const LAST_IOPS: u64 = 300;
     const WINDOW_NS: u64 = 300_000;
-    let changes = count_from("FOREBAY_STORM_CHANGES", 10_000);
+    let changes = count_from("FOREBAY_STORM_CHANGES", 3_000);
     let mut lab = Lab::new(&LabOptions::volumes(4, 16 * MIB))?;
     lab.daemon.cli(&["tenant", "create", "u"])?;
     lab.daemon

@@ -1,7 +1,7 @@
-//! What is fetched once for each machine.
+//! A cache of fetched files, one for each machine.
 //!
-//! Purpose: Debian's packages, and what is made of them (a guest's kernel, QEMU, mdbook), outlive a
-//! checkout and its target folder.
+//! Purpose: the guest's image, QEMU and mdbook outlive a checkout and its target folder, and are not
+//! fetched again.
 //! Design: one folder for each thing, with the SHA-256 of every file in it. A process checks them at its
 //! first use, and makes the folder again if they don't hold. It appears under its name only when it is
 //! whole; a lock keeps processes from making it twice. What nobody used for a month goes.

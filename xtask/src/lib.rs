@@ -1,7 +1,8 @@
 //! What the project's own tasks and its system tests have in common.
 //!
-//! Purpose: running programs with a time limit ([`process`]) and getting Debian packages without
-//! touching the machine's own package configuration ([`debian`]), and making ours ([`package`]).
+//! Purpose: running programs with a time limit ([`process`]), getting Debian packages without
+//! touching the machine's own package configuration ([`debian`]), keeping what was fetched ([`cache`]),
+//! and making our own package ([`package`]).
 //! Design: a library beside the `xtask` program, so that the guest harness in `tests/` uses the same
 //! code as the tasks.
 //! Not here: the tasks themselves (`main.rs` and its modules), and anything else about Forebay.

@@ -54,9 +54,10 @@ const MACHINE_KILLS: Variables = ("FOREBAY_MACHINE_KILLS", "FOREBAY_TEST_SEED");
 const CLIENT_KILLS: Variables = ("FOREBAY_CLIENT_KILLS", "FOREBAY_TEST_SEED");
 const GUEST_KILLS: Variables = ("FOREBAY_GUEST_KILLS", "FOREBAY_TEST_SEED");
 const ROUNDS: Variables = ("FOREBAY_TEST_ROUNDS", "FOREBAY_TEST_SEED");
+const CHANGES: Variables = ("FOREBAY_STORM_CHANGES", "FOREBAY_TEST_SEED");
 const MODEL: Variables = ("POOL_MODEL_CASES", "POOL_MODEL_FIRST");
 
-const RUNS: [Run; 13] = [
+const RUNS: [Run; 14] = [
     Run {
         name: "troubles",
         share: 4,
@@ -150,6 +151,14 @@ const RUNS: [Run; 13] = [
         ROUNDS,
         10,
         "power cuts, with one device and with two",
+    ),
+    test(
+        "storm",
+        "storm",
+        "qos_set_storm",
+        CHANGES,
+        10_000,
+        "changes of budgets under load",
     ),
     Run {
         name: "model",

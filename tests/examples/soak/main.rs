@@ -1,4 +1,4 @@
-//! `cargo xtask soak`: everything that can go wrong, for as long as asked.
+//! The run `troubles` of `cargo xtask soak`: everything that can go wrong, for as long as asked.
 //!
 //! Purpose: deaths of engine, daemon and both; device errors, torn writes, delays, lost flushes, hangs, errors of what
 //! the daemon reads and writes; commands that crash an engine, or have it stuck; connections cut; volumes made, grown

@@ -4,7 +4,7 @@
 //! Design: the kernel package is unpacked, its `vmlinux` taken out of the compressed image (it boots
 //! without a decompressor, which an emulated CPU is slow at), and an initramfs made of the programs
 //! that tests use, with their libraries, the kernel modules they need, and `init.sh`. Its name in the
-//! cache is the recipe's: everything below in this file that decides what comes out, and `init.sh`.
+//! cache contains a hash of its recipe: the lists below in this file, and `init.sh`.
 //! Not here: booting. Nothing is installed on the machine.
 
 use std::collections::BTreeSet;

@@ -2,7 +2,7 @@
 //!
 //! Purpose: what `one-to-n` and `stealing` make of a second reactor where the first one is the bottleneck, and what they cost
 //! where nothing can be won.
-//! Design: the engine's test `core::tests::away::speed`, in release: its thread is host and reactor at once, another one the second
+//! Design: the engine's test `core::tests::away::speed`, with the benchmarks' profile: its thread is host and reactor at once, another one the second
 //! reactor, with nothing of its own or with as much, and each read of a device in memory costs whoever carries it out so much of the processor besides its copy. Ways
 //! take turns in each round; figures are medians of rounds, without those that others disturbed, unless all were.
 //! Not here: networks and machines, for which two processors are too few beside two reactors; more reactors (`cargo xtask sim balance`).

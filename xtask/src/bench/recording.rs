@@ -4,7 +4,7 @@
 //! counts the instructions of that, per I/O.
 //! Design: callgrind counts what two builds carry out in the same run: turns of a reactor, single-threaded,
 //! with 4 KiB reads and writes at a null device, so many at once (the engine's test `cost.rs`). One build
-//! is a release, the other the same without what records (`no-recording`). Their difference is the cost
+//! is what benchmarks measure ([`super::profile`]), the other the same without what records (`no-recording`). Their difference is the cost
 //! of recording, with everything that the compiler had to do for it. Both are built with rustix's
 //! libc backend, because valgrind knows no other start of a program. The kernel's instructions are not
 //! in it; they are the same in both.
@@ -71,10 +71,10 @@ const EXPECTED_SCHEDULING: [(&str, &str, &str, &str, ByProfile); 5] = [
 const COMPILER: &str = "1.95";
 /// So much more or less is the compiler's mood.
 const TOLERANCE: f64 = 40.0;
-/// The same of what scheduling costs, by profile; and what it may cost at all in a release.
+/// The tolerance of [`EXPECTED_SCHEDULING`], by profile, and the limit of its figures in a release.
 const SCHEDULING_TOLERANCE: ByProfile = [5.0, 15.0];
 const MOST_SCHEDULING: f64 = 40.0;
-/// The same of an admission.
+/// The tolerance of an admission's figures.
 const ADMISSION_TOLERANCE: ByProfile = [1.0, 15.0];
 
 /// What [`EXPECTED`] says, against what is.
@@ -218,7 +218,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     summary.print("recording", options.json.as_deref())
 }
 
-/// The engine's tests, in release, with everything.
+/// The engine's tests, optimized, with everything.
 pub(super) fn build_engine() -> Result<PathBuf> {
     build(WITH)
 }
@@ -233,7 +233,7 @@ fn build((name, features): (&str, &str)) -> Result<PathBuf> {
     build_tests("forebay-engine", features, name)
 }
 
-/// The scheduler's tests, in release.
+/// The scheduler's tests, optimized.
 fn build_burst() -> Result<PathBuf> {
     build_tests("forebay-burst", "sim", "burst")
 }
