@@ -4,7 +4,7 @@
 //! fetched again.
 //! Design: one folder for each thing, with the SHA-256 of every file in it. A process checks them at its
 //! first use, and makes the folder again if they don't hold. It appears under its name only when it is
-//! whole; a lock keeps processes from making it twice. What nobody used for a month goes.
+//! whole; a lock keeps processes from making it twice. A folder unused for 30 days is removed.
 //! Not here: fetching (`debian`).
 
 use std::collections::BTreeSet;
@@ -41,7 +41,7 @@ pub fn folder() -> Result<PathBuf> {
 }
 
 /// The folder `name` of the cache. If it is missing or damaged, `make` makes it: it gets a folder for
-/// its work, and what it leaves in the folder `result` there is kept.
+/// its work, and its subfolder `result` is kept.
 ///
 /// # Errors
 /// Those of `make`, and the system's.
@@ -93,7 +93,7 @@ fn is_whole(folder: &Path) -> bool {
     process::output(&mut check, SUMS_LIMIT).is_ok()
 }
 
-/// Removes what was not used for `unused`.
+/// Removes folders unused for `unused`.
 fn forget_unused(cache: &Path, unused: Duration) {
     let Ok(entries) = std::fs::read_dir(cache) else {
         return;

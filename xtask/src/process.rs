@@ -23,7 +23,7 @@ const GRACE: Duration = Duration::from_secs(2);
 /// How a program ended.
 #[derive(Debug, Clone, Copy)]
 pub struct Ended {
-    /// What it told the system.
+    /// Its exit status.
     pub status: ExitStatus,
     /// Processor seconds that it used, and those of its children that it waited for.
     pub cpu_s: f64,

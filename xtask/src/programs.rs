@@ -41,7 +41,7 @@ impl TestProgram {
     }
 }
 
-/// What was built.
+/// The built programs.
 pub(crate) struct Programs {
     /// Every test program, in cargo's order.
     pub(crate) tests: Vec<TestProgram>,

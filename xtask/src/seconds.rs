@@ -1,8 +1,8 @@
 //! What took how long.
 //!
 //! Purpose: the table of seconds that `cargo xtask test`, `check` and `ci` end with, largest first.
-//! Design: one list for the whole run; whoever runs a build or a test binary adds a row.
-//! Processor seconds tell what computes from what waits, because programs run side by side.
+//! Design: one list for the whole run; each build and each test program adds a row.
+//! Programs run side by side, so processor seconds show which ones compute and which ones wait.
 //! Not here: measuring a program ([`xtask::process`]).
 
 use std::fmt::Write as _;
