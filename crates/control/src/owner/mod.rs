@@ -65,6 +65,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::future::Future;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -324,6 +325,11 @@ impl Owner {
 
     /// Runs a task for as long as the owner is not closed.
     pub(crate) fn spawn(self: &Rc<Self>, task: impl Future<Output = ()> + 'static) {
+        self.spawn_boxed(Box::pin(task));
+    }
+
+    /// Boxed, so that tokio's tasks are compiled once and not for each caller.
+    fn spawn_boxed(self: &Rc<Self>, task: Pin<Box<dyn Future<Output = ()>>>) {
         let owner = self.clone();
         tokio::task::spawn_local(async move {
             tokio::select! {
