@@ -20,6 +20,7 @@ mod dying;
 pub mod error;
 pub mod fence;
 mod fixed;
+pub mod heartbeat;
 mod kernel;
 pub mod mem;
 mod native;

@@ -5,25 +5,29 @@
 //! **Design.** Through the page cache (`pread`, `pwrite`, `fdatasync`), so nothing need be aligned and the catalog's
 //! own reads are cached. The engine goes past the page cache on the same device; that is sound because the two never
 //! touch the same range, and the data area begins at a multiple of 1 MiB. Reading ahead is switched off, so that the
-//! daemon's cache doesn't hold the tenants' data.
+//! daemon's cache doesn't hold the tenants' data. Labels and heartbeats bypass the page cache: another machine, or
+//! another name of the device, may have written there.
 //!
 //! **What it does not do.** It never reads or writes where tenants' data is, except [`SyncDevice::blank_check`] before
 //! there is a pool. It is no fence: its calls have ended when its process has. (A thread inside one is named after the
 //! device meanwhile, so that it is known of a process that can't end what it waits for.)
 
 use std::ffi::CString;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::Advice;
+use rustix::fs::{Advice, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::dying::{self, Inside};
 use crate::error::DeviceError;
 use crate::fence::{self, FenceError, Holder};
-use crate::open::{Access, DeviceInfo, OpenOptions};
+use crate::open::{Access, DeviceInfo, DeviceKind, OpenOptions};
 use crate::signatures::{self, LOOK_BYTES};
 use crate::spec::DeviceSpec;
+
+/// What direct I/O needs at most, of addresses.
+const DIRECT_ALIGN_BYTES: usize = 4096;
 
 /// What a device holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +53,8 @@ pub struct DeviceNow {
 #[derive(Debug)]
 pub struct SyncDevice {
     fd: OwnedFd,
+    /// Past the page cache; none where that is impossible, or where there is none to bypass.
+    direct: Option<OwnedFd>,
     info: DeviceInfo,
     /// What a thread inside a request is called.
     inside: CString,
@@ -66,13 +72,22 @@ impl SyncDevice {
         let _ = rustix::fs::fadvise(&opened.fd, 0, None, Advice::Random);
         #[cfg(feature = "test-device")]
         let volatile = match opened.info.kind {
-            crate::open::DeviceKind::Volatile => Some(crate::volatile::Volatile::open(
+            DeviceKind::Volatile => Some(crate::volatile::Volatile::open(
                 opened.info.spec.path(),
                 opened.fd.as_fd(),
             )?),
             _ => None,
         };
+        let direct = match opened.info.kind {
+            DeviceKind::File | DeviceKind::Block if opened.info.direct => {
+                let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
+                let again = format!("/proc/self/fd/{}", opened.fd.as_raw_fd());
+                rustix::fs::open(again, flags, Mode::empty()).ok()
+            }
+            _ => None,
+        };
         Ok(Self {
+            direct,
             #[cfg(feature = "test-device")]
             volatile,
             #[cfg(feature = "test-device")]
@@ -98,7 +113,7 @@ impl SyncDevice {
 
     /// Looks at how it is now: [`SyncDevice::info`] says how it was when it was opened.
     pub fn look_now(&self) -> std::io::Result<DeviceNow> {
-        if self.info.kind == crate::open::DeviceKind::Block {
+        if self.info.kind == DeviceKind::Block {
             let end = rustix::fs::SeekFrom::End(0);
             return Ok(DeviceNow {
                 size_bytes: rustix::fs::seek(&self.fd, end)?,
@@ -162,6 +177,50 @@ impl SyncDevice {
         let mut done = 0;
         while done < from.len() {
             match rustix::io::pwrite(&self.fd, &from[done..], offset_bytes + done as u64) {
+                Ok(0) => return Err(cut_short()),
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`SyncDevice::read_at`], past the page cache; offset and length are multiples of 4 KiB.
+    pub fn read_direct_at(&self, offset_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
+        let Some(direct) = &self.direct else {
+            return self.read_at(offset_bytes, into);
+        };
+        self.check(offset_bytes, into.len())?;
+        let _inside = Inside::of(&self.inside)?;
+        let mut room = vec![0; into.len() + DIRECT_ALIGN_BYTES];
+        let aligned = aligned(&mut room, into.len());
+        let mut done = 0;
+        while done < aligned.len() {
+            match rustix::io::pread(direct, &mut aligned[done..], offset_bytes + done as u64) {
+                Ok(0) => return Err(cut_short()),
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        into.copy_from_slice(aligned);
+        Ok(())
+    }
+
+    /// As [`SyncDevice::write_at`], past the page cache; offset and length are multiples of 4 KiB.
+    pub fn write_direct_at(&self, offset_bytes: u64, from: &[u8]) -> std::io::Result<()> {
+        let Some(direct) = &self.direct else {
+            return self.write_at(offset_bytes, from);
+        };
+        self.check(offset_bytes, from.len())?;
+        let _inside = Inside::of(&self.inside)?;
+        let mut room = vec![0; from.len() + DIRECT_ALIGN_BYTES];
+        let aligned = aligned(&mut room, from.len());
+        aligned.copy_from_slice(from);
+        let mut done = 0;
+        while done < aligned.len() {
+            match rustix::io::pwrite(direct, &aligned[done..], offset_bytes + done as u64) {
                 Ok(0) => return Err(cut_short()),
                 Ok(n) => done += n,
                 Err(Errno::INTR) => {}
@@ -252,6 +311,12 @@ impl SyncDevice {
 /// Makes a new sparse file of `size_bytes`. Refuses one that exists.
 pub fn create_sparse_file(path: &Path, size_bytes: u64) -> Result<(), DeviceError> {
     crate::open::create_file(path, size_bytes)
+}
+
+/// `len` bytes of `room`, which has `DIRECT_ALIGN_BYTES` more, at an aligned address.
+fn aligned(room: &mut [u8], len: usize) -> &mut [u8] {
+    let at = room.as_ptr().align_offset(DIRECT_ALIGN_BYTES);
+    &mut room[at..at + len]
 }
 
 fn cut_short() -> std::io::Error {

@@ -137,7 +137,12 @@ fn median(mut times: Vec<Duration>) -> Duration {
 fn reopen(path: &Path) -> (Pool, Catalog, Duration) {
     let start = Instant::now();
     let (spec, store) = store(path);
-    let opened = open(&[OpenDevice { spec, store }]).expect("the pool opens");
+    let opened = open(&[OpenDevice {
+        spec,
+        store,
+        forced: false,
+    }])
+    .expect("the pool opens");
     let mut pool = opened.pool;
     pool.finish_adoption(true).expect("nothing to adopt");
     let time = start.elapsed();

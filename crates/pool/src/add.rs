@@ -7,7 +7,7 @@
 
 use crate::{
     catalog::Catalog,
-    create::{NewDevice, areas_of, capacity_of, describe, refuse_used},
+    create::{NewDevice, areas_of, capacity_of, describe, refuse_used, wipe_ends},
     error::{PoolError, Result},
     label::Label,
     layout::{self, MAX_DEVICES},
@@ -59,15 +59,51 @@ pub fn add_device(
     )?;
     // Below 256.
     let index = DeviceIndex(count as u8);
-    let (record, label) = describe(pool.info(), index, device, &layout, catalog.epoch())?;
+    let (record, label) = describe(
+        pool.info(),
+        index,
+        device,
+        &layout,
+        catalog.epoch(),
+        catalog.last_stamp().as_ref(),
+    )?;
+    if force {
+        wipe_ends(device)?;
+    }
     // What is left of another catalog there must not be taken for a copy of this one.
     for area in areas_of(&label, &device.store)? {
         area.retire()
             .map_err(|error| PoolError::io(&device.spec, &error))?;
     }
-    label.write(device.store.as_ref())?;
+    label_alone(catalog, device, &label)?;
+    let number = label.number;
     pool.add_device(record)?;
+    if number > 0 {
+        pool.note_stamped(&[label.device_uuid], number);
+    }
     Ok(index)
+}
+
+/// Writes the label of a new device, unless that overwrites the label of a device of the pool: then both are names of
+/// one disk, and the old label is written again.
+fn label_alone(catalog: &Catalog, device: &NewDevice, label: &Label) -> Result<()> {
+    let stores = catalog.label_stores().into_iter();
+    // A device that does not answer tells nothing.
+    let before: Vec<_> = stores
+        .filter_map(|(_, store)| Some((Label::read(store.as_ref()).ok()?, store)))
+        .collect();
+    label.write(device.store.as_ref())?;
+    for (was, store) in &before {
+        let found = Label::read(store.as_ref());
+        if found.is_ok_and(|found| found.device_uuid == label.device_uuid) {
+            was.write(store.as_ref())?;
+            return Err(PoolError::in_use(format!(
+                "{} is another name of {}, which is in the pool already",
+                device.spec, was.device_index
+            )));
+        }
+    }
+    Ok(())
 }
 
 impl Catalog {

@@ -27,6 +27,8 @@ pub(crate) enum Table {
     Budgets,
     /// (device, 0).
     Devices,
+    /// (device, 0): the number in its label. A catalog of a version that knows no numbers has no such table.
+    DeviceNumbers,
     /// (device, chunk of extents).
     States,
     /// (device, chunk of extents).
@@ -36,7 +38,7 @@ pub(crate) enum Table {
 }
 
 impl Table {
-    pub(crate) const ALL: [Table; 11] = [
+    pub(crate) const ALL: [Table; 12] = [
         Table::Meta,
         Table::Tenants,
         Table::Volumes,
@@ -45,6 +47,7 @@ impl Table {
         Table::HostReservations,
         Table::Budgets,
         Table::Devices,
+        Table::DeviceNumbers,
         Table::States,
         Table::Reservations,
         Table::Maps,
@@ -61,6 +64,7 @@ impl Table {
             Table::HostReservations => "host_reservations",
             Table::Budgets => "budgets",
             Table::Devices => "devices",
+            Table::DeviceNumbers => "device_numbers",
             Table::States => "states",
             Table::Reservations => "reservations",
             Table::Maps => "maps",

@@ -1,6 +1,6 @@
 //! The catalog on disk: one redb database over a mirrored file.
 //!
-//! **Design.** Ten tables of (u64, u64) -> bytes. A [`Batch`] is one write transaction, durable
+//! **Design.** Tables of (u64, u64) -> bytes. A [`Batch`] is one write transaction, durable
 //! when [`Catalog::commit`] returns, on both copies where there are two: two-phase, because the
 //! [`Mirror`] relies on no reachable block being unsynced, and with the allocator's state in it, so that
 //! opening after a crash costs nothing extra. redb refuses all work after an I/O error; the database is
@@ -18,6 +18,7 @@ use crate::{
     batch::{Batch, Table},
     error::{ErrorKind, PoolError, Result},
     guard::guarded,
+    label::Stamp,
     layout::LIVE_FRACTION,
     lineage::Epoch,
     mirror::{Backend, CatalogCopy, CopyState, Found, Mirror},
@@ -228,6 +229,22 @@ impl Catalog {
         self.file.add_label(device, store);
     }
 
+    /// Stamps the labels; of each device, whether its label has room for it.
+    pub(crate) fn stamp_labels(&self, stamp: &Stamp) -> Vec<(Uuid, Result<bool>)> {
+        let _nobody = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        self.file.stamp_labels(stamp)
+    }
+
+    /// The last stamp of this opening, for the label of a device that is added.
+    pub(crate) fn last_stamp(&self) -> Option<Stamp> {
+        self.file.last_stamp()
+    }
+
+    /// The pool's devices that are here, with their identities.
+    pub(crate) fn label_stores(&self) -> Vec<(Uuid, Arc<dyn BlockStore>)> {
+        self.file.label_stores()
+    }
+
     /// The catalog's epoch, as labels note it.
     pub(crate) fn epoch(&self) -> Epoch {
         self.file.epoch()
@@ -364,8 +381,12 @@ impl Catalog {
         let mut used = 0;
         for table in Table::ALL {
             let records = match transaction.open_table(definition(table)) {
-                // Made with the first budget, where an earlier version made the catalog.
-                Err(redb::TableError::TableDoesNotExist(_)) if table == Table::Budgets => continue,
+                // Made with its first record, where an earlier version made the catalog.
+                Err(redb::TableError::TableDoesNotExist(_))
+                    if matches!(table, Table::Budgets | Table::DeviceNumbers) =>
+                {
+                    continue;
+                }
                 records => records.map_err(convert)?,
             };
             for record in records.iter().map_err(convert)? {

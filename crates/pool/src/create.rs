@@ -1,7 +1,8 @@
 //! Making and destroying a pool.
 //!
-//! **Design.** Creation wipes the labels first and writes them last, the first device's at the very
-//! end; so a creation that was cut short leaves no pool that looks whole. **Not here:** opening and
+//! **Design.** Creation writes all labels and reads them back, which shows two names of one disk. Then it wipes
+//! them, and writes them last, the first device's at the very end; so a creation that was cut short leaves no pool
+//! that looks whole. **Not here:** opening and
 //! locking devices: the caller hands in stores that it alone uses.
 
 use crate::{
@@ -11,18 +12,21 @@ use crate::{
     catalog::Catalog,
     error::{PoolError, Result},
     extents::Extents,
-    label::Label,
+    label::{Label, LabelFormat, Stamp},
     layout::{self, CATALOG_OFFSET_BYTES, Layout},
     lineage::Epoch,
     pool::{Pool, initial_state},
     probe::{Probe, probe},
     records::{DeviceRecord, PoolInfo},
     space::PoolSettings,
-    store::BlockStore,
+    store::{BLOCK_BYTES, BlockStore},
     uuid::Uuid,
 };
 use forebay_xlate::types::DeviceIndex;
 use std::sync::Arc;
+
+/// How much of each end of a device other software keeps its marks in.
+const ENDS_BYTES: u64 = 1 << 20;
 
 /// A device for a new pool.
 #[derive(Clone)]
@@ -94,6 +98,7 @@ pub(crate) fn describe(
     device: &NewDevice,
     layout: &Layout,
     epoch: Epoch,
+    stamp: Option<&Stamp>,
 ) -> Result<(DeviceRecord, Label)> {
     let record = DeviceRecord {
         index,
@@ -105,6 +110,7 @@ pub(crate) fn describe(
         known_zero: device.known_zero,
     };
     let label = Label {
+        format: LabelFormat::Current,
         generation: 1,
         pool_uuid: info.uuid,
         pool_name: info.name.clone(),
@@ -118,6 +124,9 @@ pub(crate) fn describe(
         data_offset_bytes: layout.data_offset_bytes,
         data_extents: layout.extents,
         epoch,
+        owner: stamp.map(|stamp| stamp.owner.clone()),
+        number: stamp.map_or(0, |stamp| stamp.number),
+        is_clean: false,
     };
     Ok((record, label))
 }
@@ -174,15 +183,23 @@ pub fn create(spec: &PoolSpec) -> Result<(Pool, Catalog)> {
     for (index, (device, layout)) in spec.devices.iter().zip(&layouts).enumerate() {
         // `plan` allows at most 256 devices.
         let index = DeviceIndex(index as u8);
-        let (record, label) = describe(&info, index, device, layout, none)?;
+        let (record, label) = describe(&info, index, device, layout, none, None)?;
         areas.extend(areas_of(&label, &device.store)?);
         labels.push(label);
         extents.add_device(vec![initial_state(&record); layout.extents as usize]);
         records.push(record);
     }
+    if spec.force {
+        spec.devices.iter().try_for_each(wipe_ends)?;
+    }
+    for (label, device) in labels.iter().zip(&spec.devices) {
+        label.write(device.store.as_ref())?;
+    }
+    let twins = refuse_twins(&spec.devices, &labels);
     for device in &spec.devices {
         Label::wipe(device.store.as_ref())?;
     }
+    twins?;
     // On the first two devices that have an area, or twice on the only one.
     let places = areas.clone();
     areas.truncate(2);
@@ -203,6 +220,45 @@ pub fn create(spec: &PoolSpec) -> Result<(Pool, Catalog)> {
     }
     catalog.add_places(&places);
     Ok((pool, catalog))
+}
+
+/// Zeroes both ends of a device, where other software keeps its marks: what was overridden must not come back.
+pub(crate) fn wipe_ends(device: &NewDevice) -> Result<()> {
+    let store = device.store.as_ref();
+    let wipe = || -> std::io::Result<()> {
+        let capacity = store.capacity()?;
+        let zeros = vec![0; ENDS_BYTES as usize];
+        let head = ENDS_BYTES.min(capacity);
+        store.write_at(0, &zeros[..head as usize])?;
+        // Whole blocks; the last one may be shorter.
+        let tail = capacity.saturating_sub(ENDS_BYTES);
+        let tail = (tail - tail % BLOCK_BYTES as u64).max(head);
+        let zeros = vec![0; (capacity - tail) as usize];
+        store.write_at(tail, &zeros)?;
+        store.sync()
+    };
+    wipe().map_err(|error| PoolError::io(&format!("{}: wiping it", device.spec), &error))
+}
+
+/// Reads all labels back: a device that carries the label of another one is the same disk by another name.
+fn refuse_twins(devices: &[NewDevice], labels: &[Label]) -> Result<()> {
+    for (device, label) in devices.iter().zip(labels) {
+        let found = Label::read(device.store.as_ref())?;
+        if found.device_uuid == label.device_uuid {
+            continue;
+        }
+        let twin = labels
+            .iter()
+            .position(|label| label.device_uuid == found.device_uuid)
+            .and_then(|at| devices.get(at))
+            .map_or("another device", |twin| twin.spec.as_str());
+        return Err(PoolError::invalid(format!(
+            "{} and {twin} are two names of one disk (multipath, or two loop devices over one file): give it once. \
+             No pool was made",
+            device.spec
+        )));
+    }
+    Ok(())
 }
 
 /// Ends a pool: wipes the labels, and the catalog's headers. Tenants' bytes stay where they are.

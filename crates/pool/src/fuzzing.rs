@@ -262,6 +262,7 @@ pub fn image(input: &[u8]) {
     let device = OpenDevice {
         spec: "mem".into(),
         store,
+        forced: false,
     };
     if let Ok(mut opened) = open(&[device]) {
         assert_eq!(names(&opened.pool), template.volumes, "a silent loss");

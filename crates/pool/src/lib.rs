@@ -50,6 +50,7 @@ mod quarantine;
 mod records;
 mod reservations;
 mod runs;
+mod session;
 mod space;
 mod stock;
 mod store;
@@ -69,7 +70,7 @@ pub use error::{ErrorKind, PoolError, Result};
 pub use extents::{ExtentState, Health};
 pub use guard::panic_is_caught;
 pub use hosts::{MAX_PORTS, MAX_RECENT};
-pub use label::Label;
+pub use label::{Label, LabelCopies, LabelFormat, LabelOwner, Stamp};
 pub use layout::{DEFAULT_EXTENT_BYTES, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES};
 pub use lineage::Epoch;
 pub use mirror::{CatalogCopy, CopyState};
@@ -83,6 +84,7 @@ pub use records::{
     SocketOwner, TenantId, TenantRecord, VolumeRecord,
 };
 pub use runs::DeviceRun;
+pub use session::Stamped;
 pub use space::{Placement, PoolSettings, Space, SpaceLevel};
 pub use store::{BLOCK_BYTES, BlockStore, MemStore};
 pub use uuid::Uuid;

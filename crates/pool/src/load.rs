@@ -63,6 +63,7 @@ impl Unclaimed {
 struct Loader {
     info: Option<PoolInfo>,
     devices: Vec<DeviceRecord>,
+    device_numbers: BTreeMap<DeviceIndex, u64>,
     /// Of each device, a byte per extent.
     states: Vec<Vec<u8>>,
     /// Of each device; made when all states are known.
@@ -105,6 +106,11 @@ impl Loader {
                     return Err(wrong(format!("device {a} has too many extents")));
                 }
                 self.devices.push(record);
+            }
+            Table::DeviceNumbers => {
+                let device = u8::try_from(a).map_err(|_| wrong("the number of no device"))?;
+                self.device_numbers
+                    .insert(DeviceIndex(device), codec::decode(value)?);
             }
             Table::Tenants => {
                 let record: TenantRecord = codec::decode(value)?;
@@ -289,6 +295,7 @@ pub(crate) fn load_records(
     let mut pool = Pool::empty(info, loader.devices, all, usage);
     pool.leaked = used - loader.claimed;
     pool.adopting = true;
+    pool.device_numbers = loader.device_numbers;
     for tenant in loader.tenants {
         pool.tenant_names.insert(tenant.name.clone(), tenant.id);
         pool.tenants.insert(tenant.id, tenant);

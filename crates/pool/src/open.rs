@@ -11,7 +11,7 @@ use crate::{
     create::areas_of,
     error::{PoolError, Result},
     extents::Health,
-    label::Label,
+    label::{Label, LabelFormat},
     lineage::Epoch,
     load::load,
     mirror::Found,
@@ -30,6 +30,8 @@ pub struct OpenDevice {
     pub spec: String,
     /// Its bytes.
     pub store: Arc<dyn BlockStore>,
+    /// It is taken even if it is an older copy.
+    pub forced: bool,
 }
 
 /// A device of the pool that is not here.
@@ -41,6 +43,8 @@ pub struct MissingDevice {
     pub uuid: Uuid,
     /// Where it was last found.
     pub spec: String,
+    /// Why it is not used, if it is here.
+    pub why: Option<String>,
 }
 
 /// A pool that was opened.
@@ -71,14 +75,7 @@ pub fn open(devices: &[OpenDevice]) -> Result<Opened> {
     let mut notes = Vec::new();
     let labelled = read_labels(devices, &mut notes)?;
     refuse_mixtures(&labelled)?;
-    let mut found = Vec::new();
-    for one in &labelled {
-        found.extend(
-            areas_of(&one.label, &one.device.store)?
-                .into_iter()
-                .map(Found::new),
-        );
-    }
+    let found = areas_to_trust(&labelled)?;
     let name = &labelled[0].label.pool_name;
     let told: Vec<(String, Epoch)> = labelled
         .iter()
@@ -98,7 +95,10 @@ pub fn open(devices: &[OpenDevice]) -> Result<Opened> {
         Some(one) => agrees(one, record),
         None => Ok(()),
     })?;
+    refuse_older_catalog(&labelled, &catalog, &pool)?;
     let (indexes, missing) = match_records(&labelled, devices.len(), &mut pool, &mut notes)?;
+    let newest = labelled.iter().map(|one| one.label.number).max();
+    pool.info.opens = pool.info.opens.max(newest.unwrap_or(0));
     let mut areas = Vec::new();
     for one in labelled.iter().filter(|one| indexes[one.at].is_some()) {
         areas.extend(areas_of(&one.label, &one.device.store)?);
@@ -124,6 +124,56 @@ pub fn open(devices: &[OpenDevice]) -> Result<Opened> {
         missing,
         notes,
     })
+}
+
+/// The catalog areas to open the catalog from: those of devices that were part of the pool's last start or stop, as far
+/// as their labels tell. A device that was not comes in once the catalog has said that it may.
+fn areas_to_trust(labelled: &[Labelled<'_>]) -> Result<Vec<Found>> {
+    let newest = labelled.iter().map(|one| one.label.number).max();
+    let is_behind = |one: &&Labelled<'_>| {
+        one.label.format == LabelFormat::Current && Some(one.label.number) < newest
+    };
+    let found_on = |devices: &mut dyn Iterator<Item = &Labelled<'_>>| -> Result<Vec<Found>> {
+        let mut found = Vec::new();
+        for one in devices {
+            let areas = areas_of(&one.label, &one.device.store)?;
+            found.extend(areas.into_iter().map(Found::new));
+        }
+        Ok(found)
+    };
+    let found = found_on(&mut labelled.iter().filter(|one| !is_behind(one)))?;
+    if found.iter().any(Found::is_copy) {
+        return Ok(found);
+    }
+    found_on(&mut labelled.iter())
+}
+
+/// Refuses a catalog that is older than what a device has been part of, unless those that hold it are taken by force.
+fn refuse_older_catalog(labelled: &[Labelled<'_>], catalog: &Catalog, pool: &Pool) -> Result<()> {
+    let Some(newest) = labelled.iter().max_by_key(|one| one.label.number) else {
+        return Ok(());
+    };
+    if newest.label.number <= pool.number() {
+        return Ok(());
+    }
+    let copies = catalog.health().copies;
+    let holders = labelled.iter().filter(|one| {
+        let index = one.label.device_index;
+        copies.iter().any(|copy| copy.device == index)
+    });
+    let (forced, left): (Vec<_>, Vec<_>) = holders.partition(|one| one.device.forced);
+    if left.is_empty() && !forced.is_empty() {
+        return Ok(());
+    }
+    let left: Vec<&str> = left.iter().map(|one| one.device.spec.as_str()).collect();
+    Err(PoolError::damaged(format!(
+        "the pool's catalog on {} is from start {}, but {} was part of start {}: what holds the catalog is an older \
+         copy. Bring the right one back",
+        left.join(" and "),
+        pool.number(),
+        newest.device.spec,
+        newest.label.number
+    )))
 }
 
 /// The devices whose labels can be read; an error if there is none.
@@ -204,6 +254,12 @@ fn agrees(one: &Labelled<'_>, record: &DeviceRecord) -> Result<()> {
     )))
 }
 
+fn older_copy(spec: &str, number: u64, known: u64) -> String {
+    format!(
+        "{spec} is an older copy of the device: its label has number {number}, the pool's catalog knows number {known}"
+    )
+}
+
 type Matched = (Vec<Option<DeviceIndex>>, Vec<MissingDevice>);
 
 /// Which device is what, and what is missing; the pool is told.
@@ -222,9 +278,33 @@ fn match_records(
                 index: record.index,
                 uuid: record.uuid,
                 spec: record.spec,
+                why: None,
             });
             continue;
         };
+        let known = pool.device_number(record.index);
+        let number = one.label.number;
+        let is_older = one.label.format == LabelFormat::Current && number < known;
+        if is_older && !one.device.forced {
+            pool.set_device_health(record.index, Health::Missing)?;
+            notes.push(older_copy(&one.device.spec, number, known));
+            missing.push(MissingDevice {
+                index: record.index,
+                uuid: record.uuid,
+                why: Some(older_copy(&one.device.spec, number, known)),
+                spec: record.spec,
+            });
+            continue;
+        }
+        if is_older || number > pool.number() {
+            notes.push(format!(
+                "{} is taken although its number {number} is not the catalog's {}: what no volume maps there is zeroed \
+                 before its next use, and what a volume maps may be older",
+                one.device.spec,
+                known.max(pool.number())
+            ));
+            pool.distrust(record.index)?;
+        }
         if one.label.extent_bytes != pool.info().extent_bytes {
             return Err(PoolError::damaged(format!(
                 "{} and the pool's catalog disagree about the size of extents",
@@ -240,7 +320,11 @@ fn match_records(
         }
         indexes[one.at] = Some(record.index);
     }
-    for one in labelled.iter().filter(|one| indexes[one.at].is_none()) {
+    let is_known = |one: &&Labelled<'_>| {
+        let uuid = one.label.device_uuid;
+        pool.devices().iter().any(|record| record.uuid == uuid)
+    };
+    for one in labelled.iter().filter(|one| !is_known(one)) {
         notes.push(format!(
             "{} carries the label of pool {:?}, which does not know it: adding it was not finished. It \
              is left alone; it can be added again",

@@ -118,6 +118,8 @@ pub(crate) struct Promotions {
 pub struct Pool {
     pub(crate) info: PoolInfo,
     pub(crate) devices: Vec<DeviceRecord>,
+    /// The number that each label is known to have.
+    pub(crate) device_numbers: BTreeMap<DeviceIndex, u64>,
     pub(crate) tenants: BTreeMap<TenantId, TenantRecord>,
     pub(crate) volumes: BTreeMap<VolumeId, Volume>,
     /// Deleted ones some of whose extents are still to be freed. Nobody else knows them.
@@ -167,6 +169,7 @@ impl Pool {
         Self {
             info,
             devices,
+            device_numbers: BTreeMap::new(),
             tenants: BTreeMap::new(),
             volumes: BTreeMap::new(),
             deleting: BTreeMap::new(),
@@ -344,6 +347,8 @@ impl Pool {
             Table::HostReservations => record(self.host_reservations.get(&VolumeId(key.a))),
             Table::Budgets => record(self.budgets.stored(key.a, key.b)),
             Table::Devices => record(self.devices.get(key.a as usize)),
+            // A number of the table is a device's index.
+            Table::DeviceNumbers => record(self.device_numbers.get(&DeviceIndex(key.a as u8))),
             Table::States => {
                 let states = self.extents.stored_chunk(key.a, key.b, STATE_CHUNK);
                 let Some(device) = self.devices.get(key.a as usize) else {

@@ -48,7 +48,7 @@ pub struct PoolInfo {
     pub engine_generation: u64,
     /// The next id for a tenant, volume or export.
     pub next_id: u64,
-    /// How often the pool was opened: the upper part of every commit sequence.
+    /// How often the pool was started or stopped: the upper part of every commit sequence.
     pub opens: u64,
     /// What can be set for it.
     pub settings: PoolSettings,

@@ -4,6 +4,7 @@
 //! for tests, the `device` crate's [`SyncDevice`] for the daemon, behind a limit
 //! ([`BoundedStore`](crate::BoundedStore)); whoever has something else implements the trait. **Not here:** opening devices, their locks, tenant data, io_uring.
 
+use crate::layout::CATALOG_OFFSET_BYTES;
 use forebay_device::sync_io::SyncDevice;
 use std::{
     io,
@@ -109,12 +110,23 @@ impl BlockStore for MemStore {
     }
 }
 
+/// Whether a range has labels and heartbeats only: past the page cache, since others may write there.
+fn is_labels(offset: u64, len: usize) -> bool {
+    offset.saturating_add(len as u64) <= CATALOG_OFFSET_BYTES
+}
+
 impl BlockStore for SyncDevice {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if is_labels(offset, buf.len()) {
+            return self.read_direct_at(offset, buf);
+        }
         SyncDevice::read_at(self, offset, buf)
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        if is_labels(offset, data.len()) {
+            return self.write_direct_at(offset, data);
+        }
         SyncDevice::write_at(self, offset, data)
     }
 
@@ -127,7 +139,7 @@ impl BlockStore for SyncDevice {
     }
 
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> bool {
-        SyncDevice::try_read_at(self, offset, buf)
+        !is_labels(offset, buf.len()) && SyncDevice::try_read_at(self, offset, buf)
     }
 
     fn will_read(&self, offset: u64, bytes: u64) {

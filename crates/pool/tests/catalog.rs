@@ -208,6 +208,7 @@ fn tens_of_thousands_of_mappings_on_a_file() {
     let open_device = OpenDevice {
         spec: device.to_string(),
         store: store(),
+        forced: false,
     };
     let opened = open(&[open_device]).unwrap();
     let (mut pool, catalog) = (opened.pool, opened.catalog);

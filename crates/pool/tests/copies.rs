@@ -204,6 +204,7 @@ fn devices_that_moved_are_known_and_those_of_two_pools_are_refused() {
         let device = |(name, at): (usize, usize)| forebay_pool::OpenDevice {
             spec: format!("moved:{name}"),
             store: power.stores()[at].clone(),
+            forced: false,
         };
         forebay_pool::open(
             &which
@@ -244,6 +245,7 @@ fn devices_that_moved_are_known_and_those_of_two_pools_are_refused() {
         .map(|(spec, store)| forebay_pool::OpenDevice {
             spec: spec.into(),
             store,
+            forced: false,
         })
         .into();
     let mixed = error(forebay_pool::open(&both));
@@ -275,7 +277,7 @@ fn a_device_that_shrank_or_is_of_another_version_is_named() {
         store.set_capacity(DEVICE_BYTES);
     }
     for at in 0..2 {
-        for copy in [0, 4096] {
+        for copy in [0, 512 << 10] {
             let mut block = power.stores()[at].peek(copy);
             block[16] = 77;
             power.stores()[at].poke(copy, &block);

@@ -37,6 +37,7 @@ fn reopen(power: &Power) -> (Pool, Catalog) {
     let opened = open(&[OpenDevice {
         spec: "mem:0".into(),
         store: power.stores()[0].clone(),
+        forced: false,
     }])
     .unwrap();
     (opened.pool, opened.catalog)

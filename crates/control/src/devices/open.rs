@@ -272,6 +272,7 @@ fn open_found(mut search: Search) -> Result<OpenPool, ApiError> {
             .map(|found| OpenDevice {
                 spec: found.store.0.info().spec.to_string(),
                 store: found.store.clone(),
+                forced: false,
             })
             .collect();
         let opened = forebay_pool::open(&devices).map_err(|error| {

@@ -30,6 +30,11 @@ impl Found {
         Self { area, content }
     }
 
+    /// Whether a copy can be read from it.
+    pub(crate) fn is_copy(&self) -> bool {
+        self.content.is_ok()
+    }
+
     /// Whether it is, or was, a copy.
     fn is_blank(&self) -> bool {
         matches!(self.content, Err(Unusable::Blank | Unusable::Other))

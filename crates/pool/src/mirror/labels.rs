@@ -6,7 +6,14 @@
 //! **Not here:** what opening makes of it (`copies`).
 
 use super::{Mirror, State};
-use crate::{area::NO_DEVICE, label::Label, lineage::Epoch, store::BlockStore, uuid::Uuid};
+use crate::{
+    area::NO_DEVICE,
+    error::Result,
+    label::{Label, Stamp},
+    lineage::Epoch,
+    store::BlockStore,
+    uuid::Uuid,
+};
 use std::sync::Arc;
 
 /// A device's label.
@@ -21,12 +28,16 @@ struct Known {
 
 /// The labels that are to be told.
 #[derive(Default)]
-pub(super) struct Labels(Vec<Known>);
+pub(super) struct Labels {
+    known: Vec<Known>,
+    /// The last one of this opening.
+    stamp: Option<Stamp>,
+}
 
 impl Labels {
     /// Those that could not be written.
     pub(super) fn failed(&self) -> Vec<(Uuid, Arc<dyn BlockStore>)> {
-        let failed = self.0.iter().filter(|known| known.failed);
+        let failed = self.known.iter().filter(|known| known.failed);
         failed
             .map(|known| (known.device, known.store.clone()))
             .collect()
@@ -35,7 +46,7 @@ impl Labels {
     /// These could not be written, and are told once more.
     pub(super) fn try_again(&mut self, devices: &[Uuid]) {
         for known in self
-            .0
+            .known
             .iter_mut()
             .filter(|known| devices.contains(&known.device))
         {
@@ -47,7 +58,7 @@ impl Labels {
 impl Mirror {
     /// From the next sync on, the label of this device of the pool is told too.
     pub(crate) fn add_label(&self, device: Uuid, store: &Arc<dyn BlockStore>) {
-        let labels = &mut self.lock().labels.0;
+        let labels = &mut self.lock().labels.known;
         if labels.iter().all(|known| known.device != device) {
             labels.push(Known {
                 device,
@@ -61,6 +72,28 @@ impl Mirror {
     /// The epoch as labels note it.
     pub(crate) fn epoch(&self) -> Epoch {
         self.lock().epoch()
+    }
+
+    pub(crate) fn stamp_labels(&self, stamp: &Stamp) -> Vec<(Uuid, Result<bool>)> {
+        let labels = &mut self.lock().labels;
+        labels.stamp = Some(stamp.clone());
+        let stamped = labels.known.iter().map(|known| {
+            let result = Label::stamp(known.store.as_ref(), known.device, stamp);
+            (known.device, result)
+        });
+        stamped.collect()
+    }
+
+    pub(crate) fn last_stamp(&self) -> Option<Stamp> {
+        self.lock().labels.stamp.clone()
+    }
+
+    pub(crate) fn label_stores(&self) -> Vec<(Uuid, Arc<dyn BlockStore>)> {
+        let labels = &self.lock().labels.known;
+        let stores = labels.iter();
+        stores
+            .map(|known| (known.device, known.store.clone()))
+            .collect()
     }
 }
 
@@ -81,7 +114,7 @@ impl State {
     pub(super) fn tell_labels(&mut self) {
         let epoch = self.epoch();
         let mut repaired = Vec::new();
-        for known in &mut self.labels.0 {
+        for known in &mut self.labels.known {
             if known.told != Some(epoch) {
                 known.told = Some(epoch);
                 match Label::note_epoch(known.store.as_ref(), known.device, epoch) {

@@ -41,6 +41,7 @@ pub fn open_on(power: &Power, which: &[usize]) -> Result<Opened> {
         .map(|at| OpenDevice {
             spec: format!("mem:{at}"),
             store: power.stores()[*at].clone(),
+            forced: false,
         })
         .collect();
     open(&devices)

@@ -138,6 +138,7 @@ pub(crate) fn open(power: &Power, devices: usize) -> (Pool, Catalog) {
     let device = |at: usize| OpenDevice {
         spec: format!("mem:{at}"),
         store: power.stores()[at].clone(),
+        forced: false,
     };
     let devices: Vec<OpenDevice> = (0..devices).map(device).collect();
     let mut opened = forebay_pool::open(&devices).unwrap();

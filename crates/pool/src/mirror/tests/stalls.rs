@@ -196,6 +196,7 @@ impl BlockStore for One {
 
 fn label(device: u8, epoch: Epoch) -> Label {
     Label {
+        format: crate::label::LabelFormat::Old,
         generation: 1,
         pool_uuid: Uuid(OWNER),
         pool_name: "p".to_owned(),
@@ -209,6 +210,9 @@ fn label(device: u8, epoch: Epoch) -> Label {
         data_offset_bytes: AREA_AT + AREA,
         data_extents: 0,
         epoch,
+        owner: None,
+        number: 0,
+        is_clean: false,
     }
 }
 
