@@ -7,6 +7,7 @@ use crate::control::Control;
 use crate::core::staging::Staging;
 use crate::core::{Core, links};
 use crate::exports::Exports;
+use crate::heartbeat::{Heart, Pulse};
 use crate::mailbox::{ControlBell, ToControl, mailbox};
 use crate::memory::{Memory, ReactorMemory};
 use crate::reactor::{Reactor, WAKE_KEY};
@@ -127,11 +128,13 @@ impl Engine {
             mailboxes.push(to_reactor);
             theirs.push(to_control);
         }
+        let pulse = Arc::new(Pulse::default());
         let bells: Vec<_> = theirs.iter().map(ToControl::bell).collect();
         let theirs = theirs.into_iter().zip(links(&bells)).enumerate();
         for (number, (to_control, links)) in theirs {
             let cpu = (!config.cpus.is_empty()).then(|| config.cpus[number % config.cpus.len()]);
             let (region, closer) = (region.clone(), closer.clone());
+            let its_pulse = pulse.clone();
             let (started, starting) = mpsc::channel();
             let thread = std::thread::Builder::new()
                 .name(format!("reactor-{number}"))
@@ -155,6 +158,7 @@ impl Engine {
                             })?;
                         let staging = Staging::over(staging);
                         let mut core = Core::new(number, region.clone(), staging, ring);
+                        core.set_pulse(its_pulse);
                         core.link(links);
                         let set = epoll::create(epoll::CreateFlags::CLOEXEC)
                             .map_err(|e| system("making an epoll set")(e.into()))?;
@@ -189,6 +193,8 @@ impl Engine {
         }
         let mut control = Control::new(&config, region, memory, mailboxes, bell, exports, closer)
             .map_err(system(format!("listening on {}", config.socket.display())))?;
+        let heart = Heart::start(pulse).map_err(system("starting the heartbeat"))?;
+        control.set_heart(heart);
         if let Some(channel) = channel {
             control.converse(channel);
         }

@@ -21,6 +21,7 @@ pub mod core;
 mod crash;
 mod door;
 mod exports;
+mod heartbeat;
 mod lane;
 pub mod limits;
 mod mailbox;
@@ -37,5 +38,6 @@ mod vm;
 mod volume;
 
 pub use config::{Engine, EngineConfig, EngineError};
+pub use heartbeat::LOST_THE_POOL;
 #[cfg(fuzzing)]
 pub use takeover::fuzzing;

@@ -265,6 +265,9 @@ impl Control {
             waiting: true,
             fenced: false,
         };
+        if let Some(heart) = &self.heart {
+            heart.device(index, known.served.device.clone());
+        }
         self.devices.insert(index, known);
         if self.early.remove(&index) {
             self.serve_device(index);
@@ -312,6 +315,9 @@ impl Control {
                         known.waiting = false;
                         if !known.posted {
                             self.devices.remove(&index);
+                            if let Some(heart) = &self.heart {
+                                heart.forget(index);
+                            }
                             lock(&self.identities).remove(&index);
                         }
                     }

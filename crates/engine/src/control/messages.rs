@@ -5,6 +5,7 @@ use crate::exports::{Port, Served};
 use crate::lane::{Figures, Lane, LaneIndex};
 use crate::mailbox::Post;
 use crate::volume::Volume;
+use forebay_device::heartbeat::Holder;
 use forebay_nvme::controller;
 use forebay_xlate::boundary::message::{
     AnaState, BOUNDARY_VERSION, ExportConfig, ExportId, FromEngine, PortConfig, ToEngine,
@@ -41,6 +42,17 @@ impl Control {
             // Nothing else counts before the greeting.
             _ if !self.greeted => {}
             ToEngine::SetDevice { request, device } => self.set_device(request, device),
+            ToEngine::Hold {
+                owner,
+                boot,
+                host,
+                devices,
+            } => {
+                let holder = Holder { owner, boot, host };
+                if let Some(heart) = &self.heart {
+                    heart.hold(holder, devices.into_iter().collect());
+                }
+            }
             ToEngine::SetVolume { request, volume } => {
                 let result = self.set_volume(volume);
                 self.done(request, result);

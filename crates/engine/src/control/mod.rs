@@ -19,6 +19,7 @@ use crate::config::EngineConfig;
 use crate::core::{ServedDevice, monotonic_ns};
 use crate::door::Door;
 use crate::exports::Exports;
+use crate::heartbeat::Heart;
 use crate::lane::{Figures, LaneIndex};
 use crate::mailbox::{ControlBell, Post, ToReactor, Upcall, quiet_bell};
 use crate::memory::Memory;
@@ -102,6 +103,7 @@ pub struct Control {
     /// Connections, by number: the daemon has their sockets too.
     sockets: BTreeMap<u64, Arc<OwnedFd>>,
     handover: Handover,
+    heart: Option<Heart>,
     side: EngineSide,
     reserves: reserve::Reserves,
     /// What [`EngineSide`] wants done; empty between turns' steps.
@@ -113,6 +115,11 @@ pub struct Control {
 }
 
 impl Control {
+    /// Says what keeps the heartbeat on the devices.
+    pub fn set_heart(&mut self, heart: Heart) {
+        self.heart = Some(heart);
+    }
+
     /// Listens for the daemon.
     pub fn new(
         config: &EngineConfig,
@@ -146,6 +153,7 @@ impl Control {
             greeted: false,
             pool: [0; 16],
             grant_table: None,
+            heart: None,
             side: EngineSide::new(mailboxes.len(), MAX_DRAINS),
             reserves: reserve::Reserves::default(),
             effects: Vec::new(),

@@ -35,6 +35,7 @@ use io::{Io, Stage, Token};
 pub use reserve::Drain;
 pub use turn::monotonic_ns;
 
+use crate::heartbeat::Pulse;
 use crate::lane::{Lane, LaneIndex};
 use crate::mailbox::Upcall;
 use crate::tcp::record::keep_for_ever;
@@ -117,6 +118,8 @@ pub struct Core {
     /// The records of all queues' commands.
     commands: &'static [CommandRecord; MAX_QUEUES * MAX_QUEUE_ENTRIES],
     ring: Ring,
+    /// Whether the pool is still this engine's.
+    pulse: Arc<Pulse>,
     now_ns: u64,
     /// A test's clock.
     #[cfg(test)]
@@ -166,6 +169,7 @@ impl Core {
             region,
             reactor,
             ring,
+            pulse: Arc::default(),
             now_ns: monotonic_ns(),
             #[cfg(test)]
             clock_ns: None,
@@ -200,6 +204,11 @@ impl Core {
             upcalls: VecDeque::with_capacity(4 * MAX_IOS),
             wake_armed: false,
         }
+    }
+
+    /// What tells whether the pool is still this engine's.
+    pub fn set_pulse(&mut self, pulse: Arc<Pulse>) {
+        self.pulse = pulse;
     }
 
     /// CLOCK_MONOTONIC as of this turn, or of when its commands began to end.

@@ -91,6 +91,9 @@ impl Core {
 
     /// Hands what is queued to the kernel. What fails of it stays queued: the next turn tries again.
     pub(super) fn enter(&mut self) {
+        if self.ring.queued() > 0 {
+            self.pulse.check();
+        }
         if self.ring.submit().is_ok_and(|entered| entered > 0) {
             kill_point!("core.entered");
         }
@@ -162,6 +165,9 @@ impl Core {
                 .is_ok();
         }
         self.away.rests(self.now_ns);
+        if self.ring.queued() > 0 {
+            self.pulse.check();
+        }
         let _ = self.ring.wait(1, Some(limit));
         self.stamp();
         self.woke();

@@ -25,7 +25,7 @@ use forebay_nvme::reservation::Reservations;
 use serde::{Deserialize, Serialize};
 
 /// The language's version; a side that hears another one says so and hangs up.
-pub const BOUNDARY_VERSION: u32 = 8;
+pub const BOUNDARY_VERSION: u32 = 9;
 /// The longest message in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// The most faults or grants in one message.
@@ -53,6 +53,17 @@ pub enum ToEngine {
         request: u64,
         /// Which.
         device: DeviceConfig,
+    },
+    /// Who holds the pool, and the devices on which the engine keeps the heartbeat. Said before the devices.
+    Hold {
+        /// The random id of this installation.
+        owner: [u8; 16],
+        /// This boot.
+        boot: [u8; 16],
+        /// This machine's name.
+        host: String,
+        /// The devices whose labels have an owner.
+        devices: Vec<DeviceIndex>,
     },
     /// Serve or grow a volume.
     SetVolume {

@@ -1,0 +1,384 @@
+//! The heartbeat: this engine tells other machines that it uses the pool's devices, and hears if one took them over.
+//!
+//! **Design.** A thread of its own, with a ring of its own. Once a period it reads each device's heartbeat block, and
+//! then writes it with a higher count. A block of another holder means that the pool was taken over: the process ends at
+//! once, so that nothing more is written. A device that does not answer keeps its request, and no other one waits for it.
+//!
+//! A process that was stopped for a while (SIGSTOP, a paused virtual machine) may have lost the pool meanwhile. [`Pulse`]
+//! holds the time until which the last look at the blocks counts. A reactor that finds it passed waits, before it hands
+//! anything to the kernel, until this thread has looked again.
+//!
+//! **Not here:** the block ([`forebay_device::heartbeat`]); who may take a pool over (the daemon).
+
+use forebay_device::heartbeat::{
+    Beat, HEARTBEAT_BYTES, HEARTBEAT_OFFSET_BYTES, Holder, PAUSE_MS, PERIOD_MS,
+};
+use forebay_device::mem::StaticRegion;
+use forebay_device::ring::{Ring, RingOptions};
+use forebay_device::{Buf, Device, Finish, Op, Submitted};
+use forebay_xlate::DeviceIndex;
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+/// The exit status of an engine that lost its pool to another machine.
+pub const LOST_THE_POOL: i32 = 75;
+/// The most devices that a pool has.
+const DEVICES: usize = 256;
+const PERIOD_NS: u64 = PERIOD_MS * 1_000_000;
+const PAUSE_NS: u64 = PAUSE_MS * 1_000_000;
+/// How long a reactor waits for the look after a pause before the engine gives up.
+const LOOK_LIMIT_NS: u64 = 10_000_000_000;
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// A clock that costs a few instructions and is some milliseconds behind.
+fn coarse_ns() -> u64 {
+    let t = clock_gettime(ClockId::MonotonicCoarse);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// Until when the last look at the devices' heartbeat blocks counts.
+#[derive(Debug)]
+pub struct Pulse {
+    until_ns: AtomicU64,
+}
+
+impl Default for Pulse {
+    /// One that never ends: for an engine whose devices have no heartbeat.
+    fn default() -> Self {
+        Self {
+            until_ns: AtomicU64::new(u64::MAX),
+        }
+    }
+}
+
+impl Pulse {
+    /// Returns at once, unless this process stood still for longer than its last look counts. Then it waits until the
+    /// blocks were looked at again.
+    #[inline]
+    pub fn check(&self) {
+        if coarse_ns() > self.until_ns.load(Relaxed) {
+            self.wait();
+        }
+    }
+
+    #[cold]
+    fn wait(&self) {
+        let limit = coarse_ns() + LOOK_LIMIT_NS;
+        while coarse_ns() > self.until_ns.load(Relaxed) {
+            if coarse_ns() > limit {
+                eprintln!("the engine stood still, and its devices' heartbeats can't be read: it ends");
+                std::process::abort();
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+}
+
+/// What the thread is told.
+enum Order {
+    /// Who the holder is, and the devices that have a heartbeat.
+    Hold(Holder, BTreeSet<DeviceIndex>),
+    Device(DeviceIndex, Arc<Device>),
+    Forget(DeviceIndex),
+}
+
+/// The way to the thread.
+pub struct Heart(mpsc::Sender<Order>);
+
+impl Heart {
+    /// Starts the thread.
+    pub fn start(pulse: Arc<Pulse>) -> io::Result<Self> {
+        let (sender, orders) = mpsc::channel();
+        let room = StaticRegion::anonymous(DEVICES * HEARTBEAT_BYTES)?;
+        std::thread::Builder::new()
+            .name("heartbeat".into())
+            .spawn(move || {
+                let options = RingOptions {
+                    // Each device has one request at a time.
+                    entries: DEVICES as u32,
+                    cq_entries: 2 * DEVICES as u32,
+                    ..RingOptions::default()
+                };
+                match Ring::new(&options) {
+                    Ok(ring) => Beating::new(orders, ring, room, pulse).run(),
+                    Err(error) => eprintln!("no heartbeat on the pool's devices: {error}"),
+                }
+            })?;
+        Ok(Self(sender))
+    }
+
+    /// Beats for a holder on these devices, as far as they are open.
+    pub fn hold(&self, holder: Holder, devices: BTreeSet<DeviceIndex>) {
+        let _ = self.0.send(Order::Hold(holder, devices));
+    }
+
+    /// A device is open.
+    pub fn device(&self, index: DeviceIndex, device: Arc<Device>) {
+        let _ = self.0.send(Order::Device(index, device));
+    }
+
+    /// A device is not used any more.
+    pub fn forget(&self, index: DeviceIndex) {
+        let _ = self.0.send(Order::Forget(index));
+    }
+}
+
+/// What is under way on a device.
+#[derive(Clone, Copy)]
+enum Stage {
+    Idle,
+    Reads(Op),
+    Writes(Op),
+}
+
+struct Patient {
+    device: Arc<Device>,
+    stage: Stage,
+    /// Its last look or beat failed, which was said.
+    failed: bool,
+}
+
+struct Beating {
+    orders: mpsc::Receiver<Order>,
+    ring: Ring,
+    /// A block for each device.
+    room: StaticRegion,
+    pulse: Arc<Pulse>,
+    holder: Option<Holder>,
+    held: BTreeSet<DeviceIndex>,
+    devices: BTreeMap<DeviceIndex, Patient>,
+    count: u64,
+    /// Devices whose look of this period is under way.
+    looking: BTreeSet<DeviceIndex>,
+    period_began_ns: u64,
+}
+
+impl Beating {
+    fn new(
+        orders: mpsc::Receiver<Order>,
+        ring: Ring,
+        room: StaticRegion,
+        pulse: Arc<Pulse>,
+    ) -> Self {
+        Self {
+            orders,
+            ring,
+            room,
+            pulse,
+            holder: None,
+            held: BTreeSet::new(),
+            devices: BTreeMap::new(),
+            count: 0,
+            looking: BTreeSet::new(),
+            period_began_ns: 0,
+        }
+    }
+
+    fn run(mut self) {
+        let mut next_ns = coarse_ns();
+        loop {
+            let now = coarse_ns();
+            if now >= next_ns {
+                next_ns = now + PERIOD_NS;
+                self.begin_period(now);
+            }
+            let pause = Duration::from_nanos(next_ns.saturating_sub(coarse_ns()));
+            if self.is_idle() {
+                match self.orders.recv_timeout(pause) {
+                    Ok(order) => {
+                        self.take(order);
+                        next_ns = 0;
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+            } else {
+                let _ = self.ring.wait(1, Some(pause));
+                self.reap();
+            }
+            while let Ok(order) = self.orders.try_recv() {
+                self.take(order);
+                next_ns = 0;
+            }
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        let mut devices = self.devices.values();
+        devices.all(|patient| matches!(patient.stage, Stage::Idle))
+    }
+
+    fn take(&mut self, order: Order) {
+        match order {
+            Order::Hold(holder, held) => {
+                self.holder = Some(holder);
+                self.held = held;
+            }
+            Order::Device(index, device) => {
+                let patient = Patient {
+                    device,
+                    stage: Stage::Idle,
+                    failed: false,
+                };
+                self.devices.insert(index, patient);
+            }
+            Order::Forget(index) => {
+                // One with a request under way keeps its block until that has ended.
+                self.held.remove(&index);
+            }
+        }
+    }
+
+    /// Looks at every device that is not waited for.
+    fn begin_period(&mut self, now: u64) {
+        if self.holder.is_none() {
+            return;
+        }
+        if !self.looking.is_empty() && self.period_began_ns > 0 {
+            // Those that are waited for hang; the others were looked at when that period began.
+            self.looked();
+        }
+        self.period_began_ns = now;
+        self.looking.clear();
+        let held: Vec<DeviceIndex> = self.held.iter().copied().collect();
+        for index in held {
+            let idle = self.devices.get(&index);
+            if idle.is_some_and(|patient| matches!(patient.stage, Stage::Idle))
+                && let Some(block) = self.block(index)
+            {
+                self.looking.insert(index);
+                self.submit(index, Stage::Reads(Op::read(HEARTBEAT_OFFSET_BYTES, block)));
+            }
+        }
+        let _ = self.ring.submit();
+        if self.looking.is_empty() {
+            self.looked();
+        }
+    }
+
+    /// Every device that answers has this holder, as of the begin of the period.
+    fn looked(&self) {
+        if !self.held.is_empty() {
+            let until = self.period_began_ns + PAUSE_NS;
+            self.pulse.until_ns.store(until, Relaxed);
+        }
+    }
+
+    fn block(&self, index: DeviceIndex) -> Option<Buf> {
+        let at = usize::from(index.0) * HEARTBEAT_BYTES;
+        self.room.buf(at, HEARTBEAT_BYTES as u32)
+    }
+
+    fn submit(&mut self, index: DeviceIndex, stage: Stage) {
+        let Some(patient) = self.devices.get_mut(&index) else {
+            return;
+        };
+        let (Stage::Reads(mut op) | Stage::Writes(mut op)) = stage else {
+            return;
+        };
+        let submitted = patient
+            .device
+            .submit(&mut self.ring, &mut op, u64::from(index.0));
+        patient.stage = match stage {
+            Stage::Reads(_) => Stage::Reads(op),
+            _ => Stage::Writes(op),
+        };
+        match submitted {
+            Submitted::Queued => {}
+            Submitted::Done(result) => self.ended(index, result.map_err(|errno| errno.to_string())),
+            Submitted::RingFull => self.ended(index, Err("the ring is full".to_owned())),
+        }
+    }
+
+    fn reap(&mut self) {
+        let mut done = Vec::new();
+        self.ring.for_each_completion(|completion| done.push(completion));
+        for completion in done {
+            // It was an index when it was submitted.
+            let index = DeviceIndex(completion.user_data as u8);
+            let Some(patient) = self.devices.get(&index) else {
+                continue;
+            };
+            let (Stage::Reads(op) | Stage::Writes(op)) = patient.stage else {
+                continue;
+            };
+            match patient.device.finish(op, completion.result) {
+                Finish::Done => self.ended(index, Ok(())),
+                Finish::Failed(errno) => self.ended(index, Err(errno.to_string())),
+                Finish::Again(op) => {
+                    let again = match patient.stage {
+                        Stage::Reads(_) => Stage::Reads(op),
+                        _ => Stage::Writes(op),
+                    };
+                    self.submit(index, again);
+                }
+            }
+        }
+        let _ = self.ring.submit();
+    }
+
+    fn ended(&mut self, index: DeviceIndex, result: Result<(), String>) {
+        let Some(patient) = self.devices.get_mut(&index) else {
+            return;
+        };
+        let stage = std::mem::replace(&mut patient.stage, Stage::Idle);
+        if let Err(error) = &result
+            && !std::mem::replace(&mut patient.failed, true)
+        {
+            eprintln!("the heartbeat of {index}: {error}");
+        }
+        match stage {
+            Stage::Reads(_) => {
+                let was = result.is_ok().then(|| self.look(index)).flatten();
+                if self.looking.remove(&index) && self.looking.is_empty() {
+                    self.looked();
+                }
+                if result.is_ok() && self.held.contains(&index) {
+                    self.beat(index, was.map_or(0, |beat| beat.count));
+                }
+            }
+            Stage::Writes(_) if result.is_ok() => patient.failed = false,
+            _ => {}
+        }
+    }
+
+    /// What the block says; does not return if it is another's.
+    fn look(&self, index: DeviceIndex) -> Option<Beat> {
+        let mut bytes = [0; HEARTBEAT_BYTES];
+        let at = usize::from(index.0) * HEARTBEAT_BYTES;
+        if !self.room.copy_out(at, &mut bytes) {
+            return None;
+        }
+        let beat = Beat::decode(&bytes)?;
+        let ours = self.holder.as_ref()?;
+        if !beat.holder.is(ours) {
+            eprintln!(
+                "{index} was taken over by another Forebay, on host {:?}: this engine ends",
+                beat.holder.host
+            );
+            std::process::exit(LOST_THE_POOL);
+        }
+        Some(beat)
+    }
+
+    fn beat(&mut self, index: DeviceIndex, last: u64) {
+        let (Some(holder), Some(block)) = (&self.holder, self.block(index)) else {
+            return;
+        };
+        self.count = self.count.max(last) + 1;
+        let beat = Beat {
+            holder: holder.clone(),
+            count: self.count,
+            stopped: false,
+        };
+        let at = usize::from(index.0) * HEARTBEAT_BYTES;
+        if self.room.copy_in(at, &beat.encode()) {
+            self.submit(index, Stage::Writes(Op::write(HEARTBEAT_OFFSET_BYTES, block)));
+        }
+    }
+}
