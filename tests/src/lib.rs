@@ -12,6 +12,7 @@
 pub mod api;
 pub mod book;
 pub mod daemon;
+pub mod disk;
 pub mod exposition;
 pub mod guest;
 pub mod hold;

@@ -35,6 +35,7 @@ use crate::events::{Events, News};
 use crate::files;
 use crate::owner::session::{GreetError, Greeting, Session};
 use crate::owner::{Grants, Limits, Owner, grants_capacity, now_unix_ms};
+use crate::ownership::Installation;
 use crate::supervisor::process::{self, EngineProcess, EngineRecord};
 use crate::supervisor::report;
 use crate::supervisor::{GREET_LIMIT, Supervisor, connect_socket};
@@ -102,6 +103,8 @@ struct Serving {
 
 struct Daemon {
     config: DaemonConfig,
+    /// Who this daemon is to the pool's labels.
+    me: Arc<Installation>,
     started: Instant,
     serving: RefCell<Option<Rc<Serving>>>,
     /// Listeners while there is no pool to serve.
@@ -145,7 +148,16 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
         Some(address) => Some(api::bind_metrics(address, listener.passed_over).await?),
         None => None,
     };
-    let daemon = Rc::new(Daemon::new(config));
+    let me = Installation::claim(&config.state_dir).map_err(|error| {
+        let in_use = error.kind() == io::ErrorKind::AddrInUse;
+        let error = DaemonError::from(error);
+        if in_use {
+            error.with_hint("give each daemon a state folder of its own (`--state-dir`)")
+        } else {
+            error
+        }
+    })?;
+    let daemon = Rc::new(Daemon::new(config, Arc::new(me)));
     daemon.start().await?;
     let looking = tokio::task::spawn_local(daemon.clone().take_silent_back());
     tokio::task::spawn_local(daemon.clone().listen_at_the_rest());
@@ -210,9 +222,10 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
 }
 
 impl Daemon {
-    fn new(config: DaemonConfig) -> Self {
+    fn new(config: DaemonConfig, me: Arc<Installation>) -> Self {
         Self {
             config,
+            me,
             started: Instant::now(),
             serving: RefCell::new(None),
             spare_listeners: RefCell::default(),
@@ -287,6 +300,7 @@ impl Daemon {
             catalog,
             devices,
             missing,
+            tenure,
             is_new,
         } = open;
         self.record_devices(&pool);
@@ -325,6 +339,7 @@ impl Daemon {
         self.bind_listeners(missing.iter().any(|device| device.is_silent))?;
         let (catalog, limits) = (Arc::new(catalog), Limits::default());
         let owner = Owner::new(pool, catalog, devices, grants, limits, self.events.clone());
+        owner.set_hold(self.me.clone(), tenure);
         if live.is_none() {
             let finished = timeout(START_COMMIT_LIMIT, owner.finish_adoption(None)).await;
             if finished.is_err() {
@@ -342,7 +357,9 @@ impl Daemon {
     }
 
     /// Starts to serve a pool.
-    fn begin(&self, owner: Rc<Owner>, mut live: Option<(EngineProcess, Greeting)>) {
+    fn begin(self: &Rc<Self>, owner: Rc<Owner>, mut live: Option<(EngineProcess, Greeting)>) {
+        owner.begin_stamp();
+        self.watch_tenure(&owner);
         owner
             .listeners
             .borrow_mut()

@@ -13,6 +13,7 @@ mod events;
 mod files;
 mod metrics;
 mod owner;
+mod ownership;
 mod readiness;
 mod signal;
 mod store;

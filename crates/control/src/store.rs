@@ -3,26 +3,45 @@
 //! Purpose: the pool's [`BlockStore`] over the device crate's synchronous access, within a time limit.
 //! Design: a device that does not answer fails ([`BoundedStore`]), so that it holds nobody else up. Whoever
 //! flushes the device past that and fails says so here: the kernel tells of an error only once.
+//! Nothing is written to a device that another machine took over (`ownership`).
 //! Not here: where label and catalog are (the pool), locks (`devices`).
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use forebay_device::sync_io::SyncDevice;
 use forebay_pool::{BlockStore, BoundedStore};
+
+use crate::ownership::Tenure;
 
 /// How long a device may take for one request to its label or catalog area.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// See the module's text.
 #[derive(Debug)]
-pub(crate) struct SyncStore(pub(crate) Arc<SyncDevice>, BoundedStore);
+pub(crate) struct SyncStore(
+    pub(crate) Arc<SyncDevice>,
+    BoundedStore,
+    OnceLock<Arc<Tenure>>,
+);
 
 impl SyncStore {
     pub(crate) fn new(device: SyncDevice) -> Self {
         let device = Arc::new(device);
-        Self(device.clone(), BoundedStore::new(device, ANSWER_LIMIT))
+        let store = BoundedStore::new(device.clone(), ANSWER_LIMIT);
+        Self(device, store, OnceLock::new())
+    }
+
+    /// From now on nothing is written unless the pool is still this daemon's.
+    pub(crate) fn guard(&self, tenure: Arc<Tenure>) {
+        // One that joined a pool stays there.
+        let _ = self.2.set(tenure);
+    }
+
+    /// Whose the pool is, if its label has an owner.
+    pub(crate) fn tenure(&self) -> Option<&Arc<Tenure>> {
+        self.2.get()
     }
 
     /// Makes what anybody wrote to the device durable, however long that takes.
@@ -39,6 +58,9 @@ impl BlockStore for SyncStore {
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        if let Some(tenure) = self.2.get() {
+            tenure.check(&self.1)?;
+        }
         self.1.write_at(offset, data)
     }
 

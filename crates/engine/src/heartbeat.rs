@@ -33,6 +33,8 @@ const PERIOD_NS: u64 = PERIOD_MS * 1_000_000;
 const PAUSE_NS: u64 = PAUSE_MS * 1_000_000;
 /// How long a reactor waits for the look after a pause before the engine gives up.
 const LOOK_LIMIT_NS: u64 = 10_000_000_000;
+/// How long a new device may take for its first look.
+const GRACE_NS: u64 = 100_000_000;
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// A clock that costs a few instructions and is some milliseconds behind.
@@ -71,7 +73,9 @@ impl Pulse {
         let limit = coarse_ns() + LOOK_LIMIT_NS;
         while coarse_ns() > self.until_ns.load(Relaxed) {
             if coarse_ns() > limit {
-                eprintln!("the engine stood still, and its devices' heartbeats can't be read: it ends");
+                eprintln!(
+                    "the engine stood still, and its devices' heartbeats can't be read: it ends"
+                );
                 std::process::abort();
             }
             std::thread::sleep(LOOK_AGAIN);
@@ -88,12 +92,17 @@ enum Order {
 }
 
 /// The way to the thread.
-pub struct Heart(mpsc::Sender<Order>);
+pub struct Heart {
+    orders: mpsc::Sender<Order>,
+    pulse: Arc<Pulse>,
+    held: BTreeSet<DeviceIndex>,
+}
 
 impl Heart {
     /// Starts the thread.
     pub fn start(pulse: Arc<Pulse>) -> io::Result<Self> {
         let (sender, orders) = mpsc::channel();
+        let its_pulse = pulse.clone();
         let room = StaticRegion::anonymous(DEVICES * HEARTBEAT_BYTES)?;
         std::thread::Builder::new()
             .name("heartbeat".into())
@@ -105,26 +114,34 @@ impl Heart {
                     ..RingOptions::default()
                 };
                 match Ring::new(&options) {
-                    Ok(ring) => Beating::new(orders, ring, room, pulse).run(),
+                    Ok(ring) => Beating::new(orders, ring, room, its_pulse).run(),
                     Err(error) => eprintln!("no heartbeat on the pool's devices: {error}"),
                 }
             })?;
-        Ok(Self(sender))
+        Ok(Self {
+            orders: sender,
+            pulse,
+            held: BTreeSet::new(),
+        })
     }
 
     /// Beats for a holder on these devices, as far as they are open.
-    pub fn hold(&self, holder: Holder, devices: BTreeSet<DeviceIndex>) {
-        let _ = self.0.send(Order::Hold(holder, devices));
+    pub fn hold(&mut self, holder: Holder, devices: BTreeSet<DeviceIndex>) {
+        self.held.clone_from(&devices);
+        let _ = self.orders.send(Order::Hold(holder, devices));
     }
 
-    /// A device is open.
+    /// A device is open: nothing is handed to the kernel before it was looked at, or [`GRACE_NS`] have passed.
     pub fn device(&self, index: DeviceIndex, device: Arc<Device>) {
-        let _ = self.0.send(Order::Device(index, device));
+        if self.held.contains(&index) {
+            self.pulse.until_ns.store(0, Relaxed);
+        }
+        let _ = self.orders.send(Order::Device(index, device));
     }
 
     /// A device is not used any more.
     pub fn forget(&self, index: DeviceIndex) {
-        let _ = self.0.send(Order::Forget(index));
+        let _ = self.orders.send(Order::Forget(index));
     }
 }
 
@@ -187,7 +204,16 @@ impl Beating {
                 next_ns = now + PERIOD_NS;
                 self.begin_period(now);
             }
-            let pause = Duration::from_nanos(next_ns.saturating_sub(coarse_ns()));
+            let mut wake_ns = next_ns;
+            if !self.looking.is_empty() && self.pulse.until_ns.load(Relaxed) == 0 {
+                let grace_ends = self.period_began_ns + GRACE_NS;
+                if now >= grace_ends {
+                    self.looked();
+                } else {
+                    wake_ns = wake_ns.min(grace_ends);
+                }
+            }
+            let pause = Duration::from_nanos(wake_ns.saturating_sub(coarse_ns()));
             if self.is_idle() {
                 match self.orders.recv_timeout(pause) {
                     Ok(order) => {
@@ -297,7 +323,8 @@ impl Beating {
 
     fn reap(&mut self) {
         let mut done = Vec::new();
-        self.ring.for_each_completion(|completion| done.push(completion));
+        self.ring
+            .for_each_completion(|completion| done.push(completion));
         for completion in done {
             // It was an index when it was submitted.
             let index = DeviceIndex(completion.user_data as u8);
@@ -378,7 +405,10 @@ impl Beating {
         };
         let at = usize::from(index.0) * HEARTBEAT_BYTES;
         if self.room.copy_in(at, &beat.encode()) {
-            self.submit(index, Stage::Writes(Op::write(HEARTBEAT_OFFSET_BYTES, block)));
+            self.submit(
+                index,
+                Stage::Writes(Op::write(HEARTBEAT_OFFSET_BYTES, block)),
+            );
         }
     }
 }

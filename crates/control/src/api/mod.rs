@@ -29,4 +29,5 @@ pub mod validate;
 mod tests;
 
 pub use routes::{BODY_MAX_BYTES, TIME_LIMIT};
+pub(crate) use server::lock_file;
 pub use server::{ApiListener, bind, bind_metrics, serve, serve_metrics};

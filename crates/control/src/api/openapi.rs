@@ -30,6 +30,7 @@ use super::{figure_routes, pool_routes, port_routes, routes, scheduling_routes};
         pool_routes::pool_open,
         pool_routes::pool_show,
         pool_routes::pool_update,
+        pool_routes::pool_upgrade,
         pool_routes::pool_check,
         pool_routes::pool_destroy,
         pool_routes::device_list,

@@ -73,6 +73,21 @@ pub(super) async fn pool_open(
     Ok(Json(owner.pool_open(body).await?))
 }
 
+/// Gives the labels of a pool that an older version made the current format. Hosts stay connected. Older versions refuse
+/// the pool from then on.
+#[utoipa::path(
+    post,
+    path = "/v1/pool/upgrade",
+    tag = "pool",
+    responses(
+        (status = 200, description = "Of the current format", body = PoolInfo),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn pool_upgrade(State(owner): State<Handle>) -> Result<Json<PoolInfo>, ApiError> {
+    Ok(Json(owner.pool_upgrade().await?))
+}
+
 /// The pool.
 #[utoipa::path(
     get,

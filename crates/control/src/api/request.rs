@@ -41,6 +41,7 @@ pub enum Request {
         reply: Reply<PoolInfo>,
     },
     PoolShow(Reply<PoolInfo>),
+    PoolUpgrade(Reply<PoolInfo>),
     /// Without `force`, refused while there are volumes. The answer says what was done.
     PoolDestroy {
         force: bool,
@@ -243,6 +244,8 @@ handle_methods! {
     pool_destroy(force: bool) -> String = |reply| Request::PoolDestroy { force, reply };
     /// Changes what is set for the pool.
     pool_update(body: PoolUpdate) -> PoolInfo = |reply| Request::PoolUpdate { body, reply };
+    /// Gives the pool's labels the current format.
+    pool_upgrade() -> PoolInfo = Request::PoolUpgrade;
     /// Checks the pool while it is used.
     pool_check(body: PoolCheck) -> CheckResult = |reply| Request::PoolCheck { body, reply };
     /// One device, and who has something there.

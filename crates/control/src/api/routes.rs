@@ -24,7 +24,7 @@ use super::model::{
 };
 use super::pool_routes::{
     device_add, device_list, device_show, pool_check, pool_create, pool_destroy, pool_open,
-    pool_show, pool_update,
+    pool_show, pool_update, pool_upgrade,
 };
 use super::port_routes::{port_list, port_update};
 use super::request::Handle;
@@ -59,6 +59,7 @@ pub(super) fn router(owner: Handle, time_limit: Duration) -> Router {
                 .delete(pool_destroy),
         )
         .route("/v1/pool/open", post(pool_open))
+        .route("/v1/pool/upgrade", post(pool_upgrade))
         .route("/v1/pool/check", post(pool_check))
         .route("/v1/devices", get(device_list).post(device_add))
         .route("/v1/devices/{index}", get(device_show))

@@ -79,7 +79,7 @@ pub fn bind(path: &Path) -> io::Result<ApiListener> {
             ),
         ));
     }
-    let (lock, passed_over) = lock(path)?;
+    let (lock, passed_over) = lock(path, &format!("serves {}", path.display()))?;
     let failed = |what: &str, error: io::Error| {
         io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
     };
@@ -101,20 +101,25 @@ pub fn bind(path: &Path) -> io::Result<ApiListener> {
     })
 }
 
-fn in_use(lock: File, socket: &Path) -> io::Error {
+fn in_use(lock: File, does: &str) -> io::Error {
     let mut pid = String::new();
     let _ = lock.take(20).read_to_string(&mut pid);
     let pid = pid.trim();
     let pid = if pid.is_empty() { "unknown" } else { pid };
     io::Error::new(
         io::ErrorKind::AddrInUse,
-        format!("another daemon (pid {pid}) serves {}", socket.display()),
+        format!("another daemon (pid {pid}) {does}"),
     )
 }
 
+/// Takes the lock file `base.lock` for as long as it is open; the error says what another daemon `does`.
+pub(crate) fn lock_file(base: &Path, does: &str) -> io::Result<File> {
+    lock(base, does).map(|(file, _)| file)
+}
+
 /// Takes the lock; says whether a daemon that is being killed, and can't end, was passed over.
-fn lock(socket: &Path) -> io::Result<(File, bool)> {
-    let mut path = socket.as_os_str().to_owned();
+fn lock(base: &Path, does: &str) -> io::Result<(File, bool)> {
+    let mut path = base.as_os_str().to_owned();
     path.push(".lock");
     let path = PathBuf::from(path);
     let failed = |error: io::Error| {
@@ -140,7 +145,7 @@ fn lock(socket: &Path) -> io::Result<(File, bool)> {
             Err(FenceError::Held { .. }) if begin.elapsed() < LOCK_PATIENCE => {
                 std::thread::sleep(LOCK_POLL);
             }
-            Err(FenceError::Held { .. }) => return Err(in_use(file, socket)),
+            Err(FenceError::Held { .. }) => return Err(in_use(file, does)),
             Err(error) => return Err(failed(io::Error::other(error))),
         }
     };

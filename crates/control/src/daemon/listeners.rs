@@ -118,16 +118,20 @@ fn bind(address: SocketAddr) -> io::Result<(SocketAddr, OwnedFd)> {
 mod tests {
     use super::*;
     use crate::config::DaemonConfig;
+    use crate::ownership::Installation;
 
     #[test]
     fn an_address_that_somebody_has_is_told_of_and_tried_until_it_is_free() {
         // Nobody else is given one of these.
         let other = TcpListener::bind("127.77.0.1:0").unwrap();
         let address = other.local_addr().unwrap();
-        let daemon = Daemon::new(DaemonConfig {
+        let folder = tempfile::tempdir().unwrap();
+        let me = Installation::claim(folder.path()).unwrap();
+        let config = DaemonConfig {
             nvme_tcp: vec![address],
             ..DaemonConfig::empty()
-        });
+        };
+        let daemon = Daemon::new(config, std::sync::Arc::new(me));
         let error = daemon.bind_listeners(false).unwrap_err();
         assert!(error.to_string().contains(&address.to_string()), "{error}");
         assert!(daemon.addresses_in_use().is_empty());

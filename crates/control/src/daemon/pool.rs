@@ -17,7 +17,7 @@ use super::stop::STOP_LIMIT;
 use super::{Daemon, DaemonError, blocking};
 use crate::api::error::ApiError;
 use crate::api::model::{DeviceAdd, DeviceInfo, PoolCreate, PoolInfo};
-use crate::devices::{self, OpenPool, PoolDevice};
+use crate::devices::{self, OpenPool, Places, PoolDevice};
 use crate::files;
 use crate::owner::{Grants, Limits, Owner, grants_capacity};
 use crate::supervisor::process;
@@ -38,12 +38,18 @@ impl Daemon {
             size_bytes: Some(embedded.size_bytes),
             ..PoolCreate::default()
         };
-        let there = embedded.path.exists();
+        let (there, me) = (embedded.path.exists(), self.me.clone());
         let open = blocking(move || {
             if there && devices::has_pool(&spec)? {
-                return devices::open(&[spec]);
+                return devices::open_at(&Places {
+                    told: vec![spec],
+                    me: Some(me),
+                    ..Places::default()
+                });
             }
-            devices::create(&body)
+            let mut open = devices::create(&body)?;
+            open.tenure = Some(devices::hold(&me, &open.devices)?);
+            Ok(open)
         });
         let open = open.await.map_err(|error| {
             let told = DaemonError::new(format!("the embedded pool: {error}"));
@@ -84,13 +90,20 @@ impl Daemon {
                  destroy --force` forgets it",
             ));
         }
-        let open = blocking(move || devices::create(&body)).await?;
+        let me = self.me.clone();
+        let open = blocking(move || {
+            let mut open = devices::create(&body)?;
+            open.tenure = Some(devices::hold(&me, &open.devices)?);
+            Ok(open)
+        });
+        let open = open.await?;
         devices::record(&self.config.state_dir, &open.pool)
             .map_err(|error| ApiError::unavailable(error.to_string()))?;
         let OpenPool {
             pool,
             catalog,
             devices,
+            tenure,
             ..
         } = open;
         let unavailable = |error: io::Error| ApiError::unavailable(error.to_string());
@@ -99,6 +112,7 @@ impl Daemon {
             .map_err(unavailable)?;
         let (catalog, limits) = (Arc::new(catalog), Limits::default());
         let owner = Owner::new(pool, catalog, devices, grants, limits, self.events.clone());
+        owner.set_hold(self.me.clone(), tenure);
         owner.finish_adoption(None).await;
         let info = owner.pool_show();
         self.begin(owner, None);

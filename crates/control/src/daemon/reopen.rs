@@ -18,9 +18,12 @@ use tokio::time::{sleep, timeout};
 
 use super::{Daemon, DaemonError, Serving, blocking};
 use crate::api::error::{ApiError, ErrorKind};
+use crate::api::events::EventKind;
 use crate::api::model::{PoolInfo, PoolOpen};
 use crate::devices::{self, OPEN_HINT, OpenPool, Places};
+use crate::events::News;
 use crate::files;
+use crate::owner::Owner;
 use crate::supervisor::process::{self, EngineProcess};
 
 /// How often it is looked whether a device that did not answer may answer now.
@@ -48,7 +51,11 @@ impl From<DaemonError> for ApiError {
 impl Daemon {
     /// The pool that is recorded, configured, or told of; `None` when there is none.
     pub(super) async fn open_pool(&self, body: PoolOpen) -> Result<Option<OpenPool>, ApiError> {
-        let (told, forced) = (body.devices, body.force);
+        let PoolOpen {
+            devices: told,
+            force: forced,
+            take_over,
+        } = body;
         let recorded = match devices::recorded(&self.config.state_dir) {
             Err(error) if told.is_empty() => {
                 return Err(ApiError::damaged(error.to_string()).hint(
@@ -64,6 +71,8 @@ impl Daemon {
             told,
             forced,
             configured: self.config.pool_devices.clone(),
+            me: Some(self.me.clone()),
+            take_over,
         };
         if places.is_empty() {
             return Ok(None);
@@ -146,6 +155,7 @@ impl Daemon {
         let PoolOpen {
             devices: told,
             force,
+            take_over,
         } = body;
         let missing = serving.owner.missing.borrow().clone();
         let pool = serving.owner.core.borrow().pool.info().uuid;
@@ -176,7 +186,12 @@ impl Daemon {
             .hint(OPEN_HINT));
         }
         self.leave(serving).await;
-        match self.open_and_serve(PoolOpen { devices, force }).await {
+        let body = PoolOpen {
+            devices,
+            force,
+            take_over,
+        };
+        match self.open_and_serve(body).await {
             Ok(()) => Ok(()),
             Err(error) => {
                 tracing::error!(%error, "taking devices back: the pool is opened as it was");
@@ -267,6 +282,68 @@ impl Daemon {
         self.spare_listeners
             .borrow_mut()
             .append(&mut owner.listeners.borrow_mut());
+    }
+
+    /// Ends the serving of a pool that another machine takes over.
+    pub(super) fn watch_tenure(self: &Rc<Self>, owner: &Rc<Owner>) {
+        let Some(tenure) = owner.tenure() else {
+            return;
+        };
+        let daemon = self.clone();
+        owner.spawn(async move {
+            let taker = tenure.lost().await;
+            // A task of its own, because this one ends with the owner.
+            tokio::task::spawn_local(daemon.lose(taker));
+        });
+    }
+
+    async fn lose(self: Rc<Self>, taker: String) {
+        let _only_one = self.change_pool().await;
+        let Some(serving) = self.serving.borrow_mut().take() else {
+            return;
+        };
+        let owner = &serving.owner;
+        let text = format!("pool {} is not served any more: {taker}", owner.pool_name());
+        tracing::error!("{text}");
+        owner.tell(EventKind::Warning, text.clone(), News::default());
+        if let Some(task) = serving.supervising.borrow_mut().take() {
+            task.abort();
+        }
+        if let Some(engine) = serving.supervisor.take_process() {
+            engine.kill();
+        }
+        owner.close();
+        self.spare_listeners
+            .borrow_mut()
+            .append(&mut owner.listeners.borrow_mut());
+        let trouble = ApiError::in_use(text)
+            .hint("if it is this machine's: `forebay pool open --take-over`, once the other one has ended");
+        *self.trouble.borrow_mut() = Some(trouble);
+    }
+
+    /// Gives the labels of the served pool the current format, and opens it anew. Hosts stay connected.
+    pub(super) async fn pool_upgrade(self: Rc<Self>) -> Result<PoolInfo, ApiError> {
+        let _only_one = self.change_pool().await?;
+        let serving = self.serving().ok_or_else(|| self.no_pool())?;
+        if !serving.owner.missing.borrow().is_empty() {
+            return Err(ApiError::unavailable(
+                "a device of the pool is missing: it could not be upgraded",
+            )
+            .hint("bring it back first (`forebay device list`)"));
+        }
+        let catalog = serving.owner.catalog.clone();
+        let upgraded =
+            blocking(move || catalog.upgrade_labels().map_err(devices::api_error)).await?;
+        if upgraded > 0 {
+            tracing::info!(
+                devices = upgraded,
+                "the pool's labels have the current format"
+            );
+            self.leave(serving).await;
+            self.open_and_serve(PoolOpen::default()).await?;
+        }
+        let serving = self.serving().ok_or_else(|| self.no_pool())?;
+        Ok(serving.owner.pool_show())
     }
 
     /// Gives a pool up that can't be opened: nothing of it is left here, its devices stay as they are.

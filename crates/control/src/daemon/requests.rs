@@ -61,6 +61,12 @@ impl Daemon {
                     let _ = reply.send(daemon.pool_open(body).await);
                 });
             }
+            Request::PoolUpgrade(reply) => {
+                let daemon = self.clone();
+                tokio::task::spawn_local(async move {
+                    let _ = reply.send(daemon.pool_upgrade().await);
+                });
+            }
             Request::PoolShow(reply) => self.read(reply, move |owner| Ok(owner.pool_show())),
             Request::PoolUpdate { body, reply } => {
                 self.change(

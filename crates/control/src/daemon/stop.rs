@@ -74,6 +74,10 @@ impl Daemon {
         }
         serving.supervisor.stop(owner, STOP_LIMIT).await;
         let committed = timeout(SYNC_LIMIT, owner.sync_all_without_engine()).await;
+        if matches!(committed, Ok(Ok(()))) && timeout(SYNC_LIMIT, owner.end_stamp()).await.is_err()
+        {
+            tracing::warn!("noting the pool's stop in its labels takes too long");
+        }
         owner.close();
         let failed = match committed {
             Ok(Ok(())) => None,

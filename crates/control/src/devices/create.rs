@@ -73,6 +73,7 @@ fn create_with(body: &PoolCreate, made: &mut Vec<PathBuf>) -> Result<OpenPool, A
         catalog,
         devices,
         missing: Vec::new(),
+        tenure: None,
         is_new: true,
     })
 }
@@ -230,7 +231,7 @@ fn refuse_used(device: &SyncStore) -> Result<(), ApiError> {
 }
 
 /// The logical block as the engine will see it, past the page cache.
-fn engine_block_bytes(spec: &DeviceSpec) -> Result<u32, ApiError> {
+pub(super) fn engine_block_bytes(spec: &DeviceSpec) -> Result<u32, ApiError> {
     let options = OpenOptions {
         data_offset_bytes: u64::MAX,
         ..OpenOptions::default()

@@ -27,9 +27,12 @@ use forebay_xlate::DeviceIndex;
 pub(crate) use self::create::{
     NewPoolDevice, create, open_new, remove_made, reserve_catalog, settings_of,
 };
-pub(crate) use self::open::{OPEN_HINT, Places, find_missing, open, open_at};
+#[cfg(test)]
+pub(crate) use self::open::open;
+pub(crate) use self::open::{OPEN_HINT, Places, find_missing, open_at};
 pub(crate) use self::record::{forgive_cut_short, mark_cut_short, record, record_path, recorded};
 use crate::api::error::{self, ApiError};
+use crate::ownership::{self, Installation, Tenure};
 use crate::store::SyncStore;
 
 /// How long a dead daemon's claim may take to fall.
@@ -65,6 +68,8 @@ pub(crate) struct MissingDevice {
     pub(crate) why: String,
     /// It is there, and did not answer.
     pub(crate) is_silent: bool,
+    /// It is there, and an older copy of what it was.
+    pub(crate) is_older: bool,
 }
 
 /// A pool with its devices.
@@ -73,6 +78,8 @@ pub(crate) struct OpenPool {
     pub(crate) catalog: Catalog,
     pub(crate) devices: Vec<PoolDevice>,
     pub(crate) missing: Vec<MissingDevice>,
+    /// The hold on the pool, if its labels have an owner.
+    pub(crate) tenure: Option<Arc<Tenure>>,
     /// It was just made, so no daemon has granted anything.
     pub(crate) is_new: bool,
 }
@@ -276,4 +283,10 @@ pub(crate) fn destroy(devices: &[PoolDevice]) -> Result<(), ApiError> {
         .map(|device| -> Arc<dyn BlockStore> { device.store.clone() })
         .collect();
     forebay_pool::destroy(&stores).map_err(api_error)
+}
+
+/// Puts this installation's heartbeat on the devices of a pool that was just made.
+pub(crate) fn hold(me: &Installation, devices: &[PoolDevice]) -> Result<Arc<Tenure>, ApiError> {
+    let stores: Vec<_> = devices.iter().map(|device| device.store.clone()).collect();
+    ownership::begin(me, &stores)
 }

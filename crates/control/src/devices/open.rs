@@ -17,18 +17,22 @@ use forebay_device::size::format_bytes;
 use forebay_device::sync_io::SyncDevice;
 use forebay_pool::{ErrorKind, Label, OpenDevice, Pool, Uuid};
 
-use super::create::reserve_catalog;
+use super::create::{engine_block_bytes, reserve_catalog};
 use super::record::Recorded;
 use super::{
     MissingDevice, OpenPool, PoolDevice, api_error, claim, cut_short_text, exclusive, find,
     invalid, open_device, refuse_hanging,
 };
 use crate::api::error::{self, ApiError};
+use crate::ownership::{self, Candidate, Installation, Tenure};
 use crate::store::SyncStore;
 
 /// What to do when devices are missing.
 pub(crate) const OPEN_HINT: &str =
     "bring them back, or say where they are now: `forebay pool open --device SPEC`";
+
+/// What to do about an older copy of a device.
+const FORCE_HINT: &str = "put the device itself back, or take the copy as it is: `forebay pool open --device SPEC --force`";
 
 /// Where a pool may be.
 #[derive(Debug, Clone, Default)]
@@ -41,6 +45,10 @@ pub(crate) struct Places {
     pub(crate) forced: bool,
     /// Written in the configuration: they may be there.
     pub(crate) configured: Vec<String>,
+    /// Who opens it; none: whoever owns it, in a test.
+    pub(crate) me: Option<Arc<Installation>>,
+    /// It becomes this installation's if it is another one's.
+    pub(crate) take_over: bool,
 }
 
 impl Places {
@@ -54,6 +62,8 @@ impl Places {
 struct Found {
     label: Label,
     store: Arc<SyncStore>,
+    /// It is taken even if it is an older copy.
+    forced: bool,
 }
 
 /// A place where a device was not.
@@ -140,11 +150,19 @@ impl Search {
             return Err(refuse_cut_short(&spec, *bytes));
         }
         drop(looked);
+        label
+            .check_block(engine_block_bytes(&spec)?)
+            .map_err(|error| {
+                let mut told = api_error(error);
+                told.message = format!("{spec}: {}", told.message);
+                told
+            })?;
         let device = open_device(&spec, &exclusive())?;
         claim(&device)?;
         self.found.push(Found {
             label,
             store: Arc::new(SyncStore::new(device)),
+            forced: self.forced,
         });
         Ok(())
     }
@@ -222,6 +240,7 @@ impl Search {
 }
 
 /// Opens the pool on these devices.
+#[cfg(test)]
 pub(crate) fn open(specs: &[String]) -> Result<OpenPool, ApiError> {
     open_at(&Places {
         told: specs.to_vec(),
@@ -258,12 +277,13 @@ pub(crate) fn open_at(places: &Places) -> Result<OpenPool, ApiError> {
     if search.found.is_empty() {
         return Err(search.nothing_found());
     }
-    open_found(search)
+    open_found(search, places)
 }
 
 /// Opens what was found; devices that only the catalog knows of are looked for too.
-fn open_found(mut search: Search) -> Result<OpenPool, ApiError> {
+fn open_found(mut search: Search, places: &Places) -> Result<OpenPool, ApiError> {
     let mut asked_catalog = false;
+    let mut tenure = None;
     #[cfg_attr(not(feature = "test-device"), allow(unused_mut))]
     let mut opened = loop {
         let devices: Vec<OpenDevice> = search
@@ -272,9 +292,12 @@ fn open_found(mut search: Search) -> Result<OpenPool, ApiError> {
             .map(|found| OpenDevice {
                 spec: found.store.0.info().spec.to_string(),
                 store: found.store.clone(),
-                forced: false,
+                forced: found.forced,
             })
             .collect();
+        if let Some(me) = &places.me {
+            tenure = claim_found(me, &search.found, places.take_over)?;
+        }
         let opened = forebay_pool::open(&devices).map_err(|error| {
             let is_partial = error.kind == ErrorKind::NotFound;
             let mut told = api_error(error);
@@ -283,6 +306,8 @@ fn open_found(mut search: Search) -> Result<OpenPool, ApiError> {
             }
             if is_partial || !search.passed.is_empty() {
                 told = told.hint(OPEN_HINT);
+            } else if told.message.contains("older copy") {
+                told = told.hint(FORCE_HINT);
             }
             told
         })?;
@@ -329,11 +354,13 @@ fn open_found(mut search: Search) -> Result<OpenPool, ApiError> {
         .map(|missing| {
             let passed = search.passed(&missing.spec);
             MissingDevice {
-                why: passed.map_or_else(
-                    || format!("{}: not looked for", missing.spec),
-                    |passed| passed.why.clone(),
-                ),
+                why: match (missing.why.clone(), passed) {
+                    (Some(why), _) => format!("{why}: {FORCE_HINT}"),
+                    (None, Some(passed)) => passed.why.clone(),
+                    (None, None) => format!("{}: not looked for", missing.spec),
+                },
                 is_silent: passed.is_some_and(|passed| passed.is_silent),
+                is_older: missing.why.is_some(),
                 index: missing.index,
                 uuid: missing.uuid,
                 spec: missing.spec,
@@ -359,8 +386,22 @@ fn open_found(mut search: Search) -> Result<OpenPool, ApiError> {
         catalog: opened.catalog,
         devices,
         missing,
+        tenure,
         is_new: false,
     })
+}
+
+/// Makes the pool this installation's.
+fn claim_found(
+    me: &Installation,
+    found: &[Found],
+    take_over: bool,
+) -> Result<Option<Arc<Tenure>>, ApiError> {
+    let candidates = found.iter().map(|one| Candidate {
+        label: &one.label,
+        store: &one.store,
+    });
+    ownership::claim(me, &candidates.collect::<Vec<_>>(), take_over)
 }
 
 /// The devices that were cut short while in use.
@@ -434,10 +475,19 @@ pub(crate) fn find_missing(
         {
             return Err(refuse_cut_short(&device.info().spec, *bytes));
         }
+        let older = missing
+            .iter()
+            .find(|m| m.uuid == label.device_uuid && m.is_older);
+        if let Some(older) = older
+            && !forced
+        {
+            return Err(ApiError::damaged(older.why.clone()).hint(FORCE_HINT));
+        }
         found.push(text.clone());
     }
     let folders = find::folders(missing.iter().map(|m| m.spec.as_str()));
-    for device in missing.iter().filter(|m| !cut_short.contains_key(&m.uuid)) {
+    let wanted = |m: &&MissingDevice| !m.is_older && !cut_short.contains_key(&m.uuid);
+    for device in missing.iter().filter(wanted) {
         let places = std::iter::once(device.spec.clone()).chain(find::candidates(
             &device.uuid,
             &device.spec,

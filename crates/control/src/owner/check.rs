@@ -38,6 +38,17 @@ impl Owner {
         let mut report = self.core.borrow_mut().pool.end_check(check);
         report.problems.extend(self.check_on_disk().await);
         self.look_at_copies().await;
+        let mut covered = self.look_at_labels().await;
+        if repair && !covered.is_empty() {
+            self.repair_labels().await?;
+            covered.clear();
+        }
+        report
+            .problems
+            .extend(covered.into_iter().map(|what| CheckProblem {
+                what,
+                repairable: true,
+            }));
         let mut repaired = 0;
         if repair && report.leaked_extents > 0 {
             repaired = self

@@ -32,6 +32,9 @@ impl Owner {
             let pool = &mut self.core.borrow_mut().pool;
             forebay_pool::add_device(pool, &self.catalog, &new, force).map_err(api_error)?
         };
+        if let Err(error) = self.hold_device(&store) {
+            tracing::warn!(%error, "the heartbeat of a new device");
+        }
         // From here on it is in the pool, in memory at least: it can't be taken back.
         self.commit_through().await;
         tracing::info!(device = %index, spec = new.spec, "a device joined the pool");
@@ -56,6 +59,9 @@ impl Owner {
         let (Some(session), Some(device)) = (self.session(), self.config_of(index)) else {
             return;
         };
+        if let Some(hold) = self.hold_message() {
+            session.say(&hold);
+        }
         if session.device(index).is_none() {
             session.set_device(index, DeviceState::Opening);
         }

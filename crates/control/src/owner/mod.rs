@@ -52,6 +52,7 @@ mod scheduling;
 pub(crate) mod session;
 mod show;
 mod stats;
+mod tenure;
 #[cfg(test)]
 mod tests;
 mod together;
@@ -237,6 +238,7 @@ pub(crate) struct Owner {
     calibrating: calibration::Calibrating,
     pub(crate) quarantine: quarantine::Quarantine,
     adding: tokio::sync::Mutex<()>,
+    hold: RefCell<tenure::Hold>,
     closed: Cell<bool>,
     closing: Signal,
 }
@@ -300,6 +302,7 @@ impl Owner {
             calibrating: calibration::Calibrating::default(),
             quarantine: quarantine::Quarantine::default(),
             adding: tokio::sync::Mutex::new(()),
+            hold: RefCell::default(),
             closed: Cell::new(false),
             closing: Signal::new(),
         });

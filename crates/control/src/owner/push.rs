@@ -118,6 +118,9 @@ impl Owner {
         let core = self.core.borrow();
         let pool = &core.pool;
         let extent_bytes = pool.info().extent_bytes;
+        if let Some(hold) = self.hold_message() {
+            session.say(&hold);
+        }
         for record in pool.devices() {
             if !self.is_open_here(record.index) {
                 continue;

@@ -107,6 +107,7 @@ impl Owner {
                 warnings.push(format!("device {}: {note}", device.spec));
             }
         }
+        warnings.extend(self.label_warnings());
         warnings.extend(self.nameless_warnings());
         warnings.extend(self.copies_warnings());
         warnings.extend(self.room_warnings().into_iter().map(|(_, text)| text));

@@ -195,6 +195,9 @@ impl Supervisor {
                     let young = ended.running.is_none_or(|since| since.elapsed() < YOUNG);
                     let died_young = verdict.delays(young, ended.running.is_some());
                     self.bury(&owner, &process, Some((&ended.session, young)), verdict);
+                    // It may have ended because another machine has the pool.
+                    let of = owner.clone();
+                    owner.spawn(async move { _ = of.look_for_taker().await });
                     died_young
                 }
                 Err(error) => {

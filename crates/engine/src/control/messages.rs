@@ -49,7 +49,7 @@ impl Control {
                 devices,
             } => {
                 let holder = Holder { owner, boot, host };
-                if let Some(heart) = &self.heart {
+                if let Some(heart) = &mut self.heart {
                     heart.hold(holder, devices.into_iter().collect());
                 }
             }

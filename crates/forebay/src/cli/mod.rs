@@ -122,10 +122,16 @@ pub(crate) enum PoolCommand {
         /// Where a device that moved is now; others are looked for where they were
         #[arg(long = "device", value_name = "SPEC")]
         devices: Vec<String>,
-        /// Take these devices even if they were cut short while in use: what was cut off reads as zeros
+        /// Take these devices as they are: cut short while in use (what was cut off reads as zeros), or an older copy
+        /// (what no volume maps there is zeroed before its next use)
         #[arg(long, requires = "devices")]
         force: bool,
+        /// Make another machine's pool this one's; refused while the other one's heartbeat goes on. Takes 16 s
+        #[arg(long)]
+        take_over: bool,
     },
+    /// Give the labels of a pool that an older version made the current format; older versions refuse it from then on
+    Upgrade,
     /// Show the pool
     Show,
     /// Change what is set for the pool
@@ -138,7 +144,7 @@ pub(crate) enum PoolCommand {
     Set(SettingsArgs),
     /// Check the maps against the extents, while the pool is used; exit code 1 if something is wrong
     Check {
-        /// Give back extents that have leaked
+        /// Give back extents that have leaked, and write labels again that something lies over
         #[arg(long)]
         repair: bool,
     },

@@ -16,13 +16,19 @@ use crate::output::{pairs, table, yes_no};
 pub(crate) fn pool(context: &Context, command: PoolCommand) -> Outcome {
     let info: PoolInfo = match command {
         PoolCommand::Create(args) => create(context, args)?,
-        PoolCommand::Open { devices, force } => {
+        PoolCommand::Open {
+            devices,
+            force,
+            take_over,
+        } => {
             let body = PoolOpen {
                 devices: absolute(&devices, None)?,
                 force,
+                take_over,
             };
             context.client.post("/v1/pool/open", &body)?
         }
+        PoolCommand::Upgrade => context.client.post("/v1/pool/upgrade", &())?,
         PoolCommand::Show => context.client.get("/v1/pool")?,
         PoolCommand::Set(settings) => {
             let body = PoolUpdate {
@@ -53,7 +59,7 @@ fn check(context: &Context, repair: bool) -> Outcome {
     let failure = Failure::new("something is wrong with the pool");
     let mendable = found.problems.iter().any(|problem| problem.repairable);
     Err(if mendable && !repair {
-        failure.hint("`forebay pool check --repair` gives back what has leaked")
+        failure.hint("`forebay pool check --repair` gives back what has leaked, and writes labels again that something lies over")
     } else {
         failure.hint(
             "copy what is needed from its volumes, and keep this report for whoever looks into it",

@@ -1,0 +1,383 @@
+//! Whose the pool's devices are: this installation's, or another one's.
+//!
+//! Purpose: no two machines use one pool.
+//! Design: an installation has a random id in its state folder, which it locks. Before a pool's devices are written to,
+//! their labels and heartbeat blocks are read. Another installation's pool is refused, unless somebody asks to take it
+//! over; then its heartbeat is watched for a while. Whoever takes a pool over writes its own block on the first device,
+//! waits, and reads it back: of two who do so at once, the one that wrote last has it. From then on each write checks
+//! the block, if the last look is not recent.
+//! Not here: the block (`forebay_device::heartbeat`), the beat (the engine), what follows from a loss (`daemon`).
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_device::heartbeat::{
+    Beat, CLAIM_MS, HEARTBEAT_BYTES, HEARTBEAT_OFFSET_BYTES, Holder, PAUSE_MS, PERIOD_MS, WINDOW_MS,
+};
+use forebay_pool::{BlockStore, Label, LabelFormat, LabelOwner, Stamp, Uuid};
+use tokio::sync::Notify;
+
+use crate::api::error::{self, ApiError};
+use crate::api::lock_file;
+use crate::store::SyncStore;
+
+/// The file with the installation's id, in the state folder.
+const ID_FILE: &str = "owner-id";
+/// How long a heartbeat of this very installation's other boot is watched.
+const OWN_WINDOW: Duration = Duration::from_millis(2 * PERIOD_MS + PERIOD_MS / 2);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How long there may be between the last look at another's heartbeat and the claim.
+const CLAIM_AT_MOST: Duration = Duration::from_secs(1);
+const TAKE_OVER_HINT: &str = "if no other machine uses it, `forebay pool open --take-over` makes it this one's; for \
+                              devices that are not recorded here, with `--device SPEC`";
+
+/// This installation: one state folder on one machine.
+#[derive(Debug)]
+pub(crate) struct Installation {
+    owner: LabelOwner,
+    boot: [u8; 16],
+    _lock: File,
+}
+
+/// The name of this machine, and its id; empty where there is none.
+fn machine() -> (String, String) {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let id = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    (host.trim().to_owned(), id.trim().to_owned())
+}
+
+/// The id in the state folder, made if there is none.
+fn owner_id(state_dir: &Path) -> io::Result<Uuid> {
+    let path = state_dir.join(ID_FILE);
+    let damaged = |_| {
+        let text = format!(
+            "{} holds no id: restore it, or remove it and take the pool over",
+            path.display()
+        );
+        io::Error::new(io::ErrorKind::InvalidData, text)
+    };
+    match std::fs::read_to_string(&path) {
+        Ok(text) => return text.trim().parse().map_err(damaged),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let id = Uuid::random().map_err(io::Error::other)?;
+    let new = path.with_extension("new");
+    let mut file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&new)?;
+    writeln!(file, "{id}")?;
+    file.sync_all()?;
+    std::fs::rename(&new, &path)?;
+    File::open(state_dir)?.sync_all()?;
+    Ok(id)
+}
+
+impl Installation {
+    /// Locks the state folder and learns who this is.
+    pub(crate) fn claim(state_dir: &Path) -> io::Result<Self> {
+        std::fs::create_dir_all(state_dir)?;
+        let does = format!("uses the state folder {}", state_dir.display());
+        let lock = lock_file(&state_dir.join("state"), &does)?;
+        let (host, machine) = machine();
+        Ok(Self {
+            owner: LabelOwner {
+                id: owner_id(state_dir)?,
+                machine,
+                host,
+            },
+            boot: forebay_xlate::shm::boot_id()?,
+            _lock: lock,
+        })
+    }
+
+    /// What the labels are told at a start or a stop.
+    pub(crate) fn stamp(&self, number: u64, is_clean: bool) -> Stamp {
+        Stamp {
+            owner: self.owner.clone(),
+            number,
+            is_clean,
+        }
+    }
+
+    /// As the heartbeat names it.
+    pub(crate) fn holder(&self) -> Holder {
+        Holder {
+            owner: self.owner.id.0,
+            boot: self.boot,
+            host: self.owner.host.clone(),
+        }
+    }
+}
+
+/// The pool as long as this daemon serves it.
+#[derive(Debug)]
+pub(crate) struct Tenure {
+    holder: Holder,
+    since: Instant,
+    /// When the blocks were last seen to be ours, in ms since then.
+    seen_ms: AtomicU64,
+    is_lost: AtomicBool,
+    /// Who took it, in a sentence.
+    taker: Mutex<Option<String>>,
+    lost: Notify,
+}
+
+impl Tenure {
+    fn new(holder: Holder) -> Arc<Self> {
+        Arc::new(Self {
+            holder,
+            since: Instant::now(),
+            seen_ms: AtomicU64::new(0),
+            is_lost: AtomicBool::new(false),
+            taker: Mutex::new(None),
+            lost: Notify::new(),
+        })
+    }
+
+    /// Who holds it: this installation.
+    pub(crate) fn holder(&self) -> &Holder {
+        &self.holder
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Before a write to a device with a heartbeat: whether the pool is still ours. Looks at the block if that was not done
+    /// for a while.
+    pub(crate) fn check(&self, store: &dyn BlockStore) -> io::Result<()> {
+        if !self.is_lost.load(Relaxed) {
+            let now = self.now_ms();
+            if now.saturating_sub(self.seen_ms.load(Relaxed)) < PAUSE_MS / 2 {
+                return Ok(());
+            }
+            if self.look(store)? {
+                self.seen_ms.store(now, Relaxed);
+                return Ok(());
+            }
+        }
+        let taker = self.taker().unwrap_or_default();
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, taker))
+    }
+
+    /// Whether a device is still ours.
+    pub(crate) fn look(&self, store: &dyn BlockStore) -> io::Result<bool> {
+        match read_beat(store)? {
+            Some(beat) if !beat.holder.is(&self.holder) => {
+                self.lose(&beat.holder.host);
+                Ok(false)
+            }
+            _ => Ok(true),
+        }
+    }
+
+    fn lose(&self, host: &str) {
+        let mut taker = self.taker.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = format!("another Forebay took the pool over, on host {host:?}");
+        taker.get_or_insert(text);
+        self.is_lost.store(true, Relaxed);
+        self.lost.notify_one();
+    }
+
+    /// Who took the pool; none: it is ours.
+    pub(crate) fn taker(&self) -> Option<String> {
+        let taker = self.taker.lock().unwrap_or_else(PoisonError::into_inner);
+        taker.clone()
+    }
+
+    /// Returns once the pool is lost, with who took it.
+    pub(crate) async fn lost(&self) -> String {
+        loop {
+            if let Some(taker) = self.taker() {
+                return taker;
+            }
+            self.lost.notified().await;
+        }
+    }
+}
+
+/// What a device's heartbeat block says; none: nothing.
+fn read_beat(store: &dyn BlockStore) -> io::Result<Option<Beat>> {
+    let mut block = [0; HEARTBEAT_BYTES];
+    store.read_at(HEARTBEAT_OFFSET_BYTES, &mut block)?;
+    Ok(Beat::decode(&block))
+}
+
+fn write_beat(store: &dyn BlockStore, holder: &Holder, stopped: bool) -> io::Result<()> {
+    let count = read_beat(store)?.map_or(0, |beat| beat.count) + 1;
+    let beat = Beat {
+        holder: holder.clone(),
+        count,
+        stopped,
+    };
+    store.write_at(HEARTBEAT_OFFSET_BYTES, &beat.encode())?;
+    store.sync()
+}
+
+/// A device of the pool that is about to be opened.
+pub(crate) struct Candidate<'a> {
+    pub(crate) label: &'a Label,
+    pub(crate) store: &'a Arc<SyncStore>,
+}
+
+fn unreadable(error: &io::Error) -> ApiError {
+    ApiError::unavailable(format!("reading a device's heartbeat: {error}"))
+}
+
+/// Makes these devices of one pool this installation's, or says whose they are. Blocks for some seconds if that has to be
+/// found out. None: their labels have no owner.
+pub(crate) fn claim(
+    me: &Installation,
+    devices: &[Candidate<'_>],
+    take_over: bool,
+) -> Result<Option<Arc<Tenure>>, ApiError> {
+    let mut owned: Vec<&Candidate<'_>> = devices
+        .iter()
+        .filter(|one| one.label.format == LabelFormat::Current)
+        .collect();
+    owned.sort_by_key(|one| one.label.device_index);
+    let Some(first) = owned.first() else {
+        return Ok(None);
+    };
+    let holder = me.holder();
+    let look = || -> Result<Vec<Option<Beat>>, ApiError> {
+        let beats = owned.iter().map(|one| read_beat(one.store.as_ref()));
+        let beats: io::Result<Vec<_>> = beats.collect();
+        beats.map_err(|error| unreadable(&error))
+    };
+    let mut beats = look()?;
+    let of_another = |beat: &&Beat| beat.holder.owner != holder.owner;
+    let is_anothers = owned
+        .iter()
+        .filter_map(|one| one.label.owner.as_ref())
+        .any(|owner| owner.id != me.owner.id)
+        || beats.iter().flatten().any(|beat| of_another(&beat));
+    let is_other_boot = beats
+        .iter()
+        .flatten()
+        .any(|beat| beat.holder.boot != holder.boot);
+    if is_anothers && !take_over {
+        return Err(anothers(&owned, &beats, me));
+    }
+    let pool = &first.label.pool_name;
+    if is_anothers || is_other_boot {
+        let window = if is_anothers {
+            Duration::from_millis(WINDOW_MS)
+        } else {
+            OWN_WINDOW
+        };
+        let begin = Instant::now();
+        let mut looked = begin;
+        while begin.elapsed() < window {
+            std::thread::sleep(LOOK_EVERY);
+            looked = Instant::now();
+            let now = look()?;
+            if now != beats {
+                return Err(alive(pool, now.iter().chain(&beats).flatten(), &holder));
+            }
+            beats = now;
+        }
+        let claimed = write_beat(first.store.as_ref(), &holder, false);
+        claimed.map_err(|error| unreadable(&error))?;
+        if looked.elapsed() > CLAIM_AT_MOST {
+            return Err(ApiError::unavailable(format!(
+                "pool {pool}: {} answers too slowly to be sure that nobody else opens the pool",
+                first.store.0.info().spec
+            ))
+            .hint("try again"));
+        }
+        if is_anothers {
+            tracing::warn!(pool, "taking the pool over from another machine");
+            std::thread::sleep(Duration::from_millis(CLAIM_MS));
+            let found = read_beat(first.store.as_ref()).map_err(|error| unreadable(&error))?;
+            if let Some(winner) = found.filter(|beat| !beat.holder.is(&holder)) {
+                return Err(alive(pool, std::iter::once(&winner), &holder));
+            }
+        }
+    }
+    for (one, beat) in owned.iter().zip(&beats) {
+        if beat.as_ref().is_none_or(|beat| !beat.holder.is(&holder)) {
+            let written = write_beat(one.store.as_ref(), &holder, false);
+            written.map_err(|error| unreadable(&error))?;
+        }
+    }
+    let tenure = Tenure::new(holder);
+    for one in &owned {
+        one.store.guard(tenure.clone());
+    }
+    Ok(Some(tenure))
+}
+
+/// Puts this installation's heartbeat on a device that just got a label with an owner.
+pub(crate) fn begin(me: &Installation, stores: &[Arc<SyncStore>]) -> Result<Arc<Tenure>, ApiError> {
+    let tenure = Tenure::new(me.holder());
+    join(&tenure, stores)?;
+    Ok(tenure)
+}
+
+/// The same for devices that join a pool.
+pub(crate) fn join(tenure: &Arc<Tenure>, stores: &[Arc<SyncStore>]) -> Result<(), ApiError> {
+    for store in stores {
+        let written = write_beat(store.as_ref(), tenure.holder(), false);
+        written.map_err(|error| unreadable(&error))?;
+        store.guard(tenure.clone());
+    }
+    Ok(())
+}
+
+/// Notes on the devices that nobody uses them any more.
+pub(crate) fn end(tenure: &Tenure, stores: &[Arc<SyncStore>]) {
+    for store in stores {
+        if let Err(error) = write_beat(store.as_ref(), tenure.holder(), true) {
+            tracing::warn!(%error, device = %store.0.info().spec, "ending the heartbeat");
+        }
+    }
+}
+
+fn anothers(devices: &[&Candidate<'_>], beats: &[Option<Beat>], me: &Installation) -> ApiError {
+    let labels = devices.iter().map(|one| one.label);
+    let mut others = labels.filter(|label| {
+        let owner = label.owner.as_ref();
+        owner.is_some_and(|owner| owner.id != me.owner.id)
+    });
+    let name = devices.first().map_or("", |one| &one.label.pool_name);
+    let text = match others.next() {
+        Some(label) => {
+            let owner = label.owner.as_ref();
+            let (host, machine) = owner.map_or(("", ""), |o| (&o.host, &o.machine));
+            let how = if label.is_clean {
+                "which closed it in good order"
+            } else {
+                "which may use it now"
+            };
+            format!(
+                "pool {name} belongs to another Forebay, on host {host:?} (machine {machine}), {how}"
+            )
+        }
+        None => {
+            let mut hosts = beats.iter().flatten().map(|beat| &beat.holder.host);
+            let host = hosts.next().map_or("", String::as_str);
+            format!("pool {name} was taken over by another Forebay, on host {host:?}")
+        }
+    };
+    ApiError::in_use(text).hint(TAKE_OVER_HINT)
+}
+
+fn alive<'a>(pool: &str, beats: impl Iterator<Item = &'a Beat>, me: &Holder) -> ApiError {
+    let mut others = beats.filter(|beat| !beat.holder.is(me));
+    let host = others.next().map_or("", |beat| &beat.holder.host);
+    ApiError::new(
+        error::ErrorKind::InUse,
+        format!("pool {pool} is in use now: a Forebay on host {host:?} keeps its heartbeat going"),
+    )
+    .hint("stop that one first (`forebay shutdown` there); a pool in use is never taken over")
+}

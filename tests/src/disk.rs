@@ -1,0 +1,69 @@
+//! Block devices over files: second names of a disk, disks with larger blocks.
+//!
+//! Purpose: [`LoopDevice`] is one as long as it lives.
+//! Not here: what is on it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+/// A loop device.
+#[derive(Debug)]
+pub struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    /// One over a file.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn over(file: &Path) -> Result<Self> {
+        Self::with(file, &[])
+    }
+
+    /// One with blocks of so many bytes.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn with_blocks(file: &Path, block_bytes: u32) -> Result<Self> {
+        Self::with(file, &["--sector-size", &block_bytes.to_string()])
+    }
+
+    fn with(file: &Path, arguments: &[&str]) -> Result<Self> {
+        let output = Command::new("losetup")
+            .args(["--find", "--show"])
+            .args(arguments)
+            .arg(file)
+            .output()
+            .context("losetup")?;
+        ensure!(
+            output.status.success(),
+            "losetup: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(Self(PathBuf::from(
+            String::from_utf8(output.stdout)?.trim(),
+        )))
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// As a device is named.
+    #[must_use]
+    pub fn spec(&self) -> String {
+        self.0.display().to_string()
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup")
+            .arg("--detach")
+            .arg(&self.0)
+            .status();
+    }
+}
