@@ -199,10 +199,11 @@ fn two_opens_one_wins() -> Result<()> {
 #[test]
 fn state_dir_is_claimed() -> Result<()> {
     let daemon = Daemon::start(&DaemonOptions::default())?;
-    let state = daemon.folder().join("var/state").display().to_string();
-    let options = DaemonOptions {
-        arguments: vec!["--state-dir".to_owned(), state],
-        ..DaemonOptions::default()
-    };
-    refused(Daemon::start(&options), "uses the state folder")
+    let state = daemon.folder().join("var/state");
+    let mut other = Daemon::start(&DaemonOptions::default())?;
+    other.stop()?;
+    let config = other.folder().join("forebay.toml");
+    let text = std::fs::read_to_string(&config)?;
+    std::fs::write(&config, format!("state_dir = {state:?}\n{text}"))?;
+    refused(other.start_again(), "uses the state folder")
 }

@@ -152,7 +152,9 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
         let in_use = error.kind() == io::ErrorKind::AddrInUse;
         let error = DaemonError::from(error);
         if in_use {
-            error.with_hint("give each daemon a state folder of its own (`--state-dir`)")
+            error.with_hint(
+                "give each daemon a state folder of its own (`state_dir` in its configuration)",
+            )
         } else {
             error
         }

@@ -414,7 +414,8 @@ impl Owner {
         let wrong = report.problems.iter().any(|problem| !problem.repairable)
             || report.problems_left_out > 0;
         Ok(CheckResult {
-            clean: report.is_clean() || (!wrong && repaired >= report.leaked_extents),
+            clean: report.is_clean()
+                || (!wrong && repaired > 0 && repaired >= report.leaked_extents),
             extents_checked: report.extents_checked,
             mappings_checked: report.mappings_checked,
             volumes_checked: report.volumes_checked,
