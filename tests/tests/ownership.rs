@@ -90,6 +90,8 @@ fn foreign_pool_is_refused() -> Result<()> {
         two.second.cli(&open(&spec, &["--take-over"])),
         "is in use now",
     )?;
+    let create = ["pool", "create", "--device", &spec, "--force"];
+    refused(two.second.cli(&create), "is in use now")?;
     ensure!(two.second.status()?["pool"].is_null());
 
     write(&mut queue, 2)?;

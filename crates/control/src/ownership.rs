@@ -317,6 +317,32 @@ pub(crate) fn claim(
     Ok(Some(tenure))
 }
 
+/// Refuses devices that somebody uses now, whatever is asked: their heartbeats go on.
+pub(crate) fn refuse_alive(stores: &[Arc<SyncStore>]) -> Result<(), ApiError> {
+    let look = || -> Result<Vec<Option<Beat>>, ApiError> {
+        let beats = stores.iter().map(|store| read_beat(store.as_ref()));
+        let beats: io::Result<Vec<_>> = beats.collect();
+        beats.map_err(|error| unreadable(&error))
+    };
+    let before = look()?;
+    if before.iter().flatten().all(|beat| beat.stopped) {
+        return Ok(());
+    }
+    std::thread::sleep(OWN_WINDOW);
+    let after = look()?;
+    for ((store, before), after) in stores.iter().zip(before).zip(after) {
+        if let Some(beat) = after.filter(|after| before.as_ref() != Some(after)) {
+            return Err(ApiError::in_use(format!(
+                "{} is in use now: a Forebay on host {:?} keeps its heartbeat going",
+                store.0.info().spec,
+                beat.holder.host
+            ))
+            .hint("stop that one first (`forebay shutdown` there)"));
+        }
+    }
+    Ok(())
+}
+
 /// Puts this installation's heartbeat on a device that just got a label with an owner.
 pub(crate) fn begin(me: &Installation, stores: &[Arc<SyncStore>]) -> Result<Arc<Tenure>, ApiError> {
     let tenure = Tenure::new(me.holder());

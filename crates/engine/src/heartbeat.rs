@@ -47,6 +47,9 @@ fn coarse_ns() -> u64 {
 #[derive(Debug)]
 pub struct Pulse {
     until_ns: AtomicU64,
+    /// Since when the thread is inside a call that hands requests to the kernel; 0: it is not. Some file systems (FUSE)
+    /// do not return from it while a request of somebody else hangs.
+    inside_ns: AtomicU64,
 }
 
 impl Default for Pulse {
@@ -54,6 +57,7 @@ impl Default for Pulse {
     fn default() -> Self {
         Self {
             until_ns: AtomicU64::new(u64::MAX),
+            inside_ns: AtomicU64::new(0),
         }
     }
 }
@@ -65,6 +69,21 @@ impl Pulse {
     pub fn check(&self) {
         if coarse_ns() > self.until_ns.load(Relaxed) {
             self.wait();
+        }
+    }
+
+    /// Goes on without the thread's looks while a device holds it up, as with any other device that hangs. Not right after
+    /// a pause of the process: then the thread gets a period for its look. Runs for ever.
+    fn bridge(&self) {
+        let mut last = coarse_ns();
+        loop {
+            std::thread::sleep(Duration::from_millis(PERIOD_MS));
+            let now = coarse_ns();
+            let has_paused = now - std::mem::replace(&mut last, now) > PAUSE_NS / 2;
+            let inside = self.inside_ns.load(Relaxed);
+            if !has_paused && inside > 0 && now.saturating_sub(inside) > PERIOD_NS {
+                self.until_ns.store(now + PAUSE_NS, Relaxed);
+            }
         }
     }
 
@@ -103,6 +122,10 @@ impl Heart {
     pub fn start(pulse: Arc<Pulse>) -> io::Result<Self> {
         let (sender, orders) = mpsc::channel();
         let its_pulse = pulse.clone();
+        let bridge = pulse.clone();
+        std::thread::Builder::new()
+            .name("heartbeat-watch".into())
+            .spawn(move || bridge.bridge())?;
         let room = StaticRegion::anonymous(DEVICES * HEARTBEAT_BYTES)?;
         std::thread::Builder::new()
             .name("heartbeat".into())
@@ -281,7 +304,7 @@ impl Beating {
                 self.submit(index, Stage::Reads(Op::read(HEARTBEAT_OFFSET_BYTES, block)));
             }
         }
-        let _ = self.ring.submit();
+        self.enter();
         if self.looking.is_empty() {
             self.looked();
         }
@@ -346,7 +369,13 @@ impl Beating {
                 }
             }
         }
+        self.enter();
+    }
+
+    fn enter(&mut self) {
+        self.pulse.inside_ns.store(coarse_ns(), Relaxed);
         let _ = self.ring.submit();
+        self.pulse.inside_ns.store(0, Relaxed);
     }
 
     fn ended(&mut self, index: DeviceIndex, result: Result<(), String>) {

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::api::error::{self, ApiError};
 use crate::api::model::{DeviceAdd, Placement, PoolCreate};
+use crate::ownership;
 use crate::store::SyncStore;
 
 /// Makes a pool.
@@ -50,6 +51,9 @@ fn create_with(body: &PoolCreate, made: &mut Vec<PathBuf>) -> Result<OpenPool, A
         let device = take_new(device, known_zero, body.force)?;
         new.push(device.new);
         stores.push(device.store);
+    }
+    if body.force {
+        ownership::refuse_alive(&stores)?;
     }
     let settings = settings_of(
         PoolSettings::default(),
@@ -128,7 +132,11 @@ pub(crate) fn open_new(body: &DeviceAdd) -> Result<NewPoolDevice, ApiError> {
                 .hint("--force adds it all the same, to measure speed without a disk"));
             }
             claim(&device)?;
-            take_new(device, known_zero, body.force)
+            let taken = take_new(device, known_zero, body.force)?;
+            if body.force {
+                ownership::refuse_alive(std::slice::from_ref(&taken.store))?;
+            }
+            Ok(taken)
         });
     match opened {
         Ok(device) => Ok(NewPoolDevice { made, ..device }),
