@@ -283,7 +283,7 @@ fn force_wipes_both_ends_and_an_opening_neither() {
     }
     let at = SIZE as u64 - 4096;
     store.write_at(at, &[7; BLOCK_BYTES]).unwrap();
-    drop(start(&[store.clone()], &[]));
+    drop(start(std::slice::from_ref(&store), &[]));
     store.read_at(at, &mut block).unwrap();
     assert_eq!(block, [7; BLOCK_BYTES]);
 }
