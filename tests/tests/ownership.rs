@@ -107,6 +107,10 @@ fn foreign_pool_is_refused() -> Result<()> {
 fn foreign_pool_after_kill9_needs_take_over() -> Result<()> {
     let mut two = two()?;
     let spec = two.device.spec();
+    // Only the catalog names this one to the second daemon.
+    let more = two.first.folder().join("more.img");
+    let more = format!("file:{}", more.display());
+    two.first.cli(&["device", "add", &more, "--size", "128M"])?;
     let (session, mut queue) = connect(&two.first)?;
     write(&mut queue, 7)?;
     two.first.kill_all()?;
@@ -115,6 +119,8 @@ fn foreign_pool_after_kill9_needs_take_over() -> Result<()> {
     two.second.cli(&open(&spec, &["--take-over"]))?;
     two.second.wait_engine_after(0, LIMIT)?;
     two.second.pool_check()?;
+    let devices = two.second.cli(&["device", "list"])?;
+    ensure!(devices[1]["state"] == "online", "{devices}");
     let (_session, mut queue) = connect(&two.second)?;
     let read = IoOp::Read { lba: 0, blocks: 1 };
     ensure!(queue.execute(&read, vec![0; 4096], LIMIT)? == [7; 4096]);

@@ -2,10 +2,10 @@
 //!
 //! Purpose: no two machines use one pool.
 //! Design: an installation has a random id in its state folder, which it locks. Before a pool's devices are written to,
-//! their labels and heartbeat blocks are read. Another installation's pool is refused, unless somebody asks to take it
-//! over; then its heartbeat is watched for a while. Whoever takes a pool over writes its own block on the first device,
-//! waits, and reads it back: of two who do so at once, the one that wrote last has it. From then on each write checks
-//! the block, if the last look is not recent.
+//! their labels and heartbeat blocks are read. Another installation's pool is refused, unless the caller asks to take it
+//! over; then its heartbeat is watched for a while. A take-over writes the new owner's block to the first device, waits,
+//! and reads it back. If two installations do so at once, the one that wrote last gets the pool. From then on a write
+//! reads the block first, unless that was done within the last two seconds.
 //! Not here: the block (`forebay_device::heartbeat`), the beat (the engine), what follows from a loss (`daemon`).
 
 use std::fs::File;
@@ -230,106 +230,122 @@ pub(crate) struct Candidate<'a> {
 }
 
 fn unreadable(error: &io::Error) -> ApiError {
-    ApiError::unavailable(format!("reading a device's heartbeat: {error}"))
+    ApiError::unavailable(format!("a device's heartbeat: {error}"))
+}
+
+/// What the heartbeat blocks say; a block that can't be read says nothing.
+fn read_beats(stores: &[&Arc<SyncStore>]) -> Vec<Option<Beat>> {
+    let read = |store: &&Arc<SyncStore>| {
+        read_beat(store.as_ref()).unwrap_or_else(|error| {
+            let device = &store.0.info().spec;
+            tracing::warn!(%device, %error, "reading a device's heartbeat");
+            None
+        })
+    };
+    stores.iter().map(read).collect()
 }
 
 /// Makes these devices of one pool this installation's, or says whose they are. Blocks for some seconds if that has to be
-/// found out. None: their labels have no owner.
+/// found out. `held` is the hold on devices of the pool that were claimed before. None: the labels have no owner.
 pub(crate) fn claim(
     me: &Installation,
     devices: &[Candidate<'_>],
     take_over: bool,
+    held: Option<Arc<Tenure>>,
 ) -> Result<Option<Arc<Tenure>>, ApiError> {
     let mut owned: Vec<&Candidate<'_>> = devices
         .iter()
-        .filter(|one| one.label.format == LabelFormat::Current)
+        .filter(|one| one.label.format == LabelFormat::Current && one.store.tenure().is_none())
         .collect();
     owned.sort_by_key(|one| one.label.device_index);
     let Some(first) = owned.first() else {
-        return Ok(None);
+        return Ok(held);
     };
+    let stores: Vec<&Arc<SyncStore>> = owned.iter().map(|one| one.store).collect();
     let holder = me.holder();
-    let look = || -> Result<Vec<Option<Beat>>, ApiError> {
-        let beats = owned.iter().map(|one| read_beat(one.store.as_ref()));
-        let beats: io::Result<Vec<_>> = beats.collect();
-        beats.map_err(|error| unreadable(&error))
-    };
-    let mut beats = look()?;
-    let of_another = |beat: &&Beat| beat.holder.owner != holder.owner;
+    let beats = read_beats(&stores);
+    let of_another = |beat: &Beat| beat.holder.owner != holder.owner;
     let is_anothers = owned
         .iter()
         .filter_map(|one| one.label.owner.as_ref())
         .any(|owner| owner.id != me.owner.id)
-        || beats.iter().flatten().any(|beat| of_another(&beat));
-    let is_other_boot = beats
-        .iter()
-        .flatten()
-        .any(|beat| beat.holder.boot != holder.boot);
+        || beats.iter().flatten().any(of_another);
     if is_anothers && !take_over {
         return Err(anothers(&owned, &beats, me));
     }
-    let pool = &first.label.pool_name;
-    if is_anothers || is_other_boot {
-        let window = if is_anothers {
-            Duration::from_millis(WINDOW_MS)
-        } else {
-            OWN_WINDOW
-        };
-        let begin = Instant::now();
-        let mut looked = begin;
-        while begin.elapsed() < window {
-            std::thread::sleep(LOOK_EVERY);
-            looked = Instant::now();
-            let now = look()?;
-            if now != beats {
-                return Err(alive(pool, now.iter().chain(&beats).flatten(), &holder));
-            }
-            beats = now;
-        }
-        let claimed = write_beat(first.store.as_ref(), &holder, false);
-        claimed.map_err(|error| unreadable(&error))?;
-        if looked.elapsed() > CLAIM_AT_MOST {
-            return Err(ApiError::unavailable(format!(
-                "pool {pool}: {} answers too slowly to be sure that nobody else opens the pool",
-                first.store.0.info().spec
-            ))
-            .hint("try again"));
-        }
-        if is_anothers {
-            tracing::warn!(pool, "taking the pool over from another machine");
-            std::thread::sleep(Duration::from_millis(CLAIM_MS));
-            let found = read_beat(first.store.as_ref()).map_err(|error| unreadable(&error))?;
-            if let Some(winner) = found.filter(|beat| !beat.holder.is(&holder)) {
-                return Err(alive(pool, std::iter::once(&winner), &holder));
-            }
-        }
+    let of_other_boot = |beat: &Beat| beat.holder.boot != holder.boot;
+    if is_anothers || beats.iter().flatten().any(of_other_boot) {
+        let pool = &first.label.pool_name;
+        take(pool, &holder, &stores, &beats, is_anothers)?;
     }
-    for (one, beat) in owned.iter().zip(&beats) {
-        if beat.as_ref().is_none_or(|beat| !beat.holder.is(&holder)) {
-            let written = write_beat(one.store.as_ref(), &holder, false);
-            written.map_err(|error| unreadable(&error))?;
+    let tenure = held.unwrap_or_else(|| Tenure::new(holder.clone()));
+    for (store, beat) in stores.iter().zip(&beats) {
+        if beat.as_ref().is_none_or(|beat| !beat.holder.is(&holder))
+            && let Err(error) = write_beat(store.as_ref(), &holder, false)
+        {
+            tracing::warn!(device = %store.0.info().spec, %error, "writing a device's heartbeat");
         }
-    }
-    let tenure = Tenure::new(holder);
-    for one in &owned {
-        one.store.guard(tenure.clone());
+        store.guard(tenure.clone());
     }
     Ok(Some(tenure))
 }
 
-/// Refuses devices that somebody uses now, whatever is asked: their heartbeats go on.
-pub(crate) fn refuse_alive(stores: &[Arc<SyncStore>]) -> Result<(), ApiError> {
-    let look = || -> Result<Vec<Option<Beat>>, ApiError> {
-        let beats = stores.iter().map(|store| read_beat(store.as_ref()));
-        let beats: io::Result<Vec<_>> = beats.collect();
-        beats.map_err(|error| unreadable(&error))
+/// Watches the heartbeats of another installation, or of this one's other boot, and claims the first device when they
+/// stand still.
+fn take(
+    pool: &str,
+    holder: &Holder,
+    stores: &[&Arc<SyncStore>],
+    beats: &[Option<Beat>],
+    is_anothers: bool,
+) -> Result<(), ApiError> {
+    let Some(first) = stores.first() else {
+        return Ok(());
     };
-    let before = look()?;
+    let window = if is_anothers {
+        Duration::from_millis(WINDOW_MS)
+    } else {
+        OWN_WINDOW
+    };
+    let begin = Instant::now();
+    let mut looked = begin;
+    while begin.elapsed() < window {
+        std::thread::sleep(LOOK_EVERY);
+        looked = Instant::now();
+        let now = read_beats(stores);
+        if now != beats {
+            return Err(alive(pool, now.iter().chain(beats).flatten(), holder));
+        }
+    }
+    write_beat(first.as_ref(), holder, false).map_err(|error| unreadable(&error))?;
+    if looked.elapsed() > CLAIM_AT_MOST {
+        return Err(ApiError::unavailable(format!(
+            "pool {pool}: {} answers too slowly to be sure that nobody else opens the pool",
+            first.0.info().spec
+        ))
+        .hint("try again"));
+    }
+    if !is_anothers {
+        return Ok(());
+    }
+    tracing::warn!(pool, "taking the pool over from another machine");
+    std::thread::sleep(Duration::from_millis(CLAIM_MS));
+    let found = read_beat(first.as_ref()).map_err(|error| unreadable(&error))?;
+    match found.filter(|beat| !beat.holder.is(holder)) {
+        Some(winner) => Err(alive(pool, std::iter::once(&winner), holder)),
+        None => Ok(()),
+    }
+}
+
+/// Refuses devices whose heartbeat goes on. No flag overrides that.
+pub(crate) fn refuse_alive(stores: &[Arc<SyncStore>]) -> Result<(), ApiError> {
+    let stores: Vec<&Arc<SyncStore>> = stores.iter().collect();
+    let before = read_beats(&stores);
     if before.iter().flatten().all(|beat| beat.stopped) {
         return Ok(());
     }
     std::thread::sleep(OWN_WINDOW);
-    let after = look()?;
+    let after = read_beats(&stores);
     for ((store, before), after) in stores.iter().zip(before).zip(after) {
         if let Some(beat) = after.filter(|after| before.as_ref() != Some(after)) {
             return Err(ApiError::in_use(format!(
@@ -350,7 +366,7 @@ pub(crate) fn begin(me: &Installation, stores: &[Arc<SyncStore>]) -> Result<Arc<
     Ok(tenure)
 }
 
-/// The same for devices that join a pool.
+/// Puts the heartbeat of this daemon's pool on devices that join it.
 pub(crate) fn join(tenure: &Arc<Tenure>, stores: &[Arc<SyncStore>]) -> Result<(), ApiError> {
     for store in stores {
         let written = write_beat(store.as_ref(), tenure.holder(), false);
@@ -360,7 +376,7 @@ pub(crate) fn join(tenure: &Arc<Tenure>, stores: &[Arc<SyncStore>]) -> Result<()
     Ok(())
 }
 
-/// Notes on the devices that nobody uses them any more.
+/// Marks the heartbeats as stopped, after a stop in good order.
 pub(crate) fn end(tenure: &Tenure, stores: &[Arc<SyncStore>]) {
     for store in stores {
         if let Err(error) = write_beat(store.as_ref(), tenure.holder(), true) {

@@ -1,7 +1,7 @@
 //! The heartbeat block: who uses a device now, for other machines that can reach it too.
 //!
 //! **Purpose.** No lock of one machine stops another one. An engine therefore counts up a block beside the label, and
-//! whoever is about to open the device watches it first.
+//! a daemon that is about to take a pool over watches it first.
 //!
 //! **Design.** One block of 4 KiB with everything in its first 512 bytes, so that a device writes it whole. It names
 //! the holder: a random id of the installation, and the boot, which tells a cloned machine from its original. The
@@ -22,11 +22,11 @@ pub const HEARTBEAT_BYTES: usize = 4096;
 pub const PERIOD_MS: u64 = 1000;
 /// An engine that was stopped for longer looks at the block before its next request to a device.
 pub const PAUSE_MS: u64 = 4000;
-/// How long somebody watches who wants to take another's pool over. Longer than any take-over stops the beat: a stuck
-/// engine is replaced after about 2 s, and its successor beats before any fence.
+/// How long a daemon watches another's heartbeat before it takes the pool over. No take-over of an engine stops the beat for
+/// that long: a stuck engine is replaced after about 2 s, and its successor beats before it waits for any fence.
 pub const WINDOW_MS: u64 = 10_000;
-/// How long whoever claimed a device waits before it reads its claim back. Longer than [`PAUSE_MS`], so that a holder
-/// that has not looked yet has stopped by then; and longer than a claim takes from its last look to its write.
+/// How long a daemon waits before it reads its claim back. It is longer than [`PAUSE_MS`]: a living holder has read the
+/// claim by then. It is also longer than the time between another claimant's last look and its write.
 pub const CLAIM_MS: u64 = 6000;
 /// The most bytes of a host's name in the block.
 pub const HOST_BYTES: usize = 64;

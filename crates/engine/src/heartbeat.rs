@@ -8,7 +8,7 @@
 //! holds the time until which the last look at the blocks counts. A reactor that finds it passed waits, before it hands
 //! anything to the kernel, until this thread has looked again.
 //!
-//! **Not here:** the block ([`forebay_device::heartbeat`]); who may take a pool over (the daemon).
+//! **Not here:** the block's format ([`forebay_device::heartbeat`]), taking a pool over (the daemon).
 
 use forebay_device::heartbeat::{
     Beat, HEARTBEAT_BYTES, HEARTBEAT_OFFSET_BYTES, Holder, PAUSE_MS, PERIOD_MS,
@@ -25,8 +25,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-/// The exit status of an engine that lost its pool to another machine.
-pub const LOST_THE_POOL: i32 = 75;
+/// The exit status of an engine that lost its pool to another machine (EX_TEMPFAIL).
+const LOST_THE_POOL: i32 = 75;
 /// The most devices that a pool has.
 const DEVICES: usize = 256;
 const PERIOD_NS: u64 = PERIOD_MS * 1_000_000;
@@ -47,8 +47,8 @@ fn coarse_ns() -> u64 {
 #[derive(Debug)]
 pub struct Pulse {
     until_ns: AtomicU64,
-    /// Since when the thread is inside a call that hands requests to the kernel; 0: it is not. Some file systems (FUSE)
-    /// do not return from it while a request of somebody else hangs.
+    /// Since when the heartbeat's thread is inside the call that submits requests; 0: it is not. On some file systems
+    /// (FUSE) that call waits for another request on the same file.
     inside_ns: AtomicU64,
 }
 
@@ -72,8 +72,8 @@ impl Pulse {
         }
     }
 
-    /// Goes on without the thread's looks while a device holds it up, as with any other device that hangs. Not right after
-    /// a pause of the process: then the thread gets a period for its look. Runs for ever.
+    /// Keeps the reactors going while a hanging device holds the heartbeat's thread up. After a pause of the process that
+    /// thread gets a period for its look first. Runs for ever.
     fn bridge(&self) {
         let mut last = coarse_ns();
         loop {
@@ -138,7 +138,12 @@ impl Heart {
                 };
                 match Ring::new(&options) {
                     Ok(ring) => Beating::new(orders, ring, room, its_pulse).run(),
-                    Err(error) => eprintln!("no heartbeat on the pool's devices: {error}"),
+                    Err(error) => {
+                        eprintln!(
+                            "this engine ends, as it can't make a ring for the heartbeat: {error}"
+                        );
+                        std::process::exit(1);
+                    }
                 }
             })?;
         Ok(Self {
@@ -178,6 +183,8 @@ enum Stage {
 
 struct Patient {
     device: Arc<Device>,
+    /// Tells its requests from those of a device that was in its place before.
+    serial: u64,
     stage: Stage,
     /// Its last look or beat failed, which was said.
     failed: bool,
@@ -192,6 +199,7 @@ struct Beating {
     holder: Option<Holder>,
     held: BTreeSet<DeviceIndex>,
     devices: BTreeMap<DeviceIndex, Patient>,
+    serial: u64,
     count: u64,
     /// Devices whose look of this period is under way.
     looking: BTreeSet<DeviceIndex>,
@@ -213,6 +221,7 @@ impl Beating {
             holder: None,
             held: BTreeSet::new(),
             devices: BTreeMap::new(),
+            serial: 0,
             count: 0,
             looking: BTreeSet::new(),
             period_began_ns: 0,
@@ -269,15 +278,16 @@ impl Beating {
                 self.held = held;
             }
             Order::Device(index, device) => {
+                self.serial += 1;
                 let patient = Patient {
                     device,
+                    serial: self.serial,
                     stage: Stage::Idle,
                     failed: false,
                 };
                 self.devices.insert(index, patient);
             }
             Order::Forget(index) => {
-                // One with a request under way keeps its block until that has ended.
                 self.held.remove(&index);
             }
         }
@@ -288,12 +298,15 @@ impl Beating {
         if self.holder.is_none() {
             return;
         }
-        if !self.looking.is_empty() && self.period_began_ns > 0 {
-            // Those that are waited for hang; the others were looked at when that period began.
-            self.looked();
+        // A device that was added begins no new period: others' first looks may be under way.
+        if now.saturating_sub(self.period_began_ns) >= PERIOD_NS {
+            if !self.looking.is_empty() && self.period_began_ns > 0 {
+                // Those that are waited for hang; the others were looked at when that period began.
+                self.looked();
+            }
+            self.period_began_ns = now;
+            self.looking.clear();
         }
-        self.period_began_ns = now;
-        self.looking.clear();
         let held: Vec<DeviceIndex> = self.held.iter().copied().collect();
         for index in held {
             let idle = self.devices.get(&index);
@@ -330,9 +343,11 @@ impl Beating {
         let (Stage::Reads(mut op) | Stage::Writes(mut op)) = stage else {
             return;
         };
-        let submitted = patient
-            .device
-            .submit(&mut self.ring, &mut op, u64::from(index.0));
+        let submitted = patient.device.submit(
+            &mut self.ring,
+            &mut op,
+            patient.serial << 8 | u64::from(index.0),
+        );
         patient.stage = match stage {
             Stage::Reads(_) => Stage::Reads(op),
             _ => Stage::Writes(op),
@@ -349,9 +364,10 @@ impl Beating {
         self.ring
             .for_each_completion(|completion| done.push(completion));
         for completion in done {
-            // It was an index when it was submitted.
+            // The low byte is the index.
             let index = DeviceIndex(completion.user_data as u8);
-            let Some(patient) = self.devices.get(&index) else {
+            let here = self.devices.get(&index);
+            let Some(patient) = here.filter(|one| one.serial == completion.user_data >> 8) else {
                 continue;
             };
             let (Stage::Reads(op) | Stage::Writes(op)) = patient.stage else {

@@ -38,6 +38,5 @@ mod vm;
 mod volume;
 
 pub use config::{Engine, EngineConfig, EngineError};
-pub use heartbeat::LOST_THE_POOL;
 #[cfg(fuzzing)]
 pub use takeover::fuzzing;

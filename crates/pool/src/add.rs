@@ -67,15 +67,16 @@ pub fn add_device(
         catalog.epoch(),
         catalog.last_stamp().as_ref(),
     )?;
-    if force {
-        wipe_ends(device)?;
-    }
     // What is left of another catalog there must not be taken for a copy of this one.
     for area in areas_of(&label, &device.store)? {
         area.retire()
             .map_err(|error| PoolError::io(&device.spec, &error))?;
     }
     label_alone(catalog, device, &label)?;
+    if force {
+        wipe_ends(device)?;
+        label.write(device.store.as_ref())?;
+    }
     let number = label.number;
     pool.add_device(record)?;
     if number > 0 {

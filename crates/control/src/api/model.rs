@@ -399,7 +399,7 @@ pub struct PoolOpen {
     #[serde(default)]
     pub devices: Vec<String>,
     /// Take those that are named even if they were cut short while in use: what was cut off reads as
-    /// zeros. The same for an older copy of a device: what no volume maps there is zeroed before its next use.
+    /// zeros. Also take an older copy of a device: space that no volume maps there is zeroed before its next use.
     #[serde(default)]
     pub force: bool,
     /// Make the pool this installation's if it is another one's. Refused while that one's heartbeat goes on.

@@ -68,7 +68,7 @@ pub(crate) struct MissingDevice {
     pub(crate) why: String,
     /// It is there, and did not answer.
     pub(crate) is_silent: bool,
-    /// It is there, and an older copy of what it was.
+    /// Its label is older than the catalog knows: somebody put an older copy in its place.
     pub(crate) is_older: bool,
 }
 

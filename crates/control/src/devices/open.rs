@@ -45,7 +45,7 @@ pub(crate) struct Places {
     pub(crate) forced: bool,
     /// Written in the configuration: they may be there.
     pub(crate) configured: Vec<String>,
-    /// Who opens it; none: whoever owns it, in a test.
+    /// The installation that opens the pool. Without one (in tests) no owner is checked.
     pub(crate) me: Option<Arc<Installation>>,
     /// It becomes this installation's if it is another one's.
     pub(crate) take_over: bool,
@@ -296,7 +296,7 @@ fn open_found(mut search: Search, places: &Places) -> Result<OpenPool, ApiError>
             })
             .collect();
         if let Some(me) = &places.me {
-            tenure = claim_found(me, &search.found, places.take_over)?;
+            tenure = claim_found(me, &search.found, places.take_over, tenure)?;
         }
         let opened = forebay_pool::open(&devices).map_err(|error| {
             let is_partial = error.kind == ErrorKind::NotFound;
@@ -396,12 +396,13 @@ fn claim_found(
     me: &Installation,
     found: &[Found],
     take_over: bool,
+    held: Option<Arc<Tenure>>,
 ) -> Result<Option<Arc<Tenure>>, ApiError> {
     let candidates = found.iter().map(|one| Candidate {
         label: &one.label,
         store: &one.store,
     });
-    ownership::claim(me, &candidates.collect::<Vec<_>>(), take_over)
+    ownership::claim(me, &candidates.collect::<Vec<_>>(), take_over, held)
 }
 
 /// The devices that were cut short while in use.

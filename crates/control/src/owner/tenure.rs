@@ -23,7 +23,7 @@ use crate::store::SyncStore;
 pub(super) struct Hold {
     me: Option<Arc<Installation>>,
     tenure: Option<Arc<Tenure>>,
-    /// What is wrong with labels, in sentences.
+    /// Warnings about labels.
     warnings: Vec<String>,
 }
 
@@ -83,12 +83,12 @@ impl Owner {
         });
     }
 
-    /// What is wrong with labels.
+    /// Warnings about labels, as of the last look.
     pub(super) fn label_warnings(&self) -> Vec<String> {
         self.hold.borrow().warnings.clone()
     }
 
-    /// Looks for labels of the old format, and for what lies over labels; the latter, in sentences.
+    /// Renews the warnings about labels. Returns a sentence for each label whose first copy is overwritten.
     pub(super) async fn look_at_labels(&self) -> Vec<String> {
         let catalog = self.catalog.clone();
         let looked = tokio::task::spawn_blocking(move || catalog.label_troubles());
