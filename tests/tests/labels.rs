@@ -74,7 +74,7 @@ fn two_names_of_one_disk() -> Result<()> {
     refused(daemon.cli(&["device", "add", &two]), "")?;
     refused(
         daemon.cli(&["device", "add", &two, "--force"]),
-        "in the pool already",
+        "perhaps under another name",
     )?;
     daemon.pool_check()
 }

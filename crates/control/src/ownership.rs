@@ -349,11 +349,11 @@ pub(crate) fn refuse_alive(stores: &[Arc<SyncStore>]) -> Result<(), ApiError> {
     for ((store, before), after) in stores.iter().zip(before).zip(after) {
         if let Some(beat) = after.filter(|after| before.as_ref() != Some(after)) {
             return Err(ApiError::in_use(format!(
-                "{} is in use now: a Forebay on host {:?} keeps its heartbeat going",
+                "{} is in use now, perhaps under another name: a Forebay on host {:?} keeps its heartbeat going",
                 store.0.info().spec,
                 beat.holder.host
             ))
-            .hint("stop that one first (`forebay shutdown` there)"));
+            .hint("`forebay device list` there shows its devices; if it is another Forebay, stop it first"));
         }
     }
     Ok(())
