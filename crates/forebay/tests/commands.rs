@@ -323,7 +323,7 @@ fn what_is_typed_arrives() {
         ),
         (
             &["pool", "open", "--device", "/a"],
-            "PoolOpen { body: PoolOpen { devices: [\"/a\"], force: false }",
+            "PoolOpen { body: PoolOpen { devices: [\"/a\"], force: false, take_over: false }",
         ),
         (
             &["pool", "open", "--device", "/a", "--force"],

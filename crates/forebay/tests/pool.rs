@@ -121,7 +121,7 @@ fn whatever_a_pool_file_holds_the_daemon_starts_and_names_it() {
         (
             "both labels flipped",
             &|path| {
-                [40, 4136]
+                [40, 512 * 1024 + 40]
                     .iter()
                     .for_each(|at| write_at(path, *at, &[0xff]))
             },
@@ -129,7 +129,7 @@ fn whatever_a_pool_file_holds_the_daemon_starts_and_names_it() {
         ),
         (
             "another version",
-            &|path| [16, 4112].iter().for_each(|at| write_at(path, *at, &[9])),
+            &|path| [16, 512 * 1024 + 16].iter().for_each(|at| write_at(path, *at, &[9])),
             "format 9",
         ),
         (

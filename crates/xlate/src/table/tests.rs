@@ -133,14 +133,14 @@ fn a_place_ahead_has_one_owner_whoever_comes_first() {
         let _end = Ending(&over);
         for place in 0..ROUNDS as u64 {
             let extent = ExtentRange::new(place % EXTENTS, 1);
-            if place % 4096 == 0 {
-                // On one processor too, everybody has a turn.
+            table.install(extent, ahead(place));
+            if place % 4096 == 1 {
+                // After three laps one reactor has been at every extent, on a busy machine too: it claimed this one.
                 let lap = laps.load(Ordering::Relaxed);
-                while laps.load(Ordering::Relaxed) == lap {
+                while laps.load(Ordering::Relaxed) < lap + 3 {
                     std::thread::yield_now();
                 }
             }
-            table.install(extent, ahead(place));
             (0..place % 24).for_each(|_| std::hint::spin_loop());
             match place % 5 {
                 0 => table.install(extent, word(place)),
@@ -159,5 +159,6 @@ fn a_place_ahead_has_one_owner_whoever_comes_first() {
     });
     let used = |place: &&u64| used[**place as usize].load(Ordering::SeqCst);
     assert_eq!(taken.iter().find(used), None, "taken back, and used");
-    assert!(taken.len() > ROUNDS / 1000 && taken.len() < ROUNDS * 4 / 5 - ROUNDS / 1000);
+    let ahead = (0..ROUNDS).filter(|place| place % 5 != 0).count();
+    assert!(!taken.is_empty() && taken.len() < ahead, "both must win");
 }
