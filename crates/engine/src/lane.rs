@@ -149,15 +149,16 @@ impl Lane {
         &self.region.lanes()[self.index.0 as usize]
     }
 
-    /// Counts commands that ended at once, and forgets them.
+    /// Counts commands that ended at once, and forgets them. `ns`: the time since they were taken, if there are any.
     #[inline]
-    pub fn count_at_once(&self, ended: &mut AtOnce) {
+    pub fn count_at_once(&self, ended: &mut AtOnce, ns: impl FnOnce() -> u64) {
         if std::mem::take(&mut ended.any) {
+            let ns = ns();
             let ops = &self.record().ops;
             for (kind, at) in [(OpKind::Read, 0), (OpKind::Write, 1)] {
                 let (count, bytes) = std::mem::take(&mut ended.kinds[at]);
                 if count > 0 {
-                    ops[kind as usize].record_at_once(count, bytes);
+                    ops[kind as usize].record_at_once(count, bytes, ns);
                 }
             }
         }
@@ -215,4 +216,22 @@ fn hours_since(created_s: u64) -> u128 {
         0 => 0,
         _ => u128::from(now_s.saturating_sub(created_s) / 3600),
     }
+}
+
+/// Asserts that `ops` commands were counted, each with a time that is not 0.
+#[cfg(test)]
+pub(crate) fn assert_times(record: &LaneRecord, ops: u64) {
+    use forebay_xlate::boundary::region::{TimesOf, latency_bucket};
+    let mut counted = 0;
+    for kind in &record.ops {
+        let times = &kind.times[TimesOf::Total as usize];
+        let sum = (times.buckets.iter())
+            .map(|bucket| bucket.load(Relaxed))
+            .sum::<u64>();
+        assert_eq!(times.buckets[latency_bucket(0)].load(Relaxed), 0);
+        assert_eq!(sum, kind.ops.load(Relaxed));
+        assert!(times.sum_ns.load(Relaxed) >= sum);
+        counted += sum;
+    }
+    assert_eq!(counted, ops);
 }

@@ -216,10 +216,25 @@ impl Core {
         self.now_ns
     }
 
+    /// Time since `then_ns`. What ends in the turn that it began in has the clock read for it: no time is 0.
+    #[inline]
+    pub fn since(&self, then_ns: u64) -> u64 {
+        match self.now_ns.saturating_sub(then_ns) {
+            0 => self.clock().saturating_sub(then_ns),
+            ns => ns,
+        }
+    }
+
     /// Lets time pass in a test that makes no turns.
     #[cfg(test)]
     pub(crate) fn set_now_ns(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
+    }
+
+    /// From now on time passes by itself.
+    #[cfg(test)]
+    pub(crate) fn let_clock_run(&mut self) {
+        self.clock_ns = None;
     }
 
     /// From now on it is as late as a test says, in turns too.

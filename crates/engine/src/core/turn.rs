@@ -125,12 +125,16 @@ impl Core {
     /// Reads the clock within a turn.
     #[inline]
     pub fn stamp(&mut self) {
+        self.now_ns = self.clock();
+    }
+
+    #[inline]
+    pub(super) fn clock(&self) -> u64 {
         #[cfg(test)]
         if let Some(clock_ns) = self.clock_ns {
-            self.now_ns = clock_ns;
-            return;
+            return clock_ns;
         }
-        self.now_ns = monotonic_ns();
+        monotonic_ns()
     }
 
     /// Whether anything must be tried again without an event to wait for.

@@ -242,7 +242,7 @@ impl Pcie {
     #[inline]
     fn count_at_once(&mut self, turn: &Turn<'_>) {
         if let Some(lane) = turn.client.lane().and_then(|lane| turn.core.lane(lane)) {
-            lane.count_at_once(&mut self.at_once);
+            lane.count_at_once(&mut self.at_once, || turn.core.since(turn.core.now_ns()));
         }
     }
 

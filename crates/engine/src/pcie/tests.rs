@@ -39,6 +39,25 @@ fn ready(kind: &str, doorbells: Doorbells) -> (Rig, Driver, Pair) {
     (rig, driver, pair)
 }
 
+/// What is over in the turn that it began in took some time, too.
+#[test]
+fn latency_is_never_zero() {
+    for kind in ["null", "ram", "file"] {
+        let (mut rig, mut driver, mut pair) = ready(kind, Doorbells::Mapped);
+        rig.let_clock_run();
+        for (opcode, lba) in [
+            (nvm::WRITE, 1),
+            (nvm::READ, 1),
+            (nvm::FLUSH, 0),
+            (nvm::READ, 2),
+        ] {
+            let status = driver.run(&mut rig, &mut pair, &io(opcode, 1, lba, DATA));
+            assert_eq!(status, Status::SUCCESS);
+        }
+        crate::lane::assert_times(rig.lane_record(0), 4);
+    }
+}
+
 #[test]
 fn a_driver_finds_what_it_wrote_by_every_kind_of_doorbell_and_nothing_is_copied() {
     for doorbells in [Doorbells::Trapped, Doorbells::Shadow, Doorbells::Mapped] {

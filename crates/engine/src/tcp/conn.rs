@@ -420,7 +420,7 @@ impl Conn {
         };
         let kind = op.kind();
         let error = !status.is_success();
-        let ns = core.now_ns().saturating_sub(s.taken_ns);
+        let ns = core.since(s.taken_ns);
         lane.record().ops[kind as usize].record(if error { 0 } else { bytes }, ns, error);
     }
 

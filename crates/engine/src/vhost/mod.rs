@@ -418,7 +418,7 @@ fn area<'a>(turn: &'a Turn<'_>) -> Area<'a> {
 #[inline]
 fn count(core: &Core, lane: LaneIndex, op: &IoOp, good: bool, taken_ns: u64) {
     if let Some(lane) = core.lane(lane) {
-        let ns = core.now_ns().saturating_sub(taken_ns);
+        let ns = core.since(taken_ns);
         let bytes = match *op {
             IoOp::Read { len_bytes, .. } | IoOp::Write { len_bytes, .. } if good => {
                 u64::from(len_bytes)

@@ -356,7 +356,7 @@ impl Vhost {
             return;
         }
         if let Some(lane) = turn.client.lane().and_then(|lane| turn.core.lane(lane)) {
-            lane.count_at_once(&mut self.at_once);
+            lane.count_at_once(&mut self.at_once, || turn.core.since(turn.core.now_ns()));
         }
         for at in 0..self.over.len() {
             let over = self.over[at];

@@ -61,6 +61,24 @@ fn segment(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
     bytes
 }
 
+/// What is over in the turn that it began in took some time, too.
+#[test]
+fn latency_is_never_zero() {
+    for kind in ["null", "ram", "file"] {
+        let mut rig = Rig::on(kind, 1);
+        let mut guest = rig.guest(PLAIN);
+        for sector in [0, 8] {
+            for (what, data) in [(OUT, Data::Out(&[7; 512])), (IN, Data::In(512))] {
+                guest.offer(0, what, sector, data);
+                guest.kick(0);
+                assert_eq!(guest.end(&mut rig, 0).1, 0);
+            }
+        }
+        let lane = rig.core.lane(crate::lane::LaneIndex(3)).unwrap();
+        crate::lane::assert_times(lane.record(), 4);
+    }
+}
+
 #[test]
 fn every_request_of_every_ring() {
     for way in WAYS {

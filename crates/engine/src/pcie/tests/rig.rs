@@ -228,7 +228,10 @@ impl Rig {
                 machines,
                 epoll,
             } = &mut engine;
-            core.set_clock_ns(now_ns);
+            match now_ns {
+                0 => core.let_clock_run(),
+                now_ns => core.set_clock_ns(now_ns),
+            }
             core.begin_turn();
             let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; 64];
             let none = rustix::time::Timespec {
@@ -341,6 +344,11 @@ impl Rig {
         }
         self.engine = Some(engine);
         true
+    }
+
+    /// From now on time passes by itself.
+    pub(super) fn let_clock_run(&mut self) {
+        self.now_ns = 0;
     }
 
     /// Time passes.

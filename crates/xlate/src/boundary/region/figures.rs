@@ -130,15 +130,14 @@ impl OpStats {
         self.times[TimesOf::Total as usize].record(ns);
     }
 
-    /// Counts so many that ended well within the turn that took them, with their bytes together.
+    /// Counts `ops` commands that ended well within the turn that took them: their bytes together, and the time of each.
     #[inline]
-    pub fn record_at_once(&self, ops: u64, bytes: u64) {
+    pub fn record_at_once(&self, ops: u64, bytes: u64, ns: u64) {
         bump(&self.ops, ops);
         bump(&self.bytes, bytes);
-        bump(
-            &self.times[TimesOf::Total as usize].buckets[latency_bucket(0)],
-            ops,
-        );
+        let times = &self.times[TimesOf::Total as usize];
+        bump(&times.sum_ns, ns.saturating_mul(ops));
+        bump(&times.buckets[latency_bucket(ns)], ops);
     }
 
     /// All its counters.
