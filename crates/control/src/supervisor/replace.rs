@@ -37,7 +37,13 @@ impl Supervisor {
             return Err(ApiError::unavailable(trouble)
                 .hint("an engine that waits for a device may not end: try again when it answers"));
         }
-        if self.next_generation.get().is_none() {
+        // A daemon that has just begun may yet have to commit it.
+        let numbered = async {
+            while self.next_generation.get().is_none() {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        if timeout(BEGIN_LIMIT, numbered).await.is_err() {
             let why = "the next engine's number is not in the catalog";
             return Err(ApiError::unavailable(why).hint(
                 "try again in a moment; `forebay status` says what is wrong with the catalog",
