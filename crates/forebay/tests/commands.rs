@@ -329,7 +329,10 @@ fn what_is_typed_arrives() {
             &["pool", "open", "--device", "/a", "--force"],
             "force: true",
         ),
-        (&["pool", "open"], "PoolOpen { devices: [], force: false }"),
+        (
+            &["pool", "open"],
+            "PoolOpen { devices: [], force: false, take_over: false }",
+        ),
         (&["pool", "destroy", "--force"], "PoolDestroy { force: true"),
     ] {
         daemon.text(args);

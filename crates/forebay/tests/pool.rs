@@ -129,7 +129,11 @@ fn whatever_a_pool_file_holds_the_daemon_starts_and_names_it() {
         ),
         (
             "another version",
-            &|path| [16, 512 * 1024 + 16].iter().for_each(|at| write_at(path, *at, &[9])),
+            &|path| {
+                [16, 512 * 1024 + 16]
+                    .iter()
+                    .for_each(|at| write_at(path, *at, &[9]))
+            },
             "format 9",
         ),
         (
