@@ -7,8 +7,13 @@
 //! Not here: timestamps, exemplars, summaries: we write none.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// What a text says.
 #[derive(Debug, Default)]
@@ -161,6 +166,34 @@ fn labels(sample: &str) -> Result<(String, BTreeMap<String, String>)> {
         }
     }
     Ok((name.to_owned(), labels))
+}
+
+/// What a daemon's listener for metrics says.
+///
+/// # Errors
+/// If it says nothing, or nothing that is well formed.
+pub fn scrape(port: u16) -> Result<Metrics> {
+    let (head, body) = get(port, "/metrics")?;
+    ensure!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    ensure!(head.contains("text/plain; version=0.0.4"), "{head}");
+    read(&body)
+}
+
+/// An answer's head and its body.
+///
+/// # Errors
+/// If there is none.
+pub fn get(port: u16, path: &str) -> Result<(String, String)> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
+    Ok((head.to_owned(), body.to_owned()))
 }
 
 #[cfg(test)]

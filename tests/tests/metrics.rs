@@ -5,14 +5,12 @@
 //! Design: one daemon with a listener for metrics; the text is read strictly (`exposition`).
 //! Not here: the text's details (unit tests of the crate `control`).
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_initiator::machine::{Op, Options};
 use forebay_tests::daemon::{Daemon, DaemonOptions, free_ports};
-use forebay_tests::exposition::{self, Metrics};
+use forebay_tests::exposition::{Metrics, get, scrape};
 use forebay_tests::machine::{self, Frontend};
 use forebay_tests::wait;
 
@@ -322,24 +320,4 @@ fn does_not_fall(before: &Metrics, now: &Metrics) -> Result<()> {
         ensure!(is >= was, "{sample} fell from {was} to {is}");
     }
     Ok(())
-}
-
-fn scrape(port: u16) -> Result<Metrics> {
-    let (head, body) = get(port, "/metrics")?;
-    ensure!(head.starts_with("HTTP/1.1 200 "), "{head}");
-    ensure!(head.contains("text/plain; version=0.0.4"), "{head}");
-    exposition::read(&body)
-}
-
-fn get(port: u16, path: &str) -> Result<(String, String)> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-    stream.set_read_timeout(Some(LIMIT))?;
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-    )?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
-    Ok((head.to_owned(), body.to_owned()))
 }

@@ -369,7 +369,7 @@ impl Daemon {
         owner.note_ports();
         owner.set_state_dir(&self.config.state_dir);
         owner.set_node(&self.config.state_dir, self.config.engine.reactors);
-        owner.set_run_dir(&self.config.run_dir);
+        owner.keep_figures(&self.config.state_dir);
         if let Some((_, greeting)) = &mut live {
             // What the engine listens on already is not missing.
             owner.keep_machine_listeners(&mut greeting.held);

@@ -260,6 +260,19 @@ impl Session {
         Ok(identify::uuid_descriptor(&data))
     }
 
+    /// The commands that the SMART log counts (Base 2.0, 5.16.1.3): reads, writes.
+    ///
+    /// # Errors
+    /// The command failed or the connection is lost.
+    pub fn host_commands(&self) -> Result<[u64; 2], Error> {
+        let page = self.shared.admin().log_page(command::log::SMART, 0, 512)?;
+        let word = |at: usize| {
+            let bytes = page.get(at..at + 8).and_then(|b| b.try_into().ok());
+            bytes.map_or(0, u64::from_le_bytes)
+        };
+        Ok([word(64), word(80)])
+    }
+
     /// Sends a keep-alive now.
     ///
     /// # Errors

@@ -269,6 +269,7 @@ impl Daemon {
             Ok(Err(error)) => tracing::warn!(%error, "before the engine is left"),
             Err(_) => tracing::warn!("the engine is left before the last commit has ended"),
         }
+        owner.save_figures(true).await;
         let supervising = serving.supervising.borrow_mut().take();
         if let Some(task) = supervising {
             task.abort();

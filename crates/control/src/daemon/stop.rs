@@ -73,6 +73,7 @@ impl Daemon {
             Err(_) => tracing::warn!("committing before the engine's end takes too long"),
         }
         serving.supervisor.stop(owner, STOP_LIMIT).await;
+        owner.save_figures(true).await;
         let committed = timeout(SYNC_LIMIT, owner.sync_all_without_engine()).await;
         if matches!(committed, Ok(Ok(()))) && timeout(SYNC_LIMIT, owner.end_stamp()).await.is_err()
         {

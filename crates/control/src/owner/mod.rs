@@ -407,6 +407,9 @@ impl Owner {
         let told = async {
             self.finish_adoption(Some(&session)).await;
             let (mut asked, addresses) = self.say_what_is(&session, held);
+            // At once, as this daemon may die next.
+            let owner = self.clone();
+            self.spawn(async move { owner.save_figures(false).await });
             kill_point!("daemon.told");
             if !self.hand_over(&session, estate, &progress).await {
                 // Whoever listens to the progress ends it.

@@ -4,8 +4,10 @@
 //! Design: reads the region of the running engine; another process writes there at any time, so a
 //! figure may be torn from its neighbours and every index is bounded. The region counts latencies
 //! in four buckets to each doubling; a percentile is its bucket's upper end. An engine's counters begin
-//! at zero: what a dead one had counted for an export is added once, when the next one is greeted, and
-//! noted in the run folder for the daemon after this one; so no counter falls when a process dies.
+//! at zero: what a dead one had counted for an export is added once, when the next one is greeted; this is the only
+//! place that carries counts over. `figures.json` in the state folder tells the next daemon: what engines before the
+//! running one counted, which is exact, and what all of them had counted at the last save, which is used when the
+//! running engine is gone too.
 //! Not here: rates (readers take differences).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,15 +15,17 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use forebay_pool::{ExportId, ExportRecord, TenantId};
+use forebay_pool::{ExportId, ExportRecord, TenantId, Uuid};
 use forebay_xlate::boundary::message::Past;
 use forebay_xlate::boundary::region::{
     LaneRecord, MAX_REACTORS, OpKind, OpStats as RegionOpStats, ReactorRecord, Region, Times,
     TimesOf, latency_bucket_end_ns,
 };
 use serde::{Deserialize, Serialize};
+
+use tokio::time::timeout;
 
 use super::Owner;
 use super::budgets::show_budget;
@@ -151,18 +155,34 @@ pub(super) struct Added {
     /// Tenants that the engine was asked to let go of: what it has counted of them is in `used`, and may be in its region
     /// still.
     let_go: BTreeSet<TenantId>,
-    /// Whether the file lacks something.
-    unsaved: bool,
+    pool: Uuid,
     file: Option<PathBuf>,
+    /// When the file was written last; none: it lacks something that must not be lost.
+    saved_at: Option<Instant>,
 }
+
+/// Longest time between two saves while an engine counts.
+const SAVE_EVERY: Duration = Duration::from_secs(60);
+
+/// How long a save is waited for.
+const SAVE_LIMIT: Duration = Duration::from_secs(5);
 
 /// What `figures.json` says.
 #[derive(Debug, Serialize, Deserialize)]
 struct Saved {
-    /// Of the engine that counts on, and is not in it.
+    pool: Uuid,
+    /// Of the engine that counts on.
     generation: u64,
-    before: Vec<(u64, Totals)>,
-    #[serde(default)]
+    /// What engines before it have counted.
+    before: Sums,
+    /// The same with what it had counted at this save.
+    with_it: Sums,
+}
+
+/// What engines have counted.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+struct Sums {
+    exports: Vec<(u64, Totals)>,
     used: UsedBefore,
 }
 
@@ -172,35 +192,57 @@ impl Added {
     pub(super) fn begin(
         &mut self,
         session: &Session,
+        pool: Uuid,
         exports: &BTreeSet<ExportId>,
         tenants: &BTreeSet<TenantId>,
     ) {
         let generation = session.generation;
         let new = Some((generation, session.region.clone()));
         match std::mem::replace(&mut self.counting, new) {
-            Some((known, _)) if known == generation => {}
+            Some((known, _)) if known == generation => return,
             Some((_, region)) => {
-                let counted = tenants.difference(&self.let_go).copied().collect();
-                self.before.retain(|export, _| exports.contains(export));
-                for (export, (totals, _)) in totals_of(&region, exports) {
-                    let before = self.before.entry(export).or_default();
-                    *before = plus(before, &totals);
-                }
-                self.used.add_region(&region, tenants, &counted);
+                self.add_region(&region, exports, tenants);
                 self.let_go.clear();
-                self.unsaved = true;
             }
             None => {
                 let file = self.file.as_deref();
                 let saved = file.and_then(|file| files::read_json::<Saved>(file).ok()?);
-                let saved = saved.filter(|saved| saved.generation == generation);
-                let (before, used) =
-                    saved.map_or_else(Default::default, |saved| (saved.before, saved.used));
-                self.used = used;
-                let before = before.into_iter();
+                let saved = saved.filter(|saved| saved.pool == pool);
+                let sums = saved.map(|saved| match saved.generation == generation {
+                    true => saved.before,
+                    false => saved.with_it,
+                });
+                let sums = sums.unwrap_or_default();
+                self.used = sums.used;
+                let before = sums.exports.into_iter();
                 self.before = before.map(|(id, totals)| (ExportId(id), totals)).collect();
-                self.unsaved = true;
             }
+        }
+        self.pool = pool;
+        self.saved_at = None;
+    }
+
+    /// Adds what an engine has counted.
+    fn add_region(
+        &mut self,
+        region: &Region,
+        exports: &BTreeSet<ExportId>,
+        tenants: &BTreeSet<TenantId>,
+    ) {
+        let counted = tenants.difference(&self.let_go).copied().collect();
+        self.before.retain(|export, _| exports.contains(export));
+        for (export, (totals, _)) in totals_of(region, exports) {
+            let before = self.before.entry(export).or_default();
+            *before = plus(before, &totals);
+        }
+        self.used.add_region(region, tenants, &counted);
+    }
+
+    fn sums(&self) -> Sums {
+        let exports = self.before.iter();
+        Sums {
+            exports: exports.map(|(id, totals)| (id.0, totals.clone())).collect(),
+            used: self.used.clone(),
         }
     }
 
@@ -244,7 +286,7 @@ impl Added {
             let new = tenants.difference(&self.let_go).copied().collect();
             self.used.add_tenants(&session.region, &new);
             self.let_go.extend(new);
-            self.unsaved = true;
+            self.saved_at = None;
         }
     }
 
@@ -255,20 +297,34 @@ impl Added {
         }
     }
 
-    /// What is to be written where, if the file lacks something.
-    fn unsaved(&mut self) -> Option<(PathBuf, Saved)> {
-        let (generation, _) = self.counting.as_ref()?;
+    /// What is to be written where, if the file lacks something; `at_once`: whenever it was written last.
+    fn unsaved(
+        &mut self,
+        exports: &BTreeSet<ExportId>,
+        tenants: &BTreeSet<TenantId>,
+        at_once: bool,
+    ) -> Option<(PathBuf, Saved)> {
+        let (generation, region) = self.counting.clone()?;
         let file = self.file.clone()?;
-        let before = self
-            .before
-            .iter()
-            .map(|(id, totals)| (id.0, totals.clone()));
-        let saved = Saved {
-            generation: *generation,
-            before: before.collect(),
+        let is_new = |at: Instant| !at_once && at.elapsed() < SAVE_EVERY;
+        if self.saved_at.is_some_and(is_new) {
+            return None;
+        }
+        self.saved_at = Some(Instant::now());
+        let mut with_it = Self {
+            before: self.before.clone(),
             used: self.used.clone(),
+            let_go: self.let_go.clone(),
+            ..Self::default()
         };
-        std::mem::take(&mut self.unsaved).then_some((file, saved))
+        with_it.add_region(&region, exports, tenants);
+        let saved = Saved {
+            pool: self.pool,
+            generation,
+            before: self.sums(),
+            with_it: with_it.sums(),
+        };
+        Some((file, saved))
     }
 }
 
@@ -340,8 +396,8 @@ fn engine_stats(session: &Session) -> Option<EngineStats> {
 }
 
 impl Owner {
-    /// Says where `figures.json` is.
-    pub(crate) fn set_run_dir(&self, folder: &Path) {
+    /// Says in which folder `figures.json` is.
+    pub(crate) fn keep_figures(&self, folder: &Path) {
         self.added.borrow_mut().file = Some(folder.join("figures.json"));
     }
 
@@ -350,26 +406,37 @@ impl Owner {
         core.pool.exports().map(|export| export.id).collect()
     }
 
-    /// An engine counts from here on.
-    pub(super) fn count_on(&self, session: &Session) {
-        let exports = self.export_ids();
-        let tenants = (self.core.borrow().pool.tenants())
-            .map(|tenant| tenant.id)
-            .collect();
-        self.added.borrow_mut().begin(session, &exports, &tenants);
+    fn tenant_ids(&self) -> BTreeSet<TenantId> {
+        let core = self.core.borrow();
+        core.pool.tenants().map(|tenant| tenant.id).collect()
     }
 
-    /// Has the next daemon know what this one adds up, if that has changed.
-    pub(super) fn save_figures(&self) {
-        let Some((file, saved)) = self.added.borrow_mut().unsaved() else {
+    /// An engine counts from here on.
+    pub(super) fn count_on(&self, session: &Session) {
+        let (exports, tenants) = (self.export_ids(), self.tenant_ids());
+        let pool = self.core.borrow().pool.info().uuid;
+        let mut added = self.added.borrow_mut();
+        added.begin(session, pool, &exports, &tenants);
+    }
+
+    /// Has the next daemon know what is counted, if that is due; `at_once`: in any case.
+    pub(crate) async fn save_figures(&self, at_once: bool) {
+        let (exports, tenants) = (self.export_ids(), self.tenant_ids());
+        let unsaved = (self.added.borrow_mut()).unsaved(&exports, &tenants, at_once);
+        let Some((file, saved)) = unsaved else {
             return;
         };
         // With many exports it is some megabytes.
-        drop(tokio::task::spawn_blocking(move || {
-            if let Err(error) = files::write_json(&file, &saved, false) {
-                tracing::warn!(%error, "what is counted begins anew with the next daemon");
-            }
-        }));
+        let written = tokio::task::spawn_blocking(move || files::write_json(&file, &saved, false));
+        let error = match timeout(SAVE_LIMIT, written).await {
+            Ok(Ok(Err(error))) => error.to_string(),
+            Err(_) => "it takes too long".to_owned(),
+            _ => return,
+        };
+        tracing::warn!(
+            error,
+            "saving figures.json: the next daemon may not know all that is counted"
+        );
     }
 
     /// Everything that is counted.

@@ -80,7 +80,7 @@ impl Owner {
             self.look_at_errors();
             self.look_at_hosts();
             self.look_at_figures();
-            self.save_figures();
+            self.save_figures(false).await;
             self.look_at_promises();
             self.look_at_sizes();
         }

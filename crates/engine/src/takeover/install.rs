@@ -340,26 +340,3 @@ fn copy(
     old.read(from.offset_bytes, to.as_mut_slice())?;
     Some(Some(to))
 }
-
-/// Lanes go on counting where they were.
-pub(super) fn copy_figures(old: &Region, new: Successor<'_>) {
-    let mut left = new.lanes.len();
-    for from in old.lanes() {
-        if left == 0 {
-            return;
-        }
-        let export = from.export.load(Relaxed).checked_sub(1).map(ExportId);
-        let Some(lane) = export.and_then(|export| new.lanes.get(&export)) else {
-            continue;
-        };
-        left -= 1;
-        let Some(to) = new.region.lanes().get(lane.lane.0 as usize) else {
-            continue;
-        };
-        for (to, from) in to.ops.iter().zip(&from.ops) {
-            for (to, from) in to.counters().zip(from.counters()) {
-                to.store(from.load(Relaxed), Relaxed);
-            }
-        }
-    }
-}

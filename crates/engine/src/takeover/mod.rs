@@ -141,7 +141,6 @@ impl Pending {
         inheritance.served = (region.devices().iter())
             .map(|device| device.served.load(Relaxed))
             .collect();
-        install::copy_figures(&self.region, new);
         forebay_xlate::kill_point!("over.converted");
         inheritance
     }

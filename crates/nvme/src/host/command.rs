@@ -37,6 +37,8 @@ pub mod property {
 pub mod log {
     /// Changed Namespace List.
     pub const CHANGED_NAMESPACES: u8 = 0x04;
+    /// SMART / Health Information.
+    pub const SMART: u8 = 0x02;
     /// Discovery.
     pub const DISCOVERY: u8 = 0x70;
 }

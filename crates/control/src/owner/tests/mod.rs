@@ -181,7 +181,7 @@ fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
         begin.limits.clone(),
         Rc::default(),
     );
-    owner.set_run_dir(place.folder.path());
+    owner.keep_figures(place.folder.path());
     owner
 }
 
@@ -249,7 +249,7 @@ impl Life {
             begin.limits,
             Rc::default(),
         );
-        owner.set_run_dir(place.folder.path());
+        owner.keep_figures(place.folder.path());
         let mut life = Self {
             owner: owner.clone(),
             fake,

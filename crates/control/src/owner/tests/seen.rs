@@ -110,24 +110,24 @@ fn counters_do_not_fall_when_processes_die() {
         owner.count_on(&session);
         assert_eq!(counted(&life), (7, 1));
         // The daemon dies, and its engine lives on.
-        owner.save_figures();
-        while !place.folder.path().join("figures.json").exists() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        owner.save_figures(true).await;
         drop((owner, session));
         let mut fake = life.kill().await;
         fake.take_the_rest();
         let life = Life::take_over(&place, Begin::default(), fake).await;
         life.reads(0, 1);
         assert_eq!(counted(&life), (8, 1));
-        // Both die: what nobody knows any more begins anew.
+        // Both die: what was counted since the last save is lost, and no more.
+        life.owner.save_figures(true).await;
+        life.reads(0, 4);
+        assert_eq!(counted(&life), (12, 1));
         let before = life.kill().await;
         let begin = Begin {
             generation: 9,
             ..Begin::default()
         };
         let life = Life::next(&place, begin, &before).await;
-        assert_eq!(counted(&life), (0, 0));
+        assert_eq!(counted(&life), (8, 0));
     });
 }
 
@@ -163,10 +163,7 @@ fn figures_go_on_where_they_were() {
             life.lane("a", 0);
         }
         // The daemon dies: the engine that lives on is told the same, and counts on.
-        life.owner.save_figures();
-        while !place.folder.path().join("figures.json").exists() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        life.owner.save_figures(true).await;
         let mut fake = life.kill().await;
         fake.take_the_rest();
         fake.log.clear();
