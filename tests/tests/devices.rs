@@ -236,7 +236,7 @@ fn hung_device_leaves_others_alone() -> Result<()> {
         let result = (|| -> Result<()> {
             lab.others_go_on().context("while it hangs")?;
             lab.daemon
-                .cli(&["export", "delete", "t/gone"])
+                .cli(&["export", "delete", "t/gone", "--disconnect-hosts"])
                 .context("unexporting while it hangs")?;
             lab.daemon
                 .cli(&["volume", "delete", "t/gone"])
@@ -314,7 +314,7 @@ fn a_hung_device_with_a_copy_of_the_catalog_holds_up_nobody() -> Result<()> {
         "{load:?}"
     );
     here.check()?;
-    daemon.cli(&["export", "delete", "t/gone"])?;
+    daemon.cli(&["export", "delete", "t/gone", "--disconnect-hosts"])?;
     daemon.cli(&["volume", "delete", "t/gone"])?;
     let mut new = create(&daemon, "t/new", SIZE, 3)?;
     new.fill()?;

@@ -122,7 +122,8 @@ impl Lab {
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        self.daemon.cli(&["export", "delete", name])?;
+        self.daemon
+            .cli(&["export", "delete", name, "--disconnect-hosts"])?;
         self.daemon.cli(&["volume", "delete", name])?;
         Ok(())
     }
@@ -179,7 +180,9 @@ fn delete_crash_no_double_owner() -> Result<()> {
         // Asked now: later it would wait for the deletion.
         let before = lab.daemon.processes()?;
         // The deletion runs while somebody dies.
-        let mut export = lab.daemon.cli_command(&["export", "delete", &name]);
+        let mut export = lab
+            .daemon
+            .cli_command(&["export", "delete", &name, "--disconnect-hosts"]);
         let export = export.stdout(Stdio::null()).status()?;
         ensure!(export.success(), "{name}: its export");
         let mut deletion = lab.daemon.cli_command(&["volume", "delete", &name]);

@@ -234,7 +234,7 @@ fn a_full_disk_below_the_pool_is_survived_and_space_comes_back() -> Result<()> {
     reads_back(&mut keeper).context("after a stop and a start on the full disk")?;
 
     let full = disk.free_bytes()?;
-    daemon.cli(&["export", "delete", "filler/v"])?;
+    daemon.cli(&["export", "delete", "filler/v", "--disconnect-hosts"])?;
     daemon.cli(&["volume", "delete", "filler/v"])?;
     wait::until("the filesystem has room again", 2 * MINUTE, || {
         let free = disk.free_bytes()?;

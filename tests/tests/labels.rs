@@ -251,7 +251,7 @@ fn rolled_back_device_is_missing() -> Result<()> {
     let copy = daemon.folder().join("copy");
     std::fs::copy(&paths[2], &copy)?;
     daemon.start_again()?;
-    daemon.cli(&["export", "delete", "t/a"])?;
+    daemon.cli(&["export", "delete", "t/a", "--disconnect-hosts"])?;
     daemon.cli(&["volume", "delete", "t/a"])?;
     fill(&daemon, "b", 0xbb)?;
     daemon.stop()?;

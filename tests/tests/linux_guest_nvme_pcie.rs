@@ -72,7 +72,7 @@ fn linux_guest_nvme_pcie() -> Result<()> {
 
     hot_unplug(&daemon, &guest)?;
     guest.power_off()?;
-    daemon.cli(&["export", "delete", "t/disk"])?;
+    daemon.cli(&["export", "delete", "t/disk", "--disconnect-hosts"])?;
     daemon.pool_check()?;
     daemon.stop()
 }
@@ -143,7 +143,7 @@ fn hot_unplug(daemon: &Daemon, guest: &Guest) -> Result<()> {
     let before = content(&disk)?;
 
     let load = beyond_content(daemon, guest, &disk)?;
-    daemon.cli(&["export", "delete", "t/disk"])?;
+    daemon.cli(&["export", "delete", "t/disk", "--disconnect-hosts"])?;
     gone(guest, load).map_err(|error| daemon.with_logs(error))?;
     machine::look(&other, OTHER_BYTES, 7)?;
     // What is left is a controller without a namespace, for which nobody answers any more.

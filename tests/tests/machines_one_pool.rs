@@ -133,13 +133,13 @@ fn a_volume_goes_from_frontend_to_frontend() -> Result<()> {
         Frontend::VhostUser,
         Frontend::MappedPcie,
     ] {
-        daemon.cli(&["export", "delete", VOLUME])?;
+        daemon.cli(&["export", "delete", VOLUME, "--disconnect-hosts"])?;
         let target = machine::export_as(&daemon, VOLUME, frontend, &[])?;
         machine::look(&target, SPAN, seed).with_context(|| format!("{frontend:?}"))?;
         seed += 1;
         machine::fill(&target, SPAN, seed)?;
     }
-    daemon.cli(&["export", "delete", VOLUME])?;
+    daemon.cli(&["export", "delete", VOLUME, "--disconnect-hosts"])?;
     over_network(&daemon, seed, seed + 1).context("over the network again")?;
     daemon.pool_check()?;
     daemon.stop()
@@ -170,14 +170,24 @@ fn two_exports_of_a_volume_must_both_be_shared() -> Result<()> {
                 if one && other && !both_tcp {
                     let again = again.with_context(|| what.clone())?;
                     let number = again["id"].as_u64().context("a number")?;
-                    daemon.cli(&["export", "delete", &format!("{VOLUME}@{number}")])?;
+                    daemon.cli(&[
+                        "export",
+                        "delete",
+                        &format!("{VOLUME}@{number}"),
+                        "--disconnect-hosts",
+                    ])?;
                 } else {
                     let error = format!("{:#}", again.err().with_context(|| what.clone())?);
                     let says = if both_tcp { "export" } else { "shared" };
                     ensure!(error.contains(says), "{what}: {error}");
                 }
                 let number = made["id"].as_u64().context("a number")?;
-                daemon.cli(&["export", "delete", &format!("{VOLUME}@{number}")])?;
+                daemon.cli(&[
+                    "export",
+                    "delete",
+                    &format!("{VOLUME}@{number}"),
+                    "--disconnect-hosts",
+                ])?;
             }
         }
     }

@@ -339,7 +339,7 @@ fn growth_and_removal() -> Result<()> {
     wait::until("the controller's new size", MINUTE, || {
         Ok((disk.refresh()?.size_bytes == 96 * MIB).then_some(()))
     })?;
-    daemon.cli(&["export", "delete", "t/v"])?;
+    daemon.cli(&["export", "delete", "t/v", "--disconnect-hosts"])?;
     ensure!(disk.wait_removal(MINUTE)?, "nobody asked for the removal");
     wait::until("the connection's end", MINUTE, || {
         Ok((!disk.is_open()).then_some(()))

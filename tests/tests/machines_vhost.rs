@@ -373,7 +373,7 @@ fn a_connected_disk_is_removed_and_made_again() -> Result<()> {
         machine::execute(&mut *queues[0], write)?;
     }
     // The protocol has no word for it: the connection ends.
-    daemon.cli(&["export", "delete", "t/goes"])?;
+    daemon.cli(&["export", "delete", "t/goes", "--disconnect-hosts"])?;
     let path = machine::socket(&target);
     wait::until("the end of connection and socket", MINUTE, || {
         Ok((!goes.is_open() && !path.exists()).then_some(()))

@@ -118,7 +118,7 @@ fn a_pool_is_made_only_over_nothing_and_destroyed_to_nothing() -> Result<()> {
     refused(daemon.cli(&["pool", "create", "--device", &spec]), "force")?;
     ensure!(std::fs::read(&path)?.starts_with(b"somebody's data"));
     daemon.create_pool(&["--device", &spec, "--force"])?;
-    daemon.cli(&["pool", "destroy"])?;
+    daemon.cli(&["pool", "destroy", "pool"])?;
     // Were its labels still there, this would be refused.
     daemon.create_pool(&["--device", &spec])?;
     daemon.stop()

@@ -214,7 +214,8 @@ impl Lab {
             let at = dice.below(self.passing.len() as u64) as usize;
             let volume = &mut self.passing[at];
             volume.there = There::Perhaps;
-            self.daemon.cli(&["export", "delete", &volume.name])?;
+            self.daemon
+                .cli(&["export", "delete", &volume.name, "--disconnect-hosts"])?;
             self.daemon.cli(&["volume", "delete", &volume.name])?;
             self.passing.remove(at);
         }

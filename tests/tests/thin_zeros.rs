@@ -80,7 +80,7 @@ fn run(device: impl Fn(&Daemon) -> String, size: &[&str]) -> Result<()> {
         ..LoadSpec::new(address, &nqn("first"), HOST)
     };
     ensure!(load::run(&fill, &mut |_| {})?.errors == 0);
-    daemon.cli(&["export", "delete", "first/v"])?;
+    daemon.cli(&["export", "delete", "first/v", "--disconnect-hosts"])?;
     daemon.cli(&["volume", "delete", "first/v"])?;
     export(&daemon, "second")?;
     let (session, mut queue) = open(address, "second")?;

@@ -61,6 +61,7 @@ fn run(cli: Cli) -> Outcome {
         Ok(Context {
             client: Client::new(&config::socket(cli.socket.clone())?),
             output,
+            yes: cli.yes,
         })
     };
     match cli.command {

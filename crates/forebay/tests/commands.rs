@@ -288,7 +288,7 @@ fn what_is_typed_arrives() {
                 "--remove-host",
                 "nqn.b",
             ],
-            "ExportUpdate { add_hosts: [\"nqn.a\"], remove_hosts: [\"nqn.b\"], any_host: None }",
+            "ExportUpdate { add_hosts: [\"nqn.a\"], remove_hosts: [\"nqn.b\"], any_host: None, disconnect_hosts: false }",
         ),
         (
             &["export", "set", "acme/disk", "--any-host"],
@@ -299,8 +299,14 @@ fn what_is_typed_arrives() {
             "any_host: Some(false)",
         ),
         (
-            &["port", "set", "[::1]:4420", "inaccessible", "--force"],
-            "PortUpdate { address: [::1]:4420, body: PortUpdate { ana: Inaccessible, force: true }",
+            &[
+                "port",
+                "set",
+                "[::1]:4420",
+                "inaccessible",
+                "--let-hosts-wait",
+            ],
+            "PortUpdate { address: [::1]:4420, body: PortUpdate { ana: Inaccessible, let_hosts_wait: true }",
         ),
         (
             &["events", "--after", "7"],
@@ -333,7 +339,10 @@ fn what_is_typed_arrives() {
             &["pool", "open"],
             "PoolOpen { devices: [], force: false, take_over: false }",
         ),
-        (&["pool", "destroy", "--force"], "PoolDestroy { force: true"),
+        (
+            &["pool", "destroy", "pool", "--delete-volumes"],
+            "PoolDestroy { name: \"pool\", delete_volumes: true, disconnect_hosts: false, forget: false }",
+        ),
     ] {
         daemon.text(args);
         let asked = daemon.asked.try_recv().unwrap();

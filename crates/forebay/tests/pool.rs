@@ -178,14 +178,15 @@ fn whatever_a_pool_file_holds_the_daemon_starts_and_names_it() {
 }
 
 #[test]
-fn a_pool_is_given_up_only_by_force() {
+fn a_pool_is_given_up_only_by_name() {
     let mut daemon = with_pool(&["pool.img"]);
     daemon.stop();
     let path = daemon.path("pool.img");
     std::fs::write(&path, vec![0; 8192]).unwrap();
     daemon.again();
-    daemon.refused(&["pool", "destroy"], "can't be opened");
-    let done = daemon.json(&["pool", "destroy", "--force"]);
+    daemon.refused(&["pool", "destroy", "other", "--forget"], "no pool other");
+    daemon.refused(&["pool", "destroy", "pool"], "can't be opened");
+    let done = daemon.json(&["pool", "destroy", "pool", "--forget"]);
     assert!(
         done["done"].as_str().unwrap().contains("forgotten"),
         "{done}"

@@ -190,7 +190,7 @@ fn volume_commands(daemon: &Daemon, volumes: &mut u64) -> Vec<Command> {
             &["volume", "create", &volume, "--size", "8M"][..],
             &["export", "create", &volume, "--any-host"],
             &["volume", "resize", &volume, "--size", "16M"],
-            &["export", "delete", &volume],
+            &["export", "delete", &volume, "--disconnect-hosts"],
             &["volume", "delete", &volume],
         ] {
             commands.push(daemon.cli_command(step));

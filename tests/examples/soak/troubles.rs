@@ -234,7 +234,8 @@ impl Troubles<'_> {
         host.check()?;
         self.daemon
             .cli(&["volume", "resize", &volume, "--size", "16M"])?;
-        self.daemon.cli(&["export", "delete", &volume])?;
+        self.daemon
+            .cli(&["export", "delete", &volume, "--disconnect-hosts"])?;
         self.daemon.cli(&["volume", "delete", &volume])?;
         Ok("volumes made, grown and removed")
     }

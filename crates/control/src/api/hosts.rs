@@ -83,5 +83,5 @@ pub struct PortUpdate {
     pub ana: AnaState,
     /// Make it inaccessible even if no other port is accessible then: hosts wait until one is.
     #[serde(default)]
-    pub force: bool,
+    pub let_hosts_wait: bool,
 }

@@ -8,7 +8,7 @@
 //! Not here: validation (`validate`), statistics (`stats`), and any meaning: the owner has that.
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 mod export;
 
@@ -297,6 +297,24 @@ pub struct DeviceAdd {
     /// A file that does not exist is created sparse with this size; without it, that is an error.
     #[serde(default)]
     pub size_bytes: Option<u64>,
+}
+
+/// What `DELETE /v1/pool` is told.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct PoolDestroy {
+    /// The pool's name or UUID: of the one that is open, or of the one that can't be opened.
+    pub name: String,
+    /// Destroy its volumes too.
+    #[serde(default)]
+    pub delete_volumes: bool,
+    /// Go on even if hosts or machines are connected: they lose their disks.
+    #[serde(default)]
+    pub disconnect_hosts: bool,
+    /// Give up a pool that can't be opened: its devices stay as they are.
+    #[serde(default)]
+    pub forget: bool,
 }
 
 /// Body of `POST /v1/pool`.

@@ -7,28 +7,16 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use serde::Deserialize;
-use utoipa::IntoParams;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{Body, DeviceAt, Parameters};
 use super::model::{
-    CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Done, PoolCheck, PoolCreate, PoolInfo,
-    PoolOpen, PoolUpdate,
+    CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Done, PoolCheck, PoolCreate, PoolDestroy,
+    PoolInfo, PoolOpen, PoolUpdate,
 };
 use super::request::Handle;
 use super::routes::done;
 use super::validate;
-
-/// What `DELETE /v1/pool` may be told.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct DestroyQuery {
-    /// Destroy the volumes too.
-    #[serde(default)]
-    force: bool,
-}
 
 /// Makes the pool of devices.
 #[utoipa::path(
@@ -139,14 +127,14 @@ pub(super) async fn pool_check(
     Ok(Json(owner.pool_check(body).await?))
 }
 
-/// Ends the pool and wipes its labels; refused without `force` while it has volumes. A pool that can't
-/// be opened is only forgotten, with `force`: its devices stay as they are.
+/// Ends the pool of this name and wipes its labels. Refused while it has volumes or is in use, unless the query says
+/// otherwise. One that can't be opened is only forgotten, if the query says so.
 #[utoipa::path(
     delete,
     path = "/v1/pool",
     tag = "pool",
     params(
-        DestroyQuery,
+        PoolDestroy,
     ),
     responses(
         (status = 200, description = "Done", body = Done),
@@ -155,9 +143,9 @@ pub(super) async fn pool_check(
 )]
 pub(super) async fn pool_destroy(
     State(owner): State<Handle>,
-    Parameters(query): Parameters<DestroyQuery>,
+    Parameters(query): Parameters<PoolDestroy>,
 ) -> Result<Json<Done>, ApiError> {
-    Ok(done(owner.pool_destroy(query.force).await?))
+    Ok(done(owner.pool_destroy(query).await?))
 }
 
 /// The pool's devices.

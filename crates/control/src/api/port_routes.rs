@@ -29,7 +29,7 @@ pub(super) async fn port_list(State(owner): State<Handle>) -> Result<Json<Vec<Po
 }
 
 /// Changes how hosts should use a port; connected hosts are told. Making the last one inaccessible needs
-/// `force`.
+/// `let_hosts_wait`.
 #[utoipa::path(
     patch,
     path = "/v1/ports/{address}",

@@ -17,8 +17,8 @@ use super::error::ApiError;
 use super::events::EventList;
 use super::model::{
     CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Export, ExportCreate, ExportUpdate,
-    PoolCheck, PoolCreate, PoolInfo, PoolOpen, PoolUpdate, Port, PortUpdate, Status, Tenant,
-    Volume, VolumeCreate, VolumeUpdate,
+    PoolCheck, PoolCreate, PoolDestroy, PoolInfo, PoolOpen, PoolUpdate, Port, PortUpdate, Status,
+    Tenant, Volume, VolumeCreate, VolumeUpdate,
 };
 use super::scheduling::{BudgetPut, Costs, CostsPut, Scheduling, SchedulingUpdate, TenantBudget};
 use super::stats::Stats;
@@ -42,9 +42,9 @@ pub enum Request {
     },
     PoolShow(Reply<PoolInfo>),
     PoolUpgrade(Reply<PoolInfo>),
-    /// Without `force`, refused while there are volumes. The answer says what was done.
+    /// The answer says what was done.
     PoolDestroy {
-        force: bool,
+        query: PoolDestroy,
         reply: Reply<String>,
     },
     PoolUpdate {
@@ -155,6 +155,7 @@ pub enum Request {
     ExportDelete {
         tenant: String,
         volume: String,
+        disconnect_hosts: bool,
         reply: Reply<u64>,
     },
     /// Serves a quarantined export again.
@@ -241,7 +242,7 @@ handle_methods! {
     /// The pool.
     pool_show() -> PoolInfo = Request::PoolShow;
     /// Ends the pool and wipes its labels.
-    pool_destroy(force: bool) -> String = |reply| Request::PoolDestroy { force, reply };
+    pool_destroy(query: PoolDestroy) -> String = |reply| Request::PoolDestroy { query, reply };
     /// Changes what is set for the pool.
     pool_update(body: PoolUpdate) -> PoolInfo = |reply| Request::PoolUpdate { body, reply };
     /// Gives the pool's labels the current format.
@@ -304,9 +305,9 @@ handle_methods! {
     /// Changes who may connect.
     export_update(tenant: String, volume: String, body: ExportUpdate) -> Export =
         |reply| Request::ExportUpdate { tenant, volume, body, reply };
-    /// Ends an export; its hosts are disconnected.
-    export_delete(tenant: String, volume: String) -> u64 =
-        |reply| Request::ExportDelete { tenant, volume, reply };
+    /// Ends an export; refused while it is in use, unless its hosts are to be disconnected.
+    export_delete(tenant: String, volume: String, disconnect_hosts: bool) -> u64 =
+        |reply| Request::ExportDelete { tenant, volume, disconnect_hosts, reply };
     /// Serves a quarantined export again.
     export_resume(tenant: String, volume: String) -> Export =
         |reply| Request::ExportResume { tenant, volume, reply };

@@ -14,9 +14,11 @@ use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{get, patch, post, put};
 use axum::{Json, Router};
+use serde::Deserialize;
+use utoipa::IntoParams;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{Body, InTenant, OfExport, OfVolume};
+use super::extract::{Body, InTenant, OfExport, OfVolume, Parameters};
 use super::figure_routes::{events, metrics_text, stats};
 use super::model::{
     Done, Export, ExportCreate, ExportUpdate, Status, Tenant, TenantCreate, Volume, VolumeCreate,
@@ -473,7 +475,7 @@ pub(super) async fn export_show(
     Ok(Json(owner.export_show(tenant, volume).await?))
 }
 
-/// Changes who may connect; hosts that are removed are disconnected.
+/// Changes who may connect. Refused while hosts are connected that may no longer connect, unless the body says otherwise.
 #[utoipa::path(
     patch,
     path = "/v1/exports/{tenant}/{volume}",
@@ -497,12 +499,23 @@ pub(super) async fn export_update(
     Ok(Json(owner.export_update(tenant, volume, body).await?))
 }
 
-/// Ends an export; its hosts are disconnected.
+/// What `DELETE /v1/exports/{tenant}/{volume}` may be told.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ExportDelete {
+    /// Go on even if hosts or a machine are connected: they lose the disk.
+    #[serde(default)]
+    disconnect_hosts: bool,
+}
+
+/// Ends an export. Refused while hosts or a machine are connected, unless the query says otherwise.
 #[utoipa::path(
     delete,
     path = "/v1/exports/{tenant}/{volume}",
     tag = "export",
     params(
+        ExportDelete,
         ("tenant" = String, Path, description = "Tenant"),
         ("volume" = String, Path, description = "Volume"),
     ),
@@ -514,8 +527,11 @@ pub(super) async fn export_update(
 pub(super) async fn export_delete(
     State(owner): State<Handle>,
     OfExport(tenant, volume): OfExport,
+    Parameters(query): Parameters<ExportDelete>,
 ) -> Result<Json<Done>, ApiError> {
-    let at_devices = owner.export_delete(tenant.clone(), volume.clone()).await?;
+    let at_devices = (owner)
+        .export_delete(tenant.clone(), volume.clone(), query.disconnect_hosts)
+        .await?;
     let left = match at_devices {
         0 => String::new(),
         n => format!("; {n} commands of its hosts are still at devices"),

@@ -94,8 +94,8 @@ async fn tenants_only(mut requests: mpsc::Receiver<Request>) {
                     Err(ApiError::not_found(format!("there is no tenant {name}")))
                 });
             }
-            Request::PoolDestroy { force, reply } => {
-                let _ = reply.send(if force {
+            Request::PoolDestroy { query, reply } => {
+                let _ = reply.send(if query.delete_volumes {
                     Ok("pool destroyed".to_owned())
                 } else {
                     Err(ApiError::in_use("the pool has volumes"))
@@ -306,9 +306,19 @@ fn unknown_routes_methods_queries_and_paths() {
             .unwrap()
             .contains("`colour`")
     );
-    assert_eq!(exchange(&daemon, "DELETE", "/v1/pool", None).0, 409);
+    assert_eq!(exchange(&daemon, "DELETE", "/v1/pool", None).0, 400);
     assert_eq!(
-        exchange(&daemon, "DELETE", "/v1/pool?force=true", None).0,
+        exchange(&daemon, "DELETE", "/v1/pool?name=pool", None).0,
+        409
+    );
+    assert_eq!(
+        exchange(
+            &daemon,
+            "DELETE",
+            "/v1/pool?name=pool&delete_volumes=true",
+            None
+        )
+        .0,
         200
     );
     for path in [

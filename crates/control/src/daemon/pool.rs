@@ -16,7 +16,7 @@ use super::requests::changing;
 use super::stop::STOP_LIMIT;
 use super::{Daemon, DaemonError, blocking};
 use crate::api::error::ApiError;
-use crate::api::model::{DeviceAdd, DeviceInfo, PoolCreate, PoolInfo};
+use crate::api::model::{DeviceAdd, DeviceInfo, PoolCreate, PoolDestroy, PoolInfo};
 use crate::devices::{self, OpenPool, Places, PoolDevice};
 use crate::files;
 use crate::owner::{Grants, Limits, Owner, grants_capacity};
@@ -87,7 +87,7 @@ impl Daemon {
             ))
             .hint(
                 "repair it and open it (`forebay pool open`), or give it up first: `forebay pool \
-                 destroy --force` forgets it",
+                 destroy NAME --forget`",
             ));
         }
         let me = self.me.clone();
@@ -141,20 +141,34 @@ impl Daemon {
         Ok(owner.device_show(index.0)?.device)
     }
 
-    /// Ends the pool and wipes its labels.
-    pub(super) async fn pool_destroy(self: Rc<Self>, force: bool) -> Result<String, ApiError> {
+    /// Ends the pool that is named, and wipes its labels.
+    pub(super) async fn pool_destroy(
+        self: Rc<Self>,
+        query: PoolDestroy,
+    ) -> Result<String, ApiError> {
         let _only_one = self.change_pool().await?;
         let Some(serving) = self.serving() else {
-            return self.forget(force).await;
+            return self.forget(&query).await;
         };
         let owner = &serving.owner;
-        let volumes = owner.pool_show().volumes;
-        if volumes > 0 && !force {
+        let pool = owner.pool_show();
+        if query.name != pool.name && query.name != pool.uuid {
+            return Err(other_pool(&query.name, &pool.name, &pool.uuid));
+        }
+        if query.forget {
+            return Err(ApiError::invalid(format!("pool {} is open", pool.name))
+                .hint("only a pool that can't be opened can be forgotten: leave --forget out"));
+        }
+        if pool.volumes > 0 && !query.delete_volumes {
             return Err(ApiError::in_use(format!(
-                "pool {} has {volumes} volume(s)",
-                owner.pool_name()
+                "pool {} has {} volume(s)",
+                pool.name, pool.volumes
             ))
-            .hint("delete them first, or use --force; their data is lost"));
+            .hint("delete them first, or use --delete-volumes; their data is lost"));
+        }
+        if !query.disconnect_hosts {
+            let what = format!("pool {}", pool.name);
+            owner.refuse_cutting_off(&what, |_, _| true).await?;
         }
         serving.supervisor.stop(owner, STOP_LIMIT).await;
         if let Err(error) = owner.wait_unfenced(Duration::from_secs(10)).await {
@@ -203,4 +217,12 @@ impl Drop for ChangingPool {
         self.0.changing_pool.set(false);
         self.0.looks_again.set(false);
     }
+}
+
+/// The refusal to destroy a pool of another name than was said.
+pub(super) fn other_pool(said: &str, name: &str, uuid: &str) -> ApiError {
+    ApiError::not_found(format!(
+        "there is no pool {said}: this one's name is {name}, its UUID {uuid}"
+    ))
+    .hint("say its name or its UUID")
 }

@@ -16,10 +16,11 @@ use std::time::Duration;
 use forebay_pool::Pool;
 use tokio::time::{sleep, timeout};
 
+use super::pool::other_pool;
 use super::{Daemon, DaemonError, Serving, blocking};
 use crate::api::error::{ApiError, ErrorKind};
 use crate::api::events::EventKind;
-use crate::api::model::{PoolInfo, PoolOpen};
+use crate::api::model::{PoolDestroy, PoolInfo, PoolOpen};
 use crate::devices::{self, OPEN_HINT, OpenPool, Places};
 use crate::events::News;
 use crate::files;
@@ -348,14 +349,22 @@ impl Daemon {
     }
 
     /// Gives a pool up that can't be opened: nothing of it is left here, its devices stay as they are.
-    pub(super) async fn forget(&self, force: bool) -> Result<String, ApiError> {
+    pub(super) async fn forget(&self, query: &PoolDestroy) -> Result<String, ApiError> {
         let Some(trouble) = self.trouble.borrow().clone() else {
             return Err(self.no_pool());
         };
-        if !force {
+        // Where the record is damaged too, it is the record itself that is named.
+        let (name, uuid) = match devices::recorded(&self.config.state_dir) {
+            Ok(Some(recorded)) => (recorded.name, recorded.pool.to_string()),
+            Ok(None) => ("pool".to_owned(), "unknown".to_owned()),
+            Err(_) => ("devices.json".to_owned(), "unknown".to_owned()),
+        };
+        if query.name != name && query.name != uuid {
+            return Err(other_pool(&query.name, &name, &uuid));
+        }
+        if !query.forget {
             return Err(trouble.hint(
-                "repair it and open it (`forebay pool open`), or use --force: then it is forgotten, \
-                 and its devices stay as they are",
+                "repair it and open it (`forebay pool open`), or use --forget: then its devices stay as they are",
             ));
         }
         let gone = |error: std::io::Error| ApiError::unavailable(error.to_string());
@@ -363,6 +372,13 @@ impl Daemon {
             && record.pid != 0
             && let Some(engine) = EngineProcess::find(&record).map_err(gone)?
         {
+            if !query.disconnect_hosts {
+                return Err(ApiError::in_use(format!(
+                    "an engine (pid {}) still serves pool {name}",
+                    engine.pid
+                ))
+                .hint("use --disconnect-hosts to end it: hosts and machines lose their disks"));
+            }
             engine.kill();
             engine.ended().await;
         }

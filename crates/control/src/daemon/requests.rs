@@ -49,10 +49,10 @@ impl Daemon {
                     let _ = reply.send(daemon.pool_create(body).await);
                 });
             }
-            Request::PoolDestroy { force, reply } => {
+            Request::PoolDestroy { query, reply } => {
                 let daemon = self.clone();
                 tokio::task::spawn_local(async move {
-                    let _ = reply.send(daemon.pool_destroy(force).await);
+                    let _ = reply.send(daemon.pool_destroy(query).await);
                 });
             }
             Request::PoolOpen { body, reply } => {
@@ -204,10 +204,11 @@ impl Daemon {
             Request::ExportDelete {
                 tenant,
                 volume,
+                disconnect_hosts,
                 reply,
             } => {
                 self.change(reply, move |owner| async move {
-                    owner.export_delete(tenant, volume).await
+                    owner.export_delete(tenant, volume, disconnect_hosts).await
                 });
             }
             Request::ExportResume {

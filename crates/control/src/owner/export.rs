@@ -203,17 +203,29 @@ impl Owner {
         body: ExportUpdate,
     ) -> Result<Export, ApiError> {
         let id = self.export_id(&tenant, &volume)?;
-        {
-            let mut core = self.core.borrow_mut();
-            let record = core.pool.export(id).map_err(api_error)?;
+        let may_connect = |record: &ExportRecord| {
             let any_host = body.any_host.unwrap_or(record.any_host);
             let mut hosts = record.hosts.clone();
             hosts.retain(|host| !body.remove_hosts.contains(host));
-            for host in body.add_hosts {
-                if !hosts.contains(&host) {
-                    hosts.push(host);
+            for host in &body.add_hosts {
+                if !hosts.contains(host) {
+                    hosts.push(host.clone());
                 }
             }
+            (hosts, any_host)
+        };
+        if !body.disconnect_hosts {
+            let what = format!("export {tenant}/{volume}");
+            let is_cut_off = |export: &ExportRecord, host: Option<&str>| {
+                let (hosts, any_host) = may_connect(export);
+                let stays = |host| any_host || hosts.iter().any(|listed| listed == host);
+                export.id == id && host.is_some_and(|host| !stays(host))
+            };
+            self.refuse_cutting_off(&what, is_cut_off).await?;
+        }
+        {
+            let mut core = self.core.borrow_mut();
+            let (hosts, any_host) = may_connect(core.pool.export(id).map_err(api_error)?);
             core.pool
                 .set_export_hosts(id, hosts, any_host)
                 .map_err(api_error)?;
@@ -234,14 +246,20 @@ impl Owner {
         Ok(shown)
     }
 
-    /// Ends an export; its hosts are disconnected. Gives back how many commands of theirs are still at
-    /// devices.
+    /// Ends an export. Refused while hosts or a machine are connected, unless they are to be disconnected. Gives back how
+    /// many commands of theirs are still at devices.
     pub(crate) async fn export_delete(
         self: &Rc<Self>,
         tenant: String,
         volume: String,
+        disconnect_hosts: bool,
     ) -> Result<u64, ApiError> {
         let id = self.export_id(&tenant, &volume)?;
+        if !disconnect_hosts {
+            let what = format!("export {tenant}/{volume}");
+            self.refuse_cutting_off(&what, |export, _| export.id == id)
+                .await?;
+        }
         let socket = self.machine_path(id);
         self.core
             .borrow_mut()

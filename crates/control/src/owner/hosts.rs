@@ -35,6 +35,13 @@ pub(super) struct Hosts {
     pub(super) found: Cell<bool>,
 }
 
+impl Hosts {
+    /// Who was connected at the last look.
+    pub(super) fn last_look(&self) -> Vec<(ExportId, String)> {
+        self.known.borrow().iter().cloned().collect()
+    }
+}
+
 /// What a look tells: up to [`NAMED_MAX`] one by one, or all in one with a count.
 fn told(export: &str, hosts: &[&str], did: &str) -> Vec<(String, Option<String>, u64)> {
     if hosts.len() <= NAMED_MAX {

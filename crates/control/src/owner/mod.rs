@@ -37,6 +37,7 @@ mod flush;
 mod hang;
 mod health;
 mod hosts;
+mod in_use;
 mod launder;
 mod locks;
 mod machines;

@@ -132,13 +132,13 @@ impl Owner {
         };
         let others = || ports.iter().filter(|port| port.address != address);
         if ana == AnaState::Inaccessible
-            && !body.force
+            && !body.let_hosts_wait
             && others().all(|port| port.ana == AnaState::Inaccessible)
         {
             return Err(ApiError::in_use(format!(
                 "no other port is accessible: hosts would wait until {address} is again"
             ))
-            .hint("make another port accessible first, or use --force"));
+            .hint("make another port accessible first, or use --let-hosts-wait"));
         }
         {
             let pool = &mut self.core.borrow_mut().pool;

@@ -203,7 +203,7 @@ impl Owner {
     }
 
     /// The client of a machine's export, as the engine says.
-    fn machine_of(&self, export: ExportId) -> Option<MachineClient> {
+    pub(super) fn machine_of(&self, export: ExportId) -> Option<MachineClient> {
         let session = self.session()?;
         let mut lanes = session.region.lanes().iter();
         let lane = lanes.find(|lane| lane.export.load(Relaxed) == export.0 + 1)?;

@@ -47,6 +47,9 @@ pub(crate) struct Cli {
     /// ./var/run/api.sock]
     #[arg(long, global = true, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
+    /// Don't ask for confirmation, which is only asked for on a terminal
+    #[arg(long, global = true)]
+    pub(crate) yes: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -150,9 +153,18 @@ pub(crate) enum PoolCommand {
     },
     /// End the pool and wipe its labels
     Destroy {
-        /// Destroy its volumes too; a pool that can't be opened is forgotten
+        /// The pool's name or UUID
+        #[arg(value_name = "NAME|UUID")]
+        name: String,
+        /// Destroy its volumes too; their data is lost
         #[arg(long)]
-        force: bool,
+        delete_volumes: bool,
+        /// Go on even if hosts or virtual machines are connected: they lose their disks
+        #[arg(long)]
+        disconnect_hosts: bool,
+        /// Give up a pool that can't be opened: nothing of it is left here, and its devices stay as they are
+        #[arg(long, conflicts_with = "delete_volumes")]
+        forget: bool,
     },
 }
 
@@ -402,7 +414,7 @@ pub(crate) enum ExportCommand {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
         volume: VolumeName,
     },
-    /// Change who may connect; hosts that are no longer allowed are disconnected
+    /// Change who may connect; refused while hosts are connected that may no longer connect
     #[command(group(
         ArgGroup::new("changes")
             .args(["add_hosts", "remove_hosts", "any_host", "listed_hosts"])
@@ -415,10 +427,13 @@ pub(crate) enum ExportCommand {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
         volume: VolumeName,
     },
-    /// End an export; its hosts are disconnected
+    /// End an export; refused while hosts or a virtual machine are connected
     Delete {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
         volume: VolumeName,
+        /// Go on even if hosts or a virtual machine are connected: they lose the disk
+        #[arg(long)]
+        disconnect_hosts: bool,
     },
 }
 
@@ -478,6 +493,9 @@ pub(crate) struct ExportSetArgs {
     /// Let only the hosts connect that are listed: takes back `--any-host`
     #[arg(long, conflicts_with = "any_host")]
     pub(crate) listed_hosts: bool,
+    /// Go on even if hosts are connected that may no longer connect: they lose the disk
+    #[arg(long)]
+    pub(crate) disconnect_hosts: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -493,7 +511,7 @@ pub(crate) enum PortCommand {
         ana: AnaArg,
         /// Make even the last accessible port inaccessible: hosts wait until one is accessible again
         #[arg(long)]
-        force: bool,
+        let_hosts_wait: bool,
     },
 }
 

@@ -33,7 +33,12 @@ pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
                     (_, true) => Some(false),
                     _ => None,
                 },
+                disconnect_hosts: args.disconnect_hosts,
             };
+            if args.disconnect_hosts {
+                let question = format!("Disconnect hosts that {} is taken from?", args.volume);
+                context.confirm(&question)?;
+            }
             let export: Export = client.patch(&path(&args.volume), &body)?;
             context.output.show(&export, show)
         }
@@ -41,8 +46,16 @@ pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
             let export: Export = client.post(&format!("{}/resume", path(&volume)), &())?;
             context.output.show(&export, show)
         }
-        ExportCommand::Delete { volume } => {
-            let done: Done = client.delete(&path(&volume))?;
+        ExportCommand::Delete {
+            volume,
+            disconnect_hosts,
+        } => {
+            context.confirm(&match disconnect_hosts {
+                true => format!("End the export of {volume}, and disconnect its hosts?"),
+                false => format!("End the export of {volume}?"),
+            })?;
+            let query = format!("?disconnect_hosts={disconnect_hosts}");
+            let done: Done = client.delete(&format!("{}{query}", path(&volume)))?;
             context.output.done(&done)
         }
     }

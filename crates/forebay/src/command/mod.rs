@@ -18,6 +18,9 @@ pub(crate) mod volume;
 
 use forebay_control::api::client::Client;
 
+use std::io::IsTerminal;
+
+use crate::failure::{Failure, Outcome, While};
 use crate::output::Output;
 
 /// What every command of this kind needs.
@@ -26,6 +29,32 @@ pub(crate) struct Context {
     pub(crate) client: Client,
     /// How to print.
     pub(crate) output: Output,
+    /// Whether every confirmation is given already.
+    pub(crate) yes: bool,
+}
+
+impl Context {
+    /// Asks on a terminal whether to go on; elsewhere nobody is asked.
+    ///
+    /// # Errors
+    /// If the answer is not yes.
+    pub(crate) fn confirm(&self, question: &str) -> Outcome {
+        let (input, error) = (std::io::stdin(), std::io::stderr());
+        if self.yes || self.output.json || !input.is_terminal() || !error.is_terminal() {
+            return Ok(());
+        }
+        eprint!("{question} [y/N] ");
+        let mut answer = String::new();
+        input
+            .read_line(&mut answer)
+            .while_doing("read the answer")?;
+        match answer.trim().to_ascii_lowercase().as_str() {
+            "y" | "yes" => Ok(()),
+            _ => {
+                Err(Failure::new("nothing was done").hint("say --yes to go on without a question"))
+            }
+        }
+    }
 }
 
 /// A path segment: names with anything but our own characters are escaped, so that the daemon sees,

@@ -7,8 +7,8 @@ use forebay_control::api::model::{
 use forebay_device::size::{format_bytes, format_exact};
 use forebay_device::spec::{DeviceSpec, SpecError};
 
-use super::Context;
 use super::status::word;
+use super::{Context, segment};
 use crate::cli::{DeviceCommand, PoolCommand, PoolCreateArgs};
 use crate::failure::{Failure, Outcome, While};
 use crate::output::{pairs, table, yes_no};
@@ -39,8 +39,21 @@ pub(crate) fn pool(context: &Context, command: PoolCommand) -> Outcome {
             context.client.patch("/v1/pool", &body)?
         }
         PoolCommand::Check { repair } => return check(context, repair),
-        PoolCommand::Destroy { force } => {
-            let query = if force { "?force=true" } else { "" };
+        PoolCommand::Destroy {
+            name,
+            delete_volumes,
+            disconnect_hosts,
+            forget,
+        } => {
+            context.confirm(&match (forget, delete_volumes) {
+                (true, _) => format!("Forget pool {name}?"),
+                (_, true) => format!("Destroy pool {name} with all of its volumes and their data?"),
+                _ => format!("Destroy pool {name}?"),
+            })?;
+            let query = format!(
+                "?name={}&delete_volumes={delete_volumes}&disconnect_hosts={disconnect_hosts}&forget={forget}",
+                segment(&name)
+            );
             let done: Done = context.client.delete(&format!("/v1/pool{query}"))?;
             return context.output.done(&done);
         }
@@ -131,6 +144,12 @@ fn absolute(specs: &[String], size_bytes: Option<u64>) -> Outcome<Vec<String>> {
 }
 
 fn create(context: &Context, args: PoolCreateArgs) -> Outcome<PoolInfo> {
+    if args.force {
+        context.confirm(&format!(
+            "Use {}, whatever is there?",
+            args.devices.join(", ")
+        ))?;
+    }
     let body = PoolCreate {
         name: args.name,
         devices: absolute(&args.devices, args.size)?,
@@ -228,6 +247,9 @@ pub(crate) fn device(context: &Context, command: DeviceCommand) -> Outcome {
             context.output.show(&shown, device_text)
         }
         DeviceCommand::Add { spec, force, size } => {
+            if force {
+                context.confirm(&format!("Use {spec}, whatever is there?"))?;
+            }
             let spec = absolute(&[spec], size)?.remove(0);
             let body = DeviceAdd {
                 spec,

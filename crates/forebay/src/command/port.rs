@@ -14,11 +14,16 @@ pub(crate) fn port(context: &Context, command: &PortCommand) -> Outcome {
         PortCommand::Set {
             address,
             ana,
-            force,
+            let_hosts_wait,
         } => {
+            if *let_hosts_wait {
+                context.confirm(&format!(
+                    "Let hosts wait until {address} is accessible again?"
+                ))?;
+            }
             let body = PortUpdate {
                 ana: (*ana).into(),
-                force: *force,
+                let_hosts_wait: *let_hosts_wait,
             };
             // An address has nothing that would have to be escaped but brackets.
             let path = address.to_string().replace('[', "%5B").replace(']', "%5D");

@@ -41,6 +41,7 @@ pub(crate) fn tenant(context: &Context, command: TenantCommand) -> Outcome {
             context.output.show(&set, |set| budget_text(set, &budget))
         }
         TenantCommand::Delete { name } => {
+            context.confirm(&format!("Delete tenant {name}?"))?;
             let done: Done = context
                 .client
                 .delete(&format!("/v1/tenants/{}", segment(&name)))?;

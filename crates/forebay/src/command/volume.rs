@@ -94,6 +94,7 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
             })
         }
         VolumeCommand::Delete { volume } => {
+            context.confirm(&format!("Delete volume {volume} and its data?"))?;
             let done: Done = client.delete(&path(&volume))?;
             context.output.done(&done)
         }

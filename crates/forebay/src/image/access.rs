@@ -101,10 +101,13 @@ impl<'a> Access<'a> {
         }
         let path = path(self.volume);
         if self.made_export {
-            self.client.delete::<Done>(&path)?;
+            // Nobody else knows its name.
+            self.client
+                .delete::<Done>(&format!("{path}?disconnect_hosts=true"))?;
         } else {
             let body = ExportUpdate {
                 remove_hosts: vec![self.host_nqn.clone()],
+                disconnect_hosts: true,
                 ..ExportUpdate::default()
             };
             self.client.patch::<_, Export>(&path, &body)?;

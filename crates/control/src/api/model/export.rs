@@ -131,8 +131,7 @@ pub struct ExportCreate {
     pub shared: bool,
 }
 
-/// Body of `PATCH /v1/exports/{tenant}/{volume}`: who may connect. Hosts that are removed are
-/// disconnected.
+/// Body of `PATCH /v1/exports/{tenant}/{volume}`: who may connect.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExportUpdate {
@@ -145,4 +144,7 @@ pub struct ExportUpdate {
     /// If given, whether every host may connect.
     #[serde(default)]
     pub any_host: Option<bool>,
+    /// Go on even if hosts are connected that may no longer connect: they lose the disk.
+    #[serde(default)]
+    pub disconnect_hosts: bool,
 }

@@ -124,7 +124,7 @@ fn an_engine_is_told_of_budgets_before_exports_and_only_while_there_are_some() {
         // A tenant without exports takes no place; without budgets there is no scheduling.
         let owner = life.owner.clone();
         for volume in ["v", "w"] {
-            let gone = owner.export_delete("t".to_owned(), volume.to_owned());
+            let gone = owner.export_delete("t".to_owned(), volume.to_owned(), true);
             life.with_engine(gone).await.unwrap();
         }
         assert_eq!(
@@ -542,7 +542,7 @@ fn what_tenants_used_does_not_fall_when_their_engine_does() {
         // What it had saved goes on: over an engine's end, and over a time in which none knows it.
         assert_eq!(told(&mut life), [[70_000, 0]]);
         let owner = life.owner.clone();
-        let gone = owner.export_delete("t".to_owned(), "v".to_owned());
+        let gone = owner.export_delete("t".to_owned(), "v".to_owned(), true);
         life.with_engine(gone).await.unwrap();
         told(&mut life);
         life.fake.region.tenants()[3].tenant.store(0, Relaxed);
@@ -573,7 +573,7 @@ fn what_a_tenant_used_is_counted_once_when_the_engine_lets_go_of_it() {
         assert_eq!(used(&life), 500);
         // Without exports it has no place; that others have budgets is of no importance.
         let owner = life.owner.clone();
-        let gone = owner.export_delete("t".to_owned(), "v".to_owned());
+        let gone = owner.export_delete("t".to_owned(), "v".to_owned(), true);
         life.with_engine(gone).await.unwrap();
         assert_eq!(used(&life), 500, "its record is there still");
         // The engine has let go of it, and begins anew.

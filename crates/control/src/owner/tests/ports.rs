@@ -18,9 +18,17 @@ impl Life {
         self.owner.note_ports();
     }
 
-    async fn set_port(&mut self, address: &str, ana: Shown, force: bool) -> Result<Port, ApiError> {
+    async fn set_port(
+        &mut self,
+        address: &str,
+        ana: Shown,
+        let_hosts_wait: bool,
+    ) -> Result<Port, ApiError> {
         let owner = self.owner.clone();
-        let body = PortUpdate { ana, force };
+        let body = PortUpdate {
+            ana,
+            let_hosts_wait,
+        };
         self.with_engine(async { owner.port_update(address, body).await })
             .await
     }
@@ -99,7 +107,7 @@ fn an_engine_is_not_told_of_a_change_that_a_crash_could_take_back() {
         let owner = life.owner.clone();
         let update = PortUpdate {
             ana: Shown::NonOptimized,
-            force: false,
+            let_hosts_wait: false,
         };
         let mut change = Box::pin(owner.port_update("a:1", update));
         let early = std::future::poll_fn(|context| {
@@ -120,7 +128,7 @@ fn an_engine_is_not_told_of_a_change_that_a_crash_could_take_back() {
 }
 
 #[test]
-fn the_last_port_stays_accessible_unless_it_is_forced() {
+fn the_last_port_stays_accessible_unless_hosts_may_wait() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;

@@ -159,7 +159,7 @@ fn a_base_that_one_reactor_does_not_have_needs_two() {
         assert_eq!(life.owner.warnings(), Vec::<String>::new());
         // What was said to fit on one does.
         let gone = life.owner.clone();
-        let gone = gone.export_delete("a".to_owned(), "w".to_owned());
+        let gone = gone.export_delete("a".to_owned(), "w".to_owned(), true);
         life.with_engine(gone).await.unwrap();
         let fits = life.owner.admission().lacking[0].fits.unwrap();
         let owner = life.owner.clone();
@@ -233,7 +233,7 @@ fn who_comes_later_is_told_that_its_base_is_not_guaranteed() {
         assert_eq!(life.last_said(), [("a", false), ("b", true)]);
         // With room it is guaranteed again.
         let gone = life.owner.clone();
-        let gone = gone.export_delete("a".to_owned(), "w".to_owned());
+        let gone = gone.export_delete("a".to_owned(), "w".to_owned(), true);
         life.with_engine(gone).await.unwrap();
         assert!(life.owner.admission().guaranteed);
         assert_eq!(life.last_said(), [("a", true), ("b", true)]);
@@ -406,7 +406,7 @@ fn an_export_whose_end_takes_too_long_leaves_its_room_too() {
         assert_eq!(life.last_said(), [("a", false), ("b", true)]);
         life.fake.settle_exports = false;
         let owner = life.owner.clone();
-        let gone = owner.export_delete("a".to_owned(), "w".to_owned());
+        let gone = owner.export_delete("a".to_owned(), "w".to_owned(), true);
         assert!(life.with_engine(gone).await.is_err());
         assert_eq!(life.last_said(), [("a", true), ("b", true)]);
     });

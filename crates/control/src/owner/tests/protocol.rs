@@ -170,7 +170,7 @@ fn the_engine_is_told_of_everything_and_of_changes() {
             })
             .collect();
         assert_eq!(told, ["device", "volume", "spread", "export", "figures"]);
-        let unexport = owner.export_delete("t".to_owned(), "a".to_owned());
+        let unexport = owner.export_delete("t".to_owned(), "a".to_owned(), true);
         life.with_engine(unexport).await.unwrap();
         assert!(matches!(
             life.fake.log.last(),
