@@ -130,6 +130,7 @@ fn answer(request: Request, tell: &mpsc::Sender<String>) {
             let _ = reply.send(Ok(vec![volume(1 << 30)]));
         }
         Request::VolumeShow { reply, .. } => drop(reply.send(Ok(volume(1 << 20)))),
+        Request::TransferPut { reply, .. } => drop(reply.send(Ok(volume(1 << 20)))),
         Request::VolumeDelete { reply, .. } => drop(reply.send(Ok(()))),
         Request::ExportCreate { reply, .. }
         | Request::ExportShow { reply, .. }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 mod export;
+mod transfer;
 
 use super::error::ApiError;
 pub use super::hosts::{
@@ -18,6 +19,7 @@ pub use super::hosts::{
 };
 use super::scheduling::{Budget, Credit};
 pub use export::{Export, ExportCreate, ExportFrontend, ExportUpdate, MachineClient};
+pub use transfer::{TransferEnd, TransferKind, TransferPut};
 
 /// How the engine is doing, as its supervisor sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

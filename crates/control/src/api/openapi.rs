@@ -48,6 +48,8 @@ use super::{figure_routes, pool_routes, port_routes, routes, scheduling_routes};
         routes::volume_show,
         routes::volume_update,
         routes::volume_delete,
+        routes::transfer_put,
+        routes::transfer_end,
         scheduling_routes::tenant_budget_put,
         scheduling_routes::tenant_budget_delete,
         scheduling_routes::volume_budget_put,

@@ -18,7 +18,7 @@ use super::events::EventList;
 use super::model::{
     CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Export, ExportCreate, ExportUpdate,
     PoolCheck, PoolCreate, PoolDestroy, PoolInfo, PoolOpen, PoolUpdate, Port, PortUpdate, Status,
-    Tenant, Volume, VolumeCreate, VolumeUpdate,
+    Tenant, TransferPut, Volume, VolumeCreate, VolumeUpdate,
 };
 use super::scheduling::{BudgetPut, Costs, CostsPut, Scheduling, SchedulingUpdate, TenantBudget};
 use super::stats::Stats;
@@ -133,6 +133,19 @@ pub enum Request {
     VolumeDelete {
         tenant: String,
         volume: String,
+        reply: Reply<()>,
+    },
+    /// An image goes into the volume or comes out of it.
+    TransferPut {
+        tenant: String,
+        volume: String,
+        body: TransferPut,
+        reply: Reply<Volume>,
+    },
+    TransferEnd {
+        tenant: String,
+        volume: String,
+        host: String,
         reply: Reply<()>,
     },
     ExportCreate {
@@ -295,6 +308,12 @@ handle_methods! {
     /// Ends a volume that is not exported.
     volume_delete(tenant: String, volume: String) -> () =
         |reply| Request::VolumeDelete { tenant, volume, reply };
+    /// An image goes into the volume or comes out of it.
+    transfer_put(tenant: String, volume: String, body: TransferPut) -> Volume =
+        |reply| Request::TransferPut { tenant, volume, body, reply };
+    /// It has.
+    transfer_end(tenant: String, volume: String, host: String) -> () =
+        |reply| Request::TransferEnd { tenant, volume, host, reply };
     /// Exports a volume.
     export_create(body: ExportCreate) -> Export = |reply| Request::ExportCreate { body, reply };
     /// All exports.

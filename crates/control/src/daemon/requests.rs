@@ -178,6 +178,26 @@ impl Daemon {
                     owner.volume_delete(tenant, volume).await
                 });
             }
+            Request::TransferPut {
+                tenant,
+                volume,
+                body,
+                reply,
+            } => {
+                self.change(reply, move |owner| async move {
+                    owner.transfer_put(tenant, volume, body).await
+                });
+            }
+            Request::TransferEnd {
+                tenant,
+                volume,
+                host,
+                reply,
+            } => {
+                self.change(reply, move |owner| async move {
+                    owner.transfer_end(&tenant, &volume, &host)
+                });
+            }
             Request::ExportCreate { body, reply } => {
                 self.change(reply, move |owner| async move {
                     owner.export_create(body).await

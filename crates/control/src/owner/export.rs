@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_pool::{ExportId, ExportRecord, NewExport, SocketOwner};
+use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{ExportId as EngineExportId, Frontend, ToEngine};
 
 use super::Owner;
@@ -65,6 +66,7 @@ impl Owner {
         let mut hosts = hosts;
         hosts.sort_unstable();
         hosts.dedup();
+        self.refuse_while_importing(id, &format!("{tenant}/{volume}"), &hosts, any_host)?;
         let lacking = self.lacking_now();
         let export = {
             let mut core = self.core.borrow_mut();
@@ -195,6 +197,14 @@ impl Owner {
         }
     }
 
+    fn export_volume(&self, id: ExportId) -> Result<VolumeId, ApiError> {
+        let core = self.core.borrow();
+        core.pool
+            .export(id)
+            .map(|export| export.volume)
+            .map_err(api_error)
+    }
+
     /// Changes who may connect.
     pub(crate) async fn export_update(
         &self,
@@ -214,6 +224,16 @@ impl Owner {
             }
             (hosts, any_host)
         };
+        if !body.add_hosts.is_empty() || body.any_host == Some(true) {
+            let any_host = body.any_host == Some(true);
+            let of = self.export_volume(id)?;
+            self.refuse_while_importing(
+                of,
+                &format!("{tenant}/{volume}"),
+                &body.add_hosts,
+                any_host,
+            )?;
+        }
         if !body.disconnect_hosts {
             let what = format!("export {tenant}/{volume}");
             let is_cut_off = |export: &ExportRecord, host: Option<&str>| {

@@ -27,11 +27,25 @@ impl Owner {
         what: &str,
         is_cut_off: impl Fn(&ExportRecord, Option<&str>) -> bool,
     ) -> Result<(), ApiError> {
+        self.refuse_in_use(what, is_cut_off).await.map_err(|error| {
+            error.hint(
+                "disconnect them first, or use --disconnect-hosts (`disconnect_hosts` in the API): then they lose the disk \
+                 in the middle of their work",
+            )
+        })
+    }
+
+    /// Refuses while a host or a machine for which `is_used` holds stays connected for 2 s.
+    pub(super) async fn refuse_in_use(
+        &self,
+        what: &str,
+        is_used: impl Fn(&ExportRecord, Option<&str>) -> bool,
+    ) -> Result<(), ApiError> {
         let end = Instant::now() + LEAVE_LIMIT;
         loop {
             let is_over = Instant::now() >= end;
             if self.session().is_some() || is_over {
-                let users = self.users(&is_cut_off);
+                let users = self.users(&is_used);
                 if users.is_empty() {
                     return Ok(());
                 }
@@ -81,8 +95,5 @@ fn refusal(what: &str, users: &[String]) -> ApiError {
         more => format!(", and {more} more"),
     };
     let users = users[..users.len().min(NAMED_MAX)].join(", ");
-    ApiError::in_use(format!("{what} is in use: {users}{more}")).hint(
-        "disconnect them first, or use --disconnect-hosts (`disconnect_hosts` in the API): then they lose the disk in \
-         the middle of their work",
-    )
+    ApiError::in_use(format!("{what} is in use: {users}{more}"))
 }

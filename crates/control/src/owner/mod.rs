@@ -57,6 +57,7 @@ mod tenure;
 #[cfg(test)]
 mod tests;
 mod together;
+mod transfers;
 mod used;
 mod volume;
 mod warn;
@@ -239,6 +240,7 @@ pub(crate) struct Owner {
     calibrating: calibration::Calibrating,
     pub(crate) quarantine: quarantine::Quarantine,
     adding: tokio::sync::Mutex<()>,
+    transfers: transfers::Transfers,
     hold: RefCell<tenure::Hold>,
     closed: Cell<bool>,
     closing: Signal,
@@ -303,6 +305,7 @@ impl Owner {
             calibrating: calibration::Calibrating::default(),
             quarantine: quarantine::Quarantine::default(),
             adding: tokio::sync::Mutex::new(()),
+            transfers: transfers::Transfers::default(),
             hold: RefCell::default(),
             closed: Cell::new(false),
             closing: Signal::new(),

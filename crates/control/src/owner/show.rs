@@ -148,6 +148,13 @@ impl Owner {
         Ok(volumes)
     }
 
+    /// What a volume holds, without what was allocated ahead of writes.
+    pub(super) fn mapped_bytes(&self, id: VolumeId) -> u64 {
+        let core = self.core.borrow();
+        let volume = core.pool.volume(id);
+        volume.map_or(0, |volume| volume_bytes(&core, volume).0)
+    }
+
     /// One volume.
     pub(crate) fn volume_show(&self, tenant: &str, name: &str) -> Result<Volume, ApiError> {
         let core = self.core.borrow();

@@ -387,12 +387,18 @@ pub(crate) enum VolumeCommand {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
         volume: VolumeName,
     },
-    /// Copy a raw image into a volume; it is as large as the image, or larger
+    /// Copy a raw image into an empty volume, as large as the image or larger
     Import {
         /// The image: a file or block device
         file: PathBuf,
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
         volume: VolumeName,
+        /// Replace everything that the volume holds
+        #[arg(long)]
+        force: bool,
+        /// Import the file's bytes as they are, even if they look like another format or are made for other blocks
+        #[arg(long)]
+        raw: bool,
     },
     /// Copy a volume into a new raw image, sparse where the volume is zero
     Export {

@@ -98,7 +98,18 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
             let done: Done = client.delete(&path(&volume))?;
             context.output.done(&done)
         }
-        VolumeCommand::Import { file, volume } => image::import(context, &file, &volume),
+        VolumeCommand::Import {
+            file,
+            volume,
+            force,
+            raw,
+        } => {
+            let options = image::ImportOptions {
+                overwrite: force,
+                raw,
+            };
+            image::import(context, &file, &volume, options)
+        }
         VolumeCommand::Export { volume, file } => image::export(context, &volume, &file),
     }
 }

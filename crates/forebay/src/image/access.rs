@@ -2,24 +2,24 @@
 //!
 //! Purpose: whoever may use the API may read and write a volume for a moment, through the same door as
 //! every host.
-//! Design: a host name made up for this one time is put on the volume's export, or on an export made
-//! for it; a guard takes it away again, however the command ends.
+//! Design: the transfer's host name is put on the volume's export, or on an export made for it; a guard takes it away
+//! again, however the command ends.
 //! Not here: connecting.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use forebay_control::api::client::{Client, ClientError};
-use forebay_control::api::error::ErrorKind;
-use forebay_control::api::model::{Done, Export, ExportCreate, ExportUpdate};
+use forebay_control::api::model::{Done, Export, ExportCreate, ExportFrontend, ExportUpdate};
 
 use crate::cli::VolumeName;
 use crate::command::export::path;
-use crate::failure::{Failure, Outcome, While};
+use crate::failure::{Failure, Outcome};
 
 /// Access to a volume, for as long as it lives.
 pub(super) struct Access<'a> {
     client: &'a Client,
     volume: &'a VolumeName,
+    id: u64,
     made_export: bool,
     open: bool,
     /// The name to connect with.
@@ -31,31 +31,36 @@ pub(super) struct Access<'a> {
 }
 
 impl<'a> Access<'a> {
-    /// The export of `volume`, if there is one.
+    /// The export of `volume` over NVMe/TCP, if there is one. Fails if it has only others, beside which there may be none.
     pub(super) fn existing(client: &Client, volume: &VolumeName) -> Outcome<Option<Export>> {
-        match client.get::<Export>(&path(volume)) {
-            Ok(export) => Ok(Some(export)),
-            Err(ClientError::Refused(error)) if error.kind == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error.into()),
+        let mut exports: Vec<Export> = client.get("/v1/exports")?;
+        exports.retain(|export| export.tenant == volume.tenant && export.volume == volume.volume);
+        let is_tcp = |export: &Export| export.frontend == ExportFrontend::NvmeTcp;
+        if exports.is_empty() || exports.iter().any(is_tcp) {
+            return Ok(exports.into_iter().find(is_tcp));
         }
+        Err(Failure::new(format!(
+            "the volume {volume} is exported to a virtual machine; images are moved over NVMe/TCP"
+        ))
+        .hint(format!(
+            "delete the export, and make it again afterwards: `forebay export delete {volume}`"
+        )))
     }
 
-    /// Opens `volume` for a name of its own.
+    /// Opens `volume` for `host_nqn`, through the export there is or one made for it.
     pub(super) fn open(
         client: &'a Client,
         volume: &'a VolumeName,
-        exported: bool,
+        existing: Option<&Export>,
+        host_nqn: &str,
     ) -> Outcome<Self> {
-        let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
-            .while_doing("make up a host name")?;
-        let host_nqn = format!("nqn.2014-08.org.nvmexpress:uuid:{}", uuid.trim());
-        let hosts = vec![host_nqn.clone()];
-        let export: Export = if exported {
+        let hosts = vec![host_nqn.to_owned()];
+        let export: Export = if let Some(existing) = existing {
             let body = ExportUpdate {
                 add_hosts: hosts,
                 ..ExportUpdate::default()
             };
-            client.patch(&path(volume), &body)?
+            client.patch(&format!("{}@{}", path(volume), existing.id), &body)?
         } else {
             let body = ExportCreate {
                 tenant: volume.tenant.clone(),
@@ -69,9 +74,10 @@ impl<'a> Access<'a> {
         let mut access = Self {
             client,
             volume,
-            made_export: !exported,
+            id: export.id,
+            made_export: existing.is_none(),
             open: true,
-            host_nqn,
+            host_nqn: host_nqn.to_owned(),
             nqn: export.nqn.clone(),
             address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
         };
@@ -99,7 +105,7 @@ impl<'a> Access<'a> {
         if !std::mem::take(&mut self.open) {
             return Ok(());
         }
-        let path = path(self.volume);
+        let path = format!("{}@{}", path(self.volume), self.id);
         if self.made_export {
             // Nobody else knows its name.
             self.client

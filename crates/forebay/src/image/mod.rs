@@ -2,10 +2,13 @@
 //!
 //! Purpose: a volume's bytes from and to a file, with a progress bar, through NVMe/TCP like any host.
 //! Design: `access` opens the volume for a moment, `transfer` moves the bytes; here is what the user
-//! sees. Import is refused while hosts are connected. An exported image is complete or not there.
+//! sees. An import replaces nothing that it was not told to, and takes a raw image only. An exported image is complete or
+//! not there.
 //! Not here: image formats other than raw.
 
 mod access;
+mod announce;
+mod format;
 mod transfer;
 
 use std::fs::File;
@@ -13,7 +16,7 @@ use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-use forebay_control::api::model::{Done, Volume};
+use forebay_control::api::model::{Done, TransferKind, Volume};
 use forebay_device::size::format_bytes;
 use forebay_initiator::{IoQueue, Options, Session};
 
@@ -24,9 +27,73 @@ use crate::interrupt::Interrupt;
 use crate::output::exactly;
 use crate::progress;
 use access::Access;
+use announce::Announced;
+use format::Ends;
 use transfer::Shape;
 
-pub(crate) fn import(context: &Context, file: &Path, name: &VolumeName) -> Outcome {
+/// What an import may do.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ImportOptions {
+    /// Replace what the volume holds.
+    pub(crate) overwrite: bool,
+    /// Take the file for a raw image, whatever it looks like.
+    pub(crate) raw: bool,
+}
+
+pub(crate) fn import(
+    context: &Context,
+    file: &Path,
+    name: &VolumeName,
+    options: ImportOptions,
+) -> Outcome {
+    let shown = file.display();
+    let (image, bytes) = open_image(file)?;
+    let client = &context.client;
+    let before: Volume = client.get(&volume::path(name))?;
+    if bytes > before.size_bytes {
+        return Err(Failure::new(format!(
+            "{shown} has {}, the volume {name} only {}",
+            exactly(bytes),
+            exactly(before.size_bytes)
+        ))
+        .hint(format!(
+            "grow the volume first: `forebay volume resize {name} --size {bytes}`"
+        )));
+    }
+    if !options.raw {
+        refuse_other_formats(&shown.to_string(), &Ends::read(&image, bytes)?, &before)?;
+    }
+    if options.overwrite {
+        context.confirm(&format!("Replace everything in the volume {name}?"))?;
+    }
+    let interrupt = Interrupt::watch()?;
+    let existing = Access::existing(client, name)?;
+    let announced = Announced::new(client, name, TransferKind::Import, options.overwrite)?;
+    let access = Access::open(client, name, existing.as_ref(), &announced.host_nqn)?;
+    let bar = progress::bytes(bytes, "importing");
+    let fresh = announced.volume.allocated_bytes == 0;
+    let moved = with_volume(&access, |queue, shape| {
+        transfer::import(queue, shape, &image, bytes, fresh, &mut |at| {
+            bar.set_position(at);
+            announced.check()?;
+            interrupt.check()
+        })
+    });
+    bar.finish_and_clear();
+    moved.map_err(|failure| {
+        failure.or_hint(format!(
+            "{name} holds a part of the image now: import it again with --force"
+        ))
+    })?;
+    access.close()?;
+    drop(announced);
+    context.output.done(&Done {
+        done: format!("{} imported into {name}", format_bytes(bytes)),
+    })
+}
+
+/// The image, and how large it is.
+fn open_image(file: &Path) -> Outcome<(File, u64)> {
     let shown = file.display();
     // Before it is opened: that would wait for a pipe's writer.
     let kind = std::fs::metadata(file)
@@ -47,43 +114,30 @@ pub(crate) fn import(context: &Context, file: &Path, name: &VolumeName) -> Outco
     if bytes == 0 {
         return Err(Failure::new(format!("{shown} is empty")));
     }
-    let before: Volume = context.client.get(&volume::path(name))?;
-    if bytes > before.size_bytes {
-        return Err(Failure::new(format!(
-            "{shown} has {}, the volume {name} only {}",
-            exactly(bytes),
-            exactly(before.size_bytes)
-        ))
-        .hint(format!(
-            "grow the volume first: `forebay volume resize {name} --size {bytes}`"
-        )));
-    }
-    let interrupt = Interrupt::watch()?;
-    let existing = Access::existing(&context.client, name)?;
-    if let Some(host) = existing
-        .as_ref()
-        .and_then(|export| export.connected_hosts.first())
-    {
+    Ok((image, bytes))
+}
+
+fn refuse_other_formats(shown: &str, ends: &Ends, volume: &Volume) -> Outcome {
+    const AS_IT_IS: &str = "--raw imports the file's bytes as they are";
+    if let Some(format) = ends.format() {
         return Err(
-            Failure::new(format!("the volume {name} is in use by {host}"))
-                .hint("disconnect its hosts first (on Linux: nvme disconnect)"),
+            Failure::new(format!("{shown} is {}, not a raw image", format.name)).hint(format!(
+                "convert it first: `{}`; {AS_IT_IS}",
+                format.command(shown)
+            )),
         );
     }
-    let access = Access::open(&context.client, name, existing.is_some())?;
-    let bar = progress::bytes(bytes, "importing");
-    let fresh = before.allocated_bytes == 0;
-    let moved = with_volume(&access, |queue, shape| {
-        transfer::import(queue, shape, &image, bytes, fresh, &mut |at| {
-            bar.set_position(at);
-            interrupt.check()
-        })
-    });
-    bar.finish_and_clear();
-    moved?;
-    access.close()?;
-    context.output.done(&Done {
-        done: format!("{} imported into {name}", format_bytes(bytes)),
-    })
+    let Some((what, made_for)) = ends.unusable_with(volume.block_bytes) else {
+        return Ok(());
+    };
+    let failure = Failure::new(format!(
+        "{shown} has {what} for blocks of {made_for} bytes, the volume {}/{} has blocks of {}: hosts could not use it",
+        volume.tenant, volume.name, volume.block_bytes
+    ));
+    let wanted = if made_for < 4096 { 512 } else { 4096 };
+    Err(failure.hint(format!(
+        "import it into a volume made with `--block-size {wanted}`; {AS_IT_IS}"
+    )))
 }
 
 pub(crate) fn export(context: &Context, name: &VolumeName, file: &Path) -> Outcome {
@@ -97,12 +151,19 @@ pub(crate) fn export(context: &Context, name: &VolumeName, file: &Path) -> Outco
         eprintln!("warning: hosts are connected to {name}; what they write now may be in or not");
     }
     let image = NewFile::create(file)?;
-    let access = Access::open(&context.client, name, existing.is_some())?;
+    let announced = Announced::new(&context.client, name, TransferKind::Export, false)?;
+    let access = Access::open(
+        &context.client,
+        name,
+        existing.as_ref(),
+        &announced.host_nqn,
+    )?;
     let bar = progress::bytes(before.size_bytes, "exporting");
     let moved = with_volume(&access, |queue, shape| {
         bar.set_length(shape.size_bytes);
         transfer::export(queue, shape, &image.file, &mut |at| {
             bar.set_position(at);
+            announced.check()?;
             interrupt.check()
         })?;
         Ok(shape.size_bytes)
@@ -111,6 +172,7 @@ pub(crate) fn export(context: &Context, name: &VolumeName, file: &Path) -> Outco
     let bytes = moved?;
     image.keep();
     access.close()?;
+    drop(announced);
     let done = format!(
         "{} of {name} exported to {}",
         format_bytes(bytes),

@@ -88,7 +88,7 @@ impl Shape {
 /// Is told how many bytes are done; ends the transfer by an error.
 pub(super) type Progress<'a> = &'a mut dyn FnMut(u64) -> Outcome;
 
-/// Copies `file`, of `file_bytes`, into the volume. `fresh`: the volume reads as zeros.
+/// Copies `file`, of `file_bytes`, into the volume; the rest of it is deallocated. `fresh`: the volume reads as zeros.
 pub(super) fn import(
     queue: &mut impl Commands,
     shape: Shape,
@@ -147,6 +147,10 @@ pub(super) fn import(
         at += bytes as u64;
         progress(at)?;
     }
+    let end = file_bytes.next_multiple_of(block_bytes as u64);
+    zeros.add(end, shape.size_bytes - end, &mut |run| {
+        window.zero(shape, run, fresh)
+    })?;
     zeros.end(&mut |run| window.zero(shape, run, fresh))?;
     window.drain(&mut nothing)?;
     window.submit(&IoOp::Flush, 0, Vec::new(), &mut nothing)?;

@@ -1,0 +1,117 @@
+//! Telling the daemon that an image is being moved.
+//!
+//! Purpose: nobody else changes the volume, or moves another image, meanwhile.
+//! Design: a thread renews what was announced, over restarts of the daemon; if somebody else has taken it over, the transfer
+//! ends.
+//! Not here: who may announce what (the daemon).
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use forebay_control::api::client::{Client, ClientError};
+use forebay_control::api::error::ErrorKind;
+use forebay_control::api::model::{Done, TransferKind, TransferPut, Volume};
+
+use crate::cli::VolumeName;
+use crate::command::volume;
+use crate::failure::{Failure, Outcome, While};
+
+/// A third of how long the daemon waits for it.
+const RENEW_EVERY: Duration = Duration::from_secs(10);
+
+/// A transfer that the daemon knows of, for as long as this lives.
+pub(super) struct Announced {
+    client: Client,
+    path: String,
+    /// The host that moves the image: a name made up for this one time.
+    pub(super) host_nqn: String,
+    /// The volume as it was at the beginning.
+    pub(super) volume: Volume,
+    stop: Option<Sender<()>>,
+    renewer: Option<JoinHandle<()>>,
+    lost: Arc<Mutex<Option<Failure>>>,
+}
+
+impl Announced {
+    pub(super) fn new(
+        client: &Client,
+        name: &VolumeName,
+        kind: TransferKind,
+        overwrite: bool,
+    ) -> Outcome<Self> {
+        let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
+            .while_doing("make up a host name")?;
+        let host_nqn = format!("nqn.2014-08.org.nvmexpress:uuid:{}", uuid.trim());
+        let path = format!("{}/transfer", volume::path(name));
+        let mut body = TransferPut {
+            host: host_nqn.clone(),
+            kind,
+            overwrite,
+            renew: false,
+        };
+        let volume = client.put(&path, &body)?;
+        body.renew = true;
+        let (stop, stopped) = channel();
+        let mut announced = Self {
+            client: client.clone(),
+            path,
+            host_nqn,
+            volume,
+            stop: Some(stop),
+            renewer: None,
+            lost: Arc::default(),
+        };
+        let (client, path) = (announced.client.clone(), announced.path.clone());
+        let lost = announced.lost.clone();
+        let renewer = std::thread::Builder::new()
+            .name("renew".to_owned())
+            .spawn(move || {
+                let failure = renew(&client, &path, &body, &stopped);
+                *lost.lock().unwrap_or_else(PoisonError::into_inner) = failure;
+            })
+            .while_doing("start a thread")?;
+        announced.renewer = Some(renewer);
+        Ok(announced)
+    }
+
+    /// Fails if the daemon no longer knows of it.
+    pub(super) fn check(&self) -> Outcome {
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        lost.take().map_or(Ok(()), Err)
+    }
+}
+
+/// Until it is stopped, or refused.
+fn renew(
+    client: &Client,
+    path: &str,
+    body: &TransferPut,
+    stopped: &Receiver<()>,
+) -> Option<Failure> {
+    loop {
+        match stopped.recv_timeout(RENEW_EVERY) {
+            Err(RecvTimeoutError::Timeout) => {}
+            _ => return None,
+        }
+        if let Err(ClientError::Refused(error)) = client.put::<_, Volume>(path, body)
+            && matches!(error.kind, ErrorKind::InUse | ErrorKind::NotFound)
+        {
+            return Some(ClientError::Refused(error).into());
+        }
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(renewer) = self.renewer.take() {
+            let _ = renewer.join();
+        }
+        // If this fails it runs out.
+        let _ = self
+            .client
+            .delete::<Done>(&format!("{}?host={}", self.path, self.host_nqn));
+    }
+}

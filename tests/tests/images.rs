@@ -1,0 +1,182 @@
+//! Importing images: nothing is overwritten by accident, nothing but a raw image is taken for one.
+//!
+//! Not here: how the bytes are moved (`image` of the program).
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_tests::daemon::{Daemon, DaemonOptions, hold_by_pid};
+use forebay_tests::wait;
+
+const MIB: u64 = 1 << 20;
+
+fn refused(daemon: &Daemon, args: &[&str], says: &[&str]) -> Result<()> {
+    let output = daemon.cli_command(args).output()?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(!output.status.success(), "{args:?} was not refused");
+    for part in says {
+        ensure!(text.contains(part), "{args:?}: '{part}' is not in: {text}");
+    }
+    Ok(())
+}
+
+fn write(daemon: &Daemon, name: &str, bytes: &[u8]) -> Result<String> {
+    let path = daemon.folder().join(name);
+    std::fs::write(&path, bytes)?;
+    text(&path)
+}
+
+fn text(path: &Path) -> Result<String> {
+    Ok(path.to_str().context("a path")?.to_owned())
+}
+
+fn exported(daemon: &Daemon, volume: &str) -> Result<Vec<u8>> {
+    let path: PathBuf = daemon.folder().join("out.img");
+    daemon.cli(&["volume", "export", volume, &text(&path)?])?;
+    let bytes = std::fs::read(&path)?;
+    std::fs::remove_file(path)?;
+    Ok(bytes)
+}
+
+fn mapped(daemon: &Daemon, volume: &str) -> Result<u64> {
+    let shown = daemon.cli(&["volume", "show", volume])?;
+    shown["mapped_bytes"].as_u64().context("mapped_bytes")
+}
+
+fn start(pool_bytes: &str) -> Result<Daemon> {
+    let daemon = Daemon::start(&DaemonOptions::default())?;
+    let device = format!("file:{}", daemon.folder().join("pool.img").display());
+    daemon.create_pool(&["--device", &device, "--size", pool_bytes])?;
+    daemon.cli(&["tenant", "create", "t"])?;
+    Ok(daemon)
+}
+
+#[test]
+fn import_never_overwrites() -> Result<()> {
+    let mut daemon = start("1G")?;
+    daemon.cli(&["volume", "create", "t/v", "--size", "256M"])?;
+    let ones = vec![1; 32 * MIB as usize];
+    let large = write(&daemon, "large.img", &ones)?;
+    let small = write(&daemon, "small.img", &vec![2; MIB as usize])?;
+    daemon.cli(&["volume", "import", &large, "t/v"])?;
+
+    // Over what is there: only when told so, and then nothing of it is left.
+    refused(
+        &daemon,
+        &["volume", "import", &small, "t/v"],
+        &["t/v holds", "--force"],
+    )?;
+    ensure!(
+        exported(&daemon, "t/v")?.starts_with(&ones),
+        "it was changed"
+    );
+    daemon.cli(&["volume", "import", &small, "t/v", "--force"])?;
+    let now = exported(&daemon, "t/v")?;
+    ensure!(now[..MIB as usize].iter().all(|byte| *byte == 2));
+    ensure!(
+        now[MIB as usize..].iter().all(|byte| *byte == 0),
+        "a mixture"
+    );
+    ensure!(
+        mapped(&daemon, "t/v")? <= 2 * MIB,
+        "the rest is not deallocated"
+    );
+
+    // One that is under way keeps all others away, over the daemon's death too.
+    daemon.cli(&["volume", "create", "t/w", "--size", "256M"])?;
+    let twos = vec![3; 256 * MIB as usize];
+    let image = write(&daemon, "image.img", &twos)?;
+    let mut importing = daemon
+        .cli_command(&["volume", "import", &image, "t/w"])
+        .stdout(Stdio::null())
+        .spawn()?;
+    wait::until("the import", Duration::from_secs(30), || {
+        Ok((mapped(&daemon, "t/w")? > 0).then_some(()))
+    })?;
+    hold_by_pid(importing.id(), true)?;
+    let still = importing.try_wait()?.is_none();
+    ensure!(still, "the import was too fast to be stopped");
+    let out = text(&daemon.folder().join("out.img"))?;
+    let says = &["t/w"];
+    refused(&daemon, &["volume", "import", &small, "t/w"], says)?;
+    refused(
+        &daemon,
+        &["volume", "import", &small, "t/w", "--force"],
+        says,
+    )?;
+    refused(&daemon, &["volume", "export", "t/w", &out], says)?;
+    let host = ["export", "set", "t/w", "--any-host"];
+    refused(&daemon, &host, says)?;
+    daemon.kill_daemon()?;
+    daemon.start_again()?;
+    let again = ["volume", "import", &small, "t/w", "--force"];
+    refused(&daemon, &again, &["t/w is in use"])?;
+    hold_by_pid(importing.id(), false)?;
+    ensure!(importing.wait()?.success(), "the import failed");
+    ensure!(
+        exported(&daemon, "t/w")? == twos,
+        "the image is not as it was"
+    );
+    daemon.stop()
+}
+
+#[test]
+fn import_refuses_other_formats() -> Result<()> {
+    let mut daemon = start("256M")?;
+    for (volume, block_size) in [("t/small", "512"), ("t/large", "4096")] {
+        let create = [
+            "volume",
+            "create",
+            volume,
+            "--size",
+            "16M",
+            "--block-size",
+            block_size,
+        ];
+        daemon.cli(&create)?;
+    }
+    let with = |at: usize, magic: &[u8]| {
+        let mut bytes = vec![0; 2 * MIB as usize];
+        bytes[at..at + magic.len()].copy_from_slice(magic);
+        bytes
+    };
+    let end = 2 * MIB as usize - 512;
+    let formats: [(&str, usize, &[u8], &str); 9] = [
+        ("qcow2", 0, b"QFI\xfb", "qemu-img convert -O raw"),
+        ("VMDK", 0, b"KDMV", "qemu-img convert -O raw"),
+        ("VHD", 0, b"conectix", "qemu-img convert -O raw"),
+        ("VHD", end, b"conectix", "qemu-img convert -O raw"),
+        ("VHDX", 0, b"vhdxfile", "qemu-img convert -O raw"),
+        ("VDI", 64, b"\x7f\x10\xda\xbe", "qemu-img convert -O raw"),
+        ("gzip", 0, b"\x1f\x8b\x08", "gzip -dc"),
+        ("xz", 0, b"\xfd7zXZ\0", "xz -dc"),
+        ("zstd", 0, b"\x28\xb5\x2f\xfd", "zstd -dc"),
+    ];
+    for (name, at, magic, command) in formats {
+        let image = write(&daemon, "image", &with(at, magic))?;
+        let says = &[name, command, &image];
+        refused(&daemon, &["volume", "import", &image, "t/large"], says)?;
+    }
+    ensure!(mapped(&daemon, "t/large")? == 0, "something was written");
+    let gpt = write(&daemon, "gpt", &with(512, b"EFI PART"))?;
+    refused(
+        &daemon,
+        &["volume", "import", &gpt, "t/large"],
+        &["512", "4096", "--block-size 512"],
+    )?;
+    daemon.cli(&["volume", "import", &gpt, "t/small"])?;
+    let gpt = write(&daemon, "gpt", &with(4096, b"EFI PART"))?;
+    refused(
+        &daemon,
+        &["volume", "import", &gpt, "t/small"],
+        &["--block-size 4096"],
+    )?;
+    // Whoever says so gets the bytes.
+    let raw = with(0, b"QFI\xfb");
+    let image = write(&daemon, "image", &raw)?;
+    daemon.cli(&["volume", "import", &image, "t/large", "--raw"])?;
+    ensure!(exported(&daemon, "t/large")?.starts_with(&raw));
+    daemon.stop()
+}
