@@ -128,12 +128,12 @@ impl Daemon {
         self.wait_ready()
     }
 
-    /// Makes a pool and waits until an engine runs.
+    /// Makes a pool, of files that need not exist, and waits until an engine runs.
     ///
     /// # Errors
     /// If either fails.
     pub fn create_pool(&self, args: &[&str]) -> Result<Processes> {
-        let mut command = vec!["pool", "create"];
+        let mut command = vec!["pool", "create", "--create"];
         command.extend(args);
         self.cli(&command)?;
         self.wait_engine_after(0, START_LIMIT)

@@ -193,8 +193,19 @@ fn a_full_disk_below_the_pool_is_survived_and_space_comes_back() -> Result<()> {
         return Ok(());
     };
     let mut daemon = start(&disk.mounted_at)?;
-    let device = format!("file:{}", daemon.folder().join("pool.img").display());
-    let before = daemon.create_pool(&["--device", &device, "--size", "1G"])?;
+    let file = daemon.folder().join("pool.img");
+    let device = format!("file:{}", file.display());
+    let too_large = [
+        "pool", "create", "--device", &device, "--create", "--size", "1G",
+    ];
+    let error = format!("{:#}", daemon.cli(&too_large).unwrap_err());
+    ensure!(
+        error.contains("1 GiB") && error.contains("are free"),
+        "{error}"
+    );
+    // What is made by hand may grow into room that is made later.
+    File::create_new(&file)?.set_len(1 << 30)?;
+    let before = daemon.create_pool(&["--device", &device])?;
     make_volume(&daemon, "keeper", "64M")?;
     make_volume(&daemon, "filler", "512M")?;
     let address = format!("127.0.0.1:{}", daemon.port()).parse()?;

@@ -110,7 +110,8 @@ fn foreign_pool_after_kill9_needs_take_over() -> Result<()> {
     // Only the catalog names this one to the second daemon.
     let more = two.first.folder().join("more.img");
     let more = format!("file:{}", more.display());
-    two.first.cli(&["device", "add", &more, "--size", "128M"])?;
+    two.first
+        .cli(&["device", "add", &more, "--create", "--size", "128M"])?;
     let (session, mut queue) = connect(&two.first)?;
     write(&mut queue, 7)?;
     two.first.kill_all()?;

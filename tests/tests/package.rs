@@ -58,7 +58,7 @@ grep -q 'Apache License' /usr/share/doc/forebay/copyright
 test "$(stat -c %U /var/lib/forebay)" = forebay
 up
 install -d -o forebay -g forebay /srv/disks
-forebay pool create --device /srv/disks/pool.img --size 1G
+forebay pool create --device /srv/disks/pool.img --create --size 1G
 forebay tenant create acme
 head -c 3000000 /usr/bin/bash > image.raw; truncate -s 4M image.raw
 forebay volume create acme/kept --size 4M

@@ -60,7 +60,7 @@ active active
 next_daemon none
 test "$(systemctl show --property=MainPID --value forebay)" = "$daemon"
 install -d -o forebay -g forebay /srv/disks
-forebay pool create --device /srv/disks/pool.img --size 1G
+forebay pool create --device /srv/disks/pool.img --create --size 1G
 forebay tenant create t
 forebay volume create t/disk --size 256M
 forebay export create t/disk --any-host

@@ -212,6 +212,12 @@ pub(crate) fn open(
     let found = FileType::from_raw_mode(u32::from(stat.stx_mode));
     refuse_type(&path, kind, found)?;
 
+    if kind == DeviceKind::File && is_in_memory(&fd) {
+        notes.push(
+            "it is a file in memory (tmpfs): what it holds is lost when this machine restarts"
+                .to_owned(),
+        );
+    }
     let reported = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN);
     let (mut block_bytes, mut physical_block_bytes) = (MIN_BLOCK_BYTES, FALLBACK_ALIGN_BYTES);
     if kind == DeviceKind::Block {
@@ -334,6 +340,12 @@ pub(crate) fn open(
             notes,
         },
     })
+}
+
+fn is_in_memory(fd: &OwnedFd) -> bool {
+    const RAMFS_MAGIC: i64 = 0x8584_58f6;
+    rustix::fs::fstatfs(fd)
+        .is_ok_and(|below| [libc::TMPFS_MAGIC, RAMFS_MAGIC].contains(&below.f_type))
 }
 
 /// The size that the spec itself gives.

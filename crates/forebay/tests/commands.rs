@@ -252,8 +252,8 @@ fn what_is_typed_arrives() {
         (&["pool", "check", "--repair"], "PoolCheck { repair: true }"),
         (&["device", "show", "1"], "DeviceShow { index: 1"),
         (
-            &["device", "add", "/b", "--size", "1G", "--force"],
-            "DeviceAdd { spec: \"/b\", force: true, size_bytes: Some(1073741824) }",
+            &["device", "add", "/b", "--create", "--size", "1G", "--force"],
+            "DeviceAdd { spec: \"/b\", force: true, create: true, size_bytes: Some(1073741824) }",
         ),
         (
             &["volume", "list", "acme"],
@@ -325,7 +325,7 @@ fn what_is_typed_arrives() {
                 "16G",
             ],
             "devices: [\"/a\", \"ram:/b?size=1G\"], force: false, extent_bytes: None, \
-             size_bytes: Some(17179869184), placement: None, warn_percent: None, \
+             create: false, size_bytes: Some(17179869184), placement: None, warn_percent: None, \
              critical_percent: None",
         ),
         (

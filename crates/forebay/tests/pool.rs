@@ -20,7 +20,7 @@ const MIB: u64 = 1 << 20;
 /// A daemon with a pool on these files, a tenant and a volume.
 fn with_pool(files: &[&str]) -> Daemon {
     let daemon = Daemon::with("");
-    let mut args = vec!["pool", "create", "--size", "128M"];
+    let mut args = vec!["pool", "create", "--create", "--size", "128M"];
     for file in files {
         args.extend(["--device", file]);
     }
@@ -92,7 +92,9 @@ fn a_pool_file_that_moved_is_found_or_asked_for() {
     // Everything else says the same, and a new pool does not take the old one's place.
     daemon.refused(&["volume", "list"], "renamed.img");
     daemon.refused(
-        &["pool", "create", "--device", "new.img", "--size", "128M"],
+        &[
+            "pool", "create", "--device", "new.img", "--create", "--size", "128M",
+        ],
         "recorded here",
     );
     daemon.refused(&["pool", "open", "--device", "in.img"], "no Forebay label");
@@ -192,7 +194,15 @@ fn a_pool_is_given_up_only_by_name() {
         "{done}"
     );
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 8192);
-    daemon.json(&["pool", "create", "--device", "other.img", "--size", "128M"]);
+    daemon.json(&[
+        "pool",
+        "create",
+        "--device",
+        "other.img",
+        "--create",
+        "--size",
+        "128M",
+    ]);
     daemon.wait_engine();
 }
 
@@ -442,12 +452,15 @@ fn a_device_is_added_while_the_pool_is_used() {
     daemon.refused(&["device", "add", "a.img"], "a.img");
     std::fs::write(daemon.path("theirs"), vec![7; 64 * MIB as usize]).unwrap();
     daemon.refused(&["device", "add", "theirs"], "theirs");
-    daemon.refused(&["device", "add", "small.img", "--size", "1M"], "small.img");
+    daemon.refused(
+        &["device", "add", "small.img", "--create", "--size", "1M"],
+        "small.img",
+    );
     assert!(!daemon.path("small.img").exists(), "made in vain");
     let before = daemon.json(&["pool", "show"])["capacity_bytes"]
         .as_u64()
         .unwrap();
-    let added = daemon.json(&["device", "add", "b.img", "--size", "128M"]);
+    let added = daemon.json(&["device", "add", "b.img", "--create", "--size", "128M"]);
     assert_eq!(added["index"], 1);
     let pool = daemon.json(&["pool", "show"]);
     let after = pool["capacity_bytes"].as_u64().unwrap();
@@ -560,4 +573,55 @@ fn a_full_pool_is_called_full_and_errors_are_counted_where_they_belong() {
         assert!(warnings.contains(part), "{part}: {warnings}");
     }
     assert!(!warnings.contains("nearly"), "{warnings}");
+}
+
+/// A disk's name with a typing error does not become a pool in memory, and no file is made that nobody asked for.
+#[test]
+fn no_file_in_dev() {
+    let daemon = Daemon::with("");
+    let gone = |path: &str| assert!(!Path::new(path).exists(), "{path} was made");
+    let at = "/dev/forebay-no-such-disk";
+    for spec in [at.to_owned(), format!("file:{at}"), format!("ram:{at}")] {
+        for more in [&["--size", "64M"][..], &["--create", "--size", "64M"]] {
+            let args = [&["pool", "create", "--device", &spec], more].concat();
+            daemon.refused(&args, "no such device");
+            gone(at);
+        }
+    }
+    let file = daemon.path("a.img");
+    let path = file.to_str().unwrap();
+    let create = ["pool", "create", "--device", path, "--size", "64M"];
+    daemon.refused(&create, "--create");
+    gone(path);
+    let huge = [
+        "pool", "create", "--device", path, "--create", "--size", "100T",
+    ];
+    daemon.refused(&huge, "100 TiB");
+    daemon.refused(&huge, "are free");
+    gone(path);
+    daemon.json(&[&create[..], &["--create"]].concat());
+    daemon.wait_engine();
+
+    let add = ["device", "add", at, "--create", "--size", "64M"];
+    daemon.refused(&add, "no such device");
+    gone(at);
+    daemon.refused(&["device", "add", "b.img", "--size", "64M"], "--create");
+    // Memory is no place for a pool, either, but somebody may want that.
+    let in_memory = tempfile::Builder::new()
+        .prefix("forebay-")
+        .tempdir_in("/dev/shm")
+        .unwrap();
+    let file = in_memory.path().join("c.img");
+    let add = [
+        "device",
+        "add",
+        file.to_str().unwrap(),
+        "--create",
+        "--size",
+        "64M",
+    ];
+    let added = daemon.json(&add);
+    assert!(added["notes"].to_string().contains("in memory"), "{added}");
+    let status = daemon.json(&["status"])["warnings"].to_string();
+    assert!(status.contains("in memory"), "{status}");
 }

@@ -275,6 +275,9 @@ pub struct DeviceInfo {
     pub state: DeviceState,
     /// Why not, if it can't.
     pub why: Option<String>,
+    /// What else should be known of it.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// One device, and who has something there.
@@ -296,7 +299,10 @@ pub struct DeviceAdd {
     /// Use it even if it holds something else; what it holds is lost.
     #[serde(default)]
     pub force: bool,
-    /// A file that does not exist is created sparse with this size; without it, that is an error.
+    /// Make a file that does not exist, sparse, of `size_bytes`; without it, that is an error.
+    #[serde(default)]
+    pub create: bool,
+    /// The size of a file that is made.
     #[serde(default)]
     pub size_bytes: Option<u64>,
 }
@@ -334,8 +340,10 @@ pub struct PoolCreate {
     /// Extent size, a power of two between 64 KiB and 4 MiB; 64 KiB if not given.
     #[serde(default)]
     pub extent_bytes: Option<u64>,
-    /// A device file that does not exist is created sparse with this size; without it, a missing
-    /// file is an error.
+    /// Make device files that do not exist, sparse, of `size_bytes` each; without it, a missing file is an error.
+    #[serde(default)]
+    pub create: bool,
+    /// The size of files that are made.
     #[serde(default)]
     pub size_bytes: Option<u64>,
     /// Where extents come from; `stripe` if not given.

@@ -47,7 +47,7 @@ impl Daemon {
                     ..Places::default()
                 });
             }
-            let mut open = devices::create(&body)?;
+            let mut open = devices::create_embedded(&body)?;
             open.tenure = Some(devices::hold(&me, &open.devices)?);
             Ok(open)
         });

@@ -1,8 +1,8 @@
 //! Making a pool of devices, and getting a device ready to join one.
 //!
 //! Purpose: open, claim and look at devices that shall hold a pool's data from now on.
-//! Design: what a device holds is lost only if the caller insists. A device file that is missing is
-//! made, sparse, if a size is given, and removed again if nothing comes of it.
+//! Design: what a device holds is lost only if the caller insists. A device file that is missing is made, sparse, if the
+//! caller says so (`place`), and removed again if nothing comes of it.
 //! Not here: what is written to the device (the pool), opening a pool that is there (`open`).
 
 use std::io;
@@ -14,6 +14,7 @@ use forebay_device::sync_io::{self, Content, SyncDevice};
 use forebay_device::{Device, DeviceKind, DeviceSpec, OpenOptions};
 use forebay_pool::{DEFAULT_EXTENT_BYTES, NewDevice, Pool, PoolSettings, PoolSpec, Probe};
 
+use super::place::{self, NewFiles};
 use super::{
     OVERWRITE_HINT, OpenPool, PoolDevice, api_error, claim, claim_all, exclusive, invalid, now_s,
     open_device,
@@ -25,6 +26,24 @@ use crate::store::SyncStore;
 
 /// Makes a pool.
 pub(crate) fn create(body: &PoolCreate) -> Result<OpenPool, ApiError> {
+    place::check(&body.devices, body.size_bytes, allowed(body.create))?;
+    make(body)
+}
+
+/// Makes the pool of a configuration: in a sparse file that may be larger than what is free now.
+pub(crate) fn create_embedded(body: &PoolCreate) -> Result<OpenPool, ApiError> {
+    place::check(&body.devices, body.size_bytes, NewFiles::Any)?;
+    make(body)
+}
+
+fn allowed(create: bool) -> NewFiles {
+    match create {
+        true => NewFiles::WithinRoom,
+        false => NewFiles::Refused,
+    }
+}
+
+fn make(body: &PoolCreate) -> Result<OpenPool, ApiError> {
     if body.devices.is_empty() {
         return Err(ApiError::invalid("a pool needs at least one device"));
     }
@@ -121,6 +140,8 @@ impl NewPoolDevice {
 
 /// Opens a device that shall join a pool.
 pub(crate) fn open_new(body: &DeviceAdd) -> Result<NewPoolDevice, ApiError> {
+    let specs = std::slice::from_ref(&body.spec);
+    place::check(specs, body.size_bytes, allowed(body.create))?;
     let mut made = Vec::new();
     let opened =
         open_or_make(&body.spec, body.size_bytes, &mut made).and_then(|(device, known_zero)| {
@@ -163,13 +184,7 @@ fn open_or_make(
     let spec: DeviceSpec = text.parse().map_err(invalid)?;
     let missing = !spec.path().exists();
     if missing && let DeviceSpec::Path { path } | DeviceSpec::File { path } = &spec {
-        let Some(size_bytes) = size_bytes else {
-            return Err(ApiError::not_found(format!(
-                "{}: there is no such file or device",
-                path.display()
-            ))
-            .hint("give a size to have a sparse file made there"));
-        };
+        let size_bytes = size_bytes.unwrap_or(0);
         sync_io::create_sparse_file(path, size_bytes).map_err(invalid)?;
         made.push(path.clone());
     }

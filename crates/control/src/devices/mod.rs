@@ -10,6 +10,7 @@
 mod create;
 mod find;
 mod open;
+mod place;
 mod record;
 #[cfg(test)]
 mod tests;
@@ -25,7 +26,7 @@ use forebay_pool::{BlockStore, Catalog, ErrorKind, Pool, PoolError, Probe, Uuid}
 use forebay_xlate::DeviceIndex;
 
 pub(crate) use self::create::{
-    NewPoolDevice, create, open_new, remove_made, reserve_catalog, settings_of,
+    NewPoolDevice, create, create_embedded, open_new, remove_made, reserve_catalog, settings_of,
 };
 #[cfg(test)]
 pub(crate) use self::open::open;

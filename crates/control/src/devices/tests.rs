@@ -11,6 +11,7 @@ fn body(devices: &[String], size_bytes: Option<u64>, force: bool) -> PoolCreate 
         devices: devices.to_vec(),
         force,
         extent_bytes: None,
+        create: size_bytes.is_some(),
         size_bytes,
         ..PoolCreate::default()
     }
@@ -62,6 +63,7 @@ fn two_names_of_one_device_and_a_device_that_shrank_are_refused() {
     let add = DeviceAdd {
         spec: specs[1].clone(),
         force: true,
+        create: false,
         size_bytes: None,
     };
     let error = open_new(&add).err().expect("it is refused");

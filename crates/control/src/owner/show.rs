@@ -295,6 +295,7 @@ impl Owner {
             errors: self.errors_of(record.index),
             state,
             why,
+            notes: info.map_or_else(Vec::new, |info| info.notes.clone()),
         }
     }
 

@@ -29,6 +29,7 @@ fn with_engine<F: Future<Output = ()>>(
         .unwrap();
     runtime.block_on(tokio::task::LocalSet::new().run_until(async {
         let open = devices::create(&crate::api::model::PoolCreate {
+            create: true,
             name: "pool".to_owned(),
             devices: vec![format!("file:{}", at.join("pool.img").display())],
             size_bytes: Some(64 << 20),

@@ -214,7 +214,10 @@ pub(crate) struct PoolCreateArgs {
     /// What the pool allocates in: 64K to 4M
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) extent_size: Option<u64>,
-    /// The size of ram and null devices that name none, and of missing files, which are made, sparse
+    /// Make files that are missing, sparse, of --size each
+    #[arg(long)]
+    pub(crate) create: bool,
+    /// The size of files that are made, and of ram and null devices that name none
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) size: Option<u64>,
     #[command(flatten)]
@@ -237,7 +240,10 @@ pub(crate) enum DeviceCommand {
         /// Use it even if it holds something else; what it holds is lost
         #[arg(long)]
         force: bool,
-        /// The size of a ram or null device that names none, or of a missing file, which is made, sparse
+        /// Make a file that is missing, sparse, of --size
+        #[arg(long)]
+        create: bool,
+        /// The size of a file that is made, or of a ram or null device that names none
         #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
         size: Option<u64>,
     },

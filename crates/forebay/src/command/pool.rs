@@ -155,6 +155,7 @@ fn create(context: &Context, args: PoolCreateArgs) -> Outcome<PoolInfo> {
         devices: absolute(&args.devices, args.size)?,
         force: args.force,
         extent_bytes: args.extent_size,
+        create: args.create,
         size_bytes: args.size,
         placement: args.settings.placement.map(Into::into),
         warn_percent: args.settings.warn_percent,
@@ -246,7 +247,12 @@ pub(crate) fn device(context: &Context, command: DeviceCommand) -> Outcome {
             let shown: DeviceDetails = context.client.get(&format!("/v1/devices/{index}"))?;
             context.output.show(&shown, device_text)
         }
-        DeviceCommand::Add { spec, force, size } => {
+        DeviceCommand::Add {
+            spec,
+            force,
+            create,
+            size,
+        } => {
             if force {
                 context.confirm(&format!("Use {spec}, whatever is there?"))?;
             }
@@ -254,16 +260,21 @@ pub(crate) fn device(context: &Context, command: DeviceCommand) -> Outcome {
             let body = DeviceAdd {
                 spec,
                 force,
+                create,
                 size_bytes: size,
             };
             let added: DeviceInfo = context.client.post("/v1/devices", &body)?;
             context.output.show(&added, |added| {
-                format!(
+                let mut text = format!(
                     "device {} added: {} with room for {}",
                     added.index,
                     added.spec,
                     format_bytes(added.data_bytes)
-                )
+                );
+                for note in &added.notes {
+                    text.push_str(&format!("\nwarning: {note}"));
+                }
+                text
             })
         }
     }

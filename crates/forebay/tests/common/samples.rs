@@ -71,6 +71,7 @@ pub fn device(state: DeviceState) -> DeviceInfo {
         },
         state,
         why: missing.then(|| "no such file".to_owned()),
+        notes: Vec::new(),
     }
 }
 

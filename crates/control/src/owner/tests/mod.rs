@@ -149,6 +149,7 @@ fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
     let (mut open, grants);
     if new {
         open = devices::create(&PoolCreate {
+            create: true,
             name: "pool".to_owned(),
             devices: place.specs(),
             size_bytes: Some(begin.size_bytes),
