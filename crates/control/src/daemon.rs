@@ -225,6 +225,7 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
 
 impl Daemon {
     fn new(config: DaemonConfig, me: Arc<Installation>) -> Self {
+        let events = Rc::new(Events::kept_in(&config.state_dir));
         Self {
             config,
             me,
@@ -237,7 +238,7 @@ impl Daemon {
             trouble: RefCell::new(None),
             left_engine: RefCell::new(None),
             last_death: RefCell::new(None),
-            events: Rc::default(),
+            events,
         }
     }
 

@@ -5,6 +5,7 @@
 //! Design: two bounded lists in memory, newest last, and counters that only grow; everything is logged as
 //! well. What hosts can bring about by themselves (they come, go, are refused, take reservations) has a list of its own, and
 //! what is more of it than a bound per second is counted only: hosts can't push out what else happened, nor fill the log.
+//! Changes through the API have two lists of their own, which are kept over restarts (`journal`).
 //! It outlives the pool's being opened anew. Each event has a number, one higher than the one
 //! before; the first of a daemon's life is its clock's microseconds, so that the numbers of a later
 //! daemon are higher. A reader asks for what came after the number that it has, and may wait for it;
@@ -13,13 +14,15 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
 use std::time::Duration;
 
 use tokio::time::timeout;
 
 use crate::api::events::{
-    ClosedConnections, DeviceFence, Event, EventKind, EventList, TakeoverStats,
+    Audit, ClosedConnections, DeviceFence, Event, EventKind, EventList, TakeoverStats,
 };
+use crate::journal::{Journal, Kept};
 use crate::owner::now_unix_ms;
 use crate::signal::Signal;
 
@@ -27,7 +30,12 @@ use crate::signal::Signal;
 const EVENTS_KEPT: usize = 1024;
 /// Of what hosts bring about.
 const HOSTS_EVENTS_KEPT: usize = 256;
-/// So many of those are told in a second, of each kind.
+/// Of changes through the API, and of the destructive ones among them besides.
+const CHANGES_KEPT: usize = 1024;
+const DESTRUCTIVE_KEPT: usize = 256;
+/// How long a change may wait until it is written.
+const WRITE_LIMIT: Duration = Duration::from_secs(2);
+/// What hosts bring about is told so often in a second, of each kind.
 const HOSTS_EVENTS_PER_S: u32 = 64;
 /// The longest that a reader may wait.
 const WAIT_AT_MOST: Duration = Duration::from_secs(30);
@@ -42,6 +50,10 @@ pub(crate) struct Events {
     list: RefCell<VecDeque<Event>>,
     /// What hosts brought about.
     of_hosts: RefCell<VecDeque<Event>>,
+    /// What was changed through the API, by earlier daemons too.
+    changes: RefCell<VecDeque<Event>>,
+    destructive: RefCell<VecDeque<Event>>,
+    journal: Option<Journal>,
     /// Of each kind of those: the second of the last one, and how many there were in it.
     told: RefCell<BTreeMap<EventKind, (u64, u32)>>,
     /// The number before the first event's.
@@ -82,6 +94,9 @@ impl Default for Events {
         Self {
             list: RefCell::default(),
             of_hosts: RefCell::default(),
+            changes: RefCell::default(),
+            destructive: RefCell::default(),
+            journal: None,
             told: RefCell::default(),
             before,
             newest: Cell::new(before),
@@ -111,6 +126,15 @@ impl Drop for Reader<'_> {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
+}
+
+/// Adds an event to a list that is no longer than `most`.
+fn keep(list: &RefCell<VecDeque<Event>>, most: usize, event: Event) {
+    let mut list = list.borrow_mut();
+    if list.len() >= most {
+        list.pop_front();
+    }
+    list.push_back(event);
 }
 
 fn ns(duration: Duration) -> u64 {
@@ -192,9 +216,6 @@ impl Events {
         let sequence = self.newest.get() + 1;
         self.newest.set(sequence);
         let event = Event {
-            sequence,
-            at_unix_ms: now_unix_ms(),
-            kind,
             generation,
             message,
             export: news.export,
@@ -204,18 +225,67 @@ impl Events {
             pause_ns,
             fence,
             connections_closed: connections_closed.collect(),
+            ..Event::new(sequence, kind)
         };
-        let (list, kept) = match is_of_hosts(kind) {
-            true => (&self.of_hosts, HOSTS_EVENTS_KEPT),
-            false => (&self.list, EVENTS_KEPT),
-        };
-        let mut list = list.borrow_mut();
-        if list.len() >= kept {
-            list.pop_front();
+        match is_of_hosts(kind) {
+            true => keep(&self.of_hosts, HOSTS_EVENTS_KEPT, event),
+            false => keep(&self.list, EVENTS_KEPT, event),
         }
-        list.push_back(event);
-        drop(list);
         self.changed.raise();
+    }
+
+    /// Those of a daemon that keeps changes in `state_dir`.
+    pub(crate) fn kept_in(state_dir: &Path) -> Self {
+        let (journal, kept) = match Journal::open(state_dir) {
+            Ok((journal, kept)) => (Some(journal), kept),
+            Err(error) => {
+                tracing::warn!(%error, "changes through the API are not recorded");
+                (None, Kept::default())
+            }
+        };
+        let events = Self::default();
+        let all = kept.changes.iter().chain(&kept.destructive);
+        // A clock that was set back must not have a number come again.
+        let newest = all.map(|event| event.sequence).max().unwrap_or(0);
+        let before = events.before.max(newest);
+        for event in kept.changes {
+            keep(&events.changes, CHANGES_KEPT, event);
+        }
+        for event in kept.destructive {
+            keep(&events.destructive, DESTRUCTIVE_KEPT, event);
+        }
+        Self {
+            before,
+            newest: Cell::new(before),
+            journal,
+            ..events
+        }
+    }
+
+    /// Somebody changed something through the API. Returns when that is written down, or can't be for now.
+    pub(crate) async fn audit(&self, generation: u64, audit: Audit) {
+        let message = format!("{}: {}: {}", audit.who(), audit.action, audit.request);
+        let result = audit.result.as_str();
+        tracing::info!(generation, result, "{message}");
+        let sequence = self.newest.get() + 1;
+        self.newest.set(sequence);
+        let destructive = audit.destructive;
+        let event = Event {
+            generation,
+            message,
+            audit: Some(audit),
+            ..Event::new(sequence, EventKind::Changed)
+        };
+        let journal = self.journal.as_ref();
+        let written = journal.and_then(|journal| journal.write(&event, destructive));
+        match destructive {
+            true => keep(&self.destructive, DESTRUCTIVE_KEPT, event),
+            false => keep(&self.changes, CHANGES_KEPT, event),
+        }
+        self.changed.raise();
+        if let Some(written) = written {
+            let _ = timeout(WRITE_LIMIT, written).await;
+        }
     }
 
     /// How long after a death a device was free of it: counted, but no event.
@@ -233,12 +303,17 @@ impl Events {
     fn after(&self, after: Option<u64>) -> EventList {
         let newest = self.newest.get();
         let after = after.filter(|after| *after <= newest);
-        let (list, of_hosts) = (self.list.borrow(), self.of_hosts.borrow());
-        let seen = after.unwrap_or(self.before).max(self.before);
-        let all = list.iter().chain(of_hosts.iter());
-        let mut events: Vec<Event> = all.filter(|e| e.sequence > seen).cloned().collect();
-        events.sort_by_key(|event| event.sequence);
-        let missed = (newest - seen).saturating_sub(events.len() as u64);
+        let seen = after.unwrap_or(0);
+        let lists = [&self.list, &self.of_hosts, &self.changes, &self.destructive];
+        let mut events = Vec::new();
+        for list in lists {
+            let list = list.borrow();
+            events.extend(list.iter().filter(|event| event.sequence > seen).cloned());
+        }
+        events.sort_by_key(|event: &Event| event.sequence);
+        // What earlier daemons did not keep is not counted.
+        let of_this = events.iter().filter(|event| event.sequence > self.before);
+        let missed = (newest - seen.max(self.before)).saturating_sub(of_this.count() as u64);
         EventList {
             events,
             missed,
@@ -336,6 +411,43 @@ mod tests {
                 fence_ns: 7
             }]
         );
+    }
+
+    #[tokio::test]
+    async fn ten_thousand_budgets_push_no_destruction_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let audit = |request: &str, destructive| Audit {
+            request: request.to_owned(),
+            destructive,
+            ..Audit::default()
+        };
+        let events = Events::kept_in(folder.path());
+        tell(&events, "a device is gone");
+        events.audit(1, audit("DELETE /v1/pool", true)).await;
+        for _ in 0..10_000 {
+            events.audit(1, audit("PUT budget", false)).await;
+        }
+        let newest = events.after(None).newest;
+        let requests = |events: &Events| {
+            let all = events.after(None).events;
+            let audits = all.into_iter().filter_map(|event| event.audit);
+            audits.map(|audit| audit.request).collect::<Vec<_>>()
+        };
+        let before = requests(&events);
+        assert_eq!(
+            (before[0].as_str(), before.len()),
+            ("DELETE /v1/pool", 1 + CHANGES_KEPT)
+        );
+        let first = &events.after(None).events[0];
+        assert_eq!(first.message, "a device is gone");
+        // The next daemon knows them too, and goes on with higher numbers.
+        drop(events);
+        let events = Events::kept_in(folder.path());
+        assert_eq!(requests(&events), before);
+        assert!(events.after(Some(newest)).events.is_empty());
+        assert_eq!(events.after(None).missed, 0);
+        tell(&events, "an engine died");
+        assert_eq!(texts(&events.after(Some(newest))), ["an engine died"]);
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod daemon;
 mod devices;
 mod events;
 mod files;
+mod journal;
 mod metrics;
 mod owner;
 mod ownership;

@@ -76,10 +76,10 @@ impl Client {
     /// A client for the daemon whose API listens at `socket`.
     #[must_use]
     pub fn new(socket: &Path) -> Self {
-        // A little longer than the daemon's own limit, so that its own error arrives.
+        // Longer than the daemon's own limit and what it takes to record a change, so that its own error arrives.
         Self {
             socket: socket.to_owned(),
-            time_limit: TIME_LIMIT + Duration::from_secs(5),
+            time_limit: TIME_LIMIT + Duration::from_secs(10),
         }
     }
 

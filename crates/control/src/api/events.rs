@@ -8,6 +8,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::owner::now_unix_ms;
+
 /// What kind of thing happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -54,6 +56,8 @@ pub enum EventKind {
     DeviceFailed,
     /// A device can be used again, without errors.
     DeviceReturned,
+    /// Somebody changed something through the API: `audit` says who, and what.
+    Changed,
     /// Something else that an operator should know.
     Warning,
 }
@@ -65,6 +69,9 @@ pub struct Event {
     pub sequence: u64,
     /// When, milliseconds since the Unix epoch.
     pub at_unix_ms: u64,
+    /// The same as UTC by RFC 3339.
+    #[serde(default)]
+    pub at: String,
     /// What kind.
     pub kind: EventKind,
     /// Engine generation that it is about.
@@ -85,6 +92,92 @@ pub struct Event {
     pub fence: Option<DeviceFence>,
     /// Of a take-over: connections that were closed.
     pub connections_closed: Vec<ClosedConnections>,
+    /// Of a change through the API: who changed what.
+    #[serde(default)]
+    pub audit: Option<Audit>,
+}
+
+impl Event {
+    /// An event of this moment that is about nothing yet.
+    pub(crate) fn new(sequence: u64, kind: EventKind) -> Self {
+        let at_unix_ms = now_unix_ms();
+        Self {
+            sequence,
+            at_unix_ms,
+            at: utc(at_unix_ms),
+            kind,
+            generation: 0,
+            message: String::new(),
+            export: None,
+            device: None,
+            host: None,
+            count: None,
+            pause_ns: None,
+            fence: None,
+            connections_closed: Vec::new(),
+            audit: None,
+        }
+    }
+}
+
+/// A change through the API: who made it, and what is different.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Audit {
+    /// The caller's user id, as the kernel says.
+    pub uid: u32,
+    /// Its name in /etc/passwd, or the number.
+    pub user: String,
+    /// Who had logged in, if that was another user (`sudo`, `su`).
+    pub login: Option<String>,
+    /// The caller's process.
+    pub pid: Option<i32>,
+    /// That process's program.
+    pub program: String,
+    /// What was done, e.g. `delete a volume`.
+    pub action: String,
+    /// The request's method, path and query.
+    pub request: String,
+    /// Whether something was destroyed or cut off, or could have been.
+    pub destructive: bool,
+    /// `done`, or why it is not known whether it was.
+    pub result: String,
+    /// The object as it was; if it is there before and after, only what differs. Nothing if there was none.
+    #[schema(value_type = Option<Object>)]
+    pub before: Option<serde_json::Value>,
+    /// The same afterwards.
+    #[schema(value_type = Option<Object>)]
+    pub after: Option<serde_json::Value>,
+}
+
+impl Audit {
+    /// Who made the change, e.g. `root (ann), forebay[4711]`.
+    #[must_use]
+    pub fn who(&self) -> String {
+        let login = self.login.as_ref();
+        let login = login.map_or_else(String::new, |login| format!(" ({login})"));
+        let pid = self
+            .pid
+            .map_or_else(String::new, |pid| format!(", {}[{pid}]", self.program));
+        format!("{}{login}{pid}", self.user)
+    }
+}
+
+/// `2026-11-22T07:05:00.042Z`.
+#[must_use]
+pub fn utc(unix_ms: u64) -> String {
+    let (days, ms) = (unix_ms / 86_400_000, unix_ms % 86_400_000);
+    // Counted in years that begin in March, so that a leap day is a year's last; from 0000-03-01 on.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let year = era * 400 + year + u64::from(month >= 10);
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let (hour, minute) = (ms / 3_600_000, ms / 60_000 % 60);
+    let (second, ms) = (ms / 1000 % 60, ms % 1000);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z")
 }
 
 /// Answer of `GET /v1/events`: what happened after the event that was asked from.
@@ -129,4 +222,23 @@ pub struct TakeoverStats {
     pub connections_closed: Vec<ClosedConnections>,
     /// The last fence of each device.
     pub last_fences: Vec<DeviceFence>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::utc;
+
+    #[test]
+    fn times_are_written_as_everybody_writes_them() {
+        for (unix_s, text) in [
+            (0, "1970-01-01T00:00:00.007Z"),
+            (951_782_399, "2000-02-28T23:59:59.007Z"),
+            (951_782_400, "2000-02-29T00:00:00.007Z"),
+            (1_709_251_199, "2024-02-29T23:59:59.007Z"),
+            (1_795_331_100, "2026-11-22T07:05:00.007Z"),
+            (4_107_542_400, "2100-03-01T00:00:00.007Z"),
+        ] {
+            assert_eq!(utc(unix_s * 1000 + 7), text);
+        }
+    }
 }

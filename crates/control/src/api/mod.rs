@@ -7,6 +7,7 @@
 //! line and for tests.
 //! Not here: the operations themselves.
 
+mod audit;
 pub mod client;
 pub mod error;
 pub mod events;

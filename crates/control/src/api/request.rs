@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use super::error::ApiError;
-use super::events::EventList;
+use super::events::{Audit, EventList};
 use super::model::{
     CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Export, ExportCreate, ExportUpdate,
     PoolCheck, PoolCreate, PoolDestroy, PoolInfo, PoolOpen, PoolUpdate, Port, PortUpdate, Status,
@@ -191,6 +191,11 @@ pub enum Request {
         wait: Duration,
         reply: Reply<EventList>,
     },
+    /// Somebody changed something.
+    Audit {
+        audit: Box<Audit>,
+        reply: Reply<()>,
+    },
     /// Another engine, of the installed program, goes on where the running one is. The answer says which.
     EngineReplace(Reply<String>),
     /// Stop engine and daemon in good order; the reply comes before the stop.
@@ -338,6 +343,8 @@ handle_methods! {
     /// What happened.
     events(after: Option<u64>, wait: Duration) -> EventList =
         |reply| Request::Events { after, wait, reply };
+    /// Somebody changed something.
+    audit(audit: Box<Audit>) -> () = |reply| Request::Audit { audit, reply };
     /// Counters.
     stats() -> Stats = Request::Stats;
     /// Has another engine go on.

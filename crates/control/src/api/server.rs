@@ -25,6 +25,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, watch};
 
+use super::audit::{self, Caller};
 use super::error::ApiError;
 use super::figure_routes;
 use super::request::Handle;
@@ -251,7 +252,7 @@ pub(super) async fn serve_those(
     may_call: impl Fn(u32) -> bool,
     stop: impl Future<Output = ()>,
 ) {
-    let router = routes::router(owner, TIME_LIMIT);
+    let router = routes::router(owner.clone(), TIME_LIMIT);
     let refusing = Router::new().fallback(refuse);
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let (stopping, stopped) = watch::channel(());
@@ -276,7 +277,13 @@ pub(super) async fn serve_those(
             }
         };
         let router = match stream.peer_cred() {
-            Ok(peer) if may_call(peer.uid()) => router.clone(),
+            Ok(peer) if may_call(peer.uid()) => {
+                let caller = Caller {
+                    uid: peer.uid(),
+                    pid: peer.pid(),
+                };
+                audit::router(router.clone(), owner.clone(), caller)
+            }
             Ok(peer) => {
                 tracing::warn!(uid = peer.uid(), pid = peer.pid(), "refused an API caller");
                 refusing.clone()

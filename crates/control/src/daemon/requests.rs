@@ -43,6 +43,13 @@ impl Daemon {
                     }
                 });
             }
+            Request::Audit { audit, reply } => {
+                let (events, generation) = (self.events.clone(), self.status().generation);
+                tokio::task::spawn_local(async move {
+                    events.audit(generation, *audit).await;
+                    let _ = reply.send(Ok(()));
+                });
+            }
             Request::PoolCreate { body, reply } => {
                 let daemon = self.clone();
                 tokio::task::spawn_local(async move {

@@ -556,6 +556,12 @@ pub(crate) struct EventsArgs {
     /// Only what came after the event of this number
     #[arg(long, value_name = "N")]
     pub(crate) after: Option<u64>,
+    /// Only what happened in this time up to now, e.g. 10m, 2h or 1d
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
+    pub(crate) since: Option<u32>,
+    /// Only what was changed through the API: who, what, before and after. Kept over restarts of the daemon
+    #[arg(long)]
+    pub(crate) audit: bool,
 }
 
 /// What `top` sorts by, largest first.

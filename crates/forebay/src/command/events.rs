@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_control::api::client::ClientError;
-use forebay_control::api::events::{Event, EventList};
+use forebay_control::api::events::{Audit, Event, EventList, utc};
 
 use super::Context;
 use super::status::word;
@@ -22,13 +22,42 @@ const WAIT_S: u64 = 25;
 const AGAIN: Duration = Duration::from_secs(1);
 
 pub(crate) fn events(context: &Context, args: &EventsArgs) -> Outcome {
+    let wanted = Wanted::new(args);
     if args.follow {
-        return follow(context, args.after);
+        return follow(context, args.after, &wanted);
     }
-    let events = read(context, args.after, 0)?.events;
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now_ms = since.unwrap_or_default().as_millis() as u64;
-    context.output.show(&events, |events| text(events, now_ms))
+    let mut events = read(context, args.after, 0)?.events;
+    events.retain(|event| wanted.has(event));
+    context.output.show(&events, |events| match args.audit {
+        true => audit_text(events),
+        false => text(events),
+    })
+}
+
+/// Which events are asked for.
+struct Wanted {
+    since_unix_ms: u64,
+    audit: bool,
+}
+
+impl Wanted {
+    fn new(args: &EventsArgs) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let since = |seconds: u32| {
+            let begin = now
+                .unwrap_or_default()
+                .saturating_sub(Duration::from_secs(seconds.into()));
+            begin.as_millis() as u64
+        };
+        Self {
+            since_unix_ms: args.since.map_or(0, since),
+            audit: args.audit,
+        }
+    }
+
+    fn has(&self, event: &Event) -> bool {
+        event.at_unix_ms >= self.since_unix_ms && (event.audit.is_some() || !self.audit)
+    }
 }
 
 fn read(context: &Context, after: Option<u64>, wait_s: u64) -> Result<EventList, ClientError> {
@@ -38,7 +67,7 @@ fn read(context: &Context, after: Option<u64>, wait_s: u64) -> Result<EventList,
         .get(&format!("/v1/events?wait_s={wait_s}{after}"))
 }
 
-fn follow(context: &Context, mut after: Option<u64>) -> Outcome {
+fn follow(context: &Context, mut after: Option<u64>, wanted: &Wanted) -> Outcome {
     // A daemon that is not there at the beginning is an error; one that goes away is waited for.
     let mut list = read(context, after, 0)?;
     let mut is_away = false;
@@ -46,7 +75,7 @@ fn follow(context: &Context, mut after: Option<u64>) -> Outcome {
         if list.missed > 0 {
             eprintln!("{} events were missed: see the daemon's log", list.missed);
         }
-        for event in &list.events {
+        for event in list.events.iter().filter(|event| wanted.has(event)) {
             let line = match context.output.json {
                 true => serde_json::to_string(event).while_doing("write JSON")?,
                 false => line(event),
@@ -86,31 +115,13 @@ fn line(event: &Event) -> String {
     format!("{at}  {}  {}", word(&event.kind), message(event))
 }
 
-/// `2026-11-22T07:05:00.042Z`.
-pub(super) fn utc(unix_ms: u64) -> String {
-    let (days, ms) = (unix_ms / 86_400_000, unix_ms % 86_400_000);
-    // Counted in years that begin in March, so that a leap day is a year's last; from 0000-03-01 on.
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let year = era * 400 + year + u64::from(month >= 10);
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let (hour, minute) = (ms / 3_600_000, ms / 60_000 % 60);
-    let (second, ms) = (ms / 1000 % 60, ms % 1000);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z")
-}
-
-fn text(events: &[Event], now_ms: u64) -> String {
+fn text(events: &[Event]) -> String {
     table(
-        [">NUMBER", ">AGO", "WHAT", ">GENERATION", "MESSAGE"],
+        [">NUMBER", "TIME", "WHAT", ">GENERATION", "MESSAGE"],
         events.iter().map(|event| {
-            let ago_ms = now_ms.saturating_sub(event.at_unix_ms);
             [
                 event.sequence.to_string(),
-                format!("{}.{:03} s", ago_ms / 1000, ago_ms % 1000),
+                utc(event.at_unix_ms),
                 word(&event.kind),
                 event.generation.to_string(),
                 message(event),
@@ -119,29 +130,46 @@ fn text(events: &[Event], now_ms: u64) -> String {
     )
 }
 
+/// Who changed what. Everything of before and after is in the JSON.
+fn audit_text(events: &[Event]) -> String {
+    let row = |event: &Event, audit: &Audit| {
+        let of = |object: &Option<serde_json::Value>| {
+            object.as_ref().map_or_else(|| "-".to_owned(), short)
+        };
+        let done = match audit.result.as_str() {
+            "done" => String::new(),
+            other => format!(" ({other})"),
+        };
+        [
+            utc(event.at_unix_ms),
+            audit.who(),
+            format!("{}{done}", audit.action),
+            audit.request.clone(),
+            of(&audit.before),
+            of(&audit.after),
+        ]
+    };
+    table(
+        ["TIME", "USER", "ACTION", "REQUEST", "BEFORE", "AFTER"],
+        events
+            .iter()
+            .filter_map(|event| Some(row(event, event.audit.as_ref()?))),
+    )
+}
+
+fn short(object: &serde_json::Value) -> String {
+    const SHOWN: usize = 60;
+    let text = object.to_string();
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
 fn message(event: &Event) -> String {
     let mut text = event.message.clone();
     for closed in &event.connections_closed {
         text.push_str(&format!("; {} closed: {}", closed.count, closed.reason));
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::utc;
-
-    #[test]
-    fn times_are_written_as_everybody_writes_them() {
-        for (unix_s, text) in [
-            (0, "1970-01-01T00:00:00.007Z"),
-            (951_782_399, "2000-02-28T23:59:59.007Z"),
-            (951_782_400, "2000-02-29T00:00:00.007Z"),
-            (1_709_251_199, "2024-02-29T23:59:59.007Z"),
-            (1_795_331_100, "2026-11-22T07:05:00.007Z"),
-            (4_107_542_400, "2100-03-01T00:00:00.007Z"),
-        ] {
-            assert_eq!(utc(unix_s * 1000 + 7), text);
-        }
-    }
 }

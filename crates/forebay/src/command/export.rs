@@ -1,8 +1,8 @@
 //! `forebay export`.
 
+use forebay_control::api::events::utc;
 use forebay_control::api::model::{Done, Export, ExportCreate, ExportFrontend, ExportUpdate};
 
-use super::events::utc;
 use super::machine::{attach_text, owner_ids};
 use super::{Context, segment};
 use crate::cli::{ExportCommand, ExportCreateArgs, VolumeName};
