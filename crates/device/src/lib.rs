@@ -23,6 +23,7 @@ mod fixed;
 pub mod heartbeat;
 mod kernel;
 pub mod mem;
+pub mod mounts;
 mod native;
 pub mod op;
 mod open;

@@ -606,6 +606,12 @@ fn no_file_in_dev() {
     daemon.refused(&add, "no such device");
     gone(at);
     daemon.refused(&["device", "add", "b.img", "--size", "64M"], "--create");
+    daemon.json(&["tenant", "create", "t"]);
+    daemon.json(&["volume", "create", "t/v", "--size", "1M"]);
+    daemon.refused(&["volume", "export", "t/v", at], "in memory");
+    gone(at);
+    let ram = format!("ram:{}?size=100T", daemon.path("r").display());
+    daemon.refused(&["device", "add", &ram], "are free");
     // Memory is no place for a pool, either, but somebody may want that.
     let in_memory = tempfile::Builder::new()
         .prefix("forebay-")

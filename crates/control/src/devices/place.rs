@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use forebay_device::DeviceSpec;
 use forebay_device::size::format_bytes;
+use forebay_device::{DeviceSpec, mounts};
 
 use super::invalid;
 use crate::api::error::{self, ApiError};
@@ -32,28 +32,35 @@ pub(super) fn check(
     size_bytes: Option<u64>,
     allowed: NewFiles,
 ) -> Result<(), ApiError> {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mut asked = BTreeMap::new();
     for text in specs {
         let spec: DeviceSpec = text.parse().map_err(invalid)?;
         let path = spec.path();
         let is_missing = !path.exists();
         let is_file = is_missing || path.is_file();
-        if is_file && let Some(kind) = device_folder(path, &mounts) {
+        if is_file && let Some(kind) = mounts::device_folder(path) {
             return Err(ApiError::invalid(format!(
                 "{}: there is no such device, and a file there would be in memory: {kind}",
                 path.display()
             ))
             .hint("check the name: `lsblk` lists this machine's disks"));
         }
-        if !is_missing || !matches!(spec, DeviceSpec::Path { .. } | DeviceSpec::File { .. }) {
-            continue;
-        }
-        let size_bytes = match size_bytes {
-            Some(size_bytes) if allowed != NewFiles::Refused => size_bytes,
-            _ => return Err(no_such_file(path)),
+        let size_bytes = match (&spec, size_bytes) {
+            _ if !is_missing => continue,
+            // Whoever writes `ram:` wants it made.
+            (DeviceSpec::Ram { size_bytes, .. }, _) => *size_bytes,
+            (DeviceSpec::Path { .. } | DeviceSpec::File { .. }, Some(size_bytes))
+                if allowed != NewFiles::Refused =>
+            {
+                size_bytes
+            }
+            (DeviceSpec::Path { .. } | DeviceSpec::File { .. }, _) => {
+                return Err(no_such_file(path));
+            }
+            // What is written to `null:` is not kept.
+            _ => continue,
         };
-        if allowed == NewFiles::WithinRoom {
+        if allowed != NewFiles::Any {
             refuse_too_large(path, size_bytes, &mut asked)?;
         }
     }
@@ -73,7 +80,7 @@ fn refuse_too_large(
     size_bytes: u64,
     asked: &mut BTreeMap<u64, u64>,
 ) -> Result<(), ApiError> {
-    let folder = folder_of(path);
+    let folder = mounts::folder_of(path);
     let look = || -> io::Result<(u64, u64)> {
         let below = rustix::fs::statvfs(&folder)?;
         let free = below.f_bavail.saturating_mul(below.f_frsize);
@@ -99,88 +106,9 @@ fn refuse_too_large(
     ))
 }
 
-fn folder_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent.to_owned(),
-        _ => PathBuf::from("."),
-    }
-}
-
-/// Whether the folder of `path` is for device nodes, and why that is known.
-fn device_folder(path: &Path, mounts: &str) -> Option<String> {
-    let folder = folder_of(path).canonicalize().ok()?;
-    let (mounted_at, kind) = mount_of(&folder, mounts)?;
-    (kind == "devtmpfs" || mounted_at == Path::new("/dev"))
-        .then(|| format!("{} is a {kind}", mounted_at.display()))
-}
-
-/// Where the file system of `folder` is mounted, and its type (proc(5), mountinfo).
-fn mount_of<'a>(folder: &Path, mounts: &'a str) -> Option<(PathBuf, &'a str)> {
-    let entries = mounts.lines().filter_map(|line| {
-        let mounted_at = PathBuf::from(unescape(line.split(' ').nth(4)?));
-        let kind = line.split_once(" - ")?.1.split(' ').next()?;
-        folder
-            .starts_with(&mounted_at)
-            .then_some((mounted_at, kind))
-    });
-    // Of several at one place, the last one is on top.
-    entries.max_by_key(|(mounted_at, _)| mounted_at.as_os_str().len())
-}
-
-/// Spaces and the like are three octal digits in mountinfo.
-fn unescape(text: &str) -> String {
-    let mut parts = text.split('\\');
-    let mut plain = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let code = part
-            .get(..3)
-            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match code {
-            Some(code) => {
-                plain.push(char::from(code));
-                plain.push_str(&part[3..]);
-            }
-            None => {
-                plain.push('\\');
-                plain.push_str(part);
-            }
-        }
-    }
-    plain
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const MOUNTS: &str = "\
-22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
-23 22 0:5 / /dev rw,relatime shared:2 - devtmpfs devtmpfs rw
-24 23 0:21 / /dev/shm rw,nosuid - tmpfs tmpfs rw
-25 22 0:30 / /srv/my\\040disks rw - ext4 /dev/vdb rw
-26 22 0:31 / /srv/over rw - ext4 /dev/vdc rw
-27 22 0:32 / /srv/over rw - tmpfs tmpfs rw
-";
-
-    #[test]
-    fn the_innermost_mount_counts() {
-        let kind = |folder: &str| mount_of(Path::new(folder), MOUNTS).unwrap().1;
-        assert_eq!(kind("/srv"), "ext4");
-        assert_eq!(kind("/dev/mapper"), "devtmpfs");
-        assert_eq!(kind("/dev/shm/a"), "tmpfs");
-        assert_eq!(kind("/developers"), "ext4");
-        assert_eq!(kind("/srv/over/a"), "tmpfs");
-        let (at, _) = mount_of(Path::new("/srv/my disks/a"), MOUNTS).unwrap();
-        assert_eq!(at, Path::new("/srv/my disks"));
-        assert_eq!(mount_of(Path::new("/srv"), ""), None);
-    }
-
-    #[test]
-    fn a_container_has_its_device_nodes_in_a_tmpfs() {
-        let mounts = "22 1 0:9 / / rw - overlay overlay rw\n23 22 0:8 / /dev rw - tmpfs tmpfs rw\n";
-        let said = device_folder(Path::new("/dev/nvme1n1"), mounts);
-        assert_eq!(said.as_deref(), Some("/dev is a tmpfs"));
-    }
 
     #[test]
     fn files_of_one_request_share_the_room() {

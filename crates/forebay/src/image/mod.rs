@@ -218,6 +218,15 @@ struct NewFile<'a> {
 
 impl<'a> NewFile<'a> {
     fn create(path: &'a Path) -> Outcome<Self> {
+        if !path.exists()
+            && let Some(kind) = forebay_device::mounts::device_folder(path)
+        {
+            return Err(Failure::new(format!(
+                "can't create {}: {kind}, so the image would be in memory",
+                path.display()
+            ))
+            .hint("name a file elsewhere"));
+        }
         let file = File::create_new(path).map_err(|error| {
             let failure = Failure::new(format!("can't create {}: {error}", path.display()));
             if error.kind() == std::io::ErrorKind::AlreadyExists {
