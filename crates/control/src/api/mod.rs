@@ -24,6 +24,7 @@ pub mod scheduling;
 mod scheduling_routes;
 mod server;
 pub mod stats;
+mod transfer_routes;
 pub mod validate;
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 
 use utoipa::OpenApi;
 
-use super::{figure_routes, pool_routes, port_routes, routes, scheduling_routes};
+use super::{figure_routes, pool_routes, port_routes, routes, scheduling_routes, transfer_routes};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -48,8 +48,8 @@ use super::{figure_routes, pool_routes, port_routes, routes, scheduling_routes};
         routes::volume_show,
         routes::volume_update,
         routes::volume_delete,
-        routes::transfer_put,
-        routes::transfer_end,
+        transfer_routes::transfer_put,
+        transfer_routes::transfer_end,
         scheduling_routes::tenant_budget_put,
         scheduling_routes::tenant_budget_delete,
         scheduling_routes::volume_budget_put,

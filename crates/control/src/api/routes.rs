@@ -21,8 +21,8 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{Body, InTenant, OfExport, OfVolume, Parameters};
 use super::figure_routes::{events, metrics_text, stats};
 use super::model::{
-    Done, Export, ExportCreate, ExportUpdate, Status, Tenant, TenantCreate, TransferEnd,
-    TransferPut, Volume, VolumeCreate, VolumeUpdate,
+    Done, Export, ExportCreate, ExportUpdate, Status, Tenant, TenantCreate, Volume, VolumeCreate,
+    VolumeUpdate,
 };
 use super::pool_routes::{
     device_add, device_list, device_show, pool_check, pool_create, pool_destroy, pool_open,
@@ -35,6 +35,7 @@ use super::scheduling_routes::{
     scheduling_update, tenant_budget_delete, tenant_budget_put, volume_budget_delete,
     volume_budget_put,
 };
+use super::transfer_routes::{transfer_end, transfer_put};
 use super::{openapi, validate};
 
 /// The largest request body.
@@ -418,57 +419,6 @@ pub(super) async fn volume_delete(
 ) -> Result<Json<Done>, ApiError> {
     owner.volume_delete(tenant.clone(), volume.clone()).await?;
     Ok(done(format!("volume {tenant}/{volume} deleted")))
-}
-
-/// Announces that an image goes into a volume or comes out of it, over NVMe/TCP. Refused while the volume is in use, or
-/// holds data that the body does not allow to overwrite. Runs out after 30 s, unless it is renewed.
-#[utoipa::path(
-    put,
-    path = "/v1/tenants/{tenant}/volumes/{volume}/transfer",
-    tag = "volume",
-    params(
-        ("tenant" = String, Path, description = "Tenant"),
-        ("volume" = String, Path, description = "Volume"),
-    ),
-    request_body = TransferPut,
-    responses(
-        (status = 200, description = "The volume as it is", body = Volume),
-        (status = "default", description = "Refused", body = ErrorBody),
-    )
-)]
-pub(super) async fn transfer_put(
-    State(owner): State<Handle>,
-    OfVolume(tenant, volume): OfVolume,
-    Body(body): Body<TransferPut>,
-) -> Result<Json<Volume>, ApiError> {
-    validate::host_nqn(&body.host)?;
-    Ok(Json(owner.transfer_put(tenant, volume, body).await?))
-}
-
-/// The image is in or out, or will not be.
-#[utoipa::path(
-    delete,
-    path = "/v1/tenants/{tenant}/volumes/{volume}/transfer",
-    tag = "volume",
-    params(
-        TransferEnd,
-        ("tenant" = String, Path, description = "Tenant"),
-        ("volume" = String, Path, description = "Volume"),
-    ),
-    responses(
-        (status = 200, description = "Done", body = Done),
-        (status = "default", description = "Refused", body = ErrorBody),
-    )
-)]
-pub(super) async fn transfer_end(
-    State(owner): State<Handle>,
-    OfVolume(tenant, volume): OfVolume,
-    Parameters(query): Parameters<TransferEnd>,
-) -> Result<Json<Done>, ApiError> {
-    (owner)
-        .transfer_end(tenant.clone(), volume.clone(), query.host)
-        .await?;
-    Ok(done(format!("the transfer of {tenant}/{volume} has ended")))
 }
 
 /// All exports.
