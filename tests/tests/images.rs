@@ -2,11 +2,13 @@
 //!
 //! Not here: how the bytes are moved (`image` of the program).
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use forebay_initiator::{Options, Session};
 use forebay_tests::daemon::{Daemon, DaemonOptions, hold_by_pid};
 use forebay_tests::wait;
 
@@ -119,6 +121,35 @@ fn import_never_overwrites() -> Result<()> {
         exported(&daemon, "t/w")? == twos,
         "the image is not as it was"
     );
+    daemon.stop()
+}
+
+/// A host that may connect and does so while an image goes in: the import does not end with success.
+#[test]
+fn a_host_that_connects_meanwhile_fails_an_import() -> Result<()> {
+    let mut daemon = start("1G")?;
+    daemon.cli(&["volume", "create", "t/v", "--size", "256M"])?;
+    daemon.cli(&["export", "create", "t/v", "--any-host"])?;
+    let image = write(&daemon, "image.img", &vec![3; 256 * MIB as usize])?;
+    let mut importing = daemon
+        .cli_command(&["volume", "import", &image, "t/v"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    wait::until("the import", Duration::from_secs(30), || {
+        Ok((mapped(&daemon, "t/v")? > 0).then_some(()))
+    })?;
+    hold_by_pid(importing.id(), true)?;
+    ensure!(importing.try_wait()?.is_none(), "the import was too fast");
+    let address: SocketAddr = format!("127.0.0.1:{}", daemon.port()).parse()?;
+    let nqn = "nqn.2026-01.io.forebay:t.v";
+    let host = "nqn.2026-01.test:host";
+    let session = Session::connect(address, nqn, host, &Options::default())?;
+    hold_by_pid(importing.id(), false)?;
+    let output = importing.wait_with_output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    ensure!(!output.status.success() && text.contains(host), "{text}");
+    session.close()?;
     daemon.stop()
 }
 

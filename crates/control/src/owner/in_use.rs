@@ -57,6 +57,18 @@ impl Owner {
         }
     }
 
+    /// The same at once.
+    pub(super) fn refuse_in_use_now(
+        &self,
+        what: &str,
+        is_used: impl Fn(&ExportRecord, Option<&str>) -> bool,
+    ) -> Result<(), ApiError> {
+        match self.users(&is_used) {
+            users if users.is_empty() => Ok(()),
+            users => Err(refusal(what, &users)),
+        }
+    }
+
     fn users(&self, is_cut_off: &impl Fn(&ExportRecord, Option<&str>) -> bool) -> Vec<String> {
         let hosts: Vec<(ExportId, String)> = match self.session() {
             Some(session) => connected_hosts(&session.region)

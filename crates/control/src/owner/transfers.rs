@@ -105,8 +105,14 @@ impl Owner {
         }
         // Before the first wait, so that of two at once one wins.
         self.transfers.put(id, &host, kind);
-        if is_import && !renew {
-            let allowed = self.may_import(id, &name, overwrite).await;
+        if is_import {
+            let allowed = match renew {
+                false => self.may_import(id, &name, overwrite).await,
+                // A host that was let in before may have connected since.
+                true => self.refuse_in_use_now(&format!("volume {name}"), |export, user| {
+                    export.volume == id && user != Some(&host)
+                }),
+            };
             if let Err(error) = allowed {
                 self.transfers.remove(id, &host);
                 return Err(error);

@@ -1,8 +1,8 @@
 //! Telling the daemon that an image is being moved.
 //!
 //! Purpose: nobody else changes the volume, or moves another image, meanwhile.
-//! Design: a thread renews what was announced, over restarts of the daemon; if somebody else has taken it over, the transfer
-//! ends.
+//! Design: a thread renews what was announced, over restarts of the daemon. If the daemon refuses, as somebody else uses
+//! the volume by now, the transfer ends.
 //! Not here: who may announce what (the daemon).
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -25,6 +25,7 @@ const RENEW_EVERY: Duration = Duration::from_secs(10);
 pub(super) struct Announced {
     client: Client,
     path: String,
+    body: TransferPut,
     /// The host that moves the image: a name made up for this one time.
     pub(super) host_nqn: String,
     /// The volume as it was at the beginning.
@@ -57,6 +58,7 @@ impl Announced {
         let mut announced = Self {
             client: client.clone(),
             path,
+            body: body.clone(),
             host_nqn,
             volume,
             stop: Some(stop),
@@ -68,7 +70,7 @@ impl Announced {
         let renewer = std::thread::Builder::new()
             .name("renew".to_owned())
             .spawn(move || {
-                let failure = renew(&client, &path, &body, &stopped);
+                let failure = renew_until(&client, &path, &body, &stopped);
                 *lost.lock().unwrap_or_else(PoisonError::into_inner) = failure;
             })
             .while_doing("start a thread")?;
@@ -76,7 +78,12 @@ impl Announced {
         Ok(announced)
     }
 
-    /// Fails if the daemon no longer knows of it.
+    /// Fails if somebody else uses the volume at the end.
+    pub(super) fn check_now(&self) -> Outcome {
+        renew(&self.client, &self.path, &self.body).map_or(Ok(()), Err)
+    }
+
+    /// Fails if somebody else has been seen to use the volume.
     pub(super) fn check(&self) -> Outcome {
         let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
         lost.take().map_or(Ok(()), Err)
@@ -84,7 +91,7 @@ impl Announced {
 }
 
 /// Until it is stopped, or refused.
-fn renew(
+fn renew_until(
     client: &Client,
     path: &str,
     body: &TransferPut,
@@ -95,11 +102,22 @@ fn renew(
             Err(RecvTimeoutError::Timeout) => {}
             _ => return None,
         }
-        if let Err(ClientError::Refused(error)) = client.put::<_, Volume>(path, body)
-            && matches!(error.kind, ErrorKind::InUse | ErrorKind::NotFound)
-        {
-            return Some(ClientError::Refused(error).into());
+        if let Some(failure) = renew(client, path, body) {
+            return Some(failure);
         }
+    }
+}
+
+/// Why the transfer must end, if the daemon says so. One that does not answer may be back later.
+fn renew(client: &Client, path: &str, body: &TransferPut) -> Option<Failure> {
+    match client.put::<_, Volume>(path, body) {
+        Err(ClientError::Refused(error))
+            if matches!(error.kind, ErrorKind::InUse | ErrorKind::NotFound) =>
+        {
+            let message = format!("the image was not moved whole: {error}");
+            Some(Failure::new(message).hint("disconnect its hosts, and begin again with --force"))
+        }
+        _ => None,
     }
 }
 

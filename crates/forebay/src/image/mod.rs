@@ -77,7 +77,8 @@ pub(crate) fn import(
             bar.set_position(at);
             announced.check()?;
             interrupt.check()
-        })
+        })?;
+        announced.check_now()
     });
     bar.finish_and_clear();
     moved.map_err(|failure| {
