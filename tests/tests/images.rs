@@ -64,7 +64,7 @@ fn import_never_overwrites() -> Result<()> {
     let small = write(&daemon, "small.img", &vec![2; MIB as usize])?;
     daemon.cli(&["volume", "import", &large, "t/v"])?;
 
-    // Over what is there: only when told so, and then nothing of it is left.
+    // Only --force overwrites, and it leaves no old data.
     refused(
         &daemon,
         &["volume", "import", &small, "t/v"],

@@ -78,7 +78,7 @@ impl Daemon {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Among what was asked since the last look; the rest is what is looked at and told for the audit.
+    /// Checks the requests since the last call. The audit adds some: the object before and after.
     fn was_asked(&self, part: &str) {
         let asked: Vec<String> = self.asked.try_iter().collect();
         assert!(

@@ -1,9 +1,9 @@
 //! Who changed what through the API.
 //!
 //! Purpose: every change leaves a record of its user, and of the object before and after it.
-//! Design: one place around all routes. What is known as a change is carried out in a task of its own, so that it is
-//! recorded even if the caller goes away; before and after are what `GET` answers for the object. A refusal changes
-//! nothing and is not recorded.
+//! Design: one layer around all routes. A table lists the requests that change something. Each runs in a task of its own,
+//! so a caller that disconnects loses no record. `GET` of the object gives its state before and after. Refused requests
+//! are not recorded.
 //! Not here: keeping the records (`events`, `journal`).
 
 use std::time::Duration;
@@ -23,11 +23,11 @@ use super::events::Audit;
 use super::request::Handle;
 use super::routes::{BODY_MAX_BYTES, TIME_LIMIT};
 
-/// How long it is waited for each of: the object before, the object after, the record.
+/// Time limit for each of: the object before, the object after, the record.
 const LOOK_LIMIT: Duration = Duration::from_secs(2);
 /// More JSON than this of an object is cut.
 const OBJECT_MAX_BYTES: usize = 8 * 1024;
-/// Flags in a body by which something is lost.
+/// Flags in a body that allow data loss.
 const DESTRUCTIVE_FLAGS: [&str; 4] = ["force", "overwrite", "disconnect_hosts", "repair"];
 
 /// Which object a change is of.
@@ -190,7 +190,7 @@ static CHANGES: [Change; 29] = [
         Object::Process,
     ),
 ];
-/// Recorded before it is carried out: afterwards nobody does.
+/// Recorded before it runs: a daemon that stops records nothing more.
 static SHUTDOWN: Change = change(Method::POST, "/v1/shutdown", "shut down", Object::Process);
 
 fn is_of(route: &str, path: &str) -> bool {
@@ -266,7 +266,7 @@ struct Audited {
     caller: Caller,
 }
 
-/// The routes for one caller, with what it changes recorded.
+/// The routes for one caller; records its changes.
 pub(super) fn router(routes: Router, owner: Handle, caller: Caller) -> Router {
     Router::new().fallback(answer).with_state(Audited {
         routes: TowerToHyperService::new(routes),
@@ -298,7 +298,7 @@ impl Audited {
         let (parts, body) = request.into_parts();
         let body = match timeout(TIME_LIMIT, to_bytes(body, BODY_MAX_BYTES)).await {
             Ok(Ok(body)) => body,
-            // Or cut short: then nobody reads the answer.
+            // A body that ends early needs no error of its own: its caller is gone.
             Ok(Err(_)) => {
                 return ApiError::invalid("the request body is too large")
                     .with_status(StatusCode::PAYLOAD_TOO_LARGE);
@@ -351,7 +351,7 @@ impl Audited {
         let before = self.look(object.as_deref()).await;
         let response = self.ask(request).await;
         let status = response.status();
-        // One that was given up may have happened, or may yet.
+        // After a time-out, the change may have happened, or may still happen.
         if !status.is_success() && !status.is_server_error() {
             return response;
         }

@@ -76,7 +76,7 @@ impl Client {
     /// A client for the daemon whose API listens at `socket`.
     #[must_use]
     pub fn new(socket: &Path) -> Self {
-        // Longer than the daemon's own limit and what it takes to record a change, so that its own error arrives.
+        // The daemon's own limit and the audit's limits end first, so that its error arrives.
         Self {
             socket: socket.to_owned(),
             time_limit: TIME_LIMIT + Duration::from_secs(10),

@@ -69,7 +69,7 @@ pub struct Event {
     pub sequence: u64,
     /// When, milliseconds since the Unix epoch.
     pub at_unix_ms: u64,
-    /// The same as UTC by RFC 3339.
+    /// The same time in UTC, as in RFC 3339.
     #[serde(default)]
     pub at: String,
     /// What kind.
@@ -120,7 +120,7 @@ impl Event {
     }
 }
 
-/// A change through the API: who made it, and what is different.
+/// A change through the API: the user and the difference.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Audit {
     /// The caller's user id, as the kernel says.
@@ -133,7 +133,7 @@ pub struct Audit {
     pub pid: Option<i32>,
     /// That process's program.
     pub program: String,
-    /// What was done, e.g. `delete a volume`.
+    /// The kind of change, e.g. `delete a volume`.
     pub action: String,
     /// The request's method, path and query.
     pub request: String,

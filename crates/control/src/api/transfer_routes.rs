@@ -2,7 +2,7 @@
 //!
 //! Purpose: from an HTTP request to a call on the owner's [`Handle`] and back.
 //! Design: as in `routes`, which has the table of routes.
-//! Not here: moving bytes (the program), who may (the owner).
+//! Not here: moving bytes (the program), permission (the owner).
 
 use axum::Json;
 use axum::extract::State;

@@ -30,7 +30,7 @@ pub(crate) fn create(body: &PoolCreate) -> Result<OpenPool, ApiError> {
     make(body)
 }
 
-/// Makes the pool of a configuration: in a sparse file that may be larger than what is free now.
+/// Makes the configured pool. Its sparse file may be larger than the free space.
 pub(crate) fn create_embedded(body: &PoolCreate) -> Result<OpenPool, ApiError> {
     place::check(&body.devices, body.size_bytes, NewFiles::Any)?;
     make(body)

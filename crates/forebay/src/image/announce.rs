@@ -1,8 +1,8 @@
 //! Telling the daemon that an image is being moved.
 //!
 //! Purpose: nobody else changes the volume, or moves another image, meanwhile.
-//! Design: a thread renews what was announced, over restarts of the daemon. If the daemon refuses, as somebody else uses
-//! the volume by now, the transfer ends.
+//! Design: a thread renews the announcement, over restarts of the daemon. The transfer ends when the daemon refuses that,
+//! because another host uses the volume.
 //! Not here: who may announce what (the daemon).
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};

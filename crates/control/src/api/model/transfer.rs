@@ -7,7 +7,7 @@ use utoipa::{IntoParams, ToSchema};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TransferKind {
-    /// Into the volume: nobody else may use it meanwhile.
+    /// Into the volume, which no other host may use meanwhile.
     Import,
     /// Out of it: no image may go in meanwhile.
     Export,
