@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -47,6 +47,30 @@ fn mapped(daemon: &Daemon, volume: &str) -> Result<u64> {
     shown["mapped_bytes"].as_u64().context("mapped_bytes")
 }
 
+/// An import that has begun, and is stopped. The tenant's budget has it take 16 s otherwise.
+fn import_on_hold(daemon: &Daemon, image: &str, volume: &str) -> Result<Child> {
+    let budget = [
+        "tenant",
+        "budget",
+        "t",
+        "--burst-bandwidth",
+        "4M",
+        "--metered",
+    ];
+    daemon.cli(&budget)?;
+    let mut importing = daemon
+        .cli_command(&["volume", "import", image, volume])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    wait::until("the import", Duration::from_secs(30), || {
+        Ok((mapped(daemon, volume)? > 0).then_some(()))
+    })?;
+    hold_by_pid(importing.id(), true)?;
+    ensure!(importing.try_wait()?.is_none(), "the import has ended");
+    Ok(importing)
+}
+
 fn start(pool_bytes: &str) -> Result<Daemon> {
     let daemon = Daemon::start(&DaemonOptions::default())?;
     let device = format!("file:{}", daemon.folder().join("pool.img").display());
@@ -87,19 +111,10 @@ fn import_never_overwrites() -> Result<()> {
     );
 
     // One that is under way keeps all others away, over the daemon's death too.
-    daemon.cli(&["volume", "create", "t/w", "--size", "256M"])?;
-    let twos = vec![3; 256 * MIB as usize];
-    let image = write(&daemon, "image.img", &twos)?;
-    let mut importing = daemon
-        .cli_command(&["volume", "import", &image, "t/w"])
-        .stdout(Stdio::null())
-        .spawn()?;
-    wait::until("the import", Duration::from_secs(30), || {
-        Ok((mapped(&daemon, "t/w")? > 0).then_some(()))
-    })?;
-    hold_by_pid(importing.id(), true)?;
-    let still = importing.try_wait()?.is_none();
-    ensure!(still, "the import was too fast to be stopped");
+    daemon.cli(&["volume", "create", "t/w", "--size", "64M"])?;
+    let threes = vec![3; 64 * MIB as usize];
+    let image = write(&daemon, "image.img", &threes)?;
+    let mut importing = import_on_hold(&daemon, &image, "t/w")?;
     let out = text(&daemon.folder().join("out.img"))?;
     let says = &["t/w"];
     refused(&daemon, &["volume", "import", &small, "t/w"], says)?;
@@ -111,6 +126,7 @@ fn import_never_overwrites() -> Result<()> {
     refused(&daemon, &["volume", "export", "t/w", &out], says)?;
     let host = ["export", "set", "t/w", "--any-host"];
     refused(&daemon, &host, says)?;
+    daemon.cli(&["tenant", "budget", "t", "--none"])?;
     daemon.kill_daemon()?;
     daemon.start_again()?;
     let again = ["volume", "import", &small, "t/w", "--force"];
@@ -118,7 +134,7 @@ fn import_never_overwrites() -> Result<()> {
     hold_by_pid(importing.id(), false)?;
     ensure!(importing.wait()?.success(), "the import failed");
     ensure!(
-        exported(&daemon, "t/w")? == twos,
+        exported(&daemon, "t/w")? == threes,
         "the image is not as it was"
     );
     daemon.stop()
@@ -128,23 +144,15 @@ fn import_never_overwrites() -> Result<()> {
 #[test]
 fn a_host_that_connects_meanwhile_fails_an_import() -> Result<()> {
     let mut daemon = start("1G")?;
-    daemon.cli(&["volume", "create", "t/v", "--size", "256M"])?;
+    daemon.cli(&["volume", "create", "t/v", "--size", "64M"])?;
     daemon.cli(&["export", "create", "t/v", "--any-host"])?;
-    let image = write(&daemon, "image.img", &vec![3; 256 * MIB as usize])?;
-    let mut importing = daemon
-        .cli_command(&["volume", "import", &image, "t/v"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    wait::until("the import", Duration::from_secs(30), || {
-        Ok((mapped(&daemon, "t/v")? > 0).then_some(()))
-    })?;
-    hold_by_pid(importing.id(), true)?;
-    ensure!(importing.try_wait()?.is_none(), "the import was too fast");
+    let image = write(&daemon, "image.img", &vec![3; 64 * MIB as usize])?;
+    let importing = import_on_hold(&daemon, &image, "t/v")?;
     let address: SocketAddr = format!("127.0.0.1:{}", daemon.port()).parse()?;
     let nqn = "nqn.2026-01.io.forebay:t.v";
     let host = "nqn.2026-01.test:host";
     let session = Session::connect(address, nqn, host, &Options::default())?;
+    daemon.cli(&["tenant", "budget", "t", "--none"])?;
     hold_by_pid(importing.id(), false)?;
     let output = importing.wait_with_output()?;
     let text = String::from_utf8_lossy(&output.stderr);
