@@ -71,7 +71,9 @@ fn audit_survives_restart() -> Result<()> {
     ensure!(budget["after"].to_string().contains("3000"), "{budget}");
     let table = daemon.cli_text(&["events", "--audit"])?;
     ensure!(
-        table.contains("delete a volume") && table.contains("DELETE /v1/exports/t/v"),
+        table.contains("delete a volume")
+            && table.contains("make a volume v")
+            && table.contains("DELETE /v1/exports/t/v"),
         "{table}"
     );
 

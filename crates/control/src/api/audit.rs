@@ -362,6 +362,9 @@ impl Audited {
             Object::Made if status.is_success() => answered.clone(),
             _ => self.look(object.as_deref()).await,
         };
+        if let (Object::Made, Some(name)) = (change.object, after.as_ref().and_then(name_of)) {
+            audit.action = format!("{} {name}", change.action);
+        }
         (audit.before, audit.after) = differences(before, after);
         if !status.is_success() {
             let message = answered.as_ref().and_then(|body| body["message"].as_str());
@@ -399,6 +402,16 @@ impl Change {
             Object::At(path) => Some(path.to_owned()),
             Object::Made | Object::Process => None,
         }
+    }
+}
+
+/// The name of what was made: the request's path does not have it.
+fn name_of(made: &Value) -> Option<String> {
+    let text = |key: &str| made.get(key).and_then(Value::as_str);
+    match (text("name"), text("tenant"), text("volume")) {
+        (Some(name), ..) => Some(name.to_owned()),
+        (None, Some(tenant), Some(volume)) => Some(format!("{tenant}/{volume}")),
+        _ => None,
     }
 }
 
@@ -506,6 +519,14 @@ mod tests {
             Some(json!({"text": "\u{e4}".repeat(OBJECT_MAX_BYTES)})),
         );
         assert!(long.1.unwrap().as_str().unwrap().len() <= OBJECT_MAX_BYTES + 3);
+    }
+
+    #[test]
+    fn what_is_made_has_a_name() {
+        let name = |made: Value| name_of(&made).unwrap_or_default();
+        assert_eq!(name(json!({"tenant": "acme", "name": "db"})), "db");
+        assert_eq!(name(json!({"tenant": "acme", "volume": "db"})), "acme/db");
+        assert_eq!(name(json!([])), "");
     }
 
     #[test]
