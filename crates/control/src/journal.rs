@@ -1,6 +1,6 @@
 //! Records of changes, kept over restarts.
 //!
-//! Purpose: who changed what is known after the daemon's end, however it ends.
+//! Purpose: records of changes survive the daemon, even if it is killed.
 //! Design: a line of JSON for each record, in two files of the state folder, so that no number of ordinary changes pushes a
 //! destructive one out. A full file becomes `<file>.1` and a new one begins. A thread writes; a destructive change is
 //! synced as well. Lines that can't be read are passed over: a crash may have cut one short.
@@ -55,7 +55,7 @@ impl Journal {
         Ok((Self(sender), kept))
     }
 
-    /// Writes a record; whoever waits is told when that is done. It is not if the disk fails or is full.
+    /// Queues a record. The receiver hears when it is written, or fails if the disk is full or broken.
     pub(crate) fn write(&self, event: &Event, destructive: bool) -> Option<oneshot::Receiver<()>> {
         let (written, done) = oneshot::channel();
         let text = serde_json::to_string(event).ok()?;
@@ -151,7 +151,7 @@ fn read(path: &Path) -> Vec<Event> {
         let Ok(file) = File::open(&path) else {
             continue;
         };
-        // Ours are no larger; what somebody else has put there may be.
+        // A larger file is not ours; this bounds the memory for it.
         let lines = BufReader::new(file.take(2 * FILE_MAX_BYTES)).lines();
         let lines = lines.map_while(Result::ok);
         events.extend(lines.filter_map(|line| serde_json::from_str::<Event>(&line).ok()));

@@ -92,6 +92,7 @@ const COSTS: &str = "/v1/scheduling/costs";
 const CALIBRATION: &str = "/v1/scheduling/calibration";
 const SCHEDULING: &str = "/v1/scheduling";
 const POOL: &str = "/v1/pool";
+const CHECK: &str = "/v1/pool/check";
 
 /// All of them; a test compares with the OpenAPI document.
 static CHANGES: [Change; 29] = [
@@ -110,12 +111,7 @@ static CHANGES: [Change; 29] = [
         "upgrade the pool",
         Object::Parent,
     ),
-    change(
-        Method::POST,
-        "/v1/pool/check",
-        "repair the pool",
-        Object::Parent,
-    ),
+    change(Method::POST, CHECK, "repair the pool", Object::Parent),
     change(Method::POST, "/v1/devices", "add a device", Object::Itself),
     change(
         Method::PATCH,
@@ -312,8 +308,7 @@ impl Audited {
         let is_set = |flag: &str| asked.get(flag) == Some(&Value::Bool(true));
         let uri = parts.uri.clone();
         let request = Request::from_parts(parts, Body::from(body));
-        let is_look = change.action == "repair the pool" && !is_set("repair");
-        if is_look || is_set("renew") {
+        if !change.is_made_by(&asked) {
             return self.ask(request).await;
         }
         let names = tokio::task::spawn_blocking(move || self.caller.names());
@@ -395,6 +390,16 @@ impl Audited {
 }
 
 impl Change {
+    /// Whether this body changes something: some routes also look, or renew. Other routes ignore such flags.
+    fn is_made_by(&self, body: &Value) -> bool {
+        let is_set = |flag: &str| body.get(flag) == Some(&Value::Bool(true));
+        match (&self.method, self.route) {
+            (&Method::POST, CHECK) => is_set("repair"),
+            (&Method::PUT, TRANSFER) => !is_set("renew"),
+            _ => true,
+        }
+    }
+
     fn object_path(&self, path: &str) -> Option<String> {
         match self.object {
             Object::Itself => Some(path.to_owned()),
@@ -405,7 +410,7 @@ impl Change {
     }
 }
 
-/// The name of what was made: the request's path does not have it.
+/// The new object's name, which the request's path lacks.
 fn name_of(made: &Value) -> Option<String> {
     let text = |key: &str| made.get(key).and_then(Value::as_str);
     match (text("name"), text("tenant"), text("volume")) {
@@ -519,6 +524,20 @@ mod tests {
             Some(json!({"text": "\u{e4}".repeat(OBJECT_MAX_BYTES)})),
         );
         assert!(long.1.unwrap().as_str().unwrap().len() <= OBJECT_MAX_BYTES + 3);
+    }
+
+    #[test]
+    fn no_body_hides_a_change() {
+        let all = json!({"renew": true, "repair": false});
+        for change in CHANGES.iter().chain([&SHUTDOWN]) {
+            let is_other =
+                change.route != CHECK && (change.method != Method::PUT || change.route != TRANSFER);
+            assert_eq!(change.is_made_by(&all), is_other, "{change:?}");
+        }
+        let import = find(&Method::PUT, "/v1/tenants/a/volumes/b/transfer").unwrap();
+        assert!(import.is_made_by(&json!({"renew": false})));
+        let check = find(&Method::POST, CHECK).unwrap();
+        assert!(check.is_made_by(&json!({"repair": true})));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Images that go into volumes and come out of them.
 //!
 //! Purpose: no image is mixed with another, with what a volume holds, or with what a host writes meanwhile.
-//! Design: whoever moves an image announces that and renews it every few seconds; if it dies, the announcement runs out.
+//! Design: a program that moves an image announces this and renews it every few seconds. Without renewal it expires.
 //! The list is in memory: after a restart of the daemon the next renewal brings a transfer back, and until then its
 //! connected host keeps an import away.
 //! Not here: moving bytes (the program).
