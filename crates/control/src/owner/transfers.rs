@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use forebay_device::size::format_bytes;
 use forebay_xlate::VolumeId;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::Owner;
 use crate::api::error::ApiError;
@@ -138,15 +138,7 @@ impl Owner {
             .await
             .map_err(|error| error.hint("disconnect its hosts and machines first"))?;
         // Until then an earlier daemon's grants may not be seen as mapped.
-        if timeout(self.limits.request, self.wait_open())
-            .await
-            .is_err()
-        {
-            return Err(ApiError::unavailable(
-                "the daemon is still taking over what an earlier one granted",
-            )
-            .hint("try again in a moment; see `forebay status`"));
-        }
+        self.wait_open_for_api().await?;
         self.count_ahead_soon().await;
         let mapped_bytes = self.mapped_bytes(id);
         if mapped_bytes > 0 && !overwrite {

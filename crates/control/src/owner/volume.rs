@@ -220,19 +220,21 @@ impl Owner {
         Ok(())
     }
 
+    /// Waits until adoption is through, for the API.
+    pub(super) async fn wait_open_for_api(&self) -> Result<(), ApiError> {
+        timeout(self.limits.request, self.wait_open())
+            .await
+            .map_err(|_| {
+                ApiError::unavailable("the daemon is still taking over what an earlier one granted")
+                    .hint("try again in a moment; see `forebay status`")
+            })
+    }
+
     /// Ends a volume that is not exported.
     pub(crate) async fn volume_delete(&self, tenant: String, name: String) -> Result<(), ApiError> {
         let id = self.volume_id(&tenant, &name)?;
         self.refuse_exported(id, &tenant, &name)?;
-        if timeout(self.limits.request, self.wait_open())
-            .await
-            .is_err()
-        {
-            return Err(ApiError::unavailable(
-                "the daemon is still taking over what an earlier one granted",
-            )
-            .hint("try again in a moment; see `forebay status`"));
-        }
+        self.wait_open_for_api().await?;
         match self.delete_volume(id, &tenant, &name).await? {
             Ok(()) => {}
             Err(error @ ReleaseError::Revoke(_)) => {
