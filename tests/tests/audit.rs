@@ -67,7 +67,7 @@ fn audit_survives_restart() -> Result<()> {
         made["before"].is_null() && made["after"]["name"] == "t",
         "{made}"
     );
-    let budget = find(&audits, "PUT /v1/tenants/t/budget")?;
+    let budget = find(&audits, "PATCH /v1/tenants/t/budget")?;
     ensure!(budget["after"].to_string().contains("3000"), "{budget}");
     let table = daemon.cli_text(&["events", "--audit"])?;
     ensure!(

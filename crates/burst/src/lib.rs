@@ -28,5 +28,6 @@ pub mod scheduler;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 pub mod spread;
+pub mod stated;
 pub mod tiers;
 pub mod units;

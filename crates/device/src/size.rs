@@ -2,10 +2,10 @@
 //!
 //! **Purpose.** One parser and one printer for device specs, configuration and the command line.
 //!
-//! **Design.** Binary units only (K = 1024): storage is cut in powers of two, and a second meaning of `G` would make
-//! two sizes of one text. Integers only, so that nothing is rounded behind anybody's back.
+//! **Design.** Units are binary (`G`, `Gi`, `GiB`), as storage is cut in powers of two. Only those that end in a plain `B`
+//! (`KB` to `EB`) are decimal, as on the label of a drive. They and fractions are rounded up to whole blocks.
 //!
-//! **What it does not do.** No fractions, no decimal units, no signs.
+//! **What it does not do.** No signs, no exponents.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ use std::fmt::Write as _;
 pub enum SizeError {
     /// It does not begin with digits, or holds something that is no unit.
     #[error(
-        "`{0}` is not a size: write a whole number and a unit, for example 512, 64K, 10G or 1T"
+        "`{0}` is not a size: write a number and a unit, for example 512, 64K, 1.5G (binary) or 10GB (decimal)"
     )]
     NotASize(String),
     /// It is larger than 2^64 - 1.
@@ -31,36 +31,91 @@ const UNITS: [(char, u32); 6] = [
     ('E', 60),
 ];
 
-/// Parses `64G`, `64GiB`, `64 GiB`, `64g`, `512`, `512B` into bytes. All units are binary.
-pub fn parse_bytes(text: &str) -> Result<u64, SizeError> {
+/// A size as it was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    /// In bytes; a part of a byte counts as one.
+    pub bytes: u64,
+    /// A decimal unit or a fraction was written, which need not be a whole number of blocks.
+    pub is_rounded: bool,
+}
+
+impl Size {
+    /// In bytes, rounded up to whole blocks of `block_bytes` if a decimal unit or a fraction was written.
+    #[must_use]
+    pub fn to_blocks(self, block_bytes: u64) -> u64 {
+        let rounded = self.bytes.checked_next_multiple_of(block_bytes);
+        match rounded {
+            Some(rounded) if self.is_rounded => rounded,
+            _ => self.bytes,
+        }
+    }
+}
+
+/// Parses a size: `64G`, `64Gi`, `64GiB`, `1.5G` and `512` are binary, `64GB` is decimal. Case does not matter.
+///
+/// # Errors
+/// The text is no size, or it is 2^64 bytes or more.
+pub fn parse_size(text: &str) -> Result<Size, SizeError> {
     let not_a_size = || SizeError::NotASize(text.to_owned());
+    let too_large = || SizeError::TooLarge(text.to_owned());
     let trimmed = text.trim();
-    let digits_end = trimmed
-        .find(|c: char| !c.is_ascii_digit())
+    let number_end = trimmed
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(trimmed.len());
-    let (digits, unit) = trimmed.split_at(digits_end);
-    if digits.is_empty() {
+    let (number, unit) = trimmed.split_at(number_end);
+    let (unit, is_decimal) = unit_bytes(unit.trim_start()).ok_or_else(not_a_size)?;
+    let (whole, fraction) = match number.split_once('.') {
+        Some((whole, fraction)) if unit > 1 => (whole, Some(fraction)),
+        Some(_) => return Err(not_a_size()),
+        None => (number, None),
+    };
+    let is_digits = |digits: &str| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+    if !is_digits(whole) || !fraction.is_none_or(is_digits) {
         return Err(not_a_size());
     }
-    let unit = unit.trim_start().to_ascii_uppercase();
-    let shift = match unit.as_str() {
-        "" | "B" => 0,
-        _ => {
-            let mut letters = unit.chars();
-            let first = letters.next();
-            if !matches!(letters.as_str(), "" | "B" | "IB") {
-                return Err(not_a_size());
-            }
-            UNITS
-                .iter()
-                .find(|(letter, _)| Some(*letter) == first)
-                .map(|(_, shift)| *shift)
-                .ok_or_else(not_a_size)?
-        }
-    };
-    let too_large = || SizeError::TooLarge(text.to_owned());
-    let number: u64 = digits.parse().map_err(|_| too_large())?;
-    number.checked_mul(1u64 << shift).ok_or_else(too_large)
+    let whole: u64 = whole.parse().map_err(|_| too_large())?;
+    let mut bytes = u128::from(whole) * u128::from(unit);
+    if let Some(digits) = fraction {
+        // More digits than any unit has are refused, so that nothing overflows.
+        let digits = digits.trim_end_matches('0');
+        let places = u32::try_from(digits.len()).ok().filter(|n| *n <= 18);
+        let scale = 10u128.pow(places.ok_or_else(not_a_size)?);
+        let part: u64 = match digits {
+            "" => 0,
+            digits => digits.parse().map_err(|_| not_a_size())?,
+        };
+        bytes += (u128::from(part) * u128::from(unit)).div_ceil(scale);
+    }
+    Ok(Size {
+        bytes: u64::try_from(bytes).map_err(|_| too_large())?,
+        is_rounded: is_decimal || fraction.is_some(),
+    })
+}
+
+/// What a unit stands for, and whether it is a decimal one.
+fn unit_bytes(unit: &str) -> Option<(u64, bool)> {
+    let unit = unit.to_ascii_uppercase();
+    if matches!(unit.as_str(), "" | "B") {
+        return Some((1, false));
+    }
+    let mut letters = unit.chars();
+    let first = letters.next()?;
+    let shift = UNITS.iter().find(|(letter, _)| *letter == first)?.1;
+    match letters.as_str() {
+        "" | "I" | "IB" => Some((1 << shift, false)),
+        "B" => Some((1000u64.pow(shift / 10), true)),
+        _ => None,
+    }
+}
+
+/// Parses a size as [`parse_size`] does; one with a decimal unit or a fraction is rounded up to 512 bytes, the smallest
+/// block.
+///
+/// # Errors
+/// As [`parse_size`].
+pub fn parse_bytes(text: &str) -> Result<u64, SizeError> {
+    parse_size(text).map(|size| size.to_blocks(512))
 }
 
 /// The shortest exact text that [`parse_bytes`] reads back: `64G`, `1536M`, `513`.
@@ -97,29 +152,82 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn reads_what_people_write() {
+    fn sizes_are_what_they_say() {
         for (text, bytes) in [
             ("0", 0),
             ("512", 512),
             ("512B", 512),
-            ("64K", 65536),
+            ("4K", 4096),
             ("64k", 65536),
             ("64 KiB", 65536),
             (" 1G ", 1 << 30),
-            ("1TB", 1 << 40),
+            ("1Gi", 1 << 30),
+            ("1GiB", 1 << 30),
+            ("1gib", 1 << 30),
+            ("1.5G", 3 << 29),
+            ("0.5Ki", 512),
+            ("1.000GiB", 1 << 30),
             ("15E", 15 << 60),
+            // Decimal, and rounded up to whole blocks.
+            ("1KB", 1024),
+            ("4kB", 4096),
+            ("1MB", 1_000_448),
+            ("1GB", 1_000_000_000),
+            ("1.5GB", 1_500_000_256),
+            ("1TB", 1_000_000_000_000),
+            ("1PB", 1_000_000_000_000_000),
+            ("0.3G", 322_122_752),
         ] {
             assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
         }
-        for text in ["", "G", "-1", "1.5G", "1X", "1GG", "1KiBs", "0x10", "1 0"] {
-            assert!(
-                matches!(parse_bytes(text), Err(SizeError::NotASize(_))),
+        for (text, exact, blocks) in [
+            ("1GB", 1_000_000_000, 1_000_001_536),
+            ("1.1Ki", 1127, 4096),
+            ("1Gi", 1 << 30, 1 << 30),
+            // A wrong whole number is refused by whoever needs blocks.
+            ("1000", 1000, 1000),
+        ] {
+            let size = parse_size(text).unwrap();
+            assert_eq!(
+                (size.bytes, size.to_blocks(4096)),
+                (exact, blocks),
                 "{text}"
             );
         }
-        for text in ["16E", "99999999999999999999", "18446744073709551616"] {
+        for text in [
+            "",
+            "G",
+            "-1",
+            "1.5",
+            "1.5B",
+            "1.G",
+            ".5G",
+            "1..5G",
+            "1.5.5G",
+            "1X",
+            "1GG",
+            "1KiBs",
+            "1bi",
+            "0x10",
+            "1 0",
+            "1,5G",
+            "1e3",
+            "0.1234567890123456789G",
+        ] {
             assert!(
-                matches!(parse_bytes(text), Err(SizeError::TooLarge(_))),
+                matches!(parse_size(text), Err(SizeError::NotASize(_))),
+                "{text}"
+            );
+        }
+        for text in [
+            "16E",
+            "16EiB",
+            "19EB",
+            "99999999999999999999",
+            "18446744073709551616",
+        ] {
+            assert!(
+                matches!(parse_size(text), Err(SizeError::TooLarge(_))),
                 "{text}"
             );
         }

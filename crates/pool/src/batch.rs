@@ -25,6 +25,8 @@ pub(crate) enum Table {
     HostReservations,
     /// (tenant or volume, 0 or 1): what it may use. A catalog of a version that knows no budgets has no such table.
     Budgets,
+    /// (tenant or volume, 0 or 1): which parts of its budget were stated. Earlier versions know no such table.
+    StatedBudgets,
     /// (device, 0).
     Devices,
     /// (device, 0): the number in its label. A catalog of a version that knows no numbers has no such table.
@@ -38,7 +40,7 @@ pub(crate) enum Table {
 }
 
 impl Table {
-    pub(crate) const ALL: [Table; 12] = [
+    pub(crate) const ALL: [Table; 13] = [
         Table::Meta,
         Table::Tenants,
         Table::Volumes,
@@ -46,6 +48,7 @@ impl Table {
         Table::Ports,
         Table::HostReservations,
         Table::Budgets,
+        Table::StatedBudgets,
         Table::Devices,
         Table::DeviceNumbers,
         Table::States,
@@ -63,6 +66,7 @@ impl Table {
             Table::Ports => "ports",
             Table::HostReservations => "host_reservations",
             Table::Budgets => "budgets",
+            Table::StatedBudgets => "stated_budgets",
             Table::Devices => "devices",
             Table::DeviceNumbers => "device_numbers",
             Table::States => "states",

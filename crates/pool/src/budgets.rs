@@ -5,6 +5,8 @@
 //! no byte depends on a budget. What it deletes meanwhile leaves its budget behind, which is dropped at the next opening;
 //! ids are never given out twice. A volume's base is part of its tenant's, so those of a tenant's volumes are together at
 //! most that; a base of the least that can be stated counts as none, for volumes that are only limited.
+//! Which parts people stated is a record of its own, for the next change. Where it does not give the budget, because an
+//! earlier version changed that, it is guessed.
 //! **Not here:** whether a node has it all (the daemon asks `forebay_burst::admission`), keeping anybody to it (the
 //! engine).
 
@@ -15,11 +17,12 @@ use crate::{
     records::TenantId,
 };
 use forebay_burst::budget::{BadBudget, Budget, Field, LEAST, Rate};
+use forebay_burst::stated::Stated;
 use forebay_xlate::types::VolumeId;
 use std::collections::BTreeMap;
 
 /// What a record takes in the catalog at most, roughly.
-const RECORD_BYTES: u64 = 128;
+const RECORD_BYTES: u64 = 256;
 const NOTHING: Rate = Rate { iops: 0, bytes: 0 };
 /// The second half of a tenant's key, and of a volume's.
 const OF_TENANT: u64 = 0;
@@ -30,9 +33,30 @@ const OF_VOLUME: u64 = 1;
 pub(crate) struct Budgets {
     tenants: BTreeMap<TenantId, Budget>,
     volumes: BTreeMap<VolumeId, Budget>,
+    stated: BTreeMap<(u64, u64), Stated>,
 }
 
 impl Budgets {
+    /// The parts that were stated at a key.
+    pub(crate) fn stored_stated(&self, a: u64, b: u64) -> Option<&Stated> {
+        self.stored(a, b).and(self.stated.get(&(a, b)))
+    }
+
+    /// Takes in a record of what was stated.
+    pub(crate) fn load_stated(&mut self, a: u64, b: u64, stated: Stated) {
+        self.stated.insert((a, b), stated);
+    }
+
+    fn stated(&self, a: u64, b: u64) -> Stated {
+        let Some(budget) = self.stored(a, b) else {
+            return Stated::default();
+        };
+        let stated = self.stated.get(&(a, b)).copied();
+        stated
+            .filter(|stated| stated.budget() == Ok(*budget))
+            .unwrap_or_else(|| Stated::of(budget))
+    }
+
     /// The record at a key.
     pub(crate) fn stored(&self, a: u64, b: u64) -> Option<&Budget> {
         match b {
@@ -56,6 +80,11 @@ impl Budgets {
     }
 }
 
+fn budget_of(stated: Option<Stated>) -> Result<Option<Budget>> {
+    let budget = stated.map(|stated| stated.budget()).transpose();
+    budget.map_err(|bad| PoolError::invalid(bad.to_string()))
+}
+
 /// What counts of a volume's base.
 fn counted(budget: &Budget) -> Rate {
     let count = |value: u64, least: u64| if value > least { value } else { 0 };
@@ -69,6 +98,16 @@ impl Pool {
     /// What a tenant may use, if that is stated.
     pub fn tenant_budget(&self, tenant: TenantId) -> Option<&Budget> {
         self.budgets.tenants.get(&tenant)
+    }
+
+    /// Which parts of a tenant's budget were stated.
+    pub fn tenant_stated(&self, tenant: TenantId) -> Stated {
+        self.budgets.stated(tenant.0, OF_TENANT)
+    }
+
+    /// Which parts of a volume's budget were stated.
+    pub fn volume_stated(&self, volume: VolumeId) -> Stated {
+        self.budgets.stated(volume.0, OF_VOLUME)
     }
 
     /// What a volume may use of its tenant's, if that is stated.
@@ -109,19 +148,17 @@ impl Pool {
     }
 
     /// States what a tenant may use, or takes that back; false if it is so already.
-    pub fn set_tenant_budget(&mut self, tenant: TenantId, budget: Option<Budget>) -> Result<bool> {
+    pub fn set_tenant_budget(&mut self, tenant: TenantId, stated: Option<Stated>) -> Result<bool> {
         self.tenant_by_id(tenant)?;
-        if self.tenant_budget(tenant) == budget.as_ref() {
+        let budget = budget_of(stated)?;
+        if self.tenant_budget(tenant) == budget.as_ref()
+            && self.tenant_stated(tenant) == stated.unwrap_or_default()
+        {
             return Ok(false);
         }
         let promised = self.volumes_base(tenant, None);
         let base = match &budget {
-            Some(budget) => {
-                budget
-                    .check()
-                    .map_err(|bad| PoolError::invalid(bad.to_string()))?;
-                budget.base
-            }
+            Some(budget) => budget.base,
             None => NOTHING,
         };
         for (what, base, promised) in [
@@ -146,7 +183,7 @@ impl Pool {
             }
             None => _ = self.budgets.tenants.remove(&tenant),
         }
-        self.touch(Table::Budgets, tenant.0, OF_TENANT);
+        self.keep_stated(tenant.0, OF_TENANT, stated);
         Ok(true)
     }
 
@@ -174,9 +211,12 @@ impl Pool {
     }
 
     /// States what a volume may use of its tenant's, or takes that back; false if it is so already.
-    pub fn set_volume_budget(&mut self, volume: VolumeId, budget: Option<Budget>) -> Result<bool> {
+    pub fn set_volume_budget(&mut self, volume: VolumeId, stated: Option<Stated>) -> Result<bool> {
         let tenant = self.volume(volume)?.tenant;
-        if self.volume_budget(volume) == budget.as_ref() {
+        let budget = budget_of(stated)?;
+        if self.volume_budget(volume) == budget.as_ref()
+            && self.volume_stated(volume) == stated.unwrap_or_default()
+        {
             return Ok(false);
         }
         match budget {
@@ -188,19 +228,28 @@ impl Pool {
             }
             None => _ = self.budgets.volumes.remove(&volume),
         }
-        self.touch(Table::Budgets, volume.0, OF_VOLUME);
+        self.keep_stated(volume.0, OF_VOLUME, stated);
         Ok(true)
+    }
+
+    fn keep_stated(&mut self, a: u64, b: u64, stated: Option<Stated>) {
+        match stated {
+            Some(stated) => _ = self.budgets.stated.insert((a, b), stated),
+            None => _ = self.budgets.stated.remove(&(a, b)),
+        }
+        self.touch(Table::Budgets, a, b);
+        self.touch(Table::StatedBudgets, a, b);
     }
 
     pub(crate) fn forget_tenant_budget(&mut self, tenant: TenantId) {
         if self.budgets.tenants.remove(&tenant).is_some() {
-            self.touch(Table::Budgets, tenant.0, OF_TENANT);
+            self.keep_stated(tenant.0, OF_TENANT, None);
         }
     }
 
     pub(crate) fn forget_volume_budget(&mut self, volume: VolumeId) {
         if self.budgets.volumes.remove(&volume).is_some() {
-            self.touch(Table::Budgets, volume.0, OF_VOLUME);
+            self.keep_stated(volume.0, OF_VOLUME, None);
         }
     }
 
@@ -220,5 +269,10 @@ impl Pool {
             .collect();
         lost.into_iter()
             .for_each(|id| self.forget_volume_budget(id));
+        let budgets = &self.budgets;
+        let without = |key: &(u64, u64)| budgets.stored(key.0, key.1).is_none();
+        let lost: Vec<_> = budgets.stated.keys().copied().filter(without).collect();
+        lost.into_iter()
+            .for_each(|(a, b)| self.keep_stated(a, b, None));
     }
 }

@@ -383,7 +383,10 @@ impl Catalog {
             let records = match transaction.open_table(definition(table)) {
                 // Made with its first record, where an earlier version made the catalog.
                 Err(redb::TableError::TableDoesNotExist(_))
-                    if matches!(table, Table::Budgets | Table::DeviceNumbers) =>
+                    if matches!(
+                        table,
+                        Table::Budgets | Table::StatedBudgets | Table::DeviceNumbers
+                    ) =>
                 {
                     continue;
                 }

@@ -153,6 +153,7 @@ impl Loader {
                     return Err(wrong(format!("the budget {a}/{b} cannot be")));
                 }
             }
+            Table::StatedBudgets => self.budgets.load_stated(a, b, codec::decode(value)?),
             Table::States => self.states_chunk(a, b, value)?,
             Table::Reservations => {
                 let device = u8::try_from(a).map_err(|_| wrong("a reservation on no device"))?;
@@ -480,6 +481,8 @@ mod tests {
         let gone = [
             Key::new(Table::Budgets, 98, 1),
             Key::new(Table::Budgets, 99, 0),
+            Key::new(Table::StatedBudgets, 98, 1),
+            Key::new(Table::StatedBudgets, 99, 0),
         ];
         assert_eq!(batch.records, gone.map(|key| (key, None)));
     }

@@ -346,6 +346,7 @@ impl Pool {
             Table::Ports => record(self.ports.get(&(key.a as u16))),
             Table::HostReservations => record(self.host_reservations.get(&VolumeId(key.a))),
             Table::Budgets => record(self.budgets.stored(key.a, key.b)),
+            Table::StatedBudgets => record(self.budgets.stored_stated(key.a, key.b)),
             Table::Devices => record(self.devices.get(key.a as usize)),
             // A number of the table is a device's index.
             Table::DeviceNumbers => record(self.device_numbers.get(&DeviceIndex(key.a as u8))),

@@ -6,6 +6,7 @@ mod common;
 
 use common::{DRAINED, commit, new_pool, reopen, spec, stores, try_open};
 use forebay_burst::budget::{Budget, Burst, LEAST, Rate};
+use forebay_burst::stated::Stated;
 use forebay_pool::{
     ErrorKind, MAX_VOLUME_BYTES, NewVolume, Pool, PoolError, Probe, Uuid, create, destroy, probe,
 };
@@ -387,11 +388,14 @@ fn budgets_are_kept_and_volumes_share_their_tenants() {
         let done = match who {
             3 => {
                 new_whole = iops;
-                pool.set_tenant_budget(tenant, iops.map(budget))
+                pool.set_tenant_budget(tenant, iops.map(|iops| Stated::of(&budget(iops))))
             }
             volume => {
                 new_parts[volume] = iops;
-                pool.set_volume_budget(volumes[volume], iops.map(of_volume))
+                pool.set_volume_budget(
+                    volumes[volume],
+                    iops.map(|iops| Stated::of(&of_volume(iops))),
+                )
             }
         };
         let counted = |iops: &Option<u64>| iops.filter(|iops| *iops > 10).unwrap_or(0);

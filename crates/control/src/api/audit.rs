@@ -95,7 +95,7 @@ const POOL: &str = "/v1/pool";
 const CHECK: &str = "/v1/pool/check";
 
 /// All of them; a test compares with the OpenAPI document.
-static CHANGES: [Change; 29] = [
+static CHANGES: [Change; 31] = [
     change(Method::POST, POOL, "make the pool", Object::Itself),
     change(Method::PATCH, POOL, "change the pool", Object::Itself),
     destruction(POOL, "destroy the pool"),
@@ -128,6 +128,12 @@ static CHANGES: [Change; 29] = [
         Object::Parent,
     ),
     change(
+        Method::PATCH,
+        TENANT_BUDGET,
+        "change a tenant's budget",
+        Object::Parent,
+    ),
+    change(
         Method::DELETE,
         TENANT_BUDGET,
         "remove a tenant's budget",
@@ -140,6 +146,12 @@ static CHANGES: [Change; 29] = [
         Method::PUT,
         VOLUME_BUDGET,
         "set a volume's budget",
+        Object::Parent,
+    ),
+    change(
+        Method::PATCH,
+        VOLUME_BUDGET,
+        "change a volume's budget",
         Object::Parent,
     ),
     change(

@@ -20,7 +20,9 @@ use super::model::{
     PoolCheck, PoolCreate, PoolDestroy, PoolInfo, PoolOpen, PoolUpdate, Port, PortUpdate, Status,
     Tenant, TransferPut, Volume, VolumeCreate, VolumeUpdate,
 };
-use super::scheduling::{BudgetPut, Costs, CostsPut, Scheduling, SchedulingUpdate, TenantBudget};
+use super::scheduling::{
+    BudgetChange, Costs, CostsPut, Scheduling, SchedulingUpdate, TenantBudget,
+};
 use super::stats::Stats;
 
 /// What the owner answers.
@@ -81,14 +83,14 @@ pub enum Request {
     /// Without a budget, none is stated from now on.
     TenantBudget {
         name: String,
-        budget: Option<BudgetPut>,
+        budget: BudgetChange,
         reply: Reply<TenantBudget>,
     },
     /// The same of a volume.
     VolumeBudget {
         tenant: String,
         volume: String,
-        budget: Option<BudgetPut>,
+        budget: BudgetChange,
         reply: Reply<Volume>,
     },
     SchedulingShow(Reply<Scheduling>),
@@ -282,10 +284,10 @@ handle_methods! {
     /// Ends a tenant that has no volumes.
     tenant_delete(name: String) -> () = |reply| Request::TenantDelete { name, reply };
     /// States what a tenant may use, or takes that back.
-    tenant_budget(name: String, budget: Option<BudgetPut>) -> TenantBudget =
+    tenant_budget(name: String, budget: BudgetChange) -> TenantBudget =
         |reply| Request::TenantBudget { name, budget, reply };
     /// States what a volume may use of its tenant's, or takes that back.
-    volume_budget(tenant: String, volume: String, budget: Option<BudgetPut>) -> Volume =
+    volume_budget(tenant: String, volume: String, budget: BudgetChange) -> Volume =
         |reply| Request::VolumeBudget { tenant, volume, budget, reply };
     /// How I/O is admitted.
     scheduling_show() -> Scheduling = Request::SchedulingShow;

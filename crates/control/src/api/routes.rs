@@ -32,8 +32,8 @@ use super::port_routes::{port_list, port_update};
 use super::request::Handle;
 use super::scheduling_routes::{
     calibration_delete, calibration_put, costs_delete, costs_put, costs_show, scheduling_show,
-    scheduling_update, tenant_budget_delete, tenant_budget_put, volume_budget_delete,
-    volume_budget_put,
+    scheduling_update, tenant_budget_delete, tenant_budget_patch, tenant_budget_put,
+    volume_budget_delete, volume_budget_patch, volume_budget_put,
 };
 use super::transfer_routes::{transfer_end, transfer_put};
 use super::{openapi, validate};
@@ -75,11 +75,15 @@ pub(super) fn router(owner: Handle, time_limit: Duration) -> Router {
         )
         .route(
             "/v1/tenants/{tenant}/budget",
-            put(tenant_budget_put).delete(tenant_budget_delete),
+            put(tenant_budget_put)
+                .patch(tenant_budget_patch)
+                .delete(tenant_budget_delete),
         )
         .route(
             "/v1/tenants/{tenant}/volumes/{volume}/budget",
-            put(volume_budget_put).delete(volume_budget_delete),
+            put(volume_budget_put)
+                .patch(volume_budget_patch)
+                .delete(volume_budget_delete),
         )
         .route(
             "/v1/scheduling",

@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 
 use forebay_burst::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
+use forebay_burst::stated::Stated;
+pub use forebay_burst::stated::{LARGE_BYTES, SMALL_BYTES};
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
@@ -23,17 +25,33 @@ pub struct Rate {
     pub bytes_s: u64,
 }
 
+/// The most operations and bytes a second.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Limit {
+    /// Operations a second; null: no limit.
+    #[serde(default)]
+    pub iops: Option<u64>,
+    /// Bytes a second; null: no limit.
+    #[serde(default)]
+    pub bytes_s: Option<u64>,
+}
+
 /// What a tenant or a volume may use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Budget {
-    /// Theirs at any time. Of a volume, out of its tenant's.
-    pub base: Rate,
+    /// Theirs at any time. Of a volume, out of its tenant's. Null: they have none.
+    #[serde(default)]
+    pub base: Option<Rate>,
     /// Never more than this, out of what others leave.
-    pub burst: Rate,
+    pub burst: Limit,
     /// What is not used of the base is saved, for as long as so many seconds of it at most, and being above the base
     /// spends that. Absent: what is above the base is counted (metered).
     #[serde(default)]
     pub credit_s: Option<u32>,
+    /// The parts that were stated; the others follow from them.
+    #[serde(default)]
+    pub stated: BudgetPut,
 }
 
 /// What is stated of a rate: operations, bytes, or both.
@@ -41,10 +59,18 @@ pub struct Budget {
 #[serde(deny_unknown_fields, expecting = "`iops`, `bytes_s`, or both")]
 pub struct RatePut {
     /// Operations a second: 10 to 20,000,000.
-    #[serde(default, deserialize_with = "iops")]
+    #[serde(
+        default,
+        deserialize_with = "iops",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub iops: Option<u64>,
     /// Bytes a second: 65,536 to 100,000,000,000.
-    #[serde(default, deserialize_with = "bytes_s")]
+    #[serde(
+        default,
+        deserialize_with = "bytes_s",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub bytes_s: Option<u64>,
 }
 
@@ -54,20 +80,139 @@ pub struct RatePut {
 pub struct BudgetPut {
     /// Theirs at any time; if not given, next to nothing: there is a limit only. A base of operations alone has 4 KiB for
     /// each; a base of bytes alone has an operation for every 128 KiB.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<RatePut>,
     /// Never more than this; what is not given of it is as in the base, and what is in neither has no limit.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst: Option<RatePut>,
     /// So many seconds of unused base can be saved for bursts, 1 to 604,800; metered if not given. Of tenants only.
-    #[serde(default, deserialize_with = "credit_s")]
+    #[serde(
+        default,
+        deserialize_with = "credit_s",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub credit_s: Option<u32>,
 }
 
-/// Of operations alone, a base has so many bytes for each: IOPS are quoted for blocks.
-pub const SMALL_BYTES: u64 = 4 << 10;
-/// Of bytes alone, a base has an operation for so many: bandwidth is quoted for large ones.
-pub const LARGE_BYTES: u64 = 128 << 10;
+/// What is changed of a rate. A part that is absent stays; null drops it, so that it follows from the rest again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, expecting = "`iops`, `bytes_s`, or both")]
+pub struct RatePatch {
+    /// Operations a second: 10 to 20,000,000.
+    #[serde(
+        default,
+        deserialize_with = "iops_or_null",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<u64>)]
+    pub iops: Option<Option<u64>>,
+    /// Bytes a second: 65,536 to 100,000,000,000.
+    #[serde(
+        default,
+        deserialize_with = "bytes_or_null",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<u64>)]
+    pub bytes_s: Option<Option<u64>>,
+}
+
+/// Body of `PATCH` of a budget: only what is named changes, and what follows from it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BudgetPatch {
+    /// Theirs at any time. Null: no base any more, and no credit.
+    #[serde(
+        default,
+        deserialize_with = "given",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<RatePatch>)]
+    pub base: Option<Option<RatePatch>>,
+    /// Never more than this. Null: nothing of it is stated any more.
+    #[serde(
+        default,
+        deserialize_with = "given",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<RatePatch>)]
+    pub burst: Option<Option<RatePatch>>,
+    /// So many seconds of unused base can be saved for bursts, 1 to 604,800. Null: metered. Of tenants only.
+    #[serde(
+        default,
+        deserialize_with = "credit_or_null",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<u32>)]
+    pub credit_s: Option<Option<u32>>,
+}
+
+/// What is to become of a budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BudgetChange {
+    /// This and nothing else.
+    Put(BudgetPut),
+    /// What it names.
+    Patch(BudgetPatch),
+    /// It is taken away.
+    Delete,
+}
+
+impl From<Option<BudgetPut>> for BudgetChange {
+    fn from(put: Option<BudgetPut>) -> Self {
+        put.map_or(Self::Delete, Self::Put)
+    }
+}
+
+impl BudgetChange {
+    /// Whether it states a credit.
+    #[must_use]
+    pub fn has_credit(&self) -> bool {
+        match self {
+            Self::Put(put) => put.credit_s.is_some(),
+            Self::Patch(patch) => patch.credit_s.flatten().is_some(),
+            Self::Delete => false,
+        }
+    }
+
+    /// What is stated from now on, of a budget of which `before` was stated; none: nothing.
+    #[must_use]
+    pub fn apply(&self, before: Stated) -> Option<Stated> {
+        let patch = match self {
+            Self::Delete => return None,
+            Self::Put(put) => {
+                let (base, burst) = (put.base.unwrap_or_default(), put.burst.unwrap_or_default());
+                return Some(Stated {
+                    base_iops: base.iops,
+                    base_bytes: base.bytes_s,
+                    burst_iops: burst.iops,
+                    burst_bytes: burst.bytes_s,
+                    credit_seconds: put.credit_s,
+                });
+            }
+            Self::Patch(patch) => patch,
+        };
+        let mut stated = before;
+        let drop_all = RatePatch {
+            iops: Some(None),
+            bytes_s: Some(None),
+        };
+        if let Some(base) = patch.base {
+            let base = base.unwrap_or(drop_all);
+            stated.base_iops = base.iops.unwrap_or(stated.base_iops);
+            stated.base_bytes = base.bytes_s.unwrap_or(stated.base_bytes);
+            if !stated.has_base() {
+                stated.credit_seconds = None;
+            }
+        }
+        if let Some(burst) = patch.burst {
+            let burst = burst.unwrap_or(drop_all);
+            stated.burst_iops = burst.iops.unwrap_or(stated.burst_iops);
+            stated.burst_bytes = burst.bytes_s.unwrap_or(stated.burst_bytes);
+        }
+        stated.credit_seconds = patch.credit_s.unwrap_or(stated.credit_seconds);
+        Some(stated)
+    }
+}
 
 /// A number; what is none is refused with what would fit. Whether it does is the budget's own to say.
 struct Whole {
@@ -112,6 +257,25 @@ fn credit_s<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error>
     let (least, most) = (1, MOST_CREDIT_SECONDS.into());
     let read = from.deserialize_any(Whole { least, most })?;
     Ok(read.map(|seconds| u32::try_from(seconds).unwrap_or(u32::MAX)))
+}
+
+fn iops_or_null<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<u64>>, D::Error> {
+    iops(from).map(Some)
+}
+
+fn bytes_or_null<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<u64>>, D::Error> {
+    bytes_s(from).map(Some)
+}
+
+fn credit_or_null<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<u32>>, D::Error> {
+    credit_s(from).map(Some)
+}
+
+/// Tells null from what is absent.
+fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(from).map(Some)
 }
 
 /// What was saved for bursts.

@@ -13,8 +13,8 @@ use super::model::{Done, Volume};
 use super::request::Handle;
 use super::routes::done;
 use super::scheduling::{
-    BudgetPut, CALIBRATION_TENANT, CalibrationPut, Costs, CostsPut, Scheduling, SchedulingUpdate,
-    TenantBudget,
+    BudgetChange, BudgetPatch, BudgetPut, CALIBRATION_TENANT, CalibrationPut, Costs, CostsPut,
+    Scheduling, SchedulingUpdate, TenantBudget,
 };
 
 /// States what a tenant may use, and whether its base can be guaranteed. It holds when this is answered.
@@ -36,7 +36,32 @@ pub(super) async fn tenant_budget_put(
     InTenant(tenant): InTenant,
     Body(body): Body<BudgetPut>,
 ) -> Result<Json<TenantBudget>, ApiError> {
-    Ok(Json(owner.tenant_budget(tenant, Some(body)).await?))
+    Ok(Json(
+        owner.tenant_budget(tenant, BudgetChange::Put(body)).await?,
+    ))
+}
+
+/// Changes what the body names of a tenant's budget, and what follows from it. It holds when this is answered.
+#[utoipa::path(
+    patch,
+    path = "/v1/tenants/{tenant}/budget",
+    tag = "scheduling",
+    params(
+        ("tenant" = String, Path, description = "Tenant"),
+    ),
+    request_body = BudgetPatch,
+    responses(
+        (status = 200, description = "As it is", body = TenantBudget),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn tenant_budget_patch(
+    State(owner): State<Handle>,
+    InTenant(tenant): InTenant,
+    Body(body): Body<BudgetPatch>,
+) -> Result<Json<TenantBudget>, ApiError> {
+    let change = BudgetChange::Patch(body);
+    Ok(Json(owner.tenant_budget(tenant, change).await?))
 }
 
 /// Takes a tenant's budget away: it has what others leave.
@@ -56,7 +81,9 @@ pub(super) async fn tenant_budget_delete(
     State(owner): State<Handle>,
     InTenant(tenant): InTenant,
 ) -> Result<Json<TenantBudget>, ApiError> {
-    Ok(Json(owner.tenant_budget(tenant, None).await?))
+    Ok(Json(
+        owner.tenant_budget(tenant, BudgetChange::Delete).await?,
+    ))
 }
 
 /// States what a volume may use of its tenant's.
@@ -79,11 +106,43 @@ pub(super) async fn volume_budget_put(
     OfVolume(tenant, volume): OfVolume,
     Body(body): Body<BudgetPut>,
 ) -> Result<Json<Volume>, ApiError> {
-    if body.credit_s.is_some() {
+    volume_budget(&owner, tenant, volume, BudgetChange::Put(body)).await
+}
+
+/// Changes what the body names of a volume's budget, and what follows from it.
+#[utoipa::path(
+    patch,
+    path = "/v1/tenants/{tenant}/volumes/{volume}/budget",
+    tag = "scheduling",
+    params(
+        ("tenant" = String, Path, description = "Tenant"),
+        ("volume" = String, Path, description = "Volume"),
+    ),
+    request_body = BudgetPatch,
+    responses(
+        (status = 200, description = "As it is", body = Volume),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn volume_budget_patch(
+    State(owner): State<Handle>,
+    OfVolume(tenant, volume): OfVolume,
+    Body(body): Body<BudgetPatch>,
+) -> Result<Json<Volume>, ApiError> {
+    volume_budget(&owner, tenant, volume, BudgetChange::Patch(body)).await
+}
+
+async fn volume_budget(
+    owner: &Handle,
+    tenant: String,
+    volume: String,
+    change: BudgetChange,
+) -> Result<Json<Volume>, ApiError> {
+    if change.has_credit() {
         return Err(ApiError::invalid("a volume has no credit of its own")
             .hint("its tenant has: `forebay tenant budget --credit`"));
     }
-    Ok(Json(owner.volume_budget(tenant, volume, Some(body)).await?))
+    Ok(Json(owner.volume_budget(tenant, volume, change).await?))
 }
 
 /// Takes a volume's budget away: it has an equal part of its tenant's.
@@ -104,7 +163,11 @@ pub(super) async fn volume_budget_delete(
     State(owner): State<Handle>,
     OfVolume(tenant, volume): OfVolume,
 ) -> Result<Json<Volume>, ApiError> {
-    Ok(Json(owner.volume_budget(tenant, volume, None).await?))
+    Ok(Json(
+        owner
+            .volume_budget(tenant, volume, BudgetChange::Delete)
+            .await?,
+    ))
 }
 
 /// How I/O is admitted, and what is promised.

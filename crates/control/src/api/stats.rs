@@ -70,10 +70,12 @@ pub struct TenantStats {
     /// The same as it counted, corrected: how far that is from the other is the estimator's error.
     #[serde(default)]
     pub corrected_ns: u64,
-    /// What it was given in the newest window: commands a second.
-    pub granted_ops_s: u64,
-    /// Bytes a second.
-    pub granted_bytes_s: u64,
+    /// What it was given in the newest window: commands a second; null: no limit.
+    #[serde(default)]
+    pub granted_ops_s: Option<u64>,
+    /// Bytes a second; null: no limit.
+    #[serde(default)]
+    pub granted_bytes_s: Option<u64>,
     /// What it used in the newest window that ended: commands a second.
     #[serde(default)]
     pub used_ops_s: u64,
@@ -368,13 +370,13 @@ pub struct LaneStats {
     /// What its volume may use of its tenant's, if that is stated.
     #[serde(default)]
     pub budget: Option<Budget>,
-    /// Its part of what its tenant was given in its newest window: commands a second. What it used is what is counted
-    /// above.
+    /// Its part of what its tenant was given in its newest window: commands a second; null: no limit. What it used is what
+    /// is counted above.
     #[serde(default)]
-    pub granted_ops_s: u64,
-    /// Bytes a second.
+    pub granted_ops_s: Option<u64>,
+    /// Bytes a second; null: no limit.
     #[serde(default)]
-    pub granted_bytes_s: u64,
+    pub granted_bytes_s: Option<u64>,
     /// Commands that waited because they were over budget.
     #[serde(default)]
     pub throttled_ops: u64,

@@ -9,7 +9,7 @@ use crate::api::scheduling::Budget;
 use crate::api::stats::{LaneStats, ReactorStats, TenantStats};
 
 type Sum = fn(&TenantStats) -> u64;
-type Stated = fn(&Budget) -> u64;
+type Stated = fn(&Budget) -> Option<u64>;
 
 /// What adds up of a tenant.
 const SUMS: [(&str, &str, Sum); 10] = [
@@ -66,17 +66,7 @@ const SUMS: [(&str, &str, Sum); 10] = [
 ];
 
 /// What is of a tenant's newest window.
-const NEWEST: [(&str, &str, Sum); 5] = [
-    (
-        "granted_commands_per_second",
-        "What a tenant was given in the newest window.",
-        |t| t.granted_ops_s,
-    ),
-    (
-        "granted_bytes_per_second",
-        "What a tenant was given in the newest window.",
-        |t| t.granted_bytes_s,
-    ),
+const NEWEST: [(&str, &str, Sum); 3] = [
     (
         "used_commands_per_second",
         "What a tenant used in the newest window that ended.",
@@ -97,10 +87,10 @@ const NEWEST: [(&str, &str, Sum); 5] = [
 /// What is stated of a tenant.
 const STATED: [(&str, &str, Stated); 4] = [
     ("base_commands_per_second", "A tenant's base.", |b| {
-        b.base.iops
+        b.base.map(|base| base.iops)
     }),
     ("base_bytes_per_second", "A tenant's base.", |b| {
-        b.base.bytes_s
+        b.base.map(|base| base.bytes_s)
     }),
     (
         "burst_commands_per_second",
@@ -144,6 +134,23 @@ pub(super) fn tenants(out: &mut Exposition, tenants: &[TenantStats]) {
             out.sample(name, &labels, seconds(ns(tenant)));
         }
     }
+    for (name, given) in [
+        (
+            "forebay_tenant_granted_commands_per_second",
+            (|tenant| tenant.granted_ops_s) as fn(&TenantStats) -> Option<u64>,
+        ),
+        ("forebay_tenant_granted_bytes_per_second", |tenant| {
+            tenant.granted_bytes_s
+        }),
+    ] {
+        let help = "What a tenant was given in the newest window; absent: no limit.";
+        out.family(name, GAUGE, help);
+        for tenant in tenants {
+            if let Some(given) = given(tenant) {
+                out.sample(name, &[("tenant", &tenant.tenant)], given);
+            }
+        }
+    }
     for (name, help, newest) in NEWEST {
         let name = format!("forebay_tenant_{name}");
         out.family(&name, GAUGE, help);
@@ -170,8 +177,8 @@ pub(super) fn tenants(out: &mut Exposition, tenants: &[TenantStats]) {
         let name = format!("forebay_tenant_{name}");
         out.family(&name, GAUGE, help);
         for tenant in tenants {
-            if let Some(budget) = &tenant.budget {
-                out.sample(&name, &[("tenant", &tenant.tenant)], stated(budget));
+            if let Some(value) = tenant.budget.as_ref().and_then(stated) {
+                out.sample(&name, &[("tenant", &tenant.tenant)], value);
             }
         }
     }
@@ -209,16 +216,19 @@ pub(super) fn throttled(out: &mut Exposition, lanes: &[LaneStats]) {
     for (name, given) in [
         (
             "forebay_volume_granted_commands_per_second",
-            (|lane| lane.granted_ops_s) as fn(&LaneStats) -> u64,
+            (|lane| lane.granted_ops_s) as fn(&LaneStats) -> Option<u64>,
         ),
         ("forebay_volume_granted_bytes_per_second", |lane| {
             lane.granted_bytes_s
         }),
     ] {
-        let help = "An export's part of what its tenant was given in its newest window.";
+        let help =
+            "An export's part of what its tenant was given in its newest window; absent: no limit.";
         out.family(name, GAUGE, help);
         for lane in lanes {
-            out.sample(name, &labels(lane), given(lane));
+            if let Some(given) = given(lane) {
+                out.sample(name, &labels(lane), given);
+            }
         }
     }
     let name = "forebay_volume_throttled_commands_total";

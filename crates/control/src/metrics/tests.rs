@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::api::events::TakeoverStats;
-use crate::api::scheduling::{Budget, Credit, Rate};
+use crate::api::scheduling::{Budget, Credit, Limit, Rate};
 use crate::api::stats::{Bucket, Correction, Latency, ReactorStats, TenantStats};
 use forebay_xlate::boundary::region::latency_bucket_end_ns;
 
@@ -73,8 +73,8 @@ fn stats() -> Stats {
             registered_bytes: 0,
             interrupts: 7,
             budget: None,
-            granted_ops_s: 140,
-            granted_bytes_s: 573_440,
+            granted_ops_s: Some(140),
+            granted_bytes_s: Some(573_440),
             throttled_ops: 1,
             throttled: 1,
             throttled_times: Histogram {
@@ -89,21 +89,22 @@ fn stats() -> Stats {
         tenants: vec![TenantStats {
             tenant: "acme".to_owned(),
             budget: Some(Budget {
-                base: Rate {
+                base: Some(Rate {
                     iops: 100,
                     bytes_s: 1 << 20,
-                },
-                burst: Rate {
-                    iops: 200,
-                    bytes_s: 2 << 20,
+                }),
+                burst: Limit {
+                    iops: Some(200),
+                    bytes_s: Some(2 << 20),
                 },
                 credit_s: Some(60),
+                ..Budget::default()
             }),
             used_ops: 3,
             metered_bytes: 9,
             throttled_ns: 1_500_000_000,
             lost_ops: 5,
-            granted_ops_s: 150,
+            granted_ops_s: Some(150),
             used_ops_s: 100,
             above_ops_s: 25,
             window_cost_ns_s: 1000,

@@ -15,8 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_burst::budget::{Budget, Burst, Field, LEAST, MOST, Rate};
-use forebay_pool::TenantId;
+use forebay_burst::budget::{Budget, Burst, LEAST, MOST};
+use forebay_burst::stated::Stated;
+use forebay_pool::{Pool, TenantId};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{Scheduling, Spread, TenantId as EngineTenantId, ToEngine};
 use forebay_xlate::boundary::region::MAX_TENANTS;
@@ -26,7 +27,7 @@ use super::session::{AskError, Pending, Session};
 use super::volume::engine_error;
 use crate::api::error::ApiError;
 use crate::api::model::Volume;
-use crate::api::scheduling::{self as api, BudgetPut, LARGE_BYTES, SMALL_BYTES, TenantBudget};
+use crate::api::scheduling::{self as api, BudgetChange, TenantBudget};
 use crate::devices::api_error;
 
 /// What an engine is to know.
@@ -49,85 +50,79 @@ pub(super) struct Told {
     telling: tokio::sync::Mutex<()>,
 }
 
+/// A limit as the API says it: the most that can be stated is none.
+pub(super) fn limit(limit: u64, most: u64) -> Option<u64> {
+    (limit < most).then_some(limit)
+}
+
 /// A budget as the API says it.
-pub(super) fn show_budget(budget: &Budget) -> api::Budget {
-    let rate = |rate: Rate| api::Rate {
-        iops: rate.iops,
-        bytes_s: rate.bytes,
-    };
+fn show_budget(budget: &Budget, stated: &Stated) -> api::Budget {
     api::Budget {
-        base: rate(budget.base),
-        burst: rate(budget.burst),
+        base: stated.has_base().then_some(api::Rate {
+            iops: budget.base.iops,
+            bytes_s: budget.base.bytes,
+        }),
+        burst: api::Limit {
+            iops: limit(budget.burst.iops, MOST.iops),
+            bytes_s: limit(budget.burst.bytes, MOST.bytes),
+        },
         credit_s: match budget.how {
             Burst::Credit { seconds } => Some(seconds),
             Burst::Metered => None,
         },
+        stated: api::BudgetPut {
+            base: rate_put(stated.base_iops, stated.base_bytes),
+            burst: rate_put(stated.burst_iops, stated.burst_bytes),
+            credit_s: stated.credit_seconds,
+        },
     }
 }
 
-/// What was asked for, as it is kept: what of the base is not stated follows from the rest of it, and what is stated
-/// neither as a base nor as a limit is not limited.
-fn budget_of(put: &BudgetPut) -> Result<Budget, ApiError> {
-    let (base, burst) = (put.base.unwrap_or_default(), put.burst.unwrap_or_default());
-    let has_base = base.iops.or(base.bytes_s).is_some();
-    if !has_base && burst.iops.or(burst.bytes_s).is_none() {
+fn rate_put(iops: Option<u64>, bytes_s: Option<u64>) -> Option<api::RatePut> {
+    (iops.or(bytes_s).is_some()).then_some(api::RatePut { iops, bytes_s })
+}
+
+/// What is stated from now on, if it can be.
+fn checked(change: &BudgetChange, before: Stated) -> Result<Option<Stated>, ApiError> {
+    let Some(stated) = change.apply(before) else {
+        return Ok(None);
+    };
+    if stated.is_empty() {
         return Err(ApiError::invalid(
             "a budget has a base, a burst limit, or both, in IOPS, in bytes/s, or in both",
         ));
     }
-    if !has_base && put.credit_s.is_some() {
+    if !stated.has_base() && stated.credit_seconds.is_some() {
         return Err(ApiError::invalid(
             "credit is what is not used of a base, and there is no base",
         )
         .hint("state a base; without credit, bursts are metered"));
     }
-    // What is wrong is what was stated, not what would follow from it.
-    for (field, stated) in [
-        (Field::BaseIops, base.iops),
-        (Field::BaseBytes, base.bytes_s),
-        (Field::BurstIops, burst.iops),
-        (Field::BurstBytes, burst.bytes_s),
-    ] {
-        let checked = stated.map_or(Ok(()), |value| field.check(value));
-        checked.map_err(|bad| ApiError::invalid(bad.to_string()))?;
-    }
-    let burst = Rate {
-        iops: burst.iops.or(base.iops).unwrap_or(MOST.iops),
-        bytes: burst.bytes_s.or(base.bytes_s).unwrap_or(MOST.bytes),
-    };
-    let base = match (base.iops, base.bytes_s) {
-        (Some(iops), Some(bytes)) => Rate { iops, bytes },
-        (Some(iops), None) => {
-            let bytes = iops.saturating_mul(SMALL_BYTES).max(LEAST.bytes);
-            Rate {
-                iops,
-                bytes: bytes.min(burst.bytes),
-            }
-        }
-        (None, Some(bytes)) => Rate {
-            iops: (bytes / LARGE_BYTES).max(LEAST.iops).min(burst.iops),
-            bytes,
-        },
-        (None, None) => LEAST,
-    };
-    let budget = Budget {
-        base,
-        burst,
-        how: match put.credit_s {
-            Some(seconds) => Burst::Credit { seconds },
-            None => Burst::Metered,
-        },
-    };
-    match budget.check() {
-        Ok(()) => Ok(budget),
-        Err(bad) => Err(ApiError::invalid(bad.to_string())),
+    match stated.budget() {
+        Ok(_) => Ok(Some(stated)),
+        Err(bad) => Err(or_say_assumed(
+            ApiError::invalid(bad.to_string()),
+            Some(&stated),
+        )),
     }
 }
 
+/// A tenant's budget as the API says it.
+pub(super) fn show_tenant_budget(pool: &Pool, tenant: TenantId) -> Option<api::Budget> {
+    let budget = pool.tenant_budget(tenant)?;
+    Some(show_budget(budget, &pool.tenant_stated(tenant)))
+}
+
+/// A volume's budget as the API says it.
+pub(super) fn show_volume_budget(pool: &Pool, volume: VolumeId) -> Option<api::Budget> {
+    let budget = pool.volume_budget(volume)?;
+    Some(show_budget(budget, &pool.volume_stated(volume)))
+}
+
 /// A refusal that names what of a base was not stated says what was taken for it.
-fn or_say_assumed(error: ApiError, put: Option<&BudgetPut>) -> ApiError {
-    let base = put.and_then(|put| put.base).unwrap_or_default();
-    let what = match (base.iops, base.bytes_s) {
+fn or_say_assumed(error: ApiError, stated: Option<&Stated>) -> ApiError {
+    let stated = stated.copied().unwrap_or_default();
+    let what = match (stated.base_iops, stated.base_bytes) {
         (Some(_), None) if error.message.contains("bytes/s") => {
             "bandwidth was not stated: a base of IOPS alone has 4 KiB/s for each"
         }
@@ -327,24 +322,22 @@ impl Owner {
     pub(crate) async fn tenant_budget(
         self: &Rc<Self>,
         name: &str,
-        put: Option<BudgetPut>,
+        change: impl Into<BudgetChange>,
     ) -> Result<TenantBudget, ApiError> {
-        let budget = put.as_ref().map(budget_of).transpose()?;
-        let id = {
-            let core = self.core.borrow();
-            core.pool.tenant(name).map_err(api_error)?.id
+        let (id, before) = {
+            let pool = &self.core.borrow().pool;
+            let id = pool.tenant(name).map_err(api_error)?.id;
+            (id, pool.tenant_stated(id))
         };
-        let refused = |error| or_say_assumed(error, put.as_ref());
-        if let Some(budget) = &budget {
-            self.admit_base(id, budget).map_err(refused)?;
+        let stated = checked(&change.into(), before)?;
+        let refused = |error| or_say_assumed(error, stated.as_ref());
+        if let Some(Ok(budget)) = stated.map(|stated| stated.budget()) {
+            self.admit_base(id, &budget).map_err(refused)?;
         }
-        let set = self.core.borrow_mut().pool.set_tenant_budget(id, budget);
+        let set = self.core.borrow_mut().pool.set_tenant_budget(id, stated);
         set.map_err(api_error).map_err(refused)?;
         self.keep_budgets().await?;
-        let budget = {
-            let core = self.core.borrow();
-            core.pool.tenant_budget(id).map(show_budget)
-        };
+        let budget = show_tenant_budget(&self.core.borrow().pool, id);
         let mut admission = self.admission();
         // What it asked for comes first.
         admission.lacking.sort_by_key(|base| base.tenant != name);
@@ -361,11 +354,12 @@ impl Owner {
         self: &Rc<Self>,
         tenant: &str,
         name: &str,
-        put: Option<BudgetPut>,
+        change: impl Into<BudgetChange>,
     ) -> Result<Volume, ApiError> {
-        let budget = put.as_ref().map(budget_of).transpose()?;
         let id = self.volume_id(tenant, name)?;
-        let set = self.core.borrow_mut().pool.set_volume_budget(id, budget);
+        let before = self.core.borrow().pool.volume_stated(id);
+        let stated = checked(&change.into(), before)?;
+        let set = self.core.borrow_mut().pool.set_volume_budget(id, stated);
         set.map_err(|error| {
             let error = api_error(error);
             let core = self.core.borrow();
@@ -373,7 +367,7 @@ impl Owner {
             let of = of.and_then(|of| core.pool.tenant_budget(of.id));
             match of.is_none_or(|of| of.base == LEAST) {
                 true => error.hint("its tenant has no base: `forebay tenant budget` states one; or leave the volume's base out, to limit it only"),
-                false => or_say_assumed(error, put.as_ref()),
+                false => or_say_assumed(error, stated.as_ref()),
             }
         })?;
         self.keep_budgets().await?;

@@ -12,7 +12,7 @@ use forebay_xlate::boundary::message::Frontend;
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::{DeviceIndex, VolumeId};
 
-use super::budgets::show_budget;
+use super::budgets::{show_tenant_budget, show_volume_budget};
 use super::push::serial;
 use super::reserve::show_reservation;
 use super::session::DeviceState as EngineDevice;
@@ -42,7 +42,7 @@ fn show_tenant(core: &Core, tenant: &TenantRecord) -> Tenant {
         volumes: 0,
         provisioned_bytes: 0,
         allocated_bytes: 0,
-        budget: core.pool.tenant_budget(tenant.id).map(show_budget),
+        budget: show_tenant_budget(&core.pool, tenant.id),
         credit: None,
     };
     for volume in core.pool.volumes_of(tenant.id) {
@@ -77,7 +77,7 @@ fn show_volume(core: &Core, volume: &VolumeRecord) -> Volume {
         reserved_bytes: volume.reserved_bytes,
         exported: core.pool.export_of(volume.id).is_some(),
         reservation: show_reservation(core, volume.id),
-        budget: core.pool.volume_budget(volume.id).map(show_budget),
+        budget: show_volume_budget(&core.pool, volume.id),
     }
 }
 
@@ -122,7 +122,7 @@ impl Owner {
         let core = self.core.borrow();
         let tenant = core.pool.tenant(name).map_err(api_error)?;
         let mut shown = show_tenant(&core, tenant);
-        let budget = core.pool.tenant_budget(tenant.id);
+        let budget = shown.budget.as_ref();
         shown.credit = budget.and_then(|budget| self.credit(tenant.id, budget));
         Ok(shown)
     }

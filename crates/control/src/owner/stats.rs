@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use super::Owner;
-use super::budgets::show_budget;
+use super::budgets::{limit, show_tenant_budget, show_volume_budget};
 use super::session::Session;
 use super::show::{tenant_name, total_extents};
 use super::used::{UsedBefore, tenant_stats};
@@ -37,6 +37,7 @@ use crate::api::stats::{
     Bucket, EngineStats, Histogram, LaneStats, Latency, OpStats, PoolStats, Stats,
 };
 use crate::files;
+use forebay_burst::budget::MOST;
 
 /// Milliseconds since the Unix epoch.
 pub(crate) fn now_unix_ms() -> u64 {
@@ -347,8 +348,8 @@ fn lane_stats(totals: Totals, lane: Option<&LaneRecord>) -> LaneStats {
         registered_bytes: now(|lane| &lane.registered_bytes),
         interrupts: totals.interrupts,
         budget: None,
-        granted_ops_s: now(|lane| &lane.granted_ops_s),
-        granted_bytes_s: now(|lane| &lane.granted_bytes_s),
+        granted_ops_s: limit(now(|lane| &lane.granted_ops_s), MOST.iops),
+        granted_bytes_s: limit(now(|lane| &lane.granted_bytes_s), MOST.bytes),
         throttled_ops: totals.throttled_ops,
         throttled: now(|lane| &lane.throttled),
         throttled_times: totals.throttled_times,
@@ -469,7 +470,7 @@ impl Owner {
                     true => format!("{}@{}", volume.name, export.id.0),
                 },
                 transport: export.frontend.name().to_owned(),
-                budget: pool.volume_budget(volume.id).map(show_budget),
+                budget: show_volume_budget(pool, volume.id),
                 ..lane_stats(totals, lane)
             });
         }
@@ -501,8 +502,13 @@ impl Owner {
                 region.map(|region| &**region),
                 &added.let_go,
                 lives,
-                pool.tenants()
-                    .map(|tenant| (tenant.id, &*tenant.name, pool.tenant_budget(tenant.id))),
+                pool.tenants().map(|tenant| {
+                    (
+                        tenant.id,
+                        &*tenant.name,
+                        show_tenant_budget(pool, tenant.id),
+                    )
+                }),
             ),
             reactors: added.used.reactors(region.map(|region| &**region)),
         }

@@ -10,14 +10,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_burst::budget::{Budget, Burst};
+use forebay_burst::budget::MOST;
 use forebay_burst::units::SHARED_RESOURCES;
 use forebay_pool::TenantId;
 use forebay_xlate::boundary::region::{MAX_REACTORS, ReactorRecord, Region, TenantRecord};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Owner;
-use crate::api::scheduling::Credit;
+use crate::api::scheduling::{Budget, Credit};
 use crate::api::stats::{Correction, ReactorStats, TenantStats};
 
 /// Sums, in the order of [`TENANT_CELLS`] and [`REACTOR_CELLS`].
@@ -201,11 +201,9 @@ impl UsedBefore {
 
 /// A tenant's credit: what it has, of what its budget lets it save.
 fn credit_of(budget: &Budget, [ops, bytes]: [u64; 2]) -> Option<Credit> {
-    let Burst::Credit { seconds } = budget.how else {
-        return None;
-    };
+    let (seconds, base) = (budget.credit_s?, budget.base?);
     let most = |rate: u64| rate.saturating_mul(seconds.into());
-    let (most_ops, most_bytes) = (most(budget.base.iops), most(budget.base.bytes));
+    let (most_ops, most_bytes) = (most(base.iops), most(base.bytes_s));
     Some(Credit {
         ops: ops.min(most_ops),
         bytes: bytes.min(most_bytes),
@@ -221,7 +219,7 @@ pub(super) fn tenant_stats<'a>(
     region: Option<&Region>,
     let_go: &BTreeSet<TenantId>,
     lives: bool,
-    tenants: impl Iterator<Item = (TenantId, &'a str, Option<&'a Budget>)>,
+    tenants: impl Iterator<Item = (TenantId, &'a str, Option<Budget>)>,
 ) -> Vec<TenantStats> {
     let tenants: Vec<_> = tenants.collect();
     let ids = tenants.iter().map(|(id, ..)| *id);
@@ -258,7 +256,7 @@ pub(super) fn tenant_stats<'a>(
         ] = sums;
         all.push(TenantStats {
             tenant: name.to_owned(),
-            budget: budget.map(super::budgets::show_budget),
+            budget,
             used_ops,
             used_bytes,
             metered_ops,
@@ -272,8 +270,11 @@ pub(super) fn tenant_stats<'a>(
             active_windows,
             cost_ns,
             corrected_ns,
-            granted_ops_s: gauge(|record| &record.granted_ops_s),
-            granted_bytes_s: gauge(|record| &record.granted_bytes_s),
+            granted_ops_s: super::budgets::limit(gauge(|record| &record.granted_ops_s), MOST.iops),
+            granted_bytes_s: super::budgets::limit(
+                gauge(|record| &record.granted_bytes_s),
+                MOST.bytes,
+            ),
             used_ops_s: gauge(|record| &record.used_ops_s),
             used_bytes_s: gauge(|record| &record.used_bytes_s),
             throttled: gauge(|record| &record.throttled),
@@ -284,7 +285,7 @@ pub(super) fn tenant_stats<'a>(
             // Without an engine, or exports, it keeps what it has.
             credit: budget.and_then(|budget| {
                 let record = found.map(|(_, record)| *record);
-                credit_of(budget, before.saved(id, record))
+                credit_of(&budget, before.saved(id, record))
             }),
         });
     }

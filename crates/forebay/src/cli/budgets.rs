@@ -9,30 +9,48 @@ use forebay_burst::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
 use forebay_control::api::scheduling::{Policy, Spread};
 use forebay_device::size::{SizeError, parse_bytes};
 
-/// A base that is theirs at any time, and a limit that bursts reach.
+/// A base that is theirs at any time, and a limit that bursts reach. What is not named stays as it is.
 #[derive(Debug, Args)]
-#[command(group(
-    ArgGroup::new("what")
-        .args(["base_iops", "base_bandwidth", "burst_iops", "burst_bandwidth", "none"])
-        .required(true)
-        .multiple(true)
-))]
 pub(crate) struct BudgetArgs {
     /// Operations a second that are theirs at any time, e.g. 2000 or 20k [default: one for every 128 KiB/s of the base, if it has bandwidth]
-    #[arg(long, value_name = "N", value_parser = parse_rate, allow_negative_numbers = true)]
-    pub(crate) base_iops: Option<u64>,
+    #[arg(long, value_name = "N|none", value_parser = BudgetPart::iops, allow_negative_numbers = true)]
+    pub(crate) base_iops: Option<BudgetPart>,
     /// Bytes a second that are theirs at any time, e.g. 100M [default: 4 KiB for each of its IOPS, if it has some]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bandwidth, allow_negative_numbers = true)]
-    pub(crate) base_bandwidth: Option<u64>,
+    #[arg(long, value_name = "SIZE|none", value_parser = BudgetPart::bandwidth, allow_negative_numbers = true)]
+    pub(crate) base_bandwidth: Option<BudgetPart>,
     /// Operations a second that they never have more than [default: --base-iops; no limit without that]
-    #[arg(long, value_name = "N", value_parser = parse_rate, allow_negative_numbers = true)]
-    pub(crate) burst_iops: Option<u64>,
+    #[arg(long, value_name = "N|none", value_parser = BudgetPart::iops, allow_negative_numbers = true)]
+    pub(crate) burst_iops: Option<BudgetPart>,
     /// Bytes a second that they never have more than, e.g. 300M [default: --base-bandwidth; no limit without that]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bandwidth, allow_negative_numbers = true)]
-    pub(crate) burst_bandwidth: Option<u64>,
-    /// Take the budget away
-    #[arg(long, conflicts_with_all = ["base_iops", "base_bandwidth", "burst_iops", "burst_bandwidth"])]
+    #[arg(long, value_name = "SIZE|none", value_parser = BudgetPart::bandwidth, allow_negative_numbers = true)]
+    pub(crate) burst_bandwidth: Option<BudgetPart>,
+    /// Drop the base, and a credit with it; limits that were named stay
+    #[arg(long, conflicts_with_all = ["base_iops", "base_bandwidth"])]
+    pub(crate) no_base: bool,
+    /// Take the whole budget away
+    #[arg(long, conflicts_with_all = ["base_iops", "base_bandwidth", "burst_iops", "burst_bandwidth", "no_base"])]
     pub(crate) none: bool,
+}
+
+/// A part of a budget as it is to be; none: no longer stated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BudgetPart(pub(crate) Option<u64>);
+
+impl BudgetPart {
+    fn iops(text: &str) -> Result<Self, String> {
+        Self::parse(text, parse_rate)
+    }
+
+    fn bandwidth(text: &str) -> Result<Self, String> {
+        Self::parse(text, parse_bandwidth)
+    }
+
+    fn parse(text: &str, of: fn(&str) -> Result<u64, String>) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self(None)),
+            number => of(number).map(|number| Self(Some(number))),
+        }
+    }
 }
 
 /// A number of seconds, minutes, hours or days: `60s`, `10m`.
@@ -263,7 +281,8 @@ mod tests {
         assert_eq!(parse_param("keep=default"), Ok(("keep".to_owned(), None)));
         for line in [
             "tenant budget a",
-            "tenant budget a --credit 60s",
+            "tenant budget a --base-iops 5 --no-base",
+            "volume budget a/b",
             "tenant budget a --base-iops",
             "tenant budget a --base-iops -5",
             "tenant budget a --base-bandwidth -5M",
@@ -285,8 +304,8 @@ mod tests {
             panic!("another command");
         };
         let stated = (budget.base_iops, budget.base_bandwidth);
-        assert_eq!(stated, (Some(2000), None));
+        assert_eq!(stated, (Some(BudgetPart(Some(2000))), None));
         let stated = (budget.burst_iops, budget.burst_bandwidth);
-        assert_eq!(stated, (None, Some(5 << 20)));
+        assert_eq!(stated, (None, Some(BudgetPart(Some(5 << 20)))));
     }
 }

@@ -23,10 +23,10 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use forebay_control::api::model::AnaState;
-use forebay_device::size::parse_bytes;
+use forebay_device::size::{Size, parse_size};
 
 use self::budgets::parse_seconds;
-pub(crate) use self::budgets::{BudgetArgs, SchedulingArgs, SchedulingCommand};
+pub(crate) use self::budgets::{BudgetArgs, BudgetPart, SchedulingArgs, SchedulingCommand};
 pub(crate) use self::pool::{DeviceCommand, PoolCommand, PoolCreateArgs};
 use crate::bench::BenchCommand;
 use crate::calibrate::CalibrateArgs;
@@ -134,6 +134,12 @@ pub(crate) enum TenantCommand {
     },
     /// State what a tenant may use (its quality of service, QoS), or take that away; says whether its base can be
     /// guaranteed
+    #[command(group(
+        ArgGroup::new("what")
+            .args(["base_iops", "base_bandwidth", "burst_iops", "burst_bandwidth", "no_base", "none", "credit", "metered"])
+            .required(true)
+            .multiple(true)
+    ))]
     Budget {
         /// Its name
         name: String,
@@ -142,7 +148,7 @@ pub(crate) enum TenantCommand {
         /// Let it save this much unused base for bursts, and burst out of that only, e.g. 60s or 10m
         #[arg(long, value_name = "TIME", value_parser = parse_seconds, conflicts_with_all = ["metered", "none"])]
         credit: Option<u32>,
-        /// Let it burst whenever others leave something, and count what is above the base [default without --credit]
+        /// Let it burst whenever others leave something, and count what is above the base [the default]
         #[arg(long, conflicts_with = "none")]
         metered: bool,
     },
@@ -185,7 +191,7 @@ impl std::fmt::Display for VolumeName {
 /// How much of a volume is reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reserve {
-    Bytes(u64),
+    Size(Size),
     Full,
 }
 
@@ -193,8 +199,8 @@ impl Reserve {
     fn parse(text: &str) -> Result<Self, String> {
         match text {
             "full" => Ok(Self::Full),
-            size => parse_bytes(size)
-                .map(Self::Bytes)
+            size => parse_size(size)
+                .map(Self::Size)
                 .map_err(|error| format!("{error}; or say `full`")),
         }
     }
@@ -202,7 +208,7 @@ impl Reserve {
     /// In bytes, for a volume of this size.
     pub(crate) fn of(self, size_bytes: u64) -> u64 {
         match self {
-            Self::Bytes(bytes) => bytes,
+            Self::Size(size) => size.bytes,
             Self::Full => size_bytes,
         }
     }
@@ -215,8 +221,8 @@ pub(crate) enum VolumeCommand {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
         volume: VolumeName,
         /// Its size, e.g. 10G
-        #[arg(long, value_parser = parse_bytes)]
-        size: u64,
+        #[arg(long, value_parser = parse_size)]
+        size: Size,
         /// The block size hosts see, 512 or 4096 [default: 4096]
         #[arg(long, value_name = "BYTES")]
         block_size: Option<u32>,
@@ -239,8 +245,8 @@ pub(crate) enum VolumeCommand {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
         volume: VolumeName,
         /// Its new size, e.g. 20G
-        #[arg(long, value_parser = parse_bytes)]
-        size: u64,
+        #[arg(long, value_parser = parse_size)]
+        size: Size,
     },
     /// Change how much space a volume is promised, whatever other volumes do
     Set {
@@ -251,6 +257,12 @@ pub(crate) enum VolumeCommand {
         reserve: Reserve,
     },
     /// State what a volume may use of its tenant's budget (QoS), or take that away
+    #[command(group(
+        ArgGroup::new("what")
+            .args(["base_iops", "base_bandwidth", "burst_iops", "burst_bandwidth", "no_base", "none"])
+            .required(true)
+            .multiple(true)
+    ))]
     Budget {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
         volume: VolumeName,
@@ -495,7 +507,7 @@ mod tests {
             panic!("another command");
         };
         assert_eq!(volume.to_string(), "acme/disk");
-        assert_eq!((size, block_size, reserve), (1 << 30, None, None));
+        assert_eq!((size.bytes, block_size, reserve), (1 << 30, None, None));
         assert_eq!(Reserve::parse("full").unwrap().of(7), 7);
         assert_eq!(Reserve::parse("1K").unwrap().of(7), 1024);
         for wrong in [

@@ -2,17 +2,16 @@
 
 use std::cmp::Ordering;
 
-use forebay_burst::budget::{LEAST, MOST};
 use forebay_control::api::model::ExportFrontend;
 use forebay_control::api::scheduling::{
-    Admission, Budget, BudgetPut, Costs, LARGE_BYTES, Policy, Rate, RatePut, SMALL_BYTES,
-    Scheduling, SchedulingUpdate,
+    Admission, Budget, BudgetPatch, Costs, LARGE_BYTES, Limit, Policy, Rate, RatePatch,
+    SMALL_BYTES, Scheduling, SchedulingUpdate,
 };
 use forebay_device::size::format_bytes;
 
 use super::Context;
 use super::status::word;
-use crate::cli::{BudgetArgs, SchedulingArgs, SchedulingCommand};
+use crate::cli::{BudgetArgs, BudgetPart as Part, SchedulingArgs, SchedulingCommand};
 use crate::failure::Outcome;
 use crate::output::{duration_ns, pairs, table};
 
@@ -64,22 +63,31 @@ fn update_of(args: SchedulingArgs, before: &Scheduling) -> SchedulingUpdate {
     }
 }
 
-/// What is asked for; nothing: to take the budget away.
-pub(crate) fn put_of(args: &BudgetArgs, credit_s: Option<u32>) -> Option<BudgetPut> {
-    let rate = |iops: Option<u64>, bytes_s: Option<u64>| {
-        (iops.or(bytes_s).is_some()).then_some(RatePut { iops, bytes_s })
+/// The parts that are to change; none: to take the budget away. `credit_s` as in the patch.
+pub(crate) fn patch_of(args: &BudgetArgs, credit_s: Option<Option<u32>>) -> Option<BudgetPatch> {
+    let rate = |iops: Option<Part>, bytes_s: Option<Part>| {
+        (iops.or(bytes_s).is_some()).then_some(Some(RatePatch {
+            iops: iops.map(|part| part.0),
+            bytes_s: bytes_s.map(|part| part.0),
+        }))
     };
-    (!args.none).then(|| BudgetPut {
-        base: rate(args.base_iops, args.base_bandwidth),
+    (!args.none).then(|| BudgetPatch {
+        base: match args.no_base {
+            true => Some(None),
+            false => rate(args.base_iops, args.base_bandwidth),
+        },
         burst: rate(args.burst_iops, args.burst_bandwidth),
         credit_s,
     })
 }
 
 /// What follows from the rest of a base because it was not stated; as it was answered.
-pub(crate) fn assumed_text(args: &BudgetArgs, budget: &Budget) -> String {
-    let base = budget.base;
-    let (what, has, follows, why) = match (args.base_iops, args.base_bandwidth) {
+pub(crate) fn assumed_text(budget: &Budget) -> String {
+    let Some(base) = budget.base else {
+        return String::new();
+    };
+    let stated = budget.stated.base.unwrap_or_default();
+    let (what, has, follows, why) = match (stated.iops, stated.bytes_s) {
         (Some(_), None) => (
             "bandwidth was",
             (base.bytes_s, format!("{}/s", format_bytes(base.bytes_s))),
@@ -103,22 +111,23 @@ pub(crate) fn assumed_text(args: &BudgetArgs, budget: &Budget) -> String {
     format!("{what} not stated: the base has {text}, {why}\n")
 }
 
-/// The base; nothing where there is a limit only.
-fn base_text(rate: &Rate) -> String {
-    match rate.iops <= LEAST.iops && rate.bytes_s <= LEAST.bytes {
-        true => "no base".to_owned(),
-        false => format!(
+fn base_text(base: Option<&Rate>) -> String {
+    match base {
+        None => "no base".to_owned(),
+        Some(base) => format!(
             "a base of {} IOPS and {}/s",
-            rate.iops,
-            format_bytes(rate.bytes_s)
+            base.iops,
+            format_bytes(base.bytes_s)
         ),
     }
 }
 
 /// The most of it, as far as it is limited.
-fn limit_text(rate: &Rate) -> String {
-    let iops = (rate.iops < MOST.iops).then(|| format!("{} IOPS", rate.iops));
-    let bytes = (rate.bytes_s < MOST.bytes).then(|| format!("{}/s", format_bytes(rate.bytes_s)));
+fn limit_text(limit: &Limit) -> String {
+    let iops = limit.iops.map(|iops| format!("{iops} IOPS"));
+    let bytes = limit
+        .bytes_s
+        .map(|bytes| format!("{}/s", format_bytes(bytes)));
     match (iops, bytes) {
         (Some(iops), Some(bytes)) => format!("{iops} and {bytes}"),
         (Some(one), None) | (None, Some(one)) => one,
@@ -143,7 +152,7 @@ pub(crate) fn budget_line(budget: &Budget) -> String {
     };
     format!(
         "{}, bursts to {}, {how}",
-        base_text(&budget.base),
+        base_text(budget.base.as_ref()),
         limit_text(&budget.burst)
     )
 }
@@ -152,7 +161,7 @@ pub(crate) fn budget_line(budget: &Budget) -> String {
 pub(crate) fn limit_line(budget: &Budget) -> String {
     format!(
         "{}, at most {}",
-        base_text(&budget.base),
+        base_text(budget.base.as_ref()),
         limit_text(&budget.burst)
     )
 }
@@ -161,7 +170,7 @@ pub(crate) fn limit_line(budget: &Budget) -> String {
 pub(crate) fn budget_cells(budget: Option<&Budget>) -> [String; 3] {
     match budget {
         Some(budget) => [
-            base_text(&budget.base).replace("a base of ", ""),
+            base_text(budget.base.as_ref()).replace("a base of ", ""),
             limit_text(&budget.burst),
             budget
                 .credit_s
@@ -316,40 +325,36 @@ fn costs_text(costs: &Costs) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_control::api::scheduling::{BudgetPut, RatePut};
 
     #[test]
     fn what_was_taken_for_what_was_not_stated_is_told_as_it_is() {
-        let args = |base_iops: Option<u64>, base_bandwidth: Option<u64>| BudgetArgs {
-            base_iops,
-            base_bandwidth,
-            burst_iops: None,
-            burst_bandwidth: None,
-            none: false,
+        let stated = |iops, bytes_s| BudgetPut {
+            base: Some(RatePut { iops, bytes_s }),
+            ..BudgetPut::default()
         };
-        let text = |args: &BudgetArgs, iops: u64, bytes_s: u64| {
-            let rate = Rate { iops, bytes_s };
-            let budget = Budget {
-                base: rate,
-                burst: rate,
-                credit_s: None,
-            };
-            assumed_text(args, &budget)
+        let text = |stated: BudgetPut, iops: u64, bytes_s: u64| {
+            assumed_text(&Budget {
+                base: Some(Rate { iops, bytes_s }),
+                stated,
+                ..Budget::default()
+            })
         };
-        let iops = args(Some(2000), None);
-        let each = text(&iops, 2000, 2000 * 4096);
+        let iops = stated(Some(2000), None);
+        let each = text(iops, 2000, 2000 * 4096);
         assert!(each.contains("4 KiB/s for each"), "{each}");
-        let clipped = text(&iops, 2000, 5_000_000);
+        let clipped = text(iops, 2000, 5_000_000);
         assert!(clipped.ends_with("/s, its burst limit\n"), "{clipped}");
-        let raised = text(&args(Some(10), None), 10, LEAST.bytes);
+        let raised = text(stated(Some(10), None), 10, 64 << 10);
         assert!(raised.ends_with("64 KiB/s, the least that a base can have\n"));
-        let bytes = args(None, Some(64 << 20));
-        let one = text(&bytes, 512, 64 << 20);
+        let bytes = stated(None, Some(64 << 20));
+        let one = text(bytes, 512, 64 << 20);
         assert!(
             one.ends_with("512 IOPS, one for every 128 KiB/s\n"),
             "{one}"
         );
-        let clipped = text(&bytes, 100, 64 << 20);
+        let clipped = text(bytes, 100, 64 << 20);
         assert!(clipped.ends_with("100 IOPS, its burst limit\n"));
-        assert_eq!(text(&args(Some(1), Some(1)), 1, 1), "");
+        assert_eq!(text(stated(Some(1), Some(1)), 1, 1), "");
     }
 }

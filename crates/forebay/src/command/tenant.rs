@@ -4,9 +4,9 @@ use forebay_control::api::model::{Done, Tenant, TenantCreate};
 use forebay_control::api::scheduling::TenantBudget;
 use forebay_device::size::format_bytes;
 
-use super::scheduling::{admission_text, assumed_text, budget_cells, budget_line, put_of};
+use super::scheduling::{admission_text, assumed_text, budget_cells, budget_line, patch_of};
 use super::{Context, segment};
-use crate::cli::{BudgetArgs, TenantCommand};
+use crate::cli::TenantCommand;
 use crate::failure::Outcome;
 use crate::output::{pairs, table};
 
@@ -31,14 +31,19 @@ pub(crate) fn tenant(context: &Context, command: TenantCommand) -> Outcome {
             name,
             budget,
             credit,
-            metered: _,
+            metered,
         } => {
             let path = format!("/v1/tenants/{}/budget", segment(&name));
-            let set: TenantBudget = match put_of(&budget, credit) {
-                Some(put) => context.client.put(&path, &put)?,
+            let credit = match (credit, metered) {
+                (Some(seconds), _) => Some(Some(seconds)),
+                (None, true) => Some(None),
+                (None, false) => None,
+            };
+            let set: TenantBudget = match patch_of(&budget, credit) {
+                Some(patch) => context.client.patch(&path, &patch)?,
                 None => context.client.delete(&path)?,
             };
-            context.output.show(&set, |set| budget_text(set, &budget))
+            context.output.show(&set, budget_text)
         }
         TenantCommand::Delete { name } => {
             context.confirm(&format!("Delete tenant {name}?"))?;
@@ -50,13 +55,13 @@ pub(crate) fn tenant(context: &Context, command: TenantCommand) -> Outcome {
     }
 }
 
-fn budget_text(set: &TenantBudget, args: &BudgetArgs) -> String {
+fn budget_text(set: &TenantBudget) -> String {
     let name = &set.tenant;
     let mut text = match &set.budget {
         Some(budget) => format!(
             "tenant {name} has {}\n{}",
             budget_line(budget),
-            assumed_text(args, budget)
+            assumed_text(budget)
         ),
         None => format!("tenant {name} has no budget: it has what others leave\n"),
     };

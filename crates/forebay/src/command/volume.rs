@@ -3,12 +3,15 @@
 use forebay_control::api::model::{Done, Volume, VolumeCreate, VolumeUpdate};
 use forebay_device::size::format_bytes;
 
-use super::scheduling::{assumed_text, limit_line, put_of};
+use super::scheduling::{assumed_text, limit_line, patch_of};
 use super::{Context, segment};
 use crate::cli::{Reserve, VolumeCommand, VolumeName};
 use crate::failure::Outcome;
 use crate::image;
 use crate::output::{exactly, pairs, table, yes_no};
+
+/// The block size of a volume that names none, as the daemon has it.
+const DEFAULT_BLOCK_BYTES: u32 = 4096;
 
 pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
     let client = &context.client;
@@ -20,6 +23,7 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
             reserve,
         } => {
             let path = format!("/v1/tenants/{}/volumes", segment(&volume.tenant));
+            let size = size.to_blocks(u64::from(block_size.unwrap_or(DEFAULT_BLOCK_BYTES)));
             let body = VolumeCreate {
                 name: volume.volume,
                 size_bytes: size,
@@ -49,8 +53,15 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
             context.output.show(&volume, show)
         }
         VolumeCommand::Resize { volume, size } => {
+            let size_bytes = match size.is_rounded {
+                true => {
+                    let now: Volume = client.get(&path(&volume))?;
+                    size.to_blocks(u64::from(now.block_bytes))
+                }
+                false => size.bytes,
+            };
             let body = VolumeUpdate {
-                size_bytes: Some(size),
+                size_bytes: Some(size_bytes),
                 reserved_bytes: None,
             };
             let grown: Volume = client.patch(&path(&volume), &body)?;
@@ -61,7 +72,7 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
         VolumeCommand::Set { volume, reserve } => {
             let size_bytes = match reserve {
                 Reserve::Full => client.get::<Volume>(&path(&volume))?.size_bytes,
-                Reserve::Bytes(_) => 0,
+                Reserve::Size(_) => 0,
             };
             let body = VolumeUpdate {
                 size_bytes: None,
@@ -80,15 +91,15 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
             budget: args,
         } => {
             let path = format!("{}/budget", path(&volume));
-            let set: Volume = match put_of(&args, None) {
-                Some(put) => client.put(&path, &put)?,
+            let set: Volume = match patch_of(&args, None) {
+                Some(patch) => client.patch(&path, &patch)?,
                 None => client.delete(&path)?,
             };
             context.output.show(&set, |set| match &set.budget {
                 Some(budget) => format!(
                     "volume {volume} has {}\n{}",
                     limit_line(budget),
-                    assumed_text(&args, budget)
+                    assumed_text(budget)
                 ),
                 None => format!("volume {volume} has no budget of its own"),
             })

@@ -7,8 +7,8 @@ use super::*;
 use crate::api::error::ErrorKind;
 use crate::api::events::EventKind;
 use crate::api::scheduling::{
-    BudgetPut, CostsPut, NodeCapacity, Policy, Rate, RatePut, SchedulingUpdate, Spread,
-    TenantBudget,
+    Budget, BudgetChange, BudgetPut, CostsPut, NodeCapacity, Policy, Rate, RatePut,
+    SchedulingUpdate, Spread, TenantBudget,
 };
 use forebay_burst::budget::MOST;
 
@@ -63,6 +63,11 @@ impl Life {
     }
 }
 
+const NO_BASE: Rate = Rate {
+    iops: 10,
+    bytes_s: 65_536,
+};
+
 #[test]
 fn an_engine_is_told_of_budgets_before_exports_and_only_while_there_are_some() {
     run(async {
@@ -90,7 +95,7 @@ fn an_engine_is_told_of_budgets_before_exports_and_only_while_there_are_some() {
             credit_s: None,
         };
         let shown = life.with_engine(async { owner.volume_budget("t", "w", Some(limit)).await });
-        assert_eq!(shown.await.unwrap().budget.unwrap().burst.iops, 70);
+        assert_eq!(shown.await.unwrap().budget.unwrap().burst.iops, Some(70));
         assert_eq!(said(&mut life.fake), ["volume 70"]);
         let update = SchedulingUpdate {
             policy: Some(Policy::Wild),
@@ -258,12 +263,12 @@ fn what_is_not_stated_follows_from_the_rest() {
         ] {
             let set = life.tenant_budget(Some(put)).await.unwrap();
             let budget = set.budget.unwrap();
-            let is = |rate: Rate| (rate.iops, rate.bytes_s);
-            assert_eq!(
-                (is(budget.base), is(budget.burst)),
-                (base, burst),
-                "{put:?}"
+            let (has, limit) = (budget.base.unwrap_or(NO_BASE), budget.burst);
+            let limit = (
+                limit.iops.unwrap_or(any_iops),
+                limit.bytes_s.unwrap_or(any_bytes),
             );
+            assert_eq!(((has.iops, has.bytes_s), limit), (base, burst), "{put:?}");
         }
         // What is refused is what was stated.
         let small = (Some(5), None);
@@ -324,6 +329,96 @@ fn what_is_not_stated_follows_from_the_rest() {
         assert!(refused.hint.unwrap().contains("its tenant has no base"));
         let none = owner.core.borrow().pool.volume_budgets().next().is_none();
         assert!(none, "nothing was changed");
+    });
+}
+
+#[test]
+fn budget_changes_only_what_is_named() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.volume("v", 1 << 20).await;
+        life.export("v").await;
+        let owner = life.owner.clone();
+        let patch = |text: &str| BudgetChange::Patch(serde_json::from_str(text).unwrap());
+        let shown = |budget: &Budget| {
+            let base = budget.base.map(|base| (base.iops, base.bytes_s));
+            (
+                base,
+                budget.burst.iops,
+                budget.burst.bytes_s,
+                budget.credit_s,
+            )
+        };
+        let (kib, mib) = (1 << 10, 1 << 20);
+        for (text, is) in [
+            (
+                r#"{"base":{"iops":1000},"credit_s":60}"#,
+                (Some((1000, 4000 * kib)), Some(1000), None, Some(60)),
+            ),
+            // What follows from the base follows it, the credit stays.
+            (
+                r#"{"base":{"iops":2000}}"#,
+                (Some((2000, 8000 * kib)), Some(2000), None, Some(60)),
+            ),
+            (
+                r#"{"burst":{"iops":2000}}"#,
+                (Some((2000, 8000 * kib)), Some(2000), None, Some(60)),
+            ),
+            // A limit that was stated stays, though it was equal to the base.
+            (
+                r#"{"base":{"iops":500}}"#,
+                (Some((500, 2000 * kib)), Some(2000), None, Some(60)),
+            ),
+            (
+                r#"{"base":{"bytes_s":1048576},"burst":{"bytes_s":10485760}}"#,
+                (Some((500, mib)), Some(2000), Some(10 * mib), Some(60)),
+            ),
+            (
+                r#"{"credit_s":null}"#,
+                (Some((500, mib)), Some(2000), Some(10 * mib), None),
+            ),
+            (
+                r#"{"base":{"iops":null}}"#,
+                (Some((10, mib)), Some(2000), Some(10 * mib), None),
+            ),
+            (
+                r#"{"credit_s":5,"burst":{"iops":null}}"#,
+                (Some((10, mib)), None, Some(10 * mib), Some(5)),
+            ),
+            // Without a base there is no credit.
+            (r#"{"base":null}"#, (None, None, Some(10 * mib), None)),
+            ("{}", (None, None, Some(10 * mib), None)),
+        ] {
+            let set = life.with_engine(owner.tenant_budget("t", patch(text)));
+            let budget = set.await.unwrap().budget.unwrap();
+            assert_eq!(shown(&budget), is, "{text}");
+        }
+        // What was stated outlives the daemon, and a refusal changes nothing.
+        let nothing = life.with_engine(owner.tenant_budget("t", patch(r#"{"burst":null}"#)));
+        nothing.await.unwrap_err();
+        let set = life.with_engine(owner.tenant_budget("t", patch(r#"{"base":{"iops":700}}"#)));
+        set.await.unwrap();
+        drop(owner);
+        let before = life.kill().await;
+        let begin = Begin {
+            generation: 2,
+            ..Begin::default()
+        };
+        let mut life = Life::next(&place, begin, &before).await;
+        let owner = life.owner.clone();
+        let set = life.with_engine(owner.tenant_budget("t", patch(r#"{"base":{"iops":800}}"#)));
+        let budget = set.await.unwrap().budget.unwrap();
+        let is = (Some((800, 3200 * kib)), Some(800), Some(10 * mib), None);
+        assert_eq!(shown(&budget), is);
+        // A PUT states everything.
+        let all = life.with_engine(owner.tenant_budget("t", Some(put(1000, 5000))));
+        let budget = all.await.unwrap().budget.unwrap();
+        assert_eq!(budget.burst.iops, Some(5000));
+        let limit = patch(r#"{"burst":{"iops":90}}"#);
+        let volume = life.with_engine(owner.volume_budget("t", "v", limit));
+        let budget = volume.await.unwrap().budget.unwrap();
+        assert_eq!(shown(&budget), (None, Some(90), None, None));
     });
 }
 

@@ -6,7 +6,6 @@
 //! the newest: it asked for more in one moment than its base has for that.
 //! Not here: figures of commands (`view`), text but for a few words.
 
-use forebay_burst::budget::LEAST;
 use forebay_control::api::scheduling::Rate;
 use forebay_control::api::stats::{Histogram, LaneStats, TenantStats};
 use serde::Serialize;
@@ -31,9 +30,9 @@ pub(crate) struct Use {
     /// Bytes a second that its budget paid for.
     pub(crate) used_bytes_s: f64,
     /// Operations a second that it was given in the newest window.
-    pub(crate) granted_iops: u64,
+    pub(crate) granted_iops: Option<u64>,
     /// Bytes a second.
-    pub(crate) granted_bytes_s: u64,
+    pub(crate) granted_bytes_s: Option<u64>,
     /// Operations a second that it used in the newest window.
     pub(crate) window_iops: u64,
     /// Bytes a second.
@@ -58,6 +57,9 @@ pub(crate) struct Use {
     pub(crate) cost_times: Option<f64>,
     /// What it has saved, in percent of what it can.
     pub(crate) credit_percent: Option<f64>,
+    /// Something is stated for it.
+    #[serde(skip)]
+    pub(crate) has_budget: bool,
     /// It uses more than its base.
     pub(crate) noisy: bool,
     /// Its commands wait although it uses less than its base.
@@ -72,6 +74,7 @@ fn is_near(used: f64, most: Option<u64>) -> bool {
 }
 
 const BELOW_BASE: &str = "below its base";
+const NO_MORE: &str = "others leave no more";
 const AT_ONCE: &str = "it asks for more at once";
 
 impl Use {
@@ -82,7 +85,7 @@ impl Use {
         let diff = |of: fn(&TenantStats) -> u64| change(of(now), of(before));
         let rate = |of: fn(&TenantStats) -> u64| diff(of) as f64 / seconds;
         let (waited, active) = (diff(|t| t.throttled_ops), diff(|t| t.active_windows));
-        let base = now.budget.map(|budget| budget.base);
+        let base = now.budget.and_then(|budget| budget.base);
         let (used_iops, used_bytes_s) = (rate(|t| t.used_ops), rate(|t| t.used_bytes));
         let burst_windows = diff(|t| t.burst_windows).min(active);
         let is_above = |base: Rate| {
@@ -94,8 +97,8 @@ impl Use {
         let mut all = Self {
             base_iops: base.map(|base| base.iops),
             base_bytes_s: base.map(|base| base.bytes_s),
-            burst_iops: burst.map(|burst| burst.iops),
-            burst_bytes_s: burst.map(|burst| burst.bytes_s),
+            burst_iops: burst.and_then(|burst| burst.iops),
+            burst_bytes_s: burst.and_then(|burst| burst.bytes_s),
             used_iops,
             used_bytes_s,
             granted_iops: now.granted_ops_s,
@@ -119,11 +122,13 @@ impl Use {
             }),
             noisy: match base {
                 // A limit alone says nothing of what others are owed.
-                Some(base) => !is_none(base.iops, base.bytes_s) && is_above(base),
+                Some(base) => is_above(base),
+                None if now.budget.is_some() => false,
                 // What is used without a base is what others leave.
                 None => used_iops > 0.0,
             },
             hurt: false,
+            has_budget: now.budget.is_some(),
             why: None,
         };
         all.why = (waited > 0).then(|| all.reason());
@@ -134,13 +139,13 @@ impl Use {
     /// What keeps its commands waiting, as far as its sums say.
     fn reason(&self) -> &'static str {
         let used = (self.used_iops, self.used_bytes_s);
-        let given = (self.granted_iops as f64, self.granted_bytes_s as f64);
+        let given = |one: Option<u64>| one.map_or(f64::INFINITY, |one| one as f64);
+        let given = (given(self.granted_iops), given(self.granted_bytes_s));
         let is_near = |(iops, bytes_s): (f64, f64), most_iops, most_bytes_s| {
             is_near(iops, most_iops) || is_near(bytes_s, most_bytes_s)
         };
         let has_base = is_near(used, self.base_iops, self.base_bytes_s);
         let base = self.base_iops.zip(self.base_bytes_s);
-        let base = base.filter(|(iops, bytes_s)| !is_none(*iops, *bytes_s));
         let is_idle = given == (0.0, 0.0) && self.window_throttled == 0;
         // A reactor that is not let run gives what it may, and less of that is used.
         if [used, given]
@@ -151,7 +156,7 @@ impl Use {
         } else if has_base && self.credit_percent.is_some_and(|percent| percent < 1.0) {
             "its credit is spent"
         } else if has_base || base.is_none() {
-            "others leave no more"
+            NO_MORE
         } else if is_near(given, self.base_iops, self.base_bytes_s) || is_idle {
             AT_ONCE
         } else {
@@ -163,15 +168,20 @@ impl Use {
     pub(crate) fn words(&self) -> Vec<String> {
         let mut words = Vec::new();
         if self.used_iops > 0.0 {
-            words.push(match self.base_iops {
-                Some(iops) => format!(
+            words.push(match (self.base_iops, self.has_budget) {
+                (Some(iops), _) => format!(
                     "{} {:.0} IOPS and {:.1} MB/s of {}",
                     if self.noisy { "NOISY:" } else { "used" },
                     self.used_iops,
                     self.used_bytes_s / 1e6,
                     base_text(iops, self.base_bytes_s.unwrap_or(0))
                 ),
-                None => "no budget: it has what others leave".to_owned(),
+                (None, true) => format!(
+                    "used {:.0} IOPS and {:.1} MB/s of no base",
+                    self.used_iops,
+                    self.used_bytes_s / 1e6
+                ),
+                (None, false) => "no budget: it has what others leave".to_owned(),
             });
             words.push(given_text(self.granted_iops, self.granted_bytes_s));
             let mut window = format!(
@@ -223,21 +233,18 @@ impl Use {
     }
 }
 
-/// Whether that is the base where there is a limit only.
-fn is_none(iops: u64, bytes_s: u64) -> bool {
-    iops <= LEAST.iops && bytes_s <= LEAST.bytes
-}
-
-/// A base; none where there is a limit only.
 fn base_text(iops: u64, bytes_s: u64) -> String {
-    match is_none(iops, bytes_s) {
-        true => "no base".to_owned(),
-        false => format!("a base of {iops} and {:.1}", bytes_s as f64 / 1e6),
-    }
+    format!("a base of {iops} and {:.1}", bytes_s as f64 / 1e6)
 }
 
-fn given_text(iops: u64, bytes_s: u64) -> String {
-    format!("given {iops} IOPS and {:.1} MB/s", bytes_s as f64 / 1e6)
+fn given_text(iops: Option<u64>, bytes_s: Option<u64>) -> String {
+    let iops = iops.map(|iops| format!("{iops} IOPS"));
+    let bytes_s = bytes_s.map(|bytes_s| format!("{:.1} MB/s", bytes_s as f64 / 1e6));
+    match (iops, bytes_s) {
+        (Some(iops), Some(bytes_s)) => format!("given {iops} and {bytes_s}"),
+        (Some(one), None) | (None, Some(one)) => format!("given {one}"),
+        (None, None) => "given as much as it asks for".to_owned(),
+    }
 }
 
 /// A volume's part of its tenant's budget. What it uses of that is in its figures.
@@ -252,9 +259,9 @@ pub(crate) struct Part {
     /// Bytes a second.
     pub(crate) limit_bytes_s: Option<u64>,
     /// Operations a second that it was given in the newest window.
-    pub(crate) granted_iops: u64,
+    pub(crate) granted_iops: Option<u64>,
     /// Bytes a second.
-    pub(crate) granted_bytes_s: u64,
+    pub(crate) granted_bytes_s: Option<u64>,
     /// How long its commands that were over budget waited in the mean.
     pub(crate) throttled_ns: Option<u64>,
     /// What all exports of its volume use and were given together, which have its limit together: IOPS, bytes a second.
@@ -268,11 +275,12 @@ impl Part {
         let none = Histogram::default();
         let times = (now.throttled_times).since(before.map_or(&none, |b| &b.throttled_times));
         let budget = now.budget;
+        let base = budget.and_then(|budget| budget.base);
         Self {
-            base_iops: budget.map(|budget| budget.base.iops),
-            base_bytes_s: budget.map(|budget| budget.base.bytes_s),
-            limit_iops: budget.map(|budget| budget.burst.iops),
-            limit_bytes_s: budget.map(|budget| budget.burst.bytes_s),
+            base_iops: base.map(|base| base.iops),
+            base_bytes_s: base.map(|base| base.bytes_s),
+            limit_iops: budget.and_then(|budget| budget.burst.iops),
+            limit_bytes_s: budget.and_then(|budget| budget.burst.bytes_s),
             granted_iops: now.granted_ops_s,
             granted_bytes_s: now.granted_bytes_s,
             throttled_ns: times.sum_ns.checked_div(times.count),
@@ -290,7 +298,10 @@ pub(super) fn add_up(volumes: &mut [Volume]) {
     let mut sums: BTreeMap<String, [(f64, f64); 2]> = BTreeMap::new();
     for export in &*volumes {
         let (figures, sum) = (&export.figures, sums.entry(name(export)).or_default());
-        let given = |of: fn(&Part) -> u64| export.budget.as_ref().map_or(0.0, |p| of(p) as f64);
+        let given = |of: fn(&Part) -> Option<u64>| {
+            let part = export.budget.as_ref().and_then(of);
+            part.map_or(0.0, |given| given as f64)
+        };
         sum[0].0 += figures.iops();
         sum[0].1 += figures.read_bytes_s + figures.write_bytes_s;
         sum[1].0 += given(|part| part.granted_iops);
@@ -309,7 +320,7 @@ impl Use {
     pub(super) fn beside(mut self, volumes: &[Volume]) -> Self {
         let waits = |volume: &&Volume| volume.figures.throttled_s > 0.0;
         let waiting: Vec<&Volume> = volumes.iter().filter(waits).collect();
-        let is_elsewhere = self.hurt || self.why == Some(AT_ONCE);
+        let is_elsewhere = self.hurt || matches!(self.why, Some(AT_ONCE | NO_MORE));
         if is_elsewhere && !waiting.is_empty() && waiting.iter().all(|v| v.is_at_limit()) {
             (self.why, self.hurt) = (Some("its volumes are at their own limits"), false);
         }
@@ -349,7 +360,14 @@ mod tests {
     use super::super::view::tests::samples;
     use super::*;
     use crate::cli::TopOrder;
-    use forebay_control::api::scheduling::Budget;
+    use forebay_control::api::scheduling::{Budget, Limit};
+
+    fn limit(iops: u64) -> Limit {
+        Limit {
+            iops: Some(iops),
+            bytes_s: Some(1 << 30),
+        }
+    }
 
     #[test]
     fn who_is_noisy_and_who_is_hurt_is_told() {
@@ -357,16 +375,18 @@ mod tests {
         let tenant = |name: &str, iops: u64| TenantStats {
             tenant: name.to_owned(),
             budget: Some(Budget {
-                base: Rate {
+                base: Some(Rate {
                     iops,
                     bytes_s: 1 << 30,
+                }),
+                burst: Limit {
+                    iops: Some(10 * iops),
+                    bytes_s: Some(1 << 30),
                 },
-                burst: Rate {
-                    iops: 10 * iops,
-                    bytes_s: 1 << 30,
-                },
-                credit_s: None,
+                ..Budget::default()
             }),
+            granted_ops_s: Some(0),
+            granted_bytes_s: Some(0),
             ..TenantStats::default()
         };
         before.tenants = vec![tenant("acme", 1000), tenant("zoo", 1000)];
@@ -374,7 +394,7 @@ mod tests {
             TenantStats {
                 used_ops: 10_000,
                 metered_ops: 8000,
-                granted_ops_s: 7000,
+                granted_ops_s: Some(7000),
                 used_ops_s: 6500,
                 used_bytes_s: 1_000_000,
                 throttled: 9,
@@ -392,7 +412,7 @@ mod tests {
                 used_ops: 1000,
                 throttled_ops: 20,
                 throttled_ns: 20_000_000,
-                granted_ops_s: 400,
+                granted_ops_s: Some(400),
                 throttled: 5,
                 ..tenant("zoo", 1000)
             },
@@ -423,7 +443,6 @@ mod tests {
         ];
         assert_eq!(zoo.words(), words);
         assert_eq!(Use::default().words(), Vec::<String>::new());
-        assert_eq!(base_text(LEAST.iops, LEAST.bytes), "no base");
         // Who asks for more than was stated is not hurt.
         for (used_iops, credit_percent, why) in [
             (960.0, None, "others leave no more"),
@@ -443,7 +462,7 @@ mod tests {
             (10_000, "at its limit"),
         ] {
             let one = Use {
-                granted_iops,
+                granted_iops: Some(granted_iops),
                 ..zoo.clone()
             };
             assert_eq!(one.reason(), why);
@@ -460,10 +479,12 @@ mod tests {
         let tenant = |base: u64, burst: u64| TenantStats {
             tenant: "acme".to_owned(),
             budget: Some(Budget {
-                base: rate(base),
-                burst: rate(burst),
-                credit_s: None,
+                base: Some(rate(base)),
+                burst: limit(burst),
+                ..Budget::default()
             }),
+            granted_ops_s: Some(0),
+            granted_bytes_s: Some(0),
             ..TenantStats::default()
         };
         let pulses = TenantStats {
@@ -479,7 +500,7 @@ mod tests {
         assert_eq!(idle.why, Some("it asks for more at once"));
         // In a pulse it has its base.
         let at_work = TenantStats {
-            granted_ops_s: 1000,
+            granted_ops_s: Some(1000),
             throttled: 40,
             ..pulses.clone()
         };
@@ -487,7 +508,7 @@ mod tests {
         // Whoever waits and is given less, or nothing, is hurt, and so is who was given less and does not wait just now.
         for (granted_ops_s, throttled) in [(300, 40), (0, 40), (300, 0)] {
             let hurt = TenantStats {
-                granted_ops_s,
+                granted_ops_s: Some(granted_ops_s),
                 throttled,
                 ..pulses.clone()
             };
@@ -496,13 +517,9 @@ mod tests {
         }
         // With a limit alone nobody is hurt or noisy.
         let limited = TenantStats {
-            budget: tenant(LEAST.iops, 5000).budget.map(|of| Budget {
-                base: Rate {
-                    iops: LEAST.iops,
-                    bytes_s: LEAST.bytes,
-                },
-                ..of
-            }),
+            budget: tenant(10, 5000)
+                .budget
+                .map(|of| Budget { base: None, ..of }),
             ..pulses.clone()
         };
         for used_ops in [5, 640] {
@@ -522,17 +539,16 @@ mod tests {
         now.tenants = vec![TenantStats {
             tenant: "zoo".to_owned(),
             budget: Some(Budget {
-                base: Rate {
+                base: Some(Rate {
                     iops: 5000,
                     bytes_s: 1 << 30,
-                },
-                burst: Rate {
-                    iops: 5000,
-                    bytes_s: 1 << 30,
-                },
-                credit_s: None,
+                }),
+                burst: limit(5000),
+                ..Budget::default()
             }),
             throttled_ops: 3000,
+            granted_ops_s: Some(0),
+            granted_bytes_s: Some(0),
             ..TenantStats::default()
         }];
         let lane = &mut now.lanes[2];
@@ -542,21 +558,17 @@ mod tests {
             sum_ns: 6_000_000_000,
             buckets: Vec::new(),
         };
-        lane.granted_ops_s = 2100;
-        lane.granted_bytes_s = 275_000_000;
-        let rate = |iops: u64| Rate {
-            iops,
-            bytes_s: 1 << 30,
-        };
+        lane.granted_ops_s = Some(2100);
+        lane.granted_bytes_s = Some(275_000_000);
         lane.budget = Some(Budget {
-            base: rate(10),
-            burst: rate(2000),
-            credit_s: None,
+            base: None,
+            burst: limit(2000),
+            ..Budget::default()
         });
         // By what all its exports use together.
         let mut shared = now.clone();
         let mut other = shared.lanes[2].clone();
-        (other.granted_ops_s, shared.lanes[2].granted_ops_s) = (1500, 600);
+        (other.granted_ops_s, shared.lanes[2].granted_ops_s) = (Some(1500), Some(600));
         other.volume.push_str("@7");
         shared.lanes.push(other);
         let view = View::between(&before, &shared, TopOrder::Throttled);
