@@ -52,6 +52,7 @@ dpkg --force-unsafe-io $everything --install "$package"
 dpkg --verify forebay
 systemd-analyze verify --man=no /usr/lib/systemd/system/forebay.service
 test -f /usr/share/man/man1/forebay.1.gz
+test -f /usr/share/man/man5/forebay.toml.5.gz
 zcat /usr/share/man/man1/forebay-volume-create.1.gz | grep -q reserve
 bash -n /usr/share/bash-completion/completions/forebay
 grep -q 'Apache License' /usr/share/doc/forebay/copyright

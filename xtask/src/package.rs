@@ -177,8 +177,16 @@ fn written_by_itself(tree: &Tree, program: &Path) -> Result<()> {
     let pages = tree.root.join("usr/share/man/man1");
     process::output(Command::new(program).arg("man").arg(&pages), LIMIT)?;
     let mut written = Vec::new();
+    let of_files = tree.root.join("usr/share/man/man5");
+    fs::create_dir_all(&of_files)?;
     for page in fs::read_dir(&pages)? {
-        written.push(page?.path());
+        let mut path = page?.path();
+        if path.extension().is_some_and(|section| section == "5") {
+            let there = of_files.join(path.file_name().unwrap_or_default());
+            fs::rename(&path, &there)?;
+            path = there;
+        }
+        written.push(path);
     }
     // -n: no name and no time, so that the same source gives the same package.
     process::output(Command::new("gzip").arg("-n9").args(&written), LIMIT)?;

@@ -25,9 +25,9 @@ use tokio::task::{JoinHandle, LocalSet};
 use tokio::time::{Instant, timeout};
 
 use crate::api;
-use crate::api::error::ApiError;
+use crate::api::error::{ApiError, ErrorKind};
 use crate::api::events::EventKind;
-use crate::api::model::{DeathReport, EngineState, PoolOpen, Process, Status};
+use crate::api::model::{DeathReport, EngineState, Health, PoolOpen, Process, Status};
 use crate::api::stats::Stats;
 use crate::config::DaemonConfig;
 use crate::devices::{self, OpenPool};
@@ -509,9 +509,17 @@ impl Daemon {
 
     /// What is said to whoever needs a pool when there is none.
     fn no_pool(&self) -> ApiError {
-        self.trouble.borrow().clone().unwrap_or_else(|| {
-            ApiError::not_found("there is no pool").hint("make one with `forebay pool create`")
-        })
+        match self.trouble.borrow().clone() {
+            // A volume that is asked for may well exist.
+            Some(trouble) if trouble.kind == ErrorKind::NotFound => ApiError {
+                kind: ErrorKind::Unavailable,
+                ..trouble
+            },
+            Some(trouble) => trouble,
+            None => {
+                ApiError::not_found("there is no pool").hint("make one with `forebay pool create`")
+            }
+        }
     }
 
     /// Where hosts can connect.
@@ -533,16 +541,34 @@ impl Daemon {
         let serving = self.serving();
         let view = serving.as_ref().map(|serving| serving.supervisor.view());
         let mut warnings = self.exposures();
+        let configured = warnings.len();
         warnings.extend(self.addresses_in_use());
+        let mut health = Health::Well;
+        let mut capacity = None;
         let nvme_tcp = self.addresses();
         let mut pool = None;
         if let Some(serving) = &serving {
             warnings.extend(serving.owner.warnings());
             warnings.extend(serving.owner.quarantine_warnings());
             pool = Some(serving.owner.pool_name());
+            capacity = Some(serving.owner.capacity());
+            health = serving.owner.health();
         }
         if let Some(trouble) = view.as_ref().and_then(|view| view.trouble.as_ref()) {
             warnings.push(format!("the last start of an engine failed: {trouble}"));
+        }
+        let is_other =
+            |serving: &Rc<Serving>| warnings.len() > configured + serving.owner.warnings().len();
+        let state = view.as_ref().map(|view| view.state);
+        if self.trouble.borrow().is_some() || state == Some(EngineState::Stopped) {
+            health = Health::Trouble;
+        } else if health == Health::Well
+            && (state.is_some_and(|state| state != EngineState::Running)
+                || serving
+                    .as_ref()
+                    .map_or(warnings.len() > configured, is_other))
+        {
+            health = Health::Warning;
         }
         Status {
             daemon_pid: std::process::id(),
@@ -561,6 +587,8 @@ impl Daemon {
                 .and_then(|view| view.last_death)
                 .or_else(|| self.last_death.borrow().clone()),
             warnings,
+            health,
+            capacity,
         }
     }
 

@@ -6,10 +6,9 @@
 //! well. What hosts can bring about by themselves (they come, go, are refused, take reservations) has a list of its own, and
 //! what is more of it than a bound per second is counted only: hosts can't push out what else happened, nor fill the log.
 //! Changes through the API have two lists of their own, which are kept over restarts (`journal`).
-//! It outlives the pool's being opened anew. Each event has a number, one higher than the one
-//! before; the first of a daemon's life is its clock's microseconds, so that the numbers of a later
-//! daemon are higher. A reader asks for what came after the number that it has, and may wait for it;
-//! whoever has a number that is not given out yet (the clock was set back) gets all there is.
+//! It outlives the pool's being opened anew. Each event has a number, one higher than the one before (`event_numbers`). A
+//! reader asks for what came after the number that it has, and may wait for it; whoever has a number that is not given
+//! out yet gets all there is.
 //! Not here: the reports of deaths, which are files (`supervisor::report`).
 
 use std::cell::{Cell, RefCell};
@@ -22,6 +21,7 @@ use tokio::time::timeout;
 use crate::api::events::{
     Audit, ClosedConnections, DeviceFence, Event, EventKind, EventList, TakeoverStats,
 };
+use crate::event_numbers::EventNumbers;
 use crate::journal::{Journal, Kept};
 use crate::owner::now_unix_ms;
 use crate::signal::Signal;
@@ -56,9 +56,7 @@ pub(crate) struct Events {
     journal: Option<Journal>,
     /// Of each kind of those: the second of the last one, and how many there were in it.
     told: RefCell<BTreeMap<EventKind, (u64, u32)>>,
-    /// The number before the first event's.
-    before: u64,
-    newest: Cell<u64>,
+    numbers: EventNumbers,
     changed: Signal,
     readers: Cell<usize>,
     closed_down: Cell<bool>,
@@ -90,7 +88,6 @@ pub(crate) struct News {
 
 impl Default for Events {
     fn default() -> Self {
-        let before = now_unix_ms().saturating_mul(1000);
         Self {
             list: RefCell::default(),
             of_hosts: RefCell::default(),
@@ -98,8 +95,7 @@ impl Default for Events {
             destructive: RefCell::default(),
             journal: None,
             told: RefCell::default(),
-            before,
-            newest: Cell::new(before),
+            numbers: EventNumbers::open(None, now_unix_ms(), 0, 0),
             changed: Signal::new(),
             readers: Cell::new(0),
             closed_down: Cell::new(false),
@@ -172,7 +168,7 @@ impl Events {
     pub(crate) fn tell(&self, kind: EventKind, generation: u64, message: String, news: News) {
         if is_of_hosts(kind) && self.is_too_many(kind) {
             // A reader sees that it missed one.
-            self.newest.set(self.newest.get() + 1);
+            self.numbers.next(now_unix_ms());
             return;
         }
         match kind {
@@ -213,8 +209,6 @@ impl Events {
                 reason,
                 count: count.into(),
             });
-        let sequence = self.newest.get() + 1;
-        self.newest.set(sequence);
         let event = Event {
             generation,
             message,
@@ -225,7 +219,7 @@ impl Events {
             pause_ns,
             fence,
             connections_closed: connections_closed.collect(),
-            ..Event::new(sequence, kind)
+            ..Event::new(self.numbers.next(now_unix_ms()), kind)
         };
         match is_of_hosts(kind) {
             true => keep(&self.of_hosts, HOSTS_EVENTS_KEPT, event),
@@ -245,9 +239,9 @@ impl Events {
         };
         let events = Self::default();
         let all = kept.changes.iter().chain(&kept.destructive);
-        // A clock that was set back must not have a number come again.
-        let newest = all.map(|event| event.sequence).max().unwrap_or(0);
-        let before = events.before.max(newest);
+        let newest = all.clone().map(|event| event.sequence).max().unwrap_or(0);
+        let newest_ms = all.map(|event| event.at_unix_ms).max().unwrap_or(0);
+        let numbers = EventNumbers::open(Some(state_dir), now_unix_ms(), newest, newest_ms);
         for event in kept.changes {
             keep(&events.changes, CHANGES_KEPT, event);
         }
@@ -255,8 +249,7 @@ impl Events {
             keep(&events.destructive, DESTRUCTIVE_KEPT, event);
         }
         Self {
-            before,
-            newest: Cell::new(before),
+            numbers,
             journal,
             ..events
         }
@@ -267,14 +260,12 @@ impl Events {
         let message = format!("{}: {}: {}", audit.who(), audit.action, audit.request);
         let result = audit.result.as_str();
         tracing::info!(generation, result, "{message}");
-        let sequence = self.newest.get() + 1;
-        self.newest.set(sequence);
         let destructive = audit.destructive;
         let event = Event {
             generation,
             message,
             audit: Some(audit),
-            ..Event::new(sequence, EventKind::Changed)
+            ..Event::new(self.numbers.next(now_unix_ms()), EventKind::Changed)
         };
         let journal = self.journal.as_ref();
         let written = journal.and_then(|journal| journal.write(&event, destructive));
@@ -301,7 +292,7 @@ impl Events {
 
     /// What came after this event, or all that is kept.
     fn after(&self, after: Option<u64>) -> EventList {
-        let newest = self.newest.get();
+        let newest = self.numbers.newest();
         let after = after.filter(|after| *after <= newest);
         let seen = after.unwrap_or(0);
         let lists = [&self.list, &self.of_hosts, &self.changes, &self.destructive];
@@ -312,8 +303,11 @@ impl Events {
         }
         events.sort_by_key(|event: &Event| event.sequence);
         // What earlier daemons did not keep is not counted.
-        let of_this = events.iter().filter(|event| event.sequence > self.before);
-        let missed = (newest - seen.max(self.before)).saturating_sub(of_this.count() as u64);
+        let of_this = events
+            .iter()
+            .filter(|event| event.sequence > self.numbers.before);
+        let missed =
+            (newest - seen.max(self.numbers.before)).saturating_sub(of_this.count() as u64);
         EventList {
             events,
             missed,
@@ -529,7 +523,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn readers_do_not_take_every_connection_and_none_outlives_the_daemon() {
         let events = Events::default();
-        let newest = Some(events.newest.get());
+        let newest = Some(events.numbers.newest());
         let begun = tokio::time::Instant::now();
         let long = Duration::from_secs(3600);
         let waiting: Vec<_> = (0..READERS_MAX)

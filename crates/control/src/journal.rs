@@ -166,10 +166,9 @@ mod tests {
 
     fn event(sequence: u64) -> Event {
         Event {
-            at_unix_ms: 7,
             at: String::new(),
             message: "x".repeat(4000),
-            ..Event::new(sequence, EventKind::Changed)
+            ..Event::new((sequence, 7), EventKind::Changed)
         }
     }
 

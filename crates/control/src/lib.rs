@@ -9,6 +9,7 @@ pub mod api;
 pub mod config;
 pub mod daemon;
 mod devices;
+mod event_numbers;
 mod events;
 mod files;
 mod journal;

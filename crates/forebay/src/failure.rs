@@ -3,19 +3,57 @@
 //! Purpose: every failure that reaches the user is one sentence of what went wrong and, where there
 //! is something to do, one of what to do.
 //! Design: a pair of texts; errors of other layers are turned into it where the command knows what it
-//! was doing. `main` prints it as `error:` and `hint:` and exits with 1 (usage errors are clap's, 2).
+//! was doing. `main` prints it as `error:` and `hint:`, or as JSON. The exit status is 1 for a refusal, 3 for a daemon
+//! that does not answer, 4 for what is not found, 5 for what exists already; usage errors are clap's, 2.
 //! Not here: which hint belongs to which error of the daemon; the daemon sends those.
 
 use std::fmt::{self, Display};
 use std::io::Write as _;
 
 use forebay_control::api::client::ClientError;
+use forebay_control::api::error::ErrorKind;
+
+use crate::command::status::word;
+
+/// What sort of failure it is: the exit status, and a word for programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The command itself failed.
+    Failed,
+    /// The daemon refused.
+    Refused(ErrorKind),
+    /// No daemon answers.
+    Unreachable,
+    /// `status --check` has found something, and has shown it.
+    Unwell(u8),
+}
+
+impl Kind {
+    pub(crate) fn exit_code(self) -> u8 {
+        match self {
+            Self::Refused(ErrorKind::NotFound) => 4,
+            Self::Refused(ErrorKind::Exists) => 5,
+            Self::Failed | Self::Refused(_) => 1,
+            Self::Unreachable => 3,
+            Self::Unwell(code) => code,
+        }
+    }
+
+    fn word(self) -> String {
+        match self {
+            Self::Refused(kind) => word(&kind),
+            Self::Unreachable => "unreachable".to_owned(),
+            Self::Failed | Self::Unwell(_) => "failed".to_owned(),
+        }
+    }
+}
 
 /// A failure, as the user sees it.
 #[derive(Debug)]
 pub(crate) struct Failure {
     message: String,
     hint: Option<String>,
+    kind: Kind,
 }
 
 /// What a command returns.
@@ -27,7 +65,20 @@ impl Failure {
         Self {
             message: message.into(),
             hint: None,
+            kind: Kind::Failed,
         }
+    }
+
+    /// A check that has shown what is wrong, for programs to see by the exit status.
+    pub(crate) fn unwell(code: u8) -> Self {
+        Self {
+            kind: Kind::Unwell(code),
+            ..Self::new("")
+        }
+    }
+
+    pub(crate) fn exit_code(&self) -> u8 {
+        self.kind.exit_code()
     }
 
     /// Adds what to do about it.
@@ -42,10 +93,21 @@ impl Failure {
         self
     }
 
-    /// Prints it to stderr.
-    pub(crate) fn print(&self) {
+    /// Prints it to stderr, as the API writes errors if `json`.
+    pub(crate) fn print(&self, json: bool) {
+        if matches!(self.kind, Kind::Unwell(_)) {
+            return;
+        }
         let mut stderr = std::io::stderr().lock();
         // Nothing can be done when stderr is closed.
+        if json {
+            let _ = writeln!(
+                stderr,
+                "{}",
+                error_json(&self.kind.word(), &self.message, self.hint.as_deref())
+            );
+            return;
+        }
         let _ = writeln!(stderr, "error: {}", self.message);
         if let Some(hint) = &self.hint {
             let _ = writeln!(stderr, "hint: {hint}");
@@ -64,8 +126,17 @@ impl From<ClientError> for Failure {
         Self {
             hint: error.hint(),
             message: error.to_string(),
+            kind: match &error {
+                ClientError::Refused(refused) => Kind::Refused(refused.kind),
+                ClientError::NoDaemon { .. } | ClientError::Answer { .. } => Kind::Unreachable,
+            },
         }
     }
+}
+
+/// An error in the API's form: `{"error":{"kind":..,"message":..,"hint":..}}`.
+pub(crate) fn error_json(kind: &str, message: &str, hint: Option<&str>) -> String {
+    serde_json::json!({"error": {"kind": kind, "message": message, "hint": hint}}).to_string()
 }
 
 /// Says what was being done when something else went wrong.

@@ -22,6 +22,7 @@ mod serve;
 use std::process::ExitCode;
 
 use clap::FromArgMatches;
+use clap_complete::CompleteEnv;
 use forebay_control::api::client::Client;
 
 use cli::{Cli, Command};
@@ -31,15 +32,34 @@ use output::Output;
 
 fn main() -> ExitCode {
     abort_on_panic();
-    let said = cli::definition().get_matches();
-    let cli = Cli::from_arg_matches(&said).unwrap_or_else(|error| error.exit());
+    // Of the shell's completion this is all: it ends the process.
+    CompleteEnv::with_factory(cli::definition).complete();
+    let said = cli::definition().try_get_matches();
+    let cli = match said.and_then(|said| Cli::from_arg_matches(&said)) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let json = cli.json;
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            failure.print();
-            ExitCode::FAILURE
+            failure.print(json);
+            ExitCode::from(failure.exit_code())
         }
     }
+}
+
+/// Prints help, a version, or what is wrong with the command line.
+fn usage(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() && std::env::args_os().any(|arg| arg == "--json") {
+        let text = error.to_string();
+        let text = text.trim().trim_start_matches("error: ");
+        eprintln!("{}", failure::error_json("usage", text, None));
+    } else {
+        // Nothing can be done when the output is closed.
+        let _ = error.print();
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
 /// A process that has lost its bearings must not go on: what it leaves behind is made for its death.
@@ -76,7 +96,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Upgrade => command::status::upgrade(&context()?),
         Command::Shutdown => command::status::shutdown(&context()?),
         Command::Stats => command::status::stats(&context()?),
-        Command::Status => command::status::status(&context()?),
+        Command::Status { check } => command::status::status(&context()?, check),
         Command::Top(args) => command::top::top(&context()?, &args),
         Command::Completion { shell } => cli::pages::completion(shell),
         Command::Man { folder } => cli::pages::manual(&folder),

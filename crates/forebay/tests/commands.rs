@@ -280,11 +280,11 @@ fn what_is_typed_arrives() {
                 "create",
                 "acme/disk",
                 "--host",
-                "nqn.a",
+                "nqn.2026-01.org:a",
                 "--host",
-                "nqn.b",
+                "nqn.2026-01.org:b",
             ],
-            "hosts: [\"nqn.a\", \"nqn.b\"], any_host: false",
+            "hosts: [\"nqn.2026-01.org:a\", \"nqn.2026-01.org:b\"], any_host: false",
         ),
         (
             &["export", "create", "acme/disk", "--any-host"],
@@ -296,11 +296,11 @@ fn what_is_typed_arrives() {
                 "set",
                 "acme/disk",
                 "--add-host",
-                "nqn.a",
+                "nqn.2026-01.org:a",
                 "--remove-host",
-                "nqn.b",
+                "nqn.2026-01.org:b",
             ],
-            "ExportUpdate { add_hosts: [\"nqn.a\"], remove_hosts: [\"nqn.b\"], any_host: None, disconnect_hosts: false }",
+            "ExportUpdate { add_hosts: [\"nqn.2026-01.org:a\"], remove_hosts: [\"nqn.2026-01.org:b\"], any_host: None, disconnect_hosts: false }",
         ),
         (
             &["export", "set", "acme/disk", "--any-host"],
@@ -434,7 +434,7 @@ fn refusals_go_to_stderr_with_a_hint() {
     let cases: [(&[&str], i32, &[&str]); 7] = [
         (
             &["tenant", "create", "taken"],
-            1,
+            5,
             &[
                 "error: tenant taken exists\n",
                 "hint: choose another name\n",
@@ -474,7 +474,7 @@ fn refusals_go_to_stderr_with_a_hint() {
 fn no_daemon_says_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let output = forebay(&folder.path().join("none.sock"), &["status"]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(3));
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("error: no daemon answers at"), "{said}");
     assert!(

@@ -144,7 +144,13 @@ fn import_replaces_and_keeps_an_export_as_it_was() {
     let daemon = Daemon::start();
     daemon.json(&["tenant", "create", "acme"]);
     daemon.json(&["volume", "create", "acme/disk", "--size", "24M"]);
-    daemon.json(&["export", "create", "acme/disk", "--host", "nqn.a"]);
+    daemon.json(&[
+        "export",
+        "create",
+        "acme/disk",
+        "--host",
+        "nqn.2026-01.org:a",
+    ]);
     let full = vec![0xee_u8; 24 * MIB as usize];
     std::fs::write(daemon.path("full.img"), &full).unwrap();
     daemon.json(&["volume", "import", "full.img", "acme/disk"]);
@@ -156,7 +162,7 @@ fn import_replaces_and_keeps_an_export_as_it_was() {
     let read = std::fs::read(daemon.path("out.img")).unwrap();
     assert!(read == wanted, "old bytes are left");
     let export = daemon.json(&["export", "show", "acme/disk"]);
-    assert_eq!(export["hosts"], serde_json::json!(["nqn.a"]));
+    assert_eq!(export["hosts"], serde_json::json!(["nqn.2026-01.org:a"]));
 
     daemon.refused(&["volume", "export", "acme/disk", "out.img"], "exists");
     std::fs::write(daemon.path("large.img"), vec![1; 25 * MIB as usize]).unwrap();

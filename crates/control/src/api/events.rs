@@ -8,8 +8,6 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::owner::now_unix_ms;
-
 /// What kind of thing happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -98,9 +96,8 @@ pub struct Event {
 }
 
 impl Event {
-    /// An event of this moment that is about nothing yet.
-    pub(crate) fn new(sequence: u64, kind: EventKind) -> Self {
-        let at_unix_ms = now_unix_ms();
+    /// An event with its number and time, milliseconds since the Unix epoch, that is about nothing yet.
+    pub(crate) fn new((sequence, at_unix_ms): (u64, u64), kind: EventKind) -> Self {
         Self {
             sequence,
             at_unix_ms,

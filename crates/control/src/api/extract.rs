@@ -13,7 +13,9 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::Response;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::error::ApiError;
 use super::validate;
@@ -21,7 +23,7 @@ use super::validate;
 /// A JSON body.
 pub(super) struct Body<T>(pub(super) T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+impl<T: DeserializeOwned + Serialize, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Response;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
@@ -53,8 +55,38 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
         })?;
         json.end()
             .map_err(|error| refuse(format!("the request body is not valid: {error}")))?;
+        if let Some(at) = array_for_object(&bytes, &value) {
+            return Err(refuse(format!(
+                "the request body is not valid: {at}an object is expected, not an array"
+            )));
+        }
         Ok(Self(value))
     }
+}
+
+/// Where a body has an array in place of an object, which serde takes for the object's fields in their order.
+fn array_for_object<T: Serialize>(bytes: &[u8], read: &T) -> Option<String> {
+    fn find(said: &Value, read: &Value) -> Option<String> {
+        match (said, read) {
+            (Value::Array(_), Value::Object(_)) => Some(String::new()),
+            (Value::Object(said), Value::Object(read)) => said.iter().find_map(|(name, part)| {
+                let inner = find(part, read.get(name)?)?;
+                Some(match inner.as_str() {
+                    "" => format!("`{name}`: "),
+                    inner => format!("`{name}.{}", &inner[1..]),
+                })
+            }),
+            (Value::Array(said), Value::Array(read)) => said
+                .iter()
+                .zip(read)
+                .find_map(|(said, read)| find(said, read)),
+            _ => None,
+        }
+    }
+    find(
+        &serde_json::from_slice(bytes).ok()?,
+        &serde_json::to_value(read).ok()?,
+    )
 }
 
 /// The query's parameters.

@@ -26,6 +26,7 @@ mod server;
 pub mod stats;
 mod transfer_routes;
 pub mod validate;
+mod whole_body;
 
 #[cfg(test)]
 mod tests;

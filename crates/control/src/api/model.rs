@@ -62,6 +62,36 @@ pub struct Status {
     pub last_death: Option<DeathReport>,
     /// Things an operator should know, in sentences.
     pub warnings: Vec<String>,
+    /// How all of this is to be judged.
+    #[serde(default)]
+    pub health: Health,
+    /// Space in the pool; null: no pool is open.
+    #[serde(default)]
+    pub capacity: Option<Capacity>,
+}
+
+/// How a daemon is doing. What is configured so (a listener that others can reach, a device without data) does not count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Health {
+    /// Everything is served.
+    #[default]
+    Well,
+    /// Everything is served, and there are warnings.
+    Warning,
+    /// Something is not served.
+    Trouble,
+}
+
+/// Space in the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Capacity {
+    /// All of it.
+    pub total_bytes: u64,
+    /// What volumes have.
+    pub used_bytes: u64,
+    /// What can be had.
+    pub free_bytes: u64,
 }
 
 /// Which of the two processes died.

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Router;
+use axum::{Router, middleware};
 use forebay_device::fence::{FenceError, claim_file};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -30,6 +30,7 @@ use super::error::ApiError;
 use super::figure_routes;
 use super::request::Handle;
 use super::routes::{self, TIME_LIMIT};
+use super::whole_body;
 
 /// Connections served at the same time; further ones wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 64;
@@ -293,6 +294,7 @@ pub(super) async fn serve_those(
                 refusing.clone()
             }
         };
+        let router = router.layer(middleware::from_fn(whole_body::read));
         let stopped = stopped.clone();
         tokio::spawn(async move {
             connection(stream, router, stopped).await;

@@ -288,7 +288,10 @@ fn large_body_is_refused() {
     let body = format!(r#"{{"name":"{}"}}"#, "a".repeat(BODY_MAX_BYTES));
     let (status, answer) = exchange(&daemon, "POST", "/v1/tenants", Some(&body));
     assert_eq!(status, 413);
-    assert_eq!(answer["error"]["message"], "the request body is too large");
+    assert_eq!(
+        answer["error"]["message"],
+        "the request body is too large: at most 262144 bytes are read"
+    );
 }
 
 #[test]

@@ -40,21 +40,51 @@ pub fn name(what: &str, name: &str) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Checks a host's NQN: `nqn.` and then printable ASCII, at most 223 bytes.
+/// Whether a text is an NQN (NVMe Base 2.1, 4.7): `nqn.yyyy-mm.` and a reverse domain name, then `:` and what the owner
+/// of the domain makes up. Printable ASCII only.
+fn is_nqn(text: &str) -> bool {
+    let Some(rest) = text.strip_prefix("nqn.") else {
+        return false;
+    };
+    let (domain, unique) = match rest.split_once(':') {
+        Some((domain, unique)) => (domain, Some(unique)),
+        None => (rest, None),
+    };
+    let Some((date, domain)) = domain.split_once('.') else {
+        return false;
+    };
+    let digits =
+        |text: &str, count| text.len() == count && text.bytes().all(|b| b.is_ascii_digit());
+    let is_date = date.split_once('-').is_some_and(|(year, month)| {
+        digits(year, 4) && digits(month, 2) && ("01"..="12").contains(&month)
+    });
+    let is_label = |label: &str| {
+        !label.is_empty()
+            && label
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
+    };
+    is_date
+        && domain.split('.').all(is_label)
+        && unique.is_none_or(|unique| !unique.is_empty())
+        && text.bytes().all(|byte| byte.is_ascii_graphic())
+        && text.len() <= NQN_MAX
+}
+
+/// Checks a host's NQN, at most 223 bytes.
 ///
 /// # Errors
 /// `invalid`, saying what is allowed.
 pub fn host_nqn(nqn: &str) -> Result<(), ApiError> {
-    let printable = nqn.bytes().all(|byte| byte.is_ascii_graphic());
-    if nqn.len() <= 4 || nqn.len() > NQN_MAX || !nqn.starts_with("nqn.") || !printable {
+    if !is_nqn(nqn) {
         let shown: String = nqn
             .chars()
             .take(240)
             .flat_map(char::escape_default)
             .collect();
         return Err(ApiError::invalid(format!("`{shown}` is not a host NQN")).hint(
-            "a host NQN starts with `nqn.` and has at most 223 characters; a Linux host's is in \
-             /etc/nvme/hostnqn",
+            "a host NQN is like nqn.2014-08.org.nvmexpress:uuid:UUID, with at most 223 characters; a Linux host's is \
+             in /etc/nvme/hostnqn",
         ));
     }
     Ok(())
@@ -133,18 +163,28 @@ mod tests {
     #[test]
     fn nqns() {
         host_nqn("nqn.2014-08.org.nvmexpress:uuid:2d5a0d1f-0000-4000-8000-000000000000").unwrap();
-        host_nqn(&format!("nqn.{}", "x".repeat(219))).unwrap();
+        host_nqn(&format!("nqn.2026-01.a:{}", "x".repeat(208))).unwrap();
+        host_nqn("nqn.2014-08.org.nvmexpress.discovery").unwrap();
+        host_nqn("nqn.2026-12.host-7.example_a.org:a:b").unwrap();
         for bad in [
             "",
             "nqn.",
             "iqn.2001-01.x:y",
+            "nqn.host",
+            "nqn.2026.org:a",
+            "nqn.2026-13.org:a",
+            "nqn.2026-1.org:a",
+            "nqn.2026-01.:a",
+            "nqn.2026-01.org:",
+            "nqn.2026-01.a..b:a",
+            "nqn.2026-01.a:b c",
             "nqn.a b",
             "nqn.\u{e4}",
             "nqn.a\0",
         ] {
             host_nqn(bad).unwrap_err();
         }
-        host_nqn(&format!("nqn.{}", "x".repeat(220))).unwrap_err();
+        host_nqn(&format!("nqn.2026-01.a:{}", "x".repeat(210))).unwrap_err();
     }
 
     #[test]

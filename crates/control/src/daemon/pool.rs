@@ -125,6 +125,7 @@ impl Daemon {
         owner: Rc<Owner>,
         body: DeviceAdd,
     ) -> Result<DeviceInfo, ApiError> {
+        owner.refuse_own_device(&body.spec)?;
         let device = blocking(move || devices::open_new(&body)).await?;
         let (store, made) = (device.store.clone(), device.made());
         let added = owner.clone().device_add(device).await;

@@ -16,8 +16,8 @@ use forebay_pool::{DEFAULT_EXTENT_BYTES, NewDevice, Pool, PoolSettings, PoolSpec
 
 use super::place::{self, NewFiles};
 use super::{
-    OVERWRITE_HINT, OpenPool, PoolDevice, api_error, claim, claim_all, exclusive, invalid, now_s,
-    open_device,
+    OVERWRITE_HINT, OpenPool, PoolDevice, api_error, claim, claim_all, exclusive, invalid,
+    is_same_place, now_s, open_device,
 };
 use crate::api::error::{self, ApiError};
 use crate::api::model::{DeviceAdd, Placement, PoolCreate};
@@ -56,6 +56,7 @@ fn make(body: &PoolCreate) -> Result<OpenPool, ApiError> {
 }
 
 fn create_with(body: &PoolCreate, made: &mut Vec<PathBuf>) -> Result<OpenPool, ApiError> {
+    refuse_twice(&body.devices)?;
     let mut opened = Vec::new();
     let mut zero = Vec::new();
     for text in &body.devices {
@@ -99,6 +100,19 @@ fn create_with(body: &PoolCreate, made: &mut Vec<PathBuf>) -> Result<OpenPool, A
         tenure: None,
         is_new: true,
     })
+}
+
+/// A disk that is named twice would be found in use, by this daemon itself.
+fn refuse_twice(specs: &[String]) -> Result<(), ApiError> {
+    for (at, spec) in specs.iter().enumerate() {
+        if let Some(other) = specs[..at].iter().find(|other| is_same_place(spec, other)) {
+            return Err(
+                ApiError::invalid(format!("{spec} and {other} are the same device"))
+                    .hint("give each device once"),
+            );
+        }
+    }
+    Ok(())
 }
 
 /// A pool's settings with what is given changed.

@@ -15,6 +15,7 @@ mod record;
 #[cfg(test)]
 mod tests;
 use std::collections::{BTreeSet, HashMap};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -125,6 +126,19 @@ fn canonical(spec: &DeviceSpec) -> Option<DeviceSpec> {
     let at = path.parent()?.canonicalize().ok()?.join(path.file_name()?);
     let text = spec.to_string().replacen(path.to_str()?, at.to_str()?, 1);
     text.parse().ok()
+}
+
+/// Whether two device specifications name the same file or the same disk, which exists.
+pub(crate) fn is_same_place(one: &str, other: &str) -> bool {
+    let place = |text: &str| {
+        let spec: DeviceSpec = text.parse().ok()?;
+        let found = spec.path().metadata().ok()?;
+        Some(match found.file_type().is_block_device() {
+            true => (0, found.rdev()),
+            false => (found.dev(), found.ino()),
+        })
+    };
+    place(one).is_some_and(|one| Some(one) == place(other))
 }
 
 /// Opens a device, within a time limit: opening may wait for what is under way there.

@@ -19,6 +19,8 @@ fn status() -> Status {
         pool: None,
         pool_trouble: None,
         last_death: None,
+        health: crate::api::model::Health::Well,
+        capacity: None,
         warnings: vec!["the moon is full".to_owned()],
     }
 }

@@ -27,6 +27,28 @@ use tokio::time::timeout;
 /// How long a new export waits for an engine that begins or is taken over. Without one, the next is told of it.
 const ENGINE_WAIT: Duration = Duration::from_secs(2);
 
+fn deleted_meanwhile(name: &str) -> ApiError {
+    ApiError::in_use(format!(
+        "another request deleted volume {name} while it was being exported"
+    ))
+    .hint("make the volume again, or find out who deleted it: `forebay events --audit`")
+}
+
+/// Each host to be removed must be listed: a wrong name would leave the right one connected.
+fn refuse_unlisted(export: &ExportRecord, name: &str, remove: &[String]) -> Result<(), ApiError> {
+    let unlisted: Vec<&str> = (remove.iter().map(String::as_str))
+        .filter(|host| !export.hosts.iter().any(|listed| listed == host))
+        .collect();
+    if unlisted.is_empty() {
+        return Ok(());
+    }
+    Err(ApiError::not_found(format!(
+        "export {name} does not list {}; nothing was changed",
+        unlisted.join(", ")
+    ))
+    .hint(format!("`forebay export show {name}` lists its hosts")))
+}
+
 impl Owner {
     /// Exports a volume.
     pub(crate) async fn export_create(
@@ -85,14 +107,22 @@ impl Owner {
                 )
                 .map_err(api_error)?
         };
-        self.making.borrow_mut().insert(export);
-        let made = self.begin_export(export).await;
-        self.making.borrow_mut().remove(&export);
-        made?;
         let name = format!("{tenant}/{volume}");
+        let named = format!("{volume}@{}", export.0);
+        // Another request may delete it before this one is answered.
+        let made = self.export_show(&tenant, &named)?;
+        self.making.borrow_mut().insert(export);
+        let begun = self.begin_export(export).await;
+        self.making.borrow_mut().remove(&export);
+        if let Err(error) = begun {
+            return Err(match self.core.borrow().pool.volume(id) {
+                Ok(_) => error,
+                Err(_) => deleted_meanwhile(&name),
+            });
+        }
         let text = format!("{name} is exported from now on");
         self.tell_export(EventKind::ExportCreated, name, text);
-        let mut shown = self.export_show(&tenant, &format!("{volume}@{}", export.0))?;
+        let mut shown = self.export_show(&tenant, &named).unwrap_or(made);
         // It may be served elsewhere than it was to be.
         let _ = self.push_budgets().await;
         shown.warnings = self.say_lacking(&lacking);
@@ -116,8 +146,10 @@ impl Owner {
             Err(error) => return Err(engine_error(&error)),
         };
         let path = self.machine_path(export);
-        let undone = self.core.borrow_mut().pool.delete_export(export);
-        undone.map_err(api_error)?;
+        if self.core.borrow_mut().pool.delete_export(export).is_err() {
+            // Another request has deleted it, and has told the engine.
+            return Err(error);
+        }
         self.commit_for_api().await?;
         let of_engine = EngineExportId(export.0);
         let message = |request| ToEngine::RemoveExport {
@@ -213,6 +245,11 @@ impl Owner {
         body: ExportUpdate,
     ) -> Result<Export, ApiError> {
         let id = self.export_id(&tenant, &volume)?;
+        {
+            let core = self.core.borrow();
+            let export = core.pool.export(id).map_err(api_error)?;
+            refuse_unlisted(export, &format!("{tenant}/{volume}"), &body.remove_hosts)?;
+        }
         let may_connect = |record: &ExportRecord| {
             let any_host = body.any_host.unwrap_or(record.any_host);
             let mut hosts = record.hosts.clone();

@@ -72,8 +72,10 @@ impl Owner {
             .pool
             .create_tenant(&name, now_s())
             .map_err(api_error)?;
+        // Another request may delete it before this one is answered.
+        let made = self.tenant_show(&name)?;
         self.commit_for_api().await?;
-        self.tenant_show(&name)
+        Ok(self.tenant_show(&name).unwrap_or(made))
     }
 
     /// Ends a tenant without volumes.
@@ -107,9 +109,13 @@ impl Owner {
         let id = id.map_err(|error| {
             reservation_error(self, error, body.reserved_bytes, body.size_bytes)
         })?;
+        // Another request may delete it before this one is answered.
+        let made = self.volume_show(&tenant, &body.name)?;
         self.commit_for_api().await?;
-        self.push_volume(id).await?;
-        self.volume_show(&tenant, &body.name)
+        if self.core.borrow().pool.volume(id).is_ok() {
+            self.push_volume(id).await?;
+        }
+        Ok(self.volume_show(&tenant, &body.name).unwrap_or(made))
     }
 
     /// Does something that may find no space; if so, again once what was never written is taken back.

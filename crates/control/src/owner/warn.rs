@@ -16,7 +16,7 @@ use forebay_xlate::DeviceIndex;
 
 use super::{Core, Owner};
 use crate::api::events::EventKind;
-use crate::api::model::{DeviceInfo, DeviceState};
+use crate::api::model::{Capacity, DeviceInfo, DeviceState, Health};
 use crate::events::News;
 
 /// So many of the affected volumes are named.
@@ -102,11 +102,7 @@ impl Owner {
             warnings.extend(self.error_warning(&core, &device));
         }
         drop(core);
-        for device in &*self.devices.borrow() {
-            for note in &device.store.0.info().notes {
-                warnings.push(format!("device {}: {note}", device.spec));
-            }
-        }
+        warnings.extend(self.notes());
         warnings.extend(self.label_warnings());
         warnings.extend(self.nameless_warnings());
         warnings.extend(self.copies_warnings());
@@ -115,6 +111,44 @@ impl Owner {
         warnings.extend(self.promise_warning());
         warnings.extend(self.unwritten_warning());
         warnings
+    }
+
+    /// What is so because it is configured so.
+    fn notes(&self) -> Vec<String> {
+        let devices = self.devices.borrow();
+        let of = |device: &crate::devices::PoolDevice| {
+            let notes = device.store.0.info().notes.clone();
+            let spec = device.spec.clone();
+            notes
+                .into_iter()
+                .map(move |note| format!("device {spec}: {note}"))
+        };
+        devices.iter().flat_map(of).collect()
+    }
+
+    /// How the pool is doing.
+    pub(crate) fn health(&self) -> Health {
+        let is_lost = |device: &DeviceInfo| {
+            matches!(device.state, DeviceState::Failed | DeviceState::Missing)
+        };
+        let is_trouble = self.committer.trouble().is_some()
+            || self.device_list().iter().any(is_lost)
+            || !self.quarantine_warnings().is_empty();
+        match is_trouble {
+            true => Health::Trouble,
+            false if self.warnings().len() > self.notes().len() => Health::Warning,
+            false => Health::Well,
+        }
+    }
+
+    /// Space in the pool.
+    pub(crate) fn capacity(&self) -> Capacity {
+        let space = self.core.borrow().pool.space();
+        Capacity {
+            total_bytes: space.total_bytes(),
+            used_bytes: space.used_bytes(),
+            free_bytes: space.free_bytes(),
+        }
     }
 
     fn device_warning(&self, core: &Core, device: &DeviceInfo) -> Option<String> {

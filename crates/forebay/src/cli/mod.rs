@@ -12,6 +12,7 @@ mod examples;
 mod limits_page;
 #[cfg(test)]
 mod mentioned;
+mod names;
 pub(crate) mod pages;
 mod pool;
 #[cfg(test)]
@@ -88,7 +89,12 @@ pub(crate) enum Command {
     /// Show what happened: deaths, take-overs, hosts, devices, space, quarantines
     Events(EventsArgs),
     /// Show how daemon and engine are doing
-    Status,
+    Status {
+        /// Exit with 0 if all is well, 1 if there are warnings, 2 if something is not served; what is configured so does not
+        /// count
+        #[arg(long)]
+        check: bool,
+    },
     /// Measured loads
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -130,6 +136,7 @@ pub(crate) enum TenantCommand {
     /// Show one tenant
     Show {
         /// Its name
+        #[arg(add = names::tenants())]
         name: String,
     },
     /// State what a tenant may use (its quality of service, QoS), or take that away; says whether its base can be
@@ -142,6 +149,7 @@ pub(crate) enum TenantCommand {
     ))]
     Budget {
         /// Its name
+        #[arg(add = names::tenants())]
         name: String,
         #[command(flatten)]
         budget: BudgetArgs,
@@ -155,6 +163,7 @@ pub(crate) enum TenantCommand {
     /// End a tenant that has no volumes
     Delete {
         /// Its name
+        #[arg(add = names::tenants())]
         name: String,
     },
 }
@@ -233,16 +242,17 @@ pub(crate) enum VolumeCommand {
     /// List volumes
     List {
         /// Of this tenant only
+        #[arg(add = names::tenants())]
         tenant: Option<String>,
     },
     /// Show a volume
     Show {
-        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
     },
     /// Grow a volume; connected hosts see it
     Resize {
-        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
         /// Its new size, e.g. 20G
         #[arg(long, value_parser = parse_size)]
@@ -250,7 +260,7 @@ pub(crate) enum VolumeCommand {
     },
     /// Change how much space a volume is promised, whatever other volumes do
     Set {
-        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
         /// A size (0: nothing is promised), or `full`
         #[arg(long, value_name = "SIZE|full", value_parser = Reserve::parse)]
@@ -264,21 +274,21 @@ pub(crate) enum VolumeCommand {
             .multiple(true)
     ))]
     Budget {
-        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
         #[command(flatten)]
         budget: BudgetArgs,
     },
     /// End a volume that is not exported
     Delete {
-        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
     },
     /// Copy a raw image into an empty volume, as large as the image or larger
     Import {
         /// The image: a file or block device
         file: PathBuf,
-        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
         /// Replace everything that the volume holds
         #[arg(long)]
@@ -289,7 +299,7 @@ pub(crate) enum VolumeCommand {
     },
     /// Copy a volume into a new raw image, sparse where the volume is zero
     Export {
-        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
         /// The image
         file: PathBuf,
@@ -304,7 +314,7 @@ pub(crate) enum ExportCommand {
     List,
     /// Show an export and how to attach it; TENANT/VOLUME@ID where a volume has several
     Show {
-        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::exports())]
         volume: VolumeName,
     },
     /// Change who may connect; refused while hosts are connected that may no longer connect
@@ -317,12 +327,12 @@ pub(crate) enum ExportCommand {
     Set(ExportSetArgs),
     /// Serve an export again that is quarantined because engines died of it
     Resume {
-        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::exports())]
         volume: VolumeName,
     },
     /// End an export; refused while hosts or a virtual machine are connected
     Delete {
-        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::exports())]
         volume: VolumeName,
         /// Go on even if hosts or a virtual machine are connected: they lose the disk
         #[arg(long)]
@@ -333,7 +343,7 @@ pub(crate) enum ExportCommand {
 /// An export to be made.
 #[derive(Debug, Args)]
 pub(crate) struct ExportCreateArgs {
-    #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+    #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
     pub(crate) volume: VolumeName,
     /// A host that may connect (its NQN, on Linux in /etc/nvme/hostnqn); may be repeated
     #[arg(long = "host", value_name = "NQN", conflicts_with_all = ["nvme_pcie", "vhost_user"])]
@@ -372,7 +382,7 @@ pub(crate) struct ExportCreateArgs {
 /// Who may connect to an export from now on.
 #[derive(Debug, Args)]
 pub(crate) struct ExportSetArgs {
-    #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+    #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::exports())]
     pub(crate) volume: VolumeName,
     /// Let this host connect; may be repeated
     #[arg(long = "add-host", value_name = "NQN")]

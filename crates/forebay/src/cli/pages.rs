@@ -1,29 +1,205 @@
 //! `forebay completion` and `forebay man`.
 //!
 //! Purpose: what a package installs beside the program, made by the program itself.
-//! Design: generated from the command line's definition, so it can't fall behind it.
+//! Design: generated from the command line's definition and the book's page on configuration, so that it can't fall behind
+//! them. A completion script only calls the program, which completes names as well (`names`).
 //! Not here: where a package puts it (`cargo xtask package`).
 
+use std::io;
 use std::path::Path;
 
+use clap::Command;
 use clap_complete::Shell;
+use clap_complete::env::Shells;
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
 
 use super::definition;
-use crate::failure::{Outcome, While};
+use crate::failure::{Failure, Outcome, While};
 use crate::output::print;
+
+const CONFIGURATION: &str = include_str!("../../../../docs/src/configuration.md");
+/// What an exit status says.
+const EXIT_STATUS: [(&str, &str); 6] = [
+    ("0", "Success."),
+    ("1", "The command failed, or the daemon refused."),
+    ("2", "The command line is wrong."),
+    ("3", "No daemon answers."),
+    ("4", "What was named does not exist."),
+    ("5", "What was to be made exists already."),
+];
+const FILES: [(&str, &str); 4] = [
+    ("./forebay.toml", "The configuration, if no other is named."),
+    (
+        "/etc/forebay/forebay.toml",
+        "The configuration of the service.",
+    ),
+    ("/run/forebay/api.sock", "The API socket of the service."),
+    ("/var/lib/forebay", "The state of the service."),
+];
 
 /// Prints the completion script for a shell.
 pub(crate) fn completion(shell: Shell) -> Outcome {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut definition(), "forebay", &mut script);
-    print(&String::from_utf8_lossy(&script))
+    print(&String::from_utf8_lossy(&script(shell)?))
 }
 
-/// Writes a manual page for each command to a folder, which is made if it is missing.
+fn script(shell: Shell) -> Outcome<Vec<u8>> {
+    let name = shell.to_string();
+    let shells = Shells::builtins();
+    let completer = shells.completer(&name);
+    let completer =
+        completer.ok_or_else(|| Failure::new(format!("there is no completion for {name}")))?;
+    let mut script = Vec::new();
+    completer
+        .write_registration("COMPLETE", "forebay", "forebay", "forebay", &mut script)
+        .while_doing("write a completion script")?;
+    Ok(script)
+}
+
+/// Writes a manual page for each command, and one for the configuration, to a folder, which is made if it is missing.
 pub(crate) fn manual(folder: &Path) -> Outcome {
     let doing = || format!("write manual pages to {}", folder.display());
     std::fs::create_dir_all(folder).while_doing(doing())?;
-    clap_mangen::generate_to(definition(), folder).while_doing(doing())
+    let mut all = definition().disable_help_subcommand(true);
+    all.build();
+    let mut pages = Vec::new();
+    pages_of(&all, "", &mut pages).while_doing(doing())?;
+    pages.push(("forebay.toml.5".to_owned(), configuration_page()));
+    for (name, page) in pages {
+        std::fs::write(folder.join(name), page).while_doing(doing())?;
+    }
+    Ok(())
+}
+
+/// The pages of a command and those below it, by file name.
+fn pages_of(command: &Command, above: &str, pages: &mut Vec<(String, Vec<u8>)>) -> io::Result<()> {
+    let name = match above {
+        "" => command.get_name().to_owned(),
+        above => format!("{above}-{}", command.get_name()),
+    };
+    let below: Vec<&Command> = command
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+        .collect();
+    let man = Man::new(command.clone());
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    if !below.is_empty() {
+        man.render_subcommands_section(&mut page)?;
+    }
+    let mut rest = Roff::new();
+    if let Some(example) = command.get_after_help() {
+        let example = example.to_string();
+        let example = example.trim_start_matches("Example:").trim();
+        rest.control("SH", ["EXAMPLES"]);
+        rest.control("EX", []);
+        rest.text([roman(example)]);
+        rest.control("EE", []);
+    }
+    listed(&mut rest, "EXIT STATUS", &EXIT_STATUS);
+    if name == "forebay-status" {
+        rest.control("PP", []);
+        rest.text([roman(
+            "With --check: 0 if all is well, 1 if there are warnings, 2 if something is not served, 3 if no daemon answers.",
+        )]);
+    }
+    listed(&mut rest, "FILES", &FILES);
+    let mut others: Vec<String> = below
+        .iter()
+        .map(|command| format!("{name}-{}(1)", command.get_name()))
+        .collect();
+    if !above.is_empty() {
+        others.push(format!("{above}(1)"));
+    }
+    others.push("forebay.toml(5)".to_owned());
+    rest.control("SH", ["SEE ALSO"]);
+    rest.text([roman(others.join(", "))]);
+    rest.to_writer(&mut page)?;
+    pages.push((format!("{name}.1"), page));
+    below
+        .into_iter()
+        .try_for_each(|command| pages_of(command, &name, pages))
+}
+
+fn listed(page: &mut Roff, title: &str, items: &[(&str, &str)]) {
+    page.control("SH", [title]);
+    for (name, text) in items {
+        page.control("TP", []);
+        page.text([bold(*name)]);
+        page.text([roman(*text)]);
+    }
+}
+
+/// The page of the book on configuration, up to where it says how commands find the daemon.
+fn configuration_page() -> Vec<u8> {
+    let text = CONFIGURATION
+        .split("## Finding the daemon")
+        .next()
+        .unwrap_or("");
+    let mut page = Roff::new();
+    page.control("TH", ["forebay.toml", "5"]);
+    page.control("SH", ["NAME"]);
+    page.text([roman(
+        "forebay.toml - the configuration of the forebay daemon",
+    )]);
+    page.control("SH", ["DESCRIPTION"]);
+    let mut is_code = false;
+    for line in text.lines().skip(1) {
+        if line.starts_with("```") {
+            is_code = !is_code;
+            page.control(if is_code { "EX" } else { "EE" }, []);
+        } else if is_code {
+            page.text([roman(line)]);
+        } else if let Some(row) = line.strip_prefix('|') {
+            let mut cells = row.split('|').map(|cell| cell.trim().replace('`', ""));
+            let (key, value) = (
+                cells.next().unwrap_or_default(),
+                cells.next().unwrap_or_default(),
+            );
+            if !key.starts_with('-') {
+                page.control("TP", []);
+                page.text([bold(key)]);
+                page.text([roman(value)]);
+            }
+        } else if line.is_empty() {
+            page.control("PP", []);
+        } else {
+            page.text([roman(plain(line))]);
+        }
+    }
+    listed(&mut page, "FILES", &FILES[..2]);
+    page.control("SH", ["SEE ALSO"]);
+    page.text([roman("forebay-serve(1), forebay(1)")]);
+    page.render().into_bytes()
+}
+
+/// A line of the book without its marks: `[text](page.md)` is its text.
+fn plain(line: &str) -> String {
+    let mut text = String::new();
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once('[') {
+        let link = after.split_once("](").and_then(|(name, target)| {
+            let (_, after) = target.split_once(')')?;
+            Some((name, after))
+        });
+        text.push_str(before);
+        match link {
+            Some((name, after)) => {
+                text.push_str(name);
+                rest = after;
+            }
+            None => {
+                text.push('[');
+                rest = after;
+            }
+        }
+    }
+    text.push_str(rest);
+    text.replace('`', "")
 }
 
 #[cfg(test)]
@@ -35,24 +211,39 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let pages = folder.path().join("man");
         manual(&pages).unwrap();
-        let page = std::fs::read_to_string(pages.join("forebay-export-set.1")).unwrap();
-        assert!(
-            page.contains("listed") && page.contains("Example"),
-            "{page}"
-        );
-        assert!(pages.join("forebay.1").exists());
+        let read = |name: &str| std::fs::read_to_string(pages.join(name)).unwrap();
+        let page = read("forebay-export-set.1");
+        for part in [
+            "listed",
+            "EXAMPLES",
+            "EXIT STATUS",
+            "FILES",
+            "SEE ALSO",
+            "forebay\\-export(1)",
+            "forebay.toml(5)",
+        ] {
+            assert!(page.contains(part), "{part}: {page}");
+        }
+        assert!(read("forebay.1").contains("forebay\\-volume(1)"));
         assert!(!pages.join("forebay-engine.1").exists());
+        let page = read("forebay.toml.5");
+        for part in [
+            "NAME",
+            "DESCRIPTION",
+            "nvme_tcp",
+            "log.level",
+            "Running a pool",
+        ] {
+            assert!(page.contains(part), "{part}: {page}");
+        }
+        assert!(!page.contains("pool.md"), "{page}");
     }
 
     #[test]
     fn every_shell_gets_its_script() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut definition(), "forebay", &mut script);
-            let script = String::from_utf8(script).unwrap();
-            for word in ["export", "any-host", "completion"] {
-                assert!(script.contains(word), "{shell}: {word}");
-            }
+            let script = String::from_utf8(script(shell).unwrap()).unwrap();
+            assert!(script.contains("COMPLETE"), "{shell}: {script}");
         }
     }
 }

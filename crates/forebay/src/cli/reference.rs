@@ -14,7 +14,7 @@ const HEAD: &str = "\
 
 This page is generated from the program; `forebay help COMMAND` and `man forebay-COMMAND` say the same. Every
 command takes `--json`, which prints what the API answers, and `--socket PATH`, which says where the daemon is
-([finding the daemon](configuration.md#finding-the-daemon)). Sizes are whole numbers with a binary unit: `512`, `64K`, `10G`,
+([finding the daemon](configuration.md#finding-the-daemon)). Sizes have a binary unit, `512`, `64K`, `1.5G`, `10GiB`,
 `1T`.
 
 A command that fails says why in one line that begins with `error:`, and often what to do in another that begins with

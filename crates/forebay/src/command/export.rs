@@ -205,10 +205,13 @@ fn show(export: &Export) -> String {
     if let Some(reason) = &export.quarantined {
         text.push_str(&format!("quarantined: {reason}\n"));
     }
-    if let Some(command) = attach_command(export, None) {
-        text.push_str("\nTo attach it on a Linux host, as root:\n  ");
-        text.push_str(&command);
-        text.push('\n');
+    let mut commands = attach_commands(export, None);
+    if let Some(all) = commands.pop() {
+        text.push_str("\nTo attach it on a Linux host, as root, through each path:\n");
+        for command in commands {
+            text.push_str(&format!("  {command}\n"));
+        }
+        text.push_str(&format!("or everything that this host may use:\n  {all}\n"));
     }
     text.push_str(&warnings(export));
     text
@@ -228,14 +231,28 @@ fn warnings(export: &Export) -> String {
 
 /// The nvme-cli command that attaches an export, if it has an address.
 pub(crate) fn attach_command(export: &Export, host_nqn: Option<&str>) -> Option<String> {
-    let (address, port) = export.addresses.first()?.rsplit_once(':')?;
-    let address = address.trim_start_matches('[').trim_end_matches(']');
-    let mut command = format!(
-        "nvme connect -t tcp -a {address} -s {port} -n {}",
-        export.nqn
-    );
-    if let Some(host_nqn) = host_nqn {
-        command.push_str(&format!(" --hostnqn {host_nqn}"));
+    attach_commands(export, host_nqn).into_iter().next()
+}
+
+/// The nvme-cli commands that attach an export: one for each path, then one that finds all paths by itself. A host waits
+/// for a lost controller for ever, as it would for a disk.
+fn attach_commands(export: &Export, host_nqn: Option<&str>) -> Vec<String> {
+    let host = host_nqn.map_or_else(String::new, |nqn| format!(" --hostnqn {nqn}"));
+    let places = export.addresses.iter().filter_map(|address| {
+        let (address, port) = address.rsplit_once(':')?;
+        let address = address.trim_start_matches('[').trim_end_matches(']');
+        Some(format!("-t tcp -a {address} -s {port}"))
+    });
+    let places: Vec<String> = places.collect();
+    let one = |place: &String| {
+        format!(
+            "nvme connect {place} -n {} --ctrl-loss-tmo=-1{host}",
+            export.nqn
+        )
+    };
+    let mut commands: Vec<String> = places.iter().map(one).collect();
+    if let Some(place) = places.first() {
+        commands.push(format!("nvme connect-all {place} --ctrl-loss-tmo=-1{host}"));
     }
-    Some(command)
+    commands
 }

@@ -1,7 +1,7 @@
 //! `forebay status`, `forebay stats`, `forebay upgrade` and `forebay shutdown`.
 
 use forebay_control::api::events::TakeoverStats;
-use forebay_control::api::model::{DeathReport, Done, Status};
+use forebay_control::api::model::{DeathReport, Done, Health, Status};
 use forebay_control::api::stats::{EngineStats, LaneStats, OpStats, PoolStats, Stats};
 use forebay_device::size::format_bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,9 +12,14 @@ use super::Context;
 use crate::failure::{Failure, Outcome, While};
 use crate::output::{latency, pairs, table};
 
-pub(crate) fn status(context: &Context) -> Outcome {
+pub(crate) fn status(context: &Context, check: bool) -> Outcome {
     let status: Status = context.client.get("/v1/status")?;
-    context.output.show(&status, status_text)
+    context.output.show(&status, status_text)?;
+    match status.health {
+        Health::Warning if check => Err(Failure::unwell(1)),
+        Health::Trouble if check => Err(Failure::unwell(2)),
+        _ => Ok(()),
+    }
 }
 
 /// How long an engine and its daemon may take to end; they commit everything.
@@ -69,7 +74,17 @@ fn status_text(status: &Status) -> String {
         (None, Some(trouble)) => format!("not open: {}", trouble.message),
         (None, None) => "none (see `forebay pool create`)".into(),
     };
+    let capacity = match &status.capacity {
+        Some(capacity) => format!(
+            "{} of {} used, {} free",
+            format_bytes(capacity.used_bytes),
+            format_bytes(capacity.total_bytes),
+            format_bytes(capacity.free_bytes)
+        ),
+        None => "unknown".to_owned(),
+    };
     let mut text = pairs([
+        ("health", word(&status.health)),
         (
             "daemon",
             format!(
@@ -80,6 +95,7 @@ fn status_text(status: &Status) -> String {
         ("engine", engine),
         ("version", status.version.clone()),
         ("pool", pool),
+        ("capacity", capacity),
         ("nvme/tcp", status.nvme_tcp.join(", ")),
         ("state", status.state_dir.clone()),
     ]);

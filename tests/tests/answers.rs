@@ -1,0 +1,244 @@
+//! What programs rely on: exit statuses, errors as JSON, and answers to requests that conflict.
+//!
+//! Not here: the words of each error.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_tests::api::Api;
+use forebay_tests::daemon::{Daemon, DaemonOptions, program};
+use serde_json::Value;
+
+fn start() -> Result<Daemon> {
+    let daemon = Daemon::start(&DaemonOptions::default())?;
+    let device = format!("file:{}", daemon.folder().join("pool.img").display());
+    daemon.create_pool(&["--device", &device, "--size", "256M"])?;
+    daemon.cli(&["tenant", "create", "acme"])?;
+    daemon.cli(&["volume", "create", "acme/db", "--size", "16M"])?;
+    Ok(daemon)
+}
+
+/// The exit status, and what is on stderr.
+fn run(daemon: &Daemon, args: &[&str]) -> Result<(i32, String)> {
+    let output = daemon.cli_command(args).output()?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    Ok((output.status.code().context("a signal")?, text))
+}
+
+#[test]
+fn exit_codes() -> Result<()> {
+    let mut daemon = start()?;
+    daemon.cli(&["export", "create", "acme/db", "--any-host"])?;
+    let status = daemon.cli(&["status"])?;
+    ensure!(status["health"] == "well", "{status}");
+    ensure!(
+        status["capacity"]["free_bytes"].as_u64() > Some(0),
+        "{status}"
+    );
+    for (args, code, kind) in [
+        (&["status"][..], 0, ""),
+        (&["status", "--check"], 0, ""),
+        (&["volume", "delete", "acme/db"], 1, "in_use"),
+        (&["volume", "delete"], 2, "usage"),
+        (&["tenant", "show", "nobody"], 4, "not_found"),
+        (&["volume", "show", "acme/nothing"], 4, "not_found"),
+        (&["tenant", "create", "acme"], 5, "exists"),
+        (
+            &[
+                "export",
+                "set",
+                "acme/db",
+                "--remove-host",
+                "nqn.2026-01.org:typo",
+            ],
+            4,
+            "not_found",
+        ),
+        (
+            &["export", "set", "acme/db", "--add-host", "nqn.typo"],
+            1,
+            "invalid",
+        ),
+    ] {
+        let (is, text) = run(&daemon, args)?;
+        ensure!(is == code, "{args:?}: {is} {text}");
+        if code > 0 {
+            // `cli_command` asks for JSON.
+            let error: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
+            ensure!(error["error"]["kind"] == kind, "{args:?}: {text}");
+            ensure!(error["error"]["message"].is_string(), "{args:?}: {text}");
+        }
+    }
+    let nowhere = [
+        "--json",
+        "--socket",
+        "/nowhere/api.sock",
+        "status",
+        "--check",
+    ];
+    let output = Command::new(program()).args(nowhere).output()?;
+    ensure!(output.status.code() == Some(3), "{output:?}");
+    let error: Value = serde_json::from_slice(&output.stderr)?;
+    ensure!(error["error"]["kind"] == "unreachable", "{error}");
+    // A base that is not guaranteed is a warning.
+    daemon.cli(&["scheduling", "set", "--oversubscription", "100"])?;
+    daemon.cli(&["tenant", "budget", "acme", "--base-iops", "10M"])?;
+    daemon.cli(&["scheduling", "set", "--oversubscription", "1"])?;
+    let (is, text) = run(&daemon, &["status", "--check"])?;
+    ensure!(is == 1, "{is} {text} {}", daemon.status()?);
+    // A pool that can't be opened is trouble.
+    daemon.shut_down()?;
+    let away = daemon.folder().join("away");
+    std::fs::create_dir(&away)?;
+    std::fs::rename(daemon.folder().join("pool.img"), away.join("pool.img"))?;
+    daemon.start_again()?;
+    let (is, text) = run(&daemon, &["status", "--check"])?;
+    ensure!(is == 2, "{is} {text}");
+    ensure!(run(&daemon, &["status"])?.0 == 0, "packages rely on it");
+    daemon.stop()
+}
+
+/// A client that is slow to send its body hears the refusal.
+#[test]
+fn api_refusal_is_read() -> Result<()> {
+    let mut daemon = start()?;
+    let part = vec![b' '; 100_000];
+    for (request, status) in [
+        ("POST /v1/tenants", "400"),
+        ("POST /v1/nowhere", "404"),
+        ("DELETE /v1/events", "405"),
+        ("PUT /v1/tenants/Bad/budget", "400"),
+        ("PATCH /v1/pool", "400"),
+    ] {
+        let mut stream = UnixStream::connect(daemon.socket())?;
+        stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+        let length = 2 * part.len() + 11;
+        write!(
+            stream,
+            "{request} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+        )?;
+        for _ in 0..2 {
+            stream.write_all(&part)?;
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        stream.write_all(b"[null,null]")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        ensure!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{request}: {answer}"
+        );
+        ensure!(answer.contains(r#""message""#), "{request}: {answer}");
+    }
+    // One that is too large is read as well, within a limit.
+    let mut api = Api::connect(&daemon.socket())?;
+    let large = " ".repeat(4 << 20);
+    let (status, _) = api.call("POST", "/v1/tenants", &large)?;
+    ensure!(status == 413, "{status}");
+    for (method, path, body) in [
+        ("PATCH", "/v1/pool", "[null,null]"),
+        ("POST", "/v1/tenants", r#"["x"]"#),
+        ("PUT", "/v1/tenants/acme/budget", r#"{"base":[100,65536]}"#),
+    ] {
+        let (status, answer) = api.call(method, path, body)?;
+        let answer = answer.to_string();
+        ensure!(
+            status == 400 && answer.contains("object"),
+            "{path}: {status} {answer}"
+        );
+    }
+    daemon.stop()
+}
+
+/// One client makes what another deletes.
+#[test]
+fn conflicting_requests_are_named() -> Result<()> {
+    const ROUNDS: usize = 150;
+    let mut daemon = start()?;
+    let socket = daemon.socket().to_owned();
+    let deleter = std::thread::spawn(move || -> Result<()> {
+        let mut api = Api::connect(&socket)?;
+        for _ in 0..2 * ROUNDS {
+            for path in [
+                "/v1/exports/acme/v?disconnect_hosts=true",
+                "/v1/tenants/acme/volumes/v",
+                "/v1/tenants/t",
+            ] {
+                let (status, answer) = api.call("DELETE", path, "")?;
+                ensure!(
+                    matches!(status, 200 | 404 | 409),
+                    "{path}: {status} {answer}"
+                );
+            }
+        }
+        Ok(())
+    });
+    let mut api = Api::connect(&daemon.socket())?;
+    let mut made = [0; 3];
+    for _ in 0..ROUNDS {
+        for (at, (path, body, names)) in [
+            ("/v1/tenants", r#"{"name":"t"}"#, r#"\"t\""#),
+            (
+                "/v1/tenants/acme/volumes",
+                r#"{"name":"v","size_bytes":1048576}"#,
+                r#"\"v\""#,
+            ),
+            (
+                "/v1/exports",
+                r#"{"tenant":"acme","volume":"v","any_host":true}"#,
+                "v",
+            ),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let (status, answer) = api.call("POST", path, body)?;
+            let answer = answer.to_string();
+            // Only an export needs something that may be gone.
+            let may_miss = path == "/v1/exports";
+            match status {
+                201 => made[at] += 1,
+                404 if may_miss => ensure!(answer.contains(names), "{path}: {answer}"),
+                409 => ensure!(answer.contains(names), "{path}: {answer}"),
+                _ => anyhow::bail!("{path}: {status} {answer}"),
+            }
+        }
+    }
+    let deleted = deleter.join().map_err(|_| anyhow::anyhow!("a panic"))?;
+    deleted?;
+    ensure!(made.iter().all(|made| *made > 0), "{made:?}");
+    daemon.stop()
+}
+
+/// The shell's completion asks the daemon.
+#[test]
+fn completion_knows_names() -> Result<()> {
+    let mut daemon = start()?;
+    daemon.cli(&["tenant", "create", "acorn"])?;
+    daemon.cli(&["export", "create", "acme/db", "--any-host"])?;
+    for (words, has) in [
+        (&["tenant", "show", "ac"][..], &["acme", "acorn"][..]),
+        (&["volume", "show", "acme/"], &["acme/db"]),
+        (&["export", "delete", ""], &["acme/db"]),
+        (&["volume", "sh"], &["show"]),
+    ] {
+        let output = Command::new(program())
+            .env("COMPLETE", "bash")
+            .env("_CLAP_COMPLETE_INDEX", words.len().to_string())
+            .env("_CLAP_COMPLETE_COMP_TYPE", "9")
+            .env("_CLAP_IFS", "\n")
+            .env("FOREBAY_SOCKET", daemon.socket())
+            .args(["--", "forebay"])
+            .args(words)
+            .output()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let found: Vec<&str> = text.lines().collect();
+        for name in has {
+            ensure!(found.contains(name), "{words:?}: {text}");
+        }
+    }
+    daemon.stop()
+}
