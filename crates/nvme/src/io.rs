@@ -176,7 +176,21 @@ pub fn decode(
     if sqe.fuse() != 0 {
         return Err(Status::INVALID_FIELD.with_dnr());
     }
-    decode_inner(sqe, nsid, geometry, mdts_bytes).map_err(Status::with_dnr)
+    decode_inner::<true>(sqe, nsid, geometry, mdts_bytes).map_err(Status::with_dnr)
+}
+
+/// As [`decode`], for a controller without reservations: to it their opcodes are unknown.
+#[inline]
+pub fn decode_without_reservations(
+    sqe: &Sqe,
+    nsid: u32,
+    geometry: &NamespaceGeometry,
+    mdts_bytes: u32,
+) -> Result<IoCommand, Status> {
+    if sqe.fuse() != 0 {
+        return Err(Status::INVALID_FIELD.with_dnr());
+    }
+    decode_inner::<false>(sqe, nsid, geometry, mdts_bytes).map_err(Status::with_dnr)
 }
 
 /// As [`decode`], for a command with FUSE set: one half of Compare and Write, the only fused operation
@@ -194,7 +208,7 @@ pub fn decode_fused(
     }
     let mut plain = *sqe;
     plain.flags &= !FLAGS_FUSE_MASK;
-    match decode_inner(&plain, nsid, geometry, mdts_bytes).map_err(Status::with_dnr)? {
+    match decode_inner::<true>(&plain, nsid, geometry, mdts_bytes).map_err(Status::with_dnr)? {
         // ACWU is 0: a block at a time.
         IoCommand::Compare { blocks: 2.., .. } | IoCommand::Write { blocks: 2.., .. } => {
             Err(Status::ATOMIC_WRITE_UNIT_EXCEEDED.with_dnr())
@@ -219,18 +233,15 @@ pub fn fuses_with(first: &IoCommand, second: &IoCommand) -> bool {
 }
 
 #[inline]
-fn decode_inner(
+fn decode_inner<const RESERVATIONS: bool>(
     sqe: &Sqe,
     nsid: u32,
     geometry: &NamespaceGeometry,
     mdts_bytes: u32,
 ) -> Result<IoCommand, Status> {
     let op = sqe.opcode();
-    let blocks = matches!(
-        op,
-        nvm::WRITE | nvm::READ | nvm::COMPARE | nvm::WRITE_ZEROES
-    );
-    if !blocks && !is_other(op) {
+    let blocks = names_blocks(op);
+    if !blocks && !is_other(op, RESERVATIONS) {
         return Err(Status::INVALID_OPCODE);
     }
     // VWC says that Flush takes FFFFFFFFh for every namespace; no other command does.
@@ -273,17 +284,26 @@ fn decode_inner(
     })
 }
 
-/// Commands that name no blocks in their entry.
-fn is_other(op: u8) -> bool {
+/// Commands that name blocks in their entry.
+#[inline]
+fn names_blocks(op: u8) -> bool {
     matches!(
         op,
-        nvm::FLUSH
-            | nvm::DATASET_MANAGEMENT
-            | nvm::RESERVATION_REGISTER
-            | nvm::RESERVATION_REPORT
-            | nvm::RESERVATION_ACQUIRE
-            | nvm::RESERVATION_RELEASE
+        nvm::WRITE | nvm::READ | nvm::COMPARE | nvm::WRITE_ZEROES
     )
+}
+
+/// Commands that name no blocks in their entry.
+#[inline]
+fn is_other(op: u8, reservations: bool) -> bool {
+    match op {
+        nvm::FLUSH | nvm::DATASET_MANAGEMENT => true,
+        nvm::RESERVATION_REGISTER
+        | nvm::RESERVATION_REPORT
+        | nvm::RESERVATION_ACQUIRE
+        | nvm::RESERVATION_RELEASE => reservations,
+        _ => false,
+    }
 }
 
 fn decode_other(sqe: &Sqe, mdts_bytes: u32) -> Result<IoCommand, Status> {

@@ -41,7 +41,7 @@ pub(super) fn judge(
     sqe: &Sqe,
     geometry: &NamespaceGeometry,
 ) -> Result<(Option<Work>, Transfer), Status> {
-    let command = io::decode(sqe, NSID, geometry, MDTS_BYTES)?;
+    let command = io::decode_without_reservations(sqe, NSID, geometry, MDTS_BYTES)?;
     let bytes = |blocks: u64| blocks * u64::from(geometry.block_bytes);
     let durable = |fua, op| match fua {
         true => Work::Durable(op),
@@ -81,7 +81,7 @@ pub(super) fn judge(
         })),
         IoCommand::Deallocate { ranges } => Some(Work::Io(IoOp::Deallocate { ranges })),
         IoCommand::Hint { .. } => None,
-        // Reservations are not offered.
+        // Reservations are not offered: their opcodes are refused already.
         IoCommand::Reserve { .. } | IoCommand::ReservationReport { .. } => {
             return Err(Status::INVALID_OPCODE.with_dnr());
         }
