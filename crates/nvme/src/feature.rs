@@ -36,6 +36,14 @@ pub const RESERVATION_NOTIFICATION_MASK: u8 = 0x82;
 /// Reservation Persistence (Base 2.0, 5.27.1.27): bit 0 Persist Through Power Loss.
 pub const RESERVATION_PERSISTENCE: u8 = 0x83;
 
+/// Whether a feature's scope is a namespace; that of all others is the controller.
+pub const fn is_of_namespace(fid: u8) -> bool {
+    matches!(
+        fid,
+        ERROR_RECOVERY | RESERVATION_NOTIFICATION_MASK | RESERVATION_PERSISTENCE
+    )
+}
+
 /// Asynchronous Event Configuration bit 8: Namespace Attribute Notices (also OAES bit 8).
 pub const AEC_NAMESPACE_ATTRIBUTE: u32 = 1 << 8;
 /// Asynchronous Event Configuration bit 11: Asymmetric Namespace Access Change Notices (also OAES bit

@@ -284,6 +284,11 @@ fn decode_inner<const RESERVATIONS: bool>(
     })
 }
 
+/// Whether [`decode`], or without `reservations` [`decode_without_reservations`], knows a command.
+pub(crate) fn is_supported(op: u8, reservations: bool) -> bool {
+    names_blocks(op) || is_other(op, reservations)
+}
+
 /// Commands that name blocks in their entry.
 #[inline]
 fn names_blocks(op: u8) -> bool {

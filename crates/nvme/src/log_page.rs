@@ -22,6 +22,8 @@ pub const COMMANDS_SUPPORTED_AND_EFFECTS: u8 = 0x05;
 pub const ASYMMETRIC_NAMESPACE_ACCESS: u8 = 0x0C;
 /// Feature Identifiers Supported and Effects (Base 2.0, 5.16.1.18).
 pub const FEATURES_SUPPORTED_AND_EFFECTS: u8 = 0x12;
+/// NVMe-MI Commands Supported and Effects (Base 2.0, 5.16.1.19).
+pub const MI_COMMANDS_SUPPORTED_AND_EFFECTS: u8 = 0x13;
 /// Discovery (Base 2.0, 5.16.1.23).
 pub const DISCOVERY: u8 = 0x70;
 /// Reservation Notification (Base 2.0, 5.16.1.24).
@@ -36,6 +38,10 @@ pub const CHANGED_NAMESPACE_LIST_BYTES: usize = 4096;
 pub const COMMANDS_SUPPORTED_BYTES: usize = 4096;
 /// Bytes of the Feature Identifiers Supported and Effects log page: 256 descriptors of 4.
 pub const FEATURES_SUPPORTED_BYTES: usize = 1024;
+
+/// Bytes of the NVMe-MI Commands Supported and Effects log page: 256 descriptors of 4, then 3072
+/// reserved.
+pub const MI_COMMANDS_SUPPORTED_BYTES: usize = 4096;
 
 /// Bit 0 of a descriptor of log pages 00h, 05h and 12h: supported.
 pub const SUPPORTED: u32 = 1 << 0;

@@ -57,12 +57,7 @@ pub(super) fn admin_refusal(gate: u8, sqe: &Sqe) -> Option<Status> {
     let of_namespace = matches!(
         sqe.opcode(),
         opcode::admin::GET_FEATURES | opcode::admin::SET_FEATURES
-    ) && matches!(
-        sqe.cdw(10) as u8,
-        feature::ERROR_RECOVERY
-            | feature::RESERVATION_NOTIFICATION_MASK
-            | feature::RESERVATION_PERSISTENCE
-    );
+    ) && feature::is_of_namespace(sqe.cdw(10) as u8);
     (gate & INACCESSIBLE != 0 && of_namespace).then_some(Status::ASYMMETRIC_ACCESS_INACCESSIBLE)
 }
 

@@ -3,8 +3,11 @@
 //! Purpose: the features that 2.0 makes mandatory for each kind of controller, and those that
 //! hosts use. Does NOT save anything: ONCS says so, and a Save bit is refused.
 
+use super::state::RESERVATION_NOTICES;
+use super::supported::feature_scope;
 use super::{AdminEnv, Controller, ControllerKind, Reply};
 use crate::feature::{self, HostBehavior};
+use crate::log_page::SCOPE_NAMESPACE;
 use crate::reservation::action_of_persistence;
 use crate::{NSID_ALL, Sqe, Status};
 use zerocopy::FromBytes;
@@ -29,28 +32,6 @@ pub(super) fn data_bytes(sqe: &Sqe) -> u32 {
         feature::HOST_IDENTIFIER if sqe.cdw(11) & EXHID != 0 => 16,
         feature::HOST_IDENTIFIER => 8,
         _ => 0,
-    }
-}
-
-/// The features of each kind of controller, for dispatch and for log page 12h alike.
-pub(super) fn supported(kind: ControllerKind, fid: u8) -> bool {
-    match fid {
-        feature::ASYNC_EVENT_CONFIGURATION => true,
-        feature::KEEP_ALIVE_TIMER => kind != ControllerKind::Pcie,
-        feature::INTERRUPT_VECTOR_CONFIGURATION => kind == ControllerKind::Pcie,
-        feature::ARBITRATION
-        | feature::POWER_MANAGEMENT
-        | feature::TEMPERATURE_THRESHOLD
-        | feature::ERROR_RECOVERY
-        | feature::VOLATILE_WRITE_CACHE
-        | feature::NUMBER_OF_QUEUES
-        | feature::WRITE_ATOMICITY
-        | feature::INTERRUPT_COALESCING
-        | feature::HOST_BEHAVIOR_SUPPORT => kind.has_io(),
-        feature::HOST_IDENTIFIER
-        | feature::RESERVATION_NOTIFICATION_MASK
-        | feature::RESERVATION_PERSISTENCE => kind == ControllerKind::Io,
-        _ => false,
     }
 }
 
@@ -112,9 +93,13 @@ impl Controller {
         env: &dyn AdminEnv,
     ) -> Result<Reply, Status> {
         let (fid, cdw11) = (identifier(sqe), sqe.cdw(11));
+        let scope = feature_scope(self.face(env), fid).ok_or(Status::INVALID_FIELD)?;
         // SEL: only the current value, since Save and Select are not supported (ONCS bit 4).
-        if !supported(self.config.kind, fid) || (sqe.cdw(10) >> 8) & 7 != 0 {
+        if (sqe.cdw(10) >> 8) & 7 != 0 {
             return Err(Status::INVALID_FIELD);
+        }
+        if scope == SCOPE_NAMESPACE {
+            self.check_feature_nsid(sqe, false, env)?;
         }
         let state = &self.state;
         Ok(Reply::result(match fid {
@@ -134,20 +119,14 @@ impl Controller {
                     false => u32::from(state.temperature_under),
                 }
             }
-            feature::ERROR_RECOVERY => {
-                self.check_feature_nsid(sqe)?;
-                u32::from(state.error_recovery)
-            }
+            feature::ERROR_RECOVERY => u32::from(state.error_recovery),
             feature::VOLATILE_WRITE_CACHE => 1,
             feature::NUMBER_OF_QUEUES => granted(state.granted_io_queues),
             feature::WRITE_ATOMICITY => u32::from(state.write_atomicity),
             feature::ASYNC_EVENT_CONFIGURATION => state.async_event_config,
             feature::KEEP_ALIVE_TIMER => state.kato_ms,
-            feature::RESERVATION_NOTIFICATION_MASK => self.notification_mask(sqe)?,
-            feature::RESERVATION_PERSISTENCE => {
-                self.check_reservation_nsid(sqe, false)?;
-                u32::from(env.persistent_reservations())
-            }
+            feature::RESERVATION_NOTIFICATION_MASK => u32::from(state.reservation_mask),
+            feature::RESERVATION_PERSISTENCE => u32::from(env.persistent_reservations()),
             feature::HOST_BEHAVIOR_SUPPORT => {
                 *out.first_mut().ok_or(Status::INTERNAL_ERROR)? = state.acre;
                 return Ok(Reply::data(out.len()));
@@ -168,23 +147,16 @@ impl Controller {
         &mut self,
         sqe: &Sqe,
         data: &[u8],
+        env: &dyn AdminEnv,
         now_ns: u64,
     ) -> Result<Reply, Status> {
         let (fid, cdw11) = (identifier(sqe), sqe.cdw(11));
-        if !supported(self.config.kind, fid) {
-            return Err(Status::INVALID_FIELD);
-        }
+        let scope = feature_scope(self.face(env), fid).ok_or(Status::INVALID_FIELD)?;
         if sqe.cdw(10) & SAVE != 0 {
             return Err(Status::FEATURE_NOT_SAVEABLE);
         }
-        let of_namespace = [
-            feature::RESERVATION_NOTIFICATION_MASK,
-            feature::RESERVATION_PERSISTENCE,
-        ];
-        if fid == feature::ERROR_RECOVERY {
-            self.check_feature_nsid(sqe)?;
-        } else if of_namespace.contains(&fid) {
-            self.check_reservation_nsid(sqe, true)?;
+        if scope == SCOPE_NAMESPACE {
+            self.check_feature_nsid(sqe, true, env)?;
         } else if sqe.nsid() != 0 && sqe.nsid() != NSID_ALL {
             return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC);
         }
@@ -229,7 +201,9 @@ impl Controller {
                     _ => *disabled | bit,
                 };
             }
-            feature::RESERVATION_NOTIFICATION_MASK => self.set_notification_mask(sqe)?,
+            feature::RESERVATION_NOTIFICATION_MASK => {
+                self.state.reservation_mask = cdw11 as u8 & RESERVATION_NOTICES;
+            }
             feature::RESERVATION_PERSISTENCE => {
                 return Ok(Reply {
                     action: Some(action_of_persistence(cdw11 & 1 != 0)),
@@ -282,12 +256,20 @@ impl Controller {
         Ok(Reply::result(granted(self.state.granted_io_queues)))
     }
 
-    /// A feature of namespaces: one that exists, or all of them.
-    fn check_feature_nsid(&self, sqe: &Sqe) -> Result<(), Status> {
-        match sqe.nsid() {
-            0 | NSID_ALL => Ok(()),
-            nsid if nsid <= self.config.namespaces => Ok(()),
-            _ => Err(Status::INVALID_NAMESPACE_OR_FORMAT),
+    /// Whether a command may name its namespace where the feature's scope is a namespace: an active
+    /// one, or all of them for Set Features.
+    fn check_feature_nsid(&self, sqe: &Sqe, set: bool, env: &dyn AdminEnv) -> Result<(), Status> {
+        if sqe.nsid() == NSID_ALL && set {
+            return Ok(());
+        }
+        // Features of reservations have a status of their own (Base 2.0, 5.27.1.26 and 5.27.1.27).
+        if sqe.nsid() == NSID_ALL && identifier(sqe) != feature::ERROR_RECOVERY {
+            return Err(Status::INVALID_FIELD);
+        }
+        // The state has room for the features of one namespace, the only one that there is.
+        match self.namespace(sqe.nsid(), env)? {
+            Some(_) if sqe.nsid() == super::FEATURES_NSID => Ok(()),
+            _ => Err(Status::INVALID_FIELD),
         }
     }
 

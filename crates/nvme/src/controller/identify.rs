@@ -4,6 +4,7 @@
 //! environment. Does NOT know namespace management, NVM sets, endurance groups,
 //! domains or UUID lists: those CNS values are invalid fields.
 
+use super::supported::{Face, supports_cns};
 use super::{
     AdminEnv, Controller, ControllerKind, NamespaceInfo, Reply, ana, features, keep_alive,
 };
@@ -41,7 +42,7 @@ impl Controller {
     ) -> Result<Reply, Status> {
         let (what, nsid) = (sqe.cdw(10) as u8, sqe.nsid());
         let csi = (sqe.cdw(11) >> 24) as u8;
-        if self.config.kind == ControllerKind::Discovery && what != cns::CONTROLLER {
+        if !supports_cns(self.face(env), what) {
             return Err(Status::INVALID_FIELD);
         }
         let by_command_set = matches!(
@@ -95,14 +96,10 @@ impl Controller {
                 // Vector 0 selects the command set of bit 0: NVM.
                 *out.first_mut().ok_or(Status::INTERNAL_ERROR)? = 1 << CSI_NVM;
             }
-            cns::NAMESPACE_CONTROLLERS | cns::CONTROLLERS => {
-                self.identify_controllers(sqe, out, env)?;
-            }
-            cns::PRIMARY_CONTROLLER | cns::SECONDARY_CONTROLLERS
-                if self.config.kind == ControllerKind::Pcie =>
-            {
-                self.identify_controllers(sqe, out, env)?;
-            }
+            cns::NAMESPACE_CONTROLLERS
+            | cns::CONTROLLERS
+            | cns::PRIMARY_CONTROLLER
+            | cns::SECONDARY_CONTROLLERS => self.identify_controllers(sqe, out, env)?,
             _ => return Err(Status::INVALID_FIELD),
         }
         Ok(Reply::data(out.len()))
@@ -148,7 +145,7 @@ impl Controller {
         id.oaes = U32::new(features::feature_events(config.kind));
         id.aerl = super::MAX_EVENT_REQUESTS as u8 - 1;
         // Bit 1: Commands Supported and Effects. Bit 2: NUMD of 32 bits and a page offset. Bit 5:
-        // log pages 00h and 12h, with the scope of commands and features.
+        // log pages 00h, 12h and 13h, with scopes; `io_effects` says why I/O commands have none.
         id.lpa = 1 << 1 | 1 << 2 | 1 << 5;
         id.sqes = 0x66;
         id.cqes = 0x44;
@@ -198,7 +195,7 @@ impl Controller {
                 // than the data.
                 id.sgls = U32::new(1 | 1 << 18);
                 // Bit 8: Doorbell Buffer Config. Bit 7: Virtualization Management, of the primary one.
-                let primary = u16::from(self.is_primary(env));
+                let primary = u16::from(self.face(env) == Face::Primary);
                 id.oacs = U16::new(1 << 8 | primary << 7);
             }
         }

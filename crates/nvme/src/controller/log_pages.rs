@@ -4,12 +4,12 @@
 //! a page's end are zeros; an offset past its end is an Invalid Field. Does NOT keep telemetry,
 //! persistent events or self-tests.
 
-use super::{AdminEnv, Controller, ControllerKind, Reply, events, features};
+use super::supported::{self, Face};
+use super::{AdminEnv, Controller, Reply, events};
 use crate::fabrics::{DiscoveryLogEntry, DiscoveryLogHeader};
 use crate::identify::CSI_NVM;
 use crate::log_page::{self, ErrorEntry, FirmwareSlots, SmartHealth};
-use crate::opcode::{admin, nvm};
-use crate::{NSID_ALL, Sqe, Status, feature};
+use crate::{NSID_ALL, Sqe, Status};
 use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -53,23 +53,6 @@ pub(super) fn requested_bytes(sqe: &Sqe) -> u64 {
     (dwords + 1) * 4
 }
 
-fn supported(kind: ControllerKind, lid: u8) -> bool {
-    match lid {
-        log_page::SUPPORTED_LOG_PAGES
-        | log_page::COMMANDS_SUPPORTED_AND_EFFECTS
-        | log_page::FEATURES_SUPPORTED_AND_EFFECTS => true,
-        log_page::ERROR_INFORMATION
-        | log_page::SMART_HEALTH
-        | log_page::FIRMWARE_SLOT
-        | log_page::CHANGED_NAMESPACE_LIST => kind.has_io(),
-        log_page::ASYMMETRIC_NAMESPACE_ACCESS | log_page::RESERVATION_NOTIFICATION => {
-            kind == ControllerKind::Io
-        }
-        log_page::DISCOVERY => kind == ControllerKind::Discovery,
-        _ => false,
-    }
-}
-
 /// The part of a page that begins at `offset`; what is past its end stays as it is.
 pub(super) fn part(page: &[u8], offset: u64, out: &mut [u8]) -> Result<(), Status> {
     let tail = usize::try_from(offset)
@@ -91,7 +74,8 @@ impl Controller {
         let lid = sqe.cdw(10) as u8;
         let retain = sqe.cdw(10) & 1 << 15 != 0;
         let offset = sqe.cdw64(12);
-        if !supported(self.config.kind, lid) {
+        let face = self.face(env);
+        if !supported::supports_log(face, lid) {
             return Err(Status::INVALID_LOG_PAGE);
         }
         // LPO counts dwords. CDW14 bit 23 (OT) would make it an index, which no page here has.
@@ -100,12 +84,7 @@ impl Controller {
         }
         match lid {
             log_page::SUPPORTED_LOG_PAGES => {
-                let mut page = [U32::new(0); 256];
-                for lid in 0..=255 {
-                    let bits = u32::from(supported(self.config.kind, lid)) * log_page::SUPPORTED;
-                    page[usize::from(lid)] = U32::new(bits);
-                }
-                part(page.as_bytes(), offset, out)?;
+                part(logs_supported(face).as_bytes(), offset, out)?;
             }
             log_page::ERROR_INFORMATION => {
                 part(self.errors.as_bytes(), offset, out)?;
@@ -136,10 +115,14 @@ impl Controller {
                 if (sqe.cdw(14) >> 24) as u8 != CSI_NVM {
                     return Err(Status::IO_COMMAND_SET_NOT_SUPPORTED);
                 }
-                part(commands_supported(self.config.kind).as_bytes(), offset, out)?;
+                part(commands_supported(face).as_bytes(), offset, out)?;
             }
             log_page::FEATURES_SUPPORTED_AND_EFFECTS => {
-                part(self.features_supported().as_bytes(), offset, out)?;
+                part(features_supported(face).as_bytes(), offset, out)?;
+            }
+            // No NVMe-MI command is supported.
+            log_page::MI_COMMANDS_SUPPORTED_AND_EFFECTS => {
+                part(&[0; log_page::MI_COMMANDS_SUPPORTED_BYTES], offset, out)?;
             }
             log_page::ASYMMETRIC_NAMESPACE_ACCESS => {
                 self.ana_log(sqe.cdw(10), offset, retain, out, env)?;
@@ -213,22 +196,6 @@ impl Controller {
         Ok(())
     }
 
-    fn features_supported(&self) -> [U32; 256] {
-        let mut page = [U32::new(0); 256];
-        for fid in 0..=255u8 {
-            if features::supported(self.config.kind, fid) {
-                let scope = match fid {
-                    feature::ERROR_RECOVERY
-                    | feature::RESERVATION_NOTIFICATION_MASK
-                    | feature::RESERVATION_PERSISTENCE => log_page::SCOPE_NAMESPACE,
-                    _ => log_page::SCOPE_CONTROLLER,
-                };
-                page[usize::from(fid)] = U32::new(log_page::SUPPORTED | scope);
-            }
-        }
-        page
-    }
-
     /// The Discovery log page, read in pieces of any size. A host compares the generation in the
     /// header before and after; where a piece that it asks for has vanished meanwhile, it is told
     /// to start again.
@@ -281,51 +248,29 @@ impl Controller {
 }
 
 /// Commands Supported and Effects: 256 Admin commands, then 256 I/O commands.
-fn commands_supported(kind: ControllerKind) -> [U32; log_page::COMMANDS_SUPPORTED_BYTES / 4] {
+fn commands_supported(face: Face) -> [U32; log_page::COMMANDS_SUPPORTED_BYTES / 4] {
     let mut page = [U32::new(0); log_page::COMMANDS_SUPPORTED_BYTES / 4];
-    let mut set = |at: usize, bits: u32| page[at] = U32::new(log_page::SUPPORTED | bits);
-    for op in [
-        admin::GET_LOG_PAGE,
-        admin::IDENTIFY,
-        admin::SET_FEATURES,
-        admin::GET_FEATURES,
-        admin::ASYNC_EVENT_REQUEST,
-    ] {
-        set(usize::from(op), log_page::SCOPE_CONTROLLER);
-    }
-    if kind != ControllerKind::Pcie {
-        set(usize::from(admin::KEEP_ALIVE), log_page::SCOPE_CONTROLLER);
-    } else {
-        for op in [
-            admin::DELETE_IO_SQ,
-            admin::CREATE_IO_SQ,
-            admin::DELETE_IO_CQ,
-            admin::CREATE_IO_CQ,
-            admin::VIRTUALIZATION_MANAGEMENT,
-            admin::DOORBELL_BUFFER_CONFIG,
-        ] {
-            set(usize::from(op), log_page::SCOPE_CONTROLLER);
-        }
-    }
-    if kind == ControllerKind::Io {
-        for op in [
-            nvm::RESERVATION_REGISTER,
-            nvm::RESERVATION_REPORT,
-            nvm::RESERVATION_ACQUIRE,
-            nvm::RESERVATION_RELEASE,
-        ] {
-            set(256 + usize::from(op), 0);
-        }
-    }
-    // No scope of I/O commands: they are a namespace's anyway, and Linux warns of effects that it does not expect.
-    if kind.has_io() {
-        set(usize::from(admin::ABORT), log_page::SCOPE_CONTROLLER);
-        for op in [nvm::FLUSH, nvm::READ, nvm::COMPARE] {
-            set(256 + usize::from(op), 0);
-        }
-        for op in [nvm::WRITE, nvm::WRITE_ZEROES, nvm::DATASET_MANAGEMENT] {
-            set(256 + usize::from(op), log_page::EFFECT_LBCC);
-        }
+    let descriptor =
+        |effects: Option<u32>| U32::new(effects.map_or(0, |e| log_page::SUPPORTED | e));
+    for op in 0..=255 {
+        page[usize::from(op)] = descriptor(supported::admin_effects(face, op));
+        page[256 + usize::from(op)] = descriptor(supported::io_effects(face, op));
     }
     page
+}
+
+/// Feature Identifiers Supported and Effects.
+fn features_supported(face: Face) -> [U32; log_page::FEATURES_SUPPORTED_BYTES / 4] {
+    std::array::from_fn(|fid| {
+        let scope = supported::feature_scope(face, fid as u8);
+        U32::new(scope.map_or(0, |scope| log_page::SUPPORTED | scope))
+    })
+}
+
+/// Supported Log Pages.
+fn logs_supported(face: Face) -> [U32; log_page::SUPPORTED_LOG_PAGES_BYTES / 4] {
+    std::array::from_fn(|lid| {
+        let there = supported::supports_log(face, lid as u8);
+        U32::new(u32::from(there) * log_page::SUPPORTED)
+    })
 }

@@ -31,6 +31,7 @@ mod log_pages;
 mod notices;
 mod registers;
 mod state;
+mod supported;
 #[cfg(test)]
 mod tests;
 mod virtualization;
@@ -53,6 +54,8 @@ use zerocopy::FromZeros;
 
 /// The most namespaces a controller can have.
 pub const MAX_NAMESPACES: u32 = 64;
+/// The namespace whose features and reservations a controller keeps.
+const FEATURES_NSID: u32 = 1;
 /// The most I/O queues a controller can have.
 pub const MAX_IO_QUEUES: u16 = 128;
 /// Asynchronous Event Requests that a host may have outstanding.
@@ -249,6 +252,9 @@ impl Controller {
         if !self.ready() {
             return failed(Status::COMMAND_SEQUENCE_ERROR);
         }
+        if supported::admin_effects(self.face(env), sqe.opcode()).is_none() {
+            return failed(Status::INVALID_OPCODE);
+        }
         if sqe.opcode() == admin::ASYNC_EVENT_REQUEST && sqe.fuse() == 0 {
             return match self.event_request(sqe.cid()) {
                 Ok(()) => AdminOutcome::Parked,
@@ -300,15 +306,14 @@ impl Controller {
             admin::IDENTIFY => self.identify(sqe, out, env),
             admin::GET_LOG_PAGE => self.get_log_page(sqe, out, env),
             admin::GET_FEATURES => self.get_features(sqe, out, env),
-            admin::SET_FEATURES => self.set_features(sqe, data_in, now_ns),
-            admin::ABORT if self.config.kind.has_io() => Ok(self.abort(sqe)),
-            admin::VIRTUALIZATION_MANAGEMENT if self.config.kind == ControllerKind::Pcie => {
-                self.virtualization_management(sqe, env)
-            }
-            admin::KEEP_ALIVE if self.config.kind != ControllerKind::Pcie => {
+            admin::SET_FEATURES => self.set_features(sqe, data_in, env, now_ns),
+            admin::ABORT => Ok(self.abort(sqe)),
+            admin::VIRTUALIZATION_MANAGEMENT => self.virtualization_management(sqe, env),
+            admin::KEEP_ALIVE => {
                 self.keep_alive(now_ns);
                 Ok(Reply::default())
             }
+            // `admin_effects` has kept out the others, but for those that `crate::pcie` carries out.
             _ => Err(Status::INVALID_OPCODE),
         }
     }

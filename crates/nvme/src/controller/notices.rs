@@ -7,14 +7,11 @@
 
 use super::state::MAX_RESERVATION_NOTICES;
 use super::{Controller, events};
+use crate::Status;
 use crate::log_page::ReservationNotification;
 use crate::reservation::Reservations;
-use crate::{Sqe, Status};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
-
-/// Namespaces have numbers from 1; reservations are those of the first.
-const NSID: u32 = 1;
 
 impl Controller {
     /// Begins with the notices to come: those before concern earlier associations.
@@ -68,7 +65,7 @@ impl Controller {
             page.count = U64::new(state.reservation_count.saturating_sub(later).max(1));
             page.kind = state.reservation_queue[0];
             page.available = queued - 1;
-            page.nsid = U32::new(NSID);
+            page.nsid = U32::new(super::FEATURES_NSID);
         }
         super::log_pages::part(page.as_bytes(), offset, out)?;
         let all = offset.saturating_add(out.len() as u64) >= size_of_val(&page) as u64;
@@ -85,29 +82,6 @@ impl Controller {
             }
         }
         Ok(())
-    }
-
-    /// Get of feature 82h.
-    pub(super) fn notification_mask(&self, sqe: &Sqe) -> Result<u32, Status> {
-        self.check_reservation_nsid(sqe, false)?;
-        Ok(u32::from(self.state.reservation_mask))
-    }
-
-    /// Set of feature 82h.
-    pub(super) fn set_notification_mask(&mut self, sqe: &Sqe) -> Result<(), Status> {
-        self.check_reservation_nsid(sqe, true)?;
-        self.state.reservation_mask = sqe.cdw(11) as u8 & super::state::RESERVATION_NOTICES;
-        Ok(())
-    }
-
-    /// Features 82h and 83h are a namespace's; only Set takes all of them at once.
-    pub(super) fn check_reservation_nsid(&self, sqe: &Sqe, set: bool) -> Result<(), Status> {
-        match sqe.nsid() {
-            NSID => Ok(()),
-            crate::NSID_ALL if set => Ok(()),
-            crate::NSID_ALL => Err(Status::INVALID_FIELD),
-            _ => Err(Status::INVALID_NAMESPACE_OR_FORMAT),
-        }
     }
 
     pub(super) fn reset_notices(&mut self) {

@@ -78,8 +78,6 @@ impl Controller {
                 let first = out.get_mut(..2).ok_or(Status::INTERNAL_ERROR)?;
                 first.copy_from_slice(&count.to_le_bytes());
             }
-            // Both are the primary controller's to tell.
-            _ if !self.is_primary(env) => return Err(Status::INVALID_FIELD),
             cns::PRIMARY_CONTROLLER => {
                 let id = PrimaryController::mut_from_bytes(out);
                 let id = id.map_err(|_| Status::INTERNAL_ERROR)?;
@@ -126,9 +124,6 @@ impl Controller {
         sqe: &Sqe,
         env: &dyn AdminEnv,
     ) -> Result<Reply, Status> {
-        if !self.is_primary(env) {
-            return Err(Status::INVALID_OPCODE);
-        }
         let (action, kind) = (sqe.cdw(10) & 0xF, sqe.cdw(10) >> 8 & 7);
         let cntlid = (sqe.cdw(10) >> 16) as u16;
         let number = sqe.cdw(11) as u16;

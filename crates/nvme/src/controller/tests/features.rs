@@ -12,7 +12,6 @@ fn mandatory_features_of_an_io_controller() {
         (POWER_MANAGEMENT, 0, 0),
         (TEMPERATURE_THRESHOLD, 0, 0xFFFF),
         (TEMPERATURE_THRESHOLD, 1 << 20, 0),
-        (ERROR_RECOVERY, 0, 0),
         (VOLATILE_WRITE_CACHE, 0, 1),
         (NUMBER_OF_QUEUES, 0, 0x3F_003F),
         (WRITE_ATOMICITY, 0, 0),
@@ -69,7 +68,6 @@ fn what_is_set_is_read_back() {
             1 << 20,
             270,
         ),
-        (ERROR_RECOVERY, 50, 0, 50),
         (VOLATILE_WRITE_CACHE, 1, 0, 1),
         (WRITE_ATOMICITY, 1, 0, 1),
         (ASYNC_EVENT_CONFIGURATION, 0x11F, 0, 0x11F),
@@ -87,7 +85,6 @@ fn what_can_not_be_set() {
         (POWER_MANAGEMENT, 1, Status::INVALID_FIELD),
         (TEMPERATURE_THRESHOLD, 1 << 16, Status::INVALID_FIELD),
         (TEMPERATURE_THRESHOLD, 2 << 20, Status::INVALID_FIELD),
-        (ERROR_RECOVERY, 1 << 16, Status::INVALID_FIELD),
         (ASYNC_EVENT_CONFIGURATION, 1 << 9, Status::INVALID_FIELD),
         (ASYNC_EVENT_CONFIGURATION, 1 << 31, Status::INVALID_FIELD),
         (NUMBER_OF_QUEUES, 0xFFFF, Status::INVALID_FIELD),
@@ -108,9 +105,28 @@ fn what_can_not_be_set() {
     let mine = set_feature(ARBITRATION, 0).with_nsid(1);
     assert_eq!(bench.fails(mine), Status::FEATURE_NOT_NAMESPACE_SPECIFIC);
     bench.ok(set_feature(ARBITRATION, 0).with_nsid(NSID_ALL));
-    bench.ok(set_feature(ERROR_RECOVERY, 0).with_nsid(1));
-    let other = set_feature(ERROR_RECOVERY, 0).with_nsid(2);
-    assert_eq!(bench.fails(other), Status::INVALID_NAMESPACE_OR_FORMAT);
+}
+
+#[test]
+fn error_recovery_is_a_namespaces() {
+    let mut bench = Bench::ready();
+    let get = |nsid| get_feature(ERROR_RECOVERY, 0).with_nsid(nsid);
+    let set = |nsid, time| set_feature(ERROR_RECOVERY, time).with_nsid(nsid);
+    assert_eq!(bench.ok(get(1)), 0);
+    bench.ok(set(1, 50));
+    assert_eq!(bench.ok(get(1)), 50);
+    bench.ok(set(NSID_ALL, 60));
+    assert_eq!(bench.ok(get(1)), 60);
+    for sqe in [get(0), get(NSID_ALL), get(2), set(0, 1), set(2, 1)] {
+        assert_eq!(bench.fails(sqe), Status::INVALID_NAMESPACE_OR_FORMAT);
+    }
+    // Deallocated or Unwritten Logical Block Error Enable.
+    assert_eq!(bench.fails(set(1, 1 << 16)), Status::INVALID_FIELD);
+    // Valid, and not active.
+    bench.world.present.set(false);
+    for sqe in [get(1), set(1, 1)] {
+        assert_eq!(bench.fails(sqe), Status::INVALID_FIELD);
+    }
 }
 
 #[test]
