@@ -82,14 +82,19 @@ impl Controller {
                 let id = PrimaryController::mut_from_bytes(out);
                 let id = id.map_err(|_| Status::INTERNAL_ERROR)?;
                 let secondaries = self.secondaries(env).len() as u32;
-                let resources = |each: u16| PrimaryResources {
-                    flexible_total: U32::new(u32::from(each) * secondaries),
-                    flexible_assigned: U32::new(u32::from(each) * secondaries),
-                    flexible_primary: U16::new(0),
-                    private_total: U16::new(each),
-                    secondary_maximum: U16::new(each),
-                    granularity: U16::new(each),
-                    reserved16: [0; 16],
+                let resources = |each: u16| {
+                    let total = u32::from(each) * secondaries;
+                    // Without secondary controllers nothing is flexible.
+                    let flexible = if secondaries > 0 { each } else { 0 };
+                    PrimaryResources {
+                        flexible_total: U32::new(total),
+                        flexible_assigned: U32::new(total),
+                        flexible_primary: U16::new(0),
+                        private_total: U16::new(each),
+                        secondary_maximum: U16::new(flexible),
+                        granularity: U16::new(flexible),
+                        reserved16: [0; 16],
+                    }
                 };
                 id.cntlid = U16::new(self.config.cntlid);
                 id.crt = CRT;
@@ -100,15 +105,12 @@ impl Controller {
                 let list = SecondaryControllers::mut_from_bytes(out);
                 let list = list.map_err(|_| Status::INTERNAL_ERROR)?;
                 let all = self.secondaries(env);
-                let mut numbered = all.iter().zip(1u16..).filter(|(c, _)| c.cntlid >= from);
-                for entry in &mut list.entries {
-                    let Some((controller, number)) = numbered.next() else {
-                        break;
-                    };
+                let from = all.iter().filter(|c| c.cntlid >= from);
+                for (entry, controller) in list.entries.iter_mut().zip(from) {
                     entry.scid = U16::new(controller.cntlid);
                     entry.pcid = U16::new(self.config.cntlid);
                     entry.scs = u8::from(controller.online);
-                    entry.vfn = U16::new(number);
+                    // VFN stays 0: each is a physical function of its own (CMIC bit 2 is 0).
                     entry.nvq = U16::new(QUEUE_PAIRS);
                     entry.nvi = U16::new(VECTORS);
                     list.count += 1;

@@ -52,6 +52,12 @@ fn controller_lists_show_sixty_four_controllers() {
     let (status, list) = lists(&mut bench, 0x13, 0);
     assert_eq!((status, &list[..6]), (OK, &[1, 0, 3, 0, 0, 0][..]));
     assert_eq!(lists(&mut bench, 0x15, 0).1[0], 0);
+    // Nothing is flexible: FRSM and GRAN of queues and vectors.
+    let (_, primary) = lists(&mut bench, 0x14, 0);
+    for at in [32, 64] {
+        assert_eq!(primary[at..at + 10], [0; 10]);
+        assert_eq!(primary[at + 10..at + 16], [65, 0, 0, 0, 0, 0]);
+    }
     bench.world.controllers = (3..67)
         .map(|cntlid| SubsystemController {
             cntlid,
@@ -75,9 +81,9 @@ fn controller_lists_show_sixty_four_controllers() {
     let (_, list) = lists(&mut bench, 0x15, 0);
     assert_eq!(
         (list[0], list[32], list[34], list[36], list[40], list[42]),
-        (63, 4, 3, 0, 1, 65)
+        (63, 4, 3, 0, 0, 65)
     );
-    assert_eq!((list[64], list[68]), (5, 1));
+    assert_eq!((list[64], list[68], list[72]), (5, 1, 0));
     let manage = |bench: &mut Bench, cdw10: u32, cdw11: u32| {
         let sqe = Sqe::new(admin::VIRTUALIZATION_MANAGEMENT, 4);
         bench.admin(&sqe.with_cdw(10, cdw10).with_cdw(11, cdw11))
