@@ -63,12 +63,15 @@ impl Controller {
         let from = (sqe.cdw(10) >> 16) as u16;
         match what {
             cns::NAMESPACE_CONTROLLERS | cns::CONTROLLERS => {
-                if what == cns::NAMESPACE_CONTROLLERS && sqe.nsid() != NSID_ALL {
-                    self.namespace(sqe.nsid(), env)?;
-                } else if what == cns::NAMESPACE_CONTROLLERS {
-                    return Err(Status::INVALID_FIELD);
-                }
-                let all = self.subsystem(env);
+                let attached = match (what, sqe.nsid()) {
+                    (cns::CONTROLLERS, _) => true,
+                    (_, NSID_ALL) => return Err(Status::INVALID_FIELD),
+                    (_, nsid) => self.namespace(nsid, env)?.is_some(),
+                };
+                let all = match attached {
+                    true => self.subsystem(env),
+                    false => Vec::new(),
+                };
                 let ids = all.iter().map(|c| c.cntlid).filter(|id| *id >= from);
                 let mut count = 0u16;
                 for (to, id) in out.chunks_exact_mut(2).skip(1).zip(ids) {

@@ -213,6 +213,10 @@ fn command_set_specific() {
         assert_eq!(list[..2], [1, 0]);
         assert_eq!(list[2..4], cntlid.to_le_bytes());
     }
+    // A namespace that is not active is attached to none.
+    bench.world.present.set(false);
+    let list = bench.data(identify(cns::NAMESPACE_CONTROLLERS, 1));
+    assert!(list.iter().all(|b| *b == 0));
 }
 
 #[test]
