@@ -141,8 +141,8 @@ pub trait AdminEnv {
         Ana::default()
     }
 
-    /// The controllers of the subsystem that the namespace is attached to, in rising order of their
-    /// identifiers; the one that asks is among them. Empty: it is the only one.
+    /// The controllers of the subsystem that the namespace is attached to; the one that asks is among
+    /// them. Empty: not known.
     fn controllers(&self) -> Vec<SubsystemController> {
         Vec::new()
     }

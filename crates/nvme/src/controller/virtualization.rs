@@ -40,10 +40,10 @@ impl Controller {
         all
     }
 
-    /// Whether it is the primary controller of its subsystem.
+    /// Whether it is the primary controller of its subsystem. While the others are not known, it is not.
     pub(super) fn is_primary(&self, env: &dyn AdminEnv) -> bool {
-        let all = self.subsystem(env);
-        all.first().is_some_and(|c| c.cntlid == self.config.cntlid)
+        let first = env.controllers().iter().map(|c| c.cntlid).min();
+        first == Some(self.config.cntlid)
     }
 
     fn secondaries(&self, env: &dyn AdminEnv) -> Vec<SubsystemController> {

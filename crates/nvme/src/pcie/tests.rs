@@ -49,9 +49,21 @@ impl Memory for Flat {
     }
 }
 
-#[derive(Default)]
 struct World {
     controllers: Vec<SubsystemController>,
+}
+
+impl Default for World {
+    /// Its controller is alone.
+    fn default() -> Self {
+        let alone = SubsystemController {
+            cntlid: 3,
+            online: true,
+        };
+        Self {
+            controllers: vec![alone],
+        }
+    }
 }
 
 impl AdminEnv for World {
