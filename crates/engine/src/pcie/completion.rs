@@ -5,13 +5,14 @@
 //! place. Commands whose completion queue's memory is away are held until it is back. No allocation, lock, log or system
 //! call. **Not here:** the Admin queue's ([`super::admin`]).
 
-use super::memory::ClientMemory;
+use super::memory::{ClientMemory, NSID};
 use super::queues::Begun;
 use super::record::Completion;
-use super::{COMMANDS, Pcie, Work};
+use super::{COMMANDS, Command, Pcie, Work};
 use crate::core::{Core, DoneIo, IoOp};
 use crate::lane::LaneIndex;
 use crate::vm::frontend::Turn;
+use forebay_nvme::controller::ErrorReport;
 use forebay_nvme::pcie::data;
 use forebay_nvme::{Cqe, Status};
 use forebay_xlate::boundary::region::TimesOf;
@@ -30,8 +31,8 @@ impl Pcie {
         turn.core.record().blame.store(record.blame(), Relaxed);
         let command = self.commands[usize::from(slot)];
         let status = match done.status {
-            Status::COMMAND_INTERRUPTED => self.function.controller().interrupted_status(),
-            status => status,
+            Status::SUCCESS => Status::SUCCESS,
+            _ => self.note_failure(turn.core, done, &command),
         };
         if let (Work::Durable(op), true) = (command.work, status.is_success())
             && !self.answers_nobody()
@@ -45,6 +46,29 @@ impl Pcie {
             return;
         }
         self.complete(turn, slot, status);
+    }
+
+    /// A command failed: what a device is to blame for comes into the error log. Gives what its host is
+    /// told.
+    #[cold]
+    fn note_failure(&mut self, core: &Core, done: &DoneIo, command: &Command) -> Status {
+        if done.status.is_media_error() || done.status.code() == Status::INTERNAL_ERROR {
+            let lane = core.lane(done.lane);
+            let block_bytes = lane.map_or(1, |lane| u64::from(lane.volume.config.block_bytes));
+            self.function.controller_mut().record_error(ErrorReport {
+                sqid: command.sqid,
+                cid: command.cid,
+                status: done.status,
+                lba: done.op.offset_bytes() / block_bytes.max(1),
+                nsid: NSID,
+            });
+            // The count of errors is part of the state.
+            self.save();
+        }
+        match done.status {
+            Status::COMMAND_INTERRUPTED => self.function.controller().interrupted_status(),
+            status => status,
+        }
     }
 
     /// What there was is durable: now the command itself, whose entry is in its record.

@@ -2,6 +2,7 @@
 
 mod admit;
 mod cost;
+mod declared;
 mod driver;
 mod hostile;
 mod remote;
