@@ -26,7 +26,7 @@ pub mod shadow;
 pub mod space;
 mod state;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use admin::{AdminRun, Change};
 pub use function::{Function, RegisterEffect};

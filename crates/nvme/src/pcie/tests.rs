@@ -14,16 +14,16 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Memory from address 0 on.
-pub(super) struct Flat(RefCell<Vec<u8>>);
+pub(crate) struct Flat(RefCell<Vec<u8>>);
 
 impl Flat {
     fn new(bytes: usize) -> Self {
         Self(RefCell::new(vec![0; bytes]))
     }
-    fn put(&self, address: u64, bytes: &[u8]) {
+    pub(crate) fn put(&self, address: u64, bytes: &[u8]) {
         assert!(self.write(address, bytes));
     }
-    fn get(&self, address: u64, bytes: usize) -> Vec<u8> {
+    pub(crate) fn get(&self, address: u64, bytes: usize) -> Vec<u8> {
         let mut into = vec![0; bytes];
         assert!(self.read(address, &mut into));
         into
@@ -49,8 +49,8 @@ impl Memory for Flat {
     }
 }
 
-struct World {
-    controllers: Vec<SubsystemController>,
+pub(crate) struct World {
+    pub(crate) controllers: Vec<SubsystemController>,
 }
 
 impl Default for World {
@@ -91,12 +91,12 @@ fn config() -> ControllerConfig {
 
 const ASQ: u64 = 0x1_0000;
 const ACQ: u64 = 0x2_0000;
-const DATA: u64 = 0x10_0000;
+pub(crate) const DATA: u64 = 0x10_0000;
 
-struct Bench {
+pub(crate) struct Bench {
     function: Function,
-    memory: Flat,
-    world: World,
+    pub(crate) memory: Flat,
+    pub(crate) world: World,
     scratch: Vec<u8>,
 }
 
@@ -110,7 +110,7 @@ impl Bench {
         }
     }
 
-    fn ready() -> Self {
+    pub(crate) fn ready() -> Self {
         let mut bench = Self::new();
         assert_eq!(bench.enable(ASQ, ACQ, 31, 31), RegisterEffect::Enabled);
         assert!(bench.function.ready());
@@ -135,7 +135,7 @@ impl Bench {
         u32::from_le_bytes(bytes)
     }
 
-    fn admin(&mut self, sqe: &Sqe) -> Option<Status> {
+    pub(crate) fn admin(&mut self, sqe: &Sqe) -> Option<Status> {
         let run = self
             .function
             .run_admin(sqe, &self.memory, &self.world, &mut self.scratch, 1);
@@ -164,7 +164,7 @@ impl Bench {
     }
 }
 
-fn with_prps(mut sqe: Sqe, prp1: u64, prp2: u64) -> Sqe {
+pub(crate) fn with_prps(mut sqe: Sqe, prp1: u64, prp2: u64) -> Sqe {
     sqe.dptr[..8].copy_from_slice(&prp1.to_le_bytes());
     sqe.dptr[8..].copy_from_slice(&prp2.to_le_bytes());
     sqe

@@ -2,6 +2,7 @@
 
 mod ana;
 mod connect;
+mod declared;
 mod discovery;
 mod events;
 mod features;
