@@ -75,8 +75,9 @@ impl Controller {
         let retain = sqe.cdw(10) & 1 << 15 != 0;
         let offset = sqe.cdw64(12);
         let face = self.face(env);
+        // Not Invalid Log Page (Base 2.0, 5.16).
         if !supported::supports_log(face, lid) {
-            return Err(Status::INVALID_LOG_PAGE);
+            return Err(Status::INVALID_FIELD);
         }
         // LPO counts dwords. CDW14 bit 23 (OT) would make it an index, which no page here has.
         if !offset.is_multiple_of(4) || sqe.cdw(14) & 1 << 23 != 0 {
@@ -129,7 +130,7 @@ impl Controller {
             }
             log_page::RESERVATION_NOTIFICATION => self.reservation_log(offset, retain, out)?,
             log_page::DISCOVERY => self.discovery(offset, retain, out, env)?,
-            _ => return Err(Status::INVALID_LOG_PAGE),
+            _ => return Err(Status::INVALID_FIELD),
         }
         Ok(Reply::data(out.len()))
     }

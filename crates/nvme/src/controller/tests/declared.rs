@@ -242,7 +242,7 @@ fn log_pages(case: &Case, lists: &Lists) {
         let status = case.status(get_log(lid, 0, 512));
         let known = match status {
             Status::SUCCESS => true,
-            Status::INVALID_LOG_PAGE => false,
+            Status::INVALID_FIELD => false,
             other => panic!("{}: log page {lid:#x}: {other}", case.name),
         };
         same!(case, lists.log(lid), known, "log page {lid:#x}");

@@ -66,6 +66,6 @@ fn a_list_that_shrinks_under_the_reader_says_start_again() {
 fn an_io_controller_has_no_such_page() {
     assert_eq!(
         Bench::ready().fails(get_log(DISCOVERY, 0, 1024)),
-        Status::INVALID_LOG_PAGE
+        Status::INVALID_FIELD
     );
 }
