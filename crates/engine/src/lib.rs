@@ -30,6 +30,7 @@ pub mod memory;
 mod patience;
 mod pcie;
 mod reactor;
+pub mod signals;
 mod spin;
 mod takeover;
 mod tcp;

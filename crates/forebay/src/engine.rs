@@ -55,13 +55,14 @@ fn take_stdin() -> Outcome<OwnedFd> {
 }
 
 pub(crate) fn engine(args: EngineArgs) -> Outcome {
+    forebay_engine::signals::reset().while_doing("forget inherited signals")?;
+    limits::raise();
     #[cfg(feature = "test-device")]
     forebay_xlate::kill::arm_from_environment().map_err(Failure::new)?;
     if let Some(run_dir) = &args.run_dir {
         std::env::set_current_dir(run_dir)
             .while_doing(format!("go to the folder {}", run_dir.display()))?;
     }
-    limits::raise_descriptors();
     // Its daemon names the devices, and has asked for leave.
     #[cfg(feature = "test-device")]
     forebay_device::faulty::allow();

@@ -35,6 +35,9 @@ pub(crate) struct ServeArgs {
 }
 
 pub(crate) fn serve(args: &ServeArgs, socket: Option<PathBuf>) -> Outcome {
+    forebay_engine::signals::reset().while_doing("forget inherited signals")?;
+    limits::raise();
+    limits::check()?;
     #[cfg(feature = "test-device")]
     forebay_xlate::kill::arm_from_environment().map_err(Failure::new)?;
     if args.with_parent {
@@ -59,7 +62,7 @@ pub(crate) fn serve(args: &ServeArgs, socket: Option<PathBuf>) -> Outcome {
         None => tracing::info!("no configuration file: built-in defaults"),
     }
     tracing::info!(
-        descriptors = limits::raise_descriptors(),
+        descriptors = limits::descriptors(),
         "open files that this daemon may have: one for each connection of a host"
     );
     #[cfg(feature = "test-device")]
