@@ -17,10 +17,8 @@ pub struct DaemonConfig {
     pub run_dir: PathBuf,
     /// Where the API listens; beneath `run_dir` unless configured otherwise.
     pub api_socket: PathBuf,
-    /// Addresses to listen on for NVMe/TCP.
-    pub nvme_tcp: Vec<SocketAddr>,
-    /// Where `GET /metrics` is answered, if anywhere.
-    pub metrics: Option<SocketAddr>,
+    /// Addresses, until the configuration is read again.
+    pub listen: Listen,
     /// The engine to start.
     pub engine: EngineConfig,
     /// A pool to make in a sparse file if the daemon has no pool yet.
@@ -33,7 +31,31 @@ pub struct DaemonConfig {
     pub version: String,
 }
 
-impl DaemonConfig {
+/// Where hosts and readers of metrics connect. It may change while the daemon runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listen {
+    /// Addresses to listen on for NVMe/TCP.
+    pub nvme_tcp: Vec<SocketAddr>,
+    /// Where `GET /metrics` is answered, if anywhere.
+    pub metrics: Option<SocketAddr>,
+}
+
+/// What only the program that runs the daemon can do.
+pub trait Program {
+    /// Reads the configuration again, sets the log's level, and gives back the rest that may change.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration; nothing has changed.
+    fn reload(&self) -> Result<Listen, String>;
+
+    /// Opens the log if that failed before.
+    ///
+    /// # Errors
+    /// Why it can't be written, in a sentence.
+    fn open_log(&self) -> Result<(), String>;
+}
+
+impl Listen {
     /// What an operator should know about listeners that others than this machine can reach, and about those of `held` (what hosts
     /// can connect to now) that are configured no more.
     #[must_use]
@@ -95,6 +117,16 @@ pub struct EmbeddedPool {
 }
 
 #[cfg(test)]
+impl Program for () {
+    fn reload(&self) -> Result<Listen, String> {
+        Ok(Listen::default())
+    }
+    fn open_log(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
 impl DaemonConfig {
     /// Of a daemon that has nothing.
     pub(crate) fn empty() -> Self {
@@ -103,8 +135,7 @@ impl DaemonConfig {
             state_dir: PathBuf::new(),
             run_dir: PathBuf::new(),
             api_socket: PathBuf::new(),
-            nvme_tcp: Vec::new(),
-            metrics: None,
+            listen: Listen::default(),
             engine: EngineConfig {
                 program: PathBuf::new(),
                 reactors: 1,
@@ -124,7 +155,7 @@ mod tests {
 
     #[test]
     fn listeners_beyond_loopback_are_told_of() {
-        let mut config = DaemonConfig::empty();
+        let mut config = Listen::default();
         for safe in [
             "127.0.0.1:4420",
             "127.9.9.9:1",

@@ -9,8 +9,8 @@
 //! behind that a restart would have to take over; a kill leaves the engine running.
 //! Not here: what the operations do (`owner`), processes (`supervisor`).
 
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -28,8 +28,9 @@ use crate::api;
 use crate::api::error::{ApiError, ErrorKind};
 use crate::api::events::EventKind;
 use crate::api::model::{DeathReport, EngineState, Health, PoolOpen, Process, Status};
+use crate::api::request::Handle;
 use crate::api::stats::Stats;
-use crate::config::DaemonConfig;
+use crate::config::{DaemonConfig, Listen, Program};
 use crate::devices::{self, OpenPool};
 use crate::events::{Events, News};
 use crate::files;
@@ -42,6 +43,7 @@ use crate::supervisor::{GREET_LIMIT, Supervisor, connect_socket};
 use crate::systemd;
 
 mod listeners;
+mod parts;
 mod pool;
 mod reopen;
 mod requests;
@@ -109,8 +111,17 @@ struct Daemon {
     serving: RefCell<Option<Rc<Serving>>>,
     /// Listeners while there is no pool to serve.
     spare_listeners: RefCell<BTreeMap<String, OwnedFd>>,
-    /// Addresses that somebody has who is expected to end.
-    in_use: RefCell<BTreeSet<SocketAddr>>,
+    /// What is configured, as it was read last.
+    listen: RefCell<Listen>,
+    /// The addresses are this daemon's to bind, and no engine's that it can't talk to.
+    listens: Cell<bool>,
+    program: Box<dyn Program>,
+    /// Parts that can't be served, and why.
+    parts: RefCell<BTreeMap<String, String>>,
+    /// Where metrics are served besides, and by which task.
+    metrics: RefCell<Option<(SocketAddr, JoinHandle<()>)>>,
+    /// The way of requests to this daemon.
+    handle: OnceCell<Handle>,
     /// A pool is being made, opened or destroyed.
     changing_pool: Cell<bool>,
     /// By the daemon itself, because devices may answer now.
@@ -123,16 +134,25 @@ struct Daemon {
     events: Rc<Events>,
 }
 
+/// What ended a daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndedBy {
+    /// SIGTERM or SIGINT.
+    Signal,
+    /// A request through the API.
+    Request,
+}
+
 /// Runs the daemon until SIGTERM, SIGINT, or a request to stop. A signal leaves the engine running if the
-/// configuration says so; a request never does.
+/// configuration says so; a request never does. SIGHUP has it read the configuration again.
 ///
 /// # Errors
 /// When it can't start, or when it could not commit everything at its end.
-pub async fn run(config: DaemonConfig) -> Result<(), DaemonError> {
-    LocalSet::new().run_until(run_here(config)).await
+pub async fn run(config: DaemonConfig, program: Box<dyn Program>) -> Result<EndedBy, DaemonError> {
+    LocalSet::new().run_until(run_here(config, program)).await
 }
 
-async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
+async fn run_here(config: DaemonConfig, program: Box<dyn Program>) -> Result<EndedBy, DaemonError> {
     let listener = api::bind(&config.api_socket).map_err(|error| {
         let in_use = error.kind() == io::ErrorKind::AddrInUse;
         let error = DaemonError::from(error);
@@ -144,10 +164,7 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
     })?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let metrics = match config.metrics {
-        Some(address) => Some(api::bind_metrics(address, listener.passed_over).await?),
-        None => None,
-    };
+    let mut hangup = signal(SignalKind::hangup())?;
     let me = Installation::claim(&config.state_dir).map_err(|error| {
         let in_use = error.kind() == io::ErrorKind::AddrInUse;
         let error = DaemonError::from(error);
@@ -159,20 +176,18 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
             error
         }
     })?;
-    let daemon = Rc::new(Daemon::new(config, Arc::new(me)));
-    daemon.start().await?;
-    let looking = tokio::task::spawn_local(daemon.clone().take_silent_back());
-    tokio::task::spawn_local(daemon.clone().listen_at_the_rest());
+    let daemon = Rc::new(Daemon::new(config, Arc::new(me), program));
     let (handle, mut requests) = api::request::channel();
+    let _ = daemon.handle.set(handle.clone());
+    daemon.start().await?;
+    daemon.keep_metrics();
+    daemon.look_at_parts();
+    let looking = tokio::task::spawn_local(daemon.clone().take_silent_back());
+    tokio::task::spawn_local(daemon.clone().serve_the_rest());
     let (stop_api, stopped) = oneshot::channel::<()>();
     let stopped = async {
         let _ = stopped.await;
     };
-    if let Some(listener) = metrics {
-        // It has nothing to end in good order.
-        let never = std::future::pending();
-        tokio::task::spawn_local(api::serve_metrics(listener, handle.clone(), never));
-    }
     let server = tokio::task::spawn_local(api::serve(listener, handle, stopped));
     tracing::info!(socket = %daemon.config.api_socket.display(), "the daemon serves");
     let text = format!(
@@ -185,23 +200,22 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
         .events
         .tell(EventKind::DaemonStarted, generation, text, News::default());
     for exposure in daemon.exposures() {
-        daemon
-            .events
-            .tell(EventKind::Warning, generation, exposure, News::default());
+        daemon.warn(exposure);
     }
     systemd::tell("READY=1");
-    let by_signal = loop {
+    let ended_by = loop {
         tokio::select! {
             request = requests.recv() => match request {
                 Some(api::request::Request::Shutdown(reply)) => {
                     let _ = reply.send(Ok(()));
-                    break false;
+                    break EndedBy::Request;
                 }
                 Some(request) => daemon.dispatch(request),
-                None => break false,
+                None => break EndedBy::Request,
             },
-            _ = terminate.recv() => break true,
-            _ = interrupt.recv() => break true,
+            _ = terminate.recv() => break EndedBy::Signal,
+            _ = interrupt.recv() => break EndedBy::Signal,
+            _ = hangup.recv() => daemon.reload(),
         }
     };
     tracing::info!("the daemon stops");
@@ -213,26 +227,32 @@ async fn run_here(config: DaemonConfig) -> Result<(), DaemonError> {
     let _ = stop_api.send(());
     // What is asked from here on gets no answer, which callers read as "stopping".
     drop(requests);
-    let result = if by_signal && daemon.config.keep_engine {
+    let result = if ended_by == EndedBy::Signal && daemon.config.keep_engine {
         daemon.leave_engine().await
     } else {
         daemon.stop().await
     };
     // It bounds itself.
     let _ = server.await;
-    result
+    result.map(|()| ended_by)
 }
 
 impl Daemon {
-    fn new(config: DaemonConfig, me: Arc<Installation>) -> Self {
+    fn new(config: DaemonConfig, me: Arc<Installation>, program: Box<dyn Program>) -> Self {
         let events = Rc::new(Events::kept_in(&config.state_dir));
+        let listen = RefCell::new(config.listen.clone());
         Self {
             config,
             me,
             started: Instant::now(),
             serving: RefCell::new(None),
             spare_listeners: RefCell::default(),
-            in_use: RefCell::default(),
+            listen,
+            listens: Cell::new(false),
+            program,
+            parts: RefCell::default(),
+            metrics: RefCell::default(),
+            handle: OnceCell::new(),
             changing_pool: Cell::new(false),
             looks_again: Cell::new(false),
             trouble: RefCell::new(None),
@@ -260,7 +280,8 @@ impl Daemon {
                     .map_or(Ok(None), |record| EngineProcess::find(&record))?
                     .is_none()
                 {
-                    self.bind_listeners(self.may_open_later())?;
+                    let may_wait = self.may_open_later();
+                    self.bind_listeners_at_start(may_wait)?;
                 }
                 return Ok(());
             }
@@ -269,7 +290,7 @@ impl Daemon {
             Some(open) => self.take_over(open, record).await,
             None => {
                 self.refuse_lonely_engine(record)?;
-                self.bind_listeners(false)
+                self.bind_listeners_at_start(false)
             }
         }
     }
@@ -338,8 +359,11 @@ impl Daemon {
             // At once: it may die before anything else is done with it.
             self.keep_listeners(greeting)?;
         }
-        // Who hangs at a silent device may still have them.
-        self.bind_listeners(missing.iter().any(|device| device.is_silent))?;
+        // Who hangs at a silent device may still have the addresses, and machines have sockets of their own.
+        let may_wait = live.is_some()
+            || missing.iter().any(|device| device.is_silent)
+            || pool.exports().any(|export| export.frontend.is_machine());
+        self.bind_listeners_at_start(may_wait)?;
         let (catalog, limits) = (Arc::new(catalog), Limits::default());
         let owner = Owner::new(pool, catalog, devices, grants, limits, self.events.clone());
         owner.set_hold(self.me.clone(), tenure);
@@ -534,7 +558,7 @@ impl Daemon {
     fn exposures(&self) -> Vec<String> {
         let held = self.addresses();
         let held: Vec<SocketAddr> = held.iter().flat_map(|held| held.parse()).collect();
-        self.config.exposures(&held)
+        self.listen.borrow().exposures(&held)
     }
 
     fn status(&self) -> Status {
@@ -542,7 +566,7 @@ impl Daemon {
         let view = serving.as_ref().map(|serving| serving.supervisor.view());
         let mut warnings = self.exposures();
         let configured = warnings.len();
-        warnings.extend(self.addresses_in_use());
+        warnings.extend(self.part_warnings());
         let mut health = Health::Well;
         let mut capacity = None;
         let nvme_tcp = self.addresses();

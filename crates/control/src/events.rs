@@ -181,6 +181,7 @@ impl Events {
             | EventKind::HostRefused
             | EventKind::ReservationPreempted
             | EventKind::PoolSpace
+            | EventKind::PartMissing
             | EventKind::Warning => tracing::warn!(generation, "{message}"),
             _ => tracing::info!(generation, "{message}"),
         }

@@ -141,9 +141,14 @@ impl Engine {
                 .spawn(move || {
                     crate::crash::this_is_reactor(number);
                     let made = (|| {
-                        if let Some(cpu) = cpu {
-                            pin(cpu)?;
-                        }
+                        // An engine on other CPUs is better than none. The daemon warns of it, and tries again.
+                        let cpu = cpu.filter(|cpu| {
+                            let pinned = pin(*cpu);
+                            if let Err(error) = &pinned {
+                                eprintln!("forebay: {error}: the reactor runs on any");
+                            }
+                            pinned.is_ok()
+                        });
                         // The ring belongs to the thread that uses it.
                         let options = RingOptions {
                             // More than one device that hangs can occupy.

@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     };
     let json = cli.json;
     match run(cli) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(failure) => {
             failure.print(json);
             ExitCode::from(failure.exit_code())
@@ -75,7 +75,7 @@ fn abort_on_panic() {
     }));
 }
 
-fn run(cli: Cli) -> Outcome {
+fn run(cli: Cli) -> Outcome<ExitCode> {
     let output = Output { json: cli.json };
     let context = || -> Outcome<Context> {
         Ok(Context {
@@ -84,7 +84,7 @@ fn run(cli: Cli) -> Outcome {
             yes: cli.yes,
         })
     };
-    match cli.command {
+    let done = match cli.command {
         Command::Pool(command) => command::pool::pool(&context()?, command),
         Command::Device(command) => command::pool::device(&context()?, command),
         Command::Tenant(command) => command::tenant::tenant(&context()?, command),
@@ -100,7 +100,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Top(args) => command::top::top(&context()?, &args),
         Command::Completion { shell } => cli::pages::completion(shell),
         Command::Man { folder } => cli::pages::manual(&folder),
-        Command::Serve(args) => serve::serve(&args, cli.socket),
+        Command::Serve(args) => return serve::serve(&args, cli.socket, output),
         Command::Formats => {
             println!("{}", forebay_xlate::boundary::formats());
             Ok(())
@@ -108,5 +108,6 @@ fn run(cli: Cli) -> Outcome {
         Command::Engine(args) => engine::engine(args),
         Command::Bench(command) => bench::bench(output, &command),
         Command::Calibrate(args) => calibrate::calibrate(&context()?, &args),
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }

@@ -7,16 +7,20 @@
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use forebay_control::config::{DaemonConfig, EmbeddedPool, EngineConfig};
-use forebay_control::daemon;
+use forebay_control::config::{DaemonConfig, EmbeddedPool, EngineConfig, Listen};
+use forebay_control::daemon::{self, EndedBy};
 use forebay_device::ring::{Ring, RingOptions};
 
 use crate::config::{self, Config};
 use crate::failure::{Failure, Outcome, While};
+use crate::output::Output;
 use crate::{limits, logging};
+
+mod check;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -29,14 +33,54 @@ pub(crate) struct ServeArgs {
     /// Leave the engine running when SIGTERM or SIGINT ends the daemon: the next daemon goes on with it
     #[arg(long)]
     keep_engine: bool,
+    /// Say what of the configuration would not be served, and change nothing; fails if there is something
+    #[arg(long)]
+    check: bool,
+    /// Exit with this code after `forebay shutdown`: a service manager can tell it from other ends
+    #[arg(long, value_name = "CODE", default_value_t = 0)]
+    shutdown_code: u8,
     /// Stop when the process that started this one ends
     #[arg(long, hide = true)]
     with_parent: bool,
 }
 
-pub(crate) fn serve(args: &ServeArgs, socket: Option<PathBuf>) -> Outcome {
+/// The log, and where the configuration is.
+struct Program {
+    log: logging::Log,
+    file: Option<PathBuf>,
+    dir: Option<PathBuf>,
+}
+
+impl forebay_control::config::Program for Program {
+    fn reload(&self) -> Result<Listen, String> {
+        let config = config::load(self.file.as_deref(), self.dir.as_deref())
+            .map_err(|failure| failure.to_string())?;
+        self.log.set_level(&config.log_level);
+        Ok(listen(&config))
+    }
+
+    fn open_log(&self) -> Result<(), String> {
+        self.log.open()
+    }
+}
+
+fn listen(config: &Config) -> Listen {
+    Listen {
+        nvme_tcp: config.nvme_tcp.clone(),
+        metrics: config.metrics,
+    }
+}
+
+pub(crate) fn serve(
+    args: &ServeArgs,
+    socket: Option<PathBuf>,
+    output: Output,
+) -> Outcome<ExitCode> {
     forebay_engine::signals::reset().while_doing("forget inherited signals")?;
     limits::raise();
+    if args.check {
+        return tell_beforehand(args, socket, output);
+    }
     limits::check()?;
     #[cfg(feature = "test-device")]
     forebay_xlate::kill::arm_from_environment().map_err(Failure::new)?;
@@ -48,15 +92,22 @@ pub(crate) fn serve(args: &ServeArgs, socket: Option<PathBuf>) -> Outcome {
         Failure::new(error.to_string())
             .hint("Forebay needs Linux 6.1 or newer with io_uring allowed")
     })?);
-    let mut config = config::load(args.config.as_deref(), args.dir.as_deref())?;
-    if let Some(socket) = socket {
-        config.api_socket =
-            std::path::absolute(&socket).while_doing(format!("find {}", socket.display()))?;
-    }
+    let config = configuration(args, socket)?;
     for folder in [&config.state_dir, &config.run_dir] {
         make_folder(folder)?;
     }
-    logging::start(&config.log_level, config.log_format, &config.log_file)?;
+    let log = logging::start(&config.log_level, config.log_format, &config.log_file);
+    let program = Program {
+        log,
+        // The working folder may be another one by then, or hold another file.
+        file: config.source.clone(),
+        dir: args
+            .dir
+            .as_deref()
+            .map(std::path::absolute)
+            .transpose()
+            .while_doing("find the folder")?,
+    };
     match &config.source {
         Some(path) => tracing::info!("configuration: {}", path.display()),
         None => tracing::info!("no configuration file: built-in defaults"),
@@ -77,7 +128,8 @@ pub(crate) fn serve(args: &ServeArgs, socket: Option<PathBuf>) -> Outcome {
         .enable_all()
         .build()
         .while_doing("start the runtime")?;
-    runtime.block_on(daemon::run(config)).map_err(|error| {
+    let ended = runtime.block_on(daemon::run(config, Box::new(program)));
+    let ended_by = ended.map_err(|error| {
         let hint = error.hint().map(str::to_owned);
         tracing::error!("{error}");
         let failure = Failure::new(error.to_string());
@@ -85,6 +137,27 @@ pub(crate) fn serve(args: &ServeArgs, socket: Option<PathBuf>) -> Outcome {
             Some(hint) => failure.hint(hint),
             None => failure,
         }
+    })?;
+    Ok(match ended_by {
+        EndedBy::Signal => ExitCode::SUCCESS,
+        EndedBy::Request => args.shutdown_code.into(),
+    })
+}
+
+fn configuration(args: &ServeArgs, socket: Option<PathBuf>) -> Outcome<Config> {
+    let mut config = config::load(args.config.as_deref(), args.dir.as_deref())?;
+    if let Some(socket) = socket {
+        config.api_socket =
+            std::path::absolute(&socket).while_doing(format!("find {}", socket.display()))?;
+    }
+    Ok(config)
+}
+
+fn tell_beforehand(args: &ServeArgs, socket: Option<PathBuf>, output: Output) -> Outcome<ExitCode> {
+    let config = configuration(args, socket)?;
+    Ok(match check::check(&config, output)? {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
     })
 }
 
@@ -98,11 +171,10 @@ fn make_folder(path: &Path) -> Outcome {
 
 fn daemon_config(config: Config) -> Outcome<DaemonConfig> {
     Ok(DaemonConfig {
+        listen: listen(&config),
         state_dir: config.state_dir,
         run_dir: config.run_dir,
         api_socket: config.api_socket,
-        nvme_tcp: config.nvme_tcp,
-        metrics: config.metrics,
         engine: EngineConfig {
             program: std::env::current_exe().while_doing("find this program's own file")?,
             reactors: config.reactors,

@@ -54,6 +54,10 @@ pub enum EventKind {
     DeviceFailed,
     /// A device can be used again, without errors.
     DeviceReturned,
+    /// A part of the configuration can't be served: an address, the log, a CPU. It is tried again.
+    PartMissing,
+    /// Such a part is served now.
+    PartReturned,
     /// Somebody changed something through the API: `audit` says who, and what.
     Changed,
     /// Something else that an operator should know.

@@ -44,8 +44,6 @@ const HEAD_TIME_LIMIT: Duration = Duration::from_secs(10);
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(2);
 /// How long an earlier daemon may take to be gone.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-/// How often the metrics' address is tried while it is not free.
-const METRICS_AGAIN: Duration = Duration::from_secs(3);
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
 /// A bound socket, and the lock that makes it ours.
@@ -53,8 +51,6 @@ const LOCK_POLL: Duration = Duration::from_millis(20);
 pub struct ApiListener {
     listener: UnixListener,
     path: PathBuf,
-    /// A daemon that is being killed can't end, and has its sockets still.
-    pub(crate) passed_over: bool,
     // Closing it releases the lock. The file stays: removing it would let two daemons lock two files.
     _lock: File,
 }
@@ -81,7 +77,7 @@ pub fn bind(path: &Path) -> io::Result<ApiListener> {
             ),
         ));
     }
-    let (lock, passed_over) = lock(path, &format!("serves {}", path.display()))?;
+    let lock = lock_file(path, &format!("serves {}", path.display()))?;
     let failed = |what: &str, error: io::Error| {
         io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
     };
@@ -98,7 +94,6 @@ pub fn bind(path: &Path) -> io::Result<ApiListener> {
     Ok(ApiListener {
         listener,
         path: path.to_owned(),
-        passed_over,
         _lock: lock,
     })
 }
@@ -116,11 +111,6 @@ fn in_use(lock: File, does: &str) -> io::Error {
 
 /// Takes the lock file `base.lock` for as long as it is open; the error says what another daemon `does`.
 pub(crate) fn lock_file(base: &Path, does: &str) -> io::Result<File> {
-    lock(base, does).map(|(file, _)| file)
-}
-
-/// Takes the lock; says whether a daemon that is being killed, and can't end, was passed over.
-fn lock(base: &Path, does: &str) -> io::Result<(File, bool)> {
     let mut path = base.as_os_str().to_owned();
     path.push(".lock");
     let path = PathBuf::from(path);
@@ -139,9 +129,9 @@ fn lock(base: &Path, does: &str) -> io::Result<(File, bool)> {
         .open(&path)
         .map_err(failed)?;
     let begin = Instant::now();
-    let passed_over = loop {
+    loop {
         match claim_file(&file, &path) {
-            Ok(passed_over) => break passed_over,
+            Ok(_) => break,
             // A process that was just killed holds it until the kernel is through with it. (One that can't end,
             // because a device hangs, is passed over.)
             Err(FenceError::Held { .. }) if begin.elapsed() < LOCK_PATIENCE => {
@@ -150,11 +140,11 @@ fn lock(base: &Path, does: &str) -> io::Result<(File, bool)> {
             Err(FenceError::Held { .. }) => return Err(in_use(file, does)),
             Err(error) => return Err(failed(io::Error::other(error))),
         }
-    };
+    }
     file.set_len(0).map_err(failed)?;
     file.rewind().map_err(failed)?;
     writeln!(file, "{}", std::process::id()).map_err(failed)?;
-    Ok((file, passed_over))
+    Ok(file)
 }
 
 /// Serves the API until `stop` resolves; open requests then get a moment to end.
@@ -168,67 +158,24 @@ pub(super) fn may_call(uid: u32, own_uid: u32) -> bool {
     uid == 0 || uid == own_uid
 }
 
-/// Where metrics are served besides, bound or to be bound.
-#[derive(Debug)]
-pub struct MetricsListener {
-    address: SocketAddr,
-    bound: Option<TcpListener>,
-}
-
-/// Binds the metrics' own listener; later, if `passed_over` says that a daemon which is being killed, and can't end, may
-/// have the address still.
+/// Binds the metrics' own listener.
 ///
 /// # Errors
-/// What the system says, with the address and where it is configured.
-pub async fn bind_metrics(address: SocketAddr, passed_over: bool) -> io::Result<MetricsListener> {
-    let bound = match TcpListener::bind(address).await {
-        Ok(listener) => Some(listener),
-        Err(error) if passed_over && error.kind() == io::ErrorKind::AddrInUse => {
-            tracing::warn!(%address, "metrics come later: an earlier daemon can't end, as a device hangs");
-            None
-        }
-        Err(error) => {
-            let told = format!("can't listen on {address} (`metrics` under [listen]): {error}");
-            return Err(io::Error::new(error.kind(), told));
-        }
-    };
-    Ok(MetricsListener { address, bound })
+/// What the system says.
+pub fn bind_metrics(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = std::net::TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
 }
 
-impl MetricsListener {
-    async fn bound(self) -> TcpListener {
-        let mut bound = self.bound;
-        loop {
-            if let Some(listener) = bound {
-                return listener;
-            }
-            tokio::time::sleep(METRICS_AGAIN).await;
-            bound = TcpListener::bind(self.address).await.ok();
-        }
-    }
-}
-
-/// Serves `GET /metrics` and nothing else to whoever can reach the listener, until `stop` resolves.
-pub async fn serve_metrics(
-    listener: MetricsListener,
-    owner: Handle,
-    stop: impl Future<Output = ()>,
-) {
-    let listener = listener.bound().await;
+/// Serves `GET /metrics` and nothing else to whoever can reach the listener. Runs for ever.
+pub async fn serve_metrics(listener: TcpListener, owner: Handle) {
     let router = figure_routes::metrics_router(owner, TIME_LIMIT);
     let places = Arc::new(Semaphore::new(METRICS_CONNECTIONS_MAX));
     let (_stopping, stopped) = watch::channel(());
-    tokio::pin!(stop);
     loop {
-        let accepted = async {
-            let place = places.clone().acquire_owned().await.ok();
-            (place, listener.accept().await)
-        };
-        let (place, accepted) = tokio::select! {
-            () = &mut stop => return,
-            accepted = accepted => accepted,
-        };
-        match accepted {
+        let place = places.clone().acquire_owned().await.ok();
+        match listener.accept().await {
             Ok((stream, _)) => {
                 let (router, stopped) = (router.clone(), stopped.clone());
                 tokio::spawn(async move {

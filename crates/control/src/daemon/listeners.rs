@@ -1,21 +1,18 @@
 //! Where hosts connect.
 //!
 //! Purpose: each configured address has a socket, a dead or living engine's or a new one.
-//! Design: a daemon that was killed while it waits for a device keeps its sockets until that ends. So while a device is
-//! silent, an address that is in use does not keep the daemon from serving what it can: it is told of, tried again every
-//! few seconds, and given to the engine when it is free. Otherwise it is an error of whoever configured it.
+//! Design: an address where it can't listen is a missing part (`parts`): it is tried again, and given to the engine when it
+//! works. Only if a stranger has it and nothing else would be served, the start fails.
 //! Not here: the sockets of machines (`owner::machines`), how hosts should use a port (`owner::ports`).
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
 
 use forebay_xlate::boundary::message::Held;
-use tokio::time::sleep;
 
-use super::reopen::LOOK_AGAIN;
 use super::{Daemon, DaemonError};
+use crate::api;
 use crate::owner::session::Greeting;
 
 impl Daemon {
@@ -32,77 +29,112 @@ impl Daemon {
         Ok(())
     }
 
-    /// Binds the configured addresses that no engine holds. `may_wait`: those that somebody else has are left for later.
-    pub(super) fn bind_listeners(&self, may_wait: bool) -> Result<(), DaemonError> {
+    /// Binds the configured addresses that no engine holds. Says which ones somebody else has.
+    pub(super) fn bind_listeners(&self) -> Vec<SocketAddr> {
         let held = self.addresses();
-        let may_wait = may_wait || !self.in_use.borrow().is_empty();
-        for address in &self.config.nvme_tcp {
+        let mut in_use = Vec::new();
+        for address in self.listen.borrow().nvme_tcp.clone() {
             // A configured port 0 is any port: one that is held for the address will do.
             let is_held = held.iter().any(|held| {
                 held.parse::<SocketAddr>().is_ok_and(|held| {
-                    held == *address || address.port() == 0 && held.ip() == address.ip()
+                    held == address || address.port() == 0 && held.ip() == address.ip()
                 })
             });
-            if is_held {
-                self.in_use.borrow_mut().remove(address);
-                continue;
-            }
-            let (bound, fd) = match bind(*address) {
-                Ok(bound) => bound,
-                Err(error) if may_wait && error.kind() == io::ErrorKind::AddrInUse => {
-                    if self.in_use.borrow_mut().insert(*address) {
-                        tracing::warn!(%address, "somebody else listens there: it is tried again");
-                    }
-                    continue;
-                }
-                Err(error) => return Err(can_not_listen(*address, &error)),
+            let bound = match is_held {
+                true => Ok(()),
+                false => bind(address).map(|(bound, fd)| {
+                    let mut listeners = self.spare_listeners.borrow_mut();
+                    listeners.insert(bound.to_string(), fd);
+                }),
             };
-            if self.in_use.borrow_mut().remove(address) {
-                tracing::info!(%address, "listens there now");
+            if matches!(&bound, Err(error) if error.kind() == io::ErrorKind::AddrInUse) {
+                in_use.push(address);
             }
-            self.spare_listeners
-                .borrow_mut()
-                .insert(bound.to_string(), fd);
+            let trouble = bound.map_err(|error| {
+                format!(
+                    "nobody can connect at {address}: can't listen there: {error}; {}, tried again until it works",
+                    what_to_do(&error, "nvme_tcp")
+                )
+            });
+            self.note_part(&listener(address), trouble);
         }
-        Ok(())
+        in_use
     }
 
-    /// Listens where it could not before, as soon as it can. Runs for ever.
-    pub(super) async fn listen_at_the_rest(self: Rc<Self>) {
-        loop {
-            sleep(LOOK_AGAIN).await;
-            if self.in_use.borrow().is_empty() || self.changing_pool.get() {
-                continue;
+    /// The same at the start. An address that a stranger has is an error if nothing else would be served. `is_served`: an
+    /// engine or a machine is, or who has the address is expected to end.
+    pub(super) fn bind_listeners_at_start(&self, is_served: bool) -> Result<(), DaemonError> {
+        let in_use = self.bind_listeners();
+        self.listens.set(true);
+        match in_use.first() {
+            Some(address) if !is_served && self.addresses().is_empty() => {
+                let error = io::Error::from(rustix::io::Errno::ADDRINUSE);
+                Err(
+                    DaemonError::new(format!("can't listen on {address}: {error}"))
+                        .with_hint(what_to_do(&error, "nvme_tcp")),
+                )
             }
-            if let Err(error) = self.bind_listeners(true) {
-                tracing::warn!(%error, "trying again to listen");
-            }
-            if let Some(serving) = self.serving() {
-                let new = std::mem::take(&mut *self.spare_listeners.borrow_mut());
-                serving.owner.listen_also(new).await;
-            }
+            _ => Ok(()),
         }
     }
 
-    /// What an operator should know of addresses that are waited for.
-    pub(super) fn addresses_in_use(&self) -> Vec<String> {
-        let told = |address: &SocketAddr| {
-            format!(
-                "nobody can connect at {address}: another process listens there, perhaps one of before that hangs at a device; it is tried again until that has ended"
-            )
+    /// Listens where it could not before, if it can now.
+    pub(super) async fn listen_at_the_rest(&self) {
+        if self.changing_pool.get() || !self.listens.get() {
+            return;
+        }
+        self.bind_listeners();
+        if let Some(serving) = self.serving() {
+            let new = std::mem::take(&mut *self.spare_listeners.borrow_mut());
+            serving.owner.listen_also(new).await;
+        }
+    }
+
+    /// Serves metrics where they are configured, if it can.
+    pub(super) fn keep_metrics(&self) {
+        let wanted = self.listen.borrow().metrics;
+        let mut metrics = self.metrics.borrow_mut();
+        if let Some((address, task)) = metrics.take() {
+            if wanted == Some(address) {
+                *metrics = Some((address, task));
+                return;
+            }
+            task.abort();
+        }
+        let (Some(address), Some(handle)) = (wanted, self.handle.get()) else {
+            return;
         };
-        self.in_use.borrow().iter().map(told).collect()
+        let bound = api::bind_metrics(address).map(|listener| {
+            let task = api::serve_metrics(listener, handle.clone());
+            *metrics = Some((address, tokio::task::spawn_local(task)));
+        });
+        drop(metrics);
+        let trouble = bound.map_err(|error| {
+            format!(
+                "nobody can read metrics at {address}: can't listen there: {error}; {}, tried again until it works",
+                what_to_do(&error, "metrics")
+            )
+        });
+        self.note_part(&metrics_at(address), trouble);
     }
 }
 
-fn can_not_listen(address: SocketAddr, error: &io::Error) -> DaemonError {
-    let told = DaemonError::new(format!("can't listen on {address}: {error}"));
-    told.with_hint(match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            "another program listens there, or an engine of which run_dir knows nothing any more (`ss -ltnp` says which): stop it, or change `nvme_tcp` under [listen] in forebay.toml"
-        }
-        _ => "see `nvme_tcp` under [listen] in forebay.toml",
-    })
+/// The name of a part.
+pub(super) fn listener(address: SocketAddr) -> String {
+    format!("the listener {address}")
+}
+
+pub(super) fn metrics_at(address: SocketAddr) -> String {
+    format!("the metrics address {address}")
+}
+
+fn what_to_do(error: &io::Error, key: &str) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => format!(
+            "another program listens there, or an engine of which run_dir knows nothing any more (`ss -ltnp` says which): stop it, or change `{key}` under [listen] in forebay.toml"
+        ),
+        _ => format!("see `{key}` under [listen] in forebay.toml"),
+    }
 }
 
 fn bind(address: SocketAddr) -> io::Result<(SocketAddr, OwnedFd)> {
@@ -117,7 +149,7 @@ fn bind(address: SocketAddr) -> io::Result<(SocketAddr, OwnedFd)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::DaemonConfig;
+    use crate::config::{DaemonConfig, Listen};
     use crate::ownership::Installation;
 
     #[test]
@@ -128,17 +160,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let me = Installation::claim(folder.path()).unwrap();
         let config = DaemonConfig {
-            nvme_tcp: vec![address],
+            listen: Listen {
+                nvme_tcp: vec![address],
+                metrics: None,
+            },
             ..DaemonConfig::empty()
         };
-        let daemon = Daemon::new(config, std::sync::Arc::new(me));
-        let error = daemon.bind_listeners(false).unwrap_err();
+        let daemon = Daemon::new(config, std::sync::Arc::new(me), Box::new(()));
+        let error = daemon.bind_listeners_at_start(false).unwrap_err();
         assert!(error.to_string().contains(&address.to_string()), "{error}");
-        assert!(daemon.addresses_in_use().is_empty());
-        // While a device is silent it is waited for, and from then on.
-        for may_wait in [true, true, false] {
-            daemon.bind_listeners(may_wait).unwrap();
-            let told = daemon.addresses_in_use();
+        // If something else is served, it is waited for.
+        for _ in 0..2 {
+            daemon.bind_listeners_at_start(true).unwrap();
+            let told = daemon.part_warnings();
             assert!(
                 told.len() == 1 && told[0].contains(&address.to_string()),
                 "{told:?}"
@@ -147,8 +181,8 @@ mod tests {
         }
         drop(other);
         for _ in 0..2 {
-            daemon.bind_listeners(true).unwrap();
-            assert!(daemon.addresses_in_use().is_empty());
+            assert!(daemon.bind_listeners().is_empty());
+            assert!(daemon.part_warnings().is_empty());
             assert_eq!(daemon.addresses(), [address.to_string()]);
         }
         std::net::TcpStream::connect(address).unwrap();

@@ -386,7 +386,7 @@ impl Daemon {
         files::remove(&process::record_path(&self.config.run_dir)).map_err(gone)?;
         files::remove(&self.grants_path()).map_err(gone)?;
         self.trouble.borrow_mut().take();
-        self.bind_listeners(false)?;
+        self.bind_listeners();
         Ok("the pool is forgotten; its devices are as they were".to_owned())
     }
 }

@@ -17,6 +17,7 @@
 mod blame;
 mod connect;
 mod line;
+pub(crate) mod pinning;
 pub(crate) mod process;
 mod replace;
 pub(crate) mod report;
@@ -66,6 +67,8 @@ pub(crate) struct EngineView {
     pub(crate) last_death: Option<DeathReport>,
     /// Why the last start failed.
     pub(crate) trouble: Option<String>,
+    /// Why what the engine says is lost.
+    pub(crate) log_trouble: Option<String>,
 }
 
 /// A death whose report is not written yet.
@@ -154,6 +157,7 @@ impl Supervisor {
                 generation: 0,
                 last_death,
                 trouble: None,
+                log_trouble: None,
             }),
             process: RefCell::new(None),
             events,
@@ -241,6 +245,7 @@ impl Supervisor {
         let mut view = self.view.borrow_mut();
         view.pid = Some(process.pid);
         view.generation = process.generation;
+        view.log_trouble.clone_from(&process.log_trouble);
         if view.state != EngineState::Restarting {
             view.state = EngineState::Starting;
         }

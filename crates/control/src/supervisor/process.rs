@@ -54,6 +54,8 @@ pub(crate) struct EngineProcess {
     pidfd: AsyncFd<OwnedFd>,
     /// [`out_of_memory_kills`] at the look before the last, and at the last.
     kills_before: Cell<[Option<u64>; 2]>,
+    /// Why what it says is lost.
+    pub(crate) log_trouble: Option<String>,
     /// If this daemon started it.
     child: RefCell<Option<Child>>,
 }
@@ -153,6 +155,14 @@ impl EngineConfig {
     }
 }
 
+fn open_log(path: &Path) -> io::Result<File> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let mut options = OpenOptions::new();
+    options.append(true).create(true).mode(0o640).open(path)
+}
+
 /// Writes the record if there is room. An engine that is not recorded serves all the same; it is only
 /// not found by a daemon that starts after this one's death.
 fn note(path: &Path, record: &EngineRecord) {
@@ -196,14 +206,16 @@ impl EngineProcess {
         };
         let record_at = record_path(run_dir);
         note(&record_at, &record);
-        if let Some(folder) = log.parent() {
-            std::fs::create_dir_all(folder)?;
-        }
-        let log = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o640)
-            .open(log)?;
+        let (log, log_trouble) = match open_log(log) {
+            Ok(file) => (file, None),
+            Err(error) => {
+                let trouble = format!(
+                    "the engine's log {} can't be written: {error}; what this engine says is lost, and the next one tries again",
+                    log.display()
+                );
+                (File::create("/dev/null")?, Some(trouble))
+            }
+        };
         let mut command = config.command(&socket, generation);
         command.arg("--run-dir").arg(run_dir);
         let (channel, theirs) = forebay_xlate::boundary::socket::pair()?;
@@ -229,6 +241,7 @@ impl EngineProcess {
             socket,
             pidfd: watch(pid)?,
             kills_before: Cell::new([out_of_memory_kills(); 2]),
+            log_trouble,
             child: RefCell::new(Some(child)),
         };
         record.pid = pid;
@@ -269,6 +282,7 @@ impl EngineProcess {
             socket: record.socket.clone(),
             pidfd,
             kills_before: Cell::new([out_of_memory_kills(); 2]),
+            log_trouble: None,
             child: RefCell::new(None),
         }
     }

@@ -1,7 +1,8 @@
 //! A log file that can't fill the disk.
 //!
 //! Purpose and design: the file is renamed to `<file>.1` when it has grown to its bound and a new one is begun, so at most two
-//! bounds of log exist. A line that can't be written is dropped: the daemon goes on.
+//! bounds of log exist. A line that can't be written is dropped: the daemon goes on. While the file can't be opened, lines
+//! go to stderr.
 //! Not here: what a line looks like.
 
 use std::fs::{File, OpenOptions};
@@ -16,24 +17,29 @@ pub(super) struct BoundedLog(Mutex<Inner>);
 
 struct Inner {
     path: PathBuf,
-    file: File,
+    file: Option<File>,
     len_bytes: u64,
     max_bytes: u64,
 }
 
 impl BoundedLog {
-    pub(super) fn open(path: &Path, max_bytes: u64) -> io::Result<Self> {
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder)?;
-        }
-        let file = append_to(path)?;
-        let len_bytes = file.metadata()?.len();
-        Ok(Self(Mutex::new(Inner {
+    /// Of this file, which is not open yet.
+    pub(super) fn new(path: &Path, max_bytes: u64) -> Self {
+        Self(Mutex::new(Inner {
             path: path.to_owned(),
-            file,
-            len_bytes,
+            file: None,
+            len_bytes: 0,
             max_bytes,
-        })))
+        }))
+    }
+
+    /// Opens the file, unless it is open.
+    pub(super) fn open(&self) -> io::Result<()> {
+        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match inner.file {
+            Some(_) => Ok(()),
+            None => inner.open(),
+        }
     }
 }
 
@@ -42,13 +48,22 @@ fn append_to(path: &Path) -> io::Result<File> {
 }
 
 impl Inner {
+    fn open(&mut self) -> io::Result<()> {
+        if let Some(folder) = self.path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        let file = append_to(&self.path)?;
+        self.len_bytes = file.metadata()?.len();
+        self.file = Some(file);
+        Ok(())
+    }
+
     fn turn_over(&mut self) -> io::Result<()> {
         let mut old = self.path.clone().into_os_string();
         old.push(".1");
         std::fs::rename(&self.path, old)?;
-        self.file = append_to(&self.path)?;
-        self.len_bytes = 0;
-        Ok(())
+        self.file = None;
+        self.open()
     }
 }
 
@@ -61,7 +76,10 @@ impl Write for Line<'_> {
         if inner.len_bytes > 0 && inner.len_bytes + bytes.len() as u64 > inner.max_bytes {
             inner.turn_over()?;
         }
-        let written = inner.file.write(bytes)?;
+        let Some(file) = &mut inner.file else {
+            return io::stderr().write(bytes);
+        };
+        let written = file.write(bytes)?;
         inner.len_bytes += written as u64;
         Ok(written)
     }
@@ -88,7 +106,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log/a.log");
         for _restart in 0..3 {
-            let log = BoundedLog::open(&path, 100).unwrap();
+            let log = BoundedLog::new(&path, 100);
+            log.open().unwrap();
             for line in 0..50 {
                 writeln!(log.make_writer(), "line {line}").unwrap();
             }
@@ -108,5 +127,18 @@ mod tests {
                 .count(),
             2
         );
+    }
+    #[test]
+    fn a_log_that_can_not_be_opened_is_opened_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log/a.log");
+        std::fs::write(folder.path().join("log"), "in the way").unwrap();
+        let log = BoundedLog::new(&path, 100);
+        assert!(log.open().is_err());
+        writeln!(log.make_writer(), "elsewhere").unwrap();
+        std::fs::remove_file(folder.path().join("log")).unwrap();
+        log.open().unwrap();
+        writeln!(log.make_writer(), "here").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "here\n");
     }
 }

@@ -11,14 +11,14 @@ mod lines;
 
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer, Registry};
+use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
 use crate::config::LogFormat;
-use crate::failure::{Outcome, While};
 use bounded::BoundedLog;
 use lines::Lines;
 
@@ -27,16 +27,53 @@ const FILE_MAX_BYTES: u64 = 8 << 20;
 
 type Output = Box<dyn Layer<Registry> + Send + Sync>;
 
+/// What can change of the log.
+pub(crate) struct Log {
+    file: Option<(PathBuf, &'static BoundedLog)>,
+    set_filter: Box<dyn Fn(EnvFilter)>,
+}
+
+impl Log {
+    /// Sets the level.
+    pub(crate) fn set_level(&self, level: &str) {
+        (self.set_filter)(filter(level));
+    }
+
+    /// Opens the file, if there is to be one and it is not open.
+    pub(crate) fn open(&self) -> Result<(), String> {
+        let Some((path, file)) = &self.file else {
+            return Ok(());
+        };
+        file.open().map_err(|error| {
+            format!(
+                "the log {} can't be written: {error}; what it would say goes to stderr, and it is tried again until it works",
+                path.display()
+            )
+        })
+    }
+}
+
+fn filter(level: &str) -> EnvFilter {
+    EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level))
+}
+
 /// Sets up logging for this process.
-pub(crate) fn start(level: &str, format: LogFormat, file: &Path) -> Outcome {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+pub(crate) fn start(level: &str, format: LogFormat, file: &Path) -> Log {
+    let (filter, handle) = reload::Layer::new(filter(level));
+    let mut log = Log {
+        file: None,
+        set_filter: Box::new(move |filter| _ = handle.reload(filter)),
+    };
     let mut outputs: Vec<Output> = Vec::new();
     if io::stderr().is_terminal() {
         outputs.push(output(Lines::new(format), true, io::stderr));
     } else {
-        let file = BoundedLog::open(file, FILE_MAX_BYTES)
-            .while_doing(format!("open the log {}", file.display()))?;
-        outputs.push(output(Lines::new(format), false, file));
+        // For as long as the process lives.
+        let bounded: &'static _ = Box::leak(Box::new(BoundedLog::new(file, FILE_MAX_BYTES)));
+        log.file = Some((file.to_owned(), bounded));
+        // The daemon tells of a failure, and tries again.
+        let _ = log.open();
+        outputs.push(output(Lines::new(format), false, || bounded.make_writer()));
         let named = std::env::var("JOURNAL_STREAM");
         if named.is_ok_and(|named| is_stream(&named, io::stderr())) {
             outputs.push(output(Lines::for_journal(format), false, io::stderr));
@@ -46,12 +83,12 @@ pub(crate) fn start(level: &str, format: LogFormat, file: &Path) -> Outcome {
         .with(outputs)
         .with(filter)
         .init();
-    Ok(())
+    log
 }
 
 fn output<W>(lines: Lines, ansi: bool, writer: W) -> Output
 where
-    W: for<'a> tracing_subscriber::fmt::MakeWriter<'a> + Send + Sync + 'static,
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
     tracing_subscriber::fmt::layer()
         .with_ansi(ansi)

@@ -1,0 +1,128 @@
+//! Parts of the configuration that can't be served.
+//!
+//! Purpose: one missing part does not stop the others.
+//! Design: each part that fails is told of once, stands in the warnings of `status`, and is tried again until it works, which is
+//! told of as well. The pauses between the attempts double up to a bound.
+//! Not here: the pool and its devices (`reopen`).
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::Daemon;
+use super::listeners::{listener, metrics_at};
+use crate::api::events::EventKind;
+use crate::api::model::EngineState;
+use crate::events::News;
+use crate::supervisor::pinning;
+
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+
+impl Daemon {
+    /// Notes whether a part can be served; the trouble is a sentence.
+    pub(super) fn note_part(&self, part: &str, trouble: Result<(), String>) {
+        let news = match trouble {
+            Ok(()) if self.parts.borrow_mut().remove(part).is_some() => {
+                (EventKind::PartReturned, format!("{part} works now"))
+            }
+            Ok(()) => return,
+            Err(text) => {
+                let before = self
+                    .parts
+                    .borrow_mut()
+                    .insert(part.to_owned(), text.clone());
+                if before.as_ref() == Some(&text) {
+                    return;
+                }
+                (EventKind::PartMissing, text)
+            }
+        };
+        let generation = self
+            .serving()
+            .map_or(0, |serving| serving.supervisor.view().generation);
+        self.events
+            .tell(news.0, generation, news.1, News::default());
+    }
+
+    /// What an operator should know of parts that are not served.
+    pub(super) fn part_warnings(&self) -> Vec<String> {
+        self.parts.borrow().values().cloned().collect()
+    }
+
+    /// Looks at what is neither an address nor of the pool.
+    pub(super) fn look_at_parts(&self) {
+        self.note_part("the log", self.program.open_log());
+        let Some(serving) = self.serving() else {
+            return;
+        };
+        let view = serving.supervisor.view();
+        self.note_part("the engine's log", view.log_trouble.map_or(Ok(()), Err));
+        let engine = &self.config.engine;
+        if let (Some(pid), EngineState::Running) = (view.pid, view.state)
+            && !engine.cpus.is_empty()
+        {
+            for (part, pinned) in pinning::pin(pid, engine.reactors, &engine.cpus) {
+                self.note_part(&part, pinned);
+            }
+        }
+    }
+
+    /// Reads the configuration again; what is not in [`Listen`] or the log's level holds from the next start.
+    ///
+    /// [`Listen`]: crate::config::Listen
+    pub(super) fn reload(self: &Rc<Self>) {
+        let read = self.program.reload();
+        let wrong = read.as_ref().err().map(|error| {
+            format!("the configuration was not read again, and what it said before holds: {error}")
+        });
+        self.note_part("the configuration", wrong.map_or(Ok(()), Err));
+        let Ok(new) = read else {
+            return;
+        };
+        tracing::info!("the configuration was read again");
+        let exposed = self.exposures();
+        let old = self.listen.replace(new.clone());
+        let mut parts = self.parts.borrow_mut();
+        for address in old.nvme_tcp.iter().filter(|a| !new.nvme_tcp.contains(a)) {
+            parts.remove(&listener(*address));
+        }
+        for address in old.metrics.iter().filter(|a| new.metrics != Some(**a)) {
+            parts.remove(&metrics_at(*address));
+        }
+        drop(parts);
+        self.keep_metrics();
+        let daemon = self.clone();
+        tokio::task::spawn_local(async move {
+            daemon.listen_at_the_rest().await;
+            let new = daemon.exposures();
+            for text in new.into_iter().filter(|text| !exposed.contains(text)) {
+                daemon.warn(text);
+            }
+        });
+    }
+
+    /// Tells of something that is as it is configured.
+    pub(super) fn warn(&self, text: String) {
+        let generation = self.status().generation;
+        self.events
+            .tell(EventKind::Warning, generation, text, News::default());
+    }
+
+    /// Tries what is missing again. Runs for ever.
+    pub(super) async fn serve_the_rest(self: Rc<Self>) {
+        let mut pause = PAUSE;
+        loop {
+            sleep(pause).await;
+            let before = self.parts.borrow().clone();
+            self.listen_at_the_rest().await;
+            self.keep_metrics();
+            self.look_at_parts();
+            pause = match *self.parts.borrow() == before {
+                true => (pause * 2).min(PAUSE_MAX),
+                false => PAUSE,
+            };
+        }
+    }
+}

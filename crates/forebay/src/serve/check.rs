@@ -1,0 +1,229 @@
+//! `forebay serve --check`: what would be served, told beforehand.
+//!
+//! Purpose: each part of the configuration is tried, and what is wrong with it is said.
+//! Design: nothing is made or changed; an address is bound for a moment. What the daemon or the engine that runs here has is
+//! theirs already.
+//! Not here: what labels and catalogs say, which only opening the pool can tell.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+use forebay_control::api::client::Client;
+use forebay_control::api::model::Status;
+use forebay_device::DeviceSpec;
+use forebay_device::ring::{Ring, RingOptions};
+use rustix::fs::{Access, access};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::config::Config;
+use crate::failure::Outcome;
+use crate::limits;
+use crate::output::{Output, table};
+
+/// How long whoever has an address may take to say what it is.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// So much of an answer is read.
+const ANSWER_BYTES: u64 = 64 << 10;
+/// A Unix socket's path is no longer (`sockaddr_un`).
+const SOCKET_PATH_BYTES: usize = 107;
+
+/// A part of the configuration.
+#[derive(Debug, Serialize)]
+struct Part {
+    part: String,
+    /// What is wrong with it, if anything.
+    trouble: Option<String>,
+}
+
+/// Says of each part whether it would be served; true if all would be.
+pub(super) fn check(config: &Config, output: Output) -> Outcome<bool> {
+    let mut parts = Vec::new();
+    let mut note = |part: String, tried: Result<(), String>| {
+        parts.push(Part {
+            part,
+            trouble: tried.err(),
+        });
+    };
+    let ring = Ring::new(&RingOptions::default());
+    note(
+        "the kernel's io_uring".to_owned(),
+        ring.map(drop).map_err(text),
+    );
+    note("the limits".to_owned(), limits::check().map_err(text));
+    for (name, folder) in [
+        ("state", &config.state_dir),
+        ("run", &config.run_dir),
+        ("machines' sockets", &config.run_dir.join("machines")),
+    ] {
+        note(
+            format!("the folder {} ({name})", folder.display()),
+            folder_works(folder),
+        );
+    }
+    let engine_log = config.state_dir.join("log/engine.log");
+    for log in [&config.log_file, &engine_log] {
+        note(format!("the log {}", log.display()), file_works(log));
+    }
+    let socket = &config.api_socket;
+    note(
+        format!("the API's socket {}", socket.display()),
+        socket_works(socket),
+    );
+    let running: Option<Status> = Client::new(socket)
+        .with_time_limit(ANSWER_LIMIT)
+        .get("/v1/status")
+        .ok();
+    let is_left = running.is_none() && engine_lives(&config.run_dir);
+    for address in &config.nvme_tcp {
+        let is_held = |status: &Status| status.nvme_tcp.contains(&address.to_string());
+        let ours = is_left || running.as_ref().is_some_and(is_held);
+        note(
+            format!("the listener {address}"),
+            address_works(*address, || ours),
+        );
+    }
+    if let Some(address) = config.metrics {
+        let ours = || running.is_some() && has_metrics(address);
+        note(
+            format!("the metrics address {address}"),
+            address_works(address, ours),
+        );
+    }
+    for cpu in &config.cpus {
+        note(format!("CPU {cpu}"), cpu_works((*cpu).into()));
+    }
+    for spec in config.devices.iter().cloned().chain(recorded(config)) {
+        let tried = DeviceSpec::from_str(&spec).map_err(text);
+        note(
+            format!("the device {spec}"),
+            tried.and_then(|spec| device_works(spec.path())),
+        );
+    }
+    if let Some((path, _)) = &config.embedded {
+        note(
+            format!("the pool's file {}", path.display()),
+            file_works(path),
+        );
+    }
+    let is_well = parts.iter().all(|part| part.trouble.is_none());
+    output.show(&parts, |parts| {
+        let said = |part: &Part| {
+            let trouble = part.trouble.clone();
+            [
+                part.part.clone(),
+                trouble.unwrap_or_else(|| "ok".to_owned()),
+            ]
+        };
+        table(["part", "state"], parts.iter().map(said))
+    })?;
+    Ok(is_well)
+}
+
+fn text(error: impl ToString) -> String {
+    error.to_string()
+}
+
+/// The folder, or the first above it that exists and in which it would be made.
+fn folder_works(folder: &Path) -> Result<(), String> {
+    let there = folder
+        .ancestors()
+        .find(|above| above.symlink_metadata().is_ok());
+    let there = there.unwrap_or(Path::new("/"));
+    if !there.is_dir() {
+        return Err(format!("{} is no folder", there.display()));
+    }
+    access(there, Access::WRITE_OK | Access::EXEC_OK)
+        .map_err(|error| format!("can't write to {}: {error}", there.display()))
+}
+
+fn file_works(file: &Path) -> Result<(), String> {
+    match OpenOptions::new().append(true).open(file) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            folder_works(file.parent().unwrap_or(Path::new("/")))
+        }
+        Err(error) => Err(format!("can't be written: {error}")),
+    }
+}
+
+fn socket_works(socket: &Path) -> Result<(), String> {
+    if socket.as_os_str().len() > SOCKET_PATH_BYTES {
+        return Err(format!("its path is longer than {SOCKET_PATH_BYTES} bytes"));
+    }
+    folder_works(socket.parent().unwrap_or(Path::new("/")))
+}
+
+fn address_works(address: SocketAddr, is_ours: impl FnOnce() -> bool) -> Result<(), String> {
+    match TcpListener::bind(address) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_ours() => Ok(()),
+        Err(error) => Err(format!("can't listen there: {error}")),
+    }
+}
+
+/// Whether these are metrics of a daemon.
+fn has_metrics(address: SocketAddr) -> bool {
+    let ask = || -> io::Result<Vec<u8>> {
+        let mut stream = TcpStream::connect_timeout(&address, ANSWER_LIMIT)?;
+        stream.set_read_timeout(Some(ANSWER_LIMIT))?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: forebay\r\nConnection: close\r\n\r\n")?;
+        let mut said = Vec::new();
+        stream.take(ANSWER_BYTES).read_to_end(&mut said)?;
+        Ok(said)
+    };
+    ask().is_ok_and(|said| String::from_utf8_lossy(&said).contains("\nforebay_"))
+}
+
+fn cpu_works(cpu: usize) -> Result<(), String> {
+    if cpu >= CpuSet::MAX_CPU {
+        return Err("there is no such CPU".to_owned());
+    }
+    // In a thread of its own: this one stays where it is.
+    let tried = std::thread::spawn(move || {
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        sched_setaffinity(None, &set)
+    });
+    match tried.join() {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(format!(
+            "can't be used: {error}; it is offline or outside the cpuset"
+        )),
+        Err(_) => Err("can't be tried".to_owned()),
+    }
+}
+
+fn device_works(path: &Path) -> Result<(), String> {
+    let mut options = OpenOptions::new();
+    let opened = options.read(true).write(true).open(path);
+    opened
+        .map(drop)
+        .map_err(|error| format!("can't be opened: {error}"))
+}
+
+/// Where the devices of the pool were last found.
+fn recorded(config: &Config) -> Vec<String> {
+    let read = |file| std::fs::read(file).ok();
+    let record = read(config.state_dir.join("devices.json"));
+    let record: Option<Value> = record.and_then(|said| serde_json::from_slice(&said).ok());
+    let devices = record.and_then(|record| record["devices"].as_array().cloned());
+    let specs = devices.into_iter().flatten();
+    let specs = specs.filter_map(|device| device["spec"].as_str().map(str::to_owned));
+    specs
+        .filter(|spec| !config.devices.contains(spec))
+        .collect()
+}
+
+/// Whether an engine of an earlier daemon has the addresses.
+fn engine_lives(run_dir: &Path) -> bool {
+    let record = std::fs::read(run_dir.join("engine.json")).ok();
+    let record: Option<Value> = record.and_then(|said| serde_json::from_slice(&said).ok());
+    let pid = record.and_then(|record| record["pid"].as_u64());
+    pid.is_some_and(|pid| pid != 0 && Path::new(&format!("/proc/{pid}")).exists())
+}
