@@ -57,6 +57,8 @@ pub struct DaemonOptions {
     pub environment: Vec<(String, String)>,
     /// More arguments for `forebay serve`.
     pub arguments: Vec<String>,
+    /// What starts it, if not the test itself: a program that becomes what its last arguments name.
+    pub starter: Vec<String>,
 }
 
 /// Who runs.
@@ -79,6 +81,7 @@ pub struct Daemon {
     /// More environment for it.
     pub environment: Vec<(String, String)>,
     arguments: Vec<String>,
+    starter: Vec<String>,
 }
 
 impl Daemon {
@@ -104,13 +107,15 @@ impl Daemon {
         std::fs::write(folder.path().join(CONFIG), config)?;
         let environment = options.environment.clone();
         let arguments = options.arguments.clone();
-        let child = spawn(folder.path(), &environment, &arguments)?;
+        let starter = options.starter.clone();
+        let child = spawn(folder.path(), &environment, &arguments, &starter)?;
         let mut daemon = Self {
             folder,
             ports,
             child,
             environment,
             arguments,
+            starter,
         };
         daemon.wait_ready()?;
         Ok(daemon)
@@ -124,7 +129,7 @@ impl Daemon {
         if self.child.try_wait()?.is_none() {
             bail!("the daemon still runs");
         }
-        self.child = spawn(self.folder.path(), &self.environment, &self.arguments)?;
+        self.child = self.spawn()?;
         self.wait_ready()
     }
 
@@ -263,7 +268,7 @@ impl Daemon {
             bail!("the daemon has ended already: {status}");
         }
         self.child.kill()?;
-        let next = spawn(self.folder.path(), &self.environment, &self.arguments)?;
+        let next = self.spawn()?;
         let killed = std::mem::replace(&mut self.child, next);
         self.wait_ready().map(|()| killed)
     }
@@ -284,6 +289,14 @@ impl Daemon {
         wait::until("the daemon's death", STOP_LIMIT, || {
             Ok(self.child.try_wait()?.map(|_| ()))
         })
+    }
+
+    /// Waits for the daemon's end; says how it ended.
+    ///
+    /// # Errors
+    /// If it lives on for a minute.
+    pub fn wait_exit(&mut self) -> Result<ExitStatus> {
+        process::wait(&mut self.child, STOP_LIMIT).map_err(|error| self.with_logs(error))
     }
 
     /// `kill -9` of the engine; returns who it was.
@@ -402,6 +415,29 @@ impl Daemon {
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join(SOCKET)
+    }
+
+    fn spawn(&self) -> Result<Child> {
+        let (folder, environment) = (self.folder.path(), &self.environment);
+        spawn(folder, environment, &self.arguments, &self.starter)
+    }
+
+    /// Where its configuration is.
+    #[must_use]
+    pub fn config_path(&self) -> PathBuf {
+        self.folder.path().join(CONFIG)
+    }
+
+    /// Waits until `status` warns as wanted.
+    ///
+    /// # Errors
+    /// If it does not within a minute.
+    pub fn wait_warnings(&self, wanted: impl Fn(&str) -> bool) -> Result<()> {
+        wait::until("other warnings", STOP_LIMIT, || {
+            let warnings = self.status()?["warnings"].to_string();
+            Ok(wanted(&warnings).then_some(()))
+        })
+        .map_err(|error| self.with_logs(error))
     }
 
     fn wait_ready(&mut self) -> Result<()> {
@@ -538,14 +574,27 @@ pub fn program() -> PathBuf {
     }
 }
 
-fn spawn(folder: &Path, environment: &[(String, String)], arguments: &[String]) -> Result<Child> {
+fn spawn(
+    folder: &Path,
+    environment: &[(String, String)],
+    arguments: &[String],
+    starter: &[String],
+) -> Result<Child> {
     let log = OpenOptions::new()
         .create(true)
         .append(true)
         .open(folder.join(LOGS[0]))?;
     let error: File = log.try_clone()?;
     let program = program();
-    Command::new(&program)
+    let mut command = match starter {
+        [] => Command::new(&program),
+        [first, rest @ ..] => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(&program);
+            command
+        }
+    };
+    command
         .arg("serve")
         .arg("--config")
         .arg(folder.join(CONFIG))

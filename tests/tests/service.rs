@@ -8,8 +8,13 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::sandbox::Sandbox;
+use forebay_tests::wait;
+use rustix::process::{Pid, Signal, kill_process};
 
 const LIMIT: Duration = Duration::from_secs(600);
 
@@ -94,6 +99,12 @@ works
 before=$daemon; systemctl restart forebay; next_daemon "$before"; works
 # A daemon that dies comes back.
 before=$daemon; systemctl kill --kill-who=main --signal=KILL forebay; next_daemon "$before"; works
+# And one that is ended by a signal of somebody else's.
+before=$daemon; kill -TERM "$daemon"; next_daemon "$before"; works
+# Its configuration is read again while it serves.
+systemctl reload forebay
+told 6..6 'INFO the configuration was read again'
+works
 # Nobody serves the API for a while; hosts are served.
 before=$daemon
 systemctl stop forebay
@@ -197,4 +208,52 @@ fn the_service_under_systemd() -> Result<()> {
     }
     let sandbox = Sandbox::with_package()?;
     sandbox.boot(SCRIPT, LIMIT).map(drop)
+}
+
+/// What the unit says.
+fn unit(key: &str) -> Result<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/forebay.service");
+    let unit = std::fs::read_to_string(path)?;
+    let mut lines = unit.lines();
+    let value = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    value
+        .map(str::to_owned)
+        .with_context(|| format!("no {key}"))
+}
+
+/// As the unit reads where systemd can't run: the daemon's own exit codes decide.
+#[test]
+fn shutdown_stays_down() -> Result<()> {
+    ensure!(unit("Restart")? == "always");
+    let stays_down: i32 = unit("RestartPreventExitStatus")?.parse()?;
+    ensure!(unit("SuccessExitStatus")?.parse::<i32>()? == stays_down);
+    let starts = unit("ExecStart")?;
+    let arguments = starts.split_whitespace().skip(2);
+    let arguments = arguments.take_while(|argument| *argument != "--config");
+    let mut daemon = Daemon::start(&DaemonOptions {
+        arguments: arguments.map(str::to_owned).collect(),
+        ..DaemonOptions::default()
+    })?;
+    let spec = format!("file:{}", daemon.folder().join("pool.img").display());
+    let engine = daemon
+        .create_pool(&["--device", &spec, "--size", "128M"])?
+        .engine;
+    for signal in [Signal::TERM, Signal::INT, Signal::KILL] {
+        let pid = daemon.processes()?.daemon;
+        let pid = Pid::from_raw(pid.try_into()?).context("no process")?;
+        kill_process(pid, signal)?;
+        let code = daemon.wait_exit()?.code();
+        ensure!(code != Some(stays_down), "{signal:?}: it would stay down");
+        daemon.start_again()?;
+        ensure!(daemon.processes()?.engine == engine, "{signal:?}");
+    }
+    daemon.cli(&["shutdown"])?;
+    let code = daemon.wait_exit()?.code();
+    ensure!(
+        code == Some(stays_down),
+        "it would be started again: {code:?}"
+    );
+    wait::until("the engine's end", LIMIT, || {
+        Ok((!Path::new(&format!("/proc/{engine}")).exists()).then_some(()))
+    })
 }
