@@ -1,0 +1,125 @@
+//! What can be served is served, whatever part of the configuration is missing.
+//!
+//! Not here: devices that are missing (`devices`, `pool_troubles`).
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_initiator::{IoOp, Options, Session};
+use forebay_tests::daemon::{Daemon, DaemonOptions, program};
+use forebay_tests::{exposition, wait};
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// Of a network for documentation: no machine has it.
+const NOWHERE: &str = "192.0.2.1:4420";
+const HOST: &str = "nqn.2026-01.test:host";
+
+fn check(daemon: &Daemon) -> Result<(bool, String)> {
+    let said = std::process::Command::new(program())
+        .args(["serve", "--check", "--config"])
+        .arg(daemon.config_path())
+        .output()?;
+    Ok((said.status.success(), String::from_utf8(said.stdout)?))
+}
+
+fn events(daemon: &Daemon, kind: &str) -> Result<String> {
+    let events = daemon.cli(&["events", "--since", "1h"])?;
+    let events = events.as_array().context("no list")?;
+    let of_kind: Vec<String> = events
+        .iter()
+        .filter(|event| event["kind"] == kind)
+        .map(|event| event["message"].to_string())
+        .collect();
+    Ok(of_kind.join("\n"))
+}
+
+#[test]
+fn serves_without_a_missing_part() -> Result<()> {
+    let mut daemon = Daemon::start(&DaemonOptions::default())?;
+    let spec = format!("file:{}", daemon.folder().join("pool.img").display());
+    daemon.create_pool(&["--device", &spec, "--size", "128M"])?;
+    daemon.cli(&["tenant", "create", "t"])?;
+    daemon.cli(&["volume", "create", "t/v", "--size", "16M"])?;
+    daemon.cli(&["export", "create", "t/v", "--any-host"])?;
+    let (is_well, said) = check(&daemon)?;
+    ensure!(is_well, "{said}");
+    daemon.stop()?;
+    let (is_well, said) = check(&daemon)?;
+    ensure!(is_well, "{said}");
+
+    let stranger = TcpListener::bind("127.0.0.1:0")?;
+    let metrics = stranger.local_addr()?;
+    let log_in = daemon.folder().join("in-the-way");
+    let engine_log = daemon.folder().join("var/state/log/engine.log");
+    fs::write(&log_in, "no folder")?;
+    fs::remove_file(&engine_log)?;
+    fs::create_dir(&engine_log)?;
+    let config = fs::read_to_string(daemon.config_path())?;
+    let config = config.replace(
+        "nvme_tcp = [",
+        &format!("metrics = \"{metrics}\"\nnvme_tcp = [\"{NOWHERE}\", "),
+    );
+    let more = "[log]\nfile = \"in-the-way/forebay.log\"\n[engine]\ncpus = [1000]\n";
+    fs::write(daemon.config_path(), format!("{config}{more}"))?;
+    let metrics_text = metrics.to_string();
+    let missing = [
+        NOWHERE,
+        &metrics_text,
+        "in-the-way",
+        "engine.log",
+        "CPU 1000",
+    ];
+
+    let (is_well, said) = check(&daemon)?;
+    ensure!(!is_well, "{said}");
+    for part in missing {
+        let line = said.lines().find(|line| line.contains(part));
+        ensure!(
+            line.is_some_and(|line| !line.ends_with(" ok")),
+            "{part}: {said}"
+        );
+    }
+    ensure!(!daemon.folder().join("in-the-way").is_dir());
+
+    daemon.start_again()?;
+    daemon.wait_warnings(|warnings| missing.iter().all(|part| warnings.contains(part)))?;
+    let told = events(&daemon, "part_missing")?;
+    for part in missing {
+        ensure!(told.contains(part), "{part}: {told}");
+    }
+    let address: SocketAddr = format!("127.0.0.1:{}", daemon.port()).parse()?;
+    let nqn = "nqn.2026-01.io.forebay:t.v";
+    let mut session = Session::connect(address, nqn, HOST, &Options::default())?;
+    let write = IoOp::Write {
+        lba: 0,
+        blocks: 1,
+        fua: true,
+    };
+    session
+        .open_queue(1)?
+        .execute(&write, vec![1; 4096], LIMIT)?;
+
+    // What is there again is served.
+    drop(stranger);
+    fs::remove_file(&log_in)?;
+    daemon.wait_warnings(|warnings| {
+        !warnings.contains(&metrics_text) && !warnings.contains("in-the-way")
+    })?;
+    exposition::scrape(metrics.port())?;
+    let told = events(&daemon, "part_returned")?;
+    ensure!(
+        told.contains(&metrics_text) && told.contains("the log works now"),
+        "{told}"
+    );
+    wait::until("the log", LIMIT, || {
+        let log = fs::read_to_string(log_in.join("forebay.log"));
+        Ok(log.is_ok_and(|log| log.contains("works now")).then_some(()))
+    })?;
+    fs::remove_dir(&engine_log)?;
+    let before = daemon.kill_engine()?;
+    daemon.wait_engine_after(before.generation, LIMIT)?;
+    daemon.wait_warnings(|warnings| !warnings.contains("engine.log"))?;
+    daemon.stop()
+}
