@@ -26,7 +26,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::*, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
 
 const RING_ENTRIES: usize = 4096;
 
@@ -263,6 +263,7 @@ pub struct ToReactor {
     posts: Producer<Post>,
     upcalls: Consumer<Upcall>,
     overflow: VecDeque<Post>,
+    heard_ns: Arc<AtomicU64>,
     asleep: Arc<Sleeper>,
     wake: Arc<OwnedFd>,
 }
@@ -271,6 +272,7 @@ pub struct ToReactor {
 pub struct ToControl {
     posts: Consumer<Post>,
     upcalls: Producer<Upcall>,
+    heard_ns: Arc<AtomicU64>,
     asleep: Arc<Sleeper>,
     wake: Arc<OwnedFd>,
     control: ControlBell,
@@ -321,9 +323,11 @@ pub fn mailbox(control: ControlBell) -> io::Result<(ToReactor, ToControl)> {
     let (up_in, up_out) = RingBuffer::new(RING_ENTRIES);
     let asleep = Arc::new(Sleeper::default());
     let wake = Arc::new(eventfd()?);
+    let heard_ns = Arc::<AtomicU64>::default();
     let reactor = ToControl {
         posts: post_out,
         upcalls: up_in,
+        heard_ns: heard_ns.clone(),
         asleep: asleep.clone(),
         wake: wake.clone(),
         control,
@@ -333,6 +337,7 @@ pub fn mailbox(control: ControlBell) -> io::Result<(ToReactor, ToControl)> {
             posts: post_in,
             upcalls: up_out,
             overflow: VecDeque::new(),
+            heard_ns,
             asleep,
             wake,
         },
@@ -369,6 +374,13 @@ impl ToReactor {
         }
     }
 
+    /// What the daemon had said by then is posted, as far as there was room.
+    pub fn heard(&self, ns: u64) {
+        if !self.is_behind() {
+            self.heard_ns.store(ns, Release);
+        }
+    }
+
     /// Whether something waits for room.
     pub fn is_behind(&self) -> bool {
         !self.overflow.is_empty()
@@ -390,6 +402,11 @@ impl ToControl {
     #[inline]
     pub fn next(&mut self) -> Option<Post> {
         self.posts.pop().ok()
+    }
+
+    /// What the daemon had said by then is posted.
+    pub fn heard_ns(&self) -> u64 {
+        self.heard_ns.load(Acquire)
     }
 
     /// Sends one message; gives it back when there is no room.

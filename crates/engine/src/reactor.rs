@@ -83,6 +83,11 @@ impl Reactor {
             }
             turn += 1;
             let mut busy = false;
+            let ticks = now >= tick_at;
+            if ticks {
+                // First when, then what.
+                self.core.owner_was_heard(self.mailbox.heard_ns());
+            }
             while let Some(post) = self.mailbox.next() {
                 busy = true;
                 if matches!(post, Post::Stop) && stop_by.is_none() {
@@ -111,11 +116,14 @@ impl Reactor {
             busy |= self.core.carry_out(busy);
             busy |= self.core.submit();
             self.send_upcalls();
-            if now >= tick_at {
+            if ticks {
                 tick_at = now + TICK_NS;
                 self.core.tick();
                 self.frontend.tick(&mut self.core);
                 self.machines.tick(&mut self.core);
+                if self.core.has_waiting() || self.frontend.has_reserving() {
+                    self.mailbox.wake_control();
+                }
                 self.core.record().last_turn_ns.store(now, Relaxed);
             }
             if let Some(limit) = stop_by

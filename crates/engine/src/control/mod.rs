@@ -211,6 +211,7 @@ impl Control {
                 rustix::event::Timespec::default()
             };
             self.region.header().control_since_ns.store(0, Relaxed);
+            let looked_ns = monotonic_ns();
             let _ = epoll::wait(&*self.epoll, spare_capacity(&mut events), Some(&limit));
             self.bell.asleep.awake();
             let since = &self.region.header().control_since_ns;
@@ -229,8 +230,12 @@ impl Control {
             }
             self.take_device_news();
             self.take_upcalls();
+            let saw_all = events.len() < events.capacity();
             for mailbox in &mut self.mailboxes {
                 mailbox.flush();
+                if saw_all {
+                    mailbox.heard(looked_ns);
+                }
             }
             let now = monotonic_ns();
             if now >= self.turns_ns {
@@ -239,11 +244,16 @@ impl Control {
                 self.side.take_turns(&mut self.effects);
                 self.carry_out();
             }
-            let (door, _, mut out) = self.door_and_outside();
-            door.tick(now, &mut out);
+            let (door, exports, mut out) = self.door_and_outside();
+            door.tick(now, exports, &mut out);
             self.settle_channel();
             if now > self.orphan_at_ns && self.pool == [0; 16] && !self.stopping {
-                self.stop();
+                // A daemon may have come by then, and not been heard.
+                self.accept_daemon();
+                self.hear_daemon();
+                if self.pool == [0; 16] {
+                    self.stop();
+                }
             }
         }
     }

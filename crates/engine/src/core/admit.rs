@@ -382,12 +382,12 @@ impl Core {
     }
 
     /// Ends what waits for its budget and should have ended.
-    pub(super) fn tick_throttled(&mut self) {
+    pub(super) fn tick_throttled(&mut self, now: u64) {
         let Some(admission) = self.admission.as_mut().filter(|a| a.waits()) else {
             return;
         };
         let mut overdue = std::mem::take(&mut self.scratch);
-        admission.take_overdue(&mut self.ios, self.now_ns, &mut overdue);
+        admission.take_overdue(&mut self.ios, now, &mut overdue);
         for index in overdue.drain(..) {
             self.no_longer_throttled(index);
             self.fail(Token::take(index), Status::COMMAND_INTERRUPTED);

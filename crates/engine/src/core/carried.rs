@@ -403,11 +403,10 @@ impl Core {
             (Some(queue), _) => queues.get(queue as usize).is_some_and(|closed| *closed),
             (None, lane) => lane.is_some_and(|lane| lanes.get(lane.0 as usize) == Some(&true)),
         };
-        let now = self.now_ns;
         for io in &mut self.ios {
             if io.stage != Stage::Free && closed(io.record) {
                 // Nothing more of it goes to a device; what waits, waits no longer.
-                io.deadline_ns = now;
+                io.deadline_ns = 0;
                 if io.status == Status::SUCCESS {
                     io.status = Status::COMMAND_INTERRUPTED;
                 }

@@ -202,13 +202,13 @@ impl Core {
 
     /// Ends commands whose devices have not flushed in time: a FLUSH has nothing that a device could
     /// still touch, and may be tried again.
-    pub(super) fn tick_flushes(&mut self) {
+    pub(super) fn tick_flushes(&mut self, now: u64) {
         if !self.flusher.is_busy() {
             return;
         }
         for index in 0..self.ios.len() as u32 {
             let io = &mut self.ios[index as usize];
-            if io.stage != Stage::Flushing || io.deadline_ns > self.now_ns {
+            if io.stage != Stage::Flushing || io.deadline_ns > now {
                 continue;
             }
             io.flushes = 0;

@@ -121,6 +121,8 @@ pub struct Core {
     /// Whether the pool is still this engine's.
     pulse: Arc<Pulse>,
     now_ns: u64,
+    /// What the daemon had said by then is here: see [`Core::owner_was_heard`].
+    heard_ns: u64,
     /// A test's clock.
     #[cfg(test)]
     clock_ns: Option<u64>,
@@ -171,6 +173,7 @@ impl Core {
             ring,
             pulse: Arc::default(),
             now_ns: monotonic_ns(),
+            heard_ns: u64::MAX,
             #[cfg(test)]
             clock_ns: None,
             lanes: (0..forebay_xlate::boundary::region::MAX_LANES)
@@ -214,6 +217,12 @@ impl Core {
     /// CLOCK_MONOTONIC as of this turn, or of when its commands began to end.
     pub fn now_ns(&self) -> u64 {
         self.now_ns
+    }
+
+    /// What the daemon had said by then is here. Whoever waits for it has waited too long only if a look at its socket was
+    /// later than the deadline.
+    pub fn owner_was_heard(&mut self, ns: u64) {
+        self.heard_ns = ns;
     }
 
     /// Time since `then_ns`. What ends in the turn that it began in has the clock read for it: no time is 0.

@@ -184,11 +184,10 @@ impl Core {
     }
 
     /// Ends commands that have been parked too long.
-    pub(super) fn tick_parked(&mut self) {
+    pub(super) fn tick_parked(&mut self, now: u64) {
         if self.parked.is_empty() {
             return;
         }
-        let now = self.now_ns;
         for index in 0..self.ios.len() as u32 {
             let io = &self.ios[index as usize];
             let Stage::Parked(parked) = io.stage else {

@@ -61,6 +61,11 @@ impl Core {
         drain.commands.is_empty() && !self.carried.has(drain.volume, drain.spans_before)
     }
 
+    /// Whether the daemon was not heard to answer by then.
+    pub fn owner_is_late(&self, deadline_ns: u64) -> bool {
+        deadline_ns <= self.heard_ns.min(self.now_ns)
+    }
+
     /// When a command that asks the daemon now has waited long enough.
     pub fn owner_deadline_ns(&self) -> u64 {
         self.now_ns + OWNER_WAIT_LIMIT_NS

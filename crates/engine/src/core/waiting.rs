@@ -176,7 +176,7 @@ impl Core {
                 if io.status == Status::SUCCESS && io.stage != Stage::Releasing {
                     io.status = status;
                 }
-                io.deadline_ns = self.now_ns;
+                io.deadline_ns = 0;
             }
         }
         self.end_late();
@@ -204,10 +204,10 @@ impl Core {
     /// here: the owner might carry it out afterwards, over what the tenant has written since. The
     /// control thread, which hears the owner's revoke, says whether it is too late to give it up.
     pub(super) fn end_late(&mut self) {
-        let now = self.now_ns;
-        self.tick_parked();
-        self.tick_flushes();
-        self.tick_throttled();
+        let now = self.heard_ns.min(self.now_ns);
+        self.tick_parked(now);
+        self.tick_flushes(now);
+        self.tick_throttled(now);
         for at in 0..self.waiting.len() {
             let index = self.waiting[at];
             let io = &mut self.ios[index as usize];

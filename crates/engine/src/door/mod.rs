@@ -264,13 +264,17 @@ impl Door {
         }
     }
 
-    /// Drops those whose time is up, and listens again where descriptors had run out.
-    pub(crate) fn tick(&mut self, now_ns: u64, out: &mut dyn Outside) {
+    /// Drops those whose time is up, and listens again where descriptors had run out. What lies in a socket by now came
+    /// in time.
+    pub(crate) fn tick(&mut self, now_ns: u64, exports: &Exports, out: &mut dyn Outside) {
         self.now_ns = now_ns;
         for at in 0..self.newcomers.len() {
-            let newcomer = self.newcomers[at].as_ref();
-            if newcomer.is_some_and(|n| now_ns >= n.deadline_ns) {
-                self.drop_newcomer(at, out);
+            let is_late = |n: &Box<Newcomer>| now_ns >= n.deadline_ns;
+            if self.newcomers[at].as_ref().is_some_and(is_late) {
+                self.advance(at, exports, out);
+                if self.newcomers[at].as_ref().is_some_and(is_late) {
+                    self.drop_newcomer(at, out);
+                }
             }
         }
         self.tell_refused(out);

@@ -99,9 +99,13 @@ fn who_says_nothing_is_dropped_after_ten_seconds() {
     }
     turn(&mut door, &mut out);
     assert!(door.is_busy());
-    door.tick(begun + WELCOME_LIMIT_NS - 1, &mut out);
+    door.tick(begun + WELCOME_LIMIT_NS - 1, &Exports::default(), &mut out);
     assert!(!is_closed(&mut silent) && !is_closed(&mut slow));
-    door.tick(monotonic_ns() + WELCOME_LIMIT_NS, &mut out);
+    door.tick(
+        monotonic_ns() + WELCOME_LIMIT_NS,
+        &Exports::default(),
+        &mut out,
+    );
     assert!(will_be_closed(&mut silent) && will_be_closed(&mut slow));
     assert!(!door.is_busy());
 }
@@ -315,7 +319,11 @@ fn who_is_not_let_in_is_named() {
     {
         turn(&mut door, &mut out);
     }
-    door.tick(monotonic_ns() + 1_000_000_000, &mut out);
+    door.tick(
+        monotonic_ns() + 1_000_000_000,
+        &Exports::default(),
+        &mut out,
+    );
     let refused = Refused {
         host: host.to_string(),
         subsystem: subsystem.to_string(),

@@ -12,16 +12,20 @@
 //! **Not here:** who may connect at all ([`crate::door`]).
 
 use super::conn::Life;
-use super::controllers::Quiesce;
+use super::controllers::{Attached, Quiesce};
 use super::slots::{Slot, Stage, Work};
 use super::{
-    BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, Frontend, admin, command, fused, oldest_asked_ns,
+    BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, Frontend, SKIPPED_TURNS, admin, command, fused,
+    oldest_asked_ns,
 };
 use crate::core::Core;
 use forebay_nvme::Status;
 use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::bump;
 use forebay_xlate::kill_point;
+
+/// Receives before a connection is judged to be late: more than a socket holds.
+const LOOKS: u32 = 32;
 
 impl Frontend {
     /// Closes a connection's socket; the rest of it follows in [`Frontend::settle`].
@@ -234,50 +238,88 @@ impl Frontend {
         self.mark_dirty(index);
     }
 
-    /// Time limits; call it about ten times a second.
+    /// Time limits; call it about ten times a second. What lies in a socket came in time, however long this machine
+    /// stood still: each is judged after a look at its socket.
     pub(crate) fn tick(&mut self, core: &mut Core) {
         core.blame_nobody();
         let now = core.now_ns();
         for index in 0..self.conns.len() {
-            let Some(conn) = self.conns[index].as_mut() else {
-                continue;
-            };
-            let late = match conn.life {
-                Life::Draining => false,
-                Life::Leaving { until_ns } => now >= until_ns,
-                Life::Open => {
-                    if conn.rx.stalled() {
-                        // Its data may lie behind what is not taken yet.
-                        conn.slots.asked_now(now);
-                    }
-                    let past =
-                        |since_ns: u64, limit_ns: u64| now >= since_ns.saturating_add(limit_ns);
-                    (conn.blocked_since_ns > 0 && past(conn.blocked_since_ns, BLOCKED_LIMIT_NS))
-                        || (conn.receiving > 0
-                            && oldest_asked_ns(conn)
-                                .is_some_and(|asked| past(asked, DATA_LIMIT_NS)))
+            if self.is_late(index, now) {
+                self.look_at_socket(core, index as u32);
+                if self.is_late(index, now) {
+                    self.close(core, index as u32);
                 }
-            };
-            if late {
-                self.close(core, index as u32);
             }
         }
-        let mut expired = Vec::new();
-        for (index, attached) in self.controllers.iter_mut() {
-            if let Some(admin) = attached.admin
-                && attached.controller.expire(now)
-            {
-                expired.push(admin);
-            }
+        let silent = |a: &Attached| a.controller.deadline_ns().is_some_and(|at| now >= at);
+        let mut late = Vec::new();
+        for (index, attached) in self.controllers.iter() {
+            late.extend(attached.admin.filter(|_| silent(attached)));
             if let Quiesce::Draining { .. } = attached.quiesce {
                 self.events.push(Event::Quiesce(index));
             }
         }
-        for admin in expired {
-            self.close(core, admin);
+        for admin in late {
+            self.look_at_socket(core, admin);
+            let Some(Some(conn)) = self.conns.get(admin as usize) else {
+                continue;
+            };
+            let heard = !conn.rx.stalled() && !conn.tx.blocked();
+            let Some(attached) = self.controllers.get_mut(conn.controller) else {
+                continue;
+            };
+            if !heard {
+                attached.controller.is_not_heard(now);
+            } else if attached.controller.expire(now) {
+                self.close(core, admin);
+            }
         }
         self.settle(core);
         self.send_all(core, &mut |_| false);
+    }
+
+    /// Whether a connection's time is up.
+    fn is_late(&mut self, index: usize, now: u64) -> bool {
+        let Some(Some(conn)) = self.conns.get_mut(index) else {
+            return false;
+        };
+        let past = |since_ns: u64, limit_ns: u64| now >= since_ns.saturating_add(limit_ns);
+        match conn.life {
+            Life::Draining => false,
+            Life::Leaving { until_ns } => now >= until_ns,
+            Life::Open => {
+                if conn.rx.stalled() || conn.tx.blocked() {
+                    // Its data may lie behind what is not taken yet.
+                    conn.slots.asked_now(now);
+                }
+                (conn.blocked_since_ns > 0 && past(conn.blocked_since_ns, BLOCKED_LIMIT_NS))
+                    || (conn.receiving > 0
+                        && oldest_asked_ns(conn).is_some_and(|asked| past(asked, DATA_LIMIT_NS)))
+            }
+        }
+    }
+
+    /// Takes what lies in a socket, up to [`LOOKS`] receives.
+    fn look_at_socket(&mut self, core: &mut Core, index: u32) {
+        for _ in 0..LOOKS {
+            let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+                return;
+            };
+            // It is listened to, whatever its lane has that waits.
+            conn.skipped_turns = SKIPPED_TURNS;
+            conn.quiet_turns = 0;
+            if conn.life != Life::Draining && !conn.listed {
+                conn.active = true;
+                conn.listed = true;
+                self.active.push(index);
+            }
+            self.visit(core, index);
+            let conn = self.conns.get(index as usize).and_then(Option::as_ref);
+            // Nothing more came, or nothing more is taken.
+            if conn.is_none_or(|c| c.quiet_turns > 0 || c.rx.stalled() || c.tx.blocked()) {
+                return;
+            }
+        }
     }
 
     /// An export shows something else now: hosts hear of a new size, and those that may no longer

@@ -62,7 +62,7 @@ fn ends_others_with(action: u32) -> Status {
 
 impl Frontend {
     /// Whether reservation commands are to be looked at each turn.
-    pub(super) fn has_reserving(&self) -> bool {
+    pub(crate) fn has_reserving(&self) -> bool {
         !self.reserving.is_empty() || !self.shared.reserve.borrow().is_empty()
     }
 
@@ -80,14 +80,13 @@ impl Frontend {
                 self.begin_reserving(core, owner);
             }
         }
-        let now = core.now_ns();
         let mut all = std::mem::take(&mut self.reserving);
         all.retain_mut(|reserving| {
             let drain = reserving.drain.as_mut();
             let status = match drain.is_some_and(|drain| core.is_drained(drain)) {
                 true => Status::SUCCESS,
                 _ if !self.is_reserving(&reserving.owner) => Status::COMMAND_INTERRUPTED,
-                _ if reserving.deadline_ns <= now => Status::COMMAND_INTERRUPTED,
+                _ if core.owner_is_late(reserving.deadline_ns) => Status::COMMAND_INTERRUPTED,
                 _ => return true,
             };
             any = true;

@@ -12,6 +12,7 @@ mod fused;
 mod gate;
 mod hostile;
 mod inherit;
+mod late;
 mod reserve;
 mod rig;
 mod several_r2ts;

@@ -356,7 +356,7 @@ impl Machines {
         self.all.iter().flatten().filter_map(|m| of(m)).min()
     }
 
-    /// Looks at time limits.
+    /// Looks at time limits. What a client has said by now, or taken, came in time.
     pub(crate) fn tick(&mut self, core: &mut Core) {
         let now = core.now_ns();
         for at in 0..self.all.len() {
@@ -371,7 +371,13 @@ impl Machines {
                 Life::Removed(until) if now >= until => machine.client.fail(REMOVED),
                 _ => {}
             }
-            if machine.talk.deadline_ns().is_some_and(|limit| now >= limit) {
+            let is_late = |limit: Option<u64>| limit.is_some_and(|limit| now >= limit);
+            if is_late(machine.talk.deadline_ns()) || is_late(machine.frontend.deadline_ns()) {
+                core.blame_nobody();
+                machine.talk.ready();
+                machine.talk(core);
+            }
+            if is_late(machine.talk.deadline_ns()) {
                 let why = machine.talk.overdue();
                 machine.client.fail(why);
             }

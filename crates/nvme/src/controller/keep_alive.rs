@@ -1,7 +1,8 @@
 //! Keep alive (Base 2.0, 3.9): a deadline as data.
 //!
 //! Purpose: says when an association has been silent for too long. Does NOT wait: the owner
-//! compares [`Controller::deadline_ns`] with its own clock and calls [`Controller::expire`].
+//! compares [`Controller::deadline_ns`] with its own clock, looks at its input, and calls
+//! [`Controller::expire`] with the time from before that look.
 //! Traffic Based Keep Alive is not offered, so reactors need not report traffic.
 
 use super::{Controller, ControllerKind, ErrorReport};
@@ -43,6 +44,11 @@ impl Controller {
         });
         self.fail();
         true
+    }
+
+    /// Starts the time anew: what the host says is not looked at, as this side has no room for it.
+    pub fn is_not_heard(&mut self, now_ns: u64) {
+        self.keep_alive(now_ns);
     }
 
     pub(super) fn keep_alive(&mut self, now_ns: u64) {
