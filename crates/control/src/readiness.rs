@@ -5,8 +5,12 @@
 //! descriptor each time it is asked; an [`OwnedFd`] can't, and closes only after it is taken out.
 //! Not here: what is read or written.
 
+use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -18,4 +22,61 @@ use tokio::io::unix::AsyncFd;
 )]
 pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(fd, interest)
+}
+
+/// How often the runtime looks at its descriptors before an answer is late: one look, and a few tasks that pass it on.
+const LOOKS: u32 = 8;
+
+/// As [`tokio::time::timeout`], for what another task reads from a descriptor. What lies there when the time is up came in
+/// time: this process may have stood still.
+pub(crate) async fn in_time<F: Future>(limit: Duration, answer: F) -> Option<F::Output> {
+    let mut answer = pin!(answer);
+    if let Ok(answer) = tokio::time::timeout(limit, &mut answer).await {
+        return Some(answer);
+    }
+    for _ in 0..LOOKS {
+        tokio::task::yield_now().await;
+        let now = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await;
+        if let Poll::Ready(answer) = now {
+            return Some(answer);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_lies_there_is_in_time() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let local = tokio::task::LocalSet::new();
+        local.block_on(&runtime, async {
+            for came in [true, false] {
+                let (ours, theirs) = rustix::pipe::pipe().unwrap();
+                let (sender, answer) = tokio::sync::oneshot::channel();
+                tokio::task::spawn_local(async move {
+                    let ours = watch(ours, Interest::READABLE).unwrap();
+                    let _ = ours.readable().await;
+                    let _ = sender.send(());
+                });
+                tokio::task::yield_now().await;
+                let limit = Duration::from_millis(20);
+                let waits = in_time(limit, answer);
+                let (answer, ()) = tokio::join!(waits, async {
+                    // The process stands still for longer.
+                    tokio::task::yield_now().await;
+                    std::thread::sleep(3 * limit);
+                    if came {
+                        rustix::io::write(&theirs, b"!").unwrap();
+                    }
+                });
+                assert_eq!(answer.is_some(), came);
+            }
+        });
+    }
 }

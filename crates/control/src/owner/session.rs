@@ -29,11 +29,11 @@ use forebay_xlate::boundary::message::{FromEngine, GrantOf, Job, MAX_BATCH, ToEn
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::{DeviceIndex, ExtentRange, VolumeId};
 use tokio::sync::oneshot;
-use tokio::time::timeout;
 
 use self::ahead::AheadAnswer;
 use self::deposit::Deposit;
 use super::wire::Wire;
+use crate::readiness::in_time;
 use crate::signal::Signal;
 
 pub(crate) use self::deposit::{Conversion, Estate};
@@ -98,10 +98,10 @@ pub(crate) struct Pending {
 impl Pending {
     /// Waits for it, for at most `limit`; it may still come later.
     pub(crate) async fn within(&mut self, limit: Duration) -> Answer {
-        match timeout(limit, &mut self.answer).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(AskError::Gone),
-            Err(_) => Err(AskError::TimedOut(limit, self.what)),
+        match in_time(limit, &mut self.answer).await {
+            Some(Ok(answer)) => answer,
+            Some(Err(_)) => Err(AskError::Gone),
+            None => Err(AskError::TimedOut(limit, self.what)),
         }
     }
 
@@ -370,9 +370,9 @@ impl Session {
             self.settling.borrow_mut().insert(pending.number, sender);
         }
         let settled = match pending.within(limit).await {
-            Ok(()) => match timeout(limit, settled).await {
-                Ok(at_devices) => at_devices.map_err(|_| AskError::Gone),
-                Err(_) => Err(AskError::TimedOut(limit, "hosts to be shut out")),
+            Ok(()) => match in_time(limit, settled).await {
+                Some(at_devices) => at_devices.map_err(|_| AskError::Gone),
+                None => Err(AskError::TimedOut(limit, "hosts to be shut out")),
             },
             Err(error) => Err(error),
         };

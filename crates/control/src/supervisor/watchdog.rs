@@ -2,8 +2,8 @@
 //!
 //! Purpose: an engine with a stuck reactor, or a stuck control thread, is replaced like a dead one.
 //! Design: a reactor stores the time of its turns, and sleeps only so long; the control thread stores
-//! when it woke up. The daemon looks every [`LOOK_EVERY`]. Old news must be seen several times running, so that a machine that stood still as
-//! a whole (or this daemon) is not taken for a stuck engine. A process that was stopped looks stuck
+//! when it woke up. The daemon looks every [`LOOK_EVERY`]. Old news must be seen several times running, and time in which
+//! this daemon itself stood still does not count: a machine that stood still as a whole is no stuck engine. A process that was stopped looks stuck
 //! too, and is no better than one.
 //! Not here: killing it (the supervisor), who is to blame (`blame`).
 
@@ -53,7 +53,8 @@ pub(super) async fn stuck(region: &Region, after: Duration) -> Stuck {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         let now = monotonic();
-        if let Some((thread, turn)) = seen.again(look(region, now, after)) {
+        let from = seen.counts_from(now, after);
+        if let Some((thread, turn)) = seen.again(look(region, now, from, after)) {
             return Stuck {
                 thread,
                 since: now.saturating_sub(Duration::from_nanos(turn)),
@@ -67,9 +68,20 @@ pub(super) async fn stuck(region: &Region, after: Duration) -> Stuck {
 struct Seen {
     last: Option<(usize, u64)>,
     times: u32,
+    looked: Option<Duration>,
+    from: Duration,
 }
 
 impl Seen {
+    /// From when on time counts at this look: since this daemon last stood still for long.
+    fn counts_from(&mut self, now: Duration, after: Duration) -> Duration {
+        let last = self.looked.replace(now).unwrap_or(now);
+        if now.saturating_sub(last) > after / 2 {
+            self.from = now;
+        }
+        self.from
+    }
+
     /// A look: the same again, often enough?
     fn again(&mut self, late: Option<(usize, u64)>) -> Option<(usize, u64)> {
         self.times = if late.is_some() && late == self.last {
@@ -88,7 +100,7 @@ pub(super) fn note(region: &Region, thread: usize) {
 }
 
 /// The first thread whose last turn was too long ago, and when that was.
-fn look(region: &Region, now: Duration, after: Duration) -> Option<(usize, u64)> {
+fn look(region: &Region, now: Duration, from: Duration, after: Duration) -> Option<(usize, u64)> {
     let reactors = region.header().reactors.load(Relaxed);
     let reactors = reactors.min(MAX_REACTORS as u64) as usize;
     let reactors = region.reactors()[..reactors].iter().enumerate();
@@ -102,7 +114,7 @@ fn look(region: &Region, now: Duration, after: Duration) -> Option<(usize, u64)>
     let since = region.header().control_since_ns.load(Relaxed);
     let control = (CONTROL, since, after * CONTROL_PATIENCE);
     reactors.chain([control]).find_map(|(thread, turn, limit)| {
-        let age = now.saturating_sub(Duration::from_nanos(turn));
+        let age = now.saturating_sub(Duration::from_nanos(turn).max(from));
         // One that has not begun yet has no turn.
         (turn != 0 && age > limit).then_some((thread, turn))
     })
@@ -125,24 +137,37 @@ mod tests {
         };
         at(0, 99, 0);
         at(1, 86, 1);
-        assert_eq!(look(&region, now, after), None);
+        assert_eq!(look(&region, now, Duration::ZERO, after), None);
         at(1, 84, 1);
-        assert_eq!(look(&region, now, after), Some((1, 84_000_000_000)));
+        assert_eq!(
+            look(&region, now, Duration::ZERO, after),
+            Some((1, 84_000_000_000))
+        );
         at(1, 86, 1);
         at(2, 94, 0);
-        assert_eq!(look(&region, now, after), Some((2, 94_000_000_000)));
+        assert_eq!(
+            look(&region, now, Duration::ZERO, after),
+            Some((2, 94_000_000_000))
+        );
         at(2, 200, 0);
-        assert_eq!(look(&region, now, after), None, "a time to come");
+        assert_eq!(
+            look(&region, now, Duration::ZERO, after),
+            None,
+            "a time to come"
+        );
         region.header().reactors.store(u64::MAX, Relaxed);
-        assert_eq!(look(&region, now, after), None, "bounded");
+        assert_eq!(look(&region, now, Duration::ZERO, after), None, "bounded");
         let control = |seconds: u64| {
             let since = &region.header().control_since_ns;
             since.store(seconds * 1_000_000_000, Relaxed);
         };
         control(91);
-        assert_eq!(look(&region, now, after), None);
+        assert_eq!(look(&region, now, Duration::ZERO, after), None);
         control(89);
-        assert_eq!(look(&region, now, after), Some((CONTROL, 89_000_000_000)));
+        assert_eq!(
+            look(&region, now, Duration::ZERO, after),
+            Some((CONTROL, 89_000_000_000))
+        );
     }
 
     #[test]
@@ -157,5 +182,26 @@ mod tests {
             assert_eq!(seen.again(Some((1, 7))), None);
         }
         assert_eq!(seen.again(Some((1, 7))), Some((1, 7)));
+    }
+
+    #[test]
+    fn time_in_which_the_daemon_stood_still_does_not_count() {
+        let region = Region::anonymous(1).unwrap();
+        let after = Duration::from_secs(5);
+        region.header().reactors.store(1, Relaxed);
+        region.reactors()[0]
+            .last_turn_ns
+            .store(10_000_000_000, Relaxed);
+        let mut seen = Seen::default();
+        let mut late = |seconds: u64| {
+            let now = Duration::from_secs(seconds);
+            let from = seen.counts_from(now, after);
+            look(&region, now, from, after).is_some()
+        };
+        assert!(!late(12));
+        // Everything stood still.
+        assert!(!late(60));
+        assert!(!late(62) && !late(64));
+        assert!(late(66), "it had its time again");
     }
 }

@@ -6,10 +6,10 @@
 
 use std::time::Duration;
 
+use crate::readiness::in_time;
 use forebay_xlate::boundary::message::ToEngine;
 use forebay_xlate::{ExtentRange, VolumeId};
 use tokio::sync::oneshot;
-use tokio::time::timeout;
 
 use super::{AskError, Session};
 
@@ -41,9 +41,9 @@ impl Session {
             self.asked_ahead.borrow_mut().insert(number, sender);
             self.say(&message(number));
         }
-        match timeout(limit, answer).await {
-            Ok(answer) => answer.map_err(|_| AskError::Gone),
-            Err(_) => {
+        match in_time(limit, answer).await {
+            Some(answer) => answer.map_err(|_| AskError::Gone),
+            None => {
                 self.asked_ahead.borrow_mut().remove(&number);
                 Err(AskError::TimedOut(limit, "places ahead"))
             }

@@ -15,10 +15,10 @@ use std::time::Duration;
 use forebay_xlate::boundary::message::{BOUNDARY_VERSION, FromEngine, Held, Job, ToEngine};
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::shm::SharedMemory;
-use tokio::time::timeout;
 
 use super::{DeviceState, Session, monotonic_ns};
 use crate::owner::wire::Wire;
+use crate::readiness::in_time;
 use crate::signal::Signal;
 
 /// Why a conversation did not begin.
@@ -70,9 +70,9 @@ impl Session {
         limit: Duration,
     ) -> Result<Greeting, GreetError> {
         let wire = Wire::new(fd)?;
-        timeout(limit, Self::greet_on(wire, pool, table))
+        in_time(limit, Self::greet_on(wire, pool, table))
             .await
-            .map_err(|_| GreetError::TimedOut(limit))?
+            .ok_or(GreetError::TimedOut(limit))?
     }
 
     async fn greet_on(
