@@ -1,10 +1,14 @@
 //! The exports, as those who look names up need them: the door, and discovery controllers.
 //!
 //! **Design.** A snapshot behind a mutex, replaced by the control thread and cloned (one reference
-//! count) by readers on admin paths only. **Not here:** lanes, which hold the same configuration.
+//! count) by readers on admin paths only. What one host may see is looked up once for each change,
+//! however many of its controllers ask. **Not here:** lanes, which hold the same configuration.
 
+use forebay_nvme::Nqn;
 use forebay_nvme::controller::Ana;
 use forebay_xlate::boundary::message::{ExportConfig, ExportId};
+use forebay_xlate::boundary::region::MAX_CONTROLLERS;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +25,7 @@ impl Served {
     /// Whether a host may connect by the network.
     pub fn allows(&self, host_nqn: &str) -> bool {
         !self.config.frontend.is_machine()
-            && (self.config.any_host || self.config.hosts.iter().any(|h| h == host_nqn))
+            && (self.config.any_host || self.config.hosts.contains(host_nqn))
     }
 }
 
@@ -47,6 +51,36 @@ pub fn port_of(ports: &[Port], local: SocketAddr) -> Option<&Port> {
     (ports.iter().find(exact)).or_else(|| ports.iter().find(any))
 }
 
+/// The subsystems that one host may use.
+#[derive(Debug)]
+pub struct Subsystems {
+    /// Their names.
+    pub nqns: Vec<Nqn>,
+    /// [`fnv`] of the names, a line each.
+    pub hash: u64,
+}
+
+impl Default for Subsystems {
+    fn default() -> Self {
+        Self::of(Vec::new())
+    }
+}
+
+impl Subsystems {
+    fn of(nqns: Vec<Nqn>) -> Self {
+        let line = |hash, nqn: &Nqn| fnv(fnv(hash, nqn.as_str()), "\n");
+        let hash = nqns.iter().fold(0xcbf2_9ce4_8422_2325, line);
+        Self { nqns, hash }
+    }
+}
+
+/// FNV-1a, continued: the same in every engine.
+pub fn fnv(hash: u64, text: &str) -> u64 {
+    text.bytes().fold(hash, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
 /// See the module's text.
 #[derive(Clone, Debug, Default)]
 pub struct Exports {
@@ -58,6 +92,11 @@ struct Snapshot {
     exports: Arc<Vec<Served>>,
     addresses: Arc<Vec<String>>,
     ports: Arc<Vec<Port>>,
+    /// What hosts see that asked since the last change.
+    lists: BTreeMap<Nqn, Arc<Subsystems>>,
+    /// Exports looked at for that.
+    #[cfg(test)]
+    looked: u64,
 }
 
 impl Exports {
@@ -71,6 +110,37 @@ impl Exports {
     /// All of them now.
     pub fn all(&self) -> Arc<Vec<Served>> {
         self.with(|s| s.exports.clone())
+    }
+
+    /// What this host may use.
+    pub fn list_of(&self, host: &Nqn) -> Arc<Subsystems> {
+        if let Some(list) = self.with(|s| s.lists.get(host).cloned()) {
+            return list;
+        }
+        let all = self.all();
+        let seen = all.iter().filter(|s| s.allows(host.as_str()));
+        let nqns = seen.filter_map(|s| Nqn::parse(&s.config.nqn).ok());
+        let list = Arc::new(Subsystems::of(nqns.collect()));
+        self.with(|s| {
+            #[cfg(test)]
+            {
+                s.looked += all.len() as u64;
+            }
+            if Arc::ptr_eq(&s.exports, &all) {
+                // Of hosts that come and go, no more than there can be at once.
+                if s.lists.len() >= MAX_CONTROLLERS {
+                    s.lists.clear();
+                }
+                s.lists.insert(*host, list.clone());
+            }
+        });
+        list
+    }
+
+    /// Exports looked at for lists so far.
+    #[cfg(test)]
+    pub(crate) fn looked(&self) -> u64 {
+        self.with(|s| s.looked)
     }
 
     /// The addresses that are listened on.
@@ -97,6 +167,7 @@ impl Exports {
             exports.retain(|e| e.config.export != served.config.export);
             exports.push(served);
             s.exports = Arc::new(exports);
+            s.lists.clear();
         });
     }
 
@@ -106,6 +177,7 @@ impl Exports {
             let mut exports = (*s.exports).clone();
             exports.retain(|e| e.config.export != id);
             s.exports = Arc::new(exports);
+            s.lists.clear();
         });
     }
 

@@ -347,7 +347,7 @@ impl Reactor {
                 self.frontend.reserved(core, token, volume, status, &state);
             }
             Post::Spread(spread) => core.set_spread(spread),
-            Post::DiscoveryChanged => self.frontend.discovery_changed(core),
+            Post::DiscoveryChanged => self.frontend.discovery_changed(),
             Post::Stop => {
                 core.be_quiet();
                 self.frontend.close_all(core);

@@ -97,7 +97,7 @@ impl Daemon {
             volume: V,
             nqn: nqn(1),
             serial: "1".into(),
-            hosts: vec![],
+            hosts: Default::default(),
             any_host: true,
             frontend: Default::default(),
         };

@@ -216,7 +216,7 @@ fn when_a_change_of_the_list_is_settled_who_is_off_it_is_out() {
             volume: VolumeId(1),
             nqn: nqn_of,
             serial: "serial1".into(),
-            hosts: vec![STRANGER.into()],
+            hosts: [STRANGER.into()].into(),
             any_host: false,
             frontend: Default::default(),
         },

@@ -422,7 +422,7 @@ pub(super) fn export_config(record: &ExportRecord, volume: &VolumeRecord) -> Exp
         volume: record.volume,
         nqn: record.nqn.clone(),
         serial: serial(volume),
-        hosts: record.hosts.clone(),
+        hosts: record.hosts.iter().cloned().collect(),
         any_host: record.any_host,
         frontend: record.frontend,
     }

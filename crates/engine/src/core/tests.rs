@@ -76,7 +76,7 @@ fn lane(lane: u32, volume: VolumeId, region: &Arc<Region>) -> (Lane, Arc<Volume>
         volume,
         nqn: format!("nqn.2026-01.io.forebay:t.v{}", volume.0),
         serial: "s".into(),
-        hosts: vec![],
+        hosts: Default::default(),
         any_host: true,
         frontend: Default::default(),
     };

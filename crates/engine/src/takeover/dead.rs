@@ -214,7 +214,7 @@ pub(super) fn lane() -> ServedLane {
         volume: VolumeId(9),
         nqn: "nqn.2026-01.io.forebay:t.v".into(),
         serial: "s".into(),
-        hosts: vec![],
+        hosts: Default::default(),
         any_host: true,
         frontend: Default::default(),
     };

@@ -9,7 +9,7 @@
 use super::conn::Conn;
 use crate::associations::Association;
 use crate::core::{Core, DoneIo};
-use crate::exports::Exports;
+use crate::exports::{Exports, Subsystems, fnv};
 use crate::lane::{Lane, LaneIndex};
 use forebay_nvme::controller::{
     AdminEnv, Ana, Controller, ErrorReport, Health, NamespaceInfo, SubsystemController,
@@ -22,6 +22,7 @@ use forebay_xlate::boundary::region::{
 };
 use forebay_xlate::kill_point;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// How far a reset or shutdown is that the host asked for (CC.EN, CC.SHN).
@@ -119,13 +120,8 @@ impl Attached {
         let Some(exports) = &self.exports else {
             return DiscoveryList::default();
         };
-        let host = self.controller.hostnqn();
-        let served = exports.all();
         DiscoveryList {
-            subsystems: (served.iter())
-                .filter(|s| s.allows(host.as_str()))
-                .filter_map(|s| Nqn::parse(&s.config.nqn).ok())
-                .collect(),
+            subsystems: exports.list_of(&self.controller.hostnqn()),
             ports: self.addresses(exports),
         }
     }
@@ -168,25 +164,19 @@ impl Attached {
 /// What discovery tells one host: each subsystem that it may use, at each port, and after these itself.
 #[derive(Default)]
 struct DiscoveryList {
-    subsystems: Vec<Nqn>,
+    subsystems: Arc<Subsystems>,
     /// Addresses and their Port Identifiers.
     ports: Vec<(SocketAddr, u16)>,
 }
 
 impl DiscoveryList {
-    /// A number that is the same as long as the list is, whichever engine makes it (FNV-1a).
+    /// A number that is the same as long as the list is, whichever engine makes it ([`fnv`]).
     fn generation(&self) -> u64 {
-        use std::fmt::Write;
-        let mut text = String::new();
-        for nqn in &self.subsystems {
-            let _ = writeln!(text, "{nqn}");
-        }
-        for (address, id) in &self.ports {
-            let _ = writeln!(text, "{address} {id}");
-        }
-        text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        })
+        self.ports
+            .iter()
+            .fold(self.subsystems.hash, |hash, (address, id)| {
+                fnv(hash, &format!("{address} {id}\n"))
+            })
     }
 }
 
@@ -226,7 +216,7 @@ impl AdminEnv for Env {
     }
 
     fn discovery_count(&self, _host: &Nqn) -> u64 {
-        ((self.list.subsystems.len() + 1) * self.list.ports.len()) as u64
+        ((self.list.subsystems.nqns.len() + 1) * self.list.ports.len()) as u64
     }
 
     fn discovery_entry(&self, _host: &Nqn, index: u64) -> Option<DiscoveryLogEntry> {
@@ -235,7 +225,7 @@ impl AdminEnv for Env {
         let port = index.checked_rem(ports)? as usize;
         let entries = super::MAX_ADMIN_ENTRIES as u16;
         let (address, id) = *self.list.ports.get(port)?;
-        Some(match self.list.subsystems.get(subsystem) {
+        Some(match self.list.subsystems.nqns.get(subsystem) {
             Some(nqn) => {
                 DiscoveryLogEntry::tcp(DiscoveryLogEntry::SUBTYPE_NVM, nqn, address, id, entries)
             }
@@ -257,6 +247,11 @@ impl Controllers {
 
     pub(super) fn get(&self, index: u32) -> Option<&Attached> {
         self.all.get(index as usize)?.as_deref()
+    }
+
+    /// Places, free ones too.
+    pub(super) fn places(&self) -> u32 {
+        self.all.len() as u32
     }
 
     /// The controllers of the export that this one is of: all that there are, since an export is one reactor's.

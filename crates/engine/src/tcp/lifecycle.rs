@@ -23,9 +23,13 @@ use forebay_nvme::Status;
 use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::bump;
 use forebay_xlate::kill_point;
+use std::collections::BTreeSet;
 
 /// Receives before a connection is judged to be late: more than a socket holds.
 const LOOKS: u32 = 32;
+
+/// Discovery controllers whose lists are looked at in a turn: each list takes a look at every export.
+pub(super) const LISTS_A_TURN: u32 = 1;
 
 impl Frontend {
     /// Closes a connection's socket; the rest of it follows in [`Frontend::settle`].
@@ -338,7 +342,7 @@ impl Frontend {
                 continue;
             };
             let host = attached.controller.hostnqn();
-            if !lane.export.any_host && !lane.export.hosts.iter().any(|h| h == host.as_str()) {
+            if !lane.export.any_host && !lane.export.hosts.contains(host.as_str()) {
                 unwelcome.extend(attached.admin);
                 conns.extend_from_slice(&attached.conns);
                 continue;
@@ -380,7 +384,7 @@ impl Frontend {
             let conn = self.conns.get(*index as usize)?.as_deref()?;
             (conn.life == Life::Draining).then_some((conn.index, conn.generation))
         };
-        let closed: Vec<(u32, u32)> = conns.iter().filter_map(closed).collect();
+        let closed: BTreeSet<(u32, u32)> = conns.iter().filter_map(closed).collect();
         if closed.is_empty() {
             return 0;
         }
@@ -394,14 +398,23 @@ impl Frontend {
     }
 
     /// The list of exports changed: hosts that asked discovery to tell them hear of it, if what they may
-    /// see changed.
-    pub(crate) fn discovery_changed(&mut self, core: &mut Core) {
+    /// see changed. A few each turn, from here on ([`Frontend::look_at_lists`]).
+    pub(crate) fn discovery_changed(&mut self) {
+        self.lists_left = self.controllers.places();
+    }
+
+    /// Looks at the lists of a few discovery controllers; who was last comes last again.
+    pub(super) fn look_at_lists(&mut self, core: &mut Core) {
         let mut told = Vec::new();
-        for (_, attached) in self
-            .controllers
-            .iter_mut()
-            .filter(|(_, a)| a.export.is_none())
-        {
+        let mut looked = 0;
+        while self.lists_left > 0 && looked < LISTS_A_TURN {
+            self.lists_left -= 1;
+            self.list_at = (self.list_at + 1) % self.controllers.places().max(1);
+            let attached = self.controllers.get_mut(self.list_at);
+            let Some(attached) = attached.filter(|a| a.exports.is_some()) else {
+                continue;
+            };
+            looked += 1;
             attached.look_at_list();
             if let Some(admin) = attached.admin
                 && let Some(Some(conn)) = self.conns.get_mut(admin as usize)

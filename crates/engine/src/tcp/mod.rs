@@ -136,6 +136,9 @@ pub(crate) struct Frontend {
     /// Reservation commands that wait.
     reserving: Vec<reserve::Reserving>,
     ports: Arc<Vec<Port>>,
+    /// Places among the controllers whose lists are to be looked at, and the last that was.
+    lists_left: u32,
+    list_at: u32,
 }
 
 impl Frontend {
@@ -162,6 +165,8 @@ impl Frontend {
             stopping: false,
             reserving: Vec::new(),
             ports: Arc::default(),
+            lists_left: 0,
+            list_at: 0,
         }
     }
 
@@ -194,6 +199,10 @@ impl Frontend {
         if self.has_reserving() {
             any |= self.reserve(core);
         }
+        if self.lists_left > 0 {
+            self.look_at_lists(core);
+            any = true;
+        }
         any |= self.send_all(core, beside);
         if !self.events.is_empty() {
             self.settle(core);
@@ -223,7 +232,7 @@ impl Frontend {
 
     /// Whether the reactor may sleep: everything that can be done waits for a socket, the core or time.
     pub(crate) fn is_idle(&self) -> bool {
-        self.dirty.is_empty() && self.events.is_empty()
+        self.dirty.is_empty() && self.events.is_empty() && self.lists_left == 0
     }
 
     /// Whether a connection waits for memory or room that others hold.

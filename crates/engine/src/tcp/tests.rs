@@ -7,6 +7,7 @@ mod admit;
 mod bad_input;
 mod blame;
 mod cost;
+mod discovery;
 mod failover;
 mod fused;
 mod gate;

@@ -226,7 +226,7 @@ impl Rig {
             volume: VolumeId(9),
             nqn: "nqn.x".into(),
             serial: "s".into(),
-            hosts: vec![],
+            hosts: Default::default(),
             any_host: false,
             frontend,
         });

@@ -7,6 +7,8 @@ use crate::types::{DeviceIndex, ExtentRange, VolumeId};
 pub use forebay_burst::budget::{Budget, Burst, Rate};
 pub use forebay_burst::params::Policy;
 pub use forebay_burst::spread::Spread;
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 /// An export's identity within its pool; never reused.
@@ -57,7 +59,7 @@ pub struct ExportConfig {
     /// The serial number shown (at most 20 ASCII characters).
     pub serial: String,
     /// Host NQNs that may connect.
-    pub hosts: Vec<String>,
+    pub hosts: BTreeSet<String>,
     /// Whether every host may.
     pub any_host: bool,
     /// How it is reached. An export's frontend never changes.

@@ -121,7 +121,7 @@ impl Rig {
                 volume: volume.id(),
                 nqn: format!("nqn.2026-01.io.forebay:t.v{n}"),
                 serial: "s".into(),
-                hosts: vec![],
+                hosts: Default::default(),
                 any_host: false,
                 frontend: Kind::NvmePcie {
                     mapped_doorbells,

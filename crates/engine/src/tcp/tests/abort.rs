@@ -151,7 +151,7 @@ fn a_host_taken_off_the_list_is_out_with_what_it_had_waiting() {
     rig.turns(2);
     let lane = rig.core.lane(LaneIndex(3)).unwrap();
     let export = ExportConfig {
-        hosts: vec![rig.host.into()],
+        hosts: [rig.host.into()].into(),
         any_host: false,
         ..(*lane.export).clone()
     };

@@ -7,6 +7,7 @@ use crate::associations::Associations;
 use crate::core::staging::Staging;
 use crate::core::{CarriedSpan, CommandRef, Devices, ServedDevice};
 use crate::door::{NewConnection, NewKind, Target};
+use crate::exports::Exports;
 use crate::lane::{Lane, LaneIndex};
 use crate::memory::Memory;
 use crate::volume::Volume;
@@ -44,6 +45,8 @@ pub(super) struct Rig {
     pub max_r2t: u32,
     /// Which export it connects to.
     pub export: ExportId,
+    /// It connects to discovery of these, not to an export.
+    pub discovery: Option<Exports>,
     /// The address here that it connects to.
     pub local: &'static str,
     /// Every socket, as the daemon holds them.
@@ -111,7 +114,7 @@ pub(super) fn rig_on(kind: &str) -> Rig {
         volume: V,
         nqn: "nqn.2026-01.io.forebay:t.v".into(),
         serial: "s".into(),
-        hosts: vec![],
+        hosts: Default::default(),
         any_host: true,
         frontend: Default::default(),
     };
@@ -134,6 +137,7 @@ pub(super) fn rig_on(kind: &str) -> Rig {
         digests: (false, false),
         max_r2t: 0,
         export: ExportId(1),
+        discovery: None,
         local: "127.0.0.1:4420",
         held: Vec::new(),
         associations: Associations::default(),
@@ -179,7 +183,14 @@ impl Rig {
             max_r2t: self.max_r2t,
         };
         let (params, response) = TcpParams::accept(&request, &Offer::default()).unwrap();
-        let subsystem = Nqn::parse("nqn.2026-01.io.forebay:t.v").unwrap();
+        let subsystem = match &self.discovery {
+            Some(_) => Nqn::discovery(),
+            None => Nqn::parse("nqn.2026-01.io.forebay:t.v").unwrap(),
+        };
+        let target = match &self.discovery {
+            Some(exports) => Target::Discovery(exports.clone()),
+            None => Target::Export(self.export),
+        };
         let name = Nqn::parse(self.host).unwrap();
         let data = ConnectData::new(self.host_id, cntlid, &subsystem, &name);
         let kind = match command.qid.get() {
@@ -189,7 +200,7 @@ impl Rig {
                     .begin(0, subsystem, name, self.host_id)
                     .unwrap(),
                 connect: Box::new(check_admin_connect(&command, &data, MAX_ADMIN_ENTRIES).unwrap()),
-                target: Target::Export(self.export),
+                target,
             },
             _ => NewKind::Io { cntlid },
         };

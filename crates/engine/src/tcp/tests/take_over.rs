@@ -139,7 +139,7 @@ fn engine(dir: &std::path::Path, generation: u64) -> Engine {
         volume: V,
         nqn: NQN.into(),
         serial: "s".into(),
-        hosts: vec![],
+        hosts: Default::default(),
         any_host: true,
         frontend: Default::default(),
     });

@@ -112,7 +112,7 @@ impl Rig {
             volume: V,
             nqn: "nqn.2026-01.io.forebay:t.v".into(),
             serial: "serial-number".into(),
-            hosts: vec![],
+            hosts: Default::default(),
             any_host: true,
             frontend: Kind::VhostUser {
                 queues,
