@@ -1,4 +1,4 @@
-//! What whoever starts Forebay leaves to it, and the signals that it gets: neither ends it by accident.
+//! Inherited limits and signals, and signals that arrive later, end neither daemon nor engine.
 //!
 //! Design: started by a shell that sets limits, and by `env`, which blocks and ignores signals.
 //! Not here: the unit of the service manager (`service`).
@@ -59,7 +59,7 @@ fn inherited_limits_and_signals() -> Result<()> {
     daemon.cli(&["volume", "list"])?;
     ensure!(daemon.processes()? == engine, "{:?}", daemon.processes()?);
 
-    // SIGHUP: what may change does.
+    // SIGHUP: level, listeners and metrics change.
     let ports = daemon::free_ports(2)?;
     let [listener, metrics] = [0, 1].map(|at| format!("127.0.0.1:{}", ports[at]));
     let before = std::fs::read_to_string(daemon.config_path())?;
@@ -82,7 +82,7 @@ fn inherited_limits_and_signals() -> Result<()> {
         log.contains("INFO the configuration was read again"),
         "{log}"
     );
-    // What is wrong with it is told, and changes nothing.
+    // A mistake is reported, and changes nothing.
     std::fs::write(daemon.config_path(), format!("{after}\nlevle = 1\n"))?;
     send(engine.daemon, Signal::HUP)?;
     daemon.wait_warnings(|warnings| warnings.contains("levle"))?;

@@ -101,7 +101,7 @@ fn serves_without_a_missing_part() -> Result<()> {
         .open_queue(1)?
         .execute(&write, vec![1; 4096], LIMIT)?;
 
-    // What is there again is served.
+    // Parts that are back are served.
     drop(stranger);
     fs::remove_file(&log_in)?;
     daemon.wait_warnings(|warnings| {

@@ -45,7 +45,7 @@ pub trait Program {
     /// Reads the configuration again, sets the log's level, and gives back the rest that may change.
     ///
     /// # Errors
-    /// What is wrong with the configuration; nothing has changed.
+    /// The configuration has a mistake; nothing has changed.
     fn reload(&self) -> Result<Listen, String>;
 
     /// Opens the log if that failed before.

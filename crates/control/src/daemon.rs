@@ -111,7 +111,7 @@ struct Daemon {
     serving: RefCell<Option<Rc<Serving>>>,
     /// Listeners while there is no pool to serve.
     spare_listeners: RefCell<BTreeMap<String, OwnedFd>>,
-    /// What is configured, as it was read last.
+    /// The addresses of the last valid configuration.
     listen: RefCell<Listen>,
     /// The addresses are this daemon's to bind, and no engine's that it can't talk to.
     listens: Cell<bool>,

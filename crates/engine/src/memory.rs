@@ -45,7 +45,7 @@ const INHERITED_BYTES: usize = MAX_REACTORS * STAGING_BYTES;
 /// What reads as zeros and can't be written: the data of every answer that is zeros alone.
 const ZEROS_AT: usize = INHERITED_AT + INHERITED_BYTES;
 const ZEROS_BYTES: usize = MAX_TRANSFER_BYTES as usize;
-/// One sparse file of so many bytes, mapped as a whole.
+/// The size of the sparse file, which is mapped as a whole.
 pub const MEMORY_BYTES: usize = ZEROS_AT + ZEROS_BYTES;
 // What a reference to a buffer can name.
 const _: () = assert!(MEMORY_BYTES as u64 <= 1 << 36 && REACTOR_BYTES.is_multiple_of(PAGE_BYTES));

@@ -39,11 +39,11 @@ const IGNORED: [libc::c_int; 14] = [
     libc::SIGSTKFLT,
     libc::SIGXFSZ,
     libc::SIGXCPU,
-    // A terminal may be set so that it stops whoever writes in the background.
+    // A terminal may stop background processes that write to it.
     libc::SIGTTOU,
 ];
 
-/// Forgets what was inherited. Call it before any thread is started: the mask is each thread's own.
+/// Resets inherited signals. Call it before any thread is started, because each thread has its own mask.
 ///
 /// # Errors
 /// The system's.

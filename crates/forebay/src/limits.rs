@@ -55,7 +55,7 @@ const LIMITS: [Limit; 7] = [
         needed: ADDRESSES_BESIDE,
         is_lifted: true,
     },
-    // The kernel kills who has used it up.
+    // The kernel kills a process that has used it up.
     Limit {
         resource: Resource::Cpu,
         what: "seconds of CPU time",
@@ -101,7 +101,7 @@ pub(crate) fn descriptors() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Whether daemon and engines can work with what they may use.
+/// Fails if a limit is too low for daemon and engine.
 pub(crate) fn check() -> Outcome {
     LIMITS.iter().try_for_each(|limit| {
         let current = getrlimit(limit.resource).current;

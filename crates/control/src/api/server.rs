@@ -168,7 +168,7 @@ pub fn bind_metrics(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(listener)
 }
 
-/// Serves `GET /metrics` and nothing else to whoever can reach the listener. Runs for ever.
+/// Serves `GET /metrics` and nothing else to all callers. It never returns.
 pub async fn serve_metrics(listener: TcpListener, owner: Handle) {
     let router = figure_routes::metrics_router(owner, TIME_LIMIT);
     let places = Arc::new(Semaphore::new(METRICS_CONNECTIONS_MAX));

@@ -29,7 +29,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Binds the configured addresses that no engine holds. Says which ones somebody else has.
+    /// Binds the configured addresses that no engine holds. Returns those that another process has.
     pub(super) fn bind_listeners(&self) -> Vec<SocketAddr> {
         let held = self.addresses();
         let mut in_use = Vec::new();
@@ -62,7 +62,7 @@ impl Daemon {
     }
 
     /// The same at the start. An address that a stranger has is an error if nothing else would be served. `is_served`: an
-    /// engine or a machine is, or who has the address is expected to end.
+    /// engine or a machine is, or the process that has the address will end.
     pub(super) fn bind_listeners_at_start(&self, is_served: bool) -> Result<(), DaemonError> {
         let in_use = self.bind_listeners();
         self.listens.set(true);

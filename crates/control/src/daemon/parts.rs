@@ -51,7 +51,7 @@ impl Daemon {
         self.parts.borrow().values().cloned().collect()
     }
 
-    /// Looks at what is neither an address nor of the pool.
+    /// Checks the logs and the CPUs.
     pub(super) fn look_at_parts(&self) {
         self.note_part("the log", self.program.open_log());
         let Some(serving) = self.serving() else {
@@ -69,7 +69,7 @@ impl Daemon {
         }
     }
 
-    /// Reads the configuration again; what is not in [`Listen`] or the log's level holds from the next start.
+    /// Reads the configuration again. Only [`Listen`] and the log's level take effect before the next start.
     ///
     /// [`Listen`]: crate::config::Listen
     pub(super) fn reload(self: &Rc<Self>) {
@@ -110,7 +110,7 @@ impl Daemon {
             .tell(EventKind::Warning, generation, text, News::default());
     }
 
-    /// Tries what is missing again. Runs for ever.
+    /// Tries missing parts again. It never returns.
     pub(super) async fn serve_the_rest(self: Rc<Self>) {
         let mut pause = PAUSE;
         loop {

@@ -54,7 +54,7 @@ pub(crate) struct EngineProcess {
     pidfd: AsyncFd<OwnedFd>,
     /// [`out_of_memory_kills`] at the look before the last, and at the last.
     kills_before: Cell<[Option<u64>; 2]>,
-    /// Why what it says is lost.
+    /// Its log can't be written, for this reason.
     pub(crate) log_trouble: Option<String>,
     /// If this daemon started it.
     child: RefCell<Option<Child>>,

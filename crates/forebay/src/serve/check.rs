@@ -1,6 +1,6 @@
 //! `forebay serve --check`: what would be served, told beforehand.
 //!
-//! Purpose: each part of the configuration is tried, and what is wrong with it is said.
+//! Purpose: each part of the configuration is tried, and its trouble is reported.
 //! Design: nothing is made or changed; an address is bound for a moment. What the daemon or the engine that runs here has is
 //! theirs already.
 //! Not here: what labels and catalogs say, which only opening the pool can tell.
@@ -26,7 +26,7 @@ use crate::failure::Outcome;
 use crate::limits;
 use crate::output::{Output, table};
 
-/// How long whoever has an address may take to say what it is.
+/// Time limit for an answer from the holder of an address.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// So much of an answer is read.
 const ANSWER_BYTES: u64 = 64 << 10;
@@ -37,7 +37,7 @@ const SOCKET_PATH_BYTES: usize = 107;
 #[derive(Debug, Serialize)]
 struct Part {
     part: String,
-    /// What is wrong with it, if anything.
+    /// The reason why it would not be served.
     trouble: Option<String>,
 }
 
