@@ -269,7 +269,7 @@ impl Door {
     pub(crate) fn tick(&mut self, now_ns: u64, exports: &Exports, out: &mut dyn Outside) {
         self.now_ns = now_ns;
         for at in 0..self.newcomers.len() {
-            let is_late = |n: &Box<Newcomer>| now_ns >= n.deadline_ns;
+            let is_late = |n: &Newcomer| now_ns >= n.deadline_ns;
             if self.newcomers[at].as_ref().is_some_and(is_late) {
                 self.advance(at, exports, out);
                 if self.newcomers[at].as_ref().is_some_and(is_late) {
