@@ -264,15 +264,19 @@ impl Door {
         }
     }
 
+    fn is_late(&self, at: usize, now_ns: u64) -> bool {
+        let newcomer = self.newcomers[at].as_ref();
+        newcomer.is_some_and(|newcomer| now_ns >= newcomer.deadline_ns)
+    }
+
     /// Drops those whose time is up, and listens again where descriptors had run out. What lies in a socket by now came
     /// in time.
     pub(crate) fn tick(&mut self, now_ns: u64, exports: &Exports, out: &mut dyn Outside) {
         self.now_ns = now_ns;
         for at in 0..self.newcomers.len() {
-            let is_late = |n: &Newcomer| now_ns >= n.deadline_ns;
-            if self.newcomers[at].as_ref().is_some_and(is_late) {
+            if self.is_late(at, now_ns) {
                 self.advance(at, exports, out);
-                if self.newcomers[at].as_ref().is_some_and(is_late) {
+                if self.is_late(at, now_ns) {
                     self.drop_newcomer(at, out);
                 }
             }
